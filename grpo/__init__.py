@@ -1,0 +1,1 @@
+"""The code behind the OpenRLHF patches: one module per concern."""

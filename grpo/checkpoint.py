@@ -1,0 +1,70 @@
+"""Checkpoints of the LoRA adapter alone, in PEFT's format."""
+
+import os
+import re
+import shutil
+import uuid
+from pathlib import Path
+
+import torch.distributed as dist
+from peft import PeftModel
+from safetensors.torch import save_file
+
+from grpo.adapter import adapter_parameters
+from grpo.zero import gather_flat
+
+STEP_DIRECTORY = re.compile(r"step_(\d+)")
+
+
+def save_adapter(model: PeftModel, directory: str | Path) -> None:
+    """Write ``adapter_model.safetensors`` and ``adapter_config.json``. A collective call: every rank makes it.
+
+    Only the adapter is gathered. It is written under a temporary name, flushed to the disk and renamed, so that
+    ``directory`` holds a whole adapter or does not exist.
+
+    Args:
+        model: the PeftModel of this rank, partitioned by ZeRO-3 or not.
+        directory: is replaced where it exists.
+    """
+    names, parameters = adapter_parameters(model)
+    tensors = gather_flat(parameters)
+    if dist.get_rank() == 0:
+        target = Path(directory)
+        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+        temporary.mkdir(parents=True)
+        cpu = {name: tensor.cpu().contiguous() for name, tensor in zip(names, tensors, strict=True)}
+        save_file(cpu, temporary / "adapter_model.safetensors", metadata={"format": "pt"})
+        config = model.peft_config["default"]
+        training, config.inference_mode = config.inference_mode, True
+        config.save_pretrained(str(temporary))
+        config.inference_mode = training
+        for file in temporary.iterdir():
+            _flush(file)
+        if target.exists():
+            shutil.rmtree(target)
+        temporary.rename(target)
+        _flush(target.parent)
+    dist.barrier()
+
+
+def save_step(model: PeftModel, checkpoints: str | Path, step: int, keep: int) -> None:
+    """Write ``checkpoints/step_N/adapter`` and remove all but the newest ``keep`` steps. A collective call."""
+    save_adapter(model, Path(checkpoints) / f"step_{step}" / "adapter")
+    if dist.get_rank() == 0:
+        for old in saved_steps(checkpoints)[: -max(keep, 1)]:
+            shutil.rmtree(Path(checkpoints) / f"step_{old}")
+
+
+def saved_steps(checkpoints: str | Path) -> list[int]:
+    """Return the steps with a whole adapter, in ascending order."""
+    found = (STEP_DIRECTORY.fullmatch(path.name) for path in Path(checkpoints).iterdir())
+    steps = sorted(int(match.group(1)) for match in found if match)
+    return [step for step in steps if (Path(checkpoints) / f"step_{step}" / "adapter").is_dir()]
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

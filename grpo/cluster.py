@@ -1,0 +1,44 @@
+"""What the driver tells Ray, and how it waits for its actors."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+
+# Environment variables exported after a Ray cluster was started do not reach its workers: these travel with the job.
+# Secrets are not in this list, since Ray writes a job's runtime_env to its logs: export them before `ray start`.
+FORWARDED_PREFIXES = ("GRPO_", "VLLM_", "OMP_", "MKL_", "NCCL_", "DS_", "TORCH", "PYTORCH_", "HF_HUB_", "HF_HOME")
+FORWARDED_NAMES = ("PYTHONPATH", "PATH", "TOKENIZERS_PARALLELISM", "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES")
+SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
+
+
+def runtime_env(environ: dict[str, str] | None = None) -> dict[str, dict[str, str]]:
+    """Return the ``runtime_env`` of ``ray.init``: the variables of this process that the workers need, no secrets."""
+    environ = dict(os.environ) if environ is None else environ
+    variables = {
+        name: value
+        for name, value in environ.items()
+        if (name in FORWARDED_NAMES or name.startswith(FORWARDED_PREFIXES))
+        and (name in FORWARDED_NAMES or not any(word in name.upper() for word in SECRET_WORDS))
+    }
+    variables.setdefault("TOKENIZERS_PARALLELISM", "true")
+    variables.setdefault("NCCL_DEBUG", "WARN")
+    return {"env_vars": variables}
+
+
+def wait_for(refs: Sequence[Any]) -> None:
+    """Wait until every object reference is ready, and raise the first error as soon as it happens.
+
+    ``ray.get`` on a list looks at the references in order: it would wait for a slow actor for an hour although the
+    next one in the list died in the first second.
+    """
+    pending = list(refs)
+    while pending:
+        ready, pending = ray.wait(pending, num_returns=1)
+        ray.get(ready)
+
+
+def engines_ready(engines: Sequence[Any] | None) -> list[Any]:
+    """Return one reference per vLLM engine that resolves when the engine has started, or raises why it has not."""
+    return [engine.get_num_unfinished_requests.remote() for engine in engines or []]

@@ -1,0 +1,66 @@
+"""The command-line flags that we add to OpenRLHF's trainer, and the refusals of combinations that cannot work."""
+
+import argparse
+
+# Attention implementations of transformers 4.57 that take gpt-oss's sinks (`s_aux`) into the softmax.
+SINK_ATTENTION = ("eager", "kernels-community/vllm-flash-attn3")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add our flags to the parser of ``openrlhf.cli.train_ppo_ray``."""
+    group = parser.add_argument_group("gptoss-grpo")
+    group.add_argument("--run_dir", default="./run", help="metrics.jsonl, eval.jsonl and samples/ are written here")
+    group.add_argument("--metrics_dir", default=None, help="another place for metrics.jsonl and eval.jsonl")
+    group.add_argument("--max_steps", type=int, default=None, help="stop after this many global steps")
+    group.add_argument("--eval_at_start", action="store_true", help="evaluate once before the first step")
+    group.add_argument("--offload", action="store_true", help="keep the actor's ZeRO-3 parameters in host memory")
+    group.add_argument(
+        "--engine_model", default=None, help="checkpoint that the vLLM engines load (default: --pretrain)"
+    )
+    group.add_argument(
+        "--stage3_param_persistence_threshold",
+        type=int,
+        default=None,
+        help="parameters smaller than this many elements stay whole on every rank (default: DeepSpeed's)",
+    )
+
+
+def validate(args: argparse.Namespace) -> None:
+    """Refuse what cannot work, before Ray starts.
+
+    Raises:
+        SystemExit: with one line for each problem and its remedy.
+    """
+    problems = list(_problems(args))
+    if problems:
+        raise SystemExit("\n".join(f"train_ppo_ray: {problem}" for problem in problems))
+
+
+def _problems(args: argparse.Namespace):
+    if args.packing_samples or args.use_dynamic_batch or args.ring_attn_size > 1:
+        yield (
+            "--packing_samples, --use_dynamic_batch and --ring_attn_size > 1 switch to flash attention, which drops "
+            "gpt-oss's attention sinks: leave them out"
+        )
+    if args.attn_implementation not in SINK_ATTENTION:
+        yield (
+            f"--attn_implementation {args.attn_implementation} does not apply gpt-oss's attention sinks: "
+            f"use one of {', '.join(SINK_ATTENTION)}"
+        )
+    if args.lora_rank <= 0:
+        yield "full-parameter training cannot be synchronised to the engines here: set --lora_rank (64 for the 120b)"
+    if args.load_in_4bit:
+        yield "--load_in_4bit requantises an MXFP4 model to NF4: leave it out"
+    if args.zero_stage == 3 and args.gradient_checkpointing and not args.gradient_checkpointing_use_reentrant:
+        yield (
+            "gradient checkpointing with LoRA under ZeRO-3 raises a CheckpointError unless it is reentrant: "
+            "add --gradient_checkpointing_use_reentrant"
+        )
+    if args.offload and args.zero_stage != 3:
+        yield "--offload moves ZeRO-3 partitions to host memory: it needs --zero_stage 3"
+    if args.vllm_enable_sleep:
+        yield "--vllm_enable_sleep discards the adapter in the engines: leave it out"
+    if args.async_train:
+        yield "--async_train is not supported: its trainer does not write metrics.jsonl or eval.jsonl"
+    if args.init_kl_coef > 0:
+        yield "--init_kl_coef > 0 would load a second copy of the model as reference: use --init_kl_coef 0"

@@ -1,0 +1,1 @@
+"""The launcher behind `train_grpo.sh`: configuration, preflight, run directory, processes, progress."""

@@ -1,0 +1,117 @@
+"""MXFP4 <-> floating point, in the layout of the gpt-oss checkpoints.
+
+A group is 32 consecutive input values of one output row: 16 bytes (low nibble first, E2M1 codes) and one
+scale byte s meaning 2**(s - 127). The files hold `[..., out, groups, 16]`; the parameter of transformers'
+`GptOssExperts` is the transpose, `[..., in, out]` with `in = 32 * groups`.
+
+Source: OCP Microscaling Formats (MX) specification 1.0, sections 5.3.3, 5.4.1 and 6.3. `dequantize` gives the
+bits of `transformers.integrations.mxfp4.convert_moe_packed_tensors`.
+"""
+
+import torch
+
+GROUP = 32
+# E2M1 magnitudes by code; codes 8-15 are the same with the sign bit set.
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+SCALE_BIAS = 127
+MAX_SCALE = 254  # 255 is NaN in the specification
+_E2M1_MAX_EXPONENT = 2
+
+
+def dequantize(
+    blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = torch.bfloat16
+) -> torch.Tensor:
+    """Unpack experts to the layout of the GptOss parameter.
+
+    Args:
+        blocks: uint8 `[..., out, groups, 16]`.
+        scales: uint8 `[..., out, groups]`.
+        dtype: of the result.
+
+    Returns:
+        `[..., in, out]` of `dtype`, contiguous, on the device of `blocks`. Too large values are infinite, and
+        a zero with scale 255 is NaN, as in transformers.
+
+    Raises:
+        ValueError: if the shapes or dtypes do not belong together.
+
+    Works expert by expert: beyond the input and the result it needs about half an expert of the result.
+    """
+    _check_packed(blocks, scales)
+    *experts, out_features, groups, _ = blocks.shape
+    result = torch.empty(*experts, groups * GROUP, out_features, dtype=dtype, device=blocks.device)
+    pairs, factors = _pair_table(dtype, blocks.device), _scale_table(dtype, blocks.device)
+    flat_blocks = blocks.reshape(-1, out_features, groups, GROUP // 2)
+    flat_scales = scales.reshape(-1, out_features, groups)
+    for expert, target in enumerate(result.view(-1, groups * GROUP, out_features)):
+        _dequantize_expert(flat_blocks[expert], flat_scales[expert], pairs, factors, target)
+    return result
+
+
+def _dequantize_expert(blocks, scales, pairs, factors, target):
+    out_features, groups, _ = blocks.shape
+    values = pairs[blocks.reshape(-1).int()].view(out_features, groups, GROUP)
+    values *= factors[scales.int()].unsqueeze(-1)
+    target.copy_(values.view(out_features, groups * GROUP).T)
+
+
+def _check_packed(blocks: torch.Tensor, scales: torch.Tensor) -> None:
+    if blocks.dtype != torch.uint8 or scales.dtype != torch.uint8:
+        raise ValueError(f"MXFP4 blocks and scales are uint8, got {blocks.dtype} and {scales.dtype}")
+    if blocks.dim() < 3 or blocks.shape[-1] != GROUP // 2 or blocks.shape[:-1] != scales.shape:
+        raise ValueError(
+            "MXFP4 blocks are [..., out, groups, 16] and scales [..., out, groups], "
+            f"got {tuple(blocks.shape)} and {tuple(scales.shape)}"
+        )
+
+
+def _pair_table(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """`[256, 2]`: the two values of a byte, low nibble first."""
+    magnitudes = torch.tensor(E2M1, dtype=dtype, device=device)
+    codes = torch.cat([magnitudes, -magnitudes])
+    byte = torch.arange(256, device=device)
+    return torch.stack([codes[byte & 15], codes[byte >> 4]], dim=-1)
+
+
+def _scale_table(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """`[256]`: 2**(s - 127); infinite for 255, where float32 ends."""
+    exponents = torch.arange(256, device=device) - SCALE_BIAS
+    return torch.ldexp(torch.ones((), device=device), exponents).to(dtype)
+
+
+def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pack a GptOss expert parameter as the checkpoint files hold it.
+
+    The scale of a group is the power of two of its largest magnitude, less that of E2M1; values round to the
+    nearest E2M1 value, ties to the even code, and saturate at 6 (MX specification 1.0, section 6.3).
+    `dequantize(*quantize(dequantize(*quantize(w))))` equals `dequantize(*quantize(w))`.
+
+    Args:
+        weight: floating point `[..., in, out]`, `in` a multiple of 32.
+
+    Returns:
+        blocks uint8 `[..., out, in / 32, 16]` and scales uint8 `[..., out, in / 32]`.
+
+    Raises:
+        ValueError: if `in` is no multiple of 32 or a value is not finite.
+    """
+    if weight.dim() < 2 or weight.shape[-2] % GROUP:
+        raise ValueError(f"MXFP4 needs [..., in, out] with in a multiple of {GROUP}, got {tuple(weight.shape)}")
+    if not torch.isfinite(weight).all():
+        raise ValueError("MXFP4 cannot hold NaN or infinite weights")
+    values = weight.float().transpose(-1, -2).unflatten(-1, (-1, GROUP))
+    # frexp's mantissa is in [0.5, 1), so its exponent is one above floor(log2); exact, unlike log2.
+    exponents = torch.frexp(values.abs().amax(-1)).exponent - 1 - _E2M1_MAX_EXPONENT
+    scales = (exponents + SCALE_BIAS).clamp(0, MAX_SCALE)
+    codes = _nearest_code(torch.ldexp(values, (SCALE_BIAS - scales).unsqueeze(-1)))
+    blocks = codes[..., 0::2] | codes[..., 1::2] << 4
+    return blocks, scales.to(torch.uint8)
+
+
+def _nearest_code(values: torch.Tensor) -> torch.Tensor:
+    """E2M1 codes (uint8) of scaled values: nearest, ties to the even code, saturating."""
+    midpoints = torch.tensor([(low + high) / 2 for low, high in zip(E2M1, E2M1[1:], strict=False)])
+    # A midpoint above an even code belongs to that code: move the boundary just beyond it.
+    midpoints[0::2] = torch.nextafter(midpoints[0::2], torch.tensor(torch.inf))
+    codes = torch.bucketize(values.abs(), midpoints.to(values.device), right=True)
+    return (codes | torch.signbit(values).long() << 3).to(torch.uint8)

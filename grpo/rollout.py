@@ -1,0 +1,102 @@
+"""What a rollout brings back to the trainer: rewards and numeric logs that are complete for every sample."""
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+import torch
+
+logger = logging.getLogger(__name__)
+
+
+class RewardError(RuntimeError):
+    """No sample of a rollout got a reward."""
+
+
+def scalar(value: Any) -> float:
+    """Return a number, or a tensor or list that starts with one, as a float; NaN for anything else.
+
+    OpenRLHF puts each log through ``torch.tensor([value])``: a string or None raises there, far from its cause.
+    """
+    if isinstance(value, torch.Tensor):
+        value = value.flatten().tolist()
+    if isinstance(value, list | tuple):
+        value = value[0] if value else None
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def score_of(rewards_info: dict[str, Any]) -> Any:
+    """Return the score of one reward result, or its reward where it has none. A score of 0.0 is a score."""
+    score = rewards_info.get("scores")
+    return rewards_info.get("rewards") if score is None else score
+
+
+def complete(samples: Sequence[Any], group_size: int) -> None:
+    """Give every sample of a rollout batch a reward and the same logs, in place.
+
+    - A missing reward (the reward function failed) becomes the mean of its group, so that its advantage is zero under
+      a group-mean baseline: it neither helps nor punishes the sample. ``info["reward_missing"]`` counts it.
+    - A missing log becomes the mean of the batch, so that the step's average is that of the samples that have it.
+
+    Args:
+        samples: ``Experience`` of one sample each, the samples of a group next to each other.
+        group_size: samples a prompt.
+
+    Raises:
+        RewardError: where no sample has a reward.
+    """
+    if samples[0].rewards is None:  # a reward model scores them later
+        return
+    rewards = torch.tensor([scalar(sample.rewards) for sample in samples], dtype=torch.float32)
+    missing = ~rewards.isfinite()
+    if missing.all():
+        raise RewardError(
+            "the reward function failed for every sample of the rollout: its error stands in the engines' log; "
+            "try it by hand on a line of samples/"
+        )
+    groups = rewards.view(-1, group_size)
+    filled = torch.where(groups.isfinite(), groups, groups.nanmean(-1, keepdim=True).nan_to_num(0.0)).view(-1)
+    for sample, reward, gone in zip(samples, filled, missing, strict=True):
+        sample.rewards = reward.view(1)
+        sample.info["reward"] = reward.view(1)
+        sample.info["reward_missing"] = gone.float().view(1)
+        if sample.scores is None or not sample.scores.isfinite().all():
+            sample.scores = reward.view(1)
+            sample.info["score"] = reward.view(1)
+    if missing.any():
+        logger.warning("%d of %d samples have no reward; they get an advantage of zero", missing.sum(), len(samples))
+    _complete_logs(samples)
+
+
+def _complete_logs(samples: Sequence[Any]) -> None:
+    keys = dict.fromkeys(key for sample in samples for key in sample.info)
+    for key in keys:
+        values = torch.tensor([scalar(sample.info.get(key)) for sample in samples], dtype=torch.float32)
+        finite = values.isfinite()
+        if finite.all():
+            continue
+        for sample in samples:
+            sample.info.pop(key, None)
+        if finite.any():
+            for sample, value in zip(samples, torch.where(finite, values, values[finite].mean()), strict=True):
+                sample.info[key] = value.view(1)
+        logger.warning("log %r is missing or not finite in %d of %d samples", key, (~finite).sum(), len(samples))
+
+
+def take_carried(generator: Any) -> list[Any]:
+    """Return, and forget, the samples that :func:`carry_over` kept for the next rollout."""
+    carried, generator.carried_samples = getattr(generator, "carried_samples", []), []
+    return carried
+
+
+def carry_over(generator: Any, accepted: list[Any], pending: list[Any]) -> None:
+    """Keep samples of an unfinished batch for the next rollout, and cancel what is still running.
+
+    The prompt loader ran out while dynamic filtering was filling a batch. Stock drops what was accepted; no training
+    step lies between this rollout and the next, so the samples are still on-policy there.
+    """
+    for reference in pending:
+        ray.cancel(reference)
+    generator.carried_samples = accepted

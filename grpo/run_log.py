@@ -1,0 +1,124 @@
+"""The run directory as the trainer writes it: metrics.jsonl, eval.jsonl, samples/step_N.jsonl, seconds per phase."""
+
+import functools
+import json
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+
+class RunLog:
+    """Appends to the files of one run.
+
+    Args:
+        run_dir: where ``samples/`` goes.
+        metrics_dir: where ``metrics.jsonl`` and ``eval.jsonl`` go; None for ``run_dir``.
+    """
+
+    def __init__(self, run_dir: str, metrics_dir: str | None = None) -> None:
+        self._samples = Path(run_dir) / "samples"
+        self._metrics = Path(metrics_dir or run_dir)
+        for directory in (self._samples, self._metrics):
+            directory.mkdir(parents=True, exist_ok=True)
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._step_started = time.monotonic()
+
+    def timed(self, phase: str, function: Callable) -> Callable:
+        """Return ``function`` with its seconds added to ``phase`` of the current step."""
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            started = time.monotonic()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._seconds[phase] += time.monotonic() - started
+
+        return wrapper
+
+    def write_step(self, step: int, status: dict[str, Any]) -> None:
+        """Append the line of one global step to metrics.jsonl, and start the clock of the next.
+
+        Numbers keep OpenRLHF's names; ``seconds`` holds the phases and their ``total``.
+        """
+        seconds, self._seconds = dict(self._seconds), defaultdict(float)
+        seconds["total"], self._step_started = time.monotonic() - self._step_started, time.monotonic()
+        numbers = {name: value for name, value in status.items() if isinstance(value, int | float)}
+        self._append("metrics.jsonl", {"step": step, "time": time.time(), "seconds": seconds, **numbers})
+
+    def write_eval(self, step: int, result: dict[str, Any]) -> None:
+        """Append the line of one evaluation to eval.jsonl. Its seconds are not part of any training step."""
+        self._seconds.pop("eval", None)
+        self._append("eval.jsonl", {"step": step, "time": time.time(), **result})
+        self._step_started = time.monotonic()
+
+    def write_samples(self, name: str, samples: Sequence[dict[str, Any]]) -> None:
+        """Write one file of rollouts, ``samples/<name>.jsonl``, one JSON object a sample."""
+        lines = [json.dumps(_finite(sample), ensure_ascii=False) for sample in samples]
+        (self._samples / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    def _append(self, name: str, record: dict[str, Any]) -> None:
+        with (self._metrics / name).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(_finite(record), allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    """Return ``value`` with null in place of numbers that JSON cannot hold."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def attach(trainer: Any) -> RunLog:
+    """Time the phases of OpenRLHF's ``PPOTrainer`` (an object, not its class), and return its log.
+
+    Phases: ``generate`` (with the reward, which the engines compute), ``old_log_probs`` (with advantages), ``train``,
+    ``sync``, ``save``, ``eval``.
+    """
+    log = RunLog(trainer.args.run_dir, trainer.args.metrics_dir)
+    trainer.samples_generator.generate_samples = log.timed("generate", trainer.samples_generator.generate_samples)
+    maker = trainer.experience_maker
+    maker.make_experience_batch = log.timed("old_log_probs", maker.make_experience_batch)
+    trainer.ppo_train = log.timed("train", trainer.ppo_train)
+    trainer.broadcast_to_vllm = log.timed("sync", trainer.broadcast_to_vllm)
+    trainer.save_logs_and_checkpoints = log.timed("save", trainer.save_logs_and_checkpoints)
+    return log
+
+
+def describe_samples(samples: Sequence[Any], tokenizer: Any) -> list[dict[str, Any]]:
+    """Return one record for each ``Experience`` of a single sample: its texts, its label and its numbers."""
+    records = []
+    for sample in samples:
+        tokens, mask = sample.sequences[0], sample.action_mask[0].bool()
+        response = tokens[1:][: len(mask)][mask]
+        records.append(
+            {
+                "prompt": sample.prompts[0],
+                "response": tokenizer.decode(response, skip_special_tokens=False),
+                "label": sample.labels[0],
+                **{name: float(value[0]) for name, value in sample.info.items()},
+            }
+        )
+    return records
+
+
+def is_finished(args: Any, step: int) -> bool:
+    """Say whether the run has made the steps that ``--max_steps`` asks for."""
+    return args.max_steps is not None and step >= args.max_steps
+
+
+def optimizer_steps(args: Any, steps: int) -> int:
+    """Return the length of the learning-rate schedule: OpenRLHF's, cut where ``--max_steps`` ends the run.
+
+    Args:
+        steps: OpenRLHF's count of optimizer steps over all episodes.
+    """
+    if args.max_steps is None:
+        return steps
+    per_step = args.rollout_batch_size * args.n_samples_per_prompt // args.train_batch_size * args.max_epochs
+    return min(steps, args.max_steps * per_step)

@@ -1,0 +1,128 @@
+"""The LoRA adapter inside a vLLM worker, as a side path next to the frozen attention weights.
+
+``y = base(x) + (x A^T) B^T * scale``, computed in the order of PEFT's linear layer. It wraps the linear layer's
+``quant_method``, which runs before the row-parallel all-reduce: q, k and v take rows of B, o takes columns of A.
+Merging ``B A`` into bf16 weights instead would lose most early updates to rounding.
+
+vLLM imports this module in every worker (``worker_extension_cls``) before it builds the model, so that the side path
+is there when the model is profiled and compiled.
+"""
+
+import zlib
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.config import get_current_vllm_config
+from vllm.distributed import get_tensor_model_parallel_rank
+from vllm.model_executor.layers.linear import LinearMethodBase
+from vllm.model_executor.models.gpt_oss import OAIAttention
+
+from grpo.adapter import TensorSpec, unflatten
+
+
+class SidePath(LinearMethodBase):
+    """Adds the adapter to a linear layer; ``base`` is the layer's own method.
+
+    Args:
+        base: the method that applies the frozen weight.
+        layer: the linear layer; gets buffers ``lora_A`` ``[parts, r, in]`` and ``lora_B`` ``[out, r]``, zeros at first.
+        sizes: the local output sizes of the parts that have an adapter of their own: (q, k, v), or the one of o.
+        in_features: the local input size.
+        rank, scale: r, and alpha / r.
+    """
+
+    def __init__(
+        self, base: Any, layer: nn.Module, sizes: list[int], in_features: int, rank: int, scale: float
+    ) -> None:
+        self.base, self.sizes, self.scale = base, sizes, scale
+        options = {"dtype": torch.get_default_dtype(), "device": next(layer.parameters()).device}
+        layer.register_buffer("lora_A", torch.zeros(len(sizes), rank, in_features, **options), persistent=False)
+        layer.register_buffer("lora_B", torch.zeros(sum(sizes), rank, **options), persistent=False)
+
+    def create_weights(self, *args: Any, **kwargs: Any) -> None:
+        self.base.create_weights(*args, **kwargs)
+
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        self.base.process_weights_after_loading(layer)
+
+    def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        hidden = [x @ a.t() for a in layer.lora_A.unbind(0)]
+        update = [h @ b.t() for h, b in zip(hidden, layer.lora_B.split(self.sizes), strict=True)]
+        return self.base.apply(layer, x, bias) + torch.cat(update, dim=-1) * self.scale
+
+
+def attach(attention: OAIAttention, rank: int, scale: float) -> None:
+    """Give the projections of one attention module their side paths."""
+    qkv, o = attention.qkv_proj, attention.o_proj
+    sizes = [attention.q_size, attention.kv_size, attention.kv_size]
+    qkv.quant_method = SidePath(qkv.quant_method, qkv, sizes, attention.hidden_size, rank, scale)
+    o.quant_method = SidePath(o.quant_method, o, [attention.hidden_size], attention.q_size, rank, scale)
+
+
+def fill(attention: OAIAttention, tensors: dict[str, torch.Tensor]) -> None:
+    """Copy this worker's slices of one layer's adapter into the side paths.
+
+    Args:
+        tensors: ``q_proj.lora_A`` ``[r, in]``, ``q_proj.lora_B`` ``[out, r]`` and so on for k_proj, v_proj, o_proj,
+            whole (not split); a projection without an adapter is left out and gets zeros.
+    """
+    rank = get_tensor_model_parallel_rank()
+    qkv, o = attention.qkv_proj, attention.o_proj
+    sizes = {"q_proj": attention.q_size, "k_proj": attention.kv_size, "v_proj": attention.kv_size}
+    row = 0
+    for part, (name, size) in enumerate(sizes.items()):
+        _copy(qkv.lora_A[part], tensors.get(f"{name}.lora_A"), slice(None), slice(None))
+        rows = slice(rank * size, (rank + 1) * size)
+        _copy(qkv.lora_B[row : row + size], tensors.get(f"{name}.lora_B"), rows, slice(None))
+        row += size
+    columns = slice(rank * attention.q_size, (rank + 1) * attention.q_size)
+    _copy(o.lora_A[0], tensors.get("o_proj.lora_A"), slice(None), columns)
+    _copy(o.lora_B, tensors.get("o_proj.lora_B"), slice(None), slice(None))
+
+
+def _copy(buffer: torch.Tensor, whole: torch.Tensor | None, rows: slice, columns: slice) -> None:
+    # In place: a compiled or captured engine has recorded the buffer's address.
+    if whole is None:
+        buffer.zero_()
+    else:
+        buffer.copy_(whole[rows, columns])
+
+
+class AdapterWorker:
+    """vLLM's ``worker_extension_cls``: methods that ``collective_rpc`` calls on every worker."""
+
+    def load_adapter(self, data: bytes, specs: list[dict]) -> dict[str, int]:
+        """Replace the adapter by the one in ``data``; see :func:`grpo.sync.load_into_engine`.
+
+        Raises:
+            ValueError: for a tensor that belongs to no attention projection of this model.
+        """
+        flat = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        tensors = unflatten(flat, [TensorSpec(**spec) for spec in specs])
+        model = self.model_runner.model  # type: ignore[attr-defined]
+        applied = 0
+        for number, layer in enumerate(model.model.layers):
+            prefix = f"base_model.model.model.layers.{number}.self_attn."
+            mine = {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+            fill(layer.attn, {n.removeprefix(prefix).removesuffix(".weight"): t for n, t in mine.items()})
+            applied += len(mine)
+        if applied != len(tensors):
+            raise ValueError(f"{len(tensors) - applied} adapter tensors fit no attention layer; is it another model's?")
+        return {"rank": get_tensor_model_parallel_rank(), "checksum": zlib.crc32(data), "tensors": applied}
+
+
+def _install() -> None:
+    """Make every attention module of gpt-oss come with side paths, where the engine is configured for an adapter."""
+    original = OAIAttention.__init__
+
+    def init_with_side_path(self: OAIAttention, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        config = get_current_vllm_config().additional_config
+        if isinstance(config, dict) and config.get("lora_rank"):
+            attach(self, config["lora_rank"], config["lora_scale"])
+
+    OAIAttention.__init__ = init_with_side_path
+
+
+_install()

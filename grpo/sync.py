@@ -1,0 +1,54 @@
+"""Sends the LoRA adapter from the trainer to the vLLM engines, through the Ray object store.
+
+Trainer ranks gather the adapter with one collective; rank 0 puts one flat buffer into the object store; every engine
+actor gets the reference as an argument, so that Ray hands it the buffer without a copy, and passes the bytes on to its
+tensor-parallel workers, which are processes outside Ray's job. The workers copy their slices into the side path
+(``grpo.side_path``).
+"""
+
+import zlib
+from dataclasses import asdict
+from typing import Any
+
+import ray
+import torch
+import torch.distributed as dist
+
+from grpo.adapter import adapter_parameters, flatten
+from grpo.engine import SyncError
+from grpo.zero import gather_flat
+
+TIMEOUT_SECONDS = 600.0
+
+
+def sync_adapter(model: torch.nn.Module, engines: list[Any]) -> None:
+    """Bring every engine to the trainer's adapter. A collective call: every trainer rank makes it.
+
+    Args:
+        model: the PeftModel of this rank.
+        engines: the ``LLMRayActor`` handles.
+
+    Raises:
+        SyncError: where a worker reports other bytes than were sent, or not the whole adapter.
+        ray.exceptions.RayError: where an engine died or does not answer within ``TIMEOUT_SECONDS``.
+    """
+    names, parameters = adapter_parameters(model)
+    tensors = gather_flat(parameters)
+    if dist.get_rank() == 0:
+        flat, specs = flatten(names, tensors)
+        buffer = flat.numpy()
+        reference = ray.put(buffer)
+        calls = [engine.load_adapter.remote(reference, [asdict(spec) for spec in specs]) for engine in engines]
+        _check(ray.get(calls, timeout=TIMEOUT_SECONDS), zlib.crc32(buffer), len(specs))
+    dist.barrier()
+
+
+def _check(receipts: list[list[dict[str, int]]], checksum: int, count: int) -> None:
+    for number, workers in enumerate(receipts):
+        for receipt in workers:
+            if receipt["checksum"] != checksum or receipt["tensors"] != count:
+                raise SyncError(
+                    f"engine {number}, worker {receipt['rank']} received checksum {receipt['checksum']:#x} and applied "
+                    f"{receipt['tensors']} tensors; the trainer sent {checksum:#x} and {count}. The engine would "
+                    "sample from another policy: restart the run from its last checkpoint"
+                )

@@ -1,0 +1,112 @@
+"""ZeRO-3: the configuration that this setup needs, and parameters that are born partitioned."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.zero.partition_parameters import Init, PartitionedParamStatus, free_param
+from torch import nn
+
+
+def tune(ds_config: dict[str, Any], args: Any) -> dict[str, Any]:
+    """Complete OpenRLHF's DeepSpeed configuration, in place, and return it.
+
+    - Parameter offload is pinned where there is a GPU.
+    - Gathers of several parameters run one after the other on gloo: DeepSpeed 0.18.5 launches one all-gather a
+      parameter and waits only for the last, and gloo completes them in any order, so that a gather could return
+      early and overwrite later what was written to the parameter. NCCL's stream keeps the order.
+    """
+    zero = ds_config["zero_optimization"]
+    if zero["stage"] != 3:
+        return ds_config
+    on_cpu = get_accelerator().communication_backend_name() == "gloo"
+    if zero["offload_param"]["device"] == "cpu":
+        zero["offload_param"]["pin_memory"] = not on_cpu
+    if on_cpu:
+        zero["stage3_allgather_sequential"] = True
+    threshold = getattr(args, "stage3_param_persistence_threshold", None)
+    if threshold is not None:
+        zero["stage3_param_persistence_threshold"] = threshold
+    return ds_config
+
+
+class ZeroPartitioner:
+    """Makes ZeRO-3 parameters of which this rank only ever holds its own partition.
+
+    ``deepspeed.zero.Init`` needs the whole parameter on every rank before it partitions it. ZeRO-3 partitions a
+    parameter flat, so a rank that knows its range can be given just that range. The attributes set here are those
+    that ``Init._partition_param`` of DeepSpeed 0.18.5 sets.
+
+    Args:
+        ds_config: OpenRLHF's DeepSpeed configuration with stage 3.
+    """
+
+    def __init__(self, ds_config: dict[str, Any]) -> None:
+        self._init = Init(config_dict_or_path=ds_config, dtype=torch.bfloat16)
+        self.device = self._init.local_device
+
+    def local_range(self, shape: torch.Size) -> tuple[int, int]:
+        """Return this rank's range ``start, stop`` of the flattened parameter; empty where only padding is left."""
+        size = self._partition_size(shape)
+        start = min(size * self._init.get_partition_rank(), shape.numel())
+        return start, min(start + size, shape.numel())
+
+    def _partition_size(self, shape: torch.Size) -> int:
+        return -(-shape.numel() // self._init.num_partitions)
+
+    def partitioned_parameter(self, shape: torch.Size, local: torch.Tensor | None) -> nn.Parameter:
+        """Return a partitioned, not gathered parameter of ``shape``.
+
+        Args:
+            shape: the shape of the whole parameter.
+            local: bf16 ``[stop - start]``, this rank's range; None where the range is empty.
+        """
+        # A view of one element with strides 0: it has the shape that DeepSpeed records, and no memory.
+        whole = torch.empty(1, dtype=torch.bfloat16, device=self.device).expand(shape)
+        parameter = nn.Parameter(whole, requires_grad=True)
+        self._init._convert_to_deepspeed_param(parameter)
+
+        size = self._partition_size(shape)
+        on_device = parameter.ds_persist or self._init.remote_device not in ("cpu", torch.device("cpu"))
+        partition = torch.zeros(size, dtype=torch.bfloat16, device=self.device if on_device else "cpu")
+        if local is not None:
+            partition[: local.numel()].copy_(local)
+        if not on_device and self._init.pin_memory:
+            partition = get_accelerator().pin_memory(partition)
+        parameter.ds_tensor = partition
+        parameter.ds_tensor.ds_numel = size
+        parameter.ds_tensor.status = PartitionedParamStatus.AVAILABLE
+        parameter.ds_tensor.final_location = None
+        parameter.ds_numel_aligned = size * self._init.num_partitions
+        free_param(parameter)
+        return parameter
+
+
+def gather_flat(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+    """Return the whole values of ZeRO-3 parameters, with one collective for all of them.
+
+    Every rank calls it with the same parameters in the same order. Parameters that are not partitioned (other ZeRO
+    stages) are returned as they are.
+
+    Returns:
+        Detached tensors in each parameter's own shape and dtype, on the parameters' device.
+    """
+    partitioned = [parameter for parameter in parameters if hasattr(parameter, "ds_tensor")]
+    if not partitioned:
+        return [parameter.detach() for parameter in parameters]
+    device = get_accelerator().current_device_name()
+    local = torch.cat([parameter.ds_tensor.detach().to(device).reshape(-1) for parameter in partitioned])
+    world = dist.get_world_size()
+    gathered = torch.empty(world * local.numel(), dtype=local.dtype, device=device)
+    dist.all_gather_into_tensor(gathered, local)
+    gathered = gathered.view(world, -1)
+
+    values, offset = {}, 0
+    for parameter in partitioned:
+        size = parameter.ds_tensor.ds_numel
+        flat = gathered[:, offset : offset + size].reshape(-1)[: parameter.ds_numel]
+        values[id(parameter)] = flat.view(parameter.ds_shape)
+        offset += size
+    return [values.get(id(parameter), parameter.detach()) for parameter in parameters]

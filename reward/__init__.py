@@ -1,0 +1,1 @@
+"""Answer extraction, grading and the reward function that OpenRLHF loads."""

@@ -1,0 +1,141 @@
+"""The reward that OpenRLHF calls for every sample: is the final answer correct?
+
+OpenRLHF loads this file by its path in each engine, so the checkout must be on PYTHONPATH, and calls
+`reward_func` in a thread, one sample at a time. Nothing raises here: OpenRLHF turns an exception into a
+missing reward that breaks the batch later. A sample that could not be graded says so in `reward_error`.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from reward.answers import NO_FINAL, grade
+
+logger = logging.getLogger(__name__)
+
+SPLITS = ("train", "eval")
+LOG_KEYS = ("correct", "answered", "has_final", "reward_error")
+
+_ASSISTANT = "<|start|>assistant"
+_OTHER_ROLE = re.compile(r"<\|start\|>(?!assistant)")
+_MESSAGE_CLOSED = re.compile(r"<\|(?:end|return|call)\|>")
+
+# How much of the prompt's end identifies the place where it ends, and by how many characters decoding may
+# have lengthened a prompt.
+_TAIL_CHARS = 200
+_SLACK_CHARS = 64
+
+_logged_kinds: set[str] = set()
+
+
+class Label(NamedTuple):
+    """The gold answer of a sample, and the split it belongs to ("train" or "eval")."""
+
+    answer: str
+    split: str
+
+
+def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any]) -> dict[str, Any]:
+    """Rewards n samples: `queries` are prompt + response with special tokens, `prompts` what was sent.
+
+    Returns `rewards`, `scores` (correctness: 0.0 or 1.0) and `extra_logs` (LOG_KEYS). Each value is a float
+    for the one sample that OpenRLHF sends a call (it wraps the value in `torch.tensor([value])`, where a list
+    would add a dimension), and a list of n floats for any other n.
+    """
+    samples = [_reward_one(queries, prompts, labels, i) for i in range(len(queries))]
+
+    def column(key: str) -> float | list[float]:
+        values = [sample[key] for sample in samples]
+        return values[0] if len(values) == 1 else values
+
+    return {
+        "rewards": column("correct"),
+        "scores": column("correct"),
+        "extra_logs": {key: column(key) for key in LOG_KEYS},
+    }
+
+
+def _reward_one(
+    queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any], i: int
+) -> dict[str, float]:
+    """LOG_KEYS of one sample; a failure is marked, never mistaken for a wrong answer."""
+    try:
+        label = parse_label(labels[i])
+        result = grade(response_of(queries[i], prompts[i]), label.answer)
+    except Exception as error:  # the boundary to OpenRLHF: see the module's docstring
+        _log_once(error)
+        return {"correct": 0.0, "answered": 0.0, "has_final": 0.0, "reward_error": 1.0}
+    return {
+        "correct": float(result.correct),
+        "answered": float(result.answer is not None),
+        "has_final": float(result.reason != NO_FINAL),
+        "reward_error": 0.0,
+    }
+
+
+def parse_label(label: Any) -> Label:
+    """Reads a label: the gold answer itself, or JSON with `answer` and `split`.
+
+    Raises ValueError for a label without an answer or with an unknown split.
+    """
+    fields = label
+    if isinstance(label, str) and label.lstrip().startswith("{"):
+        try:
+            fields = json.loads(label)
+        except json.JSONDecodeError:  # a gold answer may start with a brace: {1,2}
+            fields = label
+    if not isinstance(fields, dict):
+        fields = {"answer": fields}
+    answer, split = fields.get("answer"), fields.get("split", "train")
+    if answer is None or isinstance(answer, dict | list) or not str(answer).strip():
+        raise ValueError("a label has no answer; give the gold answer or JSON with `answer` and `split`")
+    if split not in SPLITS:
+        raise ValueError(f"a label has an unknown split; use one of {', '.join(SPLITS)}")
+    return Label(str(answer), split)
+
+
+def response_of(query: str, prompt: str) -> str:
+    """What the model wrote: the part of `query` after `prompt`.
+
+    The first rule that fits decides:
+    1. The query starts with the prompt.
+    2. The prompt was cut at its start, or decoding changed it: its last 200 characters mark its end. They
+       are looked for no further than the prompt can reach, so a response that quotes them is left alone.
+    3. Neither is found: the response is the run of assistant messages after the last one of another role,
+       all of them, since a harmony response has several (analysis, then final).
+    If the prompt opens the assistant's message further (`<|start|>assistant<|channel|>final<|message|>`),
+    that header belongs to the response. Raises ValueError when no rule fits.
+    """
+    header = _open_header(prompt)
+    if query.startswith(prompt):
+        return header + query[len(prompt) :]
+    tail = prompt[-_TAIL_CHARS:]
+    at = query.rfind(tail, 0, len(prompt) + _SLACK_CHARS)
+    if at >= 0:
+        return header + query[at + len(tail) :]
+    last_other = 0
+    for match in _OTHER_ROLE.finditer(query):
+        last_other = match.end()
+    at = query.find(_ASSISTANT, last_other)
+    if at < 0:
+        raise ValueError(
+            "the response was not found in the query: it neither contains the prompt nor an assistant turn"
+        )
+    return query[at + len(_ASSISTANT) :]
+
+
+def _open_header(prompt: str) -> str:
+    """What the prompt already wrote of the assistant's message, mostly nothing."""
+    at = prompt.rfind(_ASSISTANT)
+    begun = prompt[at + len(_ASSISTANT) :] if at >= 0 else ""
+    return "" if _MESSAGE_CLOSED.search(begun) or _OTHER_ROLE.search(begun) else begun
+
+
+def _log_once(error: Exception) -> None:
+    """Logs the first error of each kind; the rest are counted by `reward_error`."""
+    kind = f"{type(error).__name__}: {error}"
+    if kind not in _logged_kinds and len(_logged_kinds) < 100:
+        _logged_kinds.add(kind)
+        logger.error("a sample could not be graded and counts as reward_error: %s", kind, exc_info=error)

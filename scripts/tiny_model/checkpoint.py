@@ -1,0 +1,95 @@
+"""Checkpoint files in the format of openai/gpt-oss-120b: MXFP4 experts in sharded safetensors with an index."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from transformers import GptOssConfig, GptOssForCausalLM
+
+from grpo import mxfp4
+
+INDEX = "model.safetensors.index.json"
+EXPERT_WEIGHTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+# As in the real config.json: everything but the experts stays bf16.
+QUANTIZATION_CONFIG = {
+    "modules_to_not_convert": [
+        "model.layers.*.self_attn",
+        "model.layers.*.mlp.router",
+        "model.embed_tokens",
+        "lm_head",
+    ],
+    "quant_method": "mxfp4",
+}
+
+
+def packed_tensors(model: GptOssForCausalLM) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a checkpoint file in name order: experts as MXFP4, all else as bf16."""
+    for name, value in sorted(model.state_dict().items()):
+        if name.endswith(EXPERT_WEIGHTS):
+            blocks, scales = mxfp4.quantize(value.detach())
+            yield f"{name}_blocks", blocks
+            yield f"{name}_scales", scales
+        else:
+            yield name, value.detach().to(torch.bfloat16).contiguous()
+
+
+def write_shards(directory: Path, tensors: Iterator[tuple[str, torch.Tensor]], shard_bytes: int) -> None:
+    """Fill shards of at most `shard_bytes` in the order given (so a layer may span two) and write the index."""
+    shards: list[dict[str, torch.Tensor]] = [{}]
+    size = total = 0
+    for name, tensor in tensors:
+        if shards[-1] and size + tensor.nbytes > shard_bytes:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += tensor.nbytes
+        total += tensor.nbytes
+    weight_map = {}
+    for number, shard in enumerate(shards):
+        # The 120b files count from 00000 to the last one.
+        file = f"model-{number:05d}-of-{len(shards) - 1:05d}.safetensors"
+        save_file(shard, directory / file, metadata={"format": "pt"})
+        weight_map.update(dict.fromkeys(shard, file))
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    write_json(directory / INDEX, index)
+
+
+def write_config(directory: Path, config: GptOssConfig, stop_ids: list[int], pad_id: int) -> None:
+    """Write config.json and generation_config.json with the keys of the real files."""
+    content = config.to_diff_dict() | {
+        "architectures": ["GptOssForCausalLM"],
+        "attention_bias": True,
+        "attention_dropout": 0.0,
+        "eos_token_id": stop_ids[0],
+        "experts_per_token": config.num_experts_per_tok,
+        "head_dim": config.head_dim,
+        "hidden_act": config.hidden_act,
+        "initial_context_length": config.rope_scaling["original_max_position_embeddings"],
+        "layer_types": config.layer_types,
+        "max_position_embeddings": config.max_position_embeddings,
+        "num_experts_per_tok": config.num_experts_per_tok,
+        "num_key_value_heads": config.num_key_value_heads,
+        "output_router_logits": False,
+        "pad_token_id": pad_id,
+        "quantization_config": QUANTIZATION_CONFIG,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_scaling": config.rope_scaling,
+        "rope_theta": config.rope_theta,
+        "router_aux_loss_coef": config.router_aux_loss_coef,
+        "sliding_window": config.sliding_window,
+        "swiglu_limit": 7.0,
+        "tie_word_embeddings": False,
+        "use_cache": True,
+        "vocab_size": config.vocab_size,
+    }
+    content.pop("dtype", None)
+    write_json(directory / "config.json", dict(sorted(content.items())))
+    generation = {"do_sample": True, "eos_token_id": stop_ids, "pad_token_id": pad_id}
+    write_json(directory / "generation_config.json", generation)
+
+
+def write_json(path: Path, content: dict) -> None:
+    """Write indented JSON with a last line feed."""
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,140 @@
+"""A small byte-level BPE tokenizer with the harmony special tokens of gpt-oss.
+
+Every listed word is one token, every digit is one token, and any other text falls back to pieces and bytes, so
+that real prompts go through the same pipeline. The chat template is written from the public description of
+the harmony response format (https://cookbook.openai.com/articles/openai-harmony).
+"""
+
+import json
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+# The order of the ids follows gpt-oss, reserved ids between them included.
+SPECIAL_TOKENS = (
+    "<|startoftext|>",
+    "<|endoftext|>",
+    "<|return|>",
+    "<|constrain|>",
+    "<|reserved_0|>",
+    "<|channel|>",
+    "<|start|>",
+    "<|end|>",
+    "<|message|>",
+    "<|reserved_1|>",
+    "<|reserved_2|>",
+    "<|reserved_3|>",
+    "<|call|>",
+)
+BOS, EOS, PAD = "<|startoftext|>", "<|return|>", "<|endoftext|>"
+STOP_TOKENS = (EOS, PAD, "<|call|>")
+
+WORDS = (
+    "system developer user assistant analysis commentary final Reasoning Valid channels Instructions low medium "
+    "high What How Who is has have are the a an of and or to in for that with by on from be as if then than at "
+    "it so we let such this which each all any one two three plus minus times many much more less apples books "
+    "coins stamps Ann Bob Eve Kim Leo Max Guess Carry Hmm wait maybe again think Wait The Find Let If answer "
+    "number numbers integer integers positive real sum product value point line side angle triangle circle "
+    "square length area set sequence function polynomial equation probability remainder divided prime greatest "
+    "least common where there can find given when between exactly only not no its their every same"
+).split()
+# With a space before and without, as both occur.
+_SPLIT = r"\p{N}| ?\\?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+"
+_PIECES = ("\\boxed", "\\frac", "\\sqrt", "\\times", "\\cdot", "**", "\n\n", " $", " \\", "?", " =", " +", " -")
+
+CHAT_TEMPLATE = """\
+{%- set ns = namespace(first=0, developer="") -%}
+{%- if messages and messages[0]["role"] in ("system", "developer") -%}
+{%- set ns.first = 1 -%}
+{%- set ns.developer = messages[0]["content"] -%}
+{%- endif -%}
+<|start|>system<|message|>Reasoning: {{ reasoning_effort | default("low") }}
+Valid channels: analysis, final<|end|>
+{%- if ns.developer -%}
+<|start|>developer<|message|># Instructions
+
+{{ ns.developer }}<|end|>
+{%- endif -%}
+{%- for message in messages[ns.first:] -%}
+{%- if message["role"] == "user" -%}
+<|start|>user<|message|>{{ message["content"] }}<|end|>
+{%- elif message["role"] == "assistant" -%}
+{%- if message["thinking"] and loop.last and not add_generation_prompt -%}
+<|start|>assistant<|channel|>analysis<|message|>{{ message["thinking"] }}<|end|>
+{%- endif -%}
+<|start|>assistant<|channel|>final<|message|>{{ message["content"] }}
+{{- "<|return|>" if loop.last and not add_generation_prompt else "<|end|>" -}}
+{%- else -%}
+{{ raise_exception("no place in the harmony template for the role " + message["role"]) }}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+<|start|>assistant
+{%- endif -%}
+"""
+
+
+def build_tokenizer() -> Tokenizer:
+    """Bytes first, then the merges that make each word one token, then the special tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    texts = [text for word in WORDS for text in (word, " " + word)] + list(_PIECES)
+    merges: dict[tuple[str, str], int] = {}
+    for text in texts:
+        word = byte_level.pre_tokenize_str(text)[0][0]
+        while len(parts := _merge(list(word), merges)) > 1:
+            merges[parts[0], parts[1]] = len(merges)
+    vocabulary = {token: index for index, token in enumerate(alphabet)}
+    for left, right in merges:
+        vocabulary.setdefault(left + right, len(vocabulary))
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=list(merges)))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated"), byte_level]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    return tokenizer
+
+
+def _merge(parts: list[str], merges: dict[tuple[str, str], int]) -> list[str]:
+    """Byte-pair encoding: apply the oldest merge that fits until none does."""
+    while True:
+        ranked = [(merges[pair], i) for i, pair in enumerate(zip(parts, parts[1:], strict=False)) if pair in merges]
+        if not ranked:
+            return parts
+        _, i = min(ranked)
+        parts = [*parts[:i], parts[i] + parts[i + 1], *parts[i + 2 :]]
+
+
+def write_tokenizer(directory: Path) -> None:
+    """Write tokenizer.json, tokenizer_config.json, special_tokens_map.json and chat_template.jinja."""
+    tokenizer = build_tokenizer()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    names = {"bos_token": BOS, "eos_token": EOS, "pad_token": PAD}
+    added = {
+        str(tokenizer.token_to_id(token)): {
+            "content": token,
+            "lstrip": False,
+            "normalized": False,
+            "rstrip": False,
+            "single_word": False,
+            "special": True,
+        }
+        for token in SPECIAL_TOKENS
+    }
+    config = {
+        "added_tokens_decoder": added,
+        **names,
+        "clean_up_tokenization_spaces": False,
+        "extra_special_tokens": {},
+        "model_input_names": ["input_ids", "attention_mask"],
+        "model_max_length": 131072,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    _write_json(directory / "tokenizer_config.json", config)
+    _write_json(directory / "special_tokens_map.json", names)
+    (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+
+
+def _write_json(path: Path, content: dict) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

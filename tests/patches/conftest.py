@@ -1,0 +1,182 @@
+"""A small `openrlhf` package of our own, three patches on it, and a checkout that holds them."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import patches
+from patches import manifest
+from patches.__main__ import main
+from patches.series import Change, write_folder
+
+VERSION = "1.0"
+ACTOR = "".join(f"LINE_{i} = {i}\n" for i in range(1, 31)).encode()
+PRISTINE = {
+    "openrlhf/__init__.py": b"",
+    "openrlhf/models/__init__.py": b"",
+    "openrlhf/models/actor.py": ACTOR,
+    "openrlhf/trainer/__init__.py": b"",
+    "openrlhf/trainer/loop.py": b"def step():\n    return 'stock'",  # no newline at the end
+    "openrlhf/trainer/old.py": b"GONE = True\n",
+    "openrlhf/untouched.py": b"KEPT = True\n",
+}
+ACTOR_1 = ACTOR.replace(b"LINE_3 = 3\n", b"LINE_3 = 103\n")
+ACTOR_2 = ACTOR_1.replace(b"LINE_20 = 20\n", b"LINE_20 = 20\nEXTRA = 1\n")
+CHANGES = [
+    Change(
+        "first.patch",
+        "What: the first.\nWhy: a test.",
+        {"openrlhf/models/actor.py": (ACTOR, ACTOR_1), "openrlhf/hooks/new.py": (None, b"NEW = 1\n")},
+    ),
+    Change(
+        "second.patch",
+        "What: the second.\n\n# A line that git would take for a comment.",
+        {
+            "openrlhf/models/actor.py": (ACTOR_1, ACTOR_2),
+            "openrlhf/trainer/loop.py": (
+                PRISTINE["openrlhf/trainer/loop.py"],
+                b"def step():\n    return 'patch'",
+            ),
+        },
+    ),
+    Change(
+        "third.patch",
+        "What: the third.",
+        {"openrlhf/trainer/old.py": (b"GONE = True\n", None), "openrlhf/hooks/empty.py": (None, b"")},
+    ),
+]
+
+
+def write_package(site: Path, tree: dict[str, bytes], version: str) -> Path:
+    """Lay a package out as an installer does; returns the `openrlhf` folder."""
+    for path, text in tree.items():
+        place = site / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(text)
+    info = site / f"openrlhf-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: openrlhf\nVersion: {version}\n")
+    return site / "openrlhf"
+
+
+def snapshot(site: Path) -> dict[str, bytes]:
+    """Every file below `site`, leftovers included, bytecode left out."""
+    files = [p for p in site.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
+    return {p.relative_to(site).as_posix(): p.read_bytes() for p in files}
+
+
+@dataclass(frozen=True)
+class World:
+    """An installed package (`target`) and a checkout with the tool and the patches."""
+
+    target: Path
+    checkout: Path
+
+    @property
+    def site(self) -> Path:
+        return self.target.parent
+
+    def env(self) -> dict[str, str]:
+        return {**os.environ, "PYTHONPATH": str(self.checkout), "PYTHON": sys.executable}
+
+    def run(self, *words: str, cwd: Path | None = None, **options) -> subprocess.CompletedProcess[str]:
+        """A real `python -m patches` process on the target."""
+        command = [sys.executable, "-P", "-m", "patches", *words, "--target", str(self.target)]
+        return subprocess.run(
+            command, env=self.env(), cwd=cwd, text=True, capture_output=True, timeout=60, **options
+        )
+
+    def drive(self, action: str, number: int, *words: str) -> subprocess.Popen[str]:
+        """A real process in which `DRIVER` does `action` just before write operation `number`."""
+        command = [sys.executable, "-P", "-c", DRIVER, action, str(number), *words]
+        command += ["--target", str(self.target)]
+        return subprocess.Popen(command, env=self.env(), text=True, stdout=-1, stderr=-1)
+
+    def call(self, *words: str) -> int:
+        """The same command line in this process."""
+        return main([*words, "--target", str(self.target)])
+
+    def status(self) -> dict:
+        done = self.run("status", "--json")
+        return json.loads(done.stdout)
+
+
+DRIVER = """
+import os, signal, sys, time
+action, number = sys.argv[1], int(sys.argv[2])
+sys.argv[1:] = sys.argv[3:]
+count = 0
+
+def is_write(event, args):
+    if event == "open":
+        flags = args[2] or 0
+        return bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+    return event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.utime", "os.chown")
+
+def hook(event, args):
+    global count
+    counted = event == "os.rename" if action == "slow" else is_write(event, args)
+    if not counted:
+        return
+    count += 1
+    if count - 1 != number:
+        return
+    if action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif action == "fail":
+        raise OSError(28, "No space left on device")
+    else:
+        time.sleep(1)
+
+from patches.__main__ import main
+sys.addaudithook(hook)
+sys.exit(main())
+"""
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    target = write_package(tmp_path / "site", PRISTINE, VERSION)
+    checkout = tmp_path / "checkout"
+    (checkout / "patches").mkdir(parents=True)
+    for source in Path(patches.__file__).parent.glob("*.py"):
+        shutil.copy(source, checkout / "patches")
+    shutil.copy(Path(patches.__file__).parent.parent / "apply_patches.sh", checkout)
+    write_folder(checkout / "patches" / f"openrlhf-{VERSION}", VERSION, CHANGES)
+    monkeypatch.setattr(manifest, "ROOT", checkout / "patches")
+    return World(target, checkout)
+
+
+@pytest.fixture
+def before(world: World) -> dict[str, bytes]:
+    """The pristine installation."""
+    return snapshot(world.site)
+
+
+@pytest.fixture
+def after(world: World, before: dict[str, bytes]) -> dict[str, bytes]:
+    """The installation as it must be once patched."""
+    tree = dict(before)
+    for change in CHANGES:
+        for path, (_, new) in change.files.items():
+            tree.pop(path, None)
+            if new is not None:
+                tree[path] = new
+    return tree
+
+
+@pytest.fixture
+def look() -> Callable[[Path], dict[str, bytes]]:
+    return snapshot
+
+
+@pytest.fixture
+def package() -> Callable[[Path, dict[str, bytes], str], Path]:
+    return write_package
