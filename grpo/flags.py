@@ -64,3 +64,5 @@ def _problems(args: argparse.Namespace):
         yield "--async_train is not supported: its trainer does not write metrics.jsonl or eval.jsonl"
     if args.init_kl_coef > 0:
         yield "--init_kl_coef > 0 would load a second copy of the model as reference: use --init_kl_coef 0"
+    if args.load_checkpoint:
+        yield "--load_checkpoint looks for DeepSpeed checkpoints; runs here save the adapter alone: leave it out"

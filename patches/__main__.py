@@ -7,9 +7,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from patches import author, install, rebase, state, unified, wheel
+from patches import author, install, manifest, rebase, state, unified, wheel
 from patches.errors import Exit, PatchError
-from patches.manifest import PACKAGE, ROOT, Manifest, folder, known_versions
+from patches.manifest import PACKAGE, Manifest, folder, known_versions
 from patches.series import Series, Tree
 
 COMMANDS = {
@@ -194,8 +194,10 @@ def _refresh(options: argparse.Namespace) -> tuple[Exit, dict, str]:
         raise PatchError(
             Exit.USAGE, f"{out} exists and is not empty", f"rm -r {out}, or name another with --out"
         )
-    if ROOT in (out.resolve(), *out.resolve().parents):
-        raise PatchError(Exit.USAGE, f"refresh does not write into {ROOT}", "name another folder with --out")
+    if manifest.ROOT in (out.resolve(), *out.resolve().parents):
+        raise PatchError(
+            Exit.USAGE, f"refresh does not write into {manifest.ROOT}", "name another folder with --out"
+        )
     old = options.version or _old_version(options.target)
     series = Series.load(old)
     with tempfile.TemporaryDirectory(prefix="openrlhf-refresh-") as scratch:

@@ -59,7 +59,7 @@ class Series:
         steps = [(i, i + 1) for i in range(start, stop)] or [(i, i - 1) for i in range(start, stop, -1)]
         for now, then in steps:
             name, diff = diffs[min(now, then)]
-            text = (diff if then > now else diff.reversed()).apply(text, name)
+            text = diff.apply(text, name) if then > now else diff.reversed().apply(text, f"{name} (reversed)")
             if sha256(text) != chain[then]:
                 direction = "applied" if then > now else "reversed"
                 message = (
@@ -82,7 +82,7 @@ def read_order(path: Path) -> list[str]:
     """Patch names of a series file: one a line, `#` starts a comment."""
     if not path.is_file():
         raise PatchError(Exit.BAD_SERIES, f"{path} is missing")
-    lines = path.read_text(encoding="utf-8").split("\n")
+    lines = path.read_bytes().decode().split("\n")
     if any(line.endswith("\r") for line in lines):
         remedy = "git config core.autocrlf false && git checkout -- patches"
         raise PatchError(Exit.BAD_SERIES, f"{path} has CRLF line ends; check it out again with LF", remedy)

@@ -18,7 +18,7 @@ LONG_BOX = "\\boxed too long"
 # Longer boxes hold an essay, not an answer.
 MAX_ANSWER_CHARS = 1000
 
-_MARKER = re.compile(r"<\|(?:start|channel|message|constrain|end|return|call)\|>")
+MARKER = re.compile(r"<\|(?:start|channel|message|constrain|end|return|call)\|>")
 _FINAL_HEADER = re.compile(r"<\|channel\|>\s*final\s*(?:<\|constrain\|>[^<]*)?<\|message\|>")
 _MESSAGE_END = re.compile(r"<\|(?:start|channel|message|end|return|call|endoftext)\|>")
 
@@ -80,7 +80,7 @@ def final_message(response: str) -> str | None:
     A message ends at the next marker or at the end of the text: a reply cut by the token limit counts.
     Markers are recognised in the decoded text, so a model that spells one with ordinary tokens is believed.
     """
-    if not _MARKER.search(response):
+    if not MARKER.search(response):
         return response
     start = None
     for header in _FINAL_HEADER.finditer(response):

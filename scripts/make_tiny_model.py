@@ -1,28 +1,186 @@
 """Build a tiny gpt-oss checkpoint in the real file format, warm-started on the synthetic task.
 
     python -m scripts.make_tiny_model --out DIR [--dequantized-out DIR] [--seed N]
-"""
-import argparse, time
-from pathlib import Path
-import torch
-from transformers import AutoTokenizer
-from scripts.dequantize_checkpoint import dequantize_checkpoint
-from scripts.tiny_model.checkpoint import packed_tensors, write_config, write_shards
-from scripts.tiny_model.tokenizer import STOP_TOKENS, PAD, write_tokenizer
-from scripts.tiny_model.warm_start import warm_start
 
-def main():
-    p = argparse.ArgumentParser(); p.add_argument("--out", type=Path); p.add_argument("--dequantized-out", type=Path)
-    p.add_argument("--seed", type=int, default=0); p.add_argument("--steps", type=int, default=100)
-    a = p.parse_args()
-    torch.set_num_threads(2); t0=time.time()
-    a.out.mkdir(parents=True)
-    write_tokenizer(a.out)
-    tok = AutoTokenizer.from_pretrained(a.out)
-    vocab = (len(tok) // 64 + 1) * 64
-    model = warm_start(tok, vocab, a.steps, a.seed)
-    write_config(a.out, model.config, tok.convert_tokens_to_ids(list(STOP_TOKENS)), tok.convert_tokens_to_ids(PAD))
-    write_shards(a.out, packed_tensors(model), 400_000)
-    dequantize_checkpoint(a.out, a.dequantized_out)
-    print(time.time()-t0)
-main()
+DIR gets MXFP4 experts in sharded safetensors, config.json, tokenizer and chat template, as openai/gpt-oss-120b
+has them; the second directory gets the same weights in bf16, for engines without an MXFP4 kernel. Takes about
+two minutes on 2 cores; a second call with the same arguments and code checks the files and returns.
+"""
+
+import argparse
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+
+MANIFEST = "build.json"
+STEPS = 700
+THREADS = 2  # fixed: sums over another number of threads round otherwise, and the files would differ
+SHARD_BYTES = 400_000
+HELD_OUT = 256
+_ROOT = Path(__file__).resolve().parent.parent
+_SOURCES = (
+    "scripts/make_tiny_model.py",
+    "scripts/dequantize_checkpoint.py",
+    "scripts/tiny_model",
+    "grpo/mxfp4.py",
+    "data/synthetic.py",
+)
+
+
+def fingerprint(seed: int, steps: int) -> str:
+    """A hash of everything the files follow from: the arguments, our code, the libraries."""
+    digest = hashlib.sha256(f"seed {seed} steps {steps}".encode())
+    for library in ("torch", "transformers", "tokenizers", "safetensors"):
+        digest.update(f" {library} {version(library)}".encode())
+    for source in _SOURCES:
+        path = _ROOT / source
+        for file in sorted(path.glob("*.py")) if path.is_dir() else [path]:
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def is_built(directory: Path, wanted: str) -> bool:
+    """Whether the directory holds exactly the files that a finished build with this fingerprint wrote."""
+    if not (directory / MANIFEST).is_file():
+        return False
+    manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+    return manifest["fingerprint"] == wanted and manifest["files"] == _file_hashes(directory)
+
+
+def _file_hashes(directory: Path) -> dict[str, str]:
+    files = sorted(path for path in directory.iterdir() if path.name != MANIFEST)
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def build(directory: Path, wanted: str, fill: Callable[[Path], dict]) -> dict:
+    """Let `fill` write the files aside, then rename: a directory under its name is always complete.
+
+    Returns what `fill` found out about the model, also when the files were there already.
+
+    Raises:
+        FileExistsError: if the directory holds something that this script did not make.
+    """
+    if not is_built(directory, wanted):
+        _refuse_foreign(directory)
+        aside = directory.with_name(directory.name + ".building")
+        shutil.rmtree(aside, ignore_errors=True)  # left by a build that was killed
+        aside.mkdir()
+        facts = fill(aside)
+        manifest = {"fingerprint": wanted, "facts": facts, "files": _file_hashes(aside)}
+        (aside / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        if directory.exists():
+            shutil.rmtree(directory)
+        os.rename(aside, directory)
+    return json.loads((directory / MANIFEST).read_text(encoding="utf-8"))["facts"]
+
+
+def _refuse_foreign(directory: Path) -> None:
+    if directory.exists() and (
+        not directory.is_dir() or (any(directory.iterdir()) and not (directory / MANIFEST).is_file())
+    ):
+        raise FileExistsError(f"{directory} was not made by this script: remove it or choose another place")
+
+
+@contextmanager
+def one_builder(directory: Path) -> Iterator[None]:
+    """Two builds of the same directory wait for each other; the second finds it made."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with open(directory.with_name(directory.name + ".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def write_model(directory: Path, seed: int, steps: int) -> dict:
+    """Train and write the MXFP4 checkpoint; return its facts, among them its accuracy as the files have it."""
+    # Heavy imports are here so that a cached call returns at once.
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, Mxfp4Config
+
+    from scripts.tiny_model import checkpoint
+    from scripts.tiny_model.accuracy import sampled_accuracy
+    from scripts.tiny_model.tokenizer import STOP_TOKENS, write_tokenizer
+    from scripts.tiny_model.warm_start import warm_start
+
+    torch.set_num_threads(THREADS)
+    write_tokenizer(directory)
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    # Rows beyond the last token, as in the real vocabulary of 201,088.
+    vocab_size = (len(tokenizer) // 64 + 1) * 64
+    model = warm_start(tokenizer, vocab_size, steps, seed)
+    stop_ids = tokenizer.convert_tokens_to_ids(list(STOP_TOKENS))
+    checkpoint.write_config(directory, model.config, stop_ids, tokenizer.pad_token_id)
+    checkpoint.write_shards(directory, checkpoint.packed_tensors(model), SHARD_BYTES)
+    written = AutoModelForCausalLM.from_pretrained(
+        directory,
+        dtype=torch.bfloat16,
+        attn_implementation="eager",
+        quantization_config=Mxfp4Config(dequantize=True),
+    ).eval()
+    return {
+        "seed": seed,
+        "steps": steps,
+        "parameters": sum(parameter.numel() for parameter in written.parameters()),
+        "vocabulary": [len(tokenizer), vocab_size],
+        "accuracy": sampled_accuracy(written, tokenizer, HELD_OUT, seed),
+        "held_out": HELD_OUT,
+    }
+
+
+def write_dequantized(directory: Path, source: Path, facts: dict) -> dict:
+    """Write the bf16 copy of `source`."""
+    from scripts.dequantize_checkpoint import dequantize_checkpoint
+
+    dequantize_checkpoint(source, directory)
+    return facts
+
+
+def make(out: Path, dequantized_out: Path | None, seed: int, steps: int = STEPS) -> dict:
+    """Build what is missing or stale; return the facts of the model."""
+    wanted = fingerprint(seed, steps)
+    for directory in filter(None, (out, dequantized_out)):
+        _refuse_foreign(directory)
+    with one_builder(out):
+        facts = build(out, wanted, lambda aside: write_model(aside, seed, steps))
+    if dequantized_out:
+        with one_builder(dequantized_out):
+            build(dequantized_out, wanted, lambda aside: write_dequantized(aside, out, facts))
+    return facts
+
+
+def main() -> int:
+    started = time.monotonic()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="directory of the MXFP4 checkpoint")
+    parser.add_argument("--dequantized-out", type=Path, help="directory of its bf16 copy")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps of the warm start")
+    arguments = parser.parse_args()
+    if arguments.dequantized_out and arguments.dequantized_out.resolve() == arguments.out.resolve():
+        parser.error("--dequantized-out must be another directory than --out")
+    if arguments.steps < 1:
+        parser.error("--steps must be at least 1")
+    try:
+        facts = make(arguments.out, arguments.dequantized_out, arguments.seed, arguments.steps)
+    except FileExistsError as error:
+        print(f"make_tiny_model: {error}", file=sys.stderr)
+        return 1
+    used, rows = facts["vocabulary"]
+    print(f"tiny gpt-oss: {facts['parameters']:,} parameters, {used} tokens in {rows} rows, seed {facts['seed']}")
+    for directory in filter(None, (arguments.out, arguments.dequantized_out)):
+        size = sum(path.stat().st_size for path in directory.iterdir())
+        print(f"  {directory}: {size / 1e6:.1f} MB")
+    print(f"  held-out exact match at temperature 1: {facts['accuracy']:.1%} of {facts['held_out']}")
+    print(f"  {time.monotonic() - started:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

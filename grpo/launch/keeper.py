@@ -1,7 +1,7 @@
-"""The keeper: the process that starts Ray and the driver, and ends everything, whatever happens to the others.
+"""The keeper: the process that starts Ray and the driver, and ends everything, whatever happens to others.
 
-It is a subreaper in a session of its own, so that a Ctrl-C or a closed terminal does not reach it, and a killed
-launcher does not end it: the launcher holds the other end of its standard input, and a closed input means stop.
+It is a subreaper in a session of its own, so that neither a Ctrl-C nor a closed terminal reaches it. The
+launcher holds the other end of its standard input: a closed input, also by a killed launcher, means stop.
 
 Input: one line of JSON (:class:`Job`), then nothing. Output: one line of JSON for each event.
 """
@@ -17,7 +17,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import Any
 
 from grpo.launch import processes, ray_head
 from grpo.launch.ray_head import RayHead
@@ -72,7 +72,7 @@ class RayFailed(Exception):
 
 
 def clean_up(job: Job, root: int, shared_memory: set[Path]) -> processes.Ended:
-    """End every process of the run below `root`, keep Ray's logs, delete shared memory and temporary files."""
+    """End every process of the run below `root`, keep Ray's logs, delete shared memory and `base_dir`."""
     shared_memory |= processes.shared_memory_of(row.pid for row in processes.of_run(job.run_id, root))
     ended = processes.end_all(job.run_id, root, job.grace)
     processes.remove_shared_memory(shared_memory - {Path(name) for name in job.foreign_memory})
@@ -141,7 +141,9 @@ class Keeper:
         if self.job.log_dir:
             (Path(self.job.log_dir) / "ray").symlink_to(base_dir / "ray" / "session_latest" / "logs")
         report(
-            event="ray started", address=self.job.environment["RAY_ADDRESS"], seconds=time.monotonic() - started
+            event="ray started",
+            address=self.job.environment["RAY_ADDRESS"],
+            seconds=time.monotonic() - started,
         )
 
     def _run_driver(self) -> int:
@@ -162,7 +164,9 @@ class Keeper:
             "TMPDIR": str(temporary),
             "PYTHONUNBUFFERED": "1",
         }
-        log: IO[Any] = open(Path(self.job.log_dir) / log_name, "ab") if self.job.log_dir else sys.stderr
+        log = sys.stderr.fileno()
+        if self.job.log_dir:
+            log = os.open(Path(self.job.log_dir) / log_name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         child = subprocess.Popen(
             command,
             cwd=self.job.cwd,
@@ -173,7 +177,7 @@ class Keeper:
             start_new_session=True,
         )
         if self.job.log_dir:
-            log.close()
+            os.close(log)
         # _wait collects every child, so Popen must not look for this one.
         child.returncode = 0
         return child.pid

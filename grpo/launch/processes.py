@@ -1,8 +1,8 @@
 """Which processes and shared-memory files belong to a run, and how all of them are ended (Linux, /proc).
 
-A process belongs to a run where it descends from the run's keeper, or carries the run's id in its environment.
-The keeper is a child subreaper (prctl(2)): a process that detaches itself (setsid, double fork) stays in its tree,
-even with an empty environment. The id finds what a Ray cluster that we joined has started for us.
+A process belongs to a run where it descends from the run's keeper, or has the run's id in its environment.
+The keeper is a child subreaper (prctl(2)): what detaches itself (setsid, double fork) stays in its tree, even
+with an empty environment. The id finds what a Ray cluster that we joined has started for us.
 """
 
 import ctypes
@@ -33,7 +33,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Ended:
-    """How the processes of a run ended: pids that SIGTERM was sent to, that needed SIGKILL, that are still there."""
+    """How the processes of a run ended: all pids, those that needed SIGKILL, those that are still there."""
 
     found: frozenset[int]
     killed: frozenset[int]
@@ -93,7 +93,7 @@ def descendants(root: int, processes: dict[int, Process]) -> set[int]:
 
 
 def marked(run_id: str, pids: Iterable[int]) -> set[int]:
-    """Return the pids whose environment names this run. Other users' processes cannot be read and are not ours."""
+    """Return the pids whose environment names this run; other users' cannot be read and are not ours."""
     needle = f"{RUN_ID_VARIABLE}={run_id}".encode()
     found = set()
     for pid in pids:
@@ -114,7 +114,7 @@ def of_run(run_id: str, root: int) -> list[Process]:
 
 
 def send(process: Process, signum: int) -> bool:
-    """Send a signal to exactly this process; return False where it has ended, even if its pid is in use again."""
+    """Send a signal to this very process; False where it has ended, also if its pid is in use again."""
     try:
         handle = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -132,7 +132,7 @@ def send(process: Process, signum: int) -> bool:
 
 
 def reap() -> dict[int, int]:
-    """Collect ended children of this process; return exit codes by pid, minus the signal number where one ended it."""
+    """Collect ended children of this process; return exit codes by pid, -n where signal n ended it."""
     exits: dict[int, int] = {}
     while True:
         try:
@@ -147,8 +147,8 @@ def reap() -> dict[int, int]:
 def end_all(run_id: str, root: int, grace: float, limit: float = 30.0) -> Ended:
     """End every process of a run: SIGTERM, SIGKILL after `grace` seconds, again until none is left.
 
-    Looks anew on every turn, since a dying process may still start others; gives up `limit` seconds after `grace`
-    (a process in an uninterruptible system call cannot be ended by anybody).
+    Looks anew on every turn, since a dying process may still start others. Gives up `limit` seconds after
+    `grace`: nobody can end a process in an uninterruptible system call.
     """
     started = time.monotonic()
     found: set[int] = set()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # A socket path holds at most 107 bytes (unix(7)); Ray adds
-# "/ray/session_2026-01-31_23-59-59_999999_4194304/sockets/plasma_store" and vLLM "/tmp/<uuid>" below our folder.
+# "/ray/session_2026-01-31_23-59-59_999999_4194304/sockets/plasma_store", vLLM "/tmp/<uuid>", to our folder.
 MAX_BASE_LENGTH = 107 - len("/ray/session_2026-01-31_23-59-59_999999_4194304/sockets/plasma_store.lock")
 
 
@@ -22,7 +22,7 @@ class RayHead:
 
 
 def make_base_dir() -> Path:
-    """Create the run's own folder for sockets and temporary files: short, private, deleted when the run ends."""
+    """Create the run's own folder for sockets and temporary files: short, private, deleted with the run."""
     parent = tempfile.gettempdir()
     if len(os.path.join(parent, "grpo-12345678")) > MAX_BASE_LENGTH:
         parent = "/tmp"
@@ -42,7 +42,7 @@ def free_port() -> int:
 
 
 def start_command(head: RayHead, base_dir: Path) -> list[str]:
-    """Return the `ray start` command. It blocks; ports are free ones, so that other clusters are not in the way."""
+    """Return the `ray start` command; it blocks. All ports are free ones: other clusters may run here."""
     return [
         *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
         "--disable-usage-stats",

@@ -191,7 +191,7 @@ class _Supervisor:
 
 
 def tail(path: Path, count: int) -> list[str]:
-    """Return the last non-empty lines of a text file, [] where there is no file. Progress bars count as lines."""
+    """Return the last non-empty lines of a text file, [] where there is none; a progress bar has many."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 100_000))

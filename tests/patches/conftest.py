@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,6 +176,23 @@ def after(world: World, before: dict[str, bytes]) -> dict[str, bytes]:
 @pytest.fixture
 def look() -> Callable[[Path], dict[str, bytes]]:
     return snapshot
+
+
+@pytest.fixture
+def make_wheel() -> Callable[[Path, dict[str, bytes], str], Path]:
+    """Writes a wheel with the `openrlhf/...` files of a tree, laid out as OpenRLHF's wheels are."""
+
+    def make(folder: Path, tree: dict[str, bytes], version: str) -> Path:
+        path = folder / f"openrlhf-{version}-py3-none-any.whl"
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, text in tree.items():
+                if name.startswith("openrlhf/"):
+                    archive.writestr(f"openrlhf-{version}.data/purelib/{name}", text)
+            metadata = f"Metadata-Version: 2.1\nName: openrlhf\nVersion: {version}\n"
+            archive.writestr(f"openrlhf-{version}.dist-info/METADATA", metadata)
+        return path
+
+    return make
 
 
 @pytest.fixture

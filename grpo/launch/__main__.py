@@ -1,0 +1,87 @@
+"""python -m grpo.launch run|check|plan|dry-run [--name NAME] [--run-dir DIR] -- OPENRLHF FLAGS
+python -m grpo.launch guard -- COMMAND
+
+`train_grpo.sh` calls it; see there. `guard` runs a command of the set-up and ends it when its caller ends.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from grpo.guard import DIGEST_VARIABLE
+from grpo.launch import preflight, processes, run_dir
+from grpo.launch.config import Config, ConfigError, resolve
+from grpo.launch.plan import Plan, describe, make_plan
+from grpo.launch.progress import Progress
+from grpo.launch.supervise import supervise
+
+REFUSED = 2
+
+
+def main() -> int:
+    """Run one of the modes; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m grpo.launch", usage=__doc__)
+    parser.add_argument("mode", choices=["run", "check", "plan", "dry-run", "guard"])
+    parser.add_argument("--name", default="run", help="first part of the run directory's name")
+    parser.add_argument("--run-dir", type=Path, default=None)
+    words = sys.argv[1:]
+    split = words.index("--") if "--" in words else len(words)
+    options, rest = parser.parse_args(words[:split]), words[split + 1 :]
+    if options.mode == "guard":
+        return guard(rest)
+    folder = (options.run_dir or run_dir.default_run_dir(options.name)).absolute()
+    try:
+        config = resolve(rest, folder)
+    except ConfigError as error:
+        print(f"refused: {error}", file=sys.stderr)
+        return REFUSED
+    plan = make_plan(config)
+    if options.mode == "dry-run":
+        print(run_dir.show_command(config.argv))
+        return 0
+    if options.mode == "plan":
+        print("\n".join(describe(plan, config)))
+        return 0
+    found = preflight.problems(config, plan, folder)
+    if found:
+        print(f"refused, {len(found)} problem{'s' * (len(found) > 1)}:", file=sys.stderr)
+        print("\n".join(f"  {number}. {problem}" for number, problem in enumerate(found, 1)), file=sys.stderr)
+        return REFUSED
+    if options.mode == "check":
+        print("ready: machine, patches, model, data and configuration fit together")
+        return 0
+    return run(options.name, folder, config, plan)
+
+
+def run(name: str, folder: Path, config: Config, plan: Plan) -> int:
+    """Create the run directory, run the trainer in it, sum up."""
+    status = preflight.patch_status()
+    run_dir.create(folder, name, config, plan, status)
+    print("\n".join([f"run directory {folder}", *describe(plan, config)]), flush=True)
+    progress = Progress(Path(config.args.metrics_dir), plan.steps)
+    code = supervise(
+        [sys.executable, "-m", "openrlhf.cli.train_ppo_ray", *config.argv],
+        ray=None if os.environ.get("RAY_ADDRESS") else plan.ray_head,
+        log_dir=folder / "logs",
+        environment={DIGEST_VARIABLE: status["digest"], "GRPO_RUN_DIR": str(folder)},
+        progress=progress.poll,
+    )
+    print(
+        "\n".join(progress.summary(folder, Path(config.args.save_path), Path(config.args.ckpt_path))),
+        flush=True,
+    )
+    return code
+
+
+def guard(command: list[str]) -> int:
+    """Run a command and leave no process of it behind, also where the calling shell is killed."""
+    caller = os.getppid()
+    processes.die_with_parent()
+    if os.getppid() != caller:
+        return REFUSED
+    return supervise(command, ray=None, log_dir=None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,253 @@
+"""From the flags of `train_grpo.sh` to the resolved configuration of a run.
+
+The flags are those of the installed `openrlhf.cli.train_ppo_ray`: the parser comes from its source, without
+the imports of torch and vLLM that come with it, so that a wrong name or value is refused within a second.
+"""
+
+import argparse
+import ast
+import datetime
+import difflib
+import importlib.util
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+TRAINER = "openrlhf.cli.train_ppo_ray"
+# What the parser's code may import: the standard library and ourselves.
+_PARSER_IMPORTS = ("argparse", "datetime", "grpo")
+_SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
+# Set from the run directory, not by flags.
+_OWNED_FLAGS = ("run_dir", "save_path")
+_INPUT_PATHS = ("prompt_data", "eval_dataset", "remote_rm_url", "agent_func_path")
+_OUTPUT_PATHS = ("ckpt_path", "metrics_dir")
+
+
+class ConfigError(ValueError):
+    """A flag that cannot be; the message names the remedy."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """The flags of one run.
+
+    Attributes:
+        args: every flag of the trainer with its value, as the trainer will see it.
+        given: the flags that the recipe or the user has set, in the parser's order.
+        argv: `given` as a command line.
+    """
+
+    args: argparse.Namespace
+    given: dict[str, Any]
+    argv: list[str]
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Return every flag with its value."""
+        return dict(sorted(vars(self.args).items()))
+
+    @property
+    def samples_per_rollout(self) -> int:
+        """Return how many responses one global step generates."""
+        return self.args.rollout_batch_size * self.args.n_samples_per_prompt
+
+    @property
+    def actor_ranks(self) -> int:
+        """Return the number of training processes."""
+        return self.args.actor_num_nodes * self.args.actor_num_gpus_per_node
+
+    @property
+    def engine_gpus(self) -> int:
+        """Return the number of GPUs of all engines."""
+        return (self.args.vllm_num_engines or 0) * self.args.vllm_tensor_parallel_size
+
+    @property
+    def gpus(self) -> int:
+        """Return the number of GPUs that Ray has to hand out."""
+        if self.args.colocate_all_models:
+            return max(self.actor_ranks, self.engine_gpus)
+        return self.actor_ranks + self.engine_gpus
+
+    @property
+    def max_model_len(self) -> int:
+        """Return the tokens of the longest sequence: prompt and response."""
+        return self.args.max_len or self.args.prompt_max_len + self.args.generate_max_len
+
+
+def trainer_source() -> Path:
+    """Return the source file of the trainer's command line.
+
+    Raises:
+        ConfigError: where OpenRLHF is not installed.
+    """
+    spec = importlib.util.find_spec("openrlhf")
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError("OpenRLHF is not installed in this Python: type scripts/setup.sh")
+    return Path(spec.submodule_search_locations[0]) / "cli" / "train_ppo_ray.py"
+
+
+def trainer_parser() -> argparse.ArgumentParser:
+    """Return the trainer's own argument parser.
+
+    Raises:
+        ConfigError: where OpenRLHF is missing, has another layout, or is not patched.
+    """
+    source = trainer_source()
+    tree = ast.parse(source.read_text(encoding="utf-8"), filename=str(source))
+    main = next(
+        (node for node in tree.body if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)),
+        None,
+    )
+    if main is None:
+        raise ConfigError(f"{source} has no main block: another OpenRLHF? type ./apply_patches.sh status")
+    parsing = next(i for i, node in enumerate(main.body) if "parser.parse_args()" in ast.unparse(node))
+    statements = [node for node in tree.body if _may_import(node)] + main.body[:parsing]
+    namespace: dict[str, Any] = {"__name__": "trainer_parser", "datetime": datetime.datetime}
+    exec(compile(ast.Module(statements, type_ignores=[]), str(source), "exec"), namespace)
+    parser: argparse.ArgumentParser = namespace["parser"]
+    if "--run_dir" not in parser.format_usage():
+        raise ConfigError("the installed OpenRLHF is not patched: type ./apply_patches.sh")
+    parser.allow_abbrev = False
+    return parser
+
+
+def _may_import(node: ast.stmt) -> bool:
+    if isinstance(node, ast.Import):
+        return all(alias.name.split(".")[0] in _PARSER_IMPORTS for alias in node.names)
+    return isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in _PARSER_IMPORTS
+
+
+def resolve(flags: list[str], run_dir: Path) -> Config:
+    """Parse the trainer's flags, the last of each kind winning, and add what follows from the run directory.
+
+    Raises:
+        ConfigError: on an unknown flag, a value of the wrong type, or a secret among the values.
+    """
+    parser = trainer_parser()
+    _refuse_secrets(flags)
+    given = _given(parser, flags)
+    owned = [name for name in _OWNED_FLAGS if name in given]
+    if owned:
+        raise ConfigError(f"--{owned[0]} follows from the run directory: use --run-dir DIR before the --")
+    for name in _INPUT_PATHS:
+        if os.path.exists(given.get(name) or ""):
+            given[name] = os.path.abspath(given[name])
+    for name in _OUTPUT_PATHS:
+        if given.get(name):
+            given[name] = os.path.abspath(given[name])
+    given["pretrain"] = model_folder(given.get("pretrain"))
+    given["engine_model"] = model_folder(given.get("engine_model") or given["pretrain"])
+    given["run_dir"] = str(run_dir)
+    given.setdefault("metrics_dir", str(run_dir))
+    given.setdefault("ckpt_path", str(run_dir / "checkpoints"))
+    given["save_path"] = str(run_dir / "final")
+    argv = command_line(parser, given)
+    return Config(args=_strict(parser).parse_args(argv), given=given, argv=argv)
+
+
+def _given(parser: argparse.ArgumentParser, flags: list[str]) -> dict[str, Any]:
+    """Return only the flags that are there, in the order of the parser."""
+    defaults = {action.dest: action.default for action in parser._actions}
+    for action in parser._actions:
+        action.default = argparse.SUPPRESS
+    try:
+        known, unknown = _strict(parser).parse_known_args(flags)
+    finally:
+        for action in parser._actions:
+            action.default = defaults[action.dest]
+    if unknown:
+        raise ConfigError(_unknown_flags(parser, unknown))
+    values = vars(known)
+    return {action.dest: values[action.dest] for action in parser._actions if action.dest in values}
+
+
+def _strict(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    def refuse(message: str) -> NoReturn:
+        raise ConfigError(message)
+
+    parser.error = refuse  # type: ignore[method-assign]
+    return parser
+
+
+def _unknown_flags(parser: argparse.ArgumentParser, unknown: list[str]) -> str:
+    names = [word.split("=")[0] for word in unknown if word.startswith("--")]
+    if not names:
+        return f"{unknown[0]!r} belongs to no flag"
+    lines = []
+    for name in names:
+        close = difflib.get_close_matches(name, parser._option_string_actions, n=1, cutoff=0.5)
+        lines.append(f"OpenRLHF has no flag {name}" + (f": did you mean {close[0]}?" if close else ""))
+    return "; ".join(lines)
+
+
+def command_line(parser: argparse.ArgumentParser, given: dict[str, Any]) -> list[str]:
+    """Return the command line that gives these values, each flag once."""
+    words: list[str] = []
+    for action in parser._actions:
+        value = given.get(action.dest)
+        if value is None or value is False:
+            continue
+        words.append(action.option_strings[0])
+        if isinstance(value, list | tuple):
+            words += map(str, value)
+        elif value is not True:
+            words.append(str(value))
+    return words
+
+
+def secrets(environ: dict[str, str] | None = None) -> dict[str, str]:
+    """Return the environment variables that hold secrets; shorter than 8 characters is taken for a word."""
+    variables = dict(os.environ) if environ is None else environ
+    return {
+        name: value
+        for name, value in variables.items()
+        if any(word in name.upper() for word in _SECRET_WORDS) and len(value) >= 8
+    }
+
+
+def redact(text: str) -> str:
+    """Return `text` with the values of secret environment variables replaced by their names."""
+    for name, value in secrets().items():
+        text = text.replace(value, f"<{name}>")
+    return text
+
+
+def _refuse_secrets(flags: list[str]) -> None:
+    for position, word in enumerate(flags):
+        is_wandb = (position > 0 and flags[position - 1] == "--use_wandb" and word != "1") or (
+            word.startswith("--use_wandb=") and word != "--use_wandb=1"
+        )
+        if is_wandb:
+            raise ConfigError(
+                "a key on a command line can be read by everybody: export WANDB_API_KEY, set USE_WANDB=1"
+            )
+        for name, value in secrets().items():
+            if value in word:
+                raise ConfigError(
+                    f"a flag holds the value of {name}: secrets are only taken from the environment"
+                )
+
+
+def model_folder(name: str | None) -> str:
+    """Return the folder of a model: `name` itself, or the snapshot of that hub id in the local hub cache.
+
+    Nothing is downloaded. A name that is neither stays as it is, for the preflight to explain.
+
+    Raises:
+        ConfigError: where there is no name.
+    """
+    if not name:
+        raise ConfigError("no model: set MODEL")
+    if os.path.isdir(name):
+        return os.path.abspath(name)
+    home = os.environ.get("HF_HOME", os.path.expanduser("~/.cache/huggingface"))
+    cache = (
+        Path(os.environ.get("HF_HUB_CACHE", os.path.join(home, "hub"))) / f"models--{name.replace('/', '--')}"
+    )
+    reference = cache / "refs" / "main"
+    if reference.is_file():
+        snapshot = cache / "snapshots" / reference.read_text().strip()
+        if snapshot.is_dir():
+            return str(snapshot)
+    return name

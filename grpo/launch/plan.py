@@ -1,0 +1,197 @@
+"""What a configuration means: batches, steps, tokens, memory, disk."""
+
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from grpo.launch.config import Config
+from grpo.launch.data_files import DataError, count_records
+from grpo.launch.machine import GB, on_cpu_stack
+from grpo.launch.model_files import Model, ModelError, read
+from grpo.launch.ray_head import RayHead
+from grpo.run_log import optimizer_steps
+
+# Bytes per LoRA parameter: bf16 weight; fp32 master weight, two Adam moments, fp32 gradient.
+_WEIGHT, _OPTIMIZER = 2, 16
+# Host memory of one process with torch and vLLM imported. CPU: fitted to 7.9 GB (2 engines, 2 ranks) and
+# 12.4 GB (2 engines with TP=2, 4 ranks); GPU: assumed, CUDA's host part is larger.
+_PROCESS_BYTES = {True: 0.75 * GB, False: 2 * GB}
+# Object store: a few adapters in flight, and rollouts (ids, masks, log-probs, advantages: 32 bytes a token).
+_ADAPTERS_IN_STORE, _TOKEN_BYTES, _MIN_STORE = 8, 32, 512 * 2**20
+
+
+@dataclass
+class Plan:
+    """Numbers that follow from a configuration; sizes in bytes, None where model or data cannot be read."""
+
+    samples_per_rollout: int
+    optimizer_steps_per_rollout: int
+    gradient_accumulation: int
+    prompts: int | None = None
+    steps_per_episode: int | None = None
+    unused_prompts_per_episode: int | None = None
+    steps: int | None = None
+    scheduled_optimizer_steps: int | None = None
+    eval_prompts: int | None = None
+    evals: int | None = None
+    max_tokens_per_rollout: int = 0
+    model_bf16_bytes: int | None = None
+    model_file_bytes: int | None = None
+    lora_parameters: int | None = None
+    lora_optimizer_bytes: int | None = None
+    host_bytes: int | None = None
+    checkpoint_bytes: int | None = None
+    disk_bytes: int | None = None
+    object_store_bytes: int = _MIN_STORE
+    ray_gpus: int = 0
+    ray_cpus: int = 0
+    unknown: list[str] = field(default_factory=list)
+
+    @property
+    def ray_head(self) -> RayHead:
+        """Return what a Ray cluster for this run has to offer."""
+        return RayHead(self.ray_gpus, self.ray_cpus, self.object_store_bytes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the plan as it goes into config.json."""
+        return asdict(self)
+
+
+def make_plan(config: Config) -> Plan:
+    """Compute the plan; what cannot be read is named in `unknown` and left for the preflight to refuse."""
+    args = config.args
+    samples = config.samples_per_rollout
+    plan = Plan(
+        samples_per_rollout=samples,
+        optimizer_steps_per_rollout=samples * args.max_epochs // args.train_batch_size,
+        gradient_accumulation=args.train_batch_size // (args.micro_train_batch_size * config.actor_ranks),
+        max_tokens_per_rollout=samples * config.max_model_len,
+        ray_gpus=config.gpus,
+        # One CPU for each bundle, one for the trainer, and some for what Ray runs beside them.
+        ray_cpus=config.gpus + 4,
+    )
+    _add_steps(plan, config)
+    try:
+        model = read(Path(args.pretrain))
+        engine_model = read(Path(args.engine_model))
+    except ModelError as error:
+        plan.unknown.append(f"memory and disk: {error}")
+    else:
+        _add_sizes(plan, config, model, engine_model)
+    return plan
+
+
+def _add_steps(plan: Plan, config: Config) -> None:
+    args = config.args
+    try:
+        plan.prompts = count_records(Path(args.prompt_data or ""), args.input_key, args.label_key)
+        if args.eval_dataset:
+            plan.eval_prompts = count_records(Path(args.eval_dataset), args.input_key, args.label_key)
+    except DataError as error:
+        plan.unknown.append(f"steps and evals: {error}")
+    if plan.prompts is None:
+        return
+    plan.steps_per_episode, plan.unused_prompts_per_episode = divmod(plan.prompts, args.rollout_batch_size)
+    plan.steps = plan.steps_per_episode * args.num_episodes
+    if args.max_steps:
+        plan.steps = min(plan.steps, args.max_steps)
+    # OpenRLHF's own formula (prepare_datasets): the learning rate's schedule is laid out over it.
+    per_episode = plan.prompts * args.n_samples_per_prompt // args.train_batch_size
+    plan.scheduled_optimizer_steps = optimizer_steps(args, per_episode * args.num_episodes * args.max_epochs)
+    if plan.eval_prompts and args.eval_steps > 0:
+        plan.evals = plan.steps // args.eval_steps + int(args.eval_at_start)
+
+
+def _add_sizes(plan: Plan, config: Config, model: Model, engine_model: Model) -> None:
+    args = config.args
+    cpu = on_cpu_stack()
+    targets = args.target_modules if isinstance(args.target_modules, list) else [args.target_modules]
+    plan.lora_parameters = model.lora_parameters(args.lora_rank, targets)
+    plan.model_bf16_bytes, plan.model_file_bytes = model.bf16_bytes, model.file_bytes
+    plan.lora_optimizer_bytes = plan.lora_parameters * _OPTIMIZER
+    adapter = plan.lora_parameters * _WEIGHT
+    plan.object_store_bytes = max(
+        _MIN_STORE, _ADAPTERS_IN_STORE * adapter + 4 * plan.max_tokens_per_rollout * _TOKEN_BYTES
+    )
+    tensor_parallel = args.vllm_tensor_parallel_size
+    # Of each engine: the Ray actor, the engine core, and its workers where there are several.
+    engine_processes = (args.vllm_num_engines or 0) * (2 + (tensor_parallel if tensor_parallel > 1 else 0))
+    host = (engine_processes + config.actor_ranks + 2) * _PROCESS_BYTES[cpu] + plan.object_store_bytes
+    if args.offload or cpu:
+        host += plan.model_bf16_bytes
+    if args.adam_offload or cpu:
+        host += plan.lora_optimizer_bytes
+    if cpu:
+        host += (args.vllm_num_engines or 0) * engine_model.bf16_bytes + config.engine_gpus * kv_cache_bytes()
+    plan.host_bytes = int(host)
+    plan.checkpoint_bytes = adapter + plan.lora_optimizer_bytes
+    # One more while the oldest is still there, and the final adapter.
+    kept = args.max_ckpt_num + 1 if args.save_steps > 0 else 0
+    plan.disk_bytes = kept * plan.checkpoint_bytes + adapter
+
+
+def kv_cache_bytes() -> int:
+    """Return the key/value cache of one CPU engine worker; vLLM reads the same variable, in GiB."""
+    return int(float(os.environ.get("VLLM_CPU_KVCACHE_SPACE") or 4) * 2**30)
+
+
+def describe(plan: Plan, config: Config) -> list[str]:
+    """Return the plan as lines for people."""
+    args = config.args
+    device = "GPUs (none)" if on_cpu_stack() else "GPUs"
+    lines = [
+        f"rollout     {args.rollout_batch_size} prompts x {args.n_samples_per_prompt} samples = "
+        f"{plan.samples_per_rollout} samples, at most {args.prompt_max_len} + {args.generate_max_len} tokens "
+        f"each ({plan.max_tokens_per_rollout:,} in all)",
+        f"update      {plan.samples_per_rollout} samples / train batch {args.train_batch_size} (samples, not "
+        f"prompts) = {plan.optimizer_steps_per_rollout} optimizer steps a rollout"
+        + (", all but the first off-policy" if plan.optimizer_steps_per_rollout > 1 else ""),
+        f"            {config.actor_ranks} ranks x micro batch {args.micro_train_batch_size} x "
+        f"{plan.gradient_accumulation} accumulated = {args.train_batch_size}",
+    ]
+    if plan.steps is not None:
+        lines += _describe_steps(plan, config)
+    lines.append(
+        f"{device:<12}{config.engine_gpus} for {args.vllm_num_engines} engines of "
+        f"{args.vllm_tensor_parallel_size}, {config.actor_ranks} for the actor; Ray offers {plan.ray_gpus} "
+        f"and {plan.ray_cpus} CPUs"
+    )
+    if plan.host_bytes is not None:
+        lines += _describe_sizes(plan)
+    return lines + [f"unknown     {reason}" for reason in plan.unknown]
+
+
+def _describe_steps(plan: Plan, config: Config) -> list[str]:
+    args = config.args
+    limit = f", stopped at {args.max_steps}" if args.max_steps else ""
+    lines = [
+        f"steps       {plan.prompts} prompts = {plan.steps_per_episode} global steps an episode "
+        f"({plan.unused_prompts_per_episode} prompts left over), {args.num_episodes} episodes{limit}: "
+        f"{plan.steps} global steps",
+        f"schedule    {args.lr_scheduler} over {plan.scheduled_optimizer_steps} optimizer steps, "
+        f"warm-up {round((plan.scheduled_optimizer_steps or 0) * args.lr_warmup_ratio)}, "
+        f"peak learning rate {args.actor_learning_rate:g}",
+    ]
+    if plan.evals is not None:
+        lines.append(
+            f"eval        {plan.evals} times {plan.eval_prompts} problems x "
+            f"{args.eval_n_samples_per_prompt} samples"
+        )
+    return lines
+
+
+def _describe_sizes(plan: Plan) -> list[str]:
+    return [
+        f"model       {size(plan.model_file_bytes)} on disk, {size(plan.model_bf16_bytes)} in bf16; "
+        f"LoRA {plan.lora_parameters:,} parameters, optimizer {size(plan.lora_optimizer_bytes)}",
+        f"memory      {size(plan.host_bytes)} of the host, {size(plan.object_store_bytes)} of it in /dev/shm",
+        f"disk        {size(plan.disk_bytes)}: checkpoints of {size(plan.checkpoint_bytes)}, final adapter",
+    ]
+
+
+def size(count: int | None) -> str:
+    """Return bytes for people: GB with one decimal, MB below one GB."""
+    if count is None:
+        return "unknown"
+    return f"{count / GB:.1f} GB" if count >= GB else f"{count / 1e6:.1f} MB"

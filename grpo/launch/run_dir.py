@@ -1,0 +1,146 @@
+"""The run directory: what was run, on what, with which patches. Holds no secrets."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from grpo.launch import machine
+from grpo.launch.config import Config, redact
+from grpo.launch.plan import Plan
+from grpo.launch.supervise import CHECKOUT
+
+# The only variables that are written down: they change results or speed, and none of them holds a secret.
+RECORDED_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "DS_ACCELERATOR",
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HF_HUB_OFFLINE",
+    "NCCL_CUMEM_ENABLE",
+    "NCCL_DEBUG",
+    "NCCL_P2P_DISABLE",
+    "NCCL_SOCKET_IFNAME",
+    "OMP_NUM_THREADS",
+    "PYTHONPATH",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "RAY_ADDRESS",
+    "TOKENIZERS_PARALLELISM",
+    "TORCHDYNAMO_DISABLE",
+    "TORCH_EXTENSIONS_DIR",
+    "VLLM_ATTENTION_BACKEND",
+    "VLLM_CPU_KVCACHE_SPACE",
+    "VLLM_CPU_OMP_THREADS_BIND",
+)
+
+
+def default_run_dir(name: str) -> Path:
+    """Return a new folder under runs/, named for the model and the time."""
+    return CHECKOUT / "runs" / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def create(run_dir: Path, name: str, config: Config, plan: Plan, patch_status: dict[str, Any]) -> None:
+    """Create the run directory and write everything that is known before the run.
+
+    Raises:
+        FileExistsError: where the directory has contents; the preflight has refused that with the remedy.
+    """
+    if run_dir.exists() and any(run_dir.iterdir()):
+        raise FileExistsError(run_dir)
+    (run_dir / "logs").mkdir(parents=True)
+    for folder in (config.args.ckpt_path, config.args.metrics_dir):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    stack = "cpu" if machine.on_cpu_stack() else "gpu"
+    _write_json(
+        run_dir / "config.json",
+        {"name": name, "stack": stack, "flags": config.values, "given": config.given, "plan": plan.as_dict()},
+    )
+    _write_json(run_dir / "env.json", environment())
+    _write_json(run_dir / "patches.json", patch_status)
+    command = run_dir / "command.sh"
+    command.write_text(redact(command_script(run_dir, name, config)), encoding="utf-8")
+    command.chmod(0o755)
+
+
+def command_script(run_dir: Path, name: str, config: Config) -> str:
+    """Return a script that starts the same configuration in another run directory."""
+    again = f"{run_dir.parent / name}-again-$(date +%Y%m%d-%H%M%S)"
+    return "\n".join(
+        [
+            "#!/usr/bin/env bash",
+            "# Starts the configuration of this run again, in a new run directory (first argument).",
+            "set -euo pipefail",
+            f"source {shlex.quote(str(CHECKOUT / 'scripts' / 'env.sh'))}",
+            f'exec python -P -m grpo.launch run --name {shlex.quote(name)} --run-dir "${{1:-{again}}}" -- \\',
+            *_flag_lines(_own_flags(config, run_dir)),
+            "",
+        ]
+    )
+
+
+def _own_flags(config: Config, run_dir: Path) -> list[str]:
+    """Return the flags without those that point into the run directory."""
+    flags: list[str] = []
+    for line in _lines_of_flags(config.argv):
+        if len(line) != 2 or not Path(line[1]).is_relative_to(run_dir):
+            flags += line
+    return flags
+
+
+def _lines_of_flags(argv: list[str]) -> list[list[str]]:
+    """Split a command line into flags with their values."""
+    lines: list[list[str]] = []
+    for word in argv:
+        if word.startswith("--"):
+            lines.append([word])
+        else:
+            lines[-1].append(word)
+    return lines
+
+
+def _flag_lines(argv: list[str]) -> list[str]:
+    lines = ["    " + shlex.join(line) for line in _lines_of_flags(argv)]
+    return [line + " \\" for line in lines[:-1]] + lines[-1:]
+
+
+def show_command(argv: list[str]) -> str:
+    """Return a command line for people, one flag a line."""
+    return "\n".join(["python -m openrlhf.cli.train_ppo_ray \\", *_flag_lines(argv)])
+
+
+def environment() -> dict[str, Any]:
+    """Return versions, hardware, revision and the recorded variables."""
+    packages = {dist.name: dist.version for dist in importlib.metadata.distributions()}
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "hardware": machine.describe(),
+        "git": git_revision(),
+        "variables": {name: os.environ[name] for name in RECORDED_VARIABLES if name in os.environ},
+        "packages": dict(sorted(packages.items())),
+    }
+
+
+def git_revision() -> dict[str, Any] | None:
+    """Return the checkout's commit and whether files differ from it, None where it is no git checkout."""
+    git = ["git", "-C", str(CHECKOUT)]
+    try:
+        commit = subprocess.run(
+            [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+        ).stdout
+        changes = subprocess.run(
+            [*git, "status", "--porcelain"], capture_output=True, text=True, check=True
+        ).stdout
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return None
+    return {"commit": commit.strip(), "dirty": bool(changes.strip())}
+
+
+def _write_json(file: Path, value: Any) -> None:
+    file.write_text(redact(json.dumps(value, indent=2, default=str)) + "\n", encoding="utf-8")

@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# Checks everything on this machine: scripts/test.sh [--fast] [pytest arguments]
+#
+# Set-up, lint, types, the installed patches, then the tests; the last line is pytest's. It stops at the first stage
+# that fails. --fast leaves out the tests that run the real stack (Ray, vLLM, DeepSpeed; minutes).
+# pytest arguments are passed on: scripts/test.sh --fast tests/reward -k boxed
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+pytest_arguments=()
+for argument in "$@"; do
+    case "$argument" in
+        --fast) pytest_arguments+=(-m "not stack") ;;
+        -h | --help)
+            sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
+            exit 0
+            ;;
+        *) pytest_arguments+=("$argument") ;;
+    esac
+done
+
+# Runs one stage, and prints how long it took.
+stage() {
+    local name="$1" begin=$SECONDS status=0
+    shift
+    printf '== %s\n' "$name"
+    "$@" || status=$?
+    if ((status)); then
+        printf '== %s failed (exit %d) after %d s\n' "$name" "$status" $((SECONDS - begin)) >&2
+        exit "$status"
+    fi
+    printf '== %s: %d s\n' "$name" $((SECONDS - begin))
+}
+
+# Every shell script of the checkout, with or without an ending, told by its first line.
+shell_scripts() {
+    local file first
+    while IFS= read -r file; do
+        IFS= read -r first <"$file" || true
+        case "$first" in '#!'*sh | '# shellcheck shell='*) printf '%s\n' "$file" ;; esac
+    done < <(find . \( -name '.?*' -not -name .ci -o -name runs -o -name __pycache__ \) -prune \
+        -o -type f -size -200k -not -name '*.py' -print | LC_ALL=C sort)
+}
+
+lint_shell() {
+    local files
+    mapfile -t files < <(shell_scripts)
+    shellcheck --external-sources "${files[@]}"
+}
+
+packages=()
+for folder in patches grpo reward data eval scripts; do
+    if [[ -f $folder/__init__.py ]]; then packages+=("$folder"); fi
+done
+
+stage "set-up" scripts/setup.sh
+# shellcheck source=scripts/env.sh
+source scripts/env.sh
+stage "ruff check" ruff check .
+stage "ruff format" ruff format --check .
+stage "shellcheck" lint_shell
+stage "mypy" mypy "${packages[@]}"
+stage "patches" python -m patches verify
+# pytest's closing line is to be the last one, so this is no stage.
+printf '== tests\n'
+exec pytest --durations=10 "${pytest_arguments[@]}"

@@ -1,0 +1,83 @@
+"""Commands that the tests run on several ranks: ranks.py COMMAND ARGUMENTS... in an environment with RANK."""
+
+import resource
+import sys
+from pathlib import Path
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from peft import LoraConfig, get_peft_model
+
+from grpo import checkpoint, loading, zero
+
+
+def ds_config(offload: bool, threshold: int = 0) -> dict:
+    """The part of OpenRLHF's training configuration that matters here."""
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "bf16": {"enabled": True},
+        "zero_optimization": {
+            "stage": 3,
+            "offload_param": {"device": "cpu" if offload else "none"},
+            "stage3_param_persistence_threshold": threshold,
+        },
+    }
+    return zero.tune(config, None)
+
+
+def load(path: str, out: str, offload: str) -> None:
+    """Load under ZeRO-3, gather every parameter with DeepSpeed's own gather, and save what rank 0 sees."""
+    model = loading.load_gpt_oss(path, "eager", ds_config(offload == "offload"))
+    partitions = sum(p.ds_tensor.numel() for p in model.parameters())
+    total = sum(p.ds_numel for p in model.parameters())
+    assert sum(p.data.numel() for p in model.parameters()) == 0, "a whole parameter is in memory"
+    assert partitions <= total / dist.get_world_size() + len(list(model.parameters()))
+    named = dict(model.named_parameters())
+    with deepspeed.zero.GatheredParameters(list(named.values())):
+        if dist.get_rank() == 0:
+            torch.save({name: p.detach().clone() for name, p in named.items()}, out)
+    flat = zero.gather_flat(list(named.values()))
+    with deepspeed.zero.GatheredParameters(list(named.values())):
+        for value, parameter in zip(flat, named.values(), strict=True):
+            assert torch.equal(value, parameter), "gather_flat differs from DeepSpeed's gather"
+
+
+def gathers(rounds: str) -> None:
+    """Gather many parameters at once, again and again; every gather must be whole when it returns."""
+    config = ds_config(offload=False)
+    init = deepspeed.zero.Init(config_dict_or_path=config, dtype=torch.bfloat16)
+    values = [torch.full((257, 129), float(i), dtype=torch.bfloat16) for i in range(40)]
+    parameters = [torch.nn.Parameter(value.clone()) for value in values]
+    init._convert_to_zero_parameters(parameters)
+    wrong = 0
+    for _ in range(int(rounds)):
+        with deepspeed.zero.GatheredParameters(parameters):
+            wrong += sum(not torch.equal(p, v) for p, v in zip(parameters, values, strict=True))
+    assert wrong == 0, f"{wrong} gathered parameters were wrong"
+
+
+def save(path: str, out: str) -> None:
+    """Save a non-zero adapter from ZeRO-3 partitions, and a whole copy of it for comparison."""
+    torch.manual_seed(1)
+    model = loading.load_gpt_oss(path, "eager", ds_config(offload=False))
+    lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])
+    model = get_peft_model(model, lora, autocast_adapter_dtype=False)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    whole = {n: p.detach().clone() for n, p in model.named_parameters() if "lora_" in n}
+    zero_parameters = [p for p in model.parameters() if hasattr(p, "ds_id")]
+    zero_parameters[0].convert_to_zero_parameters(param_list=[p for n, p in model.named_parameters() if "lora_" in n])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for step in (1, 2, 3):
+        checkpoint.save_step(model, Path(out) / "checkpoints", step, keep=2)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KiB
+    if dist.get_rank() == 0:
+        torch.save(whole, Path(out) / "whole.pt")
+
+
+if __name__ == "__main__":
+    deepspeed.init_distributed("gloo")
+    {"load": load, "gathers": gathers, "save": save}[sys.argv[1]](*sys.argv[2:])
+    dist.destroy_process_group()

@@ -1,0 +1,30 @@
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+
+from grpo import checkpoint as checkpoints
+from grpo import loading
+
+
+def test_peft_loads_what_was_saved_from_partitions(checkpoint, run_ranks, tmp_path):
+    (tmp_path / "checkpoints" / "mine").mkdir(parents=True)
+    run_ranks(2, "save", checkpoint, tmp_path)
+    directory = tmp_path / "checkpoints" / "step_3" / "adapter"
+    whole = torch.load(tmp_path / "whole.pt")
+    saved = load_file(directory / "adapter_model.safetensors")
+    assert {name.replace(".default", "") for name in whole} == saved.keys()
+    model = PeftModel.from_pretrained(loading.load_gpt_oss(checkpoint), directory, autocast_adapter_dtype=False)
+    loaded = dict(model.named_parameters())
+    for name, value in whole.items():
+        assert torch.equal(loaded[name], value.to(torch.bfloat16)), name
+
+    # of three saved steps two are kept, and what is not a step stays
+    assert checkpoints.saved_steps(tmp_path / "checkpoints") == [2, 3]
+    assert (tmp_path / "checkpoints" / "mine").is_dir()
+    assert not list((tmp_path / "checkpoints" / "step_3").glob(".*")), "temporary files are left"
+
+
+def test_a_step_without_an_adapter_is_not_counted(tmp_path):
+    (tmp_path / "step_5").mkdir()
+    (tmp_path / "step_4" / "adapter").mkdir(parents=True)
+    assert checkpoints.saved_steps(tmp_path) == [4]

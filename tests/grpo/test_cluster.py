@@ -1,0 +1,22 @@
+from grpo import cluster
+
+
+def test_workers_get_what_they_need_and_no_secret():
+    environ = {
+        "GRPO_RUN_DIR": "/run",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "PYTHONPATH": "/checkout",
+        "DS_ACCELERATOR": "cpu",
+        "GEMINI_API_KEY": "secret-1",
+        "WANDB_API_KEY": "secret-2",
+        "HF_TOKEN": "secret-3",
+        "VLLM_API_KEY": "secret-4",
+        "HOME": "/home/me",
+    }
+    variables = cluster.runtime_env(environ)["env_vars"]
+    assert "secret" not in str(variables)
+    assert "HOME" not in variables
+    assert {"GRPO_RUN_DIR", "VLLM_CPU_KVCACHE_SPACE", "PYTHONPATH", "DS_ACCELERATOR"} <= variables.keys()
+    # OpenRLHF's own two
+    assert variables["TOKENIZERS_PARALLELISM"] == "true"
+    assert variables["NCCL_DEBUG"] == "WARN"

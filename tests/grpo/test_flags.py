@@ -1,0 +1,50 @@
+import argparse
+
+import pytest
+
+from grpo import flags
+
+GOOD = {
+    "packing_samples": False, "use_dynamic_batch": False, "ring_attn_size": 1, "attn_implementation": "eager",
+    "lora_rank": 64, "load_in_4bit": False, "zero_stage": 3, "gradient_checkpointing": True,
+    "gradient_checkpointing_use_reentrant": True, "vllm_enable_sleep": False, "async_train": False, "init_kl_coef": 0,
+    "load_checkpoint": False,
+}  # fmt: skip
+
+
+def parsed(**changes) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    flags.add_flags(parser)
+    return argparse.Namespace(**(vars(parser.parse_args([])) | GOOD | changes))
+
+
+def test_the_launchers_configuration_is_accepted():
+    flags.validate(parsed(offload=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"packing_samples": True}, "attention sinks"),
+        ({"use_dynamic_batch": True}, "attention sinks"),
+        ({"ring_attn_size": 2}, "attention sinks"),
+        ({"attn_implementation": "flash_attention_2"}, "use one of eager"),
+        ({"lora_rank": 0}, "--lora_rank"),
+        ({"load_in_4bit": True}, "--load_in_4bit"),
+        ({"gradient_checkpointing_use_reentrant": False}, "reentrant"),
+        ({"offload": True, "zero_stage": 2}, "--zero_stage 3"),
+        ({"vllm_enable_sleep": True}, "--vllm_enable_sleep"),
+        ({"async_train": True}, "--async_train"),
+        ({"init_kl_coef": 0.01}, "--init_kl_coef 0"),
+        ({"load_checkpoint": True}, "--load_checkpoint"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_remedy(changes, message):
+    with pytest.raises(SystemExit, match=message):
+        flags.validate(parsed(**changes))
+
+
+def test_all_problems_are_listed_at_once():
+    with pytest.raises(SystemExit) as refusal:
+        flags.validate(parsed(lora_rank=0, async_train=True))
+    assert len(str(refusal.value).splitlines()) == 2

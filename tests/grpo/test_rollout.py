@@ -1,0 +1,85 @@
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo import rollout
+
+
+def sample(reward=0.0, score=None, **logs):
+    reward = rollout.scalar(reward)
+    return SimpleNamespace(
+        rewards=torch.tensor([reward]),
+        scores=torch.tensor([reward if score is None else score]),
+        info={"reward": torch.tensor([reward]), **{key: torch.tensor([value]) for key, value in logs.items()}},
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(1, 1.0), (True, 1.0), (0.25, 0.25), ([3], 3.0), (torch.tensor([[2.0]]), 2.0), (torch.tensor(4), 4.0)],
+)
+def test_scalar_of_numbers(value, expected):
+    assert rollout.scalar(value) == expected
+
+
+@pytest.mark.parametrize("value", [None, "high", [], {}, object(), float("nan"), torch.tensor([])])
+def test_scalar_of_anything_else_is_nan(value):
+    assert math.isnan(rollout.scalar(value))
+
+
+def test_score_of_zero_is_a_score():
+    assert rollout.score_of({"scores": 0.0, "rewards": 0.7}) == 0.0
+    assert rollout.score_of({"rewards": 0.7}) == 0.7
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(-1, 1)), min_size=4, max_size=4))
+def test_missing_rewards_have_no_advantage(rewards):
+    group = [sample(reward) for reward in [*rewards, 0.5, 0.5, 0.5, 0.5]]
+    rollout.complete(group, group_size=4)
+    filled = torch.cat([s.rewards for s in group]).view(2, 4)
+    advantages = filled - filled.mean(-1, keepdim=True)
+    for value, advantage, s in zip(rewards, advantages[0], group, strict=False):
+        assert s.info["reward_missing"].item() == float(value is None)
+        if value is None:
+            assert advantage.item() == pytest.approx(0, abs=1e-6)
+        else:
+            assert s.rewards.item() == pytest.approx(value)
+
+
+def test_no_reward_at_all_stops_the_run():
+    with pytest.raises(rollout.RewardError, match="reward function failed"):
+        rollout.complete([sample(None), sample(None)], group_size=2)
+
+
+def test_a_reward_model_scores_later():
+    unscored = SimpleNamespace(rewards=None)
+    rollout.complete([unscored], group_size=1)
+    assert unscored.rewards is None
+
+
+def test_logs_are_the_same_for_all_and_keep_the_mean_of_those_that_have_them():
+    samples = [sample(1.0, quality=0.2), sample(1.0, quality=0.6), sample(1.0), sample(1.0, quality=math.nan)]
+    rollout.complete(samples, group_size=4)
+    assert len({tuple(sorted(s.info)) for s in samples}) == 1
+    assert torch.cat([s.info["quality"] for s in samples]).mean().item() == pytest.approx(0.4)
+
+
+def test_a_log_that_nobody_has_is_left_out():
+    samples = [sample(1.0, cost=math.nan), sample(0.0, cost=math.nan)]
+    rollout.complete(samples, group_size=2)
+    assert all("cost" not in s.info for s in samples)
+
+
+def test_carried_samples_come_back_once(monkeypatch):
+    cancelled = []
+    monkeypatch.setattr(rollout.ray, "cancel", cancelled.append)
+    generator = SimpleNamespace()
+    assert rollout.take_carried(generator) == []
+    rollout.carry_over(generator, ["a", "b"], ["running"])
+    assert cancelled == ["running"]
+    assert rollout.take_carried(generator) == ["a", "b"]
+    assert rollout.take_carried(generator) == []

@@ -1,0 +1,63 @@
+import json
+import math
+import time
+from argparse import Namespace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo import run_log
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_step_has_its_phases_and_its_numbers(tmp_path):
+    log = run_log.RunLog(str(tmp_path))
+    log.timed("train", time.sleep)(0.02)
+    log.timed("train", time.sleep)(0.02)
+    log.write_step(1, {"reward": 0.5, "kl": math.nan, "generated_samples": ["text", 1.0]})
+    log.write_step(2, {"reward": 1})
+    first, second = read(tmp_path / "metrics.jsonl")
+    assert first["step"] == 1
+    assert first["reward"] == 0.5
+    assert first["kl"] is None
+    assert "generated_samples" not in first
+    assert 0.04 <= first["seconds"]["train"] <= first["seconds"]["total"]
+    assert "train" not in second["seconds"]
+
+
+def test_a_phase_that_raises_is_timed_too(tmp_path):
+    log = run_log.RunLog(str(tmp_path))
+
+    def fail():
+        raise KeyError("x")
+
+    try:
+        log.timed("sync", fail)()
+    except KeyError:
+        log.write_step(1, {})
+    assert read(tmp_path / "metrics.jsonl")[0]["seconds"]["sync"] >= 0
+
+
+def test_metrics_can_be_placed_elsewhere(tmp_path):
+    log = run_log.RunLog(str(tmp_path / "run"), str(tmp_path / "metrics"))
+    log.write_eval(0, {"exact_match": 0.1})
+    log.write_samples("step_1", [{"prompt": "π", "reward": math.inf}])
+    assert read(tmp_path / "metrics" / "eval.jsonl")[0]["exact_match"] == 0.1
+    assert read(tmp_path / "run" / "samples" / "step_1.jsonl") == [{"prompt": "π", "reward": None}]
+
+
+@given(st.integers(1, 500), st.integers(1, 50))
+def test_the_schedule_ends_with_the_run(total, max_steps):
+    args = Namespace(max_steps=max_steps, rollout_batch_size=8, n_samples_per_prompt=8, train_batch_size=8, max_epochs=1)
+    assert run_log.optimizer_steps(args, total) == min(total, max_steps * 8)
+    assert run_log.is_finished(args, max_steps)
+    assert not run_log.is_finished(args, max_steps - 1)
+
+
+def test_without_a_limit_the_schedule_is_openrlhfs():
+    args = Namespace(max_steps=None)
+    assert run_log.optimizer_steps(args, 77) == 77
+    assert not run_log.is_finished(args, 10**9)

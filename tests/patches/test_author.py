@@ -1,0 +1,119 @@
+"""export and import: a series and a git worktree hold the same, byte for byte."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from patches.__main__ import main
+from patches.errors import Exit
+
+pytestmark = pytest.mark.skipif(not shutil.which("git"), reason="export and import need git")
+
+
+def git(worktree, *words: str) -> str:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")} | {
+        "GIT_CONFIG_GLOBAL": os.devnull
+    }
+    command = ["git", "-C", str(worktree), "-c", "user.name=a", "-c", "user.email=a@localhost", *words]
+    return subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def folder(world):
+    return world.checkout / "patches" / "openrlhf-1.0"
+
+
+@pytest.fixture
+def worktree(world, tmp_path):
+    assert world.call("import", "--to", str(tmp_path / "work")) == 0
+    return tmp_path / "work"
+
+
+@pytest.mark.parametrize("installed", ["pristine", "applied", "wheel"])
+def test_the_round_trip_is_byte_identical(world, before, folder, look, make_wheel, tmp_path, installed):
+    kept = look(folder)
+    work, again = tmp_path / "work", tmp_path / "again"
+    if installed == "wheel":
+        assert main(["import", "--wheel", str(make_wheel(tmp_path, before, "1.0")), "--to", str(work)]) == 0
+    else:
+        world.call("apply" if installed == "applied" else "revert")
+        assert world.call("import", "--to", str(work)) == 0
+    assert git(work, "log", "--format=%s", "--reverse").split("\n")[:4] == [
+        "openrlhf 1.0", "first", "second", "third"
+    ]  # fmt: skip
+    times = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert main(["export", "--from", str(work)]) == 0
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == times
+    assert main(["export", "--from", str(work), "--version", "1.0", "--out", str(again)]) == 0
+    assert look(again) == look(folder) == kept
+
+
+def test_the_worktree_is_the_patched_package(world, worktree, after):
+    files = git(worktree, "ls-files").split()
+    expected = {path: text for path, text in after.items() if path.startswith("openrlhf/")}
+    assert {path: (worktree / path).read_bytes() for path in files} == expected
+
+
+def test_import_is_the_same_anywhere(world, worktree, tmp_path, monkeypatch):
+    config = tmp_path / "gitconfig"
+    config.write_text("[user]\nname = x\nemail = x@x\n[core]\nautocrlf = true\n[commit]\ngpgsign = true\n")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "wrong"))
+    assert world.call("import", "--to", str(tmp_path / "other")) == 0
+    assert git(worktree, "rev-parse", "HEAD") == git(tmp_path / "other", "rev-parse", "HEAD")
+
+
+def test_a_new_commit_becomes_a_patch(world, worktree, folder, capsys):
+    (worktree / "openrlhf" / "untouched.py").write_text("KEPT = False\n")
+    (worktree / "openrlhf" / "__pycache__").mkdir()
+    (worktree / "openrlhf" / "__pycache__" / "untouched.cpython-311.pyc").write_bytes(b"x")
+    assert main(["export", "--from", str(worktree)]) == Exit.BAD_WORKTREE
+    assert "in no commit" in capsys.readouterr().err
+    git(worktree, "commit", "-qam", "fourth", "-m", "What: the fourth.\nWhy: a test.")
+    assert main(["export", "--from", str(worktree)]) == 0
+    assert (folder / "fourth.patch").read_text() == (
+        "What: the fourth.\nWhy: a test.\n\n"
+        "--- a/openrlhf/untouched.py\n+++ b/openrlhf/untouched.py\n"
+        "@@ -1,1 +1,1 @@\n-KEPT = True\n+KEPT = False\n"
+    )
+    assert (folder / "series").read_text().endswith("third.patch\nfourth.patch\n")
+    assert world.call("apply") == 0
+    assert (world.target / "untouched.py").read_text() == "KEPT = False\n"
+    git(worktree, "reset", "-q", "--hard", "HEAD~2")
+    series = (folder / "series").read_text()
+    (folder / "series").write_text("# Why this order.\n" + series)
+    assert main(["export", "--from", str(worktree)]) == 0
+    assert (folder / "series").read_text().startswith("# Why this order.\n")
+    assert sorted(path.name for path in folder.glob("*.patch")) == ["first.patch", "second.patch"]
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "message", "complaint"),
+    [
+        ("openrlhf/a.py", b"a\r\n", ["name", "-m", "What: x."], "CRLF"),
+        ("openrlhf/a.py", b"a\0", ["name", "-m", "What: x."], "NUL"),
+        ("outside.py", b"a\n", ["name", "-m", "What: x."], "not below openrlhf/"),
+        ("openrlhf/a.py", b"a\n", ["A subject", "-m", "What: x."], "file stem"),
+        ("openrlhf/a.py", b"a\n", ["name"], "the body must say"),
+        ("openrlhf/a.py", b"a\n", ["first", "-m", "What: x."], "several commits are named first.patch"),
+        ("openrlhf/a.py", b"a\n", ["name", "-m", "--- a/openrlhf/b.py"], "lines of a diff"),
+    ],
+)
+def test_a_commit_that_is_no_patch_is_refused(
+    worktree, folder, look, capsys, path, content, message, complaint
+):
+    kept = look(folder)
+    (worktree / path).write_bytes(content)
+    git(worktree, "add", "-A")
+    git(worktree, "commit", "-q", "-m", *message)
+    assert main(["export", "--from", str(worktree)]) == Exit.BAD_WORKTREE
+    assert complaint in capsys.readouterr().err
+    assert look(folder) == kept
+
+
+def test_no_repository_and_a_full_folder_are_refused(world, tmp_path, worktree):
+    (tmp_path / "empty").mkdir()
+    assert main(["export", "--from", str(tmp_path / "empty")]) == Exit.BAD_WORKTREE
+    assert world.call("import", "--to", str(worktree)) == Exit.BAD_WORKTREE

@@ -1,0 +1,227 @@
+"""The command line: exit codes, JSON, targets, the shell wrapper."""
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import patches
+from patches import PatchError, digest, expected_digest
+from patches.errors import Exit
+
+
+def test_exit_codes_are_distinct_and_in_the_help(world):
+    text = world.run("--help").stdout
+    flat = " ".join(text.split())
+    assert len({code.value for code in Exit}) == len(Exit)
+    for code in Exit:
+        assert f"{code.value} {code.name.lower().replace('_', ' ')}" in flat
+
+
+def test_status_json(world):
+    report = world.status()
+    assert report["state"] == "pristine" and report["code"] == Exit.PRISTINE
+    assert (report["applied"], report["total"], report["version"]) == (0, 3, "1.0")
+    assert report["target"] == str(world.target)
+    assert report["expected_digest"] == expected_digest("1.0") != report["digest"] == digest(world.target)
+    assert "apply" in report["next"] and f"--target {world.target}" in report["next"]
+    assert {record["path"]: record["state"] for record in report["files"]} == {
+        "openrlhf/hooks/empty.py": "pristine",
+        "openrlhf/hooks/new.py": "pristine",
+        "openrlhf/models/actor.py": "pristine",
+        "openrlhf/trainer/loop.py": "pristine",
+        "openrlhf/trainer/old.py": "pristine",
+    }
+    applied = json.loads(world.run("apply", "--json").stdout)
+    assert applied["code"] == 0 and applied["state"] == "applied" and len(applied["changed"]) == 5
+    report = world.status()
+    assert report["state"] == "applied" and report["digest"] == report["expected_digest"]
+    assert report["applied"] == 3 and report["next"] == ""
+
+
+def test_errors_are_json_too(world):
+    (world.target / "__init__.py").unlink()
+    done = world.run("status", "--json")
+    report = json.loads(done.stdout)
+    assert done.returncode == report["code"] == Exit.MISSING
+    assert report["state"] == "missing" and report["next"] and done.stderr == ""
+
+
+def test_the_next_command_can_be_typed(world):
+    words = world.status()["next"].split()
+    assert words[0] == "./apply_patches.sh"
+    done = subprocess.run(words, cwd=world.checkout, env=world.env(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert world.status()["state"] == "applied"
+
+
+def test_an_unknown_version_names_the_known_ones(world, capsys):
+    (world.site / "openrlhf-1.0.dist-info" / "METADATA").write_text("Name: openrlhf\nVersion: 2.0\n")
+    for command in ("status", "apply", "revert", "verify", "diff"):
+        assert world.call(command) == Exit.UNKNOWN_VERSION
+        error = capsys.readouterr().err
+        assert "no patches for OpenRLHF 2.0" in error and "1.0" in error
+        assert "next: ./apply_patches.sh refresh --to 2.0" in error
+    with pytest.raises(PatchError, match=r"2\.0"):
+        digest(world.target)
+    assert world.call("status", "--version", "1.0") == Exit.PRISTINE
+
+
+def test_no_or_two_versions_ask_for_one(world, capsys):
+    info = world.site / "openrlhf-1.0.dist-info"
+    shutil.copytree(info, world.site / "openrlhf-0.9.dist-info")
+    (world.site / "openrlhf-0.9.dist-info" / "METADATA").write_text("Name: openrlhf\nVersion: 0.9\n")
+    assert world.call("status") == Exit.UNKNOWN_VERSION
+    assert "0.9" in (error := capsys.readouterr().err) and "--version" in error
+    shutil.rmtree(world.site / "openrlhf-0.9.dist-info")
+    shutil.rmtree(info)
+    assert world.call("status") == Exit.UNKNOWN_VERSION
+    assert world.call("apply", "--version", "1.0") == 0
+
+
+def test_a_missing_openrlhf(world):
+    env = world.env()
+    command = [sys.executable, "-I", "-S", "-c"]
+    code = f"import sys; sys.path.append({str(world.checkout)!r}); "
+    code += "from patches.__main__ import main; sys.exit(main())"
+    done = subprocess.run([*command, code], env=env, capture_output=True, text=True)
+    assert done.returncode == Exit.MISSING
+    assert "not installed" in done.stderr and "--target" in done.stderr
+    done = subprocess.run([*command, code, "--target", "nowhere"], env=env, capture_output=True, text=True)
+    assert done.returncode == Exit.MISSING and "no __init__.py" in done.stderr
+
+
+def _wrapper(world, cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """The wrapper with `site` as the environment of the Python it picks, without --target."""
+    python = world.site.parent / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{world.site}" exec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    env = {**os.environ, "PYTHON": str(python)}
+    script = str(world.checkout / "apply_patches.sh")
+    return subprocess.run([script, *words], cwd=cwd, env=env, capture_output=True, text=True)
+
+
+def test_the_wrapper_finds_the_environment_from_any_folder(world, before, after, look, tmp_path):
+    # A folder that has an `openrlhf` and a `patches` of its own, which must not be taken.
+    elsewhere = tmp_path / "elsewhere"
+    for name in ("openrlhf", "patches"):
+        (elsewhere / name).mkdir(parents=True)
+        (elsewhere / name / "__init__.py").write_text("raise SystemExit('imported the wrong one')\n")
+    # Finding the package must not import it.
+    (world.target / "__init__.py").write_text("raise SystemExit('imported')\n")
+    kept = {"openrlhf/__init__.py": b"raise SystemExit('imported')\n"}
+    done = _wrapper(world, elsewhere)
+    assert done.returncode == 0, done.stderr
+    assert look(world.site) == after | kept
+    assert _wrapper(world, Path("/"), "status").returncode == 0
+    assert _wrapper(world, elsewhere, "revert").returncode == 0
+    assert look(world.site) == before | kept
+
+
+def test_the_wrapper_prefers_the_checkouts_own_environment(world):
+    python = world.checkout / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho "own $*"\n')
+    python.chmod(0o755)
+    env = {key: value for key, value in os.environ.items() if key != "PYTHON"}
+    done = subprocess.run(
+        [world.checkout / "apply_patches.sh", "status"], env=env, capture_output=True, text=True
+    )
+    assert done.stdout == "own -P -m patches status\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("nonsense",),
+        ("status", "--dry-run"),
+        ("refresh",),
+        ("export",),
+        ("apply", "--to", "1"),
+        ("--nonsense",),
+    ],
+)
+def test_wrong_usage(world, words):
+    done = world.run(*words)
+    assert done.returncode == Exit.USAGE and "usage:" in done.stderr
+
+
+def test_verify_finds_what_the_hashes_of_the_install_cannot(world, capsys):
+    world.call("apply")
+    assert world.call("verify") == 0
+    folder = world.checkout / "patches" / "openrlhf-1.0"
+    for name, message, damage in (
+        ("series", "list different patches", lambda text: text.replace(b"third.patch\n", b"")),
+        ("series", "CRLF", lambda text: text.replace(b"\n", b"\r\n")),
+        (
+            "first.patch",
+            "first.patch (reversed) does not apply",
+            lambda text: text.replace(b"= 103", b"= 104"),
+        ),
+        ("first.patch", "CRLF", lambda text: text.replace(b"\n", b"\r\n")),
+        ("third.patch", "differ on openrlhf/trainer/cold.py", lambda text: text.replace(b"old", b"cold")),
+        ("manifest.json", "differ", lambda text: text.replace(b'"second.patch": ', b'"third.patch": ')),
+        ("manifest.json", "is no manifest", lambda text: text[:-20]),
+        ("stray.patch", "the folder has", lambda text: b"What: not in the series.\n"),
+    ):
+        kept = (folder / name).read_bytes() if (folder / name).exists() else None
+        (folder / name).write_bytes(damage(kept or b""))
+        capsys.readouterr()
+        assert world.call("verify") == Exit.BAD_SERIES, name
+        assert message in capsys.readouterr().err, name
+        assert world.call("revert") in (0, Exit.BAD_SERIES)
+        if kept is None:
+            (folder / name).unlink()
+        else:
+            (folder / name).write_bytes(kept)
+        assert world.call("apply") == 0
+
+
+def test_a_wrong_hunk_is_named(world, before, look, capsys):
+    path = world.checkout / "patches" / "openrlhf-1.0" / "second.patch"
+    path.write_bytes(path.read_bytes().replace(b" LINE_20 = 20", b" LINE_20 = 21"))
+    assert world.call("apply") == Exit.BAD_SERIES
+    error = capsys.readouterr().err
+    assert "second.patch does not apply: openrlhf/models/actor.py hunk 1 at line 20" in error
+    assert "'LINE_20 = 21'" in error and "'LINE_20 = 20'" in error
+    assert look(world.site) == before
+
+
+def test_diff_is_a_patch_that_git_would_take(world, before, capsys, tmp_path):
+    assert world.call("diff") == 0
+    assert capsys.readouterr().out == ""
+    world.call("apply")
+    assert world.call("diff") == 0
+    out = capsys.readouterr().out
+    for line in (
+        "--- a/openrlhf/models/actor.py",
+        "-LINE_3 = 3",
+        "+LINE_3 = 103",
+        "+EXTRA = 1",
+        "+++ /dev/null",
+    ):
+        assert f"\n{line}\n" in f"\n{out}"
+
+
+def test_only_the_standard_library_is_imported():
+    """Workers import `patches` before anything else is there; so does a fresh checkout."""
+    for path in Path(patches.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            for name in names:
+                assert name.split(".")[0] in sys.stdlib_module_names | {"patches"}, (path, name)
+
+
+def test_the_digest_needs_no_heavy_import(world):
+    code = f"import sys, patches; patches.digest({str(world.target)!r}); print(' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-P", "-c", code], env=world.env(), capture_output=True, text=True)
+    loaded = set(done.stdout.split())
+    assert done.returncode == 0, done.stderr
+    assert not loaded & {"openrlhf", "argparse", "difflib", "subprocess", "zipfile", "torch"}

@@ -1,0 +1,220 @@
+"""Trainer and engines agree on the log-probs of the same tokens after a sync, and a wrong adapter is noticed.
+
+Real Ray, DeepSpeed and vLLM: a ZeRO-3 actor on two ranks with parameter offload, one engine with TP=1 and one with
+TP=2, the tiny model.
+"""
+
+import argparse
+import runpy
+import sys
+import zlib
+from dataclasses import asdict
+
+import pytest
+import ray
+import torch
+from peft import PeftModel
+from transformers import AutoTokenizer
+
+from grpo import adapter, cluster, loading
+
+FLAGS = """--zero_stage 3 --offload --adam_offload --gradient_checkpointing --gradient_checkpointing_use_reentrant
+--attn_implementation eager --lora_rank 8 --lora_alpha 16 --target_modules q_proj k_proj v_proj o_proj
+--init_kl_coef 0 --advantage_estimator dr_grpo --n_samples_per_prompt 8 --rollout_batch_size 8 --train_batch_size 8
+--micro_train_batch_size 1 --micro_rollout_batch_size 4 --actor_num_gpus_per_node 2 --vllm_num_engines 2
+--stage3_param_persistence_threshold 0 --remote_rm_url reward.py --max_ckpt_num 2""".split()
+LONG = 900  # positions at which bf16 rotary frequencies would be far off
+
+
+def training_args(monkeypatch, *flags: str) -> argparse.Namespace:
+    """Parse flags with the parser of OpenRLHF's command line, which exists only inside its `__main__` block."""
+    captured = {}
+
+    def capture(parser, *_):
+        captured["parser"] = parser
+        raise StopIteration
+
+    with monkeypatch.context() as patch, pytest.raises(StopIteration):
+        patch.setattr(argparse.ArgumentParser, "parse_args", capture)
+        patch.setattr(sys, "argv", ["train_ppo_ray"])
+        runpy.run_module("openrlhf.cli.train_ppo_ray", run_name="__main__")
+    args = captured["parser"].parse_args([*FLAGS, *flags])
+    args.eps_clip_low_high = (args.eps_clip, args.eps_clip)
+    return args
+
+
+def randomise(actor) -> None:
+    """Give the adapter values that change the log-probs much more than rounding does. Runs in every trainer rank."""
+    import deepspeed
+    import torch
+
+    generator = torch.Generator().manual_seed(5)
+    for name, parameter in actor.actor.model.module.named_parameters():
+        if "lora_" in name:
+            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+                parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.08)
+
+
+class Stack:
+    """A started trainer and two engines."""
+
+    def __init__(self, args: argparse.Namespace, model) -> None:
+        from openrlhf.trainer.ray import create_vllm_engines
+        from openrlhf.trainer.ray.launcher import RayActorGroup
+        from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
+        from openrlhf.utils import get_strategy
+
+        self.args = args
+        self.engines = []
+        for tensor_parallel in (1, 2):
+            self.engines += create_vllm_engines(
+                1, tensor_parallel, str(model / "bf16"), 1, False, True, True, 1024,
+                gpu_memory_utilization=0.5, adapter_config=adapter.engine_config(args),
+            )  # fmt: skip
+        self.trainer = RayActorGroup(1, 2, PolicyModelActor)
+        refs = self.trainer.async_init_model_from_pretrained(
+            get_strategy(args), str(model / "mxfp4"), 10, self.engines
+        )
+        cluster.wait_for(refs + cluster.engines_ready(self.engines))
+
+    def every_rank(self, function):
+        return ray.get([actor.__ray_call__.remote(function) for actor in self.trainer._actor_handlers])
+
+    def trainer_log_probs(self, tokens: list[int]) -> torch.Tensor:
+        """Log-probs of tokens 1.. from the trainer, `[len - 1]`. Both ranks compute: a forward pass is collective."""
+        sequence = torch.tensor([tokens])
+        mask = torch.ones_like(sequence)
+        refs = self.trainer.async_run_method("forward", sequence, mask[:, 1:], mask)
+        return ray.get(refs)[0][0]
+
+    def engine_log_probs(self, engine, tokens: list[int]) -> torch.Tensor:
+        """The same from an engine, which scores the tokens as a prompt."""
+        from vllm import SamplingParams
+
+        output = ray.get(engine.generate.remote(tokens, SamplingParams(max_tokens=1, prompt_logprobs=0)))
+        pairs = zip(tokens[1:], output.prompt_logprobs[1:], strict=True)
+        return torch.tensor([at[token].logprob for token, at in pairs])
+
+    def adapter(self) -> tuple[torch.Tensor, list[adapter.TensorSpec]]:
+        """The adapter as the trainer gathers it."""
+
+        def gather(actor):
+            from grpo import adapter, zero
+
+            names, parameters = adapter.adapter_parameters(actor.actor.model.module)
+            return adapter.flatten(names, [value.cpu() for value in zero.gather_flat(parameters)])
+
+        return self.every_rank(gather)[0]
+
+
+@pytest.fixture(scope="module")
+def stack(tiny_model, ray_cluster, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        checkpoints = tmp_path_factory.mktemp("run") / "checkpoints"
+        args = training_args(patch, "--pretrain", str(tiny_model / "mxfp4"), "--ckpt_path", str(checkpoints))
+        yield Stack(args, tiny_model)
+
+
+@pytest.fixture(scope="module")
+def texts(stack, tiny_model) -> list[list[int]]:
+    """Token ids: what the engines sample from their own adapter, and one long text."""
+    from vllm import SamplingParams
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model / "mxfp4")
+    prompts = [f"What is {a} + {3 * a}?" for a in range(3, 11)]
+    ids = [
+        tokenizer.apply_chat_template([{"role": "user", "content": prompt}], add_generation_prompt=True)
+        for prompt in prompts
+    ]
+    params = SamplingParams(max_tokens=40, temperature=1.0, seed=1, logprobs=0)
+    outputs = ray.get([stack.engines[0].generate.remote(prompt, params) for prompt in ids])
+    sampled = [prompt + list(output.outputs[0].token_ids) for prompt, output in zip(ids, outputs, strict=True)]
+    return [*sampled, [token for text in sampled * 10 for token in text][:LONG]]
+
+
+@pytest.fixture(scope="module")
+def synced(stack, texts) -> torch.Tensor:
+    """After a sync with a non-zero adapter: the trainer's log-probs of all texts, one after the other."""
+    before = stack.engine_log_probs(stack.engines[0], texts[0])
+    stack.every_rank(randomise)
+    ray.get(stack.trainer.async_run_method("broadcast_to_vllm"))
+    after = stack.engine_log_probs(stack.engines[0], texts[0])
+    assert (before - after).abs().mean() > 0.1, "the adapter changes nothing: the comparison would prove nothing"
+    return torch.cat([stack.trainer_log_probs(text) for text in texts])
+
+
+@pytest.fixture(scope="module")
+def float32(stack, texts, synced, tiny_model, tmp_path_factory) -> torch.Tensor:
+    """The same log-probs in float32, from transformers and PEFT with the adapter that the trainer saves."""
+    steps = stack.trainer.async_run_method("save_checkpoint", tag="unused", client_states={"global_step": 7})
+    ray.get(steps)
+    base = loading.load_gpt_oss(tiny_model / "mxfp4")
+    model = PeftModel.from_pretrained(base, f"{stack.args.ckpt_path}/step_7/adapter").eval()
+    bf16 = torch.cat([log_probs(model, text) for text in texts])
+    # What was saved is what the trainer uses: the same numerics, the same numbers.
+    assert (bf16 - synced).abs().max() < 1e-5
+    loading.restore_rope(model.float())
+    return torch.cat([log_probs(model, text) for text in texts])
+
+
+def log_probs(model, tokens: list[int]) -> torch.Tensor:
+    ids = torch.tensor([tokens])
+    with torch.no_grad():
+        logits = model(ids).logits[0, :-1].float()
+    return logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+
+
+def disagreement(trainer: torch.Tensor, engine: torch.Tensor, float32: torch.Tensor) -> float:
+    """How far an engine is from the trainer, in units of what two bf16 passes may differ; above 1 is a fault.
+
+    Each of the two is a bf16 pass. The trainer's own error against float32 measures what one costs; the sum of two
+    such errors bounds the difference, at every position, early and late alike.
+    """
+    allowed = 2 * (trainer - float32).abs().max()
+    return ((trainer - engine).abs().max() / allowed).item()
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("number", [0, 1], ids=["tp1", "tp2"])
+def test_engine_agrees_with_trainer_at_every_position(stack, texts, synced, float32, number):
+    engine = torch.cat([stack.engine_log_probs(stack.engines[number], text) for text in texts])
+    assert disagreement(synced, engine, float32) <= 1
+    assert (engine - float32).abs().mean() < 1.5 * (synced - float32).abs().mean()
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("factor", [0.0, 1.5], ids=["dropped", "scaled"])
+@pytest.mark.parametrize(
+    "name", ["0.self_attn.q_proj.lora_A", "1.self_attn.k_proj.lora_B", "2.self_attn.v_proj.lora_A", "3.self_attn.o_proj.lora_B"]
+)
+def test_one_wrong_tensor_is_noticed(stack, texts, synced, float32, name, factor):
+    flat, specs = stack.adapter()
+    spec = next(spec for spec in specs if name in spec.name)
+    wrong = flat.clone()
+    wrong.view(torch.bfloat16)[spec.offset : spec.offset + spec.numel] *= factor
+    for number in (0, 1):
+        send(stack.engines[number], wrong, specs)
+        engine = torch.cat([stack.engine_log_probs(stack.engines[number], text) for text in texts])
+        send(stack.engines[number], flat, specs)
+        assert disagreement(synced, engine, float32) > 1, f"engine {number}: {name} x {factor} went unnoticed"
+
+
+def send(engine, flat: torch.Tensor, specs: list[adapter.TensorSpec]) -> None:
+    receipts = ray.get(engine.load_adapter.remote(flat.numpy(), [asdict(spec) for spec in specs]))
+    assert all(receipt["checksum"] == zlib.crc32(flat.numpy()) for receipt in receipts)
+
+
+@pytest.mark.timeout(900)
+def test_an_adapter_of_another_model_is_refused(stack, synced):
+    flat, specs = stack.adapter()
+    other = [asdict(spec) | {"name": spec.name.replace("layers.0.", "layers.40.")} for spec in specs]
+    with pytest.raises(Exception, match="fit no attention layer"):
+        ray.get(stack.engines[0].load_adapter.remote(flat.numpy(), other))
+
+
+@pytest.mark.timeout(900)
+def test_rope_is_fp32_in_the_trainer(stack):
+    dtypes = stack.every_rank(
+        lambda actor: [str(b.dtype) for n, b in actor.actor.model.module.named_buffers() if "inv_freq" in n]
+    )
+    assert dtypes == [["torch.float32"], ["torch.float32"]]

@@ -1,0 +1,207 @@
+#!/usr/bin/env bash
+# GRPO for gpt-oss-120b with LoRA, on one node of 8 GPUs; or the same run in small, without a GPU.
+#
+#   ./train_grpo.sh --tiny                     tiny gpt-oss, synthetic problems: 15 minutes on 2 cores and 12 GB
+#   TRAIN_DATA=... EVAL_DATA=... ./train_grpo.sh                gpt-oss-120b: 8 x 80 GB GPUs, 300 GB host memory
+#   LEARNING_RATE=2e-6 ./train_grpo.sh --steps 20               every variable below can be set from outside
+#   ./train_grpo.sh -- --eps_clip_low_high 0.2 0.28             any other OpenRLHF flag; the last one wins
+#
+# Options:
+#   --tiny          the small run
+#   --check         only check machine, patches, model, data and configuration
+#   --plan          only print what the configuration means: batches, steps, memory, disk
+#   --dry-run       only print the resolved command; writes nothing
+#   --run-dir DIR   where everything of this run goes (default: runs/NAME-TIME in the checkout)
+#   --steps N       stop after N global steps
+#   --help          this text
+#
+# Joins the Ray cluster at RAY_ADDRESS where that is set; starts one of its own otherwise.
+# Secrets are taken from the environment and written nowhere: HF_TOKEN, WANDB_API_KEY, GEMINI_API_KEY.
+# Exit code: 0 done, 2 refused before anything was started, 130 Ctrl-C, otherwise that of the driver.
+set -euo pipefail
+
+HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)"
+TINY_DIR="$HERE/.cache/tiny"
+TINY=0 MODE=run RUN_DIR="" EXTRA_ARGS=()
+
+refuse() {
+    printf 'train_grpo.sh: %s\n' "$1" >&2
+    exit 2
+}
+
+while (($#)); do
+    case "$1" in
+        --tiny) TINY=1 ;;
+        --check | --plan | --dry-run)
+            [[ $MODE == run ]] || refuse "--$MODE and $1 exclude each other"
+            MODE="${1#--}"
+            ;;
+        --run-dir | --steps)
+            (($# > 1)) || refuse "$1 needs a value; see ./train_grpo.sh --help"
+            if [[ $1 == --steps ]]; then STEPS="$2"; else RUN_DIR="$2"; fi
+            shift
+            ;;
+        --)
+            shift
+            EXTRA_ARGS=("$@")
+            break
+            ;;
+        -h | --help)
+            sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
+            exit 0
+            ;;
+        *) refuse "unknown option $1; OpenRLHF flags go after --, options are in ./train_grpo.sh --help" ;;
+    esac
+    shift
+done
+
+# --- The small run: other values for what follows, nothing else -------------------------------------------------------
+
+if ((TINY)); then
+    : "${NAME:=tiny}"
+    : "${MODEL:=$TINY_DIR/model}"
+    : "${ENGINE_MODEL:=$TINY_DIR/model-bf16}" # vLLM has no MXFP4 on CPU
+    : "${TRAIN_DATA:=$TINY_DIR/train.jsonl}" "${EVAL_DATA:=$TINY_DIR/eval.jsonl}"
+    : "${NUM_ENGINES:=2}" "${ENGINE_TP:=1}" "${ACTOR_GPUS:=2}"
+    : "${ROLLOUT_BATCH_SIZE:=16}" "${N_SAMPLES_PER_PROMPT:=8}" "${TRAIN_BATCH_SIZE:=64}"
+    : "${MICRO_TRAIN_BATCH_SIZE:=16}" "${MICRO_ROLLOUT_BATCH_SIZE:=16}"
+    : "${PROMPT_MAX_LEN:=128}" "${GENERATE_MAX_LEN:=64}"
+    : "${LEARNING_RATE:=2e-3}" # a fresh adapter on a model of a few million parameters has far to go
+    : "${LR_SCHEDULER:=constant_with_warmup}"
+    : "${LORA_RANK:=8}" "${LORA_ALPHA:=16}"
+    : "${NUM_EPISODES:=1}" "${STEPS:=40}" "${SAVE_STEPS:=20}"
+fi
+
+# --- Hyperparameters --------------------------------------------------------------------------------------------------
+
+# Model and data
+: "${MODEL:=openai/gpt-oss-120b}" # a folder, or a hub id that is already in the hub's cache
+: "${ENGINE_MODEL:=$MODEL}"       # what the engines load
+: "${TRAIN_DATA:=$HERE/data/prepared/train.jsonl}"
+: "${EVAL_DATA:=$HERE/data/prepared/eval.jsonl}"
+: "${REWARD:=$HERE/reward/reward_func.py}"
+: "${NAME:=$(basename "$MODEL")}"
+
+# Who gets which GPUs: 2 x 2 for the engines, 4 for the actor
+: "${NUM_ENGINES:=2}" "${ENGINE_TP:=2}" "${ACTOR_GPUS:=4}"
+
+# Rollout: 8 prompts x 8 samples. 1024 + 3072 tokens; what does not end in time earns nothing
+: "${ROLLOUT_BATCH_SIZE:=8}" "${N_SAMPLES_PER_PROMPT:=8}" "${MICRO_ROLLOUT_BATCH_SIZE:=1}"
+: "${PROMPT_MAX_LEN:=1024}" "${GENERATE_MAX_LEN:=3072}"
+: "${TEMPERATURE:=1.0}" "${TOP_P:=1.0}"
+
+# GRPO. TRAIN_BATCH_SIZE counts samples, not prompts: 64 samples in batches of 8 are 8 optimizer steps a rollout,
+# and all but the first of them are off-policy
+: "${ADVANTAGE_ESTIMATOR:=dr_grpo}" "${KL_COEF:=0}" "${EPS_CLIP:=0.2}"
+: "${TRAIN_BATCH_SIZE:=8}" "${MICRO_TRAIN_BATCH_SIZE:=1}"
+: "${NUM_EPISODES:=50}" "${STEPS:=}" # empty: until the episodes are through
+
+# Optimizer. The warm-up is a share of the optimizer steps, which are more than the global steps (see --plan)
+: "${LEARNING_RATE:=1e-6}" "${LR_WARMUP_RATIO:=0.03}" "${LR_SCHEDULER:=cosine_with_min_lr}"
+: "${MAX_GRAD_NORM:=1.0}"
+
+# LoRA on the attention: the experts stay frozen, and with them the MXFP4 kernels of the engines
+: "${LORA_RANK:=64}" "${LORA_ALPHA:=128}" "${TARGET_MODULES:=q_proj k_proj v_proj o_proj}"
+
+# Engines. Eager: the adapter is a side path in the layers, and CUDA graphs would replay the adapter of the capture
+: "${ENFORCE_EAGER:=1}" "${GPU_MEMORY_UTILIZATION:=0.90}"
+
+# Actor. In bf16 the model has 234 GB: more than 4 x 80 GB leave beside the activations, so it lives in host memory.
+# Eager attention applies gpt-oss's sinks; flash_attention_2 drops them without a word
+: "${ZERO_STAGE:=3}" "${OFFLOAD:=1}" "${ADAM_OFFLOAD:=1}" "${GRADIENT_CHECKPOINTING:=1}"
+: "${ATTN_IMPLEMENTATION:=eager}"
+
+# Eval on held-out problems, also before the first step
+: "${EVAL_STEPS:=10}" "${EVAL_AT_START:=1}" "${EVAL_TEMPERATURE:=1.0}" "${EVAL_N_SAMPLES_PER_PROMPT:=1}"
+
+# Checkpoints hold the adapter and its optimizer; other disks can be named
+: "${SAVE_STEPS:=10}" "${MAX_CHECKPOINTS:=2}" "${CKPT_DIR:=}" "${METRICS_DIR:=}"
+
+: "${SEED:=42}" "${USE_WANDB:=0}"
+
+# --- Flags ------------------------------------------------------------------------------------------------------------
+
+read -ra TARGETS <<<"$TARGET_MODULES"
+
+MODEL_ARGS=(--pretrain "$MODEL" --engine_model "$ENGINE_MODEL" --attn_implementation "$ATTN_IMPLEMENTATION")
+
+DATA_ARGS=(
+    --prompt_data "$TRAIN_DATA" --eval_dataset "$EVAL_DATA"
+    --input_key prompt --label_key label --apply_chat_template
+    --remote_rm_url "$REWARD"
+)
+
+ROLLOUT_ARGS=(
+    --rollout_batch_size "$ROLLOUT_BATCH_SIZE" --n_samples_per_prompt "$N_SAMPLES_PER_PROMPT"
+    --micro_rollout_batch_size "$MICRO_ROLLOUT_BATCH_SIZE"
+    --prompt_max_len "$PROMPT_MAX_LEN" --generate_max_len "$GENERATE_MAX_LEN"
+    --temperature "$TEMPERATURE" --top_p "$TOP_P"
+)
+
+GRPO_ARGS=(
+    --advantage_estimator "$ADVANTAGE_ESTIMATOR" --init_kl_coef "$KL_COEF" --eps_clip "$EPS_CLIP"
+    --train_batch_size "$TRAIN_BATCH_SIZE" --micro_train_batch_size "$MICRO_TRAIN_BATCH_SIZE"
+    --num_episodes "$NUM_EPISODES" --seed "$SEED"
+)
+if [[ -n $STEPS ]]; then GRPO_ARGS+=(--max_steps "$STEPS"); fi
+
+OPTIM_ARGS=(
+    --actor_learning_rate "$LEARNING_RATE" --lr_warmup_ratio "$LR_WARMUP_RATIO" --lr_scheduler "$LR_SCHEDULER"
+    --max_norm "$MAX_GRAD_NORM"
+)
+
+LORA_ARGS=(--lora_rank "$LORA_RANK" --lora_alpha "$LORA_ALPHA" --target_modules "${TARGETS[@]}")
+
+ENGINE_ARGS=(
+    --vllm_num_engines "$NUM_ENGINES" --vllm_tensor_parallel_size "$ENGINE_TP"
+    --vllm_gpu_memory_utilization "$GPU_MEMORY_UTILIZATION"
+)
+if [[ $ENFORCE_EAGER == 1 ]]; then ENGINE_ARGS+=(--enforce_eager); fi
+
+ACTOR_ARGS=(--actor_num_nodes 1 --actor_num_gpus_per_node "$ACTOR_GPUS" --zero_stage "$ZERO_STAGE")
+if [[ $OFFLOAD == 1 ]]; then ACTOR_ARGS+=(--offload); fi
+if [[ $ADAM_OFFLOAD == 1 ]]; then ACTOR_ARGS+=(--adam_offload); fi
+# Reentrant: the other kind fails with LoRA under ZeRO-3
+if [[ $GRADIENT_CHECKPOINTING == 1 ]]; then
+    ACTOR_ARGS+=(--gradient_checkpointing --gradient_checkpointing_use_reentrant)
+fi
+
+EVAL_ARGS=(
+    --eval_steps "$EVAL_STEPS" --eval_temperature "$EVAL_TEMPERATURE"
+    --eval_n_samples_per_prompt "$EVAL_N_SAMPLES_PER_PROMPT"
+)
+if [[ $EVAL_AT_START == 1 ]]; then EVAL_ARGS+=(--eval_at_start); fi
+
+CKPT_ARGS=(--save_steps "$SAVE_STEPS" --max_ckpt_num "$MAX_CHECKPOINTS")
+if [[ -n $CKPT_DIR ]]; then CKPT_ARGS+=(--ckpt_path "$CKPT_DIR"); fi
+
+LOG_ARGS=(--logging_steps 1)
+if [[ -n $METRICS_DIR ]]; then LOG_ARGS+=(--metrics_dir "$METRICS_DIR"); fi
+# The value stands for "on"; the key itself comes from the environment
+if [[ $USE_WANDB == 1 ]]; then LOG_ARGS+=(--use_wandb 1); fi
+
+# --- Run --------------------------------------------------------------------------------------------------------------
+
+if [[ $MODE == run || ! -d $HERE/.venv ]]; then "$HERE/scripts/setup.sh" --quiet; fi
+# shellcheck source=scripts/env.sh
+source "$HERE/scripts/env.sh"
+
+# -P: a folder named grpo where the user stands is not our package
+LAUNCH=(python -P -m grpo.launch)
+
+# The tiny model and its problems; made once, and again after their code has changed
+make_tiny() {
+    mkdir -p "$TINY_DIR"
+    "${LAUNCH[@]}" guard -- python -P -m scripts.make_tiny_model \
+        --out "$TINY_DIR/model" --dequantized-out "$TINY_DIR/model-bf16"
+    python -P -m data.synthetic --split train --count 1024 --out "$TINY_DIR/train.jsonl"
+    python -P -m data.synthetic --split eval --count 256 --out "$TINY_DIR/eval.jsonl"
+}
+if ((TINY)) && [[ $MODE == run || $MODE == check ]]; then make_tiny; fi
+
+OPTIONS=(--name "$NAME")
+if [[ -n $RUN_DIR ]]; then OPTIONS+=(--run-dir "$RUN_DIR"); fi
+
+exec "${LAUNCH[@]}" "$MODE" "${OPTIONS[@]}" -- \
+    "${MODEL_ARGS[@]}" "${DATA_ARGS[@]}" "${ROLLOUT_ARGS[@]}" "${GRPO_ARGS[@]}" "${OPTIM_ARGS[@]}" "${LORA_ARGS[@]}" \
+    "${ENGINE_ARGS[@]}" "${ACTOR_ARGS[@]}" "${EVAL_ARGS[@]}" "${CKPT_ARGS[@]}" "${LOG_ARGS[@]}" "${EXTRA_ARGS[@]}"
