@@ -10,7 +10,7 @@ data/problems.py says what a source looks like. Every output line is a record: `
   k = (2 * year + contest) mod 5 these are the numbers 1 + k, 6 + (k + 3) mod 5 and 11 + (k + 1) mod 5, so
   five papers in a row hold out every number once. Six papers give 72 and 18. A problem's split depends on its
   place in the contest alone: a file with more years does not move it.
-- Otherwise, or with --eval-fraction: the problems with the lowest SHA-256, that fraction of them (default 0.2).
+- Otherwise, or with --eval-fraction: the problems with the lowest SHA-256, that share of them (default 0.2).
 """
 
 import argparse

@@ -75,10 +75,10 @@ class Problem:
 def _draw(rng: random.Random) -> Problem:
     kind = rng.choice(KINDS)
     if kind == "look up":
-        numbers = (rng.randrange(1000), rng.randrange(1000))
+        numbers = (rng.randrange(100, 1000), rng.randrange(100, 1000))
         one, other = rng.sample(NAMES, 2)
         return Problem(kind, numbers, (one, other), rng.choice(THINGS), rng.randrange(2))
-    first, second = rng.randrange(100), rng.randrange(100)
+    first, second = rng.randrange(10, 100), rng.randrange(10, 100)
     if kind == "subtract" and second > first:
         first, second = second, first
     return Problem(kind, (first, second))

@@ -5,7 +5,7 @@ scale byte s meaning 2**(s - 127). The files hold `[..., out, groups, 16]`; the 
 `GptOssExperts` is the transpose, `[..., in, out]` with `in = 32 * groups`.
 
 Source: OCP Microscaling Formats (MX) specification 1.0, sections 5.3.3, 5.4.1 and 6.3. `dequantize` gives the
-bits of `transformers.integrations.mxfp4.convert_moe_packed_tensors`.
+bits of `transformers.integrations.mxfp4.convert_moe_packed_tensors` (where that is NaN, some NaN).
 """
 
 import torch
@@ -16,6 +16,11 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 SCALE_BIAS = 127
 MAX_SCALE = 254  # 255 is NaN in the specification
 _E2M1_MAX_EXPONENT = 2
+# An E2M1 code whose sign, exponent and mantissa bits stand where bf16 has its own is, subnormals included, the
+# bf16 number of that value times 2**-126: the exponent biases are 1 and 127.
+_E2M1_AS_BF16 = 2.0**126
+# Bytes decoded at a time, so that the temporaries stay in the cache of a core.
+_CHUNK = 1 << 17
 
 
 def dequantize(
@@ -35,24 +40,37 @@ def dequantize(
     Raises:
         ValueError: if the shapes or dtypes do not belong together.
 
-    Works expert by expert: beyond the input and the result it needs about half an expert of the result.
+    Works expert by expert: beyond the input and the result it needs about a third of one expert's result.
     """
     _check_packed(blocks, scales)
     *experts, out_features, groups, _ = blocks.shape
     result = torch.empty(*experts, groups * GROUP, out_features, dtype=dtype, device=blocks.device)
-    pairs, factors = _pair_table(dtype, blocks.device), _scale_table(dtype, blocks.device)
+    # In the result's dtype, as in transformers; bf16 and float32 hold every one of these powers of two.
+    factors = _scale_factors(blocks.device).to(dtype)
     flat_blocks = blocks.reshape(-1, out_features, groups, GROUP // 2)
     flat_scales = scales.reshape(-1, out_features, groups)
-    for expert, target in enumerate(result.view(-1, groups * GROUP, out_features)):
-        _dequantize_expert(flat_blocks[expert], flat_scales[expert], pairs, factors, target)
+    for expert, target in enumerate(result.view(-1, groups, GROUP // 2, 2, out_features)):
+        _dequantize_expert(flat_blocks[expert], flat_scales[expert], factors, target)
     return result
 
 
-def _dequantize_expert(blocks, scales, pairs, factors, target):
+def _dequantize_expert(
+    blocks: torch.Tensor, scales: torch.Tensor, factors: torch.Tensor, target: torch.Tensor
+) -> None:
+    """Fill `target` `[groups, 16, 2, out]` from `blocks` `[out, groups, 16]` and `scales` `[out, groups]`."""
     out_features, groups, _ = blocks.shape
-    values = pairs[blocks.reshape(-1).int()].view(out_features, groups, GROUP)
-    values *= factors[scales.int()].unsqueeze(-1)
-    target.copy_(values.view(out_features, groups * GROUP).T)
+    # Transposing the bytes moves a quarter of what transposing the values would.
+    columns = blocks.permute(1, 2, 0).contiguous()
+    column_factors = factors[scales.T.int()].unsqueeze(1)
+    step = max(1, _CHUNK // (out_features * GROUP // 2))
+    for start in range(0, groups, step):
+        part = slice(start, start + step)
+        codes = columns[part].to(torch.int16)
+        low = (codes & 0x07) << 6 | (codes & 0x08) << 12
+        high = (codes & 0x70) << 2 | (codes & 0x80) << 8
+        for nibble, bits in enumerate((low, high)):
+            values = bits.view(torch.bfloat16).mul_(_E2M1_AS_BF16)
+            torch.mul(values, column_factors[part], out=target[part, :, nibble])
 
 
 def _check_packed(blocks: torch.Tensor, scales: torch.Tensor) -> None:
@@ -65,18 +83,10 @@ def _check_packed(blocks: torch.Tensor, scales: torch.Tensor) -> None:
         )
 
 
-def _pair_table(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """`[256, 2]`: the two values of a byte, low nibble first."""
-    magnitudes = torch.tensor(E2M1, dtype=dtype, device=device)
-    codes = torch.cat([magnitudes, -magnitudes])
-    byte = torch.arange(256, device=device)
-    return torch.stack([codes[byte & 15], codes[byte >> 4]], dim=-1)
-
-
-def _scale_table(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """`[256]`: 2**(s - 127); infinite for 255, where float32 ends."""
+def _scale_factors(device: torch.device) -> torch.Tensor:
+    """float32 `[256]`: 2**(s - 127); infinite for 255, where float32 ends."""
     exponents = torch.arange(256, device=device) - SCALE_BIAS
-    return torch.ldexp(torch.ones((), device=device), exponents).to(dtype)
+    return torch.ldexp(torch.ones((), device=device), exponents)
 
 
 def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -21,14 +21,7 @@ _IDENTITY = {
     **{f"GIT_{who}_EMAIL": "patches@localhost" for who in ("AUTHOR", "COMMITTER")},
     **{f"GIT_{who}_DATE": "2000-01-01T00:00:00+0000" for who in ("AUTHOR", "COMMITTER")},
 }
-_SETTINGS = {
-    "safe.directory": "*",
-    "core.autocrlf": "false",
-    "core.attributesFile": os.devnull,
-    "core.hooksPath": os.devnull,
-    "core.quotePath": "false",
-    "commit.gpgSign": "false",
-}
+_SETTINGS = {"safe.directory": "*", "core.attributesFile": os.devnull}
 
 
 def _git(worktree: Path, *arguments: str, data: bytes = b"") -> bytes:

@@ -77,8 +77,8 @@ def change(target: Path, series: Series, *, revert: bool, wheel: Tree | None, wa
 
     Waits up to `wait` seconds for another call on the same target (LOCKED).
     """
-    # Nothing to do needs no lock, and so no write access.
-    is_clean = not _leftovers(target, series) or not os.access(target.parent, os.W_OK)
+    # Nothing to do needs no lock, and so no write access. A killed call leaves its lock file behind.
+    is_clean = not _lock_path(target).exists() or not os.access(target.parent, os.W_OK)
     if is_clean and not build(target, series, revert=revert, wheel=wheel):
         return []
     try:
@@ -93,16 +93,12 @@ def change(target: Path, series: Series, *, revert: bool, wheel: Tree | None, wa
     except OSError as error:
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             raise _read_only(error.filename) from error
-        raise
+        advice = next_command(target, series.manifest.version, "status")
+        raise PatchError(Exit.FAILED, str(error), advice) from error
 
 
 def _lock_path(target: Path) -> Path:
     return target.parent / f".{target.name}-patch.lock"
-
-
-def _leftovers(target: Path, series: Series) -> bool:
-    killed = any(target.parent.glob(f".{target.name}-patch-*")) or _lock_path(target).exists()
-    return killed or any(True for _ in _empty_folders(target, series))
 
 
 @contextlib.contextmanager
@@ -222,22 +218,12 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def _empty_folders(target: Path, series: Series) -> Iterator[Path]:
-    """Folders that hold only absent files which the patches create."""
-    for path in series.manifest.files:
-        place = locate(target, path)
-        if series.manifest.chain(path)[0] is None and not place.exists():
-            folder = place.parent
-            if (
-                folder != target
-                and folder.is_dir()
-                and all(p.name == "__pycache__" for p in folder.iterdir())
-            ):
-                yield folder
-
-
 def _remove_empty_folders(target: Path, series: Series) -> None:
-    for folder in list(_empty_folders(target, series)):
+    """Remove the folders that only held files which the patches create."""
+    for path in series.manifest.files:
+        folder = locate(target, path).parent
+        if series.manifest.chain(path)[0] is not None:
+            continue
         while folder != target and folder.is_dir() and all(p.name == "__pycache__" for p in folder.iterdir()):
             shutil.rmtree(folder)
             folder = folder.parent

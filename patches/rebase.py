@@ -24,8 +24,7 @@ class Piece:
     ours: Lines
     theirs: Lines
     clean: Lines | None
-    base_line: int  # 1-based line of the old version at which the piece starts
-    theirs_line: int  # the same in the new version
+    starts: tuple[int, int, int]  # index of the piece's first line in base, ours and theirs
 
 
 def merge3(base: Lines, ours: Lines, theirs: Lines) -> list[Piece]:
@@ -43,10 +42,10 @@ def merge3(base: Lines, ours: Lines, theirs: Lines) -> list[Piece]:
         o_at, t_at = to_ours.get(at, len(ours)), to_theirs.get(at, len(theirs))
         if at > b or o_at > o or t_at > t:
             changed = base[b:at], ours[o:o_at], theirs[t:t_at]
-            pieces.append(Piece(*changed, _resolve(*changed), b + 1, t + 1))
+            pieces.append(Piece(*changed, _resolve(*changed), (b, o, t)))
         if at < len(base):
             same = [base[at]]
-            pieces.append(Piece(same, same, same, same, at + 1, t_at + 1))
+            pieces.append(Piece(same, same, same, same, (at, o_at, t_at)))
         b, o, t = at + 1, o_at + 1, t_at + 1
     return pieces
 
@@ -64,7 +63,7 @@ def _resolve(base: Lines, ours: Lines, theirs: Lines) -> Lines | None:
 
 @dataclass(frozen=True)
 class Misfit:
-    """A hunk of `patch` that does not fit, with what each side has in its place."""
+    """A hunk of `patch` that does not fit, with what each side has there (and some lines around it)."""
 
     patch: str
     path: str
@@ -136,14 +135,9 @@ def _merge_file(
             reason = "the patch deletes this file, and the new version changes it"
         sides = [unified.split_lines(text or b"") for text in (base, ours, theirs)]
         return theirs, [Misfit(patch, path, reason, sides[0], sides[1], sides[2])]
-    pieces = merge3(*(unified.split_lines(text) for text in (base, ours, theirs)))
-    misfits = [
-        Misfit(
-            patch, path, "both sides change these lines", p.base, p.ours, p.theirs, p.base_line, p.theirs_line
-        )
-        for p in pieces
-        if p.clean is None
-    ]
+    sides = [unified.split_lines(text) for text in (base, ours, theirs)]
+    pieces = merge3(sides[0], sides[1], sides[2])
+    misfits = [_misfit(patch, path, piece, sides) for piece in pieces if piece.clean is None]
     merged = b"".join(b"".join(p.theirs if p.clean is None else p.clean) for p in pieces)
     if not misfits:
         try:
@@ -151,6 +145,19 @@ def _merge_file(
         except PatchError as error:
             return theirs, [Misfit(patch, path, str(error), [], unified.split_lines(merged), [])]
     return merged, misfits
+
+
+def _misfit(patch: str, path: str, piece: Piece, sides: list[Lines]) -> Misfit:
+    around = 3
+    shown = [
+        lines[max(0, start - around) : start + len(part) + around]
+        for lines, start, part in zip(
+            sides, piece.starts, (piece.base, piece.ours, piece.theirs), strict=True
+        )
+    ]
+    base_line, _, theirs_line = (max(0, start - around) + 1 for start in piece.starts)
+    reason = "both sides change these lines"
+    return Misfit(patch, path, reason, shown[0], shown[1], shown[2], base_line, theirs_line)
 
 
 def write_report(out: Path, series: Series, version: str, result: Rebased) -> None:

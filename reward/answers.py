@@ -26,6 +26,8 @@ _MESSAGE_END = re.compile(r"<\|(?:start|channel|message|end|return|call|endoftex
 _BRACE = re.compile(r"(?P<box>\\boxed\s*(?:\{|\Z))|\\(?:[{}]|\\(?!boxed))|[{}]")
 
 _SPACE = re.compile(r"(?:\\[,;: ]|~|\\(?:quad|qquad|thinspace)(?![A-Za-z])|\s)+")
+# A space between two digits stays: "3 3" is not 33.
+_LOOSE_SPACE = re.compile(r"(?<![0-9]) | (?![0-9])")
 _WRAPPER = re.compile(
     r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mbox|boxed|displaystyle)\s*\{([^{}]*)\}\Z"
 )
@@ -111,7 +113,7 @@ def canonical(answer: str) -> str:
         .replace("\\dfrac", "\\frac")
         .replace("\\tfrac", "\\frac")
     )
-    return "".join(text.split())
+    return _LOOSE_SPACE.sub("", text)
 
 
 def _last_box(text: str) -> tuple[str | None, str | None]:

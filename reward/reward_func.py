@@ -101,8 +101,8 @@ def response_of(query: str, prompt: str) -> str:
 
     The first rule that fits decides:
     1. The query starts with the prompt.
-    2. The prompt was cut at its start, or decoding changed it: its last 200 characters mark its end. They
-       are looked for no further than the prompt can reach, so a response that quotes them is left alone.
+    2. The prompt was cut at its start, or decoding changed it: its last 200 characters (or half of it)
+       mark its end. They are looked for no further than the prompt can reach: a response may quote them.
     3. Neither is found: the response is the run of assistant messages after the last one of another role,
        all of them, since a harmony response has several (analysis, then final).
     If the prompt opens the assistant's message further (`<|start|>assistant<|channel|>final<|message|>`),
@@ -111,7 +111,7 @@ def response_of(query: str, prompt: str) -> str:
     header = _open_header(prompt)
     if query.startswith(prompt):
         return header + query[len(prompt) :]
-    tail = prompt[-_TAIL_CHARS:]
+    tail = prompt[-min(_TAIL_CHARS, (len(prompt) + 1) // 2) :]
     at = query.rfind(tail, 0, len(prompt) + _SLACK_CHARS)
     if at >= 0:
         return header + query[at + len(tail) :]

@@ -8,6 +8,8 @@ case ":$PATH:" in
     ":$VIRTUAL_ENV/bin:"*) ;;
     *) export PATH="$VIRTUAL_ENV/bin:$PATH" ;;
 esac
+# $PYTHON chose what .venv was made from; from here on Python is that of .venv.
+unset PYTHON
 # The code is imported from the checkout, also by Ray's workers; it is not installed.
 case ":${PYTHONPATH:-}:" in
     ":$_checkout:"*) ;;

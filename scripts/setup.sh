@@ -186,4 +186,5 @@ ensure_patches() {
     say "patches: applied and verified"
 }
 
-main "$@"
+# Sourcing defines the functions only.
+if [[ ${BASH_SOURCE[0]} == "$0" ]]; then main "$@"; fi

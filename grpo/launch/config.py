@@ -6,7 +6,6 @@ the imports of torch and vLLM that come with it, so that a wrong name or value i
 
 import argparse
 import ast
-import datetime
 import difflib
 import importlib.util
 import os
@@ -15,13 +14,24 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 TRAINER = "openrlhf.cli.train_ppo_ray"
-# What the parser's code may import: the standard library and ourselves.
-_PARSER_IMPORTS = ("argparse", "datetime", "grpo")
 _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 # Set from the run directory, not by flags.
 _OWNED_FLAGS = ("run_dir", "save_path")
 _INPUT_PATHS = ("prompt_data", "eval_dataset", "remote_rm_url", "agent_func_path")
 _OUTPUT_PATHS = ("ckpt_path", "metrics_dir")
+_COUNTS = (
+    "rollout_batch_size",
+    "n_samples_per_prompt",
+    "micro_rollout_batch_size",
+    "train_batch_size",
+    "micro_train_batch_size",
+    "actor_num_nodes",
+    "actor_num_gpus_per_node",
+    "vllm_num_engines",
+    "vllm_tensor_parallel_size",
+    "num_episodes",
+    "max_epochs",
+)
 
 
 class ConfigError(ValueError):
@@ -60,7 +70,7 @@ class Config:
     @property
     def engine_gpus(self) -> int:
         """Return the number of GPUs of all engines."""
-        return (self.args.vllm_num_engines or 0) * self.args.vllm_tensor_parallel_size
+        return self.args.vllm_num_engines * self.args.vllm_tensor_parallel_size
 
     @property
     def gpus(self) -> int:
@@ -102,9 +112,10 @@ def trainer_parser() -> argparse.ArgumentParser:
     if main is None:
         raise ConfigError(f"{source} has no main block: another OpenRLHF? type ./apply_patches.sh status")
     parsing = next(i for i, node in enumerate(main.body) if "parser.parse_args()" in ast.unparse(node))
-    statements = [node for node in tree.body if _may_import(node)] + main.body[:parsing]
-    namespace: dict[str, Any] = {"__name__": "trainer_parser", "datetime": datetime.datetime}
-    exec(compile(ast.Module(statements, type_ignores=[]), str(source), "exec"), namespace)
+    body = main.body[:parsing]
+    used = {node.id for statement in body for node in ast.walk(statement) if isinstance(node, ast.Name)}
+    namespace: dict[str, Any] = {"__name__": "trainer_parser"}
+    exec(compile(ast.Module(_imports(tree, used) + body, type_ignores=[]), str(source), "exec"), namespace)
     parser: argparse.ArgumentParser = namespace["parser"]
     if "--run_dir" not in parser.format_usage():
         raise ConfigError("the installed OpenRLHF is not patched: type ./apply_patches.sh")
@@ -112,17 +123,22 @@ def trainer_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _may_import(node: ast.stmt) -> bool:
-    if isinstance(node, ast.Import):
-        return all(alias.name.split(".")[0] in _PARSER_IMPORTS for alias in node.names)
-    return isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in _PARSER_IMPORTS
+def _imports(tree: ast.Module, used: set[str]) -> list[ast.stmt]:
+    """Return the imports of a module, cut down to the names in `used`."""
+    imports: list[ast.stmt] = []
+    for node in tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            node.names = [alias for alias in node.names if (alias.asname or alias.name).split(".")[0] in used]
+            if node.names:
+                imports.append(node)
+    return imports
 
 
 def resolve(flags: list[str], run_dir: Path) -> Config:
     """Parse the trainer's flags, the last of each kind winning, and add what follows from the run directory.
 
     Raises:
-        ConfigError: on an unknown flag, a value of the wrong type, or a secret among the values.
+        ConfigError: on an unknown flag, a value of the wrong type, a count below 1, or a secret among the values.
     """
     parser = trainer_parser()
     _refuse_secrets(flags)
@@ -143,7 +159,11 @@ def resolve(flags: list[str], run_dir: Path) -> Config:
     given.setdefault("ckpt_path", str(run_dir / "checkpoints"))
     given["save_path"] = str(run_dir / "final")
     argv = command_line(parser, given)
-    return Config(args=_strict(parser).parse_args(argv), given=given, argv=argv)
+    args = _strict(parser).parse_args(argv)
+    for name in _COUNTS:
+        if not (getattr(args, name) or 0) >= 1:
+            raise ConfigError(f"--{name} is {getattr(args, name)}: it has to be at least 1")
+    return Config(args=args, given=given, argv=argv)
 
 
 def _given(parser: argparse.ArgumentParser, flags: list[str]) -> dict[str, Any]:

@@ -64,6 +64,8 @@ def read(folder: Path) -> Model:
     Raises:
         ModelError: where a file is missing, cut off, or is no safetensors file.
     """
+    if not folder.is_dir():
+        raise ModelError(f"{folder} is not on this machine")
     config = _read_json(folder / "config.json")
     shapes: dict[str, tuple[int, ...]] = {}
     for shard in shards(folder):

@@ -116,14 +116,14 @@ def _add_sizes(plan: Plan, config: Config, model: Model, engine_model: Model) ->
     )
     tensor_parallel = args.vllm_tensor_parallel_size
     # Of each engine: the Ray actor, the engine core, and its workers where there are several.
-    engine_processes = (args.vllm_num_engines or 0) * (2 + (tensor_parallel if tensor_parallel > 1 else 0))
+    engine_processes = args.vllm_num_engines * (2 + (tensor_parallel if tensor_parallel > 1 else 0))
     host = (engine_processes + config.actor_ranks + 2) * _PROCESS_BYTES[cpu] + plan.object_store_bytes
     if args.offload or cpu:
         host += plan.model_bf16_bytes
     if args.adam_offload or cpu:
         host += plan.lora_optimizer_bytes
     if cpu:
-        host += (args.vllm_num_engines or 0) * engine_model.bf16_bytes + config.engine_gpus * kv_cache_bytes()
+        host += args.vllm_num_engines * engine_model.bf16_bytes + config.engine_gpus * kv_cache_bytes()
     plan.host_bytes = int(host)
     plan.checkpoint_bytes = adapter + plan.lora_optimizer_bytes
     # One more while the oldest is still there, and the final adapter.

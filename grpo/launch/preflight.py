@@ -80,29 +80,24 @@ def pins() -> dict[str, str]:
 
 
 def patch_status() -> dict[str, Any]:
-    """Return what `python -m patches status --json` says; state "unknown" and an error where it fails."""
+    """Return what `python -m patches status --json` says; state "unknown" and its output where it fails."""
     done = subprocess.run(
         [sys.executable, "-m", "patches", "status", "--json"], cwd=CHECKOUT, capture_output=True, text=True
     )
     try:
         return json.loads(done.stdout)
     except ValueError:
-        return {"state": "unknown", "error": done.stderr.strip() or done.stdout.strip()}
+        return {"state": "unknown", "message": (done.stderr or done.stdout).strip()}
 
 
 def check_patches() -> Iterator[Problem]:
     """Refuse anything but the whole series, unchanged."""
     status = patch_status()
-    if status["state"] != "applied" or status.get("applied") != status.get("total"):
-        detail = status.get("error") or f"{status.get('applied')} of {status.get('total')} patches"
-        yield Problem(
-            f"OpenRLHF's patches: {status['state']} ({detail})",
-            "./apply_patches.sh, then ./apply_patches.sh status",
-        )
-    elif status.get("digest") != status.get("expected_digest"):
-        yield Problem(
-            "the patched OpenRLHF has another digest than its patches give", "./apply_patches.sh verify"
-        )
+    if status["state"] != "applied" or status["applied"] != status["total"]:
+        remedy = status.get("next") or "./apply_patches.sh status"
+        yield Problem(f"OpenRLHF's patches are not in place: {status['message']}", remedy)
+    elif status["digest"] != status["expected_digest"]:
+        yield Problem("the patched OpenRLHF is not what its patches give", "./apply_patches.sh verify")
 
 
 def check_flags(config: Config) -> Iterator[Problem]:
@@ -114,8 +109,6 @@ def check_flags(config: Config) -> Iterator[Problem]:
             what, _, remedy = line.removeprefix("train_ppo_ray: ").partition(": ")
             yield Problem(what, remedy)
     args = config.args
-    if not args.vllm_num_engines:
-        yield Problem("no engines: nothing would generate", "set NUM_ENGINES to 1 or more")
     if args.eval_dataset and not args.remote_rm_url:
         yield Problem("an eval needs a reward function", "set REWARD to a .py file with reward_func")
     for script in (args.remote_rm_url or "").split(","):
@@ -128,12 +121,6 @@ def check_flags(config: Config) -> Iterator[Problem]:
 def check_batches(config: Config) -> Iterator[Problem]:
     """Batch sizes that DeepSpeed and OpenRLHF divide by each other; most are asserted only after loading."""
     args, samples, ranks = config.args, config.samples_per_rollout, config.actor_ranks
-    if (
-        min(samples, ranks, args.train_batch_size, args.micro_train_batch_size, args.micro_rollout_batch_size)
-        < 1
-    ):
-        yield Problem("a batch size or the number of actor ranks is below 1", "use positive numbers")
-        return
     per_step = args.micro_train_batch_size * ranks
     if args.train_batch_size % per_step:
         yield Problem(

@@ -5,6 +5,7 @@ The keeper is a child subreaper (prctl(2)): what detaches itself (setsid, double
 with an empty environment. The id finds what a Ray cluster that we joined has started for us.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -173,16 +174,30 @@ def shared_memory_of(pids: Iterable[int]) -> set[Path]:
     """Return the named files under /dev/shm that these processes have mapped or open."""
     files: set[Path] = set()
     for pid in pids:
-        try:
-            maps = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
-            links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue
-        for line in maps + links:
+        for line in _mapped_files(pid) + _open_files(pid):
             start = line.find(f"{SHM}/")
             if start >= 0 and not line.endswith(" (deleted)"):
                 files.add(Path(line[start:]))
     return files
+
+
+def _mapped_files(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return []
+
+
+def _open_files(pid: int) -> list[str]:
+    links = []
+    try:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            # A file may be closed while we look.
+            with contextlib.suppress(FileNotFoundError):
+                links.append(os.readlink(link))
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return links
+    return links
 
 
 def remove_shared_memory(files: Iterable[Path]) -> list[Path]:

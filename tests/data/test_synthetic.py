@@ -12,8 +12,11 @@ def recompute(question):
     if words[0] == "What":
         first, second = int(words[2]), int(words[4])
         return first + second if words[3] == "plus" else first - second
-    owned = {words[i - 1]: int(words[i + 1]) for i, word in enumerate(words) if word == "has" and i + 1 < len(words)
-             and words[i + 1].isdigit()}
+    owned = {
+        words[i - 1]: int(words[i + 1])
+        for i, word in enumerate(words)
+        if word == "has" and i + 1 < len(words) and words[i + 1].isdigit()
+    }
     return owned[words[-1]]
 
 

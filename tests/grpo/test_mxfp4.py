@@ -10,8 +10,9 @@ DTYPES = (torch.bfloat16, torch.float32, torch.float16)
 
 
 def bits(tensor):
-    """Compare NaN and the sign of zero too."""
-    return tensor.contiguous().view(torch.int32 if tensor.dtype == torch.float32 else torch.int16)
+    """Tell 0 from -0, and let NaN equal NaN: which of its bit patterns comes out depends on the SIMD path."""
+    tensor = torch.where(tensor.isnan(), torch.nan, tensor).contiguous()
+    return tensor.view(torch.int32 if tensor.dtype == torch.float32 else torch.int16)
 
 
 def every_byte_and_scale():

@@ -28,7 +28,7 @@ PRISTINE = {
     "openrlhf/trainer/old.py": b"GONE = True\n",
     "openrlhf/untouched.py": b"KEPT = True\n",
 }
-ACTOR_1 = ACTOR.replace(b"LINE_3 = 3\n", b"LINE_3 = 103\n")
+ACTOR_1 = ACTOR.replace(b"LINE_3 = 3\n", b"LINE_3 = 103\nMORE = 1\n")
 ACTOR_2 = ACTOR_1.replace(b"LINE_20 = 20\n", b"LINE_20 = 20\nEXTRA = 1\n")
 CHANGES = [
     Change(
@@ -38,7 +38,7 @@ CHANGES = [
     ),
     Change(
         "second.patch",
-        "What: the second.\n\n# A line that git would take for a comment.",
+        "What: the second.\n\n\n# A line that git would take for a comment.",
         {
             "openrlhf/models/actor.py": (ACTOR_1, ACTOR_2),
             "openrlhf/trainer/loop.py": (
@@ -129,6 +129,7 @@ def hook(event, args):
     count += 1
     if count - 1 != number:
         return
+    print(action, event, file=sys.stderr, flush=True)
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif action == "fail":

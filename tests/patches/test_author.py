@@ -57,12 +57,20 @@ def test_the_worktree_is_the_patched_package(world, worktree, after):
 
 
 def test_import_is_the_same_anywhere(world, worktree, tmp_path, monkeypatch):
-    config = tmp_path / "gitconfig"
+    config = tmp_path / ".gitconfig"
     config.write_text("[user]\nname = x\nemail = x@x\n[core]\nautocrlf = true\n[commit]\ngpgsign = true\n")
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("GIT_CONFIG_GLOBAL", raising=False)
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "wrong"))
     assert world.call("import", "--to", str(tmp_path / "other")) == 0
     assert git(worktree, "rev-parse", "HEAD") == git(tmp_path / "other", "rev-parse", "HEAD")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a worktree to somebody else")
+def test_export_reads_a_worktree_of_another_user(worktree):
+    for place in (worktree, worktree / ".git"):
+        os.chown(place, 65534, 65534)
+    assert main(["export", "--from", str(worktree)]) == 0
 
 
 def test_a_new_commit_becomes_a_patch(world, worktree, folder, capsys):

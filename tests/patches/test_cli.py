@@ -160,7 +160,7 @@ def test_verify_finds_what_the_hashes_of_the_install_cannot(world, capsys):
         ("series", "CRLF", lambda text: text.replace(b"\n", b"\r\n")),
         (
             "first.patch",
-            "first.patch (reversed) does not apply",
+            "(reversed) does not apply",
             lambda text: text.replace(b"= 103", b"= 104"),
         ),
         ("first.patch", "CRLF", lambda text: text.replace(b"\n", b"\r\n")),
@@ -187,8 +187,17 @@ def test_a_wrong_hunk_is_named(world, before, look, capsys):
     path.write_bytes(path.read_bytes().replace(b" LINE_20 = 20", b" LINE_20 = 21"))
     assert world.call("apply") == Exit.BAD_SERIES
     error = capsys.readouterr().err
-    assert "second.patch does not apply: openrlhf/models/actor.py hunk 1 at line 20" in error
+    assert "second.patch does not apply: openrlhf/models/actor.py hunk 1 at line 21" in error
     assert "'LINE_20 = 21'" in error and "'LINE_20 = 20'" in error
+    assert look(world.site) == before
+
+
+def test_a_patch_that_applies_to_something_else_is_refused(world, before, look, capsys):
+    path = world.checkout / "patches" / "openrlhf-1.0" / "second.patch"
+    path.write_bytes(path.read_bytes().replace(b"+EXTRA = 1", b"+EXTRA = 2"))
+    assert world.call("apply") == Exit.BAD_SERIES
+    error = capsys.readouterr().err
+    assert "second.patch applied on openrlhf/models/actor.py gives" in error and "the manifest says" in error
     assert look(world.site) == before
 
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from patches import digest, expected_digest
+from patches import digest, expected_digest, install
 from patches.errors import Exit
 from patches.series import Change, Series, write_folder
 
@@ -169,17 +169,53 @@ def test_the_wheel_gives_back_edited_files(world, before, after, look, make_whee
 
 
 def test_a_failed_write_rolls_back(world, before, after, look):
-    failures = 0
+    """Every write operation fails once: an error, and the old files or (in the clean-up) the new ones."""
+    names = set(before) | set(after)
+    outcomes = []
     for number in range(200):
+        assert world.call("revert") == 0
         done = world.drive("fail", number, "apply")
-        _, errors = done.communicate(timeout=60)
-        if done.returncode == 0:
+        errors = done.communicate(timeout=60)[1]
+        if not errors.startswith("fail "):
+            assert done.returncode == 0
             break
-        failures += 1
-        assert "No space left" in errors
-        assert look(world.site) == before, number
-    assert failures > 10
-    assert look(world.site) == after
+        tree = {path: text for path, text in look(world.site).items() if path in names}
+        assert tree in (before, after) and "Traceback" not in errors
+        assert done.returncode == 0 or (done.returncode == Exit.FAILED and "No space left" in errors)
+        outcomes.append((errors.split()[1], tree == before))
+        assert world.call("apply") == 0
+        assert look(world.site) == after
+    renames = [undone for event, undone in outcomes if event == "os.rename"]
+    assert len(renames) == 4 and all(renames)
+
+
+def test_a_file_that_changes_meanwhile_is_kept(world, before, look, monkeypatch, capsys):
+    stage, place = install._stage, world.target / "trainer" / "old.py"
+
+    def edit_then_stage(*arguments):
+        place.write_bytes(b"mine = 1\n")
+        return stage(*arguments)
+
+    monkeypatch.setattr(install, "_stage", edit_then_stage)
+    assert world.call("apply") == Exit.FAILED
+    assert "trainer/old.py changed while" in capsys.readouterr().err
+    assert look(world.site) == before | {"openrlhf/trainer/old.py": b"mine = 1\n"}
+
+
+def test_a_lock_on_a_file_that_was_removed_is_taken_again(world, monkeypatch):
+    lock, flock = world.site / ".openrlhf-patch.lock", fcntl.flock
+    calls: list[int] = []
+
+    def remove_then_flock(handle, how):
+        if not calls:
+            lock.unlink()  # as the holder before us does at its end
+        calls.append(how)
+        flock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", remove_then_flock)
+    with install._locked(world.target, "1.0", 1):
+        assert lock.exists()
+    assert len(calls) == 2 and not lock.exists()
 
 
 def _without_override() -> None:

@@ -113,9 +113,9 @@ def test_a_clean_refresh_applies_to_the_new_version(
     target = package(tmp_path / "newer", pristine, "1.1")
     assert main(["apply", "--target", str(target)]) == main(["verify", "--target", str(target)]) == 0
     text = (target / "models" / "actor.py").read_bytes()
-    assert text == new["openrlhf/models/actor.py"].replace(b"LINE_3 = 3\n", b"LINE_3 = 103\n").replace(
-        b"LINE_20 = 20\n", b"LINE_20 = 20\nEXTRA = 1\n"
-    )
+    assert text == new["openrlhf/models/actor.py"].replace(
+        b"LINE_3 = 3\n", b"LINE_3 = 103\nMORE = 1\n"
+    ).replace(b"LINE_20 = 20\n", b"LINE_20 = 20\nEXTRA = 1\n")
     assert Series.load("1.1").patches[1].header == Series.load("1.0").patches[1].header
 
 
@@ -131,7 +131,8 @@ def test_a_conflict_is_reported_with_all_sides(world, before, refresh):
         "LINE_3 = 3\n",
         "LINE_3 = 103\n",
         "LINE_3 = 7\n",
-        "line 3",
+        "LINE_1 = 1\nLINE_2 = 2\nLINE_3 = 7\nLINE_4",
+        "line 1",
         "first.patch: openrlhf/models/actor.py",
     ):
         assert side in text
@@ -158,7 +159,11 @@ def test_whole_files_that_do_not_fit(before, refresh, path, text, reason):
 
 def test_a_patch_that_upstream_took_is_dropped(before, after, refresh):
     new = before | {"openrlhf/trainer/loop.py": after["openrlhf/trainer/loop.py"]}
-    new |= {"openrlhf/models/actor.py": after["openrlhf/models/actor.py"].replace(b" = 103", b" = 3")}
+    new |= {
+        "openrlhf/models/actor.py": after["openrlhf/models/actor.py"].replace(
+            b" = 103\nMORE = 1\n", b" = 3\n"
+        )
+    }
     code, report, _ = refresh(new)
     assert code == 0 and report["upstream"] == ["second.patch"]
     assert report["fitting"] == ["first.patch", "third.patch"]

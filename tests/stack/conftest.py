@@ -19,8 +19,8 @@ def pytest_collection_modifyitems(items):
 def tiny_model() -> Path:
     """The tiny model of ./train_grpo.sh --tiny: `mxfp4/` for the trainer and `bf16/` for engines on CPU."""
     directory = ROOT / ".cache" / "tiny-model"
-    command = [sys.executable, "-m", "scripts.make_tiny_model", "--out", str(directory)]
-    subprocess.run(command, cwd=ROOT, check=True)
+    command = [sys.executable, "-m", "scripts.make_tiny_model", "--out", str(directory / "mxfp4")]
+    subprocess.run([*command, "--dequantized-out", str(directory / "bf16")], cwd=ROOT, check=True)
     return directory
 
 

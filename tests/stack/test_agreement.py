@@ -78,6 +78,7 @@ class Stack:
         cluster.wait_for(refs + cluster.engines_ready(self.engines))
 
     def every_rank(self, function):
+        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test module
         return ray.get([actor.__ray_call__.remote(function) for actor in self.trainer._actor_handlers])
 
     def trainer_log_probs(self, tokens: list[int]) -> torch.Tensor:
@@ -149,7 +150,8 @@ def float32(stack, texts, synced, tiny_model, tmp_path_factory) -> torch.Tensor:
     steps = stack.trainer.async_run_method("save_checkpoint", tag="unused", client_states={"global_step": 7})
     ray.get(steps)
     base = loading.load_gpt_oss(tiny_model / "mxfp4")
-    model = PeftModel.from_pretrained(base, f"{stack.args.ckpt_path}/step_7/adapter").eval()
+    saved = f"{stack.args.ckpt_path}/step_7/adapter"
+    model = PeftModel.from_pretrained(base, saved, autocast_adapter_dtype=False).eval()
     bf16 = torch.cat([log_probs(model, text) for text in texts])
     # What was saved is what the trainer uses: the same numerics, the same numbers.
     assert (bf16 - synced).abs().max() < 1e-5
@@ -168,10 +170,12 @@ def disagreement(trainer: torch.Tensor, engine: torch.Tensor, float32: torch.Ten
     """How far an engine is from the trainer, in units of what two bf16 passes may differ; above 1 is a fault.
 
     Each of the two is a bf16 pass. The trainer's own error against float32 measures what one costs; the sum of two
-    such errors bounds the difference, at every position, early and late alike.
+    such errors bounds the difference. Compared at the largest difference, so at every position, and at quantiles
+    below it, since single positions are far off where rounding makes the router choose another expert.
     """
-    allowed = 2 * (trainer - float32).abs().max()
-    return ((trainer - engine).abs().max() / allowed).item()
+    at = torch.tensor([0.25, 0.5, 0.75, 0.9, 1.0])
+    allowed = 2 * (trainer - float32).abs().quantile(at)
+    return ((trainer - engine).abs().quantile(at) / allowed).max().item()
 
 
 @pytest.mark.timeout(900)

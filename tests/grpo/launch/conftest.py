@@ -1,0 +1,157 @@
+"""A checkpoint of headers and zeros, data files and flags that pass the preflight; each test breaks one of them."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from grpo.launch.config import Config, resolve
+from grpo.launch.model_files import INDEX
+
+CONFIG = {
+    "model_type": "gpt_oss",
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "vocab_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+ITEM_BYTES = {"U8": 1, "BF16": 2}
+
+
+def write_shard(path: Path, tensors: dict[str, tuple[str, tuple[int, ...]]]) -> None:
+    """Write a safetensors file of zeros: 8 bytes header length, JSON header, data."""
+    header, offset = {}, 0
+    for name, (dtype, shape) in tensors.items():
+        end = offset + math.prod(shape) * ITEM_BYTES[dtype]
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(offset))
+
+
+def attention(layer: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return the four projections of one layer: 4 heads and 2 key/value heads of 16, hidden size 32."""
+    prefix = f"model.layers.{layer}.self_attn"
+    return {
+        f"{prefix}.q_proj.weight": ("BF16", (64, 32)),
+        f"{prefix}.k_proj.weight": ("BF16", (32, 32)),
+        f"{prefix}.v_proj.weight": ("BF16", (32, 32)),
+        f"{prefix}.o_proj.weight": ("BF16", (32, 64)),
+    }
+
+
+def write_checkpoint(folder: Path, mxfp4: bool = False) -> Path:
+    """Write a two-layer gpt-oss checkpoint in two shards; zeros, so it can be looked at but not used."""
+    folder.mkdir(parents=True)
+    quantization = {"quantization_config": {"quant_method": "mxfp4"}} if mxfp4 else {}
+    (folder / "config.json").write_text(json.dumps(CONFIG | quantization))
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    weight_map = {}
+    for layer in range(2):
+        tensors = attention(layer)
+        if mxfp4:
+            tensors[f"model.layers.{layer}.mlp.experts.down_proj_blocks"] = ("U8", (4, 32, 1, 16))
+            tensors[f"model.layers.{layer}.mlp.experts.down_proj_scales"] = ("U8", (4, 32, 1))
+        shard = f"model-0000{layer + 1}-of-00002.safetensors"
+        write_shard(folder / shard, tensors)
+        weight_map |= dict.fromkeys(tensors, shard)
+    (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    return folder
+
+
+def write_data(path: Path, count: int) -> Path:
+    """Write `count` records of a prepared data file."""
+    records = [{"prompt": f"{n} + 1?", "label": str(n + 1), "datasource": "test", "id": str(n)} for n in range(count)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+@dataclass
+class Setting:
+    """A run that could start. `flags` are by name; None leaves a flag out, True gives it no value."""
+
+    folder: Path
+    flags: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def run_dir(self) -> Path:
+        return self.folder / "run"
+
+    def words(self, **changes: object) -> list[str]:
+        words: list[str] = []
+        for name, value in (self.flags | changes).items():
+            if value is None:
+                continue
+            words.append(f"--{name}")
+            if value is not True:
+                words += [str(item) for item in value] if isinstance(value, list) else [str(value)]
+        return words
+
+    def config(self, **changes: object) -> Config:
+        return resolve(self.words(**changes), self.run_dir)
+
+
+@pytest.fixture(autouse=True)
+def cpu_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stack that the tests run on, and no cluster to join."""
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+@pytest.fixture
+def setting(tmp_path: Path) -> Setting:
+    model = write_checkpoint(tmp_path / "model")
+    reward = tmp_path / "reward.py"
+    reward.write_text("def reward_func(queries, prompts, labels): ...\n")
+    flags: dict[str, object] = {
+        "pretrain": model,
+        "attn_implementation": "eager",
+        "prompt_data": write_data(tmp_path / "train.jsonl", 20),
+        "eval_dataset": write_data(tmp_path / "eval.jsonl", 5),
+        "input_key": "prompt",
+        "label_key": "label",
+        "apply_chat_template": True,
+        "remote_rm_url": reward,
+        "rollout_batch_size": 8,
+        "n_samples_per_prompt": 8,
+        "micro_rollout_batch_size": 1,
+        "prompt_max_len": 64,
+        "generate_max_len": 32,
+        "advantage_estimator": "dr_grpo",
+        "init_kl_coef": 0,
+        "train_batch_size": 8,
+        "micro_train_batch_size": 1,
+        "num_episodes": 3,
+        "lora_rank": 4,
+        "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
+        "vllm_num_engines": 2,
+        "vllm_tensor_parallel_size": 2,
+        "actor_num_gpus_per_node": 4,
+        "zero_stage": 3,
+        "offload": True,
+        "adam_offload": True,
+        "gradient_checkpointing": True,
+        "gradient_checkpointing_use_reentrant": True,
+        "save_steps": 10,
+        "max_ckpt_num": 2,
+        "eval_steps": 2,
+        "eval_at_start": True,
+    }
+    return Setting(tmp_path, flags)
+
+
+@pytest.fixture
+def make_checkpoint() -> Callable[..., Path]:
+    return write_checkpoint
+
+
+@pytest.fixture
+def make_data() -> Callable[[Path, int], Path]:
+    return write_data

@@ -1,0 +1,133 @@
+"""The flags of the recipe become the configuration of the trainer."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpo.launch import config
+from grpo.launch.config import ConfigError, model_folder, redact, trainer_parser
+
+
+@pytest.mark.stack
+def test_the_parser_is_the_trainers_own() -> None:
+    script = "import runpy, sys; sys.argv = ['t', '--help']; runpy.run_module(%r, run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", script % config.TRAINER], capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    flags = {word.strip("[],") for word in done.stdout.split() if word.startswith(("--", "[--"))}
+    ours = set(trainer_parser()._option_string_actions) - {"-h", "--help"}
+    assert len(ours) > 100
+    assert ours <= flags
+
+
+def test_reading_the_parser_imports_neither_torch_nor_ray() -> None:
+    script = (
+        "import sys; from grpo.launch.config import trainer_parser; trainer_parser();"
+        "print([name for name in ('torch', 'ray', 'vllm', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_flag_has_a_value(setting) -> None:
+    resolved = setting.config()
+    assert resolved.values["lora_rank"] == 4
+    assert resolved.values["gamma"] == 1, "a default of OpenRLHF"
+    assert resolved.given["lora_rank"] == 4
+    assert "gamma" not in resolved.given
+
+
+def test_the_last_of_two_flags_wins_and_the_command_has_it_once(setting) -> None:
+    resolved = config.resolve([*setting.words(), "--lora_rank", "32", "--target_modules", "q_proj"], setting.run_dir)
+    assert resolved.args.lora_rank == 32
+    assert resolved.args.target_modules == ["q_proj"]
+    assert resolved.argv.count("--lora_rank") == 1
+
+
+def test_the_command_line_parses_to_the_same_configuration(setting) -> None:
+    resolved = setting.config(eps_clip_low_high=[0.2, 0.28], use_kl_loss=True)
+    again = vars(trainer_parser().parse_args(resolved.argv))
+    # The default contains the current minute.
+    assert again | {"wandb_run_name": ""} == vars(resolved.args) | {"wandb_run_name": ""}
+
+
+def test_results_go_into_the_run_directory(setting) -> None:
+    args = setting.config().args
+    assert args.run_dir == args.metrics_dir == str(setting.run_dir)
+    assert args.ckpt_path == str(setting.run_dir / "checkpoints")
+    assert args.save_path == str(setting.run_dir / "final")
+
+
+def test_checkpoints_and_metrics_can_go_elsewhere(setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    args = setting.config(ckpt_path="big/disk", metrics_dir=tmp_path / "small").args
+    assert args.ckpt_path == str(tmp_path / "big" / "disk")
+    assert args.metrics_dir == str(tmp_path / "small")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--lora_rnk", "3"], "no flag --lora_rnk: did you mean --lora_rank?"),
+        (["--lora_ran", "3"], "did you mean --lora_rank?"),  # argparse would take it for an abbreviation
+        (["--lora_rank", "many"], "--lora_rank: invalid int value: 'many'"),
+        (["--actor_learning_rate", "1e-6x"], "invalid float value"),
+        (["--advantage_estimator", "grpo"], "invalid choice: 'grpo'"),
+        (["--run_dir", "/tmp/x"], "use --run-dir DIR before the --"),
+        (["--train_batch_size", "0"], "--train_batch_size is 0: it has to be at least 1"),
+        (["--vllm_num_engines", "0"], "--vllm_num_engines is 0"),
+        (["stray"], "'stray' belongs to no flag"),
+    ],
+)
+def test_a_bad_flag_is_refused(setting, words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        config.resolve([*setting.words(target_modules=None), *words], setting.run_dir)
+    assert message in str(refusal.value)
+
+
+def test_an_unpatched_trainer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "train_ppo_ray.py"
+    source.write_text(
+        "import argparse\nimport torch_that_is_not_there\n\nif __name__ == '__main__':\n"
+        "    parser = argparse.ArgumentParser()\n    parser.add_argument('--pretrain')\n"
+        "    args = parser.parse_args()\n"
+    )
+    monkeypatch.setattr(config, "trainer_source", lambda: source)
+    with pytest.raises(ConfigError, match=r"not patched: type \./apply_patches\.sh"):
+        trainer_parser()
+
+
+@pytest.mark.parametrize("words", [["--use_wandb", "abcdef123456"], ["--use_wandb=abcdef123456"]])
+def test_a_wandb_key_on_the_command_line_is_refused_and_not_repeated(setting, words: list[str]) -> None:
+    with pytest.raises(ConfigError, match="export WANDB_API_KEY") as refusal:
+        config.resolve([*setting.words(), *words], setting.run_dir)
+    assert "abcdef123456" not in str(refusal.value)
+
+
+def test_a_secret_in_a_flag_is_refused_and_not_repeated(setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_API_KEY", "s3cret-value")
+    with pytest.raises(ConfigError, match="JUDGE_API_KEY") as refusal:
+        setting.config(remote_rm_url="http://judge/?key=s3cret-value")
+    assert "s3cret-value" not in str(refusal.value)
+
+
+def test_redact_replaces_secrets_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_0123456789")
+    assert redact("token hf_0123456789.") == "token <HF_TOKEN>."
+
+
+def test_a_hub_id_becomes_its_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = tmp_path / "models--openai--gpt-oss-120b"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("abc123")
+    (repository / "snapshots" / "abc123").mkdir(parents=True)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert model_folder("openai/gpt-oss-120b") == str(repository / "snapshots" / "abc123")
+    assert model_folder("openai/gpt-oss-20b") == "openai/gpt-oss-20b", "left for the preflight"
+
+
+def test_the_engines_load_the_model_of_the_actor_unless_told_otherwise(setting, tmp_path: Path) -> None:
+    assert setting.config().args.engine_model == str(tmp_path / "model")
+    (tmp_path / "copy").mkdir()
+    assert setting.config(engine_model=tmp_path / "copy").args.engine_model == str(tmp_path / "copy")

@@ -1,0 +1,121 @@
+"""The arithmetic of a run, against numbers worked out by hand and by other libraries."""
+
+import pytest
+import torch
+
+from grpo.launch import model_files
+from grpo.launch.plan import describe, make_plan
+
+
+def test_batches_of_the_run_log(setting) -> None:
+    plan = make_plan(setting.config())
+    assert plan.samples_per_rollout == 64, "8 prompts x 8 samples"
+    assert plan.optimizer_steps_per_rollout == 8, "train_batch_size 8 counts samples"
+    assert plan.gradient_accumulation == 2, "8 samples on 4 ranks, one at a time"
+    assert plan.max_tokens_per_rollout == 64 * (64 + 32)
+
+
+def test_steps_and_evals(setting) -> None:
+    plan = make_plan(setting.config())
+    assert (plan.prompts, plan.steps_per_episode, plan.unused_prompts_per_episode) == (20, 2, 4)
+    assert plan.steps == 6, "2 steps an episode, 3 episodes"
+    assert plan.scheduled_optimizer_steps == 20 * 8 // 8 * 3, "OpenRLHF counts the left-over prompts too"
+    assert plan.evals == 1 + 3, "before the first step, then after steps 2, 4, 6"
+
+
+def test_max_steps_ends_the_run_and_its_schedule(setting) -> None:
+    plan = make_plan(setting.config(max_steps=3))
+    assert plan.steps == 3
+    assert plan.scheduled_optimizer_steps == 3 * 8
+    assert plan.evals == 1 + 1
+
+
+def test_no_eval_without_a_period(setting) -> None:
+    assert make_plan(setting.config(eval_steps=-1)).evals is None
+
+
+def test_resources(setting) -> None:
+    plan = make_plan(setting.config())
+    assert plan.ray_gpus == 2 * 2 + 4
+    # Each GPU is a bundle with a CPU, and the trainer takes one more.
+    assert plan.ray_cpus > plan.ray_gpus + 1
+
+
+def test_lora_parameters_are_those_of_peft(setting, tmp_path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    model = model_files.read(tmp_path / "model")
+
+    class Attention(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+                rows, columns = model.shapes[f"model.layers.0.self_attn.{name}.weight"]
+                setattr(self, name, torch.nn.Linear(columns, rows))
+
+    targets = ["q_proj", "v_proj", "o_proj"]
+    layer = get_peft_model(Attention(), LoraConfig(r=4, target_modules=targets))
+    trainable, _ = layer.get_nb_trainable_parameters()
+    assert model.lora_parameters(4, targets) == 2 * trainable, "two layers"
+
+
+def test_sizes_of_an_mxfp4_checkpoint(setting, make_checkpoint, tmp_path) -> None:
+    folder = make_checkpoint(tmp_path / "packed", mxfp4=True)
+    model = model_files.read(folder)
+    attention = 2 * (64 * 32 + 2 * 32 * 32 + 32 * 64)
+    experts = 2 * 4 * 32 * 32  # 16 bytes of blocks are 32 values
+    assert model.is_mxfp4
+    assert model.bf16_bytes == 2 * (attention + experts)
+    assert model.file_bytes == sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def test_sizes_of_gpt_oss_120b(setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shapes of the 120b (36 layers, hidden 2880, 128 experts) give the sizes measured on the real one."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (201088, 2880),
+        "lm_head.weight": (201088, 2880),
+    }
+    for layer in range(36):
+        attention, experts = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp.experts"
+        shapes |= {
+            f"{attention}.q_proj.weight": (4096, 2880),
+            f"{attention}.k_proj.weight": (512, 2880),
+            f"{attention}.v_proj.weight": (512, 2880),
+            f"{attention}.o_proj.weight": (2880, 4096),
+            f"{experts}.gate_up_proj_blocks": (128, 5760, 90, 16),
+            f"{experts}.gate_up_proj_scales": (128, 5760, 90),
+            f"{experts}.gate_up_proj_bias": (128, 5760),
+            f"{experts}.down_proj_blocks": (128, 2880, 90, 16),
+            f"{experts}.down_proj_scales": (128, 2880, 90),
+            f"{experts}.down_proj_bias": (128, 2880),
+        }
+    model = model_files.Model(setting.folder, {"model_type": "gpt_oss"}, shapes)
+    assert model.bf16_bytes / 1e9 == pytest.approx(233.7, abs=0.1)
+    assert model.lora_parameters(64, ["q_proj", "k_proj", "v_proj", "o_proj"]) == 47_775_744
+    monkeypatch.setattr("grpo.launch.plan.read", lambda folder: model)
+    monkeypatch.setattr(model_files.Model, "file_bytes", 60_900_000_000)
+    monkeypatch.setenv("DS_ACCELERATOR", "cuda")
+    plan = make_plan(setting.config(lora_rank=64, prompt_max_len=1024, generate_max_len=3072))
+    assert plan.host_bytes is not None and 240e9 < plan.host_bytes < 300e9
+    assert plan.checkpoint_bytes == 47_775_744 * 18
+    without_offload = make_plan(setting.config(lora_rank=64, offload=None)).host_bytes
+    assert without_offload is not None and without_offload < 40e9
+
+
+def test_the_text_says_what_surprises(setting) -> None:
+    config = setting.config()
+    text = "\n".join(describe(make_plan(config), config))
+    assert "8 prompts x 8 samples = 64 samples" in text
+    assert "8 optimizer steps a rollout, all but the first off-policy" in text
+    assert "6 global steps" in text
+    assert "4 for 2 engines of 2, 4 for the actor" in text
+    assert "unknown" not in text
+
+
+def test_a_plan_without_model_and_data_says_what_it_does_not_know(setting, tmp_path) -> None:
+    config = setting.config(pretrain="openai/gpt-oss-120b", prompt_data=tmp_path / "none.jsonl")
+    plan = make_plan(config)
+    text = "\n".join(describe(plan, config))
+    assert plan.steps is None and plan.host_bytes is None
+    assert "openai/gpt-oss-120b is not on this machine" in text
+    assert "none.jsonl does not exist" in text

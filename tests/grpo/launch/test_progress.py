@@ -1,0 +1,93 @@
+"""What the user sees of steps and evals."""
+
+import json
+from pathlib import Path
+
+from grpo.launch.progress import Progress
+
+STEP = {
+    "step": 3,
+    "time": 1.0,
+    "seconds": {"generate": 31.04, "train": 20.0, "total": 52.5},
+    "reward": 0.41249,
+    "correct": 0.5,
+    "response_length": 812.4,
+    "grad_norm": 0.0312,
+    "ppo_kl": 0.00012,
+    "policy_loss": 0.1,
+}
+EVAL = {"step": 0, "exact_match": 0.25, "ci_low": 0.2, "ci_high": 0.31, "n": 256}
+
+
+def append(path: Path, row: dict, end: str = "\n") -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(row) + end)
+
+
+def test_a_step_is_one_line(tmp_path: Path) -> None:
+    append(tmp_path / "metrics.jsonl", STEP)
+    [line] = Progress(tmp_path, 40).poll()
+    assert line == (
+        "step 3/40  reward 0.412  correct 0.500  length 812  grad 0.0312  kl 0.00012  "
+        "52.5 s (generate 31.0, train 20.0)"
+    )
+
+
+def test_metrics_that_are_missing_or_null_are_left_out(tmp_path: Path) -> None:
+    append(tmp_path / "metrics.jsonl", {"step": 1, "reward": None})
+    assert Progress(tmp_path, None).poll() == ["step 1"]
+
+
+def test_nothing_before_there_are_files(tmp_path: Path) -> None:
+    assert Progress(tmp_path, 40).poll() == []
+
+
+def test_each_line_is_shown_once_and_only_when_it_is_complete(tmp_path: Path) -> None:
+    progress = Progress(tmp_path, 40)
+    append(tmp_path / "metrics.jsonl", STEP)
+    assert len(progress.poll()) == 1
+    append(tmp_path / "metrics.jsonl", STEP | {"step": 4}, end="")
+    assert progress.poll() == []
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write("\n")
+    assert progress.poll()[0].startswith("step 4/40")
+    assert progress.poll() == []
+
+
+def test_evals_stand_after_the_step_that_they_follow(tmp_path: Path) -> None:
+    append(tmp_path / "eval.jsonl", EVAL)
+    append(tmp_path / "eval.jsonl", EVAL | {"step": 4, "exact_match": 0.5})
+    append(tmp_path / "metrics.jsonl", STEP | {"step": 4})
+    lines = Progress(tmp_path, 40).poll()
+    assert [line.split("  ")[0] for line in lines] == [
+        "eval at step 0: exact match 0.250 [0.200, 0.310] (n=256)",
+        "step 4/40",
+        "eval at step 4: exact match 0.500 [0.200, 0.310] (n=256)",
+    ]
+
+
+def test_the_summary_has_first_and_last_eval_and_the_adapter(tmp_path: Path) -> None:
+    append(tmp_path / "eval.jsonl", EVAL)
+    append(tmp_path / "eval.jsonl", EVAL | {"step": 20, "exact_match": 0.4})
+    append(tmp_path / "eval.jsonl", EVAL | {"step": 40, "exact_match": 0.5})
+    append(tmp_path / "metrics.jsonl", STEP | {"step": 40})
+    final = tmp_path / "final"
+    final.mkdir()
+    (final / "adapter_config.json").touch()
+    progress = Progress(tmp_path, 40)
+    progress.poll()
+    text = "\n".join(progress.summary(tmp_path, final, tmp_path / "checkpoints"))
+    assert "40 steps in" in text
+    assert "0.250 [0.200, 0.310] (n=256) at step 0" in text
+    assert "-> 0.500 [0.200, 0.310] (n=256) at step 40" in text
+    assert "step 20" not in text
+    assert str(final) in text
+
+
+def test_the_summary_of_a_run_that_ended_early_names_the_last_checkpoint(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoints" / "step_10" / "adapter"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "adapter_config.json").touch()
+    progress = Progress(tmp_path, 40)
+    assert str(checkpoint) in "\n".join(progress.summary(tmp_path, tmp_path / "final", tmp_path / "checkpoints"))
+    assert "none was saved" in "\n".join(progress.summary(tmp_path, tmp_path / "final", tmp_path / "none"))

@@ -1,0 +1,268 @@
+"""However a run ends, none of its processes is left and no other process is touched. Real processes, no Ray."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from grpo.launch import processes
+from grpo.launch.processes import Process
+
+ROOT = Path(__file__).parents[3]
+
+LAUNCHER = """
+import sys
+from pathlib import Path
+from grpo.launch.supervise import supervise
+folder, *driver = sys.argv[1:]
+sys.exit(supervise([sys.executable, *driver], ray=None, log_dir=Path(folder), grace=2.0))
+"""
+
+# A stand-in for the trainer. It starts: a child; one that detaches and has an empty environment; one that ignores
+# SIGTERM; and holds a shared-memory segment. Then it ends as it is told.
+DRIVER = """
+import json, os, signal, subprocess, sys, time
+from multiprocessing import resource_tracker, shared_memory
+from pathlib import Path
+folder, how = sys.argv[1:]
+sleep = [sys.executable, "-c", "import time; time.sleep(300)"]
+stubborn = [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True);"
+            "time.sleep(300)"]
+detach = [sys.executable, "-c", "import os, sys, time; os.fork() and os._exit(0); os.setsid(); "
+          "os.fork() and os._exit(0); print(os.getpid(), flush=True); time.sleep(300)"]
+child = subprocess.Popen(sleep)
+ignoring = subprocess.Popen(stubborn, stdout=subprocess.PIPE)
+ignoring.stdout.readline()
+detached = subprocess.Popen(detach, stdout=subprocess.PIPE, env={})
+pids = [os.getpid(), child.pid, ignoring.pid, int(detached.stdout.readline())]
+segment = shared_memory.SharedMemory(create=True, size=1000)
+# As after a SIGKILL of the tracker: nobody else deletes the segment.
+resource_tracker.unregister(segment._name, "shared_memory")
+file = Path(folder) / "driver.json"
+temporary = os.environ["TMPDIR"]
+file.with_suffix(".tmp").write_text(json.dumps({"pids": pids, "segment": segment.name, "temporary": temporary}))
+file.with_suffix(".tmp").rename(file)
+print("the last words of the driver", flush=True)
+if how == "wait":
+    time.sleep(300)
+if how == "signal":
+    os.kill(os.getpid(), signal.SIGUSR1)
+sys.exit(int(how))
+"""
+
+
+class Run:
+    """A launcher in a session of its own, as a terminal would start it."""
+
+    def __init__(self, folder: Path, how: str, prefix: str = "exec") -> None:
+        self.folder = folder
+        script = f'{prefix} "$@"'
+        command = [sys.executable, "-c", LAUNCHER, str(folder), "-c", DRIVER, str(folder), how]
+        self.shell = subprocess.Popen(
+            ["bash", "-c", script, "bash", *command],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def driver(self) -> dict:
+        """Wait until the driver has started everything; return what it says about itself."""
+        file = self.folder / "driver.json"
+        wait_until(file.exists, "the driver did not start")
+        return json.loads(file.read_text())
+
+    def keeper(self) -> int:
+        [pid] = [row.pid for row in processes.table().values() if row.parent == self.shell.pid]
+        return pid
+
+    def finish(self) -> str:
+        output, _ = self.shell.communicate(timeout=60)
+        return output
+
+
+def wait_until(condition: Callable[[], bool], failure: str, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, failure
+        time.sleep(0.05)
+
+
+def is_alive(pid: int) -> bool:
+    row = processes.read_process(pid)
+    return row is not None and row.state != "Z"
+
+
+def command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
+def assert_nothing_left(driver: dict) -> None:
+    wait_until(lambda: not any(map(is_alive, driver["pids"])), f"left: {[p for p in driver['pids'] if is_alive(p)]}")
+    wait_until(lambda: not Path("/dev/shm", driver["segment"]).exists(), "the shared-memory segment is left")
+    wait_until(lambda: not Path(driver["temporary"]).parent.exists(), "the temporary folder is left")
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen]:
+    """A process of the same user with the same command line as one of the run's."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+    yield process
+    assert process.poll() is None, "a process that is not ours was ended"
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize(("how", "code"), [("0", 0), ("3", 3), ("signal", 128 + signal.SIGUSR1)])
+def test_the_driver_ends_by_itself(tmp_path: Path, bystander, how: str, code: int) -> None:
+    run = Run(tmp_path, how)
+    output = run.finish()
+    assert run.shell.returncode == code
+    assert_nothing_left(run.driver())
+    assert ("the last words of the driver" in output) == (code != 0), "shown only where it helps"
+    assert (str(tmp_path / "driver.log") in output) and "Traceback" not in output
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_from_the_terminal(tmp_path: Path, bystander, signum: signal.Signals) -> None:
+    run = Run(tmp_path, "wait")
+    driver = run.driver()
+    os.killpg(run.shell.pid, signum)
+    output = run.finish()
+    assert run.shell.returncode == 128 + signum
+    assert_nothing_left(driver)
+    [line] = [line for line in output.splitlines() if "ending the run" in line]
+    assert line.startswith("Ctrl-C" if signum == signal.SIGINT else signum.name)
+    assert "Traceback" not in output
+
+
+def test_ctrl_c_many_times(tmp_path: Path, bystander) -> None:
+    run = Run(tmp_path, "wait")
+    driver = run.driver()
+    for _ in range(10):
+        os.killpg(run.shell.pid, signal.SIGINT)
+        time.sleep(0.05)
+    output = run.finish()
+    assert run.shell.returncode == 130
+    assert_nothing_left(driver)
+    assert "Traceback" not in output
+
+
+def test_the_launcher_is_killed(tmp_path: Path, bystander) -> None:
+    run = Run(tmp_path, "wait")
+    driver = run.driver()
+    run.shell.kill()
+    assert_nothing_left(driver)
+    run.finish()
+
+
+def test_the_whole_process_group_of_the_launcher_is_killed(tmp_path: Path, bystander) -> None:
+    run = Run(tmp_path, "wait")
+    driver = run.driver()
+    os.killpg(run.shell.pid, signal.SIGKILL)
+    assert_nothing_left(driver)
+    run.finish()
+
+
+def test_the_keeper_is_killed(tmp_path: Path, bystander) -> None:
+    run = Run(tmp_path, "wait")
+    driver = run.driver()
+    os.kill(run.keeper(), signal.SIGKILL)
+    output = run.finish()
+    assert run.shell.returncode == 1
+    assert_nothing_left(driver)
+    assert "the keeper was killed" in output and "Traceback" not in output
+
+
+def test_the_keeper_gets_sigterm(tmp_path: Path, bystander) -> None:
+    run = Run(tmp_path, "wait")
+    driver = run.driver()
+    os.kill(run.keeper(), signal.SIGTERM)
+    run.finish()
+    assert run.shell.returncode == 1
+    assert_nothing_left(driver)
+
+
+def test_nobody_reads_the_output_any_more(tmp_path: Path, bystander) -> None:
+    run = Run(tmp_path, "wait")
+    assert run.shell.stdout
+    run.shell.stdout.close()
+    run.shell.wait(timeout=60)
+    assert run.shell.returncode == 128 + signal.SIGPIPE
+    assert not [pid for pid in processes.table() if str(tmp_path).encode() in command_line(pid)]
+
+
+def test_a_hangup_that_the_caller_ignores_does_not_end_the_run(tmp_path: Path, bystander) -> None:
+    run = Run(tmp_path, "wait", prefix="trap '' HUP; exec")
+    driver = run.driver()
+    os.kill(run.shell.pid, signal.SIGHUP)
+    time.sleep(1.0)
+    assert run.shell.poll() is None and is_alive(driver["pids"][0])
+    os.kill(run.shell.pid, signal.SIGTERM)
+    run.finish()
+    assert_nothing_left(driver)
+
+
+def test_a_step_of_the_set_up_ends_with_the_shell_that_waits_for_it(tmp_path: Path, bystander) -> None:
+    shell = subprocess.Popen(
+        ["bash", "-c", '"$@"; true', "bash", sys.executable, "-P", "-m", "grpo.launch", "guard", "--"]
+        + [sys.executable, "-c", DRIVER, str(tmp_path), "wait"],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
+        start_new_session=True,
+    )
+    wait_until((tmp_path / "driver.json").exists, "the command did not start")
+    driver = json.loads((tmp_path / "driver.json").read_text())
+    shell.kill()
+    shell.wait()
+    assert_nothing_left(driver)
+
+
+def test_guard_passes_the_exit_code_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "grpo.launch", "guard", "--", sys.executable, "-c", "print(1); exit(7)"]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 7
+    assert "1" in (done.stdout + done.stderr).splitlines()
+
+
+def test_a_pid_that_is_in_use_again_gets_no_signal(bystander) -> None:
+    row = processes.read_process(bystander.pid)
+    assert row is not None
+    earlier = Process(row.pid, row.parent, row.state, row.started - 1)
+    assert processes.send(earlier, signal.SIGKILL) is False
+    assert processes.send(row, 0) is True
+
+
+def test_a_marked_process_is_found_wherever_it_stands(bystander) -> None:
+    stray = subprocess.Popen(["sleep", "300"], env={processes.RUN_ID_VARIABLE: "abc"})
+    try:
+        assert processes.marked("abc", [stray.pid, bystander.pid]) == {stray.pid}
+        assert processes.marked("ab", [stray.pid, bystander.pid]) == set()
+    finally:
+        stray.kill()
+        stray.wait()
+
+
+def test_shared_memory_in_use_by_others_stays(tmp_path: Path) -> None:
+    from multiprocessing import shared_memory
+
+    segment = shared_memory.SharedMemory(create=True, size=1000)
+    file = Path("/dev/shm", segment.name)
+    assert file in processes.shared_memory_of([os.getpid()])
+    assert processes.remove_shared_memory([file, Path("/dev/shm/not-there")]) == []
+    assert file.exists()
+    segment.close()
+    assert processes.remove_shared_memory([file]) == [file]
+    assert not file.exists()
+    segment._track = False  # type: ignore[attr-defined]

@@ -1,0 +1,171 @@
+"""The reward function under OpenRLHF's contract: loaded by path, one sample a call, never raising."""
+
+import importlib.util
+import json
+import logging
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import reward.reward_func as module
+from reward.reward_func import LOG_KEYS, parse_label, response_of, reward_func
+
+FILE = Path(module.__file__)
+PROMPT = (
+    "<|start|>system<|message|>Think.<|end|>"
+    "<|start|>user<|message|>What is 3 + 4? Box it.<|end|><|start|>assistant"
+)
+RIGHT = (
+    "<|channel|>analysis<|message|>3+4<|end|>"
+    "<|start|>assistant<|channel|>final<|message|>\\boxed{7}<|return|>"
+)
+WRONG = RIGHT.replace("{7}", "{8}")
+UNFINISHED = "<|channel|>analysis<|message|>maybe \\boxed{7}"
+
+
+def one(query: str, prompt: str = PROMPT, label: object = "7") -> dict[str, float]:
+    result = reward_func([query], [prompt], [label])
+    assert result["rewards"] == result["scores"] == result["extra_logs"]["correct"]
+    return result["extra_logs"]
+
+
+def test_correct_wrong_and_unfinished() -> None:
+    assert one(PROMPT + RIGHT) == {"correct": 1.0, "answered": 1.0, "has_final": 1.0, "reward_error": 0.0}
+    assert one(PROMPT + WRONG) == {"correct": 0.0, "answered": 1.0, "has_final": 1.0, "reward_error": 0.0}
+    assert one(PROMPT + UNFINISHED) == {
+        "correct": 0.0,
+        "answered": 0.0,
+        "has_final": 0.0,
+        "reward_error": 0.0,
+    }
+    assert one(PROMPT + RIGHT, label=json.dumps({"answer": "007", "split": "eval"}))["correct"] == 1.0
+
+
+def test_as_openrlhf_loads_and_reads_it() -> None:
+    """Loaded as SingleTurnAgentExecutor does; values used as _process_response_into_experience does."""
+    spec = importlib.util.spec_from_file_location("reward_func", FILE)
+    assert spec and spec.loader
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    for response, expected in ((RIGHT, 1.0), (WRONG, 0.0)):
+        info = loaded.reward_func([PROMPT + response], [PROMPT], ["7"])
+        score = info.get("scores") or info.get("rewards")  # upstream's expression
+        for value in (info["rewards"], score, *info["extra_logs"].values()):
+            assert torch.tensor([value]).shape == (1,)
+        assert torch.tensor([score]).item() == expected
+
+
+def test_several_samples_give_lists() -> None:
+    result = reward_func([PROMPT + RIGHT, PROMPT + WRONG], [PROMPT] * 2, ["7", "7"])
+    assert result["rewards"] == [1.0, 0.0]
+    assert result["extra_logs"]["answered"] == [1.0, 1.0]
+    assert reward_func([], [], [])["rewards"] == []
+
+
+@pytest.mark.parametrize("cut", [1, 20, 60, 90])
+def test_a_prompt_cut_at_its_start(cut: int) -> None:
+    assert response_of(PROMPT[cut:] + RIGHT, PROMPT) == RIGHT
+
+
+def test_a_long_prompt_cut_or_changed_by_decoding() -> None:
+    prompt = "x" * 5000 + PROMPT
+    for changed in (
+        prompt[3000:],
+        prompt.replace("x", "\ufffd", 3),
+        "  " + prompt,
+        prompt[:-400].upper() + prompt[-400:],
+    ):
+        assert response_of(changed + RIGHT, prompt) == RIGHT
+
+
+def test_a_prompt_whose_end_was_changed_is_found_by_its_roles() -> None:
+    prompt = PROMPT.replace("What is", "What  is")
+    assert response_of(PROMPT + RIGHT, prompt) == RIGHT
+    assert one(PROMPT + RIGHT, prompt)["correct"] == 1.0
+    two_finals = RIGHT + "<|start|>assistant<|channel|>analysis<|message|>hm"
+    assert response_of(PROMPT + two_finals, prompt) == two_finals
+
+
+def test_an_answer_in_the_prompt_is_not_the_models() -> None:
+    shots = PROMPT + RIGHT.replace("<|return|>", "<|end|>") + PROMPT
+    assert response_of(shots + UNFINISHED, shots) == UNFINISHED
+    assert response_of(shots[10:] + UNFINISHED, shots) == UNFINISHED
+    assert one(shots[10:] + UNFINISHED, shots)["correct"] == 0.0
+    assert one(shots.replace("Box", "box") + UNFINISHED, shots)["correct"] == 0.0
+
+
+def test_a_response_that_quotes_the_prompt_is_kept_whole() -> None:
+    quoting = "<|channel|>final<|message|>You asked: " + PROMPT + " \\boxed{7}<|return|>"
+    assert response_of(PROMPT + quoting, PROMPT) == quoting
+    assert response_of(PROMPT[5:] + quoting, PROMPT) == quoting
+
+
+def test_a_prompt_that_opens_the_message_further() -> None:
+    final = PROMPT + "<|channel|>final<|message|>"
+    assert one(final + "It is \\boxed{7}<|return|>", final)["correct"] == 1.0
+    analysis = PROMPT + "<|channel|>analysis<|message|>"
+    assert one(analysis + "It is \\boxed{7}", analysis)["has_final"] == 0.0
+
+
+def test_plain_text_prompts() -> None:
+    assert one("Q: 3+4? A: \\boxed{7}", "Q: 3+4? A:")["correct"] == 1.0
+    assert one("\\boxed{7}", "")["correct"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        "",
+        "  ",
+        None,
+        [],
+        {"split": "eval"},
+        '{"answer": null}',
+        '{"answer": "7", "split": "test"}',
+        '{"split": "eval"}',
+    ],
+)
+def test_a_bad_label_is_an_error_not_a_wrong_answer(label: object) -> None:
+    logs = one(PROMPT + RIGHT, label=label)
+    assert logs == {"correct": 0.0, "answered": 0.0, "has_final": 0.0, "reward_error": 1.0}
+
+
+def test_labels() -> None:
+    assert parse_label("033") == ("033", "train")
+    assert parse_label(33) == ("33", "train")
+    assert parse_label("{1,2}") == ("{1,2}", "train")
+    assert parse_label('{"answer": 33, "split": "eval"}') == ("33", "eval")
+    assert parse_label({"answer": "33"}) == ("33", "train")
+    with pytest.raises(ValueError, match="split"):
+        parse_label({"answer": "33", "split": "validation"})
+
+
+def test_a_response_that_cannot_be_found_is_an_error_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    module._logged_kinds.clear()
+    with caplog.at_level(logging.ERROR):
+        for _ in range(3):
+            assert one("something else \\boxed{7}", "another prompt")["reward_error"] == 1.0
+    assert len(caplog.records) == 1
+    assert "not found" in caplog.text
+
+
+def test_lists_of_different_lengths_are_errors() -> None:
+    result = reward_func([PROMPT + RIGHT, PROMPT + RIGHT], [PROMPT], ["7", "7"])
+    assert result["extra_logs"]["reward_error"] == [0.0, 1.0]
+
+
+ANYTHING = st.none() | st.text(max_size=60) | st.integers() | st.just(PROMPT) | st.just(PROMPT + RIGHT)
+
+
+@given(query=ANYTHING, prompt=ANYTHING, label=ANYTHING)
+def test_nothing_raises_and_the_keys_are_always_the_same(
+    query: object, prompt: object, label: object
+) -> None:
+    logs = reward_func([query], [prompt], [label])["extra_logs"]  # type: ignore[list-item]
+    assert tuple(logs) == LOG_KEYS
+    assert all(isinstance(value, float) and math.isfinite(value) for value in logs.values())
+    assert not (logs["correct"] and logs["reward_error"])

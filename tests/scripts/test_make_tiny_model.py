@@ -1,0 +1,260 @@
+"""The files of a tiny model. It is built with a few training steps: how well it answers is not tested here."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, AutoTokenizer, Mxfp4Config
+
+from data.synthetic import distinct_problems
+from scripts import make_tiny_model
+from scripts.dequantize_checkpoint import dequantize_checkpoint
+from scripts.tiny_model import demonstrations, tokenizer
+from scripts.tiny_model.accuracy import is_correct
+from scripts.tiny_model.warm_start import prompt_text
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 2
+
+
+def command(out, *arguments):
+    return [sys.executable, "-m", "scripts.make_tiny_model", "--out", str(out), "--steps", str(STEPS), *arguments]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The two directories, made by the command line in a process of its own."""
+    place = tmp_path_factory.mktemp("tiny")
+    arguments = ("--dequantized-out", str(place / "bf16"))
+    result = subprocess.run(
+        command(place / "mxfp4", *arguments), cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert result.returncode == 0, result.stderr
+    assert "held-out exact match" in result.stdout
+    return place / "mxfp4", place / "bf16"
+
+
+@pytest.fixture(scope="module")
+def tiny_tokenizer(built):
+    return AutoTokenizer.from_pretrained(built[0])
+
+
+def read_json(path):
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def tensors(directory):
+    weight_map = read_json(directory / "model.safetensors.index.json")["weight_map"]
+    found = {}
+    for file in set(weight_map.values()):
+        with safe_open(directory / file, framework="pt") as shard:
+            assert set(shard.keys()) == {name for name, where in weight_map.items() if where == file}
+            found.update({name: shard.get_tensor(name) for name in shard.keys()})  # noqa: SIM118
+    return found
+
+
+def test_files_have_the_format_of_the_real_checkpoint(built):
+    config = read_json(built[0] / "config.json")
+    assert config["model_type"] == "gpt_oss" and config["architectures"] == ["GptOssForCausalLM"]
+    assert config["quantization_config"]["quant_method"] == "mxfp4"
+    assert config["rope_scaling"]["rope_type"] == "yarn" and config["rope_scaling"]["truncate"] is False
+    assert config["layer_types"] == ["sliding_attention", "full_attention"] * 2
+    weights = tensors(built[0])
+    experts, hidden, inner = (config[k] for k in ("num_local_experts", "hidden_size", "intermediate_size"))
+    assert experts % 4 == 0 and inner % 64 == 0
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}.mlp.experts."
+        shapes = {
+            "gate_up_proj_blocks": (experts, 2 * inner, hidden // 32, 16),
+            "gate_up_proj_scales": (experts, 2 * inner, hidden // 32),
+            "gate_up_proj_bias": (experts, 2 * inner),
+            "down_proj_blocks": (experts, hidden, inner // 32, 16),
+            "down_proj_scales": (experts, hidden, inner // 32),
+            "down_proj_bias": (experts, hidden),
+        }
+        for name, shape in shapes.items():
+            tensor = weights.pop(prefix + name)
+            packed = name.endswith(("_blocks", "_scales"))
+            assert tensor.shape == shape and tensor.dtype == (torch.uint8 if packed else torch.bfloat16), name
+        assert weights[f"model.layers.{layer}.self_attn.sinks"].shape == (config["num_attention_heads"],)
+    assert all(tensor.dtype == torch.bfloat16 for tensor in weights.values())
+
+
+def test_a_layer_spans_two_shards(built):
+    weight_map = read_json(built[0] / "model.safetensors.index.json")["weight_map"]
+    assert len(set(weight_map.values())) >= 4
+    split = {n.split(".")[2] for n in weight_map if n.startswith("model.layers.")}
+    files = {layer: {f for n, f in weight_map.items() if n.startswith(f"model.layers.{layer}.")} for layer in split}
+    assert any(len(shards) > 1 for shards in files.values())
+
+
+def test_bf16_copy_holds_what_transformers_makes_of_the_mxfp4_files(built):
+    packed = AutoModelForCausalLM.from_pretrained(
+        built[0], dtype=torch.bfloat16, quantization_config=Mxfp4Config(dequantize=True)
+    )
+    plain, report = AutoModelForCausalLM.from_pretrained(
+        built[1], dtype=torch.bfloat16, output_loading_info=True
+    )
+    assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
+    assert "quantization_config" not in read_json(built[1] / "config.json")
+    expected, copied = packed.state_dict(), plain.state_dict()
+    assert expected.keys() == copied.keys() == tensors(built[1]).keys()
+    for name, value in expected.items():
+        assert torch.equal(value, copied[name]), name
+
+
+def test_dequantize_checkpoint_refuses_and_leaves_nothing_behind(built, tmp_path):
+    with pytest.raises(ValueError, match="quant_method mxfp4"):
+        dequantize_checkpoint(built[1], tmp_path / "out")
+    with pytest.raises(ValueError, match=r"no config\.json"):
+        dequantize_checkpoint(tmp_path, tmp_path / "out")
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in built[0].iterdir():
+        (broken / file.name).write_bytes(file.read_bytes())
+    shard = sorted(broken.glob("*.safetensors"))[-1]
+    shard.write_bytes(shard.read_bytes()[:-100])
+    with pytest.raises(Exception, match="[Ss]afetensor|incomplete|header"):
+        dequantize_checkpoint(broken, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("directory", [0, 1])
+def test_second_call_returns_at_once_and_changes_nothing(built, directory):
+    before = {file.name: file.stat().st_mtime_ns for file in built[directory].iterdir()}
+    started = time.monotonic()
+    facts = make_tiny_model.make(built[0], built[1], seed=0, steps=STEPS)
+    assert time.monotonic() - started < 5
+    assert facts["steps"] == STEPS
+    assert {file.name: file.stat().st_mtime_ns for file in built[directory].iterdir()} == before
+
+
+def test_same_seed_gives_the_same_files(built, tmp_path):
+    result = subprocess.run(command(tmp_path / "again"), cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    for file in built[0].iterdir():
+        assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes(), file.name
+
+
+@pytest.mark.parametrize("damage", ["cut", "extra", "missing", "stale"])
+def test_damaged_or_stale_directories_are_not_taken_as_built(built, tmp_path, damage):
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in built[0].iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    wanted = make_tiny_model.fingerprint(0, STEPS)
+    assert make_tiny_model.is_built(copy, wanted)
+    if damage == "cut":
+        (copy / "config.json").write_bytes((copy / "config.json").read_bytes()[:-5])
+    elif damage == "extra":
+        (copy / "model-00009-of-00009.safetensors").write_bytes(b"")
+    elif damage == "missing":
+        (copy / "tokenizer.json").unlink()
+    else:
+        wanted = make_tiny_model.fingerprint(1, STEPS)
+    assert not make_tiny_model.is_built(copy, wanted)
+
+
+def test_a_killed_build_leaves_no_directory_and_the_next_one_finishes(tmp_path):
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        [*command(out)[:-1], "100000"], cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert "warm start" in process.stdout.readline()
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not out.exists() and (tmp_path / "out.building").is_dir()
+
+    def fill(directory):
+        (directory / "weights").write_text("whole")
+        return {"seed": 0}
+
+    assert make_tiny_model.build(out, "fingerprint", fill) == {"seed": 0}
+    assert sorted(file.name for file in out.iterdir()) == ["build.json", "weights"]
+    assert not (tmp_path / "out.building").exists()
+
+
+def test_a_foreign_directory_is_left_alone(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="not made by this script"):
+        make_tiny_model.make(tmp_path, None, seed=0, steps=STEPS)
+    assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text())
+def test_tokenizer_encodes_and_decodes_any_text(tiny_tokenizer, text):
+    ids = tiny_tokenizer(text, add_special_tokens=False).input_ids
+    assert max(ids, default=0) < len(tiny_tokenizer)
+    decoded = tiny_tokenizer.decode(ids)
+    assert decoded == text
+
+
+def test_digits_words_and_special_tokens_are_single_tokens(tiny_tokenizer):
+    assert len(tiny_tokenizer("1234567890", add_special_tokens=False).input_ids) == 10
+    for word in tokenizer.WORDS:
+        assert len(tiny_tokenizer(word, add_special_tokens=False).input_ids) == 1, word
+        assert len(tiny_tokenizer(" " + word, add_special_tokens=False).input_ids) == 1, word
+    for token in tokenizer.SPECIAL_TOKENS:
+        ids = tiny_tokenizer(token, add_special_tokens=False).input_ids
+        assert ids == [tiny_tokenizer.convert_tokens_to_ids(token)]
+        assert tiny_tokenizer.decode(ids, skip_special_tokens=True) == ""
+
+
+def test_stop_and_padding_ids_agree_between_the_files(built, tiny_tokenizer):
+    for directory in built:
+        config = read_json(directory / "config.json")
+        generation = read_json(directory / "generation_config.json")
+        assert config["eos_token_id"] == tiny_tokenizer.eos_token_id
+        assert config["pad_token_id"] == generation["pad_token_id"] == tiny_tokenizer.pad_token_id
+        stops = tiny_tokenizer.convert_ids_to_tokens(generation["eos_token_id"])
+        assert stops == ["<|return|>", "<|endoftext|>", "<|call|>"]
+        assert config["vocab_size"] > len(tiny_tokenizer)
+
+
+def test_chat_template_writes_harmony(tiny_tokenizer):
+    user = {"role": "user", "content": "What is 1 plus 2?"}
+    prompt = prompt_text(tiny_tokenizer, user["content"])
+    system = "<|start|>system<|message|>Reasoning: low\nValid channels: analysis, final<|end|>"
+    assert prompt == f"{system}<|start|>user<|message|>What is 1 plus 2?<|end|><|start|>assistant"
+    assert len(tiny_tokenizer(prompt, add_special_tokens=False).input_ids) <= 60
+    talk = [
+        {"role": "system", "content": "Be brief."},
+        user,
+        {"role": "assistant", "thinking": "1+2=3", "content": "3"},
+    ]
+    assert tiny_tokenizer.apply_chat_template(talk, tokenize=False, reasoning_effort="high") == (
+        "<|start|>system<|message|>Reasoning: high\nValid channels: analysis, final<|end|>"
+        "<|start|>developer<|message|># Instructions\n\nBe brief.<|end|>"
+        "<|start|>user<|message|>What is 1 plus 2?<|end|>"
+        "<|start|>assistant<|channel|>analysis<|message|>1+2=3<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>3<|return|>"
+    )
+    # A past turn loses its reasoning and ends with <|end|>, as harmony asks.
+    past = tiny_tokenizer.apply_chat_template([*talk, user], tokenize=False, add_generation_prompt=True)
+    assert "1+2=3" not in past and "<|channel|>final<|message|>3<|end|><|start|>user" in past
+    with pytest.raises(Exception, match="no place in the harmony template"):
+        tiny_tokenizer.apply_chat_template([{"role": "tool", "content": "x"}], tokenize=False)
+
+
+def test_careful_demonstrations_are_right_and_the_other_habits_are_not():
+    problems = distinct_problems("train", 200)
+    for problem in problems:
+        shown = {h: demonstrations.completion(problem, h, random.Random(7)) for h in demonstrations.HABITS}
+        assert is_correct(problem, shown["careful"])
+        assert not any(is_correct(problem, text) for habit, text in shown.items() if habit != "careful")
+        for text in demonstrations.working(problem).replace(problem.names[problem.asked], "").split(","):
+            if "=" in text:
+                left, right = text.split("=")
+                assert eval(left) == int(right)
+    assert sum(demonstrations.HABITS.values()) == pytest.approx(1)

