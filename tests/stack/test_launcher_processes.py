@@ -1,0 +1,268 @@
+"""However a run with a real Ray cluster ends, nothing of it is left, and a cluster of somebody else keeps working."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from grpo.launch import processes, ray_head
+from grpo.launch.ray_head import RayHead
+
+pytestmark = pytest.mark.timeout(400)
+
+ROOT = Path(__file__).parents[2]
+SMALL = "RayHead(num_gpus=2, num_cpus=6, object_store_bytes=100_000_000)"
+
+LAUNCHER = f"""
+import os, sys
+from pathlib import Path
+from grpo.launch.ray_head import RayHead
+from grpo.launch.supervise import supervise
+folder, *driver = sys.argv[1:]
+ray = None if "RAY_ADDRESS" in os.environ else {SMALL}
+sys.exit(supervise([sys.executable, *driver], ray=ray, log_dir=Path(folder), grace=5.0))
+"""
+
+# A stand-in for the trainer, with the same kinds of processes: a Ray actor on each GPU that starts a subprocess (as
+# vLLM's engine core is one), a detached one with an empty environment, and a shared-memory segment.
+DRIVER = """
+import json, os, subprocess, sys, time
+from multiprocessing import shared_memory
+from pathlib import Path
+import ray
+folder, how = sys.argv[1:]
+ray.init(runtime_env={"env_vars": {"GRPO_RUN_ID": os.environ["GRPO_RUN_ID"]}})
+
+@ray.remote(num_gpus=1, num_cpus=1)
+class Engine:
+    def start(self):
+        sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+        core = subprocess.Popen(sleep)
+        detached = subprocess.Popen(sleep, start_new_session=True, env={})
+        self.segment = shared_memory.SharedMemory(create=True, size=1000)
+        return [os.getpid(), core.pid, detached.pid], self.segment.name
+
+engines = [Engine.remote() for _ in range(2)]
+started = ray.get([engine.start.remote() for engine in engines])
+pids = [os.getpid()] + [pid for pids, _ in started for pid in pids]
+names = [name for _, name in started]
+file = Path(folder) / "driver.json"
+file.with_suffix(".tmp").write_text(json.dumps(
+    {"pids": pids, "segments": names, "run": os.environ["GRPO_RUN_ID"], "temporary": os.environ["TMPDIR"]}))
+file.with_suffix(".tmp").rename(file)
+if how == "wait":
+    time.sleep(600)
+sys.exit(int(how))
+"""
+
+# Runs one task on a cluster.
+PROBE = """
+import ray
+ray.init()
+@ray.remote
+def add(a, b):
+    return a + b
+print("sum", ray.get(add.remote(20, 22)))
+"""
+
+
+def wait_until(condition: Callable[[], bool], failure: str, seconds: float = 150) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, failure
+        time.sleep(0.1)
+
+
+def is_alive(pid: int) -> bool:
+    row = processes.read_process(pid)
+    return row is not None and row.state != "Z"
+
+
+def environment(**changes: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", **changes}
+
+
+class Run:
+    """A launcher in a session of its own."""
+
+    def __init__(self, folder: Path, how: str, **changes: str) -> None:
+        self.folder = folder
+        self.launcher = subprocess.Popen(
+            [sys.executable, "-c", LAUNCHER, str(folder), "-c", DRIVER, str(folder), how],
+            cwd=ROOT,
+            env=environment(**changes),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def driver(self) -> dict:
+        file = self.folder / "driver.json"
+        wait_until(lambda: file.exists() or self.launcher.poll() is not None, "the driver did not start")
+        if not file.exists():
+            pytest.fail(f"the launcher ended early: {self.launcher.communicate()[0]}")
+        return json.loads(file.read_text())
+
+    def finish(self) -> str:
+        return self.launcher.communicate(timeout=150)[0]
+
+
+def assert_nothing_left(driver: dict) -> None:
+    base = Path(driver["temporary"]).parent
+    wait_until(lambda: not base.exists(), f"{base} is left", 60)
+    assert not [pid for pid in driver["pids"] if is_alive(pid)]
+    assert not processes.marked(driver["run"], processes.table())
+    # Ray's daemons name the folder on their command lines.
+    assert not [pid for pid in processes.table() if str(base).encode() in command_line(pid)]
+    assert not [name for name in driver["segments"] if Path("/dev/shm", name).exists()]
+
+
+def command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
+@dataclass
+class Cluster:
+    address: str
+    head: subprocess.Popen
+    daemons: set[int]
+
+
+@pytest.fixture(scope="module")
+def foreign() -> Iterator[Cluster]:
+    """A Ray cluster of somebody else on the same machine, with a process that has our driver's command line."""
+    base, mark = ray_head.make_base_dir(), f"foreign-{uuid.uuid4().hex}"
+    command = ray_head.start_command(RayHead(num_gpus=2, num_cpus=4, object_store_bytes=100_000_000), base)
+    head = subprocess.Popen(
+        command,
+        env=environment(**{processes.RUN_ID_VARIABLE: mark}),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        file = ray_head.address_file(base)
+        wait_until(lambda: file.is_file() and bool(file.read_text().strip()), "the foreign cluster did not start")
+        cluster = Cluster(file.read_text().strip(), head, set())
+        assert probe(cluster.address) == 0
+        # What ray start has begun for good: gcs_server, raylet, monitor and so on, not idle workers.
+        cluster.daemons = {row.pid for row in processes.table().values() if row.parent == head.pid}
+        assert len(cluster.daemons) >= 3
+        yield cluster
+        assert probe(cluster.address) == 0, "the foreign cluster does not work any more"
+    finally:
+        ended = processes.end_all(mark, head.pid, grace=5)
+        head.wait()
+        assert not ended.left
+        subprocess.run(["rm", "-rf", str(base)], check=True)
+
+
+def probe(address: str) -> int:
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE],
+        env=environment(RAY_ADDRESS=address),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    if "sum 42" not in done.stdout:
+        print(done.stdout, done.stderr)
+        return -1
+    return done.returncode
+
+
+@pytest.fixture(autouse=True)
+def nothing_foreign_is_touched(foreign: Cluster) -> Iterator[None]:
+    yield
+    assert foreign.head.poll() is None
+    assert not [pid for pid in foreign.daemons if not is_alive(pid)]
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_the_driver_ends(tmp_path: Path, code: int) -> None:
+    run = Run(tmp_path, str(code))
+    output = run.finish()
+    assert run.launcher.returncode == code, output
+    assert_nothing_left(run.driver())
+    assert "Ray is up at" in output and "Traceback" not in output
+    assert (tmp_path / "ray" / "raylet.out").is_file(), "Ray's logs are kept"
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal(tmp_path: Path, signum: signal.Signals) -> None:
+    run = Run(tmp_path, "wait")
+    driver = run.driver()
+    os.killpg(run.launcher.pid, signum)
+    output = run.finish()
+    assert run.launcher.returncode == 128 + signum
+    assert_nothing_left(driver)
+    assert len(output.splitlines()) <= 6, output
+
+
+def test_the_launcher_is_killed(tmp_path: Path) -> None:
+    run = Run(tmp_path, "wait")
+    driver = run.driver()
+    os.killpg(run.launcher.pid, signal.SIGKILL)
+    assert_nothing_left(driver)
+    run.finish()
+
+
+def test_the_keeper_is_killed(tmp_path: Path) -> None:
+    run = Run(tmp_path, "wait")
+    driver = run.driver()
+    [keeper] = [row.pid for row in processes.table().values() if row.parent == run.launcher.pid]
+    os.kill(keeper, signal.SIGKILL)
+    run.finish()
+    assert run.launcher.returncode == 1
+    assert_nothing_left(driver)
+
+
+def test_ctrl_c_while_ray_starts(tmp_path: Path) -> None:
+    run = Run(tmp_path, "wait")
+    wait_until((tmp_path / "ray-start.log").exists, "Ray was not started")
+    time.sleep(1.0)
+    os.killpg(run.launcher.pid, signal.SIGINT)
+    run.finish()
+    assert run.launcher.returncode == 130
+    assert not [pid for pid in processes.table() if str(tmp_path).encode() in command_line(pid)]
+    assert not (tmp_path / "driver.json").exists()
+
+
+def test_ray_dies(tmp_path: Path) -> None:
+    run = Run(tmp_path, "wait")
+    driver = run.driver()
+    base = str(Path(driver["temporary"]).parent).encode()
+    [head] = [pid for pid in processes.table() if base in command_line(pid) and b"--head" in command_line(pid)]
+    os.kill(head, signal.SIGKILL)
+    output = run.finish()
+    assert run.launcher.returncode == 1
+    assert "Ray ended by itself" in output
+    assert_nothing_left(driver)
+
+
+def test_a_cluster_that_we_join_is_left_running(tmp_path: Path, foreign: Cluster) -> None:
+    run = Run(tmp_path, "wait", RAY_ADDRESS=foreign.address)
+    driver = run.driver()
+    os.killpg(run.launcher.pid, signal.SIGINT)
+    output = run.finish()
+    assert run.launcher.returncode == 130
+    assert "starting Ray" not in output
+    # Detached processes with an empty environment belong to the other cluster's tree: only these are out of reach.
+    marked = processes.marked(driver["run"], processes.table())
+    assert not marked
+    for pid in driver["pids"]:
+        row = processes.read_process(pid)
+        if row is not None:
+            processes.send(row, signal.SIGKILL)
