@@ -30,9 +30,7 @@ AIME_INSTRUCTION = "Solve the problem. The answer is an integer from 0 to 999; p
 DEFAULT_EVAL_FRACTION = 0.2
 
 
-def prepare(
-    source: Path, out: Path, eval_fraction: float | None = None, skip_bad: bool = False
-) -> dict[str, Any]:
+def prepare(source: Path, out: Path, eval_fraction: float | None = None, skip_bad: bool = False) -> dict[str, Any]:
     """Writes the three files into `out` and returns the card.
 
     eval_fraction: split by hash with this share for eval, instead of the AIME rule.
@@ -107,9 +105,7 @@ def _write(out: Path, records: dict[str, list[dict[str, str]]], about: dict[str,
     files, contents = {}, {}
     for split, chosen in records.items():
         if not chosen:
-            raise SourceError(
-                f"the {split} split would be empty: give more problems, or change --eval-fraction"
-            )
+            raise SourceError(f"the {split} split would be empty: give more problems, or change --eval-fraction")
         text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in chosen)
         contents[f"{split}.jsonl"] = text.encode()
         files[f"{split}.jsonl"] = {
@@ -144,22 +140,16 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--source", required=True, help="a .jsonl, .json or .parquet file, or `synthetic`")
-    parser.add_argument(
-        "--out", type=Path, required=True, help="folder for train.jsonl, eval.jsonl, card.json"
-    )
+    parser.add_argument("--out", type=Path, required=True, help="folder for train.jsonl, eval.jsonl, card.json")
     parser.add_argument("--eval-fraction", type=float, help="split by hash, with this share for eval")
-    parser.add_argument(
-        "--skip-bad", action="store_true", help="leave bad rows out instead of refusing the file"
-    )
+    parser.add_argument("--skip-bad", action="store_true", help="leave bad rows out instead of refusing the file")
     parser.add_argument("--train-count", type=int, default=512, help="synthetic only (default 512)")
     parser.add_argument("--eval-count", type=int, default=128, help="synthetic only (default 128)")
     parser.add_argument("--seed", type=int, default=0, help="synthetic only (default 0)")
     arguments = parser.parse_args(argv)
     try:
         if arguments.source == "synthetic":
-            card = prepare_synthetic(
-                arguments.out, arguments.train_count, arguments.eval_count, arguments.seed
-            )
+            card = prepare_synthetic(arguments.out, arguments.train_count, arguments.eval_count, arguments.seed)
         else:
             card = prepare(Path(arguments.source), arguments.out, arguments.eval_fraction, arguments.skip_bad)
     except (SourceError, OSError) as error:

@@ -51,9 +51,7 @@ def read_problems(source: Path) -> tuple[list[Problem], list[str]]:
     Raises SourceError when the file as a whole cannot be read.
     """
     rows = list(_read_rows(source))
-    from_zero = {
-        _paper_key(row) for _, row in rows if isinstance(row, dict) and str(row.get("number")) == "0"
-    }
+    from_zero = {_paper_key(row) for _, row in rows if isinstance(row, dict) and str(row.get("number")) == "0"}
     problems, bad = [], []
     seen: dict[str, str] = {}
     for where, row in rows:
@@ -138,9 +136,7 @@ def _paper(row: dict[str, Any], from_zero: set[tuple[str, str]]) -> tuple[int, i
     if _paper_key(row) in from_zero:
         number += 1
     if contest is None or not 1 <= number <= PROBLEMS_PER_PAPER or not 1983 <= year <= 2100:
-        raise ValueError(
-            f"has no such AIME problem: {year}, contest {row['contest']!r}, number {row['number']}"
-        )
+        raise ValueError(f"has no such AIME problem: {year}, contest {row['contest']!r}, number {row['number']}")
     return year, contest, number
 
 

@@ -23,7 +23,9 @@ class TensorSpec:
 
 def adapter_parameters(model: nn.Module) -> tuple[list[str], list[nn.Parameter]]:
     """Return the names (as in PEFT's adapter file) and the parameters of the adapter ``default`` of a PeftModel."""
-    named = [(name, p) for name, p in model.named_parameters() if ".lora_A.default." in name or ".lora_B.default." in name]
+    named = [
+        (name, p) for name, p in model.named_parameters() if ".lora_A.default." in name or ".lora_B.default." in name
+    ]
     return [name.replace(".default.", ".") for name, _ in named], [parameter for _, parameter in named]
 
 

@@ -89,7 +89,11 @@ def evaluate(trainer: Any, step: int, generate_kwargs: dict[str, Any]) -> None:
         if tracker:
             tracker.log_eval(step, logs)
     logger.info(
-        "held-out exact match at step %d: %.3f [%.3f, %.3f]", step, result["exact_match"], result["ci_low"], result["ci_high"]
+        "held-out exact match at step %d: %.3f [%.3f, %.3f]",
+        step,
+        result["exact_match"],
+        result["ci_low"],
+        result["ci_high"],
     )
 
 

@@ -135,8 +135,8 @@ def _load_parameter(
         flat = reader.read_flat(name, shape, 0, shape.numel(), torch.device("cpu"))
         return nn.Parameter(flat.reshape(shape))
     start, stop = zero.local_range(shape)
-    flat = reader.read_flat(name, shape, start, stop, zero.device) if stop > start else None
-    return zero.partitioned_parameter(shape, flat)
+    local = reader.read_flat(name, shape, start, stop, zero.device) if stop > start else None
+    return zero.partitioned_parameter(shape, local)
 
 
 def _local_directory(path: str | Path) -> Path:
@@ -153,6 +153,7 @@ def restore_rope(model: nn.Module) -> None:
     DeepSpeed 0.18.5 casts the whole module to bf16, this buffer included: YaRN's angles are then wrong by 0.8 rad at
     position 512 and 3 rad at 2048, while vLLM keeps fp32. Also fills the buffer of a model built on the meta device.
     """
+    module: Any
     for module in model.modules():
         if hasattr(module, "rope_init_fn") and hasattr(module, "inv_freq"):
             device = next((p.device for p in model.parameters() if p.device.type != "meta"), torch.device("cpu"))

@@ -23,9 +23,7 @@ _E2M1_AS_BF16 = 2.0**126
 _CHUNK = 1 << 17
 
 
-def dequantize(
-    blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = torch.bfloat16
-) -> torch.Tensor:
+def dequantize(blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     """Unpack experts to the layout of the GptOss parameter.
 
     Args:
@@ -54,9 +52,7 @@ def dequantize(
     return result
 
 
-def _dequantize_expert(
-    blocks: torch.Tensor, scales: torch.Tensor, factors: torch.Tensor, target: torch.Tensor
-) -> None:
+def _dequantize_expert(blocks: torch.Tensor, scales: torch.Tensor, factors: torch.Tensor, target: torch.Tensor) -> None:
     """Fill `target` `[groups, 16, 2, out]` from `blocks` `[out, groups, 16]` and `scales` `[out, groups]`."""
     out_features, groups, _ = blocks.shape
     # Transposing the bytes moves a quarter of what transposing the values would.

@@ -12,7 +12,6 @@ import zlib
 from typing import Any
 
 import torch
-from torch import nn
 from vllm.config import get_current_vllm_config
 from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.model_executor.layers.linear import LinearMethodBase
@@ -33,26 +32,26 @@ class SidePath(LinearMethodBase):
     """
 
     def __init__(
-        self, base: Any, layer: nn.Module, sizes: list[int], in_features: int, rank: int, scale: float
+        self, base: Any, layer: Any, sizes: list[int], in_features: int, rank: int, scale: float
     ) -> None:
         self.base, self.sizes, self.scale = base, sizes, scale
-        options = {"dtype": torch.get_default_dtype(), "device": next(layer.parameters()).device}
-        layer.register_buffer("lora_A", torch.zeros(len(sizes), rank, in_features, **options), persistent=False)
-        layer.register_buffer("lora_B", torch.zeros(sum(sizes), rank, **options), persistent=False)
+        weight = next(layer.parameters())
+        layer.register_buffer("lora_A", weight.new_zeros(len(sizes), rank, in_features), persistent=False)
+        layer.register_buffer("lora_B", weight.new_zeros(sum(sizes), rank), persistent=False)
 
     def create_weights(self, *args: Any, **kwargs: Any) -> None:
         self.base.create_weights(*args, **kwargs)
 
-    def process_weights_after_loading(self, layer: nn.Module) -> None:
+    def process_weights_after_loading(self, layer: Any) -> None:
         self.base.process_weights_after_loading(layer)
 
-    def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         hidden = [x @ a.t() for a in layer.lora_A.unbind(0)]
         update = [h @ b.t() for h, b in zip(hidden, layer.lora_B.split(self.sizes), strict=True)]
         return self.base.apply(layer, x, bias) + torch.cat(update, dim=-1) * self.scale
 
 
-def attach(attention: OAIAttention, rank: int, scale: float) -> None:
+def attach(attention: Any, rank: int, scale: float) -> None:
     """Give the projections of one attention module their side paths."""
     qkv, o = attention.qkv_proj, attention.o_proj
     sizes = [attention.q_size, attention.kv_size, attention.kv_size]
@@ -60,7 +59,7 @@ def attach(attention: OAIAttention, rank: int, scale: float) -> None:
     o.quant_method = SidePath(o.quant_method, o, [attention.hidden_size], attention.q_size, rank, scale)
 
 
-def fill(attention: OAIAttention, tensors: dict[str, torch.Tensor]) -> None:
+def fill(attention: Any, tensors: dict[str, torch.Tensor]) -> None:
     """Copy this worker's slices of one layer's adapter into the side paths.
 
     Args:
@@ -122,7 +121,7 @@ def _install() -> None:
         if isinstance(config, dict) and config.get("lora_rank"):
             attach(self, config["lora_rank"], config["lora_scale"])
 
-    OAIAttention.__init__ = init_with_side_path
+    OAIAttention.__init__ = init_with_side_path  # type: ignore[method-assign]
 
 
 _install()

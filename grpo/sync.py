@@ -39,7 +39,7 @@ def sync_adapter(model: torch.nn.Module, engines: list[Any]) -> None:
         buffer = flat.numpy()
         reference = ray.put(buffer)
         calls = [engine.load_adapter.remote(reference, [asdict(spec) for spec in specs]) for engine in engines]
-        _check(ray.get(calls, timeout=TIMEOUT_SECONDS), zlib.crc32(buffer), len(specs))
+        _check(ray.get(calls, timeout=TIMEOUT_SECONDS), zlib.crc32(buffer.data), len(specs))
     dist.barrier()
 
 

@@ -65,7 +65,7 @@ class ZeroPartitioner:
         """
         # A view of one element with strides 0: it has the shape that DeepSpeed records, and no memory.
         whole = torch.empty(1, dtype=torch.bfloat16, device=self.device).expand(shape)
-        parameter = nn.Parameter(whole, requires_grad=True)
+        parameter: Any = nn.Parameter(whole, requires_grad=True)  # DeepSpeed adds attributes
         self._init._convert_to_deepspeed_param(parameter)
 
         size = self._partition_size(shape)
@@ -84,11 +84,11 @@ class ZeroPartitioner:
         return parameter
 
 
-def gather_flat(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+def gather_flat(parameters: Sequence[Any]) -> list[torch.Tensor]:
     """Return the whole values of ZeRO-3 parameters, with one collective for all of them.
 
-    Every rank calls it with the same parameters in the same order. Parameters that are not partitioned (other ZeRO
-    stages) are returned as they are.
+    Every rank calls it with the same ``nn.Parameter`` objects in the same order. Those that are not partitioned (other
+    ZeRO stages) are returned as they are.
 
     Returns:
         Detached tensors in each parameter's own shape and dtype, on the parameters' device.

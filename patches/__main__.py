@@ -34,9 +34,7 @@ FLAGS = {  # flag -> the commands that take it
     "from": {"export"},
     "out": {"refresh", "export"},
 }
-EXIT_CODES = "exit codes: " + ", ".join(
-    f"{code.value} {code.name.lower().replace('_', ' ')}" for code in Exit
-)
+EXIT_CODES = "exit codes: " + ", ".join(f"{code.value} {code.name.lower().replace('_', ' ')}" for code in Exit)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -111,9 +109,7 @@ def _describe(status: state.Status) -> str:
         for record in status.files:
             lines.append(f"  {record.path}: {record.state}" + (f" ({record.note})" if record.note else ""))
             if record.position is None:
-                lines.append(
-                    f"    expected {record.expected or 'no file'}, found {record.found or 'no file'}"
-                )
+                lines.append(f"    expected {record.expected or 'no file'}, found {record.found or 'no file'}")
     return "\n".join(lines + ([f"next: {status.next}"] if status.next else []))
 
 
@@ -182,22 +178,16 @@ def _diff(options: argparse.Namespace) -> tuple[Exit, dict, str]:
     for path, old in sorted(_pristine(target, series, _wheel_tree(options, version)).items()):
         new = state.read_installed(target, path)
         if new != old:
-            out[path] = unified.render_diff(unified.make_diff(path, old, new, context=3)).decode(
-                errors="replace"
-            )
+            out[path] = unified.render_diff(unified.make_diff(path, old, new, context=3)).decode(errors="replace")
     return Exit.OK, {"code": 0, "files": out}, "".join(out.values()).rstrip("\n")
 
 
 def _refresh(options: argparse.Namespace) -> tuple[Exit, dict, str]:
     out = options.out or Path(f"{PACKAGE}-{options.to}-refresh")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise PatchError(
-            Exit.USAGE, f"{out} exists and is not empty", f"rm -r {out}, or name another with --out"
-        )
+        raise PatchError(Exit.USAGE, f"{out} exists and is not empty", f"rm -r {out}, or name another with --out")
     if manifest.ROOT in (out.resolve(), *out.resolve().parents):
-        raise PatchError(
-            Exit.USAGE, f"refresh does not write into {manifest.ROOT}", "name another folder with --out"
-        )
+        raise PatchError(Exit.USAGE, f"refresh does not write into {manifest.ROOT}", "name another folder with --out")
     old = options.version or _old_version(options.target)
     series = Series.load(old)
     with tempfile.TemporaryDirectory(prefix="openrlhf-refresh-") as scratch:

@@ -32,9 +32,7 @@ def _git(worktree: Path, *arguments: str, data: bytes = b"") -> bytes:
     try:
         done = subprocess.run(command, input=data, capture_output=True, env=env)
     except FileNotFoundError as error:
-        raise PatchError(
-            Exit.BAD_WORKTREE, "git is needed to export and import patches", "install git"
-        ) from error
+        raise PatchError(Exit.BAD_WORKTREE, "git is needed to export and import patches", "install git") from error
     if done.returncode:
         message = f"git {arguments[0]} failed in {worktree}: {done.stderr.decode(errors='replace').strip()}"
         raise PatchError(Exit.BAD_WORKTREE, message)

@@ -49,9 +49,7 @@ def build(target: Path, series: Series, *, revert: bool, wheel: Tree | None = No
         if start is None:
             text, start = (wheel or {}).get(record.path), 0
             if sha256(text) != series.manifest.chain(record.path)[0]:
-                message = (
-                    f"{record.path}: the wheel's file is not the pristine one of {series.manifest.version}"
-                )
+                message = f"{record.path}: the wheel's file is not the pristine one of {series.manifest.version}"
                 raise PatchError(Exit.NO_WHEEL, message)
         new = series.move(record.path, text, start, 0 if revert else record.last)
         if new != old:

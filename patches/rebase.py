@@ -128,9 +128,7 @@ def _merge_file(
         reason = "the new version has this file already"
         if theirs is None:
             alike = [p for p in new if PurePosixPath(p).name == PurePosixPath(path).name]
-            reason = "the new version has no such file" + (
-                f"; same name: {', '.join(alike)}" if alike else ""
-            )
+            reason = "the new version has no such file" + (f"; same name: {', '.join(alike)}" if alike else "")
         elif base is not None:
             reason = "the patch deletes this file, and the new version changes it"
         sides = [unified.split_lines(text or b"") for text in (base, ours, theirs)]
@@ -151,9 +149,7 @@ def _misfit(patch: str, path: str, piece: Piece, sides: list[Lines]) -> Misfit:
     around = 3
     shown = [
         lines[max(0, start - around) : start + len(part) + around]
-        for lines, start, part in zip(
-            sides, piece.starts, (piece.base, piece.ours, piece.theirs), strict=True
-        )
+        for lines, start, part in zip(sides, piece.starts, (piece.base, piece.ours, piece.theirs), strict=True)
     ]
     base_line, _, theirs_line = (max(0, start - around) + 1 for start in piece.starts)
     reason = "both sides change these lines"

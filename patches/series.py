@@ -36,14 +36,10 @@ class Series:
         patches = tuple(unified.parse(name, (folder(version) / name).read_bytes()) for name in names)
         touched = {diff.path: [p.name for p in patches if any(d.path == diff.path for d in p.files)]
                    for patch in patches for diff in patch.files}  # fmt: skip
-        listed = {
-            path: [name for name in states if name != PRISTINE] for path, states in manifest.files.items()
-        }
+        listed = {path: [name for name in states if name != PRISTINE] for path, states in manifest.files.items()}
         if touched != listed:
             wrong = sorted(path for path in touched | listed if touched.get(path) != listed.get(path))
-            raise PatchError(
-                Exit.BAD_SERIES, f"{folder(version)}: patches and manifest differ on {', '.join(wrong)}"
-            )
+            raise PatchError(Exit.BAD_SERIES, f"{folder(version)}: patches and manifest differ on {', '.join(wrong)}")
         return cls(manifest, patches)
 
     def diffs(self, path: str) -> list[tuple[str, unified.FileDiff]]:
@@ -62,9 +58,7 @@ class Series:
             text = diff.apply(text, name) if then > now else diff.reversed().apply(text, f"{name} (reversed)")
             if sha256(text) != chain[then]:
                 direction = "applied" if then > now else "reversed"
-                message = (
-                    f"{name} {direction} on {path} gives {sha256(text)}, the manifest says {chain[then]}"
-                )
+                message = f"{name} {direction} on {path} gives {sha256(text)}, the manifest says {chain[then]}"
                 raise PatchError(Exit.BAD_SERIES, message)
         return text
 

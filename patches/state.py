@@ -82,9 +82,7 @@ def locate(target: Path, path: str) -> Path:
         place = place / part
         if place.is_symlink():
             message = f"{place} is a symbolic link to {os.readlink(place)}; patches never follow one"
-            remedy = (
-                f"reinstall without links: uv pip install --link-mode copy --reinstall --no-deps {PACKAGE}"
-            )
+            remedy = f"reinstall without links: uv pip install --link-mode copy --reinstall --no-deps {PACKAGE}"
             raise PatchError(Exit.UNSAFE_FILE, message, remedy)
     return place
 

@@ -76,9 +76,7 @@ class FileDiff:
             position = start + len(old)
         result = b"".join(out + lines[position:])
         if self.deletes and result:
-            raise PatchError(
-                Exit.BAD_SERIES, f"{patch} deletes {self.path} but leaves {len(result)} bytes of it"
-            )
+            raise PatchError(Exit.BAD_SERIES, f"{patch} deletes {self.path} but leaves {len(result)} bytes of it")
         return None if self.deletes else result
 
 
@@ -95,18 +93,11 @@ class Patch:
         return self.header.encode() + b"\n\n" + b"".join(render_diff(diff) for diff in self.files)
 
 
-def _mismatch(
-    patch: str, path: str, number: int, line: int, old: list[bytes], found: list[bytes]
-) -> PatchError:
+def _mismatch(patch: str, path: str, number: int, line: int, old: list[bytes], found: list[bytes]) -> PatchError:
     def block(lines: list[bytes]) -> str:
-        return (
-            "".join(f"    {text.decode(errors='replace').rstrip()!r}\n" for text in lines)
-            or "    (end of file)\n"
-        )
+        return "".join(f"    {text.decode(errors='replace').rstrip()!r}\n" for text in lines) or "    (end of file)\n"
 
-    message = (
-        f"{patch} does not apply: {path} hunk {number} at line {line}\n  expected:\n{block(old)}  found:\n"
-    )
+    message = f"{patch} does not apply: {path} hunk {number} at line {line}\n  expected:\n{block(old)}  found:\n"
     return PatchError(Exit.BAD_SERIES, message + block(found).rstrip("\n"))
 
 
@@ -159,9 +150,7 @@ def _file_name(text: bytes) -> str | None:
     return None if name == "/dev/null" else name[2:]
 
 
-def _parse_hunks(
-    lines: list[bytes], at: int, fail: Callable[[int, str], PatchError]
-) -> tuple[list[Hunk], int]:
+def _parse_hunks(lines: list[bytes], at: int, fail: Callable[[int, str], PatchError]) -> tuple[list[Hunk], int]:
     hunks: list[Hunk] = []
     while at < len(lines) and lines[at].startswith(b"@@"):
         match = _RANGE.match(lines[at])

@@ -17,9 +17,7 @@ def read_wheel(path: Path, version: str | None = None) -> tuple[str, Tree]:
             names = [name for name in archive.namelist() if not name.endswith("/")]
             metadata = next(name for name in names if name.endswith(".dist-info/METADATA"))
             lines = archive.read(metadata).decode().splitlines()
-            found = (
-                next(line for line in lines if line.startswith("Version:")).removeprefix("Version:").strip()
-            )
+            found = next(line for line in lines if line.startswith("Version:")).removeprefix("Version:").strip()
             tree = {}
             for name in names:
                 inside = name.split("/")
@@ -44,11 +42,7 @@ def download(version: str, scratch: Path) -> Path:
     found = sorted(scratch.glob("*.whl"))
     if done.returncode or not found:
         reason = (done.stderr or done.stdout).strip().splitlines()[-3:]
-        message = f"could not download {PACKAGE} {version} with {sys.executable} -m pip:\n" + "\n".join(
-            reason
-        )
-        remedy = (
-            f"fetch the wheel elsewhere (pip download --no-deps {PACKAGE}=={version}), then pass its file"
-        )
+        message = f"could not download {PACKAGE} {version} with {sys.executable} -m pip:\n" + "\n".join(reason)
+        remedy = f"fetch the wheel elsewhere (pip download --no-deps {PACKAGE}=={version}), then pass its file"
         raise PatchError(Exit.NO_WHEEL, message, remedy)
     return found[0]

@@ -28,9 +28,7 @@ _BRACE = re.compile(r"(?P<box>\\boxed\s*(?:\{|\Z))|\\(?:[{}]|\\(?!boxed))|[{}]")
 _SPACE = re.compile(r"(?:\\[,;: ]|~|\\(?:quad|qquad|thinspace)(?![A-Za-z])|\s)+")
 # A space between two digits stays: "3 3" is not 33.
 _LOOSE_SPACE = re.compile(r"(?<![0-9]) | (?![0-9])")
-_WRAPPER = re.compile(
-    r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mbox|boxed|displaystyle)\s*\{([^{}]*)\}\Z"
-)
+_WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mbox|boxed|displaystyle)\s*\{([^{}]*)\}\Z")
 _UNIT_WORDS = (
     r"(?:square|cubic|sq|cu)?\s*(?:units?|degrees?|deg|radians?|rad|percent|points?|"
     r"mm|cm|km|meters?|metres?|centimeters?|kilometers?|inches|inch|in|feet|foot|ft|yards?|yd|miles?|mi|"
@@ -108,11 +106,7 @@ def canonical(answer: str) -> str:
     if number:
         digits = re.sub("[, ]", "", number[2]).lstrip("0") or "0"
         return "-" + digits if number[1] == "-" and digits != "0" else digits
-    text = (
-        re.sub(r"\\(?:left|right)(?![A-Za-z])", "", text)
-        .replace("\\dfrac", "\\frac")
-        .replace("\\tfrac", "\\frac")
-    )
+    text = re.sub(r"\\(?:left|right)(?![A-Za-z])", "", text).replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
     return _LOOSE_SPACE.sub("", text)
 
 

@@ -57,9 +57,7 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
     }
 
 
-def _reward_one(
-    queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any], i: int
-) -> dict[str, float]:
+def _reward_one(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any], i: int) -> dict[str, float]:
     """LOG_KEYS of one sample; a failure is marked, never mistaken for a wrong answer."""
     try:
         label = parse_label(labels[i])

@@ -239,14 +239,10 @@ def _refuse_secrets(flags: list[str]) -> None:
             word.startswith("--use_wandb=") and word != "--use_wandb=1"
         )
         if is_wandb:
-            raise ConfigError(
-                "a key on a command line can be read by everybody: export WANDB_API_KEY, set USE_WANDB=1"
-            )
+            raise ConfigError("a key on a command line can be read by everybody: export WANDB_API_KEY, set USE_WANDB=1")
         for name, value in secrets().items():
             if value in word:
-                raise ConfigError(
-                    f"a flag holds the value of {name}: secrets are only taken from the environment"
-                )
+                raise ConfigError(f"a flag holds the value of {name}: secrets are only taken from the environment")
 
 
 def model_folder(name: str | None) -> str:
@@ -262,9 +258,7 @@ def model_folder(name: str | None) -> str:
     if os.path.isdir(name):
         return os.path.abspath(name)
     home = os.environ.get("HF_HOME", os.path.expanduser("~/.cache/huggingface"))
-    cache = (
-        Path(os.environ.get("HF_HUB_CACHE", os.path.join(home, "hub"))) / f"models--{name.replace('/', '--')}"
-    )
+    cache = Path(os.environ.get("HF_HUB_CACHE", os.path.join(home, "hub"))) / f"models--{name.replace('/', '--')}"
     reference = cache / "refs" / "main"
     if reference.is_file():
         snapshot = cache / "snapshots" / reference.read_text().strip()

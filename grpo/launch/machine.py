@@ -54,9 +54,7 @@ def visible(rows: dict[tuple[str, str], Gpu], devices: str | None) -> list[Gpu]:
     if devices is None:
         return list(rows.values())
     names = [name.strip() for name in devices.split(",") if name.strip()]
-    return [
-        gpu for (index, uuid), gpu in rows.items() if any(n == index or uuid.startswith(n) for n in names)
-    ]
+    return [gpu for (index, uuid), gpu in rows.items() if any(n == index or uuid.startswith(n) for n in names)]
 
 
 def memory_total() -> int:
@@ -123,9 +121,7 @@ def existing_parent(path: Path) -> Path:
 
 def describe() -> dict[str, object]:
     """Return the hardware as it goes into env.json; sizes in GB."""
-    model = next(
-        (line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), ""
-    )
+    model = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "")
     return {
         "cpu": model.partition(":")[2].strip(),
         "cpus": len(os.sched_getaffinity(0)),

@@ -73,9 +73,7 @@ def read(folder: Path) -> Model:
     if (folder / INDEX).is_file():
         missing = sorted(set(_read_json(folder / INDEX)["weight_map"]) - set(shapes))
         if missing:
-            raise ModelError(
-                f"{INDEX} names {len(missing)} tensors that no shard holds, {missing[0]} for one"
-            )
+            raise ModelError(f"{INDEX} names {len(missing)} tensors that no shard holds, {missing[0]} for one")
     return Model(folder, config, shapes)
 
 
@@ -112,9 +110,7 @@ def read_header(shard: Path) -> dict[str, tuple[int, ...]]:
         header.pop("__metadata__", None)
         expected = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
     except (ValueError, AttributeError, KeyError, TypeError):
-        raise ModelError(
-            f"{shard.name} ({size:,} bytes) is no safetensors file: a cut or a pointer file?"
-        ) from None
+        raise ModelError(f"{shard.name} ({size:,} bytes) is no safetensors file: a cut or a pointer file?") from None
     if size != expected:
         raise ModelError(f"{shard.name} has {size:,} bytes, its header says {expected:,}: a broken download")
     return {name: tuple(entry["shape"]) for name, entry in header.items()}

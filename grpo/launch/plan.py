@@ -175,8 +175,7 @@ def _describe_steps(plan: Plan, config: Config) -> list[str]:
     ]
     if plan.evals is not None:
         lines.append(
-            f"eval        {plan.evals} times {plan.eval_prompts} problems x "
-            f"{args.eval_n_samples_per_prompt} samples"
+            f"eval        {plan.evals} times {plan.eval_prompts} problems x {args.eval_n_samples_per_prompt} samples"
         )
     return lines
 

@@ -55,9 +55,7 @@ def check_python() -> Iterator[Problem]:
     """Compare Python and the pinned packages with pyproject.toml."""
     if sys.version_info[:2] not in ((3, 11), (3, 12)):
         version = ".".join(map(str, sys.version_info[:2]))
-        yield Problem(
-            f"this is Python {version}, the stack needs 3.11 or 3.12", "scripts/setup.sh makes .venv"
-        )
+        yield Problem(f"this is Python {version}, the stack needs 3.11 or 3.12", "scripts/setup.sh makes .venv")
     for name, wanted in pins().items():
         try:
             # A local part ("+cpu") names the build, not the version.
@@ -65,9 +63,7 @@ def check_python() -> Iterator[Problem]:
         except importlib.metadata.PackageNotFoundError:
             found = "missing"
         if found != wanted:
-            yield Problem(
-                f"{name} is {found}, the pinned version is {wanted}", "scripts/setup.sh installs the lock"
-            )
+            yield Problem(f"{name} is {found}, the pinned version is {wanted}", "scripts/setup.sh installs the lock")
 
 
 def pins() -> dict[str, str]:
@@ -113,9 +109,7 @@ def check_flags(config: Config) -> Iterator[Problem]:
         yield Problem("an eval needs a reward function", "set REWARD to a .py file with reward_func")
     for script in (args.remote_rm_url or "").split(","):
         if script.endswith(".py") and not Path(script).is_file():
-            yield Problem(
-                f"the reward function {script} does not exist", "set REWARD to a .py file with reward_func"
-            )
+            yield Problem(f"the reward function {script} does not exist", "set REWARD to a .py file with reward_func")
 
 
 def check_batches(config: Config) -> Iterator[Problem]:
@@ -153,9 +147,7 @@ def check_data(config: Config) -> Iterator[Problem]:
     for variable, path in (("TRAIN_DATA", args.prompt_data), ("EVAL_DATA", args.eval_dataset)):
         if not path:
             if variable == "TRAIN_DATA":
-                yield Problem(
-                    "no training data", "set TRAIN_DATA to a .jsonl file; python -m data.prepare writes one"
-                )
+                yield Problem("no training data", "set TRAIN_DATA to a .jsonl file; python -m data.prepare writes one")
             continue
         try:
             count = data_files.count_records(Path(path), args.input_key, args.label_key)
@@ -186,9 +178,7 @@ def check_model(config: Config) -> Iterator[Problem]:
         try:
             models[variable] = model_files.read(Path(name))
         except model_files.ModelError as error:
-            yield Problem(
-                f"{variable} {name}: {error}", f"download it again, or set {variable} to a whole checkpoint"
-            )
+            yield Problem(f"{variable} {name}: {error}", f"download it again, or set {variable} to a whole checkpoint")
     if "MODEL" in models:
         yield from check_actor_model(config, models["MODEL"])
     if "ENGINE_MODEL" in models:
@@ -200,9 +190,7 @@ def check_actor_model(config: Config, model: model_files.Model) -> Iterator[Prob
     args = config.args
     for target in args.target_modules if isinstance(args.target_modules, list) else []:
         if not model.lora_parameters(1, [target]):
-            yield Problem(
-                f"the model has no linear layer {target}", "set TARGET_MODULES to names of its layers"
-            )
+            yield Problem(f"the model has no linear layer {target}", "set TARGET_MODULES to names of its layers")
     context = model.config.get("max_position_embeddings")
     if context and config.max_model_len > context:
         yield Problem(
@@ -222,9 +210,7 @@ def has_chat_template(folder: Path) -> bool:
     return inside or (folder / "chat_template.jinja").is_file()
 
 
-def check_engine_model(
-    config: Config, model: model_files.Model, actor: model_files.Model | None
-) -> Iterator[Problem]:
+def check_engine_model(config: Config, model: model_files.Model, actor: model_files.Model | None) -> Iterator[Problem]:
     """Formats and shapes that the engines cannot load, or that are another model than the actor's."""
     if machine.on_cpu_stack() and model.is_mxfp4:
         yield Problem(
@@ -235,9 +221,7 @@ def check_engine_model(
     heads, key_heads = model.config.get("num_attention_heads"), model.config.get("num_key_value_heads")
     for what, count in (("attention heads", heads), ("key/value heads", key_heads)):
         if count and count % tensor_parallel:
-            yield Problem(
-                f"ENGINE_TP {tensor_parallel} does not divide the {count} {what}", "use a divisor of both"
-            )
+            yield Problem(f"ENGINE_TP {tensor_parallel} does not divide the {count} {what}", "use a divisor of both")
     for key in ("model_type", "num_hidden_layers", "hidden_size", "vocab_size"):
         if actor and actor.config.get(key) != model.config.get(key):
             yield Problem(
@@ -295,9 +279,7 @@ def check_memory(plan: Plan) -> Iterator[Problem]:
 def check_disk(config: Config, plan: Plan, run_dir: Path) -> Iterator[Problem]:
     """Space and rights where results go."""
     if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
-        yield Problem(
-            f"the run directory {run_dir} exists and is not empty", "give another --run-dir, or delete it"
-        )
+        yield Problem(f"the run directory {run_dir} exists and is not empty", "give another --run-dir, or delete it")
     for folder in {run_dir, Path(config.args.ckpt_path), Path(config.args.metrics_dir)}:
         parent = machine.existing_parent(folder)
         if not os.access(parent, os.W_OK | os.X_OK) or not parent.is_dir():
@@ -326,12 +308,6 @@ def check_ray() -> Iterator[Problem]:
         with socket.socket() as probe:
             probe.bind(("", 0))
     except OSError as error:
-        yield Problem(
-            f"no port can be opened ({error})", "allow listening sockets in this sandbox or container"
-        )
-    if not os.access("/tmp", os.W_OK) and len(os.environ.get("TMPDIR", "")) > MAX_BASE_LENGTH - len(
-        "/grpo-12345678"
-    ):
-        yield Problem(
-            "there is no short writable folder for sockets", "set TMPDIR to one of at most 15 characters"
-        )
+        yield Problem(f"no port can be opened ({error})", "allow listening sockets in this sandbox or container")
+    if not os.access("/tmp", os.W_OK) and len(os.environ.get("TMPDIR", "")) > MAX_BASE_LENGTH - len("/grpo-12345678"):
+        yield Problem("there is no short writable folder for sockets", "set TMPDIR to one of at most 15 characters")

@@ -131,12 +131,8 @@ def git_revision() -> dict[str, Any] | None:
     """Return the checkout's commit and whether files differ from it, None where it is no git checkout."""
     git = ["git", "-C", str(CHECKOUT)]
     try:
-        commit = subprocess.run(
-            [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout
-        changes = subprocess.run(
-            [*git, "status", "--porcelain"], capture_output=True, text=True, check=True
-        ).stdout
+        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout
+        changes = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout
     except (FileNotFoundError, subprocess.CalledProcessError):
         return None
     return {"commit": commit.strip(), "dirty": bool(changes.strip())}

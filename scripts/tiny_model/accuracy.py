@@ -16,16 +16,12 @@ def is_correct(problem: Problem, response: str) -> bool:
 
 
 @torch.no_grad()
-def sampled_accuracy(
-    model: GptOssForCausalLM, tokenizer: PreTrainedTokenizerFast, count: int, seed: int
-) -> float:
+def sampled_accuracy(model: GptOssForCausalLM, tokenizer: PreTrainedTokenizerFast, count: int, seed: int) -> float:
     """The share of `count` held-out problems that one sample at temperature 1 answers right."""
     torch.manual_seed(seed)
     problems = distinct_problems("eval", count)
     texts = [prompt_text(tokenizer, problem.question) for problem in problems]
-    inputs = tokenizer(
-        texts, add_special_tokens=False, padding=True, padding_side="left", return_tensors="pt"
-    )
+    inputs = tokenizer(texts, add_special_tokens=False, padding=True, padding_side="left", return_tensors="pt")
     tokens = model.generate(
         input_ids=inputs.input_ids,
         attention_mask=inputs.attention_mask,

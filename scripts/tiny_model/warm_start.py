@@ -58,9 +58,7 @@ def prompt_text(tokenizer: PreTrainedTokenizerFast, question: str) -> str:
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 
-def warm_start(
-    tokenizer: PreTrainedTokenizerFast, vocab_size: int, steps: int, seed: int
-) -> GptOssForCausalLM:
+def warm_start(tokenizer: PreTrainedTokenizerFast, vocab_size: int, steps: int, seed: int) -> GptOssForCausalLM:
     """Train a tiny gpt-oss from scratch for `steps` optimizer steps."""
     torch.manual_seed(seed)
     model = GptOssForCausalLM._from_config(tiny_config(vocab_size), attn_implementation="eager")

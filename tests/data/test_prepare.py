@@ -70,18 +70,14 @@ def test_the_aime_rule_is_balanced() -> None:
     assert set(thirds.values()) == {1} and len(thirds) == 18
     assert set(Counter(number for _, _, number in held_out).values()) == {1, 2}
     # Five papers in a row hold out every number once.
-    assert sorted(number for year, contest, number in held_out if (year, contest) != (2024, 2)) == list(
-        range(1, 16)
-    )
+    assert sorted(number for year, contest, number in held_out if (year, contest) != (2024, 2)) == list(range(1, 16))
 
 
 def test_papers_that_count_from_zero_split_the_same(tmp_path: Path) -> None:
     prepare(write(tmp_path / "one.jsonl", aime_rows(1)), tmp_path / "one")
     prepare(write(tmp_path / "zero.jsonl", aime_rows(0)), tmp_path / "zero")
     for split in ("train", "eval"):
-        assert (tmp_path / "one" / f"{split}.jsonl").read_bytes() == (
-            tmp_path / "zero" / f"{split}.jsonl"
-        ).read_bytes()
+        assert (tmp_path / "one" / f"{split}.jsonl").read_bytes() == (tmp_path / "zero" / f"{split}.jsonl").read_bytes()
     sixteen = [*aime_rows(0)[:15], {**aime_rows()[0], "problem": "One too many.", "number": 15}]
     assert "number 15" in read_problems(write(tmp_path / "sixteen.jsonl", sixteen))[1][0]
 
@@ -100,14 +96,9 @@ def test_a_math_file_is_split_by_hash(tmp_path: Path) -> None:
     assert [card["files"][name]["records"] for name in ("train.jsonl", "eval.jsonl")] == [40, 10]
     assert read(tmp_path / "out", "train")[0]["prompt"].endswith(f"\n\n{INSTRUCTION}")
     prepare(write(tmp_path / "turned.jsonl", math_rows(50)[::-1]), tmp_path / "turned", eval_fraction=0.2)
-    assert {r["id"] for r in read(tmp_path / "turned", "eval")} == {
-        r["id"] for r in read(tmp_path / "out", "eval")
-    }
+    assert {r["id"] for r in read(tmp_path / "turned", "eval")} == {r["id"] for r in read(tmp_path / "out", "eval")}
     assert (
-        prepare(tmp_path / "math.jsonl", tmp_path / "half", eval_fraction=0.5)["files"]["eval.jsonl"][
-            "records"
-        ]
-        == 25
+        prepare(tmp_path / "math.jsonl", tmp_path / "half", eval_fraction=0.5)["files"]["eval.jsonl"]["records"] == 25
     )
 
 
@@ -120,13 +111,7 @@ def test_json_and_parquet_give_what_jsonl_gives(tmp_path: Path) -> None:
         prepare(tmp_path / f"a.{ending}", tmp_path / ending)
     for split in ("train", "eval"):
         assert (
-            len(
-                {
-                    (tmp_path / ending / f"{split}.jsonl").read_bytes()
-                    for ending in ("json", "jsonl", "parquet")
-                }
-            )
-            == 1
+            len({(tmp_path / ending / f"{split}.jsonl").read_bytes() for ending in ("json", "jsonl", "parquet")}) == 1
         )
 
 
@@ -214,9 +199,7 @@ def test_the_output_is_the_same_on_every_run_and_the_card_describes_it(tmp_path:
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == first
 
 
-def test_no_card_beside_files_that_it_does_not_describe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_card_beside_files_that_it_does_not_describe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, out = write(tmp_path / "aime.jsonl", aime_rows()), tmp_path / "out"
     prepare(source, out)
     write(source, aime_rows()[:60])

@@ -32,7 +32,10 @@ def test_advantages_follow_the_formula_in_any_order():
     mask = torch.arange(6)[None] < lengths[:, None]
     experiences = [
         SimpleNamespace(
-            advantages=advantages[rows, None] * mask[rows], action_mask=mask[rows], rewards=rewards[rows], index=rows.tolist()
+            advantages=advantages[rows, None] * mask[rows],
+            action_mask=mask[rows],
+            rewards=rewards[rows],
+            index=rows.tolist(),
         )
         for rows in order.split(3)
     ]

@@ -51,7 +51,9 @@ def test_metrics_can_be_placed_elsewhere(tmp_path):
 
 @given(st.integers(1, 500), st.integers(1, 50))
 def test_the_schedule_ends_with_the_run(total, max_steps):
-    args = Namespace(max_steps=max_steps, rollout_batch_size=8, n_samples_per_prompt=8, train_batch_size=8, max_epochs=1)
+    args = Namespace(
+        max_steps=max_steps, rollout_batch_size=8, n_samples_per_prompt=8, train_batch_size=8, max_epochs=1
+    )
     assert run_log.optimizer_steps(args, total) == min(total, max_steps * 8)
     assert run_log.is_finished(args, max_steps)
     assert not run_log.is_finished(args, max_steps - 1)

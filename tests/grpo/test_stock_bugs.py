@@ -228,9 +228,7 @@ def test_accepted_samples_survive_the_end_of_the_prompts(load, monkeypatch):
 
     def check():
         assert this._generate_vllm(loader, 2, dynamic_filtering=True)[2]  # exhausted
-        samples, consumed, exhausted = this._generate_vllm(
-            iter([(["s"], ["p0"], ["l"])]), 2, dynamic_filtering=True
-        )
+        samples, consumed, exhausted = this._generate_vllm(iter([(["s"], ["p0"], ["l"])]), 2, dynamic_filtering=True)
         assert (len(samples), consumed, exhausted) == (4, 1, False)  # two carried over, two new
 
     fails_on_stock(load, check)

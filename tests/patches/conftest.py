@@ -90,9 +90,7 @@ class World:
     def run(self, *words: str, cwd: Path | None = None, **options) -> subprocess.CompletedProcess[str]:
         """A real `python -m patches` process on the target."""
         command = [sys.executable, "-P", "-m", "patches", *words, "--target", str(self.target)]
-        return subprocess.run(
-            command, env=self.env(), cwd=cwd, text=True, capture_output=True, timeout=60, **options
-        )
+        return subprocess.run(command, env=self.env(), cwd=cwd, text=True, capture_output=True, timeout=60, **options)
 
     def drive(self, action: str, number: int, *words: str) -> subprocess.Popen[str]:
         """A real process in which `DRIVER` does `action` just before write operation `number`."""

@@ -13,9 +13,7 @@ pytestmark = pytest.mark.skipif(not shutil.which("git"), reason="export and impo
 
 
 def git(worktree, *words: str) -> str:
-    env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")} | {
-        "GIT_CONFIG_GLOBAL": os.devnull
-    }
+    env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")} | {"GIT_CONFIG_GLOBAL": os.devnull}
     command = ["git", "-C", str(worktree), "-c", "user.name=a", "-c", "user.email=a@localhost", *words]
     return subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
 
@@ -109,9 +107,7 @@ def test_a_new_commit_becomes_a_patch(world, worktree, folder, capsys):
         ("openrlhf/a.py", b"a\n", ["name", "-m", "--- a/openrlhf/b.py"], "lines of a diff"),
     ],
 )
-def test_a_commit_that_is_no_patch_is_refused(
-    worktree, folder, look, capsys, path, content, message, complaint
-):
+def test_a_commit_that_is_no_patch_is_refused(worktree, folder, look, capsys, path, content, message, complaint):
     kept = look(folder)
     (worktree / path).write_bytes(content)
     git(worktree, "add", "-A")

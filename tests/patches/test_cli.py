@@ -129,9 +129,7 @@ def test_the_wrapper_prefers_the_checkouts_own_environment(world):
     python.write_text('#!/bin/sh\necho "own $*"\n')
     python.chmod(0o755)
     env = {key: value for key, value in os.environ.items() if key != "PYTHON"}
-    done = subprocess.run(
-        [world.checkout / "apply_patches.sh", "status"], env=env, capture_output=True, text=True
-    )
+    done = subprocess.run([world.checkout / "apply_patches.sh", "status"], env=env, capture_output=True, text=True)
     assert done.stdout == "own -P -m patches status\n"
 
 

@@ -134,9 +134,7 @@ def test_symbolic_links_are_refused(world, tmp_path, look):
     (world.target / "models").unlink()
     outside.rename(world.target / "models")
     (world.site / "link").symlink_to(world.target)
-    assert (
-        world.run("apply", "--target", str(world.site / "link")).returncode == 0
-    )  # the last --target counts
+    assert world.run("apply", "--target", str(world.site / "link")).returncode == 0  # the last --target counts
     assert subprocess.run(
         [sys.executable, "-P", "-m", "patches", "--target", str(world.site / "link")],
         env=world.env(), capture_output=True,

@@ -39,9 +39,7 @@ def test_a_side_that_did_not_change_gives_way(base, other):
     assert merged(rebase.merge3(base, other, other)) == other
 
 
-EDITS = st.dictionaries(
-    st.integers(0, 19), st.sampled_from([[], [b"new 1\n"], [b"new 2\n", b"new 3\n"]]), max_size=6
-)
+EDITS = st.dictionaries(st.integers(0, 19), st.sampled_from([[], [b"new 1\n"], [b"new 2\n", b"new 3\n"]]), max_size=6)
 
 
 @given(EDITS, EDITS)
@@ -100,9 +98,7 @@ def test_a_clean_refresh_applies_to_the_new_version(
     world.call(command)
     installed, folder = look(world.site), look(world.checkout / "patches")
     new = dict(before)
-    new["openrlhf/models/actor.py"] = before["openrlhf/models/actor.py"].replace(
-        b"LINE_10 = 10\n", b"# new\n" * 5
-    )
+    new["openrlhf/models/actor.py"] = before["openrlhf/models/actor.py"].replace(b"LINE_10 = 10\n", b"# new\n" * 5)
     new["openrlhf/models/actor.py"] = b"# a new first line\n" + new["openrlhf/models/actor.py"]
     code, report, out = refresh(new)
     assert code == 0 and report["fitting"] == ["first.patch", "second.patch", "third.patch"]
@@ -113,9 +109,9 @@ def test_a_clean_refresh_applies_to_the_new_version(
     target = package(tmp_path / "newer", pristine, "1.1")
     assert main(["apply", "--target", str(target)]) == main(["verify", "--target", str(target)]) == 0
     text = (target / "models" / "actor.py").read_bytes()
-    assert text == new["openrlhf/models/actor.py"].replace(
-        b"LINE_3 = 3\n", b"LINE_3 = 103\nMORE = 1\n"
-    ).replace(b"LINE_20 = 20\n", b"LINE_20 = 20\nEXTRA = 1\n")
+    assert text == new["openrlhf/models/actor.py"].replace(b"LINE_3 = 3\n", b"LINE_3 = 103\nMORE = 1\n").replace(
+        b"LINE_20 = 20\n", b"LINE_20 = 20\nEXTRA = 1\n"
+    )
     assert Series.load("1.1").patches[1].header == Series.load("1.0").patches[1].header
 
 
@@ -159,11 +155,7 @@ def test_whole_files_that_do_not_fit(before, refresh, path, text, reason):
 
 def test_a_patch_that_upstream_took_is_dropped(before, after, refresh):
     new = before | {"openrlhf/trainer/loop.py": after["openrlhf/trainer/loop.py"]}
-    new |= {
-        "openrlhf/models/actor.py": after["openrlhf/models/actor.py"].replace(
-            b" = 103\nMORE = 1\n", b" = 3\n"
-        )
-    }
+    new |= {"openrlhf/models/actor.py": after["openrlhf/models/actor.py"].replace(b" = 103\nMORE = 1\n", b" = 3\n")}
     code, report, _ = refresh(new)
     assert code == 0 and report["upstream"] == ["second.patch"]
     assert report["fitting"] == ["first.patch", "third.patch"]
@@ -197,9 +189,7 @@ def test_refresh_writes_only_into_a_new_folder(world, before, refresh, tmp_path)
     assert refresh(before, "--out", str(world.checkout / "patches" / "openrlhf-1.1"))[0] == Exit.USAGE
 
 
-def test_a_wheel_that_cannot_be_had_is_a_clear_error(
-    world, tmp_path, before, make_wheel, monkeypatch, capsys
-):
+def test_a_wheel_that_cannot_be_had_is_a_clear_error(world, tmp_path, before, make_wheel, monkeypatch, capsys):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     out = str(tmp_path / "out")
     assert world.call("refresh", "--to", "9.9.9", "--out", out) == Exit.NO_WHEEL

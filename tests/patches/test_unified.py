@@ -11,9 +11,7 @@ from patches import unified
 from patches.errors import Exit, PatchError
 
 # Few different lines, so that equal ones are common; \r, blanks and diff-like lines are the traps.
-LINE = st.sampled_from(
-    [b"", b"a", b"b", b" c", b"-- a/x", b"++ b/x", b"\\ No", b"@@ -1 +1 @@", b"x\r", b"\xff"]
-)
+LINE = st.sampled_from([b"", b"a", b"b", b" c", b"-- a/x", b"++ b/x", b"\\ No", b"@@ -1 +1 @@", b"x\r", b"\xff"])
 TEXT = st.builds(
     lambda lines, ends: b"\n".join(lines) + (b"\n" if ends and lines else b""),
     st.lists(LINE, max_size=30),

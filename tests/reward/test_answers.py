@@ -120,9 +120,7 @@ def test_only_the_last_final_message_counts() -> None:
     assert grade("\\boxed{7}<|return|>", "7").reason == NO_FINAL
 
 
-@pytest.mark.parametrize(
-    "end", ["<|return|>", "<|end|>", "<|call|>", "", "<|start|>assistant", "<|endoftext|>"]
-)
+@pytest.mark.parametrize("end", ["<|return|>", "<|end|>", "<|call|>", "", "<|start|>assistant", "<|endoftext|>"])
 def test_a_final_message_ends_at_the_next_marker(end: str) -> None:
     text = f"{ANALYSIS.format('x')}<|start|>assistant<|channel|>final<|message|>\\boxed{{7}}{end}"
     assert final_message(text) == "\\boxed{7}"

@@ -16,13 +16,9 @@ from reward.reward_func import LOG_KEYS, parse_label, response_of, reward_func
 
 FILE = Path(module.__file__)
 PROMPT = (
-    "<|start|>system<|message|>Think.<|end|>"
-    "<|start|>user<|message|>What is 3 + 4? Box it.<|end|><|start|>assistant"
+    "<|start|>system<|message|>Think.<|end|><|start|>user<|message|>What is 3 + 4? Box it.<|end|><|start|>assistant"
 )
-RIGHT = (
-    "<|channel|>analysis<|message|>3+4<|end|>"
-    "<|start|>assistant<|channel|>final<|message|>\\boxed{7}<|return|>"
-)
+RIGHT = "<|channel|>analysis<|message|>3+4<|end|><|start|>assistant<|channel|>final<|message|>\\boxed{7}<|return|>"
 WRONG = RIGHT.replace("{7}", "{8}")
 UNFINISHED = "<|channel|>analysis<|message|>maybe \\boxed{7}"
 
@@ -162,9 +158,7 @@ ANYTHING = st.none() | st.text(max_size=60) | st.integers() | st.just(PROMPT) | 
 
 
 @given(query=ANYTHING, prompt=ANYTHING, label=ANYTHING)
-def test_nothing_raises_and_the_keys_are_always_the_same(
-    query: object, prompt: object, label: object
-) -> None:
+def test_nothing_raises_and_the_keys_are_always_the_same(query: object, prompt: object, label: object) -> None:
     logs = reward_func([query], [prompt], [label])["extra_logs"]  # type: ignore[list-item]
     assert tuple(logs) == LOG_KEYS
     assert all(isinstance(value, float) and math.isfinite(value) for value in logs.values())

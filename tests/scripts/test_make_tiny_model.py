@@ -36,9 +36,7 @@ def built(tmp_path_factory):
     """The two directories, made by the command line in a process of its own."""
     place = tmp_path_factory.mktemp("tiny")
     arguments = ("--dequantized-out", str(place / "bf16"))
-    result = subprocess.run(
-        command(place / "mxfp4", *arguments), cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
+    result = subprocess.run(command(place / "mxfp4", *arguments), cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     assert "held-out exact match" in result.stdout
     return place / "mxfp4", place / "bf16"
@@ -102,9 +100,7 @@ def test_bf16_copy_holds_what_transformers_makes_of_the_mxfp4_files(built):
     packed = AutoModelForCausalLM.from_pretrained(
         built[0], dtype=torch.bfloat16, quantization_config=Mxfp4Config(dequantize=True)
     )
-    plain, report = AutoModelForCausalLM.from_pretrained(
-        built[1], dtype=torch.bfloat16, output_loading_info=True
-    )
+    plain, report = AutoModelForCausalLM.from_pretrained(built[1], dtype=torch.bfloat16, output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
     assert "quantization_config" not in read_json(built[1] / "config.json")
     expected, copied = packed.state_dict(), plain.state_dict()

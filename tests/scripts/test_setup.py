@@ -259,8 +259,7 @@ def test_a_moved_or_broken_venv_is_noticed(checkout: Path) -> None:
 
 def test_env_is_shared_and_sourcing_twice_changes_nothing(checkout: Path) -> None:
     script = (
-        'set -eu; source "$1/scripts/env.sh"; first="$(env)"; source "$1/scripts/env.sh"; '
-        '[ "$first" = "$(env)" ]; env'
+        'set -eu; source "$1/scripts/env.sh"; first="$(env)"; source "$1/scripts/env.sh"; [ "$first" = "$(env)" ]; env'
     )
 
     def env(**environ: str) -> dict[str, str]:

@@ -18,11 +18,15 @@ from transformers import AutoTokenizer
 
 from grpo import adapter, cluster, loading
 
-FLAGS = """--zero_stage 3 --offload --adam_offload --gradient_checkpointing --gradient_checkpointing_use_reentrant
---attn_implementation eager --lora_rank 8 --lora_alpha 16 --target_modules q_proj k_proj v_proj o_proj
---init_kl_coef 0 --advantage_estimator dr_grpo --n_samples_per_prompt 8 --rollout_batch_size 8 --train_batch_size 8
---micro_train_batch_size 1 --micro_rollout_batch_size 4 --actor_num_gpus_per_node 2 --vllm_num_engines 2
---stage3_param_persistence_threshold 0 --remote_rm_url reward.py --max_ckpt_num 2""".split()
+FLAGS = [
+    *("--zero_stage", "3", "--offload", "--adam_offload", "--stage3_param_persistence_threshold", "0"),
+    *("--gradient_checkpointing", "--gradient_checkpointing_use_reentrant", "--attn_implementation", "eager"),
+    *("--lora_rank", "8", "--lora_alpha", "16", "--target_modules", "q_proj", "k_proj", "v_proj", "o_proj"),
+    *("--init_kl_coef", "0", "--advantage_estimator", "dr_grpo", "--remote_rm_url", "reward.py"),
+    *("--rollout_batch_size", "8", "--n_samples_per_prompt", "8", "--micro_rollout_batch_size", "4"),
+    *("--train_batch_size", "8", "--micro_train_batch_size", "1", "--max_ckpt_num", "2"),
+    *("--actor_num_gpus_per_node", "2", "--vllm_num_engines", "2"),
+]
 LONG = 900  # positions at which bf16 rotary frequencies would be far off
 
 
@@ -68,13 +72,11 @@ class Stack:
         self.engines = []
         for tensor_parallel in (1, 2):
             self.engines += create_vllm_engines(
-                1, tensor_parallel, str(model / "bf16"), 1, False, True, True, 1024,
+                1, tensor_parallel, str(model / "model-bf16"), 1, False, True, True, 1024,
                 gpu_memory_utilization=0.5, adapter_config=adapter.engine_config(args),
             )  # fmt: skip
         self.trainer = RayActorGroup(1, 2, PolicyModelActor)
-        refs = self.trainer.async_init_model_from_pretrained(
-            get_strategy(args), str(model / "mxfp4"), 10, self.engines
-        )
+        refs = self.trainer.async_init_model_from_pretrained(get_strategy(args), str(model / "model"), 10, self.engines)
         cluster.wait_for(refs + cluster.engines_ready(self.engines))
 
     def every_rank(self, function):
@@ -112,7 +114,7 @@ class Stack:
 def stack(tiny_model, ray_cluster, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         checkpoints = tmp_path_factory.mktemp("run") / "checkpoints"
-        args = training_args(patch, "--pretrain", str(tiny_model / "mxfp4"), "--ckpt_path", str(checkpoints))
+        args = training_args(patch, "--pretrain", str(tiny_model / "model"), "--ckpt_path", str(checkpoints))
         yield Stack(args, tiny_model)
 
 
@@ -121,7 +123,7 @@ def texts(stack, tiny_model) -> list[list[int]]:
     """Token ids: what the engines sample from their own adapter, and one long text."""
     from vllm import SamplingParams
 
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model / "mxfp4")
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model / "model")
     prompts = [f"What is {a} + {3 * a}?" for a in range(3, 11)]
     ids = [
         tokenizer.apply_chat_template([{"role": "user", "content": prompt}], add_generation_prompt=True)
@@ -149,7 +151,7 @@ def float32(stack, texts, synced, tiny_model, tmp_path_factory) -> torch.Tensor:
     """The same log-probs in float32, from transformers and PEFT with the adapter that the trainer saves."""
     steps = stack.trainer.async_run_method("save_checkpoint", tag="unused", client_states={"global_step": 7})
     ray.get(steps)
-    base = loading.load_gpt_oss(tiny_model / "mxfp4")
+    base = loading.load_gpt_oss(tiny_model / "model")
     saved = f"{stack.args.ckpt_path}/step_7/adapter"
     model = PeftModel.from_pretrained(base, saved, autocast_adapter_dtype=False).eval()
     bf16 = torch.cat([log_probs(model, text) for text in texts])
@@ -189,7 +191,13 @@ def test_engine_agrees_with_trainer_at_every_position(stack, texts, synced, floa
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("factor", [0.0, 1.5], ids=["dropped", "scaled"])
 @pytest.mark.parametrize(
-    "name", ["0.self_attn.q_proj.lora_A", "1.self_attn.k_proj.lora_B", "2.self_attn.v_proj.lora_A", "3.self_attn.o_proj.lora_B"]
+    "name",
+    [
+        "0.self_attn.q_proj.lora_A",
+        "1.self_attn.k_proj.lora_B",
+        "2.self_attn.v_proj.lora_A",
+        "3.self_attn.o_proj.lora_B",
+    ],
 )
 def test_one_wrong_tensor_is_noticed(stack, texts, synced, float32, name, factor):
     flat, specs = stack.adapter()

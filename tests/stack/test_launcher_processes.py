@@ -112,8 +112,27 @@ class Run:
             pytest.fail(f"the launcher ended early: {self.launcher.communicate()[0]}")
         return json.loads(file.read_text())
 
+    def keeper(self) -> int:
+        [pid] = [row.pid for row in processes.table().values() if row.parent == self.launcher.pid]
+        return pid
+
     def finish(self) -> str:
         return self.launcher.communicate(timeout=150)[0]
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Run]]:
+    """Start runs; where a test fails in the middle, they are ended like by a user."""
+    runs: list[Run] = []
+
+    def begin(*args: str | Path, **changes: str) -> Run:
+        runs.append(Run(*args, **changes))  # type: ignore[arg-type]
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.launcher.terminate()
+        run.launcher.wait(timeout=60)
 
 
 def assert_nothing_left(driver: dict) -> None:
@@ -191,8 +210,8 @@ def nothing_foreign_is_touched(foreign: Cluster) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_the_driver_ends(tmp_path: Path, code: int) -> None:
-    run = Run(tmp_path, str(code))
+def test_the_driver_ends(tmp_path: Path, start, code: int) -> None:
+    run = start(tmp_path, str(code))
     output = run.finish()
     assert run.launcher.returncode == code, output
     assert_nothing_left(run.driver())
@@ -201,8 +220,8 @@ def test_the_driver_ends(tmp_path: Path, code: int) -> None:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal(tmp_path: Path, signum: signal.Signals) -> None:
-    run = Run(tmp_path, "wait")
+def test_a_signal(tmp_path: Path, start, signum: signal.Signals) -> None:
+    run = start(tmp_path, "wait")
     driver = run.driver()
     os.killpg(run.launcher.pid, signum)
     output = run.finish()
@@ -211,26 +230,25 @@ def test_a_signal(tmp_path: Path, signum: signal.Signals) -> None:
     assert len(output.splitlines()) <= 6, output
 
 
-def test_the_launcher_is_killed(tmp_path: Path) -> None:
-    run = Run(tmp_path, "wait")
+def test_the_launcher_is_killed(tmp_path: Path, start) -> None:
+    run = start(tmp_path, "wait")
     driver = run.driver()
     os.killpg(run.launcher.pid, signal.SIGKILL)
     assert_nothing_left(driver)
     run.finish()
 
 
-def test_the_keeper_is_killed(tmp_path: Path) -> None:
-    run = Run(tmp_path, "wait")
+def test_the_keeper_is_killed(tmp_path: Path, start) -> None:
+    run = start(tmp_path, "wait")
     driver = run.driver()
-    [keeper] = [row.pid for row in processes.table().values() if row.parent == run.launcher.pid]
-    os.kill(keeper, signal.SIGKILL)
+    os.kill(run.keeper(), signal.SIGKILL)
     run.finish()
     assert run.launcher.returncode == 1
     assert_nothing_left(driver)
 
 
-def test_ctrl_c_while_ray_starts(tmp_path: Path) -> None:
-    run = Run(tmp_path, "wait")
+def test_ctrl_c_while_ray_starts(tmp_path: Path, start) -> None:
+    run = start(tmp_path, "wait")
     wait_until((tmp_path / "ray-start.log").exists, "Ray was not started")
     time.sleep(1.0)
     os.killpg(run.launcher.pid, signal.SIGINT)
@@ -240,11 +258,13 @@ def test_ctrl_c_while_ray_starts(tmp_path: Path) -> None:
     assert not (tmp_path / "driver.json").exists()
 
 
-def test_ray_dies(tmp_path: Path) -> None:
-    run = Run(tmp_path, "wait")
+def test_ray_dies(tmp_path: Path, start) -> None:
+    run = start(tmp_path, "wait")
     driver = run.driver()
-    base = str(Path(driver["temporary"]).parent).encode()
-    [head] = [pid for pid in processes.table() if base in command_line(pid) and b"--head" in command_line(pid)]
+    keeper = run.keeper()
+    [head] = [
+        row.pid for row in processes.table().values() if row.parent == keeper and b"--head" in command_line(row.pid)
+    ]
     os.kill(head, signal.SIGKILL)
     output = run.finish()
     assert run.launcher.returncode == 1
@@ -252,8 +272,8 @@ def test_ray_dies(tmp_path: Path) -> None:
     assert_nothing_left(driver)
 
 
-def test_a_cluster_that_we_join_is_left_running(tmp_path: Path, foreign: Cluster) -> None:
-    run = Run(tmp_path, "wait", RAY_ADDRESS=foreign.address)
+def test_a_cluster_that_we_join_is_left_running(tmp_path: Path, start, foreign: Cluster) -> None:
+    run = start(tmp_path, "wait", RAY_ADDRESS=foreign.address)
     driver = run.driver()
     os.killpg(run.launcher.pid, signal.SIGINT)
     output = run.finish()

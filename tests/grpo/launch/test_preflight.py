@@ -126,9 +126,7 @@ def forget_tensor(model: Path) -> None:
         (lambda model: (model / "chat_template.jinja").unlink(), "no chat template"),
     ],
 )
-def test_a_damaged_checkpoint_is_found(
-    setting, tmp_path: Path, damage: Callable[[Path], object], message: str
-) -> None:
+def test_a_damaged_checkpoint_is_found(setting, tmp_path: Path, damage: Callable[[Path], object], message: str) -> None:
     damage(tmp_path / "model")
     assert any(message in problem for problem in found(setting))
 
@@ -268,4 +266,6 @@ def test_nvidia_smi_is_understood() -> None:
 def test_the_machine_is_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert 0 < machine.memory_available() <= machine.memory_total()
-    assert machine.disk_free(tmp_path / "not" / "there" / "yet") == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.1)
+    assert machine.disk_free(tmp_path / "not" / "there" / "yet") == pytest.approx(
+        shutil.disk_usage(tmp_path).free, rel=0.1
+    )

@@ -108,6 +108,21 @@ def command_line(pid: int) -> bytes:
         return b""
 
 
+@pytest.fixture
+def start() -> Iterator[Callable[..., Run]]:
+    """Start runs; where a test fails in the middle, they are ended like by a user."""
+    runs: list[Run] = []
+
+    def begin(*args: str | Path, **changes: str) -> Run:
+        runs.append(Run(*args, **changes))  # type: ignore[arg-type]
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.shell.terminate()
+        run.shell.wait(timeout=60)
+
+
 def assert_nothing_left(driver: dict) -> None:
     wait_until(lambda: not any(map(is_alive, driver["pids"])), f"left: {[p for p in driver['pids'] if is_alive(p)]}")
     wait_until(lambda: not Path("/dev/shm", driver["segment"]).exists(), "the shared-memory segment is left")
@@ -125,8 +140,8 @@ def bystander() -> Iterator[subprocess.Popen]:
 
 
 @pytest.mark.parametrize(("how", "code"), [("0", 0), ("3", 3), ("signal", 128 + signal.SIGUSR1)])
-def test_the_driver_ends_by_itself(tmp_path: Path, bystander, how: str, code: int) -> None:
-    run = Run(tmp_path, how)
+def test_the_driver_ends_by_itself(tmp_path: Path, start, bystander, how: str, code: int) -> None:
+    run = start(tmp_path, how)
     output = run.finish()
     assert run.shell.returncode == code
     assert_nothing_left(run.driver())
@@ -135,8 +150,8 @@ def test_the_driver_ends_by_itself(tmp_path: Path, bystander, how: str, code: in
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_from_the_terminal(tmp_path: Path, bystander, signum: signal.Signals) -> None:
-    run = Run(tmp_path, "wait")
+def test_a_signal_from_the_terminal(tmp_path: Path, start, bystander, signum: signal.Signals) -> None:
+    run = start(tmp_path, "wait")
     driver = run.driver()
     os.killpg(run.shell.pid, signum)
     output = run.finish()
@@ -147,8 +162,8 @@ def test_a_signal_from_the_terminal(tmp_path: Path, bystander, signum: signal.Si
     assert "Traceback" not in output
 
 
-def test_ctrl_c_many_times(tmp_path: Path, bystander) -> None:
-    run = Run(tmp_path, "wait")
+def test_ctrl_c_many_times(tmp_path: Path, start, bystander) -> None:
+    run = start(tmp_path, "wait")
     driver = run.driver()
     for _ in range(10):
         os.killpg(run.shell.pid, signal.SIGINT)
@@ -159,24 +174,24 @@ def test_ctrl_c_many_times(tmp_path: Path, bystander) -> None:
     assert "Traceback" not in output
 
 
-def test_the_launcher_is_killed(tmp_path: Path, bystander) -> None:
-    run = Run(tmp_path, "wait")
+def test_the_launcher_is_killed(tmp_path: Path, start, bystander) -> None:
+    run = start(tmp_path, "wait")
     driver = run.driver()
     run.shell.kill()
     assert_nothing_left(driver)
     run.finish()
 
 
-def test_the_whole_process_group_of_the_launcher_is_killed(tmp_path: Path, bystander) -> None:
-    run = Run(tmp_path, "wait")
+def test_the_whole_process_group_of_the_launcher_is_killed(tmp_path: Path, start, bystander) -> None:
+    run = start(tmp_path, "wait")
     driver = run.driver()
     os.killpg(run.shell.pid, signal.SIGKILL)
     assert_nothing_left(driver)
     run.finish()
 
 
-def test_the_keeper_is_killed(tmp_path: Path, bystander) -> None:
-    run = Run(tmp_path, "wait")
+def test_the_keeper_is_killed(tmp_path: Path, start, bystander) -> None:
+    run = start(tmp_path, "wait")
     driver = run.driver()
     os.kill(run.keeper(), signal.SIGKILL)
     output = run.finish()
@@ -185,8 +200,8 @@ def test_the_keeper_is_killed(tmp_path: Path, bystander) -> None:
     assert "the keeper was killed" in output and "Traceback" not in output
 
 
-def test_the_keeper_gets_sigterm(tmp_path: Path, bystander) -> None:
-    run = Run(tmp_path, "wait")
+def test_the_keeper_gets_sigterm(tmp_path: Path, start, bystander) -> None:
+    run = start(tmp_path, "wait")
     driver = run.driver()
     os.kill(run.keeper(), signal.SIGTERM)
     run.finish()
@@ -194,8 +209,8 @@ def test_the_keeper_gets_sigterm(tmp_path: Path, bystander) -> None:
     assert_nothing_left(driver)
 
 
-def test_nobody_reads_the_output_any_more(tmp_path: Path, bystander) -> None:
-    run = Run(tmp_path, "wait")
+def test_nobody_reads_the_output_any_more(tmp_path: Path, start, bystander) -> None:
+    run = start(tmp_path, "wait")
     assert run.shell.stdout
     run.shell.stdout.close()
     run.shell.wait(timeout=60)
@@ -203,8 +218,8 @@ def test_nobody_reads_the_output_any_more(tmp_path: Path, bystander) -> None:
     assert not [pid for pid in processes.table() if str(tmp_path).encode() in command_line(pid)]
 
 
-def test_a_hangup_that_the_caller_ignores_does_not_end_the_run(tmp_path: Path, bystander) -> None:
-    run = Run(tmp_path, "wait", prefix="trap '' HUP; exec")
+def test_a_hangup_that_the_caller_ignores_does_not_end_the_run(tmp_path: Path, start, bystander) -> None:
+    run = start(tmp_path, "wait", prefix="trap '' HUP; exec")
     driver = run.driver()
     os.kill(run.shell.pid, signal.SIGHUP)
     time.sleep(1.0)
@@ -214,7 +229,7 @@ def test_a_hangup_that_the_caller_ignores_does_not_end_the_run(tmp_path: Path, b
     assert_nothing_left(driver)
 
 
-def test_a_step_of_the_set_up_ends_with_the_shell_that_waits_for_it(tmp_path: Path, bystander) -> None:
+def test_a_step_of_the_set_up_ends_with_the_shell_that_waits_for_it(tmp_path: Path, start, bystander) -> None:
     shell = subprocess.Popen(
         ["bash", "-c", '"$@"; true', "bash", sys.executable, "-P", "-m", "grpo.launch", "guard", "--"]
         + [sys.executable, "-c", DRIVER, str(tmp_path), "wait"],

@@ -1,0 +1,145 @@
+"""`./train_grpo.sh --tiny` as a user types it, in a short form, and in the shape of the 8-GPU run."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+
+import patches
+from grpo import loading
+
+ROOT = Path(__file__).parents[2]
+
+
+def train(run_dir: Path, *options: str, **variables: str) -> str:
+    """Run the launcher to its end and return what it printed."""
+    command = [ROOT / "train_grpo.sh", "--tiny", "--run-dir", run_dir, *options]
+    finished = subprocess.run(
+        command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=800, cwd="/"
+    )
+    output = finished.stdout + finished.stderr
+    assert finished.returncode == 0, output[-5000:]
+    return output
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def processes_of(run_dir: Path) -> list[str]:
+    """Command lines of living processes that this run started: they inherited its directory."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"GRPO_RUN_DIR={run_dir}".encode() in (process / "environ").read_bytes().split(b"\0"):
+                found.append((process / "cmdline").read_bytes().decode())
+        except OSError:  # it has ended meanwhile
+            continue
+    return found
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_model, tmp_path_factory) -> Path:
+    """The run directory of two steps with a secret in the environment."""
+    run_dir = tmp_path_factory.mktemp("runs") / "short"
+    train(run_dir, "--steps", "2", SAVE_STEPS="1", MAX_CHECKPOINTS="1", GEMINI_API_KEY="a-secret-that-must-not-leak")
+    return run_dir
+
+
+@pytest.mark.timeout(900)
+def test_every_step_has_its_metrics(finished):
+    steps = lines(finished / "metrics.jsonl")
+    assert [step["step"] for step in steps] == [1, 2]
+    for step in steps:
+        assert {"generate", "old_log_probs", "train", "sync", "save", "total"} <= step["seconds"].keys()
+        assert 0 <= step["correct"] <= 1
+        assert step["reward"] == pytest.approx(step["correct"])
+        assert step["reward_missing"] == step["reward_error"] == 0
+        assert 0 < step["grad_norm"] <= step["grad_norm_max"]
+        assert step["optimizer_steps"] >= 1
+        assert step["response_length"] > 0
+        assert {"policy_loss", "actor_lr", "ppo_kl", "ppo_clip_ratio", "response_clip_ratio"} <= step.keys()
+
+
+@pytest.mark.timeout(900)
+def test_evaluations_before_and_after(finished):
+    evaluations = lines(finished / "eval.jsonl")
+    assert [evaluation["step"] for evaluation in evaluations] == [0, 2]
+    for evaluation in evaluations:
+        assert 0 <= evaluation["ci_low"] <= evaluation["exact_match"] <= evaluation["ci_high"] <= 1
+        samples = lines(finished / "samples" / f"eval_{evaluation['step']}.jsonl")
+        assert len(samples) == evaluation["samples"]
+        assert evaluation["exact_match"] == pytest.approx(sum(s["correct"] for s in samples) / len(samples))
+
+
+@pytest.mark.timeout(900)
+def test_the_run_directory_says_what_ran(finished):
+    assert json.loads((finished / "patches.json").read_text())["digest"] == patches.expected_digest("0.9.3")
+    assert "train_ppo_ray" in (finished / "command.sh").read_text()
+    assert {"config.json", "env.json", "logs"} <= {path.name for path in finished.iterdir()}
+    for file in finished.rglob("*"):
+        if file.is_file():
+            assert b"a-secret-that-must-not-leak" not in file.read_bytes(), file
+
+
+@pytest.mark.timeout(900)
+def test_only_the_newest_adapter_is_kept_and_peft_loads_it(finished, tiny_model):
+    assert [path.name for path in (finished / "checkpoints").glob("step_*")] == ["step_2"]
+    adapter = finished / "checkpoints" / "step_2" / "adapter"
+    files = {path.name for path in adapter.iterdir()}
+    assert files == {"adapter_model.safetensors", "adapter_config.json"}
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    assert all(name.split(".")[-2] in ("lora_A", "lora_B") for name in tensors)
+    assert any(tensor.abs().max() > 0 for name, tensor in tensors.items() if "lora_B" in name), "nothing was learned"
+    model = PeftModel.from_pretrained(loading.load_gpt_oss(tiny_model / "model"), adapter)
+    assert torch.isfinite(model(torch.arange(20)[None]).logits).all()
+
+
+@pytest.mark.timeout(900)
+def test_nothing_is_left_behind(finished):
+    assert processes_of(finished) == []
+
+
+def write_aime(path: Path) -> None:
+    """Problems of our own in the form of an AIME file."""
+    rows = [
+        {
+            "problem": f"Let $n = {7 * number} + {year - 2000}$. Find the remainder when $n$ is divided by $1000$.",
+            "answer": f"{(7 * number + year - 2000) % 1000:03d}",
+            "year": year,
+            "contest": contest,
+            "number": number,
+        }
+        for year in (2022, 2023, 2024)
+        for contest in (1, 2)
+        for number in range(1, 16)
+    ]
+    for row in rows:  # the two contests of a year must not share a problem
+        row["problem"] += f" (Contest {row['contest']}.)"
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+
+
+@pytest.mark.timeout(900)
+def test_the_shape_of_the_8_gpu_run_on_aime_data(tiny_model, tmp_path):
+    """2 engines with TP=2, 4 actor ranks, and problems in the form of AIME through data.prepare."""
+    write_aime(tmp_path / "aime.jsonl")
+    prepare = ["python", "-m", "data.prepare", "--source", tmp_path / "aime.jsonl", "--out", tmp_path / "data"]
+    subprocess.run(prepare, cwd=ROOT, check=True)
+    assert len(lines(tmp_path / "data" / "train.jsonl")) == 72
+    assert len(lines(tmp_path / "data" / "eval.jsonl")) == 18
+    run_dir = tmp_path / "run"
+    train(
+        run_dir, "--steps", "2",
+        NUM_ENGINES="2", ENGINE_TP="2", ACTOR_GPUS="4",
+        TRAIN_DATA=str(tmp_path / "data" / "train.jsonl"), EVAL_DATA=str(tmp_path / "data" / "eval.jsonl"),
+        PROMPT_MAX_LEN="512", GENERATE_MAX_LEN="48", ROLLOUT_BATCH_SIZE="4", N_SAMPLES_PER_PROMPT="4",
+        TRAIN_BATCH_SIZE="16", MICRO_TRAIN_BATCH_SIZE="4", MICRO_ROLLOUT_BATCH_SIZE="4",
+    )  # fmt: skip
+    assert [step["step"] for step in lines(run_dir / "metrics.jsonl")] == [1, 2]
+    assert [evaluation["n"] for evaluation in lines(run_dir / "eval.jsonl")] == [18, 18]
+    assert processes_of(run_dir) == []
