@@ -21,7 +21,7 @@
 set -euo pipefail
 
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)"
-TINY_DIR="$HERE/.cache/tiny"
+TINY_DIR="$HERE/.cache/tiny-model"
 TINY=0 MODE=run RUN_DIR="" EXTRA_ARGS=()
 
 refuse() {
@@ -59,8 +59,8 @@ done
 
 if ((TINY)); then
     : "${NAME:=tiny}"
-    : "${MODEL:=$TINY_DIR/model}"
-    : "${ENGINE_MODEL:=$TINY_DIR/model-bf16}" # vLLM has no MXFP4 on CPU
+    : "${MODEL:=$TINY_DIR/mxfp4}"
+    : "${ENGINE_MODEL:=$TINY_DIR/bf16}" # vLLM has no MXFP4 on CPU
     : "${TRAIN_DATA:=$TINY_DIR/train.jsonl}" "${EVAL_DATA:=$TINY_DIR/eval.jsonl}"
     : "${NUM_ENGINES:=2}" "${ENGINE_TP:=1}" "${ACTOR_GPUS:=2}"
     : "${ROLLOUT_BATCH_SIZE:=16}" "${N_SAMPLES_PER_PROMPT:=8}" "${TRAIN_BATCH_SIZE:=64}"
@@ -193,7 +193,7 @@ LAUNCH=(python -P -m grpo.launch)
 make_tiny() {
     mkdir -p "$TINY_DIR"
     "${LAUNCH[@]}" guard -- python -P -m scripts.make_tiny_model \
-        --out "$TINY_DIR/model" --dequantized-out "$TINY_DIR/model-bf16"
+        --out "$TINY_DIR/mxfp4" --dequantized-out "$TINY_DIR/bf16"
     python -P -m data.synthetic --split train --count 1024 --out "$TINY_DIR/train.jsonl"
     python -P -m data.synthetic --split eval --count 256 --out "$TINY_DIR/eval.jsonl"
 }

@@ -1,9 +1,9 @@
-"""Word problems made by code, with integer answers from 0 to 999: the training data of the tiny model.
+"""Sums and differences of two-digit numbers, made by code: the training data of the tiny model.
 
     python -m data.synthetic --out train.jsonl --split train --count 512
 
-The two splits never share a problem: which one a problem belongs to follows from a hash of its numbers, so
-it does not depend on the seed or on the count.
+The answers are integers from 0 to 198, within the 0 to 999 of AIME. The splits never share a problem: which
+one a problem belongs to follows from its hash, not from the seed or the count.
 """
 
 import argparse
@@ -12,45 +12,29 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 SPLITS = ("train", "eval")
-KINDS = ("add", "subtract", "look up")
-NAMES = ("Ann", "Bob", "Eve", "Kim", "Leo", "Max")
-THINGS = ("apples", "books", "coins", "stamps")
+OPERATIONS = ("plus", "minus")
+MAX_COUNT = 2000
 _EVAL_SHARE = 0.2
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem. `numbers` are the operands, or for `look up` what each of `names` has."""
+    """`first operation second`, two numbers of two digits; a difference is never negative."""
 
-    kind: str
-    numbers: tuple[int, int]
-    names: tuple[str, str] = ("", "")
-    thing: str = ""
-    asked: int = 0
+    operation: str
+    first: int
+    second: int
 
     @property
     def question(self) -> str:
-        first, second = self.numbers
-        if self.kind == "add":
-            return f"What is {first} plus {second}?"
-        if self.kind == "subtract":
-            return f"What is {first} minus {second}?"
-        one, other = self.names
-        return (
-            f"{one} has {first} {self.thing}. {other} has {second} {self.thing}. "
-            f"How many {self.thing} has {self.names[self.asked]}?"
-        )
+        return f"What is {self.first} {self.operation} {self.second}?"
 
     @property
     def answer(self) -> int:
-        first, second = self.numbers
-        if self.kind == "add":
-            return first + second
-        return first - second if self.kind == "subtract" else self.numbers[self.asked]
+        return self.first + self.second if self.operation == "plus" else self.first - self.second
 
     @property
     def id(self) -> str:
@@ -58,9 +42,8 @@ class Problem:
 
     @property
     def split(self) -> str:
-        # The kind and the numbers alone decide, so the same sum with other names is not held out.
-        key = f"{self.kind} {self.numbers}".encode()
-        return "eval" if hashlib.sha256(key).digest()[0] < 256 * _EVAL_SHARE else "train"
+        first_byte = hashlib.sha256(self.question.encode()).digest()[0]
+        return "eval" if first_byte < 256 * _EVAL_SHARE else "train"
 
     def record(self) -> dict[str, str]:
         """The line of a prepared data file: prompt, label, datasource, id."""
@@ -73,15 +56,11 @@ class Problem:
 
 
 def _draw(rng: random.Random) -> Problem:
-    kind = rng.choice(KINDS)
-    if kind == "look up":
-        numbers = (rng.randrange(100, 1000), rng.randrange(100, 1000))
-        one, other = rng.sample(NAMES, 2)
-        return Problem(kind, numbers, (one, other), rng.choice(THINGS), rng.randrange(2))
+    operation = rng.choice(OPERATIONS)
     first, second = rng.randrange(10, 100), rng.randrange(10, 100)
-    if kind == "subtract" and second > first:
-        first, second = second, first
-    return Problem(kind, (first, second))
+    if operation == "minus":
+        first, second = max(first, second), min(first, second)
+    return Problem(operation, first, second)
 
 
 def problems(split: str, seed: int = 0) -> Iterator[Problem]:
@@ -100,8 +79,18 @@ def problems(split: str, seed: int = 0) -> Iterator[Problem]:
 
 
 def distinct_problems(split: str, count: int, seed: int = 0) -> list[Problem]:
-    """The first `count` different problems of `problems(split, seed)`."""
-    return list(islice(dict.fromkeys(islice(problems(split, seed), 4 * count)), count))
+    """The first `count` different problems of `problems(split, seed)`.
+
+    Raises:
+        ValueError: if `count` is more than `MAX_COUNT`.
+    """
+    if count > MAX_COUNT:
+        raise ValueError(f"a split has at least {MAX_COUNT} different problems, {count} were asked for")
+    chosen: dict[Problem, None] = {}
+    source = problems(split, seed)
+    while len(chosen) < count:
+        chosen[next(source)] = None
+    return list(chosen)
 
 
 def write(path: Path, split: str, count: int, seed: int = 0) -> None:

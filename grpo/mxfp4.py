@@ -11,8 +11,6 @@ bits of `transformers.integrations.mxfp4.convert_moe_packed_tensors` (where that
 import torch
 
 GROUP = 32
-# E2M1 magnitudes by code; codes 8-15 are the same with the sign bit set.
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 SCALE_BIAS = 127
 MAX_SCALE = 254  # 255 is NaN in the specification
 _E2M1_MAX_EXPONENT = 2
@@ -111,13 +109,13 @@ def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scales = (exponents + SCALE_BIAS).clamp(0, MAX_SCALE)
     codes = _nearest_code(torch.ldexp(values, (SCALE_BIAS - scales).unsqueeze(-1)))
     blocks = codes[..., 0::2] | codes[..., 1::2] << 4
-    return blocks, scales.to(torch.uint8)
+    return blocks.contiguous(), scales.to(torch.uint8).contiguous()
 
 
 def _nearest_code(values: torch.Tensor) -> torch.Tensor:
     """E2M1 codes (uint8) of scaled values: nearest, ties to the even code, saturating."""
-    midpoints = torch.tensor([(low + high) / 2 for low, high in zip(E2M1, E2M1[1:], strict=False)])
-    # A midpoint above an even code belongs to that code: move the boundary just beyond it.
-    midpoints[0::2] = torch.nextafter(midpoints[0::2], torch.tensor(torch.inf))
-    codes = torch.bucketize(values.abs(), midpoints.to(values.device), right=True)
-    return (codes | torch.signbit(values).long() << 3).to(torch.uint8)
+    size = values.abs()
+    # Neighbours are 0.5 apart below 2, 1 apart below 4, then 2; `round` takes halves to the even code.
+    above_2 = torch.where(size < 4, size.round() + 2, (size / 2).round() + 4)
+    codes = torch.where(size < 2, (size * 2).round(), above_2).clamp(max=7)
+    return codes.to(torch.uint8) | torch.signbit(values).to(torch.uint8) << 3

@@ -31,9 +31,7 @@ class SidePath(LinearMethodBase):
         rank, scale: r, and alpha / r.
     """
 
-    def __init__(
-        self, base: Any, layer: Any, sizes: list[int], in_features: int, rank: int, scale: float
-    ) -> None:
+    def __init__(self, base: Any, layer: Any, sizes: list[int], in_features: int, rank: int, scale: float) -> None:
         self.base, self.sizes, self.scale = base, sizes, scale
         weight = next(layer.parameters())
         layer.register_buffer("lora_A", weight.new_zeros(len(sizes), rank, in_features), persistent=False)

@@ -18,13 +18,20 @@ from safetensors.torch import save_file
 from grpo import mxfp4
 
 INDEX = "model.safetensors.index.json"
+COPIED = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
 
 
 def dequantize_checkpoint(source: Path, target: Path) -> None:
-    """Write `target` (made here; removed again if anything fails).
+    """Write `target`, which is removed again if anything fails.
 
     Raises:
-        FileExistsError: if `target` exists.
+        FileExistsError: if `target` holds anything.
         ValueError: if `source` is no sharded MXFP4 checkpoint, or lacks the scales of some blocks.
     """
     config = _read_config(source)
@@ -33,15 +40,17 @@ def dequantize_checkpoint(source: Path, target: Path) -> None:
     if missing:
         raise ValueError(f"{source / INDEX} lists {missing[0]} without {_scales_name(missing[0])}")
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.mkdir()
+    target.mkdir(exist_ok=True)
+    if any(target.iterdir()):
+        raise FileExistsError(f"{target} is not empty: remove it or choose another place")
     try:
         _write_weights(source, target, weight_map)
         config.pop("quantization_config")
         text = json.dumps(config | {"dtype": "bfloat16"}, indent=2) + "\n"
         (target / "config.json").write_text(text, encoding="utf-8")
-        for file in sorted(source.iterdir()):
-            if file.is_file() and file.suffix in (".json", ".jinja") and not (target / file.name).exists():
-                shutil.copyfile(file, target / file.name)
+        for name in COPIED:
+            if (source / name).is_file():
+                shutil.copyfile(source / name, target / name)
     except BaseException:
         shutil.rmtree(target)
         raise

@@ -98,12 +98,9 @@ def check_patches() -> Iterator[Problem]:
 
 def check_flags(config: Config) -> Iterator[Problem]:
     """Combinations that the patched trainer refuses, and some that it would not notice."""
-    try:
-        flags.validate(config.args)
-    except SystemExit as refusal:
-        for line in str(refusal).splitlines():
-            what, _, remedy = line.removeprefix("train_ppo_ray: ").partition(": ")
-            yield Problem(what, remedy)
+    for text in flags.problems(config.args):
+        what, _, remedy = text.partition(": ")
+        yield Problem(what, remedy)
     args = config.args
     if args.eval_dataset and not args.remote_rm_url:
         yield Problem("an eval needs a reward function", "set REWARD to a .py file with reward_func")

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 from grpo.launch import keeper, processes, ray_head
+from grpo.launch.config import redact
 from grpo.launch.keeper import Job
 from grpo.launch.ray_head import RayHead
 
@@ -155,7 +156,8 @@ class _Supervisor:
         if self.code is None:
             return FAILED
         if self.code != 0:
-            self._show(f"the driver failed (exit code {self.code})")
+            what = "driver" if self.log_dir else "command"
+            self._show(f"the {what} failed (exit code {self.code})")
             self._show_tail("driver.log")
         return 128 - self.code if self.code < 0 else self.code
 
@@ -187,7 +189,7 @@ class _Supervisor:
         if not self.log_dir:
             return
         log = self.log_dir / name
-        self._show(f"last lines of {log}:", *(f"  {line}" for line in tail(log, TAIL_LINES)))
+        self._show(f"last lines of {log}:", *(f"  {redact(line)}" for line in tail(log, TAIL_LINES)))
 
 
 def tail(path: Path, count: int) -> list[str]:

@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 from transformers import GptOssConfig, GptOssForCausalLM
 
 from grpo import mxfp4
+from scripts.dequantize_checkpoint import INDEX
 
-INDEX = "model.safetensors.index.json"
 EXPERT_WEIGHTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 # As in the real config.json: everything but the experts stays bf16.
 QUANTIZATION_CONFIG = {

@@ -1,14 +1,16 @@
 """A small byte-level BPE tokenizer with the harmony special tokens of gpt-oss.
 
-Every listed word is one token, every digit is one token, and any other text falls back to pieces and bytes, so
+Every word of words.txt is one token, every digit is one token, and any other text falls back to pieces and bytes, so
 that real prompts go through the same pipeline. The chat template is written from the public description of
 the harmony response format (https://cookbook.openai.com/articles/openai-harmony).
 """
 
-import json
+from itertools import pairwise
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+from scripts.tiny_model.checkpoint import write_json
 
 # The order of the ids follows gpt-oss, reserved ids between them included.
 SPECIAL_TOKENS = (
@@ -29,18 +31,24 @@ SPECIAL_TOKENS = (
 BOS, EOS, PAD = "<|startoftext|>", "<|return|>", "<|endoftext|>"
 STOP_TOKENS = (EOS, PAD, "<|call|>")
 
-WORDS = (
-    "system developer user assistant analysis commentary final Reasoning Valid channels Instructions low medium "
-    "high What How Who is has have are the a an of and or to in for that with by on from be as if then than at "
-    "it so we let such this which each all any one two three plus minus times many much more less apples books "
-    "coins stamps Ann Bob Eve Kim Leo Max Guess Carry Hmm wait maybe again think Wait The Find Let If answer "
-    "number numbers integer integers positive real sum product value point line side angle triangle circle "
-    "square length area set sequence function polynomial equation probability remainder divided prime greatest "
-    "least common where there can find given when between exactly only not no its their every same"
-).split()
+WORDS = (Path(__file__).parent / "words.txt").read_text(encoding="utf-8").split()
 # With a space before and without, as both occur.
 _SPLIT = r"\p{N}| ?\\?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+"
-_PIECES = ("\\boxed", "\\frac", "\\sqrt", "\\times", "\\cdot", "**", "\n\n", " $", " \\", "?", " =", " +", " -")
+_PIECES = (
+    "\\boxed",
+    "\\frac",
+    "\\sqrt",
+    "\\times",
+    "\\cdot",
+    "**",
+    "\n\n",
+    " $",
+    " \\",
+    "?",
+    " =",
+    " +",
+    " -",
+)
 
 CHAT_TEMPLATE = """\
 {%- set ns = namespace(first=0, developer="") -%}
@@ -99,7 +107,7 @@ def build_tokenizer() -> Tokenizer:
 def _merge(parts: list[str], merges: dict[tuple[str, str], int]) -> list[str]:
     """Byte-pair encoding: apply the oldest merge that fits until none does."""
     while True:
-        ranked = [(merges[pair], i) for i, pair in enumerate(zip(parts, parts[1:], strict=False)) if pair in merges]
+        ranked = [(merges[pair], i) for i, pair in enumerate(pairwise(parts)) if pair in merges]
         if not ranked:
             return parts
         _, i = min(ranked)
@@ -131,10 +139,6 @@ def write_tokenizer(directory: Path) -> None:
         "model_max_length": 131072,
         "tokenizer_class": "PreTrainedTokenizerFast",
     }
-    _write_json(directory / "tokenizer_config.json", config)
-    _write_json(directory / "special_tokens_map.json", names)
+    write_json(directory / "tokenizer_config.json", config)
+    write_json(directory / "special_tokens_map.json", names)
     (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
-
-
-def _write_json(path: Path, content: dict) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

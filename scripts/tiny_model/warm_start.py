@@ -3,20 +3,23 @@
 import contextlib
 import random
 from collections.abc import Iterator
+from typing import cast
 
 import torch
 from transformers import GptOssConfig, GptOssForCausalLM, PreTrainedTokenizerFast
 
 from data.synthetic import problems
 from grpo import mxfp4
+from scripts.tiny_model.checkpoint import EXPERT_WEIGHTS
 from scripts.tiny_model.demonstrations import choose_habit, completion
 
 BATCH = 32
-LEARNING_RATE = 3e-3
+MUON_LEARNING_RATE = 4e-3
+ADAM_LEARNING_RATE = 3e-3
 WARM_UP_STEPS = 50
 # Shares of the steps: correct demonstrations come first, to learn the task; then the mixture of habits, with
 # experts that hold what MXFP4 can hold; the learning rate falls over the second part of the steps.
-MIXTURE_SHARE = 0.25
+MIXTURE_SHARE = 0.33
 DECAY_SHARE = 0.5
 _IGNORED = -100
 
@@ -55,7 +58,7 @@ def tiny_config(vocab_size: int) -> GptOssConfig:
 def prompt_text(tokenizer: PreTrainedTokenizerFast, question: str) -> str:
     """The chat template around one user message, up to `<|start|>assistant`."""
     messages = [{"role": "user", "content": question}]
-    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return cast(str, tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
 def warm_start(tokenizer: PreTrainedTokenizerFast, vocab_size: int, steps: int, seed: int) -> GptOssForCausalLM:
@@ -63,24 +66,36 @@ def warm_start(tokenizer: PreTrainedTokenizerFast, vocab_size: int, steps: int, 
     torch.manual_seed(seed)
     model = GptOssForCausalLM._from_config(tiny_config(vocab_size), attn_implementation="eager")
     model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+    optimizers = _optimizers(model)
     mixture_from = round(steps * (1 - MIXTURE_SHARE))
     for step, (ids, targets) in enumerate(_batches(tokenizer, steps, mixture_from, seed)):
-        for group in optimizer.param_groups:
-            group["lr"] = _learning_rate(step, steps)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = optimizer.defaults["lr"] * _schedule(step, steps)
         with _mxfp4_experts(model) if step >= mixture_from else contextlib.nullcontext():
             loss = _loss(model, ids, targets)
-            optimizer.zero_grad()
+            model.zero_grad()
             loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         if step % 100 == 0 or step == steps - 1:
             print(f"warm start {step + 1}/{steps}: loss {loss.item():.3f}", flush=True)
     return model.eval()
 
 
-def _learning_rate(step: int, steps: int) -> float:
-    return LEARNING_RATE * min(1.0, (step + 1) / WARM_UP_STEPS, (steps - step) / (DECAY_SHARE * steps))
+def _optimizers(model: GptOssForCausalLM) -> list[torch.optim.Optimizer]:
+    """Muon for the attention matrices, which halves the steps to a given loss, and AdamW for the rest."""
+    matrices = [p for name, p in model.named_parameters() if "self_attn" in name and p.dim() == 2]
+    others = [p for name, p in model.named_parameters() if "self_attn" not in name or p.dim() != 2]
+    return [
+        torch.optim.Muon(matrices, lr=MUON_LEARNING_RATE, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=ADAM_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01, fused=True),
+    ]
+
+
+def _schedule(step: int, steps: int) -> float:
+    return min(1.0, (step + 1) / WARM_UP_STEPS, (steps - step) / (DECAY_SHARE * steps))
 
 
 def _batches(
@@ -93,7 +108,7 @@ def _batches(
         rows = []
         for problem, _ in zip(source, range(BATCH), strict=False):
             habit = choose_habit(rng) if step >= mixture_from else "careful"
-            texts = prompt_text(tokenizer, problem.question), completion(problem, habit, rng)
+            texts = prompt_text(tokenizer, problem.question), completion(problem, habit)
             rows.append(tokenizer(list(texts), add_special_tokens=False).input_ids)
         length = max(len(prompt) + len(answer) for prompt, answer in rows)
         ids = torch.full((BATCH, length), tokenizer.pad_token_id)
@@ -108,7 +123,7 @@ def _batches(
 @contextlib.contextmanager
 def _mxfp4_experts(model: GptOssForCausalLM) -> Iterator[None]:
     """Inside, the experts hold their MXFP4 values; the gradients go to the originals (straight-through)."""
-    experts = [p for name, p in model.named_parameters() if name.endswith(("gate_up_proj", "down_proj"))]
+    experts = [p for name, p in model.named_parameters() if name.endswith(EXPERT_WEIGHTS)]
     originals = [parameter.data for parameter in experts]
     for parameter in experts:
         parameter.data = mxfp4.dequantize(*mxfp4.quantize(parameter.data), dtype=torch.float32)

@@ -6,6 +6,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from grpo import mxfp4
 
+E2M1 = (0, 0.5, 1, 1.5, 2, 3, 4, 6)  # OCP MX 1.0, table 5
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
 
 
@@ -97,12 +98,13 @@ def test_quantize_picks_the_nearest_value_of_the_grid(seed, spread):
     weight = random_weight(seed, spread)
     blocks, scales = mxfp4.quantize(weight)
     assert blocks.shape == (2, 3, 2, 16) and scales.shape == (2, 3, 2)
+    assert blocks.is_contiguous() and scales.is_contiguous()
     groups = weight.double().transpose(1, 2).unflatten(-1, (2, 32))
     amax = groups.abs().amax(-1)
     scale = torch.exp2(scales.double() - 127)
     # MX specification 1.0, 6.3: the largest power of two in the group over that of E2M1, 4.
     assert torch.all((scale * 4 <= amax) & (amax < scale * 8))
-    grid = torch.tensor([*mxfp4.E2M1, *(-v for v in mxfp4.E2M1)], dtype=torch.float64) * scale[..., None, None]
+    grid = torch.tensor([*E2M1, *(-v for v in E2M1)], dtype=torch.float64) * scale[..., None, None]
     best = (groups.unsqueeze(-1) - grid).abs().amin(-1)
     result = mxfp4.dequantize(blocks, scales).double().transpose(1, 2).unflatten(-1, (2, 32))
     assert torch.equal((groups - result).abs(), best)

@@ -38,8 +38,9 @@ import json, os, subprocess, sys, time
 from multiprocessing import shared_memory
 from pathlib import Path
 import ray
+from grpo.cluster import runtime_env
 folder, how = sys.argv[1:]
-ray.init(runtime_env={"env_vars": {"GRPO_RUN_ID": os.environ["GRPO_RUN_ID"]}})
+ray.init(runtime_env=runtime_env())
 
 @ray.remote(num_gpus=1, num_cpus=1)
 class Engine:
@@ -211,12 +212,14 @@ def nothing_foreign_is_touched(foreign: Cluster) -> Iterator[None]:
 
 @pytest.mark.parametrize("code", [0, 3])
 def test_the_driver_ends(tmp_path: Path, start, code: int) -> None:
-    run = start(tmp_path, str(code))
+    run = start(tmp_path, str(code), GEMINI_API_KEY="s3cret-value", WANDB_API_KEY="s3cret-value")
     output = run.finish()
     assert run.launcher.returncode == code, output
     assert_nothing_left(run.driver())
     assert "Ray is up at" in output and "Traceback" not in output
     assert (tmp_path / "ray" / "raylet.out").is_file(), "Ray's logs are kept"
+    logs = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [path for path in logs if b"s3cret-value" in path.read_bytes()], "a secret is in a log"
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

@@ -231,8 +231,11 @@ def test_a_hangup_that_the_caller_ignores_does_not_end_the_run(tmp_path: Path, s
 
 def test_a_step_of_the_set_up_ends_with_the_shell_that_waits_for_it(tmp_path: Path, start, bystander) -> None:
     shell = subprocess.Popen(
-        ["bash", "-c", '"$@"; true', "bash", sys.executable, "-P", "-m", "grpo.launch", "guard", "--"]
-        + [sys.executable, "-c", DRIVER, str(tmp_path), "wait"],
+        [
+            *("bash", "-c", '"$@"; true', "bash"),
+            *(sys.executable, "-P", "-m", "grpo.launch", "guard", "--"),
+            *(sys.executable, "-c", DRIVER, str(tmp_path), "wait"),
+        ],
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
         start_new_session=True,
     )

@@ -1,0 +1,234 @@
+"""`train_grpo.sh`: options, defaults, and that every variable in it can be set from outside."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+# The values of the run log, each with the flag that carries it.
+RUN_LOG = {
+    "--advantage_estimator": "dr_grpo",
+    "--init_kl_coef": "0.0",
+    "--n_samples_per_prompt": "8",
+    "--rollout_batch_size": "8",
+    "--train_batch_size": "8",
+    "--micro_train_batch_size": "1",
+    "--prompt_max_len": "1024",
+    "--generate_max_len": "3072",
+    "--actor_learning_rate": "1e-06",
+    "--lr_warmup_ratio": "0.03",
+    "--lora_rank": "64",
+    "--lora_alpha": "128",
+    "--target_modules": "q_proj k_proj v_proj o_proj",
+    "--zero_stage": "3",
+    "--offload": "",
+    "--adam_offload": "",
+    "--gradient_checkpointing": "",
+    "--gradient_checkpointing_use_reentrant": "",
+    "--save_steps": "10",
+    "--max_ckpt_num": "2",
+    "--num_episodes": "50",
+    "--eval_steps": "10",
+    "--eval_at_start": "",
+    "--temperature": "1.0",
+    "--attn_implementation": "eager",
+    "--vllm_num_engines": "2",
+    "--vllm_tensor_parallel_size": "2",
+    "--actor_num_gpus_per_node": "4",
+}
+
+# Every variable: another value, and what the command then says. None: the flag is gone.
+OVERRIDES = {
+    "MODEL": ("/m", "--pretrain", "/m"),
+    "ENGINE_MODEL": ("/e", "--engine_model", "/e"),
+    "TRAIN_DATA": ("/t.jsonl", "--prompt_data", "/t.jsonl"),
+    "EVAL_DATA": ("/v.jsonl", "--eval_dataset", "/v.jsonl"),
+    "REWARD": ("/r.py", "--remote_rm_url", "/r.py"),
+    "NAME": ("mine", "--run_dir", "mine-"),
+    "NUM_ENGINES": ("3", "--vllm_num_engines", "3"),
+    "ENGINE_TP": ("4", "--vllm_tensor_parallel_size", "4"),
+    "ACTOR_GPUS": ("5", "--actor_num_gpus_per_node", "5"),
+    "ROLLOUT_BATCH_SIZE": ("11", "--rollout_batch_size", "11"),
+    "N_SAMPLES_PER_PROMPT": ("12", "--n_samples_per_prompt", "12"),
+    "MICRO_ROLLOUT_BATCH_SIZE": ("13", "--micro_rollout_batch_size", "13"),
+    "PROMPT_MAX_LEN": ("14", "--prompt_max_len", "14"),
+    "GENERATE_MAX_LEN": ("15", "--generate_max_len", "15"),
+    "TEMPERATURE": ("0.5", "--temperature", "0.5"),
+    "TOP_P": ("0.6", "--top_p", "0.6"),
+    "ADVANTAGE_ESTIMATOR": ("group_norm", "--advantage_estimator", "group_norm"),
+    "KL_COEF": ("0.1", "--init_kl_coef", "0.1"),
+    "EPS_CLIP": ("0.3", "--eps_clip", "0.3"),
+    "TRAIN_BATCH_SIZE": ("16", "--train_batch_size", "16"),
+    "MICRO_TRAIN_BATCH_SIZE": ("17", "--micro_train_batch_size", "17"),
+    "NUM_EPISODES": ("18", "--num_episodes", "18"),
+    "STEPS": ("19", "--max_steps", "19"),
+    "LEARNING_RATE": ("0.25", "--actor_learning_rate", "0.25"),
+    "LR_WARMUP_RATIO": ("0.75", "--lr_warmup_ratio", "0.75"),
+    "LR_SCHEDULER": ("constant", "--lr_scheduler", "constant"),
+    "MAX_GRAD_NORM": ("0.125", "--max_norm", "0.125"),
+    "LORA_RANK": ("20", "--lora_rank", "20"),
+    "LORA_ALPHA": ("21", "--lora_alpha", "21"),
+    "TARGET_MODULES": ("q_proj v_proj", "--target_modules", "q_proj v_proj"),
+    "ENFORCE_EAGER": ("0", "--enforce_eager", None),
+    "GPU_MEMORY_UTILIZATION": ("0.7", "--vllm_gpu_memory_utilization", "0.7"),
+    "ZERO_STAGE": ("2", "--zero_stage", "2"),
+    "OFFLOAD": ("0", "--offload", None),
+    "ADAM_OFFLOAD": ("0", "--adam_offload", None),
+    "GRADIENT_CHECKPOINTING": ("0", "--gradient_checkpointing", None),
+    "ATTN_IMPLEMENTATION": ("sdpa", "--attn_implementation", "sdpa"),
+    "EVAL_STEPS": ("22", "--eval_steps", "22"),
+    "EVAL_AT_START": ("0", "--eval_at_start", None),
+    "EVAL_TEMPERATURE": ("0.8", "--eval_temperature", "0.8"),
+    "EVAL_N_SAMPLES_PER_PROMPT": ("23", "--eval_n_samples_per_prompt", "23"),
+    "SAVE_STEPS": ("24", "--save_steps", "24"),
+    "MAX_CHECKPOINTS": ("25", "--max_ckpt_num", "25"),
+    "CKPT_DIR": ("/c", "--ckpt_path", "/c"),
+    "METRICS_DIR": ("/s", "--metrics_dir", "/s"),
+    "SEED": ("26", "--seed", "26"),
+    "USE_WANDB": ("1", "--use_wandb", "1"),
+}
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkout by links, with the Python of these tests as its environment and nothing cached."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in ("train_grpo.sh", "scripts", "grpo", "data", "reward", "patches", "pyproject.toml"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / ".venv").symlink_to(sys.prefix)
+    return folder
+
+
+def call(checkout: Path, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if name not in OVERRIDES}
+    return subprocess.run(
+        [str(checkout / "train_grpo.sh"), *options], env=kept | variables, capture_output=True, text=True, timeout=100
+    )
+
+
+def flags(checkout: Path, *options: str, **variables: str) -> dict[str, str]:
+    """Return the flags of the resolved command with their values."""
+    done = call(checkout, "--dry-run", *options, **variables)
+    assert done.returncode == 0, done.stderr
+    words = shlex.split(done.stdout.replace("\\\n", " "))
+    assert words[:3] == ["python", "-m", "openrlhf.cli.train_ppo_ray"]
+    found: dict[str, list[str]] = {}
+    for word in words[3:]:
+        if word.startswith("--"):
+            found[word] = []
+        else:
+            found[list(found)[-1]].append(word)
+    return {name: " ".join(values) for name, values in found.items()}
+
+
+def test_the_defaults_are_those_of_the_run_log(checkout: Path) -> None:
+    found = flags(checkout)
+    assert {name: found.get(name) for name in RUN_LOG} == RUN_LOG
+    assert "--max_steps" not in found and "--use_wandb" not in found
+
+
+def test_the_table_has_every_variable_of_the_script() -> None:
+    names = set(re.findall(r': "\$\{(\w+):=', (ROOT / "train_grpo.sh").read_text()))
+    names |= set(re.findall(r'" "\$\{(\w+):=', (ROOT / "train_grpo.sh").read_text()))
+    assert names == set(OVERRIDES)
+
+
+@pytest.mark.parametrize("options", [[], ["--tiny"]])
+def test_every_variable_can_be_set_from_outside(checkout: Path, options: list[str]) -> None:
+    found = flags(checkout, *options, **{name: value for name, (value, _, _) in OVERRIDES.items()})
+    for name, (_, flag, expected) in OVERRIDES.items():
+        if name == "NAME":
+            assert Path(found[flag]).name.startswith("mine-")
+        else:
+            assert found.get(flag) == expected, name
+
+
+def test_tiny_is_the_same_run_with_other_values(checkout: Path) -> None:
+    tiny, full = flags(checkout, "--tiny"), flags(checkout)
+    assert tiny.keys() - full.keys() <= {"--max_steps"}
+    assert full.keys() <= tiny.keys()
+    assert tiny["--pretrain"] != tiny["--engine_model"], "engines on CPU load a dequantised copy"
+    assert int(tiny["--vllm_num_engines"]) == 2 and int(tiny["--actor_num_gpus_per_node"]) == 2
+
+
+def test_the_shape_of_the_large_run_in_small(checkout: Path) -> None:
+    found = flags(checkout, "--tiny", "--steps", "2", NUM_ENGINES="2", ENGINE_TP="2", ACTOR_GPUS="4")
+    assert found["--vllm_tensor_parallel_size"] == "2" and found["--actor_num_gpus_per_node"] == "4"
+    assert found["--max_steps"] == "2"
+
+
+def test_the_users_flags_win(checkout: Path) -> None:
+    found = flags(checkout, "--", "--lora_rank", "5", "--eps_clip_low_high", "0.2", "0.28", LORA_RANK="7")
+    assert found["--lora_rank"] == "5"
+    assert found["--eps_clip_low_high"] == "0.2 0.28"
+
+
+def test_the_run_directory(checkout: Path, tmp_path: Path) -> None:
+    found = flags(checkout, "--run-dir", str(tmp_path / "here"))
+    assert found["--run_dir"] == found["--metrics_dir"] == str(tmp_path / "here")
+    assert found["--ckpt_path"] == str(tmp_path / "here" / "checkpoints")
+
+
+def test_dry_run_and_plan_write_nothing(checkout: Path) -> None:
+    before = {path.name for path in checkout.iterdir()}, (ROOT / "runs").exists()
+    for option in ("--dry-run", "--plan"):
+        assert call(checkout, "--tiny", option).returncode == 0
+    assert ({path.name for path in checkout.iterdir()}, (ROOT / "runs").exists()) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--tinny"], "unknown option --tinny"),
+        (["--lora_rank", "3"], "OpenRLHF flags go after --"),
+        (["--steps"], "--steps needs a value"),
+        (["--check", "--plan"], "exclude each other"),
+        (["--resume", "latest"], "unknown option --resume"),
+        (["--dry-run", "--", "--lora_rnk", "3"], "did you mean --lora_rank?"),
+        (["--dry-run", "--steps", "many"], "--max_steps: invalid int value"),
+    ],
+)
+def test_a_bad_call_is_refused(checkout: Path, options: list[str], message: str) -> None:
+    done = call(checkout, *options)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_check_lists_the_problems_and_starts_nothing(checkout: Path, tmp_path: Path) -> None:
+    done = call(checkout, "--check", "--run-dir", str(tmp_path / "run"), MODEL="org/absent", HF_HUB_CACHE=str(tmp_path))
+    assert done.returncode == 2
+    assert "refused" in done.stderr
+    assert "hf download org/absent" in done.stderr
+    assert "python -m data.prepare" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_help_names_every_option(checkout: Path) -> None:
+    done = call(checkout, "--help")
+    assert done.returncode == 0
+    for option in ("--tiny", "--check", "--plan", "--dry-run", "--run-dir", "--steps"):
+        assert option in done.stdout
+    assert "set -euo" not in done.stdout
+
+
+def test_no_secret_is_in_the_command(checkout: Path) -> None:
+    done = call(checkout, "--dry-run", USE_WANDB="1", WANDB_API_KEY="wandb-0123456789", HF_TOKEN="hf_0123456789")
+    assert "--use_wandb 1" in done.stdout
+    assert "0123456789" not in done.stdout + done.stderr
+
+
+def test_it_can_be_called_from_anywhere(checkout: Path, tmp_path: Path) -> None:
+    # A folder of the same name as our package is not taken for it; relative paths are the user's.
+    (tmp_path / "grpo").mkdir()
+    (tmp_path / "grpo" / "__init__.py").write_text("raise RuntimeError")
+    done = subprocess.run(
+        [str(checkout / "train_grpo.sh"), "--dry-run", "--run-dir", "out"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"--run_dir {tmp_path / 'out'}" in done.stdout
