@@ -171,33 +171,36 @@ def end_all(run_id: str, root: int, grace: float, limit: float = 30.0) -> Ended:
 
 
 def shared_memory_of(pids: Iterable[int]) -> set[Path]:
-    """Return the named files under /dev/shm that these processes have mapped or open."""
-    files: set[Path] = set()
+    """Return the files under /dev/shm that these processes have mapped or open.
+
+    Compared by inode: glibc makes a semaphore under another name than the one that it then links it to.
+    """
+    inodes: set[int] = set()
     for pid in pids:
-        for line in _mapped_files(pid) + _open_files(pid):
-            start = line.find(f"{SHM}/")
-            if start >= 0 and not line.endswith(" (deleted)"):
-                files.add(Path(line[start:]))
-    return files
+        inodes |= _mapped_inodes(pid) | _open_inodes(pid)
+    return {Path(entry.path) for entry in os.scandir(SHM) if entry.inode() in inodes}
 
 
-def _mapped_files(pid: int) -> list[str]:
+def _mapped_inodes(pid: int) -> set[int]:
     try:
-        return Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
+        lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return []
+        return set()
+    # address, rights, offset, device, inode, path
+    return {int(line.split()[4]) for line in lines if f" {SHM}/" in line}
 
 
-def _open_files(pid: int) -> list[str]:
-    links = []
+def _open_inodes(pid: int) -> set[int]:
+    inodes = set()
     try:
         for link in Path(f"/proc/{pid}/fd").iterdir():
             # A file may be closed while we look.
             with contextlib.suppress(FileNotFoundError):
-                links.append(os.readlink(link))
+                if os.readlink(link).startswith(f"{SHM}/"):
+                    inodes.add(os.stat(link).st_ino)
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return links
-    return links
+        return inodes
+    return inodes
 
 
 def remove_shared_memory(files: Iterable[Path]) -> list[Path]:
@@ -214,7 +217,8 @@ def remove_shared_memory(files: Iterable[Path]) -> list[Path]:
 class SharedMemoryWatch:
     """Tells when a file is created under /dev/shm (inotify(7)), so that its owner can be looked up at once.
 
-    A process that is killed leaves its segments behind and takes the knowledge of them with it.
+    A process that is killed leaves its segments behind and takes the knowledge of them with it. What it makes in its
+    last half second can stay: whose a file is that nobody uses cannot be told, so it is not deleted.
     """
 
     _IN_CREATE = 0x100

@@ -76,7 +76,8 @@ def step_line(row: dict[str, Any], steps: int | None) -> str:
     parts += [f"{label} {row[key]:{form}}" for key, label, form in STEP_COLUMNS if _is_number(row.get(key))]
     seconds = row.get("seconds") or {}
     if seconds:
-        phases = ", ".join(f"{name} {value:.1f}" for name, value in seconds.items() if name != "total")
+        shown = {name: value for name, value in seconds.items() if name != "total" and value >= 0.05}
+        phases = ", ".join(f"{name} {value:.1f}" for name, value in shown.items())
         parts.append(f"{seconds.get('total', sum(seconds.values())):.1f} s ({phases})")
     return "  ".join(parts)
 

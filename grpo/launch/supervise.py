@@ -6,6 +6,7 @@ processes. Either may be killed at any moment: the one that is left ends the run
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -27,6 +28,7 @@ GRACE_SECONDS = 10.0
 QUIET_SECONDS = 60.0
 TAIL_LINES = 30
 FAILED = 1
+_TERMINAL_CODE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 Lines = Callable[[], list[str]]
 
@@ -181,7 +183,7 @@ class _Supervisor:
         """After a quiet minute (a model loads), show the last line of the driver's log."""
         if not self.log_dir or time.monotonic() - self.last_shown < QUIET_SECONDS:
             return
-        last = tail(self.log_dir / "driver.log", 1) or ["nothing in driver.log yet"]
+        last = tail(self.log_dir / "driver.log", 1, bars=True) or ["nothing in driver.log yet"]
         minutes = (time.monotonic() - self.started) / 60
         self._show(f"  {minutes:.0f} min: {last[0][:100]}")
 
@@ -192,16 +194,16 @@ class _Supervisor:
         self._show(f"last lines of {log}:", *(f"  {redact(line)}" for line in tail(log, TAIL_LINES)))
 
 
-def tail(path: Path, count: int) -> list[str]:
-    """Return the last non-empty lines of a text file, [] where there is none; a progress bar has many."""
+def tail(path: Path, count: int, bars: bool = False) -> list[str]:
+    """Return the last lines of a text file, [] where there is none; `bars` keeps lines of progress bars (tqdm)."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 100_000))
+            file.seek(max(0, path.stat().st_size - 200_000))
             text = file.read().decode(errors="replace")
     except FileNotFoundError:
         return []
-    lines = (line.rstrip() for line in text.replace("\r", "\n").split("\n"))
-    return [line for line in lines if line][-count:]
+    lines = (_TERMINAL_CODE.sub("", line).rstrip() for line in text.replace("\r", "\n").split("\n"))
+    return [line for line in lines if line and (bars or "%|" not in line)][-count:]
 
 
 def _python_path() -> str:

@@ -17,10 +17,10 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def tiny_model() -> Path:
-    """The tiny model where ./train_grpo.sh --tiny keeps it: `model/` for the trainer, `model-bf16/` for CPU engines."""
-    directory = ROOT / ".cache" / "tiny"
-    command = [sys.executable, "-m", "scripts.make_tiny_model", "--out", str(directory / "model")]
-    subprocess.run([*command, "--dequantized-out", str(directory / "model-bf16")], cwd=ROOT, check=True)
+    """The tiny model where ./train_grpo.sh --tiny keeps it: `mxfp4/` for the trainer, `bf16/` for CPU engines."""
+    directory = ROOT / ".cache" / "tiny-model"
+    command = [sys.executable, "-m", "scripts.make_tiny_model", "--out", str(directory / "mxfp4")]
+    subprocess.run([*command, "--dequantized-out", str(directory / "bf16")], cwd=ROOT, check=True)
     return directory
 
 

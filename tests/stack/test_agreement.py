@@ -72,11 +72,11 @@ class Stack:
         self.engines = []
         for tensor_parallel in (1, 2):
             self.engines += create_vllm_engines(
-                1, tensor_parallel, str(model / "model-bf16"), 1, False, True, True, 1024,
+                1, tensor_parallel, str(model / "bf16"), 1, False, True, True, 1024,
                 gpu_memory_utilization=0.5, adapter_config=adapter.engine_config(args),
             )  # fmt: skip
         self.trainer = RayActorGroup(1, 2, PolicyModelActor)
-        refs = self.trainer.async_init_model_from_pretrained(get_strategy(args), str(model / "model"), 10, self.engines)
+        refs = self.trainer.async_init_model_from_pretrained(get_strategy(args), str(model / "mxfp4"), 10, self.engines)
         cluster.wait_for(refs + cluster.engines_ready(self.engines))
 
     def every_rank(self, function):
@@ -114,7 +114,7 @@ class Stack:
 def stack(tiny_model, ray_cluster, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         checkpoints = tmp_path_factory.mktemp("run") / "checkpoints"
-        args = training_args(patch, "--pretrain", str(tiny_model / "model"), "--ckpt_path", str(checkpoints))
+        args = training_args(patch, "--pretrain", str(tiny_model / "mxfp4"), "--ckpt_path", str(checkpoints))
         yield Stack(args, tiny_model)
 
 
@@ -123,7 +123,7 @@ def texts(stack, tiny_model) -> list[list[int]]:
     """Token ids: what the engines sample from their own adapter, and one long text."""
     from vllm import SamplingParams
 
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model / "model")
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model / "mxfp4")
     prompts = [f"What is {a} + {3 * a}?" for a in range(3, 11)]
     ids = [
         tokenizer.apply_chat_template([{"role": "user", "content": prompt}], add_generation_prompt=True)
@@ -151,7 +151,7 @@ def float32(stack, texts, synced, tiny_model, tmp_path_factory) -> torch.Tensor:
     """The same log-probs in float32, from transformers and PEFT with the adapter that the trainer saves."""
     steps = stack.trainer.async_run_method("save_checkpoint", tag="unused", client_states={"global_step": 7})
     ray.get(steps)
-    base = loading.load_gpt_oss(tiny_model / "model")
+    base = loading.load_gpt_oss(tiny_model / "mxfp4")
     saved = f"{stack.args.ckpt_path}/step_7/adapter"
     model = PeftModel.from_pretrained(base, saved, autocast_adapter_dtype=False).eval()
     bf16 = torch.cat([log_probs(model, text) for text in texts])

@@ -80,7 +80,7 @@ def test_evaluations_before_and_after(finished):
 @pytest.mark.timeout(900)
 def test_the_run_directory_says_what_ran(finished):
     assert json.loads((finished / "patches.json").read_text())["digest"] == patches.expected_digest("0.9.3")
-    assert "train_ppo_ray" in (finished / "command.sh").read_text()
+    assert "--engine_model" in (finished / "command.sh").read_text()
     assert {"config.json", "env.json", "logs"} <= {path.name for path in finished.iterdir()}
     for file in finished.rglob("*"):
         if file.is_file():
@@ -96,7 +96,7 @@ def test_only_the_newest_adapter_is_kept_and_peft_loads_it(finished, tiny_model)
     tensors = load_file(adapter / "adapter_model.safetensors")
     assert all(name.split(".")[-2] in ("lora_A", "lora_B") for name in tensors)
     assert any(tensor.abs().max() > 0 for name, tensor in tensors.items() if "lora_B" in name), "nothing was learned"
-    model = PeftModel.from_pretrained(loading.load_gpt_oss(tiny_model / "model"), adapter)
+    model = PeftModel.from_pretrained(loading.load_gpt_oss(tiny_model / "mxfp4"), adapter)
     assert torch.isfinite(model(torch.arange(20)[None]).logits).all()
 
 

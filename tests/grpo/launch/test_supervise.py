@@ -13,6 +13,7 @@ import pytest
 
 from grpo.launch import processes
 from grpo.launch.processes import Process
+from grpo.launch.supervise import tail
 
 ROOT = Path(__file__).parents[3]
 
@@ -27,7 +28,7 @@ sys.exit(supervise([sys.executable, *driver], ray=None, log_dir=Path(folder), gr
 # A stand-in for the trainer. It starts: a child; one that detaches and has an empty environment; one that ignores
 # SIGTERM; and holds a shared-memory segment. Then it ends as it is told.
 DRIVER = """
-import json, os, signal, subprocess, sys, time
+import json, multiprocessing, os, signal, subprocess, sys, time
 from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
 folder, how = sys.argv[1:]
@@ -42,18 +43,21 @@ ignoring.stdout.readline()
 detached = subprocess.Popen(detach, stdout=subprocess.PIPE, env={})
 pids = [os.getpid(), child.pid, ignoring.pid, int(detached.stdout.readline())]
 segment = shared_memory.SharedMemory(create=True, size=1000)
-# As after a SIGKILL of the tracker: nobody else deletes the segment.
+semaphore = multiprocessing.get_context("spawn").Lock()
+name = "sem." + semaphore._semlock.name[1:]
+# As after a SIGKILL of the tracker: nobody else deletes them.
 resource_tracker.unregister(segment._name, "shared_memory")
+resource_tracker.unregister(semaphore._semlock.name, "semaphore")
 file = Path(folder) / "driver.json"
 temporary = os.environ["TMPDIR"]
-file.with_suffix(".tmp").write_text(json.dumps({"pids": pids, "segment": segment.name, "temporary": temporary}))
+file.with_suffix(".tmp").write_text(json.dumps({"pids": pids, "shm": [segment.name, name], "temporary": temporary}))
 file.with_suffix(".tmp").rename(file)
 print("the last words of the driver", flush=True)
-if how == "wait":
-    time.sleep(300)
+# The keeper looks at most twice a second who owns new shared memory.
+time.sleep(300 if how == "wait" else 2)
 if how == "signal":
     os.kill(os.getpid(), signal.SIGUSR1)
-sys.exit(int(how))
+os._exit(int(how))  # not sys.exit: that would delete the shared memory
 """
 
 
@@ -125,7 +129,7 @@ def start() -> Iterator[Callable[..., Run]]:
 
 def assert_nothing_left(driver: dict) -> None:
     wait_until(lambda: not any(map(is_alive, driver["pids"])), f"left: {[p for p in driver['pids'] if is_alive(p)]}")
-    wait_until(lambda: not Path("/dev/shm", driver["segment"]).exists(), "the shared-memory segment is left")
+    wait_until(lambda: not any(Path("/dev/shm", name).exists() for name in driver["shm"]), "shared memory is left")
     wait_until(lambda: not Path(driver["temporary"]).parent.exists(), "the temporary folder is left")
 
 
@@ -284,3 +288,13 @@ def test_shared_memory_in_use_by_others_stays(tmp_path: Path) -> None:
     assert processes.remove_shared_memory([file]) == [file]
     assert not file.exists()
     segment._track = False  # type: ignore[attr-defined]
+
+
+def test_the_tail_of_a_log_is_readable(tmp_path: Path) -> None:
+    log = tmp_path / "driver.log"
+    log.write_text(
+        "first\n\x1b[36m(actor)\x1b[0m loading\n\nstep:  50%|#| 1/2\rstep: 100%|#| 2/2\nValueError: reason\n"
+    )
+    assert tail(log, 2) == ["(actor) loading", "ValueError: reason"]
+    assert tail(log, 2, bars=True) == ["step: 100%|#| 2/2", "ValueError: reason"]
+    assert tail(tmp_path / "absent.log", 2) == []
