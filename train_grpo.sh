@@ -65,10 +65,12 @@ if ((TINY)); then
     : "${NUM_ENGINES:=2}" "${ENGINE_TP:=1}" "${ACTOR_GPUS:=2}"
     : "${ROLLOUT_BATCH_SIZE:=16}" "${N_SAMPLES_PER_PROMPT:=8}" "${TRAIN_BATCH_SIZE:=64}"
     : "${MICRO_TRAIN_BATCH_SIZE:=16}" "${MICRO_ROLLOUT_BATCH_SIZE:=16}"
-    : "${PROMPT_MAX_LEN:=128}" "${GENERATE_MAX_LEN:=64}"
+    : "${PROMPT_MAX_LEN:=128}" "${GENERATE_MAX_LEN:=48}"
+    : "${EVAL_N_SAMPLES_PER_PROMPT:=1}"
     : "${LEARNING_RATE:=2e-3}" # a fresh adapter on a model of a few million parameters has far to go
     : "${LR_SCHEDULER:=constant_with_warmup}"
     : "${LORA_RANK:=8}" "${LORA_ALPHA:=16}"
+    : "${PERSISTENCE_THRESHOLD:=0}" # everything is partitioned, as the parameters of the 120b are
     : "${NUM_EPISODES:=1}" "${STEPS:=40}" "${SAVE_STEPS:=20}"
 fi
 
@@ -103,18 +105,19 @@ fi
 # LoRA on the attention: the experts stay frozen, and with them the MXFP4 kernels of the engines
 : "${LORA_RANK:=64}" "${LORA_ALPHA:=128}" "${TARGET_MODULES:=q_proj k_proj v_proj o_proj}"
 
-# Engines. Eager: the adapter is a side path in the layers, and CUDA graphs would replay the adapter of the capture
+# Engines. Eager: the adapter is a side path in the layers, tested without torch.compile and CUDA graphs only
 : "${ENFORCE_EAGER:=1}" "${GPU_MEMORY_UTILIZATION:=0.90}"
 
 # Actor. In bf16 the model has 234 GB: more than 4 x 80 GB leave beside the activations, so it lives in host memory.
 # Eager attention applies gpt-oss's sinks; flash_attention_2 drops them without a word
 : "${ZERO_STAGE:=3}" "${OFFLOAD:=1}" "${ADAM_OFFLOAD:=1}" "${GRADIENT_CHECKPOINTING:=1}"
 : "${ATTN_IMPLEMENTATION:=eager}"
+: "${PERSISTENCE_THRESHOLD:=}" # elements; smaller parameters stay whole on every rank (empty: DeepSpeed's default)
 
 # Eval on held-out problems, also before the first step
-: "${EVAL_STEPS:=10}" "${EVAL_AT_START:=1}" "${EVAL_TEMPERATURE:=1.0}" "${EVAL_N_SAMPLES_PER_PROMPT:=1}"
+: "${EVAL_STEPS:=10}" "${EVAL_AT_START:=1}" "${EVAL_TEMPERATURE:=1.0}" "${EVAL_N_SAMPLES_PER_PROMPT:=4}"
 
-# Checkpoints hold the adapter and its optimizer; other disks can be named
+# Checkpoints hold the adapter alone; other disks can be named
 : "${SAVE_STEPS:=10}" "${MAX_CHECKPOINTS:=2}" "${CKPT_DIR:=}" "${METRICS_DIR:=}"
 
 : "${SEED:=42}" "${USE_WANDB:=0}"
@@ -161,6 +164,9 @@ if [[ $ENFORCE_EAGER == 1 ]]; then ENGINE_ARGS+=(--enforce_eager); fi
 ACTOR_ARGS=(--actor_num_nodes 1 --actor_num_gpus_per_node "$ACTOR_GPUS" --zero_stage "$ZERO_STAGE")
 if [[ $OFFLOAD == 1 ]]; then ACTOR_ARGS+=(--offload); fi
 if [[ $ADAM_OFFLOAD == 1 ]]; then ACTOR_ARGS+=(--adam_offload); fi
+if [[ -n $PERSISTENCE_THRESHOLD ]]; then
+    ACTOR_ARGS+=(--stage3_param_persistence_threshold "$PERSISTENCE_THRESHOLD")
+fi
 # Reentrant: the other kind fails with LoRA under ZeRO-3
 if [[ $GRADIENT_CHECKPOINTING == 1 ]]; then
     ACTOR_ARGS+=(--gradient_checkpointing --gradient_checkpointing_use_reentrant)
