@@ -8,7 +8,8 @@
 #
 # Options:
 #   --tiny          the small run
-#   --check         only check machine, patches, model, data and configuration
+#   --check         only check machine, patches, model, data and configuration (after the set-up, and making the
+#                   tiny model, where these are still missing)
 #   --plan          only print what the configuration means: batches, steps, memory, disk
 #   --dry-run       only print the resolved command; writes nothing
 #   --run-dir DIR   where everything of this run goes (default: runs/NAME-TIME in the checkout)
@@ -16,7 +17,7 @@
 #   --help          this text
 #
 # Joins the Ray cluster at RAY_ADDRESS where that is set; starts one of its own otherwise.
-# Secrets are taken from the environment and written nowhere: HF_TOKEN, WANDB_API_KEY, GEMINI_API_KEY.
+# Secrets are taken from the environment and written nowhere: WANDB_API_KEY.
 # Exit code: 0 done, 2 refused before anything was started, 130 Ctrl-C, otherwise that of the driver.
 set -euo pipefail
 
@@ -87,13 +88,13 @@ fi
 # Who gets which GPUs: 2 x 2 for the engines, 4 for the actor
 : "${NUM_ENGINES:=2}" "${ENGINE_TP:=2}" "${ACTOR_GPUS:=4}"
 
-# Rollout: 8 prompts x 8 samples. 1024 + 3072 tokens; what does not end in time earns nothing
+# Rollout: 8 prompts x 8 samples. 1024 + 3072 tokens; a response that is cut before its final answer earns nothing
 : "${ROLLOUT_BATCH_SIZE:=8}" "${N_SAMPLES_PER_PROMPT:=8}" "${MICRO_ROLLOUT_BATCH_SIZE:=1}"
 : "${PROMPT_MAX_LEN:=1024}" "${GENERATE_MAX_LEN:=3072}"
 : "${TEMPERATURE:=1.0}" "${TOP_P:=1.0}"
 
-# GRPO. TRAIN_BATCH_SIZE counts samples, not prompts: 64 samples in batches of 8 are 8 optimizer steps a rollout,
-# and all but the first of them are off-policy
+# GRPO, without a reference model: a KL_COEF above 0 is refused. TRAIN_BATCH_SIZE counts samples, not prompts: 64
+# samples in batches of 8 are 8 optimizer steps a rollout, and all but the first of them are off-policy
 : "${ADVANTAGE_ESTIMATOR:=dr_grpo}" "${KL_COEF:=0}" "${EPS_CLIP:=0.2}"
 : "${TRAIN_BATCH_SIZE:=8}" "${MICRO_TRAIN_BATCH_SIZE:=1}"
 : "${NUM_EPISODES:=50}" "${STEPS:=}" # empty: until the episodes are through

@@ -29,6 +29,26 @@ def adapter_parameters(model: nn.Module) -> tuple[list[str], list[nn.Parameter]]
     return [name.replace(".default.", ".") for name, _ in named], [parameter for _, parameter in named]
 
 
+def gather(model: nn.Module) -> tuple[list[str], list[torch.Tensor]]:
+    """Return the names and the whole values of the adapter, gathered from all ranks. A collective call.
+
+    Raises:
+        FloatingPointError: for a value that is not finite. DeepSpeed's ZeRO-3 applies a NaN gradient and reports a norm
+            of 1.0, so this is where it shows, before an engine or a checkpoint gets it.
+    """
+    from grpo.zero import gather_flat  # the engines import this module without DeepSpeed
+
+    names, parameters = adapter_parameters(model)
+    tensors = gather_flat(parameters)
+    broken = [name for name, tensor in zip(names, tensors, strict=True) if not tensor.isfinite().all()]
+    if broken:
+        raise FloatingPointError(
+            f"{len(broken)} of {len(names)} adapter tensors are not finite, the first is {broken[0]}: the last step "
+            "destroyed the adapter. Look at its samples, and start again with a lower LEARNING_RATE"
+        )
+    return names, tensors
+
+
 def flatten(names: Iterable[str], tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[TensorSpec]]:
     """Lay bf16 tensors one after the other.
 

@@ -10,8 +10,7 @@ import torch.distributed as dist
 from peft import PeftModel
 from safetensors.torch import save_file
 
-from grpo.adapter import adapter_parameters
-from grpo.zero import gather_flat
+from grpo.adapter import gather
 
 STEP_DIRECTORY = re.compile(r"step_(\d+)")
 
@@ -25,12 +24,16 @@ def save_adapter(model: PeftModel, directory: str | Path) -> None:
     Args:
         model: the PeftModel of this rank, partitioned by ZeRO-3 or not.
         directory: is replaced where it exists.
+
+    Raises:
+        FloatingPointError: for an adapter that is not finite; what was saved before stays.
     """
-    names, parameters = adapter_parameters(model)
-    tensors = gather_flat(parameters)
+    names, tensors = gather(model)
     if dist.get_rank() == 0:
         target = Path(directory)
         temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+        for stale in target.parent.glob(f".{target.name}.*"):  # left by a run that was killed here
+            shutil.rmtree(stale)
         temporary.mkdir(parents=True)
         cpu = {name: tensor.cpu().contiguous() for name, tensor in zip(names, tensors, strict=True)}
         save_file(cpu, temporary / "adapter_model.safetensors", metadata={"format": "pt"})

@@ -6,11 +6,12 @@ from typing import Any
 
 import ray
 
+from grpo.secrets import is_secret
+
 # Environment variables exported after a Ray cluster was started do not reach its workers: these travel with the job.
 # Secrets are not in this list, since Ray writes a job's runtime_env to its logs: export them before `ray start`.
 FORWARDED_PREFIXES = ("GRPO_", "VLLM_", "OMP_", "MKL_", "NCCL_", "DS_", "TORCH", "PYTORCH_", "HF_HUB_", "HF_HOME")
 FORWARDED_NAMES = ("PYTHONPATH", "PATH", "TOKENIZERS_PARALLELISM", "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES")
-SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 
 
 def runtime_env(environ: dict[str, str] | None = None) -> dict[str, dict[str, str]]:
@@ -20,7 +21,7 @@ def runtime_env(environ: dict[str, str] | None = None) -> dict[str, dict[str, st
         name: value
         for name, value in environ.items()
         if (name in FORWARDED_NAMES or name.startswith(FORWARDED_PREFIXES))
-        and (name in FORWARDED_NAMES or not any(word in name.upper() for word in SECRET_WORDS))
+        and (name in FORWARDED_NAMES or not is_secret(name))
     }
     variables.setdefault("TOKENIZERS_PARALLELISM", "true")
     variables.setdefault("NCCL_DEBUG", "WARN")

@@ -43,7 +43,9 @@ def summarise(samples: Sequence[Any], group_size: int) -> dict[str, Any]:
 
     - ``exact_match`` (pass@1), ``ci_low``, ``ci_high``: over all problems, 95%.
     - ``pass_at_k`` with ``k``: share of problems with a correct sample among the k drawn.
-    - ``n``: problems; ``samples``: samples; ``truncated``, ``response_length``: means over samples.
+    - ``n``: problems; ``samples``: samples; ``ungraded``: samples that the reward function could not grade, which
+      count neither as right nor as wrong (where none is graded, the rates are None).
+    - ``truncated``, ``response_length``: means over samples.
 
     Args:
         samples: ``Experience`` of one sample each, the samples of a problem next to each other. Correctness is
@@ -51,17 +53,20 @@ def summarise(samples: Sequence[Any], group_size: int) -> dict[str, Any]:
         group_size: samples a problem.
     """
     correct = [float(sample.info.get("correct", sample.scores)[0]) for sample in samples]
-    groups = [correct[start : start + group_size] for start in range(0, len(correct), group_size)]
+    drawn = [correct[start : start + group_size] for start in range(0, len(correct), group_size)]
+    graded = [[value for value in group if math.isfinite(value)] for group in drawn]
+    groups = [group for group in graded if group]
     means = [statistics.fmean(group) for group in groups]
-    low, high = interval(means)
+    low, high = interval(means) if means else (None, None)
     return {
-        "exact_match": statistics.fmean(means),
+        "exact_match": statistics.fmean(means) if means else None,
         "ci_low": low,
         "ci_high": high,
-        "pass_at_k": statistics.fmean(max(group) for group in groups),
+        "pass_at_k": statistics.fmean(max(group) for group in groups) if means else None,
         "k": group_size,
         "n": len(groups),
         "samples": len(samples),
+        "ungraded": len(samples) - sum(map(len, groups)),
         "truncated": statistics.fmean(float(sample.info["truncated"][0]) for sample in samples),
         "response_length": statistics.fmean(float(sample.info["response_length"][0]) for sample in samples),
     }
@@ -87,14 +92,10 @@ def evaluate(trainer: Any, step: int, generate_kwargs: dict[str, Any]) -> None:
     logs |= {f"eval_{source}_pass{group_size}": part["pass_at_k"] for source, part in result["by_source"].items()}
     for tracker in (trainer.wandb_logger, trainer.tensorboard_logger):
         if tracker:
-            tracker.log_eval(step, logs)
-    logger.info(
-        "held-out exact match at step %d: %.3f [%.3f, %.3f]",
-        step,
-        result["exact_match"],
-        result["ci_low"],
-        result["ci_high"],
-    )
+            tracker.log_eval(step, {name: value for name, value in logs.items() if value is not None})
+    if result["ungraded"]:
+        logger.error("%d of %d evaluation samples could not be graded", result["ungraded"], len(samples))
+    logger.info("held-out evaluation at step %d: %s", step, result)
 
 
 def run(trainer: Any, step: int) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 # Attention implementations of transformers 4.57 that take gpt-oss's sinks (`s_aux`) into the softmax.
 SINK_ATTENTION = ("eager", "kernels-community/vllm-flash-attn3")
 
+ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add our flags to the parser of ``openrlhf.cli.train_ppo_ray``."""
@@ -51,6 +53,11 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
         )
     if args.lora_rank <= 0:
         yield "full-parameter training cannot be synchronised to the engines here: set --lora_rank (64 for the 120b)"
+    if args.lora_rank > 0 and not set(args.target_modules) <= set(ATTENTION_PROJECTIONS):
+        yield (
+            f"--target_modules {' '.join(args.target_modules)}: the engines apply adapters of the attention alone, "
+            f"choose from {', '.join(ATTENTION_PROJECTIONS)}"
+        )
     if args.load_in_4bit:
         yield "--load_in_4bit requantises an MXFP4 model to NF4: leave it out"
     if args.zero_stage == 3 and args.gradient_checkpointing and not args.gradient_checkpointing_use_reentrant:
@@ -67,4 +74,4 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
     if args.init_kl_coef > 0:
         yield "--init_kl_coef > 0 would load a second copy of the model as reference: use --init_kl_coef 0"
     if args.load_checkpoint:
-        yield "--load_checkpoint looks for DeepSpeed checkpoints; runs here save the adapter alone: leave it out"
+        yield "--load_checkpoint looks for DeepSpeed checkpoints, runs here save the adapter alone: leave it out"

@@ -59,6 +59,17 @@ class CheckpointReader:
                 raise CheckpointError(f"{self.path / file} cannot be read ({error}): download it again") from error
         return self._open[file].get_slice(name)
 
+    def _check_shape(self, name: str, shape: torch.Size, quantised: bool) -> None:
+        stored = self._slice(f"{name}_blocks" if quantised else name).get_shape()
+        if quantised:
+            experts, rows, groups, size = stored
+            stored = [experts, groups * size * 2, rows]
+        if list(stored) != list(shape):
+            raise CheckpointError(
+                f"{name} in {self.path} has shape {tuple(stored)}, its config.json asks for {tuple(shape)}: "
+                "they are of different models"
+            )
+
     def read_flat(self, name: str, shape: torch.Size, start: int, stop: int, device: torch.device) -> torch.Tensor:
         """Return elements ``start:stop`` of the flattened parameter ``name``, in bf16.
 
@@ -73,6 +84,7 @@ class CheckpointReader:
             bf16 ``[stop - start]``.
         """
         quantised = f"{name}_blocks" in self._files
+        self._check_shape(name, shape, quantised)
         rows = math.prod(shape[1:])
         first, last = start // rows, math.ceil(stop / rows)
         if quantised:
@@ -81,11 +93,6 @@ class CheckpointReader:
             part = mxfp4.dequantize(blocks, scales, dtype=torch.bfloat16)
         else:
             part = self._slice(name)[first:last].to(device=device, dtype=torch.bfloat16)
-        if part.shape[1:] != shape[1:]:
-            raise CheckpointError(
-                f"{name} in {self.path} has shape {tuple(part.shape[1:])} after the first dimension, the config asks "
-                f"for {tuple(shape[1:])}: config.json and the weights are of different models"
-            )
         return part.reshape(-1)[start - first * rows : stop - first * rows]
 
 

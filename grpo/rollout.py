@@ -3,12 +3,13 @@
 import logging
 import math
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 import ray
 import torch
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("openrlhf.grpo.rollout")
 
 
 class RewardError(RuntimeError):
@@ -24,7 +25,7 @@ def scalar(value: Any) -> float:
         value = value.flatten().tolist()
     if isinstance(value, list | tuple):
         value = value[0] if value else None
-    return float(value) if isinstance(value, int | float) else math.nan
+    return float(value) if isinstance(value, Real) else math.nan
 
 
 def score_of(rewards_info: dict[str, Any]) -> Any:
@@ -56,8 +57,8 @@ def complete(samples: Sequence[Any], group_size: int) -> None:
             "the reward function failed for every sample of the rollout: its error stands in the engines' log; "
             "try it by hand on a line of samples/"
         )
-    groups = rewards.view(-1, group_size)
-    filled = torch.where(groups.isfinite(), groups, groups.nanmean(-1, keepdim=True).nan_to_num(0.0)).view(-1)
+    groups = torch.where(missing, math.nan, rewards).view(-1, group_size)
+    filled = torch.where(groups.isnan(), groups.nanmean(-1, keepdim=True).nan_to_num(0.0), groups).view(-1)
     for sample, reward, gone in zip(samples, filled, missing, strict=True):
         sample.rewards = reward.view(1)
         sample.info["reward"] = reward.view(1)

@@ -2,12 +2,15 @@
 
 import functools
 import json
+import logging
 import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+logger = logging.getLogger("openrlhf.grpo.run_log")
 
 
 class RunLog:
@@ -23,6 +26,7 @@ class RunLog:
         self._metrics = Path(metrics_dir or run_dir)
         for directory in (self._samples, self._metrics):
             directory.mkdir(parents=True, exist_ok=True)
+        self._lost = 0
         self._seconds: dict[str, float] = defaultdict(float)
         self._step_started = time.monotonic()
 
@@ -47,22 +51,32 @@ class RunLog:
         seconds, self._seconds = dict(self._seconds), defaultdict(float)
         seconds["total"], self._step_started = time.monotonic() - self._step_started, time.monotonic()
         numbers = {name: value for name, value in status.items() if isinstance(value, int | float)}
-        self._append("metrics.jsonl", {"step": step, "time": time.time(), "seconds": seconds, **numbers})
+        self._append(
+            "metrics.jsonl",
+            {"step": step, "time": time.time(), "seconds": seconds, "lost_writes": self._lost, **numbers},
+        )
 
     def write_eval(self, step: int, result: dict[str, Any]) -> None:
         """Append the line of one evaluation to eval.jsonl. Its seconds are not part of any training step."""
-        self._seconds.pop("eval", None)
         self._append("eval.jsonl", {"step": step, "time": time.time(), **result})
         self._step_started = time.monotonic()
 
     def write_samples(self, name: str, samples: Sequence[dict[str, Any]]) -> None:
         """Write one file of rollouts, ``samples/<name>.jsonl``, one JSON object a sample."""
-        lines = [json.dumps(_finite(sample), ensure_ascii=False) for sample in samples]
-        (self._samples / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        lines = [json.dumps(_finite(sample), ensure_ascii=False) + "\n" for sample in samples]
+        self._write(self._samples / f"{name}.jsonl", "w", "".join(lines))
 
     def _append(self, name: str, record: dict[str, Any]) -> None:
-        with (self._metrics / name).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(_finite(record), allow_nan=False) + "\n")
+        self._write(self._metrics / name, "a", json.dumps(_finite(record), allow_nan=False) + "\n")
+
+    def _write(self, path: Path, mode: str, text: str) -> None:
+        # A full disk must not end a run of days: counted in `lost_writes`, logged, and tried again at the next line.
+        try:
+            with path.open(mode, encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            self._lost += 1
+            logger.error("%s was not written: %s", path, error)
 
 
 def _finite(value: Any) -> Any:
@@ -78,7 +92,7 @@ def attach(trainer: Any) -> RunLog:
     """Time the phases of OpenRLHF's ``PPOTrainer`` (an object, not its class), and return its log.
 
     Phases: ``generate`` (with the reward, which the engines compute), ``old_log_probs`` (with advantages), ``train``,
-    ``sync``, ``save``, ``eval``.
+    ``sync``, ``save``; an evaluation's seconds stand in eval.jsonl.
     """
     log = RunLog(trainer.args.run_dir, trainer.args.metrics_dir)
     trainer.samples_generator.generate_samples = log.timed("generate", trainer.samples_generator.generate_samples)

@@ -57,12 +57,15 @@ def attach(attention: Any, rank: int, scale: float) -> None:
     o.quant_method = SidePath(o.quant_method, o, [attention.hidden_size], attention.q_size, rank, scale)
 
 
-def fill(attention: Any, tensors: dict[str, torch.Tensor]) -> None:
+def fill(attention: Any, tensors: dict[str, torch.Tensor]) -> int:
     """Copy this worker's slices of one layer's adapter into the side paths.
 
     Args:
         tensors: ``q_proj.lora_A`` ``[r, in]``, ``q_proj.lora_B`` ``[out, r]`` and so on for k_proj, v_proj, o_proj,
             whole (not split); a projection without an adapter is left out and gets zeros.
+
+    Returns:
+        How many of ``tensors`` were copied.
     """
     rank = get_tensor_model_parallel_rank()
     qkv, o = attention.qkv_proj, attention.o_proj
@@ -76,6 +79,7 @@ def fill(attention: Any, tensors: dict[str, torch.Tensor]) -> None:
     columns = slice(rank * attention.q_size, (rank + 1) * attention.q_size)
     _copy(o.lora_A[0], tensors.get("o_proj.lora_A"), slice(None), columns)
     _copy(o.lora_B, tensors.get("o_proj.lora_B"), slice(None), slice(None))
+    return sum(f"{name}.{half}" in tensors for name in (*sizes, "o_proj") for half in ("lora_A", "lora_B"))
 
 
 def _copy(buffer: torch.Tensor, whole: torch.Tensor | None, rows: slice, columns: slice) -> None:
@@ -102,8 +106,7 @@ class AdapterWorker:
         for number, layer in enumerate(model.model.layers):
             prefix = f"base_model.model.model.layers.{number}.self_attn."
             mine = {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-            fill(layer.attn, {n.removeprefix(prefix).removesuffix(".weight"): t for n, t in mine.items()})
-            applied += len(mine)
+            applied += fill(layer.attn, {n.removeprefix(prefix).removesuffix(".weight"): t for n, t in mine.items()})
         if applied != len(tensors):
             raise ValueError(f"{len(tensors) - applied} adapter tensors fit no attention layer; is it another model's?")
         return {"rank": get_tensor_model_parallel_rank(), "checksum": zlib.crc32(data), "tensors": applied}

@@ -14,9 +14,8 @@ import ray
 import torch
 import torch.distributed as dist
 
-from grpo.adapter import adapter_parameters, flatten
+from grpo.adapter import flatten, gather
 from grpo.engine import SyncError
-from grpo.zero import gather_flat
 
 TIMEOUT_SECONDS = 600.0
 
@@ -29,11 +28,11 @@ def sync_adapter(model: torch.nn.Module, engines: list[Any]) -> None:
         engines: the ``LLMRayActor`` handles.
 
     Raises:
+        FloatingPointError: for an adapter that is not finite.
         SyncError: where a worker reports other bytes than were sent, or not the whole adapter.
         ray.exceptions.RayError: where an engine died or does not answer within ``TIMEOUT_SECONDS``.
     """
-    names, parameters = adapter_parameters(model)
-    tensors = gather_flat(parameters)
+    names, tensors = gather(model)
     if dist.get_rank() == 0:
         flat, specs = flatten(names, tensors)
         buffer = flat.numpy()
@@ -50,5 +49,5 @@ def _check(receipts: list[list[dict[str, int]]], checksum: int, count: int) -> N
                 raise SyncError(
                     f"engine {number}, worker {receipt['rank']} received checksum {receipt['checksum']:#x} and applied "
                     f"{receipt['tensors']} tensors; the trainer sent {checksum:#x} and {count}. The engine would "
-                    "sample from another policy: restart the run from its last checkpoint"
+                    "sample from another policy: start the run again"
                 )

@@ -2,13 +2,15 @@
 
 OpenRLHF loads this file by its path in each engine, so the checkout must be on PYTHONPATH, and calls
 `reward_func` in a thread, one sample at a time. Nothing raises here: OpenRLHF turns an exception into a
-missing reward that breaks the batch later. A sample that could not be graded says so in `reward_error`.
+missing reward that breaks the batch later. A sample that could not be graded says so in `reward_error`,
+and its other values are NaN: `grpo.rollout.complete` gives it an advantage of zero.
 """
 
 import json
 import logging
 import re
 from collections.abc import Sequence
+from math import nan
 from typing import Any, NamedTuple
 
 from reward.answers import NO_FINAL, grade
@@ -40,9 +42,9 @@ class Label(NamedTuple):
 def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any]) -> dict[str, Any]:
     """Rewards n samples: `queries` are prompt + response with special tokens, `prompts` what was sent.
 
-    Returns `rewards`, `scores` (correctness: 0.0 or 1.0) and `extra_logs` (LOG_KEYS). Each value is a float
-    for the one sample that OpenRLHF sends a call (it wraps the value in `torch.tensor([value])`, where a list
-    would add a dimension), and a list of n floats for any other n.
+    Returns `rewards`, `scores` (correctness: 0.0 or 1.0, NaN where grading failed) and `extra_logs` (LOG_KEYS).
+    Each value is a float for the one sample that OpenRLHF sends a call (it wraps the value in
+    `torch.tensor([value])`, where a list would add a dimension), and a list of n floats for any other n.
     """
     samples = [_reward_one(queries, prompts, labels, i) for i in range(len(queries))]
 
@@ -64,7 +66,7 @@ def _reward_one(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
         result = grade(response_of(queries[i], prompts[i]), label.answer)
     except Exception as error:  # the boundary to OpenRLHF: see the module's docstring
         _log_once(error)
-        return {"correct": 0.0, "answered": 0.0, "has_final": 0.0, "reward_error": 1.0}
+        return {"correct": nan, "answered": nan, "has_final": nan, "reward_error": 1.0}
     return {
         "correct": float(result.correct),
         "answered": float(result.answer is not None),

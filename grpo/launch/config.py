@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from grpo.secrets import is_secret
+
 TRAINER = "openrlhf.cli.train_ppo_ray"
-_SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 # Set from the run directory, not by flags.
 _OWNED_FLAGS = ("run_dir", "save_path")
 _INPUT_PATHS = ("prompt_data", "eval_dataset", "remote_rm_url", "agent_func_path")
@@ -219,11 +220,7 @@ def command_line(parser: argparse.ArgumentParser, given: dict[str, Any]) -> list
 def secrets(environ: dict[str, str] | None = None) -> dict[str, str]:
     """Return the environment variables that hold secrets; shorter than 8 characters is taken for a word."""
     variables = dict(os.environ) if environ is None else environ
-    return {
-        name: value
-        for name, value in variables.items()
-        if any(word in name.upper() for word in _SECRET_WORDS) and len(value) >= 8
-    }
+    return {name: value for name, value in variables.items() if is_secret(name) and len(value) >= 8}
 
 
 def redact(text: str) -> str:

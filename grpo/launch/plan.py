@@ -125,7 +125,7 @@ def _add_sizes(plan: Plan, config: Config, model: Model, engine_model: Model) ->
     if cpu:
         host += args.vllm_num_engines * engine_model.bf16_bytes + config.engine_gpus * kv_cache_bytes()
     plan.host_bytes = int(host)
-    plan.checkpoint_bytes = adapter + plan.lora_optimizer_bytes
+    plan.checkpoint_bytes = adapter
     # One more while the oldest is still there, and the final adapter.
     kept = args.max_ckpt_num + 1 if args.save_steps > 0 else 0
     plan.disk_bytes = kept * plan.checkpoint_bytes + adapter

@@ -104,6 +104,8 @@ def check_flags(config: Config) -> Iterator[Problem]:
     args = config.args
     if args.eval_dataset and not args.remote_rm_url:
         yield Problem("an eval needs a reward function", "set REWARD to a .py file with reward_func")
+    if args.use_wandb and not os.environ.get("WANDB_API_KEY"):
+        yield Problem("Weights & Biases is on without a key", "export WANDB_API_KEY, or leave out USE_WANDB=1")
     for script in (args.remote_rm_url or "").split(","):
         if script.endswith(".py") and not Path(script).is_file():
             yield Problem(f"the reward function {script} does not exist", "set REWARD to a .py file with reward_func")
@@ -277,6 +279,11 @@ def check_disk(config: Config, plan: Plan, run_dir: Path) -> Iterator[Problem]:
     """Space and rights where results go."""
     if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
         yield Problem(f"the run directory {run_dir} exists and is not empty", "give another --run-dir, or delete it")
+    checkpoints, metrics = Path(config.args.ckpt_path), Path(config.args.metrics_dir)
+    if any(checkpoints.glob("step_*")):
+        yield Problem(f"{checkpoints} holds the checkpoints of another run", "give another CKPT_DIR for each run")
+    if metrics != run_dir and any((metrics / name).exists() for name in ("metrics.jsonl", "eval.jsonl")):
+        yield Problem(f"{metrics} holds the metrics of another run", "give another METRICS_DIR for each run")
     for folder in {run_dir, Path(config.args.ckpt_path), Path(config.args.metrics_dir)}:
         parent = machine.existing_parent(folder)
         if not os.access(parent, os.W_OK | os.X_OK) or not parent.is_dir():
@@ -292,7 +299,9 @@ def check_disk(config: Config, plan: Plan, run_dir: Path) -> Iterator[Problem]:
 def check_ray() -> Iterator[Problem]:
     """A cluster to join has to answer; one of our own needs ports and a folder for sockets."""
     address = os.environ.get("RAY_ADDRESS")
-    if address:
+    if address == "auto":
+        yield Problem("RAY_ADDRESS is auto", "name the cluster as HOST:PORT, or unset RAY_ADDRESS")
+    elif address:
         host, _, port = address.removeprefix("ray://").rpartition(":")
         try:
             socket.create_connection((host, int(port)), timeout=5).close()
@@ -300,6 +309,7 @@ def check_ray() -> Iterator[Problem]:
             yield Problem(
                 f"no Ray cluster answers at RAY_ADDRESS {address} ({error})", "start it, or unset RAY_ADDRESS"
             )
+    if address:
         return
     try:
         with socket.socket() as probe:

@@ -88,6 +88,8 @@ def eval_line(row: dict[str, Any]) -> str:
 
 
 def _interval(row: dict[str, Any]) -> str:
+    if not _is_number(row.get("exact_match")):
+        return "not graded"
     text = f"{row['exact_match']:.3f}"
     if _is_number(row.get("ci_low")) and _is_number(row.get("ci_high")):
         text += f" [{row['ci_low']:.3f}, {row['ci_high']:.3f}]"

@@ -25,7 +25,7 @@ _IGNORED = -100
 
 
 def tiny_config(vocab_size: int) -> GptOssConfig:
-    """The real architecture with 1.6 million parameters.
+    """The real architecture with 2 million parameters.
 
     Bounds: 32 values in an MXFP4 group, also in each half of an expert at TP=2; a head size that vLLM's CPU
     attention has; 2 key/value heads for TP=2; experts divisible by 4 ranks. The window is shorter than a prompt

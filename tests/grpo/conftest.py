@@ -56,7 +56,7 @@ def run_ranks(tmp_path):
                 subprocess.Popen(command, env={**shared, "RANK": str(rank)}, stdout=log, stderr=subprocess.STDOUT)
             )
         try:
-            codes = [rank.wait(timeout=100) for rank in ranks]
+            codes = [rank.wait(timeout=400) for rank in ranks]
         finally:
             for rank in ranks:
                 rank.kill()

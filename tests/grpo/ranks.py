@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from peft import LoraConfig, get_peft_model
 
-from grpo import checkpoint, loading, zero
+from grpo import adapter, checkpoint, loading, zero
 
 
 def ds_config(offload: bool, threshold: int = 0) -> dict:
@@ -75,6 +75,17 @@ def save(path: str, out: str) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KiB
     if dist.get_rank() == 0:
         torch.save(whole, Path(out) / "whole.pt")
+
+    # One NaN on the last rank stops every rank, before anything is written.
+    broken = adapter.adapter_parameters(model)[1][3]
+    if dist.get_rank() == dist.get_world_size() - 1:
+        broken.ds_tensor[0] = float("nan")
+    try:
+        checkpoint.save_step(model, Path(out) / "checkpoints", 4, keep=2)
+    except FloatingPointError as error:
+        print(error)
+    else:
+        raise AssertionError("an adapter with NaN was saved")
 
 
 if __name__ == "__main__":

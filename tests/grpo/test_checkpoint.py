@@ -1,3 +1,4 @@
+import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
@@ -6,6 +7,7 @@ from grpo import checkpoint as checkpoints
 from grpo import loading
 
 
+@pytest.mark.timeout(500)
 def test_peft_loads_what_was_saved_from_partitions(checkpoint, run_ranks, tmp_path):
     (tmp_path / "checkpoints" / "mine").mkdir(parents=True)
     run_ranks(2, "save", checkpoint, tmp_path)
@@ -18,7 +20,7 @@ def test_peft_loads_what_was_saved_from_partitions(checkpoint, run_ranks, tmp_pa
     for name, value in whole.items():
         assert torch.equal(loaded[name], value.to(torch.bfloat16)), name
 
-    # of three saved steps two are kept, and what is not a step stays
+    # a step 4 with NaN was refused; of three saved steps two are kept, and what is not a step stays
     assert checkpoints.saved_steps(tmp_path / "checkpoints") == [2, 3]
     assert (tmp_path / "checkpoints" / "mine").is_dir()
     assert not list((tmp_path / "checkpoints" / "step_3").glob(".*")), "temporary files are left"

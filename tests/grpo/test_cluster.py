@@ -1,4 +1,5 @@
 from grpo import cluster
+from grpo.secrets import is_secret
 
 
 def test_workers_get_what_they_need_and_no_secret():
@@ -20,3 +21,8 @@ def test_workers_get_what_they_need_and_no_secret():
     # OpenRLHF's own two
     assert variables["TOKENIZERS_PARALLELISM"] == "true"
     assert variables["NCCL_DEBUG"] == "WARN"
+
+
+def test_secrets_are_told_by_whole_words():
+    assert all(map(is_secret, ["HF_TOKEN", "GEMINI_API_KEY", "DB_PASSWORD", "MY_SECRET", "OPENAI_APIKEY"]))
+    assert not any(map(is_secret, ["TIKTOKEN_ENCODINGS_BASE", "TOKENIZERS_PARALLELISM", "KEYBOARD", "MONKEY"]))

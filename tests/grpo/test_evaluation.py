@@ -1,3 +1,4 @@
+import math
 import random
 import statistics
 from types import SimpleNamespace
@@ -56,3 +57,10 @@ def test_exact_match_is_correctness_and_not_the_reward():
     assert result["exact_match"] == 0.25
     assert result["pass_at_k"] == 0.5
     assert (result["n"], result["samples"], result["k"]) == (2, 4, 2)
+
+
+def test_ungraded_samples_count_neither_way():
+    result = evaluation.summarise([sample(1), sample(math.nan), sample(math.nan), sample(math.nan)], group_size=2)
+    assert (result["exact_match"], result["n"], result["ungraded"]) == (1.0, 1, 3)
+    nothing = evaluation.summarise([sample(math.nan)] * 2, group_size=2)
+    assert (nothing["exact_match"], nothing["ci_low"], nothing["ungraded"]) == (None, None, 2)

@@ -8,7 +8,7 @@ GOOD = {
     "packing_samples": False, "use_dynamic_batch": False, "ring_attn_size": 1, "attn_implementation": "eager",
     "lora_rank": 64, "load_in_4bit": False, "zero_stage": 3, "gradient_checkpointing": True,
     "gradient_checkpointing_use_reentrant": True, "vllm_enable_sleep": False, "async_train": False, "init_kl_coef": 0,
-    "load_checkpoint": False,
+    "load_checkpoint": False, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
 }  # fmt: skip
 
 
@@ -30,6 +30,7 @@ def test_the_launchers_configuration_is_accepted():
         ({"ring_attn_size": 2}, "attention sinks"),
         ({"attn_implementation": "flash_attention_2"}, "use one of eager"),
         ({"lora_rank": 0}, "--lora_rank"),
+        ({"target_modules": ["q_proj", "lm_head"]}, "choose from q_proj"),
         ({"load_in_4bit": True}, "--load_in_4bit"),
         ({"gradient_checkpointing_use_reentrant": False}, "reentrant"),
         ({"offload": True, "zero_stage": 2}, "--zero_stage 3"),

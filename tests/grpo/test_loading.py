@@ -24,6 +24,7 @@ def test_whole_model_is_bit_equal_to_transformers(checkpoint, reference):
     assert all(torch.equal(ours[name], theirs[name].to(torch.bfloat16)) for name in theirs)
 
 
+@pytest.mark.timeout(500)
 @pytest.mark.parametrize(("world", "offload"), [(2, "offload"), (3, "no-offload")])
 def test_partitions_are_bit_equal_to_transformers(checkpoint, reference, run_ranks, tmp_path, world, offload):
     run_ranks(world, "load", checkpoint, tmp_path / "gathered.pt", offload)
@@ -81,6 +82,14 @@ def test_config_of_another_size_is_refused(damaged):
     config = json.loads((damaged / "config.json").read_text())
     config["hidden_size"] = 96
     (damaged / "config.json").write_text(json.dumps(config))
+    with pytest.raises(loading.CheckpointError, match="different models"):
+        loading.load_gpt_oss(damaged)
+
+
+@pytest.mark.parametrize(("key", "value"), [("vocab_size", 128), ("num_local_experts", 16)])
+def test_tensors_with_too_few_rows_are_refused(damaged, key, value):
+    config = json.loads((damaged / "config.json").read_text())
+    (damaged / "config.json").write_text(json.dumps(config | {key: value}))
     with pytest.raises(loading.CheckpointError, match="different models"):
         loading.load_gpt_oss(damaged)
 

@@ -18,12 +18,6 @@ def test_gradient_norms_are_counted_once_a_step():
     assert actor.pop() == {}
 
 
-@pytest.mark.parametrize("norm", [float("nan"), float("inf"), torch.tensor(float("nan"))])
-def test_a_norm_that_is_not_finite_stops_the_run(norm):
-    with pytest.raises(FloatingPointError, match="last checkpoint"):
-        metrics.ActorMetrics().after_backward_and_step(engine(1, norm))
-
-
 def test_advantages_follow_the_formula_in_any_order():
     rewards = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.5])
     advantages = (rewards.view(2, 4) - rewards.view(2, 4).mean(-1, keepdim=True)).view(-1)

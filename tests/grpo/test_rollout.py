@@ -1,6 +1,7 @@
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -20,7 +21,15 @@ def sample(reward=0.0, score=None, **logs):
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [(1, 1.0), (True, 1.0), (0.25, 0.25), ([3], 3.0), (torch.tensor([[2.0]]), 2.0), (torch.tensor(4), 4.0)],
+    [
+        (1, 1.0),
+        (True, 1.0),
+        (0.25, 0.25),
+        ([3], 3.0),
+        (torch.tensor([[2.0]]), 2.0),
+        (torch.tensor(4), 4.0),
+        (np.float32(0.5), 0.5),
+    ],
 )
 def test_scalar_of_numbers(value, expected):
     assert rollout.scalar(value) == expected
@@ -48,6 +57,12 @@ def test_missing_rewards_have_no_advantage(rewards):
             assert advantage.item() == pytest.approx(0, abs=1e-6)
         else:
             assert s.rewards.item() == pytest.approx(value)
+
+
+def test_an_infinite_reward_is_a_missing_one():
+    samples = [sample(math.inf), sample(0.0), sample(None), sample(1.0)]
+    rollout.complete(samples, group_size=4)
+    assert torch.cat([s.rewards for s in samples]).tolist() == [0.5, 0.0, 0.5, 1.0]
 
 
 def test_no_reward_at_all_stops_the_run():

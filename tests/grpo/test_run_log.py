@@ -49,6 +49,15 @@ def test_metrics_can_be_placed_elsewhere(tmp_path):
     assert read(tmp_path / "run" / "samples" / "step_1.jsonl") == [{"prompt": "π", "reward": None}]
 
 
+def test_a_full_disk_is_counted_and_does_not_end_the_run(tmp_path):
+    log = run_log.RunLog(str(tmp_path))
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    log.write_step(1, {"reward": 0.5})
+    (tmp_path / "metrics.jsonl").unlink()
+    log.write_step(2, {"reward": 0.5})
+    assert [(line["step"], line["lost_writes"]) for line in read(tmp_path / "metrics.jsonl")] == [(2, 1)]
+
+
 @given(st.integers(1, 500), st.integers(1, 50))
 def test_the_schedule_ends_with_the_run(total, max_steps):
     args = Namespace(

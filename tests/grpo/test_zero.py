@@ -1,5 +1,7 @@
 from argparse import Namespace
 
+import pytest
+
 from grpo import zero
 
 
@@ -7,6 +9,7 @@ def config(stage: int = 3, device: str = "none") -> dict:
     return {"zero_optimization": {"stage": stage, "offload_param": {"device": device}}}
 
 
+@pytest.mark.timeout(500)
 def test_many_gathers_are_exact(run_ranks):
     # Without stage3_allgather_sequential some of these gathers are wrong on gloo: they return too early.
     run_ranks(2, "gathers", "60")

@@ -25,7 +25,7 @@ UNFINISHED = "<|channel|>analysis<|message|>maybe \\boxed{7}"
 
 def one(query: str, prompt: str = PROMPT, label: object = "7") -> dict[str, float]:
     result = reward_func([query], [prompt], [label])
-    assert result["rewards"] == result["scores"] == result["extra_logs"]["correct"]
+    assert repr(result["rewards"]) == repr(result["scores"]) == repr(result["extra_logs"]["correct"])  # nan == nan
     return result["extra_logs"]
 
 
@@ -127,7 +127,8 @@ def test_plain_text_prompts() -> None:
 )
 def test_a_bad_label_is_an_error_not_a_wrong_answer(label: object) -> None:
     logs = one(PROMPT + RIGHT, label=label)
-    assert logs == {"correct": 0.0, "answered": 0.0, "has_final": 0.0, "reward_error": 1.0}
+    assert logs.pop("reward_error") == 1.0
+    assert all(math.isnan(value) for value in logs.values())
 
 
 def test_labels() -> None:
@@ -161,5 +162,6 @@ ANYTHING = st.none() | st.text(max_size=60) | st.integers() | st.just(PROMPT) | 
 def test_nothing_raises_and_the_keys_are_always_the_same(query: object, prompt: object, label: object) -> None:
     logs = reward_func([query], [prompt], [label])["extra_logs"]  # type: ignore[list-item]
     assert tuple(logs) == LOG_KEYS
-    assert all(isinstance(value, float) and math.isfinite(value) for value in logs.values())
-    assert not (logs["correct"] and logs["reward_error"])
+    assert all(isinstance(value, float) for value in logs.values())
+    graded = logs.pop("reward_error") == 0.0
+    assert all(math.isfinite(value) == graded for value in logs.values())

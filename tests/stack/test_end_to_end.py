@@ -45,16 +45,16 @@ def processes_of(run_dir: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def finished(tiny_model, tmp_path_factory) -> Path:
-    """The run directory of two steps with a secret in the environment."""
+    """The run directory of ten steps with a secret in the environment."""
     run_dir = tmp_path_factory.mktemp("runs") / "short"
-    train(run_dir, "--steps", "2", SAVE_STEPS="1", MAX_CHECKPOINTS="1", GEMINI_API_KEY="a-secret-that-must-not-leak")
+    train(run_dir, "--steps", "10", SAVE_STEPS="5", MAX_CHECKPOINTS="1", GEMINI_API_KEY="a-secret-that-must-not-leak")
     return run_dir
 
 
 @pytest.mark.timeout(900)
 def test_every_step_has_its_metrics(finished):
     steps = lines(finished / "metrics.jsonl")
-    assert [step["step"] for step in steps] == [1, 2]
+    assert [step["step"] for step in steps] == list(range(1, 11))
     for step in steps:
         assert {"generate", "old_log_probs", "train", "sync", "save", "total"} <= step["seconds"].keys()
         assert 0 <= step["correct"] <= 1
@@ -69,12 +69,19 @@ def test_every_step_has_its_metrics(finished):
 @pytest.mark.timeout(900)
 def test_evaluations_before_and_after(finished):
     evaluations = lines(finished / "eval.jsonl")
-    assert [evaluation["step"] for evaluation in evaluations] == [0, 2]
+    assert [evaluation["step"] for evaluation in evaluations] == [0, 10]
     for evaluation in evaluations:
         assert 0 <= evaluation["ci_low"] <= evaluation["exact_match"] <= evaluation["ci_high"] <= 1
         samples = lines(finished / "samples" / f"eval_{evaluation['step']}.jsonl")
         assert len(samples) == evaluation["samples"]
         assert evaluation["exact_match"] == pytest.approx(sum(s["correct"] for s in samples) / len(samples))
+
+
+@pytest.mark.timeout(900)
+def test_ten_steps_raise_the_held_out_exact_match(finished):
+    first, last = lines(finished / "eval.jsonl")
+    assert last["exact_match"] >= first["exact_match"] + 0.15
+    assert last["ci_low"] > first["ci_high"]
 
 
 @pytest.mark.timeout(900)
@@ -89,8 +96,8 @@ def test_the_run_directory_says_what_ran(finished):
 
 @pytest.mark.timeout(900)
 def test_only_the_newest_adapter_is_kept_and_peft_loads_it(finished, tiny_model):
-    assert [path.name for path in (finished / "checkpoints").glob("step_*")] == ["step_2"]
-    adapter = finished / "checkpoints" / "step_2" / "adapter"
+    assert [path.name for path in (finished / "checkpoints").glob("step_*")] == ["step_10"]
+    adapter = finished / "checkpoints" / "step_10" / "adapter"
     files = {path.name for path in adapter.iterdir()}
     assert files == {"adapter_model.safetensors", "adapter_config.json"}
     tensors = load_file(adapter / "adapter_model.safetensors")

@@ -81,6 +81,7 @@ OVERRIDES = {
     "OFFLOAD": ("0", "--offload", None),
     "ADAM_OFFLOAD": ("0", "--adam_offload", None),
     "GRADIENT_CHECKPOINTING": ("0", "--gradient_checkpointing", None),
+    "PERSISTENCE_THRESHOLD": ("27", "--stage3_param_persistence_threshold", "27"),
     "ATTN_IMPLEMENTATION": ("sdpa", "--attn_implementation", "sdpa"),
     "EVAL_STEPS": ("22", "--eval_steps", "22"),
     "EVAL_AT_START": ("0", "--eval_at_start", None),
@@ -151,7 +152,7 @@ def test_every_variable_can_be_set_from_outside(checkout: Path, options: list[st
 
 def test_tiny_is_the_same_run_with_other_values(checkout: Path) -> None:
     tiny, full = flags(checkout, "--tiny"), flags(checkout)
-    assert tiny.keys() - full.keys() <= {"--max_steps"}
+    assert tiny.keys() - full.keys() <= {"--max_steps", "--stage3_param_persistence_threshold"}
     assert full.keys() <= tiny.keys()
     assert tiny["--pretrain"] != tiny["--engine_model"], "engines on CPU load a dequantised copy"
     assert int(tiny["--vllm_num_engines"]) == 2 and int(tiny["--actor_num_gpus_per_node"]) == 2

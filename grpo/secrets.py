@@ -1,0 +1,15 @@
+"""Which environment variables hold secrets, by their names."""
+
+import re
+
+SECRET_WORDS = {"KEY", "KEYS", "APIKEY", "TOKEN", "TOKENS", "SECRET", "SECRETS", "AUTH"} | {
+    "PASSWORD",
+    "PASSWD",
+    "CREDENTIAL",
+    "CREDENTIALS",
+}
+
+
+def is_secret(name: str) -> bool:
+    """Say whether one of the words of a variable's name is that of a secret: HF_TOKEN is one, TIKTOKEN_DIR is none."""
+    return not SECRET_WORDS.isdisjoint(re.split(r"[^A-Z]+", name.upper()))
