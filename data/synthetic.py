@@ -9,6 +9,7 @@ one a problem belongs to follows from its hash, not from the seed or the count.
 import argparse
 import hashlib
 import json
+import os
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -97,7 +98,9 @@ def write(path: Path, split: str, count: int, seed: int = 0) -> None:
     """Write `count` different records of a split as JSON lines."""
     chosen = distinct_problems(split, count, seed)
     lines = [json.dumps(problem.record(), ensure_ascii=False) for problem in chosen]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    aside = path.with_name(f".{path.name}.{os.getpid()}")  # another run may be reading the file
+    aside.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    os.replace(aside, path)
 
 
 def main() -> None:

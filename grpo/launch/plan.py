@@ -1,5 +1,6 @@
 """What a configuration means: batches, steps, tokens, memory, disk."""
 
+import math
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -100,7 +101,7 @@ def _add_steps(plan: Plan, config: Config) -> None:
     per_episode = plan.prompts * args.n_samples_per_prompt // args.train_batch_size
     plan.scheduled_optimizer_steps = optimizer_steps(args, per_episode * args.num_episodes * args.max_epochs)
     if plan.eval_prompts and args.eval_steps > 0:
-        plan.evals = plan.steps // args.eval_steps + int(args.eval_at_start)
+        plan.evals = math.ceil(plan.steps / args.eval_steps) + int(args.eval_at_start)  # the last step always
 
 
 def _add_sizes(plan: Plan, config: Config, model: Model, engine_model: Model) -> None:
