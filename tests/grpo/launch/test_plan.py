@@ -27,7 +27,7 @@ def test_max_steps_ends_the_run_and_its_schedule(setting) -> None:
     plan = make_plan(setting.config(max_steps=3))
     assert plan.steps == 3
     assert plan.scheduled_optimizer_steps == 3 * 8
-    assert plan.evals == 1 + 1
+    assert plan.evals == 1 + 2, "after step 2, and after step 3, the last"
 
 
 def test_no_eval_without_a_period(setting) -> None:
