@@ -7,13 +7,17 @@ import importlib.util
 import shutil
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import ray
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import nn
 
+from grpo import loading
 from scripts.dequantize_checkpoint import dequantize_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -260,5 +264,78 @@ def test_the_wandb_key_stays_out_of_the_configuration(load, monkeypatch):
     def check():
         assert "a-secret-key" not in str(sent["config"])
         assert sent["config"]["lr"] == 1.0
+
+    fails_on_stock(load, check)
+
+
+@pytest.fixture
+def peft_model(checkpoint):
+    """A PeftModel on one rank, not partitioned."""
+    lora = LoraConfig(r=2, target_modules=["q_proj", "o_proj"])
+    return get_peft_model(loading.load_gpt_oss(checkpoint), lora, autocast_adapter_dtype=False)
+
+
+@pytest.fixture
+def single_rank(monkeypatch):
+    """torch.distributed as on the only rank of a group."""
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda *_: 0)
+    monkeypatch.setattr(torch.distributed, "barrier", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)  # where stock would stop without a GPU
+
+
+def test_rotary_frequencies_stay_fp32(load, checkpoint, monkeypatch):
+    module = load("utils.deepspeed.deepspeed")
+    # what DeepSpeed's engine does with a bf16 configuration
+    monkeypatch.setattr(module.deepspeed, "initialize", lambda model, **_: (model.bfloat16(), None, None, None))
+    args = argparse.Namespace(param_dtype="bf16", adam_offload=True)
+    strategy = module.DeepspeedStrategy(zero_stage=3, args=args)
+    model = loading.load_gpt_oss(checkpoint)
+
+    def check():
+        strategy._ds_init_train_model(model, None, None)
+        assert model.model.rotary_emb.inv_freq.dtype == torch.float32
+
+    fails_on_stock(load, check)
+
+
+def test_engines_get_the_adapter_and_no_name_of_peft(load, peft_model, single_rank, monkeypatch):
+    module = load("trainer.ray.ppo_actor")
+    named = []
+
+    def load_adapter(buffer, specs):
+        return [{"rank": 0, "checksum": zlib.crc32(buffer.data), "tensors": len(specs)}]
+
+    engine = SimpleNamespace(
+        update_weight=SimpleNamespace(remote=lambda name, **_: named.append(name)),
+        load_adapter=SimpleNamespace(remote=load_adapter),
+    )
+    monkeypatch.setattr(ray, "put", lambda value: value)
+    monkeypatch.setattr(ray, "get", lambda refs, **_: refs)
+    trainer = object.__new__(module.ActorPPOTrainer)
+    trainer.args = argparse.Namespace(lora_rank=2, zero_stage=0, ds_tensor_parallel_size=1)
+    trainer.strategy = SimpleNamespace(args=trainer.args)
+    trainer.actor = SimpleNamespace(model=SimpleNamespace(module=peft_model))
+    trainer.vllm_engines, trainer.use_cuda_ipc = [engine], False
+    trainer._model_update_group = SimpleNamespace(broadcast=lambda *_, **__: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+
+    def check():
+        trainer.broadcast_to_vllm()
+        assert not [name for name in named if "base_layer" in name or "lora_" in name]
+
+    fails_on_stock(load, check)
+
+
+def test_saving_an_adapter_does_not_gather_the_model(load, peft_model, single_rank, tmp_path):
+    def gather_everything():
+        raise AssertionError("the whole model is gathered")
+
+    args = argparse.Namespace(param_dtype="bf16", zero_stage=3, ds_tensor_parallel_size=1)
+    strategy = load("utils.deepspeed.deepspeed").DeepspeedStrategy(zero_stage=3, args=args)
+    engine = SimpleNamespace(module=peft_model, _consolidated_16bit_state_dict=gather_everything)
+
+    def check():
+        strategy.save_model(engine, tokenizer=None, output_dir=str(tmp_path / "adapter"))
+        assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
 
     fails_on_stock(load, check)
