@@ -73,5 +73,15 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
         yield "--async_train is not supported: its trainer does not write metrics.jsonl or eval.jsonl"
     if args.init_kl_coef > 0:
         yield "--init_kl_coef > 0 would load a second copy of the model as reference: use --init_kl_coef 0"
+    if args.advantage_estimator == "gae":
+        yield "--advantage_estimator gae would load a second copy of the model as critic: use dr_grpo"
+    if args.max_steps is not None and args.max_steps < 1:
+        yield f"--max_steps {args.max_steps} trains nothing: give 1 or more, or leave it out"
+    if args.actor_learning_rate <= 0:
+        yield f"--actor_learning_rate {args.actor_learning_rate:g} does not learn: give more than 0"
+    if args.temperature <= 0:
+        yield f"--temperature {args.temperature:g} draws the same sample every time: give more than 0"
+    if not 0 < args.vllm_gpu_memory_utilization <= 1:
+        yield f"--vllm_gpu_memory_utilization {args.vllm_gpu_memory_utilization:g}: give a share from 0 to 1"
     if args.load_checkpoint:
         yield "--load_checkpoint looks for DeepSpeed checkpoints, runs here save the adapter alone: leave it out"

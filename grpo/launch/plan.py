@@ -171,7 +171,7 @@ def _describe_steps(plan: Plan, config: Config) -> list[str]:
         f"({plan.unused_prompts_per_episode} prompts left over), {args.num_episodes} episodes{limit}: "
         f"{plan.steps} global steps",
         f"schedule    {args.lr_scheduler} over {plan.scheduled_optimizer_steps} optimizer steps, "
-        f"warm-up {round((plan.scheduled_optimizer_steps or 0) * args.lr_warmup_ratio)}, "
+        f"warm-up {math.ceil((plan.scheduled_optimizer_steps or 0) * args.lr_warmup_ratio)}, "
         f"peak learning rate {args.actor_learning_rate:g}",
     ]
     if plan.evals is not None:

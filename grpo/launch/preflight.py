@@ -107,6 +107,8 @@ def check_flags(config: Config) -> Iterator[Problem]:
     if args.use_wandb and not os.environ.get("WANDB_API_KEY"):
         yield Problem("Weights & Biases is on without a key", "export WANDB_API_KEY, or leave out USE_WANDB=1")
     for script in (args.remote_rm_url or "").split(","):
+        if script and not script.endswith(".py") and not script.startswith(("http://", "https://")):
+            yield Problem(f"the reward {script} is no .py file and no URL", "set REWARD to a .py file with reward_func")
         if script.endswith(".py") and not Path(script).is_file():
             yield Problem(f"the reward function {script} does not exist", "set REWARD to a .py file with reward_func")
 

@@ -8,7 +8,8 @@ GOOD = {
     "packing_samples": False, "use_dynamic_batch": False, "ring_attn_size": 1, "attn_implementation": "eager",
     "lora_rank": 64, "load_in_4bit": False, "zero_stage": 3, "gradient_checkpointing": True,
     "gradient_checkpointing_use_reentrant": True, "vllm_enable_sleep": False, "async_train": False, "init_kl_coef": 0,
-    "load_checkpoint": False, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
+    "load_checkpoint": False, "advantage_estimator": "dr_grpo", "actor_learning_rate": 1e-6, "temperature": 1.0,
+    "vllm_gpu_memory_utilization": 0.9, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
 }  # fmt: skip
 
 
@@ -31,6 +32,11 @@ def test_the_launchers_configuration_is_accepted():
         ({"attn_implementation": "flash_attention_2"}, "use one of eager"),
         ({"lora_rank": 0}, "--lora_rank"),
         ({"target_modules": ["q_proj", "lm_head"]}, "choose from q_proj"),
+        ({"advantage_estimator": "gae"}, "use dr_grpo"),
+        ({"max_steps": 0}, "give 1 or more"),
+        ({"actor_learning_rate": 0.0}, "more than 0"),
+        ({"temperature": 0.0}, "more than 0"),
+        ({"vllm_gpu_memory_utilization": 9.0}, "share from 0 to 1"),
         ({"load_in_4bit": True}, "--load_in_4bit"),
         ({"gradient_checkpointing_use_reentrant": False}, "reentrant"),
         ({"offload": True, "zero_stage": 2}, "--zero_stage 3"),

@@ -269,8 +269,9 @@ def test_a_pid_that_is_in_use_again_gets_no_signal(bystander) -> None:
 def test_a_marked_process_is_found_wherever_it_stands(bystander) -> None:
     stray = subprocess.Popen(["sleep", "300"], env={processes.RUN_ID_VARIABLE: "abc"})
     try:
-        while Path(f"/proc/{stray.pid}/comm").read_text() != "sleep\n":  # its environment comes with its exec
-            time.sleep(0.01)
+        deadline = time.monotonic() + 10
+        while not Path(f"/proc/{stray.pid}/environ").read_bytes() and time.monotonic() < deadline:
+            time.sleep(0.01)  # in the middle of its exec a process has no environment
         assert processes.marked("abc", [stray.pid, bystander.pid]) == {stray.pid}
         assert processes.marked("ab", [stray.pid, bystander.pid]) == set()
     finally:
