@@ -76,6 +76,8 @@ class Run:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            # as in a terminal: a script's background jobs ignore Ctrl-C, and their children inherit that
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def driver(self) -> dict:
