@@ -69,6 +69,11 @@ def unflatten(flat: torch.Tensor, specs: Iterable[TensorSpec]) -> dict[str, torc
     return {spec.name: values[spec.offset : spec.offset + spec.numel].view(spec.shape) for spec in specs}
 
 
+def is_trained(args: Any) -> bool:
+    """Say whether a run trains an adapter, and not the model itself."""
+    return args.lora_rank > 0
+
+
 def engine_config(args: Any) -> dict[str, Any]:
     """Return vLLM's ``additional_config``, from which the engines' workers learn the adapter's rank and scale."""
     return {"lora_rank": args.lora_rank, "lora_scale": args.lora_alpha / args.lora_rank}

@@ -5,6 +5,7 @@ import re
 import shutil
 import uuid
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 from peft import PeftModel
@@ -50,12 +51,19 @@ def save_adapter(model: PeftModel, directory: str | Path) -> None:
     dist.barrier()
 
 
-def save_step(model: PeftModel, checkpoints: str | Path, step: int, keep: int) -> None:
-    """Write ``checkpoints/step_N/adapter`` and remove all but the newest ``keep`` steps. A collective call."""
-    save_adapter(model, Path(checkpoints) / f"step_{step}" / "adapter")
+def save_step(model: PeftModel, args: Any, client_states: dict[str, Any]) -> None:
+    """Write ``step_N/adapter`` in ``args.ckpt_path`` and remove all but the newest ``args.max_ckpt_num`` steps.
+
+    A collective call.
+
+    Args:
+        client_states: OpenRLHF's; ``global_step`` is N.
+    """
+    checkpoints = Path(args.ckpt_path)
+    save_adapter(model, checkpoints / f"step_{client_states['global_step']}" / "adapter")
     if dist.get_rank() == 0:
-        for old in saved_steps(checkpoints)[: -max(keep, 1)]:
-            shutil.rmtree(Path(checkpoints) / f"step_{old}")
+        for old in saved_steps(checkpoints)[: -max(args.max_ckpt_num, 1)]:
+            shutil.rmtree(checkpoints / f"step_{old}")
 
 
 def saved_steps(checkpoints: str | Path) -> list[int]:

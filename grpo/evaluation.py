@@ -98,6 +98,18 @@ def evaluate(trainer: Any, step: int, generate_kwargs: dict[str, Any]) -> None:
     logger.info("held-out evaluation at step %d: %s", step, result)
 
 
+def run_first(trainer: Any, step: int) -> None:
+    """Evaluate before the first step, where ``--eval_at_start`` asks for it."""
+    if trainer.args.eval_at_start:
+        run(trainer, step)
+
+
+def run_last(trainer: Any, step: int) -> None:
+    """Evaluate after the last step, unless evaluations are off (``--eval_steps -1``, which OpenRLHF makes infinite)."""
+    if math.isfinite(trainer.args.eval_steps):
+        run(trainer, step)
+
+
 def run(trainer: Any, step: int) -> None:
     """Evaluate with the evaluation's own temperature and samples a prompt, unless this step has been evaluated."""
     if trainer.eval_dataloader is None or getattr(trainer, "last_eval_step", None) == step:

@@ -1,6 +1,13 @@
 """The mode in which the actor computes log-probs without gradients."""
 
+from typing import Any
+
 from torch import nn
+
+
+def router_logits(args: Any) -> bool:
+    """Say whether the router's logits are computed: only the balancing loss of a mixture of experts reads them."""
+    return args.aux_loss_coef > 1e-8  # where OpenRLHF's ActorPPOTrainer adds the loss
 
 
 def training_path(model: nn.Module) -> None:

@@ -86,10 +86,22 @@ def _complete_logs(samples: Sequence[Any]) -> None:
         logger.warning("log %r is missing or not finite in %d of %d samples", key, (~finite).sum(), len(samples))
 
 
-def take_carried(generator: Any) -> list[Any]:
-    """Return, and forget, the samples that :func:`carry_over` kept for the next rollout."""
-    carried, generator.carried_samples = getattr(generator, "carried_samples", []), []
-    return carried
+def samples_a_prompt(args: Any, generate_kwargs: dict[str, Any]) -> int:
+    """Return how many samples a prompt gets: the call's own number (an evaluation has one), else that of training."""
+    return generate_kwargs.get("n_samples_per_prompt", args.n_samples_per_prompt)
+
+
+def reward_of(args: Any, response: dict[str, Any], key: str) -> float | None:
+    """Return ``response[key]`` as a number (NaN where it is missing), or None where a reward model scores later."""
+    return scalar(response.get(key)) if args.remote_rm_url else None
+
+
+def begin_batch(generator: Any, num_prompts: int, dynamic_filtering: bool) -> tuple[list[Any], int]:
+    """Return the samples that :func:`carry_over` kept, and how many prompts are to be drawn beside them."""
+    carried: list[Any] = []
+    if dynamic_filtering:
+        carried, generator.carried_samples = getattr(generator, "carried_samples", []), []
+    return carried, num_prompts - len(carried) // generator.args.n_samples_per_prompt
 
 
 def carry_over(generator: Any, accepted: list[Any], pending: list[Any]) -> None:

@@ -43,6 +43,15 @@ class RunLog:
 
         return wrapper
 
+    def finish_step(self, step: int, status: dict[str, Any], samples: Sequence[Any], tokenizer: Any) -> None:
+        """Write the line of one global step and its rollouts.
+
+        Args:
+            samples: ``Experience`` of one sample each.
+        """
+        self.write_step(step, status)
+        self.write_samples(f"step_{step}", describe_samples(samples, tokenizer))
+
     def write_step(self, step: int, status: dict[str, Any]) -> None:
         """Append the line of one global step to metrics.jsonl, and start the clock of the next.
 

@@ -1,6 +1,7 @@
 """Which environment variables hold secrets, by their names."""
 
 import re
+from typing import Any
 
 SECRET_WORDS = {"KEY", "KEYS", "APIKEY", "TOKEN", "TOKENS", "SECRET", "SECRETS", "AUTH"} | {
     "PASSWORD",
@@ -13,3 +14,8 @@ SECRET_WORDS = {"KEY", "KEYS", "APIKEY", "TOKEN", "TOKENS", "SECRET", "SECRETS",
 def is_secret(name: str) -> bool:
     """Say whether one of the words of a variable's name is that of a secret: HF_TOKEN is one, TIKTOKEN_DIR is none."""
     return not SECRET_WORDS.isdisjoint(re.split(r"[^A-Z]+", name.upper()))
+
+
+def without_wandb_key(args: Any) -> dict[str, Any]:
+    """Return OpenRLHF's arguments for Weights & Biases without ``use_wandb``, whose value may be the API key."""
+    return {name: value for name, value in vars(args).items() if name != "use_wandb"}

@@ -14,10 +14,15 @@ import ray
 import torch
 import torch.distributed as dist
 
-from grpo.adapter import flatten, gather
+from grpo.adapter import flatten, gather, is_trained
 from grpo.engine import SyncError
 
 TIMEOUT_SECONDS = 600.0
+
+
+def needs_nccl_group(args: Any, use_cuda_ipc: bool) -> bool:
+    """Say whether rank 0 and the engines share an NCCL group: where the model itself is broadcast, but no adapter."""
+    return not is_trained(args) and not use_cuda_ipc
 
 
 def sync_adapter(model: torch.nn.Module, engines: list[Any]) -> None:

@@ -164,7 +164,7 @@ def _pristine(target: Path, series: Series, tree: Tree | None) -> dict[str, byte
         if tree is not None:
             texts[record.path] = tree.get(record.path)
         elif record.position is None:
-            raise PatchError(Exit.EDITED, status.message, status.next)
+            raise PatchError(status.code, status.message, status.next)
         else:
             text = state.read_installed(target, record.path)
             texts[record.path] = series.move(record.path, text, record.position, 0)

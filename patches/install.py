@@ -7,6 +7,7 @@ leaves a mixture of known files that the next `apply` or `revert` completes.
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import shutil
 import tempfile
@@ -20,6 +21,7 @@ from patches.errors import Exit, PatchError
 from patches.manifest import sha256
 from patches.series import Series, Tree
 from patches.state import inspect, locate, next_command, read_installed
+from patches.wheel import download, read_wheel
 
 
 @dataclass(frozen=True)
@@ -34,14 +36,17 @@ class Step:
 def build(target: Path, series: Series, *, revert: bool, wheel: Tree | None = None) -> list[Step]:
     """What has to change to reach the last state of every file, or with `revert` the pristine one.
 
-    Files that nothing is known about are refused (EDITED), or taken pristine from `wheel`.
+    Files that nothing is known about are refused (EDITED), or taken pristine from `wheel`. So are files of
+    an earlier release of the patches, for which the wheel is downloaded where none is given.
     Every new text is checked against the manifest and compiled.
     """
     status = inspect(target, series.manifest)
     if status.state == "edited" and wheel is None:
         lines = [f"  {r.path}: found {r.found}, expected {r.expected} {r.note}".rstrip() for r in status.files
-                 if r.position is None]  # fmt: skip
+                 if r.state in ("edited", "missing")]  # fmt: skip
         raise PatchError(Exit.EDITED, "\n".join([status.message, *lines]), status.next)
+    if wheel is None and any(record.is_earlier for record in status.files):
+        wheel = _downloaded(series.manifest.version)
     steps = []
     for record in status.files:
         old = read_installed(target, record.path)
@@ -56,6 +61,12 @@ def build(target: Path, series: Series, *, revert: bool, wheel: Tree | None = No
             compile_text(record.path, new)
             steps.append(Step(record.path, old, new))
     return steps
+
+
+@functools.cache
+def _downloaded(version: str) -> Tree:
+    with tempfile.TemporaryDirectory(prefix="openrlhf-wheel-") as scratch:
+        return read_wheel(download(version, Path(scratch)), version)[1]
 
 
 def compile_text(path: str, text: bytes | None) -> None:

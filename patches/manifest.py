@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from patches.errors import Exit, PatchError
@@ -33,16 +33,18 @@ class Manifest:
     """`files[path]` maps "pristine" and the name of each patch that touches `path` to a sha256.
 
     None instead of a sha256 means that the file is absent in that state. Paths start with
-    `openrlhf/`. `series` is the order of the patches.
+    `openrlhf/`. `series` is the order of the patches. `earlier[path]` holds the sha256 of the files
+    that earlier exports of the series left, from which no patch of this one leads back.
     """
 
     version: str
     series: tuple[str, ...]
     files: dict[str, dict[str, str | None]]
+    earlier: dict[str, list[str | None]] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, version: str) -> "Manifest":
-        path = folder(version) / "manifest.json"
+    def load(cls, version: str, place: Path | None = None) -> "Manifest":
+        path = (place or folder(version)) / "manifest.json"
         if not path.is_file():
             known = ", ".join(known_versions()) or "none"
             raise PatchError(
@@ -56,12 +58,13 @@ class Manifest:
                 data["version"],
                 tuple(data["series"]),
                 {name: dict(data["files"][name]) for name in data["files"]},
+                data.get("earlier", {}),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise PatchError(Exit.BAD_SERIES, f"{path} is no manifest: {error!r}") from error
 
     def render(self) -> bytes:
-        data = {"version": self.version, "series": list(self.series), "files": self.files}
+        data = {"version": self.version, "series": list(self.series), "files": self.files, "earlier": self.earlier}
         return (json.dumps(data, indent=2) + "\n").encode()
 
     def chain(self, path: str) -> list[str | None]:
@@ -72,6 +75,24 @@ class Manifest:
     def after(self, path: str, applied: int) -> str | None:
         """The state of a file after the first `applied` patches of the series."""
         return self.chain(path)[sum(name in self.files[path] for name in self.series[:applied])]
+
+    def succeeding(self, older: "Manifest") -> "Manifest":
+        """This manifest with what `older`, an export of the same version, left behind.
+
+        A file that only `older` touched stays listed, with its pristine state alone: it has to go back to it.
+        """
+        files: dict[str, dict[str, str | None]] = dict(self.files)
+        earlier: dict[str, list[str | None]] = {}
+        for path, states in older.files.items():
+            files.setdefault(path, {PRISTINE: states[PRISTINE]})
+        for path in sorted(files):
+            known = list(older.earlier.get(path, []))
+            if path in older.files:
+                known.append(older.chain(path)[-1])
+            chain = Manifest(self.version, self.series, files).chain(path)
+            if left := [state for state in dict.fromkeys(known) if state not in chain]:
+                earlier[path] = left
+        return Manifest(self.version, self.series, dict(sorted(files.items())), earlier)
 
     def digest(self, state: Callable[[str], str | None]) -> str:
         """One sha256 over version, series and the state (sha256 or None) of every touched file."""

@@ -36,7 +36,8 @@ class Series:
         patches = tuple(unified.parse(name, (folder(version) / name).read_bytes()) for name in names)
         touched = {diff.path: [p.name for p in patches if any(d.path == diff.path for d in p.files)]
                    for patch in patches for diff in patch.files}  # fmt: skip
-        listed = {path: [name for name in states if name != PRISTINE] for path, states in manifest.files.items()}
+        named = {path: [name for name in states if name != PRISTINE] for path, states in manifest.files.items()}
+        listed = {path: names for path, names in named.items() if names}
         if touched != listed:
             wrong = sorted(path for path in touched | listed if touched.get(path) != listed.get(path))
             raise PatchError(Exit.BAD_SERIES, f"{folder(version)}: patches and manifest differ on {', '.join(wrong)}")
@@ -99,7 +100,8 @@ class Change:
 def write_folder(target: Path, version: str, changes: list[Change]) -> list[str]:
     """Write series, patches and manifest; returns the names of the files that changed.
 
-    The comment block at the top of an existing series file is kept.
+    The comment block at the top of an existing series file is kept, and so is what the manifest in its place
+    knows of files that it left behind.
     """
     files: dict[str, dict[str, str | None]] = {}
     for change in changes:
@@ -108,6 +110,8 @@ def write_folder(target: Path, version: str, changes: list[Change]) -> list[str]
             files.setdefault(path, {PRISTINE: sha256(old)})[change.name] = sha256(new)
     names = tuple(change.name for change in changes)
     manifest = Manifest(version, names, dict(sorted(files.items())))
+    if (target / "manifest.json").is_file():
+        manifest = manifest.succeeding(Manifest.load(version, target))
     contents = {change.name: change.patch().render() for change in changes}
     contents["series"] = _series_text(target / "series", names)
     contents["manifest.json"] = manifest.render()

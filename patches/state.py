@@ -126,6 +126,7 @@ class FileRecord:
     position: int | None
     last: int
     note: str = ""
+    is_earlier: bool = False  # as an earlier release of the patches left it
 
 
 @dataclass(frozen=True)
@@ -158,14 +159,18 @@ def inspect(target: Path, manifest: Manifest) -> Status:
     total = len(manifest.series)
     matching = [n for n in range(total + 1) if all(manifest.after(p, n) == found[p] for p in found)]
     applied = max(matching, default=0)
-    unknown = [record.path for record in records if record.position is None]
+    unknown = [record.path for record in records if record.position is None and not record.is_earlier]
+    earlier = [record.path for record in records if record.is_earlier]
     apply = next_command(target, manifest.version, "apply")
     if unknown:
-        message = f"{len(unknown)} file(s) edited by hand or patched by another release: {', '.join(unknown)}"
+        message = f"{len(unknown)} file(s) edited by hand: {', '.join(unknown)}"
         # Pristine text of unknown files can only come from the wheel; whatever they hold is then lost.
         state, pin = "edited", f"{PACKAGE}=={manifest.version}"
         download = f"{sys.executable} -m pip download --no-deps {pin}"
         advice = f"{download} && {apply} --wheel {pin.replace('==', '-')}-*.whl"
+    elif earlier:
+        state, advice = "drifted", apply
+        message = f"{len(earlier)} file(s) are as an earlier release of the patches left them"
     elif not matching:
         state, message = "drifted", "the files are known, but from different points of the series"
         advice = apply
@@ -193,7 +198,10 @@ def _record(target: Path, manifest: Manifest, path: str) -> FileRecord:
     found, note = sha256(text), ""
     # The last match: a patch that another one takes back leaves the same hash twice.
     position = max((i for i, known in enumerate(chain) if known == found), default=None)
-    if position is None and text is None:
+    is_earlier = position is None and found in manifest.earlier.get(path, [])
+    if is_earlier:
+        state = "of an earlier release"
+    elif position is None and text is None:
         state, note = "missing", "the file is gone"
     elif position is None and text is not None:
         state = "edited"
@@ -205,4 +213,4 @@ def _record(target: Path, manifest: Manifest, path: str) -> FileRecord:
         state = "applied"
     else:
         state = f"applied {position} of {len(chain) - 1}" if position else "pristine"
-    return FileRecord(path, state, found, chain[-1], position, len(chain) - 1, note)
+    return FileRecord(path, state, found, chain[-1], position, len(chain) - 1, note, is_earlier)

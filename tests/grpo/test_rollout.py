@@ -92,9 +92,10 @@ def test_a_log_that_nobody_has_is_left_out():
 def test_carried_samples_come_back_once(monkeypatch):
     cancelled = []
     monkeypatch.setattr(rollout.ray, "cancel", cancelled.append)
-    generator = SimpleNamespace()
-    assert rollout.take_carried(generator) == []
+    generator = SimpleNamespace(args=SimpleNamespace(n_samples_per_prompt=2))
+    assert rollout.begin_batch(generator, 8, True) == ([], 8)
     rollout.carry_over(generator, ["a", "b"], ["running"])
     assert cancelled == ["running"]
-    assert rollout.take_carried(generator) == ["a", "b"]
-    assert rollout.take_carried(generator) == []
+    assert rollout.begin_batch(generator, 8, False) == ([], 8)  # no filtering: nothing is left over
+    assert rollout.begin_batch(generator, 8, True) == (["a", "b"], 7)
+    assert rollout.begin_batch(generator, 8, True) == ([], 8)

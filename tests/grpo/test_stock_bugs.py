@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import contextlib
 import importlib
 import importlib.util
 import shutil
@@ -10,6 +11,7 @@ import sys
 import zlib
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import ray
@@ -337,5 +339,41 @@ def test_saving_an_adapter_does_not_gather_the_model(load, peft_model, single_ra
     def check():
         strategy.save_model(engine, tokenizer=None, output_dir=str(tmp_path / "adapter"))
         assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
+
+    fails_on_stock(load, check)
+
+
+def test_training_does_not_start_before_the_engines(load, monkeypatch):
+    def no_model():
+        raise RuntimeError("the engine has no model")
+
+    def get(reference):
+        return [get(one) for one in reference] if isinstance(reference, list) else reference()
+
+    def remote(reference):
+        return SimpleNamespace(remote=lambda *_, **__: reference)
+
+    fitted = []
+    off = ("colocate_all_models", "colocate_actor_ref", "async_train", "critic_pretrain", "init_kl_coef", "max_len")
+    numbers = ("prompt_max_len", "generate_max_len", "actor_num_nodes", "actor_num_gpus_per_node")
+    args = MagicMock(
+        vllm_num_engines=1, lora_rank=2, lora_alpha=4, **dict.fromkeys(off, 0), **dict.fromkeys(numbers, 1)
+    )
+    trainer = SimpleNamespace(get_max_steps=remote(lambda: 1), fit=remote(lambda: fitted.append(True)))
+    group = SimpleNamespace(async_init_model_from_pretrained=lambda *_: [lambda: None], async_save_model=lambda: [])
+    module = load("cli.train_ppo_ray")
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(ray, "wait", lambda references, **_: (references[:1], references[1:]))
+    monkeypatch.setattr(module, "get_strategy", lambda args: SimpleNamespace(print=lambda *_: None))
+    engine = SimpleNamespace(get_num_unfinished_requests=remote(no_model))
+    monkeypatch.setattr(module, "create_vllm_engines", lambda *_, **__: [engine])
+    monkeypatch.setattr(module, "RayActorGroup", lambda *_, **__: group)
+    monkeypatch.setattr("openrlhf.trainer.ppo_trainer.PPOTrainer", remote(trainer))
+
+    def check():
+        with contextlib.suppress(RuntimeError):
+            module.train(args)
+        assert not fitted
 
     fails_on_stock(load, check)

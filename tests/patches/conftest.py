@@ -189,6 +189,8 @@ def make_wheel() -> Callable[[Path, dict[str, bytes], str], Path]:
                     archive.writestr(f"openrlhf-{version}.data/purelib/{name}", text)
             metadata = f"Metadata-Version: 2.1\nName: openrlhf\nVersion: {version}\n"
             archive.writestr(f"openrlhf-{version}.dist-info/METADATA", metadata)
+            tags = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            archive.writestr(f"openrlhf-{version}.dist-info/WHEEL", tags)
         return path
 
     return make
