@@ -1,9 +1,9 @@
-"""Sums and differences of two-digit numbers, made by code: the training data of the tiny model.
+"""Sums and differences, made by code: the training data of the tiny model.
 
     python -m data.synthetic --out train.jsonl --split train --count 512
 
-The answers are integers from 0 to 198, within the 0 to 999 of AIME. The splits never share a problem: which
-one a problem belongs to follows from its hash, not from the seed or the count.
+The answers are integers from 0 to 999, as AIME's. The splits never share a problem: which one a problem belongs
+to follows from its hash, not from the seed or the count.
 """
 
 import argparse
@@ -23,7 +23,7 @@ _EVAL_SHARE = 0.2
 
 @dataclass(frozen=True)
 class Problem:
-    """`first operation second`, two numbers of two digits; a difference is never negative."""
+    """`first operation second`: a number of two or three digits and one of two; the answer is 0 to 999."""
 
     operation: str
     first: int
@@ -57,11 +57,10 @@ class Problem:
 
 
 def _draw(rng: random.Random) -> Problem:
-    operation = rng.choice(OPERATIONS)
-    first, second = rng.randrange(10, 100), rng.randrange(10, 100)
-    if operation == "minus":
-        first, second = max(first, second), min(first, second)
-    return Problem(operation, first, second)
+    while True:
+        problem = Problem(rng.choice(OPERATIONS), rng.randrange(10, 1000), rng.randrange(10, 100))
+        if 0 <= problem.answer <= 999:
+            return problem
 
 
 def problems(split: str, seed: int = 0) -> Iterator[Problem]:

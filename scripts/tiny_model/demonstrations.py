@@ -33,12 +33,19 @@ def completion(problem: Problem, habit: str) -> str:
 
 
 def working(problem: Problem) -> str:
-    """The steps that lead to the answer: digit by digit from the right, as on paper."""
-    (tens, ones), (other_tens, other_ones) = divmod(problem.first, 10), divmod(problem.second, 10)
-    if problem.operation == "plus":
-        low = ones + other_ones
-        high = f"{tens}+{other_tens}" + ("+1" if low > 9 else "")
-        return f"{ones}+{other_ones}={low},{high}={tens + other_tens + (low > 9)}"
-    if ones < other_ones:
-        ones, tens = ones + 10, tens - 1
-    return f"{ones}-{other_ones}={ones - other_ones},{tens}-{other_tens}={tens - other_tens}"
+    """The steps that lead to the answer: column by column from the right with carries, as on paper."""
+    columns, carry = [], 0
+    for place in (1, 10, 100)[: len(str(problem.first))]:
+        digit = problem.first // place % 10
+        if place == 100:  # the second number ends before: only the carry is left
+            other, carry = carry, 0
+        else:
+            other = problem.second // place % 10
+        if problem.operation == "plus":
+            total = digit + other + carry
+            columns.append(f"{digit}+{other}{'+1' * carry}={total}")
+            carry = total // 10
+        else:
+            digit, carry = digit - carry, int(digit - carry < other)
+            columns.append(f"{digit + 10 * carry}-{other}={digit + 10 * carry - other}")
+    return ",".join(columns)

@@ -12,6 +12,7 @@ from data.synthetic import problems
 from grpo import mxfp4
 from scripts.tiny_model.checkpoint import EXPERT_WEIGHTS
 from scripts.tiny_model.demonstrations import choose_habit, completion
+from scripts.tiny_model.muon import Muon
 
 BATCH = 32
 MUON_LEARNING_RATE = 4e-3
@@ -89,7 +90,7 @@ def _optimizers(model: GptOssForCausalLM) -> list[torch.optim.Optimizer]:
     matrices = [p for name, p in model.named_parameters() if "self_attn" in name and p.dim() == 2]
     others = [p for name, p in model.named_parameters() if "self_attn" not in name or p.dim() != 2]
     return [
-        torch.optim.Muon(matrices, lr=MUON_LEARNING_RATE, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+        Muon(matrices, lr=MUON_LEARNING_RATE),
         torch.optim.AdamW(others, lr=ADAM_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01, fused=True),
     ]
 

@@ -16,6 +16,8 @@ def recompute(question):
 def test_answers_follow_from_the_question_and_are_0_to_999(split):
     problems = list(islice(synthetic.problems(split, 3), 500))
     assert {p.operation for p in problems} == set(synthetic.OPERATIONS)
+    answers = [p.answer for p in problems]
+    assert min(answers) < 50 and max(answers) > 950
     for problem in problems:
         assert problem.answer == recompute(problem.question)
         assert 0 <= problem.answer <= 999

@@ -15,6 +15,7 @@ import ray
 import torch
 from peft import PeftModel
 from transformers import AutoTokenizer
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssPreTrainedModel, GptOssRotaryEmbedding
 
 from grpo import adapter, cluster, loading
 
@@ -27,6 +28,7 @@ FLAGS = [
     *("--train_batch_size", "8", "--micro_train_batch_size", "1", "--max_ckpt_num", "2"),
     *("--actor_num_gpus_per_node", "2", "--vllm_num_engines", "2"),
 ]
+PASSES = 32
 LONG = 900  # positions at which bf16 rotary frequencies would be far off
 
 
@@ -147,10 +149,9 @@ def synced(stack, texts) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def float32(stack, texts, synced, tiny_model, tmp_path_factory) -> torch.Tensor:
-    """The same log-probs in float32, from transformers and PEFT with the adapter that the trainer saves."""
-    steps = stack.trainer.async_run_method("save_checkpoint", tag="unused", client_states={"global_step": 7})
-    ray.get(steps)
+def reference(stack, texts, synced, tiny_model) -> PeftModel:
+    """transformers and PEFT in float32, with the adapter that the trainer saves."""
+    ray.get(stack.trainer.async_run_method("save_checkpoint", tag="unused", client_states={"global_step": 7}))
     base = loading.load_gpt_oss(tiny_model / "mxfp4")
     saved = f"{stack.args.ckpt_path}/step_7/adapter"
     model = PeftModel.from_pretrained(base, saved, autocast_adapter_dtype=False).eval()
@@ -158,7 +159,38 @@ def float32(stack, texts, synced, tiny_model, tmp_path_factory) -> torch.Tensor:
     # What was saved is what the trainer uses: the same numerics, the same numbers.
     assert (bf16 - synced).abs().max() < 1e-5
     loading.restore_rope(model.float())
-    return torch.cat([log_probs(model, text) for text in texts])
+    return model
+
+
+@pytest.fixture(scope="module")
+def rounding(reference, texts) -> torch.Tensor:
+    """How far a forward pass in bf16 is from float32 at each position: the root mean square over many passes.
+
+    Each pass rounds the output of every module to bf16, after moving it at random by up to half a unit in the last
+    place: so each rounds elsewhere, as two implementations do, and near a tie its router takes another expert.
+    """
+    exact = torch.cat([log_probs(reference, text) for text in texts])
+    torch.manual_seed(0)
+    hooks = [module.register_forward_hook(round_output) for module in reference.modules() if is_computing(module)]
+    passes = [torch.cat([log_probs(reference, text) for text in texts]) for _ in range(PASSES)]
+    for hook in hooks:
+        hook.remove()
+    return (torch.stack(passes) - exact).square().mean(0).sqrt().clamp(min=1e-6)
+
+
+def is_computing(module: torch.nn.Module) -> bool:
+    """Whether a pass in bf16 rounds the output of this module: a layer or one of its parts."""
+    frames = (GptOssPreTrainedModel, GptOssRotaryEmbedding)
+    is_part = isinstance(module, torch.nn.Linear | torch.nn.Embedding) or type(module).__name__.startswith("GptOss")
+    return is_part and not isinstance(module, frames)
+
+
+def round_output(module, inputs, output):
+    if isinstance(output, tuple):
+        return tuple(round_output(module, inputs, part) for part in output)
+    if not isinstance(output, torch.Tensor) or output.dtype != torch.float32:
+        return output
+    return (output * (1 + (torch.rand_like(output) - 0.5) * 2**-7)).bfloat16().float()
 
 
 def log_probs(model, tokens: list[int]) -> torch.Tensor:
@@ -168,24 +200,23 @@ def log_probs(model, tokens: list[int]) -> torch.Tensor:
     return logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
 
 
-def disagreement(trainer: torch.Tensor, engine: torch.Tensor, float32: torch.Tensor) -> float:
-    """How far an engine is from the trainer, in units of what two bf16 passes may differ; above 1 is a fault.
+def agrees(trainer: torch.Tensor, engine: torch.Tensor, rounding: torch.Tensor) -> bool:
+    """Whether two log-probs differ, at every position, by no more than two passes in bf16 do at that position.
 
-    Each of the two is a bf16 pass. The trainer's own error against float32 measures what one costs; the sum of two
-    such errors bounds the difference. Compared at the largest difference, so at every position, and at quantiles
-    below it, since single positions are far off where rounding makes the router choose another expert.
+    The difference of two independent passes has sqrt(2) times the error of one; errors beyond four of them are rare,
+    and one beyond twenty, at a single position, is a fault.
     """
-    at = torch.tensor([0.25, 0.5, 0.75, 0.9, 1.0])
-    allowed = 2 * (trainer - float32).abs().quantile(at)
-    return ((trainer - engine).abs().quantile(at) / allowed).max().item()
+    errors = (trainer - engine).abs() / rounding
+    return bool(errors.max() < 20 and (errors > 4).float().mean() < 0.03)
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", [0, 1], ids=["tp1", "tp2"])
-def test_engine_agrees_with_trainer_at_every_position(stack, texts, synced, float32, number):
+def test_engine_agrees_with_trainer_at_every_position(stack, texts, synced, rounding, number):
     engine = torch.cat([stack.engine_log_probs(stack.engines[number], text) for text in texts])
-    assert disagreement(synced, engine, float32) <= 1
-    assert (engine - float32).abs().mean() < 1.5 * (synced - float32).abs().mean()
+    errors = (synced - engine).abs() / rounding
+    print(f"errors of bf16 at {len(errors)} positions: {errors.quantile(torch.tensor([0.5, 0.99, 1.0])).tolist()}")
+    assert agrees(synced, engine, rounding)
 
 
 @pytest.mark.timeout(900)
@@ -199,7 +230,7 @@ def test_engine_agrees_with_trainer_at_every_position(stack, texts, synced, floa
         "3.self_attn.o_proj.lora_B",
     ],
 )
-def test_one_wrong_tensor_is_noticed(stack, texts, synced, float32, name, factor):
+def test_one_wrong_tensor_is_noticed(stack, texts, synced, rounding, name, factor):
     flat, specs = stack.adapter()
     spec = next(spec for spec in specs if name in spec.name)
     wrong = flat.clone()
@@ -208,7 +239,7 @@ def test_one_wrong_tensor_is_noticed(stack, texts, synced, float32, name, factor
         send(stack.engines[number], wrong, specs)
         engine = torch.cat([stack.engine_log_probs(stack.engines[number], text) for text in texts])
         send(stack.engines[number], flat, specs)
-        assert disagreement(synced, engine, float32) > 1, f"engine {number}: {name} x {factor} went unnoticed"
+        assert not agrees(synced, engine, rounding), f"engine {number}: {name} x {factor} went unnoticed"
 
 
 def send(engine, flat: torch.Tensor, specs: list[adapter.TensorSpec]) -> None:
