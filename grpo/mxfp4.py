@@ -8,7 +8,11 @@ Source: OCP Microscaling Formats (MX) specification 1.0, sections 5.3.3, 5.4.1 a
 bits of `transformers.integrations.mxfp4.convert_moe_packed_tensors` (where that is NaN, some NaN).
 """
 
+import functools
+
 import torch
+
+from grpo import mxfp4_kernel
 
 GROUP = 32
 SCALE_BIAS = 127
@@ -17,54 +21,114 @@ _E2M1_MAX_EXPONENT = 2
 # An E2M1 code whose sign, exponent and mantissa bits stand where bf16 has its own is, subnormals included, the
 # bf16 number of that value times 2**-126: the exponent biases are 1 and 127.
 _E2M1_AS_BF16 = 2.0**126
-# Bytes decoded at a time, so that the temporaries stay in the cache of a core.
+_BF16_BITS = 0x81C0 - (1 << 16)  # as a signed 16-bit number: the sign, and the places of an E2M1 code's other bits
+# Values decoded at a time on a CPU, so that the temporaries stay in the cache of a core.
 _CHUNK = 1 << 17
 
 
-def dequantize(blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+def dequantize(
+    blocks: torch.Tensor,
+    scales: torch.Tensor,
+    dtype: torch.dtype = torch.bfloat16,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Unpack experts to the layout of the GptOss parameter.
 
     Args:
         blocks: uint8 `[..., out, groups, 16]`.
         scales: uint8 `[..., out, groups]`.
         dtype: of the result.
+        out: where the result is written; memory that was written to before saves the page faults of new memory.
 
     Returns:
         `[..., in, out]` of `dtype`, contiguous, on the device of `blocks`. Too large values are infinite, and
         a zero with scale 255 is NaN, as in transformers.
 
     Raises:
-        ValueError: if the shapes or dtypes do not belong together.
+        ValueError: if the shapes, dtypes or devices do not belong together, or `out` is not contiguous.
 
-    Works expert by expert: beyond the input and the result it needs about a third of one expert's result.
+    On a CPU, bf16 comes from the compiled kernel where the set-up has built it, in as many threads as PyTorch uses;
+    anything else from PyTorch, expert by expert. Beyond the input and the result it needs less than one expert's
+    result.
     """
     _check_packed(blocks, scales)
     *experts, out_features, groups, _ = blocks.shape
-    result = torch.empty(*experts, groups * GROUP, out_features, dtype=dtype, device=blocks.device)
-    # In the result's dtype, as in transformers; bf16 and float32 hold every one of these powers of two.
-    factors = _scale_factors(blocks.device).to(dtype)
-    flat_blocks = blocks.reshape(-1, out_features, groups, GROUP // 2)
-    flat_scales = scales.reshape(-1, out_features, groups)
-    for expert, target in enumerate(result.view(-1, groups, GROUP // 2, 2, out_features)):
-        _dequantize_expert(flat_blocks[expert], flat_scales[expert], factors, target)
+    shape = (*experts, groups * GROUP, out_features)
+    result = torch.empty(shape, dtype=dtype, device=blocks.device) if out is None else out
+    if (result.shape, result.dtype, result.device) != (shape, dtype, blocks.device) or not result.is_contiguous():
+        raise ValueError(
+            f"out must be contiguous {shape} of {dtype} on {blocks.device}, got "
+            f"{tuple(result.shape)} of {result.dtype} on {result.device}"
+        )
+    packed = blocks.reshape(-1, out_features, groups, GROUP // 2), scales.reshape(-1, out_features, groups)
+    target = result.view(-1, groups * GROUP, out_features)
+    if uses_kernel(dtype, blocks.device):
+        _run_kernel(*packed, target)
+    else:
+        _run_torch(*packed, target)
     return result
 
 
+def uses_kernel(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether `dequantize` runs the compiled kernel for this kind of result."""
+    avx2 = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+    return dtype == torch.bfloat16 and device.type == "cpu" and avx2 and mxfp4_kernel.load() is not None
+
+
+def _run_kernel(blocks: torch.Tensor, scales: torch.Tensor, target: torch.Tensor) -> None:
+    """Fill `target` `[experts, in, out]` from `blocks` `[experts, out, groups, 16]` and its scales."""
+    kernel = mxfp4_kernel.load()
+    assert kernel is not None
+    # Views that are not contiguous are copied one expert at a time.
+    whole = blocks.is_contiguous() and scales.is_contiguous()
+    for part in [slice(None)] if whole else [slice(i, i + 1) for i in range(len(blocks))]:
+        part_blocks, part_scales = blocks[part].contiguous(), scales[part].contiguous()
+        kernel.mxfp4_dequantize(
+            part_blocks.data_ptr(),
+            part_scales.data_ptr(),
+            _value_table().data_ptr(),
+            target[part].data_ptr(),
+            *part_scales.shape,
+            torch.get_num_threads(),
+        )
+
+
+@functools.cache
+def _value_table() -> torch.Tensor:
+    """bf16 `[256, 16]`: the value of each E2M1 code at each scale, as PyTorch computes it."""
+    codes = torch.arange(16, dtype=torch.uint8).expand(256, 1, 16).contiguous()
+    values = torch.empty(1, GROUP, 256, dtype=torch.bfloat16)
+    _run_torch(codes.unsqueeze(0), torch.arange(256, dtype=torch.uint8).view(1, 256, 1), values)
+    return values[0, ::2].T.contiguous()
+
+
+def _run_torch(blocks: torch.Tensor, scales: torch.Tensor, target: torch.Tensor) -> None:
+    """As `_run_kernel`, on any device and for any dtype of `target`; the device is never waited for."""
+    # In the result's dtype, as in transformers; bf16 and float32 hold every one of these powers of two.
+    factors = _scale_factors(target.device).to(target.dtype)
+    for expert in range(len(blocks)):
+        _dequantize_expert(blocks[expert], scales[expert], factors, target[expert])
+
+
 def _dequantize_expert(blocks: torch.Tensor, scales: torch.Tensor, factors: torch.Tensor, target: torch.Tensor) -> None:
-    """Fill `target` `[groups, 16, 2, out]` from `blocks` `[out, groups, 16]` and `scales` `[out, groups]`."""
+    """Fill `target` `[in, out]` from `blocks` `[out, groups, 16]` and `scales` `[out, groups]`."""
     out_features, groups, _ = blocks.shape
-    # Transposing the bytes moves a quarter of what transposing the values would.
-    columns = blocks.permute(1, 2, 0).contiguous()
+    # Four codes to a 16-bit word: transposing the words moves a quarter of what transposing the values would.
+    # `view` wants them to begin at an even offset of their storage.
+    even = blocks.is_contiguous() and blocks.storage_offset() % 2 == 0
+    rows = (blocks if even else blocks.clone(memory_format=torch.contiguous_format)).view(torch.int16).flatten(1)
     column_factors = factors[scales.T.int()].unsqueeze(1)
-    step = max(1, _CHUNK // (out_features * GROUP // 2))
+    lines = target.view(groups, GROUP // 4, 4, out_features)
+    step = max(1, _CHUNK // (out_features * GROUP // 4)) if target.device.type == "cpu" else groups
     for start in range(0, groups, step):
         part = slice(start, start + step)
-        codes = columns[part].to(torch.int16)
-        low = (codes & 0x07) << 6 | (codes & 0x08) << 12
-        high = (codes & 0x70) << 2 | (codes & 0x80) << 8
-        for nibble, bits in enumerate((low, high)):
-            values = bits.view(torch.bfloat16).mul_(_E2M1_AS_BF16)
-            torch.mul(values, column_factors[part], out=target[part, :, nibble])
+        words = rows[:, start * GROUP // 4 : (start + step) * GROUP // 4].T.contiguous()
+        words = words.view(-1, GROUP // 4, out_features)
+        for nibble in range(4):
+            # The sign to the top, then down with the rest to where bf16 has its lowest exponent bits.
+            codes = (words << (12 - 4 * nibble)).bitwise_right_shift_(6).bitwise_and_(_BF16_BITS)
+            values = codes.view(torch.bfloat16).mul_(_E2M1_AS_BF16)
+            torch.mul(values, column_factors[part], out=lines[part, :, nibble])
 
 
 def _check_packed(blocks: torch.Tensor, scales: torch.Tensor) -> None:

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Makes this checkout ready to run: scripts/setup.sh [--cpu|--gpu] [--quiet]
 #
-# Creates .venv, installs the locked packages, compiles DeepSpeed's CPU Adam, applies the patches and verifies all of
-# it. What is already right is left alone, so a second call takes seconds and an interrupted one is completed by the
-# next. The default stack is the one that .venv holds; for a new .venv it is GPU if nvidia-smi lists one, else CPU.
+# Creates .venv, installs the locked packages, compiles DeepSpeed's operators and the MXFP4 kernel, applies the patches
+# and verifies all of it. What is already right is left alone, so a second call takes seconds and an interrupted one is
+# completed by the next. The default stack is the one that .venv holds; for a new .venv it is GPU if nvidia-smi lists
+# one, else CPU.
 # $PYTHON chooses the Python (3.11 or 3.12).
 # --quiet prints only work that takes time, and errors.
 set -euo pipefail
@@ -24,7 +25,8 @@ main() {
     ensure_packages
     # shellcheck source=scripts/env.sh
     source "$root/scripts/env.sh"
-    ensure_cpu_adam
+    ensure_operators
+    ensure_mxfp4_kernel
     ensure_patches
     say "ready: $stack stack, $("$venv/bin/python" --version)"
 }
@@ -151,7 +153,7 @@ ensure_uv() {
     fi
 }
 
-# --- DeepSpeed's CPU Adam -------------------------------------------------------------------------------------------
+# --- DeepSpeed's operators -------------------------------------------------------------------------------------------
 
 check_compiler() {
     local include
@@ -164,25 +166,36 @@ check_compiler() {
 
 # Compiled at the first use otherwise, which looks like a hang. A `lock` file is left by a killed compilation (this
 # set-up holds the only right to compile), and torch would wait for it forever.
-ensure_cpu_adam() {
-    local folder="$TORCH_EXTENSIONS_DIR/cpu_adam"
-    if [[ -f $folder/cpu_adam.so && ! -e $folder/lock ]]; then
-        say "DeepSpeed's CPU Adam: compiled"
+ensure_operators() {
+    ensure_operator cpu_adam CPUAdamBuilder
+    if [[ $stack == cpu ]]; then ensure_operator deepspeed_shm_comm ShareMemCommBuilder; fi
+}
+
+ensure_operator() {
+    local name="$1" builder="$2" folder="$TORCH_EXTENSIONS_DIR/$1" log="$TORCH_EXTENSIONS_DIR/$1.log"
+    if [[ -f $folder/$name.so && ! -e $folder/lock ]]; then
+        say "DeepSpeed's $name: compiled"
         return
     fi
     check_compiler "$venv/bin/python"
     rm -rf "$folder"
     mkdir -p "$TORCH_EXTENSIONS_DIR"
-    work "compiling DeepSpeed's CPU Adam (one to two minutes)"
-    local log="$TORCH_EXTENSIONS_DIR/cpu_adam.log"
-    if ! "$venv/bin/python" -c 'from deepspeed.ops.op_builder import CPUAdamBuilder; CPUAdamBuilder().load()' \
-        >"$log" 2>&1; then
+    work "compiling DeepSpeed's $name (one to two minutes)"
+    if ! "$venv/bin/python" -c "from deepspeed.ops.op_builder import $builder; $builder().load()" >"$log" 2>&1; then
         tail -n 25 "$log" >&2
         local remedy="the C++ compiler (${CXX:-c++}) may be too old or broken"
         if [[ $stack == gpu ]]; then remedy+="; on the GPU stack it also needs CUDA's nvcc (CUDA_HOME)"; fi
-        fail "compiling DeepSpeed's CPU Adam failed: $remedy; the whole log is $log"
+        fail "compiling DeepSpeed's $name failed: $remedy; the whole log is $log"
     fi
-    work "CPU Adam compiled"
+    work "$name compiled"
+}
+
+# It knows by itself whether it was built from the source as it is now. -P: the caller may stand in another checkout.
+ensure_mxfp4_kernel() {
+    local output
+    output="$("$venv/bin/python" -P -m grpo.mxfp4_kernel 2>&1)" ||
+        fail "compiling grpo/csrc/mxfp4.cpp failed; the C++ compiler (${CXX:-c++}) may be too old or missing:"$'\n'"$output"
+    if [[ -n $output ]]; then work "MXFP4 kernel $output"; else say "MXFP4 kernel: compiled"; fi
 }
 
 # --- Patches --------------------------------------------------------------------------------------------------------

@@ -1,12 +1,18 @@
+import gc
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from grpo import mxfp4
+from grpo import mxfp4, mxfp4_kernel
 
 E2M1 = (0, 0.5, 1, 1.5, 2, 3, 4, 6)  # OCP MX 1.0, table 5
+ROOT = Path(__file__).parents[2]
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
 
 
@@ -14,6 +20,26 @@ def bits(tensor):
     """Tell 0 from -0, and let NaN equal NaN: which of its bit patterns comes out depends on the SIMD path."""
     tensor = torch.where(tensor.isnan(), torch.nan, tensor).contiguous()
     return tensor.view(torch.int32 if tensor.dtype == torch.float32 else torch.int16)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def built_kernel(tmp_path_factory):
+    """The kernel of this source, compiled for the tests; not the one that a set-up has left."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path_factory.mktemp("extensions")))
+        assert mxfp4_kernel.build()
+        mxfp4_kernel.load.cache_clear()
+        assert mxfp4.uses_kernel(torch.bfloat16, torch.device("cpu")), "these tests need a CPU with AVX2"
+        yield
+    mxfp4_kernel.load.cache_clear()
+
+
+@pytest.fixture(params=["kernel", "torch"])
+def path(request, monkeypatch):
+    """Both ways that `dequantize` has on a CPU."""
+    if request.param == "torch":
+        monkeypatch.setattr(mxfp4, "uses_kernel", lambda dtype, device: False)
+    return request.param
 
 
 def every_byte_and_scale():
@@ -25,7 +51,7 @@ def every_byte_and_scale():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_dequantize_has_the_bits_of_transformers_for_every_byte_and_scale(dtype):
+def test_dequantize_has_the_bits_of_transformers_for_every_byte_and_scale(dtype, path):
     blocks, scales = every_byte_and_scale()
     seen = (scales.long().unsqueeze(-1) * 256 + blocks.long()).unique()
     assert len(seen) == 256 * 256
@@ -35,7 +61,16 @@ def test_dequantize_has_the_bits_of_transformers_for_every_byte_and_scale(dtype)
     assert torch.equal(bits(result), bits(expected))
 
 
-def test_every_byte_covers_the_special_results():
+def test_the_kernel_has_the_bits_of_transformers_for_each_scale_alone():
+    """A whole tile of one scale: the kernel's arithmetic for scales with normal results, its table for others."""
+    codes = torch.arange(256, dtype=torch.uint8).repeat(8).view(1, 128, 1, 16)
+    for scale in range(256):
+        scales = torch.full((1, 128, 1), scale, dtype=torch.uint8)
+        expected = convert_moe_packed_tensors(codes, scales)
+        assert torch.equal(bits(mxfp4.dequantize(codes, scales)), bits(expected)), f"scale {scale}"
+
+
+def test_every_byte_covers_the_special_results(path):
     result = mxfp4.dequantize(*every_byte_and_scale())
     smallest_normal = torch.finfo(torch.bfloat16).tiny
     assert result.isinf().any() and result.isnan().any()
@@ -43,22 +78,124 @@ def test_every_byte_covers_the_special_results():
     assert (torch.signbit(result) & (result == 0)).any()
 
 
+def random_packed(experts, out_features, groups, seed=0, low=0, high=256):
+    generator = torch.Generator().manual_seed(seed)
+    blocks = torch.randint(256, (experts, out_features, groups, 16), dtype=torch.uint8, generator=generator)
+    scales = torch.randint(low, high, (experts, out_features, groups), dtype=torch.uint8, generator=generator)
+    return blocks, scales
+
+
+@pytest.mark.parametrize("kernel", [True, False])
 @settings(max_examples=25, deadline=None)
 @given(
     experts=st.integers(1, 3),
-    out_features=st.integers(1, 130),
+    out_features=st.integers(1, 300),
     groups=st.integers(1, 5),
     seed=st.integers(0, 2**32),
+    scale_range=st.sampled_from([(0, 256), (2, 253), (110, 126)]),
 )
-def test_dequantize_agrees_with_transformers_for_any_shape(experts, out_features, groups, seed):
-    generator = torch.Generator().manual_seed(seed)
-    blocks = torch.randint(256, (experts, out_features, groups, 16), dtype=torch.uint8, generator=generator)
-    scales = torch.randint(256, (experts, out_features, groups), dtype=torch.uint8, generator=generator)
+def test_dequantize_agrees_with_transformers_for_any_shape(kernel, experts, out_features, groups, seed, scale_range):
+    blocks, scales = random_packed(experts, out_features, groups, seed, *scale_range)
     expected = convert_moe_packed_tensors(blocks, scales)
-    assert torch.equal(bits(mxfp4.dequantize(blocks, scales)), bits(expected))
-    # A single expert, and a view that is not contiguous.
-    assert torch.equal(bits(mxfp4.dequantize(blocks[0], scales[0])), bits(expected[0]))
-    assert torch.equal(bits(mxfp4.dequantize(blocks[:, ::2], scales[:, ::2])), bits(expected[..., ::2]))
+    with pytest.MonkeyPatch.context() as patch:
+        if not kernel:
+            patch.setattr(mxfp4, "uses_kernel", lambda dtype, device: False)
+        assert torch.equal(bits(mxfp4.dequantize(blocks, scales)), bits(expected))
+        # A single expert, views that are not contiguous, and one that begins at an odd byte.
+        assert torch.equal(bits(mxfp4.dequantize(blocks[0], scales[0])), bits(expected[0]))
+        assert torch.equal(bits(mxfp4.dequantize(blocks[:, ::2], scales[:, ::2])), bits(expected[..., ::2]))
+        odd = torch.cat([torch.zeros(1, dtype=torch.uint8), blocks.flatten()])[1:].view(blocks.shape)
+        assert torch.equal(bits(mxfp4.dequantize(odd, scales)), bits(expected))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 7])
+def test_any_number_of_threads_writes_the_same(threads, path, monkeypatch):
+    monkeypatch.setattr(mxfp4, "_CHUNK", 10_000)  # PyTorch's part: 3, 3 and 1 of the groups
+    blocks, scales = random_packed(3, 400, 7)
+    expected = convert_moe_packed_tensors(blocks, scales)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        for _ in range(5):
+            assert torch.equal(bits(mxfp4.dequantize(blocks, scales)), bits(expected))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_out_is_filled_and_nothing_around_it(path):
+    """Also where lines are not aligned as the kernel's widest stores want them."""
+    blocks, scales = random_packed(2, 128, 3, low=2, high=250)
+    expected = convert_moe_packed_tensors(blocks, scales)
+    for offset in range(0, 33, 3):
+        around = torch.full((expected.numel() + 64,), 7.0, dtype=torch.bfloat16)
+        out = around[offset : offset + expected.numel()].view(expected.shape)
+        assert mxfp4.dequantize(blocks, scales, out=out) is out
+        assert torch.equal(bits(out), bits(expected))
+        assert (around[:offset] == 7).all() and (around[offset + expected.numel() :] == 7).all()
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        torch.empty(2, 96, 64, dtype=torch.bfloat16),
+        torch.empty(2, 96, 128),
+        torch.empty(2, 128, 96, dtype=torch.bfloat16).transpose(1, 2),
+        torch.empty(2, 96, 128, dtype=torch.bfloat16, device="meta"),
+    ],
+)
+def test_dequantize_refuses_an_out_that_does_not_fit(out):
+    with pytest.raises(ValueError, match="out must be contiguous"):
+        mxfp4.dequantize(*random_packed(2, 128, 3), out=out)
+
+
+def memory_peak(run):
+    """Bytes by which `run` raises this process's resident memory at its highest."""
+
+    def kilobytes(field):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(field + ":"))
+
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak becomes what is resident now
+    before = kilobytes("VmRSS")
+    run()
+    return 1024 * (kilobytes("VmHWM") - before)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_memory_beyond_input_and_result_is_under_one_expert(path, every):
+    """For contiguous experts and for views of every second row."""
+    blocks, scales = (tensor[:, ::every] for tensor in random_packed(8, 1024 * every, 32, low=110, high=126))
+    result = torch.zeros(8, 32 * 32, 1024, dtype=torch.bfloat16)
+    before = torch.get_num_threads()
+    try:
+        # PyTorch's threads wait for each other after every operation, seconds where other work holds a core.
+        torch.set_num_threads(1 if path == "torch" else 2)
+        mxfp4.dequantize(blocks[:1], scales[:1], out=result[:1])  # what is set up once
+        assert memory_peak(lambda: torch.zeros_like(result)) > 0.9 * result.nbytes
+        assert memory_peak(lambda: mxfp4.dequantize(blocks, scales, out=result)) < result[0].nbytes
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_without_the_kernel_it_still_works():
+    code = (
+        "import torch; from grpo import mxfp4;"
+        "assert not mxfp4.uses_kernel(torch.bfloat16, torch.device('cpu'));"
+        "weight = torch.ones(1, 32, 4);"
+        "assert torch.equal(mxfp4.dequantize(*mxfp4.quantize(weight)), weight.bfloat16())"
+    )
+    environ = {"PATH": "/usr/bin:/bin", "TORCH_EXTENSIONS_DIR": "/nonexistent", "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", code], env=environ, check=True)
+
+
+def test_the_kernel_is_built_once_and_a_broken_compiler_is_reported(tmp_path, monkeypatch, capsys):
+    assert not mxfp4_kernel.build()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert mxfp4_kernel.main() == 1
+    assert "no-such-compiler" in capsys.readouterr().err
+    assert list((tmp_path / "mxfp4").iterdir()) == []
 
 
 @pytest.mark.parametrize(

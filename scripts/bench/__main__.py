@@ -1,0 +1,101 @@
+"""`python -m scripts.bench NAME [--json]`: see the package."""
+
+import argparse
+import importlib
+import json
+import pkgutil
+import sys
+from typing import Any
+
+import torch
+
+import scripts.bench
+from scripts.bench.harness import Result
+from scripts.bench.machine import Copy, facts
+
+HELPERS = {"__main__", "harness", "machine", "sync_worker"}
+
+
+def names() -> list[str]:
+    """The benchmarks: every module of the package that is no helper."""
+    return sorted({module.name for module in pkgutil.iter_modules(scripts.bench.__path__)} - HELPERS)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one benchmark and print its result; 2 for wrong arguments, 1 for a result that is none."""
+    options, benchmark = _parse(sys.argv[1:] if arguments is None else arguments)
+    copy = Copy(options.copy_megabytes, torch.device(options.device))
+    copy.measure()
+    try:
+        result = benchmark.run(options, copy)
+        report = as_json(options.name, result, facts(copy))
+    except ValueError as error:
+        print(f"bench {options.name}: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(report) if options.json else as_text(report))
+    return 0
+
+
+def _parse(arguments: list[str]) -> tuple[argparse.Namespace, Any]:
+    # The name comes first: which options there are depends on it, and no other benchmark has to be imported.
+    first = argparse.ArgumentParser(
+        prog="python -m scripts.bench", description="Runs the stock way and ours side by side.", add_help=False
+    )
+    first.add_argument("name", choices=names(), metavar=f"NAME ({', '.join(names())})")
+    if not arguments or arguments[0] in ("-h", "--help"):
+        first.print_help()
+        first.exit(0 if arguments else 2)
+    name = first.parse_args(arguments[:1]).name
+    benchmark = importlib.import_module(f"scripts.bench.{name}")
+    parser = argparse.ArgumentParser(
+        prog=f"python -m scripts.bench {name}",
+        description=benchmark.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--device", default="cpu", help="a PyTorch device, such as cuda (default: cpu)")
+    parser.add_argument(
+        "--copy-megabytes", type=int, default=256, help="size of the copy that measures memory (default: 256)"
+    )
+    benchmark.add_arguments(parser)
+    options = parser.parse_args(arguments[1:], argparse.Namespace(name=name))
+    if options.copy_megabytes < 1:
+        parser.error("--copy-megabytes is at least 1")
+    try:
+        torch.empty(1, device=options.device)
+    except (RuntimeError, AssertionError) as error:
+        parser.error(f"--device {options.device} cannot be used here: {str(error).splitlines()[0]}")
+    return options, benchmark
+
+
+def as_json(name: str, result: Result, machine: dict[str, Any]) -> dict[str, Any]:
+    """The object that `--json` prints. Raises ValueError if stock or ours is no positive number."""
+    return {
+        "name": name,
+        "what": result.what,
+        "unit": result.unit,
+        "higher_is_better": result.higher_is_better,
+        "stock": result.stock,
+        "ours": result.ours,
+        "ratio": result.ratio,
+        "details": dict(result.details),
+        "extrapolation": list(result.extrapolation),
+        "machine": machine,
+    }
+
+
+def as_text(report: dict[str, Any]) -> str:
+    """The same as a table."""
+    rows = [(key, f"{report[key]:.4g} {report['unit']}") for key in ("stock", "ours")]
+    rows.append(("ratio", f"{report['ratio']:.4g} times better" if report["ratio"] >= 1 else f"{report['ratio']:.4g}"))
+    for group in ("details", "machine"):
+        rows += [
+            (key, f"{value:.4g}" if isinstance(value, float) else str(value)) for key, value in report[group].items()
+        ]
+    width = max(len(key) for key, _ in rows)
+    lines = [report["what"], *(f"  {key:{width}}  {value}" for key, value in rows), *report["extrapolation"]]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""The harness with benchmarks that are known, and each real benchmark at a tiny size."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import scripts.bench
+from grpo import mxfp4
+from scripts.bench import __main__ as bench
+from scripts.bench.harness import Result, time_in_turn
+from scripts.bench.machine import Copy, facts
+
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+TINY = ("--experts", "1", "--repeat", "1", "--shrink", "45", "--copy-megabytes", "1")
+FIELDS = {"name", "what", "unit", "higher_is_better", "stock", "ours", "ratio", "details", "extrapolation", "machine"}
+
+
+def test_dequant_prints_one_json_object(capsys):
+    assert bench.main(["dequant", "--json", *TINY]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert set(report) == FIELDS and report["name"] == "dequant" and report["unit"] == "GB/s"
+    assert report["stock"] > 0 and report["ratio"] == pytest.approx(report["ours"] / report["stock"])
+    # One expert of 128 and 64 output features and of 2 groups of 32: a byte holds two values, a scale serves 32.
+    values = (128 + 64) * 2 * 32
+    assert report["details"]["written_mb"] == pytest.approx(2 * values / 1e6)
+    assert report["details"]["read_mb"] == pytest.approx(values * (1 / 2 + 1 / 32) / 1e6)
+    share = report["details"]["into_written_memory_read_and_written_gb_per_s"] / report["machine"]["copy_gb_per_s"]
+    assert report["details"]["share_of_copy_bandwidth"] == pytest.approx(share, rel=0.1)  # printed with two digits
+
+
+def test_dequant_extrapolates_to_the_size_of_the_model(capsys):
+    assert bench.main(["dequant", "--json", *TINY]) == 0
+    report = json.loads(capsys.readouterr().out)
+    line, assumptions = report["extrapolation"]
+    # 36 layers of 128 experts, gate_up_proj [2880, 5760] and down_proj [2880, 2880], two bytes a value.
+    total = 36 * 128 * (2880 * 5760 + 2880 * 2880) * 2 / 1e9
+    assert f"{total:.1f} GB" in line and f"{total / report['stock']:,.0f} s stock" in line
+    assert "36 layers" in assumptions
+
+
+def test_dequant_refuses_to_time_a_wrong_result(monkeypatch):
+    right = mxfp4.dequantize
+    monkeypatch.setattr(mxfp4, "dequantize", lambda *packed, **rest: right(*packed, **rest).neg_())
+    with pytest.raises(RuntimeError, match="differ"):
+        bench.main(["dequant", *TINY])
+
+
+def test_the_table_says_the_same(capsys):
+    assert bench.main(["dequant", *TINY]) == 0
+    out = capsys.readouterr().out
+    for expected in ("stock", "ours", "ratio", "copy_gb_per_s", "gpt-oss-120b: 229.3 GB"):
+        assert expected in out
+
+
+def test_the_command_runs_and_lists_the_names():
+    def run(*arguments):
+        command = [sys.executable, "-m", "scripts.bench", *arguments]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+
+    listed = run("--help")
+    assert listed.returncode == 0 and "dequant" in listed.stdout and "harness" not in listed.stdout
+    unknown = run("no-such")
+    assert unknown.returncode == 2 and "no-such" in unknown.stderr and "dequant" in unknown.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], ""),
+        (["dequant", "--device", "no-such"], "--device no-such"),
+        (["dequant", "--copy-megabytes", "0"], "--copy-megabytes"),
+        (["dequant", "--no-such"], "--no-such"),
+    ],
+)
+def test_wrong_arguments_end_before_anything_is_measured(arguments, message, capsys):
+    with pytest.raises(SystemExit) as end:
+        bench.main(arguments)
+    assert end.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_a_size_that_measures_nothing_is_refused(capsys):
+    assert bench.main(["dequant", "--experts", "0", "--copy-megabytes", "1"]) == 1
+    assert "--experts" in capsys.readouterr().err
+
+
+BENCHMARK = '''"""A third of the time."""
+from scripts.bench.harness import Result
+def add_arguments(parser):
+    parser.add_argument("--ours", type=float)
+def run(options, copy):
+    return Result("seconds of nothing", "s", 3.0, options.ours, higher_is_better=False)
+'''
+
+
+@pytest.fixture
+def added(tmp_path, monkeypatch):
+    """A benchmark added as one module."""
+    (tmp_path / "added.py").write_text(BENCHMARK)
+    monkeypatch.setattr(scripts.bench, "__path__", [*scripts.bench.__path__, str(tmp_path)])
+    yield "added"
+    sys.modules.pop("scripts.bench.added", None)
+
+
+def test_a_module_is_a_benchmark(added, capsys):
+    assert bench.names() == sorted({*bench.names(), "added", "dequant"})
+    assert bench.main([added, "--ours", "1.5", "--json", "--copy-megabytes", "1"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert set(report) == FIELDS and report["ratio"] == 2.0  # half the seconds are twice as good
+
+
+@pytest.mark.parametrize("ours", ["0", "nan", "inf", "-1"])
+def test_no_ratio_is_made_of_what_was_not_measured(added, ours, capsys):
+    assert bench.main([added, "--ours", ours, "--json", "--copy-megabytes", "1"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "" and "nothing was measured" in captured.err
+
+
+def test_ratio_is_how_many_times_ours_is_better():
+    assert Result("", "GB/s", 2.0, 6.0, higher_is_better=True).ratio == 3
+    assert Result("", "s", 2.0, 6.0, higher_is_better=False).ratio == pytest.approx(1 / 3)
+
+
+def test_ways_are_timed_in_turn_and_the_first_round_is_not_counted():
+    calls = []
+
+    def slow_at_first(name, seconds):
+        calls.append(name)
+        time.sleep(0.3 if len(calls) <= 2 else seconds)
+
+    timings = time_in_turn({"a": lambda: slow_at_first("a", 0.02), "b": lambda: slow_at_first("b", 0.06)}, repeat=2)
+    assert calls == ["a", "b"] * 3
+    assert 0.02 <= timings["a"].seconds < timings["b"].seconds < 0.3
+    assert timings["a"].cores < 0.9  # it slept
+
+
+def test_copy_keeps_its_best_and_the_number_of_threads():
+    before = torch.get_num_threads()
+    copy = Copy(1, CPU)
+    first = copy.measure(1)
+    assert 0 < first <= copy.measure(1) == copy.best
+    assert torch.get_num_threads() == before
+    assert facts(copy)["copy_gb_per_s"] == round(copy.best, 2)
