@@ -5,95 +5,18 @@ the model is built on the meta device, and each rank fills its own ZeRO-3 partit
 safetensors files, so that the ranks together hold the model about once.
 """
 
-import json
-import math
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import nn
 from transformers import AutoConfig, GptOssConfig, GptOssForCausalLM
 from transformers.modeling_utils import no_init_weights
 
-from grpo import mxfp4
+from grpo import architecture, checkpoint_files
+from grpo.checkpoint_files import CheckpointError
+from grpo.checkpoint_reader import CheckpointReader
 from grpo.zero import ZeroPartitioner
-
-
-class CheckpointError(ValueError):
-    """The checkpoint cannot be loaded; the message names the file and the remedy."""
-
-
-class CheckpointReader:
-    """Reads tensors of a (sharded) safetensors checkpoint and dequantises MXFP4 ones.
-
-    Args:
-        path: a local directory with ``config.json`` and safetensors files.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        index = self.path / "model.safetensors.index.json"
-        single = self.path / "model.safetensors"
-        if index.exists():
-            self._files: dict[str, str] = json.loads(index.read_text())["weight_map"]
-        elif single.exists():
-            with safe_open(single, framework="pt") as shard:
-                self._files = dict.fromkeys(shard.keys(), single.name)
-        else:
-            raise CheckpointError(f"{self.path} has neither {index.name} nor {single.name}: download the model again")
-        missing = sorted({name for name in self._files.values() if not (self.path / name).exists()})
-        if missing:
-            raise CheckpointError(f"{index} names files that do not exist: {', '.join(missing)}; download them again")
-        self._open: dict[str, Any] = {}
-
-    def _slice(self, name: str) -> Any:
-        """Return safetensors' lazy slice of the tensor ``name``."""
-        if name not in self._files:
-            raise CheckpointError(f"{self.path} has no tensor {name}: it is incomplete or not a gpt-oss checkpoint")
-        file = self._files[name]
-        if file not in self._open:
-            try:
-                self._open[file] = safe_open(self.path / file, framework="pt").__enter__()
-            except Exception as error:
-                raise CheckpointError(f"{self.path / file} cannot be read ({error}): download it again") from error
-        return self._open[file].get_slice(name)
-
-    def _check_shape(self, name: str, shape: torch.Size, quantised: bool) -> None:
-        stored = self._slice(f"{name}_blocks" if quantised else name).get_shape()
-        if quantised:
-            experts, rows, groups, size = stored
-            stored = [experts, groups * size * 2, rows]
-        if list(stored) != list(shape):
-            raise CheckpointError(
-                f"{name} in {self.path} has shape {tuple(stored)}, its config.json asks for {tuple(shape)}: "
-                "they are of different models"
-            )
-
-    def read_flat(self, name: str, shape: torch.Size, start: int, stop: int, device: torch.device) -> torch.Tensor:
-        """Return elements ``start:stop`` of the flattened parameter ``name``, in bf16.
-
-        Of an expert tensor only the experts that the range touches are read and dequantised.
-
-        Args:
-            name: the parameter's name in ``GptOssForCausalLM``.
-            shape: the parameter's shape; an MXFP4 tensor is stored transposed and is returned in this layout.
-            device: where the dequantisation runs.
-
-        Returns:
-            bf16 ``[stop - start]``.
-        """
-        quantised = f"{name}_blocks" in self._files
-        self._check_shape(name, shape, quantised)
-        rows = math.prod(shape[1:])
-        first, last = start // rows, math.ceil(stop / rows)
-        if quantised:
-            blocks = self._slice(f"{name}_blocks")[first:last].to(device)
-            scales = self._slice(f"{name}_scales")[first:last].to(device)
-            part = mxfp4.dequantize(blocks, scales, dtype=torch.bfloat16)
-        else:
-            part = self._slice(name)[first:last].to(device=device, dtype=torch.bfloat16)
-        return part.reshape(-1)[start - first * rows : stop - first * rows]
 
 
 def is_gpt_oss(path: str | Path) -> bool:
@@ -115,9 +38,11 @@ def load_gpt_oss(
         CheckpointError: for an incomplete checkpoint or one of another architecture.
     """
     directory = _local_directory(path)
+    files = checkpoint_files.read(directory)
+    faults = architecture.check(files)
+    if faults:
+        raise CheckpointError(f"{directory}: {faults[0]}")
     config = AutoConfig.from_pretrained(directory)
-    if not isinstance(config, GptOssConfig):
-        raise CheckpointError(f"{directory} is a {config.model_type} checkpoint, not gpt_oss")
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # the loaded model is bf16; transformers would look for a quantizer
     config.dtype = torch.bfloat16
@@ -126,7 +51,7 @@ def load_gpt_oss(
         model = GptOssForCausalLM(config)
 
     zero = ZeroPartitioner(ds_config) if ds_config and ds_config["zero_optimization"]["stage"] == 3 else None
-    reader = CheckpointReader(directory)
+    reader = CheckpointReader(files)
     for name, parameter in list(model.named_parameters()):
         owner_name, _, leaf = name.rpartition(".")
         owner = model.get_submodule(owner_name)

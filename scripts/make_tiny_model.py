@@ -30,8 +30,12 @@ _ROOT = Path(__file__).resolve().parent.parent
 _SOURCES = (
     "scripts/make_tiny_model.py",
     "scripts/dequantize_checkpoint.py",
+    "scripts/checkpoint_writer.py",
     "scripts/tiny_model",
     "grpo/mxfp4.py",
+    "grpo/checkpoint_reader.py",
+    "grpo/mxfp4_kernel.py",
+    "grpo/csrc",
     "data/synthetic.py",
 )
 

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from transformers import GptOssConfig, GptOssForCausalLM
 
 from grpo import mxfp4
-from scripts.dequantize_checkpoint import INDEX
+from grpo.checkpoint_files import INDEX
 
 EXPERT_WEIGHTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 # As in the real config.json: everything but the experts stays bf16.

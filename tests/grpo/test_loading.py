@@ -65,7 +65,7 @@ def test_missing_shard_is_named(damaged):
 def test_truncated_shard_is_named(damaged):
     shard = next(damaged.glob("*-00001-of-*.safetensors"))
     shard.write_bytes(shard.read_bytes()[:-100])
-    with pytest.raises(loading.CheckpointError, match="cannot be read"):
+    with pytest.raises(loading.CheckpointError, match=r"model-00001-of-.* its header says"):
         loading.load_gpt_oss(damaged)
 
 
@@ -74,7 +74,7 @@ def test_missing_tensor_is_named(damaged):
     content = json.loads(index.read_text())
     del content["weight_map"]["model.norm.weight"]
     index.write_text(json.dumps(content))
-    with pytest.raises(loading.CheckpointError, match=r"no tensor model\.norm\.weight"):
+    with pytest.raises(loading.CheckpointError, match=r"does not name 1 of .* model\.norm\.weight"):
         loading.load_gpt_oss(damaged)
 
 

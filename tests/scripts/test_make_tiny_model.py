@@ -120,7 +120,7 @@ def test_bf16_copy_holds_what_transformers_makes_of_the_mxfp4_files(built):
 def test_dequantize_checkpoint_refuses_and_leaves_nothing_behind(built, tmp_path):
     with pytest.raises(ValueError, match="quant_method mxfp4"):
         dequantize_checkpoint(built[1], tmp_path / "out")
-    with pytest.raises(ValueError, match=r"no config\.json"):
+    with pytest.raises(ValueError, match=r"config\.json is missing"):
         dequantize_checkpoint(tmp_path, tmp_path / "out")
     broken = tmp_path / "broken"
     broken.mkdir()

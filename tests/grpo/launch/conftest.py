@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from grpo.architecture import Architecture
+from grpo.checkpoint_files import INDEX, ITEM_BYTES
 from grpo.launch.config import Config, resolve
-from grpo.launch.model_files import INDEX
 
 CONFIG = {
     "model_type": "gpt_oss",
@@ -18,9 +19,12 @@ CONFIG = {
     "vocab_size": 128,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 32,
     "max_position_embeddings": 512,
 }
-ITEM_BYTES = {"U8": 1, "BF16": 2}
 
 
 def write_shard(path: Path, tensors: dict[str, tuple[str, tuple[int, ...]]]) -> None:
@@ -34,33 +38,22 @@ def write_shard(path: Path, tensors: dict[str, tuple[str, tuple[int, ...]]]) -> 
     path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(offset))
 
 
-def attention(layer: int) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return the four projections of one layer: 4 heads and 2 key/value heads of 16, hidden size 32."""
-    prefix = f"model.layers.{layer}.self_attn"
-    return {
-        f"{prefix}.q_proj.weight": ("BF16", (64, 32)),
-        f"{prefix}.k_proj.weight": ("BF16", (32, 32)),
-        f"{prefix}.v_proj.weight": ("BF16", (32, 32)),
-        f"{prefix}.o_proj.weight": ("BF16", (32, 64)),
-    }
-
-
-def write_checkpoint(folder: Path, mxfp4: bool = False) -> Path:
+def write_checkpoint(folder: Path, mxfp4: bool = False, **changes: int) -> Path:
     """Write a two-layer gpt-oss checkpoint in two shards; zeros, so it can be looked at but not used."""
     folder.mkdir(parents=True)
     quantization = {"quantization_config": {"quant_method": "mxfp4"}} if mxfp4 else {}
-    (folder / "config.json").write_text(json.dumps(CONFIG | quantization))
+    config = CONFIG | changes | quantization
+    (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text("{}")
     (folder / "chat_template.jinja").write_text("{{ messages }}")
-    weight_map = {}
-    for layer in range(2):
-        tensors = attention(layer)
-        if mxfp4:
-            tensors[f"model.layers.{layer}.mlp.experts.down_proj_blocks"] = ("U8", (4, 32, 1, 16))
-            tensors[f"model.layers.{layer}.mlp.experts.down_proj_scales"] = ("U8", (4, 32, 1))
-        shard = f"model-0000{layer + 1}-of-00002.safetensors"
+    shards: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {}
+    for name, shape in Architecture.from_config(config).stored().items():
+        number = 2 if name.startswith("model.layers.1.") else 1
+        dtype = "U8" if name.endswith(("_blocks", "_scales")) else "BF16"
+        shards.setdefault(f"model-0000{number}-of-00002.safetensors", {})[name] = (dtype, shape)
+    for shard, tensors in shards.items():
         write_shard(folder / shard, tensors)
-        weight_map |= dict.fromkeys(tensors, shard)
+    weight_map = {name: shard for shard, tensors in shards.items() for name in tensors}
     (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
     return folder
 

@@ -1,0 +1,207 @@
+"""Writes a checkpoint tensor by tensor: what is in memory at a time is a piece of one tensor."""
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from grpo.architecture import Architecture, check, is_expert
+from grpo.checkpoint_files import INDEX, ITEM_BYTES, CheckpointError, Model, Tensor, read
+from grpo.checkpoint_reader import CheckpointReader
+from grpo.launch.machine import disk_free
+from grpo.launch.plan import size
+
+SHARD_BYTES = 5_000_000_000
+COPIED = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "LICENSE",
+    "USAGE_POLICY",
+)
+_PIECE = 1 << 24  # elements of a tensor, or bytes of a file, in memory at a time; more where a row has more
+_OTHER_FILES = 100_000_000  # bytes for the tokenizer and the rest
+
+
+@dataclass(frozen=True)
+class Output:
+    """A tensor to be written; `pieces` gives its bytes in order, and is called once."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: Callable[[], Iterable[Any]]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+def whole_model(folder: Path) -> Model:
+    """Read a base model of which nothing is missing.
+
+    Raises:
+        CheckpointError: with every fault.
+    """
+    model = read(folder)
+    faults = check(model)
+    if faults:
+        raise CheckpointError("\n  ".join([f"{folder} is not complete:", *map(str, faults)]))
+    return model
+
+
+def unchanged(model: Model, dequantise: bool) -> dict[str, Output]:
+    """Return the tensors of a whole model as they are, by name and in the order of the files.
+
+    Args:
+        dequantise: turn MXFP4 experts into bf16. Else blocks and scales are copied byte for byte.
+    """
+    architecture = Architecture.from_config(model.config)
+    parameters = architecture.parameters()
+    reader = CheckpointReader(model)
+    outputs = {}
+    for name, tensor in sorted(model.tensors.items(), key=lambda item: (item[1].file, item[1].start)):
+        parameter = name.removesuffix("_blocks").removesuffix("_scales")
+        if architecture.mxfp4 and dequantise and is_expert(parameter):
+            if name.endswith("_blocks"):
+                outputs[parameter] = _converted(reader, parameter, parameters[parameter])
+        elif tensor.dtype in ("BF16", "U8"):
+            outputs[name] = Output(name, tensor.dtype, tensor.shape, partial(_bytes_of, tensor))
+        else:
+            outputs[name] = _converted(reader, name, tensor.shape)
+    return outputs
+
+
+def _bytes_of(tensor: Tensor) -> Iterator[bytes]:
+    with tensor.file.open("rb") as file:
+        file.seek(tensor.start)
+        for position in range(tensor.start, tensor.stop, _PIECE):
+            yield file.read(min(_PIECE, tensor.stop - position))
+
+
+def _converted(reader: CheckpointReader, name: str, shape: tuple[int, ...]) -> Output:
+    row = math.prod(shape[1:])
+    step = max(1, _PIECE // row) * row
+
+    def pieces() -> Iterator[Any]:
+        total = math.prod(shape)
+        for start in range(0, total, step):
+            stop = min(start + step, total)
+            yield as_bytes(reader.read_flat(name, torch.Size(shape), start, stop, torch.device("cpu")))
+
+    return Output(name, "BF16", shape, pieces)
+
+
+def as_bytes(tensor: torch.Tensor) -> Any:
+    """Return the bytes of a tensor without a copy; numpy has no bf16."""
+    return tensor.contiguous().view(-1).view(torch.uint8).numpy().data
+
+
+def write_checkpoint(model: Model, outputs: dict[str, Output], target: Path, shard_bytes: int = SHARD_BYTES) -> None:
+    """Write `outputs`, the config and the tokenizer of `model` to `target`: whole, or not at all.
+
+    Raises:
+        FileExistsError: if `target` holds anything, or another writer is at it.
+        CheckpointError: where the disk is too small, or the result is not complete.
+    """
+    dequantised = not any(output.dtype == "U8" for output in outputs.values())
+    with aside(target, sum(output.nbytes for output in outputs.values()) + _OTHER_FILES) as folder:
+        write_shards(list(outputs.values()), folder, shard_bytes)
+        config = dict(model.config)
+        if dequantised:
+            config = {key: value for key, value in config.items() if key not in ("quantization_config", "torch_dtype")}
+            config["dtype"] = "bfloat16"
+        _write_json(folder / "config.json", config)
+        for name in COPIED:
+            if (model.folder / name).is_file():
+                shutil.copyfile(model.folder / name, folder / name)
+        whole_model(folder)
+
+
+@contextmanager
+def aside(target: Path, needed: int) -> Iterator[Path]:
+    """Give a folder beside `target` that takes its name at the end, and is removed if anything fails.
+
+    Args:
+        needed: bytes that are going to be written.
+
+    Raises:
+        FileExistsError: as `write_checkpoint`.
+        CheckpointError: where the disk has less than `needed`.
+    """
+    target = target.absolute()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise FileExistsError(f"{target} is not empty: remove it or choose another place")
+    free = disk_free(target)
+    if free < needed:
+        raise CheckpointError(f"{target} needs {size(needed)}, its disk has {size(free)} free: choose another disk")
+    folder = target.with_name(f".{target.name}.partial")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        raise FileExistsError(f"{folder} is there: remove it, unless somebody is just writing {target}") from None
+    try:
+        yield folder
+        folder.rename(target)  # an empty directory gives way
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+
+
+def write_shards(outputs: list[Output], folder: Path, shard_bytes: int) -> None:
+    """Write tensors to files of at most `shard_bytes` (or of one tensor), in the given order, and the index."""
+    shards: list[list[Output]] = [[]]
+    filled = 0
+    for output in outputs:
+        if shards[-1] and filled + output.nbytes > shard_bytes:
+            shards.append([])
+            filled = 0
+        shards[-1].append(output)
+        filled += output.nbytes
+    weight_map = {}
+    for number, shard in enumerate(shards, 1):
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        _write_shard(shard, folder / file)
+        weight_map.update({output.name: file for output in shard})
+    total = sum(output.nbytes for output in outputs)
+    _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))})
+
+
+def _write_shard(outputs: list[Output], path: Path) -> None:
+    """Write one safetensors file; the format is in `grpo.checkpoint_files.read_header`."""
+    # Wide types first, so that every tensor starts at a multiple of its item size.
+    ordered = sorted(outputs, key=lambda output: -ITEM_BYTES[output.dtype])
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for output in ordered:
+        place = [offset, offset + output.nbytes]
+        header[output.name] = {"dtype": output.dtype, "shape": output.shape, "data_offsets": place}
+        offset += output.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for output in ordered:
+            start = file.tell()
+            for piece in output.pieces():
+                file.write(piece)
+            if file.tell() - start != output.nbytes:
+                raise CheckpointError(f"{output.name} gave {file.tell() - start:,} bytes, not {output.nbytes:,}")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,138 @@
+"""Merge a LoRA adapter of the attention into its base model, and write a checkpoint that serves without PEFT.
+
+    python -m scripts.export_model --model BASE --adapter DIR --out DIR [--experts mxfp4|bf16]
+
+BASE is a folder, or a hub id in the hub's cache. The merged weights are W + scale * B A in float32, rounded once to
+bf16. With `--experts mxfp4` (the default for an MXFP4 base) blocks and scales are copied byte for byte; with `bf16`
+they are dequantised. Host memory: one tensor of the attention, or one expert.
+
+bf16 keeps 8 bits: an update that is small beside its weight is partly lost to the rounding. The last line says how
+much of the update the merged model really has; base and adapter served side by side have all of it.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from grpo import adapter_files
+from grpo.adapter_files import Adapter
+from grpo.architecture import Architecture
+from grpo.checkpoint_files import CheckpointError, Model
+from grpo.checkpoint_reader import CheckpointReader
+from grpo.launch.config import model_folder
+from scripts.checkpoint_writer import SHARD_BYTES, Output, as_bytes, unchanged, whole_model, write_checkpoint
+
+
+@dataclass
+class Merge:
+    """Merges the tensors of an adapter one at a time, and adds up what rounding does to the update.
+
+    Attributes:
+        update: sum of the squares of scale * B A.
+        error: sum of the squares of what rounding added to it.
+        merged: how many weights were merged.
+    """
+
+    model: Model
+    adapter: Adapter
+    update: float = 0.0
+    error: float = 0.0
+    merged: int = 0
+
+    def __post_init__(self) -> None:
+        self.reader = CheckpointReader(self.model)
+
+    def weight(self, module: str) -> torch.Tensor:
+        """Return the merged weight of a linear layer, bf16 `[out, in]`."""
+        name = f"{module}.weight"
+        shape = torch.Size(self.model.tensors[name].shape)
+        base = self.reader.read_flat(name, shape, 0, shape.numel(), torch.device("cpu")).view(shape).float()
+        with safe_open(self.adapter.folder / adapter_files.WEIGHTS, framework="pt") as file:
+            a, b = (file.get_tensor(adapter_files.tensor_name(module, half)).float() for half in adapter_files.HALVES)
+        update = (b @ a) * self.adapter.scale
+        merged = (base + update).to(torch.bfloat16)
+        if not merged.isfinite().all():
+            raise CheckpointError(f"{name} is not finite after the merge: inspect the adapter's values")
+        self.update += update.norm().item() ** 2
+        self.error += (merged.float() - base - update).norm().item() ** 2
+        self.merged += 1
+        return merged
+
+    @property
+    def lost(self) -> float:
+        """Return the norm of the rounding error over that of the update; 0 for an adapter of zeros."""
+        return math.sqrt(self.error / self.update) if self.update else 0.0
+
+
+def export_model(
+    base: Path, adapter_folder: Path, target: Path, experts: str | None = None, shard_bytes: int = SHARD_BYTES
+) -> Merge:
+    """Write the merged model to `target`: whole, or not at all.
+
+    Args:
+        experts: "mxfp4", "bf16", or None for what the base has.
+
+    Raises:
+        CheckpointError: for an incomplete base, an adapter that does not belong to it, or too small a disk.
+        FileExistsError: where `target` holds anything.
+    """
+    model = whole_model(base)
+    if experts == "mxfp4" and not model.is_mxfp4:
+        raise CheckpointError(f"{base} has no MXFP4 experts to copy: give the MXFP4 model, or --experts bf16")
+    adapter = adapter_files.read(adapter_folder)
+    faults = adapter_files.check_against(adapter, Architecture.from_config(model.config))
+    if faults:
+        raise CheckpointError("\n  ".join([f"{adapter_folder} cannot be merged into {base}:", *map(str, faults)]))
+    broken = adapter_files.non_finite(adapter)
+    if broken:
+        raise CheckpointError(f"{adapter_folder} holds NaN or infinity in {broken[0]}: take an earlier step's adapter")
+    merge = Merge(model, adapter)
+    outputs = unchanged(model, dequantise=experts == "bf16")
+    for module in adapter_files.pairs(adapter):
+        outputs[f"{module}.weight"] = _merged(merge, module)
+    write_checkpoint(model, outputs, target, shard_bytes)
+    return merge
+
+
+def _merged(merge: Merge, module: str) -> Output:
+    name = f"{module}.weight"
+
+    def pieces() -> Iterator[Any]:
+        yield as_bytes(merge.weight(module))
+
+    return Output(name, "BF16", merge.model.tensors[name].shape, pieces)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line; returns 1, with the reasons on stderr, where it refuses."""
+    assert __doc__
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, metavar="BASE", help="the model that the adapter was trained on")
+    parser.add_argument("--adapter", required=True, type=Path, metavar="DIR", help="such as RUN/final")
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR")
+    parser.add_argument("--experts", choices=["mxfp4", "bf16"], help="default: as in the base")
+    arguments = parser.parse_args(argv)
+    try:
+        merge = export_model(Path(model_folder(arguments.model)), arguments.adapter, arguments.out, arguments.experts)
+    except (CheckpointError, OSError) as error:
+        print(f"export_model: {error}", file=sys.stderr)
+        return 1
+    named = merge.adapter.config.get("base_model_name_or_path") or "an unnamed model"
+    print(f"{arguments.out}: {merge.merged} weights merged, the rest as in {arguments.model}")
+    print(f"adapter of {named}, rank {merge.adapter.rank}, scale {merge.adapter.scale:g}")
+    if not merge.update:
+        print("the adapter is zero: the merged model is the base")
+    else:
+        print(f"rounding to bf16 changes the update by {merge.lost:.1%} of its norm")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,221 @@
+"""Say what a checkpoint directory holds, and whether it is complete.
+
+    python -m scripts.inspect_checkpoint DIR [--json]
+
+DIR is a gpt-oss base model (MXFP4 or bf16), a LoRA adapter in PEFT's format, a run's `step_N` or its `checkpoints`.
+Of a base model the headers alone are read, so that the 120b takes a second; of an adapter all values are looked at.
+
+Exit code: 0 complete; 1 incomplete, with every problem and its remedy; 2 no such checkpoint, or one whose config
+cannot be read.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from grpo import adapter_files, architecture, checkpoint_files, retention
+from grpo.checkpoint_files import CheckpointError, Fault
+from grpo.launch.plan import size
+
+COMPLETE, INCOMPLETE, UNREADABLE = range(3)
+
+
+@dataclass
+class Report:
+    """What one directory holds.
+
+    Attributes:
+        facts: numbers and names; sizes in bytes.
+        faults: what is wrong here; those of the parts are in the parts.
+    """
+
+    kind: str
+    path: Path
+    facts: dict[str, Any] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+    parts: "list[Report]" = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        return not self.faults and all(part.complete for part in self.parts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report for JSON."""
+        return {
+            "kind": self.kind,
+            "path": str(self.path),
+            "complete": self.complete,
+            **self.facts,
+            "problems": [asdict(fault) for fault in self.faults],
+            "parts": [part.as_dict() for part in self.parts],
+        }
+
+
+def inspect(folder: Path) -> Report:
+    """Look at a directory.
+
+    Raises:
+        CheckpointError: where it is none of the kinds above, or its config cannot be read.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is no directory")
+    names = {path.name for path in folder.iterdir()}
+    if names & {adapter_files.CONFIG, adapter_files.WEIGHTS}:
+        return inspect_adapter(folder)
+    if names & {"config.json", checkpoint_files.INDEX, checkpoint_files.SINGLE}:
+        return inspect_model(folder)
+    if step_number(folder) is not None:
+        return inspect_step(folder)
+    if any(step_number(folder / name) is not None for name in names):
+        return inspect_steps(folder)
+    hint = "it is a run's directory: name its checkpoints or final" if {"checkpoints", "logs"} <= names else ""
+    raise CheckpointError(f"{folder} holds no base model, adapter or step" + (f"; {hint}" if hint else ""))
+
+
+def inspect_model(folder: Path) -> Report:
+    """Look at a base model."""
+    model = checkpoint_files.read(folder)
+    faults = architecture.check(model)
+    numbers = asdict(architecture.Architecture.from_config(model.config))
+    facts = {
+        "format": "MXFP4" if numbers.pop("mxfp4") else "bf16",
+        **numbers,
+        "context": model.config.get("max_position_embeddings"),
+        "tensors": len(model.tensors),
+        "parameters": model.parameters,
+        "shards": len(model.shards),
+        "file_bytes": model.file_bytes,
+        "bf16_bytes": model.bf16_bytes,
+        "tokenizer": (folder / "tokenizer.json").is_file(),
+    }
+    return Report("gpt-oss base model", folder, facts, faults)
+
+
+def inspect_adapter(folder: Path) -> Report:
+    """Look at a LoRA adapter, at its values too."""
+    adapter = adapter_files.read(folder)
+    faults = list(adapter.faults)
+    broken = adapter_files.non_finite(adapter) if adapter.whole else []
+    if broken:
+        what = f"holds NaN or infinity in {len(broken)} of {len(adapter.tensors)} tensors: {broken[0]}"
+        remedy = "take an earlier step's adapter, and look at the samples of the step that broke it"
+        faults.append(Fault(adapter_files.WEIGHTS, what, remedy, tuple(broken)))
+    facts = {
+        "rank": adapter.rank,
+        "alpha": adapter.alpha,
+        "scale": adapter.scale,
+        "targets": adapter.targets,
+        "tensors": len(adapter.tensors),
+        "parameters": adapter.parameters,
+        "dtypes": sorted({tensor.dtype for tensor in adapter.tensors.values()}),
+        "non_finite": len(broken) if adapter.whole else None,
+        "base_model": adapter.config.get("base_model_name_or_path"),
+    }
+    return Report("LoRA adapter", folder, facts, faults)
+
+
+def step_number(folder: Path) -> int | None:
+    """Return N where a directory is named step_N."""
+    match = retention.STEP_DIRECTORY.fullmatch(folder.resolve().name)
+    return int(match[1]) if match else None
+
+
+def inspect_step(folder: Path) -> Report:
+    """Look at a `step_N` of a run."""
+    from grpo import trainer_state  # imports torch, which takes seconds
+
+    report = Report("step", folder, {"step": step_number(folder), "trainer_bytes": None})
+    trainer = folder / "trainer"
+    if trainer.is_dir():
+        report.facts["trainer_bytes"] = sum(path.stat().st_size for path in trainer.rglob("*") if path.is_file())
+        try:
+            state, ranks = trainer_state.read(trainer)
+            report.facts |= {"optimizer_step": state["optimizer_step"], "ranks": len(ranks)}
+        except trainer_state.ResumeError as error:
+            report.faults.append(Fault("trainer", f"is incomplete ({error})", "resume from another step"))
+    if not (folder / "adapter").is_dir():
+        report.faults.append(Fault("adapter", "is missing, the save was interrupted", "take another step"))
+        return report
+    try:
+        report.parts.append(inspect_adapter(folder / "adapter"))
+    except CheckpointError as error:
+        report.faults.append(Fault("adapter", str(error), "take another step"))
+    return report
+
+
+def inspect_steps(folder: Path) -> Report:
+    """Look at every step in a run's `checkpoints`."""
+    numbers = sorted(number for path in folder.iterdir() if (number := step_number(path)) is not None)
+    parts = [inspect_step(folder / f"step_{number}") for number in numbers]
+    return Report("checkpoints", folder, {"steps": numbers}, parts=parts)
+
+
+def describe(report: Report, indent: str = "") -> list[str]:
+    """Return the report as lines for people."""
+    problems = f"INCOMPLETE, {len(report.faults)} problem{'s' * (len(report.faults) != 1)}"
+    state = "complete" if report.complete else problems if report.faults else "INCOMPLETE"
+    lines = [f"{indent}{report.kind} {report.path}: {state}"]
+    lines += [f"{indent}  {name:<11} {text}" for name, text in _LINES.get(report.kind, dict)(report.facts).items()]
+    lines += [f"{indent}  {n}. {f.file} {f.what}\n{indent}     -> {f.remedy}" for n, f in enumerate(report.faults, 1)]
+    return lines + [line for part in report.parts for line in describe(part, indent + "  ")]
+
+
+def _model_lines(facts: dict[str, Any]) -> dict[str, str]:
+    return {
+        "format": f"{facts['format']} experts, {facts['parameters']:,} parameters in {facts['tensors']} tensors",
+        "layers": f"{facts['layers']}, hidden {facts['hidden']}, {facts['heads']} query and "
+        f"{facts['key_value_heads']} key/value heads of {facts['head_dim']}",
+        "experts": f"{facts['experts']} of {facts['intermediate']}, {facts['experts_per_token']} a token",
+        "vocabulary": f"{facts['vocabulary']:,}, context {facts['context'] or 'unknown'}, "
+        + ("with a tokenizer" if facts["tokenizer"] else "no tokenizer.json"),
+        "size": f"{size(facts['file_bytes'])} in {facts['shards']} shards, {size(facts['bf16_bytes'])} as bf16",
+    }
+
+
+def _adapter_lines(facts: dict[str, Any]) -> dict[str, str]:
+    finite = {None: "values not read", 0: "all finite"}.get(facts["non_finite"], "NOT finite")
+    targets, dtypes = ", ".join(facts["targets"]), ", ".join(facts["dtypes"])
+    return {
+        "rank": f"{facts['rank']}, alpha {facts['alpha']:g}, scale {facts['scale']:g}, on {targets}",
+        "tensors": f"{facts['tensors']} with {facts['parameters']:,} parameters, {dtypes}, {finite}",
+        "base model": facts["base_model"] or "not named",
+    }
+
+
+def _step_lines(facts: dict[str, Any]) -> dict[str, str]:
+    there = facts["trainer_bytes"] is not None
+    if not there:
+        return {"trainer": "none, a run cannot be resumed from it"}
+    read = (
+        f"optimizer step {facts['optimizer_step']}, of {facts['ranks']} ranks" if "ranks" in facts else "not readable"
+    )
+    return {"trainer": f"{size(facts['trainer_bytes'])}, {read}"}
+
+
+_LINES = {"gpt-oss base model": _model_lines, "LoRA adapter": _adapter_lines, "step": _step_lines}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    assert __doc__
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, metavar="DIR")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = parser.parse_args(argv)
+    try:
+        report = inspect(arguments.folder)
+    except (CheckpointError, OSError) as error:
+        if arguments.json:
+            print(json.dumps({"kind": None, "path": str(arguments.folder), "complete": False, "error": str(error)}))
+        else:
+            print(f"inspect_checkpoint: {error}", file=sys.stderr)
+        return UNREADABLE
+    print(json.dumps(report.as_dict(), indent=2) if arguments.json else "\n".join(describe(report)))
+    return COMPLETE if report.complete else INCOMPLETE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,24 @@
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory) -> Path:
+    """A gpt-oss checkpoint with random weights in the real file format: MXFP4 experts, shards, index."""
+    import torch  # here, since some tests need no torch
+    from transformers import GptOssForCausalLM
+
+    from scripts.tiny_model.checkpoint import packed_tensors, write_config, write_shards
+    from scripts.tiny_model.warm_start import tiny_config
+
+    torch.manual_seed(0)
+    config = tiny_config(vocab_size=97)
+    config.num_hidden_layers, config.layer_types = 2, config.layer_types[:2]
+    model = GptOssForCausalLM(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.05)
+    directory = tmp_path_factory.mktemp("gpt-oss")
+    write_shards(directory, packed_tensors(model), shard_bytes=300_000)
+    write_config(directory, config, stop_ids=[1], pad_id=0)
+    return directory

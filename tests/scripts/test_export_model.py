@@ -1,0 +1,216 @@
+"""Merged checkpoints, against PEFT's own merge and as transformers loads them; and everything that is refused."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, GptOssForCausalLM, Mxfp4Config
+
+from grpo import adapter_files, checkpoint_files, loading
+from grpo.adapter_files import WEIGHTS
+from grpo.architecture import check
+from grpo.checkpoint_files import CheckpointError
+from grpo.flags import ATTENTION_PROJECTIONS
+from scripts import checkpoint_writer, export_model
+from scripts.dequantize_checkpoint import dequantize_checkpoint
+from tests.scripts.conftest import save_adapter
+
+TOKENS = torch.arange(2, 90).reshape(2, 44)
+
+
+def peft_merge(base: Path, adapter: Path) -> GptOssForCausalLM:
+    """Merge in float32 with PEFT, then round to bf16."""
+    model = PeftModel.from_pretrained(loading.load_gpt_oss(base).float(), adapter, autocast_adapter_dtype=True)
+    merged = model.merge_and_unload().bfloat16()
+    loading.restore_rope(merged)
+    return merged
+
+
+@pytest.fixture(scope="module")
+def reference(checkpoint: Path, trained: Path) -> GptOssForCausalLM:
+    return peft_merge(checkpoint, trained)
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+
+
+@pytest.mark.parametrize("experts", [None, "mxfp4", "bf16"])
+def test_export_is_what_peft_merges(checkpoint, trained, reference, tmp_path, experts) -> None:
+    out = tmp_path / "out"
+    merge = export_model.export_model(checkpoint, trained, out, experts, shard_bytes=200_000)
+    assert merge.merged == 2 * len(ATTENTION_PROJECTIONS)
+    assert len(list(out.glob("*.safetensors"))) > 3 and check(checkpoint_files.read(out)) == []
+
+    quantization = {"quantization_config": Mxfp4Config(dequantize=True)} if experts != "bf16" else {}
+    loaded, report = AutoModelForCausalLM.from_pretrained(
+        out, dtype=torch.bfloat16, attn_implementation="eager", output_loading_info=True, **quantization
+    )
+    assert not any(report.values()), report
+    expected = dict(reference.named_parameters())
+    assert expected.keys() == dict(loaded.named_parameters()).keys()
+    for name, parameter in loaded.named_parameters():
+        assert torch.equal(parameter, expected[name]), name
+    with torch.no_grad():
+        logits = loaded(TOKENS).logits
+        assert torch.equal(logits, reference(TOKENS).logits)
+        assert not torch.allclose(logits, loading.load_gpt_oss(checkpoint)(TOKENS).logits, atol=1e-3)
+
+
+def test_mxfp4_experts_and_all_but_the_attention_keep_every_byte(checkpoint, trained, tmp_path) -> None:
+    export_model.export_model(checkpoint, trained, tmp_path / "out")
+    before, after = tensors(checkpoint), tensors(tmp_path / "out")
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert before.keys() == after.keys()
+    assert changed == {f"{module}.weight" for module in adapter_files.attention_modules(2, list(ATTENTION_PROJECTIONS))}
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config == json.loads((checkpoint / "config.json").read_text())
+
+
+def test_a_bf16_base_gives_what_the_mxfp4_base_gives(checkpoint, trained, tmp_path) -> None:
+    dequantize_checkpoint(checkpoint, tmp_path / "bf16")
+    export_model.export_model(tmp_path / "bf16", trained, tmp_path / "from_bf16")
+    export_model.export_model(checkpoint, trained, tmp_path / "from_mxfp4", "bf16")
+    ours, theirs = tensors(tmp_path / "from_bf16"), tensors(tmp_path / "from_mxfp4")
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    config = json.loads((tmp_path / "from_mxfp4" / "config.json").read_text())
+    assert "quantization_config" not in config and config["dtype"] == "bfloat16"
+    with pytest.raises(CheckpointError, match="no MXFP4 experts to copy"):
+        export_model.export_model(tmp_path / "bf16", trained, tmp_path / "no", "mxfp4")
+
+
+@pytest.mark.parametrize("settings", [{"use_rslora": True}, {"target_modules": ["q_proj", "v_proj"], "lora_alpha": 3}])
+def test_other_scales_and_targets(checkpoint, tmp_path, settings) -> None:
+    adapter = save_adapter(checkpoint, tmp_path / "adapter", **settings)
+    export_model.export_model(checkpoint, adapter, tmp_path / "out")
+    merged = tensors(tmp_path / "out")
+    for name, parameter in peft_merge(checkpoint, adapter).named_parameters():
+        assert ".experts." in name or torch.equal(parameter, merged[name]), name
+
+
+def test_the_part_lost_to_rounding_is_reported(checkpoint, adapter, tmp_path, capsys) -> None:
+    """A small update is mostly lost, as float64 says too; an adapter of zeros gives the base."""
+    weights = load_file(adapter / WEIGHTS)
+    save_file({name: tensor * 2**-5 for name, tensor in weights.items()}, adapter / WEIGHTS)
+    merge = export_model.export_model(checkpoint, adapter, tmp_path / "small")
+    update = error = 0.0
+    before, after = tensors(checkpoint), tensors(tmp_path / "small")
+    for name in (name for name in weights if ".lora_A." in name):
+        a, b = (weights[name.replace("lora_A", half)].double() * 2**-5 for half in ("lora_A", "lora_B"))
+        wanted = 2 * b @ a
+        weight = name.removeprefix("base_model.model.").replace("lora_A.", "")
+        update += wanted.square().sum()
+        error += (after[weight].double() - before[weight].double() - wanted).square().sum()
+    assert merge.lost == pytest.approx(float(error / update) ** 0.5, rel=1e-3)
+    assert merge.lost > 0.1
+
+    save_file({name: torch.zeros_like(tensor) for name, tensor in weights.items()}, adapter / WEIGHTS)
+    words = ["--model", str(checkpoint), "--adapter", str(adapter), "--out", str(tmp_path / "zero")]
+    assert export_model.main(words) == 0
+    assert "the merged model is the base" in capsys.readouterr().out
+    zero = tensors(tmp_path / "zero")
+    assert all(torch.equal(zero[name], before[name]) for name in before)
+
+
+def test_the_tokenizer_comes_along(base, trained, tmp_path) -> None:
+    texts = {"tokenizer.json": "{}", "chat_template.jinja": "{{ messages }}", "tokenizer_config.json": '{"a": 1}'}
+    for name, text in texts.items():
+        (base / name).write_text(text)
+    (tmp_path / "out").mkdir()  # an empty one is fine
+    export_model.export_model(base, trained, tmp_path / "out", "bf16")
+    assert {name: (tmp_path / "out" / name).read_text() for name in texts} == texts
+    generation = (tmp_path / "out" / "generation_config.json").read_text()
+    assert generation == (base / "generation_config.json").read_text()
+
+
+A0 = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+
+
+def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path, Path], None]:
+    def damage(base: Path, adapter: Path) -> None:
+        values = load_file(adapter / WEIGHTS)
+        change(values)
+        save_file(values, adapter / WEIGHTS)
+
+    return damage
+
+
+def settings(**changes: object) -> Callable[[Path, Path], None]:
+    def damage(base: Path, adapter: Path) -> None:
+        file = adapter / adapter_files.CONFIG
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+    return damage
+
+
+def rename(old: str, new: str) -> Callable[[Path, Path], None]:
+    return weights(lambda values: [values.update({n.replace(old, new): values.pop(n)}) for n in list(values)])
+
+
+def wide(values: dict[str, torch.Tensor]) -> None:
+    values[A0] = torch.zeros(4, 256, dtype=torch.bfloat16)
+
+
+def cut_base(base: Path, adapter: Path) -> None:
+    shard = next(base.glob("*.safetensors"))
+    os.truncate(shard, shard.stat().st_size - 1)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (settings(r=8), "rank is not the 8"),
+        (weights(wide), f"shapes do not fit the base's projections: {A0}"),
+        (weights(lambda values: values.pop(A0)), f"1 pairs of which a half is missing: {A0}"),
+        (rename("layers.1.", "layers.7."), "no attention projection of the base: .*layers.7."),
+        (rename("self_attn.q_proj", "mlp.router"), "no attention projection of the base: .*mlp.router"),
+        (weights(lambda values: [values.pop(n) for n in list(values) if "layers.1." in n]), "4 gaps, .*layers.1."),
+        (weights(lambda values: values[A0].fill_(float("nan"))), f"NaN or infinity in {A0}"),
+        (settings(use_dora=True), "use_dora True"),
+        (settings(bias="all"), "bias all"),
+        (settings(rank_pattern={"q_proj": 2}), "rank_pattern"),
+        (settings(init_lora_weights="pissa"), "init_lora_weights pissa"),
+        (settings(peft_type="IA3"), "choose a LORA one"),
+        (cut_base, "is not complete:\n.* its header says"),
+        (lambda base, adapter: (base / "config.json").unlink(), "config.json is missing"),
+        (lambda base, adapter: (adapter / WEIGHTS).unlink(), f"{WEIGHTS} is missing"),
+        (lambda base, adapter: shutil.copytree(adapter, adapter / "adapter"), "is a run's step: name"),
+    ],
+)
+def test_what_does_not_belong_together_is_refused(base, adapter, tmp_path, damage, message) -> None:
+    damage(base, adapter)
+    with pytest.raises(CheckpointError, match=message):
+        export_model.export_model(base, adapter, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base"]
+
+
+def test_a_place_that_is_taken_or_too_small_is_refused(base, adapter, tmp_path, monkeypatch, capsys) -> None:
+    words = ["--model", str(base), "--adapter", str(adapter), "--out"]
+    assert export_model.main([*words, str(base)]) == 1
+    assert "is not empty" in capsys.readouterr().err
+    assert export_model.main([*words, str(base / "config.json")]) == 1
+    (tmp_path / ".out.partial").mkdir()
+    assert export_model.main([*words, str(tmp_path / "out")]) == 1
+    assert ".out.partial is there: remove it" in capsys.readouterr().err
+    (tmp_path / ".out.partial").rmdir()
+    monkeypatch.setattr(checkpoint_writer, "disk_free", lambda path: 1_000_000)
+    assert export_model.main([*words, str(tmp_path / "out")]) == 1
+    assert "1.0 MB free: choose another disk" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base"]
+
+
+def test_an_export_that_fails_leaves_nothing(base, adapter, tmp_path, monkeypatch) -> None:
+    def fail(self, module):
+        assert any(tmp_path.glob(".out.partial/*.safetensors")), "it fails too early to test anything"
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(export_model.Merge, "weight", fail)
+    with pytest.raises(OSError, match="no space"):
+        export_model.export_model(base, adapter, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base"]

@@ -1,0 +1,158 @@
+"""What the inspector says of checkpoints, adapters and runs that are whole, and of damaged ones."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from grpo.adapter_files import WEIGHTS
+from grpo.checkpoint_files import INDEX
+from scripts.dequantize_checkpoint import dequantize_checkpoint
+from scripts.inspect_checkpoint import main
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def inspect(capsys, folder: Path, code: int) -> dict:
+    """Call the command line in both forms, check the exit code, and return the JSON."""
+    assert main([str(folder)]) == code
+    said = capsys.readouterr()
+    text = said.out + said.err
+    assert main([str(folder), "--json"]) == code
+    report = json.loads(capsys.readouterr().out)
+    for problem in report.get("problems", []):
+        assert problem["file"] in text and problem["what"] in text and problem["remedy"] in text
+    return report
+
+
+def test_base_models(checkpoint: Path, tmp_path: Path, capsys) -> None:
+    dequantize_checkpoint(checkpoint, tmp_path / "bf16")
+    packed, plain = inspect(capsys, checkpoint, 0), inspect(capsys, tmp_path / "bf16", 0)
+    assert (packed["format"], plain["format"]) == ("MXFP4", "bf16")
+    assert (packed["layers"], packed["hidden"], packed["experts"], packed["vocabulary"]) == (2, 128, 8, 97)
+    shards = list(checkpoint.glob("*.safetensors"))
+    assert packed["shards"] == len(shards)
+    assert packed["file_bytes"] == sum(file.stat().st_size for file in shards)
+    values = sum(t.numel() for file in (tmp_path / "bf16").glob("*.safetensors") for t in load_file(file).values())
+    assert packed["parameters"] == plain["parameters"] == values
+    assert packed["bf16_bytes"] == plain["bf16_bytes"] == 2 * values
+
+
+def test_a_damaged_base_model(base: Path, capsys) -> None:
+    first, second = sorted(base.glob("*.safetensors"))[:2]
+    os.truncate(first, first.stat().st_size - 1)
+    second.unlink()
+    problems = inspect(capsys, base, 1)["problems"]
+    assert [problem["file"] for problem in problems] == [first.name, second.name]
+    lost = {name for name, file in json.loads((base / INDEX).read_text())["weight_map"].items() if file == second.name}
+    assert set(problems[1]["tensors"]) == lost
+
+
+def test_an_adapter_of_peft(trained: Path, checkpoint: Path, capsys) -> None:
+    report = inspect(capsys, trained, 0)
+    assert (report["rank"], report["alpha"], report["scale"]) == (4, 8, 2)
+    assert report["targets"] == ["k_proj", "o_proj", "q_proj", "v_proj"]
+    tensors = load_file(trained / WEIGHTS)
+    assert report["tensors"] == len(tensors) == 2 * 2 * 4
+    assert report["parameters"] == sum(tensor.numel() for tensor in tensors.values())
+    assert report["dtypes"] == ["BF16"] and report["non_finite"] == 0
+
+
+A0 = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+B0 = A0.replace("lora_A", "lora_B")
+
+
+def edit(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+    """Return what rewrites the weights of an adapter."""
+
+    def rewrite(folder: Path) -> None:
+        tensors = load_file(folder / WEIGHTS)
+        change(tensors)
+        save_file(tensors, folder / WEIGHTS)
+
+    return rewrite
+
+
+def cut(folder: Path) -> None:
+    os.truncate(folder / WEIGHTS, (folder / WEIGHTS).stat().st_size - 1)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / WEIGHTS).unlink(), "is missing"),
+        (cut, "its header says"),
+        (edit(lambda tensors: tensors[A0][0].fill_(float("nan"))), f"NaN or infinity in 1 of 16 tensors: {A0}"),
+        (edit(lambda tensors: tensors[B0][0].fill_(float("inf"))), f"NaN or infinity in 1 of 16 tensors: {B0}"),
+        (edit(lambda tensors: tensors.pop(B0)), f"1 pairs of which a half is missing: {B0}"),
+        (edit(lambda tensors: (tensors.pop(A0), tensors.pop(B0))), f"1 gaps, projections that other layers have: {A0}"),
+        (edit(lambda tensors: tensors.update({A0: tensors[A0][:3].clone()})), "rank is not the 4"),
+        (edit(lambda tensors: tensors.update(odd=torch.zeros(1))), "no half of a LoRA pair: odd"),
+        (edit(lambda tensors: tensors.clear()), "holds no tensor"),
+    ],
+)
+def test_a_damaged_adapter(adapter: Path, damage: Callable[[Path], object], message: str, capsys) -> None:
+    damage(adapter)
+    problems = inspect(capsys, adapter, 1)["problems"]
+    assert any(message in problem["what"] for problem in problems), problems
+
+
+def test_a_run(trained: Path, tmp_path: Path, capsys) -> None:
+    run = tmp_path / "run"
+    for step in (2, 10):
+        shutil.copytree(trained, run / "checkpoints" / f"step_{step}" / "adapter")
+    trainer = run / "checkpoints" / "step_10" / "trainer"
+    trainer.mkdir()
+    torch.save({"ranks": 2, "optimizer_step": 80}, trainer / "state.pt")
+    for rank in range(2):
+        torch.save({"master": [torch.zeros(1000)]}, trainer / f"rank_{rank}.pt")
+    report = inspect(capsys, run / "checkpoints", 0)
+    assert report["steps"] == [2, 10]
+    assert report["parts"][0]["trainer_bytes"] is None and report["parts"][1]["trainer_bytes"] > 8000
+    assert (report["parts"][1]["optimizer_step"], report["parts"][1]["ranks"]) == (80, 2)
+    assert inspect(capsys, run / "checkpoints" / "step_10", 0)["parts"][0]["kind"] == "LoRA adapter"
+
+    cut(run / "checkpoints" / "step_2" / "adapter")
+    (run / "checkpoints" / "step_12").mkdir()
+    report = inspect(capsys, run / "checkpoints", 1)
+    assert [part["complete"] for part in report["parts"]] == [False, True, False]
+    (trainer / "rank_1.pt").unlink()
+    problems = inspect(capsys, run / "checkpoints" / "step_10", 1)["problems"]
+    assert "rank_1.pt cannot be read" in problems[0]["what"]
+    (run / "logs").mkdir()
+    assert "name its checkpoints" in inspect(capsys, run, 2)["error"]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        (None, "", "no base model, adapter or step"),
+        ("config.json", "{", "no JSON"),
+        ("config.json", '{"model_type": "llama"}', "llama"),
+        (INDEX, "{}", "config.json is missing"),
+        (WEIGHTS, "", "adapter_config.json is missing"),
+        ("adapter_config.json", '{"peft_type": "IA3"}', "IA3"),
+        ("adapter_config.json", '{"peft_type": "LORA", "r": 0, "lora_alpha": 1}', "r 0"),
+    ],
+)
+def test_what_is_no_checkpoint(tmp_path: Path, file: str | None, content: str, message: str, capsys) -> None:
+    if file:
+        (tmp_path / file).write_text(content)
+    assert message in inspect(capsys, tmp_path, 2)["error"]
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path, capsys) -> None:
+    assert "no directory" in inspect(capsys, tmp_path / "none", 2)["error"]
+
+
+def test_base_models_are_inspected_without_torch(checkpoint: Path) -> None:
+    code = f"import sys; from scripts.inspect_checkpoint import main; code = main([{str(checkpoint)!r}]); "
+    code += "sys.exit(9 if 'torch' in sys.modules else code)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.DEVNULL).returncode == 0
