@@ -13,6 +13,8 @@
 #   --plan          only print what the configuration means: batches, steps, memory, disk
 #   --dry-run       only print the resolved command; writes nothing
 #   --run-dir DIR   where everything of this run goes (default: runs/NAME-TIME in the checkout)
+#   --resume DIR    continue the run in DIR from its newest checkpoint, with the settings given now; "latest": the
+#                   newest run of this NAME
 #   --steps N       stop after N global steps
 #   --help          this text
 #
@@ -23,7 +25,7 @@ set -euo pipefail
 
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)"
 TINY_DIR="$HERE/.cache/tiny-model"
-TINY=0 MODE=run RUN_DIR="" EXTRA_ARGS=()
+TINY=0 MODE=run RUN_DIR="" RESUME="" EXTRA_ARGS=()
 
 refuse() {
     printf 'train_grpo.sh: %s\n' "$1" >&2
@@ -37,9 +39,13 @@ while (($#)); do
             [[ $MODE == run ]] || refuse "--$MODE and $1 exclude each other"
             MODE="${1#--}"
             ;;
-        --run-dir | --steps)
+        --run-dir | --resume | --steps)
             (($# > 1)) || refuse "$1 needs a value; see ./train_grpo.sh --help"
-            if [[ $1 == --steps ]]; then STEPS="$2"; else RUN_DIR="$2"; fi
+            case "$1" in
+                --run-dir) RUN_DIR="$2" ;;
+                --resume) RESUME="$2" ;;
+                --steps) STEPS="$2" ;;
+            esac
             shift
             ;;
         --)
@@ -111,14 +117,15 @@ fi
 
 # Actor. In bf16 the model has 234 GB: more than 4 x 80 GB leave beside the activations, so it lives in host memory.
 # Eager attention applies gpt-oss's sinks; flash_attention_2 drops them without a word
-: "${ZERO_STAGE:=3}" "${OFFLOAD:=1}" "${ADAM_OFFLOAD:=1}" "${GRADIENT_CHECKPOINTING:=1}"
+: "${OFFLOAD:=1}" "${ADAM_OFFLOAD:=1}" "${GRADIENT_CHECKPOINTING:=1}"
 : "${ATTN_IMPLEMENTATION:=eager}"
 : "${PERSISTENCE_THRESHOLD:=}" # elements; smaller parameters stay whole on every rank (empty: DeepSpeed's default)
 
 # Eval on held-out problems, also before the first step
 : "${EVAL_STEPS:=10}" "${EVAL_AT_START:=1}" "${EVAL_TEMPERATURE:=1.0}" "${EVAL_N_SAMPLES_PER_PROMPT:=4}"
 
-# Checkpoints hold the adapter alone; other disks can be named
+# Checkpoints hold the adapter and its optimizer. The newest are kept, and always the best by held-out exact match;
+# other disks can be named
 : "${SAVE_STEPS:=10}" "${MAX_CHECKPOINTS:=2}" "${CKPT_DIR:=}" "${METRICS_DIR:=}"
 
 : "${SEED:=42}" "${USE_WANDB:=0}"
@@ -166,7 +173,7 @@ ENGINE_ARGS=(
 )
 if [[ $ENFORCE_EAGER == 1 ]]; then ENGINE_ARGS+=(--enforce_eager); fi
 
-ACTOR_ARGS=(--actor_num_nodes 1 --actor_num_gpus_per_node "$ACTOR_GPUS" --zero_stage "$ZERO_STAGE")
+ACTOR_ARGS=(--actor_num_nodes 1 --actor_num_gpus_per_node "$ACTOR_GPUS" --zero_stage 3)
 if [[ $OFFLOAD == 1 ]]; then ACTOR_ARGS+=(--offload); fi
 if [[ $ADAM_OFFLOAD == 1 ]]; then ACTOR_ARGS+=(--adam_offload); fi
 if [[ -n $PERSISTENCE_THRESHOLD ]]; then
@@ -212,6 +219,7 @@ if ((TINY)) && [[ $MODE == run || $MODE == check ]]; then make_tiny; fi
 
 OPTIONS=(--name "$NAME")
 if [[ -n $RUN_DIR ]]; then OPTIONS+=(--run-dir "$RUN_DIR"); fi
+if [[ -n $RESUME ]]; then OPTIONS+=(--resume "$RESUME"); fi
 
 exec "${LAUNCH[@]}" "$MODE" "${OPTIONS[@]}" -- \
     "${MODEL_ARGS[@]}" "${DATA_ARGS[@]}" "${ROLLOUT_ARGS[@]}" "${GRPO_ARGS[@]}" "${OPTIM_ARGS[@]}" "${LORA_ARGS[@]}" \

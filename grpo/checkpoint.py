@@ -1,76 +1,131 @@
-"""Checkpoints of the LoRA adapter alone, in PEFT's format."""
+"""Checkpoints: the LoRA adapter in PEFT's format, and the trainer's own state beside it."""
 
 import os
-import re
 import shutil
-import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from peft import PeftModel
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from grpo.adapter import gather
+from grpo import trainer_state
+from grpo.adapter import gather, unflatten
+from grpo.retention import exact_match, kept_steps, saved_steps
 
-STEP_DIRECTORY = re.compile(r"step_(\d+)")
+
+class SaveError(OSError):
+    """A checkpoint could not be written; the ones before it are whole."""
 
 
 def save_adapter(model: PeftModel, directory: str | Path) -> None:
     """Write ``adapter_model.safetensors`` and ``adapter_config.json``. A collective call: every rank makes it.
 
-    Only the adapter is gathered. It is written under a temporary name, flushed to the disk and renamed, so that
-    ``directory`` holds a whole adapter or does not exist.
-
     Args:
         model: the PeftModel of this rank, partitioned by ZeRO-3 or not.
-        directory: is replaced where it exists.
+        directory: holds a whole adapter afterwards, also where the call is killed; is replaced where it exists.
 
     Raises:
         FloatingPointError: for an adapter that is not finite; what was saved before stays.
+        SaveError: where the disk is full or not writable.
     """
-    names, tensors = gather(model)
-    if dist.get_rank() == 0:
-        target = Path(directory)
-        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-        for stale in target.parent.glob(f".{target.name}.*"):  # left by a run that was killed here
-            shutil.rmtree(stale)
-        temporary.mkdir(parents=True)
-        cpu = {name: tensor.cpu().contiguous() for name, tensor in zip(names, tensors, strict=True)}
-        save_file(cpu, temporary / "adapter_model.safetensors", metadata={"format": "pt"})
-        config = model.peft_config["default"]
-        training, config.inference_mode = config.inference_mode, True
-        config.save_pretrained(str(temporary))
-        config.inference_mode = training
-        for file in temporary.iterdir():
-            _flush(file)
-        if target.exists():
-            shutil.rmtree(target)
-        temporary.rename(target)
-        _flush(target.parent)
-    dist.barrier()
+    write = _adapter_writer(model)
+    _replace(Path(directory), write)
 
 
-def save_step(model: PeftModel, args: Any, client_states: dict[str, Any]) -> None:
-    """Write ``step_N/adapter`` in ``args.ckpt_path`` and remove all but the newest ``args.max_ckpt_num`` steps.
+def save_step(engine: Any, args: Any, client_states: dict[str, Any]) -> None:
+    """Write ``step_N`` in ``args.ckpt_path``, with ``adapter/`` and ``trainer/``, and remove what is not kept.
 
-    A collective call.
+    A collective call; memory beyond what training holds is that of the adapter alone.
 
     Args:
+        engine: DeepSpeed's engine around the PeftModel.
+        args: ``max_ckpt_num`` is the number to keep, see :func:`grpo.retention.kept_steps`.
         client_states: OpenRLHF's; ``global_step`` is N.
+
+    Raises:
+        FloatingPointError, SaveError: as :func:`save_adapter`.
     """
+    write_adapter = _adapter_writer(engine.module)
+
+    def write(step: Path) -> None:
+        (step / "trainer").mkdir(exist_ok=True)
+        write_adapter(step / "adapter")
+        trainer_state.save(engine, step / "trainer", client_states)
+
     checkpoints = Path(args.ckpt_path)
-    save_adapter(model, checkpoints / f"step_{client_states['global_step']}" / "adapter")
+    _replace(checkpoints / f"step_{client_states['global_step']}", write)
     if dist.get_rank() == 0:
-        for old in saved_steps(checkpoints)[: -max(args.max_ckpt_num, 1)]:
+        steps = saved_steps(checkpoints)
+        scores = exact_match(Path(args.metrics_dir or args.run_dir) / "eval.jsonl")
+        for old in set(steps) - set(kept_steps(steps, scores, args.max_ckpt_num)):
             shutil.rmtree(checkpoints / f"step_{old}")
 
 
-def saved_steps(checkpoints: str | Path) -> list[int]:
-    """Return the steps with a whole adapter, in ascending order."""
-    found = (STEP_DIRECTORY.fullmatch(path.name) for path in Path(checkpoints).iterdir())
-    steps = sorted(int(match.group(1)) for match in found if match)
-    return [step for step in steps if (Path(checkpoints) / f"step_{step}" / "adapter").is_dir()]
+def load_step(engine: Any, args: Any) -> dict[str, Any]:
+    """Bring the trainer to the checkpoint ``args.resume_from``; return OpenRLHF's ``client_states``, {} without one.
+
+    Raises:
+        grpo.trainer_state.ResumeError: for files that are incomplete or of another adapter.
+    """
+    return trainer_state.load(engine, Path(args.resume_from) / "trainer") if args.resume_from else {}
+
+
+def _adapter_writer(model: PeftModel) -> Callable[[Path], None]:
+    """Gather the adapter, and return what writes it into a folder, on rank 0."""
+    flat, specs = gather(model)
+
+    def write(directory: Path) -> None:
+        if dist.get_rank() != 0:
+            return
+        directory.mkdir(exist_ok=True)
+        save_file(unflatten(flat.cpu(), specs), directory / "adapter_model.safetensors", metadata={"format": "pt"})
+        config = model.peft_config["default"]
+        training, config.inference_mode = config.inference_mode, True
+        config.save_pretrained(str(directory))
+        config.inference_mode = training
+
+    return write
+
+
+def _replace(target: Path, write: Callable[[Path], None]) -> None:
+    """Let every rank write into a folder aside, then give it its name: a folder under its name is always whole."""
+    aside, old = target.with_name(f".{target.name}.partial"), target.with_name(f".{target.name}.old")
+
+    def prepare() -> None:
+        for left in (aside, old):  # by a run that was killed here
+            shutil.rmtree(left, ignore_errors=True)
+        aside.mkdir(parents=True)
+
+    def finish() -> None:
+        for path in aside.rglob("*"):
+            _flush(path)
+        if target.exists():
+            target.rename(old)
+        aside.rename(target)
+        _flush(target.parent)
+        shutil.rmtree(old, ignore_errors=True)
+
+    is_first = dist.get_rank() == 0
+    for part in (prepare if is_first else None, lambda: write(aside), finish if is_first else None):
+        _on_every_rank(part, target)
+
+
+def _on_every_rank(part: Callable[[], None] | None, target: Path) -> None:
+    # A rank that fails alone would leave the others waiting in the next collective call for ever.
+    error = None
+    try:
+        if part:
+            part()
+    except (OSError, RuntimeError, SafetensorError) as failure:
+        error = f"rank {dist.get_rank()}: {failure}"
+    errors: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(errors, error)
+    if any(errors):
+        reasons = "; ".join(filter(None, errors))
+        raise SaveError(f"{target} was not written ({reasons}): make room or mend the disk, then --resume the run")
 
 
 def _flush(path: Path) -> None:

@@ -1,10 +1,8 @@
-"""What the driver tells Ray, and how it waits for its actors."""
+"""What the driver tells Ray, and when its engines are ready."""
 
 import os
 from collections.abc import Sequence
 from typing import Any
-
-import ray
 
 from grpo.secrets import is_secret
 
@@ -28,18 +26,10 @@ def runtime_env(environ: dict[str, str] | None = None) -> dict[str, dict[str, st
     return {"env_vars": variables}
 
 
-def wait_for(refs: Sequence[Any]) -> None:
-    """Wait until every object reference is ready, and raise the first error as soon as it happens.
-
-    ``ray.get`` on a list looks at the references in order: it would wait for a slow actor for an hour although the
-    next one in the list died in the first second.
-    """
-    pending = list(refs)
-    while pending:
-        ready, pending = ray.wait(pending, num_returns=1)
-        ray.get(ready)
-
-
 def engines_ready(engines: Sequence[Any] | None) -> list[Any]:
-    """Return one reference per vLLM engine that resolves when the engine has started, or raises why it has not."""
+    """Return one reference per vLLM engine that resolves when the engine has started, or raises why it has not.
+
+    OpenRLHF waits for the actor alone and would start training first. ``ray.get`` raises the first error of any
+    reference at once.
+    """
     return [engine.get_num_unfinished_requests.remote() for engine in engines or []]

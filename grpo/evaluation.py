@@ -8,6 +8,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
+from grpo.rollout import begin_stage
 from grpo.run_log import describe_samples
 
 logger = logging.getLogger("openrlhf.grpo.evaluation")
@@ -75,8 +78,12 @@ def summarise(samples: Sequence[Any], group_size: int) -> dict[str, Any]:
 def evaluate(trainer: Any, step: int, generate_kwargs: dict[str, Any]) -> None:
     """Evaluate the engines' policy on the held-out set, and log the result. Replaces ``PPOTrainer.evaluate``."""
     started = time.monotonic()
-    sources = {prompt: source for batch in trainer.eval_dataloader for source, prompt, _ in zip(*batch, strict=True)}
-    samples = trainer.samples_generator.generate_eval_samples(**generate_kwargs)
+    begin_stage(trainer.samples_generator, f"eval {step}")
+    # The loader draws from torch's generator; training after an evaluation is to be that without one.
+    with torch.random.fork_rng(devices=[]):
+        batches = [zip(*batch, strict=True) for batch in trainer.eval_dataloader]
+        sources = {prompt: source for batch in batches for source, prompt, _ in batch}
+        samples = trainer.samples_generator.generate_eval_samples(**generate_kwargs)
     group_size = generate_kwargs["n_samples_per_prompt"]
     result = summarise(samples, group_size)
     by_source = defaultdict(list)
@@ -87,7 +94,6 @@ def evaluate(trainer: Any, step: int, generate_kwargs: dict[str, Any]) -> None:
 
     trainer.run_log.write_eval(step, result)
     trainer.run_log.write_samples(f"eval_{step}", describe_samples(samples, trainer.tokenizer))
-    trainer.last_eval_step = step
     logs = {f"eval_{source}_pass1": part["exact_match"] for source, part in result["by_source"].items()}
     logs |= {f"eval_{source}_pass{group_size}": part["pass_at_k"] for source, part in result["by_source"].items()}
     for tracker in (trainer.wandb_logger, trainer.tensorboard_logger):
@@ -99,8 +105,11 @@ def evaluate(trainer: Any, step: int, generate_kwargs: dict[str, Any]) -> None:
 
 
 def run_first(trainer: Any, step: int) -> None:
-    """Evaluate before the first step, where ``--eval_at_start`` asks for it."""
-    if trainer.args.eval_at_start:
+    """Evaluate before the first step, where ``--eval_at_start`` asks for it.
+
+    A resumed run evaluates here what the run before it was killed too early for.
+    """
+    if trainer.args.eval_at_start if step == 0 else step % trainer.args.eval_steps == 0:
         run(trainer, step)
 
 
@@ -112,7 +121,7 @@ def run_last(trainer: Any, step: int) -> None:
 
 def run(trainer: Any, step: int) -> None:
     """Evaluate with the evaluation's own temperature and samples a prompt, unless this step has been evaluated."""
-    if trainer.eval_dataloader is None or getattr(trainer, "last_eval_step", None) == step:
+    if trainer.eval_dataloader is None or trainer.run_log.is_evaluated(step):
         return
     args = trainer.args
     kwargs = {

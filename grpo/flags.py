@@ -15,6 +15,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--run_dir", default="./run", help="metrics.jsonl, eval.jsonl and samples/ are written here")
     group.add_argument("--metrics_dir", default=None, help="another place for metrics.jsonl and eval.jsonl")
     group.add_argument("--max_steps", type=int, default=None, help="stop after this many global steps")
+    group.add_argument("--resume_from", default=None, help="continue from this checkpoint, a folder step_N")
     group.add_argument("--eval_at_start", action="store_true", help="evaluate once before the first step")
     group.add_argument("--offload", action="store_true", help="keep the actor's ZeRO-3 parameters in host memory")
     group.add_argument(
@@ -65,8 +66,8 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
             "gradient checkpointing with LoRA under ZeRO-3 raises a CheckpointError unless it is reentrant: "
             "add --gradient_checkpointing_use_reentrant"
         )
-    if args.offload and args.zero_stage != 3:
-        yield "--offload moves ZeRO-3 partitions to host memory: it needs --zero_stage 3"
+    if args.zero_stage != 3:
+        yield f"--zero_stage {args.zero_stage} is not supported: loading and saving are made for --zero_stage 3"
     if args.vllm_enable_sleep:
         yield "--vllm_enable_sleep discards the adapter in the engines: leave it out"
     if args.async_train:
@@ -84,4 +85,4 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
     if not 0 < args.vllm_gpu_memory_utilization <= 1:
         yield f"--vllm_gpu_memory_utilization {args.vllm_gpu_memory_utilization:g}: give a share from 0 to 1"
     if args.load_checkpoint:
-        yield "--load_checkpoint looks for DeepSpeed checkpoints, runs here save the adapter alone: leave it out"
+        yield "--load_checkpoint looks for DeepSpeed checkpoints, which hold the whole model: use --resume_from"

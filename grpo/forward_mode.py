@@ -1,8 +1,12 @@
-"""The mode in which the actor computes log-probs without gradients."""
+"""What the actor computes in a forward pass, and which passes it makes: nothing that is not used."""
 
 from typing import Any
 
+import ray
+import torch
 from torch import nn
+
+ENTROPY_CHUNK = 256  # positions
 
 
 def router_logits(args: Any) -> bool:
@@ -20,3 +24,52 @@ def training_path(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.eval()
+
+
+def is_on_policy(args: Any) -> bool:
+    """Say whether a rollout is one optimizer step: the policy that is trained is the one that sampled."""
+    samples = args.rollout_batch_size * args.n_samples_per_prompt * args.max_epochs
+    return samples == args.train_batch_size and args.init_kl_coef == 0
+
+
+def old_log_probs_ref(maker: Any, **batches: list[torch.Tensor]) -> Any:
+    """Start the forward passes for the old log-probs, or none where :func:`old_log_probs` does not need them.
+
+    Args:
+        maker: OpenRLHF's ``RemoteExperienceMaker``.
+        batches: ``sequences``, ``action_mask``, ``attention_mask`` of each micro-batch.
+
+    Returns:
+        What ``async_run_method_batch("forward")`` returns; zeros without a pass.
+    """
+    args = maker.args
+    if not is_on_policy(args):
+        return maker.actor_model_group.async_run_method_batch(method_name="forward", **batches)
+    copies = args.ring_attn_size * args.ds_tensor_parallel_size  # OpenRLHF takes one of so many equal results
+    return ray.put([[torch.zeros(mask.shape)] for mask in batches["action_mask"] for _ in range(copies)])
+
+
+def old_log_probs(args: Any, old: torch.Tensor, current: torch.Tensor) -> torch.Tensor:
+    """Return the log-probs of the policy that sampled, ``[B, A]``: those of this very pass where it has not moved."""
+    return current.detach() if is_on_policy(args) else old
+
+
+def entropy_use(args: Any) -> str | None:
+    """Return what the entropy is computed for: "loss", "log" (a coefficient of 0), or None."""
+    if args.entropy_loss_coef is None:
+        return None
+    return "loss" if args.entropy_loss_coef != 0 else "log"
+
+
+def entropy(logits: torch.Tensor, use: str) -> torch.Tensor:
+    """Return the entropy of each position, ``[B, S]``, with a graph only where the loss uses it.
+
+    Args:
+        logits: fp32 ``[B, S, V]``.
+    """
+    from openrlhf.models.utils import compute_entropy
+
+    if use == "loss":
+        return compute_entropy(logits)
+    with torch.no_grad():  # in chunks: the softmax of 4096 tokens over the whole vocabulary has 3.3 GB
+        return torch.cat([compute_entropy(chunk) for chunk in logits.split(ENTROPY_CHUNK, dim=1)], dim=1)

@@ -7,11 +7,15 @@ import torch
 
 
 class ActorMetrics:
-    """Gradient norms of one call of ``ppo_train``, on one trainer rank."""
+    """Gradient norms of one call of ``ppo_train``, on one trainer rank.
 
-    def __init__(self) -> None:
+    Args:
+        engine: DeepSpeed's engine, which counts optimizer steps over all parts of a resumed run.
+    """
+
+    def __init__(self, engine: Any) -> None:
         self._norms: list[float] = []
-        self._seen_steps = 0
+        self._seen_steps = engine.global_steps
 
     def after_backward_and_step(self, engine: Any) -> None:
         """Note the gradient norm if DeepSpeed's ``engine`` has just made an optimizer step.

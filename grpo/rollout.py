@@ -1,8 +1,11 @@
 """What a rollout brings back to the trainer: rewards and numeric logs that are complete for every sample."""
 
+import hashlib
 import logging
 import math
+from collections import Counter
 from collections.abc import Sequence
+from copy import copy
 from numbers import Real
 from typing import Any
 
@@ -89,6 +92,28 @@ def _complete_logs(samples: Sequence[Any]) -> None:
 def samples_a_prompt(args: Any, generate_kwargs: dict[str, Any]) -> int:
     """Return how many samples a prompt gets: the call's own number (an evaluation has one), else that of training."""
     return generate_kwargs.get("n_samples_per_prompt", args.n_samples_per_prompt)
+
+
+def begin_stage(generator: Any, name: str) -> None:
+    """Name what is sampled from here on, for instance "train 7" or "eval 10": the seeds follow from it."""
+    generator.stage, generator.drawn = name, Counter()
+
+
+def seeded(generator: Any, params: Any, prompt: str) -> Any:
+    """Return sampling parameters whose seed follows from the run's seed, the stage and the prompt.
+
+    So a step that is done again after a resume samples the same responses, whichever engine gets the prompt and in
+    whichever order. A prompt that a stage draws twice gets other samples the second time.
+
+    Args:
+        generator: OpenRLHF's ``SamplesGenerator``, after :func:`begin_stage`.
+        params: vLLM's ``SamplingParams``; stays as it is.
+    """
+    generator.drawn[prompt] += 1
+    text = f"{generator.args.seed} {generator.stage} {generator.drawn[prompt]} {prompt}"
+    mine = copy(params)
+    mine.seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+    return mine
 
 
 def reward_of(args: Any, response: dict[str, Any], key: str) -> float | None:

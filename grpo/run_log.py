@@ -65,6 +65,10 @@ class RunLog:
             {"step": step, "time": time.time(), "seconds": seconds, "lost_writes": self._lost, **numbers},
         )
 
+    def is_evaluated(self, step: int) -> bool:
+        """Say whether eval.jsonl has a line of this step."""
+        return any(row["step"] == step for row in read_rows(self._metrics / "eval.jsonl"))
+
     def write_eval(self, step: int, result: dict[str, Any]) -> None:
         """Append the line of one evaluation to eval.jsonl. Its seconds are not part of any training step."""
         self._append("eval.jsonl", {"step": step, "time": time.time(), **result})
@@ -88,6 +92,28 @@ class RunLog:
             logger.error("%s was not written: %s", path, error)
 
 
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of a JSON-lines file, [] where there is none. A line that a kill has cut is left out."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in lines[:-1] if line.strip()]
+
+
+def rewind(run_dir: Path, metrics_dir: Path, step: int) -> None:
+    """Take back what was logged after `step`, which a resumed run does again: lines and files of samples."""
+    for name in ("metrics.jsonl", "eval.jsonl"):
+        if (metrics_dir / name).exists():
+            rows = [row for row in read_rows(metrics_dir / name) if row["step"] <= step]
+            aside = metrics_dir / f".{name}.new"
+            aside.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+            aside.replace(metrics_dir / name)
+    for file in (run_dir / "samples").glob("*_*.jsonl"):
+        if int(file.stem.partition("_")[2]) > step:
+            file.unlink()
+
+
 def _finite(value: Any) -> Any:
     """Return ``value`` with null in place of numbers that JSON cannot hold."""
     if isinstance(value, dict):
@@ -97,13 +123,19 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def attach(trainer: Any) -> RunLog:
+def attach(trainer: Any, states: dict[str, Any]) -> RunLog:
     """Time the phases of OpenRLHF's ``PPOTrainer`` (an object, not its class), and return its log.
 
     Phases: ``generate`` (with the reward, which the engines compute), ``old_log_probs`` (with advantages), ``train``,
     ``sync``, ``save``; an evaluation's seconds stand in eval.jsonl.
+
+    Args:
+        states: the ``client_states`` that the trainer starts from, see :func:`grpo.trainer_state.of_controller`.
     """
     log = RunLog(trainer.args.run_dir, trainer.args.metrics_dir)
+    step = states["global_step"]
+    if step and step not in {row["step"] for row in read_rows(log._metrics / "metrics.jsonl")}:
+        log.write_step(step, states["status"])  # killed between saving and logging: only the seconds are lost
     trainer.samples_generator.generate_samples = log.timed("generate", trainer.samples_generator.generate_samples)
     maker = trainer.experience_maker
     maker.make_experience_batch = log.timed("old_log_probs", maker.make_experience_batch)

@@ -8,7 +8,7 @@ vLLM imports this module in every worker (``worker_extension_cls``) before it bu
 is there when the model is profiled and compiled.
 """
 
-import zlib
+import os
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.model_executor.layers.linear import LinearMethodBase
 from vllm.model_executor.models.gpt_oss import OAIAttention
 
-from grpo.adapter import TensorSpec, unflatten
+from grpo.adapter import TensorSpec, checksum, unflatten
 
 
 class SidePath(LinearMethodBase):
@@ -57,6 +57,26 @@ def attach(attention: Any, rank: int, scale: float) -> None:
     o.quant_method = SidePath(o.quant_method, o, [attention.hidden_size], attention.q_size, rank, scale)
 
 
+def slots(attention: Any) -> dict[str, tuple[torch.Tensor, slice, slice]]:
+    """Return where each adapter tensor of one attention module goes on this worker.
+
+    Returns:
+        For ``q_proj.lora_A`` and so on: the buffer, and which rows and columns of the whole tensor it holds.
+    """
+    rank, everything = get_tensor_model_parallel_rank(), slice(None)
+    qkv, o = attention.qkv_proj, attention.o_proj
+    places, row = {}, 0
+    for part, (name, size) in enumerate((("q", attention.q_size), ("k", attention.kv_size), ("v", attention.kv_size))):
+        mine = slice(rank * size, (rank + 1) * size)
+        places[f"{name}_proj.lora_A"] = (qkv.lora_A[part], everything, everything)
+        places[f"{name}_proj.lora_B"] = (qkv.lora_B[row : row + size], mine, everything)
+        row += size
+    mine = slice(rank * attention.q_size, (rank + 1) * attention.q_size)
+    places["o_proj.lora_A"] = (o.lora_A[0], everything, mine)
+    places["o_proj.lora_B"] = (o.lora_B, everything, everything)
+    return places
+
+
 def fill(attention: Any, tensors: dict[str, torch.Tensor]) -> int:
     """Copy this worker's slices of one layer's adapter into the side paths.
 
@@ -67,19 +87,10 @@ def fill(attention: Any, tensors: dict[str, torch.Tensor]) -> int:
     Returns:
         How many of ``tensors`` were copied.
     """
-    rank = get_tensor_model_parallel_rank()
-    qkv, o = attention.qkv_proj, attention.o_proj
-    sizes = {"q_proj": attention.q_size, "k_proj": attention.kv_size, "v_proj": attention.kv_size}
-    row = 0
-    for part, (name, size) in enumerate(sizes.items()):
-        _copy(qkv.lora_A[part], tensors.get(f"{name}.lora_A"), slice(None), slice(None))
-        rows = slice(rank * size, (rank + 1) * size)
-        _copy(qkv.lora_B[row : row + size], tensors.get(f"{name}.lora_B"), rows, slice(None))
-        row += size
-    columns = slice(rank * attention.q_size, (rank + 1) * attention.q_size)
-    _copy(o.lora_A[0], tensors.get("o_proj.lora_A"), slice(None), columns)
-    _copy(o.lora_B, tensors.get("o_proj.lora_B"), slice(None), slice(None))
-    return sum(f"{name}.{half}" in tensors for name in (*sizes, "o_proj") for half in ("lora_A", "lora_B"))
+    places = slots(attention)
+    for name, (buffer, rows, columns) in places.items():
+        _copy(buffer, tensors.get(name), rows, columns)
+    return len(places.keys() & tensors.keys())
 
 
 def _copy(buffer: torch.Tensor, whole: torch.Tensor | None, rows: slice, columns: slice) -> None:
@@ -93,13 +104,13 @@ def _copy(buffer: torch.Tensor, whole: torch.Tensor | None, rows: slice, columns
 class AdapterWorker:
     """vLLM's ``worker_extension_cls``: methods that ``collective_rpc`` calls on every worker."""
 
-    def load_adapter(self, data: bytes, specs: list[dict]) -> dict[str, int]:
-        """Replace the adapter by the one in ``data``; see :func:`grpo.sync.load_into_engine`.
+    def load_adapter(self, path: str, specs: list[dict]) -> dict[str, int]:
+        """Replace the adapter by the one in the file ``path``; see :func:`grpo.engine.load_into_engine`.
 
         Raises:
             ValueError: for a tensor that belongs to no attention projection of this model.
         """
-        flat = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        flat = torch.from_file(path, size=os.path.getsize(path) // 2, dtype=torch.bfloat16)
         tensors = unflatten(flat, [TensorSpec(**spec) for spec in specs])
         model = self.model_runner.model  # type: ignore[attr-defined]
         applied = 0
@@ -109,7 +120,7 @@ class AdapterWorker:
             applied += fill(layer.attn, {n.removeprefix(prefix).removesuffix(".weight"): t for n, t in mine.items()})
         if applied != len(tensors):
             raise ValueError(f"{len(tensors) - applied} adapter tensors fit no attention layer; is it another model's?")
-        return {"rank": get_tensor_model_parallel_rank(), "checksum": zlib.crc32(data), "tensors": applied}
+        return {"rank": get_tensor_model_parallel_rank(), "checksum": checksum(flat), "tensors": applied}
 
 
 def _install() -> None:

@@ -1,12 +1,11 @@
 """Sends the LoRA adapter from the trainer to the vLLM engines, through the Ray object store.
 
 Trainer ranks gather the adapter with one collective; rank 0 puts one flat buffer into the object store; every engine
-actor gets the reference as an argument, so that Ray hands it the buffer without a copy, and passes the bytes on to its
-tensor-parallel workers, which are processes outside Ray's job. The workers copy their slices into the side path
-(``grpo.side_path``).
+actor gets the reference as an argument, so that Ray hands it the buffer without a copy, and lays it in a shared file
+for its tensor-parallel workers, which are processes outside Ray's job. The workers map the file and copy their slices
+into the side path (``grpo.side_path``).
 """
 
-import zlib
 from dataclasses import asdict
 from typing import Any
 
@@ -14,7 +13,7 @@ import ray
 import torch
 import torch.distributed as dist
 
-from grpo.adapter import flatten, gather, is_trained
+from grpo.adapter import TensorSpec, checksum, gather, is_trained
 from grpo.engine import SyncError
 
 TIMEOUT_SECONDS = 600.0
@@ -37,14 +36,18 @@ def sync_adapter(model: torch.nn.Module, engines: list[Any]) -> None:
         SyncError: where a worker reports other bytes than were sent, or not the whole adapter.
         ray.exceptions.RayError: where an engine died or does not answer within ``TIMEOUT_SECONDS``.
     """
-    names, tensors = gather(model)
+    flat, specs = gather(model)
     if dist.get_rank() == 0:
-        flat, specs = flatten(names, tensors)
-        buffer = flat.numpy()
-        reference = ray.put(buffer)
-        calls = [engine.load_adapter.remote(reference, [asdict(spec) for spec in specs]) for engine in engines]
-        _check(ray.get(calls, timeout=TIMEOUT_SECONDS), zlib.crc32(buffer.data), len(specs))
+        send(flat.cpu(), specs, engines)
     dist.barrier()
+
+
+def send(flat: torch.Tensor, specs: list[TensorSpec], engines: list[Any]) -> None:
+    """Send a flat adapter (on the CPU) to every engine, and check what arrived. Raises as :func:`sync_adapter`."""
+    # bf16 is no numpy type: as bytes, Ray shares it without pickling it
+    reference = ray.put(flat.view(torch.uint8).numpy())
+    calls = [engine.load_adapter.remote(reference, [asdict(spec) for spec in specs]) for engine in engines]
+    _check(ray.get(calls, timeout=TIMEOUT_SECONDS), checksum(flat), len(specs))
 
 
 def _check(receipts: list[list[dict[str, int]]], checksum: int, count: int) -> None:

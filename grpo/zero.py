@@ -84,29 +84,34 @@ class ZeroPartitioner:
         return parameter
 
 
-def gather_flat(parameters: Sequence[Any]) -> list[torch.Tensor]:
-    """Return the whole values of ZeRO-3 parameters, with one collective for all of them.
+def whole_shape(parameter: Any) -> torch.Size:
+    """Return the shape of the whole parameter, partitioned by ZeRO-3 or not."""
+    return getattr(parameter, "ds_shape", parameter.shape)
 
-    Every rank calls it with the same ``nn.Parameter`` objects in the same order. Those that are not partitioned (other
-    ZeRO stages) are returned as they are.
+
+def gather_flat(parameters: Sequence[Any]) -> torch.Tensor:
+    """Return the whole values of parameters one after the other, with one collective for all of them.
+
+    Every rank calls it with the same ``nn.Parameter`` objects of one dtype in the same order, all partitioned by ZeRO-3
+    or none.
 
     Returns:
-        Detached tensors in each parameter's own shape and dtype, on the parameters' device.
+        ``[elements]``, detached, on this rank's device.
     """
-    partitioned = [parameter for parameter in parameters if hasattr(parameter, "ds_tensor")]
-    if not partitioned:
-        return [parameter.detach() for parameter in parameters]
+    if not all(hasattr(parameter, "ds_tensor") for parameter in parameters):
+        return torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
     device = get_accelerator().current_device_name()
-    local = torch.cat([parameter.ds_tensor.detach().to(device).reshape(-1) for parameter in partitioned])
-    world = dist.get_world_size()
-    gathered = torch.empty(world * local.numel(), dtype=local.dtype, device=device)
+    local = torch.cat([parameter.ds_tensor.detach().to(device).reshape(-1) for parameter in parameters])
+    gathered = local.new_empty(dist.get_world_size(), local.numel())
     dist.all_gather_into_tensor(gathered, local)
-    gathered = gathered.view(world, -1)
 
-    values, offset = {}, 0
-    for parameter in partitioned:
-        size = parameter.ds_tensor.ds_numel
-        flat = gathered[:, offset : offset + size].reshape(-1)[: parameter.ds_numel]
-        values[id(parameter)] = flat.view(parameter.ds_shape)
-        offset += size
-    return [values.get(id(parameter), parameter.detach()) for parameter in parameters]
+    flat = local.new_empty(sum(parameter.ds_numel for parameter in parameters))
+    taken = given = 0
+    for parameter in parameters:
+        size, left = parameter.ds_tensor.ds_numel, parameter.ds_numel
+        for part in gathered[:, taken : taken + size]:
+            count = min(size, left)  # the last ranks' ranges end in padding
+            flat[given : given + count] = part[:count]
+            given, left = given + count, left - count
+        taken += size
+    return flat

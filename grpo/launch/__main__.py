@@ -1,4 +1,4 @@
-"""python -m grpo.launch run|check|plan|dry-run [--name NAME] [--run-dir DIR] -- OPENRLHF FLAGS
+"""python -m grpo.launch run|check|plan|dry-run [--name NAME] [--run-dir DIR | --resume DIR|latest] -- OPENRLHF FLAGS
 python -m grpo.launch guard -- COMMAND
 
 `train_grpo.sh` calls it; see there. `guard` runs a command of the set-up and ends it when its caller ends.
@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 
 from grpo.guard import DIGEST_VARIABLE
-from grpo.launch import preflight, processes, run_dir
+from grpo.launch import preflight, processes, resume, run_dir
 from grpo.launch.config import Config, ConfigError, resolve
 from grpo.launch.plan import Plan, describe, make_plan
 from grpo.launch.progress import Progress
+from grpo.launch.resume import ResumeError
 from grpo.launch.supervise import supervise
 
 REFUSED = 2
@@ -24,16 +25,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m grpo.launch", usage=__doc__)
     parser.add_argument("mode", choices=["run", "check", "plan", "dry-run", "guard"])
     parser.add_argument("--name", default="run", help="first part of the run directory's name")
-    parser.add_argument("--run-dir", type=Path, default=None)
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("--run-dir", type=Path, default=None)
+    place.add_argument("--resume", metavar="DIR|latest", default=None, help="continue this run")
     words = sys.argv[1:]
     split = words.index("--") if "--" in words else len(words)
     options, rest = parser.parse_args(words[:split]), words[split + 1 :]
     if options.mode == "guard":
         return guard(rest)
-    folder = (options.run_dir or run_dir.default_run_dir(options.name)).absolute()
     try:
-        config = resolve(rest, folder)
-    except ConfigError as error:
+        if options.resume:
+            folder = resume.find_run(options.resume, options.name)
+            config = resume.resolve_resumed(rest, folder)
+        else:
+            folder = (options.run_dir or run_dir.default_run_dir(options.name)).absolute()
+            config = resolve(rest, folder)
+    except (ConfigError, ResumeError) as error:
         print(f"refused: {error}", file=sys.stderr)
         return REFUSED
     plan = make_plan(config)
@@ -43,7 +50,7 @@ def main() -> int:
     if options.mode == "plan":
         print("\n".join(describe(plan, config)))
         return 0
-    found = preflight.problems(config, plan, folder)
+    found = preflight.problems(config, plan, folder, is_resumed=bool(options.resume))
     if found:
         print(f"refused, {len(found)} problem{'s' * (len(found) > 1)}:", file=sys.stderr)
         print("\n".join(f"  {number}. {problem}" for number, problem in enumerate(found, 1)), file=sys.stderr)
@@ -51,21 +58,34 @@ def main() -> int:
     if options.mode == "check":
         print("ready: machine, patches, model, data and configuration fit together")
         return 0
-    return run(options.name, folder, config, plan)
+    try:
+        return run(options.name, folder, config, plan, is_resumed=bool(options.resume))
+    except ResumeError as error:
+        print(f"refused: {error}", file=sys.stderr)
+        return REFUSED
 
 
-def run(name: str, folder: Path, config: Config, plan: Plan) -> int:
-    """Create the run directory, run the trainer in it, sum up."""
+def run(name: str, folder: Path, config: Config, plan: Plan, is_resumed: bool) -> int:
+    """Create the run directory or go on in it, run the trainer, sum up.
+
+    Raises:
+        ResumeError: where the run of this directory is still going.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    held = resume.lock(folder)
+    news = resume.take_back(config, folder) if is_resumed else []
     status = preflight.patch_status()
-    run_dir.create(folder, name, config, plan, status)
-    print("\n".join([f"run directory {folder}", *describe(plan, config)]), flush=True)
+    run_dir.write(folder, name, config, plan, status)
+    print("\n".join([f"run directory {folder}", *news, *describe(plan, config)]), flush=True)
     progress = Progress(Path(config.args.metrics_dir), plan.steps)
+    progress.skip()
     code = supervise(
         [sys.executable, "-m", "openrlhf.cli.train_ppo_ray", *config.argv],
         ray=None if os.environ.get("RAY_ADDRESS") else plan.ray_head,
         log_dir=folder / "logs",
         environment={DIGEST_VARIABLE: status["digest"], "GRPO_RUN_DIR": str(folder)},
         progress=progress.poll,
+        inherited=[held],
     )
     print(
         "\n".join(progress.summary(folder, Path(config.args.save_path), Path(config.args.ckpt_path))),

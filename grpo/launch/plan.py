@@ -6,15 +6,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from grpo.checkpoint_files import CheckpointError, Model, read_whole
 from grpo.launch.config import Config
 from grpo.launch.data_files import DataError, count_records
 from grpo.launch.machine import GB, on_cpu_stack
-from grpo.launch.model_files import Model, ModelError, read
 from grpo.launch.ray_head import RayHead
 from grpo.run_log import optimizer_steps
 
 # Bytes per LoRA parameter: bf16 weight; fp32 master weight, two Adam moments, fp32 gradient.
 _WEIGHT, _OPTIMIZER = 2, 16
+_SAVED_STATE = 12  # all of that but the gradient
 # Host memory of one process with torch and vLLM imported. CPU: fitted to 7.9 GB (2 engines, 2 ranks) and
 # 12.4 GB (2 engines with TP=2, 4 ranks); GPU: assumed, CUDA's host part is larger.
 _PROCESS_BYTES = {True: 0.75 * GB, False: 2 * GB}
@@ -74,9 +75,9 @@ def make_plan(config: Config) -> Plan:
     )
     _add_steps(plan, config)
     try:
-        model = read(Path(args.pretrain))
-        engine_model = read(Path(args.engine_model))
-    except ModelError as error:
+        model = read_whole(Path(args.pretrain))
+        engine_model = read_whole(Path(args.engine_model))
+    except CheckpointError as error:
         plan.unknown.append(f"memory and disk: {error}")
     else:
         _add_sizes(plan, config, model, engine_model)
@@ -126,9 +127,9 @@ def _add_sizes(plan: Plan, config: Config, model: Model, engine_model: Model) ->
     if cpu:
         host += args.vllm_num_engines * engine_model.bf16_bytes + config.engine_gpus * kv_cache_bytes()
     plan.host_bytes = int(host)
-    plan.checkpoint_bytes = adapter
-    # One more while the oldest is still there, and the final adapter.
-    kept = args.max_ckpt_num + 1 if args.save_steps > 0 else 0
+    plan.checkpoint_bytes = adapter + plan.lora_parameters * _SAVED_STATE
+    # The newest and the best at least, one more while the oldest is still there, and the final adapter.
+    kept = max(args.max_ckpt_num, 2) + 1 if args.save_steps > 0 else 0
     plan.disk_bytes = kept * plan.checkpoint_bytes + adapter
 
 

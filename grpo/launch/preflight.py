@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo import flags
-from grpo.launch import data_files, machine, model_files
+from grpo import architecture, checkpoint_files, flags
+from grpo.checkpoint_files import CheckpointError, Model
+from grpo.launch import data_files, machine
 from grpo.launch.config import Config
 from grpo.launch.plan import Plan, size
 from grpo.launch.ray_head import MAX_BASE_LENGTH
@@ -34,8 +35,8 @@ class Problem:
         return f"{self.what}\n    -> {self.remedy}"
 
 
-def problems(config: Config, plan: Plan, run_dir: Path) -> list[Problem]:
-    """Run every check; an empty list means that the run can start."""
+def problems(config: Config, plan: Plan, run_dir: Path, is_resumed: bool = False) -> list[Problem]:
+    """Run every check; an empty list means that the run can start, or continue where `is_resumed`."""
     checks = (
         check_python(),
         check_patches(),
@@ -45,6 +46,7 @@ def problems(config: Config, plan: Plan, run_dir: Path) -> list[Problem]:
         check_model(config),
         check_gpus(config, plan),
         check_memory(plan),
+        () if is_resumed else check_is_new(config, run_dir),
         check_disk(config, plan, run_dir),
         check_ray(),
     )
@@ -163,9 +165,9 @@ def check_data(config: Config) -> Iterator[Problem]:
 
 
 def check_model(config: Config) -> Iterator[Problem]:
-    """Read config and shard headers of what the actor and the engines load."""
+    """Read config and shard headers of what the actor and the engines load; every tensor has to be there."""
     args = config.args
-    models: dict[str, model_files.Model] = {}
+    models: dict[str, Model] = {}
     for variable, name in (("MODEL", args.pretrain), ("ENGINE_MODEL", args.engine_model)):
         if variable == "ENGINE_MODEL" and name == args.pretrain:
             models.update({variable: models["MODEL"]} if "MODEL" in models else {})
@@ -177,16 +179,21 @@ def check_model(config: Config) -> Iterator[Problem]:
             )
             continue
         try:
-            models[variable] = model_files.read(Path(name))
-        except model_files.ModelError as error:
-            yield Problem(f"{variable} {name}: {error}", f"download it again, or set {variable} to a whole checkpoint")
+            model = checkpoint_files.read(Path(name))
+            faults = architecture.check(model)
+        except CheckpointError as error:
+            yield Problem(f"{variable} {name}: {error}", f"set {variable} to a whole gpt-oss checkpoint")
+            continue
+        yield from (Problem(f"{variable} {name}: {fault.file} {fault.what}", fault.remedy) for fault in faults)
+        if not faults:
+            models[variable] = model
     if "MODEL" in models:
         yield from check_actor_model(config, models["MODEL"])
     if "ENGINE_MODEL" in models:
         yield from check_engine_model(config, models["ENGINE_MODEL"], models.get("MODEL"))
 
 
-def check_actor_model(config: Config, model: model_files.Model) -> Iterator[Problem]:
+def check_actor_model(config: Config, model: Model) -> Iterator[Problem]:
     """LoRA targets, lengths, tokenizer."""
     args = config.args
     for target in args.target_modules if isinstance(args.target_modules, list) else []:
@@ -211,7 +218,7 @@ def has_chat_template(folder: Path) -> bool:
     return inside or (folder / "chat_template.jinja").is_file()
 
 
-def check_engine_model(config: Config, model: model_files.Model, actor: model_files.Model | None) -> Iterator[Problem]:
+def check_engine_model(config: Config, model: Model, actor: Model | None) -> Iterator[Problem]:
     """Formats and shapes that the engines cannot load, or that are another model than the actor's."""
     if machine.on_cpu_stack() and model.is_mxfp4:
         yield Problem(
@@ -277,15 +284,19 @@ def check_memory(plan: Plan) -> Iterator[Problem]:
         )
 
 
-def check_disk(config: Config, plan: Plan, run_dir: Path) -> Iterator[Problem]:
-    """Space and rights where results go."""
+def check_is_new(config: Config, run_dir: Path) -> Iterator[Problem]:
+    """A run that starts has its places to itself."""
     if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
-        yield Problem(f"the run directory {run_dir} exists and is not empty", "give another --run-dir, or delete it")
+        yield Problem(f"the run directory {run_dir} exists and is not empty", "give another --run-dir, or --resume it")
     checkpoints, metrics = Path(config.args.ckpt_path), Path(config.args.metrics_dir)
     if any(checkpoints.glob("step_*")):
         yield Problem(f"{checkpoints} holds the checkpoints of another run", "give another CKPT_DIR for each run")
     if metrics != run_dir and any((metrics / name).exists() for name in ("metrics.jsonl", "eval.jsonl")):
         yield Problem(f"{metrics} holds the metrics of another run", "give another METRICS_DIR for each run")
+
+
+def check_disk(config: Config, plan: Plan, run_dir: Path) -> Iterator[Problem]:
+    """Space and rights where results go."""
     for folder in {run_dir, Path(config.args.ckpt_path), Path(config.args.metrics_dir)}:
         parent = machine.existing_parent(folder)
         if not os.access(parent, os.W_OK | os.X_OK) or not parent.is_dir():

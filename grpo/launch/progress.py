@@ -47,6 +47,11 @@ class Progress:
         self.evals = JsonLines(metrics_dir / "eval.jsonl")
         self.started = time.monotonic()
 
+    def skip(self) -> None:
+        """Take what is there already, of the run that is continued, as shown."""
+        self.metrics.new_rows()
+        self.evals.new_rows()
+
     def poll(self) -> list[str]:
         """Return a line for every step and eval since the last call, in the order of their steps."""
         lines = [(row["step"], 0, step_line(row, self.steps)) for row in self.metrics.new_rows()]

@@ -45,15 +45,9 @@ def default_run_dir(name: str) -> Path:
     return CHECKOUT / "runs" / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def create(run_dir: Path, name: str, config: Config, plan: Plan, patch_status: dict[str, Any]) -> None:
-    """Create the run directory and write everything that is known before the run.
-
-    Raises:
-        FileExistsError: where the directory has contents; the preflight has refused that with the remedy.
-    """
-    if run_dir.exists() and any(run_dir.iterdir()):
-        raise FileExistsError(run_dir)
-    (run_dir / "logs").mkdir(parents=True)
+def write(run_dir: Path, name: str, config: Config, plan: Plan, patch_status: dict[str, Any]) -> None:
+    """Write everything that is known before the run, or before it continues, into the run directory."""
+    (run_dir / "logs").mkdir(parents=True, exist_ok=True)
     for folder in (config.args.ckpt_path, config.args.metrics_dir):
         Path(folder).mkdir(parents=True, exist_ok=True)
     stack = "cpu" if machine.on_cpu_stack() else "gpu"

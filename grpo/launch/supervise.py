@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -41,6 +41,7 @@ def supervise(
     environment: dict[str, str] | None = None,
     progress: Lines = list,
     grace: float = GRACE_SECONDS,
+    inherited: Sequence[int] = (),
 ) -> int:
     """Run `driver`, with a Ray cluster of its own where `ray` is given, and leave no process of it behind.
 
@@ -51,6 +52,7 @@ def supervise(
         environment: variables on top of this process's own.
         progress: returns the lines to show since its last call; asked every half second.
         grace: seconds between SIGTERM and SIGKILL.
+        inherited: file descriptors that the keeper holds too, until the run's last process is gone.
 
     Returns:
         The driver's exit code; 128 + n where signal n ended the driver or this process; 1 where Ray failed.
@@ -66,12 +68,12 @@ def supervise(
         ray=ray,
         grace=grace,
     )
-    return _Supervisor(job, log_dir, progress).run()
+    return _Supervisor(job, log_dir, progress, inherited).run()
 
 
 class _Supervisor:
-    def __init__(self, job: Job, log_dir: Path | None, progress: Lines) -> None:
-        self.job, self.log_dir, self.progress = job, log_dir, progress
+    def __init__(self, job: Job, log_dir: Path | None, progress: Lines, inherited: Sequence[int]) -> None:
+        self.job, self.log_dir, self.progress, self.inherited = job, log_dir, progress, inherited
         self.signalled: int | None = None
         self.code: int | None = None
         self.clean = False
@@ -91,6 +93,7 @@ class _Supervisor:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
+            pass_fds=self.inherited,
         )
         try:
             self._follow(child)

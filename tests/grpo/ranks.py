@@ -38,10 +38,11 @@ def load(path: str, out: str, offload: str) -> None:
     with deepspeed.zero.GatheredParameters(list(named.values())):
         if dist.get_rank() == 0:
             torch.save({name: p.detach().clone() for name, p in named.items()}, out)
-    flat = zero.gather_flat(list(named.values()))
+    specs = adapter.layout(named, map(zero.whole_shape, named.values()))
+    flat = adapter.unflatten(zero.gather_flat(list(named.values())), specs)
     with deepspeed.zero.GatheredParameters(list(named.values())):
-        for value, parameter in zip(flat, named.values(), strict=True):
-            assert torch.equal(value, parameter), "gather_flat differs from DeepSpeed's gather"
+        for name, parameter in named.items():
+            assert torch.equal(flat[name], parameter), "gather_flat differs from DeepSpeed's gather"
 
 
 def gathers(rounds: str) -> None:

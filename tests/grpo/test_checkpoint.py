@@ -24,9 +24,3 @@ def test_peft_loads_what_was_saved_from_partitions(checkpoint, run_ranks, tmp_pa
     assert checkpoints.saved_steps(tmp_path / "checkpoints") == [2, 3]
     assert (tmp_path / "checkpoints" / "mine").is_dir()
     assert not list((tmp_path / "checkpoints" / "step_3").glob(".*")), "temporary files are left"
-
-
-def test_a_step_without_an_adapter_is_not_counted(tmp_path):
-    (tmp_path / "step_5").mkdir()
-    (tmp_path / "step_4" / "adapter").mkdir(parents=True)
-    assert checkpoints.saved_steps(tmp_path) == [4]

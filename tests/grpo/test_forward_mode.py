@@ -1,3 +1,7 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
 from torch import nn
 
 from grpo import forward_mode
@@ -8,3 +12,43 @@ def test_the_training_path_drops_nothing_out():
     forward_mode.training_path(model)
     assert model[0].training
     assert not model[1].training
+
+
+def arguments(**changes) -> SimpleNamespace:
+    values = {"rollout_batch_size": 8, "n_samples_per_prompt": 8, "max_epochs": 1, "train_batch_size": 64}
+    others = {"init_kl_coef": 0, "ring_attn_size": 1, "ds_tensor_parallel_size": 1, "entropy_loss_coef": None}
+    return SimpleNamespace(**values | others | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [({}, True), ({"train_batch_size": 32}, False), ({"max_epochs": 2}, False), ({"init_kl_coef": 0.1}, False)],
+)
+def test_one_optimizer_step_a_rollout_is_on_policy(changes, expected):
+    assert forward_mode.is_on_policy(arguments(**changes)) is expected
+
+
+def test_the_current_log_probs_give_the_gradient_of_the_old_ones():
+    """On-policy, the ratio is 1 and its gradient that of the log-probs, as if old log-probs had been computed."""
+    current = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
+    advantages = torch.randn(2, 5, dtype=torch.float64)
+    gradients = []
+    for old in (current.detach().clone(), torch.zeros(2, 5, dtype=torch.float64)):
+        ratio = (current - forward_mode.old_log_probs(arguments(), old, current)).exp()
+        assert torch.equal(ratio, torch.ones_like(ratio))
+        gradients.append(torch.autograd.grad((ratio * advantages).sum(), current)[0])
+    assert torch.equal(*gradients)
+    off_policy = arguments(train_batch_size=8)
+    old = torch.randn(2, 5)
+    assert forward_mode.old_log_probs(off_policy, old, current) is old
+
+
+@pytest.mark.parametrize(("coefficient", "use"), [(None, None), (0, "log"), (0.0, "log"), (0.01, "loss")])
+def test_the_entropy_has_a_graph_only_for_the_loss(coefficient, use):
+    assert forward_mode.entropy_use(arguments(entropy_loss_coef=coefficient)) == use
+    if use is None:
+        return
+    logits = torch.randn(2, forward_mode.ENTROPY_CHUNK + 3, 11, dtype=torch.float64, requires_grad=True)
+    entropy = forward_mode.entropy(logits, use)
+    assert entropy.requires_grad is (use == "loss")
+    torch.testing.assert_close(entropy, torch.distributions.Categorical(logits=logits).entropy())

@@ -99,3 +99,22 @@ def test_carried_samples_come_back_once(monkeypatch):
     assert rollout.begin_batch(generator, 8, False) == ([], 8)  # no filtering: nothing is left over
     assert rollout.begin_batch(generator, 8, True) == (["a", "b"], 7)
     assert rollout.begin_batch(generator, 8, True) == ([], 8)
+
+
+def test_seeds_follow_from_run_stage_and_prompt():
+    def seeds(run_seed: int, stage: str, prompts: list[str]) -> dict[str, list[int]]:
+        generator = SimpleNamespace(args=SimpleNamespace(seed=run_seed))
+        rollout.begin_stage(generator, stage)
+        drawn: dict[str, list[int]] = {prompt: [] for prompt in prompts}
+        params = SimpleNamespace(seed=None, temperature=1.0)
+        for prompt in prompts:
+            drawn[prompt].append(rollout.seeded(generator, params, prompt).seed)
+        assert params.seed is None
+        return drawn
+
+    once = seeds(1, "train 3", ["a", "b", "a"])
+    assert once == seeds(1, "train 3", ["b", "a", "a"])  # in any order
+    assert once["a"][0] != once["a"][1]  # a prompt that comes twice gets other samples
+    others = [seeds(2, "train 3", ["a"]), seeds(1, "train 4", ["a"]), seeds(1, "eval 3", ["a"]), {"a": once["b"]}]
+    assert all(other["a"][0] != once["a"][0] for other in others)
+    assert all(0 <= seed < 2**62 for values in once.values() for seed in values)

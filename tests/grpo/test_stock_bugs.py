@@ -8,7 +8,6 @@ import importlib.util
 import shutil
 import subprocess
 import sys
-import zlib
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from unittest.mock import MagicMock
@@ -19,7 +18,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from grpo import loading
+from grpo import adapter, loading, rollout
 from scripts.dequantize_checkpoint import dequantize_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -163,7 +162,13 @@ def generator(load, **changes):
     """A samples generator without a constructor, and its module."""
     module = load("trainer.ppo_utils.experience_maker")
     this = object.__new__(module.SamplesGenerator)
-    values = {"remote_rm_url": ["r.py"], "n_samples_per_prompt": 2, "enable_vllm_is_correction": False, **changes}
+    values = {
+        "remote_rm_url": ["r.py"],
+        "n_samples_per_prompt": 2,
+        "enable_vllm_is_correction": False,
+        "seed": 1,
+        **changes,
+    }
     this.args = argparse.Namespace(**values)
     this.tokenizer = None
     return module, this
@@ -218,6 +223,31 @@ def test_the_clip_ratio_counts_truncated_responses(load):
     fails_on_stock(load, check)
 
 
+def test_a_prompt_samples_the_same_on_any_engine(load, monkeypatch):
+    module, this = generator(load)
+    seeds: dict[str, list] = {}
+
+    def respond(prompt, sampling_params, **_):
+        seeds.setdefault(prompt, []).append(sampling_params.seed)
+
+    this.vllm_engines = [
+        SimpleNamespace(
+            get_num_unfinished_requests=SimpleNamespace(remote=lambda: 0),
+            generate_responses=SimpleNamespace(remote=respond),
+        )
+    ]
+    monkeypatch.setattr(module.ray, "get", lambda refs: refs)
+
+    def check():
+        for prompts in (["p", "q"], ["q", "p"]):
+            rollout.begin_stage(this, "train 1")
+            this._dispatch_prompts_to_vllm(prompts, ["l", "l"])
+        assert seeds["p"][0] == seeds["p"][1] is not None
+        assert seeds["p"][0] != seeds["q"][0]
+
+    fails_on_stock(load, check)
+
+
 def test_an_evaluation_draws_its_own_number_of_samples(load, monkeypatch):
     module, this = generator(load)
     drawn = []
@@ -226,6 +256,7 @@ def test_an_evaluation_draws_its_own_number_of_samples(load, monkeypatch):
         SimpleNamespace(get_num_unfinished_requests=SimpleNamespace(remote=lambda: 0), generate_responses=remote)
     ]
     monkeypatch.setattr(module.ray, "get", lambda refs: refs)
+    rollout.begin_stage(this, "eval 0")
 
     def check():
         this._dispatch_prompts_to_vllm(["p"], ["l"], n_samples_per_prompt=5)
@@ -279,10 +310,11 @@ def peft_model(checkpoint):
 
 @pytest.fixture
 def single_rank(monkeypatch):
-    """torch.distributed as on the only rank of a group."""
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda *_: 0)
-    monkeypatch.setattr(torch.distributed, "barrier", lambda *_: None)
+    """The only rank of a group."""
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)  # where stock would stop without a GPU
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
 
 
 def test_rotary_frequencies_stay_fp32(load, checkpoint, monkeypatch):
@@ -305,7 +337,8 @@ def test_engines_get_the_adapter_and_no_name_of_peft(load, peft_model, single_ra
     named = []
 
     def load_adapter(buffer, specs):
-        return [{"rank": 0, "checksum": zlib.crc32(buffer.data), "tensors": len(specs)}]
+        sent = adapter.checksum(torch.from_numpy(buffer))
+        return [{"rank": 0, "checksum": sent, "tensors": len(specs)}]
 
     engine = SimpleNamespace(
         update_weight=SimpleNamespace(remote=lambda name, **_: named.append(name)),
@@ -364,7 +397,6 @@ def test_training_does_not_start_before_the_engines(load, monkeypatch):
     module = load("cli.train_ppo_ray")
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray, "get", get)
-    monkeypatch.setattr(ray, "wait", lambda references, **_: (references[:1], references[1:]))
     monkeypatch.setattr(module, "get_strategy", lambda args: SimpleNamespace(print=lambda *_: None))
     engine = SimpleNamespace(get_num_unfinished_requests=remote(no_model))
     monkeypatch.setattr(module, "create_vllm_engines", lambda *_, **__: [engine])
@@ -375,5 +407,59 @@ def test_training_does_not_start_before_the_engines(load, monkeypatch):
         with contextlib.suppress(RuntimeError):
             module.train(args)
         assert not fitted
+
+    fails_on_stock(load, check)
+
+
+@pytest.mark.parametrize("train_batch_size, passes", [(4, 0), (2, 1)], ids=["on-policy", "off-policy"])
+def test_old_log_probs_cost_a_pass_only_where_the_policy_moves(load, train_batch_size, passes, monkeypatch):
+    module = load("trainer.ppo_utils.experience_maker")
+    maker = object.__new__(module.RemoteExperienceMaker)
+    sizes = {"rollout_batch_size": 2, "n_samples_per_prompt": 2, "max_epochs": 1, "train_batch_size": train_batch_size}
+    off = ("colocate_all_models", "colocate_actor_ref", "init_kl_coef", "use_kl_loss")
+    one = dict.fromkeys(("ring_attn_size", "ds_tensor_parallel_size"), 1)
+    maker.args = argparse.Namespace(**sizes, **one, **dict.fromkeys(off, 0))
+    maker.strategy = SimpleNamespace(args=maker.args)
+    made = []
+
+    def forward(method_name, sequences, action_mask, attention_mask):
+        made.append(method_name)
+        return [[torch.full(mask.shape, -1.0) for mask in action_mask]]
+
+    maker.actor_model_group = SimpleNamespace(async_run_method_batch=forward)
+    maker.critic_model_group = maker.initial_model_group = maker.reward_model_group = None
+    monkeypatch.setattr(ray, "put", lambda value: value)
+    monkeypatch.setattr(ray, "get", lambda value: value)
+    mask = torch.ones(1, 3)
+    samples = [
+        SimpleNamespace(sequences=mask, attention_mask=mask, action_mask=mask, rewards=mask, info={}) for _ in range(4)
+    ]
+
+    def check():
+        assert len(maker.make_experience(samples)) == 4
+        assert made == ["forward"] * passes
+
+    if passes:
+        check()  # stock does the same
+    else:
+        fails_on_stock(load, check)
+
+
+def test_an_entropy_that_is_only_logged_has_no_graph(load):
+    actor = load("models.actor").Actor.__new__(load("models.actor").Actor)
+    nn.Module.__init__(actor)
+    logits = torch.randn(1, 4, 7, requires_grad=True)
+
+    class Output(dict):
+        pass
+
+    actor.model = lambda *_, **__: Output(logits=logits * 1)
+    actor.packing_samples, actor.temperature = False, 1.0
+    ids = torch.zeros(1, 4, dtype=torch.long)
+    use = True if load.stock else "log"  # what the training step passes for a coefficient of 0
+
+    def check():
+        _, output = actor.forward(ids, torch.ones(1, 3), torch.ones(1, 4), return_output=True, return_entropy=use)
+        assert not output.entropy.requires_grad
 
     fails_on_stock(load, check)

@@ -1,5 +1,7 @@
 import asyncio
 import zlib
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -7,18 +9,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo import adapter, sync
-from grpo.engine import SyncError, load_into_engine
+from grpo.engine import SyncError, for_sample, load_into_engine
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 7)), min_size=1, max_size=6))
 def test_flat_form_round_trips(shapes):
-    tensors = [torch.randn(shape, dtype=torch.bfloat16) for shape in shapes]
-    names = [f"t{i}" for i in range(len(tensors))]
-    flat, specs = adapter.flatten(names, tensors)
-    assert flat.dtype == torch.uint8
-    assert flat.numel() == 2 * sum(t.numel() for t in tensors)
-    back = adapter.unflatten(flat, specs)
-    assert all(torch.equal(back[name], tensor) for name, tensor in zip(names, tensors, strict=True))
+    tensors = {f"t{i}": torch.randn(shape, dtype=torch.bfloat16) for i, shape in enumerate(shapes)}
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
+    back = adapter.unflatten(flat, adapter.layout(tensors, [tensor.shape for tensor in tensors.values()]))
+    assert back.keys() == tensors.keys()
+    assert all(torch.equal(back[name], tensor) for name, tensor in tensors.items())
+
+
+def test_the_checksum_finds_changed_missing_and_swapped_data():
+    torch.manual_seed(0)
+    flat = torch.randn(5 * 4 * adapter.CHECKSUM_BLOCK + 77, dtype=torch.bfloat16)
+    expected = adapter.checksum(flat)
+    assert expected == adapter.checksum(flat.clone())
+    for place in (0, 12345, len(flat) - 1):
+        changed = flat.clone()
+        changed[place] = -changed[place]
+        assert adapter.checksum(changed) != expected
+    block = 4 * adapter.CHECKSUM_BLOCK
+    swapped = torch.cat([flat[block : 2 * block], flat[:block], flat[2 * block :]])
+    assert adapter.checksum(swapped) != expected
+    assert adapter.checksum(flat[:-1]) != expected
+    assert adapter.checksum(flat[block:]) != expected
 
 
 def receipt(**changes):
@@ -43,7 +59,8 @@ class Engine:
 
     async def collective_rpc(self, method, args):
         assert method == "load_adapter"
-        return [receipt(checksum=zlib.crc32(args[0]))]
+        self.path = Path(args[0])
+        return [receipt(checksum=zlib.crc32(self.path.read_bytes()))]
 
     async def reset_prefix_cache(self):
         return self.cache_reset
@@ -51,6 +68,15 @@ class Engine:
 
 def test_the_engine_passes_bytes_on_and_drops_its_prefix_cache():
     data = torch.arange(100, dtype=torch.uint8).numpy()
-    assert asyncio.run(load_into_engine(Engine(True), data, []))[0]["checksum"] == zlib.crc32(data)
+    engine = Engine(True)
+    assert asyncio.run(load_into_engine(engine, data, []))[0]["checksum"] == zlib.crc32(data)
+    assert not engine.path.exists()
     with pytest.raises(SyncError, match="prefix cache"):
         asyncio.run(load_into_engine(Engine(False), data, []))
+
+
+def test_every_sample_of_a_prompt_has_its_own_seed():
+    params = SimpleNamespace(seed=5, max_tokens=3)
+    assert [for_sample(params, number).seed for number in range(3)] == [5, 6, 7]
+    assert params.seed == 5
+    assert for_sample(SimpleNamespace(seed=None), 1).seed is None

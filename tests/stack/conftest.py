@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from .runs import ROOT, train
 
 
 def pytest_collection_modifyitems(items):
@@ -22,6 +22,15 @@ def tiny_model() -> Path:
     command = [sys.executable, "-m", "scripts.make_tiny_model", "--out", str(directory / "mxfp4")]
     subprocess.run([*command, "--dequantized-out", str(directory / "bf16")], cwd=ROOT, check=True)
     return directory
+
+
+@pytest.fixture(scope="session")
+def finished(tiny_model, tmp_path_factory) -> Path:
+    """The run directory of ten steps with a secret in the environment."""
+    run_dir = tmp_path_factory.mktemp("runs") / "short"
+    secret = "a-secret-that-must-not-leak"
+    train("--run-dir", run_dir, "--steps", 10, SAVE_STEPS="5", MAX_CHECKPOINTS="2", GEMINI_API_KEY=secret)
+    return run_dir
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ TP=2, the tiny model.
 import argparse
 import runpy
 import sys
-import zlib
 from dataclasses import asdict
 
 import pytest
@@ -79,7 +78,7 @@ class Stack:
             )  # fmt: skip
         self.trainer = RayActorGroup(1, 2, PolicyModelActor)
         refs = self.trainer.async_init_model_from_pretrained(get_strategy(args), str(model / "mxfp4"), 10, self.engines)
-        cluster.wait_for(refs + cluster.engines_ready(self.engines))
+        ray.get(refs + cluster.engines_ready(self.engines))
 
     def every_rank(self, function):
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test module
@@ -104,10 +103,10 @@ class Stack:
         """The adapter as the trainer gathers it."""
 
         def gather(actor):
-            from grpo import adapter, zero
+            from grpo import adapter
 
-            names, parameters = adapter.adapter_parameters(actor.actor.model.module)
-            return adapter.flatten(names, [value.cpu() for value in zero.gather_flat(parameters)])
+            flat, specs = adapter.gather(actor.actor.model.module)
+            return flat.cpu(), specs
 
         return self.every_rank(gather)[0]
 
@@ -234,7 +233,7 @@ def test_one_wrong_tensor_is_noticed(stack, texts, synced, rounding, name, facto
     flat, specs = stack.adapter()
     spec = next(spec for spec in specs if name in spec.name)
     wrong = flat.clone()
-    wrong.view(torch.bfloat16)[spec.offset : spec.offset + spec.numel] *= factor
+    wrong[spec.offset : spec.offset + spec.numel] *= factor
     for number in (0, 1):
         send(stack.engines[number], wrong, specs)
         engine = torch.cat([stack.engine_log_probs(stack.engines[number], text) for text in texts])
@@ -243,8 +242,9 @@ def test_one_wrong_tensor_is_noticed(stack, texts, synced, rounding, name, facto
 
 
 def send(engine, flat: torch.Tensor, specs: list[adapter.TensorSpec]) -> None:
-    receipts = ray.get(engine.load_adapter.remote(flat.numpy(), [asdict(spec) for spec in specs]))
-    assert all(receipt["checksum"] == zlib.crc32(flat.numpy()) for receipt in receipts)
+    buffer = flat.view(torch.uint8).numpy()
+    receipts = ray.get(engine.load_adapter.remote(buffer, [asdict(spec) for spec in specs]))
+    assert all(receipt["checksum"] == adapter.checksum(flat) for receipt in receipts)
 
 
 @pytest.mark.timeout(900)
@@ -252,7 +252,7 @@ def test_an_adapter_of_another_model_is_refused(stack, synced):
     flat, specs = stack.adapter()
     other = [asdict(spec) | {"name": spec.name.replace("layers.0.", "layers.40.")} for spec in specs]
     with pytest.raises(Exception, match="fit no attention layer"):
-        ray.get(stack.engines[0].load_adapter.remote(flat.numpy(), other))
+        ray.get(stack.engines[0].load_adapter.remote(flat.view(torch.uint8).numpy(), other))
 
 
 @pytest.mark.timeout(900)

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from grpo.launch import model_files
+from grpo import checkpoint_files
+from grpo.architecture import Architecture
+from grpo.checkpoint_files import Model, Tensor
 from grpo.launch.plan import describe, make_plan
 
 
@@ -44,13 +46,13 @@ def test_resources(setting) -> None:
 def test_lora_parameters_are_those_of_peft(setting, tmp_path) -> None:
     from peft import LoraConfig, get_peft_model
 
-    model = model_files.read(tmp_path / "model")
+    model = checkpoint_files.read(tmp_path / "model")
 
     class Attention(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-                rows, columns = model.shapes[f"model.layers.0.self_attn.{name}.weight"]
+                rows, columns = model.tensors[f"model.layers.0.self_attn.{name}.weight"].shape
                 setattr(self, name, torch.nn.Linear(columns, rows))
 
     targets = ["q_proj", "v_proj", "o_proj"]
@@ -61,44 +63,43 @@ def test_lora_parameters_are_those_of_peft(setting, tmp_path) -> None:
 
 def test_sizes_of_an_mxfp4_checkpoint(setting, make_checkpoint, tmp_path) -> None:
     folder = make_checkpoint(tmp_path / "packed", mxfp4=True)
-    model = model_files.read(folder)
-    attention = 2 * (64 * 32 + 2 * 32 * 32 + 32 * 64)
-    experts = 2 * 4 * 32 * 32  # 16 bytes of blocks are 32 values
+    model = checkpoint_files.read(folder)
+    rest = 2 * 128 * 32 + 32  # embeddings, lm_head, last norm
+    attention = 64 * 32 + 2 * 32 * 32 + 32 * 64 + 64 + 2 * 32 + 32 + 4
+    experts = 4 * (32 * 64 + 64 + 32 * 32 + 32)
     assert model.is_mxfp4
-    assert model.bf16_bytes == 2 * (attention + experts)
+    assert model.parameters == rest + 2 * (attention + experts + 4 * 32 + 4 + 2 * 32)
+    assert model.bf16_bytes == 2 * model.parameters
     assert model.file_bytes == sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 def test_sizes_of_gpt_oss_120b(setting, monkeypatch: pytest.MonkeyPatch) -> None:
     """The shapes of the 120b (36 layers, hidden 2880, 128 experts) give the sizes measured on the real one."""
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (201088, 2880),
-        "lm_head.weight": (201088, 2880),
+    numbers = {
+        "model_type": "gpt_oss",
+        "num_hidden_layers": 36,
+        "hidden_size": 2880,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 4,
+        "intermediate_size": 2880,
+        "vocab_size": 201088,
+        "quantization_config": {"quant_method": "mxfp4"},
     }
-    for layer in range(36):
-        attention, experts = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp.experts"
-        shapes |= {
-            f"{attention}.q_proj.weight": (4096, 2880),
-            f"{attention}.k_proj.weight": (512, 2880),
-            f"{attention}.v_proj.weight": (512, 2880),
-            f"{attention}.o_proj.weight": (2880, 4096),
-            f"{experts}.gate_up_proj_blocks": (128, 5760, 90, 16),
-            f"{experts}.gate_up_proj_scales": (128, 5760, 90),
-            f"{experts}.gate_up_proj_bias": (128, 5760),
-            f"{experts}.down_proj_blocks": (128, 2880, 90, 16),
-            f"{experts}.down_proj_scales": (128, 2880, 90),
-            f"{experts}.down_proj_bias": (128, 2880),
-        }
-    model = model_files.Model(setting.folder, {"model_type": "gpt_oss"}, shapes)
+    shapes = Architecture.from_config(numbers).stored()
+    tensors = {name: Tensor(setting.folder, "BF16", shape, 0, 0) for name, shape in shapes.items()}
+    model = Model(setting.folder, numbers, tensors)
     assert model.bf16_bytes / 1e9 == pytest.approx(233.7, abs=0.1)
     assert model.lora_parameters(64, ["q_proj", "k_proj", "v_proj", "o_proj"]) == 47_775_744
-    monkeypatch.setattr("grpo.launch.plan.read", lambda folder: model)
-    monkeypatch.setattr(model_files.Model, "file_bytes", 60_900_000_000)
+    monkeypatch.setattr("grpo.launch.plan.read_whole", lambda folder: model)
+    monkeypatch.setattr(Model, "file_bytes", 60_900_000_000)
     monkeypatch.setenv("DS_ACCELERATOR", "cuda")
     plan = make_plan(setting.config(lora_rank=64, prompt_max_len=1024, generate_max_len=3072))
     assert plan.host_bytes is not None and 240e9 < plan.host_bytes < 300e9
-    assert plan.checkpoint_bytes == 47_775_744 * 2, "the adapter in bf16"
-    assert plan.disk_bytes == 4 * plan.checkpoint_bytes, "2 kept, one being written, the final one"
+    assert plan.checkpoint_bytes == 47_775_744 * (2 + 12), "the adapter in bf16; master weights and two moments in fp32"
+    assert plan.disk_bytes == 3 * plan.checkpoint_bytes + 47_775_744 * 2, "2 kept, one being written, the final adapter"
     without_offload = make_plan(setting.config(lora_rank=64, offload=None)).host_bytes
     assert without_offload is not None and without_offload < 40e9
 

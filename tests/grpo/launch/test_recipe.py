@@ -77,7 +77,6 @@ OVERRIDES = {
     "TARGET_MODULES": ("q_proj v_proj", "--target_modules", "q_proj v_proj"),
     "ENFORCE_EAGER": ("0", "--enforce_eager", None),
     "GPU_MEMORY_UTILIZATION": ("0.7", "--vllm_gpu_memory_utilization", "0.7"),
-    "ZERO_STAGE": ("2", "--zero_stage", "2"),
     "OFFLOAD": ("0", "--offload", None),
     "ADAM_OFFLOAD": ("0", "--adam_offload", None),
     "GRADIENT_CHECKPOINTING": ("0", "--gradient_checkpointing", None),
@@ -190,7 +189,9 @@ def test_dry_run_and_plan_write_nothing(checkout: Path) -> None:
         (["--lora_rank", "3"], "OpenRLHF flags go after --"),
         (["--steps"], "--steps needs a value"),
         (["--check", "--plan"], "exclude each other"),
-        (["--resume", "latest"], "unknown option --resume"),
+        (["--dry-run", "--resume", "no/such/run"], "no/such/run is no run directory"),
+        (["--dry-run", "--resume", "latest"], "--resume DIR"),
+        (["--dry-run", "--resume", "here", "--run-dir", "there"], "not allowed with"),
         (["--dry-run", "--", "--lora_rnk", "3"], "did you mean --lora_rank?"),
         (["--dry-run", "--steps", "many"], "--max_steps: invalid int value"),
     ],
@@ -213,7 +214,7 @@ def test_check_lists_the_problems_and_starts_nothing(checkout: Path, tmp_path: P
 def test_help_names_every_option(checkout: Path) -> None:
     done = call(checkout, "--help")
     assert done.returncode == 0
-    for option in ("--tiny", "--check", "--plan", "--dry-run", "--run-dir", "--steps"):
+    for option in ("--tiny", "--check", "--plan", "--dry-run", "--run-dir", "--resume", "--steps"):
         assert option in done.stdout
     assert "set -euo" not in done.stdout
 

@@ -23,7 +23,7 @@ SECRETS = {
 
 def write(setting, **changes: object):
     config = setting.config(**changes)
-    run_dir.create(setting.run_dir, "test", config, make_plan(config), STATUS)
+    run_dir.write(setting.run_dir, "test", config, make_plan(config), STATUS)
     return config
 
 
@@ -85,14 +85,6 @@ def test_the_command_starts_the_same_configuration_elsewhere(setting, tmp_path: 
     different = {name for name in vars(config.args) if config.values[name] != again.values[name]}
     assert different - {"wandb_run_name"} == {"run_dir", "metrics_dir", "save_path"}
     assert os.access(setting.run_dir / "command.sh", os.X_OK)
-
-
-def test_a_used_directory_is_left_alone(setting) -> None:
-    setting.run_dir.mkdir()
-    (setting.run_dir / "metrics.jsonl").write_text("old")
-    with pytest.raises(FileExistsError):
-        write(setting)
-    assert [path.name for path in setting.run_dir.iterdir()] == ["metrics.jsonl"]
 
 
 def test_folders_elsewhere_are_created(setting, tmp_path: Path) -> None:

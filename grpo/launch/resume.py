@@ -1,0 +1,104 @@
+"""Continuing a run: which one, from which checkpoint, and whether this configuration fits it."""
+
+import fcntl
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from grpo.launch.config import Config, resolve
+from grpo.launch.supervise import CHECKOUT
+from grpo.retention import saved_steps
+from grpo.run_log import rewind
+
+# What the saved optimizer state and data position belong to. Everything else may be changed between two parts of a run.
+FIXED = ("pretrain", "lora_rank", "lora_alpha", "target_modules", "prompt_data")
+# Follow from the machine or from the resuming itself.
+_IGNORED = ("resume_from", "engine_model")
+
+
+class ResumeError(ValueError):
+    """There is nothing to continue, or not with this configuration; the message names the remedy."""
+
+
+def find_run(which: str, name: str) -> Path:
+    """Return the folder of the run to continue.
+
+    Args:
+        which: a run directory, or "latest": the newest under runs/ of this name.
+
+    Raises:
+        ResumeError: where there is none.
+    """
+    if which != "latest":
+        folder = Path(which).absolute()
+        if not (folder / "config.json").is_file():
+            raise ResumeError(f"{folder} is no run directory: it has no config.json")
+        return folder
+    configs = (CHECKOUT / "runs").glob(f"{name}-[0-9]*/config.json")
+    newest = max(configs, key=lambda file: file.stat().st_mtime, default=None)
+    if newest is None:
+        raise ResumeError(f"runs/ has no run named {name}-...: name its directory, --resume DIR")
+    return newest.parent
+
+
+def resolve_resumed(flags: list[str], folder: Path) -> Config:
+    """Return the configuration that continues the run in `folder` from its newest checkpoint.
+
+    A run that was ended before its first checkpoint starts again from step 0.
+
+    Raises:
+        ConfigError: see :func:`grpo.launch.config.resolve`.
+        ResumeError: where the run was of another model, adapter or data file.
+    """
+    config = resolve(flags, folder)
+    steps = saved_steps(config.args.ckpt_path)
+    if steps:
+        config = resolve([*flags, "--resume_from", str(Path(config.args.ckpt_path) / f"step_{steps[-1]}")], folder)
+    wrong = {name: values for name, values in changes(config, folder).items() if name in FIXED}
+    if wrong:
+        listed = "; ".join(f"--{name} was {old}, now {new}" for name, (old, new) in wrong.items())
+        hint = " (a run of --tiny is resumed with --tiny)" if "pretrain" in wrong else ""
+        raise ResumeError(f"{folder} cannot be continued with other settings: {listed}{hint}")
+    return config
+
+
+def changes(config: Config, folder: Path) -> dict[str, tuple[Any, Any]]:
+    """Return the flags whose values differ from those of the run so far: name -> (old, new)."""
+    old = json.loads((folder / "config.json").read_text(encoding="utf-8"))["flags"]
+    new = json.loads(json.dumps(config.values, default=str))
+    names = sorted((old.keys() | new.keys()) - set(_IGNORED))
+    return {name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)}
+
+
+def resumed_step(config: Config) -> int:
+    """Return the step after which a run continues, 0 for one that starts."""
+    source = config.args.resume_from
+    return int(Path(source).name.removeprefix("step_")) if source else 0
+
+
+def take_back(config: Config, folder: Path) -> list[str]:
+    """Make the run directory that of the checkpoint; return what a user should know, one line each."""
+    step, changed = resumed_step(config), changes(config, folder)
+    rewind(folder, Path(config.args.metrics_dir), step)
+    with (folder / "resumes.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"time": time.time(), "step": step, "changed": changed}) + "\n")
+    return [f"continuing after step {step}", *(f"  --{n} was {old}, now {new}" for n, (old, new) in changed.items())]
+
+
+def lock(folder: Path) -> int:
+    """Hold the run directory as long as this process, or one that inherits the file descriptor, lives.
+
+    Raises:
+        ResumeError: where another process holds it.
+    """
+    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise ResumeError(
+            f"the run in {folder} is still going, or is being ended: wait, or end it with Ctrl-C"
+        ) from None
+    return descriptor

@@ -1,0 +1,42 @@
+"""Which checkpoints a run has, and which of them it keeps. Imports nothing heavy: the launcher reads it too."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from grpo.run_log import read_rows
+
+STEP_DIRECTORY = re.compile(r"step_(\d+)")
+
+
+def saved_steps(checkpoints: str | Path) -> list[int]:
+    """Return the steps of the whole checkpoints, in ascending order.
+
+    A checkpoint gets its name when it is complete, so what is named ``step_N`` is whole.
+    """
+    folder = Path(checkpoints)
+    if not folder.is_dir():
+        return []
+    found = ((STEP_DIRECTORY.fullmatch(path.name), path) for path in folder.iterdir())
+    return sorted(int(match[1]) for match, path in found if match and (path / "adapter").is_dir())
+
+
+def exact_match(eval_file: str | Path) -> dict[int, float]:
+    """Return the held-out exact match by step, from eval.jsonl; {} where there is no such file."""
+    rows = read_rows(Path(eval_file))
+    return {row["step"]: row["exact_match"] for row in rows if row.get("exact_match") is not None}
+
+
+def kept_steps(steps: Sequence[int], scores: dict[int, float], count: int) -> list[int]:
+    """Return the steps that stay: the newest, and the best by held-out exact match.
+
+    Args:
+        steps: of all checkpoints, ascending.
+        scores: exact match by step; of equal ones the latest is the best. A checkpoint without one is never the best.
+        count: how many stay. The newest and the best always do, so at 1 there may be two.
+    """
+    best = max((step for step in steps if step in scores), key=lambda step: (scores[step], step), default=None)
+    newest = list(steps[-max(count, 1) :])
+    if best is None or best in newest:
+        return newest
+    return [best, *(newest[1:] if count > 1 else newest)]

@@ -1,0 +1,187 @@
+"""The trainer's own state: what a run needs beside the adapter to go on as if it had not been stopped.
+
+`trainer/state.pt` holds counters, data position and learning-rate schedule, `trainer/rank_R.pt` what rank R alone has:
+its ZeRO-3 ranges of the fp32 master weights and of Adam's moments, and its random states. Only what is trained is
+in there: 12 bytes an adapter parameter, 573 MB for the 120b. ZeRO-3 cuts every parameter into equal ranges, so files of
+any number of ranks can be read by any other number.
+"""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from grpo import adapter
+
+KINDS = ("master", "exp_avg", "exp_avg_sq")
+_COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
+
+
+class ResumeError(ValueError):
+    """A checkpoint does not fit the run that wants to continue from it; the message names the remedy."""
+
+
+def random_state() -> dict[str, Any]:
+    """Return the states of this process's random generators, as tensors and plain values."""
+    from deepspeed.accelerator import get_accelerator  # slow to import: tools read states without it
+
+    version, words, gauss = random.getstate()
+    name, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state(),
+        "device": get_accelerator().get_rng_state(),
+        "python": [version, list(words), gauss],
+        "numpy": [name, torch.from_numpy(np.asarray(keys, np.int64)), *rest],
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Undo :func:`random_state`."""
+    from deepspeed.accelerator import get_accelerator
+
+    torch.set_rng_state(state["torch"])
+    get_accelerator().set_rng_state(state["device"])
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+
+
+def of_controller(status: dict[str, Any]) -> dict[str, Any]:
+    """Return what OpenRLHF's ``PPOTrainer`` adds to its ``client_states``: random states, the step's metrics."""
+    return {"random": random_state(), "status": {k: v for k, v in status.items() if isinstance(v, int | float)}}
+
+
+def restore_controller(trainer: Any, states: dict[str, Any]) -> None:
+    """Bring OpenRLHF's ``PPOTrainer`` to ``client_states`` of a checkpoint; nothing to do at step 0.
+
+    Its loader has been set already. The iterator is made before the random states are set, since making one draws.
+    """
+    if states["global_step"]:
+        trainer.samples_generator._dataloader_iter = iter(trainer.prompts_dataloader)
+        set_random_state(states["random"])
+
+
+def save(engine: Any, directory: Path, client_states: dict[str, Any]) -> None:
+    """Write this rank's part. Every rank calls it; it makes no collective call and copies no tensor.
+
+    Args:
+        engine: DeepSpeed's engine, with ZeRO-3 and its own Adam.
+        directory: exists.
+        client_states: OpenRLHF's: step, episode, prompts consumed, state of the data loader.
+    """
+    optimizer = engine.optimizer
+    flats = optimizer.fp32_partitioned_groups_flat
+    moments = [optimizer.optimizer.state[flat] for flat in flats]
+    mine = {
+        "layout": {
+            name: (*optimizer.grad_position[optimizer.get_param_id(parameter)][:2], tuple(parameter.ds_shape))
+            for name, parameter in _parameters(engine)
+        },
+        "master": [flat.detach() for flat in flats],
+        "exp_avg": [state["exp_avg"] for state in moments],
+        "exp_avg_sq": [state["exp_avg_sq"] for state in moments],
+        "random": random_state(),
+    }
+    torch.save(mine, directory / f"rank_{dist.get_rank()}.pt")
+    if dist.get_rank() == 0:
+        state = {
+            "ranks": dist.get_world_size(),
+            "optimizer_step": moments[0]["step"],
+            "counters": {name: getattr(engine, name) for name in _COUNTERS},
+            "scheduler": engine.lr_scheduler.state_dict(),
+            "client_states": client_states,
+        }
+        torch.save(state, directory / "state.pt")
+
+
+def load(engine: Any, directory: Path) -> dict[str, Any]:
+    """Bring a freshly initialised trainer to a saved state; return OpenRLHF's ``client_states``.
+
+    Every rank calls it. The adapter itself is set from its fp32 master weights.
+
+    Raises:
+        ResumeError: where the files are incomplete, or of an adapter of another rank, model or target modules.
+    """
+    state, files = read(directory)
+    _check_layout(files[0]["layout"], {name: tuple(p.ds_shape) for name, p in _parameters(engine)}, directory)
+    optimizer = engine.optimizer
+    for flat in optimizer.fp32_partitioned_groups_flat:
+        moments = {kind: torch.zeros_like(flat.data) for kind in KINDS[1:]}
+        optimizer.optimizer.state[flat] = {"step": state["optimizer_step"], **moments}
+    for name, parameter in _parameters(engine):
+        group, offset, size = optimizer.grad_position[optimizer.get_param_id(parameter)]
+        flat = optimizer.fp32_partitioned_groups_flat[group]
+        targets = {"master": flat.data} | {kind: optimizer.optimizer.state[flat][kind] for kind in KINDS[1:]}
+        for kind, target in targets.items():
+            local = _local_range(files, kind, name, parameter.ds_numel, size)
+            target[offset : offset + local.numel()].copy_(local)
+        parameter.ds_tensor.data.copy_(flat.data[offset : offset + size])
+    _gather_persistent(optimizer)
+
+    for name, value in state["counters"].items():
+        setattr(engine, name, value)
+    engine.lr_scheduler.load_state_dict(state["scheduler"])
+    for group, rate in zip(optimizer.param_groups, engine.lr_scheduler.get_last_lr(), strict=True):
+        group["lr"] = rate  # the scheduler itself sets it only after the next optimizer step
+    if len(files) == dist.get_world_size():  # other ranks draw other numbers: there is nothing to continue
+        set_random_state(files[dist.get_rank()]["random"])
+    return state["client_states"]
+
+
+def read(directory: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the contents of ``state.pt`` and of the file of each rank. Tensors stay on the disk until they are used.
+
+    Raises:
+        ResumeError: where a file is missing or cut.
+    """
+    state = _read(directory / "state.pt")
+    return state, [_read(directory / f"rank_{rank}.pt") for rank in range(state["ranks"])]
+
+
+def _parameters(engine: Any) -> list[tuple[str, Any]]:
+    names, parameters = adapter.adapter_parameters(engine.module)
+    return list(zip(names, parameters, strict=True))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+    except (OSError, RuntimeError) as error:
+        raise ResumeError(f"{file} cannot be read ({error}): resume from another checkpoint") from error
+
+
+def _check_layout(saved: dict[str, Any], wanted: dict[str, tuple[int, ...]], directory: Path) -> None:
+    found = {name: tuple(entry[2]) for name, entry in saved.items()}
+    if found == wanted:
+        return
+    name = next(name for name in sorted(found | wanted) if found.get(name) != wanted.get(name))
+    raise ResumeError(
+        f"{directory} is of another adapter: {name} is {found.get(name, 'missing')} there and "
+        f"{wanted.get(name, 'missing')} in this run; give this run the model, LORA_RANK and TARGET_MODULES of that one"
+    )
+
+
+def _local_range(files: list[dict[str, Any]], kind: str, name: str, numel: int, size: int) -> torch.Tensor:
+    """Return this rank's range of a parameter, `size` elements or what is left, put together from the saved ranges."""
+    start = min(size * dist.get_rank(), numel)
+    stop = min(start + size, numel)
+    saved_size = -(-numel // len(files))
+    parts = []
+    for number, file in enumerate(files):
+        low, high = max(start, number * saved_size), min(stop, (number + 1) * saved_size)
+        if low < high:
+            group, offset, _ = file["layout"][name]
+            begin = offset - number * saved_size
+            parts.append(file[kind][group][begin + low : begin + high])
+    return torch.cat(parts) if parts else torch.empty(0)
+
+
+def _gather_persistent(optimizer: Any) -> None:
+    # DeepSpeed keeps small parameters whole on every rank; they are gathered anew from the ranges that were just set.
+    if optimizer.persistent_parameters:
+        optimizer.persistent_parameters[0].partition(optimizer.persistent_parameters)
+        optimizer.persistent_parameters[0].all_gather(optimizer.persistent_parameters)

@@ -1,0 +1,120 @@
+"""Which run `--resume` finds, from which checkpoint, and what it refuses and takes back."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpo.launch import resume, run_dir
+from grpo.launch.config import Config
+from grpo.launch.plan import make_plan
+
+
+def start(setting, **changes: object) -> Config:
+    """What the launcher writes before the trainer runs."""
+    config = setting.config(**changes)
+    setting.run_dir.mkdir()
+    run_dir.write(setting.run_dir, "test", config, make_plan(config), {"digest": "d1"})
+    return config
+
+
+def save(setting, *steps: int) -> None:
+    for step in steps:
+        (setting.run_dir / "checkpoints" / f"step_{step}" / "adapter").mkdir(parents=True)
+
+
+def log(folder: Path, name: str, steps: range) -> None:
+    (folder / name).write_text("".join(json.dumps({"step": step, "exact_match": 0.5}) + "\n" for step in steps))
+
+
+def steps_in(file: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in file.read_text().splitlines()]
+
+
+def test_it_continues_from_the_newest_whole_checkpoint(setting) -> None:
+    start(setting)
+    save(setting, 10, 20)
+    (setting.run_dir / "checkpoints" / ".step_30.partial" / "adapter").mkdir(parents=True)
+    config = resume.resolve_resumed(setting.words(), setting.run_dir)
+    assert config.args.resume_from == str(setting.run_dir / "checkpoints" / "step_20")
+    assert resume.resumed_step(config) == 20
+
+
+def test_a_run_without_a_checkpoint_starts_again(setting) -> None:
+    start(setting)
+    config = resume.resolve_resumed(setting.words(), setting.run_dir)
+    assert config.args.resume_from is None
+    assert resume.resumed_step(config) == 0
+
+
+def test_what_comes_after_the_checkpoint_is_taken_back(setting) -> None:
+    start(setting)
+    save(setting, 10)
+    folder, samples = setting.run_dir, setting.run_dir / "samples"
+    log(folder, "metrics.jsonl", range(1, 14))
+    log(folder, "eval.jsonl", range(0, 13, 2))
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 14, "rew')  # the kill
+    samples.mkdir()
+    for name in ("step_9", "step_10", "step_11", "eval_10", "eval_12"):
+        (samples / f"{name}.jsonl").write_text("{}\n")
+    config = resume.resolve_resumed(setting.words(actor_learning_rate=1e-4), folder)
+    news = resume.take_back(config, folder)
+    assert steps_in(folder / "metrics.jsonl") == list(range(1, 11))
+    assert steps_in(folder / "eval.jsonl") == [0, 2, 4, 6, 8, 10]
+    assert sorted(path.stem for path in samples.iterdir()) == ["eval_10", "step_10", "step_9"]
+    assert news[0] == "continuing after step 10"
+    assert any("actor_learning_rate was 1e-06, now 0.0001" in line for line in news)
+    entry = json.loads((folder / "resumes.jsonl").read_text())
+    assert entry["step"] == 10 and entry["changed"]["actor_learning_rate"] == [1e-6, 1e-4]
+
+
+def test_the_same_settings_are_no_change(setting) -> None:
+    start(setting)
+    save(setting, 10)
+    config = resume.resolve_resumed(setting.words(), setting.run_dir)
+    assert resume.changes(config, setting.run_dir) == {}
+
+
+@pytest.mark.parametrize(
+    "changes", [{"lora_rank": 8}, {"target_modules": ["q_proj"]}, {"pretrain": "other"}, {"prompt_data": "other.jsonl"}]
+)
+def test_another_adapter_model_or_data_file_is_refused(setting, make_checkpoint, make_data, changes) -> None:
+    start(setting)
+    save(setting, 10)
+    if "pretrain" in changes:
+        changes = {"pretrain": make_checkpoint(setting.folder / "other")}
+    if "prompt_data" in changes:
+        changes = {"prompt_data": make_data(setting.folder / "other.jsonl", 20)}
+    with pytest.raises(resume.ResumeError, match="cannot be continued with other settings"):
+        resume.resolve_resumed(setting.words(**changes), setting.run_dir)
+
+
+def test_latest_is_the_newest_run_of_that_name(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resume, "CHECKOUT", tmp_path)
+    with pytest.raises(resume.ResumeError, match="no run named tiny"):
+        resume.find_run("latest", "tiny")
+    for age, name in enumerate(["tiny-20260101-000000", "tiny-20260102-000000", "tiny-large-20260103-000000"]):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        stamp = 1_700_000_000 + age
+        os.utime(folder / "config.json", (stamp, stamp))
+    assert resume.find_run("latest", "tiny").name == "tiny-20260102-000000"
+
+
+def test_a_run_that_is_still_going_is_refused(tmp_path) -> None:
+    code = "import sys, time, pathlib; from grpo.launch import resume; resume.lock(pathlib.Path(sys.argv[1]))"
+    code += "; print('held', flush=True); time.sleep(60)"
+    holder = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout and holder.stdout.readline() == "held\n"
+        with pytest.raises(resume.ResumeError, match="still going"):
+            resume.lock(tmp_path)
+    finally:
+        holder.kill()
+        holder.wait()
+    resume.lock(tmp_path)

@@ -1,0 +1,76 @@
+"""A trainer that is saved and resumed goes on as one that was not, on any number of ranks."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+SCRIPT = "trainer_ranks.py"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("trained")
+
+
+@pytest.fixture
+def trained(checkpoint, run_ranks, place):
+    """Four steps on two ranks, each saved; one of the parameters is small enough to stay whole on every rank."""
+    if not (place / "losses_0.json").exists():
+        run_ranks(2, checkpoint, place, 4, "", 600, 4, script=SCRIPT)
+    return place
+
+
+@pytest.mark.timeout(500)
+def test_a_resumed_trainer_gives_the_same_numbers(trained, checkpoint, run_ranks, tmp_path):
+    run_ranks(2, checkpoint, tmp_path, 4, trained / "step_2", 600, 4, script=SCRIPT)
+    for rank in (0, 1):
+        whole = json.loads((trained / f"losses_{rank}.json").read_text())
+        resumed = json.loads((tmp_path / f"losses_{rank}.json").read_text())
+        # gloo adds in an order of its own, hence not to the last bit
+        for step, expected in zip(resumed, whole[2:], strict=True):
+            assert step == pytest.approx(expected, rel=1e-5)
+        assert whole[2] != pytest.approx(whole[3], rel=1e-5)  # the ranks draw anew at every step
+    expected, found = torch.load(trained / "whole_4.pt"), torch.load(tmp_path / "whole_4.pt")
+    assert expected.keys() == found.keys()
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-3, atol=1e-8, msg=name)
+
+
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_another_number_of_ranks_loads_the_same_state(trained, checkpoint, run_ranks, tmp_path, ranks):
+    run_ranks(ranks, checkpoint, tmp_path, 3, trained / "step_2", 0, 4, script=SCRIPT)
+    expected, found = torch.load(trained / "whole_2.pt"), torch.load(tmp_path / "loaded.pt")
+    assert expected.keys() == found.keys()
+    for name in expected:
+        assert torch.equal(expected[name], found[name]), name
+    steps = json.loads((tmp_path / "losses_0.json").read_text())
+    assert steps[0][2] == 3  # the third optimizer step
+
+
+@pytest.mark.timeout(500)
+def test_only_what_is_trained_is_saved(trained):
+    step = trained / "step_4"
+    numbers = sum(t.numel() for name, t in torch.load(trained / "whole_4.pt").items() if name.endswith("master"))
+    size = sum(file.stat().st_size for file in (step / "trainer").iterdir())
+    assert numbers * 12 <= size < numbers * 12 + 2 * 40_000  # and random states
+    assert sorted(path.name for path in step.iterdir()) == ["adapter", "trainer"]
+
+
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize(
+    "damage, message",
+    [("rank", "is of another adapter"), ("missing", "rank_1.pt cannot be read"), ("cut", "state.pt cannot be read")],
+)
+def test_what_does_not_fit_is_refused(trained, checkpoint, run_ranks, tmp_path, damage, message):
+    step = tmp_path / "step_2"
+    shutil.copytree(trained / "step_2", step)
+    if damage == "missing":
+        (step / "trainer" / "rank_1.pt").unlink()
+    if damage == "cut":
+        file = step / "trainer" / "state.pt"
+        file.write_bytes(file.read_bytes()[:-200])
+    with pytest.raises(AssertionError, match=message):
+        run_ranks(2, checkpoint, tmp_path, 4, step, 0, 8 if damage == "rank" else 4, script=SCRIPT)
