@@ -25,6 +25,17 @@ def for_sample(params: Any, number: int) -> Any:
     return mine
 
 
+def seeding_arguments() -> dict[str, Any]:
+    """Return engine arguments that seeded requests need: on a CPU, prompts are computed whole.
+
+    vLLM 0.15.0 takes back the draw of a request whose prompt is computed in parts by moving its generator's offset,
+    which generators on a CPU do not have: the engine would die.
+    """
+    from vllm.platforms import current_platform
+
+    return {"enable_chunked_prefill": False} if current_platform.is_cpu() else {}
+
+
 async def load_into_engine(llm: Any, buffer: Any, specs: list[dict]) -> list[dict[str, int]]:
     """Pass the adapter on to the workers of one engine, and drop its prefix cache. Runs in the engine's Ray actor.
 
