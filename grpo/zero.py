@@ -102,8 +102,9 @@ def gather_flat(parameters: Sequence[Any]) -> torch.Tensor:
         return torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
     device = get_accelerator().current_device_name()
     local = torch.cat([parameter.ds_tensor.detach().to(device).reshape(-1) for parameter in parameters])
-    gathered = local.new_empty(dist.get_world_size(), local.numel())
+    gathered = local.new_empty(dist.get_world_size() * local.numel())  # flat, as gloo wants it
     dist.all_gather_into_tensor(gathered, local)
+    gathered = gathered.view(dist.get_world_size(), -1)
 
     flat = local.new_empty(sum(parameter.ds_numel for parameter in parameters))
     taken = given = 0

@@ -35,7 +35,7 @@ def test_a_resumed_trainer_gives_the_same_numbers(trained, checkpoint, run_ranks
     expected, found = torch.load(trained / "whole_4.pt"), torch.load(tmp_path / "whole_4.pt")
     assert expected.keys() == found.keys()
     for name in expected:
-        torch.testing.assert_close(found[name], expected[name], rtol=1e-3, atol=1e-8, msg=name)
+        assert (found[name] - expected[name]).norm() <= 1e-3 * expected[name].norm(), name
 
 
 @pytest.mark.timeout(500)
