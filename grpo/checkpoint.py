@@ -61,7 +61,8 @@ def save_step(engine: Any, args: Any, client_states: dict[str, Any]) -> None:
         steps = saved_steps(checkpoints)
         scores = exact_match(Path(args.metrics_dir or args.run_dir) / "eval.jsonl")
         for old in set(steps) - set(kept_steps(steps, scores, args.max_ckpt_num)):
-            shutil.rmtree(checkpoints / f"step_{old}")
+            removed = (checkpoints / f"step_{old}").rename(checkpoints / f".step_{old}.old")  # whole or not there
+            shutil.rmtree(removed)
 
 
 def load_step(engine: Any, args: Any) -> dict[str, Any]:
@@ -95,7 +96,9 @@ def _replace(target: Path, write: Callable[[Path], None]) -> None:
     aside, old = target.with_name(f".{target.name}.partial"), target.with_name(f".{target.name}.old")
 
     def prepare() -> None:
-        for left in (aside, old):  # by a run that was killed here
+        if old.exists() and not target.exists():  # a run was killed between the two renames below
+            old.rename(target)
+        for left in (aside, old):
             shutil.rmtree(left, ignore_errors=True)
         aside.mkdir(parents=True)
 

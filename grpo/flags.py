@@ -68,6 +68,8 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
         )
     if args.zero_stage != 3:
         yield f"--zero_stage {args.zero_stage} is not supported: loading and saving are made for --zero_stage 3"
+    if args.enable_ema:
+        yield "--enable_ema would load a second copy of the model: leave it out"
     if args.vllm_enable_sleep:
         yield "--vllm_enable_sleep discards the adapter in the engines: leave it out"
     if args.async_train:

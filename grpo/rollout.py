@@ -96,7 +96,8 @@ def samples_a_prompt(args: Any, generate_kwargs: dict[str, Any]) -> int:
 
 def begin_stage(generator: Any, name: str) -> None:
     """Name what is sampled from here on, for instance "train 7" or "eval 10": the seeds follow from it."""
-    generator.stage, generator.drawn = name, Counter()
+    if getattr(generator, "stage", None) != name:  # a step that goes on in the next episode continues its stage
+        generator.stage, generator.drawn = name, Counter()
 
 
 def seeded(generator: Any, params: Any, prompt: str) -> Any:
@@ -114,6 +115,18 @@ def seeded(generator: Any, params: Any, prompt: str) -> Any:
     mine = copy(params)
     mine.seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
     return mine
+
+
+def in_order(generator: Any, samples: list[Any]) -> list[Any]:
+    """Return the samples of a batch in the order in which their prompts were drawn, carried ones first.
+
+    They come back in the order in which engines finish, from which micro-batches and optimizer steps would follow.
+
+    Args:
+        samples: ``Experience`` of one sample each; those of a group stay next to each other.
+    """
+    place = {prompt: number for number, prompt in enumerate(generator.drawn)}
+    return sorted(samples, key=lambda sample: place.get(sample.prompts[0], -1))
 
 
 def reward_of(args: Any, response: dict[str, Any], key: str) -> float | None:

@@ -93,12 +93,18 @@ class RunLog:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a JSON-lines file, [] where there is none. A line that a kill has cut is left out."""
+    """Return the whole lines of a JSON-lines file, [] where there is none. Lines that were cut are left out."""
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
-    return [json.loads(line) for line in lines[:-1] if line.strip()]
+    rows = []
+    for line in lines[:-1]:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            logger.warning("%s holds a broken line, left by a full disk or a kill", path)
+    return rows
 
 
 def rewind(run_dir: Path, metrics_dir: Path, step: int) -> None:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from grpo import adapter
 
 KINDS = ("master", "exp_avg", "exp_avg_sq")
-_COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
+_COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 
 
 class ResumeError(ValueError):
@@ -92,7 +92,7 @@ def save(engine: Any, directory: Path, client_states: dict[str, Any]) -> None:
             "ranks": dist.get_world_size(),
             "optimizer_step": moments[0]["step"],
             "counters": {name: getattr(engine, name) for name in _COUNTERS},
-            "scheduler": engine.lr_scheduler.state_dict(),
+            "scheduler": {name: getattr(engine.lr_scheduler, name) for name in ("last_epoch", "_step_count")},
             "client_states": client_states,
         }
         torch.save(state, directory / "state.pt")
@@ -124,9 +124,9 @@ def load(engine: Any, directory: Path) -> dict[str, Any]:
 
     for name, value in state["counters"].items():
         setattr(engine, name, value)
-    engine.lr_scheduler.load_state_dict(state["scheduler"])
-    for group, rate in zip(optimizer.param_groups, engine.lr_scheduler.get_last_lr(), strict=True):
-        group["lr"] = rate  # the scheduler itself sets it only after the next optimizer step
+    # Where the optimizer steps begin among the micro-batches follows from this run's ranks and batch sizes.
+    engine.micro_steps = engine.global_steps * engine.gradient_accumulation_steps()
+    _set_schedule(engine.lr_scheduler, optimizer, state["scheduler"])
     if len(files) == dist.get_world_size():  # other ranks draw other numbers: there is nothing to continue
         set_random_state(files[dist.get_rank()]["random"])
     return state["client_states"]
@@ -139,7 +139,7 @@ def read(directory: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         ResumeError: where a file is missing or cut.
     """
     state = _read(directory / "state.pt")
-    return state, [_read(directory / f"rank_{rank}.pt") for rank in range(state["ranks"])]
+    return state, [_read(directory / f"rank_{rank}.pt", mmap=True) for rank in range(state["ranks"])]
 
 
 def _parameters(engine: Any) -> list[tuple[str, Any]]:
@@ -147,9 +147,18 @@ def _parameters(engine: Any) -> list[tuple[str, Any]]:
     return list(zip(names, parameters, strict=True))
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _set_schedule(scheduler: Any, optimizer: Any, saved: dict[str, Any]) -> None:
+    """Go on at the saved place of the schedule, with the learning rate and the length that this run asks for."""
+    scheduler.last_epoch, scheduler._step_count = saved["last_epoch"], saved["_step_count"]
+    shares = [share(scheduler.last_epoch) for share in scheduler.lr_lambdas]
+    scheduler._last_lr = [base * share for base, share in zip(scheduler.base_lrs, shares, strict=True)]
+    for group, rate in zip(optimizer.param_groups, scheduler._last_lr, strict=True):
+        group["lr"] = rate  # the scheduler itself sets it only after the next optimizer step
+
+
+def _read(file: Path, mmap: bool = False) -> dict[str, Any]:
     try:
-        return torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+        return torch.load(file, map_location="cpu", mmap=mmap, weights_only=True)
     except (OSError, RuntimeError) as error:
         raise ResumeError(f"{file} cannot be read ({error}): resume from another checkpoint") from error
 

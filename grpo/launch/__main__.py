@@ -36,9 +36,11 @@ def main() -> int:
     try:
         if options.resume:
             folder = resume.find_run(options.resume, options.name)
+            # Before the newest checkpoint is looked for: the run may still be writing another one.
+            held = resume.lock(folder) if options.mode == "run" else None
             config = resume.resolve_resumed(rest, folder)
         else:
-            folder = (options.run_dir or run_dir.default_run_dir(options.name)).absolute()
+            folder, held = (options.run_dir or run_dir.default_run_dir(options.name)).absolute(), None
             config = resolve(rest, folder)
     except (ConfigError, ResumeError) as error:
         print(f"refused: {error}", file=sys.stderr)
@@ -58,22 +60,15 @@ def main() -> int:
     if options.mode == "check":
         print("ready: machine, patches, model, data and configuration fit together")
         return 0
-    try:
-        return run(options.name, folder, config, plan, is_resumed=bool(options.resume))
-    except ResumeError as error:
-        print(f"refused: {error}", file=sys.stderr)
-        return REFUSED
+    return run(options.name, folder, config, plan, held)
 
 
-def run(name: str, folder: Path, config: Config, plan: Plan, is_resumed: bool) -> int:
-    """Create the run directory or go on in it, run the trainer, sum up.
-
-    Raises:
-        ResumeError: where the run of this directory is still going.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    held = resume.lock(folder)
-    news = resume.take_back(config, folder) if is_resumed else []
+def run(name: str, folder: Path, config: Config, plan: Plan, held: int | None) -> int:
+    """Create the run directory, or go on in one that is `held` already; run the trainer, sum up."""
+    news = resume.take_back(config, folder) if held is not None else []
+    if held is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        held = resume.lock(folder)
     status = preflight.patch_status()
     run_dir.write(folder, name, config, plan, status)
     print("\n".join([f"run directory {folder}", *news, *describe(plan, config)]), flush=True)

@@ -84,7 +84,7 @@ def clean_up(job: Job, root: int, shared_memory: set[Path]) -> processes.Ended:
 
 def _keep_ray_logs(base_dir: Path, kept: Path) -> None:
     """Replace the link to Ray's log folder by a copy of it."""
-    kept.unlink(missing_ok=True)
+    _make_way(kept)
     logs = base_dir / "ray" / "session_latest" / "logs"
     if not logs.is_dir():
         return
@@ -92,6 +92,15 @@ def _keep_ray_logs(base_dir: Path, kept: Path) -> None:
         shutil.copytree(logs, kept)
     except OSError as error:
         print(f"Ray's logs could not be copied to {kept}: {error}", file=sys.stderr)
+
+
+def _make_way(kept: Path) -> None:
+    """Let go of a link to Ray's logs; keep logs of an earlier part of the run under another name."""
+    if kept.is_symlink():
+        kept.unlink()
+    elif kept.exists():
+        number = sum(1 for _ in kept.parent.glob(f"{kept.name}.*"))
+        kept.rename(kept.with_name(f"{kept.name}.{number + 1}"))
 
 
 class Keeper:
@@ -139,7 +148,9 @@ class Keeper:
                 raise RayFailed(f"Ray was not up after {RAY_START_LIMIT:.0f} s")
         self.job.environment["RAY_ADDRESS"] = address.read_text().strip()
         if self.job.log_dir:
-            (Path(self.job.log_dir) / "ray").symlink_to(base_dir / "ray" / "session_latest" / "logs")
+            kept = Path(self.job.log_dir) / "ray"
+            _make_way(kept)
+            kept.symlink_to(base_dir / "ray" / "session_latest" / "logs")
         report(
             event="ray started",
             address=self.job.environment["RAY_ADDRESS"],

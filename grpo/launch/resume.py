@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from grpo.run_log import rewind
 # What the saved optimizer state and data position belong to. Everything else may be changed between two parts of a run.
 FIXED = ("pretrain", "lora_rank", "lora_alpha", "target_modules", "prompt_data")
 # Follow from the machine or from the resuming itself.
-_IGNORED = ("resume_from", "engine_model")
+PLACES = ("ckpt_path", "metrics_dir")
+_IGNORED = ("resume_from", "engine_model", "run_dir", "save_path", *PLACES)
 
 
 class ResumeError(ValueError):
@@ -36,8 +38,9 @@ def find_run(which: str, name: str) -> Path:
         if not (folder / "config.json").is_file():
             raise ResumeError(f"{folder} is no run directory: it has no config.json")
         return folder
-    configs = (CHECKOUT / "runs").glob(f"{name}-[0-9]*/config.json")
-    newest = max(configs, key=lambda file: file.stat().st_mtime, default=None)
+    configs = (CHECKOUT / "runs").glob(f"{name}-*/config.json")
+    mine = [file for file in configs if re.fullmatch(r"(-again)?-\d{8}-\d{6}", file.parent.name.removeprefix(name))]
+    newest = max(mine, key=lambda file: file.stat().st_mtime, default=None)
     if newest is None:
         raise ResumeError(f"runs/ has no run named {name}-...: name its directory, --resume DIR")
     return newest.parent
@@ -52,11 +55,13 @@ def resolve_resumed(flags: list[str], folder: Path) -> Config:
         ConfigError: see :func:`grpo.launch.config.resolve`.
         ResumeError: where the run was of another model, adapter or data file.
     """
+    flags = [*flags, *_places(flags, folder)]
     config = resolve(flags, folder)
     steps = saved_steps(config.args.ckpt_path)
     if steps:
         config = resolve([*flags, "--resume_from", str(Path(config.args.ckpt_path) / f"step_{steps[-1]}")], folder)
     wrong = {name: values for name, values in changes(config, folder).items() if name in FIXED}
+    wrong |= {name: place for name, place in _moved(config, folder).items() if place[0] != place[1]}
     if wrong:
         listed = "; ".join(f"--{name} was {old}, now {new}" for name, (old, new) in wrong.items())
         hint = " (a run of --tiny is resumed with --tiny)" if "pretrain" in wrong else ""
@@ -64,9 +69,31 @@ def resolve_resumed(flags: list[str], folder: Path) -> Config:
     return config
 
 
+def _recorded(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "config.json").read_text(encoding="utf-8"))["flags"]
+
+
+def _recorded_place(folder: Path, name: str) -> str:
+    """Return where the run has its checkpoints or metrics; what was in the run directory moves along with it."""
+    recorded = _recorded(folder)
+    place, run_dir = Path(recorded[name]), Path(recorded["run_dir"])
+    return str(folder / place.relative_to(run_dir)) if place.is_relative_to(run_dir) else str(place)
+
+
+def _places(flags: list[str], folder: Path) -> list[str]:
+    """Return the flags that name the run's own places, where they are not given."""
+    return [
+        word for name in PLACES if f"--{name}" not in flags for word in (f"--{name}", _recorded_place(folder, name))
+    ]
+
+
+def _moved(config: Config, folder: Path) -> dict[str, tuple[str, str]]:
+    return {name: (_recorded_place(folder, name), getattr(config.args, name)) for name in PLACES}
+
+
 def changes(config: Config, folder: Path) -> dict[str, tuple[Any, Any]]:
     """Return the flags whose values differ from those of the run so far: name -> (old, new)."""
-    old = json.loads((folder / "config.json").read_text(encoding="utf-8"))["flags"]
+    old = _recorded(folder)
     new = json.loads(json.dumps(config.values, default=str))
     names = sorted((old.keys() | new.keys()) - set(_IGNORED))
     return {name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)}

@@ -7,7 +7,8 @@ from grpo import flags
 GOOD = {
     "packing_samples": False, "use_dynamic_batch": False, "ring_attn_size": 1, "attn_implementation": "eager",
     "lora_rank": 64, "load_in_4bit": False, "zero_stage": 3, "gradient_checkpointing": True,
-    "gradient_checkpointing_use_reentrant": True, "vllm_enable_sleep": False, "async_train": False, "init_kl_coef": 0,
+    "gradient_checkpointing_use_reentrant": True, "vllm_enable_sleep": False, "async_train": False,
+    "enable_ema": False, "init_kl_coef": 0,
     "load_checkpoint": False, "advantage_estimator": "dr_grpo", "actor_learning_rate": 1e-6, "temperature": 1.0,
     "vllm_gpu_memory_utilization": 0.9, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
 }  # fmt: skip
@@ -41,6 +42,7 @@ def test_the_launchers_configuration_is_accepted():
         ({"gradient_checkpointing_use_reentrant": False}, "reentrant"),
         ({"offload": True, "zero_stage": 2}, "--zero_stage 3"),
         ({"vllm_enable_sleep": True}, "--vllm_enable_sleep"),
+        ({"enable_ema": True}, "--enable_ema"),
         ({"async_train": True}, "--async_train"),
         ({"init_kl_coef": 0.01}, "--init_kl_coef 0"),
         ({"load_checkpoint": True}, "--load_checkpoint"),

@@ -72,3 +72,11 @@ def test_without_a_limit_the_schedule_is_openrlhfs():
     args = Namespace(max_steps=None)
     assert run_log.optimizer_steps(args, 77) == 77
     assert not run_log.is_finished(args, 10**9)
+
+
+def test_broken_lines_are_left_out(tmp_path):
+    file = tmp_path / "eval.jsonl"
+    file.write_text('{"step": 1}\n{"step": 2, "ex{"step": 3}\n{"step": 4}\n{"step": 5, "exact')
+    assert [row["step"] for row in run_log.read_rows(file)] == [1, 4]
+    run_log.rewind(tmp_path, tmp_path, 3)
+    assert file.read_text() == '{"step": 1}\n'

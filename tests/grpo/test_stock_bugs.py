@@ -240,10 +240,33 @@ def test_a_prompt_samples_the_same_on_any_engine(load, monkeypatch):
 
     def check():
         for prompts in (["p", "q"], ["q", "p"]):
+            this.stage = None  # as in a run that starts again
             rollout.begin_stage(this, "train 1")
             this._dispatch_prompts_to_vllm(prompts, ["l", "l"])
         assert seeds["p"][0] == seeds["p"][1] is not None
         assert seeds["p"][0] != seeds["q"][0]
+
+    fails_on_stock(load, check)
+
+
+def test_samples_come_back_in_the_order_of_their_prompts(load, monkeypatch):
+    module, this = generator(load)
+    loader = iter([(["s"], [prompt], ["l"]) for prompt in "abc"])
+
+    def dispatch(prompts, labels, **_):
+        for prompt in prompts:
+            rollout.seeded(this, SimpleNamespace(seed=None), prompt)
+        return list(prompts)
+
+    this._dispatch_prompts_to_vllm = dispatch
+    this._process_response_into_experience = lambda prompt, **_: SimpleNamespace(prompts=[prompt], scores=None)
+    monkeypatch.setattr(module.ray, "wait", lambda refs, **_: (refs[-1:], refs[:-1]))  # the last one is the fastest
+    monkeypatch.setattr(module.ray, "get", lambda prompt: [prompt, prompt])
+    rollout.begin_stage(this, "train 1")
+
+    def check():
+        samples, _, _ = this._generate_vllm(loader, 3, dynamic_filtering=False)
+        assert [sample.prompts[0] for sample in samples] == list("aabbcc")
 
     fails_on_stock(load, check)
 
@@ -270,7 +293,10 @@ def test_accepted_samples_survive_the_end_of_the_prompts(load, monkeypatch):
     loader = iter([(["s"], [f"p{i}"], ["l"]) for i in range(2)])
     scored = {"p0": [0.0, 1.0], "p1": [1.0, 1.0]}  # p1 has no spread: filtered out, and no prompt is left to replace it
     this._dispatch_prompts_to_vllm = lambda prompts, labels, **_: list(prompts)
-    this._process_response_into_experience = lambda score, **_: SimpleNamespace(scores=torch.tensor([score]))
+    this._process_response_into_experience = lambda score, **_: SimpleNamespace(
+        scores=torch.tensor([score]), prompts=["p"]
+    )
+    rollout.begin_stage(this, "train 1")
     monkeypatch.setattr(module.ray, "wait", lambda refs, **_: (refs[:1], refs[1:]))
     monkeypatch.setattr(module.ray, "get", scored.__getitem__)
 

@@ -16,12 +16,14 @@ from peft import LoraConfig, get_peft_model
 
 from grpo import adapter, checkpoint, loading, zero
 
+ACCUMULATION = 6  # samples an optimizer step
+
 
 def engine(path: str, persistent: int, lora_rank: int):
     """A DeepSpeed engine as OpenRLHF makes it: ZeRO-3, Adam on the host, bf16, a schedule."""
     config = {
         "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 2,
+        "gradient_accumulation_steps": ACCUMULATION // dist.get_world_size(),
         "bf16": {"enabled": True},
         "gradient_clipping": 1.0,
         "zero_optimization": {
@@ -56,7 +58,7 @@ def main(path: str, out: str, steps: str, resume_from: str, persistent: str, lor
     trained = engine(path, int(persistent), int(lora_rank))
     for seed in (random.seed, numpy.random.seed, torch.manual_seed):
         seed(dist.get_rank())
-    args = SimpleNamespace(ckpt_path=out, max_ckpt_num=3, metrics_dir=out, run_dir=out, resume_from=resume_from)
+    args = SimpleNamespace(ckpt_path=out, max_ckpt_num=9, metrics_dir=out, run_dir=out, resume_from=resume_from)
     losses, first = [], 0
     if resume_from:
         first = checkpoint.load_step(trained, args)["global_step"]
@@ -64,7 +66,7 @@ def main(path: str, out: str, steps: str, resume_from: str, persistent: str, lor
         if dist.get_rank() == 0:
             torch.save(loaded, Path(out) / "loaded.pt")
     for step in range(first, int(steps)):
-        for _ in range(2):
+        for _ in range(trained.gradient_accumulation_steps()):
             draws = [random.randrange(97), numpy.random.randint(97), torch.randint(97, ()).item()]
             ids = torch.tensor([draws * 5])
             loss = trained(input_ids=ids, labels=ids).loss

@@ -118,3 +118,23 @@ def test_a_run_that_is_still_going_is_refused(tmp_path) -> None:
         holder.kill()
         holder.wait()
     resume.lock(tmp_path)
+
+
+def test_checkpoints_on_another_disk_are_found_again(setting) -> None:
+    disk = setting.folder / "disk"
+    start(setting, ckpt_path=disk)
+    (disk / "step_30" / "adapter").mkdir(parents=True)
+    config = resume.resolve_resumed(setting.words(), setting.run_dir)  # without CKPT_DIR
+    assert config.args.resume_from == str(disk / "step_30")
+    with pytest.raises(resume.ResumeError, match="--ckpt_path was"):
+        resume.resolve_resumed(setting.words(ckpt_path=setting.folder / "other"), setting.run_dir)
+
+
+def test_a_run_directory_that_was_moved_is_continued_where_it_is(setting) -> None:
+    start(setting)
+    save(setting, 10)
+    moved = setting.run_dir.rename(setting.folder / "moved")
+    config = resume.resolve_resumed(setting.words(), moved)
+    assert config.args.resume_from == str(moved / "checkpoints" / "step_10")
+    assert config.args.metrics_dir == str(moved)
+    assert resume.changes(config, moved) == {}

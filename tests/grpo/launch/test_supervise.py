@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.launch import processes
+from grpo.launch import keeper, processes
 from grpo.launch.processes import Process
 from grpo.launch.supervise import tail
 
@@ -303,3 +303,16 @@ def test_the_tail_of_a_log_is_readable(tmp_path: Path) -> None:
     assert tail(log, 2) == ["(actor) loading", "ValueError: reason"]
     assert tail(log, 2, bars=True) == ["step: 100%|#| 2/2", "ValueError: reason"]
     assert tail(tmp_path / "absent.log", 2) == []
+
+
+def test_logs_of_ray_give_way_to_those_of_the_next_part(tmp_path: Path) -> None:
+    kept = tmp_path / "ray"
+    keeper._make_way(kept)
+    kept.symlink_to(tmp_path / "gone")  # launcher and keeper were both killed
+    keeper._make_way(kept)
+    assert not kept.is_symlink()
+    for part in ("first", "second"):
+        kept.mkdir()
+        (kept / "raylet.out").write_text(part)
+        keeper._make_way(kept)
+    assert [(tmp_path / f"ray.{n}" / "raylet.out").read_text() for n in (1, 2)] == ["first", "second"]
