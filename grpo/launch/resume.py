@@ -17,7 +17,7 @@ from grpo.run_log import rewind
 FIXED = ("pretrain", "lora_rank", "lora_alpha", "target_modules", "prompt_data")
 # Follow from the machine or from the resuming itself.
 PLACES = ("ckpt_path", "metrics_dir")
-_IGNORED = ("resume_from", "engine_model", "run_dir", "save_path", *PLACES)
+_IGNORED = ("resume_from", "engine_model", "run_dir", "save_path", "wandb_run_name", *PLACES)
 
 
 class ResumeError(ValueError):
