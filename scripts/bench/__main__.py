@@ -13,7 +13,7 @@ import scripts.bench
 from scripts.bench.harness import Result
 from scripts.bench.machine import Copy, facts
 
-HELPERS = {"__main__", "harness", "machine", "sync_worker"}
+HELPERS = {"__main__", "harness", "machine"}
 
 
 def names() -> list[str]:
