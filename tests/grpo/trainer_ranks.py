@@ -1,6 +1,7 @@
 """Train an adapter, save, resume: trainer_ranks.py MODEL OUT STEPS RESUME_FROM PERSISTENCE_THRESHOLD LORA_RANK."""
 
 import json
+import os
 import random
 import sys
 from pathlib import Path
@@ -84,3 +85,5 @@ if __name__ == "__main__":
     deepspeed.init_distributed("gloo")
     main(*sys.argv[1:])
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # a thread of the C++ libraries sometimes aborts the interpreter's own exit, after all is done
