@@ -8,6 +8,8 @@ case ":$PATH:" in
     ":$VIRTUAL_ENV/bin:"*) ;;
     *) export PATH="$VIRTUAL_ENV/bin:$PATH" ;;
 esac
+# A run starts a dozen processes; each would compile all of torch, vLLM and DeepSpeed anew, 5 to 20 seconds of CPU time.
+unset PYTHONDONTWRITEBYTECODE
 # $PYTHON chose what .venv was made from; from here on Python is that of .venv.
 unset PYTHON
 # The code is imported from the checkout, also by Ray's workers; it is not installed.
