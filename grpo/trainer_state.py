@@ -75,7 +75,7 @@ def save(engine: Any, directory: Path, client_states: dict[str, Any]) -> None:
     """
     optimizer = engine.optimizer
     flats = optimizer.fp32_partitioned_groups_flat
-    moments = [optimizer.optimizer.state[flat] for flat in flats]
+    moments = [_moments(optimizer.optimizer, flat) for flat in flats]
     mine = {
         "layout": {
             name: (*optimizer.grad_position[optimizer.get_param_id(parameter)][:2], tuple(parameter.ds_shape))
@@ -110,8 +110,8 @@ def load(engine: Any, directory: Path) -> dict[str, Any]:
     _check_layout(files[0]["layout"], {name: tuple(p.ds_shape) for name, p in _parameters(engine)}, directory)
     optimizer = engine.optimizer
     for flat in optimizer.fp32_partitioned_groups_flat:
-        moments = {kind: torch.zeros_like(flat.data) for kind in KINDS[1:]}
-        optimizer.optimizer.state[flat] = {"step": state["optimizer_step"], **moments}
+        zeros = {kind: torch.zeros_like(flat.data) for kind in KINDS[1:]}
+        optimizer.optimizer.state[flat] = {"step": state["optimizer_step"], **zeros}
     for name, parameter in _parameters(engine):
         group, offset, size = optimizer.grad_position[optimizer.get_param_id(parameter)]
         flat = optimizer.fp32_partitioned_groups_flat[group]
@@ -140,6 +140,11 @@ def read(directory: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """
     state = _read(directory / "state.pt")
     return state, [_read(directory / f"rank_{rank}.pt", mmap=True) for rank in range(state["ranks"])]
+
+
+def _moments(adam: Any, flat: torch.Tensor) -> dict[str, Any]:
+    # Adam makes them in its first step: a checkpoint may come before.
+    return adam.state[flat] or {"step": 0, **{kind: torch.zeros_like(flat.data) for kind in KINDS[1:]}}
 
 
 def _parameters(engine: Any) -> list[tuple[str, Any]]:

@@ -6,6 +6,8 @@ import shutil
 import pytest
 import torch
 
+from grpo import trainer_state
+
 SCRIPT = "trainer_ranks.py"
 
 
@@ -28,10 +30,9 @@ def test_a_resumed_trainer_gives_the_same_numbers(trained, checkpoint, run_ranks
     for rank in (0, 1):
         whole = json.loads((trained / f"losses_{rank}.json").read_text())
         resumed = json.loads((tmp_path / f"losses_{rank}.json").read_text())
-        # gloo adds in an order of its own, hence not to the last bit
         for step, expected in zip(resumed, whole[2:], strict=True):
-            assert step == pytest.approx(expected, rel=1e-5)
-        assert whole[2] != pytest.approx(whole[3], rel=1e-5)  # the ranks draw anew at every step
+            assert step == pytest.approx(expected, rel=1e-3)  # bf16: two runs of one script differ by as much
+            assert step[1:3] + step[4:] == expected[1:3] + expected[4:]  # learning rate, step and random numbers
     expected, found = torch.load(trained / "whole_4.pt"), torch.load(tmp_path / "whole_4.pt")
     assert expected.keys() == found.keys()
     for name in expected:
@@ -60,17 +61,30 @@ def test_only_what_is_trained_is_saved(trained):
 
 
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize(
-    "damage, message",
-    [("rank", "is of another adapter"), ("missing", "rank_1.pt cannot be read"), ("cut", "state.pt cannot be read")],
-)
-def test_what_does_not_fit_is_refused(trained, checkpoint, run_ranks, tmp_path, damage, message):
-    step = tmp_path / "step_2"
-    shutil.copytree(trained / "step_2", step)
-    if damage == "missing":
-        (step / "trainer" / "rank_1.pt").unlink()
+def test_a_trainer_that_has_not_stepped_yet_is_saved(trained):
+    state, files = trainer_state.read(trained / "step_0" / "trainer")
+    assert (state["optimizer_step"], state["client_states"]) == (0, {"global_step": 0})
+    for file in files:
+        for kind in ("exp_avg", "exp_avg_sq"):
+            assert all(not flat.any() for flat in file[kind])
+        assert any(flat.any() for flat in file["master"])
+
+
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize("name", ["rank_1.pt", "state.pt"])
+@pytest.mark.parametrize("damage", ["missing", "cut"])
+def test_an_incomplete_state_is_refused(trained, tmp_path, name, damage):
+    shutil.copytree(trained / "step_2" / "trainer", tmp_path / "trainer")
+    file = tmp_path / "trainer" / name
+    content = file.read_bytes()
+    file.unlink()
     if damage == "cut":
-        file = step / "trainer" / "state.pt"
-        file.write_bytes(file.read_bytes()[:-200])
-    with pytest.raises(AssertionError, match=message):
-        run_ranks(2, checkpoint, tmp_path, 4, step, 0, 8 if damage == "rank" else 4, script=SCRIPT)
+        file.write_bytes(content[:-200])
+    with pytest.raises(trainer_state.ResumeError, match=f"{name} cannot be read .*: resume from another checkpoint"):
+        trainer_state.read(tmp_path / "trainer")
+
+
+@pytest.mark.timeout(500)
+def test_the_state_of_another_adapter_is_refused(trained, checkpoint, run_ranks, tmp_path):
+    with pytest.raises(AssertionError, match="is of another adapter"):
+        run_ranks(1, checkpoint, tmp_path, 4, trained / "step_2", 0, 8, script=SCRIPT)

@@ -66,6 +66,8 @@ def main(path: str, out: str, steps: str, resume_from: str, persistent: str, lor
         loaded = whole_state(trained)
         if dist.get_rank() == 0:
             torch.save(loaded, Path(out) / "loaded.pt")
+    else:
+        checkpoint.save_step(trained, args, {"global_step": 0})
     for step in range(first, int(steps)):
         for _ in range(trained.gradient_accumulation_steps()):
             draws = [random.randrange(97), numpy.random.randint(97), torch.randint(97, ()).item()]
@@ -73,7 +75,8 @@ def main(path: str, out: str, steps: str, resume_from: str, persistent: str, lor
             loss = trained(input_ids=ids, labels=ids).loss
             trained.backward(loss)
             trained.step()
-        losses.append([loss.item(), trained.get_lr()[0], trained.global_steps, float(trained.get_global_grad_norm())])
+        norm = float(trained.get_global_grad_norm())
+        losses.append([loss.item(), trained.get_lr()[0], trained.global_steps, norm, *draws])
         checkpoint.save_step(trained, args, {"global_step": step + 1})
         now = whole_state(trained)
         if dist.get_rank() == 0:
