@@ -64,11 +64,14 @@ def _load_parameter(
     reader: CheckpointReader, name: str, shape: torch.Size, zero: ZeroPartitioner | None
 ) -> nn.Parameter:
     if zero is None:
-        flat = reader.read_flat(name, shape, 0, shape.numel(), torch.device("cpu"))
-        return nn.Parameter(flat.reshape(shape))
+        parameter = nn.Parameter(torch.empty(shape, dtype=torch.bfloat16))
+        reader.fill(name, shape, 0, parameter.data.view(-1))
+        return parameter
+    parameter = zero.partitioned_parameter(shape)
     start, stop = zero.local_range(shape)
-    local = reader.read_flat(name, shape, start, stop, zero.device) if stop > start else None
-    return zero.partitioned_parameter(shape, local)
+    if stop > start:
+        reader.fill(name, shape, start, parameter.ds_tensor.data[: stop - start])
+    return parameter
 
 
 def _local_directory(path: str | Path) -> Path:

@@ -56,12 +56,10 @@ class ZeroPartitioner:
     def _partition_size(self, shape: torch.Size) -> int:
         return -(-shape.numel() // self._init.num_partitions)
 
-    def partitioned_parameter(self, shape: torch.Size, local: torch.Tensor | None) -> nn.Parameter:
-        """Return a partitioned, not gathered parameter of ``shape``.
+    def partitioned_parameter(self, shape: torch.Size) -> Any:
+        """Return a partitioned, not gathered ``nn.Parameter`` of ``shape``, in bf16.
 
-        Args:
-            shape: the shape of the whole parameter.
-            local: bf16 ``[stop - start]``, this rank's range; None where the range is empty.
+        Its ``ds_tensor`` holds zeros; the caller writes this rank's range to its beginning, what is left is padding.
         """
         # A view of one element with strides 0: it has the shape that DeepSpeed records, and no memory.
         whole = torch.empty(1, dtype=torch.bfloat16, device=self.device).expand(shape)
@@ -70,12 +68,13 @@ class ZeroPartitioner:
 
         size = self._partition_size(shape)
         on_device = parameter.ds_persist or self._init.remote_device not in ("cpu", torch.device("cpu"))
-        partition = torch.zeros(size, dtype=torch.bfloat16, device=self.device if on_device else "cpu")
-        if local is not None:
-            partition[: local.numel()].copy_(local)
-        if not on_device and self._init.pin_memory:
-            partition = get_accelerator().pin_memory(partition)
-        parameter.ds_tensor = partition
+        # Born pinned: pinning it later would take the memory twice.
+        parameter.ds_tensor = torch.zeros(
+            size,
+            dtype=torch.bfloat16,
+            device=self.device if on_device else "cpu",
+            pin_memory=not on_device and self._init.pin_memory,
+        )
         parameter.ds_tensor.ds_numel = size
         parameter.ds_tensor.status = PartitionedParamStatus.AVAILABLE
         parameter.ds_tensor.final_location = None

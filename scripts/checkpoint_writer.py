@@ -97,8 +97,9 @@ def _converted(reader: CheckpointReader, name: str, shape: tuple[int, ...]) -> O
     def pieces() -> Iterator[Any]:
         total = math.prod(shape)
         for start in range(0, total, step):
-            stop = min(start + step, total)
-            yield as_bytes(reader.read_flat(name, torch.Size(shape), start, stop, torch.device("cpu")))
+            piece = torch.empty(min(step, total - start), dtype=torch.bfloat16)
+            reader.fill(name, torch.Size(shape), start, piece)
+            yield as_bytes(piece)
 
     return Output(name, "BF16", shape, pieces)
 

@@ -53,15 +53,16 @@ class Merge:
         """Return the merged weight of a linear layer, bf16 `[out, in]`."""
         name = f"{module}.weight"
         shape = torch.Size(self.model.tensors[name].shape)
-        base = self.reader.read_flat(name, shape, 0, shape.numel(), torch.device("cpu")).view(shape).float()
+        base = torch.empty(shape, dtype=torch.bfloat16)
+        self.reader.fill(name, shape, 0, base.view(-1))
         with safe_open(self.adapter.folder / adapter_files.WEIGHTS, framework="pt") as file:
             a, b = (file.get_tensor(adapter_files.tensor_name(module, half)).float() for half in adapter_files.HALVES)
         update = (b @ a) * self.adapter.scale
-        merged = (base + update).to(torch.bfloat16)
+        merged = (base.float() + update).to(torch.bfloat16)
         if not merged.isfinite().all():
             raise CheckpointError(f"{name} is not finite after the merge: inspect the adapter's values")
         self.update += update.norm().item() ** 2
-        self.error += (merged.float() - base - update).norm().item() ** 2
+        self.error += (merged.float() - base.float() - update).norm().item() ** 2
         self.merged += 1
         return merged
 
