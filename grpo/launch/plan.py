@@ -1,7 +1,6 @@
 """What a configuration means: batches, steps, tokens, memory, disk."""
 
 import math
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 from grpo.checkpoint_files import CheckpointError, Model, read_whole
 from grpo.launch.config import Config
 from grpo.launch.data_files import DataError, count_records
+from grpo.launch.host_memory import host_memory
 from grpo.launch.machine import GB, on_cpu_stack
 from grpo.launch.ray_head import RayHead
 from grpo.run_log import optimizer_steps
@@ -16,9 +16,6 @@ from grpo.run_log import optimizer_steps
 # Bytes per LoRA parameter: bf16 weight; fp32 master weight, two Adam moments, fp32 gradient.
 _WEIGHT, _OPTIMIZER = 2, 16
 _SAVED_STATE = 12  # all of that but the gradient
-# Host memory of one process with torch and vLLM imported. CPU: fitted to 7.9 GB (2 engines, 2 ranks) and
-# 12.4 GB (2 engines with TP=2, 4 ranks); GPU: assumed, CUDA's host part is larger.
-_PROCESS_BYTES = {True: 0.75 * GB, False: 2 * GB}
 # Object store: a few adapters in flight, and rollouts (ids, masks, log-probs, advantages: 32 bytes a token).
 _ADAPTERS_IN_STORE, _TOKEN_BYTES, _MIN_STORE = 8, 32, 512 * 2**20
 
@@ -42,6 +39,7 @@ class Plan:
     model_file_bytes: int | None = None
     lora_parameters: int | None = None
     lora_optimizer_bytes: int | None = None
+    host_memory: dict[str, int] = field(default_factory=dict)
     host_bytes: int | None = None
     checkpoint_bytes: int | None = None
     disk_bytes: int | None = None
@@ -107,7 +105,6 @@ def _add_steps(plan: Plan, config: Config) -> None:
 
 def _add_sizes(plan: Plan, config: Config, model: Model, engine_model: Model) -> None:
     args = config.args
-    cpu = on_cpu_stack()
     targets = args.target_modules if isinstance(args.target_modules, list) else [args.target_modules]
     plan.lora_parameters = model.lora_parameters(args.lora_rank, targets)
     plan.model_bf16_bytes, plan.model_file_bytes = model.bf16_bytes, model.file_bytes
@@ -116,26 +113,12 @@ def _add_sizes(plan: Plan, config: Config, model: Model, engine_model: Model) ->
     plan.object_store_bytes = max(
         _MIN_STORE, _ADAPTERS_IN_STORE * adapter + 4 * plan.max_tokens_per_rollout * _TOKEN_BYTES
     )
-    tensor_parallel = args.vllm_tensor_parallel_size
-    # Of each engine: the Ray actor, the engine core, and its workers where there are several.
-    engine_processes = args.vllm_num_engines * (2 + (tensor_parallel if tensor_parallel > 1 else 0))
-    host = (engine_processes + config.actor_ranks + 2) * _PROCESS_BYTES[cpu] + plan.object_store_bytes
-    if args.offload or cpu:
-        host += plan.model_bf16_bytes
-    if args.adam_offload or cpu:
-        host += plan.lora_optimizer_bytes
-    if cpu:
-        host += args.vllm_num_engines * engine_model.bf16_bytes + config.engine_gpus * kv_cache_bytes()
-    plan.host_bytes = int(host)
+    plan.host_memory = host_memory(config, model, engine_model, plan.lora_optimizer_bytes, plan.object_store_bytes)
+    plan.host_bytes = sum(plan.host_memory.values())
     plan.checkpoint_bytes = adapter + plan.lora_parameters * _SAVED_STATE
     # The newest and the best at least, one more while the oldest is still there, and the final adapter.
     kept = max(args.max_ckpt_num, 2) + 1 if args.save_steps > 0 else 0
     plan.disk_bytes = kept * plan.checkpoint_bytes + adapter
-
-
-def kv_cache_bytes() -> int:
-    """Return the key/value cache of one CPU engine worker; vLLM reads the same variable, in GiB."""
-    return int(float(os.environ.get("VLLM_CPU_KVCACHE_SPACE") or 4) * 2**30)
 
 
 def describe(plan: Plan, config: Config) -> list[str]:
@@ -186,7 +169,8 @@ def _describe_sizes(plan: Plan) -> list[str]:
     return [
         f"model       {size(plan.model_file_bytes)} on disk, {size(plan.model_bf16_bytes)} in bf16; "
         f"LoRA {plan.lora_parameters:,} parameters, optimizer {size(plan.lora_optimizer_bytes)}",
-        f"memory      {size(plan.host_bytes)} of the host, {size(plan.object_store_bytes)} of it in /dev/shm",
+        f"memory      {size(plan.host_bytes)} of the host:",
+        *(f"            {size(count):>9}  {name}" for name, count in plan.host_memory.items()),
         f"disk        {size(plan.disk_bytes)}: checkpoints of {size(plan.checkpoint_bytes)}, final adapter",
     ]
 

@@ -273,8 +273,10 @@ def check_memory(plan: Plan) -> Iterator[Problem]:
         return
     free, shared = machine.memory_available(), machine.shared_memory_free()
     if plan.host_bytes and free < plan.host_bytes:
+        largest = max(plan.host_memory, key=lambda part: plan.host_memory[part])
         yield Problem(
-            f"{size(free)} of memory are free, the run needs about {size(plan.host_bytes)}",
+            f"{size(free)} of memory are free, the run needs about {size(plan.host_bytes)}, "
+            f"{size(plan.host_memory[largest])} of it for: {largest}",
             "end other programs, use fewer engines or ranks, or a larger machine",
         )
     if shared < plan.object_store_bytes:
