@@ -18,7 +18,8 @@ HELPERS = {"__main__", "harness", "machine"}
 
 def names() -> list[str]:
     """The benchmarks: every module of the package that is no helper."""
-    return sorted({module.name for module in pkgutil.iter_modules(scripts.bench.__path__)} - HELPERS)
+    modules = pkgutil.iter_modules(scripts.bench.__path__)
+    return sorted({module.name for module in modules if not module.ispkg} - HELPERS)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -3,10 +3,6 @@
 import argparse
 import asyncio
 import contextlib
-import importlib
-import importlib.util
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -19,20 +15,16 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from grpo import adapter, loading, rollout
+from scripts.bench.parts import stock
 from scripts.dequantize_checkpoint import dequantize_checkpoint
 
-ROOT = Path(__file__).parents[2]
-INSTALLED = Path(importlib.util.find_spec("openrlhf").submodule_search_locations[0])
+INSTALLED = stock.installed()
 
 
 @pytest.fixture(scope="session")
 def pristine(tmp_path_factory) -> Path:
     """The installed package with all patches reverted, in another place."""
-    target = tmp_path_factory.mktemp("stock") / "openrlhf"
-    shutil.copytree(INSTALLED, target, ignore=shutil.ignore_patterns("__pycache__"))
-    command = [sys.executable, "-m", "patches", "revert", "--target", str(target), "--version", "0.9.3"]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    return target
+    return stock.pristine(tmp_path_factory.mktemp("stock") / "openrlhf")
 
 
 @pytest.fixture(params=["stock", "patched"])
@@ -40,14 +32,9 @@ def load(request, pristine, monkeypatch):
     """Load a module of the stock or of the patched package from its file; what it imports is patched."""
 
     def load_file(name: str) -> ModuleType:
-        importlib.import_module(f"openrlhf.{name}")  # its imports, in the order that resolves their cycle
-        base = pristine if request.param == "stock" else INSTALLED
-        file = base / (name.replace(".", "/") + ".py")
-        spec = importlib.util.spec_from_file_location(f"openrlhf.{name}", file)
-        module = importlib.util.module_from_spec(spec)
+        module = stock.module_from(pristine if request.param == "stock" else INSTALLED, name)
         monkeypatch.setitem(sys.modules, f"openrlhf.{name}", module)  # dataclasses look themselves up
-        spec.loader.exec_module(module)
-        return module
+        return stock.execute(module)
 
     load_file.stock = request.param == "stock"
     return load_file

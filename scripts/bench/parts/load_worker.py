@@ -1,0 +1,58 @@
+"""Loads a checkpoint the stock way or ours, and measures it: what each rank of the benchmark `load` runs."""
+
+import time
+from typing import Any
+
+import deepspeed
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.utils.quantization_config import Mxfp4Config
+
+from grpo import loading, zero
+from scripts.bench.parts import memory
+from scripts.bench.parts.ranks import job_of_this_rank, report
+
+
+def ds_config() -> dict:
+    """The part of OpenRLHF's training configuration that decides where parameters go: ZeRO-3, offloaded."""
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "bf16": {"enabled": True},
+        "zero_optimization": {
+            "stage": 3,
+            "offload_param": {"device": "cpu"},
+            "stage3_param_persistence_threshold": 0,
+        },
+    }
+    return zero.tune(config, None)
+
+
+def checksum(part: torch.Tensor) -> int:
+    """The sum of the bits of a bf16 tensor."""
+    return int(part.view(torch.int16).sum(dtype=torch.int64))
+
+
+def main() -> None:
+    job = job_of_this_rank()
+    deepspeed.init_distributed("gloo")
+    partitioner = zero.ZeroPartitioner(ds_config())
+    peak, read, begin = memory.Peak(), memory.read_bytes(), time.perf_counter()
+    model: Any
+    if job["ours"]:
+        model = loading.load_gpt_oss(job["model"], "eager", ds_config())
+    else:
+        model = AutoModelForCausalLM.from_pretrained(
+            job["model"], dtype=torch.bfloat16, quantization_config=Mxfp4Config(dequantize=True)
+        )
+    seconds, growth, read = time.perf_counter() - begin, peak.growth(), memory.read_bytes() - read
+
+    sums = {}
+    for name, parameter in dict[str, Any](model.named_parameters()).items():
+        start, stop = partitioner.local_range(zero.whole_shape(parameter))
+        mine = parameter.ds_tensor[: stop - start] if job["ours"] else parameter.data.view(-1)[start:stop]
+        sums[name] = checksum(mine)
+    report(seconds=seconds, peak_bytes=growth, read_bytes=read, sums=sums)
+
+
+if __name__ == "__main__":
+    main()

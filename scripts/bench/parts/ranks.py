@@ -1,0 +1,61 @@
+"""Runs a worker of this folder on several ranks, as Ray runs the actor's, and collects what they found."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+LIMIT_SECONDS = 1800
+
+
+def run_ranks(worker: str, world: int, job: dict[str, Any]) -> list[dict[str, Any]]:
+    """Run `scripts.bench.parts.WORKER` on `world` ranks and return what each has reported, by rank.
+
+    Raises:
+        ValueError: with the end of its log, where a rank fails.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(world),
+        "LOCAL_RANK": "0",
+        "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // world)),
+    }
+    command = [sys.executable, "-m", f"scripts.bench.parts.{worker}"]
+    with tempfile.TemporaryDirectory(prefix="bench-ranks-") as scratch:
+        reports = [Path(scratch, f"{rank}.json") for rank in range(world)]
+        ranks = []
+        try:
+            for rank, report in enumerate(reports):
+                log = report.with_suffix(".log").open("w")
+                environment = {**shared, "RANK": str(rank)}
+                arguments = [json.dumps(job), str(report)]
+                ranks.append(
+                    subprocess.Popen([*command, *arguments], env=environment, stdout=log, stderr=subprocess.STDOUT)
+                )
+            codes = [rank.wait(LIMIT_SECONDS) for rank in ranks]
+        finally:
+            for process in ranks:
+                process.kill()
+        for code, report in zip(codes, reports, strict=True):
+            if code or not report.exists():
+                raise ValueError(f"{worker} ended with {code}: {report.with_suffix('.log').read_text()[-2000:]}")
+        return [json.loads(report.read_text(encoding="utf-8")) for report in reports]
+
+
+def job_of_this_rank() -> dict[str, Any]:
+    """The job that `run_ranks` was given, in a worker."""
+    return json.loads(sys.argv[1])
+
+
+def report(**found: Any) -> None:
+    """Give `run_ranks` what this rank has found."""
+    Path(sys.argv[2]).write_text(json.dumps(found), encoding="utf-8")

@@ -1,0 +1,88 @@
+"""Saves a trainer the stock way and ours, and measures both: what each rank of the benchmark `save` runs."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from deepspeed.ops.adam import DeepSpeedCPUAdam
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+
+from grpo import checkpoint, loading, zero
+from scripts.bench.parts import memory
+from scripts.bench.parts.ranks import job_of_this_rank, report
+
+TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]
+
+
+def trained_engine(model_folder: str, rank: int):
+    """DeepSpeed's engine around a PeftModel after one optimizer step: ZeRO-3, everything offloaded, bf16."""
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "bf16": {"enabled": True},
+        "zero_optimization": {
+            "stage": 3,
+            "offload_param": {"device": "cpu"},
+            "offload_optimizer": {"device": "cpu"},
+            "stage3_param_persistence_threshold": 0,
+        },
+    }
+    config = zero.tune(config, None)
+    lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=TARGETS)
+    model = get_peft_model(loading.load_gpt_oss(model_folder, "eager", config), lora, autocast_adapter_dtype=False)
+    optimizer = DeepSpeedCPUAdam([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    engine = deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule, config=config)[0]
+    ids = torch.arange(4)[None]
+    engine.backward(engine(input_ids=ids, labels=ids).loss)
+    engine.step()
+    return engine
+
+
+def save_stock(engine, folder: Path) -> None:
+    """What OpenRLHF 0.9.3 does in save_ckpt and save_model."""
+    engine.save_checkpoint(str(folder), tag="global_step1", client_state={}, save_latest=True)
+    state = engine._consolidated_16bit_state_dict()
+    if dist.get_rank() == 0:
+        torch.save(get_peft_model_state_dict(engine.module, state), folder / "adapter_model.bin")
+    dist.barrier()
+
+
+def save_ours(engine, folder: Path) -> None:
+    args = SimpleNamespace(ckpt_path=folder, max_ckpt_num=2, metrics_dir=folder, run_dir=folder)
+    checkpoint.save_step(engine, args, {"global_step": 1})
+
+
+def measure(save: Callable, engine, folder: Path) -> dict:
+    """Seconds, bytes of memory above what was held, and bytes in files by the name of their folder."""
+    dist.barrier()
+    peak, begin = memory.Peak(), time.perf_counter()
+    save(engine, folder)
+    seconds, growth = time.perf_counter() - begin, peak.growth()
+    written: dict[str, int] = {}
+    for file in folder.rglob("*"):
+        if file.is_file():
+            written[file.parent.name] = written.get(file.parent.name, 0) + file.stat().st_size
+    return {"seconds": seconds, "peak_bytes": growth, "written": written}
+
+
+def main() -> None:
+    job = job_of_this_rank()
+    deepspeed.init_distributed("gloo")
+    engine = trained_engine(job["model"], job["lora_rank"])
+    parameters = sum(p.ds_numel for p in engine.module.parameters() if p.requires_grad)
+    folders = {name: Path(job["scratch"], name) for name in ("ours", "stock")}
+    if dist.get_rank() == 0:
+        for folder in folders.values():
+            folder.mkdir()
+    found = {name: measure({"ours": save_ours, "stock": save_stock}[name], engine, f) for name, f in folders.items()}
+    report(adapter_parameters=parameters, **found)
+    os._exit(0)  # DeepSpeed's engine sometimes aborts the interpreter's own exit
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""A rollout of one optimizer step through OpenRLHF's own classes, stock or patched: what the benchmark `step` runs."""
+
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from grpo import forward_mode
+from scripts.bench.parts import memory, stock
+from scripts.bench.parts.ranks import job_of_this_rank, report
+
+TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]
+MODULES = ("models.actor", "trainer.ray.ppo_actor")
+
+
+def openrlhf_modules(package: str | None) -> list[Any]:
+    """The modules that make a training step: from the folder `package`, or the patched ones that are installed."""
+    modules = []
+    for name in MODULES:
+        module = stock.module_from(Path(package) if package else stock.installed(), name)
+        sys.modules[module.__name__] = module
+        modules.append(stock.execute(module))
+    return modules
+
+
+def build_actor(job: dict[str, Any], actor_class: Any, args: Any) -> Any:
+    """OpenRLHF's Actor with an adapter of known values in bf16, which DeepSpeed casts it to."""
+    extra = {} if job["package"] else {"router_logits": forward_mode.router_logits(args)}
+    actor = actor_class(
+        job["model"],
+        attn_implementation="eager",
+        lora_rank=job["lora_rank"],
+        lora_alpha=32,
+        target_modules=TARGETS,
+        **extra,
+    )
+    generator = torch.Generator().manual_seed(0)
+    for parameter in adapter_of(actor).values():
+        parameter.data = (torch.randn(parameter.shape, generator=generator) * 0.02).to(torch.bfloat16)
+    actor.gradient_checkpointing_enable()
+    return actor
+
+
+def adapter_of(actor: Any) -> dict[str, torch.nn.Parameter]:
+    return {name: parameter for name, parameter in actor.named_parameters() if parameter.requires_grad}
+
+
+def rollout(job: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """One sequence: a quarter prompt, the rest response."""
+    generator = torch.Generator().manual_seed(1)
+    tokens, response = job["tokens"], job["tokens"] * 3 // 4
+    return {
+        "sequences": torch.randint(2, job["vocabulary"], (1, tokens), generator=generator),
+        "attention_mask": torch.ones(1, tokens, dtype=torch.long),
+        "action_mask": torch.ones(1, response, dtype=torch.bool),
+        "advantages": torch.randn(1, 1, generator=generator).expand(1, response).contiguous(),
+    }
+
+
+def update(job: dict[str, Any], trainer: Any, training_step: Any, batch: dict[str, torch.Tensor]) -> dict[str, float]:
+    """The old log-probs, where they are asked for, and one training step; the gradients are left on the adapter."""
+    actor, old = trainer.actor, torch.zeros(batch["action_mask"].shape)
+    actor.zero_grad()
+    if job["package"] or not forward_mode.is_on_policy(trainer.args):
+        actor.eval()
+        with torch.no_grad():
+            old = actor(batch["sequences"], batch["action_mask"], batch["attention_mask"])
+    empty: dict[str, Any] = {"base_action_log_probs": None, "rollout_log_probs": None, "info": {}}
+    return training_step(trainer, SimpleNamespace(**batch, **empty, action_log_probs=old), 0.0, 0)
+
+
+def main() -> None:
+    job = job_of_this_rank()
+    args = SimpleNamespace(
+        entropy_loss_coef=0.0, aux_loss_coef=0.0, use_kl_loss=False, use_dynamic_batch=False, init_kl_coef=0,
+        rollout_batch_size=1, n_samples_per_prompt=1, max_epochs=1, train_batch_size=1,
+    )  # fmt: skip
+    actor_module, trainer_module = openrlhf_modules(job["package"])
+    actor = build_actor(job, actor_module.Actor, args)
+
+    def ignore(*_: Any, **__: Any) -> None:
+        """Optimizer, schedule and metrics are the same in both, and no part of what is measured."""
+
+    trainer = SimpleNamespace(
+        actor=actor,
+        args=args,
+        aux_loss=False,
+        ema_model=None,
+        actor_optim=None,
+        actor_loss_fn=trainer_module.PolicyLoss(),
+        actor_scheduler=SimpleNamespace(get_last_lr=lambda: [0.0]),
+        metrics=SimpleNamespace(after_backward_and_step=ignore),
+        strategy=SimpleNamespace(
+            ring_attn_group=None, optimizer_step=ignore, backward=lambda loss, *_: loss.backward()
+        ),
+    )
+    batch = rollout(job)
+    seconds, peaks, status = [], [], {}
+    for _ in range(job["repeat"] + 1):  # the first is not counted
+        peak, begin = memory.Peak(), time.perf_counter()
+        status = update(job, trainer, trainer_module.ActorPPOTrainer.training_step, batch)
+        seconds.append(time.perf_counter() - begin)
+        peaks.append(peak.growth())
+    torch.save({name: parameter.grad for name, parameter in adapter_of(actor).items()}, job["gradients"])
+    report(seconds=min(seconds[1:]), peak_bytes=max(peaks), loss=status["policy_loss"], entropy=status["entropy_loss"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""A training step on a rollout of one optimizer step: OpenRLHF's own classes without and with our patches.
+
+One process, no DeepSpeed; attention and experts have the sizes of gpt-oss-120b, layers and experts are few. Loss and
+gradients must agree, which is checked.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import torch
+
+from scripts.bench.harness import Result
+from scripts.bench.machine import Copy
+from scripts.bench.parts.random_model import FULL, write_random_model
+from scripts.bench.parts.ranks import run_ranks
+from scripts.bench.parts.stock import pristine
+from scripts.dequantize_checkpoint import dequantize_checkpoint
+
+GB = 1e9
+TOKENS_120B = 4096
+# Two implementations of a sum in bf16 differ by a few units in the last of its 8 bits.
+TOLERANCE = 0.02
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--layers", type=int, default=2, help="layers of the model (default: 2)")
+    parser.add_argument("--experts", type=int, default=8, help="experts of each layer (default: 8)")
+    parser.add_argument("--intermediate", type=int, default=2880, help="inner size of an expert (default: 2880)")
+    parser.add_argument("--vocabulary", type=int, default=32768, help="rows of the vocabulary (default: 32768)")
+    parser.add_argument("--tokens", type=int, default=512, help="tokens of the one sequence (default: 512)")
+    parser.add_argument("--repeat", type=int, default=3, help="timed steps, of which the best counts (default: 3)")
+
+
+def run(options: argparse.Namespace, copy: Copy) -> Result:
+    del copy
+    if min(options.layers, options.experts, options.repeat) < 1 or options.tokens < 8 or options.intermediate % 32:
+        raise ValueError("--layers, --experts and --repeat are at least 1, --tokens 8, and 32 divides --intermediate")
+    with tempfile.TemporaryDirectory(prefix="bench-step-") as scratch:
+        packed, model = Path(scratch, "mxfp4"), Path(scratch, "bf16")
+        write_random_model(packed, options.layers, options.experts, options.vocabulary, options.intermediate)
+        dequantize_checkpoint(packed, model)  # stock cannot train from MXFP4
+        packages = {"stock": str(pristine(Path(scratch, "openrlhf"))), "ours": None}
+        found, gradients = {}, {}
+        for name, package in packages.items():
+            file = Path(scratch, f"{name}.pt")
+            job = {
+                "model": str(model), "package": package, "gradients": str(file), "lora_rank": 64,
+                "vocabulary": options.vocabulary, "tokens": options.tokens, "repeat": options.repeat,
+            }  # fmt: skip
+            (found[name],) = run_ranks("step_worker", 1, job)
+            gradients[name] = torch.load(file)
+    difference = _difference(gradients["stock"], gradients["ours"])
+    loss = abs(found["stock"]["loss"] - found["ours"]["loss"])
+    if difference > TOLERANCE or loss > TOLERANCE:
+        raise RuntimeError(f"stock and ours do not agree: gradients differ by {difference:.2%}, losses by {loss:.2g}")
+    logits = 4 * options.tokens * options.vocabulary
+    saved = found["stock"]["peak_bytes"] - found["ours"]["peak_bytes"]
+    return Result(
+        what=f"a training step on {options.tokens} tokens, {options.layers} layers of {options.experts} experts, "
+        f"{options.vocabulary} rows of vocabulary, gradient checkpointing",
+        unit="s",
+        stock=found["stock"]["seconds"],
+        ours=found["ours"]["seconds"],
+        higher_is_better=False,
+        details={
+            "stock_peak_gb": found["stock"]["peak_bytes"] / GB,
+            "ours_peak_gb": found["ours"]["peak_bytes"] / GB,
+            "fp32_logits_gb": logits / GB,
+            "gradient_difference": difference,
+            "loss_difference": loss,
+        },
+        extrapolation=(
+            f"gpt-oss-120b, {TOKENS_120B} tokens a micro-batch: {saved / logits:.1f} times the fp32 logits less, "
+            f"{saved / logits * 4 * TOKENS_120B * FULL.vocabulary / GB:.0f} GB of each GPU",
+            f"assumes memory in proportion to the logits of {FULL.vocabulary} rows; on a GPU stock also runs all "
+            f"{FULL.experts} experts for the old log-probs, which a CPU does not do and this does not show",
+        ),
+    )
+
+
+def _difference(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> float:
+    """The norm of the difference over that of the expected gradients, of all tensors together."""
+    if expected.keys() != found.keys():
+        raise RuntimeError("stock and ours train other parameters")
+    error = sum((found[name].float() - value.float()).square().sum() for name, value in expected.items())
+    return float((error / sum(value.float().square().sum() for value in expected.values())) ** 0.5)
