@@ -59,13 +59,13 @@ class CheckpointReader:
     def _fill_experts(self, name: str, shape: torch.Size, start: int, out: torch.Tensor) -> None:
         size, stop = math.prod(shape[1:]), start + len(out)
         for expert in range(start // size, -(-stop // size)):
-            packed = [self._expert(f"{name}_{kind}", expert).to(out.device) for kind in ("blocks", "scales")]
+            blocks, scales = (self._expert(f"{name}_{kind}", expert).to(out.device) for kind in ("blocks", "scales"))
             first, last = max(start, expert * size), min(stop, (expert + 1) * size)
             target = out[first - start : last - start]
             if len(target) == size:
-                mxfp4.dequantize(*packed, out=target.view(shape[1:]))
+                mxfp4.dequantize(blocks, scales, out=target.view(shape[1:]))
             else:  # the range of a rank begins or ends inside this expert
-                whole = mxfp4.dequantize(*packed).view(-1)
+                whole = mxfp4.dequantize(blocks, scales).view(-1)
                 target.copy_(whole[first - expert * size : last - expert * size])
 
     def _expert(self, name: str, number: int) -> torch.Tensor:
@@ -77,7 +77,7 @@ class CheckpointReader:
         """Return elements of the flattened tensor ``name`` in its own dtype, ``[count]``."""
         tensor = self._tensors[name]
         result = torch.empty(count, dtype=_DTYPES[tensor.dtype])
-        left = memoryview(result.view(torch.uint8).numpy())
+        left = result.view(torch.uint8).numpy().data
         position = tensor.start + start * result.itemsize
         try:
             if tensor.file not in self._open:

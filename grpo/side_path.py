@@ -17,6 +17,7 @@ from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.model_executor.layers.linear import LinearMethodBase
 from vllm.model_executor.models.gpt_oss import OAIAttention
 
+from grpo import cpu_matmul
 from grpo.adapter import TensorSpec, checksum, unflatten
 
 
@@ -137,3 +138,4 @@ def _install() -> None:
 
 
 _install()
+cpu_matmul.install()  # the same products as in the trainer

@@ -38,7 +38,8 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
         raise ValueError("--layers, --experts and --repeat are at least 1, --tokens 8, and 32 divides --intermediate")
     with tempfile.TemporaryDirectory(prefix="bench-step-") as scratch:
         packed, model = Path(scratch, "mxfp4"), Path(scratch, "bf16")
-        write_random_model(packed, options.layers, options.experts, options.vocabulary, options.intermediate)
+        sizes = {"vocabulary": options.vocabulary, "intermediate": options.intermediate}
+        write_random_model(packed, options.layers, options.experts, **sizes)
         dequantize_checkpoint(packed, model)  # stock cannot train from MXFP4
         packages = {"stock": str(pristine(Path(scratch, "openrlhf"))), "ours": None}
         found, gradients = {}, {}

@@ -35,8 +35,11 @@ def test_a_resumed_trainer_gives_the_same_numbers(trained, checkpoint, run_ranks
             assert step[1:3] + step[4:] == expected[1:3] + expected[4:]  # learning rate, step and random numbers
     expected, found = torch.load(trained / "whole_4.pt"), torch.load(tmp_path / "whole_4.pt")
     assert expected.keys() == found.keys()
+    before = torch.load(trained / "whole_3.pt")
     for name in expected:
-        assert (found[name] - expected[name]).norm() <= 1e-3 * expected[name].norm(), name
+        limit = (1e-3 if name.endswith(("master", "bf16")) else 2e-2) * expected[name].norm()
+        assert (found[name] - expected[name]).norm() <= limit, name
+        assert "exp_avg" not in name or (before[name] - expected[name]).norm() > 5 * limit, "it would pass unstepped"
 
 
 @pytest.mark.timeout(500)

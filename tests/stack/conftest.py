@@ -29,7 +29,7 @@ def finished(tiny_model, tmp_path_factory) -> Path:
     """The run directory of ten steps with a secret in the environment."""
     run_dir = tmp_path_factory.mktemp("runs") / "short"
     secret = "a-secret-that-must-not-leak"
-    train("--run-dir", run_dir, "--steps", 10, SAVE_STEPS="5", MAX_CHECKPOINTS="2", GEMINI_API_KEY=secret)
+    train("--run-dir", run_dir, "--steps", 10, SAVE_STEPS="2", MAX_CHECKPOINTS="2", GEMINI_API_KEY=secret)
     return run_dir
 
 

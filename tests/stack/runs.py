@@ -23,13 +23,13 @@ def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def processes_of(run_dir: Path) -> list[str]:
-    """Command lines of living processes that this run started: they inherited its directory."""
-    found = []
+def processes_of(run_dir: Path) -> dict[int, str]:
+    """Ids and command lines of living processes that this run started: they inherited its directory."""
+    found = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if f"GRPO_RUN_DIR={run_dir}".encode() in (process / "environ").read_bytes().split(b"\0"):
-                found.append((process / "cmdline").read_bytes().decode())
+                found[int(process.name)] = (process / "cmdline").read_bytes().decode()
         except OSError:  # it has ended meanwhile
             continue
     return found

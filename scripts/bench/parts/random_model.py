@@ -29,10 +29,10 @@ BF16_BYTES = 2 * sum(math.prod(shape) for shape in FULL.parameters().values())
 SHARD_BYTES = 1_000_000_000
 
 
-def write_random_model(
+def write_random_config(
     folder: Path, layers: int, experts: int, vocabulary: int = 1024, intermediate: int = FULL.intermediate
 ) -> Architecture:
-    """Write an MXFP4 checkpoint whose attention is that of the 120b; return what it is."""
+    """Write the config.json of an MXFP4 checkpoint whose attention is that of the 120b; return what it is."""
     config = tiny_config(vocabulary)
     config.update(
         {
@@ -50,14 +50,18 @@ def write_random_model(
     )
     folder.mkdir(parents=True)
     write_config(folder, config, stop_ids=[1], pad_id=0)
-    architecture = Architecture.from_config(read_json(folder / "config.json"))
+    return Architecture.from_config(read_json(folder / "config.json"))
+
+
+def write_random_model(folder: Path, layers: int, experts: int, **sizes: int) -> None:
+    """Write such a checkpoint whole; arguments as of `write_random_config`."""
+    architecture = write_random_config(folder, layers, experts, **sizes)
     generator = torch.Generator().manual_seed(0)
     outputs = []
     for name, shape in architecture.stored().items():
         dtype = "U8" if name.endswith(("_blocks", "_scales")) else "BF16"
         outputs.append(Output(name, dtype, shape, partial(_random, name, shape, generator)))
     write_shards(outputs, folder, SHARD_BYTES)
-    return architecture
 
 
 def _random(name: str, shape: tuple[int, ...], generator: torch.Generator):

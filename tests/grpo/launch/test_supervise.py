@@ -61,6 +61,12 @@ os._exit(int(how))  # not sys.exit: that would delete the shared memory
 """
 
 
+def signals_as_in_a_terminal() -> None:
+    """A script's background jobs ignore Ctrl-C, and what nohup starts ignores SIGHUP; their children inherit that."""
+    for signum in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_DFL)
+
+
 class Run:
     """A launcher in a session of its own, as a terminal would start it."""
 
@@ -76,8 +82,7 @@ class Run:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            # as in a terminal: a script's background jobs ignore Ctrl-C, and their children inherit that
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            preexec_fn=signals_as_in_a_terminal,
         )
 
     def driver(self) -> dict:

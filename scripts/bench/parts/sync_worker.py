@@ -1,0 +1,22 @@
+"""A vLLM worker that takes one adapter tensor at a time: the other way of the benchmark `sync`."""
+
+import torch
+
+from grpo.side_path import AdapterWorker, slots
+
+
+class OneByOneWorker(AdapterWorker):
+    """vLLM's ``worker_extension_cls`` with the call that OpenRLHF makes for each parameter."""
+
+    def update_weight(self, name: str, dtype: torch.dtype, shape: tuple[int, ...], empty_cache: bool = False) -> None:
+        """Take one tensor from a file in memory, which stands for OpenRLHF's broadcast over NCCL.
+
+        Args:
+            name: the file and the tensor's name, with a line feed between.
+        """
+        path, _, tensor_name = name.partition("\n")
+        whole = torch.from_file(path, size=torch.Size(shape).numel(), dtype=dtype).view(shape)
+        layer, _, rest = tensor_name.partition("layers.")[2].partition(".self_attn.")
+        attention = self.model_runner.model.model.layers[int(layer)].attn  # type: ignore[attr-defined]
+        buffer, rows, columns = slots(attention)[rest.removesuffix(".weight")]
+        buffer.copy_(whole[rows, columns])
