@@ -62,14 +62,14 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
 
 
 def _extrapolate(ranks: int, bf16: int, peak: dict[bool, int], seconds: dict[bool, float]) -> tuple[str, ...]:
-    beside = {ours: peak[ours] / ranks - bf16 * (1 / ranks if ours else 1) for ours in peak}
-    stock = EXTRAPOLATED_RANKS * (BF16_BYTES + beside[False] * BF16_BYTES / bf16)
-    ours = BF16_BYTES + EXTRAPOLATED_RANKS * beside[True]
+    beside = peak[True] / ranks - bf16 / ranks
+    stock = EXTRAPOLATED_RANKS * BF16_BYTES
+    ours = BF16_BYTES + EXTRAPOLATED_RANKS * beside
     scale = BF16_BYTES / bf16
     return (
-        f"gpt-oss-120b on {EXTRAPOLATED_RANKS} ranks: {stock / GB:,.0f} GB stock, {ours / GB:,.0f} GB ours "
+        f"gpt-oss-120b on {EXTRAPOLATED_RANKS} ranks: at least {stock / GB:,.0f} GB stock, {ours / GB:,.0f} GB ours "
         f"({ours / BF16_BYTES:.3f} times the bf16 model); {seconds[False] * scale:,.0f} s stock and "
         f"{seconds[True] * scale:,.0f} s ours on this machine",
-        "assumes that what stock holds beside the model grows with the model, and that what ours holds beside its "
-        f"partition ({beside[True] / 1e6:,.0f} MB a rank: an expert, Python's own) does not; files in the page cache",
+        f"assumes that stock holds the whole model on every rank and no more, ours {beside / 1e6:,.0f} MB beside its "
+        "partition, as here (an expert, Python's own); times in proportion to the model, files in the page cache",
     )

@@ -25,11 +25,11 @@ TOLERANCE = 0.02
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layers", type=int, default=2, help="layers of the model (default: 2)")
-    parser.add_argument("--experts", type=int, default=8, help="experts of each layer (default: 8)")
+    parser.add_argument("--experts", type=int, default=4, help="experts of each layer (default: 4)")
     parser.add_argument("--intermediate", type=int, default=2880, help="inner size of an expert (default: 2880)")
     parser.add_argument("--vocabulary", type=int, default=32768, help="rows of the vocabulary (default: 32768)")
-    parser.add_argument("--tokens", type=int, default=512, help="tokens of the one sequence (default: 512)")
-    parser.add_argument("--repeat", type=int, default=3, help="timed steps, of which the best counts (default: 3)")
+    parser.add_argument("--tokens", type=int, default=256, help="tokens of the one sequence (default: 256)")
+    parser.add_argument("--repeat", type=int, default=2, help="timed steps, of which the best counts (default: 2)")
 
 
 def run(options: argparse.Namespace, copy: Copy) -> Result:

@@ -14,11 +14,13 @@ from typing import Any
 import torch
 
 from grpo.adapter import TensorSpec, layout
+from grpo.checkpoint_files import read_json
 from grpo.engine import SHARED_MEMORY
 from grpo.flags import ATTENTION_PROJECTIONS
 from scripts.bench.harness import Result, time_in_turn
 from scripts.bench.machine import Copy
 from scripts.bench.parts.random_model import FULL, write_random_config
+from scripts.tiny_model.checkpoint import write_json
 
 RANK = 64
 
@@ -94,6 +96,9 @@ def _engine(options: argparse.Namespace, model: Path) -> Any:
 
     if not model.exists():
         write_random_config(model, options.layers, experts=2, intermediate=32 * options.tensor_parallel)
+        config = read_json(model / "config.json")
+        del config["quantization_config"]  # vLLM on a CPU has no MXFP4
+        write_json(model / "config.json", config)
     engine = LLMRayActor.options(num_cpus=1).remote(
         model=str(model),
         load_format="dummy",  # random weights
