@@ -1,11 +1,13 @@
 """The engine actor's side of a sync. Imports no DeepSpeed: vLLM's process stays free of it."""
 
+import asyncio
+import functools
+import mmap
 import os
-import tempfile
 from copy import copy
 from typing import Any
 
-SHARED_MEMORY = "/dev/shm"  # a file system in memory, on every Linux; Ray's object store lies there too
+import numpy as np
 
 
 class SyncError(RuntimeError):
@@ -36,11 +38,38 @@ def seeding_arguments() -> dict[str, Any]:
     return {"enable_chunked_prefill": False} if current_platform.is_cpu() else {}
 
 
+class SharedMemory:
+    """Memory that other processes of this user can map, until this one ends: a file without a name.
+
+    Unlike a file in /dev/shm, nothing is left of it however the process ends, and Docker's limit on /dev/shm does not
+    count. Kept from sync to sync, so that its pages are made once.
+
+    Attributes:
+        path: names it for other processes on this machine.
+        bytes: numpy uint8 ``[size]``.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._descriptor = os.memfd_create("grpo-adapter")
+        os.ftruncate(self._descriptor, size)
+        self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+        self.bytes = np.frombuffer(mmap.mmap(self._descriptor, size), dtype=np.uint8)
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+
+@functools.lru_cache(maxsize=1)
+def _shared_memory(engine: int, size: int) -> SharedMemory:
+    del engine  # two engines in one process must not write over each other's adapter
+    return SharedMemory(size)
+
+
 async def load_into_engine(llm: Any, buffer: Any, specs: list[dict]) -> list[dict[str, int]]:
     """Pass the adapter on to the workers of one engine, and drop its prefix cache. Runs in the engine's Ray actor.
 
-    By a file in memory, which all workers map: as an argument of ``collective_rpc`` the bytes would be pickled and
-    copied through sockets for each of them.
+    By shared memory: as an argument of ``collective_rpc`` the bytes would be pickled and copied through sockets for
+    each worker.
 
     Args:
         llm: vLLM's ``AsyncLLM``.
@@ -54,13 +83,12 @@ async def load_into_engine(llm: Any, buffer: Any, specs: list[dict]) -> list[dic
     Raises:
         SyncError: where the prefix cache could not be dropped: its entries were computed with the old adapter.
     """
-    handle, path = tempfile.mkstemp(prefix="grpo-adapter-", dir=SHARED_MEMORY)
-    try:
-        with open(handle, "wb") as file:
-            file.write(buffer)
-        receipts = await llm.collective_rpc("load_adapter", args=(path, specs))
-    finally:
-        os.unlink(path)
-    if not await llm.reset_prefix_cache():
+    memory = _shared_memory(id(llm), buffer.nbytes)
+    memory.bytes[:] = buffer
+    # Nothing is generated during a sync, so the order of the two does not matter.
+    receipts, dropped = await asyncio.gather(
+        llm.collective_rpc("load_adapter", args=(memory.path, specs)), llm.reset_prefix_cache()
+    )
+    if not dropped:
         raise SyncError("the engine could not drop its prefix cache: requests are still running during a sync")
     return receipts

@@ -8,7 +8,9 @@ vLLM imports this module in every worker (``worker_extension_cls``) before it bu
 is there when the model is profiled and compiled.
 """
 
+import functools
 import os
+from collections import defaultdict
 from typing import Any
 
 import torch
@@ -19,6 +21,8 @@ from vllm.model_executor.models.gpt_oss import OAIAttention
 
 from grpo import cpu_matmul
 from grpo.adapter import TensorSpec, checksum, unflatten
+
+LAYERS = "base_model.model.model.layers."  # how PEFT names begin
 
 
 class SidePath(LinearMethodBase):
@@ -102,6 +106,13 @@ def _copy(buffer: torch.Tensor, whole: torch.Tensor | None, rows: slice, columns
         buffer.copy_(whole[rows, columns])
 
 
+@functools.lru_cache(maxsize=1)
+def mapped(path: str, inode: int) -> torch.Tensor:
+    """Return the file ``path`` as bf16 ``[elements]``, mapped: it shows what is written to the file later, too."""
+    del inode  # another file under the same name is another one
+    return torch.from_file(path, shared=True, size=os.path.getsize(path) // 2, dtype=torch.bfloat16)
+
+
 class AdapterWorker:
     """vLLM's ``worker_extension_cls``: methods that ``collective_rpc`` calls on every worker."""
 
@@ -111,14 +122,14 @@ class AdapterWorker:
         Raises:
             ValueError: for a tensor that belongs to no attention projection of this model.
         """
-        flat = torch.from_file(path, size=os.path.getsize(path) // 2, dtype=torch.bfloat16)
+        flat = mapped(path, os.stat(path).st_ino)
         tensors = unflatten(flat, [TensorSpec(**spec) for spec in specs])
+        layers: defaultdict[str, dict[str, torch.Tensor]] = defaultdict(dict)
+        for name, tensor in tensors.items():
+            layer, _, place = name.removeprefix(LAYERS).partition(".self_attn.")
+            layers[layer][place.removesuffix(".weight")] = tensor
         model = self.model_runner.model  # type: ignore[attr-defined]
-        applied = 0
-        for number, layer in enumerate(model.model.layers):
-            prefix = f"base_model.model.model.layers.{number}.self_attn."
-            mine = {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-            applied += fill(layer.attn, {n.removeprefix(prefix).removesuffix(".weight"): t for n, t in mine.items()})
+        applied = sum(fill(layer.attn, layers[str(number)]) for number, layer in enumerate(model.model.layers))
         if applied != len(tensors):
             raise ValueError(f"{len(tensors) - applied} adapter tensors fit no attention layer; is it another model's?")
         return {"rank": get_tensor_model_parallel_rank(), "checksum": checksum(flat), "tensors": applied}

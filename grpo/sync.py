@@ -1,9 +1,9 @@
 """Sends the LoRA adapter from the trainer to the vLLM engines, through the Ray object store.
 
 Trainer ranks gather the adapter with one collective; rank 0 puts one flat buffer into the object store; every engine
-actor gets the reference as an argument, so that Ray hands it the buffer without a copy, and lays it in a shared file
-for its tensor-parallel workers, which are processes outside Ray's job. The workers map the file and copy their slices
-into the side path (``grpo.side_path``).
+actor gets the reference as an argument, so that Ray hands it the buffer without a copy, and lays it in shared memory
+for its tensor-parallel workers, which are processes outside Ray's job. The workers copy their slices from there into
+the side path (``grpo.side_path``).
 """
 
 from dataclasses import asdict

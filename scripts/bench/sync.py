@@ -15,7 +15,6 @@ import torch
 
 from grpo.adapter import TensorSpec, layout
 from grpo.checkpoint_files import read_json
-from grpo.engine import SHARED_MEMORY
 from grpo.flags import ATTENTION_PROJECTIONS
 from scripts.bench.harness import Result, time_in_turn
 from scripts.bench.machine import Copy
@@ -120,7 +119,7 @@ def _tensor_by_tensor(flat: torch.Tensor, specs: list[TensorSpec], engines: list
     """One call of every engine for each tensor, awaited before the next, as OpenRLHF 0.9.3 sends parameters."""
     import ray
 
-    with tempfile.NamedTemporaryFile(dir=SHARED_MEMORY, prefix="bench-sync-") as file:
+    with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="bench-sync-") as file:
         for spec in specs:
             tensor = flat[spec.offset : spec.offset + spec.numel]
             data: Any = tensor.view(torch.uint8).numpy()

@@ -1,4 +1,7 @@
 import asyncio
+import os
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo import adapter, sync
-from grpo.engine import SyncError, for_sample, load_into_engine
+from grpo.engine import SharedMemory, SyncError, for_sample, load_into_engine
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 7)), min_size=1, max_size=6))
@@ -67,12 +70,23 @@ class Engine:
 
 
 def test_the_engine_passes_bytes_on_and_drops_its_prefix_cache():
-    data = torch.arange(100, dtype=torch.uint8).numpy()
     engine = Engine(True)
-    assert asyncio.run(load_into_engine(engine, data, []))[0]["checksum"] == zlib.crc32(data)
-    assert not engine.path.exists()
+    for start in (0, 7):  # the second sync writes to the same memory
+        data = torch.arange(start, start + 100, dtype=torch.uint8).numpy()
+        assert asyncio.run(load_into_engine(engine, data, []))[0]["checksum"] == zlib.crc32(data)
     with pytest.raises(SyncError, match="prefix cache"):
         asyncio.run(load_into_engine(Engine(False), data, []))
+
+
+def test_shared_memory_is_seen_by_another_process_and_gone_with_its_owner():
+    memory = SharedMemory(4096)
+    memory.bytes[:5] = list(b"hello")
+    read = [sys.executable, "-c", "import sys; print(open(sys.argv[1], 'rb').read(5).decode())", memory.path]
+    assert subprocess.run(read, capture_output=True, text=True, check=True).stdout == "hello\n"
+    path = memory.path
+    del memory
+    with pytest.raises(FileNotFoundError):
+        os.stat(path)
 
 
 def test_every_sample_of_a_prompt_has_its_own_seed():
