@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # GRPO for gpt-oss-120b with LoRA, on one node of 8 GPUs; or the same run in small, without a GPU.
 #
-#   ./train_grpo.sh --tiny                     tiny gpt-oss, synthetic problems: 5 to 20 minutes on 2 cores, 12 GB
+#   ./train_grpo.sh --tiny                     tiny gpt-oss, synthetic problems: 5 to 12 minutes on 2 cores, 12 GB
 #   TRAIN_DATA=... EVAL_DATA=... ./train_grpo.sh                gpt-oss-120b: 8 x 80 GB GPUs, 300 GB host memory
 #   LEARNING_RATE=2e-6 ./train_grpo.sh --steps 20               every variable below can be set from outside
 #   ./train_grpo.sh -- --eps_clip_low_high 0.2 0.28             any other OpenRLHF flag; the last one wins

@@ -4,7 +4,7 @@
 
 DIR gets MXFP4 experts in sharded safetensors, config.json, tokenizer and chat template, as openai/gpt-oss-120b
 has them; the second directory gets the same weights in bf16, for engines without an MXFP4 kernel. Takes about
-two to three minutes on 2 cores; a second call with the same arguments and code checks the files and returns.
+two to four minutes on one core; a second call with the same arguments and code checks the files and returns.
 """
 
 import argparse

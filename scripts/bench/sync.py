@@ -40,10 +40,17 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
         raise ValueError("--engines, --tensor-parallel, --layers and --repeat are at least 1")
     scratch = Path(tempfile.mkdtemp(prefix="bench-sync-"))
     try:
+        workers = options.engines * options.tensor_parallel
         ray.init(
-            address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, _temp_dir=str(scratch / "ray")
+            address="local",
+            num_cpus=workers + 4,
+            num_gpus=workers,
+            include_dashboard=False,
+            log_to_driver=False,
+            _temp_dir=str(scratch / "ray"),
         )
-        engines = [_engine(options, scratch / "model") for _ in range(options.engines)]
+        _write_config(scratch / "model", options)
+        engines = _engines(options, scratch / "model")
         flat, specs = _adapter(options.layers)
         target = torch.empty_like(flat)
         timings = time_in_turn(
@@ -89,30 +96,46 @@ def _halves(outputs: int, inputs: int) -> tuple[tuple[int, int], tuple[int, int]
     return (RANK, inputs), (outputs, RANK)
 
 
-def _engine(options: argparse.Namespace, model: Path) -> Any:
+def _engines(options: argparse.Namespace, model: Path) -> list[Any]:
+    """Engines as OpenRLHF's create_vllm_engines starts them, but with random weights and the other way's worker."""
     import ray
     from openrlhf.trainer.ray.vllm_engine import LLMRayActor
+    from ray.util.placement_group import placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    if not model.exists():
-        write_random_config(model, options.layers, experts=2, intermediate=32 * options.tensor_parallel)
-        config = read_json(model / "config.json")
-        del config["quantization_config"]  # vLLM on a CPU has no MXFP4
-        write_json(model / "config.json", config)
-    engine = LLMRayActor.options(num_cpus=1).remote(
-        model=str(model),
-        load_format="dummy",  # random weights
-        skip_tokenizer_init=True,
-        worker_extension_cls="scripts.bench.parts.sync_worker.OneByOneWorker",
-        tensor_parallel_size=options.tensor_parallel,
-        distributed_executor_backend="mp" if options.tensor_parallel > 1 else "uni",
-        max_model_len=64,
-        enforce_eager=True,
-        dtype="bfloat16",
-        additional_config={"lora_rank": RANK, "lora_scale": 2.0},
-        num_gpus=1,
-    )
-    ray.get(engine.get_num_unfinished_requests.remote())
-    return engine
+    size = options.tensor_parallel
+    group = placement_group([{"GPU": 1, "CPU": 1}] * (options.engines * size), strategy="PACK")
+    ray.get(group.ready())
+    engines = []
+    for first in range(0, options.engines * size, size):
+        place = PlacementGroupSchedulingStrategy(
+            group, placement_group_capture_child_tasks=True, placement_group_bundle_index=first
+        )
+        own = int(size == 1)  # of more workers, each is a Ray actor with a bundle
+        engine = LLMRayActor.options(num_cpus=own, num_gpus=own, scheduling_strategy=place).remote(
+            model=str(model),
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            worker_extension_cls="scripts.bench.parts.sync_worker.OneByOneWorker",
+            tensor_parallel_size=size,
+            distributed_executor_backend="uni" if own else "ray",
+            bundle_indices=None if own else list(range(first, first + size)),
+            max_model_len=64,
+            enforce_eager=True,
+            dtype="bfloat16",
+            additional_config={"lora_rank": RANK, "lora_scale": 2.0},
+            num_gpus=1,
+        )
+        engines.append(engine)
+    ray.get([engine.get_num_unfinished_requests.remote() for engine in engines])
+    return engines
+
+
+def _write_config(model: Path, options: argparse.Namespace) -> None:
+    write_random_config(model, options.layers, experts=2, intermediate=32 * options.tensor_parallel)
+    config = read_json(model / "config.json")
+    del config["quantization_config"]  # vLLM on a CPU has no MXFP4
+    write_json(model / "config.json", config)
 
 
 def _tensor_by_tensor(flat: torch.Tensor, specs: list[TensorSpec], engines: list[Any]) -> None:
