@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +60,7 @@ def save_step(engine: Any, args: Any, client_states: dict[str, Any]) -> None:
     if dist.get_rank() == 0:
         steps = saved_steps(checkpoints)
         scores = exact_match(Path(args.metrics_dir or args.run_dir) / "eval.jsonl")
-        for old in set(steps) - set(kept_steps(steps, scores, args.max_ckpt_num)):
-            removed = (checkpoints / f"step_{old}").rename(checkpoints / f".step_{old}.old")  # whole or not there
-            shutil.rmtree(removed)
+        _remove(checkpoints, set(steps) - set(kept_steps(steps, scores, args.max_ckpt_num)))
 
 
 def load_step(engine: Any, args: Any) -> dict[str, Any]:
@@ -103,7 +101,7 @@ def _replace(target: Path, write: Callable[[Path], None]) -> None:
         aside.mkdir(parents=True)
 
     def finish() -> None:
-        for path in aside.rglob("*"):
+        for path in (*aside.rglob("*"), aside):
             _flush(path)
         if target.exists():
             target.rename(old)
@@ -114,6 +112,13 @@ def _replace(target: Path, write: Callable[[Path], None]) -> None:
     is_first = dist.get_rank() == 0
     for part in (prepare if is_first else None, lambda: write(aside), finish if is_first else None):
         _on_every_rank(part, target)
+
+
+def _remove(checkpoints: Path, steps: Iterable[int]) -> None:
+    for step in steps:
+        (checkpoints / f"step_{step}").rename(checkpoints / f".step_{step}.removed")  # whole or not there
+    for left in checkpoints.glob(".step_*.removed"):  # also what a kill has left
+        shutil.rmtree(left)
 
 
 def _on_every_rank(part: Callable[[], None] | None, target: Path) -> None:

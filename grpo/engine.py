@@ -77,8 +77,8 @@ async def load_into_engine(llm: Any, buffer: Any, specs: list[dict]) -> list[dic
         specs: the fields of the ``TensorSpec`` of each tensor.
 
     Returns:
-        A receipt of every worker: ``rank``, ``tensors`` (how many were applied), ``checksum`` of what it mapped
-        (:func:`grpo.adapter.checksum`).
+        A receipt of every worker: its ``rank`` of how many ``workers``, ``tensors`` (how many were applied),
+        ``checksum`` of what it mapped (:func:`grpo.adapter.checksum`).
 
     Raises:
         SyncError: where the prefix cache could not be dropped: its entries were computed with the old adapter.

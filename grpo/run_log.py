@@ -4,6 +4,7 @@ import functools
 import json
 import logging
 import math
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -80,7 +81,10 @@ class RunLog:
         self._write(self._samples / f"{name}.jsonl", "w", "".join(lines))
 
     def _append(self, name: str, record: dict[str, Any]) -> None:
-        self._write(self._metrics / name, "a", json.dumps(_finite(record), allow_nan=False) + "\n")
+        file = self._metrics / name
+        # What a full disk has cut ends here, and takes no other line with it.
+        begin = "" if _ends_a_line(file) else "\n"
+        self._write(file, "a", begin + json.dumps(_finite(record), allow_nan=False) + "\n")
 
     def _write(self, path: Path, mode: str, text: str) -> None:
         # A full disk must not end a run of days: counted in `lost_writes`, logged, and tried again at the next line.
@@ -90,6 +94,15 @@ class RunLog:
         except OSError as error:
             self._lost += 1
             logger.error("%s was not written: %s", path, error)
+
+
+def _ends_a_line(file: Path) -> bool:
+    try:
+        with file.open("rb") as opened:
+            opened.seek(-1, os.SEEK_END)
+            return opened.read(1) == b"\n"
+    except OSError:  # no such file, or an empty one
+        return True
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -141,7 +154,7 @@ def attach(trainer: Any, states: dict[str, Any]) -> RunLog:
     log = RunLog(trainer.args.run_dir, trainer.args.metrics_dir)
     step = states["global_step"]
     if step and step not in {row["step"] for row in read_rows(log._metrics / "metrics.jsonl")}:
-        log.write_step(step, states["status"])  # killed between saving and logging: only the seconds are lost
+        log.write_step(step, states["status"])  # killed between saving and logging: seconds and samples are lost
     trainer.samples_generator.generate_samples = log.timed("generate", trainer.samples_generator.generate_samples)
     maker = trainer.experience_maker
     maker.make_experience_batch = log.timed("old_log_probs", maker.make_experience_batch)
@@ -181,5 +194,5 @@ def optimizer_steps(args: Any, steps: int) -> int:
     """
     if args.max_steps is None:
         return steps
-    per_step = args.rollout_batch_size * args.n_samples_per_prompt // args.train_batch_size * args.max_epochs
+    per_step = args.rollout_batch_size * args.n_samples_per_prompt * args.max_epochs // args.train_batch_size
     return min(steps, args.max_steps * per_step)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from vllm.config import get_current_vllm_config
-from vllm.distributed import get_tensor_model_parallel_rank
+from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.model_executor.layers.linear import LinearMethodBase
 from vllm.model_executor.models.gpt_oss import OAIAttention
 
@@ -132,7 +132,12 @@ class AdapterWorker:
         applied = sum(fill(layer.attn, layers[str(number)]) for number, layer in enumerate(model.model.layers))
         if applied != len(tensors):
             raise ValueError(f"{len(tensors) - applied} adapter tensors fit no attention layer; is it another model's?")
-        return {"rank": get_tensor_model_parallel_rank(), "checksum": checksum(flat), "tensors": applied}
+        return {
+            "rank": get_tensor_model_parallel_rank(),
+            "workers": get_tensor_model_parallel_world_size(),
+            "checksum": checksum(flat),
+            "tensors": applied,
+        }
 
 
 def _install() -> None:

@@ -52,6 +52,9 @@ def send(flat: torch.Tensor, specs: list[TensorSpec], engines: list[Any]) -> Non
 
 def _check(receipts: list[list[dict[str, int]]], checksum: int, count: int) -> None:
     for number, workers in enumerate(receipts):
+        ranks = sorted(receipt["rank"] for receipt in workers)
+        if not workers or ranks != list(range(workers[0]["workers"])):
+            raise SyncError(f"engine {number} has no receipt of each of its workers: start the run again")
         for receipt in workers:
             if receipt["checksum"] != checksum or receipt["tensors"] != count:
                 raise SyncError(

@@ -6,6 +6,7 @@ in there: 12 bytes an adapter parameter, 573 MB for the 120b. ZeRO-3 cuts every 
 any number of ranks can be read by any other number.
 """
 
+import pickle
 import random
 from pathlib import Path
 from typing import Any
@@ -164,7 +165,7 @@ def _set_schedule(scheduler: Any, optimizer: Any, saved: dict[str, Any]) -> None
 def _read(file: Path, mmap: bool = False) -> dict[str, Any]:
     try:
         return torch.load(file, map_location="cpu", mmap=mmap, weights_only=True)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
         raise ResumeError(f"{file} cannot be read ({error}): resume from another checkpoint") from error
 
 

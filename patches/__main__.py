@@ -108,7 +108,7 @@ def _describe(status: state.Status) -> str:
     if status.state not in ("applied", "pristine"):
         for record in status.files:
             lines.append(f"  {record.path}: {record.state}" + (f" ({record.note})" if record.note else ""))
-            if record.position is None:
+            if record.position != record.last:
                 lines.append(f"    expected {record.expected or 'no file'}, found {record.found or 'no file'}")
     return "\n".join(lines + ([f"next: {status.next}"] if status.next else []))
 

@@ -32,6 +32,8 @@ _SOURCES = (
     "scripts/dequantize_checkpoint.py",
     "scripts/checkpoint_writer.py",
     "scripts/tiny_model",
+    "grpo/architecture.py",
+    "grpo/checkpoint_files.py",
     "grpo/mxfp4.py",
     "grpo/checkpoint_reader.py",
     "grpo/mxfp4_kernel.py",

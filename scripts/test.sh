@@ -2,7 +2,7 @@
 # Checks everything on this machine: scripts/test.sh [--fast] [pytest arguments]
 #
 # Set-up, lint, types, the installed patches, then the tests; the last line is pytest's. It stops at the first stage
-# that fails. --fast leaves out the tests that run the real stack (Ray, vLLM, DeepSpeed; minutes).
+# that fails. --fast leaves out the tests that start Ray or vLLM (minutes).
 # pytest arguments are passed on: scripts/test.sh --fast tests/reward -k boxed
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

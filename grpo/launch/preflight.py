@@ -91,9 +91,10 @@ def patch_status() -> dict[str, Any]:
 def check_patches() -> Iterator[Problem]:
     """Refuse anything but the whole series, unchanged."""
     status = patch_status()
-    if status["state"] != "applied" or status["applied"] != status["total"]:
+    if status.get("state") != "applied" or status["applied"] != status["total"]:
         remedy = status.get("next") or "./apply_patches.sh status"
-        yield Problem(f"OpenRLHF's patches are not in place: {status['message']}", remedy)
+        what = status.get("message") or status.get("error")
+        yield Problem(f"OpenRLHF's patches are not in place: {what}", remedy)
     elif status["digest"] != status["expected_digest"]:
         yield Problem("the patched OpenRLHF is not what its patches give", "./apply_patches.sh verify")
 

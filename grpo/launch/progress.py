@@ -1,9 +1,12 @@
 """Turns metrics.jsonl and eval.jsonl into lines for the user, while a run goes on and at its end."""
 
 import json
+import logging
 import time
 from pathlib import Path
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 # Key in metrics.jsonl, label on the screen, format.
 STEP_COLUMNS = (
@@ -24,7 +27,7 @@ class JsonLines:
         self._offset = 0
 
     def new_rows(self) -> list[dict[str, Any]]:
-        """Return the complete lines since the last call; a line still being written waits."""
+        """Return the complete lines since the last call; a line still being written waits, a broken one is left out."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self._offset)
@@ -33,7 +36,12 @@ class JsonLines:
             return []
         complete = data[: data.rfind(b"\n") + 1]
         self._offset += len(complete)
-        rows = [json.loads(line) for line in complete.splitlines() if line.strip()]
+        rows = []
+        for line in filter(bytes.strip, complete.splitlines()):
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                logger.warning("%s holds a broken line, left by a full disk or a kill", self.path)
         self.rows += rows
         return rows
 

@@ -54,12 +54,13 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, Any]:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    parser.add_argument("--device", default="cpu", help="a PyTorch device, such as cuda (default: cpu)")
+    if hasattr(benchmark, "ON_ANY_DEVICE"):
+        parser.add_argument("--device", help="a PyTorch device, such as cuda (default: cpu)")
     parser.add_argument(
         "--copy-megabytes", type=int, default=256, help="size of the copy that measures memory (default: 256)"
     )
     benchmark.add_arguments(parser)
-    options = parser.parse_args(arguments[1:], argparse.Namespace(name=name))
+    options = parser.parse_args(arguments[1:], argparse.Namespace(name=name, device="cpu"))
     if options.copy_megabytes < 1:
         parser.error("--copy-megabytes is at least 1")
     try:

@@ -14,6 +14,7 @@ from grpo import mxfp4
 from scripts.bench.harness import Result, Timing, time_in_turn
 from scripts.bench.machine import Copy
 
+ON_ANY_DEVICE = True
 LAYERS = 36
 EXPERTS = 128
 # Output features and groups of 32 input features of an expert's two tensors.

@@ -1,7 +1,7 @@
-"""A training step on a rollout of one optimizer step: OpenRLHF's own classes without and with our patches.
+"""A training step: OpenRLHF's own classes without and with our patches.
 
-One process, no DeepSpeed; attention and experts have the sizes of gpt-oss-120b, layers and experts are few. Loss and
-gradients must agree, which is checked.
+A rollout is one optimizer step, and the entropy is logged with coefficient 0. One process, no DeepSpeed; attention and
+experts have the sizes of gpt-oss-120b, layers and experts are few. Loss and gradients must agree, which is checked.
 """
 
 import argparse
@@ -74,8 +74,9 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
         extrapolation=(
             f"gpt-oss-120b, {TOKENS_120B} tokens a micro-batch: {saved / logits:.1f} times the fp32 logits less, "
             f"{saved / logits * 4 * TOKENS_120B * FULL.vocabulary / GB:.0f} GB of each GPU",
-            f"assumes memory in proportion to the logits of {FULL.vocabulary} rows; on a GPU stock also runs all "
-            f"{FULL.experts} experts for the old log-probs, which a CPU does not do and this does not show",
+            "assumes one optimizer step a rollout, an entropy that is logged, and memory in proportion to the logits "
+            f"of {FULL.vocabulary} rows; on a GPU stock also runs all {FULL.experts} experts for the old log-probs, "
+            "which a CPU does not do and this does not show",
         ),
     )
 

@@ -13,11 +13,17 @@ from grpo.retention import saved_steps
 
 KILLED = 9
 # Every call that changes the disk, by the place where grpo.checkpoint finds it.
-CALLS = [(Path, "mkdir"), (Path, "rename"), (Path, "write_text"), (shutil, "rmtree"), (os, "fsync")]
+CALLS = [
+    (Path, "mkdir"),
+    (Path, "rename"),
+    (Path, "write_text"),
+    (shutil, "rmtree"),
+    *((os, name) for name in ("fsync", "unlink", "rmdir")),
+]
 
 
 def save(target: Path, content: str) -> None:
-    """Replace a checkpoint by one of two files with the same content."""
+    """Replace a checkpoint by one of two files with the same content, and remove that of step 3."""
 
     def write(directory: Path) -> None:
         (directory / "adapter").mkdir()
@@ -25,6 +31,7 @@ def save(target: Path, content: str) -> None:
         (directory / "adapter" / "b").write_text(content)
 
     checkpoint._replace(target, write)
+    checkpoint._remove(target.parent, {3} & set(saved_steps(target.parent)))
 
 
 def in_a_process(target: Path, content: str, store: Path, die_after: int | None) -> int:
@@ -68,14 +75,15 @@ def whole(target: Path) -> str | None:
 @pytest.mark.parametrize("existing", [False, True])
 def test_a_kill_at_any_instant(tmp_path: Path, existing: bool) -> None:
     codes = []
-    for die_after in range(40):
+    for die_after in range(60):
         checkpoints = tmp_path / f"{die_after}"
         target = checkpoints / "step_5"
         other = checkpoints / "step_4"
-        for place in (other, *([target] if existing else [])):
+        for place in (other, *([target] if existing else []), checkpoints / "step_3"):
             assert in_a_process(place, "old", tmp_path / f"store-{die_after}-{place.name}", None) == 0
         codes.append(in_a_process(target, "new", tmp_path / f"store-{die_after}", die_after))
         assert whole(other) == "old"
+        whole(checkpoints / "step_3")
         assert whole(target) in ("old", "new", None)
         if existing and whole(target) is None:  # between two renames: the old one lies beside
             assert (checkpoints / ".step_5.old" / "adapter" / "a").read_text() == "old"

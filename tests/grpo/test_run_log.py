@@ -58,6 +58,15 @@ def test_a_full_disk_is_counted_and_does_not_end_the_run(tmp_path):
     assert [(line["step"], line["lost_writes"]) for line in read(tmp_path / "metrics.jsonl")] == [(2, 1)]
 
 
+def test_a_line_that_a_full_disk_has_cut_takes_no_other_with_it(tmp_path):
+    log = run_log.RunLog(str(tmp_path))
+    log.write_step(1, {})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "rew')
+    log.write_step(3, {})
+    assert [row["step"] for row in run_log.read_rows(tmp_path / "metrics.jsonl")] == [1, 3]
+
+
 @given(st.integers(1, 500), st.integers(1, 50))
 def test_the_schedule_ends_with_the_run(total, max_steps):
     args = Namespace(
@@ -66,6 +75,11 @@ def test_the_schedule_ends_with_the_run(total, max_steps):
     assert run_log.optimizer_steps(args, total) == min(total, max_steps * 8)
     assert run_log.is_finished(args, max_steps)
     assert not run_log.is_finished(args, max_steps - 1)
+
+
+def test_an_optimizer_step_may_take_more_than_one_pass_over_the_samples():
+    args = Namespace(max_steps=5, rollout_batch_size=4, n_samples_per_prompt=8, train_batch_size=64, max_epochs=2)
+    assert run_log.optimizer_steps(args, 1000) == 5
 
 
 def test_without_a_limit_the_schedule_is_openrlhfs():

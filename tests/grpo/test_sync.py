@@ -41,17 +41,23 @@ def test_the_checksum_finds_changed_missing_and_swapped_data():
 
 
 def receipt(**changes):
-    return {"rank": 0, "checksum": 7, "tensors": 32} | changes
+    return {"rank": 0, "workers": 1, "checksum": 7, "tensors": 32} | changes
 
 
 def test_right_receipts_pass():
-    sync._check([[receipt(), receipt(rank=1)], [receipt()]], checksum=7, count=32)
+    sync._check([[receipt(workers=2), receipt(rank=1, workers=2)], [receipt()]], checksum=7, count=32)
 
 
 @pytest.mark.parametrize("wrong", [{"checksum": 8}, {"tensors": 31}])
 def test_a_wrong_receipt_stops_the_run(wrong):
     with pytest.raises(SyncError, match="engine 1, worker 1"):
-        sync._check([[receipt()], [receipt(), receipt(rank=1, **wrong)]], checksum=7, count=32)
+        sync._check([[receipt()], [receipt(workers=2), receipt(rank=1, workers=2, **wrong)]], checksum=7, count=32)
+
+
+@pytest.mark.parametrize("workers", [[], [receipt(workers=2)], [receipt(workers=2), receipt(workers=2)]])
+def test_a_missing_receipt_stops_the_run(workers):
+    with pytest.raises(SyncError, match="engine 1 has no receipt"):
+        sync._check([[receipt()], workers], checksum=7, count=32)
 
 
 class Engine:

@@ -75,14 +75,14 @@ def test_a_trainer_that_has_not_stepped_yet_is_saved(trained):
 
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize("name", ["rank_1.pt", "state.pt"])
-@pytest.mark.parametrize("damage", ["missing", "cut"])
+@pytest.mark.parametrize("damage", ["missing", "cut", "empty", "other"])
 def test_an_incomplete_state_is_refused(trained, tmp_path, name, damage):
     shutil.copytree(trained / "step_2" / "trainer", tmp_path / "trainer")
     file = tmp_path / "trainer" / name
     content = file.read_bytes()
     file.unlink()
-    if damage == "cut":
-        file.write_bytes(content[:-200])
+    if damage != "missing":
+        file.write_bytes({"cut": content[:-200], "empty": b"", "other": b"no checkpoint"}[damage])
     with pytest.raises(trainer_state.ResumeError, match=f"{name} cannot be read .*: resume from another checkpoint"):
         trainer_state.read(tmp_path / "trainer")
 

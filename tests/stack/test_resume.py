@@ -1,5 +1,7 @@
 """A run that is killed with SIGKILL and continued is the run that was not."""
 
+import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -22,6 +24,16 @@ def wait_for(condition, launcher: subprocess.Popen | None = None) -> None:
         time.sleep(0.001)  # a checkpoint of the tiny model is written in a few hundred of them
 
 
+def is_free(run_dir: Path) -> bool:
+    """Whether the keeper, which outlives the launcher, has let go of the run."""
+    with (run_dir / ".lock").open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
 @pytest.fixture(scope="module")
 def resumed(finished, tmp_path_factory) -> Path:
     """The finished run as it was after step 8; continued, killed while it writes step 10, and continued again."""
@@ -36,11 +48,12 @@ def resumed(finished, tmp_path_factory) -> Path:
         started = processes_of(run_dir)
         wait_for((run_dir / "checkpoints" / ".step_10.partial").exists, launcher)
         for process in started:
-            os.kill(process, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(process, signal.SIGKILL)
     finally:
         launcher.kill()
         launcher.wait()
-    wait_for(lambda: not processes_of(run_dir))
+    wait_for(lambda: not processes_of(run_dir) and is_free(run_dir))
     assert (run_dir / "checkpoints" / ".step_10.partial").is_dir(), "it was killed too late"
     assert "continuing after step 8" in train("--resume", run_dir, "--steps", 10, SAVE_STEPS="2")
     return run_dir

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,19 @@ def run_ranks(worker: str, world: int, job: dict[str, Any]) -> list[dict[str, An
                 ranks.append(
                     subprocess.Popen([*command, *arguments], env=environment, stdout=log, stderr=subprocess.STDOUT)
                 )
-            codes = [rank.wait(LIMIT_SECONDS) for rank in ranks]
+            # The first that fails ends the others, which would wait for it.
+            deadline = time.monotonic() + LIMIT_SECONDS
+            while any(rank.poll() is None for rank in ranks) and not any(rank.poll() for rank in ranks):
+                if time.monotonic() > deadline:
+                    raise ValueError(f"{worker} was not done after {LIMIT_SECONDS} s")
+                time.sleep(0.1)
+            codes = [rank.poll() for rank in ranks]
         finally:
             for process in ranks:
                 process.kill()
+                process.wait()
         for code, report in zip(codes, reports, strict=True):
-            if code or not report.exists():
+            if code:
                 raise ValueError(f"{worker} ended with {code}: {report.with_suffix('.log').read_text()[-2000:]}")
         return [json.loads(report.read_text(encoding="utf-8")) for report in reports]
 

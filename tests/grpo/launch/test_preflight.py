@@ -196,6 +196,14 @@ def test_a_patch_tool_that_fails_is_a_problem(monkeypatch: pytest.MonkeyPatch, t
     assert "No module named" in str(problem)
 
 
+def test_an_error_of_the_patch_tool_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    error = {"code": 6, "error": "manifest.json is broken", "next": "git checkout patches"}
+    monkeypatch.setattr(preflight, "patch_status", lambda: error)
+    [problem] = preflight.check_patches()
+    assert "manifest.json is broken" in str(problem) and "git checkout patches" in str(problem)
+
+
 def test_pins_are_those_of_pyproject(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")

@@ -54,6 +54,13 @@ def test_each_line_is_shown_once_and_only_when_it_is_complete(tmp_path: Path) ->
     assert progress.poll() == []
 
 
+def test_a_broken_line_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "rew\n')
+    append(tmp_path / "metrics.jsonl", STEP)
+    [line] = Progress(tmp_path, 40).poll()
+    assert line.startswith("step 3/40")
+
+
 def test_evals_stand_after_the_step_that_they_follow(tmp_path: Path) -> None:
     append(tmp_path / "eval.jsonl", EVAL)
     append(tmp_path / "eval.jsonl", EVAL | {"step": 4, "exact_match": 0.5})
