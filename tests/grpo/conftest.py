@@ -3,6 +3,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -44,3 +45,56 @@ def run_ranks(tmp_path):
         return logs
 
     return run
+
+
+@pytest.fixture(scope="session")
+def pristine(tmp_path_factory) -> Path:
+    """The installed OpenRLHF with all patches reverted, in another place."""
+    from scripts.bench.parts import stock
+
+    return stock.pristine(tmp_path_factory.mktemp("stock") / "openrlhf")
+
+
+@pytest.fixture(params=["stock", "patched"])
+def load(request, pristine, monkeypatch):
+    """Load a module of the stock or of the patched OpenRLHF from its file; what it imports is patched."""
+    from scripts.bench.parts import stock
+
+    def load_file(name: str) -> ModuleType:
+        module = stock.module_from(pristine if request.param == "stock" else stock.installed(), name)
+        monkeypatch.setitem(sys.modules, f"openrlhf.{name}", module)  # dataclasses look themselves up
+        return stock.execute(module)
+
+    load_file.stock = request.param == "stock"
+    return load_file
+
+
+def fails_on_stock(load, check, *errors):
+    """Run `check`: it must raise one of `errors` (by default AssertionError) on stock, and pass on ours."""
+    if load.stock:
+        with pytest.raises(errors or AssertionError):
+            check()
+    else:
+        check()
+
+
+@pytest.fixture
+def peft_model(checkpoint):
+    """A PeftModel on one rank, not partitioned."""
+    from peft import LoraConfig, get_peft_model
+
+    from grpo import loading
+
+    lora = LoraConfig(r=2, target_modules=["q_proj", "o_proj"])
+    return get_peft_model(loading.load_gpt_oss(checkpoint), lora, autocast_adapter_dtype=False)
+
+
+@pytest.fixture
+def single_rank(monkeypatch):
+    """The only rank of a group."""
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)  # where stock would stop without a GPU
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()

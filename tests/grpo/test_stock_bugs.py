@@ -3,50 +3,20 @@
 import argparse
 import asyncio
 import contextlib
+import math
 import sys
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
 import ray
 import torch
-from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from grpo import adapter, loading, rollout
-from scripts.bench.parts import stock
 from scripts.dequantize_checkpoint import dequantize_checkpoint
 
-INSTALLED = stock.installed()
-
-
-@pytest.fixture(scope="session")
-def pristine(tmp_path_factory) -> Path:
-    """The installed package with all patches reverted, in another place."""
-    return stock.pristine(tmp_path_factory.mktemp("stock") / "openrlhf")
-
-
-@pytest.fixture(params=["stock", "patched"])
-def load(request, pristine, monkeypatch):
-    """Load a module of the stock or of the patched package from its file; what it imports is patched."""
-
-    def load_file(name: str) -> ModuleType:
-        module = stock.module_from(pristine if request.param == "stock" else INSTALLED, name)
-        monkeypatch.setitem(sys.modules, f"openrlhf.{name}", module)  # dataclasses look themselves up
-        return stock.execute(module)
-
-    load_file.stock = request.param == "stock"
-    return load_file
-
-
-def fails_on_stock(load, check, *errors):
-    """Run `check`: it must raise one of `errors` (by default AssertionError) on stock, and pass on ours."""
-    if load.stock:
-        with pytest.raises(errors or AssertionError):
-            check()
-    else:
-        check()
+from .conftest import fails_on_stock
 
 
 def test_flash_attn_is_not_needed(load):
@@ -201,6 +171,25 @@ def test_logs_that_are_no_numbers_do_not_crash(load, value):
     fails_on_stock(load, lambda: experience(load, response), TypeError, RuntimeError, ValueError)
 
 
+@pytest.mark.parametrize("logs", [{}, {"judge": math.nan}], ids=["missing", "not finite"])
+def test_a_log_that_one_sample_lacks_spoils_no_other(load, logs):
+    module, _ = generator(load)
+    maker = object.__new__(module.RemoteExperienceMaker)
+    maker.args = argparse.Namespace(use_dynamic_batch=False, micro_rollout_batch_size=2, n_samples_per_prompt=2)
+    maker.tokenizer = SimpleNamespace(pad_token_id=0)
+    maker.make_experience = maker.compute_advantages_and_returns = lambda samples: samples
+
+    def check():
+        several = [
+            experience(load, respond(load, lambda q, p, label, log=log: {"rewards": 1.0, "extra_logs": log}))
+            for log in ({"judge": 0.5}, logs)
+        ]
+        logged = maker.make_experience_batch(several)[0].info["judge"]
+        assert logged.tolist() == [0.5, 0.5]  # the mean of those that have it
+
+    fails_on_stock(load, check, KeyError, AssertionError, TypeError, AttributeError)
+
+
 def test_the_clip_ratio_counts_truncated_responses(load):
     response = respond(load, lambda q, p, label: {"rewards": 1.0, "extra_logs": {}})
 
@@ -314,22 +303,6 @@ def test_the_wandb_key_stays_out_of_the_configuration(load, monkeypatch):
     fails_on_stock(load, check)
 
 
-@pytest.fixture
-def peft_model(checkpoint):
-    """A PeftModel on one rank, not partitioned."""
-    lora = LoraConfig(r=2, target_modules=["q_proj", "o_proj"])
-    return get_peft_model(loading.load_gpt_oss(checkpoint), lora, autocast_adapter_dtype=False)
-
-
-@pytest.fixture
-def single_rank(monkeypatch):
-    """The only rank of a group."""
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)  # where stock would stop without a GPU
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
 def test_rotary_frequencies_stay_fp32(load, checkpoint, monkeypatch):
     module = load("utils.deepspeed.deepspeed")
     # what DeepSpeed's engine does with a bf16 configuration
@@ -351,7 +324,7 @@ def test_engines_get_the_adapter_and_no_name_of_peft(load, peft_model, single_ra
 
     def load_adapter(buffer, specs):
         sent = adapter.checksum(torch.from_numpy(buffer))
-        return [{"rank": 0, "checksum": sent, "tensors": len(specs)}]
+        return [{"rank": 0, "workers": 1, "checksum": sent, "tensors": len(specs)}]
 
     engine = SimpleNamespace(
         update_weight=SimpleNamespace(remote=lambda name, **_: named.append(name)),
