@@ -43,8 +43,7 @@ def main() -> int:
             folder, held = (options.run_dir or run_dir.default_run_dir(options.name)).absolute(), None
             config = resolve(rest, folder)
     except (ConfigError, ResumeError) as error:
-        print(f"refused: {error}", file=sys.stderr)
-        return REFUSED
+        return refuse(error)
     plan = make_plan(config)
     if options.mode == "dry-run":
         print(run_dir.show_command(config.argv))
@@ -60,15 +59,24 @@ def main() -> int:
     if options.mode == "check":
         print("ready: machine, patches, model, data and configuration fit together")
         return 0
-    return run(options.name, folder, config, plan, held)
-
-
-def run(name: str, folder: Path, config: Config, plan: Plan, held: int | None) -> int:
-    """Create the run directory, or go on in one that is `held` already; run the trainer, sum up."""
-    news = resume.take_back(config, folder) if held is not None else []
     if held is None:
         folder.mkdir(parents=True, exist_ok=True)
-        held = resume.lock(folder)
+        try:
+            held = resume.lock(folder)
+        except ResumeError as error:
+            return refuse(error)
+    news = resume.take_back(config, folder) if options.resume else []
+    return run(options.name, folder, config, plan, held, news)
+
+
+def refuse(error: Exception) -> int:
+    """Say why nothing is started; return the exit code."""
+    print(f"refused: {error}", file=sys.stderr)
+    return REFUSED
+
+
+def run(name: str, folder: Path, config: Config, plan: Plan, held: int, news: list[str]) -> int:
+    """Run the trainer in the run directory, which is `held` by a lock; say the `news` of a resumed run, sum up."""
     status = preflight.patch_status()
     run_dir.write(folder, name, config, plan, status)
     print("\n".join([f"run directory {folder}", *news, *describe(plan, config)]), flush=True)

@@ -82,9 +82,9 @@ def _recorded_place(folder: Path, name: str) -> str:
 
 def _places(flags: list[str], folder: Path) -> list[str]:
     """Return the flags that name the run's own places, where they are not given."""
-    return [
-        word for name in PLACES if f"--{name}" not in flags for word in (f"--{name}", _recorded_place(folder, name))
-    ]
+    given = {flag.partition("=")[0] for flag in flags}
+    missing = [name for name in PLACES if f"--{name}" not in given]
+    return [word for name in missing for word in (f"--{name}", _recorded_place(folder, name))]
 
 
 def _moved(config: Config, folder: Path) -> dict[str, tuple[str, str]]:

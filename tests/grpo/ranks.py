@@ -1,5 +1,6 @@
 """Commands that the tests run on several ranks: ranks.py COMMAND ARGUMENTS... in an environment with RANK."""
 
+import os
 import resource
 import sys
 from pathlib import Path
@@ -93,3 +94,5 @@ if __name__ == "__main__":
     deepspeed.init_distributed("gloo")
     {"load": load, "gathers": gathers, "save": save}[sys.argv[1]](*sys.argv[2:])
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # a thread of the C++ libraries sometimes aborts the interpreter's own exit, after all is done

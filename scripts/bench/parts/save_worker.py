@@ -81,7 +81,7 @@ def main() -> None:
             folder.mkdir()
     found = {name: measure({"ours": save_ours, "stock": save_stock}[name], engine, f) for name, f in folders.items()}
     report(adapter_parameters=parameters, **found)
-    os._exit(0)  # DeepSpeed's engine sometimes aborts the interpreter's own exit
+    os._exit(0)  # a thread of the C++ libraries sometimes aborts the interpreter's own exit
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo.launch import __main__ as launch
 from grpo.launch import resume, run_dir
 from grpo.launch.config import Config
 from grpo.launch.plan import make_plan
@@ -120,14 +121,26 @@ def test_a_run_that_is_still_going_is_refused(tmp_path) -> None:
     resume.lock(tmp_path)
 
 
+def test_of_two_starts_in_one_directory_the_second_is_refused(setting, monkeypatch, capsys) -> None:
+    words = ["launch", "run", "--run-dir", str(setting.run_dir), "--", *setting.words()]
+    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setattr(launch.preflight, "problems", lambda *_, **__: [])
+    setting.run_dir.mkdir()
+    held = resume.lock(setting.run_dir)
+    assert launch.main() == launch.REFUSED
+    assert "still going" in capsys.readouterr().err
+    os.close(held)
+
+
 def test_checkpoints_on_another_disk_are_found_again(setting) -> None:
     disk = setting.folder / "disk"
     start(setting, ckpt_path=disk)
     (disk / "step_30" / "adapter").mkdir(parents=True)
     config = resume.resolve_resumed(setting.words(), setting.run_dir)  # without CKPT_DIR
     assert config.args.resume_from == str(disk / "step_30")
-    with pytest.raises(resume.ResumeError, match="--ckpt_path was"):
-        resume.resolve_resumed(setting.words(ckpt_path=setting.folder / "other"), setting.run_dir)
+    for other in (["--ckpt_path", "/other"], ["--ckpt_path=/other"]):
+        with pytest.raises(resume.ResumeError, match="--ckpt_path was"):
+            resume.resolve_resumed([*setting.words(), *other], setting.run_dir)
 
 
 def test_a_run_directory_that_was_moved_is_continued_where_it_is(setting) -> None:
