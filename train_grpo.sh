@@ -112,7 +112,7 @@ fi
 # LoRA on the attention: the experts stay frozen, and with them the MXFP4 kernels of the engines
 : "${LORA_RANK:=64}" "${LORA_ALPHA:=128}" "${TARGET_MODULES:=q_proj k_proj v_proj o_proj}"
 
-# Engines. Eager: the adapter is a side path in the layers, tested without torch.compile and CUDA graphs only
+# Engines. Eager: the adapter is a side path in the layers, tested with torch.compile on CPU, but in no CUDA graph
 : "${ENFORCE_EAGER:=1}" "${GPU_MEMORY_UTILIZATION:=0.90}"
 
 # Actor. In bf16 the model has 234 GB: more than 4 x 80 GB leave beside the activations, so it lives in host memory.
