@@ -166,7 +166,8 @@ def _read(file: Path, mmap: bool = False) -> dict[str, Any]:
     try:
         return torch.load(file, map_location="cpu", mmap=mmap, weights_only=True)
     except (OSError, RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
-        raise ResumeError(f"{file} cannot be read ({error}): resume from another checkpoint") from error
+        reason = error if isinstance(error, OSError) else "it is cut, or no checkpoint"  # torch's own advice is another
+        raise ResumeError(f"{file} cannot be read ({reason}): resume from another checkpoint") from error
 
 
 def _check_layout(saved: dict[str, Any], wanted: dict[str, tuple[int, ...]], directory: Path) -> None:

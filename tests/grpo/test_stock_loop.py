@@ -58,7 +58,6 @@ def fit_one_step(load, run_dir: Path) -> tuple[Tracker, list[dict]]:
         "ppo_train": None, "broadcast_to_vllm": None, "generate_kwargs": {}, "tokenizer": MagicMock(),
         "wandb_logger": tracker, "tensorboard_logger": None,
     }  # fmt: skip
-    trainer.tokenizer = None
     trainer.__dict__.update(values)
     trainer.tokenizer.decode = lambda *_, **__: "text"
     trainer.fit()
