@@ -12,20 +12,7 @@ from transformers.utils.quantization_config import Mxfp4Config
 from grpo import loading, zero
 from scripts.bench.parts import memory
 from scripts.bench.parts.ranks import job_of_this_rank, report
-
-
-def ds_config() -> dict:
-    """The part of OpenRLHF's training configuration that decides where parameters go: ZeRO-3, offloaded."""
-    config = {
-        "train_micro_batch_size_per_gpu": 1,
-        "bf16": {"enabled": True},
-        "zero_optimization": {
-            "stage": 3,
-            "offload_param": {"device": "cpu"},
-            "stage3_param_persistence_threshold": 0,
-        },
-    }
-    return zero.tune(config, None)
+from scripts.bench.parts.zero3 import offloaded
 
 
 def checksum(part: torch.Tensor) -> int:
@@ -36,11 +23,11 @@ def checksum(part: torch.Tensor) -> int:
 def main() -> None:
     job = job_of_this_rank()
     deepspeed.init_distributed("gloo")
-    partitioner = zero.ZeroPartitioner(ds_config())
+    partitioner = zero.ZeroPartitioner(offloaded())
     peak, read, begin = memory.Peak(), memory.read_bytes(), time.perf_counter()
     model: Any
     if job["ours"]:
-        model = loading.load_gpt_oss(job["model"], "eager", ds_config())
+        model = loading.load_gpt_oss(job["model"], "eager", offloaded())
     else:
         model = AutoModelForCausalLM.from_pretrained(
             job["model"], dtype=torch.bfloat16, quantization_config=Mxfp4Config(dequantize=True)

@@ -12,26 +12,17 @@ import torch.distributed as dist
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 
-from grpo import checkpoint, loading, zero
+from grpo import checkpoint, loading
 from scripts.bench.parts import memory
 from scripts.bench.parts.ranks import job_of_this_rank, report
+from scripts.bench.parts.zero3 import offloaded
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 
 def trained_engine(model_folder: str, rank: int):
     """DeepSpeed's engine around a PeftModel after one optimizer step: ZeRO-3, everything offloaded, bf16."""
-    config = {
-        "train_micro_batch_size_per_gpu": 1,
-        "bf16": {"enabled": True},
-        "zero_optimization": {
-            "stage": 3,
-            "offload_param": {"device": "cpu"},
-            "offload_optimizer": {"device": "cpu"},
-            "stage3_param_persistence_threshold": 0,
-        },
-    }
-    config = zero.tune(config, None)
+    config = offloaded(offload_optimizer={"device": "cpu"})
     lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=TARGETS)
     model = get_peft_model(loading.load_gpt_oss(model_folder, "eager", config), lora, autocast_adapter_dtype=False)
     optimizer = DeepSpeedCPUAdam([p for p in model.parameters() if p.requires_grad], lr=1e-3)
