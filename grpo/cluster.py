@@ -1,7 +1,10 @@
-"""What the driver tells Ray, and when its engines are ready."""
+"""What the driver tells Ray, the ports of a run, and when its engines are ready."""
 
 import os
+import random
+import socket
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from grpo.secrets import is_secret
@@ -10,6 +13,11 @@ from grpo.secrets import is_secret
 # Secrets are not in this list, since Ray writes a job's runtime_env to its logs: export them before `ray start`.
 FORWARDED_PREFIXES = ("GRPO_", "VLLM_", "OMP_", "MKL_", "NCCL_", "DS_", "TORCH", "PYTORCH_", "HF_HUB_", "HF_HOME")
 FORWARDED_NAMES = ("PYTHONPATH", "PATH", "TOKENIZERS_PARALLELISM", "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES")
+
+# The ports that the kernel gives out by itself, to whoever connects or asks for any port (ip(7)).
+EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+# Ray's workers get 10002 to 19999, or ephemeral ports.
+FIRST_PORT = 20000
 
 
 def runtime_env(environ: dict[str, str] | None = None) -> dict[str, dict[str, str]]:
@@ -33,3 +41,29 @@ def engines_ready(engines: Sequence[Any] | None) -> list[Any]:
     reference at once.
     """
     return [engine.get_num_unfinished_requests.remote() for engine in engines or []]
+
+
+def free_port() -> int:
+    """Return a TCP port that is free now and that the kernel gives to nobody by itself.
+
+    Whoever will listen on it may take half a minute to start; a port that the kernel chose may be another's by then.
+
+    Raises:
+        OSError: where there is none.
+    """
+    first, last = map(int, EPHEMERAL_PORTS.read_text().split())
+    ports = [port for port in range(FIRST_PORT, 2**16) if not first <= port <= last]
+    # Not the trainer's generator: runs with one seed would meet on one port.
+    for port in random.SystemRandom().sample(ports, len(ports)):
+        if _is_free(port):
+            return port
+    raise OSError(f"no TCP port from {FIRST_PORT} on is free outside {EPHEMERAL_PORTS} ({first} to {last})")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True

@@ -1,11 +1,12 @@
 """How a Ray cluster of our own is started: its command, its folder, its ports."""
 
 import os
-import socket
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from grpo.cluster import free_port
 
 # A socket path holds at most 107 bytes (unix(7)); Ray adds
 # "/ray/session_2026-01-31_23-59-59_999999_4194304/sockets/plasma_store", vLLM "/tmp/<uuid>", to our folder.
@@ -32,13 +33,6 @@ def make_base_dir() -> Path:
 def address_file(base_dir: Path) -> Path:
     """Return the file in which `ray start` writes the address of the cluster once it is up."""
     return base_dir / "ray" / "ray_current_cluster"
-
-
-def free_port() -> int:
-    """Return a TCP port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 def start_command(head: RayHead, base_dir: Path) -> list[str]:

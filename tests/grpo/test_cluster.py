@@ -1,3 +1,7 @@
+import socket
+
+import pytest
+
 from grpo import cluster
 from grpo.secrets import is_secret
 
@@ -26,3 +30,32 @@ def test_workers_get_what_they_need_and_no_secret():
 def test_secrets_are_told_by_whole_words():
     assert all(map(is_secret, ["HF_TOKEN", "GEMINI_API_KEY", "DB_PASSWORD", "MY_SECRET", "OPENAI_APIKEY"]))
     assert not any(map(is_secret, ["TIKTOKEN_ENCODINGS_BASE", "TOKENIZERS_PARALLELISM", "KEYBOARD", "MONKEY"]))
+
+
+def ephemeral(port: int) -> bool:
+    """Say whether the kernel may give this port to whoever asks for any."""
+    first, last = map(int, cluster.EPHEMERAL_PORTS.read_text().split())
+    return first <= port <= last
+
+
+def test_a_free_port_is_nobody_elses_later():
+    with socket.socket() as anybody:
+        anybody.bind(("", 0))
+        assert ephemeral(anybody.getsockname()[1])  # the control: what the kernel gives out is in that range
+    ports = {cluster.free_port() for _ in range(50)}
+    assert not any(map(ephemeral, ports))
+    assert min(ports) >= 20000  # below are Ray's
+    assert len(ports) > 40  # two runs that start together do not meet
+
+
+def test_a_port_in_use_is_not_chosen(monkeypatch, tmp_path):
+    with socket.socket() as server:
+        server.bind(("", cluster.free_port()))
+        server.listen()
+        port = server.getsockname()[1]
+        everything_else = tmp_path / "range"
+        everything_else.write_text(f"{port + 1}\t65535\n")
+        monkeypatch.setattr(cluster, "EPHEMERAL_PORTS", everything_else)
+        monkeypatch.setattr(cluster, "FIRST_PORT", port)
+        with pytest.raises(OSError, match="no TCP port"):
+            cluster.free_port()

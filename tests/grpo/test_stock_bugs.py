@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from grpo import adapter, loading, rollout
+from grpo.cluster import EPHEMERAL_PORTS
 from scripts.dequantize_checkpoint import dequantize_checkpoint
 
 from .conftest import fails_on_stock
@@ -21,6 +22,16 @@ from .conftest import fails_on_stock
 
 def test_flash_attn_is_not_needed(load):
     fails_on_stock(load, lambda: load("models.ring_attn_utils"), ImportError)
+
+
+def test_the_ranks_meet_on_a_port_that_the_kernel_gives_to_nobody(load):
+    port = load("trainer.ray.launcher").BaseDistributedActor._get_free_port()
+    first, last = map(int, EPHEMERAL_PORTS.read_text().split())
+
+    def check():
+        assert not first <= port <= last
+
+    fails_on_stock(load, check)
 
 
 def test_no_empty_parameter_group(load):
