@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-CHECKSUM_BLOCK = 4096  # 64-bit words
+BLOCK_WORDS = 4096  # 64-bit words that a checksum adds up with one weight
+BLOCK_BYTES = 8 * BLOCK_WORDS
 
 
 @dataclass(frozen=True)
@@ -70,18 +71,36 @@ def unflatten(flat: torch.Tensor, specs: Iterable[TensorSpec]) -> dict[str, torc
     return {spec.name: flat[spec.offset : spec.offset + spec.numel].view(spec.shape) for spec in specs}
 
 
-def checksum(flat: torch.Tensor) -> int:
-    """Return a checksum of the bytes of a flat adapter (on the CPU), at the speed of memory.
+class Checksum:
+    """A checksum of the bytes of a flat adapter (on the CPU), taken piece by piece.
 
-    The sum of the 64-bit words of each block, weighted by the block's number, modulo 2**64: it finds changed, missing
-    and swapped blocks. A cyclic redundancy check would take three times as long as copying the adapter.
+    Whoever copies a piece and sums it up next finds it in the CPU's cache. The checksum is the sum of the 64-bit words
+    of each block, weighted by the block's number, modulo 2**64: it finds changed, missing and swapped blocks. A cyclic
+    redundancy check would take three times as long as copying the adapter.
+
+    Args:
+        flat: bf16 ``[elements]``.
     """
-    size = flat.numel() * flat.element_size()
-    whole = size // (8 * CHECKSUM_BLOCK) * 8 * CHECKSUM_BLOCK
-    data = flat.view(torch.uint8)
-    blocks = data[:whole].view(torch.int64).view(-1, CHECKSUM_BLOCK).sum(1)
-    weights = 2 * torch.arange(len(blocks)) + 1
-    return (int((blocks * weights).sum()) + zlib.crc32(data[whole:].numpy().tobytes())) % 2**64
+
+    def __init__(self, flat: torch.Tensor) -> None:
+        self._data = flat.view(torch.uint8)
+        whole = len(self._data) // BLOCK_BYTES * BLOCK_BYTES
+        self._blocks = self._data[:whole].view(torch.int64).view(-1, BLOCK_WORDS)
+        self._done = self._sum = 0
+
+    def take(self, end: int) -> None:
+        """Add the blocks that end before the byte ``end`` of the adapter."""
+        last = min(end // BLOCK_BYTES, len(self._blocks))
+        if last > self._done:
+            weights = 2 * torch.arange(self._done, last) + 1
+            self._sum += int((self._blocks[self._done : last].sum(1) * weights).sum())
+            self._done = last
+
+    def finish(self) -> int:
+        """Add what is left, and return the checksum."""
+        self.take(len(self._data))
+        rest = self._data[len(self._blocks) * BLOCK_BYTES :]
+        return (self._sum + zlib.crc32(rest.numpy().tobytes())) % 2**64
 
 
 def is_trained(args: Any) -> bool:

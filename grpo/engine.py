@@ -78,7 +78,7 @@ async def load_into_engine(llm: Any, buffer: Any, specs: list[dict]) -> list[dic
 
     Returns:
         A receipt of every worker: its ``rank`` of how many ``workers``, ``tensors`` (how many were applied),
-        ``checksum`` of what it mapped (:func:`grpo.adapter.checksum`).
+        ``checksum`` of what it mapped (:class:`grpo.adapter.Checksum`).
 
     Raises:
         SyncError: where the prefix cache could not be dropped: its entries were computed with the old adapter.

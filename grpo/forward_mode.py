@@ -54,6 +54,23 @@ def old_log_probs(args: Any, old: torch.Tensor, current: torch.Tensor) -> torch.
     return current.detach() if is_on_policy(args) else old
 
 
+def logits_to_keep(action_mask: torch.Tensor | None) -> int:
+    """Return from how many of the last positions logits are needed; 0 stands for all, as in transformers.
+
+    Args:
+        action_mask: bool ``[B, A]``, which of the last A tokens were sampled; None where every position counts.
+    """
+    if action_mask is None:
+        return 0
+    first = int(action_mask.any(dim=0).int().argmax())
+    return action_mask.shape[1] - first + 1  # the token before the first one predicts it
+
+
+def left_padded(values: torch.Tensor, sequences: torch.Tensor) -> torch.Tensor:
+    """Return ``values`` of the last positions, ``[B, kept]``, with zeros for those before: as long as ``sequences``."""
+    return nn.functional.pad(values, (sequences.shape[1] - values.shape[1], 0))
+
+
 def entropy_use(args: Any) -> str | None:
     """Return what the entropy is computed for: "loss", "log" (a coefficient of 0), or None."""
     if args.entropy_loss_coef is None:

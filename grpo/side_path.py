@@ -10,7 +10,6 @@ is there when the model is profiled and compiled.
 
 import functools
 import os
-from collections import defaultdict
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from vllm.model_executor.layers.linear import LinearMethodBase
 from vllm.model_executor.models.gpt_oss import OAIAttention
 
 from grpo import cpu_matmul
-from grpo.adapter import TensorSpec, checksum, unflatten
+from grpo.adapter import Checksum, TensorSpec, unflatten
 
 LAYERS = "base_model.model.model.layers."  # how PEFT names begin
 
@@ -113,6 +112,22 @@ def mapped(path: str, inode: int) -> torch.Tensor:
     return torch.from_file(path, shared=True, size=os.path.getsize(path) // 2, dtype=torch.bfloat16)
 
 
+def layers_of(flat: torch.Tensor, specs: list[dict]) -> dict[str, tuple[dict[str, torch.Tensor], int]]:
+    """Return, for each layer's number, its tensors by their names in the attention module, and the byte they end at.
+
+    Args:
+        flat: bf16 ``[elements]``, the adapter.
+        specs: the fields of each ``TensorSpec``.
+    """
+    layers: dict[str, tuple[dict[str, torch.Tensor], int]] = {}
+    for spec in (TensorSpec(**fields) for fields in specs):
+        number, _, place = spec.name.removeprefix(LAYERS).partition(".self_attn.")
+        tensors, end = layers.get(number, ({}, 0))
+        tensors |= {place.removesuffix(".weight"): unflatten(flat, [spec])[spec.name]}
+        layers[number] = tensors, max(end, (spec.offset + spec.numel) * flat.element_size())
+    return layers
+
+
 class AdapterWorker:
     """vLLM's ``worker_extension_cls``: methods that ``collective_rpc`` calls on every worker."""
 
@@ -123,19 +138,17 @@ class AdapterWorker:
             ValueError: for a tensor that belongs to no attention projection of this model.
         """
         flat = mapped(path, os.stat(path).st_ino)
-        tensors = unflatten(flat, [TensorSpec(**spec) for spec in specs])
-        layers: defaultdict[str, dict[str, torch.Tensor]] = defaultdict(dict)
-        for name, tensor in tensors.items():
-            layer, _, place = name.removeprefix(LAYERS).partition(".self_attn.")
-            layers[layer][place.removesuffix(".weight")] = tensor
-        model = self.model_runner.model  # type: ignore[attr-defined]
-        applied = sum(fill(layer.attn, layers[str(number)]) for number, layer in enumerate(model.model.layers))
-        if applied != len(tensors):
-            raise ValueError(f"{len(tensors) - applied} adapter tensors fit no attention layer; is it another model's?")
+        arrived, applied, received = layers_of(flat, specs), 0, Checksum(flat)
+        for number, layer in enumerate(self.model_runner.model.model.layers):  # type: ignore[attr-defined]
+            tensors, end = arrived.pop(str(number), ({}, 0))
+            applied += fill(layer.attn, tensors)
+            received.take(end)
+        if applied != len(specs):
+            raise ValueError(f"{len(specs) - applied} adapter tensors fit no attention layer; is it another model's?")
         return {
             "rank": get_tensor_model_parallel_rank(),
             "workers": get_tensor_model_parallel_world_size(),
-            "checksum": checksum(flat),
+            "checksum": received.finish(),
             "tensors": applied,
         }
 

@@ -13,7 +13,7 @@ import ray
 import torch
 import torch.distributed as dist
 
-from grpo.adapter import TensorSpec, checksum, gather, is_trained
+from grpo.adapter import Checksum, TensorSpec, gather, is_trained
 from grpo.engine import SyncError
 
 TIMEOUT_SECONDS = 600.0
@@ -46,8 +46,10 @@ def send(flat: torch.Tensor, specs: list[TensorSpec], engines: list[Any]) -> Non
     """Send a flat adapter (on the CPU) to every engine, and check what arrived. Raises as :func:`sync_adapter`."""
     # bf16 is no numpy type: as bytes, Ray shares it without pickling it
     reference = ray.put(flat.view(torch.uint8).numpy())
-    calls = [engine.load_adapter.remote(reference, [asdict(spec) for spec in specs]) for engine in engines]
-    _check(ray.get(calls, timeout=TIMEOUT_SECONDS), checksum(flat), len(specs))
+    fields = [asdict(spec) for spec in specs]
+    calls = [engine.load_adapter.remote(reference, fields) for engine in engines]
+    sent = Checksum(flat).finish()  # while the engines are at work
+    _check(ray.get(calls, timeout=TIMEOUT_SECONDS), sent, len(specs))
 
 
 def _check(receipts: list[list[dict[str, int]]], checksum: int, count: int) -> None:

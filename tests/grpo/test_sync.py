@@ -24,20 +24,35 @@ def test_flat_form_round_trips(shapes):
     assert all(torch.equal(back[name], tensor) for name, tensor in tensors.items())
 
 
+def checksum(flat: torch.Tensor) -> int:
+    return adapter.Checksum(flat).finish()
+
+
 def test_the_checksum_finds_changed_missing_and_swapped_data():
     torch.manual_seed(0)
-    flat = torch.randn(5 * 4 * adapter.CHECKSUM_BLOCK + 77, dtype=torch.bfloat16)
-    expected = adapter.checksum(flat)
-    assert expected == adapter.checksum(flat.clone())
+    flat = torch.randn(5 * 4 * adapter.BLOCK_WORDS + 77, dtype=torch.bfloat16)
+    expected = checksum(flat)
+    assert expected == checksum(flat.clone())
     for place in (0, 12345, len(flat) - 1):
         changed = flat.clone()
         changed[place] = -changed[place]
-        assert adapter.checksum(changed) != expected
-    block = 4 * adapter.CHECKSUM_BLOCK
+        assert checksum(changed) != expected
+    block = 4 * adapter.BLOCK_WORDS
     swapped = torch.cat([flat[block : 2 * block], flat[:block], flat[2 * block :]])
-    assert adapter.checksum(swapped) != expected
-    assert adapter.checksum(flat[:-1]) != expected
-    assert adapter.checksum(flat[block:]) != expected
+    assert checksum(swapped) != expected
+    assert checksum(flat[:-1]) != expected
+    assert checksum(flat[block:]) != expected
+
+
+FLAT = torch.arange(5 * 4 * adapter.BLOCK_WORDS + 77).to(torch.bfloat16)
+
+
+@given(st.lists(st.integers(0, FLAT.nbytes + 100), max_size=5))
+def test_the_checksum_is_the_same_in_pieces(ends):
+    pieces = adapter.Checksum(FLAT)
+    for end in ends:
+        pieces.take(end)
+    assert pieces.finish() == checksum(FLAT)
 
 
 def receipt(**changes):

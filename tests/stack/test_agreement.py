@@ -278,7 +278,7 @@ def test_one_wrong_tensor_is_noticed(stack, texts, synced, rounding, name, facto
 def send(engine, flat: torch.Tensor, specs: list[adapter.TensorSpec]) -> None:
     buffer = flat.view(torch.uint8).numpy()
     receipts = ray.get(engine.load_adapter.remote(buffer, [asdict(spec) for spec in specs]))
-    assert all(receipt["checksum"] == adapter.checksum(flat) for receipt in receipts)
+    assert all(receipt["checksum"] == adapter.Checksum(flat).finish() for receipt in receipts)
 
 
 @pytest.mark.timeout(900)

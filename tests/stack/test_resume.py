@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,19 +35,21 @@ def is_free(run_dir: Path) -> bool:
         return True
 
 
-@pytest.fixture(scope="module")
-def resumed(finished, tmp_path_factory) -> Path:
-    """The finished run as it was after step 8; continued, killed while it writes step 10, and continued again."""
-    run_dir = tmp_path_factory.mktemp("runs") / "resumed"
-    shutil.copytree(finished, run_dir)
-    shutil.rmtree(run_dir / "checkpoints" / "step_10")
-    shutil.rmtree(run_dir / "final")
+def kill_at(reached: Callable[[], bool], run_dir: Path) -> None:
+    """Continue the run, and end all its processes by SIGKILL when it has got to a place."""
     command = [str(ROOT / "train_grpo.sh"), "--tiny", "--resume", str(run_dir), "--steps", "10"]
     launcher = subprocess.Popen(command, env={**os.environ, "SAVE_STEPS": "2"}, stdout=subprocess.DEVNULL, cwd="/")
+    started: dict[int, str] = {}
+
+    def is_there() -> bool:
+        nonlocal started
+        if reached():
+            return True
+        started = processes_of(run_dir)  # looked up before: a checkpoint is written faster than they are found
+        return False
+
     try:
-        wait_for(lambda: lines(run_dir / "metrics.jsonl")[-1]["step"] == 9, launcher)
-        started = processes_of(run_dir)
-        wait_for((run_dir / "checkpoints" / ".step_10.partial").exists, launcher)
+        wait_for(is_there, launcher)
         for process in started:
             with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
                 os.kill(process, signal.SIGKILL)
@@ -54,6 +57,22 @@ def resumed(finished, tmp_path_factory) -> Path:
         launcher.kill()
         launcher.wait()
     wait_for(lambda: not processes_of(run_dir) and is_free(run_dir))
+
+
+@pytest.fixture(scope="module")
+def resumed(finished, tmp_path_factory) -> Path:
+    """The finished run as it was after step 8; continued, killed in its phases, and continued to its end."""
+    run_dir = tmp_path_factory.mktemp("runs") / "resumed"
+    shutil.copytree(finished, run_dir)
+    shutil.rmtree(run_dir / "checkpoints" / "step_10")
+    shutil.rmtree(run_dir / "final")
+    log, metrics = run_dir / "logs" / "driver.log", run_dir / "metrics.jsonl"
+    for sign in (b"Generate samples:", b"Train epoch"):
+        seen = log.stat().st_size
+        kill_at(lambda sign=sign, seen=seen: sign in log.read_bytes()[seen:], run_dir)
+        assert lines(metrics)[-1]["step"] == 8, f"it was killed after {sign!r}, not in it"
+    kill_at(lambda: lines(metrics)[-1]["step"] == 9, run_dir)  # the engines have the adapter, no checkpoint has it
+    kill_at((run_dir / "checkpoints" / ".step_10.partial").exists, run_dir)
     assert (run_dir / "checkpoints" / ".step_10.partial").is_dir(), "it was killed too late"
     assert "continuing after step 8" in train("--resume", run_dir, "--steps", 10, SAVE_STEPS="2")
     return run_dir
@@ -88,5 +107,5 @@ def test_it_draws_the_same_prompts_and_samples(finished, resumed):
 def test_it_ends_with_its_checkpoints_and_no_process(resumed):
     assert {path.name for path in (resumed / "checkpoints").iterdir()} == {"step_8", "step_10"}
     assert (resumed / "final" / "adapter_model.safetensors").is_file()
-    assert [row["step"] for row in lines(resumed / "resumes.jsonl")] == [8, 8]
+    assert [row["step"] for row in lines(resumed / "resumes.jsonl")] == [8] * 5
     assert processes_of(resumed) == {}
