@@ -1,10 +1,12 @@
 """The engine actor's side of a sync. Imports no DeepSpeed: vLLM's process stays free of it."""
 
 import asyncio
+import contextlib
 import functools
 import mmap
 import os
 from copy import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,11 +67,42 @@ def _shared_memory(engine: int, size: int) -> SharedMemory:
     return SharedMemory(size)
 
 
+def shared_place(buffer: np.ndarray) -> tuple[str, int] | None:
+    """Return the file that holds ``buffer`` and where in it, if other processes can open that file; else None.
+
+    Ray's object store is a file without a name. A Ray worker maps it and closes it; the raylet, which is the worker's
+    parent, keeps it open, and /proc shows an open file to every process of the same user.
+
+    Args:
+        buffer: numpy uint8 ``[bytes]``, contiguous.
+    """
+    start = buffer.ctypes.data
+    for line in Path("/proc/self/maps").read_text().splitlines():  # proc(5): range, mode, offset, device, inode, path
+        addresses, _, offset, device, inode, *_ = line.split()
+        first, end = (int(address, 16) for address in addresses.split("-"))
+        if first <= start and start + buffer.nbytes <= end and inode != "0":
+            major, minor = (int(number, 16) for number in device.split(":"))
+            path = _opened_by(os.getppid(), os.makedev(major, minor), int(inode))
+            return (path, int(offset, 16) + start - first) if path else None
+    return None
+
+
+def _opened_by(pid: int, device: int, inode: int) -> str | None:
+    """Return how a file that a process has open can be opened by others."""
+    with contextlib.suppress(OSError):  # another user's process: its files are its own
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):  # closed meanwhile
+                file = entry.stat()
+                if (file.st_dev, file.st_ino) == (device, inode):
+                    return str(entry)
+    return None
+
+
 async def load_into_engine(llm: Any, buffer: Any, specs: list[dict]) -> list[dict[str, int]]:
     """Pass the adapter on to the workers of one engine, and drop its prefix cache. Runs in the engine's Ray actor.
 
-    By shared memory: as an argument of ``collective_rpc`` the bytes would be pickled and copied through sockets for
-    each worker.
+    The workers map the object store, or a copy where they cannot: as an argument of ``collective_rpc`` the bytes would
+    be pickled and go through sockets for each worker.
 
     Args:
         llm: vLLM's ``AsyncLLM``.
@@ -83,11 +116,15 @@ async def load_into_engine(llm: Any, buffer: Any, specs: list[dict]) -> list[dic
     Raises:
         SyncError: where the prefix cache could not be dropped: its entries were computed with the old adapter.
     """
-    memory = _shared_memory(id(llm), buffer.nbytes)
-    memory.bytes[:] = buffer
+    place = shared_place(buffer)
+    if place is None:
+        memory = _shared_memory(id(llm), buffer.nbytes)
+        memory.bytes[:] = buffer
+        place = memory.path, 0
+    path, offset = place
     # Nothing is generated during a sync, so the order of the two does not matter.
     receipts, dropped = await asyncio.gather(
-        llm.collective_rpc("load_adapter", args=(memory.path, specs)), llm.reset_prefix_cache()
+        llm.collective_rpc("load_adapter", args=(path, specs, offset)), llm.reset_prefix_cache()
     )
     if not dropped:
         raise SyncError("the engine could not drop its prefix cache: requests are still running during a sync")

@@ -107,9 +107,9 @@ def _copy(buffer: torch.Tensor, whole: torch.Tensor | None, rows: slice, columns
 
 @functools.lru_cache(maxsize=1)
 def mapped(path: str, inode: int) -> torch.Tensor:
-    """Return the file ``path`` as bf16 ``[elements]``, mapped: it shows what is written to the file later, too."""
+    """Return the file ``path`` as uint8 ``[bytes]``, mapped: it shows what is written to the file later, too."""
     del inode  # another file under the same name is another one
-    return torch.from_file(path, shared=True, size=os.path.getsize(path) // 2, dtype=torch.bfloat16)
+    return torch.from_file(path, shared=True, size=os.path.getsize(path), dtype=torch.uint8)
 
 
 def layers_of(flat: torch.Tensor, specs: list[dict]) -> dict[str, tuple[dict[str, torch.Tensor], int]]:
@@ -131,13 +131,19 @@ def layers_of(flat: torch.Tensor, specs: list[dict]) -> dict[str, tuple[dict[str
 class AdapterWorker:
     """vLLM's ``worker_extension_cls``: methods that ``collective_rpc`` calls on every worker."""
 
-    def load_adapter(self, path: str, specs: list[dict]) -> dict[str, int]:
-        """Replace the adapter by the one in the file ``path``; see :func:`grpo.engine.load_into_engine`.
+    def load_adapter(self, path: str, specs: list[dict], offset: int = 0) -> dict[str, int]:
+        """Replace the adapter by the one that lies in the file ``path``; see :func:`grpo.engine.load_into_engine`.
+
+        Args:
+            specs: the fields of each ``TensorSpec``, in the order of their offsets.
+            offset: where the flat adapter begins, in bytes.
 
         Raises:
             ValueError: for a tensor that belongs to no attention projection of this model.
         """
-        flat = mapped(path, os.stat(path).st_ino)
+        last = TensorSpec(**specs[-1])
+        size = 2 * (last.offset + last.numel)
+        flat = mapped(path, os.stat(path).st_ino)[offset : offset + size].view(torch.bfloat16)
         arrived, applied, received = layers_of(flat, specs), 0, Checksum(flat)
         for number, layer in enumerate(self.model_runner.model.model.layers):  # type: ignore[attr-defined]
             tensors, end = arrived.pop(str(number), ({}, 0))

@@ -72,12 +72,31 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
         stock=seconds["stock"],
         ours=seconds["ours"],
         higher_is_better=False,
-        details={"one_copy_s": seconds["copy"], "ours_in_copies": seconds["ours"] / seconds["copy"]},
+        details={
+            "one_copy_s": seconds["copy"],
+            "ours_in_copies_of_time": seconds["ours"] / seconds["copy"],
+            "ours_in_copies_of_traffic": traffic(options.engines, options.tensor_parallel),
+        },
         extrapolation=(
             "gpt-oss-120b: the same tensors, shapes and processes; on GPUs the workers' copies go over PCIe",
             "assumes the adapter gathered on the host; the gather before it is one collective",
         ),
     )
+
+
+def traffic(engines: int, workers: int) -> float:
+    """Return the memory traffic of a sync in copies of the adapter; a copy reads and writes every byte once.
+
+    The put is a copy, each worker copies its slices of the tensors and sums up the rest, and the trainer sums up all.
+    """
+    own = whole = 0
+    for name in ATTENTION_PROJECTIONS:
+        for half, (rows, columns) in zip("AB", _halves(*FULL.projection(name)), strict=True):
+            split = workers if (name == "o_proj") == (half == "A") else 1  # o by its input, the others by their output
+            whole += rows * columns
+            own += rows * columns // split
+    summed_up = (whole - own) / whole / 2
+    return 1 + 0.5 + engines * workers * (own / whole + summed_up)
 
 
 def _adapter(layers: int) -> tuple[torch.Tensor, list[TensorSpec]]:

@@ -2,6 +2,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import tempfile
 import zlib
 from pathlib import Path
 from types import SimpleNamespace
@@ -83,8 +84,10 @@ class Engine:
 
     async def collective_rpc(self, method, args):
         assert method == "load_adapter"
-        self.path = Path(args[0])
-        return [receipt(checksum=zlib.crc32(self.path.read_bytes()))]
+        path, specs, offset = args
+        assert specs == ["specs"]
+        self.path = path
+        return [receipt(checksum=zlib.crc32(Path(path).read_bytes()[offset : offset + 100]))]
 
     async def reset_prefix_cache(self):
         return self.cache_reset
@@ -94,9 +97,9 @@ def test_the_engine_passes_bytes_on_and_drops_its_prefix_cache():
     engine = Engine(True)
     for start in (0, 7):  # the second sync writes to the same memory
         data = torch.arange(start, start + 100, dtype=torch.uint8).numpy()
-        assert asyncio.run(load_into_engine(engine, data, []))[0]["checksum"] == zlib.crc32(data)
+        assert asyncio.run(load_into_engine(engine, data, ["specs"]))[0]["checksum"] == zlib.crc32(data)
     with pytest.raises(SyncError, match="prefix cache"):
-        asyncio.run(load_into_engine(Engine(False), data, []))
+        asyncio.run(load_into_engine(Engine(False), data, ["specs"]))
 
 
 def test_shared_memory_is_seen_by_another_process_and_gone_with_its_owner():
@@ -108,6 +111,30 @@ def test_shared_memory_is_seen_by_another_process_and_gone_with_its_owner():
     del memory
     with pytest.raises(FileNotFoundError):
         os.stat(path)
+
+
+MAP_AND_FIND = """
+import mmap, os, sys, time
+import numpy as np
+from grpo.engine import shared_place
+descriptor, size = map(int, sys.argv[1:])
+memory = np.frombuffer(mmap.mmap(descriptor, size), dtype=np.uint8)
+os.close(descriptor)
+print(*shared_place(memory[256:512]) or ["nowhere"], sep="\\n")
+print(*shared_place(np.zeros(256, dtype=np.uint8)) or ["nowhere"], sep="\\n")
+"""
+
+
+def test_what_a_parent_has_open_is_found_without_a_copy():
+    """As a raylet, which is the parent of the engine's process, has the object store open."""
+    with tempfile.TemporaryFile(dir="/dev/shm") as store:
+        store.write(bytes(range(256)) * 32)
+        store.flush()
+        command = [sys.executable, "-c", MAP_AND_FIND, str(store.fileno()), str(8192)]
+        child = subprocess.run(command, pass_fds=[store.fileno()], stdout=subprocess.PIPE, text=True, check=True)
+        path, offset, private = child.stdout.splitlines()
+        assert os.stat(path).st_ino == os.fstat(store.fileno()).st_ino
+        assert (int(offset), private) == (256, "nowhere")
 
 
 def test_every_sample_of_a_prompt_has_its_own_seed():
