@@ -1,135 +1,168 @@
-r"""Turns a local file of problems, or the synthetic task, into train.jsonl, eval.jsonl and card.json.
+r"""Turns problems of AIME, MATH, a file of your own or the synthetic task into train.jsonl, eval.jsonl and card.json.
 
-    python -m data.prepare --source aime.jsonl --out data/prepared/aime
-    python -m data.prepare --source synthetic --out data/prepared/synthetic --train-count 512
+    python -m data.prepare --source aime --out data/prepared                     # from the hub: 72 train, 18 eval
+    python -m data.prepare --source aime.jsonl --train math --out data/prepared  # and 45 of MATH to train on
+    python -m data.prepare --source synthetic --out data/prepared --train-count 512
 
-data/problems.py says what a source looks like. Every output line is a record: `prompt` (the user's message),
-`label` (JSON with `answer` and `split`), `datasource` and `id`. The split is the same on every run:
+A source is a .jsonl, .json or .parquet file (data/problems.py says what a row looks like), `aime` or `math` for the
+pinned data sets of the hub, or `synthetic`. What --source names is split by the rules in data/splits.py; what --train
+and --eval name goes whole into that split. Every output line is a record: `prompt` (the user's message), `label` (JSON
+with `answer` and `split`), `datasource` and `id`. The same input gives the same bytes, in whatever order its rows are.
 
-- AIME: each paper gives three of its 15 problems to eval, one of each third (easy, middle, hard). With
-  k = (2 * year + contest) mod 5 these are the numbers 1 + k, 6 + (k + 3) mod 5 and 11 + (k + 1) mod 5, so
-  five papers in a row hold out every number once. Six papers give 72 and 18. A problem's split depends on its
-  place in the contest alone: a file with more years does not move it.
-- Otherwise, or with --eval-fraction: the problems with the lowest SHA-256, that share of them (default 0.2).
+Refused, with every place: rows that are unreadable, incomplete or not gradable (--skip-bad leaves them out), problems
+of train that are also in eval, in these words or in similar ones (--decontaminate leaves them out of train), and
+prompts of more than --prompt-max-len tokens (--drop-long leaves them out).
 """
 
 import argparse
-import hashlib
 import json
-import os
 import sys
-from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data import synthetic
-from data.problems import Problem, SourceError, read_problems
-
-INSTRUCTION = "Solve the problem. Put the final answer in \\boxed{}."
-AIME_INSTRUCTION = "Solve the problem. The answer is an integer from 0 to 999; put it in \\boxed{}."
-DEFAULT_EVAL_FRACTION = 0.2
+from data import card, splits, synthetic
+from data.checks import check_lengths, check_overlap
+from data.problems import Problem, merge_repeats, parse_rows
+from data.sources import SourceError, read_source
 
 
-def prepare(source: Path, out: Path, eval_fraction: float | None = None, skip_bad: bool = False) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Source:
+    """A file, `aime`, `math` or `synthetic`; with a split ("train" or "eval") it goes there whole."""
+
+    name: str
+    split: str | None = None
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of the command line (see its help); math_count None takes all."""
+
+    eval_fraction: float | None = None
+    math_count: int | None = splits.DEFAULT_MATH_COUNT
+    skip_bad: bool = False
+    decontaminate: bool = False
+    tokenizer: str | None = None
+    prompt_max_len: int | None = None
+    drop_long: bool = False
+    train_count: int = 512
+    eval_count: int = 128
+    seed: int = 0
+
+
+def prepare(sources: Sequence[Source], out: Path, options: Options | None = None) -> dict[str, Any]:
     """Writes the three files into `out` and returns the card.
 
-    eval_fraction: split by hash with this share for eval, instead of the AIME rule.
-    skip_bad: leave bad rows out and name them in the card, instead of refusing the source.
-    Raises SourceError for a source that cannot be read, has bad rows or gives an empty split.
+    Raises SourceError for a source that cannot be read or is refused (see the module), and for an empty split.
     """
-    problems, bad = read_problems(source)
-    if bad and not skip_bad:
-        shown = "\n".join(f"  {line}" for line in bad[:20])
-        more = f"\n  and {len(bad) - 20} more" if len(bad) > 20 else ""
-        remedy = "correct them, or leave them out with --skip-bad"
-        raise SourceError(f"{source} has {len(bad)} bad rows; {remedy}:\n{shown}{more}")
-    if eval_fraction is None and all(problem.paper for problem in problems):
-        held_out = {problem.id for problem in problems if problem.paper and in_aime_eval(*problem.paper)}
-        rule = "AIME: three problems of each paper"
-    else:
-        fraction = DEFAULT_EVAL_FRACTION if eval_fraction is None else eval_fraction
-        if not 0 < fraction < 1:
-            raise SourceError(f"the eval fraction must lie between 0 and 1, not {fraction}")
-        ranked = sorted(problems, key=lambda problem: problem.digest)
-        held_out = {problem.id for problem in ranked[: round(fraction * len(ranked))]}
-        rule = f"lowest SHA-256, {fraction:g} of the problems"
-    records: dict[str, list[dict[str, str]]] = {"train": [], "eval": []}
-    for problem in problems:
-        split = "eval" if problem.id in held_out else "train"
-        records[split].append(to_record(problem, split))
-    origin = {"file": source.name, "sha256": _sha256(source.read_bytes())}
-    return _write(out, records, {"source": origin, "rule": rule, "left_out": bad})
+    options = options or Options()
+    problems, origins, bad = _read(sources, options)
+    problems, repeated, contradictions = merge_repeats(problems)
+    rules = splits.describe(problems, options.eval_fraction, options.math_count)
+    problems, skipped = _split(problems, options)
+    # Once more: a problem may come to a split by two ways, by its rule and as part of a whole source.
+    problems, repeated_in_split, contradictions_in_split = merge_repeats(problems)
+    bad += contradictions + contradictions_in_split
+    if bad and not options.skip_bad:
+        listed = "\n".join(f"  {line}" for line in bad)
+        raise SourceError(f"{len(bad)} bad rows; correct them, or leave them out with --skip-bad:\n{listed}")
+    problems, overlapping, alike = check_overlap(problems, options.decontaminate)
+    left_out = {"bad rows": bad, "repeated": repeated + repeated_in_split, "also in eval": overlapping, **skipped}
+    about: dict[str, Any] = {"sources": origins, "rules": rules}
+    if options.tokenizer:
+        measured = check_lengths(problems, options.tokenizer, options.prompt_max_len, options.drop_long)
+        problems, left_out["too long"], about["prompt_tokens"] = measured
+    chosen = {split: [problem for problem in problems if problem.split == split] for split in ("train", "eval")}
+    for split, members in chosen.items():
+        if not members:
+            remedy = f"give more problems, change --eval-fraction, or name a source for it with --{split}"
+            raise SourceError(f"the {split} split would be empty: {remedy}. Left out: {_short(left_out)}")
+    records = {split: [to_record(problem) for problem in members] for split, members in chosen.items()}
+    described = {split: card.counts(members) for split, members in chosen.items()}
+    about |= {"left_out": {reason: what for reason, what in left_out.items() if what}, **alike}
+    return card.write(out, records, described, about)
 
 
-def prepare_synthetic(out: Path, train_count: int, eval_count: int, seed: int = 0) -> dict[str, Any]:
-    """Writes the synthetic task in the same form and returns the card.
-
-    Its prompts stay as they are, without an instruction: they are what the tiny model was warmed up on.
-    """
-    records = {}
-    for split, count in (("train", train_count), ("eval", eval_count)):
-        chosen = synthetic.distinct_problems(split, count, seed)
-        if len(chosen) < count:
-            raise SourceError(f"the synthetic task gave only {len(chosen)} of {count} problems for {split}")
-        records[split] = [one.record() | {"label": _label(str(one.answer), split)} for one in chosen]
-    origin = {"synthetic": {"seed": seed}}
-    return _write(out, records, {"source": origin, "rule": "by the task", "left_out": []})
-
-
-def in_aime_eval(year: int, contest: int, number: int) -> bool:
-    """Whether a problem is held out; the rule is in the module's docstring."""
-    third, place = divmod(number - 1, 5)
-    return place == (2 * year + contest + 3 * third) % 5
-
-
-def to_record(problem: Problem, split: str) -> dict[str, str]:
+def to_record(problem: Problem) -> dict[str, str]:
     """The output line of a problem."""
-    instruction = AIME_INSTRUCTION if problem.paper else INSTRUCTION
-    return {
-        "prompt": f"{problem.text}\n\n{instruction}",
-        "label": _label(problem.answer, split),
-        "datasource": problem.datasource,
-        "id": problem.id,
-    }
+    label = json.dumps({"answer": problem.answer, "split": problem.split}, ensure_ascii=False)
+    return {"prompt": problem.prompt, "label": label, "datasource": problem.datasource, "id": problem.id}
 
 
-def _label(answer: str, split: str) -> str:
-    return json.dumps({"answer": answer, "split": split}, ensure_ascii=False)
+def _read(sources: Sequence[Source], options: Options) -> tuple[list[Problem], list[dict[str, Any]], list[str]]:
+    """The good problems of all sources, what the card says of each source, and a line for each bad row."""
+    problems: list[Problem] = []
+    origins: list[dict[str, Any]] = []
+    bad: list[str] = []
+    for source in sources:
+        if source.name == "synthetic":
+            problems += _synthetic(source.split, options)
+            origin: dict[str, Any] = {"synthetic": {"seed": options.seed}}
+        else:
+            rows, origin = read_source(source.name)
+            found, wrong = parse_rows(rows, origin.get("file") or origin["hub"], source.split)
+            problems += found
+            bad += wrong
+        origins.append(origin | {"used_for": source.split or "both"})
+    return problems, origins, bad
 
 
-def _write(out: Path, records: dict[str, list[dict[str, str]]], about: dict[str, Any]) -> dict[str, Any]:
-    """Writes both splits and the card by renaming; the old card goes first, the new one comes last.
-
-    So a card that exists describes the files beside it, whenever the writing was interrupted.
-    """
-    files, contents = {}, {}
-    for split, chosen in records.items():
-        if not chosen:
-            raise SourceError(f"the {split} split would be empty: give more problems, or change --eval-fraction")
-        text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in chosen)
-        contents[f"{split}.jsonl"] = text.encode()
-        files[f"{split}.jsonl"] = {
-            "records": len(chosen),
-            "datasources": dict(Counter(record["datasource"] for record in chosen)),
-            "sha256": _sha256(text.encode()),
-        }
-    card = about | {"files": files}
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "card.json").unlink(missing_ok=True)
-    for name, content in contents.items():
-        _replace(out / name, content)
-    _replace(out / "card.json", (json.dumps(card, indent=2, ensure_ascii=False) + "\n").encode())
-    return card
+def _synthetic(split: str | None, options: Options) -> list[Problem]:
+    """Problems of the synthetic task, which says itself which split each belongs to."""
+    counts = {"train": options.train_count, "eval": options.eval_count}
+    try:
+        return [
+            Problem(one.question, str(one.answer), "synthetic", name, source="synthetic", place="synthetic")
+            for name, count in counts.items()
+            for one in synthetic.distinct_problems(name, count, options.seed)
+            if split in (None, name)
+        ]
+    except ValueError as error:
+        raise SourceError(f"the synthetic task: {error}") from error
 
 
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
+def _split(problems: Sequence[Problem], options: Options) -> tuple[list[Problem], dict[str, int]]:
+    """The chosen problems with their splits, and how many were not chosen for which reason."""
+    chosen: list[Problem] = []
+    skipped: dict[str, int] = {}
+    for given in (None, "train", "eval"):
+        some, reasons = splits.choose_math([one for one in problems if one.split == given], options.math_count)
+        chosen += splits.split(some, options.eval_fraction) if given is None else some
+        for reason, count in reasons.items():
+            skipped[reason] = skipped.get(reason, 0) + count
+    return chosen, skipped
 
 
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+def _short(left_out: dict[str, Any]) -> str:
+    counts = {reason: len(what) if isinstance(what, list) else what for reason, what in left_out.items()}
+    return ", ".join(f"{reason}: {count}" for reason, count in counts.items() if count) or "nothing"
+
+
+def _print(out: Path, written: dict[str, Any]) -> None:
+    for reason, what in written["left_out"].items():
+        for line in what if isinstance(what, list) else [what]:
+            print(f"left out ({reason}): {line}", file=sys.stderr)
+    for pair in written["near_duplicates"]:
+        print(f"near-duplicates in {pair['split']}: {' and '.join(pair['ids'])}", file=sys.stderr)
+    if written["variants"]:
+        print(f"groups of problems that differ in a number: {len(written['variants'])}, see card.json", file=sys.stderr)
+    for split, length in written.get("prompt_tokens", {}).items():
+        if split in ("train", "eval"):
+            print(f"{split}: prompts of up to {length['max']} tokens, 99% of up to {length['p99']}")
+    for name, file in written["files"].items():
+        counts = ", ".join(f"{datasource} {count}" for datasource, count in file["datasource"].items())
+        print(f"{out / name}: {file['records']} records ({counts})")
+
+
+def _count(text: str) -> int | None:
+    """A positive number, or None for "all"; argparse turns the ValueError into its own words."""
+    if text == "all":
+        return None
+    if (number := int(text)) < 1:
+        raise ValueError
+    return number
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -139,26 +172,41 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--source", required=True, help="a .jsonl, .json or .parquet file, or `synthetic`")
+    several: dict[str, Any] = {"nargs": "+", "action": "extend", "default": [], "metavar": "SOURCE"}
+    parser.add_argument("--source", **several, help="split by the rules")
+    parser.add_argument("--train", **several, help="to train on, all of it")
+    parser.add_argument("--eval", **several, help="to evaluate on, all of it")
     parser.add_argument("--out", type=Path, required=True, help="folder for train.jsonl, eval.jsonl, card.json")
-    parser.add_argument("--eval-fraction", type=float, help="split by hash, with this share for eval")
-    parser.add_argument("--skip-bad", action="store_true", help="leave bad rows out instead of refusing the file")
-    parser.add_argument("--train-count", type=int, default=512, help="synthetic only (default 512)")
-    parser.add_argument("--eval-count", type=int, default=128, help="synthetic only (default 128)")
-    parser.add_argument("--seed", type=int, default=0, help="synthetic only (default 0)")
-    arguments = parser.parse_args(argv)
+    parser.add_argument("--eval-fraction", type=float, help="this share of --source for eval; of AIME's, too")
+    parser.add_argument(
+        "--math-count",
+        type=_count,
+        default=splits.DEFAULT_MATH_COUNT,
+        metavar="N|all",
+        help="so many of the problems that have a level, from each of --source, --train, --eval (default %(default)s)",
+    )
+    parser.add_argument("--skip-bad", action="store_true", help="leave bad rows out instead of refusing them")
+    parser.add_argument("--decontaminate", action="store_true", help="leave out of train what eval has, too")
+    parser.add_argument("--tokenizer", help="model folder or hub id: count the tokens of the prompts")
+    parser.add_argument("--prompt-max-len", type=int, help="tokens; the run's PROMPT_MAX_LEN (with --tokenizer)")
+    parser.add_argument("--drop-long", action="store_true", help="leave longer prompts out instead of refusing them")
+    parser.add_argument("--train-count", type=int, default=512, help="synthetic only (default %(default)s)")
+    parser.add_argument("--eval-count", type=int, default=128, help="synthetic only (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="synthetic only (default %(default)s)")
+    arguments = vars(parser.parse_args(argv))
+    out = arguments.pop("out")
+    named = {None: arguments.pop("source"), "train": arguments.pop("train"), "eval": arguments.pop("eval")}
+    sources = [Source(name, split) for split, names in named.items() for name in names]
+    if not sources:
+        parser.error("name a source: --source, or --train and --eval")
+    if (arguments["prompt_max_len"] or arguments["drop_long"]) and not arguments["tokenizer"]:
+        parser.error("--prompt-max-len and --drop-long count tokens: give --tokenizer")
     try:
-        if arguments.source == "synthetic":
-            card = prepare_synthetic(arguments.out, arguments.train_count, arguments.eval_count, arguments.seed)
-        else:
-            card = prepare(Path(arguments.source), arguments.out, arguments.eval_fraction, arguments.skip_bad)
+        written = prepare(sources, out, Options(**arguments))
     except (SourceError, OSError) as error:
         print(f"data.prepare: {error}", file=sys.stderr)
         return 1
-    for line in card["left_out"]:
-        print(f"left out: {line}", file=sys.stderr)
-    for name, file in card["files"].items():
-        print(f"{arguments.out / name}: {file['records']} records ({', '.join(file['datasources'])})")
+    _print(out, written)
     return 0
 
 

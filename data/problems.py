@@ -1,34 +1,69 @@
-"""Reads and checks a local file of problems: .jsonl, .json (a list) or .parquet.
+r"""Checks rows and makes problems of them; finds the rows that are the same problem.
 
-A row has `problem` and `answer`; a row of AIME has also `year`, `contest` (1 or 2, I or II) and `number`.
-Papers count from 1; one that has a number 0 counts from 0 and is shifted.
+A row has a problem and an answer; a row of AIME has also its place (year, contest I or II, number from 1 to 15), a
+row of MATH its level and subject. Columns are known by the names in `COLUMNS`, in any case. Without an answer the
+last box of the solution counts; without a place in columns it is read from a link to the problem's page or from an
+id such as 2024-II-4. Papers count from 1; one that has a number 0 counts from 0 and is shifted.
 """
 
 import hashlib
-import json
-from collections.abc import Iterator
+import re
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from reward.answers import MARKER, canonical, grade
+from data.sources import Row
+from reward.answers import MARKER, canonical, grade, last_box
 
 PROBLEMS_PER_PAPER = 15
+# What follows the problem in the prompt.
+INSTRUCTIONS = {
+    "aime": "\n\nSolve the problem. The answer is an integer from 0 to 999; put it in \\boxed{}.",
+    "math": "\n\nSolve the problem. Put the final answer in \\boxed{}.",
+    "synthetic": "",  # the tiny model was warmed up on the problem alone
+}
+# The first name that a row has counts.
+COLUMNS = {
+    "problem": ("problem", "question"),
+    "answer": ("answer", "final_answer", "expected_answer"),
+    "solution": ("solution",),
+    "year": ("year",),
+    "contest": ("contest", "part"),
+    "number": ("number", "problem_number"),
+    "link": ("url", "link"),
+    "id": ("id",),
+    "level": ("level",),
+    "subject": ("subject", "type"),
+}
 _CONTESTS = {"1": 1, "2": 2, "I": 1, "II": 2}
-_AIME_FIELDS = ("year", "contest", "number")
-
-
-class SourceError(ValueError):
-    """The source cannot be used as it is; the message says why and what to do."""
+_PAGE = re.compile(r"(?P<year>\d{4})_AIME_(?P<contest>II?)_Problems/Problem_(?P<number>\d+)\Z")
+_PLACE_ID = re.compile(r"(?P<year>\d{4})-(?P<contest>II?)-(?P<number>\d+)\Z")
+_PLACE = ("year", "contest", "number")
+_LEVEL = re.compile(r"(?:level\s*)?([1-5])\Z", re.IGNORECASE)
+# Some solutions of MATH frame the answer with \fbox{...}, or write "\boxed 5".
+_FRAME = re.compile(r"\\(?:boxed|fbox)\s*(?:(?P<brace>\{)|(?P<digits>[0-9]+))")
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One checked problem; `paper` is (year, contest 1 or 2, number 1 to 15) for AIME, else None."""
+    """One checked problem.
+
+    split:   "train" or "eval"; None as long as a rule has to decide.
+    paper:   (year, contest 1 or 2, number 1 to 15) for AIME, else None.
+    level:   1 to 5 for MATH, 0 where the row has another word for it, None where it has none.
+    source:  the name of the file or hub set; `place` is the row in it, for messages.
+    """
 
     text: str
     answer: str
-    paper: tuple[int, int, int] | None
+    datasource: str
+    split: str | None = None
+    paper: tuple[int, int, int] | None = None
+    level: int | None = None
+    subject: str | None = None
+    source: str = ""
+    place: str = ""
 
     @property
     def digest(self) -> str:
@@ -36,109 +71,161 @@ class Problem:
         return hashlib.sha256(" ".join(self.text.split()).encode()).hexdigest()
 
     @property
-    def datasource(self) -> str:
-        return "aime" if self.paper else "math"
+    def id(self) -> str:
+        """Stable over files, runs and machines: the place in the contest, or a hash of the text."""
+        return "aime-{}-{}-{}".format(*self.paper) if self.paper else f"{self.datasource}-{self.digest[:16]}"
 
     @property
-    def id(self) -> str:
-        """Stable over files and runs: the place in the contest, or a hash of the text."""
-        return "aime-{}-{}-{}".format(*self.paper) if self.paper else f"math-{self.digest[:16]}"
+    def prompt(self) -> str:
+        """The user's message: the problem, and how to answer."""
+        return self.text + INSTRUCTIONS[self.datasource]
 
 
-def read_problems(source: Path) -> tuple[list[Problem], list[str]]:
-    """The good rows, and one line for each bad one: unreadable, incomplete, not gradable, or a repetition.
-
-    Raises SourceError when the file as a whole cannot be read.
-    """
-    rows = list(_read_rows(source))
-    from_zero = {_paper_key(row) for _, row in rows if isinstance(row, dict) and str(row.get("number")) == "0"}
+def parse_rows(rows: Sequence[Row], source: str, split: str | None) -> tuple[list[Problem], list[str]]:
+    """The problems of a source's good rows, and one line for each bad row: unreadable, incomplete, not gradable."""
+    named = [Row(place, _known_columns(value)) for place, value in rows]
+    from_zero = {_paper_key(found) for _, value in named if (found := _place(value)) and _is_zero(found.get("number"))}
     problems, bad = [], []
-    seen: dict[str, str] = {}
-    for where, row in rows:
+    for place, value in named:
         try:
-            problem = _parse(row, from_zero)
-            for key in (problem.digest, problem.id):
-                if key in seen:
-                    raise ValueError(f"repeats {seen[key]}")
-            seen[problem.digest] = seen[problem.id] = where
-            problems.append(problem)
+            problems.append(_parse(value, from_zero, split, source, place))
         except ValueError as error:
-            bad.append(f"{where}: {error}")
+            bad.append(f"{place}: {error}")
     return problems, bad
 
 
-def _read_rows(source: Path) -> Iterator[tuple[str, Any]]:
-    """(place, row) for each row; a line of .jsonl that is not JSON comes as a ValueError that says so."""
-    if not source.is_file():
-        raise SourceError(f"{source} is not a file; give a .jsonl, .json or .parquet file, or `synthetic`")
-    if source.suffix == ".jsonl":
-        for number, line in enumerate(source.read_bytes().splitlines(), 1):
-            if line.strip():
-                try:
-                    yield f"line {number}", json.loads(line)
-                except ValueError as error:  # of JSON or of UTF-8
-                    yield f"line {number}", ValueError(f"is not JSON ({error})")
-        return
-    if source.suffix == ".json":
-        try:
-            rows = json.loads(source.read_bytes())
-        except ValueError as error:
-            raise SourceError(f"{source} is not JSON: {error}") from error
-        if not isinstance(rows, list):
-            raise SourceError(f"{source} must hold a list of problems; for one problem a line use .jsonl")
-    elif source.suffix == ".parquet":
-        import pyarrow.parquet  # slow to import, and rarely needed
+def merge_repeats(problems: Sequence[Problem]) -> tuple[list[Problem], list[str], list[str]]:
+    """Keeps one of the problems that have the same text or contest place and are meant for the same split.
 
-        try:
-            rows = pyarrow.parquet.read_table(source).to_pylist()
-        except pyarrow.ArrowException as error:
-            raise SourceError(f"{source} is not a parquet file: {error}") from error
-    else:
-        raise SourceError(f"{source} has an unknown ending; use .jsonl, .json or .parquet")
-    for number, row in enumerate(rows, 1):
-        yield f"row {number}", row
+    Returns the problems kept, in a fixed order; a line for each repetition left out; and a line for each problem whose
+    repetitions contradict it, of which none is kept.
+    """
+    repeats: list[str] = []
+    bad: list[str] = []
+    kept = sorted(problems, key=_order)
+    keys: tuple[Callable[[Problem], Hashable], ...] = (lambda one: one.digest, lambda one: one.id)
+    for key in keys:
+        groups = defaultdict(list)
+        for problem in kept:
+            groups[problem.split, key(problem)].append(problem)
+        kept = []
+        for first, *others in groups.values():
+            if any(canonical(other.answer) != canonical(first.answer) for other in others):
+                bad += [f"{first.place}: the same problem with another answer is at {other.place}" for other in others]
+            elif any(other.paper and other.paper != first.paper for other in others):
+                bad += [f"{first.place}: the same problem is at another contest place at {o.place}" for o in others]
+            else:
+                kept.append(first)
+                repeats += [f"{other.place}: repeats {first.place}" for other in others]
+    return kept, repeats, bad
 
 
-def _parse(row: Any, from_zero: set[tuple[str, str]]) -> Problem:
+def _order(problem: Problem) -> tuple:
+    """Sorts by data source and place or digest; never by the row, so that a source may be shuffled."""
+    content = problem.text, problem.answer, problem.level or 0, problem.subject or ""
+    return problem.datasource, problem.paper or (), problem.digest, *content, problem.source, problem.place
+
+
+def _known_columns(value: Any) -> Any:
+    """A row with our names of its columns; what is no object stays as it is."""
+    if not isinstance(value, dict):
+        return value
+    given = {
+        str(name).strip().lower().replace(" ", "_"): content for name, content in value.items() if content is not None
+    }
+    found = {}
+    for name, aliases in COLUMNS.items():
+        for alias in aliases:
+            if alias in given:
+                found[name] = given[alias]
+                break
+    return found
+
+
+def _parse(row: Any, from_zero: set[tuple[str, str]], split: str | None, source: str, place: str) -> Problem:
     """A checked problem. Raises ValueError with what is wrong."""
     if isinstance(row, ValueError):
         raise row
     if not isinstance(row, dict):
         raise ValueError("is not an object with `problem` and `answer`")
-    text, answer = row.get("problem"), row.get("answer")
+    text = row.get("problem")
     if not isinstance(text, str) or not text.strip():
         raise ValueError("has no `problem`")
+    text = text.strip()
     if marker := MARKER.search(text):
         raise ValueError(f"has the control token {marker[0]} in its problem: it would end the message")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("has half a character (a lone surrogate) in its problem") from error
+    answer = _answer(row)
+    given = _place(row)
+    if not given:
+        level, subject = _level(row.get("level")), row.get("subject")
+        return Problem(
+            text, answer, "math", split, None, level, None if subject is None else str(subject), source, place
+        )
+    if missing := [field for field in _PLACE if field not in given]:
+        raise ValueError(f"has {', '.join(given)} but not all of {', '.join(_PLACE)}: no {', '.join(missing)}")
+    value = canonical(answer)
+    if not value.isdecimal() or len(value) > 3:
+        raise ValueError(f"has the answer {answer[:80]!r}, but AIME answers are integers from 0 to 999")
+    return Problem(text, answer, "aime", split, _paper(given, from_zero), None, None, source, place)
+
+
+def _answer(row: dict[str, Any]) -> str:
+    """The gold answer, from its column or from the solution's last box. Raises ValueError without one."""
+    answer = row.get("answer")
+    if isinstance(answer, float) and answer.is_integer():
+        answer = int(answer)
+    if answer is None and isinstance(row.get("solution"), str):
+        framed = _FRAME.sub(lambda m: "\\boxed{" if m["brace"] else f"\\boxed{{{m['digits']}}}", row["solution"])
+        answer, reason = last_box(framed)
+        if answer is None:
+            raise ValueError(f"has no `answer`, and none in its solution: {reason}")
     if isinstance(answer, bool) or not isinstance(answer, str | int) or not str(answer).strip():
         raise ValueError("has no `answer` (a text or an integer)")
     answer = str(answer).strip()
     if not grade(f"\\boxed{{{answer}}}", answer).correct:
         raise ValueError(f"has an answer that the grader does not accept: {answer[:80]!r}")
-    given = [field for field in _AIME_FIELDS if row.get(field) is not None]
-    if not given:
-        return Problem(text.strip(), answer, None)
-    if len(given) < len(_AIME_FIELDS):
-        raise ValueError(f"has {', '.join(given)} but not all of {', '.join(_AIME_FIELDS)}")
-    value = canonical(answer)
-    if not value.isdecimal() or len(value) > 3:
-        raise ValueError(f"has the answer {answer[:80]!r}, but AIME answers are integers from 0 to 999")
-    return Problem(text.strip(), answer, _paper(row, from_zero))
+    return answer
 
 
-def _paper(row: dict[str, Any], from_zero: set[tuple[str, str]]) -> tuple[int, int, int]:
+def _level(value: Any) -> int | None:
+    if value is None:
+        return None
+    match = _LEVEL.match(str(value).strip())
+    return int(match[1]) if match else 0
+
+
+def _place(row: Any) -> dict[str, Any]:
+    """What the row says of its place in a contest; empty for a problem of no contest."""
+    if not isinstance(row, dict):
+        return {}
+    place = {name: row[name] for name in _PLACE if name in row}
+    for pattern, name in ((_PAGE, "link"), (_PLACE_ID, "id")):
+        if match := pattern.search(str(row.get(name, ""))):
+            place = match.groupdict() | place
+    return place
+
+
+def _paper(place: dict[str, Any], from_zero: set[tuple[str, str]]) -> tuple[int, int, int]:
     """(year, contest, number from 1) of an AIME row. Raises ValueError when there is no such problem."""
-    contest = _CONTESTS.get(str(row["contest"]).strip())
+    contest = _CONTESTS.get(str(place["contest"]).strip())
     try:
-        year, number = int(row["year"]), int(row["number"])
+        year, number = int(place["year"]), int(place["number"])
     except (TypeError, ValueError) as error:
         raise ValueError("has a year or number that is no integer") from error
-    if _paper_key(row) in from_zero:
+    if _paper_key(place) in from_zero:
         number += 1
     if contest is None or not 1 <= number <= PROBLEMS_PER_PAPER or not 1983 <= year <= 2100:
-        raise ValueError(f"has no such AIME problem: {year}, contest {row['contest']!r}, number {row['number']}")
+        raise ValueError(f"has no such AIME problem: {year}, contest {place['contest']!r}, number {place['number']}")
     return year, contest, number
 
 
-def _paper_key(row: dict[str, Any]) -> tuple[str, str]:
-    return str(row.get("year")), str(row.get("contest")).strip()
+def _paper_key(place: dict[str, Any]) -> tuple[str, str]:
+    return str(place.get("year")).strip(), str(place.get("contest")).strip()
+
+
+def _is_zero(number: Any) -> bool:
+    return str(number).strip() == "0"

@@ -63,7 +63,7 @@ def grade(response: str, gold: str) -> Grade:
     message = final_message(response)
     if message is None:
         return Grade(False, None, NO_FINAL)
-    content, reason = _last_box(message)
+    content, reason = last_box(message)
     if content is None:
         return Grade(False, None, reason)
     if len(content) > MAX_ANSWER_CHARS:
@@ -110,7 +110,7 @@ def canonical(answer: str) -> str:
     return _LOOSE_SPACE.sub("", text)
 
 
-def _last_box(text: str) -> tuple[str | None, str | None]:
+def last_box(text: str) -> tuple[str | None, str | None]:
     r"""The content of the `\boxed{...}` that closes last, or (None, why not).
 
     A box opened after that one and never closed means that the text was cut in its answer.

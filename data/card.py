@@ -1,0 +1,61 @@
+"""Writes prepared files and the card that describes them."""
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from data.problems import Problem
+
+CARD = "card.json"
+
+
+def counts(problems: Sequence[Problem]) -> dict[str, dict[str, int]]:
+    """How many problems there are of each source, data source, year, level and subject; what none has is left out."""
+    columns: dict[str, list[Any]] = {
+        "datasource": [problem.datasource for problem in problems],
+        "source": [problem.source for problem in problems],
+        "year": [problem.paper and problem.paper[0] for problem in problems],
+        "level": [problem.level for problem in problems],
+        "subject": [problem.subject for problem in problems],
+    }
+    counted = {name: Counter(str(value) for value in values if value is not None) for name, values in columns.items()}
+    return {name: dict(sorted(counter.items())) for name, counter in counted.items() if counter}
+
+
+def write(
+    out: Path,
+    records: Mapping[str, Sequence[Mapping[str, str]]],
+    described: Mapping[str, Any],
+    about: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Writes NAME.jsonl for each split and the card, each by renaming; the old card goes first, the new comes last.
+
+    So a card that exists describes the files beside it, whenever the writing was interrupted.
+    described: what the card says of each split; about: what it says of the whole. Returns the card.
+    """
+    files, contents = {}, {}
+    for split, lines in records.items():
+        name = f"{split}.jsonl"
+        contents[name] = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in lines).encode()
+        digest = hashlib.sha256(contents[name]).hexdigest()
+        files[name] = {"records": len(lines), "sha256": digest, **described[split]}
+    card = {"files": files, **about}
+    out.mkdir(parents=True, exist_ok=True)
+    (out / CARD).unlink(missing_ok=True)
+    for name, content in contents.items():
+        _replace(out / name, content)
+    _replace(out / CARD, (json.dumps(card, indent=2, ensure_ascii=False) + "\n").encode())
+    return card
+
+
+def _replace(path: Path, content: bytes) -> None:
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        aside.write_bytes(content)
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)

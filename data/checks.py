@@ -1,0 +1,94 @@
+"""What is checked of the chosen problems before they are written: overlap of train and eval, and prompt lengths."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from data import duplicates
+from data.problems import Problem
+from data.sources import SourceError
+
+# The card names so many of a group of variants; templates make groups of thousands.
+SHOWN_VARIANTS = 10
+
+
+def check_overlap(
+    problems: Sequence[Problem], decontaminate: bool
+) -> tuple[list[Problem], list[str], dict[str, list[dict[str, Any]]]]:
+    """Looks for problems of train that are also in eval: the same contest place, text, or a near-duplicate.
+
+    Returns the problems to keep, a line for each that decontaminate left out of train, and for the card the
+    near-duplicates within a split and the groups of variants (which may lie across).
+    Raises SourceError for an overlap, unless decontaminate is set.
+    """
+    pairs, groups = duplicates.find([problem.text for problem in problems])
+    overlaps = {}  # problem of train -> where it is in eval
+    within = []
+    for pair in pairs:
+        a, b = problems[pair.first], problems[pair.second]
+        if a.split == b.split:
+            within.append({"split": a.split, "ids": [a.id, b.id], "similarity": round(pair.similarity, 3)})
+        else:
+            train, held_out = (a, b) if a.split == "train" else (b, a)
+            overlaps[train] = f"is {pair.similarity:.0%} {held_out.id} ({held_out.place})"
+    in_eval = {problem.id: problem for problem in problems if problem.split == "eval"}
+    for train in problems:
+        if train.split == "train" and train.id in in_eval:
+            overlaps[train] = f"is the same as in {in_eval[train.id].place}"
+    if overlaps:
+        lines = [f"{train.id} ({train.place}) {where}" for train, where in overlaps.items()]
+        if not decontaminate:
+            listed = "\n".join(f"  {line}" for line in lines)
+            remedy = "leave them out of train with --decontaminate"
+            raise SourceError(f"{len(lines)} problems of train are also in eval; {remedy}:\n{listed}")
+        kept = [problem for problem in problems if problem not in overlaps]
+        return kept, lines, check_overlap(kept, decontaminate)[2]
+    variants = []
+    for group in groups:
+        by_split = Counter(str(problems[index].split) for index in group)
+        variants.append({**by_split, "ids": [problems[index].id for index in group[:SHOWN_VARIANTS]]})
+    return list(problems), [], {"near_duplicates": within, "variants": variants}
+
+
+def check_lengths(
+    problems: Sequence[Problem], tokenizer_name: str, limit: int | None, drop_long: bool
+) -> tuple[list[Problem], list[str], dict[str, Any]]:
+    """Measures the prompts in tokens and looks for those of more than `limit`.
+
+    Returns the problems to keep, a line for each that drop_long left out, and for the card the largest length of each
+    split and its 99th percentile (the smallest length that 99% do not exceed).
+    Raises SourceError for too long a prompt, unless drop_long is set.
+    """
+    lengths = dict(zip(problems, prompt_lengths(tokenizer_name, [one.prompt for one in problems]), strict=True))
+    too_long = {one: length for one, length in lengths.items() if limit is not None and length > limit}
+    lines = [f"{one.id} ({one.place}) has {length} tokens, more than {limit}" for one, length in too_long.items()]
+    if lines and not drop_long:
+        listed = "\n".join(f"  {line}" for line in lines)
+        remedy = "leave them out with --drop-long, or raise --prompt-max-len here and PROMPT_MAX_LEN in train_grpo.sh"
+        raise SourceError(f"{len(lines)} prompts are too long; {remedy}:\n{listed}")
+    report: dict[str, Any] = {"tokenizer": Path(tokenizer_name).name, "limit": limit}
+    for split in ("train", "eval"):
+        measured = sorted(length for one, length in lengths.items() if one.split == split and one not in too_long)
+        if measured:
+            report[split] = {"max": measured[-1], "p99": measured[math.ceil(0.99 * len(measured)) - 1]}
+    return [one for one in problems if one not in too_long], lines, report
+
+
+def prompt_lengths(tokenizer_name: str, prompts: Sequence[str]) -> list[int]:
+    """Tokens of each prompt as OpenRLHF counts them: one user message under the chat template, ready for the answer.
+
+    Raises SourceError where the tokenizer (a folder or a hub id) cannot be loaded or has no chat template.
+    """
+    from transformers import AutoTokenizer  # slow to import, and needed with --tokenizer alone
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer_name)
+    except (OSError, ValueError) as error:
+        raise SourceError(f"--tokenizer {tokenizer_name}: no tokenizer could be loaded: {error}") from error
+    if not tokenizer.chat_template:
+        raise SourceError(f"--tokenizer {tokenizer_name}: it has no chat template; give the folder of the model")
+    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    texts = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
+    return [len(tokens) for tokens in tokenizer(texts, add_special_tokens=False)["input_ids"]] if texts else []

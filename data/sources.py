@@ -1,0 +1,129 @@
+"""Reads the rows of a source: a local file (.jsonl, .json, .parquet) or a data set of the Hugging Face hub."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class SourceError(ValueError):
+    """The source cannot be used as it is; the message says why and what to do."""
+
+
+class Row(NamedTuple):
+    """One row as it was found: `place` names file and line, `value` is a ValueError where the row is not JSON."""
+
+    place: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class HubSet:
+    """A data set of the hub: every configuration's `split`, at a pinned commit."""
+
+    repository: str
+    revision: str
+    configurations: tuple[str, ...]
+    split: str = "train"
+
+
+HUB = {
+    # 90 rows: id, problem, solution, answer, url (.../2022_AIME_I_Problems/Problem_1).
+    "aime": HubSet("AI-MO/aimo-validation-aime", "13f9e12f613e720c2a2b2f345dd04b998a29494d", ("default",)),
+    # 7,500 rows: problem, level ("Level 5"), type, solution with a boxed answer.
+    "math": HubSet(
+        "EleutherAI/hendrycks_math",
+        "21a5633873b6a120296cce3e2df9d5550074f4a3",
+        (
+            "algebra",
+            "counting_and_probability",
+            "geometry",
+            "intermediate_algebra",
+            "number_theory",
+            "prealgebra",
+            "precalculus",
+        ),
+    ),
+}
+
+
+def read_source(name: str) -> tuple[list[Row], dict[str, Any]]:
+    """The rows of a file or of a hub set (`aime`, `math`), and what the card says of where they come from.
+
+    Raises SourceError when the source as a whole cannot be read.
+    """
+    if name in HUB:
+        return read_hub(HUB[name])
+    path = Path(name)
+    if not path.is_file():
+        known = ", ".join(f"`{known}`" for known in (*HUB, "synthetic"))
+        raise SourceError(f"{name} is not a file; give a .jsonl, .json or .parquet file, or one of {known}")
+    rows = list(_read_file(path))
+    return rows, {"file": path.name, "rows": len(rows), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+
+
+def read_hub(hub: HubSet) -> tuple[list[Row], dict[str, Any]]:
+    """The rows of a hub set; `datasets` takes them from its cache where they are there already.
+
+    Raises SourceError when they are neither there nor can be downloaded.
+    """
+    from datasets import load_dataset  # slow to import, and needed for the hub alone
+
+    rows = []
+    for configuration in hub.configurations:
+        try:
+            loaded = load_dataset(hub.repository, configuration, split=hub.split, revision=hub.revision)
+        except Exception as error:  # network, disk and format errors of four libraries, which share no base class
+            raise SourceError(
+                f"{hub.repository} ({configuration}) could not be loaded: {type(error).__name__}: {error}\n"
+                f"Without network: on a machine that has it, hf download {hub.repository} --repo-type dataset "
+                f"--revision {hub.revision} --local-dir DIR; then give DIR/*/{hub.split}-*.parquet in its place, "
+                "or a .jsonl file of your own"
+            ) from error
+        place = f"{hub.repository} ({configuration})"
+        rows += [Row(f"{place}, row {number}", row) for number, row in enumerate(loaded, 1)]
+    content = "".join(json.dumps(row.value, sort_keys=True, default=str) + "\n" for row in rows)
+    origin = {
+        "hub": hub.repository,
+        "revision": hub.revision,
+        "configurations": list(hub.configurations),
+        "split": hub.split,
+        "rows": len(rows),
+        "sha256": hashlib.sha256(content.encode()).hexdigest(),
+    }
+    return rows, origin
+
+
+def _read_file(path: Path) -> Iterator[Row]:
+    if path.suffix == ".jsonl":
+        for number, line in enumerate(path.read_bytes().splitlines(), 1):
+            if line.strip():
+                yield Row(f"{path}, line {number}", _parse_line(line))
+        return
+    if path.suffix == ".json":
+        try:
+            rows = json.loads(path.read_bytes())
+        except ValueError as error:
+            raise SourceError(f"{path} is not JSON: {error}") from error
+        if not isinstance(rows, list):
+            raise SourceError(f"{path} must hold a list of problems; for one problem a line use .jsonl")
+    elif path.suffix == ".parquet":
+        import pyarrow.parquet  # slow to import, and rarely needed
+
+        try:
+            rows = pyarrow.parquet.read_table(path).to_pylist()
+        except pyarrow.ArrowException as error:
+            raise SourceError(f"{path} is not a parquet file: {error}") from error
+    else:
+        raise SourceError(f"{path} has an unknown ending; use .jsonl, .json or .parquet")
+    for number, row in enumerate(rows, 1):
+        yield Row(f"{path}, row {number}", row)
+
+
+def _parse_line(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:  # of JSON or of UTF-8
+        return ValueError(f"is not JSON ({error})")

@@ -1,0 +1,95 @@
+"""The rules that choose problems and split them; none of them draws at random or looks at the order of rows.
+
+- AIME: each paper gives three of its 15 problems to eval, one of each third (easy, middle, hard). With
+  k = (2 * year + contest) mod 5 these are the numbers 1 + k, 6 + (k + 3) mod 5 and 11 + (k + 1) mod 5, so five papers
+  in a row hold out every number once. Six papers give 72 and 18. A problem's split depends on its place in the
+  contest alone: a file with more years does not move it.
+- Everything else: `balanced` picks the share for eval (20% unless --eval-fraction says otherwise).
+- MATH: problems of level 4 and 5, of which `balanced` picks 45 unless --math-count says otherwise.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from data.problems import Problem
+from data.sources import SourceError
+
+DEFAULT_EVAL_FRACTION = 0.2
+MATH_LEVELS = (4, 5)
+DEFAULT_MATH_COUNT = 45
+
+
+def in_aime_eval(year: int, contest: int, number: int) -> bool:
+    """Whether a problem is held out; the rule is in the module's docstring."""
+    third, place = divmod(number - 1, 5)
+    return place == (2 * year + contest + 3 * third) % 5
+
+
+def balanced(problems: Sequence[Problem], count: int) -> list[Problem]:
+    """`count` problems, or all where there are fewer, taken in turns from each level and subject, lowest digest first.
+
+    The turns go diagonally over levels and subjects, so that where they stop short of a round, the levels differ by
+    one at most (as long as no level and subject runs out).
+    """
+    cells: dict[tuple[int, str], list[Problem]] = defaultdict(list)
+    for problem in problems:
+        cells[problem.level or 0, problem.subject or ""].append(problem)
+    levels, subjects = (sorted({cell[i] for cell in cells}) for i in (0, 1))
+
+    def turn(cell: tuple) -> tuple[int, int]:
+        level, subject = levels.index(cell[0]), subjects.index(cell[1])
+        return (level - subject) % len(levels), subject
+
+    ranked = sorted(
+        (rank, turn(cell), problem.digest, problem.id, problem)
+        for cell, members in cells.items()
+        for rank, problem in enumerate(sorted(members, key=lambda one: (one.digest, one.id)))
+    )
+    return [problem for *_, problem in ranked[: max(count, 0)]]
+
+
+def choose_math(problems: Sequence[Problem], count: int | None) -> tuple[list[Problem], dict[str, int]]:
+    """Leaves out the problems with a level other than 4 and 5, and takes `count` of the rest (None: all).
+
+    Problems without a level are kept. Returns the problems, and how many were left out for which reason.
+    """
+    without_level = [problem for problem in problems if problem.level is None]
+    hard = [problem for problem in problems if problem.level in MATH_LEVELS]
+    chosen = hard if count is None else balanced(hard, count)
+    left_out = {
+        "another level than 4 and 5": len(problems) - len(without_level) - len(hard),
+        f"beyond the {count} of MATH": len(hard) - len(chosen),
+    }
+    return without_level + chosen, left_out
+
+
+def split(problems: Sequence[Problem], eval_fraction: float | None) -> list[Problem]:
+    """The problems with their split. With an eval_fraction, AIME is split like everything else.
+
+    Raises SourceError for a fraction that is not between 0 and 1.
+    """
+    fraction = DEFAULT_EVAL_FRACTION if eval_fraction is None else eval_fraction
+    if not 0 < fraction < 1:
+        raise SourceError(f"the eval fraction must lie between 0 and 1, not {fraction}")
+    by_place = [one for one in problems if one.paper and eval_fraction is None]
+    others = [one for one in problems if not one.paper or eval_fraction is not None]
+    held_out = {one.id for one in by_place if one.paper and in_aime_eval(*one.paper)}
+    held_out |= {one.id for one in balanced(others, round(fraction * len(others)))}
+    return [replace(one, split="eval" if one.id in held_out else "train") for one in problems]
+
+
+def describe(problems: Sequence[Problem], eval_fraction: float | None, math_count: int | None) -> list[str]:
+    """The rules that apply to these problems, before they are split, in words for the card."""
+    rules = []
+    if any(one.level is not None for one in problems):
+        number = "all" if math_count is None else f"up to {math_count}"
+        rules.append(f"MATH: {number} of levels 4 and 5, in turns from each level and subject, lowest SHA-256 first")
+    by_rule = [one for one in problems if one.split is None]
+    by_place = [one for one in by_rule if one.paper and eval_fraction is None]
+    fraction = DEFAULT_EVAL_FRACTION if eval_fraction is None else eval_fraction
+    if by_place:
+        rules.append("split of AIME: three problems of each paper for eval, by contest place")
+    if len(by_place) < len(by_rule):
+        rules.append(f"split by content: {fraction:g} for eval, in turns from each level and subject, lowest SHA-256")
+    return rules

@@ -1,0 +1,94 @@
+"""Overlap of train and eval, and prompt lengths under a tokenizer."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from data.checks import check_lengths, check_overlap, prompt_lengths
+from data.problems import Problem
+from data.sources import SourceError
+from scripts.tiny_model.tokenizer import write_tokenizer
+from tests.data.conftest import words_of
+
+
+def problem(text: str, split: str, **others) -> Problem:
+    return Problem(text, "7", others.pop("datasource", "math"), split, place=f"f, {text[:8]}", **others)
+
+
+def test_an_overlap_is_refused_or_left_out_of_train() -> None:
+    leak = problem(words_of(1), "train")
+    reworded = problem(words_of(2) + " again", "train")
+    others = [problem(words_of(i), "train") for i in range(10, 14)]
+    held_out = [problem(words_of(i), "eval") for i in (1, 2, 3)]
+    with pytest.raises(SourceError, match=r"2 problems of train are also in eval.*--decontaminate") as refused:
+        check_overlap([leak, *others, reworded, *held_out], False)
+    for one in (leak, reworded):
+        assert f"{one.id} ({one.place})" in str(refused.value)
+    kept, lines, report = check_overlap([leak, *others, reworded, *held_out], True)
+    assert kept == others + held_out and len(lines) == 2
+    assert report == {"near_duplicates": [], "variants": []}
+
+
+def test_a_contest_place_in_both_splits_is_an_overlap_however_it_is_worded() -> None:
+    place = {"datasource": "aime", "paper": (2022, 1, 3)}
+    with pytest.raises(SourceError, match="aime-2022-1-3"):
+        check_overlap([problem(words_of(1), "train", **place), problem(words_of(2), "eval", **place)], False)
+
+
+def test_within_a_split_near_duplicates_and_across_variants_are_reported() -> None:
+    text = f"Take 7 {words_of(1)}"
+    first, again = problem(text, "train"), problem(text + " now", "train")
+    variant = problem(text.replace("7", "8"), "eval")
+    kept, lines, report = check_overlap([first, again, variant], False)
+    assert kept == [first, again, variant] and not lines
+    assert [(one["split"], one["ids"]) for one in report["near_duplicates"]] == [("train", [first.id, again.id])]
+    assert report["variants"] == [{"train": 2, "eval": 1, "ids": [first.id, again.id, variant.id]}]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder)
+    return str(folder)
+
+
+def test_lengths_are_those_that_the_engine_gets(tokenizer: str) -> None:
+    from transformers import AutoTokenizer
+
+    prompts = ["What is 3 plus 4?", "a", words_of(1)]
+    direct = AutoTokenizer.from_pretrained(tokenizer)
+    expected = [
+        len(
+            direct.apply_chat_template([{"role": "user", "content": prompt}], tokenize=True, add_generation_prompt=True)
+        )
+        for prompt in prompts
+    ]
+    assert prompt_lengths(tokenizer, prompts) == expected
+    assert len(set(expected)) == 3
+
+
+def test_long_prompts_are_refused_or_left_out(tokenizer: str) -> None:
+    problems = [problem("a" * n, split) for split in ("train", "eval") for n in (2, 40, 400)]
+    problems[3:] = [replace(one, text=one.text.replace("a", "b")) for one in problems[3:]]
+    lengths = prompt_lengths(tokenizer, [one.prompt for one in problems])
+    kept, lines, report = check_lengths(problems, tokenizer, None, False)
+    assert kept == problems and not lines
+    assert report["train"] == {"max": max(lengths[:3]), "p99": max(lengths[:3])} and report["limit"] is None
+    limit = sorted(lengths[:3])[1]
+    with pytest.raises(SourceError, match=rf"2 prompts are too long; .*--drop-long(.|\n)*more than {limit}"):
+        check_lengths(problems, tokenizer, limit, False)
+    kept, lines, report = check_lengths(problems, tokenizer, limit, True)
+    assert kept == [one for one, length in zip(problems, lengths, strict=True) if length <= limit]
+    assert len(lines) == 2 and report["train"]["max"] == limit
+
+
+def test_the_99th_percentile(monkeypatch: pytest.MonkeyPatch) -> None:
+    problems = [problem(f"{i}", "train") for i in range(1, 201)]
+    monkeypatch.setattr("data.checks.prompt_lengths", lambda name, prompts: list(range(1, 201)))
+    assert check_lengths(problems, "folder/name", None, False)[2]["train"] == {"max": 200, "p99": 198}
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="no tokenizer"):
+        prompt_lengths(str(tmp_path), ["a"])

@@ -1,0 +1,89 @@
+"""Near-duplicates and variants: found where they were made, and the filter finds what comparing all pairs finds."""
+
+import random
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data import duplicates, synthetic
+from data.duplicates import SIMILARITY, Pair, find
+from tests.data.conftest import words_of
+
+TRAIN = (
+    "In the garden of Ann there are $12$ rows of $\\frac{7}{2}$ metres each, and between every two of them "
+    "a path of width $x$ with $x^2 - 3x = 40$. How long is the fence around all of it?"
+)
+
+
+def test_texts_of_their_own_are_no_duplicates() -> None:
+    assert find([f"{words_of(i)} 7" for i in range(50)]) == ([], [])
+    assert find([]) == ([], []) and find(["", "a"]) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        TRAIN.replace("$", ""),
+        TRAIN.replace("\\frac{7}{2}", "\\dfrac 72"),
+        TRAIN.replace("between every two of them ", "between each two\n\nof them, "),
+        TRAIN.upper(),
+        TRAIN.replace("Ann", "Bob"),
+        TRAIN + " [asy] draw((0,0)--(17,5)); [/asy]",
+        TRAIN.replace("How long", "Find how long") + " Explain.",
+    ],
+)
+def test_the_same_problem_in_other_words_is_a_near_duplicate(other: str) -> None:
+    pairs, variants = find([words_of(1), TRAIN, words_of(2), other])
+    assert [(pair.first, pair.second) for pair in pairs] == [(1, 3)] and not variants
+    assert SIMILARITY <= pairs[0].similarity <= 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        TRAIN.replace("12", "13"),
+        TRAIN.replace("- 3x", "+ 3x"),
+        TRAIN.replace("every two", "every three"),
+        TRAIN.replace("Ann", "Bob").replace("40", "4000"),
+        TRAIN.replace("12", "40").replace("= 40", "= 12"),
+    ],
+)
+def test_a_problem_with_other_numbers_is_a_variant(other: str) -> None:
+    assert find([words_of(1), TRAIN, words_of(2), other]) == ([], [[1, 3]])
+
+
+def test_thousands_separators_are_no_difference() -> None:
+    spellings = [TRAIN.replace("12", number) for number in ("12000", "12,000", "12{,}000")]
+    assert len(find(spellings)[0]) == 3
+
+
+def test_two_diagrams_make_two_problems() -> None:
+    texts = [f"What is the shaded area? [asy] draw((0,0)--({size},1)); [/asy]" for size in (3, 4, 3)]
+    pairs, variants = find(texts)
+    assert pairs == [Pair(0, 2, 1.0)] and variants == [[0, 1, 2]]
+
+
+def test_the_synthetic_task_is_two_groups_of_variants() -> None:
+    texts = [one.question for split in synthetic.SPLITS for one in synthetic.distinct_problems(split, 500)]
+    pairs, variants = find(texts)
+    assert not pairs and sorted(len(group) for group in variants) == sorted(
+        sum(word in text for text in texts) for word in synthetic.OPERATIONS
+    )
+
+
+@given(st.integers(0, 10_000), st.integers(1, 12))
+def test_the_prefix_filter_loses_no_pair(seed: int, vocabulary: int) -> None:
+    rng = random.Random(seed)
+    sets = list(
+        dict.fromkeys(
+            frozenset((str(rng.randrange(2 * vocabulary)),) for _ in range(rng.randint(1, 12))) for _ in range(12)
+        )
+    )
+    expected = {
+        (a, b): len(sets[a] & sets[b]) / len(sets[a] | sets[b])
+        for a, b in combinations(range(len(sets)), 2)
+        if len(sets[a] & sets[b]) >= SIMILARITY * len(sets[a] | sets[b])
+    }
+    assert {(a, b): similarity for a, b, similarity in duplicates._alike(sets)} == expected

@@ -1,0 +1,137 @@
+"""Rows to problems: columns, bad rows, ids, repetitions."""
+
+import hashlib
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data.problems import Problem, merge_repeats, parse_rows
+from data.sources import Row
+from reward.answers import grade
+from tests.data.conftest import aime_rows, math_rows
+
+
+def parse(*rows: Any) -> tuple[list[Problem], list[str]]:
+    return parse_rows([Row(f"f, line {number}", row) for number, row in enumerate(rows, 1)], "f", None)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"problem": "P", "answer": "33", "year": 2024, "contest": 2, "number": 4},
+        {"problem": "P", "answer": "033", "year": "2024", "contest": "II", "number": "4"},
+        {"ID": "2024-II-4", "Problem": "P", "Solution": "S", "Answer": 33},
+        {"Question": "P", "Answer": 33.0, "Year": 2024, "Part": "II", "Problem Number": 4},
+        {"id": 63, "problem": "P", "answer": "33", "url": "https://host/2024_AIME_II_Problems/Problem_4", "year": 2024},
+    ],
+)
+def test_the_columns_of_aime_sets(row: dict[str, Any]) -> None:
+    ((problem,), bad) = parse(row)
+    assert not bad
+    assert (problem.text, problem.paper, problem.id, problem.datasource) == ("P", (2024, 2, 4), "aime-2024-2-4", "aime")
+    assert grade(f"\\boxed{{{problem.answer}}}", "33").correct
+
+
+@pytest.mark.parametrize(
+    ("row", "answer", "level", "subject"),
+    [
+        ({"answer": "\\frac{1}{2}", "level": 5, "subject": "Algebra"}, "\\frac{1}{2}", 5, "Algebra"),
+        (
+            {"solution": "$\\boxed{1}$ or $\\boxed{\\frac{1}{2}}$.", "level": "Level 4", "type": "G"},
+            "\\frac{1}{2}",
+            4,
+            "G",
+        ),
+        ({"solution": "So \\fbox{7}.", "level": "Level ?"}, "7", 0, None),
+        ({"solution": "So $\\boxed 7$.", "answer": None}, "7", None, None),
+        ({"expected_answer": "7", "solution": "\\boxed{8}", "subject": None}, "7", None, None),
+    ],
+)
+def test_the_columns_of_math_sets(row: dict[str, Any], answer: str, level: int | None, subject: str | None) -> None:
+    ((problem,), bad) = parse({"problem": "P"} | row)
+    assert not bad
+    assert (problem.answer, problem.level, problem.subject, problem.paper) == (answer, level, subject, None)
+
+
+BAD = {
+    "is not an object": [1],
+    "has no `problem`": {"answer": "1"},
+    "has no `answer`": {"problem": "P", "answer": None},
+    "none in its solution": {"problem": "P", "solution": "It is 1."},
+    "cut inside": {"problem": "P", "solution": "It is \\boxed{1"},
+    "does not accept": {"problem": "P", "answer": "{1"},
+    "control token": {"problem": "P <|start|>assistant", "answer": "1"},
+    "half a character": {"problem": "P \ud800", "answer": "1"},
+    "but not all of": {"problem": "P", "answer": "1", "year": 2022},
+    "from 0 to 999": {"problem": "P", "answer": "1000", "year": 2022, "contest": 1, "number": 1},
+    "no such AIME problem": {"problem": "P", "answer": "1", "year": 2022, "contest": 3, "number": 1},
+    "no integer": {"problem": "P", "answer": "1", "year": "x", "contest": 1, "number": 1},
+}
+
+
+def test_all_bad_rows_are_named_at_once_with_their_lines() -> None:
+    problems, bad = parse(*math_rows(2), *BAD.values(), {"problem": "Q", "answer": "1"})
+    assert len(problems) == 3 and len(bad) == len(BAD)
+    for line, (number, reason) in zip(bad, enumerate(BAD, 3), strict=True):
+        assert line.startswith(f"f, line {number}: ") and reason in line
+
+
+def test_papers_that_count_from_zero_are_shifted() -> None:
+    assert [one.paper for one in parse(*aime_rows(0))[0]] == [one.paper for one in parse(*aime_rows(1))[0]]
+    sixteen = [*aime_rows(0)[:15], {**aime_rows()[0], "problem": "One too many.", "number": 15}]
+    assert "number 15" in parse(*sixteen)[1][0]
+
+
+def test_repetitions_stay_once_and_contradictions_not_at_all() -> None:
+    same = {"problem": "Halve  a.\n", "answer": "07"}
+    problems, _ = parse({"problem": "Halve a.", "answer": "7"}, same, {"problem": "b", "answer": "1"})
+    kept, repeats, bad = merge_repeats(problems)
+    assert sorted(" ".join(one.text.split()) for one in kept) == ["Halve a.", "b"] and not bad
+    assert len(repeats) == 1 and "line 1" in repeats[0] and "line 2" in repeats[0]
+    problems, _ = parse({"problem": "Halve a.", "answer": "8"}, same, {"problem": "b", "answer": "1"})
+    kept, repeats, bad = merge_repeats(problems)
+    assert [one.text for one in kept] == ["b"] and not repeats
+    assert len(bad) == 1 and "another answer" in bad[0] and "line 1" in bad[0] and "line 2" in bad[0]
+
+
+def test_one_contest_place_holds_one_problem() -> None:
+    first, second = aime_rows()[:2]
+    place = {name: first[name] for name in ("year", "contest", "number")}
+    kept, _, bad = merge_repeats(parse(first, {**second, **place})[0])
+    assert not kept and "another answer" in bad[0]
+    kept, _, bad = merge_repeats(parse(first, {**first, "number": 2})[0])
+    assert not kept and "another contest place" in bad[0]
+
+
+def test_a_problem_may_be_in_both_splits_and_keeps_its_contest_place() -> None:
+    aime, math = aime_rows()[0], {"problem": aime_rows()[0]["problem"], "answer": aime_rows()[0]["answer"]}
+    problems, _ = parse(aime, math)
+    assert [one.datasource for one in merge_repeats(problems)[0]] == ["aime"]
+    apart = [replace(one, split=split) for one, split in zip(problems, ("train", "eval"), strict=True)]
+    assert len(merge_repeats(apart)[0]) == 2
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("12"), st.sampled_from((4, 5))), max_size=8),
+    st.randoms(),
+)
+def test_what_is_kept_does_not_depend_on_the_order(drawn: list[tuple[str, str, int]], rng: random.Random) -> None:
+    rows = [{"problem": text, "answer": answer, "level": level} for text, answer, level in drawn]
+    shuffled = rng.sample(rows, len(rows))
+
+    def kept(rows: list[dict]) -> list[tuple]:
+        return [(one.text, one.answer, one.level) for one in merge_repeats(parse(*rows)[0])[0]]
+
+    assert kept(rows) == kept(shuffled)
+    assert len({one.id for one in merge_repeats(parse(*rows)[0])[0]}) == len(kept(rows))
+
+
+def test_ids_are_stable_and_unique() -> None:
+    problems, _ = parse(*aime_rows(), *math_rows(100))
+    assert len({one.id for one in problems}) == 190
+    digest = hashlib.sha256(b"Halve a.").hexdigest()
+    assert parse({"problem": " Halve\na. ", "answer": "1"})[0][0].id == f"math-{digest[:16]}"
