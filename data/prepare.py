@@ -74,6 +74,8 @@ def prepare(sources: Sequence[Source], out: Path, options: Options | None = None
     if options.tokenizer:
         measured = check_lengths(problems, options.tokenizer, options.prompt_max_len, options.drop_long)
         problems, left_out["too long"], about["prompt_tokens"] = measured
+        if left_out["too long"]:
+            alike = check_overlap(problems, options.decontaminate)[2]  # of those that are left
     chosen = {split: [problem for problem in problems if problem.split == split] for split in ("train", "eval")}
     for split, members in chosen.items():
         if not members:

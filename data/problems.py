@@ -159,18 +159,15 @@ def _parse(row: Any, from_zero: set[tuple[str, str]], split: str | None, source:
     except UnicodeEncodeError as error:
         raise ValueError("has half a character (a lone surrogate) in its problem") from error
     answer = _answer(row)
-    given = _place(row)
-    if not given:
-        level, subject = _level(row.get("level")), row.get("subject")
-        return Problem(
-            text, answer, "math", split, None, level, None if subject is None else str(subject), source, place
-        )
+    if not (given := _place(row)):
+        level, subject = _level(row.get("level")), str(row.get("subject", "")) or None
+        return Problem(text, answer, "math", split, level=level, subject=subject, source=source, place=place)
     if missing := [field for field in _PLACE if field not in given]:
         raise ValueError(f"has {', '.join(given)} but not all of {', '.join(_PLACE)}: no {', '.join(missing)}")
     value = canonical(answer)
     if not value.isdecimal() or len(value) > 3:
         raise ValueError(f"has the answer {answer[:80]!r}, but AIME answers are integers from 0 to 999")
-    return Problem(text, answer, "aime", split, _paper(given, from_zero), None, None, source, place)
+    return Problem(text, answer, "aime", split, paper=_paper(given, from_zero), source=source, place=place)
 
 
 def _answer(row: dict[str, Any]) -> str:
