@@ -212,8 +212,7 @@ make_tiny() {
     mkdir -p "$TINY_DIR"
     "${LAUNCH[@]}" guard -- python -P -m scripts.make_tiny_model \
         --out "$TINY_DIR/mxfp4" --dequantized-out "$TINY_DIR/bf16"
-    python -P -m data.synthetic --split train --count 1024 --out "$TINY_DIR/train.jsonl"
-    python -P -m data.synthetic --split eval --count 256 --out "$TINY_DIR/eval.jsonl"
+    python -P -m data.prepare --source synthetic --train-count 1024 --eval-count 256 --out "$TINY_DIR" >/dev/null
 }
 if ((TINY)) && [[ $MODE == run || $MODE == check ]]; then make_tiny; fi
 

@@ -145,11 +145,11 @@ def _short(left_out: dict[str, Any]) -> str:
 def _print(out: Path, written: dict[str, Any]) -> None:
     for reason, what in written["left_out"].items():
         for line in what if isinstance(what, list) else [what]:
-            print(f"left out ({reason}): {line}", file=sys.stderr)
+            print(f"left out ({reason}): {line}")
     for pair in written["near_duplicates"]:
-        print(f"near-duplicates in {pair['split']}: {' and '.join(pair['ids'])}", file=sys.stderr)
+        print(f"near-duplicates in {pair['split']}: {' and '.join(pair['ids'])}")
     if written["variants"]:
-        print(f"groups of problems that differ in a number: {len(written['variants'])}, see card.json", file=sys.stderr)
+        print(f"groups of problems that differ in a number: {len(written['variants'])}, see card.json")
     for split, length in written.get("prompt_tokens", {}).items():
         if split in ("train", "eval"):
             print(f"{split}: prompts of up to {length['max']} tokens, 99% of up to {length['p99']}")

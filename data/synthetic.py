@@ -1,19 +1,13 @@
 """Sums and differences, made by code: the training data of the tiny model.
 
-    python -m data.synthetic --out train.jsonl --split train --count 512
-
 The answers are integers from 0 to 999, as AIME's. The splits never share a problem: which one a problem belongs
 to follows from its hash, not from the seed or the count.
 """
 
-import argparse
 import hashlib
-import json
-import os
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 SPLITS = ("train", "eval")
 OPERATIONS = ("plus", "minus")
@@ -38,22 +32,9 @@ class Problem:
         return self.first + self.second if self.operation == "plus" else self.first - self.second
 
     @property
-    def id(self) -> str:
-        return "synthetic-" + hashlib.sha256(self.question.encode()).hexdigest()[:16]
-
-    @property
     def split(self) -> str:
         first_byte = hashlib.sha256(self.question.encode()).digest()[0]
         return "eval" if first_byte < 256 * _EVAL_SHARE else "train"
-
-    def record(self) -> dict[str, str]:
-        """The line of a prepared data file: prompt, label, datasource, id."""
-        return {
-            "prompt": self.question,
-            "label": str(self.answer),
-            "datasource": "synthetic",
-            "id": self.id,
-        }
 
 
 def _draw(rng: random.Random) -> Problem:
@@ -91,26 +72,3 @@ def distinct_problems(split: str, count: int, seed: int = 0) -> list[Problem]:
     while len(chosen) < count:
         chosen[next(source)] = None
     return list(chosen)
-
-
-def write(path: Path, split: str, count: int, seed: int = 0) -> None:
-    """Write `count` different records of a split as JSON lines."""
-    chosen = distinct_problems(split, count, seed)
-    lines = [json.dumps(problem.record(), ensure_ascii=False) for problem in chosen]
-    aside = path.with_name(f".{path.name}.{os.getpid()}")  # another run may be reading the file
-    aside.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    os.replace(aside, path)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--split", choices=SPLITS, required=True)
-    parser.add_argument("--count", type=int, default=512)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    write(arguments.out, arguments.split, arguments.count, arguments.seed)
-
-
-if __name__ == "__main__":
-    main()

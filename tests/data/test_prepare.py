@@ -201,7 +201,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(["--source", str(aime), "--train", str(math), "--out", str(tmp_path / "out"), *options]) == 0
     printed = capsys.readouterr()
     assert "train.jsonl: 102 records (aime 72, math 30)" in printed.out and "tokens" in printed.out
-    assert "beyond the 30 of MATH): 30" in printed.err
+    assert "beyond the 30 of MATH): 30" in printed.out
     card = json.loads((tmp_path / "out" / "card.json").read_text())
     assert card["prompt_tokens"]["limit"] == 4096 and card["prompt_tokens"]["train"]["max"] > 0
 

@@ -1,4 +1,3 @@
-import json
 from itertools import islice
 
 import pytest
@@ -32,19 +31,6 @@ def test_splits_share_no_problem():
     train, held_out = (synthetic.distinct_problems(split, 2000) for split in synthetic.SPLITS)
     assert len({p.question for p in train}) == len({p.question for p in held_out}) == 2000
     assert not {p.question for p in train} & {p.question for p in held_out}
-
-
-def test_written_records_follow_the_contract(tmp_path):
-    file = tmp_path / "train.jsonl"
-    synthetic.write(file, "train", 300)
-    records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    assert len({r["id"] for r in records}) == len({r["prompt"] for r in records}) == 300
-    for record in records:
-        assert set(record) == {"prompt", "label", "datasource", "id"}
-        assert record["datasource"] == "synthetic"
-        assert record["label"] == str(recompute(record["prompt"]))
-    synthetic.write(tmp_path / "more.jsonl", "train", 400)
-    assert (tmp_path / "more.jsonl").read_text(encoding="utf-8").startswith(file.read_text(encoding="utf-8"))
 
 
 def test_more_than_a_split_has_is_refused():
