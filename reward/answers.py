@@ -1,47 +1,45 @@
 r"""Finds the final answer in a response and compares it with the gold answer.
 
 A response of gpt-oss is a sequence of harmony messages; only the last message of the `final` channel is read,
-because a boxed value in the `analysis` channel is a thought, not an answer. In that message the last complete
-`\boxed{...}` is the answer. Everything here is string work in linear time: no network, no evaluation of
-expressions, nothing that can hang.
+because a boxed value in the `analysis` channel is a thought, not an answer. Text of other models is read as a whole,
+without what they thought before `</think>`. The last complete `\boxed{...}` is the answer, and where there is no box
+what follows the last phrase such as "the answer is". Finding it is string work in linear time.
+
+Two integers are compared as integers, which is all that AIME needs; other answers go to `equivalence`.
 """
 
 import re
 from dataclasses import dataclass
 
-NO_FINAL = "no final message"
-NO_BOX = "no \\boxed"
-CUT_IN_BOX = "cut inside \\boxed"
-EMPTY_BOX = "empty \\boxed"
-LONG_BOX = "\\boxed too long"
+from reward.equivalence import equal
+from reward.notation import MAX_ANSWER_CHARS, canonical, integer, spell, split_unit
 
-# Longer boxes hold an essay, not an answer.
-MAX_ANSWER_CHARS = 1000
+NO_FINAL = "no final message"
+NO_ANSWER = "no \\boxed and no answer phrase"
+CUT_IN_BOX = "cut inside \\boxed"
+EMPTY = "empty answer"
+TOO_LONG = "answer too long"
 
 MARKER = re.compile(r"<\|(?:start|channel|message|constrain|end|return|call)\|>")
 _FINAL_HEADER = re.compile(r"<\|channel\|>\s*final\s*(?:<\|constrain\|>[^<]*)?<\|message\|>")
 _MESSAGE_END = re.compile(r"<\|(?:start|channel|message|end|return|call|endoftext)\|>")
 
 # Escaped braces and line breaks are skipped as pairs, but "\\boxed" (a doubled backslash) still opens a box.
-_BRACE = re.compile(r"(?P<box>\\boxed\s*(?:\{|\Z))|\\(?:[{}]|\\(?!boxed))|[{}]")
+_BRACE = re.compile(r"(?P<box>\\f?box(?:ed)?(?![A-Za-z])\s*(?:\{|\Z))|\\(?:[{}]|\\(?!f?box))|[{}]")
 
-_SPACE = re.compile(r"(?:\\[,;: ]|~|\\(?:quad|qquad|thinspace)(?![A-Za-z])|\s)+")
-# A space between two digits stays: "3 3" is not 33.
-_LOOSE_SPACE = re.compile(r"(?<![0-9]) | (?![0-9])")
-_WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mbox|boxed|displaystyle)\s*\{([^{}]*)\}\Z")
-_UNIT_WORDS = (
-    r"(?:square|cubic|sq|cu)?\s*(?:units?|degrees?|deg|radians?|rad|percent|points?|"
-    r"mm|cm|km|meters?|metres?|centimeters?|kilometers?|inches|inch|in|feet|foot|ft|yards?|yd|miles?|mi|"
-    r"seconds?|sec|minutes?|min|hours?|hr|days?|weeks?|months?|years?|"
-    r"dollars?|cents?|grams?|kg|liters?|litres?|ways|people)\.?"
+# Every quantifier is bounded, so that a search through megabytes stays linear.
+_PHRASE = re.compile(
+    r"\b(?:final |correct )?answers?(?: to (?:the|this) (?:problem|question))?"
+    r"(?:\*{0,2}(?: is| are| was| equals| comes out to| must be| should be| =)(?![A-Za-z])[\s:]{0,8}"
+    r"|\*{0,2}\s?:|\*{0,2}\n)[\s*:]{0,16}"
+    r"|(?:\n|\A)####[ ]{0,8}",
+    re.IGNORECASE,
 )
-# A single letter is a unit only inside \text{...}: a bare "3m" is three times m.
-_UNIT = re.compile(
-    r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\circ|°|\\degree|\\%|%|"
-    rf"(?:\\(?:text|textrm|mathrm|mbox)\s*\{{\s*(?:{_UNIT_WORDS}|[mshg])\s*\}}|(?<![A-Za-z\\]){_UNIT_WORDS})"
-    r"(?:\s*\^\s*(?:[23]|\{[23]\}))?)\Z"
+# Where what follows a phrase ends: a line, a full stop that is no decimal point, a reason, or a model's end token.
+_PHRASE_END = re.compile(
+    r"\n|\.(?=\s|\*|\Z)|<\||</s>|,? (?:because|since|as|so|which|where|when|by|after|for)\b|[!?](?=\s|\Z)|;"
 )
-_INTEGER = re.compile(r"([+-]?)\s*([0-9]+|[0-9]{1,3}(?:[, ][0-9]{3})+)(?:\.0*)?\Z")
+_DISPLAYED = re.compile(r"\\\[|\$\$")
 
 
 @dataclass(frozen=True)
@@ -59,19 +57,23 @@ class Grade:
 
 
 def grade(response: str, gold: str) -> Grade:
-    r"""Grades the last `\boxed{...}` of the response's final message against `gold`; raises on no text."""
+    """Grades the answer in `response` against `gold`. Thread-safe; needs no network.
+
+    Raises nothing on any text. Raises `equivalence.Unavailable` where two answers can only be compared by algebra and
+    no worker process for it can be had; answers and gold answers that are integers never get there.
+    """
     message = final_message(response)
     if message is None:
         return Grade(False, None, NO_FINAL)
-    content, reason = last_box(message)
+    content, reason = _find_answer(message)
     if content is None:
         return Grade(False, None, reason)
     if len(content) > MAX_ANSWER_CHARS:
-        return Grade(False, None, LONG_BOX)
+        return Grade(False, None, TOO_LONG)
     answer = canonical(content)
     if not answer:
-        return Grade(False, None, EMPTY_BOX)
-    return Grade(answer == canonical(gold), answer, None)
+        return Grade(False, None, EMPTY)
+    return Grade(_equal(content, answer, gold), answer, None)
 
 
 def final_message(response: str) -> str | None:
@@ -79,9 +81,13 @@ def final_message(response: str) -> str | None:
 
     A message ends at the next marker or at the end of the text: a reply cut by the token limit counts.
     Markers are recognised in the decoded text, so a model that spells one with ordinary tokens is believed.
+    Without markers, what precedes the last `</think>` is dropped; a `<think>` that is never closed gives None.
     """
     if not MARKER.search(response):
-        return response
+        thought_end = response.rfind("</think>")
+        if response.rfind("<think>") > thought_end:
+            return None
+        return response if thought_end < 0 else response[thought_end + len("</think>") :]
     start = None
     for header in _FINAL_HEADER.finditer(response):
         start = header.end()
@@ -91,23 +97,25 @@ def final_message(response: str) -> str | None:
     return response[start : end.start() if end else len(response)]
 
 
-def canonical(answer: str) -> str:
-    """One spelling for answers that are equal: "033", "33.0", "33 cm" and "33^\\circ" all give "33".
+def _equal(content: str, answer: str, gold: str) -> bool:
+    """Two integers decide by their digits, unless both have units."""
+    if answer == gold:
+        return True
+    if answer.removeprefix("-").isdecimal():
+        if gold_digits := integer(gold):
+            return answer == gold_digits
+        gold_value, gold_unit = split_unit(spell(gold))
+        if gold_digits := integer(gold_value):
+            return answer == gold_digits and split_unit(spell(content))[1] in ("", gold_unit)
+    return equal(content, gold)
 
-    An answer that is no integer keeps its text without spaces and sizing commands.
-    """
-    text = answer[: MAX_ANSWER_CHARS + 1].strip().strip("$").replace("{,}", ",").replace("\\!", "")
-    text = _SPACE.sub(" ", text.replace("\u2212", "-").replace("\\$", "")).strip()
-    for _ in range(3):
-        if not (wrapped := _WRAPPER.match(text)):
-            break
-        text = wrapped[1].strip().strip("$")
-    number = _INTEGER.match(_UNIT.sub("", text, count=1).strip())
-    if number:
-        digits = re.sub("[, ]", "", number[2]).lstrip("0") or "0"
-        return "-" + digits if number[1] == "-" and digits != "0" else digits
-    text = re.sub(r"\\(?:left|right)(?![A-Za-z])", "", text).replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
-    return _LOOSE_SPACE.sub("", text)
+
+def _find_answer(message: str) -> tuple[str | None, str | None]:
+    """The answer as it is written, or (None, why there is none)."""
+    content, reason = last_box(message)
+    if content is None and reason == NO_ANSWER:
+        content = _after_phrase(message)
+    return content, None if content is not None else reason
 
 
 def last_box(text: str) -> tuple[str | None, str | None]:
@@ -115,8 +123,8 @@ def last_box(text: str) -> tuple[str | None, str | None]:
 
     A box opened after that one and never closed means that the text was cut in its answer.
     """
-    if "\\boxed" not in text:
-        return None, NO_BOX
+    if "\\boxed" not in text and "\\fbox" not in text:
+        return None, NO_ANSWER
     open_braces: list[tuple[int, bool]] = []  # where the content starts, and whether it is a box
     last: tuple[int, int] | None = None
     for match in _BRACE.finditer(text):
@@ -132,5 +140,26 @@ def last_box(text: str) -> tuple[str | None, str | None]:
     if any(is_box and start > last_end for start, is_box in open_braces):
         return None, CUT_IN_BOX
     if last is None:
-        return None, NO_BOX
+        return None, NO_ANSWER
     return text[last[0] : last[1]], None
+
+
+def _after_phrase(text: str) -> str | None:
+    """What follows the last phrase that announces an answer; None where there is none, or nothing follows."""
+    start = None
+    for phrase in _PHRASE.finditer(text):
+        start = phrase.end()
+    if start is None:
+        return None
+    # One character more than an answer may have says that it is too long.
+    rest = text[start : start + MAX_ANSWER_CHARS + 1]
+    displayed = _DISPLAYED.match(rest)
+    if displayed:
+        end = rest.find("\\]" if displayed[0] == "\\[" else "$$", displayed.end())
+        rest = rest[displayed.end() : end] if end >= 0 else rest[displayed.end() :]
+    else:
+        end_match = _PHRASE_END.search(rest)
+        rest = rest[: end_match.start()] if end_match else rest
+    for delimiter in ("**", "`", "\\(", "\\)"):
+        rest = rest.replace(delimiter, "")
+    return rest.strip() or None

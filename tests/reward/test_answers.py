@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward.answers import CUT_IN_BOX, EMPTY_BOX, LONG_BOX, NO_BOX, NO_FINAL, canonical, final_message, grade
+from reward import equivalence
+from reward.answers import CUT_IN_BOX, EMPTY, NO_ANSWER, NO_FINAL, TOO_LONG, canonical, final_message, grade
 
 ANALYSIS = "<|channel|>analysis<|message|>{}<|end|>"
 FINAL = "<|start|>assistant<|channel|>final<|message|>{}<|return|>"
@@ -23,6 +24,7 @@ def harmony(thought: str, reply: str) -> str:
         "33°", "33\\degree", "33 cm", "33cm^2", "33\\text{ cm}", "33\\text{ cm}^2", "33\\,\\mathrm{cm}^{2}",
         "33\\text{ m}", "33 degrees", "33\\text{ square units}", "\\text{33}", "\\textbf{033}",
         "\\boxed{33}", "33\\!", "33~", "\\,33\\;", "33\n", "\\mathrm{$33$}",
+        "\\(33\\)", "33\\text{ students}", "33\\%.", "33 km",
     ],
 )  # fmt: skip
 def test_spellings_of_one_integer_are_equal(box: str) -> None:
@@ -31,7 +33,9 @@ def test_spellings_of_one_integer_are_equal(box: str) -> None:
     assert grade("\\boxed{33}", box).correct  # golds are padded unevenly, too
 
 
-@pytest.mark.parametrize("box", ["1234", "1,234", "1{,}234", "1\\,234", "1\\ 234", "1,\\!234"])
+@pytest.mark.parametrize(
+    "box", ["1234", "1,234", "1{,}234", "1\\,234", "1\\ 234", "1,\\!234", "1\u2009234", "1\u202f234", "01,234.00"]
+)
 def test_thousands_separators(box: str) -> None:
     assert grade(f"\\boxed{{{box}}}", "1234").correct
 
@@ -50,8 +54,11 @@ def test_thousands_separators(box: str) -> None:
         "33 or 34",
         "33.5",
         "0.33",
-        "\\frac{33}{1}",
+        "\\frac{34}{1}",
         "3.3e1",
+        "33\\text{ million}",
+        "33_4",
+        "33!",
     ],
 )
 def test_other_values_are_wrong_but_answers(box: str) -> None:
@@ -60,23 +67,15 @@ def test_other_values_are_wrong_but_answers(box: str) -> None:
     assert result.answer
 
 
+def test_an_integer_need_not_be_written_as_one() -> None:
+    assert grade("\\boxed{\\frac{66}{2}}", "33").correct
+    assert grade("\\boxed{x = 33}", "33").correct
+    assert not grade("\\boxed{\\frac{67}{2}}", "33").correct
+
+
 def test_zero_and_signs() -> None:
     assert canonical("000") == canonical("-0") == canonical("0.0") == "0"
     assert canonical("\u221233") == canonical("-033") == "-33"
-
-
-@pytest.mark.parametrize(
-    ("box", "gold", "correct"),
-    [
-        ("\\dfrac{1}{2}", "\\frac{1}{2}", True),
-        ("\\left( 3, \\frac{\\pi}{2} \\right)", "(3,\\frac{\\pi}{2})", True),
-        ("\\leftarrow", "\\left", False),
-        ("3x", "3", False),
-        ("\\frac{1}{3}", "\\frac{1}{2}", False),
-    ],
-)
-def test_other_golds_are_compared_as_text(box: str, gold: str, correct: bool) -> None:
-    assert grade(f"\\boxed{{{box}}}", gold).correct is correct
 
 
 @pytest.mark.parametrize(
@@ -86,20 +85,22 @@ def test_other_golds_are_compared_as_text(box: str, gold: str, correct: bool) ->
         ("\\boxed {7}", "7", None),
         ("\\\\boxed{7}", "7", None),
         ("\\boxed{\\boxed{7}}", "7", None),
-        ("\\boxed{\\{7\\}}", "\\{7\\}", None),
+        ("\\boxed{\\{7,8\\}}", "\\{7,8\\}", None),
         ("{{{ \\boxed{7}", "7", None),
         ("}}} \\boxed{7}", "7", None),
         ("write \\boxed{ before it: \\boxed{7}", "7", None),
-        ("7", None, NO_BOX),
-        ("", None, NO_BOX),
-        ("\\boxedness{7}", None, NO_BOX),
-        ("\\boxed{}", None, EMPTY_BOX),
-        ("\\boxed{ \\, }", None, EMPTY_BOX),
+        ("7", None, NO_ANSWER),
+        ("", None, NO_ANSWER),
+        ("\\boxedness{7}", None, NO_ANSWER),
+        ("\\boxed{}", None, EMPTY),
+        ("\\boxed{ \\, }", None, EMPTY),
+        ("\\fbox{7}", "7", None),
         ("\\boxed{7", None, CUT_IN_BOX),
+        ("The answer is 7. So \\boxed{7", None, CUT_IN_BOX),
         ("\\boxed{7} so \\boxed{12", None, CUT_IN_BOX),
         ("\\boxed{\\frac{1}{2}", None, CUT_IN_BOX),
         ("\\boxed", None, CUT_IN_BOX),
-        ("\\boxed{" + "7" * 5000 + "}", None, LONG_BOX),
+        ("\\boxed{" + "7" * 5000 + "}", None, TOO_LONG),
     ],
 )
 def test_which_box_is_the_answer(text: str, answer: str | None, reason: str | None) -> None:
@@ -108,10 +109,60 @@ def test_which_box_is_the_answer(text: str, answer: str | None, reason: str | No
     assert result.correct == (answer == "7")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The answer is 7.", "the answer is 7", "So the final answer is: **7**", "**Final Answer:** $7$", "Answer: 7",
+        "### Final Answer\n\n7", "**Answer**\n\n$7$", "The answer is 8. No: the answer is 7!", "#### 7",
+        "The answer to the problem is 7, because 3 + 4 = 7.", "the answer is \\(7\\).", "the answer is\n\\[\n7\n\\]",
+        "The answer is $7$ cm. That was all.", "The answer is 7.0.", "The answer is 7<|im_end|>",
+        "the answer equals `7`",
+        "The correct answer is 7; not 8", "The answer is 7</s>", "The answer is $$7$$ and not 8.", "answer = 7",
+    ],
+)  # fmt: skip
+def test_without_a_box_the_last_phrase_counts(text: str) -> None:
+    result = grade(text, "7")
+    assert (result.correct, result.answer, result.reason) == (True, "7", None)
+    assert grade(harmony("the answer is 8", text.replace("<|im_end|>", "")), "7").correct
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("the answer is 0.7", "0.7"),
+        ("the answer is 7.5.", "7.5"),
+        ("the answer is not 7", "not7"),
+        ("the answer is $7$ or $8$.", "7or8"),
+        ("\\boxed{8} The answer is 7", "8"),
+        ("the answer isn't 7", None),
+        ("the answer is", None),
+        ("answering 7", None),
+        ("I answer 7", None),
+    ],
+)
+def test_a_phrase_announces_all_of_its_answer(text: str, answer: str | None) -> None:
+    result = grade(text, "7")
+    assert (result.correct, result.answer) == (False, answer)
+    assert result.reason == (None if answer else NO_ANSWER)
+
+
+def test_what_another_model_thought_is_no_answer() -> None:
+    assert grade("<think>\\boxed{8}</think>so \\boxed{7}", "7").correct
+    assert grade("\\boxed{8}</think>the answer is 7", "7").correct
+    assert grade("<think>\\boxed{7}</think>it is 7", "7").reason == NO_ANSWER
+    assert grade("<think>\\boxed{7}", "7").reason == NO_FINAL
+    assert grade("<think>a</think><think>\\boxed{7}", "7").reason == NO_FINAL
+
+
+def test_units_of_the_gold_answer_are_those_of_the_answer() -> None:
+    for answer, correct in (("147", True), ("147 cm", True), ("147\\text{ m}", False), ("148\\text{ cm}", False)):
+        assert grade(f"\\boxed{{{answer}}}", "147\\text{ cm}").correct is correct
+
+
 def test_only_the_last_final_message_counts() -> None:
     assert grade(harmony("maybe \\boxed{8}", "\\boxed{7}"), "7").correct
     assert grade(harmony("\\boxed{7}", "\\boxed{8}"), "7").answer == "8"
-    assert grade(harmony("\\boxed{7}", "it is 7"), "7").reason == NO_BOX
+    assert grade(harmony("\\boxed{7}", "it is 7"), "7").reason == NO_ANSWER
     assert grade(harmony("", "\\boxed{8}") + FINAL.format("\\boxed{7}"), "7").correct
     assert grade(ANALYSIS.format("\\boxed{7}"), "7").reason == NO_FINAL
     assert grade("<|channel|>analysis<|message|>\\boxed{7}", "7").reason == NO_FINAL
@@ -158,32 +209,83 @@ def test_a_boxed_integer_is_graded_by_its_value(value: int, gold: int, before: s
 
 
 JUNK = {
-    "braces": "{" * 2_000_000,
-    "closing braces": "}" * 2_000_000,
-    "open boxes": "\\boxed{" * 300_000,
-    "nested boxes": "\\boxed{" * 200_000 + "}" * 200_000,
-    "spaces after a box": "\\boxed" + " " * 2_000_000,
-    "boxes without braces": "\\boxed " * 300_000,
-    "backslashes": "\\" * 2_000_000,
-    "headers": "<|channel|>final" * 150_000,
-    "spaces in a header": ("<|channel|>" + " " * 1000) * 2_000,
-    "constrained headers": "<|channel|>final<|constrain|>" * 80_000,
-    "final messages": "<|channel|>final<|message|>\\boxed{1}" * 60_000,
-    "spaces in a box": "\\boxed{" + " " * 990 + "}",
-    "numbers in a box": "\\boxed{" + "33 " * 330 + "}",
-    "units in a box": "\\boxed{" + "3 cm " * 199 + "}",
-    "wrappers in a box": "\\boxed{" + "\\text{" * 120 + "}" * 120 + "}",
-    "digits": "\\boxed{" + "9" * 990 + "}",
+    "braces": "{",
+    "closing braces": "}",
+    "open boxes": "\\boxed{",
+    "boxes without braces": "\\boxed ",
+    "backslashes": "\\",
+    "spaces": "\\boxed" + " " * 50,
+    "headers": "<|channel|>final",
+    "spaces in a header": "<|channel|>" + " " * 1000,
+    "constrained headers": "<|channel|>final<|constrain|>",
+    "final messages": "<|channel|>final<|message|>\\boxed{1}",
+    "phrases": "the answer is ",
+    "spaces in a phrase": "final answer" + " " * 100,
+    "colons in a phrase": "answer" + ":*" * 50,
+    "number signs": "\n#### ",
+    "thoughts": "<think></think>",
+    "open thoughts": "</think><think>",
+    "digits": "9",
+    "dots": "the answer is 3. . . ",
+}
+NESTED = {
+    "boxes": ("\\boxed{", "}"),
+    "braces in a box": ("{", "}"),
+    "powers": ("9^{", "}"),
+    "parentheses": ("(", ")"),
+    "fractions": ("\\frac{1}{", "}"),
 }
 
 
-@pytest.mark.parametrize("name", JUNK)
-def test_megabytes_of_junk_take_linear_time(name: str) -> None:
-    junk = JUNK[name]
-    begin = time.process_time()
-    grade(junk, "7")
-    grade(harmony(junk, junk), "7")
-    assert time.process_time() - begin < 3.0  # anything quadratic in a megabyte takes hours
+def seconds(text: str) -> float:
+    """Processor time of grading; the best of three, as other work disturbs the caches."""
+
+    def once() -> float:
+        begin = time.process_time()
+        grade(text, "\\frac{1}{2}")
+        grade(harmony(text, text), "\\frac{1}{2}")
+        return time.process_time() - begin
+
+    return min(once() for _ in range(3))
+
+
+@pytest.mark.parametrize("name", [*JUNK, *NESTED])
+def test_long_junk_takes_linear_time(name: str) -> None:
+    def text(characters: int) -> str:
+        if name in JUNK:
+            return JUNK[name] * (characters // len(JUNK[name]))
+        opening, closing = NESTED[name]
+        times = characters // len(opening + closing)
+        return "\\boxed{" + opening * times + closing * times + "}"
+
+    small, large = seconds(text(60_000)), seconds(text(240_000))
+    assert large < 10 * small + 0.05  # four times the length; a quadratic search takes 16 times as long
+
+
+INSIDE = {
+    "spaces": " ", "numbers": "33 ", "units": "3 cm ", "wrappers": "\\text{", "digits": "9", "commas": "1,",
+    "letters": "x",
+    "powers": "9^", "brackets": "[", "sets": "\\{", "fractions": "\\frac", "relations": "x<", "plus-minus": "1\\pm ",
+    "matrices": "\\begin{pmatrix}", "subscripts": "1_", "unions": "\\cup ", "factorials": "9!", "roots": "\\sqrt(",
+    "square units": "square ", "dots": "1.", "words": "and ", "texts": "\\text{ and }",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_what_fills_a_box_takes_no_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to MAX_ANSWER_CHARS, in this process; how long algebra may take is tested with the workers."""
+    monkeypatch.setattr(equivalence, "_by_algebra", lambda first, second: False)
+
+    def work(characters: int) -> float:
+        answer = INSIDE[name] * (characters // len(INSIDE[name]))
+        begin = time.process_time()
+        for _ in range(4):
+            grade(f"\\boxed{{{answer}}}", "\\frac{1}{2}")
+            grade(f"\\boxed{{1+{answer}}}", "(1,2)")
+        return time.process_time() - begin
+
+    work(100)
+    assert min(work(960) for _ in range(2)) < 20 * min(work(240) for _ in range(2)) + 0.1
 
 
 def test_ten_thousand_typical_grades_take_a_second() -> None:

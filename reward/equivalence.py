@@ -1,0 +1,215 @@
+"""Are two answers equal? Decided here where string work and exact numbers are enough, else by math-verify in a worker.
+
+math-verify can hang or eat memory, and its own time-outs are signals, which fail in threads. So it runs in worker
+processes (`equivalence_worker`): started when first needed, shared by the threads of this process, killed and replaced
+when a pair is too much for them. A worker starts from a fresh interpreter and not by a fork, since engines have
+threads; it gets none of this process's environment but the paths, and it ends with this process however that ends,
+because its input does.
+"""
+
+import functools
+import json
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+from reward import comparison
+from reward.expression import decide_cheaply
+
+logger = logging.getLogger(__name__)
+
+# Processor time of one pair, after which the kernel ends the worker: a busy machine changes no verdict. The wall clock
+# counts only for a worker that does not get to run at all.
+LIMIT_SECONDS = 5.0
+WALL_LIMIT_SECONDS = 20.0
+# Importing sympy takes seconds on a busy machine.
+START_SECONDS = 60.0
+# A caller waits at most this long for a worker that others keep busy.
+WAIT_SECONDS = 60.0
+WORKERS = 4
+
+_ROOT = Path(__file__).resolve().parents[1]
+_COMMAND = [sys.executable, "-m", "reward.equivalence_worker"]
+_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "HOME", "TMPDIR")
+
+
+class Unavailable(RuntimeError):
+    """No worker could be had: whether the two answers are equal is not known."""
+
+
+class _Hung(Exception):
+    """The worker took longer than its limit."""
+
+
+class _Died(Exception):
+    """The worker ended: somebody killed it, or its memory did not suffice."""
+
+
+class _Undecided(Exception):
+    """String work and exact numbers are not enough."""
+
+
+def equal(first: str, second: str) -> bool:
+    """Whether two answers are equal; thread-safe. A pair that hangs or breaks a worker is unequal, and counted.
+
+    Raises Unavailable when no worker starts, or none gets free within WAIT_SECONDS.
+    """
+    try:
+        return comparison.equal(first, second, _decide_or_raise)
+    except _Undecided:
+        return _by_algebra(*sorted((first, second)))
+
+
+def counts() -> dict[str, int]:
+    """How often, in this process: workers `started`, pairs that `hung`, pairs that `died` with two workers."""
+    return dict(_pool.counts)
+
+
+def _decide_or_raise(first: str, second: str, question: str) -> bool:
+    verdict = decide_cheaply(first, second, question)
+    if verdict is None:
+        raise _Undecided
+    return verdict
+
+
+@functools.lru_cache(maxsize=10_000)
+def _by_algebra(first: str, second: str) -> bool:
+    return _pool.equal(first, second)
+
+
+class _Worker:
+    """One process; asked by one thread at a time. Raises Unavailable if it does not start."""
+
+    def __init__(self) -> None:
+        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        self.process = subprocess.Popen(
+            _COMMAND,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=_ROOT,
+            env=environment | {"PYTHONPATH": str(_ROOT)},
+            bufsize=0,
+        )
+        try:
+            self._reply(START_SECONDS)
+        except (_Hung, _Died) as error:
+            self.end()
+            raise Unavailable(
+                f"the worker for math-verify did not start (exit code {self.process.returncode}); "
+                f"to see why: cd {_ROOT} && python -m reward.equivalence_worker </dev/null"
+            ) from error
+
+    def ask(self, first: str, second: str) -> bool:
+        """The verdict. Raises _Hung or _Died, after which the worker is of no more use."""
+        request = json.dumps([first, second, LIMIT_SECONDS]).encode() + b"\n"
+        try:
+            self.process.stdin.write(request)  # type: ignore[union-attr]  # smaller than a pipe's buffer
+        except BrokenPipeError as error:
+            raise _Died from error
+        return bool(self._reply(WALL_LIMIT_SECONDS))
+
+    def _reply(self, seconds: float) -> object:
+        deadline = time.monotonic() + seconds
+        output = self.process.stdout.fileno()  # type: ignore[union-attr]
+        poll = select.poll()  # select() takes no descriptors above 1023
+        poll.register(output, select.POLLIN)
+        line = b""
+        while not line.endswith(b"\n"):
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise _Hung
+            piece = os.read(output, 4096)
+            if not piece:
+                raise _Hung if self._exit_code() == -signal.SIGPROF else _Died
+            line += piece
+        return json.loads(line)
+
+    def _exit_code(self) -> int | None:
+        try:
+            return self.process.wait(1)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def end(self) -> None:
+        """Kills it; returns soon even if the kernel takes its time."""
+        self.process.kill()
+        self._exit_code()
+        self.forget()
+
+    def forget(self) -> None:
+        """Closes this process's ends of the pipes; the worker ends when nobody else holds them."""
+        for pipe in (self.process.stdin, self.process.stdout):
+            pipe.close()  # type: ignore[union-attr]
+
+
+class _Pool:
+    """Up to WORKERS workers; a thread that finds none idle starts one or waits."""
+
+    def __init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
+        self._slots = threading.BoundedSemaphore(WORKERS)
+        self._idle: list[_Worker] = []
+        self._alive: set[_Worker] = set()
+        self.counts: Counter[str] = Counter()
+
+    def equal(self, first: str, second: str) -> bool:
+        if not self._slots.acquire(timeout=WAIT_SECONDS):
+            raise Unavailable(f"all {WORKERS} workers for math-verify were busy for {WAIT_SECONDS:.0f} s")
+        try:
+            return self._ask(first, second)
+        finally:
+            self._slots.release()
+
+    def _ask(self, first: str, second: str) -> bool:
+        # A worker may have been killed while it was idle, by the kernel for its memory or by hand: once more.
+        for _ in range(2):
+            worker = self._take()
+            try:
+                verdict = worker.ask(first, second)
+            except _Hung:
+                self._drop(worker)
+                return self._give_up("hung")
+            except _Died:
+                self._drop(worker)
+            else:
+                self._idle.append(worker)
+                return verdict
+        return self._give_up("died")
+
+    def _take(self) -> _Worker:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            worker = _Worker()
+            self._alive.add(worker)
+            self.counts["started"] += 1
+            return worker
+
+    def _drop(self, worker: _Worker) -> None:
+        self._alive.discard(worker)
+        worker.end()
+
+    def _give_up(self, how: str) -> bool:
+        self.counts[how] += 1
+        if self.counts[how] == 1:
+            logger.warning("a pair of answers %s in math-verify and counts as unequal; further ones are counted", how)
+        return False
+
+    def after_fork(self) -> None:
+        """In a forked child: the workers belong to the parent, and so do their replies."""
+        for worker in self._alive:
+            worker.forget()
+        self._start()
+
+
+_pool = _Pool()
+os.register_at_fork(after_in_child=_pool.after_fork)

@@ -1,0 +1,100 @@
+"""The process that compares answers by algebra: `python -m reward.equivalence_worker`, started by `equivalence`.
+
+Reads one JSON list a line: two answers, and a limit in seconds of processor time. Writes `true` or `false` a line,
+after a first line that says that it is ready. It ends when its input does. The kernel ends it at the limit, also where
+Python is inside one long operation or the parent is gone; memory beyond MEMORY_BYTES is refused.
+"""
+
+import json
+import logging
+import os
+import resource
+import signal
+import sys
+
+import sympy
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
+from math_verify import verify
+
+from reward.comparison import EQUAL, POSITIVE_MULTIPLE, equal
+from reward.expression import decide_cheaply, for_parser
+
+MEMORY_BYTES = 2**30
+READY = "ready"
+WARM_UP = (
+    ("\\sqrt{8}+x", "x+2\\sqrt{2}"),
+    ("\\frac{x(x+1)}{\\sin x}", "x^2"),
+    ("x+y=3", "y=3-2x"),
+    ("e^{i\\pi}", "-1"),
+)
+
+_READING = ConversionConfig(interpret_as_mixed_fractions=False, lowercase_symbols=False)
+# Digits to which two expressions are computed before they count as equal.
+_DIGITS = 60
+
+
+def decide(first: str, second: str, question: str) -> bool:
+    """The verdict of `comparison` on two plain expressions: by numbers where possible, else by algebra."""
+    verdict = decide_cheaply(first, second, question)
+    if verdict is not None:
+        return verdict
+    a, b = _parse(first), _parse(second)
+    if a is None or b is None:
+        return False
+    if question == EQUAL:
+        # math-verify rounds differences to 15 places, and takes letters of either case for the same. Numbers are also
+        # faster for what is unequal, which most pairs are.
+        return not _differ(a, b) and verify(a, b, timeout_seconds=None)
+    ratio = sympy.simplify(a / b)
+    return bool(ratio.is_positive if question == POSITIVE_MULTIPLE else ratio.is_number and ratio.is_nonzero)
+
+
+def _parse(text: str) -> sympy.Expr | None:
+    try:
+        expression = latex2sympy(for_parser(text), is_real=True, normalization_config=None, conversion_config=_READING)
+    except Exception:  # its parser raises Exception itself for what it cannot read
+        return None
+    if not isinstance(expression, sympy.Expr):
+        return None
+    expression = expression.subs({symbol: sympy.I for symbol in expression.free_symbols if symbol.name == "i"})
+    return None if expression.has(sympy.nan, sympy.zoo, sympy.oo) else expression
+
+
+def _differ(a: sympy.Expr, b: sympy.Expr) -> bool:
+    """Whether the values at one point, with other positive numbers for other symbols, are certainly different."""
+    symbols = sorted(a.free_symbols | b.free_symbols, key=str)
+    point = {symbol: sympy.Rational(2 * n + 3, 7) + sympy.Rational(n * n, 11) for n, symbol in enumerate(symbols, 1)}
+    values = [expression.subs(point).evalf(_DIGITS, maxn=4 * _DIGITS) for expression in (a, b)]
+    if not all(value.is_number and value.is_finite for value in values):
+        return False
+    size = max(abs(value) for value in values)
+    return bool(size > 10 ** (-2 * _DIGITS) and abs(values[0] - values[1]) > size * sympy.Float(10) ** (10 - _DIGITS))
+
+
+def main() -> None:
+    """Serves until the input ends."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    logging.disable()  # math-verify warns that its own time-outs are off
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever a library prints is no reply
+    for pair in WARM_UP:  # the first of each kind takes seconds: grammars, simplification, linear algebra
+        equal(*pair, decide)
+    print(json.dumps(READY), file=replies, flush=True)
+    for line in sys.stdin:
+        first, second, limit = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, limit)
+        try:
+            verdict = equal(first, second, decide)
+        except MemoryError:  # what filled it may be held for good: the parent starts another worker
+            print("false", file=replies, flush=True)
+            return
+        except Exception:  # of any kind, from any depth of the libraries: these are not found equal
+            verdict = False
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        print(json.dumps(verdict), file=replies, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+r"""Plain expressions: what can be decided without algebra, and what algebra is given to read.
+
+`decide_cheaply` knows exact numbers, and refuses what is no plain expression (so that only its text can be equal) and
+what is absurdly large: a tower of powers or the factorial of a factorial equals no gold answer that is spelled
+differently. What remains is small, and the worker that computes with it is killed when it hangs all the same.
+"""
+
+import re
+
+from reward.comparison import EQUAL, MAX_DEPTH
+from reward.notation import rational
+
+# An exponent or a factorial above this has tens of thousands of digits.
+MAX_EXPONENT = 10_000
+
+_GREEK = (
+    "alpha|beta|delta|epsilon|varepsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|varphi|chi|psi|"
+    "omega|Delta|Theta|Lambda|Sigma|Phi|Psi|Omega"
+)
+# \gamma is missing: it is read as Euler's constant. So are \prime, text, subscripts of numbers: they are dropped.
+_PLAIN = re.compile(
+    r"(?:[0-9A-Za-z+\-/^_(){}|!. °]|\\sqrt\[[0-9]+\]|\\(?:frac|sqrt|binom|pi|sin|cos|tan|cot|sec|csc|arcsin|arccos|"
+    rf"arctan|sinh|cosh|tanh|log|ln|exp|cdot|lfloor|rfloor|lceil|rceil|{_GREEK})(?![A-Za-z]))+\Z"
+)
+# Four letters are a word; a number with a subscript is in a base; "3 3" and "1.2.3" are no numbers.
+_NOT_PLAIN = re.compile(r"(?<!\\)(?<![A-Za-z])[A-Za-z]{4,}|[0-9)}]_|[0-9] [0-9]|\.[0-9]*\.|!!|\^\^|\Z(?<=[+\-/^_(.])")
+_EXPONENT = re.compile(r"\^[{(-]*([0-9]+(?:\^[{(]*[0-9]+)*)")
+_FACTORIAL = re.compile(r"([0-9]+)!")
+_TOWER = re.compile(r"![)}]*!|\^\{?[0-9]+\}?!|\^[{(]*[0-9]+!|\^[0-9A-Za-z]\^[0-9A-Za-z]\^")
+
+_MIXED = re.compile(r"(?<![0-9.^_}])([0-9]+)(?:\\frac\{([0-9]+)\}\{([0-9]+)\}| ([0-9]+)/([0-9]+))")
+_DECIMAL = re.compile(r"(\^?)([0-9]*\.[0-9]*)")
+_PRODUCT = re.compile(r"((?<![A-Za-z\\])[A-Za-eh-z]|(?<![a-z])[0-9)}])(?=\(|\\frac)")
+_BRACED = ("\\sqrt", "^")
+
+
+def decide_cheaply(first: str, second: str, question: str) -> bool | None:
+    """The verdict on two expressions that are spelled differently, None where it takes algebra."""
+    if question == EQUAL:
+        numbers = rational(first), rational(second)
+        if None not in numbers:
+            return numbers[0] == numbers[1]
+    if not all(is_plain(text) and not is_absurd(text) for text in (first, second)):
+        return False
+    return None
+
+
+def is_plain(text: str) -> bool:
+    """Whether a squeezed text is an expression that a parser of LaTeX reads for what it says."""
+    mixed_read = _MIXED.sub("1", text)
+    if not _PLAIN.match(mixed_read) or _NOT_PLAIN.search(mixed_read):
+        return False
+    depth = deepest = 0
+    for character in text:
+        depth += (character in "({") - (character in ")}")
+        deepest = max(deepest, depth)
+    return depth == 0 and deepest <= MAX_DEPTH and text.count("|") <= MAX_DEPTH
+
+
+def is_absurd(text: str) -> bool:
+    """Whether it holds a tower of powers or factorials, or a number of more than tens of thousands of digits."""
+    if _TOWER.search(text) or any(_exceeds(number) for number in _FACTORIAL.findall(text)):
+        return True
+    return any(_exceeds(*re.findall("[0-9]+", tower)) for tower in _EXPONENT.findall(text))
+
+
+def _exceeds(*tower: str) -> bool:
+    """Whether a ^ (b ^ (c ...)) is above MAX_EXPONENT."""
+    value = 1
+    for digits in reversed(tower):
+        number = int(digits)
+        if number > 1 and value > MAX_EXPONENT.bit_length():
+            return True
+        value = number**value
+    return value > MAX_EXPONENT
+
+
+def for_parser(text: str) -> str:
+    r"""The same expression for latex2sympy: mixed numbers, decimals and products spelled out.
+
+    That parser reads `2(3)` as a mixed number and decimals as floats, and drops degree signs.
+    """
+    text = _MIXED.sub(_mixed, text)
+    text = _DECIMAL.sub(_decimal, text)
+    for command in _BRACED:
+        text = _brace_argument(text, command)
+    text = text.replace("°", "\\cdot\\frac{\\pi}{180}")
+    return _PRODUCT.sub(r"\1\\cdot ", text)
+
+
+def _mixed(found: re.Match[str]) -> str:
+    p, q = found[2] or found[4], found[3] or found[5]
+    return f"({found[1]}+\\frac{{{p}}}{{{q}}})" if 0 < int(p) < int(q) else f"{found[1]}\\cdot \\frac{{{p}}}{{{q}}}"
+
+
+def _decimal(found: re.Match[str]) -> str:
+    number = rational(found[2])
+    if number is None:
+        return found[0]
+    fraction = f"\\frac{{{number.numerator}}}{{{number.denominator}}}"
+    return f"^{{{fraction}}}" if found[1] else fraction
+
+
+def _brace_argument(text: str, command: str) -> str:
+    r"""`\sqrt(x)` as `\sqrt{x}`, `2^(x)` as `2^{x}`."""
+    start = 0
+    while (at := text.find(command + "(", start)) >= 0:
+        opening = at + len(command)
+        depth = 0
+        for end in range(opening, len(text)):
+            depth += (text[end] == "(") - (text[end] == ")")
+            if depth == 0:
+                text = f"{text[:opening]}{{{text[opening + 1 : end]}}}{text[end + 1 :]}"
+                break
+        start = opening
+    return text

@@ -1,0 +1,192 @@
+"""What is equal and what is not, through the real worker; equality is reflexive and symmetric, and raises nothing."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reward import equivalence
+from reward.answers import grade
+from reward.expression import is_absurd
+
+EQUAL = [
+    # numbers
+    ("\\frac{1}{2}", "0.5"), ("\\frac12", "1/2"), ("\\dfrac{1}{2}", "\\tfrac12"), ("1\\frac{1}{2}", "\\frac{3}{2}"),
+    ("1 1/2", "1.5"), ("-\\frac{1}{3}", "\\frac{-1}{3}"), ("\\frac{2}{4}", ".5"), ("0.\\overline{3}", "\\frac13"),
+    ("0.1\\overline{6}", "\\frac{1}{6}"), ("1,234.5", "1234.50"), ("3\\cdot10^5", "300{,}000"), ("7 \\times 8", "56"),
+    ("2(3)", "6"), ("5^{12}", "244140625"), ("5!", "120"), ("\\binom{5}{2}", "10"), ("2^{-1}", "\\frac12"),
+    ("\\left\\lfloor\\frac72\\right\\rfloor", "3"), ("-0.0", "0"), ("2^{2^3}", "256"),
+    # surds, trigonometry, complex numbers
+    ("\\frac{\\sqrt{2}}{2}", "\\frac{1}{\\sqrt2}"), ("\\sqrt{8}", "2\\sqrt2"), ("sqrt(3)/2", "\\frac{\\sqrt{3}}{2}"),
+    ("\\sqrt{2}+\\sqrt{3}", "\\sqrt{5+2\\sqrt6}"), ("\\sqrt[3]{8}", "2"), ("2π", "2\\pi"), ("√3", "\\sqrt{3}"),
+    ("\\sin 30^\\circ", "\\frac12"), ("\\cos\\frac{\\pi}{3}", "0.5"), ("e^{i\\pi}", "-1"), ("2^{0.5}", "\\sqrt2"),
+    ("0.5x", "x/2"), ("(1+2i)(1-2i)", "5"),
+    ("-\\frac{1}{5} - \\frac{2}{5}i", "\\frac{-1-2i}{5}"), ("\\log_2 8", "3"), ("\\ln e^2", "2"),
+    # expressions with variables
+    ("x(x+1)", "x^2 + x"), ("(a+b)^2", "a^2+2ab+b^2"), ("\\frac{18+3c}{7}", "\\frac{3(c+6)}{7}"), ("xy", "yx"),
+    ("42x\\sqrt{5x}", "42\\sqrt5 x^{3/2}"), ("\\sin^2 t", "1-\\cos^2 t"), ("x_1+x_2", "x_2+x_1"), ("n!", "n(n-1)!"),
+    # units, percent, money, degrees
+    ("50\\%", "50"), ("50\\%", "50%"), ("50 percent", "50\\%"), ("35^\\circ", "35"),
+    ("35^{\\circ}", "35\\text{ degrees}"),
+    ("\\$1012.50", "1012.5"), ("\\$5", "5\\text{ dollars}"), ("164 \\pi \\mbox{ square feet}", "164\\pi"),
+    ("3\\text{ cm}^2", "3\\text{ square centimeters}"), ("\\frac12\\text{ inches}", "0.5 in"),
+    # tuples, intervals, sets, lists
+    ("(1,2)", "(1, \\frac{4}{2})"), ("\\left( 4, \\frac{\\pi}{12} \\right)", "(4,\\pi/12)"), ("[12,28]", "[12, 28.0]"),
+    ("(-\\infty, -\\frac15)", "(-∞,-0.2)"), ("\\{1,2\\}", "\\{2, 1\\}"), ("\\{1,2\\}", "1 \\text{ and } 2"),
+    ("6, 8\\text{, and }10", "10, 8, 6"), ("\\{5\\}", "5"), ("(100,101)", "(100, 101)"), ("\\emptyset", "\\{\\}"),
+    ("(-\\infty,-20) \\cup (-20,\\infty)", "(-20,\\infty)\\cup(-\\infty,-20)"), ("\\pm 3", "3, -3"),
+    ("1\\pm\\sqrt2", "1-\\sqrt{2},1+\\sqrt2"),
+    ("\\frac{-1\\pm\\sqrt5}{2}", "\\{\\frac{\\sqrt5-1}{2},-\\frac{1+\\sqrt5}{2}\\}"),
+    # relations
+    ("x=5", "5"), ("y=2x+1", "2x+1"), ("y=2x+1", "2x-y+1=0"), ("x^2+y^2=4", "y^2=4-x^2"), ("x=\\pm 3", "x=3 or x=-3"),
+    ("1\\le x<2", "[1,2)"), ("x>3", "(3,\\infty)"), ("3<x", "x>3"), ("x\\in[1,2]", "[1,2]"),
+    ("s^2\\le 8r^2", "8r^2\\ge s^2"),
+    ("x<1\\text{ or }x>2", "(-\\infty,1)\\cup(2,\\infty)"), ("-80\\leq g(x)\\leq 82", "82 \\ge g(x) \\ge -80"),
+    ("2x<4", "x-2<0"), ("f(x)=x^2", "f(x)=x\\cdot x"),
+    # bases, words, matrices
+    ("101_2", "101_{2}"), ("101_2", "101_{\\text{two}}"), ("0101_2", "101_2"), ("2a_{16}", "2A_{16}"),
+    ("\\text{even}", "even"), ("\\text{Even}", "\\mathrm{even}"), ("\\text{(C)}", "C"), ("\\text{C}", "(C)"),
+    ("\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", "\\begin{bmatrix}1&2\\\\3&\\frac82\\end{bmatrix}"),
+    ("((x+1))", "x+1"), ("+\\infty", "\\infty"),
+]  # fmt: skip
+
+UNEQUAL = [
+    # numbers
+    ("\\frac{1}{2}", "0.51"), ("\\frac13", "0.333333"), ("\\sqrt2", "1.414214"), ("\\frac12", "\\frac21"),
+    ("2(3)", "5"),
+    ("3\\frac12", "\\frac32"), ("1\\frac12", "\\frac12"), ("0.\\overline{3}", "0.3"), ("10^{-9}", "2\\cdot10^{-9}"),
+    ("10^{-20}\\sqrt2", "10^{-20}\\sqrt3"), ("\\sqrt{10^{40}+1}", "10^{20}"), ("5", "5\\text{ million}"), ("3 3", "33"),
+    ("5!", "5"), ("\\frac{1}{0}", "\\frac{2}{0}"), ("1.2.3", "1.2"), ("-5", "5"), ("7!!", "(7!)!"), ("12", "1,2"),
+    # expressions
+    ("A", "a"), ("xy", "x"), ("xyz", "xy"), ("x+1", "x-1"), ("\\Gamma", "\\gamma"), ("f'(x)", "f(x)"), ("x_1", "x_2"),
+    ("X_{12}", "x_{12}"), ("2^{-40}x", "2^{-41}x"), ("\\sin x", "\\cos x"), ("e", "E"), ("\\sqrt{x^2}", "x"),
+    ("x", "y"),
+    ("\\log x", "\\ln x"), ("\\overline{AB}", "AB"), ("3i", "3"), ("\\sin 30", "\\sin 30^\\circ"), ("3", "3x"),
+    # units
+    ("50\\%", "0.5"), ("50\\%", "\\frac12"), ("147\\text{ cm}", "147\\text{ m}"), ("5^\\circ", "5\\%"),
+    ("3\\text{ cm}^2", "3\\text{ cm}^3"), ("\\$5", "5\\text{ cents}"), ("6\\text{ or more}", "6"),
+    ("5\\pi\\text{ m}", "5\\text{ m}"),
+    # tuples, intervals, sets, lists
+    ("(1,2)", "[1,2]"), ("(1,2)", "[1,2)"), ("[1,2)", "(1,2]"), ("(1,2)", "\\{1,2\\}"), ("(1,2)", "1,2"),
+    ("(1,2)", "(2,1)"),
+    ("\\{1,2\\}", "1"), ("\\{1,2\\}", "\\{1\\}"), ("\\{1,2\\}", "\\{1,2,2\\}"), ("\\{1,2\\}", "\\{1,3\\}"),
+    ("(1,2,3)", "(1,2)"),
+    ("\\infty", "-\\infty"), ("(0,\\infty)", "[0,\\infty)"), ("(1,2)\\cup(3,4)", "(1,2)"),
+    ("(1,2)\\cup(3,4)", "(1,2)\\cup(3,5)"),
+    ("\\pm 3", "3"), ("\\pm 3", "-3"), ("1\\pm\\sqrt2", "1+\\sqrt2"), ("\\emptyset", "0"),
+    ("\\{0\\}", "\\emptyset"), ("1", "1,1"),
+    # relations
+    ("x=5", "y=5"), ("x<5", "y<5"), ("x<5", "x>5"), ("x<5", "x\\le5"), ("x\\ne5", "x=5"), ("y=2x+1", "y=2x-1"),
+    ("x=5", "6"),
+    ("x+y=3", "2x+y=3"), ("x+y=3", "3"), ("2x<4", "2-x<0"), ("1<x<2", "1<x\\le2"), ("1<x<2", "(1,2]"),
+    ("x=1,y=2", "x=2,y=1"),
+    ("x^2+y^2=4", "x^2+y^2=2"), ("x=5=6", "6"),
+    # bases, words, matrices
+    ("101_2", "101_3"), ("101_2", "101"), ("101_2", "5"), ("101_2", "1010_2"), ("\\text{even}", "\\text{odd}"),
+    ("\\text{east}", "\\text{seat}"), ("\\text{east}", "seat"), ("east", "seat"), ("\\text{(A)}", "\\text{(B)}"),
+    ("C", "B"),
+    ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "\\begin{pmatrix}1&2\\end{pmatrix}"),
+    ("\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", "\\begin{pmatrix}1&3\\\\2&4\\end{pmatrix}"),
+    ("\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", "\\begin{vmatrix}1&2\\\\3&4\\end{vmatrix}"),
+    ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "(1,2)"),
+    # absurd sizes
+    ("9^{9^{9}}", "9^{9^{8}}"), ("(9!)!", "5"), ("9!!!", "7"), ("2^{99999999}", "2^{99999998}"),
+    ("999999999!", "1"), ("9^9^9^9", "9"),
+]  # fmt: skip
+
+
+def both_ways(a: str, b: str) -> tuple[bool, bool]:
+    return grade(f"\\boxed{{{a}}}", b).correct, grade(f"\\boxed{{{b}}}", a).correct
+
+
+def test_the_table_is_large_enough() -> None:
+    assert len(set(EQUAL)) >= 60 and len(set(UNEQUAL)) >= 60
+
+
+@pytest.mark.parametrize(("a", "b"), EQUAL)
+def test_equal_answers(a: str, b: str) -> None:
+    assert both_ways(a, b) == (True, True)
+
+
+@pytest.mark.parametrize(("a", "b"), UNEQUAL)
+def test_unequal_answers(a: str, b: str) -> None:
+    assert both_ways(a, b) == (False, False)
+
+
+def test_no_pair_of_the_tables_hangs() -> None:
+    equivalence._by_algebra.cache_clear()
+    before = equivalence.counts()
+    for a, b in EQUAL + UNEQUAL:
+        equivalence.equal(a, b)
+    after = equivalence.counts()
+    assert [after.get(how, 0) - before.get(how, 0) for how in ("hung", "died")] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "text", ["9^{9^9}", "9^9^9", "9^{9^{9^{9}}}", "x^{99999}", "((9!)!)!", "99999!", "2^{(3^{99})}", "x^x^x^x"]
+)
+def test_absurd_sizes_are_seen(text: str) -> None:
+    assert is_absurd(text)
+
+
+@pytest.mark.parametrize("text", ["2^{2^{3}}", "e^{x^2}", "5^{12}", "2^{2009}", "(2n)!", "10!", "x^{10}"])
+def test_usual_sizes_are_not_absurd(text: str) -> None:
+    assert not is_absurd(text)
+
+
+numbers = st.integers(-99, 999).map(str) | st.sampled_from(
+    ["0.25", "\\frac{3}{4}", "1\\frac12", "50\\%", "\\$3", "7_{12}"]
+)
+atoms = numbers | st.sampled_from(
+    ["x", "y_1", "\\pi", "\\infty", "i", "\\text{odd}", "3\\text{ cm}", "45^\\circ", "\\emptyset"]
+)
+
+
+def _larger(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    several = st.lists(inner, min_size=1, max_size=3)
+    return st.one_of(
+        st.builds(
+            "{}{}{}".format,
+            inner,
+            st.sampled_from("+-*/^=<") | st.sampled_from(["\\pm ", "\\le ", "\\cup ", " or "]),
+            inner,
+        ),
+        st.builds("{}{}{}".format, st.sampled_from("[("), several.map(",".join), st.sampled_from("])")),
+        several.map(lambda parts: "\\{" + ", ".join(parts) + "\\}"),
+        inner.map("\\sqrt{{{}}}".format),
+        st.builds("\\frac{{{}}}{{{}}}".format, inner, inner),
+        st.builds("\\begin{{pmatrix}}{}&{}\\end{{pmatrix}}".format, inner, inner),
+    )
+
+
+answers = st.recursive(atoms, _larger, max_leaves=4)
+
+
+@settings(deadline=None)
+@given(answers)
+def test_grading_is_reflexive(answer: str) -> None:
+    assert both_ways(answer, answer) == (True, True)
+    assert both_ways(answer, f" ${answer}$.") == (True, True)
+
+
+@settings(deadline=None, max_examples=60)
+@given(answers, answers)
+def test_grading_is_symmetric(a: str, b: str) -> None:
+    ways = both_ways(a, b)
+    assert ways[0] == ways[1]
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    answers | st.text(st.sampled_from("{}()[]\\,.^_+-=<>|!'% 019xfpi°"), max_size=30) | st.text(max_size=30),
+    st.text(max_size=10),
+)
+def test_grading_raises_on_no_text(answer: str, gold: str) -> None:
+    both_ways(answer, gold)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.fractions(max_denominator=50), st.fractions(max_denominator=50))
+def test_fractions_are_graded_by_their_value(a, b) -> None:
+    spellings = [f"{a.numerator}/{a.denominator}", f"\\frac{{{a.numerator}}}{{{a.denominator}}}"]
+    other = f"\\frac{{{3 * b.numerator}}}{{{3 * b.denominator}}}"
+    assert all(both_ways(spelling, other) == (a == b, a == b) for spelling in spellings)

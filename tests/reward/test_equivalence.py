@@ -1,0 +1,189 @@
+"""The worker processes under faults: real processes that hang, are killed, lose their parent or their memory."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from reward import equivalence
+
+ROOT = Path(equivalence.__file__).resolve().parents[1]
+# Small enough to pass the guard, and hours of work.
+HANGS = "\\binom{999999999}{99999999}"
+SECRET = "not-to-be-inherited"
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch):
+    """A pool of its own, whose workers are killed early and in the end, and no pair decided before."""
+    pool = equivalence._Pool()
+    monkeypatch.setattr(equivalence, "_pool", pool)
+    monkeypatch.setattr(equivalence, "LIMIT_SECONDS", 1.0)
+    equivalence._by_algebra.cache_clear()
+    yield pool
+    for worker in pool._alive:
+        worker.end()
+    equivalence._by_algebra.cache_clear()
+
+
+def pids(pool) -> list[int]:
+    return [worker.process.pid for worker in pool._alive]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until_gone(pid: int) -> bool:
+    for _ in range(600):
+        if not is_running(pid):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_no_worker_starts_where_none_is_needed(pool) -> None:
+    assert equivalence.equal("\\frac12", "0.5") and not equivalence.equal("(1,2)", "[1,2]")
+    assert not equivalence.equal("9^{9^{9}}", "5")
+    assert pool.counts == {} and not pool._alive
+
+
+def test_a_pair_that_hangs_is_unequal_and_the_next_is_decided(pool, caplog: pytest.LogCaptureFixture) -> None:
+    assert not equivalence.equal(HANGS, "7")
+    assert not equivalence.equal(HANGS, "7")  # decided: it does not hang again
+    assert not equivalence.equal(HANGS, "8")
+    assert equivalence.equal("x(x+1)", "x^2+x")
+    assert pool.counts == {"started": 3, "hung": 2}
+    assert sum("hung" in record.message for record in caplog.records) == 1
+
+
+def test_a_worker_killed_while_idle_is_replaced(pool) -> None:
+    assert equivalence.equal("x(x+1)", "x^2+x")
+    (pid,) = pids(pool)
+    os.kill(pid, signal.SIGKILL)
+    assert equivalence.equal("x(x+2)", "x^2+2x")
+    assert pool.counts == {"started": 2} and pids(pool) != [pid]
+
+
+def test_a_worker_killed_in_its_work_is_replaced_once(pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(equivalence, "LIMIT_SECONDS", 60.0)
+    verdicts = []
+    caller = threading.Thread(target=lambda: verdicts.append(equivalence.equal(HANGS, "7")))
+    caller.start()
+    killed: set[int] = set()
+    while caller.is_alive():
+        # A worker that computes has used processor time beyond what it took to start.
+        for worker in list(pool._alive):
+            if worker.process.pid not in killed:
+                time.sleep(0.3)
+                os.kill(worker.process.pid, signal.SIGKILL)
+                killed.add(worker.process.pid)
+        caller.join(0.05)
+    assert verdicts == [False] and len(killed) == 2
+    assert pool.counts == {"started": 2, "died": 1}
+    assert equivalence.equal("x(x+1)", "x^2+x")
+
+
+def test_a_stopped_worker_is_given_up(pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert equivalence.equal("x(x+1)", "x^2+x")
+    monkeypatch.setattr(equivalence, "WALL_LIMIT_SECONDS", 0.5)
+    (pid,) = pids(pool)
+    os.kill(pid, signal.SIGSTOP)
+    assert not equivalence.equal("x(x+2)", "x^2+2x")
+    assert pool.counts["hung"] == 1 and not is_running(pid)
+
+
+def test_threads_are_served_while_one_pair_hangs(pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(equivalence, "WORKERS", 2)
+    pool._start()
+    monkeypatch.setattr(equivalence, "LIMIT_SECONDS", 60.0)
+    hanging = threading.Thread(target=equivalence.equal, args=(HANGS, "7"), daemon=True)
+    hanging.start()
+    verdicts: dict[int, bool] = {}
+
+    def ask(n: int) -> None:
+        verdicts[n] = equivalence.equal(f"x(x+{n})", f"x^2+{n}x") and not equivalence.equal(f"x(x+{n})", f"x^2-{n}x")
+
+    callers = [threading.Thread(target=ask, args=(n,)) for n in range(2, 26)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert verdicts == dict.fromkeys(range(2, 26), True)
+    assert hanging.is_alive() and pool.counts == {"started": 2}
+    for worker in list(pool._alive):
+        if worker not in pool._idle:
+            os.kill(worker.process.pid, signal.SIGPROF)  # as its limit would
+    hanging.join()
+    assert pool.counts["hung"] == 1
+
+
+def test_a_caller_waits_no_longer_than_its_limit(pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(equivalence, "WAIT_SECONDS", 0.1)
+    for _ in range(equivalence.WORKERS):
+        assert pool._slots.acquire()  # as callers do whose pairs take long
+    with pytest.raises(equivalence.Unavailable, match="busy"):
+        equivalence.equal("x(x+1)", "x^2+x")
+    pool._slots.release(equivalence.WORKERS)
+    assert equivalence.equal("x(x+1)", "x^2+x")  # nothing was remembered
+
+
+def test_a_worker_that_does_not_start_says_how_to_see_why(pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(equivalence, "_COMMAND", [sys.executable, "-c", "raise SystemExit(3)"])
+    with pytest.raises(equivalence.Unavailable, match=r"exit code 3.*python -m reward.equivalence_worker"):
+        equivalence.equal("x(x+1)", "x^2+x")
+    assert equivalence.equal("5", "5.0")
+
+
+def test_a_worker_holds_no_secret_no_torch_and_a_memory_limit(pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMINI_API_KEY", SECRET)
+    assert equivalence.equal("x(x+1)", "x^2+x")
+    (pid,) = pids(pool)
+    assert SECRET.encode() not in Path(f"/proc/{pid}/environ").read_bytes()
+    assert "torch" not in Path(f"/proc/{pid}/maps").read_text()
+    limits = Path(f"/proc/{pid}/limits").read_text()
+    assert [line.split()[3] for line in limits.splitlines() if "address space" in line] == [str(2**30)]
+
+
+PARENT = """
+import os, sys, threading
+from reward import equivalence
+equivalence.LIMIT_SECONDS = 2.0
+assert equivalence.equal("x(x+1)", "x^2+x")
+(worker,) = equivalence._pool._alive
+if sys.argv[1] == "hanging":
+    threading.Thread(target=equivalence.equal, args=(r"\\binom{999999999}{99999999}", "7")).start()
+print(worker.process.pid, flush=True)
+threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize("state", ["idle", "hanging"])
+def test_a_worker_ends_with_its_parent(state: str) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, state], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    pid = int(parent.stdout.readline())
+    assert is_running(pid)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert wait_until_gone(pid)
+
+
+def test_a_forked_child_has_workers_of_its_own(pool) -> None:
+    assert equivalence.equal("x(x+1)", "x^2+x")
+    pool_of_parent = pids(pool)
+    child = os.fork()
+    if child == 0:
+        pool.after_fork()  # registered for the pool of the module, which this one replaces
+        right = not pids(pool) and equivalence.equal("x(x+2)", "x^2+2x") and pids(pool) != pool_of_parent
+        os._exit(0 if right else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert equivalence.equal("x(x+3)", "x^2+3x") and pids(pool) == pool_of_parent
