@@ -26,7 +26,11 @@ _PLAIN = re.compile(
 _NOT_PLAIN = re.compile(r"(?<!\\)(?<![A-Za-z])[A-Za-z]{4,}|[0-9)}]_|[0-9] [0-9]|\.[0-9]*\.|!!|\^\^|\Z(?<=[+\-/^_(.])")
 _EXPONENT = re.compile(r"\^[{(-]*([0-9]+(?:\^[{(]*[0-9]+)*)")
 _FACTORIAL = re.compile(r"([0-9]+)!")
-_TOWER = re.compile(r"![)}]*!|\^\{?[0-9]+\}?!|\^[{(]*[0-9]+!|\^[0-9A-Za-z]\^[0-9A-Za-z]\^")
+_TOWER = re.compile(
+    r"![)}]*!|\^\{?[0-9]+\}?!|\^[{(]*[0-9]+!|\^[0-9A-Za-z]\^[0-9A-Za-z]\^"
+    r"|\^\{?[0-9]{3,}\}?[)}]+\^\{?[0-9]{3,}"  # a power of a power
+)
+_BINOMIAL = re.compile(r"\\binom\{?([0-9]+)")
 
 _MIXED = re.compile(r"(?<![0-9.^_}])([0-9]+)(?:\\frac\{([0-9]+)\}\{([0-9]+)\}| ([0-9]+)/([0-9]+))")
 _DECIMAL = re.compile(r"(\^?)([0-9]*\.[0-9]*)")
@@ -59,7 +63,7 @@ def is_plain(text: str) -> bool:
 
 def is_absurd(text: str) -> bool:
     """Whether it holds a tower of powers or factorials, or a number of more than tens of thousands of digits."""
-    if _TOWER.search(text) or any(_exceeds(number) for number in _FACTORIAL.findall(text)):
+    if _TOWER.search(text) or any(_exceeds(n) for n in _FACTORIAL.findall(text) + _BINOMIAL.findall(text)):
         return True
     return any(_exceeds(*re.findall("[0-9]+", tower)) for tower in _EXPONENT.findall(text))
 

@@ -14,7 +14,7 @@ from reward import equivalence
 
 ROOT = Path(equivalence.__file__).resolve().parents[1]
 # Small enough to pass the guard, and hours of work.
-HANGS = "\\binom{999999999}{99999999}"
+HANGS = "\\binom{n+99999999}{9999999}"
 SECRET = "not-to-be-inherited"
 
 
@@ -160,7 +160,7 @@ equivalence.LIMIT_SECONDS = 2.0
 assert equivalence.equal("x(x+1)", "x^2+x")
 (worker,) = equivalence._pool._alive
 if sys.argv[1] == "hanging":
-    threading.Thread(target=equivalence.equal, args=(r"\\binom{999999999}{99999999}", "7")).start()
+    threading.Thread(target=equivalence.equal, args=(r"\\binom{n+99999999}{9999999}", "7")).start()
 print(worker.process.pid, flush=True)
 threading.Event().wait()
 """
