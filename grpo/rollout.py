@@ -12,6 +12,8 @@ from typing import Any
 import ray
 import torch
 
+from reward import settings
+
 logger = logging.getLogger("openrlhf.grpo.rollout")
 
 
@@ -40,6 +42,8 @@ def score_of(rewards_info: dict[str, Any]) -> Any:
 def complete(samples: Sequence[Any], group_size: int) -> None:
     """Give every sample of a rollout batch a reward and the same logs, in place.
 
+    - With JUDGE_FALLBACK=group, a group with a sample that the judge failed on is rewarded by correctness alone: its
+      samples are compared by one measure. ``info["judge_regrouped"]`` counts them.
     - A missing reward (the reward function failed) becomes the mean of its group, so that its advantage is zero under
       a group-mean baseline: it neither helps nor punishes the sample. ``info["reward_missing"]`` counts it.
     - A missing log becomes the mean of the batch, so that the step's average is that of the samples that have it.
@@ -54,6 +58,8 @@ def complete(samples: Sequence[Any], group_size: int) -> None:
     if samples[0].rewards is None:  # a reward model scores them later
         return
     rewards = torch.tensor([scalar(sample.rewards) for sample in samples], dtype=torch.float32)
+    if settings.variables().get("JUDGE_FALLBACK") == "group":
+        rewards = _regroup(samples, rewards, group_size)
     missing = ~rewards.isfinite()
     if missing.all():
         raise RewardError(
@@ -72,6 +78,24 @@ def complete(samples: Sequence[Any], group_size: int) -> None:
     if missing.any():
         logger.warning("%d of %d samples have no reward; they get an advantage of zero", missing.sum(), len(samples))
     _complete_logs(samples)
+
+
+def _regroup(samples: Sequence[Any], rewards: torch.Tensor, group_size: int) -> torch.Tensor:
+    """Return `rewards` with correctness in place of those of a group that was not judged whole.
+
+    Args:
+        rewards: float32 ``[len(samples)]``.
+    """
+    if "judge_failed" not in samples[0].info:
+        return rewards
+    failed, correct = (
+        torch.tensor([scalar(sample.info.get(key)) for sample in samples], dtype=torch.float32)
+        for key in ("judge_failed", "correct")
+    )
+    is_hit = (failed.view(-1, group_size) > 0).any(-1).repeat_interleave(group_size)
+    for sample, hit in zip(samples, is_hit, strict=True):
+        sample.info["judge_regrouped"] = hit.float().view(1)
+    return torch.where(is_hit, correct, rewards)
 
 
 def _complete_logs(samples: Sequence[Any]) -> None:

@@ -1,24 +1,36 @@
-"""The reward that OpenRLHF calls for every sample: is the final answer correct?
+"""The reward that OpenRLHF calls for every sample: is the final answer correct, and how good is the reasoning?
+
+`reward = CORRECTNESS_WEIGHT * correctness + QUALITY_WEIGHT * quality`, where a judge (`reward.judge`) is configured;
+correctness alone, where none is. Samples of an evaluation are never judged: their reward is correctness alone. A
+response without a final answer has quality 0 and is not sent to the judge.
 
 OpenRLHF loads this file by its path in each engine, so the checkout must be on PYTHONPATH, and calls
 `reward_func` in a thread, one sample at a time. Nothing raises here: OpenRLHF turns an exception into a
 missing reward that breaks the batch later. A sample that could not be graded says so in `reward_error`,
-and its other values are NaN: `grpo.rollout.complete` gives it an advantage of zero.
+and its other values are NaN: `grpo.rollout.complete` gives it an advantage of zero. A sample that could not be judged
+says so in `judge_failed`, and its reward is what JUDGE_FALLBACK says.
 """
 
+import functools
 import json
 import logging
+import os
 import re
+import threading
 from collections.abc import Sequence
 from math import nan
 from typing import Any, NamedTuple
 
+from reward import gemini, settings
 from reward.answers import NO_FINAL, grade
+from reward.judge import Judge, Verdict, problem_of
+from reward.shared_state import SharedState
 
 logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "eval")
 LOG_KEYS = ("correct", "answered", "has_final", "reward_error")
+JUDGE_KEYS = tuple(Verdict().logs())
 
 _ASSISTANT = "<|start|>assistant"
 _OTHER_ROLE = re.compile(r"<\|start\|>(?!assistant)")
@@ -42,7 +54,8 @@ class Label(NamedTuple):
 def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any]) -> dict[str, Any]:
     """Rewards n samples: `queries` are prompt + response with special tokens, `prompts` what was sent.
 
-    Returns `rewards`, `scores` (correctness: 0.0 or 1.0, NaN where grading failed) and `extra_logs` (LOG_KEYS).
+    Returns `rewards`, `scores` (correctness: 0.0 or 1.0, NaN where grading failed) and `extra_logs` (LOG_KEYS, and
+    JUDGE_KEYS where a judge is configured, see :class:`reward.judge.Verdict`).
     Each value is a float for the one sample that OpenRLHF sends a call (it wraps the value in
     `torch.tensor([value])`, where a list would add a dimension), and a list of n floats for any other n.
     """
@@ -53,26 +66,75 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
         return values[0] if len(values) == 1 else values
 
     return {
-        "rewards": column("correct"),
+        "rewards": column("reward"),
         "scores": column("correct"),
-        "extra_logs": {key: column(key) for key in LOG_KEYS},
+        "extra_logs": {key: column(key) for key in (*LOG_KEYS, *(JUDGE_KEYS if _is_judged() else ()))},
     }
 
 
 def _reward_one(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any], i: int) -> dict[str, float]:
-    """LOG_KEYS of one sample; a failure is marked, never mistaken for a wrong answer."""
+    """The reward and the logs of one sample; a failure is marked, never mistaken for a wrong answer."""
     try:
         label = parse_label(labels[i])
-        result = grade(response_of(queries[i], prompts[i]), label.answer)
+        response = response_of(queries[i], prompts[i])
+        result = grade(response, label.answer)
     except Exception as error:  # the boundary to OpenRLHF: see the module's docstring
-        _log_once(error)
-        return {"correct": nan, "answered": nan, "has_final": nan, "reward_error": 1.0}
+        _log_once(error, "could not be graded and counts as reward_error")
+        return {"reward": nan, "correct": nan, "answered": nan, "has_final": nan, "reward_error": 1.0, **_UNJUDGED}
+    correct = float(result.correct)
+    reward, verdict = correct, Verdict()
+    if label.split == "train" and _is_judged():
+        reward, verdict = _judge_one(prompts[i], response, label.answer, correct, result.answer is not None)
     return {
-        "correct": float(result.correct),
+        "reward": reward,
+        "correct": correct,
         "answered": float(result.answer is not None),
         "has_final": float(result.reason != NO_FINAL),
         "reward_error": 0.0,
+        **verdict.logs(),
     }
+
+
+def _judge_one(prompt: str, response: str, gold: str, correct: float, is_answered: bool) -> tuple[float, Verdict]:
+    """The blended reward of a training sample, and its verdict."""
+    try:
+        judge = _judge()
+        verdict = judge.judge(problem_of(prompt), response, gold) if is_answered else Verdict(quality=0.0)
+        return judge.reward(correct, verdict), verdict
+    except Exception as error:  # no key, no run directory, a full disk: the same boundary
+        _log_once(error, "could not be judged and counts in judge_failed")
+        return correct, Verdict(failed=1.0)
+
+
+_UNJUDGED = Verdict().logs()
+
+
+@functools.cache
+def _is_judged() -> bool:
+    """Whether a judge is configured. Settings that cannot be, which the preflight refuses, count as one that fails."""
+    try:
+        return settings.from_environment() is not None
+    except settings.SettingsError:
+        return True
+
+
+_judge_lock = threading.Lock()
+
+
+def _judge() -> Judge:
+    """The judge of this process, which is made once."""
+    with _judge_lock:
+        return _make_judge()
+
+
+@functools.cache
+def _make_judge() -> Judge:
+    configured = settings.from_environment()
+    if configured is None:
+        raise settings.SettingsError("the judge is off")
+    state = SharedState(settings.state_file())
+    stand_in = os.environ.get(settings.STAND_IN_VARIABLE)
+    return Judge(configured, state, gemini.connect(configured.chain, state, settings.api_key(), stand_in))
 
 
 def parse_label(label: Any) -> Label:
@@ -133,9 +195,9 @@ def _open_header(prompt: str) -> str:
     return "" if _MESSAGE_CLOSED.search(begun) or _OTHER_ROLE.search(begun) else begun
 
 
-def _log_once(error: Exception) -> None:
-    """Logs the first error of each kind; the rest are counted by `reward_error`."""
+def _log_once(error: Exception, what: str) -> None:
+    """Logs the first error of each kind; the rest are counted."""
     kind = f"{type(error).__name__}: {error}"
     if kind not in _logged_kinds and len(_logged_kinds) < 100:
         _logged_kinds.add(kind)
-        logger.error("a sample could not be graded and counts as reward_error: %s", kind, exc_info=error)
+        logger.error("a sample %s: %s", what, kind, exc_info=error)

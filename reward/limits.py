@@ -1,0 +1,234 @@
+"""Who may call a model now: limits and one circuit breaker for each model, for all processes of a run.
+
+A call takes a place before it is sent, says when it was sent, and gives the place back after; a window of the quota is
+counted from the sending. A place is refused while
+
+- as many calls are under way as the model may have at once;
+- the last window already holds as many requests or tokens as the quota has;
+- the server has asked for a pause (429), which every process keeps;
+- the breaker is open: after `FAILURES_TO_OPEN` failures in a row no calls are made for a while, then exactly one, the
+  probe; its success closes the breaker, its failure doubles the while.
+
+A quota that is smaller than the one that was configured shows in a 429. What the server had accepted in the last window
+becomes the cap (less a twentieth, where the cap was kept); it grows again by a twentieth for every `WINDOWS_TO_GROW`
+windows without a 429. This is additive increase and multiplicative decrease (Chiu and Jain, 1989), with a first guess.
+A process that dies keeps its places until `call_timeout` is over.
+"""
+
+import logging
+import sqlite3
+import threading
+import time
+from dataclasses import dataclass
+from enum import Enum
+
+from reward.settings import ChainSettings
+from reward.shared_state import SharedState
+
+logger = logging.getLogger(__name__)
+
+FAILURES_TO_OPEN = 5
+WINDOWS_TO_GROW = 5
+# Shares of a window. The slack is for calls that reach the server late, and with them leave its window late.
+SLACK, FIRST_OPEN, LONGEST_OPEN, SHUT, PAUSE = 0.03, 1 / 12, 1.0, 5.0, 1 / 6
+_POLL_SECONDS = 0.05
+# Values of `running`; 0 is done.
+NOT_SENT, SENT = 1, 2
+_LOOK_AGAIN_SECONDS = 0.5
+
+
+class Outcome(Enum):
+    """What a call says about its model."""
+
+    ANSWERED = "answered"  # whatever the answer is worth
+    THROTTLED = "throttled"  # 429
+    FAILED = "failed"  # 5xx, no connection, no answer in time: the breaker counts it
+    REFUSED = "refused"  # no such model, no rights, no valid key: no call for `SHUT` windows
+
+
+@dataclass(frozen=True)
+class Place:
+    """The right to make one call."""
+
+    id: int
+    model: str
+    is_probe: bool
+
+
+@dataclass(frozen=True)
+class NoPlace:
+    """Why there is none. `until`: when to look again (monotonic clock); `is_shut`: not worth waiting for."""
+
+    why: str
+    until: float
+    is_open: bool = False
+    is_shut: bool = False
+
+
+class Limits:
+    """The limits of `settings`, for each model, among all processes that share `state`."""
+
+    def __init__(self, state: SharedState, settings: ChainSettings) -> None:
+        self._state, self._settings = state, settings
+        # Only one thread of a process looks for a place; the others queue here and not in the file.
+        self._turns = {model: threading.Lock() for model in settings.models}
+
+    def take(self, model: str, tokens: int, give_up: float) -> Place | NoPlace:
+        """Wait for a place until `give_up` (monotonic clock); an open breaker is not waited for.
+
+        Args:
+            tokens: an estimate of the prompt's; :meth:`give_back` corrects it.
+        """
+        if not self._turns[model].acquire(timeout=max(0.0, give_up - time.monotonic())):
+            return NoPlace("too many samples wait", max(give_up, time.monotonic()))
+        try:
+            while True:
+                with self._state.transaction() as connection:
+                    found = self._look(connection, model, tokens)
+                if isinstance(found, Place) or found.is_open or found.until > give_up:
+                    return found
+                time.sleep(max(0.001, min(found.until - time.monotonic(), _LOOK_AGAIN_SECONDS)))
+        finally:
+            self._turns[model].release()
+
+    def _look(self, connection: sqlite3.Connection, model: str, tokens: int) -> Place | NoPlace:
+        now, settings = time.monotonic(), self._settings
+        connection.execute("INSERT OR IGNORE INTO models (model) VALUES (?)", (model,))
+        state = connection.execute("SELECT * FROM models WHERE model = ?", (model,)).fetchone()
+        if state["open_until"] > now:
+            return NoPlace("its breaker is open", state["open_until"], is_open=True, is_shut=bool(state["is_shut"]))
+        is_probe = state["open_until"] > 0
+        if is_probe and state["probe_until"] > now:
+            return NoPlace("its breaker waits for a probe", now + _POLL_SECONDS, True, bool(state["is_shut"]))
+        if state["paused_until"] > now:
+            return NoPlace("the server asked for a pause", state["paused_until"])
+        if busy := self._busy(connection, model, tokens, self._grown_cap(connection, state, now), now):
+            return busy
+        lease = now + settings.call_timeout + _LOOK_AGAIN_SECONDS
+        if is_probe:
+            connection.execute("UPDATE models SET probe_until = ? WHERE model = ?", (lease, model))
+        cursor = connection.execute(
+            "INSERT INTO calls (model, started, expires, tokens, running) VALUES (?, ?, ?, ?, ?)",
+            (model, now, lease, tokens, NOT_SENT),
+        )
+        return Place(cursor.lastrowid or 0, model, is_probe)
+
+    def _busy(self, connection: sqlite3.Connection, model: str, tokens: int, cap: int, now: float) -> NoPlace | None:
+        """Say which limit leaves no place, and when it will; forget calls that no limit counts any more."""
+        window = self._settings.window * (1 + SLACK)
+        connection.execute("UPDATE calls SET running = 0 WHERE model = ? AND expires < ?", (model, now))
+        connection.execute("DELETE FROM calls WHERE model = ? AND running = 0 AND started <= ?", (model, now - window))
+        calls = connection.execute("SELECT * FROM calls WHERE model = ? ORDER BY started", (model,)).fetchall()
+        if sum(call["running"] > 0 for call in calls) >= self._settings.concurrency:
+            return NoPlace("too many calls are under way", now + _POLL_SECONDS)
+        recent = [call for call in calls if call["started"] > now - window or call["running"] == NOT_SENT]
+        if len(recent) >= cap:
+            until = recent[len(recent) - cap]["started"] + window
+            return NoPlace("the requests of this window are used up", max(until, now + _POLL_SECONDS))
+        excess = sum(call["tokens"] for call in recent) + tokens - self._settings.tokens_per_window
+        until = None
+        for call in recent:  # a prompt above the limit is sent alone
+            if excess <= 0:
+                break
+            excess, until = excess - call["tokens"], call["started"] + window
+        if until is None:
+            return None
+        return NoPlace("the tokens of this window are used up", max(until, now + _POLL_SECONDS))
+
+    def _grown_cap(self, connection: sqlite3.Connection, state: sqlite3.Row, now: float) -> int:
+        limit, cap = self._settings.requests_per_window, state["cap"]
+        if cap is None:
+            return limit
+        if now - state["cap_since"] > WINDOWS_TO_GROW * self._settings.window:
+            cap += max(1, cap // 20)
+            connection.execute(
+                "UPDATE models SET cap = ?, cap_since = ? WHERE model = ?",
+                (cap if cap < limit else None, now, state["model"]),
+            )
+        return min(cap, limit)
+
+    def mark_sent(self, place: Place) -> None:
+        """Take note that a call has just gone to the server."""
+        with self._state.transaction() as connection:
+            connection.execute(
+                "UPDATE calls SET running = ?, started = ? WHERE id = ? AND running = ?",
+                (SENT, time.monotonic(), place.id, NOT_SENT),
+            )
+
+    def give_back(
+        self,
+        place: Place,
+        outcome: Outcome,
+        *,
+        why: str = "",
+        tokens: int | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        """Take note of how a call went.
+
+        Args:
+            why: the call's error, for the log.
+            tokens: of the prompt, as the server counted them.
+            retry_after: seconds that the server asks to wait.
+        """
+        now = time.monotonic()
+        with self._state.transaction() as connection:
+            connection.execute(
+                "UPDATE calls SET started = iif(running = ?, ?, started), running = 0, tokens = coalesce(?, tokens) "
+                "WHERE id = ?",
+                (NOT_SENT, now, tokens, place.id),
+            )
+            if outcome in (Outcome.ANSWERED, Outcome.THROTTLED):
+                connection.execute(
+                    "UPDATE models SET failures = 0, openings = 0, open_until = 0, probe_until = 0, is_shut = 0 "
+                    "WHERE model = ?",
+                    (place.model,),
+                )
+            if outcome is Outcome.THROTTLED:
+                self._pause(connection, place, now, retry_after)
+            elif outcome is Outcome.FAILED:
+                self._count_failure(connection, place, now, why)
+            elif outcome is Outcome.REFUSED:
+                self._shut(connection, place, now, why)
+
+    def _pause(self, connection: sqlite3.Connection, place: Place, now: float, retry_after: float | None) -> None:
+        window = self._settings.window
+        pause = PAUSE * window if retry_after is None else retry_after
+        connection.execute("DELETE FROM calls WHERE id = ?", (place.id,))  # it used nothing of the quota
+        accepted = connection.execute(
+            "SELECT count(*) AS n FROM calls WHERE model = ? AND (started > ? OR running = ?)",
+            (place.model, now - window, NOT_SENT),
+        ).fetchone()["n"]
+        state = connection.execute("SELECT * FROM models WHERE model = ?", (place.model,)).fetchone()
+        old = state["cap"] or self._settings.requests_per_window
+        # A burst of 429s is one sign.
+        kept = old if now - state["cap_since"] < window / 2 else old - max(1, old // 20)
+        connection.execute(
+            "UPDATE models SET paused_until = max(paused_until, ?), cap = ?, cap_since = ? WHERE model = ?",
+            (now + pause + SLACK * window, max(1, min(kept, accepted)), now, place.model),
+        )
+
+    def _shut(self, connection: sqlite3.Connection, place: Place, now: float, why: str) -> None:
+        state = connection.execute("SELECT is_shut FROM models WHERE model = ?", (place.model,)).fetchone()
+        connection.execute(
+            "UPDATE models SET open_until = ?, probe_until = 0, is_shut = 1 WHERE model = ?",
+            (now + SHUT * self._settings.window, place.model),
+        )
+        if not state["is_shut"]:  # once among all processes
+            logger.error("%s cannot be used, and is left out: %s", place.model, why)
+
+    def _count_failure(self, connection: sqlite3.Connection, place: Place, now: float, why: str) -> None:
+        state = connection.execute("SELECT * FROM models WHERE model = ?", (place.model,)).fetchone()
+        if state["open_until"] and not place.is_probe:
+            return  # it was on its way when the breaker opened
+        failures, openings = state["failures"] + 1, state["openings"]
+        if not place.is_probe and failures < FAILURES_TO_OPEN:
+            connection.execute("UPDATE models SET failures = ? WHERE model = ?", (failures, place.model))
+            return
+        window = self._settings.window
+        seconds = min(LONGEST_OPEN * window, FIRST_OPEN * window * 2**openings)
+        connection.execute(
+            "UPDATE models SET failures = ?, openings = ?, open_until = ?, probe_until = 0 WHERE model = ?",
+            (failures, openings + 1, now + seconds, place.model),
+        )
+        logger.warning("%s fails, no calls for %.3g s, then one: %s", place.model, seconds, why)

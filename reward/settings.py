@@ -1,0 +1,146 @@
+"""What the judge is told: hyperparameters of `train_grpo.sh`, which reach every worker as GRPO_* variables.
+
+The key is no setting: it is read from GEMINI_API_KEY or GOOGLE_API_KEY, where it is used, and kept nowhere.
+"""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+VARIABLES = (
+    "JUDGE",
+    "JUDGE_MODELS",
+    "CORRECTNESS_WEIGHT",
+    "QUALITY_WEIGHT",
+    "JUDGE_FALLBACK",
+    "JUDGE_TRIES",
+    "JUDGE_DEADLINE",
+    "JUDGE_CALL_TIMEOUT",
+    "JUDGE_REQUESTS_PER_MINUTE",
+    "JUDGE_TOKENS_PER_MINUTE",
+    "JUDGE_CONCURRENCY",
+)
+FALLBACKS = ("correctness", "mean_quality", "group")
+# The address of the local stand-in server, set by the launcher where a small run has no key.
+STAND_IN_VARIABLE = "GRPO_JUDGE_STAND_IN"
+KEY_VARIABLES = ("GEMINI_API_KEY", "GOOGLE_API_KEY")
+STAND_IN_KEY = "local-stand-in"
+
+Number = TypeVar("Number", int, float)
+
+
+class SettingsError(ValueError):
+    """A setting that cannot be; the message names the variable and the remedy."""
+
+
+@dataclass(frozen=True)
+class ChainSettings:
+    """How a chain of models is asked one question. Durations in seconds.
+
+    Attributes:
+        models: ids in the order in which they are tried.
+        tries: calls to each model for one question, at most.
+        deadline: for one question, over all models, with all waiting.
+        call_timeout: for one call.
+        requests_per_window, tokens_per_window: limits of each model; tokens are those of the prompts, as in Gemini's
+            quotas.
+        concurrency: calls under way at once, for each model.
+        window: what the two limits are for; a minute but for tests.
+    """
+
+    models: tuple[str, ...]
+    tries: int = 3
+    deadline: float = 240.0
+    call_timeout: float = 90.0
+    requests_per_window: int = 120
+    tokens_per_window: int = 1_000_000
+    concurrency: int = 32
+    window: float = 60.0
+
+
+@dataclass(frozen=True)
+class JudgeSettings:
+    """The chain, and what the reward is made of: ``correctness_weight * correctness + quality_weight * quality``."""
+
+    chain: ChainSettings
+    correctness_weight: float
+    quality_weight: float
+    fallback: str
+
+
+def variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the variables that make the settings, without their prefix, as they are in the environment."""
+    environ = os.environ if environ is None else environ
+    return {name: environ[f"GRPO_{name}"] for name in VARIABLES if f"GRPO_{name}" in environ}
+
+
+def from_environment(environ: Mapping[str, str] | None = None) -> JudgeSettings | None:
+    """Return the settings, None where the judge is off: JUDGE is 0 or not set, or JUDGE_MODELS is empty.
+
+    Raises:
+        SettingsError: for a value that is missing or cannot be.
+    """
+    values = variables(environ)
+    switch = values.get("JUDGE", "0")
+    if switch not in ("0", "1"):
+        raise SettingsError(f"JUDGE is {switch!r}: 1 switches the judge on, 0 off")
+    models = tuple(values.get("JUDGE_MODELS", "").split())
+    if switch == "0" or not models:
+        return None
+    if len(set(models)) < len(models):
+        raise SettingsError(f"JUDGE_MODELS names a model twice: {' '.join(models)}")
+    fallback = values.get("JUDGE_FALLBACK", "")
+    if fallback not in FALLBACKS:
+        raise SettingsError(f"JUDGE_FALLBACK is {fallback!r}: use one of {', '.join(FALLBACKS)}")
+    weights = [_number(values, name, float, 0.0) for name in ("CORRECTNESS_WEIGHT", "QUALITY_WEIGHT")]
+    if not math.isclose(sum(weights), 1.0, abs_tol=1e-6):
+        raise SettingsError(
+            f"CORRECTNESS_WEIGHT + QUALITY_WEIGHT is {sum(weights):g}: they have to add up to 1, since a sample that "
+            "cannot be judged is rewarded between 0 and 1"
+        )
+    return JudgeSettings(
+        chain=ChainSettings(
+            models=models,
+            tries=_number(values, "JUDGE_TRIES", int, 1),
+            deadline=_number(values, "JUDGE_DEADLINE", float, 1.0),
+            call_timeout=_number(values, "JUDGE_CALL_TIMEOUT", float, 1.0),
+            requests_per_window=_number(values, "JUDGE_REQUESTS_PER_MINUTE", int, 1),
+            tokens_per_window=_number(values, "JUDGE_TOKENS_PER_MINUTE", int, 1),
+            concurrency=_number(values, "JUDGE_CONCURRENCY", int, 1),
+        ),
+        correctness_weight=weights[0],
+        quality_weight=weights[1],
+        fallback=fallback,
+    )
+
+
+def _number(values: Mapping[str, str], name: str, kind: type[Number], least: float) -> Number:
+    text = values.get(name, "")
+    try:
+        value = kind(text)
+    except ValueError:
+        raise SettingsError(f"{name} is {text!r}, which is no {kind.__name__}") from None
+    if not (math.isfinite(value) and value >= least):
+        raise SettingsError(f"{name} is {text}: it has to be at least {least:g}")
+    return value
+
+
+def api_key(environ: Mapping[str, str] | None = None) -> str | None:
+    """Return the key of the Gemini API, None where there is none."""
+    environ = os.environ if environ is None else environ
+    return next((environ[name] for name in KEY_VARIABLES if environ.get(name, "").strip()), None)
+
+
+def state_file(environ: Mapping[str, str] | None = None) -> Path:
+    """Return the file that the judge's processes share, in the run directory.
+
+    Raises:
+        SettingsError: without a run directory.
+    """
+    environ = os.environ if environ is None else environ
+    if not environ.get("GRPO_RUN_DIR"):
+        raise SettingsError("the judge keeps its state in the run directory: set GRPO_RUN_DIR")
+    return Path(environ["GRPO_RUN_DIR"]) / "judge.sqlite"

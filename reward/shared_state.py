@@ -1,0 +1,152 @@
+"""What the processes of a run share about the judge: one SQLite file in the run directory.
+
+It holds for the processes that open the same file, that is for one run on one machine: WAL needs a local disk and a
+shared clock. Times are seconds of the monotonic clock, which is one for all processes of a machine until it restarts.
+"""
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+BUSY_SECONDS = 30.0
+_WAIT_SECONDS = 0.05
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS boot (id TEXT PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS calls (
+    id INTEGER PRIMARY KEY, model TEXT, started REAL, expires REAL, tokens INTEGER, running INTEGER);
+CREATE INDEX IF NOT EXISTS calls_of_model ON calls (model, started);
+CREATE TABLE IF NOT EXISTS models (
+    model TEXT PRIMARY KEY, paused_until REAL DEFAULT 0, cap INTEGER, cap_since REAL DEFAULT 0,
+    failures INTEGER DEFAULT 0, openings INTEGER DEFAULT 0, open_until REAL DEFAULT 0, probe_until REAL DEFAULT 0,
+    is_shut INTEGER DEFAULT 0);
+CREATE TABLE IF NOT EXISTS judgements (key TEXT PRIMARY KEY, value TEXT);
+CREATE TABLE IF NOT EXISTS flights (key TEXT PRIMARY KEY, owner INTEGER, expires REAL);
+CREATE TABLE IF NOT EXISTS means (correct INTEGER PRIMARY KEY, count INTEGER, mean REAL);
+"""
+
+
+class SharedState:
+    """A connection to the file, for all threads of this process.
+
+    Raises:
+        sqlite3.Error: where the file cannot be opened or is no database.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.Lock()
+        self._connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        self._connection.row_factory = sqlite3.Row
+        self._set_journal()
+        # A machine that loses power loses the last judgements, not the file.
+        self._connection.execute("PRAGMA synchronous = NORMAL")
+        with self.transaction() as connection:
+            for statement in _SCHEMA.split(";"):
+                connection.execute(statement)
+            boot = BOOT_ID.read_text().strip()
+            if connection.execute("SELECT 1 FROM boot WHERE id = ?", (boot,)).fetchone() is None:
+                for table in ("boot", "calls", "models", "flights"):  # times of another clock
+                    connection.execute(f"DELETE FROM {table}")
+                connection.execute("INSERT INTO boot VALUES (?)", (boot,))
+
+    def _set_journal(self) -> None:
+        """Switch to WAL; SQLite does not wait for other processes that do the same at this moment."""
+        deadline = time.monotonic() + BUSY_SECONDS
+        while True:
+            try:
+                self._connection.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_WAIT_SECONDS)
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Do what stands inside alone among all processes, or not at all."""
+        with self._lock:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+            except BaseException:
+                self._connection.execute("ROLLBACK")
+                raise
+            self._connection.execute("COMMIT")
+
+    def close(self) -> None:
+        """Close the connection."""
+        with self._lock:
+            self._connection.close()
+
+
+class Judgements:
+    """Answers that were paid for once, and questions that are being asked now."""
+
+    # The mean follows a policy that changes: later samples weigh at least this share.
+    MEAN_SAMPLES = 256
+
+    def __init__(self, state: SharedState) -> None:
+        self._state = state
+
+    def find_or_claim(self, key: str, deadline: float) -> str | None:
+        """Return what is stored under `key`, or None where the caller is the one to find out.
+
+        While another thread or process finds out, wait. A claim ends with :meth:`store` or :meth:`release`, at its
+        deadline, or with the process that holds it.
+
+        Raises:
+            TimeoutError: where the other one is not done at the `deadline` (monotonic clock).
+        """
+        while True:
+            with self._state.transaction() as connection:
+                row = connection.execute("SELECT value FROM judgements WHERE key = ?", (key,)).fetchone()
+                if row is not None:
+                    return row["value"]
+                flight = connection.execute("SELECT * FROM flights WHERE key = ?", (key,)).fetchone()
+                if flight is None or flight["expires"] < time.monotonic() or not _is_alive(flight["owner"]):
+                    connection.execute("REPLACE INTO flights VALUES (?, ?, ?)", (key, os.getpid(), deadline))
+                    return None
+            if time.monotonic() + _WAIT_SECONDS >= deadline:
+                raise TimeoutError("the same question is being asked, and was not answered before the deadline")
+            time.sleep(_WAIT_SECONDS)
+
+    def store(self, key: str, value: str) -> None:
+        """Keep an answer, and end the claim."""
+        with self._state.transaction() as connection:
+            connection.execute("REPLACE INTO judgements VALUES (?, ?)", (key, value))
+            connection.execute("DELETE FROM flights WHERE key = ?", (key,))
+
+    def release(self, key: str) -> None:
+        """End the claim without an answer."""
+        with self._state.transaction() as connection:
+            connection.execute("DELETE FROM flights WHERE key = ?", (key,))
+
+    def add_to_mean(self, is_correct: bool, quality: float) -> None:
+        """Let a judged sample count in the running mean of quality given correctness."""
+        with self._state.transaction() as connection:
+            row = connection.execute("SELECT * FROM means WHERE correct = ?", (int(is_correct),)).fetchone()
+            count, mean = (row["count"], row["mean"]) if row else (0, 0.0)
+            count = min(count + 1, self.MEAN_SAMPLES)
+            mean += (quality - mean) / count
+            connection.execute("REPLACE INTO means VALUES (?, ?, ?)", (int(is_correct), count, mean))
+
+    def mean_quality(self, is_correct: bool) -> float | None:
+        """Return the running mean of quality given correctness, None before the first judged sample."""
+        with self._state.transaction() as connection:
+            row = connection.execute("SELECT mean FROM means WHERE correct = ?", (int(is_correct),)).fetchone()
+            return row["mean"] if row else None
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True

@@ -1,0 +1,190 @@
+"""Judging one rollout under a quota: google-genai's own retries, and ours, for samples of several processes at once.
+
+A local server stands in for Gemini (`reward.stand_in`); it counts requests in a sliding window of `--window` seconds,
+which stands for a minute, and answers the rest with 429 and a retry delay. The stock way is a client with three
+attempts a sample, whose delays are shortened as the minute is. Then the server is down for a while, and comes back.
+
+The bias of each fallback policy is computed with drawn qualities: a judge that fails in one sample of ten, and one that
+never does, on the same samples; the advantage is Dr. GRPO's. `pays` is what a failure adds to the advantage of its
+right or wrong sample, `favours` is that less what it adds to such samples beside it in the group, which were judged;
+`rms` is the error over all samples.
+"""
+
+import argparse
+import math
+import os
+import random
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+
+from grpo import rollout
+from reward.gemini import Chain, ChainError, Client
+from reward.judge import Judge, Verdict
+from reward.settings import FALLBACKS, STAND_IN_KEY, ChainSettings, JudgeSettings
+from reward.shared_state import SharedState
+from reward.stand_in import Fault, Quota, StandIn
+from scripts.bench.harness import Result
+from scripts.bench.machine import Copy
+from scripts.bench.parts.judge_worker import MODEL
+from scripts.bench.parts.ranks import run_ranks
+
+DOWN_THREADS = 8
+GROUP, GROUPS, FAILURE_RATE, WEIGHTS = 8, 1000, 0.1, (0.6, 0.4)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--samples", type=int, default=64, help="samples of the rollout (default: 64)")
+    parser.add_argument("--processes", type=int, default=2, help="processes that judge them (default: 2)")
+    parser.add_argument("--quota", type=int, default=16, help="requests a window (default: 16)")
+    parser.add_argument("--assumed", type=int, help="the quota that is configured (default: the right one)")
+    parser.add_argument("--window", type=float, default=5.0, help="seconds that stand for a minute (default: 5)")
+    parser.add_argument("--latency", type=float, default=0.2, help="seconds that a reply takes (default: 0.2)")
+    parser.add_argument("--deadline", type=float, default=20.0, help="seconds for a sample (default: 20)")
+
+
+def run(options: argparse.Namespace, copy: Copy) -> Result:
+    del copy
+    if min(options.samples, options.processes, options.quota) < 1 or options.samples % options.processes:
+        raise ValueError("--samples, --processes and --quota are at least 1, and --processes divides --samples")
+    if min(options.window, options.deadline) <= 0:
+        raise ValueError("--window and --deadline are above 0")
+    found = {ours: _judge_rollout(options, ours) for ours in (False, True)}
+    if not min(way["judged"] for way in found.values()):
+        raise ValueError("a way judged no sample: give a larger --quota or --deadline")
+    details: dict[str, Any] = {"quota": options.quota, "window_s": options.window, "deadline_s": options.deadline}
+    for name, way in (("stock", found[False]), ("ours", found[True])):
+        details |= {f"{name}_{key}": value for key, value in way.items()}
+    details |= _recover(options.window) | _policy_bias()
+    return Result(
+        what=f"calls for each judged sample, {options.samples} samples at once from {options.processes} processes "
+        f"under a quota of {options.quota} in {options.window:g} s, against a local stand-in for Gemini",
+        unit="calls",
+        stock=found[False]["calls"] / found[False]["judged"],
+        ours=found[True]["calls"] / found[True]["judged"],
+        higher_is_better=False,
+        details=details,
+        extrapolation=(
+            "the real quota is a minute's: the same run takes "
+            f"{(math.ceil(options.samples / options.quota) - 1):.0f} minutes and the time of a reply there",
+        ),
+    )
+
+
+def _judge_rollout(options: argparse.Namespace, is_ours: bool) -> dict[str, float]:
+    """Let one way judge the samples; say what came of it."""
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-judge-") as folder,
+        StandIn([MODEL], Quota(options.quota, options.window), latency=options.latency) as server,
+    ):
+        job = {
+            "ours": is_ours,
+            "url": server.url,
+            "folder": folder,
+            "samples": options.samples // options.processes,
+            "quota": options.assumed or options.quota,
+            "window": options.window,
+            "deadline": options.deadline,
+        }
+        ranks = run_ranks("judge_worker", options.processes, job)
+        requests = server.requests
+    seconds = [second for rank in ranks for second in rank["seconds"]]
+    judged = sum(sum(rank["judged"]) for rank in ranks)
+    accepted = [request.time for request in requests if request.status == 200]
+    least = (math.ceil(len(accepted) / options.quota) - 1) * options.window
+    span = max(accepted, default=0.0) - min(accepted, default=0.0)
+    return {
+        "judged": judged,
+        "calls": len(requests),
+        "judged_share": judged / options.samples,
+        # Every call but the one that each judged sample needs.
+        "wasted_share": 1 - judged / len(requests),
+        # The least time in which the quota admits these calls, over the time that they took.
+        "quota_used": least / span if span > 0 else 1.0,
+        "longest_s": max(seconds),
+        "past_deadline": sum(second > options.deadline for second in seconds),
+    }
+
+
+def _recover(window: float) -> dict[str, float]:
+    """Take the server down under load, bring it back, and count the calls of each part."""
+    down = threading.Event()
+    down.set()
+    fault = Fault("status", 503, "down")
+    settings = ChainSettings((MODEL,), tries=1, deadline=window / 10, call_timeout=window / 10, window=window)
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-judge-") as folder,
+        StandIn([MODEL], faults=lambda number, model: fault if down.is_set() else None) as server,
+    ):
+        chain = Chain(settings, SharedState(Path(folder, "judge.sqlite")), Client(STAND_IN_KEY, server.url))
+        back = time.monotonic() + window
+        timer = threading.Timer(window, down.clear)
+        timer.start()
+
+        def ask(number: int) -> None:
+            while time.monotonic() < back + window:
+                try:
+                    chain.ask(f"question {number}")
+                except ChainError:
+                    continue
+
+        with ThreadPoolExecutor(DOWN_THREADS) as pool:
+            list(pool.map(ask, range(DOWN_THREADS)))
+        timer.join()
+        while_down = [request for request in server.requests if request.time < back]
+        after = [request.status for request in server.requests if request.time >= back]
+    return {
+        "calls_while_down": len(while_down),
+        # 1: the first probe after the server was back closed the breaker.
+        "calls_until_recovery": after.index(200) + 1 if 200 in after else math.inf,
+        "failed_calls_after_recovery": sum(status != 200 for status in after),
+        "answered_calls_after_recovery": sum(status == 200 for status in after),
+    }
+
+
+def _policy_bias() -> dict[str, float]:
+    """Compare the advantages under each policy with those of a judge that never fails."""
+    rng = random.Random(0)
+    drawn = []
+    for _ in range(GROUPS):
+        rate = rng.betavariate(1, 1)  # problems differ in difficulty
+        for _ in range(GROUP):
+            right = float(rng.random() < rate)
+            quality = rng.betavariate(6, 2) if right else rng.betavariate(2, 3)
+            drawn.append((right, quality, rng.random() < FAILURE_RATE))
+    is_right = torch.tensor([sample[0] for sample in drawn]) == 1
+    failed = torch.tensor([sample[2] for sample in drawn])
+    beside = failed.view(-1, GROUP).any(-1).repeat_interleave(GROUP) & ~failed
+    truth = _advantages([(right, quality, False) for right, quality, _ in drawn], "correctness")
+    found = {}
+    for policy in FALLBACKS:
+        error = _advantages(drawn, policy) - truth
+        for name, chosen in (("right", is_right), ("wrong", ~is_right)):
+            found[f"{policy}_pays_{name}"] = error[failed & chosen].mean().item()
+            found[f"{policy}_favours_{name}"] = (error[failed & chosen].mean() - error[beside & chosen].mean()).item()
+        found[f"{policy}_rms"] = error.square().mean().sqrt().item()
+    return found
+
+
+def _advantages(drawn: list[tuple[float, float, bool]], policy: str) -> torch.Tensor:
+    """Return Dr. GRPO's advantages of (correct, quality, failed), by the code that a run uses; ``[len(drawn)]``."""
+    settings = JudgeSettings(ChainSettings((MODEL,)), *WEIGHTS, policy)
+    with tempfile.TemporaryDirectory(prefix="bench-judge-") as folder:
+        judge = Judge(settings, SharedState(Path(folder, "judge.sqlite")), chain=None)  # type: ignore[arg-type]
+        samples = []
+        for correct, quality, failed in drawn:
+            verdict = Verdict(failed=1.0) if failed else Verdict(quality=quality, calls=1.0)
+            reward = torch.tensor([judge.reward(correct, verdict)])
+            info = {"correct": torch.tensor([correct]), "judge_failed": torch.tensor([verdict.failed])}
+            samples.append(SimpleNamespace(rewards=reward, scores=info["correct"], info=info))
+        with mock.patch.dict(os.environ, {"GRPO_JUDGE_FALLBACK": policy}):
+            rollout.complete(samples, GROUP)
+    rewards = torch.cat([sample.rewards for sample in samples]).view(-1, GROUP)
+    return (rewards - rewards.mean(-1, keepdim=True)).view(-1)

@@ -1,0 +1,91 @@
+"""One process of the benchmark `judge`: judges its samples, each in a thread, and reports when each was done."""
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from reward import gemini, judge
+from reward.settings import STAND_IN_KEY, ChainSettings, JudgeSettings
+from reward.shared_state import SharedState
+from scripts.bench.parts.ranks import job_of_this_rank, report
+
+MODEL = "gemini-stand-in"
+ATTEMPTS, MINUTE = 3, 60.0
+
+
+def response(rank: str, number: int) -> str:
+    """A response that no other sample has."""
+    return f"{rank} + {number} = x\nso the answer is \\boxed{{{number}}}"
+
+
+class Ours:
+    """The judge of a run."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        chain = ChainSettings(
+            (MODEL,),
+            deadline=job["deadline"],
+            call_timeout=job["deadline"] / 2,
+            requests_per_window=job["quota"],
+            window=job["window"],
+        )
+        state = SharedState(Path(job["folder"], "judge.sqlite"))
+        settings = JudgeSettings(chain, 0.6, 0.4, "correctness")
+        self._judge = judge.Judge(settings, state, gemini.connect(chain, state, None, job["url"]))
+
+    def __call__(self, text: str) -> bool:
+        return not self._judge.judge("a problem", text, "7").failed
+
+
+class Stock:
+    """google-genai's client with its own retries."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        from google import genai
+
+        scale = job["window"] / MINUTE
+        retries = genai.types.HttpRetryOptions(
+            attempts=ATTEMPTS, initial_delay=scale, max_delay=MINUTE * scale, jitter=scale
+        )
+        options = genai.types.HttpOptions(
+            base_url=job["url"], api_version="v1beta", retry_options=retries, timeout=round(1000 * job["deadline"])
+        )
+        self._client = genai.Client(api_key=STAND_IN_KEY, vertexai=False, http_options=options)
+        self._config = genai.types.GenerateContentConfig(
+            system_instruction=judge.SYSTEM, response_mime_type="application/json", response_schema=judge.Scores
+        )
+
+    def __call__(self, text: str) -> bool:
+        from google.genai import errors
+
+        try:
+            reply = self._client.models.generate_content(
+                model=MODEL, contents=judge.request("a problem", text, "7"), config=self._config
+            )
+        except errors.APIError:
+            return False
+        return reply.parsed is not None
+
+
+def main() -> None:
+    """Wait for the other processes, judge all samples at once, report."""
+    job, rank = job_of_this_rank(), os.environ["RANK"]
+    way = Ours(job) if job["ours"] else Stock(job)
+    ready = Path(job["folder"])
+    (ready / f"ready-{rank}").touch()
+    while len(list(ready.glob("ready-*"))) < int(os.environ["WORLD_SIZE"]):
+        time.sleep(0.01)
+
+    def one(number: int) -> tuple[bool, float]:
+        started = time.monotonic()
+        return way(response(rank, number)), time.monotonic() - started
+
+    with ThreadPoolExecutor(job["samples"]) as pool:
+        found = list(pool.map(one, range(job["samples"])))
+    report(judged=[judged for judged, _ in found], seconds=[seconds for _, seconds in found])
+
+
+if __name__ == "__main__":
+    main()
