@@ -19,7 +19,8 @@
 #   --help          this text
 #
 # Joins the Ray cluster at RAY_ADDRESS where that is set; starts one of its own otherwise.
-# Secrets are taken from the environment and written nowhere: WANDB_API_KEY.
+# Secrets are taken from the environment and written nowhere: GEMINI_API_KEY (or GOOGLE_API_KEY) for the judge, and
+# WANDB_API_KEY. Without a key for the judge, --tiny starts a local server in its place, and says so.
 # Exit code: 0 done, 2 refused before anything was started, 130 Ctrl-C, otherwise that of the driver.
 set -euo pipefail
 
@@ -79,6 +80,7 @@ if ((TINY)); then
     : "${LORA_RANK:=8}" "${LORA_ALPHA:=16}"
     : "${PERSISTENCE_THRESHOLD:=0}" # everything is partitioned, as the parameters of the 120b are
     : "${NUM_EPISODES:=1}" "${STEPS:=40}" "${SAVE_STEPS:=20}"
+    : "${JUDGE_REQUESTS_PER_MINUTE:=6000}" "${JUDGE_TOKENS_PER_MINUTE:=10000000}" # the stand-in has no quota
 fi
 
 # --- Hyperparameters --------------------------------------------------------------------------------------------------
@@ -98,6 +100,20 @@ fi
 : "${ROLLOUT_BATCH_SIZE:=8}" "${N_SAMPLES_PER_PROMPT:=8}" "${MICRO_ROLLOUT_BATCH_SIZE:=1}"
 : "${PROMPT_MAX_LEN:=1024}" "${GENERATE_MAX_LEN:=3072}"
 : "${TEMPERATURE:=1.0}" "${TOP_P:=1.0}"
+
+# Reward: CORRECTNESS_WEIGHT x correctness + QUALITY_WEIGHT x quality, which a judge scores; the weights add up to 1.
+# JUDGE=0 (or no model) is correctness alone. If every model fails for a sample, JUDGE_FALLBACK says what it gets:
+#   correctness    correctness alone: pays a correct sample for the failure
+#   mean_quality   the running mean of quality, of correct or of wrong samples, in place of its own
+#   group          correctness alone for all samples of its prompt
+# Evaluations are never judged
+: "${JUDGE:=1}" "${CORRECTNESS_WEIGHT:=0.6}" "${QUALITY_WEIGHT:=0.4}" "${JUDGE_FALLBACK:=correctness}"
+# Gemini models in the order in which they are tried; checked before a run. 3 Pro was shut down in March 2026
+: "${JUDGE_MODELS=gemini-3.1-pro-preview gemini-4-argon gemini-3-flash-preview}"
+# Calls to each model for a sample; seconds for a sample, over all models with all waiting; seconds for one call
+: "${JUDGE_TRIES:=3}" "${JUDGE_DEADLINE:=240}" "${JUDGE_CALL_TIMEOUT:=90}"
+# Your quota for each model: requests and prompt tokens a minute, and calls at once, over all engines of the run
+: "${JUDGE_REQUESTS_PER_MINUTE:=120}" "${JUDGE_TOKENS_PER_MINUTE:=1000000}" "${JUDGE_CONCURRENCY:=32}"
 
 # GRPO, without a reference model: a KL_COEF above 0 is refused. TRAIN_BATCH_SIZE counts samples, not prompts: 64
 # samples in batches of 8 are 8 optimizer steps a rollout, and all but the first of them are off-policy
@@ -130,7 +146,7 @@ fi
 
 : "${SEED:=42}" "${USE_WANDB:=0}"
 
-for SWITCH in ENFORCE_EAGER OFFLOAD ADAM_OFFLOAD GRADIENT_CHECKPOINTING EVAL_AT_START USE_WANDB; do
+for SWITCH in ENFORCE_EAGER OFFLOAD ADAM_OFFLOAD GRADIENT_CHECKPOINTING EVAL_AT_START USE_WANDB JUDGE; do
     [[ ${!SWITCH} == [01] ]] || refuse "$SWITCH is '${!SWITCH}': 1 switches it on, 0 off"
 done
 
@@ -198,6 +214,12 @@ if [[ -n $METRICS_DIR ]]; then LOG_ARGS+=(--metrics_dir "$METRICS_DIR"); fi
 # The value stands for "on"; the key itself comes from the environment
 if [[ $USE_WANDB == 1 ]]; then LOG_ARGS+=(--use_wandb 1); fi
 
+# The judge is asked in the engines: its settings are variables that reach every worker
+for VARIABLE in JUDGE JUDGE_MODELS CORRECTNESS_WEIGHT QUALITY_WEIGHT JUDGE_FALLBACK JUDGE_TRIES JUDGE_DEADLINE \
+    JUDGE_CALL_TIMEOUT JUDGE_REQUESTS_PER_MINUTE JUDGE_TOKENS_PER_MINUTE JUDGE_CONCURRENCY; do
+    export "GRPO_$VARIABLE=${!VARIABLE}"
+done
+
 # --- Run --------------------------------------------------------------------------------------------------------------
 
 if [[ $MODE == run || ! -d $HERE/.venv ]]; then "$HERE/scripts/setup.sh" --quiet; fi
@@ -217,6 +239,7 @@ make_tiny() {
 if ((TINY)) && [[ $MODE == run || $MODE == check ]]; then make_tiny; fi
 
 OPTIONS=(--name "$NAME")
+if ((TINY)); then OPTIONS+=(--stand-in); fi
 if [[ -n $RUN_DIR ]]; then OPTIONS+=(--run-dir "$RUN_DIR"); fi
 if [[ -n $RESUME ]]; then OPTIONS+=(--resume "$RESUME"); fi
 

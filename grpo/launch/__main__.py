@@ -1,7 +1,8 @@
-"""python -m grpo.launch run|check|plan|dry-run [--name NAME] [--run-dir DIR | --resume DIR|latest] -- OPENRLHF FLAGS
+"""python -m grpo.launch MODE [--name NAME] [--stand-in] [--run-dir DIR | --resume DIR|latest] -- OPENRLHF FLAGS
 python -m grpo.launch guard -- COMMAND
 
-`train_grpo.sh` calls it; see there. `guard` runs a command of the set-up and ends it when its caller ends.
+MODE is run, check, plan or dry-run; the judge's settings are GRPO_* variables. `train_grpo.sh` calls it; see there.
+`guard` runs a command of the set-up and ends it when its caller ends.
 """
 
 import argparse
@@ -10,12 +11,14 @@ import sys
 from pathlib import Path
 
 from grpo.guard import DIGEST_VARIABLE
-from grpo.launch import preflight, processes, resume, run_dir
+from grpo.launch import judge, preflight, processes, resume, run_dir
 from grpo.launch.config import Config, ConfigError, resolve
+from grpo.launch.judge import RunJudge
 from grpo.launch.plan import Plan, describe, make_plan
 from grpo.launch.progress import Progress
 from grpo.launch.resume import ResumeError
 from grpo.launch.supervise import supervise
+from reward.settings import STAND_IN_VARIABLE
 
 REFUSED = 2
 
@@ -25,6 +28,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m grpo.launch", usage=__doc__)
     parser.add_argument("mode", choices=["run", "check", "plan", "dry-run", "guard"])
     parser.add_argument("--name", default="run", help="first part of the run directory's name")
+    parser.add_argument(
+        "--stand-in", action="store_true", help="without a key, let a local server stand in for the judge"
+    )
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--run-dir", type=Path, default=None)
     place.add_argument("--resume", metavar="DIR|latest", default=None, help="continue this run")
@@ -42,6 +48,7 @@ def main() -> int:
         else:
             folder, held = (options.run_dir or run_dir.default_run_dir(options.name)).absolute(), None
             config = resolve(rest, folder)
+        run_judge = judge.of_run(config, options.stand_in)
     except (ConfigError, ResumeError) as error:
         return refuse(error)
     plan = make_plan(config)
@@ -49,14 +56,16 @@ def main() -> int:
         print(run_dir.show_command(config.argv))
         return 0
     if options.mode == "plan":
-        print("\n".join(describe(plan, config)))
+        print("\n".join([*describe(plan, config), *judge.describe(run_judge)]))
         return 0
     found = preflight.problems(config, plan, folder, is_resumed=bool(options.resume))
+    found += judge.check(run_judge, config)
     if found:
         print(f"refused, {len(found)} problem{'s' * (len(found) > 1)}:", file=sys.stderr)
         print("\n".join(f"  {number}. {problem}" for number, problem in enumerate(found, 1)), file=sys.stderr)
         return REFUSED
     if options.mode == "check":
+        print("\n".join(judge.describe(run_judge)))
         print("ready: machine, patches, model, data and configuration fit together")
         return 0
     if held is None:
@@ -66,7 +75,7 @@ def main() -> int:
         except ResumeError as error:
             return refuse(error)
     news = resume.take_back(config, folder) if options.resume else []
-    return run(options.name, folder, config, plan, held, news)
+    return run(options.name, folder, config, plan, run_judge, held, news)
 
 
 def refuse(error: Exception) -> int:
@@ -75,11 +84,13 @@ def refuse(error: Exception) -> int:
     return REFUSED
 
 
-def run(name: str, folder: Path, config: Config, plan: Plan, held: int, news: list[str]) -> int:
+def run(name: str, folder: Path, config: Config, plan: Plan, run_judge: RunJudge, held: int, news: list[str]) -> int:
     """Run the trainer in the run directory, which is `held` by a lock; say the `news` of a resumed run, sum up."""
+    os.environ.pop(STAND_IN_VARIABLE, None)  # of another run
     status = preflight.patch_status()
-    run_dir.write(folder, name, config, plan, status)
-    print("\n".join([f"run directory {folder}", *news, *describe(plan, config)]), flush=True)
+    run_dir.write(folder, name, config, plan, status, ["--stand-in"] if run_judge.is_stand_in else [])
+    lines = [f"run directory {folder}", *news, *describe(plan, config), *judge.describe(run_judge)]
+    print("\n".join(lines), flush=True)
     progress = Progress(Path(config.args.metrics_dir), plan.steps)
     progress.skip()
     code = supervise(
@@ -88,6 +99,7 @@ def run(name: str, folder: Path, config: Config, plan: Plan, held: int, news: li
         log_dir=folder / "logs",
         environment={DIGEST_VARIABLE: status["digest"], "GRPO_RUN_DIR": str(folder)},
         progress=progress.poll,
+        stand_in_models=run_judge.stand_in_models,
         inherited=[held],
     )
     print(

@@ -1,4 +1,6 @@
-"""The keeper: the process that starts Ray and the driver, and ends everything, whatever happens to others.
+"""The keeper: the process that starts services and the driver, and ends everything, whatever happens to others.
+
+Services are Ray and, where the judge has no key in a small run, the server that stands in for Gemini.
 
 It is a subreaper in a session of its own, so that neither a Ctrl-C nor a closed terminal reaches it. The
 launcher holds the other end of its standard input: a closed input, also by a killed launcher, means stop.
@@ -21,8 +23,10 @@ from typing import Any
 
 from grpo.launch import processes, ray_head
 from grpo.launch.ray_head import RayHead
+from reward.settings import STAND_IN_VARIABLE
 
 RAY_START_LIMIT = 180.0
+STAND_IN_START_LIMIT = 60.0
 SHM_SCAN_SECONDS = 0.5
 
 
@@ -37,6 +41,7 @@ class Job:
         log_dir: where ``driver.log``, ``ray-start.log`` and Ray's own logs go; None prints to standard error.
         base_dir: the run's folder for sockets and temporary files; deleted at the end.
         foreign_memory: files under /dev/shm that were there before the run and are never deleted.
+        stand_in_models: ids that a local stand-in for Gemini is started for; [] starts none.
         ray: the cluster to start; None starts none (``RAY_ADDRESS`` in the environment names one to join).
         grace: seconds between SIGTERM and SIGKILL.
     """
@@ -48,6 +53,7 @@ class Job:
     log_dir: str | None
     base_dir: str
     foreign_memory: list[str]
+    stand_in_models: list[str]
     ray: RayHead | None
     grace: float
 
@@ -67,8 +73,16 @@ class Stopped(Exception):
     """The launcher is gone or asks for the end, or this process got a signal."""
 
 
-class RayFailed(Exception):
-    """Ray did not start, or ended before the driver; the message is for the user."""
+class ServiceFailed(Exception):
+    """Ray or the judge's stand-in did not start, or ended before the driver; the message is for the user.
+
+    Args:
+        log: the file of the log folder that tells more.
+    """
+
+    def __init__(self, message: str, log: str) -> None:
+        super().__init__(message)
+        self.log = log
 
 
 def clean_up(job: Job, root: int, shared_memory: set[Path]) -> processes.Ended:
@@ -111,7 +125,8 @@ class Keeper:
         self.signalled: int | None = None
         self.exits: dict[int, int] = {}
         self.shared_memory: set[Path] = set()
-        self.ray_pid: int | None = None
+        # What has to live as long as the driver: name and log by pid.
+        self.services: dict[int, tuple[str, str]] = {}
         self.watch = processes.SharedMemoryWatch()
         self.next_scan = 0.0
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -121,31 +136,46 @@ class Keeper:
         self.signalled = signum
 
     def run(self) -> None:
-        """Start Ray and the driver, wait, clean up, report."""
+        """Start the services and the driver, wait, clean up, report."""
         processes.become_subreaper()
         try:
+            if self.job.stand_in_models:
+                self._start_stand_in(self.job.stand_in_models)
             if self.job.ray:
                 self._start_ray(self.job.ray)
             code = self._run_driver()
             report(event="driver ended", code=code)
         except Stopped as stop:
             report(event="stopping", reason=str(stop))
-        except RayFailed as failure:
-            report(event="ray failed", message=str(failure))
+        except ServiceFailed as failure:
+            report(event="service failed", message=str(failure), log=failure.log)
         finally:
             ended = clean_up(self.job, os.getpid(), self.shared_memory)
             report(event="clean", found=len(ended.found), killed=len(ended.killed), left=sorted(ended.left))
+
+    def _start_stand_in(self, models: list[str]) -> None:
+        """Start the local server that answers in place of Gemini; its address goes to all that is started later."""
+        address = Path(self.job.base_dir) / "stand-in-address"
+        command = [sys.executable, "-m", "reward.stand_in", "--address-file", str(address), "--models", *models]
+        self.services[self._spawn(command, "stand-in.log")] = ("the judge's stand-in", "stand-in.log")
+        started = time.monotonic()
+        while not address.is_file():
+            self._wait(0.1)
+            if time.monotonic() - started > STAND_IN_START_LIMIT:
+                raise ServiceFailed("the judge's stand-in was not up in time", "stand-in.log")
+        self.job.environment[STAND_IN_VARIABLE] = address.read_text(encoding="utf-8")
+        report(event="stand-in started", address=self.job.environment[STAND_IN_VARIABLE])
 
     def _start_ray(self, head: RayHead) -> None:
         report(event="starting ray", gpus=head.num_gpus, cpus=head.num_cpus)
         started = time.monotonic()
         base_dir = Path(self.job.base_dir)
-        self.ray_pid = self._spawn(ray_head.start_command(head, base_dir), "ray-start.log")
+        self.services[self._spawn(ray_head.start_command(head, base_dir), "ray-start.log")] = ("Ray", "ray-start.log")
         address = ray_head.address_file(base_dir)
         while not (address.is_file() and address.read_text().strip()):
             self._wait(0.1)
             if time.monotonic() - started > RAY_START_LIMIT:
-                raise RayFailed(f"Ray was not up after {RAY_START_LIMIT:.0f} s")
+                raise ServiceFailed(f"Ray was not up after {RAY_START_LIMIT:.0f} s", "ray-start.log")
         self.job.environment["RAY_ADDRESS"] = address.read_text().strip()
         if self.job.log_dir:
             kept = Path(self.job.log_dir) / "ray"
@@ -198,7 +228,7 @@ class Keeper:
 
         Raises:
             Stopped: where the run has to end now.
-            RayFailed: where Ray has ended.
+            ServiceFailed: where a service has ended.
         """
         if self.signalled:
             raise Stopped(f"the keeper got {signal.Signals(self.signalled).name}")
@@ -208,8 +238,9 @@ class Keeper:
         if self.watch.fd in ready:
             self._note_shared_memory()
         self.exits.update(processes.reap())
-        if self.ray_pid in self.exits:
-            raise RayFailed(f"Ray ended by itself, with exit code {self.exits[self.ray_pid]}")
+        for pid, (name, log) in self.services.items():
+            if pid in self.exits:
+                raise ServiceFailed(f"{name} ended by itself, with exit code {self.exits[pid]}", log)
 
     def _note_shared_memory(self) -> None:
         """Look up which new files are ours; a burst of new files is looked at once."""

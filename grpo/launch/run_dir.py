@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from grpo.launch import machine
 from grpo.launch.config import Config, redact
 from grpo.launch.plan import Plan
 from grpo.launch.supervise import CHECKOUT
+from reward import settings as judge_settings
 
 # The only variables that are written down: they change results or speed, and none of them holds a secret.
 RECORDED_VARIABLES = (
@@ -45,24 +47,42 @@ def default_run_dir(name: str) -> Path:
     return CHECKOUT / "runs" / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def write(run_dir: Path, name: str, config: Config, plan: Plan, patch_status: dict[str, Any]) -> None:
-    """Write everything that is known before the run, or before it continues, into the run directory."""
+def write(
+    run_dir: Path,
+    name: str,
+    config: Config,
+    plan: Plan,
+    patch_status: dict[str, Any],
+    options: Sequence[str] = (),
+) -> None:
+    """Write everything that is known before the run, or before it continues, into the run directory.
+
+    Args:
+        options: further options of the launcher that :func:`command_script` repeats.
+    """
     (run_dir / "logs").mkdir(parents=True, exist_ok=True)
     for folder in (config.args.ckpt_path, config.args.metrics_dir):
         Path(folder).mkdir(parents=True, exist_ok=True)
     stack = "cpu" if machine.on_cpu_stack() else "gpu"
     _write_json(
         run_dir / "config.json",
-        {"name": name, "stack": stack, "flags": config.values, "given": config.given, "plan": plan.as_dict()},
+        {
+            "name": name,
+            "stack": stack,
+            "flags": config.values,
+            "given": config.given,
+            "judge": judge_settings.variables(),
+            "plan": plan.as_dict(),
+        },
     )
     _write_json(run_dir / "env.json", environment())
     _write_json(run_dir / "patches.json", patch_status)
     command = run_dir / "command.sh"
-    command.write_text(redact(command_script(run_dir, name, config)), encoding="utf-8")
+    command.write_text(redact(command_script(run_dir, name, config, options)), encoding="utf-8")
     command.chmod(0o755)
 
 
-def command_script(run_dir: Path, name: str, config: Config) -> str:
+def command_script(run_dir: Path, name: str, config: Config, options: Sequence[str] = ()) -> str:
     """Return a script that starts the same configuration in another run directory."""
     again = f"{run_dir.parent / name}-again-$(date +%Y%m%d-%H%M%S)"
     return "\n".join(
@@ -71,7 +91,9 @@ def command_script(run_dir: Path, name: str, config: Config) -> str:
             "# Starts the configuration of this run again, in a new run directory (first argument).",
             "set -euo pipefail",
             f"source {shlex.quote(str(CHECKOUT / 'scripts' / 'env.sh'))}",
-            f'exec python -P -m grpo.launch run --name {shlex.quote(name)} --run-dir "${{1:-{again}}}" -- \\',
+            *(f"export {assignment}" for assignment in _judge_assignments()),
+            f"exec python -P -m grpo.launch run {shlex.join(['--name', name, *options])} \\",
+            f'    --run-dir "${{1:-{again}}}" -- \\',
             *_flag_lines(_own_flags(config, run_dir)),
             "",
         ]
@@ -103,9 +125,14 @@ def _flag_lines(argv: list[str]) -> list[str]:
     return [line + " \\" for line in lines[:-1]] + lines[-1:]
 
 
+def _judge_assignments() -> list[str]:
+    return [f"GRPO_{name}={shlex.quote(value)}" for name, value in judge_settings.variables().items()]
+
+
 def show_command(argv: list[str]) -> str:
-    """Return a command line for people, one flag a line."""
-    return "\n".join(["python -m openrlhf.cli.train_ppo_ray \\", *_flag_lines(argv)])
+    """Return a command line for people, one flag a line, after the variables of the judge."""
+    variables = [f"{assignment} \\" for assignment in _judge_assignments()]
+    return "\n".join([*variables, "python -m openrlhf.cli.train_ppo_ray \\", *_flag_lines(argv)])
 
 
 def environment() -> dict[str, Any]:

@@ -41,6 +41,7 @@ def supervise(
     environment: dict[str, str] | None = None,
     progress: Lines = list,
     grace: float = GRACE_SECONDS,
+    stand_in_models: Sequence[str] = (),
     inherited: Sequence[int] = (),
 ) -> int:
     """Run `driver`, with a Ray cluster of its own where `ray` is given, and leave no process of it behind.
@@ -52,10 +53,11 @@ def supervise(
         environment: variables on top of this process's own.
         progress: returns the lines to show since its last call; asked every half second.
         grace: seconds between SIGTERM and SIGKILL.
+        stand_in_models: ids that a local stand-in for Gemini is started for, in place of the judge; none starts none.
         inherited: file descriptors that the keeper holds too, until the run's last process is gone.
 
     Returns:
-        The driver's exit code; 128 + n where signal n ended the driver or this process; 1 where Ray failed.
+        The driver's exit code; 128 + n where signal n ended the driver or this process; 1 where a service failed.
     """
     job = Job(
         run_id=uuid.uuid4().hex,
@@ -65,6 +67,7 @@ def supervise(
         log_dir=str(log_dir.resolve()) if log_dir else None,
         base_dir=str(ray_head.make_base_dir()),
         foreign_memory=[str(file) for file in processes.SHM.iterdir()] if processes.SHM.is_dir() else [],
+        stand_in_models=list(stand_in_models),
         ray=ray,
         grace=grace,
     )
@@ -147,10 +150,12 @@ class _Supervisor:
             self._show(f"starting engines and actor, log: {self.log_dir / 'driver.log'}")
         elif kind == "driver ended":
             self.code = event["code"]
-        elif kind == "ray failed":
+        elif kind == "stand-in started":
+            self._show(f"no key: a local stand-in for Gemini answers at {event['address']}, its scores mean nothing")
+        elif kind == "service failed":
             self.code = FAILED
             self._show(event["message"])
-            self._show_tail("ray-start.log")
+            self._show_tail(event["log"])
         elif kind == "clean":
             self.clean = True
             self._show_left(event["left"])
