@@ -59,7 +59,7 @@ _OUTCOMES = {
     Kind.BAD_REPLY: Outcome.ANSWERED,
     Kind.NEXT_MODEL: Outcome.ANSWERED,
     Kind.NO_MODEL: Outcome.REFUSED,
-    Kind.NO_KEY: Outcome.REFUSED,
+    Kind.NO_KEY: Outcome.NO_KEY,
 }
 
 

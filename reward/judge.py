@@ -176,11 +176,11 @@ class Judge:
 _OPEN = "[<\uff1c\u2039\u3008\u27e8\u276e\u02c2]"
 _BAR = "[|\uff5c\u2223\u01c0\u2502\u2758\u00a6]"
 _CLOSE = "[>\uff1e\u203a\u3009\u27e9\u276f\u02c3]"
-_MARKER = re.compile(rf"{_OPEN}\s?{_BAR}[^<>|\n]{{0,40}}?{_BAR}\s?{_CLOSE}")
+_MARKER = re.compile(rf"{_OPEN}{_BAR}[^<>|\s]{{0,40}}?{_BAR}{_CLOSE}")
 _HEADER = re.compile(
     r"<\|channel\|>\s*(analysis|commentary|final)\b[^<\n]{0,80}(?:<\|constrain\|>[^<\n]{0,40})?<\|message\|>"
 )
-_ROLE = re.compile(r"<\|start\|>\s*assistant\b[^<\n]{0,40}")
+_ROLE = re.compile(r"<\|start\|>\s*assistant(?=<\|channel\|>)")
 _USER = re.compile(r"<\|start\|>user<\|message\|>(.*?)(?:<\|end\|>|\Z)", re.DOTALL)
 
 
@@ -211,8 +211,8 @@ def clean(text: str, limit: int) -> str:
     """
     # The invisible go first: they may stand inside a marker.
     text = "".join(character for character in _shorten(text, limit) if _is_visible(character))
-    text = _HEADER.sub(lambda match: f"\n[{match[1]}]\n", text)
-    return _MARKER.sub("\n", _ROLE.sub("\n", text)).strip()
+    text = _HEADER.sub(lambda match: f"\n[{match[1]}]\n", _ROLE.sub("", text))
+    return _MARKER.sub("\n", text).strip()
 
 
 def _shorten(text: str, limit: int) -> str:

@@ -9,9 +9,9 @@ counted from the sending. A place is refused while
 - the breaker is open: after `FAILURES_TO_OPEN` failures in a row no calls are made for a while, then exactly one, the
   probe; its success closes the breaker, its failure doubles the while.
 
-A quota that is smaller than the one that was configured shows in a 429. What the server had accepted in the last window
-becomes the cap (less a twentieth, where the cap was kept); it grows again by a twentieth for every `WINDOWS_TO_GROW`
-windows without a 429. This is additive increase and multiplicative decrease (Chiu and Jain, 1989), with a first guess.
+A quota that is smaller than the one that was configured shows in a 429. The cap on requests falls to what the server
+had accepted in the last window, but by no more than to a quarter at once: somebody else may have used the quota. It
+grows by a twentieth after `WINDOWS_TO_GROW` windows without a 429, by two after as many again, and so on.
 A process that dies keeps its places until `call_timeout` is over.
 """
 
@@ -19,6 +19,7 @@ import logging
 import sqlite3
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -43,7 +44,8 @@ class Outcome(Enum):
     ANSWERED = "answered"  # whatever the answer is worth
     THROTTLED = "throttled"  # 429
     FAILED = "failed"  # 5xx, no connection, no answer in time: the breaker counts it
-    REFUSED = "refused"  # no such model, no rights, no valid key: no call for `SHUT` windows
+    REFUSED = "refused"  # no such model, or no rights: no call for `SHUT` windows
+    NO_KEY = "no key"  # the same, for all models
 
 
 @dataclass(frozen=True)
@@ -140,9 +142,9 @@ class Limits:
         if cap is None:
             return limit
         if now - state["cap_since"] > WINDOWS_TO_GROW * self._settings.window:
-            cap += max(1, cap // 20)
+            cap += max(1, cap // 20) * 2 ** state["growths"]
             connection.execute(
-                "UPDATE models SET cap = ?, cap_since = ? WHERE model = ?",
+                "UPDATE models SET cap = ?, cap_since = ?, growths = growths + 1 WHERE model = ?",
                 (cap if cap < limit else None, now, state["model"]),
             )
         return min(cap, limit)
@@ -189,7 +191,9 @@ class Limits:
             elif outcome is Outcome.FAILED:
                 self._count_failure(connection, place, now, why)
             elif outcome is Outcome.REFUSED:
-                self._shut(connection, place, now, why)
+                self._shut(connection, [place.model], now, why)
+            elif outcome is Outcome.NO_KEY:
+                self._shut(connection, self._settings.models, now, why)
 
     def _pause(self, connection: sqlite3.Connection, place: Place, now: float, retry_after: float | None) -> None:
         window = self._settings.window
@@ -200,22 +204,27 @@ class Limits:
             (place.model, now - window, NOT_SENT),
         ).fetchone()["n"]
         state = connection.execute("SELECT * FROM models WHERE model = ?", (place.model,)).fetchone()
-        old = state["cap"] or self._settings.requests_per_window
+        cap = state["cap"] or self._settings.requests_per_window
         # A burst of 429s is one sign.
-        kept = old if now - state["cap_since"] < window / 2 else old - max(1, old // 20)
+        floor = cap // 4 if now - state["cap_since"] > window / 2 else state["cap_floor"]
         connection.execute(
-            "UPDATE models SET paused_until = max(paused_until, ?), cap = ?, cap_since = ? WHERE model = ?",
-            (now + pause + SLACK * window, max(1, min(kept, accepted)), now, place.model),
+            "UPDATE models SET paused_until = max(paused_until, ?), cap = ?, cap_floor = ?, cap_since = ?, growths = 0 "
+            "WHERE model = ?",
+            (now + pause + SLACK * window, max(1, floor, min(cap, accepted)), floor, now, place.model),
         )
 
-    def _shut(self, connection: sqlite3.Connection, place: Place, now: float, why: str) -> None:
-        state = connection.execute("SELECT is_shut FROM models WHERE model = ?", (place.model,)).fetchone()
-        connection.execute(
-            "UPDATE models SET open_until = ?, probe_until = 0, is_shut = 1 WHERE model = ?",
-            (now + SHUT * self._settings.window, place.model),
-        )
-        if not state["is_shut"]:  # once among all processes
-            logger.error("%s cannot be used, and is left out: %s", place.model, why)
+    def _shut(self, connection: sqlite3.Connection, models: Sequence[str], now: float, why: str) -> None:
+        was_shut = True
+        for model in models:
+            connection.execute("INSERT OR IGNORE INTO models (model) VALUES (?)", (model,))
+            state = connection.execute("SELECT is_shut FROM models WHERE model = ?", (model,)).fetchone()
+            was_shut = was_shut and bool(state["is_shut"])
+            connection.execute(
+                "UPDATE models SET open_until = ?, probe_until = 0, is_shut = 1 WHERE model = ?",
+                (now + SHUT * self._settings.window, model),
+            )
+        if not was_shut:  # once among all processes
+            logger.error("cannot be used, and left out: %s: %s", ", ".join(models), why)
 
     def _count_failure(self, connection: sqlite3.Connection, place: Place, now: float, why: str) -> None:
         state = connection.execute("SELECT * FROM models WHERE model = ?", (place.model,)).fetchone()

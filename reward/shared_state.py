@@ -23,6 +23,7 @@ CREATE TABLE IF NOT EXISTS calls (
 CREATE INDEX IF NOT EXISTS calls_of_model ON calls (model, started);
 CREATE TABLE IF NOT EXISTS models (
     model TEXT PRIMARY KEY, paused_until REAL DEFAULT 0, cap INTEGER, cap_since REAL DEFAULT 0,
+    cap_floor INTEGER DEFAULT 1, growths INTEGER DEFAULT 0,
     failures INTEGER DEFAULT 0, openings INTEGER DEFAULT 0, open_until REAL DEFAULT 0, probe_until REAL DEFAULT 0,
     is_shut INTEGER DEFAULT 0);
 CREATE TABLE IF NOT EXISTS judgements (key TEXT PRIMARY KEY, value TEXT);

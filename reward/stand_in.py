@@ -83,6 +83,7 @@ class StandIn:
     ) -> None:
         self.models, self.quota, self.faults, self.latency, self.key = models, quota, faults, latency, key
         self.requests: list[Request] = []
+        self.refused = 0  # requests without a valid key
         self.ended = threading.Event()
         self._lock = threading.Lock()
         self._number = 0
@@ -231,6 +232,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._error(400, "API key not valid. Please pass a valid API key.", "INVALID_ARGUMENT", details=details)
         else:
             return False
+        self.stand_in.refused += 1
         return True
 
     def _error(

@@ -58,7 +58,7 @@ def of_run(config: Config, may_stand_in: bool) -> RunJudge:
         ConfigError: for settings that cannot be.
     """
     script = config.args.remote_rm_url or ""
-    if Path(script).absolute() != CHECKOUT / "reward" / "reward_func.py":
+    if Path(script).resolve() != CHECKOUT / "reward" / "reward_func.py":
         return RunJudge(None, False)  # somebody else's reward function
     try:
         return RunJudge(settings.from_environment(), may_stand_in and not settings.api_key())

@@ -118,3 +118,53 @@ def test_seeds_follow_from_run_stage_and_prompt():
     others = [seeds(2, "train 3", ["a"]), seeds(1, "train 4", ["a"]), seeds(1, "eval 3", ["a"]), {"a": once["b"]}]
     assert all(other["a"][0] != once["a"][0] for other in others)
     assert all(0 <= seed < 2**62 for values in once.values() for seed in values)
+
+
+def judged(correct, quality):
+    """A sample that the judge failed on, where quality is None."""
+    failed = float(quality is None)
+    reward = correct if quality is None else 0.6 * correct + 0.4 * quality
+    return sample(reward, correct, correct=correct, judge_failed=failed, judge_quality=quality or math.nan)
+
+
+def groups():
+    return [judged(1.0, 0.5), judged(0.0, None), judged(1.0, 0.25), judged(0.0, 0.5)], [
+        judged(1.0, 0.5) for _ in range(4)
+    ]
+
+
+def test_a_group_that_was_not_judged_whole_is_compared_by_correctness(monkeypatch):
+    monkeypatch.setenv("GRPO_JUDGE_FALLBACK", "group")
+    hit, whole = groups()
+    rollout.complete([*hit, *whole], group_size=4)
+    assert torch.cat([s.rewards for s in hit]).tolist() == [1.0, 0.0, 1.0, 0.0]
+    assert torch.cat([s.info["reward"] for s in hit]).tolist() == [1.0, 0.0, 1.0, 0.0]
+    assert torch.cat([s.rewards for s in whole]).tolist() == pytest.approx([0.8] * 4)
+    assert [s.info["judge_regrouped"].item() for s in (*hit, *whole)] == [1.0] * 4 + [0.0] * 4
+
+
+@pytest.mark.parametrize("policy", ["correctness", "mean_quality", None])
+def test_other_policies_leave_the_group_alone(monkeypatch, policy):
+    monkeypatch.delenv("GRPO_JUDGE_FALLBACK", raising=False)
+    if policy:
+        monkeypatch.setenv("GRPO_JUDGE_FALLBACK", policy)
+    hit, _ = groups()
+    rollout.complete(hit, group_size=4)
+    assert torch.cat([s.rewards for s in hit]).tolist() == pytest.approx([0.8, 0.0, 0.7, 0.2])
+    assert "judge_regrouped" not in hit[0].info
+
+
+def test_a_sample_that_was_not_graded_stays_missing_in_its_group(monkeypatch):
+    monkeypatch.setenv("GRPO_JUDGE_FALLBACK", "group")
+    hit, _ = groups()
+    hit[0] = sample(math.nan, correct=math.nan, judge_failed=0.0, judge_quality=math.nan)
+    rollout.complete(hit, group_size=4)
+    assert torch.cat([s.rewards for s in hit]).tolist() == pytest.approx([1 / 3, 0.0, 1.0, 0.0])
+    assert hit[0].info["reward_missing"].item() == 1.0
+
+
+def test_the_group_policy_without_a_judge_changes_nothing(monkeypatch):
+    monkeypatch.setenv("GRPO_JUDGE_FALLBACK", "group")
+    samples = [sample(1.0, correct=1.0), sample(0.0, correct=0.0)]
+    rollout.complete(samples, group_size=2)
+    assert "judge_regrouped" not in samples[0].info

@@ -4,7 +4,9 @@ import importlib.util
 import json
 import logging
 import math
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -12,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import reward.reward_func as module
-from reward.reward_func import LOG_KEYS, parse_label, response_of, reward_func
+from reward.reward_func import JUDGE_KEYS, LOG_KEYS, parse_label, response_of, reward_func
+from reward.stand_in import Fault, StandIn
 
 FILE = Path(module.__file__)
 PROMPT = (
@@ -165,3 +168,127 @@ def test_nothing_raises_and_the_keys_are_always_the_same(query: object, prompt: 
     assert all(isinstance(value, float) for value in logs.values())
     graded = logs.pop("reward_error") == 0.0
     assert all(math.isfinite(value) == graded for value in logs.values())
+
+
+# --- With a judge -----------------------------------------------------------------------------------------------------
+
+MODELS = "first second third"
+SETTINGS = {
+    "JUDGE": "1",
+    "JUDGE_MODELS": MODELS,
+    "CORRECTNESS_WEIGHT": "0.6",
+    "QUALITY_WEIGHT": "0.4",
+    "JUDGE_FALLBACK": "correctness",
+    "JUDGE_TRIES": "1",
+    "JUDGE_DEADLINE": "20",
+    "JUDGE_CALL_TIMEOUT": "10",
+    "JUDGE_REQUESTS_PER_MINUTE": "1000",
+    "JUDGE_TOKENS_PER_MINUTE": "10000000",
+    "JUDGE_CONCURRENCY": "8",
+}
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., ModuleType]:
+    """Load reward_func.py by its path, as each engine does, with these settings; variables by name."""
+
+    def begin(server: StandIn | None, **changes: str) -> ModuleType:
+        for name, value in (SETTINGS | changes).items():
+            monkeypatch.setenv(f"GRPO_{name}", value)
+        monkeypatch.setenv("GRPO_RUN_DIR", str(tmp_path))
+        for name in ("GEMINI_API_KEY", "GOOGLE_API_KEY", "GRPO_JUDGE_STAND_IN"):
+            monkeypatch.delenv(name, raising=False)
+        if server:
+            monkeypatch.setenv("GRPO_JUDGE_STAND_IN", server.url)
+        spec = importlib.util.spec_from_file_location("reward_func", FILE)
+        assert spec and spec.loader
+        loaded = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(loaded)
+        return loaded
+
+    return begin
+
+
+def test_the_reward_is_the_weighted_sum(serve, load) -> None:
+    loaded = load(serve(), CORRECTNESS_WEIGHT="0.7", QUALITY_WEIGHT="0.3")
+    working = RIGHT.replace("3+4", "3+4=7,7=7")  # two "=": half of the best score from the stand-in
+    for response, correct, quality in (
+        (working, 1.0, 0.5),
+        (RIGHT, 1.0, 0.0),
+        (working.replace("{7}", "{8}"), 0.0, 0.5),
+    ):
+        result = loaded.reward_func([PROMPT + response], [PROMPT], ["7"])
+        assert result["rewards"] == pytest.approx(0.7 * correct + 0.3 * quality)
+        assert result["scores"] == correct == result["extra_logs"]["correct"]
+        assert result["extra_logs"]["judge_quality"] == quality
+        assert tuple(result["extra_logs"]) == (*LOG_KEYS, *JUDGE_KEYS)
+
+
+def test_a_response_without_an_answer_is_not_sent(serve, load) -> None:
+    server = serve()
+    loaded = load(server)
+    for response in (UNFINISHED, RIGHT.replace("{7}", "{}"), "<|channel|>final<|message|><|return|>"):
+        result = loaded.reward_func([PROMPT + response], [PROMPT], ["7"])
+        assert result["rewards"] == 0.0 and result["extra_logs"]["judge_quality"] == 0.0
+    assert server.requests == []
+
+
+def test_evaluations_are_never_judged(serve, load) -> None:
+    server = serve()
+    label = json.dumps({"answer": "7", "split": "eval"})
+    result = load(server).reward_func([PROMPT + RIGHT], [PROMPT], [label])
+    assert result["rewards"] == 1.0 and math.isnan(result["extra_logs"]["judge_quality"])
+    assert result["extra_logs"]["judge_failed"] == 0.0 and server.requests == []
+
+
+def test_a_judge_that_fails_is_marked_and_costs_no_sample(serve, load) -> None:
+    server = serve(faults=lambda number, model: Fault("blocked"))
+    result = load(server).reward_func([PROMPT + RIGHT, PROMPT + WRONG], [PROMPT] * 2, ["7", "7"])
+    assert result["rewards"] == [1.0, 0.0], "correctness alone"
+    assert result["extra_logs"]["judge_failed"] == [1.0, 1.0]
+    assert result["extra_logs"]["judge_calls"] == [3.0, 3.0]
+    assert all(math.isnan(value) for value in result["extra_logs"]["judge_quality"])
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"JUDGE_TRIES": "many"}, {"JUDGE_FALLBACK": "mercy"}], ids=["no key", "no number", "no policy"]
+)
+def test_without_a_key_or_good_settings_a_worker_goes_on(load, changes, caplog) -> None:
+    """The preflight refuses both; a worker that joined a cluster may lack the key all the same."""
+    loaded = load(None, **changes)
+    for _ in range(2):
+        result = loaded.reward_func([PROMPT + RIGHT], [PROMPT], ["7"])
+        assert result["rewards"] == 1.0 and result["extra_logs"]["judge_failed"] == 1.0
+    assert len([record for record in caplog.records if "could not be judged" in record.message]) == 1
+
+
+@pytest.mark.parametrize("changes", [{"JUDGE": "0"}, {"JUDGE_MODELS": " "}])
+def test_without_a_judge_it_is_correctness_alone(load, changes) -> None:
+    result = load(None, **changes).reward_func([PROMPT + RIGHT], [PROMPT], ["7"])
+    assert result["rewards"] == 1.0 and tuple(result["extra_logs"]) == LOG_KEYS
+
+
+def test_a_sample_that_was_not_graded_is_not_judged(serve, load) -> None:
+    server = serve()
+    result = load(server).reward_func([PROMPT + RIGHT], [PROMPT], [""])
+    assert math.isnan(result["rewards"]) and result["extra_logs"]["reward_error"] == 1.0 and server.requests == []
+
+
+def test_the_key_stays_out_of_file_and_log(serve, load, monkeypatch, tmp_path, caplog) -> None:
+    key = "AIza-not-a-real-key-0123456789"
+    server = serve(faults=lambda number, model: Fault("status", 400, "you said {key}"))
+    loaded = load(None)
+    monkeypatch.setenv("GEMINI_API_KEY", key)
+    monkeypatch.setattr(  # the way of a real key, to a server that shows what it gets
+        loaded.gemini,
+        "connect",
+        lambda chain, state, given, stand_in: loaded.gemini.Chain(
+            chain, state, loaded.gemini.Client(given, server.url)
+        ),
+    )
+    with caplog.at_level(logging.DEBUG):
+        result = loaded.reward_func([PROMPT + RIGHT], [PROMPT], ["7"])
+    assert result["extra_logs"]["judge_failed"] == 1.0 and len(server.requests) == 3
+    assert key not in caplog.text and "<key>" in caplog.text
+    for file in tmp_path.iterdir():
+        assert key.encode() not in file.read_bytes()

@@ -146,3 +146,26 @@ def test_copy_keeps_its_best_and_the_number_of_threads():
     assert 0 < first <= copy.measure(1) == copy.best
     assert torch.get_num_threads() == before
     assert facts(copy)["copy_gb_per_s"] == round(copy.best, 2)
+
+
+JUDGE = ("--samples", "12", "--quota", "4", "--window", "1.5", "--latency", "0.02", "--deadline", "15")
+
+
+def test_judge_wastes_less_than_stock_and_shows_the_bias_of_each_policy(capsys):
+    assert bench.main(["judge", "--json", "--copy-megabytes", "1", *JUDGE]) == 0
+    report = json.loads(capsys.readouterr().out)
+    found = report["details"]
+    assert set(report) == FIELDS and report["ours"] == pytest.approx(found["ours_calls"] / found["ours_judged"])
+    assert found["ours_judged_share"] == 1 and found["ours_past_deadline"] == 0
+    assert found["ours_wasted_share"] < found["stock_wasted_share"]
+    assert found["calls_until_recovery"] == 1 and found["failed_calls_after_recovery"] == 0
+    # A correct sample gains by the failure of its judge, unless the policy says otherwise.
+    assert found["correctness_favours_right"] > 0.05 and found["correctness_favours_wrong"] < -0.05
+    for policy in ("mean_quality", "group"):
+        assert abs(found[f"{policy}_favours_right"]) < 0.02 and abs(found[f"{policy}_favours_wrong"]) < 0.02
+
+
+@pytest.mark.parametrize("wrong", [("--samples", "7"), ("--quota", "0"), ("--window", "0")])
+def test_judge_refuses_sizes_that_cannot_be(wrong, capsys):
+    assert bench.main(["judge", "--copy-megabytes", "1", *wrong]) == 1
+    assert "--" in capsys.readouterr().err

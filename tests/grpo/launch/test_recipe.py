@@ -43,7 +43,7 @@ RUN_LOG = {
     "--actor_num_gpus_per_node": "4",
 }
 
-# Every variable: another value, and what the command then says. None: the flag is gone.
+# Every variable: another value, and what the command then says, as a flag or a variable. None: the flag is gone.
 OVERRIDES = {
     "MODEL": ("/m", "--pretrain", "/m"),
     "ENGINE_MODEL": ("/e", "--engine_model", "/e"),
@@ -92,6 +92,17 @@ OVERRIDES = {
     "METRICS_DIR": ("/s", "--metrics_dir", "/s"),
     "SEED": ("26", "--seed", "26"),
     "USE_WANDB": ("1", "--use_wandb", "1"),
+    "JUDGE": ("0", "GRPO_JUDGE", "0"),
+    "JUDGE_MODELS": ("a b", "GRPO_JUDGE_MODELS", "a b"),
+    "CORRECTNESS_WEIGHT": ("0.75", "GRPO_CORRECTNESS_WEIGHT", "0.75"),
+    "QUALITY_WEIGHT": ("0.25", "GRPO_QUALITY_WEIGHT", "0.25"),
+    "JUDGE_FALLBACK": ("group", "GRPO_JUDGE_FALLBACK", "group"),
+    "JUDGE_TRIES": ("28", "GRPO_JUDGE_TRIES", "28"),
+    "JUDGE_DEADLINE": ("29", "GRPO_JUDGE_DEADLINE", "29"),
+    "JUDGE_CALL_TIMEOUT": ("30", "GRPO_JUDGE_CALL_TIMEOUT", "30"),
+    "JUDGE_REQUESTS_PER_MINUTE": ("31", "GRPO_JUDGE_REQUESTS_PER_MINUTE", "31"),
+    "JUDGE_TOKENS_PER_MINUTE": ("32", "GRPO_JUDGE_TOKENS_PER_MINUTE", "32"),
+    "JUDGE_CONCURRENCY": ("33", "GRPO_JUDGE_CONCURRENCY", "33"),
 }
 
 
@@ -113,13 +124,14 @@ def call(checkout: Path, *options: str, **variables: str) -> subprocess.Complete
 
 
 def flags(checkout: Path, *options: str, **variables: str) -> dict[str, str]:
-    """Return the flags of the resolved command with their values."""
+    """Return the flags of the resolved command, and the variables before it, with their values."""
     done = call(checkout, "--dry-run", *options, **variables)
     assert done.returncode == 0, done.stderr
     words = shlex.split(done.stdout.replace("\\\n", " "))
-    assert words[:3] == ["python", "-m", "openrlhf.cli.train_ppo_ray"]
-    found: dict[str, list[str]] = {}
-    for word in words[3:]:
+    start = words.index("python")
+    assert words[start : start + 3] == ["python", "-m", "openrlhf.cli.train_ppo_ray"]
+    found: dict[str, list[str]] = {name: [value] for name, _, value in (w.partition("=") for w in words[:start])}
+    for word in words[start + 3 :]:
         if word.startswith("--"):
             found[word] = []
         else:
@@ -134,8 +146,8 @@ def test_the_defaults_are_those_of_the_run_log(checkout: Path) -> None:
 
 
 def test_the_table_has_every_variable_of_the_script() -> None:
-    names = set(re.findall(r': "\$\{(\w+):=', (ROOT / "train_grpo.sh").read_text()))
-    names |= set(re.findall(r'" "\$\{(\w+):=', (ROOT / "train_grpo.sh").read_text()))
+    names = set(re.findall(r': "\$\{(\w+):?=', (ROOT / "train_grpo.sh").read_text()))
+    names |= set(re.findall(r'" "\$\{(\w+):?=', (ROOT / "train_grpo.sh").read_text()))
     assert names == set(OVERRIDES)
 
 
@@ -161,6 +173,23 @@ def test_the_shape_of_the_large_run_in_small(checkout: Path) -> None:
     found = flags(checkout, "--tiny", "--steps", "2", NUM_ENGINES="2", ENGINE_TP="2", ACTOR_GPUS="4")
     assert found["--vllm_tensor_parallel_size"] == "2" and found["--actor_num_gpus_per_node"] == "4"
     assert found["--max_steps"] == "2"
+
+
+def test_the_judge_is_on_and_can_be_switched_off_in_two_ways(checkout: Path) -> None:
+    found = flags(checkout)
+    assert (found["GRPO_JUDGE"], found["GRPO_CORRECTNESS_WEIGHT"], found["GRPO_QUALITY_WEIGHT"]) == ("1", "0.6", "0.4")
+    assert len(found["GRPO_JUDGE_MODELS"].split()) == 3 and found["GRPO_JUDGE_TRIES"] == "3"
+    assert found["GRPO_JUDGE_FALLBACK"] == "correctness"
+    assert flags(checkout, JUDGE_MODELS="")["GRPO_JUDGE_MODELS"] == ""
+    for variables in ({"JUDGE": "0"}, {"JUDGE_MODELS": ""}):
+        assert "judge       off" in call(checkout, "--plan", **variables).stdout
+
+
+def test_a_plan_names_the_stand_in(checkout: Path) -> None:
+    keys = {"GEMINI_API_KEY": "", "GOOGLE_API_KEY": ""}
+    assert "NO KEY: a local stand-in" in call(checkout, "--tiny", "--plan", **keys).stdout
+    assert "stand-in" not in call(checkout, "--plan", **keys).stdout
+    assert "stand-in" not in call(checkout, "--tiny", "--plan", **keys | {"GEMINI_API_KEY": "k" * 20}).stdout
 
 
 def test_the_users_flags_win(checkout: Path) -> None:
@@ -202,8 +231,30 @@ def test_a_bad_call_is_refused(checkout: Path, options: list[str], message: str)
     assert message in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"JUDGE": "2"}, "JUDGE is '2': 1 switches it on, 0 off"),
+        ({"JUDGE_FALLBACK": "mercy"}, "use one of correctness, mean_quality, group"),
+        ({"QUALITY_WEIGHT": "0.5"}, "have to add up to 1"),
+        ({"JUDGE_DEADLINE": "soon"}, "JUDGE_DEADLINE is 'soon'"),
+    ],
+)
+def test_a_bad_setting_of_the_judge_is_refused_at_once(checkout: Path, variables: dict[str, str], message: str) -> None:
+    for option in ("--dry-run", "--plan"):
+        done = call(checkout, option, **variables)
+        assert done.returncode == 2 and message in done.stderr
+
+
+def test_a_full_run_without_a_key_is_refused(checkout: Path, tmp_path: Path) -> None:
+    done = call(checkout, "--check", "--run-dir", str(tmp_path / "run"), GEMINI_API_KEY="", GOOGLE_API_KEY="")
+    assert done.returncode == 2
+    assert "the judge has no key" in done.stderr and "export GEMINI_API_KEY, or set JUDGE=0" in done.stderr
+
+
 def test_check_lists_the_problems_and_starts_nothing(checkout: Path, tmp_path: Path) -> None:
-    done = call(checkout, "--check", "--run-dir", str(tmp_path / "run"), MODEL="org/absent", HF_HUB_CACHE=str(tmp_path))
+    missing = {"MODEL": "org/absent", "HF_HUB_CACHE": str(tmp_path), "JUDGE": "0"}
+    done = call(checkout, "--check", "--run-dir", str(tmp_path / "run"), **missing)
     assert done.returncode == 2
     assert "refused" in done.stderr
     assert "hf download org/absent" in done.stderr
@@ -220,7 +271,8 @@ def test_help_names_every_option(checkout: Path) -> None:
 
 
 def test_no_secret_is_in_the_command(checkout: Path) -> None:
-    done = call(checkout, "--dry-run", USE_WANDB="1", WANDB_API_KEY="wandb-0123456789", HF_TOKEN="hf_0123456789")
+    secrets = {"WANDB_API_KEY": "wandb-0123456789", "HF_TOKEN": "hf_0123456789", "GEMINI_API_KEY": "AIza-0123456789"}
+    done = call(checkout, "--dry-run", USE_WANDB="1", **secrets)
     assert "--use_wandb 1" in done.stdout
     assert "0123456789" not in done.stdout + done.stderr
 

@@ -87,6 +87,17 @@ def test_the_command_starts_the_same_configuration_elsewhere(setting, tmp_path: 
     assert os.access(setting.run_dir / "command.sh", os.X_OK)
 
 
+def test_the_judges_settings_are_recorded_and_repeated(setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRPO_JUDGE_MODELS", "a b")
+    monkeypatch.setenv("GRPO_JUDGE_STAND_IN", "http://127.0.0.1:1")
+    config = setting.config()
+    run_dir.write(setting.run_dir, "test", config, make_plan(config), STATUS, ["--stand-in"])
+    assert json.loads((setting.run_dir / "config.json").read_text())["judge"] == {"JUDGE_MODELS": "a b"}
+    command = (setting.run_dir / "command.sh").read_text()
+    assert "export GRPO_JUDGE_MODELS='a b'\n" in command and "127.0.0.1" not in command
+    assert "--name test --stand-in" in command
+
+
 def test_folders_elsewhere_are_created(setting, tmp_path: Path) -> None:
     write(setting, ckpt_path=tmp_path / "disk" / "a", metrics_dir=tmp_path / "disk" / "b")
     assert (tmp_path / "disk" / "a").is_dir() and (tmp_path / "disk" / "b").is_dir()

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -158,6 +159,61 @@ def test_the_driver_ends_by_itself(tmp_path: Path, start, bystander, how: str, c
     assert_nothing_left(run.driver())
     assert ("the last words of the driver" in output) == (code != 0), "shown only where it helps"
     assert (str(tmp_path / "driver.log") in output) and "Traceback" not in output
+
+
+# A stand-in for the trainer that asks the judge's stand-in, with google-genai's client.
+ASKING_DRIVER = """
+import os, sys, time
+from pathlib import Path
+from reward.gemini import Client
+Client("a key", os.environ["GRPO_JUDGE_STAND_IN"]).find("first", 10.0)
+Path(sys.argv[1], "asked").write_text(os.environ["GRPO_JUDGE_STAND_IN"])
+time.sleep(300 if sys.argv[2] == "wait" else 0)
+"""
+JUDGED_LAUNCHER = LAUNCHER.replace("grace=2.0", 'grace=2.0, stand_in_models=["first", "second"]')
+
+
+def is_served(address: str) -> bool:
+    host, port = address.removeprefix("http://").split(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
+
+
+@pytest.mark.parametrize("how", ["end", "kill the launcher", "kill the stand-in"])
+def test_the_judges_stand_in_lives_as_long_as_the_run(tmp_path: Path, bystander, how: str) -> None:
+    launcher = subprocess.Popen(
+        [
+            *(sys.executable, "-c", JUDGED_LAUNCHER, str(tmp_path)),
+            *("-c", ASKING_DRIVER, str(tmp_path), "end" if how == "end" else "wait"),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        wait_until((tmp_path / "asked").exists, "the driver did not ask")
+        address = (tmp_path / "asked").read_text()
+        if how == "kill the launcher":
+            launcher.kill()
+        elif how == "kill the stand-in":
+            [pid] = [pid for pid in processes.table() if b"reward.stand_in" in command_line(pid)
+                     and is_of(launcher.pid, pid)]  # fmt: skip
+            os.kill(pid, signal.SIGKILL)
+        output, _ = launcher.communicate(timeout=60)
+    finally:
+        launcher.terminate()
+    wait_until(lambda: not is_served(address), "the stand-in still serves")
+    assert "no key: a local stand-in for Gemini answers at http://127.0.0.1:" in output
+    if how == "end":
+        assert launcher.returncode == 0
+    if how == "kill the stand-in":
+        assert launcher.returncode == 1 and "the judge's stand-in ended by itself" in output
+
+
+def is_of(root: int, pid: int) -> bool:
+    return pid in processes.descendants(root, processes.table())
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

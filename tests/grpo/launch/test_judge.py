@@ -1,0 +1,157 @@
+"""What is checked of the judge before a run, against a server that speaks Gemini's API."""
+
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from grpo.launch import judge
+from grpo.launch.config import Config, ConfigError
+from grpo.launch.judge import RETIRED, RunJudge
+from grpo.launch.supervise import CHECKOUT
+from reward import settings
+from reward.stand_in import Fault, StandIn
+
+KEY = "AIza-not-a-real-key-0123456789"
+VARIABLES = {
+    "JUDGE": "1",
+    "JUDGE_MODELS": "first second",
+    "CORRECTNESS_WEIGHT": "0.6",
+    "QUALITY_WEIGHT": "0.4",
+    "JUDGE_FALLBACK": "correctness",
+    "JUDGE_TRIES": "3",
+    "JUDGE_DEADLINE": "240",
+    "JUDGE_CALL_TIMEOUT": "90",
+    "JUDGE_REQUESTS_PER_MINUTE": "120",
+    "JUDGE_TOKENS_PER_MINUTE": "1000000",
+    "JUDGE_CONCURRENCY": "32",
+}
+
+
+@pytest.fixture
+def configure(setting, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Config]:
+    """The setting with our reward function and a key; settings of the judge by name."""
+
+    def begin(key: str | None = KEY, **changes: str) -> Config:
+        for name, value in (VARIABLES | changes).items():
+            monkeypatch.setenv(f"GRPO_{name}", value)
+        for name in settings.KEY_VARIABLES:
+            monkeypatch.delenv(name, raising=False)
+        if key:
+            monkeypatch.setenv("GEMINI_API_KEY", key)
+        monkeypatch.setattr(judge, "RETRY_SECONDS", 0.01)
+        return setting.config(remote_rm_url=CHECKOUT / "reward" / "reward_func.py")
+
+    return begin
+
+
+def problems(config: Config, url: str | None = "http://127.0.0.1:1", may_stand_in: bool = False) -> list[str]:
+    return [str(problem) for problem in judge.check(judge.of_run(config, may_stand_in), config, url)]
+
+
+def test_models_that_exist_are_fine(configure) -> None:
+    with StandIn(["first", "second"], key=KEY) as server:
+        assert problems(configure(), server.url) == []
+
+
+def test_each_missing_model_is_named(configure) -> None:
+    with StandIn(["second"]) as server:
+        [problem] = problems(configure(JUDGE_MODELS="first second third"), server.url)[:-1]
+        assert "first, which the Gemini API does not offer: 404" in problem and judge.MODELS_PAGE in problem
+
+
+@pytest.mark.parametrize("model", sorted(RETIRED))
+def test_a_retired_model_is_named_with_its_replacement(configure, model: str) -> None:
+    with StandIn() as server:  # a server that still answers it
+        [problem] = problems(configure(JUDGE_MODELS=f"first {model}"), server.url)
+    assert f"{model}, which is retired" in problem and f"put {RETIRED[model]} in its place" in problem
+    # Also where nobody is asked.
+    assert len(problems(configure(None, JUDGE_MODELS=model), may_stand_in=True)) == 1
+
+
+def test_no_replacement_is_retired_itself() -> None:
+    assert not RETIRED.keys() & set(RETIRED.values())
+
+
+def test_the_default_models_are_not_retired() -> None:
+    script = (CHECKOUT / "train_grpo.sh").read_text()
+    defaults = script.partition('"${JUDGE_MODELS=')[2].partition("}")[0].split()
+    assert len(defaults) == 3 and not RETIRED.keys() & set(defaults)
+
+
+def test_a_key_that_is_refused_is_one_problem_and_is_not_repeated(configure) -> None:
+    with StandIn(key="another") as server:
+        [problem] = problems(configure(), server.url)
+    assert "refuses the key" in problem and "GEMINI_API_KEY" in problem and KEY not in problem
+
+
+def test_a_server_that_cannot_be_reached_is_one_problem(configure) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        [problem] = problems(configure(), f"http://127.0.0.1:{nobody.getsockname()[1]}")
+    assert "cannot be asked for first" in problem and "JUDGE=0" in problem and KEY not in problem
+
+
+def test_a_server_that_does_not_answer_is_given_up(configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "TRY_SECONDS", 0.2)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        [problem] = problems(configure(), f"http://127.0.0.1:{silent.getsockname()[1]}")
+    assert "cannot be asked for first" in problem
+
+
+def test_no_key_is_refused_unless_a_stand_in_may_answer(configure) -> None:
+    config = configure(None)
+    [problem] = problems(config)
+    assert "no key" in problem and "export GEMINI_API_KEY, or set JUDGE=0" in problem
+    assert problems(config, may_stand_in=True) == []
+    chosen = judge.of_run(config, True)
+    assert chosen.stand_in_models == ["first", "second"]
+    assert any("NO KEY" in line for line in judge.describe(chosen))
+
+
+def test_with_a_key_there_is_no_stand_in(configure) -> None:
+    chosen = judge.of_run(configure(), True)
+    assert not chosen.is_stand_in and chosen.stand_in_models == []
+    assert not any("stand-in" in line for line in judge.describe(chosen))
+
+
+def test_a_judge_that_is_off_needs_nothing(configure) -> None:
+    for changes in ({"JUDGE": "0"}, {"JUDGE_MODELS": ""}):
+        config = configure(None, **changes)
+        assert problems(config) == [] and judge.of_run(config, True).stand_in_models == []
+        assert "off" in judge.describe(judge.of_run(config, True))[0]
+
+
+def test_somebody_elses_reward_function_needs_no_judge(setting, configure) -> None:
+    configure(None)
+    assert judge.of_run(setting.config(), True) == RunJudge(None, False) and problems(setting.config()) == []
+
+
+def test_settings_that_cannot_be_are_refused(configure) -> None:
+    with pytest.raises(ConfigError, match="JUDGE_TRIES"):
+        judge.of_run(configure(JUDGE_TRIES="none"), False)
+
+
+def test_a_rollout_that_cannot_be_judged_in_time_is_refused(configure) -> None:
+    # 64 samples, and 2 models x 10 a minute x 2 minutes
+    [problem] = problems(configure(None, JUDGE_REQUESTS_PER_MINUTE="10", JUDGE_DEADLINE="120"), may_stand_in=True)
+    assert "64 samples, and the judge may send 40 requests" in problem and "JUDGE_DEADLINE" in problem
+
+
+def test_a_fault_that_passes_is_no_problem(configure) -> None:
+    """The check of models tries again."""
+    with StandIn(["first", "second"]) as server:
+        failures = iter([True, True])
+        handler = server._server.RequestHandlerClass
+        plain = handler.do_GET
+
+        def once_in_a_while(self) -> None:
+            if next(failures, False):
+                self._error(Fault("status").status, "busy", "UNAVAILABLE", 0.01)
+            else:
+                plain(self)
+
+        handler.do_GET = once_in_a_while
+        assert problems(configure(), server.url) == []

@@ -1,0 +1,41 @@
+"""A judge against the local stand-in for Gemini: real HTTP, google-genai's real client."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from reward import gemini
+from reward.judge import Judge
+from reward.settings import ChainSettings, JudgeSettings
+from reward.shared_state import SharedState
+from reward.stand_in import StandIn
+
+MODELS = ("first", "second", "third")
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., StandIn]]:
+    """Start stand-ins, and stop them after the test."""
+    servers: list[StandIn] = []
+
+    def start(**options: object) -> StandIn:
+        servers.append(StandIn(**options))  # type: ignore[arg-type]
+        servers[-1].start()
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture
+def make_judge(tmp_path: Path) -> Callable[..., Judge]:
+    """Make a judge that asks a stand-in; settings of the chain by name."""
+
+    def make(server: StandIn, fallback: str = "correctness", **settings: object) -> Judge:
+        chain = ChainSettings(**({"models": MODELS, "deadline": 20.0, "call_timeout": 10.0} | settings))  # type: ignore[arg-type]
+        state = SharedState(tmp_path / "judge.sqlite")
+        return Judge(JudgeSettings(chain, 0.6, 0.4, fallback), state, gemini.connect(chain, state, None, server.url))
+
+    return make

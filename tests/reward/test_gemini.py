@@ -1,0 +1,274 @@
+"""Every fault that the stand-in knows, through google-genai's real client: what is asked next, and when it ends."""
+
+import contextlib
+import logging
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from email.utils import format_datetime, parsedate_to_datetime
+from types import SimpleNamespace
+
+import pytest
+from pydantic import BaseModel, Field
+
+from reward import gemini
+from reward.gemini import CallError, Chain, ChainError, Client, Kind
+from reward.settings import STAND_IN_KEY, ChainSettings
+from reward.shared_state import SharedState
+from reward.stand_in import Fault, Quota, StandIn, text_of
+
+KEY = "AIza-not-a-real-key-0123456789"
+
+
+class Form(BaseModel):
+    number: int = Field(ge=0, le=3)
+
+
+@pytest.fixture
+def make_chain(tmp_path):
+    def make(server: StandIn, key: str | None = None, **settings: object) -> Chain:
+        values = {"models": ("first", "second", "third"), "deadline": 20.0, "call_timeout": 10.0} | settings
+        state = SharedState(tmp_path / "judge.sqlite")
+        return Chain(ChainSettings(**values), state, Client(key or STAND_IN_KEY, server.url))
+
+    return make
+
+
+def of_first(fault: Fault):
+    """A plan in which everything goes wrong with the first model."""
+    return lambda number, model: fault if model == "first" else None
+
+
+def asked(server: StandIn) -> list[str]:
+    return [request.model for request in server.requests]
+
+
+def test_an_answer_has_text_form_usage_and_model(serve, make_chain):
+    server = serve()
+    chain = make_chain(server)
+    answer = chain.ask("How many?", system="Count.", schema=Form)
+    assert answer.parsed == Form(number=0) and answer.text == '{"number": 0}'
+    assert (answer.model, answer.fallbacks, answer.spent.calls) == ("first", 0, 1)
+    assert answer.spent.prompt_tokens > 0 and answer.spent.output_tokens > 0 and answer.spent.seconds > 0
+    plain = chain.ask("How many?")
+    assert plain.parsed is None and "stand-in" in plain.text
+    body = server.requests[0].body
+    assert text_of(body) == "How many?" and body["systemInstruction"]["parts"] == [{"text": "Count."}]
+    assert body["generationConfig"]["responseSchema"]["properties"]["number"]["maximum"] == 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "calls"),
+    [
+        (Fault("cut"), 3),
+        (Fault("empty"), 3),
+        (Fault("not json"), 3),
+        (Fault("no reply"), 3),
+        (Fault("out of range"), 3),
+        (Fault("close"), 3),
+        (Fault("status", 500), 3),
+        (Fault("status", 503, retry_delay=0.01), 3),
+        (Fault("status", 408), 3),
+        (Fault("status", 429, retry_delay=0.01), 3),
+        (Fault("blocked"), 1),
+        (Fault("filtered"), 1),
+        (Fault("status", 400), 1),
+        (Fault("status", 403), 1),
+        (Fault("status", 404), 1),
+    ],
+    ids=lambda value: f"{value.kind} {value.status}" if isinstance(value, Fault) else str(value),
+)
+def test_a_model_that_fails_is_tried_as_often_as_it_may_help(serve, make_chain, monkeypatch, fault, calls):
+    monkeypatch.setattr(gemini, "FIRST_DELAY", 0.01)
+    server = serve(faults=of_first(fault))
+    answer = make_chain(server, window=0.5).ask("How many?", schema=Form)
+    assert (answer.model, answer.fallbacks, answer.spent.calls) == ("second", 1, calls + 1)
+    assert asked(server) == ["first"] * calls + ["second"]
+
+
+@pytest.mark.parametrize(
+    "fault", [Fault("hang", seconds=60), Fault("slow", seconds=0.05)], ids=lambda fault: fault.kind
+)
+def test_a_call_ends_with_its_time(serve, make_chain, monkeypatch, fault):
+    """A slow reply sends a byte every now and then: no time-out for a single read ends it."""
+    monkeypatch.setattr(gemini, "FIRST_DELAY", 0.01)
+    server = serve(faults=of_first(fault))
+    started = time.monotonic()
+    answer = make_chain(server, call_timeout=0.4).ask("How many?", schema=Form)
+    assert answer.model == "second" and asked(server) == ["first"] * 3 + ["second"]
+    assert 3 * 0.4 <= time.monotonic() - started < 6
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("hang", seconds=60),
+        Fault("slow", seconds=0.05),
+        Fault("status", 500),
+        Fault("status", 429, retry_delay=30),
+    ],
+    ids=lambda fault: f"{fault.kind} {fault.status}",
+)
+def test_the_deadline_is_kept_with_all_waiting(serve, make_chain, fault):
+    server = serve(faults=lambda number, model: fault)
+    chain = make_chain(server, deadline=2.0, call_timeout=1.0)
+    started = time.monotonic()
+    with pytest.raises(ChainError) as failure:
+        chain.ask("How many?")
+    # What is measured is the sample's own waiting; the rest is the scheduler of a busy machine.
+    assert failure.value.spent.seconds <= 2.3 and time.monotonic() - started < 4
+    assert "first: " in str(failure.value)
+
+
+def test_nobody_waits_longer_than_the_deadline_for_the_limits(serve, make_chain):
+    server = serve(latency=0.2)
+    chain = make_chain(server, deadline=1.5, call_timeout=1.0, requests_per_window=2, models=("first",))
+
+    def ask(number: int) -> float:
+        started = time.monotonic()
+        with contextlib.suppress(ChainError):
+            chain.ask(f"question {number}")
+        return time.monotonic() - started
+
+    with ThreadPoolExecutor(12) as pool:
+        seconds = list(pool.map(ask, range(12)))
+    assert len(server.requests) == 2 and max(seconds) < 3
+
+
+def test_the_servers_delay_is_kept_by_all(serve, make_chain):
+    """A 429 pauses the model for every thread, as long as the server says, and for no model else."""
+    server = serve(faults=lambda number, model: Fault("status", 429, retry_delay=0.6) if number == 0 else None)
+    chain = make_chain(server, models=("only",), window=5.0)
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(chain.ask, "question")
+        while not server.requests:
+            time.sleep(0.01)
+        time.sleep(0.2)  # the 429 is known
+        rest = [pool.submit(chain.ask, f"question {number}") for number in range(3)]
+        for future in (first, *rest):
+            future.result()
+    times = [request.time for request in server.requests]
+    assert len(times) == 5 and times[1] - times[0] >= 0.6
+
+
+@pytest.mark.parametrize(
+    ("response", "details", "expected"),
+    [
+        (
+            {},
+            {"error": {"details": [{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "53s"}]}},
+            53.0,
+        ),
+        ({}, {"details": [{"@type": "x/google.rpc.RetryInfo", "retryDelay": "0.25s"}]}, 0.25),
+        ({"retry-after": "7"}, {"error": {"details": []}}, 7.0),
+        ({"retry-after": "7"}, {"error": {"details": [{"@type": "x/google.rpc.Help"}]}}, 7.0),
+        ({}, {"error": {"details": [{"@type": "x/google.rpc.RetryInfo", "retryDelay": "soon"}, 3, None]}}, None),
+        ({"retry-after": "soon"}, {}, None),
+        ({}, "no dictionary", None),
+    ],
+)
+def test_delays_are_read(response, details, expected):
+    assert gemini.retry_delay(SimpleNamespace(details=details, response=SimpleNamespace(headers=response))) == expected
+
+
+def test_a_date_is_a_delay():
+    then = parsedate_to_datetime("Sat, 01 Jan 2100 00:00:00 GMT")
+    error = SimpleNamespace(details={}, response=SimpleNamespace(headers={"retry-after": format_datetime(then)}))
+    assert gemini.retry_delay(error) == pytest.approx(then.timestamp() - time.time(), abs=5)
+
+
+def test_delays_grow_and_are_drawn_from_zero(monkeypatch, serve, make_chain):
+    drawn = []
+    monkeypatch.setattr(gemini.random, "uniform", lambda low, high: drawn.append((low, high)) or 0.0)
+    server = serve(faults=of_first(Fault("status", 500)))
+    make_chain(server, tries=4).ask("How many?")
+    assert drawn == [(0, 1.0), (0, 2.0), (0, 4.0)]
+
+
+def test_a_refused_key_ends_the_chain_and_is_logged_once(serve, make_chain, caplog):
+    server = serve(key="another key")
+    chain = make_chain(server, KEY)
+    with caplog.at_level(logging.DEBUG):
+        for expected in ("API key not valid", "breaker is open", "breaker is open"):
+            with pytest.raises(ChainError, match=expected):
+                chain.ask("How many?")
+    assert server.refused == 1, "the next questions cost no call"
+    [line] = [record.message for record in caplog.records if record.levelno == logging.ERROR]
+    assert "first, second, third" in line
+    assert KEY not in caplog.text
+
+
+def test_a_missing_model_costs_one_call_and_one_line(serve, make_chain, caplog):
+    server = serve(models=["second"])
+    chain = make_chain(server)
+    answers = [chain.ask(f"question {number}") for number in range(3)]
+    assert {answer.model for answer in answers} == {"second"}
+    assert [answer.spent.calls for answer in answers] == [2, 1, 1]
+    [line] = [record.message for record in caplog.records if record.levelno == logging.ERROR]
+    assert "left out: first: 404" in line and "no longer available" in line
+
+
+@pytest.mark.parametrize("status", [400, 401, 429, 500, 404])
+def test_the_key_is_in_no_error_and_no_log(serve, make_chain, caplog, tmp_path, status):
+    """Also where the server repeats it."""
+    fault = Fault("status", status, "you said {key}, I say {key}", retry_delay=0.01)
+    server = serve(faults=lambda number, model: fault)
+    chain = make_chain(server, KEY, deadline=1.0, window=0.2)
+    with caplog.at_level(logging.DEBUG), pytest.raises(ChainError) as failure:
+        chain.ask("How many?")
+    assert "<key>" in str(failure.value)
+    error: BaseException | None = failure.value
+    while error is not None:
+        assert KEY not in repr(error)
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    assert KEY not in caplog.text
+    for file in tmp_path.iterdir():
+        assert KEY.encode() not in file.read_bytes(), file
+
+
+def test_without_a_connection_the_error_names_no_key():
+    client = Client(KEY, "http://127.0.0.1:1")
+    with pytest.raises(CallError) as failure:
+        client.find("first", 2.0)
+    assert failure.value.kind is Kind.FAILED and KEY not in repr(failure.value)
+
+
+def test_a_model_is_found_or_not(serve):
+    client = Client(KEY, serve(models=["here"]).url)
+    client.find("here", 5.0)
+    with pytest.raises(CallError) as failure:
+        client.find("gone", 5.0)
+    assert failure.value.kind is Kind.NO_MODEL
+
+
+def test_a_chain_needs_a_key(tmp_path):
+    with pytest.raises(ValueError, match="GEMINI_API_KEY"):
+        gemini.connect(ChainSettings(("first",)), SharedState(tmp_path / "judge.sqlite"), None)
+
+
+def test_the_stand_in_never_gets_the_real_key(serve, tmp_path):
+    server = serve(key=STAND_IN_KEY)
+    chain = gemini.connect(ChainSettings(("first",)), SharedState(tmp_path / "judge.sqlite"), KEY, server.url)
+    assert chain.ask("How many?").model == "first"
+
+
+def test_a_quota_is_kept_by_all_threads(serve, make_chain):
+    quota = Quota(5, 1.0)
+    server = serve(quota=quota)
+    chain = make_chain(server, models=("only",), requests_per_window=5, window=1.0)
+    with ThreadPoolExecutor(15) as pool:
+        list(pool.map(chain.ask, map(str, range(15))))
+    statuses = Counter(request.status for request in server.requests)
+    assert statuses[200] == 15 and statuses[429] <= 1
+
+
+def test_an_unknown_quota_is_found(serve, make_chain):
+    """The limits are four times too high: after the first 429s few calls are wasted, and all are answered."""
+    server = serve(quota=Quota(8, 1.0))
+    chain = make_chain(server, models=("only",), tries=10, requests_per_window=32, concurrency=8, window=1.0)
+    with ThreadPoolExecutor(40) as pool:
+        answers = list(pool.map(chain.ask, map(str, range(40))))
+    assert len(answers) == 40
+    first_window = server.requests[0].time + 1.0
+    later = Counter(request.status for request in server.requests if request.time > first_window)
+    assert later[429] <= 0.25 * later[200]

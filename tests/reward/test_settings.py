@@ -1,0 +1,80 @@
+"""Settings from variables: each that cannot be is refused, and the message names it."""
+
+from pathlib import Path
+
+import pytest
+
+from reward import settings
+from reward.settings import SettingsError
+
+GOOD = {
+    "GRPO_JUDGE": "1",
+    "GRPO_JUDGE_MODELS": "a b c",
+    "GRPO_CORRECTNESS_WEIGHT": "0.6",
+    "GRPO_QUALITY_WEIGHT": "0.4",
+    "GRPO_JUDGE_FALLBACK": "group",
+    "GRPO_JUDGE_TRIES": "3",
+    "GRPO_JUDGE_DEADLINE": "240",
+    "GRPO_JUDGE_CALL_TIMEOUT": "90",
+    "GRPO_JUDGE_REQUESTS_PER_MINUTE": "120",
+    "GRPO_JUDGE_TOKENS_PER_MINUTE": "1000000",
+    "GRPO_JUDGE_CONCURRENCY": "32",
+}
+
+
+def test_good_settings():
+    judge = settings.from_environment(GOOD)
+    assert judge and judge.chain.models == ("a", "b", "c") and judge.chain.window == 60.0
+    assert (judge.correctness_weight, judge.quality_weight, judge.fallback) == (0.6, 0.4, "group")
+    assert set(settings.variables(GOOD)) == set(settings.VARIABLES)
+
+
+@pytest.mark.parametrize("changes", [{"GRPO_JUDGE": "0"}, {"GRPO_JUDGE_MODELS": ""}])
+def test_it_can_be_off_whatever_the_rest_is(changes):
+    assert settings.from_environment(changes) is None
+    assert settings.from_environment(GOOD | changes | {"GRPO_JUDGE_TRIES": "many"}) is None
+    assert settings.from_environment({}) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("JUDGE", "yes", "JUDGE is 'yes'"),
+        ("JUDGE_MODELS", "a b a", "names a model twice"),
+        ("JUDGE_FALLBACK", "mercy", "use one of correctness, mean_quality, group"),
+        ("CORRECTNESS_WEIGHT", "0.7", "add up to 1"),
+        ("CORRECTNESS_WEIGHT", "-0.1", "at least 0"),
+        ("QUALITY_WEIGHT", "nan", "at least 0"),
+        ("QUALITY_WEIGHT", "much", "no float"),
+        ("JUDGE_TRIES", "0", "at least 1"),
+        ("JUDGE_TRIES", "1.5", "no int"),
+        ("JUDGE_DEADLINE", "inf", "at least 1"),
+        ("JUDGE_CALL_TIMEOUT", "0", "at least 1"),
+        ("JUDGE_REQUESTS_PER_MINUTE", "0", "at least 1"),
+        ("JUDGE_TOKENS_PER_MINUTE", "", "no int"),
+        ("JUDGE_CONCURRENCY", "-3", "at least 1"),
+    ],
+)
+def test_what_cannot_be_is_refused(name, value, message):
+    with pytest.raises(SettingsError, match=message) as refusal:
+        settings.from_environment(GOOD | {f"GRPO_{name}": value})
+    assert name.partition("_")[2] in str(refusal.value) or name in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", sorted(GOOD))
+def test_nothing_is_made_up_for_what_is_missing(name):
+    without = {key: value for key, value in GOOD.items() if key != name}
+    if name in ("GRPO_JUDGE", "GRPO_JUDGE_MODELS"):
+        assert settings.from_environment(without) is None
+    else:
+        with pytest.raises(SettingsError):
+            settings.from_environment(without)
+
+
+def test_the_key_and_the_file():
+    assert settings.api_key({}) is None and settings.api_key({"GEMINI_API_KEY": " "}) is None
+    assert settings.api_key({"GOOGLE_API_KEY": "b"}) == "b"
+    assert settings.api_key({"GEMINI_API_KEY": "a", "GOOGLE_API_KEY": "b"}) == "a"
+    assert settings.state_file({"GRPO_RUN_DIR": "/run"}) == Path("/run/judge.sqlite")
+    with pytest.raises(SettingsError, match="GRPO_RUN_DIR"):
+        settings.state_file({})
