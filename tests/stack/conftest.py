@@ -29,7 +29,8 @@ def finished(tiny_model, tmp_path_factory) -> Path:
     """The run directory of ten steps with a secret in the environment."""
     run_dir = tmp_path_factory.mktemp("runs") / "short"
     secret = "a-secret-that-must-not-leak"
-    train("--run-dir", run_dir, "--steps", 10, SAVE_STEPS="2", MAX_CHECKPOINTS="2", GEMINI_API_KEY=secret)
+    output = train("--run-dir", run_dir, "--steps", 10, SAVE_STEPS="2", MAX_CHECKPOINTS="2", WANDB_API_KEY=secret)
+    assert "NO KEY: a local stand-in server answers in place of Gemini" in output
     return run_dir
 
 

@@ -22,8 +22,10 @@ def test_every_step_has_its_metrics(finished):
     for step in steps:
         assert {"generate", "old_log_probs", "train", "sync", "save", "total"} <= step["seconds"].keys()
         assert 0 <= step["correct"] <= 1
-        assert step["reward"] == pytest.approx(step["correct"])
-        assert step["reward_missing"] == step["reward_error"] == 0
+        assert step["judge_failed"] == step["reward_missing"] == step["reward_error"] == 0
+        assert step["reward"] == pytest.approx(0.6 * step["correct"] + 0.4 * step["judge_quality"], abs=1e-5)
+        assert 0 < step["judge_calls"] <= 1, "every answer is sent once, and not again where it was judged before"
+        assert step["judge_tokens"] > 0 and step["judge_cached"] + step["judge_calls"] <= 1 + 1e-6
         assert 0 < step["grad_norm"] <= step["grad_norm_max"]
         assert step["optimizer_steps"] >= 1
         assert step["response_length"] > 0

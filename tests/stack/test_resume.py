@@ -38,7 +38,8 @@ def is_free(run_dir: Path) -> bool:
 def kill_at(reached: Callable[[], bool], run_dir: Path) -> None:
     """Continue the run, and end all its processes by SIGKILL when it has got to a place."""
     command = [str(ROOT / "train_grpo.sh"), "--tiny", "--resume", str(run_dir), "--steps", "10"]
-    launcher = subprocess.Popen(command, env={**os.environ, "SAVE_STEPS": "2"}, stdout=subprocess.DEVNULL, cwd="/")
+    environment = {**os.environ, "GEMINI_API_KEY": "", "GOOGLE_API_KEY": "", "SAVE_STEPS": "2"}
+    launcher = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, cwd="/")
     started: dict[int, str] = {}
 
     def is_there() -> bool:
