@@ -12,6 +12,8 @@ logger = logging.getLogger(__name__)
 STEP_COLUMNS = (
     ("reward", "reward", ".3f"),
     ("correct", "correct", ".3f"),
+    ("judge_quality", "quality", ".3f"),
+    ("judge_failed", "unjudged", ".0%"),
     ("response_length", "length", ".0f"),
     ("grad_norm", "grad", ".3g"),
     ("ppo_kl", "kl", ".2g"),

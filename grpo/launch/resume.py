@@ -12,6 +12,7 @@ from grpo.launch.config import Config, resolve
 from grpo.launch.supervise import CHECKOUT
 from grpo.retention import saved_steps
 from grpo.run_log import rewind
+from reward import settings
 
 # What the saved optimizer state and data position belong to. Everything else may be changed between two parts of a run.
 FIXED = ("pretrain", "lora_rank", "lora_alpha", "target_modules", "prompt_data")
@@ -99,6 +100,13 @@ def changes(config: Config, folder: Path) -> dict[str, tuple[Any, Any]]:
     return {name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)}
 
 
+def judge_changes(folder: Path) -> dict[str, tuple[Any, Any]]:
+    """Return the settings of the judge that differ from those of the run so far: name -> (old, new)."""
+    old = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("judge", {})
+    new = settings.variables()
+    return {n: (old.get(n), new.get(n)) for n in settings.VARIABLES if old.get(n) != new.get(n)}
+
+
 def resumed_step(config: Config) -> int:
     """Return the step after which a run continues, 0 for one that starts."""
     source = config.args.resume_from
@@ -107,11 +115,21 @@ def resumed_step(config: Config) -> int:
 
 def take_back(config: Config, folder: Path) -> list[str]:
     """Make the run directory that of the checkpoint; return what a user should know, one line each."""
-    step, changed = resumed_step(config), changes(config, folder)
+    step = resumed_step(config)
+    changed = {f"--{name}": values for name, values in changes(config, folder).items()} | judge_changes(folder)
     rewind(folder, Path(config.args.metrics_dir), step)
     with (folder / "resumes.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"time": time.time(), "step": step, "changed": changed}) + "\n")
-    return [f"continuing after step {step}", *(f"  --{n} was {old}, now {new}" for n, (old, new) in changed.items())]
+        file.write(
+            json.dumps(
+                {
+                    "time": time.time(),
+                    "step": step,
+                    "changed": {n.removeprefix("--"): values for n, values in changed.items()},
+                }
+            )
+            + "\n"
+        )
+    return [f"continuing after step {step}", *(f"  {n} was {old}, now {new}" for n, (old, new) in changed.items())]
 
 
 def lock(folder: Path) -> int:

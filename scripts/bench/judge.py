@@ -100,17 +100,19 @@ def _judge_rollout(options: argparse.Namespace, is_ours: bool) -> dict[str, floa
     accepted = [request.time for request in requests if request.status == 200]
     least = (math.ceil(len(accepted) / options.quota) - 1) * options.window
     span = max(accepted, default=0.0) - min(accepted, default=0.0)
-    return {
+    found = {
         "judged": judged,
         "calls": len(requests),
         "judged_share": judged / options.samples,
         # Every call but the one that each judged sample needs.
         "wasted_share": 1 - judged / len(requests),
-        # The least time in which the quota admits these calls, over the time that they took.
-        "quota_used": least / span if span > 0 else 1.0,
         "longest_s": max(seconds),
         "past_deadline": sum(second > options.deadline for second in seconds),
     }
+    if least > 0:
+        # The least time in which the quota admits these calls, over the time that they took.
+        found["quota_used"] = least / span
+    return found
 
 
 def _recover(window: float) -> dict[str, float]:
@@ -140,10 +142,12 @@ def _recover(window: float) -> dict[str, float]:
         timer.join()
         while_down = [request for request in server.requests if request.time < back]
         after = [request.status for request in server.requests if request.time >= back]
+    if 200 not in after:
+        raise ValueError("the server was back, and the judge did not notice within a window: give a larger --window")
     return {
         "calls_while_down": len(while_down),
         # 1: the first probe after the server was back closed the breaker.
-        "calls_until_recovery": after.index(200) + 1 if 200 in after else math.inf,
+        "calls_until_recovery": after.index(200) + 1,
         "failed_calls_after_recovery": sum(status != 200 for status in after),
         "answered_calls_after_recovery": sum(status == 200 for status in after),
     }

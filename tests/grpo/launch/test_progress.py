@@ -33,6 +33,12 @@ def test_a_step_is_one_line(tmp_path: Path) -> None:
     )
 
 
+def test_a_judged_step_shows_its_quality_and_what_nobody_judged(tmp_path: Path) -> None:
+    append(tmp_path / "metrics.jsonl", STEP | {"judge_quality": 0.6234, "judge_failed": 0.125})
+    [line] = Progress(tmp_path, 40).poll()
+    assert "correct 0.500  quality 0.623  unjudged 12%  length 812" in line
+
+
 def test_metrics_that_are_missing_or_null_are_left_out(tmp_path: Path) -> None:
     append(tmp_path / "metrics.jsonl", {"step": 1, "reward": None})
     assert Progress(tmp_path, None).poll() == ["step 1"]

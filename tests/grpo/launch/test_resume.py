@@ -73,6 +73,18 @@ def test_what_comes_after_the_checkpoint_is_taken_back(setting) -> None:
     assert entry["step"] == 10 and entry["changed"]["actor_learning_rate"] == [1e-6, 1e-4]
 
 
+def test_other_settings_of_the_judge_are_told(setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRPO_JUDGE_MODELS", "a b")
+    monkeypatch.setenv("GRPO_JUDGE_TRIES", "3")
+    start(setting)
+    save(setting, 10)
+    monkeypatch.setenv("GRPO_JUDGE_MODELS", "b")
+    config = resume.resolve_resumed(setting.words(), setting.run_dir)
+    news = resume.take_back(config, setting.run_dir)
+    assert news == ["continuing after step 10", "  JUDGE_MODELS was a b, now b"]
+    assert json.loads((setting.run_dir / "resumes.jsonl").read_text())["changed"] == {"JUDGE_MODELS": ["a b", "b"]}
+
+
 def test_the_same_settings_are_no_change(setting) -> None:
     start(setting)
     save(setting, 10)
