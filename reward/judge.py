@@ -20,7 +20,7 @@ from math import nan
 
 from pydantic import BaseModel, Field
 
-from reward.gemini import Chain, ChainError
+from reward.chain import Chain, ChainError
 from reward.settings import JudgeSettings
 from reward.shared_state import Judgements, SharedState
 

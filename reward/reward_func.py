@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from math import nan
 from typing import Any, NamedTuple
 
-from reward import gemini, settings
+from reward import chain, settings
 from reward.answers import NO_FINAL, grade
 from reward.judge import Judge, Verdict, problem_of
 from reward.shared_state import SharedState
@@ -134,7 +134,7 @@ def _make_judge() -> Judge:
         raise settings.SettingsError("the judge is off")
     state = SharedState(settings.state_file())
     stand_in = os.environ.get(settings.STAND_IN_VARIABLE)
-    return Judge(configured, state, gemini.connect(configured.chain, state, settings.api_key(), stand_in))
+    return Judge(configured, state, chain.connect(configured.chain, state, settings.api_key(), stand_in))
 
 
 def parse_label(label: Any) -> Label:

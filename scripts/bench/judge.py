@@ -26,7 +26,8 @@ from unittest import mock
 import torch
 
 from grpo import rollout
-from reward.gemini import Chain, ChainError, Client
+from reward.chain import Chain, ChainError
+from reward.gemini import Client
 from reward.judge import Judge, Verdict
 from reward.settings import FALLBACKS, STAND_IN_KEY, ChainSettings, JudgeSettings
 from reward.shared_state import SharedState

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from reward import gemini
+from reward.chain import connect
 from reward.judge import Judge
 from reward.settings import ChainSettings, JudgeSettings
 from reward.shared_state import SharedState
@@ -36,6 +36,6 @@ def make_judge(tmp_path: Path) -> Callable[..., Judge]:
     def make(server: StandIn, fallback: str = "correctness", **settings: object) -> Judge:
         chain = ChainSettings(**({"models": MODELS, "deadline": 20.0, "call_timeout": 10.0} | settings))  # type: ignore[arg-type]
         state = SharedState(tmp_path / "judge.sqlite")
-        return Judge(JudgeSettings(chain, 0.6, 0.4, fallback), state, gemini.connect(chain, state, None, server.url))
+        return Judge(JudgeSettings(chain, 0.6, 0.4, fallback), state, connect(chain, state, None, server.url))
 
     return make

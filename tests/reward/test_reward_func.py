@@ -14,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import reward.reward_func as module
+from reward.chain import Chain
+from reward.gemini import Client
 from reward.reward_func import JUDGE_KEYS, LOG_KEYS, parse_label, response_of, reward_func
 from reward.stand_in import Fault, StandIn
 
@@ -280,11 +282,9 @@ def test_the_key_stays_out_of_file_and_log(serve, load, monkeypatch, tmp_path, c
     loaded = load(None)
     monkeypatch.setenv("GEMINI_API_KEY", key)
     monkeypatch.setattr(  # the way of a real key, to a server that shows what it gets
-        loaded.gemini,
+        loaded.chain,
         "connect",
-        lambda chain, state, given, stand_in: loaded.gemini.Chain(
-            chain, state, loaded.gemini.Client(given, server.url)
-        ),
+        lambda chain, state, given, stand_in: Chain(chain, state, Client(given, server.url)),
     )
     with caplog.at_level(logging.DEBUG):
         result = loaded.reward_func([PROMPT + RIGHT], [PROMPT], ["7"])

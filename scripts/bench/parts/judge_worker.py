@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from reward import gemini, judge
+from reward import judge
+from reward.chain import connect
 from reward.settings import STAND_IN_KEY, ChainSettings, JudgeSettings
 from reward.shared_state import SharedState
 from scripts.bench.parts.ranks import job_of_this_rank, report
@@ -33,7 +34,7 @@ class Ours:
         )
         state = SharedState(Path(job["folder"], "judge.sqlite"))
         settings = JudgeSettings(chain, 0.6, 0.4, "correctness")
-        self._judge = judge.Judge(settings, state, gemini.connect(chain, state, None, job["url"]))
+        self._judge = judge.Judge(settings, state, connect(chain, state, None, job["url"]))
 
     def __call__(self, text: str) -> bool:
         return not self._judge.judge("a problem", text, "7").failed

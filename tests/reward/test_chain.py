@@ -11,8 +11,10 @@ from types import SimpleNamespace
 import pytest
 from pydantic import BaseModel, Field
 
+from reward import chain as module
 from reward import gemini
-from reward.gemini import CallError, Chain, ChainError, Client, Kind
+from reward.chain import Chain, ChainError
+from reward.gemini import CallError, Client, Kind
 from reward.settings import STAND_IN_KEY, ChainSettings
 from reward.shared_state import SharedState
 from reward.stand_in import Fault, Quota, StandIn, text_of
@@ -79,7 +81,7 @@ def test_an_answer_has_text_form_usage_and_model(serve, make_chain):
     ids=lambda value: f"{value.kind} {value.status}" if isinstance(value, Fault) else str(value),
 )
 def test_a_model_that_fails_is_tried_as_often_as_it_may_help(serve, make_chain, monkeypatch, fault, calls):
-    monkeypatch.setattr(gemini, "FIRST_DELAY", 0.01)
+    monkeypatch.setattr(module, "FIRST_DELAY", 0.01)
     server = serve(faults=of_first(fault))
     answer = make_chain(server, window=0.5).ask("How many?", schema=Form)
     assert (answer.model, answer.fallbacks, answer.spent.calls) == ("second", 1, calls + 1)
@@ -91,7 +93,7 @@ def test_a_model_that_fails_is_tried_as_often_as_it_may_help(serve, make_chain, 
 )
 def test_a_call_ends_with_its_time(serve, make_chain, monkeypatch, fault):
     """A slow reply sends a byte every now and then: no time-out for a single read ends it."""
-    monkeypatch.setattr(gemini, "FIRST_DELAY", 0.01)
+    monkeypatch.setattr(module, "FIRST_DELAY", 0.01)
     server = serve(faults=of_first(fault))
     started = time.monotonic()
     answer = make_chain(server, call_timeout=0.4).ask("How many?", schema=Form)
@@ -179,7 +181,7 @@ def test_a_date_is_a_delay():
 
 def test_delays_grow_and_are_drawn_from_zero(monkeypatch, serve, make_chain):
     drawn = []
-    monkeypatch.setattr(gemini.random, "uniform", lambda low, high: drawn.append((low, high)) or 0.0)
+    monkeypatch.setattr(module.random, "uniform", lambda low, high: drawn.append((low, high)) or 0.0)
     server = serve(faults=of_first(Fault("status", 500)))
     make_chain(server, tries=4).ask("How many?")
     assert drawn == [(0, 1.0), (0, 2.0), (0, 4.0)]
@@ -243,12 +245,12 @@ def test_a_model_is_found_or_not(serve):
 
 def test_a_chain_needs_a_key(tmp_path):
     with pytest.raises(ValueError, match="GEMINI_API_KEY"):
-        gemini.connect(ChainSettings(("first",)), SharedState(tmp_path / "judge.sqlite"), None)
+        module.connect(ChainSettings(("first",)), SharedState(tmp_path / "judge.sqlite"), None)
 
 
 def test_the_stand_in_never_gets_the_real_key(serve, tmp_path):
     server = serve(key=STAND_IN_KEY)
-    chain = gemini.connect(ChainSettings(("first",)), SharedState(tmp_path / "judge.sqlite"), KEY, server.url)
+    chain = module.connect(ChainSettings(("first",)), SharedState(tmp_path / "judge.sqlite"), KEY, server.url)
     assert chain.ask("How many?").model == "first"
 
 

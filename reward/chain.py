@@ -1,0 +1,218 @@
+"""Asks a chain of Gemini models one question, within one deadline: retries, fallbacks, limits.
+
+What is done about each kind of failure:
+
+- 429: the model pauses for all processes as long as the server asks, then the next try.
+- 408, 5xx, no connection, no answer in time: the next try after the server's delay, or after an exponential delay with
+  full jitter (Brooker, "Exponential Backoff And Jitter", AWS, 2015). The breaker counts these.
+- cut by the token limit, no JSON, not of the schema (a score out of its range): the next try, at once.
+- blocked by a filter; 400 and other 4xx: the next model at once, since the same request gets the same answer.
+- 403, 404: the next model at once; nobody calls this one for some minutes. Logged once as an error.
+- 401, or 400 that names the key: the end, for all models. Logged once as an error.
+"""
+
+import functools
+import random
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+
+from reward.gemini import CallError, Client, Kind, Tokens
+from reward.limits import Limits, NoPlace, Outcome, Place
+from reward.settings import STAND_IN_KEY, ChainSettings
+from reward.shared_state import SharedState
+
+FIRST_DELAY, LONGEST_DELAY = 1.0, 20.0
+# Of the deadline: what a call needs at least.
+LEAST_SHARE = 0.1
+# LaTeX has fewer characters a token than prose. An estimate that is too high costs throughput, until the reply corrects
+# it; one that is too low costs a 429.
+BYTES_PER_TOKEN = 2.5
+
+_OUTCOMES = {
+    Kind.THROTTLED: Outcome.THROTTLED,
+    Kind.FAILED: Outcome.FAILED,
+    Kind.BAD_REPLY: Outcome.ANSWERED,
+    Kind.NEXT_MODEL: Outcome.ANSWERED,
+    Kind.NO_MODEL: Outcome.REFUSED,
+    Kind.NO_KEY: Outcome.NO_KEY,
+}
+
+
+class ChainError(Exception):
+    """No model gave an answer. The message says why, for each model; `spent` is what it took."""
+
+    def __init__(self, message: str, spent: "Spent"):
+        super().__init__(message)
+        self.spent = spent
+
+
+@dataclass
+class Spent:
+    """What a question took: calls that were sent, tokens of all replies, seconds with all waiting."""
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A reply. `parsed` is an instance of the schema, None where none was given; `fallbacks` is the model's place."""
+
+    text: str
+    parsed: Any
+    model: str
+    fallbacks: int
+    spent: Spent
+
+
+class Chain:
+    """The models of `settings`, in their order, under limits that all processes share through `state`."""
+
+    def __init__(self, settings: ChainSettings, state: SharedState, client: Client) -> None:
+        self.settings, self.client = settings, client
+        self.limits = Limits(state, settings)
+
+    def ask(
+        self,
+        prompt: str,
+        *,
+        system: str | None = None,
+        schema: type[BaseModel] | None = None,
+        started: float | None = None,
+    ) -> Answer:
+        """Ask one question and return the first good answer. For all threads.
+
+        Args:
+            schema: makes the reply JSON of this form; its ranges are checked.
+            started: when the deadline began to run (monotonic clock); None is now.
+
+        Raises:
+            ChainError: where no model answers within the deadline.
+        """
+        return _Question(self, prompt, system, schema, time.monotonic() if started is None else started).ask()
+
+
+@dataclass
+class _Question:
+    chain: Chain
+    prompt: str
+    system: str | None
+    schema: type[BaseModel] | None
+    started: float
+    spent: Spent = field(default_factory=Spent)
+    tries: dict[str, int] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        settings = self.chain.settings
+        self.deadline = self.started + settings.deadline
+        # A call that starts later would be cut off, and be paid for nothing.
+        self.last_start = self.deadline - min(settings.call_timeout, LEAST_SHARE * settings.deadline)
+        self.tries = dict.fromkeys(settings.models, settings.tries)
+        size = len(self.prompt.encode()) + len((self.system or "").encode())
+        self.tokens = round(size / BYTES_PER_TOKEN)
+
+    def ask(self) -> Answer:
+        """Go through the chain, and again while a model with tries left can answer before the deadline."""
+        settings = self.chain.settings
+        # The first round leaves each later model its share of half the time; the next rounds leave nothing.
+        share = settings.deadline / (2 * len(settings.models))
+        while True:
+            waits = []
+            for place, model in enumerate(settings.models):
+                later = len(settings.models) - 1 - place
+                found = self._ask_model(model, place, later * share)
+                if isinstance(found, Answer):
+                    return found
+                if found is not None:
+                    waits.append(found)
+            share = 0.0
+            now = time.monotonic()
+            until = max(now, min(waits, default=self.deadline))
+            if until >= self.last_start:
+                raise self._failure()
+            time.sleep(max(0.001, until - now))
+
+    def _ask_model(self, model: str, position: int, reserve: float) -> Answer | float | None:
+        """Use the model's tries. Return when to come back, where it was not the model's fault; None for never.
+
+        Args:
+            reserve: seconds before the deadline that are left to later models.
+        """
+        give_up = self.last_start - reserve
+        while self.tries[model]:
+            place = self.chain.limits.take(model, self.tokens, give_up)
+            if isinstance(place, NoPlace):
+                self.reasons.setdefault(model, place.why)
+                return None if place.is_shut else place.until
+            self.tries[model] -= 1
+            try:
+                return self._call(place, position, self.deadline - reserve)
+            except CallError as error:
+                self.reasons[model] = str(error)
+                if error.kind is Kind.NO_KEY:
+                    raise self._failure() from None
+                if error.kind in (Kind.NEXT_MODEL, Kind.NO_MODEL):
+                    self.tries[model] = 0
+                elif error.kind is Kind.FAILED and self.tries[model] and not self._sleep(error, model, give_up):
+                    return give_up
+        return None
+
+    def _call(self, place: Place, position: int, end: float) -> Answer:
+        seconds = min(self.chain.settings.call_timeout, end - time.monotonic())
+        outcome, why, tokens, retry_after = Outcome.FAILED, "", Tokens(), None
+        self.spent.calls += 1
+        try:
+            text, parsed, tokens = self.chain.client.generate(
+                place.model,
+                self.prompt,
+                max(0.001, seconds),
+                self.system,
+                self.schema,
+                functools.partial(self.chain.limits.mark_sent, place),
+            )
+            outcome = Outcome.ANSWERED
+        except CallError as error:
+            outcome, why = _OUTCOMES[error.kind], str(error)
+            retry_after, tokens = error.retry_after, error.tokens or Tokens()
+            raise
+        finally:
+            self.spent.prompt_tokens += tokens.prompt
+            self.spent.output_tokens += tokens.output
+            self.spent.seconds = time.monotonic() - self.started
+            self.chain.limits.give_back(place, outcome, why=why, tokens=tokens.prompt or None, retry_after=retry_after)
+        return Answer(text, parsed, place.model, position, self.spent)
+
+    def _sleep(self, error: CallError, model: str, give_up: float) -> bool:
+        """Wait before the next try; False where there would be no time left for it."""
+        used = self.chain.settings.tries - self.tries[model]
+        delay = error.retry_after
+        if delay is None:
+            delay = random.uniform(0, min(LONGEST_DELAY, FIRST_DELAY * 2 ** (used - 1)))
+        if time.monotonic() + delay >= give_up:
+            return False
+        time.sleep(delay)
+        return True
+
+    def _failure(self) -> ChainError:
+        self.spent.seconds = time.monotonic() - self.started
+        reasons = "; ".join(f"{model}: {reason}" for model, reason in self.reasons.items())
+        return ChainError(reasons or "no model was asked before the deadline", self.spent)
+
+
+def connect(settings: ChainSettings, state: SharedState, key: str | None, stand_in: str | None = None) -> Chain:
+    """Return a chain that asks Google, or the local stand-in server at the address `stand_in`, which gets no real key.
+
+    Raises:
+        ValueError: without a key.
+    """
+    if stand_in:
+        return Chain(settings, state, Client(STAND_IN_KEY, stand_in))
+    if not key:
+        raise ValueError("there is no key: export GEMINI_API_KEY")
+    return Chain(settings, state, Client(key))
