@@ -129,3 +129,26 @@ async def load_into_engine(llm: Any, buffer: Any, specs: list[dict]) -> list[dic
     if not dropped:
         raise SyncError("the engine could not drop its prefix cache: requests are still running during a sync")
     return receipts
+
+
+def check_receipts(receipts: list[list[dict[str, int]]], checksum: int, count: int) -> None:
+    """Compare what the workers of each engine report with what was sent.
+
+    Args:
+        receipts: for each engine those of :func:`load_into_engine`.
+        checksum, count: of the adapter that was sent, and how many tensors it has.
+
+    Raises:
+        SyncError: where a worker reports other bytes, or not the whole adapter, or nothing.
+    """
+    for number, workers in enumerate(receipts):
+        ranks = sorted(receipt["rank"] for receipt in workers)
+        if not workers or ranks != list(range(workers[0]["workers"])):
+            raise SyncError(f"engine {number} has no receipt of each of its workers: start again")
+        for receipt in workers:
+            if receipt["checksum"] != checksum or receipt["tensors"] != count:
+                raise SyncError(
+                    f"engine {number}, worker {receipt['rank']} received checksum {receipt['checksum']:#x} and applied "
+                    f"{receipt['tensors']} tensors; sent were {checksum:#x} and {count}. The engine would sample from "
+                    "another policy: start again"
+                )

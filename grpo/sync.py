@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from grpo.adapter import Checksum, TensorSpec, gather, is_trained
-from grpo.engine import SyncError
+from grpo.engine import check_receipts
 
 TIMEOUT_SECONDS = 600.0
 
@@ -49,18 +49,4 @@ def send(flat: torch.Tensor, specs: list[TensorSpec], engines: list[Any]) -> Non
     fields = [asdict(spec) for spec in specs]
     calls = [engine.load_adapter.remote(reference, fields) for engine in engines]
     sent = Checksum(flat).finish()  # while the engines are at work
-    _check(ray.get(calls, timeout=TIMEOUT_SECONDS), sent, len(specs))
-
-
-def _check(receipts: list[list[dict[str, int]]], checksum: int, count: int) -> None:
-    for number, workers in enumerate(receipts):
-        ranks = sorted(receipt["rank"] for receipt in workers)
-        if not workers or ranks != list(range(workers[0]["workers"])):
-            raise SyncError(f"engine {number} has no receipt of each of its workers: start the run again")
-        for receipt in workers:
-            if receipt["checksum"] != checksum or receipt["tensors"] != count:
-                raise SyncError(
-                    f"engine {number}, worker {receipt['rank']} received checksum {receipt['checksum']:#x} and applied "
-                    f"{receipt['tensors']} tensors; the trainer sent {checksum:#x} and {count}. The engine would "
-                    "sample from another policy: start the run again"
-                )
+    check_receipts(ray.get(calls, timeout=TIMEOUT_SECONDS), sent, len(specs))

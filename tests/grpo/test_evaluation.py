@@ -1,66 +1,69 @@
+import json
 import math
-import random
-import statistics
 from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
+from eval.records import summarise
 from grpo import evaluation
 
 
-def sample(correct: float, reward: float = 0.0) -> SimpleNamespace:
-    logs = {"correct": correct, "truncated": 0.0, "response_length": 10.0}
+class Tokenizer:
+    """Decodes tokens to their numbers."""
+
+    def decode(self, tokens, skip_special_tokens):
+        assert not skip_special_tokens
+        return " ".join(map(str, tokens.tolist()))
+
+
+def sample(prompt: str, score: float, **logs: float) -> SimpleNamespace:
+    numbers = {"truncated": 0.0, "response_length": 2.0, **logs}
     return SimpleNamespace(
-        info={key: torch.tensor([value]) for key, value in logs.items()}, scores=torch.tensor([reward])
-    )
+        prompts=[prompt], labels=["7"], scores=torch.tensor([score]),
+        sequences=torch.tensor([[5, 6, 7]]), action_mask=torch.ones(1, 2),
+        info={key: torch.tensor([value]) for key, value in numbers.items()},
+    )  # fmt: skip
 
 
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=50))
-def test_interval_holds_the_mean_and_stays_in_range(means):
-    low, high = evaluation.interval(means)
-    assert 0 <= low <= statistics.fmean(means) + 1e-9
-    assert statistics.fmean(means) - 1e-9 <= high <= 1
+PROBLEMS = {"<a>": {"id": "a", "datasource": "sums"}, "<b>": {"id": "b", "datasource": "sums"}}
 
 
-def test_interval_equals_wilson_for_independent_samples():
-    # 30 of 100, one sample a problem: Wilson's interval by its formula is [0.219, 0.396] (n - 1 in the variance).
-    low, high = evaluation.interval([1.0] * 30 + [0.0] * 70)
-    assert (low, high) == pytest.approx((0.219, 0.396), abs=2e-3)
-
-
-def test_interval_covers_the_truth_about_as_often_as_it_says():
-    rng = random.Random(0)
-    covered = 0
-    for _ in range(400):
-        skill = [rng.betavariate(1, 2) for _ in range(18)]  # problems differ; the truth is the mean of the beta: 1/3
-        low, high = evaluation.interval([statistics.fmean(rng.random() < s for _ in range(4)) for s in skill])
-        covered += low <= 1 / 3 <= high
-    assert 0.90 <= covered / 400 <= 0.99
-
-
-def test_interval_does_not_collapse_where_all_agree():
-    low, high = evaluation.interval([0.0] * 18)
-    assert (low, high) == (0.0, pytest.approx(0.176, abs=0.005))
-
-
-def test_interval_without_problems_is_an_error():
-    with pytest.raises(ValueError, match="at least one problem"):
-        evaluation.interval([])
+def test_records_have_the_problems_the_samples_and_the_grades():
+    samples = [sample("<b>", 0.0, correct=1.0), sample("<b>", 0.0, correct=0.0), sample("<a>", 0.0, correct=1.0)]
+    records = evaluation.describe(samples, Tokenizer(), PROBLEMS)
+    assert [(record["id"], record["sample"], record["correct"]) for record in records] == [
+        ("b", 0, 1.0), ("b", 1, 0.0), ("a", 0, 1.0),
+    ]  # fmt: skip
+    assert {record["response"] for record in records} == {"6 7"}
 
 
 def test_exact_match_is_correctness_and_not_the_reward():
-    samples = [sample(1, reward=0.2), sample(0, reward=0.9), sample(0, reward=0.9), sample(0, reward=0.9)]
-    result = evaluation.summarise(samples, group_size=2)
-    assert result["exact_match"] == 0.25
-    assert result["pass_at_k"] == 0.5
-    assert (result["n"], result["samples"], result["k"]) == (2, 4, 2)
+    scores = [sample("<a>", 0.2, correct=1.0), sample("<b>", 0.9, correct=0.0)]
+    assert summarise(evaluation.describe(scores, Tokenizer(), PROBLEMS))["exact_match"] == 0.5
 
 
-def test_ungraded_samples_count_neither_way():
-    result = evaluation.summarise([sample(1), sample(math.nan), sample(math.nan), sample(math.nan)], group_size=2)
-    assert (result["exact_match"], result["n"], result["ungraded"]) == (1.0, 1, 3)
-    nothing = evaluation.summarise([sample(math.nan)] * 2, group_size=2)
-    assert (nothing["exact_match"], nothing["ci_low"], nothing["ungraded"]) == (None, None, 2)
+def test_without_correctness_the_score_is_taken():
+    [record] = evaluation.describe([sample("<a>", 1.0)], Tokenizer(), PROBLEMS)
+    assert record["correct"] == 1.0
+
+
+def test_a_sample_that_the_reward_failed_on_is_ungraded():
+    records = evaluation.describe([sample("<a>", math.nan, correct=math.nan)], Tokenizer(), PROBLEMS)
+    assert summarise(records)["ungraded"] == 1
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_problems_are_found_by_the_prompts_that_the_engines_get(tmp_path, named):
+    rows = [{"prompt": name, "label": "7", **({"id": name} if named else {})} for name in "abc"]
+    (tmp_path / "eval.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(eval_dataset=str(tmp_path / "eval.jsonl")),
+        eval_dataloader=[(["sums"], [f"<{name}>"], ["7"]) for name in "ab"],  # cut by --max_samples
+    )
+    found = evaluation.problems_by_prompt(trainer)
+    assert list(found) == ["<a>", "<b>"]
+    assert {problem["datasource"] for problem in found.values()} == {"sums"}
+    ids = [problem["id"] for problem in found.values()]
+    assert ids == ["a", "b"] if named else len(set(ids)) == 2
+    assert found == evaluation.problems_by_prompt(trainer)

@@ -40,11 +40,14 @@ def fit_one_step(load, run_dir: Path) -> tuple[Tracker, list[dict]]:
     trainer = object.__new__(load("trainer.ppo_trainer").PPOTrainer.__ray_metadata__.modified_class)
     start = {"episode": 0, "global_step": 0, "total_consumed_prompts": 0, "data_loader_state_dict": {}}
     tracker, saved = Tracker(), []
+    data = run_dir / "problems.jsonl"
+    data.write_text('{"id": "problem-1", "prompt": "p", "label": "l"}\n')
     rollouts = iter([([sample(0.5, 0.0)], None, 1, False), ([], None, 0, True)])
     values = {
         "args": argparse.Namespace(
             num_episodes=1, max_steps=None, dynamic_filtering=False, eval_steps=1, eval_at_start=True,
             eval_temperature=1.0, eval_n_samples_per_prompt=1, run_dir=str(run_dir), metrics_dir=None,
+            eval_dataset=str(data),
         ),
         "init_checkpoint_states": lambda: start,
         "prompts_dataloader": MagicMock(__len__=lambda _: 1),

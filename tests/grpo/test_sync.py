@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo import adapter, sync
-from grpo.engine import SharedMemory, SyncError, for_sample, load_into_engine
+from grpo import adapter
+from grpo.engine import SharedMemory, SyncError, check_receipts, for_sample, load_into_engine
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 7)), min_size=1, max_size=6))
@@ -61,19 +61,19 @@ def receipt(**changes):
 
 
 def test_right_receipts_pass():
-    sync._check([[receipt(workers=2), receipt(rank=1, workers=2)], [receipt()]], checksum=7, count=32)
+    check_receipts([[receipt(workers=2), receipt(rank=1, workers=2)], [receipt()]], checksum=7, count=32)
 
 
 @pytest.mark.parametrize("wrong", [{"checksum": 8}, {"tensors": 31}])
 def test_a_wrong_receipt_stops_the_run(wrong):
     with pytest.raises(SyncError, match="engine 1, worker 1"):
-        sync._check([[receipt()], [receipt(workers=2), receipt(rank=1, workers=2, **wrong)]], checksum=7, count=32)
+        check_receipts([[receipt()], [receipt(workers=2), receipt(rank=1, workers=2, **wrong)]], checksum=7, count=32)
 
 
 @pytest.mark.parametrize("workers", [[], [receipt(workers=2)], [receipt(workers=2), receipt(workers=2)]])
 def test_a_missing_receipt_stops_the_run(workers):
     with pytest.raises(SyncError, match="engine 1 has no receipt"):
-        sync._check([[receipt()], workers], checksum=7, count=32)
+        check_receipts([[receipt()], workers], checksum=7, count=32)
 
 
 class Engine:

@@ -1,0 +1,58 @@
+"""From problems to a model's tokens and back, by its own tokenizer and chat template."""
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+from eval.problems import EvalError, Problem
+
+FINAL_HEADER = "<|channel|>final<|message|>"
+
+
+class Chat:
+    """A model's tokenizer and template.
+
+    Args:
+        model: the model's folder.
+        date: what the template is told when it asks for today's date, as that of gpt-oss does.
+        reasoning_effort: low, medium or high for gpt-oss; None for the template's default.
+
+    Raises:
+        EvalError: for a model without a tokenizer or a chat template.
+    """
+
+    def __init__(self, model: Path, date: datetime.date, reasoning_effort: str | None) -> None:
+        from transformers import AutoTokenizer  # seconds
+
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(model)
+        except (OSError, ValueError) as error:
+            raise EvalError(f"{model} has no tokenizer that can be loaded ({error}): download it whole") from None
+        if not self.tokenizer.chat_template:
+            raise EvalError(f"{model} has no chat template: add chat_template.jinja to it")
+        self._variables: dict[str, Any] = {"strftime_now": date.strftime}
+        if reasoning_effort:
+            self._variables["reasoning_effort"] = reasoning_effort
+        self._final_header = self.tokenizer.encode(FINAL_HEADER, add_special_tokens=False)
+
+    def prompt(self, problem: Problem) -> list[int]:
+        """Return the tokens that the engine gets: a chat with the problem as the user's message."""
+        messages = [{"role": "user", "content": problem.prompt}]
+        return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, **self._variables)
+
+    def record(self, tokens: list[int], finish_reason: str) -> dict[str, Any]:
+        """Return what is generated of a sample's record (see :mod:`eval.records`)."""
+        return {
+            "response_length": len(tokens),
+            "answer_length": self._answer_length(tokens),
+            "truncated": float(finish_reason == "length"),
+            "finish_reason": finish_reason,
+            "response": self.tokenizer.decode(tokens, skip_special_tokens=False),
+        }
+
+    def _answer_length(self, tokens: list[int]) -> int | None:
+        size = len(self._final_header)
+        for start in range(len(tokens) - size, -1, -1):
+            if tokens[start : start + size] == self._final_header:
+                return len(tokens) - start - size
+        return None

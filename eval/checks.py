@@ -1,0 +1,97 @@
+"""What can be known to go wrong before the model is loaded, with the remedy; without torch."""
+
+import os
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+
+from eval.problems import EvalError
+from grpo import adapter_files, architecture, checkpoint_files
+from grpo.adapter_files import Adapter
+from grpo.checkpoint_files import Model
+from grpo.launch.machine import on_cpu_stack
+
+_COUNTS = ("n", "limit", "max_tokens", "tensor_parallel", "max_model_len", "batch")
+
+
+def check_options(options: Namespace) -> None:
+    """Refuse numbers that cannot be; raises EvalError for the first of them."""
+    for name in _COUNTS:
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise EvalError(f"--{name.replace('_', '-')} is {value}: give 1 or more")
+    if options.temperature < 0:
+        raise EvalError(f"--temperature is {options.temperature:g}: give 0 or more")
+    for name in ("top_p", "gpu_memory_utilization"):
+        if not 0 < getattr(options, name) <= 1:
+            raise EvalError(f"--{name.replace('_', '-')} is {getattr(options, name):g}: give a share above 0, up to 1")
+    if options.temperature == 0 and options.n > 1:
+        raise EvalError("--temperature 0 draws the same sample every time: give --n 1, or a temperature")
+
+
+def check_environment() -> None:
+    """Refuse an environment in which vLLM on a CPU takes half the memory; raises EvalError."""
+    if on_cpu_stack() and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
+        raise EvalError("the variables of this checkout are not set: type source scripts/env.sh")
+
+
+def check_model(folder: Path, tensor_parallel: int) -> Model:
+    """Return a checkpoint's files, after a look at all of their headers.
+
+    Raises:
+        EvalError: where files are missing or contradict each other, or this machine's vLLM cannot load them so.
+        grpo.checkpoint_files.CheckpointError: where there is no model.
+    """
+    model = checkpoint_files.read(folder)
+    is_gpt_oss = model.config.get("model_type") == architecture.MODEL_TYPE
+    faults = architecture.check(model) if is_gpt_oss else model.faults
+    if faults:
+        raise EvalError(f"{folder}: {faults[0]}")
+    if on_cpu_stack() and model.is_mxfp4:
+        raise EvalError(
+            f"vLLM on a CPU cannot load MXFP4: make a copy with python -m scripts.dequantize_checkpoint {folder} COPY "
+            "and give that as --model"
+        )
+    for key in ("num_attention_heads", "num_key_value_heads"):
+        count = model.config.get(key)
+        if count and count % tensor_parallel:
+            raise EvalError(f"--tensor-parallel {tensor_parallel} does not divide the model's {count} {key[4:]}")
+    return model
+
+
+def read_adapter(folder: Path, model: Model) -> Adapter:
+    """Return an adapter's files, after a look at headers and values.
+
+    Raises:
+        EvalError: where it is broken, or of another model.
+        grpo.checkpoint_files.CheckpointError: where there is no adapter, or the model is no gpt-oss.
+    """
+    adapter = adapter_files.read(folder)
+    faults = adapter_files.check_against(adapter, architecture.Architecture.from_config(model.config))
+    if faults:
+        raise EvalError(f"{folder}: {faults[0]}")
+    if broken := adapter_files.non_finite(adapter):
+        raise EvalError(f"{folder} holds NaN or infinity, {broken[0]} for one: take an earlier step's adapter")
+    return adapter
+
+
+def check_length(prompts: Mapping[str, list[int]], max_tokens: int, max_model_len: int | None, model: Model) -> int:
+    """Return how many tokens the engine has to have room for.
+
+    Args:
+        prompts: tokens by problem.
+        max_model_len: what the user wants; None for what is needed.
+
+    Raises:
+        EvalError: where a prompt and its response do not fit in.
+    """
+    longest = max(prompts, key=lambda problem: len(prompts[problem]))
+    needed = len(prompts[longest]) + max_tokens
+    context = model.config.get("max_position_embeddings") or needed
+    for limit, name in ((max_model_len, "--max-model-len is"), (context, "the model has")):
+        if limit is not None and limit < needed:
+            raise EvalError(
+                f"{longest} has {len(prompts[longest])} tokens, with --max-tokens {max_tokens} that is {needed}, and "
+                f"{name} {limit}: lower --max-tokens, or leave out the problem"
+            )
+    return max_model_len or needed

@@ -1,0 +1,129 @@
+"""Compare two evaluations on the same problems: is B better than A, and could this many problems have told?
+
+    python -m eval.compare A B [--json]
+
+A and B are folders of `python -m eval.evaluate`, or files of graded samples such as RUN_DIR/samples/eval_0.jsonl.
+Printed are the difference of the exact match (B - A) with its 95% interval, paired by problem; the p-value of a
+two-sided permutation test over problems; and the smallest difference that such a comparison sees with 80% power at 5%.
+The interval and the test are different methods: in a close case one may say what the other does not.
+
+Exit code: 0 done, 2 the two cannot be compared.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from eval import estimators
+from eval.output import CONFIG, GRADES, read_config
+from eval.problems import EvalError
+from eval.records import correct_by_problem, read_records
+
+
+def compare(a: dict[str, list[float]], b: dict[str, list[float]]) -> dict[str, Any]:
+    """Return the comparison of two evaluations.
+
+    - ``a``, ``b``: exact match on the shared problems; ``n``: their number; ``only_a``, ``only_b``: of the others.
+    - ``difference``: b - a, with ``ci_low`` and ``ci_high`` (95%), and ``p_value``.
+    - ``better``, ``worse``: problems that b solves more often than a, or less often.
+    - ``detectable``: the smallest difference with about 80% power at 5%; None where no difference has it.
+
+    Args:
+        a, b: grades, 1.0 or 0.0, of each problem's samples by its id.
+
+    Raises:
+        EvalError: where they share no problem.
+    """
+    shared = [problem for problem in a if problem in b]
+    if not shared:
+        raise EvalError("A and B share no problem: evaluate both on one data set")
+    rates_a, rates_b = ([statistics.fmean(grades[problem]) for problem in shared] for grades in (a, b))
+    differences = [right - left for left, right in zip(rates_a, rates_b, strict=True)]
+    draws = min(len(shared) / sum(1 / len(grades[problem]) for problem in shared) for grades in (a, b))
+    low, high = estimators.difference_interval(rates_a, rates_b, draws)
+    return {
+        "a": statistics.fmean(rates_a),
+        "b": statistics.fmean(rates_b),
+        "difference": statistics.fmean(differences),
+        "ci_low": low,
+        "ci_high": high,
+        "p_value": estimators.sign_flip_p_value(differences),
+        "detectable": estimators.detectable_difference(differences, low, high, draws),
+        "n": len(shared),
+        "better": sum(difference > 0 for difference in differences),
+        "worse": sum(difference < 0 for difference in differences),
+        "only_a": len(a.keys() - b.keys()),
+        "only_b": len(b.keys() - a.keys()),
+    }
+
+
+def read_grades(path: Path) -> dict[str, list[float]]:
+    """Return the grades of each problem's samples.
+
+    Raises:
+        EvalError: where there is no finished evaluation.
+    """
+    if path.is_dir():
+        read_config(path)
+        if not (path / GRADES).is_file():
+            raise EvalError(f"{path} is not finished: continue it with the command that it was started with")
+        path = path / GRADES
+    return correct_by_problem(read_records(path))
+
+
+def differing_settings(a: Path, b: Path) -> list[str]:
+    """Return the names of the settings in which two evaluations differ, where both have a config.json."""
+    if not all((path / CONFIG).is_file() for path in (a, b)):
+        return []
+    old, new = (read_config(path)["identity"] for path in (a, b))
+    return [name for name in {**old, **new} if old.get(name) != new.get(name)]
+
+
+def describe(result: dict[str, Any]) -> list[str]:
+    """Return a comparison as lines for people."""
+    detectable = result["detectable"]
+    lines = [
+        f"A {result['a']:.3f}, B {result['b']:.3f} exact match on {result['n']} problems: "
+        f"{result['better']} better in B, {result['worse']} worse",
+        f"B - A = {result['difference']:+.3f}, 95% interval [{result['ci_low']:+.3f}, {result['ci_high']:+.3f}], "
+        f"p = {result['p_value']:.2g}",
+        "no difference could have been seen here with 80% power at 5%"
+        if detectable is None
+        else f"differences from {detectable:.3f} on are seen here with 80% power at 5%",
+    ]
+    if result["differing"]:
+        lines.append(f"they differ in {', '.join(result['differing'])}")
+    return lines
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    assert __doc__
+    parser = argparse.ArgumentParser(
+        prog="python -m eval.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("a", type=Path, metavar="A")
+    parser.add_argument("b", type=Path, metavar="B")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(argv)
+    try:
+        result = compare(read_grades(options.a), read_grades(options.b))
+        result["differing"] = differing_settings(options.a, options.b)
+    except EvalError as error:
+        print(f"eval.compare: {error}", file=sys.stderr)
+        return 2
+    if result["only_a"] or result["only_b"]:
+        print(
+            f"eval.compare: warning: {result['only_a']} problems are in A alone and {result['only_b']} in B alone; "
+            f"only the {result['n']} others count",
+            file=sys.stderr,
+        )
+    print(json.dumps(result, indent=2) if options.json else "\n".join(describe(result)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

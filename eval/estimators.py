@@ -1,0 +1,163 @@
+"""Pass rates, intervals, paired tests: what samples of some problems say about all problems like them.
+
+Two things are left to chance: which problems a data set holds, and which samples were drawn. Samples of one problem
+are not independent, so that the problem is the unit everywhere; compare Miller, "Adding Error Bars to Evals"
+(https://arxiv.org/abs/2411.00640).
+"""
+
+import functools
+import math
+import statistics
+from collections.abc import Sequence
+
+import numpy as np
+
+LEVEL = 0.95
+POWER = 0.8
+EXACT_PROBLEMS = 20  # up to a million ways to flip the signs
+RANDOM_FLIPS = 100_000
+
+
+def pass_at_k(n: int, correct: int, k: int) -> float:
+    """Return the unbiased estimate of the chance that one of k samples is correct, from n samples.
+
+    1 - C(n - c, k) / C(n, k): Chen et al. 2021, https://arxiv.org/abs/2107.03374, section 2.1.
+
+    Raises:
+        ValueError: with fewer than k samples, or more than n correct.
+    """
+    if not 1 <= k <= n or not 0 <= correct <= n:
+        raise ValueError(f"pass@{k} cannot be estimated from {correct} correct of {n} samples")
+    return 1 - math.comb(n - correct, k) / math.comb(n, k)
+
+
+@functools.cache
+def t_quantile(probability: float, freedom: int) -> float:
+    """Return the quantile of Student's t distribution with `freedom` >= 1 degrees of freedom, to 1e-9.
+
+    By bisection of the distribution function, a finite sum for whole degrees of freedom (Abramowitz and Stegun,
+    26.7.3 and 26.7.4).
+    """
+    low, high = -1.0, 1.0
+    while _t_cdf(low, freedom) > probability:
+        low *= 2
+    while _t_cdf(high, freedom) < probability:
+        high *= 2
+    while high - low > 1e-9 * max(1.0, abs(high)):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _t_cdf(middle, freedom) < probability else (low, middle)
+    return (low + high) / 2
+
+
+def _t_cdf(t: float, freedom: int) -> float:
+    angle = math.atan2(t, math.sqrt(freedom))
+    odd = freedom % 2
+    term = math.cos(angle) if odd else 1.0
+    total = term if freedom > 1 else 0.0
+    for i in range(2 + odd, freedom, 2):
+        term *= math.cos(angle) ** 2 * (i - 1) / i
+        total += term
+    inside = math.sin(angle) * total
+    return 0.5 + (angle + inside) / math.pi if odd else 0.5 + inside / 2
+
+
+def interval(values: Sequence[float], draws: float = 1.0) -> tuple[float, float]:
+    """Return a 95% interval of the mean over all problems like these.
+
+    Wilson's interval with Student's t and with an effective number of independent samples in place of their count:
+    p (1 - p) over the variance of the mean, as it shows between the problems. That number lies between one and
+    `draws` for each problem, whatever the chance of few problems makes of the variance. So the interval stays inside
+    0..1, and does not collapse where all problems agree. It covers the truth in 93 to 98% of simulated evaluations
+    of 18 to 90 problems; in 87% where the few per cent that are right come from one or two problems.
+
+    Args:
+        values: of each problem, in 0..1: the share of its samples that are correct, or its pass@k.
+        draws: how many independent ones each value is the mean of: samples, or samples / k.
+
+    Raises:
+        ValueError: without problems.
+    """
+    n = len(values)
+    if n == 0:
+        raise ValueError("an interval needs at least one problem")
+    mean = min(1.0, max(0.0, statistics.fmean(values)))
+    size = float(n)
+    if n > 1 and 0 < mean < 1:
+        variance = statistics.variance(values) / n
+        size = min(max(mean * (1 - mean) / max(variance, 1e-12), n), n * max(draws, 1.0))
+    square = t_quantile((1 + LEVEL) / 2, max(n - 1, 1)) ** 2
+    centre = (mean + square / (2 * size)) / (1 + square / size)
+    half = math.sqrt(square * mean * (1 - mean) / size + square**2 / (4 * size**2)) / (1 + square / size)
+    return max(0.0, min(centre - half, mean)), min(1.0, max(centre + half, mean))
+
+
+def difference_interval(a: Sequence[float], b: Sequence[float], draws: float = 1.0) -> tuple[float, float]:
+    """Return a 95% interval of the mean of b - a, paired by problem.
+
+    Newcombe's hybrid of the two intervals (1998, https://doi.org/10.1002/(SICI)1097-0258(19981130)17:22<2635, method
+    10) with the correlation between the problems' values. It stays inside -1..1. The correlation is held below
+    1 - 1 / samples, since equal samples do not prove equal models: the interval does not collapse.
+
+    Args:
+        a, b: values of the same problems in the same order, in 0..1.
+        draws: as for :func:`interval`; the smaller of the two evaluations.
+    """
+    (low_a, high_a), (low_b, high_b) = interval(a, draws), interval(b, draws)
+    mean_a, mean_b = statistics.fmean(a), statistics.fmean(b)
+    varies = len(set(a)) > 1 and len(set(b)) > 1
+    correlation = statistics.correlation(a, b) if varies else 0.0
+    correlation = min(correlation, 1 - 1 / (len(a) * max(draws, 1.0)))
+
+    def distance(below: float, above: float) -> float:
+        return math.sqrt(max(0.0, below**2 - 2 * correlation * below * above + above**2))
+
+    difference = mean_b - mean_a
+    low = difference - distance(mean_b - low_b, high_a - mean_a)
+    high = difference + distance(high_b - mean_b, mean_a - low_a)
+    return max(-1.0, low), min(1.0, high)
+
+
+def sign_flip_p_value(differences: Sequence[float]) -> float:
+    """Return the two-sided p-value of no difference: paired permutation test over problems.
+
+    If a and b were the same policy, each problem's difference were as likely with the other sign. Exact for up to
+    `EXACT_PROBLEMS` problems with a difference, beyond that from `RANDOM_FLIPS` flips, always the same ones (Phipson
+    and Smyth 2010, https://doi.org/10.2202/1544-6115.1585, on adding one).
+    """
+    values = np.array([value for value in differences if value], dtype=np.float64)
+    observed = abs(values.sum()) - 1e-9  # sums of the same numbers in another order are equal
+    if len(values) <= EXACT_PROBLEMS:
+        sums = np.zeros(1)
+        for value in values:
+            sums = np.concatenate([sums + value, sums - value])
+        return float(np.mean(np.abs(sums) >= observed))
+    rng = np.random.default_rng(0)
+    extreme = 0
+    for start in range(0, RANDOM_FLIPS, 1000):
+        signs = rng.integers(0, 2, (min(1000, RANDOM_FLIPS - start), len(values)), dtype=np.int8) * 2 - 1
+        extreme += int(np.count_nonzero(np.abs(signs @ values) >= observed))
+    return (extreme + 1) / (RANDOM_FLIPS + 1)
+
+
+def detectable_difference(differences: Sequence[float], low: float, high: float, draws: float) -> float | None:
+    """Return the smallest difference that a comparison sees with about 80% power at 5%, two-sided.
+
+    (t_0.975 + t_0.8) standard errors: of the differences, or of their interval where that is wider, as it is where
+    all differences are equal. To that comes what the exact test loses by counting in whole samples: as in McNemar's
+    test with a correction for continuity, half the step from one sum of differences to the next.
+
+    Args:
+        differences: of each problem.
+        low, high: their :func:`difference_interval`.
+        draws: samples a problem.
+
+    Returns:
+        None where there is none in 0..1: fewer than six problems have no p-value below 5%.
+    """
+    n = len(differences)
+    if n < 6:
+        return None
+    to_level, to_power = (t_quantile(quantile, n - 1) for quantile in ((1 + LEVEL) / 2, POWER))
+    error = max(statistics.stdev(differences) / math.sqrt(n), (high - low) / 2 / to_level)
+    smallest = (to_level + to_power) * error + 1 / (n * draws)
+    return smallest if smallest <= 1 else None

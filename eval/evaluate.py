@@ -1,0 +1,137 @@
+"""Sample a model, or a model with an adapter, on held-out problems, and grade the samples.
+
+    python -m eval.evaluate --model M [--adapter A] --data F --n N --out DIR
+
+M is a folder or a hub id that is in the hub's cache, A an adapter of this project's runs (`checkpoints/step_N/adapter`,
+`final`), F a file of `python -m data.prepare`. DIR gets config.json, samples.jsonl (every generation, with special
+tokens), grades.jsonl and result.json. Stopped at any moment, the same command continues; a larger --n, another --k or
+--limit uses the samples that are there. Sample 3 of a problem has the same seed whatever --n, --limit and --batch are.
+
+Exit code: 0 done, 2 refused before the model is loaded, 130 Ctrl-C.
+"""
+
+import argparse
+import datetime
+import sys
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from eval.chat import Chat
+from eval.checks import check_environment, check_length, check_model, check_options, read_adapter
+from eval.identity import about, identity
+from eval.output import CONFIG, Output, read_config, write_result
+from eval.problems import EvalError, read_problems, seed_of
+from eval.table import result_table
+from grpo.adapter_files import Adapter
+from grpo.checkpoint_files import CheckpointError, Model
+from grpo.launch.config import ConfigError, model_folder
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    assert __doc__
+    found = argparse.ArgumentParser(
+        prog="python -m eval.evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    found.add_argument("--model", required=True, help="a gpt-oss or, without --adapter, another model that vLLM knows")
+    found.add_argument("--adapter", type=Path, help="a LoRA adapter of the attention, in PEFT's format")
+    found.add_argument("--data", type=Path, required=True, help="problems: a .jsonl file of python -m data.prepare")
+    found.add_argument("--n", type=int, required=True, help="samples a problem")
+    found.add_argument("--out", type=Path, required=True, help="the folder of this evaluation")
+    found.add_argument("--k", type=int, nargs="+", help="for pass@k (default: N)")
+    found.add_argument("--limit", type=int, help="take only the first so many problems")
+    sampling = found.add_argument_group("sampling")
+    sampling.add_argument("--temperature", type=float, default=1.0, help="default: 1.0, as in training")
+    sampling.add_argument("--top-p", type=float, default=1.0, help="default: 1.0")
+    sampling.add_argument("--max-tokens", type=int, default=3072, help="of a response (default: 3072, as in training)")
+    sampling.add_argument("--seed", type=int, default=0, help="default: 0")
+    sampling.add_argument("--reasoning-effort", choices=("low", "medium", "high"), help="default: the template's")
+    sampling.add_argument(
+        "--date", type=datetime.date.fromisoformat, help="YYYY-MM-DD, for templates that state it (default: today)"
+    )
+    engine = found.add_argument_group("engine")
+    engine.add_argument("--tensor-parallel", type=int, default=1, help="GPUs that share the model (default: 1)")
+    engine.add_argument("--max-model-len", type=int, help="tokens (default: longest prompt + --max-tokens)")
+    engine.add_argument("--gpu-memory-utilization", type=float, default=0.9, help="default: 0.9")
+    engine.add_argument("--batch", type=int, help="samples computed at a time (default: vLLM's)")
+    engine.add_argument(
+        "--eager", action=argparse.BooleanOptionalAction, default=True, help="no CUDA graphs, as in training"
+    )
+    return found
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Make or continue an evaluation, and return its result.
+
+    Raises:
+        EvalError, CheckpointError, ConfigError: before the model is loaded, with the remedy.
+    """
+    check_options(options)
+    check_environment()
+    problems = read_problems(options.data)[: options.limit]
+    model = check_model(Path(model_folder(options.model)), options.tensor_parallel)
+    adapter = read_adapter(options.adapter, model) if options.adapter else None
+    options.date = options.date or _first_date(options.out)
+    chat = Chat(model.folder, options.date, options.reasoning_effort)
+    prompts = {problem.id: chat.prompt(problem) for problem in problems}
+    options.max_model_len = check_length(prompts, options.max_tokens, options.max_model_len, model)
+    ks = options.k or [options.n]
+    settings = identity(options, model, adapter), about(options, model)
+    with Output(options.out, *settings, problems, options.n, ks) as output:
+        if output.missing:
+            _draw(options, model, adapter, chat, prompts, output)
+        return write_result(options.out)
+
+
+def _first_date(folder: Path) -> datetime.date:
+    """Return the date on which an evaluation began: one that continues on the next day asks the same."""
+    if (folder / CONFIG).is_file():
+        return datetime.date.fromisoformat(read_config(folder)["identity"]["date"])
+    return datetime.date.today()
+
+
+def _draw(
+    options: argparse.Namespace,
+    model: Model,
+    adapter: Adapter | None,
+    chat: Chat,
+    prompts: dict[str, list[int]],
+    output: Output,
+) -> None:
+    """Draw the missing samples."""
+    from eval import engine  # imports torch
+
+    requests = [
+        engine.Request((problem, number), prompts[problem.id], seed_of(options.seed, problem.id, number))
+        for problem, number in output.missing
+    ]
+    names = ("tensor_parallel", "max_model_len", "gpu_memory_utilization", "batch", "eager")
+    llm = engine.start(model.folder, adapter, engine.EngineOptions(**{name: getattr(options, name) for name in names}))
+    there, wanted = len(output.samples), len(output.samples) + len(requests)
+    with tqdm(total=wanted, initial=there, desc=options.out.name, unit="sample") as bar:
+        sampling = (options.temperature, options.top_p, options.max_tokens)
+        for request, tokens, finish_reason in engine.generate(llm, requests, *sampling):
+            problem, number = request.key
+            output.append(problem, number, {"seed": request.seed, **chat.record(tokens, finish_reason)})
+            bar.update()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    options = parser().parse_args(argv)
+    try:
+        result = run(options)
+    except (EvalError, CheckpointError, ConfigError) as error:
+        print(f"eval.evaluate: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"eval.evaluate: interrupted; the same command continues {options.out}", file=sys.stderr)
+        return 130
+    print("\n".join(result_table(result)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""What an evaluation's samples depend on, as it stands in config.json: settings, versions, hashes. No secrets."""
+
+import hashlib
+import importlib.metadata
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from grpo import adapter_files
+from grpo.adapter_files import Adapter
+from grpo.checkpoint_files import Model
+from grpo.launch.run_dir import git_revision
+
+_SAMPLING = ("temperature", "top_p", "max_tokens", "seed", "reasoning_effort", "tensor_parallel", "eager")
+_PACKAGES = ("vllm", "torch", "transformers")
+_MODEL_FILES = (
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("chat_template.jinja", "model.safetensors.index.json"),
+)
+
+
+def identity(options: Namespace, model: Model, adapter: Adapter | None) -> dict[str, Any]:
+    """Return all that a sample depends on, beside its problem and number."""
+    return {
+        "model_sha256": model_digest(model),
+        "adapter_sha256": file_digest(adapter.folder / adapter_files.WEIGHTS) if adapter else None,
+        "adapter_scale": adapter.scale if adapter else None,
+        "data_sha256": file_digest(options.data),
+        **{name: getattr(options, name) for name in _SAMPLING},
+        "date": options.date.isoformat(),
+        **{name: importlib.metadata.version(name) for name in _PACKAGES},
+    }
+
+
+def about(options: Namespace, model: Model) -> dict[str, Any]:
+    """Return what else is good to know later: places, the engine's size, this project's revision."""
+    return {
+        "model": str(model.folder),
+        "adapter": options.adapter and str(options.adapter.resolve()),
+        "data": str(options.data.resolve()),
+        "limit": options.limit,
+        "max_model_len": options.max_model_len,
+        "gpu_memory_utilization": options.gpu_memory_utilization,
+        "batch": options.batch,
+        "git": git_revision(),
+    }
+
+
+def file_digest(file: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def model_digest(model: Model) -> str:
+    """Return a SHA-256 of a model's small files, and of name, size and time of its shards.
+
+    Reading 61 GB to start an evaluation would take minutes; a copy of the model counts as another one.
+    """
+    digest = hashlib.sha256()
+    for name in _MODEL_FILES:
+        file = model.folder / name
+        digest.update(f"{name} {file_digest(file) if file.is_file() else None}\n".encode())
+    for shard in model.shards:
+        status = shard.stat()
+        digest.update(f"{shard.name} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()

@@ -1,0 +1,170 @@
+"""The folder of an evaluation: config.json, samples.jsonl, grades.jsonl, result.json.
+
+samples.jsonl grows by one line for each sample that finishes; an evaluation that was interrupted continues after its
+last whole line. The rest follows from it and can be made again (`python -m eval.regrade`).
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from eval import records
+from eval.problems import EvalError, Problem
+from eval.records import Record
+from grpo.run_log import read_rows
+
+CONFIG, SAMPLES, GRADES, RESULT = "config.json", "samples.jsonl", "grades.jsonl", "result.json"
+
+
+class Output:
+    """The folder while an evaluation writes to it; nobody else can until it is closed.
+
+    Args:
+        folder: is made where it does not exist.
+        identity: everything that a sample depends on beside problem and number.
+        about: what else is to stand in config.json.
+        problems, n: which samples are wanted: n of each problem. Both may differ from an earlier call's.
+        ks: the k of pass@k.
+
+    Attributes:
+        samples: the wanted ones that are there, by problem and number.
+        missing: the wanted ones that are not: problem and number.
+
+    Raises:
+        EvalError: where the folder holds samples of another identity or something else, is written to by another
+            evaluation, or a k is more than n.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        identity: dict[str, Any],
+        about: dict[str, Any],
+        problems: Sequence[Problem],
+        n: int,
+        ks: Sequence[int],
+    ) -> None:
+        for k in ks:
+            if not 1 <= k <= n:
+                raise EvalError(f"pass@{k} needs {k} samples a problem, and there are {n}: raise --n, or change --k")
+        self.folder = folder
+        config = read_config(folder) if (folder / CONFIG).is_file() else None
+        if config:
+            _refuse_other(folder, config["identity"], identity)
+        elif folder.exists() and not _is_new(folder):
+            raise EvalError(f"{folder} is there and holds no evaluation: give another --out")
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = (folder / SAMPLES).open("ab")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise EvalError(f"another evaluation is writing to {folder}: wait for it, or give another --out") from None
+        wanted = {"n": n, "k": list(ks), "problems": [problem.id for problem in problems]}
+        replace_json(folder / CONFIG, {"identity": identity, **about, **wanted})
+        _drop_torn_line(folder / SAMPLES)
+        self.samples = wanted_samples(folder)
+        numbered = [(problem, number) for number in range(n) for problem in problems]
+        self.missing = [(problem, number) for problem, number in numbered if (problem.id, number) not in self.samples]
+        if self.missing:  # what was made of fewer samples is of no use beside this config.json
+            for name in (GRADES, RESULT):
+                (folder / name).unlink(missing_ok=True)
+
+    def __enter__(self) -> "Output":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def append(self, problem: Problem, number: int, generated: dict[str, Any]) -> None:
+        """Write one finished sample.
+
+        Args:
+            generated: `response` and whatever else :mod:`eval.records` has of it.
+        """
+        about = {"id": problem.id, "sample": number, "datasource": problem.datasource, "label": problem.label}
+        record = about | generated
+        self._file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+        self._file.flush()
+        self.samples[problem.id, number] = record
+
+
+def wanted_samples(folder: Path) -> dict[tuple[str, int], Record]:
+    """Return the samples in a folder that its config.json asks for, by problem and number."""
+    config = read_config(folder)
+    problems = set(config["problems"])
+    rows = read_rows(folder / SAMPLES)
+    return {(row["id"], row["sample"]): row for row in rows if row["id"] in problems and row["sample"] < config["n"]}
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the contents of config.json.
+
+    Raises:
+        EvalError: where there is none.
+    """
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        config["identity"], config["problems"], config["n"], config["k"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise EvalError(f"{folder} holds no evaluation (no {CONFIG} that can be read): name another folder") from None
+    return config
+
+
+def _is_new(folder: Path) -> bool:
+    """Tell whether a folder holds nothing but what a start that was killed at once leaves."""
+    return folder.is_dir() and not any(file.stat().st_size and file.name[0] != "." for file in folder.iterdir())
+
+
+def _refuse_other(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+    differing = [
+        f"{key} was {old.get(key)}, is {new.get(key)}" for key in {**old, **new} if old.get(key) != new.get(key)
+    ]
+    if differing:
+        raise EvalError(
+            f"{folder} holds samples of another configuration: {'; '.join(differing)}. Give another --out, or the "
+            "settings of its config.json"
+        )
+
+
+def _drop_torn_line(file: Path) -> None:
+    """Cut what follows the last line break: a kill or a full disk has cut that line."""
+    data = file.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        os.truncate(file, whole)
+
+
+def write_result(folder: Path) -> dict[str, Any]:
+    """Grade all samples of an evaluation, write grades.jsonl and result.json, and return the metrics.
+
+    Raises:
+        EvalError: where there is no evaluation, or samples are missing.
+    """
+    config, samples = read_config(folder), wanted_samples(folder)
+    wanted = [(problem, number) for problem in config["problems"] for number in range(config["n"])]
+    if len(samples) < len(wanted):
+        # Short samples finish first, and are right more often.
+        raise EvalError(
+            f"{folder} has {len(samples)} of {len(wanted)} samples, and the missing ones are not like the others: "
+            "continue it with the command that it was started with"
+        )
+    grades = [records.graded(samples[key]) for key in wanted]
+    replace(folder / GRADES, "".join(json.dumps(grade, ensure_ascii=False) + "\n" for grade in grades))
+    result = records.summarise_by_source(grades, config["k"])
+    replace_json(folder / RESULT, result)
+    return result
+
+
+def replace_json(file: Path, value: Any) -> None:
+    """Write a JSON file whole, or not at all."""
+    replace(file, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def replace(file: Path, text: str) -> None:
+    """Write a file whole, or not at all."""
+    aside = file.with_name(f".{file.name}.{os.getpid()}")
+    aside.write_text(text, encoding="utf-8")
+    aside.replace(file)

@@ -1,0 +1,70 @@
+"""Reads the problems of an evaluation: a file that `python -m data.prepare` has written."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reward.reward_func import parse_label
+
+
+class EvalError(ValueError):
+    """An evaluation that cannot be made as asked; the message names the remedy."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem: what the model is asked, and the gold answer."""
+
+    id: str
+    prompt: str
+    label: str
+    datasource: str
+
+
+def read_problems(file: Path) -> list[Problem]:
+    """Return the problems of a prepared `.jsonl` file, in its order.
+
+    Raises:
+        EvalError: for a missing or empty file, and for a line without prompt, label or an id of its own.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise EvalError(f"{file} cannot be read ({error.strerror}): python -m data.prepare writes data files") from None
+    except UnicodeDecodeError as error:
+        raise EvalError(f"{file} is not UTF-8 ({error.reason}): write it with python -m data.prepare") from None
+    problems: dict[str, Problem] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            problem = _parse(json.loads(line))
+            if problem.id in problems:
+                raise ValueError(f"the id {problem.id} is that of an earlier line")
+        except ValueError as error:
+            raise EvalError(f"{file}, line {number}: {error}; write the file with python -m data.prepare") from None
+        problems[problem.id] = problem
+    if not problems:
+        raise EvalError(f"{file} holds no problem: write it with python -m data.prepare")
+    return list(problems.values())
+
+
+def _parse(row: Any) -> Problem:
+    if not isinstance(row, dict):
+        raise ValueError("no JSON object")
+    for key in ("prompt", "id"):
+        if not isinstance(row.get(key), str) or not row[key].strip():
+            raise ValueError(f"no {key!r}")
+    answer = parse_label(row.get("label")).answer
+    return Problem(row["id"], row["prompt"], answer, str(row.get("datasource", "default")))
+
+
+def seed_of(seed: int, problem: str, number: int) -> int:
+    """Return the seed of one sample, below 2**56: it follows from the evaluation's seed, the problem and the sample.
+
+    So a sample is the same in whichever order samples are drawn, beside how many others, and after an interruption.
+    """
+    digest = hashlib.sha256(f"{seed} {problem} {number}".encode()).digest()
+    return int.from_bytes(digest[:7], "big")

@@ -1,0 +1,139 @@
+"""One record for each sample, in samples.jsonl and grades.jsonl of an evaluation and samples/eval_N.jsonl of a run.
+
+What was generated:
+- `id`, `datasource`, `label`: of the problem; `sample`: number of the sample, from 0; `seed`: of its generation.
+- `response`: the text with special tokens; `response_length`: its tokens; `answer_length`: those after the header of
+  the last final message, None where there is none; `truncated`: 1.0 where the limit on tokens has cut it.
+
+What the grader says of it:
+- `correct`: 1.0 or 0.0; None where it could not be graded, which counts neither way.
+- `answered`, `has_final`: 1.0 where there is an answer, a final message.
+- `answer`, `reason`: the answer as it was read, or why there is none.
+"""
+
+import json
+import logging
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from eval.estimators import interval, pass_at_k
+from eval.problems import EvalError
+from reward.answers import NO_FINAL, grade
+
+logger = logging.getLogger(__name__)
+Record = dict[str, Any]
+
+
+def graded(sample: Record) -> Record:
+    """Return a sample's record with its grade, and without its text."""
+    record = {key: value for key, value in sample.items() if key != "response"}
+    try:
+        result = grade(sample["response"], sample["label"])
+    except Exception as error:  # a sample that the grader fails on must not take the others with it; it is counted
+        logger.error("sample %s of %s could not be graded: %r", sample["sample"], sample["id"], error)
+        return record | {"correct": None, "answered": None, "has_final": None, "answer": None, "reason": repr(error)}
+    return record | {
+        "correct": float(result.correct),
+        "answered": float(result.answer is not None),
+        "has_final": float(result.reason != NO_FINAL),
+        "answer": result.answer,
+        "reason": result.reason,
+    }
+
+
+def summarise(records: Sequence[Record], ks: Iterable[int] = ()) -> dict[str, Any]:
+    """Return the metrics of an evaluation.
+
+    - ``exact_match`` (pass@1), ``ci_low``, ``ci_high``: mean over problems, with its 95% interval.
+    - ``pass_at_k``: for each k: ``value``, ``ci_low``, ``ci_high``, by the unbiased estimator.
+    - ``n``: problems; ``samples``: samples; ``ungraded``: samples without a grade, which count neither as right nor as
+      wrong. A problem without a grade, or with fewer than k, is left out; where none is left, the values are None.
+    - ``truncated``, ``no_final``, ``no_answer``: shares of the samples.
+    - ``response_length``, ``thinking_length``, ``answer_length``: mean tokens; the last two of samples with a final
+      message.
+
+    Args:
+        records: graded; of each problem any number.
+        ks: the k of pass@k.
+    """
+    counts = [(len(grades), int(sum(grades))) for grades in correct_by_problem(records).values()]
+    result: dict[str, Any] = dict.fromkeys(("exact_match", "ci_low", "ci_high"))
+    if counts:
+        rates = [correct / n for n, correct in counts]
+        low, high = interval(rates, len(rates) / sum(1 / n for n, _ in counts))
+        result = {"exact_match": statistics.fmean(rates), "ci_low": low, "ci_high": high}
+    lengths = [record for record in records if record.get("answer_length") is not None]
+    return result | {
+        "pass_at_k": {str(k): _pass_at(counts, k) for k in ks},
+        "n": len(counts),
+        "samples": len(records),
+        "ungraded": len(records) - sum(n for n, _ in counts),
+        "truncated": _mean(record.get("truncated") for record in records),
+        "no_final": _complement(_mean(record.get("has_final") for record in records)),
+        "no_answer": _complement(_mean(record.get("answered") for record in records)),
+        "response_length": _mean(record.get("response_length") for record in records),
+        "thinking_length": _mean(record["response_length"] - record["answer_length"] for record in lengths),
+        "answer_length": _mean(record["answer_length"] for record in lengths),
+    }
+
+
+def summarise_by_source(records: Sequence[Record], ks: Sequence[int]) -> dict[str, Any]:
+    """Return :func:`summarise` of all records, and of each data source under ``by_source``."""
+    parts = defaultdict(list)
+    for record in records:
+        parts[record["datasource"]].append(record)
+    by_source = {source: summarise(part, ks) for source, part in parts.items()}
+    return summarise(records, ks) | {"by_source": by_source}
+
+
+def correct_by_problem(records: Iterable[Record]) -> dict[str, list[float]]:
+    """Return the grades, 1.0 or 0.0, of each problem's graded samples by its id."""
+    groups = defaultdict(list)
+    for record in records:
+        if _is_number(record.get("correct")):
+            groups[record["id"]].append(record["correct"])
+    return dict(groups)
+
+
+def _pass_at(counts: Sequence[tuple[int, int]], k: int) -> dict[str, float | None]:
+    counts = [(n, correct) for n, correct in counts if n >= k]
+    if not counts:
+        return {"value": None, "ci_low": None, "ci_high": None}
+    values = [pass_at_k(n, correct, k) for n, correct in counts]
+    low, high = interval(values, len(values) / sum(k / n for n, _ in counts))
+    return {"value": statistics.fmean(values), "ci_low": low, "ci_high": high}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _mean(values: Iterable[Any]) -> float | None:
+    numbers = [value for value in values if _is_number(value)]
+    return statistics.fmean(numbers) if numbers else None
+
+
+def _complement(share: float | None) -> float | None:
+    return None if share is None else 1 - share
+
+
+def read_records(file: Path) -> list[Record]:
+    """Return the graded records of a file.
+
+    Raises:
+        EvalError: where it cannot be read, or a line is no graded record.
+    """
+    try:
+        # Not splitlines: a text may hold a line separator of Unicode.
+        records = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]
+        for record in records:
+            record["id"], record["correct"]
+    except OSError as error:
+        raise EvalError(f"{file} cannot be read ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError):
+        raise EvalError(f"{file} is no file of graded samples: name another, or grade it with eval.regrade") from None
+    return records

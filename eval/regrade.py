@@ -1,0 +1,29 @@
+"""Grade the samples of an evaluation again, without an engine: after the grader has changed.
+
+python -m eval.regrade DIR
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from eval.output import write_result
+from eval.problems import EvalError
+from eval.table import result_table
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m eval.regrade", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path, metavar="DIR", help="the --out of an evaluation")
+    try:
+        result = write_result(parser.parse_args(argv).folder)
+    except EvalError as error:
+        print(f"eval.regrade: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(result_table(result)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+import itertools
+import math
+import statistics
+from fractions import Fraction
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eval import estimators
+
+rates = st.lists(st.integers(0, 8).map(lambda correct: correct / 8), min_size=1, max_size=40)
+
+
+@given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
+def test_pass_at_k_is_the_share_of_subsets_with_a_correct_sample(case):
+    n, correct, k = case
+    samples = [True] * correct + [False] * (n - correct)
+    expected = Fraction(sum(map(any, itertools.combinations(samples, k))), math.comb(n, k))
+    assert estimators.pass_at_k(n, correct, k) == pytest.approx(float(expected))
+
+
+def test_pass_at_k_is_unbiased():
+    rate, n, k = 0.3, 6, 3
+    mean = sum(math.comb(n, c) * rate**c * (1 - rate) ** (n - c) * estimators.pass_at_k(n, c, k) for c in range(n + 1))
+    assert mean == pytest.approx(1 - (1 - rate) ** k)
+
+
+@pytest.mark.parametrize(("n", "correct", "k"), [(4, 1, 5), (4, 1, 0), (4, 5, 1), (4, -1, 1)])
+def test_pass_at_k_of_too_few_samples_is_an_error(n, correct, k):
+    with pytest.raises(ValueError, match=f"pass@{k} cannot"):
+        estimators.pass_at_k(n, correct, k)
+
+
+@given(st.floats(0.001, 0.999), st.integers(1, 200))
+def test_t_quantile_inverts_the_distribution_function(probability, freedom):
+    t = estimators.t_quantile(probability, freedom)
+    tail = mpmath.betainc(freedom / 2, 0.5, 0, freedom / (freedom + t * t), regularized=True) / 2
+    assert float(1 - tail if t > 0 else tail) == pytest.approx(probability, abs=1e-7)
+
+
+@given(rates, st.floats(1, 16))
+def test_interval_holds_the_mean_stays_in_range_and_has_a_width(values, draws):
+    low, high = estimators.interval(values, draws)
+    assert 0 <= low <= statistics.fmean(values) + 1e-9
+    assert statistics.fmean(values) - 1e-9 <= high <= 1
+    assert high - low > 0.02
+
+
+@given(rates)
+def test_interval_of_the_complement_is_the_complement(values):
+    low, high = estimators.interval(values, 8)
+    assert estimators.interval([1 - value for value in values], 8) == pytest.approx((1 - high, 1 - low))
+
+
+def wilson(correct: int, n: int, quantile: float) -> tuple[float, float]:
+    """The rates p at which (rate - p)^2 = quantile^2 p (1 - p) / n."""
+    rate, square = correct / n, quantile**2 / n
+    roots = np.roots([1 + square, -(2 * rate + square), rate**2])
+    return min(roots), max(roots)
+
+
+@pytest.mark.parametrize("correct", [0, 1, 9, 18])
+def test_interval_of_one_sample_a_problem_is_wilsons_with_students_t(correct):
+    values = [1.0] * correct + [0.0] * (18 - correct)
+    assert estimators.interval(values) == pytest.approx(wilson(correct, 18, 2.109816), abs=1e-6)
+
+
+def test_more_samples_tell_more_only_where_they_differ():
+    alike = [1.0, 0.0] * 9
+    assert estimators.interval(alike, draws=16) == estimators.interval(alike, draws=1)
+    mixed = estimators.interval([0.5] * 18, draws=16)
+    assert mixed == pytest.approx(wilson(144, 288, 2.109816), abs=1e-6)
+
+
+def skills(rng: np.random.Generator, a: float, b: float, shape: tuple[int, int]) -> np.ndarray:
+    return rng.beta(a, b, shape)
+
+
+@pytest.mark.parametrize("problems", [18, 90])
+@pytest.mark.parametrize("samples", [1, 4, 16])
+@pytest.mark.parametrize(("a", "b"), [(1, 2), (0.3, 0.3), (5, 5), (1, 9)])
+def test_interval_covers_the_truth_as_often_as_it_says(problems, samples, a, b):
+    # Problems are drawn and samples are drawn: the truth is the mean over all problems there could be.
+    rng = np.random.default_rng(0)
+    values = rng.binomial(samples, skills(rng, a, b, (1500, problems))) / samples
+    limits = [estimators.interval(row, samples) for row in values.tolist()]
+    covered = np.mean([low <= a / (a + b) <= high for low, high in limits])
+    assert 0.915 <= covered <= 0.99
+
+
+@pytest.mark.parametrize("k", [4, 16])
+def test_interval_of_pass_at_k_covers_the_truth(k):
+    rng = np.random.default_rng(1)
+    truth = np.mean(1 - (1 - skills(rng, 0.5, 3, (1, 10**6))) ** k)
+    correct = rng.binomial(16, skills(rng, 0.5, 3, (1500, 18)))
+    limits = [estimators.interval([estimators.pass_at_k(16, int(c), k) for c in row], 16 / k) for row in correct]
+    assert 0.92 <= np.mean([low <= truth <= high for low, high in limits]) <= 0.99
+
+
+def test_an_interval_of_independent_samples_covers_less_often():
+    # What the tests above would find of an interval that takes all samples for independent.
+    rng = np.random.default_rng(0)
+    values = rng.binomial(16, skills(rng, 0.3, 0.3, (1500, 18))) / 16
+    limits = [wilson(round(16 * row.sum()), 18 * 16, 1.96) for row in values]
+    assert np.mean([low <= 0.5 <= high for low, high in limits]) < 0.6
+
+
+def test_interval_without_problems_is_an_error():
+    with pytest.raises(ValueError, match="at least one problem"):
+        estimators.interval([])
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=30))
+def test_difference_interval_holds_the_difference_and_has_a_width(pairs):
+    a, b = ([value / 4 for value in side] for side in zip(*pairs, strict=True))
+    low, high = estimators.difference_interval(a, b, 4)
+    difference = statistics.fmean(b) - statistics.fmean(a)
+    assert -1 <= low <= difference + 1e-9
+    assert difference - 1e-9 <= high <= 1
+    assert high - low > 0.01
+    assert estimators.difference_interval(b, a, 4) == pytest.approx((-high, -low))
+
+
+def shifted(rng: np.random.Generator, skill: np.ndarray, by: float, spread: float) -> np.ndarray:
+    """Skills of another policy: in logits, moved by `by` and scattered."""
+    odds = np.log(skill / (1 - skill)) + by + rng.normal(0, spread, skill.shape)
+    return 1 / (1 + np.exp(-odds))
+
+
+@pytest.mark.parametrize("samples", [1, 4, 16])
+@pytest.mark.parametrize(("a", "b"), [(1, 2), (0.3, 0.3), (5, 5)])
+def test_difference_interval_covers_the_truth(samples, a, b):
+    rng = np.random.default_rng(2)
+    every = np.clip(skills(rng, a, b, (1, 10**6)), 1e-9, 1 - 1e-9)
+    truth = np.mean(shifted(rng, every, 0.7, 0.7) - every)
+    skill = np.clip(skills(rng, a, b, (1500, 18)), 1e-9, 1 - 1e-9)
+    left = rng.binomial(samples, skill) / samples
+    right = rng.binomial(samples, shifted(rng, skill, 0.7, 0.7)) / samples
+    pairs = zip(left.tolist(), right.tolist(), strict=True)
+    limits = [estimators.difference_interval(x, y, samples) for x, y in pairs]
+    assert 0.915 <= np.mean([low <= truth <= high for low, high in limits]) <= 0.99
+
+
+@given(st.lists(st.integers(-4, 4), max_size=9))
+def test_the_exact_p_value_counts_all_flips(differences):
+    flips = itertools.product((1, -1), repeat=len(differences))
+    observed = abs(sum(differences))
+    sums = [abs(sum(s * d for s, d in zip(signs, differences, strict=True))) for signs in flips]
+    expected = sum(total >= observed for total in sums) / len(sums)
+    assert estimators.sign_flip_p_value([difference / 4 for difference in differences]) == pytest.approx(expected)
+
+
+def test_random_flips_agree_with_the_exact_ones(monkeypatch):
+    rng = np.random.default_rng(3)
+    differences = (rng.integers(-3, 5, 16) / 4).tolist()
+    exact = estimators.sign_flip_p_value(differences)
+    monkeypatch.setattr(estimators, "EXACT_PROBLEMS", 0)
+    assert estimators.sign_flip_p_value(differences) == pytest.approx(exact, abs=0.01)
+
+
+def p_values(rng: np.random.Generator, left: np.ndarray, right: np.ndarray, samples: int) -> np.ndarray:
+    differences = (rng.binomial(samples, right) - rng.binomial(samples, left)) / samples
+    return np.array([estimators.sign_flip_p_value(row) for row in differences.tolist()])
+
+
+def test_the_test_finds_a_difference_between_equals_in_5_per_cent(monkeypatch):
+    monkeypatch.setattr(estimators, "RANDOM_FLIPS", 1000)
+    rng = np.random.default_rng(4)
+    for problems in (12, 40):  # exact, random
+        skill = skills(rng, 2, 2, (1000, problems))
+        assert 0.025 <= np.mean(p_values(rng, skill, skill, samples=8) <= 0.05) <= 0.065
+
+
+@pytest.mark.parametrize("samples", [1, 4, 16])
+def test_a_detectable_difference_is_detected_about_as_often_as_it_says(samples):
+    rng = np.random.default_rng(5)
+    problems, mean = 18, 1 / 3
+    skill, gain = skills(rng, 2, 4, (800, problems)), 0.3 / math.sqrt(samples)
+    for _ in range(2):  # what a comparison says is true of a difference of what it says
+        better = np.minimum(1, skill + gain / (1 - mean) * (1 - skill))
+        left, right = (rng.binomial(samples, side) / samples for side in (skill, better))
+        said = []
+        for a, b in zip(left.tolist(), right.tolist(), strict=True):
+            differences = [y - x for x, y in zip(a, b, strict=True)]
+            low, high = estimators.difference_interval(a, b, samples)
+            said.append(estimators.detectable_difference(differences, low, high, samples) or 1.0)
+        gain = min(float(np.median(said)), 1 - mean)
+    better = np.minimum(1, skill + gain / (1 - mean) * (1 - skill))
+    assert 0.7 <= np.mean(p_values(rng, skill, better, samples) <= 0.05) <= 0.88
+
+
+def test_few_problems_cannot_show_anything():
+    assert estimators.sign_flip_p_value([1.0] * 5) > 0.05
+    assert estimators.detectable_difference([0.5] * 5, 0.4, 0.6, 4) is None
+    assert estimators.sign_flip_p_value([1.0] * 6) < 0.05
+    assert estimators.detectable_difference([0.5] * 6, 0.4, 0.6, 4) is not None
+    assert estimators.detectable_difference([-1.0, 1.0] * 4, -1, 1, 1) is None

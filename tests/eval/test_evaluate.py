@@ -1,0 +1,158 @@
+"""What is refused before vLLM is imported, and what of a configuration a sample depends on."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from eval import checks, engine, evaluate, identity
+from eval.problems import EvalError
+from grpo import adapter, adapter_files, checkpoint_files
+from scripts.dequantize_checkpoint import dequantize_checkpoint
+from scripts.tiny_model.tokenizer import write_tokenizer
+from tests.scripts.conftest import save_adapter
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint, tmp_path_factory) -> Path:
+    """A bf16 copy of the random checkpoint, with a tokenizer."""
+    folder = tmp_path_factory.mktemp("model") / "bf16"
+    dequantize_checkpoint(checkpoint, folder)
+    write_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(checkpoint, tmp_path_factory) -> Path:
+    return save_adapter(checkpoint, tmp_path_factory.mktemp("adapter"))
+
+
+@pytest.fixture
+def data(tmp_path) -> Path:
+    rows = [{"id": f"p{n}", "prompt": f"What is {n} plus 1?", "label": str(n + 1)} for n in range(3)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path / "data.jsonl"
+
+
+def options(model: Path, data: Path, out: Path, *more: object):
+    words = ["--model", model, "--data", data, "--n", 2, "--out", out, *more]
+    return evaluate.parser().parse_args(list(map(str, words)))
+
+
+def refusal(capsys, *words: object) -> str:
+    """What is said of a command line that is refused; vLLM is not imported for it."""
+    vllm = "vllm" in sys.modules
+    assert evaluate.main(list(map(str, words))) == 2
+    assert vllm or "vllm" not in sys.modules
+    return capsys.readouterr().err
+
+
+def test_it_is_refused_before_anything_heavy(model, trained, data, tmp_path, capsys, checkpoint):
+    out = tmp_path / "out"
+    good = ["--model", model, "--data", data, "--n", 2, "--out", out]
+    none = tmp_path / "none"
+    assert "cannot be read" in refusal(capsys, *good, "--data", none)
+    assert "is not on this machine" in refusal(capsys, *good, "--model", none)
+    assert "adapter_config.json is missing" in refusal(capsys, *good, "--adapter", none)
+    assert "--n is 0" in refusal(capsys, *good, "--n", 0)
+    assert "--limit is -1" in refusal(capsys, *good, "--limit", -1)
+    assert "pass@4 needs 4 samples" in refusal(capsys, *good, "--k", 1, 4)
+    assert "--temperature 0 draws the same" in refusal(capsys, *good, "--temperature", 0)
+    assert "--temperature is -1" in refusal(capsys, *good, "--temperature", -1)
+    assert "--top-p is 0" in refusal(capsys, *good, "--top-p", 0)
+    assert "--tensor-parallel 3 does not divide" in refusal(capsys, *good, "--tensor-parallel", 3)
+    assert "lower --max-tokens" in refusal(capsys, *good, "--max-tokens", 10**6)
+    assert "--max-model-len is 50" in refusal(capsys, *good, "--max-tokens", 50, "--max-model-len", 50)
+    assert "cannot load MXFP4" in refusal(capsys, *good, "--model", checkpoint)
+    assert not out.exists()
+
+
+def test_an_adapter_of_another_model_or_rank_is_refused(model, trained, data, tmp_path, capsys, checkpoint):
+    good = ["--model", model, "--data", data, "--n", 2, "--out", tmp_path / "out"]
+    other = shutil.copytree(trained, tmp_path / "other")
+    tensors = load_file(other / adapter_files.WEIGHTS)
+    deeper = {name.replace("layers.1.", "layers.7."): tensor for name, tensor in tensors.items()}
+    save_file(deeper, other / adapter_files.WEIGHTS)
+    assert "adapter_model.safetensors has" in refusal(capsys, *good, "--adapter", other)
+    config = json.loads((other / adapter_files.CONFIG).read_text())
+    save_file(tensors, other / adapter_files.WEIGHTS)
+    (other / adapter_files.CONFIG).write_text(json.dumps(config | {"r": 8}))
+    assert "whose rank is not the 8" in refusal(capsys, *good, "--adapter", other)
+    (other / adapter_files.CONFIG).write_text(json.dumps(config))
+    save_file({name: tensor * float("nan") for name, tensor in tensors.items()}, other / adapter_files.WEIGHTS)
+    assert "NaN" in refusal(capsys, *good, "--adapter", other)
+
+
+def test_without_the_checkouts_variables_it_is_refused(model, data, tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE")
+    words = ["--model", model, "--data", data, "--n", 2, "--out", tmp_path / "out"]
+    assert "source scripts/env.sh" in refusal(capsys, *words)
+
+
+def test_room_for_the_longest_prompt_and_its_response(model):
+    files = checks.check_model(model, 1)
+    prompts = {"short": [1] * 10, "long": [1] * 30}
+    assert checks.check_length(prompts, 100, None, files) == 130
+    assert checks.check_length(prompts, 100, 200, files) == 200
+    with pytest.raises(EvalError, match=r"long has 30 tokens.*--max-model-len is 129"):
+        checks.check_length(prompts, 100, 129, files)
+
+
+def test_what_a_sample_depends_on_is_told_apart(model, trained, data, tmp_path):
+    def found(*more: object, folder: Path = model) -> dict:
+        given = options(folder, data, tmp_path / "out", "--date", "2030-01-01", *more)
+        chosen = adapter_files.read(given.adapter) if given.adapter else None
+        return identity.identity(given, checkpoint_files.read(folder), chosen)
+
+    plain = found()
+    for same in (["--n", 5], ["--limit", 1], ["--k", 1], ["--batch", 3], ["--gpu-memory-utilization", 0.5]):
+        assert found(*same) == plain, same
+    changes = (
+        ["--seed", 1], ["--temperature", 0.5], ["--top-p", 0.5], ["--max-tokens", 7], ["--adapter", trained],
+        ["--reasoning-effort", "high"], ["--tensor-parallel", 2], ["--date", "2030-01-02"], ["--no-eager"],
+    )  # fmt: skip
+    identities = [json.dumps(found(*change)) for change in changes]
+    assert len({json.dumps(plain), *identities}) == len(changes) + 1
+    copy = shutil.copytree(model, tmp_path / "copy")
+    assert found(folder=copy) == plain
+    os.utime(next(copy.glob("*.safetensors")), (1, 1))
+    assert found(folder=copy)["model_sha256"] != plain["model_sha256"]
+    data.write_text(data.read_text() + "\n")
+    assert found()["data_sha256"] != plain["data_sha256"]
+
+
+def test_secrets_do_not_reach_the_config(model, data, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "a-secret-that-must-not-leak")
+    given = options(model, data, tmp_path / "out", "--date", "2030-01-01")
+    files = checkpoint_files.read(model)
+    assert "a-secret" not in json.dumps([identity.identity(given, files, None), identity.about(given, files)])
+
+
+def test_the_adapter_is_flattened_as_in_training(trained):
+    flat, specs = engine.flatten(adapter_files.read(trained))
+    expected = load_file(trained / adapter_files.WEIGHTS)
+    found = adapter.unflatten(flat, specs)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name].to(torch.bfloat16)) for name in expected)
+
+
+def test_the_help_is_there_at_once():
+    code = """
+import sys
+from eval import evaluate
+try:
+    evaluate.main(["--help"])
+finally:
+    assert not {"torch", "vllm", "transformers"} & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--reasoning-effort" in done.stdout

@@ -1,0 +1,137 @@
+import json
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eval import regrade
+from eval.output import GRADES, RESULT, SAMPLES, Output, read_config, write_result
+from eval.problems import EvalError, Problem
+
+IDENTITY = {"temperature": 1.0, "date": "2030-01-01"}
+
+
+def open_output(folder, problems, n=2, ks=(1,), **identity) -> Output:
+    return Output(folder, IDENTITY | identity, {"model": "m"}, problems, n, ks)
+
+
+def answer(problem: Problem, number: int) -> dict:
+    """What a model might have written: even samples are right."""
+    value = problem.label if number % 2 == 0 else "0"
+    return {"seed": number, "response": f"line\u2028line \\boxed{{{value}}}", "response_length": 9, "answer_length": 3}
+
+
+def fill(output: Output, count: int | None = None) -> None:
+    with output:
+        for problem, number in output.missing[:count]:
+            output.append(problem, number, answer(problem, number))
+
+
+def test_samples_grades_and_result_are_written(tmp_path, problems):
+    output = open_output(tmp_path / "out", problems)
+    fill(output)
+    result = write_result(tmp_path / "out")
+    assert result == json.loads((tmp_path / "out" / RESULT).read_text())
+    assert (result["exact_match"], result["n"], result["samples"]) == (0.5, 3, 6)
+    grades = [json.loads(line) for line in (tmp_path / "out" / GRADES).read_text().splitlines()]
+    assert [(grade["id"], grade["sample"]) for grade in grades] == [(f"p{p}", s) for p in range(3) for s in range(2)]
+
+
+@given(st.data())
+def test_an_evaluation_that_was_cut_anywhere_continues(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("cut")
+    problems = [Problem(f"p{number}", "prompt", str(number), "sums") for number in range(3)]
+    fill(open_output(folder, problems))
+    whole = (folder / SAMPLES).read_bytes()
+    cut = data.draw(st.integers(0, len(whole)))
+    (folder / SAMPLES).write_bytes(whole[:cut])
+    output = open_output(folder, problems)
+    assert len(output.missing) == 6 - whole[:cut].count(b"\n")
+    fill(output)
+    assert (folder / SAMPLES).read_bytes() == whole
+    assert write_result(folder)["samples"] == 6
+
+
+def test_a_broken_line_inside_is_drawn_again(tmp_path, problems):
+    fill(open_output(tmp_path, problems))
+    lines = (tmp_path / SAMPLES).read_bytes().splitlines(keepends=True)
+    (tmp_path / SAMPLES).write_bytes(b"".join([lines[0], lines[1][:20] + b"\n", *lines[2:]]))
+    output = open_output(tmp_path, problems)
+    assert [(problem.id, number) for problem, number in output.missing] == [("p1", 0)]
+
+
+def test_more_samples_or_problems_use_those_that_are_there(tmp_path, problems):
+    fill(open_output(tmp_path, problems[:2], n=2))
+    write_result(tmp_path)
+    output = open_output(tmp_path, problems, n=3, ks=(1, 3))
+    assert {(problem.id, number) for problem, number in output.missing} == {
+        ("p0", 2), ("p1", 2), ("p2", 0), ("p2", 1), ("p2", 2),
+    }  # fmt: skip
+    assert not (tmp_path / RESULT).exists(), "a result of fewer samples stands beside the new config"
+    fill(output)
+    assert write_result(tmp_path)["pass_at_k"].keys() == {"1", "3"}
+    assert not open_output(tmp_path, problems[:1], n=1).missing
+    assert write_result(tmp_path)["samples"] == 1
+
+
+def test_an_unfinished_evaluation_has_no_result(tmp_path, problems):
+    fill(open_output(tmp_path, problems), count=5)
+    with pytest.raises(EvalError, match="5 of 6 samples"):
+        write_result(tmp_path)
+
+
+def test_another_configuration_is_refused(tmp_path, problems):
+    open_output(tmp_path, problems)
+    with pytest.raises(EvalError, match=r"temperature was 1\.0, is 0\.6\. Give another --out"):
+        open_output(tmp_path, problems, temperature=0.6)
+    with pytest.raises(EvalError, match="top_p was None, is 1"):
+        open_output(tmp_path, problems, top_p=1)
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path, problems):
+    (tmp_path / "thesis.txt").write_text("x")
+    with pytest.raises(EvalError, match="holds no evaluation"):
+        open_output(tmp_path, problems)
+    with pytest.raises(EvalError, match="holds no evaluation"):
+        read_config(tmp_path)
+    with pytest.raises(EvalError, match="holds no evaluation"):
+        open_output(tmp_path / "thesis.txt", problems)
+
+
+def test_a_start_that_was_killed_before_its_config_is_no_obstacle(tmp_path, problems):
+    (tmp_path / SAMPLES).touch()
+    (tmp_path / ".config.json.123").write_text("{")
+    assert len(open_output(tmp_path, problems).missing) == 6
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_a_k_that_the_samples_cannot_answer_is_refused(tmp_path, problems, k):
+    with pytest.raises(EvalError, match=f"pass@{k} needs"):
+        open_output(tmp_path / "out", problems, n=2, ks=(1, k))
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_evaluations_cannot_write_to_one_folder(tmp_path, problems):
+    output = open_output(tmp_path, problems)
+    code = (
+        "from eval.output import Output; import sys; Output(__import__('pathlib').Path(sys.argv[1]), {}, {}, [], 1, [])"
+    )
+    (tmp_path / "config.json").unlink()
+    second = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True)
+    assert "another evaluation is writing" in second.stderr
+    del output
+
+
+def test_regrading_takes_the_samples_alone(tmp_path, problems, monkeypatch, capsys):
+    fill(open_output(tmp_path, problems))
+    write_result(tmp_path)
+    expected = (tmp_path / RESULT).read_text(), (tmp_path / GRADES).read_text()
+    for name in (RESULT, GRADES):
+        (tmp_path / name).unlink()
+    assert regrade.main([str(tmp_path)]) == 0
+    assert ((tmp_path / RESULT).read_text(), (tmp_path / GRADES).read_text()) == expected
+    assert "0.500 [" in capsys.readouterr().out
+    assert regrade.main([str(tmp_path / "none")]) == 2
+    assert "name another folder" in capsys.readouterr().err

@@ -1,0 +1,82 @@
+import math
+
+import pytest
+
+from eval import records
+from eval.problems import EvalError
+
+FINAL = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>"
+
+
+def raw(problem: str, number: int, response: str, **changes) -> dict:
+    return {
+        "id": problem, "sample": number, "datasource": "sums", "label": "10", "seed": 1, "response": response,
+        "response_length": 20, "answer_length": 5, "truncated": 0.0, **changes,
+    }  # fmt: skip
+
+
+def test_a_record_says_what_the_grader_says():
+    right = records.graded(raw("a", 0, FINAL + "\\boxed{010}"))
+    assert (right["correct"], right["answered"], right["has_final"], right["answer"]) == (1.0, 1.0, 1.0, "10")
+    assert "response" not in right
+    wrong = records.graded(raw("a", 0, FINAL + "\\boxed{11}"))
+    assert (wrong["correct"], wrong["answer"]) == (0.0, "11")
+    thinking = records.graded(raw("a", 0, "<|channel|>analysis<|message|>\\boxed{10}"))
+    assert (thinking["correct"], thinking["answered"], thinking["has_final"]) == (0.0, 0.0, 0.0)
+    assert thinking["reason"]
+
+
+def test_a_sample_that_the_grader_fails_on_is_not_graded(caplog):
+    broken = records.graded(raw("a", 3, None))
+    assert broken["correct"] is None
+    assert "sample 3 of a" in caplog.text
+
+
+def graded(problem: str, correct: float | None, **changes) -> dict:
+    return {"id": problem, "datasource": "sums", "correct": correct, "answered": 1.0, "has_final": 1.0,
+            "truncated": 0.0, "response_length": 10, "answer_length": 4, **changes}  # fmt: skip
+
+
+def test_metrics_are_means_over_problems_and_over_samples():
+    samples = [
+        *[graded("a", value) for value in (1.0, 0.0, 0.0, 0.0)],
+        *[graded("b", value) for value in (1.0, 1.0)],
+        graded("c", 0.0, answered=0.0, has_final=0.0, truncated=1.0, response_length=80, answer_length=None),
+    ]
+    result = records.summarise(samples, [1, 2, 4])
+    assert result["exact_match"] == pytest.approx((1 / 4 + 1 + 0) / 3)
+    assert result["pass_at_k"]["1"]["value"] == pytest.approx(result["exact_match"])
+    assert result["pass_at_k"]["2"]["value"] == pytest.approx((1 / 2 + 1) / 2), "c has one sample"
+    assert result["pass_at_k"]["4"]["value"] == 1
+    assert (result["n"], result["samples"], result["ungraded"]) == (3, 7, 0)
+    for name in ("truncated", "no_final", "no_answer"):
+        assert result[name] == pytest.approx(1 / 7)
+    assert result["response_length"] == pytest.approx(140 / 7)
+    assert (result["thinking_length"], result["answer_length"]) == (6, 4)
+    assert 0 <= result["ci_low"] < result["exact_match"] < result["ci_high"] <= 1
+
+
+@pytest.mark.parametrize("missing", [None, math.nan])
+def test_ungraded_samples_count_neither_way(missing):
+    result = records.summarise([graded("a", 1.0), graded("a", missing), graded("b", missing)], [1])
+    assert (result["exact_match"], result["n"], result["samples"], result["ungraded"]) == (1.0, 1, 3, 2)
+    nothing = records.summarise([graded("a", missing)] * 2, [2])
+    assert (nothing["exact_match"], nothing["ci_low"], nothing["ungraded"]) == (None, None, 2)
+    assert nothing["pass_at_k"]["2"]["value"] is None
+
+
+def test_sources_are_told_apart():
+    result = records.summarise_by_source([graded("a", 1.0), graded("b", 0.0, datasource="aime")], [1])
+    assert result["exact_match"] == 0.5
+    assert {source: part["exact_match"] for source, part in result["by_source"].items()} == {"sums": 1.0, "aime": 0.0}
+
+
+def test_records_are_read_back_whatever_their_texts_hold(tmp_path):
+    file = tmp_path / "eval_0.jsonl"
+    file.write_text('{"id": "a", "correct": 1.0, "response": "one\u2028two"}\n', encoding="utf-8")
+    assert records.correct_by_problem(records.read_records(file)) == {"a": [1.0]}
+    file.write_text('{"id": "a"}\n')
+    with pytest.raises(EvalError, match="no file of graded samples"):
+        records.read_records(file)
+    with pytest.raises(EvalError, match="cannot be read"):
+        records.read_records(tmp_path / "none.jsonl")

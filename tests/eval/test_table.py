@@ -1,0 +1,45 @@
+import json
+
+from eval import table
+from eval.records import summarise_by_source
+
+
+def result(correct: float | None, **changes) -> dict:
+    records = [
+        {"id": f"{source}{n}", "datasource": source, "correct": correct, "answered": 1.0, "has_final": 1.0,
+         "truncated": 0.25, "response_length": 100 * n, **changes}
+        for source in ("aime", "math") for n in (1, 2)
+    ]  # fmt: skip
+    return summarise_by_source(records, [1])
+
+
+def test_a_run_is_base_steps_and_final(tmp_path, capsys):
+    rows = [{"step": step, **result(correct)} for step, correct in ((0, 0.0), (10, 1.0), (20, 1.0))]
+    (tmp_path / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 30, "ex')
+    (tmp_path / "final").mkdir()
+    assert table.main([str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines[1:]] == ["base", "step 10", "step 20, final"]
+    assert "0.000 [0.000, 0." in lines[1]
+    assert len({len(line) for line in lines}) == 1, "columns are aligned"
+
+
+def test_the_last_row_of_a_run_that_goes_on_is_not_final(tmp_path, capsys):
+    rows = [{"step": step, **result(1.0)} for step in (0, 10)]
+    (tmp_path / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    table.main([str(tmp_path)])
+    assert "final" not in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_no_evaluation_is_an_error(tmp_path, capsys):
+    assert table.main([str(tmp_path)]) == 2
+    assert "has no evaluation" in capsys.readouterr().err
+
+
+def test_columns_without_numbers_are_left_out_and_sources_are_rows():
+    lines = table.result_table(result(1.0))
+    assert [line.split()[0] for line in lines[1:]] == ["all", "aime", "math"]
+    assert "thinking" not in lines[0] and "ungraded" not in lines[0]
+    assert "25.0%" in lines[1]
+    assert "ungraded" in table.result_table(result(None))[0]
+    assert "thinking" in table.result_table(result(1.0, answer_length=4))[0]
