@@ -41,6 +41,7 @@ def start(model: Path, adapter: Adapter | None, options: EngineOptions) -> Any:
     # The engine in this process: a kill leaves no process that holds a GPU, and requests have a fixed order.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is for the result
     from vllm import LLM
 
     llm = LLM(

@@ -1,0 +1,148 @@
+"""`python -m eval.evaluate` as a user types it: real vLLM, the tiny model, an adapter, a kill in the middle."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoTokenizer
+
+from data import prepare
+from eval import compare
+from grpo import loading
+from tests.scripts.conftest import save_adapter
+
+from .runs import ROOT, lines
+
+PROBLEMS = 16
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    prepare.prepare_synthetic(folder, train_count=1, eval_count=PROBLEMS)
+    return folder / "eval.jsonl"
+
+
+@pytest.fixture(scope="module")
+def adapter(tiny_model, tmp_path_factory) -> Path:
+    """An adapter that changes what the model says."""
+    return save_adapter(tiny_model / "mxfp4", tmp_path_factory.mktemp("adapter"), r=16, lora_alpha=64)
+
+
+def command(tiny_model: Path, data: Path, out: Path, *options: object) -> list[str]:
+    words = [sys.executable, "-m", "eval.evaluate", "--model", tiny_model / "bf16", "--data", data, "--out", out]
+    return list(map(str, [*words, "--max-tokens", 40, *options]))
+
+
+def evaluate(*arguments: object) -> tuple[list[dict], str]:
+    """Run an evaluation to its end; return its samples, and what it printed."""
+    words = command(*arguments)
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return lines(Path(words[words.index("--out") + 1]) / "samples.jsonl"), done.stdout
+
+
+@pytest.fixture(scope="module")
+def greedy(tiny_model, data, adapter, tmp_path_factory) -> dict[str, list[dict]]:
+    """The most likely response to each problem, of the base and of the model with the adapter."""
+    out = tmp_path_factory.mktemp("greedy")
+    options = ["--n", 1, "--temperature", 0]
+    base, _ = evaluate(tiny_model, data, out / "base", *options)
+    changed, _ = evaluate(tiny_model, data, out / "adapter", *options, "--adapter", adapter)
+    return {"base": base, "adapter": changed}
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_model, adapter) -> PeftModel:
+    """transformers and PEFT in float32."""
+    base = loading.load_gpt_oss(tiny_model / "mxfp4").float()
+    loading.restore_rope(base)
+    return PeftModel.from_pretrained(base, adapter).eval()
+
+
+def losses(model: PeftModel, tokenizer, data: Path, samples: list[dict]) -> list[float]:
+    """For each sample: by how much, in log-probability, its worst token is below the most likely one of `model`."""
+    prompts = {row["id"]: row["prompt"] for row in lines(data)}
+    found = []
+    for sample in samples:
+        chat = [{"role": "user", "content": prompts[sample["id"]]}]
+        prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True)
+        response = tokenizer.encode(sample["response"], add_special_tokens=False)
+        if len(response) != sample["response_length"]:  # it was spelled with other tokens
+            continue
+        with torch.no_grad():
+            log_probs = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        chosen = log_probs.gather(-1, torch.tensor(response)[:, None])[:, 0]
+        found.append((log_probs.amax(-1) - chosen).max().item())
+    return found
+
+
+@pytest.mark.timeout(900)
+def test_the_engine_says_what_transformers_and_peft_say(greedy, reference, tiny_model, data):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model / "bf16")
+    with_adapter = losses(reference, tokenizer, data, greedy["adapter"])
+    with reference.disable_adapter():
+        without, swapped = (losses(reference, tokenizer, data, greedy[name]) for name in ("base", "adapter"))
+    print("LOSSES", *([round(x, 3) for x in sorted(part)] for part in (with_adapter, without, swapped)), sep="\n")
+    assert len(with_adapter) >= PROBLEMS / 2 and len(without) >= PROBLEMS / 2
+    # bf16 may take a token that is nearly as likely.
+    assert max(with_adapter) < 0.3 and max(without) < 0.3
+    assert max(swapped) > 1, "the adapter changes nothing: the comparison proves nothing"
+
+
+def is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def children(process: int) -> list[int]:
+    listed = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return [grandchild for child in map(int, listed) for grandchild in (child, *children(child))]
+
+
+@pytest.mark.timeout(900)
+def test_an_evaluation_that_is_killed_and_continued_is_one_that_was_not(tiny_model, data, adapter, tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    options = ["--n", 4, "--k", 1, 4, "--adapter", adapter]
+    expected, _ = evaluate(tiny_model, data, whole, *options)
+    words = command(tiny_model, data, cut, *options, "--batch", 3, "--tensor-parallel", 1)
+    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        started = time.monotonic()
+        while not (cut / "samples.jsonl").exists() or (cut / "samples.jsonl").read_bytes().count(b"\n") < 10:
+            assert process.poll() is None and time.monotonic() - started < 400
+            time.sleep(0.01)
+        others = children(process.pid)
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    before = (cut / "samples.jsonl").read_bytes()
+    assert 10 <= before.count(b"\n") < len(expected), "it was killed too late"
+    (cut / "samples.jsonl").write_bytes(before + b'{"id": "torn", "sam')  # where a kill may leave a line
+
+    found, printed = evaluate(tiny_model, data, cut, *options, "--batch", 3)
+    assert (cut / "samples.jsonl").read_bytes().startswith(before)
+    assert f"{PROBLEMS:8}" in printed and "pass@4" in printed
+    assert not any(map(is_running, others))
+    by_key = [{(row["id"], row["sample"]): row for row in rows} for rows in (expected, found)]
+    assert by_key[0].keys() == by_key[1].keys()
+    assert len(found) == len(by_key[1]) == 4 * PROBLEMS
+    assert len({row["seed"] for row in found}) == 4 * PROBLEMS
+    pairs = [(by_key[0][key], by_key[1][key]) for key in by_key[0]]
+    assert all(a["seed"] == b["seed"] for a, b in pairs)
+    # Batched otherwise: a near tie may round to another token.
+    assert sum(a["response"] == b["response"] for a, b in pairs) >= 0.9 * len(pairs)
+    assert len({row["response"] for row in found}) > PROBLEMS, "samples of a problem differ"
+
+    a, b = (json.loads((folder / "result.json").read_text()) for folder in (whole, cut))
+    assert a["exact_match"] == pytest.approx(b["exact_match"], abs=0.1)
+    assert compare.main([str(whole), str(cut)]) == 0
