@@ -5,7 +5,8 @@ What is done about each kind of failure:
 - 429: the model pauses for all processes as long as the server asks, then the next try.
 - 408, 5xx, no connection, no answer in time: the next try after the server's delay, or after an exponential delay with
   full jitter (Brooker, "Exponential Backoff And Jitter", AWS, 2015). The breaker counts these.
-- cut by the token limit, no JSON, not of the schema (a score out of its range): the next try, at once.
+- cut by the token limit or no JSON where JSON was asked for, not of the schema (a score out of range): the next try, at
+  once.
 - blocked by a filter; 400 and other 4xx: the next model at once, since the same request gets the same answer.
 - 403, 404: the next model at once; nobody calls this one for some minutes. Logged once as an error.
 - 401, or 400 that names the key: the end, for all models. Logged once as an error.
@@ -15,11 +16,10 @@ import functools
 import random
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 from pydantic import BaseModel
 
-from reward.gemini import CallError, Client, Kind, Tokens
+from reward.gemini import CallError, Client, Kind, Reply, Tokens
 from reward.limits import Limits, NoPlace, Outcome, Place
 from reward.settings import STAND_IN_KEY, ChainSettings
 from reward.shared_state import SharedState
@@ -61,10 +61,9 @@ class Spent:
 
 @dataclass(frozen=True)
 class Answer:
-    """A reply. `parsed` is an instance of the schema, None where none was given; `fallbacks` is the model's place."""
+    """A reply, the model that gave it, the model's place in the chain, and what it took."""
 
-    text: str
-    parsed: Any
+    reply: Reply
     model: str
     fallbacks: int
     spent: Spent
@@ -168,15 +167,16 @@ class _Question:
         outcome, why, tokens, retry_after = Outcome.FAILED, "", Tokens(), None
         self.spent.calls += 1
         try:
-            text, parsed, tokens = self.chain.client.generate(
+            reply = self.chain.client.generate(
                 place.model,
                 self.prompt,
                 max(0.001, seconds),
+                self.chain.settings.max_output_tokens,
                 self.system,
                 self.schema,
                 functools.partial(self.chain.limits.mark_sent, place),
             )
-            outcome = Outcome.ANSWERED
+            outcome, tokens = Outcome.ANSWERED, reply.tokens
         except CallError as error:
             outcome, why = _OUTCOMES[error.kind], str(error)
             retry_after, tokens = error.retry_after, error.tokens or Tokens()
@@ -186,7 +186,7 @@ class _Question:
             self.spent.output_tokens += tokens.output
             self.spent.seconds = time.monotonic() - self.started
             self.chain.limits.give_back(place, outcome, why=why, tokens=tokens.prompt or None, retry_after=retry_after)
-        return Answer(text, parsed, place.model, position, self.spent)
+        return Answer(reply, place.model, position, self.spent)
 
     def _sleep(self, error: CallError, model: str, give_up: float) -> bool:
         """Wait before the next try; False where there would be no time left for it."""

@@ -17,8 +17,6 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-# Thoughts count as output, too.
-MAX_OUTPUT_TOKENS = 16384
 _MESSAGE_CHARS = 300
 
 T = TypeVar("T")
@@ -51,6 +49,21 @@ class Tokens:
     output: int = 0
 
 
+@dataclass(frozen=True)
+class Reply:
+    """What a model said.
+
+    Attributes:
+        parsed: an instance of the schema; None without one.
+        is_cut: whether the limit on tokens ended it; never with a schema.
+    """
+
+    text: str
+    parsed: Any
+    tokens: Tokens
+    is_cut: bool
+
+
 class Client:
     """google-genai's client, shared by threads, with errors of one type that hold no key.
 
@@ -73,13 +86,15 @@ class Client:
         model: str,
         prompt: str,
         seconds: float,
+        max_tokens: int,
         system: str | None = None,
         schema: type[BaseModel] | None = None,
         on_sent: Callable[[], None] = lambda: None,
-    ) -> tuple[str, Any, Tokens]:
-        """Make one call and return the reply's text, the parsed schema (None without one), and the tokens.
+    ) -> Reply:
+        """Make one call and return the reply.
 
         Args:
+            max_tokens: of the reply, thoughts included.
             on_sent: is called when the request has gone out.
 
         Raises:
@@ -89,7 +104,7 @@ class Client:
             system_instruction=system,
             response_mime_type="application/json" if schema else None,
             response_schema=schema,
-            max_output_tokens=MAX_OUTPUT_TOKENS,
+            max_output_tokens=max_tokens,
             http_options=self._types.HttpOptions(timeout=max(1, round(seconds * 1000))),
         )
 
@@ -99,11 +114,13 @@ class Client:
 
         response = self._send(call, seconds)
         tokens = _tokens(response)
-        text = _text(response, tokens)
+        text, is_cut = _text(response, tokens)
         if schema is None:
-            return text, None, tokens
+            return Reply(text, None, tokens, is_cut)
+        if is_cut:
+            raise CallError(Kind.BAD_REPLY, "the reply was cut by the token limit", tokens=tokens)
         try:
-            return text, schema.model_validate_json(text), tokens
+            return Reply(text, schema.model_validate_json(text), tokens, is_cut)
         except ValueError:  # pydantic's message would quote the reply
             raise CallError(Kind.BAD_REPLY, "the reply does not fit the schema", tokens=tokens) from None
 
@@ -213,11 +230,11 @@ def _tokens(response: Any) -> Tokens:
     return Tokens(usage.prompt_token_count or 0, output)
 
 
-def _text(response: Any, tokens: Tokens) -> str:
-    """Return the text of a whole reply.
+def _text(response: Any, tokens: Tokens) -> tuple[str, bool]:
+    """Return the text of a reply, and whether the limit on tokens has cut it: there may be none then.
 
     Raises:
-        CallError: for one that is blocked, cut or empty.
+        CallError: for one that is blocked or empty.
     """
     if response.prompt_feedback and response.prompt_feedback.block_reason:
         reason = response.prompt_feedback.block_reason
@@ -227,9 +244,9 @@ def _text(response: Any, tokens: Tokens) -> str:
     reason = response.candidates[0].finish_reason
     name = getattr(reason, "value", str(reason))
     if name == "MAX_TOKENS":
-        raise CallError(Kind.BAD_REPLY, "the reply was cut by the token limit", tokens=tokens)
+        return response.text or "", True
     if name != "STOP":
         raise CallError(Kind.NEXT_MODEL, f"the reply was blocked: {name}", tokens=tokens)
     if not response.text:
         raise CallError(Kind.BAD_REPLY, "the reply has no text", tokens=tokens)
-    return response.text
+    return response.text, False

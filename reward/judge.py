@@ -124,7 +124,7 @@ class Judge:
         scores = None
         try:
             answer = self._chain.ask(prompt, system=SYSTEM, schema=Scores, started=started)
-            scores = answer.parsed
+            scores = answer.reply.parsed
         finally:
             if scores is None:
                 self._judgements.release(key)

@@ -48,6 +48,7 @@ class ChainSettings:
         requests_per_window, tokens_per_window: limits of each model; tokens are those of the prompts, as in Gemini's
             quotas.
         concurrency: calls under way at once, for each model.
+        max_output_tokens: of a reply; thoughts count.
         window: what the two limits are for; a minute but for tests.
     """
 
@@ -58,6 +59,7 @@ class ChainSettings:
     requests_per_window: int = 120
     tokens_per_window: int = 1_000_000
     concurrency: int = 32
+    max_output_tokens: int = 16_384
     window: float = 60.0
 
 

@@ -147,14 +147,14 @@ def text_of(body: dict[str, Any]) -> str:
 
 
 def answer(body: dict[str, Any], offset: int = 0) -> str:
-    """Return the text of a good reply: JSON for the schema of the request, one line without one.
+    """Return the text of a good reply: JSON for the schema of the request; without one, the boxed count of "=".
 
     Args:
         offset: is added to every number, to leave its range.
     """
     schema = body.get("generationConfig", {}).get("responseSchema")
     if not schema:
-        return "This is the local stand-in for Gemini."
+        return f"This is the local stand-in for Gemini, which counts. \\boxed{{{text_of(body).count('=')}}}"
     match = _RESPONSE.search(text_of(body))
     count = (match[2] if match else "").count("=")
     values: dict[str, Any] = {}

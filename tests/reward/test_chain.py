@@ -49,11 +49,11 @@ def test_an_answer_has_text_form_usage_and_model(serve, make_chain):
     server = serve()
     chain = make_chain(server)
     answer = chain.ask("How many?", system="Count.", schema=Form)
-    assert answer.parsed == Form(number=0) and answer.text == '{"number": 0}'
+    assert answer.reply.parsed == Form(number=0) and answer.reply.text == '{"number": 0}'
     assert (answer.model, answer.fallbacks, answer.spent.calls) == ("first", 0, 1)
     assert answer.spent.prompt_tokens > 0 and answer.spent.output_tokens > 0 and answer.spent.seconds > 0
     plain = chain.ask("How many?")
-    assert plain.parsed is None and "stand-in" in plain.text
+    assert plain.reply.parsed is None and not plain.reply.is_cut and "stand-in" in plain.reply.text
     body = server.requests[0].body
     assert text_of(body) == "How many?" and body["systemInstruction"]["parts"] == [{"text": "Count."}]
     assert body["generationConfig"]["responseSchema"]["properties"]["number"]["maximum"] == 3

@@ -1,0 +1,154 @@
+"""The teacher's baseline: let the judge's model answer the problems itself, and grade its answers.
+
+    python -m eval.teacher --model gemini-3.1-pro-preview --data F --n N --out DIR
+
+F is a file of `python -m data.prepare`. DIR is that of an evaluation, as `python -m eval.evaluate` writes it:
+`eval.compare` and `eval.regrade` read it. The key is taken from GEMINI_API_KEY. Answers that are there are kept: the
+same command asks for the missing ones. Gemini takes no seeds that mean something, so no two calls draw the same.
+
+Exit code: 0 done, 1 some samples have no answer yet, 2 refused before anything is asked, 130 Ctrl-C.
+"""
+
+import argparse
+import importlib.metadata
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from eval.identity import file_digest
+from eval.output import Output, write_result
+from eval.problems import EvalError, Problem, read_problems
+from eval.table import result_table
+from grpo.launch.run_dir import git_revision
+from reward import settings
+from reward.chain import Answer, Chain, ChainError, connect
+from reward.shared_state import SharedState
+
+STATE = ".limits.sqlite"  # in DIR: calls of the last minute, of all processes that write there
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    assert __doc__
+    found = argparse.ArgumentParser(
+        prog="python -m eval.teacher", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    found.add_argument("--model", required=True, help="a Gemini model; a baseline is that of one model")
+    found.add_argument("--data", type=Path, required=True, help="problems: a .jsonl file of python -m data.prepare")
+    found.add_argument("--n", type=int, default=1, help="samples a problem (default: 1)")
+    found.add_argument("--out", type=Path, required=True, help="the folder of this evaluation")
+    found.add_argument("--k", type=int, nargs="+", help="for pass@k (default: N)")
+    found.add_argument("--limit", type=int, help="take only the first so many problems")
+    found.add_argument("--max-tokens", type=int, default=32_768, help="of a reply, thoughts included (default: 32768)")
+    found.add_argument(
+        "--deadline", type=float, default=1800.0, help="seconds for a sample, tries and waiting included"
+    )
+    found.add_argument("--tries", type=int, default=3, help="calls for a sample (default: 3)")
+    found.add_argument("--requests-per-minute", type=int, default=60, help="your quota (default: 60)")
+    found.add_argument("--tokens-per-minute", type=int, default=1_000_000, help="your quota of prompt tokens")
+    found.add_argument("--concurrency", type=int, default=16, help="calls at once (default: 16)")
+    found.add_argument(
+        "--count-unanswered", action="store_true", help="count samples that get no answer as wrong, and be done"
+    )
+    return found
+
+
+def run(options: argparse.Namespace) -> dict[str, Any] | None:
+    """Make or continue the baseline; return its result, None where samples are still missing.
+
+    Raises:
+        EvalError: before anything is asked, with the remedy.
+    """
+    chain_settings = _chain_settings(options)
+    key, stand_in = settings.api_key(), os.environ.get(settings.STAND_IN_VARIABLE)
+    if not (key or stand_in):
+        raise EvalError("there is no key: export GEMINI_API_KEY")
+    problems = read_problems(options.data)[: options.limit]
+    identity = {
+        "model": options.model if not stand_in else f"local stand-in for {options.model}",
+        "data_sha256": file_digest(options.data),
+        "max_tokens": options.max_tokens,
+        "google-genai": importlib.metadata.version("google-genai"),
+    }
+    about = {"data": str(options.data.resolve()), "limit": options.limit, "git": git_revision()}
+    ks = options.k or [options.n]
+    with Output(options.out, identity, about, problems, options.n, ks) as output:
+        if output.missing:
+            chain = connect(chain_settings, SharedState(options.out / STATE), key, stand_in)
+            unanswered = _ask(chain, output, options.concurrency, options.out.name)
+            for (problem, number), why in unanswered.items():
+                print(f"eval.teacher: no answer to sample {number} of {problem.id}: {why}", file=sys.stderr)
+                if options.count_unanswered:
+                    output.append(problem, number, {"response": "", "unanswered": why})
+            if unanswered and not options.count_unanswered:
+                return None
+        return write_result(options.out)
+
+
+def _chain_settings(options: argparse.Namespace) -> settings.ChainSettings:
+    counts = ("n", "max_tokens", "deadline", "tries", "requests_per_minute", "tokens_per_minute", "concurrency")
+    for name in counts if options.limit is None else (*counts, "limit"):
+        if getattr(options, name) < 1:
+            raise EvalError(f"--{name.replace('_', '-')} is {getattr(options, name):g}: it has to be at least 1")
+    return settings.ChainSettings(
+        models=(options.model,),
+        tries=options.tries,
+        deadline=options.deadline,
+        call_timeout=options.deadline,
+        requests_per_window=options.requests_per_minute,
+        tokens_per_window=options.tokens_per_minute,
+        concurrency=options.concurrency,
+        max_output_tokens=options.max_tokens,
+    )
+
+
+def _ask(chain: Chain, output: Output, threads: int, name: str) -> dict[tuple[Problem, int], str]:
+    """Ask for the missing samples; return those without an answer, and why they have none."""
+    unanswered = {}
+    missing, there = output.missing, len(output.samples)
+    pool = ThreadPoolExecutor(threads)
+    try:
+        asked = {pool.submit(chain.ask, problem.prompt): (problem, number) for problem, number in missing}
+        with tqdm(total=there + len(missing), initial=there, desc=name, unit="sample") as bar:
+            for future in as_completed(asked):
+                problem, number = asked[future]
+                try:
+                    output.append(problem, number, _record(future.result()))
+                except ChainError as error:
+                    unanswered[problem, number] = str(error)
+                bar.update()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C waits for no reply
+    return unanswered
+
+
+def _record(answer: Answer) -> dict[str, Any]:
+    """Return what an answer adds to a record, see :mod:`eval.records`; its length counts thoughts."""
+    reply = answer.reply
+    return {"response": reply.text, "response_length": reply.tokens.output, "truncated": float(reply.is_cut)}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    options = parser().parse_args(argv)
+    try:
+        result = run(options)
+    except EvalError as error:
+        print(f"eval.teacher: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"eval.teacher: interrupted; the same command continues {options.out}", file=sys.stderr)
+        os._exit(130)  # threads still wait for replies
+    if result is None:
+        print("eval.teacher: the same command asks again; --count-unanswered counts them as wrong", file=sys.stderr)
+        return 1
+    print("\n".join(result_table(result)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

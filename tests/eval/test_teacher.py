@@ -1,0 +1,115 @@
+"""The teacher's baseline through the real client, against the stand-in for Gemini, which answers the count of "="."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from eval import compare, regrade, teacher
+from reward.settings import KEY_VARIABLES, STAND_IN_VARIABLE
+from reward.stand_in import Fault, StandIn
+
+ROOT = Path(teacher.__file__).parents[1]
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    with StandIn() as server:
+        for name in KEY_VARIABLES:
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(STAND_IN_VARIABLE, server.url)
+        yield server
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> list[str]:
+    """Four problems, of which the stand-in gets three right."""
+    rows = [
+        {"id": f"p{n}", "prompt": f"How many? {'=' * n}", "label": str(min(n, 2)), "datasource": "sums"}
+        for n in range(4)
+    ]
+    data = tmp_path / "eval.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ["--model", "a-model", "--data", str(data), "--out", str(tmp_path / "out"), "--n", "2", "--tries", "1"]
+    return [*options, "--requests-per-minute", "100", "--deadline", "20"]
+
+
+def result(tmp_path: Path) -> dict:
+    return json.loads((tmp_path / "out" / "result.json").read_text())
+
+
+def test_a_model_answers_and_is_graded(server, command, tmp_path, capsys):
+    assert teacher.main([*command, "--k", "1", "2"]) == 0
+    found = result(tmp_path)
+    assert (found["exact_match"], found["n"], found["samples"], found["truncated"]) == (0.75, 4, 8, 0.0)
+    assert found["pass_at_k"]["2"]["value"] == 0.75 and found["response_length"] > 0
+    assert "0.750" in capsys.readouterr().out
+    assert [request.body["contents"][0]["parts"][0]["text"] for request in server.requests].count("How many? ===") == 2
+    assert "stand-in" in (tmp_path / "out" / "config.json").read_text()
+    before = len(server.requests)
+    assert teacher.main(command) == 0 and len(server.requests) == before  # all answers are kept
+    assert regrade.main([str(tmp_path / "out")]) == 0
+    assert compare.main([str(tmp_path / "out"), str(tmp_path / "out")]) == 0
+
+
+def test_a_cut_answer_counts_as_truncated(server, command, tmp_path):
+    server.faults = lambda number, model: Fault("cut")
+    assert teacher.main([*command, "--n", "1"]) == 0
+    assert result(tmp_path)["truncated"] == 1.0
+
+
+def test_what_has_no_answer_is_asked_again_or_counted(server, command, tmp_path, capsys):
+    server.faults = lambda number, model: Fault("blocked") if number < 3 else None
+    assert teacher.main(command) == 1
+    assert "was blocked" in (said := capsys.readouterr().err) and "the same command asks again" in said
+    assert not (tmp_path / "out" / "result.json").exists()
+    server.faults = lambda number, model: Fault("filtered") if number == 8 else None
+    assert teacher.main(command) == 1  # asked for the three that are missing
+    assert len(server.requests) == 11
+    server.faults = lambda number, model: Fault("filtered")
+    assert teacher.main([*command, "--count-unanswered"]) == 0
+    assert result(tmp_path)["no_answer"] == pytest.approx(1 / 8)
+
+
+def test_a_killed_baseline_continues(server, command, tmp_path):
+    server.latency = 0.3
+    child = subprocess.Popen([sys.executable, "-m", "eval.teacher", *command, "--concurrency", "1"], cwd=ROOT)
+    samples = tmp_path / "out" / "samples.jsonl"
+    try:
+        while not (samples.exists() and samples.read_bytes().count(b"\n") >= 3):
+            assert child.poll() is None
+            time.sleep(0.01)
+    finally:
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+    kept = samples.read_bytes().count(b"\n")
+    assert teacher.main(command) == 0
+    assert len(server.requests) <= 8 + 1 and kept >= 3  # one was on its way
+    assert result(tmp_path)["exact_match"] == 0.75
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--n", "0"], "--n is 0"),
+        (["--k", "3"], "pass@3"),
+        (["--limit", "0"], "--limit"),
+        (["--data", "x"], "x cannot"),
+    ],
+)
+def test_bad_options_are_refused(server, command, options, message, capsys):
+    assert teacher.main([*command, *options]) == 2
+    assert message in capsys.readouterr().err
+    assert not server.requests
+
+
+def test_without_a_key_nothing_is_asked(server, command, monkeypatch, capsys):
+    monkeypatch.delenv(STAND_IN_VARIABLE)
+    assert teacher.main(command) == 2
+    assert "export GEMINI_API_KEY" in capsys.readouterr().err
