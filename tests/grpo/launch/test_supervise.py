@@ -167,7 +167,9 @@ import os, sys, time
 from pathlib import Path
 from reward.gemini import Client
 Client("a key", os.environ["GRPO_JUDGE_STAND_IN"]).find("first", 10.0)
-Path(sys.argv[1], "asked").write_text(os.environ["GRPO_JUDGE_STAND_IN"])
+file = Path(sys.argv[1], "asked")
+file.with_suffix(".tmp").write_text(os.environ["GRPO_JUDGE_STAND_IN"])
+file.with_suffix(".tmp").rename(file)
 time.sleep(300 if sys.argv[2] == "wait" else 0)
 """
 JUDGED_LAUNCHER = LAUNCHER.replace("grace=2.0", 'grace=2.0, stand_in_models=["first", "second"]')
