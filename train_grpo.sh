@@ -80,7 +80,7 @@ if ((TINY)); then
     : "${LORA_RANK:=8}" "${LORA_ALPHA:=16}"
     : "${PERSISTENCE_THRESHOLD:=0}" # everything is partitioned, as the parameters of the 120b are
     : "${NUM_EPISODES:=1}" "${STEPS:=40}" "${SAVE_STEPS:=20}"
-    : "${JUDGE_REQUESTS_PER_MINUTE:=6000}" "${JUDGE_TOKENS_PER_MINUTE:=10000000}" # the stand-in has no quota
+    : "${JUDGE_RPM:=6000}" "${JUDGE_TPM:=10000000}" # the stand-in has no quota
 fi
 
 # --- Hyperparameters --------------------------------------------------------------------------------------------------
@@ -109,11 +109,11 @@ fi
 # Evaluations are never judged
 : "${JUDGE:=1}" "${CORRECTNESS_WEIGHT:=0.6}" "${QUALITY_WEIGHT:=0.4}" "${JUDGE_FALLBACK:=correctness}"
 # Gemini models in the order in which they are tried; checked before a run. 3 Pro was shut down in March 2026
-: "${JUDGE_MODELS=gemini-3.1-pro-preview gemini-4-argon gemini-3-flash-preview}"
+: "${JUDGE_MODELS=gemini-3.1-pro-preview gemini-4-argon gemini-3.8-flash}"
 # Calls to each model for a sample; seconds for a sample, over all models with all waiting; seconds for one call
 : "${JUDGE_TRIES:=3}" "${JUDGE_DEADLINE:=240}" "${JUDGE_CALL_TIMEOUT:=90}"
-# Your quota for each model: requests and prompt tokens a minute, and calls at once, over all engines of the run
-: "${JUDGE_REQUESTS_PER_MINUTE:=120}" "${JUDGE_TOKENS_PER_MINUTE:=1000000}" "${JUDGE_CONCURRENCY:=32}"
+# Your quota for each model: requests (RPM) and prompt tokens (TPM) a minute, and calls at once, over all engines
+: "${JUDGE_RPM:=120}" "${JUDGE_TPM:=1000000}" "${JUDGE_CONCURRENCY:=32}"
 
 # GRPO, without a reference model: a KL_COEF above 0 is refused. TRAIN_BATCH_SIZE counts samples, not prompts: 64
 # samples in batches of 8 are 8 optimizer steps a rollout, and all but the first of them are off-policy
@@ -216,7 +216,7 @@ if [[ $USE_WANDB == 1 ]]; then LOG_ARGS+=(--use_wandb 1); fi
 
 # The judge is asked in the engines: its settings are variables that reach every worker
 for VARIABLE in JUDGE JUDGE_MODELS CORRECTNESS_WEIGHT QUALITY_WEIGHT JUDGE_FALLBACK JUDGE_TRIES JUDGE_DEADLINE \
-    JUDGE_CALL_TIMEOUT JUDGE_REQUESTS_PER_MINUTE JUDGE_TOKENS_PER_MINUTE JUDGE_CONCURRENCY; do
+    JUDGE_CALL_TIMEOUT JUDGE_RPM JUDGE_TPM JUDGE_CONCURRENCY; do
     export "GRPO_$VARIABLE=${!VARIABLE}"
 done
 

@@ -19,8 +19,8 @@ VARIABLES = (
     "JUDGE_TRIES",
     "JUDGE_DEADLINE",
     "JUDGE_CALL_TIMEOUT",
-    "JUDGE_REQUESTS_PER_MINUTE",
-    "JUDGE_TOKENS_PER_MINUTE",
+    "JUDGE_RPM",
+    "JUDGE_TPM",
     "JUDGE_CONCURRENCY",
 )
 FALLBACKS = ("correctness", "mean_quality", "group")
@@ -109,8 +109,8 @@ def from_environment(environ: Mapping[str, str] | None = None) -> JudgeSettings 
             tries=_number(values, "JUDGE_TRIES", int, 1),
             deadline=_number(values, "JUDGE_DEADLINE", float, 1.0),
             call_timeout=_number(values, "JUDGE_CALL_TIMEOUT", float, 1.0),
-            requests_per_window=_number(values, "JUDGE_REQUESTS_PER_MINUTE", int, 1),
-            tokens_per_window=_number(values, "JUDGE_TOKENS_PER_MINUTE", int, 1),
+            requests_per_window=_number(values, "JUDGE_RPM", int, 1),
+            tokens_per_window=_number(values, "JUDGE_TPM", int, 1),
             concurrency=_number(values, "JUDGE_CONCURRENCY", int, 1),
         ),
         correctness_weight=weights[0],

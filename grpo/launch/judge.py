@@ -79,7 +79,7 @@ def check(judge: RunJudge, config: Config, base_url: str | None = None) -> Itera
     if samples > most:
         yield Problem(
             f"a rollout has {samples} samples, and the judge may send {most:.0f} requests within JUDGE_DEADLINE",
-            "raise JUDGE_DEADLINE, or JUDGE_REQUESTS_PER_MINUTE where the quota allows it",
+            "raise JUDGE_DEADLINE, or JUDGE_RPM where the quota allows it",
         )
     retired = [model for model in chain.models if model in RETIRED]
     for model in retired:

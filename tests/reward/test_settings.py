@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo.secrets import is_secret
 from reward import settings
 from reward.settings import SettingsError
 
@@ -16,10 +17,16 @@ GOOD = {
     "GRPO_JUDGE_TRIES": "3",
     "GRPO_JUDGE_DEADLINE": "240",
     "GRPO_JUDGE_CALL_TIMEOUT": "90",
-    "GRPO_JUDGE_REQUESTS_PER_MINUTE": "120",
-    "GRPO_JUDGE_TOKENS_PER_MINUTE": "1000000",
+    "GRPO_JUDGE_RPM": "120",
+    "GRPO_JUDGE_TPM": "1000000",
     "GRPO_JUDGE_CONCURRENCY": "32",
 }
+
+
+def test_no_setting_is_taken_for_a_secret():
+    """A secret's value is replaced wherever it is written, and does not travel to workers."""
+    assert not any(map(is_secret, settings.VARIABLES))
+    assert all(map(is_secret, settings.KEY_VARIABLES))
 
 
 def test_good_settings():
@@ -50,8 +57,8 @@ def test_it_can_be_off_whatever_the_rest_is(changes):
         ("JUDGE_TRIES", "1.5", "no int"),
         ("JUDGE_DEADLINE", "inf", "at least 1"),
         ("JUDGE_CALL_TIMEOUT", "0", "at least 1"),
-        ("JUDGE_REQUESTS_PER_MINUTE", "0", "at least 1"),
-        ("JUDGE_TOKENS_PER_MINUTE", "", "no int"),
+        ("JUDGE_RPM", "0", "at least 1"),
+        ("JUDGE_TPM", "", "no int"),
         ("JUDGE_CONCURRENCY", "-3", "at least 1"),
     ],
 )

@@ -22,8 +22,8 @@ VARIABLES = {
     "JUDGE_TRIES": "3",
     "JUDGE_DEADLINE": "240",
     "JUDGE_CALL_TIMEOUT": "90",
-    "JUDGE_REQUESTS_PER_MINUTE": "120",
-    "JUDGE_TOKENS_PER_MINUTE": "1000000",
+    "JUDGE_RPM": "120",
+    "JUDGE_TPM": "1000000",
     "JUDGE_CONCURRENCY": "32",
 }
 
@@ -136,7 +136,7 @@ def test_settings_that_cannot_be_are_refused(configure) -> None:
 
 def test_a_rollout_that_cannot_be_judged_in_time_is_refused(configure) -> None:
     # 64 samples, and 2 models x 10 a minute x 2 minutes
-    [problem] = problems(configure(None, JUDGE_REQUESTS_PER_MINUTE="10", JUDGE_DEADLINE="120"), may_stand_in=True)
+    [problem] = problems(configure(None, JUDGE_RPM="10", JUDGE_DEADLINE="120"), may_stand_in=True)
     assert "64 samples, and the judge may send 40 requests" in problem and "JUDGE_DEADLINE" in problem
 
 
