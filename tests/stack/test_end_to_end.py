@@ -10,6 +10,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 
 import patches
+from eval import compare, table
 from grpo import loading
 
 from .runs import ROOT, lines, processes_of, train
@@ -40,7 +41,17 @@ def test_evaluations_before_and_after(finished):
         assert 0 <= evaluation["ci_low"] <= evaluation["exact_match"] <= evaluation["ci_high"] <= 1
         samples = lines(finished / "samples" / f"eval_{evaluation['step']}.jsonl")
         assert len(samples) == evaluation["samples"]
+        assert len({sample["id"] for sample in samples}) == evaluation["n"]
+        assert all(sample["id"].startswith("synthetic-") for sample in samples)
         assert evaluation["exact_match"] == pytest.approx(sum(s["correct"] for s in samples) / len(samples))
+
+
+@pytest.mark.timeout(900)
+def test_evaluations_are_tabled_and_compared(finished, capsys):
+    assert table.main([str(finished)]) == 0
+    assert [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()[1:]] == ["base", "step 10, final"]
+    assert compare.main([str(finished / "samples" / f"eval_{step}.jsonl") for step in (0, 10)]) == 0
+    assert "better in B" in capsys.readouterr().out
 
 
 @pytest.mark.timeout(900)
