@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from grpo.adapter import Checksum, TensorSpec, layout
+from grpo.adapter import Receipt, TensorSpec, layout
 from grpo.adapter_files import WEIGHTS, Adapter
 from grpo.engine import SharedMemory, check_receipts, seeding_arguments
 
@@ -69,7 +69,7 @@ def load_adapter(llm: Any, adapter: Adapter) -> None:
     memory = SharedMemory(flat.nbytes)
     memory.bytes[:] = flat.view(torch.uint8).numpy()
     receipts = llm.collective_rpc("load_adapter", args=(memory.path, [asdict(spec) for spec in specs]))
-    check_receipts([receipts], Checksum(flat).finish(), len(specs))
+    check_receipts([receipts], Receipt.of(flat, specs))
 
 
 def flatten(adapter: Adapter) -> tuple[torch.Tensor, list[TensorSpec]]:

@@ -25,7 +25,8 @@ def save_adapter(model: PeftModel, directory: str | Path) -> None:
 
     Args:
         model: the PeftModel of this rank, partitioned by ZeRO-3 or not.
-        directory: holds a whole adapter afterwards, also where the call is killed; is replaced where it exists.
+        directory: never holds a part of an adapter, also where the call is killed; is replaced where it exists, and a
+            kill between the two renames of that leaves none under its name.
 
     Raises:
         FloatingPointError: for an adapter that is not finite; what was saved before stays.

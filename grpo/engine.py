@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from grpo.adapter import Receipt
+
 
 class SyncError(RuntimeError):
     """The engines do not hold the trainer's adapter; sampling from them would be sampling from another policy."""
@@ -110,8 +112,8 @@ async def load_into_engine(llm: Any, buffer: Any, specs: list[dict]) -> list[dic
         specs: the fields of the ``TensorSpec`` of each tensor.
 
     Returns:
-        A receipt of every worker: its ``rank`` of how many ``workers``, ``tensors`` (how many were applied),
-        ``checksum`` of what it mapped (:class:`grpo.adapter.Checksum`).
+        What every worker reports: its ``rank`` of how many ``workers``, ``tensors`` (how many were applied), and the
+        ``checksum`` of what its side paths hold now (see :class:`grpo.adapter.Receipt`).
 
     Raises:
         SyncError: where the prefix cache could not be dropped: its entries were computed with the old adapter.
@@ -131,24 +133,23 @@ async def load_into_engine(llm: Any, buffer: Any, specs: list[dict]) -> list[dic
     return receipts
 
 
-def check_receipts(receipts: list[list[dict[str, int]]], checksum: int, count: int) -> None:
+def check_receipts(receipts: list[list[dict[str, int]]], expected: Receipt) -> None:
     """Compare what the workers of each engine report with what was sent.
 
     Args:
         receipts: for each engine those of :func:`load_into_engine`.
-        checksum, count: of the adapter that was sent, and how many tensors it has.
 
     Raises:
-        SyncError: where a worker reports other bytes, or not the whole adapter, or nothing.
+        SyncError: where an engine's workers applied other values, or not the whole adapter, or do not report.
     """
     for number, workers in enumerate(receipts):
         ranks = sorted(receipt["rank"] for receipt in workers)
         if not workers or ranks != list(range(workers[0]["workers"])):
             raise SyncError(f"engine {number} has no receipt of each of its workers: start again")
-        for receipt in workers:
-            if receipt["checksum"] != checksum or receipt["tensors"] != count:
-                raise SyncError(
-                    f"engine {number}, worker {receipt['rank']} received checksum {receipt['checksum']:#x} and applied "
-                    f"{receipt['tensors']} tensors; sent were {checksum:#x} and {count}. The engine would sample from "
-                    "another policy: start again"
-                )
+        checksum, applied = sum(receipt["checksum"] for receipt in workers) % 2**64, {r["tensors"] for r in workers}
+        if checksum != expected.checksum(len(workers)) or applied != {expected.tensors}:
+            raise SyncError(
+                f"engine {number} applied {sorted(applied)} tensors with checksum {checksum:#x}; sent were "
+                f"{expected.tensors} with {expected.checksum(len(workers)):#x}. It would sample from another policy: "
+                "start again"
+            )

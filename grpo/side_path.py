@@ -10,8 +10,10 @@ is there when the model is profiled and compiled.
 
 import functools
 import os
+import warnings
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.config import get_current_vllm_config
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
@@ -19,7 +21,7 @@ from vllm.model_executor.layers.linear import LinearMethodBase
 from vllm.model_executor.models.gpt_oss import OAIAttention
 
 from grpo import cpu_matmul
-from grpo.adapter import Checksum, TensorSpec, unflatten
+from grpo.adapter import TensorSpec, checksum, unflatten, weight
 
 LAYERS = "base_model.model.model.layers."  # how PEFT names begin
 
@@ -81,50 +83,49 @@ def slots(attention: Any) -> dict[str, tuple[torch.Tensor, slice, slice]]:
     return places
 
 
-def fill(attention: Any, tensors: dict[str, torch.Tensor]) -> int:
+def fill(attention: Any, tensors: dict[str, tuple[int, torch.Tensor]]) -> tuple[int, torch.Tensor]:
     """Copy this worker's slices of one layer's adapter into the side paths.
 
     Args:
         tensors: ``q_proj.lora_A`` ``[r, in]``, ``q_proj.lora_B`` ``[out, r]`` and so on for k_proj, v_proj, o_proj,
-            whole (not split); a projection without an adapter is left out and gets zeros.
+            whole (not split), each with its place in the adapter; a projection without an adapter is left out and gets
+            zeros.
 
     Returns:
-        How many of ``tensors`` were copied.
+        How many of ``tensors`` were copied; the weighted checksums of the side paths' contents, int64 ``[]``.
     """
     places = slots(attention)
+    total = torch.zeros((), dtype=torch.int64, device=attention.qkv_proj.lora_A.device)
     for name, (buffer, rows, columns) in places.items():
-        _copy(buffer, tensors.get(name), rows, columns)
-    return len(places.keys() & tensors.keys())
-
-
-def _copy(buffer: torch.Tensor, whole: torch.Tensor | None, rows: slice, columns: slice) -> None:
-    # In place: a compiled or captured engine has recorded the buffer's address.
-    if whole is None:
-        buffer.zero_()
-    else:
-        buffer.copy_(whole[rows, columns])
+        # In place: a compiled or captured engine has recorded the buffer's address.
+        if name in tensors:
+            place, whole = tensors[name]
+            buffer.copy_(whole[rows, columns])
+            total += checksum(buffer, rows.start or 0) * weight(place)  # it is in the CPU's cache now
+        else:
+            buffer.zero_()
+    return len(places.keys() & tensors.keys()), total
 
 
 @functools.lru_cache(maxsize=1)
-def mapped(path: str, inode: int) -> torch.Tensor:
+def mapped(path: str, inode: int) -> np.ndarray:
     """Return the file ``path`` as uint8 ``[bytes]``, mapped: it shows what is written to the file later, too."""
     del inode  # another file under the same name is another one
-    return torch.from_file(path, shared=True, size=os.path.getsize(path), dtype=torch.uint8)
+    return np.memmap(path, dtype=np.uint8, mode="r")
 
 
-def layers_of(flat: torch.Tensor, specs: list[dict]) -> dict[str, tuple[dict[str, torch.Tensor], int]]:
-    """Return, for each layer's number, its tensors by their names in the attention module, and the byte they end at.
+def layers_of(flat: torch.Tensor, specs: list[dict]) -> dict[str, dict[str, tuple[int, torch.Tensor]]]:
+    """Return, for each layer's number, its tensors and their places by their names in the attention module.
 
     Args:
         flat: bf16 ``[elements]``, the adapter.
         specs: the fields of each ``TensorSpec``.
     """
-    layers: dict[str, tuple[dict[str, torch.Tensor], int]] = {}
-    for spec in (TensorSpec(**fields) for fields in specs):
-        number, _, place = spec.name.removeprefix(LAYERS).partition(".self_attn.")
-        tensors, end = layers.get(number, ({}, 0))
-        tensors |= {place.removesuffix(".weight"): unflatten(flat, [spec])[spec.name]}
-        layers[number] = tensors, max(end, (spec.offset + spec.numel) * flat.element_size())
+    layers: dict[str, dict[str, tuple[int, torch.Tensor]]] = {}
+    tensors = unflatten(flat, [TensorSpec(**fields) for fields in specs])
+    for place, (name, tensor) in enumerate(tensors.items()):
+        number, _, slot = name.removeprefix(LAYERS).partition(".self_attn.")
+        layers.setdefault(number, {})[slot.removesuffix(".weight")] = place, tensor
     return layers
 
 
@@ -143,18 +144,18 @@ class AdapterWorker:
         """
         last = TensorSpec(**specs[-1])
         size = 2 * (last.offset + last.numel)
-        flat = mapped(path, os.stat(path).st_ino)[offset : offset + size].view(torch.bfloat16)
-        arrived, applied, received = layers_of(flat, specs), 0, Checksum(flat)
-        for number, layer in enumerate(self.model_runner.model.model.layers):  # type: ignore[attr-defined]
-            tensors, end = arrived.pop(str(number), ({}, 0))
-            applied += fill(layer.attn, tensors)
-            received.take(end)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it is mapped for reading only
+            data = torch.from_numpy(mapped(path, os.stat(path).st_ino)[offset : offset + size])
+        arrived, layers = layers_of(data.view(torch.bfloat16), specs), self.model_runner.model.model.layers  # type: ignore[attr-defined]
+        filled = [fill(layer.attn, arrived.get(str(number), {})) for number, layer in enumerate(layers)]
+        applied = sum(count for count, _ in filled)
         if applied != len(specs):
             raise ValueError(f"{len(specs) - applied} adapter tensors fit no attention layer; is it another model's?")
         return {
             "rank": get_tensor_model_parallel_rank(),
             "workers": get_tensor_model_parallel_world_size(),
-            "checksum": received.finish(),
+            "checksum": int(torch.stack([total for _, total in filled]).sum()) % 2**64,
             "tensors": applied,
         }
 

@@ -1,9 +1,8 @@
 """Sends the LoRA adapter from the trainer to the vLLM engines, through the Ray object store.
 
 Trainer ranks gather the adapter with one collective; rank 0 puts one flat buffer into the object store; every engine
-actor gets the reference as an argument, so that Ray hands it the buffer without a copy, and lays it in shared memory
-for its tensor-parallel workers, which are processes outside Ray's job. The workers copy their slices from there into
-the side path (``grpo.side_path``).
+actor gets the reference as an argument, so that Ray hands it the buffer without a copy. Its tensor-parallel workers,
+processes of vLLM, map the object store themselves and copy their slices into the side path (``grpo.side_path``).
 """
 
 from dataclasses import asdict
@@ -13,7 +12,7 @@ import ray
 import torch
 import torch.distributed as dist
 
-from grpo.adapter import Checksum, TensorSpec, gather, is_trained
+from grpo.adapter import Receipt, TensorSpec, gather, is_trained
 from grpo.engine import check_receipts
 
 TIMEOUT_SECONDS = 600.0
@@ -48,5 +47,5 @@ def send(flat: torch.Tensor, specs: list[TensorSpec], engines: list[Any]) -> Non
     reference = ray.put(flat.view(torch.uint8).numpy())
     fields = [asdict(spec) for spec in specs]
     calls = [engine.load_adapter.remote(reference, fields) for engine in engines]
-    sent = Checksum(flat).finish()  # while the engines are at work
-    check_receipts(ray.get(calls, timeout=TIMEOUT_SECONDS), sent, len(specs))
+    expected = Receipt.of(flat, specs)  # while the engines are at work
+    check_receipts(ray.get(calls, timeout=TIMEOUT_SECONDS), expected)

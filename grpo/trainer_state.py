@@ -18,6 +18,7 @@ import torch.distributed as dist
 from grpo import adapter
 
 KINDS = ("master", "exp_avg", "exp_avg_sq")
+_AWAY = "move {} away, and the run continues from the checkpoint before it"
 _COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 
 
@@ -140,6 +141,8 @@ def read(directory: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         ResumeError: where a file is missing or cut.
     """
     state = _read(directory / "state.pt")
+    if "ranks" not in state:
+        raise ResumeError(f"{directory / 'state.pt'} is no state of a trainer: {_AWAY.format(directory.parent)}")
     return state, [_read(directory / f"rank_{rank}.pt", mmap=True) for rank in range(state["ranks"])]
 
 
@@ -167,7 +170,7 @@ def _read(file: Path, mmap: bool = False) -> dict[str, Any]:
         return torch.load(file, map_location="cpu", mmap=mmap, weights_only=True)
     except (OSError, RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
         reason = error if isinstance(error, OSError) else "it is cut, or no checkpoint"  # torch's own advice is another
-        raise ResumeError(f"{file} cannot be read ({reason}): resume from another checkpoint") from error
+        raise ResumeError(f"{file} cannot be read ({reason}): {_AWAY.format(file.parents[1])}") from error
 
 
 def _check_layout(saved: dict[str, Any], wanted: dict[str, tuple[int, ...]], directory: Path) -> None:

@@ -136,6 +136,8 @@ def inspect_step(folder: Path) -> Report:
             report.facts |= {"optimizer_step": state["optimizer_step"], "ranks": len(ranks)}
         except trainer_state.ResumeError as error:
             report.faults.append(Fault("trainer", f"is incomplete ({error})", "resume from another step"))
+    else:
+        report.faults.append(Fault("trainer", "is missing", "the adapter can be used, but no run resumed from it"))
     if not (folder / "adapter").is_dir():
         report.faults.append(Fault("adapter", "is missing, the save was interrupted", "take another step"))
         return report

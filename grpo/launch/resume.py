@@ -54,13 +54,15 @@ def resolve_resumed(flags: list[str], folder: Path) -> Config:
 
     Raises:
         ConfigError: see :func:`grpo.launch.config.resolve`.
-        ResumeError: where the run was of another model, adapter or data file.
+        ResumeError: where the run was of another model, adapter or data file, or its newest checkpoint is damaged.
     """
     flags = [*flags, *_places(flags, folder)]
     config = resolve(flags, folder)
     steps = saved_steps(config.args.ckpt_path)
     if steps:
-        config = resolve([*flags, "--resume_from", str(Path(config.args.ckpt_path) / f"step_{steps[-1]}")], folder)
+        newest = Path(config.args.ckpt_path) / f"step_{steps[-1]}"
+        _check_whole(newest)
+        config = resolve([*flags, "--resume_from", str(newest)], folder)
     wrong = {name: values for name, values in changes(config, folder).items() if name in FIXED}
     wrong |= {name: place for name, place in _moved(config, folder).items() if place[0] != place[1]}
     if wrong:
@@ -68,6 +70,16 @@ def resolve_resumed(flags: list[str], folder: Path) -> Config:
         hint = " (a run of --tiny is resumed with --tiny)" if "pretrain" in wrong else ""
         raise ResumeError(f"{folder} cannot be continued with other settings: {listed}{hint}")
     return config
+
+
+def _check_whole(checkpoint: Path) -> None:
+    """Refuse a checkpoint that a disk has damaged, before anything is loaded or taken back."""
+    from grpo import trainer_state  # imports torch, which takes seconds
+
+    try:
+        trainer_state.read(checkpoint / "trainer")
+    except trainer_state.ResumeError as error:
+        raise ResumeError(str(error)) from None
 
 
 def _recorded(folder: Path) -> dict[str, Any]:

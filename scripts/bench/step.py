@@ -1,7 +1,8 @@
 """A training step: OpenRLHF's own classes without and with our patches.
 
 A rollout is one optimizer step, and the entropy is logged with coefficient 0. One process, no DeepSpeed; attention and
-experts have the sizes of gpt-oss-120b, layers and experts are few. Loss and gradients must agree, which is checked.
+experts have the sizes of gpt-oss-120b, layers and experts are few. Gradients, entropy and loss must agree, which is
+checked.
 """
 
 import argparse
@@ -52,9 +53,12 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
             (found[name],) = run_ranks("step_worker", 1, job)
             gradients[name] = torch.load(file)
     difference = _difference(gradients["stock"], gradients["ours"])
-    loss = abs(found["stock"]["loss"] - found["ours"]["loss"])
-    if difference > TOLERANCE or loss > TOLERANCE:
-        raise RuntimeError(f"stock and ours do not agree: gradients differ by {difference:.2%}, losses by {loss:.2g}")
+    loss, entropy = (abs(found["stock"][name] - found["ours"][name]) for name in ("loss", "entropy"))
+    if max(difference, loss, entropy) > TOLERANCE:
+        raise RuntimeError(
+            f"stock and ours do not agree: gradients differ by {difference:.2%}, losses by {loss:.2g}, entropies by "
+            f"{entropy:.2g}"
+        )
     logits = 4 * options.tokens * options.vocabulary
     saved = found["stock"]["peak_bytes"] - found["ours"]["peak_bytes"]
     return Result(
@@ -70,11 +74,13 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
             "fp32_logits_gb": logits / GB,
             "gradient_difference": difference,
             "loss_difference": loss,
+            "entropy_difference": entropy,
         },
         extrapolation=(
             f"gpt-oss-120b, {TOKENS_120B} tokens a micro-batch: {saved / logits:.1f} times the fp32 logits less, "
             f"{saved / logits * 4 * TOKENS_120B * FULL.vocabulary / GB:.0f} GB of each GPU",
-            "assumes one optimizer step a rollout, an entropy that is logged, and memory in proportion to the logits "
+            "assumes one optimizer step a rollout (with more, old log-probs are computed as in stock), an entropy that is "
+            "logged, and memory in proportion to the logits "
             f"of {FULL.vocabulary} rows; on a GPU stock also runs all {FULL.experts} experts for the old log-probs, "
             "which a CPU does not do and this does not show",
         ),

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from grpo.adapter import TensorSpec, layout
+from grpo.adapter import TensorSpec, is_split, layout
 from grpo.checkpoint_files import read_json
 from grpo.flags import ATTENTION_PROJECTIONS
 from scripts.bench.harness import Result, time_in_turn
@@ -87,16 +87,15 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
 def traffic(engines: int, workers: int) -> float:
     """Return the memory traffic of a sync in copies of the adapter; a copy reads and writes every byte once.
 
-    The put is a copy, each worker copies its slices of the tensors and sums up the rest, and the trainer sums up all.
+    The put is a copy, each worker copies its slices, which it sums up while they are in its cache, and the trainer sums
+    up all.
     """
     own = whole = 0
     for name in ATTENTION_PROJECTIONS:
         for half, (rows, columns) in zip("AB", _halves(*FULL.projection(name)), strict=True):
-            split = workers if (name == "o_proj") == (half == "A") else 1  # o by its input, the others by their output
             whole += rows * columns
-            own += rows * columns // split
-    summed_up = (whole - own) / whole / 2
-    return 1 + 0.5 + engines * workers * (own / whole + summed_up)
+            own += rows * columns // (workers if is_split(f"{name}.lora_{half}") else 1)
+    return 1 + 0.5 + engines * workers * own / whole
 
 
 def _adapter(layers: int) -> tuple[torch.Tensor, list[TensorSpec]]:

@@ -53,9 +53,21 @@ def test_a_port_in_use_is_not_chosen(monkeypatch, tmp_path):
         server.bind(("", cluster.free_port()))
         server.listen()
         port = server.getsockname()[1]
-        everything_else = tmp_path / "range"
-        everything_else.write_text(f"{port + 1}\t65535\n")
-        monkeypatch.setattr(cluster, "EPHEMERAL_PORTS", everything_else)
-        monkeypatch.setattr(cluster, "FIRST_PORT", port)
-        with pytest.raises(OSError, match="no TCP port"):
-            cluster.free_port()
+        allow_only(port, port + 1, monkeypatch, tmp_path)
+        assert {cluster.free_port() for _ in range(20)} == {port + 1}
+
+
+def allow_only(first: int, last: int, monkeypatch, tmp_path) -> None:
+    """As if the kernel gave away every port above `last`."""
+    (tmp_path / "range").write_text(f"{last + 1}\t65535\n")
+    monkeypatch.setattr(cluster, "EPHEMERAL_PORTS", tmp_path / "range")
+    monkeypatch.setattr(cluster, "FIRST_PORT", first)
+
+
+@pytest.mark.parametrize("ephemeral_ports", ["1024\t65535\n", None])
+def test_any_port_has_to_do_where_the_kernel_may_give_all_away(ephemeral_ports, monkeypatch, tmp_path):
+    if ephemeral_ports:
+        (tmp_path / "range").write_text(ephemeral_ports)
+    monkeypatch.setattr(cluster, "EPHEMERAL_PORTS", tmp_path / "range")
+    with socket.socket() as server:
+        server.bind(("", cluster.free_port()))

@@ -52,3 +52,15 @@ def test_the_entropy_has_a_graph_only_for_the_loss(coefficient, use):
     entropy = forward_mode.entropy(logits, use)
     assert entropy.requires_grad is (use == "loss")
     torch.testing.assert_close(entropy, torch.distributions.Categorical(logits=logits).entropy())
+
+
+@pytest.mark.parametrize(
+    ("sampled", "kept"),
+    [(None, 0), ([[0, 0, 1, 1]], 3), ([[0, 0, 0, 1], [0, 1, 0, 0]], 4), ([[1, 0, 0, 0]], 5), ([[0, 0, 0, 0]], 5)],
+)
+def test_logits_are_kept_from_the_token_before_the_first_sampled_one(sampled, kept):
+    mask = None if sampled is None else torch.tensor(sampled, dtype=torch.bool)
+    assert forward_mode.logits_to_keep(mask) == kept
+    if kept:
+        padded = forward_mode.left_padded(torch.ones(1, kept), torch.zeros(1, 5))
+        assert padded.tolist() == [[0.0] * (5 - kept) + [1.0] * kept]

@@ -334,8 +334,9 @@ def test_engines_get_the_adapter_and_no_name_of_peft(load, peft_model, single_ra
     named = []
 
     def load_adapter(buffer, specs):
-        sent = adapter.Checksum(torch.from_numpy(buffer)).finish()
-        return [{"rank": 0, "workers": 1, "checksum": sent, "tensors": len(specs)}]
+        tensors = [adapter.TensorSpec(**spec) for spec in specs]
+        expected = adapter.Receipt.of(torch.from_numpy(buffer).view(torch.bfloat16), tensors)
+        return [{"rank": 0, "workers": 1, "checksum": expected.checksum(1), "tensors": len(specs)}]
 
     engine = SimpleNamespace(
         update_weight=SimpleNamespace(remote=lambda name, **_: named.append(name)),

@@ -25,35 +25,51 @@ def test_flat_form_round_trips(shapes):
     assert all(torch.equal(back[name], tensor) for name, tensor in tensors.items())
 
 
-def checksum(flat: torch.Tensor) -> int:
-    return adapter.Checksum(flat).finish()
+@given(st.integers(1, 20), st.sampled_from([2, 8, 12, 64]), st.data())
+def test_the_checksums_of_slices_add_up(rows, columns, data):
+    generator = torch.Generator().manual_seed(rows * columns)
+    matrix = torch.randn(rows, columns, dtype=torch.bfloat16, generator=generator)
+    whole = adapter.checksum(matrix)
+    row = data.draw(st.integers(0, rows))
+    assert adapter.checksum(matrix[:row]) + adapter.checksum(matrix[row:], row) == whole
+    if columns % 8 == 0:  # heads have a multiple of 4 columns
+        halves = matrix.split(columns // 2, dim=1)
+        assert sum(adapter.checksum(half.contiguous()) for half in halves) == whole
 
 
-def test_the_checksum_finds_changed_missing_and_swapped_data():
+def sums_of(matrices: list[torch.Tensor]) -> tuple[int, int]:
+    """The split and the whole sum of an adapter that has these in q_proj."""
+    names = [f"layers.{number // 2}.self_attn.q_proj.lora_{'AB'[number % 2]}" for number in range(len(matrices))]
+    specs = adapter.layout(names, [matrix.shape for matrix in matrices])
+    receipt = adapter.Receipt.of(torch.cat([matrix.reshape(-1) for matrix in matrices]), specs)
+    assert receipt.tensors == len(matrices)
+    return receipt.split, receipt.whole
+
+
+def test_changed_and_swapped_values_are_found():
     torch.manual_seed(0)
-    flat = torch.randn(5 * 4 * adapter.BLOCK_WORDS + 77, dtype=torch.bfloat16)
-    expected = checksum(flat)
-    assert expected == checksum(flat.clone())
-    for place in (0, 12345, len(flat) - 1):
-        changed = flat.clone()
-        changed[place] = -changed[place]
-        assert checksum(changed) != expected
-    block = 4 * adapter.BLOCK_WORDS
-    swapped = torch.cat([flat[block : 2 * block], flat[:block], flat[2 * block :]])
-    assert checksum(swapped) != expected
-    assert checksum(flat[:-1]) != expected
-    assert checksum(flat[block:]) != expected
+    matrices = [torch.randn(8, 16, dtype=torch.bfloat16) for _ in range(4)]
+    right = sums_of(matrices)
+    assert sums_of([matrix.clone() for matrix in matrices]) == right
+    for tensor, row, column in ((0, 0, 0), (1, 7, 15), (3, 2, 5)):
+        changed = [matrix.clone() for matrix in matrices]
+        changed[tensor][row, column] *= -1
+        assert sums_of(changed) != right
+    flipped = [matrix.flip(0) if number == 1 else matrix for number, matrix in enumerate(matrices)]
+    assert sums_of(flipped) != right
+    a, b, c, d = matrices
+    assert sums_of([c, b, a, d]) != right and sums_of([a, d, c, b]) != right  # layers took each other's place
 
 
-FLAT = torch.arange(5 * 4 * adapter.BLOCK_WORDS + 77).to(torch.bfloat16)
+def test_what_workers_hold_whole_counts_for_each_of_them():
+    a, b = torch.randn(2, 8, 16).to(torch.bfloat16)
+    split, whole = sums_of([a, b])
+    assert (whole, split) == (int(adapter.checksum(a)), 3 * int(adapter.checksum(b)))
+    workers = [adapter.checksum(a) + 3 * adapter.checksum(b[rows], rows.start) for rows in (slice(0, 4), slice(4, 8))]
+    assert adapter.Receipt(2, split, whole).checksum(2) == sum(map(int, workers)) % 2**64
 
 
-@given(st.lists(st.integers(0, FLAT.nbytes + 100), max_size=5))
-def test_the_checksum_is_the_same_in_pieces(ends):
-    pieces = adapter.Checksum(FLAT)
-    for end in ends:
-        pieces.take(end)
-    assert pieces.finish() == checksum(FLAT)
+EXPECTED = adapter.Receipt(tensors=32, split=-3, whole=10)  # 7 from one worker, 17 from two
 
 
 def receipt(**changes):
@@ -61,19 +77,20 @@ def receipt(**changes):
 
 
 def test_right_receipts_pass():
-    check_receipts([[receipt(workers=2), receipt(rank=1, workers=2)], [receipt()]], checksum=7, count=32)
+    check_receipts([[receipt(checksum=8, workers=2), receipt(rank=1, checksum=9, workers=2)], [receipt()]], EXPECTED)
 
 
 @pytest.mark.parametrize("wrong", [{"checksum": 8}, {"tensors": 31}])
 def test_a_wrong_receipt_stops_the_run(wrong):
-    with pytest.raises(SyncError, match="engine 1, worker 1"):
-        check_receipts([[receipt()], [receipt(workers=2), receipt(rank=1, workers=2, **wrong)]], checksum=7, count=32)
+    workers = [receipt(checksum=8, workers=2), receipt(rank=1, workers=2, **{"checksum": 9} | wrong)]
+    with pytest.raises(SyncError, match="engine 1 applied"):
+        check_receipts([[receipt()], workers], EXPECTED)
 
 
 @pytest.mark.parametrize("workers", [[], [receipt(workers=2)], [receipt(workers=2), receipt(workers=2)]])
 def test_a_missing_receipt_stops_the_run(workers):
     with pytest.raises(SyncError, match="engine 1 has no receipt"):
-        check_receipts([[receipt()], workers], checksum=7, count=32)
+        check_receipts([[receipt()], workers], EXPECTED)
 
 
 class Engine:

@@ -83,7 +83,7 @@ def test_an_incomplete_state_is_refused(trained, tmp_path, name, damage):
     file.unlink()
     if damage != "missing":
         file.write_bytes({"cut": content[:-200], "empty": b"", "other": b"no checkpoint"}[damage])
-    with pytest.raises(trainer_state.ResumeError, match=f"{name} cannot be read .*: resume from another checkpoint"):
+    with pytest.raises(trainer_state.ResumeError, match=f"{name} cannot be read .*: move .* away"):
         trainer_state.read(tmp_path / "trainer")
 
 

@@ -108,14 +108,14 @@ def test_a_run(trained: Path, tmp_path: Path, capsys) -> None:
     run = tmp_path / "run"
     for step in (2, 10):
         shutil.copytree(trained, run / "checkpoints" / f"step_{step}" / "adapter")
-    trainer = run / "checkpoints" / "step_10" / "trainer"
-    trainer.mkdir()
-    torch.save({"ranks": 2, "optimizer_step": 80}, trainer / "state.pt")
-    for rank in range(2):
-        torch.save({"master": [torch.zeros(1000)]}, trainer / f"rank_{rank}.pt")
+        trainer = run / "checkpoints" / f"step_{step}" / "trainer"
+        trainer.mkdir()
+        torch.save({"ranks": 2, "optimizer_step": 8 * step}, trainer / "state.pt")
+        for rank in range(2):
+            torch.save({"master": [torch.zeros(1000)]}, trainer / f"rank_{rank}.pt")
     report = inspect(capsys, run / "checkpoints", 0)
     assert report["steps"] == [2, 10]
-    assert report["parts"][0]["trainer_bytes"] is None and report["parts"][1]["trainer_bytes"] > 8000
+    assert report["parts"][1]["trainer_bytes"] > 8000
     assert (report["parts"][1]["optimizer_step"], report["parts"][1]["ranks"]) == (80, 2)
     assert inspect(capsys, run / "checkpoints" / "step_10", 0)["parts"][0]["kind"] == "LoRA adapter"
 
@@ -126,6 +126,9 @@ def test_a_run(trained: Path, tmp_path: Path, capsys) -> None:
     (trainer / "rank_1.pt").unlink()
     problems = inspect(capsys, run / "checkpoints" / "step_10", 1)["problems"]
     assert "rank_1.pt cannot be read" in problems[0]["what"]
+    shutil.rmtree(trainer)
+    found = inspect(capsys, run / "checkpoints" / "step_10", 1)
+    assert "no run resumed from it" in found["problems"][0]["remedy"] and found["trainer_bytes"] is None
     (run / "logs").mkdir()
     assert "name its checkpoints" in inspect(capsys, run, 2)["error"]
 

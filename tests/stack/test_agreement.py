@@ -19,6 +19,7 @@ from transformers import AutoTokenizer
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssPreTrainedModel, GptOssRotaryEmbedding
 
 from grpo import adapter, cluster, cpu_matmul, loading
+from grpo.engine import check_receipts, shared_place
 
 FLAGS = [
     *("--zero_stage", "3", "--offload", "--adam_offload", "--stage3_param_persistence_threshold", "0"),
@@ -278,7 +279,25 @@ def test_one_wrong_tensor_is_noticed(stack, texts, synced, rounding, name, facto
 def send(engine, flat: torch.Tensor, specs: list[adapter.TensorSpec]) -> None:
     buffer = flat.view(torch.uint8).numpy()
     receipts = ray.get(engine.load_adapter.remote(buffer, [asdict(spec) for spec in specs]))
-    assert all(receipt["checksum"] == adapter.Checksum(flat).finish() for receipt in receipts)
+    check_receipts([receipts], adapter.Receipt.of(flat, specs))
+
+
+@pytest.mark.timeout(120)
+def test_the_object_store_can_be_mapped_by_others(ray_cluster):
+    """The pinned Ray keeps its store where the engines' workers find it; otherwise each engine makes a copy."""
+
+    @ray.remote(num_cpus=0)
+    def place_and_contents(buffer) -> bytes | None:
+        place = shared_place(buffer)
+        if place is None:
+            return None
+        path, offset = place
+        with open(path, "rb") as store:
+            store.seek(offset)
+            return store.read(len(buffer))
+
+    data = torch.randint(0, 256, (1_000_000,), dtype=torch.uint8).numpy()
+    assert ray.get(place_and_contents.remote(ray.put(data))) == data.tobytes()
 
 
 @pytest.mark.timeout(900)

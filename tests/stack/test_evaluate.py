@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 from data.prepare import Options, Source, prepare
 from eval import compare
 from grpo import loading
+from scripts.export_model import export_model
 from tests.scripts.conftest import save_adapter
 
 from .runs import ROOT, lines
@@ -60,6 +61,15 @@ def greedy(tiny_model, data, adapter, tmp_path_factory) -> dict[str, list[dict]]
 
 
 @pytest.fixture(scope="module")
+def exported(tiny_model, data, adapter, tmp_path_factory) -> list[dict]:
+    """The same of the model that the adapter was merged into, which needs no adapter beside it."""
+    out = tmp_path_factory.mktemp("exported")
+    export_model(tiny_model / "mxfp4", adapter, out / "model", experts="bf16")
+    options = ["--n", 1, "--temperature", 0, "--model", out / "model"]
+    return evaluate(tiny_model, data, out / "samples", *options)[0]
+
+
+@pytest.fixture(scope="module")
 def reference(tiny_model, adapter) -> PeftModel:
     """transformers and PEFT in float32."""
     base = loading.load_gpt_oss(tiny_model / "mxfp4").float()
@@ -85,14 +95,14 @@ def losses(model: PeftModel, tokenizer, data: Path, samples: list[dict]) -> list
 
 
 @pytest.mark.timeout(900)
-def test_the_engine_says_what_transformers_and_peft_say(greedy, reference, tiny_model, data):
+def test_the_engine_says_what_transformers_and_peft_say(greedy, exported, reference, tiny_model, data):
     tokenizer = AutoTokenizer.from_pretrained(tiny_model / "bf16")
-    with_adapter = losses(reference, tokenizer, data, greedy["adapter"])
+    with_adapter, merged = (losses(reference, tokenizer, data, samples) for samples in (greedy["adapter"], exported))
     with reference.disable_adapter():
         without, swapped = (losses(reference, tokenizer, data, greedy[name]) for name in ("base", "adapter"))
-    assert len(with_adapter) >= PROBLEMS / 2 and len(without) >= PROBLEMS / 2
+    assert min(map(len, (with_adapter, without, merged))) >= PROBLEMS / 2
     # bf16 may take a token that is nearly as likely.
-    assert max(with_adapter) < 0.3 and max(without) < 0.3
+    assert max(with_adapter + without + merged) < 0.3
     assert max(swapped) > 1, "the adapter changes nothing: the comparison proves nothing"
 
 

@@ -56,7 +56,7 @@ def rollout(job: dict[str, Any]) -> dict[str, torch.Tensor]:
         "sequences": torch.randint(2, job["vocabulary"], (1, tokens), generator=generator),
         "attention_mask": torch.ones(1, tokens, dtype=torch.long),
         "action_mask": torch.ones(1, response, dtype=torch.bool),
-        "advantages": torch.randn(1, 1, generator=generator).expand(1, response).contiguous(),
+        "advantages": torch.randn(1, response, generator=generator),
     }
 
 

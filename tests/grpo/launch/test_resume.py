@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from grpo.launch import __main__ as launch
 from grpo.launch import resume, run_dir
@@ -22,9 +23,14 @@ def start(setting, **changes: object) -> Config:
     return config
 
 
-def save(setting, *steps: int) -> None:
+def save(setting, *steps: int, place: Path | None = None) -> None:
     for step in steps:
-        (setting.run_dir / "checkpoints" / f"step_{step}" / "adapter").mkdir(parents=True)
+        folder = (place or setting.run_dir / "checkpoints") / f"step_{step}"
+        (folder / "adapter").mkdir(parents=True)
+        (folder / "trainer").mkdir()
+        torch.save({"ranks": 2}, folder / "trainer" / "state.pt")
+        for rank in range(2):
+            torch.save({"master": [torch.zeros(10)]}, folder / "trainer" / f"rank_{rank}.pt")
 
 
 def log(folder: Path, name: str, steps: range) -> None:
@@ -42,6 +48,24 @@ def test_it_continues_from_the_newest_whole_checkpoint(setting) -> None:
     config = resume.resolve_resumed(setting.words(), setting.run_dir)
     assert config.args.resume_from == str(setting.run_dir / "checkpoints" / "step_20")
     assert resume.resumed_step(config) == 20
+
+
+@pytest.mark.parametrize("damage", ["cut", "missing", "foreign"])
+def test_a_damaged_checkpoint_is_refused_before_anything_is_taken_back(setting, damage) -> None:
+    start(setting)
+    save(setting, 10, 20)
+    newest = setting.run_dir / "checkpoints" / "step_20"
+    file = newest / "trainer" / ("state.pt" if damage == "foreign" else "rank_1.pt")
+    if damage == "cut":
+        file.write_bytes(file.read_bytes()[:-100])
+    elif damage == "missing":
+        file.unlink()
+    else:
+        torch.save({"something": 1}, file)
+    with pytest.raises(resume.ResumeError, match=f"{file.name} .*: move {newest} away"):
+        resume.resolve_resumed(setting.words(), setting.run_dir)
+    newest.rename(setting.run_dir / "damaged")  # as it says
+    assert resume.resumed_step(resume.resolve_resumed(setting.words(), setting.run_dir)) == 10
 
 
 def test_a_run_without_a_checkpoint_starts_again(setting) -> None:
@@ -147,7 +171,7 @@ def test_of_two_starts_in_one_directory_the_second_is_refused(setting, monkeypat
 def test_checkpoints_on_another_disk_are_found_again(setting) -> None:
     disk = setting.folder / "disk"
     start(setting, ckpt_path=disk)
-    (disk / "step_30" / "adapter").mkdir(parents=True)
+    save(setting, 30, place=disk)
     config = resume.resolve_resumed(setting.words(), setting.run_dir)  # without CKPT_DIR
     assert config.args.resume_from == str(disk / "step_30")
     for other in (["--ckpt_path", "/other"], ["--ckpt_path=/other"]):
