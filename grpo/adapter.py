@@ -1,5 +1,6 @@
 """The LoRA adapter as a list of named tensors: its names, its flat form, and its file."""
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -81,8 +82,12 @@ def checksum(matrix: torch.Tensor, first_row: int = 0) -> torch.Tensor:
         int64 ``[]``, on the matrix' device.
     """
     words = matrix.view(torch.int64 if matrix.shape[1] % 4 == 0 else torch.int16)
-    weights = 2 * torch.arange(first_row, first_row + len(matrix), device=matrix.device) + 1
-    return (words.sum(1, dtype=torch.int64) * weights).sum()
+    return (words.sum(1, dtype=torch.int64) * _row_weights(first_row, len(matrix), matrix.device)).sum()
+
+
+@functools.cache
+def _row_weights(first: int, count: int, device: torch.device) -> torch.Tensor:
+    return 2 * torch.arange(first, first + count, device=device) + 1
 
 
 def is_split(name: str) -> bool:
