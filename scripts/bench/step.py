@@ -80,7 +80,7 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
             f"gpt-oss-120b, {TOKENS_120B} tokens a micro-batch: {saved / logits:.1f} times the fp32 logits less, "
             f"{saved / logits * 4 * TOKENS_120B * FULL.vocabulary / GB:.0f} GB of each GPU",
             "assumes one optimizer step a rollout (with more, old log-probs are computed as in stock), an entropy that "
-            f"is logged, and memory in proportion to the logits of {FULL.vocabulary} rows; on a GPU stock also runs all "
+            f"is logged, and memory in proportion to the logits of {FULL.vocabulary} rows; on a GPU stock runs all "
             f"{FULL.experts} experts for the old log-probs, which a CPU does not do and this does not show",
         ),
     )
