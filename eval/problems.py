@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reward.reward_func import parse_label
+from reward.labels import parse_label
 
 
 class EvalError(ValueError):

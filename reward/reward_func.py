@@ -12,23 +12,22 @@ says so in `judge_failed`, and its reward is what JUDGE_FALLBACK says.
 """
 
 import functools
-import json
 import logging
 import os
 import re
 import threading
 from collections.abc import Sequence
 from math import nan
-from typing import Any, NamedTuple
+from typing import Any
 
 from reward import chain, settings
 from reward.answers import NO_FINAL, grade
 from reward.judge import Judge, Verdict, problem_of
+from reward.labels import parse_label
 from reward.shared_state import SharedState
 
 logger = logging.getLogger(__name__)
 
-SPLITS = ("train", "eval")
 LOG_KEYS = ("correct", "answered", "has_final", "reward_error")
 JUDGE_KEYS = tuple(Verdict().logs())
 
@@ -42,13 +41,6 @@ _TAIL_CHARS = 200
 _SLACK_CHARS = 64
 
 _logged_kinds: set[str] = set()
-
-
-class Label(NamedTuple):
-    """The gold answer of a sample, and the split it belongs to ("train" or "eval")."""
-
-    answer: str
-    split: str
 
 
 def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any]) -> dict[str, Any]:
@@ -135,27 +127,6 @@ def _make_judge() -> Judge:
     state = SharedState(settings.state_file())
     stand_in = os.environ.get(settings.STAND_IN_VARIABLE)
     return Judge(configured, state, chain.connect(configured.chain, state, settings.api_key(), stand_in))
-
-
-def parse_label(label: Any) -> Label:
-    """Reads a label: the gold answer itself, or JSON with `answer` and `split`.
-
-    Raises ValueError for a label without an answer or with an unknown split.
-    """
-    fields = label
-    if isinstance(label, str) and label.lstrip().startswith("{"):
-        try:
-            fields = json.loads(label)
-        except json.JSONDecodeError:  # a gold answer may start with a brace: {1,2}
-            fields = label
-    if not isinstance(fields, dict):
-        fields = {"answer": fields}
-    answer, split = fields.get("answer"), fields.get("split", "train")
-    if answer is None or isinstance(answer, dict | list) or not str(answer).strip():
-        raise ValueError("a label has no answer; give the gold answer or JSON with `answer` and `split`")
-    if split not in SPLITS:
-        raise ValueError(f"a label has an unknown split; use one of {', '.join(SPLITS)}")
-    return Label(str(answer), split)
 
 
 def response_of(query: str, prompt: str) -> str:

@@ -2,37 +2,52 @@
 
 import json
 from pathlib import Path
+from typing import Any, NamedTuple
+
+from reward.labels import parse_label
 
 
 class DataError(ValueError):
     """A data file that cannot be trained or evaluated on; the message names the line."""
 
 
-def count_records(path: Path, input_key: str, label_key: str | None) -> int:
-    """Check every line of a `.jsonl` file and return how many there are.
+class Record(NamedTuple):
+    """One record of a data file: its line, from 1, and its prompt as JSON."""
+
+    line: int
+    prompt: str
+
+
+def read_records(path: Path, input_key: str, label_key: str | None, split: str | None = None) -> list[Record]:
+    """Check every line of a `.jsonl` file and return the records.
+
+    Args:
+        split: "train" or "eval", which the labels have to name; None where it is not ours to read them.
 
     Raises:
-        DataError: where the file is missing or empty, or a line is no JSON or lacks a field.
+        DataError: where the file is missing or empty, or a line is no JSON, lacks a field or has another label.
     """
     if path.suffix != ".jsonl":
         raise DataError(f"{path} is no .jsonl file")
-    count = 0
+    records = []
     try:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    _check_record(line, f"{path}, line {number}", input_key, label_key)
-                    count += 1
+                    record = _parse(line, f"{path}, line {number}", input_key, label_key)
+                    if split:
+                        _check_label(record.get(label_key), f"{path}, line {number}", split)
+                    records.append(Record(number, json.dumps(record[input_key])))
     except FileNotFoundError:
         raise DataError(f"{path} does not exist") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8: {error.reason}") from None
-    if count == 0:
+    if not records:
         raise DataError(f"{path} is empty")
-    return count
+    return records
 
 
-def _check_record(line: str, where: str, input_key: str, label_key: str | None) -> None:
+def _parse(line: str, where: str, input_key: str, label_key: str | None) -> dict[str | None, Any]:
     try:
         record = json.loads(line)
     except ValueError:
@@ -42,3 +57,14 @@ def _check_record(line: str, where: str, input_key: str, label_key: str | None) 
     for key in (input_key, label_key):
         if key and record.get(key) in (None, "", []):
             raise DataError(f"{where}: no {key!r} (fields: {', '.join(record) or 'none'})")
+    return record
+
+
+def _check_label(label: Any, where: str, split: str) -> None:
+    try:
+        found = parse_label(label).split
+    except ValueError as error:
+        raise DataError(f"{where}: {error}") from None
+    if found != split:
+        # The reward function goes by the label: it judges samples of train, and never those of eval.
+        raise DataError(f"{where}: the label is of the {found} split (plain answers are of train), not of {split}")

@@ -3,12 +3,10 @@
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo.launch.config import Config, ConfigError
-from grpo.launch.preflight import Problem
-from grpo.launch.supervise import CHECKOUT
+from grpo.launch.preflight import Problem, has_own_reward
 from reward import settings
 from reward.settings import JudgeSettings, SettingsError
 
@@ -57,9 +55,8 @@ def of_run(config: Config, may_stand_in: bool) -> RunJudge:
     Raises:
         ConfigError: for settings that cannot be.
     """
-    script = config.args.remote_rm_url or ""
-    if Path(script).resolve() != CHECKOUT / "reward" / "reward_func.py":
-        return RunJudge(None, False)  # somebody else's reward function
+    if not has_own_reward(config):
+        return RunJudge(None, False)
     try:
         return RunJudge(settings.from_environment(), may_stand_in and not settings.api_key())
     except SettingsError as error:

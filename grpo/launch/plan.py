@@ -7,7 +7,7 @@ from typing import Any
 
 from grpo.checkpoint_files import CheckpointError, Model, read_whole
 from grpo.launch.config import Config
-from grpo.launch.data_files import DataError, count_records
+from grpo.launch.data_files import DataError, read_records
 from grpo.launch.host_memory import host_memory
 from grpo.launch.machine import GB, on_cpu_stack
 from grpo.launch.ray_head import RayHead
@@ -85,9 +85,9 @@ def make_plan(config: Config) -> Plan:
 def _add_steps(plan: Plan, config: Config) -> None:
     args = config.args
     try:
-        plan.prompts = count_records(Path(args.prompt_data or ""), args.input_key, args.label_key)
+        plan.prompts = len(read_records(Path(args.prompt_data or ""), args.input_key, args.label_key))
         if args.eval_dataset:
-            plan.eval_prompts = count_records(Path(args.eval_dataset), args.input_key, args.label_key)
+            plan.eval_prompts = len(read_records(Path(args.eval_dataset), args.input_key, args.label_key))
     except DataError as error:
         plan.unknown.append(f"steps and evals: {error}")
     if plan.prompts is None:

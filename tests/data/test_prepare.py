@@ -14,8 +14,9 @@ import pytest
 from data.prepare import Options, Source, main, prepare
 from data.problems import INSTRUCTIONS
 from data.sources import SourceError
-from grpo.launch.data_files import count_records
-from reward.reward_func import parse_label, reward_func
+from grpo.launch.data_files import read_records
+from reward.labels import parse_label
+from reward.reward_func import reward_func
 from scripts.tiny_model.tokenizer import write_tokenizer
 from tests.data.conftest import aime_rows, math_rows, read, words_of, write
 
@@ -139,7 +140,8 @@ def test_the_synthetic_task(tmp_path: Path) -> None:
 
 def test_the_launcher_accepts_what_is_written(tmp_path: Path) -> None:
     prepare_files(tmp_path, write(tmp_path / "aime.jsonl", aime_rows()))
-    assert [count_records(tmp_path / f"{split}.jsonl", "prompt", "label") for split in ("train", "eval")] == [72, 18]
+    found = [read_records(tmp_path / f"{split}.jsonl", "prompt", "label", split) for split in ("train", "eval")]
+    assert [len(records) for records in found] == [72, 18]
 
 
 def test_no_card_beside_files_that_it_does_not_describe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 import reward.reward_func as module
 from reward.chain import Chain
 from reward.gemini import Client
-from reward.reward_func import JUDGE_KEYS, LOG_KEYS, parse_label, response_of, reward_func
+from reward.labels import parse_label
+from reward.reward_func import JUDGE_KEYS, LOG_KEYS, response_of, reward_func
 from reward.stand_in import Fault, StandIn
 
 FILE = Path(module.__file__)

@@ -58,9 +58,10 @@ def write_checkpoint(folder: Path, mxfp4: bool = False, **changes: int) -> Path:
     return folder
 
 
-def write_data(path: Path, count: int) -> Path:
-    """Write `count` records of a prepared data file."""
-    records = [{"prompt": f"{n} + 1?", "label": str(n + 1), "datasource": "test", "id": str(n)} for n in range(count)]
+def write_data(path: Path, count: int, first: int = 0) -> Path:
+    """Write `count` records of a data file, with plain answers for labels."""
+    numbers = range(first, first + count)
+    records = [{"prompt": f"{n} + 1?", "label": str(n + 1), "datasource": "test", "id": str(n)} for n in numbers]
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
 
@@ -107,7 +108,7 @@ def setting(tmp_path: Path) -> Setting:
         "pretrain": model,
         "attn_implementation": "eager",
         "prompt_data": write_data(tmp_path / "train.jsonl", 20),
-        "eval_dataset": write_data(tmp_path / "eval.jsonl", 5),
+        "eval_dataset": write_data(tmp_path / "eval.jsonl", 5, first=100),
         "input_key": "prompt",
         "label_key": "label",
         "apply_chat_template": True,
