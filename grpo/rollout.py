@@ -47,6 +47,7 @@ def complete(samples: Sequence[Any], group_size: int) -> None:
     - A missing reward (the reward function failed) becomes the mean of its group, so that its advantage is zero under
       a group-mean baseline: it neither helps nor punishes the sample. ``info["reward_missing"]`` counts it.
     - A missing log becomes the mean of the batch, so that the step's average is that of the samples that have it.
+    - ``missing`` names what a sample did not have; :func:`grpo.run_log.describe_samples` says so.
 
     Args:
         samples: ``Experience`` of one sample each, the samples of a group next to each other.
@@ -69,10 +70,12 @@ def complete(samples: Sequence[Any], group_size: int) -> None:
     groups = torch.where(missing, math.nan, rewards).view(-1, group_size)
     filled = torch.where(groups.isnan(), groups.nanmean(-1, keepdim=True).nan_to_num(0.0), groups).view(-1)
     for sample, reward, gone in zip(samples, filled, missing, strict=True):
+        sample.missing = {"reward"} if gone else set()
         sample.rewards = reward.view(1)
         sample.info["reward"] = reward.view(1)
         sample.info["reward_missing"] = gone.float().view(1)
         if sample.scores is None or not sample.scores.isfinite().all():
+            sample.missing.add("score")
             sample.scores = reward.view(1)
             sample.info["score"] = reward.view(1)
     if missing.any():
@@ -105,8 +108,10 @@ def _complete_logs(samples: Sequence[Any]) -> None:
         finite = values.isfinite()
         if finite.all():
             continue
-        for sample in samples:
+        for sample, is_there in zip(samples, finite, strict=True):
             sample.info.pop(key, None)
+            if not is_there:
+                sample.missing.add(key)
         if finite.any():
             for sample, value in zip(samples, torch.where(finite, values, values[finite].mean()), strict=True):
                 sample.info[key] = value.view(1)

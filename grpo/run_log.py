@@ -165,7 +165,10 @@ def attach(trainer: Any, states: dict[str, Any]) -> RunLog:
 
 
 def describe_samples(samples: Sequence[Any], tokenizer: Any) -> list[dict[str, Any]]:
-    """Return one record for each ``Experience`` of a single sample: its texts, its label and its numbers."""
+    """Return one record for each ``Experience`` of a single sample: its texts, its label and its numbers.
+
+    A number that :func:`grpo.rollout.complete` made up for the sake of the step's mean is None.
+    """
     records = []
     for sample in samples:
         tokens, mask = sample.sequences[0], sample.action_mask[0].bool()
@@ -176,6 +179,7 @@ def describe_samples(samples: Sequence[Any], tokenizer: Any) -> list[dict[str, A
                 "response": tokenizer.decode(response, skip_special_tokens=False),
                 "label": sample.labels[0],
                 **{name: float(value[0]) for name, value in sample.info.items()},
+                **dict.fromkeys(getattr(sample, "missing", ())),
             }
         )
     return records

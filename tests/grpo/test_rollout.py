@@ -1,3 +1,4 @@
+import json
 import math
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo import rollout
+from grpo import rollout, run_log
 
 
 def sample(reward=0.0, score=None, **logs):
@@ -87,6 +88,36 @@ def test_a_log_that_nobody_has_is_left_out():
     samples = [sample(1.0, cost=math.nan), sample(0.0, cost=math.nan)]
     rollout.complete(samples, group_size=2)
     assert all("cost" not in s.info for s in samples)
+
+
+class Tokenizer:
+    """Decodes nothing."""
+
+    def decode(self, tokens, skip_special_tokens):
+        return ""
+
+
+def test_the_file_of_samples_has_null_for_what_a_sample_does_not_have(tmp_path):
+    samples = [
+        sample(1.0, correct=1.0, quality=0.2, cost=math.nan),
+        sample(0.6, correct=1.0, cost=math.nan),
+        sample(math.nan, correct=math.nan, quality=math.nan, cost=math.nan),
+        sample(0.0, correct=0.0, quality=0.6, cost=math.nan),
+    ]
+    for s in samples:
+        s.prompts, s.labels, s.info["score"] = ["p"], ["7"], s.scores.clone()
+        s.sequences, s.action_mask = torch.tensor([[5, 6, 7]]), torch.ones(1, 2)
+    rollout.complete(samples, group_size=4)
+    log = run_log.RunLog(str(tmp_path))
+    log.finish_step(1, {}, samples, Tokenizer())
+    rows = [json.loads(line) for line in (tmp_path / "samples" / "step_1.jsonl").read_text().splitlines()]
+    assert [row["correct"] for row in rows] == [1.0, 1.0, None, 0.0]
+    assert [row["quality"] for row in rows] == [pytest.approx(0.2), None, None, pytest.approx(0.6)]
+    assert [row["reward"] for row in rows] == [1.0, pytest.approx(0.6), None, 0.0]
+    assert [row["score"] for row in rows] == [row["reward"] for row in rows]
+    assert [row["cost"] for row in rows] == [None] * 4
+    assert [row["reward_missing"] for row in rows] == [0.0, 0.0, 1.0, 0.0]
+    assert torch.cat([s.info["quality"] for s in samples]).mean().item() == pytest.approx(0.4), "the step's mean"
 
 
 def test_carried_samples_come_back_once(monkeypatch):
