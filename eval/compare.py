@@ -29,6 +29,7 @@ def compare(a: dict[str, list[float]], b: dict[str, list[float]]) -> dict[str, A
     - ``a``, ``b``: exact match on the shared problems; ``n``: their number; ``only_a``, ``only_b``: of the others.
     - ``difference``: b - a, with ``ci_low`` and ``ci_high`` (95%), and ``p_value``.
     - ``better``, ``worse``: problems that b solves more often than a, or less often.
+    - ``samples_a``, ``samples_b``: graded samples a problem, of the problem that has most.
     - ``detectable``: the smallest difference with about 80% power at 5%; None where no difference has it.
 
     Args:
@@ -53,6 +54,8 @@ def compare(a: dict[str, list[float]], b: dict[str, list[float]]) -> dict[str, A
         "p_value": estimators.sign_flip_p_value(differences),
         "detectable": estimators.detectable_difference(differences, low, high, draws),
         "n": len(shared),
+        "samples_a": max(len(a[problem]) for problem in shared),
+        "samples_b": max(len(b[problem]) for problem in shared),
         "better": sum(difference > 0 for difference in differences),
         "worse": sum(difference < 0 for difference in differences),
         "only_a": len(a.keys() - b.keys()),
@@ -112,6 +115,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         result = compare(read_grades(options.a), read_grades(options.b))
         result["differing"] = differing_settings(options.a, options.b)
+        if result["samples_a"] != result["samples_b"]:
+            result["differing"].append(f"n (samples a problem: {result['samples_a']} and {result['samples_b']})")
     except EvalError as error:
         print(f"eval.compare: {error}", file=sys.stderr)
         return 2

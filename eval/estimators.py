@@ -120,9 +120,10 @@ def difference_interval(a: Sequence[float], b: Sequence[float], draws: float = 1
 def sign_flip_p_value(differences: Sequence[float]) -> float:
     """Return the two-sided p-value of no difference: paired permutation test over problems.
 
-    If a and b were the same policy, each problem's difference were as likely with the other sign. Exact for up to
-    `EXACT_PROBLEMS` problems with a difference, beyond that from `RANDOM_FLIPS` flips, always the same ones (Phipson
-    and Smyth 2010, https://doi.org/10.2202/1544-6115.1585, on adding one).
+    If a and b were the same policy, each problem's difference were as likely with the other sign. That holds where both
+    have as many samples of a problem; with different numbers the test is approximate. It counts all flips of up to
+    `EXACT_PROBLEMS` problems with a difference, and of more `RANDOM_FLIPS` flips, always the same ones (Phipson and
+    Smyth 2010, https://doi.org/10.2202/1544-6115.1585, on adding one).
     """
     values = np.array([value for value in differences if value], dtype=np.float64)
     observed = abs(values.sum()) - 1e-9  # sums of the same numbers in another order are equal

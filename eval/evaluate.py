@@ -87,9 +87,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 def _first_date(folder: Path) -> datetime.date:
     """Return the date on which an evaluation began: one that continues on the next day asks the same."""
-    if (folder / CONFIG).is_file():
-        return datetime.date.fromisoformat(read_config(folder)["identity"]["date"])
-    return datetime.date.today()
+    began = read_config(folder)["identity"].get("date") if (folder / CONFIG).is_file() else None
+    return datetime.date.fromisoformat(began) if began else datetime.date.today()
 
 
 def _draw(

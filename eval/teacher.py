@@ -67,6 +67,8 @@ def run(options: argparse.Namespace) -> dict[str, Any] | None:
     key, stand_in = settings.api_key(), os.environ.get(settings.STAND_IN_VARIABLE)
     if not (key or stand_in):
         raise EvalError("there is no key: export GEMINI_API_KEY")
+    if stand_in:
+        print(f"eval.teacher: a local stand-in at {stand_in} answers in place of Gemini", file=sys.stderr)
     problems = read_problems(options.data)[: options.limit]
     identity = {
         "model": options.model if not stand_in else f"local stand-in for {options.model}",

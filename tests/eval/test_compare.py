@@ -70,6 +70,17 @@ def test_it_prints_what_it_found(tmp_path, capsys):
     assert "they differ in temperature" in printed
 
 
+def test_another_number_of_samples_is_named(tmp_path, capsys):
+    a, b = evaluation(tmp_path / "a", A, seed=0), evaluation(tmp_path / "b", {p: g[:1] for p, g in B.items()}, seed=1)
+    assert compare.main([str(a), str(b)]) == 0
+    assert "they differ in seed, n (samples a problem: 4 and 1)" in capsys.readouterr().out
+    files = [str(folder / "grades.jsonl") for folder in (a, b)]
+    assert compare.main(files) == 0
+    assert "they differ in n (samples a problem: 4 and 1)" in capsys.readouterr().out
+    assert compare.main([files[0], files[0]]) == 0
+    assert "differ in" not in capsys.readouterr().out
+
+
 def test_five_problems_are_too_few(tmp_path, capsys):
     few = {f"p{n}": [1] for n in range(5)}
     a, b = evaluation(tmp_path / "a", few), evaluation(tmp_path / "b", few)

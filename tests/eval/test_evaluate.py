@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from eval import checks, engine, evaluate, identity
-from eval.problems import EvalError
+from eval import checks, engine, evaluate, identity, output
+from eval.problems import EvalError, read_problems
 from grpo import adapter, adapter_files, checkpoint_files
 from scripts.dequantize_checkpoint import dequantize_checkpoint
 from scripts.tiny_model.tokenizer import write_tokenizer
@@ -89,6 +89,14 @@ def test_an_adapter_of_another_model_or_rank_is_refused(model, trained, data, tm
     (other / adapter_files.CONFIG).write_text(json.dumps(config))
     save_file({name: tensor * float("nan") for name, tensor in tensors.items()}, other / adapter_files.WEIGHTS)
     assert "NaN" in refusal(capsys, *good, "--adapter", other)
+
+
+def test_the_folder_of_a_teacher_is_refused(model, data, tmp_path, capsys):
+    output.Output(tmp_path / "out", {"model": "a-model", "data_sha256": "x"}, {}, read_problems(data), 1, [1])
+    words = ["--model", model, "--data", data, "--n", 2, "--out", tmp_path / "out"]
+    said = refusal(capsys, *words)
+    assert "holds samples of another configuration: model was a-model, is None" in said
+    assert "Give another --out" in said
 
 
 def test_without_the_checkouts_variables_it_is_refused(model, data, tmp_path, capsys, monkeypatch):

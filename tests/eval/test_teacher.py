@@ -58,6 +58,11 @@ def test_a_model_answers_and_is_graded(server, command, tmp_path, capsys):
     assert compare.main([str(tmp_path / "out"), str(tmp_path / "out")]) == 0
 
 
+def test_a_stand_in_is_named(server, command, capsys):
+    assert teacher.main([*command, "--limit", "1", "--n", "1"]) == 0
+    assert f"a local stand-in at {server.url} answers in place of Gemini" in capsys.readouterr().err
+
+
 def test_a_cut_answer_counts_as_truncated(server, command, tmp_path):
     server.faults = lambda number, model: Fault("cut")
     assert teacher.main([*command, "--n", "1"]) == 0
