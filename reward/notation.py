@@ -32,7 +32,7 @@ _COMMANDS = {
     "neq": "\\ne", "lt": "<", "gt": ">", "lbrace": "\\{", "rbrace": "\\}", "lbrack": "[", "rbrack": "]",
     "varnothing": "\\emptyset", "degree": "°",
 }  # fmt: skip
-_COMMAND = re.compile(r"\\(?:([A-Za-z]+)|[,;:> ])")
+_COMMAND = re.compile(r"\\(?:([A-Za-z]+)|(?<!\\\\)[,;:> ])")  # "\\ " ends a row of a matrix
 # What plain text writes without a backslash.
 _BARE_NAME = re.compile(
     r"(?<![A-Za-z\\])(?:(sqrt|pi|theta|arcsin|arccos|arctan|sin|cos|tan|cot|sec|csc|ln|log)|infinity|inf|oo)(?![A-Za-z])"

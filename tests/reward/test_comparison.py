@@ -46,6 +46,7 @@ EQUAL = [
     ("101_2", "101_{2}"), ("101_2", "101_{\\text{two}}"), ("0101_2", "101_2"), ("2a_{16}", "2A_{16}"),
     ("\\text{even}", "even"), ("\\text{Even}", "\\mathrm{even}"), ("\\text{(C)}", "C"), ("\\text{C}", "(C)"),
     ("\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", "\\begin{bmatrix}1&2\\\\3&\\frac82\\end{bmatrix}"),
+    ("\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", "\\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}"),
     ("((x+1))", "x+1"), ("+\\infty", "\\infty"),
 ]  # fmt: skip
 
