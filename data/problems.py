@@ -11,10 +11,14 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from data.sources import Row
 from reward.answers import MARKER, canonical, grade, last_box
+from reward.comparison import Node, Unreadable, read
+from reward.expression import is_absurd, is_plain
+from reward.notation import rational, spell
 
 PROBLEMS_PER_PAPER = 15
 # What follows the problem in the prompt.
@@ -40,6 +44,9 @@ _CONTESTS = {"1": 1, "2": 2, "I": 1, "II": 2}
 _PAGE = re.compile(r"(?P<year>\d{4})_AIME_(?P<contest>II?)_Problems/Problem_(?P<number>\d+)\Z")
 _PLACE_ID = re.compile(r"(?P<year>\d{4})-(?P<contest>II?)-(?P<number>\d+)\Z")
 _PLACE = ("year", "contest", "number")
+# What the grader compares as it is written: infinity, a ratio or time of day.
+_AS_WRITTEN = re.compile(r"[+-]?\\infty\Z|[0-9]+(?::[0-9]+)+\Z")
+_TEXT = re.compile(r"\\text ?\{[^{}]+\}\Z")
 _LEVEL = re.compile(r"(?:level\s*)?([1-5])\Z", re.IGNORECASE)
 # Some solutions of MATH frame the answer with \fbox{...}, or write "\boxed 5".
 _FRAME = re.compile(r"\\(?:boxed|fbox)\s*(?:(?P<brace>\{)|(?P<digits>[0-9]+))")
@@ -51,6 +58,7 @@ class Problem:
 
     split:   "train" or "eval"; None as long as a rule has to decide.
     paper:   (year, contest 1 or 2, number 1 to 15) for AIME, else None.
+    datasource: "aime", "math" (with a level), "synthetic", or the name of the file that it is from.
     level:   1 to 5 for MATH, 0 where the row has another word for it, None where it has none.
     source:  the name of the file or hub set; `place` is the row in it, for messages.
     """
@@ -73,12 +81,13 @@ class Problem:
     @property
     def id(self) -> str:
         """Stable over files, runs and machines: the place in the contest, or a hash of the text."""
-        return "aime-{}-{}-{}".format(*self.paper) if self.paper else f"{self.datasource}-{self.digest[:16]}"
+        kind = self.datasource if self.datasource in INSTRUCTIONS else "problem"  # files may be renamed
+        return "aime-{}-{}-{}".format(*self.paper) if self.paper else f"{kind}-{self.digest[:16]}"
 
     @property
     def prompt(self) -> str:
         """The user's message: the problem, and how to answer."""
-        return self.text + INSTRUCTIONS[self.datasource]
+        return self.text + INSTRUCTIONS.get(self.datasource, INSTRUCTIONS["math"])
 
 
 def parse_rows(rows: Sequence[Row], source: str, split: str | None) -> tuple[list[Problem], list[str]]:
@@ -121,9 +130,13 @@ def merge_repeats(problems: Sequence[Problem]) -> tuple[list[Problem], list[str]
 
 
 def _order(problem: Problem) -> tuple:
-    """Sorts by data source and place or digest; never by the row, so that a source may be shuffled."""
+    """Sorts by kind, data source and place or digest; never by the row, so that a source may be shuffled.
+
+    What has a contest place or a level comes first: of repetitions it is the one to keep.
+    """
     content = problem.text, problem.answer, problem.level or 0, problem.subject or ""
-    return problem.datasource, problem.paper or (), problem.digest, *content, problem.source, problem.place
+    kind = problem.paper is None, problem.level is None, problem.datasource
+    return *kind, problem.paper or (), problem.digest, *content, problem.source, problem.place
 
 
 def _known_columns(value: Any) -> Any:
@@ -161,7 +174,8 @@ def _parse(row: Any, from_zero: set[tuple[str, str]], split: str | None, source:
     answer = _answer(row)
     if not (given := _place(row)):
         level, subject = _level(row.get("level")), str(row.get("subject", "")) or None
-        return Problem(text, answer, "math", split, level=level, subject=subject, source=source, place=place)
+        name = "math" if level is not None else _own_name(source)
+        return Problem(text, answer, name, split, level=level, subject=subject, source=source, place=place)
     if missing := [field for field in _PLACE if field not in given]:
         raise ValueError(f"has {', '.join(given)} but not all of {', '.join(_PLACE)}: no {', '.join(missing)}")
     value = canonical(answer)
@@ -183,9 +197,30 @@ def _answer(row: dict[str, Any]) -> str:
     if isinstance(answer, bool) or not isinstance(answer, str | int) or not str(answer).strip():
         raise ValueError("has no `answer` (a text or an integer)")
     answer = str(answer).strip()
-    if not grade(f"\\boxed{{{answer}}}", answer).correct:
-        raise ValueError(f"has an answer that the grader does not accept: {answer[:80]!r}")
+    if not grade(f"\\boxed{{{answer}}}", answer).correct or not _is_gold(answer):
+        raise ValueError(f"has an answer that the grader does not accept: {answer[:80]!r} (words go in \\text{{...}})")
     return answer
+
+
+def _is_gold(answer: str) -> bool:
+    """Whether the grader knows what an answer says, and so finds it equal to other spellings of the same."""
+    try:
+        return bool(_TEXT.match(answer)) or _is_read(read(spell(answer)))
+    except Unreadable:
+        return False
+
+
+def _is_read(node: Node) -> bool:
+    if node.kind != "expression":
+        return all(map(_is_read, node.parts))
+    is_known = rational(node.text) is not None or _AS_WRITTEN.match(node.text)
+    return bool(is_known) or (is_plain(node.text) and not is_absurd(node.text))
+
+
+def _own_name(source: str) -> str:
+    """The data source of problems without a contest place or level: the name of their file, fit for a metric's name."""
+    name = re.sub(r"[^a-z0-9]+", "-", Path(source).stem.lower()).strip("-") or "own"
+    return f"{name}-file" if name in INSTRUCTIONS else name
 
 
 def _level(value: Any) -> int | None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.problems import Problem, merge_repeats, parse_rows
+from data.problems import INSTRUCTIONS, Problem, merge_repeats, parse_rows
 from data.sources import Row
 from reward.answers import grade
 from tests.data.conftest import aime_rows, math_rows
@@ -55,6 +55,56 @@ def test_the_columns_of_math_sets(row: dict[str, Any], answer: str, level: int |
     ((problem,), bad) = parse({"problem": "P"} | row)
     assert not bad
     assert (problem.answer, problem.level, problem.subject, problem.paper) == (answer, level, subject, None)
+
+
+GOLDS = (
+    "7", "-3", "1,234", "0.5", "\\frac{3}{4}", "3\\frac{1}{2}", "50\\%", "\\$5", "90^\\circ", "5\\text{ cm}",
+    "12 inches", "2\\sqrt{3}", "x^2 - 3x", "\\pi r^2", "(1, 2)", "[0, \\infty)", "(-\\infty, 1) \\cup (2, 3]", "x = 5",
+    "1 < x \\le 2", "\\{1, 2\\}", "1, 2, 3", "1 \\pm \\sqrt{2}", "1011_2", "4321_{\\text{five}}",
+    "\\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}",
+    "\\text{odd}", "\\text{(A)}", "\\text{June 20}", "A", "3:2", "\\mathbb{R}", "\\emptyset",
+)  # fmt: skip
+NO_GOLDS = (
+    "see the picture", "Monday", "2 + see below", "(1, see above)", "1, 2 and many more", "3 +", "\\unknown{3}", "?",
+    "9^{9^{9}}", "see \\text{the picture}", "(" * 20 + "1" + ")" * 20,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", GOLDS)
+def test_an_answer_that_the_grader_reads_is_accepted(answer: str) -> None:
+    assert parse({"problem": "P", "answer": answer})[1] == []
+
+
+@pytest.mark.parametrize("answer", NO_GOLDS)
+def test_an_answer_that_the_grader_cannot_read_is_a_bad_row(answer: str) -> None:
+    problems, [line] = parse({"problem": "P", "answer": answer})
+    assert not problems and "line 1: has an answer that the grader does not accept" in line
+
+
+@pytest.mark.parametrize(
+    ("source", "row", "name"),
+    [
+        ("My problems (2).jsonl", {}, "my-problems-2"),
+        ("math.jsonl", {}, "math-file"),
+        ("aime.jsonl", {}, "aime-file"),
+        ("org/name", {}, "name"),
+        ("数学.jsonl", {}, "own"),
+        ("My problems.jsonl", {"level": 5}, "math"),
+        ("My problems.jsonl", {"year": 2024, "contest": 1, "number": 1}, "aime"),
+    ],
+)
+def test_a_data_source_has_a_name_of_its_own(source: str, row: dict[str, Any], name: str) -> None:
+    [problem], _ = parse_rows([Row("f", {"problem": "P", "answer": "1", **row})], source, None)
+    assert problem.datasource == name
+    assert problem.prompt == "P" + INSTRUCTIONS["aime" if name == "aime" else "math"]
+
+
+def test_a_copy_in_another_file_repeats_the_one_with_a_place_or_level() -> None:
+    files = {"a.jsonl": {}, "z.jsonl": {"level": 5}}
+    rows = [Row(source, {"problem": "P", "answer": "1", **row}) for source, row in files.items()]
+    problems = [parse_rows([row], row.place, None)[0][0] for row in rows]
+    [kept], repeats, bad = merge_repeats(problems)
+    assert (kept.datasource, len(repeats), bad) == ("math", 1, [])
 
 
 BAD = {
@@ -134,4 +184,6 @@ def test_ids_are_stable_and_unique() -> None:
     problems, _ = parse(*aime_rows(), *math_rows(100))
     assert len({one.id for one in problems}) == 190
     digest = hashlib.sha256(b"Halve a.").hexdigest()
-    assert parse({"problem": " Halve\na. ", "answer": "1"})[0][0].id == f"math-{digest[:16]}"
+    row = {"problem": " Halve\na. ", "answer": "1"}
+    assert parse(row | {"level": 4})[0][0].id == f"math-{digest[:16]}"
+    assert {parse_rows([Row("p", row)], name, None)[0][0].id for name in "ab"} == {f"problem-{digest[:16]}"}
