@@ -33,7 +33,6 @@ class Chat:
         self._variables: dict[str, Any] = {"strftime_now": date.strftime}
         if reasoning_effort:
             self._variables["reasoning_effort"] = reasoning_effort
-        self._final_header = self.tokenizer.encode(FINAL_HEADER, add_special_tokens=False)
 
     def prompt(self, problem: Problem) -> list[int]:
         """Return the tokens that the engine gets: a chat with the problem as the user's message."""
@@ -42,17 +41,21 @@ class Chat:
 
     def record(self, tokens: list[int], finish_reason: str) -> dict[str, Any]:
         """Return what is generated of a sample's record (see :mod:`eval.records`)."""
-        return {
-            "response_length": len(tokens),
-            "answer_length": self._answer_length(tokens),
-            "truncated": float(finish_reason == "length"),
-            "finish_reason": finish_reason,
-            "response": self.tokenizer.decode(tokens, skip_special_tokens=False),
-        }
+        return generated(self.tokenizer, tokens, finish_reason == "length") | {"finish_reason": finish_reason}
 
-    def _answer_length(self, tokens: list[int]) -> int | None:
-        size = len(self._final_header)
-        for start in range(len(tokens) - size, -1, -1):
-            if tokens[start : start + size] == self._final_header:
-                return len(tokens) - start - size
-        return None
+
+def generated(tokenizer: Any, tokens: list[int], is_truncated: bool) -> dict[str, Any]:
+    """Return what the tokens of a response add to its record (see :mod:`eval.records`)."""
+    return {
+        "response_length": len(tokens),
+        "answer_length": _answer_length(tokens, tokenizer.encode(FINAL_HEADER, add_special_tokens=False)),
+        "truncated": float(is_truncated),
+        "response": tokenizer.decode(tokens, skip_special_tokens=False),
+    }
+
+
+def _answer_length(tokens: list[int], header: list[int]) -> int | None:
+    for start in range(len(tokens) - len(header), -1, -1):
+        if tokens[start : start + len(header)] == header:
+            return len(tokens) - start - len(header)
+    return None

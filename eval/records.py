@@ -9,6 +9,8 @@ What the grader says of it:
 - `correct`: 1.0 or 0.0; None where it could not be graded, which counts neither way.
 - `answered`, `has_final`: 1.0 where there is an answer, a final message.
 - `answer`, `reason`: the answer as it was read, or why there is none.
+
+A run's records also have `prompt` and the logs of the reward function, from which their `correct` comes.
 """
 
 import json
@@ -43,6 +45,12 @@ def graded(sample: Record) -> Record:
         "answer": result.answer,
         "reason": result.reason,
     }
+
+
+def read_answer(response: str) -> Record:
+    """Return `answer` and `reason` of a response whose grade is known."""
+    result = grade(response, "")  # which nothing equals, and no algebra is needed to tell
+    return {"answer": result.answer, "reason": result.reason}
 
 
 def summarise(records: Sequence[Record], ks: Iterable[int] = ()) -> dict[str, Any]:

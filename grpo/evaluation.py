@@ -1,6 +1,6 @@
 """Held-out evaluation during training: exact match of the final answer, with an interval.
 
-Records, metrics and intervals are those of `python -m eval.evaluate`.
+Records, metrics and intervals are those of `python -m eval.evaluate`; the grade is what the reward function gave.
 """
 
 import hashlib
@@ -9,14 +9,18 @@ import logging
 import math
 import time
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from eval.records import Record, summarise_by_source
-from grpo.rollout import begin_stage
-from grpo.run_log import describe_samples
+from eval.chat import generated
+from eval.records import Record, read_answer, summarise_by_source
+from grpo.rollout import begin_stage, seed_of
+from grpo.run_log import numbers, response_tokens
+from reward.labels import parse_label
 
 logger = logging.getLogger("openrlhf.grpo.evaluation")
 
@@ -29,7 +33,7 @@ def evaluate(trainer: Any, step: int, generate_kwargs: dict[str, Any]) -> None:
     with torch.random.fork_rng(devices=[]):
         problems = problems_by_prompt(trainer)
         samples = trainer.samples_generator.generate_eval_samples(**generate_kwargs)
-    records = describe(samples, trainer.tokenizer, problems)
+    records = describe(samples, trainer.tokenizer, problems, partial(seed_of, trainer.samples_generator))
     group_size = generate_kwargs["n_samples_per_prompt"]
     result = summarise_by_source(records, [group_size])
     result["seconds"] = time.monotonic() - started
@@ -62,22 +66,35 @@ def problems_by_prompt(trainer: Any) -> dict[str, dict[str, str]]:
     }
 
 
-def describe(samples: list[Any], tokenizer: Any, problems: dict[str, dict[str, str]]) -> list[Record]:
-    """Return the record of each sample, see :mod:`eval.records`.
+def describe(
+    samples: list[Any], tokenizer: Any, problems: dict[str, dict[str, str]], seed_of: Callable[[str], int]
+) -> list[Record]:
+    """Return the record of each sample, see :mod:`eval.records`, with the prompt and all logs of the reward function.
 
     Args:
         samples: ``Experience`` of one sample each. Correctness is ``info["correct"]`` where the reward function reports
             it, else the score.
         problems: by prompt, see :func:`problems_by_prompt`.
+        seed_of: the seed of a prompt's first sample.
     """
     drawn: Counter[str] = Counter()
     records = []
-    for sample, described in zip(samples, describe_samples(samples, tokenizer), strict=True):
-        problem = problems[sample.prompts[0]]
-        described.setdefault("correct", float(sample.scores[0]))
-        records.append({**problem, "sample": drawn[problem["id"]], **described})
-        drawn[problem["id"]] += 1
+    for sample in samples:
+        prompt, logs = sample.prompts[0], numbers(sample)
+        problem, seed = problems[prompt], seed_of(prompt) + drawn[prompt]
+        text = generated(tokenizer, response_tokens(sample), bool(logs["truncated"]))
+        about = {"sample": drawn[prompt], "label": _gold(sample.labels[0]), "seed": seed, "prompt": prompt}
+        grade = {**read_answer(text["response"]), "correct": float(sample.scores[0]), **logs}
+        records.append({**problem, **about, **text, **grade})
+        drawn[prompt] += 1
     return records
+
+
+def _gold(label: Any) -> Any:
+    try:
+        return parse_label(label).answer
+    except ValueError:  # of somebody else's reward function
+        return label
 
 
 def run_first(trainer: Any, step: int) -> None:

@@ -140,10 +140,15 @@ def seeded(generator: Any, params: Any, prompt: str) -> Any:
         params: vLLM's ``SamplingParams``; stays as it is.
     """
     generator.drawn[prompt] += 1
-    text = f"{generator.args.seed} {generator.stage} {generator.drawn[prompt]} {prompt}"
     mine = copy(params)
-    mine.seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+    mine.seed = seed_of(generator, prompt)
     return mine
+
+
+def seed_of(generator: Any, prompt: str) -> int:
+    """Return the seed of the prompt's latest draw; its samples have this one, the next, and so on."""
+    text = f"{generator.args.seed} {generator.stage} {generator.drawn[prompt]} {prompt}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
 
 def in_order(generator: Any, samples: list[Any]) -> list[Any]:

@@ -171,18 +171,27 @@ def describe_samples(samples: Sequence[Any], tokenizer: Any) -> list[dict[str, A
     """
     records = []
     for sample in samples:
-        tokens, mask = sample.sequences[0], sample.action_mask[0].bool()
-        response = tokens[1:][: len(mask)][mask]
         records.append(
             {
                 "prompt": sample.prompts[0],
-                "response": tokenizer.decode(response, skip_special_tokens=False),
+                "response": tokenizer.decode(response_tokens(sample), skip_special_tokens=False),
                 "label": sample.labels[0],
-                **{name: float(value[0]) for name, value in sample.info.items()},
+                **numbers(sample),
                 **dict.fromkeys(getattr(sample, "missing", ())),
             }
         )
     return records
+
+
+def response_tokens(sample: Any) -> list[int]:
+    """Return what was sampled in an ``Experience`` of a single sample."""
+    tokens, mask = sample.sequences[0], sample.action_mask[0].bool()
+    return tokens[1:][: len(mask)][mask].tolist()
+
+
+def numbers(sample: Any) -> dict[str, float]:
+    """Return the logs of an ``Experience`` of a single sample."""
+    return {name: float(value[0]) for name, value in sample.info.items()}
 
 
 def is_finished(args: Any, step: int) -> bool:

@@ -4,53 +4,110 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
-from eval.records import summarise
+from eval import records
+from eval.chat import Chat
 from grpo import evaluation
+from reward.reward_func import reward_func
+from scripts.tiny_model.tokenizer import write_tokenizer
 
 
-class Tokenizer:
-    """Decodes tokens to their numbers."""
-
-    def decode(self, tokens, skip_special_tokens):
-        assert not skip_special_tokens
-        return " ".join(map(str, tokens.tolist()))
-
-
-def sample(prompt: str, score: float, **logs: float) -> SimpleNamespace:
-    numbers = {"truncated": 0.0, "response_length": 2.0, **logs}
-    return SimpleNamespace(
-        prompts=[prompt], labels=["7"], scores=torch.tensor([score]),
-        sequences=torch.tensor([[5, 6, 7]]), action_mask=torch.ones(1, 2),
-        info={key: torch.tensor([value]) for key, value in numbers.items()},
-    )  # fmt: skip
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder)
+    return AutoTokenizer.from_pretrained(folder)
 
 
+@pytest.fixture
+def sample(tokenizer):
+    """Makes the ``Experience`` of one sample: three tokens of a prompt, the response, padding."""
+
+    def make(prompt: str, score: float, response: str = FINAL + "\\boxed{7}<|return|>", label="7", **logs: float):
+        tokens = tokenizer.encode(response, add_special_tokens=False)
+        numbers = {"truncated": 0.0, "response_length": float(len(tokens)), **logs}
+        return SimpleNamespace(
+            prompts=[prompt], labels=[label], scores=torch.tensor([score]),
+            sequences=torch.tensor([[1, 2, 3, *tokens, 0, 0]]),
+            action_mask=torch.tensor([[0.0] * 2 + [1.0] * len(tokens) + [0.0] * 2]),
+            info={key: torch.tensor([value]) for key, value in numbers.items()},
+        )  # fmt: skip
+
+    return make
+
+
+FINAL = "<|channel|>analysis<|message|>7<|end|><|start|>assistant<|channel|>final<|message|>"
 PROBLEMS = {"<a>": {"id": "a", "datasource": "sums"}, "<b>": {"id": "b", "datasource": "sums"}}
+SEEDS = {"<a>": 100, "<b>": 200}
 
 
-def test_records_have_the_problems_the_samples_and_the_grades():
+def describe(samples, tokenizer):
+    return evaluation.describe(samples, tokenizer, PROBLEMS, SEEDS.__getitem__)
+
+
+def test_records_have_the_problems_the_samples_and_the_grades(sample, tokenizer):
     samples = [sample("<b>", 0.0, correct=1.0), sample("<b>", 0.0, correct=0.0), sample("<a>", 0.0, correct=1.0)]
-    records = evaluation.describe(samples, Tokenizer(), PROBLEMS)
-    assert [(record["id"], record["sample"], record["correct"]) for record in records] == [
-        ("b", 0, 1.0), ("b", 1, 0.0), ("a", 0, 1.0),
+    records = describe(samples, tokenizer)
+    assert [(record["id"], record["sample"], record["seed"], record["correct"]) for record in records] == [
+        ("b", 0, 200, 1.0), ("b", 1, 201, 0.0), ("a", 0, 100, 1.0),
     ]  # fmt: skip
-    assert {record["response"] for record in records} == {"6 7"}
+    assert {record["response"] for record in records} == {FINAL + "\\boxed{7}<|return|>"}
+    assert {record["prompt"] for record in records} == {"<a>", "<b>"}
 
 
-def test_exact_match_is_correctness_and_not_the_reward():
+@pytest.mark.parametrize(
+    ("response", "expected"),
+    [
+        (FINAL + "\\boxed{7}<|return|>", {"correct": 1.0, "answer": "7", "reason": None}),
+        (FINAL + "\\boxed{8}<|return|>", {"correct": 0.0, "answer": "8", "reason": None}),
+        (FINAL, {"correct": 0.0, "answer": None, "reason": "no \\boxed and no answer phrase"}),
+        ("<|channel|>analysis<|message|>7", {"correct": 0.0, "answer": None, "reason": "no final message"}),
+    ],
+)
+def test_records_are_those_of_an_evaluation_by_hand(sample, tokenizer, response, expected):
+    label = '{"answer": "07", "split": "eval"}'
+    logs = reward_func(["<a>" + response], ["<a>"], [label])["extra_logs"]
+    [record] = describe([sample("<a>", 0.0, response, label, **logs)], tokenizer)
+    tokens = tokenizer.encode(response, add_special_tokens=False)
+    chat = SimpleNamespace(tokenizer=tokenizer)
+    by_hand = {"id": "a", "sample": 0, "datasource": "sums", "label": "07", "seed": 100}
+    by_hand |= Chat.record(chat, tokens, "stop")
+    by_hand.pop("finish_reason")
+    graded = records.graded(by_hand)
+    assert {key: record[key] for key in graded} == graded
+    assert record["response"] == response
+    assert {key: record[key] for key in expected} == expected
+    assert records.graded(record) == {key: value for key, value in record.items() if key != "response"}
+
+
+def test_thinking_and_answers_have_their_lengths(sample, tokenizer):
+    [record] = describe([sample("<a>", 0.0, correct=1.0)], tokenizer)
+    size = len(tokenizer.encode("\\boxed{7}<|return|>", add_special_tokens=False))
+    result = records.summarise([record])
+    assert (result["answer_length"], result["thinking_length"]) == (size, record["response_length"] - size)
+
+
+def test_the_grade_is_the_reward_functions(sample, tokenizer):
+    """Of somebody else's function, whose labels and rules are not ours."""
+    [record] = describe([sample("<a>", 1.0, FINAL + "\\boxed{8}", {"rubric": 3}, correct=1.0)], tokenizer)
+    assert (record["correct"], record["answer"], record["label"]) == (1.0, "8", {"rubric": 3})
+    assert "answered" not in record
+
+
+def test_exact_match_is_correctness_and_not_the_reward(sample, tokenizer):
     scores = [sample("<a>", 0.2, correct=1.0), sample("<b>", 0.9, correct=0.0)]
-    assert summarise(evaluation.describe(scores, Tokenizer(), PROBLEMS))["exact_match"] == 0.5
+    assert records.summarise(describe(scores, tokenizer))["exact_match"] == 0.5
 
 
-def test_without_correctness_the_score_is_taken():
-    [record] = evaluation.describe([sample("<a>", 1.0)], Tokenizer(), PROBLEMS)
+def test_without_correctness_the_score_is_taken(sample, tokenizer):
+    [record] = describe([sample("<a>", 1.0)], tokenizer)
     assert record["correct"] == 1.0
 
 
-def test_a_sample_that_the_reward_failed_on_is_ungraded():
-    records = evaluation.describe([sample("<a>", math.nan, correct=math.nan)], Tokenizer(), PROBLEMS)
-    assert summarise(records)["ungraded"] == 1
+def test_a_sample_that_the_reward_failed_on_is_ungraded(sample, tokenizer):
+    found = describe([sample("<a>", math.nan, correct=math.nan)], tokenizer)
+    assert records.summarise(found)["ungraded"] == 1
 
 
 @pytest.mark.parametrize("named", [True, False])

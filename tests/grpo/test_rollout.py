@@ -140,6 +140,7 @@ def test_seeds_follow_from_run_stage_and_prompt():
         params = SimpleNamespace(seed=None, temperature=1.0)
         for prompt in prompts:
             drawn[prompt].append(rollout.seeded(generator, params, prompt).seed)
+            assert rollout.seed_of(generator, prompt) == drawn[prompt][-1]
         assert params.seed is None
         return drawn
 
