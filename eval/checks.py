@@ -9,7 +9,7 @@ from eval.problems import EvalError
 from grpo import adapter_files, architecture, checkpoint_files
 from grpo.adapter_files import Adapter
 from grpo.checkpoint_files import Model
-from grpo.launch.machine import on_cpu_stack
+from grpo.environment import on_cpu_stack
 
 _COUNTS = ("n", "limit", "max_tokens", "tensor_parallel", "max_model_len", "batch")
 

@@ -26,7 +26,7 @@ from eval.problems import EvalError, read_problems, seed_of
 from eval.table import result_table
 from grpo.adapter_files import Adapter
 from grpo.checkpoint_files import CheckpointError, Model
-from grpo.launch.config import ConfigError, model_folder
+from grpo.environment import model_folder
 
 
 def parser() -> argparse.ArgumentParser:
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     """Make or continue an evaluation, and return its result.
 
     Raises:
-        EvalError, CheckpointError, ConfigError: before the model is loaded, with the remedy.
+        EvalError, CheckpointError: before the model is loaded, with the remedy.
     """
     check_options(options)
     check_environment()
@@ -122,7 +122,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser().parse_args(argv)
     try:
         result = run(options)
-    except (EvalError, CheckpointError, ConfigError) as error:
+    except (EvalError, CheckpointError) as error:
         print(f"eval.evaluate: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -9,7 +9,7 @@ from typing import Any
 from grpo import adapter_files
 from grpo.adapter_files import Adapter
 from grpo.checkpoint_files import Model
-from grpo.launch.run_dir import git_revision
+from grpo.environment import git_revision
 
 _SAMPLING = ("temperature", "top_p", "max_tokens", "seed", "reasoning_effort", "tensor_parallel", "eager")
 _PACKAGES = ("vllm", "torch", "transformers")

@@ -23,7 +23,7 @@ from eval.identity import file_digest
 from eval.output import Output, write_result
 from eval.problems import EvalError, Problem, read_problems
 from eval.table import result_table
-from grpo.launch.run_dir import git_revision
+from grpo.environment import git_revision
 from reward import settings
 from reward.chain import Answer, Chain, ChainError, connect
 from reward.shared_state import SharedState

@@ -26,7 +26,7 @@ from grpo.adapter_files import Adapter
 from grpo.architecture import Architecture
 from grpo.checkpoint_files import CheckpointError, Model
 from grpo.checkpoint_reader import CheckpointReader
-from grpo.launch.config import model_folder
+from grpo.environment import model_folder
 from scripts.checkpoint_writer import SHARD_BYTES, Output, as_bytes, unchanged, whole_model, write_checkpoint
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from grpo.environment import model_folder
 from grpo.secrets import is_secret
 
 TRAINER = "openrlhf.cli.train_ppo_ray"
@@ -153,7 +154,9 @@ def resolve(flags: list[str], run_dir: Path) -> Config:
     for name in _OUTPUT_PATHS:
         if given.get(name):
             given[name] = os.path.abspath(given[name])
-    given["pretrain"] = model_folder(given.get("pretrain"))
+    if not given.get("pretrain"):
+        raise ConfigError("no model: set MODEL")
+    given["pretrain"] = model_folder(given["pretrain"])
     given["engine_model"] = model_folder(given.get("engine_model") or given["pretrain"])
     given["run_dir"] = str(run_dir)
     given.setdefault("metrics_dir", str(run_dir))
@@ -240,25 +243,3 @@ def _refuse_secrets(flags: list[str]) -> None:
         for name, value in secrets().items():
             if value in word:
                 raise ConfigError(f"a flag holds the value of {name}: secrets are only taken from the environment")
-
-
-def model_folder(name: str | None) -> str:
-    """Return the folder of a model: `name` itself, or the snapshot of that hub id in the local hub cache.
-
-    Nothing is downloaded. A name that is neither stays as it is, for the preflight to explain.
-
-    Raises:
-        ConfigError: where there is no name.
-    """
-    if not name:
-        raise ConfigError("no model: set MODEL")
-    if os.path.isdir(name):
-        return os.path.abspath(name)
-    home = os.environ.get("HF_HOME", os.path.expanduser("~/.cache/huggingface"))
-    cache = Path(os.environ.get("HF_HUB_CACHE", os.path.join(home, "hub"))) / f"models--{name.replace('/', '--')}"
-    reference = cache / "refs" / "main"
-    if reference.is_file():
-        snapshot = cache / "snapshots" / reference.read_text().strip()
-        if snapshot.is_dir():
-            return str(snapshot)
-    return name

@@ -21,11 +21,6 @@ class Gpu:
     used: int
 
 
-def on_cpu_stack() -> bool:
-    """Tell whether DeepSpeed and vLLM run without GPUs (`scripts/env.sh` decides by what is installed)."""
-    return os.environ.get("DS_ACCELERATOR") == "cpu"
-
-
 def gpus() -> list[Gpu]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES leaves, [] where there is no driver."""
     query = [

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from grpo.checkpoint_files import CheckpointError, Model, read_whole
+from grpo.environment import on_cpu_stack
 from grpo.launch.config import Config
 from grpo.launch.data_files import DataError, read_records
 from grpo.launch.host_memory import host_memory
-from grpo.launch.machine import GB, on_cpu_stack
+from grpo.launch.machine import GB
 from grpo.launch.ray_head import RayHead
 from grpo.run_log import optimizer_steps
 

@@ -15,11 +15,11 @@ from typing import Any
 
 from grpo import architecture, checkpoint_files, flags
 from grpo.checkpoint_files import CheckpointError, Model
+from grpo.environment import CHECKOUT, on_cpu_stack
 from grpo.launch import data_files, machine
 from grpo.launch.config import Config
 from grpo.launch.plan import Plan, size
 from grpo.launch.ray_head import MAX_BASE_LENGTH
-from grpo.launch.supervise import CHECKOUT
 
 _GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
 
@@ -71,7 +71,7 @@ def check_python() -> Iterator[Problem]:
 def pins() -> dict[str, str]:
     """Return the exactly pinned packages of pyproject.toml for the stack in use."""
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    stack = "cpu" if machine.on_cpu_stack() else "gpu"
+    stack = "cpu" if on_cpu_stack() else "gpu"
     requirements = project["dependencies"] + project["optional-dependencies"][stack]
     pinned = (re.fullmatch(r"([\w.-]+)(?:\[.*\])?==([\w.]+)", requirement) for requirement in requirements)
     return {match[1]: match[2] for match in pinned if match}
@@ -236,7 +236,7 @@ def has_chat_template(folder: Path) -> bool:
 
 def check_engine_model(config: Config, model: Model, actor: Model | None) -> Iterator[Problem]:
     """Formats and shapes that the engines cannot load, or that are another model than the actor's."""
-    if machine.on_cpu_stack() and model.is_mxfp4:
+    if on_cpu_stack() and model.is_mxfp4:
         yield Problem(
             "vLLM on CPU cannot load an MXFP4 checkpoint",
             "python -m scripts.dequantize_checkpoint --help, then set ENGINE_MODEL to the copy",
@@ -256,7 +256,7 @@ def check_engine_model(config: Config, model: Model, actor: Model | None) -> Ite
 
 def check_gpus(config: Config, plan: Plan) -> Iterator[Problem]:
     """The GPUs that Ray has to hand out, unless it simulates them or another cluster has them."""
-    if machine.on_cpu_stack() or os.environ.get("RAY_ADDRESS"):
+    if on_cpu_stack() or os.environ.get("RAY_ADDRESS"):
         return
     found = machine.gpus()
     if len(found) < config.gpus:

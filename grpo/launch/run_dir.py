@@ -5,17 +5,16 @@ import json
 import os
 import platform
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from grpo.environment import CHECKOUT, git_revision, on_cpu_stack
 from grpo.launch import machine
 from grpo.launch.config import Config, redact
 from grpo.launch.plan import Plan
-from grpo.launch.supervise import CHECKOUT
 from reward import settings as judge_settings
 
 # The only variables that are written down: they change results or speed, and none of them holds a secret.
@@ -63,7 +62,7 @@ def write(
     (run_dir / "logs").mkdir(parents=True, exist_ok=True)
     for folder in (config.args.ckpt_path, config.args.metrics_dir):
         Path(folder).mkdir(parents=True, exist_ok=True)
-    stack = "cpu" if machine.on_cpu_stack() else "gpu"
+    stack = "cpu" if on_cpu_stack() else "gpu"
     _write_json(
         run_dir / "config.json",
         {
@@ -146,17 +145,6 @@ def environment() -> dict[str, Any]:
         "variables": {name: os.environ[name] for name in RECORDED_VARIABLES if name in os.environ},
         "packages": dict(sorted(packages.items())),
     }
-
-
-def git_revision() -> dict[str, Any] | None:
-    """Return the checkout's commit and whether files differ from it, None where it is no git checkout."""
-    git = ["git", "-C", str(CHECKOUT)]
-    try:
-        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout
-        changes = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout
-    except (FileNotFoundError, subprocess.CalledProcessError):
-        return None
-    return {"commit": commit.strip(), "dirty": bool(changes.strip())}
 
 
 def _write_json(file: Path, value: Any) -> None:

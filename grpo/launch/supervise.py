@@ -18,12 +18,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from grpo.environment import CHECKOUT
 from grpo.launch import keeper, processes, ray_head
 from grpo.launch.config import redact
 from grpo.launch.keeper import Job
 from grpo.launch.ray_head import RayHead
 
-CHECKOUT = Path(__file__).resolve().parents[2]
 GRACE_SECONDS = 10.0
 QUIET_SECONDS = 60.0
 TAIL_LINES = 30

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from grpo.launch import config
-from grpo.launch.config import ConfigError, model_folder, redact, trainer_parser
+from grpo.launch.config import ConfigError, redact, trainer_parser
 
 
 @pytest.mark.stack
@@ -115,16 +115,6 @@ def test_a_secret_in_a_flag_is_refused_and_not_repeated(setting, monkeypatch: py
 def test_redact_replaces_secrets_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_0123456789")
     assert redact("token hf_0123456789.") == "token <HF_TOKEN>."
-
-
-def test_a_hub_id_becomes_its_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    repository = tmp_path / "models--openai--gpt-oss-120b"
-    (repository / "refs").mkdir(parents=True)
-    (repository / "refs" / "main").write_text("abc123")
-    (repository / "snapshots" / "abc123").mkdir(parents=True)
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    assert model_folder("openai/gpt-oss-120b") == str(repository / "snapshots" / "abc123")
-    assert model_folder("openai/gpt-oss-20b") == "openai/gpt-oss-20b", "left for the preflight"
 
 
 def test_the_engines_load_the_model_of_the_actor_unless_told_otherwise(setting, tmp_path: Path) -> None:

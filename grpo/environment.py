@@ -1,0 +1,41 @@
+"""What a run or an evaluation finds around it: the stack, the model's folder, the checkout's revision."""
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+
+
+def on_cpu_stack() -> bool:
+    """Tell whether DeepSpeed and vLLM run without GPUs (`scripts/env.sh` decides by what is installed)."""
+    return os.environ.get("DS_ACCELERATOR") == "cpu"
+
+
+def model_folder(name: str) -> str:
+    """Return the folder of a model: `name` itself, or the snapshot of that hub id in the local hub cache.
+
+    Nothing is downloaded. A name that is neither stays as it is, for the caller to explain.
+    """
+    if os.path.isdir(name):
+        return os.path.abspath(name)
+    home = os.environ.get("HF_HOME", os.path.expanduser("~/.cache/huggingface"))
+    cache = Path(os.environ.get("HF_HUB_CACHE", os.path.join(home, "hub"))) / f"models--{name.replace('/', '--')}"
+    reference = cache / "refs" / "main"
+    if reference.is_file():
+        snapshot = cache / "snapshots" / reference.read_text().strip()
+        if snapshot.is_dir():
+            return str(snapshot)
+    return name
+
+
+def git_revision() -> dict[str, Any] | None:
+    """Return the checkout's commit and whether files differ from it, None where it is no git checkout."""
+    git = ["git", "-C", str(CHECKOUT)]
+    try:
+        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout
+        changes = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return None
+    return {"commit": commit.strip(), "dirty": bool(changes.strip())}

@@ -1,0 +1,31 @@
+"""Where a model is, and what is said of the checkout."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from grpo import environment
+from grpo.environment import git_revision, model_folder
+
+
+def test_a_hub_id_becomes_its_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = tmp_path / "models--openai--gpt-oss-120b"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("abc123")
+    (repository / "snapshots" / "abc123").mkdir(parents=True)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert model_folder("openai/gpt-oss-120b") == str(repository / "snapshots" / "abc123")
+    assert model_folder("openai/gpt-oss-20b") == "openai/gpt-oss-20b", "left for the preflight"
+
+
+def test_the_revision_is_the_checkouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "CHECKOUT", tmp_path)
+    assert git_revision() is None, "no checkout"
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "m"], check=True)
+    clean = git_revision()
+    assert clean and len(clean["commit"]) == 40 and not clean["dirty"]
+    (tmp_path / "file").touch()
+    assert git_revision() == clean | {"dirty": True}
