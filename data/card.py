@@ -2,13 +2,13 @@
 
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from data.problems import Problem
+from grpo.json_files import replace
 
 CARD = "card.json"
 
@@ -40,22 +40,13 @@ def write(
     files, contents = {}, {}
     for split, lines in records.items():
         name = f"{split}.jsonl"
-        contents[name] = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in lines).encode()
-        digest = hashlib.sha256(contents[name]).hexdigest()
+        contents[name] = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in lines)
+        digest = hashlib.sha256(contents[name].encode()).hexdigest()
         files[name] = {"records": len(lines), "sha256": digest, **described[split]}
     card = {"files": files, **about}
     out.mkdir(parents=True, exist_ok=True)
     (out / CARD).unlink(missing_ok=True)
     for name, content in contents.items():
-        _replace(out / name, content)
-    _replace(out / CARD, (json.dumps(card, indent=2, ensure_ascii=False) + "\n").encode())
+        replace(out / name, content)
+    replace(out / CARD, json.dumps(card, indent=2, ensure_ascii=False) + "\n")
     return card
-
-
-def _replace(path: Path, content: bytes) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        aside.write_bytes(content)
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)

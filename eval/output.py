@@ -14,7 +14,7 @@ from typing import Any
 from eval import records
 from eval.problems import EvalError, Problem
 from eval.records import Record
-from grpo.run_log import read_rows
+from grpo.json_files import read_rows, replace
 
 CONFIG, SAMPLES, GRADES, RESULT = "config.json", "samples.jsonl", "grades.jsonl", "result.json"
 
@@ -63,7 +63,7 @@ class Output:
         except BlockingIOError:
             raise EvalError(f"another evaluation is writing to {folder}: wait for it, or give another --out") from None
         wanted = {"n": n, "k": list(ks), "problems": [problem.id for problem in problems]}
-        replace_json(folder / CONFIG, {"identity": identity, **about, **wanted})
+        _write_json(folder / CONFIG, {"identity": identity, **about, **wanted})
         _drop_torn_line(folder / SAMPLES)
         self.samples = wanted_samples(folder)
         numbered = [(problem, number) for number in range(n) for problem in problems]
@@ -154,17 +154,9 @@ def write_result(folder: Path) -> dict[str, Any]:
     grades = [records.graded(samples[key]) for key in wanted]
     replace(folder / GRADES, "".join(json.dumps(grade, ensure_ascii=False) + "\n" for grade in grades))
     result = records.summarise_by_source(grades, config["k"])
-    replace_json(folder / RESULT, result)
+    _write_json(folder / RESULT, result)
     return result
 
 
-def replace_json(file: Path, value: Any) -> None:
-    """Write a JSON file whole, or not at all."""
+def _write_json(file: Path, value: Any) -> None:
     replace(file, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-
-
-def replace(file: Path, text: str) -> None:
-    """Write a file whole, or not at all."""
-    aside = file.with_name(f".{file.name}.{os.getpid()}")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(file)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.problems import EvalError
-from grpo.run_log import read_rows
+from grpo.json_files import read_rows
 
 EVALS = "eval.jsonl"
 _SHARES = (("truncated", "truncated"), ("no_final", "no final"), ("no_answer", "no answer"))

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from grpo.run_log import read_rows
+from grpo.json_files import read_rows
 
 STEP_DIRECTORY = re.compile(r"step_(\d+)")
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from grpo.json_files import read_rows, replace
+
 logger = logging.getLogger("openrlhf.grpo.run_log")
 
 
@@ -105,29 +107,12 @@ def _ends_a_line(file: Path) -> bool:
         return True
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a JSON-lines file, [] where there is none. Lines that were cut are left out."""
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return []
-    rows = []
-    for line in lines[:-1]:
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            logger.warning("%s holds a broken line, left by a full disk or a kill", path)
-    return rows
-
-
 def rewind(run_dir: Path, metrics_dir: Path, step: int) -> None:
     """Take back what was logged after `step`, which a resumed run does again: lines and files of samples."""
     for name in ("metrics.jsonl", "eval.jsonl"):
         if (metrics_dir / name).exists():
             rows = [row for row in read_rows(metrics_dir / name) if row["step"] <= step]
-            aside = metrics_dir / f".{name}.new"
-            aside.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-            aside.replace(metrics_dir / name)
+            replace(metrics_dir / name, "".join(json.dumps(row) + "\n" for row in rows))
     for file in (run_dir / "samples").glob("*_*.jsonl"):
         if int(file.stem.partition("_")[2]) > step:
             file.unlink()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.environment import CHECKOUT, git_revision, on_cpu_stack
+from grpo.json_files import replace
 from grpo.launch import machine
 from grpo.launch.config import Config, redact
 from grpo.launch.plan import Plan
@@ -148,4 +149,4 @@ def environment() -> dict[str, Any]:
 
 
 def _write_json(file: Path, value: Any) -> None:
-    file.write_text(redact(json.dumps(value, indent=2, default=str)) + "\n", encoding="utf-8")
+    replace(file, redact(json.dumps(value, indent=2, default=str)) + "\n")

@@ -6,7 +6,7 @@ from argparse import Namespace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo import run_log
+from grpo import json_files, run_log
 
 
 def read(path):
@@ -64,7 +64,7 @@ def test_a_line_that_a_full_disk_has_cut_takes_no_other_with_it(tmp_path):
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "rew')
     log.write_step(3, {})
-    assert [row["step"] for row in run_log.read_rows(tmp_path / "metrics.jsonl")] == [1, 3]
+    assert [row["step"] for row in json_files.read_rows(tmp_path / "metrics.jsonl")] == [1, 3]
 
 
 @given(st.integers(1, 500), st.integers(1, 50))
@@ -91,6 +91,6 @@ def test_without_a_limit_the_schedule_is_openrlhfs():
 def test_broken_lines_are_left_out(tmp_path):
     file = tmp_path / "eval.jsonl"
     file.write_text('{"step": 1}\n{"step": 2, "ex{"step": 3}\n{"step": 4}\n{"step": 5, "exact')
-    assert [row["step"] for row in run_log.read_rows(file)] == [1, 4]
+    assert [row["step"] for row in json_files.read_rows(file)] == [1, 4]
     run_log.rewind(tmp_path, tmp_path, 3)
     assert file.read_text() == '{"step": 1}\n'

@@ -1,0 +1,34 @@
+"""Files that are whole or absent, and JSON lines of which the last may be cut: what a kill or a full disk leaves."""
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a file whole, or leave the old one as it is: what fails leaves nothing else behind."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        aside.write_bytes(text.encode())
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of a JSON-lines file, [] where there is none. Lines that were cut are left out."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    rows = []
+    for line in lines[:-1]:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            logger.warning("%s holds a broken line, left by a full disk or a kill", path)
+    return rows
