@@ -2,11 +2,12 @@
 
     python -m eval.table RUN_DIR
 
-With METRICS_DIR on another disk, name that folder. The samples behind a row are in RUN_DIR/samples/eval_STEP.jsonl;
-`python -m eval.compare` compares two such files.
+Evaluations in a METRICS_DIR of its own are found by the run's config.json. The samples behind a row are in
+RUN_DIR/samples/eval_STEP.jsonl; `python -m eval.compare` compares two such files.
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -71,14 +72,24 @@ def run_table(folder: Path) -> list[str]:
     Raises:
         EvalError: where it has no evaluation.
     """
-    rows = read_rows(folder / EVALS)
+    rows = read_rows(_metrics_dir(folder) / EVALS)
     if not rows:
-        raise EvalError(f"{folder} has no evaluation in {EVALS}: name a run directory, or its METRICS_DIR")
+        raise EvalError(f"{folder} has no evaluation in {EVALS}: name a run directory")
     is_finished = (folder / "final").is_dir()
     labels = ["base" if row["step"] == 0 else f"step {row['step']}" for row in rows]
     if is_finished and len(rows) > 1:
         labels[-1] += ", final"
     return table(list(zip(labels, rows, strict=True)))
+
+
+def _metrics_dir(folder: Path) -> Path:
+    """Return where a run's metrics are: beside its other files, also after a move, or in its METRICS_DIR."""
+    if (folder / EVALS).is_file():
+        return folder
+    try:
+        return Path(json.loads((folder / "config.json").read_text(encoding="utf-8"))["flags"]["metrics_dir"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return folder
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -24,6 +24,17 @@ def test_a_run_is_base_steps_and_final(tmp_path, capsys):
     assert len({len(line) for line in lines}) == 1, "columns are aligned"
 
 
+def test_metrics_on_another_disk_are_found(tmp_path, capsys):
+    run, metrics = tmp_path / "run", tmp_path / "disk"
+    (run / "final").mkdir(parents=True)
+    metrics.mkdir()
+    (run / "config.json").write_text(json.dumps({"flags": {"metrics_dir": str(metrics)}}))
+    rows = [{"step": step, **result(1.0)} for step in (0, 10)]
+    (metrics / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert table.main([str(run)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("step 10, final")
+
+
 def test_the_last_row_of_a_run_that_goes_on_is_not_final(tmp_path, capsys):
     rows = [{"step": step, **result(1.0)} for step in (0, 10)]
     (tmp_path / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
