@@ -1,7 +1,7 @@
 r"""Turns problems of AIME, MATH, a file of your own or the synthetic task into train.jsonl, eval.jsonl and card.json.
 
-    python -m data.prepare --source aime --out data/prepared                     # from the hub: 72 train, 18 eval
-    python -m data.prepare --source aime.jsonl --train math --out data/prepared  # and 45 of MATH to train on
+    python -m data.prepare --source aime --out data/prepared                                # from the hub: 72 and 18
+    python -m data.prepare --source aime.jsonl --train math --skip-bad --out data/prepared  # and 45 of MATH to train on
     python -m data.prepare --source synthetic --out data/prepared --train-count 512
 
 A source is a .jsonl, .json or .parquet file (data/problems.py says what a row looks like), `aime` or `math` for the
