@@ -44,8 +44,9 @@ def complete(samples: Sequence[Any], group_size: int) -> None:
 
     - With JUDGE_FALLBACK=group, a group with a sample that the judge failed on is rewarded by correctness alone: its
       samples are compared by one measure. ``info["judge_regrouped"]`` counts them.
-    - A missing reward (the reward function failed) becomes the mean of its group, so that its advantage is zero under
-      a group-mean baseline: it neither helps nor punishes the sample. ``info["reward_missing"]`` counts it.
+    - A missing reward (the reward function failed, or JUDGE_FALLBACK=mean_quality had no mean yet) becomes the mean of
+      its group, so that its advantage is zero under a group-mean baseline: it neither helps nor punishes the sample.
+      ``info["reward_missing"]`` counts it.
     - A missing log becomes the mean of the batch, so that the step's average is that of the samples that have it.
     - ``missing`` names what a sample did not have; :func:`grpo.run_log.describe_samples` says so.
 
@@ -54,7 +55,7 @@ def complete(samples: Sequence[Any], group_size: int) -> None:
         group_size: samples a prompt.
 
     Raises:
-        RewardError: where no sample has a reward.
+        RewardError: where no sample has a reward, and not for want of the judge.
     """
     if samples[0].rewards is None:  # a reward model scores them later
         return
@@ -62,7 +63,7 @@ def complete(samples: Sequence[Any], group_size: int) -> None:
     if settings.variables().get("JUDGE_FALLBACK") == "group":
         rewards = _regroup(samples, rewards, group_size)
     missing = ~rewards.isfinite()
-    if missing.all():
+    if missing.all() and not _log(samples, "judge_failed").nan_to_num().any():
         raise RewardError(
             "the reward function failed for every sample of the rollout: its error stands in the engines' log; "
             "try it by hand on a line of samples/"
@@ -89,22 +90,24 @@ def _regroup(samples: Sequence[Any], rewards: torch.Tensor, group_size: int) -> 
     Args:
         rewards: float32 ``[len(samples)]``.
     """
-    if "judge_failed" not in samples[0].info:
+    failed, correct = _log(samples, "judge_failed"), _log(samples, "correct")
+    if failed.isnan().all():
         return rewards
-    failed, correct = (
-        torch.tensor([scalar(sample.info.get(key)) for sample in samples], dtype=torch.float32)
-        for key in ("judge_failed", "correct")
-    )
     is_hit = (failed.view(-1, group_size) > 0).any(-1).repeat_interleave(group_size)
     for sample, hit in zip(samples, is_hit, strict=True):
         sample.info["judge_regrouped"] = hit.float().view(1)
     return torch.where(is_hit, correct, rewards)
 
 
+def _log(samples: Sequence[Any], key: str) -> torch.Tensor:
+    """Return a log of all samples, NaN where it is missing; float32 ``[len(samples)]``."""
+    return torch.tensor([scalar(sample.info.get(key)) for sample in samples], dtype=torch.float32)
+
+
 def _complete_logs(samples: Sequence[Any]) -> None:
     keys = dict.fromkeys(key for sample in samples for key in sample.info)
     for key in keys:
-        values = torch.tensor([scalar(sample.info.get(key)) for sample in samples], dtype=torch.float32)
+        values = _log(samples, key)
         finite = values.isfinite()
         if finite.all():
             continue

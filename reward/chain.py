@@ -3,8 +3,10 @@
 What is done about each kind of failure:
 
 - 429: the model pauses for all processes as long as the server asks, then the next try.
+- 429 that names the quota of a day, or one of 0: the next model at once, and the breaker opens.
 - 408, 5xx, no connection, no answer in time: the next try after the server's delay, or after an exponential delay with
-  full jitter (Brooker, "Exponential Backoff And Jitter", AWS, 2015). The breaker counts these.
+  full jitter (Brooker, "Exponential Backoff And Jitter", AWS, 2015). The breaker counts these, but for a call without
+  an answer that the deadline left less than its `call_timeout`.
 - cut by the token limit or no JSON where JSON was asked for, not of the schema (a score out of range): the next try, at
   once.
 - blocked by a filter; 400 and other 4xx: the next model at once, since the same request gets the same answer.
@@ -27,13 +29,17 @@ from reward.shared_state import SharedState
 FIRST_DELAY, LONGEST_DELAY = 1.0, 20.0
 # Of the deadline: what a call needs at least.
 LEAST_SHARE = 0.1
+# Of `call_timeout`: what a call that gets no answer must have had to count as a failure of its model.
+FULL_SHARE = 0.9
 # LaTeX has fewer characters a token than prose. An estimate that is too high costs throughput, until the reply corrects
 # it; one that is too low costs a 429.
 BYTES_PER_TOKEN = 2.5
 
 _OUTCOMES = {
     Kind.THROTTLED: Outcome.THROTTLED,
+    Kind.SPENT: Outcome.SPENT,
     Kind.FAILED: Outcome.FAILED,
+    Kind.NO_ANSWER: Outcome.FAILED,
     Kind.BAD_REPLY: Outcome.ANSWERED,
     Kind.NEXT_MODEL: Outcome.ANSWERED,
     Kind.NO_MODEL: Outcome.REFUSED,
@@ -156,9 +162,10 @@ class _Question:
                 self.reasons[model] = str(error)
                 if error.kind is Kind.NO_KEY:
                     raise self._failure() from None
-                if error.kind in (Kind.NEXT_MODEL, Kind.NO_MODEL):
+                if error.kind in (Kind.NEXT_MODEL, Kind.NO_MODEL, Kind.SPENT):
                     self.tries[model] = 0
-                elif error.kind is Kind.FAILED and self.tries[model] and not self._sleep(error, model, give_up):
+                is_pause_due = error.kind in (Kind.FAILED, Kind.NO_ANSWER) and self.tries[model]
+                if is_pause_due and not self._sleep(error, model, give_up):
                     return give_up
         return None
 
@@ -179,6 +186,8 @@ class _Question:
             outcome, tokens = Outcome.ANSWERED, reply.tokens
         except CallError as error:
             outcome, why = _OUTCOMES[error.kind], str(error)
+            if error.kind is Kind.NO_ANSWER and seconds < FULL_SHARE * self.chain.settings.call_timeout:
+                outcome = Outcome.CUT
             retry_after, tokens = error.retry_after, error.tokens or Tokens()
             raise
         finally:

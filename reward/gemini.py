@@ -26,7 +26,9 @@ class Kind(Enum):
     """A failure, by what is to be done about it; see :mod:`reward.chain`."""
 
     THROTTLED = "throttled"
+    SPENT = "quota is spent"
     FAILED = "failed"
+    NO_ANSWER = "no answer in time"
     BAD_REPLY = "bad reply"
     NEXT_MODEL = "next model"
     NO_MODEL = "no such model"
@@ -75,6 +77,7 @@ class Client:
         from google import genai  # seconds to import
 
         self._key, self._types = key, genai.types
+        self.is_google = base_url is None
         # v1, the client's default, knows no preview models.
         options = genai.types.HttpOptions(
             base_url=base_url, api_version="v1beta", client_args={"event_hooks": {"request": [_add_trace]}}
@@ -180,12 +183,16 @@ def within(seconds: float, call: Callable[[], T]) -> T:
 
 def classify(error: Exception, key: str) -> CallError:
     """Return what is to be done about an exception of the client, in words without the key."""
+    import httpx
     from google.genai import errors
 
     message = f"{type(error).__name__}: {error}"
     if isinstance(error, errors.APIError):
         message = f"{error.code} {error.status}: {error.message}"
-    message = message.replace(key, "<key>")[:_MESSAGE_CHARS]
+    # httpx shows what it refuses as repr does.
+    message = message.replace(key, "<key>").replace(repr(key)[1:-1], "<key>")[:_MESSAGE_CHARS]
+    if isinstance(error, TimeoutError | httpx.TimeoutException):
+        return CallError(Kind.NO_ANSWER, message)
     if not isinstance(error, errors.APIError):
         # A body that is no JSON, or not a reply's, raises errors of google-genai and pydantic, which are ValueErrors.
         return CallError(Kind.BAD_REPLY if isinstance(error, ValueError) else Kind.FAILED, message)
@@ -193,24 +200,46 @@ def classify(error: Exception, key: str) -> CallError:
     if is_key:
         return CallError(Kind.NO_KEY, message)
     if error.code == 429:
-        return CallError(Kind.THROTTLED, message, retry_delay(error))
+        return CallError(Kind.SPENT if is_spent(error) else Kind.THROTTLED, message, retry_delay(error))
     if error.code in (403, 404):
         return CallError(Kind.NO_MODEL, message)
-    if error.code == 408 or error.code >= 500:
+    if error.code in (408, 504):  # the client tells the server how long it waits
+        return CallError(Kind.NO_ANSWER, message, retry_delay(error))
+    if error.code >= 500:
         return CallError(Kind.FAILED, message, retry_delay(error))
     return CallError(Kind.NEXT_MODEL, message)
 
 
-def retry_delay(error: Any) -> float | None:
-    """Return the seconds that the server asks to wait (RetryInfo in the error, else Retry-After), None without."""
+def _details(error: Any, kind: str) -> list[dict[str, Any]]:
+    """Return the details of an error that are of one of google.rpc's kinds."""
     details = error.details if isinstance(error.details, dict) else {}
     nested = details.get("error")
-    entries = (nested if isinstance(nested, dict) else details).get("details") or []
-    for entry in entries if isinstance(entries, list) else []:
-        if isinstance(entry, dict) and str(entry.get("@type", "")).endswith("google.rpc.RetryInfo"):
-            match = re.fullmatch(r"(\d+(?:\.\d+)?)s", str(entry.get("retryDelay")))
-            if match:
-                return float(match[1])
+    entries = (nested if isinstance(nested, dict) else details).get("details")
+    return [
+        entry
+        for entry in (entries if isinstance(entries, list) else [])
+        if isinstance(entry, dict) and str(entry.get("@type", "")).endswith(f"google.rpc.{kind}")
+    ]
+
+
+def is_spent(error: Any) -> bool:
+    """Return whether a 429 names the quota of a day, or one that is 0: a pause of seconds does not help."""
+    for entry in _details(error, "QuotaFailure"):
+        violations = entry.get("violations")
+        for violation in violations if isinstance(violations, list) else []:
+            if isinstance(violation, dict) and (
+                "PerDay" in str(violation.get("quotaId")) or str(violation.get("quotaValue")) == "0"
+            ):
+                return True
+    return re.search(r"\blimit: 0\b", str(error.message)) is not None
+
+
+def retry_delay(error: Any) -> float | None:
+    """Return the seconds that the server asks to wait (RetryInfo in the error, else Retry-After), None without."""
+    for entry in _details(error, "RetryInfo"):
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)s", str(entry.get("retryDelay")))
+        if match:
+            return float(match[1])
     header = getattr(error.response, "headers", {}).get("retry-after")
     if header is None:
         return None

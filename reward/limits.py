@@ -7,7 +7,8 @@ counted from the sending. A place is refused while
 - the last window already holds as many requests or tokens as the quota has;
 - the server has asked for a pause (429), which every process keeps;
 - the breaker is open: after `FAILURES_TO_OPEN` failures in a row no calls are made for a while, then exactly one, the
-  probe; its success closes the breaker, its failure doubles the while.
+  probe; its success closes the breaker, its failure doubles the while. It opens too where a quota is spent: where a 429
+  says so, or for a whole window nothing came but 429s.
 
 A quota that is smaller than the one that was configured shows in a 429. The cap on requests falls to what the server
 had accepted in the last window, but by no more than to a quarter at once: somebody else may have used the quota. It
@@ -15,13 +16,15 @@ grows by a twentieth after `WINDOWS_TO_GROW` windows without a 429, by two after
 A process that dies keeps its places until `call_timeout` is over.
 """
 
+import functools
 import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Concatenate, ParamSpec
 
 from reward.settings import ChainSettings
 from reward.shared_state import SharedState
@@ -43,9 +46,27 @@ class Outcome(Enum):
 
     ANSWERED = "answered"  # whatever the answer is worth
     THROTTLED = "throttled"  # 429
+    SPENT = "spent"  # 429, and a pause does not help: the breaker opens
     FAILED = "failed"  # 5xx, no connection, no answer in time: the breaker counts it
+    CUT = "cut"  # no answer in less time than a call may have: says nothing
     REFUSED = "refused"  # no such model, or no rights: no call for `SHUT` windows
     NO_KEY = "no key"  # the same, for all models
+
+
+_P = ParamSpec("_P")
+
+
+def _forgiving(note: Callable[Concatenate["Limits", _P], None]) -> Callable[Concatenate["Limits", _P], None]:
+    """Log an error of the file: no call is lost for a note on it, and a place without one is free after its lease."""
+
+    @functools.wraps(note)
+    def take_note(limits: "Limits", *args: _P.args, **kwargs: _P.kwargs) -> None:
+        try:
+            note(limits, *args, **kwargs)
+        except sqlite3.Error as error:
+            logger.warning("the limits could not take note of a call: %s", error)
+
+    return take_note
 
 
 @dataclass(frozen=True)
@@ -102,10 +123,11 @@ class Limits:
         is_probe = state["open_until"] > 0
         if is_probe and state["probe_until"] > now:
             return NoPlace("its breaker waits for a probe", now + _POLL_SECONDS, True, bool(state["is_shut"]))
-        if state["paused_until"] > now:
-            return NoPlace("the server asked for a pause", state["paused_until"])
-        if busy := self._busy(connection, model, tokens, self._grown_cap(connection, state, now), now):
-            return busy
+        refusal: NoPlace | None = NoPlace("the server asked for a pause", state["paused_until"])
+        if state["paused_until"] <= now:
+            refusal = self._busy(connection, model, tokens, self._grown_cap(connection, state, now), now)
+        if refusal:
+            return replace(refusal, is_open=is_probe, is_shut=bool(state["is_shut"]))  # nobody waits to send a probe
         lease = now + settings.call_timeout + _LOOK_AGAIN_SECONDS
         if is_probe:
             connection.execute("UPDATE models SET probe_until = ? WHERE model = ?", (lease, model))
@@ -149,6 +171,7 @@ class Limits:
             )
         return min(cap, limit)
 
+    @_forgiving
     def mark_sent(self, place: Place) -> None:
         """Take note that a call has just gone to the server."""
         with self._state.transaction() as connection:
@@ -157,6 +180,7 @@ class Limits:
                 (SENT, time.monotonic(), place.id, NOT_SENT),
             )
 
+    @_forgiving
     def give_back(
         self,
         place: Place,
@@ -180,25 +204,41 @@ class Limits:
                 "WHERE id = ?",
                 (NOT_SENT, now, tokens, place.id),
             )
+            if outcome in (Outcome.THROTTLED, Outcome.SPENT):
+                connection.execute("DELETE FROM calls WHERE id = ?", (place.id,))  # it used nothing of the quota
+                if outcome is Outcome.THROTTLED and self._is_spent(connection, place.model, now):
+                    outcome = Outcome.SPENT
             if outcome in (Outcome.ANSWERED, Outcome.THROTTLED):
                 connection.execute(
-                    "UPDATE models SET failures = 0, openings = 0, open_until = 0, probe_until = 0, is_shut = 0 "
-                    "WHERE model = ?",
-                    (place.model,),
+                    "UPDATE models SET failures = 0, openings = 0, open_until = 0, probe_until = 0, is_shut = 0, "
+                    "refused_since = iif(?, 0, refused_since) WHERE model = ?",
+                    (outcome is Outcome.ANSWERED, place.model),
                 )
             if outcome is Outcome.THROTTLED:
                 self._pause(connection, place, now, retry_after)
+            elif outcome is Outcome.SPENT:
+                self._open(connection, place, now, why, retry_after or 0.0)
             elif outcome is Outcome.FAILED:
                 self._count_failure(connection, place, now, why)
+            elif outcome is Outcome.CUT and place.is_probe:
+                connection.execute("UPDATE models SET probe_until = 0 WHERE model = ?", (place.model,))
             elif outcome is Outcome.REFUSED:
                 self._shut(connection, [place.model], now, why)
             elif outcome is Outcome.NO_KEY:
                 self._shut(connection, self._settings.models, now, why)
 
+    def _is_spent(self, connection: sqlite3.Connection, model: str, now: float) -> bool:
+        """Say whether this 429 ends a window of nothing else: no answer came, and none is on its way."""
+        connection.execute(
+            "UPDATE models SET refused_since = iif(refused_since, refused_since, ?) WHERE model = ?", (now, model)
+        )
+        since = connection.execute("SELECT refused_since FROM models WHERE model = ?", (model,)).fetchone()[0]
+        query = "SELECT 1 FROM calls WHERE model = ? AND running > 0"
+        return now - since >= self._settings.window and connection.execute(query, (model,)).fetchone() is None
+
     def _pause(self, connection: sqlite3.Connection, place: Place, now: float, retry_after: float | None) -> None:
         window = self._settings.window
         pause = PAUSE * window if retry_after is None else retry_after
-        connection.execute("DELETE FROM calls WHERE id = ?", (place.id,))  # it used nothing of the quota
         accepted = connection.execute(
             "SELECT count(*) AS n FROM calls WHERE model = ? AND (started > ? OR running = ?)",
             (place.model, now - window, NOT_SENT),
@@ -230,14 +270,19 @@ class Limits:
         state = connection.execute("SELECT * FROM models WHERE model = ?", (place.model,)).fetchone()
         if state["open_until"] and not place.is_probe:
             return  # it was on its way when the breaker opened
-        failures, openings = state["failures"] + 1, state["openings"]
-        if not place.is_probe and failures < FAILURES_TO_OPEN:
-            connection.execute("UPDATE models SET failures = ? WHERE model = ?", (failures, place.model))
-            return
+        connection.execute("UPDATE models SET failures = failures + 1 WHERE model = ?", (place.model,))
+        if place.is_probe or state["failures"] + 1 >= FAILURES_TO_OPEN:
+            self._open(connection, place, now, why)
+
+    def _open(self, connection: sqlite3.Connection, place: Place, now: float, why: str, at_least: float = 0.0) -> None:
+        """Open the breaker, each time for longer, until a probe is answered."""
+        state = connection.execute("SELECT * FROM models WHERE model = ?", (place.model,)).fetchone()
+        if state["open_until"] and not place.is_probe:
+            return  # it was on its way when the breaker opened
         window = self._settings.window
-        seconds = min(LONGEST_OPEN * window, FIRST_OPEN * window * 2**openings)
+        seconds = max(at_least, min(LONGEST_OPEN * window, FIRST_OPEN * window * 2 ** min(10, state["openings"])))
         connection.execute(
-            "UPDATE models SET failures = ?, openings = ?, open_until = ?, probe_until = 0 WHERE model = ?",
-            (failures, openings + 1, now + seconds, place.model),
+            "UPDATE models SET openings = openings + 1, open_until = ?, probe_until = 0 WHERE model = ?",
+            (now + seconds, place.model),
         )
         logger.warning("%s fails, no calls for %.3g s, then one: %s", place.model, seconds, why)

@@ -8,7 +8,8 @@ OpenRLHF loads this file by its path in each engine, so the checkout must be on 
 `reward_func` in a thread, one sample at a time. Nothing raises here: OpenRLHF turns an exception into a
 missing reward that breaks the batch later. A sample that could not be graded says so in `reward_error`,
 and its other values are NaN: `grpo.rollout.complete` gives it an advantage of zero. A sample that could not be judged
-says so in `judge_failed`, and its reward is what JUDGE_FALLBACK says.
+says so in `judge_failed`, and its reward is what JUDGE_FALLBACK says: NaN under "mean_quality", as long as there is no
+mean, which `grpo.rollout.complete` treats as above.
 """
 
 import functools
@@ -95,7 +96,8 @@ def _judge_one(prompt: str, response: str, gold: str, correct: float, is_answere
         return judge.reward(correct, verdict), verdict
     except Exception as error:  # no key, no run directory, a full disk: the same boundary
         _log_once(error, "could not be judged and counts in judge_failed")
-        return correct, Verdict(failed=1.0)
+        is_mean = settings.variables().get("JUDGE_FALLBACK") == "mean_quality"
+        return nan if is_mean else correct, Verdict(failed=1.0)
 
 
 _UNJUDGED = Verdict().logs()

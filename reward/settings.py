@@ -131,9 +131,18 @@ def _number(values: Mapping[str, str], name: str, kind: type[Number], least: flo
 
 
 def api_key(environ: Mapping[str, str] | None = None) -> str | None:
-    """Return the key of the Gemini API, None where there is none."""
+    """Return the key of the Gemini API, None where there is none.
+
+    Raises:
+        SettingsError: for one that cannot be sent; the message does not hold it.
+    """
     environ = os.environ if environ is None else environ
-    return next((environ[name] for name in KEY_VARIABLES if environ.get(name, "").strip()), None)
+    for name in KEY_VARIABLES:
+        if key := environ.get(name, "").strip():
+            if not (key.isascii() and key.isprintable()):
+                raise SettingsError(f"{name} holds characters that no key has: export it again, from where it was made")
+            return key
+    return None
 
 
 def state_file(environ: Mapping[str, str] | None = None) -> Path:

@@ -4,6 +4,7 @@ It holds for the processes that open the same file, that is for one run on one m
 shared clock. Times are seconds of the monotonic clock, which is one for all processes of a machine until it restarts.
 """
 
+import math
 import os
 import sqlite3
 import threading
@@ -13,7 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-BUSY_SECONDS = 30.0
+# A lock is waited for once in this process and once among all: not much longer than a sample's deadline.
+BUSY_SECONDS, OPEN_SECONDS = 5.0, 30.0
 _WAIT_SECONDS = 0.05
 
 _SCHEMA = """
@@ -23,7 +25,7 @@ CREATE TABLE IF NOT EXISTS calls (
 CREATE INDEX IF NOT EXISTS calls_of_model ON calls (model, started);
 CREATE TABLE IF NOT EXISTS models (
     model TEXT PRIMARY KEY, paused_until REAL DEFAULT 0, cap INTEGER, cap_since REAL DEFAULT 0,
-    cap_floor INTEGER DEFAULT 1, growths INTEGER DEFAULT 0,
+    cap_floor INTEGER DEFAULT 1, growths INTEGER DEFAULT 0, refused_since REAL DEFAULT 0,
     failures INTEGER DEFAULT 0, openings INTEGER DEFAULT 0, open_until REAL DEFAULT 0, probe_until REAL DEFAULT 0,
     is_shut INTEGER DEFAULT 0);
 CREATE TABLE IF NOT EXISTS judgements (key TEXT PRIMARY KEY, value TEXT);
@@ -47,8 +49,7 @@ class SharedState:
         # A machine that loses power loses the last judgements, not the file.
         self._connection.execute("PRAGMA synchronous = NORMAL")
         with self.transaction() as connection:
-            for statement in _SCHEMA.split(";"):
-                connection.execute(statement)
+            _create_tables(connection)
             boot = BOOT_ID.read_text().strip()
             if connection.execute("SELECT 1 FROM boot WHERE id = ?", (boot,)).fetchone() is None:
                 for table in ("boot", "calls", "models", "flights"):  # times of another clock
@@ -57,7 +58,7 @@ class SharedState:
 
     def _set_journal(self) -> None:
         """Switch to WAL; SQLite does not wait for other processes that do the same at this moment."""
-        deadline = time.monotonic() + BUSY_SECONDS
+        deadline = time.monotonic() + OPEN_SECONDS
         while True:
             try:
                 self._connection.execute("PRAGMA journal_mode = WAL")
@@ -69,20 +70,40 @@ class SharedState:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Do what stands inside alone among all processes, or not at all."""
-        with self._lock:
+        """Do what stands inside alone among all processes, or not at all.
+
+        Raises:
+            sqlite3.Error: also where others hold the file for longer than `BUSY_SECONDS`.
+        """
+        if not self._lock.acquire(timeout=BUSY_SECONDS):
+            raise sqlite3.OperationalError("the threads of this process hold the judge's state for too long")
+        try:
             self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._connection
-            except BaseException:
-                self._connection.execute("ROLLBACK")
-                raise
+            yield self._connection
             self._connection.execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:  # SQLite ends it by itself where the disk is full
+                self._connection.execute("ROLLBACK")
+            raise
+        finally:
+            self._lock.release()
+
+    def begin_run(self) -> None:
+        """Forget all but the judgements: limits, breakers, claims and means are of one start of a run."""
+        with self.transaction() as connection:
+            for table in ("calls", "models", "flights", "means"):
+                connection.execute(f"DROP TABLE {table}")
+            _create_tables(connection)
 
     def close(self) -> None:
         """Close the connection."""
         with self._lock:
             self._connection.close()
+
+
+def _create_tables(connection: sqlite3.Connection) -> None:
+    for statement in _SCHEMA.split(";"):
+        connection.execute(statement)
 
 
 class Judgements:
@@ -136,11 +157,11 @@ class Judgements:
             mean += (quality - mean) / count
             connection.execute("REPLACE INTO means VALUES (?, ?, ?)", (int(is_correct), count, mean))
 
-    def mean_quality(self, is_correct: bool) -> float | None:
-        """Return the running mean of quality given correctness, None before the first judged sample."""
+    def mean_quality(self, is_correct: bool) -> float:
+        """Return the running mean of quality given correctness, NaN before the first judged sample."""
         with self._state.transaction() as connection:
             row = connection.execute("SELECT mean FROM means WHERE correct = ?", (int(is_correct),)).fetchone()
-            return row["mean"] if row else None
+            return row["mean"] if row else math.nan
 
 
 def _is_alive(pid: int) -> bool:

@@ -33,6 +33,7 @@ class Fault:
             "not json", "no reply" (JSON that is none), or "out of range".
         message: of the error. ``{key}`` in it becomes the key that came with the request.
         retry_delay: of the error, in seconds, as RetryInfo; `retry_after` as a header.
+        quota: of a 429: the quotaId and quotaValue that were exceeded.
     """
 
     kind: str
@@ -41,6 +42,7 @@ class Fault:
     seconds: float = 0.0
     retry_delay: float | None = None
     retry_after: str | None = None
+    quota: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -207,7 +209,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _fail(self, fault: Fault, body: dict[str, Any], model: str) -> None:
         if fault.kind == "status":
             message = fault.message.replace("{key}", self.headers.get("x-goog-api-key", ""))
-            self._error(fault.status, message, "STAND_IN_FAULT", fault.retry_delay, fault.retry_after)
+            details = []
+            if fault.quota:
+                violation = dict(zip(("quotaId", "quotaValue"), fault.quota, strict=True))
+                details = [{"@type": "type.googleapis.com/google.rpc.QuotaFailure", "violations": [violation]}]
+            self._error(fault.status, message, "STAND_IN_FAULT", fault.retry_delay, fault.retry_after, details)
         elif fault.kind == "hang":
             self.stand_in.ended.wait(fault.seconds)
             self.close_connection = True

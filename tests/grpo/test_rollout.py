@@ -195,6 +195,25 @@ def test_a_sample_that_was_not_graded_stays_missing_in_its_group(monkeypatch):
     assert hit[0].info["reward_missing"].item() == 1.0
 
 
+def test_a_group_is_regrouped_whoever_of_the_batch_lacks_the_log(monkeypatch):
+    monkeypatch.setenv("GRPO_JUDGE_FALLBACK", "group")
+    hit, whole = groups()
+    del whole[0].info["judge_failed"]
+    rollout.complete([*whole, *hit], group_size=4)
+    assert torch.cat([s.rewards for s in hit]).tolist() == [1.0, 0.0, 1.0, 0.0]
+    assert [s.info["judge_regrouped"].item() for s in (*whole, *hit)] == [0.0] * 4 + [1.0] * 4
+
+
+def test_a_judge_that_fails_throughout_stops_no_training(monkeypatch):
+    """Under mean_quality, before there is a mean."""
+    monkeypatch.setenv("GRPO_JUDGE_FALLBACK", "mean_quality")
+    samples = [sample(math.nan, float(n % 2), correct=float(n % 2), judge_failed=1.0) for n in range(8)]
+    rollout.complete(samples, group_size=4)
+    assert torch.cat([s.rewards for s in samples]).tolist() == [0.0] * 8
+    assert torch.cat([s.scores for s in samples]).tolist() == [0.0, 1.0] * 4
+    assert all(s.info["reward_missing"].item() == 1.0 for s in samples)
+
+
 def test_the_group_policy_without_a_judge_changes_nothing(monkeypatch):
     monkeypatch.setenv("GRPO_JUDGE_FALLBACK", "group")
     samples = [sample(1.0, correct=1.0), sample(0.0, correct=0.0)]

@@ -15,6 +15,7 @@ from reward import chain as module
 from reward import gemini
 from reward.chain import Chain, ChainError
 from reward.gemini import CallError, Client, Kind
+from reward.limits import FAILURES_TO_OPEN, NoPlace, Place
 from reward.settings import STAND_IN_KEY, ChainSettings
 from reward.shared_state import SharedState
 from reward.stand_in import Fault, Quota, StandIn, text_of
@@ -72,6 +73,10 @@ def test_an_answer_has_text_form_usage_and_model(serve, make_chain):
         (Fault("status", 503, retry_delay=0.01), 3),
         (Fault("status", 408), 3),
         (Fault("status", 429, retry_delay=0.01), 3),
+        (Fault("status", 429, quota=("GenerateRequestsPerDayPerProjectPerModel", "250")), 1),
+        (Fault("status", 429, quota=("GenerateRequestsPerMinutePerProjectPerModel-FreeTier", "0")), 1),
+        (Fault("status", 429, "Quota exceeded for metric: requests, limit: 0, model: first"), 1),
+        (Fault("status", 504), 3),
         (Fault("blocked"), 1),
         (Fault("filtered"), 1),
         (Fault("status", 400), 1),
@@ -177,6 +182,56 @@ def test_a_date_is_a_delay():
     then = parsedate_to_datetime("Sat, 01 Jan 2100 00:00:00 GMT")
     error = SimpleNamespace(details={}, response=SimpleNamespace(headers={"retry-after": format_datetime(then)}))
     assert gemini.retry_delay(error) == pytest.approx(then.timestamp() - time.time(), abs=5)
+
+
+@pytest.mark.parametrize("quota", [("RequestsPerDay", "250"), None], ids=["said", "found out"])
+def test_no_sample_loses_time_to_a_model_whose_quota_is_spent(serve, make_chain, quota):
+    """The server asks for pauses that are shorter than the deadline, and refuses for ever."""
+    server = serve(faults=of_first(Fault("status", 429, retry_delay=0.2, quota=quota)))
+    chain = make_chain(server, window=1.0, deadline=8.0)
+    started = time.monotonic()
+    while time.monotonic() < started + 1.5:  # until it is known
+        assert chain.ask("early").model == "second"
+    asked_before = len(server.requests)
+    seconds = [chain.ask(f"later {number}").spent.seconds for number in range(40)]
+    assert sorted(seconds)[20] < 0.2, "less than one pause"
+    assert asked(server)[asked_before:].count("first") <= 8, "probes"
+
+
+def test_a_healthy_model_whose_calls_the_deadline_cuts_is_not_failing(serve, make_chain):
+    server = serve(latency=0.6)
+    chain = make_chain(server, models=("slow",), deadline=0.4, call_timeout=5.0)
+    for _ in range(FAILURES_TO_OPEN + 1):
+        with pytest.raises(ChainError, match=r"no whole answer|Timeout"):
+            chain.ask("How many?")
+    assert len(server.requests) >= FAILURES_TO_OPEN + 1
+    assert isinstance(chain.limits.take("slow", 1, 0.0), Place)
+
+
+def test_time_outs_of_whole_calls_open_the_breaker(serve, make_chain):
+    chain = make_chain(serve(latency=2.0), models=("slow",), deadline=8.0, call_timeout=0.1, tries=FAILURES_TO_OPEN)
+    with pytest.raises(ChainError):
+        chain.ask("How many?")
+    refusal = chain.limits.take("slow", 1, 0.0)
+    assert isinstance(refusal, NoPlace) and refusal.is_open
+
+
+def test_a_state_that_breaks_during_a_call_costs_no_answer(serve, make_chain, caplog):
+    def lose(number, model):
+        connection.execute("DROP TABLE calls")
+
+    server = serve(faults=lose)
+    chain = make_chain(server)
+    connection = chain.limits._state._connection
+    assert chain.ask("How many?").model == "first"
+    assert "could not take note" in caplog.text
+
+
+@pytest.mark.parametrize("key", ["AIza-with\na-line-break", "AIza-with\x00a-null", "AIza-\u00fcnicode"])
+def test_a_key_that_cannot_be_sent_is_not_shown(serve, key):
+    with pytest.raises(CallError) as failure:
+        Client(key, serve().url).find("first", 5.0)
+    assert "AIza" not in str(failure.value) + repr(failure.value)
 
 
 def test_delays_grow_and_are_drawn_from_zero(monkeypatch, serve, make_chain):

@@ -265,6 +265,12 @@ def test_without_a_key_or_good_settings_a_worker_goes_on(load, changes, caplog) 
     assert len([record for record in caplog.records if "could not be judged" in record.message]) == 1
 
 
+def test_without_a_key_the_policy_of_the_mean_pays_nobody(load) -> None:
+    result = load(None, JUDGE_FALLBACK="mean_quality").reward_func([PROMPT + RIGHT], [PROMPT], ["7"])
+    assert math.isnan(result["rewards"]) and result["scores"] == 1.0
+    assert result["extra_logs"]["judge_failed"] == 1.0
+
+
 @pytest.mark.parametrize("changes", [{"JUDGE": "0"}, {"JUDGE_MODELS": " "}])
 def test_without_a_judge_it_is_correctness_alone(load, changes) -> None:
     result = load(None, **changes).reward_func([PROMPT + RIGHT], [PROMPT], ["7"])

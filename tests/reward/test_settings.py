@@ -78,10 +78,18 @@ def test_nothing_is_made_up_for_what_is_missing(name):
             settings.from_environment(without)
 
 
+@pytest.mark.parametrize("key", ["secret\nvalue", "secret\x1b", "secr\u00e9t", "secret\u200b", "secret\u2028value"])
+def test_a_key_that_cannot_be_is_refused_and_not_shown(key):
+    with pytest.raises(SettingsError, match="GOOGLE_API_KEY") as refusal:
+        settings.api_key({"GOOGLE_API_KEY": key})
+    assert "secr" not in str(refusal.value)
+
+
 def test_the_key_and_the_file():
     assert settings.api_key({}) is None and settings.api_key({"GEMINI_API_KEY": " "}) is None
     assert settings.api_key({"GOOGLE_API_KEY": "b"}) == "b"
     assert settings.api_key({"GEMINI_API_KEY": "a", "GOOGLE_API_KEY": "b"}) == "a"
+    assert settings.api_key({"GEMINI_API_KEY": " \n", "GOOGLE_API_KEY": " b\r\n"}) == "b"
     assert settings.state_file({"GRPO_RUN_DIR": "/run"}) == Path("/run/judge.sqlite")
     with pytest.raises(SettingsError, match="GRPO_RUN_DIR"):
         settings.state_file({})

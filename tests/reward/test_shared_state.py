@@ -1,6 +1,7 @@
 """Limits, breakers, cache and claims among threads and real processes, some of which are killed."""
 
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -163,6 +164,64 @@ def test_the_breaker_lets_exactly_one_probe_through(state):
     assert not take(gate).is_probe
 
 
+def test_a_quota_that_is_spent_opens_the_breaker(state):
+    gate = make(state, window=1.2)
+    places = [take(gate) for _ in range(3)]
+    gate.give_back(places[0], Outcome.ANSWERED)
+    for place in places[1:]:
+        gate.give_back(place, Outcome.SPENT)
+    refusal = now_or_not(gate)
+    assert isinstance(refusal, NoPlace) and refusal.is_open and refusal.until - time.monotonic() <= 0.1
+    time.sleep(0.15)
+    gate.give_back(take(gate), Outcome.SPENT, retry_after=5.0)
+    refusal = now_or_not(gate)
+    assert isinstance(refusal, NoPlace) and refusal.is_open and 4 < refusal.until - time.monotonic() <= 5
+
+
+def test_only_429s_for_a_whole_window_open_the_breaker(state):
+    gate = make(state, window=0.5)
+    started = time.monotonic()
+    while not (isinstance(found := gate.take(MODEL, 1, started + 30), NoPlace) and found.is_open):
+        assert isinstance(found, Place)
+        gate.give_back(found, Outcome.THROTTLED, retry_after=0.01)
+    assert time.monotonic() - started >= 0.5
+    time.sleep(max(0.0, found.until - time.monotonic()) + 0.01)
+    probe = take(gate)
+    assert probe.is_probe
+    gate.give_back(probe, Outcome.THROTTLED, retry_after=0.01)
+    refusal = now_or_not(gate)
+    assert isinstance(refusal, NoPlace) and refusal.is_open, "a 429 does not close it"
+
+
+def test_429s_beside_answers_open_no_breaker(state):
+    gate, started = make(state, window=0.4), time.monotonic()
+    while time.monotonic() < started + 1.0:
+        for outcome in (Outcome.THROTTLED, Outcome.ANSWERED):
+            place = gate.take(MODEL, 1, started + 30)
+            assert isinstance(place, Place)
+            gate.give_back(place, outcome, retry_after=0.01)
+
+
+def test_a_day_of_probes_is_no_overflow(state):
+    gate = make(state, window=0.01)
+    gate.give_back(take(gate), Outcome.SPENT)
+    with state.transaction() as connection:
+        connection.execute("UPDATE models SET openings = 2000")
+    time.sleep(0.01)
+    gate.give_back(take(gate), Outcome.SPENT)
+
+
+def test_a_call_that_was_cut_says_nothing(state):
+    gate = make(state, window=1.2)
+    for _ in range(2 * limits.FAILURES_TO_OPEN):
+        gate.give_back(take(gate), Outcome.CUT)
+    for _ in range(limits.FAILURES_TO_OPEN):
+        gate.give_back(take(gate), Outcome.FAILED)
+    time.sleep(0.15)
+    gate.give_back(take(gate), Outcome.CUT)
+    assert take(gate).is_probe, "the next probe follows at once"
+
+
 def test_a_probe_that_died_is_replaced(state):
     gate = make(state, window=1.2, call_timeout=0.1)
     for _ in range(limits.FAILURES_TO_OPEN):
@@ -206,6 +265,52 @@ def test_a_transaction_that_fails_changes_nothing(state):
         connection.execute("INSERT INTO judgements VALUES ('key', 'value')")
         raise ZeroDivisionError
     assert Judgements(state).find_or_claim("key", time.monotonic() + 1) is None
+
+
+def test_a_commit_that_fails_ends_its_transaction(state):
+    """A deferred constraint fails in COMMIT itself, and SQLite leaves the transaction open."""
+    connection = state._connection
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute("CREATE TABLE child (key TEXT REFERENCES judgements (key) DEFERRABLE INITIALLY DEFERRED)")
+    with pytest.raises(sqlite3.IntegrityError), state.transaction() as inside:
+        inside.execute("INSERT INTO child VALUES ('none')")
+    assert not connection.in_transaction
+    Judgements(state).store("key", "value")
+
+
+def test_the_cause_is_shown_where_sqlite_rolled_back_itself(state):
+    with pytest.raises(sqlite3.IntegrityError, match="the cause"), state.transaction() as connection:
+        connection.execute(
+            "CREATE TRIGGER t BEFORE INSERT ON judgements BEGIN SELECT RAISE(ROLLBACK, 'the cause'); END"
+        )
+        connection.execute("INSERT INTO judgements VALUES ('key', 'value')")
+    Judgements(state).store("key", "value")
+
+
+def test_a_file_that_others_hold_is_given_up(state, tmp_path, monkeypatch):
+    monkeypatch.setattr(shared_state, "BUSY_SECONDS", 0.3)
+    mine, started = SharedState(tmp_path / "judge.sqlite"), time.monotonic()
+
+    def find(number: int) -> None:
+        with pytest.raises(sqlite3.OperationalError):
+            Judgements(mine).find_or_claim(f"key {number}", time.monotonic())
+
+    with state.transaction(), ThreadPoolExecutor(8) as pool:
+        list(pool.map(find, range(8)))
+    assert time.monotonic() - started < 8 * 0.3, "the threads do not wait one after the other"
+
+
+def test_a_run_begins_without_limits_breakers_claims_and_means(state):
+    gate, judgements = make(state, requests_per_window=1), Judgements(state)
+    gate.give_back(take(gate), Outcome.REFUSED)
+    judgements.store("kept", "value")
+    judgements.find_or_claim("claimed", time.monotonic() + 60)
+    judgements.add_to_mean(True, 0.5)
+    state.begin_run()
+    take(gate)
+    assert judgements.find_or_claim("kept", time.monotonic()) == "value"
+    assert judgements.find_or_claim("claimed", time.monotonic()) is None
+    assert math.isnan(judgements.mean_quality(True))
 
 
 def test_a_file_that_is_no_database_is_an_error(tmp_path):
@@ -270,11 +375,11 @@ def test_a_claim_that_was_given_up_or_whose_process_died_passes_on(state, tmp_pa
 def test_the_running_mean(qualities):
     state = SharedState(Path(":memory:"))
     judgements = Judgements(state)
-    assert judgements.mean_quality(True) is None
+    assert math.isnan(judgements.mean_quality(True))
     for quality in qualities:
         judgements.add_to_mean(True, quality)
     assert judgements.mean_quality(True) == pytest.approx(sum(qualities) / len(qualities))
-    assert judgements.mean_quality(False) is None
+    assert math.isnan(judgements.mean_quality(False))
     state.close()
 
 
