@@ -80,7 +80,9 @@ if ((TINY)); then
     : "${LORA_RANK:=8}" "${LORA_ALPHA:=16}"
     : "${PERSISTENCE_THRESHOLD:=0}" # everything is partitioned, as the parameters of the 120b are
     : "${NUM_EPISODES:=1}" "${STEPS:=40}" "${SAVE_STEPS:=20}"
-    : "${JUDGE_RPM:=6000}" "${JUDGE_TPM:=10000000}" # the stand-in has no quota
+    if [[ ${GEMINI_API_KEY:-}${GOOGLE_API_KEY:-} != *[![:space:]]* ]]; then
+        : "${JUDGE_RPM:=6000}" "${JUDGE_TPM:=10000000}" # the stand-in has no quota
+    fi
 fi
 
 # --- Hyperparameters --------------------------------------------------------------------------------------------------

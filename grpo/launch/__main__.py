@@ -74,6 +74,10 @@ def main() -> int:
             held = resume.lock(folder)
         except ResumeError as error:
             return refuse(error)
+    try:
+        judge.prepare(run_judge, folder)
+    except ConfigError as error:
+        return refuse(error)
     news = resume.take_back(config, folder) if options.resume else []
     return run(options.name, folder, config, plan, run_judge, held, news)
 

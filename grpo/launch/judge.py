@@ -1,5 +1,6 @@
 """The judge of a run, before it starts: its settings, its key, whether its models exist; or a local stand-in."""
 
+import sqlite3
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from grpo.launch.config import Config, ConfigError
 from grpo.launch.preflight import Problem, has_own_reward
 from reward import settings
 from reward.settings import JudgeSettings, SettingsError
+from reward.shared_state import SharedState
 
 if TYPE_CHECKING:
     from reward.gemini import Client
@@ -16,6 +18,11 @@ if TYPE_CHECKING:
 # Ids that were shut down, or are answered by another model, with what Google names in their place
 # (https://ai.google.dev/gemini-api/docs/deprecations and .../changelog, up to October 2026).
 RETIRED = {
+    "gemini-2.0-flash": "gemini-3.6-flash",
+    "gemini-2.0-flash-001": "gemini-3.6-flash",
+    "gemini-2.0-flash-lite": "gemini-3.1-flash-lite",
+    "gemini-2.0-flash-lite-001": "gemini-3.1-flash-lite",
+    "gemini-2.5-flash-preview-09-2025": "gemini-3.6-flash",
     "gemini-2.5-pro-preview-03-25": "gemini-3.1-pro-preview",
     "gemini-2.5-pro-preview-05-06": "gemini-3.1-pro-preview",
     "gemini-2.5-pro-preview-06-05": "gemini-3.1-pro-preview",
@@ -53,14 +60,32 @@ def of_run(config: Config, may_stand_in: bool) -> RunJudge:
         may_stand_in: whether a local server may answer where there is no key.
 
     Raises:
-        ConfigError: for settings that cannot be.
+        ConfigError: for settings or a key that cannot be.
     """
     if not has_own_reward(config):
         return RunJudge(None, False)
     try:
-        return RunJudge(settings.from_environment(), may_stand_in and not settings.api_key())
+        configured = settings.from_environment()
+        return RunJudge(configured, configured is not None and settings.api_key() is None and may_stand_in)
     except SettingsError as error:
         raise ConfigError(str(error)) from None
+
+
+def prepare(judge: RunJudge, folder: Path) -> None:
+    """Let the judge of a run begin anew: only judgements stay of an earlier part. Nobody else may use the `folder`.
+
+    Raises:
+        ConfigError: where the file with them is broken.
+    """
+    if judge.settings is None:
+        return
+    path = settings.state_file({"GRPO_RUN_DIR": str(folder)})
+    try:
+        state = SharedState(path)
+        state.begin_run()
+        state.close()
+    except sqlite3.Error as error:
+        raise ConfigError(f"{path}: {error}; move it away: judgements are then paid for again") from None
 
 
 def check(judge: RunJudge, config: Config, base_url: str | None = None) -> Iterator[Problem]:
@@ -105,7 +130,7 @@ def _check_models(models: list[str], key: str, base_url: str | None) -> Iterator
             if error.kind is Kind.NO_KEY:
                 yield Problem(f"the Gemini API refuses the key: {error}", "export a valid GEMINI_API_KEY, or JUDGE=0")
                 return
-            if error.kind in (Kind.THROTTLED, Kind.FAILED, Kind.BAD_REPLY):
+            if error.kind is not Kind.NO_MODEL:
                 yield Problem(
                     f"the Gemini API cannot be asked for {model}: {error}",
                     "see whether this machine reaches generativelanguage.googleapis.com, or set JUDGE=0",
@@ -126,7 +151,7 @@ def _find(client: "Client", model: str) -> None:
             client.find(model, TRY_SECONDS)
             return
         except CallError as error:
-            if number == TRIES or error.kind not in (Kind.THROTTLED, Kind.FAILED, Kind.BAD_REPLY):
+            if number == TRIES or error.kind in (Kind.NO_KEY, Kind.NO_MODEL, Kind.NEXT_MODEL):
                 raise
             delay = RETRY_SECONDS * number if error.retry_after is None else error.retry_after
             time.sleep(min(delay, TRY_SECONDS))

@@ -1,7 +1,9 @@
 """What is checked of the judge before a run, against a server that speaks Gemini's API."""
 
+import math
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,8 @@ from grpo.launch.config import Config, ConfigError
 from grpo.launch.judge import RETIRED, RunJudge
 from grpo.launch.supervise import CHECKOUT
 from reward import settings
+from reward.limits import Limits, Place
+from reward.shared_state import Judgements, SharedState
 from reward.stand_in import Fault, StandIn
 
 KEY = "AIza-not-a-real-key-0123456789"
@@ -132,6 +136,38 @@ def test_somebody_elses_reward_function_needs_no_judge(setting, configure) -> No
 def test_settings_that_cannot_be_are_refused(configure) -> None:
     with pytest.raises(ConfigError, match="JUDGE_TRIES"):
         judge.of_run(configure(JUDGE_TRIES="none"), False)
+
+
+@pytest.mark.parametrize("may_stand_in", [True, False])
+def test_a_key_that_cannot_be_is_refused(configure, may_stand_in: bool) -> None:
+    with pytest.raises(ConfigError, match="GEMINI_API_KEY") as refusal:
+        judge.of_run(configure("AIza\x07-not-a-key"), may_stand_in)
+    assert "AIza" not in str(refusal.value)
+    judge.of_run(configure("AIza\x07-not-a-key", JUDGE="0"), may_stand_in)
+
+
+def test_a_run_begins_with_judgements_and_nothing_else(configure, tmp_path: Path) -> None:
+    run_judge = judge.of_run(configure(), False)
+    judge.prepare(run_judge, tmp_path)
+    state = SharedState(tmp_path / "judge.sqlite")
+    Judgements(state).store("key", "value")
+    Judgements(state).add_to_mean(True, 0.5)
+    with state.transaction() as connection:  # as an earlier version of the table
+        connection.execute("DROP TABLE models")
+        connection.execute("CREATE TABLE models (model TEXT PRIMARY KEY)")
+    judge.prepare(run_judge, tmp_path)
+    assert run_judge.settings
+    place = Limits(state, run_judge.settings.chain).take("first", 1, 0.0)
+    assert isinstance(place, Place)
+    assert Judgements(state).find_or_claim("key", 0.0) == "value"
+    assert math.isnan(Judgements(state).mean_quality(True))
+
+
+def test_a_file_of_judgements_that_is_broken_is_refused(configure, tmp_path: Path) -> None:
+    (tmp_path / "judge.sqlite").write_bytes(b"no database" * 1000)
+    with pytest.raises(ConfigError, match="move it away"):
+        judge.prepare(judge.of_run(configure(), False), tmp_path)
+    judge.prepare(judge.of_run(configure(JUDGE="0"), False), tmp_path)
 
 
 def test_a_rollout_that_cannot_be_judged_in_time_is_refused(configure) -> None:

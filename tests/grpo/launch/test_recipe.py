@@ -169,6 +169,14 @@ def test_tiny_is_the_same_run_with_other_values(checkout: Path) -> None:
     assert int(tiny["--vllm_num_engines"]) == 2 and int(tiny["--actor_num_gpus_per_node"]) == 2
 
 
+def test_the_stand_ins_limits_are_for_the_stand_in_alone(checkout: Path) -> None:
+    full = flags(checkout)
+    for key in ({"GEMINI_API_KEY": "not-a-key"}, {"GOOGLE_API_KEY": "not-a-key"}):
+        tiny = flags(checkout, "--tiny", **key)
+        assert all(tiny[name] == full[name] for name in ("GRPO_JUDGE_RPM", "GRPO_JUDGE_TPM"))
+    assert flags(checkout, "--tiny", GEMINI_API_KEY=" ")["GRPO_JUDGE_RPM"] == "6000"
+
+
 def test_the_shape_of_the_large_run_in_small(checkout: Path) -> None:
     found = flags(checkout, "--tiny", "--steps", "2", NUM_ENGINES="2", ENGINE_TP="2", ACTOR_GPUS="4")
     assert found["--vllm_tensor_parallel_size"] == "2" and found["--actor_num_gpus_per_node"] == "4"
