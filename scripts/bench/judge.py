@@ -3,6 +3,7 @@
 A local server stands in for Gemini (`reward.stand_in`); it counts requests in a sliding window of `--window` seconds,
 which stands for a minute, and answers the rest with 429 and a retry delay. The stock way is a client with three
 attempts a sample, whose delays are shortened as the minute is. Then the server is down for a while, and comes back.
+`queued_s` is the longest that a sample waited for a thread (see `judge_worker`); its deadline begins after that.
 
 The bias of each fallback policy is computed with drawn qualities: a judge that fails in one sample of ten, and one that
 never does, on the same samples; the advantage is Dr. GRPO's. `pays` is what a failure adds to the advantage of its
@@ -108,6 +109,7 @@ def _judge_rollout(options: argparse.Namespace, is_ours: bool) -> dict[str, floa
         # Every call but the one that each judged sample needs.
         "wasted_share": 1 - judged / len(requests),
         "longest_s": max(seconds),
+        "queued_s": max(second for rank in ranks for second in rank["queued"]),
         "past_deadline": sum(second > options.deadline for second in seconds),
     }
     if least > 0:
