@@ -64,7 +64,11 @@ def run(options: argparse.Namespace) -> dict[str, Any] | None:
         EvalError: before anything is asked, with the remedy.
     """
     chain_settings = _chain_settings(options)
-    key, stand_in = settings.api_key(), os.environ.get(settings.STAND_IN_VARIABLE)
+    try:
+        key = settings.api_key()
+    except settings.SettingsError as error:
+        raise EvalError(str(error)) from None
+    stand_in = os.environ.get(settings.STAND_IN_VARIABLE)
     if not (key or stand_in):
         raise EvalError("there is no key: export GEMINI_API_KEY")
     if stand_in:
@@ -80,7 +84,9 @@ def run(options: argparse.Namespace) -> dict[str, Any] | None:
     ks = options.k or [options.n]
     with Output(options.out, identity, about, problems, options.n, ks) as output:
         if output.missing:
-            chain = connect(chain_settings, SharedState(options.out / STATE), key, stand_in)
+            state = SharedState(options.out / STATE)
+            state.begin_run()
+            chain = connect(chain_settings, state, key, stand_in)
             unanswered = _ask(chain, output, options.concurrency, options.out.name)
             for (problem, number), why in unanswered.items():
                 print(f"eval.teacher: no answer to sample {number} of {problem.id}: {why}", file=sys.stderr)
