@@ -208,7 +208,8 @@ def test_a_healthy_model_whose_calls_the_deadline_cuts_is_not_failing(serve, mak
     assert isinstance(chain.limits.take("slow", 1, 0.0), Place)
 
 
-def test_time_outs_of_whole_calls_open_the_breaker(serve, make_chain):
+def test_time_outs_of_whole_calls_open_the_breaker(serve, make_chain, monkeypatch):
+    monkeypatch.setattr("reward.chain.FIRST_DELAY", 0.01)
     chain = make_chain(serve(latency=2.0), models=("slow",), deadline=8.0, call_timeout=0.1, tries=FAILURES_TO_OPEN)
     with pytest.raises(ChainError):
         chain.ask("How many?")
