@@ -72,7 +72,7 @@ def run_table(folder: Path) -> list[str]:
     Raises:
         EvalError: where it has no evaluation.
     """
-    rows = read_rows(_metrics_dir(folder) / EVALS)
+    rows = read_rows(_metrics_dir(folder) / EVALS) if folder.is_dir() else []
     if not rows:
         raise EvalError(f"{folder} has no evaluation in {EVALS}: name a run directory")
     is_finished = (folder / "final").is_dir()

@@ -106,6 +106,8 @@ venv_is_sound() {
 }
 
 ensure_venv() {
+    # Making it anew would empty the folder that the link leads to, and two checkouts would compile over each other.
+    if [[ -L $venv ]]; then fail "$venv is a link to another environment: remove the link, each checkout has its own"; fi
     if venv_is_sound; then return; fi
     local python
     python="$(find_python)"

@@ -262,6 +262,15 @@ def test_python_from_the_environment_is_used_or_refused(checkout: Path, tmp_path
     assert refused.returncode == 1 and str(path / "none") in refused.stderr
 
 
+def test_an_environment_behind_a_link_is_left_alone(checkout: Path, tmp_path: Path) -> None:
+    other = (checkout / ".venv").rename(tmp_path / "other")
+    (other / "precious").touch()
+    (checkout / ".venv").symlink_to(other)
+    refused = setup(checkout, "--cpu")
+    assert refused.returncode != 0 and "is a link to another environment: remove the link" in refused.stderr
+    assert (other / "precious").exists()
+
+
 def test_a_moved_or_broken_venv_is_noticed(checkout: Path) -> None:
     def sound(root: Path) -> bool:
         script = 'source "$1"; venv_is_sound'
