@@ -57,6 +57,8 @@ def old_log_probs(args: Any, old: torch.Tensor, current: torch.Tensor) -> torch.
 def logits_to_keep(action_mask: torch.Tensor | None) -> int:
     """Return from how many of the last positions logits are needed; 0 stands for all, as in transformers.
 
+    Samples are padded, not packed: :mod:`grpo.flags` refuses packing.
+
     Args:
         action_mask: bool ``[B, A]``, which of the last A tokens were sampled; None where every position counts.
     """
