@@ -68,26 +68,37 @@ def unflatten(flat: torch.Tensor, specs: Iterable[TensorSpec]) -> dict[str, torc
     return {spec.name: flat[spec.offset : spec.offset + spec.numel].view(spec.shape) for spec in specs}
 
 
-def checksum(matrix: torch.Tensor, first_row: int = 0) -> torch.Tensor:
-    """Return a checksum of a matrix or of a slice of one; those of its slices add up to the matrix' own.
-
-    The sum of the 64-bit words, each weighted by its row, modulo 2**64: it finds changed, missing and swapped rows at
-    the speed of memory. A cyclic redundancy check would take three times as long as copying.
+def row_sums(matrix: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the 64-bit words of each row, modulo 2**64: int64 ``[rows]``.
 
     Args:
         matrix: bf16 ``[rows, columns]``, contiguous; slices by columns hold a multiple of 4 of them.
-        first_row: which row of the whole matrix the first one is.
-
-    Returns:
-        int64 ``[]``, on the matrix' device.
     """
     words = matrix.view(torch.int64 if matrix.shape[1] % 4 == 0 else torch.int16)
-    return (words.sum(1, dtype=torch.int64) * _row_weights(first_row, len(matrix), matrix.device)).sum()
+    return words.sum(1, dtype=torch.int64)
 
 
-@functools.cache
-def _row_weights(first: int, count: int, device: torch.device) -> torch.Tensor:
-    return 2 * torch.arange(first, first + count, device=device) + 1
+def checksum(sums: Sequence[torch.Tensor], rows: tuple[tuple[int, int, int], ...]) -> torch.Tensor:
+    """Return a checksum of adapter tensors or of slices of them; those of the slices add up to the tensors' own.
+
+    The row sums, each weighted by its row and its tensor, modulo 2**64: it finds changed, missing and swapped rows and
+    tensors at the speed of memory. A cyclic redundancy check would take three times as long as copying.
+
+    Args:
+        sums: from :func:`row_sums`.
+        rows: whose they are, in this order: a tensor's place in the adapter, its first row, how many.
+
+    Returns:
+        int64 ``[]``, on the sums' device.
+    """
+    together = torch.cat(list(sums))
+    return (together * _row_weights(rows, together.device)).sum()
+
+
+@functools.lru_cache(maxsize=4)
+def _row_weights(rows: tuple[tuple[int, int, int], ...], device: torch.device) -> torch.Tensor:
+    weights = [(2 * place + 1) * (2 * torch.arange(first, first + count) + 1) for place, first, count in rows]
+    return torch.cat(weights).to(device)
 
 
 def is_split(name: str) -> bool:
@@ -101,8 +112,7 @@ class Receipt:
 
     Args:
         tensors: how many there are.
-        split, whole: the checksums of those that the workers hold slices of, and of those that each holds whole, each
-            weighted by its place in the adapter.
+        split, whole: the checksums of those that the workers hold slices of, and of those that each holds whole.
     """
 
     tensors: int
@@ -112,23 +122,17 @@ class Receipt:
     @classmethod
     def of(cls, flat: torch.Tensor, specs: Sequence[TensorSpec]) -> "Receipt":
         """Return the receipt for a flat adapter on the CPU."""
-        split = whole = 0
+        sums: dict[bool, list[torch.Tensor]] = {True: [], False: []}
+        rows: dict[bool, list[tuple[int, int, int]]] = {True: [], False: []}
         for place, (name, tensor) in enumerate(unflatten(flat, specs).items()):
-            value = int(checksum(tensor)) * weight(place)
-            if is_split(name):
-                split += value
-            else:
-                whole += value
+            sums[is_split(name)].append(row_sums(tensor))
+            rows[is_split(name)].append((place, 0, len(tensor)))
+        split, whole = (int(checksum(sums[kind], tuple(rows[kind]))) for kind in (True, False))
         return cls(len(specs), split, whole)
 
     def checksum(self, workers: int) -> int:
         """Return the sum of the checksums of so many workers, modulo 2**64."""
         return (self.split + workers * self.whole) % 2**64
-
-
-def weight(place: int) -> int:
-    """Return the weight of a tensor's checksum: two tensors that took each other's place are found."""
-    return 2 * place + 1
 
 
 def is_trained(args: Any) -> bool:

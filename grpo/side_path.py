@@ -11,6 +11,7 @@ is there when the model is profiled and compiled.
 import functools
 import os
 import warnings
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from vllm.model_executor.layers.linear import LinearMethodBase
 from vllm.model_executor.models.gpt_oss import OAIAttention
 
 from grpo import cpu_matmul
-from grpo.adapter import TensorSpec, checksum, unflatten, weight
+from grpo.adapter import TensorSpec, checksum, row_sums, unflatten
 
 LAYERS = "base_model.model.model.layers."  # how PEFT names begin
 
@@ -67,44 +68,52 @@ def slots(attention: Any) -> dict[str, tuple[torch.Tensor, slice, slice]]:
     """Return where each adapter tensor of one attention module goes on this worker.
 
     Returns:
-        For ``q_proj.lora_A`` and so on: the buffer, and which rows and columns of the whole tensor it holds.
+        For ``q_proj.lora_A`` and so on, in the order in which the layers' ``lora_A`` and ``lora_B`` hold them: the
+        buffer, and which rows and columns of the whole tensor it holds.
     """
     rank, everything = get_tensor_model_parallel_rank(), slice(None)
     qkv, o = attention.qkv_proj, attention.o_proj
-    places, row = {}, 0
-    for part, (name, size) in enumerate((("q", attention.q_size), ("k", attention.kv_size), ("v", attention.kv_size))):
-        mine = slice(rank * size, (rank + 1) * size)
-        places[f"{name}_proj.lora_A"] = (qkv.lora_A[part], everything, everything)
-        places[f"{name}_proj.lora_B"] = (qkv.lora_B[row : row + size], mine, everything)
-        row += size
+    parts = {"q": attention.q_size, "k": attention.kv_size, "v": attention.kv_size}
+    places = {f"{name}_proj.lora_A": (qkv.lora_A[part], everything, everything) for part, name in enumerate(parts)}
+    buffers = qkv.lora_B.split(list(parts.values()))
+    for (name, size), buffer in zip(parts.items(), buffers, strict=True):
+        places[f"{name}_proj.lora_B"] = (buffer, slice(rank * size, (rank + 1) * size), everything)
     mine = slice(rank * attention.q_size, (rank + 1) * attention.q_size)
     places["o_proj.lora_A"] = (o.lora_A[0], everything, mine)
     places["o_proj.lora_B"] = (o.lora_B, everything, everything)
     return places
 
 
-def fill(attention: Any, tensors: dict[str, tuple[int, torch.Tensor]]) -> tuple[int, torch.Tensor]:
-    """Copy this worker's slices of one layer's adapter into the side paths.
+@dataclass
+class Applied:
+    """What the side paths of a worker hold: how many tensors, and what :func:`grpo.adapter.checksum` takes."""
+
+    tensors: int = 0
+    sums: list[torch.Tensor] = field(default_factory=list)
+    rows: list[tuple[int, int, int]] = field(default_factory=list)
+
+
+def fill(attention: Any, tensors: dict[str, tuple[int, torch.Tensor]], applied: Applied) -> None:
+    """Copy this worker's slices of one layer's adapter into the side paths, and add them to ``applied``.
 
     Args:
         tensors: ``q_proj.lora_A`` ``[r, in]``, ``q_proj.lora_B`` ``[out, r]`` and so on for k_proj, v_proj, o_proj,
             whole (not split), each with its place in the adapter; a projection without an adapter is left out and gets
             zeros.
-
-    Returns:
-        How many of ``tensors`` were copied; the weighted checksums of the side paths' contents, int64 ``[]``.
     """
-    places = slots(attention)
-    total = torch.zeros((), dtype=torch.int64, device=attention.qkv_proj.lora_A.device)
-    for name, (buffer, rows, columns) in places.items():
+    for name, (buffer, rows, columns) in slots(attention).items():
+        place = 0  # of zeros: any would do
         # In place: a compiled or captured engine has recorded the buffer's address.
         if name in tensors:
             place, whole = tensors[name]
             buffer.copy_(whole[rows, columns])
-            total += checksum(buffer, rows.start or 0) * weight(place)  # it is in the CPU's cache now
+            applied.tensors += 1
         else:
             buffer.zero_()
-    return len(places.keys() & tensors.keys()), total
+        applied.rows.append((place, rows.start or 0, len(buffer)))
+    # The layer is in the CPU's cache now; summing up its projections together takes half as long as one by one.
+    qkv, o = attention.qkv_proj, attention.o_proj
+    applied.sums += map(row_sums, (qkv.lora_A.flatten(0, 1), qkv.lora_B, o.lora_A[0], o.lora_B))
 
 
 @functools.lru_cache(maxsize=1)
@@ -148,15 +157,17 @@ class AdapterWorker:
             warnings.simplefilter("ignore")  # that it is mapped for reading only
             data = torch.from_numpy(mapped(path, os.stat(path).st_ino)[offset : offset + size])
         arrived, layers = layers_of(data.view(torch.bfloat16), specs), self.model_runner.model.model.layers  # type: ignore[attr-defined]
-        filled = [fill(layer.attn, arrived.get(str(number), {})) for number, layer in enumerate(layers)]
-        applied = sum(count for count, _ in filled)
-        if applied != len(specs):
-            raise ValueError(f"{len(specs) - applied} adapter tensors fit no attention layer; is it another model's?")
+        applied = Applied()
+        for number, layer in enumerate(layers):
+            fill(layer.attn, arrived.get(str(number), {}), applied)
+        if applied.tensors != len(specs):
+            missing = len(specs) - applied.tensors
+            raise ValueError(f"{missing} adapter tensors fit no attention layer; is it another model's?")
         return {
             "rank": get_tensor_model_parallel_rank(),
             "workers": get_tensor_model_parallel_world_size(),
-            "checksum": int(torch.stack([total for _, total in filled]).sum()) % 2**64,
-            "tensors": applied,
+            "checksum": int(checksum(applied.sums, tuple(applied.rows))) % 2**64,
+            "tensors": applied.tensors,
         }
 
 
