@@ -54,7 +54,7 @@ def gather(model: nn.Module) -> tuple[torch.Tensor, list[TensorSpec]]:
     names, parameters = adapter_parameters(model)
     flat = gather_flat(parameters).to(torch.bfloat16)
     specs = layout(names, map(whole_shape, parameters))
-    if not flat.sum(dtype=torch.float32).isfinite():
+    if not flat.sum().isfinite():  # a sum in another dtype would copy the adapter
         broken = [name for name, tensor in unflatten(flat, specs).items() if not tensor.isfinite().all()]
         raise FloatingPointError(
             f"{len(broken)} of {len(names)} adapter tensors are not finite, the first is {broken[0]}: the last step "

@@ -72,6 +72,11 @@ class Adapter:
         return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
 
     @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every tensor, by PEFT's name."""
+        return {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
+
+    @property
     def targets(self) -> list[str]:
         """Return the target modules; a pattern stands alone."""
         targets = self.config.get("target_modules") or []

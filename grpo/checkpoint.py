@@ -1,5 +1,6 @@
 """Checkpoints: the LoRA adapter in PEFT's format, and the trainer's own state beside it."""
 
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable
@@ -14,6 +15,8 @@ from safetensors.torch import save_file
 from grpo import trainer_state
 from grpo.adapter import gather, unflatten
 from grpo.retention import exact_match, kept_steps, saved_steps
+
+logger = logging.getLogger("openrlhf.grpo.checkpoint")
 
 
 class SaveError(OSError):
@@ -61,7 +64,10 @@ def save_step(engine: Any, args: Any, client_states: dict[str, Any]) -> None:
     if dist.get_rank() == 0:
         steps = saved_steps(checkpoints)
         scores = exact_match(Path(args.metrics_dir or args.run_dir) / "eval.jsonl")
-        _remove(checkpoints, set(steps) - set(kept_steps(steps, scores, args.max_ckpt_num)))
+        try:
+            _remove(checkpoints, set(steps) - set(kept_steps(steps, scores, args.max_ckpt_num)))
+        except OSError as error:  # the new checkpoint is whole: nothing that a run has to end for
+            logger.error("an old checkpoint was not removed, the next save tries again: %s", error)
 
 
 def load_step(engine: Any, args: Any) -> dict[str, Any]:
@@ -117,9 +123,14 @@ def _replace(target: Path, write: Callable[[Path], None]) -> None:
 
 def _remove(checkpoints: Path, steps: Iterable[int]) -> None:
     for step in steps:
-        (checkpoints / f"step_{step}").rename(checkpoints / f".step_{step}.removed")  # whole or not there
-    for left in checkpoints.glob(".step_*.removed"):  # also what a kill has left
-        shutil.rmtree(left)
+        removed = checkpoints / f".step_{step}.removed"
+        shutil.rmtree(removed, ignore_errors=True)
+        (checkpoints / f"step_{step}").rename(removed)  # whole or not there
+    for left in checkpoints.glob(".step_*"):  # also what a kill has left
+        name, kind = left.name[1:].split(".")
+        # The old content of a step may be the only one; the save of that step brings it back.
+        if kind != "old" or (checkpoints / name).is_dir():
+            shutil.rmtree(left)
 
 
 def _on_every_rank(part: Callable[[], None] | None, target: Path) -> None:

@@ -3,9 +3,6 @@
 import argparse
 from collections.abc import Iterator
 
-# Attention implementations of transformers 4.57 that take gpt-oss's sinks (`s_aux`) into the softmax.
-SINK_ATTENTION = ("eager", "kernels-community/vllm-flash-attn3")
-
 ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
@@ -42,42 +39,71 @@ def validate(args: argparse.Namespace) -> None:
 
 def problems(args: argparse.Namespace) -> Iterator[str]:
     """Yield what cannot work in these arguments, each with its remedy."""
+    yield from _attention(args)
+    yield from _adapter(args)
+    yield from _zero3(args)
+    yield from _copies(args)
+    yield from _loop(args)
+
+
+def _attention(args: argparse.Namespace) -> Iterator[str]:
     if args.packing_samples or args.use_dynamic_batch or args.ring_attn_size > 1:
         yield (
             "--packing_samples, --use_dynamic_batch and --ring_attn_size > 1 switch to flash attention, which drops "
             "gpt-oss's attention sinks: leave them out"
         )
-    if args.attn_implementation not in SINK_ATTENTION:
+    if args.attn_implementation != "eager":
+        # A kernel from the hub may apply them, but transformers drops them without a word where it does not.
         yield (
-            f"--attn_implementation {args.attn_implementation} does not apply gpt-oss's attention sinks: "
-            f"use one of {', '.join(SINK_ATTENTION)}"
+            f"--attn_implementation {args.attn_implementation} is not known to apply gpt-oss's attention sinks: "
+            "use eager"
         )
+
+
+def _adapter(args: argparse.Namespace) -> Iterator[str]:
     if args.lora_rank <= 0:
         yield "full-parameter training cannot be synchronised to the engines here: set --lora_rank (64 for the 120b)"
-    if args.lora_rank > 0 and not set(args.target_modules) <= set(ATTENTION_PROJECTIONS):
+    elif not set(args.target_modules) <= set(ATTENTION_PROJECTIONS):
         yield (
             f"--target_modules {' '.join(args.target_modules)}: the engines apply adapters of the attention alone, "
             f"choose from {', '.join(ATTENTION_PROJECTIONS)}"
         )
     if args.load_in_4bit:
         yield "--load_in_4bit requantises an MXFP4 model to NF4: leave it out"
-    if args.zero_stage == 3 and args.gradient_checkpointing and not args.gradient_checkpointing_use_reentrant:
+    if args.vllm_enable_sleep:
+        yield "--vllm_enable_sleep discards the adapter in the engines: leave it out"
+
+
+def _zero3(args: argparse.Namespace) -> Iterator[str]:
+    if args.zero_stage != 3:
+        yield f"--zero_stage {args.zero_stage} is not supported: loading and saving are made for --zero_stage 3"
+    elif args.gradient_checkpointing and not args.gradient_checkpointing_use_reentrant:
         yield (
             "gradient checkpointing with LoRA under ZeRO-3 raises a CheckpointError unless it is reentrant: "
             "add --gradient_checkpointing_use_reentrant"
         )
-    if args.zero_stage != 3:
-        yield f"--zero_stage {args.zero_stage} is not supported: loading and saving are made for --zero_stage 3"
+    for name in ("zpg", "ds_tensor_parallel_size"):
+        if getattr(args, name) > 1:
+            yield f"--{name} {getattr(args, name)}: loading and sync give each rank one share of all: leave it out"
+    for name in ("deepcompile", "use_liger_kernel"):
+        if getattr(args, name):
+            yield f"--{name} is not supported for gpt-oss as it is loaded here: leave it out"
+
+
+def _copies(args: argparse.Namespace) -> Iterator[str]:
     if args.enable_ema:
         yield "--enable_ema would load a second copy of the model: leave it out"
-    if args.vllm_enable_sleep:
-        yield "--vllm_enable_sleep discards the adapter in the engines: leave it out"
-    if args.async_train:
-        yield "--async_train is not supported: its trainer does not write metrics.jsonl or eval.jsonl"
     if args.init_kl_coef > 0:
         yield "--init_kl_coef > 0 would load a second copy of the model as reference: use --init_kl_coef 0"
     if args.advantage_estimator == "gae":
         yield "--advantage_estimator gae would load a second copy of the model as critic: use dr_grpo"
+    if args.load_checkpoint:
+        yield "--load_checkpoint looks for DeepSpeed checkpoints, which hold the whole model: use --resume_from"
+
+
+def _loop(args: argparse.Namespace) -> Iterator[str]:
+    if args.async_train:
+        yield "--async_train is not supported: its trainer does not write metrics.jsonl or eval.jsonl"
     if args.max_steps is not None and args.max_steps < 1:
         yield f"--max_steps {args.max_steps} trains nothing: give 1 or more, or leave it out"
     if args.actor_learning_rate <= 0:
@@ -86,5 +112,9 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
         yield f"--temperature {args.temperature:g} draws the same sample every time: give more than 0"
     if not 0 < args.vllm_gpu_memory_utilization <= 1:
         yield f"--vllm_gpu_memory_utilization {args.vllm_gpu_memory_utilization:g}: give a share from 0 to 1"
-    if args.load_checkpoint:
-        yield "--load_checkpoint looks for DeepSpeed checkpoints, which hold the whole model: use --resume_from"
+    save, evaluate = args.save_steps, args.eval_steps
+    if args.eval_dataset and save > 0 and evaluate > 0 and save % evaluate and evaluate % save:
+        yield (
+            f"--save_steps {save} and --eval_steps {evaluate} rarely meet, so that no checkpoint would be known as the "
+            "best: make one a multiple of the other"
+        )

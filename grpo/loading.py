@@ -31,7 +31,7 @@ def load_gpt_oss(
 
     Args:
         path: a local checkpoint directory, or a hub id that is in the local cache or can be downloaded.
-        attn_implementation: an implementation that applies attention sinks, see ``grpo.flags.SINK_ATTENTION``.
+        attn_implementation: one that applies attention sinks; ``grpo.flags`` lets eager pass alone.
         ds_config: OpenRLHF's DeepSpeed configuration; None loads whole parameters on the CPU.
 
     Raises:

@@ -6,6 +6,7 @@ in there: 12 bytes an adapter parameter, 573 MB for the 120b. ZeRO-3 cuts every 
 any number of ranks can be read by any other number.
 """
 
+import math
 import pickle
 import random
 from pathlib import Path
@@ -20,6 +21,8 @@ from grpo import adapter
 KINDS = ("master", "exp_avg", "exp_avg_sq")
 _AWAY = "move {} away, and the run continues from the checkpoint before it"
 _COUNTERS = ("global_steps", "global_samples", "skipped_steps")
+_STATE_KEYS = {"ranks", "optimizer_step", "counters", "scheduler", "client_states"}
+_RANK_KEYS = {"layout", "random", *KINDS}
 
 
 class ResumeError(ValueError):
@@ -109,7 +112,10 @@ def load(engine: Any, directory: Path) -> dict[str, Any]:
         ResumeError: where the files are incomplete, or of an adapter of another rank, model or target modules.
     """
     state, files = read(directory)
-    _check_layout(files[0]["layout"], {name: tuple(p.ds_shape) for name, p in _parameters(engine)}, directory)
+    differs = difference(shapes(files[0]), {name: tuple(p.ds_shape) for name, p in _parameters(engine)})
+    if differs:
+        remedy = "give this run the model, LORA_RANK and TARGET_MODULES of that one"
+        raise ResumeError(f"{directory} is of another adapter than this run's: {differs}; {remedy}")
     optimizer = engine.optimizer
     for flat in optimizer.fp32_partitioned_groups_flat:
         zeros = {kind: torch.zeros_like(flat.data) for kind in KINDS[1:]}
@@ -138,12 +144,37 @@ def read(directory: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the contents of ``state.pt`` and of the file of each rank. Tensors stay on the disk until they are used.
 
     Raises:
-        ResumeError: where a file is missing or cut.
+        ResumeError: where a file is missing or cut, or holds something else.
     """
-    state = _read(directory / "state.pt")
-    if "ranks" not in state:
-        raise ResumeError(f"{directory / 'state.pt'} is no state of a trainer: {_AWAY.format(directory.parent)}")
-    return state, [_read(directory / f"rank_{rank}.pt", mmap=True) for rank in range(state["ranks"])]
+    state = _read(directory / "state.pt", _STATE_KEYS)
+    files = [_read(directory / f"rank_{rank}.pt", _RANK_KEYS, mmap=True) for rank in range(state["ranks"])]
+    for rank, file in enumerate(files):
+        if shapes(file) != shapes(files[0]) or not _is_filled(file, rank, len(files)):
+            raise ResumeError(f"{directory / f'rank_{rank}.pt'} is incomplete: {_AWAY.format(directory.parent)}")
+    return state, files
+
+
+def shapes(file: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the whole shapes of the adapter's tensors, by PEFT's names, of which a rank's file holds ranges."""
+    return {name: tuple(shape) for name, (_, _, shape) in file["layout"].items()}
+
+
+def difference(found: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]) -> str | None:
+    """Name the first tensor that two adapters do not have in common, with both shapes; None where there is none."""
+    names = (name for name in sorted(found | wanted) if found.get(name) != wanted.get(name))
+    return next(
+        (f"{name} is {found.get(name, 'missing')} and not {wanted.get(name, 'missing')}" for name in names), None
+    )
+
+
+def _is_filled(file: dict[str, Any], rank: int, ranks: int) -> bool:
+    """Say whether every range of a rank's file lies inside its tensors."""
+    for group, offset, shape in file["layout"].values():
+        size = -(-math.prod(shape) // ranks)
+        end = offset + max(0, min(size, math.prod(shape) - rank * size))
+        if any(end > len(file[kind][group]) for kind in KINDS):
+            return False
+    return True
 
 
 def _moments(adam: Any, flat: torch.Tensor) -> dict[str, Any]:
@@ -165,23 +196,15 @@ def _set_schedule(scheduler: Any, optimizer: Any, saved: dict[str, Any]) -> None
         group["lr"] = rate  # the scheduler itself sets it only after the next optimizer step
 
 
-def _read(file: Path, mmap: bool = False) -> dict[str, Any]:
+def _read(file: Path, keys: set[str], mmap: bool = False) -> dict[str, Any]:
     try:
-        return torch.load(file, map_location="cpu", mmap=mmap, weights_only=True)
+        content = torch.load(file, map_location="cpu", mmap=mmap, weights_only=True)
     except (OSError, RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
         reason = error if isinstance(error, OSError) else "it is cut, or no checkpoint"  # torch's own advice is another
         raise ResumeError(f"{file} cannot be read ({reason}): {_AWAY.format(file.parents[1])}") from error
-
-
-def _check_layout(saved: dict[str, Any], wanted: dict[str, tuple[int, ...]], directory: Path) -> None:
-    found = {name: tuple(entry[2]) for name, entry in saved.items()}
-    if found == wanted:
-        return
-    name = next(name for name in sorted(found | wanted) if found.get(name) != wanted.get(name))
-    raise ResumeError(
-        f"{directory} is of another adapter: {name} is {found.get(name, 'missing')} there and "
-        f"{wanted.get(name, 'missing')} in this run; give this run the model, LORA_RANK and TARGET_MODULES of that one"
-    )
+    if not isinstance(content, dict) or not keys <= content.keys():
+        raise ResumeError(f"{file} is no state of a trainer: {_AWAY.format(file.parents[1])}")
+    return content
 
 
 def _local_range(files: list[dict[str, Any]], kind: str, name: str, numel: int, size: int) -> torch.Tensor:

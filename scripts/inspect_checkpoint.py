@@ -64,7 +64,7 @@ def inspect(folder: Path) -> Report:
         raise CheckpointError(f"{folder} is no directory")
     names = {path.name for path in folder.iterdir()}
     if names & {adapter_files.CONFIG, adapter_files.WEIGHTS}:
-        return inspect_adapter(folder)
+        return inspect_adapter(adapter_files.read(folder))
     if names & {"config.json", checkpoint_files.INDEX, checkpoint_files.SINGLE}:
         return inspect_model(folder)
     if step_number(folder) is not None:
@@ -94,9 +94,8 @@ def inspect_model(folder: Path) -> Report:
     return Report("gpt-oss base model", folder, facts, faults)
 
 
-def inspect_adapter(folder: Path) -> Report:
+def inspect_adapter(adapter: adapter_files.Adapter) -> Report:
     """Look at a LoRA adapter, at its values too."""
-    adapter = adapter_files.read(folder)
     faults = list(adapter.faults)
     broken = adapter_files.non_finite(adapter) if adapter.whole else []
     if broken:
@@ -114,7 +113,7 @@ def inspect_adapter(folder: Path) -> Report:
         "non_finite": len(broken) if adapter.whole else None,
         "base_model": adapter.config.get("base_model_name_or_path"),
     }
-    return Report("LoRA adapter", folder, facts, faults)
+    return Report("LoRA adapter", adapter.folder, facts, faults)
 
 
 def step_number(folder: Path) -> int | None:
@@ -128,12 +127,13 @@ def inspect_step(folder: Path) -> Report:
     from grpo import trainer_state  # imports torch, which takes seconds
 
     report = Report("step", folder, {"step": step_number(folder), "trainer_bytes": None})
-    trainer = folder / "trainer"
+    trainer, trained = folder / "trainer", None
     if trainer.is_dir():
         report.facts["trainer_bytes"] = sum(path.stat().st_size for path in trainer.rglob("*") if path.is_file())
         try:
             state, ranks = trainer_state.read(trainer)
             report.facts |= {"optimizer_step": state["optimizer_step"], "ranks": len(ranks)}
+            trained = trainer_state.shapes(ranks[0])
         except trainer_state.ResumeError as error:
             report.faults.append(Fault("trainer", f"is incomplete ({error})", "resume from another step"))
     else:
@@ -142,9 +142,14 @@ def inspect_step(folder: Path) -> Report:
         report.faults.append(Fault("adapter", "is missing, the save was interrupted", "take another step"))
         return report
     try:
-        report.parts.append(inspect_adapter(folder / "adapter"))
+        adapter = adapter_files.read(folder / "adapter")
     except CheckpointError as error:
         report.faults.append(Fault("adapter", str(error), "take another step"))
+        return report
+    report.parts.append(inspect_adapter(adapter))
+    differs = trained and trainer_state.difference(adapter.shapes, trained)
+    if differs:
+        report.faults.append(Fault("adapter", f"is not the trainer's: {differs}", "take another step"))
     return report
 
 

@@ -1,3 +1,5 @@
+import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,3 +24,25 @@ def checkpoint(tmp_path_factory) -> Path:
     write_shards(directory, packed_tensors(model), shard_bytes=300_000)
     write_config(directory, config, stop_ids=[1], pad_id=0)
     return directory
+
+
+def write_trainer(folder: Path, shapes: dict[str, tuple[int, ...]], ranks: int = 2, optimizer_step: int = 8) -> Path:
+    """Write a trainer's state of zeros, as so many ranks save it; `shapes` are the adapter's."""
+    import torch
+
+    folder.mkdir(parents=True)
+    state = {"ranks": ranks, "optimizer_step": optimizer_step, "counters": {}, "scheduler": {}, "client_states": {}}
+    torch.save(state, folder / "state.pt")
+    layout, offset = {}, 0
+    for name, shape in shapes.items():
+        layout[name] = (0, offset, shape)
+        offset += -(-math.prod(shape) // ranks)
+    flat = {kind: [torch.zeros(offset)] for kind in ("master", "exp_avg", "exp_avg_sq")}
+    for rank in range(ranks):
+        torch.save({"layout": layout, "random": {}, **flat}, folder / f"rank_{rank}.pt")
+    return folder
+
+
+@pytest.fixture
+def make_trainer() -> Callable[..., Path]:
+    return write_trainer

@@ -8,6 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from grpo import adapter_files
+from grpo.architecture import Architecture
+from grpo.checkpoint_files import CheckpointError, read_json
 from grpo.launch.config import Config, resolve
 from grpo.launch.supervise import CHECKOUT
 from grpo.retention import saved_steps
@@ -61,7 +64,7 @@ def resolve_resumed(flags: list[str], folder: Path) -> Config:
     steps = saved_steps(config.args.ckpt_path)
     if steps:
         newest = Path(config.args.ckpt_path) / f"step_{steps[-1]}"
-        _check_whole(newest)
+        _check_whole(newest, Path(config.args.pretrain))
         config = resolve([*flags, "--resume_from", str(newest)], folder)
     wrong = {name: values for name, values in changes(config, folder).items() if name in FIXED}
     wrong |= {name: place for name, place in _moved(config, folder).items() if place[0] != place[1]}
@@ -72,14 +75,23 @@ def resolve_resumed(flags: list[str], folder: Path) -> Config:
     return config
 
 
-def _check_whole(checkpoint: Path) -> None:
-    """Refuse a checkpoint that a disk has damaged, before anything is loaded or taken back."""
+def _check_whole(checkpoint: Path, base: Path) -> None:
+    """Refuse a checkpoint that a disk has damaged or that is of another model, before anything is loaded or undone."""
     from grpo import trainer_state  # imports torch, which takes seconds
 
     try:
-        trainer_state.read(checkpoint / "trainer")
-    except trainer_state.ResumeError as error:
+        _, files = trainer_state.read(checkpoint / "trainer")
+        adapter = adapter_files.read(checkpoint / "adapter")
+        is_there = (base / "config.json").is_file()  # else the preflight says so
+        model = Architecture.from_config(read_json(base / "config.json")) if is_there else None
+        faults = adapter_files.check_against(adapter, model) if model else list(adapter.faults)
+    except (trainer_state.ResumeError, CheckpointError) as error:
         raise ResumeError(str(error)) from None
+    if faults:
+        raise ResumeError(f"{checkpoint / 'adapter'}: {faults[0].file} {faults[0].what}: {faults[0].remedy}")
+    differs = trainer_state.difference(adapter.shapes, trainer_state.shapes(files[0]))
+    if differs:
+        raise ResumeError(f"{checkpoint} has an adapter that is not its trainer's ({differs}): move {checkpoint} away")
 
 
 def _recorded(folder: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from peft import LoraConfig, get_peft_model
 
 from grpo import adapter, checkpoint, loading, zero
+from scripts.bench.parts import memory
 
 
 def ds_config(offload: bool, threshold: int = 0) -> dict:
@@ -90,9 +91,24 @@ def save(path: str, out: str) -> None:
         raise AssertionError("an adapter with NaN was saved")
 
 
+def gather_memory() -> None:
+    """Gather an adapter of 96 MiB; no rank holds more than twice that beside its partitions."""
+    linear = [torch.nn.Linear(1024, 2048, bias=False, dtype=torch.bfloat16) for _ in range(24)]
+    model = torch.nn.ModuleList(
+        torch.nn.ModuleDict({"lora_A": torch.nn.ModuleDict({"default": layer})}) for layer in linear
+    )
+    init = deepspeed.zero.Init(config_dict_or_path=ds_config(offload=False), dtype=torch.bfloat16)
+    init._convert_to_zero_parameters(list(model.parameters()))
+    adapter.gather(model[:1])  # what a first collective call allocates for good
+    peak = memory.Peak()
+    flat, specs = adapter.gather(model)
+    growth = peak.growth()
+    assert len(specs) == 24 and 1.9 < growth / flat.nbytes < 2.05, growth / flat.nbytes
+
+
 if __name__ == "__main__":
     deepspeed.init_distributed("gloo")
-    {"load": load, "gathers": gathers, "save": save}[sys.argv[1]](*sys.argv[2:])
+    {"load": load, "gathers": gathers, "save": save, "gather_memory": gather_memory}[sys.argv[1]](*sys.argv[2:])
     dist.destroy_process_group()
     sys.stdout.flush()
     os._exit(0)  # a thread of the C++ libraries sometimes aborts the interpreter's own exit, after all is done

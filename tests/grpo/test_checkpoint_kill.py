@@ -72,6 +72,15 @@ def whole(target: Path) -> str | None:
     return first
 
 
+def test_what_kills_have_left_is_removed(tmp_path: Path) -> None:
+    left = [".step_4.partial", ".step_5.old", ".step_6.old", ".step_7.removed", "step_5", "step_7"]
+    for name in left:
+        (tmp_path / name / "adapter").mkdir(parents=True)
+    checkpoint._remove(tmp_path, [7])
+    # Step 6 has no other content than its old one.
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".step_6.old", "step_5"]
+
+
 @pytest.mark.parametrize("existing", [False, True])
 def test_a_kill_at_any_instant(tmp_path: Path, existing: bool) -> None:
     codes = []

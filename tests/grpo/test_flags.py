@@ -9,6 +9,8 @@ GOOD = {
     "lora_rank": 64, "load_in_4bit": False, "zero_stage": 3, "gradient_checkpointing": True,
     "gradient_checkpointing_use_reentrant": True, "vllm_enable_sleep": False, "async_train": False,
     "enable_ema": False, "init_kl_coef": 0,
+    "zpg": 1, "ds_tensor_parallel_size": 1, "deepcompile": False, "use_liger_kernel": False,
+    "save_steps": 20, "eval_steps": 10, "eval_dataset": "eval.jsonl",
     "load_checkpoint": False, "advantage_estimator": "dr_grpo", "actor_learning_rate": 1e-6, "temperature": 1.0,
     "vllm_gpu_memory_utilization": 0.9, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
 }  # fmt: skip
@@ -24,13 +26,19 @@ def test_the_launchers_configuration_is_accepted():
     flags.validate(parsed(offload=True))
 
 
+@pytest.mark.parametrize("steps", [{"save_steps": 5}, {"save_steps": -1}, {"save_steps": 7, "eval_dataset": None}])
+def test_checkpoints_that_meet_evaluations_are_accepted(steps):
+    flags.validate(parsed(**steps))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"packing_samples": True}, "attention sinks"),
         ({"use_dynamic_batch": True}, "attention sinks"),
         ({"ring_attn_size": 2}, "attention sinks"),
-        ({"attn_implementation": "flash_attention_2"}, "use one of eager"),
+        ({"attn_implementation": "flash_attention_2"}, "attention sinks: use eager"),
+        ({"attn_implementation": "kernels-community/vllm-flash-attn3"}, "attention sinks: use eager"),
         ({"lora_rank": 0}, "--lora_rank"),
         ({"target_modules": ["q_proj", "lm_head"]}, "choose from q_proj"),
         ({"advantage_estimator": "gae"}, "use dr_grpo"),
@@ -46,6 +54,11 @@ def test_the_launchers_configuration_is_accepted():
         ({"async_train": True}, "--async_train"),
         ({"init_kl_coef": 0.01}, "--init_kl_coef 0"),
         ({"load_checkpoint": True}, "--load_checkpoint"),
+        ({"zpg": 2}, "--zpg 2"),
+        ({"ds_tensor_parallel_size": 2}, "--ds_tensor_parallel_size 2"),
+        ({"deepcompile": True}, "--deepcompile"),
+        ({"use_liger_kernel": True}, "--use_liger_kernel"),
+        ({"save_steps": 7}, "a multiple of the other"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_remedy(changes, message):

@@ -104,15 +104,22 @@ def test_a_damaged_adapter(adapter: Path, damage: Callable[[Path], object], mess
     assert any(message in problem["what"] for problem in problems), problems
 
 
-def test_a_run(trained: Path, tmp_path: Path, capsys) -> None:
-    run = tmp_path / "run"
+def test_an_adapter_that_is_not_the_trainers(trained: Path, make_trainer, tmp_path: Path, capsys) -> None:
+    step = tmp_path / "step_2"
+    shutil.copytree(trained, step / "adapter")
+    shapes = {name: tuple(tensor.shape) for name, tensor in load_file(trained / WEIGHTS).items()}
+    make_trainer(step / "trainer", shapes)
+    assert inspect(capsys, step, 0)["complete"]
+    edit(lambda tensors: [tensors.pop(name) for name in list(tensors) if "layers.1." in name])(step / "adapter")
+    problems = inspect(capsys, step, 1)["problems"]
+    assert "layers.1.self_attn.k_proj.lora_A.weight is missing and not (4, " in problems[0]["what"]
+
+
+def test_a_run(trained: Path, make_trainer, tmp_path: Path, capsys) -> None:
+    run, shapes = tmp_path / "run", {name: tuple(t.shape) for name, t in load_file(trained / WEIGHTS).items()}
     for step in (2, 10):
         shutil.copytree(trained, run / "checkpoints" / f"step_{step}" / "adapter")
-        trainer = run / "checkpoints" / f"step_{step}" / "trainer"
-        trainer.mkdir()
-        torch.save({"ranks": 2, "optimizer_step": 8 * step}, trainer / "state.pt")
-        for rank in range(2):
-            torch.save({"master": [torch.zeros(1000)]}, trainer / f"rank_{rank}.pt")
+        trainer = make_trainer(run / "checkpoints" / f"step_{step}" / "trainer", shapes, optimizer_step=8 * step)
     report = inspect(capsys, run / "checkpoints", 0)
     assert report["steps"] == [2, 10]
     assert report["parts"][1]["trainer_bytes"] > 8000

@@ -4,11 +4,17 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig
+from safetensors.torch import load_file, save_file
 
+from grpo import adapter_files
+from grpo.architecture import Architecture
+from grpo.checkpoint_files import read_json
 from grpo.launch import __main__ as launch
 from grpo.launch import resume, run_dir
 from grpo.launch.config import Config
@@ -23,14 +29,25 @@ def start(setting, **changes: object) -> Config:
     return config
 
 
-def save(setting, *steps: int, place: Path | None = None) -> None:
-    for step in steps:
-        folder = (place or setting.run_dir / "checkpoints") / f"step_{step}"
-        (folder / "adapter").mkdir(parents=True)
-        (folder / "trainer").mkdir()
-        torch.save({"ranks": 2}, folder / "trainer" / "state.pt")
-        for rank in range(2):
-            torch.save({"master": [torch.zeros(10)]}, folder / "trainer" / f"rank_{rank}.pt")
+@pytest.fixture
+def save(setting, make_trainer) -> Callable[..., None]:
+    """Write checkpoints of the setting's model, as a run does."""
+    flags, model = setting.flags, Architecture.from_config(read_json(Path(setting.flags["pretrain"]) / "config.json"))
+    tensors = {}
+    for module in adapter_files.attention_modules(model.layers, flags["target_modules"]):
+        outer, inner = model.projection(module.rpartition(".")[2])
+        tensors[adapter_files.tensor_name(module, "A")] = torch.zeros(flags["lora_rank"], inner)
+        tensors[adapter_files.tensor_name(module, "B")] = torch.zeros(outer, flags["lora_rank"])
+
+    def write(*steps: int, place: Path | None = None) -> None:
+        for step in steps:
+            folder = (place or setting.run_dir / "checkpoints") / f"step_{step}"
+            make_trainer(folder / "trainer", {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+            (folder / "adapter").mkdir()
+            save_file(tensors, folder / "adapter" / adapter_files.WEIGHTS)
+            LoraConfig(r=flags["lora_rank"], target_modules=flags["target_modules"]).save_pretrained(folder / "adapter")
+
+    return write
 
 
 def log(folder: Path, name: str, steps: range) -> None:
@@ -41,31 +58,58 @@ def steps_in(file: Path) -> list[int]:
     return [json.loads(line)["step"] for line in file.read_text().splitlines()]
 
 
-def test_it_continues_from_the_newest_whole_checkpoint(setting) -> None:
+def test_it_continues_from_the_newest_whole_checkpoint(setting, save) -> None:
     start(setting)
-    save(setting, 10, 20)
+    save(10, 20)
     (setting.run_dir / "checkpoints" / ".step_30.partial" / "adapter").mkdir(parents=True)
     config = resume.resolve_resumed(setting.words(), setting.run_dir)
     assert config.args.resume_from == str(setting.run_dir / "checkpoints" / "step_20")
     assert resume.resumed_step(config) == 20
 
 
-@pytest.mark.parametrize("damage", ["cut", "missing", "foreign"])
-def test_a_damaged_checkpoint_is_refused_before_anything_is_taken_back(setting, damage) -> None:
+@pytest.mark.parametrize("damage", ["cut", "missing", "foreign", "empty", "partial"])
+def test_a_damaged_checkpoint_is_refused_before_anything_is_taken_back(setting, save, damage) -> None:
     start(setting)
-    save(setting, 10, 20)
+    save(10, 20)
     newest = setting.run_dir / "checkpoints" / "step_20"
     file = newest / "trainer" / ("state.pt" if damage == "foreign" else "rank_1.pt")
+    partial = torch.load(file) | {"master": [torch.zeros(3)]}
     if damage == "cut":
         file.write_bytes(file.read_bytes()[:-100])
     elif damage == "missing":
         file.unlink()
     else:
-        torch.save({"something": 1}, file)
+        torch.save({"foreign": {"ranks": 1}, "empty": "", "partial": partial}[damage], file)
     with pytest.raises(resume.ResumeError, match=f"{file.name} .*: move {newest} away"):
         resume.resolve_resumed(setting.words(), setting.run_dir)
     newest.rename(setting.run_dir / "damaged")  # as it says
     assert resume.resumed_step(resume.resolve_resumed(setting.words(), setting.run_dir)) == 10
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ("layers.1.self_attn.", "gaps, projections"),
+        ("layers.0.self_attn.k_proj.lora_A", "a half is missing"),
+    ],
+)
+def test_an_adapter_that_lost_tensors_is_refused(setting, save, part, message) -> None:
+    start(setting)
+    save(10)
+    weights = setting.run_dir / "checkpoints" / "step_10" / "adapter" / adapter_files.WEIGHTS
+    save_file({name: tensor for name, tensor in load_file(weights).items() if part not in name}, weights)
+    with pytest.raises(resume.ResumeError, match=message):
+        resume.resolve_resumed(setting.words(), setting.run_dir)
+
+
+def test_an_adapter_that_is_not_the_trainers_is_refused(setting, save, make_trainer) -> None:
+    start(setting)
+    save(10)
+    trainer = setting.run_dir / "checkpoints" / "step_10" / "trainer"
+    trainer.rename(setting.folder / "away")
+    make_trainer(trainer, {"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": (8, 32)})
+    with pytest.raises(resume.ResumeError, match=r"an adapter that is not its trainer's .* move .*step_10 away"):
+        resume.resolve_resumed(setting.words(), setting.run_dir)
 
 
 def test_a_run_without_a_checkpoint_starts_again(setting) -> None:
@@ -75,9 +119,9 @@ def test_a_run_without_a_checkpoint_starts_again(setting) -> None:
     assert resume.resumed_step(config) == 0
 
 
-def test_what_comes_after_the_checkpoint_is_taken_back(setting) -> None:
+def test_what_comes_after_the_checkpoint_is_taken_back(setting, save) -> None:
     start(setting)
-    save(setting, 10)
+    save(10)
     folder, samples = setting.run_dir, setting.run_dir / "samples"
     log(folder, "metrics.jsonl", range(1, 14))
     log(folder, "eval.jsonl", range(0, 13, 2))
@@ -97,11 +141,11 @@ def test_what_comes_after_the_checkpoint_is_taken_back(setting) -> None:
     assert entry["step"] == 10 and entry["changed"]["actor_learning_rate"] == [1e-6, 1e-4]
 
 
-def test_other_settings_of_the_judge_are_told(setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_settings_of_the_judge_are_told(setting, save, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRPO_JUDGE_MODELS", "a b")
     monkeypatch.setenv("GRPO_JUDGE_TRIES", "3")
     start(setting)
-    save(setting, 10)
+    save(10)
     monkeypatch.setenv("GRPO_JUDGE_MODELS", "b")
     config = resume.resolve_resumed(setting.words(), setting.run_dir)
     news = resume.take_back(config, setting.run_dir)
@@ -109,9 +153,9 @@ def test_other_settings_of_the_judge_are_told(setting, monkeypatch: pytest.Monke
     assert json.loads((setting.run_dir / "resumes.jsonl").read_text())["changed"] == {"JUDGE_MODELS": ["a b", "b"]}
 
 
-def test_the_same_settings_are_no_change(setting) -> None:
+def test_the_same_settings_are_no_change(setting, save) -> None:
     start(setting)
-    save(setting, 10)
+    save(10)
     config = resume.resolve_resumed(setting.words(), setting.run_dir)
     assert resume.changes(config, setting.run_dir) == {}
 
@@ -119,9 +163,9 @@ def test_the_same_settings_are_no_change(setting) -> None:
 @pytest.mark.parametrize(
     "changes", [{"lora_rank": 8}, {"target_modules": ["q_proj"]}, {"pretrain": "other"}, {"prompt_data": "other.jsonl"}]
 )
-def test_another_adapter_model_or_data_file_is_refused(setting, make_checkpoint, make_data, changes) -> None:
+def test_another_adapter_model_or_data_file_is_refused(setting, save, make_checkpoint, make_data, changes) -> None:
     start(setting)
-    save(setting, 10)
+    save(10)
     if "pretrain" in changes:
         changes = {"pretrain": make_checkpoint(setting.folder / "other")}
     if "prompt_data" in changes:
@@ -168,10 +212,10 @@ def test_of_two_starts_in_one_directory_the_second_is_refused(setting, monkeypat
     os.close(held)
 
 
-def test_checkpoints_on_another_disk_are_found_again(setting) -> None:
+def test_checkpoints_on_another_disk_are_found_again(setting, save) -> None:
     disk = setting.folder / "disk"
     start(setting, ckpt_path=disk)
-    save(setting, 30, place=disk)
+    save(30, place=disk)
     config = resume.resolve_resumed(setting.words(), setting.run_dir)  # without CKPT_DIR
     assert config.args.resume_from == str(disk / "step_30")
     for other in (["--ckpt_path", "/other"], ["--ckpt_path=/other"]):
@@ -179,9 +223,9 @@ def test_checkpoints_on_another_disk_are_found_again(setting) -> None:
             resume.resolve_resumed([*setting.words(), *other], setting.run_dir)
 
 
-def test_a_run_directory_that_was_moved_is_continued_where_it_is(setting) -> None:
+def test_a_run_directory_that_was_moved_is_continued_where_it_is(setting, save) -> None:
     start(setting)
-    save(setting, 10)
+    save(10)
     moved = setting.run_dir.rename(setting.folder / "moved")
     config = resume.resolve_resumed(setting.words(), moved)
     assert config.args.resume_from == str(moved / "checkpoints" / "step_10")
