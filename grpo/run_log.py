@@ -46,13 +46,12 @@ class RunLog:
 
         return wrapper
 
-    def finish_step(self, step: int, status: dict[str, Any], samples: Sequence[Any], tokenizer: Any) -> None:
-        """Write the line of one global step and its rollouts.
+    def write_rollouts(self, step: int, samples: Sequence[Any], tokenizer: Any) -> None:
+        """Write the rollouts of one global step, before its checkpoint: a run that resumes from it does not draw them.
 
         Args:
             samples: ``Experience`` of one sample each.
         """
-        self.write_step(step, status)
         self.write_samples(f"step_{step}", describe_samples(samples, tokenizer))
 
     def write_step(self, step: int, status: dict[str, Any]) -> None:
@@ -139,7 +138,7 @@ def attach(trainer: Any, states: dict[str, Any]) -> RunLog:
     log = RunLog(trainer.args.run_dir, trainer.args.metrics_dir)
     step = states["global_step"]
     if step and step not in {row["step"] for row in read_rows(log._metrics / "metrics.jsonl")}:
-        log.write_step(step, states["status"])  # killed between saving and logging: seconds and samples are lost
+        log.write_step(step, states["status"])  # killed between saving and logging: seconds are lost
     trainer.samples_generator.generate_samples = log.timed("generate", trainer.samples_generator.generate_samples)
     maker = trainer.experience_maker
     maker.make_experience_batch = log.timed("old_log_probs", maker.make_experience_batch)

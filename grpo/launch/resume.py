@@ -12,6 +12,7 @@ from grpo import adapter_files
 from grpo.architecture import Architecture
 from grpo.checkpoint_files import CheckpointError, read_json
 from grpo.launch.config import Config, resolve
+from grpo.launch.run_dir import data_digest
 from grpo.launch.supervise import CHECKOUT
 from grpo.retention import saved_steps
 from grpo.run_log import rewind
@@ -68,6 +69,11 @@ def resolve_resumed(flags: list[str], folder: Path) -> Config:
         config = resolve([*flags, "--resume_from", str(newest)], folder)
     wrong = {name: values for name, values in changes(config, folder).items() if name in FIXED}
     wrong |= {name: place for name, place in _moved(config, folder).items() if place[0] != place[1]}
+    if not wrong and _other_train_data(config, folder):
+        raise ResumeError(
+            f"{config.args.prompt_data} was changed since {folder} started: its place in the data would be another; "
+            "give the file back its content, or start a new run"
+        )
     if wrong:
         listed = "; ".join(f"--{name} was {old}, now {new}" for name, (old, new) in wrong.items())
         hint = " (a run of --tiny is resumed with --tiny)" if "pretrain" in wrong else ""
@@ -96,6 +102,13 @@ def _check_whole(checkpoint: Path, base: Path) -> None:
 
 def _recorded(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "config.json").read_text(encoding="utf-8"))["flags"]
+
+
+def _other_train_data(config: Config, folder: Path) -> bool:
+    """Say whether the training data has another content than when the run started; missing, the preflight says so."""
+    recorded = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("data_sha256", {})
+    file = Path(config.args.prompt_data)
+    return "prompt_data" in recorded and file.is_file() and data_digest(file) != recorded["prompt_data"]
 
 
 def _recorded_place(folder: Path, name: str) -> str:

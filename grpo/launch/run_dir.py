@@ -1,5 +1,6 @@
 """The run directory: what was run, on what, with which patches. Holds no secrets."""
 
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -71,6 +72,11 @@ def write(
             "stack": stack,
             "flags": config.values,
             "given": config.given,
+            "data_sha256": {
+                name: data_digest(Path(file))
+                for name in ("prompt_data", "eval_dataset")
+                if (file := getattr(config.args, name))
+            },
             "judge": judge_settings.variables(),
             "plan": plan.as_dict(),
         },
@@ -80,6 +86,11 @@ def write(
     command = run_dir / "command.sh"
     command.write_text(redact(command_script(run_dir, name, config, options)), encoding="utf-8")
     command.chmod(0o755)
+
+
+def data_digest(file: Path) -> str:
+    """Return the SHA-256 of a data file."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def command_script(run_dir: Path, name: str, config: Config, options: Sequence[str] = ()) -> str:

@@ -109,7 +109,7 @@ def test_the_file_of_samples_has_null_for_what_a_sample_does_not_have(tmp_path):
         s.sequences, s.action_mask = torch.tensor([[5, 6, 7]]), torch.ones(1, 2)
     rollout.complete(samples, group_size=4)
     log = run_log.RunLog(str(tmp_path))
-    log.finish_step(1, {}, samples, Tokenizer())
+    log.write_rollouts(1, samples, Tokenizer())
     rows = [json.loads(line) for line in (tmp_path / "samples" / "step_1.jsonl").read_text().splitlines()]
     assert [row["correct"] for row in rows] == [1.0, 1.0, None, 0.0]
     assert [row["quality"] for row in rows] == [pytest.approx(0.2), None, None, pytest.approx(0.6)]

@@ -41,6 +41,36 @@ def test_a_phase_that_raises_is_timed_too(tmp_path):
     assert read(tmp_path / "metrics.jsonl")[0]["seconds"]["sync"] >= 0
 
 
+def attach(folder, step):
+    """The log of a trainer that starts from a checkpoint of a step, 0 for none."""
+
+    def nothing():
+        pass
+
+    trainer = Namespace(
+        args=Namespace(run_dir=str(folder), metrics_dir=None),
+        samples_generator=Namespace(generate_samples=nothing),
+        experience_maker=Namespace(make_experience_batch=nothing),
+        ppo_train=nothing,
+        broadcast_to_vllm=nothing,
+        save_logs_and_checkpoints=nothing,
+    )
+    states = {"global_step": step, "status": {"reward": 0.25}} if step else {"global_step": 0}
+    return run_log.attach(trainer, states)
+
+
+def test_a_kill_between_checkpoint_and_log_loses_no_line(tmp_path):
+    attach(tmp_path, 0).write_step(1, {"reward": 0.5})
+    for _ in range(2):  # resumed, killed at once, and resumed again
+        attach(tmp_path, 2)
+    attach(tmp_path, 2).write_step(3, {"reward": 0.75})
+    assert [(row["step"], row["reward"]) for row in read(tmp_path / "metrics.jsonl")] == [
+        (1, 0.5),
+        (2, 0.25),
+        (3, 0.75),
+    ]
+
+
 def test_metrics_can_be_placed_elsewhere(tmp_path):
     log = run_log.RunLog(str(tmp_path / "run"), str(tmp_path / "metrics"))
     log.write_eval(0, {"exact_match": 0.1})

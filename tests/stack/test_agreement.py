@@ -65,7 +65,13 @@ def randomise(actor) -> None:
 
 
 class Stack:
-    """A started trainer and engines: TP=1, TP=2, and one that torch.compile compiles."""
+    """A started trainer and engines: TP=1, TP=2, and TP=2 that torch.compile compiles.
+
+    Attributes:
+        stale: what each engine said of the token after the long text before the sync, see :meth:`next_token`.
+    """
+
+    stale: list[dict[int, float]]
 
     def __init__(self, args: argparse.Namespace, model) -> None:
         from openrlhf.trainer.ray import create_vllm_engines
@@ -76,7 +82,7 @@ class Stack:
 
         self.args = args
         self.engines = []
-        for tensor_parallel, eager in ((1, True), (2, True), (1, False)):
+        for tensor_parallel, eager in ((1, True), (2, True), (2, False)):
             with pytest.MonkeyPatch.context() as patch:
                 if not eager:
                     compiling = {"env_vars": {"TORCHDYNAMO_DISABLE": "0"}}
@@ -107,6 +113,19 @@ class Stack:
         output = ray.get(engine.generate.remote(tokens, SamplingParams(max_tokens=1, prompt_logprobs=0)))
         pairs = zip(tokens[1:], output.prompt_logprobs[1:], strict=True)
         return torch.tensor([at[token].logprob for token, at in pairs])
+
+    def next_token(self, engine, tokens: list[int], cached: bool = True) -> tuple[dict[int, float], int]:
+        """The log-probs of the likeliest next tokens, and how many tokens of the prompt came from the prefix cache.
+
+        Args:
+            cached: vLLM looks into the cache; it does not where the prompt's own log-probs are asked for.
+        """
+        from vllm import SamplingParams
+
+        params = SamplingParams(max_tokens=1, logprobs=5, prompt_logprobs=None if cached else 0, seed=1)
+        output = ray.get(engine.generate.remote(tokens, params))
+        at = output.outputs[0].logprobs[0]
+        return {token: entry.logprob for token, entry in at.items()}, output.num_cached_tokens
 
     def adapter(self) -> tuple[torch.Tensor, list[adapter.TensorSpec]]:
         """The adapter as the trainer gathers it."""
@@ -149,6 +168,7 @@ def texts(stack, tiny_model) -> list[list[int]]:
 def synced(stack, texts) -> torch.Tensor:
     """After a sync with a non-zero adapter: the trainer's log-probs of all texts, one after the other."""
     before = stack.engine_log_probs(stack.engines[0], texts[0])
+    stack.stale = [stack.next_token(engine, texts[-1])[0] for engine in stack.engines]
     stack.every_rank(randomise)
     ray.get(stack.trainer.async_run_method("broadcast_to_vllm"))
     after = stack.engine_log_probs(stack.engines[0], texts[0])
@@ -251,6 +271,19 @@ def agrees(trainer: torch.Tensor, engine: torch.Tensor, rounding: Rounding) -> b
 def test_engine_agrees_with_trainer_at_every_position(stack, texts, synced, rounding, number):
     engine = torch.cat([stack.engine_log_probs(stack.engines[number], text) for text in texts])
     assert agrees(synced, engine, rounding)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("number", [0, 1, 2], ids=["tp1", "tp2", "compiled"])
+def test_a_sync_drops_the_prefix_cache(stack, texts, synced, number):
+    engine, stale = stack.engines[number], stack.stale[number]
+    exact, _ = stack.next_token(engine, texts[-1], cached=False)
+    found, _ = stack.next_token(engine, texts[-1])
+    _, from_cache = stack.next_token(engine, texts[-1])
+    assert from_cache >= LONG // 2, "the cache is not used: the comparison would prove nothing"
+    common = exact.keys() & found.keys()
+    assert len(common) >= 3 and all(abs(exact[token] - found[token]) < 0.05 for token in common)
+    assert exact.keys() != stale.keys() or any(abs(exact[token] - stale[token]) > 0.1 for token in exact)
 
 
 @pytest.mark.timeout(900)

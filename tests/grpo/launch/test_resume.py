@@ -212,6 +212,17 @@ def test_of_two_starts_in_one_directory_the_second_is_refused(setting, monkeypat
     os.close(held)
 
 
+def test_training_data_that_was_changed_in_place_is_refused(setting, save, make_data) -> None:
+    start(setting)
+    save(10)
+    make_data(Path(setting.flags["prompt_data"]), 21)
+    with pytest.raises(resume.ResumeError, match=r"train.jsonl was changed .* start a new run"):
+        resume.resolve_resumed(setting.words(), setting.run_dir)
+    make_data(Path(setting.flags["prompt_data"]), 20)
+    make_data(Path(setting.flags["eval_dataset"]), 7)  # held-out problems may be others
+    assert resume.resumed_step(resume.resolve_resumed(setting.words(), setting.run_dir)) == 10
+
+
 def test_checkpoints_on_another_disk_are_found_again(setting, save) -> None:
     disk = setting.folder / "disk"
     start(setting, ckpt_path=disk)
