@@ -10,7 +10,12 @@ import pytest
 
 from grpo.architecture import Architecture
 from grpo.checkpoint_files import INDEX, ITEM_BYTES
+from grpo.launch import machine, preflight
 from grpo.launch.config import Config, resolve
+from grpo.launch.plan import make_plan
+
+GB = 10**9
+CLEAN = {"state": "applied", "applied": 3, "total": 3, "digest": "d", "expected_digest": "d", "message": "", "next": ""}
 
 CONFIG = {
     "model_type": "gpt_oss",
@@ -90,6 +95,11 @@ class Setting:
     def config(self, **changes: object) -> Config:
         return resolve(self.words(**changes), self.run_dir)
 
+    def problems(self, **changes: object) -> list[str]:
+        """What the preflight finds wrong."""
+        config = self.config(**changes)
+        return [str(problem) for problem in preflight.problems(config, make_plan(config), self.run_dir)]
+
 
 @pytest.fixture(autouse=True)
 def cpu_stack(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,6 +107,15 @@ def cpu_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+@pytest.fixture
+def enough_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What differs between machines; tests of a check set their own."""
+    monkeypatch.setattr(preflight, "patch_status", lambda: CLEAN)
+    monkeypatch.setattr(preflight, "pins", dict)
+    monkeypatch.setattr(machine, "memory_available", lambda: 900 * GB)
+    monkeypatch.setattr(machine, "shared_memory_free", lambda: 64 * GB)
 
 
 @pytest.fixture
