@@ -170,6 +170,7 @@ def _count(text: str) -> int | None:
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns 1, with the reasons on stderr, when the source is refused."""
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog="python -m data.prepare",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -30,7 +30,7 @@ def dequantize_checkpoint(source: Path, target: Path) -> None:
 def main() -> int:
     """The command line; returns 1, with the reason on stderr, where it refuses."""
     assert __doc__
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
     parser.add_argument("source", type=Path, metavar="MXFP4_DIR")
     parser.add_argument("target", type=Path, metavar="BF16_DIR")
     arguments = parser.parse_args()

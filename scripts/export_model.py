@@ -114,7 +114,9 @@ def _merged(merge: Merge, module: str) -> Output:
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns 1, with the reasons on stderr, where it refuses."""
     assert __doc__
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", required=True, metavar="BASE", help="the model that the adapter was trained on")
     parser.add_argument("--adapter", required=True, type=Path, metavar="DIR", help="such as RUN/final")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR")

@@ -203,7 +203,9 @@ _LINES = {"gpt-oss base model": _model_lines, "LoRA adapter": _adapter_lines, "s
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
     assert __doc__
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args(argv)

@@ -165,7 +165,7 @@ def make(out: Path, dequantized_out: Path | None, seed: int, steps: int = STEPS)
 
 def main() -> int:
     started = time.monotonic()
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="directory of the MXFP4 checkpoint")
     parser.add_argument("--dequantized-out", type=Path, help="directory of its bf16 copy")
     parser.add_argument("--seed", type=int, default=0)

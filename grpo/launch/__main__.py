@@ -25,7 +25,7 @@ REFUSED = 2
 
 def main() -> int:
     """Run one of the modes; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m grpo.launch", usage=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, prog="python -m grpo.launch", usage=__doc__)
     parser.add_argument("mode", choices=["run", "check", "plan", "dry-run", "guard"])
     parser.add_argument("--name", default="run", help="first part of the run directory's name")
     parser.add_argument(

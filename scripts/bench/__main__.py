@@ -40,7 +40,10 @@ def main(arguments: list[str] | None = None) -> int:
 def _parse(arguments: list[str]) -> tuple[argparse.Namespace, Any]:
     # The name comes first: which options there are depends on it, and no other benchmark has to be imported.
     first = argparse.ArgumentParser(
-        prog="python -m scripts.bench", description="Runs the stock way and ours side by side.", add_help=False
+        allow_abbrev=False,
+        prog="python -m scripts.bench",
+        description="Runs the stock way and ours side by side.",
+        add_help=False,
     )
     first.add_argument("name", choices=names(), metavar=f"NAME ({', '.join(names())})")
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -49,6 +52,7 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, Any]:
     name = first.parse_args(arguments[:1]).name
     benchmark = importlib.import_module(f"scripts.bench.{name}")
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog=f"python -m scripts.bench {name}",
         description=benchmark.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
