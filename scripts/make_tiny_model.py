@@ -179,7 +179,7 @@ def main() -> int:
         facts = make(arguments.out, arguments.dequantized_out, arguments.seed, arguments.steps)
     except FileExistsError as error:
         print(f"make_tiny_model: {error}", file=sys.stderr)
-        return 1
+        return 2
     used, rows = facts["vocabulary"]
     print(f"tiny gpt-oss: {facts['parameters']:,} parameters, {used} tokens in {rows} rows, seed {facts['seed']}")
     for directory in filter(None, (arguments.out, arguments.dequantized_out)):

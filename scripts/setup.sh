@@ -41,7 +41,10 @@ parse_arguments() {
                 sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
                 exit 0
                 ;;
-            *) fail "unknown argument $1; usage: scripts/setup.sh [--cpu|--gpu] [--quiet]" ;;
+            *)
+                printf 'setup: error: unknown argument %s; usage: scripts/setup.sh [--cpu|--gpu] [--quiet]\n' "$1" >&2
+                exit 2
+                ;;
         esac
         shift
     done

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import scripts.bench
-from scripts.bench.harness import Result
+from scripts.bench.harness import Result, SizeError
 from scripts.bench.machine import Copy, facts
 
 HELPERS = {"__main__", "harness", "machine"}
@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
         report = as_json(options.name, result, facts(copy))
     except ValueError as error:
         print(f"bench {options.name}: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, SizeError) else 1
     print(json.dumps(report) if options.json else as_text(report))
     return 0
 
