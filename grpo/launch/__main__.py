@@ -65,7 +65,7 @@ def main() -> int:
         print("\n".join(f"  {number}. {problem}" for number, problem in enumerate(found, 1)), file=sys.stderr)
         return REFUSED
     if options.mode == "check":
-        print("\n".join(judge.describe(run_judge)))
+        print("\n".join([*([resume.describe(config)] if options.resume else []), *judge.describe(run_judge)]))
         print("ready: machine, patches, model, data and configuration fit together")
         return 0
     if held is None:

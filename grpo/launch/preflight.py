@@ -25,13 +25,13 @@ __all__ = ["Problem", "has_own_reward", "problems"]
 def problems(config: Config, plan: Plan, run_dir: Path, is_resumed: bool = False) -> list[Problem]:
     """Run every check; an empty list means that the run can start, or continue where `is_resumed`."""
     checks = (
+        check_gpus(config, plan),  # first: without them the rest need not be mended
         check_python(),
         check_patches(),
         check_flags(config),
         check_batches(config),
         check_data(config),
         check_model(config),
-        check_gpus(config, plan),
         check_memory(plan),
         () if is_resumed else check_is_new(config, run_dir),
         check_disk(config, plan, run_dir),

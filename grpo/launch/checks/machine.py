@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,10 +14,18 @@ from grpo.launch.config import Config
 from grpo.launch.plan import Plan, size
 from grpo.launch.ray_head import MAX_BASE_LENGTH
 
+# The gpt-oss models on the hub have at least 42 GB in bf16. The CPU stack is for those that tests make.
+RELEASED_MODELS = ("openai/gpt-oss-120b", "openai/gpt-oss-20b")
+LARGEST_ON_CPU = 20 * machine.GB
+_RAY_SECONDS = 20.0  # in which a cluster has to tell its status; a healthy one takes 2
+
 
 def check_gpus(config: Config, plan: Plan) -> Iterator[Problem]:
     """The GPUs that Ray has to hand out, unless it simulates them or another cluster has them."""
-    if on_cpu_stack() or os.environ.get("RAY_ADDRESS"):
+    if on_cpu_stack():
+        yield from check_cpu_stack(config, plan)
+        return
+    if os.environ.get("RAY_ADDRESS"):
         return
     found = machine.gpus()
     if len(found) < config.gpus:
@@ -40,6 +50,25 @@ def check_gpus(config: Config, plan: Plan) -> Iterator[Problem]:
                 f"{size(int(share))} of the model on each actor GPU leave too little of {size(memory)}",
                 "set OFFLOAD=1, or more ACTOR_GPUS",
             )
+
+
+def check_cpu_stack(config: Config, plan: Plan) -> Iterator[Problem]:
+    """A model that is too large for CPUs; whether it is on this machine or not."""
+    model, count = config.args.pretrain, plan.model_bf16_bytes
+    if model not in RELEASED_MODELS and (count or 0) <= LARGEST_ON_CPU:
+        return
+    large = f"MODEL {model}" + (f", {size(count)} in bf16," if count else "")
+    found = machine.gpus()
+    if found:
+        yield Problem(
+            f"{large} needs GPUs: there are {len(found)}, but .venv holds the CPU stack",
+            "scripts/setup.sh --gpu installs the GPU stack",
+        )
+    else:
+        yield Problem(
+            f"{large} needs {config.gpus} GPUs, and there is no GPU here",
+            "use a machine with GPUs, where scripts/setup.sh installs the GPU stack; ./train_grpo.sh --tiny needs none",
+        )
 
 
 def check_memory(plan: Plan) -> Iterator[Problem]:
@@ -89,6 +118,7 @@ def check_disk(config: Config, plan: Plan, run_dir: Path) -> Iterator[Problem]:
 def check_ray() -> Iterator[Problem]:
     """A cluster to join has to answer; one of our own needs ports and a folder for sockets."""
     address = os.environ.get("RAY_ADDRESS")
+    remedy = "start it, or unset RAY_ADDRESS"
     if address == "auto":
         yield Problem("RAY_ADDRESS is auto", "name the cluster as HOST:PORT, or unset RAY_ADDRESS")
     elif address:
@@ -96,9 +126,10 @@ def check_ray() -> Iterator[Problem]:
         try:
             socket.create_connection((host, int(port)), timeout=5).close()
         except (OSError, ValueError) as error:
-            yield Problem(
-                f"no Ray cluster answers at RAY_ADDRESS {address} ({error})", "start it, or unset RAY_ADDRESS"
-            )
+            yield Problem(f"no Ray cluster answers at RAY_ADDRESS {address} ({error})", remedy)
+            return
+        if not address.startswith("ray://") and not is_ray(address):
+            yield Problem(f"something listens at RAY_ADDRESS {address}, but does not answer as Ray", remedy)
     if address:
         return
     try:
@@ -108,3 +139,12 @@ def check_ray() -> Iterator[Problem]:
         yield Problem(f"no port can be opened ({error})", "allow listening sockets in this sandbox or container")
     if not os.access("/tmp", os.W_OK) and len(os.environ.get("TMPDIR", "")) > MAX_BASE_LENGTH - len("/grpo-12345678"):
         yield Problem("there is no short writable folder for sockets", "set TMPDIR to one of at most 15 characters")
+
+
+def is_ray(address: str) -> bool:
+    """Ask a cluster for its status; a listening port alone may be anybody's, a proxy's for one."""
+    command = [sys.executable, "-m", "ray.scripts.scripts", "status", "--address", address]
+    try:
+        return not subprocess.run(command, capture_output=True, timeout=_RAY_SECONDS).returncode
+    except subprocess.TimeoutExpired:
+        return False

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from grpo import architecture, checkpoint_files
 from grpo.checkpoint_files import CheckpointError, Model
-from grpo.environment import on_cpu_stack
+from grpo.environment import absence, on_cpu_stack
 from grpo.launch.checks import Problem
 from grpo.launch.config import Config
 
@@ -20,10 +20,8 @@ def check_model(config: Config) -> Iterator[Problem]:
             models.update({variable: models["MODEL"]} if "MODEL" in models else {})
             continue
         if not Path(name).is_dir():
-            yield Problem(
-                f"{variable} {name} is neither a folder nor a model in the hub's cache",
-                f"hf download {name} --exclude 'original/*' 'metal/*', or set {variable} to a folder",
-            )
+            what, remedy = absence(name)
+            yield Problem(f"{variable} {name} {what}", remedy)
             continue
         try:
             model = checkpoint_files.read(Path(name))
@@ -52,10 +50,20 @@ def check_actor_model(config: Config, model: Model) -> Iterator[Problem]:
             f"PROMPT_MAX_LEN + GENERATE_MAX_LEN = {config.max_model_len} tokens, the model has {context}",
             "shorten one of them",
         )
-    if not any((model.folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
+    if not has_tokenizer(model.folder):
         yield Problem(f"{model.folder} has no tokenizer.json", "download the checkpoint with its tokenizer")
     if args.apply_chat_template and not has_chat_template(model.folder):
         yield Problem(f"{model.folder} has no chat template", "add chat_template.jinja to the checkpoint")
+
+
+def can_format_chats(folder: Path) -> bool:
+    """Tell whether a folder has a tokenizer with a chat template."""
+    return has_tokenizer(folder) and has_chat_template(folder)
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Tell whether a folder has a tokenizer."""
+    return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
 
 
 def has_chat_template(folder: Path) -> bool:

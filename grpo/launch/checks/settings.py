@@ -1,22 +1,42 @@
 """Flags and variables that contradict each other, or that the trainer would only notice after loading."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from grpo import flags
 from grpo.launch.checks import Problem
 from grpo.launch.config import Config
+from grpo.launch.variables import in_variables
 
 _GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
+# Flag -> what its value has to be, in words and as a test. None (not given) passes.
+_RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
+    "top_p": ("a share above 0, up to 1", lambda value: 0 < value <= 1),
+    "eval_temperature": ("0 or more", lambda value: value >= 0),
+    "eps_clip": ("more than 0", lambda value: value > 0),
+    "lr_warmup_ratio": ("a share from 0 to 1", lambda value: 0 <= value <= 1),
+    "max_norm": ("0 (no clipping) or more", lambda value: value >= 0),
+    "lora_alpha": ("1 or more", lambda value: value >= 1),
+    "stage3_param_persistence_threshold": ("0 or more", lambda value: value >= 0),
+    "eval_steps": ("1 or more, or -1 for no evaluation", lambda value: value >= 1 or value == -1),
+    "save_steps": ("1 or more, or -1 for no checkpoint", lambda value: value >= 1 or value == -1),
+    "max_ckpt_num": ("1 or more", lambda value: value >= 1),
+    "logging_steps": ("1 or more", lambda value: value >= 1),
+    "seed": ("from 0 to 4294967295", lambda value: 0 <= value < 2**32),
+}
 
 
 def check_flags(config: Config) -> Iterator[Problem]:
     """Combinations that the patched trainer refuses, and some that it would not notice."""
-    for text in flags.problems(config.args):
-        what, _, remedy = text.partition(": ")
-        yield Problem(what, remedy)
     args = config.args
+    for text in flags.problems(args):
+        what, _, remedy = in_variables(text).partition(": ")
+        yield Problem(what, remedy)
+    for name, (wanted, is_good) in _RANGES.items():
+        value = getattr(args, name)
+        if value is not None and not is_good(value):
+            yield Problem(in_variables(f"--{name} is {value:g}"), f"give {wanted}")
     if args.eval_dataset and not args.remote_rm_url:
         yield Problem("an eval needs a reward function", "set REWARD to a .py file with reward_func")
     if args.use_wandb and not os.environ.get("WANDB_API_KEY"):

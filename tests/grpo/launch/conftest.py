@@ -10,7 +10,7 @@ import pytest
 
 from grpo.architecture import Architecture
 from grpo.checkpoint_files import INDEX, ITEM_BYTES
-from grpo.launch import machine, preflight
+from grpo.launch import machine, preflight, prompt_lengths
 from grpo.launch.config import Config, resolve
 from grpo.launch.plan import make_plan
 
@@ -114,6 +114,8 @@ def enough_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """What differs between machines; tests of a check set their own."""
     monkeypatch.setattr(preflight, "patch_status", lambda: CLEAN)
     monkeypatch.setattr(preflight, "pins", dict)
+    # The checkpoint's tokenizer is an empty file.
+    monkeypatch.setattr(prompt_lengths, "count", lambda model, prompts: [8] * len(prompts))
     monkeypatch.setattr(machine, "memory_available", lambda: 900 * GB)
     monkeypatch.setattr(machine, "shared_memory_free", lambda: 64 * GB)
 

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from grpo.environment import TINY_MODEL
+from grpo.launch.variables import by_flag
+
 ROOT = Path(__file__).parents[3]
 
 # The values of the run log, each with the flag that carries it.
@@ -230,7 +233,7 @@ def test_dry_run_and_plan_write_nothing(checkout: Path) -> None:
         (["--dry-run", "--resume", "latest"], "--resume DIR"),
         (["--dry-run", "--resume", "here", "--run-dir", "there"], "not allowed with"),
         (["--dry-run", "--", "--lora_rnk", "3"], "did you mean --lora_rank?"),
-        (["--dry-run", "--steps", "many"], "--max_steps: invalid int value"),
+        (["--dry-run", "--steps", "many"], "STEPS: invalid int value"),
     ],
 )
 def test_a_bad_call_is_refused(checkout: Path, options: list[str], message: str) -> None:
@@ -294,3 +297,23 @@ def test_it_can_be_called_from_anywhere(checkout: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert f"--run_dir {tmp_path / 'out'}" in done.stdout
+
+
+def test_refusals_speak_of_the_variables_of_the_script() -> None:
+    table = {flag.removeprefix("--"): name for name, (_, flag, _) in OVERRIDES.items() if flag.startswith("--")}
+    table.pop("run_dir")  # NAME is a part of it
+    assert by_flag() == table
+
+
+def test_the_tiny_model_that_is_not_there_yet_is_built_by_tiny(checkout: Path) -> None:
+    done = call(checkout, "--tiny", "--plan", MODEL=str(TINY_MODEL / "absent"))
+    assert "absent is not built yet: ./train_grpo.sh --tiny builds it" in done.stdout
+    assert "hf download" not in done.stdout
+
+
+def test_without_a_gpu_the_full_run_says_so_first(checkout: Path, tmp_path: Path) -> None:
+    cache = {"HF_HUB_CACHE": str(tmp_path), "JUDGE": "0", "PATH": f"{sys.prefix}/bin:/usr/bin:/bin"}
+    done = call(checkout, "--check", "--run-dir", str(tmp_path / "run"), **cache)
+    assert done.returncode == 2
+    assert "1. MODEL openai/gpt-oss-120b needs 8 GPUs, and there is no GPU here" in done.stderr
+    assert "hf download openai/gpt-oss-120b" in done.stderr

@@ -5,7 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from data import checks as data_checks
 from grpo.environment import CHECKOUT
+from grpo.launch import prompt_lengths
+from scripts.tiny_model.tokenizer import write_tokenizer
+
+COUNT = prompt_lengths.count
 
 
 @pytest.mark.parametrize(
@@ -39,6 +44,8 @@ def write_labels(path: Path, *labels: object) -> Path:
     [
         ("prompt_data", label("test"), "an unknown split"),
         ("prompt_data", label("train", ""), "no answer"),
+        ("prompt_data", label("train", "two apples"), "the grader cannot read the answer 'two apples'"),
+        ("prompt_data", "two apples", "the grader cannot read the answer 'two apples'"),
         ("prompt_data", label("eval"), "of the eval split"),
         ("eval_dataset", label("test"), "an unknown split"),
         ("eval_dataset", label("train"), "of the train split"),
@@ -57,7 +64,14 @@ def test_labels_are_read_as_our_reward_function_reads_them(setting, tmp_path: Pa
     changed = good | {variable: write_labels(tmp_path / "bad.jsonl", *[label(split)] * 8, bad)}
     [problem] = setting.problems(**changed)
     assert "bad.jsonl, line 9: " in problem and message in problem
-    assert "python -m data.prepare" in problem.split("->")[1]
+    remedy = problem.split("->")[1]
+    assert "python -m data.prepare" in remedy
+    if "apples" in message:
+        assert "words go in \\text{...}" in remedy
+    elif variable == "eval_dataset":
+        assert 'JSON: {"answer": "42", "split": "eval"}' in remedy and "gold answer" not in problem
+    else:
+        assert 'the gold answer, or JSON: {"answer": "42", "split": "train"}' in remedy
     assert setting.problems(**changed | {"remote_rm_url": setting.flags["remote_rm_url"]}) == [], "of another function"
 
 
@@ -77,3 +91,47 @@ def test_a_prompt_to_train_and_to_evaluate_on_is_refused(setting, make_data, tmp
 def test_empty_data_is_refused(setting, tmp_path: Path, content: str) -> None:
     (tmp_path / "empty.jsonl").write_text(content)
     assert "is empty" in setting.problems(eval_dataset=tmp_path / "empty.jsonl")[0]
+
+
+def write_rows(path: Path, *rows: dict[str, object]) -> Path:
+    path.write_text("".join(json.dumps({"label": "1"} | row) + "\n\n" for row in rows))
+    return path
+
+
+def test_a_prompt_that_is_there_twice_is_refused(setting, tmp_path: Path) -> None:
+    rows = [{"prompt": f"{number}?"} for number in range(9)]
+    twice = write_rows(tmp_path / "twice.jsonl", *rows, *rows)
+    [problem] = setting.problems(prompt_data=twice)
+    assert "twice.jsonl, line 19 repeats the prompt of line 1, and so do 8 others: both draw the same" in problem
+    [problem] = setting.problems(eval_dataset=write_rows(tmp_path / "eval.jsonl", *rows, {"prompt": "4?"}))
+    assert "eval.jsonl, line 19 repeats the prompt of line 9: both would count as one problem" in problem
+    assert "python -m data.prepare" in problem.split("->")[1]
+
+
+def test_an_id_of_two_held_out_problems_is_refused(setting, tmp_path: Path) -> None:
+    rows = [{"prompt": "a?", "id": "one"}, {"prompt": "b?", "id": "one"}, {"prompt": "c?"}, {"prompt": "d?"}]
+    [problem] = setting.problems(eval_dataset=write_rows(tmp_path / "eval.jsonl", *rows))
+    assert "eval.jsonl, line 3 repeats the id of line 1: both would count as one problem" in problem
+
+
+def test_prompts_that_would_be_cut_are_refused(setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = {"train.jsonl": [64] * 20, "eval.jsonl": [64, 65, 10, 90, 64]}
+    given = iter(lengths.values())
+    monkeypatch.setattr(prompt_lengths, "count", lambda model, prompts: next(given))
+    [problem] = setting.problems()
+    assert "eval.jsonl: 2 of 5 prompts have more than PROMPT_MAX_LEN 64 tokens, line 2 for one" in problem
+    assert "set PROMPT_MAX_LEN to 90" in problem.split("->")[1]
+
+
+def test_tokens_are_counted_as_openrlhf_counts_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    write_tokenizer(tmp_path)
+    prompts = ["What is 3 plus 4?", "a", [{"role": "user", "content": "a"}]]
+    found = prompt_lengths.count(str(tmp_path), prompts)
+    assert found == data_checks.prompt_lengths(str(tmp_path), prompts)
+    assert found[0] > found[1] == found[2]
+
+
+def test_a_tokenizer_that_cannot_be_used_is_a_problem(setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_lengths, "count", COUNT)  # of a tokenizer.json that is an empty object
+    assert any("cannot count prompts" in problem for problem in setting.problems())

@@ -2,12 +2,16 @@
 
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from grpo.launch import machine
+from grpo.launch.checks import machine as checks
+from grpo.launch.checks.machine import check_gpus
 from grpo.launch.machine import Gpu
+from grpo.launch.plan import make_plan
 
 GB = 10**9
 
@@ -65,12 +69,43 @@ def test_a_file_in_the_place_of_a_folder_is_refused(setting, tmp_path: Path) -> 
     assert any("cannot be created" in problem for problem in setting.problems(ckpt_path=tmp_path / "file" / "x"))
 
 
+@pytest.mark.parametrize(
+    ("model", "count", "gpus", "message", "remedy"),
+    [
+        ("openai/gpt-oss-120b", None, [], "8 GPUs, and there is no GPU here", "./train_grpo.sh --tiny needs none"),
+        ("openai/gpt-oss-20b", None, [H100], "there are 1, but .venv holds the CPU stack", "setup.sh --gpu"),
+        ("/copy/of/it", 234 * GB, [], "/copy/of/it, 234.0 GB in bf16, needs 8 GPUs", "--tiny"),
+        ("/of/a/test", 10**7, [], None, ""),
+        ("org/absent", None, [], None, ""),
+    ],
+)
+def test_a_large_model_is_not_for_the_cpu_stack(setting, monkeypatch, model, count, gpus, message, remedy) -> None:
+    monkeypatch.setattr(machine, "gpus", lambda: gpus)
+    config = setting.config(pretrain=model)
+    found = [str(problem) for problem in check_gpus(config, replace(make_plan(config), model_bf16_bytes=count))]
+    assert len(found) == (0 if message is None else 1)
+    assert all(message in problem and remedy in problem.split("->")[1] for problem in found), found
+
+
 def test_a_cluster_to_join_has_to_answer(setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_up = True
+    monkeypatch.setattr(checks, "is_ray", lambda address: is_up)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", address)
         assert setting.problems() == []
+        is_up = False
+        [problem] = setting.problems()
+        assert f"something listens at RAY_ADDRESS {address}, but does not answer as Ray" in problem
     [problem] = setting.problems()
     assert f"no Ray cluster answers at RAY_ADDRESS {address}" in problem and "unset RAY_ADDRESS" in problem
+
+
+def test_what_listens_and_says_nothing_is_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "_RAY_SECONDS", 3.0)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        assert not checks.is_ray(f"127.0.0.1:{listener.getsockname()[1]}")

@@ -25,7 +25,23 @@ import pytest
         ({"prompt_data": "/data.parquet"}, "no .jsonl file", "python -m data.prepare"),
         ({"input_key": "question"}, "no 'question' (fields: prompt, label, datasource, id)", "TRAIN_DATA"),
         ({"pretrain": "org/absent"}, "neither a folder nor a model in the hub's cache", "hf download org/absent"),
-        ({"engine_model": "/absent"}, "ENGINE_MODEL /absent is neither", "hf download"),
+        ({"engine_model": "org/absent"}, "ENGINE_MODEL org/absent is neither", "hf download"),
+        ({"engine_model": "/absent"}, "ENGINE_MODEL /absent is no folder", "name the folder"),
+        ({"lr_scheduler": "cosin"}, "LR_SCHEDULER cosin cannot be used", "use one of constant"),
+        ({"init_kl_coef": 0.1}, "KL_COEF > 0 would load", "use KL_COEF 0"),
+        ({"max_steps": -1}, "STEPS -1 trains nothing", "give 1"),
+        ({"top_p": 0}, "TOP_P is 0", "give a share above 0"),
+        ({"eval_temperature": -1}, "EVAL_TEMPERATURE is -1", "0 or more"),
+        ({"eps_clip": -0.2}, "EPS_CLIP is -0.2", "more than 0"),
+        ({"lr_warmup_ratio": 3}, "LR_WARMUP_RATIO is 3", "a share from 0 to 1"),
+        ({"max_norm": -1}, "MAX_GRAD_NORM is -1", "0 (no clipping)"),
+        ({"max_norm": "nan"}, "MAX_GRAD_NORM is nan", "0 (no clipping)"),
+        ({"lora_alpha": 0}, "LORA_ALPHA is 0", "1 or more"),
+        ({"stage3_param_persistence_threshold": -1}, "PERSISTENCE_THRESHOLD is -1", "0 or more"),
+        ({"eval_steps": 0}, "EVAL_STEPS is 0", "-1 for no evaluation"),
+        ({"save_steps": -2}, "SAVE_STEPS is -2", "-1 for no checkpoint"),
+        ({"max_ckpt_num": 0}, "MAX_CHECKPOINTS is 0", "1 or more"),
+        ({"seed": -1}, "SEED is -1", "from 0"),
         ({"remote_rm_url": "/none.py"}, "reward function /none.py does not exist", "REWARD"),
         ({"remote_rm_url": None}, "an eval needs a reward", "REWARD"),
     ],
@@ -33,3 +49,7 @@ import pytest
 def test_a_bad_value_is_refused(setting, changes: dict[str, object], what: str, remedy: str) -> None:
     problems = setting.problems(**changes)
     assert any(what in problem and remedy in problem.split("->")[1] for problem in problems), problems
+
+
+def test_what_can_be_switched_off_is_no_problem(setting) -> None:
+    assert setting.problems(eval_steps=-1, save_steps=-1, max_norm=0, eval_temperature=0) == []
