@@ -121,7 +121,7 @@ def _instead(folder: Path) -> str:
             if files:
                 return f"it belongs to a training run, whose newest evaluation is {files[-1]}"
             return f"it belongs to a training run without an evaluation so far (none in {run / 'samples'})"
-    return "name the --out of an evaluation" if folder.is_dir() else "there is no such folder or file"
+    return ("" if folder.is_dir() else "there is no such folder; ") + "name the --out of an evaluation"
 
 
 def _is_new(folder: Path) -> bool:

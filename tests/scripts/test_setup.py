@@ -341,3 +341,8 @@ def test_a_lock_with_another_kind_of_line_is_refused(tmp_path: Path) -> None:
         (tmp_path / "lock.txt").write_text(f"# fine\n{line}\n")
         with pytest.raises(ValueError, match=r"lock\.txt:2"):
             check_env.read_lock(tmp_path / "lock.txt")
+
+
+def test_an_unknown_argument_is_a_bad_call(checkout: Path) -> None:
+    refused = setup(checkout, "--cuda")
+    assert refused.returncode == 2 and "unknown argument --cuda; usage:" in refused.stderr
