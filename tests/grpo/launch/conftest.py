@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,8 @@ from grpo.checkpoint_files import INDEX, ITEM_BYTES
 from grpo.launch import machine, preflight, prompt_lengths
 from grpo.launch.config import Config, resolve
 from grpo.launch.plan import make_plan
+
+from .recipe import ROOT
 
 GB = 10**9
 CLEAN = {"state": "applied", "applied": 3, "total": 3, "digest": "d", "expected_digest": "d", "message": "", "next": ""}
@@ -170,3 +173,13 @@ def make_checkpoint() -> Callable[..., Path]:
 @pytest.fixture
 def make_data() -> Callable[[Path, int], Path]:
     return write_data
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkout by links, with the Python of these tests as its environment and nothing cached."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in ("train_grpo.sh", "scripts", "grpo", "data", "reward", "patches", "pyproject.toml"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / ".venv").symlink_to(sys.prefix)
+    return folder
