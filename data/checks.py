@@ -76,8 +76,10 @@ def check_lengths(
     return [one for one in problems if one not in too_long], lines, report
 
 
-def prompt_lengths(tokenizer_name: str, prompts: Sequence[str]) -> list[int]:
-    """Tokens of each prompt as OpenRLHF counts them: one user message under the chat template, ready for the answer.
+def prompt_lengths(tokenizer_name: str, prompts: Sequence[str | list[dict[str, str]]]) -> list[int]:
+    """Tokens of each prompt as OpenRLHF counts them: under the chat template, ready for the answer.
+
+    A prompt is the user's message, or a list of messages.
 
     Raises SourceError where the tokenizer (a folder or a hub id) cannot be loaded or has no chat template.
     """
@@ -89,6 +91,6 @@ def prompt_lengths(tokenizer_name: str, prompts: Sequence[str]) -> list[int]:
         raise SourceError(f"--tokenizer {tokenizer_name}: no tokenizer could be loaded: {error}") from error
     if not tokenizer.chat_template:
         raise SourceError(f"--tokenizer {tokenizer_name}: it has no chat template; give the folder of the model")
-    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    chats = [[{"role": "user", "content": one}] if isinstance(one, str) else one for one in prompts]
     texts = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
     return [len(tokens) for tokens in tokenizer(texts, add_special_tokens=False)["input_ids"]] if texts else []

@@ -58,6 +58,8 @@ def prepare(sources: Sequence[Source], out: Path, options: Options | None = None
     Raises SourceError for a source that cannot be read or is refused (see the module), and for an empty split.
     """
     options = options or Options()
+    if out.exists() and not out.is_dir():
+        raise SourceError(f"{out} is a file; --out names the folder for train.jsonl, eval.jsonl and card.json")
     problems, origins, bad = _read(sources, options)
     problems, repeated, contradictions = merge_repeats(problems)
     rules = splits.describe(problems, options.eval_fraction, options.math_count)
@@ -168,8 +170,9 @@ def _count(text: str) -> int | None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line; returns 1, with the reasons on stderr, when the source is refused."""
+    """The command line; returns 2, with the reasons on stderr, when the source is refused."""
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog="python -m data.prepare",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -207,7 +210,7 @@ def main(argv: list[str] | None = None) -> int:
         written = prepare(sources, out, Options(**arguments))
     except (SourceError, OSError) as error:
         print(f"data.prepare: {error}", file=sys.stderr)
-        return 1
+        return 2
     _print(out, written)
     return 0
 

@@ -197,13 +197,15 @@ def _answer(row: dict[str, Any]) -> str:
     if isinstance(answer, bool) or not isinstance(answer, str | int) or not str(answer).strip():
         raise ValueError("has no `answer` (a text or an integer)")
     answer = str(answer).strip()
-    if not grade(f"\\boxed{{{answer}}}", answer).correct or not _is_gold(answer):
+    if not is_gold(answer):
         raise ValueError(f"has an answer that the grader does not accept: {answer[:80]!r} (words go in \\text{{...}})")
     return answer
 
 
-def _is_gold(answer: str) -> bool:
+def is_gold(answer: str) -> bool:
     """Whether the grader knows what an answer says, and so finds it equal to other spellings of the same."""
+    if not grade(f"\\boxed{{{answer}}}", answer).correct:
+        return False
     try:
         return bool(_TEXT.match(answer)) or _is_read(read(spell(answer)))
     except Unreadable:

@@ -61,6 +61,8 @@ def read_source(name: str) -> tuple[list[Row], dict[str, Any]]:
         known = ", ".join(f"`{known}`" for known in (*HUB, "synthetic"))
         raise SourceError(f"{name} is not a file; give a .jsonl, .json or .parquet file, or one of {known}")
     rows = list(_read_file(path))
+    if not rows:
+        raise SourceError(f"{name} is empty; give a file with a row for each problem")
     return rows, {"file": path.name, "rows": len(rows), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
 
 
@@ -69,15 +71,20 @@ def read_hub(hub: HubSet) -> tuple[list[Row], dict[str, Any]]:
 
     Raises SourceError when they are neither there nor can be downloaded.
     """
-    from datasets import load_dataset  # slow to import, and needed for the hub alone
+    import datasets  # slow to import, and needed for the hub alone
 
+    unreachable = None if datasets.config.HF_HUB_OFFLINE else _unreachable(hub)
+    if unreachable:
+        # It would ask six times for each file, with pauses; its cache is looked at all the same.
+        datasets.config.HF_HUB_OFFLINE = True
     rows = []
     for configuration in hub.configurations:
         try:
-            loaded = load_dataset(hub.repository, configuration, split=hub.split, revision=hub.revision)
+            loaded = datasets.load_dataset(hub.repository, configuration, split=hub.split, revision=hub.revision)
         except Exception as error:  # network, disk and format errors of four libraries, which share no base class
             raise SourceError(
-                f"{hub.repository} ({configuration}) could not be loaded: {type(error).__name__}: {error}\n"
+                f"{hub.repository} ({configuration}) could not be loaded: "
+                f"{unreachable or f'{type(error).__name__}: {error}'}\n"
                 f"Without network: on a machine that has it, hf download {hub.repository} --repo-type dataset "
                 f"--revision {hub.revision} --local-dir DIR; then give DIR/*/{hub.split}-*.parquet in its place, "
                 "or a .jsonl file of your own"
@@ -94,6 +101,22 @@ def read_hub(hub: HubSet) -> tuple[list[Row], dict[str, Any]]:
         "sha256": hashlib.sha256(content.encode()).hexdigest(),
     }
     return rows, origin
+
+
+def _unreachable(hub: HubSet) -> str | None:
+    """Ask the hub once for a set; return why there is no answer, None where there is one or the set is a folder."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if Path(hub.repository).is_dir():
+        return None
+    try:
+        HfApi().dataset_info(hub.repository, revision=hub.revision, timeout=10)
+    except HfHubHTTPError:  # an answer, whatever it says
+        return None
+    except OSError as error:  # of requests, and of the hub's offline mode
+        return f"the hub cannot be reached ({type(error).__name__}), and it is not in the cache of data sets"
+    return None
 
 
 def _read_file(path: Path) -> Iterator[Row]:

@@ -106,7 +106,10 @@ def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
     assert __doc__
     parser = argparse.ArgumentParser(
-        prog="python -m eval.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        allow_abbrev=False,
+        prog="python -m eval.compare",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("a", type=Path, metavar="A")
     parser.add_argument("b", type=Path, metavar="B")

@@ -33,7 +33,10 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     assert __doc__
     found = argparse.ArgumentParser(
-        prog="python -m eval.evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        allow_abbrev=False,
+        prog="python -m eval.evaluate",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     found.add_argument("--model", required=True, help="a gpt-oss or, without --adapter, another model that vLLM knows")
     found.add_argument("--adapter", type=Path, help="a LoRA adapter of the attention, in PEFT's format")

@@ -109,8 +109,19 @@ def read_config(folder: Path) -> dict[str, Any]:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         config["identity"], config["problems"], config["n"], config["k"]
     except (OSError, ValueError, KeyError, TypeError):
-        raise EvalError(f"{folder} holds no evaluation (no {CONFIG} that can be read): name another folder") from None
+        raise EvalError(f"{folder} holds no evaluation (no {CONFIG} that can be read): {_instead(folder)}") from None
     return config
+
+
+def _instead(folder: Path) -> str:
+    """Return what to name in place of a folder that holds no evaluation: those of a training run are files."""
+    for run in (folder, *folder.absolute().parents[:2]):  # a run, its checkpoints, a step of these
+        if (run / "checkpoints").is_dir() or (run / "samples").is_dir():
+            files = sorted((run / "samples").glob("eval_*.jsonl"), key=lambda file: (len(file.name), file.name))
+            if files:
+                return f"it belongs to a training run, whose newest evaluation is {files[-1]}"
+            return f"it belongs to a training run without an evaluation so far (none in {run / 'samples'})"
+    return ("" if folder.is_dir() else "there is no such folder; ") + "name the --out of an evaluation"
 
 
 def _is_new(folder: Path) -> bool:

@@ -14,7 +14,9 @@ from eval.table import result_table
 
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m eval.regrade", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, prog="python -m eval.regrade", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("folder", type=Path, metavar="DIR", help="the --out of an evaluation")
     try:
         result = write_result(parser.parse_args(argv).folder)

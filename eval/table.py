@@ -96,7 +96,10 @@ def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
     assert __doc__
     parser = argparse.ArgumentParser(
-        prog="python -m eval.table", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        allow_abbrev=False,
+        prog="python -m eval.table",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", type=Path, metavar="RUN_DIR")
     try:

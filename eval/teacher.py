@@ -35,7 +35,10 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     assert __doc__
     found = argparse.ArgumentParser(
-        prog="python -m eval.teacher", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        allow_abbrev=False,
+        prog="python -m eval.teacher",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     found.add_argument("--model", required=True, help="a Gemini model; a baseline is that of one model")
     found.add_argument("--data", type=Path, required=True, help="problems: a .jsonl file of python -m data.prepare")

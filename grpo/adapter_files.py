@@ -89,6 +89,8 @@ def read(folder: Path) -> Adapter:
     Raises:
         CheckpointError: where the config is missing, or is none of a LoRA adapter.
     """
+    if not folder.is_dir():
+        raise CheckpointError(f"there is no adapter folder {folder}: name one, such as RUN/final")
     if (folder / "adapter" / CONFIG).is_file():
         raise CheckpointError(f"{folder} is a run's step: name {folder / 'adapter'}")
     config = read_json(folder / CONFIG)

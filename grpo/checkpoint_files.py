@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo.environment import absence
+
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 ITEM_BYTES = {"U8": 1, "BF16": 2, "F16": 2, "F32": 4}
@@ -108,7 +110,7 @@ def read(folder: Path) -> Model:
         CheckpointError: where there is no folder or no config.json that can be read.
     """
     if not folder.is_dir():
-        raise CheckpointError(f"{folder} is not on this machine: name a folder, or hf download it")
+        raise CheckpointError(f"{folder} {': '.join(absence(str(folder)))}")
     config = read_json(folder / "config.json")
     faults: list[Fault] = []
     tensors: dict[str, Tensor] = {}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[1]
+TINY_MODEL = CHECKOUT / ".cache" / "tiny-model"  # where train_grpo.sh --tiny makes it
 
 
 def on_cpu_stack() -> bool:
@@ -28,6 +29,20 @@ def model_folder(name: str) -> str:
         if snapshot.is_dir():
             return str(snapshot)
     return name
+
+
+def absence(name: str) -> tuple[str, str]:
+    """Return what is wrong with the name of a model for which there is no folder, and the remedy."""
+    path = Path(name).absolute()
+    if path.is_relative_to(TINY_MODEL):
+        return "is not built yet", "./train_grpo.sh --tiny builds it; so does --tiny --check"
+    if path.exists():
+        return "is a file", "name the folder of the checkpoint"
+    if name.startswith(("/", ".", "~")) or name.count("/") != 1:
+        hint = "; ~ stands for nothing inside quotes" if name.startswith("~") else ""
+        return "is no folder", f"name the folder of a checkpoint, or a hub id that is in the hub's cache{hint}"
+    download = f"hf download {name} --exclude 'original/*' 'metal/*', or name a folder"
+    return "is neither a folder nor a model in the hub's cache", download
 
 
 def git_revision() -> dict[str, Any] | None:

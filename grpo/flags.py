@@ -3,6 +3,12 @@
 import argparse
 from collections.abc import Iterator
 
+# Schedules of transformers 4.57 that take what OpenRLHF gives every schedule (`min_lr`) and go on without a metric.
+SCHEDULES = (
+    *("constant", "constant_with_warmup", "inverse_sqrt"),
+    *("cosine_with_min_lr", "cosine_warmup_with_min_lr"),
+)
+
 ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
@@ -108,6 +114,8 @@ def _loop(args: argparse.Namespace) -> Iterator[str]:
         yield f"--max_steps {args.max_steps} trains nothing: give 1 or more, or leave it out"
     if args.actor_learning_rate <= 0:
         yield f"--actor_learning_rate {args.actor_learning_rate:g} does not learn: give more than 0"
+    if args.lr_scheduler not in SCHEDULES:
+        yield f"--lr_scheduler {args.lr_scheduler} cannot be used here: use one of {', '.join(SCHEDULES)}"
     if args.temperature <= 0:
         yield f"--temperature {args.temperature:g} draws the same sample every time: give more than 0"
     if not 0 < args.vllm_gpu_memory_utilization <= 1:

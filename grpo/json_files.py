@@ -1,5 +1,6 @@
 """Files that are whole or absent, and JSON lines of which the last may be cut: what a kill or a full disk leaves."""
 
+import glob
 import json
 import logging
 import os
@@ -10,8 +11,15 @@ logger = logging.getLogger(__name__)
 
 
 def replace(path: Path, text: str) -> None:
-    """Write a file whole, or leave the old one as it is: what fails leaves nothing else behind."""
+    """Write a file whole, or leave the old one as it is: what fails leaves nothing else behind.
+
+    What a kill leaves aside goes with the next call for the same file.
+    """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        writer = left.name.rpartition(".")[2]
+        if writer.isdigit() and not Path("/proc", writer).exists():
+            left.unlink(missing_ok=True)
     try:
         aside.write_bytes(text.encode())
         os.replace(aside, path)

@@ -100,8 +100,8 @@ class Change:
 def write_folder(target: Path, version: str, changes: list[Change]) -> list[str]:
     """Write series, patches and manifest; returns the names of the files that changed.
 
-    The comment block at the top of an existing series file is kept, and so is what the manifest in its place
-    knows of files that it left behind.
+    The comment block at the top of an existing series file is kept, and so is what the manifest in its place, or
+    the version's own one where there is none, knows of files that it left behind.
     """
     files: dict[str, dict[str, str | None]] = {}
     for change in changes:
@@ -110,8 +110,9 @@ def write_folder(target: Path, version: str, changes: list[Change]) -> list[str]
             files.setdefault(path, {PRISTINE: sha256(old)})[change.name] = sha256(new)
     names = tuple(change.name for change in changes)
     manifest = Manifest(version, names, dict(sorted(files.items())))
-    if (target / "manifest.json").is_file():
-        manifest = manifest.succeeding(Manifest.load(version, target))
+    older = next((place for place in (target, folder(version)) if (place / "manifest.json").is_file()), None)
+    if older:
+        manifest = manifest.succeeding(Manifest.load(version, older))
     contents = {change.name: change.patch().render() for change in changes}
     contents["series"] = _series_text(target / "series", names)
     contents["manifest.json"] = manifest.render()

@@ -82,7 +82,9 @@ def remove_half_installed(locked: dict[str, str], found: dict[str, list[Path]]) 
 
 def main() -> int:
     """Prints the differences and returns 1 if there are any, else 0."""
-    parser = argparse.ArgumentParser(description="Compare the running Python's packages with a lock file.")
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description="Compare the running Python's packages with a lock file."
+    )
     parser.add_argument("lock", type=Path)
     parser.add_argument("--repair", action="store_true", help="also clear away half-installed packages")
     parser.add_argument("--site-packages", type=Path, default=Path(sysconfig.get_paths()["purelib"]))

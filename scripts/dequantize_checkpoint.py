@@ -27,18 +27,18 @@ def dequantize_checkpoint(source: Path, target: Path) -> None:
     write_checkpoint(model, unchanged(model, dequantise=True), target)
 
 
-def main() -> int:
-    """The command line; returns 1, with the reason on stderr, where it refuses."""
+def main(argv: list[str] | None = None) -> int:
+    """The command line; returns 2, with the reason on stderr, where it refuses."""
     assert __doc__
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
     parser.add_argument("source", type=Path, metavar="MXFP4_DIR")
     parser.add_argument("target", type=Path, metavar="BF16_DIR")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     try:
         dequantize_checkpoint(arguments.source, arguments.target)
     except (CheckpointError, OSError) as error:
         print(f"dequantize_checkpoint: {error}", file=sys.stderr)
-        return 1
+        return 2
     return 0
 
 

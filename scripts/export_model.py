@@ -112,9 +112,11 @@ def _merged(merge: Merge, module: str) -> Output:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line; returns 1, with the reasons on stderr, where it refuses."""
+    """The command line; returns 2, with the reasons on stderr, where it refuses."""
     assert __doc__
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", required=True, metavar="BASE", help="the model that the adapter was trained on")
     parser.add_argument("--adapter", required=True, type=Path, metavar="DIR", help="such as RUN/final")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR")
@@ -124,7 +126,7 @@ def main(argv: list[str] | None = None) -> int:
         merge = export_model(Path(model_folder(arguments.model)), arguments.adapter, arguments.out, arguments.experts)
     except (CheckpointError, OSError) as error:
         print(f"export_model: {error}", file=sys.stderr)
-        return 1
+        return 2
     named = merge.adapter.config.get("base_model_name_or_path") or "an unnamed model"
     print(f"{arguments.out}: {merge.merged} weights merged, the rest as in {arguments.model}")
     print(f"adapter of {named}, rank {merge.adapter.rank}, scale {merge.adapter.scale:g}")

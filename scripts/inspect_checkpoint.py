@@ -63,6 +63,8 @@ def inspect(folder: Path) -> Report:
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is no directory")
     names = {path.name for path in folder.iterdir()}
+    if is_run(folder):
+        raise CheckpointError(f"{folder} is a run's directory: {_of_run(folder)}")
     if names & {adapter_files.CONFIG, adapter_files.WEIGHTS}:
         return inspect_adapter(adapter_files.read(folder))
     if names & {"config.json", checkpoint_files.INDEX, checkpoint_files.SINGLE}:
@@ -71,8 +73,28 @@ def inspect(folder: Path) -> Report:
         return inspect_step(folder)
     if any(step_number(folder / name) is not None for name in names):
         return inspect_steps(folder)
-    hint = "it is a run's directory: name its checkpoints or final" if {"checkpoints", "logs"} <= names else ""
-    raise CheckpointError(f"{folder} holds no base model, adapter or step" + (f"; {hint}" if hint else ""))
+    empty = "no checkpoint was saved yet" if not names or is_run(folder.absolute().parent) else ""
+    raise CheckpointError(f"{folder} holds no base model, adapter or step" + (f": {empty}" if empty else ""))
+
+
+def is_run(folder: Path) -> bool:
+    """Tell whether a directory is that of a run."""
+    return (folder / "command.sh").is_file() and (folder / "config.json").is_file()
+
+
+def _of_run(folder: Path) -> str:
+    """Return what to name in place of a run's directory."""
+    try:
+        flags = checkpoint_files.read_json(folder / "config.json")["flags"]
+        place = Path(flags["ckpt_path"])
+        if place.is_relative_to(flags["run_dir"]):  # moves along with the run
+            place = folder / place.relative_to(flags["run_dir"])
+    except (CheckpointError, KeyError, TypeError):
+        place = folder / "checkpoints"
+    steps = retention.saved_steps(place)
+    if steps:
+        return f"name {place / f'step_{steps[-1]}'}, its newest step, or {place} for all"
+    return f"no checkpoint was saved yet (none in {place})"
 
 
 def inspect_model(folder: Path) -> Report:
@@ -208,7 +230,9 @@ _LINES = {"gpt-oss base model": _model_lines, "LoRA adapter": _adapter_lines, "s
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
     assert __doc__
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args(argv)

@@ -26,6 +26,7 @@ STEPS = 500
 THREADS = 1
 SHARD_BYTES = 400_000
 HELD_OUT = 256
+STEP_SECONDS = 0.4  # on a slow core
 _ROOT = Path(__file__).resolve().parent.parent
 _SOURCES = (
     "scripts/make_tiny_model.py",
@@ -105,9 +106,15 @@ def one_builder(directory: Path) -> Iterator[None]:
         yield
 
 
+def say(phase: str) -> None:
+    """Print what is done now, and about how long it takes on one slow core."""
+    print(f"tiny model {phase}", flush=True)
+
+
 def write_model(directory: Path, seed: int, steps: int) -> dict:
     """Train and write the MXFP4 checkpoint; return its facts, among them its accuracy as the files have it."""
     # Heavy imports are here so that a cached call returns at once.
+    say("1/4 tokenizer and libraries: about 20 seconds")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.quantization_config import Mxfp4Config
@@ -122,7 +129,9 @@ def write_model(directory: Path, seed: int, steps: int) -> dict:
     tokenizer = AutoTokenizer.from_pretrained(directory)
     # Rows beyond the last token, as in the real vocabulary of 201,088.
     vocab_size = (len(tokenizer) // 64 + 1) * 64
+    say(f"2/4 warm start, {steps} training steps on one core: about {round(steps * STEP_SECONDS)} seconds")
     model = warm_start(tokenizer, vocab_size, steps, seed)
+    say("3/4 the MXFP4 files, read again and asked held-out problems: about 20 seconds")
     stop_ids = tokenizer.convert_tokens_to_ids(list(STOP_TOKENS))
     checkpoint.write_config(directory, model.config, stop_ids, tokenizer.pad_token_id)
     checkpoint.write_shards(directory, checkpoint.packed_tensors(model), SHARD_BYTES)
@@ -144,6 +153,7 @@ def write_model(directory: Path, seed: int, steps: int) -> dict:
 
 def write_dequantized(directory: Path, source: Path, facts: dict) -> dict:
     """Write the bf16 copy of `source`."""
+    say("4/4 a copy in bf16, for engines without MXFP4: a few seconds")
     from scripts.dequantize_checkpoint import dequantize_checkpoint
 
     dequantize_checkpoint(source, directory)
@@ -163,14 +173,15 @@ def make(out: Path, dequantized_out: Path | None, seed: int, steps: int = STEPS)
     return facts
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
+    """The command line; returns 2, with the reason on stderr, where it refuses."""
     started = time.monotonic()
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="directory of the MXFP4 checkpoint")
     parser.add_argument("--dequantized-out", type=Path, help="directory of its bf16 copy")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps of the warm start")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     if arguments.dequantized_out and arguments.dequantized_out.resolve() == arguments.out.resolve():
         parser.error("--dequantized-out must be another directory than --out")
     if arguments.steps < 1:
@@ -179,7 +190,7 @@ def main() -> int:
         facts = make(arguments.out, arguments.dequantized_out, arguments.seed, arguments.steps)
     except FileExistsError as error:
         print(f"make_tiny_model: {error}", file=sys.stderr)
-        return 1
+        return 2
     used, rows = facts["vocabulary"]
     print(f"tiny gpt-oss: {facts['parameters']:,} parameters, {used} tokens in {rows} rows, seed {facts['seed']}")
     for directory in filter(None, (arguments.out, arguments.dequantized_out)):

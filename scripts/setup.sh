@@ -10,6 +10,7 @@
 set -euo pipefail
 
 UV_VERSION=0.13.8
+LOAD_SECONDS=30 # more than a process takes to load a compiled operator
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 venv="$root/.venv"
 
@@ -41,7 +42,10 @@ parse_arguments() {
                 sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
                 exit 0
                 ;;
-            *) fail "unknown argument $1; usage: scripts/setup.sh [--cpu|--gpu] [--quiet]" ;;
+            *)
+                printf 'setup: error: unknown argument %s; usage: scripts/setup.sh [--cpu|--gpu] [--quiet]\n' "$1" >&2
+                exit 2
+                ;;
         esac
         shift
     done
@@ -166,8 +170,7 @@ check_compiler() {
         fail "no $include/Python.h: compiling needs Python's headers (Debian: apt install $(basename "$include")-dev)"
 }
 
-# Compiled at the first use otherwise, which looks like a hang. A `lock` file is left by a killed compilation (this
-# set-up holds the only right to compile), and torch would wait for it forever.
+# Compiled at the first use otherwise, which looks like a hang.
 ensure_operators() {
     ensure_operator cpu_adam CPUAdamBuilder
     if [[ $stack == cpu ]]; then ensure_operator deepspeed_shm_comm ShareMemCommBuilder; fi
@@ -175,6 +178,7 @@ ensure_operators() {
 
 ensure_operator() {
     local name="$1" builder="$2" folder="$TORCH_EXTENSIONS_DIR/$1" log="$TORCH_EXTENSIONS_DIR/$1.log"
+    release_lock "$folder" "$name.so"
     if [[ -f $folder/$name.so && ! -e $folder/lock ]]; then
         say "DeepSpeed's $name: compiled"
         return
@@ -190,6 +194,17 @@ ensure_operator() {
         fail "compiling DeepSpeed's $name failed: $remedy; the whole log is $log"
     fi
     work "$name compiled"
+}
+
+# torch locks an operator while it compiles it, and for a moment in every process that loads it; killed processes leave
+# the lock, and torch would wait for it forever. This set-up holds the only right to compile: a lock that is newer than
+# the operator is of one that loads it.
+release_lock() {
+    local lock="$1/lock" operator="$1/$2"
+    while [[ -f $operator && $lock -nt $operator && -n $(find "$lock" -newermt "$LOAD_SECONDS seconds ago") ]]; do
+        sleep 0.2
+    done
+    if [[ -f $operator && $lock -nt $operator ]]; then rm -f "$lock"; fi
 }
 
 # It knows by itself whether it was built from the source as it is now. -P: the caller may stand in another checkout.

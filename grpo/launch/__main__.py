@@ -25,7 +25,7 @@ REFUSED = 2
 
 def main() -> int:
     """Run one of the modes; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m grpo.launch", usage=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, prog="python -m grpo.launch", usage=__doc__)
     parser.add_argument("mode", choices=["run", "check", "plan", "dry-run", "guard"])
     parser.add_argument("--name", default="run", help="first part of the run directory's name")
     parser.add_argument(
@@ -65,7 +65,7 @@ def main() -> int:
         print("\n".join(f"  {number}. {problem}" for number, problem in enumerate(found, 1)), file=sys.stderr)
         return REFUSED
     if options.mode == "check":
-        print("\n".join(judge.describe(run_judge)))
+        print("\n".join([*([resume.describe(config)] if options.resume else []), *judge.describe(run_judge)]))
         print("ready: machine, patches, model, data and configuration fit together")
         return 0
     if held is None:

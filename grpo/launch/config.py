@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from grpo.environment import model_folder
+from grpo.launch.variables import in_variables
 from grpo.secrets import is_secret
 
 TRAINER = "openrlhf.cli.train_ppo_ray"
@@ -33,6 +34,9 @@ _COUNTS = (
     "vllm_tensor_parallel_size",
     "num_episodes",
     "max_epochs",
+    "prompt_max_len",
+    "generate_max_len",
+    "eval_n_samples_per_prompt",
 )
 
 
@@ -166,7 +170,7 @@ def resolve(flags: list[str], run_dir: Path) -> Config:
     args = _strict(parser).parse_args(argv)
     for name in _COUNTS:
         if not (getattr(args, name) or 0) >= 1:
-            raise ConfigError(f"--{name} is {getattr(args, name)}: it has to be at least 1")
+            raise ConfigError(in_variables(f"--{name} is {getattr(args, name)}: it has to be at least 1"))
     return Config(args=args, given=given, argv=argv)
 
 
@@ -188,7 +192,7 @@ def _given(parser: argparse.ArgumentParser, flags: list[str]) -> dict[str, Any]:
 
 def _strict(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     def refuse(message: str) -> NoReturn:
-        raise ConfigError(message)
+        raise ConfigError(in_variables(message.removeprefix("argument ")))
 
     parser.error = refuse  # type: ignore[method-assign]
     return parser

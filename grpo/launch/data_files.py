@@ -6,16 +6,30 @@ from typing import Any, NamedTuple
 
 from reward.labels import parse_label
 
+LABELS = {
+    "train": 'a label of TRAIN_DATA is the gold answer, or JSON: {"answer": "42", "split": "train"}',
+    "eval": 'a label of EVAL_DATA is JSON: {"answer": "42", "split": "eval"}',
+}
+
 
 class DataError(ValueError):
-    """A data file that cannot be trained or evaluated on; the message names the line."""
+    """A data file that cannot be trained or evaluated on; the message names the line.
+
+    Attributes:
+        remedy: what to do, "" where another file is needed.
+    """
+
+    def __init__(self, what: str, remedy: str = "") -> None:
+        super().__init__(what)
+        self.remedy = remedy
 
 
 class Record(NamedTuple):
-    """One record of a data file: its line, from 1, and its prompt as JSON."""
+    """One record of a data file: its line, from 1, its prompt as JSON, and its id, "" where it has none."""
 
     line: int
     prompt: str
+    id: str
 
 
 def read_records(path: Path, input_key: str, label_key: str | None, split: str | None = None) -> list[Record]:
@@ -37,7 +51,7 @@ def read_records(path: Path, input_key: str, label_key: str | None, split: str |
                     record = _parse(line, f"{path}, line {number}", input_key, label_key)
                     if split:
                         _check_label(record.get(label_key), f"{path}, line {number}", split)
-                    records.append(Record(number, json.dumps(record[input_key])))
+                    records.append(Record(number, json.dumps(record[input_key]), str(record.get("id") or "")))
     except FileNotFoundError:
         raise DataError(f"{path} does not exist") from None
     except UnicodeDecodeError as error:
@@ -61,10 +75,19 @@ def _parse(line: str, where: str, input_key: str, label_key: str | None) -> dict
 
 
 def _check_label(label: Any, where: str, split: str) -> None:
+    from data.problems import is_gold  # half a second, and not every reward function is ours
+
+    remedy = f"{LABELS[split]}; python -m data.prepare --{split} FILE writes such labels"
     try:
-        found = parse_label(label).split
+        answer, found = parse_label(label)
     except ValueError as error:
-        raise DataError(f"{where}: {error}") from None
+        raise DataError(f"{where}: {str(error).partition(';')[0]}", remedy) from None
     if found != split:
         # The reward function goes by the label: it judges samples of train, and never those of eval.
-        raise DataError(f"{where}: the label is of the {found} split (plain answers are of train), not of {split}")
+        what = f"the label is of the {found} split (plain answers are of train), not of {split}"
+        raise DataError(f"{where}: {what}", remedy)
+    if not is_gold(answer.strip()):
+        raise DataError(
+            f"{where}: the grader cannot read the answer {answer[:80]!r}, which no response would equal",
+            "words go in \\text{...}; python -m data.prepare checks answers, and --skip-bad leaves such problems out",
+        )

@@ -14,6 +14,7 @@ from grpo.checkpoint_files import CheckpointError, read_json
 from grpo.launch.config import Config, resolve
 from grpo.launch.run_dir import data_digest
 from grpo.launch.supervise import CHECKOUT
+from grpo.launch.variables import in_variables
 from grpo.retention import saved_steps
 from grpo.run_log import rewind
 from reward import settings
@@ -75,7 +76,7 @@ def resolve_resumed(flags: list[str], folder: Path) -> Config:
             "give the file back its content, or start a new run"
         )
     if wrong:
-        listed = "; ".join(f"--{name} was {old}, now {new}" for name, (old, new) in wrong.items())
+        listed = "; ".join(in_variables(f"--{name} was {old}, now {new}") for name, (old, new) in wrong.items())
         hint = " (a run of --tiny is resumed with --tiny)" if "pretrain" in wrong else ""
         raise ResumeError(f"{folder} cannot be continued with other settings: {listed}{hint}")
     return config
@@ -150,6 +151,12 @@ def resumed_step(config: Config) -> int:
     return int(Path(source).name.removeprefix("step_")) if source else 0
 
 
+def describe(config: Config) -> str:
+    """Say where a resumed run goes on."""
+    step = resumed_step(config)
+    return f"continuing after step {step}" if step else f"starting at step 0: no checkpoint in {config.args.ckpt_path}"
+
+
 def take_back(config: Config, folder: Path) -> list[str]:
     """Make the run directory that of the checkpoint; return what a user should know, one line each."""
     step = resumed_step(config)
@@ -166,7 +173,7 @@ def take_back(config: Config, folder: Path) -> list[str]:
             )
             + "\n"
         )
-    return [f"continuing after step {step}", *(f"  {n} was {old}, now {new}" for n, (old, new) in changed.items())]
+    return [describe(config), *(in_variables(f"  {n} was {old}, now {new}") for n, (old, new) in changed.items())]
 
 
 def lock(folder: Path) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import scripts.bench
-from scripts.bench.harness import Result
+from scripts.bench.harness import Result, SizeError
 from scripts.bench.machine import Copy, facts
 
 HELPERS = {"__main__", "harness", "machine"}
@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
         report = as_json(options.name, result, facts(copy))
     except ValueError as error:
         print(f"bench {options.name}: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, SizeError) else 1
     print(json.dumps(report) if options.json else as_text(report))
     return 0
 
@@ -40,7 +40,10 @@ def main(arguments: list[str] | None = None) -> int:
 def _parse(arguments: list[str]) -> tuple[argparse.Namespace, Any]:
     # The name comes first: which options there are depends on it, and no other benchmark has to be imported.
     first = argparse.ArgumentParser(
-        prog="python -m scripts.bench", description="Runs the stock way and ours side by side.", add_help=False
+        allow_abbrev=False,
+        prog="python -m scripts.bench",
+        description="Runs the stock way and ours side by side.",
+        add_help=False,
     )
     first.add_argument("name", choices=names(), metavar=f"NAME ({', '.join(names())})")
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -49,6 +52,7 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, Any]:
     name = first.parse_args(arguments[:1]).name
     benchmark = importlib.import_module(f"scripts.bench.{name}")
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog=f"python -m scripts.bench {name}",
         description=benchmark.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

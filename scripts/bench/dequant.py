@@ -11,7 +11,7 @@ import functools
 import torch
 
 from grpo import mxfp4
-from scripts.bench.harness import Result, Timing, time_in_turn
+from scripts.bench.harness import Result, SizeError, Timing, time_in_turn
 from scripts.bench.machine import Copy
 
 ON_ANY_DEVICE = True
@@ -31,7 +31,7 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
     if min(options.experts, options.repeat, options.shrink) < 1 or options.shrink > 90:
-        raise ValueError("--experts and --repeat are at least 1, and --shrink is from 1 to 90")
+        raise SizeError("--experts and --repeat are at least 1, and --shrink is from 1 to 90")
     packed = [
         _packed(options.experts, rows // options.shrink, groups // options.shrink, copy.device)
         for rows, groups in SHAPES.values()

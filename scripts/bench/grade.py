@@ -12,7 +12,7 @@ import time
 
 from reward import equivalence
 from reward.answers import grade
-from scripts.bench.harness import Result, time_in_turn
+from scripts.bench.harness import Result, SizeError, time_in_turn
 from scripts.bench.machine import Copy
 
 THOUGHT = "Let $x=\\frac{a}{b}$, so $x^2+1=\\boxed{12}$ cannot hold. "
@@ -30,7 +30,7 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
     from math_verify import parse, verify
 
     if min(options.responses, options.repeat, options.algebra) < 1 or options.analysis_chars < 0:
-        raise ValueError("--responses, --repeat and --algebra are at least 1, and --analysis-chars at least 0")
+        raise SizeError("--responses, --repeat and --algebra are at least 1, and --analysis-chars at least 0")
     samples = _samples(options.responses, options.analysis_chars)
 
     def stock() -> list[bool]:

@@ -9,6 +9,10 @@ from typing import Any
 import torch
 
 
+class SizeError(ValueError):
+    """A size on the command line with which nothing can be measured."""
+
+
 @dataclass(frozen=True)
 class Result:
     """What a benchmark measured.

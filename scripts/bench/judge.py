@@ -33,7 +33,7 @@ from reward.judge import Judge, Verdict
 from reward.settings import FALLBACKS, STAND_IN_KEY, ChainSettings, JudgeSettings
 from reward.shared_state import SharedState
 from reward.stand_in import Fault, Quota, StandIn
-from scripts.bench.harness import Result
+from scripts.bench.harness import Result, SizeError
 from scripts.bench.machine import Copy
 from scripts.bench.parts.judge_worker import MODEL
 from scripts.bench.parts.ranks import run_ranks
@@ -55,9 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, copy: Copy) -> Result:
     del copy
     if min(options.samples, options.processes, options.quota) < 1 or options.samples % options.processes:
-        raise ValueError("--samples, --processes and --quota are at least 1, and --processes divides --samples")
+        raise SizeError("--samples, --processes and --quota are at least 1, and --processes divides --samples")
     if min(options.window, options.deadline) <= 0:
-        raise ValueError("--window and --deadline are above 0")
+        raise SizeError("--window and --deadline are above 0")
     found = {ours: _judge_rollout(options, ours) for ours in (False, True)}
     if not min(way["judged"] for way in found.values()):
         raise ValueError("a way judged no sample: give a larger --quota or --deadline")

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from grpo import checkpoint_files
-from scripts.bench.harness import Result
+from scripts.bench.harness import Result, SizeError
 from scripts.bench.machine import Copy
 from scripts.bench.parts.random_model import BF16_BYTES, write_random_model
 from scripts.bench.parts.ranks import run_ranks
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, copy: Copy) -> Result:
     del copy
     if min(options.ranks, options.layers, options.experts) < 1 or options.intermediate % 32:
-        raise ValueError("--ranks, --layers and --experts are at least 1, and 32 divides --intermediate")
+        raise SizeError("--ranks, --layers and --experts are at least 1, and 32 divides --intermediate")
     with tempfile.TemporaryDirectory(prefix="bench-load-") as scratch:
         folder = Path(scratch, "model")
         write_random_model(folder, options.layers, options.experts, intermediate=options.intermediate)

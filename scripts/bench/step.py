@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from scripts.bench.harness import Result
+from scripts.bench.harness import Result, SizeError
 from scripts.bench.machine import Copy
 from scripts.bench.parts.random_model import FULL, write_random_model
 from scripts.bench.parts.ranks import run_ranks
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, copy: Copy) -> Result:
     del copy
     if min(options.layers, options.experts, options.repeat) < 1 or options.tokens < 8 or options.intermediate % 32:
-        raise ValueError("--layers, --experts and --repeat are at least 1, --tokens 8, and 32 divides --intermediate")
+        raise SizeError("--layers, --experts and --repeat are at least 1, --tokens 8, and 32 divides --intermediate")
     with tempfile.TemporaryDirectory(prefix="bench-step-") as scratch:
         packed, model = Path(scratch, "mxfp4"), Path(scratch, "bf16")
         sizes = {"vocabulary": options.vocabulary, "intermediate": options.intermediate}

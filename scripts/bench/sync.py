@@ -16,7 +16,7 @@ import torch
 from grpo.adapter import TensorSpec, is_split, layout
 from grpo.checkpoint_files import read_json
 from grpo.flags import ATTENTION_PROJECTIONS
-from scripts.bench.harness import Result, time_in_turn
+from scripts.bench.harness import Result, SizeError, time_in_turn
 from scripts.bench.machine import Copy
 from scripts.bench.parts.random_model import FULL, write_random_config
 from scripts.tiny_model.checkpoint import write_json
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
     from grpo import sync
 
     if min(options.engines, options.tensor_parallel, options.layers, options.repeat) < 1:
-        raise ValueError("--engines, --tensor-parallel, --layers and --repeat are at least 1")
+        raise SizeError("--engines, --tensor-parallel, --layers and --repeat are at least 1")
     scratch = Path(tempfile.mkdtemp(prefix="bench-sync-"))
     try:
         workers = options.engines * options.tensor_parallel

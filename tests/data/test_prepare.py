@@ -192,7 +192,7 @@ def test_files_are_whole_wherever_the_process_is_killed(tmp_path: Path, last: in
         assert (out / name).read_bytes() in (before[name], after[name])
     assert (out / "train.jsonl").read_bytes() == (before if last == 1 else after)["train.jsonl"]
     prepare_files(out, source)
-    assert {path.name: path.read_bytes() for path in out.iterdir() if path.name in after} == after
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == after, "nor is anything left beside them"
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -222,11 +222,19 @@ def test_a_bad_call(tmp_path: Path, options: list[str], message: str, capsys: py
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["none.jsonl", "empty.jsonl", "one.jsonl"])
+@pytest.mark.parametrize("name", ["none.jsonl", "empty.jsonl", "blank.jsonl", "one.jsonl"])
 def test_a_refusal_is_an_exit_code_and_a_message(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    messages = {"none.jsonl": "not a file", "empty.jsonl": "would be empty", "one.jsonl": "would be empty"}
+    empty = "is empty; give a file with a row for each problem"
+    messages = {"none.jsonl": "not a file", "empty.jsonl": empty, "blank.jsonl": empty, "one.jsonl": "would be empty"}
     write(tmp_path / "empty.jsonl", [])
+    (tmp_path / "blank.jsonl").write_text("\n\n")
     write(tmp_path / "one.jsonl", math_rows(1))
-    assert main(["--source", str(tmp_path / name), "--out", str(tmp_path / "out")]) == 1
+    assert main(["--source", str(tmp_path / name), "--out", str(tmp_path / "out")]) == 2
     assert messages[name] in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = write(tmp_path / "aime.jsonl", aime_rows()), write(tmp_path / "train.jsonl", [])
+    assert main(["--source", str(source), "--out", str(out)]) == 2
+    assert f"{out} is a file; --out names the folder" in capsys.readouterr().err

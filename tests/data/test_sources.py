@@ -92,6 +92,7 @@ def test_rows_made_in_memory_come_with_their_places(monkeypatch) -> None:
         return datasets.Dataset.from_list(rows)
 
     monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr("data.sources._unreachable", lambda hub: None)
     found, origin = read_hub(HubSet("org/set", "c0ffee", ("one", "two")))
     assert asked == [("org/set", name, {"split": "train", "revision": "c0ffee"}) for name in ("one", "two")]
     assert [row.value for row in found] == rows * 2
@@ -110,6 +111,22 @@ def test_without_network_the_local_way_is_named(tmp_path, datasets_cache, monkey
     for name in ("aime", "math"):
         with pytest.raises(SourceError, match=r"could not be loaded(.|\n)*hf download .*--revision(.|\n)*\.jsonl"):
             read_source(name)
+
+
+def test_an_unreachable_hub_is_asked_once_and_quietly(tmp_path, datasets_cache, monkeypatch, capfd) -> None:
+    import datasets
+
+    asked = []
+
+    def no_name(host: str, *arguments: object, **options: object) -> None:
+        asked.append(host)
+        raise socket.gaierror(-3, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(socket, "getaddrinfo", no_name)
+    with pytest.raises(SourceError, match=r"the hub cannot be reached \(ConnectionError\)(.|\n)*hf download"):
+        read_source("aime")
+    assert len(asked) == 1 and "Retrying" not in capfd.readouterr().err
 
 
 def test_the_hub_sets_are_pinned_to_commits() -> None:

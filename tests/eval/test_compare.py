@@ -101,3 +101,17 @@ def test_evaluations_of_a_training_run_can_be_compared(tmp_path):
         row = {"id": "p", "sample": 0, "correct": correct, "response": "text"}
         (tmp_path / f"eval_{step}.jsonl").write_text(json.dumps(row) + "\n")
     assert compare.main([str(tmp_path / "eval_0.jsonl"), str(tmp_path / "eval_10.jsonl")]) == 0
+
+
+@pytest.mark.parametrize("place", ["", "checkpoints", "checkpoints/step_10"])
+def test_of_a_training_run_the_file_to_name_is_told(tmp_path, place):
+    run = tmp_path / "run"
+    (run / "checkpoints" / "step_10").mkdir(parents=True)
+    (run / "config.json").write_text('{"flags": {}}')
+    with pytest.raises(EvalError, match="training run without an evaluation so far"):
+        compare.read_grades(run / place)
+    (run / "samples").mkdir()
+    for step in (0, 10, 8):
+        (run / "samples" / f"eval_{step}.jsonl").touch()
+    with pytest.raises(EvalError, match=f"whose newest evaluation is {run}/samples/eval_10.jsonl"):
+        compare.read_grades(run / place)

@@ -60,8 +60,9 @@ def test_it_is_refused_before_anything_heavy(model, trained, data, tmp_path, cap
     good = ["--model", model, "--data", data, "--n", 2, "--out", out]
     none = tmp_path / "none"
     assert "cannot be read" in refusal(capsys, *good, "--data", none)
-    assert "is not on this machine" in refusal(capsys, *good, "--model", none)
-    assert "adapter_config.json is missing" in refusal(capsys, *good, "--adapter", none)
+    assert "is no folder: name the folder of a checkpoint" in refusal(capsys, *good, "--model", none)
+    assert "hf download org/none" in refusal(capsys, *good, "--model", "org/none")
+    assert f"there is no adapter folder {none}: name one, such as RUN" in refusal(capsys, *good, "--adapter", none)
     assert "--n is 0" in refusal(capsys, *good, "--n", 0)
     assert "--limit is -1" in refusal(capsys, *good, "--limit", -1)
     assert "pass@4 needs 4 samples" in refusal(capsys, *good, "--k", 1, 4)

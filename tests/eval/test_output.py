@@ -134,4 +134,4 @@ def test_regrading_takes_the_samples_alone(tmp_path, problems, monkeypatch, caps
     assert ((tmp_path / RESULT).read_text(), (tmp_path / GRADES).read_text()) == expected
     assert "0.500 [" in capsys.readouterr().out
     assert regrade.main([str(tmp_path / "none")]) == 2
-    assert "name another folder" in capsys.readouterr().err
+    assert "there is no such folder; name the --out of an evaluation" in capsys.readouterr().err

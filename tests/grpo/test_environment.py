@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from grpo import environment
-from grpo.environment import git_revision, model_folder
+from grpo.environment import TINY_MODEL, absence, git_revision, model_folder
 
 
 def test_a_hub_id_becomes_its_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,3 +29,21 @@ def test_the_revision_is_the_checkouts(tmp_path: Path, monkeypatch: pytest.Monke
     assert clean and len(clean["commit"]) == 40 and not clean["dirty"]
     (tmp_path / "file").touch()
     assert git_revision() == clean | {"dirty": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "remedy"),
+    [
+        ("org/absent", "nor a model in the hub's cache", "hf download org/absent"),
+        ("/nope", "is no folder", "name the folder"),
+        ("./org/absent", "is no folder", "name the folder"),
+        ("runs/a/final", "is no folder", "name the folder"),
+        ("~/model", "is no folder", "~ stands for nothing inside quotes"),
+        (__file__, "is a file", "name the folder"),
+        (str(TINY_MODEL / "absent"), "is not built yet", "./train_grpo.sh --tiny builds it"),
+    ],
+)
+def test_the_remedy_for_a_model_that_is_not_there(name, what, remedy):
+    found = absence(name)
+    assert what in found[0] and remedy in found[1]
+    assert ("hf download" in found[1]) == (name == "org/absent")

@@ -12,6 +12,7 @@ GOOD = {
     "zpg": 1, "ds_tensor_parallel_size": 1, "deepcompile": False, "use_liger_kernel": False,
     "save_steps": 20, "eval_steps": 10, "eval_dataset": "eval.jsonl",
     "load_checkpoint": False, "advantage_estimator": "dr_grpo", "actor_learning_rate": 1e-6, "temperature": 1.0,
+    "lr_scheduler": "cosine_with_min_lr",
     "vllm_gpu_memory_utilization": 0.9, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
 }  # fmt: skip
 
@@ -45,6 +46,8 @@ def test_checkpoints_that_meet_evaluations_are_accepted(steps):
         ({"max_steps": 0}, "give 1 or more"),
         ({"actor_learning_rate": 0.0}, "more than 0"),
         ({"temperature": 0.0}, "more than 0"),
+        ({"lr_scheduler": "cosin"}, "--lr_scheduler cosin cannot be used here: use one of constant, "),
+        ({"lr_scheduler": "linear"}, "use one of"),
         ({"vllm_gpu_memory_utilization": 9.0}, "share from 0 to 1"),
         ({"load_in_4bit": True}, "--load_in_4bit"),
         ({"gradient_checkpointing_use_reentrant": False}, "reentrant"),
@@ -70,3 +73,22 @@ def test_all_problems_are_listed_at_once():
     with pytest.raises(SystemExit) as refusal:
         flags.validate(parsed(lora_rank=0, async_train=True))
     assert len(str(refusal.value).splitlines()) == 2
+
+
+def test_the_schedules_are_those_that_openrlhf_can_use():
+    import torch
+    from transformers.trainer import get_scheduler
+    from transformers.trainer_utils import SchedulerType
+
+    def works(name: str) -> bool:
+        """Make and step a schedule as OpenRLHF's actor does."""
+        optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        try:
+            schedule = get_scheduler(name, optimizer, 1, 10, scheduler_specific_kwargs={"min_lr": 0.1})
+            optimizer.step()
+            schedule.step()
+        except (TypeError, ValueError):
+            return False
+        return True
+
+    assert {one.value for one in SchedulerType if works(one.value)} == set(flags.SCHEDULES)

@@ -41,3 +41,21 @@ def test_a_file_that_is_not_there_has_no_rows_and_a_broken_line_is_left_out(tmp_
     assert json_files.read_rows(tmp_path / "none.jsonl") == []
     (tmp_path / "rows.jsonl").write_text('{"step": 1}\n{"step": 2, "ex{"step": 3}\n{"step": 4}\n')
     assert [row["step"] for row in json_files.read_rows(tmp_path / "rows.jsonl")] == [1, 4]
+
+
+KILLED = """
+import os, pathlib, signal, sys
+from grpo import json_files
+os.replace = lambda old, new: os.kill(os.getpid(), signal.SIGKILL)
+json_files.replace(pathlib.Path(sys.argv[1]), "new")
+"""
+
+
+def test_what_a_kill_leaves_aside_goes_with_the_next_call(tmp_path):
+    file, alive = tmp_path / "file", tmp_path / f".file.{os.getppid()}"
+    alive.touch()
+    subprocess.run([sys.executable, "-c", KILLED, file])
+    (left,) = {path.name for path in tmp_path.iterdir()} - {alive.name}
+    assert left.startswith(".file.")
+    json_files.replace(file, "newer")
+    assert {path.name for path in tmp_path.iterdir()} == {"file", alive.name}, "another writer keeps its own"

@@ -8,6 +8,7 @@ import pytest
 
 from patches.__main__ import main
 from patches.errors import Exit
+from patches.manifest import Manifest
 
 pytestmark = pytest.mark.skipif(not shutil.which("git"), reason="export and import need git")
 
@@ -121,3 +122,15 @@ def test_no_repository_and_a_full_folder_are_refused(world, tmp_path, worktree):
     (tmp_path / "empty").mkdir()
     assert main(["export", "--from", str(tmp_path / "empty")]) == Exit.BAD_WORKTREE
     assert world.call("import", "--to", str(worktree)) == Exit.BAD_WORKTREE
+
+
+def test_an_export_aside_knows_what_the_series_in_place_left_behind(world, worktree, folder, look, tmp_path):
+    (worktree / "openrlhf" / "untouched.py").write_text("KEPT = False\n")
+    git(worktree, "commit", "-qam", "fourth", "-m", "What: the fourth.")
+    assert main(["export", "--from", str(worktree)]) == 0
+    git(worktree, "reset", "-q", "--hard", "HEAD~2")  # what the third and the fourth left is of an earlier release now
+    aside = tmp_path / "aside"
+    assert main(["export", "--from", str(worktree), "--out", str(aside)]) == 0
+    assert Manifest.load("1.0", aside).earlier
+    assert main(["export", "--from", str(worktree)]) == 0
+    assert look(aside) == look(folder)

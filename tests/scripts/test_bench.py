@@ -85,7 +85,7 @@ def test_wrong_arguments_end_before_anything_is_measured(arguments, message, cap
 
 
 def test_a_size_that_measures_nothing_is_refused(capsys):
-    assert bench.main(["dequant", "--experts", "0", "--copy-megabytes", "1"]) == 1
+    assert bench.main(["dequant", "--experts", "0", "--copy-megabytes", "1"]) == 2
     assert "--experts" in capsys.readouterr().err
 
 
@@ -167,5 +167,5 @@ def test_judge_wastes_less_than_stock_and_shows_the_bias_of_each_policy(capsys):
 
 @pytest.mark.parametrize("wrong", [("--samples", "7"), ("--quota", "0"), ("--window", "0")])
 def test_judge_refuses_sizes_that_cannot_be(wrong, capsys):
-    assert bench.main(["judge", "--copy-megabytes", "1", *wrong]) == 1
+    assert bench.main(["judge", "--copy-megabytes", "1", *wrong]) == 2
     assert "--" in capsys.readouterr().err

@@ -192,15 +192,15 @@ def test_what_does_not_belong_together_is_refused(base, adapter, tmp_path, damag
 
 def test_a_place_that_is_taken_or_too_small_is_refused(base, adapter, tmp_path, monkeypatch, capsys) -> None:
     words = ["--model", str(base), "--adapter", str(adapter), "--out"]
-    assert export_model.main([*words, str(base)]) == 1
+    assert export_model.main([*words, str(base)]) == 2
     assert "is not empty" in capsys.readouterr().err
-    assert export_model.main([*words, str(base / "config.json")]) == 1
+    assert export_model.main([*words, str(base / "config.json")]) == 2
     (tmp_path / ".out.partial").mkdir()
-    assert export_model.main([*words, str(tmp_path / "out")]) == 1
+    assert export_model.main([*words, str(tmp_path / "out")]) == 2
     assert ".out.partial is there: remove it" in capsys.readouterr().err
     (tmp_path / ".out.partial").rmdir()
     monkeypatch.setattr(checkpoint_writer, "disk_free", lambda path: 1_000_000)
-    assert export_model.main([*words, str(tmp_path / "out")]) == 1
+    assert export_model.main([*words, str(tmp_path / "out")]) == 2
     assert "1.0 MB free: choose another disk" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base"]
 

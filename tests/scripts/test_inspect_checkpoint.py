@@ -136,8 +136,22 @@ def test_a_run(trained: Path, make_trainer, tmp_path: Path, capsys) -> None:
     shutil.rmtree(trainer)
     found = inspect(capsys, run / "checkpoints" / "step_10", 1)
     assert "no run resumed from it" in found["problems"][0]["remedy"] and found["trainer_bytes"] is None
-    (run / "logs").mkdir()
-    assert "name its checkpoints" in inspect(capsys, run, 2)["error"]
+
+
+def test_a_runs_directory_is_told_from_its_checkpoints(tmp_path: Path, capsys) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "command.sh").touch()
+    flags = {"run_dir": "/before/it/moved", "ckpt_path": "/before/it/moved/checkpoints"}
+    (run / "config.json").write_text(json.dumps({"flags": flags}))
+    assert "run's directory: no checkpoint was saved yet" in inspect(capsys, run, 2)["error"]
+    assert "no checkpoint was saved yet" in inspect(capsys, run / "checkpoints", 2)["error"]
+    (run / "checkpoints" / ".step_2.partial").mkdir()
+    assert "no checkpoint was saved yet" in inspect(capsys, run / "checkpoints", 2)["error"]
+    for step in (8, 10):
+        (run / "checkpoints" / f"step_{step}" / "adapter").mkdir(parents=True)
+    error = inspect(capsys, run, 2)["error"]
+    assert f"name {run / 'checkpoints' / 'step_10'}, its newest step, or {run / 'checkpoints'} for all" in error
 
 
 @pytest.mark.parametrize(

@@ -165,8 +165,25 @@ def test_a_killed_compilation_is_repeated(checkout: Path) -> None:
     assert setup(checkout, "--cpu").returncode == 0
     folder = checkout / ".venv/torch_extensions/cpu_adam"
     (folder / "lock").touch()  # torch waits for it forever
+    (folder / "cpu_adam.so").touch()  # half written
     assert "compiling" in setup(checkout, "--cpu").stdout
     assert not (folder / "lock").exists()
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_a_process_that_loads_an_operator_is_left_alone(checkout: Path, is_alive: bool) -> None:
+    assert setup(checkout, "--cpu").returncode == 0
+    lock = checkout / ".venv/torch_extensions/cpu_adam/lock"
+    lock.touch()
+    if is_alive:
+        loading = subprocess.Popen(["sh", "-c", f"sleep 2; rm {lock}"])
+        assert "compiling" not in setup(checkout, "--cpu").stdout
+        assert loading.wait() == 0, "its lock was taken from it"
+    else:
+        os.utime(lock, (time.time() - 40, time.time() - 40))
+        os.utime(lock.with_name("cpu_adam.so"), (time.time() - 80, time.time() - 80))
+        assert "compiling" not in setup(checkout, "--cpu").stdout
+    assert not lock.exists()
 
 
 def test_an_edited_kernel_is_compiled_anew_and_a_broken_one_names_the_error(checkout: Path) -> None:
@@ -341,3 +358,8 @@ def test_a_lock_with_another_kind_of_line_is_refused(tmp_path: Path) -> None:
         (tmp_path / "lock.txt").write_text(f"# fine\n{line}\n")
         with pytest.raises(ValueError, match=r"lock\.txt:2"):
             check_env.read_lock(tmp_path / "lock.txt")
+
+
+def test_an_unknown_argument_is_a_bad_call(checkout: Path) -> None:
+    refused = setup(checkout, "--cuda")
+    assert refused.returncode == 2 and "unknown argument --cuda; usage:" in refused.stderr

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,14 @@ import pytest
 
 from grpo.architecture import Architecture
 from grpo.checkpoint_files import INDEX, ITEM_BYTES
+from grpo.launch import machine, preflight, prompt_lengths
 from grpo.launch.config import Config, resolve
+from grpo.launch.plan import make_plan
+
+from .recipe import ROOT
+
+GB = 10**9
+CLEAN = {"state": "applied", "applied": 3, "total": 3, "digest": "d", "expected_digest": "d", "message": "", "next": ""}
 
 CONFIG = {
     "model_type": "gpt_oss",
@@ -90,6 +98,11 @@ class Setting:
     def config(self, **changes: object) -> Config:
         return resolve(self.words(**changes), self.run_dir)
 
+    def problems(self, **changes: object) -> list[str]:
+        """What the preflight finds wrong."""
+        config = self.config(**changes)
+        return [str(problem) for problem in preflight.problems(config, make_plan(config), self.run_dir)]
+
 
 @pytest.fixture(autouse=True)
 def cpu_stack(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,6 +110,17 @@ def cpu_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+@pytest.fixture
+def enough_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What differs between machines; tests of a check set their own."""
+    monkeypatch.setattr(preflight, "patch_status", lambda: CLEAN)
+    monkeypatch.setattr(preflight, "pins", dict)
+    # The checkpoint's tokenizer is an empty file.
+    monkeypatch.setattr(prompt_lengths, "count", lambda model, prompts: [8] * len(prompts))
+    monkeypatch.setattr(machine, "memory_available", lambda: 900 * GB)
+    monkeypatch.setattr(machine, "shared_memory_free", lambda: 64 * GB)
 
 
 @pytest.fixture
@@ -149,3 +173,13 @@ def make_checkpoint() -> Callable[..., Path]:
 @pytest.fixture
 def make_data() -> Callable[[Path, int], Path]:
     return write_data
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkout by links, with the Python of these tests as its environment and nothing cached."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in ("train_grpo.sh", "scripts", "grpo", "data", "reward", "patches", "pyproject.toml"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / ".venv").symlink_to(sys.prefix)
+    return folder

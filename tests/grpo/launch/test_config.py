@@ -71,12 +71,16 @@ def test_checkpoints_and_metrics_can_go_elsewhere(setting, tmp_path: Path, monke
     [
         (["--lora_rnk", "3"], "no flag --lora_rnk: did you mean --lora_rank?"),
         (["--lora_ran", "3"], "did you mean --lora_rank?"),  # argparse would take it for an abbreviation
-        (["--lora_rank", "many"], "--lora_rank: invalid int value: 'many'"),
+        (["--lora_rank", "many"], "LORA_RANK: invalid int value: 'many'"),
         (["--actor_learning_rate", "1e-6x"], "invalid float value"),
         (["--advantage_estimator", "grpo"], "invalid choice: 'grpo'"),
         (["--run_dir", "/tmp/x"], "use --run-dir DIR before the --"),
-        (["--train_batch_size", "0"], "--train_batch_size is 0: it has to be at least 1"),
-        (["--vllm_num_engines", "0"], "--vllm_num_engines is 0"),
+        (["--train_batch_size", "0"], "TRAIN_BATCH_SIZE is 0: it has to be at least 1"),
+        (["--generate_max_len", "0"], "GENERATE_MAX_LEN is 0: it has to be at least 1"),
+        (["--prompt_max_len", "-5"], "PROMPT_MAX_LEN is -5"),
+        (["--eval_n_samples_per_prompt", "0"], "EVAL_N_SAMPLES_PER_PROMPT is 0"),
+        (["--max_epochs", "0"], "--max_epochs is 0"),
+        (["--vllm_num_engines", "0"], "NUM_ENGINES is 0"),
         (["stray"], "'stray' belongs to no flag"),
     ],
 )

@@ -119,5 +119,5 @@ def test_a_plan_without_model_and_data_says_what_it_does_not_know(setting, tmp_p
     plan = make_plan(config)
     text = "\n".join(describe(plan, config))
     assert plan.steps is None and plan.host_bytes is None
-    assert "openai/gpt-oss-120b is not on this machine" in text
+    assert "openai/gpt-oss-120b is neither a folder nor a model in the hub's cache: hf download" in text
     assert "none.jsonl does not exist" in text

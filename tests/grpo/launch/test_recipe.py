@@ -1,15 +1,15 @@
 """`train_grpo.sh`: options, defaults, and that every variable in it can be set from outside."""
 
-import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from grpo.launch.variables import by_flag
+
+from .recipe import ROOT, call
 
 # The values of the run log, each with the flag that carries it.
 RUN_LOG = {
@@ -104,23 +104,6 @@ OVERRIDES = {
     "JUDGE_TPM": ("32", "GRPO_JUDGE_TPM", "32"),
     "JUDGE_CONCURRENCY": ("33", "GRPO_JUDGE_CONCURRENCY", "33"),
 }
-
-
-@pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkout by links, with the Python of these tests as its environment and nothing cached."""
-    folder = tmp_path_factory.mktemp("checkout")
-    for name in ("train_grpo.sh", "scripts", "grpo", "data", "reward", "patches", "pyproject.toml"):
-        (folder / name).symlink_to(ROOT / name)
-    (folder / ".venv").symlink_to(sys.prefix)
-    return folder
-
-
-def call(checkout: Path, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if name not in OVERRIDES}
-    return subprocess.run(
-        [str(checkout / "train_grpo.sh"), *options], env=kept | variables, capture_output=True, text=True, timeout=100
-    )
 
 
 def flags(checkout: Path, *options: str, **variables: str) -> dict[str, str]:
@@ -219,57 +202,6 @@ def test_dry_run_and_plan_write_nothing(checkout: Path) -> None:
     assert ({path.name for path in checkout.iterdir()}, (ROOT / "runs").exists()) == before
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--tinny"], "unknown option --tinny"),
-        (["--lora_rank", "3"], "OpenRLHF flags go after --"),
-        (["--steps"], "--steps needs a value"),
-        (["--check", "--plan"], "exclude each other"),
-        (["--dry-run", "--resume", "no/such/run"], "no/such/run is no run directory"),
-        (["--dry-run", "--resume", "latest"], "--resume DIR"),
-        (["--dry-run", "--resume", "here", "--run-dir", "there"], "not allowed with"),
-        (["--dry-run", "--", "--lora_rnk", "3"], "did you mean --lora_rank?"),
-        (["--dry-run", "--steps", "many"], "--max_steps: invalid int value"),
-    ],
-)
-def test_a_bad_call_is_refused(checkout: Path, options: list[str], message: str) -> None:
-    done = call(checkout, *options)
-    assert done.returncode == 2
-    assert message in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("variables", "message"),
-    [
-        ({"JUDGE": "2"}, "JUDGE is '2': 1 switches it on, 0 off"),
-        ({"JUDGE_FALLBACK": "mercy"}, "use one of correctness, mean_quality, group"),
-        ({"QUALITY_WEIGHT": "0.5"}, "have to add up to 1"),
-        ({"JUDGE_DEADLINE": "soon"}, "JUDGE_DEADLINE is 'soon'"),
-    ],
-)
-def test_a_bad_setting_of_the_judge_is_refused_at_once(checkout: Path, variables: dict[str, str], message: str) -> None:
-    for option in ("--dry-run", "--plan"):
-        done = call(checkout, option, **variables)
-        assert done.returncode == 2 and message in done.stderr
-
-
-def test_a_full_run_without_a_key_is_refused(checkout: Path, tmp_path: Path) -> None:
-    done = call(checkout, "--check", "--run-dir", str(tmp_path / "run"), GEMINI_API_KEY="", GOOGLE_API_KEY="")
-    assert done.returncode == 2
-    assert "the judge has no key" in done.stderr and "export GEMINI_API_KEY, or set JUDGE=0" in done.stderr
-
-
-def test_check_lists_the_problems_and_starts_nothing(checkout: Path, tmp_path: Path) -> None:
-    missing = {"MODEL": "org/absent", "HF_HUB_CACHE": str(tmp_path), "JUDGE": "0"}
-    done = call(checkout, "--check", "--run-dir", str(tmp_path / "run"), **missing)
-    assert done.returncode == 2
-    assert "refused" in done.stderr
-    assert "hf download org/absent" in done.stderr
-    assert "python -m data.prepare" in done.stderr
-    assert not (tmp_path / "run").exists()
-
-
 def test_help_names_every_option(checkout: Path) -> None:
     done = call(checkout, "--help")
     assert done.returncode == 0
@@ -294,3 +226,9 @@ def test_it_can_be_called_from_anywhere(checkout: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert f"--run_dir {tmp_path / 'out'}" in done.stdout
+
+
+def test_refusals_speak_of_the_variables_of_the_script() -> None:
+    table = {flag.removeprefix("--"): name for name, (_, flag, _) in OVERRIDES.items() if flag.startswith("--")}
+    table.pop("run_dir")  # NAME is a part of it
+    assert by_flag() == table

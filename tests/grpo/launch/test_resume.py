@@ -117,6 +117,7 @@ def test_a_run_without_a_checkpoint_starts_again(setting) -> None:
     config = resume.resolve_resumed(setting.words(), setting.run_dir)
     assert config.args.resume_from is None
     assert resume.resumed_step(config) == 0
+    assert resume.describe(config) == f"starting at step 0: no checkpoint in {setting.run_dir / 'checkpoints'}"
 
 
 def test_what_comes_after_the_checkpoint_is_taken_back(setting, save) -> None:
@@ -136,7 +137,7 @@ def test_what_comes_after_the_checkpoint_is_taken_back(setting, save) -> None:
     assert steps_in(folder / "eval.jsonl") == [0, 2, 4, 6, 8, 10]
     assert sorted(path.stem for path in samples.iterdir()) == ["eval_10", "step_10", "step_9"]
     assert news[0] == "continuing after step 10"
-    assert any("actor_learning_rate was 1e-06, now 0.0001" in line for line in news)
+    assert any("LEARNING_RATE was 1e-06, now 0.0001" in line for line in news)
     entry = json.loads((folder / "resumes.jsonl").read_text())
     assert entry["step"] == 10 and entry["changed"]["actor_learning_rate"] == [1e-6, 1e-4]
 
@@ -230,7 +231,7 @@ def test_checkpoints_on_another_disk_are_found_again(setting, save) -> None:
     config = resume.resolve_resumed(setting.words(), setting.run_dir)  # without CKPT_DIR
     assert config.args.resume_from == str(disk / "step_30")
     for other in (["--ckpt_path", "/other"], ["--ckpt_path=/other"]):
-        with pytest.raises(resume.ResumeError, match="--ckpt_path was"):
+        with pytest.raises(resume.ResumeError, match="CKPT_DIR was"):
             resume.resolve_resumed([*setting.words(), *other], setting.run_dir)
 
 
@@ -242,3 +243,14 @@ def test_a_run_directory_that_was_moved_is_continued_where_it_is(setting, save) 
     assert config.args.resume_from == str(moved / "checkpoints" / "step_10")
     assert config.args.metrics_dir == str(moved)
     assert resume.changes(config, moved) == {}
+
+
+def test_a_check_says_where_the_run_would_go_on(setting, monkeypatch, capsys) -> None:
+    start(setting)
+    monkeypatch.setattr(sys, "argv", ["launch", "check", "--resume", str(setting.run_dir), "--", *setting.words()])
+    monkeypatch.setattr(launch.preflight, "problems", lambda *_, **__: [])
+    assert launch.main() == 0
+    assert "starting at step 0: no checkpoint in" in capsys.readouterr().out
+    save(setting, 10)
+    assert launch.main() == 0
+    assert "continuing after step 10" in capsys.readouterr().out

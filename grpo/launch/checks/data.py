@@ -1,0 +1,102 @@
+"""The data files of a run: prompts and labels."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from grpo.environment import CHECKOUT
+from grpo.launch import data_files, prompt_lengths
+from grpo.launch.checks import Problem
+from grpo.launch.checks.model import can_format_chats
+from grpo.launch.config import Config
+from grpo.launch.data_files import Record
+
+_VARIABLES = {"train": "TRAIN_DATA", "eval": "EVAL_DATA"}
+
+
+def check_data(config: Config) -> Iterator[Problem]:
+    """Read both data files; a stock trainer with too few prompts ends without a step and without an error."""
+    args = config.args
+    files = {"train": args.prompt_data, "eval": args.eval_dataset}
+    read: dict[str, list[Record]] = {}
+    for split, path in files.items():
+        if not path:
+            if split == "train":
+                yield Problem("no training data", "set TRAIN_DATA to a .jsonl file; python -m data.prepare writes one")
+            continue
+        labels_of = split if has_own_reward(config) else None
+        try:
+            read[split] = data_files.read_records(Path(path), args.input_key, args.label_key, labels_of)
+        except data_files.DataError as error:
+            write = f"set {_VARIABLES[split]} to a .jsonl file; python -m data.prepare writes one"
+            yield Problem(str(error), error.remedy or write)
+    count = len(read.get("train", ()))
+    if 0 < count < args.rollout_batch_size:
+        yield Problem(
+            f"{args.prompt_data} has {count} prompts, a rollout takes {args.rollout_batch_size}: no step at all",
+            f"set ROLLOUT_BATCH_SIZE to {count} or less, or use more data",
+        )
+    for split, records in read.items():
+        yield from check_repeats(files[split], records, split)
+        yield from check_lengths(config, files[split], records)
+    yield from check_leaks(files, read.get("train", ()), read.get("eval", ()))
+
+
+def check_repeats(file: str, records: Sequence[Record], split: str) -> Iterator[Problem]:
+    """Problems that are there twice: seeds and the evaluation's records go by the prompt, and results by the id."""
+    prompts = _repeats((record.prompt, record.line) for record in records)
+    ids = _repeats((record.id, record.line) for record in records if record.id and split == "eval")
+    repeated = {"prompt": prompts, "id": [pair for pair in ids if pair not in prompts]}
+    why = {"train": "both draw the same samples in a step", "eval": "both would count as one problem"}[split]
+    for what, pairs in repeated.items():
+        if pairs:
+            first, again = pairs[0]
+            others = f", and so do {len(pairs) - 1} others" if len(pairs) > 1 else ""
+            yield Problem(
+                f"{file}, line {again} repeats the {what} of line {first}{others}: {why}",
+                "leave one of them; python -m data.prepare keeps each problem once",
+            )
+
+
+def _repeats(keys: Iterable[tuple[str, int]]) -> list[tuple[int, int]]:
+    """Return the lines of each repetition: the first with this key, and this one."""
+    first: dict[str, int] = {}
+    return [(first[key], line) for key, line in keys if first.setdefault(key, line) != line]
+
+
+def check_lengths(config: Config, file: str, records: Sequence[Record]) -> Iterator[Problem]:
+    """Prompts of more than PROMPT_MAX_LEN tokens: OpenRLHF cuts off their beginning, and goes on."""
+    args = config.args
+    if not args.apply_chat_template or not can_format_chats(Path(args.pretrain)):
+        return
+    try:
+        lengths = prompt_lengths.count(args.pretrain, [json.loads(record.prompt) for record in records])
+    except prompt_lengths.CountError as error:
+        yield Problem(
+            f"the tokenizer of {args.pretrain} cannot count prompts ({error})", "download or copy the checkpoint again"
+        )
+        return
+    too_long = [record.line for record, length in zip(records, lengths, strict=True) if length > args.prompt_max_len]
+    if too_long:
+        yield Problem(
+            f"{file}: {len(too_long)} of {len(records)} prompts have more than PROMPT_MAX_LEN {args.prompt_max_len} "
+            f"tokens, line {too_long[0]} for one: their beginning would be cut off",
+            f"set PROMPT_MAX_LEN to {max(lengths)}, or leave them out with python -m data.prepare --drop-long",
+        )
+
+
+def check_leaks(files: dict[str, str], train: Sequence[Record], held_out: Sequence[Record]) -> Iterator[Problem]:
+    """Prompts to train on that are also held out."""
+    lines = {record.prompt: record.line for record in held_out}
+    leaked = [record for record in train if record.prompt in lines]
+    if leaked:
+        yield Problem(
+            f"{files['train']}, line {leaked[0].line}: the prompt is also in {files['eval']}, line "
+            f"{lines[leaked[0].prompt]}, and so are {len(leaked) - 1} others",
+            "python -m data.prepare --decontaminate leaves out of train what eval has",
+        )
+
+
+def has_own_reward(config: Config) -> bool:
+    """Tell whether the reward function is this project's, which reads labels and may have a judge."""
+    return Path(config.args.remote_rm_url or "").resolve() == CHECKOUT / "reward" / "reward_func.py"

@@ -1,0 +1,150 @@
+"""What the machine has to offer: GPUs, memory, disk, places to write to, Ray."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from grpo.environment import on_cpu_stack
+from grpo.launch import machine
+from grpo.launch.checks import Problem
+from grpo.launch.config import Config
+from grpo.launch.plan import Plan, size
+from grpo.launch.ray_head import MAX_BASE_LENGTH
+
+# The gpt-oss models on the hub have at least 42 GB in bf16. The CPU stack is for those that tests make.
+RELEASED_MODELS = ("openai/gpt-oss-120b", "openai/gpt-oss-20b")
+LARGEST_ON_CPU = 20 * machine.GB
+_RAY_SECONDS = 20.0  # in which a cluster has to tell its status; a healthy one takes 2
+
+
+def check_gpus(config: Config, plan: Plan) -> Iterator[Problem]:
+    """The GPUs that Ray has to hand out, unless it simulates them or another cluster has them."""
+    if on_cpu_stack():
+        yield from check_cpu_stack(config, plan)
+        return
+    if os.environ.get("RAY_ADDRESS"):
+        return
+    found = machine.gpus()
+    if len(found) < config.gpus:
+        yield Problem(
+            f"{config.gpus} GPUs are needed ({config.engine_gpus} engines, {config.actor_ranks} actor), "
+            f"{len(found)} are visible",
+            "lower NUM_ENGINES, ENGINE_TP or ACTOR_GPUS; see nvidia-smi and CUDA_VISIBLE_DEVICES",
+        )
+        return
+    for index, gpu in enumerate(found[: config.gpus]):
+        if gpu.used > machine.GB:
+            yield Problem(
+                f"{size(gpu.used)} of GPU {index} are in use by somebody else", "see nvidia-smi; wait or move"
+            )
+    if plan.model_bf16_bytes and not config.args.offload:
+        share, memory = (
+            plan.model_bf16_bytes / config.actor_ranks,
+            min(gpu.memory for gpu in found[: config.gpus]),
+        )
+        if share > 0.8 * memory:
+            yield Problem(
+                f"{size(int(share))} of the model on each actor GPU leave too little of {size(memory)}",
+                "set OFFLOAD=1, or more ACTOR_GPUS",
+            )
+
+
+def check_cpu_stack(config: Config, plan: Plan) -> Iterator[Problem]:
+    """A model that is too large for CPUs; whether it is on this machine or not."""
+    model, count = config.args.pretrain, plan.model_bf16_bytes
+    if model not in RELEASED_MODELS and (count or 0) <= LARGEST_ON_CPU:
+        return
+    large = f"MODEL {model}" + (f", {size(count)} in bf16," if count else "")
+    found = machine.gpus()
+    if found:
+        yield Problem(
+            f"{large} needs GPUs: there are {len(found)}, but .venv holds the CPU stack",
+            "scripts/setup.sh --gpu installs the GPU stack",
+        )
+    else:
+        yield Problem(
+            f"{large} needs {config.gpus} GPUs, and there is no GPU here",
+            "use a machine with GPUs, where scripts/setup.sh installs the GPU stack; ./train_grpo.sh --tiny needs none",
+        )
+
+
+def check_memory(plan: Plan) -> Iterator[Problem]:
+    """Host memory and /dev/shm, on this node."""
+    if os.environ.get("RAY_ADDRESS"):
+        return
+    free, shared = machine.memory_available(), machine.shared_memory_free()
+    if plan.host_bytes and free < plan.host_bytes:
+        largest = max(plan.host_memory, key=lambda part: plan.host_memory[part])
+        yield Problem(
+            f"{size(free)} of memory are free, the run needs about {size(plan.host_bytes)}, "
+            f"{size(plan.host_memory[largest])} of it for: {largest}",
+            "end other programs, use fewer engines or ranks, or a larger machine",
+        )
+    if shared < plan.object_store_bytes:
+        yield Problem(
+            f"/dev/shm has {size(shared)} free, Ray's object store takes {size(plan.object_store_bytes)}",
+            "enlarge it (docker run --shm-size=16g; mount -o remount,size=16G /dev/shm)",
+        )
+
+
+def check_is_new(config: Config, run_dir: Path) -> Iterator[Problem]:
+    """A run that starts has its places to itself."""
+    if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
+        yield Problem(f"the run directory {run_dir} exists and is not empty", "give another --run-dir, or --resume it")
+    checkpoints, metrics = Path(config.args.ckpt_path), Path(config.args.metrics_dir)
+    if any(checkpoints.glob("step_*")):
+        yield Problem(f"{checkpoints} holds the checkpoints of another run", "give another CKPT_DIR for each run")
+    if metrics != run_dir and any((metrics / name).exists() for name in ("metrics.jsonl", "eval.jsonl")):
+        yield Problem(f"{metrics} holds the metrics of another run", "give another METRICS_DIR for each run")
+
+
+def check_disk(config: Config, plan: Plan, run_dir: Path) -> Iterator[Problem]:
+    """Space and rights where results go."""
+    for folder in {run_dir, Path(config.args.ckpt_path), Path(config.args.metrics_dir)}:
+        parent = machine.existing_parent(folder)
+        if not os.access(parent, os.W_OK | os.X_OK) or not parent.is_dir():
+            yield Problem(f"{folder} cannot be created in {parent}", "choose a folder that you may write to")
+    free = machine.disk_free(Path(config.args.ckpt_path))
+    if plan.disk_bytes and free < plan.disk_bytes + machine.GB:
+        yield Problem(
+            f"{size(free)} of disk are free, checkpoints need {size(plan.disk_bytes)} and logs 1 GB",
+            "set CKPT_DIR to another disk, or lower MAX_CHECKPOINTS",
+        )
+
+
+def check_ray() -> Iterator[Problem]:
+    """A cluster to join has to answer; one of our own needs ports and a folder for sockets."""
+    address = os.environ.get("RAY_ADDRESS")
+    remedy = "start it, or unset RAY_ADDRESS"
+    if address == "auto":
+        yield Problem("RAY_ADDRESS is auto", "name the cluster as HOST:PORT, or unset RAY_ADDRESS")
+    elif address:
+        host, _, port = address.removeprefix("ray://").rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=5).close()
+        except (OSError, ValueError) as error:
+            yield Problem(f"no Ray cluster answers at RAY_ADDRESS {address} ({error})", remedy)
+            return
+        if not address.startswith("ray://") and not is_ray(address):
+            yield Problem(f"something listens at RAY_ADDRESS {address}, but does not answer as Ray", remedy)
+    if address:
+        return
+    try:
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+    except OSError as error:
+        yield Problem(f"no port can be opened ({error})", "allow listening sockets in this sandbox or container")
+    if not os.access("/tmp", os.W_OK) and len(os.environ.get("TMPDIR", "")) > MAX_BASE_LENGTH - len("/grpo-12345678"):
+        yield Problem("there is no short writable folder for sockets", "set TMPDIR to one of at most 15 characters")
+
+
+def is_ray(address: str) -> bool:
+    """Ask a cluster for its status; a listening port alone may be anybody's, a proxy's for one."""
+    command = [sys.executable, "-m", "ray.scripts.scripts", "status", "--address", address]
+    try:
+        return not subprocess.run(command, capture_output=True, timeout=_RAY_SECONDS).returncode
+    except subprocess.TimeoutExpired:
+        return False

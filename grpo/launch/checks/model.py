@@ -1,0 +1,93 @@
+"""The checkpoints that actor and engines load: headers of all shards, shapes, tokenizer."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from grpo import architecture, checkpoint_files
+from grpo.checkpoint_files import CheckpointError, Model
+from grpo.environment import absence, on_cpu_stack
+from grpo.launch.checks import Problem
+from grpo.launch.config import Config
+
+
+def check_model(config: Config) -> Iterator[Problem]:
+    """Read config and shard headers of what the actor and the engines load; every tensor has to be there."""
+    args = config.args
+    models: dict[str, Model] = {}
+    for variable, name in (("MODEL", args.pretrain), ("ENGINE_MODEL", args.engine_model)):
+        if variable == "ENGINE_MODEL" and name == args.pretrain:
+            models.update({variable: models["MODEL"]} if "MODEL" in models else {})
+            continue
+        if not Path(name).is_dir():
+            what, remedy = absence(name)
+            yield Problem(f"{variable} {name} {what}", remedy)
+            continue
+        try:
+            model = checkpoint_files.read(Path(name))
+            faults = architecture.check(model)
+        except CheckpointError as error:
+            yield Problem(f"{variable} {name}: {error}", f"set {variable} to a whole gpt-oss checkpoint")
+            continue
+        yield from (Problem(f"{variable} {name}: {fault.file} {fault.what}", fault.remedy) for fault in faults)
+        if not faults:
+            models[variable] = model
+    if "MODEL" in models:
+        yield from check_actor_model(config, models["MODEL"])
+    if "ENGINE_MODEL" in models:
+        yield from check_engine_model(config, models["ENGINE_MODEL"], models.get("MODEL"))
+
+
+def check_actor_model(config: Config, model: Model) -> Iterator[Problem]:
+    """LoRA targets, lengths, tokenizer."""
+    args = config.args
+    for target in args.target_modules if isinstance(args.target_modules, list) else []:
+        if not model.lora_parameters(1, [target]):
+            yield Problem(f"the model has no linear layer {target}", "set TARGET_MODULES to names of its layers")
+    context = model.config.get("max_position_embeddings")
+    if context and config.max_model_len > context:
+        yield Problem(
+            f"PROMPT_MAX_LEN + GENERATE_MAX_LEN = {config.max_model_len} tokens, the model has {context}",
+            "shorten one of them",
+        )
+    if not has_tokenizer(model.folder):
+        yield Problem(f"{model.folder} has no tokenizer.json", "download the checkpoint with its tokenizer")
+    if args.apply_chat_template and not has_chat_template(model.folder):
+        yield Problem(f"{model.folder} has no chat template", "add chat_template.jinja to the checkpoint")
+
+
+def can_format_chats(folder: Path) -> bool:
+    """Tell whether a folder has a tokenizer with a chat template."""
+    return has_tokenizer(folder) and has_chat_template(folder)
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Tell whether a folder has a tokenizer."""
+    return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
+
+
+def has_chat_template(folder: Path) -> bool:
+    """Tell whether a tokenizer can format a chat."""
+    config = folder / "tokenizer_config.json"
+    inside = config.is_file() and "chat_template" in json.loads(config.read_text(encoding="utf-8"))
+    return inside or (folder / "chat_template.jinja").is_file()
+
+
+def check_engine_model(config: Config, model: Model, actor: Model | None) -> Iterator[Problem]:
+    """Formats and shapes that the engines cannot load, or that are another model than the actor's."""
+    if on_cpu_stack() and model.is_mxfp4:
+        yield Problem(
+            "vLLM on CPU cannot load an MXFP4 checkpoint",
+            "python -m scripts.dequantize_checkpoint --help, then set ENGINE_MODEL to the copy",
+        )
+    tensor_parallel = config.args.vllm_tensor_parallel_size
+    heads, key_heads = model.config.get("num_attention_heads"), model.config.get("num_key_value_heads")
+    for what, count in (("attention heads", heads), ("key/value heads", key_heads)):
+        if count and count % tensor_parallel:
+            yield Problem(f"ENGINE_TP {tensor_parallel} does not divide the {count} {what}", "use a divisor of both")
+    for key in ("model_type", "num_hidden_layers", "hidden_size", "vocab_size"):
+        if actor and actor.config.get(key) != model.config.get(key):
+            yield Problem(
+                f"ENGINE_MODEL has {key} {model.config.get(key)}, MODEL has {actor.config.get(key)}",
+                "let both be the same model",
+            )

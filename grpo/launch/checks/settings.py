@@ -1,0 +1,77 @@
+"""Flags and variables that contradict each other, or that the trainer would only notice after loading."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from grpo import flags
+from grpo.launch.checks import Problem
+from grpo.launch.config import Config
+from grpo.launch.variables import in_variables
+
+_GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
+# Flag -> what its value has to be, in words and as a test. None (not given) passes.
+_RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
+    "top_p": ("a share above 0, up to 1", lambda value: 0 < value <= 1),
+    "eval_temperature": ("0 or more", lambda value: value >= 0),
+    "eps_clip": ("more than 0", lambda value: value > 0),
+    "lr_warmup_ratio": ("a share from 0 to 1", lambda value: 0 <= value <= 1),
+    "max_norm": ("0 (no clipping) or more", lambda value: value >= 0),
+    "lora_alpha": ("1 or more", lambda value: value >= 1),
+    "stage3_param_persistence_threshold": ("0 or more", lambda value: value >= 0),
+    "eval_steps": ("1 or more, or -1 for no evaluation", lambda value: value >= 1 or value == -1),
+    "save_steps": ("1 or more, or -1 for no checkpoint", lambda value: value >= 1 or value == -1),
+    "max_ckpt_num": ("1 or more", lambda value: value >= 1),
+    "logging_steps": ("1 or more", lambda value: value >= 1),
+    "seed": ("from 0 to 4294967295", lambda value: 0 <= value < 2**32),
+}
+
+
+def check_flags(config: Config) -> Iterator[Problem]:
+    """Combinations that the patched trainer refuses, and some that it would not notice."""
+    args = config.args
+    for text in flags.problems(args):
+        what, _, remedy = in_variables(text).partition(": ")
+        yield Problem(what, remedy)
+    for name, (wanted, is_good) in _RANGES.items():
+        value = getattr(args, name)
+        if value is not None and not is_good(value):
+            yield Problem(in_variables(f"--{name} is {value:g}"), f"give {wanted}")
+    if args.eval_dataset and not args.remote_rm_url:
+        yield Problem("an eval needs a reward function", "set REWARD to a .py file with reward_func")
+    if args.use_wandb and not os.environ.get("WANDB_API_KEY"):
+        yield Problem("Weights & Biases is on without a key", "export WANDB_API_KEY, or leave out USE_WANDB=1")
+    for script in (args.remote_rm_url or "").split(","):
+        if script and not script.endswith(".py") and not script.startswith(("http://", "https://")):
+            yield Problem(f"the reward {script} is no .py file and no URL", "set REWARD to a .py file with reward_func")
+        if script.endswith(".py") and not Path(script).is_file():
+            yield Problem(f"the reward function {script} does not exist", "set REWARD to a .py file with reward_func")
+
+
+def check_batches(config: Config) -> Iterator[Problem]:
+    """Batch sizes that DeepSpeed and OpenRLHF divide by each other; most are asserted only after loading."""
+    args, samples, ranks = config.args, config.samples_per_rollout, config.actor_ranks
+    per_step = args.micro_train_batch_size * ranks
+    if args.train_batch_size % per_step:
+        yield Problem(
+            f"TRAIN_BATCH_SIZE {args.train_batch_size} is no multiple of MICRO_TRAIN_BATCH_SIZE x ranks = "
+            f"{args.micro_train_batch_size} x {ranks} = {per_step}",
+            f"use {max(1, args.train_batch_size // per_step) * per_step}, or a smaller micro batch",
+        )
+    if (samples * args.max_epochs) % args.train_batch_size:
+        yield Problem(
+            f"a rollout has {samples} samples, no multiple of TRAIN_BATCH_SIZE {args.train_batch_size}: "
+            "gradients of one rollout would be applied in the next",
+            "make ROLLOUT_BATCH_SIZE x N_SAMPLES_PER_PROMPT a multiple of TRAIN_BATCH_SIZE",
+        )
+    if samples % (args.micro_rollout_batch_size * ranks):
+        yield Problem(
+            f"{samples} samples cannot be split evenly into micro batches of {args.micro_rollout_batch_size} "
+            f"on {ranks} ranks: ranks with less work would wait for ever",
+            "let MICRO_ROLLOUT_BATCH_SIZE x ACTOR_GPUS divide ROLLOUT_BATCH_SIZE x N_SAMPLES_PER_PROMPT",
+        )
+    if args.n_samples_per_prompt < 2 and args.advantage_estimator in _GROUP_ESTIMATORS:
+        yield Problem(
+            f"{args.advantage_estimator} compares the samples of a prompt, and there is one: no advantage",
+            "set N_SAMPLES_PER_PROMPT to 2 or more",
+        )

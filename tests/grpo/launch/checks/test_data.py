@@ -1,0 +1,137 @@
+"""What can be wrong with prompts and labels is found, with its line and the remedy."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from data import checks as data_checks
+from grpo.environment import CHECKOUT
+from grpo.launch import prompt_lengths
+from scripts.tiny_model.tokenizer import write_tokenizer
+
+COUNT = prompt_lengths.count
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"prompt": "1 + 1?"}', "line 2: no 'label'"),
+        ('{"prompt": "", "label": "2"}', "line 2: no 'prompt'"),
+        ('{"prompt": "1 + 1?", "label": null}', "line 2: no 'label'"),
+        ("{not json", "line 2: no JSON"),
+        ("[1, 2]", "line 2: no JSON object"),
+    ],
+)
+def test_a_bad_line_of_data_is_named(setting, tmp_path: Path, line: str, message: str) -> None:
+    data = tmp_path / "bad.jsonl"
+    data.write_text('{"prompt": "0 + 1?", "label": "1"}\n' + line + "\n")
+    assert message in setting.problems(prompt_data=data)[0]
+
+
+def label(split: str, answer: str = "7") -> str:
+    return json.dumps({"answer": answer, "split": split})
+
+
+def write_labels(path: Path, *labels: object) -> Path:
+    rows = [{"prompt": f"{path.stem} {number}?", "label": label} for number, label in enumerate(labels)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("variable", "bad", "message"),
+    [
+        ("prompt_data", label("test"), "an unknown split"),
+        ("prompt_data", label("train", ""), "no answer"),
+        ("prompt_data", label("train", "two apples"), "the grader cannot read the answer 'two apples'"),
+        ("prompt_data", "two apples", "the grader cannot read the answer 'two apples'"),
+        ("prompt_data", label("eval"), "of the eval split"),
+        ("eval_dataset", label("test"), "an unknown split"),
+        ("eval_dataset", label("train"), "of the train split"),
+        ("eval_dataset", "7", "of the train split"),
+        ("eval_dataset", 7, "of the train split"),
+    ],
+)
+def test_labels_are_read_as_our_reward_function_reads_them(setting, tmp_path: Path, variable, bad, message) -> None:
+    good = {
+        "prompt_data": write_labels(tmp_path / "good_train.jsonl", *[label("train"), "7"] * 4),
+        "eval_dataset": write_labels(tmp_path / "good_eval.jsonl", label("eval")),
+        "remote_rm_url": CHECKOUT / "reward" / "reward_func.py",
+    }
+    assert setting.problems(**good) == []
+    split = "train" if variable == "prompt_data" else "eval"
+    changed = good | {variable: write_labels(tmp_path / "bad.jsonl", *[label(split)] * 8, bad)}
+    [problem] = setting.problems(**changed)
+    assert "bad.jsonl, line 9: " in problem and message in problem
+    remedy = problem.split("->")[1]
+    assert "python -m data.prepare" in remedy
+    if "apples" in message:
+        assert "words go in \\text{...}" in remedy
+    elif variable == "eval_dataset":
+        assert 'JSON: {"answer": "42", "split": "eval"}' in remedy and "gold answer" not in problem
+    else:
+        assert 'the gold answer, or JSON: {"answer": "42", "split": "train"}' in remedy
+    assert setting.problems(**changed | {"remote_rm_url": setting.flags["remote_rm_url"]}) == [], "of another function"
+
+
+def test_without_a_label_key_our_reward_function_has_no_answers(setting) -> None:
+    ours = CHECKOUT / "reward" / "reward_func.py"
+    assert "line 1: a label has no answer" in setting.problems(remote_rm_url=ours, label_key=None)[0]
+
+
+def test_a_prompt_to_train_and_to_evaluate_on_is_refused(setting, make_data, tmp_path: Path) -> None:
+    data = make_data(tmp_path / "both.jsonl", 30, first=90)  # eval has 100 to 104
+    [problem] = setting.problems(prompt_data=data)
+    assert "both.jsonl, line 11: " in problem and "eval.jsonl, line 1" in problem and "4 others" in problem
+    assert "--decontaminate" in problem.split("->")[1]
+
+
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_empty_data_is_refused(setting, tmp_path: Path, content: str) -> None:
+    (tmp_path / "empty.jsonl").write_text(content)
+    assert "is empty" in setting.problems(eval_dataset=tmp_path / "empty.jsonl")[0]
+
+
+def write_rows(path: Path, *rows: dict[str, object]) -> Path:
+    path.write_text("".join(json.dumps({"label": "1"} | row) + "\n\n" for row in rows))
+    return path
+
+
+def test_a_prompt_that_is_there_twice_is_refused(setting, tmp_path: Path) -> None:
+    rows = [{"prompt": f"{number}?"} for number in range(9)]
+    twice = write_rows(tmp_path / "twice.jsonl", *rows, *rows)
+    [problem] = setting.problems(prompt_data=twice)
+    assert "twice.jsonl, line 19 repeats the prompt of line 1, and so do 8 others: both draw the same" in problem
+    [problem] = setting.problems(eval_dataset=write_rows(tmp_path / "eval.jsonl", *rows, {"prompt": "4?"}))
+    assert "eval.jsonl, line 19 repeats the prompt of line 9: both would count as one problem" in problem
+    assert "python -m data.prepare" in problem.split("->")[1]
+
+
+def test_an_id_of_two_held_out_problems_is_refused(setting, tmp_path: Path) -> None:
+    rows = [{"prompt": "a?", "id": "one"}, {"prompt": "b?", "id": "one"}, {"prompt": "c?"}, {"prompt": "d?"}]
+    [problem] = setting.problems(eval_dataset=write_rows(tmp_path / "eval.jsonl", *rows))
+    assert "eval.jsonl, line 3 repeats the id of line 1: both would count as one problem" in problem
+
+
+def test_prompts_that_would_be_cut_are_refused(setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = {"train.jsonl": [64] * 20, "eval.jsonl": [64, 65, 10, 90, 64]}
+    given = iter(lengths.values())
+    monkeypatch.setattr(prompt_lengths, "count", lambda model, prompts: next(given))
+    [problem] = setting.problems()
+    assert "eval.jsonl: 2 of 5 prompts have more than PROMPT_MAX_LEN 64 tokens, line 2 for one" in problem
+    assert "set PROMPT_MAX_LEN to 90" in problem.split("->")[1]
+
+
+def test_tokens_are_counted_as_openrlhf_counts_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    write_tokenizer(tmp_path)
+    prompts = ["What is 3 plus 4?", "a", [{"role": "user", "content": "a"}]]
+    found = prompt_lengths.count(str(tmp_path), prompts)
+    assert found == data_checks.prompt_lengths(str(tmp_path), prompts)
+    assert found[0] > found[1] == found[2]
+
+
+def test_a_tokenizer_that_cannot_be_used_is_a_problem(setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_lengths, "count", COUNT)  # of a tokenizer.json that is an empty object
+    assert any("cannot count prompts" in problem for problem in setting.problems())

@@ -1,0 +1,111 @@
+"""What the machine lacks is found, with the remedy."""
+
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from grpo.launch import machine
+from grpo.launch.checks import machine as checks
+from grpo.launch.checks.machine import check_gpus
+from grpo.launch.machine import Gpu
+from grpo.launch.plan import make_plan
+
+GB = 10**9
+
+
+H100 = Gpu("H100", 80 * GB, 0)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "changes", "message"),
+    [
+        ([H100] * 7, {}, "8 GPUs are needed (4 engines, 4 actor), 7 are visible"),
+        ([H100] * 7 + [Gpu("H100", 80 * GB, 30 * GB)], {}, "30.0 GB of GPU 7 are in use"),
+        ([Gpu("tiny", 100, 0)] * 8, {"offload": None}, "leave too little"),
+        ([H100] * 8, {}, None),
+        ([H100] * 4, {"vllm_num_engines": 1, "actor_num_gpus_per_node": 2}, None),
+    ],
+)
+def test_gpus(setting, monkeypatch: pytest.MonkeyPatch, gpus: list[Gpu], changes: dict, message: str | None) -> None:
+    monkeypatch.setenv("DS_ACCELERATOR", "cuda")
+    monkeypatch.setattr(machine, "gpus", lambda: gpus)
+    problems = setting.problems(**changes)
+    assert problems == [] if message is None else message in problems[0]
+
+
+def test_too_little_memory_is_refused(setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "memory_available", lambda: 2 * GB)
+    monkeypatch.setattr(machine, "shared_memory_free", lambda: 64 * 2**20)
+    memory, shared = setting.problems()
+    assert "2.0 GB of memory are free, the run needs about" in memory
+    assert "/dev/shm has 67.1 MB free" in shared and "--shm-size" in shared
+
+
+def test_too_little_disk_is_refused(setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "disk_free", lambda path: 10)
+    [problem] = setting.problems()
+    assert "CKPT_DIR" in problem
+
+
+def test_a_used_run_directory_is_refused(setting) -> None:
+    setting.run_dir.mkdir()
+    assert setting.problems() == [], "an empty one is fine"
+    (setting.run_dir / "metrics.jsonl").touch()
+    [problem] = setting.problems()
+    assert "exists and is not empty" in problem and "--run-dir" in problem
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_place_is_refused(setting, tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0o555)
+    assert "cannot be created" in setting.problems(ckpt_path=tmp_path / "locked" / "checkpoints")[0]
+
+
+def test_a_file_in_the_place_of_a_folder_is_refused(setting, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert any("cannot be created" in problem for problem in setting.problems(ckpt_path=tmp_path / "file" / "x"))
+
+
+@pytest.mark.parametrize(
+    ("model", "count", "gpus", "message", "remedy"),
+    [
+        ("openai/gpt-oss-120b", None, [], "8 GPUs, and there is no GPU here", "./train_grpo.sh --tiny needs none"),
+        ("openai/gpt-oss-20b", None, [H100], "there are 1, but .venv holds the CPU stack", "setup.sh --gpu"),
+        ("/copy/of/it", 234 * GB, [], "/copy/of/it, 234.0 GB in bf16, needs 8 GPUs", "--tiny"),
+        ("/of/a/test", 10**7, [], None, ""),
+        ("org/absent", None, [], None, ""),
+    ],
+)
+def test_a_large_model_is_not_for_the_cpu_stack(setting, monkeypatch, model, count, gpus, message, remedy) -> None:
+    monkeypatch.setattr(machine, "gpus", lambda: gpus)
+    config = setting.config(pretrain=model)
+    found = [str(problem) for problem in check_gpus(config, replace(make_plan(config), model_bf16_bytes=count))]
+    assert len(found) == (0 if message is None else 1)
+    assert all(message in problem and remedy in problem.split("->")[1] for problem in found), found
+
+
+def test_a_cluster_to_join_has_to_answer(setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_up = True
+    monkeypatch.setattr(checks, "is_ray", lambda address: is_up)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        assert setting.problems() == []
+        is_up = False
+        [problem] = setting.problems()
+        assert f"something listens at RAY_ADDRESS {address}, but does not answer as Ray" in problem
+    [problem] = setting.problems()
+    assert f"no Ray cluster answers at RAY_ADDRESS {address}" in problem and "unset RAY_ADDRESS" in problem
+
+
+def test_what_listens_and_says_nothing_is_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "_RAY_SECONDS", 3.0)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        assert not checks.is_ray(f"127.0.0.1:{listener.getsockname()[1]}")

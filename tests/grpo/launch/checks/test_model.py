@@ -1,0 +1,88 @@
+"""What can be wrong with the checkpoints of actor and engines is found, with the remedy."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from grpo.checkpoint_files import INDEX
+
+
+def remove_shard(model: Path) -> None:
+    (model / "model-00002-of-00002.safetensors").unlink()
+
+
+def cut_shard(model: Path) -> None:
+    shard = model / "model-00001-of-00002.safetensors"
+    os.truncate(shard, shard.stat().st_size - 1)
+
+
+def point_to_shard(model: Path) -> None:
+    (model / "model-00001-of-00002.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0")
+
+
+def edit_json(file: Path, change: Callable[[dict], object]) -> None:
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+def promise_tensor(model: Path) -> None:
+    shard = "model-00001-of-00002.safetensors"
+    edit_json(model / INDEX, lambda index: index["weight_map"].update({"model.layers.0.mlp.router.scale": shard}))
+
+
+def forget_tensor(model: Path) -> None:
+    edit_json(model / INDEX, lambda index: index["weight_map"].pop("lm_head.weight"))
+
+
+def set_config(**values: object) -> Callable[[Path], None]:
+    return lambda model: edit_json(model / "config.json", lambda config: config.update(values))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (remove_shard, "model-00002-of-00002.safetensors is missing"),
+        (cut_shard, "a broken download"),
+        (point_to_shard, "no safetensors file"),
+        (promise_tensor, "model.layers.0.mlp.router.scale for one"),
+        (forget_tensor, "lm_head.weight for one"),
+        (set_config(num_hidden_layers=3), "model.layers.2.input_layernorm.weight for one"),
+        (set_config(num_hidden_layers=1), "that config.json does not ask for: model.layers.1."),
+        (set_config(num_key_value_heads=4), "is (32,), config.json asks for (64,)"),
+        (set_config(model_type="llama"), "config.json is of a llama model"),
+        (set_config(quantization_config={"quant_method": "awq"}), "the weights are stored as awq"),
+        (lambda model: (model / "config.json").unlink(), "config.json is missing"),
+        (lambda model: (model / "config.json").write_text("{"), "config.json is no JSON"),
+        (lambda model: (model / INDEX).unlink(), f"{INDEX} is missing"),
+        (lambda model: (model / "tokenizer.json").unlink(), "no tokenizer.json"),
+        (lambda model: (model / "chat_template.jinja").unlink(), "no chat template"),
+    ],
+)
+def test_a_damaged_checkpoint_is_found(setting, tmp_path: Path, damage: Callable[[Path], object], message: str) -> None:
+    damage(tmp_path / "model")
+    problems = setting.problems()
+    assert any(message in problem for problem in problems)
+    assert all(problem.split("->")[1].strip() for problem in problems), "each has a remedy"
+
+
+@pytest.mark.parametrize("damage", [remove_shard, cut_shard, point_to_shard, promise_tensor, forget_tensor])
+def test_one_damage_is_one_problem(setting, tmp_path: Path, damage: Callable[[Path], object]) -> None:
+    damage(tmp_path / "model")
+    assert len(setting.problems()) == 1
+
+
+def test_mxfp4_is_for_the_actor_and_not_for_cpu_engines(setting, make_checkpoint, tmp_path: Path) -> None:
+    packed = make_checkpoint(tmp_path / "packed", mxfp4=True)
+    [problem] = setting.problems(pretrain=packed)
+    assert "vLLM on CPU cannot load an MXFP4 checkpoint" in problem
+    assert "scripts.dequantize_checkpoint" in problem
+    assert setting.problems(pretrain=packed, engine_model=tmp_path / "model") == []
+
+
+def test_engines_of_another_model_are_refused(setting, make_checkpoint, tmp_path: Path) -> None:
+    other = make_checkpoint(tmp_path / "other", vocab_size=256)
+    assert "ENGINE_MODEL has vocab_size 256, MODEL has 128" in setting.problems(engine_model=other)[0]

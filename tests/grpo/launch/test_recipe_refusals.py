@@ -1,0 +1,75 @@
+"""What `train_grpo.sh` refuses, and what it says."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpo.environment import TINY_MODEL
+
+from .recipe import call
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--tinny"], "unknown option --tinny"),
+        (["--lora_rank", "3"], "OpenRLHF flags go after --"),
+        (["--steps"], "--steps needs a value"),
+        (["--check", "--plan"], "exclude each other"),
+        (["--dry-run", "--resume", "no/such/run"], "no/such/run is no run directory"),
+        (["--dry-run", "--resume", "latest"], "--resume DIR"),
+        (["--dry-run", "--resume", "here", "--run-dir", "there"], "not allowed with"),
+        (["--dry-run", "--", "--lora_rnk", "3"], "did you mean --lora_rank?"),
+        (["--dry-run", "--steps", "many"], "STEPS: invalid int value"),
+    ],
+)
+def test_a_bad_call_is_refused(checkout: Path, options: list[str], message: str) -> None:
+    done = call(checkout, *options)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"JUDGE": "2"}, "JUDGE is '2': 1 switches it on, 0 off"),
+        ({"JUDGE_FALLBACK": "mercy"}, "use one of correctness, mean_quality, group"),
+        ({"QUALITY_WEIGHT": "0.5"}, "have to add up to 1"),
+        ({"JUDGE_DEADLINE": "soon"}, "JUDGE_DEADLINE is 'soon'"),
+    ],
+)
+def test_a_bad_setting_of_the_judge_is_refused_at_once(checkout: Path, variables: dict[str, str], message: str) -> None:
+    for option in ("--dry-run", "--plan"):
+        done = call(checkout, option, **variables)
+        assert done.returncode == 2 and message in done.stderr
+
+
+def test_a_full_run_without_a_key_is_refused(checkout: Path, tmp_path: Path) -> None:
+    done = call(checkout, "--check", "--run-dir", str(tmp_path / "run"), GEMINI_API_KEY="", GOOGLE_API_KEY="")
+    assert done.returncode == 2
+    assert "the judge has no key" in done.stderr and "export GEMINI_API_KEY, or set JUDGE=0" in done.stderr
+
+
+def test_check_lists_the_problems_and_starts_nothing(checkout: Path, tmp_path: Path) -> None:
+    missing = {"MODEL": "org/absent", "HF_HUB_CACHE": str(tmp_path), "JUDGE": "0"}
+    done = call(checkout, "--check", "--run-dir", str(tmp_path / "run"), **missing)
+    assert done.returncode == 2
+    assert "refused" in done.stderr
+    assert "hf download org/absent" in done.stderr
+    assert "python -m data.prepare" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_tiny_model_that_is_not_there_yet_is_built_by_tiny(checkout: Path) -> None:
+    done = call(checkout, "--tiny", "--plan", MODEL=str(TINY_MODEL / "absent"))
+    assert "absent is not built yet: ./train_grpo.sh --tiny builds it" in done.stdout
+    assert "hf download" not in done.stdout
+
+
+def test_without_a_gpu_the_full_run_says_so_first(checkout: Path, tmp_path: Path) -> None:
+    cache = {"HF_HUB_CACHE": str(tmp_path), "JUDGE": "0", "PATH": f"{sys.prefix}/bin:/usr/bin:/bin"}
+    done = call(checkout, "--check", "--run-dir", str(tmp_path / "run"), **cache)
+    assert done.returncode == 2
+    assert "1. MODEL openai/gpt-oss-120b needs 8 GPUs, and there is no GPU here" in done.stderr
+    assert "hf download openai/gpt-oss-120b" in done.stderr

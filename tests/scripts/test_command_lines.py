@@ -1,0 +1,63 @@
+"""What all command lines of this project share."""
+
+import ast
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from data import prepare
+from eval import compare, evaluate, regrade, table
+from scripts import dequantize_checkpoint, export_model, inspect_checkpoint, make_tiny_model
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("data", "eval", "grpo", "patches", "scripts")
+
+
+def parsers() -> list[tuple[str, ast.Call]]:
+    """Every place that makes a parser, and the call."""
+    found = []
+    for file in sorted(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "argparse.ArgumentParser":
+                found.append((f"{file.relative_to(ROOT)}:{node.lineno}", node))
+    return found
+
+
+def test_no_parser_takes_abbreviations() -> None:
+    found = parsers()
+    assert len(found) > 10
+    settings = {place: {word.arg: ast.unparse(word.value) for word in call.keywords} for place, call in found}
+    assert [place for place, words in settings.items() if words.get("allow_abbrev") != "False"] == []
+
+
+def test_an_abbreviation_is_a_bad_call(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit:
+        compare.main(["a", "b", "--js"])
+    assert exit.value.code == 2 and "unrecognized arguments: --js" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("tool", "words"),
+    [
+        (prepare, ["--source", "none.jsonl", "--out", "out"]),
+        (prepare, ["--source", "synthetic", "--out", "file"]),
+        (compare, ["none", "none"]),
+        (evaluate, ["--model", "none", "--data", "none", "--n", "1", "--out", "out"]),
+        (regrade, ["none"]),
+        (table, ["none"]),
+        (dequantize_checkpoint, ["none", "out"]),
+        (export_model, ["--model", "none", "--adapter", "none", "--out", "out"]),
+        (inspect_checkpoint, ["none"]),
+        (make_tiny_model, ["--out", "file"]),
+    ],
+)
+def test_bad_input_is_exit_code_2_with_a_reason(
+    tool: ModuleType, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    assert tool.main(words) == 2
+    printed = capsys.readouterr()
+    assert printed.err.strip() and not printed.out
+    assert "out" not in {path.name for path in tmp_path.iterdir()}
