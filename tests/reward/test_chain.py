@@ -18,7 +18,8 @@ from reward.gemini import CallError, Client, Kind
 from reward.limits import FAILURES_TO_OPEN, NoPlace, Place
 from reward.settings import STAND_IN_KEY, ChainSettings
 from reward.shared_state import SharedState
-from reward.stand_in import Fault, Quota, StandIn, text_of
+from reward.stand_in import Fault, Quota, StandIn
+from reward.stand_in_replies import text_of
 
 KEY = "AIza-not-a-real-key-0123456789"
 
