@@ -1,7 +1,7 @@
 """Threads in which the samples of an engine wait for their reward.
 
-OpenRLHF calls the reward by `asyncio.to_thread`, whose pool has by default as many threads as the machine has cores, and
-four. Further samples queue there, before the deadline of the judge begins to run for them.
+OpenRLHF calls the reward by `asyncio.to_thread`. Its pool has by default four threads more than the machine has cores,
+and at most 32: further samples queue there, before the deadline of the judge begins to run for them.
 """
 
 import asyncio

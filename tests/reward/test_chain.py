@@ -59,6 +59,7 @@ def test_an_answer_has_text_form_usage_and_model(serve, make_chain):
     body = server.requests[0].body
     assert text_of(body) == "How many?" and body["systemInstruction"]["parts"] == [{"text": "Count."}]
     assert body["generationConfig"]["responseSchema"]["properties"]["number"]["maximum"] == 3
+    assert body["store"] is False, "Google keeps no log of it"
 
 
 @pytest.mark.parametrize(
