@@ -8,6 +8,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from reward import limits
 from reward.limits import Limits, NoPlace, Outcome, Place
 from reward.settings import ChainSettings
@@ -17,13 +19,33 @@ ROOT = Path(__file__).parents[2]
 MODEL = "model"
 
 
+class Clock:
+    """The time of the limits, which passes where somebody sleeps and nowhere else."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(limits, "time", clock)
+    return clock
+
+
 def make(state: SharedState, **settings: object) -> Limits:
     values = {"models": (MODEL, "other"), "window": 10.0, "call_timeout": 5.0} | settings
     return Limits(state, ChainSettings(**values))  # type: ignore[arg-type]
 
 
 def now_or_not(gate: Limits, tokens: int = 1, model: str = MODEL) -> Place | NoPlace:
-    return gate.take(model, tokens, time.monotonic())
+    return gate.take(model, tokens, limits.time.monotonic())
 
 
 def take(gate: Limits, tokens: int = 1, model: str = MODEL) -> Place:
@@ -32,13 +54,13 @@ def take(gate: Limits, tokens: int = 1, model: str = MODEL) -> Place:
     return place
 
 
-def test_requests_of_a_window(state):
+def test_requests_of_a_window(state, clock):
     gate = make(state, requests_per_window=3)
     for _ in range(3):
         gate.give_back(take(gate), Outcome.ANSWERED)
     refusal = now_or_not(gate)
     assert isinstance(refusal, NoPlace) and "requests" in refusal.why
-    assert 9 < refusal.until - time.monotonic() < 11
+    assert refusal.until - clock.now == pytest.approx(10 * (1 + limits.SLACK))
     take(gate, model="other")
 
 
@@ -57,15 +79,15 @@ def test_a_prompt_above_the_limit_is_sent_alone(state):
     assert isinstance(now_or_not(gate), NoPlace)
 
 
-def test_a_window_moves_on(state):
+def test_a_window_moves_on(state, clock):
     gate = make(state, requests_per_window=2, window=0.3)
-    started = time.monotonic()
+    started = clock.now
     for _ in range(6):
         place = gate.take(MODEL, 1, started + 30)
         assert isinstance(place, Place)
         gate.mark_sent(place)
         gate.give_back(place, Outcome.ANSWERED)
-    assert time.monotonic() - started >= 2 * 0.3
+    assert clock.now - started >= 2 * 0.3
 
 
 def test_calls_at_once_and_a_process_that_died(state, tmp_path):
@@ -91,7 +113,7 @@ def test_calls_at_once_and_a_process_that_died(state, tmp_path):
     assert isinstance(gate.take(MODEL, 1, time.monotonic() + 30), Place), "its places are free after its calls' time"
 
 
-def test_the_cap_is_what_was_accepted_and_grows_again(state, monkeypatch):
+def test_the_cap_is_what_was_accepted_and_grows_again(state, clock):
     gate = make(state, requests_per_window=20, window=0.5)
     places = [take(gate) for _ in range(10)]
     for place in places:
@@ -106,72 +128,73 @@ def test_the_cap_is_what_was_accepted_and_grows_again(state, monkeypatch):
             return connection.execute("SELECT cap FROM models WHERE model = ?", (MODEL,)).fetchone()["cap"]
 
     assert cap() == 6
-    time.sleep(limits.WINDOWS_TO_GROW * 0.5 + 0.1)
+    clock.sleep(limits.WINDOWS_TO_GROW * 0.5 + 0.1)
     gate.give_back(take(gate), Outcome.ANSWERED)
     assert cap() == 7
-    time.sleep(limits.WINDOWS_TO_GROW * 0.5 + 0.1)
+    clock.sleep(limits.WINDOWS_TO_GROW * 0.5 + 0.1)
     gate.give_back(take(gate), Outcome.ANSWERED)
     assert cap() == 9
 
 
-def test_a_429_at_the_first_call_is_no_measure_of_the_quota(state):
+def test_a_429_at_the_first_call_is_no_measure_of_the_quota(state, clock):
     gate = make(state, requests_per_window=20)
     places = [take(gate) for _ in range(2)]
     for place in places:
         gate.give_back(place, Outcome.THROTTLED, retry_after=0.0)
-    time.sleep(limits.SLACK * 10)
+    clock.sleep(limits.SLACK * 10)
     assert [isinstance(now_or_not(gate), Place) for _ in range(6)] == [True] * 5 + [False], "a quarter of 20"
 
 
-def test_a_pause_is_for_the_model_and_all_threads(state):
+def test_a_pause_is_for_the_model_and_all_threads(state, clock):
     gate = make(state)
     gate.give_back(take(gate), Outcome.THROTTLED, retry_after=3.0)
     refusal = now_or_not(gate)
-    assert isinstance(refusal, NoPlace) and not refusal.is_open and 2.9 < refusal.until - time.monotonic() < 4
+    assert isinstance(refusal, NoPlace) and not refusal.is_open
+    assert refusal.until - clock.now == pytest.approx(3.0 + limits.SLACK * 10)
     take(gate, model="other")
 
 
-def test_the_breaker_lets_exactly_one_probe_through(state):
+def test_the_breaker_lets_exactly_one_probe_through(state, clock):
     gate = make(state, window=1.2)  # opens for a twelfth of it, then for twice as long
     for _ in range(limits.FAILURES_TO_OPEN):
         gate.give_back(take(gate), Outcome.FAILED)
     refusal = now_or_not(gate)
     assert isinstance(refusal, NoPlace) and refusal.is_open
-    time.sleep(0.15)
+    clock.sleep(0.15)
     with ThreadPoolExecutor(20) as pool:
         found = list(pool.map(lambda _: now_or_not(gate), range(20)))
     [probe] = [place for place in found if isinstance(place, Place)]
     assert probe.is_probe
     gate.give_back(probe, Outcome.FAILED)
     refusal = now_or_not(gate)
-    assert isinstance(refusal, NoPlace) and 0.1 < refusal.until - time.monotonic() <= 0.2
-    time.sleep(0.25)
+    assert isinstance(refusal, NoPlace) and refusal.until - clock.now == pytest.approx(0.2)
+    clock.sleep(0.25)
     gate.give_back(take(gate), Outcome.ANSWERED)
     assert not take(gate).is_probe
 
 
-def test_a_quota_that_is_spent_opens_the_breaker(state):
+def test_a_quota_that_is_spent_opens_the_breaker(state, clock):
     gate = make(state, window=1.2)
     places = [take(gate) for _ in range(3)]
     gate.give_back(places[0], Outcome.ANSWERED)
     for place in places[1:]:
         gate.give_back(place, Outcome.SPENT)
     refusal = now_or_not(gate)
-    assert isinstance(refusal, NoPlace) and refusal.is_open and refusal.until - time.monotonic() <= 0.1
-    time.sleep(0.15)
+    assert isinstance(refusal, NoPlace) and refusal.is_open and refusal.until - clock.now == pytest.approx(0.1)
+    clock.sleep(0.15)
     gate.give_back(take(gate), Outcome.SPENT, retry_after=5.0)
     refusal = now_or_not(gate)
-    assert isinstance(refusal, NoPlace) and refusal.is_open and 4 < refusal.until - time.monotonic() <= 5
+    assert isinstance(refusal, NoPlace) and refusal.is_open and refusal.until - clock.now == pytest.approx(5.0)
 
 
-def test_only_429s_for_a_whole_window_open_the_breaker(state):
+def test_only_429s_for_a_whole_window_open_the_breaker(state, clock):
     gate = make(state, window=0.5)
-    started = time.monotonic()
+    started = clock.now
     while not (isinstance(found := gate.take(MODEL, 1, started + 30), NoPlace) and found.is_open):
         assert isinstance(found, Place)
         gate.give_back(found, Outcome.THROTTLED, retry_after=0.01)
-    assert time.monotonic() - started >= 0.5
-    time.sleep(max(0.0, found.until - time.monotonic()) + 0.01)
+    assert clock.now - started >= 0.5
+    clock.sleep(max(0.0, found.until - clock.now) + 0.01)
     probe = take(gate)
     assert probe.is_probe
     gate.give_back(probe, Outcome.THROTTLED, retry_after=0.01)
@@ -179,53 +202,53 @@ def test_only_429s_for_a_whole_window_open_the_breaker(state):
     assert isinstance(refusal, NoPlace) and refusal.is_open, "a 429 does not close it"
 
 
-def test_429s_beside_answers_open_no_breaker(state):
-    gate, started = make(state, window=0.4), time.monotonic()
-    while time.monotonic() < started + 1.0:
+def test_429s_beside_answers_open_no_breaker(state, clock):
+    gate, started = make(state, window=0.4), clock.now
+    while clock.now < started + 1.0:
         for outcome in (Outcome.THROTTLED, Outcome.ANSWERED):
             place = gate.take(MODEL, 1, started + 30)
             assert isinstance(place, Place)
             gate.give_back(place, outcome, retry_after=0.01)
 
 
-def test_a_day_of_probes_is_no_overflow(state):
+def test_a_day_of_probes_is_no_overflow(state, clock):
     gate = make(state, window=0.01)
     gate.give_back(take(gate), Outcome.SPENT)
     with state.transaction() as connection:
         connection.execute("UPDATE models SET openings = 2000")
-    time.sleep(0.01)
+    clock.sleep(0.01)
     gate.give_back(take(gate), Outcome.SPENT)
 
 
-def test_a_call_that_was_cut_says_nothing(state):
+def test_a_call_that_was_cut_says_nothing(state, clock):
     gate = make(state, window=1.2)
     for _ in range(2 * limits.FAILURES_TO_OPEN):
         gate.give_back(take(gate), Outcome.CUT)
     for _ in range(limits.FAILURES_TO_OPEN):
         gate.give_back(take(gate), Outcome.FAILED)
-    time.sleep(0.15)
+    clock.sleep(0.15)
     gate.give_back(take(gate), Outcome.CUT)
     assert take(gate).is_probe, "the next probe follows at once"
 
 
-def test_a_probe_that_died_is_replaced(state):
+def test_a_probe_that_died_is_replaced(state, clock):
     gate = make(state, window=1.2, call_timeout=0.1)
     for _ in range(limits.FAILURES_TO_OPEN):
         gate.give_back(take(gate), Outcome.FAILED)
-    time.sleep(0.15)
+    clock.sleep(0.15)
     assert take(gate).is_probe
     assert isinstance(now_or_not(gate), NoPlace)
-    time.sleep(0.7)
+    clock.sleep(0.7)
     assert take(gate).is_probe
 
 
-def test_failures_that_were_on_their_way_do_not_prolong(state):
+def test_failures_that_were_on_their_way_do_not_prolong(state, clock):
     gate = make(state)
     places = [take(gate) for _ in range(20)]
     for place in places:
         gate.give_back(place, Outcome.FAILED)
     refusal = now_or_not(gate)
-    assert isinstance(refusal, NoPlace) and refusal.until - time.monotonic() < 10 / 12
+    assert isinstance(refusal, NoPlace) and refusal.until - clock.now == pytest.approx(10 / 12)
 
 
 def hammer(path: str, count: int, results) -> None:
