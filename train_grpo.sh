@@ -19,8 +19,9 @@
 #   --help          this text
 #
 # Joins the Ray cluster at RAY_ADDRESS where that is set; starts one of its own otherwise.
-# Secrets are taken from the environment and written nowhere: GEMINI_API_KEY (or GOOGLE_API_KEY) for the judge, and
-# WANDB_API_KEY. Without a key for the judge, --tiny starts a local server in its place, and says so.
+# Secrets are taken from the environment and written nowhere: GEMINI_API_KEY (or GOOGLE_API_KEY, which is taken where
+# both are set) for the judge, and WANDB_API_KEY. Without a key for the judge, --tiny starts a local server in its
+# place, and says so.
 # Exit code: 0 done, 2 refused before anything was started, 130 Ctrl-C, otherwise that of the driver.
 set -euo pipefail
 
@@ -80,9 +81,6 @@ if ((TINY)); then
     : "${LORA_RANK:=8}" "${LORA_ALPHA:=16}"
     : "${PERSISTENCE_THRESHOLD:=0}" # everything is partitioned, as the parameters of the 120b are
     : "${NUM_EPISODES:=1}" "${STEPS:=40}" "${SAVE_STEPS:=20}"
-    if [[ ${GEMINI_API_KEY:-}${GOOGLE_API_KEY:-} != *[![:space:]]* ]]; then
-        : "${JUDGE_RPM:=6000}" "${JUDGE_TPM:=10000000}" # the stand-in has no quota
-    fi
 fi
 
 # --- Hyperparameters --------------------------------------------------------------------------------------------------
@@ -104,17 +102,20 @@ fi
 : "${TEMPERATURE:=1.0}" "${TOP_P:=1.0}"
 
 # Reward: CORRECTNESS_WEIGHT x correctness + QUALITY_WEIGHT x quality, which a judge scores; the weights add up to 1.
-# JUDGE=0 (or no model) is correctness alone. If every model fails for a sample, JUDGE_FALLBACK says what it gets:
+# JUDGE=0, no model, or QUALITY_WEIGHT=0 is correctness alone, and no model is asked. If every model fails for a
+# sample, JUDGE_FALLBACK says what it gets:
 #   correctness    correctness alone: pays a correct sample for the failure
 #   mean_quality   the running mean of quality, of correct or of wrong samples, in place of its own
 #   group          correctness alone for all samples of its prompt
 # Evaluations are never judged
 : "${JUDGE:=1}" "${CORRECTNESS_WEIGHT:=0.6}" "${QUALITY_WEIGHT:=0.4}" "${JUDGE_FALLBACK:=correctness}"
-# Gemini models in the order in which they are tried; checked before a run. 3 Pro was shut down in March 2026
+# Gemini models in the order in which they are tried, with blanks or commas between them; checked before a run. 3 Pro
+# was shut down in March 2026
 : "${JUDGE_MODELS=gemini-3.1-pro-preview gemini-4-argon gemini-3.8-flash}"
 # Calls to each model for a sample; seconds for a sample, over all models with all waiting; seconds for one call
 : "${JUDGE_TRIES:=3}" "${JUDGE_DEADLINE:=240}" "${JUDGE_CALL_TIMEOUT:=90}"
-# Your quota for each model: requests (RPM) and prompt tokens (TPM) a minute, and calls at once, over all engines
+# Your quota for each model: requests (RPM) and prompt tokens (TPM) a minute, and calls at once, over all engines. The
+# local server that answers --tiny without a key has no quota: it goes by neither RPM nor TPM
 : "${JUDGE_RPM:=120}" "${JUDGE_TPM:=1000000}" "${JUDGE_CONCURRENCY:=32}"
 
 # GRPO, without a reference model: a KL_COEF above 0 is refused. TRAIN_BATCH_SIZE counts samples, not prompts: 64

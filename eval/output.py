@@ -35,7 +35,7 @@ class Output:
 
     Raises:
         EvalError: where the folder holds samples of another identity or something else, is written to by another
-            evaluation, or a k is more than n.
+            evaluation, or a k is more than n. A folder of another identity without a sample is taken over.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class Output:
                 raise EvalError(f"pass@{k} needs {k} samples a problem, and there are {n}: raise --n, or change --k")
         self.folder = folder
         config = read_config(folder) if (folder / CONFIG).is_file() else None
-        if config:
+        if config and read_rows(folder / SAMPLES):
             _refuse_other(folder, config["identity"], identity)
-        elif folder.exists() and not _is_new(folder):
+        elif not config and folder.exists() and not _is_new(folder):
             raise EvalError(f"{folder} is there and holds no evaluation: give another --out")
         folder.mkdir(parents=True, exist_ok=True)
         self._file = (folder / SAMPLES).open("ab")

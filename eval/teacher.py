@@ -3,7 +3,8 @@
     python -m eval.teacher --model gemini-3.1-pro-preview --data F --n N --out DIR
 
 F is a file of `python -m data.prepare`. DIR is that of an evaluation, as `python -m eval.evaluate` writes it:
-`eval.compare` and `eval.regrade` read it. The key is taken from GEMINI_API_KEY. Answers that are there are kept: the
+`eval.compare` and `eval.regrade` read it. The key is taken from GEMINI_API_KEY (or from GOOGLE_API_KEY, where that is
+set). Before it asks for samples, it asks whether the API offers the model. Answers that are there are kept: the
 same command asks for the missing ones. Gemini takes no seeds that mean something, so no two calls draw the same.
 
 Exit code: 0 done, 1 some samples have no answer yet, 2 refused before anything is asked, 130 Ctrl-C.
@@ -24,7 +25,7 @@ from eval.output import Output, write_result
 from eval.problems import EvalError, Problem, read_problems
 from eval.table import result_table
 from grpo.environment import git_revision
-from reward import settings
+from reward import models, settings
 from reward.chain import Answer, Chain, ChainError, connect
 from reward.shared_state import SharedState
 
@@ -48,11 +49,16 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--limit", type=int, help="take only the first so many problems")
     found.add_argument("--max-tokens", type=int, default=32_768, help="of a reply, thoughts included (default: 32768)")
     found.add_argument(
-        "--deadline", type=float, default=1800.0, help="seconds for a sample, tries and waiting included"
+        "--deadline",
+        type=float,
+        default=1800.0,
+        help="seconds for a sample, tries and waiting included (default: 1800)",
     )
     found.add_argument("--tries", type=int, default=3, help="calls for a sample (default: 3)")
     found.add_argument("--requests-per-minute", type=int, default=60, help="your quota (default: 60)")
-    found.add_argument("--tokens-per-minute", type=int, default=1_000_000, help="your quota of prompt tokens")
+    found.add_argument(
+        "--tokens-per-minute", type=int, default=1_000_000, help="your quota of prompt tokens (default: 1000000)"
+    )
     found.add_argument("--concurrency", type=int, default=16, help="calls at once (default: 16)")
     found.add_argument(
         "--count-unanswered", action="store_true", help="count samples that get no answer as wrong, and be done"
@@ -87,10 +93,12 @@ def run(options: argparse.Namespace) -> dict[str, Any] | None:
     ks = options.k or [options.n]
     with Output(options.out, identity, about, problems, options.n, ks) as output:
         if output.missing:
+            _check_model(options.model, settings.STAND_IN_KEY if stand_in else key or "", stand_in)
             state = SharedState(options.out / STATE)
             state.begin_run()
             chain = connect(chain_settings, state, key, stand_in)
             unanswered = _ask(chain, output, options.concurrency, options.out.name)
+            state.close()
             for (problem, number), why in unanswered.items():
                 print(f"eval.teacher: no answer to sample {number} of {problem.id}: {why}", file=sys.stderr)
                 if options.count_unanswered:
@@ -98,6 +106,11 @@ def run(options: argparse.Namespace) -> dict[str, Any] | None:
             if unanswered and not options.count_unanswered:
                 return None
         return write_result(options.out)
+
+
+def _check_model(model: str, key: str, base_url: str | None) -> None:
+    for problem in models.find_retired([model]) or models.find_missing([model], key, base_url):
+        raise EvalError(f"--model: {problem.what}: {problem.remedy}")
 
 
 def _chain_settings(options: argparse.Namespace) -> settings.ChainSettings:

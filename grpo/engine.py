@@ -1,4 +1,4 @@
-"""The engine actor's side of a sync. Imports no DeepSpeed: vLLM's process stays free of it."""
+"""The engine actor's side of samples and of a sync. Imports no DeepSpeed: vLLM's process stays free of it."""
 
 import asyncio
 import contextlib
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from grpo import reward_threads
 from grpo.adapter import Receipt
 
 
@@ -21,10 +22,13 @@ class SyncError(RuntimeError):
 def for_sample(params: Any, number: int) -> Any:
     """Return the sampling parameters of one of the samples of a prompt: each has a seed of its own.
 
+    Called in the engine's event loop, before the sample is drawn: so its reward finds a thread there.
+
     Args:
         params: vLLM's ``SamplingParams`` of the prompt; stays as it is.
         number: 0 for the first sample.
     """
+    reward_threads.provide()
     mine = copy(params)
     if mine.seed is not None:
         mine.seed += number

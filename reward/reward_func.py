@@ -128,6 +128,8 @@ def _make_judge() -> Judge:
         raise settings.SettingsError("the judge is off")
     state = SharedState(settings.state_file())
     stand_in = os.environ.get(settings.STAND_IN_VARIABLE)
+    if stand_in:
+        configured = settings.for_stand_in(configured)
     return Judge(configured, state, chain.connect(configured.chain, state, settings.api_key(), stand_in))
 
 

@@ -1,12 +1,13 @@
 """What the judge is told: hyperparameters of `train_grpo.sh`, which reach every worker as GRPO_* variables.
 
-The key is no setting: it is read from GEMINI_API_KEY or GOOGLE_API_KEY, where it is used, and kept nowhere.
+The key is no setting: it is read from GEMINI_API_KEY or GOOGLE_API_KEY, where it is used, and kept nowhere. Where both
+are set it is that of GOOGLE_API_KEY, as google-genai has it and says.
 """
 
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,8 +27,11 @@ VARIABLES = (
 FALLBACKS = ("correctness", "mean_quality", "group")
 # The address of the local stand-in server, set by the launcher where a small run has no key.
 STAND_IN_VARIABLE = "GRPO_JUDGE_STAND_IN"
-KEY_VARIABLES = ("GEMINI_API_KEY", "GOOGLE_API_KEY")
+# In the order of google-genai.
+KEY_VARIABLES = ("GOOGLE_API_KEY", "GEMINI_API_KEY")
 STAND_IN_KEY = "local-stand-in"
+# Requests and prompt tokens a minute: more than a small run sends. The stand-in has no quota.
+STAND_IN_RPM, STAND_IN_TPM = 6_000, 10_000_000
 
 Number = TypeVar("Number", int, float)
 
@@ -79,30 +83,41 @@ def variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     return {name: environ[f"GRPO_{name}"] for name in VARIABLES if f"GRPO_{name}" in environ}
 
 
-def from_environment(environ: Mapping[str, str] | None = None) -> JudgeSettings | None:
-    """Return the settings, None where the judge is off: JUDGE is 0 or not set, or JUDGE_MODELS is empty.
+def why_off(environ: Mapping[str, str] | None = None) -> str | None:
+    """Return the setting for which no judge is asked, None where one is.
 
     Raises:
-        SettingsError: for a value that is missing or cannot be.
+        SettingsError: for a switch or, where it is on, for weights that cannot be.
     """
     values = variables(environ)
     switch = values.get("JUDGE", "0")
     if switch not in ("0", "1"):
         raise SettingsError(f"JUDGE is {switch!r}: 1 switches the judge on, 0 off")
-    models = tuple(values.get("JUDGE_MODELS", "").split())
-    if switch == "0" or not models:
+    if switch == "0":
+        return "JUDGE is 0"
+    if not _models(values):
+        return "JUDGE_MODELS is empty"
+    if _weights(values)[1] == 0:
+        return "QUALITY_WEIGHT is 0"
+    return None
+
+
+def from_environment(environ: Mapping[str, str] | None = None) -> JudgeSettings | None:
+    """Return the settings, None where the judge is off, see :func:`why_off`.
+
+    Raises:
+        SettingsError: for a value that is missing or cannot be.
+    """
+    if why_off(environ):
         return None
+    values = variables(environ)
+    models = _models(values)
     if len(set(models)) < len(models):
         raise SettingsError(f"JUDGE_MODELS names a model twice: {' '.join(models)}")
     fallback = values.get("JUDGE_FALLBACK", "")
     if fallback not in FALLBACKS:
         raise SettingsError(f"JUDGE_FALLBACK is {fallback!r}: use one of {', '.join(FALLBACKS)}")
-    weights = [_number(values, name, float, 0.0) for name in ("CORRECTNESS_WEIGHT", "QUALITY_WEIGHT")]
-    if not math.isclose(sum(weights), 1.0, abs_tol=1e-6):
-        raise SettingsError(
-            f"CORRECTNESS_WEIGHT + QUALITY_WEIGHT is {sum(weights):g}: they have to add up to 1, since a sample that "
-            "cannot be judged is rewarded between 0 and 1"
-        )
+    correctness_weight, quality_weight = _weights(values)
     return JudgeSettings(
         chain=ChainSettings(
             models=models,
@@ -113,10 +128,31 @@ def from_environment(environ: Mapping[str, str] | None = None) -> JudgeSettings 
             tokens_per_window=_number(values, "JUDGE_TPM", int, 1),
             concurrency=_number(values, "JUDGE_CONCURRENCY", int, 1),
         ),
-        correctness_weight=weights[0],
-        quality_weight=weights[1],
+        correctness_weight=correctness_weight,
+        quality_weight=quality_weight,
         fallback=fallback,
     )
+
+
+def for_stand_in(judge: JudgeSettings) -> JudgeSettings:
+    """Return settings for the local stand-in, with its limits: those of the user are of a quota at Google's."""
+    chain = replace(judge.chain, requests_per_window=STAND_IN_RPM, tokens_per_window=STAND_IN_TPM)
+    return replace(judge, chain=chain)
+
+
+def _models(values: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(values.get("JUDGE_MODELS", "").replace(",", " ").split())
+
+
+def _weights(values: Mapping[str, str]) -> tuple[float, float]:
+    """Return the weights of correctness and of quality."""
+    correctness, quality = (_number(values, name, float, 0.0) for name in ("CORRECTNESS_WEIGHT", "QUALITY_WEIGHT"))
+    if not math.isclose(correctness + quality, 1.0, abs_tol=1e-6):
+        raise SettingsError(
+            f"CORRECTNESS_WEIGHT + QUALITY_WEIGHT is {correctness + quality:g}: they have to add up to 1, since a "
+            "sample that cannot be judged is rewarded between 0 and 1"
+        )
+    return correctness, quality
 
 
 def _number(values: Mapping[str, str], name: str, kind: type[Number], least: float) -> Number:
@@ -130,6 +166,12 @@ def _number(values: Mapping[str, str], name: str, kind: type[Number], least: flo
     return value
 
 
+def key_variable(environ: Mapping[str, str] | None = None) -> str | None:
+    """Return the variable that holds the key of the Gemini API, None where none does."""
+    environ = os.environ if environ is None else environ
+    return next((name for name in KEY_VARIABLES if environ.get(name, "").strip()), None)
+
+
 def api_key(environ: Mapping[str, str] | None = None) -> str | None:
     """Return the key of the Gemini API, None where there is none.
 
@@ -137,12 +179,13 @@ def api_key(environ: Mapping[str, str] | None = None) -> str | None:
         SettingsError: for one that cannot be sent; the message does not hold it.
     """
     environ = os.environ if environ is None else environ
-    for name in KEY_VARIABLES:
-        if key := environ.get(name, "").strip():
-            if not (key.isascii() and key.isprintable()):
-                raise SettingsError(f"{name} holds characters that no key has: export it again, from where it was made")
-            return key
-    return None
+    name = key_variable(environ)
+    if name is None:
+        return None
+    key = environ[name].strip()
+    if not (key.isascii() and key.isprintable()):
+        raise SettingsError(f"{name} holds characters that no key has: export it again, from where it was made")
+    return key
 
 
 def state_file(environ: Mapping[str, str] | None = None) -> Path:

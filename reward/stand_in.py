@@ -17,10 +17,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from reward.stand_in_replies import bad_reply, prompt_tokens, reply
+
 _GENERATE = re.compile(r"/v1beta/models/([\w.-]+):generateContent")
 _MODEL = re.compile(r"/v1beta/models/([\w.-]+)")
-_RESPONSE = re.compile(r"<response-([0-9a-f]+)>\n(.*)\n</response-\1>", re.DOTALL)
-_CHARS_PER_TOKEN = 4
 
 
 @dataclass(frozen=True)
@@ -138,37 +138,6 @@ class StandIn:
         return Fault("status", 429, "You exceeded your current quota.", retry_delay=delay)
 
 
-def prompt_tokens(body: dict[str, Any]) -> int:
-    """Return how many tokens the stand-in counts for a request."""
-    return len(text_of(body)) // _CHARS_PER_TOKEN + 1
-
-
-def text_of(body: dict[str, Any]) -> str:
-    """Return the text of the contents of a request."""
-    return "".join(part.get("text", "") for content in body["contents"] for part in content["parts"])
-
-
-def answer(body: dict[str, Any], offset: int = 0) -> str:
-    """Return the text of a good reply: JSON for the schema of the request; without one, the boxed count of "=".
-
-    Args:
-        offset: is added to every number, to leave its range.
-    """
-    schema = body.get("generationConfig", {}).get("responseSchema")
-    if not schema:
-        return f"This is the local stand-in for Gemini, which counts. \\boxed{{{text_of(body).count('=')}}}"
-    match = _RESPONSE.search(text_of(body))
-    count = (match[2] if match else "").count("=")
-    values: dict[str, Any] = {}
-    for name, form in schema.get("properties", {}).items():
-        if form.get("type") in ("INTEGER", "NUMBER"):
-            low, high = (int(form.get(bound, default)) for bound, default in (("minimum", 0), ("maximum", 10)))
-            values[name] = max(low, min(high, count)) + offset * (high - low + 1)
-        else:
-            values[name] = "stand-in"
-    return json.dumps(values)
-
-
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 256
@@ -202,7 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
         fault = self.stand_in.admit(match[1], body)
         self.stand_in.ended.wait(self.stand_in.latency)
         if fault is None:
-            self._send(200, _reply(body, match[1]))
+            self._send(200, reply(body, match[1]))
         else:
             self._fail(fault, body, match[1])
 
@@ -220,11 +189,11 @@ class _Handler(BaseHTTPRequestHandler):
         elif fault.kind == "close":
             self.close_connection = True
         elif fault.kind == "slow":
-            self._send(200, _reply(body, model), byte_seconds=fault.seconds)
+            self._send(200, reply(body, model), byte_seconds=fault.seconds)
         elif fault.kind == "no reply":
             self._send(200, ["neither", "of", "these"])
         else:
-            self._send(200, _bad_reply(fault.kind, body, model))
+            self._send(200, bad_reply(fault.kind, body, model))
 
     def _has(self, model: str) -> bool:
         return self.stand_in.models is None or model in self.stand_in.models
@@ -280,35 +249,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *arguments: object) -> None:
         """Say nothing: the launcher's log has other lines to show."""
-
-
-def _reply(body: dict[str, Any], model: str, text: str | None = None, reason: str = "STOP") -> dict[str, Any]:
-    text = answer(body) if text is None else text
-    return {
-        "candidates": [{"content": {"role": "model", "parts": [{"text": text}]}, "finishReason": reason, "index": 0}],
-        "usageMetadata": {
-            "promptTokenCount": prompt_tokens(body),
-            "candidatesTokenCount": len(text) // _CHARS_PER_TOKEN + 1,
-        },
-        "modelVersion": f"stand-in-for-{model}",
-    }
-
-
-def _bad_reply(kind: str, body: dict[str, Any], model: str) -> dict[str, Any]:
-    if kind == "blocked":
-        usage = {"promptTokenCount": prompt_tokens(body)}
-        return {"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}, "usageMetadata": usage}
-    if kind == "filtered":
-        return {"candidates": [{"finishReason": "SAFETY", "index": 0}]}
-    if kind == "cut":
-        return _reply(body, model, answer(body)[:-5], "MAX_TOKENS")
-    if kind == "empty":
-        return _reply(body, model, "")
-    if kind == "not json":
-        return _reply(body, model, "A score of 4, I would say.")
-    if kind == "out of range":
-        return _reply(body, model, answer(body, offset=1))
-    raise ValueError(f"the stand-in knows no fault {kind!r}")
 
 
 def main() -> None:

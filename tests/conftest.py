@@ -2,7 +2,12 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# An example takes longer where the machine is busy, or where it is the first to start a worker process.
+hypothesis.settings.register_profile("any machine", deadline=None)
+hypothesis.settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session")

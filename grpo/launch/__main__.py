@@ -92,7 +92,8 @@ def run(name: str, folder: Path, config: Config, plan: Plan, run_judge: RunJudge
     """Run the trainer in the run directory, which is `held` by a lock; say the `news` of a resumed run, sum up."""
     os.environ.pop(STAND_IN_VARIABLE, None)  # of another run
     status = preflight.patch_status()
-    run_dir.write(folder, name, config, plan, status, ["--stand-in"] if run_judge.is_stand_in else [])
+    options = ["--stand-in"] if run_judge.is_stand_in else []
+    run_dir.write(folder, name, config, plan, status, options, run_judge.why_off)
     lines = [f"run directory {folder}", *news, *describe(plan, config), *judge.describe(run_judge)]
     print("\n".join(lines), flush=True)
     progress = Progress(Path(config.args.metrics_dir), plan.steps)
@@ -106,6 +107,7 @@ def run(name: str, folder: Path, config: Config, plan: Plan, run_judge: RunJudge
         stand_in_models=run_judge.stand_in_models,
         inherited=[held],
     )
+    judge.finish(run_judge, folder)
     print(
         "\n".join(progress.summary(folder, Path(config.args.save_path), Path(config.args.ckpt_path))),
         flush=True,

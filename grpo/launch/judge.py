@@ -1,39 +1,18 @@
 """The judge of a run, before it starts: its settings, its key, whether its models exist; or a local stand-in."""
 
+import logging
 import sqlite3
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from grpo.launch.config import Config, ConfigError
 from grpo.launch.preflight import Problem, has_own_reward
-from reward import settings
+from reward import models, settings
 from reward.settings import JudgeSettings, SettingsError
 from reward.shared_state import SharedState
 
-if TYPE_CHECKING:
-    from reward.gemini import Client
-
-# Ids that were shut down, or are answered by another model, with what Google names in their place
-# (https://ai.google.dev/gemini-api/docs/deprecations and .../changelog, up to October 2026).
-RETIRED = {
-    "gemini-2.0-flash": "gemini-3.6-flash",
-    "gemini-2.0-flash-001": "gemini-3.6-flash",
-    "gemini-2.0-flash-lite": "gemini-3.1-flash-lite",
-    "gemini-2.0-flash-lite-001": "gemini-3.1-flash-lite",
-    "gemini-2.5-flash-preview-09-2025": "gemini-3.6-flash",
-    "gemini-2.5-pro-preview-03-25": "gemini-3.1-pro-preview",
-    "gemini-2.5-pro-preview-05-06": "gemini-3.1-pro-preview",
-    "gemini-2.5-pro-preview-06-05": "gemini-3.1-pro-preview",
-    "gemini-3-pro-preview": "gemini-3.1-pro-preview",
-    "gemini-3.1-flash-lite-preview": "gemini-3.1-flash-lite",
-    "gemini-3.5-flash": "gemini-3.6-flash",
-    "gemini-3.7-flash": "gemini-3.8-flash",
-}
-MODELS_PAGE = "https://ai.google.dev/gemini-api/docs/models"
-TRIES, TRY_SECONDS, RETRY_SECONDS = 3, 10.0, 1.0
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -43,10 +22,12 @@ class RunJudge:
     Attributes:
         settings: None where the reward is correctness alone.
         is_stand_in: whether a local server answers in place of Gemini.
+        why_off: why there are no settings, "" where there are.
     """
 
     settings: JudgeSettings | None
     is_stand_in: bool
+    why_off: str = ""
 
     @property
     def stand_in_models(self) -> list[str]:
@@ -64,10 +45,14 @@ def of_run(config: Config, may_stand_in: bool) -> RunJudge:
         ConfigError: for settings or a key that cannot be.
     """
     if not has_own_reward(config):
-        return RunJudge(None, False)
+        return RunJudge(None, False, "REWARD is a function of your own")
     try:
         configured = settings.from_environment()
-        return RunJudge(configured, configured is not None and settings.api_key() is None and may_stand_in)
+        if configured is None:
+            return RunJudge(None, False, settings.why_off() or "")
+        if settings.api_key() is None and may_stand_in:
+            return RunJudge(settings.for_stand_in(configured), True)
+        return RunJudge(configured, False)
     except SettingsError as error:
         raise ConfigError(str(error)) from None
 
@@ -89,6 +74,17 @@ def prepare(judge: RunJudge, folder: Path) -> None:
         raise ConfigError(f"{path}: {error}; move it away: judgements are then paid for again") from None
 
 
+def finish(judge: RunJudge, folder: Path) -> None:
+    """Leave one file of the judge in the run directory: its processes were ended, and have not closed it."""
+    path = settings.state_file({"GRPO_RUN_DIR": str(folder)})
+    if judge.settings is None or not path.is_file():
+        return
+    try:
+        SharedState(path).close()
+    except sqlite3.Error as error:
+        logger.warning("%s stays as it is: %s", path, error)
+
+
 def check(judge: RunJudge, config: Config, base_url: str | None = None) -> Iterator[Problem]:
     """Look for what would make the judge fail; asks Google for the models unless a stand-in answers.
 
@@ -104,9 +100,8 @@ def check(judge: RunJudge, config: Config, base_url: str | None = None) -> Itera
             f"a rollout has {samples} samples, and the judge may send {most:.0f} requests within JUDGE_DEADLINE",
             "raise JUDGE_DEADLINE, or JUDGE_RPM where the quota allows it",
         )
-    retired = [model for model in chain.models if model in RETIRED]
-    for model in retired:
-        yield Problem(f"JUDGE_MODELS names {model}, which is retired", f"put {RETIRED[model]} in its place")
+    for found in models.find_retired(chain.models):
+        yield Problem(f"JUDGE_MODELS: {found.what}", found.remedy)
     if judge.is_stand_in:
         return
     key = settings.api_key()
@@ -116,52 +111,15 @@ def check(judge: RunJudge, config: Config, base_url: str | None = None) -> Itera
             "export GEMINI_API_KEY, or set JUDGE=0 for correctness alone",
         )
         return
-    yield from _check_models([model for model in chain.models if model not in retired], key, base_url)
-
-
-def _check_models(models: list[str], key: str, base_url: str | None) -> Iterator[Problem]:
-    """Ask the server for each model; the first that cannot be asked for ends the check."""
-    from reward.gemini import CallError, Client, Kind  # seconds to import
-
-    client = Client(key, base_url)
-    for model in models:
-        try:
-            _find(client, model)
-        except CallError as error:
-            if error.kind is Kind.NO_KEY:
-                yield Problem(f"the Gemini API refuses the key: {error}", "export a valid GEMINI_API_KEY, or JUDGE=0")
-                return
-            if error.kind is not Kind.NO_MODEL:
-                yield Problem(
-                    f"the Gemini API cannot be asked for {model}: {error}",
-                    "see whether this machine reaches generativelanguage.googleapis.com, or set JUDGE=0",
-                )
-                return
-            yield Problem(
-                f"JUDGE_MODELS names {model}, which the Gemini API does not offer: {error}",
-                f"choose one of {MODELS_PAGE}",
-            )
-
-
-def _find(client: "Client", model: str) -> None:
-    """Ask for a model, a few times where that may help. Raises CallError."""
-    from reward.gemini import CallError, Kind
-
-    for number in range(1, TRIES + 1):
-        try:
-            client.find(model, TRY_SECONDS)
-            return
-        except CallError as error:
-            if number == TRIES or error.kind in (Kind.NO_KEY, Kind.NO_MODEL, Kind.NEXT_MODEL):
-                raise
-            delay = RETRY_SECONDS * number if error.retry_after is None else error.retry_after
-            time.sleep(min(delay, TRY_SECONDS))
+    current = [model for model in chain.models if model not in models.RETIRED]
+    for found in models.find_missing(current, key, base_url):
+        yield Problem(f"JUDGE_MODELS: {found.what}", f"{found.remedy}, or set JUDGE=0")
 
 
 def describe(judge: RunJudge) -> list[str]:
     """Return what the judge is, as lines for people."""
     if judge.settings is None:
-        return ["judge       off: the reward function judges nothing but the answer"]
+        return [f"judge       off, since {judge.why_off}: no model is asked"]
     reward, chain = judge.settings, judge.settings.chain
     blend = f"{reward.correctness_weight:g} correctness + {reward.quality_weight:g} quality"
     lines = [

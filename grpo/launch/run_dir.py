@@ -55,11 +55,13 @@ def write(
     plan: Plan,
     patch_status: dict[str, Any],
     options: Sequence[str] = (),
+    judge_off: str = "",
 ) -> None:
     """Write everything that is known before the run, or before it continues, into the run directory.
 
     Args:
         options: further options of the launcher that :func:`command_script` repeats.
+        judge_off: why no judge is asked, "" where one is.
     """
     (run_dir / "logs").mkdir(parents=True, exist_ok=True)
     for folder in (config.args.ckpt_path, config.args.metrics_dir):
@@ -78,6 +80,7 @@ def write(
                 if (file := getattr(config.args, name))
             },
             "judge": judge_settings.variables(),
+            "judge_off": judge_off,
             "plan": plan.as_dict(),
         },
     )

@@ -93,7 +93,9 @@ def test_an_adapter_of_another_model_or_rank_is_refused(model, trained, data, tm
 
 
 def test_the_folder_of_a_teacher_is_refused(model, data, tmp_path, capsys):
-    output.Output(tmp_path / "out", {"model": "a-model", "data_sha256": "x"}, {}, read_problems(data), 1, [1])
+    identity, problems = {"model": "a-model", "data_sha256": "x"}, read_problems(data)
+    with output.Output(tmp_path / "out", identity, {}, problems, 1, [1]) as folder:
+        folder.append(problems[0], 0, {"response": "7"})
     words = ["--model", model, "--data", data, "--n", 2, "--out", tmp_path / "out"]
     said = refusal(capsys, *words)
     assert "holds samples of another configuration: model was a-model, is None" in said

@@ -83,11 +83,19 @@ def test_an_unfinished_evaluation_has_no_result(tmp_path, problems):
 
 
 def test_another_configuration_is_refused(tmp_path, problems):
-    open_output(tmp_path, problems)
+    fill(open_output(tmp_path, problems), count=1)
     with pytest.raises(EvalError, match=r"temperature was 1\.0, is 0\.6\. Give another --out"):
         open_output(tmp_path, problems, temperature=0.6)
     with pytest.raises(EvalError, match="top_p was None, is 1"):
         open_output(tmp_path, problems, top_p=1)
+
+
+def test_another_configuration_takes_over_a_folder_without_a_sample(tmp_path, problems):
+    with open_output(tmp_path, problems):
+        pass
+    (tmp_path / SAMPLES).write_bytes(b'{"id": "p0", "samp')  # killed in its first line
+    fill(open_output(tmp_path, problems, temperature=0.6))
+    assert write_result(tmp_path)["samples"] == 6 and read_config(tmp_path)["identity"]["temperature"] == 0.6
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path, problems):

@@ -114,6 +114,38 @@ def test_bad_options_are_refused(server, command, options, message, capsys):
     assert not server.requests
 
 
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("gemini-3-pro-preview", "is retired: put gemini-3.1-pro-preview in its place"),
+        ("a-modle", "does not offer a-modle: 404"),
+    ],
+)
+def test_a_model_that_is_none_is_refused_and_its_folder_takes_the_right_one(server, command, capsys, model, message):
+    server.models = ["a-model", "gemini-3.1-pro-preview"]
+    assert teacher.main([*command, "--model", model]) == 2
+    assert message in capsys.readouterr().err and not server.requests
+    assert teacher.main(command) == 0
+
+
+def test_a_model_is_not_asked_for_where_nothing_is_missing(server, command):
+    assert teacher.main(command) == 0
+    server.models = []
+    assert teacher.main(command) == 0
+
+
+def test_a_finished_baseline_leaves_its_limits_in_one_file(server, command, tmp_path):
+    assert teacher.main(command) == 0
+    assert [file.name for file in (tmp_path / "out").iterdir() if "limits" in file.name] == [teacher.STATE]
+
+
+def test_help_says_every_default():
+    options = [option for option in teacher.parser()._actions if option.default not in (None, False, "==SUPPRESS==")]
+    assert len(options) >= 7
+    for option in options:
+        assert f"(default: {int(option.default)})" in (option.help or ""), option.dest
+
+
 def test_without_a_key_nothing_is_asked(server, command, monkeypatch, capsys):
     monkeypatch.delenv(STAND_IN_VARIABLE)
     assert teacher.main(command) == 2

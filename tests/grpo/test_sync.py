@@ -160,7 +160,9 @@ def test_what_a_parent_has_open_is_found_without_a_copy():
 
 
 def test_every_sample_of_a_prompt_has_its_own_seed():
+    async def seeds(params):  # as in the engine, whose event loop is running
+        return [for_sample(params, number).seed for number in range(3)]
+
     params = SimpleNamespace(seed=5, max_tokens=3)
-    assert [for_sample(params, number).seed for number in range(3)] == [5, 6, 7]
-    assert params.seed == 5
-    assert for_sample(SimpleNamespace(seed=None), 1).seed is None
+    assert asyncio.run(seeds(params)) == [5, 6, 7] and params.seed == 5
+    assert asyncio.run(seeds(SimpleNamespace(seed=None))) == [None] * 3

@@ -30,6 +30,11 @@ def serve() -> Iterator[Callable[..., StandIn]]:
 
 
 @pytest.fixture
+def state(tmp_path: Path) -> SharedState:
+    return SharedState(tmp_path / "judge.sqlite")
+
+
+@pytest.fixture
 def make_judge(tmp_path: Path) -> Callable[..., Judge]:
     """Make a judge that asks a stand-in; settings of the chain by name."""
 

@@ -1,5 +1,6 @@
 """Extraction and grading: what counts as the answer, and that no text breaks or slows it."""
 
+import re
 import time
 
 import pytest
@@ -288,15 +289,21 @@ def test_what_fills_a_box_takes_no_time(name: str, monkeypatch: pytest.MonkeyPat
     assert min(work(960) for _ in range(2)) < 20 * min(work(240) for _ in range(2)) + 0.1
 
 
-def test_ten_thousand_typical_grades_take_a_second() -> None:
+def test_a_typical_grade_takes_less_than_finding_the_words_of_its_response() -> None:
+    """About a quarter of it: ten thousand take a second of one core."""
     response = harmony(
         "Let $x=\\frac{a}{b}$ so then we compute. " * 200, "We get $\\frac{1}{2}$. " * 30 + "\\boxed{033}"
     )
 
-    def rate() -> float:
-        begin = time.process_time()
-        for _ in range(2000):
-            assert grade(response, "33").correct
-        return 2000 / (time.process_time() - begin)
+    words = re.compile(r"\w+")
 
-    assert max(rate() for _ in range(3)) > 10_000
+    def share() -> float:
+        begin = time.process_time()
+        for _ in range(500):
+            assert grade(response, "33").correct
+        middle = time.process_time()
+        for _ in range(500):
+            words.findall(response)
+        return (middle - begin) / (time.process_time() - middle)
+
+    assert min(share() for _ in range(3)) < 1

@@ -2,9 +2,11 @@
 
 import contextlib
 import logging
+import statistics
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from email.utils import format_datetime, parsedate_to_datetime
 from types import SimpleNamespace
 
@@ -18,7 +20,8 @@ from reward.gemini import CallError, Client, Kind
 from reward.limits import FAILURES_TO_OPEN, NoPlace, Place
 from reward.settings import STAND_IN_KEY, ChainSettings
 from reward.shared_state import SharedState
-from reward.stand_in import Fault, Quota, StandIn, text_of
+from reward.stand_in import Fault, Quota, StandIn
+from reward.stand_in_replies import text_of
 
 KEY = "AIza-not-a-real-key-0123456789"
 
@@ -35,6 +38,13 @@ def make_chain(tmp_path):
         return Chain(ChainSettings(**values), state, Client(key or STAND_IN_KEY, server.url))
 
     return make
+
+
+def state_of(chain: Chain, model: str) -> dict[str, float]:
+    """What all processes know of a model."""
+    with chain.limits._state.transaction() as connection:
+        row = connection.execute("SELECT * FROM models WHERE model = ?", (model,)).fetchone()
+    return dict(row) if row else {"paused_until": 0.0, "openings": 0}
 
 
 def of_first(fault: Fault):
@@ -58,6 +68,7 @@ def test_an_answer_has_text_form_usage_and_model(serve, make_chain):
     body = server.requests[0].body
     assert text_of(body) == "How many?" and body["systemInstruction"]["parts"] == [{"text": "Count."}]
     assert body["generationConfig"]["responseSchema"]["properties"]["number"]["maximum"] == 3
+    assert body["store"] is False, "Google keeps no log of it"
 
 
 @pytest.mark.parametrize(
@@ -94,36 +105,35 @@ def test_a_model_that_fails_is_tried_as_often_as_it_may_help(serve, make_chain, 
 
 
 @pytest.mark.parametrize(
-    "fault", [Fault("hang", seconds=60), Fault("slow", seconds=0.05)], ids=lambda fault: fault.kind
+    "fault", [Fault("hang", seconds=600), Fault("slow", seconds=2.0)], ids=lambda fault: fault.kind
 )
 def test_a_call_ends_with_its_time(serve, make_chain, monkeypatch, fault):
     """A slow reply sends a byte every now and then: no time-out for a single read ends it."""
     monkeypatch.setattr(module, "FIRST_DELAY", 0.01)
     server = serve(faults=of_first(fault))
     started = time.monotonic()
-    answer = make_chain(server, call_timeout=0.4).ask("How many?", schema=Form)
-    assert answer.model == "second" and asked(server) == ["first"] * 3 + ["second"]
-    assert 3 * 0.4 <= time.monotonic() - started < 6
+    answer = make_chain(server, call_timeout=1.0, tries=2, deadline=60.0).ask("How many?", schema=Form)
+    assert answer.model == "second" and asked(server) == ["first"] * 2 + ["second"]
+    assert 2 * 1.0 <= time.monotonic() - started < 60, "either fault lasts for minutes"
 
 
 @pytest.mark.parametrize(
     "fault",
     [
-        Fault("hang", seconds=60),
-        Fault("slow", seconds=0.05),
+        Fault("hang", seconds=600),
+        Fault("slow", seconds=2.0),
         Fault("status", 500),
-        Fault("status", 429, retry_delay=30),
+        Fault("status", 429, retry_delay=300),
     ],
     ids=lambda fault: f"{fault.kind} {fault.status}",
 )
 def test_the_deadline_is_kept_with_all_waiting(serve, make_chain, fault):
     server = serve(faults=lambda number, model: fault)
-    chain = make_chain(server, deadline=2.0, call_timeout=1.0)
+    chain = make_chain(server, deadline=2.0, call_timeout=1.0, tries=1000)
     started = time.monotonic()
     with pytest.raises(ChainError) as failure:
         chain.ask("How many?")
-    # What is measured is the sample's own waiting; the rest is the scheduler of a busy machine.
-    assert failure.value.spent.seconds <= 2.3 and time.monotonic() - started < 4
+    assert failure.value.spent.seconds <= time.monotonic() - started < 30, "all tries would take many minutes"
     assert "first: " in str(failure.value)
 
 
@@ -139,7 +149,7 @@ def test_nobody_waits_longer_than_the_deadline_for_the_limits(serve, make_chain)
 
     with ThreadPoolExecutor(12) as pool:
         seconds = list(pool.map(ask, range(12)))
-    assert len(server.requests) == 2 and max(seconds) < 3
+    assert len(server.requests) == 2 and max(seconds) < 30, "the window is a minute"
 
 
 def test_the_servers_delay_is_kept_by_all(serve, make_chain):
@@ -150,7 +160,8 @@ def test_the_servers_delay_is_kept_by_all(serve, make_chain):
         first = pool.submit(chain.ask, "question")
         while not server.requests:
             time.sleep(0.01)
-        time.sleep(0.2)  # the 429 is known
+        while not state_of(chain, "only")["paused_until"]:
+            time.sleep(0.01)
         rest = [pool.submit(chain.ask, f"question {number}") for number in range(3)]
         for future in (first, *rest):
             future.result()
@@ -187,23 +198,29 @@ def test_a_date_is_a_delay():
 @pytest.mark.parametrize("quota", [("RequestsPerDay", "250"), None], ids=["said", "found out"])
 def test_no_sample_loses_time_to_a_model_whose_quota_is_spent(serve, make_chain, quota):
     """The server asks for pauses that are shorter than the deadline, and refuses for ever."""
-    server = serve(faults=of_first(Fault("status", 429, retry_delay=0.2, quota=quota)))
-    chain = make_chain(server, window=1.0, deadline=8.0)
-    started = time.monotonic()
-    while time.monotonic() < started + 1.5:  # until it is known
+    server = serve(faults=of_first(Fault("status", 429, retry_delay=0.5, quota=quota)))
+    chain = make_chain(server, window=1.0, deadline=20.0)
+    while not state_of(chain, "first")["openings"]:  # until it is known
         assert chain.ask("early").model == "second"
     asked_before = len(server.requests)
-    seconds = [chain.ask(f"later {number}").spent.seconds for number in range(40)]
-    assert sorted(seconds)[20] < 0.2, "less than one pause"
-    assert asked(server)[asked_before:].count("first") <= 8, "probes"
+    # Side by side, so that a busy machine slows both.
+    other = Chain(replace(chain.settings, models=("second",)), chain.limits._state, chain.client)
+    pairs = [[each.ask(f"later {number}").spent.seconds for each in (chain, other)] for number in range(40)]
+    with_first, without = (statistics.median(seconds) for seconds in zip(*pairs, strict=True))
+    assert with_first < without + 0.25, "less than one pause"
+    assert asked(server)[asked_before:].count("first") <= 20, "probes"
 
 
 def test_a_healthy_model_whose_calls_the_deadline_cuts_is_not_failing(serve, make_chain):
-    server = serve(latency=0.6)
-    chain = make_chain(server, models=("slow",), deadline=0.4, call_timeout=5.0)
-    for _ in range(FAILURES_TO_OPEN + 1):
+    server = serve(latency=60.0)
+    chain = make_chain(server, models=("slow",), deadline=2.0, call_timeout=60.0)
+
+    def ask(number: int) -> None:
         with pytest.raises(ChainError, match=r"no whole answer|Timeout"):
-            chain.ask("How many?")
+            chain.ask(f"question {number}")
+
+    with ThreadPoolExecutor(FAILURES_TO_OPEN + 1) as pool:
+        list(pool.map(ask, range(FAILURES_TO_OPEN + 1)))
     assert len(server.requests) >= FAILURES_TO_OPEN + 1
     assert isinstance(chain.limits.take("slow", 1, 0.0), Place)
 
@@ -317,7 +334,7 @@ def test_a_quota_is_kept_by_all_threads(serve, make_chain):
     with ThreadPoolExecutor(15) as pool:
         list(pool.map(chain.ask, map(str, range(15))))
     statuses = Counter(request.status for request in server.requests)
-    assert statuses[200] == 15 and statuses[429] <= 1
+    assert statuses[200] == 15 and statuses[429] <= 5, "without limits there are 10 at once, and 5 more a window later"
 
 
 def test_an_unknown_quota_is_found(serve, make_chain):
@@ -329,4 +346,4 @@ def test_an_unknown_quota_is_found(serve, make_chain):
     assert len(answers) == 40
     first_window = server.requests[0].time + 1.0
     later = Counter(request.status for request in server.requests if request.time > first_window)
-    assert later[429] <= 0.25 * later[200]
+    assert later[429] <= 0.5 * later[200], "as configured there would be three for each answer"

@@ -162,21 +162,20 @@ def _larger(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 answers = st.recursive(atoms, _larger, max_leaves=4)
 
 
-@settings(deadline=None)
 @given(answers)
 def test_grading_is_reflexive(answer: str) -> None:
     assert both_ways(answer, answer) == (True, True)
     assert both_ways(answer, f" ${answer}$.") == (True, True)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(answers, answers)
 def test_grading_is_symmetric(a: str, b: str) -> None:
     ways = both_ways(a, b)
     assert ways[0] == ways[1]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     answers | st.text(st.sampled_from("{}()[]\\,.^_+-=<>|!'% 019xfpi°"), max_size=30) | st.text(max_size=30),
     st.text(max_size=10),
@@ -185,7 +184,7 @@ def test_grading_raises_on_no_text(answer: str, gold: str) -> None:
     both_ways(answer, gold)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.fractions(max_denominator=50), st.fractions(max_denominator=50))
 def test_fractions_are_graded_by_their_value(a, b) -> None:
     spellings = [f"{a.numerator}/{a.denominator}", f"\\frac{{{a.numerator}}}{{{a.denominator}}}"]

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from reward import judge as module
 from reward.judge import BEST_SCORE, CRITERIA, MAX_RESPONSE_CHARS, SYSTEM, Scores, Verdict, clean, problem_of, request
-from reward.stand_in import Fault, text_of
+from reward.stand_in import Fault
+from reward.stand_in_replies import text_of
 
 RESPONSE = "<|channel|>analysis<|message|>3+4=7<|end|><|start|>assistant<|channel|>final<|message|>\\boxed{7}<|return|>"
 NONCE = "0123456789abcdef0123456789abcdef"

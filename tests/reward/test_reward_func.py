@@ -271,7 +271,17 @@ def test_without_a_key_the_policy_of_the_mean_pays_nobody(load) -> None:
     assert result["extra_logs"]["judge_failed"] == 1.0
 
 
-@pytest.mark.parametrize("changes", [{"JUDGE": "0"}, {"JUDGE_MODELS": " "}])
+def test_the_stand_in_goes_by_no_quota(serve, load) -> None:
+    """With a quota of one request a minute, the second sample would not be judged before its deadline."""
+    responses = [PROMPT + RIGHT.replace("3+4", f"3+4+{number}-{number}") for number in range(4)]
+    loaded = load(serve(), JUDGE_RPM="1", JUDGE_TPM="1", JUDGE_DEADLINE="3")
+    result = loaded.reward_func(responses, [PROMPT] * 4, ["7"] * 4)
+    assert result["extra_logs"]["judge_failed"] == [0.0] * 4
+
+
+@pytest.mark.parametrize(
+    "changes", [{"JUDGE": "0"}, {"JUDGE_MODELS": " "}, {"CORRECTNESS_WEIGHT": "1", "QUALITY_WEIGHT": "0"}]
+)
 def test_without_a_judge_it_is_correctness_alone(load, changes) -> None:
     result = load(None, **changes).reward_func([PROMPT + RIGHT], [PROMPT], ["7"])
     assert result["rewards"] == 1.0 and tuple(result["extra_logs"]) == LOG_KEYS

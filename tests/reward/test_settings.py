@@ -1,5 +1,6 @@
 """Settings from variables: each that cannot be is refused, and the message names it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,32 @@ def test_good_settings():
     assert judge and judge.chain.models == ("a", "b", "c") and judge.chain.window == 60.0
     assert (judge.correctness_weight, judge.quality_weight, judge.fallback) == (0.6, 0.4, "group")
     assert set(settings.variables(GOOD)) == set(settings.VARIABLES)
+
+
+@pytest.mark.parametrize("models", ["a b c", "a,b,c", " a, b ,c,"])
+def test_models_stand_between_blanks_or_commas(models):
+    judge = settings.from_environment(GOOD | {"GRPO_JUDGE_MODELS": models})
+    assert judge and judge.chain.models == ("a", "b", "c")
+
+
+def test_a_quality_that_weighs_nothing_is_not_asked_for():
+    weights = {"GRPO_CORRECTNESS_WEIGHT": "1", "GRPO_QUALITY_WEIGHT": "0"}
+    assert settings.from_environment(GOOD | weights) is None
+    assert settings.why_off(GOOD | weights) == "QUALITY_WEIGHT is 0" and settings.why_off(GOOD) is None
+    with pytest.raises(SettingsError, match="add up to 1"):
+        settings.from_environment(GOOD | {"GRPO_QUALITY_WEIGHT": "0"})
+
+
+def test_the_stand_in_has_its_own_limits_and_the_other_settings():
+    judge = settings.from_environment(GOOD)
+    assert judge
+    stand_in = settings.for_stand_in(judge)
+    assert stand_in.chain.requests_per_window == settings.STAND_IN_RPM > judge.chain.requests_per_window
+    assert stand_in.chain.tokens_per_window == settings.STAND_IN_TPM > judge.chain.tokens_per_window
+    limits = {"requests_per_window": 1, "tokens_per_window": 1}
+    assert replace(stand_in, chain=replace(stand_in.chain, **limits)) == replace(
+        judge, chain=replace(judge.chain, **limits)
+    )
 
 
 @pytest.mark.parametrize("changes", [{"GRPO_JUDGE": "0"}, {"GRPO_JUDGE_MODELS": ""}])
@@ -85,10 +112,20 @@ def test_a_key_that_cannot_be_is_refused_and_not_shown(key):
     assert "secr" not in str(refusal.value)
 
 
+def test_of_two_keys_it_is_the_one_that_google_genai_takes(monkeypatch):
+    from google import genai
+
+    for name in settings.KEY_VARIABLES:
+        monkeypatch.setenv(name, f"value-of-{name}")
+    assert settings.api_key() == genai.Client(vertexai=False)._api_client.api_key
+    name = settings.key_variable()
+    assert name and settings.api_key() == f"value-of-{name}"
+
+
 def test_the_key_and_the_file():
     assert settings.api_key({}) is None and settings.api_key({"GEMINI_API_KEY": " "}) is None
     assert settings.api_key({"GOOGLE_API_KEY": "b"}) == "b"
-    assert settings.api_key({"GEMINI_API_KEY": "a", "GOOGLE_API_KEY": "b"}) == "a"
+    assert settings.api_key({"GEMINI_API_KEY": "a", "GOOGLE_API_KEY": " \n"}) == "a"
     assert settings.api_key({"GEMINI_API_KEY": " \n", "GOOGLE_API_KEY": " b\r\n"}) == "b"
     assert settings.state_file({"GRPO_RUN_DIR": "/run"}) == Path("/run/judge.sqlite")
     with pytest.raises(SettingsError, match="GRPO_RUN_DIR"):

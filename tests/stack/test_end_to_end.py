@@ -65,7 +65,8 @@ def test_ten_steps_raise_the_held_out_exact_match(finished):
 def test_the_run_directory_says_what_ran(finished):
     assert json.loads((finished / "patches.json").read_text())["digest"] == patches.expected_digest("0.9.3")
     assert "--engine_model" in (finished / "command.sh").read_text()
-    assert json.loads((finished / "config.json").read_text())["judge"]["JUDGE_TPM"] == "10000000"
+    assert json.loads((finished / "config.json").read_text())["judge"]["JUDGE_TPM"] == "1000000"
+    assert [file.name for file in finished.glob("judge*")] == ["judge.sqlite"]
     assert json.loads((finished / "env.json").read_text())["packages"]
     assert (finished / "logs").is_dir()
     for file in finished.rglob("*"):

@@ -1,7 +1,7 @@
 """One process of the benchmark `judge`: judges its samples as OpenRLHF does, and reports when each was done.
 
 OpenRLHF calls the reward function by `asyncio.to_thread`: the event loop has a few threads more than the machine has
-cores, and the other samples queue for them before their deadline begins.
+cores, and the other samples queue for them before their deadline begins. Ours has a thread for each sample.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from grpo import reward_threads
 from reward import judge
 from reward.chain import connect
 from reward.settings import STAND_IN_KEY, ChainSettings, JudgeSettings
@@ -90,6 +91,8 @@ def main() -> None:
         return way(response(rank, number)), time.monotonic() - started, started - begun
 
     async def all_at_once() -> list[tuple[bool, float, float]]:
+        if job["ours"]:
+            reward_threads.provide()
         return await asyncio.gather(*(asyncio.to_thread(one, number) for number in range(job["samples"])))
 
     judged, seconds, queued = zip(*asyncio.run(all_at_once()), strict=True)

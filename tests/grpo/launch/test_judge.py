@@ -2,6 +2,8 @@
 
 import math
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,10 +11,10 @@ import pytest
 
 from grpo.launch import judge
 from grpo.launch.config import Config, ConfigError
-from grpo.launch.judge import RETIRED, RunJudge
 from grpo.launch.supervise import CHECKOUT
-from reward import settings
+from reward import models, settings
 from reward.limits import Limits, Place
+from reward.models import RETIRED
 from reward.shared_state import Judgements, SharedState
 from reward.stand_in import Fault, StandIn
 
@@ -43,7 +45,7 @@ def configure(setting, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Config]
             monkeypatch.delenv(name, raising=False)
         if key:
             monkeypatch.setenv("GEMINI_API_KEY", key)
-        monkeypatch.setattr(judge, "RETRY_SECONDS", 0.01)
+        monkeypatch.setattr(models, "RETRY_SECONDS", 0.01)
         return setting.config(remote_rm_url=CHECKOUT / "reward" / "reward_func.py")
 
     return begin
@@ -61,14 +63,14 @@ def test_models_that_exist_are_fine(configure) -> None:
 def test_each_missing_model_is_named(configure) -> None:
     with StandIn(["second"]) as server:
         [problem] = problems(configure(JUDGE_MODELS="first second third"), server.url)[:-1]
-        assert "first, which the Gemini API does not offer: 404" in problem and judge.MODELS_PAGE in problem
+        assert "does not offer first: 404" in problem and models.MODELS_PAGE in problem
 
 
 @pytest.mark.parametrize("model", sorted(RETIRED))
 def test_a_retired_model_is_named_with_its_replacement(configure, model: str) -> None:
     with StandIn() as server:  # a server that still answers it
         [problem] = problems(configure(JUDGE_MODELS=f"first {model}"), server.url)
-    assert f"{model}, which is retired" in problem and f"put {RETIRED[model]} in its place" in problem
+    assert f"JUDGE_MODELS: {model} is retired" in problem and f"put {RETIRED[model]} in its place" in problem
     # Also where nobody is asked.
     assert len(problems(configure(None, JUDGE_MODELS=model), may_stand_in=True)) == 1
 
@@ -86,7 +88,15 @@ def test_the_default_models_are_not_retired() -> None:
 def test_a_key_that_is_refused_is_one_problem_and_is_not_repeated(configure) -> None:
     with StandIn(key="another") as server:
         [problem] = problems(configure(), server.url)
-    assert "refuses the key" in problem and "GEMINI_API_KEY" in problem and KEY not in problem
+    assert "refuses the key of GEMINI_API_KEY" in problem and KEY not in problem
+
+
+def test_of_two_keys_the_refusal_names_the_one_that_was_sent(configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configure()
+    monkeypatch.setenv("GOOGLE_API_KEY", "another key")
+    with StandIn(key=KEY) as server:
+        [problem] = problems(config, server.url)
+    assert "the key of GOOGLE_API_KEY" in problem and "export a valid GOOGLE_API_KEY, or set JUDGE=0" in problem
 
 
 def test_a_server_that_cannot_be_reached_is_one_problem(configure) -> None:
@@ -97,7 +107,7 @@ def test_a_server_that_cannot_be_reached_is_one_problem(configure) -> None:
 
 
 def test_a_server_that_does_not_answer_is_given_up(configure, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge, "TRY_SECONDS", 0.2)
+    monkeypatch.setattr(models, "TRY_SECONDS", 0.2)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -122,15 +132,21 @@ def test_with_a_key_there_is_no_stand_in(configure) -> None:
 
 
 def test_a_judge_that_is_off_needs_nothing(configure) -> None:
-    for changes in ({"JUDGE": "0"}, {"JUDGE_MODELS": ""}):
-        config = configure(None, **changes)
+    for changes, why in (
+        ({"JUDGE": "0"}, "JUDGE is 0"),
+        ({"JUDGE_MODELS": ""}, "JUDGE_MODELS is empty"),
+        ({"CORRECTNESS_WEIGHT": "1", "QUALITY_WEIGHT": "0"}, "QUALITY_WEIGHT is 0"),
+    ):
+        config = configure(None, **(VARIABLES | changes))
         assert problems(config) == [] and judge.of_run(config, True).stand_in_models == []
-        assert "off" in judge.describe(judge.of_run(config, True))[0]
+        assert f"off, since {why}" in judge.describe(judge.of_run(config, True))[0]
 
 
 def test_somebody_elses_reward_function_needs_no_judge(setting, configure) -> None:
     configure(None)
-    assert judge.of_run(setting.config(), True) == RunJudge(None, False) and problems(setting.config()) == []
+    run_judge = judge.of_run(setting.config(), True)
+    assert run_judge.settings is None and not run_judge.is_stand_in and problems(setting.config()) == []
+    assert "REWARD" in judge.describe(run_judge)[0]
 
 
 def test_settings_that_cannot_be_are_refused(configure) -> None:
@@ -163,6 +179,38 @@ def test_a_run_begins_with_judgements_and_nothing_else(configure, tmp_path: Path
     assert math.isnan(Judgements(state).mean_quality(True))
 
 
+def test_a_run_that_has_ended_leaves_one_file_of_its_judge(configure, tmp_path: Path) -> None:
+    run_judge = judge.of_run(configure(), False)
+    judge.finish(run_judge, tmp_path)
+    assert list(tmp_path.glob("judge*")) == [], "nothing is made where there was nothing"
+    judge.prepare(run_judge, tmp_path)
+    killed = (
+        "import os, sys; from pathlib import Path; from reward.shared_state import Judgements, SharedState;"
+        "Judgements(SharedState(Path(sys.argv[1]))).store('key', 'value'); os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", killed, str(tmp_path / "judge.sqlite")], cwd=CHECKOUT, check=True)
+    assert len(list(tmp_path.glob("judge*"))) > 1
+    judge.finish(run_judge, tmp_path)
+    assert [file.name for file in tmp_path.glob("judge*")] == ["judge.sqlite"]
+    assert Judgements(SharedState(tmp_path / "judge.sqlite")).find_or_claim("key", 0.0) == "value"
+
+
+def test_a_broken_file_does_not_hide_how_a_run_ended(configure, tmp_path: Path, caplog) -> None:
+    (tmp_path / "judge.sqlite").write_bytes(b"no database" * 1000)
+    judge.finish(judge.of_run(configure(), False), tmp_path)
+    assert "stays as it is" in caplog.text
+
+
+def test_the_limits_of_the_stand_in_are_its_own(configure) -> None:
+    """However low the user's are: they are of a quota at Google's."""
+    config = configure(None, JUDGE_RPM="1", JUDGE_TPM="1")
+    stand_in = judge.of_run(config, True).settings
+    assert stand_in and stand_in.chain.requests_per_window == settings.STAND_IN_RPM
+    assert stand_in.chain.tokens_per_window == settings.STAND_IN_TPM
+    google = judge.of_run(config, False).settings
+    assert google and (google.chain.requests_per_window, google.chain.tokens_per_window) == (1, 1)
+
+
 def test_a_file_of_judgements_that_is_broken_is_refused(configure, tmp_path: Path) -> None:
     (tmp_path / "judge.sqlite").write_bytes(b"no database" * 1000)
     with pytest.raises(ConfigError, match="move it away"):
@@ -172,7 +220,8 @@ def test_a_file_of_judgements_that_is_broken_is_refused(configure, tmp_path: Pat
 
 def test_a_rollout_that_cannot_be_judged_in_time_is_refused(configure) -> None:
     # 64 samples, and 2 models x 10 a minute x 2 minutes
-    [problem] = problems(configure(None, JUDGE_RPM="10", JUDGE_DEADLINE="120"), may_stand_in=True)
+    with StandIn() as server:
+        [problem] = problems(configure(JUDGE_RPM="10", JUDGE_DEADLINE="120"), server.url)
     assert "64 samples, and the judge may send 40 requests" in problem and "JUDGE_DEADLINE" in problem
 
 

@@ -152,12 +152,12 @@ def test_tiny_is_the_same_run_with_other_values(checkout: Path) -> None:
     assert int(tiny["--vllm_num_engines"]) == 2 and int(tiny["--actor_num_gpus_per_node"]) == 2
 
 
-def test_the_stand_ins_limits_are_for_the_stand_in_alone(checkout: Path) -> None:
+def test_the_small_run_has_the_limits_of_the_full_one(checkout: Path) -> None:
+    """Also where the stand-in answers: the command of such a run may be run again with a key."""
     full = flags(checkout)
-    for key in ({"GEMINI_API_KEY": "not-a-key"}, {"GOOGLE_API_KEY": "not-a-key"}):
-        tiny = flags(checkout, "--tiny", **key)
+    for keys in ({"GEMINI_API_KEY": "", "GOOGLE_API_KEY": ""}, {"GEMINI_API_KEY": "not-a-key"}):
+        tiny = flags(checkout, "--tiny", **keys)
         assert all(tiny[name] == full[name] for name in ("GRPO_JUDGE_RPM", "GRPO_JUDGE_TPM"))
-    assert flags(checkout, "--tiny", GEMINI_API_KEY=" ")["GRPO_JUDGE_RPM"] == "6000"
 
 
 def test_the_shape_of_the_large_run_in_small(checkout: Path) -> None:
@@ -166,14 +166,18 @@ def test_the_shape_of_the_large_run_in_small(checkout: Path) -> None:
     assert found["--max_steps"] == "2"
 
 
-def test_the_judge_is_on_and_can_be_switched_off_in_two_ways(checkout: Path) -> None:
+def test_the_judge_is_on_and_can_be_switched_off_in_three_ways(checkout: Path) -> None:
     found = flags(checkout)
     assert (found["GRPO_JUDGE"], found["GRPO_CORRECTNESS_WEIGHT"], found["GRPO_QUALITY_WEIGHT"]) == ("1", "0.6", "0.4")
     assert len(found["GRPO_JUDGE_MODELS"].split()) == 3 and found["GRPO_JUDGE_TRIES"] == "3"
     assert found["GRPO_JUDGE_FALLBACK"] == "correctness"
     assert flags(checkout, JUDGE_MODELS="")["GRPO_JUDGE_MODELS"] == ""
-    for variables in ({"JUDGE": "0"}, {"JUDGE_MODELS": ""}):
-        assert "judge       off" in call(checkout, "--plan", **variables).stdout
+    for variables, why in (
+        ({"JUDGE": "0"}, "JUDGE is 0"),
+        ({"JUDGE_MODELS": ""}, "JUDGE_MODELS is empty"),
+        ({"CORRECTNESS_WEIGHT": "1", "QUALITY_WEIGHT": "0"}, "QUALITY_WEIGHT is 0"),
+    ):
+        assert f"judge       off, since {why}" in call(checkout, "--plan", **variables).stdout
 
 
 def test_a_plan_names_the_stand_in(checkout: Path) -> None:

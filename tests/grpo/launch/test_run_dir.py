@@ -91,7 +91,8 @@ def test_the_judges_settings_are_recorded_and_repeated(setting, monkeypatch: pyt
     monkeypatch.setenv("GRPO_JUDGE_MODELS", "a b")
     monkeypatch.setenv("GRPO_JUDGE_STAND_IN", "http://127.0.0.1:1")
     config = setting.config()
-    run_dir.write(setting.run_dir, "test", config, make_plan(config), STATUS, ["--stand-in"])
+    run_dir.write(setting.run_dir, "test", config, make_plan(config), STATUS, ["--stand-in"], "JUDGE is 0")
+    assert json.loads((setting.run_dir / "config.json").read_text())["judge_off"] == "JUDGE is 0"
     assert json.loads((setting.run_dir / "config.json").read_text())["judge"] == {"JUDGE_MODELS": "a b"}
     command = (setting.run_dir / "command.sh").read_text()
     assert "export GRPO_JUDGE_MODELS='a b'\n" in command and "127.0.0.1" not in command
