@@ -176,7 +176,7 @@ def test_a_process_that_loads_an_operator_is_left_alone(checkout: Path, is_alive
     lock = checkout / ".venv/torch_extensions/cpu_adam/lock"
     lock.touch()
     if is_alive:
-        loading = subprocess.Popen(["sh", "-c", f"sleep 2; rm {lock}"])
+        loading = subprocess.Popen(["sh", "-c", 'sleep 2; rm "$0"', lock])
         assert "compiling" not in setup(checkout, "--cpu").stdout
         assert loading.wait() == 0, "its lock was taken from it"
     else:
