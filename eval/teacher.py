@@ -84,8 +84,7 @@ def run(options: argparse.Namespace) -> dict[str, Any] | None:
     ks = options.k or [options.n]
     with Output(options.out, identity, about, problems, options.n, ks) as output:
         if output.missing:
-            state = SharedState(options.out / STATE)
-            state.begin_run()
+            state = SharedState(options.out / STATE, begins_run=True)
             chain = connect(chain_settings, state, key, stand_in)
             unanswered = _ask(chain, output, options.concurrency, options.out.name)
             for (problem, number), why in unanswered.items():
