@@ -17,7 +17,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import combinations
 
 # Among 290 problems of AIME and MATH one pair with fitting numbers reaches 0.3, and has 0.46; problems of which the
 # clauses are shuffled have 0.53 and more, but for three with drawing commands.
@@ -87,10 +87,9 @@ def find(texts: Sequence[str], answers: Sequence[str]) -> tuple[list[Pair], list
     for a, b, similarity, resemblance in _alike([_shingles(words) - _STOCK for words in by_words]):
         if resemblance >= SIMILARITY:
             _join(root, [groups[a][0], groups[b][0]])
-        for i, j in product(groups[a], groups[b]):
-            if _numbers_fit(read[i], read[j]) and _diagrams_fit(read[i], read[j]):
-                _join(root, [i, j])
-                pairs.append(Pair(min(i, j), max(i, j), similarity))
+        for i, j in _of_alike_words(read, groups[a], groups[b]):
+            _join(root, [i, j])
+            pairs.append(Pair(min(i, j), max(i, j), similarity))
     same = list(range(len(texts)))
     for pair in pairs:
         _join(same, [pair.first, pair.second])
@@ -134,6 +133,23 @@ def _of_same_words(read: Sequence[_Text], group: Sequence[int]) -> Iterator[tupl
         for i, j in combinations(members, 2):
             a, b = read[i].numbers, read[j].numbers
             if a != b and 2 * sum(map(str.__eq__, a, b)) > len(a) and _diagrams_fit(read[i], read[j]):
+                yield i, j
+
+
+def _of_alike_words(read: Sequence[_Text], first: Sequence[int], second: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The near-duplicates among two groups of one wording each, which may be from templates, too.
+
+    Compared are those that share a number, or of which one has none.
+    """
+    with_number: dict[str | None, list[int]] = defaultdict(list)
+    for j in second:
+        for number in set(read[j].numbers) or (None,):
+            with_number[number].append(j)
+    for i in first:
+        numbers = read[i].numbers
+        candidates = {j for number in (*numbers, None) for j in with_number.get(number, ())} if numbers else second
+        for j in candidates:
+            if _numbers_fit(read[i], read[j]) and _diagrams_fit(read[i], read[j]):
                 yield i, j
 
 

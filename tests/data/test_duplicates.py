@@ -81,6 +81,15 @@ def test_questions_of_a_template_with_the_same_answer_are_variants() -> None:
     assert find(texts, ["9"] * 3) == ([], [[0, 1, 2]])
 
 
+def test_two_templates_are_compared_by_their_numbers() -> None:
+    texts = [
+        f"{start} {n} of the cows of the farmer, and how many has he?" for start in ("Sell", "Give") for n in (7, 8)
+    ]
+    none = "Sell some of the cows of the farmer, and how many has he?"
+    pairs, variants = find([*texts, none], ["1", "2", "3", "4", "4"])
+    assert {(pair.first, pair.second) for pair in pairs} == {(0, 2), (1, 3), (3, 4)} and variants == [[0, 1, 2, 3, 4]]
+
+
 def test_stock_phrases_do_not_make_problems_alike() -> None:
     stock = "in the form $\\frac{m}{n}$, where $m$ and $n$ are relatively prime positive integers. Find $m+n$."
     assert find([f"{words_of(i)} {stock}" for i in range(20)], ["7"] * 20) == ([], [])
