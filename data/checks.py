@@ -9,6 +9,7 @@ from typing import Any
 from data import duplicates
 from data.problems import Problem
 from data.sources import SourceError
+from reward.answers import canonical
 
 # The card names so many of a group of variants; templates make groups of thousands.
 SHOWN_VARIANTS = 10
@@ -23,7 +24,7 @@ def check_overlap(
     near-duplicates within a split and the groups of variants (which may lie across).
     Raises SourceError for an overlap, unless decontaminate is set.
     """
-    pairs, groups = duplicates.find([problem.text for problem in problems])
+    pairs, groups = duplicates.find([one.text for one in problems], [canonical(one.answer) for one in problems])
     overlaps = {}  # problem of train -> where it is in eval
     within = []
     for pair in pairs:
@@ -32,7 +33,7 @@ def check_overlap(
             within.append({"split": a.split, "ids": [a.id, b.id], "similarity": round(pair.similarity, 3)})
         else:
             train, held_out = (a, b) if a.split == "train" else (b, a)
-            overlaps[train] = f"is {pair.similarity:.0%} {held_out.id} ({held_out.place})"
+            overlaps[train] = f"is {pair.similarity:.0%} alike {held_out.id} ({held_out.place})"
     in_eval = {problem.id: problem for problem in problems if problem.split == "eval"}
     for train in problems:
         if train.split == "train" and train.id in in_eval:

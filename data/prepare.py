@@ -10,7 +10,7 @@ and --eval name goes whole into that split. Every output line is a record: `prom
 with `answer` and `split`), `datasource` and `id`. The same input gives the same bytes, in whatever order its rows are.
 
 Refused, with every place: rows that are unreadable, incomplete or not gradable (--skip-bad leaves them out), problems
-of train that are also in eval, in these words or in similar ones (--decontaminate leaves them out of train), and
+of train that are also in eval (data/duplicates.py says what counts; --decontaminate leaves them out of train), and
 prompts of more than --prompt-max-len tokens (--drop-long leaves them out).
 """
 

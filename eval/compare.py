@@ -4,7 +4,7 @@
 
 A and B are folders of `python -m eval.evaluate`, or files of graded samples such as RUN_DIR/samples/eval_0.jsonl.
 Printed are the difference of the exact match (B - A) with its 95% interval, paired by problem; the p-value of a
-two-sided permutation test over problems; and the smallest difference that such a comparison sees with 80% power at 5%.
+two-sided permutation test over problems; and the smallest gain that such a comparison sees with 80% power at 5%.
 The interval and the test are different methods: in a close case one may say what the other does not.
 
 Exit code: 0 done, 2 the two cannot be compared.
@@ -30,7 +30,7 @@ def compare(a: dict[str, list[float]], b: dict[str, list[float]]) -> dict[str, A
     - ``difference``: b - a, with ``ci_low`` and ``ci_high`` (95%), and ``p_value``.
     - ``better``, ``worse``: problems that b solves more often than a, or less often.
     - ``samples_a``, ``samples_b``: graded samples a problem, of the problem that has most.
-    - ``detectable``: the smallest difference with about 80% power at 5%; None where no difference has it.
+    - ``detectable``: the smallest gain over a with about 80% power at 5%; None where it is more than 1 - a.
 
     Args:
         a, b: grades, 1.0 or 0.0, of each problem's samples by its id.
@@ -45,14 +45,15 @@ def compare(a: dict[str, list[float]], b: dict[str, list[float]]) -> dict[str, A
     differences = [right - left for left, right in zip(rates_a, rates_b, strict=True)]
     draws = min(len(shared) / sum(1 / len(grades[problem]) for problem in shared) for grades in (a, b))
     low, high = estimators.difference_interval(rates_a, rates_b, draws)
+    mean_a = statistics.fmean(rates_a)
     return {
-        "a": statistics.fmean(rates_a),
+        "a": mean_a,
         "b": statistics.fmean(rates_b),
         "difference": statistics.fmean(differences),
         "ci_low": low,
         "ci_high": high,
         "p_value": estimators.sign_flip_p_value(differences),
-        "detectable": estimators.detectable_difference(differences, low, high, draws),
+        "detectable": estimators.detectable_difference(differences, low, high, draws, room=1 - mean_a),
         "n": len(shared),
         "samples_a": max(len(a[problem]) for problem in shared),
         "samples_b": max(len(b[problem]) for problem in shared),
@@ -93,9 +94,9 @@ def describe(result: dict[str, Any]) -> list[str]:
         f"{result['better']} better in B, {result['worse']} worse",
         f"B - A = {result['difference']:+.3f}, 95% interval [{result['ci_low']:+.3f}, {result['ci_high']:+.3f}], "
         f"p = {result['p_value']:.2g}",
-        "no difference could have been seen here with 80% power at 5%"
+        f"no gain could have been seen here with 80% power at 5%: A leaves room for {1 - result['a']:.3f}"
         if detectable is None
-        else f"differences from {detectable:.3f} on are seen here with 80% power at 5%",
+        else f"gains from {detectable:.3f} on are seen here with 80% power at 5%",
     ]
     if result["differing"]:
         lines.append(f"they differ in {', '.join(result['differing'])}")

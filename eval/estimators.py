@@ -140,7 +140,9 @@ def sign_flip_p_value(differences: Sequence[float]) -> float:
     return (extreme + 1) / (RANDOM_FLIPS + 1)
 
 
-def detectable_difference(differences: Sequence[float], low: float, high: float, draws: float) -> float | None:
+def detectable_difference(
+    differences: Sequence[float], low: float, high: float, draws: float, room: float
+) -> float | None:
     """Return the smallest difference that a comparison sees with about 80% power at 5%, two-sided.
 
     (t_0.975 + t_0.8) standard errors: of the differences, or of their interval where that is wider, as it is where
@@ -151,9 +153,10 @@ def detectable_difference(differences: Sequence[float], low: float, high: float,
         differences: of each problem.
         low, high: their :func:`difference_interval`.
         draws: samples a problem.
+        room: the largest difference that is possible: 1 - the mean of a for a gain.
 
     Returns:
-        None where there is none in 0..1: fewer than six problems have no p-value below 5%.
+        None where there is none in 0..room: fewer than six problems have no p-value below 5%.
     """
     n = len(differences)
     if n < 6:
@@ -161,4 +164,4 @@ def detectable_difference(differences: Sequence[float], low: float, high: float,
     to_level, to_power = (t_quantile(quantile, n - 1) for quantile in ((1 + LEVEL) / 2, POWER))
     error = max(statistics.stdev(differences) / math.sqrt(n), (high - low) / 2 / to_level)
     smallest = (to_level + to_power) * error + 1 / (n * draws)
-    return smallest if smallest <= 1 else None
+    return smallest if smallest <= room else None

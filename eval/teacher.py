@@ -94,8 +94,7 @@ def run(options: argparse.Namespace) -> dict[str, Any] | None:
     with Output(options.out, identity, about, problems, options.n, ks) as output:
         if output.missing:
             _check_model(options.model, settings.STAND_IN_KEY if stand_in else key or "", stand_in)
-            state = SharedState(options.out / STATE)
-            state.begin_run()
+            state = SharedState(options.out / STATE, begins_run=True)
             chain = connect(chain_settings, state, key, stand_in)
             unanswered = _ask(chain, output, options.concurrency, options.out.name)
             state.close()

@@ -1,7 +1,8 @@
 """What the processes of a run share about the judge: one SQLite file in the run directory.
 
 It holds for the processes that open the same file, that is for one run on one machine: WAL needs a local disk and a
-shared clock. Times are seconds of the monotonic clock, which is one for all processes of a machine until it restarts.
+shared clock. Times are seconds of the monotonic clock, which is one for all processes of a machine until it restarts;
+a process of another machine is refused.
 """
 
 import math
@@ -37,11 +38,15 @@ CREATE TABLE IF NOT EXISTS means (correct INTEGER PRIMARY KEY, count INTEGER, me
 class SharedState:
     """A connection to the file, for all threads of this process.
 
+    Args:
+        path: the file.
+        begins_run: forget all but the judgements: limits, breakers, claims and means are of one start of a run.
+
     Raises:
-        sqlite3.Error: where the file cannot be opened or is no database.
+        sqlite3.Error: where the file cannot be opened, is no database, or is in use by another machine.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, begins_run: bool = False) -> None:
         self._lock = threading.Lock()
         self._connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         self._connection.row_factory = sqlite3.Row
@@ -49,12 +54,18 @@ class SharedState:
         # A machine that loses power loses the last judgements, not the file.
         self._connection.execute("PRAGMA synchronous = NORMAL")
         with self.transaction() as connection:
-            _create_tables(connection)
+            for table in ("boot", "calls", "models", "flights", "means") if begins_run else ():
+                connection.execute(f"DROP TABLE IF EXISTS {table}")
+            for statement in _SCHEMA.split(";"):
+                connection.execute(statement)
             boot = BOOT_ID.read_text().strip()
-            if connection.execute("SELECT 1 FROM boot WHERE id = ?", (boot,)).fetchone() is None:
-                for table in ("boot", "calls", "models", "flights"):  # times of another clock
-                    connection.execute(f"DELETE FROM {table}")
+            if connection.execute("SELECT id FROM boot").fetchone() is None:
                 connection.execute("INSERT INTO boot VALUES (?)", (boot,))
+            elif connection.execute("SELECT id FROM boot WHERE id = ?", (boot,)).fetchone() is None:
+                raise sqlite3.OperationalError(
+                    f"{path} was begun on another machine, or before this one was restarted: let all that share the "
+                    "judge run on one node, and start or resume the run there"
+                )
 
     def _set_journal(self) -> None:
         """Switch to WAL; SQLite does not wait for other processes that do the same at this moment."""
@@ -88,22 +99,10 @@ class SharedState:
         finally:
             self._lock.release()
 
-    def begin_run(self) -> None:
-        """Forget all but the judgements: limits, breakers, claims and means are of one start of a run."""
-        with self.transaction() as connection:
-            for table in ("calls", "models", "flights", "means"):
-                connection.execute(f"DROP TABLE {table}")
-            _create_tables(connection)
-
     def close(self) -> None:
         """Close the connection."""
         with self._lock:
             self._connection.close()
-
-
-def _create_tables(connection: sqlite3.Connection) -> None:
-    for statement in _SCHEMA.split(";"):
-        connection.execute(statement)
 
 
 class Judgements:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from grpo.guard import DIGEST_VARIABLE
-from grpo.launch import judge, preflight, processes, resume, run_dir
+from grpo.launch import joined_cluster, judge, preflight, processes, resume, run_dir
 from grpo.launch.config import Config, ConfigError, resolve
 from grpo.launch.judge import RunJudge
 from grpo.launch.plan import Plan, describe, make_plan
@@ -60,6 +60,7 @@ def main() -> int:
         return 0
     found = preflight.problems(config, plan, folder, is_resumed=bool(options.resume))
     found += judge.check(run_judge, config)
+    found = found or list(joined_cluster.check())
     if found:
         print(f"refused, {len(found)} problem{'s' * (len(found) > 1)}:", file=sys.stderr)
         print("\n".join(f"  {number}. {problem}" for number, problem in enumerate(found, 1)), file=sys.stderr)

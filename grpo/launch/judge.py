@@ -67,9 +67,7 @@ def prepare(judge: RunJudge, folder: Path) -> None:
         return
     path = settings.state_file({"GRPO_RUN_DIR": str(folder)})
     try:
-        state = SharedState(path)
-        state.begin_run()
-        state.close()
+        SharedState(path, begins_run=True).close()
     except sqlite3.Error as error:
         raise ConfigError(f"{path}: {error}; move it away: judgements are then paid for again") from None
 

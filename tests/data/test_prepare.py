@@ -79,6 +79,18 @@ def test_a_problem_of_eval_among_those_to_train_on(tmp_path: Path) -> None:
     assert len(read(tmp_path / "out", "train")) == 72 + 5 and len(card["left_out"]["also in eval"]) == 1
 
 
+def test_all_of_eval_to_train_on_under_a_heading(tmp_path: Path) -> None:
+    aime = write(tmp_path / "aime.jsonl", aime_rows())
+    prepare_files(tmp_path / "aime", aime)
+    leaks = [
+        {"problem": f"2022 AIME I Problem 1: {record['prompt'].removesuffix(INSTRUCTIONS['aime'])}", "answer": answer}
+        for record in read(tmp_path / "aime", "eval")
+        for answer in [parse_label(record["label"]).answer]
+    ]
+    with pytest.raises(SourceError, match="18 problems of train are also in eval"):
+        prepare_files(tmp_path / "out", aime, train=(write(tmp_path / "leak.jsonl", leaks),))
+
+
 def test_a_problem_that_comes_to_train_by_two_ways_stays_once(tmp_path: Path) -> None:
     aime = write(tmp_path / "aime.jsonl", aime_rows())
     card = prepare_files(tmp_path / "out", aime, train=(aime,), decontaminate=True)

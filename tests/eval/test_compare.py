@@ -66,7 +66,7 @@ def test_it_prints_what_it_found(tmp_path, capsys):
     assert "A 0.250, B 0.875 exact match on 8 problems: 8 better in B, 0 worse" in printed
     assert "B - A = +0.625" in printed
     assert "p = 0.0078" in printed
-    assert "differences from 0." in printed
+    assert "gains from 0." in printed
     assert "they differ in temperature" in printed
 
 
@@ -81,11 +81,19 @@ def test_another_number_of_samples_is_named(tmp_path, capsys):
     assert "differ in" not in capsys.readouterr().out
 
 
+def test_no_gain_is_detectable_where_there_is_no_room_for_it(tmp_path, capsys):
+    a = evaluation(tmp_path / "a", {f"p{n}": [int(n % 10 > 0)] for n in range(20)})
+    b = evaluation(tmp_path / "b", {f"p{n}": [int(n % 10 > 1)] for n in range(20)})
+    assert compare.compare(compare.read_grades(a), compare.read_grades(b))["detectable"] is None
+    assert compare.main([str(a), str(b)]) == 0
+    assert "no gain could have been seen here with 80% power at 5%: A leaves room for 0.100" in capsys.readouterr().out
+
+
 def test_five_problems_are_too_few(tmp_path, capsys):
-    few = {f"p{n}": [1] for n in range(5)}
+    few = {f"p{n}": [0] for n in range(5)}
     a, b = evaluation(tmp_path / "a", few), evaluation(tmp_path / "b", few)
     assert compare.main([str(a), str(b)]) == 0
-    assert "no difference could have been seen" in capsys.readouterr().out
+    assert "no gain could have been seen" in capsys.readouterr().out
 
 
 def test_an_unfinished_evaluation_and_no_evaluation_are_refused(tmp_path):

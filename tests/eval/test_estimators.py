@@ -186,7 +186,7 @@ def test_a_detectable_difference_is_detected_about_as_often_as_it_says(samples):
         for a, b in zip(left.tolist(), right.tolist(), strict=True):
             differences = [y - x for x, y in zip(a, b, strict=True)]
             low, high = estimators.difference_interval(a, b, samples)
-            said.append(estimators.detectable_difference(differences, low, high, samples) or 1.0)
+            said.append(estimators.detectable_difference(differences, low, high, samples, room=1.0) or 1.0)
         gain = min(float(np.median(said)), 1 - mean)
     better = np.minimum(1, skill + gain / (1 - mean) * (1 - skill))
     assert 0.7 <= np.mean(p_values(rng, skill, better, samples) <= 0.05) <= 0.88
@@ -194,7 +194,15 @@ def test_a_detectable_difference_is_detected_about_as_often_as_it_says(samples):
 
 def test_few_problems_cannot_show_anything():
     assert estimators.sign_flip_p_value([1.0] * 5) > 0.05
-    assert estimators.detectable_difference([0.5] * 5, 0.4, 0.6, 4) is None
+    assert estimators.detectable_difference([0.5] * 5, 0.4, 0.6, 4, room=1.0) is None
     assert estimators.sign_flip_p_value([1.0] * 6) < 0.05
-    assert estimators.detectable_difference([0.5] * 6, 0.4, 0.6, 4) is not None
-    assert estimators.detectable_difference([-1.0, 1.0] * 4, -1, 1, 1) is None
+    assert estimators.detectable_difference([0.5] * 6, 0.4, 0.6, 4, room=1.0) is not None
+    assert estimators.detectable_difference([-1.0, 1.0] * 4, -1, 1, 1, room=1.0) is None
+
+
+def test_what_is_detectable_is_possible():
+    given = [0.5, -0.5] * 10, -0.2, 0.2, 4
+    smallest = estimators.detectable_difference(*given, room=1.0)
+    assert smallest is not None and 0.2 < smallest < 0.6
+    assert estimators.detectable_difference(*given, room=smallest + 0.01) == smallest
+    assert estimators.detectable_difference(*given, room=smallest - 0.01) is None

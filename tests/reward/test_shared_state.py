@@ -70,14 +70,14 @@ def test_a_file_that_others_hold_is_given_up(state, tmp_path, monkeypatch):
     assert time.monotonic() - started < 8 * 1.0, "the threads do not wait one after the other"
 
 
-def test_a_run_begins_without_limits_breakers_claims_and_means(state):
+def test_a_run_begins_without_limits_breakers_claims_and_means(state, tmp_path):
     judgements = Judgements(state)
     assert isinstance(take(state), Place)
     judgements.store("kept", "value")
     judgements.find_or_claim("claimed", time.monotonic() + 60)
     judgements.add_to_mean(True, 0.5)
     assert isinstance(take(state), NoPlace)
-    state.begin_run()
+    SharedState(tmp_path / "judge.sqlite", begins_run=True).close()
     assert isinstance(take(state), Place)
     assert judgements.find_or_claim("kept", time.monotonic()) == "value"
     assert judgements.find_or_claim("claimed", time.monotonic()) is None
@@ -90,13 +90,27 @@ def test_a_file_that_is_no_database_is_an_error(tmp_path):
         SharedState(tmp_path / "judge.sqlite")
 
 
-def test_times_of_another_boot_are_forgotten_and_judgements_are_kept(tmp_path, monkeypatch):
+def test_another_machine_is_refused_and_clears_nothing(tmp_path, monkeypatch):
+    """Its clock is another one; the times in the file would mean nothing to it."""
+    state = SharedState(tmp_path / "judge.sqlite")
+    assert isinstance(take(state), Place)
+    own = shared_state.BOOT_ID
+    (tmp_path / "boot").write_text("another\n")
+    monkeypatch.setattr(shared_state, "BOOT_ID", tmp_path / "boot")
+    with pytest.raises(sqlite3.OperationalError, match=r"another machine.*one node"):
+        SharedState(tmp_path / "judge.sqlite")
+    monkeypatch.setattr(shared_state, "BOOT_ID", own)
+    assert isinstance(take(SharedState(tmp_path / "judge.sqlite")), NoPlace)
+
+
+def test_a_run_goes_on_after_a_restart_of_the_machine(tmp_path, monkeypatch):
     state = SharedState(tmp_path / "judge.sqlite")
     assert isinstance(take(state), Place)
     Judgements(state).store("key", "value")
-    assert isinstance(take(SharedState(tmp_path / "judge.sqlite")), NoPlace)
+    state.close()
     (tmp_path / "boot").write_text("another\n")
     monkeypatch.setattr(shared_state, "BOOT_ID", tmp_path / "boot")
+    SharedState(tmp_path / "judge.sqlite", begins_run=True).close()
     again = SharedState(tmp_path / "judge.sqlite")
     assert isinstance(take(again), Place)
     assert Judgements(again).find_or_claim("key", time.monotonic()) == "value"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.launch import processes, ray_head
+from grpo.launch import joined_cluster, processes, ray_head
 from grpo.launch.ray_head import RayHead
 
 pytestmark = pytest.mark.timeout(400)
@@ -275,6 +275,11 @@ def test_ray_dies(tmp_path: Path, start) -> None:
     assert run.launcher.returncode == 1
     assert "Ray ended by itself" in output
     assert_nothing_left(driver)
+
+
+def test_a_cluster_of_this_machine_may_be_joined(foreign: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", foreign.address)
+    assert list(joined_cluster.check()) == []
 
 
 def test_a_cluster_that_we_join_is_left_running(tmp_path: Path, start, foreign: Cluster) -> None:

@@ -1,0 +1,74 @@
+"""A cluster to join is this machine alone; a small package stands in for Ray."""
+
+import json
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from grpo.launch import __main__ as launcher
+from grpo.launch import joined_cluster, judge, preflight
+
+HERE = socket.gethostname()
+RAY = """
+import time
+def init(log_to_driver): {init}
+def nodes(): return {nodes}
+print("what Ray says on its way")
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Puts a Ray with these nodes (name and whether it is alive) in place, and returns what is wrong with it."""
+
+    def check(*nodes: tuple[str, bool], init: str = "pass") -> list[str]:
+        rows = [{"NodeManagerHostname": name, "Alive": alive} for name, alive in nodes]
+        (tmp_path / "ray.py").write_text(RAY.format(init=init, nodes=f"__import__('json').loads({json.dumps(rows)!r})"))
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+        return [str(problem) for problem in joined_cluster.check()]
+
+    return check
+
+
+def test_this_machine_alone_is_joined(cluster) -> None:
+    assert cluster((HERE, True)) == []
+    assert cluster((HERE, True), ("lost", False)) == [], "a node that is gone does not count"
+
+
+def test_several_nodes_are_refused(cluster) -> None:
+    [problem] = cluster((HERE, True), ("second", True))
+    assert f"10.0.0.1:6379 has 2 nodes: {HERE}, second" in problem and "unset RAY_ADDRESS" in problem
+
+
+def test_another_machine_is_refused(cluster) -> None:
+    [problem] = cluster(("second", True))
+    assert "is another machine, second" in problem and "start there" in problem
+
+
+def test_a_cluster_that_cannot_be_joined_is_named_with_the_reason(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    [problem] = cluster(init="raise RuntimeError('Version mismatch')")
+    assert "cannot be joined: RuntimeError: Version mismatch" in problem
+    monkeypatch.setattr(joined_cluster, "PROBE_SECONDS", 0.5)
+    [problem] = cluster(init="time.sleep(60)")
+    assert "did not answer" in problem
+
+
+def test_the_launcher_refuses(
+    cluster, setting, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster((HERE, True), ("second", True))
+    monkeypatch.setattr(preflight, "problems", lambda *args, **others: [])
+    monkeypatch.setattr(judge, "check", lambda *args: [])
+    words = ["launch", "check", "--stand-in", "--run-dir", str(setting.run_dir), "--", *setting.words()]
+    monkeypatch.setattr(sys, "argv", words)
+    assert launcher.main() == launcher.REFUSED
+    assert "has 2 nodes" in capsys.readouterr().err and not setting.run_dir.exists()
+
+
+def test_without_a_cluster_to_join_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joined_cluster.sys, "executable", "/nonexistent")
+    assert list(joined_cluster.check()) == []
