@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from grpo.launch.preflight import Problem
+from grpo.launch.checks import Problem
 
 # A driver of its own, which leaves nothing of Ray in the launcher.
 _PROBE = """
