@@ -245,12 +245,12 @@ def test_a_run_directory_that_was_moved_is_continued_where_it_is(setting, save) 
     assert resume.changes(config, moved) == {}
 
 
-def test_a_check_says_where_the_run_would_go_on(setting, monkeypatch, capsys) -> None:
+def test_a_check_says_where_the_run_would_go_on(setting, save, monkeypatch, capsys) -> None:
     start(setting)
     monkeypatch.setattr(sys, "argv", ["launch", "check", "--resume", str(setting.run_dir), "--", *setting.words()])
     monkeypatch.setattr(launch.preflight, "problems", lambda *_, **__: [])
     assert launch.main() == 0
     assert "starting at step 0: no checkpoint in" in capsys.readouterr().out
-    save(setting, 10)
+    save(10)
     assert launch.main() == 0
     assert "continuing after step 10" in capsys.readouterr().out
