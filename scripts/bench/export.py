@@ -16,7 +16,7 @@ from safetensors import safe_open
 
 from grpo import adapter_files, checkpoint_files
 from grpo.checkpoint_files import Model
-from scripts.bench.harness import Result
+from scripts.bench.harness import Result, SizeError
 from scripts.bench.machine import Copy
 from scripts.bench.parts.random_model import BF16_BYTES, write_random_adapter, write_random_model
 from scripts.bench.parts.ranks import run_ranks
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, copy: Copy) -> Result:
     del copy
     if min(options.layers, options.experts, options.lora_rank) < 1 or options.intermediate % 32:
-        raise ValueError("--layers, --experts and --lora-rank are at least 1, and 32 divides --intermediate")
+        raise SizeError("--layers, --experts and --lora-rank are at least 1, and 32 divides --intermediate")
     with tempfile.TemporaryDirectory(prefix="bench-export-") as scratch:
         base, adapter = Path(scratch, "base"), Path(scratch, "adapter")
         write_random_model(base, options.layers, options.experts, intermediate=options.intermediate)

@@ -18,7 +18,7 @@ from typing import Any
 from grpo import checkpoint_files
 from grpo.flags import ATTENTION_PROJECTIONS
 from grpo.launch import host_memory, plan
-from scripts.bench.harness import Result
+from scripts.bench.harness import Result, SizeError
 from scripts.bench.machine import Copy
 from scripts.bench.parts.random_model import BF16_BYTES, FULL, write_random_model
 from scripts.bench.parts.ranks import run_ranks
@@ -42,9 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, copy: Copy) -> Result:
     del copy
     if min(options.ranks, options.layers, options.experts, options.lora_rank) < 1 or options.intermediate % 32:
-        raise ValueError("--ranks, --layers, --experts and --lora-rank are at least 1, and 32 divides --intermediate")
+        raise SizeError("--ranks, --layers, --experts and --lora-rank are at least 1, and 32 divides --intermediate")
     if not 2 <= options.tokens <= 1000:
-        raise ValueError("--tokens is from 2 to 1000")
+        raise SizeError("--tokens is from 2 to 1000")
     with tempfile.TemporaryDirectory(prefix="bench-offload-") as scratch:
         folder = Path(scratch, "model")
         write_random_model(folder, options.layers, options.experts, intermediate=options.intermediate)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo import checkpoint_files
-from scripts.bench.harness import Result
+from scripts.bench.harness import Result, SizeError
 from scripts.bench.machine import Copy
 from scripts.bench.parts.random_model import BF16_BYTES, write_random_model
 from scripts.bench.parts.ranks import run_ranks
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, copy: Copy) -> Result:
     del copy
     if min(options.ranks, options.layers, options.lora_rank) < 1:
-        raise ValueError("--ranks, --layers and --lora-rank are at least 1")
+        raise SizeError("--ranks, --layers and --lora-rank are at least 1")
     with tempfile.TemporaryDirectory(prefix="bench-resume-") as scratch:
         model = Path(scratch, "model")
         write_random_model(model, options.layers, experts=2, intermediate=32)

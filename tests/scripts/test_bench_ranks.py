@@ -84,7 +84,7 @@ def test_export_tells_other_weights(tmp_path):
             export.compare(base, whole, checkpoint_files.read(tmp_path / name), merged)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_offload(capsys):
     sizes = ("--layers", 1, "--experts", 4, "--intermediate", 320, "--lora-rank", 4)
     report = report_of(capsys, "offload", *sizes)
@@ -111,6 +111,14 @@ def test_step(capsys):
     details = report_of(capsys, "step", *sizes)["details"]
     assert details["gradient_difference"] < 0.02 and details["loss_difference"] < 0.02
     assert details["fp32_logits_gb"] == pytest.approx(4 * 32 * 512 / 1e9)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("resume", "--ranks", "0"), ("export", "--intermediate", "33"), ("offload", "--tokens", "1")]
+)
+def test_sizes_with_which_nothing_is_measured_are_refused(capsys, arguments):
+    assert bench.main([*arguments, "--copy-megabytes", "1"]) == 2
+    assert arguments[1] in capsys.readouterr().err
 
 
 def test_the_sizes_are_those_of_the_120b():
