@@ -1,11 +1,17 @@
 """The benchmarks that run processes, at tiny sizes: what they measure is what they say."""
 
 import json
+import mmap
+import shutil
+import struct
 
 import pytest
 
+from grpo import checkpoint_files
 from scripts.bench import __main__ as bench
+from scripts.bench import export, offload, resume
 from scripts.bench.parts import memory, random_model, ranks
+from scripts.dequantize_checkpoint import dequantize_checkpoint
 
 
 def report_of(capsys, name: str, *arguments: object) -> dict:
@@ -32,12 +38,87 @@ def test_save(capsys):
     assert report["ours"] < report["stock"]
 
 
+@pytest.mark.timeout(600)
+def test_resume(capsys):
+    details = report_of(capsys, "resume", "--layers", 1)["details"]
+    assert details["ours_read_bytes_a_parameter"] == pytest.approx(12, rel=0.1)
+    assert details["stock_weights_read_times"] > 0.99
+    assert details["ours_peak_mb"] < details["stock_peak_mb"]
+
+
+def test_resume_refuses_a_trainer_that_came_back_otherwise():
+    saved = [{"master": "a", "global_steps": 1}]
+    back, other = {"master": "a", "global_steps": 1}, {"master": "b", "global_steps": 1}
+    fresh = {"master": "c", "global_steps": 0}
+    resume.check(saved, [{"state": back, "fresh": fresh}], "ours")
+    with pytest.raises(RuntimeError, match="ours brought back another master on rank 0"):
+        resume.check(saved, [{"state": other, "fresh": fresh}], "ours")
+    with pytest.raises(RuntimeError, match="nothing is shown"):
+        resume.check(saved, [{"state": back, "fresh": {**fresh, "master": "a"}}], "ours")
+
+
+@pytest.mark.timeout(300)
+def test_export(capsys):
+    report = report_of(capsys, "export", "--layers", 1, "--experts", 4)
+    assert report["details"]["stock_peak_over_bf16_model"] > 1
+    assert report["details"]["merged_weights_that_differ"] < 0.05  # each by its last bit at most, which was checked
+    assert report["ours"] < report["stock"]
+
+
+def test_export_tells_other_weights(tmp_path):
+    """One merged weight eight units in the last place off, and one bit of another tensor."""
+    random_model.write_random_model(tmp_path / "base", layers=1, experts=1, intermediate=32)
+    dequantize_checkpoint(tmp_path / "base", tmp_path / "bf16")
+    base, merged = checkpoint_files.read(tmp_path / "base"), {"model.layers.0.self_attn.q_proj.weight"}
+    whole = checkpoint_files.read(tmp_path / "bf16")
+    assert export.compare(base, whole, whole, merged) == 0
+    for name in (*merged, "model.layers.0.mlp.experts.down_proj"):
+        shutil.copytree(tmp_path / "bf16", tmp_path / name)
+        tensor = whole.tensors[name]
+        with (tmp_path / name / tensor.file.name).open("r+b") as file:
+            file.seek(tensor.start)
+            (bits,) = struct.unpack("<H", file.read(2))
+            file.seek(tensor.start)
+            file.write(struct.pack("<H", bits ^ (8 if name in merged else 1)))
+        with pytest.raises(RuntimeError, match=f"other values for {name}"):
+            export.compare(base, whole, checkpoint_files.read(tmp_path / name), merged)
+
+
+@pytest.mark.timeout(600)
+def test_offload(capsys):
+    sizes = ("--layers", 1, "--experts", 4, "--intermediate", 320, "--lora-rank", 4)
+    report = report_of(capsys, "offload", *sizes)
+    details = report["details"]
+    for name in ("stock", "ours"):
+        moments = [details[f"{name}_{moment}_gb"] for moment in ("begin", "ready", "peak")]
+        assert moments == sorted(moments)
+    assert report["ours"] < report["stock"]
+    assert details["predicted_gb"] > 0 and "4 ranks" in report["extrapolation"][0]
+
+
+def test_offload_asks_the_plan_for_the_ranks_alone(tmp_path):
+    random_model.write_random_model(tmp_path / "model", layers=1, experts=2, intermediate=32)
+    one, two = (offload.predicted(tmp_path / "model", ranks, 8) for ranks in (1, 2))
+    assert two.pop("2 processes") == 2 * one.pop("1 processes")
+    model = checkpoint_files.read_whole(tmp_path / "model")
+    assert model.bf16_bytes in one.values() and sum(one.values()) < 1.1 * model.bf16_bytes
+    assert one == two
+
+
 @pytest.mark.timeout(300)
 def test_step(capsys):
     sizes = ("--layers", 1, "--experts", 2, "--intermediate", 64, "--vocabulary", 512, "--tokens", 32, "--repeat", 1)
     details = report_of(capsys, "step", *sizes)["details"]
     assert details["gradient_difference"] < 0.02 and details["loss_difference"] < 0.02
     assert details["fp32_logits_gb"] == pytest.approx(4 * 32 * 512 / 1e9)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("resume", "--ranks", "0"), ("export", "--intermediate", "33"), ("offload", "--tokens", "1")]
+)
+def test_sizes_with_which_nothing_is_measured_are_refused(capsys, arguments):
+    assert bench.main([*arguments, "--copy-megabytes", "1"]) == 2
+    assert arguments[1] in capsys.readouterr().err
 
 
 def test_the_sizes_are_those_of_the_120b():
@@ -48,6 +129,15 @@ def test_the_sizes_are_those_of_the_120b():
 def test_a_rank_that_fails_ends_the_benchmark(capsys):
     with pytest.raises(ValueError, match=r"load_worker ended with 1: (.|\n)*nowhere"):
         ranks.run_ranks("load_worker", 1, {"model": "/nowhere", "ours": True})
+
+
+def test_the_pages_of_mapped_files_are_counted_when_they_are_read(tmp_path):
+    (tmp_path / "file").write_bytes(b"x" * 40_000_000)
+    with (tmp_path / "file").open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        before = memory.mapped_bytes(tmp_path)
+        assert sum(mapped[: 20_000_000 : mmap.PAGESIZE]) > 0
+        assert 20_000_000 <= memory.mapped_bytes(tmp_path) - before < 25_000_000  # the kernel maps neighbours, too
+    assert memory.mapped_bytes(tmp_path) == 0
 
 
 def test_the_peak_of_memory_is_noticed():

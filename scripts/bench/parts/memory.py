@@ -26,6 +26,17 @@ def read_bytes() -> int:
     return int(text.partition("rchar: ")[2].split()[0])
 
 
+def mapped_bytes(folder: Path) -> int:
+    """Bytes of mapped files below `folder` that were looked at: whole pages, and neighbours that the kernel adds."""
+    total, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+        if not line.split(maxsplit=1)[0].endswith(":"):  # the head of a mapping: addresses, rights, ..., path
+            inside = f" {folder}/" in line
+        elif inside and line.startswith("Rss:"):
+            total += int(line.split()[1]) * 1024
+    return total
+
+
 def _status(key: str) -> int:
     text = Path("/proc/self/status").read_text(encoding="ascii")
     return int(text.partition(f"{key}:")[2].split()[0]) * 1024

@@ -5,11 +5,14 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 
+from grpo import adapter_files
 from grpo.architecture import Architecture
 from grpo.checkpoint_files import read_json
+from grpo.flags import ATTENTION_PROJECTIONS
 from scripts.checkpoint_writer import Output, as_bytes, write_shards
-from scripts.tiny_model.checkpoint import write_config
+from scripts.tiny_model.checkpoint import write_config, write_json
 from scripts.tiny_model.warm_start import tiny_config
 
 FULL = Architecture(
@@ -62,6 +65,22 @@ def write_random_model(folder: Path, layers: int, experts: int, **sizes: int) ->
         dtype = "U8" if name.endswith(("_blocks", "_scales")) else "BF16"
         outputs.append(Output(name, dtype, shape, partial(_random, name, shape, generator)))
     write_shards(outputs, folder, SHARD_BYTES)
+
+
+def write_random_adapter(folder: Path, base: Path, rank: int) -> None:
+    """Write an adapter of all attention projections of the model in `base`: bf16, in PEFT's format."""
+    architecture = Architecture.from_config(read_json(base / "config.json"))
+    generator = torch.Generator().manual_seed(1)
+    tensors = {}
+    for module in adapter_files.attention_modules(architecture.layers, list(ATTENTION_PROJECTIONS)):
+        outputs, inputs = architecture.projection(module.rpartition(".")[2])
+        for half, shape in zip(adapter_files.HALVES, ((rank, inputs), (outputs, rank)), strict=True):
+            half_tensor = torch.randn(shape, generator=generator) * 0.02
+            tensors[adapter_files.tensor_name(module, half)] = half_tensor.to(torch.bfloat16)
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / adapter_files.WEIGHTS, metadata={"format": "pt"})
+    settings = {"r": rank, "lora_alpha": 2 * rank, "target_modules": list(ATTENTION_PROJECTIONS)}
+    write_json(folder / adapter_files.CONFIG, {"peft_type": "LORA", "task_type": "CAUSAL_LM", **settings})
 
 
 def _random(name: str, shape: tuple[int, ...], generator: torch.Generator):

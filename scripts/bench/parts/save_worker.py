@@ -20,14 +20,19 @@ from scripts.bench.parts.zero3 import offloaded
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 
-def trained_engine(model_folder: str, rank: int):
-    """DeepSpeed's engine around a PeftModel after one optimizer step: ZeRO-3, everything offloaded, bf16."""
+def fresh_engine(model_folder: str, rank: int):
+    """DeepSpeed's engine around a PeftModel: ZeRO-3, everything offloaded, bf16, a learning rate that falls."""
     config = offloaded(offload_optimizer={"device": "cpu"})
     lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=TARGETS)
     model = get_peft_model(loading.load_gpt_oss(model_folder, "eager", config), lora, autocast_adapter_dtype=False)
     optimizer = DeepSpeedCPUAdam([p for p in model.parameters() if p.requires_grad], lr=1e-3)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
-    engine = deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule, config=config)[0]
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    return deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule, config=config)[0]
+
+
+def trained_engine(model_folder: str, rank: int):
+    """The same after one optimizer step."""
+    engine = fresh_engine(model_folder, rank)
     ids = torch.arange(4)[None]
     engine.backward(engine(input_ids=ids, labels=ids).loss)
     engine.step()

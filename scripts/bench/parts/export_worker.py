@@ -1,0 +1,36 @@
+"""Merges an adapter the stock way or ours, and measures it: what the benchmark `export` runs, in a process each."""
+
+import time
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+from transformers.utils.quantization_config import Mxfp4Config
+
+from scripts.bench.parts import memory
+from scripts.bench.parts.ranks import job_of_this_rank, report
+from scripts.export_model import export_model
+
+
+def merge_stock(base: str, adapter: str, target: str) -> None:
+    """What transformers and PEFT document: the whole model in bf16, merged in place, written."""
+    model = AutoModelForCausalLM.from_pretrained(
+        base, dtype=torch.bfloat16, quantization_config=Mxfp4Config(dequantize=True)
+    )
+    PeftModel.from_pretrained(model, adapter).merge_and_unload().save_pretrained(target)
+
+
+def merge_ours(base: str, adapter: str, target: str) -> None:
+    export_model(Path(base), Path(adapter), Path(target), experts="bf16")
+
+
+def main() -> None:
+    job = job_of_this_rank()
+    peak, begin = memory.Peak(), time.perf_counter()
+    (merge_ours if job["ours"] else merge_stock)(job["base"], job["adapter"], job["target"])
+    report(seconds=time.perf_counter() - begin, peak_bytes=peak.growth())
+
+
+if __name__ == "__main__":
+    main()
