@@ -41,7 +41,7 @@ _BRACE = re.compile(
 _PHRASE = re.compile(
     r"\b(?:final |correct )?answers?(?: to (?:the|this) (?:problem|question))?"
     r"(?:\*{0,2}(?: is| are| was| equals| comes out to| must be| should be| =)"
-    r"(?:,? (?:therefore|thus|hence|then|indeed|simply|just|clearly)\b,?)?(?![A-Za-z])[\s:]{0,8}"
+    r"(?:,? (?:therefore|thus|hence|then|indeed|simply|just|clearly|also|exactly)\b,?)?(?![A-Za-z])[\s:]{0,8}"
     r"|\*{0,2}\s?:|\*{0,2}\n)[\s*:]{0,16}"
     r"|(?:\n|\A)####[ ]{0,8}",
     re.IGNORECASE,

@@ -5,6 +5,7 @@ say nothing and go. A percent sign, a degree sign, a currency sign and words suc
 Where a gold answer of MATH ends in `\%` the question asks for a percentage, so `50\%` is 50 and not 0.5.
 """
 
+import functools
 import re
 import unicodedata
 
@@ -82,6 +83,7 @@ _EMPTY = re.compile(r"\\text ?\{ *\}")
 _CHOICE = re.compile(r"\\text ?\{ ?\([A-E]\)[ .:]*\}[ .:]*(?=[^ ])")
 
 
+@functools.lru_cache(maxsize=64)  # one grade may ask for a text more than once
 def spell(answer: str) -> str:
     """One spelling, with single spaces: without `$`, sizing commands and explicit thousands separators."""
     text = answer[: MAX_ANSWER_CHARS + 1]

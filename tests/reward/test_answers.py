@@ -1,6 +1,8 @@
 """Extraction and grading: what counts as the answer, and that no text breaks or slows it."""
 
+import re
 import time
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -212,7 +214,7 @@ def test_which_box_is_the_answer(text: str, answer: str | None, reason: str | No
         "The answer is 7. I verified that the answer is correct.", "The answer is 7 (since 3 + 4 = 7).",
         "the answer is therefore 7", "The answer is thus, $7$.",
         "The answer is 7. This answer is consistent with all of that.",
-        "Answer: 7\n\nI checked that this answer is indeed right.", "The answer is \\boxed 7",
+        "Answer: 7\n\nI checked that this answer is indeed right.", "The answer is \\boxed 7", "The answer is also 7.",
     ],
 )  # fmt: skip
 def test_without_a_box_the_last_phrase_counts(text: str) -> None:
@@ -310,9 +312,9 @@ def test_any_text_gets_a_consistent_grade(response: str, gold: str) -> None:
 
 @given(st.integers(0, 999), st.integers(0, 999), st.text(max_size=100), st.text(max_size=100))
 def test_a_boxed_integer_is_graded_by_its_value(value: int, gold: int, before: str, after: str) -> None:
-    after = after.replace("\\boxed", "")
+    after = after.replace("box", "")
     text = f"{before}\n\\boxed{{{value:03d}}}{after}"
-    if "<|" not in text:
+    if "<|" not in text and "think>" not in text:
         result = grade(text, str(gold))
         assert result.answer == str(value)
         assert result.correct == (value == gold)
@@ -378,6 +380,9 @@ INSIDE = {
     "powers": "9^", "brackets": "[", "sets": "\\{", "fractions": "\\frac", "relations": "x<", "plus-minus": "1\\pm ",
     "matrices": "\\begin{pmatrix}", "subscripts": "1_", "unions": "\\cup ", "factorials": "9!", "roots": "\\sqrt(",
     "square units": "square ", "dots": "1.", "words": "and ", "texts": "\\text{ and }",
+    "halves": "{1\\over ", "groups": "{1}", "equations": "x=", "small digits": "½", "plurals": "such things ",
+    "per": "m/",
+    "exponents": "\\exp(", "conditions": "\\{x|",
 }  # fmt: skip
 
 
@@ -401,17 +406,26 @@ def test_what_fills_a_box_takes_no_time(name: str, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     "form", ["{:03d}", "{} \\text{{ cm}}", "{}^\\circ", "x={}", "{:,} solutions", "\\mathbf{{{}}}", "m+n={}"]
 )
-def test_a_core_grades_ten_thousand_integers_a_second(form: str) -> None:
-    """In processor time, and by a margin of two: a grade may take as long as 1/20,000 s on a machine of its own."""
+def test_an_integer_is_graded_in_half_the_time_of_splitting_its_response_into_words(form: str) -> None:
+    """Which takes 0.2 ms for 10 kB: so 10,000 grades a second. Measured in turn, since other work slows both."""
     thought = "Let $x=\\frac{a}{b}$ so then we compute. " * 250
     responses = [
-        harmony(thought, f"We get $\\frac{{1}}{{2}}$. So \\boxed{{{form.format(value)}}}.") for value in range(1000)
+        harmony(thought, f"We get $\\frac{{1}}{{2}}$. So \\boxed{{{form.format(value)}}}.") for value in range(500)
     ]
+    word = re.compile("[A-Za-z]+")
 
-    def rate() -> float:
-        begin = time.process_time()
+    def grading() -> None:
         for value, response in enumerate(responses):
             assert grade(response, f"{value:03d}").correct
-        return len(responses) / (time.process_time() - begin)
 
-    assert max(rate() for _ in range(5)) > 10_000
+    def splitting() -> None:
+        for response in responses:
+            word.findall(response)
+
+    def cost(work: Callable[[], None]) -> float:
+        begin = time.process_time()
+        work()
+        return time.process_time() - begin
+
+    costs = [(cost(grading), cost(splitting)) for _ in range(5)]
+    assert 2 * min(graded for graded, _ in costs) < min(split for _, split in costs)
