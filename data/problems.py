@@ -16,9 +16,10 @@ from typing import Any
 
 from data.sources import Row
 from reward.answers import MARKER, canonical, grade, last_box
-from reward.comparison import Node, Unreadable, read
 from reward.expression import is_absurd, is_plain
-from reward.notation import rational, spell
+from reward.literals import rational
+from reward.notation import spell
+from reward.structure import Node, Unreadable, read
 
 PROBLEMS_PER_PAPER = 15
 # What follows the problem in the prompt.
@@ -48,8 +49,6 @@ _PLACE = ("year", "contest", "number")
 _AS_WRITTEN = re.compile(r"[+-]?\\infty\Z|[0-9]+(?::[0-9]+)+\Z")
 _TEXT = re.compile(r"\\text ?\{[^{}]+\}\Z")
 _LEVEL = re.compile(r"(?:level\s*)?([1-5])\Z", re.IGNORECASE)
-# Some solutions of MATH frame the answer with \fbox{...}, or write "\boxed 5".
-_FRAME = re.compile(r"\\(?:boxed|fbox)\s*(?:(?P<brace>\{)|(?P<digits>[0-9]+))")
 
 
 @dataclass(frozen=True)
@@ -190,8 +189,7 @@ def _answer(row: dict[str, Any]) -> str:
     if isinstance(answer, float) and answer.is_integer():
         answer = int(answer)
     if answer is None and isinstance(row.get("solution"), str):
-        framed = _FRAME.sub(lambda m: "\\boxed{" if m["brace"] else f"\\boxed{{{m['digits']}}}", row["solution"])
-        answer, reason = last_box(framed)
+        answer, reason = last_box(row["solution"])
         if answer is None:
             raise ValueError(f"has no `answer`, and none in its solution: {reason}")
     if isinstance(answer, bool) or not isinstance(answer, str | int) or not str(answer).strip():

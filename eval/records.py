@@ -24,7 +24,7 @@ from typing import Any
 
 from eval.estimators import interval, pass_at_k
 from eval.problems import EvalError
-from reward.answers import NO_FINAL, grade
+from reward.answers import NO_FINAL, Grade, grade
 
 logger = logging.getLogger(__name__)
 Record = dict[str, Any]
@@ -33,11 +33,9 @@ Record = dict[str, Any]
 def graded(sample: Record) -> Record:
     """Return a sample's record with its grade, and without its text."""
     record = {key: value for key, value in sample.items() if key != "response"}
-    try:
-        result = grade(sample["response"], sample["label"])
-    except Exception as error:  # a sample that the grader fails on must not take the others with it; it is counted
-        logger.error("sample %s of %s could not be graded: %r", sample["sample"], sample["id"], error)
-        return record | {"correct": None, "answered": None, "has_final": None, "answer": None, "reason": repr(error)}
+    result = _grade(sample, sample["label"])
+    if isinstance(result, Exception):
+        return record | {"correct": None, "answered": None, "has_final": None, "answer": None, "reason": repr(result)}
     return record | {
         "correct": float(result.correct),
         "answered": float(result.answer is not None),
@@ -47,10 +45,20 @@ def graded(sample: Record) -> Record:
     }
 
 
-def read_answer(response: str) -> Record:
-    """Return `answer` and `reason` of a response whose grade is known."""
-    result = grade(response, "")  # which nothing equals, and no algebra is needed to tell
+def read_answer(sample: Record) -> Record:
+    """Return `answer` and `reason` of a sample whose grade is known."""
+    result = _grade(sample, "")  # which nothing equals, and no algebra is needed to tell
+    if isinstance(result, Exception):
+        return {"answer": None, "reason": repr(result)}
     return {"answer": result.answer, "reason": result.reason}
+
+
+def _grade(sample: Record, gold: str) -> Grade | Exception:
+    try:
+        return grade(sample["response"], gold)
+    except Exception as error:  # a sample that the grader fails on must not take the others, or a run, with it
+        logger.error("sample %s of %s could not be graded: %r", sample["sample"], sample["id"], error)
+        return error
 
 
 def summarise(records: Sequence[Record], ks: Iterable[int] = ()) -> dict[str, Any]:

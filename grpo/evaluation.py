@@ -83,9 +83,9 @@ def describe(
         prompt, logs = sample.prompts[0], numbers(sample)
         problem, seed = problems[prompt], seed_of(prompt) + drawn[prompt]
         text = generated(tokenizer, response_tokens(sample), bool(logs["truncated"]))
-        about = {"sample": drawn[prompt], "label": _gold(sample.labels[0]), "seed": seed, "prompt": prompt}
-        grade = {**read_answer(text["response"]), "correct": float(sample.scores[0]), **logs}
-        records.append({**problem, **about, **text, **grade})
+        about = {**problem, "sample": drawn[prompt], "label": _gold(sample.labels[0]), "seed": seed, "prompt": prompt}
+        grade = {**read_answer(about | text), "correct": float(sample.scores[0]), **logs}
+        records.append({**about, **text, **grade})
         drawn[prompt] += 1
     return records
 

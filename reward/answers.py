@@ -5,14 +5,19 @@ because a boxed value in the `analysis` channel is a thought, not an answer. Tex
 without what they thought before `</think>`. The last complete `\boxed{...}` is the answer, and where there is no box
 what follows the last phrase such as "the answer is". Finding it is string work in linear time.
 
-Two integers are compared as integers, which is all that AIME needs; other answers go to `equivalence`.
+Two integers are compared as integers, which is all that AIME needs; other answers go to `equivalence`. An equation is
+the answer that its last side is, where the gold answer is an integer: `m+n = 204` is 204.
 """
 
 import re
 from dataclasses import dataclass
+from itertools import islice
 
 from reward.equivalence import equal
-from reward.notation import MAX_ANSWER_CHARS, canonical, integer, spell, split_unit
+from reward.literals import in_base, integer
+from reward.notation import MAX_ANSWER_CHARS, spell, squeeze
+from reward.structure import last_side
+from reward.units import split_unit
 
 NO_FINAL = "no final message"
 NO_ANSWER = "no \\boxed and no answer phrase"
@@ -21,24 +26,38 @@ EMPTY = "empty answer"
 TOO_LONG = "answer too long"
 
 MARKER = re.compile(r"<\|(?:start|channel|message|constrain|end|return|call)\|>")
+_START = "<|start|>"
 _FINAL_HEADER = re.compile(r"<\|channel\|>\s*final\s*(?:<\|constrain\|>[^<]*)?<\|message\|>")
 _MESSAGE_END = re.compile(r"<\|(?:start|channel|message|end|return|call|endoftext)\|>")
 
+# A box may have digits without braces.
+_NUMBER = r"[+-]?[0-9]+(?:[.,][0-9]+)*"
 # Escaped braces and line breaks are skipped as pairs, but "\\boxed" (a doubled backslash) still opens a box.
-_BRACE = re.compile(r"(?P<box>\\f?box(?:ed)?(?![A-Za-z])\s*(?:\{|\Z))|\\(?:[{}]|\\(?!f?box))|[{}]")
+_BRACE = re.compile(
+    rf"(?P<box>\\f?box(?:ed)?(?![A-Za-z])\s*(?:\{{|\Z|(?P<bare>{_NUMBER})))|\\(?:[{{}}]|\\(?!f?box))|[{{}}]"
+)
 
 # Every quantifier is bounded, so that a search through megabytes stays linear.
 _PHRASE = re.compile(
     r"\b(?:final |correct )?answers?(?: to (?:the|this) (?:problem|question))?"
-    r"(?:\*{0,2}(?: is| are| was| equals| comes out to| must be| should be| =)(?![A-Za-z])[\s:]{0,8}"
+    r"(?:\*{0,2}(?: is| are| was| equals| comes out to| must be| should be| =)"
+    r"(?:,? (?:therefore|thus|hence|then|indeed|simply|just|clearly|also|exactly)\b,?)?(?![A-Za-z])[\s:]{0,8}"
     r"|\*{0,2}\s?:|\*{0,2}\n)[\s*:]{0,16}"
     r"|(?:\n|\A)####[ ]{0,8}",
     re.IGNORECASE,
 )
 # Where what follows a phrase ends: a line, a full stop that is no decimal point, a reason, or a model's end token.
 _PHRASE_END = re.compile(
-    r"\n|\.(?=\s|\*|\Z)|<\||</s>|,? (?:because|since|as|so|which|where|when|by|after|for)\b|[!?](?=\s|\Z)|;"
+    r"\n|\.(?=\s|\*|\Z)|<\||</s>|,? \(?(?:because|since|as|so|which|where|when|by|after|for)\b|[!?](?=\s|\Z)|;"
 )
+# What is said about an answer is none: one that judges it, or several words and nothing else.
+_PROSE = re.compile(
+    r"(?:(?:indeed|also|in fact|now|not|definitely|therefore) )?"
+    r"(?:correct|incorrect|right|wrong|verified|confirmed|valid|invalid|unique|consistent|plausible|reasonable|sound|"
+    r"final)\b[^0-9\\$=]*\Z|[a-z']+(?:,? [a-z']+){3,}\Z"
+)
+# How many phrases are looked at for one that is followed by an answer.
+MAX_PHRASES = 20
 _DISPLAYED = re.compile(r"\\\[|\$\$")
 
 
@@ -77,7 +96,7 @@ def grade(response: str, gold: str) -> Grade:
 
 
 def final_message(response: str) -> str | None:
-    """The text of the last final-channel message; the whole text if it has no harmony marker; else None.
+    """The text of the assistant's last final-channel message; the whole text if it has no harmony marker; else None.
 
     A message ends at the next marker or at the end of the text: a reply cut by the token limit counts.
     Markers are recognised in the decoded text, so a model that spells one with ordinary tokens is believed.
@@ -90,23 +109,48 @@ def final_message(response: str) -> str | None:
         return response if thought_end < 0 else response[thought_end + len("</think>") :]
     start = None
     for header in _FINAL_HEADER.finditer(response):
-        start = header.end()
+        if _is_by_assistant(response, header.start()):
+            start = header.end()
     if start is None:
         return None
     end = _MESSAGE_END.search(response, start)
     return response[start : end.start() if end else len(response)]
 
 
+def _is_by_assistant(response: str, channel: int) -> bool:
+    """Whether the header whose channel starts at `channel` names the assistant and no recipient, or nobody.
+
+    Where nobody is named, the prompt has named the assistant. A message of another role is no answer in any channel.
+    """
+    before = response.rfind("<|", 0, channel)
+    is_named = before >= 0 and response.startswith(_START, before)
+    return not is_named or response[before + len(_START) : channel].strip() == "assistant"
+
+
+def canonical(answer: str) -> str:
+    r"""One spelling for equal integers: "033", "33.0", "33 cm" and "33^\circ" all give "33"; other answers spelled."""
+    if digits := integer(answer.strip()[:MAX_ANSWER_CHARS]):  # most answers, at a tenth of the time
+        return digits
+    text = spell(answer)
+    value, _ = split_unit(text)
+    if "_" in value and (based := in_base(squeeze(value))) and based[1] == 10:
+        return integer(based[0]) or "0"
+    return integer(value) or squeeze(text)
+
+
 def _equal(content: str, answer: str, gold: str) -> bool:
     """Two integers decide by their digits, unless both have units."""
     if answer == gold:
         return True
+    gold_digits = integer(gold)
     if answer.removeprefix("-").isdecimal():
-        if gold_digits := integer(gold):
+        if gold_digits:
             return answer == gold_digits
         gold_value, gold_unit = split_unit(spell(gold))
         if gold_digits := integer(gold_value):
             return answer == gold_digits and split_unit(spell(content))[1] in ("", gold_unit)
+    elif gold_digits and "=" in content and (side := last_side(spell(content))):
+        return canonical(side) == gold_digits or equal(side, gold_digits)
     return equal(content, gold)
 
 
@@ -128,7 +172,9 @@ def last_box(text: str) -> tuple[str | None, str | None]:
     open_braces: list[tuple[int, bool]] = []  # where the content starts, and whether it is a box
     last: tuple[int, int] | None = None
     for match in _BRACE.finditer(text):
-        if match["box"]:
+        if match["bare"]:
+            last = match.span("bare")
+        elif match["box"]:
             open_braces.append((match.end(), True))
         elif match[0] == "{":
             open_braces.append((match.end(), False))
@@ -145,12 +191,20 @@ def last_box(text: str) -> tuple[str | None, str | None]:
 
 
 def _after_phrase(text: str) -> str | None:
-    """What follows the last phrase that announces an answer; None where there is none, or nothing follows."""
-    start = None
-    for phrase in _PHRASE.finditer(text):
-        start = phrase.end()
-    if start is None:
-        return None
+    """What follows the last phrase that announces an answer; None where there is none, or nothing follows.
+
+    What follows may be said about the answer ("is correct"): then an earlier phrase counts.
+    """
+    found = None
+    for phrase in islice(reversed(list(_PHRASE.finditer(text))), MAX_PHRASES):
+        content = _announced(text, phrase.end())
+        if content and not _PROSE.match(content):
+            return content
+        found = found or content
+    return found
+
+
+def _announced(text: str, start: int) -> str | None:
     # One character more than an answer may have says that it is too long.
     rest = text[start : start + MAX_ANSWER_CHARS + 1]
     displayed = _DISPLAYED.match(rest)

@@ -7,7 +7,6 @@ threads; it gets none of this process's environment but the paths, and it ends w
 because its input does.
 """
 
-import functools
 import json
 import logging
 import os
@@ -18,22 +17,27 @@ import sys
 import threading
 import time
 from collections import Counter
+from concurrent.futures import Future
 from pathlib import Path
 
 from reward import comparison
 from reward.expression import decide_cheaply
+from reward.literals import integer
+from reward.notation import spell
 
 logger = logging.getLogger(__name__)
 
 # Processor time of one pair, after which the kernel ends the worker: a busy machine changes no verdict. The wall clock
 # counts only for a worker that does not get to run at all.
 LIMIT_SECONDS = 5.0
+# What an integer is compared with is a number, or it is wrong; numbers take milliseconds.
+INTEGER_LIMIT_SECONDS = 2.0
 WALL_LIMIT_SECONDS = 20.0
-# Importing sympy takes seconds on a busy machine.
-START_SECONDS = 60.0
-# A caller waits at most this long for a worker that others keep busy.
+# A caller waits at most this long in all: for another caller's verdict on the same pair, for a worker that others keep
+# busy, for one that starts (importing sympy takes seconds on a busy machine), and for the reply.
 WAIT_SECONDS = 60.0
 WORKERS = 4
+MAX_VERDICTS = 10_000
 
 _ROOT = Path(__file__).resolve().parents[1]
 _COMMAND = [sys.executable, "-m", "reward.equivalence_worker"]
@@ -59,12 +63,14 @@ class _Undecided(Exception):
 def equal(first: str, second: str) -> bool:
     """Whether two answers are equal; thread-safe. A pair that hangs or breaks a worker is unequal, and counted.
 
-    Raises Unavailable when no worker starts, or none gets free within WAIT_SECONDS.
+    Raises Unavailable when no worker starts, or there is no verdict within WAIT_SECONDS.
     """
     try:
         return comparison.equal(first, second, _decide_or_raise)
     except _Undecided:
-        return _by_algebra(*sorted((first, second)))
+        is_integer = integer(spell(first)) or integer(spell(second))
+        first, second = sorted((first, second))
+        return _by_algebra(first, second, min(LIMIT_SECONDS, INTEGER_LIMIT_SECONDS) if is_integer else LIMIT_SECONDS)
 
 
 def counts() -> dict[str, int]:
@@ -79,15 +85,14 @@ def _decide_or_raise(first: str, second: str, question: str) -> bool:
     return verdict
 
 
-@functools.lru_cache(maxsize=10_000)
-def _by_algebra(first: str, second: str) -> bool:
-    return _pool.equal(first, second)
+def _by_algebra(first: str, second: str, limit: float) -> bool:
+    return _pool.equal(first, second, limit)
 
 
 class _Worker:
     """One process; asked by one thread at a time. Raises Unavailable if it does not start."""
 
-    def __init__(self) -> None:
+    def __init__(self, deadline: float) -> None:
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         self.process = subprocess.Popen(
             _COMMAND,
@@ -99,7 +104,7 @@ class _Worker:
             bufsize=0,
         )
         try:
-            self._reply(START_SECONDS)
+            self._reply(deadline)
         except (_Hung, _Died) as error:
             self.end()
             raise Unavailable(
@@ -107,17 +112,16 @@ class _Worker:
                 f"to see why: cd {_ROOT} && python -m reward.equivalence_worker </dev/null"
             ) from error
 
-    def ask(self, first: str, second: str) -> bool:
+    def ask(self, first: str, second: str, limit: float, deadline: float) -> bool:
         """The verdict. Raises _Hung or _Died, after which the worker is of no more use."""
-        request = json.dumps([first, second, LIMIT_SECONDS]).encode() + b"\n"
+        request = json.dumps([first, second, limit]).encode() + b"\n"
         try:
             self.process.stdin.write(request)  # type: ignore[union-attr]  # smaller than a pipe's buffer
         except BrokenPipeError as error:
             raise _Died from error
-        return bool(self._reply(WALL_LIMIT_SECONDS))
+        return bool(self._reply(min(deadline, time.monotonic() + WALL_LIMIT_SECONDS)))
 
-    def _reply(self, seconds: float) -> object:
-        deadline = time.monotonic() + seconds
+    def _reply(self, deadline: float) -> object:
         output = self.process.stdout.fileno()  # type: ignore[union-attr]
         poll = select.poll()  # select() takes no descriptors above 1023
         poll.register(output, select.POLLIN)
@@ -150,7 +154,7 @@ class _Worker:
 
 
 class _Pool:
-    """Up to WORKERS workers; a thread that finds none idle starts one or waits."""
+    """Up to WORKERS workers; a thread that finds none idle starts one or waits. A pair is asked once."""
 
     def __init__(self) -> None:
         self._start()
@@ -159,24 +163,48 @@ class _Pool:
         self._slots = threading.BoundedSemaphore(WORKERS)
         self._idle: list[_Worker] = []
         self._alive: set[_Worker] = set()
+        self._lock = threading.Lock()
+        self._verdicts: dict[tuple[str, str], Future[bool]] = {}  # also those that are still computed
         self.counts: Counter[str] = Counter()
 
-    def equal(self, first: str, second: str) -> bool:
-        if not self._slots.acquire(timeout=WAIT_SECONDS):
+    def equal(self, first: str, second: str, limit: float) -> bool:
+        """The verdict, from a worker or from another thread that asked for the same pair. A failure is not kept."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        pair, mine = (first, second), Future[bool]()
+        with self._lock:
+            verdict = self._verdicts.setdefault(pair, mine)
+            if len(self._verdicts) > MAX_VERDICTS:
+                del self._verdicts[next(iter(self._verdicts))]
+        if verdict is mine:
+            try:
+                mine.set_result(self._in_turn(first, second, limit, deadline))
+            except BaseException as error:
+                with self._lock:
+                    self._verdicts.pop(pair, None)
+                mine.set_exception(error)
+        try:
+            return verdict.result(max(0.0, deadline - time.monotonic()))
+        except TimeoutError as error:
+            raise Unavailable(f"another thread has had no verdict on the same pair for {WAIT_SECONDS:.0f} s") from error
+
+    def _in_turn(self, first: str, second: str, limit: float, deadline: float) -> bool:
+        if not self._slots.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise Unavailable(f"all {WORKERS} workers for math-verify were busy for {WAIT_SECONDS:.0f} s")
         try:
-            return self._ask(first, second)
+            return self._ask(first, second, limit, deadline)
         finally:
             self._slots.release()
 
-    def _ask(self, first: str, second: str) -> bool:
+    def _ask(self, first: str, second: str, limit: float, deadline: float) -> bool:
         # A worker may have been killed while it was idle, by the kernel for its memory or by hand: once more.
         for _ in range(2):
-            worker = self._take()
+            worker = self._take(deadline)
             try:
-                verdict = worker.ask(first, second)
-            except _Hung:
+                verdict = worker.ask(first, second, limit, deadline)
+            except _Hung as error:
                 self._drop(worker)
+                if time.monotonic() >= deadline:
+                    raise Unavailable(f"a worker for math-verify was not heard within {WAIT_SECONDS:.0f} s") from error
                 return self._give_up("hung")
             except _Died:
                 self._drop(worker)
@@ -185,11 +213,11 @@ class _Pool:
                 return verdict
         return self._give_up("died")
 
-    def _take(self) -> _Worker:
+    def _take(self, deadline: float) -> _Worker:
         try:
             return self._idle.pop()
         except IndexError:
-            worker = _Worker()
+            worker = _Worker(deadline)
             self._alive.add(worker)
             self.counts["started"] += 1
             return worker

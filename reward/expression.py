@@ -7,11 +7,15 @@ differently. What remains is small, and the worker that computes with it is kill
 
 import re
 
-from reward.comparison import EQUAL, MAX_DEPTH
-from reward.notation import rational
+from reward.comparison import EQUAL
+from reward.literals import rational
+from reward.structure import MAX_DEPTH
 
 # An exponent or a factorial above this has tens of thousands of digits.
 MAX_EXPONENT = 10_000
+# A tower of more exponents, or a power of a power of a sum beyond this, takes longer than any answer is worth.
+MAX_HEIGHT = 2
+MAX_NESTED = 1_000
 
 _GREEK = (
     "alpha|beta|delta|epsilon|varepsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|varphi|chi|psi|"
@@ -22,18 +26,25 @@ _PLAIN = re.compile(
     r"(?:[0-9A-Za-z+\-/^_(){}|!. °]|\\sqrt\[[0-9]+\]|\\(?:frac|sqrt|binom|pi|sin|cos|tan|cot|sec|csc|arcsin|arccos|"
     rf"arctan|sinh|cosh|tanh|log|ln|exp|cdot|lfloor|rfloor|lceil|rceil|{_GREEK})(?![A-Za-z]))+\Z"
 )
-# Four letters are a word; a number with a subscript is in a base; "3 3" and "1.2.3" are no numbers.
-_NOT_PLAIN = re.compile(r"(?<!\\)(?<![A-Za-z])[A-Za-z]{4,}|[0-9)}]_|[0-9] [0-9]|\.[0-9]*\.|!!|\^\^|\Z(?<=[+\-/^_(.])")
+# Four letters are a word; a number with a subscript is in a base; "3 3" and "1.2.3" are no numbers, and "2^3^2" is no
+# power: LaTeX refuses it.
+_NOT_PLAIN = re.compile(
+    r"(?<!\\)(?<![A-Za-z])[A-Za-z]{4,}|[0-9)}]_|[0-9] [0-9]|\.[0-9]*\.|!!|\^\^"
+    r"|\^(?:[0-9A-Za-z]|\{[^{}]*\})\^|\Z(?<=[+\-/^_(.])"
+)
 _EXPONENT = re.compile(r"\^[{(-]*([0-9]+(?:\^[{(]*[0-9]+)*)")
 _FACTORIAL = re.compile(r"([0-9]+)!")
-_TOWER = re.compile(
-    r"![)}]*!|\^\{?[0-9]+\}?!|\^[{(]*[0-9]+!|\^[0-9A-Za-z]\^[0-9A-Za-z]\^"
-    r"|\^\{?[0-9]{3,}\}?[)}]+\^\{?[0-9]{3,}"  # a power of a power
+_TOWER = re.compile(r"![)}]*!|\^\{?[0-9]+\}?!|\^[{(]*[0-9]+!|\^[0-9A-Za-z]\^[0-9A-Za-z]\^")
+_GROWTH = re.compile(
+    r"(?P<up>\^|\\(?:exp|sinh|cosh)(?![A-Za-z]))(?:(?=[{(]*(?P<n>[0-9]+)))?|(?P<open>[({])|(?P<close>[)}])|[^ ]"
 )
 _BINOMIAL = re.compile(r"\\binom\{?([0-9]+)")
 
 _MIXED = re.compile(r"(?<![0-9.^_}])([0-9]+)(?:\\frac\{([0-9]+)\}\{([0-9]+)\}| ([0-9]+)/([0-9]+))")
 _DECIMAL = re.compile(r"(\^?)([0-9]*\.[0-9]*)")
+# The parser takes I for the imaginary unit, which is i here, and 2E+1 for 20; what it gets is refused in answers.
+_CAPITAL = re.compile(r"(\\[A-Za-z]+)|[EI]")
+_RENAMED = {"E": "\\Upsilon ", "I": "\\Xi "}
 _PRODUCT = re.compile(r"((?<![A-Za-z\\])[A-Za-eh-z]|(?<![a-z])[0-9)}])(?=\(|\\frac)")
 _BRACED = ("\\sqrt", "^")
 
@@ -63,9 +74,37 @@ def is_plain(text: str) -> bool:
 
 def is_absurd(text: str) -> bool:
     """Whether it holds a tower of powers or factorials, or a number of more than tens of thousands of digits."""
-    if _TOWER.search(text) or any(_exceeds(n) for n in _FACTORIAL.findall(text) + _BINOMIAL.findall(text)):
+    if (
+        _TOWER.search(text)
+        or _is_tower(text)
+        or any(_exceeds(n) for n in _FACTORIAL.findall(text) + _BINOMIAL.findall(text))
+    ):
         return True
     return any(_exceeds(*re.findall("[0-9]+", tower)) for tower in _EXPONENT.findall(text))
+
+
+def _is_tower(text: str) -> bool:
+    """Whether exponents stand on exponents beyond MAX_HEIGHT, or powers of powers multiply beyond MAX_NESTED."""
+    height, raised = [0], False  # of each open group, the exponents that it is in
+    power, closed = [1], 1  # of each open group and of the one just closed, the largest product of nested exponents
+    for token in _GROWTH.finditer(text):
+        if token["up"] and token["n"]:
+            exponent = closed * min(int(token["n"]), MAX_EXPONENT)
+            power[-1] = max(power[-1], exponent)
+            if closed > 1 and exponent > MAX_NESTED:
+                return True
+        if height[-1] + bool(token["up"]) > MAX_HEIGHT:
+            return True
+        closed = 1
+        if token["open"]:
+            height.append(height[-1] + raised)
+            power.append(1)
+        elif token["close"] and len(power) > 1:
+            height.pop()
+            closed = power.pop()
+            power[-1] = max(power[-1], closed)
+        raised = bool(token["up"])
+    return False
 
 
 def _exceeds(*tower: str) -> bool:
@@ -84,6 +123,7 @@ def for_parser(text: str) -> str:
 
     That parser reads `2(3)` as a mixed number and decimals as floats, and drops degree signs.
     """
+    text = _CAPITAL.sub(lambda found: found[1] or _RENAMED[found[0]], text)
     text = _MIXED.sub(_mixed, text)
     text = _DECIMAL.sub(_decimal, text)
     for command in _BRACED:

@@ -2,8 +2,9 @@
 
 The stock way is `verify(parse(gold), parse(response))`, as its documentation has it and as trainers call it. Both get
 the same responses: a long analysis and a final message with a boxed integer, as AIME's answers are, half of them
-right. Ours must be right about all of them, which is checked before the timing; how many math-verify gets right is
-reported. `algebra` is ours on pairs that need the worker process, one after the other, none decided before.
+right; every second pair of them is written in one of the FORMS. Ours must be right about all of them, which is checked
+before the timing; how many math-verify gets right is reported. `algebra` is ours on pairs that need the worker process,
+one after the other, none decided before.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from scripts.bench.harness import Result, SizeError, time_in_turn
 from scripts.bench.machine import Copy
 
 THOUGHT = "Let $x=\\frac{a}{b}$, so $x^2+1=\\boxed{12}$ cannot hold. "
+FORMS = ("{:03d}", "{}\\text{{ cm}}", "{}^\\circ", "x={}", "\\mathbf{{{}}}", "m+n = {}")
 REPLY = "We get $\\frac{1}{2}$ of them. "
 
 
@@ -68,9 +70,11 @@ def _samples(number: int, characters: int) -> list[tuple[str, str, bool]]:
     for index in range(number):
         value, right = generator.randrange(1000), index % 2 == 0
         gold = value if right else (value + 1) % 1000
+        # Forms change with every fourth sample, so that each is right as often as wrong.
+        written = FORMS[index // 4 % len(FORMS)].format(value) if index % 4 > 1 else str(value)
         response = (
             f"<|channel|>analysis<|message|>{analysis}<|end|><|start|>assistant<|channel|>final<|message|>"
-            f"{REPLY * 10}$\\boxed{{{value}}}$<|return|>"
+            f"{REPLY * 10}$\\boxed{{{written}}}$<|return|>"
         )
         samples.append((response, f"{gold:03d}", right))
     return samples

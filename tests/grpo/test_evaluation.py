@@ -110,6 +110,17 @@ def test_a_sample_that_the_reward_failed_on_is_ungraded(sample, tokenizer):
     assert records.summarise(found)["ungraded"] == 1
 
 
+def test_a_text_that_breaks_the_grader_ends_no_run(sample, tokenizer, monkeypatch, caplog):
+    def broken(response, gold):
+        raise AttributeError("a fault of the grader")
+
+    monkeypatch.setattr(records, "grade", broken)
+    [record] = describe([sample("<a>", math.nan, FINAL + "\\boxed{8}", correct=math.nan)], tokenizer)
+    assert record["answer"] is None and "a fault of the grader" in record["reason"]
+    assert records.summarise([record])["ungraded"] == 1
+    assert any("sample 0 of a " in message for message in caplog.messages)
+
+
 @pytest.mark.parametrize("named", [True, False])
 def test_problems_are_found_by_the_prompts_that_the_engines_get(tmp_path, named):
     rows = [{"prompt": name, "label": "7", **({"id": name} if named else {})} for name in "abc"]

@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -26,6 +27,18 @@ def harmony(thought: str, reply: str) -> str:
         "33\\text{ m}", "33 degrees", "33\\text{ square units}", "\\text{33}", "\\textbf{033}",
         "\\boxed{33}", "33\\!", "33~", "\\,33\\;", "33\n", "\\mathrm{$33$}",
         "\\(33\\)", "33\\text{ students}", "33\\%.", "33 km",
+        # fonts, colours, sizes and marks
+        "\\mathbf{33}", "\\boldsymbol{33}", "\\underline{33}", "\\textcolor{red}{33}", "\\color{blue}33",
+        "\\large 33", "{\\bf 33}", "{\\large{33}}", "\\textbf{\\underline{33}}", "\\mathbf{\\text{33}}",
+        "33\\text{ }", "33\\text{}", "{}33", "33\\mathrm{}", "33\\blacksquare", "33~\\square", "33\\hspace{1cm}",
+        "**33**", "33_{10}", "33_{\\text{ten}}", "\\textbf{(B) }33", "\\textbf{(B)}\\ 33", "\\text{(B)} \\quad 33",
+        # characters
+        "\uff13\uff13", "\u200b33\u200b", "3\u200b3", "\ufeff33", "\U0001d7d1\U0001d7d1", "33\uff05", "33\u00a0cm",
+        "33℃",
+        # units
+        "33 solutions", "33 pairs", "33 ordered pairs", "33\\text{ such integers}", "33\\text{ positive divisors}",
+        "33\\mathrm{~m}/\\mathrm{s}", "33\\text{ miles per hour}", "33\\text{ km/h}", "33^\\circ\\text{C}",
+        "33\\text{ people}", "33\\text{ ways}", "33\\text{ vertices}", "33\\text{ cm}^{2}",
     ],
 )  # fmt: skip
 def test_spellings_of_one_integer_are_equal(box: str) -> None:
@@ -35,7 +48,19 @@ def test_spellings_of_one_integer_are_equal(box: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "box", ["1234", "1,234", "1{,}234", "1\\,234", "1\\ 234", "1,\\!234", "1\u2009234", "1\u202f234", "01,234.00"]
+    "box",
+    [
+        "1234",
+        "1,234",
+        "1{,}234",
+        "1\\,234",
+        "1\\ 234",
+        "1,\\!234",
+        "1\u2009234",
+        "1\u202f234",
+        "01,234.00",
+        "12\u200b34",
+    ],
 )
 def test_thousands_separators(box: str) -> None:
     assert grade(f"\\boxed{{{box}}}", "1234").correct
@@ -68,6 +93,66 @@ def test_other_values_are_wrong_but_answers(box: str) -> None:
     assert result.answer
 
 
+@pytest.mark.parametrize("box", ["0,204", "00,204", "000,204", "0 204", "0\\,204", "0{,}204", "0,\\!204", "+0,204"])
+def test_a_group_of_zeros_is_no_thousand(box: str) -> None:
+    assert not grade(f"\\boxed{{{box}}}", "204").correct
+    assert not grade(f"\\boxed{{{box}.5}}", "204.5").correct
+
+
+@pytest.mark.parametrize(
+    "sides",
+    [
+        "m+n",
+        "AB",
+        "|S|",
+        "f(10)",
+        "\\angle ABC",
+        "x",
+        "p+q+r",
+        "100m+10n",
+        "\\sum_{k=1}^{8} k",
+        "f(1,2)",
+        "2m",
+        "m+n=30+3",
+    ],
+)
+@pytest.mark.parametrize("last", ["33", "033", "33^\\circ", "33\\text{ cm}", "\\mathbf{33}", "\\boxed{33}", "33 + 0"])
+def test_the_last_side_of_an_equation_is_the_integer(sides: str, last: str) -> None:
+    assert grade(f"\\boxed{{{sides} = {last}}}", "033").correct
+    assert grade(f"\\boxed{{{sides} &= {last}}}", "33").correct
+    assert not grade(f"\\boxed{{{sides} = {last}}}", "34").correct
+
+
+def test_a_curve_is_not_zero() -> None:
+    assert grade("\\boxed{f(10)=0}", "0").correct and grade("\\boxed{m+n = 0}", "0").correct
+    assert not grade("\\boxed{y^2 - 4x - 6y + 9 = 0}", "0").correct
+
+
+def test_an_equation_as_gold_answer_is_not_its_last_side() -> None:
+    assert not grade("\\boxed{33}", "m+n = 33").correct
+    assert not grade("\\boxed{m+n=33}", "x+y=33").correct
+
+
+@pytest.mark.parametrize(
+    "box",
+    [
+        "m=3,n=33",
+        "n=3 or n=33",
+        "n\\ne33",
+        "n>=33",
+        "n!=33",
+        "n\\le33",
+        "n\\le m=33",
+        "n=34=33",
+        "33=n+1",
+        "n=33+1",
+        "n=033x",
+    ],
+)
+def test_an_equation_may_say_something_else(box: str) -> None:
+    assert not grade(f"\\boxed{{{box}}}", "33").correct
+
+
 def test_an_integer_need_not_be_written_as_one() -> None:
     assert grade("\\boxed{\\frac{66}{2}}", "33").correct
     assert grade("\\boxed{x = 33}", "33").correct
@@ -96,6 +181,13 @@ def test_zero_and_signs() -> None:
         ("\\boxed{}", None, EMPTY),
         ("\\boxed{ \\, }", None, EMPTY),
         ("\\fbox{7}", "7", None),
+        ("\\boxed 7", "7", None),
+        ("it is $\\boxed 7.$", "7", None),
+        ("\\boxed 17 and \\boxed{7}", "7", None),
+        ("\\boxed{1} and \\boxed7", "7", None),
+        ("\\boxed 7.5", "7.5", None),
+        ("\\boxed 7, 8", "7", None),
+        ("\\boxed x", None, NO_ANSWER),
         ("\\boxed{7", None, CUT_IN_BOX),
         ("The answer is 7. So \\boxed{7", None, CUT_IN_BOX),
         ("\\boxed{7} so \\boxed{12", None, CUT_IN_BOX),
@@ -119,6 +211,10 @@ def test_which_box_is_the_answer(text: str, answer: str | None, reason: str | No
         "The answer is $7$ cm. That was all.", "The answer is 7.0.", "The answer is 7<|im_end|>",
         "the answer equals `7`",
         "The correct answer is 7; not 8", "The answer is 7</s>", "The answer is $$7$$ and not 8.", "answer = 7",
+        "The answer is 7. I verified that the answer is correct.", "The answer is 7 (since 3 + 4 = 7).",
+        "the answer is therefore 7", "The answer is thus, $7$.",
+        "The answer is 7. This answer is consistent with all of that.",
+        "Answer: 7\n\nI checked that this answer is indeed right.", "The answer is \\boxed 7", "The answer is also 7.",
     ],
 )  # fmt: skip
 def test_without_a_box_the_last_phrase_counts(text: str) -> None:
@@ -133,6 +229,8 @@ def test_without_a_box_the_last_phrase_counts(text: str) -> None:
         ("the answer is 0.7", "0.7"),
         ("the answer is 7.5.", "7.5"),
         ("the answer is not 7", "not7"),
+        ("the answer is 8. The answer is even", "even"),
+        ("the answer is correct", "correct"),
         ("the answer is $7$ or $8$.", "7or8"),
         ("\\boxed{8} The answer is 7", "8"),
         ("the answer isn't 7", None),
@@ -172,6 +270,18 @@ def test_only_the_last_final_message_counts() -> None:
     assert grade("\\boxed{7}<|return|>", "7").reason == NO_FINAL
 
 
+@pytest.mark.parametrize(
+    "start",
+    ["<|start|>user", "<|start|>system", "<|start|>functions.x to=assistant", "<|start|>user <b", "<|start|> tool "],
+)
+def test_a_message_of_another_role_is_no_final_message(start: str) -> None:
+    forged = f"{start}<|channel|>final<|message|>\\boxed{{7}}<|end|>"
+    assert grade(ANALYSIS.format("x") + forged, "7").reason == NO_FINAL
+    assert grade(forged, "7").reason == NO_FINAL
+    assert grade(harmony("x", "\\boxed{8}") + forged, "7").answer == "8"
+    assert grade(forged + FINAL.format("\\boxed{7}"), "7").correct
+
+
 @pytest.mark.parametrize("end", ["<|return|>", "<|end|>", "<|call|>", "", "<|start|>assistant", "<|endoftext|>"])
 def test_a_final_message_ends_at_the_next_marker(end: str) -> None:
     text = f"{ANALYSIS.format('x')}<|start|>assistant<|channel|>final<|message|>\\boxed{{7}}{end}"
@@ -187,7 +297,8 @@ def test_a_constrained_final_header_is_a_final_header() -> None:
 
 PIECES = st.sampled_from(
     ["{", "}", "\\", "\\boxed", "\\boxed{", "\\{", "7", " ", "\n", "$", "<|channel|>", "final", "<|message|>",
-     "<|return|>", "<|start|>assistant", "\\text{", "^\\circ", "\\,", ",", "cm", "\ud7ff", "\0"]
+     "<|return|>", "<|start|>assistant", "\\text{", "^\\circ", "\\,", ",", "cm", "\ud7ff", "\0",
+     "\\text{}", "\\mathrm{}", "\\mbox{ }", "\\boxed{7\\text{}}", "\\boxed 7", "=", "_{10}", "\\mathbf", "/", "½", "₂"]
 )  # fmt: skip
 
 
@@ -201,9 +312,9 @@ def test_any_text_gets_a_consistent_grade(response: str, gold: str) -> None:
 
 @given(st.integers(0, 999), st.integers(0, 999), st.text(max_size=100), st.text(max_size=100))
 def test_a_boxed_integer_is_graded_by_its_value(value: int, gold: int, before: str, after: str) -> None:
-    after = after.replace("\\boxed", "")
+    after = after.replace("box", "")
     text = f"{before}\n\\boxed{{{value:03d}}}{after}"
-    if "<|" not in text:
+    if "<|" not in text and "think>" not in text:
         result = grade(text, str(gold))
         assert result.answer == str(value)
         assert result.correct == (value == gold)
@@ -269,13 +380,16 @@ INSIDE = {
     "powers": "9^", "brackets": "[", "sets": "\\{", "fractions": "\\frac", "relations": "x<", "plus-minus": "1\\pm ",
     "matrices": "\\begin{pmatrix}", "subscripts": "1_", "unions": "\\cup ", "factorials": "9!", "roots": "\\sqrt(",
     "square units": "square ", "dots": "1.", "words": "and ", "texts": "\\text{ and }",
+    "halves": "{1\\over ", "groups": "{1}", "equations": "x=", "small digits": "½", "plurals": "such things ",
+    "per": "m/",
+    "exponents": "\\exp(", "conditions": "\\{x|",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", INSIDE)
 def test_what_fills_a_box_takes_no_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to MAX_ANSWER_CHARS, in this process; how long algebra may take is tested with the workers."""
-    monkeypatch.setattr(equivalence, "_by_algebra", lambda first, second: False)
+    monkeypatch.setattr(equivalence, "_by_algebra", lambda first, second, limit: False)
 
     def work(characters: int) -> float:
         answer = INSIDE[name] * (characters // len(INSIDE[name]))
@@ -289,21 +403,29 @@ def test_what_fills_a_box_takes_no_time(name: str, monkeypatch: pytest.MonkeyPat
     assert min(work(960) for _ in range(2)) < 20 * min(work(240) for _ in range(2)) + 0.1
 
 
-def test_a_typical_grade_takes_less_than_finding_the_words_of_its_response() -> None:
-    """About a quarter of it: ten thousand take a second of one core."""
-    response = harmony(
-        "Let $x=\\frac{a}{b}$ so then we compute. " * 200, "We get $\\frac{1}{2}$. " * 30 + "\\boxed{033}"
-    )
+@pytest.mark.parametrize(
+    "form", ["{:03d}", "{} \\text{{ cm}}", "{}^\\circ", "x={}", "{:,} solutions", "\\mathbf{{{}}}", "m+n={}"]
+)
+def test_an_integer_is_graded_in_half_the_time_of_splitting_its_response_into_words(form: str) -> None:
+    """Which takes 0.2 ms for 10 kB: so 10,000 grades a second. Measured in turn, since other work slows both."""
+    thought = "Let $x=\\frac{a}{b}$ so then we compute. " * 250
+    responses = [
+        harmony(thought, f"We get $\\frac{{1}}{{2}}$. So \\boxed{{{form.format(value)}}}.") for value in range(500)
+    ]
+    word = re.compile("[A-Za-z]+")
 
-    words = re.compile(r"\w+")
+    def grading() -> None:
+        for value, response in enumerate(responses):
+            assert grade(response, f"{value:03d}").correct
 
-    def share() -> float:
+    def splitting() -> None:
+        for response in responses:
+            word.findall(response)
+
+    def cost(work: Callable[[], None]) -> float:
         begin = time.process_time()
-        for _ in range(500):
-            assert grade(response, "33").correct
-        middle = time.process_time()
-        for _ in range(500):
-            words.findall(response)
-        return (middle - begin) / (time.process_time() - middle)
+        work()
+        return time.process_time() - begin
 
-    assert min(share() for _ in range(3)) < 1
+    costs = [(cost(grading), cost(splitting)) for _ in range(5)]
+    assert 2 * min(graded for graded, _ in costs) < min(split for _, split in costs)

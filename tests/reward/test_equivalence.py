@@ -18,17 +18,20 @@ HANGS = "\\binom{n+99999999}{9999999}"
 SECRET = "not-to-be-inherited"
 
 
+def limit(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    for name in ("LIMIT_SECONDS", "INTEGER_LIMIT_SECONDS"):
+        monkeypatch.setattr(equivalence, name, seconds)
+
+
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch):
-    """A pool of its own, whose workers are killed early and in the end, and no pair decided before."""
+    """A pool of its own, whose workers are killed early and in the end, and with no pair decided."""
     pool = equivalence._Pool()
     monkeypatch.setattr(equivalence, "_pool", pool)
-    monkeypatch.setattr(equivalence, "LIMIT_SECONDS", 1.0)
-    equivalence._by_algebra.cache_clear()
+    limit(monkeypatch, 1.0)
     yield pool
     for worker in pool._alive:
         worker.end()
-    equivalence._by_algebra.cache_clear()
 
 
 def pids(pool) -> list[int]:
@@ -74,7 +77,7 @@ def test_a_worker_killed_while_idle_is_replaced(pool) -> None:
 
 
 def test_a_worker_killed_in_its_work_is_replaced_once(pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(equivalence, "LIMIT_SECONDS", 60.0)
+    limit(monkeypatch, 60.0)
     verdicts = []
     caller = threading.Thread(target=lambda: verdicts.append(equivalence.equal(HANGS, "7")))
     caller.start()
@@ -104,7 +107,7 @@ def test_a_stopped_worker_is_given_up(pool, monkeypatch: pytest.MonkeyPatch) -> 
 def test_threads_are_served_while_one_pair_hangs(pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equivalence, "WORKERS", 2)
     pool._start()
-    monkeypatch.setattr(equivalence, "LIMIT_SECONDS", 60.0)
+    limit(monkeypatch, 60.0)
     hanging = threading.Thread(target=equivalence.equal, args=(HANGS, "7"), daemon=True)
     hanging.start()
     verdicts: dict[int, bool] = {}
@@ -126,6 +129,54 @@ def test_threads_are_served_while_one_pair_hangs(pool, monkeypatch: pytest.Monke
     assert pool.counts["hung"] == 1
 
 
+def test_threads_that_ask_for_one_pair_share_its_verdict(pool) -> None:
+    verdicts = []
+    callers = [threading.Thread(target=lambda: verdicts.append(equivalence.equal(HANGS, "7"))) for _ in range(8)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert verdicts == [False] * 8
+    assert pool.counts == {"started": 1, "hung": 1}
+
+
+def test_a_shared_failure_is_everybodys_and_is_forgotten(pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert equivalence.equal("x(x+1)", "x^2+x")
+    limit(monkeypatch, 60.0)
+    monkeypatch.setattr(equivalence, "WAIT_SECONDS", 1.0)
+    failures = []
+
+    def ask() -> None:
+        with pytest.raises(equivalence.Unavailable) as failure:
+            equivalence.equal(HANGS, "7")
+        failures.append(failure.value)
+
+    callers = [threading.Thread(target=ask) for _ in range(8)]
+    begin = time.monotonic()
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    # The limit holds for all of the waiting, and what took too long for the callers is not called unequal.
+    assert len(failures) == 8 and time.monotonic() - begin < 10
+    assert "hung" not in pool.counts and not pool._alive
+    monkeypatch.setattr(equivalence, "WAIT_SECONDS", 60.0)
+    limit(monkeypatch, 1.0)
+    assert not equivalence.equal(HANGS, "7") and pool.counts["hung"] == 1
+
+
+def test_an_integer_has_less_time(pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(equivalence, "LIMIT_SECONDS", 60.0)
+    assert not equivalence.equal(HANGS, "7") and pool.counts["hung"] == 1
+
+
+def test_verdicts_are_kept_up_to_a_number(pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(equivalence, "MAX_VERDICTS", 3)
+    for n in range(2, 8):
+        assert equivalence.equal(f"x(x+{n})", f"x^2+{n}x")
+    assert len(pool._verdicts) == 3
+
+
 def test_a_caller_waits_no_longer_than_its_limit(pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equivalence, "WAIT_SECONDS", 0.1)
     for _ in range(equivalence.WORKERS):
@@ -133,6 +184,7 @@ def test_a_caller_waits_no_longer_than_its_limit(pool, monkeypatch: pytest.Monke
     with pytest.raises(equivalence.Unavailable, match="busy"):
         equivalence.equal("x(x+1)", "x^2+x")
     pool._slots.release(equivalence.WORKERS)
+    monkeypatch.setattr(equivalence, "WAIT_SECONDS", 60.0)
     assert equivalence.equal("x(x+1)", "x^2+x")  # nothing was remembered
 
 

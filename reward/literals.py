@@ -1,0 +1,67 @@
+r"""Numbers as they are written: integers with padding and separators, fractions, decimals, numbers in a base.
+
+String work and exact arithmetic; what is read is spelled (`notation.spell`).
+"""
+
+import re
+from fractions import Fraction
+
+# The first group of three digits is not all zeros: "0,204" is no number.
+_GROUPED = r"(?!0+{separator})[0-9]{{1,3}}(?:{separator}[0-9]{{3}})+"
+_COMMAS = _GROUPED.format(separator=",")
+_INTEGER = re.compile(rf"([+-]?) ?([0-9]+|{_COMMAS}|{_GROUPED.format(separator=' ')})(?:\.0*)?\Z")
+_FRACTION = re.compile(
+    r"([+-]?)(?:(?P<whole>[0-9]+) ?)?"
+    r"(?:\\frac\{(?P<p>-?[0-9]+)\}\{(?P<q>-?[0-9]+)\}|(?<![0-9])(?P<n>[0-9]+)/(?P<d>[0-9]+))\Z"
+)
+_DECIMAL = re.compile(
+    rf"([+-]?)(?P<whole>{_COMMAS}|[0-9]*)"
+    r"(?:\.(?P<digits>[0-9]*)(?:\\(?:overline|bar)\{?(?P<repeat>[0-9]+)\}?)?)?\Z"
+)
+_BASE_WORDS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+# The base is written 2, {2}, {(2)}, \text{two}, {\text{base }2} and so on.
+_BASED = re.compile(
+    r"\(?([0-9A-Z]+)\)?_(?:([0-9])|(?:\{|(?=\\))(?:\\text ?\{)?\(?(?:base ?)?\}?"
+    rf"(?:([0-9]{{1,2}})|(?:\\text ?\{{)?({'|'.join(_BASE_WORDS)}))\)?[ }}]*)\Z",
+    re.IGNORECASE,
+)
+
+
+def integer(value: str) -> str | None:
+    """The canonical digits of an integer literal (no padding, no separators, no `.0`), None for anything else."""
+    found = _INTEGER.match(value)
+    if not found:
+        return None
+    digits = found[2].replace(",", "").replace(" ", "").lstrip("0") or "0"
+    return "-" + digits if found[1] == "-" and digits != "0" else digits
+
+
+def rational(value: str) -> Fraction | None:
+    r"""The number that a squeezed literal says: `3/4`, `-\frac{3}{4}`, `1\frac{1}{2}`, `0.25`, `0.1\overline{6}`."""
+    if digits := integer(value):
+        return Fraction(int(digits))
+    if found := _FRACTION.match(value):
+        p, q = int(found["p"] or found["n"]), int(found["q"] or found["d"])
+        if not q or (found["whole"] is not None and not 0 < p < q):
+            return None
+        number = int(found["whole"] or 0) + Fraction(p, q)
+    elif (found := _DECIMAL.match(value)) and (found["whole"] or found["digits"] or found["repeat"]):
+        digits, repeat = found["digits"] or "", found["repeat"]
+        number = Fraction(int(found["whole"].replace(",", "") + digits or 0), 10 ** len(digits))
+        if repeat:
+            number += Fraction(int(repeat), (10 ** len(repeat) - 1) * 10 ** len(digits))
+    else:
+        return None
+    return -number if found[1] == "-" else number
+
+
+def in_base(value: str) -> tuple[str, int] | None:
+    r"""(digits, base) of a squeezed number with a subscript, such as `1A_{16}`; None for anything else."""
+    found = _BASED.match(value)
+    if not found or not any(character.isdigit() for character in found[1]):
+        return None
+    digits = found[1].upper().lstrip("0")
+    base = _BASE_WORDS.index(found[4].lower()) + 2 if found[4] else int(found[2] or found[3])
+    if not 2 <= base <= 36 or any(int(digit, 36) >= base for digit in digits):
+        return None
+    return digits, base

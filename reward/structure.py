@@ -1,0 +1,249 @@
+r"""What a spelled answer consists of: collections, tuples, intervals, relations, matrices, and plain expressions."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from reward.literals import in_base, integer, rational
+from reward.notation import squeeze, words
+from reward.units import split_unit
+
+# Matching collections and reading nested ones takes time that grows with the square of these.
+MAX_PARTS = 64
+MAX_DEPTH = 12
+
+_TOKEN = re.compile(
+    r"\\text ?\{[^{}]*\}|\\(?:begin|end)\{[a-zA-Z]*\}|\\[A-Za-z]+|\\.|,? ?\b(?:and|or)\b|[<>]=|!=|.", re.DOTALL
+)
+_OPEN = {"{", "(", "[", "\\{", "\\langle", "\\lfloor", "\\lceil", "\\begin"}
+_CLOSE = {"}", ")", "]", "\\}", "\\rangle", "\\rfloor", "\\rceil", "\\end"}
+_AND = re.compile(r"(?:\\text ?\{[ ,]*(?:and|or)[ ,]*\}|,? ?(?:and|or)|[,;])\Z")
+_RELATIONS = {
+    "=": "=", "<": "<", ">": ">", "\\le": "\\le", "\\ge": "\\ge", "<=": "\\le", ">=": "\\ge", "\\ne": "\\ne",
+    "!=": "\\ne", "\\in": "\\in",
+}  # fmt: skip
+_MIRRORED = {">": "<", "\\ge": "\\le"}
+_NAME = re.compile(r"(?:[A-Za-z]|\\[a-z]+)(?:_(?:[A-Za-z0-9]|\{[A-Za-z0-9,]*\}))?'*(?:\([A-Za-z](?:,[A-Za-z])*\))?\Z")
+_MATRIX = re.compile(r"\\begin\{([pbB]?|small)matrix\}(.*)\\end\{\1matrix\}\Z", re.DOTALL)
+# Capital letters or Roman numerals that one \\text lists.
+_LISTED = re.compile(r"\\text ?\{ ?((?:[A-Z]{1,4}(?: ?, ?(?:and |or )?| and | or |(?= ?\}))){2,}) ?\}\Z")
+# What stands before the condition of a set.
+_SUCH_THAT = re.compile(
+    r" ?[A-Za-z](?: ?\\in ?\\mathbb\{R\})? ?(?:\||:|\\(?:mid|vert|colon)(?![A-Za-z])) ?(.+)\Z", re.DOTALL
+)
+
+
+class Node(NamedTuple):
+    """An answer as read. `mark` holds brackets, operators, a base or a unit; `parts` are nodes.
+
+    A collection with a mark is a set that is one element of something, and not its elements.
+
+    kind: "collection", "bracket", "union", "relation", "matrix", "row", "based", "words" or "expression";
+    the last three have `text` in place of parts.
+    """
+
+    kind: str
+    mark: str = ""
+    parts: tuple["Node", ...] = ()
+    text: str = ""
+
+
+class Unreadable(ValueError):
+    """An answer with too many parts or levels."""
+
+
+def read(text: str, depth: int = 0) -> Node:
+    """The structure of a spelled answer. Raises Unreadable beyond MAX_PARTS or MAX_DEPTH."""
+    text = _LISTED.sub(r"\1", text.strip())
+    if depth > MAX_DEPTH:
+        raise Unreadable("nested too deep")
+    if depth == 0 and rational(squeeze(split_unit(text)[0])) is not None:  # the comma of 1,234 separates nothing
+        return _read_one(text, depth)
+    elements, _ = _split(text, lambda token: bool(_AND.match(token)))
+    elements = [element for element in elements if element.strip()]
+    if len(elements) > 1:
+        return _collection(_elements(elements, depth))
+    text = elements[0].strip() if elements else ""
+    sides, operators = _split(text, _RELATIONS.__contains__)
+    if operators:
+        return _relation([read(side, depth + 1) for side in sides], [_RELATIONS[token] for token in operators])
+    parts, _ = _split(text, lambda token: token in ("\\cup", "\\bigcup"))
+    if len(parts) > 1:
+        return Node("union", parts=tuple(read(part, depth + 1) for part in parts))
+    return _read_one(text, depth)
+
+
+def _read_one(text: str, depth: int) -> Node:
+    if text in ("\\emptyset", "\\{\\}", "\\{ \\}"):
+        return Node("collection")
+    if text == "\\mathbb{R}":
+        return Node("bracket", "()", (Node("expression", text="-\\infty"), Node("expression", text="\\infty")))
+    said = words(text)
+    if said is not None:
+        return Node("words", text=said)
+    matrix = _MATRIX.match(text[1:-1].strip() if text[:1] + text[-1:] in ("[]", "()") else text)
+    if matrix:
+        rows = (row for row in re.split(r"\\\\", matrix[2]) if row.strip())
+        return Node("matrix", parts=tuple(_row(row, depth) for row in rows))
+    inner = _enclosed(text)
+    if inner is not None:
+        opening, closing, content = inner
+        elements, commas = _split(content, lambda token: token in (",", ";"))
+        if opening == "\\{":
+            such_that = _SUCH_THAT.match(content)
+            if such_that:
+                return _interval_of(read(such_that[1], depth + 1))
+            return _collection(_elements(elements, depth))
+        if commas:
+            return Node("bracket", opening + closing, tuple(_elements(elements, depth)))
+        if opening + closing in ("()", "{}"):
+            return read(content, depth + 1)
+    if "\\pm" in text or "\\mp" in text:
+        signs = (("\\pm", "+", "-"), ("\\mp", "-", "+"))
+        plus = minus = text
+        for command, above, below in signs:
+            plus = re.sub(rf"\{command}(?![A-Za-z])", above, plus)
+            minus = re.sub(rf"\{command}(?![A-Za-z])", below, minus)
+        if plus != text:
+            return _collection([read(plus, depth + 1), read(minus, depth + 1)])
+    value, unit = split_unit(text)
+    if unit and value != text:
+        return _with_unit(read(value, depth + 1), unit)
+    return _expression(squeeze(value))
+
+
+def _row(row: str, depth: int) -> Node:
+    cells, _ = _split(row, "&".__eq__)
+    return Node("row", parts=tuple(read(cell, depth + 1) for cell in cells))
+
+
+def _with_unit(node: Node, unit: str) -> Node:
+    return node._replace(mark=unit) if node.kind == "expression" and not node.mark else node
+
+
+def _expression(text: str) -> Node:
+    if based := in_base(text):
+        digits, base = based
+        return Node("expression", text=digits or "0") if base == 10 else Node("based", str(base), text=digits)
+    return Node("expression", text=integer(text) or text.removeprefix("+"))
+
+
+def _elements(texts: Sequence[str], depth: int) -> list[Node]:
+    r"""The elements of a collection or tuple. A set among them is marked, so that it is one element: {{1, 2}, 3}."""
+    nodes = []
+    for text in texts:
+        node, inner = read(text, depth + 1), _enclosed(text.strip())
+        if (inner and inner[0] == "\\{") or text.strip() == "\\emptyset":
+            node = Node("collection", "{}", node.parts if node.kind == "collection" and not node.mark else (node,))
+        nodes.append(node)
+    return nodes
+
+
+def _interval_of(relation: Node) -> Node:
+    found = solved(relation) if relation.kind == "relation" else None
+    return found[1] if found else relation
+
+
+def _collection(parts: Sequence[Node]) -> Node:
+    """Parts that are lists themselves are joined (1, \\pm 2), sets are not; a single part stands for itself."""
+    flat: list[Node] = []
+    for part in parts:
+        flat.extend(part.parts if part.kind == "collection" and not part.mark else (part,))
+    if len(flat) > MAX_PARTS:
+        raise Unreadable("too many parts")
+    return flat[0] if len(flat) == 1 else Node("collection", parts=tuple(flat))
+
+
+def _relation(sides: list[Node], operators: list[str]) -> Node:
+    """Sides in the order of < and <=: `3 > x` is read as `x < 3`."""
+    if all(operator in _MIRRORED for operator in operators):
+        sides, operators = sides[::-1], [_MIRRORED[operator] for operator in operators[::-1]]
+    return Node("relation", " ".join(operators), tuple(sides))
+
+
+def _split(text: str, separates: Callable[[str], bool]) -> tuple[list[str], list[str]]:
+    """The pieces of `text` between separating tokens outside of all brackets, and those tokens."""
+    pieces, separators = [], []
+    depth = start = 0
+    for token in _TOKEN.finditer(text):
+        name = token[0].partition("{")[0] if token[0].startswith(("\\begin", "\\end")) else token[0]
+        if name in _OPEN:
+            depth += 1
+        elif name in _CLOSE:
+            depth -= 1
+        elif depth == 0 and separates(token[0].strip()):
+            pieces.append(text[start : token.start()])
+            separators.append(token[0].strip())
+            start = token.end()
+            if len(pieces) > MAX_PARTS:
+                raise Unreadable("too many parts")
+    return [*pieces, text[start:]], separators
+
+
+def _enclosed(text: str) -> tuple[str, str, str] | None:
+    """(opening bracket, closing bracket, content) if one pair encloses all of `text`."""
+    depth, opening = 0, ""
+    for token in _TOKEN.finditer(text):
+        name = token[0].partition("{")[0] if token[0].startswith(("\\begin", "\\end")) else token[0]
+        if token.start() == 0:
+            if name not in ("(", "[", "{", "\\{", "\\langle"):
+                return None
+            opening = name
+        if name in _OPEN:
+            depth += 1
+        elif name in _CLOSE:
+            depth -= 1
+            if depth == 0:
+                return (opening, name, text[len(opening) : token.start()]) if token.end() == len(text) else None
+    return None
+
+
+def _name(side: Node) -> str | None:
+    """The name that a side is, or the names in the tuple that it is."""
+    if side.kind == "bracket" and side.mark == "()":
+        names = [_name(part) for part in side.parts]
+        return None if None in names else f"({','.join(map(str, names))})"
+    return side.text if side.kind == "expression" and _NAME.match(side.text) else None
+
+
+def solved(relation: Node) -> tuple[str, Node] | None:
+    """(variable, what it is or where it lies) for `x = A`, `x \\in A` and inequalities of one variable."""
+    operators, sides = relation.mark.split(" "), relation.parts
+    names = [_name(side) for side in sides]
+    if operators == ["="]:
+        return (names[0], sides[1]) if names[0] else (names[1], sides[0]) if names[1] else None
+    if operators == ["\\in"]:
+        return (names[0], sides[1]) if names[0] else None
+    brackets = {"<": "()", "\\le": "[]"}
+    if not all(operator in brackets for operator in operators):
+        return None
+    if len(operators) == 2 and names[1]:
+        opening, closing = brackets[operators[0]][0], brackets[operators[1]][1]
+        return names[1], Node("bracket", opening + closing, (sides[0], sides[2]))
+    if len(operators) == 1 and names[0]:
+        minus_infinity = Node("expression", text="-\\infty")
+        return names[0], Node("bracket", "(" + brackets[operators[0]][1], (minus_infinity, sides[1]))
+    if len(operators) == 1 and names[1]:
+        return names[1], Node(
+            "bracket", brackets[operators[0]][0] + ")", (sides[0], Node("expression", text="\\infty"))
+        )
+    return None
+
+
+def last_side(text: str) -> str | None:
+    r"""What the equation `m+n = ... = A` of a spelled text ends with, None where the text is anything else.
+
+    `x^2-4y+9 = 0` is a curve and not zero, while `m+n = 0` is zero.
+    """
+    try:
+        sides, operators = _split(text.replace("&", ""), _RELATIONS.__contains__)
+        if not operators or any(operator != "=" for operator in operators):
+            return None
+        if any(len(_split(side, lambda token: bool(_AND.match(token)))[0]) > 1 for side in sides[:-1]):
+            return None
+    except Unreadable:
+        return None
+    last = sides[-1].strip()
+    values = {rational(squeeze(split_unit(side.strip())[0])) for side in sides} - {None}
+    is_curve = values == {0} and any(re.search("[+-]", side) and re.search("[0-9]", side) for side in sides[:-1])
+    return last if len(values) <= 1 and not is_curve else None
