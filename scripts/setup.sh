@@ -179,7 +179,7 @@ ensure_operators() {
 ensure_operator() {
     local name="$1" builder="$2" folder="$TORCH_EXTENSIONS_DIR/$1" log="$TORCH_EXTENSIONS_DIR/$1.log"
     release_lock "$folder" "$name.so"
-    if [[ -f $folder/$name.so && ! -e $folder/lock ]]; then
+    if [[ -f $folder/$name.so && ! -e $folder/lock ]] && is_up_to_date "$folder"; then
         say "DeepSpeed's $name: compiled"
         return
     fi
@@ -194,6 +194,11 @@ ensure_operator() {
         fail "compiling DeepSpeed's $name failed: $remedy; the whole log is $log"
     fi
     work "$name compiled"
+}
+
+# torch asks ninja at every load. Where two processes or a kill have spoilt what it keeps, it would compile each time.
+is_up_to_date() {
+    [[ ! -f $1/build.ninja || $("$venv/bin/ninja" -C "$1" -n 2>&1) == *"no work to do"* ]]
 }
 
 # torch locks an operator while it compiles it, and for a moment in every process that loads it; killed processes leave

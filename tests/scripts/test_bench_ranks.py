@@ -40,7 +40,7 @@ def test_save(capsys):
 
 @pytest.mark.timeout(600)
 def test_resume(capsys):
-    details = report_of(capsys, "resume", "--layers", 1)["details"]
+    details = report_of(capsys, "resume", "--layers", 1, "--ranks", 1)["details"]
     assert details["ours_read_bytes_a_parameter"] == pytest.approx(12, rel=0.1)
     assert details["stock_weights_read_times"] > 0.99
     assert details["ours_peak_mb"] < details["stock_peak_mb"]
@@ -86,7 +86,7 @@ def test_export_tells_other_weights(tmp_path):
 
 @pytest.mark.timeout(600)
 def test_offload(capsys):
-    sizes = ("--layers", 1, "--experts", 4, "--intermediate", 320, "--lora-rank", 4)
+    sizes = ("--layers", 1, "--experts", 4, "--intermediate", 320, "--lora-rank", 4, "--ranks", 1)
     report = report_of(capsys, "offload", *sizes)
     details = report["details"]
     for name in ("stock", "ours"):

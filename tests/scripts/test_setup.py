@@ -170,6 +170,22 @@ def test_a_killed_compilation_is_repeated(checkout: Path) -> None:
     assert not (folder / "lock").exists()
 
 
+def test_an_operator_that_each_load_would_compile_again_is_compiled_once(checkout: Path) -> None:
+    assert setup(checkout, "--cpu").returncode == 0
+    ninja = shutil.which("ninja")
+    assert ninja, "ninja is in the lock"
+    (checkout / ".venv/bin/ninja").symlink_to(ninja)
+    folder = checkout / ".venv/torch_extensions/cpu_adam"
+    build = "rule copy\n  command = cp $in $out\nbuild cpu_adam.so: copy source\n"
+    (folder / "source").write_text("cpu")
+    (folder / "build.ninja").write_text(build)
+    subprocess.run([ninja, "-C", folder], check=True)
+    assert "compiling" not in setup(checkout, "--cpu").stdout
+    (folder / ".ninja_log").unlink()
+    assert "compiling" in setup(checkout, "--cpu").stdout
+    assert "compiling" not in setup(checkout, "--cpu").stdout
+
+
 @pytest.mark.parametrize("is_alive", [True, False])
 def test_a_process_that_loads_an_operator_is_left_alone(checkout: Path, is_alive: bool) -> None:
     assert setup(checkout, "--cpu").returncode == 0
