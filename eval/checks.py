@@ -67,7 +67,7 @@ def read_adapter(folder: Path, model: Model) -> Adapter:
         grpo.checkpoint_files.CheckpointError: where there is no adapter, or the model is no gpt-oss.
     """
     adapter = adapter_files.read(folder)
-    faults = adapter_files.check_against(adapter, architecture.Architecture.from_config(model.config))
+    faults = adapter_files.check_against(adapter, model)
     if faults:
         raise EvalError(f"{folder}: {faults[0]}")
     if broken := adapter_files.non_finite(adapter):

@@ -1,18 +1,23 @@
 """What the files of a LoRA adapter in PEFT's format say, and whether they fit a base model; without torch."""
 
+import functools
+import hashlib
 import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from grpo import checkpoint_files
 from grpo.architecture import Architecture
-from grpo.checkpoint_files import CheckpointError, Fault, Tensor, read_header, read_json
+from grpo.checkpoint_files import CheckpointError, Fault, Model, Tensor, read_header, read_json, read_metadata
 from grpo.flags import ATTENTION_PROJECTIONS
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 HALVES = ("A", "B")
+BASE_KEY = "base_sha256"  # of the weights file's metadata
+_BASE_BYTES = 4096  # of each tensor that tells a base model from others
 _AGAIN = "copy the adapter again, or take another step's"
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])\.weight")
 _ATTENTION = re.compile(r"model\.layers\.(?P<layer>\d+)\.self_attn\.(?P<projection>\w+)")
@@ -51,6 +56,7 @@ class Adapter:
         tensors: every tensor of its weights file, by PEFT's name.
         faults: what is wrong with the weights, whatever the base model.
         whole: the weights file has the length that its header says.
+        base: what :func:`fingerprint` says of the model that it was trained on; None where the file does not tell.
     """
 
     folder: Path
@@ -60,6 +66,7 @@ class Adapter:
     tensors: dict[str, Tensor]
     faults: tuple[Fault, ...] = ()
     whole: bool = False
+    base: str | None = None
 
     @property
     def scale(self) -> float:
@@ -104,7 +111,8 @@ def read(folder: Path) -> Adapter:
     except CheckpointError as error:
         fault = Fault(WEIGHTS, str(error).removeprefix(f"{WEIGHTS} "), _AGAIN)
         return Adapter(folder, config, rank, float(alpha), {}, (fault,))
-    adapter = Adapter(folder, config, rank, float(alpha), tensors)
+    base = read_metadata(folder / WEIGHTS).get(BASE_KEY)
+    adapter = Adapter(folder, config, rank, float(alpha), tensors, base=base)
     faults = _check_pairs(adapter)
     size = (folder / WEIGHTS).stat().st_size
     if size != end:
@@ -175,9 +183,40 @@ def attention_modules(layers: int, projections: list[str]) -> list[str]:
     return [f"model.layers.{layer}.self_attn.{name}" for layer in range(layers) for name in projections]
 
 
-def check_against(adapter: Adapter, base: Architecture) -> list[Fault]:
-    """Return why an adapter cannot be merged into the attention of `base`; [] where it can."""
-    faults = list(adapter.faults)
+def fingerprint(model: Model) -> str | None:
+    """Return a SHA-256 that tells a base model from others of its shape; None where it lacks the tensors for it.
+
+    Of the beginnings of the last norm and of every layer's q_proj, which an MXFP4 checkpoint and its bf16 copies share.
+    """
+    names = ["model.norm.weight"]
+    names += [f"{module}.weight" for module in attention_modules(model.config["num_hidden_layers"], ["q_proj"])]
+    digest = hashlib.sha256()
+    for name in names:
+        tensor = model.tensors.get(name)
+        if tensor is None:
+            return None
+        with tensor.file.open("rb") as file:
+            file.seek(tensor.start)
+            digest.update(file.read(min(_BASE_BYTES, tensor.stop - tensor.start)))
+    return digest.hexdigest()
+
+
+@functools.lru_cache(maxsize=1)
+def fingerprint_of(folder: str) -> str | None:
+    """Return the fingerprint of the model in a folder; None where it cannot be read (any more)."""
+    try:
+        return fingerprint(checkpoint_files.read(Path(folder)))
+    except (CheckpointError, OSError, KeyError):
+        return None
+
+
+def check_against(adapter: Adapter, model: Model) -> list[Fault]:
+    """Return why an adapter cannot be used with a base model; [] where it can."""
+    base, faults = Architecture.from_config(model.config), list(adapter.faults)
+    if adapter.base not in (None, fingerprint(model)):
+        named = adapter.config.get("base_model_name_or_path")
+        what = f"is of another base model than {model.folder}: its weights are others, the shapes may be the same"
+        faults.append(Fault(WEIGHTS, what, f"give the model that the adapter was trained on ({named})"))
     for key, plain in _PLAIN.items():
         if adapter.config.get(key) not in plain:
             what = f"has {key} {adapter.config[key]}, more than scale * B A beside a frozen weight"

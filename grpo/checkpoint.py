@@ -12,7 +12,7 @@ from peft import PeftModel
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from grpo import trainer_state
+from grpo import adapter_files, trainer_state
 from grpo.adapter import gather, unflatten
 from grpo.retention import exact_match, kept_steps, saved_steps
 
@@ -87,8 +87,10 @@ def _adapter_writer(model: PeftModel) -> Callable[[Path], None]:
         if dist.get_rank() != 0:
             return
         directory.mkdir(exist_ok=True)
-        save_file(unflatten(flat.cpu(), specs), directory / "adapter_model.safetensors", metadata={"format": "pt"})
         config = model.peft_config["default"]
+        base = adapter_files.fingerprint_of(str(config.base_model_name_or_path))
+        metadata = {"format": "pt"} | ({adapter_files.BASE_KEY: base} if base else {})
+        save_file(unflatten(flat.cpu(), specs), directory / adapter_files.WEIGHTS, metadata=metadata)
         training, config.inference_mode = config.inference_mode, True
         config.save_pretrained(str(directory))
         config.inference_mode = training

@@ -181,6 +181,13 @@ def _disagreements(shard: str, held: Any, named: set[str]) -> list[Fault]:
     return faults
 
 
+def read_metadata(file: Path) -> dict[str, str]:
+    """Return what a safetensors file with a sound header says beside its tensors."""
+    with file.open("rb") as opened:
+        header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+    return header.get("__metadata__", {})
+
+
 def read_header(file: Path) -> tuple[dict[str, Tensor], int]:
     """Return the tensors that a safetensors file declares, and the length in bytes that the file has to have.
 

@@ -23,7 +23,6 @@ from safetensors import safe_open
 
 from grpo import adapter_files
 from grpo.adapter_files import Adapter
-from grpo.architecture import Architecture
 from grpo.checkpoint_files import CheckpointError, Model
 from grpo.checkpoint_reader import CheckpointReader
 from grpo.environment import model_folder
@@ -88,7 +87,7 @@ def export_model(
     if experts == "mxfp4" and not model.is_mxfp4:
         raise CheckpointError(f"{base} has no MXFP4 experts to copy: give the MXFP4 model, or --experts bf16")
     adapter = adapter_files.read(adapter_folder)
-    faults = adapter_files.check_against(adapter, Architecture.from_config(model.config))
+    faults = adapter_files.check_against(adapter, model)
     if faults:
         raise CheckpointError("\n  ".join([f"{adapter_folder} cannot be merged into {base}:", *map(str, faults)]))
     broken = adapter_files.non_finite(adapter)

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo import adapter_files
-from grpo.architecture import Architecture
-from grpo.checkpoint_files import CheckpointError, read_json
+from grpo.checkpoint_files import CheckpointError, read
 from grpo.launch.config import Config, resolve
 from grpo.launch.run_dir import data_digest
 from grpo.launch.supervise import CHECKOUT
@@ -90,8 +89,7 @@ def _check_whole(checkpoint: Path, base: Path) -> None:
         _, files = trainer_state.read(checkpoint / "trainer")
         adapter = adapter_files.read(checkpoint / "adapter")
         is_there = (base / "config.json").is_file()  # else the preflight says so
-        model = Architecture.from_config(read_json(base / "config.json")) if is_there else None
-        faults = adapter_files.check_against(adapter, model) if model else list(adapter.faults)
+        faults = adapter_files.check_against(adapter, read(base)) if is_there else list(adapter.faults)
     except (trainer_state.ResumeError, CheckpointError) as error:
         raise ResumeError(str(error)) from None
     if faults:

@@ -3,7 +3,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 
-from grpo import loading
+from grpo import adapter_files, checkpoint_files, loading
 from grpo.retention import saved_steps
 
 
@@ -18,6 +18,10 @@ def test_peft_loads_what_was_saved_from_partitions(checkpoint, run_ranks, tmp_pa
     loaded = dict(model.named_parameters())
     for name, value in whole.items():
         assert torch.equal(loaded[name], value.to(torch.bfloat16)), name
+
+    model = checkpoint_files.read(checkpoint)
+    assert adapter_files.read(directory).base == adapter_files.fingerprint(model) is not None
+    assert adapter_files.check_against(adapter_files.read(directory), model) == []
 
     # a step 4 with NaN was refused
     assert saved_steps(tmp_path / "checkpoints") == [1, 2, 3]

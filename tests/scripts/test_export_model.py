@@ -190,6 +190,17 @@ def test_what_does_not_belong_together_is_refused(base, adapter, tmp_path, damag
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base"]
 
 
+def test_an_adapter_of_another_base_of_the_same_shape_is_refused(base, adapter, tmp_path) -> None:
+    own = adapter_files.fingerprint(checkpoint_files.read(base))
+    save_file(load_file(adapter / WEIGHTS), adapter / WEIGHTS, metadata={adapter_files.BASE_KEY: own})
+    dequantize_checkpoint(base, tmp_path / "copy")
+    for same in (base, tmp_path / "copy"):
+        assert adapter_files.check_against(adapter_files.read(adapter), checkpoint_files.read(same)) == []
+    export_model.export_model(base, adapter, tmp_path / "merged")
+    with pytest.raises(CheckpointError, match=r"of another base model than .*merged"):
+        export_model.export_model(tmp_path / "merged", adapter, tmp_path / "twice")
+
+
 def test_a_place_that_is_taken_or_too_small_is_refused(base, adapter, tmp_path, monkeypatch, capsys) -> None:
     words = ["--model", str(base), "--adapter", str(adapter), "--out"]
     assert export_model.main([*words, str(base)]) == 2
