@@ -7,13 +7,13 @@ RUN_DIR/samples/eval_STEP.jsonl; `python -m eval.compare` compares two such file
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from eval.problems import EvalError
+from grpo import run_state
 from grpo.json_files import read_rows
 
 EVALS = "eval.jsonl"
@@ -72,7 +72,7 @@ def run_table(folder: Path) -> list[str]:
     Raises:
         EvalError: where it has no evaluation.
     """
-    rows = read_rows(_metrics_dir(folder) / EVALS) if folder.is_dir() else []
+    rows = read_rows(run_state.metrics_dir(folder) / EVALS) if folder.is_dir() else []
     if not rows:
         raise EvalError(f"{folder} has no evaluation in {EVALS}: name a run directory")
     is_finished = (folder / "final").is_dir()
@@ -80,16 +80,6 @@ def run_table(folder: Path) -> list[str]:
     if is_finished and len(rows) > 1:
         labels[-1] += ", final"
     return table(list(zip(labels, rows, strict=True)))
-
-
-def _metrics_dir(folder: Path) -> Path:
-    """Return where a run's metrics are: beside its other files, also after a move, or in its METRICS_DIR."""
-    if (folder / EVALS).is_file():
-        return folder
-    try:
-        return Path(json.loads((folder / "config.json").read_text(encoding="utf-8"))["flags"]["metrics_dir"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return folder
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grpo import adapter_files, architecture, checkpoint_files, retention
+from grpo import adapter_files, architecture, checkpoint_files, retention, run_state
 from grpo.checkpoint_files import CheckpointError, Fault
 from grpo.launch.plan import size
 
@@ -63,7 +63,7 @@ def inspect(folder: Path) -> Report:
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is no directory")
     names = {path.name for path in folder.iterdir()}
-    if is_run(folder):
+    if run_state.is_run(folder):
         raise CheckpointError(f"{folder} is a run's directory: {_of_run(folder)}")
     if names & {adapter_files.CONFIG, adapter_files.WEIGHTS}:
         return inspect_adapter(adapter_files.read(folder))
@@ -73,22 +73,15 @@ def inspect(folder: Path) -> Report:
         return inspect_step(folder)
     if any(step_number(folder / name) is not None for name in names):
         return inspect_steps(folder)
-    empty = "no checkpoint was saved yet" if not names or is_run(folder.absolute().parent) else ""
+    empty = "no checkpoint was saved yet" if not names or run_state.is_run(folder.absolute().parent) else ""
     raise CheckpointError(f"{folder} holds no base model, adapter or step" + (f": {empty}" if empty else ""))
-
-
-def is_run(folder: Path) -> bool:
-    """Tell whether a directory is that of a run."""
-    return (folder / "command.sh").is_file() and (folder / "config.json").is_file()
 
 
 def _of_run(folder: Path) -> str:
     """Return what to name in place of a run's directory."""
     try:
         flags = checkpoint_files.read_json(folder / "config.json")["flags"]
-        place = Path(flags["ckpt_path"])
-        if place.is_relative_to(flags["run_dir"]):  # moves along with the run
-            place = folder / place.relative_to(flags["run_dir"])
+        place = run_state.place(folder, flags, "ckpt_path")
     except (CheckpointError, KeyError, TypeError):
         place = folder / "checkpoints"
     steps = retention.saved_steps(place)

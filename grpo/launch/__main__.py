@@ -108,6 +108,7 @@ def run(name: str, folder: Path, config: Config, plan: Plan, run_judge: RunJudge
         stand_in_models=run_judge.stand_in_models,
         inherited=[held],
     )
+    run_dir.note_end(folder, code)
     judge.finish(run_judge, folder)
     print(
         "\n".join(progress.summary(folder, Path(config.args.save_path), Path(config.args.ckpt_path))),

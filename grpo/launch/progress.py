@@ -2,9 +2,11 @@
 
 import json
 import logging
+import math
+import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 logger = logging.getLogger(__name__)
 
@@ -21,17 +23,31 @@ STEP_COLUMNS = (
 
 
 class JsonLines:
-    """Reads a growing JSON-lines file from where it stopped the last time."""
+    """Reads a growing JSON-lines file of steps from where it stopped the last time.
+
+    Attributes:
+        rows: the lines so far, all with a `step`; those of the new file alone once a resumed run has replaced it.
+        broken: how many lines were left out.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.rows: list[dict[str, Any]] = []
+        self.broken = 0
         self._offset = 0
+        self._inode: int | None = None
 
     def new_rows(self) -> list[dict[str, Any]]:
-        """Return the complete lines since the last call; a line still being written waits, a broken one is left out."""
+        """Return the complete lines since the last call; a line still being written waits, a broken one is left out.
+
+        Of a file that was replaced, or is shorter than before, all lines are new.
+        """
         try:
             with self.path.open("rb") as file:
+                stat = os.fstat(file.fileno())
+                if stat.st_size < self._offset or self._inode not in (None, stat.st_ino):
+                    self.rows, self.broken, self._offset = [], 0, 0
+                self._inode = stat.st_ino
                 file.seek(self._offset)
                 data = file.read()
         except FileNotFoundError:
@@ -40,12 +56,22 @@ class JsonLines:
         self._offset += len(complete)
         rows = []
         for line in filter(bytes.strip, complete.splitlines()):
-            try:
-                rows.append(json.loads(line))
-            except ValueError:
+            row = _step_row(line)
+            if row is not None:
+                rows.append(row)
+            else:
+                self.broken += 1
                 logger.warning("%s holds a broken line, left by a full disk or a kill", self.path)
         self.rows += rows
         return rows
+
+
+def _step_row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
 
 
 class Progress:
@@ -71,13 +97,21 @@ class Progress:
     def summary(self, run_dir: Path, save_path: Path, ckpt_path: Path) -> list[str]:
         """Return the last lines that the user sees of a run."""
         minutes = (time.monotonic() - self.started) / 60
-        steps = self.metrics.rows[-1]["step"] if self.metrics.rows else 0
-        lines = [f"{steps} steps in {minutes:.1f} minutes"]
+        return [f"{self.step} steps in {minutes:.1f} minutes", *self.results(run_dir, save_path, ckpt_path)]
+
+    @property
+    def step(self) -> int:
+        """Return the last step that is done, 0 before the first."""
+        return self.metrics.rows[-1]["step"] if self.metrics.rows else 0
+
+    def results(self, run_dir: Path, save_path: Path, ckpt_path: Path) -> list[str]:
+        """Return what came of a run: exact match, the place of the adapter, how to run it again."""
+        lines = []
         if self.evals.rows:
             first, last = self.evals.rows[0], self.evals.rows[-1]
-            lines.append(f"exact match  {_interval(first)} at step {first['step']}")
+            lines.append(f"exact match  {interval(first)} at step {first['step']}")
             if last is not first:
-                lines.append(f"          -> {_interval(last)} at step {last['step']}")
+                lines.append(f"          -> {interval(last)} at step {last['step']}")
         adapter = find_adapter(save_path, ckpt_path)
         lines.append(f"adapter      {adapter or 'none was saved'}")
         lines.append(f"run          {run_dir}")
@@ -88,8 +122,9 @@ class Progress:
 def step_line(row: dict[str, Any], steps: int | None) -> str:
     """Return one global step as one line; metrics that the row lacks are left out."""
     parts = [f"step {row['step']}" + (f"/{steps}" if steps else "")]
-    parts += [f"{label} {row[key]:{form}}" for key, label, form in STEP_COLUMNS if _is_number(row.get(key))]
-    seconds = row.get("seconds") or {}
+    parts += [f"{label} {row[key]:{form}}" for key, label, form in STEP_COLUMNS if is_number(row.get(key))]
+    seconds = row.get("seconds")
+    seconds = {k: v for k, v in seconds.items() if is_number(v)} if isinstance(seconds, dict) else {}
     if seconds:
         shown = {name: value for name, value in seconds.items() if name != "total" and value >= 0.05}
         phases = ", ".join(f"{name} {value:.1f}" for name, value in shown.items())
@@ -99,20 +134,22 @@ def step_line(row: dict[str, Any], steps: int | None) -> str:
 
 def eval_line(row: dict[str, Any]) -> str:
     """Return one eval as one line."""
-    return f"eval at step {row['step']}: exact match {_interval(row)}"
+    return f"eval at step {row['step']}: exact match {interval(row)}"
 
 
-def _interval(row: dict[str, Any]) -> str:
-    if not _is_number(row.get("exact_match")):
+def interval(row: dict[str, Any]) -> str:
+    """Return the exact match of an eval with its interval and the number of problems."""
+    if not is_number(row.get("exact_match")):
         return "not graded"
     text = f"{row['exact_match']:.3f}"
-    if _is_number(row.get("ci_low")) and _is_number(row.get("ci_high")):
+    if is_number(row.get("ci_low")) and is_number(row.get("ci_high")):
         text += f" [{row['ci_low']:.3f}, {row['ci_high']:.3f}]"
     return text + (f" (n={row['n']})" if "n" in row else "")
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def is_number(value: Any) -> TypeGuard[float]:
+    """Tell whether a value of a line is a finite number, which null, text and truth values are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def find_adapter(save_path: Path, ckpt_path: Path) -> Path | None:

@@ -16,12 +16,15 @@ from grpo.launch.supervise import CHECKOUT
 from grpo.launch.variables import in_variables
 from grpo.retention import saved_steps
 from grpo.run_log import rewind
+from grpo.run_state import LOCK, place
 from reward import settings
 
 # What the saved optimizer state and data position belong to. Everything else may be changed between two parts of a run.
 FIXED = ("pretrain", "lora_rank", "lora_alpha", "target_modules", "prompt_data")
 # Follow from the machine or from the resuming itself.
 PLACES = ("ckpt_path", "metrics_dir")
+# Somebody who looks whether the run is going has the lock for a moment, see run_state.is_held.
+LOCK_TRIES = 5
 _IGNORED = ("resume_from", "engine_model", "run_dir", "save_path", "wandb_run_name", *PLACES)
 
 
@@ -68,7 +71,7 @@ def resolve_resumed(flags: list[str], folder: Path) -> Config:
         _check_whole(newest, Path(config.args.pretrain))
         config = resolve([*flags, "--resume_from", str(newest)], folder)
     wrong = {name: values for name, values in changes(config, folder).items() if name in FIXED}
-    wrong |= {name: place for name, place in _moved(config, folder).items() if place[0] != place[1]}
+    wrong |= {name: places for name, places in _moved(config, folder).items() if places[0] != places[1]}
     if not wrong and _other_train_data(config, folder):
         raise ResumeError(
             f"{config.args.prompt_data} was changed since {folder} started: its place in the data would be another; "
@@ -112,9 +115,7 @@ def _other_train_data(config: Config, folder: Path) -> bool:
 
 def _recorded_place(folder: Path, name: str) -> str:
     """Return where the run has its checkpoints or metrics; what was in the run directory moves along with it."""
-    recorded = _recorded(folder)
-    place, run_dir = Path(recorded[name]), Path(recorded["run_dir"])
-    return str(folder / place.relative_to(run_dir)) if place.is_relative_to(run_dir) else str(place)
+    return str(place(folder, _recorded(folder), name))
 
 
 def _places(flags: list[str], folder: Path) -> list[str]:
@@ -180,12 +181,12 @@ def lock(folder: Path) -> int:
     Raises:
         ResumeError: where another process holds it.
     """
-    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise ResumeError(
-            f"the run in {folder} is still going, or is being ended: wait, or end it with Ctrl-C"
-        ) from None
-    return descriptor
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    for _ in range(LOCK_TRIES):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError:
+            time.sleep(0.05)
+    os.close(descriptor)
+    raise ResumeError(f"the run in {folder} is still going, or is being ended: wait, or end it with Ctrl-C")

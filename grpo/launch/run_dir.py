@@ -17,6 +17,7 @@ from grpo.json_files import replace
 from grpo.launch import machine
 from grpo.launch.config import Config, redact
 from grpo.launch.plan import Plan
+from grpo.run_state import ENDS
 from reward import settings as judge_settings
 
 # The only variables that are written down: they change results or speed, and none of them holds a secret.
@@ -89,6 +90,15 @@ def write(
     command = run_dir / "command.sh"
     command.write_text(redact(command_script(run_dir, name, config, options)), encoding="utf-8")
     command.chmod(0o755)
+
+
+def note_end(run_dir: Path, code: int) -> None:
+    """Append the exit code of a run, or of this part of it, to ends.jsonl. A killed launcher leaves no line."""
+    try:
+        with (run_dir / ENDS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"time": time.time(), "code": code}) + "\n")
+    except OSError as error:  # a full disk does not change how the run ended
+        print(f"{run_dir / ENDS} was not written: {error}", file=sys.stderr)
 
 
 def data_digest(file: Path) -> str:

@@ -1,4 +1,9 @@
+import json
+import os
 import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -7,6 +12,8 @@ from peft import LoraConfig, get_peft_model
 
 from grpo import loading
 from grpo.flags import ATTENTION_PROJECTIONS
+from grpo.launch import resume, run_dir
+from grpo.run_log import RunLog, rewind
 
 
 def save_adapter(base: Path, folder: Path, **settings) -> Path:
@@ -37,3 +44,63 @@ def adapter(trained: Path, tmp_path: Path) -> Path:
 def base(checkpoint: Path, tmp_path: Path) -> Path:
     """A copy of `checkpoint` that a test may damage."""
     return shutil.copytree(checkpoint, tmp_path / "base")
+
+
+@dataclass
+class RunFolder:
+    """A run directory, written by what a run writes it with; a test that holds it plays the launcher."""
+
+    folder: Path
+    held: int | None = None
+
+    def step(self, step: int, **status: object) -> None:
+        RunLog(str(self.folder)).write_step(step, {"reward": 0.5, "correct": step / 100} | status)
+
+    def evaluate(self, step: int, exact_match: float) -> None:
+        result = {"exact_match": exact_match, "ci_low": exact_match - 0.1, "ci_high": exact_match + 0.1, "n": 18}
+        RunLog(str(self.folder)).write_eval(step, result | {"seconds": 30.0})
+
+    def samples(self, step: int, *samples: dict) -> None:
+        RunLog(str(self.folder)).write_samples(f"step_{step}", samples)
+
+    def hold(self) -> None:
+        self.held = resume.lock(self.folder)
+
+    def let_go(self, code: int | None = None) -> None:
+        """End the run, with an exit code or killed."""
+        if code is not None:
+            run_dir.note_end(self.folder, code)
+        if self.held is not None:
+            os.close(self.held)
+        self.held = None
+
+    def resume_after(self, step: int) -> None:
+        """Take back what was logged after a step, and say so, as the launcher does."""
+        rewind(self.folder, self.folder, step)
+        with (self.folder / "resumes.jsonl").open("a") as file:
+            file.write(json.dumps({"time": time.time(), "step": step, "changed": {}}) + "\n")
+
+    def save_final(self) -> None:
+        (self.folder / "final").mkdir()
+        (self.folder / "final" / "adapter_config.json").write_text("{}")
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Iterator[Callable[..., RunFolder]]:
+    """Make a run directory with nothing done, of 40 steps and an evaluation after every 10."""
+    made = []
+
+    def make(name: str = "tiny-1", **flags: object) -> RunFolder:
+        folder = tmp_path / "runs" / name
+        (folder / "logs").mkdir(parents=True)
+        places = {"metrics_dir": "", "save_path": "final", "ckpt_path": "checkpoints"}
+        values = {flag: str(folder / place) for flag, place in places.items()} | {"run_dir": str(folder)}
+        values |= {"eval_steps": 10, "eval_dataset": "eval.jsonl"} | flags
+        (folder / "config.json").write_text(json.dumps({"flags": values, "plan": {"steps": 40}}))
+        (folder / "command.sh").touch()
+        made.append(RunFolder(folder))
+        return made[-1]
+
+    yield make
+    for run in made:
+        run.let_go()

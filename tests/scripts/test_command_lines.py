@@ -8,7 +8,8 @@ import pytest
 
 from data import prepare
 from eval import compare, evaluate, regrade, table
-from scripts import dequantize_checkpoint, export_model, inspect_checkpoint, make_tiny_model
+from scripts import dequantize_checkpoint, export_model, inspect_checkpoint, make_tiny_model, runs
+from scripts.watch import __main__ as watch
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("data", "eval", "grpo", "patches", "scripts")
@@ -50,6 +51,9 @@ def test_an_abbreviation_is_a_bad_call(capsys: pytest.CaptureFixture[str]) -> No
         (export_model, ["--model", "none", "--adapter", "none", "--out", "out"]),
         (inspect_checkpoint, ["none"]),
         (make_tiny_model, ["--out", "file"]),
+        (runs, ["none"]),
+        (watch, ["none"]),
+        (watch, ["."]),
     ],
 )
 def test_bad_input_is_exit_code_2_with_a_reason(

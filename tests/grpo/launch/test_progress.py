@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from grpo.json_files import replace
 from grpo.launch.progress import Progress
 
 STEP = {
@@ -40,8 +41,9 @@ def test_a_judged_step_shows_its_quality_and_what_nobody_judged(tmp_path: Path) 
 
 
 def test_metrics_that_are_missing_or_null_are_left_out(tmp_path: Path) -> None:
-    append(tmp_path / "metrics.jsonl", {"step": 1, "reward": None})
-    assert Progress(tmp_path, None).poll() == ["step 1"]
+    append(tmp_path / "metrics.jsonl", {"step": 1, "reward": None, "seconds": {"train": None}})
+    append(tmp_path / "metrics.jsonl", {"step": 2, "seconds": 3.0})
+    assert Progress(tmp_path, None).poll() == ["step 1", "step 2"]
 
 
 def test_nothing_before_there_are_files(tmp_path: Path) -> None:
@@ -65,6 +67,28 @@ def test_a_broken_line_is_left_out(tmp_path: Path) -> None:
     append(tmp_path / "metrics.jsonl", STEP)
     [line] = Progress(tmp_path, 40).poll()
     assert line.startswith("step 3/40")
+
+
+def test_lines_that_hold_no_step_are_counted_as_broken(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('3\n[]\n{"reward": 1}\n')
+    progress = Progress(tmp_path, 40)
+    assert progress.poll() == [] and progress.step == 0
+    assert progress.metrics.broken == 3
+
+
+def test_a_file_that_a_resumed_run_has_replaced_is_read_anew(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    for step in (1, 2, 3):
+        append(file, STEP | {"step": step})
+    progress = Progress(tmp_path, 40)
+    progress.poll()
+    lines = file.read_text().splitlines(keepends=True)
+    replace(file, lines[0])
+    assert [line.split("  ")[0] for line in progress.poll()] == ["step 1/40"] and progress.step == 1
+    replace(file, "".join(lines) * 3)  # as long as before, or longer: it is another file all the same
+    assert len(progress.poll()) == 9 and len(progress.metrics.rows) == 9
+    file.write_text(lines[1])  # in place, as a copy does
+    assert [line.split("  ")[0] for line in progress.poll()] == ["step 2/40"]
 
 
 def test_evals_stand_after_the_step_that_they_follow(tmp_path: Path) -> None:

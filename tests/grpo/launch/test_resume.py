@@ -1,9 +1,11 @@
 """Which run `--resume` finds, from which checkpoint, and what it refuses and takes back."""
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import torch
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 
-from grpo import adapter_files
+from grpo import adapter_files, run_state
 from grpo.architecture import Architecture
 from grpo.checkpoint_files import read_json
 from grpo.launch import __main__ as launch
@@ -202,6 +204,15 @@ def test_a_run_that_is_still_going_is_refused(tmp_path) -> None:
     resume.lock(tmp_path)
 
 
+def test_somebody_who_looks_whether_it_is_going_does_not_keep_a_run_from_starting(tmp_path, monkeypatch) -> None:
+    (tmp_path / run_state.LOCK).touch()
+    looking = os.open(tmp_path / run_state.LOCK, os.O_RDONLY)
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    monkeypatch.setattr(time, "sleep", lambda _: fcntl.flock(looking, fcntl.LOCK_UN))
+    resume.lock(tmp_path)
+    assert run_state.is_held(tmp_path)
+
+
 def test_of_two_starts_in_one_directory_the_second_is_refused(setting, monkeypatch, capsys) -> None:
     words = ["launch", "run", "--run-dir", str(setting.run_dir), "--", *setting.words()]
     monkeypatch.setattr(sys, "argv", words)
@@ -211,6 +222,24 @@ def test_of_two_starts_in_one_directory_the_second_is_refused(setting, monkeypat
     assert launch.main() == launch.REFUSED
     assert "still going" in capsys.readouterr().err
     os.close(held)
+
+
+@pytest.mark.parametrize(("code", "state"), [(0, "finished"), (130, "stopped"), (1, "crashed")])
+def test_a_run_that_ends_leaves_word_of_how(setting, monkeypatch, code, state) -> None:
+    def supervise(*_, **__) -> int:
+        assert run_state.Run(setting.run_dir).state == "running"
+        return code
+
+    monkeypatch.setattr(sys, "argv", ["launch", "run", "--run-dir", str(setting.run_dir), "--", *setting.words()])
+    monkeypatch.setattr(launch.preflight, "problems", lambda *_, **__: [])
+    monkeypatch.setattr(launch.preflight, "patch_status", lambda: {"digest": "d1"})
+    monkeypatch.setattr(launch, "supervise", supervise)
+    held = []
+    monkeypatch.setattr(resume, "lock", lambda folder, lock=resume.lock: held.append(lock(folder)) or held[-1])
+    assert launch.main() == code
+    os.close(held[0])  # as the end of the process does
+    run = run_state.Run(setting.run_dir)
+    assert (run.state, run.code) == (state, code)
 
 
 def test_training_data_that_was_changed_in_place_is_refused(setting, save, make_data) -> None:

@@ -1,0 +1,147 @@
+"""Every number that a run writes: its name, unit, meaning, tier, healthy range and source, in one place.
+
+The docs, the checks of metrics.jsonl, the diagnosis and the report are made from it. Tiers say in which order to look:
+1 is it learning, 2 is the update sound, 3 what do the responses look like, 4 is the reward honest, 5 the rest: speed,
+resources, details of the update.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+TIERS = {
+    1: "Is it learning?",
+    2: "Is the update sound?",
+    3: "What do the responses look like?",
+    4: "Is the reward honest?",
+    5: "Where do time and memory go?",
+}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number of a step.
+
+    Attributes:
+        name: its key in metrics.jsonl (in eval.jsonl for the source "eval"); "seconds.NAME" lies in the object
+            `seconds`, "NAME.*" stands for one number a model.
+        unit: "share" is from 0 to 1; "nat", "token", "sample", "s", "byte"; "" for a number without unit.
+        tier: see TIERS.
+        healthy: the range, inclusive, that needs no look; None leaves a side open. None where it depends on the run.
+        source: where it is computed: "openrlhf", "eval", "actor", "experience", "reward" or "launcher".
+    """
+
+    name: str
+    unit: str
+    tier: int
+    meaning: str
+    source: str
+    healthy: tuple[float | None, float | None] | None = None
+
+
+SCHEMA = (
+    Metric("exact_match", "share", 1, "held-out problems solved, by exact match alone (pass@1)", "eval"),
+    Metric("correct", "share", 1, "training samples whose answer is the gold answer", "reward"),
+    Metric("reward", "", 1, "mean reward of the samples, judge included", "openrlhf"),
+    Metric("answered", "share", 1, "samples with an answer that can be read", "reward", (0.8, None)),
+    Metric("ppo_kl", "nat", 2, "mean log ratio of the sampling policy to the trained one, over tokens", "openrlhf",
+           (-0.05, 0.05)),
+    Metric("ppo_clip_ratio", "share", 2, "tokens whose ratio was clipped", "openrlhf", (None, 0.2)),
+    Metric("clip_ratio_low", "share", 2, "tokens clipped from below: the advantage is negative", "actor", (None, 0.1)),
+    Metric("clip_ratio_high", "share", 2, "tokens clipped from above: the advantage is positive", "actor", (None, 0.1)),
+    Metric("policy_loss", "", 2, "mean loss; not expected to fall in GRPO", "openrlhf"),
+    Metric("policy_loss_max", "", 2, "largest loss of a micro-batch by magnitude", "actor"),
+    Metric("policy_loss_spike", "", 2, "policy_loss_max over the median of the step's micro-batches", "actor",
+           (None, 10.0)),
+    Metric("grad_norm", "", 2, "L2 norm of the gradient before clipping, mean of the optimizer steps", "actor",
+           (None, 1.0)),
+    Metric("grad_norm_max", "", 2, "the largest of them", "actor", (None, 3.0)),
+    Metric("advantage_mean", "", 2, "mean advantage, over samples", "experience", (-0.1, 0.1)),
+    Metric("advantage_std", "", 2, "standard deviation of the advantage, over samples", "experience"),
+    Metric("advantage_min", "", 2, "smallest advantage", "experience"),
+    Metric("advantage_max", "", 2, "largest advantage", "experience"),
+    Metric("zero_spread_groups", "share", 2, "prompts whose samples all got one reward: they teach nothing",
+           "experience", (None, 0.7)),
+    Metric("logprob_diff_mean", "nat", 2, "mean |trainer - engine| log-prob of the sampled tokens", "experience",
+           (None, 0.05)),
+    Metric("logprob_diff_max", "nat", 2, "the largest of them", "experience", (None, 2.0)),
+    Metric("logprob_diff_first", "nat", 2, "mean over the first third of each response", "experience", (None, 0.05)),
+    Metric("logprob_diff_last", "nat", 2, "mean over the last third: a drift with position is an error of one side",
+           "experience", (None, 0.05)),
+    Metric("improbable_tokens", "share", 2, "sampled tokens to which the engine gave less than 1e-4", "experience",
+           (None, 0.001)),
+    Metric("response_length", "token", 3, "mean length of a response", "openrlhf"),
+    Metric("response_length_p50", "token", 3, "median length", "experience"),
+    Metric("response_length_p90", "token", 3, "length that one in ten exceeds", "experience"),
+    Metric("response_length_max", "token", 3, "longest response", "experience"),
+    Metric("thinking_length", "token", 3, "mean length of what comes before the final message", "experience"),
+    Metric("answer_length", "token", 3, "mean length of the final message, of samples that have one", "experience"),
+    Metric("truncated", "share", 3, "samples cut at the length limit", "openrlhf", (None, 0.3)),
+    Metric("entropy", "nat", 3, "mean entropy of the policy at the sampled tokens", "experience"),
+    Metric("entropy_p10", "nat", 3, "tenth percentile of the tokens", "experience"),
+    Metric("entropy_p90", "nat", 3, "ninetieth percentile of the tokens", "experience"),
+    Metric("repetition", "share", 3, "3-grams of a response that were there before in it, mean of the samples",
+           "experience", (None, 0.3)),
+    Metric("reward_correct_correlation", "", 4, "correlation of reward and correctness in the step", "experience",
+           (0.5, None)),
+    Metric("reward_correct_correlation_rolling", "", 4, "the same over the last 10 steps", "experience", (0.5, None)),
+    Metric("high_reward_wrong", "share", 4, "wrong samples among those with a reward of a right one's median or more",
+           "experience", (None, 0.05)),
+    Metric("judge_quality", "share", 4, "mean quality of the judged samples", "reward"),
+    Metric("judge_quality_right", "share", 4, "mean quality of judged samples with the gold answer", "experience"),
+    Metric("judge_quality_wrong", "share", 4, "mean quality of judged samples without it", "experience"),
+    Metric("judge_calls", "", 4, "calls of the judge a sample", "reward"),
+    Metric("judge_failed", "share", 4, "samples that no model judged", "reward", (None, 0.05)),
+    Metric("judge_fallbacks", "share", 4, "samples that another model than the first judged", "reward", (None, 0.2)),
+    Metric("judge_cached", "share", 4, "samples whose judgement was there", "reward"),
+    Metric("judge_seconds", "s", 4, "mean time from asking to judgement", "reward"),
+    Metric("judge_tokens", "token", 4, "tokens that the judge was sent and answered, mean of the samples", "reward"),
+    Metric("reward_missing", "share", 4, "samples without a reward: they take no part in the update", "openrlhf",
+           (None, 0.01)),
+    Metric("token_advantage_mean", "", 5, "mean advantage over tokens; below 0 long samples are the worse ones",
+           "experience"),
+    Metric("advantage_length_correlation", "", 5, "correlation of advantage and length", "experience", (-0.5, 0.5)),
+    Metric("unallocated_mass", "share", 5, "probability of rows of the vocabulary that stand for no token",
+           "experience", (None, 1e-4)),
+    Metric("actor_lr", "", 5, "learning rate of the last optimizer step", "openrlhf"),
+    Metric("optimizer_step", "", 5, "optimizer steps since the run started", "actor"),
+    Metric("optimizer_steps", "", 5, "optimizer steps of this rollout; more than one is off-policy", "actor"),
+    Metric("seconds.generate", "s", 5, "sampling, with the reward", "launcher"),
+    Metric("seconds.reward", "s", 5, "from the last sampled token of a sample to its reward, mean of the samples",
+           "reward"),
+    Metric("seconds.old_log_probs", "s", 5, "log-probs of the sampling policy, and advantages", "launcher"),
+    Metric("seconds.train", "s", 5, "forward, backward, optimizer", "launcher"),
+    Metric("seconds.sync", "s", 5, "the adapter to the engines", "launcher"),
+    Metric("seconds.save", "s", 5, "checkpoints", "launcher"),
+    Metric("seconds.total", "s", 5, "the whole step", "launcher"),
+    Metric("tokens_per_second", "token/s", 5, "sampled tokens over the whole step's time", "launcher"),
+    Metric("sync_bytes", "byte", 5, "what one sync sends to each engine", "launcher"),
+    Metric("host_memory", "byte", 5, "memory in use on this machine", "launcher"),
+    Metric("device_memory", "byte", 5, "most that PyTorch held on the device of rank 0 in this step; 0 on a CPU",
+           "actor"),
+    Metric("disk_free", "byte", 5, "left where checkpoints go", "launcher"),
+    Metric("lost_writes", "", 5, "lines that could not be written so far", "launcher", (None, 0.0)),
+    Metric("dropped_values", "", 5, "numbers of this step that were not finite and are left out", "launcher",
+           (None, 0.0)),
+)  # fmt: skip
+
+BY_NAME = {metric.name: metric for metric in SCHEMA}
+
+
+def flat(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a line of metrics.jsonl or eval.jsonl by the schema's names, also those it does not know.
+
+    Args:
+        row: the line; `step` and `time` are no metrics.
+    """
+    return dict(_numbers(row, ""))
+
+
+def _numbers(row: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
+    for name, value in row.items():
+        if isinstance(value, bool) or (not prefix and name in ("step", "time")):
+            continue
+        if isinstance(value, int | float):
+            yield prefix + name, float(value)
+        elif name == "seconds" and isinstance(value, Mapping):
+            yield from _numbers(value, "seconds.")

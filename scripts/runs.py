@@ -1,0 +1,136 @@
+"""List the runs under a folder, the oldest first, one line each.
+
+    python -m scripts.runs [FOLDER] [--json]
+
+FOLDER is a run, or holds runs at any depth; default: runs/ of this checkout. "correct" is that of the last step on the
+training prompts, "s/step" the median over all steps, evaluations aside; times are in seconds since 1970 with --json.
+
+States: running; finished; stopped by somebody (Ctrl-C, kill, a closed terminal); crashed, which is also what was killed
+with no chance to say so.
+
+Exit code: 0 done; 1 a run could not be read, with the reason; 2 no such folder.
+"""
+
+import argparse
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from grpo.environment import CHECKOUT
+from grpo.launch.progress import is_number
+from grpo.run_state import Run, is_run
+
+DONE, INCOMPLETE, REFUSED = range(3)
+_EVAL = ("step", "exact_match", "ci_low", "ci_high", "n")
+
+
+def find(folder: Path) -> Iterator[Path]:
+    """Yield the run directories at and under a folder; a run holds no others, and links are not followed."""
+    for place, names, _ in os.walk(folder):
+        if is_run(Path(place)):
+            names.clear()
+            yield Path(place)
+        names[:] = [name for name in names if not name.startswith(".")]
+
+
+def summarise(run: Run, root: Path) -> dict[str, Any]:
+    """Return what is listed of a run; None where it is not known.
+
+    Args:
+        root: the folder in which it was found, from which its name counts.
+    """
+    evals = [{key: row.get(key) for key in _EVAL} for row in run.evals]
+    rows = run.progress.metrics.rows
+    correct = rows[-1].get("correct") if rows else None
+    folder, root = run.folder.resolve(), root.resolve()
+    return {
+        "name": run.name if folder == root else str(folder.relative_to(root)),
+        "folder": str(folder),
+        "state": run.state,
+        "exit_code": run.code,
+        "step": run.progress.step,
+        "planned": run.planned,
+        "started": run.started,
+        "last_line": run.last_line,
+        "resumes": len(run.resumes),
+        "first_eval": evals[0] if evals else None,
+        "last_eval": evals[-1] if evals else None,
+        "correct": correct if is_number(correct) else None,
+        "seconds_per_step": run.seconds_a_step(last=None),
+    }
+
+
+_HEADER = ("name", "state", "steps", "started", "exact match", "correct", "s/step")
+
+
+def table(runs: list[dict[str, Any]]) -> list[str]:
+    """Return the runs as lines, under a line with the names of the columns."""
+    lines = [_HEADER, *(_cells(run) for run in runs)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+
+
+def _cells(run: dict[str, Any]) -> tuple[str, ...]:
+    started = time.strftime("%Y-%m-%d %H:%M", time.localtime(run["started"])) if run["started"] else "-"
+    resumed = f" (resumed {run['resumes']}x)" if run["resumes"] else ""
+    return (
+        "".join(c if c.isprintable() else "?" for c in run["name"]),
+        run["state"] + resumed,
+        f"{run['step']}/{run['planned'] or '?'}",
+        started,
+        _exact_match(run["first_eval"], run["last_eval"]),
+        "-" if run["correct"] is None else f"{run['correct']:.3f}",
+        "-" if run["seconds_per_step"] is None else f"{run['seconds_per_step']:.1f}",
+    )
+
+
+def _exact_match(first: dict[str, Any] | None, last: dict[str, Any] | None) -> str:
+    """Return the first value, and the last with its interval."""
+    if not first or not last:
+        return "-"
+    text = f"{first['exact_match']:.3f} -> " if last["step"] != first["step"] else ""
+    text += f"{last['exact_match']:.3f}"
+    if is_number(last["ci_low"]) and is_number(last["ci_high"]):
+        text += f" [{last['ci_low']:.3f}, {last['ci_high']:.3f}]"
+    return text
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    assert __doc__
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False,
+        prog="python -m scripts.runs",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", type=Path, nargs="?", metavar="FOLDER")
+    parser.add_argument("--json", action="store_true", help="print a JSON list")
+    arguments = parser.parse_args(argv)
+    folder = arguments.folder or CHECKOUT / "runs"
+    if arguments.folder and not folder.is_dir():
+        print(f"runs: {folder} is no folder: name one that holds runs", file=sys.stderr)
+        return REFUSED
+    logging.getLogger("grpo").setLevel(logging.ERROR)  # a broken line is left out; scripts.watch counts them
+    runs, unreadable = [], 0
+    for place in find(folder):
+        try:
+            runs.append(summarise(Run(place), folder))
+        except OSError as error:
+            unreadable += 1
+            print(f"runs: {place} cannot be read ({error})", file=sys.stderr)
+    runs.sort(key=lambda run: run["started"] or 0.0)
+    if arguments.json:
+        print(json.dumps(runs, indent=2))
+    else:
+        print("\n".join(table(runs)) if runs else f"no runs under {folder}")
+    return INCOMPLETE if unreadable else DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

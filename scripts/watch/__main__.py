@@ -1,0 +1,109 @@
+"""A live view of a run: progress, curves, phase times, the judge, the newest samples.
+
+    python -m scripts.watch RUN_DIR [--once] [--every SECONDS]
+
+It reads the run's files and changes nothing, so that any number may watch. It ends when the run does, with a summary,
+and with Ctrl-C. Where the output is no terminal, it is one line for each step and evaluation.
+
+A "!" marks a value out of the range that needs no look; grpo/metric_schema.py has the ranges and what each name means.
+"""
+
+import argparse
+import logging
+import signal
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+
+from grpo.run_state import RUNNING, Run, RunError
+from scripts.watch.frame import frame
+from scripts.watch.samples import NewestSamples
+
+DONE, REFUSED = 0, 2
+
+
+def watch(run: Run, console: Console, every: float) -> None:
+    """Follow a run to its end.
+
+    Args:
+        every: seconds between two looks.
+    """
+    if console.is_terminal:
+        samples = NewestSamples(run.folder)
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            while run.state == RUNNING:
+                samples.refresh()
+                width, height = console.size
+                live.update(Group(*frame(run, samples, time.time(), width, height)), refresh=True)
+                time.sleep(every)
+                run.refresh()
+    else:
+        _print_lines(run, every)
+
+
+def _print_lines(run: Run, every: float) -> None:
+    """Print each step and evaluation once, also where a resumed run writes its files anew."""
+    shown: set[str] = set()
+    while run.state == RUNNING:
+        new = [line for line in run.refresh() if line not in shown]
+        shown.update(new)
+        if new:
+            print(*new, sep="\n", flush=True)
+        if run.state == RUNNING:
+            time.sleep(every)
+
+
+def print_frame(run: Run, console: Console) -> None:
+    """Print the whole view once."""
+    samples = NewestSamples(run.folder)
+    samples.refresh()
+    for line in frame(run, samples, time.time(), console.width):
+        console.print(line, no_wrap=True, crop=False)
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0.1 <= value <= 3600:
+        raise argparse.ArgumentTypeError("give seconds from 0.1 to 3600")
+    return value
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    assert __doc__
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False,
+        prog="python -m scripts.watch",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", type=Path, metavar="RUN_DIR")
+    parser.add_argument("--once", action="store_true", help="print one frame and end")
+    parser.add_argument("--every", type=_seconds, default=2.0, metavar="SECONDS", help="between two looks (default: 2)")
+    arguments = parser.parse_args(argv)
+    logging.getLogger("grpo").setLevel(logging.ERROR)  # broken lines are counted in the view
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without these characters shows "?"
+    try:
+        run = Run(arguments.folder)
+        console = Console(highlight=False)
+        if not arguments.once:
+            watch(run, console, arguments.every)
+        print_frame(run, console)
+        if run.state != RUNNING:
+            print(*run.progress.results(run.folder, run.save_path, run.ckpt_path), sep="\n")
+    except (RunError, OSError) as error:
+        print(f"watch: {error}", file=sys.stderr)
+        return REFUSED
+    except KeyboardInterrupt:
+        pass
+    return DONE
+
+
+if __name__ == "__main__":
+    # So that the terminal is put right before the end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    sys.exit(main())

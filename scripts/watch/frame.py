@@ -1,0 +1,276 @@
+"""One frame of the view: a run as lines for a terminal."""
+
+import math
+import statistics
+import textwrap
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from rich.text import Text
+
+from grpo.launch.progress import interval
+from grpo.launch.supervise import tail
+from grpo.metric_schema import BY_NAME, SCHEMA, TIERS, Metric, flat
+from grpo.run_state import CRASHED, FINISHED, RUNNING, STOPPED, Run
+from scripts.watch.samples import NewestSamples, Sample
+from scripts.watch.text import duration, end_of, number, printable, sparkline
+
+_STATE_STYLES = {RUNNING: "bold green", FINISHED: "bold green", STOPPED: "bold yellow", CRASHED: "bold red"}
+_NAME, _VALUE, _MAX_WIDTH = 18, 8, 160
+# A run is called quiet after so many times the usual step, evaluations aside.
+_QUIET_STEPS, _QUIET_SECONDS = 5, 60.0
+Numbers = Sequence[dict[str, float]]
+
+
+class Finding(Protocol):
+    """What a diagnosis has found: its name, the step from which on, and what shows it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def onset(self) -> int: ...
+    @property
+    def evidence(self) -> str: ...
+
+
+def frame(
+    run: Run,
+    samples: NewestSamples,
+    now: float,
+    width: int,
+    height: int | None = None,
+    findings: Sequence[Finding] | None = None,
+) -> list[Text]:
+    """Return the lines of the view.
+
+    Args:
+        now: seconds since 1970.
+        width, height: of the terminal, in characters; without a height nothing is left out.
+        findings: of a diagnosis; None where none was made.
+    """
+    width = max(40, min(width, _MAX_WIDTH))
+    rows = _numbers(run.progress.metrics.rows)
+    lines = [*_header(run, now, width), *_findings(findings, width), *_out_of_range(rows, width)]
+    lines += _learning(run, rows, width)
+    lines += _section(TIERS[2], _cells([m.name for m in _tier(2)], rows, width), width)
+    lines += _section("Where does the time go?", _phases(rows, width), width)
+    lines += _section("The judge", _judge(rows, width), width)
+    lines += _samples(samples, width)
+    lines += _schema_differences(run, rows, width)
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+    if height is not None and len(lines) > height:
+        left_out = len(lines) - height + 1
+        lines = [*lines[: height - 1], Text(f"{left_out} more lines: make the terminal higher, or --once", "dim")]
+    return lines
+
+
+def _header(run: Run, now: float, width: int) -> list[Text]:
+    step, planned = run.progress.step, run.planned
+    share = min(step / planned, 1.0) if planned else 0.0
+    done = f"  step {step}/{planned} {share:.0%} " if planned else f"  step {step} "
+    first = Text.assemble((printable(run.name), "bold"), "  ", (run.state, _STATE_STYLES[run.state]), done)
+    bar = min(40, width - first.cell_len) if planned else 0
+    if bar > 5:
+        full = int(share * bar)
+        first.append("━" * full, "green").append("─" * (bar - full), "dim")
+    return [first, *_wrapped(_clock(run, now), width), *_wrapped(_notes(run, now), width, "yellow")]
+
+
+def _clock(run: Run, now: float) -> list[str]:
+    pace, left = run.seconds_a_step(), run.seconds_left(now)
+    parts = [f"{duration(pace)} a step"] if pace is not None else []
+    if left is not None:
+        parts.append(f"{duration(left)} left, until {_hour(now + left, now)}")
+    if run.started is not None:
+        parts.append(f"started {_hour(run.started, now)}")
+    if run.resumes:
+        times = f"{len(run.resumes)} times, last" if len(run.resumes) > 1 else "once,"
+        parts.append(f"resumed {times} after step {run.resumes[-1].get('step')}")
+    if run.last_line is not None:
+        ago = f"{duration(max(now - run.last_line, 0.0))} ago" if run.state == RUNNING else _hour(run.last_line, now)
+        parts.append(f"last line {ago}")
+    return parts
+
+
+def _hour(moment: float, now: float) -> str:
+    is_near = abs(moment - now) < 12 * 3600
+    return time.strftime("%H:%M" if is_near else "%Y-%m-%d %H:%M", time.localtime(moment))
+
+
+def _notes(run: Run, now: float) -> list[str]:
+    """Return what a user should know beside numbers."""
+    notes = []
+    part_started = run.resumes[-1]["time"] if run.resumes else run.started
+    log = run.folder / "logs" / "driver.log"
+    pace = run.seconds_a_step()
+    if run.state == RUNNING and (run.last_line is None or run.last_line < (part_started or 0.0)):
+        last = tail(log, 1, bars=True)
+        notes.append("starting" + (f": {printable(last[0])[:200]}" if last else ""))
+    elif run.state == RUNNING and pace and run.last_line and now - run.last_line > _QUIET_STEPS * pace + _QUIET_SECONDS:
+        notes.append(f"no new line for {duration(now - run.last_line)}, see {log}")
+    elif run.state == CRASHED:
+        how = "it was killed, or the machine went down" if run.code is None else f"it failed with exit code {run.code}"
+        notes.append(f"{how}: see {log}; ./train_grpo.sh --resume {run.folder} continues it")
+    elif run.state == STOPPED:
+        notes.append(f"somebody has ended it; ./train_grpo.sh --resume {run.folder} continues it")
+    for lines in (run.progress.metrics, run.progress.evals):
+        if lines.broken:
+            notes.append(f"{lines.broken} broken line{'s' * (lines.broken > 1)} left out of {lines.path.name}")
+    if not run.config:
+        notes.append("config.json cannot be read")
+    return notes
+
+
+def _findings(findings: Sequence[Finding] | None, width: int) -> list[Text]:
+    if findings is None:
+        return []
+    lines = [_title("Findings", width)]
+    for finding in findings:
+        text = f"{finding.name} since step {finding.onset}: {finding.evidence}"
+        lines += _wrapped([printable(text)], width, "bold red")
+    return lines if findings else [*lines, Text("none")]
+
+
+def _learning(run: Run, rows: Numbers, width: int) -> list[Text]:
+    cells = _cells([m.name for m in _tier(1) if m.source == "eval"], _numbers(run.evals), width)
+    cells += _cells([m.name for m in _tier(1) if m.source != "eval"], rows, width)
+    lines = _section(TIERS[1], cells, width)
+    if run.evals:
+        first, last = run.evals[0], run.evals[-1]
+        text = f"held out: {interval(first)} at step {first['step']}"
+        if last is not first:
+            text += f" -> {interval(last)} at step {last['step']}"
+        lines += _wrapped([text], width)
+    return lines
+
+
+def _numbers(rows: Iterable[dict[str, Any]]) -> Numbers:
+    return [{name: value for name, value in flat(row).items() if math.isfinite(value)} for row in rows]
+
+
+def _tier(tier: int) -> list[Metric]:
+    return [metric for metric in SCHEMA if metric.tier == tier]
+
+
+def _columns(rows: Numbers) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def _cells(
+    names: Iterable[str], rows: Numbers, width: int, show: Callable[[str, float], str] | None = None
+) -> list[Text]:
+    """Return name, curve and last value of each column that has a number; one out of its range has a mark."""
+    curve = ((width - 2) // 2 if _has_two_columns(width) else width) - _NAME - _VALUE - 3
+    cells = []
+    for name in names:
+        values = [row.get(name) for row in rows]
+        there = [value for value in values if value is not None]
+        if not there:
+            continue
+        shown = show(name, there[-1]) if show else number(there[-1])
+        mark = " " if _is_healthy(name, there[-1]) else "!"
+        cell = Text(f"{_label(name):<{_NAME}} ")
+        cell.append(f"{sparkline(values, curve, _combine(name)):<{curve}}", "cyan")
+        cells.append(cell.append(f" {shown:>{_VALUE}}{mark}", "bold red" if mark == "!" else "bold"))
+    return cells
+
+
+def _label(name: str) -> str:
+    """Return a column's name without what its section says already."""
+    return printable(name.removeprefix("seconds.").removeprefix("judge_"))[:_NAME]
+
+
+def _combine(name: str) -> Callable:
+    """Return what makes one number of many steps, so that no spike is averaged away."""
+    if name.endswith(("_max", "_spike")):
+        return max
+    return min if name.endswith("_min") else statistics.fmean
+
+
+def _is_healthy(name: str, value: float) -> bool:
+    low, high = (BY_NAME[name].healthy if name in BY_NAME else None) or (None, None)
+    return (low is None or value >= low) and (high is None or value <= high)
+
+
+def _section(title: str, cells: Sequence[Text], width: int) -> list[Text]:
+    """Return a title with its cells in two columns where they fit; nothing where there are none."""
+    if not cells:
+        return []
+    if not _has_two_columns(width):
+        return [_title(title, width), *cells]
+    half = (len(cells) + 1) // 2
+    pairs = [(cells[row], cells[row + half] if row + half < len(cells) else Text()) for row in range(half)]
+    return [_title(title, width), *(Text.assemble(left, "  ", right) for left, right in pairs)]
+
+
+def _has_two_columns(width: int) -> bool:
+    return width >= 2 * (_NAME + _VALUE + 8)
+
+
+def _title(title: str, width: int) -> Text:
+    return Text(f"── {title} ".ljust(width, "─"), "dim")
+
+
+def _phases(rows: Numbers, width: int) -> list[Text]:
+    names = [name for name in _columns(rows) if name.startswith("seconds.")]
+    totals = [row["seconds.total"] for row in rows if "seconds.total" in row]
+
+    def show(name: str, value: float) -> str:
+        # The reward's seconds are those of a sample: no part of the step's.
+        is_part = name not in ("seconds.total", "seconds.reward") and totals and totals[-1] > 0
+        return f"{_seconds(value)} {value / totals[-1]:3.0%}" if is_part else _seconds(value)
+
+    return _cells(names, rows, width, show)
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
+
+
+def _judge(rows: Numbers, width: int) -> list[Text]:
+    return _cells([name for name in _columns(rows) if name.startswith("judge_")], rows, width)
+
+
+def _out_of_range(rows: Numbers, width: int) -> list[Text]:
+    """Return what of the last step is out of its range and stands nowhere else."""
+    names = [m.name for m in SCHEMA if m.tier > 2 and not m.name.startswith(("judge_", "seconds."))]
+    last = rows[-1] if rows else {}
+    out = [f"{name} {number(last[name])}" for name in names if name in last and not _is_healthy(name, last[name])]
+    return _wrapped(["out of range: " + ", ".join(out)], width, "bold red") if out else []
+
+
+def _schema_differences(run: Run, rows: Numbers, width: int) -> list[Text]:
+    """Return which columns of tiers 1 and 2 a run has not written, and what it has that the schema does not know."""
+    if not rows:
+        return []
+    written = {name for row in (*rows, *_numbers(run.evals)) for name in row}
+    missing = [metric.name for metric in (*_tier(1), *_tier(2)) if metric.name not in written]
+    lines = _wrapped(["not written: " + ", ".join(missing)], width, "dim") if missing else []
+    unknown = [
+        f"{printable(name)} {number(value)}"
+        for name, value in rows[-1].items()
+        if name not in BY_NAME and not name.startswith(("judge_", "seconds."))
+    ]
+    return lines + (_wrapped(["not in the schema: " + ", ".join(unknown)], width, "dim") if unknown else [])
+
+
+def _samples(samples: NewestSamples, width: int) -> list[Text]:
+    if samples.step is None or not samples.shown:
+        return []
+    title = _title(f"Samples of step {samples.step}", width)
+    return [title, *(line for sample in samples.shown for line in _sample(sample, width))]
+
+
+def _sample(sample: Sample, width: int) -> list[Text]:
+    return [
+        Text.assemble((sample.why, "bold"), "  ", sample.numbers),
+        Text.assemble(("  asked ", "dim"), sample.question),
+        Text.assemble(("  said  ", "dim"), end_of(sample.response, width - 8)),
+    ]
+
+
+def _wrapped(parts: Sequence[str], width: int, style: str = "") -> list[Text]:
+    lines: list[Any] = textwrap.wrap("  ".join(parts), width, subsequent_indent="  ") if parts else []
+    return [Text(line, style) for line in lines]

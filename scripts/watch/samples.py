@@ -1,0 +1,110 @@
+"""The newest samples of a run, and which of them say most."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo.json_files import read_rows
+from grpo.launch.progress import is_number
+from reward.answers import MARKER
+from reward.labels import parse_label
+from scripts.watch.text import number, printable
+
+_FILE = re.compile(r"step_(\d+)\.jsonl")
+_USER = re.compile(r"<\|start\|>user<\|message\|>(.*?)(?:<\|end\|>|\Z)", re.DOTALL)
+# Enough of a text for any terminal: a response may have a hundred thousand characters.
+_SHOWN = 1000
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What is shown of one sample: why it is shown, its numbers, beginning of the question, end of the response."""
+
+    why: str
+    numbers: str
+    question: str
+    response: str
+
+
+class NewestSamples:
+    """Follows samples/step_N.jsonl of a run, and reads a file again only where it has changed.
+
+    Attributes:
+        step: whose samples these are, None where there are none.
+        shown: those that say most, see :func:`pick`.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._folder = run_dir / "samples"
+        self._seen: tuple[int, int, int] | None = None
+        self.step: int | None = None
+        self.shown: list[Sample] = []
+
+    def refresh(self) -> None:
+        """Look for newer samples."""
+        names = [path.name for path in self._folder.iterdir()] if self._folder.is_dir() else []
+        newest = max((int(match[1]) for name in names if (match := _FILE.fullmatch(name))), default=None)
+        if newest is None:
+            self.step, self.shown, self._seen = None, [], None
+            return
+        file = self._folder / f"step_{newest}.jsonl"
+        try:
+            stat = file.stat()
+        except FileNotFoundError:  # a resumed run takes back what it does again
+            return
+        seen = (newest, stat.st_mtime_ns, stat.st_size)
+        if seen != self._seen:
+            rows = [row for row in read_rows(file) if isinstance(row, dict)]
+            self.step, self.shown, self._seen = newest, pick(rows), seen
+
+
+def pick(rows: Sequence[Mapping[str, Any]]) -> list[Sample]:
+    """Return the wrong sample with the highest reward, the right one with the lowest, and the longest."""
+    chosen: dict[int, tuple[str, Mapping[str, Any]]] = {}
+    wrong = [row for row in rows if row.get("correct") == 0]
+    right = [row for row in rows if row.get("correct") == 1]
+    for why, some, key, sign in (
+        ("wrong with the highest reward", wrong, "reward", 1),
+        ("right with the lowest reward", right, "reward", -1),
+        ("the longest", rows, "response_length", 1),
+    ):
+        known = [row for row in some if is_number(row.get(key))]
+        if known:
+            best = max(known, key=lambda row: sign * row[key])
+            chosen.setdefault(id(best), (why, best))
+    if not chosen and rows:
+        chosen[0] = ("the first", rows[0])
+    return [_describe(why, row) for why, row in chosen.values()]
+
+
+def _describe(why: str, row: Mapping[str, Any]) -> Sample:
+    known = {name: row[name] for name in ("reward", "judge_quality", "response_length") if is_number(row.get(name))}
+    words = [f"{label} {number(known[name])}" for name, label in _LABELS.items() if name in known]
+    if "response_length" in known:
+        words.append(f"{known['response_length']:.0f} tokens" + (", cut" if row.get("truncated") == 1 else ""))
+    if row.get("label") is not None:
+        words.append(f"gold {_gold(row['label'])}")
+    return Sample(why, "  ".join(words), question(str(row.get("prompt", ""))), end(str(row.get("response", ""))))
+
+
+_LABELS = {"reward": "reward", "judge_quality": "quality"}
+
+
+def _gold(label: Any) -> str:
+    try:
+        return printable(parse_label(label).answer[:_SHOWN])
+    except ValueError:  # of somebody else's reward function
+        return printable(str(label)[:_SHOWN])
+
+
+def question(prompt: str) -> str:
+    """Return the beginning of the last message of the user, or of a prompt that has none."""
+    messages = _USER.findall(prompt)
+    return printable(MARKER.sub(" ", messages[-1] if messages else prompt)[:_SHOWN])
+
+
+def end(response: str) -> str:
+    """Return the end of a response, where its answer is."""
+    return printable(MARKER.sub(" ", response[-_SHOWN:]))

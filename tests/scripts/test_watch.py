@@ -1,0 +1,338 @@
+"""The live view: what it shows of runs in every state, and that nothing in a file can break it."""
+
+import io
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from grpo.metric_schema import SCHEMA
+from grpo.run_state import Run
+from scripts.watch import __main__ as watch
+from scripts.watch.frame import frame
+from scripts.watch.samples import NewestSamples, pick
+from scripts.watch.text import duration, end_of, number, printable, sparkline
+
+HARMONY = "<|start|>system<|message|>Be brief<|end|><|start|>user<|message|>{}<|end|><|start|>assistant"
+SAMPLE = {"prompt": HARMONY.format("What is 2+2?"), "label": '{"answer": "4", "split": "train"}', "reward": 0.6}
+
+
+def shown(run: Run, width: int = 80, now: float | None = None, **options) -> str:
+    samples = NewestSamples(run.folder)
+    samples.refresh()
+    lines = [line.plain for line in frame(run, samples, now or time.time(), width, **options)]
+    assert max(map(cell_len, lines)) <= width
+    assert not any(character in line for line in lines for character in "\n\r\t\x1b")
+    return "\n".join(lines)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert watch.main(list(words)) == 0
+    output = capsys.readouterr()
+    assert "\x1b" not in output.out and not output.err
+    return output.out
+
+
+def test_an_empty_run(make_run, capsys) -> None:
+    run = make_run()
+    assert "crashed" in printed(capsys, str(run.folder))
+    run.hold()
+    (run.folder / "logs" / "driver.log").write_text("loading [bold]shard 3[/]\n")
+    assert "starting: loading [bold]shard 3[/]" in printed(capsys, str(run.folder), "--once")
+
+
+def test_one_frame_of_a_run_that_goes_on(make_run, capsys) -> None:
+    run = make_run()
+    run.hold()
+    run.evaluate(0, 0.25)
+    for step in range(1, 11):
+        run.step(step, ppo_kl=0.001 * step, judge_quality=0.7, shiny=3.0)
+    run.evaluate(10, 0.5)
+    text = printed(capsys, str(run.folder), "--once")
+    assert "running  step 10/40 25%" in text and " left, until " in text
+    assert "held out: 0.250 [0.150, 0.350] (n=18) at step 0 -> 0.500 [0.400, 0.600]" in text
+    assert "ppo_kl             ▁▂" in text and "0.010" in text
+    assert "\nquality " in text and "not in the schema: shiny 3.000" in text
+    assert "adapter" not in text, "the summary is for the end"
+
+
+def test_every_column_of_tiers_1_and_2_is_shown_or_named_as_missing(make_run) -> None:
+    run = make_run()
+    names = {metric.name for metric in SCHEMA if metric.tier <= 2}
+    run.step(1)
+    text = shown(Run(run.folder))
+    assert all(name in text for name in names) and "not written: " in text
+    run.step(2, **dict.fromkeys(names, 0.5))
+    run.evaluate(2, 0.5)
+    text = shown(Run(run.folder))
+    assert all(name in text for name in names) and "not written: " not in text
+
+
+def test_a_value_out_of_its_range_has_a_mark(make_run) -> None:
+    run = make_run()
+    run.step(1, ppo_kl=0.01, truncated=0.9)
+    assert "0.010 " in shown(Run(run.folder)) and "out of range: truncated 0.900" in shown(Run(run.folder))
+    run.step(2, ppo_kl=0.2, truncated=0.1)
+    assert "0.200!" in shown(Run(run.folder)) and "out of range" not in shown(Run(run.folder))
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "reason"),
+    [(0, "finished", ""), (130, "stopped", "somebody"), (None, "crashed", "killed"), (3, "crashed", "exit code 3")],
+)
+def test_a_run_that_has_ended_is_summed_up(make_run, capsys, code, state, reason) -> None:
+    run = make_run()
+    run.hold()
+    run.step(5)
+    run.evaluate(5, 0.5)
+    run.let_go(code)
+    text = printed(capsys, str(run.folder))
+    assert f"{state}  step 5/40" in text and reason in text
+    assert "exact match  0.500 [0.400, 0.600] (n=18) at step 5" in text and "command.sh" in text
+
+
+def test_time_left_counts_steps_and_evaluations(make_run) -> None:
+    run = make_run()
+    run.hold()
+    log = run.folder / "metrics.jsonl"
+    rows = [{"step": step, "time": 1000.0 + 10 * step, "seconds": {"total": 10.0}} for step in range(1, 16)]
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert Run(run.folder).seconds_left(1150.0) == 25 * 10, "nobody knows yet how long an evaluation takes"
+    run.evaluate(10, 0.5)
+    (run.folder / "eval.jsonl").write_text(json.dumps({"step": 10, "time": 1100.0, "seconds": 30.0}) + "\n")
+    state = Run(run.folder)
+    assert state.seconds_left(1150.0) == 25 * 10 + 3 * 30, "at 20, 30 and 40"
+    assert state.seconds_left(1156.0) == 25 * 10 + 3 * 30 - 6
+    assert state.seconds_left(9999.0) == 24 * 10 + 3 * 30, "at most one step is under way"
+    assert "no new line for" in shown(state, now=9999.0) and "no new line" not in shown(state, now=1160.0)
+    run.let_go(130)
+    state.refresh()
+    assert state.seconds_left(1150.0) is None
+
+
+def test_cut_and_broken_lines_are_left_out_and_counted(make_run, capsys) -> None:
+    run = make_run()
+    run.step(1)
+    with (run.folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "rew\n{"step": 3, "reward": NaN, "correct": null, "seconds": 4}\n{"step": 4, "rewa')
+    text = printed(capsys, str(run.folder))
+    assert "step 3/40" in text and "1 broken line left out of metrics.jsonl" in " ".join(text.split())
+
+
+def test_columns_that_come_and_go_leave_gaps(make_run) -> None:
+    run = make_run()
+    run.step(1, entropy_new=1.0, ppo_kl=0.01)
+    run.step(2)
+    run.step(3, ppo_kl=0.02)
+    assert "ppo_kl             ▁ █" in shown(Run(run.folder))
+
+
+NASTY = "[bold]x[/] [/nope] [link=file:///] :smile: \x1b[2J\x1b]0;title\x07 \ud800 \u202e a\r\n\tb"
+
+
+def test_markup_and_control_codes_are_shown_as_text(make_run, capsys) -> None:
+    run = make_run("tiny-[red]1")
+    run.step(1, **{f"new{NASTY}": 1.0})
+    sample = SAMPLE | {"prompt": HARMONY.format(NASTY), "response": NASTY, "correct": 0.0, "label": NASTY}
+    (run.folder / "samples" / "step_1.jsonl").write_text(json.dumps(sample) + "\n")
+    text = printed(capsys, str(run.folder), "--once")
+    assert "tiny-[red]1" in text and "asked [bold]x[/] [/nope] [link=file:///] :smile: [2J" in text
+    coloured = Console(force_terminal=True, width=80, file=io.StringIO(), highlight=False)
+    watch.print_frame(Run(run.folder), coloured)
+    assert "\x1b[2J" not in coloured.file.getvalue() and "\x1b]" not in coloured.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 300])
+def test_wide_characters_and_long_texts_stay_in_the_line(make_run, width) -> None:
+    run = make_run("名" * 60)
+    run.step(1, judge_quality=1e300, ppo_kl=-1.23456789e-300)
+    run.samples(1, SAMPLE | {"response": "答え" * 5000 + "終わり", "correct": 1.0, "response_length": 10_000.0})
+    assert "終わり" in shown(Run(run.folder), width)
+
+
+def test_in_a_low_terminal_what_comes_first_is_shown(make_run) -> None:
+    run = make_run()
+    run.step(1, ppo_kl=0.1)
+    whole, part = shown(Run(run.folder)).split("\n"), shown(Run(run.folder), height=6).split("\n")
+    assert len(part) == 6 and part[:5] == whole[:5]
+    assert part[5].startswith(f"{len(whole) - 5} more lines")
+    assert shown(Run(run.folder), height=len(whole)).split("\n") == whole
+
+
+@dataclass
+class Finding:
+    name: str
+    onset: int
+    evidence: str
+
+
+def test_findings(make_run) -> None:
+    run = make_run()
+    run.step(9)
+    assert "Findings" not in shown(Run(run.folder)), "nobody has looked"
+    assert "none" in shown(Run(run.folder), findings=[])
+    text = shown(Run(run.folder), findings=[Finding("reward hacking", 7, "[b]reward 0.5 -> 0.9[/b]")])
+    assert "reward hacking since step 7: [b]reward 0.5 -> 0.9[/b]" in text
+
+
+def test_samples_that_say_most() -> None:
+    numbers = [(0.0, 0.1, 10), (0.0, 0.5, 20), (1.0, 0.9, 90), (1.0, 0.6, 40)]
+    rows = [
+        SAMPLE | {"correct": correct, "reward": reward, "response_length": float(length), "response": f"s{length}"}
+        for correct, reward, length in numbers
+    ]
+    assert [(sample.why.split()[0], sample.response) for sample in pick(rows)] == [
+        ("wrong", "s20"),
+        ("right", "s40"),
+        ("the", "s90"),
+    ]
+    assert pick(rows[:1])[0].question == "What is 2+2?" and "gold 4" in pick(rows[:1])[0].numbers
+    assert [sample.response for sample in pick([{"response": "of another version"}])] == ["of another version"]
+    assert pick([]) == []
+
+
+def test_the_newest_samples_are_read_once_and_again_when_they_change(make_run, monkeypatch) -> None:
+    run = make_run()
+    run.samples(9, SAMPLE | {"response": "nine", "correct": 1.0})
+    run.samples(10, SAMPLE | {"response": "ten", "correct": 1.0})
+    samples = NewestSamples(run.folder)
+    samples.refresh()
+    assert samples.step == 10 and samples.shown[0].response == "ten"
+    with monkeypatch.context() as patch:
+        patch.setattr("scripts.watch.samples.read_rows", lambda _: pytest.fail("read again"))
+        samples.refresh()
+    (run.folder / "samples" / "step_10.jsonl").unlink()  # taken back by a resumed run
+    samples.refresh()
+    assert samples.step == 9 and samples.shown[0].response == "nine"
+
+
+def test_a_run_that_writes_while_it_is_watched(make_run, capsys) -> None:
+    run = make_run()
+    run.hold()
+
+    def train() -> None:
+        for step in range(1, 6):
+            time.sleep(0.05)
+            run.step(step)
+        run.resume_after(3)  # held all the time, since the view ends where nobody holds the run
+        for step in range(4, 7):
+            time.sleep(0.05)
+            run.step(step, reward=0.75)
+        run.let_go(0)
+
+    writer = threading.Thread(target=train)
+    writer.start()
+    text = printed(capsys, str(run.folder), "--every", "0.1")
+    writer.join()
+    lines = [line for line in text.splitlines() if line.startswith("step ")]
+    assert lines.count(lines[0]) == 1
+    steps = [int(line.split()[1].partition("/")[0]) for line in lines]
+    assert set(steps) == set(range(1, 7)) and steps.count(1) == steps.count(2) == steps.count(3) == 1
+    assert lines[-1].startswith("step 6/40  reward 0.750")
+    assert "finished  step 6/40" in text
+
+
+def in_terminal(folder: Path, *words: str) -> tuple[subprocess.Popen, int]:
+    """Start the view in a pseudo terminal; return the process and the terminal's other side."""
+    outside, inside = pty.openpty()
+    command = [sys.executable, "-m", "scripts.watch", str(folder), "--every", "0.1", *words]
+    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "50"}
+    process = subprocess.Popen(
+        command, stdin=inside, stdout=inside, stderr=inside, env=environment, start_new_session=True
+    )
+    os.close(inside)
+    return process, outside
+
+
+def read_until(outside: int, wanted: str) -> str:
+    text = b""
+    while wanted.encode() not in text:
+        try:
+            text += os.read(outside, 65536)
+        except OSError:  # the other side was closed
+            break
+    assert wanted in text.decode()
+    return text.decode()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
+def test_in_a_terminal_it_is_redrawn_and_leaves_the_screen_as_it_was(make_run, number, code) -> None:
+    run = make_run()
+    run.hold()
+    run.step(1)
+    process, outside = in_terminal(run.folder)
+    try:
+        read_until(outside, "step 1/40")
+        run.step(2)
+        read_until(outside, "step 2/40")
+        process.send_signal(number)
+        end = read_until(outside, "\x1b[?1049l")
+        assert process.wait(10) == code and "Traceback" not in end
+    finally:
+        process.kill()
+        process.wait()
+        os.close(outside)
+
+
+def test_in_a_terminal_it_ends_with_the_run(make_run) -> None:
+    run = make_run()
+    run.hold()
+    run.step(1)
+    process, outside = in_terminal(run.folder)
+    try:
+        read_until(outside, "step 1/40")
+        run.let_go(0)
+        end = read_until(outside, "again ")
+        assert "finished" in end.partition("\x1b[?1049l")[2]
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(outside)
+
+
+def test_a_frame_of_a_thousand_steps_is_fast(make_run) -> None:
+    run = make_run()
+    names = [metric.name for metric in SCHEMA if "." not in metric.name]
+    rows = [{"step": step, "time": float(step), **dict.fromkeys(names, step / 7)} for step in range(1, 1001)]
+    (run.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    state = Run(run.folder)
+    started = time.process_time()
+    state.refresh()
+    shown(state)
+    assert time.process_time() - started < 1.0  # of a look every 2 seconds; it takes a tenth of this
+
+
+def test_curves() -> None:
+    assert sparkline([0.0, 1.0, None, 0.5], 10) == "▁█ ▅"
+    assert sparkline([5.0] * 3, 10) == "▄▄▄" and sparkline([], 10) == "" and sparkline([None], 10) == " "
+    assert len(sparkline([float(i) for i in range(1000)], 10)) == 10
+    spike = [0.0] * 500 + [1.0] + [0.0] * 499
+    assert sparkline(spike, 10, max) == "▁▁▁▁▁█▁▁▁▁"
+
+
+@pytest.mark.parametrize("value", [0, 1e-9, -1e-9, 0.001, -0.5, 99.9994, 12345.6, -99999, 1e5, 3.14e300, -3.14e-300])
+def test_numbers_fit_their_column(value: float) -> None:
+    assert len(number(value)) <= 8
+    assert float(number(value)) == pytest.approx(value, rel=0.1)
+
+
+def test_lengths_of_time() -> None:
+    seconds = (3.14, 9.96, 59.4, 61, 3599, 3 * 3600 + 120, 49 * 3600)
+    assert [duration(s) for s in seconds] == ["3.1 s", "10 s", "59 s", "1 min", "1 h 00 min", "3 h 02 min", "2 d 1 h"]
+
+
+def test_text_of_files() -> None:
+    assert printable("a\n\x1b[1mb\u202ec\ud800") == "a [1mb c"
+    assert end_of("abcdef", 6) == "abcdef" and end_of("abcdefg", 6) == "…cdefg"
+    assert cell_len(end_of("名" * 50, 11)) == 11
