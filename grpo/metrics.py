@@ -1,9 +1,10 @@
 """Metrics of the training step, computed where the numbers are."""
 
-from collections.abc import Sequence
 from typing import Any
 
-import torch
+from grpo.experience_metrics import experience_metrics
+
+__all__ = ["ActorMetrics", "experience_metrics"]
 
 
 class ActorMetrics:
@@ -42,31 +43,3 @@ class ActorMetrics:
             "optimizer_steps": float(len(norms)),
             "optimizer_step": float(self._seen_steps),
         }
-
-
-def experience_metrics(experiences: Sequence[Any], group_size: int) -> dict[str, float]:
-    """Return metrics of the advantages of one rollout batch.
-
-    - ``advantage_mean``, ``_std``, ``_min``, ``_max``: over samples (all tokens of a sample share one advantage).
-    - ``zero_spread_groups``: share of groups whose samples all got the same reward: they teach nothing.
-    - ``reward_std``: standard deviation of the reward over all samples.
-
-    Args:
-        experiences: after ``compute_advantages_and_returns``; ``advantages`` and ``action_mask`` are ``[B, A]``.
-        group_size: samples a prompt.
-    """
-    advantages = torch.cat(
-        [(e.advantages * e.action_mask).sum(-1) / e.action_mask.sum(-1).clamp(min=1) for e in experiences]
-    ).float()
-    rewards = torch.cat([e.rewards for e in experiences]).float()
-    order = torch.tensor([index for e in experiences for index in e.index])
-    groups = rewards[order.argsort()].view(-1, group_size)
-    spread = groups.amax(-1) - groups.amin(-1)
-    return {
-        "advantage_mean": advantages.mean().item(),
-        "advantage_std": advantages.std(correction=0).item(),
-        "advantage_min": advantages.min().item(),
-        "advantage_max": advantages.max().item(),
-        "zero_spread_groups": (spread == 0).float().mean().item(),
-        "reward_std": rewards.std(correction=0).item(),
-    }
