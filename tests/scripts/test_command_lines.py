@@ -9,6 +9,7 @@ import pytest
 from data import prepare
 from eval import compare, evaluate, regrade, table
 from scripts import dequantize_checkpoint, export_model, inspect_checkpoint, make_tiny_model
+from scripts.report import __main__ as report
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("data", "eval", "grpo", "patches", "scripts")
@@ -50,6 +51,7 @@ def test_an_abbreviation_is_a_bad_call(capsys: pytest.CaptureFixture[str]) -> No
         (export_model, ["--model", "none", "--adapter", "none", "--out", "out"]),
         (inspect_checkpoint, ["none"]),
         (make_tiny_model, ["--out", "file"]),
+        (report, ["none", "--out", "out"]),
     ],
 )
 def test_bad_input_is_exit_code_2_with_a_reason(
