@@ -9,6 +9,7 @@ import pytest
 from data import prepare
 from eval import compare, evaluate, regrade, table
 from scripts import dequantize_checkpoint, export_model, inspect_checkpoint, make_tiny_model, runs
+from scripts.report import __main__ as report
 from scripts.watch import __main__ as watch
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +55,7 @@ def test_an_abbreviation_is_a_bad_call(capsys: pytest.CaptureFixture[str]) -> No
         (runs, ["none"]),
         (watch, ["none"]),
         (watch, ["."]),
+        (report, ["none", "--out", "out"]),
     ],
 )
 def test_bad_input_is_exit_code_2_with_a_reason(

@@ -1,0 +1,48 @@
+"""Write one HTML file that shows runs: results, curves, phases, settings, samples. It needs no network.
+
+    python -m scripts.report RUN_DIR [RUN_DIR ...] [--out FILE]
+
+Runs may be in progress, ended in any way, resumed, or made by other versions. Several are drawn over each other, and
+compared: their last evaluations with that of the first one, paired by problem, and their settings.
+
+Exit code: 0 done, 2 a directory is that of no run, or the file cannot be written.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from grpo import json_files
+from scripts.report.page import render
+from scripts.report.runs import RunError, read
+
+NAME = "report.html"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    assert __doc__
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False,
+        prog="python -m scripts.report",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folders", type=Path, nargs="+", metavar="RUN_DIR")
+    parser.add_argument("--out", type=Path, metavar="FILE", help=f"default: {NAME} in the first RUN_DIR")
+    options = parser.parse_args(argv)
+    out = options.out or options.folders[0] / NAME
+    try:
+        json_files.replace(out, render(read(options.folders)))
+    except RunError as error:
+        print(f"scripts.report: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"scripts.report: {out} cannot be written ({error.strerror}): name another with --out", file=sys.stderr)
+        return 2
+    print(out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

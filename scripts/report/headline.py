@@ -1,0 +1,167 @@
+"""The few numbers that say what came of a run, with 95% intervals, and where its time went."""
+
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from eval.compare import compare, read_grades
+from eval.estimators import t_quantile
+from eval.problems import EvalError
+from grpo.metric_schema import SCHEMA
+from scripts.report import scales
+from scripts.report.runs import Run, series
+
+WINDOW = 10  # steps at each end of a training curve, at most a third of it
+# What follows each other in a step; the reward's seconds are part of the sampling's.
+PHASES = [m.name for m in SCHEMA if m.name.startswith("seconds.") and m.source == "launcher"]
+TOTAL = "seconds.total"
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One number.
+
+    Attributes:
+        interval: "" where there is none.
+        note: what it was made of.
+    """
+
+    label: str
+    value: str
+    interval: str = ""
+    note: str = ""
+
+
+def tiles(run: Run, first: Run) -> list[Tile]:
+    """Return a run's numbers.
+
+    Args:
+        first: the first run of the report, with which the last evaluation is compared.
+    """
+    found = [_progress(run), *_exact_match(run)]
+    if first is not run:
+        found += _gain("held-out, against " + first.name, first, run, -1)
+    points = series(run.metrics)
+    found += [_trained(label, points[name]) for name, label in TRAINED if name in points]
+    return found + _time(run, points)
+
+
+TRAINED = (("correct", "train correct"), ("reward", "reward"), ("response_length", "tokens a response"))
+
+
+def _progress(run: Run) -> Tile:
+    planned = f"of {run.steps}" if run.steps else ""
+    return Tile("steps", str(run.step), planned, f"resumed {_times(len(run.resumes))}" if run.resumes else "")
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _exact_match(run: Run) -> list[Tile]:
+    graded = [row for row in run.evals if isinstance(row.get("exact_match"), int | float)]
+    if not graded:
+        return []
+    last = graded[-1]
+    found = [
+        Tile(
+            "held-out exact match",
+            f"{last['exact_match']:.3f}",
+            _between(last.get("ci_low"), last.get("ci_high"), ".3f"),
+            f"step {last['step']}" + (f", {last['n']} problems" if "n" in last else ""),
+        )
+    ]
+    return found + (_gain("held-out, since the start", run, run, 0) if len(graded) > 1 else [])
+
+
+def _gain(label: str, before: Run, after: Run, which: int) -> list[Tile]:
+    """Return the change of exact match from an evaluation of `before` to the last one of `after`, paired by problem."""
+    old, new = list(before.samples["eval"].items()), list(after.samples["eval"].items())
+    if not old or not new or old[which] == new[-1]:
+        return []
+    try:
+        result = compare(read_grades(old[which][1]), read_grades(new[-1][1]))
+    except EvalError:  # other problems, or samples of another version
+        return []
+    better, worse = result["better"], result["worse"]
+    return [
+        Tile(
+            label,
+            f"{result['difference']:+.3f}",
+            _between(result["ci_low"], result["ci_high"], "+.3f"),
+            f"p = {result['p_value']:.2g}; {better} better, {worse} worse of {result['n']}; "
+            f"step {old[which][0]} to step {new[-1][0]}",
+        )
+    ]
+
+
+def _between(low: Any, high: Any, form: str) -> str:
+    numbers = isinstance(low, int | float) and isinstance(high, int | float)
+    return f"{low:{form}} to {high:{form}}" if numbers else ""
+
+
+def _trained(label: str, points: Sequence[tuple[int, float]]) -> Tile:
+    """Return the mean of the last steps. The interval takes steps as independent: each draws other prompts."""
+    size = min(WINDOW, max(2, len(points) // 3))
+    last = [value for _, value in points[-size:]]
+    mean = statistics.fmean(last)
+    half = t_quantile(0.975, len(last) - 1) * statistics.stdev(last) / math.sqrt(len(last)) if len(last) > 1 else None
+    interval = "" if half is None else f"{scales.text(mean - half)} to {scales.text(mean + half)}"
+    steps = f"last {len(last)} steps" if len(last) > 1 else f"step {points[-1][0]}"
+    if len(points) >= 2 * size:
+        steps += f"; first {size}: {scales.text(statistics.fmean(value for _, value in points[:size]))}"
+    return Tile(label, scales.text(mean), interval, steps)
+
+
+def _time(run: Run, points: dict[str, list[tuple[int, float]]]) -> list[Tile]:
+    seconds = [value for _, value in points.get(TOTAL, [])]
+    if not seconds:
+        return []
+    usual = statistics.median(seconds)
+    found = [Tile("a step", duration(usual), "", f"median; all {len(seconds)} took {duration(sum(seconds))}")]
+    if run.state == "running" and run.steps and run.steps > run.step:
+        note = f"{run.steps - run.step} steps, without evaluations"
+        found.append(Tile("time left", duration(usual * (run.steps - run.step)), "", note))
+    return found
+
+
+def duration(seconds: float) -> str:
+    """Return seconds for people: 0.3 s, 45 s, 12 min, 3.5 h, 2.1 days."""
+    for size, name in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{scales.text(seconds / size)} {name}"
+    return f"{scales.text(seconds)} s"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Mean seconds a step of one phase, and its share of the step."""
+
+    name: str
+    seconds: float
+    share: float
+
+
+def phases(run: Run) -> list[Phase]:
+    """Return where a step's time goes, in the order of the step; "other" is what no phase accounts for."""
+    sums = {name: math.fsum(value for _, value in points) for name, points in series(run.metrics).items()}
+    steps = len(series(run.metrics).get(TOTAL, []))
+    known = {metric.name for metric in SCHEMA}
+    names = [*PHASES, *(name for name in sums if name.startswith("seconds.") and name not in known)]
+    parts = {name.removeprefix("seconds."): sums[name] for name in names if name in sums and name != TOTAL}
+    if not steps or sums[TOTAL] <= 0:
+        return []
+    parts["other"] = max(0.0, sums[TOTAL] - math.fsum(parts.values()))
+    return [Phase(name, value / steps, value / sums[TOTAL]) for name, value in parts.items()]
+
+
+def when(run: Run) -> str:
+    """Return when the run wrote its first and its last line."""
+    stamps = [row["time"] for row in (*run.metrics, *run.evals) if isinstance(row.get("time"), int | float)]
+    if not stamps:
+        return ""
+    begin, end = (time.strftime("%Y-%m-%d %H:%M", time.localtime(stamp)) for stamp in (min(stamps), max(stamps)))
+    return begin if begin == end else f"{begin} to {end}"

@@ -1,0 +1,104 @@
+"""Which charts a report has, of which numbers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from grpo.metric_schema import BY_NAME, SCHEMA, Metric
+from scripts.report.runs import Points, Row, Run, series
+
+OTHER = 0  # the tier of columns that the schema does not know
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A number of one evaluation; the ends of its 95% interval where it has one."""
+
+    step: int
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A number of one run: of its training steps, and of its evaluations.
+
+    Attributes:
+        run: which one, counted from 0.
+    """
+
+    run: int
+    points: Points
+    held_out: list[HeldOut]
+
+    @property
+    def last(self) -> float:
+        """The newest value."""
+        return self.points[-1][1] if self.points else self.held_out[-1].value
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart."""
+
+    metric: Metric
+    curves: list[Curve]
+
+    @property
+    def outside(self) -> list[int]:
+        """The runs whose newest value is outside of the healthy range."""
+        low, high = self.metric.healthy or (None, None)
+        return [
+            curve.run
+            for curve in self.curves
+            if (low is not None and curve.last < low) or (high is not None and curve.last > high)
+        ]
+
+
+def metric_of(name: str) -> Metric | None:
+    """Return what the schema says of a column, also of one number a model; None where it does not know it."""
+    return BY_NAME.get(name) or BY_NAME.get(f"{name.partition('.')[0]}.*")
+
+
+def panels(runs: Sequence[Run]) -> list[Panel]:
+    """Return the charts in the schema's order, then those of the columns that it does not know."""
+    train = [series(run.metrics) for run in runs]
+    held_out = [evaluations(run.evals) for run in runs]
+    written = list(dict.fromkeys(name for found in train for name in found))
+    ranks = {metric.name: rank for rank, metric in enumerate(SCHEMA)}
+    made = []
+    for name in dict.fromkeys([*written, *(name for found in held_out for name in found if name in BY_NAME)]):
+        known = metric_of(name)
+        metric = Metric(name, known.unit, known.tier, known.meaning, known.source, known.healthy) if known else None
+        curves = [
+            Curve(run, train[run].get(name, []), held_out[run].get(name, []))
+            for run in range(len(runs))
+            if name in train[run] or name in held_out[run]
+        ]
+        rank = ranks[known.name] if known else len(ranks)
+        made.append((rank, Panel(metric or Metric(name, "", OTHER, "", ""), curves)))
+    return [panel for _, panel in sorted(made, key=lambda pair: pair[0])]
+
+
+def evaluations(rows: Sequence[Row]) -> dict[str, list[HeldOut]]:
+    """Return the numbers of the evaluations by name. Their own seconds are none of a training step."""
+    found = {
+        name: [HeldOut(step, value) for step, value in points]
+        for name, points in series(rows).items()
+        if name not in ("ci_low", "ci_high", "seconds")
+    }
+    ends = {row["step"]: (row.get("ci_low"), row.get("ci_high")) for row in rows}
+    if "exact_match" in found:
+        found["exact_match"] = [HeldOut(p.step, p.value, *map(_number, ends[p.step])) for p in found["exact_match"]]
+    return found
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and value == value else None
+
+
+def missing(run: Run) -> list[str]:
+    """Return the numbers of the schema that a run has none of."""
+    have = {*series(run.metrics), *evaluations(run.evals)}
+    models = {name.partition(".")[0] + ".*" for name in have}
+    return [metric.name for metric in SCHEMA if metric.name not in have | models]

@@ -1,0 +1,63 @@
+"""How runs were set, and in what they differ."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from scripts.report.runs import Run
+
+# What differs between any two runs, and decides nothing.
+PLACES = {"run_dir", "metrics_dir", "ckpt_path", "save_path", "engine_model", "resume_from", "wandb_run_name"}
+ABSENT = "-"
+
+
+def settings(run: Run) -> dict[str, str]:
+    """Return everything that is known to decide a run: flags, judge, data, versions, hardware, patches."""
+    parts: dict[str, Any] = {
+        **{key: value for key, value in run.config.items() if key not in ("flags", "given", "plan", "judge")},
+        **run.part("flags"),
+        **run.part("judge"),
+        **{key: value for key, value in run.env.items() if key != "packages"},
+        **{f"package {key}": value for key, value in _items(run.env.get("packages"))},
+    }
+    if "digest" in run.patches:
+        parts["patches"] = run.patches["digest"]
+    return {key: text for name, value in parts.items() if name not in PLACES for key, text in _flat(name, value)}
+
+
+def given(run: Run) -> dict[str, str]:
+    """Return the settings that were given, rather than left to their defaults."""
+    parts = {**run.part("given"), **run.part("judge")}
+    return {name: _text(value) for name, value in parts.items() if name not in PLACES}
+
+
+def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Return the settings in which runs differ, with the value of each run."""
+    all_settings = [settings(run) for run in runs]
+    names = dict.fromkeys(name for found in all_settings for name in found)
+    values = {name: [found.get(name, ABSENT) for found in all_settings] for name in names}
+    return {name: row for name, row in values.items() if len(set(row)) > 1}
+
+
+def changes(run: Run) -> list[tuple[str, str, str, str]]:
+    """Return what was changed at resumptions: step, name, old, new."""
+    return [
+        (_text(row.get("step")), name, _text(pair[0]), _text(pair[1]))
+        for row in run.resumes
+        for name, pair in _items(row.get("changed"))
+        if isinstance(pair, list) and len(pair) == 2
+    ]
+
+
+def _flat(name: str, value: Any) -> list[tuple[str, str]]:
+    if isinstance(value, dict):
+        return [pair for key, inner in value.items() for pair in _flat(f"{name}.{key}", inner)]
+    return [(name, _text(value))]
+
+
+def _items(value: Any) -> list[tuple[str, Any]]:
+    return list(value.items()) if isinstance(value, dict) else []
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

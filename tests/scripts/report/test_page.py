@@ -1,0 +1,187 @@
+"""The whole file: what it shows of which runs, and what it never does."""
+
+import json
+import os
+import re
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from grpo.metric_schema import SCHEMA
+from scripts.report import headline, settings
+from scripts.report.__main__ import main
+from scripts.report.page import render
+from scripts.report.runs import read
+from tests.scripts.report.conftest import Finding, sample, write_lines
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror='alert(2)'>\"&"
+
+
+class Page(HTMLParser):
+    """The elements and the text of a page."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict]] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_data(self, data):
+        self.text += data
+
+    def count(self, tag: str) -> int:
+        return sum(name == tag for name, _ in self.tags)
+
+
+def data_of(html: str) -> dict:
+    return json.loads(re.search(r'id="data">(.*?)</script>', html, re.DOTALL).group(1))
+
+
+def panel_count(html: str) -> int:
+    return sum("data-panel" in attributes for _, attributes in Page(html).tags)
+
+
+def test_one_run(make_run, capsys):
+    folder = make_run()
+    assert main([str(folder)]) == 0
+    out = folder / "report.html"
+    assert capsys.readouterr().out.strip() == str(out)
+    page = Page(out.read_text(encoding="utf-8"))
+    for metric in SCHEMA:
+        assert metric.name in page.text  # drawn or named as missing
+    assert panel_count(out.read_text()) == len(SCHEMA) - 2
+    for words in ("held-out exact match", "+0.667", "seconds.old_log_probs", "thought 3", "Other columns"):
+        assert (words in page.text) == (words != "Other columns"), words
+
+
+def test_several_runs_are_compared(make_run, tmp_path):
+    folders = [make_run("a", seed=1, n_samples=8), make_run("b", seed=2, n_samples=16), make_run("c", seed=1, steps=9)]
+    out = tmp_path / "all.html"
+    assert main([*map(str, folders), "--out", str(out)]) == 0
+    runs = read(folders)
+    assert settings.differences(runs) == {
+        "name": ["a", "b", "c"],
+        "seed": ["1", "2", "1"],
+        "n_samples": ["8", "16", settings.ABSENT],
+    }
+    page = Page(out.read_text())
+    assert "held-out, against a" in page.text and panel_count(out.read_text()) == len(SCHEMA) - 2
+    panel = data_of(out.read_text())["panels"][1]
+    assert [curve["run"] for curve in panel["curves"]] == [0, 1, 2]
+    assert [len(curve["steps"]) for curve in panel["curves"]] == [30, 30, 9]
+
+
+def test_nothing_that_files_hold_becomes_markup(make_run, tmp_path):
+    folder = make_run("x & <b>")
+    plain = Page(render(read([folder])))
+    write_lines(folder / "samples" / "step_30.jsonl", [sample(1, 0.0, 0.5, HOSTILE) | {HOSTILE: 1, "prompt": HOSTILE}])
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 31, HOSTILE: 1.0}) + "\n")
+    with (folder / "eval.jsonl").open("a") as file:
+        sources = {HOSTILE: {"exact_match": 0.5}, "other": {HOSTILE: 2}}
+        file.write(json.dumps({"step": 31, "exact_match": 0.5, "by_source": sources}) + "\n")
+    (folder / "config.json").write_text(json.dumps({"flags": {HOSTILE: HOSTILE}, "given": {HOSTILE: [HOSTILE]}}))
+    (folder / "env.json").write_text(json.dumps({HOSTILE: {HOSTILE: HOSTILE}}))
+    (folder / "resumes.jsonl").write_text(json.dumps({"step": 3, "changed": {HOSTILE: [HOSTILE, "b"]}}) + "\n")
+    runs = read([folder])
+    html = render(runs, {runs[0].name: [Finding(HOSTILE, 3, HOSTILE, HOSTILE, [HOSTILE])]})
+    page = Page(html)
+    assert page.count("script") == plain.count("script") == 2 and page.count("img") == 0
+    assert page.text.count(HOSTILE) > 15
+    assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
+
+
+def test_the_page_needs_nothing_from_outside(make_run):
+    html = render(read([make_run()]))
+    for tag, attributes in Page(html).tags:
+        assert tag not in ("link", "iframe", "object", "embed", "img")
+        for name in ("src", "href", "action", "srcset"):
+            assert (attributes.get(name) or "#").startswith("#")
+    assert "url(" not in html and "@import" not in html and "default-src 'none'" in html
+
+
+def test_secrets_are_named_instead(make_run, monkeypatch):
+    monkeypatch.setenv("SOME_API_KEY", "very-secret&value")
+    html = render(read([make_run(oops="very-secret&value")]))
+    assert "very-secret" not in html and Page(html).text.count("<SOME_API_KEY>") == 1
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_run_that_has_just_begun(make_run, steps):
+    folder = make_run(steps=1, evals=False)
+    if not steps:
+        (folder / "metrics.jsonl").unlink()
+        (folder / "eval.jsonl").write_text('{"step": 0, "exa')
+    html = render(read([folder]))
+    assert ("No step has been logged yet." in html) == (steps == 0)
+    assert (panel_count(html) > 50) == (steps == 1)
+    assert "No evaluation was logged." in html
+
+
+def test_only_an_evaluation(make_run):
+    folder = make_run()
+    (folder / "metrics.jsonl").unlink()
+    html = render(read([folder]))
+    assert "exact_match" in html and "No seconds were logged." in html
+
+
+def test_findings_are_shown_and_marked(make_run):
+    runs = read([make_run("a"), make_run("b"), make_run("c")])
+    found = {"a": [Finding("spike", 7, "loss was 12"), Finding("vague", None, "no step")], "b": []}
+    html = render(runs, found)
+    assert "loss was 12" in html and html.count("Nothing was found.") == 1 and "LEARNING_RATE=5e-7" in html
+    marks = [attributes for tag, attributes in Page(html).tags if tag == "text" and "data-step" in attributes]
+    assert len(marks) == panel_count(html) and {mark["data-step"] for mark in marks} == {"7"}
+    assert "data-step" not in render(runs)
+
+
+def test_resumptions_are_marked_and_their_changes_listed(make_run):
+    folder = make_run()
+    write_lines(folder / "resumes.jsonl", [{"step": 8, "changed": {"JUDGE_RPM": ["60", "120"]}}, {"step": 8}])
+    html = render(read([folder]))
+    assert "resumed 2 times" in html and settings.changes(read([folder])[0]) == [("8", "JUDGE_RPM", "60", "120")]
+    (resumed,) = [a["d"] for tag, a in Page(html).tags if tag == "path" and a.get("class") == "resumed"]
+    assert resumed.count("M") == 1
+
+
+def test_phases_add_up_to_the_step(make_run):
+    phases = headline.phases(read([make_run()])[0])
+    assert [phase.name for phase in phases] == ["generate", "train", "sync", "other"]  # the reward is in generate
+    assert sum(phase.share for phase in phases) == pytest.approx(1)
+    assert sum(phase.seconds for phase in phases) == pytest.approx(9)
+
+
+def test_the_interval_of_a_training_curve_covers_its_mean(make_run):
+    (run,) = read([make_run()])
+    tiles = {tile.label: tile for tile in headline.tiles(run, run)}
+    low, _, high = tiles["train correct"].interval.split()
+    assert float(low) < float(tiles["train correct"].value) < float(high)
+    assert tiles["held-out exact match"].interval == "0.600 to 0.800"
+    low, _, high = tiles["held-out, since the start"].interval.split()
+    assert float(low) < 12 / 18 < float(high)
+
+
+def test_a_long_run_takes_seconds_and_few_megabytes(make_run):
+    folder = make_run(steps=1000)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    extra = {f"extra_{number}": number / 7 for number in range(80 - len(rows[0]))}
+    write_lines(folder / "metrics.jsonl", [row | extra for row in rows])
+    begin = time.process_time()
+    html = render(read([folder]))
+    assert time.process_time() - begin < 5
+    assert panel_count(html) >= 80 and len(html.encode()) < 5_000_000
+
+
+def test_bad_calls_are_refused(make_run, tmp_path, capsys):
+    folder = make_run()
+    assert main([str(tmp_path / "none")]) == 2 and "no directory" in capsys.readouterr().err
+    assert main([str(folder), "--out", str(tmp_path / "none" / "x.html")]) == 2 and "--out" in capsys.readouterr().err
+    assert main([str(folder), "--out", str(tmp_path)]) == 2
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
+    assert not (Path(folder) / "report.html").exists()

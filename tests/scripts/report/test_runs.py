@@ -1,0 +1,115 @@
+"""Directories of runs that are whole, in progress, resumed, damaged, or of another version."""
+
+import fcntl
+import logging
+import math
+import os
+
+import pytest
+
+from grpo.metric_schema import SCHEMA
+from scripts.report.panels import OTHER, evaluations, missing, panels
+from scripts.report.runs import RunError, read, series, short_names
+from tests.scripts.report.conftest import eval_line, write_lines
+
+
+def test_a_run(make_run):
+    (run,) = read([make_run(steps=30)])
+    assert (run.name, run.step, run.steps, run.state) == ("run", 30, 30, "stopped")
+    assert [row["step"] for row in run.evals] == [0, 15, 30] and list(run.samples["eval"]) == [0, 15, 30]
+    assert missing(run) == [
+        metric.name for metric in SCHEMA if metric.name in ("seconds.old_log_probs", "seconds.save")
+    ]
+
+
+def test_metrics_in_a_folder_of_their_own(make_run, tmp_path):
+    folder = make_run(metrics_dir=str(tmp_path / "elsewhere"))
+    (tmp_path / "elsewhere").mkdir()
+    for name in ("metrics.jsonl", "eval.jsonl"):
+        (folder / name).rename(tmp_path / "elsewhere" / name)
+    assert read([folder])[0].step == 30
+
+
+def test_lines_that_a_kill_or_a_resumption_left(make_run, caplog):
+    folder = make_run(steps=4)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "reward": 7}\n[1]\n{"reward": 1}\n{"step": 5, "rew')
+    with caplog.at_level(logging.WARNING):
+        (run,) = read([folder])
+    assert [row["step"] for row in run.metrics] == [1, 2, 3, 4]
+    assert dict(series(run.metrics)["reward"])[3] == 7  # the later line of a step counts
+
+
+def test_values_that_are_none_or_not_finite(make_run):
+    folder = make_run(steps=1)
+    row = '{"step": 2, "reward": NaN, "correct": null, "grad_norm": Infinity, "ppo_kl": 1e999, "new": "x", "kl": 2}\n'
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(row)
+    found = series(read([folder])[0].metrics)
+    assert all(math.isfinite(value) for points in found.values() for _, value in points)
+    assert [step for step, _ in found["reward"]] == [1] and found["kl"] == [(2, 2.0)] and "new" not in found
+
+
+def test_states(make_run):
+    folder = make_run()
+    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    assert read([folder])[0].state == "running"
+    os.close(descriptor)
+    assert read([folder])[0].state == "stopped"
+    (folder / "final").mkdir()
+    assert read([folder])[0].state == "finished"
+
+
+def test_broken_and_missing_files_leave_the_rest(make_run):
+    folder = make_run()
+    (folder / "config.json").write_text("{")
+    (folder / "env.json").write_text("[]")
+    (folder / "samples" / "step_x.jsonl").touch()
+    (run,) = read([folder])
+    assert (run.config, run.env, run.steps, run.step) == ({}, {}, None, 30)
+
+
+def test_no_run_is_refused(tmp_path, make_run):
+    with pytest.raises(RunError, match="no directory"):
+        read([tmp_path / "none"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RunError, match=r"no config\.json"):
+        read([tmp_path / "empty"])
+    folder = make_run()
+    with pytest.raises(RunError, match="twice"):
+        read([folder, folder / ".." / folder.name])
+
+
+def test_names_tell_runs_apart(tmp_path):
+    assert short_names([tmp_path / "a" / "x", tmp_path / "b" / "y"]) == ["x", "y"]
+    assert short_names([tmp_path / "a" / "x", tmp_path / "b" / "x"]) == ["a/x", "b/x"]
+
+
+def test_panels_follow_the_schema_and_show_unknown_columns(make_run):
+    old, new = make_run("old"), make_run("new")
+    write_lines(old / "metrics.jsonl", [{"step": 1, "reward": 0.5, "own_column": 3}, {"step": 2, "reward": 0.75}])
+    made = panels(read([old, new]))
+    ranks = {metric.name: rank for rank, metric in enumerate(SCHEMA)}
+    known = [panel.metric for panel in made if panel.metric.tier != OTHER]
+    assert known == sorted(known, key=lambda metric: ranks[metric.name]) and made[-1].metric.name == "own_column"
+    by_name = {panel.metric.name: panel for panel in made}
+    assert [curve.run for curve in by_name["reward"].curves] == [0, 1]
+    assert [curve.run for curve in by_name["own_column"].curves] == [0]
+    assert [curve.run for curve in by_name["grad_norm"].curves] == [1]
+
+
+def test_evaluations_stand_with_the_training_steps_and_keep_their_seconds():
+    found = evaluations([eval_line(0, 0.25), eval_line(8, 0.5) | {"ci_low": None}])
+    first, last = found["exact_match"]
+    assert (first.step, first.value, first.low, first.high) == (0, 0.25, 0.15, 0.35)
+    assert (last.value, last.low) == (0.5, None)
+    assert [point.value for point in found["truncated"]] == [0.1, 0.1] and "seconds" not in found
+
+
+def test_what_is_out_of_its_healthy_range_is_told(make_run):
+    folder = make_run(steps=1)
+    write_lines(folder / "metrics.jsonl", [{"step": 1, "answered": 0.1, "truncated": 0.9, "ppo_kl": 0.01, "reward": 9}])
+    (folder / "eval.jsonl").unlink()
+    outside = {panel.metric.name: panel.outside for panel in panels(read([folder]))}
+    assert outside == {"answered": [0], "truncated": [0], "ppo_kl": [], "reward": []}
