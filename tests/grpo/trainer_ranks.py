@@ -15,7 +15,7 @@ from deepspeed.ops.adam import DeepSpeedCPUAdam
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 from peft import LoraConfig, get_peft_model
 
-from grpo import adapter, checkpoint, loading, zero
+from grpo import adapter, checkpoint, cpu_matmul, loading, zero
 
 ACCUMULATION = 6  # samples an optimizer step
 
@@ -56,6 +56,7 @@ def whole_state(trained) -> dict[str, torch.Tensor]:
 
 
 def main(path: str, out: str, steps: str, resume_from: str, persistent: str, lora_rank: str) -> None:
+    cpu_matmul.install()
     trained = engine(path, int(persistent), int(lora_rank))
     for seed in (random.seed, numpy.random.seed, torch.manual_seed):
         seed(dist.get_rank())

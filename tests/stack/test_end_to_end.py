@@ -96,8 +96,9 @@ def write_aime(path: Path) -> None:
     """Problems of our own in the form of an AIME file."""
     rows = [
         {
-            "problem": f"Let $n = {7 * number} + {year - 2000}$. Find the remainder when $n$ is divided by $1000$.",
-            "answer": f"{(7 * number + year - 2000) % 1000:03d}",
+            "problem": f"Let $n = {7 * number} + {year - 2000} + {200 * contest}$. Find the remainder when $n$ is divided "
+            "by $1000$.",
+            "answer": f"{(7 * number + year - 2000 + 200 * contest) % 1000:03d}",
             "year": year,
             "contest": contest,
             "number": number,
@@ -106,8 +107,6 @@ def write_aime(path: Path) -> None:
         for contest in (1, 2)
         for number in range(1, 16)
     ]
-    for row in rows:  # the two contests of a year must not share a problem
-        row["problem"] += f" (Contest {row['contest']}.)"
     path.write_text("\n".join(json.dumps(row) for row in rows))
 
 
