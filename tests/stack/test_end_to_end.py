@@ -96,8 +96,8 @@ def write_aime(path: Path) -> None:
     """Problems of our own in the form of an AIME file."""
     rows = [
         {
-            "problem": f"Let $n = {7 * number} + {year - 2000} + {200 * contest}$. Find the remainder when $n$ is divided "
-            "by $1000$.",
+            "problem": f"Let $n = {7 * number} + {year - 2000} + {200 * contest}$. "
+            "Find the remainder when $n$ is divided by $1000$.",
             "answer": f"{(7 * number + year - 2000 + 200 * contest) % 1000:03d}",
             "year": year,
             "contest": contest,
