@@ -1,6 +1,6 @@
-"""Every number that a run writes: its name, unit, meaning, tier, healthy range and source, in one place.
+"""The numbers of a run: name, unit, meaning, tier, healthy range and source of each, in one place.
 
-The docs, the checks of metrics.jsonl, the diagnosis and the report are made from it. Tiers say in which order to look:
+The live view and the report are made from it, and name what a run has not written. Tiers say in which order to look:
 1 is it learning, 2 is the update sound, 3 what do the responses look like, 4 is the reward honest, 5 the rest: speed,
 resources, details of the update.
 """
@@ -121,6 +121,17 @@ SCHEMA = (
            "actor"),
     Metric("disk_free", "byte", 5, "left where checkpoints go", "launcher"),
     Metric("lost_writes", "", 5, "lines that could not be written so far", "launcher", (None, 0.0)),
+    Metric("reward_std", "", 5, "standard deviation of the reward, over samples", "experience"),
+    Metric("group_reward_std", "", 5, "standard deviation of the reward in a group, mean of the groups", "openrlhf"),
+    Metric("score", "", 5, "what the reward function gives as score: correctness", "openrlhf"),
+    Metric("has_final", "share", 5, "samples with a final message", "reward"),
+    Metric("reward_error", "share", 5, "samples that could not be graded", "reward", (None, 0.01)),
+    Metric("judge_regrouped", "share", 5, "samples rewarded by correctness for the sake of their group", "reward"),
+    Metric("total_length", "token", 5, "mean length of prompt and response", "openrlhf"),
+    Metric("response_clip_ratio", "share", 5, "OpenRLHF's name for truncated", "openrlhf"),
+    Metric("return", "", 5, "mean return: in GRPO the advantage", "openrlhf"),
+    Metric("kl", "nat", 5, "divergence from a reference model: 0, since there is none", "openrlhf"),
+    Metric("logprobs_diff", "nat", 5, "the same before its estimator: 0", "openrlhf"),
     Metric("dropped_values", "", 5, "numbers of this step that were not finite and are left out", "launcher",
            (None, 0.0)),
 )  # fmt: skip
