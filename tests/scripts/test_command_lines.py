@@ -8,7 +8,7 @@ import pytest
 
 from data import prepare
 from eval import compare, evaluate, regrade, table
-from scripts import dequantize_checkpoint, export_model, inspect_checkpoint, make_tiny_model, runs
+from scripts import dequantize_checkpoint, diagnose, export_model, inspect_checkpoint, make_tiny_model, runs
 from scripts.report import __main__ as report
 from scripts.watch import __main__ as watch
 
@@ -49,6 +49,7 @@ def test_an_abbreviation_is_a_bad_call(capsys: pytest.CaptureFixture[str]) -> No
         (regrade, ["none"]),
         (table, ["none"]),
         (dequantize_checkpoint, ["none", "out"]),
+        (diagnose, ["none"]),
         (export_model, ["--model", "none", "--adapter", "none", "--out", "out"]),
         (inspect_checkpoint, ["none"]),
         (make_tiny_model, ["--out", "file"]),

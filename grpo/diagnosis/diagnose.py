@@ -1,0 +1,84 @@
+"""The diagnosis of a run, and the watch over one that goes on."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from grpo.diagnosis.finding import CRITICAL, Diagnosis, Finding, NotJudged
+from grpo.diagnosis.rules import EXPLAINS, RULES
+from grpo.diagnosis.run import Run, of_rows
+
+TOLERANCE = 10  # steps by which an onset may be misjudged: the levels around it are means of about as many
+
+
+def diagnose(run: Run) -> Diagnosis:
+    """Apply every rule to a run."""
+    result = Diagnosis(steps=len(run.rows), warm_up=run.warm_up, notes=list(run.notes))
+    findings = []
+    for name, rule in RULES.items():
+        try:
+            verdict = rule(run)
+        except NotJudged as reason:
+            result.not_judged[name] = str(reason)
+            continue
+        if isinstance(verdict, str):
+            result.fine[name] = verdict
+        else:
+            findings += verdict
+    findings = _without_consequences(findings)
+    result.findings = sorted(findings, key=lambda finding: (finding.severity != CRITICAL, finding.onset))
+    return result
+
+
+def _without_consequences(findings: list[Finding]) -> list[Finding]:
+    """Name what a finding explains with it, in place of a finding of its own."""
+    explained: dict[int, list[str]] = {index: [] for index in range(len(findings))}
+    gone = set()
+    for index, cause in enumerate(findings):
+        for other, consequence in enumerate(findings):
+            follows = consequence.name in EXPLAINS.get(cause.name, ())
+            if follows and cause.onset - TOLERANCE <= consequence.onset <= cause.last + TOLERANCE:
+                explained[index].append(consequence.name)
+                gone.add(other)
+    return [
+        replace(found, consequences=tuple(explained[index])) if explained[index] else found
+        for index, found in enumerate(findings)
+        if index not in gone
+    ]
+
+
+class Monitor:
+    """Watches a run that goes on, and names each onset once.
+
+    Args:
+        config: config.json.
+    """
+
+    def __init__(self, config: Mapping[str, Any] | None = None) -> None:
+        self._config = config or {}
+        self._known: list[Finding] = []
+
+    def new_onsets(self, rows: Iterable[Mapping[str, Any]], evals: Iterable[Mapping[str, Any]] = ()) -> list[Finding]:
+        """Return what has begun since the last call; milliseconds for a few hundred steps.
+
+        A finding of the same name is a new onset only after steps that did not show the last one. A monitor that
+        begins with the rows of a resumed run takes what they show as new: call it once and drop the result there.
+
+        Args:
+            rows: all lines of metrics.jsonl so far.
+            evals: all lines of eval.jsonl so far.
+        """
+        new = []
+        for found in diagnose(of_rows(rows, evals, self._config)).findings:
+            same = [known for known in self._known if known.name == found.name and _overlap(known, found)]
+            if not same:
+                new.append(found)
+            for known in same:
+                self._known.remove(known)
+                found = replace(found, onset=min(found.onset, known.onset), last=max(found.last, known.last))
+            self._known.append(found)
+        return new
+
+
+def _overlap(known: Finding, found: Finding) -> bool:
+    return found.onset <= known.last + TOLERANCE and found.last >= known.onset - TOLERANCE

@@ -1,0 +1,131 @@
+"""What the diagnosis says: findings with their evidence, what is fine, and what could not be judged."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+WARNING, CRITICAL = "warning", "critical"
+
+
+class NotJudged(Exception):
+    """A rule lacks steps or columns; the message says which."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Numbers of one metric over some steps.
+
+    Attributes:
+        first, last: steps, inclusive.
+        numbers: by what they are, such as {"before": 0.6, "after": 0.3}, in the metric's unit.
+    """
+
+    metric: str
+    first: int
+    last: int
+    numbers: Mapping[str, float]
+
+    def __str__(self) -> str:
+        where = f"step {self.first}" if self.first == self.last else f"steps {self.first} to {self.last}"
+        return f"{self.metric}, {where}: " + ", ".join(f"{what} {number(x)}" for what, x in self.numbers.items())
+
+
+@dataclass(frozen=True)
+class Action:
+    """Something to change for the next start.
+
+    Attributes:
+        setting: a variable of train_grpo.sh ("LEARNING_RATE"), or a flag that goes after its `--` ("--dual_clip").
+        change: to what, with the present value where it is known.
+    """
+
+    setting: str
+    change: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.setting} {self.change}: {self.why}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One pathology, once.
+
+    Attributes:
+        onset: the first step that shows it.
+        last: the last step that shows it.
+        consequences: other findings that it explains and that are not listed therefore.
+    """
+
+    name: str
+    severity: str
+    onset: int
+    last: int
+    evidence: tuple[Evidence, ...]
+    cause: str
+    actions: tuple[Action, ...]
+    consequences: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        return self.name.replace("_", " ")
+
+    def headline(self) -> str:
+        """Return the finding in one line, for a log."""
+        return f"{self.title} from step {self.onset} ({self.severity}): {'; '.join(map(str, self.evidence))}"
+
+    def lines(self) -> list[str]:
+        """Return the finding for people."""
+        steps = f"step {self.onset}" if self.last == self.onset else f"steps {self.onset} to {self.last}"
+        lines = [f"{self.severity.upper()}: {self.title}, {steps}"]
+        lines += [f"    {evidence}" for evidence in self.evidence]
+        if self.consequences:
+            lines.append(f"    with it: {', '.join(name.replace('_', ' ') for name in self.consequences)}")
+        lines.append(f"    likely cause: {self.cause}")
+        return lines + [f"    try {action}" for action in self.actions]
+
+
+@dataclass
+class Diagnosis:
+    """All that the rules say of a run.
+
+    Attributes:
+        steps: how many there are, with the warm-up.
+        warm_up: how many of them are not judged.
+        findings: by severity, then onset.
+        fine: what was looked at and found in order, by the name of the rule.
+        not_judged: why not, by the name of the rule.
+        notes: what the reader of the run had to leave out.
+    """
+
+    steps: int
+    warm_up: int
+    findings: list[Finding] = field(default_factory=list)
+    fine: dict[str, str] = field(default_factory=dict)
+    not_judged: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the diagnosis for JSON."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """Return the diagnosis for people."""
+        warm_up = (
+            f"; the first {self.warm_up}, the warm-up of the learning rate, are not judged" if self.warm_up else ""
+        )
+        lines = [f"{self.steps} steps{warm_up}"]
+        lines += [f"note: {note}" for note in self.notes]
+        for finding in self.findings:
+            lines += ["", *finding.lines()]
+        for heading, group in (("in order", self.fine), ("not judged", self.not_judged)):
+            if group:
+                lines += ["", f"{heading}:"]
+                lines += [f"    {name.replace('_', ' ')}: {text}" for name, text in group.items()]
+        return lines
+
+
+def number(value: float) -> str:
+    """Return a number for people, three digits."""
+    return f"{value:.0f}" if abs(value) >= 100 and math.isfinite(value) else f"{value:.3g}"

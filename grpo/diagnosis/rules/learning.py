@@ -1,0 +1,181 @@
+"""Is it learning what it should: flat learning, over-fitting, reward hacking."""
+
+import numpy as np
+
+from grpo.diagnosis.finding import CRITICAL, WARNING, Evidence, Finding, NotJudged, number
+from grpo.diagnosis.remedies import finding
+from grpo.diagnosis.run import Run
+from grpo.diagnosis.series import Series, Shift, shift, shift_at, trend
+
+MASTERED = 0.9  # share of right samples beyond which no more can be expected
+DEAD_GROUPS = 0.85  # share of groups without spread that leaves too little to learn from
+
+
+def flat_learning(run: Run) -> list[Finding] | str:
+    """Correctness does not rise, and the policy hardly moves or its groups have no spread.
+
+    Either alone is no finding: noise hides a slow rise, and a policy may move where nothing rises for a while.
+    """
+    correct = run.need("correct", 40)
+    rise, level = trend(correct), float(np.median(correct.values[-20:]))
+    if rise.z > 2 or level > MASTERED or _held_out_rises(run, 0):
+        return f"correct {number(level)} over the last steps, change {number(rise.change)} (z {number(rise.z)})"
+    if rise.z < -3:
+        return "correct falls, which is not this"
+    evidence = [_change(correct, rise.change, rise.z)]
+    dead = run.column("zero_spread_groups")
+    if len(dead) >= 20 and np.median(dead.values) > DEAD_GROUPS:
+        evidence.append(_level(dead))
+    else:
+        still = _still(run)
+        if still is None:
+            return f"correct is flat (z {number(rise.z)}), but the policy moves"
+        evidence += still
+    return [finding(run, "flat_learning", WARNING, correct.steps[0], correct.steps[-1], *evidence)]
+
+
+def _still(run: Run) -> list[Evidence] | None:
+    """Return the evidence that the policy stays where it is, None where something says that it moves.
+
+    Raises:
+        NotJudged: where no column can tell.
+    """
+    evidence = []
+    updates = run.column("optimizer_steps")
+    # With one optimizer step a rollout the ratio is 1 by construction: neither says anything.
+    if not len(updates) or np.median(updates.values) > 1:
+        for name, least in (("ppo_kl", 1e-4), ("ppo_clip_ratio", 1e-3)):
+            column = run.column(name)
+            if len(column) < 20:
+                continue
+            if np.median(np.abs(column.values)) > least:
+                return None
+            evidence.append(_level(column))
+    entropy = run.column("entropy")
+    if len(entropy) >= 20:
+        drift, level = trend(entropy), float(np.median(entropy.values))
+        if abs(drift.change) > 0.1 * level:
+            return None
+        evidence.append(_change(entropy, drift.change, drift.z))
+    if not evidence or (len(evidence) == 1 and len(entropy) < 60):
+        raise NotJudged("correct is flat so far, but too little tells whether the policy moves")
+    return evidence
+
+
+def _level(column: Series) -> Evidence:
+    numbers = {"median": float(np.median(column.values))}
+    return Evidence(column.name, int(column.steps[0]), int(column.steps[-1]), numbers)
+
+
+def _change(column: Series, change: float, z: float) -> Evidence:
+    return Evidence(
+        column.name,
+        int(column.steps[0]),
+        int(column.steps[-1]),
+        {"median": float(np.median(column.values)), "change": change, "z": z},
+    )
+
+
+def _held_out_rises(run: Run, from_step: int) -> bool:
+    gain = held_out_gain(run, from_step)
+    return gain is not None and gain.change > 0.03 and gain.z > 2.5
+
+
+def held_out_gain(run: Run, from_step: int) -> Shift | None:
+    """Return how exact match changed from its first to its last evaluations at `from_step` or later.
+
+    Problems are the same each time, so that sampling and what the evaluations themselves show make the error. None
+    for fewer than 4 evaluations.
+    """
+    held_out = run.held_out.window(from_step)
+    n = len(held_out)
+    if n < 4:
+        return None
+    part = max(n // 3, 2)
+    first, last = held_out.values[:part], held_out.values[-part:]
+    scatter = float(np.std(np.diff(held_out.values))) / 2**0.5
+    error = max(scatter, run.held_out_error, 1e-6) * (2 / part) ** 0.5
+    change = float(last.mean() - first.mean())
+    return Shift(n - part, float(first.mean()), float(last.mean()), change / error)
+
+
+def over_fitting(run: Run) -> list[Finding] | str:
+    """Correctness on the training set rises clearly, that on the held-out set does not."""
+    correct, held_out = run.need("correct", 40), run.held_out
+    gain = held_out_gain(run, 0)
+    if gain is None:
+        raise NotJudged(f"{len(held_out)} evaluations, 4 are needed")
+    train = _train_gain(correct, held_out)
+    error = abs(gain.change / gain.z) if gain.z else run.held_out_error
+    noise = abs(train.change / train.z) if train.z else 0.0
+    apart = train.change - gain.change
+    z = apart / max((error**2 + noise**2) ** 0.5, 1e-6)
+    rises = train.change > 0.12 and trend(correct).z > 3
+    held_back = gain.change < 0.35 * train.change and gain.z < 2.5
+    if not (rises and held_back and apart > 0.12 and z > 3.5):
+        gains = f"correct {number(train.change)}, held-out exact match {number(gain.change)}"
+        return f"change from the first to the last evaluations: {gains}"
+    split = shift(held_out.values, -1, least=2)
+    worse = split is not None and split.change < -0.05 and split.z < -3
+    first, last = int(held_out.steps[0]), int(held_out.steps[-1])
+    evidence = (
+        Evidence("correct", int(correct.steps[0]), last, {"first": train.before, "last": train.after}),
+        Evidence("exact_match", first, last, {"first": gain.before, "last": gain.after, "z of the gap": z}),
+    )
+    onset = _half_way(correct, train.before, train.after)
+    return [finding(run, "over_fitting", CRITICAL if worse else WARNING, onset, max(onset, last), *evidence)]
+
+
+def _train_gain(correct: Series, held_out: Series) -> Shift:
+    """Return how correct changed over the steps that the first and the last evaluations stand for."""
+    part = max(len(held_out) // 3, 2)
+    early = correct.window(0, int(held_out.steps[part - 1])).values
+    late = correct.window(int(held_out.steps[-part])).values
+    if len(early) < 5:
+        early = correct.values[:10]
+    if len(late) < 5:
+        late = correct.values[-10:]
+    noise = float(np.std(np.diff(correct.values))) / 2**0.5 * (1 / len(early) + 1 / len(late)) ** 0.5
+    change = float(late.mean() - early.mean())
+    return Shift(len(correct) - len(late), float(early.mean()), float(late.mean()), change / max(noise, 1e-6))
+
+
+def _half_way(series: Series, start: float, end: float) -> int:
+    """Return the first step by which a mean over 10 values has come half of the way from `start` to `end`."""
+    means = np.convolve(series.values, np.ones(10) / 10, mode="valid")
+    passed = np.flatnonzero((means - start) * np.sign(end - start) >= abs(end - start) / 2)
+    return int(series.steps[passed[0] + 5]) if len(passed) else int(series.steps[0])
+
+
+def reward_hacking(run: Run) -> list[Finding] | str:
+    """The reward rises by the judge's part of it, while correctness stays or falls."""
+    reward, correct = run.together("reward", "correct", least=20)
+    weight = run.setting_number("CORRECTNESS_WEIGHT") or 1.0
+    beside = Series("reward", reward.steps, reward.values - weight * correct.values)
+    rise = shift(beside.values, 1)
+    if rise is None:
+        raise NotJudged(f"{len(beside)} steps after the warm-up, 20 are needed")
+    paid, right = shift_at(reward.values, rise.index), shift_at(correct.values, rise.index)
+    text = f"reward {number(paid.change)}, correct {number(right.change)} around step {beside.steps[rise.index]}"
+    apart = rise.z > 5 and rise.change > 0.05
+    near = correct.values[max(rise.index - 8, 0) : rise.index + 2].mean()  # what was learned before is no excuse
+    # Where the policy learns, the quality rises with correctness, by a fraction of it.
+    if not apart or paid.change < 0.02 or min(right.after - near, right.change) > rise.change:
+        return f"no rise of the reward without correctness: {text}"
+    if _held_out_rises(run, int(beside.steps[rise.index]) - 10):
+        return f"held-out exact match rises with the reward: {text}"
+    onset, last = int(beside.steps[rise.index]), int(beside.steps[-1])
+    first = int(beside.steps[max(rise.index - 30, 0)])
+    evidence = [
+        Evidence("reward", first, last, {"before": paid.before, "after": paid.after, "z": paid.z}),
+        Evidence("correct", first, last, {"before": right.before, "after": right.after, "z": right.z}),
+    ]
+    for name in ("judge_quality_wrong", "high_reward_wrong", "judge_quality"):
+        if len(column := run.column(name)) >= 20:
+            before, after = column.window(first, onset - 1).values, column.window(onset).values
+            if len(before) and len(after):
+                evidence.append(
+                    Evidence(name, first, last, {"before": float(before.mean()), "after": float(after.mean())})
+                )
+    severity = CRITICAL if right.change < -0.05 and right.z < -3 else WARNING
+    return [finding(run, "reward_hacking", severity, onset, last, *evidence)]

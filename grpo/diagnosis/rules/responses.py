@@ -1,0 +1,103 @@
+"""What becomes of the responses: length collapse, entropy collapse, truncation."""
+
+import numpy as np
+
+from grpo.diagnosis.finding import CRITICAL, WARNING, Evidence, Finding, number
+from grpo.diagnosis.remedies import finding
+from grpo.diagnosis.rules.learning import MASTERED
+from grpo.diagnosis.run import Run
+from grpo.diagnosis.series import Series, rolling_median, shift, spells, trend
+
+SHORT = 0.6  # of the longest stretch of the run
+LOW_ENTROPY = 0.25  # of the start
+MOST = 0.8  # share of truncated responses that is too much from the first step
+MORE = 0.2  # rise of that share
+
+
+def _low_since(smooth: np.ndarray, limit: float) -> int | None:
+    """Return the index since which a smoothed series is below `limit` to its end, for 5 values or more."""
+    above = np.flatnonzero(smooth >= limit)
+    first = int(above[-1]) + 1 if len(above) else 0
+    return first if len(smooth) - first >= 5 else None
+
+
+def _gain(correct: Series, step: int) -> tuple[float, float]:
+    """Return the mean of correct over the last 15 values less that of 13 from `step` on, and its standard error."""
+    early, late = correct.window(step, step + 12).values, correct.values[-15:]
+    error = (float(early.var()) / len(early) + float(late.var()) / len(late)) ** 0.5
+    return float(late.mean() - early.mean()), error
+
+
+def length_collapse(run: Run) -> list[Finding] | str:
+    """Responses fall to 60% of their length, or less, and correctness does not gain by it."""
+    length, correct = run.need("response_length", 20), run.need("correct", 20)
+    smooth = rolling_median(length.values)
+    peak = int(np.argmax(smooth[4:])) + 4
+    begin = _low_since(smooth, SHORT * smooth[peak])
+    text = f"response_length {number(smooth[peak])} at most, {number(smooth[-1])} at the end (medians of 5 steps)"
+    if begin is None:
+        return text
+    onset = int(length.steps[int(np.flatnonzero(smooth >= 0.85 * smooth[peak])[-1])])
+    gain, error = _gain(correct, onset)
+    if gain > max(0.05, error) and smooth[-1] > 0.35 * smooth[peak]:
+        return f"{text}, and correct gained {number(gain)} with it"
+    last = int(length.steps[-1])
+    numbers = {"longest": float(smooth[peak]), "last": float(smooth[-1]), "share": float(smooth[-1] / smooth[peak])}
+    evidence = [Evidence("response_length", int(length.steps[peak]), last, numbers)]
+    evidence.append(Evidence("correct", onset, last, {"change": gain}))
+    severity = CRITICAL if smooth[-1] < 0.4 * smooth[peak] or gain < -0.1 else WARNING
+    return [finding(run, "length_collapse", severity, onset, last, *evidence)]
+
+
+def entropy_collapse(run: Run) -> list[Finding] | str:
+    """Entropy falls to a quarter of its start, or less, while correctness stays short of mastery and stops rising.
+
+    A policy that comes to know the answers is sure of them too: that is learning.
+    """
+    entropy, correct = run.need("entropy", 20), run.need("correct", 20)
+    start, smooth = float(np.median(entropy.values[:10])), rolling_median(entropy.values)
+    begin = _low_since(smooth, LOW_ENTROPY * start)
+    text = f"entropy {number(start)} at first, {number(smooth[-1])} at the end (medians)"
+    if begin is None:
+        return text
+    onset = int(entropy.steps[int(np.flatnonzero(smooth >= 0.5 * start)[-1])])
+    if len(correct.window(onset)) < 15:
+        return f"{text}, too short a time ago to tell what it does to correct"
+    (gain, error), level = _gain(correct, onset), float(correct.values[-15:].mean())
+    if level > MASTERED or gain > max(0.05, 2 * error) or trend(correct.window(onset)).z > 3:
+        return f"{text}, with correct {number(level)}"
+    last = int(entropy.steps[-1])
+    evidence = [
+        Evidence("entropy", int(entropy.steps[0]), last, {"first": start, "last": float(smooth[-1])}),
+        Evidence("correct", onset, last, {"last": level, "change": gain}),
+    ]
+    groups = run.column("zero_spread_groups")
+    if len(groups):
+        before, after = groups.window(0, onset).values, groups.window(int(entropy.steps[begin])).values
+        if len(before) and len(after):
+            numbers = {"before": float(before.mean()), "after": float(after.mean())}
+            evidence.append(Evidence("zero_spread_groups", int(groups.steps[0]), last, numbers))
+    severity = CRITICAL if smooth[-1] < 0.15 * start else WARNING
+    return [finding(run, "entropy_collapse", severity, onset, last, *evidence)]
+
+
+def truncation(run: Run) -> list[Finding] | str:
+    """Over 80% of the responses are cut, or their share rises by 0.2 and more over its start."""
+    cut = run.need("truncated", 8)
+    found = spells(cut.values > MOST, least=5, gap=1)
+    if found:
+        first, last = found[0][0], found[-1][1]
+        numbers = {"median": float(np.median(cut.values[first : last + 1])), "range to": MOST}
+        evidence = Evidence("truncated", int(cut.steps[first]), int(cut.steps[last]), numbers)
+        return [finding(run, "truncation", CRITICAL, cut.steps[first], cut.steps[last], evidence)]
+    if len(cut) < 20:
+        return f"truncated {number(float(np.median(cut.values)))}"
+    start, smooth = float(np.median(cut.values[:10])), rolling_median(cut.values, 7)
+    text = f"truncated {number(start)} at first, {number(smooth[-1])} at the end (medians)"
+    high = smooth > start + MORE
+    if not high[-4:].all() or smooth[-1] <= 0.3 or (rise := shift(cut.values, 1)) is None or rise.z < 4:
+        return text
+    rising = np.flatnonzero(smooth <= start + MORE / 2)
+    onset, last = int(cut.steps[rising[-1] if len(rising) else 0]), int(cut.steps[-1])
+    evidence = Evidence("truncated", int(cut.steps[0]), last, {"first": start, "last": float(smooth[-1])})
+    return [finding(run, "truncation", WARNING, onset, last, evidence)]

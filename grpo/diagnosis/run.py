@@ -1,0 +1,224 @@
+"""A run as the rules see it: its columns after the warm-up, its evaluations, its settings."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from grpo.diagnosis.finding import NotJudged
+from grpo.diagnosis.series import Series
+from grpo.json_files import read_rows
+from grpo.launch.variables import by_flag
+
+UNKNOWN_WARM_UP = 5  # steps that are left out where neither a learning rate nor a plan says how long it was
+
+
+class RunError(ValueError):
+    """A folder that is no run, or whose files cannot be read; the message names the remedy."""
+
+
+@dataclass
+class Run:
+    """The numbers of a run so far.
+
+    Attributes:
+        rows: lines of metrics.jsonl, one a step, in the order of the steps.
+        evals: lines of eval.jsonl with an exact match, likewise.
+        config: config.json; {} where there is none.
+        notes: what was left out in reading.
+    """
+
+    rows: list[Mapping[str, Any]]
+    evals: list[Mapping[str, Any]] = field(default_factory=list)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    _columns: dict[tuple[str, bool], Series] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def steps(self) -> np.ndarray:
+        """The steps of all rows, [N] int64."""
+        return np.array([row["step"] for row in self.rows], dtype=np.int64)
+
+    @cached_property
+    def warm_up(self) -> int:
+        """How many rows, from the first, belong to the warm-up of the learning rate: those in which it still rises."""
+        rates = self.column("actor_lr", warm_up=True)
+        if len(rates) and rates.steps[0] == self.steps[0]:
+            rising = np.flatnonzero(np.diff(rates.values) <= 1e-3 * rates.values[:-1])
+            end = rates.steps[rising[0] if len(rising) else -1]
+            return int(np.searchsorted(self.steps, end))
+        plan = self.config.get("plan") or {}
+        flags = self.config.get("flags") or {}
+        try:
+            updates = plan["scheduled_optimizer_steps"] * flags["lr_warmup_ratio"]
+            last = math.ceil(updates / plan["optimizer_steps_per_rollout"])
+        except (KeyError, TypeError, ZeroDivisionError):
+            last = UNKNOWN_WARM_UP
+            self.notes.append(f"neither actor_lr nor a plan: the first {last} steps are taken for the warm-up")
+        return int(np.searchsorted(self.steps, last, side="right"))
+
+    def column(self, name: str, warm_up: bool = False) -> Series:
+        """Return the finite numbers of a column, empty where there is none; without the warm-up unless asked for."""
+        if (name, warm_up) not in self._columns:
+            self._columns[name, warm_up] = self._read_column(name, warm_up)
+        return self._columns[name, warm_up]
+
+    def _read_column(self, name: str, warm_up: bool) -> Series:
+        first = 0 if warm_up else self.warm_up
+        values = np.array([_number(row.get(name)) for row in self.rows[first:]], dtype=np.float64)
+        finite = np.isfinite(values)
+        return Series(name, self.steps[first:][finite], values[finite])
+
+    def need(self, name: str, least: int) -> Series:
+        """Return a column.
+
+        Raises:
+            NotJudged: where it has fewer than `least` values after the warm-up.
+        """
+        series = self.column(name)
+        if len(series) >= least:
+            return series
+        if len(series) or len(self.rows) - self.warm_up < least:
+            have = len(series) if len(series) else max(len(self.rows) - self.warm_up, 0)
+            raise NotJudged(f"{have} steps after the warm-up, {least} are needed")
+        raise NotJudged(f"metrics.jsonl has no {name}")
+
+    def together(self, *names: str, least: int) -> list[Series]:
+        """Return columns at the steps that all of them have.
+
+        Raises:
+            NotJudged: where these are fewer than `least`.
+        """
+        columns = [self.need(name, least) for name in names]
+        shared = columns[0].steps
+        for column in columns[1:]:
+            shared = np.intersect1d(shared, column.steps, assume_unique=True)
+        if len(shared) < least:
+            raise NotJudged(f"{len(shared)} steps have all of {', '.join(names)}, {least} are needed")
+        return [
+            Series(column.name, shared, column.values[np.isin(column.steps, shared, assume_unique=True)])
+            for column in columns
+        ]
+
+    @cached_property
+    def held_out(self) -> Series:
+        """Exact match of the evaluations, also those before and in the warm-up."""
+        return Series(
+            "exact_match",
+            np.array([row["step"] for row in self.evals], dtype=np.int64),
+            np.array([row["exact_match"] for row in self.evals], dtype=np.float64),
+        )
+
+    @cached_property
+    def held_out_error(self) -> float:
+        """The standard error of one evaluation that comes from sampling alone, on the same problems; 0 if unknown."""
+        errors = []
+        for row in self.evals:
+            rate, samples = row["exact_match"], _number(row.get("samples"))
+            if samples > 0:
+                errors.append(math.sqrt(max(rate * (1 - rate), 1 / (4 * samples)) / samples))
+            elif math.isfinite(width := _number(row.get("ci_high")) - _number(row.get("ci_low"))):
+                errors.append(width / 4)  # 95% is two standard errors to each side
+        return float(np.median(errors)) if errors else 0.0
+
+    @property
+    def has_judge(self) -> bool:
+        """Whether a judge is asked, as far as config.json says; without one the columns decide."""
+        judge = self.config.get("judge") or {}
+        return not self.config.get("judge_off") and judge.get("JUDGE", "1") != "0"
+
+    def setting(self, name: str) -> Any:
+        """Return the value of a variable of train_grpo.sh or of a flag ("--dual_clip"), None where it is unknown."""
+        flags, judge = (self.config.get(part) or {} for part in ("flags", "judge"))
+        if name.startswith("--"):
+            return flags.get(name[2:])
+        if name in judge:
+            return judge[name]
+        return next((flags.get(flag) for flag, variable in by_flag().items() if variable == name), None)
+
+    def setting_number(self, name: str) -> float | None:
+        """Return the same where it is a number, else None."""
+        return number_of(self.setting(name))
+
+
+def number_of(value: Any) -> float | None:
+    """Return a setting as a number: config.json has those of the judge as strings. None for what is no number."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _number(value: Any) -> float:
+    """Return a value of a line as a number, NaN for null, text and switches."""
+    number = number_of(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return math.nan if number is None else number
+
+
+def of_rows(
+    rows: Iterable[Mapping[str, Any]], evals: Iterable[Mapping[str, Any]] = (), config: Mapping[str, Any] | None = None
+) -> Run:
+    """Return the run that these lines make. Of two lines of one step the later counts: it was done again."""
+    notes: list[str] = []
+    by_step = _by_step(rows, "metrics.jsonl", notes)
+    graded = [row for row in _by_step(evals, "eval.jsonl", notes) if math.isfinite(_number(row.get("exact_match")))]
+    return Run(by_step, graded, config or {}, notes)
+
+
+def _by_step(rows: Iterable[Mapping[str, Any]], file: str, notes: list[str]) -> list[Mapping[str, Any]]:
+    found: dict[int, Mapping[str, Any]] = {}
+    strange = repeated = 0
+    for row in rows:
+        step = row.get("step") if isinstance(row, Mapping) else None
+        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 2**53:
+            strange += 1
+            continue
+        repeated += step in found
+        found[step] = row
+    if strange:
+        notes.append(f"{file}: {strange} lines without a step are left out")
+    if repeated:
+        notes.append(f"{file}: {repeated} steps stand there more than once, the last line counts")
+    return [found[step] for step in sorted(found)]
+
+
+def read(run_dir: Path) -> Run:
+    """Read a run directory; the run may be in progress.
+
+    Raises:
+        RunError: where it is none, or nothing was logged yet.
+    """
+    if not run_dir.is_dir():
+        raise RunError(f"{run_dir} is no folder: name the run directory, such as runs/NAME-TIME")
+    config = _read_config(run_dir / "config.json")
+    folder = run_dir
+    if not (folder / "metrics.jsonl").is_file() and (elsewhere := (config.get("flags") or {}).get("metrics_dir")):
+        folder = Path(elsewhere)
+    if not (folder / "metrics.jsonl").is_file():
+        hint = "the run has not finished a step yet" if config else "name the folder of a run, with its config.json"
+        raise RunError(f"{folder} holds no metrics.jsonl: {hint}")
+    run = of_rows(read_rows(folder / "metrics.jsonl"), read_rows(folder / "eval.jsonl"), config)
+    if not run.rows:
+        raise RunError(f"{folder / 'metrics.jsonl'} holds no whole line of a step: wait for the first one")
+    if not config:
+        run.notes.append("no config.json: settings are unknown")
+    return run
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise RunError(f"{file} cannot be read: {error}; repair it, or move it away to diagnose without it") from None
+    parts = (config.get(name) for name in ("flags", "judge", "plan")) if isinstance(config, dict) else (config,)
+    if not all(part is None or isinstance(part, dict) for part in parts):
+        raise RunError(f"{file} is not what the launcher writes; repair it, or move it away to diagnose without it")
+    return config

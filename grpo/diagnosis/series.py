@@ -1,0 +1,167 @@
+"""Robust statistics of short noisy series: a run has 20 to 200 steps, and a step is the mean of 64 to 128 samples.
+
+Standard errors take the correlation of neighbours into account. Nothing here is a p-value: the rules look at many
+splits of many columns after every step, and ask for 4 to 5 standard errors where one test would ask for 2.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+MAD_TO_SIGMA = 1.4826  # of a normal distribution
+LONGEST = 200  # values whose pairs are compared; longer series are thinned to medians of blocks
+
+
+@dataclass(frozen=True)
+class Series:
+    """One column where it has a finite number.
+
+    Attributes:
+        steps: [N] int64, ascending.
+        values: [N] float64.
+    """
+
+    name: str
+    steps: np.ndarray
+    values: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def window(self, first: int, last: int | None = None) -> "Series":
+        """Return the part from step `first` to step `last`, both inclusive."""
+        kept = self.steps >= first
+        if last is not None:
+            kept &= self.steps <= last
+        return Series(self.name, self.steps[kept], self.values[kept])
+
+
+@dataclass(frozen=True)
+class Trend:
+    """A monotone trend.
+
+    Attributes:
+        change: from the first step to the last, along the Theil-Sen line.
+        z: Mann-Kendall's statistic in standard errors; 0 for fewer than 4 values.
+    """
+
+    change: float
+    z: float
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A change of level.
+
+    Attributes:
+        index: of the first value of the new level.
+        before, after: the two levels, means.
+        z: the difference in standard errors.
+    """
+
+    index: int
+    before: float
+    after: float
+    z: float
+
+    @property
+    def change(self) -> float:
+        return self.after - self.before
+
+
+def sigma(values: np.ndarray) -> float:
+    """Return the standard deviation as the median absolute deviation has it; 0 for fewer than 2 values."""
+    return float(MAD_TO_SIGMA * np.median(np.abs(values - np.median(values)))) if len(values) > 1 else 0.0
+
+
+def neighbours(residuals: np.ndarray) -> float:
+    """Return the correlation of each value with the next, from 0 (also where it is negative) to 0.6.
+
+    The limit is for series that a trend or a level fits badly, whose residuals are alike for that reason.
+    """
+    if len(residuals) < 3:
+        return 0.0
+    centred = residuals - residuals.mean()
+    power = float(centred @ centred)
+    return min(max(float(centred[1:] @ centred[:-1]) / power, 0.0), 0.6) if power > 0 else 0.0
+
+
+def trend(series: Series) -> Trend:
+    """Return the Theil-Sen slope over the series and Mann-Kendall's z, its variance widened for correlation."""
+    steps, values = _thinned(series)
+    n = len(values)
+    if n < 4:
+        return Trend(0.0, 0.0)
+    left, right = np.triu_indices(n, 1)
+    rises = values[right] - values[left]
+    slope = float(np.median(rises / (steps[right] - steps[left])))
+    r = neighbours(values - slope * steps)
+    variance = n * (n - 1) * (2 * n + 5) / 18 * (1 + r) / (1 - r)
+    return Trend(slope * float(series.steps[-1] - series.steps[0]), float(np.sign(rises).sum()) / variance**0.5)
+
+
+def _thinned(series: Series) -> tuple[np.ndarray, np.ndarray]:
+    steps, values = series.steps.astype(float), series.values
+    if len(values) <= LONGEST:
+        return steps, values
+    size = -(-len(values) // LONGEST)
+    blocks = [slice(start, start + size) for start in range(0, len(values), size)]
+    return np.array([steps[b].mean() for b in blocks]), np.array([np.median(values[b]) for b in blocks])
+
+
+def shift(values: np.ndarray, sign: int, least: int = 8, window: int = 30) -> Shift | None:
+    """Return the largest lasting change of level in one direction, None where the series is too short for one.
+
+    The split is where means over at most `window` values on each side differ most. The new level is the mean from there
+    to the end, the old one that of the window before, so that a slow rise before a fall does not hide it.
+
+    Args:
+        values: [N] float64.
+        sign: 1 for a rise, -1 for a fall.
+        least: values on each side.
+    """
+    n = len(values)
+    if n < 2 * least:
+        return None
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    splits = np.arange(least, n - least + 1)
+    starts, ends = np.maximum(splits - window, 0), np.minimum(splits + window, n)
+    old, new = splits - starts, ends - splits
+    change = (total[ends] - total[splits]) / new - (total[splits] - total[starts]) / old
+    scores = sign * change / np.sqrt(1 / old + 1 / new)
+    return shift_at(values, int(splits[np.argmax(scores)]), window)
+
+
+def shift_at(values: np.ndarray, index: int, window: int = 30) -> Shift:
+    """Return the change of level at a split that is given; both sides have at least one value."""
+    old, new = values[max(index - window, 0) : index], values[index:]
+    residuals = np.concatenate([old - old.mean(), new - new.mean()])
+    r = neighbours(residuals)
+    deviation = float(np.sqrt((residuals @ residuals) / max(len(residuals) - 2, 1) * (1 + r) / (1 - r)))
+    change = float(new.mean() - old.mean())
+    error = max(deviation, 1e-12) * (1 / len(old) + 1 / len(new)) ** 0.5
+    return Shift(index, float(old.mean()), float(new.mean()), change / error)
+
+
+def rolling_median(values: np.ndarray, width: int = 5) -> np.ndarray:
+    """Return the median of each value and those before it, `width` in all; [N], fewer at the start."""
+    start = [np.median(values[: end + 1]) for end in range(min(width - 1, len(values)))]
+    if len(values) < width:
+        return np.array(start)
+    return np.concatenate([start, np.median(np.lib.stride_tricks.sliding_window_view(values, width), axis=1)])
+
+
+def spells(flags: np.ndarray, least: int = 3, gap: int = 2) -> list[tuple[int, int]]:
+    """Return (first, last) index of each spell of at least `least` flagged values.
+
+    Args:
+        flags: [N] bool.
+        gap: values without the flag that do not end a spell.
+    """
+    found: list[list[int]] = []
+    for index in np.flatnonzero(flags):
+        if found and index - found[-1][-1] <= gap + 1:
+            found[-1].append(int(index))
+        else:
+            found.append([int(index)])
+    return [(spell[0], spell[-1]) for spell in found if len(spell) >= least]

@@ -1,0 +1,144 @@
+"""How well a run's metrics are diagnosed: fixed limits on single values, and our rules, on the same synthetic runs.
+
+Runs are drawn with the noise of real ones (`synthetic_runs`): healthy ones, and for each pathology sick ones at three
+strengths; 1.0 is what a practitioner would call obvious. Sick runs have 40 to 150 steps, those of flat learning and
+over-fitting 60 to 150, healthy ones 20 to 150.
+
+The figure is the mean F1 over all pathologies at the obvious strength. A run of one pathology in which another is found
+counts against the precision of that other, as does a healthy run in which it is found. `onset_error` is in steps, the
+median over the runs found. `healthy_with_a_warning` looks at some of the healthy runs again after every step, as a
+trainer does. The rules were written by those who wrote the generator: on real runs both will be less right.
+"""
+
+import argparse
+import statistics
+import time
+from collections import Counter, defaultdict
+from typing import Any
+
+from grpo.diagnosis.diagnose import Monitor, diagnose
+from grpo.diagnosis.run import of_rows
+from scripts.bench.harness import Result, SizeError
+from scripts.bench.machine import Copy
+from scripts.bench.parts import naive_rules
+from scripts.bench.parts.synthetic_ills import ILLS, LEAST
+from scripts.bench.parts.synthetic_runs import SyntheticRun, make
+
+OBVIOUS, WEAKER = 1.0, (0.7, 0.4)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--runs", type=int, default=40, help="of each pathology and strength (default: 40)")
+    parser.add_argument("--healthy", type=int, default=200, help="healthy runs (default: 200)")
+    parser.add_argument("--watched", type=int, default=20, help="healthy runs watched at every step (default: 20)")
+    parser.add_argument("--seed", type=int, default=1_000_000, help="of the first run (default: 1000000)")
+
+
+def run(options: argparse.Namespace, copy: Copy) -> Result:
+    if min(options.runs, options.healthy, options.watched) < 1 or options.seed < 0:
+        raise SizeError("--runs, --healthy and --watched are at least 1, and --seed at least 0")
+    ours, stock = _Scores(), _Scores()
+    seconds = []
+    for seed in range(options.seed, options.seed + options.healthy):
+        healthy = make(seed)
+        stock.add(None, naive_rules.findings(healthy.rows, healthy.evals))
+        began = time.perf_counter()
+        onsets = _onsets(healthy)
+        seconds.append(time.perf_counter() - began)
+        ours.add(None, onsets)
+    weaker = {f"recall_at_{strength}": _recall(options, strength) for strength in WEAKER}
+    for name in ILLS:
+        for sick in _sick(options, name, OBVIOUS):
+            stock.add(name, naive_rules.findings(sick.rows, sick.evals))
+            onsets = _onsets(sick)
+            ours.add(name, onsets)
+            if name in onsets:
+                ours.errors[name].append(onsets[name] - sick.onsets[name])
+    return Result(
+        what=f"mean F1 of {len(ILLS)} pathologies, {options.runs} runs of each and {options.healthy} healthy ones",
+        unit="F1",
+        stock=stock.mean_f1(),
+        ours=ours.mean_f1(),
+        higher_is_better=True,
+        details={
+            "precision": ours.table(ours.precision),
+            "recall": ours.table(ours.recall),
+            **weaker,
+            "onset_error_steps": {name: statistics.median(errors) for name, errors in ours.errors.items()},
+            "worst_precision": min(map(ours.precision, ILLS)),
+            "worst_recall": min(map(ours.recall, ILLS)),
+            "healthy_with_a_finding": ours.false_alarms / options.healthy,
+            "healthy_with_a_warning": _warned(options) / options.watched,
+            "median_ms": 1e3 * statistics.median(seconds),
+            "precision_stock": stock.table(stock.precision),
+            "recall_stock": stock.table(stock.recall),
+            "healthy_with_a_finding_stock": stock.false_alarms / options.healthy,
+        },
+    )
+
+
+class _Scores:
+    """Counts of what was found in which runs."""
+
+    def __init__(self) -> None:
+        self.right: Counter[str] = Counter()
+        self.wrong: Counter[str] = Counter()
+        self.runs: Counter[str] = Counter()
+        self.false_alarms = 0
+        self.errors: dict[str, list[int]] = defaultdict(list)
+
+    def add(self, truth: str | None, found: Any) -> None:
+        if truth is None:
+            self.false_alarms += bool(found)
+        else:
+            self.runs[truth] += 1
+            self.right[truth] += truth in found
+        self.wrong.update(name for name in found if name != truth)
+
+    def precision(self, name: str) -> float:
+        found = self.right[name] + self.wrong[name]
+        return self.right[name] / found if found else 0.0
+
+    def recall(self, name: str) -> float:
+        return self.right[name] / self.runs[name]
+
+    def mean_f1(self) -> float:
+        scores = []
+        for name in ILLS:
+            precision, recall = self.precision(name), self.recall(name)
+            scores.append(2 * precision * recall / (precision + recall) if precision + recall else 0.0)
+        return statistics.fmean(scores)
+
+    def table(self, score: Any) -> dict[str, float]:
+        return {name: round(score(name), 3) for name in ILLS}
+
+
+def _sick(options: argparse.Namespace, name: str, strength: float) -> list[SyntheticRun]:
+    seeds = range(options.seed, options.seed + options.runs)
+    return [make(seed, (name, ILLS[name]), strength, LEAST[name]) for seed in seeds]
+
+
+def _onsets(run: SyntheticRun) -> dict[str, int]:
+    """Return the onset of each pathology that our rules find; the first where there are several."""
+    found = diagnose(of_rows(run.rows, run.evals, run.config)).findings
+    return {finding.name: finding.onset for finding in sorted(found, key=lambda finding: -finding.onset)}
+
+
+def _recall(options: argparse.Namespace, strength: float) -> dict[str, float]:
+    return {
+        name: round(statistics.fmean(name in _onsets(run) for run in _sick(options, name, strength)), 3)
+        for name in ILLS
+    }
+
+
+def _warned(options: argparse.Namespace) -> int:
+    """Return how many healthy runs would have got a warning at any step."""
+    warned = 0
+    for seed in range(options.seed, options.seed + options.watched):
+        healthy = make(seed)
+        monitor = Monitor(healthy.config)
+        warned += any(
+            monitor.new_onsets(healthy.rows[:end], [row for row in healthy.evals if row["step"] <= end])
+            for end in range(1, len(healthy.rows) + 1)
+        )
+    return warned

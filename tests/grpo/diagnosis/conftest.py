@@ -1,0 +1,24 @@
+from collections.abc import Iterator
+
+import pytest
+
+from scripts.bench.parts.synthetic_ills import ILLS, LEAST
+from scripts.bench.parts.synthetic_runs import SyntheticRun, make
+
+SEED = 2_000_000  # those of the benchmark and those that the rules were tried on are others
+
+
+@pytest.fixture
+def sick():
+    """Make runs of one pathology at the strength that is obvious."""
+
+    def runs(name: str, count: int, strength: float = 1.0) -> Iterator[SyntheticRun]:
+        return (make(seed, (name, ILLS[name]), strength, LEAST[name]) for seed in range(SEED, SEED + count))
+
+    return runs
+
+
+@pytest.fixture
+def healthy():
+    """Make healthy runs."""
+    return lambda count, least=20: (make(seed, least=least) for seed in range(SEED, SEED + count))

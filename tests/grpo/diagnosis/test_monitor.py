@@ -1,0 +1,66 @@
+"""The watch during training: every onset is named once, soon, and cheaply."""
+
+import time
+
+import pytest
+
+from grpo.diagnosis.diagnose import Monitor
+
+
+def watch(run, every=1, first=1):
+    """Return (step, finding) of everything that is named from step `first` on."""
+    monitor, named = Monitor(run.config), []
+    for end in range(first, len(run.rows) + 1, every):
+        step = run.rows[end - 1]["step"]
+        for found in monitor.new_onsets(run.rows[:end], [row for row in run.evals if row["step"] <= step]):
+            named.append((step, found))
+    return named
+
+
+@pytest.mark.parametrize(
+    ("name", "delay"),
+    [
+        ("judge_outage", 4), ("loss_spikes", 4), ("lr_shock", 6), ("mismatch", 14), ("length_collapse", 16),
+        ("instability", 25), ("reward_hacking", 25), ("entropy_collapse", 30), ("truncation", 25),
+    ],
+)  # fmt: skip
+def test_an_onset_is_named_once_and_soon(name, delay, sick):
+    delays = []
+    for run in sick(name, 3):
+        steps = [step for step, found in watch(run, first=run.onsets[name]) if found.name == name]
+        assert len(steps) <= 1
+        delays += [step - run.onsets[name] for step in steps]
+    assert len(delays) >= 2 and sorted(delays)[1] <= delay and min(delays) >= 0
+
+
+def test_healthy_runs_get_no_warning(healthy):
+    assert sum(bool(watch(run, every=3)) for run in healthy(8)) <= 1
+
+
+def test_what_comes_back_is_named_again(healthy):
+    run = next(run for run in healthy(40, least=80) if run.config["judge"]["JUDGE"] == "1")
+    down = {*range(20, 25), *range(60, 64)}
+    run.rows = [row | {"judge_failed": 1.0 if row["step"] in down else 0.0} for row in run.rows]
+    assert [found.onset for _, found in watch(run) if found.name == "judge_outage"] == [20, 60]
+
+
+def test_the_same_rows_again_name_nothing(sick):
+    run = next(sick("truncation", 1))
+    monitor = Monitor(run.config)
+    assert monitor.new_onsets(run.rows, run.evals)
+    assert monitor.new_onsets(run.rows, run.evals) == []
+
+
+def test_nothing_at_all_is_no_finding():
+    assert Monitor().new_onsets([]) == []
+
+
+def test_a_look_takes_milliseconds(healthy):
+    run = next(healthy(1))
+    rows = [row | {"step": 1000 * turn + row["step"]} for turn in range(4) for row in run.rows][:200]
+    monitor, fastest = Monitor(run.config), 1.0
+    for _ in range(5):
+        began = time.perf_counter()
+        monitor.new_onsets(rows, run.evals)
+        fastest = min(fastest, time.perf_counter() - began)
+    assert fastest < 0.05

@@ -1,0 +1,68 @@
+"""Every action names a variable of train_grpo.sh or a flag of the trainer, and a value that can be."""
+
+import re
+
+import pytest
+
+from grpo.diagnosis.finding import Evidence
+from grpo.diagnosis.remedies import REMEDIES, finding
+from grpo.diagnosis.rules import RULES
+from grpo.diagnosis.run import of_rows
+from grpo.environment import CHECKOUT
+from grpo.launch.config import trainer_parser
+from grpo.launch.variables import by_flag
+from reward.settings import VARIABLES
+
+ADVICE = [(name, advice) for name, remedy in REMEDIES.items() for advice in remedy.advice]
+
+
+def test_every_rule_has_a_remedy():
+    assert set(REMEDIES) == set(RULES)
+    assert all(remedy.cause and len(remedy.advice) >= 2 for remedy in REMEDIES.values())
+
+
+def test_every_setting_exists():
+    script = (CHECKOUT / "train_grpo.sh").read_text()
+    variables = set(re.findall(r'"\$\{(\w+):?=', script))
+    flags = {option for action in trainer_parser()._actions for option in action.option_strings}
+    for name, advice in ADVICE:
+        assert advice.setting in (flags if advice.setting.startswith("--") else variables), (name, advice.setting)
+        known = set(by_flag().values()) | set(VARIABLES)
+        assert advice.setting.startswith("--") or advice.setting in known, f"{advice.setting}: no present value"
+
+
+def test_what_the_launcher_refuses_is_not_advised():
+    assert not {advice.setting for _, advice in ADVICE} & {"KL_COEF", "--init_kl_coef", "--use_kl_loss"}
+
+
+def actions(name, **settings):
+    judge = {key: settings.pop(key) for key in list(settings) if key.isupper()}
+    run = of_rows([], config={"flags": settings, "judge": judge})
+    return {action.setting: str(action) for action in finding(run, name, "warning", 1, 2, EVIDENCE).actions}
+
+
+EVIDENCE = Evidence("correct", 1, 2, {"first": 0.5})
+
+
+def test_actions_are_in_the_values_of_the_run():
+    found = actions("instability", actor_learning_rate=9e-6, rollout_batch_size=8, n_samples_per_prompt=8,
+                    train_batch_size=8)  # fmt: skip
+    assert found["LEARNING_RATE"].startswith("LEARNING_RATE 3e-06 (now 9e-06)")
+    assert found["TRAIN_BATCH_SIZE"].startswith("TRAIN_BATCH_SIZE 16 (now 8)")
+    assert "now" not in actions("instability")["LEARNING_RATE"]
+
+
+def test_a_rollout_that_is_one_batch_cannot_be_cut_into_fewer():
+    found = actions("instability", rollout_batch_size=8, n_samples_per_prompt=8, train_batch_size=64)
+    assert "TRAIN_BATCH_SIZE" not in found and "ROLLOUT_BATCH_SIZE" in found
+
+
+def test_what_is_so_already_is_not_advised():
+    found = actions("mismatch", enforce_eager=True, attn_implementation="eager", engine_model="other")
+    assert set(found) == {"ENGINE_MODEL"}
+    assert "JUDGE_FALLBACK" not in actions("judge_outage", JUDGE_FALLBACK="group")
+
+
+@pytest.mark.parametrize("value", ["x", "", None, [1], {}, float("nan")])
+def test_a_strange_setting_does_not_stop_the_diagnosis(value):
+    assert "LEARNING_RATE" in actions("instability", actor_learning_rate=value)

@@ -1,0 +1,188 @@
+"""The rules on synthetic runs: every pathology is found where it is obvious, and nothing else is."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from grpo.diagnosis.diagnose import diagnose
+from grpo.diagnosis.rules import EXPLAINS, RULES
+from grpo.diagnosis.run import of_rows
+from grpo.metric_schema import BY_NAME
+from scripts.bench.parts.synthetic_ills import ILLS
+
+# The columns without which a rule cannot judge.
+NEEDED = {
+    "flat_learning": "correct",
+    "over_fitting": "correct",
+    "reward_hacking": "reward",
+    "instability": "correct",
+    "lr_shock": "actor_lr",
+    "off_policy": "optimizer_steps",
+    "mismatch": "logprob_diff_mean",
+    "length_collapse": "response_length",
+    "entropy_collapse": "entropy",
+    "truncation": "truncated",
+    "judge_outage": "judge_failed",
+    "judge_drift": "judge_quality_wrong",
+    "judge_dependent": "reward_correct_correlation",
+}
+
+
+def of(run, **changes):
+    changed = replace(run, **changes)
+    return diagnose(of_rows(changed.rows, changed.evals, changed.config))
+
+
+def names(run, **changes):
+    return {found.name for found in of(run, **changes).findings}
+
+
+def test_every_rule_has_an_ill_to_find():
+    assert set(RULES) == set(ILLS) and set(NEEDED) <= set(RULES)
+    assert set(NEEDED.values()) <= set(BY_NAME)
+    assert {name for pair in EXPLAINS.items() for name in (pair[0], *pair[1])} <= set(RULES)
+
+
+@pytest.mark.parametrize("name", ILLS)
+def test_an_obvious_case_is_found_near_its_onset(name, sick):
+    found, errors = 0, []
+    for run in sick(name, 8):
+        for finding in of(run).findings:
+            if finding.name == name:
+                found += 1
+                errors.append(abs(finding.onset - run.onsets[name]))
+                break
+    assert found >= 6
+    assert np.median(errors) <= (20 if name == "over_fitting" else 10)
+
+
+def test_healthy_runs_are_silent(healthy):
+    assert sum(bool(of(run).findings) for run in healthy(40)) <= 2
+
+
+@pytest.mark.parametrize("name", ILLS)
+def test_nothing_is_found_in_too_few_steps(name, sick):
+    # The steps of an outage speak for themselves, as do loss ratios far out of range; trends need more.
+    for run in sick(name, 3):
+        few = of(run, rows=run.rows[:6], evals=run.evals[:1])
+        assert {found.name for found in few.findings} <= {"judge_outage", "mismatch"}
+        assert len(few.not_judged) > 8 and all(few.not_judged.values())
+
+
+@pytest.mark.parametrize("name", ILLS)
+def test_everything_is_judged_once(name, sick):
+    run = next(sick(name, 1))
+    result = of(run)
+    hidden = {other for found in result.findings for other in found.consequences}
+    said = {found.name for found in result.findings} | hidden | set(result.fine) | set(result.not_judged)
+    assert said == set(RULES) and not set(result.fine) & set(result.not_judged)
+    json.dumps(result.as_dict(), allow_nan=False)
+    assert all(line.strip() or line == "" for line in result.lines())
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_without_its_column_a_rule_says_so(name, sick):
+    run = next(sick(name, 1))
+    rows = [{key: value for key, value in row.items() if key != NEEDED[name]} for row in run.rows]
+    result = of(run, rows=rows)
+    assert NEEDED[name] in result.not_judged[name]
+    assert name not in {found.name for found in result.findings}
+
+
+def test_loss_spikes_without_any_loss_are_not_judged(sick):
+    run = next(sick("loss_spikes", 1))
+    rows = [{key: value for key, value in row.items() if "policy_loss" not in key} for row in run.rows]
+    assert "policy_loss" in of(run, rows=rows).not_judged["loss_spikes"]
+
+
+def test_without_a_judge_its_rules_are_not_judged(healthy):
+    run = next(healthy(1))
+    result = of(run, config=run.config | {"judge": {"JUDGE": "0"}})
+    assert {name: result.not_judged.get(name) for name in ("judge_outage", "judge_drift", "judge_dependent")} == (
+        dict.fromkeys(("judge_outage", "judge_drift", "judge_dependent"), "the run has no judge")
+    )
+
+
+@pytest.mark.parametrize("name", ["length_collapse", "entropy_collapse", "instability", "reward_hacking", "lr_shock"])
+def test_the_order_of_lines_does_not_count(name, sick):
+    run = next(sick(name, 1))
+    order = np.random.default_rng(0).permutation(len(run.rows))
+    assert of(run, rows=[run.rows[index] for index in order]).as_dict()["findings"] == of(run).as_dict()["findings"]
+
+
+@pytest.mark.parametrize("column", ["grad_norm", "response_length", "entropy", "actor_lr"])
+@pytest.mark.parametrize("factor", [1e-4, 1e3])
+def test_what_depends_on_the_model_is_measured_by_itself(column, factor, sick, healthy):
+    runs = [*healthy(5), *sick("length_collapse", 2), *sick("entropy_collapse", 2), *sick("lr_shock", 2)]
+    for run in runs:
+        rows = [row | {column: None if row.get(column) is None else factor * row[column]} for row in run.rows]
+        assert names(run, rows=rows) == names(run)
+
+
+def test_the_number_of_the_first_step_does_not_count(sick):
+    run = next(sick("entropy_collapse", 1))
+    later = [row | {"step": row["step"] + 1000} for row in run.rows]
+    evals = [row | {"step": row["step"] + 1000} for row in run.evals]
+    moved = of(run, rows=later, evals=evals).findings
+    assert [(found.name, found.onset - 1000) for found in moved] == [
+        (found.name, found.onset) for found in of(run).findings
+    ]
+
+
+def test_the_policy_loss_may_do_what_it_likes(healthy):
+    for run in healthy(5):
+        n = len(run.rows)
+        for trend in (np.linspace(0.01, 0.5, n), np.full(n, 0.02), np.linspace(-0.5, 0.1, n)):
+            rows = [row | {"policy_loss": float(value)} for row, value in zip(run.rows, trend, strict=True)]
+            assert names(run, rows=rows) == names(run)
+
+
+def test_the_warm_up_is_not_judged(healthy):
+    """Whatever the update does while the learning rate still rises, nothing is found there."""
+    for run in healthy(8, least=60):
+        rows = []
+        for row in run.rows:
+            wild = {"ppo_kl": 3.0, "ppo_clip_ratio": 0.9, "grad_norm": 1e4, "policy_loss_max": 1e3, "entropy": 30.0}
+            warm = row["step"] <= 12
+            rate = min(row["step"] / 13, 1) * 1e-6
+            rows.append(row | {"actor_lr": rate} | (wild if warm else {}))
+        judged = of_rows(rows, run.evals, run.config)
+        assert judged.warm_up == 12
+        calm = [row | {"actor_lr": min(row["step"] / 13, 1) * 1e-6} for row in run.rows]
+        assert names(run, rows=rows) == names(run, rows=calm)
+
+
+def test_eight_optimizer_steps_a_rollout_are_the_recipe_and_no_finding(healthy):
+    eights = [run for run in healthy(30) if run.rows[0]["optimizer_steps"] == 8]
+    assert eights and all("off_policy" not in names(run) for run in eights)
+
+
+def test_a_gain_that_shortens_responses_is_no_collapse(healthy):
+    run = next(run for run in healthy(20, least=60) if run.config["name"] == "tiny")
+    n = len(run.rows)
+    shares = np.linspace(1, 0.5, n)
+    rows = [
+        row | {"response_length": 40 * float(share), "correct": float(0.2 + 1.2 * (1 - share)), "truncated": 0.0}
+        for row, share in zip(run.rows, shares, strict=True)
+    ]
+    assert "length_collapse" not in names(run, rows=rows)
+    stupid = [row | {"correct": 0.3 + 0.02 * (row["step"] % 2)} for row in rows]
+    assert "length_collapse" in names(run, rows=stupid)
+
+
+def test_two_outages_are_two_findings(healthy):
+    run = next(run for run in healthy(40, least=80) if run.config["judge"]["JUDGE"] == "1")
+    down = {*range(20, 25), *range(60, 64)}
+    rows = [row | {"judge_failed": 1.0 if row["step"] in down else 0.0} for row in run.rows]
+    spells = [(found.onset, found.last) for found in of(run, rows=rows).findings if found.name == "judge_outage"]
+    assert spells == [(20, 24), (60, 63)]
+
+
+def test_a_cause_takes_its_consequences_with_it(sick):
+    for run in sick("lr_shock", 5):
+        found = {finding.name: finding for finding in of(run).findings}
+        assert "instability" not in found or "lr_shock" not in found
+    for run in sick("judge_drift", 5):
+        assert not {"judge_drift", "reward_hacking"} <= names(run)

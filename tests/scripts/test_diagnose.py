@@ -1,0 +1,60 @@
+"""The command: what it prints, and its exit codes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts import diagnose
+from scripts.bench.parts.synthetic_ills import ILLS
+from scripts.bench.parts.synthetic_runs import make
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    run = make(2_000_000, ("judge_outage", ILLS["judge_outage"]), least=60)
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in run.rows) + '{"step": 9')
+    (tmp_path / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in run.evals))
+    (tmp_path / "config.json").write_text(json.dumps(run.config))
+    return tmp_path, run
+
+
+def test_the_report_has_findings_what_is_fine_and_what_was_not_judged(run_dir, capsys):
+    folder, run = run_dir
+    rows = [{key: value for key, value in row.items() if key != "entropy"} for row in run.rows]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert diagnose.main([str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert f"judge outage, steps {run.onsets['judge_outage']} to" in out and "judge_failed" in out
+    assert "likely cause:" in out and "try JUDGE_MODELS" in out
+    assert "in order:" in out and "not judged:" in out and "metrics.jsonl has no entropy" in out
+
+
+def test_json_says_the_same(run_dir, capsys):
+    folder, run = run_dir
+    assert diagnose.main([str(folder), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    found = {finding["name"]: finding for finding in report["findings"]}
+    assert report["steps"] == len(run.rows)
+    assert found["judge_outage"]["onset"] == run.onsets["judge_outage"]
+    assert found["judge_outage"]["evidence"][0]["numbers"]["mean"] > 0.2
+    assert {"setting", "change", "why"} == set(found["judge_outage"]["actions"][0])
+
+
+def test_exit_codes(run_dir, capsys):
+    folder, _ = run_dir
+    assert diagnose.main([str(folder / "none")]) == 2
+    assert "none is no folder" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as end:
+        diagnose.main([])
+    assert end.value.code == 2
+
+
+def test_it_starts_without_torch(run_dir):
+    """A look at a run must not take the seconds and the memory of the training stack."""
+    code = "import sys; from scripts import diagnose; sys.exit(bool({'torch', 'ray', 'vllm'} & sys.modules.keys()))"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
