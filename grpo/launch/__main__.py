@@ -10,10 +10,12 @@ import os
 import sys
 from pathlib import Path
 
+from grpo.checkpoint_files import read_json
 from grpo.guard import DIGEST_VARIABLE
 from grpo.launch import joined_cluster, judge, preflight, processes, resume, run_dir
 from grpo.launch.config import Config, ConfigError, resolve
 from grpo.launch.judge import RunJudge
+from grpo.launch.onsets import Onsets
 from grpo.launch.plan import Plan, describe, make_plan
 from grpo.launch.progress import Progress
 from grpo.launch.resume import ResumeError
@@ -99,12 +101,13 @@ def run(name: str, folder: Path, config: Config, plan: Plan, run_judge: RunJudge
     print("\n".join(lines), flush=True)
     progress = Progress(Path(config.args.metrics_dir), plan.steps)
     progress.skip()
+    onsets = Onsets(progress, read_json(folder / "config.json"))
     code = supervise(
         [sys.executable, "-m", "openrlhf.cli.train_ppo_ray", *config.argv],
         ray=None if os.environ.get("RAY_ADDRESS") else plan.ray_head,
         log_dir=folder / "logs",
         environment={DIGEST_VARIABLE: status["digest"], "GRPO_RUN_DIR": str(folder)},
-        progress=progress.poll,
+        progress=lambda: [*progress.poll(), *onsets.new_lines()],
         stand_in_models=run_judge.stand_in_models,
         inherited=[held],
     )

@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 
 from grpo import json_files
+from grpo.diagnosis.diagnose import diagnose
+from grpo.diagnosis.run import of_rows
 from scripts.report.page import render
 from scripts.report.runs import RunError, read
 
@@ -33,7 +35,9 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     out = options.out or options.folders[0] / NAME
     try:
-        json_files.replace(out, render(read(options.folders)))
+        runs = read(options.folders)
+        findings = {run.name: diagnose(of_rows(run.metrics, run.evals, run.config)).findings for run in runs}
+        json_files.replace(out, render(runs, findings))
     except RunError as error:
         print(f"scripts.report: {error}", file=sys.stderr)
         return 2

@@ -7,11 +7,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jinja2
 from markupsafe import Markup, escape
 
+from grpo.diagnosis.finding import Finding
 from grpo.launch.config import secrets
 from grpo.metric_schema import SCHEMA, TIERS, Metric
 from scripts.report import chart, headline, panels, samples, scales, settings
@@ -28,21 +29,6 @@ SECTIONS = [
 
 
 GEOMETRY = ("SIZE", "PAD", "WIDTH", "LEFT", "TOP", "INNER_WIDTH", "INNER_HEIGHT")
-
-
-class Finding(Protocol):
-    """What a diagnosis says of a run; `evidence` and `actions` are one text or several."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def onset(self) -> int | None: ...
-    @property
-    def evidence(self) -> str | Sequence[str]: ...
-    @property
-    def cause(self) -> str: ...
-    @property
-    def actions(self) -> str | Sequence[str]: ...
 
 
 @dataclass(frozen=True)
@@ -111,7 +97,7 @@ def _environment() -> jinja2.Environment:
         "number": scales.text,
         "duration": headline.duration,
         "healthy": _healthy,
-        "lines": lambda value: [value] if isinstance(value, str) else list(value),
+        "lines": lambda value: [value] if isinstance(value, str) else [str(item) for item in value],
     }
     return environment
 

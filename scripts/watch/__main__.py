@@ -1,4 +1,4 @@
-"""A live view of a run: progress, curves, phase times, the judge, the newest samples.
+"""A live view of a run: progress, findings, curves, phase times, the judge, the newest samples.
 
     python -m scripts.watch RUN_DIR [--once] [--every SECONDS]
 
@@ -18,6 +18,9 @@ from pathlib import Path
 from rich.console import Console, Group
 from rich.live import Live
 
+from grpo.diagnosis.diagnose import diagnose
+from grpo.diagnosis.finding import Finding
+from grpo.diagnosis.run import of_rows
 from grpo.run_state import RUNNING, Run, RunError
 from scripts.watch.frame import frame
 from scripts.watch.samples import NewestSamples
@@ -37,7 +40,7 @@ def watch(run: Run, console: Console, every: float) -> None:
             while run.state == RUNNING:
                 samples.refresh()
                 width, height = console.size
-                live.update(Group(*frame(run, samples, time.time(), width, height)), refresh=True)
+                live.update(Group(*frame(run, samples, time.time(), width, height, findings(run))), refresh=True)
                 time.sleep(every)
                 run.refresh()
     else:
@@ -60,8 +63,13 @@ def print_frame(run: Run, console: Console) -> None:
     """Print the whole view once."""
     samples = NewestSamples(run.folder)
     samples.refresh()
-    for line in frame(run, samples, time.time(), console.width):
+    for line in frame(run, samples, time.time(), console.width, findings=findings(run)):
         console.print(line, no_wrap=True, crop=False)
+
+
+def findings(run: Run) -> list[Finding]:
+    """Return what the diagnosis finds in the steps so far."""
+    return diagnose(of_rows(run.progress.metrics.rows, run.progress.evals.rows, run.config)).findings
 
 
 def _seconds(text: str) -> float:

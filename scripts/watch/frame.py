@@ -5,10 +5,11 @@ import statistics
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from rich.text import Text
 
+from grpo.diagnosis.finding import Finding
 from grpo.launch.progress import interval
 from grpo.launch.supervise import tail
 from grpo.metric_schema import BY_NAME, SCHEMA, TIERS, Metric, flat
@@ -21,17 +22,6 @@ _NAME, _VALUE, _MAX_WIDTH = 18, 8, 160
 # A run is called quiet after so many times the usual step, evaluations aside.
 _QUIET_STEPS, _QUIET_SECONDS = 5, 60.0
 Numbers = Sequence[dict[str, float]]
-
-
-class Finding(Protocol):
-    """What a diagnosis has found: its name, the step from which on, and what shows it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def onset(self) -> int: ...
-    @property
-    def evidence(self) -> str: ...
 
 
 def frame(
@@ -128,8 +118,7 @@ def _findings(findings: Sequence[Finding] | None, width: int) -> list[Text]:
         return []
     lines = [_title("Findings", width)]
     for finding in findings:
-        text = f"{finding.name} since step {finding.onset}: {finding.evidence}"
-        lines += _wrapped([printable(text)], width, "bold red")
+        lines += _wrapped([printable(finding.headline())], width, "bold red")
     return lines if findings else [*lines, Text("none")]
 
 

@@ -9,13 +9,13 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from grpo.diagnosis.finding import WARNING, Evidence, Finding
 from grpo.metric_schema import SCHEMA
 from grpo.run_state import Run
 from scripts.watch import __main__ as watch
@@ -169,20 +169,24 @@ def test_in_a_low_terminal_what_comes_first_is_shown(make_run) -> None:
     assert shown(Run(run.folder), height=len(whole)).split("\n") == whole
 
 
-@dataclass
-class Finding:
-    name: str
-    onset: int
-    evidence: str
-
-
 def test_findings(make_run) -> None:
     run = make_run()
     run.step(9)
     assert "Findings" not in shown(Run(run.folder)), "nobody has looked"
     assert "none" in shown(Run(run.folder), findings=[])
-    text = shown(Run(run.folder), findings=[Finding("reward hacking", 7, "[b]reward 0.5 -> 0.9[/b]")])
-    assert "reward hacking since step 7: [b]reward 0.5 -> 0.9[/b]" in text
+    evidence = Evidence("reward", 7, 9, {"[b]before[/b]": 0.5, "after": 0.9})
+    found = Finding("reward_hacking", WARNING, 7, 9, (evidence,), "the judge is gamed", ())
+    text = " ".join(shown(Run(run.folder), findings=[found]).split())
+    assert "reward hacking from step 7 (warning): reward, steps 7 to 9: [b]before[/b] 0.5, after 0.9" in text
+
+
+def test_the_diagnosis_is_in_the_view(make_run, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run()
+    for step in range(1, 61):  # few responses are cut, then nearly all of them
+        run.step(step, actor_lr=1e-6, truncated=0.05 if step < 30 else 0.97, correct=0.5, reward=0.5)
+    assert (
+        "truncat" in printed(capsys, str(run.folder), "--once").partition("Is it learning?")[0].partition("Findings")[2]
+    )
 
 
 def test_samples_that_say_most() -> None:
