@@ -42,7 +42,9 @@ def test_lines_that_a_kill_or_a_resumption_left(make_run, caplog):
 
 def test_values_that_are_none_or_not_finite(make_run):
     folder = make_run(steps=1)
-    row = '{"step": 2, "reward": NaN, "correct": null, "grad_norm": Infinity, "ppo_kl": 1e999, "new": "x", "of_another_version": 2}\n'
+    row = (
+        '{"step": 2, "reward": NaN, "correct": null, "grad_norm": Infinity, "ppo_kl": 1e999, "new": "x", "other": 2}\n'
+    )
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(row)
     found = series(read([folder])[0].metrics)
