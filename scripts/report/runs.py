@@ -1,14 +1,12 @@
 """What is in a run's directory, whatever made it and however it ended."""
 
-import fcntl
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grpo import metric_schema
+from grpo import metric_schema, run_state
 from grpo.json_files import read_rows
 
 LARGEST = 1e300  # differences of larger numbers are not finite
@@ -30,7 +28,7 @@ class Run:
         resumes: the lines of resumes.jsonl.
         config, env, patches: {} where there is no such file, or it is broken.
         samples: files of rollouts and of evaluations by step.
-        state: "running", "finished", "stopped".
+        state: as :mod:`grpo.run_state` tells it.
     """
 
     name: str
@@ -42,7 +40,7 @@ class Run:
     env: dict[str, Any] = field(default_factory=dict)
     patches: dict[str, Any] = field(default_factory=dict)
     samples: dict[str, dict[int, Path]] = field(default_factory=dict)
-    state: str = "stopped"
+    state: str = run_state.STOPPED
 
     @property
     def step(self) -> int:
@@ -87,7 +85,7 @@ def _read(folder: Path, name: str) -> Run:
     if not folder.is_dir():
         raise RunError(f"{folder} is no directory: name a run's, such as runs/NAME")
     config = _read_object(folder / "config.json")
-    logs = _logs(folder, config)
+    logs = run_state.metrics_dir(folder)
     if not config and not any((logs / file).is_file() for file in (METRICS, EVALS)):
         raise RunError(f"{folder} is no run's directory: it has no config.json, {METRICS} or {EVALS}")
     return Run(
@@ -100,16 +98,14 @@ def _read(folder: Path, name: str) -> Run:
         env=_read_object(folder / "env.json"),
         patches=_read_object(folder / "patches.json"),
         samples={kind: _numbered(folder / "samples", kind) for kind in ("step", "eval")},
-        state="running" if _is_locked(folder) else "finished" if (folder / "final").is_dir() else "stopped",
+        state=_state(folder),
     )
 
 
-def _logs(folder: Path, config: dict[str, Any]) -> Path:
-    """Return where the metrics are: beside the other files, also after a move, or in a METRICS_DIR of their own."""
-    flags = config.get("flags")
-    place = flags.get("metrics_dir") if isinstance(flags, dict) else None
-    here = any((folder / file).is_file() for file in (METRICS, EVALS))
-    return folder if here or not isinstance(place, str) else Path(place)
+def _state(folder: Path) -> str:
+    if run_state.is_run(folder):
+        return run_state.Run(folder).state
+    return run_state.RUNNING if run_state.is_held(folder) else run_state.STOPPED  # of another version
 
 
 def _read_object(file: Path) -> dict[str, Any]:
@@ -128,21 +124,6 @@ def _steps(file: Path) -> list[Row]:
 def _numbered(folder: Path, kind: str) -> dict[int, Path]:
     files = {file.stem.partition("_")[2]: file for file in folder.glob(f"{kind}_*.jsonl")}
     return {int(number): files[number] for number in sorted(filter(str.isdecimal, files), key=int)}
-
-
-def _is_locked(folder: Path) -> bool:
-    """Tell whether a process of this machine holds the run, see :func:`grpo.launch.resume.lock`."""
-    try:
-        descriptor = os.open(folder / ".lock", os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 Points = list[tuple[int, float]]

@@ -42,18 +42,12 @@ def test_lines_that_a_kill_or_a_resumption_left(make_run, caplog):
 
 def test_values_that_are_none_or_not_finite(make_run):
     folder = make_run(steps=1)
-    row = (
-        '{"step": 2, "reward": NaN, "correct": null, "grad_norm": Infinity, "ppo_kl": 1e999, "new": "x", "other": 2}\n'
-    )
+    row = '{"step": 2, "reward": NaN, "correct": null, "grad_norm": Infinity, "ppo_kl": 1e999, "new": "x", "other": 2}'
     with (folder / "metrics.jsonl").open("a") as file:
-        file.write(row)
+        file.write(row + "\n")
     found = series(read([folder])[0].metrics)
     assert all(math.isfinite(value) for points in found.values() for _, value in points)
-    assert (
-        [step for step, _ in found["reward"]] == [1]
-        and found["of_another_version"] == [(2, 2.0)]
-        and "new" not in found
-    )
+    assert [step for step, _ in found["reward"]] == [1] and found["other"] == [(2, 2.0)] and "new" not in found
 
 
 def test_states(make_run):
@@ -62,8 +56,10 @@ def test_states(make_run):
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     assert read([folder])[0].state == "running"
     os.close(descriptor)
-    assert read([folder])[0].state == "stopped"
-    (folder / "final").mkdir()
+    assert read([folder])[0].state == "stopped", "a version without command.sh does not tell more"
+    (folder / "command.sh").touch()
+    assert read([folder])[0].state == "crashed", "nobody has written down how it ended"
+    (folder / "ends.jsonl").write_text('{"time": 1.0, "code": 0}\n')
     assert read([folder])[0].state == "finished"
 
 
