@@ -252,7 +252,14 @@ def in_terminal(folder: Path, *words: str) -> tuple[subprocess.Popen, int]:
     command = [sys.executable, "-m", "scripts.watch", str(folder), "--every", "0.1", *words]
     environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "50"}
     process = subprocess.Popen(
-        command, stdin=inside, stdout=inside, stderr=inside, env=environment, start_new_session=True
+        command,
+        stdin=inside,
+        stdout=inside,
+        stderr=inside,
+        env=environment,
+        start_new_session=True,
+        # Where the tests run in the background, the shell has switched it off.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     os.close(inside)
     return process, outside
