@@ -65,7 +65,7 @@ def randomise(actor) -> None:
 
 
 class Stack:
-    """A started trainer and engines: TP=1, TP=2, and TP=2 that torch.compile compiles.
+    """A started trainer and engines: TP=1, TP=2, and one that torch.compile compiles.
 
     Attributes:
         stale: what each engine said of the token after the long text before the sync, see :meth:`next_token`.
@@ -82,7 +82,7 @@ class Stack:
 
         self.args = args
         self.engines = []
-        for tensor_parallel, eager in ((1, True), (2, True), (2, False)):
+        for tensor_parallel, eager in ((1, True), (2, True), (1, False)):
             with pytest.MonkeyPatch.context() as patch:
                 if not eager:
                     compiling = {"env_vars": {"TORCHDYNAMO_DISABLE": "0"}}
