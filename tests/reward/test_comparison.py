@@ -1,7 +1,7 @@
 """What is equal and what is not, through the real worker; equality is reflexive and symmetric, and raises nothing."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from reward import equivalence
@@ -227,6 +227,7 @@ def test_grading_is_reflexive(answer: str) -> None:
     ),
 )
 def test_fonts_and_colours_say_nothing(answer: str, ornament: str) -> None:
+    assume(both_ways(answer, answer) == (True, True))  # \mathrm{} alone is no answer
     assert both_ways(answer, ornament.format(answer)) == (True, True)
 
 
