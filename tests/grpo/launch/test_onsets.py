@@ -52,6 +52,6 @@ def test_a_rule_that_fails_does_not_end_the_run(
     write(tmp_path, 1, 3)
     progress = Progress(tmp_path, 80)
     progress.poll()
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, logger=onsets.__name__):
         assert Onsets(progress, {}).new_lines() == []
     assert "the diagnosis failed after step 3: a rule" in caplog.text
