@@ -147,9 +147,14 @@ fi
 # other disks can be named
 : "${SAVE_STEPS:=10}" "${MAX_CHECKPOINTS:=2}" "${CKPT_DIR:=}" "${METRICS_DIR:=}"
 
-: "${SEED:=42}" "${USE_WANDB:=0}"
+# Numbers go to metrics.jsonl, and to TensorBoard files in the run directory; to W&B (WANDB_API_KEY) and Trackio where
+# these are installed and switched on. LOG_SAMPLES of a step are written beside its extremes (empty: all)
+: "${USE_TENSORBOARD:=1}" "${USE_WANDB:=0}" "${USE_TRACKIO:=0}" "${LOG_SAMPLES:=}"
 
-for SWITCH in ENFORCE_EAGER OFFLOAD ADAM_OFFLOAD GRADIENT_CHECKPOINTING EVAL_AT_START USE_WANDB JUDGE; do
+: "${SEED:=42}"
+
+for SWITCH in ENFORCE_EAGER OFFLOAD ADAM_OFFLOAD GRADIENT_CHECKPOINTING EVAL_AT_START JUDGE \
+    USE_TENSORBOARD USE_WANDB USE_TRACKIO; do
     [[ ${!SWITCH} == [01] ]] || refuse "$SWITCH is '${!SWITCH}': 1 switches it on, 0 off"
 done
 
@@ -214,8 +219,11 @@ if [[ -n $CKPT_DIR ]]; then CKPT_ARGS+=(--ckpt_path "$CKPT_DIR"); fi
 
 LOG_ARGS=(--logging_steps 1)
 if [[ -n $METRICS_DIR ]]; then LOG_ARGS+=(--metrics_dir "$METRICS_DIR"); fi
-# The value stands for "on"; the key itself comes from the environment
+# The value stands for "on": W&B's key comes from the environment, TensorBoard's folder from the run directory
 if [[ $USE_WANDB == 1 ]]; then LOG_ARGS+=(--use_wandb 1); fi
+if [[ $USE_TENSORBOARD == 1 ]]; then LOG_ARGS+=(--use_tensorboard 1); fi
+if [[ $USE_TRACKIO == 1 ]]; then LOG_ARGS+=(--use_trackio); fi
+if [[ -n $LOG_SAMPLES ]]; then LOG_ARGS+=(--log_samples "$LOG_SAMPLES"); fi
 
 # The judge is asked in the engines: its settings are variables that reach every worker
 for VARIABLE in JUDGE JUDGE_MODELS CORRECTNESS_WEIGHT QUALITY_WEIGHT JUDGE_FALLBACK JUDGE_TRIES JUDGE_DEADLINE \

@@ -1,6 +1,7 @@
 """From problems to a model's tokens and back, by its own tokenizer and chat template."""
 
 import datetime
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +49,19 @@ def generated(tokenizer: Any, tokens: list[int], is_truncated: bool) -> dict[str
     """Return what the tokens of a response add to its record (see :mod:`eval.records`)."""
     return {
         "response_length": len(tokens),
-        "answer_length": _answer_length(tokens, tokenizer.encode(FINAL_HEADER, add_special_tokens=False)),
+        "answer_length": answer_length(tokens, tokenizer.encode(FINAL_HEADER, add_special_tokens=False)),
         "truncated": float(is_truncated),
         "response": tokenizer.decode(tokens, skip_special_tokens=False),
     }
 
 
-def _answer_length(tokens: list[int], header: list[int]) -> int | None:
+def answer_length(tokens: Sequence[int], header: Sequence[int]) -> int | None:
+    """Return how many tokens stand after the last occurrence of a header, None where there is none.
+
+    Args:
+        header: a sequence of token ids, for instance those of FINAL_HEADER.
+    """
     for start in range(len(tokens) - len(header), -1, -1):
-        if tokens[start : start + len(header)] == header:
+        if tokens[start] == header[0] and list(tokens[start : start + len(header)]) == list(header):
             return len(tokens) - start - len(header)
     return None

@@ -19,8 +19,7 @@ import torch
 from eval.chat import generated
 from eval.records import Record, read_answer, summarise_by_source
 from grpo.rollout import begin_stage, seed_of
-from grpo.run_log import numbers, response_tokens
-from reward.labels import parse_label
+from grpo.sample_records import gold, numbers, response_tokens
 
 logger = logging.getLogger("openrlhf.grpo.evaluation")
 
@@ -40,12 +39,6 @@ def evaluate(trainer: Any, step: int, generate_kwargs: dict[str, Any]) -> None:
 
     trainer.run_log.write_eval(step, result)
     trainer.run_log.write_samples(f"eval_{step}", records)
-    logs = {f"eval_{source}_pass1": part["exact_match"] for source, part in result["by_source"].items()}
-    for source, part in result["by_source"].items():
-        logs[f"eval_{source}_pass{group_size}"] = part["pass_at_k"][str(group_size)]["value"]
-    for tracker in (trainer.wandb_logger, trainer.tensorboard_logger):
-        if tracker:
-            tracker.log_eval(step, {name: value for name, value in logs.items() if value is not None})
     if result["ungraded"]:
         logger.error("%d of %d evaluation samples could not be graded", result["ungraded"], len(samples))
     logger.info("held-out evaluation at step %d: %s", step, result)
@@ -83,18 +76,11 @@ def describe(
         prompt, logs = sample.prompts[0], numbers(sample)
         problem, seed = problems[prompt], seed_of(prompt) + drawn[prompt]
         text = generated(tokenizer, response_tokens(sample), bool(logs["truncated"]))
-        about = {**problem, "sample": drawn[prompt], "label": _gold(sample.labels[0]), "seed": seed, "prompt": prompt}
+        about = {**problem, "sample": drawn[prompt], "label": gold(sample.labels[0]), "seed": seed, "prompt": prompt}
         grade = {**read_answer(about | text), "correct": float(sample.scores[0]), **logs}
         records.append({**about, **text, **grade})
         drawn[prompt] += 1
     return records
-
-
-def _gold(label: Any) -> Any:
-    try:
-        return parse_label(label).answer
-    except ValueError:  # of somebody else's reward function
-        return label
 
 
 def run_first(trainer: Any, step: int) -> None:

@@ -5,15 +5,17 @@ without spread, a quality without judged samples) is left out, not made up.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from eval.chat import FINAL_HEADER, answer_length
+
 NGRAM = 3
 
 
-def experience_metrics(experiences: Sequence[Any], group_size: int) -> dict[str, float]:
+def experience_metrics(experiences: Sequence[Any], group_size: int, tokenizer: Any = None) -> dict[str, float]:
     """Return the metrics of one rollout batch.
 
     Args:
@@ -21,15 +23,19 @@ def experience_metrics(experiences: Sequence[Any], group_size: int) -> dict[str,
             ``action_mask`` ``[B, S - 1]``, ``rewards`` ``[B]``, ``index`` (place of each sample in the rollout),
             ``info`` with ``[B]`` by name.
         group_size: samples a prompt.
+        tokenizer: of the model, by which thinking and answer are told apart; None leaves their lengths out.
     """
     # Experiences are padded to lengths of their own: what goes by tokens is summed up for each sample first.
     masks = [experience.action_mask.bool() for experience in experiences]
     lengths = torch.cat([mask.sum(-1) for mask in masks]).double()
     sums = torch.cat([(e.advantages.double() * mask).sum(-1) for e, mask in zip(experiences, masks, strict=True)])
     advantages = sums / lengths.clamp(min=1)
-    rewards = torch.cat([experience.rewards for experience in experiences]).double()
+    shaped = torch.cat([experience.rewards for experience in experiences])  # with penalties: what advantages come from
+    logged = _of_info(experiences, "reward")
+    rewards = shaped.double() if logged is None else logged
     order = torch.tensor([index for experience in experiences for index in experience.index])
-    groups = rewards[order.argsort()].view(-1, group_size)
+    groups = shaped[order.argsort()].view(-1, group_size)
+    responses = list(_responses(experiences, masks))
     found = {
         "advantage_mean": advantages.mean(),
         "advantage_std": advantages.std(correction=0),
@@ -42,7 +48,9 @@ def experience_metrics(experiences: Sequence[Any], group_size: int) -> dict[str,
         "response_length_p50": lengths.quantile(0.5),
         "response_length_p90": lengths.quantile(0.9),
         "response_length_max": lengths.max(),
-        "repetition": _mean_repetition(experiences, masks),
+        "sampled_tokens": lengths.sum(),
+        "repetition": torch.tensor([repetition(tokens) for tokens in responses], dtype=torch.float64).mean(),
+        **_parts(experiences, responses, tokenizer),
         **_honesty(experiences, rewards),
     }
     return {name: float(value) for name, value in found.items() if value is not None}
@@ -80,13 +88,54 @@ def correlation(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | None:
     return (a * b).sum() / scale if scale > 1e-12 else None
 
 
-def _mean_repetition(experiences: Sequence[Any], masks: Sequence[torch.Tensor]) -> torch.Tensor:
-    shares = [
-        repetition(row[1:][: len(mask)][mask].tolist())
-        for experience, batch in zip(experiences, masks, strict=True)
-        for row, mask in zip(experience.sequences, batch, strict=True)
+def rolling_correlation(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the correlation of reward and correctness over the samples of several steps, None without spread.
+
+    From the means and spreads of each step, exactly where correctness is 0 or 1: steps have equally many samples.
+
+    Args:
+        rows: lines of metrics.jsonl; those without correctness are left out.
+    """
+    known = [row for row in rows if row.get("correct") is not None and row.get("reward_std") is not None]
+    if not known:
+        return None
+    reward, right, spread = (
+        torch.tensor([row[name] for row in known], dtype=torch.float64) for name in ("reward", "correct", "reward_std")
+    )
+    right_spread = (right * (1 - right)).clamp(min=0).sqrt()
+    inner = [row.get("reward_correct_correlation") or 0.0 for row in known]
+    inside = torch.tensor(inner, dtype=torch.float64) * spread * right_spread
+    covariance = (inside + (reward - reward.mean()) * (right - right.mean())).mean()
+    scale = (spread.square() + (reward - reward.mean()).square()).mean() * right.mean() * (1 - right.mean())
+    return float(covariance / scale.sqrt()) if scale > 1e-24 else None
+
+
+def _responses(experiences: Sequence[Any], masks: Sequence[torch.Tensor]) -> Iterator[list[int]]:
+    """Yield the sampled tokens of each sample."""
+    for experience, batch in zip(experiences, masks, strict=True):
+        for row, mask in zip(experience.sequences, batch, strict=True):
+            yield row[1:][: len(mask)][mask].tolist()
+
+
+def _parts(
+    experiences: Sequence[Any], responses: Sequence[Sequence[int]], tokenizer: Any
+) -> dict[str, torch.Tensor | None]:
+    """The lengths of thinking and answer, unless the rollout has logged them."""
+    if tokenizer is None or _of_info(experiences, "thinking_length") is not None:
+        return {}
+    header = tokenizer.encode(FINAL_HEADER, add_special_tokens=False)
+    if header[0] not in tokenizer.all_special_ids:
+        return {}
+    answers = [answer_length(tokens, header) for tokens in responses]
+    thinking = [
+        len(tokens) if answer is None else len(tokens) - answer - len(header)
+        for tokens, answer in zip(responses, answers, strict=True)
     ]
-    return torch.tensor(shares, dtype=torch.float64).mean()
+    final = [answer for answer in answers if answer is not None]
+    return {
+        "thinking_length": torch.tensor(thinking).double().mean(),
+        "answer_length": torch.tensor(final).double().mean() if final else None,
+    }
 
 
 def repetition(tokens: Sequence[int], size: int = NGRAM) -> float:

@@ -20,6 +20,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max_steps", type=int, default=None, help="stop after this many global steps")
     group.add_argument("--resume_from", default=None, help="continue from this checkpoint, a folder step_N")
     group.add_argument("--eval_at_start", action="store_true", help="evaluate once before the first step")
+    group.add_argument("--log_samples", type=int, default=None, help="samples of a step to write, beside the extremes")
+    group.add_argument("--use_trackio", action="store_true", help="log to Trackio")
     group.add_argument("--offload", action="store_true", help="keep the actor's ZeRO-3 parameters in host memory")
     group.add_argument(
         "--engine_model", default=None, help="checkpoint that the vLLM engines load (default: --pretrain)"
@@ -112,6 +114,8 @@ def _loop(args: argparse.Namespace) -> Iterator[str]:
         yield "--async_train is not supported: its trainer does not write metrics.jsonl or eval.jsonl"
     if args.max_steps is not None and args.max_steps < 1:
         yield f"--max_steps {args.max_steps} trains nothing: give 1 or more, or leave it out"
+    if args.log_samples is not None and args.log_samples < 0:
+        yield f"--log_samples {args.log_samples}: give 0 or more, or leave it out to write all"
     if args.actor_learning_rate <= 0:
         yield f"--actor_learning_rate {args.actor_learning_rate:g} does not learn: give more than 0"
     if args.lr_scheduler not in SCHEDULES:

@@ -6,14 +6,21 @@ import logging
 import math
 import os
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from grpo import trackers
+from grpo.experience_metrics import rolling_correlation
 from grpo.json_files import read_rows, replace
+from grpo.launch import machine
+from grpo.sample_records import describe_samples
+from grpo.trackers import Trackers
 
 logger = logging.getLogger("openrlhf.grpo.run_log")
+
+WINDOW = 10  # steps of a rolling metric
 
 
 class RunLog:
@@ -22,13 +29,27 @@ class RunLog:
     Args:
         run_dir: where ``samples/`` goes.
         metrics_dir: where ``metrics.jsonl`` and ``eval.jsonl`` go; None for ``run_dir``.
+        ckpt_dir: whose disk's room is logged; None for ``run_dir``.
+        trackers: get every step and evaluation too.
+        sample_limit: how many samples of a step are written beside its extremes; None for all.
     """
 
-    def __init__(self, run_dir: str, metrics_dir: str | None = None) -> None:
+    def __init__(
+        self,
+        run_dir: str,
+        metrics_dir: str | None = None,
+        ckpt_dir: str | None = None,
+        trackers: Trackers | None = None,
+        sample_limit: int | None = None,
+    ) -> None:
         self._samples = Path(run_dir) / "samples"
         self._metrics = Path(metrics_dir or run_dir)
         for directory in (self._samples, self._metrics):
             directory.mkdir(parents=True, exist_ok=True)
+        self._checkpoints = Path(ckpt_dir or run_dir)
+        self._sample_limit = sample_limit
+        self.trackers = trackers or Trackers()
+        self._window: deque[dict[str, Any]] = deque(read_rows(self._metrics / "metrics.jsonl"), maxlen=WINDOW - 1)
         self._lost = 0
         self._seconds: dict[str, float] = defaultdict(float)
         self._step_started = time.monotonic()
@@ -52,20 +73,43 @@ class RunLog:
         Args:
             samples: ``Experience`` of one sample each.
         """
-        self.write_samples(f"step_{step}", describe_samples(samples, tokenizer))
+        self.write_samples(f"step_{step}", describe_samples(samples, tokenizer, self._sample_limit))
 
     def write_step(self, step: int, status: dict[str, Any]) -> None:
         """Append the line of one global step to metrics.jsonl, and start the clock of the next.
 
-        Numbers keep OpenRLHF's names; ``seconds`` holds the phases and their ``total``.
+        Numbers keep OpenRLHF's names; ``seconds`` holds the phases and their ``total``, ``grad_norms`` that of each
+        optimizer step. A number that is not finite is left out, counted and logged.
         """
         seconds, self._seconds = dict(self._seconds), defaultdict(float)
         seconds["total"], self._step_started = time.monotonic() - self._step_started, time.monotonic()
-        numbers = {name: value for name, value in status.items() if isinstance(value, int | float)}
-        self._append(
-            "metrics.jsonl",
-            {"step": step, "time": time.time(), "seconds": seconds, "lost_writes": self._lost, **numbers},
-        )
+        row: dict[str, Any] = {name: value for name, value in status.items() if isinstance(value, int | float)}
+        row |= self._resources()
+        if "sampled_tokens" in row:
+            row["tokens_per_second"] = row["sampled_tokens"] / seconds["total"]
+        rolling = rolling_correlation([*self._window, row])
+        if rolling is not None:
+            row["reward_correct_correlation_rolling"] = rolling
+        dropped = [name for name, value in row.items() if not math.isfinite(value)]
+        if dropped:
+            logger.warning("step %d: not finite and left out: %s", step, ", ".join(dropped))
+        row = {name: value for name, value in row.items() if name not in dropped}
+        row = {
+            "step": step,
+            "time": time.time(),
+            "seconds": seconds,
+            "lost_writes": self._lost,
+            **row,
+            "dropped_values": len(dropped),
+            "grad_norms": status.get("grad_norms", []),
+        }
+        self._append("metrics.jsonl", row)
+        self._window.append(row)
+        self.trackers.log("train", step, {name: value for name, value in row.items() if name not in ("step", "time")})
+
+    def _resources(self) -> dict[str, float]:
+        used = machine.memory_total() - machine.memory_available()
+        return {"host_memory": float(used), "disk_free": float(machine.disk_free(self._checkpoints))}
 
     def is_evaluated(self, step: int) -> bool:
         """Say whether eval.jsonl has a line of this step."""
@@ -74,6 +118,7 @@ class RunLog:
     def write_eval(self, step: int, result: dict[str, Any]) -> None:
         """Append the line of one evaluation to eval.jsonl. Its seconds are not part of any training step."""
         self._append("eval.jsonl", {"step": step, "time": time.time(), **result})
+        self.trackers.log("eval", step, result)
         self._step_started = time.monotonic()
 
     def write_samples(self, name: str, samples: Sequence[dict[str, Any]]) -> None:
@@ -135,7 +180,10 @@ def attach(trainer: Any, states: dict[str, Any]) -> RunLog:
     Args:
         states: the ``client_states`` that the trainer starts from, see :func:`grpo.trainer_state.of_controller`.
     """
-    log = RunLog(trainer.args.run_dir, trainer.args.metrics_dir)
+    args = trainer.args
+    log = RunLog(
+        args.run_dir, args.metrics_dir, args.ckpt_path, trackers.start(args, states["global_step"]), args.log_samples
+    )
     step = states["global_step"]
     if step and step not in {row["step"] for row in read_rows(log._metrics / "metrics.jsonl")}:
         log.write_step(step, states["status"])  # killed between saving and logging: seconds are lost
@@ -146,36 +194,6 @@ def attach(trainer: Any, states: dict[str, Any]) -> RunLog:
     trainer.broadcast_to_vllm = log.timed("sync", trainer.broadcast_to_vllm)
     trainer.save_logs_and_checkpoints = log.timed("save", trainer.save_logs_and_checkpoints)
     return log
-
-
-def describe_samples(samples: Sequence[Any], tokenizer: Any) -> list[dict[str, Any]]:
-    """Return one record for each ``Experience`` of a single sample: its texts, its label and its numbers.
-
-    A number that :func:`grpo.rollout.complete` made up for the sake of the step's mean is None.
-    """
-    records = []
-    for sample in samples:
-        records.append(
-            {
-                "prompt": sample.prompts[0],
-                "response": tokenizer.decode(response_tokens(sample), skip_special_tokens=False),
-                "label": sample.labels[0],
-                **numbers(sample),
-                **dict.fromkeys(getattr(sample, "missing", ())),
-            }
-        )
-    return records
-
-
-def response_tokens(sample: Any) -> list[int]:
-    """Return what was sampled in an ``Experience`` of a single sample."""
-    tokens, mask = sample.sequences[0], sample.action_mask[0].bool()
-    return tokens[1:][: len(mask)][mask].tolist()
-
-
-def numbers(sample: Any) -> dict[str, float]:
-    """Return the logs of an ``Experience`` of a single sample."""
-    return {name: float(value[0]) for name, value in sample.info.items()}
 
 
 def is_finished(args: Any, step: int) -> bool:

@@ -166,6 +166,9 @@ def resolve(flags: list[str], run_dir: Path) -> Config:
     given.setdefault("metrics_dir", str(run_dir))
     given.setdefault("ckpt_path", str(run_dir / "checkpoints"))
     given["save_path"] = str(run_dir / "final")
+    given.setdefault("wandb_run_name", run_dir.name)
+    if given.get("use_tensorboard") == "1":
+        given["use_tensorboard"] = str(run_dir / "tensorboard")
     argv = command_line(parser, given)
     args = _strict(parser).parse_args(argv)
     for name in _COUNTS:

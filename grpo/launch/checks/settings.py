@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from grpo import flags
+from grpo import flags, trackers
 from grpo.launch.checks import Problem
 from grpo.launch.config import Config
 from grpo.launch.variables import in_variables
@@ -41,6 +41,8 @@ def check_flags(config: Config) -> Iterator[Problem]:
         yield Problem("an eval needs a reward function", "set REWARD to a .py file with reward_func")
     if args.use_wandb and not os.environ.get("WANDB_API_KEY"):
         yield Problem("Weights & Biases is on without a key", "export WANDB_API_KEY, or leave out USE_WANDB=1")
+    for flag, package in trackers.missing_packages(args):
+        yield Problem(f"{in_variables(f'--{flag}')} needs {package}, which is not installed", f"pip install {package}")
     for script in (args.remote_rm_url or "").split(","):
         if script and not script.endswith(".py") and not script.startswith(("http://", "https://")):
             yield Problem(f"the reward {script} is no .py file and no URL", "set REWARD to a .py file with reward_func")

@@ -1,0 +1,95 @@
+"""The metrics of one global step, on OpenRLHF's controller, from all samples and from the notes of all ranks.
+
+OpenRLHF averages over micro-batches what it averages. Here every number is computed once, over all tokens or all
+samples of the step, so that it does not depend on how they were cut into micro-batches and spread over ranks.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from grpo import forward_mode
+from grpo.actor_metrics import MicroBatch
+from grpo.experience_metrics import experience_metrics
+from grpo.update_metrics import engine_metrics, gradient_metrics, log_probs_by_sample, policy_metrics
+
+
+def before_training(experiences: Sequence[Any]) -> None:
+    """Number the samples in ``info``, by which the notes of the ranks find back to them."""
+    for experience in experiences:
+        experience.info["sample"] = torch.tensor(experience.index)
+
+
+def merge(status: dict[str, Any], result: dict[str, Any]) -> None:
+    """Add what one rank's ``fit`` returned to the status of the step, and its notes to those of the others."""
+    notes = status.get("micro_batches", []) + result.get("micro_batches", [])
+    status.update(result, micro_batches=notes)
+
+
+def after_training(
+    status: dict[str, Any], experiences: Sequence[Any], samples: Sequence[Any], args: Any, tokenizer: Any
+) -> None:
+    """Complete the status of a step by its metrics, see :mod:`grpo.metric_schema`, and the samples by their details.
+
+    Args:
+        status: of ``ppo_train``, all ranks merged; loses the notes.
+        experiences: the batches that were trained on, see :func:`grpo.experience_metrics.experience_metrics`.
+        samples: the same as ``Experience`` of one sample each, in the order of the rollout; each gets ``details``: what
+            is known of it alone.
+    """
+    micro_batches: list[MicroBatch] = status.pop("micro_batches", [])
+    status.pop("sample", None)
+    for experience in experiences:
+        experience.info.pop("sample", None)
+    engine = dict(_by_sample(experiences, "rollout_log_probs"))
+    trainer = log_probs_by_sample(micro_batches)
+    if not forward_mode.is_on_policy(args):  # the first pass of a sample comes after updates: there was one before all
+        trainer = dict(_by_sample(experiences, "action_log_probs"))
+    status.update(_means(experiences))
+    status.update(experience_metrics(experiences, args.n_samples_per_prompt, tokenizer))
+    status.update(policy_metrics(micro_batches, args.eps_clip_low_high))
+    status.update(gradient_metrics(status.get("grad_norms", [])))
+    status.update(engine_metrics(trainer, engine))
+    _add_details(samples, experiences, micro_batches, trainer, engine)
+
+
+def _by_sample(experiences: Sequence[Any], name: str) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield the place of each sample, and what it has of a ``[B, A]`` tensor at its sampled tokens, where it has it."""
+    for experience in experiences:
+        values = getattr(experience, name)
+        if values is not None:
+            for place, row, mask in zip(experience.index, values, experience.action_mask.bool(), strict=True):
+                yield place, row[mask]
+
+
+def _means(experiences: Sequence[Any]) -> dict[str, float]:
+    """Return the mean over all samples of what every sample has logged."""
+    names = set.intersection(*(set(experience.info) for experience in experiences))
+    columns = {
+        name: torch.cat([torch.as_tensor(experience.info[name]).double().reshape(-1) for experience in experiences])
+        for name in sorted(names)
+    }
+    return {name: float(column.mean()) for name, column in columns.items()}
+
+
+def _add_details(
+    samples: Sequence[Any],
+    experiences: Sequence[Any],
+    micro_batches: Sequence[MicroBatch],
+    trainer: dict[int, torch.Tensor],
+    engine: dict[int, torch.Tensor],
+) -> None:
+    """Give each sample ``details``: its advantage, and what trainer and engine thought of its tokens (nat)."""
+    advantages = dict(_by_sample(experiences, "advantages"))
+    losses = {place: batch.loss for batch in micro_batches for place in batch.samples}
+    for place, sample in enumerate(samples):
+        details: dict[str, float] = {}
+        if len(advantages.get(place, ())):
+            details["advantage"] = float(advantages[place].double().mean())
+        if place in losses:
+            details["micro_batch_loss"] = losses[place]
+        if len(trainer.get(place, ())):
+            details["surprisal"] = -float(trainer[place].double().mean())
+            details.update(engine_metrics({place: trainer[place]}, engine))
+        sample.details = details

@@ -1,0 +1,97 @@
+"""Is the update sound? From the notes of all ranks, over all tokens of the step at once."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from grpo.actor_metrics import MicroBatch
+
+IMPROBABLE = math.log(1e-4)
+
+
+def policy_metrics(micro_batches: Sequence[MicroBatch], clip: Sequence[float]) -> dict[str, float]:
+    """Return divergence, clipping, entropy and losses of a step; nothing where no token was trained on.
+
+    Args:
+        clip: how far the ratio may go below and above 1 before it is clipped.
+    """
+    if not sum(batch.log_ratios.numel() for batch in micro_batches):
+        return {}
+    log_ratios, advantages, entropy, unallocated = (
+        torch.cat([getattr(batch, name) for batch in micro_batches]).double()
+        for name in ("log_ratios", "advantages", "entropy", "unallocated")
+    )
+    ratios = log_ratios.exp()
+    low = ((ratios < 1 - clip[0]) & (advantages < 0)).double().mean()
+    high = ((ratios > 1 + clip[1]) & (advantages > 0)).double().mean()
+    losses = torch.tensor([batch.loss for batch in micro_batches], dtype=torch.float64)
+    usual = losses.abs().quantile(0.5)
+    found = {
+        "ppo_kl": -log_ratios.mean(),
+        "ppo_clip_ratio": low + high,
+        "clip_ratio_low": low,
+        "clip_ratio_high": high,
+        "policy_loss_max": losses.abs().max(),
+        "entropy": entropy.mean(),
+        "entropy_p10": percentile(entropy, 0.1),
+        "entropy_p90": percentile(entropy, 0.9),
+        "unallocated_mass": unallocated.mean(),
+    }
+    if usual > 0:
+        found["policy_loss_spike"] = losses.abs().max() / usual
+    return {name: float(value) for name, value in found.items()}
+
+
+def gradient_metrics(norms: Sequence[float]) -> dict[str, float]:
+    """Return mean, maximum and number of the gradient norms of a step; nothing where no optimizer step was made."""
+    if not norms:
+        return {}
+    return {
+        "grad_norm": sum(norms) / len(norms),
+        "grad_norm_max": max(norms),
+        "optimizer_steps": float(len(norms)),
+    }
+
+
+def engine_metrics(trainer: Mapping[int, torch.Tensor], engine: Mapping[int, torch.Tensor]) -> dict[str, float]:
+    """Return how far the log-probs of trainer and engine lie apart, over the tokens of the samples that both know.
+
+    Args:
+        trainer: log-probs of the sampled tokens by the trainer's copy of the policy that sampled, ``[T]`` by sample.
+        engine: those that the engine reported, ``[T]`` by sample.
+    """
+    pairs = [(trainer[place].double(), engine[place].double()) for place in trainer.keys() & engine.keys()]
+    pairs = [(ours, theirs) for ours, theirs in pairs if len(ours)]
+    if not pairs:
+        return {}
+    # Thirds by position: token t of T is in the first one where 3 t < T.
+    thirds = torch.cat([3 * torch.arange(len(ours)) // len(ours) for ours, _ in pairs])
+    ours, theirs = (torch.cat(side) for side in zip(*pairs, strict=True))
+    differences = (ours - theirs).abs()
+    found = {
+        "logprob_diff_mean": differences.mean(),
+        "logprob_diff_max": differences.max(),
+        "logprob_diff_first": differences[thirds == 0].mean(),
+        "improbable_tokens": (theirs < IMPROBABLE).double().mean(),
+    }
+    if (thirds == 2).any():  # not in responses of one or two tokens
+        found["logprob_diff_last"] = differences[thirds == 2].mean()
+    return {name: float(value) for name, value in found.items()}
+
+
+def log_probs_by_sample(micro_batches: Sequence[MicroBatch]) -> dict[int, torch.Tensor]:
+    """Return the log-probs of each sample in its first pass, before any update of it: ``[T]`` by place."""
+    found: dict[int, torch.Tensor] = {}
+    for batch in micro_batches:
+        for place, values in zip(batch.samples, batch.log_probs.split(batch.lengths), strict=True):
+            found.setdefault(place, values)
+    return found
+
+
+def percentile(values: torch.Tensor, share: float) -> torch.Tensor:
+    """Return a percentile of ``[N]``, interpolated as NumPy does. ``torch.quantile`` ends at 16 million values."""
+    at = share * (len(values) - 1)
+    below = values.kthvalue(math.floor(at) + 1).values
+    above = values.kthvalue(math.ceil(at) + 1).values
+    return below + (at - math.floor(at)) * (above - below)
