@@ -124,7 +124,7 @@ def _parts(
     if tokenizer is None or _of_info(experiences, "thinking_length") is not None:
         return {}
     header = tokenizer.encode(FINAL_HEADER, add_special_tokens=False)
-    if header[0] not in tokenizer.all_special_ids:
+    if header[0] not in tokenizer.added_tokens_decoder:  # a model of another template
         return {}
     answers = [answer_length(tokens, header) for tokens in responses]
     thinking = [

@@ -91,6 +91,8 @@ SCHEMA = (
     Metric("judge_quality_right", "share", 4, "mean quality of judged samples with the gold answer", "experience"),
     Metric("judge_quality_wrong", "share", 4, "mean quality of judged samples without it", "experience"),
     Metric("judge_calls", "", 4, "calls of the judge a sample", "reward"),
+    Metric("judge_calls.*", "", 4, "calls of this model a sample", "reward"),
+    Metric("judge_failures.*", "", 4, "calls of this model that gave no answer, a sample", "reward"),
     Metric("judge_failed", "share", 4, "samples that no model judged", "reward", (None, 0.05)),
     Metric("judge_fallbacks", "share", 4, "samples that another model than the first judged", "reward", (None, 0.2)),
     Metric("judge_cached", "share", 4, "samples whose judgement was there", "reward"),

@@ -17,6 +17,7 @@ What is done about each kind of failure:
 import functools
 import random
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
 from pydantic import BaseModel
@@ -57,9 +58,15 @@ class ChainError(Exception):
 
 @dataclass
 class Spent:
-    """What a question took: calls that were sent, tokens of all replies, seconds with all waiting."""
+    """What a question took: calls that were sent, tokens of all replies, seconds with all waiting.
 
-    calls: int = 0
+    Attributes:
+        calls: by model, tries included.
+        failures: how many of them gave no answer, by model.
+    """
+
+    calls: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
     prompt_tokens: int = 0
     output_tokens: int = 0
     seconds: float = 0.0
@@ -172,7 +179,7 @@ class _Question:
     def _call(self, place: Place, position: int, end: float) -> Answer:
         seconds = min(self.chain.settings.call_timeout, end - time.monotonic())
         outcome, why, tokens, retry_after = Outcome.FAILED, "", Tokens(), None
-        self.spent.calls += 1
+        self.spent.calls[place.model] += 1
         try:
             reply = self.chain.client.generate(
                 place.model,
@@ -186,6 +193,7 @@ class _Question:
             outcome, tokens = Outcome.ANSWERED, reply.tokens
         except CallError as error:
             outcome, why = _OUTCOMES[error.kind], str(error)
+            self.spent.failures[place.model] += 1
             if error.kind is Kind.NO_ANSWER and seconds < FULL_SHARE * self.chain.settings.call_timeout:
                 outcome = Outcome.CUT
             retry_after, tokens = error.retry_after, error.tokens or Tokens()

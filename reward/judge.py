@@ -15,12 +15,14 @@ import secrets
 import sqlite3
 import time
 import unicodedata
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import nan
+from typing import Any
 
 from pydantic import BaseModel, Field
 
-from reward.chain import Chain, ChainError
+from reward.chain import Chain, ChainError, Spent
 from reward.settings import JudgeSettings
 from reward.shared_state import Judgements, SharedState
 
@@ -78,6 +80,8 @@ class Verdict:
         cached: 1 where it was there already, or was being made for another sample, else 0.
         seconds: waiting included.
         tokens: of prompts and replies, thoughts included.
+        by_model: calls and failed calls of each model that was called, logged as ``judge_calls.MODEL`` and
+            ``judge_failures.MODEL``.
     """
 
     quality: float = nan
@@ -87,10 +91,19 @@ class Verdict:
     cached: float = 0.0
     seconds: float = 0.0
     tokens: float = 0.0
+    by_model: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
-    def logs(self) -> dict[str, float]:
-        """Return the fields by the names under which they are logged."""
-        return {f"judge_{name}": value for name, value in vars(self).items()}
+    def logs(self, models: Sequence[str] = ()) -> dict[str, float]:
+        """Return the fields by the names under which they are logged.
+
+        Args:
+            models: of the chain: each has its numbers in every sample's logs, which need the same keys.
+        """
+        found = {f"judge_{name}": value for name, value in vars(self).items() if name != "by_model"}
+        for model in models:
+            calls, failures = self.by_model.get(model, (0, 0))
+            found |= {f"judge_calls.{model}": float(calls), f"judge_failures.{model}": float(failures)}
+        return found
 
 
 class Judge:
@@ -113,13 +126,8 @@ class Judge:
             return self._ask(key, request(problem, response, gold), started)
         except (ChainError, TimeoutError, sqlite3.Error) as error:
             self._log_failure(error)
-            spent = error.spent if isinstance(error, ChainError) else None
-            return Verdict(
-                calls=float(spent.calls) if spent else 0.0,
-                failed=1.0,
-                seconds=time.monotonic() - started,
-                tokens=float(spent.prompt_tokens + spent.output_tokens) if spent else 0.0,
-            )
+            spent = error.spent if isinstance(error, ChainError) else Spent()
+            return Verdict(failed=1.0, seconds=time.monotonic() - started, **_costs(spent))
 
     def _ask(self, key: str, prompt: str, started: float) -> Verdict:
         scores = None
@@ -130,10 +138,9 @@ class Judge:
             self._end_claim(key, scores)
         return Verdict(
             quality=scores.quality,
-            calls=float(answer.spent.calls),
             fallbacks=float(answer.fallbacks > 0),
             seconds=time.monotonic() - started,
-            tokens=float(answer.spent.prompt_tokens + answer.spent.output_tokens),
+            **_costs(answer.spent),
         )
 
     def _end_claim(self, key: str, scores: Scores | None) -> None:
@@ -178,6 +185,15 @@ class Judge:
         if not self._logged:
             self._logged = True
             logger.error("a sample could not be judged and counts in judge_failed: %s", error)
+
+
+def _costs(spent: Spent) -> dict[str, Any]:
+    """Return the fields of a verdict that say what it took."""
+    return {
+        "calls": float(spent.calls.total()),
+        "tokens": float(spent.prompt_tokens + spent.output_tokens),
+        "by_model": {model: (calls, spent.failures[model]) for model, calls in spent.calls.items()},
+    }
 
 
 # --- What is sent -----------------------------------------------------------------------------------------------------

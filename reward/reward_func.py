@@ -30,7 +30,6 @@ from reward.shared_state import SharedState
 logger = logging.getLogger(__name__)
 
 LOG_KEYS = ("correct", "answered", "has_final", "reward_error")
-JUDGE_KEYS = tuple(Verdict().logs())
 
 _ASSISTANT = "<|start|>assistant"
 _OTHER_ROLE = re.compile(r"<\|start\|>(?!assistant)")
@@ -48,7 +47,7 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
     """Rewards n samples: `queries` are prompt + response with special tokens, `prompts` what was sent.
 
     Returns `rewards`, `scores` (correctness: 0.0 or 1.0, NaN where grading failed) and `extra_logs` (LOG_KEYS, and
-    JUDGE_KEYS where a judge is configured, see :class:`reward.judge.Verdict`).
+    those of :class:`reward.judge.Verdict` where a judge is configured).
     Each value is a float for the one sample that OpenRLHF sends a call (it wraps the value in
     `torch.tensor([value])`, where a list would add a dimension), and a list of n floats for any other n.
     """
@@ -61,7 +60,7 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
     return {
         "rewards": column("reward"),
         "scores": column("correct"),
-        "extra_logs": {key: column(key) for key in (*LOG_KEYS, *(JUDGE_KEYS if _is_judged() else ()))},
+        "extra_logs": {key: column(key) for key in (*LOG_KEYS, *(_unjudged() if _is_judged() else ()))},
     }
 
 
@@ -73,7 +72,7 @@ def _reward_one(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
         result = grade(response, label.answer)
     except Exception as error:  # the boundary to OpenRLHF: see the module's docstring
         _log_once(error, "could not be graded and counts as reward_error")
-        return {"reward": nan, "correct": nan, "answered": nan, "has_final": nan, "reward_error": 1.0, **_UNJUDGED}
+        return {"reward": nan, "correct": nan, "answered": nan, "has_final": nan, "reward_error": 1.0, **_unjudged()}
     correct = float(result.correct)
     reward, verdict = correct, Verdict()
     if label.split == "train" and _is_judged():
@@ -84,7 +83,7 @@ def _reward_one(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
         "answered": float(result.answer is not None),
         "has_final": float(result.reason != NO_FINAL),
         "reward_error": 0.0,
-        **verdict.logs(),
+        **verdict.logs(_models()),
     }
 
 
@@ -100,7 +99,9 @@ def _judge_one(prompt: str, response: str, gold: str, correct: float, is_answere
         return nan if is_mean else correct, Verdict(failed=1.0)
 
 
-_UNJUDGED = Verdict().logs()
+def _unjudged() -> dict[str, float]:
+    """The logs of a sample that no judge was asked for."""
+    return Verdict().logs(_models())
 
 
 @functools.cache
@@ -110,6 +111,16 @@ def _is_judged() -> bool:
         return settings.from_environment() is not None
     except settings.SettingsError:
         return True
+
+
+@functools.cache
+def _models() -> tuple[str, ...]:
+    """The judge's models; none where there is no judge, or settings that cannot be."""
+    try:
+        configured = settings.from_environment()
+    except settings.SettingsError:
+        return ()
+    return tuple(configured.chain.models) if configured else ()
 
 
 _judge_lock = threading.Lock()

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo.experience_metrics import correlation, experience_metrics, repetition
+from grpo.experience_metrics import correlation, experience_metrics, repetition, rolling_correlation
 from grpo.metric_schema import BY_NAME
 
 GROUP = 4
@@ -89,6 +89,7 @@ def test_they_are_those_of_float64_in_any_order_and_batching(seed, size, random)
         "response_length_p50": np.percentile(length, 50),
         "response_length_p90": np.percentile(length, 90),
         "response_length_max": length.max(),
+        "sampled_tokens": length.sum(),
         "repetition": np.mean([1 - len(set(one)) / len(one) if one else 0.0 for one in grams]),
     }
     if right.any():
@@ -135,3 +136,34 @@ def test_repetition_is_the_share_of_grams_seen_before(text, share):
 def test_a_correlation_needs_spread():
     assert correlation(torch.ones(4).double(), torch.arange(4).double()) is None
     assert correlation(torch.arange(4).double(), -torch.arange(4).double()).item() == pytest.approx(-1)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 6))
+def test_the_rolling_correlation_is_that_of_all_samples_of_the_steps(seed, steps):
+    parts = [rollout(seed + step) for step in range(steps)]
+    rows = []
+    for part in parts:
+        found = experience_metrics(as_experiences(part, list(range(16)), 16), GROUP)
+        means = {name: np.mean([sample[name] for sample in part]) for name in ("reward", "correct")}
+        rows.append(found | means)
+    reward, right = (np.array([s[name] for part in parts for s in part]) for name in ("reward", "correct"))
+    expected = np.corrcoef(reward, right)[0, 1] if reward.std() > 1e-6 and right.std() > 1e-6 else None
+    assert rolling_correlation(rows) == (expected if expected is None else pytest.approx(expected, rel=1e-4, abs=1e-5))
+
+
+def test_thinking_and_answer_are_told_apart_by_tokens():
+    """The last final header counts; without one, all is thinking."""
+    header = [7, 8, 9]
+    tokenizer = SimpleNamespace(encode=lambda *_, **__: header, added_tokens_decoder={7: "<|channel|>"})
+    samples = rollout(4, 4)
+    for sample, response in zip(
+        samples, ([1, 2, *header, 3], [1, *header, 2, *header, 3, 4, 5], [1, 2], header), strict=True
+    ):
+        sample["response"] = response
+    found = experience_metrics(as_experiences(samples, [2, 0, 3, 1], 3), GROUP, tokenizer)
+    assert found["thinking_length"] == np.mean([2, 5, 2, 0])
+    assert found["answer_length"] == np.mean([1, 3, 0])
+    logged = as_experiences(samples, [0, 1, 2, 3], 2)
+    for experience in logged:
+        experience.info["thinking_length"] = torch.ones(2)
+    assert not experience_metrics(logged, GROUP, tokenizer).keys() & {"thinking_length", "answer_length"}

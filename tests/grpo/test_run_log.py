@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo import json_files, run_log
+from grpo.trackers import Trackers
 
 
 def read(path):
@@ -22,10 +23,39 @@ def test_a_step_has_its_phases_and_its_numbers(tmp_path):
     first, second = read(tmp_path / "metrics.jsonl")
     assert first["step"] == 1
     assert first["reward"] == 0.5
-    assert first["kl"] is None
+    assert "kl" not in first and first["dropped_values"] == 1 and second["dropped_values"] == 0
     assert "generated_samples" not in first
     assert 0.04 <= first["seconds"]["train"] <= first["seconds"]["total"]
     assert "train" not in second["seconds"]
+
+
+def test_what_is_left_out_is_counted_and_named(tmp_path, caplog):
+    log = run_log.RunLog(str(tmp_path))
+    with caplog.at_level("WARNING", logger="openrlhf.grpo.run_log"):
+        log.write_step(7, {"reward": math.inf, "kl": math.nan, "correct": 0.5})
+    assert read(tmp_path / "metrics.jsonl")[0]["dropped_values"] == 2
+    assert [record.message for record in caplog.records] == ["step 7: not finite and left out: reward, kl"]
+
+
+def test_speed_and_resources_are_on_the_line(tmp_path):
+    run_log.RunLog(str(tmp_path)).write_step(1, {"sampled_tokens": 300.0, "grad_norms": [0.5, 1.5]})
+    [row] = read(tmp_path / "metrics.jsonl")
+    assert row["tokens_per_second"] == 300 / row["seconds"]["total"]
+    assert row["host_memory"] > 0 and row["disk_free"] > 0
+    assert row["grad_norms"] == [0.5, 1.5]
+
+
+def test_rolling_metrics_go_on_where_a_run_is_resumed(tmp_path):
+    rows = [{"reward": 0.1 * n, "correct": 0.05 * n, "reward_std": 0.3, "reward_correct_correlation": 0.5 + n / 50}
+            for n in range(1, 16)]  # fmt: skip
+    for n, row in enumerate(rows, 1):
+        run_log.RunLog(str(tmp_path / "resumed")).write_step(n, row)
+    log = run_log.RunLog(str(tmp_path / "whole"))
+    for n, row in enumerate(rows, 1):
+        log.write_step(n, row)
+    found = [[row["reward_correct_correlation_rolling"] for row in read(tmp_path / name / "metrics.jsonl")]
+             for name in ("resumed", "whole")]  # fmt: skip
+    assert found[0] == found[1] and len(set(found[0])) == 15
 
 
 def test_a_phase_that_raises_is_timed_too(tmp_path):
@@ -47,8 +77,9 @@ def attach(folder, step):
     def nothing():
         pass
 
+    off = dict.fromkeys(("metrics_dir", "ckpt_path", "log_samples", "use_tensorboard", "use_wandb", "use_trackio"))
     trainer = Namespace(
-        args=Namespace(run_dir=str(folder), metrics_dir=None),
+        args=Namespace(run_dir=str(folder), **off),
         samples_generator=Namespace(generate_samples=nothing),
         experience_maker=Namespace(make_experience_batch=nothing),
         ppo_train=nothing,
@@ -69,6 +100,18 @@ def test_a_kill_between_checkpoint_and_log_loses_no_line(tmp_path):
         (2, 0.25),
         (3, 0.75),
     ]
+
+
+def test_trackers_get_the_line_of_a_step(tmp_path):
+    seen = []
+    follower = Namespace(log=lambda step, numbers: seen.append((step, numbers)), close=lambda: None)
+    log = run_log.RunLog(str(tmp_path), trackers=Trackers([follower]))
+    log.write_step(1, {"reward": 0.5, "kl": math.nan, "generated_samples": ["text", 1.0]})
+    log.write_eval(1, {"exact_match": 0.25, "by_source": {"AIME": {"exact_match": 0.25}}})
+    (_, step), (_, evaluation) = seen
+    assert step["train/reward"] == 0.5 and step["train/seconds/total"] > 0 and step["train/dropped_values"] == 1
+    assert not step.keys() & {"train/kl", "train/step", "train/time", "train/generated_samples"}
+    assert evaluation == {"eval/exact_match": 0.25, "eval/by_source/AIME/exact_match": 0.25}
 
 
 def test_metrics_can_be_placed_elsewhere(tmp_path):

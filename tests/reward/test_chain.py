@@ -61,7 +61,7 @@ def test_an_answer_has_text_form_usage_and_model(serve, make_chain):
     chain = make_chain(server)
     answer = chain.ask("How many?", system="Count.", schema=Form)
     assert answer.reply.parsed == Form(number=0) and answer.reply.text == '{"number": 0}'
-    assert (answer.model, answer.fallbacks, answer.spent.calls) == ("first", 0, 1)
+    assert (answer.model, answer.fallbacks, answer.spent.calls.total()) == ("first", 0, 1)
     assert answer.spent.prompt_tokens > 0 and answer.spent.output_tokens > 0 and answer.spent.seconds > 0
     plain = chain.ask("How many?")
     assert plain.reply.parsed is None and not plain.reply.is_cut and "stand-in" in plain.reply.text
@@ -100,7 +100,7 @@ def test_a_model_that_fails_is_tried_as_often_as_it_may_help(serve, make_chain, 
     monkeypatch.setattr(module, "FIRST_DELAY", 0.01)
     server = serve(faults=of_first(fault))
     answer = make_chain(server, window=0.5).ask("How many?", schema=Form)
-    assert (answer.model, answer.fallbacks, answer.spent.calls) == ("second", 1, calls + 1)
+    assert (answer.model, answer.fallbacks, answer.spent.calls.total()) == ("second", 1, calls + 1)
     assert asked(server) == ["first"] * calls + ["second"]
 
 
@@ -278,7 +278,7 @@ def test_a_missing_model_costs_one_call_and_one_line(serve, make_chain, caplog):
     chain = make_chain(server)
     answers = [chain.ask(f"question {number}") for number in range(3)]
     assert {answer.model for answer in answers} == {"second"}
-    assert [answer.spent.calls for answer in answers] == [2, 1, 1]
+    assert [answer.spent.calls.total() for answer in answers] == [2, 1, 1]
     [line] = [record.message for record in caplog.records if record.levelno == logging.ERROR]
     assert "left out: first: 404" in line and "no longer available" in line
 

@@ -214,6 +214,9 @@ def test_a_later_model_is_counted(serve, make_judge):
     server = serve(faults=lambda number, model: Fault("blocked") if model == "first" else None)
     verdict = make_judge(server).judge("p", RESPONSE, "7")
     assert verdict.fallbacks == 1 and verdict.calls == 2 and verdict.failed == 0
+    logs = verdict.logs(["first", "second", "third"])
+    assert [logs[f"judge_calls.{model}"] for model in ("first", "second", "third")] == [1, 1, 0]
+    assert [logs[f"judge_failures.{model}"] for model in ("first", "second", "third")] == [1, 0, 0]
 
 
 def test_a_file_that_broke_is_a_judge_that_fails(serve, make_judge, caplog):
@@ -242,7 +245,7 @@ def test_rewards_of_each_policy(serve, make_judge, correct):
 
 
 def test_the_logs_are_numbers():
-    assert all(isinstance(value, float) for value in Verdict().logs().values())
+    assert all(isinstance(value, float) for value in Verdict().logs(["first"]).values())
     assert set(Verdict().logs()) == {
         *("judge_quality", "judge_calls", "judge_failed", "judge_fallbacks", "judge_cached"),
         *("judge_seconds", "judge_tokens"),

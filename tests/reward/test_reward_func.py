@@ -14,10 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import reward.reward_func as module
+from reward import settings
 from reward.chain import Chain
 from reward.gemini import Client
+from reward.judge import Verdict
 from reward.labels import parse_label
-from reward.reward_func import JUDGE_KEYS, LOG_KEYS, response_of, reward_func
+from reward.reward_func import LOG_KEYS, response_of, reward_func
 from reward.stand_in import Fault, StandIn
 
 FILE = Path(module.__file__)
@@ -224,7 +226,9 @@ def test_the_reward_is_the_weighted_sum(serve, load) -> None:
         assert result["rewards"] == pytest.approx(0.7 * correct + 0.3 * quality)
         assert result["scores"] == correct == result["extra_logs"]["correct"]
         assert result["extra_logs"]["judge_quality"] == quality
-        assert tuple(result["extra_logs"]) == (*LOG_KEYS, *JUDGE_KEYS)
+        models = settings.from_environment().chain.models
+        assert tuple(result["extra_logs"]) == (*LOG_KEYS, *Verdict().logs(models))
+        assert sum(result["extra_logs"][f"judge_calls.{model}"] for model in models) == 1
 
 
 def test_a_response_without_an_answer_is_not_sent(serve, load) -> None:

@@ -1,0 +1,47 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from grpo import actor_metrics
+
+
+def trainer(norms: list[float]) -> SimpleNamespace:
+    """A trainer whose engine reports these gradient norms, one an optimizer step."""
+    engine = SimpleNamespace(global_steps=0, module=nn.Linear(1, 1))
+    engine.get_global_grad_norm = lambda: norms[engine.global_steps - 1]
+    return SimpleNamespace(args=None, actor=SimpleNamespace(model=engine), tokenizer=range(7))
+
+
+def test_gradient_norms_are_noted_once_a_step():
+    ranked = trainer([2.0, 4.0])
+    metrics = actor_metrics.ActorMetrics(ranked)
+    for steps in (0, 1, 1, 2):  # two micro-batches belong to each step
+        ranked.actor.model.global_steps = steps
+        metrics.after_backward_and_step()
+    found = metrics.pop()
+    assert found["grad_norms"] == [2.0, 4.0] and found["optimizer_step"] == 2
+    assert metrics.pop()["grad_norms"] == []
+
+
+@pytest.mark.parametrize("length", [1, actor_metrics.CHUNK, actor_metrics.CHUNK + 3])
+def test_the_distribution_is_that_of_the_whole_softmax(length):
+    logits = 5 * torch.randn(2, length, 11)
+    entropy, unallocated = actor_metrics.distribution(logits, 9)
+    reference = torch.distributions.Categorical(logits=logits.double())
+    torch.testing.assert_close(entropy.double(), reference.entropy(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(unallocated.double(), reference.probs[..., 9:].sum(-1), rtol=1e-5, atol=1e-6)
+
+
+def test_masked_rows_count_for_nothing():
+    logits = torch.randn(1, 3, 11)
+    logits[..., 9:] = -torch.inf
+    entropy, unallocated = actor_metrics.distribution(logits, 9)
+    torch.testing.assert_close(entropy, torch.distributions.Categorical(logits=logits[..., :9]).entropy())
+    assert not unallocated.any()
+
+
+def test_a_sync_sends_the_adapter_in_bf16(peft_model):
+    sent = sum(p.numel() for name, p in peft_model.named_parameters() if "lora_" in name)
+    assert actor_metrics.adapter_bytes(peft_model) == 2 * sent > 0

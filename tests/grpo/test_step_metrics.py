@@ -1,0 +1,172 @@
+"""The metrics of a step against float64 from its saved tensors, however its samples are cut and spread over ranks."""
+
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openrlhf.trainer.ppo_utils.experience_maker import Experience
+from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer, make_experience_batch
+from torch import nn
+
+from grpo import actor_metrics, step_metrics
+from grpo.metric_schema import BY_NAME
+
+VOCABULARY, ALLOCATED, GROUP, COUNT = 23, 20, 4, 12
+CLIP = (0.2, 0.3)
+
+
+def arguments(on_policy: bool) -> SimpleNamespace:
+    return SimpleNamespace(
+        rollout_batch_size=COUNT // GROUP, n_samples_per_prompt=GROUP, max_epochs=1, init_kl_coef=0,
+        train_batch_size=COUNT if on_policy else COUNT // 2, eps_clip_low_high=CLIP,
+    )  # fmt: skip
+
+
+def drawn(seed: int) -> list[dict]:
+    """Samples with the logits that the policy has at each sampled token."""
+    draw = np.random.default_rng(seed)
+    samples = []
+    for _ in range(COUNT):
+        prompt, size = int(draw.integers(1, 6)), int(draw.integers(1, 12))
+        logits = draw.normal(size=(size, VOCABULARY)).astype(np.float32) * 3
+        tokens = draw.integers(0, ALLOCATED, prompt + size)
+        log_probs = torch.tensor(logits).log_softmax(-1).numpy()[np.arange(size), tokens[prompt:]]
+        samples.append(
+            {
+                "prompt": prompt, "tokens": tokens, "logits": logits, "log_probs": log_probs,
+                "old": log_probs + draw.normal(size=size).astype(np.float32) * 0.3,
+                "engine": log_probs + draw.normal(size=size) * 0.01 - 12 * (draw.random(size) < 0.05),
+                "advantage": np.float32(draw.normal()), "correct": float(draw.random() < 0.5),
+            }
+        )  # fmt: skip
+    return samples
+
+
+def as_experience(place: int, sample: dict) -> Experience:
+    """One sample as OpenRLHF has it after the advantages are known."""
+    prompt, size = sample["prompt"], len(sample["log_probs"])
+
+    def at_actions(values: np.ndarray) -> torch.Tensor:
+        return torch.cat([torch.zeros(prompt - 1), torch.tensor(values).float()])[None]
+
+    mask = at_actions(np.ones(size))
+    return Experience(
+        index=[place], sequences=torch.tensor(sample["tokens"])[None], attention_mask=torch.ones(1, prompt + size),
+        action_mask=mask, action_log_probs=at_actions(sample["old"]), rollout_log_probs=at_actions(sample["engine"]),
+        advantages=mask * sample["advantage"], rewards=torch.tensor([sample["correct"]]),
+        prompts=["p"], labels=["l"],
+        info={"correct": torch.tensor([sample["correct"]]), "response_length": torch.tensor([size])},
+    )  # fmt: skip
+
+
+def train_rank(trainer: SimpleNamespace, experiences: list[Experience], samples: list[dict], size: int) -> dict:
+    """What one rank notes: its share goes through OpenRLHF's replay buffer, in micro-batches of `size`."""
+    metrics = actor_metrics.ActorMetrics(trainer)
+    buffer = NaiveReplayBuffer(size, 0, True, False, False)
+    for experience in experiences:
+        buffer.append(experience)
+    for start in range(0, len(buffer.items), size):
+        batch = make_experience_batch(buffer.items[start : start + size])
+        length = batch.sequences.shape[1]
+        kept = int(batch.action_mask.shape[1] - batch.action_mask.any(0).int().argmax()) + 1
+        logits, log_probs = torch.zeros(len(batch.sequences), length, VOCABULARY), torch.zeros(batch.action_mask.shape)
+        for row, place in enumerate(batch.info["sample"]):
+            sample = samples[int(place)]
+            begin, end = sample["prompt"] - 1, len(sample["tokens"]) - 1
+            logits[row, begin:end] = torch.tensor(sample["logits"])
+            log_probs[row, begin:end] = torch.tensor(sample["log_probs"])
+        metrics.note(batch, log_probs, {"logits": logits[:, -kept:]}, torch.tensor(float(len(batch.sequences))))
+        trainer.actor.model.global_steps += 1
+        metrics.after_backward_and_step()
+    return metrics.pop()
+
+
+def run_step(samples: list[dict], seed: int, size: int, ranks: int, on_policy: bool) -> tuple[dict, list]:
+    """Return the status and the samples of a step that is cut and spread at random."""
+    single = [as_experience(place, sample) for place, sample in enumerate(samples)]
+    order = list(range(COUNT))
+    random.Random(seed).shuffle(order)
+    cuts = [order[start : start + 3] for start in range(0, COUNT, 3)]
+    experiences = [Experience.concat_experiences([single[place] for place in cut], 0) for cut in cuts]
+    step_metrics.before_training(experiences)
+    status: dict = {"ppo_kl": 99.0, "correct": 99.0, "sample": 5.5}
+    for rank in range(ranks):
+        model = SimpleNamespace(
+            global_steps=0, get_global_grad_norm=lambda: 2.0, module=nn.Linear(1, 1), named_parameters=lambda: []
+        )
+        trainer = SimpleNamespace(
+            args=arguments(on_policy), actor=SimpleNamespace(model=model), tokenizer=range(ALLOCATED)
+        )
+        share = [Experience(**vars(experience)) for experience in experiences[rank::ranks]]
+        step_metrics.merge(status, train_rank(trainer, share, samples, size))
+    step_metrics.after_training(status, experiences, single, arguments(on_policy), None)
+    return status, single
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 10_000), st.integers(1, 6), st.integers(1, 3), st.booleans())
+def test_they_are_those_of_float64_in_any_batching_on_any_number_of_ranks(seed, size, ranks, on_policy):
+    samples = drawn(seed)
+    status, described = run_step(samples, seed, size, ranks, on_policy)
+
+    log_probs = np.concatenate([sample["log_probs"] for sample in samples]).astype(float)
+    old = log_probs if on_policy else np.concatenate([sample["old"] for sample in samples]).astype(float)
+    advantage = np.concatenate([np.repeat(sample["advantage"], len(sample["log_probs"])) for sample in samples])
+    logits = np.concatenate([sample["logits"] for sample in samples]).astype(float)
+    probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    entropy = -(probabilities * np.log(probabilities)).sum(-1)
+    engine = np.concatenate([sample["engine"] for sample in samples]).astype(float)
+    ratio, difference = np.exp(log_probs - old), np.abs(old - engine)
+    third = np.concatenate([3 * np.arange(len(s["log_probs"])) // len(s["log_probs"]) for s in samples])
+    low, high = (ratio < 1 - CLIP[0]) & (advantage < 0), (ratio > 1 + CLIP[1]) & (advantage > 0)
+    expected = {
+        "ppo_kl": (old - log_probs).mean(),
+        "clip_ratio_low": low.mean(), "clip_ratio_high": high.mean(), "ppo_clip_ratio": (low | high).mean(),
+        "entropy": entropy.mean(),
+        "entropy_p10": np.percentile(entropy, 10), "entropy_p90": np.percentile(entropy, 90),
+        "unallocated_mass": probabilities[:, ALLOCATED:].sum(-1).mean(),
+        "logprob_diff_mean": difference.mean(), "logprob_diff_max": difference.max(),
+        "logprob_diff_first": difference[third == 0].mean(), "logprob_diff_last": difference[third == 2].mean(),
+        "improbable_tokens": (engine < np.log(1e-4)).mean(),
+        "correct": np.mean([sample["correct"] for sample in samples]),
+        "sampled_tokens": len(log_probs),
+        "grad_norm": 2.0, "grad_norm_max": 2.0,
+    }  # fmt: skip
+    for name, value in expected.items():
+        assert status[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+    assert "sample" not in status and "micro_batches" not in status
+    numbers = {name for name, value in status.items() if isinstance(value, float)}
+    assert numbers <= BY_NAME.keys()
+    for sample, known in zip(described, samples, strict=True):
+        assert sample.details["advantage"] == pytest.approx(known["advantage"], rel=1e-5)
+        before = known["log_probs"] if on_policy else known["old"]
+        assert sample.details["surprisal"] == pytest.approx(-before.mean(), rel=1e-4, abs=1e-5)
+        assert sample.details["logprob_diff_max"] == pytest.approx(np.abs(before - known["engine"]).max(), abs=1e-4)
+
+
+def test_a_spike_of_a_micro_batch_shows_with_its_samples():
+    samples = drawn(0)
+    single = [as_experience(place, sample) for place, sample in enumerate(samples)]
+    step_metrics.before_training(single)
+    empty = torch.zeros(0)
+    notes = [
+        actor_metrics.MicroBatch([place], [0], -30.0 if place == 7 else 1.0, *[empty] * 5) for place in range(COUNT)
+    ]
+    notes.append(actor_metrics.MicroBatch([0], [1], 1.0, *[torch.zeros(1)] * 5))
+    status = {"micro_batches": notes, "grad_norms": []}
+    step_metrics.after_training(status, single, single, arguments(True), None)
+    assert status["policy_loss_max"] == 30 and status["policy_loss_spike"] == 30
+    assert [place for place, sample in enumerate(single) if abs(sample.details["micro_batch_loss"]) == 30] == [7]
+
+
+def test_a_step_without_training_has_the_metrics_of_its_samples():
+    """The first steps under --freezing_actor_steps train nothing."""
+    single = [as_experience(place, sample) for place, sample in enumerate(drawn(1))]
+    step_metrics.before_training(single)
+    status: dict = {}
+    step_metrics.after_training(status, single, single, arguments(False), None)
+    assert "advantage_mean" in status and "logprob_diff_mean" in status and "entropy" not in status
