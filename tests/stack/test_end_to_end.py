@@ -1,6 +1,7 @@
 """`./train_grpo.sh --tiny` as a user types it, in a short form, and in the shape of the 8-GPU run."""
 
 import json
+import statistics
 import subprocess
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from safetensors.torch import load_file
 
 import patches
 from eval import compare, table
-from grpo import loading
+from grpo import loading, metric_schema
 
 from .runs import ROOT, lines, processes_of, train
 
@@ -31,6 +32,35 @@ def test_every_step_has_its_metrics(finished):
         assert step["optimizer_steps"] >= 1
         assert step["response_length"] > 0
         assert {"policy_loss", "actor_lr", "ppo_kl", "ppo_clip_ratio", "response_clip_ratio"} <= step.keys()
+        assert max(step["grad_norms"]) == step["grad_norm_max"] and len(step["grad_norms"]) == step["optimizer_steps"]
+        assert step["thinking_length"] + step["answer_length"] * step["has_final"] < step["response_length"]
+        assert 0 < step["entropy_p10"] < step["entropy_p90"] and 0 <= step["unallocated_mass"] < 0.01
+        assert step["dropped_values"] == 0 and step["tokens_per_second"] > 0
+
+
+@pytest.mark.timeout(900)
+def test_what_is_not_written_has_a_reason(finished):
+    """Every number of the schema is on the lines of a run, but for those of a GPU that is not there."""
+    written = {name for row in lines(finished / "metrics.jsonl") for name in metric_schema.flat(row)}
+    known = {metric.name for metric in metric_schema.SCHEMA if metric.source != "eval"}
+    models = {name.partition(".")[0] + ".*" for name in written if name.startswith("judge_")}
+    assert known - written - models == set()
+    assert {name for name in written if name not in known and f"{name.partition('.')[0]}.*" not in known} == set()
+
+
+@pytest.mark.timeout(900)
+def test_trainer_and_engines_agree_on_what_was_sampled(finished):
+    steps = lines(finished / "metrics.jsonl")
+    assert statistics.median(step["logprob_diff_mean"] for step in steps) < 0.01
+    for step in (1, 10):
+        samples = lines(finished / "samples" / f"step_{step}.jsonl")
+        assert {why for sample in samples for why in sample["extremes"]} >= {
+            "longest",
+            "most surprising",
+            "largest loss",
+        }
+        assert all(sample["surprisal"] >= 0 and "logprob_diff_max" in sample for sample in samples)
+        assert sum(sample["advantage"] for sample in samples) == pytest.approx(0, abs=1e-3)
 
 
 @pytest.mark.timeout(900)

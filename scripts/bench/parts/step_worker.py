@@ -1,5 +1,6 @@
 """A rollout of one optimizer step through OpenRLHF's own classes, stock or patched: what the benchmark `step` runs."""
 
+import pickle
 import sys
 import time
 from pathlib import Path
@@ -68,23 +69,50 @@ def update(job: dict[str, Any], trainer: Any, training_step: Any, batch: dict[st
         actor.eval()
         with torch.no_grad():
             old = actor(batch["sequences"], batch["action_mask"], batch["attention_mask"])
-    empty: dict[str, Any] = {"base_action_log_probs": None, "rollout_log_probs": None, "info": {}}
+    empty: dict[str, Any] = {"base_action_log_probs": None, "rollout_log_probs": None}
+    empty["info"] = {} if job["package"] else {"sample": torch.zeros(1)}
     return training_step(trainer, SimpleNamespace(**batch, **empty, action_log_probs=old), 0.0, 0)
+
+
+class TimedMetrics:
+    """What the actor's metrics of one rank take, in the engine's place a model that is not partitioned."""
+
+    def __init__(self, actor: Any, args: Any, vocabulary: int) -> None:
+        from grpo.actor_metrics import ActorMetrics
+
+        engine = SimpleNamespace(global_steps=0, module=actor.model)
+        trainer = SimpleNamespace(args=args, actor=SimpleNamespace(model=engine), tokenizer=range(vocabulary))
+        self._metrics, self.seconds = ActorMetrics(trainer), 0.0
+
+    def note(self, *arguments: Any) -> None:
+        """Note a micro-batch."""
+        begin = time.perf_counter()
+        self._metrics.note(*arguments)
+        self.seconds += time.perf_counter() - begin
+
+    def after_backward_and_step(self) -> None:
+        """Look for an optimizer step, of which there is none, and hand the notes on."""
+        begin = time.perf_counter()
+        self._metrics.after_backward_and_step()
+        pickle.dumps(self._metrics.pop())  # as Ray does
+        self.seconds += time.perf_counter() - begin
 
 
 def main() -> None:
     job = job_of_this_rank()
     cpu_matmul.install()  # for both: it is not what is compared
     args = SimpleNamespace(
-        entropy_loss_coef=0.0, aux_loss_coef=0.0, use_kl_loss=False, use_dynamic_batch=False, init_kl_coef=0,
+        entropy_loss_coef=None if job.get("collect") else 0.0,
+        aux_loss_coef=0.0, use_kl_loss=False, use_dynamic_batch=False, init_kl_coef=0,
         rollout_batch_size=1, n_samples_per_prompt=1, max_epochs=1, train_batch_size=1,
     )  # fmt: skip
     actor_module, trainer_module = openrlhf_modules(job["package"])
     actor = build_actor(job, actor_module.Actor, args)
 
     def ignore(*_: Any, **__: Any) -> None:
-        """Optimizer, schedule and metrics are the same in both, and no part of what is measured."""
+        """The optimizer is the same in all, and no part of what is measured."""
 
+    timed = TimedMetrics(actor, args, job["vocabulary"]) if job.get("collect") else None
     trainer = SimpleNamespace(
         actor=actor,
         args=args,
@@ -93,22 +121,25 @@ def main() -> None:
         actor_optim=None,
         actor_loss_fn=trainer_module.PolicyLoss(),
         actor_scheduler=SimpleNamespace(get_last_lr=lambda: [0.0]),
-        metrics=SimpleNamespace(after_backward_and_step=ignore),
+        metrics=timed or SimpleNamespace(note=ignore, after_backward_and_step=ignore),
         strategy=SimpleNamespace(
             ring_attn_group=None, optimizer_step=ignore, backward=lambda loss, *_: loss.backward()
         ),
     )
     batch = rollout(job)
-    seconds, peaks, status = [], [], {}
+    seconds, peaks, collecting, status = [], [], [], {}
     for _ in range(job["repeat"] + 1):  # the first is not counted: it reads the weights
         peak, begin = memory.Peak(), time.perf_counter()
+        before = timed.seconds if timed else 0.0
         status = update(job, trainer, trainer_module.ActorPPOTrainer.training_step, batch)
         seconds.append(time.perf_counter() - begin)
         peaks.append(peak.growth())
+        collecting.append(timed.seconds - before if timed else 0.0)
     torch.save({name: parameter.grad for name, parameter in adapter_of(actor).items()}, job["gradients"])
     report(
-        seconds=min(seconds[1:]), peak_bytes=max(peaks[1:]), loss=status["policy_loss"], entropy=status["entropy_loss"]
-    )
+        seconds=min(seconds[1:]), peak_bytes=max(peaks[1:]), collecting=min(collecting[1:]), loss=status["policy_loss"],
+        entropy=status.get("entropy_loss"),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":
