@@ -17,6 +17,7 @@ import logging
 import os
 import re
 import threading
+import time
 from collections.abc import Sequence
 from math import nan
 from typing import Any
@@ -29,7 +30,7 @@ from reward.shared_state import SharedState
 
 logger = logging.getLogger(__name__)
 
-LOG_KEYS = ("correct", "answered", "has_final", "reward_error")
+LOG_KEYS = ("correct", "answered", "has_final", "reward_error", "reward_seconds")
 
 _ASSISTANT = "<|start|>assistant"
 _OTHER_ROLE = re.compile(r"<\|start\|>(?!assistant)")
@@ -51,7 +52,7 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
     Each value is a float for the one sample that OpenRLHF sends a call (it wraps the value in
     `torch.tensor([value])`, where a list would add a dimension), and a list of n floats for any other n.
     """
-    samples = [_reward_one(queries, prompts, labels, i) for i in range(len(queries))]
+    samples = [_timed_one(queries, prompts, labels, i) for i in range(len(queries))]
 
     def column(key: str) -> float | list[float]:
         values = [sample[key] for sample in samples]
@@ -62,6 +63,12 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
         "scores": column("correct"),
         "extra_logs": {key: column(key) for key in (*LOG_KEYS, *(_unjudged() if _is_judged() else ()))},
     }
+
+
+def _timed_one(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any], i: int) -> dict[str, float]:
+    started = time.monotonic()
+    found = _reward_one(queries, prompts, labels, i)
+    return {**found, "reward_seconds": time.monotonic() - started}
 
 
 def _reward_one(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any], i: int) -> dict[str, float]:

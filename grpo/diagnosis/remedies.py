@@ -69,7 +69,7 @@ REMEDIES = {
         (_RATE_DOWN, _CLIP_GRADIENT, _CLIP_RATIO, _LARGER_BATCH, _LARGER_ROLLOUT),
     ),
     "loss_spikes": Remedy(
-        "single micro-batches with a huge ratio or advantage",
+        "single micro-batches with a huge ratio or advantage: samples/step_N.jsonl marks the sample (largest loss)",
         (_RATE_DOWN, _CLIP_GRADIENT, _DUAL_CLIP, _LARGER_BATCH),
     ),
     "lr_shock": Remedy(

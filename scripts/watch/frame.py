@@ -208,7 +208,7 @@ def _phases(rows: Numbers, width: int) -> list[Text]:
 
     def show(name: str, value: float) -> str:
         # The reward's seconds are those of a sample: no part of the step's.
-        is_part = name not in ("seconds.total", "seconds.reward") and totals and totals[-1] > 0
+        is_part = name != "seconds.total" and totals and totals[-1] > 0
         return f"{_seconds(value)} {value / totals[-1]:3.0%}" if is_part else _seconds(value)
 
     return _cells(names, rows, width, show)

@@ -34,7 +34,9 @@ UNFINISHED = "<|channel|>analysis<|message|>maybe \\boxed{7}"
 def one(query: str, prompt: str = PROMPT, label: object = "7") -> dict[str, float]:
     result = reward_func([query], [prompt], [label])
     assert repr(result["rewards"]) == repr(result["scores"]) == repr(result["extra_logs"]["correct"])  # nan == nan
-    return result["extra_logs"]
+    logs = result["extra_logs"]
+    assert logs.pop("reward_seconds") >= 0
+    return logs
 
 
 def test_correct_wrong_and_unfinished() -> None:
@@ -172,6 +174,7 @@ def test_nothing_raises_and_the_keys_are_always_the_same(query: object, prompt: 
     assert tuple(logs) == LOG_KEYS
     assert all(isinstance(value, float) for value in logs.values())
     graded = logs.pop("reward_error") == 0.0
+    assert logs.pop("reward_seconds") >= 0
     assert all(math.isfinite(value) == graded for value in logs.values())
 
 
