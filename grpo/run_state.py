@@ -1,7 +1,7 @@
-"""What a run's directory says of the run: whether it goes on, how far it is, how fast, and what is left.
+"""What a run's directory says of the run: its lines, whether it goes on, how far it is, how fast, and what is left.
 
-For runs that are going, have ended in any way, were resumed, moved or copied, or are of another version. Imports
-nothing heavy.
+The one reader of run directories: for runs that are going, have ended in any way, were resumed, moved or copied, or are
+of another version. Imports nothing heavy.
 """
 
 import fcntl
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.json_files import read_rows
-from grpo.launch.progress import Progress, is_number
+from grpo.launch.progress import Progress, by_step, is_number
 
 LOCK, ENDS = ".lock", "ends.jsonl"
 RUNNING, FINISHED, STOPPED, CRASHED = "running", "finished", "stopped", "crashed"
@@ -66,15 +66,27 @@ def metrics_dir(folder: Path) -> Path:
     """Return where a run's metrics are: beside its other files, also after a move or a copy, or in its METRICS_DIR."""
     if any((folder / name).is_file() for name in ("metrics.jsonl", "eval.jsonl")):
         return folder
-    return _place_or(folder, _config(folder), "metrics_dir", folder)
+    return _place_or(folder, _read_config(folder / "config.json")[0], "metrics_dir", folder)
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def sample_files(folder: Path, kind: str) -> dict[int, Path]:
+    """Return the samples of a run by step, in order; `kind` is "step" for rollouts, "eval" for evaluations."""
+    files = {file.stem.partition("_")[2]: file for file in folder.glob(f"samples/{kind}_*.jsonl")}
+    return {int(number): files[number] for number in sorted(filter(str.isdecimal, files), key=int)}
+
+
+def _read_config(file: Path) -> tuple[dict[str, Any], str]:
+    """Return what config.json holds, {} where that is of no use, and why it is of none ("": it is, or is not there)."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return config if isinstance(config, dict) else {}
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}, ""
+    except (OSError, ValueError) as error:
+        return {}, f"{file} cannot be read: {error}"
+    parts = (config.get(name) for name in ("flags", "judge", "plan")) if isinstance(config, dict) else (config,)
+    if not all(part is None or isinstance(part, dict) for part in parts):
+        return {}, f"{file} is not what the launcher writes"
+    return config, ""
 
 
 def _place_or(folder: Path, config: Mapping[str, Any], name: str, default: Path) -> Path:
@@ -89,40 +101,44 @@ class Run:
 
     Args:
         folder: the run directory.
+        name: what it is called beside others; None for the folder's name.
 
     Attributes:
         config: what config.json holds, {} where it cannot be read.
-        code: the exit code of its last part; None where it goes on, or nobody was left to say.
-        state: RUNNING, FINISHED, STOPPED (by somebody) or CRASHED (also: killed, or the machine went down).
-        progress: the lines of metrics.jsonl and eval.jsonl.
+        config_fault: why it cannot; "" where it can, or is not there.
+        metrics, evals: the lines in the order of steps, one a step.
         resumes: the lines of resumes.jsonl.
+        progress: all lines, as metrics.jsonl and eval.jsonl have them.
+        code: the exit code of its last part; None where it goes on, or nobody was left to say.
+        state: RUNNING, FINISHED, STOPPED (by somebody) or CRASHED (also: killed, or the machine went down). A run of
+            another version, which does not say how it ended, is STOPPED.
 
     Raises:
         RunError: where it is no run directory.
     """
 
-    def __init__(self, folder: Path) -> None:
-        if not is_run(folder):
-            what = "has no config.json and command.sh" if folder.is_dir() else "is no directory"
-            raise RunError(f"{folder} is no run directory (it {what}): name one, or list them with scripts.runs")
+    def __init__(self, folder: Path, name: str | None = None) -> None:
+        if not folder.is_dir():
+            raise RunError(f"{folder} is no folder: name that of a run, or list them with scripts.runs")
         self.folder = folder.absolute()
+        self.name = name or self.folder.name
         self.progress = Progress(metrics_dir(self.folder), None)
-        self.config: dict[str, Any] = {}
-        self.resumes: list[dict[str, Any]] = []
-        self.code: int | None = None
-        self.state = CRASHED
+        if not is_run(folder) and not any(lines.path.is_file() for lines in self.progress.files):
+            what = "it has no config.json and command.sh, and no metrics.jsonl or eval.jsonl"
+            raise RunError(f"{folder} is no run directory ({what}): name one, or list them with scripts.runs")
         self.refresh()
 
     def refresh(self) -> list[str]:
         """Read what is new; return a line for every new step and evaluation."""
         # First, so that what a run wrote before its end is read after it was seen to have ended.
         held = is_held(self.folder)
-        self.config = _config(self.folder)
-        self.resumes = read_rows(self.folder / "resumes.jsonl")
-        if not (self.progress.metrics.rows or self.progress.evals.rows):  # METRICS_DIR shows up with the first line
+        self.config, self.config_fault = _read_config(self.folder / "config.json")
+        self.resumes = [row for row in read_rows(self.folder / "resumes.jsonl") if isinstance(row, dict)]
+        if not any(lines.rows for lines in self.progress.files):  # METRICS_DIR shows up with the first line
             self.progress = Progress(metrics_dir(self.folder), None)
         self.progress.steps = self.planned
         lines = self.progress.poll()
+        self.metrics, self.evals = (by_step(file.rows) for file in self.progress.files)
         self.code = None if held else self._exit_code()
         self.state = RUNNING if held else self._end()
         return lines
@@ -135,25 +151,33 @@ class Run:
     def _end(self) -> str:
         if self.code is not None:
             return FINISHED if self.code == 0 else STOPPED if self.code in _STOPPED_CODES else CRASHED
-        is_done = self.progress.step >= (self.planned or 0) and (self.save_path / "adapter_config.json").is_file()
+        if not is_run(self.folder):
+            return STOPPED
+        is_done = self.step >= (self.planned or 0) and (self.save_path / "adapter_config.json").is_file()
         return FINISHED if is_done else CRASHED
 
-    @property
-    def name(self) -> str:
-        return self.folder.name
+    def read(self, name: str) -> dict[str, Any]:
+        """Return the object that a file of the directory holds, {} where there is none, or it is broken."""
+        try:
+            value = json.loads((self.folder / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return value if isinstance(value, dict) else {}
+
+    def part(self, name: str) -> dict[str, Any]:
+        """Return an object of config.json, {} where there is none; "flags" are OpenRLHF's."""
+        part = self.config.get(name)
+        return part if isinstance(part, dict) else {}
 
     @property
-    def flags(self) -> dict[str, Any]:
-        """Return OpenRLHF's flags, {} where they are not known."""
-        flags = self.config.get("flags")
-        return flags if isinstance(flags, dict) else {}
+    def step(self) -> int:
+        """Return the last step that was logged, 0 where there is none."""
+        return self.metrics[-1]["step"] if self.metrics else 0
 
     @property
     def planned(self) -> int | None:
         """Return how many steps the run is to make, None where that is not known."""
-        plan = self.config.get("plan")
-        steps = plan.get("steps") if isinstance(plan, dict) else None
-        steps = steps or self.flags.get("max_steps")
+        steps = self.part("plan").get("steps") or self.part("flags").get("max_steps")
         return steps if isinstance(steps, int) else None
 
     @property
@@ -167,15 +191,15 @@ class Run:
         return _place_or(self.folder, self.config, "ckpt_path", self.folder / "checkpoints")
 
     @property
-    def evals(self) -> list[dict[str, Any]]:
+    def graded(self) -> list[dict[str, Any]]:
         """Return the lines of evaluations that were graded."""
-        return [row for row in self.progress.evals.rows if is_number(row.get("exact_match"))]
+        return [row for row in self.evals if is_number(row.get("exact_match"))]
 
     @property
     def started(self) -> float | None:
         """Return when the run started, in seconds since 1970; a copied run tells it by its first line."""
         times = [file.stat().st_mtime for file in (self.folder / LOCK, self.folder / "config.json") if file.is_file()]
-        for row in (*self.progress.metrics.rows[:1], *self.progress.evals.rows[:1]):
+        for row in (*self.metrics[:1], *self.evals[:1]):
             if is_number(row.get("time")):
                 times.append(row["time"] - (_total(row) or 0.0))
         return min(times, default=None)
@@ -183,12 +207,12 @@ class Run:
     @property
     def last_line(self) -> float | None:
         """Return when the newest step or evaluation was written, in seconds since 1970."""
-        rows = (*self.progress.metrics.rows[-1:], *self.progress.evals.rows[-1:])
+        rows = (*self.metrics[-1:], *self.evals[-1:])
         return max((row["time"] for row in rows if is_number(row.get("time"))), default=None)
 
     def seconds_a_step(self, last: int | None = RECENT) -> float | None:
         """Return the median time of a step without evaluations, of the `last` steps; None for all of them."""
-        rows = self.progress.metrics.rows[-last if last else None :]
+        rows = self.metrics[-last if last else None :]
         times = [seconds for row in rows if (seconds := _total(row)) is not None]
         return statistics.median(times) if times else None
 
@@ -202,19 +226,19 @@ class Run:
         if self.state != RUNNING or self.planned is None or pace is None or self.last_line is None:
             return None
         in_step = min(max(now - self.last_line, 0.0), pace)
-        left = (self.planned - self.progress.step) * pace + self._evals_left(self.planned) * self._seconds_an_eval()
+        left = (self.planned - self.step) * pace + self._evals_left(self.planned) * self._seconds_an_eval()
         return max(left - in_step, 0.0)
 
     def _evals_left(self, planned: int) -> int:
-        every = self.flags.get("eval_steps")
-        if not self.flags.get("eval_dataset") or not is_number(every) or every < 1:
+        every = self.part("flags").get("eval_steps")
+        if not self.part("flags").get("eval_dataset") or not is_number(every) or every < 1:
             return 0
         due = {*range(int(every), planned + 1, int(every)), planned}
-        done = {row["step"] for row in self.progress.evals.rows}
-        return sum(step >= self.progress.step and step not in done for step in due)
+        done = {row["step"] for row in self.evals}
+        return sum(step >= self.step and step not in done for step in due)
 
     def _seconds_an_eval(self) -> float:
-        times = [row["seconds"] for row in self.progress.evals.rows if is_number(row.get("seconds"))]
+        times = [row["seconds"] for row in self.evals if is_number(row.get("seconds"))]
         return times[-1] if times else 0.0
 
 

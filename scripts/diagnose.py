@@ -16,7 +16,8 @@ import sys
 from pathlib import Path
 
 from grpo.diagnosis.diagnose import diagnose
-from grpo.diagnosis.run import RunError, read
+from grpo.diagnosis.history import read
+from grpo.run_state import RunError
 
 
 def main(argv: list[str] | None = None) -> int:

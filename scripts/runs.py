@@ -44,16 +44,15 @@ def summarise(run: Run, root: Path) -> dict[str, Any]:
     Args:
         root: the folder in which it was found, from which its name counts.
     """
-    evals = [{key: row.get(key) for key in _EVAL} for row in run.evals]
-    rows = run.progress.metrics.rows
-    correct = rows[-1].get("correct") if rows else None
+    evals = [{key: row.get(key) for key in _EVAL} for row in run.graded]
+    correct = run.metrics[-1].get("correct") if run.metrics else None
     folder, root = run.folder.resolve(), root.resolve()
     return {
         "name": run.name if folder == root else str(folder.relative_to(root)),
         "folder": str(folder),
         "state": run.state,
         "exit_code": run.code,
-        "step": run.progress.step,
+        "step": run.step,
         "planned": run.planned,
         "started": run.started,
         "last_line": run.last_line,

@@ -5,13 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 from grpo.diagnosis.finding import CRITICAL, Diagnosis, Finding, NotJudged
+from grpo.diagnosis.history import History, of_rows
 from grpo.diagnosis.rules import EXPLAINS, RULES
-from grpo.diagnosis.run import Run, of_rows
 
 TOLERANCE = 10  # steps by which an onset may be misjudged: the levels around it are means of about as many
 
 
-def diagnose(run: Run) -> Diagnosis:
+def diagnose(run: History) -> Diagnosis:
     """Apply every rule to a run."""
     result = Diagnosis(steps=len(run.rows), warm_up=run.warm_up, notes=list(run.notes))
     findings = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo.diagnosis.finding import Action, Evidence, Finding
-from grpo.diagnosis.run import Run, number_of
+from grpo.diagnosis.history import History, number_of
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ REMEDIES = {
 }
 
 
-def finding(run: Run, name: str, severity: str, onset: int, last: int, *evidence: Evidence) -> Finding:
+def finding(run: History, name: str, severity: str, onset: int, last: int, *evidence: Evidence) -> Finding:
     """Return a finding with its cause and its actions, in the values of this run."""
     remedy = REMEDIES[name]
     possible = [(advice, run.setting(advice.setting)) for advice in remedy.advice if not _is_so(advice, run)]
@@ -141,7 +141,7 @@ def finding(run: Run, name: str, severity: str, onset: int, last: int, *evidence
     return Finding(name, severity, int(onset), int(last), evidence, remedy.cause, actions)
 
 
-def _is_so(advice: Advice, run: Run) -> bool:
+def _is_so(advice: Advice, run: History) -> bool:
     """Whether the run has what is advised, or cannot have it."""
     now = run.setting(advice.setting)
     return str(int(now) if isinstance(now, bool) else now) == advice.change or (
@@ -149,7 +149,7 @@ def _is_so(advice: Advice, run: Run) -> bool:
     )
 
 
-def _is_one_batch(run: Run) -> bool:
+def _is_one_batch(run: History) -> bool:
     """Whether a rollout is one optimizer step already: a larger batch would be refused."""
     names = ("TRAIN_BATCH_SIZE", "ROLLOUT_BATCH_SIZE", "N_SAMPLES_PER_PROMPT")
     batch, prompts, samples = (run.setting_number(name) for name in names)

@@ -5,10 +5,12 @@ import logging
 import math
 import os
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 logger = logging.getLogger(__name__)
+Row = TypeVar("Row", bound=Mapping[str, Any])
 
 # Key in metrics.jsonl, label on the screen, format.
 STEP_COLUMNS = (
@@ -71,7 +73,13 @@ def _step_row(line: bytes) -> dict[str, Any] | None:
         row = json.loads(line)
     except ValueError:
         return None
-    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+    step = row.get("step") if isinstance(row, dict) else None
+    return row if isinstance(step, int) and not isinstance(step, bool) and 0 <= step < 2**53 else None
+
+
+def by_step(rows: Iterable[Row]) -> list[Row]:
+    """Return lines in the order of their steps, one a step: of two the later counts, since the step was done again."""
+    return [row for _, row in sorted({row["step"]: row for row in rows}.items(), key=lambda pair: pair[0])]
 
 
 class Progress:
@@ -81,6 +89,7 @@ class Progress:
         self.steps = steps
         self.metrics = JsonLines(metrics_dir / "metrics.jsonl")
         self.evals = JsonLines(metrics_dir / "eval.jsonl")
+        self.files = (self.metrics, self.evals)
         self.started = time.monotonic()
 
     def skip(self) -> None:

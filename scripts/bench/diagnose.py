@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from typing import Any
 
 from grpo.diagnosis.diagnose import Monitor, diagnose
-from grpo.diagnosis.run import of_rows
+from grpo.diagnosis.history import of_rows
 from scripts.bench.harness import Result, SizeError
 from scripts.bench.machine import Copy
 from scripts.bench.parts import naive_rules

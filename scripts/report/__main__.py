@@ -14,9 +14,10 @@ from pathlib import Path
 
 from grpo import json_files
 from grpo.diagnosis.diagnose import diagnose
-from grpo.diagnosis.run import of_rows
+from grpo.diagnosis.history import of_run
+from grpo.run_state import RunError
 from scripts.report.page import render
-from scripts.report.runs import RunError, read
+from scripts.report.runs import read
 
 NAME = "report.html"
 
@@ -36,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     out = options.out or options.folders[0] / NAME
     try:
         runs = read(options.folders)
-        findings = {run.name: diagnose(of_rows(run.metrics, run.evals, run.config)).findings for run in runs}
+        findings = {run.name: diagnose(of_run(run)).findings for run in runs}
         json_files.replace(out, render(runs, findings))
     except RunError as error:
         print(f"scripts.report: {error}", file=sys.stderr)

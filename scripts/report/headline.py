@@ -11,8 +11,9 @@ from eval.compare import compare, read_grades
 from eval.estimators import t_quantile
 from eval.problems import EvalError
 from grpo.metric_schema import SCHEMA
+from grpo.run_state import RUNNING, Run, sample_files
 from scripts.report import scales
-from scripts.report.runs import Run, series
+from scripts.report.runs import series
 
 WINDOW = 10  # steps at each end of a training curve, at most a third of it
 # What follows each other in a step; the reward's seconds are part of the sampling's.
@@ -53,7 +54,7 @@ TRAINED = (("correct", "train correct"), ("reward", "reward"), ("response_length
 
 
 def _progress(run: Run) -> Tile:
-    planned = f"of {run.steps}" if run.steps else ""
+    planned = f"of {run.planned}" if run.planned else ""
     return Tile("steps", str(run.step), planned, f"resumed {_times(len(run.resumes))}" if run.resumes else "")
 
 
@@ -62,10 +63,9 @@ def _times(count: int) -> str:
 
 
 def _exact_match(run: Run) -> list[Tile]:
-    graded = [row for row in run.evals if isinstance(row.get("exact_match"), int | float)]
-    if not graded:
+    if not run.graded:
         return []
-    last = graded[-1]
+    last = run.graded[-1]
     found = [
         Tile(
             "held-out exact match",
@@ -74,12 +74,12 @@ def _exact_match(run: Run) -> list[Tile]:
             f"step {last['step']}" + (f", {last['n']} problems" if "n" in last else ""),
         )
     ]
-    return found + (_gain("held-out, since the start", run, run, 0) if len(graded) > 1 else [])
+    return found + (_gain("held-out, since the start", run, run, 0) if len(run.graded) > 1 else [])
 
 
 def _gain(label: str, before: Run, after: Run, which: int) -> list[Tile]:
     """Return the change of exact match from an evaluation of `before` to the last one of `after`, paired by problem."""
-    old, new = list(before.samples["eval"].items()), list(after.samples["eval"].items())
+    old, new = (list(sample_files(one.folder, "eval").items()) for one in (before, after))
     if not old or not new or old[which] == new[-1]:
         return []
     try:
@@ -122,9 +122,9 @@ def _time(run: Run, points: dict[str, list[tuple[int, float]]]) -> list[Tile]:
         return []
     usual = statistics.median(seconds)
     found = [Tile("a step", duration(usual), "", f"median; all {len(seconds)} took {duration(sum(seconds))}")]
-    if run.state == "running" and run.steps and run.steps > run.step:
-        note = f"{run.steps - run.step} steps, without evaluations"
-        found.append(Tile("time left", duration(usual * (run.steps - run.step)), "", note))
+    left = (run.planned or 0) - run.step
+    if run.state == RUNNING and left > 0:
+        found.append(Tile("time left", duration(usual * left), "", f"{left} steps, without evaluations"))
     return found
 
 

@@ -15,8 +15,8 @@ from markupsafe import Markup, escape
 from grpo.diagnosis.finding import Finding
 from grpo.launch.config import secrets
 from grpo.metric_schema import SCHEMA, TIERS, Metric
+from grpo.run_state import Run
 from scripts.report import chart, headline, panels, samples, scales, settings
-from scripts.report.runs import Run
 
 FOLDER = Path(__file__).parent
 SECTIONS = [

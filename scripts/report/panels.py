@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grpo.metric_schema import BY_NAME, SCHEMA, Metric
-from scripts.report.runs import Points, Row, Run, series
+from grpo.run_state import Run
+from scripts.report.runs import Points, Row, series
 
 OTHER = 0  # the tier of columns that the schema does not know
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from grpo.json_files import read_rows
+from grpo.run_state import Run, sample_files
 from reward.answers import final_message
 from reward.labels import parse_label
 from scripts.report import scales
-from scripts.report.runs import Row, Run
+from scripts.report.runs import Row
 
 LONGEST = 24_000  # characters of a text that are shown
 ABOUT = 160  # characters of a problem beside the reason to read it
@@ -66,7 +67,7 @@ def groups(run: Run, runs: int) -> list[Group]:
     few = runs > FILES // 5
     chosen: list[tuple[str, Path]] = []
     for kind, name, count in (("step", "Training, step", 1 if few else 3), ("eval", "Held-out, step", 1 if few else 2)):
-        files = list(run.samples.get(kind, {}).items())
+        files = list(sample_files(run.folder, kind).items())
         chosen += [(f"{name} {step}", file) for step, file in spread(files, count)]
     made = [_group(title, file) for title, file in chosen]
     return [group for group in made if group.samples]

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from scripts.report.runs import Run
+from grpo.run_state import Run
 
 # What differs between any two runs, and decides nothing.
 PLACES = {"run_dir", "metrics_dir", "ckpt_path", "save_path", "engine_model", "resume_from", "wandb_run_name"}
@@ -13,15 +13,16 @@ ABSENT = "-"
 
 def settings(run: Run) -> dict[str, str]:
     """Return everything that is known to decide a run: flags, judge, data, versions, hardware, patches."""
+    env, patches = run.read("env.json"), run.read("patches.json")
     parts: dict[str, Any] = {
         **{key: value for key, value in run.config.items() if key not in ("flags", "given", "plan", "judge")},
         **run.part("flags"),
         **run.part("judge"),
-        **{key: value for key, value in run.env.items() if key != "packages"},
-        **{f"package {key}": value for key, value in _items(run.env.get("packages"))},
+        **{key: value for key, value in env.items() if key != "packages"},
+        **{f"package {key}": value for key, value in _items(env.get("packages"))},
     }
-    if "digest" in run.patches:
-        parts["patches"] = run.patches["digest"]
+    if "digest" in patches:
+        parts["patches"] = patches["digest"]
     return {key: text for name, value in parts.items() if name not in PLACES for key, text in _flat(name, value)}
 
 

@@ -20,7 +20,7 @@ from rich.live import Live
 
 from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.finding import Finding
-from grpo.diagnosis.run import of_rows
+from grpo.diagnosis.history import of_run
 from grpo.run_state import RUNNING, Run, RunError
 from scripts.watch.frame import frame
 from scripts.watch.samples import NewestSamples
@@ -69,7 +69,7 @@ def print_frame(run: Run, console: Console) -> None:
 
 def findings(run: Run) -> list[Finding]:
     """Return what the diagnosis finds in the steps so far."""
-    return diagnose(of_rows(run.progress.metrics.rows, run.progress.evals.rows, run.config)).findings
+    return diagnose(of_run(run)).findings
 
 
 def _seconds(text: str) -> float:

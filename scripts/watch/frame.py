@@ -40,7 +40,7 @@ def frame(
         findings: of a diagnosis; None where none was made.
     """
     width = max(40, min(width, _MAX_WIDTH))
-    rows = _numbers(run.progress.metrics.rows)
+    rows = _numbers(run.metrics)
     lines = [*_header(run, now, width), *_findings(findings, width), *_out_of_range(rows, width)]
     lines += _learning(run, rows, width)
     lines += _section(TIERS[2], _cells([m.name for m in _tier(2)], rows, width), width)
@@ -57,7 +57,7 @@ def frame(
 
 
 def _header(run: Run, now: float, width: int) -> list[Text]:
-    step, planned = run.progress.step, run.planned
+    step, planned = run.step, run.planned
     share = min(step / planned, 1.0) if planned else 0.0
     done = f"  step {step}/{planned} {share:.0%} " if planned else f"  step {step} "
     first = Text.assemble((printable(run.name), "bold"), "  ", (run.state, _STATE_STYLES[run.state]), done)
@@ -103,7 +103,7 @@ def _notes(run: Run, now: float) -> list[str]:
     elif run.state == CRASHED:
         how = "it was killed, or the machine went down" if run.code is None else f"it failed with exit code {run.code}"
         notes.append(f"{how}: see {log}; ./train_grpo.sh --resume {run.folder} continues it")
-    elif run.state == STOPPED:
+    elif run.state == STOPPED and run.code is not None:
         notes.append(f"somebody has ended it; ./train_grpo.sh --resume {run.folder} continues it")
     for lines in (run.progress.metrics, run.progress.evals):
         if lines.broken:
@@ -123,11 +123,11 @@ def _findings(findings: Sequence[Finding] | None, width: int) -> list[Text]:
 
 
 def _learning(run: Run, rows: Numbers, width: int) -> list[Text]:
-    cells = _cells([m.name for m in _tier(1) if m.source == "eval"], _numbers(run.evals), width)
+    cells = _cells([m.name for m in _tier(1) if m.source == "eval"], _numbers(run.graded), width)
     cells += _cells([m.name for m in _tier(1) if m.source != "eval"], rows, width)
     lines = _section(TIERS[1], cells, width)
-    if run.evals:
-        first, last = run.evals[0], run.evals[-1]
+    if run.graded:
+        first, last = run.graded[0], run.graded[-1]
         text = f"held out: {interval(first)} at step {first['step']}"
         if last is not first:
             text += f" -> {interval(last)} at step {last['step']}"
@@ -234,7 +234,7 @@ def _schema_differences(run: Run, rows: Numbers, width: int) -> list[Text]:
     """Return which columns of tiers 1 and 2 a run has not written, and what it has that the schema does not know."""
     if not rows:
         return []
-    written = {name for row in (*rows, *_numbers(run.evals)) for name in row}
+    written = {name for row in (*rows, *_numbers(run.graded)) for name in row}
     missing = [metric.name for metric in (*_tier(1), *_tier(2)) if metric.name not in written]
     lines = _wrapped(["not written: " + ", ".join(missing)], width, "dim") if missing else []
     unknown = [

@@ -8,11 +8,11 @@ from typing import Any
 
 from grpo.json_files import read_rows
 from grpo.launch.progress import is_number
+from grpo.run_state import sample_files
 from reward.answers import MARKER
 from reward.labels import parse_label
 from scripts.watch.text import number, printable
 
-_FILE = re.compile(r"step_(\d+)\.jsonl")
 _USER = re.compile(r"<\|start\|>user<\|message\|>(.*?)(?:<\|end\|>|\Z)", re.DOTALL)
 # Enough of a text for any terminal: a response may have a hundred thousand characters.
 _SHOWN = 1000
@@ -37,19 +37,18 @@ class NewestSamples:
     """
 
     def __init__(self, run_dir: Path) -> None:
-        self._folder = run_dir / "samples"
+        self._run_dir = run_dir
         self._seen: tuple[int, int, int] | None = None
         self.step: int | None = None
         self.shown: list[Sample] = []
 
     def refresh(self) -> None:
         """Look for newer samples."""
-        names = [path.name for path in self._folder.iterdir()] if self._folder.is_dir() else []
-        newest = max((int(match[1]) for name in names if (match := _FILE.fullmatch(name))), default=None)
-        if newest is None:
+        files = sample_files(self._run_dir, "step")
+        if not files:
             self.step, self.shown, self._seen = None, [], None
             return
-        file = self._folder / f"step_{newest}.jsonl"
+        newest, file = list(files.items())[-1]
         try:
             stat = file.stat()
         except FileNotFoundError:  # a resumed run takes back what it does again

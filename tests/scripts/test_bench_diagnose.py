@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from grpo.diagnosis.diagnose import diagnose
-from grpo.diagnosis.run import of_rows
+from grpo.diagnosis.history import of_rows
 from grpo.metric_schema import BY_NAME
 from scripts.bench import __main__ as bench
 from scripts.bench.parts import naive_rules

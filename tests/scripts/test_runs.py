@@ -99,6 +99,15 @@ def test_a_moved_run_and_metrics_on_another_disk(make_run, tmp_path, capsys) -> 
     }
 
 
+def test_a_step_that_was_done_again_counts_once(make_run) -> None:
+    run = make_run()
+    lines = [{"step": step, "time": float(10 * step), "correct": correct} for step, correct in ((1, 0.1), (2, 0.2))]
+    again = {"step": 1, "time": 30.0, "correct": 0.9}  # as a version wrote that did not take back what it did again
+    (run.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (*lines, again)))
+    state = Run(run.folder)
+    assert [(row["step"], row["correct"]) for row in state.metrics] == [(1, 0.9), (2, 0.2)] and state.step == 2
+
+
 def test_folders_that_hold_no_run(tmp_path, make_run, capsys) -> None:
     model = tmp_path / "model"
     model.mkdir()

@@ -101,6 +101,14 @@ def test_a_run_that_has_ended_is_summed_up(make_run, capsys, code, state, reason
     assert "exact match  0.500 [0.400, 0.600] (n=18) at step 5" in text and "command.sh" in text
 
 
+def test_a_run_of_a_version_without_a_command_file(make_run, capsys) -> None:
+    run = make_run()
+    run.step(3)
+    (run.folder / "command.sh").unlink()
+    text = printed(capsys, str(run.folder))
+    assert "stopped  step 3/40" in text and "somebody" not in text
+
+
 def test_time_left_counts_steps_and_evaluations(make_run) -> None:
     run = make_run()
     run.hold()

@@ -7,10 +7,10 @@ columns. The ends of healthy ranges are those of grpo.metric_schema.
 from collections.abc import Callable
 
 from grpo.diagnosis.finding import Finding
+from grpo.diagnosis.history import History
 from grpo.diagnosis.rules import judge, learning, responses, update
-from grpo.diagnosis.run import Run
 
-Rule = Callable[[Run], list[Finding] | str]
+Rule = Callable[[History], list[Finding] | str]
 
 RULES: dict[str, Rule] = {
     "flat_learning": learning.flat_learning,

@@ -3,8 +3,8 @@
 import numpy as np
 
 from grpo.diagnosis.finding import CRITICAL, WARNING, Evidence, Finding, NotJudged, number
+from grpo.diagnosis.history import History
 from grpo.diagnosis.remedies import finding
-from grpo.diagnosis.run import Run
 from grpo.diagnosis.series import Series, shift, shift_at, sigma, spells
 from grpo.metric_schema import BY_NAME
 
@@ -15,12 +15,12 @@ LASTING = 8  # values after a jump, before it is one
 NEAR = 4  # values on each side of a jump
 
 
-def _need_judge(run: Run) -> None:
+def _need_judge(run: History) -> None:
     if not run.has_judge:
         raise NotJudged("the run has no judge")
 
 
-def judge_outage(run: Run) -> list[Finding] | str:
+def judge_outage(run: History) -> list[Finding] | str:
     """No model judges a fifth of the samples or more, for three steps or more, or nearly all of them for two."""
     _need_judge(run)
     failed = run.need("judge_failed", 3)
@@ -43,7 +43,7 @@ def _inside(spell: tuple[int, int], others: list[tuple[int, int]]) -> bool:
     return any(begin <= spell[0] and spell[1] <= end for begin, end in others)
 
 
-def judge_drift(run: Run) -> list[Finding] | str:
+def judge_drift(run: History) -> list[Finding] | str:
     """The quality given to right and to wrong samples jumps the same way, at once.
 
     A policy that writes better moves both slowly, one that flatters the judge moves the wrong ones: neither jumps.
@@ -107,7 +107,7 @@ def _fallbacks(column: Series, step: int) -> list[Evidence]:
     return [Evidence(column.name, int(step - 10), int(step + 9), numbers)]
 
 
-def judge_dependent(run: Run) -> list[Finding] | str:
+def judge_dependent(run: History) -> list[Finding] | str:
     """Reward and correctness hardly go together, over at least 20 steps: the judge decides.
 
     Steps in which nearly all samples are right, or wrong, leave nothing to correlate and do not count.

@@ -3,15 +3,15 @@
 import numpy as np
 
 from grpo.diagnosis.finding import CRITICAL, WARNING, Evidence, Finding, NotJudged, number
+from grpo.diagnosis.history import History
 from grpo.diagnosis.remedies import finding
-from grpo.diagnosis.run import Run
 from grpo.diagnosis.series import Series, Shift, shift, shift_at, trend
 
 MASTERED = 0.9  # share of right samples beyond which no more can be expected
 DEAD_GROUPS = 0.85  # share of groups without spread that leaves too little to learn from
 
 
-def flat_learning(run: Run) -> list[Finding] | str:
+def flat_learning(run: History) -> list[Finding] | str:
     """Correctness does not rise, and the policy hardly moves or its groups have no spread.
 
     Either alone is no finding: noise hides a slow rise, and a policy may move where nothing rises for a while.
@@ -34,7 +34,7 @@ def flat_learning(run: Run) -> list[Finding] | str:
     return [finding(run, "flat_learning", WARNING, correct.steps[0], correct.steps[-1], *evidence)]
 
 
-def _still(run: Run) -> list[Evidence] | None:
+def _still(run: History) -> list[Evidence] | None:
     """Return the evidence that the policy stays where it is, None where something says that it moves.
 
     Raises:
@@ -76,12 +76,12 @@ def _change(column: Series, change: float, z: float) -> Evidence:
     )
 
 
-def _held_out_rises(run: Run, from_step: int) -> bool:
+def _held_out_rises(run: History, from_step: int) -> bool:
     gain = held_out_gain(run, from_step)
     return gain is not None and gain.change > 0.03 and gain.z > 2.5
 
 
-def held_out_gain(run: Run, from_step: int) -> Shift | None:
+def held_out_gain(run: History, from_step: int) -> Shift | None:
     """Return how exact match changed from its first to its last evaluations at `from_step` or later.
 
     Problems are the same each time, so that sampling and what the evaluations themselves show make the error. None
@@ -99,7 +99,7 @@ def held_out_gain(run: Run, from_step: int) -> Shift | None:
     return Shift(n - part, float(first.mean()), float(last.mean()), change / error)
 
 
-def over_fitting(run: Run) -> list[Finding] | str:
+def over_fitting(run: History) -> list[Finding] | str:
     """Correctness on the training set rises clearly, that on the held-out set does not."""
     correct, held_out = run.need("correct", 40), run.held_out
     gain = held_out_gain(run, 0)
@@ -147,7 +147,7 @@ def _half_way(series: Series, start: float, end: float) -> int:
     return int(series.steps[passed[0] + 5]) if len(passed) else int(series.steps[0])
 
 
-def reward_hacking(run: Run) -> list[Finding] | str:
+def reward_hacking(run: History) -> list[Finding] | str:
     """The reward rises by the judge's part of it, while correctness stays or falls."""
     reward, correct = run.together("reward", "correct", least=20)
     weight = run.setting_number("CORRECTNESS_WEIGHT") or 1.0

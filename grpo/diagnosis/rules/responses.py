@@ -3,9 +3,9 @@
 import numpy as np
 
 from grpo.diagnosis.finding import CRITICAL, WARNING, Evidence, Finding, number
+from grpo.diagnosis.history import History
 from grpo.diagnosis.remedies import finding
 from grpo.diagnosis.rules.learning import MASTERED
-from grpo.diagnosis.run import Run
 from grpo.diagnosis.series import Series, rolling_median, shift, spells, trend
 
 SHORT = 0.6  # of the longest stretch of the run
@@ -28,7 +28,7 @@ def _gain(correct: Series, step: int) -> tuple[float, float]:
     return float(late.mean() - early.mean()), error
 
 
-def length_collapse(run: Run) -> list[Finding] | str:
+def length_collapse(run: History) -> list[Finding] | str:
     """Responses fall to 60% of their length, or less, and correctness does not gain by it."""
     length, correct = run.need("response_length", 20), run.need("correct", 20)
     smooth = rolling_median(length.values)
@@ -49,7 +49,7 @@ def length_collapse(run: Run) -> list[Finding] | str:
     return [finding(run, "length_collapse", severity, onset, last, *evidence)]
 
 
-def entropy_collapse(run: Run) -> list[Finding] | str:
+def entropy_collapse(run: History) -> list[Finding] | str:
     """Entropy falls to a quarter of its start, or less, while correctness stays short of mastery and stops rising.
 
     A policy that comes to know the answers is sure of them too: that is learning.
@@ -81,7 +81,7 @@ def entropy_collapse(run: Run) -> list[Finding] | str:
     return [finding(run, "entropy_collapse", severity, onset, last, *evidence)]
 
 
-def truncation(run: Run) -> list[Finding] | str:
+def truncation(run: History) -> list[Finding] | str:
     """Over 80% of the responses are cut, or their share rises by 0.2 and more over its start."""
     cut = run.need("truncated", 8)
     found = spells(cut.values > MOST, least=5, gap=1)

@@ -6,9 +6,9 @@ The policy loss is not expected to fall in GRPO, and no rule asks for it.
 import numpy as np
 
 from grpo.diagnosis.finding import CRITICAL, WARNING, Evidence, Finding, NotJudged, number
+from grpo.diagnosis.history import History
 from grpo.diagnosis.remedies import finding
 from grpo.diagnosis.rules.learning import held_out_gain
-from grpo.diagnosis.run import Run
 from grpo.diagnosis.series import Series, rolling_median, shift, spells
 from grpo.metric_schema import BY_NAME
 
@@ -25,7 +25,7 @@ def edge(name: str) -> float:
     return healthy[1]
 
 
-def _beyond(run: Run, name: str) -> tuple[Series, np.ndarray] | None:
+def _beyond(run: History, name: str) -> tuple[Series, np.ndarray] | None:
     """Return a column by magnitude and where it leaves its healthy range, None without values."""
     column = run.column(name)
     if not len(column):
@@ -34,7 +34,7 @@ def _beyond(run: Run, name: str) -> tuple[Series, np.ndarray] | None:
     return Series(name, column.steps, values), values > edge(name)
 
 
-def instability(run: Run) -> list[Finding] | str:
+def instability(run: History) -> list[Finding] | str:
     """KL, clip ratio or gradient norm leave their range for good, and correctness worsens; KL far out is enough."""
     correct = run.need("correct", 20)
     fall = shift(correct.values, -1)
@@ -68,7 +68,7 @@ def instability(run: Run) -> list[Finding] | str:
     return f"{', '.join(have)}: {len(symptoms)} out of range for long{change}"
 
 
-def _out_of_range(run: Run, name: str, times: float = 1.0, least: int = 3) -> Evidence | None:
+def _out_of_range(run: History, name: str, times: float = 1.0, least: int = 3) -> Evidence | None:
     """Return the longest spell of steps that are beyond `times` the range."""
     beyond = _beyond(run, name)
     if beyond is None:
@@ -87,7 +87,7 @@ def _out_of_range(run: Run, name: str, times: float = 1.0, least: int = 3) -> Ev
     return Evidence(name, int(column.steps[first]), int(column.steps[last]), numbers)
 
 
-def _gradient_growth(run: Run) -> Evidence | None:
+def _gradient_growth(run: History) -> Evidence | None:
     """Return a lasting growth of the gradient norm: its scale depends on the model, so its own start is the measure."""
     norm = run.column("grad_norm")
     if len(norm) < 20:
@@ -102,7 +102,7 @@ def _gradient_growth(run: Run) -> Evidence | None:
     )
 
 
-def loss_spikes(run: Run) -> list[Finding] | str:
+def loss_spikes(run: History) -> list[Finding] | str:
     """Single steps with a loss ten times beyond the usual, and far beyond the other large ones.
 
     Steps whose groups all agree have a loss of zero, so that the ratio within a step can be large without a reason:
@@ -132,7 +132,7 @@ def loss_spikes(run: Run) -> list[Finding] | str:
     return [finding(run, "loss_spikes", severity, steps[0], steps[-1], *evidence)]
 
 
-def lr_shock(run: Run) -> list[Finding] | str:
+def lr_shock(run: History) -> list[Finding] | str:
     """The learning rate jumps after the warm-up, or comes to its peak, and KL, clip ratio or gradients jump with it."""
     rates = run.need("actor_lr", 15)
     jumps = [
@@ -151,7 +151,7 @@ def lr_shock(run: Run) -> list[Finding] | str:
     return f"{len(jumps)} jumps of the learning rate after the warm-up" + (", without consequences" if jumps else "")
 
 
-def _consequences(run: Run, step: int) -> list[Evidence]:
+def _consequences(run: History, step: int) -> list[Evidence]:
     """Return what grew at least threefold in the steps after a jump, over the steps before it."""
     evidence = []
     for name, least in (
@@ -171,7 +171,7 @@ def _consequences(run: Run, step: int) -> list[Evidence]:
     return evidence if any(found.metric != "grad_norm" for found in evidence) else []
 
 
-def _transient(run: Run) -> list[Evidence]:
+def _transient(run: History) -> list[Evidence]:
     """Return what is out of range right after the warm-up and settles later to a third."""
     evidence = []
     for name in ("ppo_kl", "ppo_clip_ratio"):
@@ -186,7 +186,7 @@ def _transient(run: Run) -> list[Evidence]:
     return evidence
 
 
-def off_policy(run: Run) -> list[Finding] | str:
+def off_policy(run: History) -> list[Finding] | str:
     """Several optimizer steps a rollout, and clip ratio or KL out of range from early on for most of the run.
 
     Several optimizer steps by themselves are the recipe here, and no finding.
@@ -219,7 +219,7 @@ def off_policy(run: Run) -> list[Finding] | str:
     return [finding(run, "off_policy", WARNING, first, updates.steps[-1], *evidence)]
 
 
-def mismatch(run: Run) -> list[Finding] | str:
+def mismatch(run: History) -> list[Finding] | str:
     """Trainer and engine differ in the log-probs of the sampled tokens, beyond the noise of two kernels."""
     column = run.need("logprob_diff_mean", 5)
     values, limit = column.values, edge("logprob_diff_mean")
@@ -242,7 +242,7 @@ def mismatch(run: Run) -> list[Finding] | str:
     return findings
 
 
-def _more_of_mismatch(run: Run, first: int, last: int) -> list[Evidence]:
+def _more_of_mismatch(run: History, first: int, last: int) -> list[Evidence]:
     evidence = []
     for name in ("logprob_diff_max", "improbable_tokens", "logprob_diff_first", "logprob_diff_last"):
         values = run.column(name).window(first, last).values

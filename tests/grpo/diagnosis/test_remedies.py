@@ -5,9 +5,9 @@ import re
 import pytest
 
 from grpo.diagnosis.finding import Evidence
+from grpo.diagnosis.history import of_rows
 from grpo.diagnosis.remedies import REMEDIES, finding
 from grpo.diagnosis.rules import RULES
-from grpo.diagnosis.run import of_rows
 from grpo.environment import CHECKOUT
 from grpo.launch.config import trainer_parser
 from grpo.launch.variables import by_flag

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from grpo.diagnosis.diagnose import diagnose
+from grpo.diagnosis.history import of_rows
 from grpo.diagnosis.rules import EXPLAINS, RULES
-from grpo.diagnosis.run import of_rows
 from grpo.metric_schema import BY_NAME
 from scripts.bench.parts.synthetic_ills import ILLS
 

@@ -180,7 +180,7 @@ def test_a_long_run_takes_seconds_and_few_megabytes(make_run):
 
 def test_bad_calls_are_refused(make_run, tmp_path, capsys):
     folder = make_run()
-    assert main([str(tmp_path / "none")]) == 2 and "no directory" in capsys.readouterr().err
+    assert main([str(tmp_path / "none")]) == 2 and "no folder" in capsys.readouterr().err
     assert main([str(folder), "--out", str(tmp_path / "none" / "x.html")]) == 2 and "--out" in capsys.readouterr().err
     assert main([str(folder), "--out", str(tmp_path)]) == 2
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]

@@ -8,15 +8,16 @@ import os
 import pytest
 
 from grpo.metric_schema import SCHEMA
+from grpo.run_state import RunError, sample_files
 from scripts.report.panels import OTHER, evaluations, missing, panels
-from scripts.report.runs import RunError, read, series, short_names
+from scripts.report.runs import read, series, short_names
 from tests.scripts.report.conftest import eval_line, write_lines
 
 
 def test_a_run(make_run):
     (run,) = read([make_run(steps=30)])
-    assert (run.name, run.step, run.steps, run.state) == ("run", 30, 30, "stopped")
-    assert [row["step"] for row in run.evals] == [0, 15, 30] and list(run.samples["eval"]) == [0, 15, 30]
+    assert (run.name, run.step, run.planned, run.state) == ("run", 30, 30, "stopped")
+    assert [row["step"] for row in run.evals] == [0, 15, 30] and list(sample_files(run.folder, "eval")) == [0, 15, 30]
     assert missing(run) == [
         metric.name for metric in SCHEMA if metric.name in ("seconds.old_log_probs", "seconds.save")
     ]
@@ -69,11 +70,11 @@ def test_broken_and_missing_files_leave_the_rest(make_run):
     (folder / "env.json").write_text("[]")
     (folder / "samples" / "step_x.jsonl").touch()
     (run,) = read([folder])
-    assert (run.config, run.env, run.steps, run.step) == ({}, {}, None, 30)
+    assert (run.config, run.read("env.json"), run.planned, run.step) == ({}, {}, None, 30)
 
 
 def test_no_run_is_refused(tmp_path, make_run):
-    with pytest.raises(RunError, match="no directory"):
+    with pytest.raises(RunError, match="no folder"):
         read([tmp_path / "none"])
     (tmp_path / "empty").mkdir()
     with pytest.raises(RunError, match=r"no config\.json"):

@@ -7,7 +7,8 @@ import pytest
 
 from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.finding import NotJudged
-from grpo.diagnosis.run import RunError, of_rows, read
+from grpo.diagnosis.history import of_rows, read
+from grpo.run_state import RunError
 
 
 def row(step, **columns):

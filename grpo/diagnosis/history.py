@@ -1,6 +1,5 @@
 """A run as the rules see it: its columns after the warm-up, its evaluations, its settings."""
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,18 +11,15 @@ import numpy as np
 
 from grpo.diagnosis.finding import NotJudged
 from grpo.diagnosis.series import Series
-from grpo.json_files import read_rows
+from grpo.launch.progress import by_step
 from grpo.launch.variables import by_flag
+from grpo.run_state import Run, RunError
 
 UNKNOWN_WARM_UP = 5  # steps that are left out where neither a learning rate nor a plan says how long it was
 
 
-class RunError(ValueError):
-    """A folder that is no run, or whose files cannot be read; the message names the remedy."""
-
-
 @dataclass
-class Run:
+class History:
     """The numbers of a run so far.
 
     Attributes:
@@ -163,62 +159,41 @@ def _number(value: Any) -> float:
 
 def of_rows(
     rows: Iterable[Mapping[str, Any]], evals: Iterable[Mapping[str, Any]] = (), config: Mapping[str, Any] | None = None
-) -> Run:
-    """Return the run that these lines make. Of two lines of one step the later counts: it was done again."""
+) -> History:
+    """Return the history that these lines make, each with a step: of two of one step the later counts."""
     notes: list[str] = []
-    by_step = _by_step(rows, "metrics.jsonl", notes)
-    graded = [row for row in _by_step(evals, "eval.jsonl", notes) if math.isfinite(_number(row.get("exact_match")))]
-    return Run(by_step, graded, config or {}, notes)
+    columns, results = (_by_step(*part, notes) for part in ((rows, "metrics.jsonl"), (evals, "eval.jsonl")))
+    graded = [row for row in results if math.isfinite(_number(row.get("exact_match")))]
+    return History(columns, graded, config or {}, notes)
 
 
 def _by_step(rows: Iterable[Mapping[str, Any]], file: str, notes: list[str]) -> list[Mapping[str, Any]]:
-    found: dict[int, Mapping[str, Any]] = {}
-    strange = repeated = 0
-    for row in rows:
-        step = row.get("step") if isinstance(row, Mapping) else None
-        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 2**53:
-            strange += 1
-            continue
-        repeated += step in found
-        found[step] = row
-    if strange:
-        notes.append(f"{file}: {strange} lines without a step are left out")
-    if repeated:
-        notes.append(f"{file}: {repeated} steps stand there more than once, the last line counts")
-    return [found[step] for step in sorted(found)]
+    lines = list(rows)
+    found = by_step(lines)
+    if len(found) < len(lines):
+        notes.append(f"{file}: {len(lines) - len(found)} steps stand there more than once, the last line counts")
+    return found
 
 
-def read(run_dir: Path) -> Run:
-    """Read a run directory; the run may be in progress.
+def of_run(run: Run) -> History:
+    """Return the history of a run as far as it was read."""
+    history = of_rows(run.progress.metrics.rows, run.progress.evals.rows, run.config)
+    broken = [(file.path.name, file.broken) for file in run.progress.files if file.broken]
+    history.notes[:0] = [f"{name}: {count} lines without a step are left out" for name, count in broken]
+    if not run.config:
+        history.notes.append("no config.json: settings are unknown")
+    return history
+
+
+def read(run_dir: Path) -> History:
+    """Read a run directory to be diagnosed; the run may be in progress.
 
     Raises:
-        RunError: where it is none, or nothing was logged yet.
+        RunError: where it is none, nothing was logged yet, or its config.json is there and of no use.
     """
-    if not run_dir.is_dir():
-        raise RunError(f"{run_dir} is no folder: name the run directory, such as runs/NAME-TIME")
-    config = _read_config(run_dir / "config.json")
-    folder = run_dir
-    if not (folder / "metrics.jsonl").is_file() and (elsewhere := (config.get("flags") or {}).get("metrics_dir")):
-        folder = Path(elsewhere)
-    if not (folder / "metrics.jsonl").is_file():
-        hint = "the run has not finished a step yet" if config else "name the folder of a run, with its config.json"
-        raise RunError(f"{folder} holds no metrics.jsonl: {hint}")
-    run = of_rows(read_rows(folder / "metrics.jsonl"), read_rows(folder / "eval.jsonl"), config)
-    if not run.rows:
-        raise RunError(f"{folder / 'metrics.jsonl'} holds no whole line of a step: wait for the first one")
-    if not config:
-        run.notes.append("no config.json: settings are unknown")
-    return run
-
-
-def _read_config(file: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise RunError(f"{file} cannot be read: {error}; repair it, or move it away to diagnose without it") from None
-    parts = (config.get(name) for name in ("flags", "judge", "plan")) if isinstance(config, dict) else (config,)
-    if not all(part is None or isinstance(part, dict) for part in parts):
-        raise RunError(f"{file} is not what the launcher writes; repair it, or move it away to diagnose without it")
-    return config
+    run = Run(run_dir)
+    if run.config_fault:
+        raise RunError(f"{run.config_fault}; repair it, or move it away to diagnose without it")
+    if not run.metrics:
+        raise RunError(f"{run.progress.metrics.path} holds no whole line of a step: wait for the first one")
+    return of_run(run)
