@@ -21,6 +21,7 @@ from eval import estimators
 from eval.output import CONFIG, GRADES, read_config
 from eval.problems import EvalError
 from eval.records import correct_by_problem, read_records
+from grpo import command
 
 
 def compare(a: dict[str, list[float]], b: dict[str, list[float]]) -> dict[str, Any]:
@@ -135,4 +136,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command.run(main)

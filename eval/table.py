@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.problems import EvalError
-from grpo import run_state
+from grpo import command, run_state
 from grpo.json_files import read_rows
 
 EVALS = "eval.jsonl"
@@ -102,4 +102,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command.run(main)

@@ -15,6 +15,7 @@ import json
 import sys
 from pathlib import Path
 
+from grpo import command
 from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.history import read
 from grpo.run_state import RunError
@@ -42,4 +43,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command.run(main)

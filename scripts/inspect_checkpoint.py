@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grpo import adapter_files, architecture, checkpoint_files, retention, run_state
+from grpo import adapter_files, architecture, checkpoint_files, command, retention, run_state
 from grpo.checkpoint_files import CheckpointError, Fault
 from grpo.launch.plan import size
 
@@ -242,4 +242,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command.run(main)

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from grpo import command
 from grpo.environment import CHECKOUT
 from grpo.launch.progress import is_number
 from grpo.run_state import Run, is_run
@@ -132,4 +133,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command.run(main)

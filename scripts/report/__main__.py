@@ -12,7 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from grpo import json_files
+from grpo import command, json_files
 from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.history import of_run
 from grpo.run_state import RunError
@@ -50,4 +50,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command.run(main)

@@ -18,6 +18,7 @@ from pathlib import Path
 from rich.console import Console, Group
 from rich.live import Live
 
+from grpo import command
 from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.finding import Finding
 from grpo.diagnosis.history import of_run
@@ -114,4 +115,4 @@ def main(argv: list[str] | None = None) -> int:
 if __name__ == "__main__":
     # So that the terminal is put right before the end.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    sys.exit(main())
+    command.run(main)

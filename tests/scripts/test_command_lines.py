@@ -1,6 +1,10 @@
 """What all command lines of this project share."""
 
 import ast
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -68,3 +72,15 @@ def test_bad_input_is_exit_code_2_with_a_reason(
     printed = capsys.readouterr()
     assert printed.err.strip() and not printed.out
     assert "out" not in {path.name for path in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize("tool", ["diagnose", "report", "runs", "watch"])
+def test_a_reader_that_goes_away_ends_a_look_without_a_traceback(tool: str, make_run) -> None:
+    run = make_run()
+    run.step(1)
+    outside, inside = os.pipe()
+    os.close(outside)
+    command = [sys.executable, "-m", f"scripts.{tool}", str(run.folder)]
+    ended = subprocess.run(command, cwd=ROOT, stdout=inside, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(inside)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGPIPE, "")
