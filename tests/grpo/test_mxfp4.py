@@ -23,9 +23,12 @@ def bits(tensor):
     return tensor.view(torch.int32 if tensor.dtype == torch.float32 else torch.int16)
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def built_kernel(tmp_path_factory):
-    """The kernel of this source, compiled for the tests; not the one that a set-up has left."""
+    """The kernel of this source, compiled for the tests; not the one that a set-up has left.
+
+    Of this module alone: DeepSpeed would compile its operators in the same folder, for minutes.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path_factory.mktemp("extensions")))
         assert mxfp4_kernel.build()
