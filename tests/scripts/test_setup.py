@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -338,42 +337,6 @@ def test_env_is_shared_and_sourcing_twice_changes_nothing(checkout: Path) -> Non
     assert after["DS_ACCELERATOR"] == "cpu"
     assert after["VLLM_CPU_KVCACHE_SPACE"] == "3"  # the user's word counts
     assert after["PYTHONPATH"] == f"{checkout}:/elsewhere"
-
-
-@pytest.mark.parametrize("stack", ["cpu", "gpu"])
-def test_the_locks_hold_the_pins_and_name_no_host(stack: str) -> None:
-    path = ROOT / "requirements" / f"lock-{stack}.txt"
-    locked = check_env.read_lock(path)
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for requirement in project["dependencies"] + project["optional-dependencies"][stack]:
-        name, pin, version = requirement.partition("==")
-        if pin:
-            assert locked[check_env.normalise(name.partition("[")[0])] == version
-    assert "://" not in path.read_text()
-    assert not {"flash-attn", "bitsandbytes"} & set(locked)
-    assert ("vllm" in locked, "vllm-cpu" in locked) == (stack == "gpu", stack == "cpu")
-
-
-@pytest.mark.parametrize(
-    ("locked", "installed", "same"),
-    [("2.10.0", "2.10.0+cu128", True), ("2.10.0", "2.10.1", False), ("2.10.0+cpu", "2.10.0+cu128", False)],
-)
-def test_builds_of_one_version_are_the_same_unless_the_lock_names_one(
-    tmp_path: Path, locked: str, installed: str, same: bool
-) -> None:
-    folder = tmp_path / f"torch-{installed}.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {installed}\n")
-    for name in ("RECORD", "INSTALLER"):
-        (folder / name).write_text("x")
-    assert (check_env.differences({"torch": locked}, check_env.installed_in(tmp_path)) == []) == same
-
-
-def test_a_lock_with_another_kind_of_line_is_refused(tmp_path: Path) -> None:
-    for line in ("torch>=2", "torch @ file:///x", "--index-url x", "torch==2.10.0 ; python_version < '3.12'"):
-        (tmp_path / "lock.txt").write_text(f"# fine\n{line}\n")
-        with pytest.raises(ValueError, match=r"lock\.txt:2"):
-            check_env.read_lock(tmp_path / "lock.txt")
 
 
 def test_an_unknown_argument_is_a_bad_call(checkout: Path) -> None:

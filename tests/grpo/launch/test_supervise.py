@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from grpo.launch import keeper, processes
-from grpo.launch.processes import Process
 from grpo.launch.supervise import tail
 
 ROOT = Path(__file__).parents[3]
@@ -139,16 +138,6 @@ def assert_nothing_left(driver: dict) -> None:
     wait_until(lambda: not any(map(is_alive, driver["pids"])), f"left: {[p for p in driver['pids'] if is_alive(p)]}")
     wait_until(lambda: not any(Path("/dev/shm", name).exists() for name in driver["shm"]), "shared memory is left")
     wait_until(lambda: not Path(driver["temporary"]).parent.exists(), "the temporary folder is left")
-
-
-@pytest.fixture
-def bystander() -> Iterator[subprocess.Popen]:
-    """A process of the same user with the same command line as one of the run's."""
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
-    yield process
-    assert process.poll() is None, "a process that is not ours was ended"
-    process.kill()
-    process.wait()
 
 
 @pytest.mark.parametrize(("how", "code"), [("0", 0), ("3", 3), ("signal", 128 + signal.SIGUSR1)])
@@ -321,41 +310,6 @@ def test_guard_passes_the_exit_code_on(tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 7
     assert "1" in (done.stdout + done.stderr).splitlines()
-
-
-def test_a_pid_that_is_in_use_again_gets_no_signal(bystander) -> None:
-    row = processes.read_process(bystander.pid)
-    assert row is not None
-    earlier = Process(row.pid, row.parent, row.state, row.started - 1)
-    assert processes.send(earlier, signal.SIGKILL) is False
-    assert processes.send(row, 0) is True
-
-
-def test_a_marked_process_is_found_wherever_it_stands(bystander) -> None:
-    stray = subprocess.Popen(["sleep", "300"], env={processes.RUN_ID_VARIABLE: "abc"})
-    try:
-        deadline = time.monotonic() + 10
-        while not Path(f"/proc/{stray.pid}/environ").read_bytes() and time.monotonic() < deadline:
-            time.sleep(0.01)  # in the middle of its exec a process has no environment
-        assert processes.marked("abc", [stray.pid, bystander.pid]) == {stray.pid}
-        assert processes.marked("ab", [stray.pid, bystander.pid]) == set()
-    finally:
-        stray.kill()
-        stray.wait()
-
-
-def test_shared_memory_in_use_by_others_stays(tmp_path: Path) -> None:
-    from multiprocessing import shared_memory
-
-    segment = shared_memory.SharedMemory(create=True, size=1000)
-    file = Path("/dev/shm", segment.name)
-    assert file in processes.shared_memory_of([os.getpid()])
-    assert processes.remove_shared_memory([file, Path("/dev/shm/not-there")]) == []
-    assert file.exists()
-    segment.close()
-    assert processes.remove_shared_memory([file]) == [file]
-    assert not file.exists()
-    segment._track = False  # type: ignore[attr-defined]
 
 
 def test_the_tail_of_a_log_is_readable(tmp_path: Path) -> None:
