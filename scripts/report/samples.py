@@ -96,6 +96,7 @@ def extremes(rows: Sequence[Row]) -> list[tuple[Row, str]]:
         ("longest", max(rows, key=by_length, default=None)),
         ("of middle length", sorted(rows, key=by_length)[len(rows) // 2] if rows else None),
         ("no answer", next((row for row in rows if _number(row, "answered") == 0), None)),
+        *((why, _marked(rows, why)) for why in ("most surprising", "largest loss")),
     ]
     found: dict[int, tuple[Row, str]] = {}
     for why, row in candidates:
@@ -103,6 +104,11 @@ def extremes(rows: Sequence[Row]) -> list[tuple[Row, str]]:
             known = found.get(id(row))
             found[id(row)] = (row, f"{known[1]}, {why}" if known else why)
     return list(found.values())
+
+
+def _marked(rows: Sequence[Row], why: str) -> Row | None:
+    """Return the sample of which the run itself says so: the report does not know its tokens."""
+    return next((row for row in rows if why in (row.get("extremes") or ())), None)
 
 
 def _by(name: str) -> Callable[[Row], float]:

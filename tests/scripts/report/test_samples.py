@@ -59,3 +59,10 @@ def test_files_are_spread_over_the_run(make_run):
     assert [group.title.rpartition(" ")[2] for group in groups] == ["1", "99", "0", "30"]
     assert len(samples.groups(read([folder])[0], 20)) == 2
     assert samples.spread([1], 3) == [1] and samples.spread([], 3) == [] and samples.spread([1, 2, 3, 4], 2) == [1, 4]
+
+
+def test_what_the_run_marks_is_shown():
+    marks = ([], ["most surprising", "longest"], ["largest loss"], [])
+    rows = [sample(n, 0.0, 0.0, CHANNELS.format("t", str(n))) | {"extremes": mark} for n, mark in enumerate(marks)]
+    shown_as = {rows.index(row): why for row, why in samples.extremes(rows)}
+    assert "most surprising" in shown_as[1] and "largest loss" in shown_as[2]
