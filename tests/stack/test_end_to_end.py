@@ -40,11 +40,11 @@ def test_every_step_has_its_metrics(finished):
 
 @pytest.mark.timeout(900)
 def test_what_is_not_written_has_a_reason(finished):
-    """Every number of the schema is on the lines of a run, but for those of a GPU that is not there."""
+    """Every number of the schema is on the lines of a run, but for one of a policy that it does not have."""
     written = {name for row in lines(finished / "metrics.jsonl") for name in metric_schema.flat(row)}
     known = {metric.name for metric in metric_schema.SCHEMA if metric.source != "eval"}
     models = {name.partition(".")[0] + ".*" for name in written if name.startswith("judge_")}
-    assert known - written - models == set()
+    assert known - written - models == {"judge_regrouped"}  # of JUDGE_FALLBACK=group
     assert {name for name in written if name not in known and f"{name.partition('.')[0]}.*" not in known} == set()
 
 

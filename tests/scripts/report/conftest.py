@@ -29,7 +29,7 @@ def step_line(step: int, seed: int) -> dict:
         for metric in SCHEMA
         if metric.source != "eval" and not metric.name.startswith("seconds.")
     }
-    seconds = {"generate": 3.0 + chance.random(), "reward": 1.0, "train": 4.0, "sync": 0.1, "total": 9.0}
+    seconds = {"generate": 3.0 + chance.random(), "train": 4.0, "sync": 0.1, "total": 9.0}
     return {"step": step, "time": 1.8e9 + 9 * step, "seconds": seconds, **noisy}
 
 

@@ -152,7 +152,7 @@ def test_resumptions_are_marked_and_their_changes_listed(make_run):
 
 def test_phases_add_up_to_the_step(make_run):
     phases = headline.phases(read([make_run()])[0])
-    assert [phase.name for phase in phases] == ["generate", "train", "sync", "other"]  # the reward is in generate
+    assert [phase.name for phase in phases] == ["generate", "train", "sync", "other"]
     assert sum(phase.share for phase in phases) == pytest.approx(1)
     assert sum(phase.seconds for phase in phases) == pytest.approx(9)
 
