@@ -4,13 +4,15 @@
 # Set-up, lint, types, the installed patches, then the tests; the last line is pytest's. It stops at the first stage
 # that fails. --fast leaves out the tests that start Ray or vLLM (minutes).
 # pytest arguments are passed on: scripts/test.sh --fast tests/reward -k boxed
+# Tests run in up to four processes, a file's in one of them; -n 0 runs all in one.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+fast=0
 pytest_arguments=()
 for argument in "$@"; do
     case "$argument" in
-        --fast) pytest_arguments+=(-m "not stack") ;;
+        --fast) fast=1 pytest_arguments+=(-m "not stack") ;;
         -h | --help)
             sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
             exit 0
@@ -56,11 +58,19 @@ done
 stage "set-up" scripts/setup.sh
 # shellcheck source=scripts/env.sh
 source scripts/env.sh
+# The tests of the real stack need the tiny model: minutes of one core, of which the stages until then leave one. Who
+# needs it before it is made waits for it. It is no longer made when this process ends, which pytest takes over below.
+if ((!fast)); then
+    nice -n 10 python -P -m grpo.launch guard -- python -P -m scripts.make_tiny_model \
+        --out .cache/tiny-model/mxfp4 --dequantized-out .cache/tiny-model/bf16 >/dev/null &
+fi
 stage "ruff check" ruff check .
 stage "ruff format" ruff format --check .
 stage "shellcheck" lint_shell
 stage "mypy" mypy "${packages[@]}"
 stage "patches" python -m patches verify
-# pytest's closing line is to be the last one, so this is no stage.
+# pytest's closing line is to be the last one, so this is no stage. Files in the order of their names: the real stack
+# comes last, in one process.
 printf '== tests\n'
-exec pytest --durations=10 "${pytest_arguments[@]}"
+cores=$(nproc)
+exec pytest --durations=10 -n $((cores < 4 ? cores : 4)) --no-loadscope-reorder "${pytest_arguments[@]}"

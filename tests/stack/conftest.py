@@ -9,7 +9,6 @@ import pytest
 from .runs import ROOT, train
 
 TINY_MODEL = ROOT / ".cache" / "tiny-model"
-BUILD = pytest.StashKey[subprocess.Popen]()
 
 
 def pytest_collection_modifyitems(items):
@@ -18,29 +17,14 @@ def pytest_collection_modifyitems(items):
             item.add_marker("stack")
 
 
-def pytest_collection_finish(session):
-    """Start to build the tiny model, which takes minutes, while the tests that do not need it run."""
-    if session.config.option.collectonly or not any("tiny_model" in item.fixturenames for item in session.items):
-        return
-    command = [sys.executable, "-m", "scripts.make_tiny_model", "--out", str(TINY_MODEL / "mxfp4")]
-    session.config.stash[BUILD] = subprocess.Popen(
-        ["nice", "-n", "19", *command, "--dequantized-out", str(TINY_MODEL / "bf16")],
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-    )
-
-
-def pytest_unconfigure(config):
-    build = config.stash.get(BUILD, None)
-    if build is not None and build.poll() is None:
-        build.terminate()
-        build.wait()
-
-
 @pytest.fixture(scope="session")
-def tiny_model(request) -> Path:
-    """The tiny model where ./train_grpo.sh --tiny keeps it: `mxfp4/` for the trainer, `bf16/` for CPU engines."""
-    assert request.config.stash[BUILD].wait() == 0
+def tiny_model() -> Path:
+    """The tiny model where ./train_grpo.sh --tiny keeps it: `mxfp4/` for the trainer, `bf16/` for CPU engines.
+
+    scripts/test.sh has begun to make it; this waits for it.
+    """
+    command = [sys.executable, "-m", "scripts.make_tiny_model", "--out", str(TINY_MODEL / "mxfp4")]
+    subprocess.run([*command, "--dequantized-out", str(TINY_MODEL / "bf16")], cwd=ROOT, check=True)
     return TINY_MODEL
 
 
