@@ -29,11 +29,26 @@ def training_path(model: nn.Module) -> None:
 def is_on_policy(args: Any) -> bool:
     """Say whether a rollout is one optimizer step: the policy that is trained is the one that sampled."""
     samples = args.rollout_batch_size * args.n_samples_per_prompt * args.max_epochs
-    return samples == args.train_batch_size and args.init_kl_coef == 0
+    return bool(samples == args.train_batch_size)
+
+
+def makes_old_log_probs(args: Any) -> bool:
+    """Say whether log-probs from before the update are read, and so a pass of the trainer is made for them.
+
+    A KL penalty in the reward reads them. The ratio does not where the policy has not moved, nor where it is taken to
+    the engine's log-probs.
+    """
+    is_in_reward = args.init_kl_coef > 0 and not args.use_kl_loss
+    return is_in_reward or not (is_on_policy(args) or is_of_engine(args))
+
+
+def is_of_engine(args: Any) -> bool:
+    """Say whether the ratio of the loss is taken to the engine's log-probs of the samples."""
+    return bool(args.old_log_probs == "engine")
 
 
 def old_log_probs_ref(maker: Any, **batches: list[torch.Tensor]) -> Any:
-    """Start the forward passes for the old log-probs, or none where :func:`old_log_probs` does not need them.
+    """Start the forward passes for the old log-probs, or none where nothing reads them.
 
     Args:
         maker: OpenRLHF's ``RemoteExperienceMaker``.
@@ -43,15 +58,23 @@ def old_log_probs_ref(maker: Any, **batches: list[torch.Tensor]) -> Any:
         What ``async_run_method_batch("forward")`` returns; zeros without a pass.
     """
     args = maker.args
-    if not is_on_policy(args):
+    if makes_old_log_probs(args):
         return maker.actor_model_group.async_run_method_batch(method_name="forward", **batches)
     copies = args.ring_attn_size * args.ds_tensor_parallel_size  # OpenRLHF takes one of so many equal results
     return ray.put([[torch.zeros(mask.shape)] for mask in batches["action_mask"] for _ in range(copies)])
 
 
-def old_log_probs(args: Any, old: torch.Tensor, current: torch.Tensor) -> torch.Tensor:
-    """Return the log-probs of the policy that sampled, ``[B, A]``: those of this very pass where it has not moved."""
-    return current.detach() if is_on_policy(args) else old
+def old_log_probs(args: Any, experience: Any, current: torch.Tensor) -> torch.Tensor:
+    """Return the log-probs of the policy that sampled, ``[B, A]``: those of this very pass where it has not moved.
+
+    Args:
+        experience: OpenRLHF's, with ``action_log_probs`` of :func:`old_log_probs_ref` and the engine's
+            ``rollout_log_probs``.
+        current: of this pass.
+    """
+    if is_of_engine(args):
+        return experience.rollout_log_probs
+    return current.detach() if is_on_policy(args) else experience.action_log_probs
 
 
 def logits_to_keep(action_mask: torch.Tensor | None) -> int:

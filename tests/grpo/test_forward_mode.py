@@ -17,15 +17,40 @@ def test_the_training_path_drops_nothing_out():
 def arguments(**changes) -> SimpleNamespace:
     values = {"rollout_batch_size": 8, "n_samples_per_prompt": 8, "max_epochs": 1, "train_batch_size": 64}
     others = {"init_kl_coef": 0, "ring_attn_size": 1, "ds_tensor_parallel_size": 1, "entropy_loss_coef": None}
-    return SimpleNamespace(**values | others | changes)
+    ours = {"use_kl_loss": False, "old_log_probs": "trainer"}
+    return SimpleNamespace(**values | others | ours | changes)
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
-    [({}, True), ({"train_batch_size": 32}, False), ({"max_epochs": 2}, False), ({"init_kl_coef": 0.1}, False)],
+    [({}, True), ({"train_batch_size": 32}, False), ({"max_epochs": 2}, False), ({"init_kl_coef": 0.1}, True)],
 )
 def test_one_optimizer_step_a_rollout_is_on_policy(changes, expected):
     assert forward_mode.is_on_policy(arguments(**changes)) is expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, False),
+        ({"enable_vllm_is_correction": True}, False),  # the weights are taken to the current log-probs, then
+        ({"train_batch_size": 32}, True),
+        ({"train_batch_size": 32, "old_log_probs": "engine"}, False),
+        ({"init_kl_coef": 0.1}, True),
+        ({"init_kl_coef": 0.1, "old_log_probs": "engine"}, True),
+        ({"init_kl_coef": 0.1, "use_kl_loss": True}, False),
+        ({"init_kl_coef": 0.1, "use_kl_loss": True, "train_batch_size": 32}, True),
+    ],
+)
+def test_old_log_probs_are_made_where_something_reads_them(changes, expected):
+    assert forward_mode.makes_old_log_probs(arguments(**changes)) is expected
+
+
+def test_the_ratio_can_be_taken_to_the_engine():
+    experience = SimpleNamespace(action_log_probs=torch.zeros(1, 2), rollout_log_probs=torch.ones(1, 2))
+    for train_batch_size in (64, 8):
+        args = arguments(old_log_probs="engine", train_batch_size=train_batch_size)
+        assert forward_mode.old_log_probs(args, experience, torch.full((1, 2), 2.0)) is experience.rollout_log_probs
 
 
 def test_the_current_log_probs_give_the_gradient_of_the_old_ones():
@@ -34,13 +59,14 @@ def test_the_current_log_probs_give_the_gradient_of_the_old_ones():
     advantages = torch.randn(2, 5, dtype=torch.float64)
     gradients = []
     for old in (current.detach().clone(), torch.zeros(2, 5, dtype=torch.float64)):
-        ratio = (current - forward_mode.old_log_probs(arguments(), old, current)).exp()
+        experience = SimpleNamespace(action_log_probs=old)
+        ratio = (current - forward_mode.old_log_probs(arguments(), experience, current)).exp()
         assert torch.equal(ratio, torch.ones_like(ratio))
         gradients.append(torch.autograd.grad((ratio * advantages).sum(), current)[0])
     assert torch.equal(*gradients)
     off_policy = arguments(train_batch_size=8)
     old = torch.randn(2, 5)
-    assert forward_mode.old_log_probs(off_policy, old, current) is old
+    assert forward_mode.old_log_probs(off_policy, SimpleNamespace(action_log_probs=old), current) is old
 
 
 @pytest.mark.parametrize(("coefficient", "use"), [(None, None), (0, "log"), (0.0, "log"), (0.01, "loss")])

@@ -1,0 +1,56 @@
+"""Weights that correct for the engine: its log-probs of a token are not quite the trainer's.
+
+The engine samples from its own numerics (kernels, precisions), so an update with the trainer's is slightly off-policy,
+however fresh the weights. A token is weighted by exp(trainer - engine), kept in bounds by one of:
+
+- ``tis``: truncated from above alone. A weight below 1 is no danger; stock raises those below the lower threshold up to
+  it, and so trains on tokens that the trainer hardly ever samples. https://fengyao.notion.site/off-policy-rl
+- ``icepop``: kept where it is between the thresholds, else 0 (IcePop, Ling team, 2025). Stock's 0 * inf is NaN.
+- ``mis``: truncated as in ``tis``, and 0 for samples whose geometric mean is not between the thresholds (masked
+  importance sampling); stock leaves the weights of the others without a bound.
+"""
+
+import torch
+
+CORRECTIONS = ("tis", "icepop", "mis")
+
+
+def sample_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return the mean of each sample, ``[B, 1]``, over the tokens where ``mask``; 0 where there are none.
+
+    Args:
+        values, mask: ``[B, A]``.
+    """
+    return torch.where(mask, values, 0.0).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
+
+
+def weights(
+    log_ratio: torch.Tensor, mask: torch.Tensor, kind: str, thresholds: tuple[float, float]
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return the weight of each token, ``[B, A]`` without a gradient, and metrics of this micro-batch.
+
+    - ``importance_cut``: share of the sampled tokens whose weight was truncated or set to 0.
+    - ``importance_weight``: mean weight of the sampled tokens.
+
+    Args:
+        log_ratio: ``[B, A]``, trainer minus engine.
+        mask: bool ``[B, A]``, the sampled tokens.
+        kind: one of :data:`CORRECTIONS`.
+        thresholds: the lowest and the highest weight; ``tis`` does not use the lowest.
+    """
+    low, high = thresholds
+    with torch.no_grad():
+        ratio = log_ratio.exp()
+        found = ratio.clamp(max=high)
+        kept = torch.ones_like(mask)
+        if kind == "icepop":
+            kept = (ratio >= low) & (ratio <= high)
+        elif kind == "mis":
+            mean = sample_mean(log_ratio, mask).exp()
+            kept = ((mean >= low) & (mean <= high)).expand_as(mask)
+        found = torch.where(kept, found, 0.0)
+        tokens = mask.sum().clamp(min=1)
+        return found, {
+            "importance_cut": ((found != ratio) & mask).sum() / tokens,
+            "importance_weight": torch.where(mask, found, 0.0).sum() / tokens,
+        }

@@ -1,0 +1,53 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo import importance
+
+LOW, HIGH = 0.5, 2.0
+LOG_RATIOS = st.lists(st.floats(-300, 300), min_size=6, max_size=6)
+
+
+def weights(kind: str, log_ratios: list[float], mask: torch.Tensor | None = None):
+    log_ratio = torch.tensor(log_ratios).view(2, 3)
+    mask = torch.ones(2, 3, dtype=torch.bool) if mask is None else mask
+    return log_ratio, *importance.weights(log_ratio, mask, kind, (LOW, HIGH))
+
+
+@given(LOG_RATIOS)
+def test_tis_cuts_from_above_alone(log_ratios):
+    log_ratio, found, metrics = weights("tis", log_ratios)
+    assert torch.equal(found, log_ratio.exp().clamp(max=HIGH))
+    assert metrics["importance_cut"].item() == pytest.approx((log_ratio.exp() > HIGH).double().mean().item())
+    assert metrics["importance_weight"].item() == pytest.approx(found.mean().item())
+
+
+@given(LOG_RATIOS)
+def test_icepop_keeps_what_is_between_the_thresholds(log_ratios):
+    log_ratio, found, metrics = weights("icepop", log_ratios)
+    ratio = log_ratio.exp()
+    inside = (ratio >= LOW) & (ratio <= HIGH)
+    assert torch.equal(found[inside], ratio[inside]) and not found[~inside].any()
+    dropped = (~inside & (ratio > 0)).double().mean().item()  # a ratio of 0 is a weight of 0 anyway
+    assert metrics["importance_cut"].item() == pytest.approx(dropped)
+
+
+@given(LOG_RATIOS)
+def test_mis_drops_samples_by_their_geometric_mean_and_truncates_the_rest(log_ratios):
+    log_ratio, found, _ = weights("mis", log_ratios)
+    for row, weight in zip(log_ratio, found, strict=True):
+        if LOW <= row.mean().exp() <= HIGH:
+            assert torch.equal(weight, row.exp().clamp(max=HIGH))
+        else:
+            assert not weight.any()
+
+
+@pytest.mark.parametrize("kind", importance.CORRECTIONS)
+def test_tokens_that_were_not_sampled_decide_nothing(kind):
+    mask = torch.tensor([[True, True, False], [False, False, False]])
+    values = [0.1, 0.2, 0.0, 0.0, 0.0, 0.0]
+    _, found, metrics = weights(kind, values, mask)
+    assert metrics["importance_cut"] == 0
+    assert metrics["importance_weight"].item() == pytest.approx((found[0, 0] + found[0, 1]).item() / 2)
+    assert torch.allclose(found[0, :2], torch.tensor([0.1, 0.2]).exp())
