@@ -19,10 +19,12 @@ import torch
 from vllm.config import get_current_vllm_config
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.model_executor.layers.linear import LinearMethodBase
-from vllm.model_executor.models.gpt_oss import OAIAttention
+from vllm.model_executor.models.gpt_oss import GptOssForCausalLM, OAIAttention
+from vllm.tokenizers import cached_tokenizer_from_config
 
 from grpo import cpu_matmul
 from grpo.adapter import TensorSpec, checksum, row_sums, unflatten
+from grpo.vocabulary import allocated, mask_
 
 LAYERS = "base_model.model.model.layers."  # how PEFT names begin
 
@@ -171,8 +173,24 @@ class AdapterWorker:
         }
 
 
+def mask_vocabulary(model: Any, rows: int) -> None:
+    """Let a model of vLLM sample only tokens: the logits of all rows from ``rows`` on are -inf.
+
+    Once for all requests of a pass, outside of what is compiled or captured. The log-probs that the engine reports are
+    those of what is left, as in the trainer.
+    """
+
+    def masked(_module: Any, _inputs: Any, logits: torch.Tensor | None) -> torch.Tensor | None:
+        return None if logits is None else mask_(logits, rows)  # one worker of an engine gathers them, the others: None
+
+    model.logits_processor.register_forward_hook(masked)
+
+
 def _install() -> None:
-    """Make every attention module of gpt-oss come with side paths, where the engine is configured for an adapter."""
+    """Make every attention module of gpt-oss come with side paths, where the engine is configured for an adapter.
+
+    And every model sample tokens alone, where the engine has a tokenizer.
+    """
     original = OAIAttention.__init__
 
     def init_with_side_path(self: OAIAttention, *args: Any, **kwargs: Any) -> None:
@@ -182,6 +200,15 @@ def _install() -> None:
             attach(self, config["lora_rank"], config["lora_scale"])
 
     OAIAttention.__init__ = init_with_side_path  # type: ignore[method-assign]
+    original_model = GptOssForCausalLM.__init__
+
+    def init_with_mask(self: GptOssForCausalLM, vllm_config: Any, prefix: str = "") -> None:
+        original_model(self, vllm_config=vllm_config, prefix=prefix)
+        tokenizer = cached_tokenizer_from_config(vllm_config.model_config)
+        if tokenizer is not None:
+            mask_vocabulary(self, allocated(tokenizer))
+
+    GptOssForCausalLM.__init__ = init_with_mask  # type: ignore[method-assign]
 
 
 _install()
