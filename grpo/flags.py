@@ -3,6 +3,8 @@
 import argparse
 from collections.abc import Iterator
 
+from grpo import length_schedule
+
 # Schedules of transformers 4.57 that take what OpenRLHF gives every schedule (`min_lr`) and go on without a metric.
 SCHEDULES = (
     *("constant", "constant_with_warmup", "inverse_sqrt"),
@@ -10,6 +12,7 @@ SCHEDULES = (
 )
 
 ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+AGGREGATIONS = ("sequence_mean", "token_mean", "constant")  # of the loss, see grpo.loss
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +35,24 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="parameters smaller than this many elements stay whole on every rank (default: DeepSpeed's)",
     )
+    group.add_argument(
+        "--loss_aggregation",
+        default="token_mean",
+        choices=AGGREGATIONS,
+        help="every sample counts the same, every token does, or a token counts 1 / --generate_max_len",
+    )
+    group.add_argument("--advantage_clip", type=float, default=None, help="advantages stay within plus and minus this")
+    group.add_argument(
+        "--old_log_probs",
+        default="trainer",
+        choices=("trainer", "engine"),
+        help="whose log-probs of the samples the ratio of the loss is taken to",
+    )
+    group.add_argument(
+        "--length_schedule",
+        default=None,
+        help="tokens of a response: 1024,2048@50,3072@100 by steps, 1024,3072@20%% by the share of truncated samples",
+    )
 
 
 def validate(args: argparse.Namespace) -> None:
@@ -51,6 +72,9 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
     yield from _adapter(args)
     yield from _zero3(args)
     yield from _copies(args)
+    yield from _loss(args)
+    yield from _kl(args)
+    yield from _lengths(args)
     yield from _loop(args)
 
 
@@ -101,12 +125,67 @@ def _zero3(args: argparse.Namespace) -> Iterator[str]:
 def _copies(args: argparse.Namespace) -> Iterator[str]:
     if args.enable_ema:
         yield "--enable_ema would load a second copy of the model: leave it out"
-    if args.init_kl_coef > 0:
-        yield "--init_kl_coef > 0 would load a second copy of the model as reference: use --init_kl_coef 0"
     if args.advantage_estimator == "gae":
         yield "--advantage_estimator gae would load a second copy of the model as critic: use dr_grpo"
     if args.load_checkpoint:
         yield "--load_checkpoint looks for DeepSpeed checkpoints, which hold the whole model: use --resume_from"
+
+
+def _loss(args: argparse.Namespace) -> Iterator[str]:
+    low, high = args.vllm_is_truncated_threshold
+    if args.enable_vllm_is_correction and not 0 <= low < high:
+        yield f"--vllm_is_truncated_threshold {low:g} {high:g}: give the lower one first, from 0 on"
+    if args.enable_vllm_is_correction and args.old_log_probs == "engine":
+        yield (
+            "--old_log_probs engine with --enable_vllm_is_correction corrects twice, the ratio is to the engine "
+            "already: leave one of them out"
+        )
+    if args.top_p < 1 and (args.enable_vllm_is_correction or args.old_log_probs == "engine"):
+        yield (
+            f"--top_p {args.top_p:g}: the engine's log-probs are those of the cut distribution, no ratio to the "
+            "trainer's: use --top_p 1, or neither --enable_vllm_is_correction nor --old_log_probs engine"
+        )
+    if args.advantage_clip is not None and not args.advantage_clip > 0:
+        yield f"--advantage_clip {args.advantage_clip:g} leaves no advantage: give more than 0, or leave it out"
+    if args.dual_clip is not None and not args.dual_clip > 1:
+        yield f"--dual_clip {args.dual_clip:g} would cut every token: give more than 1, or leave it out"
+    if args.eps_clip_low_high is not None and not (0 < args.eps_clip_low_high[0] < 1 and args.eps_clip_low_high[1] > 0):
+        low, high = args.eps_clip_low_high
+        yield f"--eps_clip_low_high {low:g} {high:g}: give a lower one between 0 and 1 and an upper one above 0"
+    if args.policy_loss_type == "gspo" and args.loss_aggregation != "sequence_mean":
+        yield "--policy_loss_type gspo has one ratio a sample: use --loss_aggregation sequence_mean"
+
+
+def _kl(args: argparse.Namespace) -> Iterator[str]:
+    if not args.init_kl_coef >= 0:
+        yield f"--init_kl_coef {args.init_kl_coef:g} would pay for leaving the reference: give 0 or more"
+    if args.use_kl_loss and not args.init_kl_coef > 0:
+        yield "--use_kl_loss without a coefficient does nothing: give --init_kl_coef, for instance 0.001"
+    if args.use_kl_loss and args.kl_estimator == "k1":
+        yield "--use_kl_loss with --kl_estimator k1 has no gradient on average: use k2 or k3"
+    if args.kl_target is not None:
+        yield "--kl_target changes the coefficient, which no checkpoint holds: use --init_kl_coef alone"
+
+
+def _lengths(args: argparse.Namespace) -> Iterator[str]:
+    limits = [args.generate_max_len]
+    if args.length_schedule is not None:
+        try:
+            limits = [stage.length for stage in length_schedule.parse(args.length_schedule)]
+        except ValueError as error:
+            yield f"--length_schedule {args.length_schedule}: {error}"
+            return
+        if limits[-1] != args.generate_max_len:
+            yield (
+                f"--length_schedule {args.length_schedule}: its last limit is not --generate_max_len "
+                f"{args.generate_max_len}, which the engines are started for: make them the same"
+            )
+    if args.overlong_buffer_len is not None and not 0 < args.overlong_buffer_len <= limits[0]:
+        yield f"--overlong_buffer_len {args.overlong_buffer_len:g}: give more than 0, up to the first limit {limits[0]}"
+    if not args.overlong_penalty_factor >= 0:
+        yield f"--overlong_penalty_factor {args.overlong_penalty_factor:g} would pay for length: give 0 or more"
+    if args.stop_properly_penalty_coef is not None and not 0 <= args.stop_properly_penalty_coef <= 1:
+        yield f"--stop_properly_penalty_coef {args.stop_properly_penalty_coef:g}: give a share from 0 to 1"
 
 
 def _loop(args: argparse.Namespace) -> Iterator[str]:

@@ -8,13 +8,19 @@ GOOD = {
     "packing_samples": False, "use_dynamic_batch": False, "ring_attn_size": 1, "attn_implementation": "eager",
     "lora_rank": 64, "load_in_4bit": False, "zero_stage": 3, "gradient_checkpointing": True,
     "gradient_checkpointing_use_reentrant": True, "vllm_enable_sleep": False, "async_train": False,
-    "enable_ema": False, "init_kl_coef": 0,
+    "enable_ema": False, "init_kl_coef": 0, "use_kl_loss": False, "kl_estimator": "k1", "kl_target": None,
+    "enable_vllm_is_correction": False, "vllm_is_truncated_threshold": [0.5, 5.0], "top_p": 1.0, "dual_clip": None,
+    "eps_clip_low_high": None, "policy_loss_type": "ppo", "generate_max_len": 3072, "overlong_buffer_len": None,
+    "overlong_penalty_factor": 1, "stop_properly_penalty_coef": None,
     "zpg": 1, "ds_tensor_parallel_size": 1, "deepcompile": False, "use_liger_kernel": False,
     "save_steps": 20, "eval_steps": 10, "eval_dataset": "eval.jsonl",
     "load_checkpoint": False, "advantage_estimator": "dr_grpo", "actor_learning_rate": 1e-6, "temperature": 1.0,
     "lr_scheduler": "cosine_with_min_lr",
     "vllm_gpu_memory_utilization": 0.9, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
 }  # fmt: skip
+
+
+CORRECTED = {"enable_vllm_is_correction": True}
 
 
 def parsed(**changes) -> argparse.Namespace:
@@ -25,6 +31,21 @@ def parsed(**changes) -> argparse.Namespace:
 
 def test_the_launchers_configuration_is_accepted():
     flags.validate(parsed(offload=True))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"init_kl_coef": 0.001},
+        {"init_kl_coef": 0.001, "use_kl_loss": True, "kl_estimator": "k3"},
+        {**CORRECTED, "advantage_clip": 3.0},
+        {"old_log_probs": "engine"},
+        {"policy_loss_type": "gspo", "loss_aggregation": "sequence_mean"},
+        {"length_schedule": "1024,2048@50,3072@20%", "overlong_buffer_len": 512},
+    ],
+)
+def test_forms_of_the_loss_are_accepted(changes):
+    flags.validate(parsed(**changes))
 
 
 @pytest.mark.parametrize("steps", [{"save_steps": 5}, {"save_steps": -1}, {"save_steps": 7, "eval_dataset": None}])
@@ -55,7 +76,24 @@ def test_checkpoints_that_meet_evaluations_are_accepted(steps):
         ({"vllm_enable_sleep": True}, "--vllm_enable_sleep"),
         ({"enable_ema": True}, "--enable_ema"),
         ({"async_train": True}, "--async_train"),
-        ({"init_kl_coef": 0.01}, "--init_kl_coef 0"),
+        ({"init_kl_coef": -0.01}, "give 0 or more"),
+        ({"use_kl_loss": True}, "without a coefficient .* --init_kl_coef"),
+        ({"use_kl_loss": True, "init_kl_coef": 0.001}, "use k2 or k3"),
+        ({"kl_target": 0.1}, "use --init_kl_coef alone"),
+        ({"vllm_is_truncated_threshold": [2.0, 0.5], **CORRECTED}, "the lower one first"),
+        ({"old_log_probs": "engine", **CORRECTED}, "corrects twice"),
+        ({"top_p": 0.9, **CORRECTED}, "use --top_p 1"),
+        ({"top_p": 0.9, "old_log_probs": "engine"}, "use --top_p 1"),
+        ({"advantage_clip": 0.0}, "more than 0"),
+        ({"dual_clip": 1.0}, "more than 1"),
+        ({"eps_clip_low_high": [1.0, 0.2]}, "between 0 and 1"),
+        ({"policy_loss_type": "gspo"}, "--loss_aggregation sequence_mean"),
+        ({"length_schedule": "1024,2048"}, "'2048' is no stage"),
+        ({"length_schedule": "1024,2048@50"}, "--generate_max_len 3072"),
+        ({"overlong_buffer_len": 0}, "more than 0"),
+        ({"overlong_buffer_len": 2000, "length_schedule": "1024,3072@50"}, "up to the first limit 1024"),
+        ({"overlong_penalty_factor": -1}, "pay for length"),
+        ({"stop_properly_penalty_coef": 2.0}, "share from 0 to 1"),
         ({"load_checkpoint": True}, "--load_checkpoint"),
         ({"zpg": 2}, "--zpg 2"),
         ({"ds_tensor_parallel_size": 2}, "--ds_tensor_parallel_size 2"),
