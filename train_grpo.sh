@@ -118,9 +118,21 @@ fi
 # local server that answers --tiny without a key has no quota: it goes by neither RPM nor TPM
 : "${JUDGE_RPM:=120}" "${JUDGE_TPM:=1000000}" "${JUDGE_CONCURRENCY:=32}"
 
-# GRPO, without a reference model: a KL_COEF above 0 is refused. TRAIN_BATCH_SIZE counts samples, not prompts: 64
-# samples in batches of 8 are 8 optimizer steps a rollout, and all but the first of them are off-policy
+# Length. LENGTH_SCHEDULE lets the limit grow up to GENERATE_MAX_LEN, which evaluations always have: by global steps,
+# "1024,2048@50,3072@100", or when so many samples were truncated in the last 5 steps, "1024,3072@20%". The reward falls
+# by up to OVERLONG_PENALTY over the last OVERLONG_BUFFER tokens before the limit (empty: no penalty). DAPO takes 1 off
+# rewards of -1 and 1, Magistral 0.1
+: "${LENGTH_SCHEDULE:=}" "${OVERLONG_BUFFER:=}" "${OVERLONG_PENALTY:=0.5}"
+
+# GRPO. A KL_COEF above 0 takes a KL to the model without its adapter off the reward: one more forward pass, no memory.
+# What a token counts (LOSS_AGGREGATION), A being a sample's advantage and L its length, for the S samples of a batch:
+#   sequence_mean   A / (L S): cheap tokens in long samples, which favours long wrong ones
+#   token_mean      A / (tokens of the batch)
+#   constant        A / (S GENERATE_MAX_LEN), Dr. GRPO's
+# TRAIN_BATCH_SIZE counts samples, not prompts: 64 samples in batches of 8 are 8 optimizer steps a rollout, and all but
+# the first of them are off-policy
 : "${ADVANTAGE_ESTIMATOR:=dr_grpo}" "${KL_COEF:=0}" "${EPS_CLIP:=0.2}"
+: "${LOSS_AGGREGATION:=token_mean}" "${OLD_LOG_PROBS:=trainer}" # or engine: the ratio goes to what the engine said
 : "${TRAIN_BATCH_SIZE:=8}" "${MICRO_TRAIN_BATCH_SIZE:=1}"
 : "${NUM_EPISODES:=50}" "${STEPS:=}" # empty: until the episodes are through
 
@@ -176,11 +188,16 @@ ROLLOUT_ARGS=(
     --prompt_max_len "$PROMPT_MAX_LEN" --generate_max_len "$GENERATE_MAX_LEN"
     --temperature "$TEMPERATURE" --top_p "$TOP_P"
 )
+if [[ -n $LENGTH_SCHEDULE ]]; then ROLLOUT_ARGS+=(--length_schedule "$LENGTH_SCHEDULE"); fi
+if [[ -n $OVERLONG_BUFFER ]]; then
+    ROLLOUT_ARGS+=(--overlong_buffer_len "$OVERLONG_BUFFER" --overlong_penalty_factor "$OVERLONG_PENALTY")
+fi
 
 GRPO_ARGS=(
     --advantage_estimator "$ADVANTAGE_ESTIMATOR" --init_kl_coef "$KL_COEF" --eps_clip "$EPS_CLIP"
     --train_batch_size "$TRAIN_BATCH_SIZE" --micro_train_batch_size "$MICRO_TRAIN_BATCH_SIZE"
     --num_episodes "$NUM_EPISODES" --seed "$SEED"
+    --loss_aggregation "$LOSS_AGGREGATION" --old_log_probs "$OLD_LOG_PROBS"
 )
 if [[ -n $STEPS ]]; then GRPO_ARGS+=(--max_steps "$STEPS"); fi
 

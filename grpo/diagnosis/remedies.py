@@ -1,6 +1,6 @@
 """The likely cause of each pathology, and what to change in train_grpo.sh.
 
-There is no KL coefficient among them: this launcher refuses a KL_COEF above 0, which would load the model twice.
+There is no KL coefficient among them: a KL to the reference is off unless asked for, and costs a pass in each step.
 """
 
 from dataclasses import dataclass

@@ -169,7 +169,7 @@ def test_a_batch_that_is_not_whole_is_refused():
     strategy = SimpleNamespace(world_size=1, accumulated_gradient=2, all_reduce=lambda values, op: values)
     loss = PolicyLoss(arguments())
     batches = loss.batches([padded(batch())] * 3, SimpleNamespace(dynamic_batch=False), strategy)
-    with pytest.raises(RuntimeError, match="1 micro-batches are left .* a multiple of --train_batch_size"):
+    with pytest.raises(RuntimeError, match=r"1 micro-batches are left .* a multiple of --train_batch_size"):
         list(batches)
     with pytest.raises(RuntimeError, match=r"iterate over PolicyLoss\.batches"):
         loss.aggregate(torch.zeros(1, 1), torch.ones(1, 1))

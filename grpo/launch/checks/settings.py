@@ -60,10 +60,10 @@ def check_batches(config: Config) -> Iterator[Problem]:
             f"{args.micro_train_batch_size} x {ranks} = {per_step}",
             f"use {max(1, args.train_batch_size // per_step) * per_step}, or a smaller micro batch",
         )
-    if (samples * args.max_epochs) % args.train_batch_size:
+    if samples % args.train_batch_size:
         yield Problem(
             f"a rollout has {samples} samples, no multiple of TRAIN_BATCH_SIZE {args.train_batch_size}: "
-            "gradients of one rollout would be applied in the next",
+            "gradients of one epoch or rollout would be applied in the next",
             "make ROLLOUT_BATCH_SIZE x N_SAMPLES_PER_PROMPT a multiple of TRAIN_BATCH_SIZE",
         )
     if samples % (args.micro_rollout_batch_size * ranks):

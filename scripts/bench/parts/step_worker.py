@@ -61,6 +61,15 @@ def rollout(job: dict[str, Any]) -> dict[str, torch.Tensor]:
     }
 
 
+def loss_of(job: dict[str, Any], trainer_module: Any, args: Any, batch: dict[str, torch.Tensor]) -> Any:
+    """The loss of stock, or ours with the one sequence as the whole batch: the same."""
+    if job["package"]:
+        return trainer_module.PolicyLoss()
+    loss = trainer_module.PolicyLoss(args)
+    loss.scale = 1 / loss.normaliser([batch["action_mask"]], lambda counts: counts)
+    return loss
+
+
 def update(job: dict[str, Any], trainer: Any, training_step: Any, batch: dict[str, torch.Tensor]) -> dict[str, float]:
     """The old log-probs, where they are asked for, and one training step; the gradients are left on the adapter."""
     actor, old = trainer.actor, torch.zeros(batch["action_mask"].shape)
@@ -104,10 +113,14 @@ def main() -> None:
     args = SimpleNamespace(
         entropy_loss_coef=None if job.get("collect") else 0.0,
         aux_loss_coef=0.0, use_kl_loss=False, use_dynamic_batch=False, init_kl_coef=0,
-        rollout_batch_size=1, n_samples_per_prompt=1, max_epochs=1, train_batch_size=1,
+        rollout_batch_size=1, n_samples_per_prompt=1, max_epochs=1, train_batch_size=1, old_log_probs="trainer",
+        loss_aggregation="token_mean", generate_max_len=job["tokens"], policy_loss_type="ppo", dual_clip=None,
+        eps_clip_low_high=(0.2, 0.2), enable_vllm_is_correction=False, advantage_clip=None,
     )  # fmt: skip
     actor_module, trainer_module = openrlhf_modules(job["package"])
     actor = build_actor(job, actor_module.Actor, args)
+
+    batch = rollout(job)
 
     def ignore(*_: Any, **__: Any) -> None:
         """The optimizer is the same in all, and no part of what is measured."""
@@ -119,14 +132,13 @@ def main() -> None:
         aux_loss=False,
         ema_model=None,
         actor_optim=None,
-        actor_loss_fn=trainer_module.PolicyLoss(),
+        actor_loss_fn=loss_of(job, trainer_module, args, batch),
         actor_scheduler=SimpleNamespace(get_last_lr=lambda: [0.0]),
         metrics=timed or SimpleNamespace(note=ignore, after_backward_and_step=ignore),
         strategy=SimpleNamespace(
             ring_attn_group=None, optimizer_step=ignore, backward=lambda loss, *_: loss.backward()
         ),
     )
-    batch = rollout(job)
     seconds, peaks, collecting, status = [], [], [], {}
     for _ in range(job["repeat"] + 1):  # the first is not counted: it reads the weights
         peak, begin = memory.Peak(), time.perf_counter()
