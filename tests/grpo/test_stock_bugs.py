@@ -201,7 +201,7 @@ def test_old_log_probs_cost_a_pass_only_where_the_policy_moves(load, train_batch
     sizes = {"rollout_batch_size": 2, "n_samples_per_prompt": 2, "max_epochs": 1, "train_batch_size": train_batch_size}
     off = ("colocate_all_models", "colocate_actor_ref", "init_kl_coef", "use_kl_loss")
     one = dict.fromkeys(("ring_attn_size", "ds_tensor_parallel_size"), 1)
-    maker.args = argparse.Namespace(**sizes, **one, **dict.fromkeys(off, 0))
+    maker.args = argparse.Namespace(**sizes, **one, **dict.fromkeys(off, 0), old_log_probs="trainer")
     maker.strategy = SimpleNamespace(args=maker.args)
     made = []
 

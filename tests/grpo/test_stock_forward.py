@@ -24,7 +24,7 @@ class Watched(nn.Module):
 def actor_with(load, model):
     actor = load("models.actor").Actor.__new__(load("models.actor").Actor)
     nn.Module.__init__(actor)
-    actor.model, actor.packing_samples, actor.temperature = model, False, 1.0
+    actor.model, actor.packing_samples, actor.temperature, actor.allocated = model, False, 1.0, None
     return actor
 
 
