@@ -4,7 +4,7 @@ Ranks reduce nothing: they return their notes with the status of ``ppo_train``, 
 :mod:`grpo.step_metrics` computes the metrics of the step from all of them at once.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,7 +29,9 @@ class MicroBatch:
         log_ratios: those minus the log-probs of the policy that sampled.
         advantages: of the token.
         entropy: of the policy at the token, nat, at the temperature of the loss.
-        unallocated: probability of the rows of the vocabulary that stand for no token.
+        unallocated: probability of the rows of the vocabulary that stand for no token, before they are masked.
+        of_loss: what the loss has of each token, by the name of the metric that is its mean.
+        updates: optimizer steps since the rollout.
     """
 
     samples: list[int]
@@ -40,45 +42,56 @@ class MicroBatch:
     advantages: torch.Tensor
     entropy: torch.Tensor
     unallocated: torch.Tensor
+    of_loss: dict[str, torch.Tensor] = field(default_factory=dict)
+    updates: int = 0
 
 
 class ActorMetrics:
     """Notes of one call of ``ppo_train``, on one trainer rank.
 
     Args:
-        trainer: OpenRLHF's ``ActorPPOTrainer``, whose ``args``, ``actor`` and ``tokenizer`` are set. DeepSpeed's engine
-            counts optimizer steps over all parts of a resumed run.
+        trainer: OpenRLHF's ``ActorPPOTrainer``, whose ``args`` and ``actor`` are set. DeepSpeed's engine counts
+            optimizer steps over all parts of a resumed run.
     """
 
     def __init__(self, trainer: Any) -> None:
         self._args, self._engine = trainer.args, trainer.actor.model
-        self._allocated = len(trainer.tokenizer)
         self._norms: list[float] = []
         self._micro_batches: list[MicroBatch] = []
         self._seen_steps = self._engine.global_steps
 
     @torch.no_grad()
-    def note(self, experience: Any, log_probs: torch.Tensor, output: Any, loss: torch.Tensor) -> None:
+    def note(
+        self,
+        experience: Any,
+        log_probs: torch.Tensor,
+        output: Any,
+        loss: torch.Tensor,
+        of_loss: dict[str, torch.Tensor] | None = None,
+    ) -> None:
         """Note a micro-batch between its forward and its backward pass.
 
         Args:
             experience: ``action_mask`` ``[B, A]``, ``advantages`` and ``action_log_probs`` ``[B, A]``, and
                 ``info["sample"]`` (see :func:`grpo.step_metrics.before_training`).
             log_probs: of the trained policy, ``[B, A]``.
-            output: of the model, ``logits`` fp32 ``[B, kept, V]`` of the last positions.
+            output: of the model, ``logits`` fp32 ``[B, kept, V]`` of the last positions, and ``unallocated``
+                ``[B, kept]`` (see :func:`grpo.vocabulary.of_tokens`).
             loss: scalar.
+            of_loss: ``[B, A]`` by name, see :class:`grpo.loss.PolicyLoss`.
         """
         mask = experience.action_mask.bool()
-        old = forward_mode.old_log_probs(self._args, experience.action_log_probs, log_probs)
-        entropy, unallocated = distribution(output["logits"], self._allocated)
+        old = forward_mode.old_log_probs(self._args, experience, log_probs)
         per_token = [log_probs, log_probs - old, experience.advantages]
-        per_token += [_at_actions(values, experience) for values in (entropy, unallocated)]
+        per_token += [_at_actions(values, experience) for values in (entropy(output["logits"]), output.unallocated)]
         self._micro_batches.append(
             MicroBatch(
                 [int(place) for place in experience.info["sample"]],
                 mask.sum(-1).tolist(),
                 float(loss),
                 *(values[mask].float().cpu() for values in per_token),
+                of_loss={name: values[mask].float().cpu() for name, values in (of_loss or {}).items()},
+                updates=len(self._norms),
             )
         )
 
@@ -111,19 +124,14 @@ class ActorMetrics:
         }
 
 
-def distribution(logits: torch.Tensor, allocated: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return entropy (nat) and unallocated probability of each position, each ``[B, S]``.
+def entropy(logits: torch.Tensor) -> torch.Tensor:
+    """Return the entropy of each position, nat, ``[B, S]``.
 
     Args:
         logits: fp32 ``[B, S, V]``.
-        allocated: rows of the vocabulary that stand for a token, the first ones.
     """
-    entropies, masses = [], []
-    for chunk in logits.split(CHUNK, dim=1):
-        probabilities = chunk.softmax(-1)
-        masses.append(probabilities[..., allocated:].sum(-1))
-        entropies.append(torch.special.entr(probabilities).sum(-1))
-    return torch.cat(entropies, dim=1), torch.cat(masses, dim=1)
+    chunks = logits.split(CHUNK, dim=1)
+    return torch.cat([torch.special.entr(chunk.softmax(-1)).sum(-1) for chunk in chunks], dim=1)
 
 
 def _at_actions(values: torch.Tensor, experience: Any) -> torch.Tensor:

@@ -27,10 +27,10 @@ def sample_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 def weights(
     log_ratio: torch.Tensor, mask: torch.Tensor, kind: str, thresholds: tuple[float, float]
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return the weight of each token, ``[B, A]`` without a gradient, and metrics of this micro-batch.
+    """Return the weight of each token, ``[B, A]`` without a gradient, and what its metrics are means of, as large.
 
-    - ``importance_cut``: share of the sampled tokens whose weight was truncated or set to 0.
-    - ``importance_weight``: mean weight of the sampled tokens.
+    - ``importance_cut``: 1 where the weight was truncated or set to 0, else 0.
+    - ``importance_weight``: the weight.
 
     Args:
         log_ratio: ``[B, A]``, trainer minus engine.
@@ -49,8 +49,4 @@ def weights(
             mean = sample_mean(log_ratio, mask).exp()
             kept = ((mean >= low) & (mean <= high)).expand_as(mask)
         found = torch.where(kept, found, 0.0)
-        tokens = mask.sum().clamp(min=1)
-        return found, {
-            "importance_cut": ((found != ratio) & mask).sum() / tokens,
-            "importance_weight": torch.where(mask, found, 0.0).sum() / tokens,
-        }
+        return found, {"importance_cut": (found != ratio).float(), "importance_weight": found}

@@ -30,15 +30,15 @@ class PolicyLoss(nn.Module):
         args: OpenRLHF's, with ``loss_aggregation`` of :mod:`grpo.flags`.
 
     Attributes:
-        metrics: of the last call, 0-dim by name: those of :func:`grpo.importance.weights` with the correction, and
-            ``advantage_clipped``, the share of tokens, with a clip.
+        per_token: of the last call, ``[B, A]`` by name, what metrics are means of over the sampled tokens: ``vllm_kl``
+            and those of :func:`grpo.importance.weights` with the correction, ``advantage_clipped`` with a clip.
     """
 
     def __init__(self, args: Any) -> None:
         super().__init__()
         self.args = args
         self.aggregation, self.max_length = args.loss_aggregation, args.generate_max_len
-        self.metrics: dict[str, torch.Tensor] = {}
+        self.per_token: dict[str, torch.Tensor] = {}
         self.scale: float | None = None
 
     def batches(self, loader: Any, buffer: Any, strategy: Any) -> "WholeBatches":
@@ -106,7 +106,7 @@ class PolicyLoss(nn.Module):
             ValueError: with the correction, for samples without the engine's log-probs.
         """
         args, mask = self.args, action_mask.bool()
-        advantages, self.metrics = self._clip(advantages, mask)
+        advantages, self.per_token = self._clip(advantages)
         log_ratio = torch.where(mask, log_probs - old_log_probs, 0.0)
         token_log_ratio = log_ratio
         if args.policy_loss_type == "gspo":  # one ratio a sample, https://arxiv.org/abs/2507.18071
@@ -125,16 +125,16 @@ class PolicyLoss(nn.Module):
             weights, found = importance.weights(
                 mismatch, mask, args.vllm_is_correction_type, args.vllm_is_truncated_threshold
             )
-            self.metrics |= found
+            self.per_token |= {**found, "vllm_kl": -mismatch}
             loss, vllm_kl = weights * loss, token_mean(-mismatch, mask)
         clip_ratio = token_mean(clipped < plain, mask)
         return self.aggregate(loss, mask), clip_ratio, token_mean(-token_log_ratio.detach(), mask), vllm_kl
 
-    def _clip(self, advantages: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def _clip(self, advantages: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         limit = self.args.advantage_clip
         if limit is None:
             return advantages, {}
-        return advantages.clamp(-limit, limit), {"advantage_clipped": token_mean(advantages.abs() > limit, mask)}
+        return advantages.clamp(-limit, limit), {"advantage_clipped": (advantages.abs() > limit).float()}
 
 
 def token_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -44,7 +44,7 @@ def after_training(
         experience.info.pop("sample", None)
     engine = dict(_by_sample(experiences, "rollout_log_probs"))
     trainer = log_probs_by_sample(micro_batches)
-    if not forward_mode.is_on_policy(args):  # the first pass of a sample comes after updates: there was one before all
+    if forward_mode.makes_old_log_probs(args):  # before the first update, and of all samples
         trainer = dict(_by_sample(experiences, "action_log_probs"))
     status.update(_means(experiences))
     status.update(experience_metrics(experiences, args.n_samples_per_prompt, tokenizer))

@@ -40,6 +40,8 @@ def policy_metrics(micro_batches: Sequence[MicroBatch], clip: Sequence[float]) -
     }
     if usual > 0:
         found["policy_loss_spike"] = losses.abs().max() / usual
+    for name in {name: None for batch in micro_batches for name in batch.of_loss}:
+        found[name] = torch.cat([batch.of_loss[name] for batch in micro_batches]).double().mean()
     return {name: float(value) for name, value in found.items()}
 
 
@@ -81,9 +83,12 @@ def engine_metrics(trainer: Mapping[int, torch.Tensor], engine: Mapping[int, tor
 
 
 def log_probs_by_sample(micro_batches: Sequence[MicroBatch]) -> dict[int, torch.Tensor]:
-    """Return the log-probs of each sample in its first pass, before any update of it: ``[T]`` by place."""
+    """Return the log-probs of the policy that sampled, ``[T]`` by place, of the samples of the first optimizer batch.
+
+    Those of later ones are of a policy that has been updated.
+    """
     found: dict[int, torch.Tensor] = {}
-    for batch in micro_batches:
+    for batch in (batch for batch in micro_batches if not batch.updates):
         for place, values in zip(batch.samples, batch.log_probs.split(batch.lengths), strict=True):
             found.setdefault(place, values)
     return found

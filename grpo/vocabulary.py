@@ -17,15 +17,21 @@ def allocated(tokenizer: Any) -> int:
     return max(tokenizer.get_vocab().values()) + 1
 
 
-def of_tokens(logits: torch.Tensor, rows: int | None) -> torch.Tensor:
+def of_tokens(output: Any, rows: int | None, temperature: float) -> torch.Tensor:
     """Return the logits of rows that stand for tokens, a view ``[B, S, rows]``; all where ``rows`` is None.
+
+    In a training pass ``output.unallocated`` is set to what :func:`unallocated_mass` finds, for the metrics.
 
     A softmax over them is that over the whole vocabulary with -inf elsewhere, without the NaN of 0 * -inf in an
     entropy, and without the copy.
 
     Args:
-        logits: ``[B, S, V]``.
+        output: of the model, with ``logits`` ``[B, S, V]``.
+        temperature: that of the sampling.
     """
+    logits = output["logits"]
+    if torch.is_grad_enabled():
+        output.unallocated = unallocated_mass(logits, logits.shape[-1] if rows is None else rows, temperature)
     return logits if rows is None else logits[..., :rows]
 
 

@@ -19,8 +19,8 @@ def weights(kind: str, log_ratios: list[float], mask: torch.Tensor | None = None
 def test_tis_cuts_from_above_alone(log_ratios):
     log_ratio, found, metrics = weights("tis", log_ratios)
     assert torch.equal(found, log_ratio.exp().clamp(max=HIGH))
-    assert metrics["importance_cut"].item() == pytest.approx((log_ratio.exp() > HIGH).double().mean().item())
-    assert metrics["importance_weight"].item() == pytest.approx(found.mean().item())
+    assert torch.equal(metrics["importance_cut"], (log_ratio.exp() > HIGH).float())
+    assert torch.equal(metrics["importance_weight"], found)
 
 
 @given(LOG_RATIOS)
@@ -29,8 +29,9 @@ def test_icepop_keeps_what_is_between_the_thresholds(log_ratios):
     ratio = log_ratio.exp()
     inside = (ratio >= LOW) & (ratio <= HIGH)
     assert torch.equal(found[inside], ratio[inside]) and not found[~inside].any()
-    dropped = (~inside & (ratio > 0)).double().mean().item()  # a ratio of 0 is a weight of 0 anyway
-    assert metrics["importance_cut"].item() == pytest.approx(dropped)
+    assert torch.equal(
+        metrics["importance_cut"], (~inside & (ratio > 0)).float()
+    )  # a ratio of 0 is a weight of 0 anyway
 
 
 @given(LOG_RATIOS)
@@ -48,6 +49,5 @@ def test_tokens_that_were_not_sampled_decide_nothing(kind):
     mask = torch.tensor([[True, True, False], [False, False, False]])
     values = [0.1, 0.2, 0.0, 0.0, 0.0, 0.0]
     _, found, metrics = weights(kind, values, mask)
-    assert metrics["importance_cut"] == 0
-    assert metrics["importance_weight"].item() == pytest.approx((found[0, 0] + found[0, 1]).item() / 2)
+    assert not metrics["importance_cut"][mask].any()
     assert torch.allclose(found[0, :2], torch.tensor([0.1, 0.2]).exp())

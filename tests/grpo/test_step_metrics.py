@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from openrlhf.trainer.ppo_utils.experience_maker import Experience
 from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer, make_experience_batch
 from torch import nn
+from transformers.utils import ModelOutput
 
-from grpo import actor_metrics, step_metrics
+from grpo import actor_metrics, step_metrics, vocabulary
 from grpo.metric_schema import BY_NAME
 
 VOCABULARY, ALLOCATED, GROUP, COUNT = 23, 20, 4, 12
@@ -22,7 +23,8 @@ CLIP = (0.2, 0.3)
 def arguments(on_policy: bool) -> SimpleNamespace:
     return SimpleNamespace(
         rollout_batch_size=COUNT // GROUP, n_samples_per_prompt=GROUP, max_epochs=1, init_kl_coef=0,
-        train_batch_size=COUNT if on_policy else COUNT // 2, eps_clip_low_high=CLIP,
+        train_batch_size=COUNT if on_policy else COUNT // 2, eps_clip_low_high=CLIP, use_kl_loss=False,
+        old_log_probs="trainer",
     )  # fmt: skip
 
 
@@ -79,9 +81,13 @@ def train_rank(trainer: SimpleNamespace, experiences: list[Experience], samples:
             begin, end = sample["prompt"] - 1, len(sample["tokens"]) - 1
             logits[row, begin:end] = torch.tensor(sample["logits"])
             log_probs[row, begin:end] = torch.tensor(sample["log_probs"])
-        metrics.note(batch, log_probs, {"logits": logits[:, -kept:]}, torch.tensor(float(len(batch.sequences))))
-        trainer.actor.model.global_steps += 1
+        output = ModelOutput(logits=logits[:, -kept:])
+        output["logits"] = vocabulary.of_tokens(output, ALLOCATED, 1.0)
+        of_loss = {"importance_weight": log_probs.exp()}
+        metrics.note(batch, log_probs, output, torch.tensor(float(len(batch.sequences))), of_loss)
         metrics.after_backward_and_step()
+    trainer.actor.model.global_steps += 1
+    metrics.after_backward_and_step()
     return metrics.pop()
 
 
@@ -98,9 +104,7 @@ def run_step(samples: list[dict], seed: int, size: int, ranks: int, on_policy: b
         model = SimpleNamespace(
             global_steps=0, get_global_grad_norm=lambda: 2.0, module=nn.Linear(1, 1), named_parameters=lambda: []
         )
-        trainer = SimpleNamespace(
-            args=arguments(on_policy), actor=SimpleNamespace(model=model), tokenizer=range(ALLOCATED)
-        )
+        trainer = SimpleNamespace(args=arguments(on_policy), actor=SimpleNamespace(model=model))
         share = [Experience(**vars(experience)) for experience in experiences[rank::ranks]]
         step_metrics.merge(status, train_rank(trainer, share, samples, size))
     step_metrics.after_training(status, experiences, single, arguments(on_policy), None)
@@ -118,7 +122,8 @@ def test_they_are_those_of_float64_in_any_batching_on_any_number_of_ranks(seed, 
     advantage = np.concatenate([np.repeat(sample["advantage"], len(sample["log_probs"])) for sample in samples])
     logits = np.concatenate([sample["logits"] for sample in samples]).astype(float)
     probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    entropy = -(probabilities * np.log(probabilities)).sum(-1)
+    allocated = probabilities[:, :ALLOCATED] / probabilities[:, :ALLOCATED].sum(-1, keepdims=True)
+    entropy = -(allocated * np.log(allocated)).sum(-1)
     engine = np.concatenate([sample["engine"] for sample in samples]).astype(float)
     ratio, difference = np.exp(log_probs - old), np.abs(old - engine)
     third = np.concatenate([3 * np.arange(len(s["log_probs"])) // len(s["log_probs"]) for s in samples])
@@ -134,6 +139,7 @@ def test_they_are_those_of_float64_in_any_batching_on_any_number_of_ranks(seed, 
         "improbable_tokens": (engine < np.log(1e-4)).mean(),
         "correct": np.mean([sample["correct"] for sample in samples]),
         "sampled_tokens": len(log_probs),
+        "importance_weight": np.exp(log_probs).mean(),
         "grad_norm": 2.0, "grad_norm_max": 2.0,
     }  # fmt: skip
     for name, value in expected.items():

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
+from transformers.utils import ModelOutput
 
 from grpo import vocabulary
 from grpo.forward_mode import entropy
@@ -28,9 +29,11 @@ def test_the_mass_is_what_the_masked_rows_had(temperature):
 def test_the_trainers_softmax_is_the_engines():
     logits = torch.randn(5, 13, dtype=torch.float64)
     masked = vocabulary.mask_(logits.clone(), 10).log_softmax(-1)
-    torch.testing.assert_close(vocabulary.of_tokens(logits, 10).log_softmax(-1), masked[..., :10])
+    output = ModelOutput(logits=logits[None])
+    torch.testing.assert_close(vocabulary.of_tokens(output, 10, 1.0)[0].log_softmax(-1), masked[..., :10])
+    torch.testing.assert_close(output.unallocated, vocabulary.unallocated_mass(logits[None], 10))
     assert not masked[..., 10:].exp().any()
-    assert vocabulary.of_tokens(logits, None) is logits
+    assert vocabulary.of_tokens(output, None, 1.0) is output["logits"]
 
 
 def test_the_actor_gives_them_no_probability_and_no_gradient(checkpoint):

@@ -86,11 +86,11 @@ def update(job: dict[str, Any], trainer: Any, training_step: Any, batch: dict[st
 class TimedMetrics:
     """What the actor's metrics of one rank take, in the engine's place a model that is not partitioned."""
 
-    def __init__(self, actor: Any, args: Any, vocabulary: int) -> None:
+    def __init__(self, actor: Any, args: Any) -> None:
         from grpo.actor_metrics import ActorMetrics
 
         engine = SimpleNamespace(global_steps=0, module=actor.model)
-        trainer = SimpleNamespace(args=args, actor=SimpleNamespace(model=engine), tokenizer=range(vocabulary))
+        trainer = SimpleNamespace(args=args, actor=SimpleNamespace(model=engine))
         self._metrics, self.seconds = ActorMetrics(trainer), 0.0
 
     def note(self, *arguments: Any) -> None:
@@ -125,7 +125,7 @@ def main() -> None:
     def ignore(*_: Any, **__: Any) -> None:
         """The optimizer is the same in all, and no part of what is measured."""
 
-    timed = TimedMetrics(actor, args, job["vocabulary"]) if job.get("collect") else None
+    timed = TimedMetrics(actor, args) if job.get("collect") else None
     trainer = SimpleNamespace(
         actor=actor,
         args=args,
