@@ -82,15 +82,22 @@ class ActorMetrics:
         """
         mask = experience.action_mask.bool()
         old = forward_mode.old_log_probs(self._args, experience, log_probs)
-        per_token = [log_probs, log_probs - old, experience.advantages]
-        per_token += [_at_actions(values, experience) for values in (entropy(output["logits"]), output.unallocated)]
+        at_actions = [_at_actions(values, experience) for values in (entropy(output["logits"]), output.unallocated)]
+
+        def noted(values: torch.Tensor) -> torch.Tensor:
+            return values[mask].float().cpu()
+
         self._micro_batches.append(
             MicroBatch(
-                [int(place) for place in experience.info["sample"]],
-                mask.sum(-1).tolist(),
-                float(loss),
-                *(values[mask].float().cpu() for values in per_token),
-                of_loss={name: values[mask].float().cpu() for name, values in (of_loss or {}).items()},
+                samples=[int(place) for place in experience.info["sample"]],
+                lengths=mask.sum(-1).tolist(),
+                loss=float(loss),
+                log_probs=noted(log_probs),
+                log_ratios=noted(log_probs - old),
+                advantages=noted(experience.advantages),
+                entropy=noted(at_actions[0]),
+                unallocated=noted(at_actions[1]),
+                of_loss={name: noted(values) for name, values in (of_loss or {}).items()},
                 updates=len(self._norms),
             )
         )

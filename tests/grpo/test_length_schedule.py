@@ -107,7 +107,8 @@ def test_the_trainer_draws_under_the_limit_and_saves_its_state():
     this.train_step = lambda _, step: ({}, step + 1)
     this.save_logs_and_checkpoints = lambda step, status, states: saved.append(states["lengths"])
     this.wandb_logger = this.tensorboard_logger = this.tokenizer = None
-    log = SimpleNamespace(write_rollouts=lambda *_: None, write_step=lambda *_: None)
+    trackers = SimpleNamespace(close=lambda: None)
+    log = SimpleNamespace(write_rollouts=lambda *_: None, write_step=lambda *_: None, trackers=trackers)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ppo_trainer.run_log, "attach", lambda *_: log)
         patch.setattr(ppo_trainer.run_log, "is_finished", lambda _, step: step >= 3)
