@@ -100,6 +100,10 @@ fi
 : "${ROLLOUT_BATCH_SIZE:=8}" "${N_SAMPLES_PER_PROMPT:=8}" "${MICRO_ROLLOUT_BATCH_SIZE:=1}"
 : "${PROMPT_MAX_LEN:=1024}" "${GENERATE_MAX_LEN:=3072}"
 : "${TEMPERATURE:=1.0}" "${TOP_P:=1.0}"
+# After THINKING_BUDGET tokens the thinking is ended by force, and an answer has ANSWER_BUDGET tokens (empty: one limit
+# for both, GENERATE_MAX_LEN, which both and the delimiter have to fit in). What ends it: harmony (gpt-oss), think
+# (</think>), or a text of your own
+: "${THINKING_BUDGET:=}" "${ANSWER_BUDGET:=}" "${THINKING_DELIMITER:=harmony}"
 
 # Reward: CORRECTNESS_WEIGHT x correctness + QUALITY_WEIGHT x quality, which a judge scores; the weights add up to 1.
 # JUDGE=0, no model, or QUALITY_WEIGHT=0 is correctness alone, and no model is asked. If every model fails for a
@@ -192,6 +196,12 @@ if [[ -n $LENGTH_SCHEDULE ]]; then ROLLOUT_ARGS+=(--length_schedule "$LENGTH_SCH
 if [[ -n $OVERLONG_BUFFER ]]; then
     ROLLOUT_ARGS+=(--overlong_buffer_len "$OVERLONG_BUFFER" --overlong_penalty_factor "$OVERLONG_PENALTY")
 fi
+# The answer to a thought that was cut is a call of its own: the engine then has the thought in its prefix cache
+if [[ -n $THINKING_BUDGET ]]; then
+    ROLLOUT_ARGS+=(--thinking_budget "$THINKING_BUDGET" --thinking_delimiter "$THINKING_DELIMITER")
+    ROLLOUT_ARGS+=(--enable_prefix_caching)
+fi
+if [[ -n $ANSWER_BUDGET ]]; then ROLLOUT_ARGS+=(--answer_budget "$ANSWER_BUDGET"); fi
 
 GRPO_ARGS=(
     --advantage_estimator "$ADVANTAGE_ESTIMATOR" --init_kl_coef "$KL_COEF" --eps_clip "$EPS_CLIP"

@@ -19,7 +19,8 @@ import torch
 from eval.chat import generated
 from eval.records import Record, read_answer, summarise_by_source
 from grpo.rollout import begin_stage, seed_of
-from grpo.sample_records import gold, numbers, response_tokens
+from grpo.sample_records import gold, numbers
+from grpo.trajectory import response_tokens
 
 logger = logging.getLogger("openrlhf.grpo.evaluation")
 
@@ -78,6 +79,7 @@ def describe(
         text = generated(tokenizer, response_tokens(sample), bool(logs["truncated"]))
         about = {**problem, "sample": drawn[prompt], "label": gold(sample.labels[0]), "seed": seed, "prompt": prompt}
         grade = {**read_answer(about | text), "correct": float(sample.scores[0]), **logs}
+        grade["answer_length"] = text["answer_length"]  # an executor's log of this name is NaN where there is no answer
         records.append({**about, **text, **grade})
         drawn[prompt] += 1
     return records

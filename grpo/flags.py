@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Iterator
 
 from grpo import length_schedule
+from grpo.thinking import PRESETS, Budget
 
 # Schedules of transformers 4.57 that take what OpenRLHF gives every schedule (`min_lr`) and go on without a metric.
 SCHEDULES = (
@@ -53,6 +54,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="tokens of a response: 1024,2048@50,3072@100 by steps, 1024,3072@20%% by the share of truncated samples",
     )
+    group.add_argument(
+        "--thinking_budget", type=int, default=None, help="tokens after which the thinking is ended and answered"
+    )
+    group.add_argument("--answer_budget", type=int, default=None, help="tokens of an answer, with --thinking_budget")
+    group.add_argument(
+        "--thinking_delimiter",
+        default="harmony",
+        help=f"what ends the thinking: {', '.join(PRESETS)}, or a text (default: harmony)",
+    )
 
 
 def validate(args: argparse.Namespace) -> None:
@@ -76,6 +86,7 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
     yield from _kl(args)
     yield from _lengths(args)
     yield from _loop(args)
+    yield from _thinking(args)
 
 
 def _attention(args: argparse.Namespace) -> Iterator[str]:
@@ -208,4 +219,27 @@ def _loop(args: argparse.Namespace) -> Iterator[str]:
         yield (
             f"--save_steps {save} and --eval_steps {evaluate} rarely meet, so that no checkpoint would be known as the "
             "best: make one a multiple of the other"
+        )
+
+
+def _thinking(args: argparse.Namespace) -> Iterator[str]:
+    if args.thinking_budget is None or args.answer_budget is None:
+        if args.thinking_budget is not args.answer_budget:
+            yield "one of --thinking_budget and --answer_budget alone does nothing: set both, or neither"
+        return
+    try:
+        Budget(args.thinking_budget, args.answer_budget)
+    except ValueError as error:
+        yield str(error)
+    if args.agent_func_path:
+        yield "--thinking_budget is an executor itself, which --agent_func_path would replace: leave one of them out"
+    if not args.enable_prefix_caching:
+        yield (
+            "--thinking_budget without --enable_prefix_caching computes each thought twice that is cut: "
+            "add --enable_prefix_caching"
+        )
+    if args.max_len is not None and args.max_len < args.prompt_max_len + args.generate_max_len:
+        yield (
+            f"--max_len {args.max_len} would cut a response inside its budgets: leave it out, so that it is "
+            "--prompt_max_len + --generate_max_len"
         )

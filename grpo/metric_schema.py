@@ -28,7 +28,8 @@ class Metric:
         unit: "share" is from 0 to 1; "nat", "token", "sample", "s", "byte"; "" for a number without unit.
         tier: see TIERS.
         healthy: the range, inclusive, that needs no look; None leaves a side open. None where it depends on the run.
-        source: where it is computed: "openrlhf", "eval", "actor", "experience", "reward" or "launcher".
+        source: where it is computed: "openrlhf", "eval", "actor", "experience", "reward", "rollout" (an executor of
+            ours, in the engines) or "launcher".
     """
 
     name: str
@@ -77,6 +78,14 @@ SCHEMA = (
     Metric("thinking_length", "token", 3, "mean length of what comes before the final message", "experience"),
     Metric("answer_length", "token", 3, "mean length of the final message, of samples that have one", "experience"),
     Metric("truncated", "share", 3, "samples cut at the length limit", "openrlhf", (None, 0.3)),
+    Metric("thinking_truncated", "share", 3, "samples whose thinking was cut at its budget, and which then answered",
+           "rollout"),
+    Metric("thinking_closed", "share", 3, "samples that ended their thinking themselves, within its budget", "rollout"),
+    Metric("answer_truncated", "share", 3, "samples whose answer was cut at its budget", "rollout", (None, 0.3)),
+    Metric("delimiter_log_prob", "nat", 3, "the engine's log-prob of the tokens that ended a thought by force, of "
+           "samples that have some", "rollout"),
+    Metric("reward_thinking_truncated", "", 3, "mean reward of samples whose thinking was cut", "experience"),
+    Metric("reward_thinking_whole", "", 3, "mean reward of the others, under a thinking budget", "experience"),
     Metric("entropy", "nat", 3, "mean entropy of the policy at the sampled tokens", "actor"),
     Metric("entropy_p10", "nat", 3, "tenth percentile of the tokens", "actor"),
     Metric("entropy_p90", "nat", 3, "ninetieth percentile of the tokens", "actor"),
@@ -130,6 +139,7 @@ SCHEMA = (
     Metric("reward_error", "share", 5, "samples that could not be graded", "reward", (None, 0.01)),
     Metric("judge_regrouped", "share", 5, "samples rewarded by correctness for the sake of their group", "reward"),
     Metric("total_length", "token", 5, "mean length of prompt and response", "openrlhf"),
+    Metric("prompt_length", "token", 5, "mean length of the prompt, where an executor of ours says it", "rollout"),
     Metric("response_clip_ratio", "share", 5, "OpenRLHF's name for truncated", "openrlhf"),
     Metric("return", "", 5, "mean return: in GRPO the advantage", "openrlhf"),
     Metric("kl", "nat", 5, "estimated divergence from the reference, the model without its adapter; 0 with KL_COEF=0",

@@ -4,6 +4,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+from grpo.trajectory import response_tokens
 from reward.answers import grade
 from reward.labels import parse_label
 
@@ -35,8 +36,8 @@ def describe_samples(samples: Sequence[Any], tokenizer: Any, limit: int | None =
 
 
 def _describe(place: int, sample: Any, tokenizer: Any, logs: dict[str, float | None]) -> Record:
-    response = tokenizer.decode(response_tokens(sample), skip_special_tokens=False)
-    prompt_length = int(sample.attention_mask.sum()) - int(sample.action_mask.sum())
+    tokens = response_tokens(sample)
+    response = tokenizer.decode(tokens, skip_special_tokens=False)
     return {
         "sample": place,
         "prompt": sample.prompts[0],
@@ -44,7 +45,7 @@ def _describe(place: int, sample: Any, tokenizer: Any, logs: dict[str, float | N
         "label": sample.labels[0],
         "gold": gold(sample.labels[0]),
         "answer": _answer(response),
-        "prompt_length": prompt_length,
+        "prompt_length": int(sample.attention_mask.sum()) - len(tokens),
         **logs,
     }
 
@@ -84,12 +85,6 @@ def extremes(logs: Sequence[dict[str, float | None]]) -> dict[int, list[str]]:
         if known:
             found.setdefault(max(known, key=operator.itemgetter(0))[1], []).append(why)
     return found
-
-
-def response_tokens(sample: Any) -> list[int]:
-    """Return what was sampled in an ``Experience`` of a single sample."""
-    tokens, mask = sample.sequences[0], sample.action_mask[0].bool()
-    return tokens[1:][: len(mask)][mask].tolist()
 
 
 def numbers(sample: Any) -> dict[str, float]:

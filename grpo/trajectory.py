@@ -1,6 +1,6 @@
 """The tokens of one rollout, each with where it came from: the one account that training, metrics and checks share."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -70,3 +70,27 @@ class Trajectory:
             "action_ranges": self.action_ranges(),
             "rollout_log_probs": list(self.log_probs),
         }
+
+
+def is_truncated(response: Mapping[str, Any], limit: int) -> bool:
+    """Return whether a response was cut: by the engine, as its executor says, or by OpenRLHF at `limit` tokens.
+
+    Args:
+        response: an agent executor's, see :meth:`Trajectory.as_response`.
+        limit: of prompt and response.
+    """
+    return bool(response.get("truncated")) or len(response["observation_tokens"]) > limit
+
+
+def response_tokens(sample: Any) -> list[int]:
+    """Return what follows the prompt of an ``Experience`` of a single sample, to its last sampled token.
+
+    Forced tokens and those of an environment are in it: without them neither people nor the grader could read it.
+    ``info["prompt_length"]`` says where the prompt ends; without it that is where the first token was sampled.
+    """
+    tokens, mask = sample.sequences[0], sample.action_mask[0].bool()
+    places = (mask.nonzero().flatten() + 1).tolist()
+    if not places:
+        return []
+    first = int(sample.info["prompt_length"][0]) if "prompt_length" in sample.info else places[0]
+    return tokens[first : places[-1] + 1].tolist()

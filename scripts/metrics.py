@@ -16,6 +16,7 @@ SOURCES = {
     "actor": "the ranks that train",
     "experience": "the rollout, after log-probs and advantages",
     "reward": "the reward function, mean over the samples",
+    "rollout": "the executor of a rollout (a thinking budget, an environment), mean over the samples",
     "launcher": "the log of the run",
 }
 _HEAD = """\

@@ -16,6 +16,7 @@ from grpo.launch.checks.data import check_data, has_own_reward
 from grpo.launch.checks.machine import check_disk, check_gpus, check_is_new, check_memory, check_ray
 from grpo.launch.checks.model import check_model
 from grpo.launch.checks.settings import check_batches, check_flags
+from grpo.launch.checks.thinking import check_thinking
 from grpo.launch.config import Config
 from grpo.launch.plan import Plan
 
@@ -32,6 +33,7 @@ def problems(config: Config, plan: Plan, run_dir: Path, is_resumed: bool = False
         check_batches(config),
         check_data(config),
         check_model(config),
+        check_thinking(config),
         check_memory(plan),
         () if is_resumed else check_is_new(config, run_dir),
         check_disk(config, plan, run_dir),

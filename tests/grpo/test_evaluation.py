@@ -38,6 +38,7 @@ def sample(tokenizer):
 
 
 FINAL = "<|channel|>analysis<|message|>7<|end|><|start|>assistant<|channel|>final<|message|>"
+FORCED = "<|end|><|start|>assistant<|channel|>final<|message|>"
 PROBLEMS = {"<a>": {"id": "a", "datasource": "sums"}, "<b>": {"id": "b", "datasource": "sums"}}
 SEEDS = {"<a>": 100, "<b>": 200}
 
@@ -135,3 +136,27 @@ def test_problems_are_found_by_the_prompts_that_the_engines_get(tmp_path, named)
     ids = [problem["id"] for problem in found.values()]
     assert ids == ["a", "b"] if named else len(set(ids)) == 2
     assert found == evaluation.problems_by_prompt(trainer)
+
+
+@pytest.mark.parametrize("thinking", ["<|channel|>analysis<|message|>7", ""])
+def test_a_record_of_a_thought_that_was_cut_has_its_delimiter_and_the_lengths_of_what_was_sampled(
+    sample, tokenizer, thinking
+):
+    answer = "\\boxed{7}<|return|>"
+    cut, forced, said = (tokenizer.encode(text, add_special_tokens=False) for text in (thinking, FORCED, answer))
+    lengths = {"prompt_length": 3.0, "response_length": float(len(cut + said)), "answer_length": float(len(said))}
+    made = sample("<a>", 1.0, thinking + FORCED + answer, correct=1.0, thinking_truncated=1.0, **lengths)
+    start = 2 + len(cut)
+    made.action_mask[0, start : start + len(forced)] = 0
+    [record] = describe([made], tokenizer)
+    assert record["response"] == thinking + FORCED + answer
+    assert (record["answer"], record["correct"], record["truncated"]) == ("7", 1.0, 0.0)
+    assert (record["response_length"], record["answer_length"]) == (len(cut + said), len(said))
+    assert record["thinking_truncated"] == 1.0
+
+
+def test_a_thought_that_never_ended_has_no_answer_in_the_record(sample, tokenizer):
+    [record] = describe(
+        [sample("<a>", 0.0, "<|channel|>analysis<|message|>7<|return|>", answer_length=math.nan)], tokenizer
+    )
+    assert record["answer_length"] is None

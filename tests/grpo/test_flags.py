@@ -16,6 +16,8 @@ GOOD = {
     "save_steps": 20, "eval_steps": 10, "eval_dataset": "eval.jsonl",
     "load_checkpoint": False, "advantage_estimator": "dr_grpo", "actor_learning_rate": 1e-6, "temperature": 1.0,
     "lr_scheduler": "cosine_with_min_lr",
+    "agent_func_path": None, "enable_prefix_caching": True, "max_len": None, "prompt_max_len": 8,
+    "generate_max_len": 40,
     "vllm_gpu_memory_utilization": 0.9, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
 }  # fmt: skip
 
@@ -46,6 +48,11 @@ def test_the_launchers_configuration_is_accepted():
 )
 def test_forms_of_the_loss_are_accepted(changes):
     flags.validate(parsed(**changes))
+
+
+def test_a_thinking_budget_is_accepted_and_none_at_all_needs_nothing():
+    flags.validate(parsed(thinking_budget=0, answer_budget=2, max_len=48))
+    flags.validate(parsed(agent_func_path="a.py", enable_prefix_caching=False, max_len=47))
 
 
 @pytest.mark.parametrize("steps", [{"save_steps": 5}, {"save_steps": -1}, {"save_steps": 7, "eval_dataset": None}])
@@ -96,6 +103,13 @@ def test_checkpoints_that_meet_evaluations_are_accepted(steps):
         ({"stop_properly_penalty_coef": 2.0}, "share from 0 to 1"),
         ({"load_checkpoint": True}, "--load_checkpoint"),
         ({"zpg": 2}, "--zpg 2"),
+        ({"thinking_budget": 9}, "set both, or neither"),
+        ({"answer_budget": 9}, "set both, or neither"),
+        ({"thinking_budget": -1, "answer_budget": 9}, "give 0 or more"),
+        ({"thinking_budget": 9, "answer_budget": 1}, "give more"),
+        ({"thinking_budget": 9, "answer_budget": 9, "agent_func_path": "a.py"}, "leave one of them out"),
+        ({"thinking_budget": 9, "answer_budget": 9, "enable_prefix_caching": False}, "add --enable_prefix_caching"),
+        ({"thinking_budget": 9, "answer_budget": 9, "max_len": 47}, "leave it out"),
         ({"ds_tensor_parallel_size": 2}, "--ds_tensor_parallel_size 2"),
         ({"deepcompile": True}, "--deepcompile"),
         ({"use_liger_kernel": True}, "--use_liger_kernel"),

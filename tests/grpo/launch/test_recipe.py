@@ -61,6 +61,9 @@ OVERRIDES = {
     "GENERATE_MAX_LEN": ("15", "--generate_max_len", "15"),
     "TEMPERATURE": ("0.5", "--temperature", "0.5"),
     "TOP_P": ("0.6", "--top_p", "0.6"),
+    "THINKING_BUDGET": ("34", "--thinking_budget", "34"),
+    "ANSWER_BUDGET": ("35", "--answer_budget", "35"),
+    "THINKING_DELIMITER": ("think", "--thinking_delimiter", "think"),
     "ADVANTAGE_ESTIMATOR": ("group_norm", "--advantage_estimator", "group_norm"),
     "KL_COEF": ("0.1", "--init_kl_coef", "0.1"),
     "LOSS_AGGREGATION": ("constant", "--loss_aggregation", "constant"),
@@ -134,6 +137,7 @@ def test_the_defaults_are_those_of_the_run_log(checkout: Path) -> None:
     found = flags(checkout)
     assert {name: found.get(name) for name in RUN_LOG} == RUN_LOG
     assert "--max_steps" not in found and "--use_wandb" not in found
+    assert not {"--thinking_budget", "--answer_budget", "--enable_prefix_caching"} & found.keys()
 
 
 def test_the_table_has_every_variable_of_the_script() -> None:

@@ -1,0 +1,36 @@
+"""A thinking budget: what ends the thinking has to be tokens of the model, and everything has to fit."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from grpo.launch.checks import Problem
+from grpo.launch.config import Config
+from grpo.thinking import DelimiterError, delimiter
+
+
+def check_thinking(config: Config) -> Iterator[Problem]:
+    """Budgets beside the length of a response, and the delimiter by the actor's tokenizer, as the engines make it."""
+    args = config.args
+    file = Path(args.pretrain) / "tokenizer.json"
+    if args.thinking_budget is None or args.answer_budget is None or not file.is_file():
+        return  # of what is missing, other checks speak
+    from tokenizers import Tokenizer  # a fifth of a second
+
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+        made = delimiter(args.thinking_delimiter, lambda text: tokenizer.encode(text, add_special_tokens=False).ids)
+    except DelimiterError as error:
+        what, _, remedy = str(error).partition(": ")
+        yield Problem(what, f"set THINKING_DELIMITER: {remedy}")
+        return
+    except Exception as error:  # tokenizers has no type of its own for a file that it cannot read
+        yield Problem(f"{file} cannot be read ({error})", "download or copy the checkpoint again")
+        return
+    needed = args.thinking_budget + len(made.tokens) + args.answer_budget
+    if needed > args.generate_max_len:
+        yield Problem(
+            f"THINKING_BUDGET {args.thinking_budget} + delimiter {len(made.tokens)} + ANSWER_BUDGET "
+            f"{args.answer_budget} = {needed} tokens, GENERATE_MAX_LEN is {args.generate_max_len}: "
+            "every thought would be cut shorter",
+            f"set GENERATE_MAX_LEN to {needed}, or a budget lower",
+        )

@@ -1,0 +1,42 @@
+"""A thinking budget that does not fit the lengths or the tokenizer is refused before a run."""
+
+from pathlib import Path
+
+import pytest
+
+from scripts.tiny_model.tokenizer import write_tokenizer
+
+BUDGETS = {"thinking_budget": 16, "answer_budget": 8, "enable_prefix_caching": True}
+
+
+@pytest.fixture(autouse=True)
+def tokenizer(setting) -> None:
+    write_tokenizer(Path(setting.flags["pretrain"]))
+
+
+def test_budgets_that_fit_are_no_problem(setting) -> None:
+    # <|end|><|start|>assistant<|channel|>final<|message|> are 6 tokens
+    assert setting.problems(**BUDGETS, generate_max_len=30) == []
+    assert setting.problems(**BUDGETS, thinking_delimiter="that is enough") == []
+    assert setting.problems() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "what", "remedy"),
+    [
+        ({"generate_max_len": 29}, "16 + delimiter 6 + ANSWER_BUDGET 8 = 30 tokens", "set GENERATE_MAX_LEN to 30"),
+        ({"thinking_delimiter": "think"}, "</think> is no token of this tokenizer", "THINKING_DELIMITER: use harmony"),
+        ({"answer_budget": None}, "one of THINKING_BUDGET and ANSWER_BUDGET alone", "set both, or neither"),
+        ({"thinking_budget": -1}, "a thinking budget of -1", "give 0 or more"),
+        ({"enable_prefix_caching": None}, "computes each thought twice", "add --enable_prefix_caching"),
+        ({"agent_func_path": "/a.py"}, "an executor itself", "leave one of them out"),
+    ],
+)
+def test_a_budget_that_cannot_be_is_refused(setting, changes, what: str, remedy: str) -> None:
+    problems = setting.problems(**BUDGETS | changes)
+    assert any(what in problem and remedy in problem.split("->")[1] for problem in problems), problems
+
+
+def test_a_tokenizer_that_cannot_be_read_is_named(setting) -> None:
+    Path(setting.flags["pretrain"], "tokenizer.json").write_text("{}")
+    assert any("tokenizer.json cannot be read" in problem for problem in setting.problems(**BUDGETS))

@@ -1,0 +1,23 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from grpo.metric_schema import BY_NAME
+from grpo.thinking_metrics import thinking_metrics
+
+
+def experience(rewards, cut=None):
+    info = {} if cut is None else {"thinking_truncated": torch.tensor(cut)}
+    return SimpleNamespace(rewards=torch.tensor(rewards), info=info)
+
+
+def test_the_reward_of_cut_thoughts_and_of_the_others():
+    found = thinking_metrics([experience([1.0, 0.0, 0.5], [1.0, 0.0, 1.0]), experience([0.5], [0.0])])
+    assert found == pytest.approx({"reward_thinking_truncated": 0.75, "reward_thinking_whole": 0.25})
+    assert found.keys() <= BY_NAME.keys()
+
+
+def test_what_no_sample_has_is_left_out():
+    assert thinking_metrics([experience([1.0])]) == {}
+    assert thinking_metrics([experience([1.0, 0.0], [0.0, 0.0])]) == {"reward_thinking_whole": 0.5}
