@@ -44,6 +44,11 @@ class Settings:
         return cls(Budget(int(thinking), int(answer)), delimiter, reward)
 
 
+def environment(thinking: int, answer: int, delimiter: str, reward: str) -> dict[str, str]:
+    """Return the variables from which :meth:`Settings.from_environment` reads these values."""
+    return dict(zip(_VARIABLES.values(), map(str, (thinking, answer, delimiter, reward)), strict=True))
+
+
 def hand_on(args: argparse.Namespace) -> None:
     """Let the engines roll out with a thinking budget where ``--thinking_budget`` asks for one. Called before Ray is.
 
@@ -51,6 +56,7 @@ def hand_on(args: argparse.Namespace) -> None:
     """
     if args.thinking_budget is None:
         return
-    values = (args.thinking_budget, args.answer_budget, args.thinking_delimiter, args.remote_rm_url or "")
-    os.environ.update(zip(_VARIABLES.values(), map(str, values), strict=True))
+    os.environ.update(
+        environment(args.thinking_budget, args.answer_budget, args.thinking_delimiter, args.remote_rm_url or "")
+    )
     args.agent_func_path = str(EXECUTOR)

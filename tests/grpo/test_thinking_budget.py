@@ -23,7 +23,7 @@ from vllm.sampling_params import RequestOutputKind
 from grpo.cluster import runtime_env
 from grpo.thinking import Budget, delimiter
 from grpo.thinking_budget import AgentExecutor, answer_seed, roll_out
-from grpo.thinking_settings import Settings, hand_on
+from grpo.thinking_settings import Settings, environment, hand_on
 from grpo.trajectory import Origin
 from scripts.tiny_model.tokenizer import STOP_TOKENS, build_tokenizer, write_tokenizer
 
@@ -336,9 +336,7 @@ class Actor:
 
 
 def executor(reward: str, thinking: int, answer: int = 20) -> AgentExecutor:
-    names = ("THINKING_BUDGET", "ANSWER_BUDGET", "THINKING_DELIMITER", "THINKING_REWARD")
-    values = (str(thinking), str(answer), "harmony", reward)
-    return AgentExecutor({f"GRPO_{name}": value for name, value in zip(names, values, strict=True)})
+    return AgentExecutor(environment(thinking, answer, "harmony", reward))
 
 
 def executed(one, tokenizer, streams, prompt=PROMPT, **params):
@@ -381,9 +379,8 @@ def test_logs_have_the_same_keys_for_all_and_no_log_probs_where_none_are_asked_f
 
 
 def test_the_flags_reach_the_engines(monkeypatch, reward):
-    names = ("THINKING_BUDGET", "ANSWER_BUDGET", "THINKING_DELIMITER", "THINKING_REWARD")
-    for name in names:
-        monkeypatch.setenv(f"GRPO_{name}", "")
+    for name in environment(0, 2, "", ""):
+        monkeypatch.setenv(name, "")
     args = argparse.Namespace(
         thinking_budget=12, answer_budget=5, thinking_delimiter="harmony", remote_rm_url=reward, agent_func_path=None
     )

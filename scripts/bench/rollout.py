@@ -1,0 +1,144 @@
+"""Rollouts with a thinking budget that is not hit: OpenRLHF's single call, and ours, which is followed token by token.
+
+A real vLLM engine in a process of its own, as in training, with the tiny gpt-oss and random weights: it is so fast that
+what Python does for each token weighs as much as it ever can. Both ways have the same seeds, and the same tokens, which
+is checked. Samples end at one of some stop tokens.
+"""
+
+import argparse
+import asyncio
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from grpo.checkpoint_files import read_json
+from grpo.engine import for_sample, seeding_arguments
+from scripts.bench.harness import Result, SizeError, time_in_turn
+from scripts.bench.machine import Copy
+from scripts.tiny_model.checkpoint import write_config, write_json
+from scripts.tiny_model.tokenizer import EOS, PAD, STOP_TOKENS, write_tokenizer
+from scripts.tiny_model.warm_start import tiny_config
+
+PROMPT = "<|start|>user<|message|>2 + 2<|end|><|start|>assistant"
+# A sample's batch changes how bf16 rounds, and now and then a token with it.
+EQUAL_SHARE = 0.9
+TOKENS_A_SECOND = 50
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--samples", type=int, default=32, help="samples at a time (default: 32)")
+    parser.add_argument("--tokens", type=int, default=128, help="mean length of a sample (default: 128)")
+    parser.add_argument("--repeat", type=int, default=5, help="timed rounds, of which the best counts (default: 5)")
+
+
+def run(options: argparse.Namespace, copy: Copy) -> Result:
+    del copy
+    if min(options.samples, options.repeat) < 1 or not 16 <= options.tokens <= 512:
+        raise SizeError("--samples and --repeat are at least 1, --tokens is from 16 to 512")
+    with tempfile.TemporaryDirectory(prefix="bench-rollout-") as scratch, asyncio.Runner() as loop:
+        tokenizer = write_model(Path(scratch))
+        budget = 16 * options.tokens  # one sample in ten million is longer
+        actor = start_engine(Path(scratch), options.samples, _length(budget))
+        ways = _ways(actor, tokenizer, options, budget)
+        try:
+            calls: dict[str, Callable[[], object]] = {name: partial(_wait, loop, way) for name, way in ways.items()}
+            timings = time_in_turn(calls, options.repeat)
+            stock, ours = (_wait(loop, ways[name]) for name in ("stock", "ours"))
+        finally:
+            actor.llm.shutdown()
+    return _result(options, stock, ours, {name: timing.seconds for name, timing in timings.items()})
+
+
+def _wait(loop: asyncio.Runner, way: Callable[[], Any]) -> list[dict[str, Any]]:
+    return loop.run(way())
+
+
+def _result(options: argparse.Namespace, stock: list[dict], ours: list[dict], seconds: dict[str, float]) -> Result:
+    pairs = list(zip(stock, ours, strict=True))
+    equal = sum(one["observation_tokens"] == two["observation_tokens"] for one, two in pairs) / len(pairs)
+    hit = sum(sample["extra_logs"]["thinking_truncated"] for sample in ours)
+    if equal < EQUAL_SHARE or hit:
+        raise RuntimeError(f"{equal:.0%} of the samples are equal, and {hit:.0f} hit a budget that none should reach")
+    tokens = sum(end - start for sample in ours for start, end in sample["action_ranges"])
+    more = (seconds["ours"] - seconds["stock"]) / tokens
+    return Result(
+        what=f"{options.samples} samples at a time, {tokens / options.samples:.0f} tokens each: a single call, and one "
+        "with a thinking budget that is not hit",
+        unit="s",
+        stock=seconds["stock"],
+        ours=seconds["ours"],
+        higher_is_better=False,
+        details={
+            "overhead": seconds["ours"] / seconds["stock"] - 1,
+            "microseconds_more_a_token": 1e6 * more,
+            "tokens_per_s": tokens / seconds["ours"],
+            "equal_samples": equal,
+        },
+        extrapolation=(
+            f"gpt-oss-120b with 32 samples at {TOKENS_A_SECOND} tokens a second each: "
+            f"{more * TOKENS_A_SECOND * 32:.2%} of an engine actor's time more",
+            "assumes that following a token takes that process as long as here",
+        ),
+    )
+
+
+def write_model(folder: Path) -> Any:
+    """Write configuration and tokenizer of the tiny model; return the tokenizer."""
+    from transformers import AutoTokenizer
+
+    write_tokenizer(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = dict(zip(STOP_TOKENS, tokenizer.convert_tokens_to_ids(list(STOP_TOKENS)), strict=True))
+    write_config(folder, tiny_config(len(tokenizer)), stop_ids=[ids[EOS]], pad_id=ids[PAD])
+    config = read_json(folder / "config.json")
+    del config["quantization_config"]  # vLLM on a CPU has no MXFP4
+    write_json(folder / "config.json", config)
+    return tokenizer
+
+
+def start_engine(model: Path, samples: int, length: int) -> Any:
+    """Return OpenRLHF's engine actor, without Ray: `llm` is vLLM's engine, with random weights.
+
+    Args:
+        samples: how many are computed at a time.
+        length: tokens of prompt and response.
+    """
+    import vllm
+    from openrlhf.trainer.ray.vllm_engine import LLMRayActor
+
+    arguments = vllm.AsyncEngineArgs(
+        model=str(model), load_format="dummy", dtype="bfloat16", max_model_len=length, enforce_eager=True,
+        max_num_seqs=samples, enable_prefix_caching=True, **seeding_arguments(),
+    )  # fmt: skip
+    actor = object.__new__(LLMRayActor.__ray_metadata__.modified_class)
+    actor.llm = vllm.AsyncLLMEngine.from_engine_args(arguments)
+    return actor
+
+
+def _ways(actor: Any, tokenizer: Any, options: argparse.Namespace, budget: int) -> dict[str, Callable[[], Any]]:
+    from openrlhf.utils.agent import SingleTurnAgentExecutor
+    from vllm import SamplingParams
+
+    from grpo.thinking_budget import AgentExecutor
+    from grpo.thinking_settings import environment
+
+    params = SamplingParams(
+        max_tokens=2 * budget + 16, min_tokens=1, seed=7, logprobs=0,
+        stop_token_ids=list(range(len(tokenizer) // options.tokens)),  # the model's tokens are all about as likely
+    )  # fmt: skip
+
+    async def rollout(executor: Any) -> list[dict[str, Any]]:
+        samples = (for_sample(params, number) for number in range(options.samples))
+        length = _length(budget)
+        return await asyncio.gather(
+            *(executor.execute(PROMPT, "4", sample, length, tokenizer, actor) for sample in samples)
+        )
+
+    ours = AgentExecutor(environment(budget, budget, "harmony", ""))
+    return {"stock": partial(rollout, SingleTurnAgentExecutor()), "ours": partial(rollout, ours)}
+
+
+def _length(budget: int) -> int:
+    return 2 * budget + 64
