@@ -68,7 +68,8 @@ def summarise(records: Sequence[Record], ks: Iterable[int] = ()) -> dict[str, An
     - ``pass_at_k``: for each k: ``value``, ``ci_low``, ``ci_high``, by the unbiased estimator.
     - ``n``: problems; ``samples``: samples; ``ungraded``: samples without a grade, which count neither as right nor as
       wrong. A problem without a grade, or with fewer than k, is left out; where none is left, the values are None.
-    - ``truncated``, ``no_final``, ``no_answer``: shares of the samples.
+    - ``truncated``, ``no_final``, ``no_answer``: shares of the samples; under a thinking budget ``truncated`` is of the
+      answers, and ``thinking_truncated`` is there too.
     - ``response_length``, ``thinking_length``, ``answer_length``: mean tokens; the last two of samples with a final
       message.
 
@@ -83,6 +84,9 @@ def summarise(records: Sequence[Record], ks: Iterable[int] = ()) -> dict[str, An
         low, high = interval(rates, len(rates) / sum(1 / n for n, _ in counts))
         result = {"exact_match": statistics.fmean(rates), "ci_low": low, "ci_high": high}
     lengths = [record for record in records if record.get("answer_length") is not None]
+    cut = _mean(record.get("thinking_truncated") for record in records)
+    if cut is not None:
+        result["thinking_truncated"] = cut
     return result | {
         "pass_at_k": {str(k): _pass_at(counts, k) for k in ks},
         "n": len(counts),

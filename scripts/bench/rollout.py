@@ -7,8 +7,11 @@ is checked. Samples end at one of some stop tokens.
 
 import argparse
 import asyncio
+import contextlib
+import os
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +40,7 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
     del copy
     if min(options.samples, options.repeat) < 1 or not 16 <= options.tokens <= 512:
         raise SizeError("--samples and --repeat are at least 1, --tokens is from 16 to 512")
-    with tempfile.TemporaryDirectory(prefix="bench-rollout-") as scratch, asyncio.Runner() as loop:
+    with tempfile.TemporaryDirectory(prefix="bench-rollout-") as scratch, _quiet(), asyncio.Runner() as loop:
         tokenizer = write_model(Path(scratch))
         budget = 16 * options.tokens  # one sample in ten million is longer
         actor = start_engine(Path(scratch), options.samples, _length(budget))
@@ -49,6 +52,19 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
         finally:
             actor.llm.shutdown()
     return _result(options, stock, ours, {name: timing.seconds for name, timing in timings.items()})
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Send what vLLM and its process print to stderr: stdout is for the result."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def _wait(loop: asyncio.Runner, way: Callable[[], Any]) -> list[dict[str, Any]]:

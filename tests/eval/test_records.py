@@ -80,3 +80,10 @@ def test_records_are_read_back_whatever_their_texts_hold(tmp_path):
         records.read_records(file)
     with pytest.raises(EvalError, match="cannot be read"):
         records.read_records(tmp_path / "none.jsonl")
+
+
+def test_thoughts_that_were_cut_are_counted_apart_from_answers():
+    samples = [graded("a", 1.0, thinking_truncated=1.0), graded("b", 0.0, thinking_truncated=0.0, truncated=1.0)]
+    found = records.summarise([*samples, graded("c", 0.0, thinking_truncated=0.0)])
+    assert (found["thinking_truncated"], found["truncated"]) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
+    assert "thinking_truncated" not in records.summarise([graded("a", 1.0)])

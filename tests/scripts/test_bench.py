@@ -84,9 +84,13 @@ def test_wrong_arguments_end_before_anything_is_measured(arguments, message, cap
     assert end.value.code == 2 and message in capsys.readouterr().err
 
 
-def test_a_size_that_measures_nothing_is_refused(capsys):
-    assert bench.main(["dequant", "--experts", "0", "--copy-megabytes", "1"]) == 2
-    assert "--experts" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [("dequant", "--experts", "0"), ("rollout", "--samples", "0"), ("rollout", "--tokens", "9")],
+)
+def test_a_size_that_measures_nothing_is_refused(name, option, value, capsys):
+    assert bench.main([name, option, value, "--copy-megabytes", "1"]) == 2
+    assert option in capsys.readouterr().err
 
 
 BENCHMARK = '''"""A third of the time."""
