@@ -13,6 +13,7 @@ from grpo.thinking import Budget, delimiter
 from grpo.thinking_budget import roll_out
 from grpo.trajectory import Origin
 from scripts.bench.rollout import PROMPT, start_engine, write_model
+from scripts.tiny_model.tokenizer import SPECIAL_TOKENS
 
 from .runs import ROOT
 
@@ -41,10 +42,10 @@ class Recorder:
 async def cut_thoughts(actor, tokenizer):
     """Roll out with a budget that is hit; return rollouts, calls, and the delimiters' log-probs without a cache."""
     made = delimiter("harmony", lambda text: tokenizer.encode(text, add_special_tokens=False))
-    prompt = tokenizer.encode(PROMPT, add_special_tokens=False)
+    prompt = tokenizer.encode(PROMPT + "<|channel|>analysis<|message|>", add_special_tokens=False)
     recorder = Recorder(actor.llm)
-    # Tokens that would end the thinking, or the response, are not drawn.
-    never = {tokenizer.convert_tokens_to_ids(token): -100.0 for token in ("<|message|>", "<|return|>")}
+    # Tokens that would end the thinking, or the response, are not drawn, nor those of headers.
+    never = {token: -100.0 for token in tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS))}
     params = [
         SamplingParams(max_tokens=400, min_tokens=1, seed=seed, logprobs=0, logit_bias=never) for seed in range(SAMPLES)
     ]
