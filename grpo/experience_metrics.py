@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from eval.chat import FINAL_HEADER, answer_length
+from grpo.thinking_metrics import thinking_metrics
 
 NGRAM = 3
 
@@ -52,6 +53,7 @@ def experience_metrics(experiences: Sequence[Any], group_size: int, tokenizer: A
         "repetition": torch.tensor([repetition(tokens) for tokens in responses], dtype=torch.float64).mean(),
         **_parts(experiences, responses, tokenizer),
         **_honesty(experiences, rewards),
+        **thinking_metrics(experiences),
     }
     return {name: float(value) for name, value in found.items() if value is not None}
 

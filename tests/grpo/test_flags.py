@@ -17,7 +17,6 @@ GOOD = {
     "load_checkpoint": False, "advantage_estimator": "dr_grpo", "actor_learning_rate": 1e-6, "temperature": 1.0,
     "lr_scheduler": "cosine_with_min_lr",
     "agent_func_path": None, "enable_prefix_caching": True, "max_len": None, "prompt_max_len": 8,
-    "generate_max_len": 40,
     "vllm_gpu_memory_utilization": 0.9, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
 }  # fmt: skip
 
@@ -51,8 +50,8 @@ def test_forms_of_the_loss_are_accepted(changes):
 
 
 def test_a_thinking_budget_is_accepted_and_none_at_all_needs_nothing():
-    flags.validate(parsed(thinking_budget=0, answer_budget=2, max_len=48))
-    flags.validate(parsed(agent_func_path="a.py", enable_prefix_caching=False, max_len=47))
+    flags.validate(parsed(thinking_budget=0, answer_budget=2, max_len=3080))
+    flags.validate(parsed(agent_func_path="a.py", enable_prefix_caching=False, max_len=3079))
 
 
 @pytest.mark.parametrize("steps", [{"save_steps": 5}, {"save_steps": -1}, {"save_steps": 7, "eval_dataset": None}])
@@ -109,7 +108,7 @@ def test_checkpoints_that_meet_evaluations_are_accepted(steps):
         ({"thinking_budget": 9, "answer_budget": 1}, "give more"),
         ({"thinking_budget": 9, "answer_budget": 9, "agent_func_path": "a.py"}, "leave one of them out"),
         ({"thinking_budget": 9, "answer_budget": 9, "enable_prefix_caching": False}, "add --enable_prefix_caching"),
-        ({"thinking_budget": 9, "answer_budget": 9, "max_len": 47}, "leave it out"),
+        ({"thinking_budget": 9, "answer_budget": 9, "max_len": 3079}, "leave it out"),
         ({"ds_tensor_parallel_size": 2}, "--ds_tensor_parallel_size 2"),
         ({"deepcompile": True}, "--deepcompile"),
         ({"use_liger_kernel": True}, "--use_liger_kernel"),
