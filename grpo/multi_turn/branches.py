@@ -1,0 +1,141 @@
+"""Several samples of one rollout on their way through OpenRLHF's trainer.
+
+A rollout stays one item wherever OpenRLHF counts: in groups and baselines, in micro-batches, on ranks, in optimizer
+steps and in the schedule. Its branches are more rows of the same micro-batch: they take its advantage, and the mean over
+the tokens of a micro-batch is the one over all of its samples. So branching changes no rollout's weight, no number of
+batches and no baseline; a micro-batch has more rows (at most MAX_BRANCHES more a rollout), and takes their memory.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from grpo.multi_turn.invariant import check_experience
+
+logger = logging.getLogger("openrlhf.grpo.branches")
+
+
+def experience_of(generator: Any, response: dict[str, Any], **generate_kwargs: Any) -> Any:
+    """Return the ``Experience`` of a rollout, with those of its branches in ``branches``.
+
+    What the trainer has is compared with the engine's account (``response["engine"]``). A branch that differs is left
+    out; a rollout that does gets no reward, and so no advantage. Both count in ``info["token_mismatch"]``.
+
+    Args:
+        generator: OpenRLHF's ``SamplesGenerator``.
+        response: of an agent executor; without ``engine`` it is OpenRLHF's own, and stays what OpenRLHF makes of it.
+    """
+    make = generator._process_response_into_experience
+    experience = make(response, **generate_kwargs)
+    if "branches" not in response:
+        return experience
+    decode = generator.tokenizer.decode
+    rows = [(make({**response, **branch}, **generate_kwargs), branch) for branch in response["branches"]]
+    experience.branches = [row for row, branch in rows if _is_sound(row, branch, decode, experience)]
+    if "engine" in response and not _is_sound(experience, response, decode, experience):
+        experience.rewards = torch.full_like(experience.rewards, math.nan)
+    masks = [experience.action_mask, *(row.action_mask for row in experience.branches)]
+    # Stock counts from the first sampled token to the last: what the environment said is no response.
+    experience.info["response_length"] = torch.tensor([int(sum(mask.sum() for mask in masks))])
+    return experience
+
+
+def _is_sound(row: Any, response: dict[str, Any], decode: Callable, rollout: Any) -> bool:
+    found = check_experience(row, response["engine"], decode)
+    if found is None:
+        return True
+    logger.error("token mismatch: %s; this sample is not trained on", found)
+    rollout.info["token_mismatch"] = rollout.info["token_mismatch"] + 1
+    return False
+
+
+def with_branches(batches: list[Any], rollouts: Sequence[Any], pad_token_id: int) -> list[Any]:
+    """Return micro-batches with the branches of their rollouts as more rows, for the forward passes.
+
+    Args:
+        batches: ``Experience`` of B rollouts each, by ``index``, from ``split_rollout_samples``.
+        rollouts: ``Experience`` of one rollout each.
+    """
+    if not any(getattr(rollout, "branches", None) for rollout in rollouts):
+        return batches
+    return [_with_rows([rollouts[index] for index in batch.index], pad_token_id) for batch in batches]
+
+
+def _with_rows(rollouts: Sequence[Any], pad_token_id: int) -> Any:
+    rows = []
+    for rollout in rollouts:
+        for row in getattr(rollout, "branches", ()):
+            row.index, row.rewards, row.scores, row.info = [], rollout.rewards, rollout.scores, dict(rollout.info)
+            rows.append(row)
+    joined = type(rollouts[0]).concat_experiences([*rollouts, *rows], pad_token_id)
+    joined.branch_counts = [len(getattr(rollout, "branches", ())) for rollout in rollouts]
+    return joined
+
+
+def apart(batches: list[Any]) -> list[Any]:
+    """Take the branches out of the rows again, after the forward passes: in ``branches``, a list for each rollout."""
+    return [_apart(batch) if hasattr(batch, "branch_counts") else batch for batch in batches]
+
+
+def _apart(batch: Any) -> Any:
+    counts = batch.branch_counts
+    rollouts = _rows(batch, 0, len(counts))
+    rollouts.index = batch.index
+    rollouts.branches, at = [], len(counts)
+    for count in counts:
+        rollouts.branches.append([_rows(batch, place, place + 1) for place in range(at, at + count)])
+        at += count
+    return rollouts
+
+
+def _rows(batch: Any, start: int, end: int) -> Any:
+    """Return rows of an ``Experience``; lists of tensors and texts alike."""
+    part = type(batch)()
+    for field in fields(batch):
+        value = getattr(batch, field.name)
+        if isinstance(value, dict):
+            value = {key: item[start:end] for key, item in value.items()}
+        elif isinstance(value, torch.Tensor | list):
+            value = value[start:end]
+        setattr(part, field.name, value)
+    return part
+
+
+def give_advantages(batches: list[Any]) -> list[Any]:
+    """Give each branch the advantage of its rollout, on its own sampled tokens, and the rollout's logs.
+
+    The advantage of a rollout is one number for all of its tokens (estimators with a group baseline, and no KL penalty
+    in the reward: :mod:`grpo.flags` refuses the others with an environment). It is read from the last sampled token.
+    """
+    for batch in batches:
+        for number, branches in enumerate(getattr(batch, "branches", ())):
+            last = int(torch.nonzero(batch.action_mask[number]).max())
+            for row in branches:
+                mask = row.action_mask
+                row.advantages = batch.advantages[number, last] * mask
+                row.returns = batch.returns[number, last] * mask
+                row.kl = None
+                row.info = {key: value[number : number + 1] for key, value in batch.info.items()}
+    return batches
+
+
+def attach_items(items: list[Any], batch: Any, split: Callable[[Any], list[Any]]) -> list[Any]:
+    """Give the replay buffer's items of a micro-batch the items of their branches, in place.
+
+    Args:
+        items: of the rollouts, in order.
+        batch: what they come from.
+        split: makes items of an ``Experience``, without padding.
+    """
+    for item, branches in zip(items, getattr(batch, "branches", [()] * len(items)), strict=True):
+        item.branches = [part for row in branches for part in split(row)]
+    return items
+
+
+def rows(items: Sequence[Any]) -> list[Any]:
+    """Return the rows of a training micro-batch: its rollouts, then their branches."""
+    return [*items, *(row for item in items for row in getattr(item, "branches", ()))]

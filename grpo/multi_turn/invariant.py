@@ -1,0 +1,100 @@
+"""What the engine was given equals what is trained on: checked for every turn, and again where the trainer has it.
+
+A mismatch names the first position that differs, with its context, and is counted (``token_mismatch``). A prompt that
+the engine has changed begins a sample of its own, which holds what the engine had; a turn without its log-probs is not
+trained on. Nothing is encoded again.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+CONTEXT = 8  # tokens on each side
+
+Decode = Callable[[Sequence[int]], str]
+
+
+def first_difference(given: Sequence[Any], kept: Sequence[Any]) -> int | None:
+    """Return the first place where two sequences differ, their ends included; None where they are the same."""
+    for place, (a, b) in enumerate(zip(given, kept, strict=False)):
+        if a != b:
+            return place
+    return None if len(given) == len(kept) else min(len(given), len(kept))
+
+
+def describe(what: str, given: Sequence[int], kept: Sequence[int], decode: Decode) -> str | None:
+    """Say where tokens differ from those of the engine, with their context; None where they do not."""
+    place = first_difference(given, kept)
+    if place is None:
+        return None
+    begin = max(0, place - CONTEXT)
+    return (
+        f"{what} differs first at position {place}, after {decode(given[begin:place])!r}: the engine had "
+        f"{decode(given[place : place + CONTEXT])!r}, we have {decode(kept[place : place + CONTEXT])!r} "
+        f"({len(given)} and {len(kept)} tokens)"
+    )
+
+
+def log_probs_of(output: Any) -> list[float] | None:
+    """Return the engine's log-prob of each sampled token; None where one is missing or not a number.
+
+    Args:
+        output: vLLM's ``CompletionOutput``.
+    """
+    tokens = list(output.token_ids)
+    if output.logprobs is None or len(output.logprobs) != len(tokens):
+        return None
+    found = [places.get(token) for token, places in zip(tokens, output.logprobs, strict=True)]
+    values = [float("nan") if one is None else float(one.logprob) for one in found]
+    # A log-prob of a sampled token is finite and at most 0 (but for rounding).
+    return values if all(-float("inf") < value < 1e-3 for value in values) else None
+
+
+class EngineAccount:
+    """What the engine says of one sample, kept apart from the sample: its last prompt and what it sampled."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.ranges: list[tuple[int, int]] = []
+        self.log_probs: list[float] = []
+
+    def note(self, prompt: Sequence[int], sampled: Sequence[int], log_probs: Sequence[float] | None) -> None:
+        """Note one call. The prompt holds what was noted before, if the sample has not branched."""
+        self.tokens = [*prompt, *sampled]
+        if log_probs is not None:
+            self.ranges.append((len(prompt), len(self.tokens)))
+            self.log_probs += log_probs
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain values, for the trainer."""
+        return {"tokens": self.tokens, "ranges": self.ranges, "log_probs": self.log_probs}
+
+
+def check_experience(experience: Any, account: dict[str, Any], decode: Decode) -> str | None:
+    """Compare a sample as the trainer has it with the engine's account.
+
+    Args:
+        experience: OpenRLHF's ``Experience`` of one sample: ``sequences`` ``[1, S]``, ``action_mask`` and
+            ``rollout_log_probs`` ``[1, S - 1]``.
+        account: see :meth:`EngineAccount.as_dict`.
+
+    Returns:
+        Where they differ; None where what is trained on is what the engine had.
+    """
+    tokens = experience.sequences[0].tolist()
+    if found := describe("a sample", account["tokens"], tokens, decode):
+        return found
+    wanted = [place for start, end in account["ranges"] for place in range(start, end)]
+    trained = (torch.nonzero(experience.action_mask[0]).flatten() + 1).tolist()
+    if (at := first_difference(wanted, trained)) is not None:
+        place = (wanted + trained)[at] if at >= min(len(wanted), len(trained)) else min(wanted[at], trained[at])
+        return f"the action mask differs first at position {place}, after {decode(tokens[max(0, place - 8) : place])!r}"
+    if experience.rollout_log_probs is None:
+        return "the log-probs of the engine are not there"
+    mine = experience.rollout_log_probs[0][experience.action_mask[0].bool()]
+    theirs = torch.tensor(account["log_probs"], dtype=mine.dtype)
+    if (at := first_difference(mine.tolist(), theirs.tolist())) is not None:
+        place = trained[at]
+        return f"the log-prob differs first at position {place}, after {decode(tokens[max(0, place - 8) : place])!r}"
+    return None

@@ -1,0 +1,183 @@
+"""Rollouts with several samples through OpenRLHF's own classes: makers, replay buffer and loss."""
+
+import asyncio
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import torch
+from openrlhf.models.loss import PolicyLoss
+from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker, SamplesGenerator
+from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
+from torch.utils.data import DataLoader
+
+from grpo.multi_turn import branches
+from grpo.multi_turn.rollout import EnginePolicy, Limits, roll_out
+from grpo.multi_turn.templates import template_for
+from tests.grpo.multi_turn.dialects import TOKENIZERS
+from tests.grpo.multi_turn.scripted import Library, ScriptedEngine, params
+
+TOKENIZER = TOKENIZERS["qwen3"]
+N = 2  # samples a prompt
+THOUGHTFUL = ["<think>\nhm\n</think>\n\nthere<|im_end|>"] * 3 + ["42<|im_end|>"]
+PLAIN = ["42<|im_end|>"]
+
+
+def arguments(estimator="dr_grpo"):
+    return SimpleNamespace(
+        remote_rm_url=["agent"], n_samples_per_prompt=N, micro_rollout_batch_size=2, use_dynamic_batch=False,
+        advantage_estimator=estimator, gamma=1.0, lambd=1.0, reward_clip_range=(-10, 10), init_kl_coef=0,
+        overlong_buffer_len=None, stop_properly_penalty_coef=None, use_kl_loss=False, ring_attn_size=1,
+        ds_tensor_parallel_size=1, colocate_all_models=False, colocate_actor_ref=False, rollout_batch_size=2,
+        max_epochs=1, train_batch_size=4,
+    )  # fmt: skip
+
+
+def response(script, replies, reward):
+    template = template_for(TOKENIZER)
+    policy = EnginePolicy(template, ScriptedEngine(template.codec, script), params(), 900)
+    _, made = asyncio.run(roll_out(Library(replies=replies), policy, Limits(), 9))
+    return {"prompt": "where?", "label": "", **made, "reward": reward, "scores": reward}
+
+
+def made_experiences(responses, monkeypatch, *estimator):
+    """What make_experience_batch gives, with log-probs that name their tokens in place of the actor's."""
+    args = arguments(*estimator)
+    generator = SamplesGenerator.__new__(SamplesGenerator)
+    generator.args, generator.tokenizer = args, TOKENIZER
+    rollouts = [branches.experience_of(generator, one, max_new_tokens=900) for one in responses]
+    maker = RemoteExperienceMaker(None, None, None, None, SimpleNamespace(value=0.0), SimpleNamespace(args=args), TOKENIZER)
+
+    def make_experience(batches):
+        for batch in batches:
+            batch.action_log_probs = -batch.sequences[:, 1:] / 100.0
+            batch.kl = torch.zeros_like(batch.action_log_probs)
+            batch.info["kl"] = torch.zeros(len(batch.sequences))
+        return batches
+
+    monkeypatch.setattr(maker, "make_experience", make_experience)
+    return rollouts, maker.make_experience_batch(rollouts)
+
+
+def four(monkeypatch, *estimator, branching=True):
+    """Two prompts with two samples each; the first and the last rollout have branches, or nobody has."""
+    scripts = [THOUGHTFUL if branching else PLAIN, PLAIN, PLAIN, THOUGHTFUL if branching else PLAIN]
+    replies = [["a", "b", "c"], [], [], ["a"]]
+    responses = [response(*each) for each in zip(scripts, replies, [1.0, 0.0, 0.5, 0.5], strict=True)]
+    return made_experiences(responses, monkeypatch, *estimator)
+
+
+@pytest.mark.parametrize("estimator", ["dr_grpo", "rloo", "group_norm"])
+def test_baselines_are_those_of_rollouts_and_branches_have_their_rollouts_advantage(monkeypatch, estimator):
+    rollouts, made = four(monkeypatch, estimator)
+    assert [len(rollout.branches) for rollout in rollouts] == [3, 0, 0, 1]
+    _, single = four(monkeypatch, estimator, branching=False)
+    for batch, plain in zip(made, single, strict=True):
+        assert batch.index == plain.index and torch.equal(batch.rewards, plain.rewards)
+        for number, rows in enumerate(batch.branches):
+            want = plain.advantages[number][plain.action_mask[number].bool()][0]
+            for row, advantage in [(batch, batch.advantages[number]), *((row, row.advantages[0]) for row in rows)]:
+                mask = row.action_mask[number if row is batch else 0].bool()
+                assert mask.any() and (advantage[mask] == want).all()
+        assert torch.equal(batch.info["group_reward_std"], plain.info["group_reward_std"])
+
+
+def buffered(made, micro):
+    buffer = NaiveReplayBuffer(micro, cpu_offload=False)
+    for batch in made:
+        buffer.append(batch)
+    return buffer
+
+
+@pytest.mark.parametrize("micro", [1, 2])
+def test_micro_batches_and_their_number_are_those_of_rollouts(monkeypatch, micro):
+    rollouts, made = four(monkeypatch)
+    buffer = buffered(made, micro)
+    assert len(buffer) == 4
+    loader = DataLoader(buffer, batch_size=micro, shuffle=False, drop_last=True, collate_fn=buffer.collate_fn)
+    batches = list(loader)
+    assert len(batches) == 4 // micro
+    assert sum(len(batch.sequences) for batch in batches) == 8
+    # Each sampled token of each rollout is there once, with its log-prob from the engine.
+    trained = Counter(
+        (row[1:][: len(mask)][mask.bool()].tolist().__repr__(), log_probs[mask.bool()].tolist().__repr__())
+        for batch in batches
+        for row, mask, log_probs in zip(batch.sequences, batch.action_mask, batch.rollout_log_probs, strict=True)
+    )
+    sampled = Counter(
+        (row.sequences[0, 1:][row.action_mask[0].bool()].tolist().__repr__(),
+         row.rollout_log_probs[0][row.action_mask[0].bool()].tolist().__repr__())
+        for rollout in rollouts
+        for row in (rollout, *rollout.branches)
+    )  # fmt: skip
+    assert trained == sampled
+    for batch in batches:
+        assert all(len(values) == len(batch.sequences) for values in batch.info.values())
+
+
+def test_a_rollouts_loss_is_the_mean_over_all_of_its_tokens(monkeypatch):
+    """So a rollout weighs the same however many samples its tokens are in."""
+    _, made = four(monkeypatch)
+    loader = DataLoader(buffer := buffered(made, 1), batch_size=1, collate_fn=buffer.collate_fn)
+    for batch in loader:
+        loss, *_ = PolicyLoss()(
+            batch.action_log_probs, batch.action_log_probs, batch.advantages, action_mask=batch.action_mask
+        )
+        tokens = batch.action_mask.sum().double()
+        want = -(batch.advantages * batch.action_mask).sum().double() / tokens
+        advantage = batch.advantages[batch.action_mask.bool()]
+        assert advantage.unique().numel() == 1
+        torch.testing.assert_close(loss.double(), want)
+        torch.testing.assert_close(loss, -advantage[0])
+
+
+def test_rollouts_without_branches_stay_as_they_are(monkeypatch):
+    rollouts, made = four(monkeypatch, branching=False)
+    assert not any(rollout.branches for rollout in rollouts)
+    batches = [SimpleNamespace(index=[0, 1])]
+    assert branches.with_branches(batches, rollouts, 0) is batches and branches.apart(batches) == batches
+    assert all(not hasattr(batch, "branches") for batch in made)
+
+
+def test_the_length_of_a_response_counts_sampled_tokens_of_all_samples(monkeypatch):
+    rollouts, _ = four(monkeypatch)
+    for rollout in rollouts:
+        counted = sum(int(row.action_mask.sum()) for row in (rollout, *rollout.branches))
+        assert int(rollout.info["response_length"]) == counted
+
+
+@pytest.mark.parametrize("harm", ["token", "mask", "log-prob", "cut"])
+def test_what_the_trainer_has_is_compared_with_what_the_engine_had(monkeypatch, caplog, harm):
+    good, bad = response(PLAIN, [], 1.0), response(PLAIN, [], 0.0)
+    start, end = bad["action_ranges"][0]
+    if harm == "token":
+        bad["observation_tokens"][start + 1] += 1
+    elif harm == "mask":
+        bad["action_ranges"] = [(start - 1, end)]
+    elif harm == "log-prob":
+        bad["rollout_log_probs"][start + 1] = 0.0
+    else:
+        bad["observation_tokens"] = bad["observation_tokens"][:-1]
+    (fine, harmed), made = made_experiences([good, bad], monkeypatch)
+    assert fine.info["token_mismatch"] == 0 and harmed.info["token_mismatch"] == 1
+    at = {"token": start + 1, "mask": start - 1, "log-prob": start + 1, "cut": end - 1}[harm]
+    assert f"at position {at}, after" in caplog.text
+    assert not made[0].advantages.any()  # it has no advantage, and the baseline is that of the other one
+
+
+def test_a_branch_that_differs_is_left_out(monkeypatch, caplog):
+    one = response(THOUGHTFUL, ["a", "b"], 1.0)
+    one["branches"][0]["observation_tokens"][3] += 1
+    (rollout, _), _ = made_experiences([one, response(PLAIN, [], 0.0)], monkeypatch)
+    assert len(rollout.branches) == 1 and rollout.info["token_mismatch"] == 1
+    assert "a sample differs first at position 3" in caplog.text
+
+
+def test_a_rollout_in_which_nothing_was_sampled_teaches_nothing(monkeypatch):
+    template = template_for(TOKENIZER)
+    policy = EnginePolicy(template, ScriptedEngine(template.codec, PLAIN), params(), 3)  # no room for the prompt
+    _, made = asyncio.run(roll_out(Library(), policy, Limits(), 9))
+    empty = {"prompt": "where?", "label": "", **made}
+    (_, nothing), batches = made_experiences([response(PLAIN, [], 1.0), empty], monkeypatch)
+    assert nothing.info["reward_missing"] == 1 and not batches[0].advantages[1].any()
+    assert batches[0].action_mask[1].any()  # a mean over its tokens is defined
