@@ -128,6 +128,14 @@ fi
 # rewards of -1 and 1, Magistral 0.1
 : "${LENGTH_SCHEDULE:=}" "${OVERLONG_BUFFER:=}" "${OVERLONG_PENALTY:=0.5}"
 
+# Several turns: an environment with tools in place of single answers. "retrieval" (search and read in LIBRARY, a folder
+# of .txt and .md files or a .jsonl with title and text), or a .py file with a class Environment; empty: single answers.
+# The environment gives the reward: REWARD and the judge are not asked. Limits: turns of a rollout, seconds of a rollout
+# and of one tool call; and how many samples beside its last one a rollout may have where its history was rewritten
+# (thinking left out, for instance): they are in the actor's memory at once
+: "${ENVIRONMENT:=}" "${LIBRARY:=}" "${TURN_LIMIT:=8}" "${ROLLOUT_SECONDS:=300}" "${TOOL_SECONDS:=20}"
+: "${MAX_BRANCHES:=3}"
+
 # GRPO. A KL_COEF above 0 takes a KL to the model without its adapter off the reward: one more forward pass, no memory.
 # What a token counts (LOSS_AGGREGATION), A being a sample's advantage and L its length, for the S samples of a batch:
 #   sequence_mean   A / (L S): cheap tokens in long samples, which favours long wrong ones
@@ -182,9 +190,15 @@ MODEL_ARGS=(--pretrain "$MODEL" --engine_model "$ENGINE_MODEL" --attn_implementa
 
 DATA_ARGS=(
     --prompt_data "$TRAIN_DATA" --eval_dataset "$EVAL_DATA"
-    --input_key prompt --label_key label --apply_chat_template
+    --input_key prompt --label_key label
     --remote_rm_url "$REWARD"
 )
+# An environment makes the messages itself, and gets the problem as it is
+if [[ -n $ENVIRONMENT ]]; then
+    DATA_ARGS+=(--agent_func_path "$HERE/grpo/multi_turn/agent.py")
+else
+    DATA_ARGS+=(--apply_chat_template)
+fi
 
 ROLLOUT_ARGS=(
     --rollout_batch_size "$ROLLOUT_BATCH_SIZE" --n_samples_per_prompt "$N_SAMPLES_PER_PROMPT"
@@ -252,8 +266,13 @@ if [[ $USE_TENSORBOARD == 1 ]]; then LOG_ARGS+=(--use_tensorboard 1); fi
 if [[ $USE_TRACKIO == 1 ]]; then LOG_ARGS+=(--use_trackio); fi
 if [[ -n $LOG_SAMPLES ]]; then LOG_ARGS+=(--log_samples "$LOG_SAMPLES"); fi
 
-# The judge is asked in the engines: its settings are variables that reach every worker
+# What is a path has to be one from everywhere
+if [[ -f $ENVIRONMENT ]]; then ENVIRONMENT="$(realpath "$ENVIRONMENT")"; fi
+if [[ -e $LIBRARY ]]; then LIBRARY="$(realpath "$LIBRARY")"; fi
+
+# Judge and environment are asked in the engines: their settings are variables that reach every worker
 for VARIABLE in JUDGE JUDGE_MODELS CORRECTNESS_WEIGHT QUALITY_WEIGHT JUDGE_FALLBACK JUDGE_TRIES JUDGE_DEADLINE \
+    ENVIRONMENT LIBRARY TURN_LIMIT ROLLOUT_SECONDS TOOL_SECONDS MAX_BRANCHES \
     JUDGE_CALL_TIMEOUT JUDGE_RPM JUDGE_TPM JUDGE_CONCURRENCY; do
     export "GRPO_$VARIABLE=${!VARIABLE}"
 done

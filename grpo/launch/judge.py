@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from grpo.launch.checks.environment import has_environment
 from grpo.launch.config import Config, ConfigError
 from grpo.launch.preflight import Problem, has_own_reward
 from reward import models, settings
@@ -44,6 +45,8 @@ def of_run(config: Config, may_stand_in: bool) -> RunJudge:
     Raises:
         ConfigError: for settings or a key that cannot be.
     """
+    if has_environment(config):
+        return RunJudge(None, False, "the environment gives the reward")
     if not has_own_reward(config):
         return RunJudge(None, False, "REWARD is a function of your own")
     try:

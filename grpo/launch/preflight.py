@@ -13,6 +13,7 @@ from typing import Any
 from grpo.environment import CHECKOUT, on_cpu_stack
 from grpo.launch.checks import Problem
 from grpo.launch.checks.data import check_data, has_own_reward
+from grpo.launch.checks.environment import check_environment
 from grpo.launch.checks.machine import check_disk, check_gpus, check_is_new, check_memory, check_ray
 from grpo.launch.checks.model import check_model
 from grpo.launch.checks.settings import check_batches, check_flags
@@ -32,6 +33,7 @@ def problems(config: Config, plan: Plan, run_dir: Path, is_resumed: bool = False
         check_flags(config),
         check_batches(config),
         check_data(config),
+        check_environment(config),
         check_model(config),
         check_thinking(config),
         check_memory(plan),

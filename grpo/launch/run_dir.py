@@ -17,6 +17,7 @@ from grpo.json_files import replace
 from grpo.launch import machine
 from grpo.launch.config import Config, redact
 from grpo.launch.plan import Plan
+from grpo.multi_turn import settings as environment_settings
 from grpo.run_state import ENDS
 from reward import settings as judge_settings
 
@@ -81,6 +82,7 @@ def write(
                 if (file := getattr(config.args, name))
             },
             "judge": judge_settings.variables(),
+            "environment": environment_settings.variables(),
             "judge_off": judge_off,
             "plan": plan.as_dict(),
         },
@@ -115,7 +117,7 @@ def command_script(run_dir: Path, name: str, config: Config, options: Sequence[s
             "# Starts the configuration of this run again, in a new run directory (first argument).",
             "set -euo pipefail",
             f"source {shlex.quote(str(CHECKOUT / 'scripts' / 'env.sh'))}",
-            *(f"export {assignment}" for assignment in _judge_assignments()),
+            *(f"export {assignment}" for assignment in _assignments()),
             f"exec python -P -m grpo.launch run {shlex.join(['--name', name, *options])} \\",
             f'    --run-dir "${{1:-{again}}}" -- \\',
             *_flag_lines(_own_flags(config, run_dir)),
@@ -149,13 +151,15 @@ def _flag_lines(argv: list[str]) -> list[str]:
     return [line + " \\" for line in lines[:-1]] + lines[-1:]
 
 
-def _judge_assignments() -> list[str]:
-    return [f"GRPO_{name}={shlex.quote(value)}" for name, value in judge_settings.variables().items()]
+def _assignments() -> list[str]:
+    """Return the variables of judge and environment."""
+    variables = judge_settings.variables() | environment_settings.variables()
+    return [f"GRPO_{name}={shlex.quote(value)}" for name, value in variables.items()]
 
 
 def show_command(argv: list[str]) -> str:
-    """Return a command line for people, one flag a line, after the variables of the judge."""
-    variables = [f"{assignment} \\" for assignment in _judge_assignments()]
+    """Return a command line for people, one flag a line, after the variables of judge and environment."""
+    variables = [f"{assignment} \\" for assignment in _assignments()]
     return "\n".join([*variables, "python -m openrlhf.cli.train_ppo_ray \\", *_flag_lines(argv)])
 
 

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from grpo.multi_turn.environment import Environment, EnvironmentError, Message, Score, ToolError
+from grpo.multi_turn.environment import Environment, Message, Score, SetupError, ToolError
 
 logger = logging.getLogger("openrlhf.grpo.conversation")
 
@@ -42,7 +42,7 @@ class Limits:
         """Read TURN_LIMIT, ROLLOUT_SECONDS and TOOL_SECONDS; those that are missing have their defaults.
 
         Raises:
-            EnvironmentError: for what is no positive number.
+            SetupError: for what is no positive number.
         """
         found: dict[str, float] = {}
         for field, name in (("turns", "TURN_LIMIT"), ("seconds", "ROLLOUT_SECONDS"), ("tool_seconds", "TOOL_SECONDS")):
@@ -54,7 +54,7 @@ class Limits:
             except ValueError:
                 found[field] = 0
             if not 0 < found[field] < math.inf:
-                raise EnvironmentError(f"{name} is {text!r}: give a number above 0")
+                raise SetupError(f"{name} is {text!r}: give a number above 0")
         return cls(**found)  # type: ignore[arg-type]
 
 

@@ -15,7 +15,7 @@ Message = dict[str, Any]
 BUILT_IN = {"retrieval": Path(__file__).with_name("retrieval.py")}
 
 
-class EnvironmentError(ValueError):
+class SetupError(ValueError):
     """An environment that cannot be used; the message has the remedy."""
 
 
@@ -70,12 +70,13 @@ class Environment(ABC):
         self.prompt, self.label = prompt, label
 
     @classmethod
-    def check(cls) -> None:  # noqa: B027: most environments need nothing
-        """Look whether what the environment needs is there; called before a run.
+    def check(cls) -> None:
+        """Look whether what the environment needs is there; called before a run. Most need nothing.
 
         Raises:
-            EnvironmentError: with the remedy.
+            SetupError: with the remedy.
         """
+        return None
 
     async def start(self) -> list[Message]:
         """Return the first messages."""
@@ -110,24 +111,22 @@ def load(name: str) -> type[Environment]:
     """Return the class ``Environment`` of a .py file, or of an environment of ours by its name.
 
     Raises:
-        EnvironmentError: where there is none.
+        SetupError: where there is none.
     """
     path = BUILT_IN.get(name, Path(name))
     if path.suffix != ".py" or not path.is_file():
-        raise EnvironmentError(
-            f"ENVIRONMENT {name} is no .py file and not one of {', '.join(BUILT_IN)}: name one of these"
-        )
+        raise SetupError(f"ENVIRONMENT {name} is no .py file and not one of {', '.join(BUILT_IN)}: name one of these")
     spec = importlib.util.spec_from_file_location(f"environment_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise EnvironmentError(f"ENVIRONMENT {path} cannot be loaded: name a Python file")
+        raise SetupError(f"ENVIRONMENT {path} cannot be loaded: name a Python file")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise EnvironmentError(f"ENVIRONMENT {path} fails when loaded ({type(error).__name__}: {error})") from error
+        raise SetupError(f"ENVIRONMENT {path} fails when loaded ({type(error).__name__}: {error})") from error
     found = getattr(module, "Environment", None)
     if not (isinstance(found, type) and issubclass(found, Environment)) or found is Environment:
-        raise EnvironmentError(
+        raise SetupError(
             f"{path} has no class Environment that extends grpo.multi_turn.environment.Environment: name it so"
         )
     return found

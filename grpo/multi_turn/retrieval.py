@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.multi_turn import environment
-from grpo.multi_turn.environment import EnvironmentError, Message, Score, Tool, ToolError
+from grpo.multi_turn.environment import Message, Score, SetupError, Tool, ToolError
 from reward.answers import grade
 from reward.labels import parse_label
 
@@ -74,7 +74,7 @@ def documents_of(path: Path) -> Iterator[tuple[str, str]]:
     """Yield title and text of each document.
 
     Raises:
-        EnvironmentError: for a path that is no library.
+        SetupError: for a path that is no library.
     """
     if path.is_dir():
         for file in sorted(path.rglob("*")):
@@ -82,7 +82,7 @@ def documents_of(path: Path) -> Iterator[tuple[str, str]]:
                 yield file.stem, file.read_text(encoding="utf-8", errors="replace")
         return
     if path.suffix != ".jsonl" or not path.is_file():
-        raise EnvironmentError(f"LIBRARY {path} is no folder and no .jsonl file: name one with documents")
+        raise SetupError(f"LIBRARY {path} is no folder and no .jsonl file: name one with documents")
     for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
         if not line.strip():
             continue
@@ -90,12 +90,20 @@ def documents_of(path: Path) -> Iterator[tuple[str, str]]:
             row = json.loads(line)
             yield str(row["title"]), str(row["text"])
         except (ValueError, KeyError, TypeError):
-            raise EnvironmentError(f"{path}, line {number}: give JSON with title and text") from None
+            raise SetupError(f"{path}, line {number}: give JSON with title and text") from None
+
+
+_building = threading.Lock()
+
+
+def library(path: str) -> Library:
+    """Return the index of a library; built at the first call of a process."""
+    with _building:
+        return _built(path)
 
 
 @functools.cache
-def library(path: str) -> Library:
-    """Return the index of a library; built at the first call of a process."""
+def _built(path: str) -> Library:
     return Library(documents_of(Path(path)))
 
 
@@ -128,9 +136,9 @@ class Environment(environment.Environment):
         """See :meth:`grpo.multi_turn.environment.Environment.check`."""
         path = os.environ.get(VARIABLE, "")
         if not path:
-            raise EnvironmentError("the retrieval environment has no library: set LIBRARY to a folder or .jsonl file")
+            raise SetupError("the retrieval environment has no library: set LIBRARY to a folder or .jsonl file")
         if next(documents_of(Path(path)), None) is None:
-            raise EnvironmentError(f"LIBRARY {path} holds no document: it takes .txt and .md files, or lines of a .jsonl")
+            raise SetupError(f"LIBRARY {path} holds no document: it takes .txt and .md files, or lines of a .jsonl")
 
     async def start(self) -> list[Message]:
         """See :meth:`grpo.multi_turn.environment.Environment.start`."""

@@ -10,7 +10,7 @@ from grpo.multi_turn.conversation import ContextFull, Limits, Outcome, converse,
 from grpo.multi_turn.environment import Environment, Message, Score
 from grpo.multi_turn.history import History
 from grpo.multi_turn.invariant import EngineAccount, describe, log_probs_of
-from grpo.multi_turn.templates import Template
+from grpo.multi_turn.template import Template
 from grpo.trajectory import Origin, Trajectory
 
 logger = logging.getLogger("openrlhf.grpo.multi_turn")

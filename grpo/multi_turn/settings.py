@@ -1,13 +1,21 @@
 """The settings of rollouts in an environment, from the variables that train_grpo.sh exports."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from grpo.multi_turn.conversation import Limits
-from grpo.multi_turn.environment import EnvironmentError
+from grpo.multi_turn.environment import SetupError
 
 PREFIX = "GRPO_"
-VARIABLES = ("ENVIRONMENT", "TURN_LIMIT", "ROLLOUT_SECONDS", "TOOL_SECONDS", "MAX_BRANCHES")
+VARIABLES = ("ENVIRONMENT", "LIBRARY", "TURN_LIMIT", "ROLLOUT_SECONDS", "TOOL_SECONDS", "MAX_BRANCHES")
+
+
+def variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the variables of an environment without their prefix; none where no environment is asked for."""
+    environ = os.environ if environ is None else environ
+    found = {name: environ[PREFIX + name] for name in VARIABLES if environ.get(PREFIX + name)}
+    return found if "ENVIRONMENT" in found else {}
 
 
 @dataclass(frozen=True)
@@ -28,12 +36,12 @@ class Settings:
         """Read GRPO_ENVIRONMENT and the limits.
 
         Raises:
-            EnvironmentError: for a value that cannot be, with the remedy.
+            SetupError: for a value that cannot be, with the remedy.
         """
-        found = {name: environ[PREFIX + name] for name in VARIABLES if environ.get(PREFIX + name)}
-        if "ENVIRONMENT" not in found:
-            raise EnvironmentError("no environment: set ENVIRONMENT to a name or to a .py file")
+        found = variables(environ)
+        if not found:
+            raise SetupError("no environment: set ENVIRONMENT to a name or to a .py file")
         branches = found.get("MAX_BRANCHES", "3")
         if not branches.isdecimal():
-            raise EnvironmentError(f"MAX_BRANCHES is {branches!r}: give 0 or more")
+            raise SetupError(f"MAX_BRANCHES is {branches!r}: give 0 or more")
         return cls(found["ENVIRONMENT"], Limits.from_variables(found), int(branches) + 1)

@@ -102,4 +102,5 @@ def missing(run: Run) -> list[str]:
     """Return the numbers of the schema that a run has none of."""
     have = {*series(run.metrics), *evaluations(run.evals)}
     models = {name.partition(".")[0] + ".*" for name in have}
-    return [metric.name for metric in SCHEMA if metric.name not in have | models]
+    known = [metric for metric in SCHEMA if metric.source != "environment" or "turns" in have]
+    return [metric.name for metric in known if metric.name not in have | models]

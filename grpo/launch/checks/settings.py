@@ -37,7 +37,7 @@ def check_flags(config: Config) -> Iterator[Problem]:
         value = getattr(args, name)
         if value is not None and not is_good(value):
             yield Problem(in_variables(f"--{name} is {value:g}"), f"give {wanted}")
-    if args.eval_dataset and not args.remote_rm_url:
+    if args.eval_dataset and not args.remote_rm_url and not args.agent_func_path:
         yield Problem("an eval needs a reward function", "set REWARD to a .py file with reward_func")
     if args.use_wandb and not os.environ.get("WANDB_API_KEY"):
         yield Problem("Weights & Biases is on without a key", "export WANDB_API_KEY, or leave out USE_WANDB=1")

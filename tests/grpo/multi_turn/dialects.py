@@ -18,7 +18,9 @@ HARMONY = """\
 {%- if head or tools -%}
 {{- "<|start|>developer<|message|>" -}}
 {%- if head -%}{{- "# Instructions\\n\\n" + messages[0].content -}}{%- endif -%}
-{%- for tool in tools or [] -%}{{- "\\n\\n// " + tool.function.description + "\\ntype " + tool.function.name -}}{%- endfor -%}
+{%- for tool in tools or [] -%}
+{{- "\\n\\n// " + tool.function.description + "\\ntype " + tool.function.name -}}
+{%- endfor -%}
 {{- "<|end|>" -}}
 {%- endif -%}
 {%- set call = namespace(name=none) -%}
@@ -75,7 +77,8 @@ QWEN3 = """\
 {%- endif -%}
 {%- for call in message.tool_calls or [] -%}
 {%- if not loop.first or message.content -%}{{- "\\n" -}}{%- endif -%}
-{{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' + call.function.arguments + "}\\n</tool_call>" -}}
+{{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' -}}
+{{- call.function.arguments + "}\\n</tool_call>" -}}
 {%- endfor -%}
 {{- "<|im_end|>\\n" -}}
 {%- elif message.role == "tool" -%}
@@ -88,13 +91,15 @@ QWEN3 = """\
 """
 
 PLAIN = """\
-{%- if tools -%}{{- "[tools]\\n" -}}{%- for tool in tools -%}{{- tool.function | tojson + "\\n" -}}{%- endfor -%}{{- "\\n" -}}
+{%- if tools -%}{{- "[tools]\\n" -}}
+{%- for tool in tools -%}{{- tool.function | tojson + "\\n" -}}{%- endfor -%}{{- "\\n" -}}
 {%- endif -%}
 {%- for message in messages -%}
 {{- "[" + message.role + "]\\n" + message.content -}}
 {%- for call in message.tool_calls or [] -%}
 {%- if not loop.first or message.content -%}{{- "\\n" -}}{%- endif -%}
-{{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' + call.function.arguments + "}\\n</tool_call>" -}}
+{{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' -}}
+{{- call.function.arguments + "}\\n</tool_call>" -}}
 {%- endfor -%}
 {{- "<|endoftext|>\\n\\n" if message.role == "assistant" else "\\n\\n" -}}
 {%- endfor -%}

@@ -46,7 +46,9 @@ def made_experiences(responses, monkeypatch, *estimator):
     generator = SamplesGenerator.__new__(SamplesGenerator)
     generator.args, generator.tokenizer = args, TOKENIZER
     rollouts = [branches.experience_of(generator, one, max_new_tokens=900) for one in responses]
-    maker = RemoteExperienceMaker(None, None, None, None, SimpleNamespace(value=0.0), SimpleNamespace(args=args), TOKENIZER)
+    maker = RemoteExperienceMaker(
+        None, None, None, None, SimpleNamespace(value=0.0), SimpleNamespace(args=args), TOKENIZER
+    )
 
     def make_experience(batches):
         for batch in batches:

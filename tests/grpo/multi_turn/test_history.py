@@ -194,7 +194,7 @@ def test_a_sample_that_was_cut_is_extended_where_the_render_ends_it():
 def test_a_prompt_that_the_engine_changed_is_found_named_and_begins_a_sample_of_its_own(caplog):
     policy, engine, _, response = rolled(
         "qwen3", [call("qwen3"), answer("qwen3")],
-        change=lambda prompt: prompt if len(prompt) < 120 else prompt[:5] + [7] + prompt[6:],
+        change=lambda prompt: prompt if len(prompt) < 120 else [*prompt[:5], 7, *prompt[6:]],
     )  # fmt: skip
     changed = [given for given, _ in engine.calls if given[5] == 7]
     assert policy.mismatches == len(changed) > 0 and response["extra_logs"]["token_mismatch"] == len(changed)

@@ -4,8 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo.multi_turn.chatml import Plain, Qwen3
+from grpo.multi_turn.harmony import Harmony
 from grpo.multi_turn.parts import Codec
-from grpo.multi_turn.templates import Harmony, Plain, Qwen3, TemplateError, template_for
+from grpo.multi_turn.template import TemplateError
+from grpo.multi_turn.templates import template_for
 from tests.grpo.multi_turn.dialects import DIALECTS, SEARCH, TOKENIZERS, build
 
 # Newlines and word pieces that merge with what stands beside them; no names of special tokens: a full render has these
@@ -123,7 +126,10 @@ def test_text_without_special_tokens_is_encoded_as_the_tokenizer_encodes_it(text
         assert not set(hidden) & set(codec.added.values())
 
 
-HEADERS = ["<|channel|>commentary to=functions.search <|constrain|>json", " to=functions.search<|channel|>commentary json"]
+HEADERS = [
+    "<|channel|>commentary to=functions.search <|constrain|>json",
+    " to=functions.search<|channel|>commentary json",
+]
 
 
 @pytest.mark.parametrize("header", HEADERS)

@@ -1,0 +1,55 @@
+"""The least likely tokens that are trained on, with what stands around them: where a policy and its engine may differ.
+
+A token that the engine gave 1e-6 was hardly sampled from that policy: a wrong template, a token of the environment
+under the action mask, sampling from stale weights or a numeric fault show here first.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+CONTEXT = 24  # tokens before
+AFTER = 6
+
+
+def least_likely(
+    sequences: torch.Tensor,
+    action_mask: torch.Tensor,
+    engine: torch.Tensor,
+    trainer: torch.Tensor | None,
+    decode: Callable[[Sequence[int]], str],
+    count: int,
+) -> list[dict[str, Any]]:
+    """Return the trained tokens of a batch that the engine or the trainer found least likely, the least likely first.
+
+    Args:
+        sequences: int64 ``[B, S]``.
+        action_mask: ``[B, S - 1]``, which of ``sequences[:, 1:]`` are trained on.
+        engine: log-probs of ``sequences[:, 1:]`` in the engine, nat, ``[B, S - 1]``.
+        trainer: the same in the trainer; None where it has made no pass of its own.
+
+    Returns:
+        ``sample`` (row), ``position`` (in the sequence), ``before``, ``token``, ``after`` as text, ``engine`` and
+        ``trainer`` (None where there is none).
+    """
+    mask = action_mask.bool()
+    lowest = engine if trainer is None else torch.minimum(engine, trainer)
+    ranked = lowest.float().masked_fill(~mask, float("inf")).flatten()
+    places = ranked.argsort(stable=True)[: min(count, int(mask.sum()))]
+    found = []
+    for place in places.tolist():
+        row, at = divmod(place, mask.shape[1])
+        tokens, position = sequences[row].tolist(), at + 1
+        found.append(
+            {
+                "sample": row,
+                "position": position,
+                "before": decode(tokens[max(0, position - CONTEXT) : position]),
+                "token": decode([tokens[position]]),
+                "after": decode(tokens[position + 1 : position + 1 + AFTER]),
+                "engine": float(engine[row, at]),
+                "trainer": None if trainer is None else float(trainer[row, at]),
+            }
+        )
+    return found

@@ -1,0 +1,77 @@
+"""Shows the least likely tokens that a run was trained on, with what stands around them, in the engine and the trainer.
+
+python -m scripts.logprobs RUN_DIR [--step N] [--count 20] [--json]
+
+Reads samples/improbable_N.jsonl: one JSON object a token, with `sample`, `position`, `before`, `token`, `after`,
+`engine` and `trainer` (log-probs, nat; null where there is none), as :func:`grpo.improbable.least_likely` makes them.
+"!" marks tokens of which the two differ by more than 1 nat. Exit code: 0 shown, 2 nothing to show.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from grpo.json_files import read_rows
+
+APART = 1.0  # nat
+
+
+def steps_of(run_dir: Path) -> dict[int, Path]:
+    """Return the file of each step."""
+    files = (run_dir / "samples").glob("improbable_*.jsonl")
+    return {int(file.stem.rpartition("_")[2]): file for file in files}
+
+
+def read(run_dir: Path, step: int | None, count: int) -> list[dict[str, Any]]:
+    """Return the least likely tokens of a step, or of all steps, each with its `step`."""
+    rows = [
+        {"step": number, **row}
+        for number, file in sorted(steps_of(run_dir).items())
+        if step in (None, number)
+        for row in read_rows(file)
+    ]
+    return sorted(rows, key=lowest)[:count]
+
+
+def lowest(row: dict[str, Any]) -> float:
+    """Return the smaller log-prob of a token."""
+    return min(value for value in (row["engine"], row["trainer"], 0.0) if value is not None)
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """Return one line for each token."""
+    lines = ["  step sample position   engine  trainer  text, with the token in >> <<"]
+    for row in rows:
+        engine, trainer = row["engine"], row["trainer"]
+        is_apart = engine is not None and trainer is not None and abs(engine - trainer) > APART
+        numbers = " ".join(f"{value:8.3f}" if value is not None else f"{'-':>8}" for value in (engine, trainer))
+        text = f"{row['before'][-60:]}>>{row['token']}<<{row['after'][:20]}"
+        place = f"{row['step']:5} {row['sample']:6} {row['position']:8}"
+        lines.append(f"{'!' if is_apart else ' '}{place} {numbers}  {json.dumps(text, ensure_ascii=False)}")
+    return lines
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="scripts.logprobs", description=(__doc__ or "").partition("\n")[0], allow_abbrev=False
+    )
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--step", type=int, help="one step (default: all)")
+    parser.add_argument("--count", type=int, default=20, help="tokens to show (default: 20)")
+    parser.add_argument("--json", action="store_true", help="one JSON object a token")
+    options = parser.parse_args(argv)
+    rows = read(options.run_dir, options.step, max(1, options.count))
+    if not rows:
+        what = "step" if options.step is not None and steps_of(options.run_dir) else "run"
+        there = f"; there are {', '.join(map(str, sorted(steps_of(options.run_dir))))}" if what == "step" else ""
+        print(f"scripts.logprobs: {options.run_dir} has no improbable tokens of this {what}{there}", file=sys.stderr)
+        return 2
+    print("\n".join(map(json.dumps, rows) if options.json else table(rows)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""An environment that cannot be is refused before a run, with the remedy."""
+
+from pathlib import Path
+
+import pytest
+
+from grpo.launch.checks.environment import AGENT
+from grpo.launch.judge import of_run
+from grpo.launch.run_dir import command_script
+
+
+@pytest.fixture
+def in_environment(setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A setting with the retrieval environment and a library of one document."""
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "a.txt").write_text("a text")
+    monkeypatch.setenv("GRPO_ENVIRONMENT", "retrieval")
+    monkeypatch.setenv("GRPO_LIBRARY", str(tmp_path / "library"))
+    setting.flags |= {"agent_func_path": AGENT, "apply_chat_template": None}
+    return setting
+
+
+def test_a_sound_environment_passes_without_a_judge(in_environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert in_environment.problems() == []
+    monkeypatch.setenv("GRPO_JUDGE", "1")
+    judge = of_run(in_environment.config(remote_rm_url="reward/reward_func.py"), may_stand_in=True)
+    assert judge.settings is None and judge.why_off == "the environment gives the reward"
+
+
+@pytest.mark.parametrize(
+    ("variables", "changes", "what", "remedy"),
+    [
+        ({"ENVIRONMENT": "retrieve"}, {}, "ENVIRONMENT retrieve is no .py file", "name one of these"),
+        ({"LIBRARY": "/none"}, {}, "LIBRARY /none is no folder", "name one with documents"),
+        ({"LIBRARY": ""}, {}, "has no library", "set LIBRARY"),
+        ({"TURN_LIMIT": "0"}, {}, "TURN_LIMIT is '0'", "above 0"),
+        ({"TOOL_SECONDS": "soon"}, {}, "TOOL_SECONDS is 'soon'", "above 0"),
+        ({"MAX_BRANCHES": "-1"}, {}, "MAX_BRANCHES is '-1'", "0 or more"),
+        ({}, {"apply_chat_template": True}, "renders its messages itself", "--apply_chat_template"),
+        ({}, {"advantage_estimator": "reinforce"}, "ADVANTAGE_ESTIMATOR reinforce", "dr_grpo"),
+        ({}, {"disable_fast_tokenizer": True}, "fast tokenizer", "--disable_fast_tokenizer"),
+    ],
+)
+def test_what_cannot_be_is_refused(in_environment, monkeypatch, variables, changes, what, remedy) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(f"GRPO_{name}", value)
+    found = [problem for problem in in_environment.problems(**changes) if what in problem]
+    assert len(found) == 1 and remedy in found[0].partition("->")[2]
+
+
+def test_the_environment_is_in_the_command_that_starts_the_run_again(in_environment, tmp_path: Path) -> None:
+    script = command_script(tmp_path / "run", "name", in_environment.config())
+    assert "export GRPO_ENVIRONMENT=retrieval" in script and f"export GRPO_LIBRARY={tmp_path / 'library'}" in script

@@ -1,0 +1,246 @@
+"""The loop and the retrieval environment, with the same policy's words from an engine and from an API."""
+
+import asyncio
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
+
+import pytest
+
+from eval import conversations
+from grpo.multi_turn import retrieval
+from grpo.multi_turn.conversation import Limits, converse, scored
+from grpo.multi_turn.environment import Environment, Score, SetupError, load
+from grpo.multi_turn.rollout import EnginePolicy, roll_out
+from grpo.multi_turn.settings import Settings
+from grpo.multi_turn.templates import template_for
+from tests.grpo.multi_turn.dialects import TOKENIZERS
+from tests.grpo.multi_turn.scripted import Library, ScriptedEngine, params
+
+TEXTS = {
+    "rivers": "The longest river of the land is the Ona. It has 417 bridges, built in stone.",
+    "mountains": "Snow lies on the peak of Kel all year. Goats climb there.",
+    "towns": "The town of Arb lies by the river. " + "Its market is old. " * 200 + "At its end stands a tower.",
+}
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch):
+    for title, text in TEXTS.items():
+        (tmp_path / f"{title}.txt").write_text(text)
+    monkeypatch.setenv(retrieval.VARIABLE, str(tmp_path))
+    return tmp_path
+
+
+def call(name, arguments, id="1"):
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": written}}
+
+
+class Spoken:
+    """A policy of messages that are given."""
+
+    def __init__(self, *messages, seconds=0.0):
+        self.messages, self.seconds = list(messages), seconds
+
+    async def respond(self, messages, tools):
+        await asyncio.sleep(self.seconds)
+        said = self.messages.pop(0) if len(self.messages) > 1 else self.messages[0]
+        return {"role": "assistant", "content": "", **said}, False
+
+
+def talk(policy, environment, **limits):
+    return asyncio.run(converse(environment, policy, Limits(**limits)))
+
+
+def test_a_library_is_searched_and_read(corpus):
+    calls = [
+        call("search", {"query": "how many bridges?"}, "a"),
+        call("read", {"document": 3}, "b"),
+        call("read", {"document": 3, "offset": 2000}, "c"),
+    ]
+    policy = Spoken({"tool_calls": calls}, {"content": "It has \\boxed{417}."})
+    environment = retrieval.Environment("How many bridges?", '{"answer": "417", "split": "train"}')
+    outcome = talk(policy, environment)
+    found, page, rest = (message["content"] for message in outcome.messages if message["role"] == "tool")
+    assert found.splitlines()[0].startswith("[2] rivers: ") and "417 bridges" in found
+    assert len(found) < 400  # an excerpt, not the document
+    assert page.startswith("towns\nThe town") and page.endswith("characters more]") and "tower" not in page
+    assert rest.endswith("At its end stands a tower.")
+    assert [message["tool_call_id"] for message in outcome.messages if message["role"] == "tool"] == ["a", "b", "c"]
+    assert (outcome.ending, outcome.turns, outcome.calls, outcome.errors) == ("done", 2, 3, 0)
+    assert asyncio.run(scored(environment, outcome)) == Score(1.0, 1.0, {"correct": 1.0, "answered": 1.0})
+
+
+@pytest.mark.parametrize("wrong, heard", [
+    (call("search", "{"), "no JSON"), (call("search", "[]"), "no JSON object"), (call("", "x"), "no JSON"),
+    (call("find", {}), "no tool 'find'"), (call("search", {}), "needs a query"),
+    (call("search", {"query": "a", "count": 99}), "from 1 to 10"), (call("read", {"document": "x"}), "whole number"),
+    (call("read", {"document": 9}), "no document 9"), (call("read", {"document": 10**30}), "no document"),
+    (call("search", {"query": 'NEAR("a" OR* ) AND: -'}), None), (call("search", {"query": "?!"}), "nothing was found"),
+])  # fmt: skip
+def test_what_a_tool_cannot_do_is_an_observation(corpus, wrong, heard):
+    outcome = talk(Spoken({"tool_calls": [wrong]}, {"content": "so be it"}), retrieval.Environment("q", "1"))
+    observed = outcome.messages[3]["content"]
+    assert outcome.ending == "done" and outcome.errors == observed.startswith("error: ")
+    assert heard is None or heard in observed
+
+
+def test_a_tool_that_fails_or_hangs_is_an_observation_and_the_others_answer(caplog):
+    class Broken(Library):
+        async def call(self, name, arguments):
+            if name == "hang":
+                await asyncio.sleep(60)
+            return str(1 / arguments["by"])
+
+    calls = [call("divide", {"by": 0}, "a"), call("hang", {}, "b"), call("divide", {"by": 2}, "c")]
+    started = time.monotonic()
+    outcome = talk(Spoken({"tool_calls": calls}, {"content": "ok"}), Broken(), tool_seconds=0.2)
+    assert time.monotonic() - started < 5
+    heard = [message["content"] for message in outcome.messages if message["role"] == "tool"]
+    assert heard == ["error: divide failed", "error: hang took more than 0.2 seconds", "0.5"]
+    assert outcome.errors == 2 and "ZeroDivisionError" in caplog.text
+
+
+def test_the_calls_of_a_turn_run_at_once():
+    class Slow(Library):
+        async def call(self, name, arguments):
+            await asyncio.sleep(0.2)
+            return "x"
+
+    started = time.monotonic()
+    talk(Spoken({"tool_calls": [call("a", {}, str(i)) for i in range(10)]}, {"content": "ok"}), Slow())
+    assert time.monotonic() - started < 1
+
+
+def test_limits_of_turns_and_time_end_a_rollout():
+    endless = {"tool_calls": [call("search", {})]}
+    outcome = talk(Spoken(endless), Library(), turns=3)
+    assert (outcome.ending, outcome.turns, outcome.calls) == ("turns", 3, 3)
+    outcome = talk(Spoken(endless, seconds=0.1), Library(), turns=99, seconds=0.25)
+    assert outcome.ending == "time" and 1 <= outcome.turns <= 2
+    assert outcome.logs()["ended_by_time"] == 1 and set(outcome.logs()) == set(talk(Spoken({}), Library()).logs())
+
+
+def test_time_that_is_up_while_the_engine_samples_leaves_what_was_sampled_before():
+    template = template_for(TOKENIZERS["qwen3"])
+    text = '<tool_call>\n{"name": "search", "arguments": {}}\n</tool_call><|im_end|>'
+    engine = ScriptedEngine(template.codec, [text], seconds=0.15)
+    policy = EnginePolicy(template, engine, params(), 4000)
+    _, response = asyncio.run(roll_out(Library(), policy, Limits(turns=99, seconds=0.4), 4))
+    assert response["truncated"] and response["extra_logs"]["ended_by_time"] == 1
+    assert 1 <= len(response["action_ranges"]) == len(engine.calls) <= 2
+    assert response["observation_tokens"] == response["engine"]["tokens"]
+
+
+def test_an_environment_that_cannot_score_gives_no_reward(caplog):
+    class Unsure(Library):
+        async def score(self, messages, ending):
+            raise KeyError("gold")
+
+    score = asyncio.run(scored(Unsure(), talk(Spoken({"content": "x"}), Unsure())))
+    assert score.reward != score.reward and "could not be scored" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "ending, content, right",
+    [("done", "\\boxed{7}", 1.0), ("done", "no idea", 0.0), ("length", "\\boxed{7", 0.0), ("turns", None, 0.0)],
+)
+def test_only_a_final_answer_is_rewarded(ending, content, right):
+    last = {"role": "assistant", "content": content} if content else {"role": "tool", "content": "\\boxed{7}"}
+    score = asyncio.run(retrieval.Environment("q", "7").score([last], ending))
+    assert score.reward == score.logs["correct"] == right
+
+
+def test_environments_are_loaded_by_name_or_file_and_refused_with_a_remedy(tmp_path, monkeypatch):
+    assert issubclass(load("retrieval"), Environment)
+    own = tmp_path / "own.py"
+    for text, wrong in (("x = 1", "has no class Environment"), ("import nothing_there", "fails when loaded")):
+        own.write_text(text)
+        with pytest.raises(SetupError, match=wrong):
+            load(str(own))
+    with pytest.raises(SetupError, match=r"is no \.py file"):
+        load("retrieve")
+    monkeypatch.delenv(retrieval.VARIABLE, raising=False)
+    with pytest.raises(SetupError, match="set LIBRARY"):
+        load("retrieval").check()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad.jsonl").write_text('{"title": "a"}\n')
+    for path, wrong in (("empty", "holds no document"), ("bad.jsonl", "line 1"), ("gone", "is no folder")):
+        monkeypatch.setenv(retrieval.VARIABLE, str(tmp_path / path))
+        with pytest.raises(SetupError, match=wrong):
+            load("retrieval").check()
+
+
+def test_settings_come_from_variables():
+    assert Settings.from_variables({"GRPO_ENVIRONMENT": "retrieval"}).limits == Limits()
+    given = {"GRPO_ENVIRONMENT": "e", "GRPO_TURN_LIMIT": "3", "GRPO_TOOL_SECONDS": "0.5", "GRPO_MAX_BRANCHES": "0"}
+    assert Settings.from_variables(given) == Settings("e", Limits(3, Limits.seconds, 0.5), 1)
+    for name, value in (("TURN_LIMIT", "0"), ("ROLLOUT_SECONDS", "x"), ("TOOL_SECONDS", "-1"), ("MAX_BRANCHES", "-1")):
+        with pytest.raises(SetupError, match=name):
+            Settings.from_variables({"GRPO_ENVIRONMENT": "e", f"GRPO_{name}": value})
+    with pytest.raises(SetupError, match="set ENVIRONMENT"):
+        Settings.from_variables({})
+
+
+class StandInAPI(BaseHTTPRequestHandler):
+    """A stand-in for a model behind the OpenAI protocol: searches, reads what it found, then answers."""
+
+    seen: ClassVar[list] = []
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.seen.append(asked)
+        results = [message["content"] for message in asked["messages"] if message["role"] == "tool"]
+        message = {"role": "assistant", "content": None}
+        if not results:
+            message["tool_calls"] = [call("search", {"query": "bridges"}, "x1"), call("read", {"document": 2}, "x2")]
+        else:
+            message["content"] = "\\boxed{417}" if "417" in "".join(results) else "unknown"
+        choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if not results else "stop"}
+        usage = {"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14}
+        body = json.dumps({"id": "c", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice],
+                           "usage": usage}).encode()  # fmt: skip
+        self.send_response(200 if asked["model"] == "m" else 400)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        """Says nothing."""
+
+
+@pytest.fixture
+def api():
+    StandInAPI.seen = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), StandInAPI)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/v1"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_the_same_environment_evaluates_a_model_behind_an_api(api, corpus, tmp_path, monkeypatch, capsys):
+    data, out = tmp_path / "data.jsonl", tmp_path / "out"
+    data.write_text('{"id": "b", "prompt": "How many bridges?", "label": "417"}\n')
+    command = ["--environment", "retrieval", "--data", str(data), "--base-url", api, "--out", str(out), "--n", "3"]
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    assert conversations.main([*command, "--model", "m"]) == 2 and not StandInAPI.seen
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    assert conversations.main([*command, "--model", "m"]) == 0
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["conversations"] == 3 and summary["correct"] == 1 and summary["tokens"] == 10
+    records = [json.loads(line) for line in (out / "conversations.jsonl").read_text().splitlines()]
+    assert all(record["ending"] == "done" and "417 bridges" in record["messages"][3]["content"] for record in records)
+    assert {tool["function"]["name"] for tool in StandInAPI.seen[0]["tools"]} == {"search", "read"}
+    assert all("name" not in message for asked in StandInAPI.seen for message in asked["messages"])
+    assert conversations.main([*command, "--model", "m"]) == 2  # the folder is not empty
+    assert "is not empty" in capsys.readouterr().err
+    command[-3] = str(tmp_path / "other")
+    assert conversations.main([*command, "--model", "unknown"]) == 1
+    assert json.loads((tmp_path / "other" / "summary.json").read_text())["failed"] == 3
