@@ -109,7 +109,7 @@ SCHEMA = (
     Metric("judge_tokens", "token", 4, "tokens that the judge was sent and answered, mean of the samples", "reward"),
     Metric("reward_missing", "share", 4, "samples without a reward: they take no part in the update", "openrlhf",
            (None, 0.01)),
-    Metric("token_mismatch", "", 3, "turns of a rollout in which the engine had other tokens than we gave it, or no log-probs",
+    Metric("token_mismatch", "", 3, "turns of a rollout for which the engine had other tokens or no log-probs",
            "rollout", (None, 0.0)),
     Metric("turns", "", 3, "turns of a rollout in an environment", "rollout"),
     Metric("tool_calls", "", 3, "tool calls of a rollout", "rollout"),
