@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Sequence
-from copy import copy
+from copy import deepcopy
 from typing import Any
 
 from grpo.multi_turn.conversation import ContextFull, Limits, Outcome, converse, scored
@@ -63,13 +63,14 @@ class EnginePolicy:
         return message, sampled.finish_reason == "length"
 
     def _params_of_turn(self, room: int) -> Any:
-        params = copy(self._params)
+        params = deepcopy(self._params)
         params.max_tokens = min(params.max_tokens, room)
         params.min_tokens = min(params.min_tokens, params.max_tokens)
         params.stop_token_ids = self._template.stop_ids
         params.logprobs = params.logprobs or 0  # of the sampled token alone
         if params.seed is not None:
             params.seed += self._turn * SEED_STRIDE
+        params.__post_init__()  # derives what `min_tokens` forbids from the stop tokens
         return params
 
     def _keep(self, prompt: list[int], given: list[int], tokens: list[int], log_probs: list[float] | None) -> None:

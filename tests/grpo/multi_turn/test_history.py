@@ -213,7 +213,8 @@ def test_seeds_of_turns_differ_and_the_first_is_that_of_a_single_turn():
     _, engine, _, _ = rolled("qwen3", [call("qwen3"), answer("qwen3")])
     seeds = [each.seed for each in engine.params]
     assert seeds[0] == 1 and len(set(seeds)) == 2
-    assert all(each.logprobs == 0 for each in engine.params)
+    for each in engine.params:
+        assert each.logprobs == 0 and each.all_stop_token_ids == set(each.stop_token_ids) != set()
 
 
 def test_only_so_many_samples_of_a_rollout_are_kept():
