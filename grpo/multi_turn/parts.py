@@ -4,6 +4,7 @@ Text is encoded by runs, from one special token to the next, as a tokenizer enco
 special token inside a message's content stays text: an environment cannot end a turn or speak for another role.
 """
 
+import bisect
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -157,8 +158,9 @@ class Codec:
         same = next((i for i, (a, b) in enumerate(zip(unit.text, other, strict=False)) if a != b), None)
         same = min(len(unit.text), len(other)) if same is None else same
         place = unit.start  # the token in which the texts part
-        while place < unit.end and same and len(self._text(tokens[unit.start : place + 1])) <= same:
-            place += 1
+        if same:
+            ends = range(unit.start, unit.end)
+            place += bisect.bisect_right(ends, same, key=lambda end: len(self._text(tokens[unit.start : end + 1])))
         render = "".join(each.text for each in rendered)
         return Difference(place, unit.start, self.decode(tokens[place : place + 12]), render[same : same + 60])
 

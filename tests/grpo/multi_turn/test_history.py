@@ -1,6 +1,7 @@
 """A rollout's samples against an engine that keeps its own books."""
 
 import asyncio
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -222,3 +223,17 @@ def test_only_so_many_samples_of_a_rollout_are_kept():
     policy, _, _, response = rolled("qwen3", script, Library(replies=["a", "b", "c"]), max_samples=2)
     assert len(policy.history.samples) == 4 and len(response["branches"]) == 1
     assert response["extra_logs"]["branches_dropped"] == 2
+
+
+def test_an_edit_late_in_a_long_text_is_named_quickly():
+    template = template_for(TOKENIZERS["qwen3"])
+    history, words = History(template.codec), "hello world " * 20_000
+    history.prompt(template.render([{"role": "user", "content": words}]))
+    history.add([1], [-1.0])
+    started = time.monotonic()
+    history.prompt(template.render([{"role": "user", "content": words[:-6] + "WORLD "}]))
+    history.add([1], [-1.0])
+    assert time.monotonic() - started < 5
+    (why,) = history.differences
+    assert "sampled ' world <|im_end|>" in why  # the token holds the space too
+    assert "rendered 'WORLD" in why
