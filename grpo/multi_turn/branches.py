@@ -136,6 +136,14 @@ def attach_items(items: list[Any], batch: Any, split: Callable[[Any], list[Any]]
     return items
 
 
-def rows(items: Sequence[Any]) -> list[Any]:
-    """Return the rows of a training micro-batch: its rollouts, then their branches."""
-    return [*items, *(row for item in items for row in getattr(item, "branches", ()))]
+def joined(make: Callable[..., Any], items: Sequence[Any], *options: Any) -> Any:
+    """Return a training micro-batch: its rollouts, then their branches.
+
+    Its ``info`` is that of the rollouts alone: a mean over it counts each rollout once.
+
+    Args:
+        make: OpenRLHF's ``make_experience_batch``.
+    """
+    batch = make([*items, *(row for item in items for row in getattr(item, "branches", ()))], *options)
+    batch.info = {key: values[: len(items)] for key, values in batch.info.items()}
+    return batch
