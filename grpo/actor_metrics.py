@@ -23,7 +23,7 @@ class MicroBatch:
 
     Attributes:
         samples: place of each sample in the rollout.
-        lengths: sampled tokens of each.
+        lengths: sampled tokens of each, then of their branches (:mod:`grpo.multi_turn.branches`).
         loss: what was differentiated, without scaling.
         log_probs: of the trained policy before the update.
         log_ratios: those minus the log-probs of the policy that sampled.

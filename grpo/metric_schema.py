@@ -117,7 +117,7 @@ SCHEMA = (
     Metric("ended_by_turns", "share", 3, "rollouts that the limit of turns ended", "rollout", (None, 0.3)),
     Metric("ended_by_time", "share", 3, "rollouts that the limit of time ended", "rollout", (None, 0.05)),
     Metric("ended_by_length", "share", 3, "rollouts that ran out of tokens", "rollout", (None, 0.3)),
-    Metric("environment_tokens", "token", 3, "what tools and users said since the history was last rewritten", "rollout"),
+    Metric("environment_tokens", "token", 3, "what tools and users said since the last rewriting", "rollout"),
     Metric("branches", "", 5, "times that a rollout's history was rewritten, each of which begins a sample",
            "rollout"),
     Metric("branches_dropped", "", 5, "samples of a rollout that are not trained on (MAX_BRANCHES)", "rollout",

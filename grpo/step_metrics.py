@@ -19,6 +19,9 @@ def before_training(experiences: Sequence[Any]) -> None:
     """Number the samples in ``info``, by which the notes of the ranks find back to them."""
     for experience in experiences:
         experience.info["sample"] = torch.tensor(experience.index)
+        for place, branches in zip(experience.index, getattr(experience, "branches", ()), strict=False):
+            for row in branches:
+                row.info["sample"] = torch.tensor([place])
 
 
 def merge(status: dict[str, Any], result: dict[str, Any]) -> None:

@@ -89,7 +89,7 @@ def log_probs_by_sample(micro_batches: Sequence[MicroBatch]) -> dict[int, torch.
     """
     found: dict[int, torch.Tensor] = {}
     for batch in (batch for batch in micro_batches if not batch.updates):
-        for place, values in zip(batch.samples, batch.log_probs.split(batch.lengths), strict=True):
+        for place, values in zip(batch.samples, batch.log_probs.split(batch.lengths), strict=False):
             found.setdefault(place, values)
     return found
 

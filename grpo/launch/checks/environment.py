@@ -39,6 +39,9 @@ def check_environment(config: Config) -> Iterator[Problem]:
     if args.advantage_estimator not in ESTIMATORS:
         text = f"--advantage_estimator {args.advantage_estimator} has no one advantage for a rollout in an environment"
         yield Problem(in_variables(text), f"use one of {', '.join(ESTIMATORS)}")
+    if args.loss_aggregation != "token_mean":
+        text = f"--loss_aggregation {args.loss_aggregation} would count a rollout as often as its history is rewritten"
+        yield Problem(in_variables(text), "use token_mean")
     if args.init_kl_coef > 0 and not args.use_kl_loss:
         text = "a KL penalty in the reward makes an advantage of each token, and a rollout's samples share one"
         yield Problem(text, "add --use_kl_loss")

@@ -11,9 +11,12 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker, S
 from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 from torch.utils.data import DataLoader
 
+from grpo import step_metrics
+from grpo.actor_metrics import MicroBatch
 from grpo.multi_turn import branches
 from grpo.multi_turn.rollout import EnginePolicy, Limits, roll_out
 from grpo.multi_turn.templates import template_for
+from grpo.update_metrics import log_probs_by_sample
 from tests.grpo.multi_turn.dialects import TOKENIZERS
 from tests.grpo.multi_turn.scripted import Library, ScriptedEngine, params
 
@@ -89,6 +92,23 @@ def buffered(made, micro):
     for batch in made:
         buffer.append(batch)
     return buffer
+
+
+def test_the_ranks_notes_find_back_to_the_rollouts(monkeypatch):
+    """The first of the log-probs noted for a micro-batch are those of its rollouts, without their branches."""
+    rollouts, made = four(monkeypatch)
+    step_metrics.before_training(made)
+    found = {}
+    for batch in DataLoader(buffered(made, 2), batch_size=2, collate_fn=NaiveReplayBuffer(2).collate_fn):
+        mask, log_probs = batch.action_mask.bool(), -batch.sequences[:, 1:] / 100.0
+        places = [int(place) for place in batch.info["sample"]]
+        empty = torch.zeros(0)
+        note = MicroBatch(places, mask.sum(-1).tolist(), 0.0, log_probs[mask], empty, empty, empty, empty)
+        assert len(places) == 2 and len(note.lengths) == 2 + sum(len(rollouts[place].branches) for place in places)
+        found |= log_probs_by_sample([note])
+    for place, rollout in enumerate(rollouts):
+        mask = rollout.action_mask.bool()
+        assert torch.equal(found[place], (-rollout.sequences[:, 1:] / 100.0)[mask])
 
 
 @pytest.mark.parametrize("micro", [1, 2])

@@ -38,6 +38,7 @@ def test_a_sound_environment_passes_without_a_judge(in_environment, monkeypatch:
         ({"MAX_BRANCHES": "-1"}, {}, "MAX_BRANCHES is '-1'", "0 or more"),
         ({}, {"apply_chat_template": True}, "renders its messages itself", "--apply_chat_template"),
         ({}, {"advantage_estimator": "reinforce"}, "ADVANTAGE_ESTIMATOR reinforce", "dr_grpo"),
+        ({}, {"loss_aggregation": "constant"}, "LOSS_AGGREGATION constant", "use token_mean"),
         ({}, {"disable_fast_tokenizer": True}, "fast tokenizer", "--disable_fast_tokenizer"),
     ],
 )
