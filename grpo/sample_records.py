@@ -35,7 +35,7 @@ def describe_samples(samples: Sequence[Any], tokenizer: Any, limit: int | None =
     ]
 
 
-def _describe(place: int, sample: Any, tokenizer: Any, logs: dict[str, float | None]) -> Record:
+def _describe(place: int, sample: Any, tokenizer: Any, logs: dict[str, Any]) -> Record:
     tokens = response_tokens(sample)
     response = tokenizer.decode(tokens, skip_special_tokens=False)
     return {
@@ -65,7 +65,7 @@ def _answer(response: str) -> str | None:
         return None
 
 
-def extremes(logs: Sequence[dict[str, float | None]]) -> dict[int, list[str]]:
+def extremes(logs: Sequence[dict[str, Any]]) -> dict[int, list[str]]:
     """Return the places of the samples to read first, each with what it is the extreme of.
 
     Args:
@@ -80,6 +80,7 @@ def extremes(logs: Sequence[dict[str, float | None]]) -> dict[int, list[str]]:
         ("longest", everyone, "response_length", float),
         ("most surprising", everyone, "surprisal", float),
         ("largest loss", everyone, "micro_batch_loss", abs),
+        ("least likely token", everyone, "lowest_log_prob", operator.neg),
     ):
         known = [(size(value), place) for place in places if (value := logs[place].get(name)) is not None]
         if known:

@@ -12,7 +12,10 @@ import torch
 from grpo import forward_mode
 from grpo.actor_metrics import MicroBatch
 from grpo.experience_metrics import experience_metrics
+from grpo.improbable import least_likely
 from grpo.update_metrics import engine_metrics, gradient_metrics, log_probs_by_sample, policy_metrics
+
+IMPROBABLE = 3  # tokens of each sample that are shown with their context
 
 
 def before_training(experiences: Sequence[Any]) -> None:
@@ -55,6 +58,25 @@ def after_training(
     status.update(gradient_metrics(status.get("grad_norms", [])))
     status.update(engine_metrics(trainer, engine))
     _add_details(samples, experiences, micro_batches, trainer, engine)
+    if tokenizer is not None:
+        for place, sample in enumerate(samples):
+            sample.details["improbable_tokens"] = improbable_tokens(sample, trainer.get(place), tokenizer)
+
+
+def improbable_tokens(sample: Any, trainer: torch.Tensor | None, tokenizer: Any) -> list[dict[str, Any]]:
+    """Return the IMPROBABLE least likely sampled tokens of a sample, see :func:`grpo.improbable.least_likely`.
+
+    Args:
+        sample: ``Experience`` of one sample; without the engine's log-probs it has none to name.
+        trainer: the trainer's log-probs of its sampled tokens, ``[T]``, where it has made them.
+    """
+    if sample.rollout_log_probs is None:
+        return []
+    mask, ours = sample.action_mask.bool(), None
+    if trainer is not None:
+        ours = torch.zeros_like(sample.rollout_log_probs).masked_scatter(mask, trainer.to(sample.rollout_log_probs))
+    found = least_likely(sample.sequences, mask, sample.rollout_log_probs, ours, tokenizer.decode, IMPROBABLE)
+    return [{name: value for name, value in row.items() if name != "sample"} for row in found]
 
 
 def _by_sample(experiences: Sequence[Any], name: str) -> Iterator[tuple[int, torch.Tensor]]:
@@ -87,12 +109,13 @@ def _add_details(
     advantages = dict(_by_sample(experiences, "advantages"))
     losses = {place: batch.loss for batch in micro_batches for place in batch.samples}
     for place, sample in enumerate(samples):
-        details: dict[str, float] = {}
+        details: dict[str, Any] = {}
         if len(advantages.get(place, ())):
             details["advantage"] = float(advantages[place].double().mean())
         if place in losses:
             details["micro_batch_loss"] = losses[place]
         if len(trainer.get(place, ())):
             details["surprisal"] = -float(trainer[place].double().mean())
+            details["lowest_log_prob"] = float(trainer[place].min())
             details.update(engine_metrics({place: trainer[place]}, engine))
         sample.details = details

@@ -2,8 +2,8 @@
 
 python -m scripts.logprobs RUN_DIR [--step N] [--count 20] [--json]
 
-Reads samples/improbable_N.jsonl: one JSON object a token, with `sample`, `position`, `before`, `token`, `after`,
-`engine` and `trainer` (log-probs, nat; null where there is none), as :func:`grpo.improbable.least_likely` makes them.
+Reads `improbable_tokens` of each record in samples/step_N.jsonl: `position`, `before`, `token`, `after`, `engine` and
+`trainer` (log-probs, nat; null where there is none), as :func:`grpo.improbable.least_likely` makes them.
 "!" marks tokens of which the two differ by more than 1 nat. Exit code: 0 shown, 2 nothing to show.
 """
 
@@ -20,17 +20,18 @@ APART = 1.0  # nat
 
 def steps_of(run_dir: Path) -> dict[int, Path]:
     """Return the file of each step."""
-    files = (run_dir / "samples").glob("improbable_*.jsonl")
+    files = (run_dir / "samples").glob("step_*.jsonl")
     return {int(file.stem.rpartition("_")[2]): file for file in files}
 
 
 def read(run_dir: Path, step: int | None, count: int) -> list[dict[str, Any]]:
     """Return the least likely tokens of a step, or of all steps, each with its `step`."""
     rows = [
-        {"step": number, **row}
+        {"step": number, "sample": record.get("sample"), **token}
         for number, file in sorted(steps_of(run_dir).items())
         if step in (None, number)
-        for row in read_rows(file)
+        for record in read_rows(file)
+        for token in record.get("improbable_tokens") or ()
     ]
     return sorted(rows, key=lowest)[:count]
 

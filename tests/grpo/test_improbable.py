@@ -27,18 +27,18 @@ def test_the_least_likely_trained_tokens_come_first_and_no_others(seed, count, h
 
 def test_the_report_marks_where_engine_and_trainer_differ(tmp_path, capsys):
     (tmp_path / "samples").mkdir()
-    base = {"sample": 0, "before": "so ", "after": " on", "engine": -9.0, "trainer": -9.1}
+    base = {"before": "so ", "after": " on", "engine": -9.0, "trainer": -9.1}
     rows = [{**base, "position": 5, "token": "and"}, {**base, "position": 6, "token": "\n", "trainer": -2.0}]
     rows.append({**base, "position": 7, "token": "x", "engine": -12.5, "trainer": None})
     for step, part in ((1, rows[:1]), (12, rows[1:])):
-        lines = "".join(json.dumps(row) + "\n" for row in part)
-        (tmp_path / "samples" / f"improbable_{step}.jsonl").write_text(lines)
+        lines = "".join(json.dumps({"sample": 7, "improbable_tokens": [row]}) + "\n" for row in part)
+        (tmp_path / "samples" / f"step_{step}.jsonl").write_text(lines + '{"sample": 8}\n')
     assert logprobs.main([str(tmp_path)]) == 0
     shown = capsys.readouterr().out.splitlines()[1:]
     assert [line.startswith("!") for line in shown] == [False, False, True]  # -12.5, -9.1, -9.0
     assert '"so >>x<< on"' in shown[0] and '"so >>\\n<< on"' in shown[2] and "-2.000" in shown[2]
     assert logprobs.main([str(tmp_path), "--step", "1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"step": 1, **rows[0]}
+    assert json.loads(capsys.readouterr().out) == {"step": 1, "sample": 7, **rows[0]}
     assert logprobs.main([str(tmp_path), "--step", "3"]) == 2
     assert "there are 1, 12" in capsys.readouterr().err
     assert logprobs.main([str(tmp_path / "none")]) == 2

@@ -107,7 +107,8 @@ def run_step(samples: list[dict], seed: int, size: int, ranks: int, on_policy: b
         trainer = SimpleNamespace(args=arguments(on_policy), actor=SimpleNamespace(model=model))
         share = [Experience(**vars(experience)) for experience in experiences[rank::ranks]]
         step_metrics.merge(status, train_rank(trainer, share, samples, size))
-    step_metrics.after_training(status, experiences, single, arguments(on_policy), None)
+    tokenizer = SimpleNamespace(decode=str, encode=lambda *_, **__: [0], added_tokens_decoder={})
+    step_metrics.after_training(status, experiences, single, arguments(on_policy), tokenizer)
     return status, single
 
 
@@ -151,6 +152,10 @@ def test_they_are_those_of_float64_in_any_batching_on_any_number_of_ranks(seed, 
         assert sample.details["advantage"] == pytest.approx(known["advantage"], rel=1e-5)
         before = known["log_probs"] if on_policy else known["old"]
         assert sample.details["surprisal"] == pytest.approx(-before.mean(), rel=1e-4, abs=1e-5)
+        tokens = sample.details["improbable_tokens"]
+        assert len(tokens) == min(3, len(before))
+        first = min(np.minimum(before, known["engine"]))
+        assert min(tokens[0]["trainer"], tokens[0]["engine"]) == pytest.approx(first, rel=1e-4)
         assert sample.details["logprob_diff_max"] == pytest.approx(np.abs(before - known["engine"]).max(), abs=1e-4)
 
 

@@ -189,10 +189,11 @@ def test_an_evaluation_draws_its_own_number_of_samples(load, monkeypatch):
 def test_accepted_samples_survive_the_end_of_the_prompts(load, monkeypatch):
     module, this = generator(load, dynamic_filtering_reward_range=(0.0, 1.0))
     loader = iter([(["s"], [f"p{i}"], ["l"]) for i in range(2)])
-    scored = {"p0": [0.0, 1.0], "p1": [1.0, 1.0]}  # p1 has no spread: filtered out, and no prompt is left to replace it
+    # p1 has no spread: filtered out, and no prompt is left to replace it
+    scored = {"p0": [{"score": 0.0}, {"score": 1.0}], "p1": [{"score": 1.0}] * 2}
     this._dispatch_prompts_to_vllm = lambda prompts, labels, **_: list(prompts)
-    this._process_response_into_experience = lambda score, **_: SimpleNamespace(
-        scores=torch.tensor([score]), prompts=["p"]
+    this._process_response_into_experience = lambda response, **_: SimpleNamespace(
+        scores=torch.tensor([response["score"]]), prompts=["p"]
     )
     rollout.begin_stage(this, "train 1")
     monkeypatch.setattr(module.ray, "wait", lambda refs, **_: (refs[:1], refs[1:]))
