@@ -18,7 +18,7 @@ from peft import PeftModel
 from transformers import AutoTokenizer
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssPreTrainedModel, GptOssRotaryEmbedding
 
-from grpo import adapter, cluster, cpu_matmul, loading
+from grpo import adapter, cluster, cpu_matmul, loading, vocabulary
 from grpo.engine import check_receipts, shared_place
 
 FLAGS = [
@@ -183,6 +183,7 @@ def reference(stack, texts, synced, tiny_model) -> PeftModel:
     base = loading.load_gpt_oss(tiny_model / "mxfp4")
     saved = f"{stack.args.ckpt_path}/step_7/adapter"
     model = PeftModel.from_pretrained(base, saved, autocast_adapter_dtype=False).eval()
+    model.rows = vocabulary.allocated(AutoTokenizer.from_pretrained(tiny_model / "mxfp4"))
     library = cpu_matmul.replace_kernels() if cpu_matmul.is_needed() else None  # as in the trainer
     bf16 = torch.cat([log_probs(model, text) for text in texts])
     if library:
@@ -246,9 +247,10 @@ def round_output(module, inputs, output):
 
 
 def log_probs(model, tokens: list[int]) -> torch.Tensor:
+    """Of tokens 1.., among the rows of the vocabulary that stand for tokens."""
     ids = torch.tensor([tokens])
     with torch.no_grad():
-        logits = model(ids).logits[0, :-1].float()
+        logits = model(ids).logits[0, :-1, : model.rows].float()
     return logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
 
 
@@ -313,6 +315,18 @@ def send(engine, flat: torch.Tensor, specs: list[adapter.TensorSpec]) -> None:
     buffer = flat.view(torch.uint8).numpy()
     receipts = ray.get(engine.load_adapter.remote(buffer, [asdict(spec) for spec in specs]))
     check_receipts([receipts], adapter.Receipt.of(flat, specs))
+
+
+def test_no_engine_samples_what_stands_for_no_token(stack, texts, reference):
+    """Not even where a request favours these rows over all others."""
+    from vllm import SamplingParams
+
+    total = reference.config.vocab_size
+    assert reference.rows < total
+    favoured = {row: 100.0 for row in range(reference.rows, total)}
+    params = SamplingParams(max_tokens=8, min_tokens=8, logit_bias=favoured, seed=1)
+    outputs = ray.get([engine.generate.remote(texts[0], params) for engine in stack.engines])
+    assert all(token < reference.rows for output in outputs for token in output.outputs[0].token_ids)
 
 
 @pytest.mark.timeout(120)
