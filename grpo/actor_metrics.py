@@ -4,6 +4,7 @@ Ranks reduce nothing: they return their notes with the status of ``ppo_train``, 
 :mod:`grpo.step_metrics` computes the metrics of the step from all of them at once.
 """
 
+import logging
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,8 @@ from deepspeed.accelerator import get_accelerator
 from grpo import forward_mode
 from grpo.adapter import adapter_parameters
 from grpo.zero import whole_shape
+
+logger = logging.getLogger("openrlhf.grpo.actor_metrics")
 
 CHUNK = 256  # positions: the softmax of 4096 tokens over the whole vocabulary has 3.3 GB
 
@@ -56,12 +59,21 @@ class ActorMetrics:
 
     def __init__(self, trainer: Any) -> None:
         self._args, self._engine = trainer.args, trainer.actor.model
+        self._errors = 0
         self._norms: list[float] = []
         self._micro_batches: list[MicroBatch] = []
         self._seen_steps = self._engine.global_steps
 
+    def note(self, *arguments: Any) -> None:
+        """Note a micro-batch, see :meth:`_note`; one that cannot be noted is counted and ends nothing."""
+        try:
+            self._note(*arguments)
+        except Exception:
+            self._errors += 1
+            logger.exception("a micro-batch has no metrics")
+
     @torch.no_grad()
-    def note(
+    def _note(
         self,
         experience: Any,
         log_probs: torch.Tensor,
@@ -117,14 +129,17 @@ class ActorMetrics:
 
         - ``micro_batches``: this rank's, in the order in which they were trained on.
         - ``grad_norms``: L2 norm before clipping of each optimizer step, of all ranks together.
+        - ``metric_errors``: micro-batches that are missing.
         - ``optimizer_step``: how many steps were made since the run started.
         - ``sync_bytes``, ``device_memory``: see :mod:`grpo.metric_schema`.
         """
         norms, self._norms = self._norms, []
         micro_batches, self._micro_batches = self._micro_batches, []
+        errors, self._errors = self._errors, 0
         return {
             "micro_batches": micro_batches,
             "grad_norms": norms,
+            "metric_errors": float(errors),
             "optimizer_step": float(self._seen_steps),
             "sync_bytes": float(adapter_bytes(self._engine.module)),
             "device_memory": float(_peak_device_memory()),

@@ -38,8 +38,8 @@ def evaluate(trainer: Any, step: int, generate_kwargs: dict[str, Any]) -> None:
     result = summarise_by_source(records, [group_size])
     result["seconds"] = time.monotonic() - started
 
+    trainer.run_log.write_samples(f"eval_{step}", records)  # first: the line says that the evaluation is done
     trainer.run_log.write_eval(step, result)
-    trainer.run_log.write_samples(f"eval_{step}", records)
     if result["ungraded"]:
         logger.error("%d of %d evaluation samples could not be graded", result["ungraded"], len(samples))
     logger.info("held-out evaluation at step %d: %s", step, result)

@@ -15,6 +15,8 @@ from grpo.thinking_metrics import thinking_metrics
 
 NGRAM = 3
 
+_JUDGED = ("judge_quality", "judge_calls", "judge_cached", "judge_failed")
+
 
 def experience_metrics(experiences: Sequence[Any], group_size: int, tokenizer: Any = None) -> dict[str, float]:
     """Return the metrics of one rollout batch.
@@ -60,17 +62,22 @@ def experience_metrics(experiences: Sequence[Any], group_size: int, tokenizer: A
 
 def _honesty(experiences: Sequence[Any], rewards: torch.Tensor) -> dict[str, torch.Tensor | None]:
     """Whether the reward follows correctness, and what the judge thinks of right and of wrong samples."""
-    correct = _of_info(experiences, "correct")
-    if correct is None:
+    columns = {name: _of_info(experiences, name) for name in ("correct", "reward_missing", "reward_error", *_JUDGED)}
+    if columns["correct"] is None:
         return {}
+    known = torch.ones_like(rewards, dtype=torch.bool)
+    for name in ("reward_missing", "reward_error"):  # what these have in place of numbers are means of the others
+        if (missing := columns[name]) is not None:
+            known &= missing < 0.5
+    correct, rewards = columns["correct"][known], rewards[known]
     right = correct > 0.5
-    found = {"reward_correct_correlation": correlation(rewards, correct)}
+    found = {"reward_correct_correlation": correlation(rewards, correct) if len(rewards) else None}
     if right.any():
         high = rewards >= rewards[right].quantile(0.5)
         found["high_reward_wrong"] = (high & ~right).double().sum() / high.double().sum()
-    quality, calls, cached = (_of_info(experiences, f"judge_{name}") for name in ("quality", "calls", "cached"))
-    failed = _of_info(experiences, "judge_failed")
-    if quality is not None and calls is not None and cached is not None and failed is not None:
+    judged = [columns[name] for name in _JUDGED]
+    if all(column is not None for column in judged):
+        quality, calls, cached, failed = (column[known] for column in judged if column is not None)
         is_judged = (calls + cached > 0) & (failed < 0.5)
         for name, part in (("right", right & is_judged), ("wrong", ~right & is_judged)):
             found[f"judge_quality_{name}"] = quality[part].mean() if part.any() else None

@@ -113,6 +113,8 @@ def _adapter(args: argparse.Namespace) -> Iterator[str]:
         )
     if args.load_in_4bit:
         yield "--load_in_4bit requantises an MXFP4 model to NF4: leave it out"
+    if args.deepspeed_enable_sleep:
+        yield "--deepspeed_enable_sleep moves what --offload and --adam_offload keep on the host: leave it out"
     if args.vllm_enable_sleep:
         yield "--vllm_enable_sleep discards the adapter in the engines: leave it out"
 

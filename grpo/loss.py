@@ -30,8 +30,9 @@ class PolicyLoss(nn.Module):
         args: OpenRLHF's, with ``loss_aggregation`` of :mod:`grpo.flags`.
 
     Attributes:
-        per_token: of the last call, ``[B, A]`` by name, what metrics are means of over the sampled tokens: ``vllm_kl``
-            and those of :func:`grpo.importance.weights` with the correction, ``advantage_clipped`` with a clip.
+        per_token: of the last call, ``[B, A]`` by name, what metrics are means of over the sampled tokens:
+            ``clip_ratio_low`` and ``clip_ratio_high``; ``vllm_kl`` and those of :func:`grpo.importance.weights` with
+            the correction, ``advantage_clipped`` with a clip, ``kl`` and ``logprobs_diff`` with a KL loss.
     """
 
     def __init__(self, args: Any) -> None:
@@ -84,6 +85,16 @@ class PolicyLoss(nn.Module):
             sums = sums / mask.sum(-1).clamp(min=1)
         return sums.sum() * self.scale
 
+    def divergence(self, kl: torch.Tensor, log_ratio: torch.Tensor, action_mask: torch.Tensor) -> torch.Tensor:
+        """Return this micro-batch's share of the KL loss, and note it for the metrics; after :meth:`forward`.
+
+        Args:
+            kl: ``[B, A]``, the estimate of each token.
+            log_ratio: ``[B, A]``, trained policy minus reference.
+        """
+        self.per_token |= {"kl": kl.detach(), "logprobs_diff": log_ratio.detach()}
+        return self.aggregate(kl, action_mask)
+
     def forward(
         self,
         log_probs: torch.Tensor,
@@ -127,7 +138,10 @@ class PolicyLoss(nn.Module):
             )
             self.per_token |= {**found, "vllm_kl": -mismatch}
             loss, vllm_kl = weights * loss, token_mean(-mismatch, mask)
-        clip_ratio = token_mean(clipped < plain, mask)
+        is_clipped = clipped < plain
+        self.per_token["clip_ratio_low"] = (is_clipped & (advantages < 0)).float()
+        self.per_token["clip_ratio_high"] = (is_clipped & (advantages > 0)).float()
+        clip_ratio = token_mean(is_clipped, mask)
         return self.aggregate(loss, mask), clip_ratio, token_mean(-token_log_ratio.detach(), mask), vllm_kl
 
     def _clip(self, advantages: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

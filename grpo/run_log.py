@@ -73,7 +73,13 @@ class RunLog:
         Args:
             samples: ``Experience`` of one sample each.
         """
-        self.write_samples(f"step_{step}", describe_samples(samples, tokenizer, self._sample_limit))
+        try:
+            records = describe_samples(samples, tokenizer, self._sample_limit)
+        except Exception:  # a checkpoint of this step comes next: what people would read must not cost it
+            self._lost += 1
+            logger.exception("the samples of step %d were not written", step)
+            return
+        self.write_samples(f"step_{step}", records)
 
     def write_step(self, step: int, status: dict[str, Any]) -> None:
         """Append the line of one global step to metrics.jsonl, and start the clock of the next.
@@ -124,19 +130,24 @@ class RunLog:
     def write_samples(self, name: str, samples: Sequence[dict[str, Any]]) -> None:
         """Write one file of rollouts, ``samples/<name>.jsonl``, one JSON object a sample."""
         lines = [json.dumps(_finite(sample), ensure_ascii=False) + "\n" for sample in samples]
-        self._write(self._samples / f"{name}.jsonl", "w", "".join(lines))
+        self._attempt(self._samples / f"{name}.jsonl", lambda file: replace(file, "".join(lines)))
 
     def _append(self, name: str, record: dict[str, Any]) -> None:
         file = self._metrics / name
         # What a full disk has cut ends here, and takes no other line with it.
         begin = "" if _ends_a_line(file) else "\n"
-        self._write(file, "a", begin + json.dumps(_finite(record), allow_nan=False) + "\n")
+        text = begin + json.dumps(_finite(record), allow_nan=False) + "\n"
 
-    def _write(self, path: Path, mode: str, text: str) -> None:
+        def append(file: Path) -> None:
+            with file.open("a", encoding="utf-8") as opened:
+                opened.write(text)
+
+        self._attempt(file, append)
+
+    def _attempt(self, path: Path, write: Callable[[Path], None]) -> None:
         # A full disk must not end a run of days: counted in `lost_writes`, logged, and tried again at the next line.
         try:
-            with path.open(mode, encoding="utf-8") as file:
-                file.write(text)
+            write(path)
         except OSError as error:
             self._lost += 1
             logger.error("%s was not written: %s", path, error)
@@ -166,6 +177,8 @@ def _finite(value: Any) -> Any:
     """Return ``value`` with null in place of numbers that JSON cannot hold."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -4,7 +4,8 @@ OpenRLHF averages over micro-batches what it averages. Here every number is comp
 samples of the step, so that it does not depend on how they were cut into micro-batches and spread over ranks.
 """
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from grpo.actor_metrics import MicroBatch
 from grpo.experience_metrics import experience_metrics
 from grpo.improbable import least_likely
 from grpo.update_metrics import engine_metrics, gradient_metrics, log_probs_by_sample, policy_metrics
+
+logger = logging.getLogger("openrlhf.grpo.step_metrics")
 
 IMPROBABLE = 3  # tokens of each sample that are shown with their context
 
@@ -30,7 +33,9 @@ def before_training(experiences: Sequence[Any]) -> None:
 def merge(status: dict[str, Any], result: dict[str, Any]) -> None:
     """Add what one rank's ``fit`` returned to the status of the step, and its notes to those of the others."""
     notes = status.get("micro_batches", []) + result.get("micro_batches", [])
-    status.update(result, micro_batches=notes)
+    most = max(status.get("device_memory", 0.0), result.get("device_memory", 0.0))
+    errors = status.get("metric_errors", 0.0) + result.get("metric_errors", 0.0)
+    status.update(result, micro_batches=notes, device_memory=most, metric_errors=errors)
 
 
 def after_training(
@@ -52,15 +57,27 @@ def after_training(
     trainer = log_probs_by_sample(micro_batches)
     if forward_mode.makes_old_log_probs(args):  # before the first update, and of all samples
         trainer = dict(_by_sample(experiences, "action_log_probs"))
-    status.update(_means(experiences))
-    status.update(experience_metrics(experiences, args.n_samples_per_prompt, tokenizer))
-    status.update(policy_metrics(micro_batches, args.eps_clip_low_high))
-    status.update(gradient_metrics(status.get("grad_norms", [])))
-    status.update(engine_metrics(trainer, engine))
-    _add_details(samples, experiences, micro_batches, trainer, engine)
+    parts: list[Callable[[], dict[str, float] | None]] = [
+        lambda: _means(experiences),
+        lambda: experience_metrics(experiences, args.n_samples_per_prompt, tokenizer),
+        lambda: policy_metrics(micro_batches),
+        lambda: gradient_metrics(status.get("grad_norms", [])),
+        lambda: engine_metrics(trainer, engine),
+        lambda: _add_details(samples, experiences, micro_batches, trainer, engine),
+        lambda: _add_tokens(samples, trainer, tokenizer),
+    ]
+    for part in parts:
+        try:
+            status.update(part() or {})
+        except Exception:  # the policy has been updated: a number that is missing must not end the run
+            status["metric_errors"] = status.get("metric_errors", 0.0) + 1
+            logger.exception("some metrics of this step are missing")
+
+
+def _add_tokens(samples: Sequence[Any], trainer: dict[int, torch.Tensor], tokenizer: Any) -> None:
     if tokenizer is not None:
         for place, sample in enumerate(samples):
-            sample.details["improbable_tokens"] = improbable_tokens(sample, trainer.get(place), tokenizer)
+            sample.details["least_likely_tokens"] = improbable_tokens(sample, trainer.get(place), tokenizer)
 
 
 def improbable_tokens(sample: Any, trainer: torch.Tensor | None, tokenizer: Any) -> list[dict[str, Any]]:
@@ -107,7 +124,10 @@ def _add_details(
 ) -> None:
     """Give each sample ``details``: its advantage, and what trainer and engine thought of its tokens (nat)."""
     advantages = dict(_by_sample(experiences, "advantages"))
-    losses = {place: batch.loss for batch in micro_batches for place in batch.samples}
+    losses: dict[int, float] = {}  # of several passes the largest
+    for batch in micro_batches:
+        for place in batch.samples:
+            losses[place] = max(losses.get(place, 0.0), batch.loss, key=abs)
     for place, sample in enumerate(samples):
         details: dict[str, Any] = {}
         if len(advantages.get(place, ())):

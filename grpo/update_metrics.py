@@ -10,39 +10,36 @@ from grpo.actor_metrics import MicroBatch
 IMPROBABLE = math.log(1e-4)
 
 
-def policy_metrics(micro_batches: Sequence[MicroBatch], clip: Sequence[float]) -> dict[str, float]:
-    """Return divergence, clipping, entropy and losses of a step; nothing where no token was trained on.
-
-    Args:
-        clip: how far the ratio may go below and above 1 before it is clipped.
-    """
+def policy_metrics(micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
+    """Return divergence, clipping, entropy and losses of a step; nothing where no token was trained on."""
     if not sum(batch.log_ratios.numel() for batch in micro_batches):
         return {}
-    log_ratios, advantages, entropy, unallocated = (
+    log_ratios, entropy, unallocated = (
         torch.cat([getattr(batch, name) for batch in micro_batches]).double()
-        for name in ("log_ratios", "advantages", "entropy", "unallocated")
+        for name in ("log_ratios", "entropy", "unallocated")
     )
-    ratios = log_ratios.exp()
-    low = ((ratios < 1 - clip[0]) & (advantages < 0)).double().mean()
-    high = ((ratios > 1 + clip[1]) & (advantages > 0)).double().mean()
-    losses = torch.tensor([batch.loss for batch in micro_batches], dtype=torch.float64)
-    usual = losses.abs().quantile(0.5)
+    losses = torch.tensor([batch.loss for batch in micro_batches], dtype=torch.float64).abs()
+    # A group whose samples all got one reward has a loss of 0, and there may be many of them.
+    usual = losses[torch.tensor([_has_advantage(batch) for batch in micro_batches])]
     found = {
         "ppo_kl": -log_ratios.mean(),
-        "ppo_clip_ratio": low + high,
-        "clip_ratio_low": low,
-        "clip_ratio_high": high,
-        "policy_loss_max": losses.abs().max(),
+        "policy_loss_max": losses.max(),
         "entropy": entropy.mean(),
         "entropy_p10": percentile(entropy, 0.1),
         "entropy_p90": percentile(entropy, 0.9),
         "unallocated_mass": unallocated.mean(),
     }
-    if usual > 0:
-        found["policy_loss_spike"] = losses.abs().max() / usual
+    if len(usual) and usual.quantile(0.5) > 0:
+        found["policy_loss_spike"] = losses.max() / usual.quantile(0.5)
     for name in {name: None for batch in micro_batches for name in batch.of_loss}:
         found[name] = torch.cat([batch.of_loss[name] for batch in micro_batches]).double().mean()
+    if "clip_ratio_low" in found:
+        found["ppo_clip_ratio"] = found["clip_ratio_low"] + found["clip_ratio_high"]
     return {name: float(value) for name, value in found.items()}
+
+
+def _has_advantage(batch: MicroBatch) -> bool:
+    return bool((batch.advantages.abs() > 1e-6).any())
 
 
 def gradient_metrics(norms: Sequence[float]) -> dict[str, float]:

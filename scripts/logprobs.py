@@ -2,7 +2,7 @@
 
 python -m scripts.logprobs RUN_DIR [--step N] [--count 20] [--json]
 
-Reads `improbable_tokens` of each record in samples/step_N.jsonl: `position`, `before`, `token`, `after`, `engine` and
+Reads `least_likely_tokens` of each record in samples/step_N.jsonl: `position`, `before`, `token`, `after`, `engine` and
 `trainer` (log-probs, nat; null where there is none), as :func:`grpo.improbable.least_likely` makes them.
 "!" marks tokens of which the two differ by more than 1 nat. Exit code: 0 shown, 2 nothing to show.
 """
@@ -31,7 +31,7 @@ def read(run_dir: Path, step: int | None, count: int) -> list[dict[str, Any]]:
         for number, file in sorted(steps_of(run_dir).items())
         if step in (None, number)
         for record in read_rows(file)
-        for token in record.get("improbable_tokens") or ()
+        for token in record.get("least_likely_tokens") or ()
     ]
     return sorted(rows, key=lowest)[:count]
 

@@ -25,8 +25,10 @@ _HEAD = """\
 Written by `python -m scripts.metrics > grpo/METRICS.md` from `grpo/metric_schema.py`; edit that.
 
 A line of `metrics.jsonl` is one step: its `step`, its `time` in seconds since 1970, the object `seconds` with the
-phases, and the other numbers by their names. Those of the source "eval" are in `eval.jsonl`. A number that could not be
-had in a step is null or left out.
+phases, `grad_norms` of the optimizer steps, and the other numbers by their names. A number that could not be had in a
+step is left out. A line of `eval.jsonl` has those of the source "eval", the interval `ci_low` and `ci_high`, `n`
+problems, `samples`, shares (`ungraded`, `no_final`, `no_answer`, `truncated`), mean lengths, `pass_at_k`, all of it
+again `by_source`, and its own `seconds`.
 
 A share is from 0 to 1, a nat a natural logarithm. A value in its healthy range needs no look; outside of it
 `scripts.watch` and `scripts.report` mark it. Where the range is empty, what is healthy depends on the run."""
@@ -39,12 +41,12 @@ def markdown() -> str:
     for tier, question in TIERS.items():
         rows = "".join(f"\n{_row(metric)}" for metric in SCHEMA if metric.tier == tier)
         parts.append(f"## {tier}. {question}")
-        parts.append("| metric | unit | meaning | healthy | source |\n|---|---|---|---|---|" + rows)
+        parts.append("| metric | unit | meaning | healthy | source | only with |\n|---|---|---|---|---|---|" + rows)
     return "\n\n".join(parts) + "\n"
 
 
 def _row(metric: Metric) -> str:
-    cells = [f"`{metric.name}`", metric.unit, metric.meaning, _range(metric), metric.source]
+    cells = [f"`{metric.name}`", metric.unit, metric.meaning, _range(metric), metric.source, metric.when]
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 

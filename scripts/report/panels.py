@@ -99,8 +99,7 @@ def _number(value: object) -> float | None:
 
 
 def missing(run: Run) -> list[str]:
-    """Return the numbers of the schema that a run has none of."""
+    """Return the numbers that every run has, and this one has none of."""
     have = {*series(run.metrics), *evaluations(run.evals)}
     models = {name.partition(".")[0] + ".*" for name in have}
-    known = [metric for metric in SCHEMA if metric.source != "environment" or "turns" in have]
-    return [metric.name for metric in known if metric.name not in have | models]
+    return [metric.name for metric in SCHEMA if not metric.when and metric.name not in have | models]

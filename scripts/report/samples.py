@@ -96,7 +96,7 @@ def extremes(rows: Sequence[Row]) -> list[tuple[Row, str]]:
         ("longest", max(rows, key=by_length, default=None)),
         ("of middle length", sorted(rows, key=by_length)[len(rows) // 2] if rows else None),
         ("no answer", next((row for row in rows if _number(row, "answered") == 0), None)),
-        *((why, _marked(rows, why)) for why in ("most surprising", "largest loss")),
+        *((why, _marked(rows, why)) for why in ("most surprising", "largest loss", "least likely token")),
     ]
     found: dict[int, tuple[Row, str]] = {}
     for why, row in candidates:

@@ -31,7 +31,7 @@ def test_the_report_marks_where_engine_and_trainer_differ(tmp_path, capsys):
     rows = [{**base, "position": 5, "token": "and"}, {**base, "position": 6, "token": "\n", "trainer": -2.0}]
     rows.append({**base, "position": 7, "token": "x", "engine": -12.5, "trainer": None})
     for step, part in ((1, rows[:1]), (12, rows[1:])):
-        lines = "".join(json.dumps({"sample": 7, "improbable_tokens": [row]}) + "\n" for row in part)
+        lines = "".join(json.dumps({"sample": 7, "least_likely_tokens": [row]}) + "\n" for row in part)
         (tmp_path / "samples" / f"step_{step}.jsonl").write_text(lines + '{"sample": 8}\n')
     assert logprobs.main([str(tmp_path)]) == 0
     shown = capsys.readouterr().out.splitlines()[1:]

@@ -13,8 +13,10 @@ from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer, make_exp
 from torch import nn
 from transformers.utils import ModelOutput
 
-from grpo import actor_metrics, step_metrics, vocabulary
+from grpo import actor_metrics, forward_mode, step_metrics, vocabulary
+from grpo.loss import PolicyLoss
 from grpo.metric_schema import BY_NAME
+from grpo.update_metrics import policy_metrics
 
 VOCABULARY, ALLOCATED, GROUP, COUNT = 23, 20, 4, 12
 CLIP = (0.2, 0.3)
@@ -24,7 +26,8 @@ def arguments(on_policy: bool) -> SimpleNamespace:
     return SimpleNamespace(
         rollout_batch_size=COUNT // GROUP, n_samples_per_prompt=GROUP, max_epochs=1, init_kl_coef=0,
         train_batch_size=COUNT if on_policy else COUNT // 2, eps_clip_low_high=CLIP, use_kl_loss=False,
-        old_log_probs="trainer",
+        old_log_probs="trainer", loss_aggregation="token_mean", generate_max_len=12, policy_loss_type="ppo",
+        dual_clip=None, enable_vllm_is_correction=False, advantage_clip=None,
     )  # fmt: skip
 
 
@@ -83,8 +86,12 @@ def train_rank(trainer: SimpleNamespace, experiences: list[Experience], samples:
             log_probs[row, begin:end] = torch.tensor(sample["log_probs"])
         output = ModelOutput(logits=logits[:, -kept:])
         output["logits"] = vocabulary.of_tokens(output, ALLOCATED, 1.0)
-        of_loss = {"importance_weight": log_probs.exp()}
-        metrics.note(batch, log_probs, output, torch.tensor(float(len(batch.sequences))), of_loss)
+        loss = PolicyLoss(trainer.args)
+        loss.scale = 1.0
+        old = forward_mode.old_log_probs(trainer.args, batch, log_probs)
+        value = loss(log_probs, old, batch.advantages, batch.action_mask, batch.rollout_log_probs)[0]
+        loss.divergence(log_probs.square(), -log_probs, batch.action_mask)
+        metrics.note(batch, log_probs, output, value, loss.per_token)
         metrics.after_backward_and_step()
     trainer.actor.model.global_steps += 1
     metrics.after_backward_and_step()
@@ -140,7 +147,7 @@ def test_they_are_those_of_float64_in_any_batching_on_any_number_of_ranks(seed, 
         "improbable_tokens": (engine < np.log(1e-4)).mean(),
         "correct": np.mean([sample["correct"] for sample in samples]),
         "sampled_tokens": len(log_probs),
-        "importance_weight": np.exp(log_probs).mean(),
+        "kl": (log_probs**2).mean(), "logprobs_diff": -log_probs.mean(),
         "grad_norm": 2.0, "grad_norm_max": 2.0,
     }  # fmt: skip
     for name, value in expected.items():
@@ -152,7 +159,7 @@ def test_they_are_those_of_float64_in_any_batching_on_any_number_of_ranks(seed, 
         assert sample.details["advantage"] == pytest.approx(known["advantage"], rel=1e-5)
         before = known["log_probs"] if on_policy else known["old"]
         assert sample.details["surprisal"] == pytest.approx(-before.mean(), rel=1e-4, abs=1e-5)
-        tokens = sample.details["improbable_tokens"]
+        tokens = sample.details["least_likely_tokens"]
         assert len(tokens) == min(3, len(before))
         first = min(np.minimum(before, known["engine"]))
         assert min(tokens[0]["trainer"], tokens[0]["engine"]) == pytest.approx(first, rel=1e-4)
@@ -163,11 +170,12 @@ def test_a_spike_of_a_micro_batch_shows_with_its_samples():
     samples = drawn(0)
     single = [as_experience(place, sample) for place, sample in enumerate(samples)]
     step_metrics.before_training(single)
-    empty = torch.zeros(0)
+    for one in single:
+        one.rollout_log_probs = None
     notes = [
-        actor_metrics.MicroBatch([place], [0], -30.0 if place == 7 else 1.0, *[empty] * 5) for place in range(COUNT)
-    ]
-    notes.append(actor_metrics.MicroBatch([0], [1], 1.0, *[torch.zeros(1)] * 5))
+        actor_metrics.MicroBatch([place], [1], loss, *[torch.tensor([advantage])] * 5)
+        for place, (loss, advantage) in enumerate([(0.0, 0.0)] * 7 + [(-30.0, 0.5)] + [(1.0, 0.5)] * 4)
+    ]  # most groups teach nothing, as may well be
     status = {"micro_batches": notes, "grad_norms": []}
     step_metrics.after_training(status, single, single, arguments(True), None)
     assert status["policy_loss_max"] == 30 and status["policy_loss_spike"] == 30
@@ -181,3 +189,54 @@ def test_a_step_without_training_has_the_metrics_of_its_samples():
     status: dict = {}
     step_metrics.after_training(status, single, single, arguments(False), None)
     assert "advantage_mean" in status and "logprob_diff_mean" in status and "entropy" not in status
+
+
+def test_of_several_passes_a_sample_keeps_its_largest_loss():
+    single = [as_experience(place, sample) for place, sample in enumerate(drawn(0))]
+    for one in single:
+        one.rollout_log_probs = None
+    notes = [actor_metrics.MicroBatch([3], [1], loss, *[torch.ones(1)] * 5) for loss in (1.0, -20.0, 2.0)]
+    step_metrics.after_training({"micro_batches": notes}, single, single, arguments(True), None)
+    assert single[3].details["micro_batch_loss"] == -20
+
+
+def test_ranks_are_merged():
+    status: dict = {}
+    for memory, errors in ((5.0, 0.0), (9.0, 1.0), (7.0, 1.0)):
+        step_metrics.merge(status, {"device_memory": memory, "metric_errors": errors, "micro_batches": [memory]})
+    assert (status["device_memory"], status["metric_errors"], status["micro_batches"]) == (9, 2, [5, 9, 7])
+
+
+def test_a_metric_that_fails_is_counted_and_the_others_are_there(caplog):
+    single = [as_experience(place, sample) for place, sample in enumerate(drawn(2))]
+    for one in single:
+        one.info["response_length"] = "not a number"
+    status: dict = {"grad_norms": [1.0]}
+    with caplog.at_level("ERROR", logger="openrlhf.grpo.step_metrics"):
+        step_metrics.after_training(status, single, single, arguments(False), None)
+    assert status["metric_errors"] >= 1 and "logprob_diff_mean" in status and status["grad_norm"] == 1
+    assert "missing" in caplog.text
+
+
+def test_a_micro_batch_that_cannot_be_noted_ends_nothing():
+    engine = SimpleNamespace(global_steps=0, module=nn.Linear(1, 1))
+    metrics = actor_metrics.ActorMetrics(SimpleNamespace(args=arguments(True), actor=SimpleNamespace(model=engine)))
+    metrics.note(None, None, None, None)
+    found = metrics.pop()
+    assert found["metric_errors"] == 1 and found["micro_batches"] == []
+
+
+def test_the_clip_ratio_of_gspo_is_that_of_its_samples():
+    """One ratio a sample is clipped, not that of each token."""
+    args = arguments(False)
+    args.policy_loss_type, args.eps_clip_low_high = "gspo", (0.1, 0.1)
+    loss = PolicyLoss(args)
+    loss.scale = 1.0
+    mask = torch.ones(2, 4)
+    log_probs = torch.tensor([[0.5, -0.5, 0.5, -0.5], [0.3, 0.3, 0.3, 0.3]])  # the first has a ratio of 1
+    loss(log_probs, torch.zeros(2, 4), torch.ones(2, 4), mask)
+    note = actor_metrics.MicroBatch([0, 1], [4, 4], 0.0, *[torch.ones(8)] * 5, of_loss={
+        name: values.flatten() for name, values in loss.per_token.items()
+    })  # fmt: skip
+    found = policy_metrics([note])
+    assert (found["clip_ratio_low"], found["clip_ratio_high"], found["ppo_clip_ratio"]) == (0, 0.5, 0.5)

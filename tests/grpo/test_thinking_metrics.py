@@ -9,7 +9,8 @@ from grpo.thinking_metrics import thinking_metrics
 
 def experience(rewards, cut=None):
     info = {} if cut is None else {"thinking_truncated": torch.tensor(cut)}
-    return SimpleNamespace(rewards=torch.tensor(rewards), info=info)
+    # With length penalties the advantages come from other rewards than the logged ones.
+    return SimpleNamespace(rewards=torch.tensor(rewards) - 1, info={"reward": torch.tensor(rewards), **info})
 
 
 def test_the_reward_of_cut_thoughts_and_of_the_others():

@@ -54,10 +54,9 @@ def stand_in(monkeypatch, name: str) -> list:
 @pytest.mark.parametrize(("flag", "name"), [("use_wandb", "wandb"), ("use_trackio", "trackio")])
 def test_services_get_the_numbers_and_no_key(tmp_path, monkeypatch, flag, name):
     told = stand_in(monkeypatch, name)
-    args = arguments(tmp_path, **{flag: "a-secret-key", "lora_rank": 8})
-    if name == "trackio":
-        args.use_wandb, args.use_trackio = None, True
-    started = trackers.start(args, 0)
+    args = arguments(tmp_path, lora_rank=8, use_wandb="a-secret-key")
+    tracker = dict((known, tracker) for known, _, tracker in trackers.KNOWN)[flag]
+    started = trackers.Trackers([tracker(args, 0)])
     started.log("train", 1, {"reward": 0.5})
     started.close()
     options, (numbers, more), end = told
