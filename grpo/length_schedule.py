@@ -1,7 +1,8 @@
 """How long a response may be: a limit that grows over the run, by global steps or by the share of truncated samples.
 
 The engines are started for the largest limit (``--generate_max_len``), which evaluations have from the first: only the
-number of tokens that a training sample may have changes, and nothing is started again.
+number of tokens that a training sample may have changes, and nothing is started again. Under a thinking budget a limit
+below thinking, delimiter and answer leaves less for the thinking; the answer keeps its part.
 """
 
 import re
@@ -88,6 +89,8 @@ class Schedule:
     def after_step(self, step: int, samples: Sequence[Any]) -> dict[str, Any]:
         """Count the truncated samples of a step, and return the state to go on from: plain values.
 
+        A thought that was cut counts, too: under a thinking budget the answer is rarely what a limit cuts.
+
         Args:
             step: the global step that these were drawn for.
             samples: ``Experience`` of one sample each.
@@ -95,10 +98,14 @@ class Schedule:
         number = self._stage(step)
         if self._stages[number].length != self._limit:
             self._limit, self._truncated = self._stages[number].length, []
-        share = sum(float(sample.info["truncated"]) for sample in samples) / len(samples)
+        share = sum(_was_cut(sample.info) for sample in samples) / len(samples)
         self._truncated = [*self._truncated, share][-WINDOW:]
         after = self._stages[number + 1] if number + 1 < len(self._stages) else None
         mean = sum(self._truncated) / WINDOW + 1e-9  # so that 20% of the samples are 20%, however rounded
         if after and after.truncated and len(self._truncated) == WINDOW and mean >= after.truncated:
             self._grown = after.length
         return {"grown": self._grown, "limit": self._limit, "truncated": self._truncated}
+
+
+def _was_cut(info: dict[str, Any]) -> float:
+    return max(float(info["truncated"]), float(info.get("thinking_truncated", 0.0)))

@@ -56,6 +56,20 @@ def test_the_limit_grows_when_truncation_has_lasted():
     assert limits[grown : grown + WINDOW] == [2048] * WINDOW and limits[grown + WINDOW] == 3072
 
 
+def test_a_thought_that_was_cut_lets_the_limit_grow():
+    """Under a thinking budget `truncated` is the answer's, which keeps its part of any limit."""
+    one = schedule("1024,3072@50%")
+    cut = [
+        SimpleNamespace(info={"truncated": torch.tensor([answer]), "thinking_truncated": torch.tensor([thought])})
+        for answer, thought in ((0.0, 1.0), (1.0, 1.0), (0.0, 0.0), (0.0, 0.0))
+    ]
+    for step in range(1, 1 + WINDOW):
+        assert one.limit(step) == 1024
+        state = one.after_step(step, cut)
+    assert state["truncated"] == [0.5] * WINDOW, "a sample whose thought and answer were cut is one"
+    assert one.limit(1 + WINDOW) == 3072
+
+
 def test_steps_and_truncation_can_be_mixed():
     one = schedule("1024,2048@3,3072@50%")
     for step in range(1, 3 + WINDOW):

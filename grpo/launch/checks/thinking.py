@@ -1,10 +1,12 @@
 """A thinking budget: what ends the thinking has to be tokens of the model, and everything has to fit."""
 
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
 from grpo.launch.checks import Problem
 from grpo.launch.config import Config
+from grpo.length_schedule import Schedule
 from grpo.thinking import DelimiterError, delimiter
 
 
@@ -33,4 +35,20 @@ def check_thinking(config: Config) -> Iterator[Problem]:
             f"{args.answer_budget} = {needed} tokens, GENERATE_MAX_LEN is {args.generate_max_len}: "
             "every thought would be cut shorter",
             f"set GENERATE_MAX_LEN to {needed}, or a budget lower",
+        )
+    yield from _first_limit(args, len(made.tokens))
+
+
+def _first_limit(args: Namespace, delimiter: int) -> Iterator[Problem]:
+    """A stage of LENGTH_SCHEDULE may shorten the thinking, and be what lets it grow; it may not take it away."""
+    try:
+        first = Schedule(args).limit(1)
+    except ValueError:
+        return  # the schedule cannot be read, which another check says
+    least = delimiter + args.answer_budget + min(args.thinking_budget, 1)
+    if args.length_schedule is not None and first < least:
+        yield Problem(
+            f"LENGTH_SCHEDULE begins with {first} tokens, of which delimiter {delimiter} + ANSWER_BUDGET "
+            f"{args.answer_budget} leave nothing for the thinking",
+            f"let it begin with {least} or more, or set ANSWER_BUDGET lower",
         )

@@ -21,6 +21,17 @@ def test_budgets_that_fit_are_no_problem(setting) -> None:
     assert setting.problems() == []
 
 
+def test_a_stage_of_the_schedule_may_shorten_the_thinking_but_not_take_it_away(setting) -> None:
+    """16 + 6 + 8 tokens in all, and the answer keeps its 8: a limit of 15 leaves the thinking one token."""
+    assert setting.problems(**BUDGETS, generate_max_len=30, length_schedule="15,30@2") == []
+    assert setting.problems(**BUDGETS | {"thinking_budget": 0}, generate_max_len=30, length_schedule="14,30@2") == []
+    for first in (7, 14):
+        (problem,) = setting.problems(**BUDGETS, generate_max_len=30, length_schedule=f"{first},30@20%")
+        assert f"LENGTH_SCHEDULE begins with {first} tokens" in problem and "begin with 15 or more" in problem
+    (problem,) = setting.problems(**BUDGETS, length_schedule="15,14")
+    assert "is no stage" in problem
+
+
 @pytest.mark.parametrize(
     ("changes", "what", "remedy"),
     [
