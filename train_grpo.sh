@@ -102,7 +102,7 @@ fi
 : "${TEMPERATURE:=1.0}" "${TOP_P:=1.0}"
 # After THINKING_BUDGET tokens the thinking is ended by force, and an answer has ANSWER_BUDGET tokens (empty: one limit
 # for both, GENERATE_MAX_LEN, which both and the delimiter have to fit in). What ends it: harmony (gpt-oss), think
-# (</think>), or a text of your own
+# (</think>), or a text of your own. Not with ENVIRONMENT
 : "${THINKING_BUDGET:=}" "${ANSWER_BUDGET:=}" "${THINKING_DELIMITER:=harmony}"
 
 # Reward: CORRECTNESS_WEIGHT x correctness + QUALITY_WEIGHT x quality, which a judge scores; the weights add up to 1.
@@ -136,7 +136,8 @@ fi
 : "${ENVIRONMENT:=}" "${LIBRARY:=}" "${TURN_LIMIT:=8}" "${ROLLOUT_SECONDS:=300}" "${TOOL_SECONDS:=20}"
 : "${MAX_BRANCHES:=3}"
 
-# GRPO. A KL_COEF above 0 takes a KL to the model without its adapter off the reward: one more forward pass, no memory.
+# GRPO. A KL_COEF above 0 takes a KL to the model without its adapter off the reward: one more forward pass, no memory
+# (two where no old log-probs were needed; in the loss, with "-- --use_kl_loss --kl_estimator k3", always one).
 # What a token counts (LOSS_AGGREGATION), A being a sample's advantage and L its length, for the S samples of a batch:
 #   sequence_mean   A / (L S): cheap tokens in long samples, which favours long wrong ones
 #   token_mean      A / (tokens of the batch)

@@ -35,8 +35,9 @@ def is_on_policy(args: Any) -> bool:
 def makes_old_log_probs(args: Any) -> bool:
     """Say whether log-probs from before the update are read, and so a pass of the trainer is made for them.
 
-    A KL penalty in the reward reads them. The ratio does not where the policy has not moved, nor where it is taken to
-    the engine's log-probs.
+    A KL penalty in the reward reads them, and so costs this pass beside the reference's; one in the loss
+    (``--use_kl_loss``) compares with the log-probs of the update. The ratio does not read them where the policy has not
+    moved, nor where it is taken to the engine's log-probs.
     """
     is_in_reward = args.init_kl_coef > 0 and not args.use_kl_loss
     return is_in_reward or not (is_on_policy(args) or is_of_engine(args))

@@ -46,6 +46,15 @@ def test_old_log_probs_are_made_where_something_reads_them(changes, expected):
     assert forward_mode.makes_old_log_probs(arguments(**changes)) is expected
 
 
+@pytest.mark.parametrize("train_batch_size", [64, 32])
+@pytest.mark.parametrize("old_log_probs", ["trainer", "engine"])
+def test_a_kl_in_the_loss_needs_no_old_log_probs_and_one_in_the_reward_does(train_batch_size, old_log_probs):
+    args = {"train_batch_size": train_batch_size, "old_log_probs": old_log_probs}
+    without = forward_mode.makes_old_log_probs(arguments(**args))
+    assert forward_mode.makes_old_log_probs(arguments(**args, init_kl_coef=0.1, use_kl_loss=True)) is without
+    assert forward_mode.makes_old_log_probs(arguments(**args, init_kl_coef=0.1)) is True
+
+
 def test_the_ratio_can_be_taken_to_the_engine():
     experience = SimpleNamespace(action_log_probs=torch.zeros(1, 2), rollout_log_probs=torch.ones(1, 2))
     for train_batch_size in (64, 8):
