@@ -234,7 +234,10 @@ def _thinking(args: argparse.Namespace) -> Iterator[str]:
     except ValueError as error:
         yield str(error)
     if args.agent_func_path:
-        yield "--thinking_budget is an executor itself, which --agent_func_path would replace: leave one of them out"
+        yield (
+            "--thinking_budget is for single answers, and an executor itself as are ENVIRONMENT and --agent_func_path: "
+            "leave one of them out"
+        )
     if not args.enable_prefix_caching:
         yield (
             "--thinking_budget without --enable_prefix_caching computes each thought twice that is cut: "

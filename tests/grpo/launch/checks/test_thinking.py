@@ -40,7 +40,7 @@ def test_a_stage_of_the_schedule_may_shorten_the_thinking_but_not_take_it_away(s
         ({"answer_budget": None}, "one of THINKING_BUDGET and ANSWER_BUDGET alone", "set both, or neither"),
         ({"thinking_budget": -1}, "a thinking budget of -1", "give 0 or more"),
         ({"enable_prefix_caching": None}, "computes each thought twice", "add --enable_prefix_caching"),
-        ({"agent_func_path": "/a.py"}, "an executor itself", "leave one of them out"),
+        ({"agent_func_path": "/a.py"}, "itself as are ENVIRONMENT and", "leave one of them out"),
     ],
 )
 def test_a_budget_that_cannot_be_is_refused(setting, changes, what: str, remedy: str) -> None:
