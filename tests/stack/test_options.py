@@ -7,20 +7,23 @@ from .runs import lines, train
 
 @pytest.mark.timeout(600)
 def test_a_thinking_budget_a_reference_and_a_schedule_of_lengths(tiny_model, tmp_path):
+    """The first limit, 28, leaves 6 of 8 tokens for the thinking, beside 6 of the delimiter and 16 of the answer."""
     run_dir = tmp_path / "run"
     train(
-        "--run-dir", run_dir, "--steps", 2,
-        THINKING_BUDGET="8", ANSWER_BUDGET="16", LENGTH_SCHEDULE="40,48@2",
-        KL_COEF="0.001", LOSS_AGGREGATION="constant", OVERLONG_BUFFER="8", EVAL_AT_START="0", LOG_SAMPLES="4",
+        "--run-dir", run_dir, "--steps", 2, "--", "--use_kl_loss", "--kl_estimator", "k3",
+        THINKING_BUDGET="8", ANSWER_BUDGET="16", GENERATE_MAX_LEN="30", LENGTH_SCHEDULE="28,30@2",
+        KL_COEF="0.001", LOSS_AGGREGATION="constant", OVERLONG_BUFFER="24", EVAL_AT_START="0", LOG_SAMPLES="4",
     )  # fmt: skip
     first, second = lines(run_dir / "metrics.jsonl")
-    for step in (first, second):
-        assert 0 < step["thinking_truncated"] <= 1 and step["thinking_length"] <= 8 and step["answer_length"] <= 16
-        assert step["response_length"] <= 8 + 16, "forced tokens are no part of the response"
+    for step, limit, thinking in ((first, 28, 6), (second, 30, 8)):
+        assert step["length_limit"] == limit and step["thinking_length"] <= thinking and step["answer_length"] <= 16
+        assert 0 < step["thinking_truncated"] <= 1
+        assert step["response_length"] <= thinking + 16, "forced tokens are no part of the response"
         assert step["delimiter_log_prob"] < 0 and step["grad_norm"] > 0 and step["dropped_values"] == 0
         assert step["logprob_diff_mean"] < 0.02, "the second call's log-probs belong to its own tokens"
-    assert (first["length_limit"], second["length_limit"]) == (40, 48)
-    assert first["kl"] == pytest.approx(0, abs=1e-6) and second["kl"] != 0, "the adapter is new in the first step"
+        # A thought that was cut is within 24 tokens of the limit; with its answer it lacks 6 to the whole penalty.
+        assert 0 < step["length_penalty"] <= 0.5 * 18 / 24
+    assert 0 <= first["kl"] < second["kl"], "k3 is never below 0, and the adapter is new in the first step"
     samples = lines(run_dir / "samples" / "step_2.jsonl")
     assert 4 <= len(samples) <= 4 + 6
     cut = [sample for sample in samples if sample["thinking_truncated"] == 1]
