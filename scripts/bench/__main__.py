@@ -23,7 +23,7 @@ def names() -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one benchmark and print its result; 2 for wrong arguments, 1 for a result that is none."""
+    """Run one benchmark and print its result; 2 for wrong arguments, 1 for a result that is none or misses its mark."""
     options, benchmark = _parse(sys.argv[1:] if arguments is None else arguments)
     copy = Copy(options.copy_megabytes, torch.device(options.device))
     copy.measure()
@@ -34,7 +34,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"bench {options.name}: {error}", file=sys.stderr)
         return 2 if isinstance(error, SizeError) else 1
     print(json.dumps(report) if options.json else as_text(report))
-    return 0
+    if result.missed:
+        print(f"bench {options.name}: {result.missed}", file=sys.stderr)
+    return int(bool(result.missed))
 
 
 def _parse(arguments: list[str]) -> tuple[argparse.Namespace, Any]:

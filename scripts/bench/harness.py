@@ -23,6 +23,7 @@ class Result:
         higher_is_better: True for rates, False for times and sizes.
         details: further numbers by name, the unit at the end of the name.
         extrapolation: lines on gpt-oss-120b, with the assumptions.
+        missed: what the numbers should have been, where they are not: printed last, and the exit code is 1.
     """
 
     what: str
@@ -32,6 +33,7 @@ class Result:
     higher_is_better: bool
     details: Mapping[str, Any] = field(default_factory=dict)
     extrapolation: tuple[str, ...] = ()
+    missed: str = ""
 
     @property
     def ratio(self) -> float:

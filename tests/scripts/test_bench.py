@@ -1,5 +1,6 @@
 """The harness with benchmarks that are known, and each real benchmark at a tiny size."""
 
+import argparse
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import torch
 import scripts.bench
 from grpo import mxfp4
 from scripts.bench import __main__ as bench
+from scripts.bench import rollout
 from scripts.bench.harness import Result, time_in_turn
 from scripts.bench.machine import Copy, facts
 
@@ -93,12 +95,37 @@ def test_a_size_that_measures_nothing_is_refused(name, option, value, capsys):
     assert option in capsys.readouterr().err
 
 
+def rollouts(*lengths: int) -> list[dict]:
+    """Samples as executors return them, of a prompt of 2 tokens."""
+    logs = {"thinking_truncated": 0.0}
+    return [
+        {"observation_tokens": [1, 2, *range(length)], "action_ranges": [(2, 2 + length)], "extra_logs": logs}
+        for length in lengths
+    ]
+
+
+def test_rollout_wants_equal_tokens_of_a_sample_that_is_alone():
+    rollout._check_alone(rollouts(3, 4), rollouts(3, 4))
+    with pytest.raises(RuntimeError, match="sample 1 has other tokens"):
+        rollout._check_alone(rollouts(3, 4), rollouts(3, 5))
+
+
+@pytest.mark.parametrize("ours, missed", [(1.02, ""), (0.9, ""), (1.05, "5.0% more, 3.0% at most")])
+def test_rollout_says_when_a_budget_costs_too_much(ours, missed):
+    options = argparse.ArgumentParser()
+    rollout.add_arguments(options)
+    result = rollout._result(options.parse_args([]), rollouts(3), rollouts(3), {"stock": 1.0, "ours": ours})
+    assert missed in result.missed and bool(result.missed) is bool(missed)
+    assert result.details["overhead"] == pytest.approx(ours - 1)
+
+
 BENCHMARK = '''"""A third of the time."""
 from scripts.bench.harness import Result
 def add_arguments(parser):
     parser.add_argument("--ours", type=float)
+    parser.add_argument("--missed", default="")
 def run(options, copy):
-    return Result("seconds of nothing", "s", 3.0, options.ours, higher_is_better=False)
+    return Result("seconds of nothing", "s", 3.0, options.ours, higher_is_better=False, missed=options.missed)
 '''
 
 
@@ -116,6 +143,13 @@ def test_a_module_is_a_benchmark(added, capsys):
     assert bench.main([added, "--ours", "1.5", "--json", "--copy-megabytes", "1"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert set(report) == FIELDS and report["ratio"] == 2.0  # half the seconds are twice as good
+
+
+def test_a_result_that_misses_its_mark_is_printed_and_ends_with_1(added, capsys):
+    arguments = [added, "--ours", "4", "--missed", "3 s are wanted", "--json", "--copy-megabytes", "1"]
+    assert bench.main(arguments) == 1
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["ours"] == 4 and captured.err == "bench added: 3 s are wanted\n"
 
 
 @pytest.mark.parametrize("ours", ["0", "nan", "inf", "-1"])

@@ -100,9 +100,9 @@ def test_the_delimiters_log_prob_is_that_of_an_engine_without_a_cache(found):
 
 @pytest.mark.timeout(400)
 def test_a_budget_that_is_not_hit_gives_the_same_tokens_at_no_cost_that_shows():
-    command = [sys.executable, "-m", "scripts.bench", "rollout", "--json", "--samples", "8", "--tokens", "32"]
+    """The benchmark fails where tokens differ; its 3% need longer rounds, and a machine that does nothing else."""
+    sizes = ["--samples", "8", "--tokens", "32", "--most", "0.25"]
+    command = [sys.executable, "-m", "scripts.bench", "rollout", "--json", *sizes]
     finished = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert finished.returncode == 0, finished.stderr[-5000:]
-    result = json.loads(finished.stdout)
-    assert result["details"]["equal_samples"] >= 0.9
-    assert result["details"]["overhead"] < 0.25, "small rounds on a shared machine; the benchmark itself says more"
+    assert json.loads(finished.stdout)["details"]["equal_samples"] >= 0.9
