@@ -88,6 +88,8 @@ def logits_to_keep(action_mask: torch.Tensor | None) -> int:
     """
     if action_mask is None:
         return 0
+    if not action_mask.any():
+        return 2  # nothing of it is read: not the logits of all positions for that
     first = int(action_mask.any(dim=0).int().argmax())
     return action_mask.shape[1] - first + 1  # the token before the first one predicts it
 

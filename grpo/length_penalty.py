@@ -1,9 +1,12 @@
 """A soft penalty for responses that come close to the limit on their length."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+from grpo import rollout
 
 
 def limit_of(generate_kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -38,11 +41,25 @@ def penalise(experiences: Sequence[Any], args: Any) -> None:
         from openrlhf.trainer.ppo_utils.length_penalty import apply_stop_properly_penalty
 
         apply_stop_properly_penalty(experiences, args.stop_properly_penalty_coef)
-    if args.overlong_buffer_len is None:
+    if args.overlong_buffer_len is not None:
+        for experience in experiences:
+            lengths = experience.action_mask.bool().sum(-1)
+            limits = experience.info["length_limit"].to(lengths.device)
+            penalty = soft_penalty(lengths, limits, args.overlong_buffer_len, args.overlong_penalty_factor)
+            experience.rewards = experience.rewards - penalty
+            experience.info["length_penalty"] = penalty
+    _fill(experiences, args)
+
+
+def _fill(experiences: Sequence[Any], args: Any) -> None:
+    """Fill missing rewards by the penalised ones of their groups: by the raw ones they would move the baseline."""
+    if not any(experience.info.get("reward_missing", torch.zeros(1)).any() for experience in experiences):
         return
-    for experience in experiences:
-        lengths = experience.action_mask.bool().sum(-1)
-        limits = experience.info["length_limit"].to(lengths.device)
-        penalty = soft_penalty(lengths, limits, args.overlong_buffer_len, args.overlong_penalty_factor)
-        experience.rewards = experience.rewards - penalty
-        experience.info["length_penalty"] = penalty
+    order = torch.tensor([place for experience in experiences for place in experience.index])
+    missing = torch.cat([experience.info["reward_missing"] for experience in experiences]) > 0
+    rewards = torch.cat([experience.rewards for experience in experiences])
+    sorted_ = torch.empty_like(rewards)
+    sorted_[order] = torch.where(missing, math.nan, rewards)
+    filled = rollout.fill(sorted_, args.n_samples_per_prompt)[order]
+    for experience, part in zip(experiences, filled.split([len(e.index) for e in experiences]), strict=True):
+        experience.rewards = part

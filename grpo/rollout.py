@@ -45,8 +45,8 @@ def complete(samples: Sequence[Any], group_size: int) -> None:
     - With JUDGE_FALLBACK=group, a group with a sample that the judge failed on is rewarded by correctness alone: its
       samples are compared by one measure. ``info["judge_regrouped"]`` counts them.
     - A missing reward (the reward function failed, or JUDGE_FALLBACK=mean_quality had no mean yet) becomes the mean of
-      its group, so that its advantage is zero under a group-mean baseline: it neither helps nor punishes the sample.
-      ``info["reward_missing"]`` counts it.
+      its group, so that it does not move the baseline of the others. ``info["reward_missing"]`` counts it, and
+      :func:`grpo.multi_turn.branches.give_advantages` takes the sample out of the update.
     - A missing log becomes the mean of the batch, so that the step's average is that of the samples that have it.
     - ``missing`` names what a sample did not have; :func:`grpo.run_log.describe_samples` says so.
 
@@ -68,8 +68,7 @@ def complete(samples: Sequence[Any], group_size: int) -> None:
             "the reward function failed for every sample of the rollout: its error stands in the engines' log; "
             "try it by hand on a line of samples/"
         )
-    groups = torch.where(missing, math.nan, rewards).view(-1, group_size)
-    filled = torch.where(groups.isnan(), groups.nanmean(-1, keepdim=True).nan_to_num(0.0), groups).view(-1)
+    filled = fill(torch.where(missing, math.nan, rewards), group_size)
     for sample, reward, gone in zip(samples, filled, missing, strict=True):
         sample.missing = {"reward"} if gone else set()
         sample.rewards = reward.view(1)
@@ -80,8 +79,14 @@ def complete(samples: Sequence[Any], group_size: int) -> None:
             sample.scores = reward.view(1)
             sample.info["score"] = reward.view(1)
     if missing.any():
-        logger.warning("%d of %d samples have no reward; they get an advantage of zero", missing.sum(), len(samples))
+        logger.warning("%d of %d samples have no reward; they take no part in the update", missing.sum(), len(samples))
     _complete_logs(samples)
+
+
+def fill(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
+    """Return `rewards` with the mean of its group in place of each NaN; 0 in a group that has no other."""
+    groups = rewards.view(-1, group_size)
+    return torch.where(groups.isnan(), groups.nanmean(-1, keepdim=True).nan_to_num(0.0), groups).view(-1)
 
 
 def _regroup(samples: Sequence[Any], rewards: torch.Tensor, group_size: int) -> torch.Tensor:

@@ -23,7 +23,8 @@ def experience_of(generator: Any, response: dict[str, Any], **generate_kwargs: A
     """Return the ``Experience`` of a rollout, with those of its branches in ``branches``.
 
     What the trainer has is compared with the engine's account (``response["engine"]``). A branch that differs is left
-    out; a rollout that does gets no reward, and so no advantage. Both count in ``info["token_mismatch"]``.
+    out; a rollout that does gets no reward, and so takes no part in the update. Both count in
+    ``info["token_mismatch"]``.
 
     Args:
         generator: OpenRLHF's ``SamplesGenerator``.
@@ -109,18 +110,37 @@ def give_advantages(batches: list[Any]) -> list[Any]:
     """Give each branch the advantage of its rollout, on its own sampled tokens, and the rollout's logs.
 
     The advantage of a rollout is one number for all of its tokens (estimators with a group baseline, and no KL penalty
-    in the reward: :mod:`grpo.flags` refuses the others with an environment). It is read from the last sampled token.
+    in the reward: the launcher refuses the others with an environment). It is read from the last sampled token.
+
+    A rollout without a reward (``info["reward_missing"]``) loses its action mask: an advantage of zero would keep its
+    tokens in the KL, in the entropy, in the number of tokens that the loss is divided by, and in the metrics.
     """
     for batch in batches:
+        is_trained = _is_trained(batch)
         for number, branches in enumerate(getattr(batch, "branches", ())):
-            last = int(torch.nonzero(batch.action_mask[number]).max())
+            advantage, returned = (_last(values[number], batch, number) for values in (batch.advantages, batch.returns))
             for row in branches:
-                mask = row.action_mask
-                row.advantages = batch.advantages[number, last] * mask
-                row.returns = batch.returns[number, last] * mask
+                mask = row.action_mask = row.action_mask * is_trained[number]
+                row.advantages, row.returns = advantage * mask, returned * mask
                 row.kl = None
                 row.info = {key: value[number : number + 1] for key, value in batch.info.items()}
+        batch.action_mask = batch.action_mask * is_trained[:, None]
+        batch.advantages = torch.where(is_trained[:, None] > 0, batch.advantages, 0.0)
     return batches
+
+
+def _is_trained(batch: Any) -> torch.Tensor:
+    """Return 1 for each rollout that has a reward of its own and 0 for the others, ``[B]``, of the mask's dtype."""
+    missing = batch.info.get("reward_missing")
+    if missing is None:
+        return torch.ones(len(batch.action_mask), dtype=batch.action_mask.dtype)
+    return (missing == 0).to(batch.action_mask.dtype)
+
+
+def _last(values: torch.Tensor, batch: Any, number: int) -> torch.Tensor | float:
+    """Return the value at the last sampled token of a rollout; 0 where it has none."""
+    places = torch.nonzero(batch.action_mask[number])
+    return values[int(places.max())] if len(places) else 0.0
 
 
 def attach_items(items: list[Any], batch: Any, split: Callable[[Any], list[Any]]) -> list[Any]:

@@ -134,7 +134,10 @@ def _environment_tokens(samples: Sequence[Trajectory]) -> int:
 
 
 def _nothing_sampled(policy: EnginePolicy, score: Score) -> dict[str, Any]:
-    """Return a sample in which nothing is learned: no reward, and so no advantage; one token keeps means defined."""
+    """Return a sample without a reward, which :func:`grpo.multi_turn.branches.give_advantages` takes out of the update.
+
+    Until then one token under its action mask keeps OpenRLHF's means over a sample defined.
+    """
     tokens = policy.stop_ids[:1] * 2
     return {
         "reward": math.nan,

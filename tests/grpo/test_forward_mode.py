@@ -91,7 +91,7 @@ def test_the_entropy_has_a_graph_only_for_the_loss(coefficient, use):
 
 @pytest.mark.parametrize(
     ("sampled", "kept"),
-    [(None, 0), ([[0, 0, 1, 1]], 3), ([[0, 0, 0, 1], [0, 1, 0, 0]], 4), ([[1, 0, 0, 0]], 5), ([[0, 0, 0, 0]], 5)],
+    [(None, 0), ([[0, 0, 1, 1]], 3), ([[0, 0, 0, 1], [0, 1, 0, 0]], 4), ([[1, 0, 0, 0]], 5), ([[0, 0, 0, 0]], 2)],
 )
 def test_logits_are_kept_from_the_token_before_the_first_sampled_one(sampled, kept):
     mask = None if sampled is None else torch.tensor(sampled, dtype=torch.bool)

@@ -1,6 +1,7 @@
 """Rollouts with several samples through OpenRLHF's own classes: makers, replay buffer and loss."""
 
 import asyncio
+import math
 from collections import Counter
 from types import SimpleNamespace
 
@@ -202,4 +203,28 @@ def test_a_rollout_in_which_nothing_was_sampled_teaches_nothing(monkeypatch):
     empty = {"prompt": "where?", "label": "", **made}
     (_, nothing), batches = made_experiences([response(PLAIN, [], 1.0), empty], monkeypatch)
     assert nothing.info["reward_missing"] == 1 and not batches[0].advantages[1].any()
-    assert batches[0].action_mask[1].any()  # a mean over its tokens is defined
+    assert batches[0].action_mask[0].any() and not batches[0].action_mask[1].any()
+
+
+def test_a_rollout_without_a_reward_takes_no_part_in_the_update(monkeypatch):
+    """Not even with a length penalty, which would leave it an advantage, nor do its branches."""
+    args = arguments()
+    args.overlong_buffer_len, args.overlong_penalty_factor = 900.0, 0.5
+    monkeypatch.setitem(globals(), "arguments", lambda *_: args)
+    good, bad = response(PLAIN, [], 1.0), response(THOUGHTFUL, ["a", "b"], math.nan)
+    _, (batch,) = made_experiences([good, bad], monkeypatch)
+    assert batch.rewards[0] < 1 and batch.rewards[1] == batch.rewards[0]  # the baseline is that of the others
+    assert len(batch.branches[1]) == 2
+    for row, number in [(batch, 1), *((row, 0) for row in batch.branches[1])]:
+        assert not row.action_mask[number].any() and not row.advantages[number].any()
+    item = next(iter(DataLoader(buffer := buffered([batch], 2), batch_size=2, collate_fn=buffer.collate_fn)))
+    assert item.action_mask.bool().any(-1).tolist() == [True, False, False, False]
+
+
+def test_a_sample_that_the_trainer_cut_before_its_response_is_no_error():
+    empty = SimpleNamespace(
+        action_mask=torch.zeros(1, 4), advantages=torch.ones(1, 4), returns=torch.ones(1, 4), info={},
+        branches=[[SimpleNamespace(action_mask=torch.ones(1, 4))]],
+    )  # fmt: skip
+    branches.give_advantages([empty])
+    assert not empty.branches[0][0].advantages.any()
