@@ -133,6 +133,8 @@ SCHEMA = (
            when="ENVIRONMENT"),
     Metric("ended_by_length", "share", 3, "rollouts that ran out of tokens", "rollout", (None, 0.3),
            when="ENVIRONMENT"),
+    Metric("ended_by_error", "share", 3, "rollouts that an error of the environment ended; they have no reward",
+           "rollout", (None, 0.0), when="ENVIRONMENT"),
     Metric("environment_tokens", "token", 3, "what tools and users said since the last rewriting", "rollout",
            when="ENVIRONMENT"),
     Metric("branches", "", 5, "times that a rollout's history was rewritten, each of which begins a sample",

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import math
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,11 +17,20 @@ class ContextFull(Exception):
     """A turn for which no room is left in the model's context."""
 
 
+class EnvironmentFault(Exception):
+    """What an environment did wrong, other than in a tool: its rollout has no reward, and the others go on."""
+
+
 class Policy(Protocol):
     """Whoever answers: the engine that trains, or a model behind an API."""
 
     async def respond(self, messages: list[Message], tools: list[dict[str, Any]]) -> tuple[Message, bool]:
-        """Return the assistant's message, and whether it was cut at a length limit."""
+        """Return the assistant's message, and whether it was cut at a length limit.
+
+        Raises:
+            ContextFull: where no token has room.
+            EnvironmentFault: for messages that cannot be said to the model.
+        """
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,7 @@ class Outcome:
     """A conversation that is over.
 
     Attributes:
-        ending: "done", "turns", "time" or "length".
+        ending: "done", "turns", "time", "length", or "error" of the environment.
         turns: of the policy; a turn that was given up is not one.
         calls, errors: tool calls, and those that failed.
     """
@@ -80,22 +90,43 @@ class Outcome:
             "turns": float(self.turns),
             "tool_calls": float(self.calls),
             "tool_errors": float(self.errors),
-            **{f"ended_by_{limit}": float(self.ending == limit) for limit in ("turns", "time", "length")},
+            **{f"ended_by_{limit}": float(self.ending == limit) for limit in ("turns", "time", "length", "error")},
         }
 
 
 async def converse(environment: Environment, policy: Policy, limits: Limits) -> Outcome:
-    """Let the policy and the environment talk until one of them or a limit ends it."""
-    outcome = Outcome([])
+    """Let the policy and the environment talk until one of them or a limit ends it.
+
+    Errors of the policy go on to the caller: an engine that fails must end a run.
+    """
+    outcome, limit = Outcome([]), asyncio.timeout(limits.seconds)
     try:
-        async with asyncio.timeout(limits.seconds):
-            outcome.messages += await environment.start()
+        async with limit:
+            outcome.messages += await _asked(environment.start)
             await _turns(environment, policy, limits, outcome)
-    except TimeoutError:
-        outcome.ending = "time"
     except ContextFull:
         outcome.ending = "length"
+    except (TimeoutError, EnvironmentFault) as error:
+        if limit.expired():
+            outcome.ending = "time"
+        elif isinstance(error, EnvironmentFault):
+            logger.exception("an error of the environment ended a rollout: it has no reward")
+            outcome.ending = "error"
+        else:
+            raise
     return outcome
+
+
+async def _asked(method: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+    """Return what a method of the environment returns.
+
+    Raises:
+        EnvironmentFault: in place of whatever it raises, a TimeoutError of its own too: that is not the limit's.
+    """
+    try:
+        return await method(*arguments)
+    except Exception as error:
+        raise EnvironmentFault(f"{method.__name__} failed ({type(error).__name__}: {error})") from error
 
 
 async def _turns(environment: Environment, policy: Policy, limits: Limits, outcome: Outcome) -> None:
@@ -114,7 +145,7 @@ async def _turns(environment: Environment, policy: Policy, limits: Limits, outco
             outcome.errors += sum(is_error for _, is_error in answers)
             messages += [answer for answer, _ in answers]
             continue
-        said = await environment.reply(messages)
+        said = await _asked(environment.reply, messages)
         if said is None:
             outcome.ending = "done"
             return
@@ -149,7 +180,9 @@ def _arguments(text: str) -> dict[str, Any]:
 
 
 async def scored(environment: Environment, outcome: Outcome) -> Score:
-    """Return the environment's score; NaN where it fails, which the trainer counts as a missing reward."""
+    """Return the environment's score; NaN where it fails or has failed, which counts as a missing reward."""
+    if outcome.ending == "error":
+        return Score(math.nan, math.nan)
     try:
         return await environment.score(outcome.messages, outcome.ending)
     except Exception:  # as for a reward function: one sample without a reward must not end a run

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
-from grpo.multi_turn.conversation import ContextFull, Limits, Outcome, converse, scored
+from grpo.multi_turn.conversation import ContextFull, EnvironmentFault, Limits, Outcome, converse, scored
 from grpo.multi_turn.environment import Environment, Message, Score
 from grpo.multi_turn.history import History
 from grpo.multi_turn.invariant import EngineAccount, describe, log_probs_of
@@ -47,8 +47,13 @@ class EnginePolicy:
 
         Raises:
             ContextFull: where the history leaves no room for a token.
+            EnvironmentFault: for messages that the template cannot hold.
         """
-        prompt = self.history.prompt(self._template.render(messages, tools))
+        try:
+            rendered = self._template.render(messages, tools)
+        except Exception as error:  # a role that the template does not know, a message without content
+            raise EnvironmentFault(f"its messages have no render ({type(error).__name__}: {error})") from error
+        prompt = self.history.prompt(rendered)
         room = self._max_length - len(prompt)
         if room < 1:
             raise ContextFull

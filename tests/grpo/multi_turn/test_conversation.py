@@ -144,6 +144,46 @@ def test_an_environment_that_cannot_score_gives_no_reward(caplog):
     assert score.reward != score.reward and "could not be scored" in caplog.text
 
 
+@pytest.mark.parametrize("method", ["start", "reply"])
+@pytest.mark.parametrize("error", [KeyError("gold"), TimeoutError("its own")])
+def test_an_error_of_the_environment_ends_its_rollout_and_no_run(method, error, caplog):
+    class Broken(Library):
+        """Says nothing of what it has."""
+
+    async def fail(*_):
+        raise error
+
+    setattr(Broken, method, fail)
+    environment = Broken()
+    outcome = talk(Spoken({"content": "x"}), environment)
+    assert outcome.ending == "error" and outcome.logs()["ended_by_error"] == 1
+    assert type(error).__name__ in caplog.text
+    score = asyncio.run(scored(environment, outcome))
+    assert score.reward != score.reward
+
+
+def test_a_message_that_the_template_cannot_hold_ends_its_rollout_and_no_run(caplog):
+    class Odd(Library):
+        async def reply(self, messages):
+            return [{"role": "oracle", "content": "x"}]
+
+    template = template_for(TOKENIZERS["qwen3"])
+    policy = EnginePolicy(template, ScriptedEngine(template.codec, ["42<|im_end|>"]), params(), 900)
+    outcome, response = asyncio.run(roll_out(Odd(), policy, Limits(), 4))
+    assert outcome.ending == "error" and outcome.turns == 1 and response["reward"] != response["reward"]
+    assert "oracle" in caplog.text
+
+
+@pytest.mark.parametrize("error", [RuntimeError("the engine is dead"), TimeoutError("of the engine")])
+def test_an_error_of_the_policy_is_the_callers(error):
+    class Dead(Spoken):
+        async def respond(self, messages, tools):
+            raise error
+
+    with pytest.raises(type(error), match="engine"):
+        talk(Dead({}), Library())
+
+
 @pytest.mark.parametrize(
     "ending, content, right",
     [("done", "\\boxed{7}", 1.0), ("done", "no idea", 0.0), ("length", "\\boxed{7", 0.0), ("turns", None, 0.0)],
