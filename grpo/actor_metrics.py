@@ -25,8 +25,8 @@ class MicroBatch:
     """One forward and backward pass. Tensors are float32 ``[T]`` on the CPU, T its sampled tokens, sample by sample.
 
     Attributes:
-        samples: place of each sample in the rollout.
-        lengths: sampled tokens of each, then of their branches (:mod:`grpo.multi_turn.branches`).
+        samples: place of each sample in the rollout; those of branches (:mod:`grpo.multi_turn.branches`) come last.
+        lengths: sampled tokens of each.
         loss: what was differentiated, without scaling.
         log_probs: of the trained policy before the update.
         log_ratios: those minus the log-probs of the policy that sampled.

@@ -5,12 +5,13 @@ without spread, a quality without judged samples) is left out, not made up.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from eval.chat import FINAL_HEADER, answer_length
+from grpo.multi_turn.branches import samples_of
 from grpo.thinking_metrics import thinking_metrics
 
 NGRAM = 3
@@ -24,21 +25,22 @@ def experience_metrics(experiences: Sequence[Any], group_size: int, tokenizer: A
     Args:
         experiences: OpenRLHF's, after ``compute_advantages_and_returns``: ``sequences`` ``[B, S]``, ``advantages`` and
             ``action_mask`` ``[B, S - 1]``, ``rewards`` ``[B]``, ``index`` (place of each sample in the rollout),
-            ``info`` with ``[B]`` by name.
+            ``info`` with ``[B]`` by name. A rollout with ``branches`` is one sample, with the tokens of all of them.
         group_size: samples a prompt.
         tokenizer: of the model, by which thinking and answer are told apart; None leaves their lengths out.
     """
     # Experiences are padded to lengths of their own: what goes by tokens is summed up for each sample first.
-    masks = [experience.action_mask.bool() for experience in experiences]
-    lengths = torch.cat([mask.sum(-1) for mask in masks]).double()
-    sums = torch.cat([(e.advantages.double() * mask).sum(-1) for e, mask in zip(experiences, masks, strict=True)])
+    sampled = [_sampled(rows) for experience in experiences for rows in samples_of(experience)]
+    responses = [tokens for tokens, _ in sampled]
+    lengths = torch.tensor([len(tokens) for tokens in responses], dtype=torch.float64)
+    sums = torch.stack([advantages.double().sum() for _, advantages in sampled])
     advantages = sums / lengths.clamp(min=1)
+    trained = lengths > 0  # a sample without a reward is not, and its length is none
     shaped = torch.cat([experience.rewards for experience in experiences])  # with penalties: what advantages come from
     logged = _of_info(experiences, "reward")
     rewards = shaped.double() if logged is None else logged
     order = torch.tensor([index for experience in experiences for index in experience.index])
     groups = shaped[order.argsort()].view(-1, group_size)
-    responses = list(_responses(experiences, masks))
     found = {
         "advantage_mean": advantages.mean(),
         "advantage_std": advantages.std(correction=0),
@@ -47,9 +49,9 @@ def experience_metrics(experiences: Sequence[Any], group_size: int, tokenizer: A
         "zero_spread_groups": (groups.amax(-1) == groups.amin(-1)).double().mean(),
         "reward_std": rewards.std(correction=0),
         "token_advantage_mean": sums.sum() / lengths.sum().clamp(min=1),
-        "advantage_length_correlation": correlation(advantages, lengths),
-        "response_length_p50": lengths.quantile(0.5),
-        "response_length_p90": lengths.quantile(0.9),
+        "advantage_length_correlation": correlation(advantages[trained], lengths[trained]),
+        "response_length_p50": lengths[trained].quantile(0.5) if trained.any() else None,
+        "response_length_p90": lengths[trained].quantile(0.9) if trained.any() else None,
         "response_length_max": lengths.max(),
         "sampled_tokens": lengths.sum(),
         "repetition": torch.tensor([repetition(tokens) for tokens in responses], dtype=torch.float64).mean(),
@@ -119,11 +121,14 @@ def rolling_correlation(rows: Sequence[Mapping[str, Any]]) -> float | None:
     return float(covariance / scale.sqrt()) if scale > 1e-24 else None
 
 
-def _responses(experiences: Sequence[Any], masks: Sequence[torch.Tensor]) -> Iterator[list[int]]:
-    """Yield the sampled tokens of each sample."""
-    for experience, batch in zip(experiences, masks, strict=True):
-        for row, mask in zip(experience.sequences, batch, strict=True):
-            yield row[1:][: len(mask)][mask].tolist()
+def _sampled(rows: Sequence[tuple[Any, int]]) -> tuple[list[int], torch.Tensor]:
+    """Return the sampled tokens of a rollout, and the advantage of each."""
+    tokens, advantages = [], []
+    for batch, row in rows:
+        mask = batch.action_mask[row].bool()
+        tokens += batch.sequences[row, 1:][: len(mask)][mask].tolist()
+        advantages.append(batch.advantages[row][mask])
+    return tokens, torch.cat(advantages)
 
 
 def _parts(

@@ -14,6 +14,7 @@ from grpo import forward_mode
 from grpo.actor_metrics import MicroBatch
 from grpo.experience_metrics import experience_metrics
 from grpo.improbable import least_likely
+from grpo.multi_turn.branches import samples_of
 from grpo.update_metrics import engine_metrics, gradient_metrics, log_probs_by_sample, policy_metrics
 
 logger = logging.getLogger("openrlhf.grpo.step_metrics")
@@ -85,24 +86,36 @@ def improbable_tokens(sample: Any, trainer: torch.Tensor | None, tokenizer: Any)
 
     Args:
         sample: ``Experience`` of one sample; without the engine's log-probs it has none to name.
-        trainer: the trainer's log-probs of its sampled tokens, ``[T]``, where it has made them.
+        trainer: the trainer's log-probs of its sampled tokens, ``[T]``, where it has made them; none of a sample that
+            is not trained on.
+
+    Returns:
+        What ``least_likely`` does, with ``branch`` in place of ``sample``: in which of the rollout's samples, the
+        earliest first.
     """
-    if sample.rollout_log_probs is None:
+    rows = [*getattr(sample, "branches", ()), sample]
+    lengths = [int(row.action_mask.bool().sum()) for row in rows]
+    if sample.rollout_log_probs is None or (trainer is not None and len(trainer) != sum(lengths)):
         return []
-    mask, ours = sample.action_mask.bool(), None
-    if trainer is not None:
-        ours = torch.zeros_like(sample.rollout_log_probs).masked_scatter(mask, trainer.to(sample.rollout_log_probs))
-    found = least_likely(sample.sequences, mask, sample.rollout_log_probs, ours, tokenizer.decode, IMPROBABLE)
-    return [{name: value for name, value in row.items() if name != "sample"} for row in found]
+    parts = [None] * len(rows) if trainer is None else trainer.split(lengths)
+    found = []
+    for place, (row, part) in enumerate(zip(rows, parts, strict=True)):
+        mask, engine = row.action_mask.bool(), row.rollout_log_probs
+        ours = None if part is None else torch.zeros_like(engine).masked_scatter(mask, part.to(engine))
+        for token in least_likely(row.sequences, mask, engine, ours, tokenizer.decode, IMPROBABLE):
+            del token["sample"]
+            found.append(token | {"branch": place})
+    both = ("engine", "trainer")
+    return sorted(found, key=lambda token: min(token[name] for name in both if token[name] is not None))[:IMPROBABLE]
 
 
 def _by_sample(experiences: Sequence[Any], name: str) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield the place of each sample, and what it has of a ``[B, A]`` tensor at its sampled tokens, where it has it."""
+    """Yield the place of each rollout, and its part of a ``[B, A]`` tensor at its sampled tokens, where it has one."""
     for experience in experiences:
-        values = getattr(experience, name)
-        if values is not None:
-            for place, row, mask in zip(experience.index, values, experience.action_mask.bool(), strict=True):
-                yield place, row[mask]
+        if getattr(experience, name) is None:
+            continue
+        for place, rows in zip(experience.index, samples_of(experience), strict=True):
+            yield place, torch.cat([getattr(batch, name)[row][batch.action_mask[row].bool()] for batch, row in rows])
 
 
 def _means(experiences: Sequence[Any]) -> dict[str, float]:

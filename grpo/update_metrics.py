@@ -82,12 +82,15 @@ def engine_metrics(trainer: Mapping[int, torch.Tensor], engine: Mapping[int, tor
 def log_probs_by_sample(micro_batches: Sequence[MicroBatch]) -> dict[int, torch.Tensor]:
     """Return the log-probs of the policy that sampled, ``[T]`` by place, of the samples of the first optimizer batch.
 
-    Those of later ones are of a policy that has been updated.
+    Those of later ones are of a policy that has been updated. Branches come before the last sample of their rollout.
     """
     found: dict[int, torch.Tensor] = {}
     for batch in (batch for batch in micro_batches if not batch.updates):
-        for place, values in zip(batch.samples, batch.log_probs.split(batch.lengths), strict=False):
-            found.setdefault(place, values)
+        parts: dict[int, list[torch.Tensor]] = {}
+        for place, values in zip(batch.samples, batch.log_probs.split(batch.lengths), strict=True):
+            parts.setdefault(place, []).append(values)
+        for place, (last, *branches) in parts.items():
+            found.setdefault(place, torch.cat([*branches, last]))
     return found
 
 

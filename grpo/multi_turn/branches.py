@@ -8,7 +8,7 @@ of batches and no baseline; a micro-batch has more rows (at most MAX_BRANCHES mo
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -143,6 +143,16 @@ def _last(values: torch.Tensor, batch: Any, number: int) -> torch.Tensor | float
     return values[int(places.max())] if len(places) else 0.0
 
 
+def samples_of(batch: Any) -> Iterator[list[tuple[Any, int]]]:
+    """Yield where the samples of each rollout are, the earliest first: an ``Experience``, and the row in it.
+
+    Args:
+        batch: of :func:`give_advantages`.
+    """
+    for number, rows in enumerate(getattr(batch, "branches", [()] * len(batch.action_mask))):
+        yield [*((row, 0) for row in rows), (batch, number)]
+
+
 def attach_items(items: list[Any], batch: Any, split: Callable[[Any], list[Any]]) -> list[Any]:
     """Give the replay buffer's items of a micro-batch the items of their branches, in place.
 
@@ -159,11 +169,12 @@ def attach_items(items: list[Any], batch: Any, split: Callable[[Any], list[Any]]
 def joined(make: Callable[..., Any], items: Sequence[Any], *options: Any) -> Any:
     """Return a training micro-batch: its rollouts, then their branches.
 
-    Its ``info`` is that of the rollouts alone: a mean over it counts each rollout once.
+    Its ``info`` is that of the rollouts alone: a mean over it counts each rollout once. But for ``sample``, by which
+    every row finds back to its rollout.
 
     Args:
         make: OpenRLHF's ``make_experience_batch``.
     """
     batch = make([*items, *(row for item in items for row in getattr(item, "branches", ()))], *options)
-    batch.info = {key: values[: len(items)] for key, values in batch.info.items()}
+    batch.info = {key: values if key == "sample" else values[: len(items)] for key, values in batch.info.items()}
     return batch

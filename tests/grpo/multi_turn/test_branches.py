@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections import Counter
+from copy import deepcopy
 from types import SimpleNamespace
 
 import pytest
@@ -96,7 +97,7 @@ def buffered(made, micro):
 
 
 def test_the_ranks_notes_find_back_to_the_rollouts(monkeypatch):
-    """The first of the log-probs noted for a micro-batch are those of its rollouts, without their branches."""
+    """Each row of a micro-batch by its rollout, a rollout's branches before its last sample."""
     rollouts, made = four(monkeypatch)
     step_metrics.before_training(made)
     found = {}
@@ -105,11 +106,64 @@ def test_the_ranks_notes_find_back_to_the_rollouts(monkeypatch):
         places = [int(place) for place in batch.info["sample"]]
         empty = torch.zeros(0)
         note = MicroBatch(places, mask.sum(-1).tolist(), 0.0, log_probs[mask], empty, empty, empty, empty)
-        assert len(places) == 2 and len(note.lengths) == 2 + sum(len(rollouts[place].branches) for place in places)
+        assert len(places) == 2 + sum(len(rollouts[place].branches) for place in set(places))
         found |= log_probs_by_sample([note])
     for place, rollout in enumerate(rollouts):
-        mask = rollout.action_mask.bool()
-        assert torch.equal(found[place], (-rollout.sequences[:, 1:] / 100.0)[mask])
+        assert found[place].tolist() == torch.cat([-tokens / 100.0 for tokens, *_ in parts_of(rollout)]).tolist()
+
+
+def parts_of(rollout):
+    """The sampled tokens of each sample of a rollout, and the engine's log-probs of them."""
+    for row in (*rollout.branches, rollout):
+        mask = row.action_mask.bool()
+        yield row.sequences[:, 1:][mask], row.rollout_log_probs[mask]
+
+
+@pytest.mark.parametrize("notes", [True, False])
+def test_the_metrics_of_a_step_are_over_the_tokens_of_all_samples_of_a_rollout(monkeypatch, notes):
+    rollouts, made = four(monkeypatch)
+    for batch in made:  # of the trainer: 0.01 nat above the engine, in the last branch of the last rollout 2 nats
+        for row in (batch, *(row for rows in batch.branches for row in rows)):
+            row.action_log_probs = row.rollout_log_probs + 0.01
+    made[1].branches[1][0].action_log_probs = made[1].branches[1][0].rollout_log_probs - 2
+    step_metrics.before_training(made)
+    found = []
+    for batch in DataLoader(buffered(deepcopy(made), 2), batch_size=2, collate_fn=NaiveReplayBuffer(2).collate_fn):
+        mask, tokens = batch.action_mask.bool(), int(batch.action_mask.sum())
+        places, empty = [int(place) for place in batch.info["sample"]], torch.zeros(tokens)
+        noted = batch.action_log_probs[mask]
+        found.append(MicroBatch(places, mask.sum(-1).tolist(), 0.0, noted, empty, empty, empty, empty))
+    args = SimpleNamespace(**vars(arguments()), eps_clip_low_high=(0.2, 0.2), old_log_probs="trainer")
+    monkeypatch.setattr(step_metrics.forward_mode, "makes_old_log_probs", lambda _: not notes)
+    status = {"micro_batches": found, "grad_norms": []}
+    step_metrics.after_training(status, made, rollouts, args, TOKENIZER)
+    parts = [list(parts_of(rollout)) for rollout in rollouts]
+    lengths = torch.tensor([sum(len(tokens) for tokens, _ in part) for part in parts]).double()
+    advantages = torch.tensor([0.5, -0.5, 0.0, 0.0]).double()
+    assert status["sampled_tokens"] == lengths.sum() and status["response_length_max"] == lengths.max()
+    assert status["response_length_p50"] == lengths.quantile(0.5)
+    assert status["token_advantage_mean"] == pytest.approx(float((advantages * lengths).sum() / lengths.sum()))
+    apart = sum(len(tokens) for tokens, _ in parts[3][:1])
+    assert status["logprob_diff_max"] == pytest.approx(2.0)
+    assert status["logprob_diff_mean"] == pytest.approx(
+        float((2 * apart + 0.01 * (lengths.sum() - apart)) / lengths.sum()), rel=1e-4
+    )
+    lowest = rollouts[3].details["improbable_tokens"]
+    assert [token["branch"] for token in lowest] == [0] * 3 and all(
+        token["trainer"] == pytest.approx(token["engine"] - 2) for token in lowest
+    )
+
+
+def test_a_sample_that_is_not_trained_on_is_in_no_metric_of_tokens(monkeypatch):
+    rollouts, made = made_experiences([response(PLAIN, [], 1.0), response(THOUGHTFUL, ["a"], math.nan)], monkeypatch)
+    monkeypatch.setattr(step_metrics.forward_mode, "makes_old_log_probs", lambda _: True)
+    step_metrics.before_training(made)
+    args = SimpleNamespace(**vars(arguments()), eps_clip_low_high=(0.2, 0.2))
+    status = {"micro_batches": [], "grad_norms": []}
+    step_metrics.after_training(status, made, rollouts, args, TOKENIZER)
+    length = int(rollouts[0].action_mask.sum())
+    assert status["sampled_tokens"] == status["response_length_p50"] == status["response_length_max"] == length
+    assert len(rollouts[0].details["improbable_tokens"]) == 3 and not rollouts[1].details["improbable_tokens"]
 
 
 @pytest.mark.parametrize("micro", [1, 2])
