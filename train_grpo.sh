@@ -211,11 +211,11 @@ if [[ -n $LENGTH_SCHEDULE ]]; then ROLLOUT_ARGS+=(--length_schedule "$LENGTH_SCH
 if [[ -n $OVERLONG_BUFFER ]]; then
     ROLLOUT_ARGS+=(--overlong_buffer_len "$OVERLONG_BUFFER" --overlong_penalty_factor "$OVERLONG_PENALTY")
 fi
-# The answer to a thought that was cut is a call of its own: the engine then has the thought in its prefix cache
 if [[ -n $THINKING_BUDGET ]]; then
     ROLLOUT_ARGS+=(--thinking_budget "$THINKING_BUDGET" --thinking_delimiter "$THINKING_DELIMITER")
-    ROLLOUT_ARGS+=(--enable_prefix_caching)
 fi
+# A turn, and the answer to a thought that was cut, are calls of their own: the engine has what came before in its cache
+if [[ -n $THINKING_BUDGET || -n $ENVIRONMENT ]]; then ROLLOUT_ARGS+=(--enable_prefix_caching); fi
 if [[ -n $ANSWER_BUDGET ]]; then ROLLOUT_ARGS+=(--answer_budget "$ANSWER_BUDGET"); fi
 
 GRPO_ARGS=(

@@ -40,7 +40,7 @@ def experience_of(generator: Any, response: dict[str, Any], **generate_kwargs: A
     if "engine" in response and not _is_sound(experience, response, decode, experience):
         experience.rewards = torch.full_like(experience.rewards, math.nan)
     masks = [experience.action_mask, *(row.action_mask for row in experience.branches)]
-    # Stock counts from the first sampled token to the last: what the environment said is no response.
+    # OpenRLHF has counted the last sample alone.
     experience.info["response_length"] = torch.tensor([int(sum(mask.sum() for mask in masks))])
     return experience
 

@@ -1,6 +1,6 @@
 """What an environment is: chat messages and tools in the form of the OpenAI protocol, and never a token.
 
-So one environment trains a policy in the engines (:mod:`grpo.multi_turn.executor`) and evaluates a model behind an API
+So one environment trains a policy in the engines (:mod:`grpo.multi_turn.agent`) and evaluates a model behind an API
 (:mod:`grpo.multi_turn.openai_policy`).
 """
 

@@ -116,7 +116,7 @@ async def roll_out(
         logger.debug("a history branched: %s", difference)
     used = kept[-max_samples:]
     response: dict[str, Any] = {
-        "truncated": outcome.ending != "done",
+        "truncated": outcome.ending == "length",
         "reward": score.reward,
         "scores": score.score,
         "extra_logs": {

@@ -42,6 +42,12 @@ def check_environment(config: Config) -> Iterator[Problem]:
     if args.loss_aggregation != "token_mean":
         text = f"--loss_aggregation {args.loss_aggregation} would count a rollout as often as its history is rewritten"
         yield Problem(in_variables(text), "use token_mean")
+    if args.overlong_buffer_len is not None:
+        text = "OVERLONG_BUFFER measures one response by its limit, and a rollout in an environment has several"
+        yield Problem(text, "leave it out, and let the environment's score count what a rollout took")
+    if args.stop_properly_penalty_coef is not None:
+        text = "--stop_properly_penalty_coef is for one response, and a rollout in an environment has several"
+        yield Problem(text, "leave it out, and let the environment's score look at `ending`")
     if args.init_kl_coef > 0 and not args.use_kl_loss:
         text = "a KL penalty in the reward makes an advantage of each token, and a rollout's samples share one"
         yield Problem(text, "add --use_kl_loss")

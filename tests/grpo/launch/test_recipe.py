@@ -146,6 +146,11 @@ def test_the_defaults_are_those_of_the_run_log(checkout: Path) -> None:
     assert not {"--thinking_budget", "--answer_budget", "--enable_prefix_caching"} & found.keys()
 
 
+@pytest.mark.parametrize("variables", [{"THINKING_BUDGET": "9", "ANSWER_BUDGET": "9"}, {"ENVIRONMENT": "retrieval"}])
+def test_rollouts_of_several_calls_have_a_prefix_cache(checkout: Path, variables: dict[str, str]) -> None:
+    assert "--enable_prefix_caching" in flags(checkout, **variables)
+
+
 def test_the_table_has_every_variable_of_the_script() -> None:
     names = set(re.findall(r': "\$\{(\w+):?=', (ROOT / "train_grpo.sh").read_text()))
     names |= set(re.findall(r'" "\$\{(\w+):?=', (ROOT / "train_grpo.sh").read_text()))

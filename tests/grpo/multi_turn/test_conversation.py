@@ -130,9 +130,17 @@ def test_time_that_is_up_while_the_engine_samples_leaves_what_was_sampled_before
     engine = ScriptedEngine(template.codec, [text], seconds=0.15)
     policy = EnginePolicy(template, engine, params(), 4000)
     _, response = asyncio.run(roll_out(Library(), policy, Limits(turns=99, seconds=0.4), 4))
-    assert response["truncated"] and response["extra_logs"]["ended_by_time"] == 1
+    assert not response["truncated"] and response["extra_logs"]["ended_by_time"] == 1  # by no limit on tokens
     assert 1 <= len(response["action_ranges"]) == len(engine.calls) <= 2
     assert response["observation_tokens"] == response["engine"]["tokens"]
+
+
+def test_a_rollout_is_truncated_where_tokens_run_out():
+    template = template_for(TOKENIZERS["qwen3"])
+    for room, most, is_truncated in ((900, 200, False), (900, 1, True), (3, 200, True)):  # of the context, of a turn
+        policy = EnginePolicy(template, ScriptedEngine(template.codec, ["42<|im_end|>"]), params(most), room)
+        _, response = asyncio.run(roll_out(Library(), policy, Limits(), 4))
+        assert response["truncated"] is is_truncated and response["extra_logs"]["ended_by_length"] == is_truncated
 
 
 def test_an_environment_that_cannot_score_gives_no_reward(caplog):

@@ -39,6 +39,8 @@ def test_a_sound_environment_passes_without_a_judge(in_environment, monkeypatch:
         ({}, {"apply_chat_template": True}, "renders its messages itself", "--apply_chat_template"),
         ({}, {"advantage_estimator": "reinforce"}, "ADVANTAGE_ESTIMATOR reinforce", "dr_grpo"),
         ({}, {"loss_aggregation": "constant"}, "LOSS_AGGREGATION constant", "use token_mean"),
+        ({}, {"overlong_buffer_len": 4.0}, "OVERLONG_BUFFER measures one response", "leave it out"),
+        ({}, {"stop_properly_penalty_coef": 0.5}, "--stop_properly_penalty_coef is for one", "leave it out"),
         ({}, {"disable_fast_tokenizer": True}, "fast tokenizer", "--disable_fast_tokenizer"),
     ],
 )
