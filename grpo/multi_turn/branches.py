@@ -1,9 +1,10 @@
 """Several samples of one rollout on their way through OpenRLHF's trainer.
 
 A rollout stays one item wherever OpenRLHF counts: in groups and baselines, in micro-batches, on ranks, in optimizer
-steps and in the schedule. Its branches are more rows of the same micro-batch: they take its advantage, and the mean
-over the tokens of a micro-batch is the one over all of its samples. So branching changes no rollout's weight, no number
-of batches and no baseline; a micro-batch has more rows (at most MAX_BRANCHES more a rollout), and takes their memory.
+steps and in the schedule. Its branches are more rows of the same micro-batch, with its advantage; :mod:`grpo.loss`
+takes the mean over the tokens of the whole optimizer batch, in which a rollout weighs its sampled tokens, whichever of
+its samples they are in. So branching changes no rollout's weight, no number of batches and no baseline; a micro-batch
+has more rows (at most MAX_BRANCHES more a rollout), and takes their memory.
 """
 
 import logging

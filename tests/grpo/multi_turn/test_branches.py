@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from openrlhf.models.loss import PolicyLoss
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker, SamplesGenerator
 from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 from torch.utils.data import DataLoader
 
 from grpo import step_metrics
 from grpo.actor_metrics import MicroBatch
+from grpo.loss import PolicyLoss
 from grpo.multi_turn import branches
 from grpo.multi_turn.rollout import EnginePolicy, Limits, roll_out
 from grpo.multi_turn.templates import template_for
@@ -192,20 +192,37 @@ def test_micro_batches_and_their_number_are_those_of_rollouts(monkeypatch, micro
         assert batch.info and all(len(values) == micro for values in batch.info.values())
 
 
-def test_a_rollouts_loss_is_the_mean_over_all_of_its_tokens(monkeypatch):
-    """So a rollout weighs the same however many samples its tokens are in."""
-    _, made = four(monkeypatch)
-    loader = DataLoader(buffer := buffered(made, 1), batch_size=1, collate_fn=buffer.collate_fn)
-    for batch in loader:
-        loss, *_ = PolicyLoss()(
-            batch.action_log_probs, batch.action_log_probs, batch.advantages, action_mask=batch.action_mask
-        )
-        tokens = batch.action_mask.sum().double()
-        want = -(batch.advantages * batch.action_mask).sum().double() / tokens
-        advantage = batch.advantages[batch.action_mask.bool()]
-        assert advantage.unique().numel() == 1
-        torch.testing.assert_close(loss.double(), want)
-        torch.testing.assert_close(loss, -advantage[0])
+@pytest.mark.parametrize("micro", [1, 2])
+def test_the_loss_of_a_batch_is_the_mean_over_the_tokens_of_all_samples(monkeypatch, micro):
+    """In float64, over the rollouts: however many samples their tokens are in, and however these are batched."""
+    rollouts, made = four(monkeypatch)
+    made[1].advantages = made[1].advantages + 0.25 * made[1].action_mask
+    for rows in made[1].branches:
+        for row in rows:
+            row.advantages = row.advantages + 0.25 * row.action_mask
+    lengths = [sum(len(tokens) for tokens, _ in parts_of(rollout)) for rollout in rollouts]
+    assert len({len(rollout.branches) for rollout in rollouts}) == 3 and len(set(lengths)) > 1
+    buffer = buffered(made, micro)
+    strategy = SimpleNamespace(
+        world_size=1, accumulated_gradient=4 // micro, all_reduce=lambda values, operation: values
+    )
+    args = SimpleNamespace(
+        loss_aggregation="token_mean", generate_max_len=900, policy_loss_type="ppo", eps_clip_low_high=(0.2, 0.2),
+        dual_clip=None, enable_vllm_is_correction=False, advantage_clip=None,
+    )  # fmt: skip
+    loss, total, steps = PolicyLoss(args), 0.0, torch.zeros(0)
+    for batch in loss.batches(DataLoader(buffer, batch_size=micro, collate_fn=buffer.collate_fn), buffer, strategy):
+        moved = (batch.action_log_probs + 0.05).requires_grad_()
+        value = loss(moved, batch.action_log_probs, batch.advantages, action_mask=batch.action_mask)[0]
+        (value / strategy.accumulated_gradient).backward()
+        total += float(value) / strategy.accumulated_gradient
+        steps = torch.cat([steps, moved.grad[batch.action_mask.bool()]])
+    advantages = torch.tensor([0.5, -0.5, 0.25, 0.25], dtype=torch.float64)
+    weights = torch.tensor(lengths, dtype=torch.float64) / sum(lengths)
+    ratio = torch.tensor(0.05, dtype=torch.float64).exp()
+    assert total == pytest.approx(float(-ratio * (advantages * weights).sum()), rel=1e-4)
+    tokens = (-ratio * advantages / sum(lengths)).repeat_interleave(torch.tensor(lengths))
+    torch.testing.assert_close(steps.double().sort().values, tokens.sort().values, rtol=1e-4, atol=1e-9)
 
 
 def test_rollouts_without_branches_stay_as_they_are(monkeypatch):
