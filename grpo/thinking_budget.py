@@ -16,6 +16,7 @@ from typing import Any
 
 from openrlhf.utils.agent import SingleTurnAgentExecutor
 
+from grpo.multi_turn.invariant import EngineAccount
 from grpo.thinking import Budget, Delimiter, Gate, delimiter
 from grpo.thinking_settings import Settings
 from grpo.trajectory import Origin, Trajectory
@@ -53,6 +54,8 @@ class AgentExecutor(SingleTurnAgentExecutor):
         output.update(rollout.trajectory.as_response())
         if sampling_params.logprobs is None:
             output["rollout_log_probs"] = None
+        else:
+            output["engine"] = rollout.account.as_dict()
         output["extra_logs"] = {**output["extra_logs"], **rollout.logs()}
         return output
 
@@ -67,6 +70,7 @@ class Rollout:
         is_closed: whether the thinking ended, by itself or by force.
         is_truncated: whether the answer was cut.
         delimiter_log_prob: of the forced tokens together, nat; NaN where none was forced or the engine cannot say.
+        account: what the engine had, apart from ``trajectory``.
     """
 
     trajectory: Trajectory = field(default_factory=Trajectory)
@@ -74,6 +78,7 @@ class Rollout:
     is_closed: bool = False
     is_truncated: bool = False
     delimiter_log_prob: float = math.nan
+    account: EngineAccount = field(default_factory=EngineAccount)
 
     def logs(self) -> dict[str, float]:
         """Return the numbers of the sample, see :mod:`grpo.metric_schema`; NaN for what it does not have."""
@@ -133,6 +138,7 @@ async def roll_out(
     if gate.limit > 0:
         most = gate.limit if watch.closed else budget.thinking + budget.answer
         part = await _call(llm, rollout.trajectory.tokens, _changed(params, max_tokens=most), gate.goes_on)
+        rollout.account.note(part.given, part.tokens, part.log_probs)
         rollout.trajectory.append(part.tokens, Origin.SAMPLED, part.log_probs)
         is_over = part.is_over
     rollout.thought = gate.thought
@@ -158,6 +164,7 @@ async def _answer(llm: Any, rollout: Rollout, params: Any, forced: list[int], bu
         skip_reading_prefix_cache=False,
     )
     part = await _call(llm, made.tokens, second)
+    rollout.account.note(part.given, part.tokens, part.log_probs)
     rollout.delimiter_log_prob = _log_prob_of_end(part.prompt, forced, len(made.tokens))
     made.append(part.tokens, Origin.SAMPLED, part.log_probs)
     rollout.is_closed, rollout.is_truncated = True, not part.is_over
@@ -186,6 +193,11 @@ class _Part:
     log_probs: list[float]
     is_over: bool = False
     prompt: Any = None
+
+    @property
+    def given(self) -> list[int]:
+        """Return the prompt as the engine had it."""
+        return [] if self.prompt is None else list(self.prompt.prompt_token_ids)
 
 
 async def _call(

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from grpo.multi_turn.invariant import check_experience
+from grpo.multi_turn.invariant import check_experience, missing_log_prob
 
 logger = logging.getLogger("openrlhf.grpo.branches")
 
@@ -29,25 +29,30 @@ def experience_of(generator: Any, response: dict[str, Any], **generate_kwargs: A
 
     Args:
         generator: OpenRLHF's ``SamplesGenerator``.
-        response: of an agent executor; without ``engine`` it is OpenRLHF's own, and stays what OpenRLHF makes of it.
+        response: of an agent executor; without ``engine`` it is OpenRLHF's own, of which only the log-probs can be
+            checked: each sampled token has to have one.
     """
     make = generator._process_response_into_experience
     experience = make(response, **generate_kwargs)
+    experience.info.setdefault("token_mismatch", torch.zeros(1))
+    rows = [(make({**response, **branch}, **generate_kwargs), branch) for branch in response.get("branches", ())]
+    sound = [row for row, branch in rows if _is_sound(row, branch, generator, experience)]
+    if not _is_sound(experience, response, generator, experience) and experience.rewards is not None:
+        experience.rewards = torch.full_like(experience.rewards, math.nan)
     if "branches" not in response:
         return experience
-    decode = generator.tokenizer.decode
-    rows = [(make({**response, **branch}, **generate_kwargs), branch) for branch in response["branches"]]
-    experience.branches = [row for row, branch in rows if _is_sound(row, branch, decode, experience)]
-    if "engine" in response and not _is_sound(experience, response, decode, experience):
-        experience.rewards = torch.full_like(experience.rewards, math.nan)
+    experience.branches = sound
     masks = [experience.action_mask, *(row.action_mask for row in experience.branches)]
     # OpenRLHF has counted the last sample alone.
     experience.info["response_length"] = torch.tensor([int(sum(mask.sum() for mask in masks))])
     return experience
 
 
-def _is_sound(row: Any, response: dict[str, Any], decode: Callable, rollout: Any) -> bool:
-    found = check_experience(row, response["engine"], decode)
+def _is_sound(row: Any, response: dict[str, Any], generator: Any, rollout: Any) -> bool:
+    if "engine" in response:
+        found = check_experience(row, response["engine"], generator.tokenizer.decode)
+    else:
+        found = missing_log_prob(row)
     if found is None:
         return True
     logger.error("token mismatch: %s; this sample is not trained on", found)

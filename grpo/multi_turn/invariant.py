@@ -71,6 +71,19 @@ class EngineAccount:
         return {"tokens": self.tokens, "ranges": self.ranges, "log_probs": self.log_probs}
 
 
+def missing_log_prob(experience: Any) -> str | None:
+    """Say which sampled token of a sample has no log-prob of the engine (NaN there), and make it 0 for the arithmetic.
+
+    None where each has one, or where none were asked for.
+    """
+    if experience.rollout_log_probs is None:
+        return None
+    missing = experience.rollout_log_probs.isnan()
+    experience.rollout_log_probs = experience.rollout_log_probs.nan_to_num(nan=0.0)
+    places = torch.nonzero(missing[0] & experience.action_mask[0].bool()).flatten()
+    return f"the engine gave no log-prob for the token at position {int(places[0]) + 1}" if len(places) else None
+
+
 def check_experience(experience: Any, account: dict[str, Any], decode: Decode) -> str | None:
     """Compare a sample as the trainer has it with the engine's account.
 

@@ -352,7 +352,8 @@ def test_a_budget_that_is_not_hit_is_the_single_turn_executor(tokenizer, reward,
     ours, theirs = executor(reward, 14, 12), SingleTurnAgentExecutor(reward)
     found, _ = executed(ours, tokenizer, [response], prompt)
     expected, _ = executed(theirs, tokenizer, [response], prompt)
-    logs = found.pop("extra_logs")
+    logs, account = found.pop("extra_logs"), found.pop("engine")
+    assert account["tokens"] == found["observation_tokens"] and account["ranges"] == found["action_ranges"]
     assert logs.items() >= expected.pop("extra_logs").items()
     assert found == expected
     assert ours.reward_func.__globals__["calls"] == theirs.reward_func.__globals__["calls"] != []
@@ -368,6 +369,12 @@ def test_a_budget_that_is_hit_is_rewarded_with_its_delimiter(tokenizer, reward):
     first, second = output["action_ranges"]
     assert first == (len(PROMPT), len(PROMPT) + 4) and second == (len(PROMPT) + 4 + SIZE, len(PROMPT) + 6 + SIZE)
     assert output["reward"] == 0.5 and output["truncated"] is False
+    # What the engine had, as it says itself: the trainer compares its sample with it.
+    log_probs = [value for start, end in (first, second) for value in output["rollout_log_probs"][start:end]]
+    assert output["engine"] == {
+        "tokens": output["observation_tokens"], "ranges": output["action_ranges"], "log_probs": log_probs,
+    }  # fmt: skip
+    assert output["engine"]["tokens"] is not output["observation_tokens"]
     assert output["extra_logs"]["correct"] == 1.0 and output["extra_logs"]["thinking_truncated"] == 1.0
 
 

@@ -259,6 +259,25 @@ def test_what_the_trainer_has_is_compared_with_what_the_engine_had(monkeypatch, 
     assert not made[0].advantages.any()  # it has no advantage, and the baseline is that of the other one
 
 
+def test_a_plain_response_without_a_log_prob_is_counted_and_not_trained_on(monkeypatch, caplog):
+    plain = {"prompt": "p", "label": "", "action_ranges": [(2, 4)], "observation_tokens": [5, 6, 7, 8]}
+    good = plain | {"reward": 1.0, "scores": 1.0, "rollout_log_probs": [0.0, 0.0, -1.0, 0.0]}
+    bad = plain | {"reward": 0.0, "scores": 0.0, "rollout_log_probs": [0.0, 0.0, -1.0, math.nan]}
+    (fine, harmed), (batch,) = made_experiences([good, bad], monkeypatch)
+    assert fine.info["token_mismatch"] == 0 and harmed.info["token_mismatch"] == 1
+    assert batch.action_mask.bool().any(-1).tolist() == [True, False] and batch.rollout_log_probs.isfinite().all()
+    assert "no log-prob for the token at position 3" in caplog.text
+
+
+def test_a_single_response_with_an_account_is_checked(monkeypatch, caplog):
+    """That of a thinking budget, for instance."""
+    one = response(PLAIN, [], 1.0)
+    del one["branches"]
+    one["observation_tokens"][-1] += 1
+    (harmed, _), _ = made_experiences([one, response(PLAIN, [], 0.0)], monkeypatch)
+    assert harmed.info["token_mismatch"] == 1 and "a sample differs first" in caplog.text
+
+
 def test_a_branch_that_differs_is_left_out(monkeypatch, caplog):
     one = response(THOUGHTFUL, ["a", "b"], 1.0)
     one["branches"][0]["observation_tokens"][3] += 1
