@@ -5,7 +5,7 @@ without spread, a quality without judged samples) is left out, not made up.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -97,28 +97,6 @@ def correlation(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | None:
     a, b = a - a.mean(), b - b.mean()
     scale = a.norm() * b.norm()
     return (a * b).sum() / scale if scale > 1e-12 else None
-
-
-def rolling_correlation(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the correlation of reward and correctness over the samples of several steps, None without spread.
-
-    From the means and spreads of each step, exactly where correctness is 0 or 1: steps have equally many samples.
-
-    Args:
-        rows: lines of metrics.jsonl; those without correctness are left out.
-    """
-    known = [row for row in rows if row.get("correct") is not None and row.get("reward_std") is not None]
-    if not known:
-        return None
-    reward, right, spread = (
-        torch.tensor([row[name] for row in known], dtype=torch.float64) for name in ("reward", "correct", "reward_std")
-    )
-    right_spread = (right * (1 - right)).clamp(min=0).sqrt()
-    inner = [row.get("reward_correct_correlation") or 0.0 for row in known]
-    inside = torch.tensor(inner, dtype=torch.float64) * spread * right_spread
-    covariance = (inside + (reward - reward.mean()) * (right - right.mean())).mean()
-    scale = (spread.square() + (reward - reward.mean()).square()).mean() * right.mean() * (1 - right.mean())
-    return float(covariance / scale.sqrt()) if scale > 1e-24 else None
 
 
 def _sampled(rows: Sequence[tuple[Any, int]]) -> tuple[list[int], torch.Tensor]:

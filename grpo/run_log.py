@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from grpo import trackers
-from grpo.experience_metrics import rolling_correlation
 from grpo.json_files import read_rows, replace
 from grpo.launch import machine
+from grpo.rolling import rolling_correlation
 from grpo.sample_records import describe_samples
 from grpo.trackers import Trackers
 

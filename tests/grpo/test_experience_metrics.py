@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo.experience_metrics import correlation, experience_metrics, repetition, rolling_correlation
+from grpo.experience_metrics import correlation, experience_metrics, repetition
 from grpo.metric_schema import BY_NAME
+from grpo.rolling import rolling_correlation
 
 GROUP = 4
 

@@ -106,7 +106,7 @@ def test_the_file_of_samples_has_null_for_what_a_sample_does_not_have(tmp_path):
     ]
     for s in samples:
         s.prompts, s.labels, s.info["score"] = ["p"], ["7"], s.scores.clone()
-        s.sequences, s.action_mask = torch.tensor([[5, 6, 7]]), torch.ones(1, 2)
+        s.sequences, s.action_mask, s.attention_mask = torch.tensor([[5, 6, 7]]), torch.ones(1, 2), torch.ones(1, 3)
     rollout.complete(samples, group_size=4)
     log = run_log.RunLog(str(tmp_path))
     log.write_rollouts(1, samples, Tokenizer())

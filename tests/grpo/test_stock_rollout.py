@@ -58,6 +58,13 @@ def experience(load, response: dict):
     return this._process_response_into_experience(response, prompt_max_len=50, max_new_tokens=50)
 
 
+def without_spread(batches: list) -> list:
+    """In place of OpenRLHF's advantages: those of samples that all got one reward."""
+    for batch in batches:
+        batch.advantages = torch.zeros_like(batch.action_mask)
+    return batches
+
+
 def test_a_score_of_zero_stays_zero(load):
     response = respond(load, lambda q, p, label: {"rewards": 0.7, "scores": 0.0, "extra_logs": {}})
 
@@ -79,7 +86,7 @@ def test_a_reward_function_that_raises_does_not_end_the_run(load):
         maker = object.__new__(module.RemoteExperienceMaker)
         maker.args = argparse.Namespace(use_dynamic_batch=False, micro_rollout_batch_size=2, n_samples_per_prompt=2)
         maker.tokenizer = SimpleNamespace(pad_token_id=0)
-        maker.make_experience = maker.compute_advantages_and_returns = lambda samples: samples
+        maker.make_experience, maker.compute_advantages_and_returns = (lambda samples: samples), without_spread
         batch = maker.make_experience_batch([experience(load, failed), experience(load, good)])
         assert batch[0].rewards.tolist() == [1.0, 1.0]  # the missing one is its group's mean: no advantage
 
@@ -99,7 +106,7 @@ def test_a_log_that_one_sample_lacks_spoils_no_other(load, logs):
     maker = object.__new__(module.RemoteExperienceMaker)
     maker.args = argparse.Namespace(use_dynamic_batch=False, micro_rollout_batch_size=2, n_samples_per_prompt=2)
     maker.tokenizer = SimpleNamespace(pad_token_id=0)
-    maker.make_experience = maker.compute_advantages_and_returns = lambda samples: samples
+    maker.make_experience, maker.compute_advantages_and_returns = (lambda samples: samples), without_spread
 
     def check():
         several = [
@@ -157,7 +164,9 @@ def test_samples_come_back_in_the_order_of_their_prompts(load, monkeypatch):
         return list(prompts)
 
     this._dispatch_prompts_to_vllm = dispatch
-    this._process_response_into_experience = lambda prompt, **_: SimpleNamespace(prompts=[prompt], scores=None)
+    this._process_response_into_experience = lambda prompt, **_: SimpleNamespace(
+        prompts=[prompt], scores=None, info={}, rollout_log_probs=None
+    )
     monkeypatch.setattr(module.ray, "wait", lambda refs, **_: (refs[-1:], refs[:-1]))  # the last one is the fastest
     monkeypatch.setattr(module.ray, "get", lambda prompt: [prompt, prompt])
     rollout.begin_stage(this, "train 1")
@@ -193,7 +202,7 @@ def test_accepted_samples_survive_the_end_of_the_prompts(load, monkeypatch):
     scored = {"p0": [{"score": 0.0}, {"score": 1.0}], "p1": [{"score": 1.0}] * 2}
     this._dispatch_prompts_to_vllm = lambda prompts, labels, **_: list(prompts)
     this._process_response_into_experience = lambda response, **_: SimpleNamespace(
-        scores=torch.tensor([response["score"]]), prompts=["p"]
+        scores=torch.tensor([response["score"]]), prompts=["p"], info={}, rollout_log_probs=None
     )
     rollout.begin_stage(this, "train 1")
     monkeypatch.setattr(module.ray, "wait", lambda refs, **_: (refs[:1], refs[1:]))

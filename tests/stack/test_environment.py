@@ -1,5 +1,7 @@
 """Runs in environments on the real stack: engines, executor, branches, trainer."""
 
+import pytest
+
 from .runs import lines, train
 
 SHORT = {"PROMPT_MAX_LEN": "384", "TURN_LIMIT": "3", "EVAL_AT_START": "0", "EVAL_STEPS": "-1"}
@@ -17,6 +19,7 @@ class Environment(environment.Environment):
 """
 
 
+@pytest.mark.timeout(600)
 def test_the_tiny_model_trains_on_every_sample_of_a_rollout(tiny_model, tmp_path):
     own = tmp_path / "insistent.py"
     own.write_text(INSISTENT)
@@ -29,6 +32,7 @@ def test_the_tiny_model_trains_on_every_sample_of_a_rollout(tiny_model, tmp_path
         assert step["grad_norm"] > 0 and step["optimizer_steps"] == 2  # as many as without branches
 
 
+@pytest.mark.timeout(600)
 def test_the_retrieval_environment_runs_as_the_readme_says(tiny_model, tmp_path):
     library = tmp_path / "library"
     library.mkdir()

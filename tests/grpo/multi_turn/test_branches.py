@@ -148,7 +148,7 @@ def test_the_metrics_of_a_step_are_over_the_tokens_of_all_samples_of_a_rollout(m
     assert status["logprob_diff_mean"] == pytest.approx(
         float((2 * apart + 0.01 * (lengths.sum() - apart)) / lengths.sum()), rel=1e-4
     )
-    lowest = rollouts[3].details["improbable_tokens"]
+    lowest = rollouts[3].details["least_likely_tokens"]
     assert [token["branch"] for token in lowest] == [0] * 3 and all(
         token["trainer"] == pytest.approx(token["engine"] - 2) for token in lowest
     )
@@ -163,7 +163,7 @@ def test_a_sample_that_is_not_trained_on_is_in_no_metric_of_tokens(monkeypatch):
     step_metrics.after_training(status, made, rollouts, args, TOKENIZER)
     length = int(rollouts[0].action_mask.sum())
     assert status["sampled_tokens"] == status["response_length_p50"] == status["response_length_max"] == length
-    assert len(rollouts[0].details["improbable_tokens"]) == 3 and not rollouts[1].details["improbable_tokens"]
+    assert len(rollouts[0].details["least_likely_tokens"]) == 3 and not rollouts[1].details["least_likely_tokens"]
 
 
 @pytest.mark.parametrize("micro", [1, 2])

@@ -1,0 +1,32 @@
+"""Metrics over several steps, from the lines of metrics.jsonl: a resumed run goes on where it was."""
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+
+def rolling_correlation(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the correlation of reward and correctness over the samples of several steps, None without spread.
+
+    From the means and spreads of each step, exactly where correctness is 0 or 1: steps have equally many samples.
+
+    Args:
+        rows: lines of metrics.jsonl; those without correctness are left out.
+    """
+    known = [row for row in rows if row.get("correct") is not None and row.get("reward_std") is not None]
+    if not known:
+        return None
+    reward, right = (fmean(row[name] for row in known) for name in ("reward", "correct"))
+    covariance = fmean(
+        (row.get("reward_correct_correlation") or 0.0) * row["reward_std"] * _binary_spread(row["correct"])
+        + (row["reward"] - reward) * (row["correct"] - right)
+        for row in known
+    )
+    variance = fmean(row["reward_std"] ** 2 + (row["reward"] - reward) ** 2 for row in known)
+    scale = math.sqrt(variance) * _binary_spread(right)
+    return covariance / scale if scale > 1e-12 else None
+
+
+def _binary_spread(mean: float) -> float:
+    return math.sqrt(max(0.0, mean * (1 - mean)))
