@@ -164,11 +164,11 @@ def test_samples_come_back_in_the_order_of_their_prompts(load, monkeypatch):
         return list(prompts)
 
     this._dispatch_prompts_to_vllm = dispatch
-    this._process_response_into_experience = lambda prompt, **_: SimpleNamespace(
-        prompts=[prompt], scores=None, info={}, rollout_log_probs=None
+    this._process_response_into_experience = lambda response, **_: SimpleNamespace(
+        prompts=[response["prompt"]], scores=None, rewards=None, info={}, rollout_log_probs=None
     )
     monkeypatch.setattr(module.ray, "wait", lambda refs, **_: (refs[-1:], refs[:-1]))  # the last one is the fastest
-    monkeypatch.setattr(module.ray, "get", lambda prompt: [prompt, prompt])
+    monkeypatch.setattr(module.ray, "get", lambda prompt: [{"prompt": prompt}] * 2)
     rollout.begin_stage(this, "train 1")
 
     def check():
