@@ -108,7 +108,8 @@ def _trained(label: str, points: Sequence[tuple[int, float]]) -> Tile:
     size = min(WINDOW, max(2, len(points) // 3))
     last = [value for _, value in points[-size:]]
     mean = statistics.fmean(last)
-    half = t_quantile(0.975, len(last) - 1) * statistics.stdev(last) / math.sqrt(len(last)) if len(last) > 1 else None
+    is_enough = len(last) >= 4  # of fewer, the interval is wider than any range
+    half = t_quantile(0.975, len(last) - 1) * statistics.stdev(last) / math.sqrt(len(last)) if is_enough else None
     interval = "" if half is None else f"{scales.text(mean - half)} to {scales.text(mean + half)}"
     steps = f"last {len(last)} steps" if len(last) > 1 else f"step {points[-1][0]}"
     if len(points) >= 2 * size:
