@@ -4,8 +4,8 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+from eval.records import read_answer
 from grpo.trajectory import response_tokens
-from reward.answers import grade
 from reward.labels import parse_label
 
 Record = dict[str, Any]
@@ -44,7 +44,7 @@ def _describe(place: int, sample: Any, tokenizer: Any, logs: dict[str, Any]) -> 
         "response": response,
         "label": sample.labels[0],
         "gold": gold(sample.labels[0]),
-        "answer": _answer(response),
+        "answer": read_answer({"id": "the step", "sample": place, "response": response})["answer"],
         "prompt_length": int(sample.attention_mask.sum()) - len(tokens),
         **logs,
     }
@@ -56,13 +56,6 @@ def gold(label: Any) -> Any:
         return parse_label(label).answer
     except ValueError:  # of somebody else's reward function
         return label
-
-
-def _answer(response: str) -> str | None:
-    try:
-        return grade(response, "").answer  # nothing equals an empty gold answer, and no algebra is needed to tell
-    except Exception:
-        return None
 
 
 def extremes(logs: Sequence[dict[str, Any]]) -> dict[int, list[str]]:

@@ -9,33 +9,21 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from scripts.bench.harness import Result, SizeError
+from scripts.bench.harness import Result
 from scripts.bench.machine import Copy
-from scripts.bench.parts.random_model import FULL, write_random_model
+from scripts.bench.parts.random_model import FULL
 from scripts.bench.parts.ranks import run_ranks
-from scripts.dequantize_checkpoint import dequantize_checkpoint
+from scripts.bench.step import add_arguments, write_model
+
+__all__ = ["add_arguments", "run"]
 
 LAYERS_120B = 36
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--layers", type=int, default=2, help="layers of the model (default: 2)")
-    parser.add_argument("--experts", type=int, default=4, help="experts of each layer (default: 4)")
-    parser.add_argument("--intermediate", type=int, default=2880, help="inner size of an expert (default: 2880)")
-    parser.add_argument("--vocabulary", type=int, default=32768, help="rows of the vocabulary (default: 32768)")
-    parser.add_argument("--tokens", type=int, default=256, help="tokens of the one sequence (default: 256)")
-    parser.add_argument("--repeat", type=int, default=2, help="timed steps, of which the best counts (default: 2)")
-
-
 def run(options: argparse.Namespace, copy: Copy) -> Result:
     del copy
-    if min(options.layers, options.experts, options.repeat) < 1 or options.tokens < 8 or options.intermediate % 32:
-        raise SizeError("--layers, --experts and --repeat are at least 1, --tokens 8, and 32 divides --intermediate")
     with tempfile.TemporaryDirectory(prefix="bench-metrics-") as scratch:
-        packed, model = Path(scratch, "mxfp4"), Path(scratch, "bf16")
-        sizes = {"vocabulary": options.vocabulary, "intermediate": options.intermediate}
-        write_random_model(packed, options.layers, options.experts, **sizes)
-        dequantize_checkpoint(packed, model)
+        model = write_model(options, Path(scratch))
         job = {
             "model": str(model), "package": None, "gradients": str(Path(scratch, "gradients.pt")), "lora_rank": 64,
             "vocabulary": options.vocabulary, "tokens": options.tokens, "repeat": options.repeat, "collect": True,

@@ -33,15 +33,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeat", type=int, default=2, help="timed steps, of which the best counts (default: 2)")
 
 
-def run(options: argparse.Namespace, copy: Copy) -> Result:
-    del copy
+def write_model(options: argparse.Namespace, folder: Path) -> Path:
+    """Write the model of these sizes in bf16, since stock cannot train from MXFP4; refuse sizes that cannot be."""
     if min(options.layers, options.experts, options.repeat) < 1 or options.tokens < 8 or options.intermediate % 32:
         raise SizeError("--layers, --experts and --repeat are at least 1, --tokens 8, and 32 divides --intermediate")
+    packed, model = folder / "mxfp4", folder / "bf16"
+    sizes = {"vocabulary": options.vocabulary, "intermediate": options.intermediate}
+    write_random_model(packed, options.layers, options.experts, **sizes)
+    dequantize_checkpoint(packed, model)
+    return model
+
+
+def run(options: argparse.Namespace, copy: Copy) -> Result:
+    del copy
     with tempfile.TemporaryDirectory(prefix="bench-step-") as scratch:
-        packed, model = Path(scratch, "mxfp4"), Path(scratch, "bf16")
-        sizes = {"vocabulary": options.vocabulary, "intermediate": options.intermediate}
-        write_random_model(packed, options.layers, options.experts, **sizes)
-        dequantize_checkpoint(packed, model)  # stock cannot train from MXFP4
+        model = write_model(options, Path(scratch))
         packages = {"stock": str(pristine(Path(scratch, "openrlhf"))), "ours": None}
         found, gradients = {}, {}
         for name, package in packages.items():

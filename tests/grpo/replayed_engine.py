@@ -1,0 +1,91 @@
+"""An engine that replays token streams, can be cut at every token, and refuses what no engine may be asked."""
+
+import asyncio
+import math
+import random
+from dataclasses import dataclass, field
+
+from vllm import SamplingParams
+from vllm.logprobs import Logprob
+from vllm.outputs import CompletionOutput, RequestOutput
+
+from scripts.tiny_model.tokenizer import STOP_TOKENS, build_tokenizer
+
+TOKENIZER = build_tokenizer()
+STOPS = [TOKENIZER.token_to_id(token) for token in STOP_TOKENS]
+CONTEXT = 64
+
+
+def ids(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False).ids
+
+
+@dataclass
+class Engine:
+    """Replays one stream a call, in parts of random sizes, as vLLM merges what its consumer was too slow for.
+
+    Attributes:
+        streams: token ids of each call, without end where no stop token is among them (the last one is repeated).
+        cached: of the tokens of a second call's prompt, how many the prefix cache has.
+        calls, aborted: what was asked for, and how many calls were given up.
+    """
+
+    streams: list[list[int]]
+    chunk: random.Random = field(default_factory=lambda: random.Random(0))
+    cached: int = 0
+    calls: list[tuple[list[int], SamplingParams]] = field(default_factory=list)
+    aborted: int = 0
+
+    def generate(self, prompt, params, request_id):
+        tokens = list(prompt["prompt_token_ids"])
+        assert params.max_tokens >= 1, "a call of no token"
+        assert len(tokens) + params.max_tokens <= CONTEXT, "beyond the context"
+        if self.calls:
+            before = self.calls[-1][0]
+            assert tokens[: len(before)] == before, "another prefix: nothing of it is cached"
+            assert not any(token in STOPS for token in tokens[len(before) :]), "called after an end of sequence"
+        self.calls.append((tokens, params))
+        return self._stream(tokens, params, self.streams[len(self.calls) - 1])
+
+    def whole(self, call: int, most: int) -> tuple[list[int], str]:
+        """What a call of so many tokens gives."""
+        stream = self.streams[call]
+        tokens = (stream + [stream[-1] if stream[-1] not in STOPS else 5] * most)[:most]
+        end = next((place for place, token in enumerate(tokens) if token in STOPS), None)
+        return (tokens, "length") if end is None else (tokens[: end + 1], "stop")
+
+    async def _stream(self, prompt, params, stream):
+        tokens, reason = self.whole(len(self.calls) - 1, params.max_tokens)
+        scores = None
+        if params.prompt_logprobs is not None:
+            assert params.skip_reading_prefix_cache is False, "the cache is not used"
+            # What was cached is not computed: there is garbage in its place.
+            scores = [None] + [
+                {token: log_prob(token)} if place > self.cached else {-7: Logprob(math.inf)}
+                for place, token in enumerate(prompt[1:], 1)
+            ]
+        place, over = 0, False
+        try:
+            while place < len(tokens):
+                some = tokens[place : place + self.chunk.randint(1, 4)]
+                place += len(some)
+                over = place == len(tokens)
+                yield RequestOutput(
+                    request_id="", prompt=None, prompt_token_ids=prompt, prompt_logprobs=scores, finished=over,
+                    num_cached_tokens=self.cached,
+                    outputs=[
+                        CompletionOutput(
+                            index=0, text="", token_ids=some, cumulative_logprob=None,
+                            logprobs=None if params.logprobs is None else [{token: log_prob(token)} for token in some],
+                            finish_reason=reason if over else None,
+                        )
+                    ],
+                )  # fmt: skip
+                scores = None
+                await asyncio.sleep(0)
+        finally:
+            self.aborted += not over
+
+
+def log_prob(token: int) -> Logprob:
+    return Logprob(-token / 1000)
