@@ -5,7 +5,7 @@ import contextlib
 import functools
 import mmap
 import os
-from copy import copy
+from copy import copy, deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,22 @@ def for_sample(params: Any, number: int) -> Any:
     mine = copy(params)
     if mine.seed is not None:
         mine.seed += number
+    return mine
+
+
+def ids_only(params: Any) -> Any:
+    """Return the sampling parameters of a call that brings its tokens at its end, and no text.
+
+    vLLM otherwise makes text of each token, and an output of all tokens so far; nobody reads either. That pays for the
+    log-probs.
+
+    Args:
+        params: vLLM's ``SamplingParams``; stays as it is. Stop strings are looked for in the text, which they keep.
+    """
+    from vllm.sampling_params import RequestOutputKind
+
+    mine = deepcopy(params)
+    mine.detokenize, mine.output_kind = bool(mine.stop), RequestOutputKind.FINAL_ONLY
     return mine
 
 

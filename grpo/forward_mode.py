@@ -1,5 +1,6 @@
 """What the actor computes in a forward pass, and which passes it makes: nothing that is not used."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -33,14 +34,11 @@ def is_on_policy(args: Any) -> bool:
 
 
 def makes_old_log_probs(args: Any) -> bool:
-    """Say whether log-probs from before the update are read, and so a pass of the trainer is made for them.
+    """Say whether the ratio is taken to log-probs from before the update, so that the trainer makes a pass for them.
 
-    A KL penalty in the reward reads them, and so costs this pass beside the reference's; one in the loss
-    (``--use_kl_loss``) compares with the log-probs of the update. The ratio does not read them where the policy has not
-    moved, nor where it is taken to the engine's log-probs.
+    It is not where the policy has not moved, nor where the engine's are taken.
     """
-    is_in_reward = args.init_kl_coef > 0 and not args.use_kl_loss
-    return is_in_reward or not (is_on_policy(args) or is_of_engine(args))
+    return not (is_on_policy(args) or is_of_engine(args))
 
 
 def is_of_engine(args: Any) -> bool:
@@ -48,21 +46,28 @@ def is_of_engine(args: Any) -> bool:
     return bool(args.old_log_probs == "engine")
 
 
-def old_log_probs_ref(maker: Any, **batches: list[torch.Tensor]) -> Any:
-    """Start the forward passes for the old log-probs, or none where nothing reads them.
+def old_log_probs_ref(maker: Any, samples: Sequence[Any], **batches: list[torch.Tensor]) -> Any:
+    """Start the forward passes for the old log-probs, or none where the ratio is not taken to them.
+
+    Without a pass, a KL that comes off the reward compares the engine's log-probs with the reference: the engine is the
+    policy that sampled, and the mean of that difference over its samples is its KL.
 
     Args:
         maker: OpenRLHF's ``RemoteExperienceMaker``.
+        samples: ``Experience`` of each micro-batch.
         batches: ``sequences``, ``action_mask``, ``attention_mask`` of each micro-batch.
 
     Returns:
-        What ``async_run_method_batch("forward")`` returns; zeros without a pass.
+        What ``async_run_method_batch("forward")`` returns. Without a pass: the engine's, or zeros where nothing reads
+        them.
     """
     args = maker.args
     if makes_old_log_probs(args):
         return maker.actor_model_group.async_run_method_batch(method_name="forward", **batches)
+    is_read = args.init_kl_coef > 0 and not args.use_kl_loss
+    instead = [batch.rollout_log_probs if is_read else torch.zeros(batch.action_mask.shape) for batch in samples]
     copies = args.ring_attn_size * args.ds_tensor_parallel_size  # OpenRLHF takes one of so many equal results
-    return ray.put([[torch.zeros(mask.shape)] for mask in batches["action_mask"] for _ in range(copies)])
+    return ray.put([[values] for values in instead for _ in range(copies)])
 
 
 def old_log_probs(args: Any, experience: Any, current: torch.Tensor) -> torch.Tensor:

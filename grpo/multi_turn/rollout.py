@@ -3,9 +3,9 @@
 import logging
 import math
 from collections.abc import Sequence
-from copy import deepcopy
 from typing import Any
 
+from grpo.engine import ids_only
 from grpo.multi_turn.conversation import ContextFull, EnvironmentFault, Limits, Outcome, converse, scored
 from grpo.multi_turn.environment import Environment, Message, Score
 from grpo.multi_turn.history import History
@@ -68,7 +68,7 @@ class EnginePolicy:
         return message, sampled.finish_reason == "length"
 
     def _params_of_turn(self, room: int) -> Any:
-        params = deepcopy(self._params)
+        params = ids_only(self._params)
         params.max_tokens = min(params.max_tokens, room)
         params.min_tokens = min(params.min_tokens, params.max_tokens)
         params.stop_token_ids = self._template.stop_ids

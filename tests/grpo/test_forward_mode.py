@@ -36,23 +36,11 @@ def test_one_optimizer_step_a_rollout_is_on_policy(changes, expected):
         ({"enable_vllm_is_correction": True}, False),  # the weights are taken to the current log-probs, then
         ({"train_batch_size": 32}, True),
         ({"train_batch_size": 32, "old_log_probs": "engine"}, False),
-        ({"init_kl_coef": 0.1}, True),
-        ({"init_kl_coef": 0.1, "old_log_probs": "engine"}, True),
-        ({"init_kl_coef": 0.1, "use_kl_loss": True}, False),
-        ({"init_kl_coef": 0.1, "use_kl_loss": True, "train_batch_size": 32}, True),
+        ({"init_kl_coef": 0.1}, False),
     ],
 )
-def test_old_log_probs_are_made_where_something_reads_them(changes, expected):
+def test_old_log_probs_are_made_where_the_ratio_is_taken_to_them(changes, expected):
     assert forward_mode.makes_old_log_probs(arguments(**changes)) is expected
-
-
-@pytest.mark.parametrize("train_batch_size", [64, 32])
-@pytest.mark.parametrize("old_log_probs", ["trainer", "engine"])
-def test_a_kl_in_the_loss_needs_no_old_log_probs_and_one_in_the_reward_does(train_batch_size, old_log_probs):
-    args = {"train_batch_size": train_batch_size, "old_log_probs": old_log_probs}
-    without = forward_mode.makes_old_log_probs(arguments(**args))
-    assert forward_mode.makes_old_log_probs(arguments(**args, init_kl_coef=0.1, use_kl_loss=True)) is without
-    assert forward_mode.makes_old_log_probs(arguments(**args, init_kl_coef=0.1)) is True
 
 
 def test_the_ratio_can_be_taken_to_the_engine():

@@ -3,7 +3,9 @@
 from types import SimpleNamespace
 
 import pytest
+import ray
 import torch
+from openrlhf.trainer.ppo_utils.experience_maker import Experience, RemoteExperienceMaker
 
 from grpo import loading, reference
 
@@ -84,3 +86,41 @@ def test_the_actors_pass_is_that_of_the_base_model(trained, checkpoint):
 @pytest.mark.parametrize(("coefficient", "lora_rank", "expected"), [(0, 8, False), (0.001, 8, True), (0.001, 0, False)])
 def test_the_actor_is_asked_where_a_kl_is_wanted(coefficient, lora_rank, expected):
     assert reference.is_actor(SimpleNamespace(init_kl_coef=coefficient, lora_rank=lora_rank)) is expected
+
+
+class Passes:
+    """A group of models that gives log-probs, and counts its passes."""
+
+    def __init__(self, log_probs: torch.Tensor) -> None:
+        self.log_probs, self.count = log_probs, 0
+
+    def async_run_method_batch(self, method_name, sequences, **_):
+        assert method_name == "forward"
+        self.count += 1
+        return ray.put([[self.log_probs] for _ in sequences])
+
+
+@pytest.mark.parametrize("in_loss", [False, True])
+@pytest.mark.parametrize(("train_batch_size", "old", "made"), [(4, "trainer", 0), (2, "engine", 0), (2, "trainer", 1)])
+def test_a_kl_costs_one_pass(monkeypatch, in_loss, train_batch_size, old, made):
+    """That of the reference; the trainer's is only made where the ratio is taken to it, and is compared then."""
+    monkeypatch.setattr(ray, "put", lambda value: value)
+    monkeypatch.setattr(ray, "get", lambda value: value)
+    engine, trainer, base = torch.randn(3, 2, 5)
+    maker = object.__new__(RemoteExperienceMaker)
+    maker.args = SimpleNamespace(
+        init_kl_coef=0.1, use_kl_loss=in_loss, kl_estimator="k1", old_log_probs=old, train_batch_size=train_batch_size,
+        rollout_batch_size=2, n_samples_per_prompt=2, max_epochs=1, ring_attn_size=1, ds_tensor_parallel_size=1,
+        colocate_all_models=False, colocate_actor_ref=False,
+    )  # fmt: skip
+    maker.strategy = SimpleNamespace(args=maker.args)
+    actors, references = Passes(trainer), Passes(base)
+    maker.actor_model_group, maker.initial_model_group, maker.critic_model_group = actors, references, None
+    samples = Experience(
+        sequences=torch.ones(2, 6), attention_mask=torch.ones(2, 6), action_mask=torch.ones(2, 5),
+        rollout_log_probs=engine, rewards=torch.ones(2), info={"reward": torch.ones(2)},
+    )  # fmt: skip
+    (found,) = maker.make_experience([samples])
+    assert (actors.count, references.count) == (made, 1)
+    assert torch.equal(found.kl, torch.zeros(2, 5) if in_loss else (trainer if made else engine) - base)
+    assert found.base_action_log_probs is (base if in_loss else None)

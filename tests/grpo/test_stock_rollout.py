@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from vllm import SamplingParams
+from vllm.sampling_params import RequestOutputKind
 
 from grpo import rollout
 
@@ -25,6 +27,7 @@ class Engine:
     """An engine that always answers the tokens 4 5 6, cut by the length limit."""
 
     async def generate(self, ids, params):
+        self.asked = params
         output = SimpleNamespace(token_ids=[4, 5, 6], finish_reason="length", logprobs=None)
         return SimpleNamespace(outputs=[output])
 
@@ -33,8 +36,7 @@ def respond(load, reward_func) -> dict:
     """One response of the single-turn executor with this reward function."""
     executor = load("utils.agent").SingleTurnAgentExecutor()
     executor.reward_endpoints, executor.reward_func = ["reward.py"], reward_func
-    params = SimpleNamespace(max_tokens=3, logprobs=None)
-    return asyncio.run(executor.execute("p", "l", params, 100, Tokenizer(), Engine()))
+    return asyncio.run(executor.execute("p", "l", SamplingParams(max_tokens=3), 100, Tokenizer(), Engine()))
 
 
 def generator(load, **changes):
@@ -117,6 +119,20 @@ def test_a_log_that_one_sample_lacks_spoils_no_other(load, logs):
         assert logged.tolist() == [0.5, 0.5]  # the mean of those that have it
 
     fails_on_stock(load, check, KeyError, AssertionError, TypeError, AttributeError)
+
+
+@pytest.mark.parametrize("stop", [None, ["stop"]])
+def test_a_response_is_handed_over_once_as_ids(load, stop):
+    params, engine = SamplingParams(max_tokens=3, logprobs=0, stop=stop), Engine()
+    before = repr(params)
+    asyncio.run(load("utils.agent").SingleTurnAgentExecutor().execute("p", "l", params, 100, Tokenizer(), engine))
+
+    def check():
+        assert engine.asked.output_kind is RequestOutputKind.FINAL_ONLY
+        assert engine.asked.detokenize is bool(stop)  # which is looked for in the text
+        assert repr(params) == before and engine.asked.logprobs == 0
+
+    fails_on_stock(load, check)
 
 
 def test_the_clip_ratio_counts_truncated_responses(load):
