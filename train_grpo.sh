@@ -137,7 +137,7 @@ fi
 : "${MAX_BRANCHES:=3}"
 
 # GRPO. A KL_COEF above 0 takes a KL to the model without its adapter off the reward: one more forward pass, no memory
-# (two where no old log-probs were needed; in the loss, with "-- --use_kl_loss --kl_estimator k3", always one).
+# (in the loss with "-- --use_kl_loss --kl_estimator k3").
 # What a token counts (LOSS_AGGREGATION), A being a sample's advantage and L its length, for the S samples of a batch:
 #   sequence_mean   A / (L S): cheap tokens in long samples, which favours long wrong ones
 #   token_mean      A / (tokens of the batch)

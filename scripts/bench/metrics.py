@@ -1,49 +1,147 @@
-"""What the metrics of a training step cost on a trainer rank: the step without and with them.
+"""What the metrics of a step cost: to the engines, which give log-probs, to a trainer rank, and to the controller.
 
-The step is that of OpenRLHF's own classes with our patches, in one process without DeepSpeed; attention and experts
-have the sizes of gpt-oss-120b, layers and experts are few. The clock runs inside the metrics, since a difference of
-two steps would be noise. Not measured: the controller's part, once a step, in another process.
+The training step is that of OpenRLHF's own classes with our patches, in one process without DeepSpeed; attention and
+experts have the sizes of gpt-oss-120b, layers and experts are few. The clock runs inside the metrics, since a
+difference of two steps would be noise. The controller gets what the rank has noted. The engine is vLLM's with a tiny
+model: a token takes a fraction of what it takes with any other.
 """
 
 import argparse
+import asyncio
+import pickle
 import tempfile
+import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from scripts.bench.harness import Result
+import torch
+
+from grpo.engine import ids_only
+from scripts.bench.harness import Result, SizeError, time_in_turn
 from scripts.bench.machine import Copy
+from scripts.bench.parts import step_worker, tiny_engine
 from scripts.bench.parts.random_model import FULL
 from scripts.bench.parts.ranks import run_ranks
-from scripts.bench.step import add_arguments, write_model
-
-__all__ = ["add_arguments", "run"]
+from scripts.bench.step import add_arguments as add_step_arguments
+from scripts.bench.step import write_model
 
 LAYERS_120B = 36
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_step_arguments(parser)
+    parser.add_argument("--samples", type=int, default=32, help="samples that the engine makes at a time (default: 32)")
+    parser.add_argument("--length", type=int, default=256, help="tokens of each (default: 256)")
+    parser.add_argument("--rounds", type=int, default=5, help="timed rounds, of which the best counts (default: 5)")
+    parser.add_argument(
+        "--most", type=float, default=0.01, help="share of a step above which the exit code is 1 (default: 0.01)"
+    )
+
+
 def run(options: argparse.Namespace, copy: Copy) -> Result:
     del copy
-    with tempfile.TemporaryDirectory(prefix="bench-metrics-") as scratch:
-        model = write_model(options, Path(scratch))
+    if min(options.samples, options.length, options.rounds) < 1:
+        raise SizeError("--samples, --length and --rounds are at least 1")
+    with tempfile.TemporaryDirectory(prefix="bench-metrics-") as scratch, tiny_engine.quiet():
+        tokenizer, sampling = _sample(options, Path(scratch))
         job = {
-            "model": str(model), "package": None, "gradients": str(Path(scratch, "gradients.pt")), "lora_rank": 64,
-            "vocabulary": options.vocabulary, "tokens": options.tokens, "repeat": options.repeat, "collect": True,
+            "model": str(write_model(options, Path(scratch))), "package": None, "lora_rank": 64,
+            "gradients": str(Path(scratch, "gradients.pt")), "notes": str(Path(scratch, "notes.pickle")),
+            "vocabulary": options.vocabulary, "tokens": options.tokens, "repeat": options.repeat,
         }  # fmt: skip
         (found,) = run_ranks("step_worker", 1, job)
-    step = found["seconds"] - found["collecting"]
+        notes = pickle.loads(Path(job["notes"]).read_bytes())
+        controller = _control(job, notes, tokenizer)
+    return _result(options, found, sampling, controller)
+
+
+def _sample(options: argparse.Namespace, scratch: Path) -> tuple[Any, dict[str, float]]:
+    """Return the tokenizer, and the seconds of a token as stock samples it, as ours does, and without log-probs."""
+    from vllm import SamplingParams
+
+    folder = scratch / "tiny"
+    folder.mkdir()
+    with asyncio.Runner() as loop:
+        tokenizer = tiny_engine.write_model(folder)
+        prompt = tokenizer.encode(tiny_engine.PROMPT, add_special_tokens=False)
+        actor = tiny_engine.start_engine(folder, options.samples, len(prompt) + options.length)
+
+        async def sample(params: Any) -> None:
+            await asyncio.gather(*(actor.generate(prompt, params) for _ in range(options.samples)))
+
+        plain = SamplingParams(max_tokens=options.length, ignore_eos=True)
+        known = SamplingParams(max_tokens=options.length, ignore_eos=True, logprobs=0)
+        ways = {"stock": plain, "ours": ids_only(known), "silent": ids_only(plain)}
+        try:
+            timings = time_in_turn(
+                {name: partial(lambda params: loop.run(sample(params)), params) for name, params in ways.items()},
+                options.rounds,
+            )
+        finally:
+            actor.llm.shutdown()
+    return tokenizer, {name: timing.seconds / options.samples / options.length for name, timing in timings.items()}
+
+
+def _control(job: dict[str, Any], notes: dict[str, Any], tokenizer: Any) -> float:
+    """Return the seconds that the controller takes for the one sample of the step: metrics, and its record."""
+    from openrlhf.trainer.ppo_utils.experience_maker import Experience
+
+    from grpo.sample_records import describe_samples
+    from grpo.step_metrics import after_training
+
+    batch = step_worker.rollout(job)
+    mask = batch["action_mask"]
+    sample = Experience(
+        index=[0], prompts=[tiny_engine.PROMPT], labels=["4"], rewards=torch.ones(1), rollout_log_probs=-mask.float(),
+        info={"reward": torch.ones(1), "correct": torch.ones(1), "sample": torch.zeros(1)},
+        **batch | {"sequences": batch["sequences"] % len(tokenizer)},
+    )  # fmt: skip
+    begin = time.perf_counter()
+    status = dict(notes)
+    after_training(status, [sample], [sample], step_worker.arguments(job), tokenizer)
+    describe_samples([sample], tokenizer)
+    if status["metric_errors"]:
+        raise RuntimeError("the controller failed on what the rank has noted")
+    return time.perf_counter() - begin
+
+
+def _result(
+    options: argparse.Namespace, found: dict[str, Any], sampling: dict[str, float], controller: float
+) -> Result:
+    response = options.tokens * 3 // 4
+    bare = found["seconds"] - found["collecting"]
+    log_probs = sampling["ours"] - sampling["silent"]
+    costs = found["collecting"] + controller + log_probs * response
+    step = bare + sampling["silent"] * response
     # A token's work in the layers grows with their number, that of the metrics with the rows of the vocabulary.
-    share = found["collecting"] * FULL.vocabulary / options.vocabulary / (step * LAYERS_120B / options.layers)
+    trainer = found["collecting"] * FULL.vocabulary / options.vocabulary / (bare * LAYERS_120B / options.layers)
+    engine = log_probs * 32 * tiny_engine.TOKENS_A_SECOND
+    share = costs / step
     return Result(
-        what=f"metrics of a training step on {options.tokens} tokens, {options.layers} layers of {options.experts} "
-        f"experts, {options.vocabulary} rows of vocabulary, gradient checkpointing",
+        what=f"metrics of a step on one sample of {options.tokens} tokens, {response} of them sampled by a tiny engine "
+        f"({options.samples} at a time); {options.layers} layers of {options.experts} experts, {options.vocabulary} "
+        "rows of vocabulary, gradient checkpointing",
         unit="s",
         stock=step,
-        ours=found["seconds"],
+        ours=step + costs,
         higher_is_better=False,
-        details={"collecting_seconds": found["collecting"], "share_of_the_step": found["collecting"] / step},
+        details={
+            "share_of_the_step": share,
+            "trainer_seconds": found["collecting"],
+            "controller_seconds": controller,
+            "log_probs_microseconds_a_token": 1e6 * log_probs,
+            "sampling_against_stock_microseconds_a_token": 1e6 * (sampling["ours"] - sampling["stock"]),
+        },
         extrapolation=(
-            f"gpt-oss-120b: {share:.2%} of a step",
+            f"gpt-oss-120b: {trainer:.2%} of the training, {engine:.2%} of the sampling",
             f"assumes {LAYERS_120B} layers and {FULL.vocabulary} rows in proportion to the time measured here. A GPU's "
             "arithmetic is faster than this by more than its memory, on which the metrics depend; there offloaded "
-            "layers are gathered, which takes most of a step and is left out here",
+            "layers are gathered, which takes most of a step and is left out here. Sampling: 32 samples at "
+            f"{tiny_engine.TOKENS_A_SECOND} tokens a second each, with a processor's work of this machine; here that "
+            "includes the softmax, which a GPU makes there",
         ),
+        missed=f"the metrics take {share:.1%} of a step, {options.most:.1%} at most is wanted"
+        if share > options.most
+        else "",
     )

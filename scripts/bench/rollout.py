@@ -1,34 +1,25 @@
 """Rollouts with a thinking budget that is not hit: OpenRLHF's single call, and ours, which is followed token by token.
 
-A real vLLM engine in a process of its own, as in training, with the tiny gpt-oss and random weights: it is so fast that
-what Python does for each token weighs as much as it ever can. Both ways have the same seeds, and the same tokens, which
-is checked: of some samples that are alone in the engine every one, of many at a time nearly every one, as bf16 rounds
-differently with their company. Samples end at one of some stop tokens.
+The engine is vLLM's with a tiny model. Both ways have the same seeds, and the same tokens, which is checked: of some
+samples that are alone in the engine every one, of many at a time nearly every one, as bf16 rounds differently with
+their company. Samples end at one of some stop tokens.
 """
 
 import argparse
 import asyncio
-import contextlib
-import os
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from grpo.checkpoint_files import read_json
-from grpo.engine import for_sample, seeding_arguments
+from grpo.engine import for_sample
 from scripts.bench.harness import Result, SizeError, time_in_turn
 from scripts.bench.machine import Copy
-from scripts.tiny_model.checkpoint import write_config, write_json
-from scripts.tiny_model.tokenizer import EOS, PAD, STOP_TOKENS, write_tokenizer
-from scripts.tiny_model.warm_start import tiny_config
+from scripts.bench.parts.tiny_engine import PROMPT, TOKENS_A_SECOND, quiet, start_engine, write_model
 
-PROMPT = "<|start|>user<|message|>2 + 2<|end|><|start|>assistant"
 EQUAL_SHARE = 0.9  # of samples with company
 ALONE = 8  # samples
-TOKENS_A_SECOND = 50
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +35,7 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
     del copy
     if min(options.samples, options.repeat) < 1 or not 16 <= options.tokens <= 512:
         raise SizeError("--samples and --repeat are at least 1, --tokens is from 16 to 512")
-    with tempfile.TemporaryDirectory(prefix="bench-rollout-") as scratch, _quiet(), asyncio.Runner() as loop:
+    with tempfile.TemporaryDirectory(prefix="bench-rollout-") as scratch, quiet(), asyncio.Runner() as loop:
         tokenizer = write_model(Path(scratch))
         budget = 16 * options.tokens  # one sample in ten million is longer
         actor = start_engine(Path(scratch), options.samples, _length(budget))
@@ -58,19 +49,6 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
             actor.llm.shutdown()
     _check_alone(*alone)
     return _result(options, stock, ours, {name: timing.seconds for name, timing in timings.items()})
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Send what vLLM and its process print to stderr: stdout is for the result."""
-    sys.stdout.flush()
-    stdout = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        os.dup2(stdout, 1)
-        os.close(stdout)
 
 
 def _wait(loop: asyncio.Runner, way: Callable[[], Any]) -> list[dict[str, Any]]:
@@ -113,39 +91,6 @@ def _result(options: argparse.Namespace, stock: list[dict], ours: list[dict], se
         ),
         missed=f"a budget costs {overhead:.1%} more, {options.most:.1%} at most is wanted" if is_costly else "",
     )
-
-
-def write_model(folder: Path) -> Any:
-    """Write configuration and tokenizer of the tiny model; return the tokenizer."""
-    from transformers import AutoTokenizer
-
-    write_tokenizer(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    ids = dict(zip(STOP_TOKENS, tokenizer.convert_tokens_to_ids(list(STOP_TOKENS)), strict=True))
-    write_config(folder, tiny_config(len(tokenizer)), stop_ids=[ids[EOS]], pad_id=ids[PAD])
-    config = read_json(folder / "config.json")
-    del config["quantization_config"]  # vLLM on a CPU has no MXFP4
-    write_json(folder / "config.json", config)
-    return tokenizer
-
-
-def start_engine(model: Path, samples: int, length: int) -> Any:
-    """Return OpenRLHF's engine actor, without Ray: `llm` is vLLM's engine, with random weights.
-
-    Args:
-        samples: how many are computed at a time.
-        length: tokens of prompt and response.
-    """
-    import vllm
-    from openrlhf.trainer.ray.vllm_engine import LLMRayActor
-
-    arguments = vllm.AsyncEngineArgs(
-        model=str(model), load_format="dummy", dtype="bfloat16", max_model_len=length, enforce_eager=True,
-        max_num_seqs=samples, enable_prefix_caching=True, **seeding_arguments(),
-    )  # fmt: skip
-    actor = object.__new__(LLMRayActor.__ray_metadata__.modified_class)
-    actor.llm = vllm.AsyncLLMEngine.from_engine_args(arguments)
-    return actor
 
 
 def _ways(actor: Any, tokenizer: Any, options: argparse.Namespace, budget: int) -> dict[str, Callable[..., Any]]:

@@ -113,14 +113,6 @@ def test_step(capsys):
     assert details["fp32_logits_gb"] == pytest.approx(4 * 32 * 512 / 1e9)
 
 
-@pytest.mark.timeout(300)
-def test_metrics(capsys):
-    sizes = ("--layers", 1, "--experts", 1, "--intermediate", 64, "--vocabulary", 512, "--tokens", 32, "--repeat", 1)
-    report = report_of(capsys, "metrics", *sizes)
-    assert 0 < report["details"]["collecting_seconds"] < report["ours"]
-    assert report["stock"] == pytest.approx(report["ours"] - report["details"]["collecting_seconds"])
-
-
 @pytest.mark.parametrize(
     "arguments", [("resume", "--ranks", "0"), ("export", "--intermediate", "33"), ("offload", "--tokens", "1")]
 )

@@ -12,7 +12,7 @@ from vllm import SamplingParams
 from grpo.thinking import Budget, delimiter
 from grpo.thinking_budget import roll_out
 from grpo.trajectory import Origin
-from scripts.bench.rollout import PROMPT, start_engine, write_model
+from scripts.bench.parts.tiny_engine import PROMPT, start_engine, write_model
 from scripts.tiny_model.tokenizer import SPECIAL_TOKENS
 
 from .runs import ROOT

@@ -84,14 +84,19 @@ def update(job: dict[str, Any], trainer: Any, training_step: Any, batch: dict[st
 
 
 class TimedMetrics:
-    """What the actor's metrics of one rank take, in the engine's place a model that is not partitioned."""
+    """What the actor's metrics of one rank take, in the engine's place a model that is not partitioned.
+
+    Attributes:
+        seconds: so far.
+        notes: of the last step, pickled.
+    """
 
     def __init__(self, actor: Any, args: Any) -> None:
         from grpo.actor_metrics import ActorMetrics
 
         engine = SimpleNamespace(global_steps=0, module=actor.model)
         trainer = SimpleNamespace(args=args, actor=SimpleNamespace(model=engine))
-        self._metrics, self.seconds = ActorMetrics(trainer), 0.0
+        self._metrics, self.seconds, self.notes = ActorMetrics(trainer), 0.0, b""
 
     def note(self, *arguments: Any) -> None:
         """Note a micro-batch."""
@@ -103,20 +108,25 @@ class TimedMetrics:
         """Look for an optimizer step, of which there is none, and hand the notes on."""
         begin = time.perf_counter()
         self._metrics.after_backward_and_step()
-        pickle.dumps(self._metrics.pop())  # as Ray does
+        self.notes = pickle.dumps(self._metrics.pop())  # as Ray does
         self.seconds += time.perf_counter() - begin
 
 
-def main() -> None:
-    job = job_of_this_rank()
-    cpu_matmul.install()  # for both: it is not what is compared
-    args = SimpleNamespace(
-        entropy_loss_coef=None if job.get("collect") else 0.0,
+def arguments(job: dict[str, Any]) -> SimpleNamespace:
+    """The flags of a run whose rollout is one sample, and one optimizer step."""
+    return SimpleNamespace(
+        entropy_loss_coef=None if job.get("notes") else 0.0,
         aux_loss_coef=0.0, use_kl_loss=False, use_dynamic_batch=False, init_kl_coef=0,
         rollout_batch_size=1, n_samples_per_prompt=1, max_epochs=1, train_batch_size=1, old_log_probs="trainer",
         loss_aggregation="token_mean", generate_max_len=job["tokens"], policy_loss_type="ppo", dual_clip=None,
         eps_clip_low_high=(0.2, 0.2), enable_vllm_is_correction=False, advantage_clip=None,
     )  # fmt: skip
+
+
+def main() -> None:
+    job = job_of_this_rank()
+    cpu_matmul.install()  # for both: it is not what is compared
+    args = arguments(job)
     actor_module, trainer_module = openrlhf_modules(job["package"])
     actor = build_actor(job, actor_module.Actor, args)
 
@@ -125,7 +135,7 @@ def main() -> None:
     def ignore(*_: Any, **__: Any) -> None:
         """The optimizer is the same in all, and no part of what is measured."""
 
-    timed = TimedMetrics(actor, args) if job.get("collect") else None
+    timed = TimedMetrics(actor, args) if job.get("notes") else None
     trainer = SimpleNamespace(
         actor=actor,
         args=args,
@@ -147,6 +157,8 @@ def main() -> None:
         seconds.append(time.perf_counter() - begin)
         peaks.append(peak.growth())
         collecting.append(timed.seconds - before if timed else 0.0)
+    if timed:
+        Path(job["notes"]).write_bytes(timed.notes)
     torch.save({name: parameter.grad for name, parameter in adapter_of(actor).items()}, job["gradients"])
     report(
         seconds=min(seconds[1:]), peak_bytes=max(peaks[1:]), collecting=min(collecting[1:]), loss=status["policy_loss"],

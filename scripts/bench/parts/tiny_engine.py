@@ -1,0 +1,66 @@
+"""A real vLLM engine in a process of its own, as in training, with the tiny gpt-oss and random weights.
+
+It is so fast that what Python does for each token weighs as much as it ever can.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from grpo.checkpoint_files import read_json
+from grpo.engine import seeding_arguments
+from scripts.tiny_model.checkpoint import write_config, write_json
+from scripts.tiny_model.tokenizer import EOS, PAD, STOP_TOKENS, write_tokenizer
+from scripts.tiny_model.warm_start import tiny_config
+
+PROMPT = "<|start|>user<|message|>2 + 2<|end|><|start|>assistant"
+TOKENS_A_SECOND = 50  # of one sample of gpt-oss-120b, of 32 that are sampled at a time
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Send what vLLM and its process print to stderr: stdout is for the result."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
+
+
+def write_model(folder: Path) -> Any:
+    """Write configuration and tokenizer of the tiny model; return the tokenizer."""
+    from transformers import AutoTokenizer
+
+    write_tokenizer(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = dict(zip(STOP_TOKENS, tokenizer.convert_tokens_to_ids(list(STOP_TOKENS)), strict=True))
+    write_config(folder, tiny_config(len(tokenizer)), stop_ids=[ids[EOS]], pad_id=ids[PAD])
+    config = read_json(folder / "config.json")
+    del config["quantization_config"]  # vLLM on a CPU has no MXFP4
+    write_json(folder / "config.json", config)
+    return tokenizer
+
+
+def start_engine(model: Path, samples: int, length: int) -> Any:
+    """Return OpenRLHF's engine actor, without Ray: `llm` is vLLM's engine, with random weights.
+
+    Args:
+        samples: how many are computed at a time.
+        length: tokens of prompt and response.
+    """
+    import vllm
+    from openrlhf.trainer.ray.vllm_engine import LLMRayActor
+
+    arguments = vllm.AsyncEngineArgs(
+        model=str(model), load_format="dummy", dtype="bfloat16", max_model_len=length, enforce_eager=True,
+        max_num_seqs=samples, enable_prefix_caching=True, **seeding_arguments(),
+    )  # fmt: skip
+    actor = object.__new__(LLMRayActor.__ray_metadata__.modified_class)
+    actor.llm = vllm.AsyncLLMEngine.from_engine_args(arguments)
+    return actor
