@@ -1,7 +1,7 @@
 """Where a response's thinking ends, how many tokens it may have, and what ends it when they are used up.
 
 Works on token ids, never on text: a delimiter that the model spells in ordinary text is none, and one that the budget
-cuts in the middle is completed. Knows no engine; :mod:`grpo.thinking_budget` asks one.
+cuts in the middle is completed. Knows no engine; :mod:`grpo.budgeted_rollout` asks one.
 """
 
 from collections.abc import Callable, Sequence

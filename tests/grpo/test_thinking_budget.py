@@ -19,9 +19,10 @@ from vllm import SamplingParams
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind
 
+from grpo.budgeted_rollout import answer_seed, roll_out
 from grpo.cluster import runtime_env
 from grpo.thinking import Budget, delimiter
-from grpo.thinking_budget import AgentExecutor, answer_seed, roll_out
+from grpo.thinking_budget import AgentExecutor
 from grpo.thinking_settings import Settings, environment, hand_on
 from grpo.trajectory import Origin
 from scripts.tiny_model.tokenizer import STOP_TOKENS, write_tokenizer

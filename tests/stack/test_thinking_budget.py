@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 from vllm import SamplingParams
 
+from grpo.budgeted_rollout import roll_out
 from grpo.thinking import Budget, delimiter
-from grpo.thinking_budget import roll_out
 from grpo.trajectory import Origin
 from scripts.bench.parts.tiny_engine import PROMPT, start_engine, write_model
 from scripts.tiny_model.tokenizer import SPECIAL_TOKENS
