@@ -1,7 +1,8 @@
 """From problems to a model's tokens and back, by its own tokenizer and chat template."""
 
 import datetime
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,19 @@ class Chat:
         messages = [{"role": "user", "content": problem.prompt}]
         return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, **self._variables)
 
-    def record(self, tokens: list[int], finish_reason: str) -> dict[str, Any]:
-        """Return what is generated of a sample's record (see :mod:`eval.records`)."""
-        return generated(self.tokenizer, tokens, finish_reason == "length") | {"finish_reason": finish_reason}
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text, and no others."""
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def record(self, tokens: list[int], finish_reason: str, logs: Mapping[str, float]) -> dict[str, Any]:
+        """Return what is generated of a sample's record (see :mod:`eval.records`).
+
+        Args:
+            logs: of a sample under a thinking budget, as in :class:`eval.engine.Sample`; {} without one.
+        """
+        text = generated(self.tokenizer, tokens, finish_reason == "length") | {"finish_reason": finish_reason}
+        known = {name: value if math.isfinite(value) else None for name, value in logs.items()}
+        return text | known | {"answer_length": text["answer_length"]}
 
 
 def generated(tokenizer: Any, tokens: list[int], is_truncated: bool) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from grpo import adapter_files, architecture, checkpoint_files
 from grpo.adapter_files import Adapter
 from grpo.checkpoint_files import Model
 from grpo.environment import on_cpu_stack
+from grpo.thinking import Budget, Delimiter, DelimiterError, Encode, delimiter
 
 _COUNTS = ("n", "limit", "max_tokens", "tensor_parallel", "max_model_len", "batch")
 
@@ -27,6 +28,46 @@ def check_options(options: Namespace) -> None:
             raise EvalError(f"--{name.replace('_', '-')} is {getattr(options, name):g}: give a share above 0, up to 1")
     if options.temperature == 0 and options.n > 1:
         raise EvalError("--temperature 0 draws the same sample every time: give --n 1, or a temperature")
+    _check_budgets(options)
+
+
+def _check_budgets(options: Namespace) -> None:
+    has_thinking, has_answer = options.thinking_budget is not None, options.answer_budget is not None
+    if has_thinking != has_answer:
+        raise EvalError("one of --thinking-budget and --answer-budget alone does nothing: give both, or neither")
+    if options.thinking_delimiter is not None and not has_thinking:
+        raise EvalError("--thinking-delimiter alone ends no thinking: give --thinking-budget and --answer-budget, too")
+    if has_thinking:
+        try:
+            Budget(options.thinking_budget, options.answer_budget)
+        except ValueError as error:
+            raise EvalError(str(error)) from None
+
+
+def check_thinking(options: Namespace, encode: Encode) -> tuple[Delimiter, Budget] | None:
+    """Return what ends the thinking, and its budget; None without one.
+
+    Args:
+        encode: by the model's tokenizer, see :func:`grpo.thinking.delimiter`.
+
+    Raises:
+        EvalError: for a delimiter that the tokenizer cannot make, or budgets that do not fit in --max-tokens.
+    """
+    if options.thinking_budget is None:
+        return None
+    try:
+        made = delimiter(options.thinking_delimiter, encode)
+    except DelimiterError as error:
+        raise EvalError(f"--thinking-delimiter {options.thinking_delimiter}: {error}") from None
+    budget = Budget(options.thinking_budget, options.answer_budget)
+    needed = budget.thinking + len(made.tokens) + budget.answer
+    if needed > options.max_tokens:
+        raise EvalError(
+            f"--thinking-budget {budget.thinking} + delimiter {len(made.tokens)} + --answer-budget {budget.answer} = "
+            f"{needed} tokens, --max-tokens is {options.max_tokens}, and every thought would be cut shorter: give "
+            f"--max-tokens {needed}, or a lower budget"
+        )
+    return made, budget
 
 
 def check_environment() -> None:

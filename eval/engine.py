@@ -1,17 +1,22 @@
 """vLLM's offline engine for an evaluation: the model, the adapter beside it, and samples as they finish."""
 
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
+from eval.stepped import Stepped, run
 from grpo.adapter import Receipt, TensorSpec, layout
 from grpo.adapter_files import WEIGHTS, Adapter
+from grpo.budgeted_rollout import Rollout, roll_out
 from grpo.engine import SharedMemory, check_receipts, seeding_arguments
+from grpo.thinking import Budget, Delimiter
+from grpo.trajectory import Origin
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,7 @@ class EngineOptions:
         gpu_memory_utilization: the share of each GPU's memory that the engine takes.
         batch: how many samples are computed at a time; None for vLLM's default.
         eager: no CUDA graphs and no torch.compile, as in training.
+        prefix_caching: keep what was computed for the second call of a sample whose thinking was cut.
     """
 
     tensor_parallel: int
@@ -30,6 +36,7 @@ class EngineOptions:
     gpu_memory_utilization: float
     batch: int | None
     eager: bool
+    prefix_caching: bool = False
 
 
 def start(model: Path, adapter: Adapter | None, options: EngineOptions) -> Any:
@@ -52,8 +59,8 @@ def start(model: Path, adapter: Adapter | None, options: EngineOptions) -> Any:
         gpu_memory_utilization=options.gpu_memory_utilization,
         enforce_eager=options.eager,
         max_num_seqs=options.batch,
-        # What a cached prefix was computed beside differs from run to run, and so would its rounding.
-        enable_prefix_caching=False,
+        # What a cached prefix was computed beside differs from run to run, and so would its rounding: see `generate`.
+        enable_prefix_caching=options.prefix_caching,
         worker_extension_cls="grpo.side_path.AdapterWorker",
         additional_config={"lora_rank": adapter.rank, "lora_scale": adapter.scale} if adapter else {},
         **seeding_arguments(),
@@ -88,31 +95,67 @@ class Request:
     seed: int
 
 
-def generate(
-    llm: Any, requests: Iterable[Request], temperature: float, top_p: float, max_tokens: int
-) -> Iterator[tuple[Request, list[int], str]]:
-    """Yield each sample when it is finished: its request, its tokens (with the stop token), vLLM's finish reason.
+@dataclass(frozen=True)
+class Sample:
+    """One response.
 
-    All requests are with the engine at once, which takes the next one whenever one is finished.
+    Attributes:
+        tokens: of the response, with the stop token, and with a delimiter that was put there by force.
+        finish_reason: vLLM's; under a budget it says whether the answer was cut.
+        logs: under a budget, what a run logs of a rollout: `Rollout.logs`, and `response_length`, its sampled tokens.
+    """
+
+    tokens: list[int]
+    finish_reason: str
+    logs: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, rollout: Rollout) -> "Sample":
+        """Return the response of a rollout under a budget."""
+        logs = rollout.logs() | {"response_length": float(rollout.trajectory.count(Origin.SAMPLED))}
+        return cls(rollout.response, "length" if rollout.is_truncated else "stop", logs)
+
+
+def generate(
+    llm: Any,
+    requests: Sequence[Request],
+    sampling: dict[str, Any],
+    thinking: tuple[Delimiter, Budget] | None = None,
+) -> Iterator[tuple[Request, Sample]]:
+    """Yield each sample when it is finished.
+
+    All requests are with the engine at once, which takes the next one whenever one is finished. Under a thinking budget
+    only as many as it computes at a time: a second call does not wait behind others while its thought leaves the cache.
+
+    Args:
+        sampling: temperature, top_p and max_tokens.
+        thinking: what ends the thinking, and the budget; None for one limit.
     """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    waiting = {}
-    for number, request in enumerate(requests):
+    engine = Stepped(llm.llm_engine)
+
+    async def draw(request: Request) -> Sample:
+        # No log-probs: where a thought has left the cache, the delimiter's would take those of all of its tokens.
         params = SamplingParams(
-            temperature=temperature,
-            top_p=top_p,
-            max_tokens=max_tokens,
+            **sampling,
             min_tokens=1,
             seed=request.seed,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
+            skip_reading_prefix_cache=True,  # only second calls read it: the thinking is that without a budget
         )
-        llm.llm_engine.add_request(str(number), {"prompt_token_ids": request.prompt}, params)
-        waiting[str(number)] = request
-    while llm.llm_engine.has_unfinished_requests():
-        for output in llm.llm_engine.step():
-            if output.finished:
-                sample = output.outputs[0]
-                yield waiting.pop(output.request_id), list(sample.token_ids), sample.finish_reason
+        if thinking is None:
+            return await _whole(engine, request, params)
+        room = len(request.prompt) + sampling["max_tokens"]
+        return Sample.of(await roll_out(engine, request.prompt, params, *thinking, room))
+
+    most = llm.llm_engine.vllm_config.scheduler_config.max_num_seqs if thinking else None
+    yield from run(llm.llm_engine, ((request, draw(request)) for request in requests), most)
+
+
+async def _whole(engine: Stepped, request: Request, params: Any) -> Sample:
+    stream = engine.generate({"prompt_token_ids": request.prompt}, params, uuid.uuid4().hex)
+    [sample] = [output.outputs[0] async for output in stream]
+    return Sample(list(sample.token_ids), sample.finish_reason)

@@ -19,7 +19,7 @@ from typing import Any
 from tqdm import tqdm
 
 from eval.chat import Chat
-from eval.checks import check_environment, check_length, check_model, check_options, read_adapter
+from eval.checks import check_environment, check_length, check_model, check_options, check_thinking, read_adapter
 from eval.identity import about, identity
 from eval.output import CONFIG, Output, read_config, write_result
 from eval.problems import EvalError, read_problems, seed_of
@@ -27,6 +27,7 @@ from eval.table import result_table
 from grpo.adapter_files import Adapter
 from grpo.checkpoint_files import CheckpointError, Model
 from grpo.environment import model_folder
+from grpo.thinking import PRESETS, Budget, Delimiter
 
 
 def parser() -> argparse.ArgumentParser:
@@ -54,6 +55,12 @@ def parser() -> argparse.ArgumentParser:
     sampling.add_argument(
         "--date", type=datetime.date.fromisoformat, help="YYYY-MM-DD, for templates that state it (default: today)"
     )
+    thinking = found.add_argument_group("thinking budget", "as THINKING_BUDGET, ANSWER_BUDGET and THINKING_DELIMITER")
+    thinking.add_argument("--thinking-budget", type=int, help="tokens after which the thinking is ended by force")
+    thinking.add_argument("--answer-budget", type=int, help="tokens of an answer; both have to fit in --max-tokens")
+    thinking.add_argument(
+        "--thinking-delimiter", help=f"what ends it: {', '.join(PRESETS)}, or a text (default: {PRESETS[0]})"
+    )
     engine = found.add_argument_group("engine")
     engine.add_argument("--tensor-parallel", type=int, default=1, help="GPUs that share the model (default: 1)")
     engine.add_argument("--max-model-len", type=int, help="tokens (default: longest prompt + --max-tokens)")
@@ -78,13 +85,16 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     adapter = read_adapter(options.adapter, model) if options.adapter else None
     options.date = options.date or _first_date(options.out)
     chat = Chat(model.folder, options.date, options.reasoning_effort)
+    if options.thinking_budget is not None and options.thinking_delimiter is None:
+        options.thinking_delimiter = PRESETS[0]
+    thinking = check_thinking(options, chat.encode)
     prompts = {problem.id: chat.prompt(problem) for problem in problems}
     options.max_model_len = check_length(prompts, options.max_tokens, options.max_model_len, model)
     ks = options.k or [options.n]
     settings = identity(options, model, adapter), about(options, model)
     with Output(options.out, *settings, problems, options.n, ks) as output:
         if output.missing:
-            _draw(options, model, adapter, chat, prompts, output)
+            _draw(options, model, adapter, chat, prompts, thinking, output)
         return write_result(options.out)
 
 
@@ -100,6 +110,7 @@ def _draw(
     adapter: Adapter | None,
     chat: Chat,
     prompts: dict[str, list[int]],
+    thinking: tuple[Delimiter, Budget] | None,
     output: Output,
 ) -> None:
     """Draw the missing samples."""
@@ -110,13 +121,15 @@ def _draw(
         for problem, number in output.missing
     ]
     names = ("tensor_parallel", "max_model_len", "gpu_memory_utilization", "batch", "eager")
-    llm = engine.start(model.folder, adapter, engine.EngineOptions(**{name: getattr(options, name) for name in names}))
+    settings = {name: getattr(options, name) for name in names}
+    llm = engine.start(model.folder, adapter, engine.EngineOptions(**settings, prefix_caching=thinking is not None))
     there, wanted = len(output.samples), len(output.samples) + len(requests)
     with tqdm(total=wanted, initial=there, desc=options.out.name, unit="sample") as bar:
-        sampling = (options.temperature, options.top_p, options.max_tokens)
-        for request, tokens, finish_reason in engine.generate(llm, requests, *sampling):
+        sampling = {name: getattr(options, name) for name in ("temperature", "top_p", "max_tokens")}
+        for request, sample in engine.generate(llm, requests, sampling, thinking):
             problem, number = request.key
-            output.append(problem, number, {"seed": request.seed, **chat.record(tokens, finish_reason)})
+            record = chat.record(sample.tokens, sample.finish_reason, sample.logs)
+            output.append(problem, number, {"seed": request.seed, **record})
             bar.update()
 
 

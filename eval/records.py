@@ -4,6 +4,9 @@ What was generated:
 - `id`, `datasource`, `label`: of the problem; `sample`: number of the sample, from 0; `seed`: of its generation.
 - `response`: the text with special tokens; `response_length`: its tokens; `answer_length`: those after the header of
   the last final message, None where there is none; `truncated`: 1.0 where the limit on tokens has cut it.
+- Under a thinking budget also what a run logs (`thinking_truncated`, `thinking_length`, ...; see grpo/METRICS.md), of
+  which an evaluation by hand leaves `delimiter_log_prob` None. `response` has the delimiter that was put there by
+  force, which no length counts; `truncated` is of the answer.
 
 What the grader says of it:
 - `correct`: 1.0 or 0.0; None where it could not be graded, which counts neither way.

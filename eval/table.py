@@ -17,7 +17,10 @@ from grpo import command, run_state
 from grpo.json_files import read_rows
 
 EVALS = "eval.jsonl"
-_SHARES = (("truncated", "truncated"), ("no_final", "no final"), ("no_answer", "no answer"))
+_SHARES = (
+    *(("thinking_truncated", "thinking cut"), ("truncated", "truncated")),
+    *(("no_final", "no final"), ("no_answer", "no answer")),
+)
 _LENGTHS = (("response_length", "tokens"), ("thinking_length", "thinking"), ("answer_length", "answer"))
 
 

@@ -66,7 +66,8 @@ async def roll_out(
 
     Args:
         llm: vLLM's ``AsyncLLM``, or what has its ``generate``.
-        params: ``SamplingParams``; ``max_tokens`` is for the whole response.
+        params: ``SamplingParams``; ``max_tokens`` is for the whole response. Without ``logprobs`` there are none of the
+            delimiter, either.
         max_length: of prompt and response.
 
     Raises:
@@ -104,7 +105,7 @@ async def _answer(llm: Any, rollout: Rollout, params: Any, forced: list[int], bu
         min_tokens=max(0, params.min_tokens - sampled),
         seed=None if params.seed is None else answer_seed(params.seed),
         # What the engine finds in its cache it does not compute again, and has no log-probs of: the delimiter is new.
-        prompt_logprobs=0,
+        prompt_logprobs=None if params.logprobs is None else 0,
         skip_reading_prefix_cache=False,
     )
     part = await _call(llm, made.tokens, second)

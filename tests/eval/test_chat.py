@@ -40,11 +40,11 @@ def test_a_sample_keeps_its_special_tokens_and_counts_its_answer(model):
     answer = "\\boxed{3}<|return|>"
     text = THINKING + "<|channel|>final<|message|>" + answer
     tokens, answer_tokens = (chat.tokenizer.encode(part, add_special_tokens=False) for part in (text, answer))
-    record = chat.record(tokens, "stop")
+    record = chat.record(tokens, "stop", {})
     assert record["response"] == text
     assert (record["response_length"], record["answer_length"]) == (len(tokens), len(answer_tokens))
     assert record["truncated"] == 0.0
-    cut = chat.record(chat.tokenizer.encode(THINKING, add_special_tokens=False), "length")
+    cut = chat.record(chat.encode(THINKING), "length", {})
     assert (cut["answer_length"], cut["truncated"]) == (None, 1.0)
 
 

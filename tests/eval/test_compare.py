@@ -70,6 +70,18 @@ def test_it_prints_what_it_found(tmp_path, capsys):
     assert "they differ in temperature" in printed
 
 
+def test_other_budgets_are_named(tmp_path, capsys):
+    budgets = {"thinking_budget": 20, "answer_budget": 8, "thinking_delimiter": "harmony"}
+    a, b, c = (
+        evaluation(tmp_path / name, A, seed=0, **more)
+        for name, more in (("a", {}), ("b", budgets), ("c", budgets | {"thinking_budget": 30}))
+    )
+    assert compare.main([str(a), str(b)]) == 0
+    assert "they differ in thinking_budget, answer_budget, thinking_delimiter" in capsys.readouterr().out
+    assert compare.main([str(b), str(c)]) == 0
+    assert capsys.readouterr().out.endswith("they differ in thinking_budget\n")
+
+
 def test_another_number_of_samples_is_named(tmp_path, capsys):
     a, b = evaluation(tmp_path / "a", A, seed=0), evaluation(tmp_path / "b", {p: g[:1] for p, g in B.items()}, seed=1)
     assert compare.main([str(a), str(b)]) == 0

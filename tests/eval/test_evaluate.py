@@ -76,6 +76,42 @@ def test_it_is_refused_before_anything_heavy(model, trained, data, tmp_path, cap
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("budgets", "what"),
+    [
+        (["--thinking-budget", 9], "one of --thinking-budget and --answer-budget alone does nothing: give both"),
+        (["--answer-budget", 9], "one of --thinking-budget and --answer-budget alone does nothing: give both"),
+        (["--thinking-delimiter", "think"], "alone ends no thinking: give --thinking-budget and --answer-budget, too"),
+        (["--thinking-budget", -1, "--answer-budget", 9], "a thinking budget of -1 cannot be: give 0 or more"),
+        (["--thinking-budget", 9, "--answer-budget", 1], "an answer budget of 1 leaves no room"),
+        # <|end|><|start|>assistant<|channel|>final<|message|> are 6 tokens
+        (["--thinking-budget", 20, "--answer-budget", 8, "--max-tokens", 33], "give --max-tokens 34, or a lower"),
+        (
+            ["--thinking-budget", 20, "--answer-budget", 8, "--thinking-delimiter", "think"],
+            "--thinking-delimiter think: </think> is no token of this tokenizer: use harmony",
+        ),
+        (["--thinking-budget", 20, "--answer-budget", 8, "--thinking-delimiter", ""], "has no tokens: use harmony"),
+    ],
+)
+def test_budgets_that_cannot_be_are_refused(model, data, tmp_path, capsys, budgets, what):
+    words = ["--model", model, "--data", data, "--n", 2, "--out", tmp_path / "out", *budgets]
+    assert what in refusal(capsys, *words)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_without_budgets_is_not_continued_with_them(model, data, tmp_path, capsys):
+    given, problems = options(model, data, tmp_path / "out", "--date", "2030-01-01"), read_problems(data)
+    made = identity.identity(given, checkpoint_files.read(model), None)
+    with output.Output(given.out, made, {}, problems, 1, [1]) as folder:
+        folder.append(problems[0], 0, {"response": "7"})
+    words = ["--model", model, "--data", data, "--n", 2, "--out", given.out]
+    said = refusal(capsys, *words, "--thinking-budget", 20, "--answer-budget", 8)
+    differing = (
+        "thinking_budget was None, is 20; answer_budget was None, is 8; thinking_delimiter was None, is harmony."
+    )
+    assert f"holds samples of another configuration: {differing} Give another --out" in said
+
+
 def test_an_adapter_of_another_model_or_rank_is_refused(model, trained, data, tmp_path, capsys, checkpoint):
     good = ["--model", model, "--data", data, "--n", 2, "--out", tmp_path / "out"]
     other = shutil.copytree(trained, tmp_path / "other")
@@ -124,11 +160,15 @@ def test_what_a_sample_depends_on_is_told_apart(model, trained, data, tmp_path):
         return identity.identity(given, checkpoint_files.read(folder), chosen)
 
     plain = found()
+    assert not any("budget" in name or "delimiter" in name for name in plain), "folders of before could not continue"
     for same in (["--n", 5], ["--limit", 1], ["--k", 1], ["--batch", 3], ["--gpu-memory-utilization", 0.5]):
         assert found(*same) == plain, same
+    budgets = ["--thinking-budget", 20, "--answer-budget", 8, "--thinking-delimiter", "harmony"]
     changes = (
         ["--seed", 1], ["--temperature", 0.5], ["--top-p", 0.5], ["--max-tokens", 7], ["--adapter", trained],
         ["--reasoning-effort", "high"], ["--tensor-parallel", 2], ["--date", "2030-01-02"], ["--no-eager"],
+        budgets, [*budgets, "--thinking-budget", 9], [*budgets, "--answer-budget", 9],
+        [*budgets, "--thinking-delimiter", "think"],
     )  # fmt: skip
     identities = [json.dumps(found(*change)) for change in changes]
     assert len({json.dumps(plain), *identities}) == len(changes) + 1

@@ -1,3 +1,4 @@
+import asyncio
 import json
 import math
 from types import SimpleNamespace
@@ -5,12 +6,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 from transformers import AutoTokenizer
+from vllm import SamplingParams
 
 from eval import records
 from eval.chat import Chat
+from eval.engine import Sample as EvalSample
 from grpo import evaluation
+from grpo.budgeted_rollout import roll_out
+from grpo.thinking import Budget, delimiter
 from reward.reward_func import reward_func
 from scripts.tiny_model.tokenizer import write_tokenizer
+from tests.grpo.replayed_engine import Engine
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +46,7 @@ def sample(tokenizer):
 FINAL = "<|channel|>analysis<|message|>7<|end|><|start|>assistant<|channel|>final<|message|>"
 FORCED = "<|end|><|start|>assistant<|channel|>final<|message|>"
 PROBLEMS = {"<a>": {"id": "a", "datasource": "sums"}, "<b>": {"id": "b", "datasource": "sums"}}
+LABEL = '{"answer": "7", "split": "eval"}'
 SEEDS = {"<a>": 100, "<b>": 200}
 
 
@@ -73,7 +80,7 @@ def test_records_are_those_of_an_evaluation_by_hand(sample, tokenizer, response,
     tokens = tokenizer.encode(response, add_special_tokens=False)
     chat = SimpleNamespace(tokenizer=tokenizer)
     by_hand = {"id": "a", "sample": 0, "datasource": "sums", "label": "07", "seed": 100}
-    by_hand |= Chat.record(chat, tokens, "stop")
+    by_hand |= Chat.record(chat, tokens, "stop", {})
     by_hand.pop("finish_reason")
     graded = records.graded(by_hand)
     assert {key: record[key] for key in graded} == graded
@@ -160,3 +167,40 @@ def test_a_thought_that_never_ended_has_no_answer_in_the_record(sample, tokenize
         [sample("<a>", 0.0, "<|channel|>analysis<|message|>7<|return|>", answer_length=math.nan)], tokenizer
     )
     assert record["answer_length"] is None
+
+
+@pytest.mark.parametrize(
+    ("first", "cut", "truncated"),
+    [
+        ("<|channel|>analysis<|message|>" + "7" * 40, 1.0, 0.0),  # and then the second call's answer
+        (FINAL + "7" * 40, 0.0, 1.0),
+        (FINAL + "\\boxed{7}<|return|>", 0.0, 0.0),
+        ("<|channel|>analysis<|message|>7<|return|>", 0.0, 0.0),
+    ],
+)
+def test_under_a_budget_records_are_those_of_an_evaluation_by_hand(sample, tokenizer, first, cut, truncated):
+    streams = [tokenizer.encode(text, add_special_tokens=False) for text in (first, "\\boxed{7}<|return|>")]
+    params = SamplingParams(max_tokens=50, min_tokens=1, seed=100)
+    harmony = delimiter("harmony", lambda text: tokenizer.encode(text, add_special_tokens=False))
+    rollout = asyncio.run(roll_out(Engine(streams), [1, 2, 3], params, harmony, Budget(16, 8), 53))
+
+    response, logs = rollout.trajectory.as_response(), rollout.logs()
+    reward = reward_func(["<a>" + tokenizer.decode(rollout.response)], ["<a>"], [LABEL])["extra_logs"]
+    made = sample("<a>", 0.0, "", LABEL, **logs, **reward)
+    made.sequences = torch.tensor([response["observation_tokens"]])
+    made.action_mask = torch.zeros(1, len(rollout.trajectory.tokens) - 1)
+    for start, end in response["action_ranges"]:
+        made.action_mask[0, start - 1 : end - 1] = 1
+    made.info["response_length"] = made.action_mask.sum(-1)  # as OpenRLHF has it
+    made.info["truncated"] = torch.tensor([float(rollout.is_truncated)])
+    [record] = describe([made], tokenizer)
+    assert (record["thinking_truncated"], record["truncated"]) == (cut, truncated)
+
+    drawn = EvalSample.of(rollout)
+    by_hand = {"id": "a", "sample": 0, "datasource": "sums", "label": "7", "seed": 100}
+    by_hand |= Chat.record(SimpleNamespace(tokenizer=tokenizer), drawn.tokens, drawn.finish_reason, drawn.logs)
+    by_hand.pop("finish_reason")
+    found = {name: None if value != value else value for name, value in record.items()}  # NaN, as a run writes it
+    graded = records.graded(by_hand) | by_hand
+    assert graded == pytest.approx({name: found[name] for name in graded})
+    assert graded.keys() >= logs.keys()
