@@ -22,6 +22,8 @@ from tests.scripts.conftest import save_adapter
 from .runs import ROOT, lines
 
 PROBLEMS = 16
+SAMPLING = ["--n", 4, "--k", 1, 4]
+THINKING = 20  # more than some thoughts have, and less than others
 
 
 @pytest.fixture(scope="module")
@@ -118,11 +120,55 @@ def children(process: int) -> list[int]:
     return [grandchild for child in map(int, listed) for grandchild in (child, *children(child))]
 
 
+@pytest.fixture(scope="module")
+def sampled(tiny_model, data, adapter, tmp_path_factory) -> tuple[Path, list[dict]]:
+    """Four samples a problem of the model with the adapter: the folder, and the samples."""
+    out = tmp_path_factory.mktemp("sampled") / "whole"
+    return out, evaluate(tiny_model, data, out, *SAMPLING, "--adapter", adapter)[0]
+
+
+def same(wholes: list[dict], others: list[dict]) -> list[tuple[dict, dict]]:
+    """Pair the samples of two evaluations."""
+    by_key = [{(row["id"], row["sample"]): row for row in rows} for rows in (wholes, others)]
+    assert by_key[0].keys() == by_key[1].keys() and len(others) == len(by_key[1]) == 4 * PROBLEMS
+    return [(by_key[0][key], by_key[1][key]) for key in by_key[0]]
+
+
 @pytest.mark.timeout(900)
-def test_an_evaluation_that_is_killed_and_continued_is_one_that_was_not(tiny_model, data, adapter, tmp_path):
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    options = ["--n", 4, "--k", 1, 4, "--adapter", adapter]
-    expected, _ = evaluate(tiny_model, data, whole, *options)
+def test_a_thinking_budget_cuts_thoughts_and_changes_nothing_else(sampled, tiny_model, data, adapter, tmp_path):
+    whole, expected = sampled
+    budgets = ["--thinking-budget", THINKING, "--answer-budget", 10]
+    found, printed = evaluate(tiny_model, data, tmp_path / "cut", *SAMPLING, "--adapter", adapter, *budgets)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model / "bf16")
+    equal = {0.0: [], 1.0: []}
+    for plain, sample in same(expected, found):
+        assert plain["seed"] == sample["seed"]
+        assert sample["thinking_length"] <= THINKING
+        assert sample["response_length"] - sample["thinking_length"] <= 10, "what was forced is counted"
+        is_cut = sample["thinking_truncated"]
+        assert not is_cut or sample["response"].count("<|channel|>final<|message|>") >= 1
+        first = tokenizer.encode(plain["response"], add_special_tokens=False)[:THINKING]
+        # Of an answer that is cut there is the beginning.
+        there = tokenizer.decode(first) if is_cut else plain["response"]
+        equal[is_cut].append(
+            sample["response"].startswith(there) or (sample["truncated"] and there.startswith(sample["response"]))
+        )
+    assert all(len(group) >= 5 and sum(group) >= 0.85 * len(group) for group in equal.values()), equal
+    result = json.loads((tmp_path / "cut" / "result.json").read_text())
+    assert result["thinking_truncated"] == pytest.approx(len(equal[1.0]) / len(found))
+    assert result["truncated"] == pytest.approx(
+        sum(sample["finish_reason"] == "length" for sample in found) / len(found)
+    )
+    assert "thinking cut" in printed
+    assert compare.differing_settings(whole, tmp_path / "cut") == [
+        "thinking_budget", "answer_budget", "thinking_delimiter",
+    ]  # fmt: skip
+
+
+@pytest.mark.timeout(900)
+def test_an_evaluation_that_is_killed_and_continued_is_one_that_was_not(sampled, tiny_model, data, adapter, tmp_path):
+    (whole, expected), cut = sampled, tmp_path / "cut"
+    options = [*SAMPLING, "--adapter", adapter]
     words = command(tiny_model, data, cut, *options, "--batch", 3, "--tensor-parallel", 1)
     process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -142,11 +188,8 @@ def test_an_evaluation_that_is_killed_and_continued_is_one_that_was_not(tiny_mod
     assert (cut / "samples.jsonl").read_bytes().startswith(before)
     assert f"{PROBLEMS:8}" in printed and "pass@4" in printed
     assert not any(map(is_running, others))
-    by_key = [{(row["id"], row["sample"]): row for row in rows} for rows in (expected, found)]
-    assert by_key[0].keys() == by_key[1].keys()
-    assert len(found) == len(by_key[1]) == 4 * PROBLEMS
+    pairs = same(expected, found)
     assert len({row["seed"] for row in found}) == 4 * PROBLEMS
-    pairs = [(by_key[0][key], by_key[1][key]) for key in by_key[0]]
     assert all(a["seed"] == b["seed"] for a, b in pairs)
     # Batched otherwise: a near tie may round to another token.
     assert sum(a["response"] == b["response"] for a, b in pairs) >= 0.9 * len(pairs)
