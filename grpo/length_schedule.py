@@ -54,6 +54,15 @@ def parse(schedule: str) -> tuple[Stage, ...]:
     return tuple(stages)
 
 
+def stages_of(args: Any) -> tuple[Stage, ...]:
+    """Return the stages of a run: one, of its whole length, where it has no schedule.
+
+    Raises:
+        ValueError: see :func:`parse`.
+    """
+    return parse(args.length_schedule) if args.length_schedule else (Stage(args.generate_max_len),)
+
+
 class Schedule:
     """The limit of each step. What steps decide follows from the step alone; what truncation decided is remembered.
 
@@ -63,7 +72,7 @@ class Schedule:
     """
 
     def __init__(self, args: Any, state: dict[str, Any] | None = None) -> None:
-        self._stages = parse(args.length_schedule) if args.length_schedule else (Stage(args.generate_max_len),)
+        self._stages = stages_of(args)
         state = state or {}
         self._grown: int = state.get("grown", 0)  # the largest limit that truncation has brought
         self._limit: int = state.get("limit", 0)

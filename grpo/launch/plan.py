@@ -10,6 +10,7 @@ from grpo.environment import on_cpu_stack
 from grpo.launch.config import Config
 from grpo.launch.data_files import DataError, read_records
 from grpo.launch.host_memory import host_memory
+from grpo.launch.lengths import describe_lengths
 from grpo.launch.machine import GB
 from grpo.launch.ray_head import RayHead
 from grpo.run_log import optimizer_steps
@@ -130,6 +131,7 @@ def describe(plan: Plan, config: Config) -> list[str]:
         f"rollout     {args.rollout_batch_size} prompts x {args.n_samples_per_prompt} samples = "
         f"{plan.samples_per_rollout} samples, at most {args.prompt_max_len} + {args.generate_max_len} tokens "
         f"each ({plan.max_tokens_per_rollout:,} in all)",
+        *describe_lengths(config),
         f"update      {plan.samples_per_rollout} samples / train batch {args.train_batch_size} (samples, not "
         f"prompts) = {plan.optimizer_steps_per_rollout} optimizer steps a rollout"
         + (", all but the first off-policy" if plan.optimizer_steps_per_rollout > 1 else ""),

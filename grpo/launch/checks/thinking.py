@@ -7,26 +7,24 @@ from pathlib import Path
 from grpo.launch.checks import Problem
 from grpo.launch.config import Config
 from grpo.length_schedule import Schedule
-from grpo.thinking import DelimiterError, delimiter
+from grpo.thinking import Delimiter, DelimiterError, delimiter
 
 
 def check_thinking(config: Config) -> Iterator[Problem]:
     """Budgets beside the length of a response, and the delimiter by the actor's tokenizer, as the engines make it."""
     args = config.args
-    file = Path(args.pretrain) / "tokenizer.json"
-    if args.thinking_budget is None or args.answer_budget is None or not file.is_file():
+    if args.thinking_budget is None or args.answer_budget is None:
         return  # of what is missing, other checks speak
-    from tokenizers import Tokenizer  # a fifth of a second
-
     try:
-        tokenizer = Tokenizer.from_file(str(file))
-        made = delimiter(args.thinking_delimiter, lambda text: tokenizer.encode(text, add_special_tokens=False).ids)
+        made = read_delimiter(args)
     except DelimiterError as error:
         what, _, remedy = str(error).partition(": ")
         yield Problem(what, f"set THINKING_DELIMITER: {remedy}")
         return
-    except Exception as error:  # tokenizers has no type of its own for a file that it cannot read
-        yield Problem(f"{file} cannot be read ({error})", "download or copy the checkpoint again")
+    except OSError as error:
+        yield Problem(str(error), "download or copy the checkpoint again")
+        return
+    if made is None:
         return
     needed = args.thinking_budget + len(made.tokens) + args.answer_budget
     if needed > args.generate_max_len:
@@ -37,6 +35,25 @@ def check_thinking(config: Config) -> Iterator[Problem]:
             f"set GENERATE_MAX_LEN to {needed}, or a budget lower",
         )
     yield from _first_limit(args, len(made.tokens))
+
+
+def read_delimiter(args: Namespace) -> Delimiter | None:
+    """Return what ends the thinking, by the actor's tokenizer; None where there is no tokenizer.
+
+    Raises:
+        DelimiterError: where this tokenizer cannot make it.
+        OSError: for a tokenizer that cannot be read.
+    """
+    file = Path(args.pretrain) / "tokenizer.json"
+    if not file.is_file():
+        return None
+    from tokenizers import Tokenizer  # a fifth of a second
+
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # tokenizers has no type of its own for it
+        raise OSError(f"{file} cannot be read ({error})") from None
+    return delimiter(args.thinking_delimiter, lambda text: tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 def _first_limit(args: Namespace, delimiter: int) -> Iterator[Problem]:

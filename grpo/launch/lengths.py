@@ -1,0 +1,57 @@
+"""What length schedule, thinking budget and environment mean for a rollout, as lines for people."""
+
+from argparse import Namespace
+
+from grpo.launch.checks.environment import has_environment
+from grpo.launch.checks.thinking import read_delimiter
+from grpo.launch.config import Config
+from grpo.length_schedule import WINDOW, Stage, stages_of
+from grpo.multi_turn import settings
+from grpo.thinking import Budget
+
+
+def describe_lengths(config: Config) -> list[str]:
+    """Return a line for each of them that is set. What cannot be is named, for the preflight to refuse."""
+    try:
+        return [*_schedule(config.args), *_thinking(config.args), *_environment(config)]
+    except (ValueError, OSError) as error:
+        return [f"unknown     lengths: {error}"]
+
+
+def _schedule(args: Namespace) -> list[str]:
+    if not args.length_schedule:
+        return []
+    first, *later = stages_of(args)
+    limits = [f"{first.length} tokens at first", *(f"{stage.length} {_begin(stage)}" for stage in later)]
+    return [f"lengths     {', '.join(limits)}; evaluations {args.generate_max_len}"]
+
+
+def _begin(stage: Stage) -> str:
+    if stage.truncated is None:
+        return f"from step {stage.step}"
+    return f"once {100 * stage.truncated:g}% were truncated over {WINDOW} steps"
+
+
+def _thinking(args: Namespace) -> list[str]:
+    if args.thinking_budget is None or args.answer_budget is None:
+        return []
+    budget, made = Budget(args.thinking_budget, args.answer_budget), read_delimiter(args)
+    if made is None:
+        return [f"thinking    {budget.thinking}, a delimiter, and an answer of {budget.answer} tokens"]
+    size = len(made.tokens)
+    line = (
+        f"thinking    {budget.thinking} + delimiter {size} + answer {budget.answer} = "
+        f"{budget.thinking + size + budget.answer} of {args.generate_max_len} tokens"
+    )
+    left = [budget.within(stage.length, size).thinking for stage in stages_of(args)]
+    if min(left) < budget.thinking:
+        line += f"; the limits leave the thinking {', '.join(map(str, left))}"
+    return [line]
+
+
+def _environment(config: Config) -> list[str]:
+    found = settings.variables()
+    if not has_environment(config) or not found:
+        return []
+    limits = ", ".join(f"{name} {value}" for name, value in found.items() if name != "ENVIRONMENT")
+    return [f"environment {found['ENVIRONMENT']}" + (f": {limits}" if limits else "")]
