@@ -10,7 +10,7 @@
 #   --tiny          the small run
 #   --check         only check machine, patches, model, data and configuration (after the set-up, and making the
 #                   tiny model, where these are still missing)
-#   --plan          only print what the configuration means: batches, steps, memory, disk
+#   --plan          only print what the configuration means: batches, lengths, steps, memory, disk
 #   --dry-run       only print the resolved command; writes nothing
 #   --run-dir DIR   where everything of this run goes (default: runs/NAME-TIME in the checkout)
 #   --resume DIR    continue the run in DIR from its newest checkpoint, with the settings given now; "latest": the
