@@ -9,6 +9,8 @@ from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.history import of_rows
 from grpo.metric_schema import BY_NAME
 from scripts.bench import __main__ as bench
+from scripts.bench import diagnose as diagnose_bench
+from scripts.bench.diagnose import LEAST_SCORE, scores
 from scripts.bench.parts import naive_rules
 from scripts.bench.parts.synthetic_ills import ILLS, LEAST
 from scripts.bench.parts.synthetic_runs import PROFILES, make
@@ -17,13 +19,27 @@ TINY = ("--runs", "2", "--healthy", "4", "--watched", "1", "--seed", "3000000", 
 
 
 def test_both_ways_are_scored_on_the_same_runs(capsys):
-    assert bench.main(["diagnose", "--json", *TINY]) == 0
+    bench.main(["diagnose", "--json", *TINY])
     report = json.loads(capsys.readouterr().out)
     details = report["details"]
     assert report["unit"] == "F1" and 0 < report["stock"] < report["ours"] <= 1
     for table in ("precision", "recall", "recall_at_0.7", "recall_at_0.4", "precision_stock", "recall_stock"):
         assert set(details[table]) == set(ILLS) and all(0 <= value <= 1 for value in details[table].values())
     assert details["worst_recall"] == pytest.approx(min(details["recall"].values()), abs=1e-3)
+
+
+def test_precision_and_recall_are_what_is_promised():
+    """Of runs by which no rule was tuned; of few, so that chance is at its worst."""
+    ours, stock, _ = scores(runs=20, healthy=60, seed=3_000_000)
+    for name in ILLS:
+        assert ours.precision(name) >= LEAST_SCORE and ours.recall(name) >= LEAST_SCORE, name
+    assert ours.false_alarms <= 2 and ours.mean_f1() > stock.mean_f1()
+
+
+def test_a_score_below_its_mark_is_said(capsys, monkeypatch):
+    monkeypatch.setattr(diagnose_bench, "LEAST_SCORE", 1.01)
+    assert bench.main(["diagnose", *TINY]) == 1
+    assert "1.01 at least is wanted" in capsys.readouterr().err
 
 
 def test_nothing_to_measure_is_refused(capsys):

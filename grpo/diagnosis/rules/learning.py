@@ -51,6 +51,11 @@ def _still(run: History) -> list[Evidence] | None:
             if np.median(np.abs(column.values)) > least:
                 return None
             evidence.append(_level(column))
+    length, reward = run.column("response_length"), run.column("reward")
+    if len(length) >= 20 and abs(trend(length).change) > 0.25 * np.median(length.values):
+        return None
+    if len(reward) >= 20 and trend(reward).z > 4:  # it learns something, if not to be right
+        return None
     entropy = run.column("entropy")
     if len(entropy) >= 20:
         drift, level = trend(entropy), float(np.median(entropy.values))

@@ -131,6 +131,19 @@ def test_the_number_of_the_first_step_does_not_count(sick):
     ]
 
 
+@pytest.mark.parametrize(("column", "end"), [("reward", 3.0), ("response_length", 0.4)])
+def test_a_policy_that_moves_elsewhere_is_not_flat(column, end, sick):
+    for run in sick("flat_learning", 6):
+        if "flat_learning" not in names(run) or np.median([row["zero_spread_groups"] for row in run.rows]) > 0.5:
+            continue
+        factors = np.linspace(1, end, len(run.rows))
+        rows = [row | {column: row[column] * factor} for row, factor in zip(run.rows, factors, strict=True)]
+        assert "flat_learning" not in names(run, rows=rows)
+        break
+    else:
+        pytest.fail("no run was flat")
+
+
 def test_the_policy_loss_may_do_what_it_likes(healthy):
     for run in healthy(5):
         n = len(run.rows)
