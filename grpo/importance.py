@@ -6,8 +6,11 @@ however fresh the weights. A token is weighted by exp(trainer - engine), kept in
 - ``tis``: truncated from above alone. A weight below 1 is no danger; stock raises those below the lower threshold up to
   it, and so trains on tokens that the trainer hardly ever samples. https://fengyao.notion.site/off-policy-rl
 - ``icepop``: kept where it is between the thresholds, else 0 (IcePop, Ling team, 2025). Stock's 0 * inf is NaN.
-- ``mis``: truncated as in ``tis``, and 0 for samples whose geometric mean is not between the thresholds (masked
+- ``mis``: truncated as in ``tis``, and 0 for rollouts whose geometric mean is not between the thresholds (masked
   importance sampling); stock leaves the weights of the others without a bound.
+
+A rollout is a response, or a conversation of several turns with all of its rows (:mod:`grpo.multi_turn.branches`): it
+was sampled and rewarded as one, and is kept or dropped as one.
 """
 
 import torch
@@ -15,17 +18,30 @@ import torch
 CORRECTIONS = ("tis", "icepop", "mis")
 
 
-def sample_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return the mean of each sample, ``[B, 1]``, over the tokens where ``mask``; 0 where there are none.
+def rollout_sums(values: torch.Tensor, rollouts: torch.Tensor) -> torch.Tensor:
+    """Return for each row the sum over all rows of its rollout, ``[B]``.
+
+    Args:
+        values: ``[B]``, one a row.
+        rollouts: long ``[B]``, the rollout of each row, numbered from 0 to B - 1 at most.
+    """
+    rollouts = rollouts.to(values.device)
+    return torch.zeros_like(values).index_add(0, rollouts, values)[rollouts]
+
+
+def rollout_mean(values: torch.Tensor, mask: torch.Tensor, rollouts: torch.Tensor) -> torch.Tensor:
+    """Return for each row the mean of its rollout, ``[B, 1]``, over the tokens where ``mask``; 0 where there are none.
 
     Args:
         values, mask: ``[B, A]``.
+        rollouts: see :func:`rollout_sums`.
     """
-    return torch.where(mask, values, 0.0).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
+    sums = rollout_sums(torch.where(mask, values, 0.0).sum(-1), rollouts)
+    return (sums / rollout_sums(mask.sum(-1), rollouts).clamp(min=1))[:, None]
 
 
 def weights(
-    log_ratio: torch.Tensor, mask: torch.Tensor, kind: str, thresholds: tuple[float, float]
+    log_ratio: torch.Tensor, mask: torch.Tensor, rollouts: torch.Tensor, kind: str, thresholds: tuple[float, float]
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Return the weight of each token, ``[B, A]`` without a gradient, and what its metrics are means of, as large.
 
@@ -35,6 +51,7 @@ def weights(
     Args:
         log_ratio: ``[B, A]``, trainer minus engine.
         mask: bool ``[B, A]``, the sampled tokens.
+        rollouts: see :func:`rollout_sums`.
         kind: one of :data:`CORRECTIONS`.
         thresholds: the lowest and the highest weight; ``tis`` does not use the lowest.
     """
@@ -46,7 +63,7 @@ def weights(
         if kind == "icepop":
             kept = (ratio >= low) & (ratio <= high)
         elif kind == "mis":
-            mean = sample_mean(log_ratio, mask).exp()
+            mean = rollout_mean(log_ratio, mask, rollouts).exp()
             kept = ((mean >= low) & (mean <= high)).expand_as(mask)
         found = torch.where(kept, found, 0.0)
         return found, {"importance_cut": (found != ratio).float(), "importance_weight": found}

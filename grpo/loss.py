@@ -1,18 +1,23 @@
 """The policy loss of a whole optimizer batch, however it is split into micro-batches and ranks.
 
-With advantages A_i, lengths L_i (sampled tokens) and S samples in the batch, a token of sample i weighs
+With advantages A_i, lengths L_i (sampled tokens) and S rollouts in the batch, a token of rollout i weighs
 
-- ``sequence_mean``: A_i / (L_i S). Every sample counts the same, so a token of a long one counts less: a wrong answer
+- ``sequence_mean``: A_i / (L_i S). Every rollout counts the same, so a token of a long one counts less: a wrong answer
   is cheaper the longer it is.
 - ``token_mean``: A_i / sum_j L_j. Every token counts the same (DAPO, https://arxiv.org/abs/2503.14476).
 - ``constant``: A_i / (S M), with M the longest response allowed (Dr. GRPO, https://arxiv.org/abs/2503.20783).
+
+A rollout is a response, or a conversation of several turns, and counts once: its branches
+(:mod:`grpo.multi_turn.branches`) are more rows of its micro-batch, L_i is the sampled tokens of all of them, and GSPO
+has one ratio for them. M is ``--generate_max_len`` for conversations, too: the limit of one turn, and about what one
+row can hold of them. Being the same for all, it sets the size of the steps and favours nothing.
 
 Stock OpenRLHF takes the mean over the tokens of each micro-batch: it becomes the first or the second with the size of
 the micro-batches.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +35,8 @@ class PolicyLoss(nn.Module):
         args: OpenRLHF's, with ``loss_aggregation`` of :mod:`grpo.flags`.
 
     Attributes:
+        scale: what the sum over the tokens of the current micro-batch is multiplied by; None outside of :meth:`batches`.
+        rollouts: the rollout of each of its rows, see :func:`rollouts_of`.
         per_token: of the last call, ``[B, A]`` by name, what metrics are means of over the sampled tokens:
             ``clip_ratio_low`` and ``clip_ratio_high``; ``vllm_kl`` and those of :func:`grpo.importance.weights` with
             the correction, ``advantage_clipped`` with a clip, ``kl`` and ``logprobs_diff`` with a KL loss.
@@ -41,6 +48,7 @@ class PolicyLoss(nn.Module):
         self.aggregation, self.max_length = args.loss_aggregation, args.generate_max_len
         self.per_token: dict[str, torch.Tensor] = {}
         self.scale: float | None = None
+        self.rollouts = torch.zeros(0, dtype=torch.long)
 
     def batches(self, loader: Any, buffer: Any, strategy: Any) -> "WholeBatches":
         """Return the micro-batches of a loader; :meth:`forward` knows which batch each belongs to.
@@ -52,17 +60,25 @@ class PolicyLoss(nn.Module):
         """
         return WholeBatches(self, loader, buffer, strategy)
 
-    def normaliser(self, action_masks: Iterable[torch.Tensor], total: Callable[[torch.Tensor], torch.Tensor]) -> float:
+    def normaliser(
+        self,
+        action_masks: Sequence[torch.Tensor],
+        rollouts: Sequence[torch.Tensor],
+        total: Callable[[torch.Tensor], torch.Tensor],
+    ) -> float:
         """Return what the sum over all tokens of an optimizer batch is divided by.
 
-        Samples without a sampled token do not count.
+        Rollouts without a sampled token do not count.
 
         Args:
-            action_masks: ``[B, A]`` of each micro-batch of this rank.
+            action_masks, rollouts: ``[B, A]``, and :func:`rollouts_of`, of each micro-batch of this rank.
             total: the sum over ranks of an fp64 ``[2]``. Collective.
         """
-        lengths = torch.cat([mask.bool().sum(-1) for mask in action_masks]).double()
-        samples, tokens = total(torch.stack([(lengths > 0).double().sum(), lengths.sum()])).tolist()
+        counts = torch.zeros(2, dtype=torch.float64)
+        for mask, of_row in zip(action_masks, rollouts, strict=True):
+            lengths = mask.bool().sum(-1).cpu()
+            counts += torch.tensor([len(of_row[lengths > 0].unique()), int(lengths.sum())])
+        samples, tokens = total(counts).tolist()
         found = {"sequence_mean": samples, "token_mean": tokens, "constant": samples * self.max_length}
         return max(found[self.aggregation], 1.0)  # 0 where nothing was sampled: then the sum is 0, too
 
@@ -82,7 +98,7 @@ class PolicyLoss(nn.Module):
         mask = action_mask.bool()
         sums = torch.where(mask, values, 0.0).sum(-1)
         if self.aggregation == "sequence_mean":
-            sums = sums / mask.sum(-1).clamp(min=1)
+            sums = sums / importance.rollout_sums(mask.sum(-1), self.rollouts).clamp(min=1)
         return sums.sum() * self.scale
 
     def divergence(self, kl: torch.Tensor, log_ratio: torch.Tensor, action_mask: torch.Tensor) -> torch.Tensor:
@@ -120,8 +136,8 @@ class PolicyLoss(nn.Module):
         advantages, self.per_token = self._clip(advantages)
         log_ratio = torch.where(mask, log_probs - old_log_probs, 0.0)
         token_log_ratio = log_ratio
-        if args.policy_loss_type == "gspo":  # one ratio a sample, https://arxiv.org/abs/2507.18071
-            log_ratio = importance.sample_mean(log_ratio, mask).expand_as(log_ratio)
+        if args.policy_loss_type == "gspo":  # one ratio a rollout, https://arxiv.org/abs/2507.18071
+            log_ratio = importance.rollout_mean(log_ratio, mask, self.rollouts).expand_as(log_ratio)
         ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
         low, high = args.eps_clip_low_high
         plain, clipped = ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages
@@ -134,7 +150,7 @@ class PolicyLoss(nn.Module):
                 raise ValueError("the samples have no log-probs of the engine, to which the loss is to be corrected")
             mismatch = torch.where(mask, old_log_probs - rollout_log_probs, 0.0).detach()
             weights, found = importance.weights(
-                mismatch, mask, args.vllm_is_correction_type, args.vllm_is_truncated_threshold
+                mismatch, mask, self.rollouts, args.vllm_is_correction_type, args.vllm_is_truncated_threshold
             )
             self.per_token |= {**found, "vllm_kl": -mismatch}
             loss, vllm_kl = weights * loss, token_mean(-mismatch, mask)
@@ -154,6 +170,16 @@ class PolicyLoss(nn.Module):
 def token_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return the mean of ``values`` ``[B, A]`` where ``mask``, 0-dim; 0 where it is nowhere."""
     return torch.where(mask, values.float(), 0.0).sum() / mask.sum().clamp(min=1)
+
+
+def rollouts_of(micro_batch: Any) -> torch.Tensor:
+    """Return the rollout of each row of a micro-batch, numbered from 0, long ``[B]``.
+
+    All rows of a rollout are in the same micro-batch, and ``info["sample"]`` (see
+    :func:`grpo.step_metrics.before_training`) is the rollout's place in the step, which no other one has.
+    """
+    places = torch.tensor([int(place) for place in micro_batch.info["sample"]])
+    return places.unique(return_inverse=True)[1]
 
 
 class WholeBatches:
@@ -187,10 +213,11 @@ class WholeBatches:
             )
 
     def _batch(self, ahead: deque[tuple[Any, float]]) -> Iterator[Any]:
-        masks = [micro_batch.action_mask for micro_batch, _ in ahead]
-        normaliser = self._loss.normaliser(masks, lambda counts: self._strategy.all_reduce(counts, "sum"))
-        while ahead:  # each is let go of when it is done: the trainer moves it to its device
-            micro_batch, weight = ahead.popleft()
+        masks, rollouts = zip(*((one.action_mask, rollouts_of(one)) for one, _ in ahead), strict=True)
+        normaliser = self._loss.normaliser(masks, rollouts, lambda counts: self._strategy.all_reduce(counts, "sum"))
+        for of_row in rollouts:
+            micro_batch, weight = ahead.popleft()  # let go of when it is done: the trainer moves it to its device
+            self._loss.rollouts = of_row
             self._loss.scale = self._strategy.world_size / (weight * normaliser)
             yield micro_batch
         self._loss.scale = None

@@ -26,7 +26,9 @@ def samples() -> list[SimpleNamespace]:
     for length in LENGTHS:
         ids = torch.randint(2, 97, (1, PROMPT + length), generator=generator)
         mask = torch.arange(1, PROMPT + length)[None] >= PROMPT
-        found.append(SimpleNamespace(ids=ids, action_mask=mask, advantages=torch.randn(1, 1, generator=generator)))
+        info = {"sample": [torch.tensor(len(found))]}
+        advantages = torch.randn(1, 1, generator=generator)
+        found.append(SimpleNamespace(ids=ids, action_mask=mask, advantages=advantages, info=info))
     return found
 
 

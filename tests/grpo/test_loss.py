@@ -1,5 +1,6 @@
 """The loss is that of the whole batch, in float64 and by hand, however the batch is split."""
 
+import random
 import threading
 from types import SimpleNamespace
 
@@ -22,23 +23,31 @@ def arguments(**changes) -> SimpleNamespace:
     return SimpleNamespace(**values | changes)
 
 
-def whole(args: SimpleNamespace, *masks: torch.Tensor) -> PolicyLoss:
-    """A loss for which these masks are the whole batch, in one micro-batch on one rank."""
+def whole(args: SimpleNamespace, mask: torch.Tensor) -> PolicyLoss:
+    """A loss for which this mask is the whole batch, a rollout a row, in one micro-batch on one rank."""
     loss = PolicyLoss(args)
-    loss.scale = 1 / loss.normaliser(masks, lambda counts: counts)
+    loss.rollouts = torch.arange(len(mask))
+    loss.scale = 1 / loss.normaliser([mask], [loss.rollouts], lambda counts: counts)
     return loss
 
 
-def batch(seed: int = 0) -> list[dict[str, torch.Tensor]]:
-    """Samples of fp64 values ``[L]``, each with a prompt's end and an environment's answer that no loss may read."""
+def batch(seed: int = 0, rollouts: list[list[int]] | None = None) -> list[dict[str, torch.Tensor]]:
+    """Samples of fp64 values ``[L]``, each with a prompt's end and an environment's answer that no loss may read.
+
+    Args:
+        rollouts: the lengths of the samples of each; without them every sample is a rollout.
+    """
     generator = torch.Generator().manual_seed(seed)
     samples = []
-    for length in LENGTHS:
+    rollouts = [[length] for length in LENGTHS] if rollouts is None else rollouts
+    advantages = torch.randn(len(rollouts), generator=generator, dtype=torch.float64)
+    for place, length in [(place, length) for place, lengths in enumerate(rollouts) for length in lengths]:
         mask = torch.cat([torch.zeros(2), torch.ones(length), torch.zeros(3)]).bool()
         values = torch.randn(3, len(mask), generator=generator, dtype=torch.float64) * 0.3
-        advantage = torch.randn((), generator=generator, dtype=torch.float64).expand(len(mask))
+        advantage = advantages[place].expand(len(mask))
         current, old, engine = torch.where(mask, values - 1, 1e6 * values)
-        samples.append({"log_probs": current, "old": old, "engine": engine, "advantages": advantage, "mask": mask})
+        samples.append({"log_probs": current, "old": old, "engine": engine, "advantages": advantage, "mask": mask,
+                        "rollout": torch.tensor(place)})  # fmt: skip
     return samples
 
 
@@ -46,23 +55,38 @@ def padded(samples: list[dict[str, torch.Tensor]]) -> SimpleNamespace:
     stacked = {
         name: torch.nn.utils.rnn.pad_sequence([sample[name] for sample in samples], batch_first=True)
         for name in samples[0]
+        if name != "rollout"
     }
-    return SimpleNamespace(action_mask=stacked.pop("mask"), **stacked)
+    info = {"sample": [sample["rollout"] for sample in samples]}
+    return SimpleNamespace(action_mask=stacked.pop("mask"), info=info, **stacked)
 
 
-def reference(samples: list[dict[str, torch.Tensor]], aggregation: str) -> torch.Tensor:
-    """The clipped objective by hand, sample by sample and token by token, negated."""
-    lengths = [int(sample["mask"].sum()) for sample in samples]
+def reference(samples: list[dict[str, torch.Tensor]], args: SimpleNamespace) -> torch.Tensor:
+    """The clipped objective by hand, rollout by rollout and token by token, negated."""
+    rollouts: dict[int, list[dict[str, torch.Tensor]]] = {}
+    for sample in samples:
+        of_tokens = {name: value[sample["mask"]] for name, value in sample.items() if name not in ("mask", "rollout")}
+        rollouts.setdefault(int(sample["rollout"]), []).append(of_tokens)
+    joined = [{name: torch.cat([part[name] for part in parts]) for name in parts[0]} for parts in rollouts.values()]
+    lengths = [len(one["old"]) for one in joined]
     count = sum(length > 0 for length in lengths)
     total = torch.zeros((), dtype=torch.float64)
-    for sample, length in zip(samples, lengths, strict=True):
+    for one, length in zip(joined, lengths, strict=True):
         weight = {"sequence_mean": 1 / (max(length, 1) * count), "token_mean": 1 / sum(lengths)}.get(
-            aggregation, 1 / (count * MAX_LENGTH)
+            args.loss_aggregation, 1 / (count * MAX_LENGTH)
         )
-        for place in sample["mask"].nonzero().flatten():
-            ratio = (sample["log_probs"][place] - sample["old"][place]).exp()
-            advantage = sample["advantages"][place]
-            total = total + weight * torch.min(ratio * advantage, ratio.clamp(0.8, 1.3) * advantage)
+        mismatch = (one["old"] - one["engine"]).mean().exp()
+        if args.enable_vllm_is_correction and not 0.5 <= mismatch <= 2.0:  # mis; so is a mean of nothing
+            weight = 0.0
+        of_rollout = (one["log_probs"] - one["old"]).mean().exp()
+        for place in range(length):
+            ratio = (one["log_probs"][place] - one["old"][place]).exp()
+            ratio = of_rollout if args.policy_loss_type == "gspo" else ratio
+            advantage = one["advantages"][place]
+            gain = torch.min(ratio * advantage, ratio.clamp(0.8, 1.3) * advantage)
+            if args.enable_vllm_is_correction:
+                gain = gain * (one["old"][place] - one["engine"][place]).exp().clamp(max=2.0)
+            total = total + weight * gain
     return -total
 
 
@@ -115,7 +139,7 @@ def split_losses(args, plan: list[list[list[int]]], samples, dynamic: bool) -> t
         total, batches = torch.zeros((), dtype=torch.float64), loss.batches(loader, buffer, strategy)
         assert len(batches) == len(loader)
         for step, part in enumerate(batches):
-            found = loss(part.log_probs, part.old, part.advantages, part.action_mask)[0]
+            found = loss(part.log_probs, part.old, part.advantages, part.action_mask, part.engine)[0]
             total = total + found * (shares[step] if dynamic else 1 / len(loader))
         return total
 
@@ -142,14 +166,42 @@ DYNAMIC = {
     ids=[*SPLITS, *(f"dynamic, {name}" for name in DYNAMIC)],
 )
 def test_every_split_gives_loss_and_gradient_of_the_whole_batch(aggregation, plan, dynamic):
-    samples = batch()
+    assert_split_is_whole(arguments(loss_aggregation=aggregation), plan, batch(), dynamic)
+
+
+def assert_split_is_whole(args, plan, samples, dynamic=False):
+    """Loss and gradient of a batch that is split are those by hand."""
     leaves = [sample["log_probs"].requires_grad_() for sample in samples]
-    expected = reference(samples, aggregation)
+    expected = reference(samples, args)
     gradients = torch.autograd.grad(expected, leaves, allow_unused=True)
-    found = split_losses(arguments(loss_aggregation=aggregation), plan, samples, dynamic)
+    found = split_losses(args, plan, samples, dynamic)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
     for mine, theirs in zip(torch.autograd.grad(found, leaves), gradients, strict=True):
         torch.testing.assert_close(mine, torch.zeros_like(mine) if theirs is None else theirs, rtol=1e-12, atol=1e-15)
+
+
+FORMS = {
+    **{aggregation: {"loss_aggregation": aggregation} for aggregation in AGGREGATIONS},
+    "gspo": {"loss_aggregation": "sequence_mean", "policy_loss_type": "gspo"},
+    "mis": {"enable_vllm_is_correction": True, "vllm_is_correction_type": "mis"},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("seed", range(8))
+def test_a_rollout_counts_once_however_many_samples_it_has_and_however_the_batch_is_split(form, seed):
+    draw = random.Random(seed)
+    # Of one sample or several, some without a sampled token, and at least one rollout without any.
+    rollouts = [[draw.choice([0, 1, 4, 9, 23]) for _ in range(draw.randint(1, 4))] for _ in range(8)]
+    rollouts[draw.randrange(8)] = [0] * draw.randint(1, 3)
+    samples = batch(seed, rollouts)
+    ranks, accumulated = draw.choice([(1, 1), (1, 4), (2, 1), (2, 2), (2, 4), (4, 1), (4, 2)])
+    order = draw.sample(range(8), 8)
+    cuts = [order[start : start + 8 // (ranks * accumulated)] for start in range(0, 8, 8 // (ranks * accumulated))]
+    # The samples of a rollout stand anywhere in its micro-batch.
+    rows = [[row for row, sample in enumerate(samples) if int(sample["rollout"]) in cut] for cut in cuts]
+    plan = [[draw.sample(part, len(part)) for part in rows[rank::ranks]] for rank in range(ranks)]
+    assert_split_is_whole(arguments(**FORMS[form]), plan, samples)
 
 
 def test_each_optimizer_step_has_its_own_normaliser():
@@ -161,7 +213,7 @@ def test_each_optimizer_step_has_its_own_normaliser():
     for part in loss.batches(loader, SimpleNamespace(dynamic_batch=False), strategy):
         found.append(loss(part.log_probs, part.old, part.advantages, part.action_mask)[0])
     for step in (0, 1):
-        expected = reference(samples[4 * step : 4 * step + 4], "token_mean")
+        expected = reference(samples[4 * step : 4 * step + 4], arguments())
         torch.testing.assert_close((found[2 * step] + found[2 * step + 1]) / 2, expected)
 
 
@@ -317,6 +369,6 @@ def test_advantages_are_clipped():
     loss = whole(arguments(advantage_clip=0.4), part.action_mask)
     found = loss(part.log_probs, part.old, part.advantages, part.action_mask)[0]
     clipped = [sample | {"advantages": sample["advantages"].clamp(-0.4, 0.4)} for sample in batch()]
-    torch.testing.assert_close(found, reference(clipped, "token_mean"))
+    torch.testing.assert_close(found, reference(clipped, arguments()))
     over = sum(int(s["mask"].sum()) for s in batch() if s["advantages"].abs().max() > 0.4)
     assert loss.per_token["advantage_clipped"][part.action_mask.bool()].sum() == over

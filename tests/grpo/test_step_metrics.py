@@ -14,7 +14,7 @@ from torch import nn
 from transformers.utils import ModelOutput
 
 from grpo import actor_metrics, forward_mode, step_metrics, vocabulary
-from grpo.loss import PolicyLoss
+from grpo.loss import PolicyLoss, rollouts_of
 from grpo.metric_schema import BY_NAME
 from grpo.update_metrics import policy_metrics
 
@@ -87,7 +87,7 @@ def train_rank(trainer: SimpleNamespace, experiences: list[Experience], samples:
         output = ModelOutput(logits=logits[:, -kept:])
         output["logits"] = vocabulary.of_tokens(output, ALLOCATED, 1.0)
         loss = PolicyLoss(trainer.args)
-        loss.scale = 1.0
+        loss.scale, loss.rollouts = 1.0, rollouts_of(batch)
         old = forward_mode.old_log_probs(trainer.args, batch, log_probs)
         value = loss(log_probs, old, batch.advantages, batch.action_mask, batch.rollout_log_probs)[0]
         loss.divergence(log_probs.square(), -log_probs, batch.action_mask)
@@ -231,7 +231,7 @@ def test_the_clip_ratio_of_gspo_is_that_of_its_samples():
     args = arguments(False)
     args.policy_loss_type, args.eps_clip_low_high = "gspo", (0.1, 0.1)
     loss = PolicyLoss(args)
-    loss.scale = 1.0
+    loss.scale, loss.rollouts = 1.0, torch.arange(2)
     mask = torch.ones(2, 4)
     log_probs = torch.tensor([[0.5, -0.5, 0.5, -0.5], [0.3, 0.3, 0.3, 0.3]])  # the first has a ratio of 1
     loss(log_probs, torch.zeros(2, 4), torch.ones(2, 4), mask)

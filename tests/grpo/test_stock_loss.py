@@ -16,7 +16,7 @@ def experiences() -> list[Experience]:
     """One sample each: a prompt of two tokens, and a response."""
     generator = torch.Generator().manual_seed(0)
     found = []
-    for length in LENGTHS:
+    for place, length in enumerate(LENGTHS):
         sequences = torch.randint(VOCABULARY, (1, 2 + length), generator=generator)
         mask = torch.cat([torch.zeros(1, 1), torch.ones(1, length)], dim=1)
         random = [torch.randn(mask.shape, generator=generator) * 0.4 - 2.4 for _ in range(3)]
@@ -37,6 +37,7 @@ def experiences() -> list[Experience]:
                     "response_length": torch.tensor([float(length)]),
                     "reward": torch.ones(1),
                     "return": torch.ones(1),
+                    "sample": torch.tensor([place]),
                 },
             )
         )

@@ -66,7 +66,8 @@ def loss_of(job: dict[str, Any], trainer_module: Any, args: Any, batch: dict[str
     if job["package"]:
         return trainer_module.PolicyLoss()
     loss = trainer_module.PolicyLoss(args)
-    loss.scale = 1 / loss.normaliser([batch["action_mask"]], lambda counts: counts)
+    loss.rollouts = torch.zeros(1, dtype=torch.long)
+    loss.scale = 1 / loss.normaliser([batch["action_mask"]], [loss.rollouts], lambda counts: counts)
     return loss
 
 

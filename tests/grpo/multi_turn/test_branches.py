@@ -192,10 +192,12 @@ def test_micro_batches_and_their_number_are_those_of_rollouts(monkeypatch, micro
         assert batch.info and all(len(values) == micro for values in batch.info.values())
 
 
-@pytest.mark.parametrize("micro", [1, 2])
-def test_the_loss_of_a_batch_is_the_mean_over_the_tokens_of_all_samples(monkeypatch, micro):
-    """In float64, over the rollouts: however many samples their tokens are in, and however these are batched."""
+@pytest.mark.parametrize("micro", [1, 2, 4])
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
+def test_the_loss_counts_a_rollout_once_however_many_samples_its_tokens_are_in(monkeypatch, aggregation, micro):
+    """In float64, over the rollouts: however the samples are batched, by OpenRLHF's own loader."""
     rollouts, made = four(monkeypatch)
+    step_metrics.before_training(made)
     made[1].advantages = made[1].advantages + 0.25 * made[1].action_mask
     for rows in made[1].branches:
         for row in rows:
@@ -207,21 +209,23 @@ def test_the_loss_of_a_batch_is_the_mean_over_the_tokens_of_all_samples(monkeypa
         world_size=1, accumulated_gradient=4 // micro, all_reduce=lambda values, operation: values
     )
     args = SimpleNamespace(
-        loss_aggregation="token_mean", generate_max_len=900, policy_loss_type="ppo", eps_clip_low_high=(0.2, 0.2),
+        loss_aggregation=aggregation, generate_max_len=900, policy_loss_type="ppo", eps_clip_low_high=(0.2, 0.2),
         dual_clip=None, enable_vllm_is_correction=False, advantage_clip=None,
     )  # fmt: skip
     loss, total, steps = PolicyLoss(args), 0.0, torch.zeros(0)
-    for batch in loss.batches(DataLoader(buffer, batch_size=micro, collate_fn=buffer.collate_fn), buffer, strategy):
+    loader = DataLoader(buffer, batch_size=micro, shuffle=True, collate_fn=buffer.collate_fn)
+    for batch in loss.batches(loader, buffer, strategy):
         moved = (batch.action_log_probs + 0.05).requires_grad_()
         value = loss(moved, batch.action_log_probs, batch.advantages, action_mask=batch.action_mask)[0]
         (value / strategy.accumulated_gradient).backward()
         total += float(value) / strategy.accumulated_gradient
         steps = torch.cat([steps, moved.grad[batch.action_mask.bool()]])
     advantages = torch.tensor([0.5, -0.5, 0.25, 0.25], dtype=torch.float64)
-    weights = torch.tensor(lengths, dtype=torch.float64) / sum(lengths)
-    ratio = torch.tensor(0.05, dtype=torch.float64).exp()
-    assert total == pytest.approx(float(-ratio * (advantages * weights).sum()), rel=1e-4)
-    tokens = (-ratio * advantages / sum(lengths)).repeat_interleave(torch.tensor(lengths))
+    sampled = torch.tensor(lengths)
+    of_token = {"sequence_mean": 1 / (4 * sampled), "token_mean": 1 / sampled.sum()}.get(aggregation, 1 / (4 * 900))
+    of_token = -torch.tensor(0.05, dtype=torch.float64).exp() * advantages * of_token
+    assert total == pytest.approx(float((of_token * sampled).sum()), rel=1e-4)
+    tokens = of_token.repeat_interleave(sampled)
     torch.testing.assert_close(steps.double().sort().values, tokens.sort().values, rtol=1e-4, atol=1e-9)
 
 
