@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Iterator
 
 from grpo import length_schedule
+from grpo.multi_turn.settings import has_environment
 from grpo.thinking import PRESETS, Budget
 
 # Schedules of transformers 4.57 that take what OpenRLHF gives every schedule (`min_lr`) and go on without a metric.
@@ -13,6 +14,8 @@ SCHEDULES = (
 )
 
 ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+# Their advantage is one number for a rollout, which its branches take over.
+ROLLOUT_ESTIMATORS = ("dr_grpo", "rloo", "group_norm")
 AGGREGATIONS = ("sequence_mean", "token_mean", "constant")  # of the loss, see grpo.loss
 
 
@@ -40,7 +43,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--loss_aggregation",
         default="token_mean",
         choices=AGGREGATIONS,
-        help="every sample counts the same, every token does, or a token counts 1 / --generate_max_len",
+        help="every rollout counts the same, every token does, or a token counts 1 / --generate_max_len",
     )
     group.add_argument("--advantage_clip", type=float, default=None, help="advantages stay within plus and minus this")
     group.add_argument(
@@ -87,6 +90,8 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
     yield from _lengths(args)
     yield from _loop(args)
     yield from _thinking(args)
+    if has_environment(args):
+        yield from _environment(args)
 
 
 def _attention(args: argparse.Namespace) -> Iterator[str]:
@@ -166,7 +171,7 @@ def _loss(args: argparse.Namespace) -> Iterator[str]:
         low, high = args.eps_clip_low_high
         yield f"--eps_clip_low_high {low:g} {high:g}: give a lower one between 0 and 1 and an upper one above 0"
     if args.policy_loss_type == "gspo" and args.loss_aggregation != "sequence_mean":
-        yield "--policy_loss_type gspo has one ratio a sample: use --loss_aggregation sequence_mean"
+        yield "--policy_loss_type gspo has one ratio a rollout: use --loss_aggregation sequence_mean"
 
 
 def _kl(args: argparse.Namespace) -> Iterator[str]:
@@ -247,4 +252,38 @@ def _thinking(args: argparse.Namespace) -> Iterator[str]:
         yield (
             f"--max_len {args.max_len} would cut a response inside its budgets: leave it out, so that it is "
             "--prompt_max_len + --generate_max_len"
+        )
+
+
+def _environment(args: argparse.Namespace) -> Iterator[str]:
+    """What has no meaning for a rollout of several turns; of THINKING_BUDGET, :func:`_thinking` speaks."""
+    if args.apply_chat_template:
+        yield "--apply_chat_template renders messages that an environment makes itself: leave it out"
+    if args.disable_fast_tokenizer:
+        yield "--disable_fast_tokenizer leaves an environment without the fast tokenizer that it needs: leave it out"
+    if args.advantage_estimator not in (*ROLLOUT_ESTIMATORS, "gae"):  # which is refused anyway
+        yield (
+            f"--advantage_estimator {args.advantage_estimator} has no one advantage for a rollout in an environment: "
+            f"use one of {', '.join(ROLLOUT_ESTIMATORS)}"
+        )
+    if args.init_kl_coef > 0 and not args.use_kl_loss:
+        yield (
+            f"--init_kl_coef {args.init_kl_coef:g} without --use_kl_loss makes an advantage of each token, and a "
+            "rollout in an environment has one for all: add --use_kl_loss --kl_estimator k3"
+        )
+    if args.overlong_buffer_len is not None:
+        yield (
+            "--overlong_buffer_len measures one response by its limit, and a rollout in an environment has several: "
+            "leave it out, and let the environment's score count what a rollout took"
+        )
+    if args.stop_properly_penalty_coef is not None:
+        yield (
+            "--stop_properly_penalty_coef is for one response, and a rollout in an environment has several: "
+            "leave it out, and let the environment's score look at `ending`"
+        )
+    is_short = args.max_len is not None and args.max_len < args.prompt_max_len + args.generate_max_len
+    if is_short and args.thinking_budget is None:
+        yield (
+            f"--max_len {args.max_len} gives the engines a smaller context than the turns of an environment fill: "
+            "leave it out, so that it is --prompt_max_len + --generate_max_len"
         )

@@ -35,8 +35,8 @@ class PolicyLoss(nn.Module):
         args: OpenRLHF's, with ``loss_aggregation`` of :mod:`grpo.flags`.
 
     Attributes:
-        scale: what the sum over the tokens of the current micro-batch is multiplied by; None outside of :meth:`batches`.
-        rollouts: the rollout of each of its rows, see :func:`rollouts_of`.
+        scale: what the sum over the tokens of a micro-batch is multiplied by; None outside of :meth:`batches`.
+        rollouts: long ``[B]``, the rollout of each of its rows, see :func:`rollouts_of`.
         per_token: of the last call, ``[B, A]`` by name, what metrics are means of over the sampled tokens:
             ``clip_ratio_low`` and ``clip_ratio_high``; ``vllm_kl`` and those of :func:`grpo.importance.weights` with
             the correction, ``advantage_clipped`` with a clip, ``kl`` and ``logprobs_diff`` with a KL loss.

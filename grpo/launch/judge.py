@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo.launch.checks.environment import has_environment
 from grpo.launch.config import Config, ConfigError
 from grpo.launch.preflight import Problem, has_own_reward
+from grpo.multi_turn.settings import has_environment
 from reward import models, settings
 from reward.settings import JudgeSettings, SettingsError
 from reward.shared_state import SharedState
@@ -45,7 +45,7 @@ def of_run(config: Config, may_stand_in: bool) -> RunJudge:
     Raises:
         ConfigError: for settings or a key that cannot be.
     """
-    if has_environment(config):
+    if has_environment(config.args):
         return RunJudge(None, False, "the environment gives the reward")
     if not has_own_reward(config):
         return RunJudge(None, False, "REWARD is a function of your own")

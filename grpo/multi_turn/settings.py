@@ -1,14 +1,22 @@
 """The settings of rollouts in an environment, from the variables that train_grpo.sh exports."""
 
+import argparse
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from grpo.multi_turn.conversation import Limits
 from grpo.multi_turn.environment import SetupError
 
+AGENT = Path(__file__).with_name("agent.py")  # what --agent_func_path names
 PREFIX = "GRPO_"
 VARIABLES = ("ENVIRONMENT", "LIBRARY", "TURN_LIMIT", "ROLLOUT_SECONDS", "TOOL_SECONDS", "MAX_BRANCHES")
+
+
+def has_environment(args: argparse.Namespace) -> bool:
+    """Tell by the trainer's flags whether rollouts are conversations in an environment, which gives the reward."""
+    return bool(args.agent_func_path) and Path(args.agent_func_path).resolve() == AGENT.resolve()
 
 
 def variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -3,6 +3,7 @@ import argparse
 import pytest
 
 from grpo import flags
+from grpo.multi_turn.settings import AGENT
 
 GOOD = {
     "packing_samples": False, "use_dynamic_batch": False, "ring_attn_size": 1, "attn_implementation": "eager",
@@ -18,6 +19,7 @@ GOOD = {
     "load_checkpoint": False, "advantage_estimator": "dr_grpo", "actor_learning_rate": 1e-6, "temperature": 1.0,
     "lr_scheduler": "cosine_with_min_lr",
     "agent_func_path": None, "enable_prefix_caching": True, "max_len": None, "prompt_max_len": 8,
+    "apply_chat_template": False, "disable_fast_tokenizer": False,
     "vllm_gpu_memory_utilization": 0.9, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
 }  # fmt: skip
 
@@ -120,6 +122,54 @@ def test_checkpoints_that_meet_evaluations_are_accepted(steps):
 def test_what_cannot_work_is_refused_with_the_remedy(changes, message):
     with pytest.raises(SystemExit, match=message):
         flags.validate(parsed(**changes))
+
+
+IN_ENVIRONMENT = {"agent_func_path": str(AGENT)}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"loss_aggregation": aggregation} for aggregation in flags.AGGREGATIONS),
+        *({"advantage_estimator": estimator} for estimator in flags.ROLLOUT_ESTIMATORS),
+        {"policy_loss_type": "gspo", "loss_aggregation": "sequence_mean"},
+        {"init_kl_coef": 0.001, "use_kl_loss": True, "kl_estimator": "k3"},
+        {"max_len": 3080},
+    ],
+)
+def test_an_environment_is_accepted(changes):
+    flags.validate(parsed(**IN_ENVIRONMENT, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"apply_chat_template": True}, "--apply_chat_template .*: leave it out"),
+        ({"disable_fast_tokenizer": True}, "--disable_fast_tokenizer .*: leave it out"),
+        ({"advantage_estimator": "reinforce_baseline"}, "use one of dr_grpo, rloo, group_norm"),
+        ({"advantage_estimator": "gae"}, "use dr_grpo"),
+        ({"init_kl_coef": 0.001}, "add --use_kl_loss --kl_estimator k3"),
+        ({"overlong_buffer_len": 512}, "--overlong_buffer_len .*: leave it out"),
+        ({"stop_properly_penalty_coef": 0.5}, "--stop_properly_penalty_coef .*: leave it out"),
+        ({"thinking_budget": 9, "answer_budget": 9}, "--thinking_budget .*: leave one of them out"),
+        ({"max_len": 3079}, "--max_len 3079 gives the engines a smaller context"),
+    ],
+)
+def test_what_has_no_meaning_in_an_environment_is_refused_once(changes, message, monkeypatch):
+    with pytest.raises(SystemExit, match=message) as refusal:
+        flags.validate(parsed(**IN_ENVIRONMENT, **changes))
+    assert len(str(refusal.value).splitlines()) == 1
+    if changes.keys() & {"thinking_budget", "advantage_estimator"}:
+        return
+    monkeypatch.chdir(AGENT.parent)  # however it is named
+    with pytest.raises(SystemExit, match=message):
+        flags.validate(parsed(agent_func_path=AGENT.name, **changes))
+    flags.validate(parsed(agent_func_path="another/agent.py", **changes))
+
+
+def test_of_a_context_that_is_too_small_in_two_ways_one_is_said():
+    both = {"thinking_budget": 9, "answer_budget": 9, "max_len": 3079}
+    assert sum("--max_len" in problem for problem in flags.problems(parsed(**IN_ENVIRONMENT, **both))) == 1
 
 
 def test_all_problems_are_listed_at_once():

@@ -7,10 +7,10 @@ from pathlib import Path
 from grpo.environment import CHECKOUT
 from grpo.launch import data_files, prompt_lengths
 from grpo.launch.checks import Problem
-from grpo.launch.checks.environment import has_environment
 from grpo.launch.checks.model import can_format_chats
 from grpo.launch.config import Config
 from grpo.launch.data_files import Record
+from grpo.multi_turn.settings import has_environment
 
 _VARIABLES = {"train": "TRAIN_DATA", "eval": "EVAL_DATA"}
 
@@ -25,7 +25,7 @@ def check_data(config: Config) -> Iterator[Problem]:
             if split == "train":
                 yield Problem("no training data", "set TRAIN_DATA to a .jsonl file; python -m data.prepare writes one")
             continue
-        labels_of = split if has_own_reward(config) and not has_environment(config) else None
+        labels_of = split if has_own_reward(config) and not has_environment(config.args) else None
         try:
             read[split] = data_files.read_records(Path(path), args.input_key, args.label_key, labels_of)
         except data_files.DataError as error:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from grpo.launch.checks.environment import AGENT
 from grpo.launch.judge import of_run
 from grpo.launch.run_dir import command_script
+from grpo.multi_turn.settings import AGENT
 
 
 @pytest.fixture
@@ -36,19 +36,24 @@ def test_a_sound_environment_passes_without_a_judge(in_environment, monkeypatch:
         ({"TURN_LIMIT": "0"}, {}, "TURN_LIMIT is '0'", "above 0"),
         ({"TOOL_SECONDS": "soon"}, {}, "TOOL_SECONDS is 'soon'", "above 0"),
         ({"MAX_BRANCHES": "-1"}, {}, "MAX_BRANCHES is '-1'", "0 or more"),
-        ({}, {"apply_chat_template": True}, "renders its messages itself", "--apply_chat_template"),
+        ({}, {"apply_chat_template": True}, "an environment makes itself", "leave it out"),
         ({}, {"advantage_estimator": "reinforce"}, "ADVANTAGE_ESTIMATOR reinforce", "dr_grpo"),
-        ({}, {"loss_aggregation": "constant"}, "LOSS_AGGREGATION constant", "use token_mean"),
+        ({}, {"init_kl_coef": 0.01}, "KL_COEF 0.01 without --use_kl_loss", "add --use_kl_loss"),
         ({}, {"overlong_buffer_len": 4.0}, "OVERLONG_BUFFER measures one response", "leave it out"),
         ({}, {"stop_properly_penalty_coef": 0.5}, "--stop_properly_penalty_coef is for one", "leave it out"),
-        ({}, {"disable_fast_tokenizer": True}, "fast tokenizer", "--disable_fast_tokenizer"),
+        ({}, {"disable_fast_tokenizer": True}, "fast tokenizer", "leave it out"),
     ],
 )
 def test_what_cannot_be_is_refused(in_environment, monkeypatch, variables, changes, what, remedy) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(f"GRPO_{name}", value)
-    found = [problem for problem in in_environment.problems(**changes) if what in problem]
-    assert len(found) == 1 and remedy in found[0].partition("->")[2]
+    found = in_environment.problems(**changes)
+    assert len(found) == 1 and what in found[0] and remedy in found[0].partition("->")[2]
+
+
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
+def test_every_form_of_the_loss_goes_with_an_environment(in_environment, aggregation) -> None:
+    assert in_environment.problems(loss_aggregation=aggregation) == []
 
 
 def test_the_environment_is_in_the_command_that_starts_the_run_again(in_environment, tmp_path: Path) -> None:
