@@ -18,7 +18,7 @@ from typing import Any
 
 from eval.problems import EvalError
 from grpo.json_files import replace
-from grpo.multi_turn.conversation import Limits, converse, scored
+from grpo.multi_turn.conversation import Limits, converse, made, scored
 from grpo.multi_turn.environment import Environment, SetupError, load
 from grpo.multi_turn.openai_policy import OpenAIPolicy
 
@@ -53,18 +53,19 @@ async def evaluate(options: argparse.Namespace, environment: type[Environment], 
     async def one(row: dict[str, Any]) -> dict[str, Any]:
         settings = {"temperature": options.temperature, "max_completion_tokens": options.max_tokens}
         policy = OpenAIPolicy(client, options.model, **settings)
-        made = environment(row["prompt"], row["label"])
         about = {"id": row.get("id"), "prompt": row["prompt"], "label": row["label"]}
         async with free:
+            own = made(environment, row["prompt"], row["label"])
             try:
-                outcome = await converse(made, policy, limits)
+                outcome = await converse(own, policy, limits)
             except OpenAIError as error:
                 return {**about, "error": f"{type(error).__name__}: {error}"}
-            score = await scored(made, outcome)
+            score = await scored(own, outcome)
         logs = {**outcome.logs(), **score.logs, "tokens": policy.tokens}
         found = {"reward": score.reward, "score": score.score, **logs}
         numbers = {key: value if math.isfinite(value) else None for key, value in found.items()}
-        return {**about, "ending": outcome.ending, **numbers, "messages": outcome.messages}
+        fault = {"error": outcome.fault} if outcome.fault else {}
+        return {**about, "ending": outcome.ending, **fault, **numbers, "messages": outcome.messages}
 
     async with client:
         return await asyncio.gather(*(one(row) for row in rows for _ in range(options.n)))
@@ -86,10 +87,10 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
 
 
 def summarise(records: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the mean of each number over the conversations that have it, and how many failed."""
+    """Return the mean of each number over the conversations that have it, and how many failed: they have no reward."""
     keys = dict.fromkeys(key for record in records for key, value in record.items() if isinstance(value, float | int))
     means = {key: [record[key] for record in records if record.get(key) is not None] for key in keys if key != "id"}
-    about = {"conversations": len(records), "failed": sum("error" in record for record in records)}
+    about = {"conversations": len(records), "failed": sum(record.get("reward") is None for record in records)}
     return about | {key: sum(values) / len(values) for key, values in means.items()}
 
 

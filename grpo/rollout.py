@@ -64,10 +64,7 @@ def complete(samples: Sequence[Any], group_size: int) -> None:
         rewards = _regroup(samples, rewards, group_size)
     missing = ~rewards.isfinite()
     if missing.all() and not _log(samples, "judge_failed").nan_to_num().any():
-        raise RewardError(
-            "the reward function failed for every sample of the rollout: its error stands in the engines' log; "
-            "try it by hand on a line of samples/"
-        )
+        raise RewardError(_nobody_has_one(samples))
     filled = fill(torch.where(missing, math.nan, rewards), group_size)
     for sample, reward, gone in zip(samples, filled, missing, strict=True):
         sample.missing = {"reward"} if gone else set()
@@ -81,6 +78,43 @@ def complete(samples: Sequence[Any], group_size: int) -> None:
     if missing.any():
         logger.warning("%d of %d samples have no reward; they take no part in the update", missing.sum(), len(samples))
     _complete_logs(samples)
+
+
+def _nobody_has_one(samples: Sequence[Any]) -> str:
+    """Return why no sample has a reward, as far as that can be told."""
+    if "ended_by_error" not in samples[0].info:
+        return (
+            "the reward function failed for every sample of the rollout: its error stands in the engines' log; "
+            "try it by hand on a line of samples/"
+        )
+    faults = int(_log(samples, "ended_by_error").nan_to_num().sum())
+    return (
+        f"the environment gave none of {len(samples)} rollouts a reward, and an error of its own ended {faults}: it "
+        "stands in the engines' log; try it by hand with python -m eval.conversations"
+    )
+
+
+def note_unscored(generator: Any, sample: Any) -> None:
+    """Count the samples without a score that come in a row while dynamic filtering fills a batch.
+
+    It leaves their prompts out and draws others: an error that hits every rollout would use up all prompts in silence.
+
+    Args:
+        generator: OpenRLHF's ``SamplesGenerator``, after :func:`begin_batch`.
+        sample: ``Experience`` of one sample.
+
+    Raises:
+        RewardError: where they are as many as a batch.
+    """
+    unscored = getattr(generator, "unscored", None)
+    if unscored is None or sample.scores is None:
+        return
+    if sample.scores.isfinite().all():
+        unscored.clear()
+        return
+    unscored.append(sample)
+    if len(unscored) >= generator.args.rollout_batch_size * generator.args.n_samples_per_prompt:
+        raise RewardError(_nobody_has_one(unscored))
 
 
 def fill(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
@@ -181,6 +215,7 @@ def begin_batch(generator: Any, num_prompts: int, dynamic_filtering: bool) -> tu
     carried: list[Any] = []
     if dynamic_filtering:
         carried, generator.carried_samples = getattr(generator, "carried_samples", []), []
+    generator.unscored = [] if dynamic_filtering else None
     return carried, num_prompts - len(carried) // generator.args.n_samples_per_prompt
 
 

@@ -2,9 +2,9 @@
 
 A rollout stays one item wherever OpenRLHF counts: in groups and baselines, in micro-batches, on ranks, in optimizer
 steps and in the schedule. Its branches are more rows of the same micro-batch, with its advantage; :mod:`grpo.loss`
-takes the mean over the tokens of the whole optimizer batch, in which a rollout weighs its sampled tokens, whichever of
-its samples they are in. So branching changes no rollout's weight, no number of batches and no baseline; a micro-batch
-has more rows (at most MAX_BRANCHES more a rollout), and takes their memory.
+counts it once, with the sampled tokens of all of them, by the number in ``info["sample"]``. So branching changes no
+rollout's weight, no number of batches and no baseline; a micro-batch has more rows (at most MAX_BRANCHES more a
+rollout), and takes their memory.
 """
 
 import logging
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from grpo.multi_turn.invariant import check_experience, missing_log_prob
+from grpo.rollout import note_unscored
 
 logger = logging.getLogger("openrlhf.grpo.branches")
 
@@ -34,6 +35,7 @@ def experience_of(generator: Any, response: dict[str, Any], **generate_kwargs: A
     """
     make = generator._process_response_into_experience
     experience = make(response, **generate_kwargs)
+    note_unscored(generator, experience)
     experience.info.setdefault("token_mismatch", torch.zeros(1))
     rows = [(make({**response, **branch}, **generate_kwargs), branch) for branch in response.get("branches", ())]
     sound = [row for row, branch in rows if _is_sound(row, branch, generator, experience)]

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import math
+import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,6 +13,8 @@ from grpo.multi_turn.environment import Environment, Message, Score, SetupError,
 
 logger = logging.getLogger("openrlhf.grpo.conversation")
 
+_seen: set[tuple[Any, ...]] = set()  # errors whose traceback this process has logged
+
 
 class ContextFull(Exception):
     """A turn for which no room is left in the model's context."""
@@ -19,6 +22,31 @@ class ContextFull(Exception):
 
 class EnvironmentFault(Exception):
     """What an environment did wrong, other than in a tool: its rollout has no reward, and the others go on."""
+
+
+class Unmade(Environment):
+    """Stands for an environment whose constructor failed: its rollout ends before it begins, as by any other fault."""
+
+    def __init__(self, fault: EnvironmentFault) -> None:
+        self._fault = fault
+
+    async def start(self) -> list[Message]:
+        """Raise what the constructor did wrong."""
+        raise self._fault
+
+    async def score(self, messages: list[Message], ending: str) -> Score:
+        """Raise what the constructor did wrong."""
+        raise self._fault
+
+
+def made(kind: type[Environment], prompt: str, label: str) -> Environment:
+    """Return the environment of a rollout, or what stands for it where it cannot be made."""
+    try:
+        return kind(prompt, label)
+    except Exception as error:
+        fault = EnvironmentFault(f"its constructor failed ({type(error).__name__}: {error})")
+        fault.__cause__ = error
+        return Unmade(fault)
 
 
 class Policy(Protocol):
@@ -76,6 +104,7 @@ class Outcome:
         ending: "done", "turns", "time", "length", or "error" of the environment.
         turns: of the policy; a turn that was given up is not one.
         calls, errors: tool calls, and those that failed.
+        fault: the environment's error that ended it, "" for none.
     """
 
     messages: list[Message]
@@ -83,6 +112,7 @@ class Outcome:
     turns: int = 0
     calls: int = 0
     errors: int = 0
+    fault: str = ""
 
     def logs(self) -> dict[str, float]:
         """Return the numbers of a rollout, of the same names for every one."""
@@ -102,7 +132,7 @@ async def converse(environment: Environment, policy: Policy, limits: Limits) -> 
     outcome, limit = Outcome([]), asyncio.timeout(limits.seconds)
     try:
         async with limit:
-            outcome.messages += await _asked(environment.start)
+            outcome.messages += await _asked(environment.start) or []
             await _turns(environment, policy, limits, outcome)
     except ContextFull:
         outcome.ending = "length"
@@ -110,27 +140,44 @@ async def converse(environment: Environment, policy: Policy, limits: Limits) -> 
         if limit.expired():
             outcome.ending = "time"
         elif isinstance(error, EnvironmentFault):
-            logger.exception("an error of the environment ended a rollout: it has no reward")
-            outcome.ending = "error"
+            _log("an error of the environment ended a rollout, which has no reward: %s", error, error=error)
+            outcome.ending, outcome.fault = "error", str(error)
         else:
             raise
     return outcome
 
 
-async def _asked(method: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
-    """Return what a method of the environment returns.
+def _log(text: str, *values: Any, error: Exception) -> None:
+    """Log an error of an environment, with its traceback where that is the first of its kind in this process.
+
+    An error may hit every rollout of every step.
+    """
+    origin = error.__cause__ or error
+    frames = traceback.extract_tb(origin.__traceback__)
+    kind = (type(origin), *((frame.filename, frame.lineno) for frame in frames))
+    logger.error(text, *values, exc_info=None if kind in _seen else origin)
+    _seen.add(kind)
+
+
+async def _asked(method: Callable[..., Awaitable[Any]], *arguments: Any) -> list[Message] | None:
+    """Return what a method of the environment says.
 
     Raises:
         EnvironmentFault: in place of whatever it raises, a TimeoutError of its own too: that is not the limit's.
     """
     try:
-        return await method(*arguments)
+        said = await method(*arguments)
+        if not isinstance(said, list | None):
+            raise TypeError(f"it returned a {type(said).__name__}, no list of messages")
+        return said
+    except EnvironmentFault:
+        raise
     except Exception as error:
         raise EnvironmentFault(f"{method.__name__} failed ({type(error).__name__}: {error})") from error
 
 
 async def _turns(environment: Environment, policy: Policy, limits: Limits, outcome: Outcome) -> None:
-    tools = [tool.as_openai() for tool in environment.tools]
+    tools = _tools(environment)
     messages = outcome.messages
     for _ in range(limits.turns):
         message, is_cut = await policy.respond(messages, tools)
@@ -152,6 +199,13 @@ async def _turns(environment: Environment, policy: Policy, limits: Limits, outco
         messages += said
 
 
+def _tools(environment: Environment) -> list[dict[str, Any]]:
+    try:
+        return [tool.as_openai() for tool in environment.tools]
+    except Exception as error:  # of a property, or of something that is no Tool
+        raise EnvironmentFault(f"its tools cannot be listed ({type(error).__name__}: {error})") from error
+
+
 async def _call(environment: Environment, call: dict[str, Any], seconds: float) -> tuple[Message, bool]:
     """Return the tool's message, and whether it tells of an error."""
     name, is_error = call["function"]["name"], True
@@ -163,8 +217,8 @@ async def _call(environment: Environment, call: dict[str, Any], seconds: float) 
         content = f"error: {error}"
     except TimeoutError:
         content = f"error: {name} took more than {seconds:g} seconds"
-    except Exception:  # the environment's own fault, which must not end a run: counted in tool_errors
-        logger.exception("the tool %r failed on %s", name, call["function"]["arguments"])
+    except Exception as error:  # the environment's own fault, which must not end a run: counted in tool_errors
+        _log("the tool %r failed on %s: %r", name, call["function"]["arguments"], error, error=error)
         content = f"error: {name} failed"
     return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": content}, is_error
 
@@ -184,7 +238,10 @@ async def scored(environment: Environment, outcome: Outcome) -> Score:
     if outcome.ending == "error":
         return Score(math.nan, math.nan)
     try:
-        return await environment.score(outcome.messages, outcome.ending)
-    except Exception:  # as for a reward function: one sample without a reward must not end a run
-        logger.exception("a rollout could not be scored: it has no reward")
+        score = await environment.score(outcome.messages, outcome.ending)
+        if not isinstance(score, Score):
+            raise TypeError(f"it returned a {type(score).__name__}, no Score")
+        return score
+    except Exception as error:  # as for a reward function: one sample without a reward must not end a run
+        _log("a rollout could not be scored, and has no reward: %r", error, error=error)
         return Score(math.nan, math.nan)

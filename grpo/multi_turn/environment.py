@@ -59,7 +59,8 @@ class Score:
 class Environment(ABC):
     """One conversation: made for one rollout, used by one task, and thrown away.
 
-    An error in `start`, `reply` or `score` is logged and leaves the rollout without a reward; the run goes on.
+    An error in the constructor, `start`, `reply` or `score` is logged and leaves the rollout without a reward; the run
+    goes on, unless no rollout of a batch has one.
 
     Args:
         prompt: `prompt` of a line of the data file.

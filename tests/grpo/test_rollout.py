@@ -71,6 +71,12 @@ def test_no_reward_at_all_stops_the_run():
         rollout.complete([sample(None), sample(None)], group_size=2)
 
 
+def test_an_environment_that_fails_for_every_rollout_stops_the_run():
+    with pytest.raises(rollout.RewardError, match=r"environment gave none of 2 .* an error of its own ended 1"):
+        rollout.complete([sample(None, ended_by_error=1.0), sample(None, ended_by_error=0.0)], group_size=2)
+    rollout.complete([sample(None, ended_by_error=1.0), sample(1.0, ended_by_error=0.0)], group_size=2)
+
+
 def test_a_reward_model_scores_later():
     unscored = SimpleNamespace(rewards=None)
     rollout.complete([unscored], group_size=1)

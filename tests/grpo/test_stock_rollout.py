@@ -211,6 +211,28 @@ def test_an_evaluation_draws_its_own_number_of_samples(load, monkeypatch):
     fails_on_stock(load, check)
 
 
+@pytest.mark.parametrize("first", [math.nan, 1.0])
+def test_a_batch_without_scores_is_not_filtered_out_in_silence(load, monkeypatch, first):
+    """The next prompts would be drawn, to the last one, and nothing be trained."""
+    module, this = generator(load, dynamic_filtering_reward_range=(0.0, 1.0), rollout_batch_size=2)
+    loader = iter([(["s"], [f"p{i}"], ["l"]) for i in range(9)])
+    this._dispatch_prompts_to_vllm = lambda prompts, labels, **_: list(prompts)
+    this._process_response_into_experience = lambda response, **_: SimpleNamespace(
+        scores=torch.tensor([response["score"]]), prompts=["p"], info={}, rollout_log_probs=None
+    )
+    rollout.begin_stage(this, "train 1")
+    monkeypatch.setattr(module.ray, "wait", lambda refs, **_: (refs[:1], refs[1:]))
+    monkeypatch.setattr(module.ray, "get", lambda prompt: [{"score": first if prompt == "p0" else math.nan}] * 2)
+    monkeypatch.setattr(module.ray, "cancel", lambda _: None)
+
+    def check():
+        with pytest.raises(rollout.RewardError, match="reward function failed"):
+            this._generate_vllm(loader, 2, dynamic_filtering=True)
+        assert len(list(loader)) == (6 if math.isnan(first) else 5)  # each that was left out has drawn one more
+
+    fails_on_stock(load, check, pytest.fail.Exception)
+
+
 def test_accepted_samples_survive_the_end_of_the_prompts(load, monkeypatch):
     module, this = generator(load, dynamic_filtering_reward_range=(0.0, 1.0))
     loader = iter([(["s"], [f"p{i}"], ["l"]) for i in range(2)])

@@ -10,8 +10,8 @@ from typing import ClassVar
 import pytest
 
 from eval import conversations
-from grpo.multi_turn import retrieval
-from grpo.multi_turn.conversation import Limits, converse, scored
+from grpo.multi_turn import conversation, retrieval
+from grpo.multi_turn.conversation import Limits, converse, made, scored
 from grpo.multi_turn.environment import Environment, Score, SetupError, load
 from grpo.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.multi_turn.settings import Settings
@@ -170,6 +170,57 @@ def test_an_error_of_the_environment_ends_its_rollout_and_no_run(method, error, 
     assert score.reward != score.reward
 
 
+class Unlucky(Library):
+    """Cannot be made where the label is bad."""
+
+    def __init__(self, prompt, label):
+        super().__init__(prompt, label)
+        self.gold = int(label)
+
+
+def test_an_error_in_the_constructor_is_one_of_the_environment(caplog):
+    template = template_for(TOKENIZERS["qwen3"])
+    engine = ScriptedEngine(template.codec, ["42<|im_end|>"])
+    outcome, response = asyncio.run(
+        roll_out(made(Unlucky, "q", "x"), EnginePolicy(template, engine, params(), 900), Limits(), 4)
+    )
+    assert outcome.ending == "error" and "its constructor failed (ValueError" in outcome.fault
+    assert response["extra_logs"]["ended_by_error"] == 1 and response["reward"] != response["reward"]
+    assert not engine.calls and not response["truncated"] and "self.gold = int" in caplog.text
+    sound = made(Unlucky, "q", "7")
+    outcome = talk(Spoken({"content": "x"}), sound)
+    assert sound.gold == 7 and outcome.ending == "done" and not outcome.fault
+
+
+def test_the_traceback_of_an_error_is_logged_once_and_each_error_has_a_line(caplog, monkeypatch):
+    monkeypatch.setattr(conversation, "_seen", set())
+    for label in ("x", "y", "x"):
+        talk(Spoken({"content": "x"}), made(Unlucky, "q", label))
+    assert caplog.text.count("Traceback") == 1 and len(caplog.records) == 3
+    assert [label in record.getMessage() for record, label in zip(caplog.records, "xyx", strict=True)] == [True] * 3
+    talk(Spoken({"content": "x"}), made(Unlucky, "q", None))  # another kind: a TypeError
+    assert caplog.text.count("Traceback") == 2
+
+
+@pytest.mark.parametrize("name, value", [
+    ("tools", property(lambda self: 1 / 0)), ("tools", ["search"]), ("start", lambda self: "hello"),
+    ("reply", lambda self, messages: "hello"), ("score", lambda self, messages, ending: 1.0),
+])  # fmt: skip
+def test_what_an_environment_may_not_return_is_an_error_of_it(name, value, caplog):
+    class Wrong(Library):
+        """Has something else there."""
+
+    async def answer(*arguments):
+        return value(*arguments)
+
+    setattr(Wrong, name, value if name == "tools" else answer)
+    environment = Wrong()
+    outcome = talk(Spoken({"content": "x"}), environment)
+    assert outcome.ending == ("done" if name == "score" else "error")
+    score = asyncio.run(scored(environment, outcome))
+    assert score.reward != score.reward and "no reward" in caplog.text
+
+
 def test_a_message_that_the_template_cannot_hold_ends_its_rollout_and_no_run(caplog):
     class Odd(Library):
         async def reply(self, messages):
@@ -292,3 +343,28 @@ def test_the_same_environment_evaluates_a_model_behind_an_api(api, corpus, tmp_p
     command[-3] = str(tmp_path / "other")
     assert conversations.main([*command, "--model", "unknown"]) == 1
     assert json.loads((tmp_path / "other" / "summary.json").read_text())["failed"] == 3
+
+
+def test_an_environment_that_fails_is_a_conversation_that_failed(api, tmp_path, monkeypatch):
+    (own := tmp_path / "own.py").write_text(
+        "from grpo.multi_turn import environment\n\n"
+        "class Environment(environment.Environment):\n"
+        "    def __init__(self, prompt, label):\n"
+        "        super().__init__(prompt, label)\n"
+        "        self.gold = float(label)\n\n"
+        "    async def score(self, messages, ending):\n"
+        "        return environment.Score(1 / self.gold, 1.0)\n"
+    )
+    (data := tmp_path / "data.jsonl").write_text(
+        "".join(json.dumps({"id": label, "prompt": "q", "label": label}) + "\n" for label in ("2", "two", "0"))
+    )
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    command = ["--environment", str(own), "--data", str(data), "--base-url", api, "--out", str(tmp_path / "out")]
+    assert conversations.main([*command, "--model", "m", "--turns", "1"]) == 1
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["conversations"] == 3 and summary["failed"] == 2  # could not be made, could not be scored
+    assert summary["reward"] == 0.5 and summary["ended_by_error"] == pytest.approx(1 / 3)
+    fine, unmade, unscored = map(json.loads, (tmp_path / "out" / "conversations.jsonl").read_text().splitlines())
+    assert fine["reward"] == 0.5 and "error" not in fine and unscored["reward"] is None
+    assert unmade["ending"] == "error" and unmade["reward"] is None and "could not convert" in unmade["error"]
+    assert len(StandInAPI.seen) == 2
