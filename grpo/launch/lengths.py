@@ -2,7 +2,6 @@
 
 from argparse import Namespace
 
-from grpo.launch.checks.environment import has_environment
 from grpo.launch.checks.thinking import read_delimiter
 from grpo.launch.config import Config
 from grpo.length_schedule import WINDOW, Stage, stages_of
@@ -13,7 +12,7 @@ from grpo.thinking import Budget
 def describe_lengths(config: Config) -> list[str]:
     """Return a line for each of them that is set. What cannot be is named, for the preflight to refuse."""
     try:
-        return [*_schedule(config.args), *_thinking(config.args), *_environment(config)]
+        return [*_schedule(config.args), *_thinking(config.args), *_environment(config.args)]
     except (ValueError, OSError) as error:
         return [f"unknown     lengths: {error}"]
 
@@ -49,9 +48,9 @@ def _thinking(args: Namespace) -> list[str]:
     return [line]
 
 
-def _environment(config: Config) -> list[str]:
+def _environment(args: Namespace) -> list[str]:
     found = settings.variables()
-    if not has_environment(config) or not found:
+    if not settings.has_environment(args) or not found:
         return []
     limits = ", ".join(f"{name} {value}" for name, value in found.items() if name != "ENVIRONMENT")
     return [f"environment {found['ENVIRONMENT']}" + (f": {limits}" if limits else "")]
