@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.launch.checks.environment import AGENT
+from grpo.multi_turn.settings import AGENT
 from grpo.launch.lengths import describe_lengths
 from grpo.launch.plan import describe, make_plan
 from scripts.tiny_model.tokenizer import write_tokenizer

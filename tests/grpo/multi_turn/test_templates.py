@@ -1,6 +1,9 @@
 import json
+from itertools import takewhile
+from pathlib import Path
 
 import pytest
+import vllm
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -81,6 +84,22 @@ def test_a_render_is_the_full_render_of_the_models_template_token_for_token(dial
     tokens = [token for piece, _ in template.codec.encode(template.render(messages, tools)) for token in piece]
     assert template.codec.decode(tokens) == full
     assert tokens == tokenizer.encode(full, add_special_tokens=False)
+
+
+@given(messages=histories(), tools=st.sampled_from([[], [SEARCH]]))
+def test_qwen3s_format_is_that_of_a_template_from_outside(messages, tools):
+    """vLLM ships the template of MiniCPM-V 4.5, whose language model is Qwen3; only its last words are others."""
+    tokenizer = TOKENIZERS["qwen3"]
+    file = Path(vllm.__file__).parent / "transformers_utils" / "chat_templates" / "template_minicpmv45.jinja"
+    named = [{"reasoning" if key == "reasoning_content" else key: value for key, value in message.items()}
+             for message in messages]  # fmt: skip
+    full = tokenizer.apply_chat_template(named, tools=tools or None, tokenize=False, chat_template=file.read_text())
+    parts = template_for(tokenizer).tail(messages, first := len(_head(messages)))
+    assert full.endswith("".join(part.text for part in parts).removesuffix("<|im_start|>assistant\n")) and first
+
+
+def _head(messages):
+    return list(takewhile(lambda message: message["role"] != "assistant", messages))
 
 
 def test_formats_are_told_by_their_tokens():
