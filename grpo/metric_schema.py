@@ -131,6 +131,7 @@ SCHEMA = (
     Metric("judge_failures.*", "", 4, "calls of this model that gave no answer, a sample", "reward"),
     Metric("judge_failed", "share", 4, "samples that no model judged", "reward", (None, 0.05)),
     Metric("judge_fallbacks", "share", 4, "samples that another model than the first judged", "reward", (None, 0.2)),
+    Metric("judge_fallbacks.*", "share", 4, "samples that this later model judged", "reward"),
     Metric("judge_cached", "share", 4, "samples whose judgement was there", "reward"),
     Metric("judge_seconds", "s", 4, "mean time from asking to judgement", "reward"),
     Metric("judge_tokens", "token", 4, "tokens that the judge was sent and answered, mean of the samples", "reward"),

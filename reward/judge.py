@@ -81,7 +81,7 @@ class Verdict:
         seconds: waiting included.
         tokens: of prompts and replies, thoughts included.
         by_model: calls and failed calls of each model that was called, logged as ``judge_calls.MODEL`` and
-            ``judge_failures.MODEL``.
+            ``judge_failures.MODEL``; ``judge_fallbacks.MODEL`` is 1 where that later model judged.
     """
 
     quality: float = nan
@@ -100,9 +100,11 @@ class Verdict:
             models: of the chain: each has its numbers in every sample's logs, which need the same keys.
         """
         found = {f"judge_{name}": value for name, value in vars(self).items() if name != "by_model"}
-        for model in models:
+        for place, model in enumerate(models):
             calls, failures = self.by_model.get(model, (0, 0))
             found |= {f"judge_calls.{model}": float(calls), f"judge_failures.{model}": float(failures)}
+            if place:  # the model whose call gave an answer is the one that judged
+                found[f"judge_fallbacks.{model}"] = float(calls > failures)
         return found
 
 

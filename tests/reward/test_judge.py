@@ -217,6 +217,8 @@ def test_a_later_model_is_counted(serve, make_judge):
     logs = verdict.logs(["first", "second", "third"])
     assert [logs[f"judge_calls.{model}"] for model in ("first", "second", "third")] == [1, 1, 0]
     assert [logs[f"judge_failures.{model}"] for model in ("first", "second", "third")] == [1, 0, 0]
+    assert [logs[f"judge_fallbacks.{model}"] for model in ("second", "third")] == [1, 0]
+    assert "judge_fallbacks.first" not in logs
 
 
 def test_a_file_that_broke_is_a_judge_that_fails(serve, make_judge, caplog):
