@@ -14,7 +14,7 @@ from eval.stepped import Stepped, run
 from grpo.adapter import Receipt, TensorSpec, layout
 from grpo.adapter_files import WEIGHTS, Adapter
 from grpo.budgeted_rollout import Rollout, roll_out
-from grpo.engine import SharedMemory, check_receipts, seeding_arguments
+from grpo.engine import SharedMemory, arguments, check_receipts
 from grpo.thinking import Budget, Delimiter
 from grpo.trajectory import Origin
 
@@ -63,7 +63,7 @@ def start(model: Path, adapter: Adapter | None, options: EngineOptions) -> Any:
         enable_prefix_caching=options.prefix_caching,
         worker_extension_cls="grpo.side_path.AdapterWorker",
         additional_config={"lora_rank": adapter.rank, "lora_scale": adapter.scale} if adapter else {},
-        **seeding_arguments(),
+        **arguments(),
     )
     if adapter:
         load_adapter(llm, adapter)

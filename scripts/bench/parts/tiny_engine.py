@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from grpo import engine
 from grpo.checkpoint_files import read_json
-from grpo.engine import seeding_arguments
 from scripts.tiny_model.checkpoint import write_config, write_json
 from scripts.tiny_model.tokenizer import EOS, PAD, STOP_TOKENS, write_tokenizer
 from scripts.tiny_model.warm_start import tiny_config
@@ -59,7 +59,7 @@ def start_engine(model: Path, samples: int, length: int) -> Any:
 
     arguments = vllm.AsyncEngineArgs(
         model=str(model), load_format="dummy", dtype="bfloat16", max_model_len=length, enforce_eager=True,
-        max_num_seqs=samples, enable_prefix_caching=True, **seeding_arguments(),
+        max_num_seqs=samples, enable_prefix_caching=True, **engine.arguments(),
     )  # fmt: skip
     actor = object.__new__(LLMRayActor.__ray_metadata__.modified_class)
     actor.llm = vllm.AsyncLLMEngine.from_engine_args(arguments)
