@@ -47,7 +47,8 @@ def complete(samples: Sequence[Any], group_size: int) -> None:
     - A missing reward (the reward function failed, or JUDGE_FALLBACK=mean_quality had no mean yet) becomes the mean of
       its group, so that it does not move the baseline of the others. ``info["reward_missing"]`` counts it, and
       :func:`grpo.multi_turn.branches.give_advantages` takes the sample out of the update.
-    - A missing log becomes the mean of the batch, so that the step's average is that of the samples that have it.
+    - A missing log, ``info["reward"]`` and ``info["score"]`` included, becomes the mean of the batch, so that the
+      step's average is that of the samples that have it: a group without any reward counts as nothing, not as 0.
     - ``missing`` names what a sample did not have; :func:`grpo.run_log.describe_samples` says so.
 
     Args:
@@ -65,16 +66,17 @@ def complete(samples: Sequence[Any], group_size: int) -> None:
     missing = ~rewards.isfinite()
     if missing.all() and not _log(samples, "judge_failed").nan_to_num().any():
         raise RewardError(_nobody_has_one(samples))
-    filled = fill(torch.where(missing, math.nan, rewards), group_size)
-    for sample, reward, gone in zip(samples, filled, missing, strict=True):
+    known = torch.where(missing, math.nan, rewards)
+    logged = torch.where(missing, known.nanmean().nan_to_num(0.0), rewards)  # OpenRLHF reads it: never left out
+    for sample, reward, mean, gone in zip(samples, fill(known, group_size), logged, missing, strict=True):
         sample.missing = {"reward"} if gone else set()
         sample.rewards = reward.view(1)
-        sample.info["reward"] = reward.view(1)
+        sample.info["reward"] = mean.view(1)
         sample.info["reward_missing"] = gone.float().view(1)
         if sample.scores is None or not sample.scores.isfinite().all():
             sample.missing.add("score")
-            sample.scores = reward.view(1)
-            sample.info["score"] = reward.view(1)
+            sample.scores = mean.view(1)
+            sample.info["score"] = torch.where(gone, math.nan, mean).view(1)
     if missing.any():
         logger.warning("%d of %d samples have no reward; they take no part in the update", missing.sum(), len(samples))
     _complete_logs(samples)

@@ -60,6 +60,21 @@ def test_missing_rewards_have_no_advantage(rewards):
             assert s.rewards.item() == pytest.approx(value)
 
 
+REWARDS = (None, None, None, None, 0.25, None, 1.0, 0.25)
+SCORES = (None, None, None, math.nan, 1.0, math.nan, None, 0.25)  # a reward without a score is the score, too
+
+
+def test_the_mean_of_a_step_is_that_of_the_samples_with_a_reward():
+    """A group of which nothing is known is no group of failures."""
+    samples = [sample(reward, score=score) for reward, score in zip(REWARDS, SCORES, strict=True)]
+    for s in samples:
+        s.info["score"] = s.scores.clone()
+    rollout.complete(samples, group_size=4)
+    for name, mean in (("reward", 0.5), ("score", 0.75)):
+        assert torch.cat([s.info[name] for s in samples]).mean().item() == pytest.approx(mean), name
+    assert [s.rewards.item() for s in samples[4:]] == pytest.approx([0.25, 0.5, 1.0, 0.25]), "the baseline stays"
+
+
 def test_an_infinite_reward_is_a_missing_one():
     samples = [sample(math.inf), sample(0.0), sample(None), sample(1.0)]
     rollout.complete(samples, group_size=4)
