@@ -22,3 +22,9 @@ def test_the_reward_of_cut_thoughts_and_of_the_others():
 def test_what_no_sample_has_is_left_out():
     assert thinking_metrics([experience([1.0])]) == {}
     assert thinking_metrics([experience([1.0, 0.0], [0.0, 0.0])]) == {"reward_thinking_whole": 0.5}
+
+
+def test_samples_without_a_reward_take_no_part():
+    batch = experience([1.0, 0.25, 0.5], [1.0, 1.0, 0.0])
+    batch.info["reward_missing"] = torch.tensor([0.0, 1.0, 1.0])
+    assert thinking_metrics([batch]) == {"reward_thinking_truncated": 1.0}
