@@ -31,11 +31,11 @@ def experience_metrics(experiences: Sequence[Any], group_size: int, tokenizer: A
     """
     # Experiences are padded to lengths of their own: what goes by tokens is summed up for each sample first.
     sampled = [_sampled(rows) for experience in experiences for rows in samples_of(experience)]
+    sampled = [one for one in sampled if one[0]] or sampled  # a sample without a reward is not trained on: no token
     responses = [tokens for tokens, _ in sampled]
     lengths = torch.tensor([len(tokens) for tokens in responses], dtype=torch.float64)
     sums = torch.stack([advantages.double().sum() for _, advantages in sampled])
     advantages = sums / lengths.clamp(min=1)
-    trained = lengths > 0  # a sample without a reward is not, and its length is none
     shaped = torch.cat([experience.rewards for experience in experiences])  # with penalties: what advantages come from
     logged = _of_info(experiences, "reward")
     rewards = shaped.double() if logged is None else logged
@@ -49,9 +49,9 @@ def experience_metrics(experiences: Sequence[Any], group_size: int, tokenizer: A
         "zero_spread_groups": (groups.amax(-1) == groups.amin(-1)).double().mean(),
         "reward_std": rewards.std(correction=0),
         "token_advantage_mean": sums.sum() / lengths.sum().clamp(min=1),
-        "advantage_length_correlation": correlation(advantages[trained], lengths[trained]),
-        "response_length_p50": lengths[trained].quantile(0.5) if trained.any() else None,
-        "response_length_p90": lengths[trained].quantile(0.9) if trained.any() else None,
+        "advantage_length_correlation": correlation(advantages, lengths),
+        "response_length_p50": lengths.quantile(0.5) if lengths.any() else None,
+        "response_length_p90": lengths.quantile(0.9) if lengths.any() else None,
         "response_length_max": lengths.max(),
         "sampled_tokens": lengths.sum(),
         "repetition": torch.tensor([repetition(tokens) for tokens in responses], dtype=torch.float64).mean(),

@@ -168,3 +168,15 @@ def test_thinking_and_answer_are_told_apart_by_tokens():
     for experience in logged:
         experience.info["thinking_length"] = torch.ones(2)
     assert not experience_metrics(logged, GROUP, tokenizer).keys() & {"thinking_length", "answer_length"}
+
+
+def test_samples_that_are_not_trained_on_are_in_no_mean_over_samples():
+    """They have lost their mask for want of a reward; with them a judge that fails would look like short responses."""
+    samples = rollout(seed=3)
+    batches = as_experiences(samples, order=list(range(len(samples))), size=4)
+    expected = experience_metrics(batches[1:], group_size=GROUP)
+    for name in ("action_mask", "advantages"):
+        getattr(batches[0], name).zero_()
+    found = experience_metrics(batches, group_size=GROUP)
+    for name in ("advantage_mean", "advantage_std", "repetition", "response_length_p50", "sampled_tokens"):
+        assert found[name] == pytest.approx(expected[name], abs=1e-6), name
