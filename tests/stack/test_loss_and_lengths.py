@@ -1,0 +1,135 @@
+"""The options of the loss, rewards that fail, and a schedule of lengths over a resume: one run in two parts.
+
+The learning rate is next to nothing. So the policy stays what sampled, ratios and weights are what rounding makes of
+1, and the losses of the real stack can be told from the samples.
+"""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from .runs import lines, train
+
+CLIP, TRAIN_BATCH = 0.3, 4
+BROKEN = "broken"  # a file beside the reward, with which it fails for three of the four prompts
+REWARD = f"""
+import json, math
+from pathlib import Path
+
+def reward_func(queries, prompts, labels):
+    answer = int(json.loads(labels[0])["answer"])
+    if answer != 964 and Path(__file__).with_name("{BROKEN}").exists():
+        if answer == 961:
+            raise OSError("the service is down")
+        return None if answer == 962 else {{"rewards": math.nan}}
+    return {{"rewards": sum(map(ord, queries[0][len(prompts[0]):])) % 7 / 7}}
+"""
+
+
+@pytest.fixture(scope="module")
+def parts(tiny_model, tmp_path_factory) -> tuple[Path, list[str]]:
+    """The run directory of steps 1 to 3 and, resumed with other options, 4 to 7; and the driver's log of each part."""
+    folder = tmp_path_factory.mktemp("loss")
+    (folder / "reward.py").write_text(REWARD)
+    rows = [{"prompt": f"What is 960 plus {n}?", "label": json.dumps({"answer": str(960 + n)})} for n in (1, 2, 3, 4)]
+    (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    run_dir, log = folder / "run", folder / "run" / "logs" / "driver.log"
+    shared = {
+        "REWARD": str(folder / "reward.py"), "TRAIN_DATA": str(folder / "train.jsonl"), "NUM_EPISODES": "7",
+        "ROLLOUT_BATCH_SIZE": "4", "N_SAMPLES_PER_PROMPT": "4", "MICRO_ROLLOUT_BATCH_SIZE": "4",
+        "TRAIN_BATCH_SIZE": str(TRAIN_BATCH), "MICRO_TRAIN_BATCH_SIZE": "1", "LEARNING_RATE": "1e-9",
+        "LOSS_AGGREGATION": "sequence_mean", "TEMPERATURE": "0.7", "LENGTH_SCHEDULE": "20,24@2,28@1%",
+        "GENERATE_MAX_LEN": "28", "EVAL_AT_START": "0", "EVAL_STEPS": "-1", "SAVE_STEPS": "3",
+    }  # fmt: skip
+    train("--run-dir", run_dir, "--steps", 3, "--", "--advantage_clip", CLIP, OLD_LOG_PROBS="engine", **shared)
+    first = log.read_text()
+    (folder / BROKEN).touch()
+    correction = ("--enable_vllm_is_correction", "--vllm_is_correction_type", "mis")
+    thresholds = ("--vllm_is_truncated_threshold", 0.9995, 1.0005)
+    train("--resume", run_dir, "--steps", 7, "--", *correction, *thresholds, **shared)
+    return run_dir, [first, log.read_text()[len(first) :]]
+
+
+def steps_of(run_dir: Path, start: int, end: int) -> list[tuple[dict, list[dict]]]:
+    """The metrics of each step, and its samples."""
+    rows = lines(run_dir / "metrics.jsonl")[start - 1 : end]
+    assert [row["step"] for row in rows] == list(range(start, end + 1))
+    return [(row, lines(run_dir / "samples" / f"step_{row['step']}.jsonl")) for row in rows]
+
+
+def share(part: list[dict], samples: list[dict]) -> float:
+    """How many of the samples' tokens are those of a part."""
+    return sum(sample["response_length"] for sample in part) / sum(sample["response_length"] for sample in samples)
+
+
+@pytest.mark.timeout(600)
+def test_the_ratio_goes_to_the_engine_and_advantages_are_clipped(parts):
+    told_apart = 0.0
+    for row, samples in steps_of(parts[0], 1, 3):
+        assert row["optimizer_steps"] == len(samples) / TRAIN_BATCH == 4 and row["grad_norm"] > 0
+        assert row["dropped_values"] == row["metric_errors"] == row["reward_missing"] == 0
+        # No pass for old log-probs: the trainer's are known of the first optimizer batch alone.
+        assert sum("surprisal" in sample for sample in samples) == TRAIN_BATCH
+        assert 0 < abs(row["ppo_kl"]) < 0.01 > row["logprob_diff_mean"], "0 were the trainer's own log-probs"
+        assert row["ppo_clip_ratio"] < 0.05
+        assert row["advantage_clipped"] == pytest.approx(
+            share([sample for sample in samples if abs(sample["advantage"]) > CLIP], samples)
+        )
+        clipped = [max(-CLIP, min(CLIP, sample["advantage"])) for sample in samples]
+        sequence_mean = -sum(clipped) / len(samples)
+        assert row["policy_loss"] == pytest.approx(sequence_mean, abs=2e-3)
+        token_mean = -sum(share([s], samples) * advantage for s, advantage in zip(samples, clipped, strict=True))
+        told_apart = max(told_apart, abs(token_mean - sequence_mean))
+    assert told_apart > 4e-3, "these samples do not tell the forms of the loss apart"
+
+
+@pytest.mark.timeout(600)
+def test_a_reward_that_fails_for_whole_prompts_ends_nothing_and_weighs_nothing(parts):
+    """Three prompts of four: one of the two ranks has nothing to train on, and many optimizer batches neither."""
+    for row, samples in steps_of(parts[0], 4, 7):
+        rewarded = [sample for sample in samples if sample["reward"] is not None]
+        assert {sample["gold"] for sample in rewarded} == {"964"} and len(rewarded) == 4
+        assert row["reward_missing"] == 0.75 and row["dropped_values"] == row["metric_errors"] == 0
+        assert row["sampled_tokens"] == sum(sample["response_length"] for sample in rewarded)
+        assert row["reward"] == pytest.approx(sum(sample["reward"] for sample in rewarded) / 4)
+        assert len(row["grad_norms"]) == 4 and all(math.isfinite(norm) for norm in row["grad_norms"])
+        assert all(sample.get("advantage") is None for sample in samples if sample["reward"] is None)
+
+
+@pytest.mark.timeout(600)
+def test_masked_importance_sampling_drops_samples_on_which_trainer_and_engine_differ(parts):
+    """With one sample a micro-batch its loss is -weight * advantage * TRAIN_BATCH / trained samples of its batch."""
+    kinds = set()
+    for row, samples in steps_of(parts[0], 4, 7):
+        rewarded = [sample for sample in samples if sample["reward"] is not None]
+        telling = [sample for sample in rewarded if abs(sample["advantage"]) > 1e-3]
+        dropped = [sample for sample in telling if sample["micro_batch_loss"] == 0]
+        kept = [sample for sample in telling if sample not in dropped]
+        for sample in kept:
+            trained = TRAIN_BATCH * -sample["advantage"] / sample["micro_batch_loss"]
+            assert trained == pytest.approx(round(trained), rel=0.02) and 1 <= round(trained) <= TRAIN_BATCH
+        # The mean of a sample's differences is no larger than the mean of their sizes.
+        assert all(sample["logprob_diff_mean"] >= 0.0005 - 1e-6 for sample in dropped)
+        most = 1 - share(dropped, rewarded)  # of the tokens, and of what they weigh
+        assert share(kept, rewarded) - 0.01 < row["importance_weight"] < most + 0.001
+        assert 1 - row["importance_cut"] - 0.01 < row["importance_weight"]
+        assert 0 < abs(row["vllm_kl"]) <= row["logprob_diff_mean"] + 1e-6
+        assert row["ppo_kl"] == pytest.approx(0, abs=1e-4) and row["ppo_clip_ratio"] == 0, "the trainer's own log-probs"
+        kinds |= {sample in dropped for sample in telling}
+    assert kinds == {True, False}, "no sample was dropped, or all were"
+
+
+@pytest.mark.timeout(600)
+def test_the_limit_goes_on_where_it_was_and_no_engine_is_started_again(parts):
+    """The last limit comes after five steps that were truncated, two before and three after the resume."""
+    run_dir, logs = parts
+    steps = steps_of(run_dir, 1, 7)
+    assert [row["length_limit"] for row, _ in steps] == [20, 24, 24, 24, 24, 24, 28]
+    for row, samples in steps:
+        lengths = [sample["response_length"] for sample in samples]
+        assert row["truncated"] > 0.01 and max(lengths) == row["length_limit"]
+    engines = [set(re.findall(r"LLMRayActor pid=(\d+)", log)) for log in logs]
+    assert [len(pids) for pids in engines] == [2, 2]
