@@ -16,6 +16,8 @@ from reward import settings
 
 logger = logging.getLogger("openrlhf.grpo.rollout")
 
+FIRST_STAGE = "train 1"
+
 
 class RewardError(RuntimeError):
     """No sample of a rollout got a reward."""
@@ -168,9 +170,18 @@ def samples_a_prompt(args: Any, generate_kwargs: dict[str, Any]) -> int:
 
 
 def begin_stage(generator: Any, name: str) -> None:
-    """Name what is sampled from here on, for instance "train 7" or "eval 10": the seeds follow from it."""
+    """Name what is sampled from here on, for instance "train 7" or "eval 10": the seeds follow from it.
+
+    The first step seeds the order of the prompts, too, for which the loader has drawn a seed of its own in a process
+    without one; what is resumed goes on in the order of its checkpoint.
+
+    Args:
+        generator: OpenRLHF's ``SamplesGenerator``.
+    """
     if getattr(generator, "stage", None) != name:  # a step that goes on in the next episode continues its stage
         generator.stage, generator.drawn = name, Counter()
+        if name == FIRST_STAGE:
+            generator.prompts_dataloader.sampler.generator.manual_seed(generator.args.seed)
 
 
 def seeded(generator: Any, params: Any, prompt: str) -> Any:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from grpo import rollout, run_log
 
@@ -171,6 +172,32 @@ def test_seeds_follow_from_run_stage_and_prompt():
     others = [seeds(2, "train 3", ["a"]), seeds(1, "train 4", ["a"]), seeds(1, "eval 3", ["a"]), {"a": once["b"]}]
     assert all(other["a"][0] != once["a"][0] for other in others)
     assert all(0 <= seed < 2**62 for values in once.values() for seed in values)
+
+
+def test_the_order_of_the_prompts_follows_from_the_seed():
+    def loader() -> StatefulDataLoader:  # as OpenRLHF's setup_dataloader makes it, in a process without a seed
+        return StatefulDataLoader(range(50), shuffle=True, drop_last=True)
+
+    def order(seed: int) -> list[list[int]]:
+        generator = SimpleNamespace(args=SimpleNamespace(seed=seed), prompts_dataloader=loader())
+        rollout.begin_stage(generator, "eval 0")
+        rollout.begin_stage(generator, "train 1")
+        return [[int(batch) for batch in generator.prompts_dataloader] for _ in range(2)]
+
+    first, second = order(1)
+    assert order(1) == [first, second] and first != second and sorted(first) == list(range(50))
+    assert order(2)[0] != first
+
+
+def test_what_is_resumed_keeps_the_order_of_its_checkpoint():
+    whole = StatefulDataLoader(range(50), shuffle=True)
+    drawn = iter(whole)
+    begun = [int(next(drawn)) for _ in range(20)]
+    resumed = StatefulDataLoader(range(50), shuffle=True)
+    resumed.load_state_dict(whole.state_dict())
+    generator = SimpleNamespace(args=SimpleNamespace(seed=1), prompts_dataloader=resumed)
+    rollout.begin_stage(generator, "train 6")
+    assert sorted([*begun, *map(int, resumed)]) == list(range(50))
 
 
 def judged(correct, quality):

@@ -54,7 +54,7 @@ def fit_one_step(load, run_dir: Path) -> tuple[Tracker, list[dict]]:
         "prompts_dataloader": MagicMock(__len__=lambda _: 1),
         "eval_dataloader": [(["source"], ["p"], ["l"])],
         "samples_generator": SimpleNamespace(
-            args=argparse.Namespace(seed=0),
+            args=argparse.Namespace(seed=0), prompts_dataloader=MagicMock(),
             generate_samples=lambda **_: next(rollouts), generate_eval_samples=lambda **_: [sample(0.7, 1.0)],
         ),
         "experience_maker": SimpleNamespace(make_experience_batch=None),

@@ -162,7 +162,7 @@ def test_a_prompt_samples_the_same_on_any_engine(load, monkeypatch):
     def check():
         for prompts in (["p", "q"], ["q", "p"]):
             this.stage = None  # as in a run that starts again
-            rollout.begin_stage(this, "train 1")
+            rollout.begin_stage(this, "train 7")
             this._dispatch_prompts_to_vllm(prompts, ["l", "l"])
         assert seeds["p"][0] == seeds["p"][1] is not None
         assert seeds["p"][0] != seeds["q"][0]
@@ -185,7 +185,7 @@ def test_samples_come_back_in_the_order_of_their_prompts(load, monkeypatch):
     )
     monkeypatch.setattr(module.ray, "wait", lambda refs, **_: (refs[-1:], refs[:-1]))  # the last one is the fastest
     monkeypatch.setattr(module.ray, "get", lambda prompt: [{"prompt": prompt}] * 2)
-    rollout.begin_stage(this, "train 1")
+    rollout.begin_stage(this, "train 7")
 
     def check():
         samples, _, _ = this._generate_vllm(loader, 3, dynamic_filtering=False)
@@ -242,7 +242,7 @@ def test_accepted_samples_survive_the_end_of_the_prompts(load, monkeypatch):
     this._process_response_into_experience = lambda response, **_: SimpleNamespace(
         scores=torch.tensor([response["score"]]), prompts=["p"], info={}, rollout_log_probs=None
     )
-    rollout.begin_stage(this, "train 1")
+    rollout.begin_stage(this, "train 7")
     monkeypatch.setattr(module.ray, "wait", lambda refs, **_: (refs[:1], refs[1:]))
     monkeypatch.setattr(module.ray, "get", scored.__getitem__)
 

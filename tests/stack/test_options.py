@@ -6,7 +6,7 @@ from .runs import lines, train
 
 
 @pytest.mark.timeout(600)
-def test_a_thinking_budget_a_reference_and_a_schedule_of_lengths(tiny_model, tmp_path):
+def test_a_thinking_budget_a_reference_and_a_schedule_of_lengths(finished, tmp_path):
     """The first limit, 28, leaves 6 of 8 tokens for the thinking, beside 6 of the delimiter and 16 of the answer."""
     run_dir = tmp_path / "run"
     train(
@@ -24,6 +24,8 @@ def test_a_thinking_budget_a_reference_and_a_schedule_of_lengths(tiny_model, tmp
         # A thought that was cut is within 24 tokens of the limit; with its answer it lacks 6 to the whole penalty.
         assert 0 < step["length_penalty"] <= 0.5 * 18 / 24
     assert 0 <= first["kl"] < second["kl"], "k3 is never below 0, and the adapter is new in the first step"
+    mine, others = ({row["prompt"] for row in lines(run / "samples" / "step_1.jsonl")} for run in (run_dir, finished))
+    assert mine <= others, "two runs with one seed draw the same prompts"
     samples = lines(run_dir / "samples" / "step_2.jsonl")
     assert 4 <= len(samples) <= 4 + 6
     cut = [sample for sample in samples if sample["thinking_truncated"] == 1]
