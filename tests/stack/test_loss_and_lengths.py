@@ -101,7 +101,10 @@ def test_a_reward_that_fails_for_whole_prompts_ends_nothing_and_weighs_nothing(p
 
 @pytest.mark.timeout(600)
 def test_masked_importance_sampling_drops_samples_on_which_trainer_and_engine_differ(parts):
-    """With one sample a micro-batch its loss is -weight * advantage * TRAIN_BATCH / trained samples of its batch."""
+    """With one sample a micro-batch its loss is -weight * advantage * TRAIN_BATCH / trained samples of its batch.
+
+    All that are trained are on one rank, which has half of each batch.
+    """
     kinds = set()
     for row, samples in steps_of(parts[0], 4, 7):
         rewarded = [sample for sample in samples if sample["reward"] is not None]
@@ -110,7 +113,7 @@ def test_masked_importance_sampling_drops_samples_on_which_trainer_and_engine_di
         kept = [sample for sample in telling if sample not in dropped]
         for sample in kept:
             trained = TRAIN_BATCH * -sample["advantage"] / sample["micro_batch_loss"]
-            assert trained == pytest.approx(round(trained), rel=0.02) and 1 <= round(trained) <= TRAIN_BATCH
+            assert trained == pytest.approx(round(trained), rel=0.02) and round(trained) in (1, TRAIN_BATCH // 2)
         # The mean of a sample's differences is no larger than the mean of their sizes.
         assert all(sample["logprob_diff_mean"] >= 0.0005 - 1e-6 for sample in dropped)
         most = 1 - share(dropped, rewarded)  # of the tokens, and of what they weigh
