@@ -5,6 +5,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from vllm import SamplingParams
 
 from grpo import reward_threads
 
@@ -36,7 +37,7 @@ def test_all_samples_of_an_engine_wait_for_their_reward_side_by_side():
     actor.executor = SingleTurnAgentExecutor()
     actor.executor.reward_endpoints, actor.executor.reward_func = ["reward.py"], reward
     actor.generate = generate
-    params = SimpleNamespace(seed=0, max_tokens=3, logprobs=None)
+    params = SamplingParams(seed=0, max_tokens=3)
 
     async def rollout():
         prompts = (actor.generate_responses(f"p{n}", "l", params, 10, Tokenizer(), SAMPLES) for n in range(PROMPTS))

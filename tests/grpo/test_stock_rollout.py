@@ -220,7 +220,7 @@ def test_a_batch_without_scores_is_not_filtered_out_in_silence(load, monkeypatch
     this._process_response_into_experience = lambda response, **_: SimpleNamespace(
         scores=torch.tensor([response["score"]]), prompts=["p"], info={}, rollout_log_probs=None
     )
-    rollout.begin_stage(this, "train 1")
+    rollout.begin_stage(this, "eval 0")
     monkeypatch.setattr(module.ray, "wait", lambda refs, **_: (refs[:1], refs[1:]))
     monkeypatch.setattr(module.ray, "get", lambda prompt: [{"score": first if prompt == "p0" else math.nan}] * 2)
     monkeypatch.setattr(module.ray, "cancel", lambda _: None)
