@@ -1,8 +1,11 @@
 """Runs in environments on the real stack: engines, executor, branches, trainer."""
 
+import json
+
 import pytest
 
 from .runs import lines, train
+from .searching_model import EXCERPT, question, teach
 
 SHORT = {"PROMPT_MAX_LEN": "384", "TURN_LIMIT": "3", "EVAL_AT_START": "0", "EVAL_STEPS": "-1"}
 
@@ -42,12 +45,29 @@ def test_the_tiny_model_trains_on_every_sample_of_a_rollout(tiny_model, tmp_path
         assert step["grad_norm"] > 0 and step["optimizer_steps"] == 2  # as many as without branches
 
 
+def write_questions(file, numbers):
+    """One question in other words, with the answer 12."""
+    rows = ({"prompt": question(number), "label": json.dumps({"answer": "12"})} for number in numbers)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
 @pytest.mark.timeout(600)
-def test_the_retrieval_environment_runs_as_the_readme_says(tiny_model, tmp_path):
+def test_a_model_that_searches_is_trained_by_what_it_found(tiny_model, tmp_path):
+    """Real calls in real turns of real engines; the tiny model was taught to answer by 12 and by 13."""
     library = tmp_path / "library"
     library.mkdir()
     (library / "sums.md").write_text("The sum of 3 and 9 is 12.")
-    train("--run-dir", tmp_path / "run", "--steps", 1, ENVIRONMENT="retrieval", LIBRARY=str(library), **SHORT)
+    model = str(teach(tiny_model, tmp_path / "model"))
+    data = {"TRAIN_DATA": write_questions(tmp_path / "train.jsonl", range(16)), "EVAL_DATA": ""}
+    own = {"MODEL": model, "ENGINE_MODEL": model, "GENERATE_MAX_LEN": "48", "LOG_SAMPLES": "64", **data}
+    train("--run-dir", tmp_path / "run", "--steps", 1, ENVIRONMENT="retrieval", LIBRARY=str(library), **SHORT, **own)
     (step,) = lines(tmp_path / "run" / "metrics.jsonl")
-    assert step["token_mismatch"] == 0 and step["turns"] >= 1
-    assert all("correct" in sample for sample in lines(tmp_path / "run" / "samples" / "step_1.jsonl"))
+    assert step["token_mismatch"] == 0
+    assert step["branches"] <= step["tool_errors"], "a turn grows its sample, but for a call that is none"
+    assert step["tool_calls"] - step["tool_errors"] > 0.3
+    assert 1.5 < step["turns"] <= 3 and step["environment_tokens"] > 20
+    assert 0 < step["correct"] < 1 and step["grad_norm"] > 0 and step["logprob_diff_mean"] < 0.05
+    samples = lines(tmp_path / "run" / "samples" / "step_1.jsonl")
+    right = [sample for sample in samples if sample["correct"]]
+    assert right and any(EXCERPT in sample["response"] for sample in right)
