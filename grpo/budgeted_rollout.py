@@ -61,8 +61,9 @@ async def roll_out(
 
     The first call is one for the whole response, and is followed as its tokens come: it goes on where the thinking ends
     in time, and is aborted where it does not. So a budget that is not hit changes no token (a second call would draw
-    from a generator that starts again) and costs nothing; what an abort loses is a token or two that were under way.
-    The second call finds the thinking in the engine's prefix cache, of the same weights: none change during a rollout.
+    from a generator that starts again) and costs nothing; what an abort loses is at most the tokens of one report
+    (:func:`grpo.engine.arguments`) and what is under way. The second call finds the thinking in the engine's prefix
+    cache, of the same weights: none change during a rollout.
 
     Args:
         llm: vLLM's ``AsyncLLM``, or what has its ``generate``.

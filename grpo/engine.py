@@ -38,8 +38,8 @@ def for_sample(params: Any, number: int) -> Any:
 def ids_only(params: Any) -> Any:
     """Return the sampling parameters of a call that brings its tokens at its end, and no text.
 
-    vLLM otherwise makes text of each token, and an output of all tokens so far; nobody reads either. That pays for the
-    log-probs.
+    vLLM otherwise makes text of each token, and an output of all tokens so far; nobody reads either. Without them the
+    engine's process takes less time, log-probs included, than with them and without log-probs.
 
     Args:
         params: vLLM's ``SamplingParams``; stays as it is. Stop strings are looked for in the text, which they keep.
@@ -55,7 +55,7 @@ def arguments() -> dict[str, Any]:
     """Return engine arguments that all engines have, in training, evaluations and benchmarks.
 
     - Calls that are followed (:mod:`grpo.budgeted_rollout`) hear of their tokens 16 at a time: each time takes as much
-      of the process as a token does. One that is given up has made 16 tokens more at most.
+      of the process as a token does. One that is given up has made so many more, and what was under way.
     - On a CPU, prompts are computed whole. vLLM 0.15.0 takes back the draw of a request whose prompt is computed in
       parts by moving its generator's offset, which generators on a CPU do not have: the engine would die.
     """

@@ -40,14 +40,16 @@ def experience_metrics(experiences: Sequence[Any], group_size: int, tokenizer: A
     logged = _of_info(experiences, "reward")
     rewards = shaped.double() if logged is None else logged
     order = torch.tensor([index for experience in experiences for index in experience.index])
-    groups = shaped[order.argsort()].view(-1, group_size)
+    missing = _of_info(experiences, "reward_missing")  # these have the mean of the others in place of a reward
+    known = torch.ones(len(rewards), dtype=torch.bool) if missing is None else missing < 0.5
+    groups = shaped[order.argsort()].view(-1, group_size)[known[order.argsort()].view(-1, group_size).any(-1)]
     found = {
         "advantage_mean": advantages.mean(),
         "advantage_std": advantages.std(correction=0),
         "advantage_min": advantages.min(),
         "advantage_max": advantages.max(),
-        "zero_spread_groups": (groups.amax(-1) == groups.amin(-1)).double().mean(),
-        "reward_std": rewards.std(correction=0),
+        "zero_spread_groups": (groups.amax(-1) == groups.amin(-1)).double().mean() if known.any() else None,
+        "reward_std": rewards[known].std(correction=0) if known.any() else None,
         "token_advantage_mean": sums.sum() / lengths.sum().clamp(min=1),
         "advantage_length_correlation": correlation(advantages, lengths),
         "response_length_p50": lengths.quantile(0.5) if lengths.any() else None,

@@ -181,6 +181,11 @@ def _kl(args: argparse.Namespace) -> Iterator[str]:
         yield "--use_kl_loss without a coefficient does nothing: give --init_kl_coef, for instance 0.001"
     if args.use_kl_loss and args.kl_estimator == "k1":
         yield "--use_kl_loss with --kl_estimator k1 has no gradient on average: use k2 or k3"
+    if args.init_kl_coef > 0 and not args.use_kl_loss and args.top_p < 1:
+        yield (
+            f"--top_p {args.top_p:g} with a KL in the reward, which may compare the engine's log-probs: those are of "
+            "the cut distribution. Use --top_p 1, or add --use_kl_loss --kl_estimator k3"
+        )
     if args.kl_target is not None:
         yield "--kl_target changes the coefficient, which no checkpoint holds: use --init_kl_coef alone"
 

@@ -62,9 +62,10 @@ def old_log_probs_ref(maker: Any, samples: Sequence[Any], **batches: list[torch.
         them.
     """
     args = maker.args
-    if makes_old_log_probs(args):
-        return maker.actor_model_group.async_run_method_batch(method_name="forward", **batches)
     is_read = args.init_kl_coef > 0 and not args.use_kl_loss
+    is_unknown = is_read and any(batch.rollout_log_probs is None for batch in samples)  # to an agent of somebody's own
+    if makes_old_log_probs(args) or is_unknown:
+        return maker.actor_model_group.async_run_method_batch(method_name="forward", **batches)
     instead = [batch.rollout_log_probs if is_read else torch.zeros(batch.action_mask.shape) for batch in samples]
     copies = args.ring_attn_size * args.ds_tensor_parallel_size  # OpenRLHF takes one of so many equal results
     return ray.put([[values] for values in instead for _ in range(copies)])

@@ -180,7 +180,8 @@ SCHEMA = (
     Metric("return", "", 5, "mean return: in GRPO the advantage", "openrlhf"),
     Metric("kl", "nat", 5, "estimated divergence from the reference, the model without its adapter; 0 with KL_COEF=0",
            "openrlhf"),
-    Metric("logprobs_diff", "nat", 5, "mean log ratio of the policy to the reference; 0 with KL_COEF=0", "openrlhf"),
+    Metric("logprobs_diff", "nat", 5, "mean log ratio of the policy (the engine's log-probs, where no pass is made) to "
+           "the reference, over tokens; 0 with KL_COEF=0", "openrlhf"),
     Metric("vllm_kl", "nat", 5, "mean log ratio of the engine to the trainer, with importance correction", "openrlhf",
            (-0.01, 0.01),
            when="--enable_vllm_is_correction"),

@@ -98,27 +98,27 @@ def _nobody_has_one(samples: Sequence[Any]) -> str:
     )
 
 
-def note_unscored(generator: Any, sample: Any) -> None:
-    """Count the samples without a score that come in a row while dynamic filtering fills a batch.
+def known_scores(generator: Any, group: Sequence[Any]) -> list[float]:
+    """Return the scores of the samples of a group that have one, by which dynamic filtering judges it; NaN for none.
 
-    It leaves their prompts out and draws others: an error that hits every rollout would use up all prompts in silence.
+    A group without any is left out, and another prompt drawn: an error that hits every rollout would use up all prompts
+    in silence.
 
     Args:
         generator: OpenRLHF's ``SamplesGenerator``, after :func:`begin_batch`.
-        sample: ``Experience`` of one sample.
+        group: ``Experience`` of one sample each.
 
     Raises:
-        RewardError: where they are as many as a batch.
+        RewardError: where as many groups as a batch has come in a row without a score.
     """
-    unscored = getattr(generator, "unscored", None)
-    if unscored is None or sample.scores is None:
-        return
-    if sample.scores.isfinite().all():
-        unscored.clear()
-        return
-    unscored.append(sample)
-    if len(unscored) >= generator.args.rollout_batch_size * generator.args.n_samples_per_prompt:
-        raise RewardError(_nobody_has_one(unscored))
+    scores = [float(sample.scores[0]) for sample in group if sample.scores.isfinite().all()]
+    if scores:
+        generator.unscored.clear()
+        return scores
+    generator.unscored += group
+    if len(generator.unscored) >= generator.args.rollout_batch_size * generator.args.n_samples_per_prompt:
+        raise RewardError(_nobody_has_one(generator.unscored))
+    return [math.nan]
 
 
 def fill(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
@@ -228,7 +228,7 @@ def begin_batch(generator: Any, num_prompts: int, dynamic_filtering: bool) -> tu
     carried: list[Any] = []
     if dynamic_filtering:
         carried, generator.carried_samples = getattr(generator, "carried_samples", []), []
-    generator.unscored = [] if dynamic_filtering else None
+    generator.unscored = []
     return carried, num_prompts - len(carried) // generator.args.n_samples_per_prompt
 
 

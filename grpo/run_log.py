@@ -122,8 +122,16 @@ class RunLog:
         return any(row["step"] == step for row in read_rows(self._metrics / "eval.jsonl"))
 
     def write_eval(self, step: int, result: dict[str, Any]) -> None:
-        """Append the line of one evaluation to eval.jsonl. Its seconds are not part of any training step."""
+        """Append the line of one evaluation to eval.jsonl, and its exact match to the step's line.
+
+        Its seconds are not part of any training step.
+        """
         self._append("eval.jsonl", {"step": step, "time": time.time(), **result})
+        rows = read_rows(self._metrics / "metrics.jsonl")
+        if rows and rows[-1].get("step") == step and "exact_match" in result:
+            rows[-1]["exact_match"] = result["exact_match"]
+            text = "".join(json.dumps(row) + "\n" for row in rows)
+            self._attempt(self._metrics / "metrics.jsonl", lambda file: replace(file, text))
         self.trackers.log("eval", step, result)
         self._step_started = time.monotonic()
 

@@ -19,6 +19,7 @@ from grpo.update_metrics import engine_metrics, gradient_metrics, log_probs_by_s
 
 logger = logging.getLogger("openrlhf.grpo.step_metrics")
 
+OF_TOKENS = {"kl", "logprobs_diff"}  # means over the tokens of each sample
 IMPROBABLE = 3  # tokens of each sample that are shown with their context
 
 
@@ -59,6 +60,7 @@ def after_training(
     if forward_mode.makes_old_log_probs(args):  # before the first update, and of all samples
         trainer = dict(_by_sample(experiences, "action_log_probs"))
     parts: list[Callable[[], dict[str, float] | None]] = [
+        lambda: _leave_out_unknown(status, experiences),
         lambda: _means(experiences),
         lambda: experience_metrics(experiences, args.n_samples_per_prompt, tokenizer),
         lambda: policy_metrics(micro_batches),
@@ -118,14 +120,28 @@ def _by_sample(experiences: Sequence[Any], name: str) -> Iterator[tuple[int, tor
             yield place, torch.cat([getattr(batch, name)[row][batch.action_mask[row].bool()] for batch, row in rows])
 
 
+def _leave_out_unknown(status: dict[str, Any], experiences: Sequence[Any]) -> None:
+    """Take out the mean reward of a step in which no sample has one: what stands in their place is 0."""
+    missing = [experience.info.get("reward_missing") for experience in experiences]
+    if all(part is not None and part.all() for part in missing):
+        for numbers in (status, *(experience.info for experience in experiences)):
+            numbers.pop("reward", None)
+            numbers.pop("return", None)
+
+
 def _means(experiences: Sequence[Any]) -> dict[str, float]:
-    """Return the mean over all samples of what every sample has logged."""
+    """Return the mean over all samples of what every sample has logged, and over all tokens of what is of a token."""
     names = set.intersection(*(set(experience.info) for experience in experiences))
     columns = {
         name: torch.cat([torch.as_tensor(experience.info[name]).double().reshape(-1) for experience in experiences])
         for name in sorted(names)
     }
-    return {name: float(column.mean()) for name, column in columns.items()}
+    means = {name: float(column.mean()) for name, column in columns.items()}
+    lengths = torch.cat([experience.action_mask.bool().sum(-1) for experience in experiences]).double()
+    for name in OF_TOKENS & columns.keys():
+        if lengths.any():
+            means[name] = float((columns[name] * lengths).sum() / lengths.sum())
+    return means
 
 
 def _add_details(

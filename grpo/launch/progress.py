@@ -28,7 +28,7 @@ class JsonLines:
     """Reads a growing JSON-lines file of steps from where it stopped the last time.
 
     Attributes:
-        rows: the lines so far, all with a `step`; those of the new file alone once a resumed run has replaced it.
+        rows: the lines so far, all with a `step`; those of the new file alone once the run has replaced it.
         broken: how many lines were left out.
     """
 
@@ -42,12 +42,15 @@ class JsonLines:
     def new_rows(self) -> list[dict[str, Any]]:
         """Return the complete lines since the last call; a line still being written waits, a broken one is left out.
 
-        Of a file that was replaced, or is shorter than before, all lines are new.
+        Of a file that was replaced, or is shorter than before, lines are new that it did not have: those of a step that
+        was done again have another `time`.
         """
+        known: set[tuple[Any, Any]] = set()
         try:
             with self.path.open("rb") as file:
                 stat = os.fstat(file.fileno())
                 if stat.st_size < self._offset or self._inode not in (None, stat.st_ino):
+                    known = {(row["step"], row.get("time")) for row in self.rows}
                     self.rows, self.broken, self._offset = [], 0, 0
                 self._inode = stat.st_ino
                 file.seek(self._offset)
@@ -65,7 +68,7 @@ class JsonLines:
                 self.broken += 1
                 logger.warning("%s holds a broken line, left by a full disk or a kill", self.path)
         self.rows += rows
-        return rows
+        return [row for row in rows if (row["step"], row.get("time")) not in known]
 
 
 def _step_row(line: bytes) -> dict[str, Any] | None:

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from grpo.multi_turn.invariant import check_experience, missing_log_prob
-from grpo.rollout import note_unscored
 
 logger = logging.getLogger("openrlhf.grpo.branches")
 
@@ -35,7 +34,6 @@ def experience_of(generator: Any, response: dict[str, Any], **generate_kwargs: A
     """
     make = generator._process_response_into_experience
     experience = make(response, **generate_kwargs)
-    note_unscored(generator, experience)
     experience.info.setdefault("token_mismatch", torch.zeros(1))
     rows = [(make({**response, **branch}, **generate_kwargs), branch) for branch in response.get("branches", ())]
     sound = [row for row, branch in rows if _is_sound(row, branch, generator, experience)]

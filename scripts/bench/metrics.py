@@ -111,7 +111,7 @@ def _result(
 ) -> Result:
     response = options.tokens * 3 // 4
     bare = found["seconds"] - found["collecting"]
-    log_probs = sampling["ours"] - sampling["silent"]
+    log_probs = max(0.0, sampling["ours"] - sampling["silent"])  # below 0 is noise, which must not pay for the others
     costs = found["collecting"] + controller + log_probs * response
     step = bare + sampling["silent"] * response
     # A token's work in the layers grows with their number, that of the metrics with the rows of the vocabulary.

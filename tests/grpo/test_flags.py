@@ -94,6 +94,7 @@ def test_checkpoints_that_meet_evaluations_are_accepted(steps):
         ({"old_log_probs": "engine", **CORRECTED}, "corrects twice"),
         ({"top_p": 0.9, **CORRECTED}, "use --top_p 1"),
         ({"top_p": 0.9, "old_log_probs": "engine"}, "use --top_p 1"),
+        ({"top_p": 0.9, "init_kl_coef": 0.001}, "cut distribution"),
         ({"advantage_clip": 0.0}, "more than 0"),
         ({"dual_clip": 1.0}, "more than 1"),
         ({"eps_clip_low_high": [1.0, 0.2]}, "between 0 and 1"),

@@ -100,10 +100,14 @@ class Passes:
         return ray.put([[self.log_probs] for _ in sequences])
 
 
-@pytest.mark.parametrize("in_loss", [False, True])
-@pytest.mark.parametrize(("train_batch_size", "old", "made"), [(4, "trainer", 0), (2, "engine", 0), (2, "trainer", 1)])
-def test_a_kl_costs_one_pass(monkeypatch, in_loss, train_batch_size, old, made):
-    """That of the reference; the trainer's is only made where the ratio is taken to it, and is compared then."""
+CASES = [(4, "trainer", 0), (2, "engine", 0), (2, "trainer", 1)]
+
+
+@pytest.mark.parametrize(("train_batch_size", "old", "made"), CASES)
+@pytest.mark.parametrize(("in_loss", "is_known"), [(False, True), (True, True), (False, False)])
+def test_a_kl_costs_one_pass(monkeypatch, in_loss, is_known, train_batch_size, old, made):
+    """That of the reference. The trainer's is made where the ratio is taken to it, or the engine's is not known."""
+    made = made or int(not is_known)
     monkeypatch.setattr(ray, "put", lambda value: value)
     monkeypatch.setattr(ray, "get", lambda value: value)
     engine, trainer, base = torch.randn(3, 2, 5)
@@ -118,7 +122,7 @@ def test_a_kl_costs_one_pass(monkeypatch, in_loss, train_batch_size, old, made):
     maker.actor_model_group, maker.initial_model_group, maker.critic_model_group = actors, references, None
     samples = Experience(
         sequences=torch.ones(2, 6), attention_mask=torch.ones(2, 6), action_mask=torch.ones(2, 5),
-        rollout_log_probs=engine, rewards=torch.ones(2), info={"reward": torch.ones(2)},
+        rollout_log_probs=engine if is_known else None, rewards=torch.ones(2), info={"reward": torch.ones(2)},
     )  # fmt: skip
     (found,) = maker.make_experience([samples])
     assert (actors.count, references.count) == (made, 1)

@@ -14,6 +14,18 @@ def read(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def test_an_evaluation_is_on_the_line_of_its_step_too(tmp_path):
+    log = run_log.RunLog(str(tmp_path))
+    for step in (1, 2):
+        log.write_step(step, {"reward": 0.5})
+    before = read(tmp_path / "metrics.jsonl")
+    log.write_eval(0, {"exact_match": 0.125})  # of a step that has no line
+    log.write_eval(2, {"exact_match": 0.25})
+    assert read(tmp_path / "metrics.jsonl") == [before[0], before[1] | {"exact_match": 0.25}]
+    log.write_step(3, {"reward": 0.5})
+    assert [row["step"] for row in read(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+
+
 def test_a_step_has_its_phases_and_its_numbers(tmp_path):
     log = run_log.RunLog(str(tmp_path))
     log.timed("train", time.sleep)(0.02)

@@ -240,3 +240,40 @@ def test_the_clip_ratio_of_gspo_is_that_of_its_samples():
     })  # fmt: skip
     found = policy_metrics([note])
     assert (found["clip_ratio_low"], found["clip_ratio_high"], found["ppo_clip_ratio"]) == (0, 0.5, 0.5)
+
+
+def finished(samples: list[dict], **info: list[float]) -> dict[str, float]:
+    """The status of a step with these samples, which nothing has trained."""
+    experiences = [as_experience(place, sample) for place, sample in enumerate(samples)]
+    for place, experience in enumerate(experiences):
+        experience.info |= {name: torch.tensor([values[place]]) for name, values in info.items()}
+    status = {"reward": 0.0, "return": 0.0, "metric_errors": 0.0}
+    step_metrics.after_training(status, experiences, experiences, arguments(on_policy=True), None)
+    return status
+
+
+def test_a_divergence_from_the_reference_is_a_mean_over_tokens():
+    samples = drawn(0)
+    values = list(np.random.default_rng(1).random(COUNT))
+    lengths = [len(sample["log_probs"]) for sample in samples]
+    found = finished(samples, kl=values, logprobs_diff=values)
+    assert found["kl"] == pytest.approx(np.average(values, weights=lengths)) == found["logprobs_diff"]
+    assert found["kl"] != pytest.approx(np.mean(values))
+
+
+def test_a_step_without_any_reward_has_no_mean_reward():
+    samples = drawn(0)
+    nothing, all_of_it = [0.0] * COUNT, [1.0] * COUNT
+    found = finished(samples, reward=nothing, reward_missing=all_of_it)
+    assert not {"reward", "return", "reward_std", "zero_spread_groups"} & found.keys() and found["reward_missing"] == 1
+    assert finished(samples, reward=nothing, reward_missing=nothing)["reward"] == 0
+
+
+def test_rewards_that_are_made_up_are_in_no_spread():
+    samples = drawn(0)
+    real = [float(place % 2) for place in range(GROUP)] + [0.5] * (COUNT - GROUP)
+    missing = [0.0] * GROUP + [1.0] * (COUNT - GROUP)
+    for place, sample in enumerate(samples):
+        sample["correct"] = real[place]  # the reward, see `as_experience`
+    found = finished(samples, reward=real, reward_missing=missing)
+    assert found["reward_std"] == pytest.approx(0.5) and found["zero_spread_groups"] == 0

@@ -233,6 +233,24 @@ def test_a_batch_without_scores_is_not_filtered_out_in_silence(load, monkeypatch
     fails_on_stock(load, check, pytest.fail.Exception)
 
 
+def test_a_group_is_filtered_by_the_scores_that_it_has(load, monkeypatch):
+    module, this = generator(load, dynamic_filtering_reward_range=(0.0, 1.0), n_samples_per_prompt=3)
+    loader = iter([(["s"], [f"p{i}"], ["l"]) for i in range(2)])
+    this._dispatch_prompts_to_vllm = lambda prompts, labels, **_: list(prompts)
+    this._process_response_into_experience = lambda response, **_: SimpleNamespace(
+        scores=torch.tensor([response["score"]]), prompts=["p"], info={}, rollout_log_probs=None
+    )
+    rollout.begin_stage(this, "eval 0")
+    monkeypatch.setattr(module.ray, "wait", lambda refs, **_: (refs[:1], refs[1:]))
+    monkeypatch.setattr(module.ray, "get", lambda prompt: [{"score": score} for score in (0.0, 1.0, math.nan)])
+
+    def check():
+        samples, _, is_exhausted = this._generate_vllm(loader, 1, dynamic_filtering=True)
+        assert len(samples) == 3 and not is_exhausted
+
+    fails_on_stock(load, check)
+
+
 def test_accepted_samples_survive_the_end_of_the_prompts(load, monkeypatch):
     module, this = generator(load, dynamic_filtering_reward_range=(0.0, 1.0))
     loader = iter([(["s"], [f"p{i}"], ["l"]) for i in range(2)])

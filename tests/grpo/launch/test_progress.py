@@ -76,18 +76,23 @@ def test_lines_that_hold_no_step_are_counted_as_broken(tmp_path: Path) -> None:
     assert progress.metrics.broken == 3
 
 
-def test_a_file_that_a_resumed_run_has_replaced_is_read_anew(tmp_path: Path) -> None:
+def test_of_a_file_that_the_run_has_replaced_only_other_lines_are_new(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     for step in (1, 2, 3):
         append(file, STEP | {"step": step})
     progress = Progress(tmp_path, 40)
     progress.poll()
     lines = file.read_text().splitlines(keepends=True)
-    replace(file, lines[0])
-    assert [line.split("  ")[0] for line in progress.poll()] == ["step 1/40"] and progress.step == 1
+    replace(file, "".join(lines).replace("}\n", ', "exact_match": 0.5}\n'))  # an evaluation
+    assert progress.poll() == [] and progress.metrics.rows[-1]["exact_match"] == 0.5
+    replace(file, lines[0])  # a resumed run
+    assert progress.poll() == [] and progress.step == 1
+    again = json.dumps(STEP | {"step": 2, "time": 2.0}) + "\n"
+    replace(file, lines[0] + again)
+    assert [line.split("  ")[0] for line in progress.poll()] == ["step 2/40"]
     replace(file, "".join(lines) * 3)  # as long as before, or longer: it is another file all the same
-    assert len(progress.poll()) == 9 and len(progress.metrics.rows) == 9
-    file.write_text(lines[1])  # in place, as a copy does
+    assert len(progress.poll()) == 6 and len(progress.metrics.rows) == 9
+    file.write_text(again)  # in place, as a copy does
     assert [line.split("  ")[0] for line in progress.poll()] == ["step 2/40"]
 
 
