@@ -18,7 +18,7 @@ from typing import Any
 
 from eval.problems import EvalError
 from grpo.json_files import replace
-from grpo.multi_turn.conversation import Limits, converse, made, scored
+from grpo.multi_turn.conversation import Limits, converse, make_environment, scored
 from grpo.multi_turn.environment import Environment, SetupError, load
 from grpo.multi_turn.openai_policy import OpenAIPolicy
 
@@ -42,8 +42,8 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-async def evaluate(options: argparse.Namespace, environment: type[Environment], rows: list[Any]) -> list[Any]:
-    """Return a record of each conversation, in the order of the problems."""
+async def evaluate(options: argparse.Namespace, kind: type[Environment], rows: list[Any]) -> list[Any]:
+    """Return a record of each conversation in environments of a kind, in the order of the problems."""
     from openai import AsyncOpenAI, OpenAIError
 
     client = AsyncOpenAI(base_url=options.base_url)
@@ -55,12 +55,12 @@ async def evaluate(options: argparse.Namespace, environment: type[Environment], 
         policy = OpenAIPolicy(client, options.model, **settings)
         about = {"id": row.get("id"), "prompt": row["prompt"], "label": row["label"]}
         async with free:
-            own = made(environment, row["prompt"], row["label"])
+            environment = make_environment(kind, row["prompt"], row["label"])
             try:
-                outcome = await converse(own, policy, limits)
+                outcome = await converse(environment, policy, limits)
             except OpenAIError as error:
                 return {**about, "error": f"{type(error).__name__}: {error}"}
-            score = await scored(own, outcome)
+            score = await scored(environment, outcome)
         logs = {**outcome.logs(), **score.logs, "tokens": policy.tokens}
         found = {"reward": score.reward, "score": score.score, **logs}
         numbers = {key: value if math.isfinite(value) else None for key, value in found.items()}

@@ -67,7 +67,7 @@ def complete(samples: Sequence[Any], group_size: int) -> None:
         rewards = _regroup(samples, rewards, group_size)
     missing = ~rewards.isfinite()
     if missing.all() and not _log(samples, "judge_failed").nan_to_num().any():
-        raise RewardError(_nobody_has_one(samples))
+        raise RewardError(_no_reward_message(samples))
     known = torch.where(missing, math.nan, rewards)
     logged = torch.where(missing, known.nanmean().nan_to_num(0.0), rewards)  # OpenRLHF reads it: never left out
     for sample, reward, mean, gone in zip(samples, fill(known, group_size), logged, missing, strict=True):
@@ -84,7 +84,7 @@ def complete(samples: Sequence[Any], group_size: int) -> None:
     _complete_logs(samples)
 
 
-def _nobody_has_one(samples: Sequence[Any]) -> str:
+def _no_reward_message(samples: Sequence[Any]) -> str:
     """Return why no sample has a reward, as far as that can be told."""
     if "ended_by_error" not in samples[0].info:
         return (
@@ -117,7 +117,7 @@ def known_scores(generator: Any, group: Sequence[Any]) -> list[float]:
         return scores
     generator.unscored += group
     if len(generator.unscored) >= generator.args.rollout_batch_size * generator.args.n_samples_per_prompt:
-        raise RewardError(_nobody_has_one(generator.unscored))
+        raise RewardError(_no_reward_message(generator.unscored))
     return [math.nan]
 
 

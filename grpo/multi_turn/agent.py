@@ -9,7 +9,7 @@ from typing import Any
 from openrlhf.utils.agent import AgentExecutorBase
 
 from grpo.multi_turn import environment as environments
-from grpo.multi_turn.conversation import Limits, made
+from grpo.multi_turn.conversation import Limits, make_environment
 from grpo.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.multi_turn.settings import Settings
 from grpo.multi_turn.templates import template_for
@@ -34,6 +34,6 @@ class AgentExecutor(AgentExecutorBase):
             max_length: tokens of prompt and turns together.
         """
         policy = EnginePolicy(template_for(hf_tokenizer), llm_engine, sampling_params, max_length)
-        environment = made(self._environment, prompt, label)
+        environment = make_environment(self._environment, prompt, label)
         _, response = await roll_out(environment, policy, self._limits, self._max_samples)
         return {"prompt": prompt, "label": label, **response}

@@ -39,7 +39,7 @@ class Unmade(Environment):
         raise self._fault
 
 
-def made(kind: type[Environment], prompt: str, label: str) -> Environment:
+def make_environment(kind: type[Environment], prompt: str, label: str) -> Environment:
     """Return the environment of a rollout, or what stands for it where it cannot be made."""
     try:
         return kind(prompt, label)

@@ -1,9 +1,11 @@
-"""A stand-in for OpenRLHF's engine actor: it says what a script says, in tokens that a tokenizer would not choose."""
+"""Stand-ins: OpenRLHF's engine actor, in tokens that a tokenizer would not choose; a policy; an environment."""
 
 import asyncio
+import json
 import random
 from types import SimpleNamespace
 
+from grpo.multi_turn.conversation import Limits, converse
 from grpo.multi_turn.environment import Environment, Score, Tool, ToolError
 
 
@@ -58,6 +60,27 @@ def params(max_tokens=200, seed=1):
     from vllm import SamplingParams
 
     return SamplingParams(temperature=1.0, max_tokens=max_tokens, min_tokens=1, seed=seed)
+
+
+def call(name, arguments, id="1"):
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": written}}
+
+
+class Spoken:
+    """A policy of messages that are given."""
+
+    def __init__(self, *messages, seconds=0.0):
+        self.messages, self.seconds = list(messages), seconds
+
+    async def respond(self, messages, tools):
+        await asyncio.sleep(self.seconds)
+        said = self.messages.pop(0) if len(self.messages) > 1 else self.messages[0]
+        return {"role": "assistant", "content": "", **said}, False
+
+
+def talk(policy, environment, **limits):
+    return asyncio.run(converse(environment, policy, Limits(**limits)))
 
 
 class Library(Environment):

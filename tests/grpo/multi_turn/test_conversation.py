@@ -1,23 +1,18 @@
-"""The loop and the retrieval environment, with the same policy's words from an engine and from an API."""
+"""The loop of a conversation under its limits, the retrieval environment, and how environments are set up."""
 
 import asyncio
-import json
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import ClassVar
 
 import pytest
 
-from eval import conversations
-from grpo.multi_turn import conversation, retrieval
-from grpo.multi_turn.conversation import Limits, converse, made, scored
+from grpo.multi_turn import retrieval
+from grpo.multi_turn.conversation import Limits, scored
 from grpo.multi_turn.environment import Environment, Score, SetupError, load
 from grpo.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.multi_turn.settings import Settings
 from grpo.multi_turn.templates import template_for
 from tests.grpo.multi_turn.dialects import TOKENIZERS
-from tests.grpo.multi_turn.scripted import Library, ScriptedEngine, params
+from tests.grpo.multi_turn.scripted import Library, ScriptedEngine, Spoken, call, params, talk
 
 TEXTS = {
     "rivers": "The longest river of the land is the Ona. It has 417 bridges, built in stone.",
@@ -32,27 +27,6 @@ def corpus(tmp_path, monkeypatch):
         (tmp_path / f"{title}.txt").write_text(text)
     monkeypatch.setenv(retrieval.VARIABLE, str(tmp_path))
     return tmp_path
-
-
-def call(name, arguments, id="1"):
-    written = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    return {"id": id, "type": "function", "function": {"name": name, "arguments": written}}
-
-
-class Spoken:
-    """A policy of messages that are given."""
-
-    def __init__(self, *messages, seconds=0.0):
-        self.messages, self.seconds = list(messages), seconds
-
-    async def respond(self, messages, tools):
-        await asyncio.sleep(self.seconds)
-        said = self.messages.pop(0) if len(self.messages) > 1 else self.messages[0]
-        return {"role": "assistant", "content": "", **said}, False
-
-
-def talk(policy, environment, **limits):
-    return asyncio.run(converse(environment, policy, Limits(**limits)))
 
 
 def test_a_library_is_searched_and_read(corpus):
@@ -143,96 +117,6 @@ def test_a_rollout_is_truncated_where_tokens_run_out():
         assert response["truncated"] is is_truncated and response["extra_logs"]["ended_by_length"] == is_truncated
 
 
-def test_an_environment_that_cannot_score_gives_no_reward(caplog):
-    class Unsure(Library):
-        async def score(self, messages, ending):
-            raise KeyError("gold")
-
-    score = asyncio.run(scored(Unsure(), talk(Spoken({"content": "x"}), Unsure())))
-    assert score.reward != score.reward and "could not be scored" in caplog.text
-
-
-@pytest.mark.parametrize("method", ["start", "reply"])
-@pytest.mark.parametrize("error", [KeyError("gold"), TimeoutError("its own")])
-def test_an_error_of_the_environment_ends_its_rollout_and_no_run(method, error, caplog):
-    class Broken(Library):
-        """Says nothing of what it has."""
-
-    async def fail(*_):
-        raise error
-
-    setattr(Broken, method, fail)
-    environment = Broken()
-    outcome = talk(Spoken({"content": "x"}), environment)
-    assert outcome.ending == "error" and outcome.logs()["ended_by_error"] == 1
-    assert type(error).__name__ in caplog.text
-    score = asyncio.run(scored(environment, outcome))
-    assert score.reward != score.reward
-
-
-class Unlucky(Library):
-    """Cannot be made where the label is bad."""
-
-    def __init__(self, prompt, label):
-        super().__init__(prompt, label)
-        self.gold = int(label)
-
-
-def test_an_error_in_the_constructor_is_one_of_the_environment(caplog):
-    template = template_for(TOKENIZERS["qwen3"])
-    engine = ScriptedEngine(template.codec, ["42<|im_end|>"])
-    outcome, response = asyncio.run(
-        roll_out(made(Unlucky, "q", "x"), EnginePolicy(template, engine, params(), 900), Limits(), 4)
-    )
-    assert outcome.ending == "error" and "its constructor failed (ValueError" in outcome.fault
-    assert response["extra_logs"]["ended_by_error"] == 1 and response["reward"] != response["reward"]
-    assert not engine.calls and not response["truncated"] and "self.gold = int" in caplog.text
-    sound = made(Unlucky, "q", "7")
-    outcome = talk(Spoken({"content": "x"}), sound)
-    assert sound.gold == 7 and outcome.ending == "done" and not outcome.fault
-
-
-def test_the_traceback_of_an_error_is_logged_once_and_each_error_has_a_line(caplog, monkeypatch):
-    monkeypatch.setattr(conversation, "_seen", set())
-    for label in ("x", "y", "x"):
-        talk(Spoken({"content": "x"}), made(Unlucky, "q", label))
-    assert caplog.text.count("Traceback") == 1 and len(caplog.records) == 3
-    assert [label in record.getMessage() for record, label in zip(caplog.records, "xyx", strict=True)] == [True] * 3
-    talk(Spoken({"content": "x"}), made(Unlucky, "q", None))  # another kind: a TypeError
-    assert caplog.text.count("Traceback") == 2
-
-
-@pytest.mark.parametrize("name, value", [
-    ("tools", property(lambda self: 1 / 0)), ("tools", ["search"]), ("start", lambda self: "hello"),
-    ("reply", lambda self, messages: "hello"), ("score", lambda self, messages, ending: 1.0),
-])  # fmt: skip
-def test_what_an_environment_may_not_return_is_an_error_of_it(name, value, caplog):
-    class Wrong(Library):
-        """Has something else there."""
-
-    async def answer(*arguments):
-        return value(*arguments)
-
-    setattr(Wrong, name, value if name == "tools" else answer)
-    environment = Wrong()
-    outcome = talk(Spoken({"content": "x"}), environment)
-    assert outcome.ending == ("done" if name == "score" else "error")
-    score = asyncio.run(scored(environment, outcome))
-    assert score.reward != score.reward and "no reward" in caplog.text
-
-
-def test_a_message_that_the_template_cannot_hold_ends_its_rollout_and_no_run(caplog):
-    class Odd(Library):
-        async def reply(self, messages):
-            return [{"role": "oracle", "content": "x"}]
-
-    template = template_for(TOKENIZERS["qwen3"])
-    policy = EnginePolicy(template, ScriptedEngine(template.codec, ["42<|im_end|>"]), params(), 900)
-    outcome, response = asyncio.run(roll_out(Odd(), policy, Limits(), 4))
-    assert outcome.ending == "error" and outcome.turns == 1 and response["reward"] != response["reward"]
-    assert "oracle" in caplog.text
-
-
 @pytest.mark.parametrize("error", [RuntimeError("the engine is dead"), TimeoutError("of the engine")])
 def test_an_error_of_the_policy_is_the_callers(error):
     class Dead(Spoken):
@@ -255,11 +139,11 @@ def test_only_a_final_answer_is_rewarded(ending, content, right):
 
 def test_environments_are_loaded_by_name_or_file_and_refused_with_a_remedy(tmp_path, monkeypatch):
     assert issubclass(load("retrieval"), Environment)
-    own = tmp_path / "own.py"
+    file = tmp_path / "file.py"
     for text, wrong in (("x = 1", "has no class Environment"), ("import nothing_there", "fails when loaded")):
-        own.write_text(text)
+        file.write_text(text)
         with pytest.raises(SetupError, match=wrong):
-            load(str(own))
+            load(str(file))
     with pytest.raises(SetupError, match=r"is no \.py file"):
         load("retrieve")
     monkeypatch.delenv(retrieval.VARIABLE, raising=False)
@@ -282,89 +166,3 @@ def test_settings_come_from_variables():
             Settings.from_variables({"GRPO_ENVIRONMENT": "e", f"GRPO_{name}": value})
     with pytest.raises(SetupError, match="set ENVIRONMENT"):
         Settings.from_variables({})
-
-
-class StandInAPI(BaseHTTPRequestHandler):
-    """A stand-in for a model behind the OpenAI protocol: searches, reads what it found, then answers."""
-
-    seen: ClassVar[list] = []
-
-    def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.seen.append(asked)
-        results = [message["content"] for message in asked["messages"] if message["role"] == "tool"]
-        message = {"role": "assistant", "content": None}
-        if not results:
-            message["tool_calls"] = [call("search", {"query": "bridges"}, "x1"), call("read", {"document": 2}, "x2")]
-        else:
-            message["content"] = "\\boxed{417}" if "417" in "".join(results) else "unknown"
-        choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if not results else "stop"}
-        usage = {"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14}
-        body = json.dumps({"id": "c", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice],
-                           "usage": usage}).encode()  # fmt: skip
-        self.send_response(200 if asked["model"] == "m" else 400)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_):
-        """Says nothing."""
-
-
-@pytest.fixture
-def api():
-    StandInAPI.seen = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), StandInAPI)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/v1"
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-def test_the_same_environment_evaluates_a_model_behind_an_api(api, corpus, tmp_path, monkeypatch, capsys):
-    data, out = tmp_path / "data.jsonl", tmp_path / "out"
-    data.write_text('{"id": "b", "prompt": "How many bridges?", "label": "417"}\n')
-    command = ["--environment", "retrieval", "--data", str(data), "--base-url", api, "--out", str(out), "--n", "3"]
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    assert conversations.main([*command, "--model", "m"]) == 2 and not StandInAPI.seen
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
-    assert conversations.main([*command, "--model", "m"]) == 0
-    summary = json.loads((out / "summary.json").read_text())
-    assert summary["conversations"] == 3 and summary["correct"] == 1 and summary["tokens"] == 10
-    records = [json.loads(line) for line in (out / "conversations.jsonl").read_text().splitlines()]
-    assert all(record["ending"] == "done" and "417 bridges" in record["messages"][3]["content"] for record in records)
-    assert {tool["function"]["name"] for tool in StandInAPI.seen[0]["tools"]} == {"search", "read"}
-    assert all("name" not in message for asked in StandInAPI.seen for message in asked["messages"])
-    assert conversations.main([*command, "--model", "m"]) == 2  # the folder is not empty
-    assert "is not empty" in capsys.readouterr().err
-    command[-3] = str(tmp_path / "other")
-    assert conversations.main([*command, "--model", "unknown"]) == 1
-    assert json.loads((tmp_path / "other" / "summary.json").read_text())["failed"] == 3
-
-
-def test_an_environment_that_fails_is_a_conversation_that_failed(api, tmp_path, monkeypatch):
-    (own := tmp_path / "own.py").write_text(
-        "from grpo.multi_turn import environment\n\n"
-        "class Environment(environment.Environment):\n"
-        "    def __init__(self, prompt, label):\n"
-        "        super().__init__(prompt, label)\n"
-        "        self.gold = float(label)\n\n"
-        "    async def score(self, messages, ending):\n"
-        "        return environment.Score(1 / self.gold, 1.0)\n"
-    )
-    (data := tmp_path / "data.jsonl").write_text(
-        "".join(json.dumps({"id": label, "prompt": "q", "label": label}) + "\n" for label in ("2", "two", "0"))
-    )
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
-    command = ["--environment", str(own), "--data", str(data), "--base-url", api, "--out", str(tmp_path / "out")]
-    assert conversations.main([*command, "--model", "m", "--turns", "1"]) == 1
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert summary["conversations"] == 3 and summary["failed"] == 2  # could not be made, could not be scored
-    assert summary["reward"] == 0.5 and summary["ended_by_error"] == pytest.approx(1 / 3)
-    fine, unmade, unscored = map(json.loads, (tmp_path / "out" / "conversations.jsonl").read_text().splitlines())
-    assert fine["reward"] == 0.5 and "error" not in fine and unscored["reward"] is None
-    assert unmade["ending"] == "error" and unmade["reward"] is None and "could not convert" in unmade["error"]
-    assert len(StandInAPI.seen) == 2
