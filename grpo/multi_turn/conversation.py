@@ -133,6 +133,8 @@ async def converse(environment: Environment, policy: Policy, limits: Limits) -> 
     try:
         async with limit:
             outcome.messages += await _asked(environment.start) or []
+            if not outcome.messages:
+                raise EnvironmentFault("start returned no message: a conversation begins with one")
             await _turns(environment, policy, limits, outcome)
     except ContextFull:
         outcome.ending = "length"
@@ -152,7 +154,7 @@ def _log(text: str, *values: Any, error: Exception) -> None:
 
     An error may hit every rollout of every step.
     """
-    origin = error.__cause__ or error
+    origin = error.__cause__ or error if isinstance(error, EnvironmentFault) else error
     frames = traceback.extract_tb(origin.__traceback__)
     kind = (type(origin), *((frame.filename, frame.lineno) for frame in frames))
     logger.error(text, *values, exc_info=None if kind in _seen else origin)
@@ -212,6 +214,9 @@ async def _call(environment: Environment, call: dict[str, Any], seconds: float) 
     try:
         async with asyncio.timeout(seconds):
             content = await environment.call(name, _arguments(call["function"]["arguments"]))
+        if not isinstance(content, str):
+            logger.error("%s returned a %s, no text", name, type(content).__name__)
+            raise ToolError(f"{name} returned a {type(content).__name__}, no text")
         is_error = False
     except ToolError as error:
         content = f"error: {error}"

@@ -9,7 +9,7 @@ from grpo.multi_turn.conversation import Limits, make_environment, scored
 from grpo.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.multi_turn.templates import template_for
 from tests.grpo.multi_turn.dialects import TOKENIZERS
-from tests.grpo.multi_turn.scripted import Library, ScriptedEngine, Spoken, params, talk
+from tests.grpo.multi_turn.scripted import Library, ScriptedEngine, Spoken, call, params, talk
 
 
 def test_an_environment_that_cannot_score_gives_no_reward(caplog):
@@ -100,3 +100,53 @@ def test_a_message_that_the_template_cannot_hold_ends_its_rollout_and_no_run(cap
     outcome, response = asyncio.run(roll_out(Odd(), policy, Limits(), 4))
     assert outcome.ending == "error" and outcome.turns == 1 and response["reward"] != response["reward"]
     assert "oracle" in caplog.text
+
+
+@pytest.mark.parametrize("said", [None, []])
+def test_a_conversation_without_a_first_message_has_no_reward(said):
+    class Silent(Library):
+        async def start(self):
+            return said
+
+    template = template_for(TOKENIZERS["plain"])
+    engine = ScriptedEngine(template.codec, ["42" + template.stops[0]])
+    outcome, response = asyncio.run(roll_out(Silent(), EnginePolicy(template, engine, params(), 900), Limits(), 4))
+    assert outcome.ending == "error" and "start" in outcome.fault and not engine.calls
+    assert response["reward"] != response["reward"]
+
+
+@pytest.mark.parametrize("answer", [None, 7, ["there"], {"role": "tool", "content": "there"}])
+def test_a_tool_that_returns_no_text_is_an_observation_that_says_so(answer, caplog):
+    class Odd(Library):
+        async def call(self, name, arguments):
+            return answer
+
+    outcome = talk(Spoken({"tool_calls": [call("search", {})]}, {"content": "ok"}), Odd())
+    heard = f"search returned a {type(answer).__name__}, no text"
+    assert outcome.messages[2]["content"] == f"error: {heard}" and heard in caplog.text
+    assert (outcome.ending, outcome.calls, outcome.errors) == ("done", 1, 1)
+
+
+def lost():
+    raise KeyError("no such gold")
+
+
+@pytest.mark.parametrize("place", ["call", "score", "reply"])
+def test_the_traceback_is_that_of_the_error_and_not_of_its_cause_alone(place, caplog, monkeypatch):
+    monkeypatch.setattr(conversation, "_seen", set())
+
+    class Careful(Library):
+        """Says which of its parts failed."""
+
+    async def fail(*_):
+        try:
+            lost()
+        except KeyError as error:
+            raise RuntimeError("the index is damaged") from error
+
+    setattr(Careful, place, fail)
+    environment = Careful()
+    outcome = talk(Spoken({"tool_calls": [call("search", {})]} if place == "call" else {}, {}), environment)
+    asyncio.run(scored(environment, outcome))
+    (record,) = caplog.records
+    assert record.exc_info[0] is RuntimeError and "in lost" in caplog.text and "in fail" in caplog.text
