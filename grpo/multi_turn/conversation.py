@@ -7,11 +7,14 @@ import math
 import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Protocol
 
 from grpo.multi_turn.environment import Environment, Message, Score, SetupError, ToolError
 
 logger = logging.getLogger("openrlhf.grpo.conversation")
+
+A_MESSAGE = "give dicts with a role, and what else JSON and the protocol have"
 
 _seen: set[tuple[Any, ...]] = set()  # errors whose traceback this process has logged
 
@@ -104,7 +107,7 @@ class Outcome:
         ending: "done", "turns", "time", "length", or "error" of the environment.
         turns: of the policy; a turn that was given up is not one.
         calls, errors: tool calls, and those that failed.
-        fault: the environment's error that ended it, "" for none.
+        fault: the environment's error that ended it, its scoring included; "" for none.
     """
 
     messages: list[Message]
@@ -161,6 +164,28 @@ def _log(text: str, *values: Any, error: Exception) -> None:
     _seen.add(kind)
 
 
+def is_message(value: Any) -> bool:
+    """Return whether a value is a message that any policy can be sent: a dict with a role, as JSON and UTF-8 have it.
+
+    Content and roles that a template does not know are its own matter.
+    """
+    if not isinstance(value, dict) or not isinstance(value.get("role"), str):
+        return False
+    calls = value.get("tool_calls") or []
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError):  # UnicodeEncodeError is a ValueError
+        return False
+    return isinstance(calls, list) and all(_is_call(call) for call in calls)
+
+
+def _is_call(value: Any) -> bool:
+    if not isinstance(value, dict) or not {"id", "type", "function"} <= value.keys():
+        return False
+    function = value["function"]
+    return isinstance(function, dict) and all(isinstance(function.get(key), str) for key in ("name", "arguments"))
+
+
 async def _asked(method: Callable[..., Awaitable[Any]], *arguments: Any) -> list[Message] | None:
     """Return what a method of the environment says.
 
@@ -171,6 +196,8 @@ async def _asked(method: Callable[..., Awaitable[Any]], *arguments: Any) -> list
         said = await method(*arguments)
         if not isinstance(said, list | None):
             raise TypeError(f"it returned a {type(said).__name__}, no list of messages")
+        if wrong := [message for message in said or [] if not is_message(message)]:
+            raise TypeError(f"it returned {wrong[0]!r:.200}, no message: {A_MESSAGE}")
         return said
     except EnvironmentFault:
         raise
@@ -182,6 +209,8 @@ async def _turns(environment: Environment, policy: Policy, limits: Limits, outco
     tools = _tools(environment)
     messages = outcome.messages
     for _ in range(limits.turns):
+        if wrong := [message for message in messages if not is_message(message)]:  # edited in place
+            raise EnvironmentFault(f"its messages hold {wrong[0]!r:.200}, no message: {A_MESSAGE}")
         message, is_cut = await policy.respond(messages, tools)
         messages.append(message)
         outcome.turns += 1
@@ -203,7 +232,9 @@ async def _turns(environment: Environment, policy: Policy, limits: Limits, outco
 
 def _tools(environment: Environment) -> list[dict[str, Any]]:
     try:
-        return [tool.as_openai() for tool in environment.tools]
+        tools = [tool.as_openai() for tool in environment.tools]
+        json.dumps(tools, ensure_ascii=False, allow_nan=False).encode()
+        return tools
     except Exception as error:  # of a property, or of something that is no Tool
         raise EnvironmentFault(f"its tools cannot be listed ({type(error).__name__}: {error})") from error
 
@@ -239,14 +270,29 @@ def _arguments(text: str) -> dict[str, Any]:
 
 
 async def scored(environment: Environment, outcome: Outcome) -> Score:
-    """Return the environment's score; NaN where it fails or has failed, which counts as a missing reward."""
+    """Return the environment's score in floats; NaN where it fails or has failed, which counts as a missing reward.
+
+    Where it fails here, the outcome has its fault, as of any other method, and "error" for its ending.
+    """
     if outcome.ending == "error":
         return Score(math.nan, math.nan)
     try:
-        score = await environment.score(outcome.messages, outcome.ending)
-        if not isinstance(score, Score):
-            raise TypeError(f"it returned a {type(score).__name__}, no Score")
-        return score
+        return _in_floats(await environment.score(outcome.messages, outcome.ending))
     except Exception as error:  # as for a reward function: one sample without a reward must not end a run
-        _log("a rollout could not be scored, and has no reward: %r", error, error=error)
+        outcome.ending, outcome.fault = "error", f"score failed ({type(error).__name__}: {error})"
+        _log("a rollout could not be scored, and has no reward: %s", outcome.fault, error=error)
         return Score(math.nan, math.nan)
+
+
+def _in_floats(score: Any) -> Score:
+    """Return a score with its numbers as floats. A log may be NaN: the rollout does not have it."""
+    if not isinstance(score, Score):
+        raise TypeError(f"it returned a {type(score).__name__}, no Score")
+    if not isinstance(score.logs, dict) or not all(isinstance(name, str) for name in score.logs):
+        raise TypeError(f"its logs are {score.logs!r:.200}, no numbers by name")
+    for name, value in (("reward", score.reward), ("score", score.score), *score.logs.items()):
+        if not isinstance(value, Real):
+            raise TypeError(f"its {name} is {value!r:.200}, no number")
+    if not (math.isfinite(score.reward) and math.isfinite(score.score)):
+        raise ValueError(f"its reward is {score.reward} and its score {score.score}: give finite numbers")
+    return Score(float(score.reward), float(score.score), {name: float(value) for name, value in score.logs.items()})

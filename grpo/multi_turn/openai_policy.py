@@ -52,6 +52,6 @@ class OpenAIPolicy:
 def _sent(message: Message) -> Message:
     """Return a message with what the protocol knows: thinking and headers stay here."""
     sent = {key: message[key] for key in _SENT if key in message}
-    if "tool_calls" in sent:
-        sent["tool_calls"] = [{key: call[key] for key in ("id", "type", "function")} for call in sent["tool_calls"]]
+    if calls := sent.pop("tool_calls", None):
+        sent["tool_calls"] = [{key: call[key] for key in ("id", "type", "function")} for call in calls]
     return sent

@@ -1,11 +1,18 @@
 """What an environment does wrong: its rollout has no reward, and the others go on."""
 
 import asyncio
+import json
+import math
+from types import SimpleNamespace
 
+import numpy
 import pytest
+import torch
 
 from grpo.multi_turn import conversation
 from grpo.multi_turn.conversation import Limits, make_environment, scored
+from grpo.multi_turn.environment import Score, Tool
+from grpo.multi_turn.openai_policy import OpenAIPolicy
 from grpo.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.multi_turn.templates import template_for
 from tests.grpo.multi_turn.dialects import TOKENIZERS
@@ -85,9 +92,8 @@ def test_what_an_environment_may_not_return_is_an_error_of_it(name, value, caplo
     setattr(Wrong, name, value if name == "tools" else answer)
     environment = Wrong()
     outcome = talk(Spoken({"content": "x"}), environment)
-    assert outcome.ending == ("done" if name == "score" else "error")
     score = asyncio.run(scored(environment, outcome))
-    assert score.reward != score.reward and "no reward" in caplog.text
+    assert outcome.ending == "error" and score.reward != score.reward and "no reward" in caplog.text
 
 
 def test_a_message_that_the_template_cannot_hold_ends_its_rollout_and_no_run(caplog):
@@ -150,3 +156,107 @@ def test_the_traceback_is_that_of_the_error_and_not_of_its_cause_alone(place, ca
     asyncio.run(scored(environment, outcome))
     (record,) = caplog.records
     assert record.exc_info[0] is RuntimeError and "in lost" in caplog.text and "in fail" in caplog.text
+
+
+class API:
+    """Stands for ``openai.AsyncOpenAI``: sends what is asked as the protocol does, and answers each with "ok"."""
+
+    def __init__(self):
+        self.chat = SimpleNamespace(completions=self)
+
+    async def create(self, **request):
+        json.dumps(request, ensure_ascii=False, allow_nan=False).encode()
+        message = SimpleNamespace(content="ok", model_extra=None, tool_calls=None)
+        return SimpleNamespace(usage=None, choices=[SimpleNamespace(message=message, finish_reason="stop")])
+
+
+def in_training(environment):
+    template = template_for(TOKENIZERS["qwen3"])
+    policy = EnginePolicy(template, ScriptedEngine(template.codec, ["ok<|im_end|>"]), params(), 4000)
+    outcome, response = asyncio.run(roll_out(environment, policy, Limits(), 4))
+    return outcome, response["reward"]
+
+
+def in_evaluation(environment):
+    outcome = talk(OpenAIPolicy(API(), "m"), environment)
+    return outcome, asyncio.run(scored(environment, outcome)).reward
+
+
+NO_MESSAGES = [None, "hello", {}, {"content": "hello"}, {"role": None}, {"role": "user", "content": {1, 2}},
+               {"role": "user", "content": "\ud800"}, {"role": "user", "content": "x", "number": math.nan}]  # fmt: skip
+
+
+@pytest.mark.parametrize("run", [in_training, in_evaluation])
+@pytest.mark.parametrize("method", ["start", "reply", "in place"])
+@pytest.mark.parametrize("item", NO_MESSAGES)
+def test_what_is_no_message_is_an_error_of_the_environment(run, method, item):
+    class Odd(Library):
+        async def start(self):
+            return [item] if method == "start" else await super().start()
+
+        async def reply(self, messages):
+            if method == "in place":
+                messages.insert(0, item)
+            return [item] if method == "reply" else []
+
+    outcome, reward = run(Odd())
+    assert outcome.ending == "error" and reward != reward
+    assert ("messages" if method == "in place" else method) in outcome.fault and "message" in outcome.fault
+
+
+@pytest.mark.parametrize("run", [in_training, in_evaluation])
+def test_tool_calls_of_the_environments_own_messages_are_those_of_the_protocol(run):
+    function = {"name": "search", "arguments": "{}"}
+
+    class Example(Library):
+        tool_calls = None
+
+        async def start(self):
+            shown = {"role": "assistant", "content": "ok", "tool_calls": self.tool_calls}
+            return [*await super().start(), shown, *await super().start()]
+
+    for calls in (None, [], [{"id": "1", "type": "function", "function": function}]):
+        Example.tool_calls = calls
+        assert run(Example()) == (run(Example())[0], 1.0), calls
+    for calls in ("search", [None], [{"function": function}], [{"id": "1", "type": "function", "function": {}}]):
+        Example.tool_calls = calls
+        outcome, reward = run(Example())
+        assert outcome.ending == "error" and "start" in outcome.fault and reward != reward
+
+
+@pytest.mark.parametrize("run", [in_training, in_evaluation])
+def test_a_tool_that_no_protocol_can_hold_is_an_error_of_the_environment(run):
+    class Odd(Library):
+        tools = (Tool("search", "look it up", {"type": object}),)
+
+    outcome, reward = run(Odd())
+    assert outcome.ending == "error" and "tools" in outcome.fault and reward != reward
+
+
+NO_SCORES = [(None, 0.0), ("1", 0.0), ([1.0], 0.0), (1j, 0.0), (math.nan, 0.0), (math.inf, 0.0), (10**400, 0.0),
+             (1.0, None), (1.0, math.nan), (1.0, 1.0, None), (1.0, 1.0, {"steps": None}), (1.0, 1.0, {1: 1.0}),
+             (torch.tensor(1.0), 0.0)]  # fmt: skip
+
+
+@pytest.mark.parametrize("run", [in_training, in_evaluation])
+@pytest.mark.parametrize("given", NO_SCORES)
+def test_a_score_of_something_else_than_numbers_is_an_error_of_the_environment(run, given, caplog):
+    class Odd(Library):
+        async def score(self, messages, ending):
+            return Score(*given)
+
+    outcome, reward = run(Odd())
+    assert outcome.ending == "error" and outcome.logs()["ended_by_error"] == 1 and reward != reward
+    assert outcome.fault.startswith("score failed (") and outcome.fault in caplog.text
+
+
+def test_a_score_is_in_floats_whatever_numbers_it_had():
+    class Counted(Library):
+        async def score(self, messages, ending):
+            return Score(numpy.float32(0.5), True, {"steps": 3, "seconds": math.nan})
+
+    environment = Counted()
+    found = asyncio.run(scored(environment, talk(Spoken({}), environment)))
+    values = [found.reward, found.score, found.logs["steps"]]
+    assert values == [0.5, 1.0, 3.0] and all(type(value) is float for value in values)
+    assert math.isnan(found.logs["seconds"]), "a log that a rollout does not have"
