@@ -18,7 +18,7 @@ from typing import Any
 
 from eval.problems import EvalError
 from grpo.json_files import replace
-from grpo.multi_turn.conversation import Limits, converse, make_environment, scored
+from grpo.multi_turn.conversation import Limits, converse, is_message, make_environment, scored
 from grpo.multi_turn.environment import Environment, SetupError, load
 from grpo.multi_turn.openai_policy import OpenAIPolicy
 
@@ -65,7 +65,9 @@ async def evaluate(options: argparse.Namespace, kind: type[Environment], rows: l
         found = {"reward": score.reward, "score": score.score, **logs}
         numbers = {key: value if math.isfinite(value) else None for key, value in found.items()}
         fault = {"error": outcome.fault} if outcome.fault else {}
-        return {**about, "ending": outcome.ending, **fault, **numbers, "messages": outcome.messages}
+        # The environment may have edited them in place, into what no file can hold.
+        messages = [message if is_message(message) else repr(message) for message in outcome.messages]
+        return {**about, "ending": outcome.ending, **fault, **numbers, "messages": messages}
 
     async with client:
         return await asyncio.gather(*(one(row) for row in rows for _ in range(options.n)))

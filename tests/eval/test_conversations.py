@@ -76,26 +76,42 @@ def test_the_same_environment_evaluates_a_model_behind_an_api(api, tmp_path, mon
     assert json.loads((tmp_path / "other" / "summary.json").read_text())["failed"] == 3
 
 
-def test_an_environment_that_fails_is_a_conversation_that_failed(api, tmp_path, monkeypatch):
-    (file := tmp_path / "failing.py").write_text(
-        "from grpo.multi_turn import environment\n\n"
-        "class Environment(environment.Environment):\n"
-        "    def __init__(self, prompt, label):\n"
-        "        super().__init__(prompt, label)\n"
-        "        self.gold = float(label)\n\n"
-        "    async def score(self, messages, ending):\n"
-        "        return environment.Score(1 / self.gold, 1.0)\n"
-    )
+FAILING = """
+from grpo.multi_turn import environment
+
+class Environment(environment.Environment):
+    def __init__(self, prompt, label):
+        super().__init__(prompt, label)
+        if label == "unmade":
+            raise ValueError(label)
+
+    async def start(self):
+        return [None] if self.label == "unsaid" else await super().start()
+
+    async def score(self, messages, ending):
+        if self.label == "edited":
+            messages.append({"role": "user", "content": {"what no file can hold"}})
+        if self.label == "unscored":
+            raise KeyError("gold")
+        return environment.Score(None if self.label == "unrated" else 0.5, 1.0)
+"""
+
+
+def test_an_environment_that_fails_is_a_conversation_that_failed_and_the_others_are_kept(api, tmp_path, monkeypatch):
+    (file := tmp_path / "failing.py").write_text(FAILING)
+    labels = ["fine", "edited", "unmade", "unsaid", "unrated", "unscored"]
     (data := tmp_path / "data.jsonl").write_text(
-        "".join(json.dumps({"id": label, "prompt": "q", "label": label}) + "\n" for label in ("2", "two", "0"))
+        "".join(json.dumps({"id": label, "prompt": "q", "label": label}) + "\n" for label in labels)
     )
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     command = ["--environment", str(file), "--data", str(data), "--base-url", api, "--out", str(tmp_path / "out")]
     assert conversations.main([*command, "--model", "m", "--turns", "1"]) == 1
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert summary["conversations"] == 3 and summary["failed"] == 2  # could not be made, could not be scored
-    assert summary["reward"] == 0.5 and summary["ended_by_error"] == pytest.approx(1 / 3)
-    fine, unmade, unscored = map(json.loads, (tmp_path / "out" / "conversations.jsonl").read_text().splitlines())
-    assert fine["reward"] == 0.5 and "error" not in fine and unscored["reward"] is None
-    assert unmade["ending"] == "error" and unmade["reward"] is None and "could not convert" in unmade["error"]
-    assert len(StandInAPI.seen) == 2
+    assert summary["conversations"] == 6 and summary["failed"] == 4
+    assert summary["reward"] == 0.5 and summary["ended_by_error"] == pytest.approx(4 / 6)
+    records = list(map(json.loads, (tmp_path / "out" / "conversations.jsonl").read_text().splitlines()))
+    for record, wrong in zip(records, [None, None, "constructor", "start", "score", "score"], strict=True):
+        assert record["reward"] == (None if wrong else 0.5) and (record["ending"] == "error") == bool(wrong)
+        assert wrong in record["error"] if wrong else "error" not in record
+    assert "what no file can hold" in records[1]["messages"][-1]
+    assert len(StandInAPI.seen) == 4, "no turn of what could not begin"
