@@ -91,7 +91,16 @@ def _no_reward_message(samples: Sequence[Any]) -> str:
             "the reward function failed for every sample of the rollout: its error stands in the engines' log; "
             "try it by hand on a line of samples/"
         )
-    faults = int(_log(samples, "ended_by_error").nan_to_num().sum())
+    faults, by_length, by_time, mismatched = (
+        int((_log(samples, key) > 0).sum())
+        for key in ("ended_by_error", "ended_by_length", "ended_by_time", "token_mismatch")
+    )
+    if not faults:  # a turn that had no room or no time to begin, or tokens that are not the engine's
+        return (
+            f"none of {len(samples)} rollouts has a reward, and no error of the environment ended one: {by_length} ran "
+            f"out of tokens, {by_time} out of time, and {mismatched} had other tokens than the engine, whose log names "
+            "them; raise PROMPT_MAX_LEN where the first messages have no room, and ROLLOUT_SECONDS where time is short"
+        )
     return (
         f"the environment gave none of {len(samples)} rollouts a reward, and an error of its own ended {faults}: it "
         "stands in the engines' log; try it by hand with python -m eval.conversations"

@@ -93,6 +93,20 @@ def test_an_environment_that_fails_for_every_rollout_stops_the_run():
     rollout.complete([sample(None, ended_by_error=1.0), sample(1.0, ended_by_error=0.0)], group_size=2)
 
 
+def test_rollouts_that_no_error_ended_are_not_said_to_have_one():
+    samples = [
+        sample(None, ended_by_error=0.0, ended_by_length=1.0, token_mismatch=0.0),
+        sample(None, ended_by_error=0.0, ended_by_length=0.0, token_mismatch=2.0),
+        sample(None, ended_by_error=0.0, ended_by_time=1.0, ended_by_length=0.0),
+    ]
+    with pytest.raises(rollout.RewardError) as raised:
+        rollout.complete(samples, group_size=3)
+    said = str(raised.value)
+    assert "none of 3 rollouts has a reward" in said and "error of its own" not in said
+    assert "1 ran out of tokens, 1 out of time, and 1 had other tokens than the engine" in said
+    assert "PROMPT_MAX_LEN" in said and "ROLLOUT_SECONDS" in said
+
+
 def test_a_reward_model_scores_later():
     unscored = SimpleNamespace(rewards=None)
     rollout.complete([unscored], group_size=1)
