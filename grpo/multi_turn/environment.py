@@ -46,9 +46,9 @@ class Score:
     """What a rollout is worth.
 
     Attributes:
-        reward: what is trained on; one for the rollout, however many turns and samples it has.
+        reward: what is trained on; one for the rollout, however many turns and samples it has. Finite, as `score`.
         score: correctness, 0.0 to 1.0.
-        logs: more numbers; the same keys for every rollout.
+        logs: more numbers; the same keys for every rollout, NaN for what one does not have.
     """
 
     reward: float
@@ -82,7 +82,7 @@ class Environment(ABC):
         return None
 
     async def start(self) -> list[Message]:
-        """Return the first messages."""
+        """Return the first messages, one at least."""
         return [{"role": "user", "content": self.prompt}]
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
