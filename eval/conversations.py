@@ -21,6 +21,7 @@ from grpo.json_files import replace
 from grpo.multi_turn.conversation import Limits, converse, is_message, make_environment, scored
 from grpo.multi_turn.environment import Environment, SetupError, load
 from grpo.multi_turn.openai_policy import OpenAIPolicy
+from grpo.multi_turn.retrieval import VARIABLE
 
 
 def parser() -> argparse.ArgumentParser:
@@ -99,6 +100,8 @@ def summarise(records: list[dict[str, Any]]) -> dict[str, float]:
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
     options = parser().parse_args(argv)
+    if os.environ.get("LIBRARY"):  # as train_grpo.sh takes it
+        os.environ.setdefault(VARIABLE, os.environ["LIBRARY"])
     try:
         environment = load(options.environment)
         environment.check()

@@ -73,14 +73,14 @@ def summarise(records: Sequence[Record], ks: Iterable[int] = ()) -> dict[str, An
       wrong. A problem without a grade, or with fewer than k, is left out; where none is left, the values are None.
     - ``truncated``, ``no_final``, ``no_answer``: shares of the samples; under a thinking budget ``truncated`` is of the
       answers, and ``thinking_truncated`` is there too.
-    - ``response_length``, ``thinking_length``, ``answer_length``: mean tokens; the last two of samples with a final
-      message.
+    - ``response_length``, ``thinking_length``, ``answer_length``: mean tokens; the last of samples with a final
+      message. A response without is all thinking.
 
     Args:
         records: graded; of each problem any number.
         ks: the k of pass@k.
     """
-    counts = [(len(grades), int(sum(grades))) for grades in correct_by_problem(records).values()]
+    counts = [(len(grades), sum(grade >= 1 for grade in grades)) for grades in correct_by_problem(records).values()]
     result: dict[str, Any] = dict.fromkeys(("exact_match", "ci_low", "ci_high"))
     if counts:
         rates = [correct / n for n, correct in counts]
@@ -99,7 +99,7 @@ def summarise(records: Sequence[Record], ks: Iterable[int] = ()) -> dict[str, An
         "no_final": _complement(_mean(record.get("has_final") for record in records)),
         "no_answer": _complement(_mean(record.get("answered") for record in records)),
         "response_length": _mean(record.get("response_length") for record in records),
-        "thinking_length": _mean(record["response_length"] - record["answer_length"] for record in lengths),
+        "thinking_length": _mean(_thinking_length(record) for record in records),
         "answer_length": _mean(record["answer_length"] for record in lengths),
     }
 
@@ -111,6 +111,13 @@ def summarise_by_source(records: Sequence[Record], ks: Sequence[int]) -> dict[st
         parts[record["datasource"]].append(record)
     by_source = {source: summarise(part, ks) for source, part in parts.items()}
     return summarise(records, ks) | {"by_source": by_source}
+
+
+def _thinking_length(record: Record) -> float | None:
+    """Return the tokens before the final message, its header included: all where there is none; None where unknown."""
+    if record.get("response_length") is None or "answer_length" not in record:
+        return None
+    return record["response_length"] - (record["answer_length"] or 0)
 
 
 def correct_by_problem(records: Iterable[Record]) -> dict[str, list[float]]:

@@ -121,10 +121,7 @@ def _parts(
     if header[0] not in tokenizer.added_tokens_decoder:  # a model of another template
         return {}
     answers = [answer_length(tokens, header) for tokens in responses]
-    thinking = [
-        len(tokens) if answer is None else len(tokens) - answer - len(header)
-        for tokens, answer in zip(responses, answers, strict=True)
-    ]
+    thinking = [len(tokens) - (answer or 0) for tokens, answer in zip(responses, answers, strict=True)]
     final = [answer for answer in answers if answer is not None]
     return {
         "thinking_length": torch.tensor(thinking).double().mean(),

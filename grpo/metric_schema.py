@@ -14,7 +14,7 @@ TIERS = {
     2: "Is the update sound?",
     3: "What do the responses look like?",
     4: "Is the reward honest?",
-    5: "Where do time and memory go?",
+    5: "Where do time and memory go, and what else is there?",
 }
 
 
@@ -77,7 +77,8 @@ SCHEMA = (
     Metric("response_length_p50", "token", 3, "median length", "experience"),
     Metric("response_length_p90", "token", 3, "length that one in ten exceeds", "experience"),
     Metric("response_length_max", "token", 3, "longest response", "experience"),
-    Metric("thinking_length", "token", 3, "mean length of what comes before the final message", "experience"),
+    Metric("thinking_length", "token", 3, "mean length of what comes before the final message, with its header; of a "
+           "response without, all", "experience"),
     Metric("answer_length", "token", 3, "mean length of the final message, of samples that have one", "experience"),
     Metric("truncated", "share", 3, "samples cut at the length limit", "openrlhf", (None, 0.3)),
     Metric("thinking_truncated", "share", 3, "samples whose thinking was cut at its budget, and which then answered",
@@ -148,7 +149,7 @@ SCHEMA = (
     Metric("advantage_length_correlation", "", 5, "correlation of advantage and length", "experience", (-0.5, 0.5)),
     Metric("unallocated_mass", "share", 5, "probability of rows of the vocabulary that stand for no token",
            "actor", (None, 1e-4)),
-    Metric("actor_lr", "", 5, "learning rate of the last optimizer step", "openrlhf"),
+    Metric("actor_lr", "", 5, "learning rate, mean over the micro-batches of the step", "openrlhf"),
     Metric("optimizer_step", "", 5, "optimizer steps since the run started", "actor"),
     Metric("optimizer_steps", "", 5, "optimizer steps of this rollout; more than one is off-policy", "actor"),
     Metric("seconds.generate", "s", 5, "sampling, with the reward", "launcher"),
@@ -175,7 +176,7 @@ SCHEMA = (
            when="JUDGE_FALLBACK=group"),
     Metric("total_length", "token", 5, "mean length of prompt and response", "openrlhf"),
     Metric("prompt_length", "token", 5, "mean length of the prompt, where an executor of ours says it", "rollout",
-           when="THINKING_BUDGET or ENVIRONMENT"),
+           when="THINKING_BUDGET"),
     Metric("response_clip_ratio", "share", 5, "OpenRLHF's name for truncated", "openrlhf"),
     Metric("return", "", 5, "mean return: in GRPO the advantage", "openrlhf"),
     Metric("kl", "nat", 5, "estimated divergence from the reference, the model without its adapter; 0 with KL_COEF=0",

@@ -15,9 +15,10 @@ def describe_samples(samples: Sequence[Any], tokenizer: Any, limit: int | None =
     """Return the records of the first samples of a step, and always of its extremes (see :func:`extremes`).
 
     A record has `sample` (its place in the rollout), `prompt`, `response` (with special tokens), `label`, `gold`,
-    `answer` (None where none can be read), `prompt_length`, `extremes` (what it is the extreme of), all logs of the
-    reward function, and the `details` of :mod:`grpo.step_metrics`. A number that :func:`grpo.rollout.complete` made up
-    for the sake of the step's mean is None.
+    `answer` (None where none can be read), `prompt_length`, of rollouts in an environment `conversation` (the whole
+    text of each of its samples), `extremes` (what it is the extreme of), all logs of the reward function, and the
+    `details` of :mod:`grpo.step_metrics`. A number that :func:`grpo.rollout.complete` made up for the sake of the
+    step's mean is None.
 
     Args:
         samples: ``Experience`` of one sample each.
@@ -46,8 +47,18 @@ def _describe(place: int, sample: Any, tokenizer: Any, logs: dict[str, Any]) -> 
         "gold": gold(sample.labels[0]),
         "answer": read_answer({"id": "the step", "sample": place, "response": response})["answer"],
         "prompt_length": int(sample.attention_mask.sum()) - len(tokens),
+        **_conversation(sample, tokenizer),
         **logs,
     }
+
+
+def _conversation(sample: Any, tokenizer: Any) -> dict[str, list[str]]:
+    """Return the whole text of each sample of a rollout in an environment, prompts and tools included."""
+    if not hasattr(sample, "branches"):
+        return {}
+    rows = [*sample.branches, sample]
+    texts = [tokenizer.decode(row.sequences[row.attention_mask.bool()], skip_special_tokens=False) for row in rows]
+    return {"conversation": texts}
 
 
 def gold(label: Any) -> Any:
@@ -74,6 +85,7 @@ def extremes(logs: Sequence[dict[str, Any]]) -> dict[int, list[str]]:
         ("most surprising", everyone, "surprisal", float),
         ("largest loss", everyone, "micro_batch_loss", abs),
         ("least likely token", everyone, "lowest_log_prob", operator.neg),
+        ("largest mismatch", everyone, "logprob_diff_max", float),
     ):
         known = [(size(value), place) for place in places if (value := logs[place].get(name)) is not None]
         if known:

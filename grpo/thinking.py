@@ -57,6 +57,8 @@ def delimiter(name: str, encode: Encode) -> Delimiter:
         start, channel, message, end = (_single(mark, encode) for mark in ("start", "channel", "message", "end"))
         role, analysis, final = (tuple(encode(word)) for word in ("assistant", "analysis", "final"))
         return Harmony(start, channel, message, end, role, analysis, final)
+    if not name.strip() or (name.strip().lower() in PRESETS and name not in PRESETS):
+        raise DelimiterError(f"the thinking delimiter {name!r} is none: use {' or '.join(PRESETS)}, or a text")
     text = "</think>" if name == "think" else name
     tokens = tuple(encode(text))
     if not tokens:

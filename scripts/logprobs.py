@@ -1,6 +1,6 @@
 """Shows the least likely tokens that a run was trained on, with what stands around them, in the engine and the trainer.
 
-python -m scripts.logprobs RUN_DIR [--step N] [--count 20] [--json]
+python -m scripts.logprobs RUN_DIR [--step N] [--count 20] [--apart] [--json]
 
 Reads `least_likely_tokens` of each record in samples/step_N.jsonl: `position`, `before`, `token`, `after`, `engine` and
 `trainer` (log-probs, nat; null where there is none), as :func:`grpo.improbable.least_likely` makes them.
@@ -24,8 +24,12 @@ def steps_of(run_dir: Path) -> dict[int, Path]:
     return {int(file.stem.rpartition("_")[2]): file for file in files}
 
 
-def read(run_dir: Path, step: int | None, count: int) -> list[dict[str, Any]]:
-    """Return the least likely tokens of a step, or of all steps, each with its `step`."""
+def read(run_dir: Path, step: int | None, count: int, apart: bool = False) -> list[dict[str, Any]]:
+    """Return the least likely tokens of a step, or of all steps, each with its `step`.
+
+    Args:
+        apart: those on which engine and trainer differ most in their place; without the trainer there are none.
+    """
     rows = [
         {"step": number, "sample": record.get("sample"), **token}
         for number, file in sorted(steps_of(run_dir).items())
@@ -33,6 +37,9 @@ def read(run_dir: Path, step: int | None, count: int) -> list[dict[str, Any]]:
         for record in read_rows(file)
         for token in record.get("least_likely_tokens") or ()
     ]
+    if apart:
+        both = [row for row in rows if row["engine"] is not None and row["trainer"] is not None]
+        return sorted(both, key=lambda row: -abs(row["engine"] - row["trainer"]))[:count]
     return sorted(rows, key=lowest)[:count]
 
 
@@ -62,9 +69,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--step", type=int, help="one step (default: all)")
     parser.add_argument("--count", type=int, default=20, help="tokens to show (default: 20)")
+    parser.add_argument("--apart", action="store_true", help="those first on which engine and trainer differ most")
     parser.add_argument("--json", action="store_true", help="one JSON object a token")
     options = parser.parse_args(argv)
-    rows = read(options.run_dir, options.step, max(1, options.count))
+    if not (options.run_dir / "samples").is_dir() or options.count < 1:
+        there = "--count is 1 or more" if options.count < 1 else f"{options.run_dir} is no run that has samples"
+        print(f"scripts.logprobs: {there}", file=sys.stderr)
+        return 2
+    rows = read(options.run_dir, options.step, options.count, options.apart)
     if not rows:
         what = "step" if options.step is not None and steps_of(options.run_dir) else "run"
         there = f"; there are {', '.join(map(str, sorted(steps_of(options.run_dir))))}" if what == "step" else ""

@@ -106,6 +106,11 @@ class Diagnosis:
     not_judged: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
+    def nothing_found(self) -> str:
+        """Return what is to be said where there is no finding: that is no all-clear while rules cannot judge."""
+        rules = len(self.fine) + len(self.not_judged)
+        return f"none; {len(self.not_judged)} of {rules} rules cannot judge so far" if self.not_judged else "none"
+
     def as_dict(self) -> dict[str, Any]:
         """Return the diagnosis for JSON."""
         return asdict(self)

@@ -20,7 +20,7 @@ STEP_COLUMNS = (
     ("judge_failed", "unjudged", ".0%"),
     ("response_length", "length", ".0f"),
     ("grad_norm", "grad", ".3g"),
-    ("ppo_kl", "kl", ".2g"),
+    ("ppo_kl", "ppo_kl", ".2g"),
 )
 
 

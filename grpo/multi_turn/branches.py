@@ -45,6 +45,8 @@ def experience_of(generator: Any, response: dict[str, Any], **generate_kwargs: A
     masks = [experience.action_mask, *(row.action_mask for row in experience.branches)]
     # OpenRLHF has counted the last sample alone.
     experience.info["response_length"] = torch.tensor([int(sum(mask.sum() for mask in masks))])
+    if response.get("is_empty"):  # its one token stands for none: it has no length
+        experience.info |= {name: torch.full((1,), math.nan) for name in ("response_length", "total_length")}
     return experience
 
 

@@ -295,4 +295,6 @@ def _in_floats(score: Any) -> Score:
             raise TypeError(f"its {name} is {value!r:.200}, no number")
     if not (math.isfinite(score.reward) and math.isfinite(score.score)):
         raise ValueError(f"its reward is {score.reward} and its score {score.score}: give finite numbers")
+    if not 0 <= score.score <= 1:
+        raise ValueError(f"its score is {score.score}: give correctness from 0 to 1, and let the reward be another")
     return Score(float(score.reward), float(score.score), {name: float(value) for name, value in score.logs.items()})

@@ -5,6 +5,7 @@ So one environment trains a policy in the engines (:mod:`grpo.multi_turn.agent`)
 """
 
 import importlib.util
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -47,7 +48,7 @@ class Score:
 
     Attributes:
         reward: what is trained on; one for the rollout, however many turns and samples it has. Finite, as `score`.
-        score: correctness, 0.0 to 1.0.
+        score: correctness, 0.0 to 1.0; evaluations count as solved what has 1.
         logs: more numbers; the same keys for every rollout, NaN for what one does not have.
     """
 
@@ -117,7 +118,9 @@ def load(name: str) -> type[Environment]:
         SetupError: where there is none.
     """
     path = BUILT_IN.get(name, Path(name))
-    if path.suffix != ".py" or not path.is_file():
+    if path.suffix == ".py" and not path.is_file():
+        raise SetupError(f"ENVIRONMENT {name} is not there: name a Python file, or one of {', '.join(BUILT_IN)}")
+    if path.suffix != ".py":
         raise SetupError(f"ENVIRONMENT {name} is no .py file and not one of {', '.join(BUILT_IN)}: name one of these")
     spec = importlib.util.spec_from_file_location(f"environment_{path.stem}", path)
     if spec is None or spec.loader is None:
@@ -126,10 +129,14 @@ def load(name: str) -> type[Environment]:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise SetupError(f"ENVIRONMENT {path} fails when loaded ({type(error).__name__}: {error})") from error
+        raise SetupError(f"ENVIRONMENT {path} fails when loaded ({type(error).__name__}, {error}): mend it") from error
     found = getattr(module, "Environment", None)
     if not (isinstance(found, type) and issubclass(found, Environment)) or found is Environment:
         raise SetupError(
             f"{path} has no class Environment that extends grpo.multi_turn.environment.Environment: name it so"
         )
+    for name in ("start", "call", "reply", "score"):
+        method = getattr(found, name)
+        if getattr(method, "__isabstractmethod__", False) or not inspect.iscoroutinefunction(method):
+            raise SetupError(f"the Environment of {path} has no coroutine {name}: write `async def {name}(self, ...)`")
     return found

@@ -151,4 +151,5 @@ def _nothing_sampled(policy: EnginePolicy, score: Score) -> dict[str, Any]:
         "action_ranges": [(len(tokens) - 1, len(tokens))],
         "rollout_log_probs": [0.0] * len(tokens),
         "branches": [],
+        "is_empty": True,
     }

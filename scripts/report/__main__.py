@@ -37,8 +37,8 @@ def main(argv: list[str] | None = None) -> int:
     out = options.out or options.folders[0] / NAME
     try:
         runs = read(options.folders)
-        findings = {run.name: diagnose(of_run(run)).findings for run in runs}
-        json_files.replace(out, render(runs, findings))
+        diagnoses = {run.name: diagnose(of_run(run)) for run in runs}
+        json_files.replace(out, render(runs, diagnoses))
     except RunError as error:
         print(f"scripts.report: {error}", file=sys.stderr)
         return 2

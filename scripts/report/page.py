@@ -12,7 +12,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from grpo.diagnosis.finding import Finding
+from grpo.diagnosis.finding import Diagnosis, Finding
 from grpo.launch.config import secrets
 from grpo.metric_schema import SCHEMA, TIERS, Metric
 from grpo.run_state import Run
@@ -46,19 +46,22 @@ class Mark:
     shift: int
 
 
-def render(runs: Sequence[Run], findings: Mapping[str, Sequence[Finding]] | None = None) -> str:
+def render(runs: Sequence[Run], diagnoses: Mapping[str, Diagnosis] | None = None) -> str:
     """Return the report as HTML. Values of secret environment variables are replaced by their names.
 
     Args:
-        findings: of each diagnosed run, by its name; the others are shown without.
+        diagnoses: by the name of the run; the others are shown without.
     """
-    found = findings or {}
+    diagnoses = diagnoses or {}
+    found = {name: diagnosis.findings for name, diagnosis in diagnoses.items()}
     steps = _steps(runs)
     marks = _marks(runs, found, steps)
     charts = [chart.draw(panel, steps) for panel in panels.panels(runs)]
     script = (FOLDER / "page.js").read_text(encoding="utf-8")
     page = _environment().get_template("page.html")
     entries = [_entry(run, runs, marks.get(run.name)) for run in runs]
+    for entry in entries:
+        entry["nothing_found"] = diagnoses[entry["run"].name].nothing_found() if entry["findings"] is not None else ""
     text = page.render(
         title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
         style=Markup((FOLDER / "page.css").read_text(encoding="utf-8")),

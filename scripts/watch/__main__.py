@@ -20,7 +20,6 @@ from rich.live import Live
 
 from grpo import command
 from grpo.diagnosis.diagnose import diagnose
-from grpo.diagnosis.finding import Finding
 from grpo.diagnosis.history import of_run
 from grpo.run_state import RUNNING, Run, RunError
 from scripts.watch.frame import frame
@@ -41,7 +40,8 @@ def watch(run: Run, console: Console, every: float) -> None:
             while run.state == RUNNING:
                 samples.refresh()
                 width, height = console.size
-                live.update(Group(*frame(run, samples, time.time(), width, height, findings(run))), refresh=True)
+                found = diagnose(of_run(run))
+                live.update(Group(*frame(run, samples, time.time(), width, height, found)), refresh=True)
                 time.sleep(every)
                 run.refresh()
     else:
@@ -64,13 +64,8 @@ def print_frame(run: Run, console: Console) -> None:
     """Print the whole view once."""
     samples = NewestSamples(run.folder)
     samples.refresh()
-    for line in frame(run, samples, time.time(), console.width, findings=findings(run)):
+    for line in frame(run, samples, time.time(), console.width, diagnosis=diagnose(of_run(run))):
         console.print(line, no_wrap=True, crop=False)
-
-
-def findings(run: Run) -> list[Finding]:
-    """Return what the diagnosis finds in the steps so far."""
-    return diagnose(of_run(run)).findings
 
 
 def _seconds(text: str) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.text import Text
 
-from grpo.diagnosis.finding import Finding
+from grpo.diagnosis.finding import Diagnosis
 from grpo.launch.progress import interval
 from grpo.launch.supervise import tail
 from grpo.metric_schema import BY_NAME, SCHEMA, TIERS, Metric, flat
@@ -30,18 +30,18 @@ def frame(
     now: float,
     width: int,
     height: int | None = None,
-    findings: Sequence[Finding] | None = None,
+    diagnosis: Diagnosis | None = None,
 ) -> list[Text]:
     """Return the lines of the view.
 
     Args:
         now: seconds since 1970.
         width, height: of the terminal, in characters; without a height nothing is left out.
-        findings: of a diagnosis; None where none was made.
+        diagnosis: of the steps so far; None where none was made.
     """
     width = max(40, min(width, _MAX_WIDTH))
     rows = _numbers(run.metrics)
-    lines = [*_header(run, now, width), *_findings(findings, width), *_out_of_range(rows, width)]
+    lines = [*_header(run, now, width), *_findings(diagnosis, width), *_out_of_range(rows, width)]
     lines += _learning(run, rows, width)
     lines += _section(TIERS[2], _cells([m.name for m in _tier(2)], rows, width), width)
     lines += _section("Where does the time go?", _phases(rows, width), width)
@@ -113,13 +113,13 @@ def _notes(run: Run, now: float) -> list[str]:
     return notes
 
 
-def _findings(findings: Sequence[Finding] | None, width: int) -> list[Text]:
-    if findings is None:
+def _findings(diagnosis: Diagnosis | None, width: int) -> list[Text]:
+    if diagnosis is None:
         return []
     lines = [_title("Findings", width)]
-    for finding in findings:
+    for finding in diagnosis.findings:
         lines += _wrapped([printable(finding.headline())], width, "bold red")
-    return lines if findings else [*lines, Text("none")]
+    return lines if diagnosis.findings else [*lines, Text(diagnosis.nothing_found())]
 
 
 def _learning(run: Run, rows: Numbers, width: int) -> list[Text]:

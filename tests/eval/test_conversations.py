@@ -55,7 +55,9 @@ def api():
 def test_the_same_environment_evaluates_a_model_behind_an_api(api, tmp_path, monkeypatch, capsys):
     (library := tmp_path / "library").mkdir()
     (library / "rivers.txt").write_text("The longest river is the Ona. It has 417 bridges, built in stone.")
-    monkeypatch.setenv(retrieval.VARIABLE, str(library))
+    monkeypatch.setenv(retrieval.VARIABLE, "")
+    monkeypatch.delenv(retrieval.VARIABLE)  # and back to what it was at the end
+    monkeypatch.setenv("LIBRARY", str(library))
     data, out = tmp_path / "data.jsonl", tmp_path / "out"
     data.write_text('{"id": "b", "prompt": "How many bridges?", "label": "417"}\n')
     command = ["--environment", "retrieval", "--data", str(data), "--base-url", api, "--out", str(out), "--n", "3"]

@@ -52,8 +52,13 @@ def test_metrics_are_means_over_problems_and_over_samples():
     for name in ("truncated", "no_final", "no_answer"):
         assert result[name] == pytest.approx(1 / 7)
     assert result["response_length"] == pytest.approx(140 / 7)
-    assert (result["thinking_length"], result["answer_length"]) == (6, 4)
+    assert (result["thinking_length"], result["answer_length"]) == (pytest.approx((6 * 6 + 80) / 7), 4)
     assert 0 <= result["ci_low"] < result["exact_match"] < result["ci_high"] <= 1
+
+
+def test_only_what_is_wholly_right_is_solved():
+    found = records.summarise([graded("a", value) for value in (0.5, 0.9, 0.99, 1.0)], [1, 4])
+    assert found["exact_match"] == 0.25 and found["pass_at_k"]["4"]["value"] == 1
 
 
 @pytest.mark.parametrize("missing", [None, math.nan])

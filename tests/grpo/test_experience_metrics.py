@@ -153,7 +153,7 @@ def test_the_rolling_correlation_is_that_of_all_samples_of_the_steps(seed, steps
 
 
 def test_thinking_and_answer_are_told_apart_by_tokens():
-    """The last final header counts; without one, all is thinking."""
+    """The last final header ends the thinking, of which it is part; without one, all is thinking."""
     header = [7, 8, 9]
     tokenizer = SimpleNamespace(encode=lambda *_, **__: header, added_tokens_decoder={7: "<|channel|>"})
     samples = rollout(4, 4)
@@ -162,7 +162,7 @@ def test_thinking_and_answer_are_told_apart_by_tokens():
     ):
         sample["response"] = response
     found = experience_metrics(as_experiences(samples, [2, 0, 3, 1], 3), GROUP, tokenizer)
-    assert found["thinking_length"] == np.mean([2, 5, 2, 0])
+    assert found["thinking_length"] == np.mean([5, 8, 2, 3])
     assert found["answer_length"] == np.mean([1, 3, 0])
     logged = as_experiences(samples, [0, 1, 2, 3], 2)
     for experience in logged:

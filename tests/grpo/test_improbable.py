@@ -41,4 +41,9 @@ def test_the_report_marks_where_engine_and_trainer_differ(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out) == {"step": 1, "sample": 7, **rows[0]}
     assert logprobs.main([str(tmp_path), "--step", "3"]) == 2
     assert "there are 1, 12" in capsys.readouterr().err
+    assert logprobs.main([str(tmp_path), "--apart"]) == 0
+    assert [line[0] for line in capsys.readouterr().out.splitlines()[1:]] == ["!", " "], "those of both alone"
+    assert logprobs.main([str(tmp_path), "--count", "0"]) == 2
+    assert "--count is 1 or more" in capsys.readouterr().err
     assert logprobs.main([str(tmp_path / "none")]) == 2
+    assert "no run that has samples" in capsys.readouterr().err

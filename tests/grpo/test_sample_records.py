@@ -34,6 +34,15 @@ def test_a_record_has_texts_answer_gold_counts_and_numbers():
     json.dumps([one, two, three])
 
 
+def test_a_rollout_in_an_environment_has_its_whole_conversation():
+    last, before = sample([1]), sample([3, 3])
+    last.branches = [before]
+    tokenizer = SimpleNamespace(decode=lambda tokens, **_: " ".join(map(str, torch.as_tensor(tokens).tolist())))
+    [record] = describe_samples([last], tokenizer)
+    assert record["conversation"] == ["0 0 3 3", "0 0 1"]
+    assert "conversation" not in describe_samples([sample([1])], tokenizer)[0]
+
+
 def test_a_number_that_was_made_up_is_none():
     made_up = sample([1], reward=0.25)
     made_up.missing = {"reward"}

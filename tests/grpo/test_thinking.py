@@ -44,7 +44,10 @@ def test_a_preset_is_the_tokens_that_its_text_has():
     assert list(made("\n</think>\n\n", THINK).tokens) == ids("\n</think>\n\n", THINK)
 
 
-@pytest.mark.parametrize("name, what", [("", "no tokens"), ("think", "no token of this tokenizer")])
+@pytest.mark.parametrize(
+    "name, what",
+    [("", "is none"), (" ", "is none"), ("Harmony", "use harmony or think"), ("think", "no token of this")],
+)
 def test_a_delimiter_that_the_tokenizer_cannot_make_is_refused(name, what):
     with pytest.raises(DelimiterError, match=what):
         made(name)

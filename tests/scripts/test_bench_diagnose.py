@@ -38,6 +38,8 @@ def test_precision_and_recall_are_what_is_promised():
 
 def test_a_score_below_its_mark_is_said(capsys, monkeypatch):
     monkeypatch.setattr(diagnose_bench, "LEAST_SCORE", 1.01)
+    assert bench.main(["diagnose", *TINY]) == 0, "so few runs say nothing"
+    monkeypatch.setattr(diagnose_bench, "ENOUGH", 2)
     assert bench.main(["diagnose", *TINY]) == 1
     assert "1.01 at least is wanted" in capsys.readouterr().err
 

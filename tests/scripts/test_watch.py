@@ -15,7 +15,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from grpo.diagnosis.finding import WARNING, Evidence, Finding
+from grpo.diagnosis.finding import WARNING, Diagnosis, Evidence, Finding
 from grpo.metric_schema import SCHEMA
 from grpo.run_state import Run
 from scripts.watch import __main__ as watch
@@ -180,10 +180,10 @@ def test_findings(make_run) -> None:
     run = make_run()
     run.step(9)
     assert "Findings" not in shown(Run(run.folder)), "nobody has looked"
-    assert "none" in shown(Run(run.folder), findings=[])
+    assert "none" in shown(Run(run.folder), diagnosis=Diagnosis(3, 1))
     evidence = Evidence("reward", 7, 9, {"[b]before[/b]": 0.5, "after": 0.9})
     found = Finding("reward_hacking", WARNING, 7, 9, (evidence,), "the judge is gamed", ())
-    text = " ".join(shown(Run(run.folder), findings=[found]).split())
+    text = " ".join(shown(Run(run.folder), diagnosis=Diagnosis(3, 1, [found])).split())
     assert "reward hacking from step 7 (warning): reward, steps 7 to 9: [b]before[/b] 0.5, after 0.9" in text
 
 

@@ -35,6 +35,13 @@ def check_thinking(config: Config) -> Iterator[Problem]:
             f"set GENERATE_MAX_LEN to {needed}, or a budget lower",
         )
     yield from _first_limit(args, len(made.tokens))
+    sampled, last = args.thinking_budget + args.answer_budget, args.generate_max_len
+    if args.overlong_buffer_len is not None and sampled <= last - args.overlong_buffer_len:
+        yield Problem(
+            f"OVERLONG_BUFFER {args.overlong_buffer_len:g}: a response has at most {sampled} sampled tokens under its "
+            f"budgets, and the penalty begins above {last - args.overlong_buffer_len:g}",
+            f"set OVERLONG_BUFFER above {last - sampled}, or leave it out",
+        )
 
 
 def read_delimiter(args: Namespace) -> Delimiter | None:

@@ -29,7 +29,7 @@ def test_a_step_is_one_line(tmp_path: Path) -> None:
     append(tmp_path / "metrics.jsonl", STEP)
     [line] = Progress(tmp_path, 40).poll()
     assert line == (
-        "step 3/40  reward 0.412  correct 0.500  length 812  grad 0.0312  kl 0.00012  "
+        "step 3/40  reward 0.412  correct 0.500  length 812  grad 0.0312  ppo_kl 0.00012  "
         "52.5 s (generate 31.0, train 20.0)"
     )
 

@@ -295,8 +295,10 @@ def test_a_rollout_in_which_nothing_was_sampled_teaches_nothing(monkeypatch):
     policy = EnginePolicy(template, ScriptedEngine(template.codec, PLAIN), params(), 3)  # no room for the prompt
     _, made = asyncio.run(roll_out(Library(), policy, Limits(), 9))
     empty = {"prompt": "where?", "label": "", **made}
-    (_, nothing), batches = made_experiences([response(PLAIN, [], 1.0), empty], monkeypatch)
+    (whole, nothing), batches = made_experiences([response(PLAIN, [], 1.0), empty], monkeypatch)
     assert nothing.info["reward_missing"] == 1 and not batches[0].advantages[1].any()
+    for name in ("response_length", "total_length"):
+        assert name in nothing.missing and nothing.info[name] == whole.info[name], "the mean of those that have one"
     assert batches[0].action_mask[0].any() and not batches[0].action_mask[1].any()
 
 

@@ -140,12 +140,20 @@ def test_only_a_final_answer_is_rewarded(ending, content, right):
 def test_environments_are_loaded_by_name_or_file_and_refused_with_a_remedy(tmp_path, monkeypatch):
     assert issubclass(load("retrieval"), Environment)
     file = tmp_path / "file.py"
-    for text, wrong in (("x = 1", "has no class Environment"), ("import nothing_there", "fails when loaded")):
+    begin = "from grpo.multi_turn import environment as e\nclass Environment(e.Environment):\n"
+    for text, wrong in (
+        ("x = 1", "has no class Environment"),
+        ("import nothing_there", "fails when loaded .*: mend it"),
+        (begin + "    tools = ()", "no coroutine score"),
+        (begin + "    def score(self, messages, ending): pass", "write `async def score"),
+        (begin + "    async def score(self, *_): pass\n    def call(self, *_): pass", "no coroutine call"),
+    ):
         file.write_text(text)
         with pytest.raises(SetupError, match=wrong):
             load(str(file))
-    with pytest.raises(SetupError, match=r"is no \.py file"):
-        load("retrieve")
+    for name, wrong in (("retrieve", r"is no \.py file"), (str(tmp_path / "gone.py"), "is not there")):
+        with pytest.raises(SetupError, match=wrong):
+            load(name)
     monkeypatch.delenv(retrieval.VARIABLE, raising=False)
     with pytest.raises(SetupError, match="set LIBRARY"):
         load("retrieval").check()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo.diagnosis.finding import Diagnosis
 from grpo.metric_schema import SCHEMA
 from scripts.report import headline, settings
 from scripts.report.__main__ import main
@@ -90,7 +91,7 @@ def test_nothing_that_files_hold_becomes_markup(make_run, tmp_path):
     (folder / "env.json").write_text(json.dumps({HOSTILE: {HOSTILE: HOSTILE}}))
     (folder / "resumes.jsonl").write_text(json.dumps({"step": 3, "changed": {HOSTILE: [HOSTILE, "b"]}}) + "\n")
     runs = read([folder])
-    html = render(runs, {runs[0].name: [Finding(HOSTILE, 3, HOSTILE, HOSTILE, [HOSTILE])]})
+    html = render(runs, {runs[0].name: Diagnosis(3, 0, [Finding(HOSTILE, 3, HOSTILE, HOSTILE, [HOSTILE])])})
     page = Page(html)
     assert page.count("script") == plain.count("script") == 2 and page.count("img") == 0
     assert page.text.count(HOSTILE) > 15
@@ -133,9 +134,16 @@ def test_only_an_evaluation(make_run):
 
 def test_findings_are_shown_and_marked(make_run):
     runs = read([make_run("a"), make_run("b"), make_run("c")])
-    found = {"a": [Finding("spike", 7, "loss was 12"), Finding("vague", None, "no step")], "b": []}
+    found = {
+        "a": Diagnosis(9, 0, [Finding("spike", 7, "loss was 12"), Finding("vague", None, "no step")]),
+        "b": Diagnosis(9, 0, fine={"x": ""}, not_judged={"y": "too few steps"}),
+    }
     html = render(runs, found)
-    assert "loss was 12" in html and html.count("Nothing was found.") == 1 and "LEARNING_RATE=5e-7" in html
+    assert (
+        "loss was 12" in html
+        and html.count("none; 1 of 2 rules cannot judge so far") == 1
+        and "LEARNING_RATE=5e-7" in html
+    )
     marks = [attributes for tag, attributes in Page(html).tags if tag == "text" and "data-step" in attributes]
     assert len(marks) == panel_count(html) and {mark["data-step"] for mark in marks} == {"7"}
     assert "data-step" not in render(runs)

@@ -37,6 +37,7 @@ def test_a_stage_of_the_schedule_may_shorten_the_thinking_but_not_take_it_away(s
     [
         ({"generate_max_len": 29}, "16 + delimiter 6 + ANSWER_BUDGET 8 = 30 tokens", "set GENERATE_MAX_LEN to 30"),
         ({"thinking_delimiter": "think"}, "</think> is no token of this tokenizer", "THINKING_DELIMITER: use harmony"),
+        ({"generate_max_len": 40, "overlong_buffer_len": 16}, "at most 24 sampled tokens", "OVERLONG_BUFFER above 16"),
         ({"answer_budget": None}, "one of THINKING_BUDGET and ANSWER_BUDGET alone", "set both, or neither"),
         ({"thinking_budget": -1}, "a thinking budget of -1", "give 0 or more"),
         ({"enable_prefix_caching": None}, "computes each thought twice", "add --enable_prefix_caching"),
