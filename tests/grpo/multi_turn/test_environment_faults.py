@@ -234,7 +234,8 @@ def test_a_tool_that_no_protocol_can_hold_is_an_error_of_the_environment(run):
 
 
 NO_SCORES = [(None, 0.0), ("1", 0.0), ([1.0], 0.0), (1j, 0.0), (math.nan, 0.0), (math.inf, 0.0), (10**400, 0.0),
-             (1.0, None), (1.0, math.nan), (1.0, 5.0), (1.0, -0.5), (1.0, 1.0, None), (1.0, 1.0, {"steps": None}), (1.0, 1.0, {1: 1.0}),
+             (1.0, None), (1.0, math.nan), (1.0, 5.0), (1.0, -0.5),
+             (1.0, 1.0, None), (1.0, 1.0, {"steps": None}), (1.0, 1.0, {1: 1.0}),
              (torch.tensor(1.0), 0.0)]  # fmt: skip
 
 
