@@ -26,20 +26,22 @@ def trained(checkpoint, run_ranks, place):
 
 @pytest.mark.timeout(500)
 def test_a_resumed_trainer_gives_the_same_numbers(trained, checkpoint, run_ranks, tmp_path):
-    run_ranks(2, checkpoint, tmp_path, 4, trained / "step_2", 600, 4, script=SCRIPT)
+    # After one step, not two: DeepSpeed's CPU Adam multiplies float32 powers of beta or makes them anew, and those
+    # differ at the third step (0.999^3: 2e-5 of the bias correction).
+    run_ranks(2, checkpoint, tmp_path, 4, trained / "step_1", 600, 4, script=SCRIPT)
     for rank in (0, 1):
         whole = json.loads((trained / f"losses_{rank}.json").read_text())
         resumed = json.loads((tmp_path / f"losses_{rank}.json").read_text())
-        for step, expected in zip(resumed, whole[2:], strict=True):
-            assert step == pytest.approx(expected, rel=1e-3)  # bf16: two runs of one script differ by as much
+        for step, expected in zip(resumed, whole[1:], strict=True):
+            assert step == pytest.approx(expected, rel=1e-3)  # equal to the bit where kernels ignore alignment
             assert step[1:3] + step[4:] == expected[1:3] + expected[4:]  # learning rate, step and random numbers
     expected, found = torch.load(trained / "whole_4.pt"), torch.load(tmp_path / "whole_4.pt")
     assert expected.keys() == found.keys()
     before = torch.load(trained / "whole_3.pt")
     for name in expected:
-        limit = (1e-3 if name.endswith(("master", "bf16")) else 2e-2) * expected[name].norm()
-        assert (found[name] - expected[name]).norm() <= limit, name
-        assert "exp_avg" not in name or (before[name] - expected[name]).norm() > 5 * limit, "it would pass unstepped"
+        stepped = (expected[name] - before[name]).norm()
+        assert stepped > 0, name
+        assert (found[name] - expected[name]).norm() <= 0.05 * stepped, name
 
 
 @pytest.mark.timeout(500)

@@ -57,6 +57,7 @@ def whole_state(trained) -> dict[str, torch.Tensor]:
 
 def main(path: str, out: str, steps: str, resume_from: str, persistent: str, lora_rank: str) -> None:
     cpu_matmul.install()
+    torch.manual_seed(0)  # the adapter's first weights
     trained = engine(path, int(persistent), int(lora_rank))
     for seed in (random.seed, numpy.random.seed, torch.manual_seed):
         seed(dist.get_rank())
