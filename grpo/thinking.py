@@ -57,12 +57,11 @@ def delimiter(name: str, encode: Encode) -> Delimiter:
         start, channel, message, end = (_single(mark, encode) for mark in ("start", "channel", "message", "end"))
         role, analysis, final = (tuple(encode(word)) for word in ("assistant", "analysis", "final"))
         return Harmony(start, channel, message, end, role, analysis, final)
-    if not name.strip() or (name.strip().lower() in PRESETS and name not in PRESETS):
-        raise DelimiterError(f"the thinking delimiter {name!r} is none: use {' or '.join(PRESETS)}, or a text")
     text = "</think>" if name == "think" else name
     tokens = tuple(encode(text))
-    if not tokens:
-        raise DelimiterError(f"the thinking delimiter {text!r} has no tokens: use {' or '.join(PRESETS)}, or a text")
+    misspelt = name not in PRESETS and name.strip().lower() in PRESETS
+    if misspelt or not name.strip() or not tokens:
+        raise DelimiterError(f"the thinking delimiter {name!r} is none: use {' or '.join(PRESETS)}, or a text")
     if name == "think" and len(tokens) > 1:
         # As ordinary text it is other tokens after every other word, and would be missed.
         raise DelimiterError(f"{text} is no token of this tokenizer: use harmony, or the text that ends its thinking")

@@ -211,18 +211,23 @@ def test_an_evaluation_draws_its_own_number_of_samples(load, monkeypatch):
     fails_on_stock(load, check)
 
 
-@pytest.mark.parametrize("first", [math.nan, 1.0])
-def test_a_batch_without_scores_is_not_filtered_out_in_silence(load, monkeypatch, first):
-    """The next prompts would be drawn, to the last one, and nothing be trained."""
-    module, this = generator(load, dynamic_filtering_reward_range=(0.0, 1.0), rollout_batch_size=2)
-    loader = iter([(["s"], [f"p{i}"], ["l"]) for i in range(9)])
+def answer_with_scores(module, this, monkeypatch, scores_of) -> None:
+    """Every prompt is answered at once, by samples with the scores that `scores_of` has for it."""
     this._dispatch_prompts_to_vllm = lambda prompts, labels, **_: list(prompts)
     this._process_response_into_experience = lambda response, **_: SimpleNamespace(
         scores=torch.tensor([response["score"]]), prompts=["p"], info={}, rollout_log_probs=None
     )
     rollout.begin_stage(this, "eval 0")
     monkeypatch.setattr(module.ray, "wait", lambda refs, **_: (refs[:1], refs[1:]))
-    monkeypatch.setattr(module.ray, "get", lambda prompt: [{"score": first if prompt == "p0" else math.nan}] * 2)
+    monkeypatch.setattr(module.ray, "get", lambda prompt: [{"score": score} for score in scores_of(prompt)])
+
+
+@pytest.mark.parametrize("first", [math.nan, 1.0])
+def test_a_batch_without_scores_is_not_filtered_out_in_silence(load, monkeypatch, first):
+    """The next prompts would be drawn, to the last one, and nothing be trained."""
+    module, this = generator(load, dynamic_filtering_reward_range=(0.0, 1.0), rollout_batch_size=2)
+    loader = iter([(["s"], [f"p{i}"], ["l"]) for i in range(9)])
+    answer_with_scores(module, this, monkeypatch, lambda prompt: [first if prompt == "p0" else math.nan] * 2)
     monkeypatch.setattr(module.ray, "cancel", lambda _: None)
 
     def check():
@@ -236,13 +241,7 @@ def test_a_batch_without_scores_is_not_filtered_out_in_silence(load, monkeypatch
 def test_a_group_is_filtered_by_the_scores_that_it_has(load, monkeypatch):
     module, this = generator(load, dynamic_filtering_reward_range=(0.0, 1.0), n_samples_per_prompt=3)
     loader = iter([(["s"], [f"p{i}"], ["l"]) for i in range(2)])
-    this._dispatch_prompts_to_vllm = lambda prompts, labels, **_: list(prompts)
-    this._process_response_into_experience = lambda response, **_: SimpleNamespace(
-        scores=torch.tensor([response["score"]]), prompts=["p"], info={}, rollout_log_probs=None
-    )
-    rollout.begin_stage(this, "eval 0")
-    monkeypatch.setattr(module.ray, "wait", lambda refs, **_: (refs[:1], refs[1:]))
-    monkeypatch.setattr(module.ray, "get", lambda prompt: [{"score": score} for score in (0.0, 1.0, math.nan)])
+    answer_with_scores(module, this, monkeypatch, lambda _: (0.0, 1.0, math.nan))
 
     def check():
         samples, _, is_exhausted = this._generate_vllm(loader, 1, dynamic_filtering=True)
@@ -255,14 +254,8 @@ def test_accepted_samples_survive_the_end_of_the_prompts(load, monkeypatch):
     module, this = generator(load, dynamic_filtering_reward_range=(0.0, 1.0))
     loader = iter([(["s"], [f"p{i}"], ["l"]) for i in range(2)])
     # p1 has no spread: filtered out, and no prompt is left to replace it
-    scored = {"p0": [{"score": 0.0}, {"score": 1.0}], "p1": [{"score": 1.0}] * 2}
-    this._dispatch_prompts_to_vllm = lambda prompts, labels, **_: list(prompts)
-    this._process_response_into_experience = lambda response, **_: SimpleNamespace(
-        scores=torch.tensor([response["score"]]), prompts=["p"], info={}, rollout_log_probs=None
-    )
+    answer_with_scores(module, this, monkeypatch, {"p0": (0.0, 1.0), "p1": (1.0, 1.0)}.__getitem__)
     rollout.begin_stage(this, "train 7")
-    monkeypatch.setattr(module.ray, "wait", lambda refs, **_: (refs[:1], refs[1:]))
-    monkeypatch.setattr(module.ray, "get", scored.__getitem__)
 
     def check():
         assert this._generate_vllm(loader, 2, dynamic_filtering=True)[2]  # exhausted

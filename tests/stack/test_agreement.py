@@ -7,19 +7,19 @@ is compiled; the tiny model.
 import argparse
 import runpy
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
-from itertools import combinations
 
 import pytest
 import ray
 import torch
 from peft import PeftModel
 from transformers import AutoTokenizer
-from transformers.models.gpt_oss.modeling_gpt_oss import GptOssPreTrainedModel, GptOssRotaryEmbedding
 
 from grpo import adapter, cluster, cpu_matmul, loading, vocabulary
 from grpo.engine import check_receipts, shared_place
+
+from .rounding import Rounding, log_probs
 
 FLAGS = [
     *("--zero_stage", "3", "--offload", "--adam_offload", "--stage3_param_persistence_threshold", "0"),
@@ -30,8 +30,6 @@ FLAGS = [
     *("--train_batch_size", "8", "--micro_train_batch_size", "1", "--max_ckpt_num", "2"),
     *("--actor_num_gpus_per_node", "2", "--vllm_num_engines", "2"),
 ]
-PASSES = 32
-MARGIN = 2
 LONG = 900  # positions at which bf16 rotary frequencies would be far off
 
 
@@ -194,85 +192,16 @@ def reference(stack, texts, synced, tiny_model) -> PeftModel:
     return model
 
 
-@dataclass
-class Rounding:
-    """How far forward passes in bf16 are from float32, and from each other.
-
-    Attributes:
-        error: of one pass at each position, the root mean square over many passes.
-        largest, often: of the worst pair of passes: their largest difference, and the share of positions at which they
-            differ by more than four errors; in units of `error`.
-    """
-
-    error: torch.Tensor
-    largest: float
-    often: float
-
-
 @pytest.fixture(scope="module")
 def rounding(reference, texts) -> Rounding:
-    """Passes in bf16, simulated in float32.
-
-    Each pass rounds the output of every module to bf16, after moving it at random by up to half a unit in the last
-    place: so each rounds elsewhere, as two implementations do, and near a tie its router takes another expert.
-    """
-    exact = torch.cat([log_probs(reference, text) for text in texts])
-    torch.manual_seed(0)
-    hooks = [module.register_forward_hook(round_output) for module in reference.modules() if is_computing(module)]
-    passes = [torch.cat([log_probs(reference, text) for text in texts]) for _ in range(PASSES)]
-    for hook in hooks:
-        hook.remove()
-    error = (torch.stack(passes) - exact).square().mean(0).sqrt().clamp(min=1e-6)
-    pairs = [(a - b).abs() / error for a, b in combinations(passes, 2)]
-    return Rounding(
-        error,
-        largest=max(pair.max().item() for pair in pairs),
-        often=max((pair > 4).float().mean().item() for pair in pairs),
-    )
-
-
-def is_computing(module: torch.nn.Module) -> bool:
-    """Whether a pass in bf16 rounds the output of this module: a layer or one of its parts."""
-    frames = (GptOssPreTrainedModel, GptOssRotaryEmbedding)
-    is_part = isinstance(module, torch.nn.Linear | torch.nn.Embedding) or type(module).__name__.startswith("GptOss")
-    return is_part and not isinstance(module, frames)
-
-
-def round_output(module, inputs, output):
-    if isinstance(output, tuple):
-        return tuple(round_output(module, inputs, part) for part in output)
-    if not isinstance(output, torch.Tensor) or output.dtype != torch.float32:
-        return output
-    return (output * (1 + (torch.rand_like(output) - 0.5) * 2**-7)).bfloat16().float()
-
-
-def log_probs(model, tokens: list[int]) -> torch.Tensor:
-    """Of tokens 1.., among the rows of the vocabulary that stand for tokens."""
-    ids = torch.tensor([tokens])
-    with torch.no_grad():
-        logits = model(ids).logits[0, :-1, : model.rows].float()
-    return logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
-
-
-def agrees(trainer: torch.Tensor, engine: torch.Tensor, rounding: Rounding) -> bool:
-    """Whether two log-probs differ, at every position, by no more than two passes in bf16 do.
-
-    Times MARGIN: the simulated passes round where modules end, kernels round inside them as well.
-    """
-    errors = (trainer - engine).abs() / rounding.error
-    often = (errors > 4).float().mean()
-    print(
-        f"trainer and engine at {len(errors)} positions: largest {errors.max():.1f}, beyond four {often:.2%}; worst of "
-        f"{PASSES * (PASSES - 1) // 2} pairs of bf16 passes: {rounding.largest:.1f}, {rounding.often:.2%}"
-    )
-    return bool(errors.max() <= MARGIN * rounding.largest and often <= MARGIN * rounding.often)
+    return Rounding.simulated(reference, texts)
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", [0, 1, 2], ids=["tp1", "tp2", "compiled"])
 def test_engine_agrees_with_trainer_at_every_position(stack, texts, synced, rounding, number):
     engine = torch.cat([stack.engine_log_probs(stack.engines[number], text) for text in texts])
-    assert agrees(synced, engine, rounding)
+    assert rounding.covers(synced, engine)
 
 
 @pytest.mark.timeout(900)
@@ -308,7 +237,7 @@ def test_one_wrong_tensor_is_noticed(stack, texts, synced, rounding, name, facto
         send(stack.engines[number], wrong, specs)
         engine = torch.cat([stack.engine_log_probs(stack.engines[number], text) for text in texts])
         send(stack.engines[number], flat, specs)
-        assert not agrees(synced, engine, rounding), f"engine {number}: {name} x {factor} went unnoticed"
+        assert not rounding.covers(synced, engine), f"engine {number}: {name} x {factor} went unnoticed"
 
 
 def send(engine, flat: torch.Tensor, specs: list[adapter.TensorSpec]) -> None:

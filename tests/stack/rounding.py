@@ -1,0 +1,82 @@
+"""How far two passes in bf16 may be apart: simulated in float32, since no two implementations round alike."""
+
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssPreTrainedModel, GptOssRotaryEmbedding
+
+PASSES = 32
+MARGIN = 2
+
+
+@dataclass
+class Rounding:
+    """How far forward passes in bf16 are from float32, and from each other.
+
+    Attributes:
+        error: of one pass at each position, the root mean square over many passes.
+        largest, often: of the worst pair of passes: their largest difference, and the share of positions at which they
+            differ by more than four errors; in units of `error`.
+    """
+
+    error: torch.Tensor
+    largest: float
+    often: float
+
+    @classmethod
+    def simulated(cls, model, texts: list[list[int]]) -> "Rounding":
+        """Passes of a float32 model over these texts.
+
+        Each pass rounds the output of every module to bf16, after moving it at random by up to half a unit in the last
+        place: so each rounds elsewhere, as two implementations do, and near a tie its router takes another expert.
+        """
+        exact = torch.cat([log_probs(model, text) for text in texts])
+        torch.manual_seed(0)
+        hooks = [module.register_forward_hook(round_output) for module in model.modules() if is_computing(module)]
+        passes = [torch.cat([log_probs(model, text) for text in texts]) for _ in range(PASSES)]
+        for hook in hooks:
+            hook.remove()
+        error = (torch.stack(passes) - exact).square().mean(0).sqrt().clamp(min=1e-6)
+        pairs = [(a - b).abs() / error for a, b in combinations(passes, 2)]
+        return cls(
+            error,
+            largest=max(pair.max().item() for pair in pairs),
+            often=max((pair > 4).float().mean().item() for pair in pairs),
+        )
+
+    def covers(self, trainer: torch.Tensor, engine: torch.Tensor) -> bool:
+        """Whether two log-probs differ, at every position, by no more than two passes in bf16 do.
+
+        Times MARGIN: the simulated passes round where modules end, kernels round inside them as well.
+        """
+        errors = (trainer - engine).abs() / self.error
+        often = (errors > 4).float().mean()
+        print(
+            f"trainer and engine at {len(errors)} positions: largest {errors.max():.1f}, beyond four {often:.2%}; "
+            f"worst of {PASSES * (PASSES - 1) // 2} pairs of bf16 passes: {self.largest:.1f}, {self.often:.2%}"
+        )
+        return bool(errors.max() <= MARGIN * self.largest and often <= MARGIN * self.often)
+
+
+def is_computing(module: torch.nn.Module) -> bool:
+    """Whether a pass in bf16 rounds the output of this module: a layer or one of its parts."""
+    frames = (GptOssPreTrainedModel, GptOssRotaryEmbedding)
+    is_part = isinstance(module, torch.nn.Linear | torch.nn.Embedding) or type(module).__name__.startswith("GptOss")
+    return is_part and not isinstance(module, frames)
+
+
+def round_output(module, inputs, output):
+    if isinstance(output, tuple):
+        return tuple(round_output(module, inputs, part) for part in output)
+    if not isinstance(output, torch.Tensor) or output.dtype != torch.float32:
+        return output
+    return (output * (1 + (torch.rand_like(output) - 0.5) * 2**-7)).bfloat16().float()
+
+
+def log_probs(model, tokens: list[int]) -> torch.Tensor:
+    """Of tokens 1.., among the rows of the vocabulary that stand for tokens."""
+    ids = torch.tensor([tokens])
+    with torch.no_grad():
+        logits = model(ids).logits[0, :-1, : model.rows].float()
+    return logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
