@@ -1,8 +1,9 @@
 """What benchmarks share: timing the ways of doing a thing in turn, and the result they return."""
 
 import math
+import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,15 +48,46 @@ class Result:
 
 @dataclass(frozen=True)
 class Timing:
-    """The fastest of several calls.
+    """Several calls of one way.
 
     Attributes:
-        seconds: wall clock.
+        seconds: wall clock of the fastest.
         cores: processor time over wall clock of that call; below the threads in use where other work took cores.
+        rounds: wall clock of each, in the order of the rounds.
+        processor: processor time of this process in each, without that of processes which it started.
     """
 
     seconds: float
     cores: float
+    rounds: tuple[float, ...]
+    processor: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """By how much one way takes longer than another in the same round: the mean, and its standard error; seconds.
+
+    Where the speed of a machine changes from one second to the next, as a virtual one's does, the fastest of a few
+    rounds says more of the machine than of the ways.
+    """
+
+    mean: float
+    error: float
+
+    @classmethod
+    def of(cls, ours: Sequence[float], stock: Sequence[float]) -> "Difference":
+        """Compare rounds, at least two of each; raises StatisticsError for fewer."""
+        pairs = [one - other for one, other in zip(ours, stock, strict=True)]
+        return cls(statistics.mean(pairs), statistics.stdev(pairs) / math.sqrt(len(pairs)))
+
+    @property
+    def low(self) -> float:
+        """The lower end of the 95% interval."""
+        return self.mean - 1.96 * self.error
+
+    @property
+    def high(self) -> float:
+        return self.mean + 1.96 * self.error
 
 
 def time_in_turn(
@@ -66,24 +98,30 @@ def time_in_turn(
     One round more comes first and is not timed. What a call returns is freed outside the timing. On an accelerator
     the clock stops when its work is done.
     """
-    timings: dict[str, list[Timing]] = {name: [] for name in ways}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for timed_round in range(repeat + 1):
         for name, way in ways.items():
             timing = _time_once(way, device)
             if timed_round:
-                timings[name].append(timing)
-    return {name: min(several, key=lambda timing: timing.seconds) for name, several in timings.items()}
+                times[name].append(timing)
+    return {name: _timing(several) for name, several in times.items()}
 
 
-def _time_once(way: Callable[[], object], device: torch.device | None) -> Timing:
+def _timing(several: list[tuple[float, float]]) -> Timing:
+    rounds, processor = zip(*several, strict=True)
+    seconds, busy = min(several)
+    return Timing(seconds, busy / seconds, rounds, processor)
+
+
+def _time_once(way: Callable[[], object], device: torch.device | None) -> tuple[float, float]:
+    """Return wall clock and processor time of a call."""
     _synchronize(device)
     processor, wall = time.process_time(), time.perf_counter()
     result = way()
     _synchronize(device)
-    seconds = time.perf_counter() - wall
-    cores = (time.process_time() - processor) / seconds
+    times = time.perf_counter() - wall, time.process_time() - processor
     del result
-    return Timing(seconds, cores)
+    return times
 
 
 def _synchronize(device: torch.device | None) -> None:

@@ -9,6 +9,7 @@ model: a token takes a fraction of what it takes with any other.
 import argparse
 import asyncio
 import pickle
+import statistics
 import tempfile
 import time
 from functools import partial
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 from grpo.engine import ids_only
-from scripts.bench.harness import Result, SizeError, time_in_turn
+from scripts.bench.harness import Difference, Result, SizeError, Timing, time_in_turn
 from scripts.bench.machine import Copy
 from scripts.bench.parts import step_worker, tiny_engine
 from scripts.bench.parts.random_model import FULL
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_step_arguments(parser)
     parser.add_argument("--samples", type=int, default=32, help="samples that the engine makes at a time (default: 32)")
     parser.add_argument("--length", type=int, default=256, help="tokens of each (default: 256)")
-    parser.add_argument("--rounds", type=int, default=5, help="timed rounds, of which the best counts (default: 5)")
+    parser.add_argument("--rounds", type=int, default=10, help="timed rounds, of which the mean counts (default: 10)")
     parser.add_argument(
         "--most", type=float, default=0.01, help="share of a step above which the exit code is 1 (default: 0.01)"
     )
@@ -41,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, copy: Copy) -> Result:
     del copy
-    if min(options.samples, options.length, options.rounds) < 1:
-        raise SizeError("--samples, --length and --rounds are at least 1")
+    if min(options.samples, options.length) < 1 or options.rounds < 2:
+        raise SizeError("--samples and --length are at least 1, --rounds at least 2")
     with tempfile.TemporaryDirectory(prefix="bench-metrics-") as scratch, tiny_engine.quiet():
         tokenizer, sampling = _sample(options, Path(scratch))
         job = {
@@ -56,8 +57,8 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
     return _result(options, found, sampling, controller)
 
 
-def _sample(options: argparse.Namespace, scratch: Path) -> tuple[Any, dict[str, float]]:
-    """Return the tokenizer, and the seconds of a token as stock samples it, as ours does, and without log-probs."""
+def _sample(options: argparse.Namespace, scratch: Path) -> tuple[Any, dict[str, Timing]]:
+    """Return the tokenizer, and the times of sampling: stock's way, ours, and ours without log-probs ("silent")."""
     from vllm import SamplingParams
 
     folder = scratch / "tiny"
@@ -80,7 +81,7 @@ def _sample(options: argparse.Namespace, scratch: Path) -> tuple[Any, dict[str, 
             )
         finally:
             actor.llm.shutdown()
-    return tokenizer, {name: timing.seconds / options.samples / options.length for name, timing in timings.items()}
+    return tokenizer, timings
 
 
 def _control(job: dict[str, Any], notes: dict[str, Any], tokenizer: Any) -> float:
@@ -107,13 +108,18 @@ def _control(job: dict[str, Any], notes: dict[str, Any], tokenizer: Any) -> floa
 
 
 def _result(
-    options: argparse.Namespace, found: dict[str, Any], sampling: dict[str, float], controller: float
+    options: argparse.Namespace, found: dict[str, Any], sampling: dict[str, Timing], controller: float
 ) -> Result:
+    rounds = {
+        name: [seconds / options.samples / options.length for seconds in timing.rounds]
+        for name, timing in sampling.items()
+    }
+    more, against_stock = (Difference.of(rounds["ours"], rounds[other]) for other in ("silent", "stock"))
     response = options.tokens * 3 // 4
     bare = found["seconds"] - found["collecting"]
-    log_probs = max(0.0, sampling["ours"] - sampling["silent"])  # below 0 is noise, which must not pay for the others
+    log_probs = max(0.0, more.mean)  # below 0 is noise, which must not pay for the others
     costs = found["collecting"] + controller + log_probs * response
-    step = bare + sampling["silent"] * response
+    step = bare + statistics.mean(rounds["silent"]) * response
     # A token's work in the layers grows with their number, that of the metrics with the rows of the vocabulary.
     trainer = found["collecting"] * FULL.vocabulary / options.vocabulary / (bare * LAYERS_120B / options.layers)
     engine = log_probs * 32 * tiny_engine.TOKENS_A_SECOND
@@ -131,7 +137,9 @@ def _result(
             "trainer_seconds": found["collecting"],
             "controller_seconds": controller,
             "log_probs_microseconds_a_token": 1e6 * log_probs,
-            "sampling_against_stock_microseconds_a_token": 1e6 * (sampling["ours"] - sampling["stock"]),
+            "log_probs_standard_error": 1e6 * more.error,
+            "sampling_against_stock_microseconds_a_token": 1e6 * against_stock.mean,
+            "sampling_against_stock_standard_error": 1e6 * against_stock.error,
         },
         extrapolation=(
             f"gpt-oss-120b: {trainer:.2%} of the training, {engine:.2%} of the sampling",

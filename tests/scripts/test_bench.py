@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import scripts.bench
 from grpo import mxfp4
 from scripts.bench import __main__ as bench
 from scripts.bench import rollout
-from scripts.bench.harness import Result, time_in_turn
+from scripts.bench.harness import Difference, Result, Timing, time_in_turn
 from scripts.bench.machine import Copy, facts
 
 ROOT = Path(__file__).parents[2]
@@ -88,7 +89,12 @@ def test_wrong_arguments_end_before_anything_is_measured(arguments, message, cap
 
 @pytest.mark.parametrize(
     ("name", "option", "value"),
-    [("dequant", "--experts", "0"), ("rollout", "--samples", "0"), ("rollout", "--tokens", "9")],
+    [
+        ("dequant", "--experts", "0"),
+        ("rollout", "--samples", "0"),
+        ("rollout", "--tokens", "9"),
+        ("rollout", "--repeat", "1"),
+    ],
 )
 def test_a_size_that_measures_nothing_is_refused(name, option, value, capsys):
     assert bench.main([name, option, value, "--copy-megabytes", "1"]) == 2
@@ -110,13 +116,40 @@ def test_rollout_wants_equal_tokens_of_a_sample_that_is_alone():
         rollout._check_alone(rollouts(3, 4), rollouts(3, 5))
 
 
-@pytest.mark.parametrize("ours, missed", [(1.02, ""), (0.9, ""), (1.05, "5.0% more, 3.0% at most")])
-def test_rollout_says_when_a_budget_costs_too_much(ours, missed):
-    options = argparse.ArgumentParser()
-    rollout.add_arguments(options)
-    result = rollout._result(options.parse_args([]), rollouts(3), rollouts(3), {"stock": 1.0, "ours": ours})
+def timings(**seconds: list[float]) -> dict[str, Timing]:
+    """Rounds in which this process computes for a tenth of the time."""
+    return {name: Timing(min(s), 0.1, tuple(s), tuple(x / 10 for x in s)) for name, s in seconds.items()}
+
+
+@pytest.mark.parametrize(
+    "more, missed",
+    [(0.02, ""), (-0.1, ""), (0.05, "4.1% more at least, 3.0% at most")],
+)
+def test_rollout_says_when_a_budget_costs_too_much(more, missed):
+    """Also on a machine whose speed changes: rounds are compared with the one beside them."""
+    parser = argparse.ArgumentParser()
+    rollout.add_arguments(parser)
+    stock = [0.9, 1.1, 1.0, 1.0]
+    ours = [seconds + more + noise for seconds, noise in zip(stock, (0.01, -0.01, 0.005, -0.005), strict=True)]
+    result = rollout._result(parser.parse_args([]), rollouts(3), rollouts(3), timings(stock=stock, ours=ours))
     assert missed in result.missed and bool(result.missed) is bool(missed)
-    assert result.details["overhead"] == pytest.approx(ours - 1)
+    found = result.details
+    assert found["overhead"] == pytest.approx(more) and found["processor_overhead"] == pytest.approx(more / 10)
+    assert found["overhead_low"] < more < found["overhead_high"]
+
+
+def test_a_budget_that_costs_the_processor_too_much_is_noticed_where_the_clock_is_noisy():
+    parser = argparse.ArgumentParser()
+    rollout.add_arguments(parser)
+    one = timings(stock=[1.0, 2.0, 1.0], ours=[2.0, 1.0, 1.0])
+    one["ours"] = replace(one["ours"], processor=tuple(seconds + 0.1 for seconds in one["stock"].processor))
+    assert "7.5% more at least" in rollout._result(parser.parse_args([]), rollouts(3), rollouts(3), one).missed
+
+
+def test_a_difference_is_that_of_rounds_in_turn_with_its_standard_error():
+    found = Difference.of([1.1, 2.3, 3.2], [1.0, 2.0, 3.0])
+    assert (found.mean, found.error) == pytest.approx((0.2, 0.1 / 3**0.5))
+    assert (found.low, found.high) == pytest.approx((0.2 - 1.96 * found.error, 0.2 + 1.96 * found.error))
 
 
 BENCHMARK = '''"""A third of the time."""
@@ -171,10 +204,12 @@ def test_ways_are_timed_in_turn_and_the_first_round_is_not_counted():
         calls.append(name)
         time.sleep(0.3 if len(calls) <= 2 else seconds)
 
-    timings = time_in_turn({"a": lambda: slow_at_first("a", 0.02), "b": lambda: slow_at_first("b", 0.06)}, repeat=2)
+    found = time_in_turn({"a": lambda: slow_at_first("a", 0.02), "b": lambda: slow_at_first("b", 0.06)}, repeat=2)
     assert calls == ["a", "b"] * 3
-    assert 0.02 <= timings["a"].seconds < timings["b"].seconds < 0.3
-    assert timings["a"].cores < 0.9  # it slept
+    assert 0.02 <= found["a"].seconds < found["b"].seconds < 0.3
+    assert found["a"].cores < 0.9  # it slept
+    assert len(found["b"].rounds) == 2 and min(found["b"].rounds) == found["b"].seconds
+    assert all(busy < seconds for busy, seconds in zip(found["b"].processor, found["b"].rounds, strict=True))
 
 
 def test_copy_keeps_its_best_and_the_number_of_threads():
