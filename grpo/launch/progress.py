@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
+from grpo.retention import saved_steps
+
 logger = logging.getLogger(__name__)
 Row = TypeVar("Row", bound=Mapping[str, Any])
 
@@ -165,8 +167,11 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 
 def find_adapter(save_path: Path, ckpt_path: Path) -> Path | None:
-    """Return the folder of the final adapter, else that of the newest checkpoint, else None."""
-    if (save_path / "adapter_config.json").is_file():
-        return save_path
-    configs = sorted(ckpt_path.rglob("adapter_config.json"), key=lambda file: file.stat().st_mtime)
-    return configs[-1].parent if configs else None
+    """Return the folder of the newest adapter: the final one, or that of the last checkpoint; None where there is none.
+
+    The final one may be older: of a run that was continued after its end, and did not come to another.
+    """
+    folders = [ckpt_path / f"step_{step}" / "adapter" for step in saved_steps(ckpt_path)[-1:]]
+    configs = [folder / "adapter_config.json" for folder in (save_path, *folders)]
+    newest = max((file for file in configs if file.is_file()), key=lambda file: file.stat().st_mtime, default=None)
+    return newest.parent if newest else None

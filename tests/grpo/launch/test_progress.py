@@ -1,10 +1,11 @@
 """What the user sees of steps and evals."""
 
 import json
+import os
 from pathlib import Path
 
 from grpo.json_files import replace
-from grpo.launch.progress import Progress
+from grpo.launch.progress import Progress, find_adapter
 
 STEP = {
     "step": 3,
@@ -133,3 +134,15 @@ def test_the_summary_of_a_run_that_ended_early_names_the_last_checkpoint(tmp_pat
     progress = Progress(tmp_path, 40)
     assert str(checkpoint) in "\n".join(progress.summary(tmp_path, tmp_path / "final", tmp_path / "checkpoints"))
     assert "none was saved" in "\n".join(progress.summary(tmp_path, tmp_path / "final", tmp_path / "none"))
+
+
+def test_the_adapter_of_a_run_that_went_on_after_its_end_is_that_of_its_last_step(tmp_path: Path) -> None:
+    final, checkpoints = tmp_path / "final", tmp_path / "checkpoints"
+    places = [final, checkpoints / "step_10" / "adapter", checkpoints / "step_9" / "adapter"]
+    for age, place in zip((2, 1, 0), places, strict=True):
+        place.mkdir(parents=True)
+        (place / "adapter_config.json").touch()
+        os.utime(place / "adapter_config.json", (1e9 - age, 1e9 - age))
+    assert find_adapter(final, checkpoints) == checkpoints / "step_10" / "adapter"
+    os.utime(final / "adapter_config.json")
+    assert find_adapter(final, checkpoints) == final
