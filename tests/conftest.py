@@ -1,4 +1,5 @@
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,17 @@ def pytest_xdist_make_scheduler(config, log):
             return "stack" if file.startswith("tests/stack/") else file
 
     return Scheduling(config, log)
+
+
+@pytest.fixture(autouse=True)
+def own_products():
+    """After each test, the process has PyTorch's matrix products again, whatever it or an import has installed."""
+    yield
+    cpu_matmul = sys.modules.get("grpo.cpu_matmul")
+    if cpu_matmul and cpu_matmul.install.cache_info().currsize:
+        if library := cpu_matmul.install():
+            library._destroy()
+        cpu_matmul.install.cache_clear()
 
 
 @pytest.fixture(scope="session")

@@ -8,21 +8,12 @@ from grpo import adapter, cpu_matmul, loading
 from . import loss_ranks
 
 
-@pytest.fixture
-def products_of_ranks():
-    """The products that the ranks have, for one test: others of this process may not find them."""
-    library = cpu_matmul.replace_kernels() if cpu_matmul.is_needed() else None
-    yield
-    if library:
-        library._destroy()
-
-
 @pytest.mark.timeout(500)
-@pytest.mark.usefixtures("products_of_ranks")
 def test_ranks_and_accumulation_give_the_gradient_of_the_whole_batch(run_ranks, checkpoint, tmp_path):
     run_ranks(2, checkpoint, tmp_path, "token_mean", script="loss_ranks.py")
     found = torch.load(tmp_path / "found.pt")
 
+    cpu_matmul.install()
     model = loading.load_gpt_oss(checkpoint)
     samples = loss_ranks.samples()
     with torch.no_grad():

@@ -182,10 +182,8 @@ def reference(stack, texts, synced, tiny_model) -> PeftModel:
     saved = f"{stack.args.ckpt_path}/step_7/adapter"
     model = PeftModel.from_pretrained(base, saved, autocast_adapter_dtype=False).eval()
     model.rows = vocabulary.allocated(AutoTokenizer.from_pretrained(tiny_model / "mxfp4"))
-    library = cpu_matmul.replace_kernels() if cpu_matmul.is_needed() else None  # as in the trainer
+    cpu_matmul.install()  # as in the trainer
     bf16 = torch.cat([log_probs(model, text) for text in texts])
-    if library:
-        library._destroy()
     # What was saved is what the trainer uses: the same numerics, the same numbers.
     assert (bf16 - synced).abs().max() < 1e-5
     loading.restore_rope(model.float())
