@@ -216,6 +216,7 @@ answers = st.recursive(atoms, _larger, max_leaves=4)
 
 @given(answers)
 def test_grading_is_reflexive(answer: str) -> None:
+    assume(answer != "\\mathrm{}")  # alone it is no answer
     assert both_ways(answer, answer) == (True, True)
     assert both_ways(answer, f" ${answer}$.") == (True, True)
 
