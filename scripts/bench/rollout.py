@@ -88,7 +88,7 @@ def _result(options: argparse.Namespace, stock: list[dict], ours: list[dict], ti
             "processor_overhead": processor.mean / seconds,
             "processor_overhead_low": processor.low / seconds,
             "processor_overhead_high": processor.high / seconds,
-            "tokens_per_s": tokens / seconds,
+            "tokens_per_s": tokens / (seconds + more.mean),
             "equal_samples": equal,
         },
         extrapolation=(

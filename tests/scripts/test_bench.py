@@ -136,6 +136,7 @@ def test_rollout_says_when_a_budget_costs_too_much(more, missed):
     found = result.details
     assert found["overhead"] == pytest.approx(more) and found["processor_overhead"] == pytest.approx(more / 10)
     assert found["overhead_low"] < more < found["overhead_high"]
+    assert found["tokens_per_s"] == pytest.approx(3 / result.ours)  # one sample of three tokens
 
 
 def test_a_budget_that_costs_the_processor_too_much_is_noticed_where_the_clock_is_noisy():
