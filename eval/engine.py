@@ -1,6 +1,9 @@
 """vLLM's offline engine for an evaluation: the model, the adapter beside it, and samples as they finish."""
 
+import atexit
 import os
+import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from eval.stepped import Stepped, run
+from grpo import rendezvous
 from grpo.adapter import Receipt, TensorSpec, layout
 from grpo.adapter_files import WEIGHTS, Adapter
 from grpo.budgeted_rollout import Rollout, roll_out
@@ -49,6 +53,9 @@ def start(model: Path, adapter: Adapter | None, options: EngineOptions) -> Any:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is for the result
+    meeting = tempfile.mkdtemp(prefix="grpo-rendezvous-")
+    atexit.register(shutil.rmtree, meeting, ignore_errors=True)
+    os.environ.update(rendezvous.variables(Path(meeting)))
     from vllm import LLM
 
     llm = LLM(

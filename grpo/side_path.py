@@ -22,7 +22,7 @@ from vllm.model_executor.layers.linear import LinearMethodBase
 from vllm.model_executor.models.gpt_oss import GptOssForCausalLM, OAIAttention
 from vllm.tokenizers import cached_tokenizer_from_config
 
-from grpo import cpu_matmul
+from grpo import cpu_matmul, rendezvous
 from grpo.adapter import TensorSpec, checksum, row_sums, unflatten
 from grpo.vocabulary import allocated, mask_
 
@@ -213,3 +213,4 @@ def _install() -> None:
 
 _install()
 cpu_matmul.install()  # the same products as in the trainer
+rendezvous.install()  # vLLM imports this module before its workers meet

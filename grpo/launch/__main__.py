@@ -12,7 +12,7 @@ from pathlib import Path
 
 from grpo.checkpoint_files import read_json
 from grpo.guard import DIGEST_VARIABLE
-from grpo.launch import joined_cluster, judge, preflight, processes, resume, run_dir
+from grpo.launch import exposure, joined_cluster, judge, preflight, processes, resume, run_dir
 from grpo.launch.config import Config, ConfigError, resolve
 from grpo.launch.judge import RunJudge
 from grpo.launch.onsets import Onsets
@@ -62,15 +62,20 @@ def main() -> int:
         return 0
     found = preflight.problems(config, plan, folder, is_resumed=bool(options.resume))
     found += judge.check(run_judge, config)
-    found = found or list(joined_cluster.check())
+    cluster = joined_cluster.Verdict() if found else joined_cluster.look()
+    found += cluster.problems
     if found:
         print(f"refused, {len(found)} problem{'s' * (len(found) > 1)}:", file=sys.stderr)
         print("\n".join(f"  {number}. {problem}" for number, problem in enumerate(found, 1)), file=sys.stderr)
         return REFUSED
+    warnings = cluster.warnings + exposure.warnings(config, folder)
     if options.mode == "check":
-        print("\n".join([*([resume.describe(config)] if options.resume else []), *judge.describe(run_judge)]))
+        begin = [resume.describe(config)] if options.resume else []
+        print("\n".join([*begin, *judge.describe(run_judge), *warnings]))
         print("ready: machine, patches, model, data and configuration fit together")
         return 0
+    # Problems, samples, judgements and logs are nobody else's: every process of the run inherits this.
+    os.umask(0o077)
     if held is None:
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -81,7 +86,7 @@ def main() -> int:
         judge.prepare(run_judge, folder)
     except ConfigError as error:
         return refuse(error)
-    news = resume.take_back(config, folder) if options.resume else []
+    news = warnings + (resume.take_back(config, folder) if options.resume else [])
     return run(options.name, folder, config, plan, run_judge, held, news)
 
 

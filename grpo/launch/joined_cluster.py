@@ -8,7 +8,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from grpo.launch.checks import Problem
 
@@ -22,26 +22,47 @@ PROBE_SECONDS = 60.0
 REMEDY = "unset RAY_ADDRESS to let the run start Ray itself, or join a cluster of this one node"
 
 
-def check() -> Iterator[Problem]:
-    """Look for nodes besides this machine. Takes some seconds where RAY_ADDRESS is set, nothing otherwise."""
+@dataclass
+class Verdict:
+    """What was found out about a cluster: why it cannot be joined, and what the user should know of it."""
+
+    problems: list[Problem] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def look() -> Verdict:
+    """Join the cluster at RAY_ADDRESS and leave it again. Takes some seconds; nothing where RAY_ADDRESS is not set."""
     address = os.environ.get("RAY_ADDRESS")
     if not address:
-        return
+        return Verdict()
+    cluster = f"the cluster at RAY_ADDRESS {address}"
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=PROBE_SECONDS, check=False
-        )
+        # As a stranger first, to see whether one is let in.
+        is_open = True
+        done = _probe({**os.environ, "RAY_AUTH_MODE": "disabled"})
+        if done.returncode and os.environ.get("RAY_AUTH_MODE", "disabled") != "disabled":
+            is_open = False
+            done = _probe(dict(os.environ))
     except subprocess.TimeoutExpired:
-        yield Problem(f"the cluster at RAY_ADDRESS {address} did not answer within {PROBE_SECONDS:.0f} s", REMEDY)
-        return
+        return Verdict([Problem(f"{cluster} did not answer within {PROBE_SECONDS:.0f} s", REMEDY)])
     if done.returncode:
         why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        yield Problem(f"the cluster at RAY_ADDRESS {address} cannot be joined: {why}", REMEDY)
-        return
+        return Verdict([Problem(f"{cluster} cannot be joined: {why}", REMEDY)])
     names = json.loads(done.stdout.splitlines()[-1])
     if len(names) != 1:
-        yield Problem(f"the cluster at RAY_ADDRESS {address} has {len(names)} nodes: {', '.join(names)}", REMEDY)
-    elif names[0] != socket.gethostname():
-        yield Problem(
-            f"the cluster at RAY_ADDRESS {address} is another machine, {names[0]}", f"start there, or {REMEDY}"
-        )
+        return Verdict([Problem(f"{cluster} has {len(names)} nodes: {', '.join(names)}", REMEDY)])
+    if names[0] != socket.gethostname():
+        return Verdict([Problem(f"{cluster} is another machine, {names[0]}", f"start there, or {REMEDY}")])
+    return Verdict(warnings=[_warning(cluster)] if is_open else [])
+
+
+def _warning(cluster: str) -> str:
+    return (
+        f"WARNING: {cluster} is open: whoever reaches it can run code as its user and read the keys of this run. "
+        "Start it with RAY_AUTH_MODE=token and a RAY_AUTH_TOKEN, and export both here; or unset RAY_ADDRESS"
+    )
+
+
+def _probe(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", _PROBE]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)

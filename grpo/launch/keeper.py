@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from grpo import rendezvous
 from grpo.launch import processes, ray_head
 from grpo.launch.ray_head import RayHead
 from reward.settings import STAND_IN_VARIABLE
@@ -106,6 +107,8 @@ def _keep_ray_logs(base_dir: Path, kept: Path) -> None:
         shutil.copytree(logs, kept)
     except OSError as error:
         print(f"Ray's logs could not be copied to {kept}: {error}", file=sys.stderr)
+    for path in (kept, *kept.rglob("*")) if kept.is_dir() else ():  # Ray lets everybody write in its folders
+        path.chmod(path.stat().st_mode & 0o700)
 
 
 def _make_way(kept: Path) -> None:
@@ -170,6 +173,7 @@ class Keeper:
         report(event="starting ray", gpus=head.num_gpus, cpus=head.num_cpus)
         started = time.monotonic()
         base_dir = Path(self.job.base_dir)
+        self.job.environment |= ray_head.variables() | rendezvous.variables(base_dir / "rendezvous")
         self.services[self._spawn(ray_head.start_command(head, base_dir), "ray-start.log")] = ("Ray", "ray-start.log")
         address = ray_head.address_file(base_dir)
         while not (address.is_file() and address.read_text().strip()):

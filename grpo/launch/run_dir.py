@@ -66,6 +66,7 @@ def write(
         judge_off: why no judge is asked, "" where one is.
     """
     (run_dir / "logs").mkdir(parents=True, exist_ok=True)
+    run_dir.chmod(0o700)  # also where it is older, or was made by the user
     for folder in (config.args.ckpt_path, config.args.metrics_dir):
         Path(folder).mkdir(parents=True, exist_ok=True)
     stack = "cpu" if on_cpu_stack() else "gpu"
@@ -91,7 +92,7 @@ def write(
     _write_json(run_dir / "patches.json", patch_status)
     command = run_dir / "command.sh"
     command.write_text(redact(command_script(run_dir, name, config, options)), encoding="utf-8")
-    command.chmod(0o755)
+    command.chmod(0o700)
 
 
 def note_end(run_dir: Path, code: int) -> None:

@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 
+from grpo import rendezvous
 from grpo.adapter import TensorSpec, is_split, layout
 from grpo.checkpoint_files import read_json
 from grpo.flags import ATTENTION_PROJECTIONS
+from grpo.launch import ray_head
 from scripts.bench.harness import Result, SizeError, time_in_turn
 from scripts.bench.machine import Copy
 from scripts.bench.parts.random_model import FULL, write_random_config
@@ -32,13 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, copy: Copy) -> Result:
+    if min(options.engines, options.tensor_parallel, options.layers, options.repeat) < 1:
+        raise SizeError("--engines, --tensor-parallel, --layers and --repeat are at least 1")
+    scratch = Path(tempfile.mkdtemp(prefix="bench-sync-"))
+    os.environ.update(ray_head.variables() | rendezvous.variables(scratch / "rendezvous"))  # before Ray is imported
     import ray
 
     from grpo import sync
 
-    if min(options.engines, options.tensor_parallel, options.layers, options.repeat) < 1:
-        raise SizeError("--engines, --tensor-parallel, --layers and --repeat are at least 1")
-    scratch = Path(tempfile.mkdtemp(prefix="bench-sync-"))
     try:
         workers = options.engines * options.tensor_parallel
         ray.init(

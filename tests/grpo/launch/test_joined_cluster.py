@@ -29,7 +29,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., li
         (tmp_path / "ray.py").write_text(RAY.format(init=init, nodes=f"__import__('json').loads({json.dumps(rows)!r})"))
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
         monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-        return [str(problem) for problem in joined_cluster.check()]
+        return [str(problem) for problem in joined_cluster.look().problems]
 
     return check
 

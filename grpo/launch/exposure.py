@@ -1,0 +1,38 @@
+"""What other users of this machine can still do to a run: change files that it reads or writes."""
+
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+from grpo.environment import CHECKOUT
+from grpo.launch.config import Config
+
+
+def warnings(config: Config, run_dir: Path) -> list[str]:
+    """Return one line for each place that every user may write to; [] where there is none.
+
+    What a run writes is readable by its user alone, whatever the folder is.
+    """
+    args = config.args
+    read = (CHECKOUT, CHECKOUT / ".venv", args.pretrain, args.prompt_data, args.eval_dataset)
+    rewards = (args.remote_rm_url or "").split(",")
+    written = (run_dir, args.ckpt_path, args.metrics_dir)
+    paths = (Path(path) for path in (*read, *rewards, *written) if path)
+    return [f"WARNING: every user can replace what is in {path}: chmod o-w {path}" for path in open_to(paths)]
+
+
+def open_to(paths: Iterable[Path]) -> list[Path]:
+    """Return those of the paths, and of the folders that they are in, in which every user may replace files.
+
+    In a folder with the sticky bit, such as /tmp, each user may replace their own files alone.
+    """
+    candidates = {place for path in paths for place in (path.absolute(), *path.absolute().parents)}
+    return sorted(path for path in candidates if _is_open(path))
+
+
+def _is_open(path: Path) -> bool:
+    try:
+        mode = path.stat().st_mode
+    except OSError:  # missing, which other checks say, or not ours to look at
+        return False
+    return bool(mode & stat.S_IWOTH) and not mode & stat.S_ISVTX

@@ -1,0 +1,135 @@
+"""Who can reach a run: nobody but its user. An outsider knows the machine's address, another user has its loopback."""
+
+import ipaddress
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from grpo.launch import processes
+
+from . import doors
+
+pytestmark = [
+    pytest.mark.timeout(500),
+    pytest.mark.skipif(not doors.can_be_an_outsider(), reason="needs root, ip and curl to be somebody else"),
+]
+
+
+@pytest.fixture(scope="module")
+def run(tiny_model) -> Iterator[doors.Run]:
+    # Not pytest's folder for temporary files: other users cannot enter that one whatever is in it.
+    with tempfile.TemporaryDirectory(prefix="doors-", dir="/tmp") as folder, doors.going(Path(folder)) as run:
+        yield run
+
+
+def test_every_socket_is_on_loopback_and_none_is_a_client_server(run: doors.Run) -> None:
+    names = {name for _, _, name in run.sockets}
+    assert {"gcs_server", "raylet"} <= names and len(run.sockets) > 10, "these are not the sockets of a run"
+    open_to_all = [entry for entry in run.sockets if not _is_loopback(entry[0])]
+    assert not open_to_all
+    assert not [line for line in run.processes().values() if "ray.util.client.server" in line]
+
+
+def _is_loopback(address: str) -> bool:
+    parsed = ipaddress.ip_address(address)
+    return (getattr(parsed, "ipv4_mapped", None) or parsed).is_loopback
+
+
+def test_an_outsider_reaches_no_port(run: doors.Run) -> None:
+    with doors.outsider() as (there, address), socket.create_server(("0.0.0.0", 0)) as control:
+        port = control.getsockname()[1]
+        command = [*there, sys.executable, "-I", "-c", doors.CONNECT, address, *map(str, [*run.ports, port])]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+        assert json.loads(done.stdout) == [port], "the control is what an open port looks like"
+
+
+def test_an_outsider_joins_nothing_and_submits_nothing(run: doors.Run, tmp_path: Path) -> None:
+    marker = tmp_path / "outsider-was-here"
+    with doors.outsider() as (there, address):
+        posts = [partial(_shell, doors.post_job(there, address, port, f"touch {marker}")) for port in run.ports]
+        joins = [partial(doors.join, f"{scheme}{address}:{run.gcs}", there) for scheme in ("", "ray://")]
+        *answers, plain, client = doors.all_at_once([*posts, *joins])
+    assert {answer.split()[-1] for answer in answers} == {"000"}, "curl writes 000 where nothing has answered"
+    assert "joined" not in plain.stdout + client.stdout
+    assert not marker.exists()
+
+
+def _shell(command: list[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
+
+
+def test_another_user_submits_nothing_and_reads_no_settings(run: doors.Run, tmp_path: Path) -> None:
+    marker = tmp_path / "nobody-was-here"
+    pages = ("api/job_agent/jobs/", "api/local_raylet_healthz", "get_runtime_envs_info", "logs", "metrics", "")
+    calls = [doors.post_job([], "127.0.0.1", port, f"env; touch {marker}") for port in run.ports]
+    calls += [
+        ["curl", "--silent", "--max-time", "4", "--write-out", " %{http_code}", f"http://127.0.0.1:{port}/{page}"]
+        for port in run.ports
+        for page in pages
+    ]
+    answers = [done.stdout for done in doors.all_at_once([partial(doors.as_nobody, call) for call in calls])]
+    posted = {answer.split()[-1] for answer in answers[: len(run.ports)]}
+    assert "401" in posted and "200" not in posted, "the job API is there, and wants the token"
+    assert not marker.exists()
+    token = run.driver()["RAY_AUTH_TOKEN"]
+    for answer in answers:
+        assert doors.PLANTED not in answer and token not in answer and "GRPO_" not in answer
+
+
+def test_only_the_token_joins(run: doors.Run) -> None:
+    address, token = f"127.0.0.1:{run.gcs}", run.driver()["RAY_AUTH_TOKEN"]
+    loopback = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    without, wrong, client, right = doors.all_at_once(
+        [
+            partial(doors.join, address, **loopback),
+            partial(doors.join, address, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="0" * 64, **loopback),
+            partial(doors.join, f"ray://{address}", **loopback),
+            partial(doors.join, address, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token, **loopback),
+        ]
+    )
+    assert "joined" in right.stdout, right.stderr
+    for stranger in (without, wrong, client):
+        assert "joined" not in stranger.stdout and stranger.returncode != 0
+
+
+def test_another_user_reads_no_file_and_no_environment(run: doors.Run) -> None:
+    base = Path(run.driver()["TMPDIR"]).parent
+    memory = processes.shared_memory_of(run.processes())
+    places = [str(path) for path in (run.folder, *run.checkpoints.glob("step_*"), base, *memory)]
+    readable = doors.as_nobody(["find", *places, "-readable"]).stdout.splitlines()
+    assert readable == []
+    for pid in run.processes():
+        done = doors.as_nobody(["cat", f"/proc/{pid}/environ"])
+        assert done.returncode != 0 and not done.stdout
+    control = doors.as_nobody(["find", str(run.folder.parent), "-maxdepth", "0", "-readable"])
+    assert control.stdout.strip() == str(run.folder.parent), "the folder around them can be read"
+
+
+def test_the_token_and_the_keys_are_in_no_file_and_no_command_line(run: doors.Run) -> None:
+    """The last one: it ends the run, and looks at what is left, too."""
+    token, base = run.driver()["RAY_AUTH_TOKEN"], Path(run.driver()["TMPDIR"]).parent
+    assert len(token) == 64
+    for line in run.processes().values():
+        assert token not in line and doors.PLANTED not in line
+    assert holders(base, token) == []
+    run.end()
+    assert not base.exists()
+    left = run.folder.parent
+    assert (run.folder / "logs" / "ray" / "raylet.out").is_file()
+    assert holders(left, token) == holders(left, doors.PLANTED) == []
+    modes = {path: path.stat().st_mode & 0o077 for path in left.rglob("*") if path != run.checkpoints}
+    assert len(modes) > 20 and not [path for path, others in modes.items() if others]
+
+
+def holders(folder: Path, text: str) -> list[Path]:
+    """The files under a folder that hold a text."""
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    return [path for path in files if os.access(path, os.R_OK) and text.encode() in path.read_bytes()]
