@@ -121,6 +121,9 @@ fi
 # Your quota for each model: requests (RPM) and prompt tokens (TPM) a minute, and calls at once, over all engines. The
 # local server that answers --tiny without a key has no quota: it goes by neither RPM nor TPM
 : "${JUDGE_RPM:=120}" "${JUDGE_TPM:=1000000}" "${JUDGE_CONCURRENCY:=32}"
+# Where key and prompts go: no variable of google-genai's moves them, and no redirect is followed. JUDGE_PROXY=1 sends
+# them through the proxy that HTTPS_PROXY or ALL_PROXY names; 0 uses no proxy
+: "${JUDGE_BASE_URL:=https://generativelanguage.googleapis.com}" "${JUDGE_PROXY:=0}"
 
 # Length. LENGTH_SCHEDULE lets the limit grow up to GENERATE_MAX_LEN, which evaluations always have: by global steps,
 # "1024,2048@50,3072@100", or when so many samples were truncated in the last 5 steps, "1024,3072@20%". The reward falls
@@ -178,7 +181,7 @@ fi
 
 : "${SEED:=42}"
 
-for SWITCH in ENFORCE_EAGER OFFLOAD ADAM_OFFLOAD GRADIENT_CHECKPOINTING EVAL_AT_START JUDGE \
+for SWITCH in ENFORCE_EAGER OFFLOAD ADAM_OFFLOAD GRADIENT_CHECKPOINTING EVAL_AT_START JUDGE JUDGE_PROXY \
     USE_TENSORBOARD USE_WANDB USE_TRACKIO; do
     [[ ${!SWITCH} == [01] ]] || refuse "$SWITCH is '${!SWITCH}': 1 switches it on, 0 off"
 done
@@ -274,7 +277,8 @@ if [[ -e $LIBRARY ]]; then LIBRARY="$(realpath "$LIBRARY")"; fi
 # Judge and environment are asked in the engines: their settings are variables that reach every worker
 for VARIABLE in JUDGE JUDGE_MODELS CORRECTNESS_WEIGHT QUALITY_WEIGHT JUDGE_FALLBACK JUDGE_TRIES JUDGE_DEADLINE \
     ENVIRONMENT LIBRARY TURN_LIMIT ROLLOUT_SECONDS TOOL_SECONDS MAX_BRANCHES \
-    JUDGE_CALL_TIMEOUT JUDGE_RPM JUDGE_TPM JUDGE_CONCURRENCY; do
+    JUDGE_CALL_TIMEOUT JUDGE_RPM JUDGE_TPM JUDGE_CONCURRENCY \
+    JUDGE_BASE_URL JUDGE_PROXY; do
     export "GRPO_$VARIABLE=${!VARIABLE}"
 done
 

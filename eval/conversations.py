@@ -45,9 +45,10 @@ def parser() -> argparse.ArgumentParser:
 
 async def evaluate(options: argparse.Namespace, kind: type[Environment], rows: list[Any]) -> list[Any]:
     """Return a record of each conversation in environments of a kind, in the order of the problems."""
-    from openai import AsyncOpenAI, OpenAIError
+    from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAIError
 
-    client = AsyncOpenAI(base_url=options.base_url)
+    # A redirect would take the key and the messages to a host that nobody chose.
+    client = AsyncOpenAI(base_url=options.base_url, http_client=DefaultAsyncHttpxClient(follow_redirects=False))
     limits = Limits(turns=options.turns, seconds=options.seconds)
     free = asyncio.Semaphore(options.concurrency)
 
@@ -60,7 +61,7 @@ async def evaluate(options: argparse.Namespace, kind: type[Environment], rows: l
             try:
                 outcome = await converse(environment, policy, limits)
             except OpenAIError as error:
-                return {**about, "error": f"{type(error).__name__}: {error}"}
+                return {**about, "error": _why(error, client.api_key)}
             score = await scored(environment, outcome)
         logs = {**outcome.logs(), **score.logs, "tokens": policy.tokens}
         found = {"reward": score.reward, "score": score.score, **logs}
@@ -72,6 +73,18 @@ async def evaluate(options: argparse.Namespace, kind: type[Environment], rows: l
 
     async with client:
         return await asyncio.gather(*(one(row) for row in rows for _ in range(options.n)))
+
+
+def _why(error: Exception, key: str) -> str:
+    """Return why an API has not answered; of a redirect, what is to be done."""
+    from openai import APIStatusError
+
+    from reward.transport import redirect_message
+
+    if isinstance(error, APIStatusError) and 300 <= error.status_code < 400:
+        said = redirect_message(error.status_code, error.response.headers.get("location"), key)
+        return f"{said}: give --base-url the API's own address"
+    return f"{type(error).__name__}: {error}"
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:

@@ -4,8 +4,9 @@
 
 F is a file of `python -m data.prepare`. DIR is that of an evaluation, as `python -m eval.evaluate` writes it:
 `eval.compare` and `eval.regrade` read it. The key is taken from GEMINI_API_KEY (or from GOOGLE_API_KEY, where that is
-set). Before it asks for samples, it asks whether the API offers the model. Answers that are there are kept: the
-same command asks for the missing ones. Gemini takes no seeds that mean something, so no two calls draw the same.
+set). The variables JUDGE_BASE_URL and JUDGE_PROXY are those of train_grpo.sh. Before it asks for samples, it asks
+whether the API offers the model. Answers that are there are kept: the same command asks for the missing ones. Gemini
+takes no seeds that mean something, so no two calls draw the same.
 
 Exit code: 0 done, 1 some samples have no answer yet, 2 refused before anything is asked, 130 Ctrl-C.
 """
@@ -25,8 +26,9 @@ from eval.output import Output, write_result
 from eval.problems import EvalError, Problem, read_problems
 from eval.table import result_table
 from grpo.environment import git_revision
-from reward import models, settings
+from reward import endpoint, models, settings
 from reward.chain import Answer, Chain, ChainError, connect
+from reward.endpoint import Endpoint
 from reward.shared_state import SharedState
 
 STATE = ".limits.sqlite"  # in DIR: calls of the last minute, of all processes that write there
@@ -75,13 +77,16 @@ def run(options: argparse.Namespace) -> dict[str, Any] | None:
     chain_settings = _chain_settings(options)
     try:
         key = settings.api_key()
+        stand_in = os.environ.get(settings.STAND_IN_VARIABLE)
+        where = Endpoint(stand_in) if stand_in else endpoint.from_environment()
     except settings.SettingsError as error:
         raise EvalError(str(error)) from None
-    stand_in = os.environ.get(settings.STAND_IN_VARIABLE)
     if not (key or stand_in):
         raise EvalError("there is no key: export GEMINI_API_KEY")
     if stand_in:
         print(f"eval.teacher: a local stand-in at {stand_in} answers in place of Gemini", file=sys.stderr)
+    elif where.unused or where.proxy or where.base_url != endpoint.GOOGLE:
+        print("\n".join(f"eval.teacher: {line}" for line in endpoint.describe(where)), file=sys.stderr)
     problems = read_problems(options.data)[: options.limit]
     identity = {
         "model": options.model if not stand_in else f"local stand-in for {options.model}",
@@ -89,13 +94,15 @@ def run(options: argparse.Namespace) -> dict[str, Any] | None:
         "max_tokens": options.max_tokens,
         "google-genai": importlib.metadata.version("google-genai"),
     }
+    if not stand_in and where.base_url != endpoint.GOOGLE:
+        identity["base_url"] = where.base_url
     about = {"data": str(options.data.resolve()), "limit": options.limit, "git": git_revision()}
     ks = options.k or [options.n]
     with Output(options.out, identity, about, problems, options.n, ks) as output:
         if output.missing:
-            _check_model(options.model, settings.STAND_IN_KEY if stand_in else key or "", stand_in)
+            _check_model(options.model, settings.STAND_IN_KEY if stand_in else key or "", where)
             state = SharedState(options.out / STATE, begins_run=True)
-            chain = connect(chain_settings, state, key, stand_in)
+            chain = connect(chain_settings, state, key, stand_in, where)
             unanswered = _ask(chain, output, options.concurrency, options.out.name)
             state.close()
             for (problem, number), why in unanswered.items():
@@ -107,8 +114,8 @@ def run(options: argparse.Namespace) -> dict[str, Any] | None:
         return write_result(options.out)
 
 
-def _check_model(model: str, key: str, base_url: str | None) -> None:
-    for problem in models.find_retired([model]) or models.find_missing([model], key, base_url):
+def _check_model(model: str, key: str, where: Endpoint) -> None:
+    for problem in models.find_retired([model]) or models.find_missing([model], key, where):
         raise EvalError(f"--model: {problem.what}: {problem.remedy}")
 
 
@@ -158,6 +165,9 @@ def _record(answer: Answer) -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
     options = parser().parse_args(argv)
+    for name in settings.DEFAULTS:  # as train_grpo.sh takes them
+        if os.environ.get(name):
+            os.environ[f"GRPO_{name}"] = os.environ[name]
     try:
         result = run(options)
     except EvalError as error:

@@ -12,6 +12,7 @@ What is done about each kind of failure:
 - blocked by a filter; 400 and other 4xx: the next model at once, since the same request gets the same answer.
 - 403, 404: the next model at once; nobody calls this one for some minutes. Logged once as an error.
 - 401, or 400 that names the key: the end, for all models. Logged once as an error.
+- a redirect: the same, since all models share the address, and it is wrong or captured.
 """
 
 import functools
@@ -22,6 +23,7 @@ from dataclasses import dataclass, field
 
 from pydantic import BaseModel
 
+from reward.endpoint import Endpoint
 from reward.gemini import CallError, Client, Kind, Reply, Tokens
 from reward.limits import Limits, NoPlace, Outcome, Place
 from reward.settings import STAND_IN_KEY, ChainSettings
@@ -44,7 +46,8 @@ _OUTCOMES = {
     Kind.BAD_REPLY: Outcome.ANSWERED,
     Kind.NEXT_MODEL: Outcome.ANSWERED,
     Kind.NO_MODEL: Outcome.REFUSED,
-    Kind.NO_KEY: Outcome.NO_KEY,
+    Kind.NO_KEY: Outcome.ALL_REFUSED,
+    Kind.REDIRECTED: Outcome.ALL_REFUSED,
 }
 
 
@@ -167,7 +170,7 @@ class _Question:
                 return self._call(place, position, self.deadline - reserve)
             except CallError as error:
                 self.reasons[model] = str(error)
-                if error.kind is Kind.NO_KEY:
+                if error.kind in (Kind.NO_KEY, Kind.REDIRECTED):
                     raise self._failure() from None
                 if error.kind in (Kind.NEXT_MODEL, Kind.NO_MODEL, Kind.SPENT):
                     self.tries[model] = 0
@@ -222,8 +225,17 @@ class _Question:
         return ChainError(reasons or "no model was asked before the deadline", self.spent)
 
 
-def connect(settings: ChainSettings, state: SharedState, key: str | None, stand_in: str | None = None) -> Chain:
-    """Return a chain that asks Google, or the local stand-in server at the address `stand_in`, which gets no real key.
+def connect(
+    settings: ChainSettings,
+    state: SharedState,
+    key: str | None,
+    stand_in: str | None = None,
+    endpoint: Endpoint | None = None,
+) -> Chain:
+    """Return a chain that asks the server at `endpoint` (None: Google, without a proxy).
+
+    Args:
+        stand_in: the address of the local stand-in server, which is asked in its place, directly and without a key.
 
     Raises:
         ValueError: without a key.
@@ -232,4 +244,5 @@ def connect(settings: ChainSettings, state: SharedState, key: str | None, stand_
         return Chain(settings, state, Client(STAND_IN_KEY, stand_in))
     if not key:
         raise ValueError("there is no key: export GEMINI_API_KEY")
-    return Chain(settings, state, Client(key))
+    endpoint = endpoint or Endpoint()
+    return Chain(settings, state, Client(key, endpoint.base_url, endpoint.proxy.url if endpoint.proxy else None))

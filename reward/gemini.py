@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
+from reward.settings import DEFAULTS, STAND_IN_KEY
+
 _MESSAGE_CHARS = 300
 
 T = TypeVar("T")
@@ -33,6 +35,7 @@ class Kind(Enum):
     NEXT_MODEL = "next model"
     NO_MODEL = "no such model"
     NO_KEY = "no valid key"
+    REDIRECTED = "redirected"
 
 
 class CallError(Exception):
@@ -70,19 +73,32 @@ class Client:
     """google-genai's client, shared by threads, with errors of one type that hold no key.
 
     Args:
-        base_url: of a server that speaks Gemini's API; None is Google's.
+        base_url: of a server that speaks Gemini's API.
+        proxy: the address of the proxy that requests go through; None is a direct connection.
+
+    Attributes:
+        origin: who answers: True is Google, False the local stand-in, a text the address of another server.
     """
 
-    def __init__(self, key: str, base_url: str | None = None) -> None:
+    def __init__(self, key: str, base_url: str = DEFAULTS["JUDGE_BASE_URL"], proxy: str | None = None) -> None:
+        import httpx2
         from google import genai  # seconds to import
+        from google.genai.client import DebugConfig
 
-        self._key, self._types = key, genai.types
-        self.is_google = base_url is None
-        # v1, the client's default, knows no preview models.
+        from reward import transport
+
+        self._key, self._types, self._when_sent = key, genai.types, transport.when_sent
+        self.origin: bool | str = base_url == DEFAULTS["JUDGE_BASE_URL"] or (key != STAND_IN_KEY and base_url)
+        # All that the environment could set is given here, or google-genai would read it there. The asynchronous
+        # client sends nothing; google-genai would make one that reads proxies.
         options = genai.types.HttpOptions(
-            base_url=base_url, api_version="v1beta", client_args={"event_hooks": {"request": [_add_trace]}}
+            base_url=base_url,
+            api_version="v1beta",  # v1, the client's default, knows no preview models
+            httpx_client=transport.Client(key, proxy),
+            httpx_async_client=httpx2.AsyncClient(trust_env=False),
         )
-        self._client = genai.Client(api_key=key, vertexai=False, http_options=options)
+        no_replay = DebugConfig(client_mode=None, replays_directory=None, replay_id=None)
+        self._client = genai.Client(api_key=key, vertexai=False, http_options=options, debug_config=no_replay)
 
     def generate(
         self,
@@ -113,7 +129,7 @@ class Client:
         )
 
         def call() -> Any:
-            _thread.on_sent = on_sent
+            self._when_sent(on_sent)
             return self._client.models.generate_content(model=model, contents=prompt, config=config)
 
         response = self._send(call, seconds)
@@ -141,24 +157,10 @@ class Client:
             raise classify(error, self._key) from None
 
 
-_thread = threading.local()
-
-
-def _add_trace(request: Any) -> None:
-    """Hook of httpx: let its transport tell what it does with a request."""
-    request.extensions["trace"] = _trace
-
-
-def _trace(name: str, info: dict[str, Any]) -> None:
-    """Callback of httpcore's trace extension, in the thread of the call."""
-    if name.endswith("send_request_body.complete") and hasattr(_thread, "on_sent"):
-        _thread.on_sent()
-
-
 def within(seconds: float, call: Callable[[], T]) -> T:
     """Return what `call` returns, in a thread of its own that is left to itself when the time is up.
 
-    httpx's time-outs are for each read: a reply that comes byte by byte never meets them, and looking up a name has
+    httpx2's time-outs are for each read: a reply that comes byte by byte never meets them, and looking up a name has
     none. A thread that was left ends with its connection.
 
     Raises:
@@ -184,15 +186,19 @@ def within(seconds: float, call: Callable[[], T]) -> T:
 
 def classify(error: Exception, key: str) -> CallError:
     """Return what is to be done about an exception of the client, in words without the key."""
-    import httpx
+    import httpx2
     from google.genai import errors
 
-    message = f"{type(error).__name__}: {error}"
+    from reward.transport import Redirected
+
+    message = str(error) if isinstance(error, Redirected) else f"{type(error).__name__}: {error}"
     if isinstance(error, errors.APIError):
         message = f"{error.code} {error.status}: {error.message}"
-    # httpx shows what it refuses as repr does.
+    # httpx2 shows what it refuses as repr does.
     message = message.replace(key, "<key>").replace(repr(key)[1:-1], "<key>")[:_MESSAGE_CHARS]
-    if isinstance(error, TimeoutError | httpx.TimeoutException):
+    if isinstance(error, Redirected):
+        return CallError(Kind.REDIRECTED, message)
+    if isinstance(error, TimeoutError | httpx2.TimeoutException):
         return CallError(Kind.NO_ANSWER, message)
     if not isinstance(error, errors.APIError):
         # A body that is no JSON, or not a reply's, raises errors of google-genai and pydantic, which are ValueErrors.

@@ -178,7 +178,7 @@ class Judge:
 
     def _key(self, problem: str, response: str, gold: str) -> str:
         """Return a digest of everything that a judgement depends on."""
-        judge = [SYSTEM, CRITERIA, self._chain.client.is_google, self._chain.settings.models]
+        judge = [SYSTEM, CRITERIA, self._chain.client.origin, self._chain.settings.models]
         parts = [judge, problem, response, gold]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 

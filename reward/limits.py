@@ -50,7 +50,7 @@ class Outcome(Enum):
     FAILED = "failed"  # 5xx, no connection, no answer in time: the breaker counts it
     CUT = "cut"  # no answer in less time than a call may have: says nothing
     REFUSED = "refused"  # no such model, or no rights: no call for `SHUT` windows
-    NO_KEY = "no key"  # the same, for all models
+    ALL_REFUSED = "all refused"  # the same, for all models: no valid key, or no server at the address
 
 
 _P = ParamSpec("_P")
@@ -224,7 +224,7 @@ class Limits:
                 connection.execute("UPDATE models SET probe_until = 0 WHERE model = ?", (place.model,))
             elif outcome is Outcome.REFUSED:
                 self._shut(connection, [place.model], now, why)
-            elif outcome is Outcome.NO_KEY:
+            elif outcome is Outcome.ALL_REFUSED:
                 self._shut(connection, self._settings.models, now, why)
 
     def _is_spent(self, connection: sqlite3.Connection, model: str, now: float) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from reward import settings
+from reward.endpoint import Endpoint
 from reward.gemini import CallError, Client, Kind
 
 # Ids that were shut down, or are answered by another model, with what Google names in their place
@@ -24,6 +25,7 @@ RETIRED = {
     "gemini-3.7-flash": "gemini-3.8-flash",
 }
 MODELS_PAGE = "https://ai.google.dev/gemini-api/docs/models"
+_FINAL = (Kind.NO_KEY, Kind.NO_MODEL, Kind.NEXT_MODEL, Kind.REDIRECTED)
 TRIES, TRY_SECONDS, RETRY_SECONDS = 3, 10.0, 1.0
 
 
@@ -44,13 +46,9 @@ def find_retired(models: Sequence[str]) -> list[ModelProblem]:
     ]
 
 
-def find_missing(models: Sequence[str], key: str, base_url: str | None = None) -> Iterator[ModelProblem]:
-    """Ask the API for each model; the first that cannot be asked for ends the search.
-
-    Args:
-        base_url: of a server that speaks Gemini's API; None is Google's.
-    """
-    client = Client(key, base_url)
+def find_missing(models: Sequence[str], key: str, endpoint: Endpoint) -> Iterator[ModelProblem]:
+    """Ask the API for each model; the first that cannot be asked for ends the search."""
+    client = Client(key, endpoint.base_url, endpoint.proxy.url if endpoint.proxy else None)
     for model in models:
         try:
             _find(client, model)
@@ -60,12 +58,16 @@ def find_missing(models: Sequence[str], key: str, base_url: str | None = None) -
                 yield ModelProblem(f"the Gemini API refuses the key of {name}: {error}", f"export a valid {name}")
                 return
             if error.kind is not Kind.NO_MODEL:
-                yield ModelProblem(
-                    f"the Gemini API cannot be asked for {model}: {error}",
-                    "see whether this machine reaches generativelanguage.googleapis.com",
-                )
+                yield ModelProblem(f"the Gemini API cannot be asked for {model}: {error}", _remedy(error, endpoint))
                 return
             yield ModelProblem(f"the Gemini API does not offer {model}: {error}", f"choose one of {MODELS_PAGE}")
+
+
+def _remedy(error: CallError, endpoint: Endpoint) -> str:
+    if error.kind is Kind.REDIRECTED:
+        return f"set JUDGE_BASE_URL to the API's own address: {endpoint.base_url} is wrong, or somebody captures it"
+    proxy = f", or set JUDGE_PROXY=1 to use the proxy of {endpoint.unused}" if endpoint.unused else ""
+    return f"see whether this machine reaches {endpoint.host}{proxy}"
 
 
 def _find(client: Client, model: str) -> None:
@@ -75,7 +77,7 @@ def _find(client: Client, model: str) -> None:
             client.find(model, TRY_SECONDS)
             return
         except CallError as error:
-            if number == TRIES or error.kind in (Kind.NO_KEY, Kind.NO_MODEL, Kind.NEXT_MODEL):
+            if number == TRIES or error.kind in _FINAL:
                 raise
             delay = RETRY_SECONDS * number if error.retry_after is None else error.retry_after
             time.sleep(min(delay, TRY_SECONDS))

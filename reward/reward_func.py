@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from math import nan
 from typing import Any
 
-from reward import chain, settings
+from reward import chain, endpoint, settings
 from reward.answers import NO_FINAL, grade
 from reward.judge import Judge, Verdict, problem_of
 from reward.labels import parse_label
@@ -148,7 +148,8 @@ def _make_judge() -> Judge:
     stand_in = os.environ.get(settings.STAND_IN_VARIABLE)
     if stand_in:
         configured = settings.for_stand_in(configured)
-    return Judge(configured, state, chain.connect(configured.chain, state, settings.api_key(), stand_in))
+    where = None if stand_in else endpoint.from_environment()
+    return Judge(configured, state, chain.connect(configured.chain, state, settings.api_key(), stand_in, where))
 
 
 def response_of(query: str, prompt: str) -> str:

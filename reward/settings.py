@@ -23,7 +23,11 @@ VARIABLES = (
     "JUDGE_RPM",
     "JUDGE_TPM",
     "JUDGE_CONCURRENCY",
+    "JUDGE_BASE_URL",
+    "JUDGE_PROXY",
 )
+# Of variables that the run directory of an older run lacks.
+DEFAULTS = {"JUDGE_BASE_URL": "https://generativelanguage.googleapis.com", "JUDGE_PROXY": "0"}
 FALLBACKS = ("correctness", "mean_quality", "group")
 # The address of the local stand-in server, set by the launcher where a small run has no key.
 STAND_IN_VARIABLE = "GRPO_JUDGE_STAND_IN"

@@ -9,7 +9,8 @@ from pathlib import Path
 from grpo.launch.config import Config, ConfigError
 from grpo.launch.preflight import Problem, has_own_reward
 from grpo.multi_turn.settings import has_environment
-from reward import models, settings
+from reward import endpoint, models, settings
+from reward.endpoint import Endpoint
 from reward.settings import JudgeSettings, SettingsError
 from reward.shared_state import SharedState
 
@@ -24,11 +25,13 @@ class RunJudge:
         settings: None where the reward is correctness alone.
         is_stand_in: whether a local server answers in place of Gemini.
         why_off: why there are no settings, "" where there are.
+        endpoint: where requests go; None where no model is asked, or a local server.
     """
 
     settings: JudgeSettings | None
     is_stand_in: bool
     why_off: str = ""
+    endpoint: Endpoint | None = None
 
     @property
     def stand_in_models(self) -> list[str]:
@@ -45,17 +48,18 @@ def of_run(config: Config, may_stand_in: bool) -> RunJudge:
     Raises:
         ConfigError: for settings or a key that cannot be.
     """
-    if has_environment(config.args):
-        return RunJudge(None, False, "the environment gives the reward")
-    if not has_own_reward(config):
-        return RunJudge(None, False, "REWARD is a function of your own")
     try:
+        endpoint.base_url()  # also where nobody is asked: it is written into the run directory
+        if has_environment(config.args):
+            return RunJudge(None, False, "the environment gives the reward")
+        if not has_own_reward(config):
+            return RunJudge(None, False, "REWARD is a function of your own")
         configured = settings.from_environment()
         if configured is None:
             return RunJudge(None, False, settings.why_off() or "")
         if settings.api_key() is None and may_stand_in:
             return RunJudge(settings.for_stand_in(configured), True)
-        return RunJudge(configured, False)
+        return RunJudge(configured, False, endpoint=endpoint.from_environment())
     except SettingsError as error:
         raise ConfigError(str(error)) from None
 
@@ -86,12 +90,8 @@ def finish(judge: RunJudge, folder: Path) -> None:
         logger.warning("%s stays as it is: %s", path, error)
 
 
-def check(judge: RunJudge, config: Config, base_url: str | None = None) -> Iterator[Problem]:
-    """Look for what would make the judge fail; asks Google for the models unless a stand-in answers.
-
-    Args:
-        base_url: of a server that speaks Gemini's API; None is Google's.
-    """
+def check(judge: RunJudge, config: Config) -> Iterator[Problem]:
+    """Look for what would make the judge fail; asks the API for the models unless a stand-in answers."""
     if judge.settings is None:
         return
     chain, samples = judge.settings.chain, config.samples_per_rollout
@@ -103,7 +103,7 @@ def check(judge: RunJudge, config: Config, base_url: str | None = None) -> Itera
         )
     for found in models.find_retired(chain.models):
         yield Problem(f"JUDGE_MODELS: {found.what}", found.remedy)
-    if judge.is_stand_in:
+    if judge.endpoint is None:
         return
     key = settings.api_key()
     if key is None:
@@ -113,7 +113,7 @@ def check(judge: RunJudge, config: Config, base_url: str | None = None) -> Itera
         )
         return
     current = [model for model in chain.models if model not in models.RETIRED]
-    for found in models.find_missing(current, key, base_url):
+    for found in models.find_missing(current, key, judge.endpoint):
         yield Problem(f"JUDGE_MODELS: {found.what}", f"{found.remedy}, or set JUDGE=0")
 
 
@@ -129,6 +129,8 @@ def describe(judge: RunJudge) -> list[str]:
         f"            for each model at most {chain.requests_per_window:,} requests and {chain.tokens_per_window:,} "
         f"prompt tokens a minute, {chain.concurrency} at once",
     ]
+    if judge.endpoint:
+        lines += [f"            {line}" for line in endpoint.describe(judge.endpoint)]
     if judge.is_stand_in:
         lines.append(
             "            NO KEY: a local stand-in server answers in place of Gemini; it counts '=' and judges nothing"

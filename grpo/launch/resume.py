@@ -140,7 +140,8 @@ def changes(config: Config, folder: Path) -> dict[str, tuple[Any, Any]]:
 def judge_changes(folder: Path) -> dict[str, tuple[Any, Any]]:
     """Return the settings of the judge that differ from those of the run so far: name -> (old, new)."""
     old = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("judge", {})
-    new = settings.variables()
+    # An older run has no value for a newer setting, and had its default.
+    old, new = settings.DEFAULTS | old, settings.DEFAULTS | settings.variables()
     return {n: (old.get(n), new.get(n)) for n in settings.VARIABLES if old.get(n) != new.get(n)}
 
 

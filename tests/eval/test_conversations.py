@@ -10,6 +10,7 @@ import pytest
 from eval import conversations
 from grpo.multi_turn import retrieval
 from tests.grpo.multi_turn.scripted import call
+from tests.reward.recorder import Recorder, redirector
 
 
 class StandInAPI(BaseHTTPRequestHandler):
@@ -76,6 +77,20 @@ def test_the_same_environment_evaluates_a_model_behind_an_api(api, tmp_path, mon
     command[-3] = str(tmp_path / "other")
     assert conversations.main([*command, "--model", "unknown"]) == 1
     assert json.loads((tmp_path / "other" / "summary.json").read_text())["failed"] == 3
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_takes_neither_key_nor_messages_along(tmp_path, monkeypatch, status):
+    (file := tmp_path / "failing.py").write_text(FAILING)
+    (data := tmp_path / "data.jsonl").write_text('{"id": "a", "prompt": "q", "label": "fine"}\n')
+    monkeypatch.setenv("OPENAI_API_KEY", key := "a-key-of-the-user")
+    with Recorder() as foreign, redirector(status, f"http://{key}@{foreign.host}") as server:
+        command = ["--environment", str(file), "--data", str(data), "--base-url", server.url, "--model", "m"]
+        assert conversations.main([*command, "--out", str(tmp_path / "out")]) == 1
+        assert foreign.seen == [] and len(server.seen) == 1
+    text = (tmp_path / "out" / "conversations.jsonl").read_text()
+    said = f"redirects ({status}) to the host {foreign.host}; redirects are not followed: give --base-url"
+    assert said in json.loads(text)["error"] and key not in text
 
 
 FAILING = """

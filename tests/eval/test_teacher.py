@@ -14,6 +14,7 @@ import pytest
 from eval import compare, regrade, teacher
 from reward.settings import KEY_VARIABLES, STAND_IN_VARIABLE
 from reward.stand_in import Fault, StandIn
+from tests.reward.recorder import Recorder, redirector
 
 ROOT = Path(teacher.__file__).parents[1]
 
@@ -61,6 +62,40 @@ def test_a_model_answers_and_is_graded(server, command, tmp_path, capsys):
 def test_a_stand_in_is_named(server, command, capsys):
     assert teacher.main([*command, "--limit", "1", "--n", "1"]) == 0
     assert f"a local stand-in at {server.url} answers in place of Gemini" in capsys.readouterr().err
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A key, and no stand-in; the variables are as they were afterwards."""
+    monkeypatch.delenv(STAND_IN_VARIABLE, raising=False)
+    monkeypatch.setenv("GEMINI_API_KEY", "AIza-not-a-real-key")
+    for name in ("JUDGE_BASE_URL", "JUDGE_PROXY"):
+        monkeypatch.setenv(f"GRPO_{name}", "")
+        monkeypatch.delenv(f"GRPO_{name}")
+    yield
+
+
+def test_the_address_is_that_of_the_judge(server, elsewhere, command, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("JUDGE_BASE_URL", server.url)
+    assert teacher.main([*command, "--limit", "1", "--n", "1"]) == 0 and len(server.requests) == 1
+    assert f"requests go to {server.url}, without a proxy" in capsys.readouterr().err
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["identity"]["base_url"] == server.url
+
+
+def test_an_address_that_redirects_is_refused(elsewhere, command, monkeypatch, capsys):
+    with Recorder() as foreign, redirector(307, foreign.url) as captured:
+        monkeypatch.setenv("JUDGE_BASE_URL", captured.url)
+        assert teacher.main(command) == 2
+        assert foreign.seen == []
+    assert f"to the host {foreign.host}" in capsys.readouterr().err
+
+
+def test_an_address_of_google_genai_is_refused(elsewhere, command, monkeypatch, capsys):
+    with Recorder() as foreign:
+        monkeypatch.setenv("GOOGLE_GEMINI_BASE_URL", foreign.url)
+        assert teacher.main(command) == 2
+        assert foreign.seen == []
+    assert "set JUDGE_BASE_URL" in capsys.readouterr().err
 
 
 def test_a_cut_answer_counts_as_truncated(server, command, tmp_path):

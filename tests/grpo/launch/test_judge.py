@@ -17,6 +17,7 @@ from reward.limits import Limits, Place
 from reward.models import RETIRED
 from reward.shared_state import Judgements, SharedState
 from reward.stand_in import Fault, StandIn
+from tests.reward.recorder import Recorder, redirector
 
 KEY = "AIza-not-a-real-key-0123456789"
 VARIABLES = {
@@ -31,7 +32,9 @@ VARIABLES = {
     "JUDGE_RPM": "120",
     "JUDGE_TPM": "1000000",
     "JUDGE_CONCURRENCY": "32",
+    "JUDGE_PROXY": "0",
 }
+PASSWORD = "s3cret-of-the-proxy"
 
 
 @pytest.fixture
@@ -41,7 +44,7 @@ def configure(setting, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Config]
     def begin(key: str | None = KEY, **changes: str) -> Config:
         for name, value in (VARIABLES | changes).items():
             monkeypatch.setenv(f"GRPO_{name}", value)
-        for name in settings.KEY_VARIABLES:
+        for name in (*settings.KEY_VARIABLES, "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
             monkeypatch.delenv(name, raising=False)
         if key:
             monkeypatch.setenv("GEMINI_API_KEY", key)
@@ -51,8 +54,10 @@ def configure(setting, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Config]
     return begin
 
 
-def problems(config: Config, url: str | None = "http://127.0.0.1:1", may_stand_in: bool = False) -> list[str]:
-    return [str(problem) for problem in judge.check(judge.of_run(config, may_stand_in), config, url)]
+def problems(config: Config, url: str = "http://127.0.0.1:1", may_stand_in: bool = False) -> list[str]:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("GRPO_JUDGE_BASE_URL", url)
+        return [str(problem) for problem in judge.check(judge.of_run(config, may_stand_in), config)]
 
 
 def test_models_that_exist_are_fine(configure) -> None:
@@ -104,6 +109,63 @@ def test_a_server_that_cannot_be_reached_is_one_problem(configure) -> None:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
         [problem] = problems(configure(), f"http://127.0.0.1:{nobody.getsockname()[1]}")
     assert "cannot be asked for first" in problem and "JUDGE=0" in problem and KEY not in problem
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_an_address_that_redirects_is_one_problem(configure, status: int) -> None:
+    with Recorder() as foreign, redirector(status, foreign.url) as server:
+        [problem] = problems(configure(), server.url)
+        assert foreign.seen == [] and len(server.seen) == 1
+    assert f"redirects ({status}) to the host {foreign.host}" in problem and KEY not in problem
+    assert f"set JUDGE_BASE_URL to the API's own address: {server.url} is wrong" in problem
+
+
+def test_behind_a_proxy_that_is_not_used_the_remedy_names_it(configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configure()
+    with Recorder() as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", f"http://user:{PASSWORD}@{proxy.host}")
+        [problem] = problems(config, "https://127.0.0.1:1")
+        assert proxy.seen == []
+    assert "reaches 127.0.0.1:1, or set JUDGE_PROXY=1 to use the proxy of HTTPS_PROXY, or set JUDGE=0" in problem
+
+
+def test_the_plan_says_where_requests_go(configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configure()
+    monkeypatch.setenv("HTTPS_PROXY", f"http://user:{PASSWORD}@proxy.example:1")
+    monkeypatch.setenv("GRPO_JUDGE_BASE_URL", "https://gateway.example")
+    lines = judge.describe(judge.of_run(config, False))
+    assert "            requests go to https://gateway.example, without a proxy" in lines
+    assert sum("HTTPS_PROXY names a proxy that is not used: JUDGE_PROXY=1" in line for line in lines) == 1
+    monkeypatch.setenv("GRPO_JUDGE_PROXY", "1")
+    lines = judge.describe(judge.of_run(config, False))
+    assert any("https://gateway.example, through the proxy http://proxy.example:1 of HTTPS_PROXY" in s for s in lines)
+    assert PASSWORD not in "".join(lines)
+    stand_in = judge.describe(judge.of_run(configure(None, JUDGE_PROXY="1"), True))
+    assert not any("proxy" in line or "gateway" in line for line in stand_in), "it is asked directly"
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"GOOGLE_GEMINI_BASE_URL": "https://gateway.example"}, "set JUDGE_BASE_URL to the address you mean"),
+        ({"GRPO_JUDGE_PROXY": "1"}, "export HTTPS_PROXY, or set JUDGE_PROXY=0"),
+        ({"GRPO_JUDGE_BASE_URL": "http://gateway.example"}, "use https"),
+    ],
+)
+def test_requests_that_would_go_elsewhere_are_refused(configure, monkeypatch, variables, message: str) -> None:
+    config = configure()
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=message):
+        judge.of_run(config, True)
+
+
+def test_a_password_in_the_address_is_refused_also_where_nobody_is_asked(configure, monkeypatch) -> None:
+    """The address is written into the run directory."""
+    monkeypatch.setenv("GRPO_JUDGE_BASE_URL", f"https://user:{PASSWORD}@gateway.example")
+    with pytest.raises(ConfigError, match="a user name or a password") as refusal:
+        judge.of_run(configure(JUDGE="0"), False)
+    assert PASSWORD not in str(refusal.value)
 
 
 def test_a_server_that_does_not_answer_is_given_up(configure, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,12 +37,23 @@ def test_a_bad_call_is_refused(checkout: Path, options: list[str], message: str)
         ({"JUDGE_FALLBACK": "mercy"}, "use one of correctness, mean_quality, group"),
         ({"QUALITY_WEIGHT": "0.5"}, "have to add up to 1"),
         ({"JUDGE_DEADLINE": "soon"}, "JUDGE_DEADLINE is 'soon'"),
+        ({"JUDGE_PROXY": "yes"}, "JUDGE_PROXY is 'yes': 1 switches it on, 0 off"),
+        ({"JUDGE_BASE_URL": "http://gateway.example"}, "JUDGE_BASE_URL would send the key unencrypted"),
+        ({"GOOGLE_GEMINI_BASE_URL": "https://gateway.example"}, "set JUDGE_BASE_URL to the address you mean"),
     ],
 )
 def test_a_bad_setting_of_the_judge_is_refused_at_once(checkout: Path, variables: dict[str, str], message: str) -> None:
     for option in ("--dry-run", "--plan"):
         done = call(checkout, option, **variables)
         assert done.returncode == 2 and message in done.stderr
+
+
+def test_the_password_of_a_proxy_is_shown_nowhere(checkout: Path) -> None:
+    proxy = {"HTTPS_PROXY": "http://user:s3cret-of-the-proxy@proxy.example:3128", "GEMINI_API_KEY": "not-a-key"}
+    for switch, said in (("0", "HTTPS_PROXY names a proxy that is not used"), ("1", "http://proxy.example:3128 of")):
+        plan, command = (call(checkout, mode, JUDGE_PROXY=switch, **proxy) for mode in ("--plan", "--dry-run"))
+        assert plan.stdout.count(said) == 1 and f"GRPO_JUDGE_PROXY={switch}" in command.stdout
+        assert "s3cret" not in plan.stdout + plan.stderr + command.stdout + command.stderr
 
 
 def test_a_full_run_without_a_key_is_refused(checkout: Path, tmp_path: Path) -> None:

@@ -156,6 +156,16 @@ def test_other_settings_of_the_judge_are_told(setting, save, monkeypatch: pytest
     assert json.loads((setting.run_dir / "resumes.jsonl").read_text())["changed"] == {"JUDGE_MODELS": ["a b", "b"]}
 
 
+def test_settings_that_an_older_run_lacks_had_their_defaults(setting, save, monkeypatch: pytest.MonkeyPatch) -> None:
+    start(setting)
+    save(10)
+    monkeypatch.setenv("GRPO_JUDGE_BASE_URL", "https://generativelanguage.googleapis.com")
+    monkeypatch.setenv("GRPO_JUDGE_PROXY", "0")
+    assert resume.judge_changes(setting.run_dir) == {}
+    monkeypatch.setenv("GRPO_JUDGE_PROXY", "1")
+    assert resume.judge_changes(setting.run_dir) == {"JUDGE_PROXY": ("0", "1")}
+
+
 def test_the_same_settings_are_no_change(setting, save) -> None:
     start(setting)
     save(10)

@@ -99,6 +99,22 @@ def test_the_judges_settings_are_recorded_and_repeated(setting, monkeypatch: pyt
     assert "--name test --stand-in" in command
 
 
+def test_the_run_directory_has_the_judges_address_and_no_password(setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRPO_JUDGE_BASE_URL", "https://gateway.example")
+    monkeypatch.setenv("GRPO_JUDGE_PROXY", "1")
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "HTTP_PROXY"):
+        monkeypatch.setenv(name, "http://user:s3cret-of-the-proxy@proxy.example:3128")
+    write(setting)
+    judge = json.loads((setting.run_dir / "config.json").read_text())["judge"]
+    assert judge == {"JUDGE_BASE_URL": "https://gateway.example", "JUDGE_PROXY": "1"}
+    assert (
+        "export GRPO_JUDGE_BASE_URL=https://gateway.example\nexport GRPO_JUDGE_PROXY=1\n"
+        in (setting.run_dir / "command.sh").read_text()
+    )
+    written = [path.read_text() for path in setting.run_dir.rglob("*") if path.is_file()]
+    assert len(written) >= 4 and not any("s3cret" in text or "proxy.example" in text for text in written)
+
+
 def test_folders_elsewhere_are_created(setting, tmp_path: Path) -> None:
     write(setting, ckpt_path=tmp_path / "disk" / "a", metrics_dir=tmp_path / "disk" / "b")
     assert (tmp_path / "disk" / "a").is_dir() and (tmp_path / "disk" / "b").is_dir()

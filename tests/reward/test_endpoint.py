@@ -1,0 +1,148 @@
+"""Where requests go, from variables: what is refused, what is told, and that no password is."""
+
+import pytest
+
+from grpo.environment import CHECKOUT
+from reward import endpoint
+from reward.endpoint import GOOGLE
+from reward.settings import DEFAULTS, SettingsError
+
+PASSWORD = "s3cret-of-the-user"
+PROXY = f"http://user:{PASSWORD}@proxy.example:3128"
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch):
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name in ("GOOGLE_GEMINI_BASE_URL", "GRPO_JUDGE_BASE_URL", "GRPO_JUDGE_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def refusal(monkeypatch, **variables: str) -> str:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError) as said:
+        endpoint.from_environment()
+    assert PASSWORD not in str(said.value)
+    return str(said.value)
+
+
+def test_the_default_is_the_scripts():
+    script = (CHECKOUT / "train_grpo.sh").read_text()
+    for name, value in DEFAULTS.items():
+        assert f'"${{{name}:={value}}}"' in script
+    assert endpoint.from_environment() == endpoint.Endpoint(GOOGLE)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://gateway.example",
+        "https://gateway.example:8443/gemini/v2",
+        "http://127.0.0.1:8080",
+        "http://127.8.9.1",
+        "http://[::1]:9",
+        "http://localhost",
+    ],
+)
+def test_addresses_that_are_taken(monkeypatch, url):
+    for text in (url, f"{url}/"):
+        monkeypatch.setenv("GRPO_JUDGE_BASE_URL", text)
+        assert endpoint.from_environment().base_url == url
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("", "JUDGE_BASE_URL is invalid"),
+        ("generativelanguage.googleapis.com", "is invalid: give https://HOST"),
+        ("ftp://gateway.example", "is invalid"),
+        ("https://", "is invalid"),
+        ("https://gateway.example:99999", "is invalid"),
+        ("https://gateway.example?key=k", "is invalid"),
+        ("https://gateway.example/#a", "is invalid"),
+        ("https://gateway.example\\.other.example", "is invalid"),
+        ("https://gateway.example\n", "is invalid"),
+        ("https://gateway .example", "is invalid"),
+        ("https://g\u0430teway.example", "is invalid"),
+        ("http://gateway.example", "unencrypted to gateway.example: use https"),
+        ("http://0.0.0.0:1", "use https"),
+        ("http://10.0.0.1", "use https"),
+        ("http://127.0.0.1.example", "use https"),
+        (f"https://user:{PASSWORD}@gateway.example", "a user name or a password"),
+        (f"https://{PASSWORD}@gateway.example", "a user name or a password"),
+    ],
+)
+def test_addresses_that_are_refused(monkeypatch, url, message):
+    assert message in refusal(monkeypatch, GRPO_JUDGE_BASE_URL=url)
+
+
+def test_an_address_for_google_genai_is_refused_unless_it_is_ours(monkeypatch):
+    said = refusal(monkeypatch, GOOGLE_GEMINI_BASE_URL=f"https://user:{PASSWORD}@gateway.example")
+    assert "GOOGLE_GEMINI_BASE_URL names another address than JUDGE_BASE_URL" in said
+    assert "set JUDGE_BASE_URL to the address you mean" in said
+    for url in (GOOGLE, f"{GOOGLE}/", ""):
+        monkeypatch.setenv("GOOGLE_GEMINI_BASE_URL", url)
+        assert endpoint.from_environment().base_url == GOOGLE
+    monkeypatch.setenv("GOOGLE_GEMINI_BASE_URL", "https://gateway.example/")
+    monkeypatch.setenv("GRPO_JUDGE_BASE_URL", "https://gateway.example")
+    assert endpoint.from_environment().base_url == "https://gateway.example"
+
+
+@pytest.mark.parametrize("name", ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"])
+def test_a_proxy_is_told_and_used_where_it_is_asked_for(monkeypatch, name):
+    monkeypatch.setenv(name, PROXY)
+    found = endpoint.from_environment()
+    assert found.proxy is None and found.unused == name
+    first, second = endpoint.describe(found)
+    assert first == f"requests go to {GOOGLE}, without a proxy"
+    assert second == f"{name} names a proxy that is not used: JUDGE_PROXY=1 sends requests through it"
+    monkeypatch.setenv("GRPO_JUDGE_PROXY", "1")
+    found = endpoint.from_environment()
+    assert found.proxy and found.proxy.url == PROXY and found.unused is None
+    [line] = endpoint.describe(found)
+    assert line == f"requests go to {GOOGLE}, through the proxy http://proxy.example:3128 of {name}"
+    assert PASSWORD not in repr(found)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"HTTP_PROXY": PROXY},
+        {"HTTPS_PROXY": PROXY, "NO_PROXY": "googleapis.com"},
+        {"ALL_PROXY": PROXY, "NO_PROXY": "*"},
+        {"HTTPS_PROXY": ""},
+    ],
+)
+def test_a_proxy_that_does_not_apply_is_not_told_and_cannot_be_asked_for(monkeypatch, variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert len(endpoint.describe(endpoint.from_environment())) == 1
+    said = refusal(monkeypatch, GRPO_JUDGE_PROXY="1")
+    assert "name no proxy for generativelanguage.googleapis.com" in said and "JUDGE_PROXY=0" in said
+
+
+@pytest.mark.parametrize("value", [f"socks5://user:{PASSWORD}@h:1", f"http://{PASSWORD}@", "http://h:99999", "http://"])
+def test_a_proxy_that_cannot_be_used_is_refused_without_its_password(monkeypatch, value):
+    monkeypatch.setenv("HTTPS_PROXY", value)
+    assert endpoint.from_environment().unused == "HTTPS_PROXY", "it does no harm where it is not used"
+    assert "HTTPS_PROXY is not the address of an http or https proxy" in refusal(monkeypatch, GRPO_JUDGE_PROXY="1")
+
+
+def test_a_proxy_without_a_scheme_is_http(monkeypatch):
+    monkeypatch.setenv("HTTPS_PROXY", f"user:{PASSWORD}@proxy.example:3128")
+    monkeypatch.setenv("GRPO_JUDGE_PROXY", "1")
+    found = endpoint.from_environment()
+    assert found.proxy and found.proxy.url == PROXY and found.proxy.shown == "http://proxy.example:3128"
+
+
+def test_no_proxy_gets_a_key_unencrypted(monkeypatch):
+    monkeypatch.setenv("ALL_PROXY", PROXY)
+    said = refusal(monkeypatch, GRPO_JUDGE_PROXY="1", GRPO_JUDGE_BASE_URL="http://127.0.0.1:1")
+    assert "unencrypted to the proxy" in said
+
+
+def test_the_switch_is_0_or_1(monkeypatch):
+    assert "JUDGE_PROXY is 'yes'" in refusal(monkeypatch, GRPO_JUDGE_PROXY="yes")
