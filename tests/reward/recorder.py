@@ -1,5 +1,6 @@
 """A server on loopback that records every request, proxied ones included, and answers what it is told to."""
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable
@@ -47,10 +48,11 @@ class Recorder:
                     self.send_header(name, value)
                 self.send_header("Content-Length", str(len(found.body)))
                 self.end_headers()
-                try:
-                    self.wfile.write(found.body)
-                except OSError:  # the client did not want all of it
-                    self.close_connection = True
+                self.wfile.write(found.body)
+
+            def handle(self) -> None:
+                with contextlib.suppress(ConnectionError):  # the client did not want all of it
+                    super().handle()
 
             do_GET = do_POST = do_CONNECT = reply
 

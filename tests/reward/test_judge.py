@@ -170,8 +170,9 @@ def test_the_stand_ins_judgements_are_not_geminis(serve, make_judge):
     server = serve()
     judge = make_judge(server)
     judge.judge("p", RESPONSE, "7")
-    judge._chain.client.origin = True  # as in a run that is resumed with a key
-    assert not judge.judge("p", RESPONSE, "7").cached and len(server.requests) == 2
+    for calls, origin in ((2, True), (3, "https://gateway.example")):  # as in a run that is resumed with a key
+        judge._chain.client.origin = origin
+        assert not judge.judge("p", RESPONSE, "7").cached and len(server.requests) == calls
 
 
 @pytest.mark.parametrize("name", ["SYSTEM", "CRITERIA"])

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 import reward.reward_func as module
 from reward import settings
-from reward.chain import Chain
-from reward.gemini import Client
 from reward.judge import Verdict
 from reward.labels import parse_label
 from reward.reward_func import LOG_KEYS, response_of, reward_func
 from reward.stand_in import Fault, StandIn
+
+from .recorder import Recorder, redirector
 
 FILE = Path(module.__file__)
 PROMPT = (
@@ -217,6 +217,16 @@ def load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Modul
     return begin
 
 
+def test_the_address_is_asked_and_its_redirect_is_not_followed(load, monkeypatch) -> None:
+    with Recorder() as foreign, redirector(307, foreign.url) as server, Recorder() as proxy:
+        loaded = load(None, JUDGE_BASE_URL=server.url, JUDGE_PROXY="0")
+        monkeypatch.setenv("GEMINI_API_KEY", "AIza-not-a-real-key")
+        monkeypatch.setenv("HTTP_PROXY", proxy.url)
+        found = loaded.reward_func([PROMPT + RIGHT], [PROMPT], ["7"])
+        assert (foreign.seen, proxy.seen, len(server.seen)) == ([], [], 1)
+    assert found["rewards"] == 1.0 and found["extra_logs"]["judge_failed"] == 1.0
+
+
 def test_the_reward_is_the_weighted_sum(serve, load) -> None:
     loaded = load(serve(), CORRECTNESS_WEIGHT="0.7", QUALITY_WEIGHT="0.3")
     working = RIGHT.replace("3+4", "3+4=7,7=7")  # two "=": half of the best score from the stand-in
@@ -305,11 +315,7 @@ def test_the_key_stays_out_of_file_and_log(serve, load, monkeypatch, tmp_path, c
     server = serve(faults=lambda number, model: Fault("status", 400, "you said {key}"))
     loaded = load(None)
     monkeypatch.setenv("GEMINI_API_KEY", key)
-    monkeypatch.setattr(  # the way of a real key, to a server that shows what it gets
-        loaded.chain,
-        "connect",
-        lambda chain, state, given, stand_in: Chain(chain, state, Client(given, server.url)),
-    )
+    monkeypatch.setenv("GRPO_JUDGE_BASE_URL", server.url)
     with caplog.at_level(logging.DEBUG):
         result = loaded.reward_func([PROMPT + RIGHT], [PROMPT], ["7"])
     assert result["extra_logs"]["judge_failed"] == 1.0 and len(server.requests) == 3

@@ -11,7 +11,7 @@ from reward import endpoint
 from reward.chain import ChainError, connect
 from reward.gemini import CallError, Client, Kind
 from reward.judge import Judge
-from reward.settings import ChainSettings, JudgeSettings
+from reward.settings import STAND_IN_KEY, ChainSettings, JudgeSettings
 from reward.shared_state import SharedState
 from reward.stand_in import StandIn
 
@@ -187,6 +187,13 @@ def test_the_proxy_that_is_asked_for_sees_requests_but_not_those_to_the_stand_in
         assert PASSWORD not in f"{said.value!r} {caplog.text} {where!r} {endpoint.describe(where)}"
         assert connect(settings, state, KEY, server.url, where).ask("How many?").model == "first"
         assert len(proxy.seen) == 1 and len(server.requests) == 1
+
+
+def test_who_answers_is_told_apart():
+    """Judgements are kept by it."""
+    assert Client(KEY).origin is True
+    assert Client(STAND_IN_KEY, "http://127.0.0.1:1").origin is False
+    assert Client(KEY, "https://gateway.example").origin == "https://gateway.example"
 
 
 def test_a_broken_proxy_of_the_environment_breaks_nothing(monkeypatch):

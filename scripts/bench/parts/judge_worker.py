@@ -56,7 +56,11 @@ class Stock:
             attempts=ATTEMPTS, initial_delay=scale, max_delay=MINUTE * scale, jitter=scale
         )
         options = genai.types.HttpOptions(
-            base_url=job["url"], api_version="v1beta", retry_options=retries, timeout=round(1000 * job["deadline"])
+            base_url=job["url"],
+            api_version="v1beta",
+            retry_options=retries,
+            timeout=round(1000 * job["deadline"]),
+            client_args={"trust_env": False},  # no proxy between it and the stand-in
         )
         self._client = genai.Client(api_key=STAND_IN_KEY, vertexai=False, http_options=options)
         self._config = genai.types.GenerateContentConfig(
