@@ -39,6 +39,24 @@ def test_this_machine_alone_is_joined(cluster) -> None:
     assert cluster((HERE, True), ("lost", False)) == [], "a node that is gone does not count"
 
 
+def test_a_cluster_that_lets_strangers_in_is_said_to_be_open(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster((HERE, True))
+    [warning] = joined_cluster.look().warnings
+    assert "10.0.0.1:6379 is open" in warning and "RAY_AUTH_MODE=token" in warning
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    assert joined_cluster.look().warnings == [warning], "what we would send does not close it"
+
+
+def test_a_cluster_that_wants_a_token_is_joined_with_ours(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    wants_token = "{'token': 'welcome'}[__import__('os').environ['RAY_AUTH_MODE']]"
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    assert cluster((HERE, True), init=wants_token) == []
+    assert joined_cluster.look() == joined_cluster.Verdict()
+    monkeypatch.delenv("RAY_AUTH_MODE")
+    [problem] = cluster((HERE, True), init=wants_token)
+    assert "cannot be joined: KeyError: 'disabled'" in problem
+
+
 def test_several_nodes_are_refused(cluster) -> None:
     [problem] = cluster((HERE, True), ("second", True))
     assert f"10.0.0.1:6379 has 2 nodes: {HERE}, second" in problem and "unset RAY_ADDRESS" in problem
@@ -71,4 +89,4 @@ def test_the_launcher_refuses(
 
 def test_without_a_cluster_to_join_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joined_cluster.sys, "executable", "/nonexistent")
-    assert list(joined_cluster.check()) == []
+    assert joined_cluster.look() == joined_cluster.Verdict()

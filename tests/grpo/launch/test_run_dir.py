@@ -43,7 +43,7 @@ def test_patches_and_environment_are_recorded(setting, monkeypatch: pytest.Monke
     assert json.loads((setting.run_dir / "patches.json").read_text()) == STATUS
     environment = json.loads((setting.run_dir / "env.json").read_text())
     assert environment["python"] == sys.version.split()[0]
-    assert environment["packages"]["ray"] == "2.48.0"
+    assert environment["packages"]["ray"] == "2.55.1"
     assert environment["hardware"]["cpus"] == len(os.sched_getaffinity(0))
     assert environment["variables"]["OMP_NUM_THREADS"] == "2"
 

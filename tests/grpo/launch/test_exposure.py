@@ -1,0 +1,43 @@
+"""What other users may change is named before a run; what a run writes is its user's alone."""
+
+import stat
+from pathlib import Path
+
+from grpo.launch import exposure
+from grpo.launch.config import resolve
+
+
+def test_a_folder_that_everybody_may_write_to_is_named(tmp_path: Path) -> None:
+    inner = tmp_path / "shared" / "data"
+    inner.mkdir(parents=True)
+    file = inner / "train.jsonl"
+    file.touch()
+    assert exposure.open_to([file]) == []
+    for path in (inner.parent, inner, file):
+        before = path.stat().st_mode
+        path.chmod(0o777)
+        assert exposure.open_to([file]) == [path]
+        path.chmod(before)
+
+
+def test_the_sticky_bit_protects_what_is_in_a_folder(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777 | stat.S_ISVTX)
+    assert exposure.open_to([tmp_path / "run"]) == []
+
+
+def test_what_does_not_exist_yet_is_judged_by_its_folder(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    assert exposure.open_to([tmp_path / "new" / "run"]) == [tmp_path]
+
+
+def test_every_place_of_a_run_is_looked_at(setting, tmp_path: Path) -> None:
+    config = resolve(setting.words(), setting.run_dir)
+    assert exposure.warnings(config, setting.run_dir) == []
+    for flag in ("ckpt_path", "metrics_dir", "prompt_data", "pretrain", "remote_rm_url"):
+        shared = tmp_path / flag
+        shared.mkdir()
+        shared.chmod(0o777)
+        setattr(config.args, flag, str(shared / "here"))
+    named = " ".join(exposure.warnings(config, setting.run_dir))
+    for flag in ("ckpt_path", "metrics_dir", "prompt_data", "pretrain", "remote_rm_url"):
+        assert f"every user can replace what is in {tmp_path / flag}: chmod o-w" in named
