@@ -93,6 +93,7 @@ def going(folder: Path) -> Iterator[Run]:
     checkpoints.mkdir(mode=0o755)
     (folder / "reward.py").write_text(REWARD)
     variables = {"REWARD": str(folder / "reward.py"), "CKPT_DIR": str(checkpoints), "SAVE_STEPS": "1"}
+    variables |= {"NUM_ENGINES": "1", "ENGINE_TP": "2"}  # also the sockets of tensor parallelism
     variables |= {"EVAL_AT_START": "0", "EVAL_STEPS": "-1", "NUM_EPISODES": "5", "WANDB_API_KEY": PLANTED}
     launcher = subprocess.Popen(
         [ROOT / "train_grpo.sh", "--tiny", "--steps", "100", "--run-dir", folder / "run"],
@@ -168,13 +169,15 @@ def post_job(prefix: Sequence[str], host: str, port: int, entrypoint: str) -> li
     ]
 
 
-def join(address: str, prefix: Sequence[str] = (), **variables: str) -> subprocess.CompletedProcess[str]:
+def join(
+    address: str, prefix: Sequence[str] = (), seconds: float = 60, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Try to join a Ray cluster with `ray.init`, with none of our variables but `variables`."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "GRPO_"))}
     command = [*prefix, sys.executable, "-c", JOIN, address]
     environment = {**plain, "HOME": "/nonexistent", **variables}
     try:
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:  # as good as a refusal
         return subprocess.CompletedProcess(command, 1, "", "timed out")
 

