@@ -1,9 +1,13 @@
 """What other users may change is named before a run; what a run writes is its user's alone."""
 
 import stat
+import sys
 from pathlib import Path
 
-from grpo.launch import exposure
+import pytest
+
+from grpo.launch import __main__ as launcher
+from grpo.launch import exposure, judge, preflight
 from grpo.launch.config import resolve
 
 
@@ -41,3 +45,15 @@ def test_every_place_of_a_run_is_looked_at(setting, tmp_path: Path) -> None:
     named = " ".join(exposure.warnings(config, setting.run_dir))
     for flag in ("ckpt_path", "metrics_dir", "prompt_data", "pretrain", "remote_rm_url"):
         assert f"every user can replace what is in {tmp_path / flag}: chmod o-w" in named
+
+
+def test_the_check_says_it_and_is_ready(setting, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr(preflight, "problems", lambda *args, **others: [])
+    monkeypatch.setattr(judge, "check", lambda *args: [])
+    words = ["launch", "check", "--stand-in", "--run-dir", str(setting.run_dir), "--", *setting.words()]
+    monkeypatch.setattr(sys, "argv", words)
+    assert launcher.main() == 0 and "WARNING" not in capsys.readouterr().out
+    setting.run_dir.parent.chmod(0o777)
+    assert launcher.main() == 0
+    output = capsys.readouterr().out
+    assert f"every user can replace what is in {setting.run_dir.parent}" in output and "ready" in output
