@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from grpo import checkpoint_files
+from grpo import checkpoint_digests, checkpoint_files
 from grpo.architecture import Architecture
 from grpo.checkpoint_files import CheckpointError, Fault, Model, Tensor, read_header, read_json, read_metadata
 from grpo.flags import ATTENTION_PROJECTIONS
@@ -91,15 +91,20 @@ class Adapter:
 
 
 def read(folder: Path) -> Adapter:
-    """Read adapter_config.json and the header of the weights.
+    """Verify the digests of an adapter's files, and read adapter_config.json and the header of the weights.
+
+    An adapter without SHA256SUMS is read as it is, see :func:`grpo.checkpoint_digests.unverified`.
 
     Raises:
-        CheckpointError: where the config is missing, or is none of a LoRA adapter.
+        CheckpointError: where a file is not as it was saved, or the config is missing or none of a LoRA adapter.
     """
     if not folder.is_dir():
         raise CheckpointError(f"there is no adapter folder {folder}: name one, such as RUN/final")
     if (folder / "adapter" / CONFIG).is_file():
         raise CheckpointError(f"{folder} is a run's step: name {folder / 'adapter'}")
+    if damage := checkpoint_digests.damage(folder):  # what damaged files say is not looked at
+        what = "; ".join(f"{fault.file} {fault.what}" for fault in damage)
+        raise CheckpointError(f"{folder}: {what}: {damage[0].remedy}")
     config = read_json(folder / CONFIG)
     if config.get("peft_type") != "LORA":
         raise CheckpointError(f"{CONFIG} is of a {config.get('peft_type')} adapter: choose a LORA one")

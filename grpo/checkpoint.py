@@ -12,7 +12,7 @@ from peft import PeftModel
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from grpo import adapter_files, trainer_state
+from grpo import adapter_files, checkpoint_digests, trainer_state
 from grpo.adapter import gather, unflatten
 from grpo.retention import exact_match, kept_steps, saved_steps
 
@@ -110,6 +110,8 @@ def _replace(target: Path, write: Callable[[Path], None]) -> None:
         aside.mkdir(parents=True)
 
     def finish() -> None:
+        for folder in {file.parent for file in aside.rglob("*") if file.is_file()}:
+            checkpoint_digests.write(folder)
         for path in (*aside.rglob("*"), aside):
             _flush(path)
         if target.exists():

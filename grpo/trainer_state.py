@@ -17,16 +17,16 @@ import torch
 import torch.distributed as dist
 
 from grpo import adapter
+from grpo.checkpoint_files import CheckpointError
 
 KINDS = ("master", "exp_avg", "exp_avg_sq")
-_AWAY = "move {} away, and the run continues from the checkpoint before it"
 _COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 _STATE_KEYS = {"ranks", "optimizer_step", "counters", "scheduler", "client_states"}
 _RANK_KEYS = {"layout", "random", *KINDS}
 
 
 class ResumeError(ValueError):
-    """A checkpoint does not fit the run that wants to continue from it; the message names the remedy."""
+    """A checkpoint cannot be continued from, or not by this run; the message names the remedy."""
 
 
 def random_state() -> dict[str, Any]:
@@ -111,7 +111,12 @@ def load(engine: Any, directory: Path) -> dict[str, Any]:
     Raises:
         ResumeError: where the files are incomplete, or of an adapter of another rank, model or target modules.
     """
-    state, files = read(directory)
+    # The launcher has verified the digests of these files while it holds the run (grpo.launch.resume): every rank would
+    # read all of them again, and nobody else writes here in the minutes between.
+    try:
+        state, files = read(directory)
+    except CheckpointError as error:
+        raise ResumeError(f"{error}: resume from another step, --resume DIR --from-step N") from error
     differs = difference(shapes(files[0]), {name: tuple(p.ds_shape) for name, p in _parameters(engine)})
     if differs:
         remedy = "give this run the model, LORA_RANK and TARGET_MODULES of that one"
@@ -144,13 +149,13 @@ def read(directory: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the contents of ``state.pt`` and of the file of each rank. Tensors stay on the disk until they are used.
 
     Raises:
-        ResumeError: where a file is missing or cut, or holds something else.
+        CheckpointError: where a file is missing or cut, or holds something else; the caller knows the remedy.
     """
     state = _read(directory / "state.pt", _STATE_KEYS)
     files = [_read(directory / f"rank_{rank}.pt", _RANK_KEYS, mmap=True) for rank in range(state["ranks"])]
     for rank, file in enumerate(files):
         if shapes(file) != shapes(files[0]) or not _is_filled(file, rank, len(files)):
-            raise ResumeError(f"{directory / f'rank_{rank}.pt'} is incomplete: {_AWAY.format(directory.parent)}")
+            raise CheckpointError(f"{directory / f'rank_{rank}.pt'} is incomplete")
     return state, files
 
 
@@ -201,9 +206,9 @@ def _read(file: Path, keys: set[str], mmap: bool = False) -> dict[str, Any]:
         content = torch.load(file, map_location="cpu", mmap=mmap, weights_only=True)
     except (OSError, RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
         reason = error if isinstance(error, OSError) else "it is cut, or no checkpoint"  # torch's own advice is another
-        raise ResumeError(f"{file} cannot be read ({reason}): {_AWAY.format(file.parents[1])}") from error
+        raise CheckpointError(f"{file} cannot be read ({reason})") from error
     if not isinstance(content, dict) or not keys <= content.keys():
-        raise ResumeError(f"{file} is no state of a trainer: {_AWAY.format(file.parents[1])}")
+        raise CheckpointError(f"{file} is no state of a trainer")
     return content
 
 

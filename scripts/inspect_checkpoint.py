@@ -4,6 +4,7 @@
 
 DIR is a gpt-oss base model (MXFP4 or bf16), a LoRA adapter in PEFT's format, a run's `step_N` or its `checkpoints`.
 Of a base model the headers alone are read, so that the 120b takes a second; of an adapter all values are looked at.
+Adapters and steps are verified by their SHA256SUMS; those of earlier versions have none, which is said.
 
 Exit code: 0 complete; 1 incomplete, with every problem and its remedy; 2 no such checkpoint, or one whose config
 cannot be read.
@@ -16,11 +17,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grpo import adapter_files, architecture, checkpoint_files, command, retention, run_state
+from grpo import adapter_files, architecture, checkpoint_digests, checkpoint_files, command, retention, run_state
 from grpo.checkpoint_files import CheckpointError, Fault
 from grpo.launch.plan import size
 
 COMPLETE, INCOMPLETE, UNREADABLE = range(3)
+# What is said of the files' digests.
+VERIFIED, DAMAGED, UNVERIFIED = "verified", "damaged", "cannot be verified, no SHA256SUMS as in earlier versions"
 
 
 @dataclass
@@ -66,7 +69,7 @@ def inspect(folder: Path) -> Report:
     if run_state.is_run(folder):
         raise CheckpointError(f"{folder} is a run's directory: {_of_run(folder)}")
     if names & {adapter_files.CONFIG, adapter_files.WEIGHTS}:
-        return inspect_adapter(adapter_files.read(folder))
+        return inspect_adapter(folder)
     if names & {"config.json", checkpoint_files.INDEX, checkpoint_files.SINGLE}:
         return inspect_model(folder)
     if step_number(folder) is not None:
@@ -109,8 +112,22 @@ def inspect_model(folder: Path) -> Report:
     return Report("gpt-oss base model", folder, facts, faults)
 
 
-def inspect_adapter(adapter: adapter_files.Adapter) -> Report:
-    """Look at a LoRA adapter, at its values too."""
+def inspect_adapter(folder: Path) -> Report:
+    """Look at a LoRA adapter, at its values too; of a damaged one at its digests alone.
+
+    Raises:
+        CheckpointError: see :func:`grpo.adapter_files.read`.
+    """
+    if damage := checkpoint_digests.damage(folder):
+        return Report("LoRA adapter", folder, {"digests": DAMAGED}, damage)
+    return _inspect_whole_adapter(adapter_files.read(folder))
+
+
+def _digests(*folders: Path) -> str:
+    return VERIFIED if all(map(checkpoint_digests.is_sealed, folders)) else UNVERIFIED
+
+
+def _inspect_whole_adapter(adapter: adapter_files.Adapter) -> Report:
     faults = list(adapter.faults)
     broken = adapter_files.non_finite(adapter) if adapter.whole else []
     if broken:
@@ -118,6 +135,7 @@ def inspect_adapter(adapter: adapter_files.Adapter) -> Report:
         remedy = "take an earlier step's adapter, and look at the samples of the step that broke it"
         faults.append(Fault(adapter_files.WEIGHTS, what, remedy, tuple(broken)))
     facts = {
+        "digests": _digests(adapter.folder),
         "rank": adapter.rank,
         "alpha": adapter.alpha,
         "scale": adapter.scale,
@@ -141,16 +159,22 @@ def inspect_step(folder: Path) -> Report:
     """Look at a `step_N` of a run."""
     from grpo import trainer_state  # imports torch, which takes seconds
 
-    report = Report("step", folder, {"step": step_number(folder), "trainer_bytes": None})
+    report = Report("step", folder, {"step": step_number(folder), "digests": None, "trainer_bytes": None})
     trainer, trained = folder / "trainer", None
+    if damage := checkpoint_digests.step_damage(folder):
+        remedy = _other_step(folder)
+        report.facts["digests"] = DAMAGED
+        report.faults += [Fault(name, what, remedy) for name, what in damage]
+        return report
+    report.facts["digests"] = _digests(*(folder / part for part in checkpoint_digests.PARTS))
     if trainer.is_dir():
         report.facts["trainer_bytes"] = sum(path.stat().st_size for path in trainer.rglob("*") if path.is_file())
         try:
             state, ranks = trainer_state.read(trainer)
             report.facts |= {"optimizer_step": state["optimizer_step"], "ranks": len(ranks)}
             trained = trainer_state.shapes(ranks[0])
-        except trainer_state.ResumeError as error:
-            report.faults.append(Fault("trainer", f"is incomplete ({error})", "resume from another step"))
+        except CheckpointError as error:
+            report.faults.append(Fault("trainer", f"is incomplete ({error})", _other_step(folder)))
     else:
         report.faults.append(Fault("trainer", "is missing", "the adapter can be used, but no run resumed from it"))
     if not (folder / "adapter").is_dir():
@@ -161,11 +185,18 @@ def inspect_step(folder: Path) -> Report:
     except CheckpointError as error:
         report.faults.append(Fault("adapter", str(error), "take another step"))
         return report
-    report.parts.append(inspect_adapter(adapter))
+    report.parts.append(_inspect_whole_adapter(adapter))
     differs = trained and trainer_state.difference(adapter.shapes, trained)
     if differs:
         report.faults.append(Fault("adapter", f"is not the trainer's: {differs}", "take another step"))
     return report
+
+
+def _other_step(folder: Path) -> str:
+    whole = [step for step in checkpoint_digests.whole_steps(folder.absolute().parent) if step != step_number(folder)]
+    if not whole:
+        return "restore a copy: no other step here is whole"
+    return f"take step_{whole[-1]}, the newest whole one (--resume DIR --from-step {whole[-1]})"
 
 
 def inspect_steps(folder: Path) -> Report:
@@ -198,9 +229,12 @@ def _model_lines(facts: dict[str, Any]) -> dict[str, str]:
 
 
 def _adapter_lines(facts: dict[str, Any]) -> dict[str, str]:
+    if facts["digests"] == DAMAGED:
+        return {"digests": f"{DAMAGED}, the values are not read"}
     finite = {None: "values not read", 0: "all finite"}.get(facts["non_finite"], "NOT finite")
     targets, dtypes = ", ".join(facts["targets"]), ", ".join(facts["dtypes"])
     return {
+        "digests": facts["digests"],
         "rank": f"{facts['rank']}, alpha {facts['alpha']:g}, scale {facts['scale']:g}, on {targets}",
         "tensors": f"{facts['tensors']} with {facts['parameters']:,} parameters, {dtypes}, {finite}",
         "base model": facts["base_model"] or "not named",
@@ -208,13 +242,15 @@ def _adapter_lines(facts: dict[str, Any]) -> dict[str, str]:
 
 
 def _step_lines(facts: dict[str, Any]) -> dict[str, str]:
+    if facts["digests"] == DAMAGED:
+        return {"digests": f"{DAMAGED}, the values are not read"}
     there = facts["trainer_bytes"] is not None
     if not there:
-        return {"trainer": "none, a run cannot be resumed from it"}
+        return {"digests": facts["digests"], "trainer": "none, a run cannot be resumed from it"}
     read = (
         f"optimizer step {facts['optimizer_step']}, of {facts['ranks']} ranks" if "ranks" in facts else "not readable"
     )
-    return {"trainer": f"{size(facts['trainer_bytes'])}, {read}"}
+    return {"digests": facts["digests"], "trainer": f"{size(facts['trainer_bytes'])}, {read}"}
 
 
 _LINES = {"gpt-oss base model": _model_lines, "LoRA adapter": _adapter_lines, "step": _step_lines}

@@ -3,7 +3,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 
-from grpo import adapter_files, checkpoint_files, loading
+from grpo import adapter_files, checkpoint_digests, checkpoint_files, loading
 from grpo.retention import saved_steps
 
 
@@ -22,6 +22,9 @@ def test_peft_loads_what_was_saved_from_partitions(checkpoint, run_ranks, tmp_pa
     model = checkpoint_files.read(checkpoint)
     assert adapter_files.read(directory).base == adapter_files.fingerprint(model) is not None
     assert adapter_files.check_against(adapter_files.read(directory), model) == []
+
+    # as is the final one, which this call writes
+    assert checkpoint_digests.is_sealed(directory) and checkpoint_digests.damage(directory) == []
 
     # a step 4 with NaN was refused
     assert saved_steps(tmp_path / "checkpoints") == [1, 2, 3]

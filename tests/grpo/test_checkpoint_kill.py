@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from grpo import checkpoint
+from grpo import checkpoint, checkpoint_digests
 from grpo.retention import saved_steps
 
 KILLED = 9
@@ -64,11 +64,12 @@ def dying(call, left: list[int | None]):
 
 
 def whole(target: Path) -> str | None:
-    """The content of a checkpoint, None where there is none; both files must have it."""
+    """The content of a checkpoint, None where there is none; both files must have it, and the digests of both."""
     if target.name not in [f"step_{step}" for step in saved_steps(target.parent)]:
         return None
     first, second = ((target / "adapter" / name).read_text() for name in "ab")
     assert first == second
+    assert checkpoint_digests.is_sealed(target / "adapter") and checkpoint_digests.damage(target / "adapter") == []
     return first
 
 

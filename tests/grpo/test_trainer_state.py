@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from grpo import trainer_state
+from grpo.checkpoint_files import CheckpointError
 
 SCRIPT = "trainer_ranks.py"
 
@@ -85,7 +86,7 @@ def test_an_incomplete_state_is_refused(trained, tmp_path, name, damage):
     file.unlink()
     if damage != "missing":
         file.write_bytes({"cut": content[:-200], "empty": b"", "other": b"no checkpoint"}[damage])
-    with pytest.raises(trainer_state.ResumeError, match=f"{name} cannot be read .*: move .* away"):
+    with pytest.raises(CheckpointError, match=f"{name} cannot be read"):
         trainer_state.read(tmp_path / "trainer")
 
 
