@@ -15,6 +15,8 @@
 #   --run-dir DIR   where everything of this run goes (default: runs/NAME-TIME in the checkout)
 #   --resume DIR    continue the run in DIR from its newest checkpoint, with the settings given now; "latest": the
 #                   newest run of this NAME
+#   --from-step N   with --resume: continue from step N in place of the newest; newer checkpoints are set aside in
+#                   checkpoints/set-aside-TIME
 #   --steps N       stop after N global steps
 #   --help          this text
 #
@@ -27,7 +29,7 @@ set -euo pipefail
 
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)"
 TINY_DIR="$HERE/.cache/tiny-model"
-TINY=0 MODE=run RUN_DIR="" RESUME="" EXTRA_ARGS=()
+TINY=0 MODE=run RUN_DIR="" RESUME="" FROM_STEP="" EXTRA_ARGS=()
 
 refuse() {
     printf 'train_grpo.sh: %s\n' "$1" >&2
@@ -41,11 +43,12 @@ while (($#)); do
             [[ $MODE == run ]] || refuse "--$MODE and $1 exclude each other"
             MODE="${1#--}"
             ;;
-        --run-dir | --resume | --steps)
+        --run-dir | --resume | --from-step | --steps)
             (($# > 1)) || refuse "$1 needs a value; see ./train_grpo.sh --help"
             case "$1" in
                 --run-dir) RUN_DIR="$2" ;;
                 --resume) RESUME="$2" ;;
+                --from-step) FROM_STEP="$2" ;;
                 --steps) STEPS="$2" ;;
             esac
             shift
@@ -304,6 +307,7 @@ OPTIONS=(--name "$NAME")
 if ((TINY)); then OPTIONS+=(--stand-in); fi
 if [[ -n $RUN_DIR ]]; then OPTIONS+=(--run-dir "$RUN_DIR"); fi
 if [[ -n $RESUME ]]; then OPTIONS+=(--resume "$RESUME"); fi
+if [[ -n $FROM_STEP ]]; then OPTIONS+=(--from-step "$FROM_STEP"); fi
 
 exec "${LAUNCH[@]}" "$MODE" "${OPTIONS[@]}" -- \
     "${MODEL_ARGS[@]}" "${DATA_ARGS[@]}" "${ROLLOUT_ARGS[@]}" "${GRPO_ARGS[@]}" "${OPTIM_ARGS[@]}" "${LORA_ARGS[@]}" \

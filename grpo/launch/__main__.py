@@ -1,7 +1,8 @@
-"""python -m grpo.launch MODE [--name NAME] [--stand-in] [--run-dir DIR | --resume DIR|latest] -- OPENRLHF FLAGS
+"""python -m grpo.launch MODE [--name NAME] [--stand-in] [--run-dir DIR | --resume DIR|latest [--from-step N]] -- FLAGS
 python -m grpo.launch guard -- COMMAND
 
-MODE is run, check, plan or dry-run; the judge's settings are GRPO_* variables. `train_grpo.sh` calls it; see there.
+FLAGS are OpenRLHF's. MODE is run, check, plan or dry-run; the judge's settings are GRPO_* variables. `train_grpo.sh`
+calls it; see there.
 `guard` runs a command of the set-up and ends it when its caller ends.
 """
 
@@ -36,17 +37,20 @@ def main() -> int:
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--run-dir", type=Path, default=None)
     place.add_argument("--resume", metavar="DIR|latest", default=None, help="continue this run")
+    parser.add_argument("--from-step", type=int, metavar="N", help="continue from this step, not from the newest")
     words = sys.argv[1:]
     split = words.index("--") if "--" in words else len(words)
     options, rest = parser.parse_args(words[:split]), words[split + 1 :]
     if options.mode == "guard":
         return guard(rest)
+    if options.from_step is not None and not options.resume:
+        return refuse(ResumeError("--from-step is for a run that is continued: give --resume DIR, too"))
     try:
         if options.resume:
             folder = resume.find_run(options.resume, options.name)
             # Before the newest checkpoint is looked for: the run may still be writing another one.
             held = resume.lock(folder) if options.mode == "run" else None
-            config = resume.resolve_resumed(rest, folder)
+            config = resume.resolve_resumed(rest, folder, options.from_step)
         else:
             folder, held = (options.run_dir or run_dir.default_run_dir(options.name)).absolute(), None
             config = resolve(rest, folder)
@@ -70,8 +74,9 @@ def main() -> int:
         return REFUSED
     warnings = cluster.warnings + exposure.warnings(config, folder)
     if options.mode == "check":
-        begin = [resume.describe(config)] if options.resume else []
-        print("\n".join([*begin, *judge.describe(run_judge), *warnings]))
+        begin = _where(config) if options.resume else []
+        print("
+".join([*begin, *judge.describe(run_judge), *warnings]))
         print("ready: machine, patches, model, data and configuration fit together")
         return 0
     # Problems, samples, judgements and logs are nobody else's: every process of the run inherits this.
@@ -88,6 +93,12 @@ def main() -> int:
         return refuse(error)
     news = warnings + (resume.take_back(config, folder) if options.resume else [])
     return run(options.name, folder, config, plan, run_judge, held, news)
+
+
+def _where(config: Config) -> list[str]:
+    """Say where a resumed run would go on, and what it would give up."""
+    newer = ", ".join(f"step_{step}" for step in resume.newer_steps(config))
+    return [*resume.describe(config), *([f"  newer, would be set aside: {newer}"] if newer else [])]
 
 
 def refuse(error: Exception) -> int:

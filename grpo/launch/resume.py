@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from grpo import adapter_files
+from grpo import adapter_files, checkpoint_digests
 from grpo.checkpoint_files import CheckpointError, read
 from grpo.launch.config import Config, resolve
 from grpo.launch.run_dir import data_digest
@@ -54,22 +54,30 @@ def find_run(which: str, name: str) -> Path:
     return newest.parent
 
 
-def resolve_resumed(flags: list[str], folder: Path) -> Config:
-    """Return the configuration that continues the run in `folder` from its newest checkpoint.
+def resolve_resumed(flags: list[str], folder: Path, from_step: int | None = None) -> Config:
+    """Return the configuration that continues the run in `folder`.
 
     A run that was ended before its first checkpoint starts again from step 0.
 
+    Args:
+        from_step: of the checkpoint to continue from; None for the newest.
+
     Raises:
         ConfigError: see :func:`grpo.launch.config.resolve`.
-        ResumeError: where the run was of another model, adapter or data file, or its newest checkpoint is damaged.
+        ResumeError: where the run was of another model, adapter or data file, or the checkpoint is missing or damaged.
     """
     flags = [*flags, *_places(flags, folder)]
     config = resolve(flags, folder)
-    steps = saved_steps(config.args.ckpt_path)
+    checkpoints, base = Path(config.args.ckpt_path), Path(config.args.pretrain)
+    steps = saved_steps(checkpoints)
+    if from_step is not None and from_step not in steps:
+        raise ResumeError(
+            f"{checkpoints} has no step_{from_step}: {_other_steps(checkpoints, from_step, base) or 'no step is whole'}"
+        )
     if steps:
-        newest = Path(config.args.ckpt_path) / f"step_{steps[-1]}"
-        _check_whole(newest, Path(config.args.pretrain))
-        config = resolve([*flags, "--resume_from", str(newest)], folder)
+        step = steps[-1] if from_step is None else from_step
+        _check_whole(checkpoints / f"step_{step}", base)
+        config = resolve([*flags, "--resume_from", str(checkpoints / f"step_{step}")], folder)
     wrong = {name: values for name, values in changes(config, folder).items() if name in FIXED}
     wrong |= {name: places for name, places in _moved(config, folder).items() if places[0] != places[1]}
     if not wrong and _other_train_data(config, folder):
@@ -84,22 +92,45 @@ def resolve_resumed(flags: list[str], folder: Path) -> Config:
     return config
 
 
-def _check_whole(checkpoint: Path, base: Path) -> None:
+def _check_whole(step: Path, base: Path) -> None:
     """Refuse a checkpoint that a disk has damaged or that is of another model, before anything is loaded or undone."""
+    if wrong := _wrong_with(step, base):
+        what, remedy = wrong
+        others = _other_steps(step.parent, int(step.name.removeprefix("step_")), base)
+        raise ResumeError(
+            f"{what}: {others or remedy or f'bring back a copy, or move {step.parent} away to start anew'}"
+        )
+
+
+def _other_steps(checkpoints: Path, step: int, base: Path) -> str:
+    """Say which steps are whole beside `step`; "" where there is none."""
+    others = [other for other in saved_steps(checkpoints) if other != step]
+    whole = [other for other in others if not _wrong_with(checkpoints / f"step_{other}", base)]
+    if not whole:
+        return ""
+    return f"--from-step {whole[-1]} continues from the newest whole step (whole: {', '.join(map(str, whole))})"
+
+
+def _wrong_with(step: Path, base: Path) -> tuple[str, str] | None:
+    """Return what is wrong with a checkpoint, and the remedy that is its own ("": another step); None for a whole one.
+
+    The digests are looked at first: of damaged files nothing else is read.
+    """
+    if damage := checkpoint_digests.step_damage(step):
+        return f"{step}: " + "; ".join(f"{name} {what}" for name, what in damage), ""
     from grpo import trainer_state  # imports torch, which takes seconds
 
     try:
-        _, files = trainer_state.read(checkpoint / "trainer")
-        adapter = adapter_files.read(checkpoint / "adapter")
+        _, files = trainer_state.read(step / "trainer")
+        adapter = adapter_files.read(step / "adapter")
         is_there = (base / "config.json").is_file()  # else the preflight says so
         faults = adapter_files.check_against(adapter, read(base)) if is_there else list(adapter.faults)
-    except (trainer_state.ResumeError, CheckpointError) as error:
-        raise ResumeError(str(error)) from None
+    except CheckpointError as error:
+        return str(error), ""
     if faults:
-        raise ResumeError(f"{checkpoint / 'adapter'}: {faults[0].file} {faults[0].what}: {faults[0].remedy}")
+        return f"{step / 'adapter'}: {faults[0].file} {faults[0].what}", faults[0].remedy
     differs = trainer_state.difference(adapter.shapes, trainer_state.shapes(files[0]))
-    if differs:
-        raise ResumeError(f"{checkpoint} has an adapter that is not its trainer's ({differs}): move {checkpoint} away")
+    return (f"{step} has an adapter that is not its trainer's ({differs})", "") if differs else None
 
 
 def _recorded(folder: Path) -> dict[str, Any]:
@@ -151,16 +182,27 @@ def resumed_step(config: Config) -> int:
     return int(Path(source).name.removeprefix("step_")) if source else 0
 
 
-def describe(config: Config) -> str:
-    """Say where a resumed run goes on."""
+def describe(config: Config) -> list[str]:
+    """Say where a resumed run goes on, one line each."""
     step = resumed_step(config)
-    return f"continuing after step {step}" if step else f"starting at step 0: no checkpoint in {config.args.ckpt_path}"
+    if not step:
+        return [f"starting at step 0: no checkpoint in {config.args.ckpt_path}"]
+    source = Path(config.args.resume_from)
+    unverified = [] if checkpoint_digests.is_sealed(source / "trainer") else [checkpoint_digests.unverified(source)]
+    return [f"continuing after step {step}", *unverified]
+
+
+def newer_steps(config: Config) -> list[int]:
+    """Return the saved steps after the one that a run continues from: those that it gives up."""
+    return [step for step in saved_steps(config.args.ckpt_path) if step > resumed_step(config)]
 
 
 def take_back(config: Config, folder: Path) -> list[str]:
     """Make the run directory that of the checkpoint; return what a user should know, one line each."""
     step = resumed_step(config)
     changed = {f"--{name}": values for name, values in changes(config, folder).items()} | judge_changes(folder)
+    # Before the logs: after a kill in between, the same command finds the checkpoint as the newest one.
+    moved = _set_aside(config)
     rewind(folder, Path(config.args.metrics_dir), step)
     with (folder / "resumes.jsonl").open("a", encoding="utf-8") as file:
         file.write(
@@ -169,11 +211,38 @@ def take_back(config: Config, folder: Path) -> list[str]:
                     "time": time.time(),
                     "step": step,
                     "changed": {n.removeprefix("--"): values for n, values in changed.items()},
+                    "set_aside": {name: str(place) for name, place in moved.items()},
                 }
             )
             + "\n"
         )
-    return [describe(config), *(in_variables(f"  {n} was {old}, now {new}") for n, (old, new) in changed.items())]
+    return [
+        *describe(config),
+        *(f"  {name} was newer and is set aside as {place}" for name, place in moved.items()),
+        *(in_variables(f"  {n} was {old}, now {new}") for n, (old, new) in changed.items()),
+    ]
+
+
+def _set_aside(config: Config) -> dict[str, Path]:
+    """Move newer checkpoints, and the final adapter that came of them, to where no resume and no rotation finds them.
+
+    Returns:
+        The new places by the old names.
+    """
+    checkpoints, final = Path(config.args.ckpt_path), Path(config.args.save_path)
+    name = f"set-aside-{time.strftime('%Y%m%d-%H%M%S')}"
+    # The newest first: what a kill leaves is a run whose newest steps are gone.
+    moves = {
+        checkpoints / f"step_{step}": checkpoints / name / f"step_{step}" for step in reversed(newer_steps(config))
+    }
+    if not moves:
+        return {}
+    (checkpoints / name).mkdir(exist_ok=True)
+    if final.is_dir():
+        moves[final] = final.with_name(f"{final.name}-{name}")
+    for old, new in moves.items():
+        old.rename(new)
+    return {old.name: new for old, new in moves.items()}
 
 
 def lock(folder: Path) -> int:

@@ -234,7 +234,7 @@ def test_dry_run_and_plan_write_nothing(checkout: Path) -> None:
 def test_help_names_every_option(checkout: Path) -> None:
     done = call(checkout, "--help")
     assert done.returncode == 0
-    for option in ("--tiny", "--check", "--plan", "--dry-run", "--run-dir", "--resume", "--steps"):
+    for option in ("--tiny", "--check", "--plan", "--dry-run", "--run-dir", "--resume", "--from-step", "--steps"):
         assert option in done.stdout
     assert "set -euo" not in done.stdout
 

@@ -20,6 +20,8 @@ from .recipe import call
         (["--dry-run", "--resume", "no/such/run"], "no/such/run is no run directory"),
         (["--dry-run", "--resume", "latest"], "--resume DIR"),
         (["--dry-run", "--resume", "here", "--run-dir", "there"], "not allowed with"),
+        (["--dry-run", "--from-step", "10"], "--from-step is for a run that is continued: give --resume DIR, too"),
+        (["--dry-run", "--resume", "here", "--from-step", "last"], "invalid int value: 'last'"),
         (["--dry-run", "--", "--lora_rnk", "3"], "did you mean --lora_rank?"),
         (["--dry-run", "--steps", "many"], "STEPS: invalid int value"),
     ],
