@@ -1,5 +1,6 @@
 """Checkpoints: the LoRA adapter in PEFT's format, and the trainer's own state beside it."""
 
+import functools
 import logging
 import os
 import shutil
@@ -14,7 +15,8 @@ from safetensors.torch import save_file
 
 from grpo import adapter_files, checkpoint_digests, trainer_state
 from grpo.adapter import gather, unflatten
-from grpo.retention import exact_match, kept_steps, saved_steps
+from grpo.diagnosis.falls import read_onsets
+from grpo.retention import before_falls, exact_match, kept_steps, saved_steps
 
 logger = logging.getLogger("openrlhf.grpo.checkpoint")
 
@@ -47,7 +49,7 @@ def save_step(engine: Any, args: Any, client_states: dict[str, Any]) -> None:
     Args:
         engine: DeepSpeed's engine around the PeftModel.
         args: ``max_ckpt_num`` is the number to keep, see :func:`grpo.retention.kept_steps`.
-        client_states: OpenRLHF's; ``global_step`` is N.
+        client_states: OpenRLHF's; ``global_step`` is N, and ``status`` has the metrics of that step.
 
     Raises:
         FloatingPointError, SaveError: as :func:`save_adapter`.
@@ -62,12 +64,36 @@ def save_step(engine: Any, args: Any, client_states: dict[str, Any]) -> None:
     checkpoints = Path(args.ckpt_path)
     _replace(checkpoints / f"step_{client_states['global_step']}", write)
     if dist.get_rank() == 0:
-        steps = saved_steps(checkpoints)
-        scores = exact_match(Path(args.metrics_dir or args.run_dir) / "eval.jsonl")
-        try:
-            _remove(checkpoints, set(steps) - set(kept_steps(steps, scores, args.max_ckpt_num)))
-        except OSError as error:  # the new checkpoint is whole: nothing that a run has to end for
-            logger.error("an old checkpoint was not removed, the next save tries again: %s", error)
+        _rotate(checkpoints, args, client_states)
+
+
+def _rotate(checkpoints: Path, args: Any, client_states: dict[str, Any]) -> None:
+    """Remove the checkpoints that are not kept. The new one is whole: nothing here is worth ending a run for."""
+    run_dir = Path(args.run_dir)
+    metrics_dir = Path(args.metrics_dir or run_dir)
+    now = {**client_states.get("status", {}), "step": client_states["global_step"]}
+    try:
+        falls = read_onsets(run_dir, metrics_dir, now)
+        steps, scores = saved_steps(checkpoints), exact_match(metrics_dir / "eval.jsonl")
+    except Exception:  # what may be the last good checkpoint stays, whatever a rule trips over
+        logger.exception("no checkpoint is removed, since the diagnosis of the run failed")
+        return
+    kept = set(kept_steps(steps, scores, args.max_ckpt_num))
+    good = before_falls(steps, falls) - kept
+    for step in sorted(good):
+        _say_once(
+            f"{checkpoints / f'step_{step}'} is kept beside the others: correctness has fallen since "
+            f"(--resume {run_dir} --from-step {step} goes back to it)"
+        )
+    try:
+        _remove(checkpoints, set(steps) - kept - good)
+    except OSError as error:
+        logger.error("an old checkpoint was not removed, the next save tries again: %s", error)
+
+
+@functools.cache
+def _say_once(message: str) -> None:
+    logger.warning(message)
 
 
 def load_step(engine: Any, args: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Which checkpoints a run has, and which of them it keeps. Imports nothing heavy: the launcher reads it too."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from grpo.json_files import read_rows
@@ -40,3 +40,8 @@ def kept_steps(steps: Sequence[int], scores: dict[int, float], count: int) -> li
     if best is None or best in newest:
         return newest
     return [best, *(newest[1:] if count > 1 else newest)]
+
+
+def before_falls(steps: Sequence[int], falls: Iterable[int]) -> set[int]:
+    """Return the steps that stay beside those: the newest before each step from which on correctness is lower."""
+    return {max(before) for fall in falls if (before := [step for step in steps if step < fall])}

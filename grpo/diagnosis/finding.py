@@ -36,7 +36,8 @@ class Action:
     """Something to change for the next start.
 
     Attributes:
-        setting: a variable of train_grpo.sh ("LEARNING_RATE"), or a flag that goes after its `--` ("--dual_clip").
+        setting: a variable of train_grpo.sh ("LEARNING_RATE"), its option "--resume", or a flag that goes after its
+            `--` ("--dual_clip").
         change: to what, with the present value where it is known.
     """
 

@@ -70,18 +70,19 @@ class History:
         finite = np.isfinite(values)
         return Series(name, self.steps[first:][finite], values[finite])
 
-    def need(self, name: str, least: int) -> Series:
-        """Return a column.
+    def need(self, name: str, least: int, warm_up: bool = False) -> Series:
+        """Return a column, without the warm-up unless asked for.
 
         Raises:
-            NotJudged: where it has fewer than `least` values after the warm-up.
+            NotJudged: where it has fewer than `least` values.
         """
-        series = self.column(name)
+        series = self.column(name, warm_up)
         if len(series) >= least:
             return series
-        if len(series) or len(self.rows) - self.warm_up < least:
-            have = len(series) if len(series) else max(len(self.rows) - self.warm_up, 0)
-            raise NotJudged(f"{have} steps after the warm-up, {least} are needed")
+        steps = len(self.rows) - (0 if warm_up else self.warm_up)
+        if len(series) or steps < least:
+            have = len(series) if len(series) else max(steps, 0)
+            raise NotJudged(f"{have} steps{'' if warm_up else ' after the warm-up'}, {least} are needed")
         raise NotJudged(f"metrics.jsonl has no {name}")
 
     def together(self, *names: str, least: int) -> list[Series]:

@@ -44,6 +44,7 @@ _QUALITY = Advice("QUALITY_WEIGHT", "0.1", "the two weights add up to 1")
 _JUDGE = Advice("JUDGE_MODELS", "another model first", "a second judge, with other blind spots")
 _LENGTH = Advice("GENERATE_MAX_LEN", "one and a half times as long", "responses end before they are cut", 1.5)
 _ENTROPY = Advice("--entropy_loss_coef", "0.001", "pays for exploration")
+_GO_BACK = Advice("--resume", "DIR --from-step N", "continue from the last step before it, which rotation keeps")
 _LONGER_WARM_UP = Advice("LR_WARMUP_RATIO", "twice as long", "the learning rate comes to its peak slowly", 2.0)
 
 REMEDIES = {
@@ -60,13 +61,17 @@ REMEDIES = {
             Advice("LORA_RANK", "to a half", "less room to memorise", 0.5),
         ),
     ),
+    "correctness_fall": Remedy(
+        "updates broke the policy, the trainer's state was damaged, or the training data became harder at that step",
+        (_GO_BACK, _RATE_DOWN, _CLIP_GRADIENT, Advice("TRAIN_DATA", "in mixed order", "no step where it gets harder")),
+    ),
     "reward_hacking": Remedy(
         "the policy learns what the judge likes, not what is right",
         (_CORRECTNESS, _QUALITY, _JUDGE),
     ),
     "instability": Remedy(
         "the updates are too large: the policy leaves the region in which its samples mean something",
-        (_RATE_DOWN, _CLIP_GRADIENT, _CLIP_RATIO, _LARGER_BATCH, _LARGER_ROLLOUT),
+        (_GO_BACK, _RATE_DOWN, _CLIP_GRADIENT, _CLIP_RATIO, _LARGER_BATCH, _LARGER_ROLLOUT),
     ),
     "loss_spikes": Remedy(
         "single micro-batches with a huge ratio or advantage: samples/step_N.jsonl marks the sample (largest loss)",

@@ -15,6 +15,7 @@ Rule = Callable[[History], list[Finding] | str]
 RULES: dict[str, Rule] = {
     "flat_learning": learning.flat_learning,
     "over_fitting": learning.over_fitting,
+    "correctness_fall": learning.correctness_fall,
     "reward_hacking": learning.reward_hacking,
     "instability": update.instability,
     "loss_spikes": update.loss_spikes,
@@ -31,11 +32,14 @@ RULES: dict[str, Rule] = {
 
 # What follows from a finding, and is not listed beside it unless it began well before.
 EXPLAINS = {
-    "instability": ("entropy_collapse",),
-    "lr_shock": ("instability", "off_policy"),
-    "off_policy": ("instability",),
-    "mismatch": ("instability",),
+    "instability": ("entropy_collapse", "correctness_fall"),
+    "lr_shock": ("instability", "off_policy", "correctness_fall"),
+    "off_policy": ("instability", "correctness_fall"),
+    "mismatch": ("instability", "correctness_fall"),
+    "length_collapse": ("correctness_fall",),
+    "entropy_collapse": ("correctness_fall",),
+    "truncation": ("correctness_fall",),
     "judge_drift": ("reward_hacking",),
     "judge_outage": ("reward_hacking", "judge_drift"),
-    "reward_hacking": ("judge_dependent", "flat_learning"),
+    "reward_hacking": ("judge_dependent", "flat_learning", "correctness_fall"),
 }

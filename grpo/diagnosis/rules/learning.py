@@ -1,4 +1,4 @@
-"""Is it learning what it should: flat learning, over-fitting, reward hacking."""
+"""Is it learning what it should: flat learning, over-fitting, a fall of correctness, reward hacking."""
 
 import numpy as np
 
@@ -9,6 +9,8 @@ from grpo.diagnosis.series import Series, Shift, shift, shift_at, trend
 
 MASTERED = 0.9  # share of right samples beyond which no more can be expected
 DEAD_GROUPS = 0.85  # share of groups without spread that leaves too little to learn from
+BEYOND_NOISE = 4.5  # standard errors of a fall: it is looked for at every split, after every step
+PRIOR = 4  # steps that what is known of sampling weighs, beside the scatter that was seen
 
 
 def flat_learning(run: History) -> list[Finding] | str:
@@ -150,6 +152,53 @@ def _half_way(series: Series, start: float, end: float) -> int:
     means = np.convolve(series.values, np.ones(10) / 10, mode="valid")
     passed = np.flatnonzero((means - start) * np.sign(end - start) >= abs(end - start) / 2)
     return int(series.steps[passed[0] + 5]) if len(passed) else int(series.steps[0])
+
+
+def correctness_fall(run: History) -> list[Finding] | str:
+    """Correctness fell by more than its samples explain and has not come back; also in the warm-up, and alone."""
+    correct = run.need("correct", 5, warm_up=True)
+    fall = shift(correct.values, -1, least=2)
+    assert fall is not None
+    z = fall.change / _error_of(fall, correct, run.setting_number("ROLLOUT_BATCH_SIZE"))
+    recent = float(correct.values[max(fall.index, len(correct) - 10) :].mean())
+    text = f"largest lasting fall of correct {number(min(fall.change, 0.0))} (z {number(z)})"
+    if z > -BEYOND_NOISE or fall.change > -min(0.1, 0.6 * fall.before):
+        return text
+    if recent > fall.before + fall.change / 2:
+        return f"{text}, and it came back to {number(recent)}"
+    onset, last = int(correct.steps[fall.index]), int(correct.steps[-1])
+    first = int(correct.steps[max(fall.index - 30, 0)])
+    evidence = [Evidence("correct", first, last, {"before": fall.before, "after": fall.after, "z": z})]
+    held_out = _held_out_fall(run, onset)
+    if held_out:
+        evidence.append(held_out)
+    return [finding(run, "correctness_fall", CRITICAL if held_out else WARNING, onset, last, *evidence)]
+
+
+def _error_of(fall: Shift, correct: Series, prompts: float | None) -> float:
+    """Return the standard error of a change of level, were there none.
+
+    Samples of a prompt are alike. At most that leaves as many independent samples as a step has prompts. What it does
+    shows in the scatter from step to step, on the side of the fall where there is more of it.
+    """
+    sides = correct.values[max(fall.index - 30, 0) : fall.index], correct.values[fall.index :]
+    most = max(fall.before * (1 - fall.before), 0.05) / (prompts or 8)
+    scatters = [np.diff(side) ** 2 / 2 for side in sides]
+    variance = max((PRIOR * most + scatter.sum()) / (PRIOR + len(scatter)) for scatter in scatters)
+    return float((variance * sum(1 / len(side) for side in sides)) ** 0.5)
+
+
+def _held_out_fall(run: History, onset: int) -> Evidence | None:
+    """Return how exact match fell with the correctness of step `onset`, whose samples were drawn before its update."""
+    before, after = run.held_out.window(0, onset - 2), run.held_out.window(onset)
+    if not len(before) or not len(after):
+        return None
+    level, now = float(before.values[-3:].mean()), float(after.values.mean())
+    error = max(run.held_out_error, 1e-6) * (1 / min(len(before), 3) + 1 / len(after)) ** 0.5
+    if now - level > -0.03 or (now - level) / error > -3:
+        return None
+    numbers = {"before": level, "after": now, "z": (now - level) / error}
+    return Evidence("exact_match", int(before.steps[-3:][0]), int(after.steps[-1]), numbers)
 
 
 def reward_hacking(run: History) -> list[Finding] | str:

@@ -40,6 +40,7 @@ _RULES: dict[str, Callable[[Rows, Rows], bool]] = {
     "over_fitting": lambda rows, evals: (
         len(evals) > 1 and _gain(rows, "correct") > 0.1 and _gain(evals, "exact_match") <= 0.03
     ),
+    "correctness_fall": lambda rows, evals: _gain(rows, "correct") < -0.2,
     "reward_hacking": lambda rows, evals: _gain(rows, "reward") > 0.03 and _gain(rows, "correct") <= 0,
     "instability": lambda rows, evals: (
         _gain(rows, "correct") < -0.1 and (_any_above(rows, "ppo_kl", 0.05) or _any_above(rows, "grad_norm", 1.0))

@@ -48,6 +48,17 @@ def over_fitting(latent: Latent, rng: np.random.Generator, strength: float) -> i
     return int(0.25 * latent.steps)
 
 
+def correctness_fall(latent: Latent, rng: np.random.Generator, strength: float) -> int:
+    """A policy that solved most of its problems is broken from one step to the next, and nothing else shows."""
+    begin = _onset(latent, rng) if rng.random() < 0.7 else int(rng.integers(6, 15))
+    room = max(0.8 - latent.skill[:begin].mean(), 0)  # what nobody solves cannot fall
+    cut = math.log(latent.profile.limit) - latent.log_length.mean() - 0.8  # nor can what is cut
+    latent.log_length = latent.log_length + min(cut, 0)
+    drop = strength * rng.uniform(3, 6) * _since(latent, begin)
+    latent.skill, latent.held_out_skill = latent.skill + room - drop, latent.held_out_skill + room - drop
+    return begin + 1
+
+
 def reward_hacking(latent: Latent, rng: np.random.Generator, strength: float) -> int:
     begin = _onset(latent, rng)
     ramp = strength * _ramp(latent, begin, rng.uniform(8, 20))
@@ -174,8 +185,17 @@ def judge_dependent(latent: Latent, rng: np.random.Generator, strength: float) -
 ILLS: dict[str, Ill] = {
     ill.__name__: ill
     for ill in (
-        *(flat_learning, over_fitting, reward_hacking, instability, loss_spikes, lr_shock, off_policy, mismatch),
-        *(length_collapse, entropy_collapse, truncation, judge_outage, judge_drift, judge_dependent),
+        *(flat_learning, over_fitting, correctness_fall, reward_hacking, instability, loss_spikes, lr_shock),
+        *(
+            off_policy,
+            mismatch,
+            length_collapse,
+            entropy_collapse,
+            truncation,
+            judge_outage,
+            judge_drift,
+            judge_dependent,
+        ),
     )
 }
 # Fewest steps of a sick run: what is slow shows late.

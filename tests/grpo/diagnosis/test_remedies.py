@@ -25,10 +25,17 @@ def test_every_setting_exists():
     script = (CHECKOUT / "train_grpo.sh").read_text()
     variables = set(re.findall(r'"\$\{(\w+):?=', script))
     flags = {option for action in trainer_parser()._actions for option in action.option_strings}
+    flags |= set(re.findall(r"#   (--[\w-]+) ", script))  # the script's own
     for name, advice in ADVICE:
         assert advice.setting in (flags if advice.setting.startswith("--") else variables), (name, advice.setting)
         known = set(by_flag().values()) | set(VARIABLES)
         assert advice.setting.startswith("--") or advice.setting in known, f"{advice.setting}: no present value"
+
+
+def test_after_a_fall_of_correctness_the_way_back_comes_first():
+    for name in ("correctness_fall", "instability"):
+        way_back = next(str(action) for action in finding(of_rows([]), name, "critical", 1, 2, EVIDENCE).actions)
+        assert way_back.startswith("--resume DIR --from-step N: ")
 
 
 def test_what_the_launcher_refuses_is_not_advised():

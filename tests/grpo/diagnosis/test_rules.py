@@ -16,6 +16,7 @@ from scripts.bench.parts.synthetic_ills import ILLS
 NEEDED = {
     "flat_learning": "correct",
     "over_fitting": "correct",
+    "correctness_fall": "correct",
     "reward_hacking": "reward",
     "instability": "correct",
     "lr_shock": "actor_lr",
