@@ -93,7 +93,7 @@ class Diagnosis:
 
     Attributes:
         steps: how many there are, with the warm-up.
-        warm_up: how many of them are not judged.
+        warm_up: how many of them are judged by no rule but that of a fall of correctness.
         findings: by severity, then onset.
         fine: what was looked at and found in order, by the name of the rule.
         not_judged: why not, by the name of the rule.
@@ -119,7 +119,9 @@ class Diagnosis:
     def lines(self) -> list[str]:
         """Return the diagnosis for people."""
         warm_up = (
-            f"; the first {self.warm_up}, the warm-up of the learning rate, are not judged" if self.warm_up else ""
+            f"; the first {self.warm_up}, the warm-up of the learning rate, are judged for a fall of correctness alone"
+            if self.warm_up
+            else ""
         )
         lines = [f"{self.steps} steps{warm_up}"]
         lines += [f"note: {note}" for note in self.notes]

@@ -118,8 +118,9 @@ def _add_sizes(plan: Plan, config: Config, model: Model, engine_model: Model) ->
     plan.host_memory = host_memory(config, model, engine_model, plan.lora_optimizer_bytes, plan.object_store_bytes)
     plan.host_bytes = sum(plan.host_memory.values())
     plan.checkpoint_bytes = adapter + plan.lora_parameters * _SAVED_STATE
-    # The newest and the best at least, one more while the oldest is still there, and the final adapter.
-    kept = max(args.max_ckpt_num, 2) + 1 if args.save_steps > 0 else 0
+    # The newest and the best at least, one from before a fall of correctness, one more while the oldest is still there,
+    # and the final adapter.
+    kept = max(args.max_ckpt_num, 2) + 2 if args.save_steps > 0 else 0
     plan.disk_bytes = kept * plan.checkpoint_bytes + adapter
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from eval import checks, engine, evaluate, identity, output
 from eval.problems import EvalError, read_problems
-from grpo import adapter, adapter_files, checkpoint_files
+from grpo import adapter, adapter_files, checkpoint_digests, checkpoint_files
 from scripts.dequantize_checkpoint import dequantize_checkpoint
 from scripts.tiny_model.tokenizer import write_tokenizer
 from tests.scripts.conftest import save_adapter
@@ -126,6 +126,20 @@ def test_an_adapter_of_another_model_or_rank_is_refused(model, trained, data, tm
     (other / adapter_files.CONFIG).write_text(json.dumps(config))
     save_file({name: tensor * float("nan") for name, tensor in tensors.items()}, other / adapter_files.WEIGHTS)
     assert "NaN" in refusal(capsys, *good, "--adapter", other)
+
+
+def test_a_damaged_adapter_is_refused_and_one_without_digests_gets_a_word(model, trained, data, tmp_path, capsys):
+    adapter = shutil.copytree(trained, tmp_path / "adapter")
+    words = ["--model", model, "--data", data, "--n", 2, "--out", tmp_path / "out", "--adapter", adapter]
+    too_short = [*words, "--max-model-len", 1]
+    assert f"{adapter} cannot be verified: it has no SHA256SUMS" in refusal(capsys, *too_short)
+    checkpoint_digests.write(adapter)
+    assert "verified" not in refusal(capsys, *too_short)
+    weights = bytearray((adapter / adapter_files.WEIGHTS).read_bytes())
+    weights[-1] ^= 1
+    (adapter / adapter_files.WEIGHTS).write_bytes(weights)
+    assert "adapter_model.safetensors was changed after it was saved" in refusal(capsys, *words)
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_folder_of_a_teacher_is_refused(model, data, tmp_path, capsys):

@@ -35,11 +35,17 @@ def is_free(run_dir: Path) -> bool:
         return True
 
 
-def kill_at(reached: Callable[[], bool], run_dir: Path) -> None:
+def resuming(run_dir: Path, *options: str) -> list[str]:
+    return [str(ROOT / "train_grpo.sh"), "--tiny", "--resume", str(run_dir), "--steps", "10", *options]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "GEMINI_API_KEY": "", "GOOGLE_API_KEY": "", "SAVE_STEPS": "2"}
+
+
+def kill_at(reached: Callable[[], bool], command: list[str], run_dir: Path) -> None:
     """Continue the run, and end all its processes by SIGKILL when it has got to a place."""
-    command = [str(ROOT / "train_grpo.sh"), "--tiny", "--resume", str(run_dir), "--steps", "10"]
-    environment = {**os.environ, "GEMINI_API_KEY": "", "GOOGLE_API_KEY": "", "SAVE_STEPS": "2"}
-    launcher = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, cwd="/")
+    launcher = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, cwd="/")
     started: dict[int, str] = {}
 
     def is_there() -> bool:
@@ -62,17 +68,24 @@ def kill_at(reached: Callable[[], bool], run_dir: Path) -> None:
 
 @pytest.fixture(scope="module")
 def resumed(finished, tmp_path_factory) -> Path:
-    """The finished run as it was after step 8: continued, killed while it trains, and then finished.
+    """The finished run with a last checkpoint that a disk has damaged.
+
+    It is refused, continued from the step before, killed while it trains, and then finished.
 
     What a kill while it saves leaves is in tests/grpo/test_checkpoint_kill.py, at every instant.
     """
     run_dir = tmp_path_factory.mktemp("runs") / "resumed"
     shutil.copytree(finished, run_dir)
-    shutil.rmtree(run_dir / "checkpoints" / "step_10")
-    shutil.rmtree(run_dir / "final")
+    state = run_dir / "checkpoints" / "step_10" / "trainer" / "rank_0.pt"
+    content = bytearray(state.read_bytes())
+    content[len(content) // 2] ^= 1
+    state.write_bytes(content)
+    refused = subprocess.run(resuming(run_dir, "--check"), env=environment(), capture_output=True, text=True, cwd="/")
+    assert refused.returncode == 2, refused.stdout + refused.stderr
+    assert "trainer/rank_0.pt was changed" in refused.stderr and "--from-step 8 continues" in refused.stderr
     log, metrics = run_dir / "logs" / "driver.log", run_dir / "metrics.jsonl"
     seen = log.stat().st_size
-    kill_at(lambda: b"Train epoch" in log.read_bytes()[seen:], run_dir)
+    kill_at(lambda: b"Train epoch" in log.read_bytes()[seen:], resuming(run_dir, "--from-step", "8"), run_dir)
     assert lines(metrics)[-1]["step"] == 8, "it was killed too late"
     (run_dir / "checkpoints" / ".step_10.partial" / "adapter").mkdir(parents=True)
     assert "continuing after step 8" in train("--resume", run_dir, "--steps", 10, SAVE_STEPS="2")
@@ -106,7 +119,10 @@ def test_it_draws_the_same_prompts_and_samples(finished, resumed):
 
 @pytest.mark.timeout(1500)
 def test_it_ends_with_its_checkpoints_and_no_process(resumed):
-    assert {path.name for path in (resumed / "checkpoints").iterdir()} == {"step_8", "step_10"}
+    (aside,) = (resumed / "checkpoints").glob("set-aside-*")
+    assert {path.name for path in (resumed / "checkpoints").iterdir()} == {"step_8", "step_10", aside.name}
+    assert [path.name for path in aside.iterdir()] == ["step_10"]
+    assert (resumed / f"final-{aside.name}" / "adapter_model.safetensors").is_file()
     assert (resumed / "final" / "adapter_model.safetensors").is_file()
     assert [row["step"] for row in lines(resumed / "resumes.jsonl")] == [8] * 2
     assert processes_of(resumed) == {}

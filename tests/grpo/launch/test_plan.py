@@ -99,7 +99,9 @@ def test_sizes_of_gpt_oss_120b(setting, monkeypatch: pytest.MonkeyPatch) -> None
     plan = make_plan(setting.config(lora_rank=64, prompt_max_len=1024, generate_max_len=3072))
     assert plan.host_bytes is not None and 240e9 < plan.host_bytes < 300e9
     assert plan.checkpoint_bytes == 47_775_744 * (2 + 12), "the adapter in bf16; master weights and two moments in fp32"
-    assert plan.disk_bytes == 3 * plan.checkpoint_bytes + 47_775_744 * 2, "2 kept, one being written, the final adapter"
+    assert plan.disk_bytes == 4 * plan.checkpoint_bytes + 47_775_744 * 2, (
+        "2 kept, one from before a fall, one being written, the final adapter"
+    )
     without_offload = make_plan(setting.config(lora_rank=64, offload=None)).host_bytes
     assert without_offload is not None and without_offload < 40e9
 
