@@ -174,8 +174,8 @@ fi
 # Eval on held-out problems, also before the first step
 : "${EVAL_STEPS:=10}" "${EVAL_AT_START:=1}" "${EVAL_TEMPERATURE:=1.0}" "${EVAL_N_SAMPLES_PER_PROMPT:=4}"
 
-# Checkpoints hold the adapter and its optimizer. The newest are kept, and always the best by held-out exact match;
-# other disks can be named
+# Checkpoints hold the adapter and its optimizer. The newest are kept, always the best by held-out exact match, and the
+# last one from before a fall of correctness; other disks can be named
 : "${SAVE_STEPS:=10}" "${MAX_CHECKPOINTS:=2}" "${CKPT_DIR:=}" "${METRICS_DIR:=}"
 
 # Numbers go to metrics.jsonl, and to TensorBoard files in the run directory; to W&B (WANDB_API_KEY) and Trackio where
