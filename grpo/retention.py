@@ -43,5 +43,14 @@ def kept_steps(steps: Sequence[int], scores: dict[int, float], count: int) -> li
 
 
 def before_falls(steps: Sequence[int], falls: Iterable[int]) -> set[int]:
-    """Return the steps that stay beside those: the newest before each step from which on correctness is lower."""
-    return {max(before) for fall in falls if (before := [step for step in steps if step < fall])}
+    """Return the steps that stay beside those: for each fall the newest from before it.
+
+    Args:
+        falls: the first steps whose samples show a lower correctness. They were drawn by what the step before has
+            saved. That checkpoint may hold the damage, so it is kept only where there is no older one.
+    """
+    kept = set()
+    for fall in falls:
+        before = [step for step in steps if step < fall]
+        kept |= set([step for step in before if step < fall - 1][-1:] or before[-1:])
+    return kept

@@ -75,8 +75,7 @@ def main() -> int:
     warnings = cluster.warnings + exposure.warnings(config, folder)
     if options.mode == "check":
         begin = _where(config) if options.resume else []
-        print("
-".join([*begin, *judge.describe(run_judge), *warnings]))
+        print("\n".join([*begin, *judge.describe(run_judge), *warnings]))
         print("ready: machine, patches, model, data and configuration fit together")
         return 0
     # Problems, samples, judgements and logs are nobody else's: every process of the run inherits this.

@@ -3,7 +3,6 @@
 import json
 import logging
 import shutil
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +12,6 @@ import pytest
 from grpo import checkpoint
 from grpo.diagnosis import falls
 from grpo.diagnosis.history import of_rows
-from grpo.json_files import read_rows
 from grpo.retention import saved_steps
 
 FLAGS = {"rollout_batch_size": 8, "n_samples_per_prompt": 8}
@@ -58,8 +56,9 @@ def nothing_was_said() -> None:
     checkpoint._say_once.cache_clear()
 
 
-@pytest.mark.parametrize(("fall", "good", "keep"), [(21, 20, 2), (22, 20, 2), (7, 6, 2), (8, 6, 2), (21, 20, 1)])
+@pytest.mark.parametrize(("fall", "good", "keep"), [(21, 18, 2), (22, 20, 2), (7, 4, 2), (8, 6, 2), (21, 20, 1)])
 def test_the_last_checkpoint_before_a_fall_stays(tmp_path: Path, caplog, fall: int, good: int, keep: int) -> None:
+    """What the step before the fall has saved has sampled the first step of it: that one may be the damaged one."""
     trainer = Trainer(tmp_path, keep)
     with caplog.at_level(logging.WARNING):
         trainer.train(correctness(60, fall=fall))
@@ -79,7 +78,7 @@ def test_a_run_that_comes_back_lets_go_of_it(tmp_path: Path) -> None:
     values = correctness(80, fall=21)
     values[40:] = correctness(40)
     trainer.train(values[:38])
-    assert trainer.steps == [20, 36, 38]
+    assert trainer.steps == [18, 36, 38]
     for step in range(39, 81):
         trainer.step(step, float(values[step - 1]))
     assert trainer.steps == [78, 80]
@@ -90,7 +89,7 @@ def test_the_best_by_held_out_problems_stays_as_well(tmp_path: Path) -> None:
     rows = [{"step": step, "exact_match": score, "samples": 72} for step, score in ((4, 0.8), (18, 0.7), (24, 0.0))]
     (tmp_path / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     trainer.train(correctness(40, fall=21))
-    assert trainer.steps == [4, 20, 40]
+    assert trainer.steps == [4, 40], "the best is from before the fall, too"
 
 
 @pytest.mark.parametrize("broken", ["config.json", "rule"])
@@ -128,15 +127,3 @@ def test_every_fall_counts_also_one_that_another_finding_explains(tmp_path: Path
     rows = [{"step": step, "correct": float(value), "ppo_kl": 0.3 if step > 38 else 0.001, "actor_lr": 1e-6}
             for step, value in enumerate(values, 1)]  # fmt: skip
     assert {39, 41} <= set(falls.onsets(of_rows(rows, (), {"flags": FLAGS})))
-
-
-def test_a_look_takes_milliseconds(tmp_path: Path) -> None:
-    trainer = Trainer(tmp_path, 2, every=10**6)
-    trainer.train(correctness(400))
-    assert len(read_rows(tmp_path / "metrics.jsonl")) == 400
-    seconds = []
-    for _ in range(3):
-        began = time.perf_counter()
-        falls.read_onsets(tmp_path, tmp_path, {"step": 401, "correct": 0.5})
-        seconds.append(time.perf_counter() - began)
-    assert min(seconds) < 0.2
