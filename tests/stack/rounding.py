@@ -1,11 +1,20 @@
 """How far two passes in bf16 may be apart: simulated in float32, since no two implementations round alike."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
+from typing import TypeVar
 
 import torch
+from peft import PeftModel
+from transformers import AutoTokenizer
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssPreTrainedModel, GptOssRotaryEmbedding
 
+from grpo import loading, vocabulary
+
+Found = TypeVar("Found")
 PASSES = 32
 MARGIN = 2
 
@@ -26,17 +35,12 @@ class Rounding:
 
     @classmethod
     def simulated(cls, model, texts: list[list[int]]) -> "Rounding":
-        """Passes of a float32 model over these texts.
+        """What :func:`simulate` finds for all positions of these texts."""
 
-        Each pass rounds the output of every module to bf16, after moving it at random by up to half a unit in the last
-        place: so each rounds elsewhere, as two implementations do, and near a tie its router takes another expert.
-        """
-        exact = torch.cat([log_probs(model, text) for text in texts])
-        torch.manual_seed(0)
-        hooks = [module.register_forward_hook(round_output) for module in model.modules() if is_computing(module)]
-        passes = [torch.cat([log_probs(model, text) for text in texts]) for _ in range(PASSES)]
-        for hook in hooks:
-            hook.remove()
+        def compute() -> torch.Tensor:
+            return torch.cat([log_probs(model, text) for text in texts])
+
+        exact, passes = compute(), simulate(model, compute)
         error = (torch.stack(passes) - exact).square().mean(0).sqrt().clamp(min=1e-6)
         pairs = [(a - b).abs() / error for a, b in combinations(passes, 2)]
         return cls(
@@ -59,6 +63,49 @@ class Rounding:
         return bool(errors.max() <= MARGIN * self.largest and often <= MARGIN * self.often)
 
 
+def reference_model(folder: Path, adapter: Path | None = None) -> torch.nn.Module:
+    """Load a checkpoint in float32 with transformers, and an adapter with PEFT; `rows` is how many tokens it has."""
+    model = loading.load_gpt_oss(folder)
+    if adapter is not None:
+        model = PeftModel.from_pretrained(model, adapter, autocast_adapter_dtype=False)
+    loading.restore_rope(model.eval().float())
+    model.rows = vocabulary.allocated(AutoTokenizer.from_pretrained(folder))
+    return model
+
+
+def simulate(model, compute: Callable[[], Found]) -> list[Found]:
+    """What `compute` finds with a float32 model in each of PASSES passes that round to bf16.
+
+    Each pass rounds the output of every module, after moving it at random by up to half a unit in the last place: so
+    each rounds elsewhere, as two implementations do, and near a tie its router takes another expert.
+    """
+    torch.manual_seed(0)
+    hooks = [module.register_forward_hook(round_output) for module in model.modules() if is_computing(module)]
+    try:
+        with one_thread():
+            return [compute() for _ in range(PASSES)]
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def most_apart(passes: list[torch.Tensor]) -> torch.Tensor:
+    """How far two implementations may be apart at each place: MARGIN times the worst pair of passes."""
+    found = torch.stack(passes)
+    return MARGIN * (found.amax(0) - found.amin(0))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one thread: many small products stall at thread barriers where other work has the cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def is_computing(module: torch.nn.Module) -> bool:
     """Whether a pass in bf16 rounds the output of this module: a layer or one of its parts."""
     frames = (GptOssPreTrainedModel, GptOssRotaryEmbedding)
@@ -74,9 +121,14 @@ def round_output(module, inputs, output):
     return (output * (1 + (torch.rand_like(output) - 0.5) * 2**-7)).bfloat16().float()
 
 
-def log_probs(model, tokens: list[int]) -> torch.Tensor:
-    """Of tokens 1.., among the rows of the vocabulary that stand for tokens."""
-    ids = torch.tensor([tokens])
+def log_probs(model, tokens: list[int], temperature: float = 1.0) -> torch.Tensor:
+    """Of tokens 1.., `[len(tokens) - 1]`."""
+    targets = torch.tensor(tokens[1:])[:, None]
+    return distributions(model, tokens[:-1], temperature).gather(-1, targets)[:, 0]
+
+
+def distributions(model, tokens: list[int], temperature: float = 1.0) -> torch.Tensor:
+    """Log-probs after each token, `[len(tokens), rows]`, among the rows of the vocabulary that stand for tokens."""
     with torch.no_grad():
-        logits = model(ids).logits[0, :-1, : model.rows].float()
-    return logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+        logits = model(torch.tensor([tokens])).logits[0, :, : model.rows].float()
+    return (logits / temperature).log_softmax(-1)

@@ -9,17 +9,17 @@ import runpy
 import sys
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 
 import pytest
 import ray
 import torch
-from peft import PeftModel
 from transformers import AutoTokenizer
 
-from grpo import adapter, cluster, cpu_matmul, loading, vocabulary
+from grpo import adapter, cluster
 from grpo.engine import check_receipts, shared_place
 
-from .rounding import Rounding, log_probs
+from .rounding import Rounding, distributions, log_probs, most_apart, reference_model, simulate
 
 FLAGS = [
     *("--zero_stage", "3", "--offload", "--adam_offload", "--stage3_param_persistence_threshold", "0"),
@@ -175,24 +175,26 @@ def synced(stack, texts) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def reference(stack, texts, synced, tiny_model) -> PeftModel:
+def reference(stack, synced, tiny_model) -> torch.nn.Module:
     """transformers and PEFT in float32, with the adapter that the trainer saves."""
     ray.get(stack.trainer.async_run_method("save_checkpoint", tag="unused", client_states={"global_step": 7}))
-    base = loading.load_gpt_oss(tiny_model / "mxfp4")
-    saved = f"{stack.args.ckpt_path}/step_7/adapter"
-    model = PeftModel.from_pretrained(base, saved, autocast_adapter_dtype=False).eval()
-    model.rows = vocabulary.allocated(AutoTokenizer.from_pretrained(tiny_model / "mxfp4"))
-    cpu_matmul.install()  # as in the trainer
-    bf16 = torch.cat([log_probs(model, text) for text in texts])
-    # What was saved is what the trainer uses: the same numerics, the same numbers.
-    assert (bf16 - synced).abs().max() < 1e-5
-    loading.restore_rope(model.float())
-    return model
+    return reference_model(tiny_model / "mxfp4", Path(stack.args.ckpt_path) / "step_7" / "adapter")
 
 
 @pytest.fixture(scope="module")
 def rounding(reference, texts) -> Rounding:
     return Rounding.simulated(reference, texts)
+
+
+@pytest.fixture(scope="module")
+def after_the_text(reference, texts) -> torch.Tensor:
+    """How far two implementations may be apart on each token that may follow the long text."""
+    return most_apart(simulate(reference, lambda: distributions(reference, texts[-1])[-1]))
+
+
+@pytest.mark.timeout(900)
+def test_the_trainer_uses_what_it_saves(reference, texts, synced, rounding):
+    assert rounding.covers(synced, torch.cat([log_probs(reference, text) for text in texts]))
 
 
 @pytest.mark.timeout(900)
@@ -204,15 +206,19 @@ def test_engine_agrees_with_trainer_at_every_position(stack, texts, synced, roun
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", [0, 1, 2], ids=["tp1", "tp2", "compiled"])
-def test_a_sync_drops_the_prefix_cache(stack, texts, synced, number):
+def test_a_sync_drops_the_prefix_cache(stack, texts, synced, after_the_text, number):
     engine, stale = stack.engines[number], stack.stale[number]
     exact, _ = stack.next_token(engine, texts[-1], cached=False)
     found, _ = stack.next_token(engine, texts[-1])
     _, from_cache = stack.next_token(engine, texts[-1])
     assert from_cache >= LONG // 2, "the cache is not used: the comparison would prove nothing"
-    common = exact.keys() & found.keys()
-    assert len(common) >= 3 and all(abs(exact[token] - found[token]) < 0.05 for token in common)
-    assert exact.keys() != stale.keys() or any(abs(exact[token] - stale[token]) > 0.1 for token in exact)
+
+    def is_rounding(other: dict[int, float]) -> bool:
+        common = exact.keys() & other.keys()
+        return len(common) >= 3 and all(abs(exact[token] - other[token]) <= after_the_text[token] for token in common)
+
+    assert is_rounding(found)
+    assert not is_rounding(stale), "the adapter changes nothing: the comparison proves nothing"
 
 
 @pytest.mark.timeout(900)

@@ -1,7 +1,6 @@
 """`./train_grpo.sh --tiny` as a user types it, in a short form, and in the shape of the 8-GPU run."""
 
 import json
-import statistics
 import subprocess
 from pathlib import Path
 
@@ -9,12 +8,17 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
 import patches
 from eval import compare, table
 from grpo import loading, metric_schema
 
+from .recorded import Agreement, log_probs_of, of_another_sample, of_the_next_token, read_samples
+from .rounding import reference_model
 from .runs import ROOT, lines, processes_of, train
+
+COMPARED = 24  # samples of a step: enough to tell a fault, and half a minute of simulated passes
 
 
 @pytest.mark.timeout(900)
@@ -49,9 +53,28 @@ def test_what_is_not_written_has_a_reason(finished):
 
 
 @pytest.mark.timeout(900)
-def test_trainer_and_engines_agree_on_what_was_sampled(finished):
-    steps = lines(finished / "metrics.jsonl")
-    assert statistics.median(step["logprob_diff_mean"] for step in steps) < 0.01
+@pytest.mark.parametrize("step", [1, 9])
+def test_trainer_and_engines_agree_on_what_was_sampled(finished, tiny_model, step):
+    """The first step's policy is the base model, that of the ninth has the adapter which was saved before it."""
+    records = lines(finished / "samples" / f"step_{step}.jsonl")
+    samples = read_samples(records, AutoTokenizer.from_pretrained(tiny_model / "mxfp4"))[:COMPARED]
+    adapter = finished / "checkpoints" / f"step_{step - 1}" / "adapter" if step > 1 else None
+    model = reference_model(tiny_model / "mxfp4", adapter)
+    agreement = Agreement.of(samples, model)
+    assert agreement.holds()
+    faults = {
+        "another temperature": log_probs_of(samples, model, 0.7),
+        "the next token": of_the_next_token(agreement.exact),
+        "another sample": of_another_sample(agreement.exact),
+    }
+    if adapter is not None:
+        with model.disable_adapter():
+            faults["no adapter"] = log_probs_of(samples, model)
+    assert [name for name, fault in faults.items() if not agreement.notices(fault)] == []
+
+
+@pytest.mark.timeout(900)
+def test_records_of_samples_name_the_extremes(finished):
     for step in (1, 10):
         samples = lines(finished / "samples" / f"step_{step}.jsonl")
         assert {why for sample in samples for why in sample["extremes"]} >= {

@@ -47,18 +47,19 @@ def write_model(folder: Path) -> Any:
     return tokenizer
 
 
-def start_engine(model: Path, samples: int, length: int) -> Any:
-    """Return OpenRLHF's engine actor, without Ray: `llm` is vLLM's engine, with random weights.
+def start_engine(model: Path, samples: int, length: int, load_format: str = "dummy") -> Any:
+    """Return OpenRLHF's engine actor, without Ray: `llm` is vLLM's engine.
 
     Args:
         samples: how many are computed at a time.
         length: tokens of prompt and response.
+        load_format: vLLM's; "dummy" makes random weights, "auto" reads those in `model`.
     """
     import vllm
     from openrlhf.trainer.ray.vllm_engine import LLMRayActor
 
     arguments = vllm.AsyncEngineArgs(
-        model=str(model), load_format="dummy", dtype="bfloat16", max_model_len=length, enforce_eager=True,
+        model=str(model), load_format=load_format, dtype="bfloat16", max_model_len=length, enforce_eager=True,
         max_num_seqs=samples, enable_prefix_caching=True, **engine.arguments(),
     )  # fmt: skip
     actor = object.__new__(LLMRayActor.__ray_metadata__.modified_class)
