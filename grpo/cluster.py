@@ -11,7 +11,10 @@ from grpo.secrets import is_secret
 
 # Environment variables exported after a Ray cluster was started do not reach its workers: these travel with the job.
 # Secrets are not in this list, since Ray writes a job's runtime_env to its logs: export them before `ray start`.
-FORWARDED_PREFIXES = ("GRPO_", "VLLM_", "OMP_", "MKL_", "NCCL_", "DS_", "TORCH", "PYTORCH_", "HF_HUB_", "HF_HOME")
+FORWARDED_PREFIXES = (
+    *("GRPO_", "VLLM_", "OMP_", "MKL_", "ONEDNN_", "DNNL_", "ATEN_CPU_", "NCCL_", "DS_", "TORCH", "PYTORCH_"),
+    *("HF_HUB_", "HF_HOME"),
+)
 FORWARDED_NAMES = ("PYTHONPATH", "PATH", "TOKENIZERS_PARALLELISM", "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES")
 
 # The ports that the kernel gives out by itself, to whoever connects or asks for any port (ip(7)).

@@ -27,6 +27,11 @@ def test_workers_get_what_they_need_and_no_secret():
     assert variables["NCCL_DEBUG"] == "WARN"
 
 
+def test_workers_compute_with_the_instructions_that_the_user_allows():
+    environ = {"ONEDNN_MAX_CPU_ISA": "AVX2", "DNNL_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+    assert environ.items() <= cluster.runtime_env(environ)["env_vars"].items()
+
+
 def test_secrets_are_told_by_whole_words():
     assert all(map(is_secret, ["HF_TOKEN", "GEMINI_API_KEY", "DB_PASSWORD", "MY_SECRET", "OPENAI_APIKEY"]))
     assert not any(map(is_secret, ["TIKTOKEN_ENCODINGS_BASE", "TOKENIZERS_PARALLELISM", "KEYBOARD", "MONKEY"]))
