@@ -1,16 +1,16 @@
-"""Extraction and grading take time in proportion to the text, whatever it is."""
+"""Extraction and grading take time in proportion to the text, whatever it is.
 
-import re
-import time
-from collections.abc import Callable
+What takes more does not end before the timeout of the tests: a square of 1,000,000 steps takes a quarter of an hour.
+"""
 
 import pytest
 
 from reward import equivalence
-from reward.answers import grade
+from reward.answers import final_message, grade
 
 from .harmony import harmony
 
+CHARACTERS = 1_000_000
 JUNK = {
     "braces": "{",
     "closing braces": "}",
@@ -40,29 +40,16 @@ NESTED = {
 }
 
 
-def seconds(text: str) -> float:
-    """Processor time of grading; the best of three, as other work disturbs the caches."""
-
-    def once() -> float:
-        begin = time.process_time()
-        grade(text, "\\frac{1}{2}")
-        grade(harmony(text, text), "\\frac{1}{2}")
-        return time.process_time() - begin
-
-    return min(once() for _ in range(3))
-
-
 @pytest.mark.parametrize("name", [*JUNK, *NESTED])
-def test_long_junk_takes_linear_time(name: str) -> None:
-    def text(characters: int) -> str:
-        if name in JUNK:
-            return JUNK[name] * (characters // len(JUNK[name]))
+def test_long_junk_is_graded_before_the_test_times_out(name: str) -> None:
+    if name in JUNK:
+        text = JUNK[name] * (CHARACTERS // len(JUNK[name]))
+    else:
         opening, closing = NESTED[name]
-        times = characters // len(opening + closing)
-        return "\\boxed{" + opening * times + closing * times + "}"
-
-    small, large = seconds(text(60_000)), seconds(text(240_000))
-    assert large < 10 * small + 0.05  # four times the length; a quadratic search takes 16 times as long
+        times = CHARACTERS // len(opening + closing)
+        text = "\\boxed{" + opening * times + closing * times + "}"
+    for response in (text, harmony(text, text)):
+        assert not grade(response, "\\frac{1}{2}").correct
 
 
 INSIDE = {
@@ -78,45 +65,23 @@ INSIDE = {
 
 
 @pytest.mark.parametrize("name", INSIDE)
-def test_what_fills_a_box_takes_no_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fills_a_box_is_graded_before_the_test_times_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to MAX_ANSWER_CHARS, in this process; how long algebra may take is tested with the workers."""
     monkeypatch.setattr(equivalence, "_by_algebra", lambda first, second, limit: False)
-
-    def work(characters: int) -> float:
-        answer = INSIDE[name] * (characters // len(INSIDE[name]))
-        begin = time.process_time()
-        for _ in range(4):
-            grade(f"\\boxed{{{answer}}}", "\\frac{1}{2}")
-            grade(f"\\boxed{{1+{answer}}}", "(1,2)")
-        return time.process_time() - begin
-
-    work(100)
-    assert min(work(960) for _ in range(2)) < 20 * min(work(240) for _ in range(2)) + 0.1
+    answer = INSIDE[name] * (960 // len(INSIDE[name]))
+    assert not grade(f"\\boxed{{{answer}}}", "\\frac{1}{2}").correct
+    assert not grade(f"\\boxed{{1+{answer}}}", "(1,2)").correct
 
 
 @pytest.mark.parametrize(
     "form", ["{:03d}", "{} \\text{{ cm}}", "{}^\\circ", "x={}", "{:,} solutions", "\\mathbf{{{}}}", "m+n={}"]
 )
-def test_an_integer_is_graded_in_half_the_time_of_splitting_its_response_into_words(form: str) -> None:
-    """Which takes 0.2 ms for 10 kB: so 10,000 grades a second. Measured in turn, since other work slows both."""
+def test_an_integer_is_graded_without_algebra_by_its_final_message(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is why 10,000 integers can be graded a second: neither workers nor thoughts take part."""
+    monkeypatch.delattr(equivalence, "_by_algebra")
     thought = "Let $x=\\frac{a}{b}$ so then we compute. " * 250
-    responses = [
-        harmony(thought, f"We get $\\frac{{1}}{{2}}$. So \\boxed{{{form.format(value)}}}.") for value in range(500)
-    ]
-    word = re.compile("[A-Za-z]+")
-
-    def grading() -> None:
-        for value, response in enumerate(responses):
-            assert grade(response, f"{value:03d}").correct
-
-    def splitting() -> None:
-        for response in responses:
-            word.findall(response)
-
-    def cost(work: Callable[[], None]) -> float:
-        begin = time.process_time()
-        work()
-        return time.process_time() - begin
-
-    costs = [(cost(grading), cost(splitting)) for _ in range(5)]
-    assert 2 * min(graded for graded, _ in costs) < min(split for _, split in costs)
+    for value in range(500):
+        final = f"We get $\\frac{{1}}{{2}}$. So \\boxed{{{form.format(value)}}}."
+        response = harmony(thought, final)
+        assert grade(response, f"{value:03d}").correct
+        assert final_message(response) == final

@@ -158,7 +158,7 @@ def test_a_shared_failure_is_everybodys_and_is_forgotten(pool, monkeypatch: pyte
     for caller in callers:
         caller.join()
     # The limit holds for all of the waiting, and what took too long for the callers is not called unequal.
-    assert len(failures) == 8 and time.monotonic() - begin < 10
+    assert len(failures) == 8 and time.monotonic() - begin < 60
     assert "hung" not in pool.counts and not pool._alive
     monkeypatch.setattr(equivalence, "WAIT_SECONDS", 60.0)
     limit(monkeypatch, 1.0)

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -94,14 +93,10 @@ def test_a_long_response_keeps_head_and_tail_and_says_so():
 
 
 @pytest.mark.parametrize("piece", ["<|", "<", "|", "<| ", "<|" + "a" * 200, "<||||"])
-def test_megabytes_are_cleaned_in_linear_time(piece):
-    def seconds(size: int) -> float:
-        started = time.process_time()
-        clean("<" + piece * (size // len(piece)), 2 * size, NONCE)
-        return time.process_time() - started
-
-    seconds(1000)
-    assert seconds(400_000) < 100 * max(seconds(40_000), 0.001)
+def test_megabytes_are_cleaned_before_the_test_times_out(piece):
+    """A square of the size would take hours."""
+    size = 4_000_000
+    assert len(clean("<" + piece * (size // len(piece)), 2 * size, NONCE)) <= size + 1
 
 
 def test_channels_are_told_apart_and_mathematics_is_kept():

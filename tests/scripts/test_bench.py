@@ -4,7 +4,6 @@ import argparse
 import json
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import torch
 import scripts.bench
 from grpo import mxfp4
 from scripts.bench import __main__ as bench
-from scripts.bench import rollout
+from scripts.bench import harness, rollout
 from scripts.bench.harness import Difference, Result, Timing, time_in_turn
 from scripts.bench.machine import Copy, facts
 
@@ -198,19 +197,21 @@ def test_ratio_is_how_many_times_ours_is_better():
     assert Result("", "s", 2.0, 6.0, higher_is_better=False).ratio == pytest.approx(1 / 3)
 
 
-def test_ways_are_timed_in_turn_and_the_first_round_is_not_counted():
-    calls = []
+def test_ways_are_timed_in_turn_and_the_first_round_is_not_counted(monkeypatch):
+    calls, clock = [], {"wall": 100.0, "processor": 10.0}
+    monkeypatch.setattr(harness.time, "perf_counter", lambda: clock["wall"])
+    monkeypatch.setattr(harness.time, "process_time", lambda: clock["processor"])
 
-    def slow_at_first(name, seconds):
+    def work(name, *seconds):
         calls.append(name)
-        time.sleep(0.3 if len(calls) <= 2 else seconds)
+        took = seconds[calls.count(name) - 1]
+        clock["wall"] += took
+        clock["processor"] += took / 4
 
-    found = time_in_turn({"a": lambda: slow_at_first("a", 0.02), "b": lambda: slow_at_first("b", 0.06)}, repeat=2)
+    found = time_in_turn({"a": lambda: work("a", 64, 4, 2), "b": lambda: work("b", 32, 8, 16)}, repeat=2)
     assert calls == ["a", "b"] * 3
-    assert 0.02 <= found["a"].seconds < found["b"].seconds < 0.3
-    assert found["a"].cores < 0.9  # it slept
-    assert len(found["b"].rounds) == 2 and min(found["b"].rounds) == found["b"].seconds
-    assert all(busy < seconds for busy, seconds in zip(found["b"].processor, found["b"].rounds, strict=True))
+    assert found["a"] == Timing(2, 0.25, rounds=(4, 2), processor=(1, 0.5))
+    assert found["b"] == Timing(8, 0.25, rounds=(8, 16), processor=(2, 4))
 
 
 def test_copy_keeps_its_best_and_the_number_of_threads():

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -137,11 +136,11 @@ def test_dequantize_checkpoint_refuses_and_leaves_nothing_behind(built, tmp_path
 
 
 @pytest.mark.parametrize("directory", [0, 1])
-def test_second_call_returns_at_once_and_changes_nothing(built, directory):
+def test_second_call_builds_and_changes_nothing(built, directory, monkeypatch):
     before = {file.name: file.stat().st_mtime_ns for file in built[directory].iterdir()}
-    started = time.monotonic()
+    for name in ("write_model", "write_dequantized"):
+        monkeypatch.delattr(make_tiny_model, name)
     facts = make_tiny_model.make(built[0], built[1], seed=0, steps=STEPS)
-    assert time.monotonic() - started < 5
     assert facts["steps"] == STEPS
     assert {file.name: file.stat().st_mtime_ns for file in built[directory].iterdir()} == before
 

@@ -123,10 +123,8 @@ def test_first_and_second_call(checkout: Path) -> None:
     assert len(list((checkout / ".venv/torch_extensions/mxfp4").glob("mxfp4-*.so"))) == 1
     assert (checkout / "patch-calls").read_text().split() == ["apply", "verify"]
 
-    begin = time.monotonic()
     second = setup(checkout, "--cpu")
     assert second.returncode == 0, second.stderr
-    assert time.monotonic() - begin < 10
     assert uv_calls(checkout) == 1
     assert "installing" not in second.stdout and "compiling" not in second.stdout
     assert setup(checkout, "--cpu", "--quiet").stdout == ""

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -175,14 +174,12 @@ def test_the_interval_of_a_training_curve_covers_its_mean(make_run):
     assert float(low) < 12 / 18 < float(high)
 
 
-def test_a_long_run_takes_seconds_and_few_megabytes(make_run):
+def test_a_long_run_takes_few_megabytes(make_run):
     folder = make_run(steps=1000)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     extra = {f"extra_{number}": number / 7 for number in range(80 - len(rows[0]))}
     write_lines(folder / "metrics.jsonl", [row | extra for row in rows])
-    begin = time.process_time()
     html = render(read([folder]))
-    assert time.process_time() - begin < 5
     assert panel_count(html) >= 80 and len(html.encode()) < 5_000_000
 
 
