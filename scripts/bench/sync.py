@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -64,6 +65,7 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
             },
             options.repeat,
         )
+        stock_calls, our_calls = _calls(engines, flat, specs)
     finally:
         ray.shutdown()
         shutil.rmtree(scratch, ignore_errors=True)
@@ -76,6 +78,8 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
         ours=seconds["ours"],
         higher_is_better=False,
         details={
+            "stock_calls_of_an_engine": stock_calls,
+            "our_calls_of_an_engine": our_calls,
             "one_copy_s": seconds["copy"],
             "ours_in_copies_of_time": seconds["ours"] / seconds["copy"],
             "ours_in_copies_of_traffic": traffic(options.engines, options.tensor_parallel),
@@ -85,6 +89,30 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
             "assumes the adapter gathered on the host; the gather before it is one collective",
         ),
     )
+
+
+class CountedEngine:
+    """Stands for an engine's Ray actor and counts the calls that it passes on."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine, self.calls = engine, 0
+
+    def __getattr__(self, name: str) -> Any:
+        def remote(*arguments: Any, **named: Any) -> Any:
+            self.calls += 1
+            return getattr(self.engine, name).remote(*arguments, **named)
+
+        return SimpleNamespace(remote=remote)
+
+
+def _calls(engines: list[Any], flat: torch.Tensor, specs: list[TensorSpec]) -> tuple[int, int]:
+    """Return how often one sync calls the first engine, the stock way and ours: each call waits for an answer."""
+    from grpo import sync
+
+    stock, ours = ([CountedEngine(engine) for engine in engines] for _ in range(2))
+    _tensor_by_tensor(flat, specs, stock)
+    sync.send(flat, specs, ours)
+    return stock[0].calls, ours[0].calls
 
 
 def traffic(engines: int, workers: int) -> float:
