@@ -82,6 +82,7 @@ def test_what_kills_have_left_is_removed(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".step_6.old", "step_5"]
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("existing", [False, True])
 def test_a_kill_at_any_instant(tmp_path: Path, existing: bool) -> None:
     codes = []

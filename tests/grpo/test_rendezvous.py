@@ -10,6 +10,8 @@ import pytest
 
 from grpo import rendezvous
 
+pytestmark = pytest.mark.timeout(400)  # four processes import torch
+
 ROOT = Path(__file__).parents[2]
 RANK = """
 import json, os, sys
