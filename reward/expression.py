@@ -6,9 +6,10 @@ differently. What remains is small, and the worker that computes with it is kill
 """
 
 import re
+from fractions import Fraction
 
 from reward.comparison import EQUAL
-from reward.literals import rational
+from reward.literals import rational, scientific
 from reward.structure import MAX_DEPTH
 
 # An exponent or a factorial above this has tens of thousands of digits.
@@ -41,12 +42,15 @@ _GROWTH = re.compile(
 _BINOMIAL = re.compile(r"\\binom\{?([0-9]+)")
 
 _MIXED = re.compile(r"(?<![0-9.^_}])([0-9]+)(?:\\frac\{([0-9]+)\}\{([0-9]+)\}| ([0-9]+)/([0-9]+))")
-_DECIMAL = re.compile(r"(\^?)([0-9]*\.[0-9]*)")
+_DECIMAL = re.compile(r"[0-9]*\.[0-9]*")
 # The parser takes I for the imaginary unit, which is i here, and 2E+1 for 20; what it gets is refused in answers.
 _CAPITAL = re.compile(r"(\\[A-Za-z]+)|[EI]")
 _RENAMED = {"E": "\\Upsilon ", "I": "\\Xi "}
-_PRODUCT = re.compile(r"((?<![A-Za-z\\])[A-Za-eh-z]|(?<![a-z])[0-9)}])(?=\(|\\frac)")
-_BRACED = ("\\sqrt", "^")
+# A function with an index or a power is no factor of what follows it.
+_PRODUCT = re.compile(
+    r"(\\(?:arc)?(?:sin|cos|tan|cot|sec|csc|log|ln|exp)h?(?:[_^]\{(?:[^{}]|\{[^{}]*\})*\})+)"
+    r"|((?<![A-Za-z\\])[A-Za-eh-z]|(?<![a-z])[0-9)}])(?=\(|\\frac)"
+)
 
 
 def decide_cheaply(first: str, second: str, question: str) -> bool | None:
@@ -123,13 +127,13 @@ def for_parser(text: str) -> str:
 
     That parser reads `2(3)` as a mixed number and decimals as floats, and drops degree signs.
     """
+    if (number := scientific(text)) is not None:
+        return _as_fraction(number)
     text = _CAPITAL.sub(lambda found: found[1] or _RENAMED[found[0]], text)
     text = _MIXED.sub(_mixed, text)
     text = _DECIMAL.sub(_decimal, text)
-    for command in _BRACED:
-        text = _brace_argument(text, command)
     text = text.replace("°", "\\cdot\\frac{\\pi}{180}")
-    return _PRODUCT.sub(r"\1\\cdot ", text)
+    return _PRODUCT.sub(lambda found: found[1] or f"{found[2]}\\cdot ", text)
 
 
 def _mixed(found: re.Match[str]) -> str:
@@ -138,23 +142,9 @@ def _mixed(found: re.Match[str]) -> str:
 
 
 def _decimal(found: re.Match[str]) -> str:
-    number = rational(found[2])
-    if number is None:
-        return found[0]
-    fraction = f"\\frac{{{number.numerator}}}{{{number.denominator}}}"
-    return f"^{{{fraction}}}" if found[1] else fraction
+    number = rational(found[0])
+    return found[0] if number is None else _as_fraction(number)
 
 
-def _brace_argument(text: str, command: str) -> str:
-    r"""`\sqrt(x)` as `\sqrt{x}`, `2^(x)` as `2^{x}`."""
-    start = 0
-    while (at := text.find(command + "(", start)) >= 0:
-        opening = at + len(command)
-        depth = 0
-        for end in range(opening, len(text)):
-            depth += (text[end] == "(") - (text[end] == ")")
-            if depth == 0:
-                text = f"{text[:opening]}{{{text[opening + 1 : end]}}}{text[end + 1 :]}"
-                break
-        start = opening
-    return text
+def _as_fraction(number: Fraction) -> str:
+    return f"\\frac{{{number.numerator}}}{{{number.denominator}}}"

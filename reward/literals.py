@@ -18,6 +18,11 @@ _DECIMAL = re.compile(
     rf"([+-]?)(?P<whole>{_COMMAS}|[0-9]*)"
     r"(?:\.(?P<digits>[0-9]*)(?:\\(?:overline|bar)\{?(?P<repeat>[0-9]+)\}?)?)?\Z"
 )
+# A calculator's 4.5e33. What may be a product or a sum with e is none: 2e3, 2e-1, 2E+1.
+_SCIENTIFIC = re.compile(
+    r"([+-]?(?P<point>[0-9]{0,30}\.)?[0-9]{1,30})(?:e(?P<plain>[0-9]{2,3})|e(?P<signed>[+-][0-9]{1,3})"
+    r"|E(?P<capital>[+-]?[0-9]{1,3}))\Z"
+)
 _BASE_WORDS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 # The base is written 2, {2}, {(2)}, \text{two}, {\text{base }2} and so on.
 _BASED = re.compile(
@@ -37,7 +42,7 @@ def integer(value: str) -> str | None:
 
 
 def rational(value: str) -> Fraction | None:
-    r"""The number that a squeezed literal says: `3/4`, `-\frac{3}{4}`, `1\frac{1}{2}`, `0.25`, `0.1\overline{6}`."""
+    r"""The number that a squeezed literal says: `3/4`, `1\frac{1}{2}`, `0.25`, `0.1\overline{6}`, `4.5e33`."""
     if digits := integer(value):
         return Fraction(int(digits))
     if found := _FRACTION.match(value):
@@ -51,8 +56,18 @@ def rational(value: str) -> Fraction | None:
         if repeat:
             number += Fraction(int(repeat), (10 ** len(repeat) - 1) * 10 ** len(digits))
     else:
-        return None
+        return scientific(value)
     return -number if found[1] == "-" else number
+
+
+def scientific(value: str) -> Fraction | None:
+    """The number that a calculator writes with an exponent: `4.5e33`; None for anything else."""
+    found = _SCIENTIFIC.match(value)
+    if not found or (not found["plain"] and not found["point"] and found[1].lstrip("+-") != "1"):
+        return None
+    if found["capital"] and (not found["point"] or len(found["capital"].lstrip("+-")) < 2):
+        return None
+    return Fraction(found[1]) * Fraction(10) ** int(found["plain"] or found["signed"] or found["capital"])
 
 
 def in_base(value: str) -> tuple[str, int] | None:

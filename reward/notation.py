@@ -9,6 +9,8 @@ import functools
 import re
 import unicodedata
 
+from reward.arguments import brace
+
 # Longer answers are essays; nothing here reads further.
 MAX_ANSWER_CHARS = 1000
 
@@ -27,7 +29,8 @@ _COMMANDS = {
     **dict.fromkeys(("mathbf", "boldsymbol", "bm", "pmb", "mathsf", "mathtt", "mathnormal", "underline"), ""),
     **dict.fromkeys(("bf", "rm", "it", "bfseries", "itshape", "tiny", "small", "normalsize", "large", "Large"), ""),
     **dict.fromkeys(("LARGE", "huge", "Huge", "blacksquare", "square", "Box", "qed", "checkmark"), ""),
-    **dict.fromkeys(("quad", "qquad", "thinspace", "enspace"), " "),
+    **dict.fromkeys(("thinspace", "enspace"), " "),
+    "qquad": "\\quad",
     **dict.fromkeys(("dfrac", "tfrac", "cfrac"), "\\frac"),
     **dict.fromkeys(("dbinom", "tbinom"), "\\binom"),
     **dict.fromkeys(("leq", "leqslant"), "\\le"),
@@ -51,29 +54,27 @@ _GROUP = re.compile(r"\\[A-Za-z]+ ?\{|\\.|[_^}\]] ?\{|\{([^{}]*)\}")
 _BARE_NAME = re.compile(
     r"(?<![A-Za-z\\])(?:(sqrt|pi|theta|arcsin|arccos|arctan|sin|cos|tan|cot|sec|csc|ln|log)|infinity|inf|oo)(?![A-Za-z])"
 )
-_ARGUMENT = r"([0-9A-Za-z]|\\pi(?![A-Za-z]))"
+# Python's sign of a power, which is Markdown's for bold text elsewhere.
+_POWER = re.compile(r"(?<=[0-9A-Za-z)}])\*\*(?=[0-9A-Za-z(\\{+-])")
 _SHORT_FORMS = tuple(
     (re.compile(pattern), full)
     for pattern, full in (
-        (r"\\mathbb ?([A-Z])", r"\\mathbb{\1}"),
         (r"\\(sin|cos|tan) ?\^ ?\{ ?-1 ?\}", r"\\arc\1 "),
         (r"\\text ?\{([^{}]*)\} ?/ ?\\text ?\{([^{}]*)\}", r"\\text{\1/\2}"),
         (r"\\text ?\{ ?([0-9A-Z]+) ?\}(?=_)", r"\1"),
         (r"\^ ?(?:\{ ?\\circ ?\}|\\circ(?![A-Za-z]))", "°"),
-        (rf"\\frac ?{_ARGUMENT} ?{_ARGUMENT}", r"\\frac{\1}{\2}"),
-        (rf"\\frac ?{_ARGUMENT} ?(?=\{{)", r"\\frac{\1}"),
-        (rf"\\frac ?(\{{[^{{}}]*\}}) ?{_ARGUMENT}", r"\\frac\1{\2}"),
-        (rf"\\sqrt ?{_ARGUMENT}", r"\\sqrt{\1}"),
-        (r"([_^]) ?\{ ?([0-9A-Za-z]) ?\}", r"\1\2"),
-        (r"\\log ?_ ?([0-9])", r"\\log_{\1}"),
-        (r"\*\*", "^"),
         (r"\*", r"\\cdot "),
     )
 )
-_THOUSANDS = re.compile(r"(?<![0-9])(?!0+[{,])[0-9]{1,3}(?:(?:\{,\}|,\\!) ?[0-9]{3})+(?![0-9])")
+_THOUSANDS = re.compile(r"(?<![0-9])(?!0+[{,])[0-9]{1,3}(?:(?:\{,\}|,\\!)[0-9]{3})+(?![0-9])")
+# A comma with a blank beside it separates the elements of a list: no blank is lost there.
+_LIST_COMMA = re.compile(r"(?<=[0-9])(?: , ?| ?, )(?=[0-9])")
+# A wide blank separates statements, but not words from what they belong to.
+_WIDE_BLANK = re.compile(r"(?:\A|(?<=[,;])|(\\text ?\{[^{}]*\})) ?(?:\\quad ?)+|(?:\\quad ?)+(?=\\text ?\{|[ ,;.]*\Z)")
 _SEPARATOR = re.compile(r"[^0-9]")
-# A space stays between digits ("3 3" is not 33), after a command that a letter follows, and in \text{...}.
-_LOOSE_SPACE = re.compile(r"(\\text\{[^{}]*\}|\\[A-Za-z]+ (?=[A-Za-z])|[0-9] (?=[0-9]))| ")
+# A space stays between digits ("3 3" is not 33), after a comma there ("3, 300" is not 3300), after a command that a
+# letter follows, and in \text{...}.
+_LOOSE_SPACE = re.compile(r"(\\text\{[^{}]*\}|\\[A-Za-z]+ (?=[A-Za-z])|[0-9],? (?=[0-9]))| ")
 _WRAPPER = re.compile(
     r"\\(?:text|boxed|fbox) ?\{([^{}]*)\}\Z|\{(\\text ?\{[^{}]*\})\}\Z|\\[(\[](.*)\\[)\]]\Z|\*\*(.*)\*\*\Z", re.DOTALL
 )
@@ -98,7 +99,16 @@ def spell(answer: str) -> str:
         if "\\over" in text or "\\choose" in text:
             text = _OVER.sub(_fraction, text)
     text = _BARE_NAME.sub(lambda found: f"\\{found[1] or 'infty'} ", text)
-    text = _unwrapped(" ".join(_EMPTY.sub(" ", text).split()))
+    if "**" in text:
+        text = _POWER.sub("^", text)
+    text = brace(" ".join(_EMPTY.sub(" ", text).split()))
+    if "," in text:
+        text = _LIST_COMMA.sub(", ", text)
+    if "\\quad" in text:
+        text = _WIDE_BLANK.sub(lambda found: f"{found[1] or ''} ", text)
+    braced, text = text, _unwrapped(text)
+    if text != braced and "\\text" in braced:  # formulas inside \text{...} come to light here
+        text = brace(text)
     for pattern, full in _SHORT_FORMS:
         text = pattern.sub(full, text)
     return _unwrapped(text)

@@ -17,7 +17,7 @@ _TOKEN = re.compile(
 )
 _OPEN = {"{", "(", "[", "\\{", "\\langle", "\\lfloor", "\\lceil", "\\begin"}
 _CLOSE = {"}", ")", "]", "\\}", "\\rangle", "\\rfloor", "\\rceil", "\\end"}
-_AND = re.compile(r"(?:\\text ?\{[ ,]*(?:and|or)[ ,]*\}|,? ?(?:and|or)|[,;])\Z")
+_AND = re.compile(r"(?:\\text ?\{[ ,]*(?:and|or)[ ,]*\}|,? ?(?:and|or)|[,;]|\\quad)\Z")
 _RELATIONS = {
     "=": "=", "<": "<", ">": ">", "\\le": "\\le", "\\ge": "\\ge", "<=": "\\le", ">=": "\\ge", "\\ne": "\\ne",
     "!=": "\\ne", "\\in": "\\in",
@@ -125,7 +125,7 @@ def _expression(text: str) -> Node:
     if based := in_base(text):
         digits, base = based
         return Node("expression", text=digits or "0") if base == 10 else Node("based", str(base), text=digits)
-    return Node("expression", text=integer(text) or text.removeprefix("+"))
+    return Node("expression", text=integer(text) or text.removeprefix("+").replace(", ", ","))
 
 
 def _elements(texts: Sequence[str], depth: int) -> list[Node]:

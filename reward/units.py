@@ -19,7 +19,8 @@ _UNITS = {
     "day": "day", "week": "week", "month": "month", "year": "year", "gram": "g", "kilogram": "kg", "kg": "kg",
     "mg": "mg", "lb": "pound", "pound": "pound", "oz": "ounce", "ounce": "ounce", "ton": "ton", "ml": "ml",
     "milliliter": "ml", "liter": "l", "litre": "l", "quart": "quart", "gallon": "gallon", "acre": "acre",
-    "mph": "mile/h", "deg": "°", "degree": "°", "percent": "%", "dollar": "$", "cent": "cent", "rad": "radian",
+    "mph": "mile/h", "deg": "°", "degree": "°", "percent": "%", "pct": "%", "percentage": "%", "dollar": "$",
+    "cent": "cent", "rad": "radian",
     "radian": "radian", "unit": "", "point": "point", "way": "way", "people": "people", "person": "people",
     "children": "child", "men": "man", "women": "woman", "vertices": "vertex", "matrices": "matrix",
     "radii": "radius", "digit": "digit", "solution": "solution", "pair": "pair",
@@ -32,7 +33,7 @@ _TAIL_CHARS = 80
 _UNIT = re.compile(
     r"(?:(?P<sign>°(?: ?[CF](?![A-Za-z])| ?\\text ?\{ ?[CF] ?\})?|%|\\\$|[€£])|\\text ?\{(?P<text>[^{}]*)\}"
     r"|(?<![A-Za-z\\])(?P<bare>[A-Za-z]{2,}(?:(?:\.? |/)[A-Za-z]+){0,4})\.?)"
-    r"(?: ?\^ ?(?P<power>[23]))?\Z"
+    r"(?: ?\^\{(?P<power>[23])\})?\Z"
 )
 _CURRENCY = re.compile(r"(-?) ?(\\\$|[€£]) ?")
 _UNIT_WORDS = re.compile(r"(?:(square|sq|cubic|cu)\.? ?)?([A-Za-z][A-Za-z .-]*)\Z")

@@ -60,6 +60,7 @@ INSIDE = {
     "square units": "square ", "dots": "1.", "words": "and ", "texts": "\\text{ and }",
     "halves": "{1\\over ", "groups": "{1}", "equations": "x=", "small digits": "½", "plurals": "such things ",
     "per": "m/",
+    "brackets in powers": "2^(", "bare arguments": "\\frac1", "wide blanks": "\\quad ", "scientific": "1e10",
     "exponents": "\\exp(", "conditions": "\\{x|",
 }  # fmt: skip
 
