@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from data.sources import Row
-from reward.answers import MARKER, canonical, grade, last_box
+from reward.answers import MARKER, canonical, grade
 from reward.expression import is_absurd, is_plain
+from reward.extraction import last_box
 from reward.literals import rational
 from reward.notation import spell
 from reward.structure import Node, Unreadable, read

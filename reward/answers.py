@@ -11,17 +11,15 @@ the answer that its last side is, where the gold answer is an integer: `m+n = 20
 
 import re
 from dataclasses import dataclass
-from itertools import islice
 
 from reward.equivalence import equal
+from reward.extraction import NO_ANSWER, after_phrase, last_box
 from reward.literals import in_base, integer
 from reward.notation import MAX_ANSWER_CHARS, spell, squeeze
 from reward.structure import last_side
 from reward.units import split_unit
 
 NO_FINAL = "no final message"
-NO_ANSWER = "no \\boxed and no answer phrase"
-CUT_IN_BOX = "cut inside \\boxed"
 EMPTY = "empty answer"
 TOO_LONG = "answer too long"
 
@@ -29,36 +27,6 @@ MARKER = re.compile(r"<\|(?:start|channel|message|constrain|end|return|call)\|>"
 _START = "<|start|>"
 _FINAL_HEADER = re.compile(r"<\|channel\|>\s*final\s*(?:<\|constrain\|>[^<]*)?<\|message\|>")
 _MESSAGE_END = re.compile(r"<\|(?:start|channel|message|end|return|call|endoftext)\|>")
-
-# A box may have digits without braces.
-_NUMBER = r"[+-]?[0-9]+(?:[.,][0-9]+)*"
-# Escaped braces and line breaks are skipped as pairs, but "\\boxed" (a doubled backslash) still opens a box.
-_BRACE = re.compile(
-    rf"(?P<box>\\f?box(?:ed)?(?![A-Za-z])\s*(?:\{{|\Z|(?P<bare>{_NUMBER})))|\\(?:[{{}}]|\\(?!f?box))|[{{}}]"
-)
-
-# Every quantifier is bounded, so that a search through megabytes stays linear.
-_PHRASE = re.compile(
-    r"\b(?:final |correct )?answers?(?: to (?:the|this) (?:problem|question))?"
-    r"(?:\*{0,2}(?: is| are| was| equals| comes out to| must be| should be| =)"
-    r"(?:,? (?:therefore|thus|hence|then|indeed|simply|just|clearly|also|exactly)\b,?)?(?![A-Za-z])[\s:]{0,8}"
-    r"|\*{0,2}\s?:|\*{0,2}\n)[\s*:]{0,16}"
-    r"|(?:\n|\A)####[ ]{0,8}",
-    re.IGNORECASE,
-)
-# Where what follows a phrase ends: a line, a full stop that is no decimal point, a reason, or a model's end token.
-_PHRASE_END = re.compile(
-    r"\n|\.(?=\s|\*|\Z)|<\||</s>|,? \(?(?:because|since|as|so|which|where|when|by|after|for)\b|[!?](?=\s|\Z)|;"
-)
-# What is said about an answer is none: one that judges it, or several words and nothing else.
-_PROSE = re.compile(
-    r"(?:(?:indeed|also|in fact|now|not|definitely|therefore) )?"
-    r"(?:correct|incorrect|right|wrong|verified|confirmed|valid|invalid|unique|consistent|plausible|reasonable|sound|"
-    r"final)\b[^0-9\\$=]*\Z|[a-z']+(?:,? [a-z']+){3,}\Z"
-)
-# How many phrases are looked at for one that is followed by an answer.
-MAX_PHRASES = 20
-_DISPLAYED = re.compile(r"\\\[|\$\$")
 
 
 @dataclass(frozen=True)
@@ -158,62 +126,5 @@ def _find_answer(message: str) -> tuple[str | None, str | None]:
     """The answer as it is written, or (None, why there is none)."""
     content, reason = last_box(message)
     if content is None and reason == NO_ANSWER:
-        content = _after_phrase(message)
+        content = after_phrase(message)
     return content, None if content is not None else reason
-
-
-def last_box(text: str) -> tuple[str | None, str | None]:
-    r"""The content of the `\boxed{...}` that closes last, or (None, why not).
-
-    A box opened after that one and never closed means that the text was cut in its answer.
-    """
-    if "\\boxed" not in text and "\\fbox" not in text:
-        return None, NO_ANSWER
-    open_braces: list[tuple[int, bool]] = []  # where the content starts, and whether it is a box
-    last: tuple[int, int] | None = None
-    for match in _BRACE.finditer(text):
-        if match["bare"]:
-            last = match.span("bare")
-        elif match["box"]:
-            open_braces.append((match.end(), True))
-        elif match[0] == "{":
-            open_braces.append((match.end(), False))
-        elif match[0] == "}" and open_braces:
-            start, is_box = open_braces.pop()
-            if is_box:
-                last = (start, match.start())
-    last_end = last[1] if last else -1
-    if any(is_box and start > last_end for start, is_box in open_braces):
-        return None, CUT_IN_BOX
-    if last is None:
-        return None, NO_ANSWER
-    return text[last[0] : last[1]], None
-
-
-def _after_phrase(text: str) -> str | None:
-    """What follows the last phrase that announces an answer; None where there is none, or nothing follows.
-
-    What follows may be said about the answer ("is correct"): then an earlier phrase counts.
-    """
-    found = None
-    for phrase in islice(reversed(list(_PHRASE.finditer(text))), MAX_PHRASES):
-        content = _announced(text, phrase.end())
-        if content and not _PROSE.match(content):
-            return content
-        found = found or content
-    return found
-
-
-def _announced(text: str, start: int) -> str | None:
-    # One character more than an answer may have says that it is too long.
-    rest = text[start : start + MAX_ANSWER_CHARS + 1]
-    displayed = _DISPLAYED.match(rest)
-    if displayed:
-        end = rest.find("\\]" if displayed[0] == "\\[" else "$$", displayed.end())
-        rest = rest[displayed.end() : end] if end >= 0 else rest[displayed.end() :]
-    else:
-        end_match = _PHRASE_END.search(rest)
-        rest = rest[: end_match.start()] if end_match else rest
-    for delimiter in ("**", "`", "\\(", "\\)"):
-        rest = rest.replace(delimiter, "")
-    return rest.strip() or None

@@ -25,6 +25,12 @@ _RELATIONS = {
 _MIRRORED = {">": "<", "\\ge": "\\le"}
 _NAME = re.compile(r"(?:[A-Za-z]|\\[a-z]+)(?:_(?:[A-Za-z0-9]|\{[A-Za-z0-9,]*\}))?'*(?:\([A-Za-z](?:,[A-Za-z])*\))?\Z")
 _MATRIX = re.compile(r"\\begin\{([pbB]?|small)matrix\}(.*)\\end\{\1matrix\}\Z", re.DOTALL)
+# What makes a side of an equation more than the name of a quantity: another statement, or a number beside a name.
+_STATEMENT = re.compile(
+    r"\\(?:[A-Za-z]*arrow|implies|iff|to|therefore|because|approx|equiv|ne|mid)(?![A-Za-z])|[?:]|->|=>"
+    r"|\A *-?[0-9][0-9., ]* [^ +\-](?!.*[+-])",
+    re.DOTALL,
+)
 # Capital letters or Roman numerals that one \\text lists.
 _LISTED = re.compile(r"\\text ?\{ ?((?:[A-Z]{1,4}(?: ?, ?(?:and |or )?| and | or |(?= ?\}))){2,}) ?\}\Z")
 # What stands before the condition of a set.
@@ -233,11 +239,14 @@ def solved(relation: Node) -> tuple[str, Node] | None:
 def last_side(text: str) -> str | None:
     r"""What the equation `m+n = ... = A` of a spelled text ends with, None where the text is anything else.
 
+    What stands before it names the quantity: `205 x = 204` and `205 \Rightarrow x = 204` have no last side.
     `x^2-4y+9 = 0` is a curve and not zero, while `m+n = 0` is zero.
     """
     try:
         sides, operators = _split(text.replace("&", ""), _RELATIONS.__contains__)
         if not operators or any(operator != "=" for operator in operators):
+            return None
+        if any(_STATEMENT.search(side) for side in sides[:-1]):
             return None
         if any(len(_split(side, lambda token: bool(_AND.match(token)))[0]) > 1 for side in sides[:-1]):
             return None

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward.answers import CUT_IN_BOX, EMPTY, NO_ANSWER, NO_FINAL, TOO_LONG, canonical, final_message, grade
+from reward.answers import EMPTY, NO_FINAL, TOO_LONG, canonical, final_message, grade
+from reward.extraction import CUT_IN_BOX, NO_ANSWER
 
 from .harmony import ANALYSIS, FINAL, harmony
 
@@ -137,6 +138,17 @@ def test_an_equation_as_gold_answer_is_not_its_last_side() -> None:
         "33=n+1",
         "n=33+1",
         "n=033x",
+        "34 \\quad x = 33",
+        "34\\qquad x = 33",
+        "34 \\Rightarrow x = 33",
+        "34 \\implies x = 33",
+        "34 x = 33",
+        "34\\;x = 33",
+        "34: x = 33",
+        "34 \\to x = 33",
+        "34 -> x = 33",
+        "34 \\text{ or } x = 33",
+        "34 \\approx x = 33",
     ],
 )
 def test_an_equation_may_say_something_else(box: str) -> None:
@@ -173,8 +185,8 @@ def test_zero_and_signs() -> None:
         ("\\fbox{7}", "7", None),
         ("\\boxed 7", "7", None),
         ("it is $\\boxed 7.$", "7", None),
-        ("\\boxed 17 and \\boxed{7}", "7", None),
-        ("\\boxed{1} and \\boxed7", "7", None),
+        ("\\boxed 17, so \\boxed{7}", "7", None),
+        ("\\boxed{1}, so \\boxed7", "7", None),
         ("\\boxed 7.5", "7.5", None),
         ("\\boxed 7, 8", "7", None),
         ("\\boxed x", None, NO_ANSWER),
@@ -211,6 +223,73 @@ def test_without_a_box_the_last_phrase_counts(text: str) -> None:
     result = grade(text, "7")
     assert (result.correct, result.answer, result.reason) == (True, "7", None)
     assert grade(harmony("the answer is 8", text.replace("<|im_end|>", "")), "7").correct
+
+
+@pytest.mark.parametrize("separator", [";", "; ", ";\\;", "\\;,\\;", ", "])
+@pytest.mark.parametrize("form", ["${}$", "\\({}\\)", "$({})$", "({})", "$$[{}]$$"])
+def test_a_formula_is_not_cut_at_its_semicolon(form: str, separator: str) -> None:
+    content = form.format(f"1{separator}204")
+    gold = content.strip("$").removeprefix("\\(").removesuffix("\\)")
+    for text in (
+        f"The answer is {content}.",
+        f"Answer: {content}; this was all.",
+        f"the answer is {content}, since 1<2",
+    ):
+        assert grade(text, gold).correct
+        assert not grade(text, "1").correct and not grade(text, "204").correct
+
+
+@pytest.mark.parametrize("blank", ["\\;", "\\,", "\\:", "\\ "])
+def test_an_answer_is_not_cut_at_a_blank(blank: str) -> None:
+    assert grade(f"The answer is $1{blank}204$.", "1204").correct
+    assert grade(f"The answer is $x{blank}={blank}204$.", "204").correct
+
+
+SEVERAL = [
+    "{}; or {}", "{}; and {}", "{}. Or {}.", "{}\nor {}", "{}\n\n{}", "{}\n\nor\n\n{}", "{} as well as {}",
+    "{}, so is {}",
+    "{} for odd n or {} for even n", "{} when n is odd, and {} when n is even", "{} if n > 2, {} otherwise",
+    "{}! Maybe {}.",
+    "{}. {}.", "{}? {}?", "{}. Also {}.", "{} (or {})", "{}; alternatively {}", "either {} or {}", "{}, {}", "{} or {}",
+    "{} and {}", "{}; {}", "{}. But {} as well.", "{} / {}", "{}; otherwise {}", "{}, perhaps {}", "{} {}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("naming", SEVERAL)
+@pytest.mark.parametrize("form", ["{}", "${}$", "**{}**", "\\({}\\)", "$\\frac{{{}}}{{1}}$"])
+def test_naming_several_answers_is_not_right(naming: str, form: str) -> None:
+    for values in ((204, 205), (205, 204)):
+        named = naming.format(*(form.format(value) for value in values))
+        for text in (f"The answer is {named}", f"**Answer:** {named}", f"#### {named}", f"\\boxed{{{named}}}"):
+            last_box = "\\boxed" in text
+            if not last_box or "\n" not in naming:
+                assert not grade(text, "204").correct, text
+
+
+@pytest.mark.parametrize(
+    "separator", [" or ", ", ", " and ", "; ", "$ or $", "\\text{ or }", ", or ", " \\quad ", "$, \\quad $"]
+)
+@pytest.mark.parametrize("boxes", [("\\boxed{204}", "\\boxed{205}"), ("\\boxed 204", "\\fbox{205}")])
+def test_boxes_side_by_side_are_one_list(boxes: tuple[str, str], separator: str) -> None:
+    for text in (separator.join(boxes), separator.join(boxes[::-1])):
+        text = f"So ${text}$ it is."
+        assert not grade(text, "204").correct and not grade(text, "205").correct
+        assert grade(text, "204, 205").correct
+    assert grade(f"${boxes[0]}{separator}{boxes[0]}$", "204").correct
+    assert grade(f"First {boxes[0]}, which gives {boxes[1]}", "205").correct
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        ", since 1 or 2 is even when x > 0.", ". That was all.", ".\n\nAnd that is all.", ".\n\n$\\blacksquare$",
+        ".\n\n---\n", ".\n\n$200+4=204$.",
+        ".\n1. We first check", " by symmetry.", " for all n.", ", which is even. Otherwise it fails.", "; not 205.",
+        " because 200 and 4 or so add up.", ".\n\nStep 1: done",
+    ],
+)  # fmt: skip
+def test_what_is_said_after_one_answer_changes_nothing(after: str) -> None:
+    assert grade(f"The answer is 204{after}", "204").correct
 
 
 @pytest.mark.parametrize(
