@@ -9,6 +9,7 @@ What is equal by decision, where conventions differ:
 - A value without a unit equals the same value with any unit; two different units are unequal (see `units`).
 - `x = 5` equals `5` and `y = 2x+1` equals `2x+1`; `x = 5` and `y = 5` are unequal.
 - Capital letters alone are a name: `ABC` and `CAB` are unequal, while `xy` equals `yx`.
+- `x = 1, y = 2` equals `y = 2, x = 1` and `(x, y) = (1, 2)`, and the values alone in the order of the names.
 - `{5}` equals `5`; `1, 2` equals `{2, 1}` but neither `(1, 2)` nor `[1, 2]`.
 - `1 \le x < 2` equals `[1, 2)`, and `x \in S` equals `S`.
 - A number in a base equals the same digits in that base only; a decimal equals exactly what it says: 0.333 is not 1/3.
@@ -18,7 +19,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from reward.notation import spell, squeeze
-from reward.structure import Node, Unreadable, read, solved
+from reward.structure import Node, Unreadable, assignments, read, solved
 
 # decide(first, second, question) says whether two expressions are equal (EQUAL), or whether the first is a multiple of
 # the second by a constant that is not zero (MULTIPLE) or is positive (POSITIVE_MULTIPLE).
@@ -42,6 +43,12 @@ def equal(first: str, second: str, decide: Decide) -> bool:
 def _same(a: Node, b: Node, decide: Decide) -> bool:
     if a == b:
         return True
+    named_a, named_b = assignments(a), assignments(b)
+    if named_a and named_b:
+        first, second = dict(named_a), dict(named_b)
+        return first.keys() == second.keys() and all(_same(first[name], second[name], decide) for name in first)
+    if named_a or named_b:
+        return _are_values(named_a or named_b or [], b if named_a else a, decide)
     if a.kind == "relation" and b.kind == "relation":
         return _same_relation(a, b, decide)
     if a.kind == "relation" or b.kind == "relation":
@@ -72,6 +79,14 @@ def _same(a: Node, b: Node, decide: Decide) -> bool:
     if a.mark != b.mark or a.text != b.text or len(a.parts) != len(b.parts):
         return False
     return all(_same(x, y, decide) for x, y in zip(a.parts, b.parts, strict=True))
+
+
+def _are_values(named: Sequence[tuple[str, Node]], other: Node, decide: Decide) -> bool:
+    """Whether values without names are those of the names, in their order."""
+    is_list = (other.kind == "collection" and not other.mark) or (other.kind == "bracket" and other.mark == "()")
+    if not is_list or len(named) != len(other.parts):
+        return False
+    return all(_same(value, part, decide) for (_, value), part in zip(named, other.parts, strict=True))
 
 
 def _matched(first: Sequence[Node], second: Sequence[Node], decide: Decide) -> bool:

@@ -29,8 +29,8 @@ WARM_UP = (
 )
 
 _READING = ConversionConfig(interpret_as_mixed_fractions=False, lowercase_symbols=False)
-# Digits to which two expressions are computed before they count as equal.
-_DIGITS = 60
+# Digits to which two expressions are computed. Constants that agree in all but the last ten are equal.
+_DIGITS = 100
 
 
 def decide(first: str, second: str, question: str) -> bool:
@@ -42,9 +42,7 @@ def decide(first: str, second: str, question: str) -> bool:
     if a is None or b is None:
         return False
     if question == EQUAL:
-        # math-verify rounds differences to 15 places, and takes letters of either case for the same. Numbers are also
-        # faster for what is unequal, which most pairs are.
-        return not _differ(a, b) and verify(a, b, timeout_seconds=None)
+        return _are_equal(a, b)
     ratio = sympy.simplify(a / b)
     return bool(ratio.is_positive if question == POSITIVE_MULTIPLE else ratio.is_number and ratio.is_nonzero)
 
@@ -57,18 +55,38 @@ def _parse(text: str) -> sympy.Expr | None:
     if not isinstance(expression, sympy.Expr):
         return None
     expression = expression.subs({symbol: sympy.I for symbol in expression.free_symbols if symbol.name == "i"})
+    expression = expression.replace(
+        _is_root_of_negative, lambda power: (-1) ** power.exp.p * (-power.base) ** power.exp
+    )
     return None if expression.has(sympy.nan, sympy.zoo, sympy.oo) else expression
 
 
-def _differ(a: sympy.Expr, b: sympy.Expr) -> bool:
-    """Whether the values at one point, with other positive numbers for other symbols, are certainly different."""
+def _is_root_of_negative(power: sympy.Expr) -> bool:
+    """Whether it is such as the cube root of -8, which is -2 in answers and complex in sympy."""
+    return bool(
+        power.is_Pow and power.exp.is_Rational and power.exp.q % 2 and power.exp.q > 1 and power.base.is_negative
+    )
+
+
+def _are_equal(a: sympy.Expr, b: sympy.Expr) -> bool:
+    """Numbers decide what differs, and identities of constants; algebra decides identities of variables.
+
+    math-verify rounds differences to 15 places, and takes letters of either case for the same. Numbers are also faster
+    for what is unequal, which most pairs are.
+    """
+    if a.is_Rational and b.is_Rational:
+        return bool(a == b)
     symbols = sorted(a.free_symbols | b.free_symbols, key=str)
     point = {symbol: sympy.Rational(2 * n + 3, 7) + sympy.Rational(n * n, 11) for n, symbol in enumerate(symbols, 1)}
     values = [expression.subs(point).evalf(_DIGITS, maxn=4 * _DIGITS) for expression in (a, b)]
-    if not all(value.is_number and value.is_finite for value in values):
-        return False
-    size = max(abs(value) for value in values)
-    return bool(size > 10 ** (-2 * _DIGITS) and abs(values[0] - values[1]) > size * sympy.Float(10) ** (10 - _DIGITS))
+    if all(value.is_number and value.is_finite for value in values):
+        size = max(abs(value) for value in values)
+        if size > 10 ** (-3 * _DIGITS):
+            if abs(values[0] - values[1]) > size * sympy.Float(10) ** (10 - _DIGITS):
+                return False
+            if not symbols:
+                return True
+    return bool(verify(a, b, timeout_seconds=None))
 
 
 def main() -> None:

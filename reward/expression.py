@@ -46,10 +46,13 @@ _DECIMAL = re.compile(r"[0-9]*\.[0-9]*")
 # The parser takes I for the imaginary unit, which is i here, and 2E+1 for 20; what it gets is refused in answers.
 _CAPITAL = re.compile(r"(\\[A-Za-z]+)|[EI]")
 _RENAMED = {"E": "\\Upsilon ", "I": "\\Xi "}
+_FUNCTION = r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc|log|ln|exp)h?"
+# The parser has it that a function without brackets takes all factors up to the next function, `\cdot` and that included.
+_FACTOR_BEFORE = re.compile(rf"\\cdot ?(?={_FUNCTION}(?![A-Za-z]))")
 # A function with an index or a power is no factor of what follows it.
 _PRODUCT = re.compile(
-    r"(\\(?:arc)?(?:sin|cos|tan|cot|sec|csc|log|ln|exp)h?(?:[_^]\{(?:[^{}]|\{[^{}]*\})*\})+)"
-    r"|((?<![A-Za-z\\])[A-Za-eh-z]|(?<![a-z])[0-9)}])(?=\(|\\frac)"
+    _FUNCTION.join(("(", r"(?:[_^]\{(?:[^{}]|\{[^{}]*\})*\})+)"))
+    + r"|((?<![A-Za-z\\])[A-Za-eh-z]|(?<![a-z])[0-9)}])(?=\(|\\frac)"
 )
 
 
@@ -129,6 +132,7 @@ def for_parser(text: str) -> str:
     """
     if (number := scientific(text)) is not None:
         return _as_fraction(number)
+    text = _FACTOR_BEFORE.sub(" ", text)
     text = _CAPITAL.sub(lambda found: found[1] or _RENAMED[found[0]], text)
     text = _MIXED.sub(_mixed, text)
     text = _DECIMAL.sub(_decimal, text)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from reward import matrices
 from reward.literals import in_base, integer, rational
 from reward.notation import squeeze, words
 from reward.units import split_unit
@@ -23,8 +24,10 @@ _RELATIONS = {
     "!=": "\\ne", "\\in": "\\in",
 }  # fmt: skip
 _MIRRORED = {">": "<", "\\ge": "\\le"}
-_NAME = re.compile(r"(?:[A-Za-z]|\\[a-z]+)(?:_(?:[A-Za-z0-9]|\{[A-Za-z0-9,]*\}))?'*(?:\([A-Za-z](?:,[A-Za-z])*\))?\Z")
-_MATRIX = re.compile(r"\\begin\{([pbB]?|small)matrix\}(.*)\\end\{\1matrix\}\Z", re.DOTALL)
+_NAME = re.compile(
+    r"(?:[A-Z]{2,4}|\|[A-Z]{2}\||\\overline\{[A-Z]{2}\}|m?\\angle ?[A-Z]{1,3}|[A-Za-z]|\\[a-z]+)"
+    r"(?:_(?:[A-Za-z0-9]|\{[A-Za-z0-9,]*\}))?'*(?:\([A-Za-z](?:,[A-Za-z])*\))?\Z"
+)
 # What makes a side of an equation more than the name of a quantity: another statement, or a number beside a name.
 _STATEMENT = re.compile(
     r"\\(?:[A-Za-z]*arrow|implies|iff|to|therefore|because|approx|equiv|ne|mid)(?![A-Za-z])|[?:]|->|=>"
@@ -87,9 +90,8 @@ def _read_one(text: str, depth: int) -> Node:
     said = words(text)
     if said is not None:
         return Node("words", text=said)
-    matrix = _MATRIX.match(text[1:-1].strip() if text[:1] + text[-1:] in ("[]", "()") else text)
-    if matrix:
-        rows = (row for row in re.split(r"\\\\", matrix[2]) if row.strip())
+    rows = matrices.evaluate(text) if "\\begin" in text else None
+    if rows is not None:
         return Node("matrix", parts=tuple(_row(row, depth) for row in rows))
     inner = _enclosed(text)
     if inner is not None:
@@ -118,8 +120,7 @@ def _read_one(text: str, depth: int) -> Node:
     return _expression(squeeze(value))
 
 
-def _row(row: str, depth: int) -> Node:
-    cells, _ = _split(row, "&".__eq__)
+def _row(cells: Sequence[str], depth: int) -> Node:
     return Node("row", parts=tuple(read(cell, depth + 1) for cell in cells))
 
 
@@ -234,6 +235,22 @@ def solved(relation: Node) -> tuple[str, Node] | None:
             "bracket", brackets[operators[0]][0] + ")", (sides[0], Node("expression", text="\\infty"))
         )
     return None
+
+
+def assignments(node: Node) -> list[tuple[str, Node]] | None:
+    """(name, value) for each of `x = 1, y = 2` or of `(x, y) = (1, 2)`; None for `x = 1, x = 2` and anything else."""
+    if node.kind == "relation" and node.mark == "=":
+        names, values = (part.parts if part.kind == "bracket" and part.mark == "()" else () for part in node.parts)
+        found = [(_name(name), value) for name, value in zip(names, values, strict=False)]
+        if len(names) != len(values):
+            return None
+    elif node.kind == "collection" and all(part.kind == "relation" and part.mark == "=" for part in node.parts):
+        found = [solved(part) or (None, part) for part in node.parts]
+    else:
+        return None
+    named = [(name, value) for name, value in found if name]
+    is_whole = len(named) == len(found) == len(dict(named)) > 1
+    return named if is_whole else None
 
 
 def last_side(text: str) -> str | None:

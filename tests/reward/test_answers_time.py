@@ -65,7 +65,8 @@ INSIDE = {
     "halves": "{1\\over ", "groups": "{1}", "equations": "x=", "small digits": "½", "plurals": "such things ",
     "per": "m/",
     "brackets in powers": "2^(", "bare arguments": "\\frac1", "wide blanks": "\\quad ", "scientific": "1e10",
-    "exponents": "\\exp(", "conditions": "\\{x|",
+    "products of matrices": "\\begin{matrix}x\\end{matrix}", "arrays": "\\begin{array}{c}1\\end{array}+",
+    "assignments": "x=1,", "exponents": "\\exp(", "conditions": "\\{x|",
 }  # fmt: skip
 
 

@@ -8,6 +8,9 @@ from reward import equivalence
 from reward.answers import grade
 from reward.expression import is_absurd
 
+MATRIX = "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}"
+VECTOR = "\\begin{pmatrix}x\\\\y\\end{pmatrix}"
+
 EQUAL = [
     # numbers
     ("\\frac{1}{2}", "0.5"), ("\\frac12", "1/2"), ("\\dfrac{1}{2}", "\\tfrac12"), ("1\\frac{1}{2}", "\\frac{3}{2}"),
@@ -76,6 +79,26 @@ EQUAL = [
     ("81 ,256", "81, 256"), ("\\{81, 256\\}", "256, 81"), ("f(100, 101)", "f(100,101)"),
     ("4.5e33", "4.5\\times10^{33}"), ("1e-5", "10^{-5}"),
     ("1.5E+10", "15{,}000{,}000{,}000"), ("28 pct", "28\\%"), ("28\\text{ percentage}", "28\\%"), ("2**10", "1024"),
+    # constants
+    ("\\sqrt[3]{20+14\\sqrt2}+\\sqrt[3]{20-14\\sqrt2}", "4"), ("\\sqrt[3]{2+\\sqrt5}+\\sqrt[3]{2-\\sqrt5}", "1"),
+    ("\\sqrt[3]{-8}", "-2"), ("\\sqrt[3]{20+14\\sqrt2}", "2+\\sqrt2"), ("\\cos 36^\\circ", "\\frac{1+\\sqrt5}{4}"),
+    ("\\cos 20^\\circ\\cos 40^\\circ\\cos 80^\\circ", "\\frac18"), ("\\sqrt{17-12\\sqrt2}", "3-2\\sqrt2"),
+    ("4\\arctan\\frac15-\\arctan\\frac1{239}", "\\frac\\pi4"), ("\\log_2 3\\cdot\\log_3 8", "3"),
+    ("\\ln 2\\cdot\\ln 3", "\\ln(3)\\ln(2)"), ("x\\cdot\\sin y\\cdot\\cos y", "\\frac{x\\sin 2y}2"),
+    # matrices
+    ("\\left(\\begin{array}{cc}1&2\\\\3&4\\end{array}\\right)", MATRIX),
+    (MATRIX, "\\begin{array}{c|c}1&2\\\\3&4\\end{array}"),
+    ("\\left[\\begin{array}{rr}1&2\\\\3&4\\end{array}\\right]", "\\begin{Bmatrix}1&2\\\\3&4\\end{Bmatrix}"),
+    (f"{MATRIX}+{MATRIX}", f"2{MATRIX}"), (f"{MATRIX}{MATRIX}", "\\begin{pmatrix}7&10\\\\15&22\\end{pmatrix}"),
+    (f"{MATRIX}\\cdot {VECTOR}", "\\begin{pmatrix}x+2y\\\\3x+4y\\end{pmatrix}"), (f"-{MATRIX}", f"{MATRIX}-2{MATRIX}"),
+    (f"\\frac12{MATRIX}", "\\begin{pmatrix}0.5&1\\\\3/2&2\\end{pmatrix}"),
+    (f"t{VECTOR}", "\\begin{pmatrix}xt\\\\ty\\end{pmatrix}"),
+    # answers in parts
+    ("AB=4, CD=5", "CD=5, AB=4"), ("AB=4, CD=5", "AB=4\\text{ and }CD=5"), ("AB=4, CD=5", "4, 5"),
+    ("AB=\\sqrt8", "2\\sqrt2"),
+    ("AB = 2\\sqrt{2}, CD=\\frac12", "AB=\\sqrt8 \\quad CD=0.5"), ("|AB|=1", "1"), ("x=1,y=2", "(x,y)=(1,2)"),
+    ("x=1,y=2", "(1,2)"), ("y=2,x=1", "(x,y)=(1,2)"),
+    ("\\angle A=30^\\circ,\\angle B=60^\\circ", "30^\\circ, 60^\\circ"),
     ("x=1 \\quad y=2", "y=2, x=1"), ("x=2 \\quad\\text{or}\\quad x=3", "2, 3"), ("33\\quad\\text{cm}", "33\\text{ cm}"),
 ]  # fmt: skip
 
@@ -139,6 +162,17 @@ UNEQUAL = [
     ("81, 256", "81256"), ("32, 349", "32349"), ("81{,} 256", "81256"),
     ("81,\\,256", "81256"), ("81, 256", "81"),
     ("81 ,256", "81256"), ("81, 256, 7", "81{,}256, 7"), ("4.5e33", "4.5"), ("4.5e33", "4.5e34"), ("2e-1", "0.2"),
+    ("\\sqrt[3]{-8}", "2"), ("10^{-130}", "2\\cdot10^{-130}"), ("4+10^{-60}\\sqrt2", "4"),
+    ("\\sqrt2", "1.41421356237309504880168872420969807856967187537694"), ("e^{\\pi\\sqrt{163}}", "640320^3+744"),
+    # matrices
+    (f"{MATRIX}{VECTOR}", f"{VECTOR}{MATRIX}"), (f"{MATRIX}+{VECTOR}", MATRIX), (f"2{MATRIX}", f"{MATRIX}"),
+    ("\\left|\\begin{array}{cc}1&2\\\\3&4\\end{array}\\right|", MATRIX), (f"{MATRIX}^2", MATRIX),
+    (f"1+{MATRIX}", MATRIX),
+    ("\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}\\begin{pmatrix}0&1\\\\1&0\\end{pmatrix}", "\\begin{pmatrix}3&4\\\\1&2\\end{pmatrix}"),
+    # answers in parts
+    ("AB=4, CD=5", "5, 4"), ("AB=4, CD=5", "AB=5, CD=4"), ("AB=4, CD=5", "4"), ("AB=4, CD=5", "AB=4"),
+    ("x=1,y=2", "2,1"),
+    ("x=1,y=2", "(2,1)"), ("y=1,x=2", "(x,y)=(1,2)"), ("AB=4, CD=5", "AB=4, EF=5"), ("AB=4", "CD=4"),
     ("2e3", "2000"), ("205\\quad 204", "205204"), ("205\\quad x=204", "x=204"),
 ]  # fmt: skip
 
