@@ -1,10 +1,10 @@
 """Are two answers equal? Decided here where string work and exact numbers are enough, else by math-verify in a worker.
 
 math-verify can hang or eat memory, and its own time-outs are signals, which fail in threads. So it runs in worker
-processes (`equivalence_worker`): started when first needed, shared by the threads of this process, killed and replaced
-when a pair is too much for them. A worker starts from a fresh interpreter and not by a fork, since engines have
-threads; it gets none of this process's environment but the paths, and it ends with this process however that ends,
-because its input does.
+processes (`equivalence_worker`): one from the start (`warm_up`), and others when first needed. The threads of this
+process share them; a pair that is too much for a worker costs that worker, and another replaces it. A worker starts
+from a fresh interpreter and not by a fork, since engines have threads; it gets none of this process's environment but
+the paths, and it ends with this process however that ends, because its input does.
 """
 
 import json
@@ -71,6 +71,11 @@ def equal(first: str, second: str) -> bool:
         is_integer = integer(spell(first)) or integer(spell(second))
         first, second = sorted((first, second))
         return _by_algebra(first, second, min(LIMIT_SECONDS, INTEGER_LIMIT_SECONDS) if is_integer else LIMIT_SECONDS)
+
+
+def warm_up() -> None:
+    """Starts a worker in another thread, so that the first pair that needs one does not wait for its start."""
+    threading.Thread(target=_pool.warm_up, name="equivalence-warm-up", daemon=True).start()
 
 
 def counts() -> dict[str, int]:
@@ -194,6 +199,17 @@ class _Pool:
             return self._ask(first, second, limit, deadline)
         finally:
             self._slots.release()
+
+    def warm_up(self) -> None:
+        """Starts a worker, if none is idle. Raises nothing: a pair that needs one raises what prevents it."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        if self._slots.acquire(blocking=False):
+            try:
+                self._idle.append(self._take(deadline))
+            except Unavailable as error:
+                logger.warning("no worker for math-verify is warm: %s", error)
+            finally:
+                self._slots.release()
 
     def _ask(self, first: str, second: str, limit: float, deadline: float) -> bool:
         # A worker may have been killed while it was idle, by the kernel for its memory or by hand: once more.

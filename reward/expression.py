@@ -47,7 +47,7 @@ _DECIMAL = re.compile(r"[0-9]*\.[0-9]*")
 _CAPITAL = re.compile(r"(\\[A-Za-z]+)|[EI]")
 _RENAMED = {"E": "\\Upsilon ", "I": "\\Xi "}
 _FUNCTION = r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc|log|ln|exp)h?"
-# The parser has it that a function without brackets takes all factors up to the next function, `\cdot` and that included.
+# The parser has it that a function without brackets takes all that `\cdot` follows on, functions, too.
 _FACTOR_BEFORE = re.compile(rf"\\cdot ?(?={_FUNCTION}(?![A-Za-z]))")
 # A function with an index or a power is no factor of what follows it.
 _PRODUCT = re.compile(

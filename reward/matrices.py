@@ -78,7 +78,7 @@ def _terms(text: str) -> list[tuple[bool, str]]:
 def _term(term: str, matrices: list[Rows]) -> Rows | None:
     """The product of a term's matrices, which are taken from the front of the list, and of its numbers."""
     scalars = [factor.strip().removeprefix("\\cdot").removesuffix("\\cdot").strip() for factor in term.split(_PLACE)]
-    if len(scalars) == 1 or any(_NO_FACTOR.search(scalar) for scalar in scalars):
+    if len(scalars) == 1 or any(_NO_FACTOR.search(scalar) or not _is_balanced(scalar) for scalar in scalars):
         return None
     value = matrices.pop(0)
     for _ in scalars[2:]:
@@ -89,6 +89,10 @@ def _term(term: str, matrices: list[Rows]) -> Rows | None:
     for scalar in filter(None, scalars):
         value = [[_product(scalar, cell) for cell in row] for row in value]
     return value if sum(len(cell) for row in value for cell in row) <= _MAX_CHARS else None
+
+
+def _is_balanced(text: str) -> bool:
+    return all(text.count(opening) == text.count(closing) for opening, closing in ("()", "[]", "{}"))
 
 
 def _matrix_product(first: Rows, second: Rows) -> Rows | None:

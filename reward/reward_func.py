@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from math import nan
 from typing import Any
 
-from reward import chain, endpoint, settings
+from reward import chain, endpoint, equivalence, settings
 from reward.answers import NO_FINAL, grade
 from reward.judge import Judge, Verdict, problem_of
 from reward.labels import parse_label
@@ -195,3 +195,7 @@ def _log_once(error: Exception, what: str) -> None:
     if kind not in _logged_kinds and len(_logged_kinds) < 100:
         _logged_kinds.add(kind)
         logger.error("a sample %s: %s", what, kind, exc_info=error)
+
+
+# An engine loads this file long before it has a first response to grade.
+equivalence.warm_up()

@@ -93,6 +93,7 @@ EQUAL = [
     (f"{MATRIX}\\cdot {VECTOR}", "\\begin{pmatrix}x+2y\\\\3x+4y\\end{pmatrix}"), (f"-{MATRIX}", f"{MATRIX}-2{MATRIX}"),
     (f"\\frac12{MATRIX}", "\\begin{pmatrix}0.5&1\\\\3/2&2\\end{pmatrix}"),
     (f"t{VECTOR}", "\\begin{pmatrix}xt\\\\ty\\end{pmatrix}"),
+    (f"{{{MATRIX}}}", MATRIX), (f"\\mathbf{{{MATRIX}}}", MATRIX),
     # answers in parts
     ("AB=4, CD=5", "CD=5, AB=4"), ("AB=4, CD=5", "AB=4\\text{ and }CD=5"), ("AB=4, CD=5", "4, 5"),
     ("AB=\\sqrt8", "2\\sqrt2"),
@@ -168,7 +169,7 @@ UNEQUAL = [
     (f"{MATRIX}{VECTOR}", f"{VECTOR}{MATRIX}"), (f"{MATRIX}+{VECTOR}", MATRIX), (f"2{MATRIX}", f"{MATRIX}"),
     ("\\left|\\begin{array}{cc}1&2\\\\3&4\\end{array}\\right|", MATRIX), (f"{MATRIX}^2", MATRIX),
     (f"1+{MATRIX}", MATRIX),
-    ("\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}\\begin{pmatrix}0&1\\\\1&0\\end{pmatrix}", "\\begin{pmatrix}3&4\\\\1&2\\end{pmatrix}"),
+    (f"{MATRIX}\\begin{{pmatrix}}0&1\\\\1&0\\end{{pmatrix}}", "\\begin{pmatrix}3&4\\\\1&2\\end{pmatrix}"),
     # answers in parts
     ("AB=4, CD=5", "5, 4"), ("AB=4, CD=5", "AB=5, CD=4"), ("AB=4, CD=5", "4"), ("AB=4, CD=5", "AB=4"),
     ("x=1,y=2", "2,1"),

@@ -188,6 +188,40 @@ def test_a_caller_waits_no_longer_than_its_limit(pool, monkeypatch: pytest.Monke
     assert equivalence.equal("x(x+1)", "x^2+x")  # nothing was remembered
 
 
+ENGINE = """
+import importlib.util, time
+from pathlib import Path
+from reward import equivalence
+spec = importlib.util.spec_from_file_location("reward_func", Path("reward/reward_func.py").resolve())
+spec.loader.exec_module(importlib.util.module_from_spec(spec))  # as OpenRLHF does when an engine starts
+begin = time.monotonic()
+while not equivalence._pool._idle and time.monotonic() < begin + 60:
+    time.sleep(0.1)
+(worker,) = equivalence._pool._idle
+assert equivalence.equal("x(x+1)", "x^2+x")
+assert equivalence._pool._idle == [worker] and equivalence.counts() == {"started": 1}
+"""
+
+
+def test_a_worker_is_ready_before_the_first_pair() -> None:
+    subprocess.run([sys.executable, "-c", ENGINE], cwd=ROOT, check=True)
+
+
+def test_warming_up_twice_starts_one_worker(pool) -> None:
+    pool.warm_up()
+    pool.warm_up()
+    assert pool.counts == {"started": 1} and len(pool._idle) == 1
+
+
+def test_warming_up_in_vain_is_said_and_raises_nothing(
+    pool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(equivalence, "_COMMAND", [sys.executable, "-c", "raise SystemExit(3)"])
+    pool.warm_up()
+    assert "exit code 3" in caplog.text
+    assert all(pool._slots.acquire(blocking=False) for _ in range(equivalence.WORKERS))
+
+
 def test_a_worker_that_does_not_start_says_how_to_see_why(pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equivalence, "_COMMAND", [sys.executable, "-c", "raise SystemExit(3)"])
     with pytest.raises(equivalence.Unavailable, match=r"exit code 3.*python -m reward.equivalence_worker"):
