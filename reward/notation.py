@@ -66,7 +66,7 @@ _SHORT_FORMS = tuple(
         (r"\*", r"\\cdot "),
     )
 )
-_THOUSANDS = re.compile(r"(?<![0-9])(?!0+[{,])[0-9]{1,3}(?:(?:\{,\}|,\\!)[0-9]{3})+(?![0-9])")
+_THOUSANDS = re.compile(r"(?<![0-9])(?!0+[{,])[0-9]{1,3}(?:(?:\{,\}|,\\! ?)[0-9]{3})+(?![0-9])")
 # A comma with a blank beside it separates the elements of a list: no blank is lost there.
 _LIST_COMMA = re.compile(r"(?<=[0-9])(?: , ?| ?, )(?=[0-9])")
 # A wide blank separates statements, but not words from what they belong to.

@@ -24,9 +24,11 @@ _RELATIONS = {
     "!=": "\\ne", "\\in": "\\in",
 }  # fmt: skip
 _MIRRORED = {">": "<", "\\ge": "\\le"}
+_POINTS = r"[A-Z]{1,4}(?:_\{[A-Za-z0-9]+\})?"
 _NAME = re.compile(
     r"(?:[A-Z]{2,4}|\|[A-Z]{2}\||\\overline\{[A-Z]{2}\}|m?\\angle ?[A-Z]{1,3}|[A-Za-z]|\\[a-z]+)"
     r"(?:_(?:[A-Za-z0-9]|\{[A-Za-z0-9,]*\}))?'*(?:\([A-Za-z](?:,[A-Za-z])*\))?\Z"
+    rf"|{_POINTS}[:/]{_POINTS}\Z|\\frac\{{{_POINTS}\}}\{{{_POINTS}\}}\Z"
 )
 # What makes a side of an equation more than the name of a quantity: another statement, or a number beside a name.
 _STATEMENT = re.compile(
