@@ -41,11 +41,12 @@ def test_the_columns_of_aime_sets(row: dict[str, Any]) -> None:
     [
         ({"answer": "\\frac{1}{2}", "level": 5, "subject": "Algebra"}, "\\frac{1}{2}", 5, "Algebra"),
         (
-            {"solution": "$\\boxed{1}$ or $\\boxed{\\frac{1}{2}}$.", "level": "Level 4", "type": "G"},
+            {"solution": "First $\\boxed{1}$, then $\\boxed{\\frac{1}{2}}$.", "level": "Level 4", "type": "G"},
             "\\frac{1}{2}",
             4,
             "G",
         ),
+        ({"solution": "$\\boxed{1}$ or $\\boxed{\\frac{1}{2}}$.", "level": "Level 4"}, "1, \\frac{1}{2}", 4, None),
         ({"solution": "So \\fbox{7}.", "level": "Level ?"}, "7", 0, None),
         ({"solution": "So $\\boxed 7$.", "answer": None}, "7", None, None),
         ({"expected_answer": "7", "solution": "\\boxed{8}", "subject": None}, "7", None, None),
