@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from math import nan
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from reward.chain import Chain, ChainError, Spent
 from reward.settings import JudgeSettings
@@ -55,7 +55,9 @@ not what was meant; length is no merit. Answer in the JSON form that was asked f
 
 
 class Scores(BaseModel):
-    """What the judge answers: a whole number for each of `CRITERIA`."""
+    """What the judge answers: a whole number for each of `CRITERIA`. A boolean, a text or 3.0 is not one."""
+
+    model_config = ConfigDict(strict=True)
 
     validity: int = Field(ge=0, le=BEST_SCORE)
     completeness: int = Field(ge=0, le=BEST_SCORE)

@@ -30,7 +30,7 @@ class Fault:
     Attributes:
         kind: "status" (an error of `status`), "hang" (no answer for `seconds`), "close" (the connection), "slow" (a
             good answer, a byte every `seconds`), "blocked" (the prompt), "filtered" (the reply), "cut", "empty",
-            "not json", "no reply" (JSON that is none), or "out of range".
+            "not json", "no reply" (JSON that is none), "out of range", or "says" (a reply with the text of `message`).
         message: of the error. ``{key}`` in it becomes the key that came with the request.
         retry_delay: of the error, in seconds, as RetryInfo; `retry_after` as a header.
         quota: of a 429: the quotaId and quotaValue that were exceeded.
@@ -190,6 +190,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         elif fault.kind == "slow":
             self._send(200, reply(body, model), byte_seconds=fault.seconds)
+        elif fault.kind == "says":
+            self._send(200, reply(body, model, fault.message))
         elif fault.kind == "no reply":
             self._send(200, ["neither", "of", "these"])
         else:

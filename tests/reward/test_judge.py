@@ -133,10 +133,34 @@ def test_the_criteria_are_those_of_the_schema_and_weigh_one():
     assert best.quality == pytest.approx(1) and worst.quality == 0
 
 
-@pytest.mark.parametrize("score", [-1, BEST_SCORE + 1, 0.5, "high", None])
-def test_a_score_out_of_its_range_is_none(score):
-    with pytest.raises(ValueError):
-        Scores(validity=score, completeness=0, consistency=0, honesty=0)
+@pytest.mark.parametrize("score", ["true", "false", '"3"', "3.5", "3.0", "3e0", "null", "-1", "5", "[3]"])
+def test_a_score_that_is_no_whole_number_in_its_range_is_a_bad_reply(serve, make_judge, score):
+    server = serve()
+    judge = make_judge(server, tries=2)
+    for name, _, _ in CRITERIA:
+        others = ", ".join(f'"{other}": 3' for other, _, _ in CRITERIA if other != name)
+        bad = Fault("says", message=f'{{"{name}": {score}, {others}}}')
+        server.faults = lambda number, model, bad=bad: bad if model == "first" else None
+        verdict = judge.judge(f"a problem about {name}", "= = \\boxed{7}", "7")
+        assert [request.model for request in server.requests[-3:]] == ["first", "first", "second"]
+        assert (verdict.quality, verdict.calls, verdict.fallbacks, verdict.failed) == (0.5, 3, 1, 0)
+
+
+@pytest.mark.parametrize("score", range(BEST_SCORE + 1))
+def test_every_whole_number_of_the_range_is_a_score(serve, make_judge, score):
+    said = json.dumps({name: score for name, _, _ in CRITERIA})
+    verdict = make_judge(serve(faults=lambda number, model: Fault("says", message=said))).judge("p", "a", "7")
+    assert verdict.quality == pytest.approx(score / BEST_SCORE) and verdict.calls == 1
+
+
+def test_the_model_is_asked_for_whole_numbers(serve, make_judge):
+    server = serve()
+    make_judge(server).judge("p", RESPONSE, "7")
+    schema = server.requests[0].body["generationConfig"]["responseSchema"]
+    assert set(schema["required"]) == {name for name, _, _ in CRITERIA}
+    for name, _, _ in CRITERIA:
+        form = schema["properties"][name]
+        assert (form["type"], form["minimum"], form["maximum"]) == ("INTEGER", 0, BEST_SCORE)
 
 
 def test_the_quality_is_that_of_the_scores(serve, make_judge):
