@@ -50,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--k", type=int, nargs="+", help="for pass@k (default: N)")
     found.add_argument("--limit", type=int, help="take only the first so many problems")
     found.add_argument("--max-tokens", type=int, default=32_768, help="of a reply, thoughts included (default: 32768)")
+    found.add_argument("--temperature", type=float, help="from 0 to 2 (default: the API's own)")
     found.add_argument(
         "--deadline",
         type=float,
@@ -92,6 +93,7 @@ def run(options: argparse.Namespace) -> dict[str, Any] | None:
         "model": options.model if not stand_in else f"local stand-in for {options.model}",
         "data_sha256": file_digest(options.data),
         "max_tokens": options.max_tokens,
+        "temperature": options.temperature,
         "google-genai": importlib.metadata.version("google-genai"),
     }
     if not stand_in and where.base_url != endpoint.GOOGLE:
@@ -124,6 +126,8 @@ def _chain_settings(options: argparse.Namespace) -> settings.ChainSettings:
     for name in counts if options.limit is None else (*counts, "limit"):
         if getattr(options, name) < 1:
             raise EvalError(f"--{name.replace('_', '-')} is {getattr(options, name):g}: it has to be at least 1")
+    if options.temperature is not None and not 0 <= options.temperature <= 2:
+        raise EvalError(f"--temperature is {options.temperature:g}: it has to be between 0 and 2")
     return settings.ChainSettings(
         models=(options.model,),
         tries=options.tries,
@@ -133,6 +137,7 @@ def _chain_settings(options: argparse.Namespace) -> settings.ChainSettings:
         tokens_per_window=options.tokens_per_minute,
         concurrency=options.concurrency,
         max_output_tokens=options.max_tokens,
+        temperature=options.temperature,
     )
 
 
@@ -165,7 +170,7 @@ def _record(answer: Answer) -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
     options = parser().parse_args(argv)
-    for name in settings.DEFAULTS:  # as train_grpo.sh takes them
+    for name in endpoint.VARIABLES:  # as train_grpo.sh takes them
         if os.environ.get(name):
             os.environ[f"GRPO_{name}"] = os.environ[name]
     try:

@@ -189,6 +189,7 @@ class _Question:
                 self.prompt,
                 max(0.001, seconds),
                 self.chain.settings.max_output_tokens,
+                self.chain.settings.temperature,
                 self.system,
                 self.schema,
                 functools.partial(self.chain.limits.mark_sent, place),

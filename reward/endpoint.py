@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from reward import settings
 from reward.settings import SettingsError
 
+VARIABLES = ("JUDGE_BASE_URL", "JUDGE_PROXY")
 GOOGLE = settings.DEFAULTS["JUDGE_BASE_URL"]
 # google-genai sends requests to its address. We pass our own, so it would have no effect, and the user meant it.
 FOREIGN_VARIABLE = "GOOGLE_GEMINI_BASE_URL"

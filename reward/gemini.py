@@ -108,12 +108,14 @@ class Client:
         max_tokens: int,
         system: str | None = None,
         schema: type[BaseModel] | None = None,
+        temperature: float | None = None,
         on_sent: Callable[[], None] = lambda: None,
     ) -> Reply:
         """Make one call and return the reply.
 
         Args:
             max_tokens: of the reply, thoughts included.
+            temperature: None is the API's own.
             on_sent: is called when the request has gone out.
 
         Raises:
@@ -124,6 +126,7 @@ class Client:
             response_mime_type="application/json" if schema else None,
             response_schema=schema,
             max_output_tokens=max_tokens,
+            temperature=temperature,
             store=False,  # else a paid project may keep requests: https://ai.google.dev/gemini-api/docs/logs-datasets
             http_options=self._types.HttpOptions(timeout=max(1, round(seconds * 1000))),
         )

@@ -62,6 +62,7 @@ class ChainSettings:
 
     models: tuple[str, ...]
     tries: int = 3
+        temperature: of a reply; None is the API's own.
     deadline: float = 240.0
     call_timeout: float = 90.0
     requests_per_window: int = 120
@@ -73,6 +74,7 @@ class ChainSettings:
 
 @dataclass(frozen=True)
 class JudgeSettings:
+    temperature: float | None = None
     """The chain, and what the reward is made of: ``correctness_weight * correctness + quality_weight * quality``."""
 
     chain: ChainSettings

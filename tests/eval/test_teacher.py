@@ -104,6 +104,27 @@ def test_a_cut_answer_counts_as_truncated(server, command, tmp_path):
     assert result(tmp_path)["truncated"] == 1.0
 
 
+def test_the_temperature_is_sent_recorded_and_kept(server, command, tmp_path, capsys):
+    command = [*command, "--limit", "1", "--n", "1", "--temperature", "0.3"]
+    assert teacher.main(command) == 0
+    assert [request.body["generationConfig"]["temperature"] for request in server.requests] == [0.3]
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["identity"]["temperature"] == 0.3
+    for other, said in ((["--temperature", "1"], "temperature was 0.3, is 1.0"), ([], "temperature was 0.3, is None")):
+        assert teacher.main([*command[:-2], *other]) == 2
+        assert said in capsys.readouterr().err
+    assert len(server.requests) == 1
+
+
+def test_without_a_temperature_it_is_the_apis_own_as_in_older_folders(server, command, tmp_path):
+    assert teacher.main([*command, "--n", "1"]) == 0
+    assert all("temperature" not in request.body["generationConfig"] for request in server.requests)
+    file = tmp_path / "out" / "config.json"
+    config = json.loads(file.read_text())
+    assert config["identity"].pop("temperature") is None
+    file.write_text(json.dumps(config))
+    assert teacher.main(command) == 0, "a folder of an older version is continued"
+
+
 def test_what_has_no_answer_is_asked_again_or_counted(server, command, tmp_path, capsys):
     server.faults = lambda number, model: Fault("blocked") if number < 3 else None
     assert teacher.main(command) == 1
@@ -140,6 +161,9 @@ def test_a_killed_baseline_continues(server, command, tmp_path):
         (["--n", "0"], "--n is 0"),
         (["--k", "3"], "pass@3"),
         (["--limit", "0"], "--limit"),
+        (["--temperature", "2.5"], "--temperature is 2.5: it has to be between 0 and 2"),
+        (["--temperature", "-0.1"], "--temperature is -0.1: it has to be between 0 and 2"),
+        (["--temperature", "nan"], "--temperature is nan: it has to be between 0 and 2"),
         (["--data", "x"], "x cannot"),
     ],
 )
