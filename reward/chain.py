@@ -126,8 +126,7 @@ class _Question:
     def __post_init__(self) -> None:
         settings = self.chain.settings
         self.deadline = self.started + settings.deadline
-        # A call that starts later would be cut off, and be paid for nothing.
-        self.last_start = self.deadline - min(settings.call_timeout, LEAST_SHARE * settings.deadline)
+        self.last_start = self.started + _last_start(settings)
         self.tries = dict.fromkeys(settings.models, settings.tries)
         size = len(self.prompt.encode()) + len((self.system or "").encode())
         self.tokens = round(size / BYTES_PER_TOKEN)
@@ -135,8 +134,7 @@ class _Question:
     def ask(self) -> Answer:
         """Go through the chain, and again while a model with tries left can answer before the deadline."""
         settings = self.chain.settings
-        # The first round leaves each later model its share of half the time; the next rounds leave nothing.
-        share = settings.deadline / (2 * len(settings.models))
+        share = _first_share(settings)
         while True:
             waits = []
             for place, model in enumerate(settings.models):
@@ -189,9 +187,9 @@ class _Question:
                 self.prompt,
                 max(0.001, seconds),
                 self.chain.settings.max_output_tokens,
-                self.chain.settings.temperature,
                 self.system,
                 self.schema,
+                self.chain.settings.temperature,
                 functools.partial(self.chain.limits.mark_sent, place),
             )
             outcome, tokens = Outcome.ANSWERED, reply.tokens
@@ -224,6 +222,35 @@ class _Question:
         self.spent.seconds = time.monotonic() - self.started
         reasons = "; ".join(f"{model}: {reason}" for model, reason in self.reasons.items())
         return ChainError(reasons or "no model was asked before the deadline", self.spent)
+
+
+def _last_start(settings: ChainSettings) -> float:
+    """Return when a call may start at last, in seconds: a later one would be cut off, and be paid for nothing."""
+    return settings.deadline - min(settings.call_timeout, LEAST_SHARE * settings.deadline)
+
+
+def _first_share(settings: ChainSettings) -> float:
+    """Return the seconds that the first round leaves to each later model, of half the time; later rounds leave none."""
+    return settings.deadline / (2 * len(settings.models))
+
+
+def tries_without_answer(settings: ChainSettings) -> list[list[float]]:
+    """Return the seconds of each model's tries where no model ever answers: what the deadline leaves of `tries`.
+
+    Without the pauses between tries, which are short beside such calls, and without waiting for the limits.
+    """
+    found: list[list[float]] = [[] for _ in settings.models]
+    share, now = _first_share(settings), 0.0
+    while now < _last_start(settings) and any(len(seconds) < settings.tries for seconds in found):
+        for place, seconds in enumerate(found):
+            reserve = (len(found) - 1 - place) * share
+            give_up = _last_start(settings) - reserve
+            is_first = True
+            while len(seconds) < settings.tries and (is_first or now < give_up):
+                seconds.append(min(settings.call_timeout, settings.deadline - reserve - now))
+                now, is_first = now + seconds[-1], False
+        share = 0.0
+    return found
 
 
 def connect(

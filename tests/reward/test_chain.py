@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import statistics
 import time
 from collections import Counter
@@ -11,6 +12,8 @@ from email.utils import format_datetime, parsedate_to_datetime
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from reward import chain as module
@@ -135,6 +138,44 @@ def test_the_deadline_is_kept_with_all_waiting(serve, make_chain, fault):
         chain.ask("How many?")
     assert failure.value.spent.seconds <= time.monotonic() - started < 30, "all tries would take many minutes"
     assert "first: " in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, [2, 1, 1]),
+        ({"call_timeout": 0.5}, [3, 3, 3]),
+        ({"models": ("first",)}, [3]),
+        ({"call_timeout": 8.0}, [1, 1, 1]),
+    ],
+    ids=["as the defaults, in small", "all fit", "one model", "a call may take the deadline"],
+)
+def test_slow_failures_get_the_tries_that_are_foretold(serve, make_chain, monkeypatch, changes, expected):
+    """Every model gets one; JUDGE_TRIES is reached where the deadline has room."""
+    monkeypatch.setattr(module, "FIRST_DELAY", 0.01)
+    server = serve(faults=lambda number, model: Fault("hang", seconds=600))
+    chain = make_chain(server, **({"deadline": 8.0, "call_timeout": 3.0, "tries": 3} | changes))
+    foretold = module.tries_without_answer(chain.settings)
+    assert [len(seconds) for seconds in foretold] == expected
+    with pytest.raises(ChainError) as failure:
+        chain.ask("How many?")
+    assert [failure.value.spent.calls[model] for model in chain.settings.models] == expected
+
+
+@given(
+    tries=st.integers(1, 6),
+    deadline=st.floats(1.0, 1000.0),
+    call_timeout=st.floats(1.0, 1000.0),
+    count=st.integers(1, 8),
+)
+def test_the_deadline_holds_every_try_that_is_foretold(tries, deadline, call_timeout, count):
+    models = tuple(map(str, range(count)))
+    found = module.tries_without_answer(ChainSettings(models, tries, deadline, call_timeout))
+    assert len(found) == count and all(1 <= len(seconds) <= tries for seconds in found)
+    assert all(0 < second <= call_timeout for seconds in found for second in seconds)
+    assert math.fsum(second for seconds in found for second in seconds) <= deadline + 1e-6
+    if 2 * count * tries * call_timeout <= 0.9 * deadline:
+        assert found == [[call_timeout] * tries] * count, "where there is room, all tries are made"
 
 
 def test_nobody_waits_longer_than_the_deadline_for_the_limits(serve, make_chain):
