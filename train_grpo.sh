@@ -99,7 +99,7 @@ fi
 # Who gets which GPUs: 2 x 2 for the engines, 4 for the actor
 : "${NUM_ENGINES:=2}" "${ENGINE_TP:=2}" "${ACTOR_GPUS:=4}"
 
-# Rollout: 8 prompts x 8 samples. 1024 + 3072 tokens; a response that is cut before its final answer earns nothing
+# Rollout: 8 prompts x 8 samples. 1024 + 3072 tokens; a response that is cut before its final answer is not correct
 : "${ROLLOUT_BATCH_SIZE:=8}" "${N_SAMPLES_PER_PROMPT:=8}" "${MICRO_ROLLOUT_BATCH_SIZE:=1}"
 : "${PROMPT_MAX_LEN:=1024}" "${GENERATE_MAX_LEN:=3072}"
 : "${TEMPERATURE:=1.0}" "${TOP_P:=1.0}"
@@ -114,12 +114,15 @@ fi
 #   correctness    correctness alone: pays a correct sample for the failure
 #   mean_quality   the running mean of quality, of correct or of wrong samples, in place of its own
 #   group          correctness alone for all samples of its prompt
-# Evaluations are never judged
+# JUDGE_UNFINISHED=1 judges the reasoning of a response without a final answer as well: it earns QUALITY_WEIGHT at most,
+# and each costs a call. With 0 its quality is 0. Evaluations are never judged
 : "${JUDGE:=1}" "${CORRECTNESS_WEIGHT:=0.6}" "${QUALITY_WEIGHT:=0.4}" "${JUDGE_FALLBACK:=correctness}"
+: "${JUDGE_UNFINISHED:=1}"
 # Gemini models in the order in which they are tried, with blanks or commas between them; checked before a run. 3 Pro
 # was shut down in March 2026
 : "${JUDGE_MODELS=gemini-3.1-pro-preview gemini-4-argon gemini-3.8-flash}"
-# Calls to each model for a sample; seconds for a sample, over all models with all waiting; seconds for one call
+# Calls to each model for a sample, as far as the deadline leaves time (see --plan); seconds for a sample, over all
+# models with all waiting; seconds for one call
 : "${JUDGE_TRIES:=3}" "${JUDGE_DEADLINE:=240}" "${JUDGE_CALL_TIMEOUT:=90}"
 # Your quota for each model: requests (RPM) and prompt tokens (TPM) a minute, and calls at once, over all engines. The
 # local server that answers --tiny without a key has no quota: it goes by neither RPM nor TPM
@@ -184,8 +187,8 @@ fi
 
 : "${SEED:=42}"
 
-for SWITCH in ENFORCE_EAGER OFFLOAD ADAM_OFFLOAD GRADIENT_CHECKPOINTING EVAL_AT_START JUDGE JUDGE_PROXY \
-    USE_TENSORBOARD USE_WANDB USE_TRACKIO; do
+for SWITCH in ENFORCE_EAGER OFFLOAD ADAM_OFFLOAD GRADIENT_CHECKPOINTING EVAL_AT_START JUDGE JUDGE_UNFINISHED \
+    JUDGE_PROXY USE_TENSORBOARD USE_WANDB USE_TRACKIO; do
     [[ ${!SWITCH} == [01] ]] || refuse "$SWITCH is '${!SWITCH}': 1 switches it on, 0 off"
 done
 
@@ -278,9 +281,9 @@ if [[ -f $ENVIRONMENT ]]; then ENVIRONMENT="$(realpath "$ENVIRONMENT")"; fi
 if [[ -e $LIBRARY ]]; then LIBRARY="$(realpath "$LIBRARY")"; fi
 
 # Judge and environment are asked in the engines: their settings are variables that reach every worker
-for VARIABLE in JUDGE JUDGE_MODELS CORRECTNESS_WEIGHT QUALITY_WEIGHT JUDGE_FALLBACK JUDGE_TRIES JUDGE_DEADLINE \
+for VARIABLE in JUDGE JUDGE_MODELS CORRECTNESS_WEIGHT QUALITY_WEIGHT JUDGE_FALLBACK JUDGE_UNFINISHED JUDGE_TRIES \
     ENVIRONMENT LIBRARY TURN_LIMIT ROLLOUT_SECONDS TOOL_SECONDS MAX_BRANCHES \
-    JUDGE_CALL_TIMEOUT JUDGE_RPM JUDGE_TPM JUDGE_CONCURRENCY \
+    JUDGE_DEADLINE JUDGE_CALL_TIMEOUT JUDGE_RPM JUDGE_TPM JUDGE_CONCURRENCY \
     JUDGE_BASE_URL JUDGE_PROXY; do
     export "GRPO_$VARIABLE=${!VARIABLE}"
 done

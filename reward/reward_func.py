@@ -2,7 +2,8 @@
 
 `reward = CORRECTNESS_WEIGHT * correctness + QUALITY_WEIGHT * quality`, where a judge (`reward.judge`) is configured;
 correctness alone, where none is. Samples of an evaluation are never judged: their reward is correctness alone. A
-response without a final answer has quality 0 and is not sent to the judge.
+response without a final answer has correctness 0; JUDGE_UNFINISHED says whether the judge gets its reasoning. An empty
+one has quality 0 and is not sent.
 
 OpenRLHF loads this file by its path in each engine, so the checkout must be on PYTHONPATH, and calls
 `reward_func` in a thread, one sample at a time. Nothing raises here: OpenRLHF turns an exception into a
@@ -98,7 +99,7 @@ def _judge_one(prompt: str, response: str, gold: str, correct: float, is_answere
     """The blended reward of a training sample, and its verdict."""
     try:
         judge = _judge()
-        verdict = judge.judge(problem_of(prompt), response, gold) if is_answered else Verdict(quality=0.0)
+        verdict = judge.judge(problem_of(prompt), response, gold, is_answered)
         return judge.reward(correct, verdict), verdict
     except Exception as error:  # no key, no run directory, a full disk: the same boundary
         _log_once(error, "could not be judged and counts in judge_failed")

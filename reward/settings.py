@@ -17,6 +17,7 @@ VARIABLES = (
     "CORRECTNESS_WEIGHT",
     "QUALITY_WEIGHT",
     "JUDGE_FALLBACK",
+    "JUDGE_UNFINISHED",
     "JUDGE_TRIES",
     "JUDGE_DEADLINE",
     "JUDGE_CALL_TIMEOUT",
@@ -26,8 +27,12 @@ VARIABLES = (
     "JUDGE_BASE_URL",
     "JUDGE_PROXY",
 )
-# Of variables that the run directory of an older run lacks.
-DEFAULTS = {"JUDGE_BASE_URL": "https://generativelanguage.googleapis.com", "JUDGE_PROXY": "0"}
+# Of variables that the run directory of an older run lacks: what such a run did.
+DEFAULTS = {
+    "JUDGE_BASE_URL": "https://generativelanguage.googleapis.com",
+    "JUDGE_PROXY": "0",
+    "JUDGE_UNFINISHED": "0",
+}
 FALLBACKS = ("correctness", "mean_quality", "group")
 # The address of the local stand-in server, set by the launcher where a small run has no key.
 STAND_IN_VARIABLE = "GRPO_JUDGE_STAND_IN"
@@ -57,30 +62,36 @@ class ChainSettings:
             quotas.
         concurrency: calls under way at once, for each model.
         max_output_tokens: of a reply; thoughts count.
+        temperature: of a reply; None is the API's own.
         window: what the two limits are for; a minute but for tests.
     """
 
     models: tuple[str, ...]
     tries: int = 3
-        temperature: of a reply; None is the API's own.
     deadline: float = 240.0
     call_timeout: float = 90.0
     requests_per_window: int = 120
     tokens_per_window: int = 1_000_000
     concurrency: int = 32
     max_output_tokens: int = 16_384
+    temperature: float | None = None
     window: float = 60.0
 
 
 @dataclass(frozen=True)
 class JudgeSettings:
-    temperature: float | None = None
-    """The chain, and what the reward is made of: ``correctness_weight * correctness + quality_weight * quality``."""
+    """The chain, and what the reward is made of: ``correctness_weight * correctness + quality_weight * quality``.
+
+    Attributes:
+        fallback: one of FALLBACKS.
+        judges_unfinished: whether responses without a final answer are judged; else their quality is 0.
+    """
 
     chain: ChainSettings
     correctness_weight: float
     quality_weight: float
     fallback: str
+    judges_unfinished: bool
 
 
 def variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -96,10 +107,7 @@ def why_off(environ: Mapping[str, str] | None = None) -> str | None:
         SettingsError: for a switch or, where it is on, for weights that cannot be.
     """
     values = variables(environ)
-    switch = values.get("JUDGE", "0")
-    if switch not in ("0", "1"):
-        raise SettingsError(f"JUDGE is {switch!r}: 1 switches the judge on, 0 off")
-    if switch == "0":
+    if not _switch(values, "JUDGE", "0"):
         return "JUDGE is 0"
     if not _models(values):
         return "JUDGE_MODELS is empty"
@@ -137,6 +145,7 @@ def from_environment(environ: Mapping[str, str] | None = None) -> JudgeSettings 
         correctness_weight=correctness_weight,
         quality_weight=quality_weight,
         fallback=fallback,
+        judges_unfinished=_switch(values, "JUDGE_UNFINISHED", DEFAULTS["JUDGE_UNFINISHED"]),
     )
 
 
@@ -148,6 +157,13 @@ def for_stand_in(judge: JudgeSettings) -> JudgeSettings:
 
 def _models(values: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(values.get("JUDGE_MODELS", "").replace(",", " ").split())
+
+
+def _switch(values: Mapping[str, str], name: str, default: str) -> bool:
+    value = values.get(name, default)
+    if value not in ("0", "1"):
+        raise SettingsError(f"{name} is {value!r}: 1 switches it on, 0 off")
+    return value == "1"
 
 
 def _weights(values: Mapping[str, str]) -> tuple[float, float]:

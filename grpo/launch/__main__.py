@@ -62,7 +62,7 @@ def main() -> int:
         print(run_dir.show_command(config.argv))
         return 0
     if options.mode == "plan":
-        print("\n".join([*describe(plan, config), *judge.describe(run_judge)]))
+        print("\n".join([*describe(plan, config), *judge.describe(run_judge, config)]))
         return 0
     found = preflight.problems(config, plan, folder, is_resumed=bool(options.resume))
     found += judge.check(run_judge, config)
@@ -75,7 +75,7 @@ def main() -> int:
     warnings = cluster.warnings + exposure.warnings(config, folder)
     if options.mode == "check":
         begin = _where(config) if options.resume else []
-        print("\n".join([*begin, *judge.describe(run_judge), *warnings]))
+        print("\n".join([*begin, *judge.describe(run_judge, config), *warnings]))
         print("ready: machine, patches, model, data and configuration fit together")
         return 0
     # Problems, samples, judgements and logs are nobody else's: every process of the run inherits this.
@@ -112,7 +112,7 @@ def run(name: str, folder: Path, config: Config, plan: Plan, run_judge: RunJudge
     status = preflight.patch_status()
     options = ["--stand-in"] if run_judge.is_stand_in else []
     run_dir.write(folder, name, config, plan, status, options, run_judge.why_off)
-    lines = [f"run directory {folder}", *news, *describe(plan, config), *judge.describe(run_judge)]
+    lines = [f"run directory {folder}", *news, *describe(plan, config), *judge.describe(run_judge, config)]
     print("\n".join(lines), flush=True)
     progress = Progress(Path(config.args.metrics_dir), plan.steps)
     progress.skip()

@@ -10,8 +10,9 @@ from grpo.launch.config import Config, ConfigError
 from grpo.launch.preflight import Problem, has_own_reward
 from grpo.multi_turn.settings import has_environment
 from reward import endpoint, models, settings
+from reward.chain import tries_without_answer
 from reward.endpoint import Endpoint
-from reward.settings import JudgeSettings, SettingsError
+from reward.settings import ChainSettings, JudgeSettings, SettingsError
 from reward.shared_state import SharedState
 
 logger = logging.getLogger(__name__)
@@ -117,7 +118,7 @@ def check(judge: RunJudge, config: Config) -> Iterator[Problem]:
         yield Problem(f"JUDGE_MODELS: {found.what}", f"{found.remedy}, or set JUDGE=0")
 
 
-def describe(judge: RunJudge) -> list[str]:
+def describe(judge: RunJudge, config: Config) -> list[str]:
     """Return what the judge is, as lines for people."""
     if judge.settings is None:
         return [f"judge       off, since {judge.why_off}: no model is asked"]
@@ -125,6 +126,8 @@ def describe(judge: RunJudge) -> list[str]:
     blend = f"{reward.correctness_weight:g} correctness + {reward.quality_weight:g} quality"
     lines = [
         f"judge       {', then '.join(chain.models)}; {chain.tries} tries each, {chain.deadline:g} s for a sample",
+        f"            {_slow_tries(chain)}",
+        f"            {_calls(reward, config)}",
         f"            reward = {blend}; where all fail: {reward.fallback}",
         f"            for each model at most {chain.requests_per_window:,} requests and {chain.tokens_per_window:,} "
         f"prompt tokens a minute, {chain.concurrency} at once",
@@ -136,3 +139,31 @@ def describe(judge: RunJudge) -> list[str]:
             "            NO KEY: a local stand-in server answers in place of Gemini; it counts '=' and judges nothing"
         )
     return lines
+
+
+def _slow_tries(chain: ChainSettings) -> str:
+    """Return how many tries a sample gets where no model answers within its time."""
+    tries = tries_without_answer(chain)
+    count, whole = sum(map(len, tries)), chain.tries * len(chain.models)
+    begin = f"a try takes up to {chain.call_timeout:g} s: where no model answers, the deadline leaves"
+    if count == whole and min(map(min, tries)) == chain.call_timeout:
+        return f"{begin} time for all {whole} tries"
+    each = []
+    for model, seconds in zip(chain.models, tries, strict=True):
+        *first, last = (f"{round(second, 1):g}" for second in seconds)
+        each.append(f"{', '.join(first)}{' and ' if first else ''}{last} s for {model}")
+    return f"{begin} {count} tries in all, of {', '.join(each)}"
+
+
+def _calls(reward: JudgeSettings, config: Config) -> str:
+    """Return how many calls a step costs."""
+    samples = f"{config.samples_per_rollout:,}"
+    # What it draws until a batch is full is judged as well.
+    more = ", and more for the prompts that --dynamic_filtering leaves out" if config.args.dynamic_filtering else ""
+    if reward.judges_unfinished:
+        cost = f"up to {samples} and failed tries{more}; JUDGE_UNFINISHED=0 asks only for samples with a final answer"
+    else:
+        cost = (
+            f"one for each of {samples} samples that has a final answer, and failed tries{more}; JUDGE_UNFINISHED is 0"
+        )
+    return f"calls a step: {cost}"

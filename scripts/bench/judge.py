@@ -182,7 +182,7 @@ def _policy_bias() -> dict[str, float]:
 
 def _advantages(drawn: list[tuple[float, float, bool]], policy: str) -> torch.Tensor:
     """Return Dr. GRPO's advantages of (correct, quality, failed), by the code that a run uses; ``[len(drawn)]``."""
-    settings = JudgeSettings(ChainSettings((MODEL,)), *WEIGHTS, policy)
+    settings = JudgeSettings(ChainSettings((MODEL,)), *WEIGHTS, policy, True)
     with tempfile.TemporaryDirectory(prefix="bench-judge-") as folder:
         judge = Judge(settings, SharedState(Path(folder, "judge.sqlite")), chain=None)  # type: ignore[arg-type]
         samples = []

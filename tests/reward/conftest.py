@@ -41,6 +41,6 @@ def make_judge(tmp_path: Path) -> Callable[..., Judge]:
     def make(server: StandIn, fallback: str = "correctness", **settings: object) -> Judge:
         chain = ChainSettings(**({"models": MODELS, "deadline": 20.0, "call_timeout": 10.0} | settings))  # type: ignore[arg-type]
         state = SharedState(tmp_path / "judge.sqlite")
-        return Judge(JudgeSettings(chain, 0.6, 0.4, fallback), state, connect(chain, state, None, server.url))
+        return Judge(JudgeSettings(chain, 0.6, 0.4, fallback, True), state, connect(chain, state, None, server.url))
 
     return make

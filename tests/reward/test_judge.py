@@ -10,7 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reward import judge as module
-from reward.judge import BEST_SCORE, CRITERIA, MAX_RESPONSE_CHARS, SYSTEM, Scores, Verdict, clean, problem_of, request
+from reward.judge import (
+    BEST_SCORE,
+    CRITERIA,
+    MAX_RESPONSE_CHARS,
+    SYSTEM,
+    SYSTEM_UNFINISHED,
+    Scores,
+    Verdict,
+    clean,
+    problem_of,
+    request,
+)
 from reward.stand_in import Fault
 from reward.stand_in_replies import text_of
 
@@ -48,13 +59,14 @@ def sent(server) -> tuple[str, str]:
     return text_of(call.body), call.body["systemInstruction"]["parts"][0]["text"]
 
 
+@pytest.mark.parametrize("channel", ["final", "analysis"])
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS.keys())
-def test_a_response_stays_data(serve, make_judge, attack):
+def test_a_response_stays_data(serve, make_judge, attack, channel):
     server = serve()
-    response = f"<|channel|>final<|message|>{attack} \\boxed{{7}}"
-    make_judge(server).judge("What is 3 + 4?", response, "7")
+    response = f"<|channel|>{channel}<|message|>{attack} \\boxed{{7}}"
+    make_judge(server).judge("What is 3 + 4?", response, "7", channel == "final")
     text, system = sent(server)
-    assert system == SYSTEM
+    assert system == (SYSTEM if channel == "final" else SYSTEM_UNFINISHED)
     match = re.match(r"The random number of this request is ([0-9a-f]{32})\.\n", text)
     assert match
     nonce = match[1]
@@ -63,7 +75,7 @@ def test_a_response_stays_data(serve, make_judge, attack):
     names = ("problem", "reference_answer", "response")
     assert tags == [tag for name in names for tag in (f"<{name}-{nonce}>", f"</{name}-{nonce}>")]
     notes = re.findall(rf"^\[(.*) ?{nonce}(?: \.\.\.)?\]$", text, re.MULTILINE)
-    assert notes[0] == "final " and all("left out" in note for note in notes[1:])
+    assert notes[0] == f"{channel} " and all("left out" in note for note in notes[1:])
     assert text.count(nonce) == 1 + len(tags) + len(notes)
     assert text.endswith(f"</response-{nonce}>\n\nScore the response.")
     inside = text.partition(f"<response-{nonce}>\n")[2].partition(f"\n</response-{nonce}>")[0]
@@ -74,6 +86,26 @@ def test_a_response_stays_data(serve, make_judge, attack):
         "[\u034f\u115f\u1160\u17b4\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]", inside
     )
     assert len(inside) <= MAX_RESPONSE_CHARS + 100
+
+
+def test_the_judge_is_told_that_a_response_has_no_final_answer(serve, make_judge):
+    """It is told outside of the data: a response cannot say so of itself, nor deny it."""
+    server = serve()
+    judge = make_judge(server)
+    response = "<|channel|>analysis<|message|>3+4=7 <|channel|>final<|message|>\\boxed{7}"
+    verdicts = [judge.judge("What is 3 + 4?", response, "7", is_finished) for is_finished in (True, False, True, False)]
+    systems = [request.body["systemInstruction"]["parts"][0]["text"] for request in server.requests]
+    assert systems == [SYSTEM, SYSTEM_UNFINISHED]
+    assert SYSTEM_UNFINISHED.startswith(SYSTEM) and "no final answer" in SYSTEM_UNFINISHED.removeprefix(SYSTEM)
+    assert [verdict.cached for verdict in verdicts] == [0, 0, 1, 1], "a judgement is of one of the two questions"
+
+
+def test_a_long_response_that_was_cut_is_sent_in_part(serve, make_judge):
+    server = serve()
+    thought = "x = 1\n" * MAX_RESPONSE_CHARS
+    make_judge(server).judge("What is 3 + 4?", f"<|channel|>analysis<|message|>{thought}and so", "7", False)
+    text, _ = sent(server)
+    assert "characters left out" in text and text.count("and so") == 1 and len(text) < MAX_RESPONSE_CHARS + 1000
 
 
 def test_two_requests_have_different_numbers():

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import logging
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +20,7 @@ from reward.judge import Verdict
 from reward.labels import parse_label
 from reward.reward_func import LOG_KEYS, response_of, reward_func
 from reward.stand_in import Fault, StandIn
+from reward.stand_in_replies import text_of
 
 from .recorder import Recorder, redirector
 
@@ -187,6 +189,7 @@ SETTINGS = {
     "CORRECTNESS_WEIGHT": "0.6",
     "QUALITY_WEIGHT": "0.4",
     "JUDGE_FALLBACK": "correctness",
+    "JUDGE_UNFINISHED": "1",
     "JUDGE_TRIES": "1",
     "JUDGE_DEADLINE": "20",
     "JUDGE_CALL_TIMEOUT": "10",
@@ -244,13 +247,85 @@ def test_the_reward_is_the_weighted_sum(serve, load) -> None:
         assert sum(result["extra_logs"][f"judge_calls.{model}"] for model in models) == 1
 
 
-def test_a_response_without_an_answer_is_not_sent(serve, load) -> None:
+ANALYSIS = "<|channel|>analysis<|message|>"
+# Two "=" in each: half of the best score from the stand-in.
+WITHOUT_ANSWER = {
+    "cut in its analysis": ANALYSIS + "3+4=7, 7=7, so \\boxed{7",
+    "boxed in its analysis": ANALYSIS + "3+4=7, 7=7 \\boxed{7}<|end|>",
+    "an empty box": RIGHT.replace("3+4", "3+4=7, 7=7").replace("{7}", "{}"),
+    "cut in its box": ANALYSIS + "3+4=7<|end|><|start|>assistant<|channel|>final<|message|>As 3+4=7: \\boxed{",
+    "cut in its thoughts": "<think>3+4=7, 7=7 and \\boxed{7}",
+    "plain text": "3+4=7, 7=7",
+}
+EMPTY = (
+    "",
+    " \n\t",
+    "\u200b\u2060",
+    "<|channel|>",
+    "<|channel|>analysis",
+    ANALYSIS,
+    ANALYSIS + " \u200b\n",
+    ANALYSIS + "<|end|><|start|>assistant<|channel|>final<|message|><|return|>",
+    "<|start|>assistant" + ANALYSIS + "<|end|><|start|>assistant",
+    "<|channel|>final <|constrain|>json<|message|>\u2800",
+)
+
+
+@pytest.mark.parametrize("response", WITHOUT_ANSWER.values(), ids=WITHOUT_ANSWER.keys())
+def test_the_reasoning_of_a_response_without_an_answer_is_judged(serve, load, response: str) -> None:
+    server = serve()
+    result = load(server).reward_func([PROMPT + response], [PROMPT], ["7"])
+    assert result["rewards"] == pytest.approx(0.4 * 0.5) and result["scores"] == 0.0
+    assert (result["extra_logs"]["answered"], result["extra_logs"]["judge_quality"]) == (0.0, 0.5)
+    [request] = server.requests
+    assert "3+4=7" in text_of(request.body)
+
+
+def test_a_response_that_is_cut_anywhere_is_judged_and_earns_the_weight_of_quality_at_most(serve, load) -> None:
     server = serve()
     loaded = load(server)
-    for response in (UNFINISHED, RIGHT.replace("{7}", "{}"), "<|channel|>final<|message|><|return|>"):
+    whole = RIGHT.replace("3+4", "3+4=7,7=7=7=7=7")
+    tokens = re.findall(r"<\|\w+\|>|[^<]", whole)
+    for count in range(len(tokens)):
+        response = "".join(tokens[:count])
+        found = loaded.reward_func([PROMPT + response], [PROMPT], ["7"])
+        if not found["extra_logs"]["answered"]:
+            assert found["rewards"] == pytest.approx(0.4 * found["extra_logs"]["judge_quality"])
+            assert 0.0 <= found["rewards"] <= 0.4
+        is_asked = found["extra_logs"]["judge_calls"] + found["extra_logs"]["judge_cached"] == 1
+        assert is_asked == (len(response) > len(ANALYSIS)), response
+
+
+@pytest.mark.parametrize("unfinished", ["0", "1"])
+def test_an_empty_response_is_not_sent(serve, load, unfinished: str) -> None:
+    server = serve()
+    loaded = load(server, JUDGE_UNFINISHED=unfinished)
+    for response in EMPTY:
+        result = loaded.reward_func([PROMPT + response], [PROMPT], ["7"])
+        assert result["rewards"] == 0.0 and result["extra_logs"]["judge_quality"] == 0.0, response
+    assert server.requests == []
+
+
+def test_a_response_without_an_answer_is_not_sent_where_that_is_off(serve, load) -> None:
+    server = serve()
+    loaded = load(server, JUDGE_UNFINISHED="0")
+    for response in WITHOUT_ANSWER.values():
         result = loaded.reward_func([PROMPT + response], [PROMPT], ["7"])
         assert result["rewards"] == 0.0 and result["extra_logs"]["judge_quality"] == 0.0
     assert server.requests == []
+
+
+@pytest.mark.parametrize(("policy", "expected"), [("correctness", 0.0), ("group", 0.0), ("mean_quality", 0.4 * 0.5)])
+def test_a_judge_that_fails_on_a_response_without_an_answer(serve, load, policy: str, expected: float) -> None:
+    """The policy says what it gets, as it does for a wrong one; the mean is that of samples without the gold answer."""
+    server = serve(faults=lambda number, model: Fault("blocked") if number > 0 else None)
+    loaded = load(server, JUDGE_FALLBACK=policy)
+    judged, failed = (
+        loaded.reward_func([PROMPT + response], [PROMPT], ["7"])
+        for response in (WITHOUT_ANSWER["plain text"], ANALYSIS + "another thought")
+    )
+    assert judged["rewards"] == pytest.approx(0.4 * 0.5)
+    assert failed["extra_logs"]["judge_failed"] == 1.0 and failed["rewards"] == pytest.approx(expected)
 
 
 def test_evaluations_are_never_judged(serve, load) -> None:

@@ -15,6 +15,7 @@ GOOD = {
     "GRPO_CORRECTNESS_WEIGHT": "0.6",
     "GRPO_QUALITY_WEIGHT": "0.4",
     "GRPO_JUDGE_FALLBACK": "group",
+    "GRPO_JUDGE_UNFINISHED": "1",
     "GRPO_JUDGE_TRIES": "3",
     "GRPO_JUDGE_DEADLINE": "240",
     "GRPO_JUDGE_CALL_TIMEOUT": "90",
@@ -77,6 +78,8 @@ def test_it_can_be_off_whatever_the_rest_is(changes):
     [
         ("JUDGE", "yes", "JUDGE is 'yes'"),
         ("JUDGE_MODELS", "a b a", "names a model twice"),
+        ("JUDGE_UNFINISHED", "", "JUDGE_UNFINISHED is ''"),
+        ("JUDGE_UNFINISHED", "all", "JUDGE_UNFINISHED is 'all'"),
         ("JUDGE_FALLBACK", "mercy", "use one of correctness, mean_quality, group"),
         ("CORRECTNESS_WEIGHT", "0.7", "add up to 1"),
         ("CORRECTNESS_WEIGHT", "-0.1", "at least 0"),
@@ -105,6 +108,13 @@ def test_nothing_is_made_up_for_what_is_missing(name):
     else:
         with pytest.raises(SettingsError):
             settings.from_environment(without)
+
+
+def test_responses_without_an_answer_are_judged_by_a_setting_that_older_runs_lack():
+    older = {key: value for key, value in GOOD.items() if key != "GRPO_JUDGE_UNFINISHED"}
+    for environ, expected in ((GOOD, True), (GOOD | {"GRPO_JUDGE_UNFINISHED": "0"}, False), (older, False)):
+        judge = settings.from_environment(environ)
+        assert judge and judge.judges_unfinished is expected
 
 
 @pytest.mark.parametrize("key", ["secret\nvalue", "secret\x1b", "secr\u00e9t", "secret\u200b", "secret\u2028value"])

@@ -81,7 +81,7 @@ def test_the_scores_of_another_host_do_not_count(tmp_path, caplog, status):
         state = SharedState(tmp_path / "judge.sqlite")
         client = connect(chain, state, KEY)
         client.client = Client(KEY, server.url)
-        judge = Judge(JudgeSettings(chain, 0.6, 0.4, "correctness"), state, client)
+        judge = Judge(JudgeSettings(chain, 0.6, 0.4, "correctness", True), state, client)
         with caplog.at_level(logging.INFO):
             verdicts = [judge.judge(f"problem {number}", "= \\boxed{7}", "7") for number in range(2)]
         assert foreign.seen == [] and len(server.seen) == 1

@@ -38,7 +38,7 @@ class Ours:
             window=job["window"],
         )
         state = SharedState(Path(job["folder"], "judge.sqlite"))
-        settings = JudgeSettings(chain, 0.6, 0.4, "correctness")
+        settings = JudgeSettings(chain, 0.6, 0.4, "correctness", True)
         self._judge = judge.Judge(settings, state, connect(chain, state, None, job["url"]))
 
     def __call__(self, text: str) -> bool:

@@ -26,6 +26,7 @@ VARIABLES = {
     "CORRECTNESS_WEIGHT": "0.6",
     "QUALITY_WEIGHT": "0.4",
     "JUDGE_FALLBACK": "correctness",
+    "JUDGE_UNFINISHED": "1",
     "JUDGE_TRIES": "3",
     "JUDGE_DEADLINE": "240",
     "JUDGE_CALL_TIMEOUT": "90",
@@ -133,15 +134,51 @@ def test_the_plan_says_where_requests_go(configure, monkeypatch: pytest.MonkeyPa
     config = configure()
     monkeypatch.setenv("HTTPS_PROXY", f"http://user:{PASSWORD}@proxy.example:1")
     monkeypatch.setenv("GRPO_JUDGE_BASE_URL", "https://gateway.example")
-    lines = judge.describe(judge.of_run(config, False))
+    lines = judge.describe(judge.of_run(config, False), config)
     assert "            requests go to https://gateway.example, without a proxy" in lines
     assert sum("HTTPS_PROXY names a proxy that is not used: JUDGE_PROXY=1" in line for line in lines) == 1
     monkeypatch.setenv("GRPO_JUDGE_PROXY", "1")
-    lines = judge.describe(judge.of_run(config, False))
+    lines = judge.describe(judge.of_run(config, False), config)
     assert any("https://gateway.example, through the proxy http://proxy.example:1 of HTTPS_PROXY" in s for s in lines)
     assert PASSWORD not in "".join(lines)
-    stand_in = judge.describe(judge.of_run(configure(None, JUDGE_PROXY="1"), True))
+    stand_in = judge.describe(judge.of_run(configure(None, JUDGE_PROXY="1"), True), config)
     assert not any("proxy" in line or "gateway" in line for line in stand_in), "it is asked directly"
+
+
+def test_the_plan_says_what_a_step_costs_in_calls(configure) -> None:
+    for switch, said in (
+        ("1", "calls a step: up to 64 and failed tries; JUDGE_UNFINISHED=0 asks only for samples with a final answer"),
+        (
+            "0",
+            "calls a step: one for each of 64 samples that has a final answer, and failed tries; JUDGE_UNFINISHED is 0",
+        ),
+    ):
+        config = configure(JUDGE_UNFINISHED=switch)
+        assert f"            {said}" in judge.describe(judge.of_run(config, False), config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"JUDGE_MODELS": "first second third"},
+            "a try takes up to 90 s: where no model answers, the deadline leaves 4 tries in all, of 90 and 70 s "
+            "for first, 40 s for second, 40 s for third",
+        ),
+        (
+            {"JUDGE_MODELS": "only"},
+            "a try takes up to 90 s: where no model answers, the deadline leaves 3 tries in all, of 90, 90 and 60 s "
+            "for only",
+        ),
+        (
+            {"JUDGE_CALL_TIMEOUT": "20"},
+            "a try takes up to 20 s: where no model answers, the deadline leaves time for all 6 tries",
+        ),
+    ],
+)
+def test_the_plan_says_what_the_deadline_leaves_of_the_tries(configure, changes, said: str) -> None:
+    config = configure(**changes)
+    assert f"            {said}" in judge.describe(judge.of_run(config, False), config)
 
 
 @pytest.mark.parametrize(
@@ -184,13 +221,14 @@ def test_no_key_is_refused_unless_a_stand_in_may_answer(configure) -> None:
     assert problems(config, may_stand_in=True) == []
     chosen = judge.of_run(config, True)
     assert chosen.stand_in_models == ["first", "second"]
-    assert any("NO KEY" in line for line in judge.describe(chosen))
+    assert any("NO KEY" in line for line in judge.describe(chosen, config))
 
 
 def test_with_a_key_there_is_no_stand_in(configure) -> None:
-    chosen = judge.of_run(configure(), True)
+    config = configure()
+    chosen = judge.of_run(config, True)
     assert not chosen.is_stand_in and chosen.stand_in_models == []
-    assert not any("stand-in" in line for line in judge.describe(chosen))
+    assert not any("stand-in" in line for line in judge.describe(chosen, config))
 
 
 def test_a_judge_that_is_off_needs_nothing(configure) -> None:
@@ -201,14 +239,14 @@ def test_a_judge_that_is_off_needs_nothing(configure) -> None:
     ):
         config = configure(None, **(VARIABLES | changes))
         assert problems(config) == [] and judge.of_run(config, True).stand_in_models == []
-        assert f"off, since {why}" in judge.describe(judge.of_run(config, True))[0]
+        assert f"off, since {why}" in judge.describe(judge.of_run(config, True), config)[0]
 
 
 def test_somebody_elses_reward_function_needs_no_judge(setting, configure) -> None:
     configure(None)
     run_judge = judge.of_run(setting.config(), True)
     assert run_judge.settings is None and not run_judge.is_stand_in and problems(setting.config()) == []
-    assert "REWARD" in judge.describe(run_judge)[0]
+    assert "REWARD" in judge.describe(run_judge, setting.config())[0]
 
 
 def test_settings_that_cannot_be_are_refused(configure) -> None:

@@ -114,6 +114,7 @@ OVERRIDES = {
     "CORRECTNESS_WEIGHT": ("0.75", "GRPO_CORRECTNESS_WEIGHT", "0.75"),
     "QUALITY_WEIGHT": ("0.25", "GRPO_QUALITY_WEIGHT", "0.25"),
     "JUDGE_FALLBACK": ("group", "GRPO_JUDGE_FALLBACK", "group"),
+    "JUDGE_UNFINISHED": ("0", "GRPO_JUDGE_UNFINISHED", "0"),
     "JUDGE_TRIES": ("28", "GRPO_JUDGE_TRIES", "28"),
     "JUDGE_DEADLINE": ("29", "GRPO_JUDGE_DEADLINE", "29"),
     "JUDGE_CALL_TIMEOUT": ("30", "GRPO_JUDGE_CALL_TIMEOUT", "30"),
@@ -195,7 +196,7 @@ def test_the_judge_is_on_and_can_be_switched_off_in_three_ways(checkout: Path) -
     found = flags(checkout)
     assert (found["GRPO_JUDGE"], found["GRPO_CORRECTNESS_WEIGHT"], found["GRPO_QUALITY_WEIGHT"]) == ("1", "0.6", "0.4")
     assert len(found["GRPO_JUDGE_MODELS"].split()) == 3 and found["GRPO_JUDGE_TRIES"] == "3"
-    assert found["GRPO_JUDGE_FALLBACK"] == "correctness"
+    assert found["GRPO_JUDGE_FALLBACK"] == "correctness" and found["GRPO_JUDGE_UNFINISHED"] == "1"
     assert flags(checkout, JUDGE_MODELS="")["GRPO_JUDGE_MODELS"] == ""
     for variables, why in (
         ({"JUDGE": "0"}, "JUDGE is 0"),

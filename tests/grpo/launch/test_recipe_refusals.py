@@ -39,6 +39,7 @@ def test_a_bad_call_is_refused(checkout: Path, options: list[str], message: str)
         ({"JUDGE_FALLBACK": "mercy"}, "use one of correctness, mean_quality, group"),
         ({"QUALITY_WEIGHT": "0.5"}, "have to add up to 1"),
         ({"JUDGE_DEADLINE": "soon"}, "JUDGE_DEADLINE is 'soon'"),
+        ({"JUDGE_UNFINISHED": "yes"}, "JUDGE_UNFINISHED is 'yes': 1 switches it on, 0 off"),
         ({"JUDGE_PROXY": "yes"}, "JUDGE_PROXY is 'yes': 1 switches it on, 0 off"),
         ({"JUDGE_BASE_URL": "http://gateway.example"}, "JUDGE_BASE_URL would send the key unencrypted"),
         ({"GOOGLE_GEMINI_BASE_URL": "https://gateway.example"}, "set JUDGE_BASE_URL to the address you mean"),
