@@ -65,9 +65,10 @@ def test_trainer_and_engines_agree_on_what_was_sampled(finished, tiny_model, ste
     faults = {
         "another temperature": log_probs_of(samples, model, 0.7),
         "the next token": of_the_next_token(agreement.exact),
-        "another sample": of_another_sample(agreement.exact),
     }
-    if adapter is not None:
+    if adapter is None:  # after some training the samples are alike
+        faults["another sample"] = of_another_sample(agreement.exact)
+    else:
         with model.disable_adapter():
             faults["no adapter"] = log_probs_of(samples, model)
     assert [name for name, fault in faults.items() if not agreement.notices(fault)] == []

@@ -10,7 +10,7 @@ from .rounding import reference_model
 from .runs import lines, train
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_a_thinking_budget_a_reference_and_a_schedule_of_lengths(finished, tiny_model, tmp_path):
     """The first limit, 28, leaves 6 of 8 tokens for the thinking, beside 6 of the delimiter and 16 of the answer."""
     run_dir = tmp_path / "run"
