@@ -5,8 +5,10 @@ is compiled; the tiny model.
 """
 
 import argparse
+import os
 import runpy
 import sys
+import tempfile
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -62,6 +64,14 @@ def randomise(actor) -> None:
                 parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.08)
 
 
+def compiled_kernels() -> str:
+    """Where torch.compile caches its kernels: for each instruction set in another place.
+
+    PyTorch 2.10 finds a kernel that was written for AVX-512 again where AVX2 alone is allowed, and it crashes there.
+    """
+    return f"{tempfile.gettempdir()}/torchinductor-{os.getuid()}-{torch.backends.cpu.get_cpu_capability()}"
+
+
 class Stack:
     """A started trainer and engines: TP=1, TP=2, and one that torch.compile compiles.
 
@@ -83,7 +93,9 @@ class Stack:
         for tensor_parallel, eager in ((1, True), (2, True), (1, False)):
             with pytest.MonkeyPatch.context() as patch:
                 if not eager:
-                    compiling = {"env_vars": {"TORCHDYNAMO_DISABLE": "0"}}
+                    compiling = {
+                        "env_vars": {"TORCHDYNAMO_DISABLE": "0", "TORCHINDUCTOR_CACHE_DIR": compiled_kernels()}
+                    }
                     patch.setattr(LLMRayActor, "options", partial(LLMRayActor.options, runtime_env=compiling))
                 self.engines += create_vllm_engines(
                     1, tensor_parallel, str(model / "bf16"), 1, False, True, eager, 1024,

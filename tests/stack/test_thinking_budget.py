@@ -50,7 +50,8 @@ async def cut_thoughts(actor, tokenizer):
     # Tokens that would end the thinking, or the response, are not drawn, nor those of headers.
     never = {token: -100.0 for token in tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS))}
     params = [
-        SamplingParams(max_tokens=400, min_tokens=1, seed=seed, logprobs=0, logit_bias=never) for seed in range(SAMPLES)
+        SamplingParams(max_tokens=400, min_tokens=1, seed=seed, temperature=3.0, logprobs=0, logit_bias=never)
+        for seed in range(SAMPLES)
     ]
     budget = Budget(THINKING, ANSWER)
     calls = (roll_out(recorder, prompt, one, made, budget, LENGTH) for one in params)
