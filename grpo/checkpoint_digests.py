@@ -52,7 +52,8 @@ def damage(folder: Path) -> list[Fault]:
     found = _damage(folder)
     if not found:
         return []
-    return [Fault(name, what, _remedy(folder)) for name, what in found]
+    remedy = _remedy(folder)
+    return [Fault(name, what, remedy) for name, what in found]
 
 
 def step_damage(step: Path) -> list[tuple[str, str]]:
@@ -67,7 +68,8 @@ def step_damage(step: Path) -> list[tuple[str, str]]:
 def whole_steps(checkpoints: Path) -> list[int]:
     """Return the saved steps with both parts and no file known to be damaged, in ascending order. Reads all of them."""
     folders = {step: checkpoints / f"step_{step}" for step in saved_steps(checkpoints)}
-    return [step for step, folder in folders.items() if (folder / "trainer").is_dir() and not step_damage(folder)]
+    both = {step: folder for step, folder in folders.items() if all((folder / part).is_dir() for part in PARTS)}
+    return [step for step, folder in both.items() if not step_damage(folder)]
 
 
 def _damage(folder: Path) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ gloo meet in such files.
 
 import importlib
 import os
+import socket
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,9 @@ if TYPE_CHECKING:  # the keeper of a run asks for the variables, and does withou
 
 # The folder where they meet. Not set: the processes meet as PyTorch has it, as in a joined cluster.
 FOLDER_VARIABLE = "GRPO_RENDEZVOUS_DIR"
+
+# As long as this process lives: what names a group names no other.
+_held: list[socket.socket] = []
 
 
 def variables(folder: Path) -> dict[str, str]:
@@ -37,7 +41,7 @@ def install() -> None:
     """Let `init_process_group` meet in files, in this process, where FOLDER_VARIABLE is set; else do nothing.
 
     `env://` and `tcp://HOST:PORT` both get their store from the function that this replaces. The port still names the
-    group: callers choose a free one.
+    group. Rank 0 holds it without listening, so that nobody else is given it.
     """
     if FOLDER_VARIABLE in os.environ:
         # Not by name: torch.distributed has a function of the name of this module.
@@ -50,17 +54,19 @@ def _file_store(
     """Return the store of the group that would have met at `hostname:port`.
 
     Raises:
-        RuntimeError: where another group has met under this port: two callers were given the same one.
+        RuntimeError: where somebody else has this port.
     """
     from torch.distributed import FileStore
 
     folder = Path(os.environ[FOLDER_VARIABLE])
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if rank == 0:
+        holder = socket.socket()
         try:
-            (folder / f"{port}.taken").touch(exist_ok=False)
-        except FileExistsError:
-            raise RuntimeError(f"two groups of processes were given port {port} to meet at: start again") from None
+            holder.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise RuntimeError(f"port {port}, which names a group of ranks, is in use ({error}): start again") from None
+        _held.append(holder)
     store = FileStore(str(folder / str(port)), world_size)
     store.set_timeout(timeout)
     return store

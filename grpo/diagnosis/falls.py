@@ -10,6 +10,7 @@ from grpo.diagnosis.history import History, of_rows
 from grpo.diagnosis.rules import RULES
 from grpo.json_files import read_rows
 
+RECENT = 10  # steps that say where correctness is now
 LEAST = 0.05  # of correctness; what falls less is not why a run is taken back
 
 
@@ -29,7 +30,33 @@ def read_onsets(run_dir: Path, metrics_dir: Path, now: Mapping[str, Any]) -> lis
 
 
 def onsets(run: History) -> list[int]:
-    """Return the onsets of all falls of correctness that a run has not got over, also those that others explain."""
+    """Return the onsets of all falls of correctness that a run has not got over, also those that others explain.
+
+    A fall that a deeper one has followed is found among the steps before that one.
+    """
+    found = _onsets(run)
+    while earlier := _earlier_fall(run, found):
+        found.append(earlier)
+    return found
+
+
+def _earlier_fall(run: History, known: list[int]) -> int | None:
+    """Return the onset of an open fall of correctness before all known ones; None where there is none."""
+    if not known:
+        return None
+    before = History([row for row in run.rows if row["step"] < min(known)], run.evals, run.config, [])
+    try:
+        verdict = RULES["correctness_fall"](before)
+    except NotJudged:
+        return None
+    if isinstance(verdict, str):
+        return None
+    numbers = verdict[0].evidence[0].numbers
+    now = run.column("correct", True).values[-RECENT:].mean()
+    return verdict[0].onset if now <= (numbers["before"] + numbers["after"]) / 2 else None
+
+
+def _onsets(run: History) -> list[int]:
     found: list[int] = []
     for rule in RULES.values():
         try:

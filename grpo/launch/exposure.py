@@ -1,5 +1,6 @@
 """What other users of this machine can still do to a run: change files that it reads or writes."""
 
+import os
 import stat
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,9 +16,10 @@ def warnings(config: Config, run_dir: Path) -> list[str]:
     """
     args = config.args
     read = (CHECKOUT, CHECKOUT / ".venv", args.pretrain, args.prompt_data, args.eval_dataset)
-    rewards = (args.remote_rm_url or "").split(",")
+    code = [*(args.remote_rm_url or "").split(","), args.agent_func_path]
+    code += [os.environ.get(f"GRPO_{name}") for name in ("ENVIRONMENT", "LIBRARY")]
     written = (run_dir, args.ckpt_path, args.metrics_dir)
-    paths = (Path(path) for path in (*read, *rewards, *written) if path)
+    paths = (Path(path) for path in (*read, *code, *written) if path)
     return [f"WARNING: every user can replace what is in {path}: chmod o-w {path}" for path in open_to(paths)]
 
 
@@ -26,7 +28,8 @@ def open_to(paths: Iterable[Path]) -> list[Path]:
 
     In a folder with the sticky bit, such as /tmp, each user may replace their own files alone.
     """
-    candidates = {place for path in paths for place in (path.absolute(), *path.absolute().parents)}
+    both = {path for named in paths for path in (named.absolute(), named.resolve())}  # a link, and where it leads
+    candidates = {place for path in both for place in (path, *path.parents)}
     return sorted(path for path in candidates if _is_open(path))
 
 

@@ -36,19 +36,17 @@ def look() -> Verdict:
     if not address:
         return Verdict()
     cluster = f"the cluster at RAY_ADDRESS {address}"
-    try:
-        # As a stranger first, to see whether one is let in.
-        is_open = True
-        done = _probe({**os.environ, "RAY_AUTH_MODE": "disabled"})
-        if done.returncode and os.environ.get("RAY_AUTH_MODE", "disabled") != "disabled":
-            is_open = False
-            done = _probe(dict(os.environ))
-    except subprocess.TimeoutExpired:
-        return Verdict([Problem(f"{cluster} did not answer within {PROBE_SECONDS:.0f} s", REMEDY)])
-    if done.returncode:
-        why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        return Verdict([Problem(f"{cluster} cannot be joined: {why}", REMEDY)])
-    names = json.loads(done.stdout.splitlines()[-1])
+    has_token = os.environ.get("RAY_AUTH_MODE", "disabled") != "disabled"
+    # As a stranger first, to see whether one is let in.
+    names, why = _probe({**os.environ, "RAY_AUTH_MODE": "disabled"})
+    is_open = names is not None
+    if not is_open and has_token:
+        names, why = _probe(dict(os.environ))
+    if names is None:
+        remedy = (
+            REMEDY if has_token else f"{REMEDY}; if it wants a token, export RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
+        )
+        return Verdict([Problem(f"{cluster} cannot be joined: {why}", remedy)])
     if len(names) != 1:
         return Verdict([Problem(f"{cluster} has {len(names)} nodes: {', '.join(names)}", REMEDY)])
     if names[0] != socket.gethostname():
@@ -63,6 +61,13 @@ def _warning(cluster: str) -> str:
     )
 
 
-def _probe(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def _probe(environment: dict[str, str]) -> tuple[list[str] | None, str]:
+    """Return the names of the nodes, or None and why the cluster could not be joined."""
     command = [sys.executable, "-c", _PROBE]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PROBE_SECONDS)
+    except subprocess.TimeoutExpired:
+        return None, f"it did not answer within {PROBE_SECONDS:.0f} s"
+    if done.returncode:
+        return None, (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return json.loads(done.stdout.splitlines()[-1]), ""

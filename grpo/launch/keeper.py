@@ -105,10 +105,10 @@ def _keep_ray_logs(base_dir: Path, kept: Path) -> None:
         return
     try:
         shutil.copytree(logs, kept)
+        for path in (kept, *kept.rglob("*")):  # Ray lets everybody write in its folders
+            path.chmod(path.stat().st_mode & 0o700)
     except OSError as error:
         print(f"Ray's logs could not be copied to {kept}: {error}", file=sys.stderr)
-    for path in (kept, *kept.rglob("*")) if kept.is_dir() else ():  # Ray lets everybody write in its folders
-        path.chmod(path.stat().st_mode & 0o700)
 
 
 def _make_way(kept: Path) -> None:

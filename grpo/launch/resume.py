@@ -238,8 +238,8 @@ def _set_aside(config: Config) -> dict[str, Path]:
     if not moves:
         return {}
     (checkpoints / name).mkdir(exist_ok=True)
-    if final.is_dir():
-        moves[final] = final.with_name(f"{final.name}-{name}")
+    if final.is_dir():  # first, since a step that is left brings the next resume here again
+        moves = {final: final.with_name(f"{final.name}-{name}"), **moves}
     for old, new in moves.items():
         old.rename(new)
     return {old.name: new for old, new in moves.items()}

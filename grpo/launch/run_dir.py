@@ -23,6 +23,7 @@ from reward import settings as judge_settings
 
 # The only variables that are written down: they change results or speed, and none of them holds a secret.
 RECORDED_VARIABLES = (
+    "ATEN_CPU_CAPABILITY",
     "CUDA_VISIBLE_DEVICES",
     "DS_ACCELERATOR",
     "HF_HOME",
@@ -33,6 +34,7 @@ RECORDED_VARIABLES = (
     "NCCL_P2P_DISABLE",
     "NCCL_SOCKET_IFNAME",
     "OMP_NUM_THREADS",
+    "ONEDNN_MAX_CPU_ISA",
     "PYTHONPATH",
     "PYTORCH_CUDA_ALLOC_CONF",
     "RAY_ADDRESS",

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(400)  # four processes import torch
 
 ROOT = Path(__file__).parents[2]
 RANK = """
-import json, os, sys
+import json, os, subprocess, sys
 import psutil, torch, torch.distributed as dist
 from grpo import rendezvous
 rendezvous.install()
@@ -26,18 +26,24 @@ dist.barrier(dist.new_group(list(range(count))))
 listening = [c.laddr.ip for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN]
 print(json.dumps({"total": total.item(), "listening": listening}), flush=True)
 dist.barrier()
+if len(sys.argv) > 4:
+    again = [sys.executable, "-c", open(sys.argv[4]).read(), method, "0", "1"]
+    done = subprocess.run(again, capture_output=True, text=True)
+    print(json.dumps({"code": done.returncode, "errors": done.stderr}), flush=True)
 os._exit(0)
 """
 
 
-def meet(folder: Path | None, method: str, port: int, ranks: int = 2) -> list[subprocess.CompletedProcess[str]]:
+def meet(
+    folder: Path | None, method: str, port: int, ranks: int = 2, *more: str
+) -> list[subprocess.CompletedProcess[str]]:
     """Start ranks that meet by a method of torch's, with or without our folder, and return how they ended."""
     variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": str(ROOT)}
     if folder:
         variables |= rendezvous.variables(folder)
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", RANK, method, str(rank), str(ranks)],
+            [sys.executable, "-c", RANK, method, str(rank), str(ranks), *more],
             env={**os.environ, **variables},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -70,11 +76,13 @@ def test_without_the_folder_torch_listens_everywhere(free_port: int) -> None:
     assert {"::", "0.0.0.0"} & set(json.loads(first.stdout.splitlines()[-1])["listening"])
 
 
-def test_two_groups_under_one_port_are_refused(tmp_path: Path, free_port: int) -> None:
-    [first] = meet(tmp_path, f"tcp://127.0.0.1:{free_port}", free_port, ranks=1)
+def test_the_port_of_a_group_is_given_to_nobody_else(tmp_path: Path, free_port: int) -> None:
+    script = tmp_path / "rank.py"
+    script.write_text(RANK)
+    [first] = meet(tmp_path / "meeting", f"tcp://127.0.0.1:{free_port}", free_port, 1, str(script))
     assert first.returncode == 0, first.stderr
-    [second] = meet(tmp_path, f"tcp://127.0.0.1:{free_port}", free_port, ranks=1)
-    assert second.returncode != 0 and f"were given port {free_port} to meet at: start again" in second.stderr
+    second = json.loads(first.stdout.splitlines()[-1])
+    assert second["code"] != 0 and f"port {free_port}, which names a group of ranks, is in use" in second["errors"]
 
 
 @pytest.fixture

@@ -121,6 +121,13 @@ def test_a_run_without_a_line_or_with_broken_ones_goes_on(tmp_path: Path) -> Non
     assert trainer.steps == [2]
 
 
+def test_a_second_deeper_fall_does_not_hide_the_first(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path, 2, every=10)
+    values = np.concatenate([correctness(40), correctness(44, before=0.35), np.zeros(36)])
+    trainer.train(values)
+    assert trainer.steps[0] == 30 and trainer.steps[-2:] == [110, 120]
+
+
 def test_every_fall_counts_also_one_that_another_finding_explains(tmp_path: Path) -> None:
     """Instability takes a fall of correctness with it in the report; rotation sees both onsets."""
     values = correctness(60, fall=41)

@@ -24,6 +24,15 @@ def test_a_folder_that_everybody_may_write_to_is_named(tmp_path: Path) -> None:
         path.chmod(before)
 
 
+def test_where_a_link_leads_is_looked_at(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "checkpoints").symlink_to(shared)
+    shared.chmod(0o777)
+    assert shared in exposure.open_to([tmp_path / "mine" / "checkpoints"])
+
+
 def test_the_sticky_bit_protects_what_is_in_a_folder(tmp_path: Path) -> None:
     tmp_path.chmod(0o777 | stat.S_ISVTX)
     assert exposure.open_to([tmp_path / "run"]) == []
@@ -37,7 +46,7 @@ def test_what_does_not_exist_yet_is_judged_by_its_folder(tmp_path: Path) -> None
 def test_every_place_of_a_run_is_looked_at(setting, tmp_path: Path) -> None:
     config = resolve(setting.words(), setting.run_dir)
     assert exposure.warnings(config, setting.run_dir) == []
-    for flag in ("ckpt_path", "metrics_dir", "prompt_data", "pretrain", "remote_rm_url"):
+    for flag in ("ckpt_path", "metrics_dir", "prompt_data", "pretrain", "remote_rm_url", "agent_func_path"):
         shared = tmp_path / flag
         shared.mkdir()
         shared.chmod(0o777)
