@@ -163,7 +163,7 @@ def as_nobody(command: Sequence[str], seconds: float = 30) -> subprocess.Complet
 def post_job(prefix: Sequence[str], host: str, port: int, entrypoint: str) -> list[str]:
     """The command that submits a job to Ray's job API, if that is what listens there."""
     return [
-        *(*prefix, "curl", "--silent", "--max-time", "4", "--write-out", " %{http_code}", "--request", "POST"),
+        *(*prefix, "curl", "--silent", "--max-time", "15", "--write-out", " %{http_code}", "--request", "POST"),
         *("--header", "Content-Type: application/json", "--data", json.dumps({"entrypoint": entrypoint})),
         f"http://{host}:{port}/api/job_agent/jobs/",
     ]
