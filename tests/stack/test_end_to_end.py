@@ -133,7 +133,7 @@ def test_checkpoints_hold_an_adapter_that_peft_loads(finished, tiny_model):
     assert {path.name for path in (finished / "checkpoints").iterdir()} == {"step_8", "step_10"}
     adapter = finished / "checkpoints" / "step_10" / "adapter"
     files = {path.name for path in adapter.iterdir()}
-    assert files == {"adapter_model.safetensors", "adapter_config.json"}
+    assert files == {"adapter_model.safetensors", "adapter_config.json", "SHA256SUMS"}
     tensors = load_file(adapter / "adapter_model.safetensors")
     assert all(name.split(".")[-2] in ("lora_A", "lora_B") for name in tensors)
     assert any(tensor.abs().max() > 0 for name, tensor in tensors.items() if "lora_B" in name), "nothing was learned"
