@@ -41,7 +41,7 @@ def onsets(run: History) -> list[int]:
 
 
 def _earlier_fall(run: History, known: list[int]) -> int | None:
-    """Return the onset of an open fall of correctness before all known ones; None where there is none."""
+    """Return the onset of an open fall of correctness before all known ones, or None."""
     if not known:
         return None
     before = History([row for row in run.rows if row["step"] < min(known)], run.evals, run.config, [])

@@ -26,8 +26,8 @@ from reward.settings import STAND_IN_VARIABLE
 REFUSED = 2
 
 
-def main() -> int:
-    """Run one of the modes; return the exit code."""
+def arguments(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return our own options, and what follows `--`."""
     parser = argparse.ArgumentParser(allow_abbrev=False, prog="python -m grpo.launch", usage=__doc__)
     parser.add_argument("mode", choices=["run", "check", "plan", "dry-run", "guard"])
     parser.add_argument("--name", default="run", help="first part of the run directory's name")
@@ -38,9 +38,13 @@ def main() -> int:
     place.add_argument("--run-dir", type=Path, default=None)
     place.add_argument("--resume", metavar="DIR|latest", default=None, help="continue this run")
     parser.add_argument("--from-step", type=int, metavar="N", help="continue from this step, not from the newest")
-    words = sys.argv[1:]
     split = words.index("--") if "--" in words else len(words)
-    options, rest = parser.parse_args(words[:split]), words[split + 1 :]
+    return parser.parse_args(words[:split]), words[split + 1 :]
+
+
+def main() -> int:
+    """Run one of the modes; return the exit code."""
+    options, rest = arguments(sys.argv[1:])
     if options.mode == "guard":
         return guard(rest)
     if options.from_step is not None and not options.resume:

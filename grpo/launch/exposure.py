@@ -10,7 +10,7 @@ from grpo.launch.config import Config
 
 
 def warnings(config: Config, run_dir: Path) -> list[str]:
-    """Return one line for each place that every user may write to; [] where there is none.
+    """Return one line for each place that every user may write to.
 
     What a run writes is readable by its user alone, whatever the folder is.
     """

@@ -117,7 +117,7 @@ def test_a_call_ends_with_its_time(serve, make_chain, monkeypatch, fault):
     started = time.monotonic()
     answer = make_chain(server, call_timeout=1.0, tries=2, deadline=60.0).ask("How many?", schema=Form)
     assert answer.model == "second" and asked(server) == ["first"] * 2 + ["second"]
-    assert 2 * 1.0 <= time.monotonic() - started < 60, "either fault lasts for minutes"
+    assert time.monotonic() - started >= 2 * 1.0, "and either fault would last for minutes, beyond this test's time"
 
 
 @pytest.mark.parametrize(

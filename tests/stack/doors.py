@@ -188,5 +188,5 @@ def all_at_once(calls: Sequence) -> list:
         return [future.result() for future in [pool.submit(call) for call in calls]]
 
 
-def can_be_an_outsider() -> bool:
+def can_be_somebody_else() -> bool:
     return os.geteuid() == 0 and all(map(shutil.which, ("ip", "curl")))

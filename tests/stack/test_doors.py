@@ -17,10 +17,10 @@ from grpo.launch import processes
 
 from . import doors
 
-pytestmark = [
-    pytest.mark.timeout(500),
-    pytest.mark.skipif(not doors.can_be_an_outsider(), reason="needs root, ip and curl to be somebody else"),
-]
+pytestmark = pytest.mark.timeout(500)
+as_somebody_else = pytest.mark.skipif(
+    not doors.can_be_somebody_else(), reason="needs root, ip and curl to be somebody else"
+)
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +43,7 @@ def _is_loopback(address: str) -> bool:
     return (getattr(parsed, "ipv4_mapped", None) or parsed).is_loopback
 
 
+@as_somebody_else
 def test_an_outsider_reaches_no_port(run: doors.Run) -> None:
     with doors.outsider() as (there, address), socket.create_server(("0.0.0.0", 0)) as control:
         port = control.getsockname()[1]
@@ -51,6 +52,7 @@ def test_an_outsider_reaches_no_port(run: doors.Run) -> None:
         assert json.loads(done.stdout) == [port], "the control is what an open port looks like"
 
 
+@as_somebody_else
 def test_an_outsider_joins_nothing_and_submits_nothing(run: doors.Run, tmp_path: Path) -> None:
     marker = tmp_path / "outsider-was-here"
     with doors.outsider() as (there, address):
@@ -66,6 +68,7 @@ def _shell(command: list[str]) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
 
 
+@as_somebody_else
 def test_another_user_submits_nothing_and_reads_no_settings(run: doors.Run, tmp_path: Path) -> None:
     marker = tmp_path / "nobody-was-here"
     pages = ("api/job_agent/jobs/", "get_runtime_envs_info", "metrics")
@@ -99,6 +102,7 @@ def test_only_the_token_joins(run: doors.Run) -> None:
         assert "joined" not in stranger.stdout and stranger.returncode != 0
 
 
+@as_somebody_else
 def test_another_user_reads_no_file_and_no_environment(run: doors.Run) -> None:
     base = Path(run.driver()["TMPDIR"]).parent
     memory = processes.shared_memory_of(run.processes())
