@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.problems import EvalError, Problem
+from grpo.response_text import text_of
 
 FINAL_HEADER = "<|channel|>final<|message|>"
 
@@ -62,7 +63,7 @@ def generated(tokenizer: Any, tokens: list[int], is_truncated: bool) -> dict[str
         "response_length": len(tokens),
         "answer_length": answer_length(tokens, tokenizer.encode(FINAL_HEADER, add_special_tokens=False)),
         "truncated": float(is_truncated),
-        "response": tokenizer.decode(tokens, skip_special_tokens=False),
+        "response": text_of(tokenizer, tokens),
     }
 
 

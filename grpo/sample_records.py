@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from eval.records import read_answer
+from grpo.response_text import text_of
 from grpo.trajectory import response_tokens
 from reward.labels import parse_label
 
@@ -38,7 +39,7 @@ def describe_samples(samples: Sequence[Any], tokenizer: Any, limit: int | None =
 
 def _describe(place: int, sample: Any, tokenizer: Any, logs: dict[str, Any]) -> Record:
     tokens = response_tokens(sample)
-    response = tokenizer.decode(tokens, skip_special_tokens=False)
+    response = text_of(tokenizer, tokens)
     return {
         "sample": place,
         "prompt": sample.prompts[0],
@@ -57,7 +58,7 @@ def _conversation(sample: Any, tokenizer: Any) -> dict[str, list[str]]:
     if not hasattr(sample, "branches"):
         return {}
     rows = [*sample.branches, sample]
-    texts = [tokenizer.decode(row.sequences[row.attention_mask.bool()], skip_special_tokens=False) for row in rows]
+    texts = [text_of(tokenizer, row.sequences[row.attention_mask.bool()].tolist()) for row in rows]
     return {"conversation": texts}
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from vllm import SamplingParams
@@ -13,6 +14,8 @@ PROMPTS, SAMPLES = 8, 8  # more than the 32 threads of asyncio's pool on the lar
 
 
 class Tokenizer:
+    added_tokens_decoder: ClassVar[dict[int, str]] = {}
+
     def __call__(self, text, **_):
         return {"input_ids": [SimpleNamespace(tolist=lambda: [1])]}
 

@@ -1,6 +1,7 @@
 import json
 import math
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -128,6 +129,8 @@ def test_a_log_that_nobody_has_is_left_out():
 
 class Tokenizer:
     """Decodes nothing."""
+
+    added_tokens_decoder: ClassVar[dict[int, str]] = {}
 
     def decode(self, tokens, skip_special_tokens):
         return ""

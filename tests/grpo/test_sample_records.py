@@ -22,7 +22,7 @@ def sample(tokens: list[int], **logs: float) -> SimpleNamespace:
     )  # fmt: skip
 
 
-TOKENIZER = SimpleNamespace(decode=lambda tokens, **_: TEXTS[tokens[0]])
+TOKENIZER = SimpleNamespace(decode=lambda tokens, **_: TEXTS[tokens[0]], added_tokens_decoder={})
 
 
 def test_a_record_has_texts_answer_gold_counts_and_numbers():
@@ -37,7 +37,7 @@ def test_a_record_has_texts_answer_gold_counts_and_numbers():
 def test_a_rollout_in_an_environment_has_its_whole_conversation():
     last, before = sample([1]), sample([3, 3])
     last.branches = [before]
-    tokenizer = SimpleNamespace(decode=lambda tokens, **_: " ".join(map(str, torch.as_tensor(tokens).tolist())))
+    tokenizer = SimpleNamespace(decode=lambda tokens, **_: " ".join(map(str, tokens)), added_tokens_decoder={})
     [record] = describe_samples([last], tokenizer)
     assert record["conversation"] == ["0 0 3 3", "0 0 1"]
     assert "conversation" not in describe_samples([sample([1])], tokenizer)[0]

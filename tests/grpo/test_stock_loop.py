@@ -64,6 +64,7 @@ def fit_one_step(load, run_dir: Path) -> tuple[Tracker, list[dict]]:
         "wandb_logger": tracker, "tensorboard_logger": None,
     }  # fmt: skip
     trainer.__dict__.update(values)
+    trainer.tokenizer.added_tokens_decoder = {}
     trainer.tokenizer.decode, trainer.tokenizer.encode = (lambda *_, **__: "text"), (lambda *_, **__: [9])
     trainer.fit()
     if not load.stock:

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import math
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from .conftest import fails_on_stock
 
 
 class Tokenizer:
+    added_tokens_decoder: ClassVar[dict[int, str]] = {}
+
     def __call__(self, text, **_):
         return {"input_ids": torch.tensor([[1, 2, 3]])}
 
