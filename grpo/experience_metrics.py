@@ -76,6 +76,8 @@ def _honesty(experiences: Sequence[Any], rewards: torch.Tensor) -> dict[str, tor
     correct, rewards = columns["correct"][known], rewards[known]
     right = correct > 0.5
     found = {"reward_correct_correlation": correlation(rewards, correct) if len(rewards) else None}
+    if (cut := _of_info(experiences, "truncated")) is not None and (whole := cut[known] < 0.5).any():
+        found["correct_whole"] = correct[whole].mean()
     if right.any():
         high = rewards >= rewards[right].quantile(0.5)
         found["high_reward_wrong"] = (high & ~right).double().sum() / high.double().sum()

@@ -45,6 +45,8 @@ class Metric:
 SCHEMA = (
     Metric("exact_match", "share", 1, "held-out problems solved, by exact match alone (pass@1)", "eval"),
     Metric("correct", "share", 1, "training samples whose answer is the gold answer", "reward"),
+    Metric("correct_whole", "share", 1, "the same, of the samples that were not cut: what is lost by the length limit, "
+           "at most, is the difference", "experience"),
     Metric("reward", "", 1, "mean reward of the samples, judge included", "openrlhf"),
     Metric("answered", "share", 1, "samples with an answer that can be read", "reward", (0.8, None)),
     Metric("ppo_kl", "nat", 2, "mean log ratio of the sampling policy to the trained one, over tokens", "openrlhf",
@@ -166,7 +168,7 @@ SCHEMA = (
     Metric("host_memory", "byte", 5, "memory in use on this machine", "launcher"),
     Metric("device_memory", "byte", 5, "most that PyTorch held on the device of any rank in this step; 0 on a CPU",
            "actor"),
-    Metric("disk_free", "byte", 5, "left where checkpoints go", "launcher"),
+    Metric("disk_free", "byte", 5, "left where checkpoints go", "launcher", (5e9, None)),
     Metric("lost_writes", "", 5, "lines that could not be written so far", "launcher", (None, 0.0)),
     Metric("reward_std", "", 5, "standard deviation of the reward, over samples", "experience"),
     Metric("group_reward_std", "", 5, "standard deviation of the reward in a group, mean of the groups", "openrlhf"),

@@ -8,6 +8,7 @@ from typing import Any
 from grpo.diagnosis.finding import Finding, NotJudged
 from grpo.diagnosis.history import History, of_rows
 from grpo.diagnosis.rules import RULES
+from grpo.diagnosis.rules.learning import fall_of_correctness
 from grpo.json_files import read_rows
 
 RECENT = 10  # steps that say where correctness is now
@@ -45,15 +46,12 @@ def _earlier_fall(run: History, known: list[int]) -> int | None:
     if not known:
         return None
     before = History([row for row in run.rows if row["step"] < min(known)], run.evals, run.config, [])
-    try:
-        verdict = RULES["correctness_fall"](before)
-    except NotJudged:
+    fall = fall_of_correctness(before)
+    if isinstance(fall, str):
         return None
-    if isinstance(verdict, str):
-        return None
-    numbers = verdict[0].evidence[0].numbers
-    now = run.column("correct", True).values[-RECENT:].mean()
-    return verdict[0].onset if now <= (numbers["before"] + numbers["after"]) / 2 else None
+    numbers = fall.evidence.numbers
+    now = run.column("correct").values[-RECENT:].mean()
+    return fall.first_low if now <= (numbers["before"] + numbers["after"]) / 2 else None
 
 
 def _onsets(run: History) -> list[int]:

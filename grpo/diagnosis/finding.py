@@ -93,7 +93,7 @@ class Diagnosis:
 
     Attributes:
         steps: how many there are, with the warm-up.
-        warm_up: how many of them are judged by no rule but that of a fall of correctness.
+        warm_up: how many of them the rules about learning and about the learning rate leave out.
         findings: by severity, then onset.
         fine: what was looked at and found in order, by the name of the rule.
         not_judged: why not, by the name of the rule.
@@ -119,7 +119,7 @@ class Diagnosis:
     def lines(self) -> list[str]:
         """Return the diagnosis for people."""
         warm_up = (
-            f"; the first {self.warm_up}, the warm-up of the learning rate, are judged for a fall of correctness alone"
+            f"; the first {self.warm_up} are the warm-up, which rules about learning and the learning rate leave out"
             if self.warm_up
             else ""
         )

@@ -1,8 +1,8 @@
-"""A run as the rules see it: its columns after the warm-up, its evaluations, its settings."""
+"""A run as the rules see it: its columns, its evaluations, its settings."""
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,15 @@ class History:
         evals: lines of eval.jsonl with an exact match, likewise.
         config: config.json; {} where there is none.
         notes: what was left out in reading.
+        is_late: whether `rows` begin after the warm-up.
     """
 
     rows: list[Mapping[str, Any]]
     evals: list[Mapping[str, Any]] = field(default_factory=list)
     config: Mapping[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    _columns: dict[tuple[str, bool], Series] = field(default_factory=dict, repr=False)
+    is_late: bool = False
+    _columns: dict[str, Series] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def steps(self) -> np.ndarray:
@@ -43,7 +45,7 @@ class History:
     @cached_property
     def warm_up(self) -> int:
         """How many rows, from the first, belong to the warm-up of the learning rate: those in which it still rises."""
-        rates = self.column("actor_lr", warm_up=True)
+        rates = self.column("actor_lr")
         if len(rates) and rates.steps[0] == self.steps[0]:
             rising = np.flatnonzero(np.diff(rates.values) <= 1e-3 * rates.values[:-1])
             end = rates.steps[rising[0] if len(rising) else -1]
@@ -58,31 +60,31 @@ class History:
             self.notes.append(f"neither actor_lr nor a plan: the first {last} steps are taken for the warm-up")
         return int(np.searchsorted(self.steps, last, side="right"))
 
-    def column(self, name: str, warm_up: bool = False) -> Series:
-        """Return the finite numbers of a column, empty where there is none; without the warm-up unless asked for."""
-        if (name, warm_up) not in self._columns:
-            self._columns[name, warm_up] = self._read_column(name, warm_up)
-        return self._columns[name, warm_up]
+    @cached_property
+    def after_warm_up(self) -> "History":
+        """The run without its warm-up, for rules about the learning rate and about learning alone."""
+        return self if self.is_late else replace(self, rows=self.rows[self.warm_up :], is_late=True)
 
-    def _read_column(self, name: str, warm_up: bool) -> Series:
-        first = 0 if warm_up else self.warm_up
-        values = np.array([_number(row.get(name)) for row in self.rows[first:]], dtype=np.float64)
-        finite = np.isfinite(values)
-        return Series(name, self.steps[first:][finite], values[finite])
+    def column(self, name: str) -> Series:
+        """Return the finite numbers of a column; empty without any."""
+        if name not in self._columns:
+            values = np.array([_number(row.get(name)) for row in self.rows], dtype=np.float64)
+            finite = np.isfinite(values)
+            self._columns[name] = Series(name, self.steps[finite], values[finite])
+        return self._columns[name]
 
-    def need(self, name: str, least: int, warm_up: bool = False) -> Series:
-        """Return a column, without the warm-up unless asked for.
+    def need(self, name: str, least: int) -> Series:
+        """Return a column.
 
         Raises:
             NotJudged: where it has fewer than `least` values.
         """
-        series = self.column(name, warm_up)
+        series = self.column(name)
         if len(series) >= least:
             return series
-        steps = len(self.rows) - (0 if warm_up else self.warm_up)
-        if len(series) or steps < least:
-            have = len(series) if len(series) else max(steps, 0)
-            raise NotJudged(f"{have} steps{'' if warm_up else ' after the warm-up'}, {least} are needed")
+        if len(series) or len(self.rows) < least:
+            have = len(series) or len(self.rows)
+            raise NotJudged(f"{have} steps{' after the warm-up' if self.is_late else ''}, {least} are needed")
         raise NotJudged(f"metrics.jsonl has no {name}")
 
     def together(self, *names: str, least: int) -> list[Series]:

@@ -1,13 +1,13 @@
-"""The likely cause of each pathology, and what to change in train_grpo.sh.
-
-There is no KL coefficient among them: a KL to the reference is off unless asked for, and costs a pass in each step.
-"""
+"""The likely cause of each pathology, and what to change in train_grpo.sh, in the order in which to try it."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from grpo.diagnosis.finding import Action, Evidence, Finding
 from grpo.diagnosis.history import History, number_of
+from grpo.metric_schema import BY_NAME
+
+OUT_OF_RANGE = "out_of_range:"  # and a metric: the name of a finding that is about its range alone
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,10 @@ _RATE_UP = Advice("LEARNING_RATE", "three times as high", "the policy hardly mov
 _CLIP_GRADIENT = Advice("MAX_GRAD_NORM", "to a third", "one bad batch moves the adapter less", 1 / 3)
 _CLIP_RATIO = Advice("EPS_CLIP", "to a half", "keeps the policy nearer to the one that sampled", 0.5)
 _DUAL_CLIP = Advice("--dual_clip", "3", "bounds the loss of a token with a negative advantage")
+_CLIP_ADVANTAGE = Advice("--advantage_clip", "1", "no single sample moves the policy by more")
+_KL = Advice("KL_COEF", "0.001", "holds the policy near the model; one more forward pass a step")
+_OVERLONG = Advice("OVERLONG_BUFFER", "a quarter of GENERATE_MAX_LEN", "a penalty that grows before the limit")
+_THINKING = Advice("THINKING_BUDGET", "three quarters of GENERATE_MAX_LEN", "what thinks too long still answers")
 _LARGER_GROUPS = Advice("N_SAMPLES_PER_PROMPT", "twice as many", "fewer groups without spread", 2.0)
 _LARGER_BATCH = Advice("TRAIN_BATCH_SIZE", "twice as large", "fewer optimizer steps a rollout, each less noisy", 2.0)
 _LARGER_ROLLOUT = Advice("ROLLOUT_BATCH_SIZE", "twice as large", "less noise in a step", 2.0)
@@ -67,19 +71,19 @@ REMEDIES = {
     ),
     "reward_hacking": Remedy(
         "the policy learns what the judge likes, not what is right",
-        (_CORRECTNESS, _QUALITY, _JUDGE),
+        (_CORRECTNESS, _QUALITY, _JUDGE, _KL),
     ),
     "instability": Remedy(
         "the updates are too large: the policy leaves the region in which its samples mean something",
-        (_GO_BACK, _RATE_DOWN, _CLIP_GRADIENT, _CLIP_RATIO, _LARGER_BATCH, _LARGER_ROLLOUT),
+        (_GO_BACK, _RATE_DOWN, _LARGER_BATCH, _KL, _CLIP_RATIO, _CLIP_GRADIENT, _LARGER_ROLLOUT),
     ),
     "loss_spikes": Remedy(
         "single micro-batches with a huge ratio or advantage: samples/step_N.jsonl marks the sample (largest loss)",
-        (_RATE_DOWN, _CLIP_GRADIENT, _DUAL_CLIP, _LARGER_BATCH),
+        (_CLIP_ADVANTAGE, _DUAL_CLIP, _CLIP_GRADIENT, _RATE_DOWN, _LARGER_BATCH),
     ),
     "lr_shock": Remedy(
         "the learning rate rose faster than the optimizer's state could follow",
-        (_LONGER_WARM_UP, _RATE_DOWN, Advice("LR_SCHEDULER", "constant_with_warmup", "no other rise than the warm-up")),
+        (_RATE_DOWN, _LONGER_WARM_UP, Advice("LR_SCHEDULER", "constant_with_warmup", "no other rise than the warm-up")),
     ),
     "off_policy": Remedy(
         "several optimizer steps a rollout take the policy away from the one that sampled it",
@@ -93,25 +97,37 @@ REMEDIES = {
             Advice("ATTN_IMPLEMENTATION", "eager", "others drop gpt-oss's attention sinks"),
         ),
     ),
+    "passes_differ": Remedy(
+        "two forward passes of the same weights differ: another attention, precision, order of experts, or dropout",
+        (
+            Advice("OLD_LOG_PROBS", "engine", "the ratio goes to what sampled, and one pass is saved"),
+            Advice("ATTN_IMPLEMENTATION", "eager", "the one that keeps gpt-oss's attention sinks"),
+            Advice("MICRO_TRAIN_BATCH_SIZE", "as MICRO_ROLLOUT_BATCH_SIZE", "both passes see the same padding"),
+        ),
+    ),
     "length_collapse": Remedy(
         "short responses are rewarded as much as long ones, or the policy has left the region of its samples",
-        (_RATE_DOWN, _CLIP_RATIO, _CORRECTNESS, _QUALITY, _ENTROPY),
+        (
+            Advice("LOSS_AGGREGATION", "constant", "a token of a long right sample counts as much as one of a short"),
+            _RATE_DOWN,
+            _KL,
+            _CORRECTNESS,
+            _QUALITY,
+        ),
     ),
     "entropy_collapse": Remedy(
         "the policy has settled on one way to answer and explores no more",
         (
             Advice("--eps_clip_low_high", "0.2 0.28", "lets improbable tokens become probable"),
-            _ENTROPY,
-            _RATE_DOWN,
             Advice("TEMPERATURE", "not below 1.0", "samples of a group have to differ"),
+            _RATE_DOWN,
+            _KL,
+            _ENTROPY,
         ),
     ),
     "truncation": Remedy(
-        "responses grow beyond the length limit, and what is cut earns nothing",
-        (
-            _LENGTH,
-            Advice("--overlong_buffer_len", "a quarter of GENERATE_MAX_LEN", "a penalty that grows before the limit"),
-        ),
+        "responses do not end within the length limit: what is cut has no answer, and teaches to be short at best",
+        (_LENGTH, _THINKING, _OVERLONG),
     ),
     "judge_outage": Remedy(
         "every model of the judge failed: a quota, a key, a retired id, or the network",
@@ -135,15 +151,74 @@ REMEDIES = {
         "the quality term decides over the reward, correctness hardly counts",
         (_CORRECTNESS, _QUALITY, _JUDGE),
     ),
+    "out_of_range": Remedy("it depends on the metric", ()),
+}
+
+_SAVE_LESS = Advice("MAX_CHECKPOINTS", "1", "fewer checkpoints on that disk")
+RANGES = {
+    "answered": Remedy(
+        "responses end without an answer that can be read: they are cut, or do not follow the prompt's format",
+        (_LENGTH, _THINKING, Advice("TRAIN_DATA", "with the instruction to box the answer", "the grader finds it")),
+    ),
+    "repetition": Remedy(
+        "responses go round in circles: the policy has left the model's language, or the limit invites filling",
+        (_RATE_DOWN, _KL, Advice("TEMPERATURE", "not below 1.0", "low temperatures loop"), _OVERLONG),
+    ),
+    "high_reward_wrong": Remedy(
+        "wrong samples are paid like right ones: the judge is taken in, or correctness weighs too little",
+        (_CORRECTNESS, _QUALITY, _JUDGE),
+    ),
+    "zero_spread_groups": Remedy(
+        "the problems are all too hard or all too easy: groups agree, and nothing can be learned from them",
+        (
+            Advice("TRAIN_DATA", "problems it solves now and then", "groups with a spread"),
+            _LARGER_GROUPS,
+            Advice("TEMPERATURE", "not below 1.0", "samples of a group have to differ"),
+        ),
+    ),
+    "judge_failed": Remedy(
+        "the judge fails on some samples for good: they are paid by another measure than the rest",
+        (
+            Advice("JUDGE_RPM", "to the quota", "429 answers come of asking too often"),
+            Advice("JUDGE_DEADLINE", "twice as long", "more time for tries", 2.0),
+            Advice("JUDGE_FALLBACK", "group", "no sample of a group is paid by another measure than the rest"),
+        ),
+    ),
+    "judge_fallbacks": Remedy(
+        "the first model of the judge often fails, and another one scores in its place",
+        (
+            Advice("JUDGE_RPM", "to the quota", "the first model is not left for a fallback"),
+            Advice("JUDGE_MODELS", "one that answers first", "one judge for all samples"),
+        ),
+    ),
+    "reward_missing": Remedy(
+        "samples get no reward: the reward function or the environment fails on them, the engines' log says why",
+        (Advice("REWARD", "a function that bears every response", "try it on the lines of samples/"),),
+    ),
+    "disk_free": Remedy(
+        "the disk that checkpoints go to is filling up",
+        (Advice("CKPT_DIR", "on another disk", "a full disk ends the saving"), _SAVE_LESS),
+    ),
+    "lost_writes": Remedy(
+        "lines of metrics or samples could not be written: the disk is full, or gone",
+        (Advice("METRICS_DIR", "on another disk", "what is not written is lost"), _SAVE_LESS),
+    ),
 }
 
 
 def finding(run: History, name: str, severity: str, onset: int, last: int, *evidence: Evidence) -> Finding:
     """Return a finding with its cause and its actions, in the values of this run."""
-    remedy = REMEDIES[name]
+    remedy = _remedy(name)
     possible = [(advice, run.setting(advice.setting)) for advice in remedy.advice if not _is_so(advice, run)]
     actions = tuple(_resolved(advice, now) for advice, now in possible)
     return Finding(name, severity, int(onset), int(last), evidence, remedy.cause, actions)
+
+
+def _remedy(name: str) -> Remedy:
+    metric = name.removeprefix(OUT_OF_RANGE)
+    if metric == name:
+        return REMEDIES[name]
+    return RANGES.get(metric, Remedy(f"{metric}: {BY_NAME[metric].meaning}", ()))
 
 
 def _is_so(advice: Advice, run: History) -> bool:

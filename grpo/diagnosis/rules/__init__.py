@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from grpo.diagnosis.finding import Finding
 from grpo.diagnosis.history import History
-from grpo.diagnosis.rules import judge, learning, responses, update
+from grpo.diagnosis.remedies import OUT_OF_RANGE
+from grpo.diagnosis.rules import agreement, judge, learning, ranges, rates, responses, update
 
 Rule = Callable[[History], list[Finding] | str]
 
@@ -19,27 +20,37 @@ RULES: dict[str, Rule] = {
     "reward_hacking": learning.reward_hacking,
     "instability": update.instability,
     "loss_spikes": update.loss_spikes,
-    "lr_shock": update.lr_shock,
-    "off_policy": update.off_policy,
-    "mismatch": update.mismatch,
+    "lr_shock": rates.lr_shock,
+    "off_policy": rates.off_policy,
+    "mismatch": agreement.mismatch,
+    "passes_differ": agreement.passes_differ,
     "length_collapse": responses.length_collapse,
     "entropy_collapse": responses.entropy_collapse,
     "truncation": responses.truncation,
     "judge_outage": judge.judge_outage,
     "judge_drift": judge.judge_drift,
     "judge_dependent": judge.judge_dependent,
+    "out_of_range": ranges.out_of_range,  # one finding a metric, named out_of_range:METRIC
 }
+
+
+def _ranges(*metrics: str) -> tuple[str, ...]:
+    return tuple(OUT_OF_RANGE + metric for metric in metrics)
+
 
 # What follows from a finding, and is not listed beside it unless it began well before.
 EXPLAINS = {
-    "instability": ("entropy_collapse", "correctness_fall"),
-    "lr_shock": ("instability", "off_policy", "correctness_fall"),
+    "instability": ("entropy_collapse", "correctness_fall", *_ranges("answered", "repetition", "improbable_tokens")),
+    "lr_shock": ("instability", "off_policy", "correctness_fall", *_ranges("answered", "repetition")),
     "off_policy": ("instability", "correctness_fall"),
-    "mismatch": ("instability", "correctness_fall"),
+    "mismatch": ("instability", "off_policy", "correctness_fall", *_ranges("improbable_tokens", "importance_cut")),
+    "passes_differ": ("instability", "off_policy"),
     "length_collapse": ("correctness_fall",),
-    "entropy_collapse": ("correctness_fall",),
-    "truncation": ("correctness_fall",),
+    "entropy_collapse": ("correctness_fall", *_ranges("zero_spread_groups")),
+    "truncation": ("correctness_fall", *_ranges("answered", "advantage_length_correlation")),
+    "flat_learning": _ranges("zero_spread_groups"),
     "judge_drift": ("reward_hacking",),
-    "judge_outage": ("reward_hacking", "judge_drift"),
-    "reward_hacking": ("judge_dependent", "flat_learning", "correctness_fall"),
+    "judge_outage": ("reward_hacking", "judge_drift", *_ranges("judge_failed", "judge_fallbacks", "reward_missing")),
+    "judge_dependent": _ranges("high_reward_wrong"),
+    "reward_hacking": ("judge_dependent", "flat_learning", "correctness_fall", *_ranges("high_reward_wrong")),
 }

@@ -1,5 +1,7 @@
 """Is it learning what it should: flat learning, over-fitting, a fall of correctness, reward hacking."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from grpo.diagnosis.finding import CRITICAL, WARNING, Evidence, Finding, NotJudged, number
@@ -18,6 +20,7 @@ def flat_learning(run: History) -> list[Finding] | str:
 
     Either alone is no finding: noise hides a slow rise, and a policy may move where nothing rises for a while.
     """
+    run = run.after_warm_up
     correct = run.need("correct", 40)
     rise, level = trend(correct), float(np.median(correct.values[-20:]))
     if rise.z > 2 or level > MASTERED or _held_out_rises(run, 0):
@@ -108,6 +111,7 @@ def held_out_gain(run: History, from_step: int) -> Shift | None:
 
 def over_fitting(run: History) -> list[Finding] | str:
     """Correctness on the training set rises clearly, that on the held-out set does not."""
+    run = run.after_warm_up
     correct, held_out = run.need("correct", 40), run.held_out
     gain = held_out_gain(run, 0)
     if gain is None:
@@ -154,9 +158,30 @@ def _half_way(series: Series, start: float, end: float) -> int:
     return int(series.steps[passed[0] + 5]) if len(passed) else int(series.steps[0])
 
 
+@dataclass(frozen=True)
+class Fall:
+    """A fall of correctness; `first_low` is the first step whose samples show it."""
+
+    first_low: int
+    evidence: Evidence
+
+
 def correctness_fall(run: History) -> list[Finding] | str:
     """Correctness fell by more than its samples explain and has not come back; also in the warm-up, and alone."""
-    correct = run.need("correct", 5, warm_up=True)
+    run.need("correct", 5)
+    fall = fall_of_correctness(run)
+    if isinstance(fall, str):
+        return fall
+    held_out = _held_out_fall(run, fall.first_low)
+    severity, evidence = (CRITICAL, [fall.evidence, held_out]) if held_out else (WARNING, [fall.evidence])
+    return [finding(run, "correctness_fall", severity, fall.first_low, fall.evidence.last, *evidence)]
+
+
+def fall_of_correctness(run: History) -> Fall | str:
+    """Return the open fall of correctness, or what was found in its place."""
+    correct = run.column("correct")
+    if len(correct) < 5:
+        return f"correct has {len(correct)} values"
     fall = shift(correct.values, -1, least=2)
     assert fall is not None
     z = fall.change / _error_of(fall, correct, run.setting_number("ROLLOUT_BATCH_SIZE"))
@@ -168,11 +193,7 @@ def correctness_fall(run: History) -> list[Finding] | str:
         return f"{text}, and it came back to {number(recent)}"
     onset, last = int(correct.steps[fall.index]), int(correct.steps[-1])
     first = int(correct.steps[max(fall.index - 30, 0)])
-    evidence = [Evidence("correct", first, last, {"before": fall.before, "after": fall.after, "z": z})]
-    held_out = _held_out_fall(run, onset)
-    if held_out:
-        evidence.append(held_out)
-    return [finding(run, "correctness_fall", CRITICAL if held_out else WARNING, onset, last, *evidence)]
+    return Fall(onset, Evidence("correct", first, last, {"before": fall.before, "after": fall.after, "z": z}))
 
 
 def _error_of(fall: Shift, correct: Series, prompts: float | None) -> float:
@@ -208,7 +229,7 @@ def reward_hacking(run: History) -> list[Finding] | str:
     beside = Series("reward", reward.steps, reward.values - weight * correct.values)
     rise = shift(beside.values, 1)
     if rise is None:
-        raise NotJudged(f"{len(beside)} steps after the warm-up, 20 are needed")
+        raise NotJudged(f"{len(beside)} steps, 20 are needed")
     paid, right = shift_at(reward.values, rise.index), shift_at(correct.values, rise.index)
     text = f"reward {number(paid.change)}, correct {number(right.change)} around step {beside.steps[rise.index]}"
     apart = rise.z > 5 and rise.change > 0.05

@@ -6,11 +6,14 @@ from grpo.diagnosis.finding import CRITICAL, WARNING, Evidence, Finding, number
 from grpo.diagnosis.history import History
 from grpo.diagnosis.remedies import finding
 from grpo.diagnosis.rules.learning import MASTERED
+from grpo.diagnosis.rules.update import edge
 from grpo.diagnosis.series import Series, rolling_median, shift, spells, trend
 
 SHORT = 0.6  # of the longest stretch of the run
 LOW_ENTROPY = 0.25  # of the start
-MOST = 0.8  # share of truncated responses that is too much from the first step
+HALF = 0.5  # share of truncated responses that is a finding whatever it costs
+MOST = 0.8  # share that is critical
+PRICE = 0.1  # of correctness, lost by the cut
 MORE = 0.2  # rise of that share
 
 
@@ -82,14 +85,10 @@ def entropy_collapse(run: History) -> list[Finding] | str:
 
 
 def truncation(run: History) -> list[Finding] | str:
-    """Over 80% of the responses are cut, or their share rises by 0.2 and more over its start."""
-    cut = run.need("truncated", 8)
-    found = spells(cut.values > MOST, least=5, gap=1)
-    if found:
-        first, last = found[0][0], found[-1][1]
-        numbers = {"median": float(np.median(cut.values[first : last + 1])), "range to": MOST}
-        evidence = Evidence("truncated", int(cut.steps[first]), int(cut.steps[last]), numbers)
-        return [finding(run, "truncation", CRITICAL, cut.steps[first], cut.steps[last], evidence)]
+    """Responses are cut: over 80% of them, or what it costs in correctness is much, or the share rises by 0.2."""
+    cut = run.need("truncated", 5)
+    if found := _bottleneck(run, cut):
+        return [found]
     if len(cut) < 20:
         return f"truncated {number(float(np.median(cut.values)))}"
     start, smooth = float(np.median(cut.values[:10])), rolling_median(cut.values, 7)
@@ -101,3 +100,28 @@ def truncation(run: History) -> list[Finding] | str:
     onset, last = int(cut.steps[rising[-1] if len(rising) else 0]), int(cut.steps[-1])
     evidence = Evidence("truncated", int(cut.steps[0]), last, {"first": start, "last": float(smooth[-1])})
     return [finding(run, "truncation", WARNING, onset, last, evidence)]
+
+
+def _bottleneck(run: History, cut: Series) -> Finding | None:
+    """Return that the length limit is what holds the run back: half of the samples are cut, or fewer at a high price.
+
+    The price is what correctness would gain if the cut samples were right as often as the whole ones: at most, since
+    hard problems take longer.
+    """
+    limit = edge("truncated")
+    found = spells(cut.values > limit, least=5, gap=1)
+    if not found:
+        return None
+    first, last = int(cut.steps[found[-1][0]]), int(cut.steps[found[-1][1]])
+    share = float(np.median(cut.window(first, last).values))
+    evidence = [Evidence("truncated", first, last, {"median": share, "range to": limit})]
+    whole, correct = (run.column(name).window(first, last).values for name in ("correct_whole", "correct"))
+    lost = 0.0
+    if len(whole) and len(correct):
+        numbers = {"correct_whole": float(np.median(whole)), "correct": float(np.median(correct))}
+        lost = numbers["correct_whole"] - numbers["correct"]
+        evidence.append(Evidence("correct", first, last, {**numbers, "lost by the cut, at most": lost}))
+    if share <= HALF and lost <= PRICE:
+        return None
+    severity = CRITICAL if share > MOST or lost > 2 * PRICE else WARNING
+    return finding(run, "truncation", severity, first, last, *evidence)

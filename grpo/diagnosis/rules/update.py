@@ -1,4 +1,4 @@
-"""Is the update sound: instability, loss spikes, learning-rate shock, off-policy updates, trainer-engine mismatch.
+"""Is the update sound: instability, loss spikes.
 
 The policy loss is not expected to fall in GRPO, and no rule asks for it.
 """
@@ -8,14 +8,13 @@ import numpy as np
 from grpo.diagnosis.finding import CRITICAL, WARNING, Evidence, Finding, NotJudged, number
 from grpo.diagnosis.history import History
 from grpo.diagnosis.remedies import finding
-from grpo.diagnosis.rules.learning import held_out_gain
+from grpo.diagnosis.rules.learning import fall_of_correctness, held_out_gain
 from grpo.diagnosis.series import Series, rolling_median, shift, spells
 from grpo.metric_schema import BY_NAME
 
 GROWTH = 3.0  # of the gradient norm, over its start
+FAR = {"ppo_kl": 10.0, "ppo_clip_ratio": 3.0}  # times the range, for three steps
 SPIKE = 10.0  # of the loss, over what is usual
-JUMP = 1.5  # of the learning rate in one step
-SETTLING = 10  # steps after a jump in which its consequences show
 
 
 def edge(name: str) -> float:
@@ -25,17 +24,20 @@ def edge(name: str) -> float:
     return healthy[1]
 
 
-def _beyond(run: History, name: str) -> tuple[Series, np.ndarray] | None:
-    """Return a column by magnitude and where it leaves its healthy range, None without values."""
+def magnitude(run: History, name: str) -> Series:
+    """Return a column without its signs."""
     column = run.column(name)
-    if not len(column):
-        return None
-    values = np.abs(column.values)
-    return Series(name, column.steps, values), values > edge(name)
+    return Series(name, column.steps, np.abs(column.values))
 
 
 def instability(run: History) -> list[Finding] | str:
     """KL, clip ratio or gradient norm leave their range for good, and correctness worsens; KL far out is enough."""
+    # Far beyond a range, the policy is another one than sampled, whatever its learning rate is and correctness does.
+    for name, times in FAR.items():
+        if far := _out_of_range(run, name, times):
+            fallen = fall_of_correctness(run)
+            why = [far] if isinstance(fallen, str) else [far, fallen.evidence]
+            return [finding(run, "instability", CRITICAL, far.first, far.last, *why)]
     correct = run.need("correct", 20)
     fall = shift(correct.values, -1)
     worse = fall is not None and fall.z < -4.5 and fall.change < -min(0.1, 0.6 * fall.before)
@@ -70,10 +72,7 @@ def instability(run: History) -> list[Finding] | str:
 
 def _out_of_range(run: History, name: str, times: float = 1.0, least: int = 3) -> Evidence | None:
     """Return the longest spell of steps that are beyond `times` the range."""
-    beyond = _beyond(run, name)
-    if beyond is None:
-        return None
-    column, _ = beyond
+    column = magnitude(run, name)
     found = spells(column.values > times * edge(name), least, gap=6)
     if not found:
         return None
@@ -130,122 +129,3 @@ def loss_spikes(run: History) -> list[Finding] | str:
         evidence.append(Evidence("grad_norm_max", int(steps[0]), int(steps[-1]), numbers))
     severity = CRITICAL if high.sum() >= max(3, 0.05 * len(high)) else WARNING
     return [finding(run, "loss_spikes", severity, steps[0], steps[-1], *evidence)]
-
-
-def lr_shock(run: History) -> list[Finding] | str:
-    """The learning rate jumps after the warm-up, or comes to its peak, and KL, clip ratio or gradients jump with it."""
-    rates = run.need("actor_lr", 15)
-    jumps = [
-        index
-        for index in range(1, len(rates))
-        if rates.values[index] > JUMP * rates.values[max(index - 5, 0) : index].max() > 0
-    ]
-    for index in jumps:
-        step = int(rates.steps[index])
-        if evidence := _consequences(run, step):
-            numbers = {"before": float(rates.values[index - 1]), "after": float(rates.values[index])}
-            rise = Evidence("actor_lr", int(rates.steps[index - 1]), step, numbers)
-            return [finding(run, "lr_shock", CRITICAL, step, min(step + SETTLING, rates.steps[-1]), rise, *evidence)]
-    if run.warm_up and (evidence := _transient(run)):
-        return [finding(run, "lr_shock", WARNING, rates.steps[0], evidence[0].last, *evidence)]
-    return f"{len(jumps)} jumps of the learning rate after the warm-up" + (", without consequences" if jumps else "")
-
-
-def _consequences(run: History, step: int) -> list[Evidence]:
-    """Return what grew at least threefold in the steps after a jump, over the steps before it."""
-    evidence = []
-    for name, least in (
-        ("ppo_kl", 0.4 * edge("ppo_kl")),
-        ("ppo_clip_ratio", 0.4 * edge("ppo_clip_ratio")),
-        ("grad_norm", 0.0),
-    ):
-        column = run.column(name)
-        before = np.abs(column.window(step - 15, step - 1).values)
-        after = np.abs(column.window(step, step + SETTLING).values)
-        if len(before) < 5 or len(after) < 3:
-            continue
-        usual, high = float(np.median(before)), float(np.quantile(after, 0.75))
-        if high > 3 * usual and high > float(before.max()) and high > least:
-            evidence.append(Evidence(name, step - 15, step + len(after) - 1, {"before": usual, "after": high}))
-    # The gradient alone may grow for other reasons.
-    return evidence if any(found.metric != "grad_norm" for found in evidence) else []
-
-
-def _transient(run: History) -> list[Evidence]:
-    """Return what is out of range right after the warm-up and settles later to a third."""
-    evidence = []
-    for name in ("ppo_kl", "ppo_clip_ratio"):
-        beyond = _beyond(run, name)
-        if beyond is None or len(beyond[0]) < 20:
-            continue
-        column, out = beyond
-        early, late = float(np.median(column.values[:5])), float(np.median(column.values[12:]))
-        if out[:SETTLING].sum() >= 4 and early > edge(name) and late < early / 3 and not out[12:].any():
-            steps = column.steps[:SETTLING][out[:SETTLING]]
-            evidence.append(Evidence(name, int(steps[0]), int(steps[-1]), {"after warm-up": early, "later": late}))
-    return evidence
-
-
-def off_policy(run: History) -> list[Finding] | str:
-    """Several optimizer steps a rollout, and clip ratio or KL out of range from early on for most of the run.
-
-    Several optimizer steps by themselves are the recipe here, and no finding.
-    """
-    updates = run.need("optimizer_steps", 15)
-    count = float(np.median(updates.values))
-    if count <= 1:
-        return "one optimizer step a rollout"
-    evidence, seen = [], []
-    for name in ("ppo_clip_ratio", "ppo_kl"):
-        beyond = _beyond(run, name)
-        if beyond is None or len(beyond[0]) < 15:
-            continue
-        column, out = beyond
-        seen.append(f"{name} {number(float(np.median(column.values)))}")
-        if out.mean() > 0.6 and out[:15].mean() > 0.5 and out[-10:].mean() > 0.5:
-            first = int(np.argmax(out))
-            numbers = {
-                "median": float(np.median(column.values)),
-                "range to": edge(name),
-                "share of steps beyond": float(out.mean()),
-            }
-            evidence.append(Evidence(name, int(column.steps[first]), int(column.steps[-1]), numbers))
-    if not seen:
-        raise NotJudged("metrics.jsonl has neither ppo_clip_ratio nor ppo_kl for 15 steps after the warm-up")
-    if not evidence:
-        return f"{number(count)} optimizer steps a rollout, {', '.join(seen)}"
-    first = min(found.first for found in evidence)
-    evidence.insert(0, Evidence("optimizer_steps", first, int(updates.steps[-1]), {"a rollout": count}))
-    return [finding(run, "off_policy", WARNING, first, updates.steps[-1], *evidence)]
-
-
-def mismatch(run: History) -> list[Finding] | str:
-    """Trainer and engine differ in the log-probs of the sampled tokens, beyond the noise of two kernels."""
-    column = run.need("logprob_diff_mean", 5)
-    values, limit = column.values, edge("logprob_diff_mean")
-    if len(values) >= 20:
-        # Well below the limit, a lasting fivefold of its own start is a sync that no longer arrives.
-        limit = min(limit, max(5 * float(np.median(values[:10])), 0.4 * limit))
-    found = spells(values > limit, least=4, gap=1)
-    if not found:
-        return f"logprob_diff_mean {number(float(np.median(values)))}, at most {number(float(values.max()))}"
-    findings = []
-    for begin, end in found:
-        first, last = int(column.steps[begin]), int(column.steps[end])
-        within = values[begin : end + 1]
-        evidence = [
-            Evidence("logprob_diff_mean", first, last, {"median": float(np.median(within)), "limit": limit}),
-            *_more_of_mismatch(run, first, last),
-        ]
-        severity = CRITICAL if np.median(within) > 2 * edge("logprob_diff_mean") else WARNING
-        findings.append(finding(run, "mismatch", severity, first, last, *evidence))
-    return findings
-
-
-def _more_of_mismatch(run: History, first: int, last: int) -> list[Evidence]:
-    evidence = []
-    for name in ("logprob_diff_max", "improbable_tokens", "logprob_diff_first", "logprob_diff_last"):
-        values = run.column(name).window(first, last).values
-        if len(values):
-            evidence.append(Evidence(name, first, last, {"median": float(np.median(values))}))
-    return evidence

@@ -31,7 +31,7 @@ def test_a_last_line_that_is_cut_is_left_out(tmp_path):
 def test_of_steps_that_were_done_again_the_last_counts(tmp_path):
     rows = [row(1, correct=0.1), row(2, correct=0.2), row(3, correct=0.3), row(2, correct=0.8), row(3, correct=0.9)]
     run = read(write(tmp_path, rows))
-    assert run.column("correct", warm_up=True).values.tolist() == [0.1, 0.8, 0.9]
+    assert run.column("correct").values.tolist() == [0.1, 0.8, 0.9]
     assert any("2 steps stand there more than once" in note for note in run.notes)
 
 
@@ -53,7 +53,7 @@ def test_the_warm_up_ends_where_the_learning_rate_stops_rising():
     assert of_rows([row(i + 1, actor_lr=rate) for i, rate in enumerate(rates)]).warm_up == 3
     assert of_rows([row(i + 1, actor_lr=1.0) for i in range(5)]).warm_up == 0
     rising = of_rows([row(i + 1, actor_lr=i + 1.0, correct=0.5) for i in range(50)])
-    assert rising.warm_up == 49  # and so nothing is judged yet
+    assert rising.warm_up == 49 and len(rising.after_warm_up.rows) == 1
     assert not diagnose(rising).findings
 
 
@@ -74,8 +74,10 @@ def test_what_is_missing_is_named():
     run = of_rows([row(i, actor_lr=1.0, correct=0.5) for i in range(30)])
     with pytest.raises(NotJudged, match=r"metrics\.jsonl has no entropy"):
         run.need("entropy", 20)
-    with pytest.raises(NotJudged, match="30 steps after the warm-up, 40 are needed"):
+    with pytest.raises(NotJudged, match="30 steps, 40 are needed"):
         run.need("correct", 40)
+    with pytest.raises(NotJudged, match="30 steps after the warm-up, 40 are needed"):
+        run.after_warm_up.need("correct", 40)
 
 
 def test_columns_meet_at_the_steps_that_all_have():

@@ -6,19 +6,21 @@ import pytest
 
 from grpo.diagnosis.finding import Evidence
 from grpo.diagnosis.history import of_rows
-from grpo.diagnosis.remedies import REMEDIES, finding
+from grpo.diagnosis.remedies import RANGES, REMEDIES, finding
 from grpo.diagnosis.rules import RULES
+from grpo.diagnosis.rules.ranges import WATCHED
 from grpo.environment import CHECKOUT
 from grpo.launch.config import trainer_parser
 from grpo.launch.variables import by_flag
 from reward.settings import VARIABLES
 
-ADVICE = [(name, advice) for name, remedy in REMEDIES.items() for advice in remedy.advice]
+ADVICE = [(name, advice) for name, remedy in (REMEDIES | RANGES).items() for advice in remedy.advice]
 
 
 def test_every_rule_has_a_remedy():
     assert set(REMEDIES) == set(RULES)
-    assert all(remedy.cause and len(remedy.advice) >= 2 for remedy in REMEDIES.values())
+    assert all(remedy.cause and (remedy.advice or name == "out_of_range") for name, remedy in REMEDIES.items())
+    assert set(RANGES) <= set(WATCHED) and all(remedy.cause and remedy.advice for remedy in RANGES.values())
 
 
 def test_every_setting_exists():
@@ -36,10 +38,6 @@ def test_after_a_fall_of_correctness_the_way_back_comes_first():
     for name in ("correctness_fall", "instability"):
         way_back = next(str(action) for action in finding(of_rows([]), name, "critical", 1, 2, EVIDENCE).actions)
         assert way_back.startswith("--resume DIR --from-step N: ")
-
-
-def test_what_the_launcher_refuses_is_not_advised():
-    assert not {advice.setting for _, advice in ADVICE} & {"KL_COEF", "--init_kl_coef", "--use_kl_loss"}
 
 
 def actions(name, **settings):

@@ -1,0 +1,72 @@
+"""Do trainer and engine, and two passes of the trainer, compute the same policy."""
+
+import numpy as np
+
+from grpo.diagnosis.finding import CRITICAL, WARNING, Evidence, Finding, NotJudged, number
+from grpo.diagnosis.history import History
+from grpo.diagnosis.remedies import finding
+from grpo.diagnosis.rules.update import edge
+from grpo.diagnosis.series import spells
+
+AT_REST = 0.1  # of the highest learning rate: up to it, in the warm-up, an update moves next to nothing
+NOTHING = 1e-9  # a learning rate that moves nothing at all
+CLIPPED_AT_REST, KL_AT_REST = 0.02, 0.01  # beyond the rounding of two passes
+
+
+def mismatch(run: History) -> list[Finding] | str:
+    """Trainer and engine differ in the log-probs of the sampled tokens, beyond the noise of two kernels."""
+    column = run.need("logprob_diff_mean", 4)
+    values, limit = column.values, edge("logprob_diff_mean")
+    if len(values) >= 20:
+        # Well below the limit, a lasting fivefold of its own start is a sync that no longer arrives.
+        limit = min(limit, max(5 * float(np.median(values[:10])), 0.4 * limit))
+    found = spells(values > limit, least=4, gap=1)
+    if not found:
+        return f"logprob_diff_mean {number(float(np.median(values)))}, at most {number(float(values.max()))}"
+    findings = []
+    for begin, end in found:
+        first, last = int(column.steps[begin]), int(column.steps[end])
+        within = values[begin : end + 1]
+        evidence = [
+            Evidence("logprob_diff_mean", first, last, {"median": float(np.median(within)), "limit": limit}),
+            *_more_of_mismatch(run, first, last),
+        ]
+        severity = CRITICAL if np.median(within) > 2 * edge("logprob_diff_mean") else WARNING
+        findings.append(finding(run, "mismatch", severity, first, last, *evidence))
+    return findings
+
+
+def _more_of_mismatch(run: History, first: int, last: int) -> list[Evidence]:
+    evidence = []
+    for name in ("logprob_diff_max", "improbable_tokens", "logprob_diff_first", "logprob_diff_last"):
+        values = run.column(name).window(first, last).values
+        if len(values):
+            evidence.append(Evidence(name, first, last, {"median": float(np.median(values))}))
+    return evidence
+
+
+def passes_differ(run: History) -> list[Finding] | str:
+    """The ratio is far from 1 while the learning rate is next to nothing: two passes of one policy differ."""
+    if run.setting("OLD_LOG_PROBS") == "engine":
+        raise NotJudged("the ratio goes to the engine's log-probs: see mismatch")
+    rates = run.need("actor_lr", 3)
+    peak = max(run.setting_number("LEARNING_RATE") or 0.0, float(rates.values.max()))
+    in_warm_up = rates.steps < run.steps[min(run.warm_up, len(run.steps) - 1)]
+    resting = rates.steps[(rates.values <= NOTHING) | (in_warm_up & (rates.values <= AT_REST * peak))]
+    if len(resting) < 3:
+        raise NotJudged(f"{len(resting)} steps of the warm-up at a tenth of the learning rate or less, 3 are needed")
+    evidence = []
+    for name, limit in (("ppo_clip_ratio", CLIPPED_AT_REST), ("ppo_kl", KL_AT_REST)):
+        column = run.column(name)
+        at_rest = np.isin(column.steps, resting)
+        steps, values = column.steps[at_rest], np.abs(column.values[at_rest])
+        if len(values) >= 3 and np.median(values) > limit:
+            first = int(steps[np.argmax(values > limit)])
+            numbers = {"median": float(np.median(values)), "limit": limit}
+            evidence.append(Evidence(name, first, int(steps[-1]), numbers))
+    if not evidence:
+        return f"the ratio stays at 1 in {len(resting)} steps at a tenth of the learning rate or less"
+    largest = float(rates.values[np.isin(rates.steps, resting)].max())
+    rate = Evidence("actor_lr", int(resting[0]), int(resting[-1]), {"largest": largest, "highest": peak})
+    onset, last = min(found.first for found in evidence), max(found.last for found in evidence)
+    return [finding(run, "passes_differ", CRITICAL, onset, last, *evidence, rate)]

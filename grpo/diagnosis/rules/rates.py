@@ -1,0 +1,122 @@
+"""Does the learning rate fit: a shock, a collapse at its peak, off-policy updates. The warm-up is left out of both."""
+
+import numpy as np
+
+from grpo.diagnosis.finding import CRITICAL, WARNING, Evidence, Finding, NotJudged, number
+from grpo.diagnosis.history import History
+from grpo.diagnosis.remedies import finding
+from grpo.diagnosis.rules.learning import fall_of_correctness
+from grpo.diagnosis.rules.update import edge, magnitude
+
+JUMP = 1.5  # of the learning rate in one step
+SETTLING = 10  # steps after a jump in which its consequences show
+
+
+def lr_shock(run: History) -> list[Finding] | str:
+    """The learning rate jumps after the warm-up, or comes to its peak, and the policy does not bear it.
+
+    KL, clip ratio or gradients jump with it, or correctness falls within a few steps of the peak.
+    """
+    if collapse := _collapse_at_peak(run):
+        return [collapse]
+    has_warm_up, run = run.warm_up > 0, run.after_warm_up
+    rates = run.need("actor_lr", 15)
+    jumps = [
+        index
+        for index in range(1, len(rates))
+        if rates.values[index] > JUMP * rates.values[max(index - 5, 0) : index].max() > 0
+    ]
+    for index in jumps:
+        step = int(rates.steps[index])
+        if evidence := _consequences(run, step):
+            numbers = {"before": float(rates.values[index - 1]), "after": float(rates.values[index])}
+            rise = Evidence("actor_lr", int(rates.steps[index - 1]), step, numbers)
+            return [finding(run, "lr_shock", CRITICAL, step, min(step + SETTLING, rates.steps[-1]), rise, *evidence)]
+    if has_warm_up and (evidence := _transient(run)):
+        return [finding(run, "lr_shock", WARNING, rates.steps[0], evidence[0].last, *evidence)]
+    return f"{len(jumps)} jumps of the learning rate after the warm-up" + (", without consequences" if jumps else "")
+
+
+def _collapse_at_peak(run: History) -> Finding | None:
+    """Return a fall of correctness that began in the last steps of the warm-up, or shortly after it."""
+    rates, fall = run.column("actor_lr"), fall_of_correctness(run)
+    is_over = len(run.rows) - run.warm_up > 1  # it has stopped rising
+    if not run.warm_up or not len(rates) or not is_over or isinstance(fall, str):
+        return None
+    peak = int(run.steps[run.warm_up])
+    near = int(run.steps[run.warm_up // 2])  # the rate is half of the peak's there
+    if not near <= fall.first_low <= peak + SETTLING:
+        return None
+    before, after = rates.values[0], rates.window(peak).values.max()
+    rise = Evidence("actor_lr", int(rates.steps[0]), peak, {"first": float(before), "highest": float(after)})
+    last = int(run.steps[-1])
+    return finding(run, "lr_shock", CRITICAL, fall.first_low, last, rise, fall.evidence)
+
+
+def _consequences(run: History, step: int) -> list[Evidence]:
+    """Return what grew at least threefold in the steps after a jump, over the steps before it."""
+    evidence = []
+    for name, least in (
+        ("ppo_kl", 0.4 * edge("ppo_kl")),
+        ("ppo_clip_ratio", 0.4 * edge("ppo_clip_ratio")),
+        ("grad_norm", 0.0),
+    ):
+        column = run.column(name)
+        before = np.abs(column.window(step - 15, step - 1).values)
+        after = np.abs(column.window(step, step + SETTLING).values)
+        if len(before) < 5 or len(after) < 3:
+            continue
+        usual, high = float(np.median(before)), float(np.quantile(after, 0.75))
+        if high > 3 * usual and high > float(before.max()) and high > least:
+            evidence.append(Evidence(name, step - 15, step + len(after) - 1, {"before": usual, "after": high}))
+    # The gradient alone may grow for other reasons.
+    return evidence if any(found.metric != "grad_norm" for found in evidence) else []
+
+
+def _transient(run: History) -> list[Evidence]:
+    """Return what is out of range right after the warm-up and settles later to a third."""
+    evidence = []
+    for name in ("ppo_kl", "ppo_clip_ratio"):
+        column = magnitude(run, name)
+        if len(column) < 20:
+            continue
+        out = column.values > edge(name)
+        early, late = float(np.median(column.values[:5])), float(np.median(column.values[12:]))
+        if out[:SETTLING].sum() >= 4 and early > edge(name) and late < early / 3 and not out[12:].any():
+            steps = column.steps[:SETTLING][out[:SETTLING]]
+            evidence.append(Evidence(name, int(steps[0]), int(steps[-1]), {"after warm-up": early, "later": late}))
+    return evidence
+
+
+def off_policy(run: History) -> list[Finding] | str:
+    """Several optimizer steps a rollout, and clip ratio or KL out of range from early on for most of the run.
+
+    Several optimizer steps by themselves are the recipe here, and no finding.
+    """
+    run = run.after_warm_up
+    updates = run.need("optimizer_steps", 15)
+    count = float(np.median(updates.values))
+    if count <= 1:
+        return "one optimizer step a rollout"
+    evidence, seen = [], []
+    for name in ("ppo_clip_ratio", "ppo_kl"):
+        column = magnitude(run, name)
+        if len(column) < 15:
+            continue
+        out = column.values > edge(name)
+        seen.append(f"{name} {number(float(np.median(column.values)))}")
+        if out.mean() > 0.6 and out[:15].mean() > 0.5 and out[-10:].mean() > 0.5:
+            first = int(np.argmax(out))
+            numbers = {
+                "median": float(np.median(column.values)),
+                "range to": edge(name),
+                "share of steps beyond": float(out.mean()),
+            }
+            evidence.append(Evidence(name, int(column.steps[first]), int(column.steps[-1]), numbers))
+    if not seen:
+        raise NotJudged("metrics.jsonl has neither ppo_clip_ratio nor ppo_kl for 15 steps after the warm-up")
+    if not evidence:
+        return f"{number(count)} optimizer steps a rollout, {', '.join(seen)}"
+    first = min(found.first for found in evidence)
+    evidence.insert(0, Evidence("optimizer_steps", first, int(updates.steps[-1]), {"a rollout": count}))
+    return [finding(run, "off_policy", WARNING, first, updates.steps[-1], *evidence)]

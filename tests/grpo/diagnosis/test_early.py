@@ -1,0 +1,115 @@
+"""What is wrong from the first step is named in the first steps, also where the learning rate still rises."""
+
+import pytest
+
+from grpo.diagnosis.diagnose import Monitor, diagnose
+from grpo.diagnosis.history import of_rows
+from grpo.diagnosis.rules.ranges import WATCHED
+from grpo.metric_schema import BY_NAME
+
+CONFIG = {"flags": {"rollout_batch_size": 8, "actor_learning_rate": 1e-5}, "judge": {"JUDGE": "1"}}
+WELL = {
+    **{"correct": 0.4, "correct_whole": 0.45, "answered": 0.9, "reward": 0.5, "truncated": 0.1},
+    **{"ppo_kl": 1e-3, "ppo_clip_ratio": 0.01, "grad_norm": 0.2, "entropy": 0.5, "optimizer_steps": 8.0},
+    **{"logprob_diff_mean": 0.01, "judge_failed": 0.0, "judge_fallbacks": 0.0, "repetition": 0.1},
+    **{"high_reward_wrong": 0.0, "reward_missing": 0.0, "disk_free": 1e12, "lost_writes": 0},
+    "zero_spread_groups": 0.2,
+}
+WARM_UPS = [1, 4, 30]  # steps until the learning rate has reached its peak
+
+
+def row(step: int, warm_up: int = 1, **changes: float) -> dict[str, float]:
+    wiggle = 1 + 0.02 * (step % 3)
+    steady = {key: value * wiggle for key, value in WELL.items()}
+    return {"step": step, "actor_lr": 1e-5 * min(step / warm_up, 1.0), **steady, **changes}
+
+
+def named_after(rows: list[dict[str, float]]) -> dict[str, int]:
+    """Findings by name, each with the step after which it is named while the run goes on."""
+    monitor, named = Monitor(CONFIG), {}
+    for end in range(1, len(rows) + 1):
+        for found in monitor.new_onsets(rows[:end]):
+            named.setdefault(found.name, end)
+    return named
+
+
+@pytest.mark.parametrize("warm_up", WARM_UPS)
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("judge_outage", {"judge_failed": 1.0}),
+        ("mismatch", {"logprob_diff_mean": 1.0}),
+        ("instability", {"ppo_kl": 5.0, "correct": 0.0, "correct_whole": 0.0}),
+        ("truncation", {"truncated": 0.62, "correct_whole": 0.6}),
+        ("truncation", {"truncated": 0.45, "correct_whole": 0.65}),
+        ("out_of_range:judge_failed", {"judge_failed": 0.15}),
+        ("out_of_range:judge_fallbacks", {"judge_fallbacks": 0.9}),
+        ("out_of_range:repetition", {"repetition": 0.7}),
+        ("out_of_range:high_reward_wrong", {"high_reward_wrong": 0.4}),
+        ("out_of_range:answered", {"answered": 0.3}),
+        ("out_of_range:reward_missing", {"reward_missing": 0.2}),
+        ("out_of_range:disk_free", {"disk_free": 1e9}),
+        ("out_of_range:lost_writes", {"lost_writes": 3}),
+        ("out_of_range:zero_spread_groups", {"zero_spread_groups": 0.95}),
+    ],
+)
+def test_what_is_wrong_from_the_first_step_is_named_within_eight(name: str, changes, warm_up: int) -> None:
+    named = named_after([row(step, warm_up, **changes) for step in range(1, 9)])
+    if "ppo_kl" in changes and warm_up == 30:
+        name = "passes_differ"  # no update has moved the policy so far: there is a better reason
+    assert name in named and set(named) <= {name, "instability"}
+
+
+@pytest.mark.parametrize("warm_up", WARM_UPS)
+def test_a_run_that_is_well_gets_nothing(warm_up: int) -> None:
+    assert not named_after([row(step, warm_up) for step in range(1, 25)])
+
+
+def test_clipping_at_a_learning_rate_of_nothing_is_two_passes_that_differ() -> None:
+    tiny = [row(step, ppo_clip_ratio=0.15, ppo_kl=0.03) | {"actor_lr": 1e-9 * step} for step in range(1, 9)]
+    assert list(named_after(tiny)) == ["passes_differ"]
+    usual = [row(step, ppo_clip_ratio=0.15, ppo_kl=0.03) for step in range(1, 9)]
+    assert not named_after(usual), "at its full height it moves the policy"
+    to_the_engine = CONFIG | {"flags": CONFIG["flags"] | {"old_log_probs": "engine"}}
+    assert "see mismatch" in diagnose(of_rows(tiny, (), to_the_engine)).not_judged["passes_differ"]
+
+
+@pytest.mark.parametrize("warm_up", [3, 12, 40])
+def test_a_collapse_after_the_peak_is_a_shock_however_slowly_it_was_reached(warm_up: int) -> None:
+    begin = warm_up + 4
+    rows = [
+        row(step, warm_up, **({"correct": 0.02, "correct_whole": 0.02} if step >= begin else {}))
+        for step in range(1, begin + 8)
+    ]
+    named = named_after(rows)
+    assert begin < named["lr_shock"] <= begin + 7
+    [found] = diagnose(of_rows(rows, (), CONFIG)).findings
+    assert found.name == "lr_shock" and found.consequences == ("correctness_fall",)
+    assert found.actions[0].setting == "LEARNING_RATE"
+
+
+@pytest.mark.parametrize("name", WATCHED)
+def test_every_other_range_has_a_finding_and_a_cause(name: str) -> None:
+    low, high = BY_NAME[name].healthy
+    out = (low - 1.5 * abs(low) - 1e-3) if low is not None else high + 1.5 * abs(high) + 1e-3
+    rows = [row(step, **{name: out}) for step in range(1, 9)]
+    [found] = diagnose(of_rows(rows, (), CONFIG)).findings
+    assert found.name == f"out_of_range:{name}" and found.cause and found.onset == 1
+
+
+def test_what_is_on_its_way_back_or_was_out_once_is_no_finding() -> None:
+    better = [row(step, answered=0.3 + 0.05 * step) for step in range(1, 9)]
+    assert not diagnose(of_rows(better, (), CONFIG)).findings
+    once = [row(step, **({"repetition": 0.9} if step == 9 else {})) for step in range(1, 11)]
+    assert not diagnose(of_rows(once, (), CONFIG)).findings
+
+
+def test_one_step_inside_does_not_hide_what_lasts() -> None:
+    rows = [row(step, repetition=0.1 if step in (3, 14) else 0.8) for step in range(1, 17)]
+    [found] = diagnose(of_rows(rows, (), CONFIG)).findings
+    assert (found.onset, found.last) == (1, 16)
+
+
+def test_groups_without_spread_are_no_finding_where_all_is_solved() -> None:
+    rows = [row(step, zero_spread_groups=0.9, correct=0.97, correct_whole=0.97) for step in range(1, 9)]
+    assert not diagnose(of_rows(rows, (), CONFIG)).findings
