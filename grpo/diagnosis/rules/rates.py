@@ -10,6 +10,7 @@ from grpo.diagnosis.rules.update import edge, magnitude
 
 JUMP = 1.5  # of the learning rate in one step
 SETTLING = 10  # steps after a jump in which its consequences show
+FEW = 5  # steps after the peak in which a fall of correctness is due to it
 
 
 def lr_shock(run: History) -> list[Finding] | str:
@@ -45,7 +46,7 @@ def _collapse_at_peak(run: History) -> Finding | None:
         return None
     peak = int(run.steps[run.warm_up])
     near = int(run.steps[run.warm_up // 2])  # the rate is half of the peak's there
-    if not near <= fall.first_low <= peak + SETTLING:
+    if not near <= fall.first_low <= peak + FEW:
         return None
     before, after = rates.values[0], rates.window(peak).values.max()
     rise = Evidence("actor_lr", int(rates.steps[0]), peak, {"first": float(before), "highest": float(after)})

@@ -49,8 +49,11 @@ def over_fitting(latent: Latent, rng: np.random.Generator, strength: float) -> i
 
 
 def correctness_fall(latent: Latent, rng: np.random.Generator, strength: float) -> int:
-    """A policy that solved most of its problems is broken from one step to the next, and nothing else shows."""
-    begin = _onset(latent, rng) if rng.random() < 0.7 else int(rng.integers(6, 15))
+    """A policy that solved most of its problems is broken from one step to the next, and nothing else shows.
+
+    Not at the peak of the learning rate: there it is a shock.
+    """
+    begin = _onset(latent, rng) if rng.random() < 0.7 else latent.warm_up + int(rng.integers(6, 15))
     room = max(0.8 - latent.skill[:begin].mean(), 0)  # what nobody solves cannot fall
     cut = math.log(latent.profile.limit) - latent.log_length.mean() - 0.8  # nor can what is cut
     latent.log_length = latent.log_length + min(cut, 0)
@@ -178,7 +181,7 @@ def judge_dependent(latent: Latent, rng: np.random.Generator, strength: float) -
     latent.right = middle + (1 - 0.95 * strength) * (latent.right - middle)
     latent.wrong = middle + (1 - 0.95 * strength) * (latent.wrong - middle)
     latent.quality_noise = 0.14 + 0.1 * strength
-    latent.log_length = latent.log_length - 0.4  # a response that is cut is wrong, and is paid nothing by any judge
+    latent.log_length = latent.log_length - 0.4  # a response that is cut is wrong: correlation without a judge
     return latent.warm_up + 1
 
 
