@@ -152,7 +152,7 @@ def outsider() -> Iterator[tuple[list[str], str]]:
         subprocess.run(["ip", "link", "delete", here], check=False, capture_output=True)
 
 
-def as_nobody(command: Sequence[str], seconds: float = 30) -> subprocess.CompletedProcess[str]:
+def as_nobody(command: Sequence[str], seconds: float = 120) -> subprocess.CompletedProcess[str]:
     """Run a system program as another user of this machine, without our variables."""
     return subprocess.run(
         command, user=NOBODY, group=NOBODY, extra_groups=[], env={"PATH": os.environ["PATH"]}, cwd="/",
@@ -160,17 +160,19 @@ def as_nobody(command: Sequence[str], seconds: float = 30) -> subprocess.Complet
     )  # fmt: skip
 
 
-def post_job(prefix: Sequence[str], host: str, port: int, entrypoint: str) -> list[str]:
+def get(url: str, seconds: float) -> list[str]:
+    """The command that prints a page, and the status after it: 000 where nothing has answered in time."""
+    return ["curl", "--silent", "--max-time", str(seconds), "--write-out", " %{http_code}", url]
+
+
+def post_job(prefix: Sequence[str], host: str, port: int, entrypoint: str, seconds: float) -> list[str]:
     """The command that submits a job to Ray's job API, if that is what listens there."""
-    return [
-        *(*prefix, "curl", "--silent", "--max-time", "15", "--write-out", " %{http_code}", "--request", "POST"),
-        *("--header", "Content-Type: application/json", "--data", json.dumps({"entrypoint": entrypoint})),
-        f"http://{host}:{port}/api/job_agent/jobs/",
-    ]
+    content = ("--header", "Content-Type: application/json", "--data", json.dumps({"entrypoint": entrypoint}))
+    return [*prefix, *get(f"http://{host}:{port}/api/job_agent/jobs/", seconds), "--request", "POST", *content]
 
 
 def join(
-    address: str, prefix: Sequence[str] = (), seconds: float = 60, **variables: str
+    address: str, prefix: Sequence[str] = (), seconds: float = 90, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Try to join a Ray cluster with `ray.init`, with none of our variables but `variables`."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "GRPO_"))}

@@ -56,7 +56,7 @@ def test_an_outsider_reaches_no_port(run: doors.Run) -> None:
 def test_an_outsider_joins_nothing_and_submits_nothing(run: doors.Run, tmp_path: Path) -> None:
     marker = tmp_path / "outsider-was-here"
     with doors.outsider() as (there, address):
-        posts = [partial(_shell, doors.post_job(there, address, port, f"touch {marker}")) for port in run.ports]
+        posts = [partial(_shell, doors.post_job(there, address, port, f"touch {marker}", 15)) for port in run.ports]
         joins = [partial(doors.join, f"{scheme}{address}:{run.gcs}", there, seconds=20) for scheme in ("", "ray://")]
         *answers, plain, client = doors.all_at_once([*posts, *joins])
     assert {answer.split()[-1] for answer in answers} == {"000"}, "curl writes 000 where nothing has answered"
@@ -71,15 +71,16 @@ def _shell(command: list[str]) -> str:
 @as_somebody_else
 def test_another_user_submits_nothing_and_reads_no_settings(run: doors.Run, tmp_path: Path) -> None:
     marker = tmp_path / "nobody-was-here"
-    pages = ("api/job_agent/jobs/", "get_runtime_envs_info", "metrics")
-    calls = [doors.post_job([], "127.0.0.1", port, f"env; touch {marker}") for port in run.ports]
-    calls += [
-        ["curl", "--silent", "--max-time", "4", "--write-out", " %{http_code}", f"http://127.0.0.1:{port}/{page}"]
+    agents = sorted({port for _, port, name in run.sockets if "Agent" in name})
+    assert len(agents) >= 2, "Ray's agents speak HTTP; all other ports are asked, too, and may answer nothing"
+    posts = [
+        doors.post_job([], "127.0.0.1", port, f"env; touch {marker}", seconds=60 if port in agents else 3)
         for port in run.ports
-        for page in pages
     ]
-    answers = [done.stdout for done in doors.all_at_once([partial(doors.as_nobody, call) for call in calls])]
-    posted = {answer.split()[-1] for answer in answers[: len(run.ports)]}
+    pages = ("api/job_agent/jobs/", "get_runtime_envs_info", "metrics")
+    gets = [doors.get(f"http://127.0.0.1:{port}/{page}", seconds=60) for port in agents for page in pages]
+    answers = [done.stdout for done in doors.all_at_once([partial(doors.as_nobody, call) for call in posts + gets])]
+    posted = {answer.split()[-1] for answer in answers[: len(posts)]}
     assert "401" in posted and "200" not in posted, "the job API is there, and wants the token"
     assert not marker.exists()
     token = run.driver()["RAY_AUTH_TOKEN"]
@@ -92,8 +93,8 @@ def test_only_the_token_joins(run: doors.Run) -> None:
     loopback = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     without, wrong, right = doors.all_at_once(
         [
-            partial(doors.join, address, **loopback),
-            partial(doors.join, address, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="0" * 64, **loopback),
+            partial(doors.join, address, seconds=30, **loopback),
+            partial(doors.join, address, seconds=30, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="0" * 64, **loopback),
             partial(doors.join, address, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token, **loopback),
         ]
     )
