@@ -41,6 +41,7 @@ def parts(tiny_model, tmp_path_factory) -> tuple[Path, list[str]]:
     (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     run_dir, log = folder / "run", folder / "run" / "logs" / "driver.log"
     shared = {
+        "NUM_ENGINES": "1",
         "REWARD": str(folder / "reward.py"), "TRAIN_DATA": str(folder / "train.jsonl"), "NUM_EPISODES": "7",
         "ROLLOUT_BATCH_SIZE": "4", "N_SAMPLES_PER_PROMPT": "4", "MICRO_ROLLOUT_BATCH_SIZE": "4",
         "TRAIN_BATCH_SIZE": str(TRAIN_BATCH), "MICRO_TRAIN_BATCH_SIZE": "1", "LEARNING_RATE": "1e-9",

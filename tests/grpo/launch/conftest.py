@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from grpo import adapter_files, checkpoint_digests
 from grpo.architecture import Architecture
-from grpo.checkpoint_files import INDEX, ITEM_BYTES
+from grpo.checkpoint_files import INDEX, ITEM_BYTES, read_json
 from grpo.launch import machine, preflight, prompt_lengths
 from grpo.launch.config import Config, resolve
 from grpo.launch.plan import make_plan
@@ -194,3 +195,30 @@ def bystander() -> Iterator[subprocess.Popen]:
     assert process.poll() is None, "a process that is not ours was ended"
     process.kill()
     process.wait()
+
+
+@pytest.fixture
+def save(setting, make_trainer) -> Callable[..., None]:
+    """Write checkpoints of the setting's model, as a run does."""
+    import torch  # here, since most tests of the launcher need none of these
+    from peft import LoraConfig
+    from safetensors.torch import save_file
+
+    flags, model = setting.flags, Architecture.from_config(read_json(Path(setting.flags["pretrain"]) / "config.json"))
+    tensors = {}
+    for module in adapter_files.attention_modules(model.layers, flags["target_modules"]):
+        outer, inner = model.projection(module.rpartition(".")[2])
+        tensors[adapter_files.tensor_name(module, "A")] = torch.zeros(flags["lora_rank"], inner)
+        tensors[adapter_files.tensor_name(module, "B")] = torch.zeros(outer, flags["lora_rank"])
+
+    def write(*steps: int, place: Path | None = None, is_sealed: bool = False) -> None:
+        for step in steps:
+            folder = (place or setting.run_dir / "checkpoints") / f"step_{step}"
+            make_trainer(folder / "trainer", {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+            (folder / "adapter").mkdir()
+            save_file(tensors, folder / "adapter" / adapter_files.WEIGHTS)
+            LoraConfig(r=flags["lora_rank"], target_modules=flags["target_modules"]).save_pretrained(folder / "adapter")
+            for part in checkpoint_digests.PARTS if is_sealed else ():
+                checkpoint_digests.write(folder / part)
+
+    return write
