@@ -8,6 +8,7 @@ from grpo.diagnosis.remedies import finding
 from grpo.diagnosis.rules.update import edge
 from grpo.diagnosis.series import spells
 
+START = 5  # steps that say what two kernels differ by
 AT_REST = 0.1  # of the highest learning rate: up to it, in the warm-up, an update moves next to nothing
 NOTHING = 1e-9  # a learning rate that moves nothing at all
 CLIPPED_AT_REST, KL_AT_REST = 0.02, 0.01  # beyond the rounding of two passes
@@ -17,9 +18,9 @@ def mismatch(run: History) -> list[Finding] | str:
     """Trainer and engine differ in the log-probs of the sampled tokens, beyond the noise of two kernels."""
     column = run.need("logprob_diff_mean", 4)
     values, limit = column.values, edge("logprob_diff_mean")
-    if len(values) >= 20:
+    if len(values) >= 2 * START:
         # Well below the limit, a lasting fivefold of its own start is a sync that no longer arrives.
-        limit = min(limit, max(5 * float(np.median(values[:10])), 0.4 * limit))
+        limit = min(limit, max(5 * float(np.median(values[:START])), 0.4 * limit))
     found = spells(values > limit, least=4, gap=1)
     if not found:
         return f"logprob_diff_mean {number(float(np.median(values)))}, at most {number(float(values.max()))}"

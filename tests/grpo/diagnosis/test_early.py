@@ -113,3 +113,8 @@ def test_one_step_inside_does_not_hide_what_lasts() -> None:
 def test_groups_without_spread_are_no_finding_where_all_is_solved() -> None:
     rows = [row(step, zero_spread_groups=0.9, correct=0.97, correct_whole=0.97) for step in range(1, 9)]
     assert not diagnose(of_rows(rows, (), CONFIG)).findings
+
+
+def test_a_sync_that_no_longer_arrives_is_named_soon_though_the_difference_is_small() -> None:
+    rows = [row(step, logprob_diff_mean=0.001 if step < 7 else 0.004 * (step - 6)) for step in range(1, 16)]
+    assert named_after(rows) == {"mismatch": 15}
