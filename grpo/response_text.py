@@ -4,6 +4,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from reward.answers import MARKER
+
 BREAK = "\u200b"  # a zero-width space
 
 
@@ -32,7 +34,10 @@ def text_of(tokenizer: Any, tokens: Sequence[int]) -> str:
 
 
 def _added(tokenizer: Any) -> tuple[dict[int, str], re.Pattern[str]]:
-    """Return the added tokens by their ids, and what finds one of their names; runs of blanks are nobody's marker."""
+    """Return the added tokens by their ids, and what finds one of their names; runs of blanks are nobody's marker.
+
+    Harmony's markers are the grader's, whatever the model's template is: without such tokens they are only spelled.
+    """
     names = {token: str(added) for token, added in tokenizer.added_tokens_decoder.items()}
     markers = sorted((name for name in names.values() if len(name.strip()) > 1), key=len, reverse=True)
-    return names, re.compile("|".join(map(re.escape, markers)) or "(?!)")
+    return names, re.compile("|".join([*map(re.escape, markers), MARKER.pattern]))

@@ -257,9 +257,10 @@ def clean(text: str, limit: int, nonce: str) -> str:
     Channel headers become a line with the channel's name, so that the judge can tell thoughts from the final message.
     What is put in holds the `nonce`: the text cannot forge it.
     """
-    # The invisible go first: they may stand inside a marker.
-    text = "".join(character for character in _shorten(text, limit, nonce) if _is_visible(character))
+    text = _shorten(text, limit, nonce)
     text = _HEADER.sub(lambda match: f"\n[{match[1]} {nonce}]\n", _ROLE.sub("", text))
+    # After the headers: what the invisible parts is spelled, and opens no message. Before the markers, which they hide.
+    text = "".join(character for character in text if _is_visible(character))
     return _MARKER.sub("\n", text).strip()
 
 

@@ -25,26 +25,37 @@ def diagnose(run: History) -> Diagnosis:
             result.fine[name] = verdict
         else:
             findings += verdict
-    findings = _without_consequences(findings)
+    findings = _without_consequences(findings, int(run.steps[-1]) if len(run.steps) else 0)
     result.findings = sorted(findings, key=lambda finding: (finding.severity != CRITICAL, finding.onset))
     return result
 
 
-def _without_consequences(findings: list[Finding]) -> list[Finding]:
-    """Name what a finding explains with it, in place of a finding of its own."""
-    explained: dict[int, list[str]] = {index: [] for index in range(len(findings))}
-    gone = set()
-    for index, cause in enumerate(findings):
-        for other, consequence in enumerate(findings):
-            follows = consequence.name in EXPLAINS.get(cause.name, ())
-            if follows and cause.onset - TOLERANCE <= consequence.onset <= cause.last + TOLERANCE:
-                explained[index].append(consequence.name)
-                gone.add(other)
+def _without_consequences(findings: list[Finding], end: int) -> list[Finding]:
+    """Name what a finding explains with it, in place of a finding of its own; `end` is the run's last step."""
+    causes: dict[int, int] = {}
+    for other, consequence in enumerate(findings):
+        found = [index for index, cause in enumerate(findings) if _explains(cause, consequence, end)]
+        if found:
+            causes[other] = found[0]
+    explained: dict[int, list[str]] = {}
+    for other in causes:
+        root = causes[other]
+        while root in causes:  # what a consequence explains follows from its cause
+            root = causes[root]
+        explained.setdefault(root, []).append(findings[other].name)
     return [
-        replace(found, consequences=tuple(explained[index])) if explained[index] else found
+        replace(found, consequences=tuple(explained[index])) if index in explained else found
         for index, found in enumerate(findings)
-        if index not in gone
+        if index not in causes
     ]
+
+
+def _explains(cause: Finding, consequence: Finding, end: int) -> bool:
+    """Whether one follows from the other: it began with it, or when it was over, and is no worse."""
+    turns = [cause.onset] if cause.last >= end else [cause.onset, cause.last]
+    is_near = any(abs(consequence.onset - step) <= TOLERANCE for step in turns)
+    is_worse = consequence.severity == CRITICAL != cause.severity
+    return consequence.name in EXPLAINS.get(cause.name, ()) and is_near and not is_worse
 
 
 class Monitor:

@@ -47,8 +47,9 @@ class History:
         """How many rows, from the first, belong to the warm-up of the learning rate: those in which it still rises."""
         rates = self.column("actor_lr")
         if len(rates) and rates.steps[0] == self.steps[0]:
-            rising = np.flatnonzero(np.diff(rates.values) <= 1e-3 * rates.values[:-1])
-            end = rates.steps[rising[0] if len(rising) else -1]
+            is_over = np.diff(rates.values) <= 1e-3 * rates.values[:-1]
+            is_over &= rates.values[:-1] > 1e-3 * rates.values.max()  # a schedule may begin with zeros
+            end = rates.steps[np.flatnonzero(is_over)[0] if is_over.any() else -1]
             return int(np.searchsorted(self.steps, end))
         plan = self.config.get("plan") or {}
         flags = self.config.get("flags") or {}

@@ -1,5 +1,6 @@
 """The likely cause of each pathology, and what to change in train_grpo.sh, in the order in which to try it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +18,18 @@ class Advice:
     Attributes:
         change: in words, for a value that is unknown or no number.
         times: the factor on the present value, None where `change` is all there is to say.
+        enough: whether the present value leaves nothing to do.
     """
 
     setting: str
     change: str
     why: str
     times: float | None = None
+    enough: Callable[[float], bool] | None = None
+
+
+def _is_on(value: float) -> bool:
+    return value > 0
 
 
 @dataclass(frozen=True)
@@ -35,19 +42,28 @@ _RATE_DOWN = Advice("LEARNING_RATE", "to a third", "smaller updates", 1 / 3)
 _RATE_UP = Advice("LEARNING_RATE", "three times as high", "the policy hardly moves", 3.0)
 _CLIP_GRADIENT = Advice("MAX_GRAD_NORM", "to a third", "one bad batch moves the adapter less", 1 / 3)
 _CLIP_RATIO = Advice("EPS_CLIP", "to a half", "keeps the policy nearer to the one that sampled", 0.5)
-_DUAL_CLIP = Advice("--dual_clip", "3", "bounds the loss of a token with a negative advantage")
-_CLIP_ADVANTAGE = Advice("--advantage_clip", "1", "no single sample moves the policy by more")
-_KL = Advice("KL_COEF", "0.001", "holds the policy near the model; one more forward pass a step")
-_OVERLONG = Advice("OVERLONG_BUFFER", "a quarter of GENERATE_MAX_LEN", "a penalty that grows before the limit")
-_THINKING = Advice("THINKING_BUDGET", "three quarters of GENERATE_MAX_LEN", "what thinks too long still answers")
+_DUAL_CLIP = Advice("--dual_clip", "3", "bounds the loss of a token with a negative advantage", enough=_is_on)
+_CLIP_ADVANTAGE = Advice(
+    "--advantage_clip", "1", "no single sample moves the policy by more", enough=lambda now: 0 < now <= 1
+)
+_KL = Advice("KL_COEF", "0.001", "holds the policy near the model; one more forward pass a step", enough=_is_on)
+_OVERLONG = Advice(
+    "OVERLONG_BUFFER", "a quarter of GENERATE_MAX_LEN", "a penalty that grows before the limit", enough=_is_on
+)
+_THINKING = Advice(
+    "THINKING_BUDGET", "three quarters of GENERATE_MAX_LEN", "what thinks too long still answers", enough=_is_on
+)
 _LARGER_GROUPS = Advice("N_SAMPLES_PER_PROMPT", "twice as many", "fewer groups without spread", 2.0)
 _LARGER_BATCH = Advice("TRAIN_BATCH_SIZE", "twice as large", "fewer optimizer steps a rollout, each less noisy", 2.0)
 _LARGER_ROLLOUT = Advice("ROLLOUT_BATCH_SIZE", "twice as large", "less noise in a step", 2.0)
-_CORRECTNESS = Advice("CORRECTNESS_WEIGHT", "0.9", "the reward follows what is checked exactly")
-_QUALITY = Advice("QUALITY_WEIGHT", "0.1", "the two weights add up to 1")
+_CORRECTNESS = Advice(
+    "CORRECTNESS_WEIGHT", "0.9", "the reward follows what is checked exactly", enough=lambda now: now >= 0.9
+)
+_QUALITY = Advice("QUALITY_WEIGHT", "0.1", "the two weights add up to 1", enough=lambda now: now <= 0.1)
 _JUDGE = Advice("JUDGE_MODELS", "another model first", "a second judge, with other blind spots")
 _LENGTH = Advice("GENERATE_MAX_LEN", "one and a half times as long", "responses end before they are cut", 1.5)
-_ENTROPY = Advice("--entropy_loss_coef", "0.001", "pays for exploration")
+_ENTROPY = Advice("--entropy_loss_coef", "0.001", "pays for exploration", enough=_is_on)
+_WARMER = Advice("TEMPERATURE", "1.0", "samples of a group have to differ", enough=lambda now: now >= 1)
 _GO_BACK = Advice("--resume", "DIR --from-step N", "continue from the last step before it, which rotation keeps")
 _LONGER_WARM_UP = Advice("LR_WARMUP_RATIO", "twice as long", "the learning rate comes to its peak slowly", 2.0)
 
@@ -119,7 +135,7 @@ REMEDIES = {
         "the policy has settled on one way to answer and explores no more",
         (
             Advice("--eps_clip_low_high", "0.2 0.28", "lets improbable tokens become probable"),
-            Advice("TEMPERATURE", "not below 1.0", "samples of a group have to differ"),
+            _WARMER,
             _RATE_DOWN,
             _KL,
             _ENTROPY,
@@ -162,7 +178,7 @@ RANGES = {
     ),
     "repetition": Remedy(
         "responses go round in circles: the policy has left the model's language, or the limit invites filling",
-        (_RATE_DOWN, _KL, Advice("TEMPERATURE", "not below 1.0", "low temperatures loop"), _OVERLONG),
+        (_RATE_DOWN, _KL, _WARMER, _OVERLONG),
     ),
     "high_reward_wrong": Remedy(
         "wrong samples are paid like right ones: the judge is taken in, or correctness weighs too little",
@@ -173,7 +189,7 @@ RANGES = {
         (
             Advice("TRAIN_DATA", "problems it solves now and then", "groups with a spread"),
             _LARGER_GROUPS,
-            Advice("TEMPERATURE", "not below 1.0", "samples of a group have to differ"),
+            _WARMER,
         ),
     ),
     "judge_failed": Remedy(
@@ -224,6 +240,11 @@ def _remedy(name: str) -> Remedy:
 def _is_so(advice: Advice, run: History) -> bool:
     """Whether the run has what is advised, or cannot have it."""
     now = run.setting(advice.setting)
+    value = number_of(now)
+    if advice.enough is not None and value is not None and advice.enough(value):
+        return True
+    if not run.has_judge and advice in (_CORRECTNESS, _QUALITY, _JUDGE):
+        return True
     return str(int(now) if isinstance(now, bool) else now) == advice.change or (
         advice is _LARGER_BATCH and _is_one_batch(run)
     )

@@ -38,19 +38,30 @@ def _ranges(*metrics: str) -> tuple[str, ...]:
     return tuple(OUT_OF_RANGE + metric for metric in metrics)
 
 
-# What follows from a finding, and is not listed beside it unless it began well before.
+# What follows from a finding, and is not listed beside it unless it began at another time, or is worse.
+_UPDATE = _ranges(
+    *("ppo_kl", "ppo_clip_ratio", "clip_ratio_low", "clip_ratio_high", "grad_norm", "grad_norm_max"),
+    *("policy_loss_spike", "importance_cut", "importance_weight", "vllm_kl"),
+)
+_DIFFERENCE = _ranges(
+    *("logprob_diff_mean", "logprob_diff_max", "logprob_diff_first", "logprob_diff_last", "improbable_tokens"),
+    *("importance_cut", "importance_weight", "vllm_kl"),
+)
+_RUINED = _ranges("answered", "repetition", "improbable_tokens", "unallocated_mass", "truncated")
+_PAID = _ranges("high_reward_wrong", "reward_correct_correlation", "reward_correct_correlation_rolling")
 EXPLAINS = {
-    "instability": ("entropy_collapse", "correctness_fall", *_ranges("answered", "repetition", "improbable_tokens")),
-    "lr_shock": ("instability", "off_policy", "correctness_fall", *_ranges("answered", "repetition")),
-    "off_policy": ("instability", "correctness_fall"),
-    "mismatch": ("instability", "off_policy", "correctness_fall", *_ranges("improbable_tokens", "importance_cut")),
-    "passes_differ": ("instability", "off_policy"),
+    "instability": ("entropy_collapse", "correctness_fall", *_UPDATE, *_RUINED),
+    "lr_shock": ("instability", "off_policy", "correctness_fall", *_UPDATE, *_RUINED),
+    "off_policy": ("instability", "correctness_fall", *_UPDATE),
+    "mismatch": ("instability", "off_policy", "correctness_fall", *_DIFFERENCE, *_UPDATE),
+    "passes_differ": ("instability", "off_policy", *_UPDATE),
+    "loss_spikes": _ranges("policy_loss_spike", "grad_norm_max"),
     "length_collapse": ("correctness_fall",),
     "entropy_collapse": ("correctness_fall", *_ranges("zero_spread_groups")),
-    "truncation": ("correctness_fall", *_ranges("answered", "advantage_length_correlation")),
+    "truncation": ("correctness_fall", *_ranges("truncated", "answered", "advantage_length_correlation")),
     "flat_learning": _ranges("zero_spread_groups"),
-    "judge_drift": ("reward_hacking",),
+    "judge_drift": ("reward_hacking", *_PAID),
     "judge_outage": ("reward_hacking", "judge_drift", *_ranges("judge_failed", "judge_fallbacks", "reward_missing")),
-    "judge_dependent": _ranges("high_reward_wrong"),
-    "reward_hacking": ("judge_dependent", "flat_learning", "correctness_fall", *_ranges("high_reward_wrong")),
+    "judge_dependent": _PAID,
+    "reward_hacking": ("judge_dependent", "flat_learning", "correctness_fall", *_PAID),
 }

@@ -6,11 +6,12 @@ from grpo.diagnosis.finding import CRITICAL, WARNING, Evidence, Finding, NotJudg
 from grpo.diagnosis.history import History
 from grpo.diagnosis.remedies import finding
 from grpo.diagnosis.rules.update import edge
-from grpo.diagnosis.series import spells
+from grpo.diagnosis.series import Series, spells
 
 START = 5  # steps that say what two kernels differ by
 AT_REST = 0.1  # of the highest learning rate: up to it, in the warm-up, an update moves next to nothing
 NOTHING = 1e-9  # a learning rate that moves nothing at all
+HARDLY_LESS = 0.5  # of the ratio at the full learning rate: an update at a fifth of it does less
 CLIPPED_AT_REST, KL_AT_REST = 0.02, 0.01  # beyond the rounding of two passes
 
 
@@ -51,23 +52,40 @@ def passes_differ(run: History) -> list[Finding] | str:
     if run.setting("OLD_LOG_PROBS") == "engine":
         raise NotJudged("the ratio goes to the engine's log-probs: see mismatch")
     rates = run.need("actor_lr", 3)
-    peak = max(run.setting_number("LEARNING_RATE") or 0.0, float(rates.values.max()))
-    in_warm_up = rates.steps < run.steps[min(run.warm_up, len(run.steps) - 1)]
-    resting = rates.steps[(rates.values <= NOTHING) | (in_warm_up & (rates.values <= AT_REST * peak))]
-    if len(resting) < 3:
-        raise NotJudged(f"{len(resting)} steps of the warm-up at a tenth of the learning rate or less, 3 are needed")
+    resting, why = _at_rest(run, rates)
     evidence = []
     for name, limit in (("ppo_clip_ratio", CLIPPED_AT_REST), ("ppo_kl", KL_AT_REST)):
         column = run.column(name)
         at_rest = np.isin(column.steps, resting)
-        steps, values = column.steps[at_rest], np.abs(column.values[at_rest])
-        if len(values) >= 3 and np.median(values) > limit:
-            first = int(steps[np.argmax(values > limit)])
+        values, others = np.abs(column.values[at_rest]), np.abs(column.values[~at_rest])
+        if not len(values) or np.median(values) <= limit:
+            continue
+        # In few steps at rest, it has to be as large there as it is where the policy moves.
+        if len(values) >= 3 or (len(others) >= 3 and np.median(values) > HARDLY_LESS * np.median(others)):
             numbers = {"median": float(np.median(values)), "limit": limit}
-            evidence.append(Evidence(name, first, int(steps[-1]), numbers))
+            if len(others):
+                numbers["in other steps"] = float(np.median(others))
+            evidence.append(Evidence(name, int(column.steps[at_rest][0]), int(column.steps[at_rest][-1]), numbers))
+    if not len(resting):
+        raise NotJudged("no step whose update moves next to nothing")
     if not evidence:
-        return f"the ratio stays at 1 in {len(resting)} steps at a tenth of the learning rate or less"
+        return f"the ratio stays at 1 in {len(resting)} steps {why}"
+    peak = max(run.setting_number("LEARNING_RATE") or 0.0, float(rates.values.max()))
     largest = float(rates.values[np.isin(rates.steps, resting)].max())
     rate = Evidence("actor_lr", int(resting[0]), int(resting[-1]), {"largest": largest, "highest": peak})
-    onset, last = min(found.first for found in evidence), max(found.last for found in evidence)
+    onset, last = min(found.first for found in evidence), int(run.steps[-1])
     return [finding(run, "passes_differ", CRITICAL, onset, last, *evidence, rate)]
+
+
+def _at_rest(run: History, rates: Series) -> tuple[np.ndarray, str]:
+    """Return the steps whose ratios no update explains, and in words which these are."""
+    updates = run.column("optimizer_steps")
+    single = updates.steps[updates.values == 1]
+    if len(single) >= 3:
+        return single, "of one optimizer step"
+    peak = max(run.setting_number("LEARNING_RATE") or 0.0, float(rates.values.max()))
+    in_warm_up = rates.steps < run.steps[min(run.warm_up, len(run.steps) - 1)]
+    low = (rates.values <= NOTHING) | (in_warm_up & (rates.values <= AT_REST * peak))
+    if low.sum() < 3:
+        low |= in_warm_up & (rates.values <= 2 * AT_REST * peak)
+    return rates.steps[low], "at a fifth of the learning rate or less"

@@ -1,4 +1,4 @@
-"""Metrics that leave their healthy range for good, where no rule of their own looks at them."""
+"""Metrics that leave their healthy range for good. What a finding of another rule explains is not listed beside it."""
 
 import numpy as np
 
@@ -13,13 +13,9 @@ MARGIN = 0.1  # of the end of the range, that the median has to be beyond it
 BACK = 0.25  # of the way to the range, come in those steps: it may get there
 SOLVED = 0.9  # of the samples, beyond which groups have no spread for a good reason
 
-# Other rules judge these, with more than a range.
-JUDGED_ELSEWHERE = {
-    *("ppo_kl", "ppo_clip_ratio", "clip_ratio_low", "clip_ratio_high", "grad_norm", "grad_norm_max"),
-    *("policy_loss_spike", "logprob_diff_mean", "logprob_diff_max", "logprob_diff_first", "logprob_diff_last"),
-    *("truncated", "reward_correct_correlation", "reward_correct_correlation_rolling"),
-}
-WATCHED = [metric.name for metric in SCHEMA if metric.healthy and metric.name not in JUDGED_ELSEWHERE]
+# The scale of a gradient depends on the model: its own start is the measure, for the rule of instability.
+RELATIVE = {"grad_norm", "grad_norm_max"}
+WATCHED = [metric.name for metric in SCHEMA if metric.healthy and metric.name not in RELATIVE]
 
 
 def out_of_range(run: History) -> list[Finding] | str:

@@ -48,7 +48,7 @@ def _collapse_at_peak(run: History) -> Finding | None:
     near = int(run.steps[run.warm_up // 2])  # the rate is half of the peak's there
     if not near <= fall.first_low <= peak + FEW:
         return None
-    before, after = rates.values[0], rates.window(peak).values.max()
+    before, after = rates.values[0], rates.values.max()
     rise = Evidence("actor_lr", int(rates.steps[0]), peak, {"first": float(before), "highest": float(after)})
     last = int(run.steps[-1])
     return finding(run, "lr_shock", CRITICAL, fall.first_low, last, rise, fall.evidence)

@@ -85,8 +85,8 @@ def entropy_collapse(run: History) -> list[Finding] | str:
 
 
 def truncation(run: History) -> list[Finding] | str:
-    """Responses are cut: over 80% of them, or what it costs in correctness is much, or the share rises by 0.2."""
-    cut = run.need("truncated", 5)
+    """Responses are cut: half of them, or fewer at a high price in correctness, or 0.2 more of them than at first."""
+    cut = _at_full_length(run, run.need("truncated", 5))
     if found := _bottleneck(run, cut):
         return [found]
     if len(cut) < 20:
@@ -110,9 +110,9 @@ def _bottleneck(run: History, cut: Series) -> Finding | None:
     """
     limit = edge("truncated")
     found = spells(cut.values > limit, least=5, gap=1)
-    if not found:
+    if not found or found[-1][1] != len(cut) - 1:
         return None
-    first, last = int(cut.steps[found[-1][0]]), int(cut.steps[found[-1][1]])
+    first, last = int(cut.steps[found[-1][0]]), int(cut.steps[-1])
     share = float(np.median(cut.window(first, last).values))
     evidence = [Evidence("truncated", first, last, {"median": share, "range to": limit})]
     whole, correct = (run.column(name).window(first, last).values for name in ("correct_whole", "correct"))
@@ -125,3 +125,12 @@ def _bottleneck(run: History, cut: Series) -> Finding | None:
         return None
     severity = CRITICAL if share > MOST or lost > 2 * PRICE else WARNING
     return finding(run, "truncation", severity, first, last, *evidence)
+
+
+def _at_full_length(run: History, cut: Series) -> Series:
+    """Return the steps in which responses may be as long as they ever may: a schedule of lengths cuts on purpose."""
+    limits, most = run.column("length_limit"), run.setting_number("GENERATE_MAX_LEN")
+    if most is None or not len(limits):
+        return cut
+    kept = np.isin(cut.steps, limits.steps[limits.values >= most])
+    return Series(cut.name, cut.steps[kept], cut.values[kept])

@@ -42,6 +42,10 @@ def named_after(rows: list[dict[str, float]]) -> dict[str, int]:
         ("instability", {"ppo_kl": 5.0, "correct": 0.0, "correct_whole": 0.0}),
         ("truncation", {"truncated": 0.62, "correct_whole": 0.6}),
         ("truncation", {"truncated": 0.45, "correct_whole": 0.65}),
+        ("out_of_range:ppo_kl", {"ppo_kl": 0.4}),
+        ("out_of_range:clip_ratio_high", {"clip_ratio_high": 0.6}),
+        ("out_of_range:logprob_diff_last", {"logprob_diff_last": 1.0}),
+        ("out_of_range:reward_correct_correlation", {"reward_correct_correlation": 0.0}),
         ("out_of_range:judge_failed", {"judge_failed": 0.15}),
         ("out_of_range:judge_fallbacks", {"judge_fallbacks": 0.9}),
         ("out_of_range:repetition", {"repetition": 0.7}),
@@ -94,7 +98,62 @@ def test_every_other_range_has_a_finding_and_a_cause(name: str) -> None:
     out = (low - 1.5 * abs(low) - 1e-3) if low is not None else high + 1.5 * abs(high) + 1e-3
     rows = [row(step, **{name: out}) for step in range(1, 9)]
     [found] = diagnose(of_rows(rows, (), CONFIG)).findings
-    assert found.name == f"out_of_range:{name}" and found.cause and found.onset == 1
+    own = f"out_of_range:{name}"
+    assert (found.name == own or own in found.consequences) and found.cause and found.onset == 1
+
+
+@pytest.mark.parametrize("warm_up", [2, 5, 10, 17, 30])
+def test_a_ratio_that_does_not_go_with_the_learning_rate_is_no_updates(warm_up: int) -> None:
+    """Two passes differ by as much in the first step as later on; an update at a fifth of the rate does less."""
+    differ = named_after([row(step, warm_up, ppo_clip_ratio=0.15, ppo_kl=0.03) for step in range(1, warm_up + 8)])
+    assert ("passes_differ" in differ) == (warm_up >= 5), "of a shorter warm-up no step is at rest"
+    shares = [min(step / warm_up, 1) for step in range(1, warm_up + 8)]
+    update = [
+        row(step, warm_up, ppo_clip_ratio=0.15 * share, ppo_kl=0.04 * share**2) for step, share in enumerate(shares, 1)
+    ]
+    assert "passes_differ" not in named_after(update)
+    single = [row(step, warm_up, ppo_clip_ratio=0.15, optimizer_steps=1.0) for step in range(1, 9)]
+    assert "passes_differ" in named_after(single), "the ratio of a single step is 1, at any rate"
+
+
+@pytest.mark.parametrize("chronic", [{"truncated": 0.36, "correct_whole": 0.55}, {"logprob_diff_mean": 0.06}])
+def test_a_chronic_warning_does_not_hide_a_fall_of_correctness(chronic) -> None:
+    rows = [row(step, **chronic, **({"correct": 0.02} if step >= 60 else {})) for step in range(1, 81)]
+    evals = [
+        {"step": step, "exact_match": 0.45 if step < 60 else 0.02, "samples": 256, "n": 256}
+        for step in range(0, 81, 10)
+    ]
+    monitor, named = Monitor(CONFIG), {}
+    for end in range(1, 81):
+        for found in monitor.new_onsets(rows[:end], [one for one in evals if one["step"] <= end]):
+            named.setdefault(found.name, end)
+    assert 60 < named["correctness_fall"] <= 66 and len(named) == 2
+    [fall] = [found for found in diagnose(of_rows(rows, evals, CONFIG)).findings if found.name == "correctness_fall"]
+    assert fall.severity == "critical" and fall.onset == 60
+
+
+def test_what_a_consequence_explains_follows_from_its_cause() -> None:
+    def rate(step: int) -> float:
+        return 1e-6 if step < 40 else 1e-5
+
+    shocked = {"ppo_kl": 0.4, "ppo_clip_ratio": 0.5, "entropy": 0.02, "correct": 0.1, "correct_whole": 0.11}
+    rows = [row(step, **(shocked if step >= 40 else {})) | {"actor_lr": rate(step)} for step in range(1, 81)]
+    result = diagnose(of_rows(rows, (), CONFIG))
+    assert [found.name for found in result.findings] == ["lr_shock"]
+    assert {"instability", "entropy_collapse", "correctness_fall"} <= set(result.findings[0].consequences)
+
+
+def test_a_schedule_of_lengths_cuts_on_purpose() -> None:
+    config = CONFIG | {"flags": CONFIG["flags"] | {"generate_max_len": 3072}}
+    rows = [row(step, truncated=0.55, correct_whole=0.6, length_limit=1024) for step in range(1, 20)]
+    assert "truncation" not in {found.name for found in diagnose(of_rows(rows, (), config)).findings}
+    rows += [row(step, truncated=0.55, correct_whole=0.6, length_limit=3072) for step in range(20, 26)]
+    assert "truncation" in {found.name for found in diagnose(of_rows(rows, (), config)).findings}
+
+
+def test_a_schedule_may_begin_with_zeros() -> None:
+    rows = [row(step) | {"actor_lr": 1e-6 * max(min(step - 2, 8), 0)} for step in range(1, 20)]
+    assert of_rows(rows).warm_up == 9
 
 
 def test_what_is_on_its_way_back_or_was_out_once_is_no_finding() -> None:

@@ -68,6 +68,16 @@ def test_what_is_so_already_is_not_advised():
     assert "JUDGE_FALLBACK" not in actions("judge_outage", JUDGE_FALLBACK="group")
 
 
+def test_what_is_better_already_is_not_advised():
+    kept = actions("reward_hacking", CORRECTNESS_WEIGHT="0.95", QUALITY_WEIGHT="0.05", init_kl_coef=0.01)
+    assert set(kept) == {"JUDGE_MODELS"}
+    assert set(actions("reward_hacking", init_kl_coef=0.0)) == {
+        *("JUDGE_MODELS", "CORRECTNESS_WEIGHT", "QUALITY_WEIGHT", "KL_COEF")
+    }
+    assert "TEMPERATURE" not in actions("entropy_collapse", temperature=1.0)
+    assert "QUALITY_WEIGHT" not in actions("length_collapse", JUDGE="0")
+
+
 @pytest.mark.parametrize("value", ["x", "", None, [1], {}, float("nan")])
 def test_a_strange_setting_does_not_stop_the_diagnosis(value):
     assert "LEARNING_RATE" in actions("instability", actor_learning_rate=value)
