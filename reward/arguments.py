@@ -66,7 +66,9 @@ class _Reader:
             return token
         index = self._root_index() if token == "\\sqrt" else ""
         takes_numbers = takes_numbers and token in _GREEDY
-        return token + index + "".join(self._argument(token, depth + 1, takes_numbers) for _ in range(_COUNTS[token]))
+        count = _COUNTS[token]
+        arguments = [self._argument(token, depth + 1, takes_numbers, place == count - 1) for place in range(count)]
+        return token + index + "".join(arguments)
 
     def _group(self, depth: int) -> str:
         inner = self.sequence(None, depth + 1).strip(" ")
@@ -83,7 +85,7 @@ class _Reader:
         begin, self.at = self.at, end + 1
         return "".join(self.tokens[begin : self.at]).replace(" ", "")
 
-    def _argument(self, command: str, depth: int, takes_numbers: bool) -> str:
+    def _argument(self, command: str, depth: int, takes_numbers: bool, is_last: bool) -> str:
         before = self.tokens[self.at - 2] if self.at > 1 else ""
         self._skip_blanks()
         token = self._next()
@@ -100,13 +102,18 @@ class _Reader:
                 return "{(" + inner + ")}"
             if token in "+-" and command in "^_" and self._next(1) not in ("", "}", ")", " ", "("):
                 self.at += 1
-                return "{" + token + self._argument(command, depth + 1, True).removeprefix("{").removesuffix("}") + "}"
+                return (
+                    "{"
+                    + token
+                    + self._argument(command, depth + 1, True, True).removeprefix("{").removesuffix("}")
+                    + "}"
+                )
         if command == "_" and before == "\\log" and self._next(1) != "(":
             takes_numbers = token[0] in "01"  # which alone are no bases
         if token[0].isdigit() and len(token) > 1 and not takes_numbers:
             self.tokens[self.at] = token[1:]
             return "{" + token[0] + "}"
-        return "{" + self._item(depth, command in _GREEDY) + "}"
+        return "{" + self._item(depth, is_last) + "}"  # the first of two leaves digits to the second
 
     def _skip_blanks(self) -> None:
         while self._next() == " ":

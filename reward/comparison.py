@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from reward.notation import spell, squeeze
-from reward.structure import Node, Unreadable, assignments, read, solved
+from reward.structure import Node, Unreadable, assignments, read, solutions, solved
 
 # decide(first, second, question) says whether two expressions are equal (EQUAL), or whether the first is a multiple of
 # the second by a constant that is not zero (MULTIPLE) or is positive (POSITIVE_MULTIPLE).
@@ -43,6 +43,9 @@ def equal(first: str, second: str, decide: Decide) -> bool:
 def _same(a: Node, b: Node, decide: Decide) -> bool:
     if a == b:
         return True
+    solutions_a, solutions_b = solutions(a), solutions(b)
+    if solutions_a or solutions_b:
+        return _same_solutions(a, b, decide)
     named_a, named_b = assignments(a), assignments(b)
     if named_a and named_b:
         first, second = dict(named_a), dict(named_b)
@@ -81,11 +84,29 @@ def _same(a: Node, b: Node, decide: Decide) -> bool:
     return all(_same(x, y, decide) for x, y in zip(a.parts, b.parts, strict=True))
 
 
-def _are_values(named: Sequence[tuple[str, Node]], other: Node, decide: Decide) -> bool:
-    """Whether values without names are those of the names, in their order."""
-    is_list = (other.kind == "collection" and not other.mark) or (other.kind == "bracket" and other.mark == "()")
-    if not is_list or len(named) != len(other.parts):
+def _same_solutions(a: Node, b: Node, decide: Decide) -> bool:
+    """Whether two lists of solutions, `x = 1, y = 2 or x = 2, y = 1` or pairs without names, are the same."""
+    found, others = solutions(a), solutions(b)
+    if found is None:
+        return _same_solutions(b, a, decide)
+    names, rows = found
+    if others is None:
+        listed = b.parts if b.kind == "collection" and not b.mark else ()
+    elif sorted(others[0]) != sorted(names):
         return False
+    else:
+        order = [others[0].index(name) for name in names]
+        listed = tuple(row._replace(parts=tuple(row.parts[place] for place in order)) for row in others[1])
+    return _matched(rows, listed, decide)
+
+
+def _are_values(named: Sequence[tuple[str, Node]], other: Node, decide: Decide) -> bool:
+    """Whether values without names are those of the names: in their order, but for a list of one name's (x_1, x_2)."""
+    is_list = other.kind == "collection" and not other.mark
+    if not (is_list or (other.kind == "bracket" and other.mark == "()")) or len(named) != len(other.parts):
+        return False
+    if is_list and len({name.partition("_")[0] for name, _ in named}) == 1:
+        return _matched([value for _, value in named], other.parts, decide)
     return all(_same(value, part, decide) for (_, value), part in zip(named, other.parts, strict=True))
 
 

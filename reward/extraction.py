@@ -20,11 +20,12 @@ _BRACE = re.compile(
     rf"(?P<box>\\f?box(?:ed)?(?![A-Za-z])\s*(?:\{{|\Z|(?P<bare>{_NUMBER})))|\\(?:[{{}}]|\\(?!f?box))|[{{}}]"
 )
 
-# What parts the boxes of one list.
-_BLANKS = r"(?:[\s$]|\\[,;:! ()\[\]]|\\q?quad)*"
+# What parts the boxes of one list: signs, words that join, a name. Other words say that the next box is another matter.
+_JOINING = r"(?:and|or|also|maybe|perhaps|possibly|alternatively|otherwise|else|either|both)(?![A-Za-z])"
 _BOX_SEPARATOR = re.compile(
-    rf"{_BLANKS}(?:[,;]|,?\s*(?:and|or)|,?\s*\\(?:text|mbox|textrm|mathrm)\{{[\s,]*(?:and|or)[\s,]*\}}|\\q?quad)"
-    rf"{_BLANKS}\Z"
+    rf"(?:[\s$.,;:!?/*()\[\]|-]|\\[,;:! ()\[\]]|\\q?quad(?![A-Za-z])|(?<![A-Za-z]){_JOINING}"
+    rf"|\\(?:text|mbox|textrm|mathrm)\{{[\s,.]*(?:{_JOINING}[\s,.]*)*\}}|(?<![A-Za-z])[A-Za-z](?:_[A-Za-z0-9])?\s*=)*\Z",
+    re.IGNORECASE,
 )
 MAX_BOXES = 64
 MAX_SEPARATOR_CHARS = 80
@@ -46,7 +47,7 @@ _PHRASE_END = re.compile(
 )
 # What follows that end may name another answer: then the response names several, and none of them counts.
 _VALUE = r"[\s*$(]*(?:\\[(\[])?[\s{]*-?[0-9\\]"
-_NUMBER_ALONE = r"-?[0-9][0-9,]*[\s*)]*(?:(?<=[0-9]{2})[.;!?]|\n|[.;!?]*\s*\Z)"  # "1. First" is an item of a list
+_NUMBER_ALONE = r"-?[0-9][0-9,]*[\s*)]*[.;!?]*[ *)]*(?:\n|\Z)"  # "1. First" is an item of a list
 _FORMULA_ALONE = (
     r"(?:\$|\\\()(?! ?\\(?:blacksquare|square|Box|qed|checkmark)(?![A-Za-z]))"
     r"[^$\n=<>]{1,120}?(?:\$|\\\))[\s*)]*(?:[.;!?\n]|\Z)"
@@ -70,6 +71,7 @@ _PROSE = re.compile(
 # How many phrases are looked at for one that is followed by an answer.
 MAX_PHRASES = 20
 _DISPLAYED = re.compile(r"\\\[|\$\$")
+_DISPLAYED_TOO = re.compile(r"[\s.,;]*(?:or|and|alternatively|maybe|perhaps)\b[\s,]*(?:\\\[|\$|\\\()", re.IGNORECASE)
 
 
 class _Box(NamedTuple):
@@ -147,7 +149,9 @@ def _announced(text: str, start: int) -> str | None:
     displayed = _DISPLAYED.match(rest)
     if displayed:
         end = rest.find("\\]" if displayed[0] == "\\[" else "$$", displayed.end())
-        rest = rest[displayed.end() : end] if end >= 0 else rest[displayed.end() :]
+        after = rest[end + 2 :] if end >= 0 else ""
+        shown = rest[displayed.end() : end] if end >= 0 else rest[displayed.end() :]
+        rest = shown + after if _DISPLAYED_TOO.match(after) else shown
     else:
         rest = _up_to_end(rest)
     for delimiter in ("**", "`", "\\(", "\\)"):
@@ -160,11 +164,23 @@ def _up_to_end(rest: str) -> str:
     for end in _PHRASE_END.finditer(rest):
         if end["semicolon"] and _is_inside(rest[: end.start()]):
             continue
-        names_several = _ALTERNATIVE.match(rest, end.start()) or (
+        other = _ALTERNATIVE.match(rest, end.start())
+        names_several = (other and not _says_again(rest, end.start())) or (
             end["condition"] and _SECOND_CASE.search(rest, end.end())
         )
         return rest if names_several else rest[: end.start()]
     return rest
+
+
+def _says_again(rest: str, end: int) -> bool:
+    """Whether all that follows an answer, to the end of the text, is that answer once more."""
+    said = _bare(rest[:end])
+    again = [_bare(part) for part in re.split(r"\n|[.;!?](?=\s|\Z)", rest[end:])]
+    return bool(said) and all(part == said for part in again if part)
+
+
+def _bare(text: str) -> str:
+    return re.sub(r"[\s$*`.;!?]|\\[()\[\]]|\\therefore(?![A-Za-z])", "", text)
 
 
 def _is_inside(before: str) -> bool:

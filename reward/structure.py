@@ -255,6 +255,22 @@ def assignments(node: Node) -> list[tuple[str, Node]] | None:
     return named if is_whole else None
 
 
+def solutions(node: Node) -> tuple[list[str], list[Node]] | None:
+    """(names, one tuple a solution) for `x = 1, y = 2 or x = 2, y = 1`; None for anything else."""
+    if node.kind != "collection" or not all(part.kind == "relation" and part.mark == "=" for part in node.parts):
+        return None
+    found = [solved(part) for part in node.parts]
+    pairs = [pair for pair in found if pair]
+    names = list(dict.fromkeys(name for name, _ in pairs))
+    size = len(names)
+    if len(pairs) != len(found) or size < 2 or len(pairs) <= size or len(pairs) % size:
+        return None
+    rows = [dict(pairs[start : start + size]) for start in range(0, len(pairs), size)]
+    if any(len(row) != size for row in rows):
+        return None
+    return names, [Node("bracket", "()", tuple(row[name] for name in names)) for row in rows]
+
+
 def last_side(text: str) -> str | None:
     r"""What the equation `m+n = ... = A` of a spelled text ends with, None where the text is anything else.
 

@@ -64,6 +64,8 @@ def test_other_arguments_are_other_answers() -> None:
         ("\\frac1{512}", "2^{-9}", "12/5"),
         ("\\frac1{x+1}", "\\frac{1}{1+x}", "\\frac{1}{x}+1"),
         ("\\frac{17}3", "5\\frac23", "\\frac{1}{7}3"),
+        ("\\frac{2}\\sqrt12", "\\frac{1}{\\sqrt3}", "\\frac{2}{\\sqrt1}2"),
+        ("\\frac\\sqrt21", "\\sqrt2", "\\sqrt{21}"),
         ("\\frac123", "\\frac32", "\\frac{1}{23}"),
         ("\\frac1\\sqrt2", "\\frac{\\sqrt2}2", "\\frac12"),
         ("\\frac\\pi2", "0.5\\pi", "\\pi"),
@@ -84,9 +86,14 @@ def test_what_a_gold_equals(gold: str, answer: str, other: str) -> None:
     assert not grade(f"\\boxed{{{other}}}", gold).correct
 
 
-def _bare(argument: str, is_greedy: bool) -> list[str]:
-    r"""What may stand for `{argument}`; a blank ends a macro's name, and may stand before any argument."""
+def _bare(argument: str, is_greedy: bool, is_last: bool) -> list[str]:
+    r"""What may stand for `{argument}`; a blank ends a macro's name, and may stand before any argument.
+
+    In `\frac \sqrt 12` two is the denominator: what is first of two has its numbers in braces.
+    """
     forms = [f"{{{argument}}}", f" {{ {argument} }}"]
+    if not is_last and "12" in argument:
+        return forms
     is_single = len(argument) == 1 or (argument.startswith("\\") and "+" not in argument)
     if is_single or (is_greedy and argument.isdigit()):
         forms += [f" {argument} " if argument[-1].isalpha() else f" {argument}"]
@@ -103,10 +110,10 @@ def _larger(inner: st.SearchStrategy[tuple[str, str]]) -> st.SearchStrategy[tupl
     def command(draw: st.DrawFn) -> tuple[str, str]:
         name, count = draw(st.sampled_from([("\\frac", 2), ("\\sqrt", 1), ("\\sqrt[3]", 1), ("y^", 1), ("a_", 1)]))
         full = some = name
-        for _ in range(count):
+        for place in range(count):
             argument, written = draw(inner)
             full += f"{{{argument}}}"
-            some += draw(st.sampled_from(_bare(written, name != "\\frac")))
+            some += draw(st.sampled_from(_bare(written, name != "\\frac", place == count - 1)))
         return full, some
 
     sums = st.tuples(inner, inner).map(lambda two: (f"{two[0][0]}+{two[1][0]}", f"{two[0][1]} + {two[1][1]}"))
