@@ -7,9 +7,12 @@ from grpo.diagnosis.history import History
 from grpo.diagnosis.remedies import finding
 from grpo.diagnosis.rules.learning import fall_of_correctness
 from grpo.diagnosis.rules.update import edge, magnitude
+from grpo.diagnosis.series import trend
 
 JUMP = 1.5  # of the learning rate in one step
 SETTLING = 10  # steps after a jump in which its consequences show
+EARLY, LATEST = 8, 20  # steps after the warm-up in which a drift from the start shows
+DRIFTED, DRIFT_Z = 0.4, 3.0  # of the range of KL, and standard errors of its rise
 FEW = 5  # steps after the peak in which a fall of correctness is due to it
 
 
@@ -89,17 +92,38 @@ def _transient(run: History) -> list[Evidence]:
     return evidence
 
 
+def _early_drift(run: History) -> list[Evidence]:
+    """Return that the KL rises and correctness falls over the first steps after the warm-up."""
+    if not len(run.rows):
+        return []
+    end = int(run.steps[min(len(run.steps), LATEST) - 1])
+    kl, correct = magnitude(run, "ppo_kl").window(0, end), run.column("correct").window(0, end)
+    if min(len(kl), len(correct)) < EARLY:
+        return []
+    recent, (rise, fall) = float(np.median(kl.values[-4:])), (trend(kl), trend(correct))
+    if recent < DRIFTED * edge("ppo_kl") or rise.z < DRIFT_Z or fall.z > -DRIFT_Z / 2:
+        return []
+    first = int(kl.steps[0])
+    return [
+        Evidence("ppo_kl", first, end, {"first": float(np.median(kl.values[:3])), "last": recent, "z": rise.z}),
+        Evidence("correct", first, end, {"change": fall.change, "z": fall.z}),
+    ]
+
+
 def off_policy(run: History) -> list[Finding] | str:
     """Several optimizer steps a rollout, and clip ratio or KL out of range from early on for most of the run.
 
-    Several optimizer steps by themselves are the recipe here, and no finding.
+    Or the KL grows from the start, while correctness falls. Several optimizer steps by themselves are the recipe here,
+    and no finding.
     """
     run = run.after_warm_up
-    updates = run.need("optimizer_steps", 15)
+    updates = run.need("optimizer_steps", EARLY)
     count = float(np.median(updates.values))
     if count <= 1:
         return "one optimizer step a rollout"
-    evidence, seen = [], []
+    evidence, seen = _early_drift(run), []
+    if not evidence:
+        run.need("optimizer_steps", 15)
     for name in ("ppo_clip_ratio", "ppo_kl"):
         column = magnitude(run, name)
         if len(column) < 15:
@@ -114,7 +138,7 @@ def off_policy(run: History) -> list[Finding] | str:
                 "share of steps beyond": float(out.mean()),
             }
             evidence.append(Evidence(name, int(column.steps[first]), int(column.steps[-1]), numbers))
-    if not seen:
+    if not seen and not evidence:
         raise NotJudged("metrics.jsonl has neither ppo_clip_ratio nor ppo_kl for 15 steps after the warm-up")
     if not evidence:
         return f"{number(count)} optimizer steps a rollout, {', '.join(seen)}"
