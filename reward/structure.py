@@ -32,10 +32,11 @@ _NAME = re.compile(
 )
 # What makes a side of an equation more than the name of a quantity: another statement, or a number beside a name.
 _STATEMENT = re.compile(
-    r"\\(?:[A-Za-z]*arrow|implies|iff|to|therefore|because|approx|equiv|ne|mid)(?![A-Za-z])|[?:]|->|=>"
-    r"|\A *-?[0-9][0-9., ]* [^ +\-](?!.*[+-])",
-    re.DOTALL,
+    r"\\(?:[A-Za-z]*arrow|implies|iff|to|therefore|because|approx|equiv|ne|mid|ni|in)(?![A-Za-z])|[?:]|->|=>"
+    r"|\\text ?\{[^{}]*(?:[=0-9]|\b(?:or|and)\b)"
 )
+_SIGNS_OF_A_PRODUCT = re.compile(r"\\(?:cdot|times)(?![A-Za-z])|[\s*(){}]")
+_NUMBER_OF_A_NAME = re.compile(r"-?[0-9][0-9.,]*(?:[A-Za-z]|\\(?!frac|sqrt|pi))[^+-]*\Z")
 # Capital letters or Roman numerals that one \\text lists.
 _LISTED = re.compile(r"\\text ?\{ ?((?:[A-Z]{1,4}(?: ?, ?(?:and |or )?| and | or |(?= ?\}))){2,}) ?\}\Z")
 # What stands before the condition of a set.
@@ -283,11 +284,13 @@ def last_side(text: str) -> str | None:
             return None
         if any(_STATEMENT.search(side) for side in sides[:-1]):
             return None
+        if any(_NUMBER_OF_A_NAME.match(_SIGNS_OF_A_PRODUCT.sub("", side)) for side in sides[:-1]):
+            return None
         if any(len(_split(side, lambda token: bool(_AND.match(token)))[0]) > 1 for side in sides[:-1]):
             return None
     except Unreadable:
         return None
     last = sides[-1].strip()
-    values = {rational(squeeze(split_unit(side.strip())[0])) for side in sides} - {None}
+    values = {rational(squeeze(split_unit(side.strip().strip("()"))[0])) for side in sides} - {None}
     is_curve = values == {0} and any(re.search("[+-]", side) and re.search("[0-9]", side) for side in sides[:-1])
     return last if len(values) <= 1 and not is_curve else None

@@ -49,7 +49,8 @@ def judge_drift(run: History) -> list[Finding] | str:
     A policy that writes better moves both slowly, one that flatters the judge moves the wrong ones: neither jumps.
     """
     _need_judge(run)
-    right, wrong = run.together("judge_quality_right", "judge_quality_wrong", least=20 + LASTING)
+    right, wrong = run.together("judge_quality_right", "judge_quality_wrong", least=2 * NEAR + LASTING)
+    least = DRIFT if len(right) >= 20 + LASTING else 3 * DRIFT  # few steps say little of what is usual
     both = (right.values + wrong.values) / 2
     jumps = [_jump(both, sign) for sign in (1, -1)]
     index, jump, z = max(jumps, key=lambda found: abs(found[2]))
@@ -57,7 +58,7 @@ def judge_drift(run: History) -> list[Finding] | str:
     changes = [after - before for before, after in levels]
     text = f"largest jump of the quality {number(jump)} at step {right.steps[index]}"
     same_way = all(change * jump > 0 for change in changes)
-    if abs(z) < 5 or not same_way or min(map(abs, changes)) < DRIFT:
+    if abs(z) < 5 or not same_way or min(map(abs, changes)) < least:
         return text
     lasting = shift_at(both, index, window=20).change
     near = range(max(index - 2, 2), min(index + 3, len(both) - 1))

@@ -12,6 +12,9 @@ HEALTHY = sorted(set(RUNS) - set(SICK))
 UNNAMED = {"gold-wrong-column"}
 # Nothing is out of its range before step 9: the drift shows in step 12.
 LATE = {"many-updates": 12}
+# What is so, if not what ails them: of a model that noise has broken, trainer and engine differ by 0.02 nat and more;
+# and with dropout correctness falls after step 12.
+ALSO_SO = {"adapter-damaged": {"mismatch"}, "attention-dropout": {"correctness_fall"}}
 
 
 def test_there_are_enough_of_them() -> None:
@@ -36,4 +39,4 @@ def test_a_fault_is_named_in_time(name: str) -> None:
 @pytest.mark.parametrize("name", SICK)
 def test_nothing_is_named_that_is_not_so(name: str) -> None:
     run = RUNS[name]
-    assert set(run.named()) <= {*run.expected, *run.also_fine}
+    assert set(run.named()) <= {*run.expected, *run.also_fine, *ALSO_SO.get(name, ())}
