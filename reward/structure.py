@@ -36,7 +36,7 @@ _STATEMENT = re.compile(
     r"|\\text ?\{[^{}]*(?:[=0-9]|\b(?:or|and)\b)"
 )
 _SIGNS_OF_A_PRODUCT = re.compile(r"\\(?:cdot|times)(?![A-Za-z])|[\s*(){}]")
-_NUMBER_OF_A_NAME = re.compile(r"-?[0-9][0-9.,]*(?:[A-Za-z]|\\(?!frac|sqrt|pi))[^+-]*\Z")
+_NUMBER_OF_A_NAME = re.compile(r"-?[0-9]{2}[0-9.,]*(?:[A-Za-z]|\\(?!frac|sqrt|pi))[^+-]*\Z")
 # Capital letters or Roman numerals that one \\text lists.
 _LISTED = re.compile(r"\\text ?\{ ?((?:[A-Z]{1,4}(?: ?, ?(?:and |or )?| and | or |(?= ?\}))){2,}) ?\}\Z")
 # What stands before the condition of a set.
