@@ -32,6 +32,7 @@ def rollout(seed: int, count: int = 16) -> list[dict]:
                 "judge_calls": 1.0,
                 "judge_cached": 0.0,
                 "judge_failed": float(draw.random() < 0.1),
+                "truncated": float(draw.random() < 0.4),
             }
         )
     rewards = np.array([sample["reward"] for sample in samples]).reshape(-1, GROUP)
@@ -60,7 +61,7 @@ def as_experiences(samples: list[dict], order: list[int], size: int) -> list[Sim
                 index=rows,
                 info={
                     name: torch.tensor([sample[name] for sample in batch])
-                    for name in ("correct", "judge_quality", "judge_calls", "judge_cached", "judge_failed")
+                    for name in ("correct", "judge_quality", "judge_calls", "judge_cached", "judge_failed", "truncated")
                 },
             )
         )
@@ -93,6 +94,8 @@ def test_they_are_those_of_float64_in_any_order_and_batching(seed, size, random)
         "sampled_tokens": length.sum(),
         "repetition": np.mean([1 - len(set(one)) / len(one) if one else 0.0 for one in grams]),
     }
+    if (whole := column["truncated"] == 0).any():
+        expected["correct_whole"] = right[whole].mean()
     if right.any():
         high = column["reward"].astype(np.float32) >= np.median(column["reward"][right].astype(np.float32))
         expected["high_reward_wrong"] = (high & ~right).sum() / high.sum()
