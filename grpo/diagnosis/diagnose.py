@@ -37,25 +37,36 @@ def _without_consequences(findings: list[Finding], end: int) -> list[Finding]:
         found = [index for index, cause in enumerate(findings) if _explains(cause, consequence, end)]
         if found:
             causes[other] = found[0]
-    explained: dict[int, list[str]] = {}
+    explained: dict[int, list[Finding]] = {}
     for other in causes:
         root = causes[other]
         while root in causes:  # what a consequence explains follows from its cause
             root = causes[root]
-        explained.setdefault(root, []).append(findings[other].name)
+        explained.setdefault(root, []).append(findings[other])
     return [
-        replace(found, consequences=tuple(explained[index])) if index in explained else found
+        _with_consequences(found, explained.get(index, []))
         for index, found in enumerate(findings)
         if index not in causes
     ]
 
 
+def _with_consequences(cause: Finding, consequences: list[Finding]) -> Finding:
+    """Return a finding that names what it explains, and is as severe as the worst of that."""
+    severity = CRITICAL if any(found.severity == CRITICAL for found in consequences) else cause.severity
+    return replace(cause, severity=severity, consequences=tuple(found.name for found in consequences))
+
+
 def _explains(cause: Finding, consequence: Finding, end: int) -> bool:
-    """Whether one follows from the other: it began with it, or when it was over, and is no worse."""
-    turns = [cause.onset] if cause.last >= end else [cause.onset, cause.last]
-    is_near = any(abs(consequence.onset - step) <= TOLERANCE for step in turns)
-    is_worse = consequence.severity == CRITICAL != cause.severity
-    return consequence.name in EXPLAINS.get(cause.name, ()) and is_near and not is_worse
+    """Whether one follows from the other: it began while the other lasted.
+
+    A fall of correctness has to begin with it, or when it was over: what the run has borne for long is not why it fell.
+    """
+    if consequence.name not in EXPLAINS.get(cause.name, ()):
+        return False
+    if consequence.name == "correctness_fall":
+        turns = [cause.onset] if cause.last >= end else [cause.onset, cause.last]
+        return any(abs(consequence.onset - step) <= TOLERANCE for step in turns)
+    return cause.onset - TOLERANCE <= consequence.onset <= cause.last + TOLERANCE
 
 
 class Monitor:

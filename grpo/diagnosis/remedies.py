@@ -61,6 +61,7 @@ _CORRECTNESS = Advice(
 )
 _QUALITY = Advice("QUALITY_WEIGHT", "0.1", "the two weights add up to 1", enough=lambda now: now <= 0.1)
 _JUDGE = Advice("JUDGE_MODELS", "another model first", "a second judge, with other blind spots")
+_REWARD = Advice("REWARD", "read again", "its sign, and what it pays for: samples/ has the best paid wrong response")
 _LENGTH = Advice("GENERATE_MAX_LEN", "one and a half times as long", "responses end before they are cut", 1.5)
 _ENTROPY = Advice("--entropy_loss_coef", "0.001", "pays for exploration", enough=_is_on)
 _WARMER = Advice("TEMPERATURE", "1.0", "samples of a group have to differ", enough=lambda now: now >= 1)
@@ -86,8 +87,8 @@ REMEDIES = {
         (_GO_BACK, _RATE_DOWN, _CLIP_GRADIENT, Advice("TRAIN_DATA", "in mixed order", "no step where it gets harder")),
     ),
     "reward_hacking": Remedy(
-        "the policy learns what the judge likes, not what is right",
-        (_CORRECTNESS, _QUALITY, _JUDGE, _KL),
+        "the policy learns what the reward function or the judge likes, not what is right",
+        (_CORRECTNESS, _QUALITY, _JUDGE, _REWARD, _KL),
     ),
     "instability": Remedy(
         "the updates are too large: the policy leaves the region in which its samples mean something",
@@ -148,6 +149,7 @@ REMEDIES = {
     "judge_outage": Remedy(
         "every model of the judge failed: a quota, a key, a retired id, or the network",
         (
+            Advice("--check", "before the next start", "it asks for each model, and says what is wrong with the key"),
             Advice("JUDGE_RPM", "to the quota", "429 answers come of asking too often"),
             Advice("JUDGE_MODELS", "with one more model", "a fallback that works"),
             Advice("JUDGE_DEADLINE", "twice as long", "more time for tries", 2.0),
@@ -183,6 +185,10 @@ RANGES = {
     "high_reward_wrong": Remedy(
         "wrong samples are paid like right ones: the judge is taken in, or correctness weighs too little",
         (_CORRECTNESS, _QUALITY, _JUDGE),
+    ),
+    "reward_correct_correlation": Remedy(
+        "the reward does not go with correctness: its sign, its weights, or a judge that looks at other things",
+        (_REWARD, _CORRECTNESS, _QUALITY, _JUDGE),
     ),
     "zero_spread_groups": Remedy(
         "the problems are all too hard or all too easy: groups agree, and nothing can be learned from them",

@@ -38,9 +38,9 @@ def _ranges(*metrics: str) -> tuple[str, ...]:
     return tuple(OUT_OF_RANGE + metric for metric in metrics)
 
 
-# What follows from a finding, and is not listed beside it unless it began at another time, or is worse.
+# What follows from a finding, and is not listed beside it unless it began at another time.
 _UPDATE = _ranges(
-    *("ppo_kl", "ppo_clip_ratio", "clip_ratio_low", "clip_ratio_high", "grad_norm", "grad_norm_max"),
+    *("ppo_kl", "ppo_clip_ratio", "clip_ratio_low", "clip_ratio_high"),
     *("policy_loss_spike", "importance_cut", "importance_weight", "vllm_kl"),
 )
 _DIFFERENCE = _ranges(
@@ -55,7 +55,7 @@ EXPLAINS = {
     "off_policy": ("instability", "correctness_fall", *_UPDATE),
     "mismatch": ("instability", "off_policy", "correctness_fall", *_DIFFERENCE, *_UPDATE),
     "passes_differ": ("instability", "off_policy", *_UPDATE),
-    "loss_spikes": _ranges("policy_loss_spike", "grad_norm_max"),
+    "loss_spikes": _ranges("policy_loss_spike"),
     "length_collapse": ("correctness_fall",),
     "entropy_collapse": ("correctness_fall", *_ranges("zero_spread_groups")),
     "truncation": ("correctness_fall", *_ranges("truncated", "answered", "advantage_length_correlation")),

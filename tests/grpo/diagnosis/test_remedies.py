@@ -70,9 +70,9 @@ def test_what_is_so_already_is_not_advised():
 
 def test_what_is_better_already_is_not_advised():
     kept = actions("reward_hacking", CORRECTNESS_WEIGHT="0.95", QUALITY_WEIGHT="0.05", init_kl_coef=0.01)
-    assert set(kept) == {"JUDGE_MODELS"}
+    assert set(kept) == {"JUDGE_MODELS", "REWARD"}
     assert set(actions("reward_hacking", init_kl_coef=0.0)) == {
-        *("JUDGE_MODELS", "CORRECTNESS_WEIGHT", "QUALITY_WEIGHT", "KL_COEF")
+        *("JUDGE_MODELS", "REWARD", "CORRECTNESS_WEIGHT", "QUALITY_WEIGHT", "KL_COEF")
     }
     assert "TEMPERATURE" not in actions("entropy_collapse", temperature=1.0)
     assert "QUALITY_WEIGHT" not in actions("length_collapse", JUDGE="0")
