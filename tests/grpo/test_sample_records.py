@@ -6,8 +6,8 @@ import torch
 
 from grpo.sample_records import describe_samples, extremes, gold
 
-RIGHT = "<|channel|>final<|message|>\\boxed{7}<|return|>"
-TEXTS = {1: RIGHT, 2: RIGHT.replace("{7}", "{8}"), 3: "<|channel|>analysis<|message|>so"}
+RIGHT = "\\boxed{7}"
+TEXTS = {1: RIGHT, 2: RIGHT.replace("{7}", "{8}"), 3: "so"}
 
 
 def sample(tokens: list[int], **logs: float) -> SimpleNamespace:
