@@ -1,0 +1,25 @@
+"""Hooks of openrlhf/utils/agent.py, which samples and rewards one response in the engine's Ray actor.
+
+Imports no DeepSpeed.
+"""
+
+from typing import Any
+
+from grpo import engine, response_text, rollout
+
+UNKNOWN_LOG_PROB = float("nan")  # of a token for which the engine reports none; 0.0 would be a probability of 1
+
+
+def ids_only(params: Any) -> Any:
+    """Return the sampling parameters of a call that brings its tokens at its end, and no text."""
+    return engine.ids_only(params)
+
+
+def text_of(tokenizer: Any, tokens: list[int]) -> str:
+    """Return the text that the reward function gets: markers only where their tokens are."""
+    return response_text.text_of(tokenizer, tokens)
+
+
+def score_of(rewards_info: dict[str, Any]) -> Any:
+    """Return the score of a reward result; 0.0 is one."""
+    return rollout.score_of(rewards_info)

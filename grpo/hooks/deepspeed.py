@@ -1,0 +1,35 @@
+"""Hooks of openrlhf/utils/deepspeed/deepspeed.py: the trainer engine."""
+
+from typing import Any
+
+from peft import PeftModel
+
+from grpo import checkpoint, cpu_matmul, loading, zero
+
+
+def install_matmul() -> None:
+    """Replace bf16 products where the CPU has no bf16 arithmetic."""
+    cpu_matmul.install()
+
+
+def offload(args: Any) -> bool:
+    """Say whether the frozen parameters stay in host memory. Not every strategy of OpenRLHF has our flags."""
+    return getattr(args, "offload", False)
+
+
+def tune(ds_config: dict[str, Any], args: Any) -> dict[str, Any]:
+    """Return DeepSpeed's configuration, tuned for few trained parameters under ZeRO-3."""
+    return zero.tune(ds_config, args)
+
+
+def restore_rope(engine: Any) -> None:
+    """Bring YaRN's frequencies back to fp32 after DeepSpeed's cast."""
+    loading.restore_rope(engine)
+
+
+def save_adapter(model: Any, output_dir: str) -> bool:
+    """Save the adapter alone where the model has one; say whether that was so."""
+    if not isinstance(model, PeftModel):
+        return False
+    checkpoint.save_adapter(model, output_dir)
+    return True

@@ -1,0 +1,13 @@
+"""Hooks of openrlhf/trainer/ray/launcher.py: how the actor's ranks meet."""
+
+from grpo import cluster, rendezvous
+
+
+def free_port() -> int:
+    """Return a port at which ranks can meet in a joined cluster."""
+    return cluster.free_port()
+
+
+def install_rendezvous() -> None:
+    """Let the ranks meet in a private file, before the process group is made."""
+    rendezvous.install()

@@ -1,0 +1,104 @@
+"""Hooks of openrlhf/trainer/ppo_trainer.py: the loop over steps, on the controller."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from grpo import evaluation, length_schedule, rollout, run_log, step_metrics, trainer_state
+
+# Before the loop
+
+
+def optimizer_steps(args: Any, steps: int) -> int:
+    """Return for how many optimizer steps the learning rate is scheduled."""
+    return run_log.optimizer_steps(args, steps)
+
+
+def length_limits(args: Any, states: dict[str, Any]) -> length_schedule.Schedule:
+    """Return the limits on responses over the run, from where the checkpoint left them."""
+    return length_schedule.Schedule(args, states.get("lengths"))
+
+
+def restore(trainer: Any, states: dict[str, Any]) -> None:
+    """Bring the controller back to the state of a checkpoint."""
+    trainer_state.restore_controller(trainer, states)
+
+
+def start_log(trainer: Any, states: dict[str, Any]) -> run_log.RunLog:
+    """Start the run's log, and time the phases of the trainer's steps."""
+    return run_log.attach(trainer, states)
+
+
+def evaluate_first(trainer: Any, step: int) -> None:
+    """Evaluate before the first step, where that is asked for."""
+    evaluation.run_first(trainer, step)
+
+
+# One step
+
+
+def is_finished(args: Any, step: int) -> bool:
+    """Say whether the run has made all of its steps."""
+    return run_log.is_finished(args, step)
+
+
+def begin_step(trainer: Any, step: int) -> None:
+    """Name the step from which the seeds of its samples follow."""
+    rollout.begin_stage(trainer.samples_generator, f"train {step}")
+
+
+def generate_arguments(trainer: Any, step: int) -> dict[str, Any]:
+    """Return the arguments of sampling, with the limit on responses of this step."""
+    return trainer.lengths.limited(trainer.generate_kwargs, step)
+
+
+def before_training(experiences: Sequence[Any]) -> None:
+    """Number the samples, by which the notes of the ranks find back to them."""
+    step_metrics.before_training(experiences)
+
+
+def merge_status(status: dict[str, Any], result: dict[str, Any]) -> None:
+    """Add what one rank's update returned to the status of the step."""
+    step_metrics.merge(status, result)
+
+
+def after_training(status: dict[str, Any], experiences: Sequence[Any], samples: Sequence[Any], trainer: Any) -> None:
+    """Complete the status of the step by its metrics."""
+    step_metrics.after_training(status, experiences, samples, trainer.args, trainer.tokenizer)
+
+
+def log_rollouts(trainer: Any, step: int, samples: Sequence[Any]) -> None:
+    """Write the rollouts of the step, before its checkpoint."""
+    trainer.run_log.write_rollouts(step, samples, trainer.tokenizer)
+
+
+def states(trainer: Any, status: dict[str, Any]) -> dict[str, Any]:
+    """Return what a checkpoint holds of the controller beside OpenRLHF's own states."""
+    return trainer_state.of_controller(status)
+
+
+def lengths_after(trainer: Any, step: int, samples: Sequence[Any]) -> dict[str, Any]:
+    """Move the limit on responses on; return its state for the checkpoint."""
+    return trainer.lengths.after_step(step, samples)
+
+
+def log_step(trainer: Any, step: int, status: dict[str, Any]) -> None:
+    """Append the line of the step to metrics.jsonl."""
+    trainer.run_log.write_step(step, status)
+
+
+def evaluate(trainer: Any, step: int) -> None:
+    """Evaluate on the held-out set."""
+    evaluation.run(trainer, step)
+
+
+# After the loop
+
+
+def evaluate_last(trainer: Any, step: int) -> None:
+    """Evaluate after the last step."""
+    evaluation.run_last(trainer, step)
+
+
+def close(trainer: Any) -> None:
+    """Close the services that got the run's numbers."""
+    trainer.run_log.trackers.close()

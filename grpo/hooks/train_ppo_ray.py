@@ -1,0 +1,52 @@
+"""Hooks of openrlhf/cli/train_ppo_ray.py: the driver's command line, and how it starts engines and actor."""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from grpo import adapter, cluster, flags, reference, thinking_settings
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add our flags to OpenRLHF's."""
+    flags.add_flags(parser)
+
+
+def validate(args: argparse.Namespace) -> None:
+    """Refuse flags that cannot work together, before anything starts."""
+    flags.validate(args)
+
+
+def hand_on_thinking_budget(args: argparse.Namespace) -> None:
+    """Name the executor of the thinking budget, and hand its settings on to the engines."""
+    thinking_settings.hand_on(args)
+
+
+def runtime_env() -> dict[str, dict[str, str]]:
+    """Return the ``runtime_env`` of ``ray.init``."""
+    return cluster.runtime_env()
+
+
+def engine_model(args: argparse.Namespace) -> str:
+    """Return the checkpoint that the engines load: their own, or the actor's."""
+    return args.engine_model or args.pretrain
+
+
+def adapter_config(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what the engines' workers need to know of the adapter before they get it."""
+    return adapter.engine_config(args)
+
+
+def actor_is_reference(args: argparse.Namespace) -> bool:
+    """Say whether the actor without its adapter stands in for the reference model."""
+    return reference.is_actor(args)
+
+
+def reference_from(actor_model: Any) -> reference.ActorAsReference:
+    """Return what OpenRLHF uses as the group of reference actors."""
+    return reference.ActorAsReference(actor_model)
+
+
+def engines_ready(engines: Sequence[Any] | None) -> list[Any]:
+    """Return one reference per engine that resolves when the engine has started, or raises why it has not."""
+    return cluster.engines_ready(engines)

@@ -1,0 +1,22 @@
+"""Hooks of openrlhf/trainer/ray/vllm_engine.py, in the engine's Ray actor. Imports no DeepSpeed."""
+
+from typing import Any
+
+from grpo import engine
+
+WORKER = "grpo.side_path.AdapterWorker"  # vLLM imports it in its workers
+
+
+def engine_arguments() -> dict[str, Any]:
+    """Return the engine arguments that OpenRLHF does not set."""
+    return engine.arguments()
+
+
+async def load_adapter(llm: Any, buffer: Any, specs: list[dict[str, Any]]) -> list[dict[str, int]]:
+    """Hand the adapter on to the workers of this engine; return their receipts."""
+    return await engine.load_into_engine(llm, buffer, specs)
+
+
+def for_sample(params: Any, number: int) -> Any:
+    """Return the sampling parameters of one of the samples of a prompt."""
+    return engine.for_sample(params, number)

@@ -1,0 +1,65 @@
+"""The seam between OpenRLHF and `grpo/`: what the patches call is what `grpo/hooks/` has, and nothing else."""
+
+import ast
+import importlib
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from grpo import hooks
+from patches.manifest import folder, known_versions
+from patches.series import Series
+
+MODULES = sorted(path.stem for path in Path(hooks.__path__[0]).glob("*.py") if path.stem != "__init__")
+IMPORT = re.compile(r"\+\s*from grpo\.hooks import (\w+) as hooks\n?")
+
+
+def _changes(version):
+    """Yield patch, upstream file, and each added or removed line with its sign."""
+    for patch in Series.load(version).patches:
+        file = None
+        for line in (folder(version) / patch.name).read_text().splitlines():
+            if line.startswith("+++ b/"):
+                file = line.removeprefix("+++ b/")
+            elif file and line[:1] in "+-" and not line.startswith("--- a/"):
+                yield patch.name, file, line
+
+
+@pytest.mark.parametrize("version", known_versions())
+def test_a_patched_file_calls_every_hook_of_its_module(version):
+    module_of, called = {}, defaultdict(set)
+    for _, file, line in _changes(version):
+        if match := IMPORT.fullmatch(line):
+            module_of[file] = match[1]
+        elif line.startswith("+"):
+            called[file] |= set(re.findall(r"\bhooks\.(\w+)", line))
+    assert sorted(module_of.values()) == [name for name in MODULES if name != "package"]
+    for file, name in module_of.items():
+        assert name == Path(file).stem
+        tree = ast.parse(Path(hooks.__path__[0], f"{name}.py").read_text())
+        functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+        assert functions <= called[file], file
+        module = importlib.import_module(f"grpo.hooks.{name}")
+        assert not [hook for hook in called[file] if not hasattr(module, hook)], file
+
+
+@pytest.mark.parametrize("version", known_versions())
+def test_the_imports_of_a_file_are_in_one_patch(version):
+    importing = defaultdict(set)
+    for patch, file, line in _changes(version):
+        if line.startswith("+") and "grpo" in line and "import" in line:
+            importing[file].add(patch)
+            assert patch == "guard.patch" or IMPORT.fullmatch(line), line
+    assert {name for names in importing.values() for name in names} == {"guard.patch", "hooks.patch"}
+
+
+@pytest.mark.parametrize("version", known_versions())
+def test_no_patch_rewrites_a_line_of_another(version):
+    added = defaultdict(set)
+    for patch, file, line in _changes(version):
+        if line.startswith("-"):
+            assert not added[file, line[1:]] - {patch}, f"{patch} rewrites {added[file, line[1:]]}: {line}"
+        elif line[1:].strip():
+            added[file, line[1:]].add(patch)
