@@ -205,7 +205,7 @@ DATA_ARGS=(
 )
 # An environment makes the messages itself, and gets the problem as it is
 if [[ -n $ENVIRONMENT ]]; then
-    DATA_ARGS+=(--agent_func_path "$HERE/grpo/multi_turn/agent.py")
+    DATA_ARGS+=(--agent_func_path "$HERE/grpo/rollout/multi_turn/agent.py")
 else
     DATA_ARGS+=(--apply_chat_template)
 fi

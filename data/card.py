@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from data.problems import Problem
-from grpo.json_files import replace
+from grpo.stack.json_files import replace
 
 CARD = "card.json"
 

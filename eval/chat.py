@@ -2,14 +2,12 @@
 
 import datetime
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from eval.problems import EvalError, Problem
-from grpo.response_text import text_of
-
-FINAL_HEADER = "<|channel|>final<|message|>"
+from grpo.rollout.response_text import generated
 
 
 class Chat:
@@ -47,7 +45,7 @@ class Chat:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def record(self, tokens: list[int], finish_reason: str, logs: Mapping[str, float]) -> dict[str, Any]:
-        """Return what is generated of a sample's record (see :mod:`eval.records`).
+        """Return what is generated of a sample's record (see :mod:`grpo.run.records`).
 
         Args:
             logs: of a sample under a thinking budget, as in :class:`eval.engine.Sample`; {} without one.
@@ -55,25 +53,3 @@ class Chat:
         text = generated(self.tokenizer, tokens, finish_reason == "length") | {"finish_reason": finish_reason}
         known = {name: value if math.isfinite(value) else None for name, value in logs.items()}
         return text | known | {"answer_length": text["answer_length"]}
-
-
-def generated(tokenizer: Any, tokens: list[int], is_truncated: bool) -> dict[str, Any]:
-    """Return what the tokens of a response add to its record (see :mod:`eval.records`)."""
-    return {
-        "response_length": len(tokens),
-        "answer_length": answer_length(tokens, tokenizer.encode(FINAL_HEADER, add_special_tokens=False)),
-        "truncated": float(is_truncated),
-        "response": text_of(tokenizer, tokens),
-    }
-
-
-def answer_length(tokens: Sequence[int], header: Sequence[int]) -> int | None:
-    """Return how many tokens stand after the last occurrence of a header, None where there is none.
-
-    Args:
-        header: a sequence of token ids, for instance those of FINAL_HEADER.
-    """
-    for start in range(len(tokens) - len(header), -1, -1):
-        if tokens[start] == header[0] and list(tokens[start : start + len(header)]) == list(header):
-            return len(tokens) - start - len(header)
-    return None

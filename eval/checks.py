@@ -6,11 +6,18 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from eval.problems import EvalError
-from grpo import adapter_files, architecture, checkpoint_files
-from grpo.adapter_files import Adapter
-from grpo.checkpoint_files import Model
-from grpo.environment import on_cpu_stack
-from grpo.thinking import Budget, Delimiter, DelimiterError, Encode, delimiter
+from grpo.checkpoint import adapter_files
+from grpo.checkpoint.adapter_files import Adapter
+from grpo.model import architecture, model_files
+from grpo.model.model_files import Model
+from grpo.rollout.thinking import (
+    Budget,
+    Delimiter,
+    DelimiterError,
+    Encode,
+    delimiter,
+)
+from grpo.stack.checkout import on_cpu_stack
 
 _COUNTS = ("n", "limit", "max_tokens", "tensor_parallel", "max_model_len", "batch")
 
@@ -48,7 +55,7 @@ def check_thinking(options: Namespace, encode: Encode) -> tuple[Delimiter, Budge
     """Return what ends the thinking, and its budget; None without one.
 
     Args:
-        encode: by the model's tokenizer, see :func:`grpo.thinking.delimiter`.
+        encode: by the model's tokenizer, see :func:`grpo.rollout.thinking.delimiter`.
 
     Raises:
         EvalError: for a delimiter that the tokenizer cannot make, or budgets that do not fit in --max-tokens.
@@ -81,9 +88,9 @@ def check_model(folder: Path, tensor_parallel: int) -> Model:
 
     Raises:
         EvalError: where files are missing or contradict each other, or this machine's vLLM cannot load them so.
-        grpo.checkpoint_files.CheckpointError: where there is no model.
+        grpo.model.model_files.CheckpointError: where there is no model.
     """
-    model = checkpoint_files.read(folder)
+    model = model_files.read(folder)
     is_gpt_oss = model.config.get("model_type") == architecture.MODEL_TYPE
     faults = architecture.check(model) if is_gpt_oss else model.faults
     if faults:
@@ -105,7 +112,7 @@ def read_adapter(folder: Path, model: Model) -> Adapter:
 
     Raises:
         EvalError: where it is broken, or of another model.
-        grpo.checkpoint_files.CheckpointError: where there is no adapter, or the model is no gpt-oss.
+        grpo.model.model_files.CheckpointError: where there is no adapter, or the model is no gpt-oss.
     """
     adapter = adapter_files.read(folder)
     faults = adapter_files.check_against(adapter, model)

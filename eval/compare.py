@@ -17,11 +17,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from eval import estimators
-from eval.output import CONFIG, GRADES, read_config
+from eval.output import CONFIG, GRADES, read_config, read_records
 from eval.problems import EvalError
-from eval.records import correct_by_problem, read_records
-from grpo import command
+from grpo.run import estimators
+from grpo.run.records import correct_by_problem
+from grpo.stack import command
 
 
 def compare(a: dict[str, list[float]], b: dict[str, list[float]]) -> dict[str, Any]:

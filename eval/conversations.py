@@ -17,11 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from eval.problems import EvalError
-from grpo.json_files import replace
-from grpo.multi_turn.conversation import Limits, converse, is_message, make_environment, scored
-from grpo.multi_turn.environment import Environment, SetupError, load
-from grpo.multi_turn.openai_policy import OpenAIPolicy
-from grpo.multi_turn.retrieval import VARIABLE
+from grpo.rollout.multi_turn.conversation import (
+    Limits,
+    converse,
+    is_message,
+    make_environment,
+    scored,
+)
+from grpo.rollout.multi_turn.environment import Environment, SetupError, load
+from grpo.rollout.multi_turn.openai_policy import OpenAIPolicy
+from grpo.rollout.multi_turn.retrieval import VARIABLE
+from grpo.stack.json_files import replace
 
 
 def parser() -> argparse.ArgumentParser:

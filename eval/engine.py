@@ -14,13 +14,14 @@ import torch
 from safetensors.torch import load_file
 
 from eval.stepped import Stepped, run
-from grpo import rendezvous
-from grpo.adapter import Receipt, TensorSpec, layout
-from grpo.adapter_files import WEIGHTS, Adapter
-from grpo.budgeted_rollout import Rollout, roll_out
-from grpo.engine import SharedMemory, arguments, check_receipts
-from grpo.thinking import Budget, Delimiter
-from grpo.trajectory import Origin
+from grpo.checkpoint.adapter_files import WEIGHTS, Adapter
+from grpo.lora.adapter import Receipt, TensorSpec, layout
+from grpo.lora.engine_actor import SharedMemory, check_receipts
+from grpo.rollout.budgeted_rollout import Rollout, roll_out
+from grpo.rollout.engine import arguments
+from grpo.rollout.thinking import Budget, Delimiter
+from grpo.rollout.trajectory import Origin
+from grpo.stack import rendezvous
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def start(model: Path, adapter: Adapter | None, options: EngineOptions) -> Any:
     """Return vLLM's ``LLM`` with the adapter in it, the way a training run has it in its engines.
 
     Raises:
-        grpo.engine.SyncError: where a worker did not receive or apply the whole adapter.
+        grpo.lora.engine_actor.SyncError: where a worker did not receive or apply the whole adapter.
     """
     # The engine in this process: a kill leaves no process that holds a GPU, and requests have a fixed order.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -68,7 +69,7 @@ def start(model: Path, adapter: Adapter | None, options: EngineOptions) -> Any:
         max_num_seqs=options.batch,
         # What a cached prefix was computed beside differs from run to run, and so would its rounding: see `generate`.
         enable_prefix_caching=options.prefix_caching,
-        worker_extension_cls="grpo.side_path.AdapterWorker",
+        worker_extension_cls="grpo.lora.side_path.AdapterWorker",
         additional_config={"lora_rank": adapter.rank, "lora_scale": adapter.scale} if adapter else {},
         **arguments(),
     )

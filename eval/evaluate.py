@@ -24,11 +24,11 @@ from eval.identity import about, identity
 from eval.output import CONFIG, Output, read_config, write_result
 from eval.problems import EvalError, read_problems, seed_of
 from eval.table import result_table
-from grpo import checkpoint_digests
-from grpo.adapter_files import Adapter
-from grpo.checkpoint_files import CheckpointError, Model
-from grpo.environment import model_folder
-from grpo.thinking import PRESETS, Budget, Delimiter
+from grpo.checkpoint import digests
+from grpo.checkpoint.adapter_files import Adapter
+from grpo.model.model_files import CheckpointError, Model
+from grpo.rollout.thinking import PRESETS, Budget, Delimiter
+from grpo.stack.hub import model_folder
 
 
 def parser() -> argparse.ArgumentParser:
@@ -84,8 +84,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     problems = read_problems(options.data)[: options.limit]
     model = check_model(Path(model_folder(options.model)), options.tensor_parallel)
     adapter = read_adapter(options.adapter, model) if options.adapter else None
-    if adapter and not checkpoint_digests.is_sealed(adapter.folder):
-        print(f"eval.evaluate: {checkpoint_digests.unverified(adapter.folder)}", file=sys.stderr)
+    if adapter and not digests.is_sealed(adapter.folder):
+        print(f"eval.evaluate: {digests.unverified(adapter.folder)}", file=sys.stderr)
     options.date = options.date or _first_date(options.out)
     chat = Chat(model.folder, options.date, options.reasoning_effort)
     if options.thinking_budget is not None and options.thinking_delimiter is None:

@@ -6,10 +6,10 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from grpo import adapter_files
-from grpo.adapter_files import Adapter
-from grpo.checkpoint_files import Model
-from grpo.environment import git_revision, on_cpu_stack
+from grpo.checkpoint import adapter_files
+from grpo.checkpoint.adapter_files import Adapter
+from grpo.model.model_files import Model
+from grpo.stack.checkout import git_revision, on_cpu_stack
 
 _SAMPLING = ("temperature", "top_p", "max_tokens", "seed", "reasoning_effort", "tensor_parallel", "eager")
 _BUDGETS = ("thinking_budget", "answer_budget", "thinking_delimiter")  # None without: folders without them have no keys

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval import records
 from eval.problems import EvalError, Problem
-from eval.records import Record
-from grpo.json_files import read_rows, replace
+from grpo.run import records
+from grpo.run.records import Record
+from grpo.stack.json_files import read_rows, replace
 
 CONFIG, SAMPLES, GRADES, RESULT = "config.json", "samples.jsonl", "grades.jsonl", "result.json"
 
@@ -82,7 +82,7 @@ class Output:
         """Write one finished sample.
 
         Args:
-            generated: `response` and whatever else :mod:`eval.records` has of it.
+            generated: `response` and whatever else :mod:`grpo.run.records` has of it.
         """
         about = {"id": problem.id, "sample": number, "datasource": problem.datasource, "label": problem.label}
         record = about | generated
@@ -171,3 +171,21 @@ def write_result(folder: Path) -> dict[str, Any]:
 
 def _write_json(file: Path, value: Any) -> None:
     replace(file, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_records(file: Path) -> list[Record]:
+    """Return the graded records of a file.
+
+    Raises:
+        EvalError: where it cannot be read, or a line is no graded record.
+    """
+    try:
+        # Not splitlines: a text may hold a line separator of Unicode.
+        records = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]
+        for record in records:
+            record["id"], record["correct"]
+    except OSError as error:
+        raise EvalError(f"{file} cannot be read ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError):
+        raise EvalError(f"{file} is no file of graded samples: name another, or grade it with eval.regrade") from None
+    return records

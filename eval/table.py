@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from eval.problems import EvalError
-from grpo import command, run_state
-from grpo.json_files import read_rows
+from grpo.run import run_state
+from grpo.stack import command
+from grpo.stack.json_files import read_rows
 
 EVALS = "eval.jsonl"
 _SHARES = (
@@ -25,7 +26,7 @@ _LENGTHS = (("response_length", "tokens"), ("thinking_length", "thinking"), ("an
 
 
 def table(rows: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
-    """Return labelled results of :func:`eval.records.summarise` as lines; columns without a number are left out."""
+    """Return labelled results of :func:`grpo.run.records.summarise` as lines; columns without a number are left out."""
     cells = [{"": label, **_cells(result)} for label, result in rows]
     names = list(dict.fromkeys(name for row in cells for name in row))
     shown = [name for name in names if any(row.get(name) for row in cells) or not name]

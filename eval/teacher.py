@@ -25,7 +25,7 @@ from eval.identity import file_digest
 from eval.output import Output, write_result
 from eval.problems import EvalError, Problem, read_problems
 from eval.table import result_table
-from grpo.environment import git_revision
+from grpo.stack.checkout import git_revision
 from reward import endpoint, models, settings
 from reward.chain import Answer, Chain, ChainError, connect
 from reward.endpoint import Endpoint
@@ -162,7 +162,7 @@ def _ask(chain: Chain, output: Output, threads: int, name: str) -> dict[tuple[Pr
 
 
 def _record(answer: Answer) -> dict[str, Any]:
-    """Return what an answer adds to a record, see :mod:`eval.records`; its length counts thoughts."""
+    """Return what an answer adds to a record, see :mod:`grpo.run.records`; its length counts thoughts."""
     reply = answer.reply
     return {"response": reply.text, "response_length": reply.tokens.output, "truncated": float(reply.is_cut)}
 

@@ -1,1 +1,1 @@
-"""The code behind the OpenRLHF patches: one module per concern."""
+"""The code behind the OpenRLHF patches. A room imports those below it; docs/architecture.md has their order."""

@@ -67,7 +67,7 @@ def final_message(response: str) -> str | None:
     """The text of the assistant's last final-channel message; the whole text if it has no harmony marker; else None.
 
     A message ends at the next marker or at the end of the text: a reply cut by the token limit counts.
-    A marker in the text is taken for the token: `grpo.response_text` breaks those that a model only spells.
+    A marker in the text is taken for the token: `grpo.rollout.response_text` breaks those that a model only spells.
     Without markers, what precedes the last `</think>` is dropped; a `<think>` that is never closed gives None.
     """
     if not MARKER.search(response):

@@ -173,7 +173,8 @@ class Judge:
     def reward(self, correct: float, verdict: Verdict) -> float:
         """Return the reward of a sample: the weighted sum, or what the fallback policy says where the judge failed.
 
-        `group`, and NaN where no mean is known yet, are completed by `grpo.rollout.complete`, which knows the group.
+        `group`, and NaN where no mean is known yet, are completed by `grpo.batch.rewards.complete`, which knows the
+        group.
 
         Args:
             correct: 1.0 or 0.0.

@@ -8,9 +8,9 @@ one has quality 0 and is not sent.
 OpenRLHF loads this file by its path in each engine, so the checkout must be on PYTHONPATH, and calls
 `reward_func` in a thread, one sample at a time. Nothing raises here: OpenRLHF turns an exception into a
 missing reward that breaks the batch later. A sample that could not be graded says so in `reward_error`,
-and its other values are NaN: `grpo.rollout.complete` gives it an advantage of zero. A sample that could not be judged
-says so in `judge_failed`, and its reward is what JUDGE_FALLBACK says: NaN under "mean_quality", as long as there is no
-mean, which `grpo.rollout.complete` treats as above.
+and its other values are NaN: `grpo.batch.rewards.complete` gives it an advantage of zero. A sample that could not be
+judged says so in `judge_failed`, and its reward is what JUDGE_FALLBACK says: NaN under "mean_quality", as long as there
+is no mean, which `grpo.batch.rewards.complete` treats as above.
 """
 
 import functools

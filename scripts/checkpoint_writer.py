@@ -13,11 +13,18 @@ from typing import Any
 
 import torch
 
-from grpo.architecture import Architecture, check, is_expert
-from grpo.checkpoint_files import INDEX, ITEM_BYTES, CheckpointError, Model, Tensor, read
-from grpo.checkpoint_reader import CheckpointReader
-from grpo.launch.machine import disk_free
 from grpo.launch.plan import size
+from grpo.model.architecture import Architecture, check, is_expert
+from grpo.model.model_files import (
+    INDEX,
+    ITEM_BYTES,
+    CheckpointError,
+    Model,
+    Tensor,
+    read,
+)
+from grpo.model.model_reader import CheckpointReader
+from grpo.stack.machine import disk_free
 
 SHARD_BYTES = 5_000_000_000
 COPIED = (
@@ -181,7 +188,7 @@ def write_shards(outputs: list[Output], folder: Path, shard_bytes: int) -> None:
 
 
 def _write_shard(outputs: list[Output], path: Path) -> None:
-    """Write one safetensors file; the format is in `grpo.checkpoint_files.read_header`."""
+    """Write one safetensors file; the format is in `grpo.model.model_files.read_header`."""
     # Wide types first, so that every tensor starts at a multiple of its item size.
     ordered = sorted(outputs, key=lambda output: -ITEM_BYTES[output.dtype])
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}

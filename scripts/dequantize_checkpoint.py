@@ -10,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from grpo.checkpoint_files import CheckpointError
+from grpo.model.model_files import CheckpointError
 from scripts.checkpoint_writer import unchanged, whole_model, write_checkpoint
 
 

@@ -15,10 +15,10 @@ import json
 import sys
 from pathlib import Path
 
-from grpo import command
 from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.history import read
-from grpo.run_state import RunError
+from grpo.run.run_state import RunError
+from grpo.stack import command
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from grpo import adapter_files, checkpoint_digests
-from grpo.adapter_files import Adapter
-from grpo.checkpoint_files import CheckpointError, Model
-from grpo.checkpoint_reader import CheckpointReader
-from grpo.environment import model_folder
+from grpo.checkpoint import adapter_files, digests
+from grpo.checkpoint.adapter_files import Adapter
+from grpo.model.model_files import CheckpointError, Model
+from grpo.model.model_reader import CheckpointReader
+from grpo.stack.hub import model_folder
 from scripts.checkpoint_writer import SHARD_BYTES, Output, as_bytes, unchanged, whole_model, write_checkpoint
 
 
@@ -126,8 +126,8 @@ def main(argv: list[str] | None = None) -> int:
     except (CheckpointError, OSError) as error:
         print(f"export_model: {error}", file=sys.stderr)
         return 2
-    if not checkpoint_digests.is_sealed(arguments.adapter):
-        print(checkpoint_digests.unverified(arguments.adapter))
+    if not digests.is_sealed(arguments.adapter):
+        print(digests.unverified(arguments.adapter))
     named = merge.adapter.config.get("base_model_name_or_path") or "an unnamed model"
     print(f"{arguments.out}: {merge.merged} weights merged, the rest as in {arguments.model}")
     print(f"adapter of {named}, rank {merge.adapter.rank}, scale {merge.adapter.scale:g}")

@@ -17,9 +17,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grpo import adapter_files, architecture, checkpoint_digests, checkpoint_files, command, retention, run_state
-from grpo.checkpoint_files import CheckpointError, Fault
+from grpo.checkpoint import adapter_files, digests
 from grpo.launch.plan import size
+from grpo.model import architecture, model_files
+from grpo.model.model_files import CheckpointError, Fault
+from grpo.run import run_state, saved_steps
+from grpo.stack import command
 
 COMPLETE, INCOMPLETE, UNREADABLE = range(3)
 # What is said of the files' digests.
@@ -70,7 +73,7 @@ def inspect(folder: Path) -> Report:
         raise CheckpointError(f"{folder} is a run's directory: {_of_run(folder)}")
     if names & {adapter_files.CONFIG, adapter_files.WEIGHTS}:
         return inspect_adapter(folder)
-    if names & {"config.json", checkpoint_files.INDEX, checkpoint_files.SINGLE}:
+    if names & {"config.json", model_files.INDEX, model_files.SINGLE}:
         return inspect_model(folder)
     if step_number(folder) is not None:
         return inspect_step(folder)
@@ -83,11 +86,11 @@ def inspect(folder: Path) -> Report:
 def _of_run(folder: Path) -> str:
     """Return what to name in place of a run's directory."""
     try:
-        flags = checkpoint_files.read_json(folder / "config.json")["flags"]
+        flags = model_files.read_json(folder / "config.json")["flags"]
         place = run_state.place(folder, flags, "ckpt_path")
     except (CheckpointError, KeyError, TypeError):
         place = folder / "checkpoints"
-    steps = retention.saved_steps(place)
+    steps = saved_steps.saved_steps(place)
     if steps:
         return f"name {place / f'step_{steps[-1]}'}, its newest step, or {place} for all"
     return f"no checkpoint was saved yet (none in {place})"
@@ -95,7 +98,7 @@ def _of_run(folder: Path) -> str:
 
 def inspect_model(folder: Path) -> Report:
     """Look at a base model."""
-    model = checkpoint_files.read(folder)
+    model = model_files.read(folder)
     faults = architecture.check(model)
     numbers = asdict(architecture.Architecture.from_config(model.config))
     facts = {
@@ -116,15 +119,15 @@ def inspect_adapter(folder: Path) -> Report:
     """Look at a LoRA adapter, at its values too; of a damaged one at its digests alone.
 
     Raises:
-        CheckpointError: see :func:`grpo.adapter_files.read`.
+        CheckpointError: see :func:`grpo.checkpoint.adapter_files.read`.
     """
-    if damage := checkpoint_digests.damage(folder):
+    if damage := digests.damage(folder):
         return Report("LoRA adapter", folder, {"digests": DAMAGED}, damage)
     return _inspect_whole_adapter(adapter_files.read(folder))
 
 
 def _digests(*folders: Path) -> str:
-    return VERIFIED if all(map(checkpoint_digests.is_sealed, folders)) else UNVERIFIED
+    return VERIFIED if all(map(digests.is_sealed, folders)) else UNVERIFIED
 
 
 def _inspect_whole_adapter(adapter: adapter_files.Adapter) -> Report:
@@ -151,22 +154,22 @@ def _inspect_whole_adapter(adapter: adapter_files.Adapter) -> Report:
 
 def step_number(folder: Path) -> int | None:
     """Return N where a directory is named step_N."""
-    match = retention.STEP_DIRECTORY.fullmatch(folder.resolve().name)
+    match = saved_steps.STEP_DIRECTORY.fullmatch(folder.resolve().name)
     return int(match[1]) if match else None
 
 
 def inspect_step(folder: Path) -> Report:
     """Look at a `step_N` of a run."""
-    from grpo import trainer_state  # imports torch, which takes seconds
+    from grpo.checkpoint import trainer_state  # imports torch, which takes seconds
 
     report = Report("step", folder, {"step": step_number(folder), "digests": None, "trainer_bytes": None})
     trainer, trained = folder / "trainer", None
-    if damage := checkpoint_digests.step_damage(folder):
+    if damage := digests.step_damage(folder):
         remedy = _other_step(folder)
         report.facts["digests"] = DAMAGED
         report.faults += [Fault(name, what, remedy) for name, what in damage]
         return report
-    report.facts["digests"] = _digests(*(folder / part for part in checkpoint_digests.PARTS))
+    report.facts["digests"] = _digests(*(folder / part for part in digests.PARTS))
     if trainer.is_dir():
         report.facts["trainer_bytes"] = sum(path.stat().st_size for path in trainer.rglob("*") if path.is_file())
         try:
@@ -193,7 +196,7 @@ def inspect_step(folder: Path) -> Report:
 
 
 def _other_step(folder: Path) -> str:
-    whole = [step for step in checkpoint_digests.whole_steps(folder.absolute().parent) if step != step_number(folder)]
+    whole = [step for step in digests.whole_steps(folder.absolute().parent) if step != step_number(folder)]
     if not whole:
         return "restore a copy: no other step here is whole"
     return f"take step_{whole[-1]}, the newest whole one (--resume DIR --from-step {whole[-1]})"

@@ -3,7 +3,7 @@
 python -m scripts.logprobs RUN_DIR [--step N] [--count 20] [--apart] [--json]
 
 Reads `least_likely_tokens` of each record in samples/step_N.jsonl: `position`, `before`, `token`, `after`, `engine` and
-`trainer` (log-probs, nat; null where there is none), as :func:`grpo.improbable.least_likely` makes them.
+`trainer` (log-probs, nat; null where there is none), as :func:`grpo.metrics.unlikely_tokens.least_likely` makes them.
 "!" marks tokens of which the two differ by more than 1 nat. Exit code: 0 shown, 2 nothing to show.
 """
 
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from grpo.json_files import read_rows
+from grpo.stack.json_files import read_rows
 
 APART = 1.0  # nat
 

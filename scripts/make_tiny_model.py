@@ -33,12 +33,12 @@ _SOURCES = (
     "scripts/dequantize_checkpoint.py",
     "scripts/checkpoint_writer.py",
     "scripts/tiny_model",
-    "grpo/architecture.py",
-    "grpo/checkpoint_files.py",
-    "grpo/mxfp4.py",
-    "grpo/checkpoint_reader.py",
-    "grpo/mxfp4_kernel.py",
-    "grpo/csrc",
+    "grpo/model/architecture.py",
+    "grpo/model/model_files.py",
+    "grpo/model/mxfp4.py",
+    "grpo/model/model_reader.py",
+    "grpo/model/mxfp4_kernel.py",
+    "grpo/model/csrc",
     "data/synthetic.py",
 )
 

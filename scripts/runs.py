@@ -21,10 +21,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from grpo import command
-from grpo.environment import CHECKOUT
-from grpo.launch.progress import is_number
-from grpo.run_state import Run, is_run
+from grpo.run.progress import is_number
+from grpo.run.run_state import Run, is_run
+from grpo.stack import command
+from grpo.stack.checkout import CHECKOUT
 
 DONE, INCOMPLETE, REFUSED = range(3)
 _EVAL = ("step", "exact_match", "ci_low", "ci_high", "n")

@@ -215,8 +215,8 @@ release_lock() {
 # It knows by itself whether it was built from the source as it is now. -P: the caller may stand in another checkout.
 ensure_mxfp4_kernel() {
     local output
-    output="$("$venv/bin/python" -P -m grpo.mxfp4_kernel 2>&1)" ||
-        fail "compiling grpo/csrc/mxfp4.cpp failed; the C++ compiler (${CXX:-c++}) may be too old or missing:"$'\n'"$output"
+    output="$("$venv/bin/python" -P -m grpo.model.mxfp4_kernel 2>&1)" ||
+        fail "compiling grpo/model/csrc/mxfp4.cpp failed; the C++ compiler (${CXX:-c++}) may be too old or missing:"$'\n'"$output"
     if [[ -n $output ]]; then work "MXFP4 kernel $output"; else say "MXFP4 kernel: compiled"; fi
 }
 

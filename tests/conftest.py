@@ -28,7 +28,7 @@ def pytest_xdist_make_scheduler(config, log):
 def own_products():
     """After each test, the process has PyTorch's matrix products again, whatever it or an import has installed."""
     yield
-    cpu_matmul = sys.modules.get("grpo.cpu_matmul")
+    cpu_matmul = sys.modules.get("grpo.model.cpu_matmul")
     if cpu_matmul and cpu_matmul.install.cache_info().currsize:
         if library := cpu_matmul.install():
             library._destroy()

@@ -4,7 +4,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from grpo.diagnosis.finding import CRITICAL, Diagnosis, Finding, NotJudged
+from grpo.diagnosis.finding import (
+    CRITICAL,
+    Diagnosis,
+    Finding,
+    NotJudged,
+)
 from grpo.diagnosis.history import History, of_rows
 from grpo.diagnosis.rules import EXPLAINS, RULES
 

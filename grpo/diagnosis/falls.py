@@ -9,7 +9,7 @@ from grpo.diagnosis.finding import Finding, NotJudged
 from grpo.diagnosis.history import History, of_rows
 from grpo.diagnosis.rules import RULES
 from grpo.diagnosis.rules.learning import fall_of_correctness
-from grpo.json_files import read_rows
+from grpo.stack.json_files import read_rows
 
 RECENT = 10  # steps that say where correctness is now
 LEAST = 0.05  # of correctness; what falls less is not why a run is taken back

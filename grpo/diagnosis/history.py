@@ -11,9 +11,9 @@ import numpy as np
 
 from grpo.diagnosis.finding import NotJudged
 from grpo.diagnosis.series import Series
-from grpo.launch.progress import by_step
-from grpo.launch.variables import by_flag
-from grpo.run_state import Run, RunError
+from grpo.run.progress import by_step
+from grpo.run.run_state import Run, RunError
+from grpo.stack.variables import by_flag
 
 UNKNOWN_WARM_UP = 5  # steps that are left out where neither a learning rate nor a plan says how long it was
 

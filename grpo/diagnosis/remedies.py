@@ -6,7 +6,7 @@ from typing import Any
 
 from grpo.diagnosis.finding import Action, Evidence, Finding
 from grpo.diagnosis.history import History, number_of
-from grpo.metric_schema import BY_NAME
+from grpo.metrics.metric_schema import BY_NAME
 
 OUT_OF_RANGE = "out_of_range:"  # and a metric: the name of a finding that is about its range alone
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 
-from grpo import forward_mode, loading, vocabulary
+from grpo.model import loading, vocabulary
+from grpo.update import passes
 
 
 def is_gpt_oss(path: str) -> bool:
@@ -19,7 +20,7 @@ def load_gpt_oss(path: str, attention: str, ds_config: dict[str, Any] | None) ->
 
 def logits_to_keep(action_mask: torch.Tensor | None) -> int:
     """Return from how many of the last positions logits are needed."""
-    return forward_mode.logits_to_keep(action_mask)
+    return passes.logits_to_keep(action_mask)
 
 
 def token_logits(output: Any, allocated: int | None, temperature: float) -> torch.Tensor:
@@ -29,9 +30,9 @@ def token_logits(output: Any, allocated: int | None, temperature: float) -> torc
 
 def entropy(logits: torch.Tensor, use: str, sequences: torch.Tensor) -> torch.Tensor:
     """Return the entropy of each position, ``[B, S]``, zeros where there are no logits."""
-    return forward_mode.left_padded(forward_mode.entropy(logits, use), sequences)
+    return passes.left_padded(passes.entropy(logits, use), sequences)
 
 
 def left_padded(values: torch.Tensor, sequences: torch.Tensor) -> torch.Tensor:
     """Return values of the last positions with zeros before them, as long as ``sequences``."""
-    return forward_mode.left_padded(values, sequences)
+    return passes.left_padded(values, sequences)

@@ -5,7 +5,8 @@ Imports no DeepSpeed.
 
 from typing import Any
 
-from grpo import engine, response_text, rollout
+from grpo.batch import rewards
+from grpo.rollout import engine, response_text
 
 UNKNOWN_LOG_PROB = float("nan")  # of a token for which the engine reports none; 0.0 would be a probability of 1
 
@@ -22,4 +23,4 @@ def text_of(tokenizer: Any, tokens: list[int]) -> str:
 
 def score_of(rewards_info: dict[str, Any]) -> Any:
     """Return the score of a reward result; 0.0 is one."""
-    return rollout.score_of(rewards_info)
+    return rewards.score_of(rewards_info)

@@ -4,7 +4,8 @@ from typing import Any
 
 from peft import PeftModel
 
-from grpo import checkpoint, cpu_matmul, loading, zero
+from grpo.checkpoint import saving
+from grpo.model import cpu_matmul, loading, zero
 
 
 def install_matmul() -> None:
@@ -31,5 +32,5 @@ def save_adapter(model: Any, output_dir: str) -> bool:
     """Save the adapter alone where the model has one; say whether that was so."""
     if not isinstance(model, PeftModel):
         return False
-    checkpoint.save_adapter(model, output_dir)
+    saving.save_adapter(model, output_dir)
     return True

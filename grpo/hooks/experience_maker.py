@@ -5,30 +5,31 @@ from typing import Any
 
 import torch
 
-from grpo import forward_mode, length_penalty, rollout, trajectory
-from grpo.multi_turn import branches
+from grpo.batch import branches, filtering, length_penalty, rewards
+from grpo.rollout import seeds, trajectory
+from grpo.update import passes
 
 # SamplesGenerator
 
 
 def begin_batch(generator: Any, num_prompts: int, dynamic_filtering: bool) -> tuple[list[Any], int]:
     """Return the samples that the last batch left over, and how many prompts are to be drawn beside them."""
-    return rollout.begin_batch(generator, num_prompts, dynamic_filtering)
+    return filtering.begin_batch(generator, num_prompts, dynamic_filtering)
 
 
 def carry_over(generator: Any, accepted: list[Any], pending: list[Any]) -> None:
     """Keep the samples of an unfinished batch for the next one, and cancel what is still running."""
-    rollout.carry_over(generator, accepted, pending)
+    filtering.carry_over(generator, accepted, pending)
 
 
 def samples_per_prompt(args: Any, generate_kwargs: dict[str, Any]) -> int:
     """Return how many samples a prompt gets, in training or in an evaluation."""
-    return rollout.samples_a_prompt(args, generate_kwargs)
+    return seeds.samples_a_prompt(args, generate_kwargs)
 
 
 def seeded(generator: Any, params: Any, prompt: str) -> Any:
     """Return sampling parameters whose seed follows from run, step and prompt."""
-    return rollout.seeded(generator, params, prompt)
+    return seeds.seeded(generator, params, prompt)
 
 
 def experience_of(generator: Any, response: dict[str, Any], **generate_kwargs: Any) -> Any:
@@ -38,12 +39,12 @@ def experience_of(generator: Any, response: dict[str, Any], **generate_kwargs: A
 
 def reward_of(args: Any, response: dict[str, Any]) -> float | None:
     """Return the reward of a response, NaN where it is missing, None where a reward model scores later."""
-    return rollout.reward_of(args, response, "reward")
+    return rewards.reward_of(args, response, "reward")
 
 
 def score_of(args: Any, response: dict[str, Any]) -> float | None:
     """Return the score of a response, as :func:`reward_of`."""
-    return rollout.reward_of(args, response, "scores")
+    return rewards.reward_of(args, response, "scores")
 
 
 def sampled_length(action_mask: torch.Tensor) -> int | float:
@@ -63,17 +64,17 @@ def length_limit(generate_kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 def scalar(value: Any) -> float:
     """Return a log of the reward function as a number, NaN where it is not one."""
-    return rollout.scalar(value)
+    return rewards.scalar(value)
 
 
 def known_scores(generator: Any, group: Sequence[Any]) -> list[float]:
     """Return the scores of a group by which dynamic filtering judges it."""
-    return rollout.known_scores(generator, group)
+    return filtering.known_scores(generator, group)
 
 
 def in_order(generator: Any, samples: list[Any]) -> list[Any]:
     """Return the samples in the order in which their prompts were drawn."""
-    return rollout.in_order(generator, samples)
+    return seeds.in_order(generator, samples)
 
 
 # RemoteExperienceMaker
@@ -81,7 +82,7 @@ def in_order(generator: Any, samples: list[Any]) -> list[Any]:
 
 def complete(samples: Sequence[Any], group_size: int) -> None:
     """Give every sample a reward and the same logs."""
-    rollout.complete(samples, group_size)
+    rewards.complete(samples, group_size)
 
 
 def with_branches(batches: list[Any], samples: Sequence[Any], pad_token_id: int) -> list[Any]:
@@ -91,7 +92,7 @@ def with_branches(batches: list[Any], samples: Sequence[Any], pad_token_id: int)
 
 def old_log_probs(maker: Any, samples: Sequence[Any], **batches: list[torch.Tensor]) -> Any:
     """Start the forward passes for the old log-probs, if the loss reads them."""
-    return forward_mode.old_log_probs_ref(maker, samples, **batches)
+    return passes.old_log_probs_ref(maker, samples, **batches)
 
 
 def apart(batches: list[Any]) -> list[Any]:

@@ -1,6 +1,6 @@
 """Hooks of openrlhf/trainer/ray/launcher.py: how the actor's ranks meet."""
 
-from grpo import cluster, rendezvous
+from grpo.stack import cluster, rendezvous
 
 
 def free_port() -> int:

@@ -1,5 +1,5 @@
 """Hooks of openrlhf/__init__.py."""
 
-from grpo.guard import check_digest
+from grpo.stack.patch_digest import check_digest
 
 __all__ = ["check_digest"]

@@ -6,8 +6,12 @@ from typing import Any
 
 import torch
 
-from grpo import actor_metrics, adapter, checkpoint, forward_mode, reference, sync, vocabulary
-from grpo.loss import PolicyLoss
+from grpo.checkpoint import saving
+from grpo.lora import adapter, sync
+from grpo.metrics import token_recorder
+from grpo.model import vocabulary
+from grpo.update import passes, reference
+from grpo.update.loss import PolicyLoss
 
 __all__ = ["PolicyLoss"]
 
@@ -16,7 +20,7 @@ __all__ = ["PolicyLoss"]
 
 def router_logits(args: Any) -> bool:
     """Say whether the router's logits are computed."""
-    return forward_mode.router_logits(args)
+    return passes.router_logits(args)
 
 
 def allocated_rows(tokenizer: Any) -> int:
@@ -26,15 +30,15 @@ def allocated_rows(tokenizer: Any) -> int:
 
 def load_step(actor: Any, args: Any) -> dict[str, Any]:
     """Load the checkpoint that the run is resumed from; return the controller's states."""
-    return checkpoint.load_step(actor.model, args)
+    return saving.load_step(actor.model, args)
 
 
 # ActorPPOTrainer
 
 
-def recorder(trainer: Any) -> actor_metrics.ActorMetrics:
+def recorder(trainer: Any) -> token_recorder.ActorMetrics:
     """Return what notes the numbers of every sampled token."""
-    return actor_metrics.ActorMetrics(trainer)
+    return token_recorder.ActorMetrics(trainer)
 
 
 def needs_nccl_group(args: Any, use_cuda_ipc: bool) -> bool:
@@ -44,7 +48,7 @@ def needs_nccl_group(args: Any, use_cuda_ipc: bool) -> bool:
 
 def training_path(actor: torch.nn.Module) -> None:
     """Put the actor into the mode in which old log-probs are those of the loss."""
-    forward_mode.training_path(actor)
+    passes.training_path(actor)
 
 
 def whole_batches(trainer: Any, loader: Any) -> Iterable[Any]:
@@ -54,12 +58,12 @@ def whole_batches(trainer: Any, loader: Any) -> Iterable[Any]:
 
 def entropy_use(args: Any) -> str | None:
     """Return what the entropy is computed for."""
-    return forward_mode.entropy_use(args)
+    return passes.entropy_use(args)
 
 
 def old_log_probs(args: Any, experience: Any, current: torch.Tensor) -> torch.Tensor:
     """Return the log-probs that the ratio is taken to, ``[B, A]``."""
-    return forward_mode.old_log_probs(args, experience, current)
+    return passes.old_log_probs(args, experience, current)
 
 
 def kl_loss(trainer: Any, kl: torch.Tensor, current: torch.Tensor, base: torch.Tensor, experience: Any) -> torch.Tensor:
@@ -117,4 +121,4 @@ def adapter_off(actor: Any) -> AbstractContextManager[None]:
 
 def save_step(actor: Any, args: Any, states: dict[str, Any]) -> None:
     """Save adapter and trainer state as a checkpoint of the step."""
-    checkpoint.save_step(actor.model, args, states)
+    saving.save_step(actor.model, args, states)

@@ -3,7 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from grpo import evaluation, length_schedule, rollout, run_log, step_metrics, trainer_state
+from grpo.batch import length_schedule
+from grpo.checkpoint import trainer_state
+from grpo.metrics import step_metrics
+from grpo.rollout import seeds
+from grpo.run import evaluation, run_log
 
 # Before the loop
 
@@ -43,7 +47,7 @@ def is_finished(args: Any, step: int) -> bool:
 
 def begin_step(trainer: Any, step: int) -> None:
     """Name the step from which the seeds of its samples follow."""
-    rollout.begin_stage(trainer.samples_generator, f"train {step}")
+    seeds.begin_stage(trainer.samples_generator, f"train {step}")
 
 
 def generate_arguments(trainer: Any, step: int) -> dict[str, Any]:

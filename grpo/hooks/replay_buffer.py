@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from grpo.multi_turn import branches
+from grpo.batch import branches
 
 
 def with_branches(items: list[Any], experience: Any, split: Callable[[Any], list[Any]]) -> list[Any]:

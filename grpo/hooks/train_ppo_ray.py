@@ -1,10 +1,18 @@
-"""Hooks of openrlhf/cli/train_ppo_ray.py: the driver's command line, and how it starts engines and actor."""
+"""Hooks of openrlhf/cli/train_ppo_ray.py: the driver's command line, and how it starts engines and actor.
+
+The launcher imports this module to read the flags, and does so without torch: what needs it is imported by its hook.
+"""
 
 import argparse
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from grpo import adapter, cluster, flags, reference, thinking_settings
+from grpo.launch import flags
+from grpo.rollout import thinking_settings
+from grpo.stack import cluster
+
+if TYPE_CHECKING:
+    from grpo.update.reference import ActorAsReference
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -34,17 +42,23 @@ def engine_model(args: argparse.Namespace) -> str:
 
 def adapter_config(args: argparse.Namespace) -> dict[str, Any]:
     """Return what the engines' workers need to know of the adapter before they get it."""
+    from grpo.lora import adapter
+
     return adapter.engine_config(args)
 
 
 def actor_is_reference(args: argparse.Namespace) -> bool:
     """Say whether the actor without its adapter stands in for the reference model."""
+    from grpo.update import reference
+
     return reference.is_actor(args)
 
 
-def reference_from(actor_model: Any) -> reference.ActorAsReference:
+def reference_from(actor_model: Any) -> "ActorAsReference":
     """Return what OpenRLHF uses as the group of reference actors."""
-    return reference.ActorAsReference(actor_model)
+    from grpo.update.reference import ActorAsReference
+
+    return ActorAsReference(actor_model)
 
 
 def engines_ready(engines: Sequence[Any] | None) -> list[Any]:

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from grpo import engine
+from grpo.lora import engine_actor
+from grpo.rollout import engine
 
-WORKER = "grpo.side_path.AdapterWorker"  # vLLM imports it in its workers
+WORKER = "grpo.lora.side_path.AdapterWorker"  # vLLM imports it in its workers
 
 
 def engine_arguments() -> dict[str, Any]:
@@ -14,7 +15,7 @@ def engine_arguments() -> dict[str, Any]:
 
 async def load_adapter(llm: Any, buffer: Any, specs: list[dict[str, Any]]) -> list[dict[str, int]]:
     """Hand the adapter on to the workers of this engine; return their receipts."""
-    return await engine.load_into_engine(llm, buffer, specs)
+    return await engine_actor.load_into_engine(llm, buffer, specs)
 
 
 def for_sample(params: Any, number: int) -> Any:

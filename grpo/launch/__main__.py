@@ -11,16 +11,22 @@ import os
 import sys
 from pathlib import Path
 
-from grpo.checkpoint_files import read_json
-from grpo.guard import DIGEST_VARIABLE
-from grpo.launch import exposure, joined_cluster, judge, preflight, processes, resume, run_dir
+from grpo.launch import (
+    judge,
+    preflight,
+    resume,
+    run_dir,
+)
 from grpo.launch.config import Config, ConfigError, resolve
 from grpo.launch.judge import RunJudge
 from grpo.launch.onsets import Onsets
 from grpo.launch.plan import Plan, describe, make_plan
-from grpo.launch.progress import Progress
 from grpo.launch.resume import ResumeError
-from grpo.launch.supervise import supervise
+from grpo.launch.supervise import exposure, joined_cluster, processes
+from grpo.launch.supervise.driver import supervise
+from grpo.model.model_files import read_json
+from grpo.run.progress import Progress
+from grpo.stack.patch_digest import DIGEST_VARIABLE
 from reward.settings import STAND_IN_VARIABLE
 
 REFUSED = 2

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from grpo.environment import model_folder
-from grpo.launch.variables import in_variables
-from grpo.secrets import is_secret
+from grpo.stack.hub import model_folder
+from grpo.stack.secrets import is_secret
+from grpo.stack.variables import in_variables
 
 TRAINER = "openrlhf.cli.train_ppo_ray"
 # Set from the run directory, not by flags.

@@ -4,11 +4,11 @@ import math
 import os
 from collections.abc import Iterable
 
-from grpo.architecture import Architecture
-from grpo.checkpoint_files import Model
-from grpo.environment import on_cpu_stack
 from grpo.launch.config import Config
-from grpo.launch.machine import GB
+from grpo.model.architecture import Architecture
+from grpo.model.model_files import Model
+from grpo.stack.checkout import on_cpu_stack
+from grpo.stack.machine import GB
 
 # Host memory of one process with torch and vLLM imported. CPU: fitted to 7.9 GB (2 engines, 2 ranks) and
 # 12.4 GB (2 engines with TP=2, 4 ranks); GPU: assumed, CUDA's host part is larger.

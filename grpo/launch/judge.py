@@ -8,7 +8,7 @@ from pathlib import Path
 
 from grpo.launch.config import Config, ConfigError
 from grpo.launch.preflight import Problem, has_own_reward
-from grpo.multi_turn.settings import has_environment
+from grpo.rollout.multi_turn.settings import has_environment
 from reward import endpoint, models, settings
 from reward.chain import tries_without_answer
 from reward.endpoint import Endpoint

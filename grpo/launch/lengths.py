@@ -2,11 +2,11 @@
 
 from argparse import Namespace
 
+from grpo.batch.length_schedule import WINDOW, Stage, stages_of
 from grpo.launch.checks.thinking import read_delimiter
 from grpo.launch.config import Config
-from grpo.length_schedule import WINDOW, Stage, stages_of
-from grpo.multi_turn import settings
-from grpo.thinking import Budget
+from grpo.rollout.multi_turn import settings
+from grpo.rollout.thinking import Budget
 
 
 def describe_lengths(config: Config) -> list[str]:

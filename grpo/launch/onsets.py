@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo.diagnosis.diagnose import Monitor
-from grpo.launch.progress import Progress
+from grpo.run.progress import Progress
 
 logger = logging.getLogger(__name__)
 

@@ -5,15 +5,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grpo.checkpoint_files import CheckpointError, Model, read_whole
-from grpo.environment import on_cpu_stack
 from grpo.launch.config import Config
 from grpo.launch.data_files import DataError, read_records
 from grpo.launch.host_memory import host_memory
 from grpo.launch.lengths import describe_lengths
-from grpo.launch.machine import GB
-from grpo.launch.ray_head import RayHead
-from grpo.run_log import optimizer_steps
+from grpo.launch.supervise.ray_head import RayHead
+from grpo.model.model_files import CheckpointError, Model, read_whole
+from grpo.run.run_log import optimizer_steps
+from grpo.stack.checkout import on_cpu_stack
+from grpo.stack.machine import GB
 
 # Bytes per LoRA parameter: bf16 weight; fp32 master weight, two Adam moments, fp32 gradient.
 _WEIGHT, _OPTIMIZER = 2, 16

@@ -10,16 +10,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from grpo.environment import CHECKOUT, on_cpu_stack
 from grpo.launch.checks import Problem
 from grpo.launch.checks.data import check_data, has_own_reward
 from grpo.launch.checks.environment import check_environment
-from grpo.launch.checks.machine import check_disk, check_gpus, check_is_new, check_memory, check_ray
+from grpo.launch.checks.machine import (
+    check_disk,
+    check_gpus,
+    check_is_new,
+    check_memory,
+    check_ray,
+)
 from grpo.launch.checks.model import check_model
 from grpo.launch.checks.settings import check_batches, check_flags
 from grpo.launch.checks.thinking import check_thinking
 from grpo.launch.config import Config
 from grpo.launch.plan import Plan
+from grpo.stack.checkout import CHECKOUT, on_cpu_stack
 
 __all__ = ["Problem", "has_own_reward", "problems"]
 

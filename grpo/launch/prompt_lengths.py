@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from grpo.environment import CHECKOUT
+from grpo.stack.checkout import CHECKOUT
 
 
 class CountError(ValueError):

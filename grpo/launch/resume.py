@@ -8,15 +8,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from grpo import adapter_files, checkpoint_digests
-from grpo.checkpoint_files import CheckpointError, read
+from grpo.checkpoint import adapter_files, digests
 from grpo.launch.config import Config, resolve
 from grpo.launch.run_dir import data_digest
-from grpo.launch.supervise import CHECKOUT
-from grpo.launch.variables import in_variables
-from grpo.retention import saved_steps
-from grpo.run_log import rewind
-from grpo.run_state import LOCK, place
+from grpo.model.model_files import CheckpointError, read
+from grpo.run.run_log import rewind
+from grpo.run.run_state import LOCK, place
+from grpo.run.saved_steps import saved_steps
+from grpo.stack.checkout import CHECKOUT
+from grpo.stack.variables import in_variables
 from reward import settings
 
 # What the saved optimizer state and data position belong to. Everything else may be changed between two parts of a run.
@@ -116,9 +116,9 @@ def _wrong_with(step: Path, base: Path) -> tuple[str, str] | None:
 
     The digests are looked at first: of damaged files nothing else is read.
     """
-    if damage := checkpoint_digests.step_damage(step):
+    if damage := digests.step_damage(step):
         return f"{step}: " + "; ".join(f"{name} {what}" for name, what in damage), ""
-    from grpo import trainer_state  # imports torch, which takes seconds
+    from grpo.checkpoint import trainer_state  # imports torch, which takes seconds
 
     try:
         _, files = trainer_state.read(step / "trainer")
@@ -188,7 +188,7 @@ def describe(config: Config) -> list[str]:
     if not step:
         return [f"starting at step 0: no checkpoint in {config.args.ckpt_path}"]
     source = Path(config.args.resume_from)
-    unverified = [] if checkpoint_digests.is_sealed(source / "trainer") else [checkpoint_digests.unverified(source)]
+    unverified = [] if digests.is_sealed(source / "trainer") else [digests.unverified(source)]
     return [f"continuing after step {step}", *unverified]
 
 

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo.environment import CHECKOUT, git_revision, on_cpu_stack
-from grpo.json_files import replace
-from grpo.launch import machine
 from grpo.launch.config import Config, redact
 from grpo.launch.plan import Plan
-from grpo.multi_turn import settings as environment_settings
-from grpo.run_state import ENDS
+from grpo.rollout.multi_turn import settings as environment_settings
+from grpo.run.run_state import ENDS
+from grpo.stack import machine
+from grpo.stack.checkout import CHECKOUT, git_revision, on_cpu_stack
+from grpo.stack.json_files import replace
 from reward import settings as judge_settings
 
 # The only variables that are written down: they change results or speed, and none of them holds a secret.

@@ -10,7 +10,7 @@ import functools
 
 import torch
 
-from grpo import mxfp4
+from grpo.model import mxfp4
 from scripts.bench.harness import Result, SizeError, Timing, time_in_turn
 from scripts.bench.machine import Copy
 
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
     results = [mxfp4.dequantize(*pair) for pair in packed]
     for pair, result in zip(packed, results, strict=True):
         if not torch.equal(convert_moe_packed_tensors(*pair).view(torch.int16), result.view(torch.int16)):
-            raise RuntimeError("dequantize and transformers differ: run pytest tests/grpo/test_mxfp4.py")
+            raise RuntimeError("dequantize and transformers differ: run pytest tests/grpo/model/test_mxfp4.py")
 
     def ours_into_written_memory() -> None:
         for pair, result in zip(packed, results, strict=True):

@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from grpo import adapter_files, checkpoint_files
-from grpo.checkpoint_files import Model
+from grpo.checkpoint import adapter_files
+from grpo.model import model_files
+from grpo.model.model_files import Model
 from scripts.bench.harness import Result, SizeError
 from scripts.bench.machine import Copy
 from scripts.bench.parts.random_model import BF16_BYTES, write_random_adapter, write_random_model
@@ -43,7 +44,7 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
         base, adapter = Path(scratch, "base"), Path(scratch, "adapter")
         write_random_model(base, options.layers, options.experts, intermediate=options.intermediate)
         write_random_adapter(adapter, base, options.lora_rank)
-        model = checkpoint_files.read_whole(base)
+        model = model_files.read_whole(base)
         sizes = {"bf16": model.bf16_bytes, "files": model.file_bytes}
         targets, found = {}, {}
         for name in ("stock", "ours"):
@@ -51,9 +52,7 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
             job = {"base": str(base), "adapter": str(adapter), "target": str(targets[name]), "ours": name == "ours"}
             (found[name],) = run_ranks("export_worker", 1, job)
         merged = {f"{module}.weight" for module in adapter_files.pairs(adapter_files.read(adapter))}
-        differing = compare(
-            model, checkpoint_files.read(targets["stock"]), checkpoint_files.read(targets["ours"]), merged
-        )
+        differing = compare(model, model_files.read(targets["stock"]), model_files.read(targets["ours"]), merged)
     stock, ours = (found[name]["peak_bytes"] for name in ("stock", "ours"))
     return Result(
         what=f"memory to merge an adapter of rank {options.lora_rank} into {options.layers} layers of "

@@ -26,7 +26,7 @@ from unittest import mock
 
 import torch
 
-from grpo import rollout
+from grpo.batch.rewards import complete
 from reward.chain import Chain, ChainError
 from reward.gemini import Client
 from reward.judge import Judge, Verdict
@@ -192,6 +192,6 @@ def _advantages(drawn: list[tuple[float, float, bool]], policy: str) -> torch.Te
             info = {"correct": torch.tensor([correct]), "judge_failed": torch.tensor([verdict.failed])}
             samples.append(SimpleNamespace(rewards=reward, scores=info["correct"], info=info))
         with mock.patch.dict(os.environ, {"GRPO_JUDGE_FALLBACK": policy}):
-            rollout.complete(samples, GROUP)
+            complete(samples, GROUP)
     rewards = torch.cat([sample.rewards for sample in samples]).view(-1, GROUP)
     return (rewards - rewards.mean(-1, keepdim=True)).view(-1)

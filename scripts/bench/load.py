@@ -9,7 +9,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from grpo import checkpoint_files
+from grpo.model import model_files
 from scripts.bench.harness import Result, SizeError
 from scripts.bench.machine import Copy
 from scripts.bench.parts.random_model import BF16_BYTES, write_random_model
@@ -33,14 +33,14 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
     with tempfile.TemporaryDirectory(prefix="bench-load-") as scratch:
         folder = Path(scratch, "model")
         write_random_model(folder, options.layers, options.experts, intermediate=options.intermediate)
-        model = checkpoint_files.read_whole(folder)
+        model = model_files.read_whole(folder)
         sizes = {"bf16": model.bf16_bytes, "files": model.file_bytes}
         found = {
             ours: run_ranks("load_worker", options.ranks, {"model": str(folder), "ours": ours})
             for ours in (False, True)
         }
     if [rank["sums"] for rank in found[False]] != [rank["sums"] for rank in found[True]]:
-        raise RuntimeError("the two ways loaded different numbers: run pytest tests/grpo/test_loading.py")
+        raise RuntimeError("the two ways loaded different numbers: run pytest tests/grpo/model/test_loading.py")
     peak = {ours: sum(rank["peak_bytes"] for rank in ranks) for ours, ranks in found.items()}
     seconds = {ours: max(rank["seconds"] for rank in ranks) for ours, ranks in found.items()}
     return Result(

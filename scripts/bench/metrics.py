@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from grpo.engine import ids_only
+from grpo.rollout.engine import ids_only
 from scripts.bench.harness import Difference, Result, SizeError, Timing, time_in_turn
 from scripts.bench.machine import Copy
 from scripts.bench.parts import step_worker, tiny_engine
@@ -88,8 +88,8 @@ def _control(job: dict[str, Any], notes: dict[str, Any], tokenizer: Any) -> floa
     """Return the seconds that the controller takes for the one sample of the step: metrics, and its record."""
     from openrlhf.trainer.ppo_utils.experience_maker import Experience
 
-    from grpo.sample_records import describe_samples
-    from grpo.step_metrics import after_training
+    from grpo.metrics.step_metrics import after_training
+    from grpo.run.sample_records import describe_samples
 
     batch = step_worker.rollout(job)
     mask = batch["action_mask"]

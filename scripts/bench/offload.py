@@ -15,9 +15,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from grpo import checkpoint_files
-from grpo.flags import ATTENTION_PROJECTIONS
 from grpo.launch import host_memory, plan
+from grpo.model import model_files
+from grpo.model.architecture import ATTENTION_PROJECTIONS
 from scripts.bench.harness import Result, SizeError
 from scripts.bench.machine import Copy
 from scripts.bench.parts.random_model import BF16_BYTES, FULL, write_random_model
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
         folder = Path(scratch, "model")
         write_random_model(folder, options.layers, options.experts, intermediate=options.intermediate)
         dequantize_checkpoint(folder, Path(scratch, "bf16"))
-        bf16 = checkpoint_files.read_whole(folder).bf16_bytes
+        bf16 = model_files.read_whole(folder).bf16_bytes
         parts = predicted(folder, options.ranks, options.lora_rank)
         ways: dict[str, dict[str, Any]] = {
             "stock": {"model": str(Path(scratch, "bf16")), "package": str(pristine(Path(scratch, "openrlhf")))},
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
 
 def predicted(folder: Path, ranks: int, lora_rank: int) -> dict[str, int]:
     """Return what the launcher's plan says that the ranks of an actor hold: bytes by the name of the part."""
-    model = checkpoint_files.read_whole(folder)
+    model = model_files.read_whole(folder)
     none: Any = SimpleNamespace(vllm_num_engines=0, vllm_tensor_parallel_size=1, offload=True, adam_offload=True)
     config: Any = SimpleNamespace(args=none, actor_ranks=ranks, engine_gpus=0)
     optimizer = model.lora_parameters(lora_rank, list(ATTENTION_PROJECTIONS)) * plan._OPTIMIZER

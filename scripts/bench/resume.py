@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from grpo import checkpoint_files
+from grpo.model import model_files
 from scripts.bench.harness import Result, SizeError
 from scripts.bench.machine import Copy
 from scripts.bench.parts.random_model import BF16_BYTES, write_random_model
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
         job = {"model": str(model), "scratch": scratch, "lora_rank": options.lora_rank}
         saved = run_ranks("resume_worker", options.ranks, {**job, "way": "save"})
         found = {name: run_ranks("resume_worker", options.ranks, {**job, "way": name}) for name in WAYS}
-        bf16 = checkpoint_files.read_whole(model).bf16_bytes
+        bf16 = model_files.read_whole(model).bf16_bytes
     for name in WAYS:
         check([rank["state"] for rank in saved], found[name], name)
     read, peak = (

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from grpo.engine import for_sample
+from grpo.rollout.engine import for_sample
 from scripts.bench.harness import Difference, Result, SizeError, Timing, time_in_turn
 from scripts.bench.machine import Copy
 from scripts.bench.parts.tiny_engine import PROMPT, TOKENS_A_SECOND, quiet, start_engine, write_model
@@ -106,8 +106,8 @@ def _ways(actor: Any, tokenizer: Any, options: argparse.Namespace, budget: int) 
     from openrlhf.utils.agent import SingleTurnAgentExecutor
     from vllm import SamplingParams
 
-    from grpo.thinking_budget import AgentExecutor
-    from grpo.thinking_settings import environment
+    from grpo.rollout.budget_executor import AgentExecutor
+    from grpo.rollout.thinking_settings import environment
 
     params = SamplingParams(
         max_tokens=2 * budget + 16, min_tokens=1, seed=7, logprobs=0,

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from grpo import rendezvous
-from grpo.adapter import TensorSpec, is_split, layout
-from grpo.checkpoint_files import read_json
-from grpo.flags import ATTENTION_PROJECTIONS
-from grpo.launch import ray_head
+from grpo.launch.supervise import ray_head
+from grpo.lora.adapter import TensorSpec, is_split, layout
+from grpo.model.architecture import ATTENTION_PROJECTIONS
+from grpo.model.model_files import read_json
+from grpo.stack import rendezvous
 from scripts.bench.harness import Result, SizeError, time_in_turn
 from scripts.bench.machine import Copy
 from scripts.bench.parts.random_model import FULL, write_random_config
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
     os.environ.update(ray_head.variables() | rendezvous.variables(scratch / "rendezvous"))  # before Ray is imported
     import ray
 
-    from grpo import sync
+    from grpo.lora import sync
 
     try:
         workers = options.engines * options.tensor_parallel
@@ -107,7 +107,7 @@ class CountedEngine:
 
 def _calls(engines: list[Any], flat: torch.Tensor, specs: list[TensorSpec]) -> tuple[int, int]:
     """Return how often one sync calls the first engine, the stock way and ours: each call waits for an answer."""
-    from grpo import sync
+    from grpo.lora import sync
 
     stock, ours = ([CountedEngine(engine) for engine in engines] for _ in range(2))
     _tensor_by_tensor(flat, specs, stock)

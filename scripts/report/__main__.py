@@ -12,10 +12,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from grpo import command, json_files
 from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.history import of_run
-from grpo.run_state import RunError
+from grpo.run.run_state import RunError
+from grpo.stack import command, json_files
 from scripts.report.page import render
 from scripts.report.runs import read
 

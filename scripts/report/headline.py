@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from eval.compare import compare, read_grades
-from eval.estimators import t_quantile
 from eval.problems import EvalError
-from grpo.metric_schema import SCHEMA
-from grpo.run_state import RUNNING, Run, sample_files
+from grpo.metrics.metric_schema import SCHEMA
+from grpo.run.estimators import t_quantile
+from grpo.run.run_state import RUNNING, Run, sample_files
 from scripts.report import scales
 from scripts.report.runs import series
 

@@ -14,8 +14,8 @@ from markupsafe import Markup, escape
 
 from grpo.diagnosis.finding import Diagnosis, Finding
 from grpo.launch.config import secrets
-from grpo.metric_schema import SCHEMA, TIERS, Metric
-from grpo.run_state import Run
+from grpo.metrics.metric_schema import SCHEMA, TIERS, Metric
+from grpo.run.run_state import Run
 from scripts.report import chart, headline, panels, samples, scales, settings
 
 FOLDER = Path(__file__).parent

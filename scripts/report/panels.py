@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from grpo.metric_schema import BY_NAME, SCHEMA, Metric
-from grpo.run_state import Run
+from grpo.metrics.metric_schema import BY_NAME, SCHEMA, Metric
+from grpo.run.run_state import Run
 from scripts.report.runs import Points, Row, series
 
 OTHER = 0  # the tier of columns that the schema does not know

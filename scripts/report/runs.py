@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo import metric_schema
-from grpo.run_state import Run, RunError
+from grpo.metrics import metric_schema
+from grpo.run.run_state import Run, RunError
 
 LARGEST = 1e300  # differences of larger numbers are not finite
 Row = dict[str, Any]

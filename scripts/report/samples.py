@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo.json_files import read_rows
-from grpo.run_state import Run, sample_files
+from grpo.run.run_state import Run, sample_files
+from grpo.stack.json_files import read_rows
 from reward.answers import final_message
 from reward.labels import parse_label
 from scripts.report import scales

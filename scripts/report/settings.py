@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from grpo.run_state import Run
+from grpo.run.run_state import Run
 
 # What differs between any two runs, and decides nothing.
 PLACES = {"run_dir", "metrics_dir", "ckpt_path", "save_path", "engine_model", "resume_from", "wandb_run_name"}

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import GptOssConfig, GptOssForCausalLM
 
-from grpo import mxfp4
-from grpo.checkpoint_files import INDEX
+from grpo.model import mxfp4
+from grpo.model.model_files import INDEX
 
 EXPERT_WEIGHTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 # As in the real config.json: everything but the experts stays bf16.

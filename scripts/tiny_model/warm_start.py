@@ -9,7 +9,7 @@ import torch
 from transformers import GptOssConfig, GptOssForCausalLM, PreTrainedTokenizerFast
 
 from data.synthetic import problems
-from grpo import mxfp4
+from grpo.model import mxfp4
 from scripts.tiny_model.checkpoint import EXPERT_WEIGHTS
 from scripts.tiny_model.demonstrations import choose_habit, completion
 from scripts.tiny_model.muon import Muon

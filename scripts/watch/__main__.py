@@ -5,7 +5,8 @@
 It reads the run's files and changes nothing, so that any number may watch. It ends when the run does, with a summary,
 and with Ctrl-C. Where the output is no terminal, it is one line for each step and evaluation.
 
-A "!" marks a value out of the range that needs no look; grpo/metric_schema.py has the ranges and what each name means.
+A "!" marks a value out of the range that needs no look; grpo/metrics/metric_schema.py has the ranges and what each name
+means.
 """
 
 import argparse
@@ -18,10 +19,10 @@ from pathlib import Path
 from rich.console import Console, Group
 from rich.live import Live
 
-from grpo import command
 from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.history import of_run
-from grpo.run_state import RUNNING, Run, RunError
+from grpo.run.run_state import RUNNING, Run, RunError
+from grpo.stack import command
 from scripts.watch.frame import frame
 from scripts.watch.samples import NewestSamples
 

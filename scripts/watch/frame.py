@@ -10,10 +10,22 @@ from typing import Any
 from rich.text import Text
 
 from grpo.diagnosis.finding import Diagnosis
-from grpo.launch.progress import interval
-from grpo.launch.supervise import tail
-from grpo.metric_schema import BY_NAME, SCHEMA, TIERS, Metric, flat
-from grpo.run_state import CRASHED, FINISHED, RUNNING, STOPPED, Run
+from grpo.launch.supervise.driver import tail
+from grpo.metrics.metric_schema import (
+    BY_NAME,
+    SCHEMA,
+    TIERS,
+    Metric,
+    flat,
+)
+from grpo.run.progress import interval
+from grpo.run.run_state import (
+    CRASHED,
+    FINISHED,
+    RUNNING,
+    STOPPED,
+    Run,
+)
 from scripts.watch.samples import NewestSamples, Sample
 from scripts.watch.text import duration, end_of, number, printable, sparkline
 

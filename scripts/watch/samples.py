@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo.json_files import read_rows
-from grpo.launch.progress import is_number
-from grpo.run_state import sample_files
+from grpo.run.progress import is_number
+from grpo.run.run_state import sample_files
+from grpo.stack.json_files import read_rows
 from reward.answers import MARKER
 from reward.labels import parse_label
 from scripts.watch.text import number, printable

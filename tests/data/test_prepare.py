@@ -164,7 +164,7 @@ def test_no_card_beside_files_that_it_does_not_describe(tmp_path: Path, monkeypa
     def full_disk(old: Path, new: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("grpo.json_files.os.replace", full_disk)
+    monkeypatch.setattr("grpo.stack.json_files.os.replace", full_disk)
     with pytest.raises(OSError, match="No space"):
         prepare_files(out, source)
     assert sorted(path.name for path in out.iterdir()) == ["eval.jsonl", "train.jsonl"]

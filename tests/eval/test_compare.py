@@ -3,9 +3,10 @@ import statistics
 
 import pytest
 
-from eval import compare, estimators
+from eval import compare
 from eval.output import Output, write_result
 from eval.problems import EvalError, Problem
+from grpo.run import estimators
 
 
 def evaluation(folder, right: dict[str, list[int]], **identity):

@@ -8,8 +8,8 @@ from typing import ClassVar
 import pytest
 
 from eval import conversations
-from grpo.multi_turn import retrieval
-from tests.grpo.multi_turn.scripted import call
+from grpo.rollout.multi_turn import retrieval
+from tests.grpo.rollout.multi_turn.scripted import call
 from tests.reward.recorder import Recorder, redirector
 
 
@@ -94,7 +94,7 @@ def test_a_redirect_takes_neither_key_nor_messages_along(tmp_path, monkeypatch, 
 
 
 FAILING = """
-from grpo.multi_turn import environment
+from grpo.rollout.multi_turn import environment
 
 class Environment(environment.Environment):
     def __init__(self, prompt, label):

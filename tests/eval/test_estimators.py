@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval import estimators
+from grpo.run import estimators
 
 rates = st.lists(st.integers(0, 8).map(lambda correct: correct / 8), min_size=1, max_size=40)
 

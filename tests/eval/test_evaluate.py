@@ -13,7 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from eval import checks, engine, evaluate, identity, output
 from eval.problems import EvalError, read_problems
-from grpo import adapter, adapter_files, checkpoint_digests, checkpoint_files
+from grpo.checkpoint import adapter_files, digests
+from grpo.lora import adapter
+from grpo.model import model_files
 from scripts.dequantize_checkpoint import dequantize_checkpoint
 from scripts.tiny_model.tokenizer import write_tokenizer
 from tests.scripts.conftest import save_adapter
@@ -101,7 +103,7 @@ def test_budgets_that_cannot_be_are_refused(model, data, tmp_path, capsys, budge
 
 def test_a_folder_without_budgets_is_not_continued_with_them(model, data, tmp_path, capsys):
     given, problems = options(model, data, tmp_path / "out", "--date", "2030-01-01"), read_problems(data)
-    made = identity.identity(given, checkpoint_files.read(model), None)
+    made = identity.identity(given, model_files.read(model), None)
     with output.Output(given.out, made, {}, problems, 1, [1]) as folder:
         folder.append(problems[0], 0, {"response": "7"})
     words = ["--model", model, "--data", data, "--n", 2, "--out", given.out]
@@ -133,7 +135,7 @@ def test_a_damaged_adapter_is_refused_and_one_without_digests_gets_a_word(model,
     words = ["--model", model, "--data", data, "--n", 2, "--out", tmp_path / "out", "--adapter", adapter]
     too_short = [*words, "--max-model-len", 1]
     assert f"{adapter} cannot be verified: it has no SHA256SUMS" in refusal(capsys, *too_short)
-    checkpoint_digests.write(adapter)
+    digests.write(adapter)
     assert "verified" not in refusal(capsys, *too_short)
     weights = bytearray((adapter / adapter_files.WEIGHTS).read_bytes())
     weights[-1] ^= 1
@@ -171,7 +173,7 @@ def test_what_a_sample_depends_on_is_told_apart(model, trained, data, tmp_path):
     def found(*more: object, folder: Path = model) -> dict:
         given = options(folder, data, tmp_path / "out", "--date", "2030-01-01", *more)
         chosen = adapter_files.read(given.adapter) if given.adapter else None
-        return identity.identity(given, checkpoint_files.read(folder), chosen)
+        return identity.identity(given, model_files.read(folder), chosen)
 
     plain = found()
     assert not any("budget" in name or "delimiter" in name for name in plain), "folders of before could not continue"
@@ -197,7 +199,7 @@ def test_what_a_sample_depends_on_is_told_apart(model, trained, data, tmp_path):
 def test_secrets_do_not_reach_the_config(model, data, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "a-secret-that-must-not-leak")
     given = options(model, data, tmp_path / "out", "--date", "2030-01-01")
-    files = checkpoint_files.read(model)
+    files = model_files.read(model)
     assert "a-secret" not in json.dumps([identity.identity(given, files, None), identity.about(given, files)])
 
 

@@ -2,8 +2,9 @@ import math
 
 import pytest
 
-from eval import records
+from eval import output
 from eval.problems import EvalError
+from grpo.run import records
 
 FINAL = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>"
 
@@ -79,12 +80,12 @@ def test_sources_are_told_apart():
 def test_records_are_read_back_whatever_their_texts_hold(tmp_path):
     file = tmp_path / "eval_0.jsonl"
     file.write_text('{"id": "a", "correct": 1.0, "response": "one\u2028two"}\n', encoding="utf-8")
-    assert records.correct_by_problem(records.read_records(file)) == {"a": [1.0]}
+    assert records.correct_by_problem(output.read_records(file)) == {"a": [1.0]}
     file.write_text('{"id": "a"}\n')
     with pytest.raises(EvalError, match="no file of graded samples"):
-        records.read_records(file)
+        output.read_records(file)
     with pytest.raises(EvalError, match="cannot be read"):
-        records.read_records(tmp_path / "none.jsonl")
+        output.read_records(tmp_path / "none.jsonl")
 
 
 def test_thoughts_that_were_cut_are_counted_apart_from_answers():

@@ -13,9 +13,9 @@ from vllm.sampling_params import RequestOutputKind
 
 from eval import engine
 from eval.stepped import Stepped, run
-from grpo.budgeted_rollout import answer_seed, roll_out
-from grpo.thinking import Budget, delimiter
-from tests.grpo.replayed_engine import CONTEXT, STOPS, Engine, ids, log_prob
+from grpo.rollout.budgeted_rollout import answer_seed, roll_out
+from grpo.rollout.thinking import Budget, delimiter
+from tests.grpo.rollout.replayed_engine import CONTEXT, STOPS, Engine, ids, log_prob
 
 HARMONY = delimiter("harmony", ids)
 PROMPT = ids("<|start|>user<|message|>2+2<|end|><|start|>assistant")

@@ -1,7 +1,7 @@
 import json
 
 from eval import table
-from eval.records import summarise_by_source
+from grpo.run.records import summarise_by_source
 
 
 def result(correct: float | None, **changes) -> dict:

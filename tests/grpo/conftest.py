@@ -18,7 +18,7 @@ def run_ranks(tmp_path):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        command = [sys.executable, str(Path(__file__).with_name(script)), *map(str, arguments)]
+        command = [sys.executable, str(Path(__file__).parent / script), *map(str, arguments)]
         shared = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
@@ -83,7 +83,7 @@ def peft_model(checkpoint):
     """A PeftModel on one rank, not partitioned."""
     from peft import LoraConfig, get_peft_model
 
-    from grpo import loading
+    from grpo.model import loading
 
     lora = LoraConfig(r=2, target_modules=["q_proj", "o_proj"])
     return get_peft_model(loading.load_gpt_oss(checkpoint), lora, autocast_adapter_dtype=False)

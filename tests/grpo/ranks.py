@@ -10,7 +10,9 @@ import torch
 import torch.distributed as dist
 from peft import LoraConfig, get_peft_model
 
-from grpo import adapter, checkpoint, loading, zero
+from grpo.checkpoint import saving
+from grpo.lora import adapter
+from grpo.model import loading, zero
 from scripts.bench.parts import memory
 
 
@@ -74,7 +76,7 @@ def save(path: str, out: str) -> None:
     zero_parameters[0].convert_to_zero_parameters(param_list=[p for n, p in model.named_parameters() if "lora_" in n])
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for step in (1, 2, 3):
-        checkpoint.save_adapter(model, Path(out) / "checkpoints" / f"step_{step}" / "adapter")
+        saving.save_adapter(model, Path(out) / "checkpoints" / f"step_{step}" / "adapter")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KiB
     if dist.get_rank() == 0:
         torch.save(whole, Path(out) / "whole.pt")
@@ -84,7 +86,7 @@ def save(path: str, out: str) -> None:
     if dist.get_rank() == dist.get_world_size() - 1:
         broken.ds_tensor[0] = float("nan")
     try:
-        checkpoint.save_adapter(model, Path(out) / "checkpoints" / "step_4" / "adapter")
+        saving.save_adapter(model, Path(out) / "checkpoints" / "step_4" / "adapter")
     except FloatingPointError as error:
         print(error)
     else:

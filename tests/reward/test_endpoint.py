@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo.environment import CHECKOUT
+from grpo.stack.checkout import CHECKOUT
 from reward import endpoint
 from reward.endpoint import GOOGLE
 from reward.settings import DEFAULTS, SettingsError

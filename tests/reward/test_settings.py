@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.secrets import is_secret
+from grpo.stack.secrets import is_secret
 from reward import settings
 from reward.settings import SettingsError
 

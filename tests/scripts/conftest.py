@@ -10,10 +10,10 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from grpo import loading
-from grpo.flags import ATTENTION_PROJECTIONS
 from grpo.launch import resume, run_dir
-from grpo.run_log import RunLog, rewind
+from grpo.model import loading
+from grpo.model.architecture import ATTENTION_PROJECTIONS
+from grpo.run.run_log import RunLog, rewind
 
 
 def save_adapter(base: Path, folder: Path, **settings) -> Path:

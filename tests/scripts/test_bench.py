@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import scripts.bench
-from grpo import mxfp4
+from grpo.model import mxfp4
 from scripts.bench import __main__ as bench
 from scripts.bench import harness, rollout
 from scripts.bench.harness import Difference, Result, Timing, time_in_turn

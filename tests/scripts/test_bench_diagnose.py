@@ -7,7 +7,7 @@ import pytest
 
 from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.history import of_rows
-from grpo.metric_schema import BY_NAME
+from grpo.metrics.metric_schema import BY_NAME
 from scripts.bench import __main__ as bench
 from scripts.bench import diagnose as diagnose_bench
 from scripts.bench.diagnose import LEAST_SCORE, scores

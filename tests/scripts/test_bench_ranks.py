@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from grpo import checkpoint_files
+from grpo.model import model_files
 from scripts.bench import __main__ as bench
 from scripts.bench import export, offload, resume
 from scripts.bench.parts import memory, random_model, ranks
@@ -69,8 +69,8 @@ def test_export_tells_other_weights(tmp_path):
     """One merged weight eight units in the last place off, and one bit of another tensor."""
     random_model.write_random_model(tmp_path / "base", layers=1, experts=1, intermediate=32)
     dequantize_checkpoint(tmp_path / "base", tmp_path / "bf16")
-    base, merged = checkpoint_files.read(tmp_path / "base"), {"model.layers.0.self_attn.q_proj.weight"}
-    whole = checkpoint_files.read(tmp_path / "bf16")
+    base, merged = model_files.read(tmp_path / "base"), {"model.layers.0.self_attn.q_proj.weight"}
+    whole = model_files.read(tmp_path / "bf16")
     assert export.compare(base, whole, whole, merged) == 0
     for name in (*merged, "model.layers.0.mlp.experts.down_proj"):
         shutil.copytree(tmp_path / "bf16", tmp_path / name)
@@ -81,7 +81,7 @@ def test_export_tells_other_weights(tmp_path):
             file.seek(tensor.start)
             file.write(struct.pack("<H", bits ^ (8 if name in merged else 1)))
         with pytest.raises(RuntimeError, match=f"other values for {name}"):
-            export.compare(base, whole, checkpoint_files.read(tmp_path / name), merged)
+            export.compare(base, whole, model_files.read(tmp_path / name), merged)
 
 
 @pytest.mark.timeout(600)
@@ -100,7 +100,7 @@ def test_offload_asks_the_plan_for_the_ranks_alone(tmp_path):
     random_model.write_random_model(tmp_path / "model", layers=1, experts=2, intermediate=32)
     one, two = (offload.predicted(tmp_path / "model", ranks, 8) for ranks in (1, 2))
     assert two.pop("2 processes") == 2 * one.pop("1 processes")
-    model = checkpoint_files.read_whole(tmp_path / "model")
+    model = model_files.read_whole(tmp_path / "model")
     assert model.bf16_bytes in one.values() and sum(one.values()) < 1.1 * model.bf16_bytes
     assert one == two
 

@@ -12,11 +12,11 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GptOssForCausalLM, Mxfp4Config
 
-from grpo import adapter_files, checkpoint_files, loading
-from grpo.adapter_files import WEIGHTS
-from grpo.architecture import check
-from grpo.checkpoint_files import CheckpointError
-from grpo.flags import ATTENTION_PROJECTIONS
+from grpo.checkpoint import adapter_files
+from grpo.checkpoint.adapter_files import WEIGHTS
+from grpo.model import loading, model_files
+from grpo.model.architecture import ATTENTION_PROJECTIONS, check
+from grpo.model.model_files import CheckpointError
 from scripts import checkpoint_writer, export_model
 from scripts.dequantize_checkpoint import dequantize_checkpoint
 from tests.scripts.conftest import save_adapter
@@ -46,7 +46,7 @@ def test_export_is_what_peft_merges(checkpoint, trained, reference, tmp_path, ex
     out = tmp_path / "out"
     merge = export_model.export_model(checkpoint, trained, out, experts, shard_bytes=200_000)
     assert merge.merged == 2 * len(ATTENTION_PROJECTIONS)
-    assert len(list(out.glob("*.safetensors"))) > 3 and check(checkpoint_files.read(out)) == []
+    assert len(list(out.glob("*.safetensors"))) > 3 and check(model_files.read(out)) == []
 
     quantization = {"quantization_config": Mxfp4Config(dequantize=True)} if experts != "bf16" else {}
     loaded, report = AutoModelForCausalLM.from_pretrained(
@@ -191,11 +191,11 @@ def test_what_does_not_belong_together_is_refused(base, adapter, tmp_path, damag
 
 
 def test_an_adapter_of_another_base_of_the_same_shape_is_refused(base, adapter, tmp_path) -> None:
-    own = adapter_files.fingerprint(checkpoint_files.read(base))
+    own = adapter_files.fingerprint(model_files.read(base))
     save_file(load_file(adapter / WEIGHTS), adapter / WEIGHTS, metadata={adapter_files.BASE_KEY: own})
     dequantize_checkpoint(base, tmp_path / "copy")
     for same in (base, tmp_path / "copy"):
-        assert adapter_files.check_against(adapter_files.read(adapter), checkpoint_files.read(same)) == []
+        assert adapter_files.check_against(adapter_files.read(adapter), model_files.read(same)) == []
     export_model.export_model(base, adapter, tmp_path / "merged")
     with pytest.raises(CheckpointError, match=r"of another base model than .*merged"):
         export_model.export_model(tmp_path / "merged", adapter, tmp_path / "twice")

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from grpo.adapter_files import WEIGHTS
-from grpo.checkpoint_files import INDEX
+from grpo.checkpoint.adapter_files import WEIGHTS
+from grpo.model.model_files import INDEX
 from scripts.dequantize_checkpoint import dequantize_checkpoint
 from scripts.inspect_checkpoint import main
 

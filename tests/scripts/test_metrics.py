@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from grpo.metric_schema import SCHEMA
+from grpo.metrics.metric_schema import SCHEMA
 from scripts import metrics
 
 DOCUMENT = Path(__file__).parents[2] / "grpo" / "METRICS.md"

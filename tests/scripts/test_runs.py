@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.run_state import Run, is_held
+from grpo.run.run_state import Run, is_held
 from scripts import runs
 
 

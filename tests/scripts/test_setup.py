@@ -201,7 +201,7 @@ def test_a_process_that_loads_an_operator_is_left_alone(checkout: Path, is_alive
 
 def test_an_edited_kernel_is_compiled_anew_and_a_broken_one_names_the_error(checkout: Path) -> None:
     assert setup(checkout, "--cpu").returncode == 0
-    source = checkout / "grpo/csrc/mxfp4.cpp"
+    source = checkout / "grpo/model/csrc/mxfp4.cpp"
     source.write_text(source.read_text() + "// edited\n")
     assert "MXFP4 kernel compiled" in setup(checkout, "--cpu").stdout
     source.write_text("no C++")

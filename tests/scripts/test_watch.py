@@ -15,9 +15,14 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from grpo.diagnosis.finding import WARNING, Diagnosis, Evidence, Finding
-from grpo.metric_schema import SCHEMA
-from grpo.run_state import Run
+from grpo.diagnosis.finding import (
+    WARNING,
+    Diagnosis,
+    Evidence,
+    Finding,
+)
+from grpo.metrics.metric_schema import SCHEMA
+from grpo.run.run_state import Run
 from scripts.watch import __main__ as watch
 from scripts.watch.frame import frame
 from scripts.watch.samples import NewestSamples, pick

@@ -12,7 +12,7 @@ from peft import PeftModel
 from transformers import AutoTokenizer
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssPreTrainedModel, GptOssRotaryEmbedding
 
-from grpo import loading, vocabulary
+from grpo.model import loading, vocabulary
 
 Found = TypeVar("Found")
 PASSES = 32

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from grpo.multi_turn.retrieval import INSTRUCTIONS, Environment
-from grpo.multi_turn.templates import template_for
+from grpo.rollout.multi_turn.retrieval import INSTRUCTIONS, Environment
+from grpo.rollout.multi_turn.templates import template_for
 from scripts.tiny_model.checkpoint import write_shards
 
 CALL = ' to=functions.search<|channel|>commentary json<|message|>{"query": "sum"}<|call|>'

@@ -18,8 +18,9 @@ import ray
 import torch
 from transformers import AutoTokenizer
 
-from grpo import adapter, cluster
-from grpo.engine import check_receipts, shared_place
+from grpo.lora import adapter
+from grpo.lora.engine_actor import check_receipts, shared_place
+from grpo.stack import cluster
 
 from .rounding import Rounding, distributions, log_probs, most_apart, reference_model, simulate
 
@@ -141,7 +142,7 @@ class Stack:
         """The adapter as the trainer gathers it."""
 
         def gather(actor):
-            from grpo import adapter
+            from grpo.lora import adapter
 
             flat, specs = adapter.gather(actor.actor.model.module)
             return flat.cpu(), specs

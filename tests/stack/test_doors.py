@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.launch import processes
+from grpo.launch.supervise import processes
 
 from . import doors
 

@@ -12,7 +12,8 @@ from transformers import AutoTokenizer
 
 import patches
 from eval import compare, table
-from grpo import loading, metric_schema
+from grpo.metrics import metric_schema
+from grpo.model import loading
 
 from .recorded import Agreement, log_probs_of, of_another_sample, of_the_next_token, read_samples
 from .rounding import reference_model

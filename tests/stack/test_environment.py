@@ -16,7 +16,7 @@ SHORT = {"NUM_ENGINES": "1", "PROMPT_MAX_LEN": "384", "TURN_LIMIT": "3", "EVAL_A
 # Asks again after each answer: the <|return|> that ended it is an <|end|> in the next prompt, which begins a sample.
 # One rollout in eight cannot be made: an engine has 8 of each of its prompts.
 INSISTENT = """
-from grpo.multi_turn import environment
+from grpo.rollout.multi_turn import environment
 
 class Environment(environment.Environment):
     count = 0

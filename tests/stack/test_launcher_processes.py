@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo.launch import joined_cluster, processes, ray_head
-from grpo.launch.ray_head import RayHead
+from grpo.launch.supervise import joined_cluster, processes, ray_head
+from grpo.launch.supervise.ray_head import RayHead
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -24,8 +24,8 @@ SMALL = "RayHead(num_gpus=2, num_cpus=6, object_store_bytes=100_000_000)"
 LAUNCHER = f"""
 import os, sys
 from pathlib import Path
-from grpo.launch.ray_head import RayHead
-from grpo.launch.supervise import supervise
+from grpo.launch.supervise.ray_head import RayHead
+from grpo.launch.supervise.driver import supervise
 folder, *driver = sys.argv[1:]
 ray = None if "RAY_ADDRESS" in os.environ else {SMALL}
 sys.exit(supervise([sys.executable, *driver], ray=ray, log_dir=Path(folder), grace=5.0))
@@ -38,7 +38,7 @@ import json, os, subprocess, sys, time
 from multiprocessing import shared_memory
 from pathlib import Path
 import ray
-from grpo.cluster import runtime_env
+from grpo.stack.cluster import runtime_env
 folder, how = sys.argv[1:]
 ray.init(runtime_env=runtime_env())
 

@@ -72,7 +72,7 @@ def resumed(finished, tmp_path_factory) -> Path:
 
     It is refused, continued from the step before, killed while it trains, and then finished.
 
-    What a kill while it saves leaves is in tests/grpo/test_checkpoint_kill.py, at every instant.
+    What a kill while it saves leaves is in tests/grpo/checkpoint/test_kill.py, at every instant.
     """
     run_dir = tmp_path_factory.mktemp("runs") / "resumed"
     shutil.copytree(finished, run_dir)

@@ -11,9 +11,9 @@ import torch
 from transformers import AutoTokenizer
 from vllm import SamplingParams
 
-from grpo.budgeted_rollout import roll_out
-from grpo.thinking import Budget, delimiter
-from grpo.trajectory import Origin
+from grpo.rollout.budgeted_rollout import roll_out
+from grpo.rollout.thinking import Budget, delimiter
+from grpo.rollout.trajectory import Origin
 from scripts.bench.parts.tiny_engine import PROMPT, start_engine
 from scripts.tiny_model.tokenizer import SPECIAL_TOKENS
 

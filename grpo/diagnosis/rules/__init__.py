@@ -1,7 +1,7 @@
 """The rules: each looks for one pathology in a run.
 
 A rule returns the findings, or in a sentence what it found in order, and raises NotJudged where it lacks steps or
-columns. The ends of healthy ranges are those of grpo.metric_schema.
+columns. The ends of healthy ranges are those of grpo.metrics.metric_schema.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,15 @@ from collections.abc import Callable
 from grpo.diagnosis.finding import Finding
 from grpo.diagnosis.history import History
 from grpo.diagnosis.remedies import OUT_OF_RANGE
-from grpo.diagnosis.rules import agreement, judge, learning, ranges, rates, responses, update
+from grpo.diagnosis.rules import (
+    agreement,
+    judge,
+    learning,
+    ranges,
+    rates,
+    responses,
+    update,
+)
 
 Rule = Callable[[History], list[Finding] | str]
 

@@ -2,7 +2,14 @@
 
 import numpy as np
 
-from grpo.diagnosis.finding import CRITICAL, WARNING, Evidence, Finding, NotJudged, number
+from grpo.diagnosis.finding import (
+    CRITICAL,
+    WARNING,
+    Evidence,
+    Finding,
+    NotJudged,
+    number,
+)
 from grpo.diagnosis.history import History
 from grpo.diagnosis.remedies import finding
 from grpo.diagnosis.rules.update import edge

@@ -2,11 +2,24 @@
 
 import numpy as np
 
-from grpo.diagnosis.finding import CRITICAL, WARNING, Evidence, Finding, NotJudged, number
+from grpo.diagnosis.finding import (
+    CRITICAL,
+    WARNING,
+    Evidence,
+    Finding,
+    NotJudged,
+    number,
+)
 from grpo.diagnosis.history import History
 from grpo.diagnosis.remedies import finding
-from grpo.diagnosis.series import Series, shift, shift_at, sigma, spells
-from grpo.metric_schema import BY_NAME
+from grpo.diagnosis.series import (
+    Series,
+    shift,
+    shift_at,
+    sigma,
+    spells,
+)
+from grpo.metrics.metric_schema import BY_NAME
 
 OUTAGE = 0.2  # share of samples that no model judged
 DRIFT = 0.07  # of the quality given to right and to wrong samples

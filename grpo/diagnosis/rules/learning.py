@@ -4,10 +4,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from grpo.diagnosis.finding import CRITICAL, WARNING, Evidence, Finding, NotJudged, number
+from grpo.diagnosis.finding import (
+    CRITICAL,
+    WARNING,
+    Evidence,
+    Finding,
+    NotJudged,
+    number,
+)
 from grpo.diagnosis.history import History
 from grpo.diagnosis.remedies import finding
-from grpo.diagnosis.series import Series, Shift, shift, shift_at, trend
+from grpo.diagnosis.series import (
+    Series,
+    Shift,
+    shift,
+    shift_at,
+    trend,
+)
 
 MASTERED = 0.9  # share of right samples beyond which no more can be expected
 DEAD_GROUPS = 0.85  # share of groups without spread that leaves too little to learn from

@@ -2,11 +2,16 @@
 
 import numpy as np
 
-from grpo.diagnosis.finding import WARNING, Evidence, Finding, NotJudged
+from grpo.diagnosis.finding import (
+    WARNING,
+    Evidence,
+    Finding,
+    NotJudged,
+)
 from grpo.diagnosis.history import History
 from grpo.diagnosis.remedies import OUT_OF_RANGE, finding
 from grpo.diagnosis.series import Series, spells
-from grpo.metric_schema import BY_NAME, SCHEMA
+from grpo.metrics.metric_schema import BY_NAME, SCHEMA
 
 LASTING = 6  # steps out of the range, up to the last one; a single one inside does not count
 MARGIN = 0.1  # of the end of the range, that the median has to be beyond it

@@ -2,12 +2,24 @@
 
 import numpy as np
 
-from grpo.diagnosis.finding import CRITICAL, WARNING, Evidence, Finding, number
+from grpo.diagnosis.finding import (
+    CRITICAL,
+    WARNING,
+    Evidence,
+    Finding,
+    number,
+)
 from grpo.diagnosis.history import History
 from grpo.diagnosis.remedies import finding
 from grpo.diagnosis.rules.learning import MASTERED
 from grpo.diagnosis.rules.update import edge
-from grpo.diagnosis.series import Series, rolling_median, shift, spells, trend
+from grpo.diagnosis.series import (
+    Series,
+    rolling_median,
+    shift,
+    spells,
+    trend,
+)
 
 SHORT = 0.6  # of the longest stretch of the run
 LOW_ENTROPY = 0.25  # of the start

@@ -5,12 +5,24 @@ The policy loss is not expected to fall in GRPO, and no rule asks for it.
 
 import numpy as np
 
-from grpo.diagnosis.finding import CRITICAL, WARNING, Evidence, Finding, NotJudged, number
+from grpo.diagnosis.finding import (
+    CRITICAL,
+    WARNING,
+    Evidence,
+    Finding,
+    NotJudged,
+    number,
+)
 from grpo.diagnosis.history import History
 from grpo.diagnosis.remedies import finding
 from grpo.diagnosis.rules.learning import fall_of_correctness, held_out_gain
-from grpo.diagnosis.series import Series, rolling_median, shift, spells
-from grpo.metric_schema import BY_NAME
+from grpo.diagnosis.series import (
+    Series,
+    rolling_median,
+    shift,
+    spells,
+)
+from grpo.metrics.metric_schema import BY_NAME
 
 GROWTH = 3.0  # of the gradient norm, over its start
 FAR = {"ppo_kl": 10.0, "ppo_clip_ratio": 3.0}  # times the range, for three steps

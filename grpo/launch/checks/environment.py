@@ -1,6 +1,6 @@
 """The environment of a run with several turns: its name, its library, its limits.
 
-Flags that it cannot go with are refused by :mod:`grpo.flags`, which the trainer asks, too.
+Flags that it cannot go with are refused by :mod:`grpo.launch.flags`, which the trainer asks, too.
 """
 
 import os
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from grpo.launch.checks import Problem
 from grpo.launch.config import Config
-from grpo.multi_turn.environment import SetupError, load
-from grpo.multi_turn.settings import Settings, has_environment
+from grpo.rollout.multi_turn.environment import SetupError, load
+from grpo.rollout.multi_turn.settings import Settings, has_environment
 
 
 def check_environment(config: Config) -> Iterator[Problem]:

@@ -5,12 +5,12 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from grpo.environment import on_cpu_stack
-from grpo.launch import machine
 from grpo.launch.checks import Problem
 from grpo.launch.config import Config
 from grpo.launch.plan import Plan, size
-from grpo.launch.ray_head import MAX_BASE_LENGTH
+from grpo.launch.supervise.ray_head import MAX_BASE_LENGTH
+from grpo.stack import machine
+from grpo.stack.checkout import on_cpu_stack
 
 # The gpt-oss models on the hub have at least 42 GB in bf16. The CPU stack is for those that tests make.
 RELEASED_MODELS = ("openai/gpt-oss-120b", "openai/gpt-oss-20b")
@@ -113,7 +113,7 @@ def check_disk(config: Config, plan: Plan, run_dir: Path) -> Iterator[Problem]:
 
 
 def check_ray() -> Iterator[Problem]:
-    """A cluster to join has to listen (:mod:`grpo.launch.joined_cluster` asks it); our own needs ports and a folder."""
+    """Check that a cluster to join listens, or that our own has ports and a folder."""
     address = os.environ.get("RAY_ADDRESS")
     if address == "auto":
         yield Problem("RAY_ADDRESS is auto", "name the cluster as HOST:PORT, or unset RAY_ADDRESS")

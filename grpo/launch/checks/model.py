@@ -4,11 +4,12 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from grpo import architecture, checkpoint_files
-from grpo.checkpoint_files import CheckpointError, Model
-from grpo.environment import absence, on_cpu_stack
 from grpo.launch.checks import Problem
 from grpo.launch.config import Config
+from grpo.model import architecture, model_files
+from grpo.model.model_files import CheckpointError, Model
+from grpo.stack.checkout import on_cpu_stack
+from grpo.stack.hub import absence
 
 
 def check_model(config: Config) -> Iterator[Problem]:
@@ -24,7 +25,7 @@ def check_model(config: Config) -> Iterator[Problem]:
             yield Problem(f"{variable} {name} {what}", remedy)
             continue
         try:
-            model = checkpoint_files.read(Path(name))
+            model = model_files.read(Path(name))
             faults = architecture.check(model)
         except CheckpointError as error:
             yield Problem(f"{variable} {name}: {error}", f"set {variable} to a whole gpt-oss checkpoint")

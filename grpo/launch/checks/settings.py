@@ -4,10 +4,11 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from grpo import flags, trackers
+from grpo.launch import flags
 from grpo.launch.checks import Problem
 from grpo.launch.config import Config
-from grpo.launch.variables import in_variables
+from grpo.run import trackers
+from grpo.stack.variables import in_variables
 
 _GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
 # Flag -> what its value has to be, in words and as a test. None (not given) passes.

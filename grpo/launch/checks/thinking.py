@@ -4,10 +4,10 @@ from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
+from grpo.batch.length_schedule import Schedule
 from grpo.launch.checks import Problem
 from grpo.launch.config import Config
-from grpo.length_schedule import Schedule
-from grpo.thinking import Delimiter, DelimiterError, delimiter
+from grpo.rollout.thinking import Delimiter, DelimiterError, delimiter
 
 
 def check_thinking(config: Config) -> Iterator[Problem]:

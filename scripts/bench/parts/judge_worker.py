@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from grpo import reward_threads
+from grpo.rollout import reward_threads
 from reward import judge
 from reward.chain import connect
 from reward.settings import STAND_IN_KEY, ChainSettings, JudgeSettings

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils.quantization_config import Mxfp4Config
 
-from grpo import loading, zero
+from grpo.model import loading, zero
 from scripts.bench.parts import memory
 from scripts.bench.parts.ranks import job_of_this_rank, report
 from scripts.bench.parts.zero3 import offloaded

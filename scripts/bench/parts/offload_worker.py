@@ -11,8 +11,8 @@ import deepspeed
 import torch
 import torch.distributed as dist
 
-from grpo import cpu_matmul
-from grpo.flags import ATTENTION_PROJECTIONS
+from grpo.model import cpu_matmul
+from grpo.model.architecture import ATTENTION_PROJECTIONS
 from scripts.bench.parts import memory, stock
 from scripts.bench.parts.ranks import job_of_this_rank, report
 

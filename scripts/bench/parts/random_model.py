@@ -7,10 +7,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from grpo import adapter_files
-from grpo.architecture import Architecture
-from grpo.checkpoint_files import read_json
-from grpo.flags import ATTENTION_PROJECTIONS
+from grpo.checkpoint import adapter_files
+from grpo.model.architecture import ATTENTION_PROJECTIONS, Architecture
+from grpo.model.model_files import read_json
 from scripts.checkpoint_writer import Output, as_bytes, write_shards
 from scripts.tiny_model.checkpoint import write_config, write_json
 from scripts.tiny_model.warm_start import tiny_config

@@ -12,7 +12,8 @@ import deepspeed
 import torch
 import torch.distributed as dist
 
-from grpo import adapter, checkpoint, trainer_state
+from grpo.checkpoint import saving, trainer_state
+from grpo.lora import adapter
 from scripts.bench.parts import memory
 from scripts.bench.parts.ranks import job_of_this_rank, report
 from scripts.bench.parts.save_worker import fresh_engine, save_ours, trained_engine
@@ -42,7 +43,7 @@ def load_stock(engine: Any, folder: Path) -> dict[str, Any]:
 
 
 def load_ours(engine: Any, folder: Path) -> dict[str, Any]:
-    return checkpoint.load_step(engine, SimpleNamespace(resume_from=folder / "step_1"))
+    return saving.load_step(engine, SimpleNamespace(resume_from=folder / "step_1"))
 
 
 def fingerprint(engine: Any) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import torch.distributed as dist
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 
-from grpo import checkpoint, loading
+from grpo.checkpoint import saving
+from grpo.model import loading
 from scripts.bench.parts import memory
 from scripts.bench.parts.ranks import job_of_this_rank, report
 from scripts.bench.parts.zero3 import offloaded
@@ -50,7 +51,7 @@ def save_stock(engine, folder: Path) -> None:
 
 def save_ours(engine, folder: Path) -> None:
     args = SimpleNamespace(ckpt_path=folder, max_ckpt_num=2, metrics_dir=folder, run_dir=folder)
-    checkpoint.save_step(engine, args, {"global_step": 1})
+    saving.save_step(engine, args, {"global_step": 1})
 
 
 def measure(save: Callable, engine, folder: Path) -> dict:

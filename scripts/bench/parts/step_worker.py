@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from grpo import cpu_matmul, forward_mode
+from grpo.model import cpu_matmul
+from grpo.update import passes
 from scripts.bench.parts import memory, stock
 from scripts.bench.parts.ranks import job_of_this_rank, report
 
@@ -29,7 +30,7 @@ def openrlhf_modules(package: str | None) -> list[Any]:
 
 def build_actor(job: dict[str, Any], actor_class: Any, args: Any) -> Any:
     """OpenRLHF's Actor with an adapter of known values in bf16, which DeepSpeed casts it to."""
-    extra = {} if job["package"] else {"router_logits": forward_mode.router_logits(args)}
+    extra = {} if job["package"] else {"router_logits": passes.router_logits(args)}
     actor = actor_class(
         job["model"],
         attn_implementation="eager",
@@ -75,7 +76,7 @@ def update(job: dict[str, Any], trainer: Any, training_step: Any, batch: dict[st
     """The old log-probs, where they are asked for, and one training step; the gradients are left on the adapter."""
     actor, old = trainer.actor, torch.zeros(batch["action_mask"].shape)
     actor.zero_grad()
-    if job["package"] or not forward_mode.is_on_policy(trainer.args):
+    if job["package"] or not passes.is_on_policy(trainer.args):
         actor.eval()
         with torch.no_grad():
             old = actor(batch["sequences"], batch["action_mask"], batch["attention_mask"])
@@ -93,7 +94,7 @@ class TimedMetrics:
     """
 
     def __init__(self, actor: Any, args: Any) -> None:
-        from grpo.actor_metrics import ActorMetrics
+        from grpo.metrics.token_recorder import ActorMetrics
 
         engine = SimpleNamespace(global_steps=0, module=actor.model)
         trainer = SimpleNamespace(args=args, actor=SimpleNamespace(model=engine))

@@ -2,7 +2,7 @@
 
 import torch
 
-from grpo.side_path import AdapterWorker, slots
+from grpo.lora.side_path import AdapterWorker, slots
 
 
 class OneByOneWorker(AdapterWorker):

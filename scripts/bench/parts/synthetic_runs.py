@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from eval.estimators import interval
+from grpo.run.estimators import interval
 
 
 @dataclass(frozen=True)

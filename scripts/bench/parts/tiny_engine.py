@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from grpo import engine
-from grpo.checkpoint_files import read_json
+from grpo.model.model_files import read_json
+from grpo.rollout import engine
 from scripts.tiny_model.checkpoint import write_config, write_json
 from scripts.tiny_model.tokenizer import EOS, PAD, STOP_TOKENS, write_tokenizer
 from scripts.tiny_model.warm_start import tiny_config

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from grpo import zero
+from grpo.model import zero
 
 
 def offloaded(**more: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import pytest
 from grpo.diagnosis.diagnose import Monitor, diagnose
 from grpo.diagnosis.history import of_rows
 from grpo.diagnosis.rules.ranges import WATCHED
-from grpo.metric_schema import BY_NAME
+from grpo.metrics.metric_schema import BY_NAME
 
 CONFIG = {"flags": {"rollout_batch_size": 8, "actor_learning_rate": 1e-5}, "judge": {"JUDGE": "1"}}
 WELL = {

@@ -8,7 +8,7 @@ import pytest
 from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.finding import NotJudged
 from grpo.diagnosis.history import of_rows, read
-from grpo.run_state import RunError
+from grpo.run.run_state import RunError
 
 
 def row(step, **columns):

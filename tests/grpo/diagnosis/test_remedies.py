@@ -9,9 +9,9 @@ from grpo.diagnosis.history import of_rows
 from grpo.diagnosis.remedies import RANGES, REMEDIES, finding
 from grpo.diagnosis.rules import RULES
 from grpo.diagnosis.rules.ranges import WATCHED
-from grpo.environment import CHECKOUT
 from grpo.launch.config import trainer_parser
-from grpo.launch.variables import by_flag
+from grpo.stack.checkout import CHECKOUT
+from grpo.stack.variables import by_flag
 from reward.settings import VARIABLES
 
 ADVICE = [(name, advice) for name, remedy in (REMEDIES | RANGES).items() for advice in remedy.advice]

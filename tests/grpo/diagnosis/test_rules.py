@@ -10,7 +10,7 @@ from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.history import of_rows
 from grpo.diagnosis.rules import EXPLAINS, RULES
 from grpo.diagnosis.rules.ranges import WATCHED
-from grpo.metric_schema import BY_NAME
+from grpo.metrics.metric_schema import BY_NAME
 from scripts.bench.parts.synthetic_ills import ILLS
 
 # The columns without which a rule cannot judge.

@@ -3,7 +3,17 @@
 import numpy as np
 import pytest
 
-from grpo.diagnosis.series import LONGEST, Series, neighbours, rolling_median, shift, shift_at, sigma, spells, trend
+from grpo.diagnosis.series import (
+    LONGEST,
+    Series,
+    neighbours,
+    rolling_median,
+    shift,
+    shift_at,
+    sigma,
+    spells,
+    trend,
+)
 
 
 def series(values, steps=None):

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from grpo import adapter_files, checkpoint_digests
-from grpo.architecture import Architecture
-from grpo.checkpoint_files import INDEX, ITEM_BYTES, read_json
-from grpo.launch import machine, preflight, prompt_lengths
+from grpo.checkpoint import adapter_files, digests
+from grpo.launch import preflight, prompt_lengths
 from grpo.launch.config import Config, resolve
 from grpo.launch.plan import make_plan
+from grpo.model.architecture import Architecture
+from grpo.model.model_files import INDEX, ITEM_BYTES, read_json
+from grpo.stack import machine
 
 from .recipe import ROOT
 
@@ -218,7 +219,7 @@ def save(setting, make_trainer) -> Callable[..., None]:
             (folder / "adapter").mkdir()
             save_file(tensors, folder / "adapter" / adapter_files.WEIGHTS)
             LoraConfig(r=flags["lora_rank"], target_modules=flags["target_modules"]).save_pretrained(folder / "adapter")
-            for part in checkpoint_digests.PARTS if is_sealed else ():
-                checkpoint_digests.write(folder / part)
+            for part in digests.PARTS if is_sealed else ():
+                digests.write(folder / part)
 
     return write

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo import checkpoint, checkpoint_digests
+from grpo.checkpoint import digests, saving
 from grpo.launch import __main__ as launch
 from grpo.launch import resume
-from grpo.retention import saved_steps
+from grpo.run.saved_steps import saved_steps
 
 from .stopped_run import log, start, steps_in
 
@@ -36,11 +36,11 @@ def test_checkpoints_of_earlier_versions_are_continued_with_a_word(setting, save
     config = resume.resolve_resumed(setting.words(), setting.run_dir)
     (unverified,) = resume.describe(config)[1:]
     assert "step_10 cannot be verified" in unverified
-    for part in checkpoint_digests.PARTS:
-        checkpoint_digests.write(setting.run_dir / "checkpoints" / "step_10" / part)
+    for part in digests.PARTS:
+        digests.write(setting.run_dir / "checkpoints" / "step_10" / part)
     assert resume.describe(config) == ["continuing after step 10"]
     # What a save gives to both parts is not missing in one of them.
-    (setting.run_dir / "checkpoints" / "step_10" / "trainer" / checkpoint_digests.NAME).unlink()
+    (setting.run_dir / "checkpoints" / "step_10" / "trainer" / digests.NAME).unlink()
     with pytest.raises(resume.ResumeError, match="trainer/SHA256SUMS is missing"):
         resume.resolve_resumed(setting.words(), setting.run_dir)
 
@@ -86,7 +86,7 @@ def test_an_earlier_step_gives_up_what_is_newer_and_loses_nothing(setting, save)
     entry = json.loads((folder / "resumes.jsonl").read_text())
     assert entry["step"] == 10 and entry["set_aside"]["step_30"] == str(aside / "step_30")
 
-    checkpoint._remove(checkpoints, [])  # the clean-up of the next save
+    saving._remove(checkpoints, [])  # the clean-up of the next save
     assert {path.name for path in aside.iterdir()} == {"step_20", "step_30"}
     config = resume.resolve_resumed(setting.words(), folder)
     assert resume.resumed_step(config) == 10

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from grpo.architecture import Architecture
 from grpo.launch import host_memory
 from grpo.launch.plan import make_plan
+from grpo.model.architecture import Architecture
 
 GIB = 2**30
 

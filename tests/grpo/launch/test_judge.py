@@ -11,7 +11,7 @@ import pytest
 
 from grpo.launch import judge
 from grpo.launch.config import Config, ConfigError
-from grpo.launch.supervise import CHECKOUT
+from grpo.stack.checkout import CHECKOUT
 from reward import models, settings
 from reward.limits import Limits, Place
 from reward.models import RETIRED

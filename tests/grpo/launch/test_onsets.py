@@ -8,7 +8,7 @@ import pytest
 
 from grpo.launch import onsets
 from grpo.launch.onsets import Onsets
-from grpo.launch.progress import Progress
+from grpo.run.progress import Progress
 
 
 def write(folder: Path, first: int, last: int) -> None:

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from grpo import checkpoint_files
-from grpo.architecture import Architecture
-from grpo.checkpoint_files import Model, Tensor
 from grpo.launch.plan import describe, make_plan
+from grpo.model import model_files
+from grpo.model.architecture import Architecture
+from grpo.model.model_files import Model, Tensor
 
 
 def test_batches_of_the_run_log(setting) -> None:
@@ -46,7 +46,7 @@ def test_resources(setting) -> None:
 def test_lora_parameters_are_those_of_peft(setting, tmp_path) -> None:
     from peft import LoraConfig, get_peft_model
 
-    model = checkpoint_files.read(tmp_path / "model")
+    model = model_files.read(tmp_path / "model")
 
     class Attention(torch.nn.Module):
         def __init__(self) -> None:
@@ -63,7 +63,7 @@ def test_lora_parameters_are_those_of_peft(setting, tmp_path) -> None:
 
 def test_sizes_of_an_mxfp4_checkpoint(setting, make_checkpoint, tmp_path) -> None:
     folder = make_checkpoint(tmp_path / "packed", mxfp4=True)
-    model = checkpoint_files.read(folder)
+    model = model_files.read(folder)
     rest = 2 * 128 * 32 + 32  # embeddings, lm_head, last norm
     attention = 64 * 32 + 2 * 32 * 32 + 32 * 64 + 64 + 2 * 32 + 32 + 4
     experts = 4 * (32 * 64 + 64 + 32 * 32 + 32)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.launch.variables import by_flag
+from grpo.stack.variables import by_flag
 
 from .recipe import ROOT, call
 

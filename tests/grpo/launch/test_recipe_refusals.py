@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.environment import TINY_MODEL
+from grpo.stack.checkout import TINY_MODEL
 
 from .recipe import call
 

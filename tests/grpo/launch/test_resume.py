@@ -12,9 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from grpo import adapter_files, run_state
+from grpo.checkpoint import adapter_files
 from grpo.launch import __main__ as launch
 from grpo.launch import resume
+from grpo.run import run_state
 
 from .stopped_run import log, start, steps_in
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.metric_schema import SCHEMA
+from grpo.metrics.metric_schema import SCHEMA
 
 CHANNELS = "<|channel|>analysis<|message|>{}<|end|><|start|>assistant<|channel|>final<|message|>{}<|return|>"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from grpo.diagnosis.finding import Diagnosis
-from grpo.metric_schema import SCHEMA
+from grpo.metrics.metric_schema import SCHEMA
 from scripts.report.page import render
 from scripts.report.runs import read
 from tests.scripts.report.browser import PROGRAMS, Browser, program

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from grpo.diagnosis.finding import Diagnosis
-from grpo.metric_schema import SCHEMA
+from grpo.metrics.metric_schema import SCHEMA
 from scripts.report import headline, settings
 from scripts.report.__main__ import main
 from scripts.report.page import render

@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from grpo.metric_schema import SCHEMA
-from grpo.run_state import RunError, sample_files
+from grpo.metrics.metric_schema import SCHEMA
+from grpo.run.run_state import RunError, sample_files
 from scripts.report.panels import OTHER, evaluations, missing, panels
 from scripts.report.runs import read, series, short_names
 from tests.scripts.report.conftest import eval_line, write_lines

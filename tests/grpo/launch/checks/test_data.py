@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from data import checks as data_checks
-from grpo.environment import CHECKOUT
 from grpo.launch import prompt_lengths
+from grpo.stack.checkout import CHECKOUT
 from scripts.tiny_model.tokenizer import write_tokenizer
 
 COUNT = prompt_lengths.count

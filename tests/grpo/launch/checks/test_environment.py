@@ -6,7 +6,7 @@ import pytest
 
 from grpo.launch.judge import of_run
 from grpo.launch.run_dir import command_script
-from grpo.multi_turn.settings import AGENT
+from grpo.rollout.multi_turn.settings import AGENT
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from grpo.launch import machine
 from grpo.launch.checks.machine import check_gpus
-from grpo.launch.machine import Gpu
 from grpo.launch.plan import make_plan
+from grpo.stack import machine
+from grpo.stack.machine import Gpu
 
 GB = 10**9
 

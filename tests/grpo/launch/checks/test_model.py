@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.checkpoint_files import INDEX
+from grpo.model.model_files import INDEX
 
 
 def remove_shard(model: Path) -> None:

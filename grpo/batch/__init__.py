@@ -1,0 +1,1 @@
+"""From rollouts to training rows: rewards, branches, advantages, limits on lengths."""

@@ -1,0 +1,188 @@
+"""Several samples of one rollout on their way through OpenRLHF's trainer.
+
+A rollout stays one item wherever OpenRLHF counts: in groups and baselines, in micro-batches, on ranks, in optimizer
+steps and in the schedule. Its branches are more rows of the same micro-batch, with its advantage;
+:mod:`grpo.update.loss` counts it once, with the sampled tokens of all of them, by the number in ``info["sample"]``. So
+branching changes no rollout's weight, no number of batches and no baseline; a micro-batch has more rows (at most
+MAX_BRANCHES more a rollout), and takes their memory.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from grpo.rollout.invariant import check_experience, missing_log_prob
+
+logger = logging.getLogger("openrlhf.grpo.branches")
+
+
+def experience_of(generator: Any, response: dict[str, Any], **generate_kwargs: Any) -> Any:
+    """Return the ``Experience`` of a rollout, with those of its branches in ``branches``.
+
+    What the trainer has is compared with the engine's account (``response["engine"]``). A branch that differs is left
+    out; a rollout that does gets no reward, and so takes no part in the update. Both count in
+    ``info["token_mismatch"]``.
+
+    Args:
+        generator: OpenRLHF's ``SamplesGenerator``.
+        response: of an agent executor; without ``engine`` it is OpenRLHF's own, of which only the log-probs can be
+            checked: each sampled token has to have one.
+    """
+    make = generator._process_response_into_experience
+    experience = make(response, **generate_kwargs)
+    experience.info.setdefault("token_mismatch", torch.zeros(1))
+    rows = [(make({**response, **branch}, **generate_kwargs), branch) for branch in response.get("branches", ())]
+    sound = [row for row, branch in rows if _is_sound(row, branch, generator, experience)]
+    if not _is_sound(experience, response, generator, experience) and experience.rewards is not None:
+        experience.rewards = torch.full_like(experience.rewards, math.nan)
+    if "branches" not in response:
+        return experience
+    experience.branches = sound
+    masks = [experience.action_mask, *(row.action_mask for row in experience.branches)]
+    # OpenRLHF has counted the last sample alone.
+    experience.info["response_length"] = torch.tensor([int(sum(mask.sum() for mask in masks))])
+    if response.get("is_empty"):  # its one token stands for none: it has no length
+        experience.info |= {name: torch.full((1,), math.nan) for name in ("response_length", "total_length")}
+    return experience
+
+
+def _is_sound(row: Any, response: dict[str, Any], generator: Any, rollout: Any) -> bool:
+    if "engine" in response:
+        found = check_experience(row, response["engine"], generator.tokenizer.decode)
+    else:
+        found = missing_log_prob(row)
+    if found is None:
+        return True
+    logger.error("token mismatch: %s; this sample is not trained on", found)
+    rollout.info["token_mismatch"] = rollout.info["token_mismatch"] + 1
+    return False
+
+
+def with_branches(batches: list[Any], rollouts: Sequence[Any], pad_token_id: int) -> list[Any]:
+    """Return micro-batches with the branches of their rollouts as more rows, for the forward passes.
+
+    Args:
+        batches: ``Experience`` of B rollouts each, by ``index``, from ``split_rollout_samples``.
+        rollouts: ``Experience`` of one rollout each.
+    """
+    if not any(getattr(rollout, "branches", None) for rollout in rollouts):
+        return batches
+    return [_with_rows([rollouts[index] for index in batch.index], pad_token_id) for batch in batches]
+
+
+def _with_rows(rollouts: Sequence[Any], pad_token_id: int) -> Any:
+    rows = []
+    for rollout in rollouts:
+        for row in getattr(rollout, "branches", ()):
+            row.index, row.rewards, row.scores, row.info = [], rollout.rewards, rollout.scores, dict(rollout.info)
+            rows.append(row)
+    joined = type(rollouts[0]).concat_experiences([*rollouts, *rows], pad_token_id)
+    joined.branch_counts = [len(getattr(rollout, "branches", ())) for rollout in rollouts]
+    return joined
+
+
+def apart(batches: list[Any]) -> list[Any]:
+    """Take the branches out of the rows again, after the forward passes: in ``branches``, a list for each rollout."""
+    return [_apart(batch) if hasattr(batch, "branch_counts") else batch for batch in batches]
+
+
+def _apart(batch: Any) -> Any:
+    counts = batch.branch_counts
+    rollouts = _rows(batch, 0, len(counts))
+    rollouts.index = batch.index
+    rollouts.branches, at = [], len(counts)
+    for count in counts:
+        rollouts.branches.append([_rows(batch, place, place + 1) for place in range(at, at + count)])
+        at += count
+    return rollouts
+
+
+def _rows(batch: Any, start: int, end: int) -> Any:
+    """Return rows of an ``Experience``; lists of tensors and texts alike."""
+    part = type(batch)()
+    for field in fields(batch):
+        value = getattr(batch, field.name)
+        if isinstance(value, dict):
+            value = {key: item[start:end] for key, item in value.items()}
+        elif isinstance(value, torch.Tensor | list):
+            value = value[start:end]
+        setattr(part, field.name, value)
+    return part
+
+
+def give_advantages(batches: list[Any]) -> list[Any]:
+    """Give each branch the advantage of its rollout, on its own sampled tokens, and the rollout's logs.
+
+    The advantage of a rollout is one number for all of its tokens (estimators with a group baseline, and no KL penalty
+    in the reward: the launcher refuses the others with an environment). It is read from the last sampled token.
+
+    A rollout without a reward (``info["reward_missing"]``) loses its action mask: an advantage of zero would keep its
+    tokens in the KL, in the entropy, in the number of tokens that the loss is divided by, and in the metrics.
+    """
+    for batch in batches:
+        is_trained = _is_trained(batch)
+        for number, branches in enumerate(getattr(batch, "branches", ())):
+            advantage, returned = (_last(values[number], batch, number) for values in (batch.advantages, batch.returns))
+            for row in branches:
+                mask = row.action_mask = row.action_mask * is_trained[number]
+                row.advantages, row.returns = advantage * mask, returned * mask
+                row.kl = None
+                row.info = {key: value[number : number + 1] for key, value in batch.info.items()}
+        batch.action_mask = batch.action_mask * is_trained[:, None]
+        batch.advantages = torch.where(is_trained[:, None] > 0, batch.advantages, 0.0)
+    return batches
+
+
+def _is_trained(batch: Any) -> torch.Tensor:
+    """Return 1 for each rollout that has a reward of its own and 0 for the others, ``[B]``, of the mask's dtype."""
+    missing = batch.info.get("reward_missing")
+    if missing is None:
+        return torch.ones(len(batch.action_mask), dtype=batch.action_mask.dtype)
+    return (missing == 0).to(batch.action_mask.dtype)
+
+
+def _last(values: torch.Tensor, batch: Any, number: int) -> torch.Tensor | float:
+    """Return the value at the last sampled token of a rollout; 0 where it has none."""
+    places = torch.nonzero(batch.action_mask[number])
+    return values[int(places.max())] if len(places) else 0.0
+
+
+def samples_of(batch: Any) -> Iterator[list[tuple[Any, int]]]:
+    """Yield where the samples of each rollout are, the earliest first: an ``Experience``, and the row in it.
+
+    Args:
+        batch: of :func:`give_advantages`.
+    """
+    for number, rows in enumerate(getattr(batch, "branches", [()] * len(batch.action_mask))):
+        yield [*((row, 0) for row in rows), (batch, number)]
+
+
+def attach_items(items: list[Any], batch: Any, split: Callable[[Any], list[Any]]) -> list[Any]:
+    """Give the replay buffer's items of a micro-batch the items of their branches, in place.
+
+    Args:
+        items: of the rollouts, in order.
+        batch: what they come from.
+        split: makes items of an ``Experience``, without padding.
+    """
+    for item, branches in zip(items, getattr(batch, "branches", [()] * len(items)), strict=True):
+        item.branches = [part for row in branches for part in split(row)]
+    return items
+
+
+def joined(make: Callable[..., Any], items: Sequence[Any], *options: Any) -> Any:
+    """Return a training micro-batch: its rollouts, then their branches.
+
+    Its ``info`` is that of the rollouts alone: a mean over it counts each rollout once. But for ``sample``, by which
+    every row finds back to its rollout.
+
+    Args:
+        make: OpenRLHF's ``make_experience_batch``.
+    """
+    batch = make([*items, *(row for item in items for row in getattr(item, "branches", ()))], *options)
+    batch.info = {key: values if key == "sample" else values[: len(items)] for key, values in batch.info.items()}
+    return batch

@@ -1,0 +1,65 @@
+"""A soft penalty for responses that come close to the limit on their length."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from grpo.batch.rewards import fill
+
+
+def limit_of(generate_kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the log ``length_limit`` of one sample, ``[1]``: the limit under which it was drawn."""
+    return {"length_limit": torch.tensor([float(generate_kwargs["max_new_tokens"])])}
+
+
+def soft_penalty(lengths: torch.Tensor, limits: torch.Tensor, buffer: float, factor: float) -> torch.Tensor:
+    """Return what is taken off each reward, ``[B]``: 0 up to ``buffer`` tokens before the limit, ``factor`` at it.
+
+    Linear in between: DAPO (https://arxiv.org/abs/2503.14476) with a factor of 1 for rewards of -1 and 1, Magistral
+    (https://arxiv.org/abs/2506.10910) with 0.1.
+
+    Args:
+        lengths, limits: ``[B]``, tokens.
+        buffer: tokens, more than 0.
+    """
+    return factor * ((lengths - (limits - buffer)) / buffer).clamp(0, 1)
+
+
+def penalise(experiences: Sequence[Any], args: Any) -> None:
+    """Take length penalties off the rewards, before advantages are made of them. Replaces ``apply_length_penalties``.
+
+    Stock takes the length from the first to the last sampled token, with all that an environment said in between, and
+    the limit from the flags; here only sampled tokens count, against the limit under which a sample was drawn.
+    ``info["length_penalty"]`` is what was taken off; ``info["reward"]`` stays as it was.
+
+    Args:
+        experiences: OpenRLHF's: ``rewards`` ``[B]``, ``action_mask`` ``[B, A]``, ``info["length_limit"]`` ``[B]``.
+    """
+    if args.stop_properly_penalty_coef is not None:
+        from openrlhf.trainer.ppo_utils.length_penalty import apply_stop_properly_penalty
+
+        apply_stop_properly_penalty(experiences, args.stop_properly_penalty_coef)
+    if args.overlong_buffer_len is not None:
+        for experience in experiences:
+            lengths = experience.action_mask.bool().sum(-1)
+            limits = experience.info["length_limit"].to(lengths.device)
+            penalty = soft_penalty(lengths, limits, args.overlong_buffer_len, args.overlong_penalty_factor)
+            experience.rewards = experience.rewards - penalty
+            experience.info["length_penalty"] = penalty
+    _fill(experiences, args)
+
+
+def _fill(experiences: Sequence[Any], args: Any) -> None:
+    """Fill missing rewards by the penalised ones of their groups: by the raw ones they would move the baseline."""
+    if not any(experience.info.get("reward_missing", torch.zeros(1)).any() for experience in experiences):
+        return
+    order = torch.tensor([place for experience in experiences for place in experience.index])
+    missing = torch.cat([experience.info["reward_missing"] for experience in experiences]) > 0
+    rewards = torch.cat([experience.rewards for experience in experiences])
+    sorted_ = torch.empty_like(rewards)
+    sorted_[order] = torch.where(missing, math.nan, rewards)
+    filled = fill(sorted_, args.n_samples_per_prompt)[order]
+    for experience, part in zip(experiences, filled.split([len(e.index) for e in experiences]), strict=True):
+        experience.rewards = part

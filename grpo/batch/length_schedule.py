@@ -1,0 +1,120 @@
+"""How long a response may be: a limit that grows over the run, by global steps or by the share of truncated samples.
+
+The engines are started for the largest limit (``--generate_max_len``), which evaluations have from the first: only the
+number of tokens that a training sample may have changes, and nothing is started again. Under a thinking budget a limit
+below thinking, delimiter and answer leaves less for the thinking; the answer keeps its part.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+WINDOW = 5  # steps over which the share of truncated samples is averaged
+_STAGE = re.compile(r"(?P<length>\d+)(@(?P<step>\d+)|@(?P<percent>\d+(\.\d+)?)%)?")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One limit of a schedule, and when it begins: at a global step, or at a share of truncated samples.
+
+    Attributes:
+        length: the most tokens of a response.
+        step: the first global step that has it; steps count from 1.
+        truncated: the share from 0 to 1, mean of :data:`WINDOW` steps of the stage before.
+    """
+
+    length: int
+    step: int | None = None
+    truncated: float | None = None
+
+
+def parse(schedule: str) -> tuple[Stage, ...]:
+    """Read a schedule: limits with commas between them, each after the first with the step or share that begins it.
+
+    ``1024,2048@50,3072@100`` goes by global steps, ``1024,2048@20%,3072@20%`` by the share of truncated samples.
+
+    Raises:
+        ValueError: with what is wrong and an example.
+    """
+    stages = []
+    for number, text in enumerate(schedule.replace(" ", "").split(",")):
+        found = _STAGE.fullmatch(text)
+        if not found or bool(found["step"] or found["percent"]) != (number > 0):
+            raise ValueError(f"{text!r} is no stage; write it as 1024,2048@50 (a step) or 1024,2048@20% (truncated)")
+        step, percent = found["step"], found["percent"]
+        stages.append(
+            Stage(int(found["length"]), int(step) if step else None, float(percent) / 100 if percent else None)
+        )
+    lengths, steps = [stage.length for stage in stages], [stage.step for stage in stages if stage.step is not None]
+    if lengths != sorted(set(lengths)) or steps != sorted(set(steps)) or lengths[0] < 1:
+        raise ValueError("its limits and steps have to grow, as in 1024,2048@50,3072@100")
+    if any(stage.truncated is not None and not 0 < stage.truncated <= 1 for stage in stages):
+        raise ValueError("a share of truncated samples is above 0% and up to 100%, as in 1024,2048@20%")
+    return tuple(stages)
+
+
+def stages_of(args: Any) -> tuple[Stage, ...]:
+    """Return the stages of a run: one, of its whole length, where it has no schedule.
+
+    Raises:
+        ValueError: see :func:`parse`.
+    """
+    return parse(args.length_schedule) if args.length_schedule else (Stage(args.generate_max_len),)
+
+
+class Schedule:
+    """The limit of each step. What steps decide follows from the step alone; what truncation decided is remembered.
+
+    Args:
+        args: OpenRLHF's, with ``length_schedule`` of :mod:`grpo.launch.flags`.
+        state: what :meth:`after_step` returned last before a resume; None at the start of a run.
+    """
+
+    def __init__(self, args: Any, state: dict[str, Any] | None = None) -> None:
+        self._stages = stages_of(args)
+        state = state or {}
+        self._grown: int = state.get("grown", 0)  # the largest limit that truncation has brought
+        self._limit: int = state.get("limit", 0)
+        self._truncated: list[float] = list(state.get("truncated", []))  # shares of the last steps with that limit
+
+    def limit(self, step: int) -> int:
+        """Return the most tokens that a response of this global step may have."""
+        return self._stages[self._stage(step)].length
+
+    def _stage(self, step: int) -> int:
+        number = 0
+        for stage in self._stages[1:]:
+            has_begun = self._grown >= stage.length if stage.step is None else step >= stage.step
+            if not has_begun:
+                break
+            number += 1
+        return number
+
+    def limited(self, generate_kwargs: dict[str, Any], step: int) -> dict[str, Any]:
+        """Return the arguments of OpenRLHF's ``generate_samples`` with the limit of a global step."""
+        return generate_kwargs | {"max_new_tokens": self.limit(step)}
+
+    def after_step(self, step: int, samples: Sequence[Any]) -> dict[str, Any]:
+        """Count the truncated samples of a step, and return the state to go on from: plain values.
+
+        A thought that was cut counts, too: under a thinking budget the answer is rarely what a limit cuts.
+
+        Args:
+            step: the global step that these were drawn for.
+            samples: ``Experience`` of one sample each.
+        """
+        number = self._stage(step)
+        if self._stages[number].length != self._limit:
+            self._limit, self._truncated = self._stages[number].length, []
+        share = sum(_was_cut(sample.info) for sample in samples) / len(samples)
+        self._truncated = [*self._truncated, share][-WINDOW:]
+        after = self._stages[number + 1] if number + 1 < len(self._stages) else None
+        mean = sum(self._truncated) / WINDOW + 1e-9  # so that 20% of the samples are 20%, however rounded
+        if after and after.truncated and len(self._truncated) == WINDOW and mean >= after.truncated:
+            self._grown = after.length
+        return {"grown": self._grown, "limit": self._limit, "truncated": self._truncated}
+
+
+def _was_cut(info: dict[str, Any]) -> float:
+    return max(float(info["truncated"]), float(info.get("thinking_truncated", 0.0)))

@@ -1,0 +1,149 @@
+"""Rewards and numeric logs that are complete for every sample of a batch."""
+
+import logging
+import math
+from collections.abc import Sequence
+from numbers import Real
+from typing import Any
+
+import torch
+
+from reward import settings
+
+logger = logging.getLogger("openrlhf.grpo.rollout")
+
+
+class RewardError(RuntimeError):
+    """No sample of a rollout got a reward."""
+
+
+def scalar(value: Any) -> float:
+    """Return a number, or a tensor or list that starts with one, as a float; NaN for anything else.
+
+    OpenRLHF puts each log through ``torch.tensor([value])``: a string or None raises there, far from its cause.
+    """
+    if isinstance(value, torch.Tensor):
+        value = value.flatten().tolist()
+    if isinstance(value, list | tuple):
+        value = value[0] if value else None
+    return float(value) if isinstance(value, Real) else math.nan
+
+
+def score_of(rewards_info: dict[str, Any]) -> Any:
+    """Return the score of one reward result, or its reward where it has none. A score of 0.0 is a score."""
+    score = rewards_info.get("scores")
+    return rewards_info.get("rewards") if score is None else score
+
+
+def complete(samples: Sequence[Any], group_size: int) -> None:
+    """Give every sample of a rollout batch a reward and the same logs, in place.
+
+    - With JUDGE_FALLBACK=group, a group with a sample that the judge failed on is rewarded by correctness alone: its
+      samples are compared by one measure. ``info["judge_regrouped"]`` counts them.
+    - A missing reward (the reward function failed, or JUDGE_FALLBACK=mean_quality had no mean yet) becomes the mean of
+      its group, so that it does not move the baseline of the others. ``info["reward_missing"]`` counts it, and
+      :func:`grpo.batch.branches.give_advantages` takes the sample out of the update.
+    - A missing log, ``info["reward"]`` and ``info["score"]`` included, becomes the mean of the batch, so that the
+      step's average is that of the samples that have it: a group without any reward counts as nothing, not as 0.
+    - ``missing`` names what a sample did not have; :func:`grpo.run.run_log.describe_samples` says so.
+
+    Args:
+        samples: ``Experience`` of one sample each, the samples of a group next to each other.
+        group_size: samples a prompt.
+
+    Raises:
+        RewardError: where no sample has a reward, and not for want of the judge.
+    """
+    if samples[0].rewards is None:  # a reward model scores them later
+        return
+    rewards = torch.tensor([scalar(sample.rewards) for sample in samples], dtype=torch.float32)
+    if settings.variables().get("JUDGE_FALLBACK") == "group":
+        rewards = _regroup(samples, rewards, group_size)
+    missing = ~rewards.isfinite()
+    if missing.all() and not _log(samples, "judge_failed").nan_to_num().any():
+        raise RewardError(_no_reward_message(samples))
+    known = torch.where(missing, math.nan, rewards)
+    logged = torch.where(missing, known.nanmean().nan_to_num(0.0), rewards)  # OpenRLHF reads it: never left out
+    for sample, reward, mean, gone in zip(samples, fill(known, group_size), logged, missing, strict=True):
+        sample.missing = {"reward"} if gone else set()
+        sample.rewards = reward.view(1)
+        sample.info["reward"] = mean.view(1)
+        sample.info["reward_missing"] = gone.float().view(1)
+        if sample.scores is None or not sample.scores.isfinite().all():
+            sample.missing.add("score")
+            sample.scores = mean.view(1)
+            sample.info["score"] = torch.where(gone, math.nan, mean).view(1)
+    if missing.any():
+        logger.warning("%d of %d samples have no reward; they take no part in the update", missing.sum(), len(samples))
+    _complete_logs(samples)
+
+
+def _no_reward_message(samples: Sequence[Any]) -> str:
+    """Return why no sample has a reward, as far as that can be told."""
+    if "ended_by_error" not in samples[0].info:
+        return (
+            "the reward function failed for every sample of the rollout: its error stands in the engines' log; "
+            "try it by hand on a line of samples/"
+        )
+    faults, by_length, by_time, mismatched = (
+        int((_log(samples, key) > 0).sum())
+        for key in ("ended_by_error", "ended_by_length", "ended_by_time", "token_mismatch")
+    )
+    if not faults:  # a turn that had no room or no time to begin, or tokens that are not the engine's
+        return (
+            f"none of {len(samples)} rollouts has a reward, and no error of the environment ended one: {by_length} ran "
+            f"out of tokens, {by_time} out of time, and {mismatched} had other tokens than the engine, whose log names "
+            "them; raise PROMPT_MAX_LEN where the first messages have no room, and ROLLOUT_SECONDS where time is short"
+        )
+    return (
+        f"the environment gave none of {len(samples)} rollouts a reward, and an error of its own ended {faults}: it "
+        "stands in the engines' log; try it by hand with python -m eval.conversations"
+    )
+
+
+def fill(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
+    """Return `rewards` with the mean of its group in place of each NaN; 0 in a group that has no other."""
+    groups = rewards.view(-1, group_size)
+    return torch.where(groups.isnan(), groups.nanmean(-1, keepdim=True).nan_to_num(0.0), groups).view(-1)
+
+
+def _regroup(samples: Sequence[Any], rewards: torch.Tensor, group_size: int) -> torch.Tensor:
+    """Return `rewards` with correctness in place of those of a group that was not judged whole.
+
+    Args:
+        rewards: float32 ``[len(samples)]``.
+    """
+    failed, correct = _log(samples, "judge_failed"), _log(samples, "correct")
+    if failed.isnan().all():
+        return rewards
+    is_hit = (failed.view(-1, group_size) > 0).any(-1).repeat_interleave(group_size)
+    for sample, hit in zip(samples, is_hit, strict=True):
+        sample.info["judge_regrouped"] = hit.float().view(1)
+    return torch.where(is_hit, correct, rewards)
+
+
+def _log(samples: Sequence[Any], key: str) -> torch.Tensor:
+    """Return a log of all samples, NaN where it is missing; float32 ``[len(samples)]``."""
+    return torch.tensor([scalar(sample.info.get(key)) for sample in samples], dtype=torch.float32)
+
+
+def _complete_logs(samples: Sequence[Any]) -> None:
+    keys = dict.fromkeys(key for sample in samples for key in sample.info)
+    for key in keys:
+        values = _log(samples, key)
+        finite = values.isfinite()
+        if finite.all():
+            continue
+        for sample, is_there in zip(samples, finite, strict=True):
+            sample.info.pop(key, None)
+            if not is_there:
+                sample.missing.add(key)
+        if finite.any():
+            for sample, value in zip(samples, torch.where(finite, values, values[finite].mean()), strict=True):
+                sample.info[key] = value.view(1)
+        logger.warning("log %r is missing or not finite in %d of %d samples", key, (~finite).sum(), len(samples))
+
+
+def reward_of(args: Any, response: dict[str, Any], key: str) -> float | None:
+    """Return ``response[key]`` as a number (NaN where it is missing), or None where a reward model scores later."""
+    return scalar(response.get(key)) if args.remote_rm_url else None

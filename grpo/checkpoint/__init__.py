@@ -1,0 +1,1 @@
+"""Checkpoints: adapter and trainer state, whole or absent, and which of them stay."""

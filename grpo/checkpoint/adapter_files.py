@@ -1,0 +1,264 @@
+"""What the files of a LoRA adapter in PEFT's format say, and whether they fit a base model; without torch."""
+
+import functools
+import hashlib
+import math
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from grpo.checkpoint import digests
+from grpo.model import model_files
+from grpo.model.architecture import ATTENTION_PROJECTIONS, Architecture
+from grpo.model.model_files import (
+    CheckpointError,
+    Fault,
+    Model,
+    Tensor,
+    read_header,
+    read_json,
+    read_metadata,
+)
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+HALVES = ("A", "B")
+BASE_KEY = "base_sha256"  # of the weights file's metadata
+_BASE_BYTES = 4096  # of each tensor that tells a base model from others
+_AGAIN = "copy the adapter again, or take another step's"
+_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])\.weight")
+_ATTENTION = re.compile(r"model\.layers\.(?P<layer>\d+)\.self_attn\.(?P<projection>\w+)")
+# What PEFT calls LoRA and is more than scale * B A beside a frozen weight, with the values that switch it off.
+_PLAIN: dict[str, tuple[Any, ...]] = {
+    "use_dora": (False, None),
+    "use_qalora": (False, None),
+    "use_bdlora": (False, None),
+    "kasa_config": (None,),
+    "velora_config": (None,),
+    "monteclora_config": (None,),
+    "bias": ("none", None),
+    "lora_bias": (False, None),
+    "fan_in_fan_out": (False, None),
+    "modules_to_save": (None, []),
+    "rank_pattern": (None, {}),
+    "alpha_pattern": (None, {}),
+    "layers_to_transform": (None, []),
+    "exclude_modules": (None, []),
+    "layer_replication": (None, []),
+    "target_parameters": (None, []),
+    "trainable_token_indices": (None, [], {}),
+    "alora_invocation_tokens": (None, []),
+    "arrow_config": (None,),
+    # Others (pissa, olora, corda, loftq) change the base model before training.
+    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
+}
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter folder.
+
+    Attributes:
+        rank, alpha: r and lora_alpha of its config.
+        tensors: every tensor of its weights file, by PEFT's name.
+        faults: what is wrong with the weights, whatever the base model.
+        whole: the weights file has the length that its header says.
+        base: what :func:`fingerprint` says of the model that it was trained on; None where the file does not tell.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    rank: int
+    alpha: float
+    tensors: dict[str, Tensor]
+    faults: tuple[Fault, ...] = ()
+    whole: bool = False
+    base: str | None = None
+
+    @property
+    def scale(self) -> float:
+        """Return the factor of B A: alpha / r, or alpha / sqrt(r) with rank-stabilised LoRA."""
+        return self.alpha / (math.sqrt(self.rank) if self.config.get("use_rslora") else self.rank)
+
+    @property
+    def parameters(self) -> int:
+        """Return the number of weights."""
+        return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every tensor, by PEFT's name."""
+        return {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
+
+    @property
+    def targets(self) -> list[str]:
+        """Return the target modules; a pattern stands alone."""
+        targets = self.config.get("target_modules") or []
+        return [targets] if isinstance(targets, str) else sorted(targets)
+
+
+def read(folder: Path) -> Adapter:
+    """Verify the digests of an adapter's files, and read adapter_config.json and the header of the weights.
+
+    An adapter without SHA256SUMS is read as it is, see :func:`grpo.checkpoint.digests.unverified`.
+
+    Raises:
+        CheckpointError: where a file is not as it was saved, or the config is missing or none of a LoRA adapter.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(f"there is no adapter folder {folder}: name one, such as RUN/final")
+    if (folder / "adapter" / CONFIG).is_file():
+        raise CheckpointError(f"{folder} is a run's step: name {folder / 'adapter'}")
+    if damage := digests.damage(folder):  # what damaged files say is not looked at
+        what = "; ".join(f"{fault.file} {fault.what}" for fault in damage)
+        raise CheckpointError(f"{folder}: {what}: {damage[0].remedy}")
+    config = read_json(folder / CONFIG)
+    if config.get("peft_type") != "LORA":
+        raise CheckpointError(f"{CONFIG} is of a {config.get('peft_type')} adapter: choose a LORA one")
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if type(rank) is not int or rank < 1 or not isinstance(alpha, int | float):
+        raise CheckpointError(f"{CONFIG} has r {rank} and lora_alpha {alpha}, which are no rank and scale: {_AGAIN}")
+    try:
+        tensors, end = read_header(folder / WEIGHTS)
+    except CheckpointError as error:
+        fault = Fault(WEIGHTS, str(error).removeprefix(f"{WEIGHTS} "), _AGAIN)
+        return Adapter(folder, config, rank, float(alpha), {}, (fault,))
+    base = read_metadata(folder / WEIGHTS).get(BASE_KEY)
+    adapter = Adapter(folder, config, rank, float(alpha), tensors, base=base)
+    faults = _check_pairs(adapter)
+    size = (folder / WEIGHTS).stat().st_size
+    if size != end:
+        faults.insert(0, Fault(WEIGHTS, f"has {size:,} bytes, its header says {end:,}, a broken copy", _AGAIN))
+    return replace(adapter, faults=tuple(faults), whole=size == end)
+
+
+def pairs(adapter: Adapter) -> dict[str, dict[str, Tensor]]:
+    """Return the halves A `[r, in]` and B `[out, r]` by the name of the base model's module; one may be missing."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in sorted(adapter.tensors.items()):
+        if match := _NAME.fullmatch(name):
+            found.setdefault(match["module"], {})[match["half"]] = tensor
+    return found
+
+
+def tensor_name(module: str, half: str) -> str:
+    """Return PEFT's name of one half of a module's pair."""
+    return f"base_model.model.{module}.lora_{half}.weight"
+
+
+def _check_pairs(adapter: Adapter) -> list[Fault]:
+    """Check what needs no base model: halves, ranks, types, and that every layer has what the others have."""
+    found = pairs(adapter)
+    foreign = [name for name in adapter.tensors if not _NAME.fullmatch(name)]
+    single = [tensor_name(m, h) for m, halves in found.items() for h in HALVES if h not in halves]
+    both = {module: halves for module, halves in found.items() if len(halves) == len(HALVES)}
+    ranks = [tensor_name(m, h) for m, halves in both.items() for h in HALVES if not _has_rank(adapter, m, halves, h)]
+    types = [name for name, tensor in adapter.tensors.items() if tensor.dtype not in ("BF16", "F16", "F32")]
+    layers = (int(match["layer"]) for match in map(_ATTENTION.fullmatch, found) if match)
+    wanted = _wanted_modules(adapter, max(layers, default=-1) + 1)
+    absent = [tensor_name(module, "A") for module in wanted if module not in found]
+    faults = [
+        _fault(foreign, "tensors that are no half of a LoRA pair"),
+        _fault(single, "pairs of which a half is missing"),
+        _fault(ranks, f"tensors whose rank is not the {adapter.rank} of {CONFIG}"),
+        _fault(types, "tensors that are not floating point"),
+        _fault(absent, "gaps, projections that other layers have"),
+    ]
+    if not adapter.tensors:
+        faults = [Fault(WEIGHTS, "holds no tensor", _AGAIN)]
+    return [fault for fault in faults if fault]
+
+
+def _fault(names: list[str], what: str) -> Fault | None:
+    return Fault(WEIGHTS, f"has {len(names)} {what}: {names[0]}", _AGAIN, tuple(names)) if names else None
+
+
+def _has_rank(adapter: Adapter, module: str, halves: dict[str, Tensor], half: str) -> bool:
+    a, b = halves["A"].shape, halves["B"].shape
+    if len(a) != 2 or len(b) != 2 or a[0] != b[1]:
+        return False
+    # A rank_pattern gives single modules ranks of their own.
+    return bool(adapter.config.get("rank_pattern")) or (a[0] if half == "A" else b[1]) == adapter.rank
+
+
+def _wanted_modules(adapter: Adapter, layers: int) -> list[str]:
+    """Return the attention modules that an adapter of a model with so many layers has to hold."""
+    if adapter.config.get("layers_to_transform") or adapter.config.get("exclude_modules"):
+        return []
+    matches = (_ATTENTION.fullmatch(module) for module in pairs(adapter))
+    projections = {match["projection"] for match in matches if match} | set(adapter.targets)
+    return attention_modules(layers, [name for name in ATTENTION_PROJECTIONS if name in projections])
+
+
+def attention_modules(layers: int, projections: list[str]) -> list[str]:
+    """Return the names of attention projections in a gpt-oss."""
+    return [f"model.layers.{layer}.self_attn.{name}" for layer in range(layers) for name in projections]
+
+
+def fingerprint(model: Model) -> str | None:
+    """Return a SHA-256 that tells a base model from others of its shape; None where it lacks the tensors for it.
+
+    Of the beginnings of the last norm and of every layer's q_proj, which an MXFP4 checkpoint and its bf16 copies share.
+    """
+    names = ["model.norm.weight"]
+    names += [f"{module}.weight" for module in attention_modules(model.config["num_hidden_layers"], ["q_proj"])]
+    digest = hashlib.sha256()
+    for name in names:
+        tensor = model.tensors.get(name)
+        if tensor is None:
+            return None
+        with tensor.file.open("rb") as file:
+            file.seek(tensor.start)
+            digest.update(file.read(min(_BASE_BYTES, tensor.stop - tensor.start)))
+    return digest.hexdigest()
+
+
+@functools.lru_cache(maxsize=1)
+def fingerprint_of(folder: str) -> str | None:
+    """Return the fingerprint of the model in a folder; None where it cannot be read (any more)."""
+    try:
+        return fingerprint(model_files.read(Path(folder)))
+    except (CheckpointError, OSError, KeyError):
+        return None
+
+
+def check_against(adapter: Adapter, model: Model) -> list[Fault]:
+    """Return why an adapter cannot be used with a base model; [] where it can."""
+    base, faults = Architecture.from_config(model.config), list(adapter.faults)
+    if adapter.base not in (None, fingerprint(model)):
+        named = adapter.config.get("base_model_name_or_path")
+        what = f"is of another base model than {model.folder}: its weights are others, the shapes may be the same"
+        faults.append(Fault(WEIGHTS, what, f"give the model that the adapter was trained on ({named})"))
+    for key, plain in _PLAIN.items():
+        if adapter.config.get(key) not in plain:
+            what = f"has {key} {adapter.config[key]}, more than scale * B A beside a frozen weight"
+            faults.append(Fault(CONFIG, what, "serve the adapter with PEFT, or train one without it"))
+    found = pairs(adapter)
+    modules = attention_modules(base.layers, list(ATTENTION_PROJECTIONS))
+    foreign = [tensor_name(m, h) for m, halves in found.items() if m not in modules for h in halves]
+    absent = [tensor_name(m, "A") for m in _wanted_modules(adapter, base.layers) if m not in found]
+    wrong = []
+    for module in found.keys() & modules:
+        outer, inner = base.projection(module.rpartition(".")[2])
+        wanted = {"A": (adapter.rank, inner), "B": (outer, adapter.rank)}
+        wrong += [tensor_name(module, h) for h, tensor in found[module].items() if tensor.shape != wanted[h]]
+    explained = {name for fault in adapter.faults for name in fault.tensors}
+    for names, what in (
+        (foreign, "tensors of modules that are no attention projection of the base"),
+        (wrong, "tensors whose shapes do not fit the base's projections"),
+        (absent, "gaps, projections of the base that the adapter targets"),
+    ):
+        fault = _fault(sorted(set(names) - explained), what)
+        if fault:
+            remedy = "give the model that the adapter was trained on (see base_model_name_or_path)"
+            faults.append(Fault(fault.file, fault.what, remedy, fault.tensors))
+    return faults
+
+
+def non_finite(adapter: Adapter) -> list[str]:
+    """Return the names of tensors that hold a NaN or an infinity. Reads all values of a whole file, with torch."""
+    from safetensors import safe_open
+
+    with safe_open(adapter.folder / WEIGHTS, framework="pt") as file:
+        return [name for name in sorted(adapter.tensors) if not file.get_tensor(name).isfinite().all()]

@@ -1,0 +1,126 @@
+"""SHA256SUMS: the digests of a checkpoint's files, written with them and verified before they are read. Without torch.
+
+Each of `adapter/` and `trainer/` has a list of its own, so that an adapter can be verified wherever it is copied to,
+also with `sha256sum -c SHA256SUMS`. The last line is a comment to that tool: the digest of the lines above it, which
+tells a damaged list from a damaged file.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from grpo.model.model_files import Fault
+from grpo.run.run_state import Run, is_run
+from grpo.run.saved_steps import STEP_DIRECTORY, saved_steps
+
+NAME = "SHA256SUMS"
+PARTS = ("adapter", "trainer")  # of a step
+_SEAL = "# sha256 of the lines above: "
+_LINE = re.compile(r"([0-9a-f]{64})  ([^\n]+)")
+
+
+def write(folder: Path) -> None:
+    """Write the list of a folder's files into it.
+
+    Raises:
+        OSError: where a file cannot be read, or the list not written.
+    """
+    files = sorted(folder.iterdir())
+    with ThreadPoolExecutor() as pool:  # hashing lets go of the GIL, and each rank has a file of its own
+        digests = pool.map(_digest, files)
+        lines = "".join(f"{digest}  {file.name}\n" for digest, file in zip(digests, files, strict=True))
+    (folder / NAME).write_text(lines + _SEAL + hashlib.sha256(lines.encode()).hexdigest() + "\n", encoding="utf-8")
+
+
+def is_sealed(folder: Path) -> bool:
+    """Say whether a folder has a list. Checkpoints of earlier versions, and adapters of other tools, have none."""
+    return (folder / NAME).exists()
+
+
+def unverified(folder: Path) -> str:
+    """Return what to tell the user of a folder without a list."""
+    return f"{folder} cannot be verified: it has no {NAME}, as checkpoints of earlier versions"
+
+
+def damage(folder: Path) -> list[Fault]:
+    """Compare a folder with its list; return what differs, [] where nothing does or there is no list.
+
+    The remedy names the newest whole step of the same run where there is one.
+    """
+    found = _damage(folder)
+    if not found:
+        return []
+    remedy = _remedy(folder)
+    return [Fault(name, what, remedy) for name, what in found]
+
+
+def step_damage(step: Path) -> list[tuple[str, str]]:
+    """Return the damaged files of a `step_N`, with what is wrong; names begin with the part, "adapter" or "trainer"."""
+    folders = [step / part for part in PARTS if (step / part).is_dir()]
+    found = [(f"{folder.name}/{name}", what) for folder in folders for name, what in _damage(folder)]
+    if any(map(is_sealed, folders)):  # what one part has, a save gave to both
+        found += [(f"{folder.name}/{NAME}", "is missing") for folder in folders if not is_sealed(folder)]
+    return found
+
+
+def whole_steps(checkpoints: Path) -> list[int]:
+    """Return the saved steps with both parts and no file known to be damaged, in ascending order. Reads all of them."""
+    folders = {step: checkpoints / f"step_{step}" for step in saved_steps(checkpoints)}
+    both = {step: folder for step, folder in folders.items() if all((folder / part).is_dir() for part in PARTS)}
+    return [step for step, folder in both.items() if not step_damage(folder)]
+
+
+def _damage(folder: Path) -> list[tuple[str, str]]:
+    if not is_sealed(folder):
+        return []
+    try:
+        listed = _read(folder / NAME)
+    except (OSError, ValueError) as error:
+        return [(NAME, str(error))]
+    files = {path.name: path for path in folder.iterdir() if path.name != NAME}
+    missing = [(name, f"is missing, and {NAME} lists it") for name in listed if name not in files]
+    extra = [(name, f"is not in {NAME}") for name in sorted(files) if name not in listed]
+    with ThreadPoolExecutor() as pool:
+        shared = {name: files[name] for name in listed if name in files}
+        differing = [fault for fault in pool.map(_difference, shared.values(), map(listed.get, shared)) if fault]
+    return missing + differing + extra
+
+
+def _difference(file: Path, listed: str | None) -> tuple[str, str] | None:
+    try:
+        return (
+            None if _digest(file) == listed else (file.name, f"was changed after it was saved: {NAME} says otherwise")
+        )
+    except OSError as error:  # a disk that fails, or a folder in the file's place
+        return file.name, f"cannot be read ({error})"
+
+
+def _read(file: Path) -> dict[str, str]:
+    """Return the digests by name; raises ValueError for a list that is not what was written."""
+    text, seal, digest = file.read_bytes().rpartition(_SEAL.encode())
+    if not seal or digest != hashlib.sha256(text).hexdigest().encode() + b"\n":
+        raise ValueError("was changed after it was saved: its last line does not fit the lines above it")
+    matches = map(_LINE.fullmatch, text.decode().splitlines())
+    return {match[2]: match[1] for match in matches if match}
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _remedy(folder: Path) -> str:
+    others = [(place, step) for place in _runs_checkpoints(folder) for step in reversed(whole_steps(place))]
+    newest = next((place / f"step_{step}" / "adapter" for place, step in others), None)
+    return f"take {newest}, the newest whole step" if newest else "copy the folder again: no step beside it is whole"
+
+
+def _runs_checkpoints(folder: Path) -> Iterator[Path]:
+    """Yield where the steps of a folder's run are, as far as its place tells."""
+    absolute = folder.absolute()
+    if STEP_DIRECTORY.fullmatch(absolute.parent.name):
+        yield absolute.parents[1]
+    elif is_run(absolute.parent):  # RUN/final
+        yield Run(absolute.parent).ckpt_path

@@ -1,0 +1,187 @@
+"""Checkpoints: the LoRA adapter in PEFT's format, and the trainer's own state beside it."""
+
+import functools
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from peft import PeftModel
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from grpo.checkpoint import adapter_files, digests, trainer_state
+from grpo.checkpoint.rotation import before_falls, kept_steps
+from grpo.diagnosis.falls import read_onsets
+from grpo.lora.adapter import gather, unflatten
+from grpo.run.saved_steps import exact_match, saved_steps
+
+logger = logging.getLogger("openrlhf.grpo.checkpoint")
+
+
+class SaveError(OSError):
+    """A checkpoint could not be written; the ones before it are whole."""
+
+
+def save_adapter(model: PeftModel, directory: str | Path) -> None:
+    """Write ``adapter_model.safetensors`` and ``adapter_config.json``. A collective call: every rank makes it.
+
+    Args:
+        model: the PeftModel of this rank, partitioned by ZeRO-3 or not.
+        directory: never holds a part of an adapter, also where the call is killed; is replaced where it exists, and a
+            kill between the two renames of that leaves none under its name.
+
+    Raises:
+        FloatingPointError: for an adapter that is not finite; what was saved before stays.
+        SaveError: where the disk is full or not writable.
+    """
+    write = _adapter_writer(model)
+    _replace(Path(directory), write)
+
+
+def save_step(engine: Any, args: Any, client_states: dict[str, Any]) -> None:
+    """Write ``step_N`` in ``args.ckpt_path``, with ``adapter/`` and ``trainer/``, and remove what is not kept.
+
+    A collective call; memory beyond what training holds is that of the adapter alone.
+
+    Args:
+        engine: DeepSpeed's engine around the PeftModel.
+        args: ``max_ckpt_num`` is the number to keep, see :func:`grpo.checkpoint.rotation.kept_steps`.
+        client_states: OpenRLHF's; ``global_step`` is N, and ``status`` has the metrics of that step.
+
+    Raises:
+        FloatingPointError, SaveError: as :func:`save_adapter`.
+    """
+    write_adapter = _adapter_writer(engine.module)
+
+    def write(step: Path) -> None:
+        (step / "trainer").mkdir(exist_ok=True)
+        write_adapter(step / "adapter")
+        trainer_state.save(engine, step / "trainer", client_states)
+
+    checkpoints = Path(args.ckpt_path)
+    _replace(checkpoints / f"step_{client_states['global_step']}", write)
+    if dist.get_rank() == 0:
+        _rotate(checkpoints, args, client_states)
+
+
+def _rotate(checkpoints: Path, args: Any, client_states: dict[str, Any]) -> None:
+    """Remove the checkpoints that are not kept. The new one is whole: nothing here is worth ending a run for."""
+    run_dir = Path(args.run_dir)
+    metrics_dir = Path(args.metrics_dir or run_dir)
+    now = {**client_states.get("status", {}), "step": client_states["global_step"]}
+    try:
+        falls = read_onsets(run_dir, metrics_dir, now)
+        steps, scores = saved_steps(checkpoints), exact_match(metrics_dir / "eval.jsonl")
+    except Exception:  # what may be the last good checkpoint stays, whatever a rule trips over
+        logger.exception("no checkpoint is removed, since the diagnosis of the run failed")
+        return
+    kept = set(kept_steps(steps, scores, args.max_ckpt_num))
+    good = before_falls(steps, falls) - kept
+    for step in sorted(good):
+        _say_once(
+            f"{checkpoints / f'step_{step}'} is kept beside the others: correctness has fallen since "
+            f"(--resume {run_dir} --from-step {step} goes back to it)"
+        )
+    try:
+        _remove(checkpoints, set(steps) - kept - good)
+    except OSError as error:
+        logger.error("an old checkpoint was not removed, the next save tries again: %s", error)
+
+
+@functools.cache
+def _say_once(message: str) -> None:
+    logger.warning(message)
+
+
+def load_step(engine: Any, args: Any) -> dict[str, Any]:
+    """Bring the trainer to the checkpoint ``args.resume_from``; return OpenRLHF's ``client_states``, {} without one.
+
+    Raises:
+        grpo.checkpoint.trainer_state.ResumeError: for files that are incomplete or of another adapter.
+    """
+    return trainer_state.load(engine, Path(args.resume_from) / "trainer") if args.resume_from else {}
+
+
+def _adapter_writer(model: PeftModel) -> Callable[[Path], None]:
+    """Gather the adapter, and return what writes it into a folder, on rank 0."""
+    flat, specs = gather(model)
+
+    def write(directory: Path) -> None:
+        if dist.get_rank() != 0:
+            return
+        directory.mkdir(exist_ok=True)
+        config = model.peft_config["default"]
+        base = adapter_files.fingerprint_of(str(config.base_model_name_or_path))
+        metadata = {"format": "pt"} | ({adapter_files.BASE_KEY: base} if base else {})
+        save_file(unflatten(flat.cpu(), specs), directory / adapter_files.WEIGHTS, metadata=metadata)
+        training, config.inference_mode = config.inference_mode, True
+        config.save_pretrained(str(directory))
+        config.inference_mode = training
+
+    return write
+
+
+def _replace(target: Path, write: Callable[[Path], None]) -> None:
+    """Let every rank write into a folder aside, then give it its name: a folder under its name is always whole."""
+    aside, old = target.with_name(f".{target.name}.partial"), target.with_name(f".{target.name}.old")
+
+    def prepare() -> None:
+        if old.exists() and not target.exists():  # a run was killed between the two renames below
+            old.rename(target)
+        for left in (aside, old):
+            shutil.rmtree(left, ignore_errors=True)
+        aside.mkdir(parents=True)
+
+    def finish() -> None:
+        for folder in {file.parent for file in aside.rglob("*") if file.is_file()}:
+            digests.write(folder)
+        for path in (*aside.rglob("*"), aside):
+            _flush(path)
+        if target.exists():
+            target.rename(old)
+        aside.rename(target)
+        _flush(target.parent)
+        shutil.rmtree(old, ignore_errors=True)
+
+    is_first = dist.get_rank() == 0
+    for part in (prepare if is_first else None, lambda: write(aside), finish if is_first else None):
+        _on_every_rank(part, target)
+
+
+def _remove(checkpoints: Path, steps: Iterable[int]) -> None:
+    for step in steps:
+        removed = checkpoints / f".step_{step}.removed"
+        shutil.rmtree(removed, ignore_errors=True)
+        (checkpoints / f"step_{step}").rename(removed)  # whole or not there
+    for left in checkpoints.glob(".step_*"):  # also what a kill has left
+        name, kind = left.name[1:].split(".")
+        # The old content of a step may be the only one; the save of that step brings it back.
+        if kind != "old" or (checkpoints / name).is_dir():
+            shutil.rmtree(left)
+
+
+def _on_every_rank(part: Callable[[], None] | None, target: Path) -> None:
+    # A rank that fails alone would leave the others waiting in the next collective call for ever.
+    error = None
+    try:
+        if part:
+            part()
+    except (OSError, RuntimeError, SafetensorError) as failure:
+        error = f"rank {dist.get_rank()}: {failure}"
+    errors: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(errors, error)
+    if any(errors):
+        reasons = "; ".join(filter(None, errors))
+        raise SaveError(f"{target} was not written ({reasons}): make room or mend the disk, then --resume the run")
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,234 @@
+"""The trainer's own state: what a run needs beside the adapter to go on as if it had not been stopped.
+
+`trainer/state.pt` holds counters, data position and learning-rate schedule, `trainer/rank_R.pt` what rank R alone has:
+its ZeRO-3 ranges of the fp32 master weights and of Adam's moments, and its random states. Only what is trained is
+in there: 12 bytes an adapter parameter, 573 MB for the 120b. ZeRO-3 cuts every parameter into equal ranges, so files of
+any number of ranks can be read by any other number.
+"""
+
+import math
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from grpo.lora import adapter
+from grpo.model.model_files import CheckpointError
+
+KINDS = ("master", "exp_avg", "exp_avg_sq")
+_COUNTERS = ("global_steps", "global_samples", "skipped_steps")
+_STATE_KEYS = {"ranks", "optimizer_step", "counters", "scheduler", "client_states"}
+_RANK_KEYS = {"layout", "random", *KINDS}
+
+
+class ResumeError(ValueError):
+    """A checkpoint cannot be continued from, or not by this run; the message names the remedy."""
+
+
+def random_state() -> dict[str, Any]:
+    """Return the states of this process's random generators, as tensors and plain values."""
+    from deepspeed.accelerator import get_accelerator  # slow to import: tools read states without it
+
+    version, words, gauss = random.getstate()
+    name, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state(),
+        "device": get_accelerator().get_rng_state(),
+        "python": [version, list(words), gauss],
+        "numpy": [name, torch.from_numpy(np.asarray(keys, np.int64)), *rest],
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Undo :func:`random_state`."""
+    from deepspeed.accelerator import get_accelerator
+
+    torch.set_rng_state(state["torch"])
+    get_accelerator().set_rng_state(state["device"])
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+
+
+def of_controller(status: dict[str, Any]) -> dict[str, Any]:
+    """Return what OpenRLHF's ``PPOTrainer`` adds to its ``client_states``: random states, the step's metrics."""
+    return {"random": random_state(), "status": {k: v for k, v in status.items() if isinstance(v, int | float)}}
+
+
+def restore_controller(trainer: Any, states: dict[str, Any]) -> None:
+    """Bring OpenRLHF's ``PPOTrainer`` to ``client_states`` of a checkpoint; nothing to do at step 0.
+
+    Its loader has been set already. The iterator is made before the random states are set, since making one draws.
+    """
+    if states["global_step"]:
+        trainer.samples_generator._dataloader_iter = iter(trainer.prompts_dataloader)
+        set_random_state(states["random"])
+
+
+def save(engine: Any, directory: Path, client_states: dict[str, Any]) -> None:
+    """Write this rank's part. Every rank calls it; it makes no collective call and copies no tensor.
+
+    Args:
+        engine: DeepSpeed's engine, with ZeRO-3 and its own Adam.
+        directory: exists.
+        client_states: OpenRLHF's: step, episode, prompts consumed, state of the data loader.
+    """
+    optimizer = engine.optimizer
+    flats = optimizer.fp32_partitioned_groups_flat
+    moments = [_moments(optimizer.optimizer, flat) for flat in flats]
+    mine = {
+        "layout": {
+            name: (*optimizer.grad_position[optimizer.get_param_id(parameter)][:2], tuple(parameter.ds_shape))
+            for name, parameter in _parameters(engine)
+        },
+        "master": [flat.detach() for flat in flats],
+        "exp_avg": [state["exp_avg"] for state in moments],
+        "exp_avg_sq": [state["exp_avg_sq"] for state in moments],
+        "random": random_state(),
+    }
+    torch.save(mine, directory / f"rank_{dist.get_rank()}.pt")
+    if dist.get_rank() == 0:
+        state = {
+            "ranks": dist.get_world_size(),
+            "optimizer_step": moments[0]["step"],
+            "counters": {name: getattr(engine, name) for name in _COUNTERS},
+            "scheduler": {name: getattr(engine.lr_scheduler, name) for name in ("last_epoch", "_step_count")},
+            "client_states": client_states,
+        }
+        torch.save(state, directory / "state.pt")
+
+
+def load(engine: Any, directory: Path) -> dict[str, Any]:
+    """Bring a freshly initialised trainer to a saved state; return OpenRLHF's ``client_states``.
+
+    Every rank calls it. The adapter itself is set from its fp32 master weights.
+
+    Raises:
+        ResumeError: where the files are incomplete, or of an adapter of another rank, model or target modules.
+    """
+    # The launcher has verified the digests of these files while it holds the run (grpo.launch.resume): every rank would
+    # read all of them again, and nobody else writes here in the minutes between.
+    try:
+        state, files = read(directory)
+    except CheckpointError as error:
+        raise ResumeError(f"{error}: resume from another step, --resume DIR --from-step N") from error
+    differs = difference(shapes(files[0]), {name: tuple(p.ds_shape) for name, p in _parameters(engine)})
+    if differs:
+        remedy = "give this run the model, LORA_RANK and TARGET_MODULES of that one"
+        raise ResumeError(f"{directory} is of another adapter than this run's: {differs}; {remedy}")
+    optimizer = engine.optimizer
+    for flat in optimizer.fp32_partitioned_groups_flat:
+        zeros = {kind: torch.zeros_like(flat.data) for kind in KINDS[1:]}
+        optimizer.optimizer.state[flat] = {"step": state["optimizer_step"], **zeros}
+    for name, parameter in _parameters(engine):
+        group, offset, size = optimizer.grad_position[optimizer.get_param_id(parameter)]
+        flat = optimizer.fp32_partitioned_groups_flat[group]
+        targets = {"master": flat.data} | {kind: optimizer.optimizer.state[flat][kind] for kind in KINDS[1:]}
+        for kind, target in targets.items():
+            local = _local_range(files, kind, name, parameter.ds_numel, size)
+            target[offset : offset + local.numel()].copy_(local)
+        parameter.ds_tensor.data.copy_(flat.data[offset : offset + size])
+    _gather_persistent(optimizer)
+
+    for name, value in state["counters"].items():
+        setattr(engine, name, value)
+    # Where the optimizer steps begin among the micro-batches follows from this run's ranks and batch sizes.
+    engine.micro_steps = engine.global_steps * engine.gradient_accumulation_steps()
+    _set_schedule(engine.lr_scheduler, optimizer, state["scheduler"])
+    if len(files) == dist.get_world_size():  # other ranks draw other numbers: there is nothing to continue
+        set_random_state(files[dist.get_rank()]["random"])
+    return state["client_states"]
+
+
+def read(directory: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the contents of ``state.pt`` and of the file of each rank. Tensors stay on the disk until they are used.
+
+    Raises:
+        CheckpointError: where a file is missing or cut, or holds something else; the caller knows the remedy.
+    """
+    state = _read(directory / "state.pt", _STATE_KEYS)
+    files = [_read(directory / f"rank_{rank}.pt", _RANK_KEYS, mmap=True) for rank in range(state["ranks"])]
+    for rank, file in enumerate(files):
+        if shapes(file) != shapes(files[0]) or not _is_filled(file, rank, len(files)):
+            raise CheckpointError(f"{directory / f'rank_{rank}.pt'} is incomplete")
+    return state, files
+
+
+def shapes(file: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the whole shapes of the adapter's tensors, by PEFT's names, of which a rank's file holds ranges."""
+    return {name: tuple(shape) for name, (_, _, shape) in file["layout"].items()}
+
+
+def difference(found: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]) -> str | None:
+    """Name the first tensor that two adapters do not have in common, with both shapes; None where there is none."""
+    names = (name for name in sorted(found | wanted) if found.get(name) != wanted.get(name))
+    return next(
+        (f"{name} is {found.get(name, 'missing')} and not {wanted.get(name, 'missing')}" for name in names), None
+    )
+
+
+def _is_filled(file: dict[str, Any], rank: int, ranks: int) -> bool:
+    """Say whether every range of a rank's file lies inside its tensors."""
+    for group, offset, shape in file["layout"].values():
+        size = -(-math.prod(shape) // ranks)
+        end = offset + max(0, min(size, math.prod(shape) - rank * size))
+        if any(end > len(file[kind][group]) for kind in KINDS):
+            return False
+    return True
+
+
+def _moments(adam: Any, flat: torch.Tensor) -> dict[str, Any]:
+    # Adam makes them in its first step: a checkpoint may come before.
+    return adam.state[flat] or {"step": 0, **{kind: torch.zeros_like(flat.data) for kind in KINDS[1:]}}
+
+
+def _parameters(engine: Any) -> list[tuple[str, Any]]:
+    names, parameters = adapter.adapter_parameters(engine.module)
+    return list(zip(names, parameters, strict=True))
+
+
+def _set_schedule(scheduler: Any, optimizer: Any, saved: dict[str, Any]) -> None:
+    """Go on at the saved place of the schedule, with the learning rate and the length that this run asks for."""
+    scheduler.last_epoch, scheduler._step_count = saved["last_epoch"], saved["_step_count"]
+    shares = [share(scheduler.last_epoch) for share in scheduler.lr_lambdas]
+    scheduler._last_lr = [base * share for base, share in zip(scheduler.base_lrs, shares, strict=True)]
+    for group, rate in zip(optimizer.param_groups, scheduler._last_lr, strict=True):
+        group["lr"] = rate  # the scheduler itself sets it only after the next optimizer step
+
+
+def _read(file: Path, keys: set[str], mmap: bool = False) -> dict[str, Any]:
+    try:
+        content = torch.load(file, map_location="cpu", mmap=mmap, weights_only=True)
+    except (OSError, RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
+        reason = error if isinstance(error, OSError) else "it is cut, or no checkpoint"  # torch's own advice is another
+        raise CheckpointError(f"{file} cannot be read ({reason})") from error
+    if not isinstance(content, dict) or not keys <= content.keys():
+        raise CheckpointError(f"{file} is no state of a trainer")
+    return content
+
+
+def _local_range(files: list[dict[str, Any]], kind: str, name: str, numel: int, size: int) -> torch.Tensor:
+    """Return this rank's range of a parameter, `size` elements or what is left, put together from the saved ranges."""
+    start = min(size * dist.get_rank(), numel)
+    stop = min(start + size, numel)
+    saved_size = -(-numel // len(files))
+    parts = []
+    for number, file in enumerate(files):
+        low, high = max(start, number * saved_size), min(stop, (number + 1) * saved_size)
+        if low < high:
+            group, offset, _ = file["layout"][name]
+            begin = offset - number * saved_size
+            parts.append(file[kind][group][begin + low : begin + high])
+    return torch.cat(parts) if parts else torch.empty(0)
+
+
+def _gather_persistent(optimizer: Any) -> None:
+    # DeepSpeed keeps small parameters whole on every rank; they are gathered anew from the ranges that were just set.
+    if optimizer.persistent_parameters:
+        optimizer.persistent_parameters[0].partition(optimizer.persistent_parameters)
+        optimizer.persistent_parameters[0].all_gather(optimizer.persistent_parameters)

@@ -1,0 +1,221 @@
+"""Runs a driver under a keeper, shows what happens, and returns the driver's exit code.
+
+Two processes watch over a run: this one talks to the user, the keeper (:mod:`grpo.launch.supervise.keeper`) owns the
+processes. Either may be killed at any moment: the one that is left ends the run.
+"""
+
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from grpo.launch.config import redact
+from grpo.launch.supervise import keeper, processes, ray_head
+from grpo.launch.supervise.keeper import Job
+from grpo.launch.supervise.ray_head import RayHead
+from grpo.stack import machine
+from grpo.stack.checkout import CHECKOUT
+
+GRACE_SECONDS = 10.0
+QUIET_SECONDS = 60.0
+TAIL_LINES = 30
+FAILED = 1
+_TERMINAL_CODE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+Lines = Callable[[], list[str]]
+
+
+def supervise(
+    driver: list[str],
+    *,
+    ray: RayHead | None,
+    log_dir: Path | None,
+    environment: dict[str, str] | None = None,
+    progress: Lines = list,
+    grace: float = GRACE_SECONDS,
+    stand_in_models: Sequence[str] = (),
+    inherited: Sequence[int] = (),
+) -> int:
+    """Run `driver`, with a Ray cluster of its own where `ray` is given, and leave no process of it behind.
+
+    Args:
+        driver: the command; runs in the checkout, with ``RAY_ADDRESS`` set where `ray` is given.
+        ray: what the cluster offers, None to start none.
+        log_dir: an existing folder for the output of the driver and of Ray; None: to standard error.
+        environment: variables on top of this process's own.
+        progress: returns the lines to show since its last call; asked every half second.
+        grace: seconds between SIGTERM and SIGKILL.
+        stand_in_models: ids that a local stand-in for Gemini is started for, in place of the judge; none starts none.
+        inherited: file descriptors that the keeper holds too, until the run's last process is gone.
+
+    Returns:
+        The driver's exit code; 128 + n where signal n ended the driver or this process; 1 where a service failed.
+    """
+    job = Job(
+        run_id=uuid.uuid4().hex,
+        driver=driver,
+        cwd=str(CHECKOUT),
+        environment=environment or {},
+        log_dir=str(log_dir.resolve()) if log_dir else None,
+        base_dir=str(ray_head.make_base_dir()),
+        foreign_memory=[str(file) for file in machine.SHM.iterdir()] if machine.SHM.is_dir() else [],
+        stand_in_models=list(stand_in_models),
+        ray=ray,
+        grace=grace,
+    )
+    return _Supervisor(job, log_dir, progress, inherited).run()
+
+
+class _Supervisor:
+    def __init__(self, job: Job, log_dir: Path | None, progress: Lines, inherited: Sequence[int]) -> None:
+        self.job, self.log_dir, self.progress, self.inherited = job, log_dir, progress, inherited
+        self.signalled: int | None = None
+        self.code: int | None = None
+        self.clean = False
+        self.started = self.last_shown = time.monotonic()
+
+    def run(self) -> int:
+        """Start the keeper, follow it until the end, return the exit code of the run."""
+        processes.become_subreaper()
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # A signal that the caller had ignored (nohup, a background job) stays ignored.
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                signal.signal(signum, self._note_signal)
+        child = subprocess.Popen(
+            [sys.executable, "-m", "grpo.launch.supervise.keeper"],
+            cwd=CHECKOUT,
+            env={**os.environ, "PYTHONPATH": _python_path()},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            pass_fds=self.inherited,
+        )
+        try:
+            self._follow(child)
+        finally:
+            self._end(child)
+        return self._exit_code()
+
+    def _note_signal(self, signum: int, frame: FrameType | None) -> None:
+        self.signalled = self.signalled or signum
+
+    def _follow(self, child: subprocess.Popen[bytes]) -> None:
+        """Show events and progress until the keeper closes its output or a signal arrives."""
+        assert child.stdin and child.stdout
+        try:
+            child.stdin.write(self.job.dump().encode() + b"\n")
+            child.stdin.flush()
+        except BrokenPipeError:
+            return
+        while not self.signalled:
+            ready, _, _ = select.select([child.stdout], [], [], 0.5)
+            if ready:
+                line = child.stdout.readline()
+                if not line:
+                    return
+                self._on_event(json.loads(line))
+            self._show(*self.progress())
+            self._show_sign_of_life()
+
+    def _end(self, child: subprocess.Popen[bytes]) -> None:
+        """Close the keeper's input, which ends the run; do the keeper's work where it is dead."""
+        assert child.stdin and child.stdout
+        if self.signalled:
+            cause = "Ctrl-C" if self.signalled == signal.SIGINT else signal.Signals(self.signalled).name
+            self._show(f"{cause}: ending the run (at most {self.job.grace:.0f} s)")
+        child.stdin.close()
+        for line in child.stdout:
+            self._on_event(json.loads(line))
+        child.wait()
+        if not self.clean:
+            self._show("the keeper was killed: ending the run")
+            self._show_left(keeper.clean_up(self.job, os.getpid(), set()).left)
+        self._show(*self.progress())
+
+    def _on_event(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "starting ray":
+            self._show(f"starting Ray ({event['gpus']} GPUs, {event['cpus']} CPUs)")
+        elif kind == "ray started":
+            self._show(f"Ray is up at {event['address']} after {event['seconds']:.0f} s")
+        elif kind == "driver started" and self.log_dir:
+            self._show(f"starting engines and actor, log: {self.log_dir / 'driver.log'}")
+        elif kind == "driver ended":
+            self.code = event["code"]
+        elif kind == "stand-in started":
+            self._show(f"no key: a local stand-in for Gemini answers at {event['address']}, its scores mean nothing")
+        elif kind == "service failed":
+            self.code = FAILED
+            self._show(event["message"])
+            self._show_tail(event["log"])
+        elif kind == "clean":
+            self.clean = True
+            self._show_left(event["left"])
+
+    def _exit_code(self) -> int:
+        if self.signalled:
+            return 128 + self.signalled
+        if self.code is None:
+            return FAILED
+        if self.code != 0:
+            what = "driver" if self.log_dir else "command"
+            self._show(f"the {what} failed (exit code {self.code})")
+            self._show_tail("driver.log")
+        return 128 - self.code if self.code < 0 else self.code
+
+    def _show(self, *lines: str) -> None:
+        """Print lines; where nobody reads them any more (`| head`), end the run as a shell would."""
+        if not lines:
+            return
+        self.last_shown = time.monotonic()
+        try:
+            print(*lines, sep="\n", flush=True)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            self.signalled = self.signalled or signal.SIGPIPE
+
+    def _show_left(self, left: frozenset[int] | list[int]) -> None:
+        if left:
+            pids = ",".join(map(str, sorted(left)))
+            self._show(f"these processes could not be ended, look at them with: ps -fp {pids}")
+
+    def _show_sign_of_life(self) -> None:
+        """After a quiet minute (a model loads), show the last line of the driver's log."""
+        if not self.log_dir or time.monotonic() - self.last_shown < QUIET_SECONDS:
+            return
+        last = tail(self.log_dir / "driver.log", 1, bars=True) or ["nothing in driver.log yet"]
+        minutes = (time.monotonic() - self.started) / 60
+        self._show(f"  {minutes:.0f} min: {last[0][:100]}")
+
+    def _show_tail(self, name: str) -> None:
+        if not self.log_dir:
+            return
+        log = self.log_dir / name
+        self._show(f"last lines of {log}:", *(f"  {redact(line)}" for line in tail(log, TAIL_LINES)))
+
+
+def tail(path: Path, count: int, bars: bool = False) -> list[str]:
+    """Return the last lines of a text file, [] where there is none; `bars` keeps lines of progress bars (tqdm)."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 200_000))
+            text = file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return []
+    lines = (_TERMINAL_CODE.sub("", line).rstrip() for line in text.replace("\r", "\n").split("\n"))
+    return [line for line in lines if line and (bars or "%|" not in line)][-count:]
+
+
+def _python_path() -> str:
+    """Return PYTHONPATH with the checkout, from which the packages are imported."""
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join([str(CHECKOUT), *(path for path in paths if path and path != str(CHECKOUT))])

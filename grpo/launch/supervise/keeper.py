@@ -1,0 +1,273 @@
+"""The keeper: the process that starts services and the driver, and ends everything, whatever happens to others.
+
+Services are Ray and, where the judge has no key in a small run, the server that stands in for Gemini.
+
+It is a subreaper in a session of its own, so that neither a Ctrl-C nor a closed terminal reaches it. The
+launcher holds the other end of its standard input: a closed input, also by a killed launcher, means stop.
+
+Input: one line of JSON (:class:`Job`), then nothing. Output: one line of JSON for each event.
+"""
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from grpo.launch.supervise import processes, ray_head
+from grpo.launch.supervise.ray_head import RayHead
+from grpo.stack import rendezvous
+from reward.settings import STAND_IN_VARIABLE
+
+RAY_START_LIMIT = 180.0
+STAND_IN_START_LIMIT = 60.0
+SHM_SCAN_SECONDS = 0.5
+
+
+@dataclass
+class Job:
+    """What to run.
+
+    Attributes:
+        run_id: written into the environment of everything that is started (``GRPO_RUN_ID``).
+        driver: the command; `cwd` is where it runs.
+        environment: variables on top of the keeper's own.
+        log_dir: where ``driver.log``, ``ray-start.log`` and Ray's own logs go; None prints to standard error.
+        base_dir: the run's folder for sockets and temporary files; deleted at the end.
+        foreign_memory: files under /dev/shm that were there before the run and are never deleted.
+        stand_in_models: ids that a local stand-in for Gemini is started for; [] starts none.
+        ray: the cluster to start; None starts none (``RAY_ADDRESS`` in the environment names one to join).
+        grace: seconds between SIGTERM and SIGKILL.
+    """
+
+    run_id: str
+    driver: list[str]
+    cwd: str
+    environment: dict[str, str]
+    log_dir: str | None
+    base_dir: str
+    foreign_memory: list[str]
+    stand_in_models: list[str]
+    ray: RayHead | None
+    grace: float
+
+    def dump(self) -> str:
+        """Return one line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def load(cls, line: str) -> "Job":
+        """Read what :meth:`dump` wrote."""
+        values = json.loads(line)
+        values["ray"] = RayHead(**values["ray"]) if values["ray"] else None
+        return cls(**values)
+
+
+class Stopped(Exception):
+    """The launcher is gone or asks for the end, or this process got a signal."""
+
+
+class ServiceFailed(Exception):
+    """Ray or the judge's stand-in did not start, or ended before the driver; the message is for the user.
+
+    Args:
+        log: the file of the log folder that tells more.
+    """
+
+    def __init__(self, message: str, log: str) -> None:
+        super().__init__(message)
+        self.log = log
+
+
+def clean_up(job: Job, root: int, shared_memory: set[Path]) -> processes.Ended:
+    """End every process of the run below `root`, keep Ray's logs, delete shared memory and `base_dir`."""
+    shared_memory |= processes.shared_memory_of(row.pid for row in processes.of_run(job.run_id, root))
+    ended = processes.end_all(job.run_id, root, job.grace)
+    processes.remove_shared_memory(shared_memory - {Path(name) for name in job.foreign_memory})
+    if job.log_dir and job.ray:
+        _keep_ray_logs(Path(job.base_dir), Path(job.log_dir) / "ray")
+    shutil.rmtree(job.base_dir, ignore_errors=True)
+    return ended
+
+
+def _keep_ray_logs(base_dir: Path, kept: Path) -> None:
+    """Replace the link to Ray's log folder by a copy of it."""
+    _make_way(kept)
+    logs = base_dir / "ray" / "session_latest" / "logs"
+    if not logs.is_dir():
+        return
+    try:
+        shutil.copytree(logs, kept)
+        for path in (kept, *kept.rglob("*")):  # Ray lets everybody write in its folders
+            path.chmod(path.stat().st_mode & 0o700)
+    except OSError as error:
+        print(f"Ray's logs could not be copied to {kept}: {error}", file=sys.stderr)
+
+
+def _make_way(kept: Path) -> None:
+    """Let go of a link to Ray's logs; keep logs of an earlier part of the run under another name."""
+    if kept.is_symlink():
+        kept.unlink()
+    elif kept.exists():
+        number = sum(1 for _ in kept.parent.glob(f"{kept.name}.*"))
+        kept.rename(kept.with_name(f"{kept.name}.{number + 1}"))
+
+
+class Keeper:
+    """Runs one :class:`Job`."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.signalled: int | None = None
+        self.exits: dict[int, int] = {}
+        self.shared_memory: set[Path] = set()
+        # What has to live as long as the driver: name and log by pid.
+        self.services: dict[int, tuple[str, str]] = {}
+        self.watch = processes.SharedMemoryWatch()
+        self.next_scan = 0.0
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(signum, self._note_signal)
+
+    def _note_signal(self, signum: int, frame: FrameType | None) -> None:
+        self.signalled = signum
+
+    def run(self) -> None:
+        """Start the services and the driver, wait, clean up, report."""
+        processes.become_subreaper()
+        try:
+            if self.job.stand_in_models:
+                self._start_stand_in(self.job.stand_in_models)
+            if self.job.ray:
+                self._start_ray(self.job.ray)
+            code = self._run_driver()
+            report(event="driver ended", code=code)
+        except Stopped as stop:
+            report(event="stopping", reason=str(stop))
+        except ServiceFailed as failure:
+            report(event="service failed", message=str(failure), log=failure.log)
+        finally:
+            ended = clean_up(self.job, os.getpid(), self.shared_memory)
+            report(event="clean", found=len(ended.found), killed=len(ended.killed), left=sorted(ended.left))
+
+    def _start_stand_in(self, models: list[str]) -> None:
+        """Start the local server that answers in place of Gemini; its address goes to all that is started later."""
+        address = Path(self.job.base_dir) / "stand-in-address"
+        command = [sys.executable, "-m", "reward.stand_in", "--address-file", str(address), "--models", *models]
+        self.services[self._spawn(command, "stand-in.log")] = ("the judge's stand-in", "stand-in.log")
+        started = time.monotonic()
+        while not address.is_file():
+            self._wait(0.1)
+            if time.monotonic() - started > STAND_IN_START_LIMIT:
+                raise ServiceFailed("the judge's stand-in was not up in time", "stand-in.log")
+        self.job.environment[STAND_IN_VARIABLE] = address.read_text(encoding="utf-8")
+        report(event="stand-in started", address=self.job.environment[STAND_IN_VARIABLE])
+
+    def _start_ray(self, head: RayHead) -> None:
+        report(event="starting ray", gpus=head.num_gpus, cpus=head.num_cpus)
+        started = time.monotonic()
+        base_dir = Path(self.job.base_dir)
+        self.job.environment |= ray_head.variables() | rendezvous.variables(base_dir / "rendezvous")
+        self.services[self._spawn(ray_head.start_command(head, base_dir), "ray-start.log")] = ("Ray", "ray-start.log")
+        address = ray_head.address_file(base_dir)
+        while not (address.is_file() and address.read_text().strip()):
+            self._wait(0.1)
+            if time.monotonic() - started > RAY_START_LIMIT:
+                raise ServiceFailed(f"Ray was not up after {RAY_START_LIMIT:.0f} s", "ray-start.log")
+        self.job.environment["RAY_ADDRESS"] = address.read_text().strip()
+        if self.job.log_dir:
+            kept = Path(self.job.log_dir) / "ray"
+            _make_way(kept)
+            kept.symlink_to(base_dir / "ray" / "session_latest" / "logs")
+        report(
+            event="ray started",
+            address=self.job.environment["RAY_ADDRESS"],
+            seconds=time.monotonic() - started,
+        )
+
+    def _run_driver(self) -> int:
+        pid = self._spawn(self.job.driver, "driver.log")
+        report(event="driver started", pid=pid)
+        while pid not in self.exits:
+            self._wait(0.2)
+        return self.exits[pid]
+
+    def _spawn(self, command: list[str], log_name: str) -> int:
+        """Start a command in a session of its own, marked with the run's id; return its pid."""
+        temporary = Path(self.job.base_dir) / "tmp"
+        temporary.mkdir(exist_ok=True)
+        environment = {
+            **os.environ,
+            **self.job.environment,
+            processes.RUN_ID_VARIABLE: self.job.run_id,
+            "TMPDIR": str(temporary),
+            "PYTHONUNBUFFERED": "1",
+        }
+        log = sys.stderr.fileno()
+        if self.job.log_dir:
+            log = os.open(Path(self.job.log_dir) / log_name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        child = subprocess.Popen(
+            command,
+            cwd=self.job.cwd,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        if self.job.log_dir:
+            os.close(log)
+        # _wait collects every child, so Popen must not look for this one.
+        child.returncode = 0
+        return child.pid
+
+    def _wait(self, seconds: float) -> None:
+        """Wait for input, a signal or `seconds`; collect ended children.
+
+        Raises:
+            Stopped: where the run has to end now.
+            ServiceFailed: where a service has ended.
+        """
+        if self.signalled:
+            raise Stopped(f"the keeper got {signal.Signals(self.signalled).name}")
+        ready, _, _ = select.select([sys.stdin.fileno(), self.watch.fd], [], [], seconds)
+        if sys.stdin.fileno() in ready:
+            raise Stopped("the launcher asked for it or is gone")
+        if self.watch.fd in ready:
+            self._note_shared_memory()
+        self.exits.update(processes.reap())
+        for pid, (name, log) in self.services.items():
+            if pid in self.exits:
+                raise ServiceFailed(f"{name} ended by itself, with exit code {self.exits[pid]}", log)
+
+    def _note_shared_memory(self) -> None:
+        """Look up which new files are ours; a burst of new files is looked at once."""
+        time.sleep(max(0.0, self.next_scan - time.monotonic()))
+        self.watch.drain()
+        rows = processes.of_run(self.job.run_id, os.getpid())
+        self.shared_memory |= processes.shared_memory_of(row.pid for row in rows)
+        self.next_scan = time.monotonic() + SHM_SCAN_SECONDS
+
+
+def report(**event: Any) -> None:
+    """Tell the launcher; a launcher that is gone does not stop the cleaning."""
+    try:
+        print(json.dumps(event), flush=True)
+    except BrokenPipeError:
+        # Python would try the same again when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def main() -> None:
+    """Read the job from standard input and run it."""
+    Keeper(Job.load(sys.stdin.readline())).run()
+
+
+if __name__ == "__main__":
+    main()

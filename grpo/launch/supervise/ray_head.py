@@ -1,0 +1,108 @@
+"""How a Ray cluster of our own is started: its command, its folder, its token.
+
+Who can submit a job to Ray runs code as this user. So the cluster listens on loopback alone, and answers nobody without
+the run's token, which other local users do not have either.
+"""
+
+import os
+import secrets
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# A socket path holds at most 107 bytes (unix(7)); Ray adds
+# "/ray/session_2026-01-31_23-59-59_999999_4194304/sockets/plasma_store", vLLM "/tmp/<uuid>", to our folder.
+MAX_BASE_LENGTH = 107 - len("/ray/session_2026-01-31_23-59-59_999999_4194304/sockets/plasma_store.lock")
+
+REGISTRATION_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class RayHead:
+    """What the head node of a run offers. `object_store_bytes` is its part of /dev/shm."""
+
+    num_gpus: int
+    num_cpus: int
+    object_store_bytes: int
+
+
+def make_base_dir() -> Path:
+    """Create the run's own folder for sockets and temporary files: short, private, deleted with the run."""
+    parent = tempfile.gettempdir()
+    if len(os.path.join(parent, "grpo-12345678")) > MAX_BASE_LENGTH:
+        parent = "/tmp"
+    return Path(tempfile.mkdtemp(prefix="grpo-", dir=parent))
+
+
+def address_file(base_dir: Path) -> Path:
+    """Return the file in which `ray start` writes the address of the cluster once it is up."""
+    return base_dir / "ray" / "ray_current_cluster"
+
+
+def variables() -> dict[str, str]:
+    """Return the environment variables of a new cluster, for Ray itself and for every driver.
+
+    They are handed on through the environment alone, which other users cannot read: the token is in no command line.
+    """
+    return {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        # Ray listens on loopback alone where it may have no second node, which is its default on Windows and macOS.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    }
+
+
+def start_command(head: RayHead, base_dir: Path) -> list[str]:
+    """Return the command that starts Ray; it blocks. All ports are free ones: other clusters may run here."""
+    return [
+        *(sys.executable, "-m", "grpo.launch.supervise.ray_head", "start", "--head", "--block"),
+        "--disable-usage-stats",
+        "--include-dashboard=false",
+        f"--temp-dir={base_dir / 'ray'}",
+        f"--num-gpus={head.num_gpus}",
+        f"--num-cpus={head.num_cpus}",
+        f"--object-store-memory={head.object_store_bytes}",
+        "--port=0",
+        "--dashboard-agent-listen-port=0",
+        "--min-worker-port=0",
+        "--max-worker-port=0",
+    ]
+
+
+def main() -> None:
+    """Be the `ray` command, with two changes for which `ray start` has no option.
+
+    - It starts no client server, which nothing here uses: Ray starts one wherever the packages for it are installed.
+    - It waits REGISTRATION_SECONDS for the raylet, and not 30. Ray's agents have to be imported before that, which
+      takes longer on a busy machine, or where `.venv` is on a network disk that has not been read yet.
+    """
+    from ray._private import services
+    from ray.scripts import scripts
+
+    scripts.get_ray_client_dependency_error = lambda: ImportError("not wanted")
+    services.get_node = _patient(services.get_node)
+    scripts.main()
+
+
+def _patient(get_node: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a `get_node` that asks again while there is no such node."""
+
+    def wait(*arguments: Any) -> Any:
+        deadline = time.monotonic() + REGISTRATION_SECONDS
+        while True:
+            try:
+                return get_node(*arguments)
+            except RuntimeError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+
+    return wait
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The adapter: gathered from the ranks, sent to the engines, applied beside their frozen weights."""

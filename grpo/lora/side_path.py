@@ -1,0 +1,222 @@
+"""The LoRA adapter inside a vLLM worker, as a side path next to the frozen attention weights.
+
+``y = base(x) + (x A^T) B^T * scale``, computed in the order of PEFT's linear layer. It wraps the linear layer's
+``quant_method``, which runs before the row-parallel all-reduce: q, k and v take rows of B, o takes columns of A.
+Merging ``B A`` into bf16 weights instead would lose most early updates to rounding.
+
+vLLM imports this module in every worker (``worker_extension_cls``) before it builds the model, so that the side path
+is there when the model is profiled and compiled.
+"""
+
+import functools
+import os
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.config import get_current_vllm_config
+from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
+from vllm.model_executor.layers.linear import LinearMethodBase
+from vllm.model_executor.models.gpt_oss import GptOssForCausalLM, OAIAttention
+from vllm.tokenizers import cached_tokenizer_from_config
+
+from grpo.lora.adapter import (
+    TensorSpec,
+    checksum,
+    row_sums,
+    unflatten,
+)
+from grpo.model import cpu_matmul
+from grpo.model.vocabulary import allocated, mask_
+from grpo.stack import rendezvous
+
+LAYERS = "base_model.model.model.layers."  # how PEFT names begin
+
+
+class SidePath(LinearMethodBase):
+    """Adds the adapter to a linear layer; ``base`` is the layer's own method.
+
+    Args:
+        base: the method that applies the frozen weight.
+        layer: the linear layer; gets buffers ``lora_A`` ``[parts, r, in]`` and ``lora_B`` ``[out, r]``, zeros at first.
+        sizes: the local output sizes of the parts that have an adapter of their own: (q, k, v), or the one of o.
+        in_features: the local input size.
+        rank, scale: r, and alpha / r.
+    """
+
+    def __init__(self, base: Any, layer: Any, sizes: list[int], in_features: int, rank: int, scale: float) -> None:
+        self.base, self.sizes, self.scale = base, sizes, scale
+        weight = next(layer.parameters())
+        layer.register_buffer("lora_A", weight.new_zeros(len(sizes), rank, in_features), persistent=False)
+        layer.register_buffer("lora_B", weight.new_zeros(sum(sizes), rank), persistent=False)
+
+    def create_weights(self, *args: Any, **kwargs: Any) -> None:
+        self.base.create_weights(*args, **kwargs)
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        self.base.process_weights_after_loading(layer)
+
+    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        hidden = [x @ a.t() for a in layer.lora_A.unbind(0)]
+        update = [h @ b.t() for h, b in zip(hidden, layer.lora_B.split(self.sizes), strict=True)]
+        return self.base.apply(layer, x, bias) + torch.cat(update, dim=-1) * self.scale
+
+
+def attach(attention: Any, rank: int, scale: float) -> None:
+    """Give the projections of one attention module their side paths."""
+    qkv, o = attention.qkv_proj, attention.o_proj
+    sizes = [attention.q_size, attention.kv_size, attention.kv_size]
+    qkv.quant_method = SidePath(qkv.quant_method, qkv, sizes, attention.hidden_size, rank, scale)
+    o.quant_method = SidePath(o.quant_method, o, [attention.hidden_size], attention.q_size, rank, scale)
+
+
+def slots(attention: Any) -> dict[str, tuple[torch.Tensor, slice, slice]]:
+    """Return where each adapter tensor of one attention module goes on this worker.
+
+    Returns:
+        For ``q_proj.lora_A`` and so on, in the order in which the layers' ``lora_A`` and ``lora_B`` hold them: the
+        buffer, and which rows and columns of the whole tensor it holds.
+    """
+    rank, everything = get_tensor_model_parallel_rank(), slice(None)
+    qkv, o = attention.qkv_proj, attention.o_proj
+    parts = {"q": attention.q_size, "k": attention.kv_size, "v": attention.kv_size}
+    places = {f"{name}_proj.lora_A": (qkv.lora_A[part], everything, everything) for part, name in enumerate(parts)}
+    buffers = qkv.lora_B.split(list(parts.values()))
+    for (name, size), buffer in zip(parts.items(), buffers, strict=True):
+        places[f"{name}_proj.lora_B"] = (buffer, slice(rank * size, (rank + 1) * size), everything)
+    mine = slice(rank * attention.q_size, (rank + 1) * attention.q_size)
+    places["o_proj.lora_A"] = (o.lora_A[0], everything, mine)
+    places["o_proj.lora_B"] = (o.lora_B, everything, everything)
+    return places
+
+
+@dataclass
+class Applied:
+    """What the side paths of a worker hold: how many tensors, and what :func:`grpo.lora.adapter.checksum` takes."""
+
+    tensors: int = 0
+    sums: list[torch.Tensor] = field(default_factory=list)
+    rows: list[tuple[int, int, int]] = field(default_factory=list)
+
+
+def fill(attention: Any, tensors: dict[str, tuple[int, torch.Tensor]], applied: Applied) -> None:
+    """Copy this worker's slices of one layer's adapter into the side paths, and add them to ``applied``.
+
+    Args:
+        tensors: ``q_proj.lora_A`` ``[r, in]``, ``q_proj.lora_B`` ``[out, r]`` and so on for k_proj, v_proj, o_proj,
+            whole (not split), each with its place in the adapter; a projection without an adapter is left out and gets
+            zeros.
+    """
+    for name, (buffer, rows, columns) in slots(attention).items():
+        place = 0  # of zeros: any would do
+        # In place: a compiled or captured engine has recorded the buffer's address.
+        if name in tensors:
+            place, whole = tensors[name]
+            buffer.copy_(whole[rows, columns])
+            applied.tensors += 1
+        else:
+            buffer.zero_()
+        applied.rows.append((place, rows.start or 0, len(buffer)))
+    # The layer is in the CPU's cache now; summing up its projections together takes half as long as one by one.
+    qkv, o = attention.qkv_proj, attention.o_proj
+    applied.sums += map(row_sums, (qkv.lora_A.flatten(0, 1), qkv.lora_B, o.lora_A[0], o.lora_B))
+
+
+@functools.lru_cache(maxsize=1)
+def mapped(path: str, inode: int) -> np.ndarray:
+    """Return the file ``path`` as uint8 ``[bytes]``, mapped: it shows what is written to the file later, too."""
+    del inode  # another file under the same name is another one
+    return np.memmap(path, dtype=np.uint8, mode="r")
+
+
+def layers_of(flat: torch.Tensor, specs: list[dict]) -> dict[str, dict[str, tuple[int, torch.Tensor]]]:
+    """Return, for each layer's number, its tensors and their places by their names in the attention module.
+
+    Args:
+        flat: bf16 ``[elements]``, the adapter.
+        specs: the fields of each ``TensorSpec``.
+    """
+    layers: dict[str, dict[str, tuple[int, torch.Tensor]]] = {}
+    tensors = unflatten(flat, [TensorSpec(**fields) for fields in specs])
+    for place, (name, tensor) in enumerate(tensors.items()):
+        number, _, slot = name.removeprefix(LAYERS).partition(".self_attn.")
+        layers.setdefault(number, {})[slot.removesuffix(".weight")] = place, tensor
+    return layers
+
+
+class AdapterWorker:
+    """vLLM's ``worker_extension_cls``: methods that ``collective_rpc`` calls on every worker."""
+
+    def load_adapter(self, path: str, specs: list[dict], offset: int = 0) -> dict[str, int]:
+        """Replace the adapter by the one in the file ``path``; see :func:`grpo.lora.engine_actor.load_into_engine`.
+
+        Args:
+            specs: the fields of each ``TensorSpec``, in the order of their offsets.
+            offset: where the flat adapter begins, in bytes.
+
+        Raises:
+            ValueError: for a tensor that belongs to no attention projection of this model.
+        """
+        last = TensorSpec(**specs[-1])
+        size = 2 * (last.offset + last.numel)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it is mapped for reading only
+            data = torch.from_numpy(mapped(path, os.stat(path).st_ino)[offset : offset + size])
+        arrived, layers = layers_of(data.view(torch.bfloat16), specs), self.model_runner.model.model.layers  # type: ignore[attr-defined]
+        applied = Applied()
+        for number, layer in enumerate(layers):
+            fill(layer.attn, arrived.get(str(number), {}), applied)
+        if applied.tensors != len(specs):
+            missing = len(specs) - applied.tensors
+            raise ValueError(f"{missing} adapter tensors fit no attention layer; is it another model's?")
+        return {
+            "rank": get_tensor_model_parallel_rank(),
+            "workers": get_tensor_model_parallel_world_size(),
+            "checksum": int(checksum(applied.sums, tuple(applied.rows))) % 2**64,
+            "tensors": applied.tensors,
+        }
+
+
+def mask_vocabulary(model: Any, rows: int) -> None:
+    """Let a model of vLLM sample only tokens: the logits of all rows from ``rows`` on are -inf.
+
+    Once for all requests of a pass, outside of what is compiled or captured. The log-probs that the engine reports are
+    those of what is left, as in the trainer.
+    """
+
+    def masked(_module: Any, _inputs: Any, logits: torch.Tensor | None) -> torch.Tensor | None:
+        return None if logits is None else mask_(logits, rows)  # one worker of an engine gathers them, the others: None
+
+    model.logits_processor.register_forward_hook(masked)
+
+
+def _install() -> None:
+    """Make every attention module of gpt-oss come with side paths, where the engine is configured for an adapter.
+
+    And every model sample tokens alone, where the engine has a tokenizer.
+    """
+    original = OAIAttention.__init__
+
+    def init_with_side_path(self: OAIAttention, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        config = get_current_vllm_config().additional_config
+        if isinstance(config, dict) and config.get("lora_rank"):
+            attach(self, config["lora_rank"], config["lora_scale"])
+
+    OAIAttention.__init__ = init_with_side_path  # type: ignore[method-assign]
+    original_model = GptOssForCausalLM.__init__
+
+    def init_with_mask(self: GptOssForCausalLM, vllm_config: Any, prefix: str = "") -> None:
+        original_model(self, vllm_config=vllm_config, prefix=prefix)
+        tokenizer = cached_tokenizer_from_config(vllm_config.model_config)
+        if tokenizer is not None:
+            mask_vocabulary(self, allocated(tokenizer))
+
+    GptOssForCausalLM.__init__ = init_with_mask  # type: ignore[method-assign]
+
+
+_install()
+cpu_matmul.install()  # the same products as in the trainer
+rendezvous.install()  # vLLM imports this module before its workers meet

@@ -1,0 +1,56 @@
+"""Sends the LoRA adapter from the trainer to the vLLM engines, through the Ray object store.
+
+Trainer ranks gather the adapter with one collective; rank 0 puts one flat buffer into the object store; every engine
+actor gets the reference as an argument, so that Ray hands it the buffer without a copy. Its tensor-parallel workers,
+processes of vLLM, map the object store themselves and copy their slices into the side path (``grpo.lora.side_path``).
+"""
+
+from dataclasses import asdict
+from typing import Any
+
+import ray
+import torch
+import torch.distributed as dist
+
+from grpo.lora.adapter import (
+    Receipt,
+    TensorSpec,
+    gather,
+    is_trained,
+)
+from grpo.lora.engine_actor import check_receipts
+
+TIMEOUT_SECONDS = 600.0
+
+
+def needs_nccl_group(args: Any, use_cuda_ipc: bool) -> bool:
+    """Say whether rank 0 and the engines share an NCCL group: where the model itself is broadcast, but no adapter."""
+    return not is_trained(args) and not use_cuda_ipc
+
+
+def sync_adapter(model: torch.nn.Module, engines: list[Any]) -> None:
+    """Bring every engine to the trainer's adapter. A collective call: every trainer rank makes it.
+
+    Args:
+        model: the PeftModel of this rank.
+        engines: the ``LLMRayActor`` handles.
+
+    Raises:
+        FloatingPointError: for an adapter that is not finite.
+        SyncError: where a worker reports other bytes than were sent, or not the whole adapter.
+        ray.exceptions.RayError: where an engine died or does not answer within ``TIMEOUT_SECONDS``.
+    """
+    flat, specs = gather(model)
+    if dist.get_rank() == 0:
+        send(flat.cpu(), specs, engines)
+    dist.barrier()
+
+
+def send(flat: torch.Tensor, specs: list[TensorSpec], engines: list[Any]) -> None:
+    """Send a flat adapter (on the CPU) to every engine, and check what arrived. Raises as :func:`sync_adapter`."""
+    # bf16 is no numpy type: as bytes, Ray shares it without pickling it
+    reference = ray.put(flat.view(torch.uint8).numpy())
+    fields = [asdict(spec) for spec in specs]
+    calls = [engine.load_adapter.remote(reference, fields) for engine in engines]
+    expected = Receipt.of(flat, specs)  # while the engines are at work
+    check_receipts(ray.get(calls, timeout=TIMEOUT_SECONDS), expected)

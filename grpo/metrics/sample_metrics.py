@@ -1,0 +1,138 @@
+"""Metrics of one rollout batch, computed exactly from its samples: over tokens or samples, as each quantity demands.
+
+Names, units and healthy ranges stand in :mod:`grpo.metrics.metric_schema`. What cannot be said of a batch (a
+correlation without spread, a quality without judged samples) is left out, not made up.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from grpo.batch.branches import samples_of
+from grpo.metrics.thinking_metrics import thinking_metrics
+from grpo.rollout.response_text import FINAL_HEADER, answer_length
+
+NGRAM = 3
+
+_JUDGED = ("judge_quality", "judge_calls", "judge_cached", "judge_failed")
+
+
+def experience_metrics(experiences: Sequence[Any], group_size: int, tokenizer: Any = None) -> dict[str, float]:
+    """Return the metrics of one rollout batch.
+
+    Args:
+        experiences: OpenRLHF's, after ``compute_advantages_and_returns``: ``sequences`` ``[B, S]``, ``advantages`` and
+            ``action_mask`` ``[B, S - 1]``, ``rewards`` ``[B]``, ``index`` (place of each sample in the rollout),
+            ``info`` with ``[B]`` by name. A rollout with ``branches`` is one sample, with the tokens of all of them.
+        group_size: samples a prompt.
+        tokenizer: of the model, by which thinking and answer are told apart; None leaves their lengths out.
+    """
+    # Experiences are padded to lengths of their own: what goes by tokens is summed up for each sample first.
+    sampled = [_sampled(rows) for experience in experiences for rows in samples_of(experience)]
+    sampled = [one for one in sampled if one[0]] or sampled  # a sample without a reward is not trained on: no token
+    responses = [tokens for tokens, _ in sampled]
+    lengths = torch.tensor([len(tokens) for tokens in responses], dtype=torch.float64)
+    sums = torch.stack([advantages.double().sum() for _, advantages in sampled])
+    advantages = sums / lengths.clamp(min=1)
+    shaped = torch.cat([experience.rewards for experience in experiences])  # with penalties: what advantages come from
+    logged = _of_info(experiences, "reward")
+    rewards = shaped.double() if logged is None else logged
+    order = torch.tensor([index for experience in experiences for index in experience.index])
+    missing = _of_info(experiences, "reward_missing")  # these have the mean of the others in place of a reward
+    known = torch.ones(len(rewards), dtype=torch.bool) if missing is None else missing < 0.5
+    groups = shaped[order.argsort()].view(-1, group_size)[known[order.argsort()].view(-1, group_size).any(-1)]
+    found = {
+        "advantage_mean": advantages.mean(),
+        "advantage_std": advantages.std(correction=0),
+        "advantage_min": advantages.min(),
+        "advantage_max": advantages.max(),
+        "zero_spread_groups": (groups.amax(-1) == groups.amin(-1)).double().mean() if known.any() else None,
+        "reward_std": rewards[known].std(correction=0) if known.any() else None,
+        "token_advantage_mean": sums.sum() / lengths.sum().clamp(min=1),
+        "advantage_length_correlation": correlation(advantages, lengths),
+        "response_length_p50": lengths.quantile(0.5) if lengths.any() else None,
+        "response_length_p90": lengths.quantile(0.9) if lengths.any() else None,
+        "response_length_max": lengths.max(),
+        "sampled_tokens": lengths.sum(),
+        "repetition": torch.tensor([repetition(tokens) for tokens in responses], dtype=torch.float64).mean(),
+        **_parts(experiences, responses, tokenizer),
+        **_honesty(experiences, rewards),
+        **thinking_metrics(experiences),
+    }
+    return {name: float(value) for name, value in found.items() if value is not None}
+
+
+def _honesty(experiences: Sequence[Any], rewards: torch.Tensor) -> dict[str, torch.Tensor | None]:
+    """Whether the reward follows correctness, and what the judge thinks of right and of wrong samples."""
+    columns = {name: _of_info(experiences, name) for name in ("correct", "reward_missing", "reward_error", *_JUDGED)}
+    if columns["correct"] is None:
+        return {}
+    known = torch.ones_like(rewards, dtype=torch.bool)
+    for name in ("reward_missing", "reward_error"):  # what these have in place of numbers are means of the others
+        if (missing := columns[name]) is not None:
+            known &= missing < 0.5
+    correct, rewards = columns["correct"][known], rewards[known]
+    right = correct > 0.5
+    found = {"reward_correct_correlation": correlation(rewards, correct) if len(rewards) else None}
+    if (cut := _of_info(experiences, "truncated")) is not None and (whole := cut[known] < 0.5).any():
+        found["correct_whole"] = correct[whole].mean()
+    if right.any():
+        high = rewards >= rewards[right].quantile(0.5)
+        found["high_reward_wrong"] = (high & ~right).double().sum() / high.double().sum()
+    judged = [columns[name] for name in _JUDGED]
+    if all(column is not None for column in judged):
+        quality, calls, cached, failed = (column[known] for column in judged if column is not None)
+        is_judged = (calls + cached > 0) & (failed < 0.5)
+        for name, part in (("right", right & is_judged), ("wrong", ~right & is_judged)):
+            found[f"judge_quality_{name}"] = quality[part].mean() if part.any() else None
+    return found
+
+
+def _of_info(experiences: Sequence[Any], name: str) -> torch.Tensor | None:
+    if not all(name in experience.info for experience in experiences):
+        return None
+    return torch.cat([torch.as_tensor(experience.info[name]).reshape(-1) for experience in experiences]).double()
+
+
+def correlation(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | None:
+    """Return Pearson's correlation of two ``[N]``; None where one of them has no spread."""
+    a, b = a - a.mean(), b - b.mean()
+    scale = a.norm() * b.norm()
+    return (a * b).sum() / scale if scale > 1e-12 else None
+
+
+def _sampled(rows: Sequence[tuple[Any, int]]) -> tuple[list[int], torch.Tensor]:
+    """Return the sampled tokens of a rollout, and the advantage of each."""
+    tokens, advantages = [], []
+    for batch, row in rows:
+        mask = batch.action_mask[row].bool()
+        tokens += batch.sequences[row, 1:][: len(mask)][mask].tolist()
+        advantages.append(batch.advantages[row][mask])
+    return tokens, torch.cat(advantages)
+
+
+def _parts(
+    experiences: Sequence[Any], responses: Sequence[Sequence[int]], tokenizer: Any
+) -> dict[str, torch.Tensor | None]:
+    """The lengths of thinking and answer, unless the rollout has logged them."""
+    if tokenizer is None or _of_info(experiences, "thinking_length") is not None:
+        return {}
+    header = tokenizer.encode(FINAL_HEADER, add_special_tokens=False)
+    if header[0] not in tokenizer.added_tokens_decoder:  # a model of another template
+        return {}
+    answers = [answer_length(tokens, header) for tokens in responses]
+    thinking = [len(tokens) - (answer or 0) for tokens, answer in zip(responses, answers, strict=True)]
+    final = [answer for answer in answers if answer is not None]
+    return {
+        "thinking_length": torch.tensor(thinking).double().mean(),
+        "answer_length": torch.tensor(final).double().mean() if final else None,
+    }
+
+
+def repetition(tokens: Sequence[int], size: int = NGRAM) -> float:
+    """Return the share of n-grams of a response that were there before in it; 0 where it is too short for two."""
+    grams = Counter(zip(*(tokens[start:] for start in range(size)), strict=False))
+    total = grams.total()
+    return 1 - len(grams) / total if total else 0.0

@@ -1,0 +1,175 @@
+"""The metrics of one global step, on OpenRLHF's controller, from all samples and from the notes of all ranks.
+
+OpenRLHF averages over micro-batches what it averages. Here every number is computed once, over all tokens or all
+samples of the step, so that it does not depend on how they were cut into micro-batches and spread over ranks.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from grpo.batch.branches import samples_of
+from grpo.metrics.sample_metrics import experience_metrics
+from grpo.metrics.token_recorder import MicroBatch
+from grpo.metrics.unlikely_tokens import least_likely
+from grpo.metrics.update_metrics import (
+    engine_metrics,
+    gradient_metrics,
+    log_probs_by_sample,
+    policy_metrics,
+)
+from grpo.update import passes
+
+logger = logging.getLogger("openrlhf.grpo.step_metrics")
+
+OF_TOKENS = {"kl", "logprobs_diff"}  # means over the tokens of each sample
+SHOWN = 3  # tokens of each sample that are shown with their context
+
+
+def before_training(experiences: Sequence[Any]) -> None:
+    """Number the samples in ``info``, by which the notes of the ranks find back to them."""
+    for experience in experiences:
+        experience.info["sample"] = torch.tensor(experience.index)
+        for place, branches in zip(experience.index, getattr(experience, "branches", ()), strict=False):
+            for row in branches:
+                row.info["sample"] = torch.tensor([place])
+
+
+def merge(status: dict[str, Any], result: dict[str, Any]) -> None:
+    """Add what one rank's ``fit`` returned to the status of the step, and its notes to those of the others."""
+    notes = status.get("micro_batches", []) + result.get("micro_batches", [])
+    most = max(status.get("device_memory", 0.0), result.get("device_memory", 0.0))
+    errors = status.get("metric_errors", 0.0) + result.get("metric_errors", 0.0)
+    status.update(result, micro_batches=notes, device_memory=most, metric_errors=errors)
+
+
+def after_training(
+    status: dict[str, Any], experiences: Sequence[Any], samples: Sequence[Any], args: Any, tokenizer: Any
+) -> None:
+    """Add the metrics of a step (:mod:`grpo.metrics.metric_schema`) to its status, and their details to the samples.
+
+    Args:
+        status: of ``ppo_train``, all ranks merged; loses the notes.
+        experiences: the batches that were trained on, see :func:`grpo.metrics.sample_metrics.experience_metrics`.
+        samples: the same as ``Experience`` of one sample each, in the order of the rollout; each gets ``details``: what
+            is known of it alone.
+    """
+    micro_batches: list[MicroBatch] = status.pop("micro_batches", [])
+    status.pop("sample", None)
+    for experience in experiences:
+        experience.info.pop("sample", None)
+    engine = dict(_by_sample(experiences, "rollout_log_probs"))
+    trainer = log_probs_by_sample(micro_batches)
+    if passes.makes_old_log_probs(args):  # before the first update, and of all samples
+        trainer = dict(_by_sample(experiences, "action_log_probs"))
+    parts: list[Callable[[], dict[str, float] | None]] = [
+        lambda: _leave_out_unknown(status, experiences),
+        lambda: _means(experiences),
+        lambda: experience_metrics(experiences, args.n_samples_per_prompt, tokenizer),
+        lambda: policy_metrics(micro_batches),
+        lambda: gradient_metrics(status.get("grad_norms", [])),
+        lambda: engine_metrics(trainer, engine),
+        lambda: _add_details(samples, experiences, micro_batches, trainer, engine),
+        lambda: _add_tokens(samples, trainer, tokenizer),
+    ]
+    for part in parts:
+        try:
+            status.update(part() or {})
+        except Exception:  # the policy has been updated: a number that is missing must not end the run
+            status["metric_errors"] = status.get("metric_errors", 0.0) + 1
+            logger.exception("some metrics of this step are missing")
+
+
+def _add_tokens(samples: Sequence[Any], trainer: dict[int, torch.Tensor], tokenizer: Any) -> None:
+    if tokenizer is not None:
+        for place, sample in enumerate(samples):
+            sample.details["least_likely_tokens"] = improbable_tokens(sample, trainer.get(place), tokenizer)
+
+
+def improbable_tokens(sample: Any, trainer: torch.Tensor | None, tokenizer: Any) -> list[dict[str, Any]]:
+    """Return the SHOWN least likely sampled tokens of a sample, see :func:`grpo.metrics.unlikely_tokens.least_likely`.
+
+    Args:
+        sample: ``Experience`` of one sample; without the engine's log-probs it has none to name.
+        trainer: the trainer's log-probs of its sampled tokens, ``[T]``, where it has made them; none of a sample that
+            is not trained on.
+
+    Returns:
+        What ``least_likely`` does, with ``branch`` in place of ``sample``: in which of the rollout's samples, the
+        earliest first.
+    """
+    rows = [*getattr(sample, "branches", ()), sample]
+    lengths = [int(row.action_mask.bool().sum()) for row in rows]
+    if sample.rollout_log_probs is None or (trainer is not None and len(trainer) != sum(lengths)):
+        return []
+    parts = [None] * len(rows) if trainer is None else trainer.split(lengths)
+    found = []
+    for place, (row, part) in enumerate(zip(rows, parts, strict=True)):
+        mask, engine = row.action_mask.bool(), row.rollout_log_probs
+        ours = None if part is None else torch.zeros_like(engine).masked_scatter(mask, part.to(engine))
+        for token in least_likely(row.sequences, mask, engine, ours, tokenizer.decode, SHOWN):
+            del token["sample"]
+            found.append(token | {"branch": place})
+    both = ("engine", "trainer")
+    return sorted(found, key=lambda token: min(token[name] for name in both if token[name] is not None))[:SHOWN]
+
+
+def _by_sample(experiences: Sequence[Any], name: str) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield the place of each rollout, and its part of a ``[B, A]`` tensor at its sampled tokens, where it has one."""
+    for experience in experiences:
+        if getattr(experience, name) is None:
+            continue
+        for place, rows in zip(experience.index, samples_of(experience), strict=True):
+            yield place, torch.cat([getattr(batch, name)[row][batch.action_mask[row].bool()] for batch, row in rows])
+
+
+def _leave_out_unknown(status: dict[str, Any], experiences: Sequence[Any]) -> None:
+    """Take out the mean reward of a step in which no sample has one: what stands in their place is 0."""
+    missing = [experience.info.get("reward_missing") for experience in experiences]
+    if all(part is not None and part.all() for part in missing):
+        for numbers in (status, *(experience.info for experience in experiences)):
+            numbers.pop("reward", None)
+            numbers.pop("return", None)
+
+
+def _means(experiences: Sequence[Any]) -> dict[str, float]:
+    """Return the mean over all samples of what every sample has logged, and over all tokens of what is of a token."""
+    names = set.intersection(*(set(experience.info) for experience in experiences))
+    columns = {
+        name: torch.cat([torch.as_tensor(experience.info[name]).double().reshape(-1) for experience in experiences])
+        for name in sorted(names)
+    }
+    means = {name: float(column.mean()) for name, column in columns.items()}
+    lengths = torch.cat([experience.action_mask.bool().sum(-1) for experience in experiences]).double()
+    for name in OF_TOKENS & columns.keys():
+        if lengths.any():
+            means[name] = float((columns[name] * lengths).sum() / lengths.sum())
+    return means
+
+
+def _add_details(
+    samples: Sequence[Any],
+    experiences: Sequence[Any],
+    micro_batches: Sequence[MicroBatch],
+    trainer: dict[int, torch.Tensor],
+    engine: dict[int, torch.Tensor],
+) -> None:
+    """Give each sample ``details``: its advantage, and what trainer and engine thought of its tokens (nat)."""
+    advantages = dict(_by_sample(experiences, "advantages"))
+    losses: dict[int, float] = {}  # of several passes the largest
+    for batch in micro_batches:
+        for place in batch.samples:
+            losses[place] = max(losses.get(place, 0.0), batch.loss, key=abs)
+    for place, sample in enumerate(samples):
+        details: dict[str, Any] = {}
+        if len(advantages.get(place, ())):
+            details["advantage"] = float(advantages[place].double().mean())
+        if place in losses:
+            details["micro_batch_loss"] = losses[place]
+        if len(trainer.get(place, ())):
+            details["surprisal"] = -float(trainer[place].double().mean())
+            details["lowest_log_prob"] = float(trainer[place].min())
+            details.update(engine_metrics({place: trainer[place]}, engine))
+        sample.details = details

@@ -1,0 +1,177 @@
+"""What a training step sees, noted on each trainer rank for every sampled token.
+
+Ranks reduce nothing: they return their notes with the status of ``ppo_train``, a few bytes a token, and
+:mod:`grpo.metrics.step_metrics` computes the metrics of the step from all of them at once.
+"""
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from deepspeed.accelerator import get_accelerator
+
+from grpo.lora.adapter import adapter_parameters
+from grpo.model.zero import whole_shape
+from grpo.update import passes
+
+logger = logging.getLogger("openrlhf.grpo.actor_metrics")
+
+CHUNK = 256  # positions: the softmax of 4096 tokens over the whole vocabulary has 3.3 GB
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One forward and backward pass. Tensors are float32 ``[T]`` on the CPU, T its sampled tokens, sample by sample.
+
+    Attributes:
+        samples: place of each sample in the rollout; those of branches (:mod:`grpo.batch.branches`) come last.
+        lengths: sampled tokens of each.
+        loss: what was differentiated, without scaling.
+        log_probs: of the trained policy before the update.
+        log_ratios: those minus the log-probs of the policy that sampled.
+        advantages: of the token.
+        entropy: of the policy at the token, nat, at the temperature of the loss.
+        unallocated: probability of the rows of the vocabulary that stand for no token, before they are masked.
+        of_loss: what the loss has of each token, by the name of the metric that is its mean.
+        updates: optimizer steps since the rollout.
+    """
+
+    samples: list[int]
+    lengths: list[int]
+    loss: float
+    log_probs: torch.Tensor
+    log_ratios: torch.Tensor
+    advantages: torch.Tensor
+    entropy: torch.Tensor
+    unallocated: torch.Tensor
+    of_loss: dict[str, torch.Tensor] = field(default_factory=dict)
+    updates: int = 0
+
+
+class ActorMetrics:
+    """Notes of one call of ``ppo_train``, on one trainer rank.
+
+    Args:
+        trainer: OpenRLHF's ``ActorPPOTrainer``, whose ``args`` and ``actor`` are set. DeepSpeed's engine counts
+            optimizer steps over all parts of a resumed run.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._args, self._engine = trainer.args, trainer.actor.model
+        self._errors = 0
+        self._norms: list[float] = []
+        self._micro_batches: list[MicroBatch] = []
+        self._seen_steps = self._engine.global_steps
+
+    def note(self, *arguments: Any) -> None:
+        """Note a micro-batch, see :meth:`_note`; one that cannot be noted is counted and ends nothing."""
+        try:
+            self._note(*arguments)
+        except Exception:
+            self._errors += 1
+            logger.exception("a micro-batch has no metrics")
+
+    @torch.no_grad()
+    def _note(
+        self,
+        experience: Any,
+        log_probs: torch.Tensor,
+        output: Any,
+        loss: torch.Tensor,
+        of_loss: dict[str, torch.Tensor] | None = None,
+    ) -> None:
+        """Note a micro-batch between its forward and its backward pass.
+
+        Args:
+            experience: ``action_mask`` ``[B, A]``, ``advantages`` and ``action_log_probs`` ``[B, A]``, and
+                ``info["sample"]`` (see :func:`grpo.metrics.step_metrics.before_training`).
+            log_probs: of the trained policy, ``[B, A]``.
+            output: of the model, ``logits`` fp32 ``[B, kept, V]`` of the last positions, and ``unallocated``
+                ``[B, kept]`` (see :func:`grpo.model.vocabulary.of_tokens`).
+            loss: scalar.
+            of_loss: ``[B, A]`` by name, see :class:`grpo.update.loss.PolicyLoss`.
+        """
+        mask = experience.action_mask.bool()
+        old = passes.old_log_probs(self._args, experience, log_probs)
+        at_actions = [_at_actions(values, experience) for values in (entropy(output["logits"]), output.unallocated)]
+
+        def noted(values: torch.Tensor) -> torch.Tensor:
+            return values[mask].float().cpu()
+
+        self._micro_batches.append(
+            MicroBatch(
+                samples=[int(place) for place in experience.info["sample"]],
+                lengths=mask.sum(-1).tolist(),
+                loss=float(loss),
+                log_probs=noted(log_probs),
+                log_ratios=noted(log_probs - old),
+                advantages=noted(experience.advantages),
+                entropy=noted(at_actions[0]),
+                unallocated=noted(at_actions[1]),
+                of_loss={name: noted(values) for name, values in (of_loss or {}).items()},
+                updates=len(self._norms),
+            )
+        )
+
+    def after_backward_and_step(self) -> None:
+        """Note the gradient norm if DeepSpeed's engine has just made an optimizer step.
+
+        DeepSpeed 0.18.5 reports 1.0 for a norm that is not finite; :func:`grpo.lora.adapter.gather` stops such a run.
+        """
+        if self._engine.global_steps == self._seen_steps:
+            return
+        self._seen_steps = self._engine.global_steps
+        self._norms.append(float(self._engine.get_global_grad_norm()))
+
+    def pop(self) -> dict[str, Any]:
+        """Return the notes since the last call, and forget them.
+
+        - ``micro_batches``: this rank's, in the order in which they were trained on.
+        - ``grad_norms``: L2 norm before clipping of each optimizer step, of all ranks together.
+        - ``metric_errors``: micro-batches that are missing.
+        - ``optimizer_step``: how many steps were made since the run started.
+        - ``sync_bytes``, ``device_memory``: see :mod:`grpo.metrics.metric_schema`.
+        """
+        norms, self._norms = self._norms, []
+        micro_batches, self._micro_batches = self._micro_batches, []
+        errors, self._errors = self._errors, 0
+        return {
+            "micro_batches": micro_batches,
+            "grad_norms": norms,
+            "metric_errors": float(errors),
+            "optimizer_step": float(self._seen_steps),
+            "sync_bytes": float(adapter_bytes(self._engine.module)),
+            "device_memory": float(_peak_device_memory()),
+        }
+
+
+def entropy(logits: torch.Tensor) -> torch.Tensor:
+    """Return the entropy of each position, nat, ``[B, S]``.
+
+    Args:
+        logits: fp32 ``[B, S, V]``.
+    """
+    chunks = logits.split(CHUNK, dim=1)
+    return torch.cat([torch.special.entr(chunk.softmax(-1)).sum(-1) for chunk in chunks], dim=1)
+
+
+def _at_actions(values: torch.Tensor, experience: Any) -> torch.Tensor:
+    """Return ``[B, kept]`` values of the last positions as ``[B, A]``: those of the position before each action."""
+    padded = passes.left_padded(values, experience.sequences)[:, :-1]
+    return padded[:, -experience.action_mask.shape[1] :]
+
+
+def adapter_bytes(model: torch.nn.Module) -> int:
+    """Return the size of the adapter as one sync sends it, in bf16."""
+    return 2 * sum(whole_shape(parameter).numel() for parameter in adapter_parameters(model)[1])
+
+
+def _peak_device_memory() -> int:
+    """Return the most that PyTorch held on the device since the last call, 0 on a CPU."""
+    accelerator = get_accelerator()
+    if accelerator.device_name() == "cpu":  # where DeepSpeed's number is the process's memory
+        return 0
+    peak = accelerator.max_memory_allocated()
+    accelerator.reset_peak_memory_stats()
+    return peak

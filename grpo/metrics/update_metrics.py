@@ -1,0 +1,102 @@
+"""Is the update sound? From the notes of all ranks, over all tokens of the step at once."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from grpo.metrics.token_recorder import MicroBatch
+
+IMPROBABLE = math.log(1e-4)
+
+
+def policy_metrics(micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
+    """Return divergence, clipping, entropy and losses of a step; nothing where no token was trained on."""
+    if not sum(batch.log_ratios.numel() for batch in micro_batches):
+        return {}
+    log_ratios, entropy, unallocated = (
+        torch.cat([getattr(batch, name) for batch in micro_batches]).double()
+        for name in ("log_ratios", "entropy", "unallocated")
+    )
+    losses = torch.tensor([batch.loss for batch in micro_batches], dtype=torch.float64).abs()
+    # A group whose samples all got one reward has a loss of 0, and there may be many of them.
+    usual = losses[torch.tensor([_has_advantage(batch) for batch in micro_batches])]
+    found = {
+        "ppo_kl": -log_ratios.mean(),
+        "policy_loss_max": losses.max(),
+        "entropy": entropy.mean(),
+        "entropy_p10": percentile(entropy, 0.1),
+        "entropy_p90": percentile(entropy, 0.9),
+        "unallocated_mass": unallocated.mean(),
+    }
+    if len(usual) and usual.quantile(0.5) > 0:
+        found["policy_loss_spike"] = losses.max() / usual.quantile(0.5)
+    for name in {name: None for batch in micro_batches for name in batch.of_loss}:
+        found[name] = torch.cat([batch.of_loss[name] for batch in micro_batches]).double().mean()
+    if "clip_ratio_low" in found:
+        found["ppo_clip_ratio"] = found["clip_ratio_low"] + found["clip_ratio_high"]
+    return {name: float(value) for name, value in found.items()}
+
+
+def _has_advantage(batch: MicroBatch) -> bool:
+    return bool((batch.advantages.abs() > 1e-6).any())
+
+
+def gradient_metrics(norms: Sequence[float]) -> dict[str, float]:
+    """Return mean, maximum and number of the gradient norms of a step; nothing where no optimizer step was made."""
+    if not norms:
+        return {}
+    return {
+        "grad_norm": sum(norms) / len(norms),
+        "grad_norm_max": max(norms),
+        "optimizer_steps": float(len(norms)),
+    }
+
+
+def engine_metrics(trainer: Mapping[int, torch.Tensor], engine: Mapping[int, torch.Tensor]) -> dict[str, float]:
+    """Return how far the log-probs of trainer and engine lie apart, over the tokens of the samples that both know.
+
+    Args:
+        trainer: log-probs of the sampled tokens by the trainer's copy of the policy that sampled, ``[T]`` by sample.
+        engine: those that the engine reported, ``[T]`` by sample.
+    """
+    pairs = [(trainer[place].double(), engine[place].double()) for place in trainer.keys() & engine.keys()]
+    pairs = [(ours, theirs) for ours, theirs in pairs if len(ours)]
+    if not pairs:
+        return {}
+    # Thirds by position: token t of T is in the first one where 3 t < T.
+    thirds = torch.cat([3 * torch.arange(len(ours)) // len(ours) for ours, _ in pairs])
+    ours, theirs = (torch.cat(side) for side in zip(*pairs, strict=True))
+    differences = (ours - theirs).abs()
+    found = {
+        "logprob_diff_mean": differences.mean(),
+        "logprob_diff_max": differences.max(),
+        "logprob_diff_first": differences[thirds == 0].mean(),
+        "improbable_tokens": (theirs < IMPROBABLE).double().mean(),
+    }
+    if (thirds == 2).any():  # not in responses of one or two tokens
+        found["logprob_diff_last"] = differences[thirds == 2].mean()
+    return {name: float(value) for name, value in found.items()}
+
+
+def log_probs_by_sample(micro_batches: Sequence[MicroBatch]) -> dict[int, torch.Tensor]:
+    """Return the log-probs of the policy that sampled, ``[T]`` by place, of the samples of the first optimizer batch.
+
+    Those of later ones are of a policy that has been updated. Branches come before the last sample of their rollout.
+    """
+    found: dict[int, torch.Tensor] = {}
+    for batch in (batch for batch in micro_batches if not batch.updates):
+        parts: dict[int, list[torch.Tensor]] = {}
+        for place, values in zip(batch.samples, batch.log_probs.split(batch.lengths), strict=True):
+            parts.setdefault(place, []).append(values)
+        for place, (last, *branches) in parts.items():
+            found.setdefault(place, torch.cat([*branches, last]))
+    return found
+
+
+def percentile(values: torch.Tensor, share: float) -> torch.Tensor:
+    """Return a percentile of ``[N]``, interpolated as NumPy does. ``torch.quantile`` ends at 16 million values."""
+    at = share * (len(values) - 1)
+    below = values.kthvalue(math.floor(at) + 1).values
+    above = values.kthvalue(math.ceil(at) + 1).values
+    return below + (at - math.floor(at)) * (above - below)

@@ -1,0 +1,164 @@
+"""The tensors that a gpt-oss checkpoint has to hold, as its config.json says; without torch."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from grpo.model.model_files import (
+    INDEX,
+    SINGLE,
+    CheckpointError,
+    Fault,
+    Model,
+)
+
+MODEL_TYPE = "gpt_oss"
+
+
+ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+_GROUP = 32  # values that share a scale; as in grpo.model.mxfp4, which needs torch
+
+
+_FLOATS = ("BF16", "F16", "F32")
+
+
+_REMEDY = "config.json and the weights are of different models or broken: download both again"
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The numbers of a gpt-oss model; `mxfp4` tells how its experts are stored."""
+
+    layers: int
+    hidden: int
+    heads: int
+    key_value_heads: int
+    head_dim: int
+    experts: int
+    experts_per_token: int
+    intermediate: int
+    vocabulary: int
+    attention_bias: bool
+    mxfp4: bool
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Architecture":
+        """Read config.json's contents.
+
+        Raises:
+            CheckpointError: for another architecture or storage format, or where a number is missing.
+        """
+        if config.get("model_type") != MODEL_TYPE:
+            raise CheckpointError(f"config.json is of a {config.get('model_type')} model: choose a {MODEL_TYPE} one")
+        method = (config.get("quantization_config") or {}).get("quant_method")
+        if method not in (None, "mxfp4"):
+            raise CheckpointError(f"the weights are stored as {method}: choose a checkpoint in MXFP4 or bf16")
+        if config.get("tie_word_embeddings"):
+            raise CheckpointError("config.json ties lm_head to the embeddings, no gpt-oss does: download it again")
+        numbers = {field: config.get(key) for field, key in _KEYS.items()}
+        wrong = [_KEYS[field] for field, value in numbers.items() if type(value) is not int or value < 1]
+        if wrong:
+            raise CheckpointError(f"config.json has no count above 0 for {', '.join(wrong)}: download it again")
+        found = cls(**numbers, attention_bias=config.get("attention_bias", True), mxfp4=method == "mxfp4")  # type: ignore[arg-type]
+        if found.mxfp4 and (found.hidden % _GROUP or found.intermediate % _GROUP):
+            raise CheckpointError(f"MXFP4 needs sizes that {_GROUP} divides: config.json is of another model")
+        return found
+
+    def parameters(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every parameter by its name in transformers' `GptOssForCausalLM`."""
+        shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocabulary, self.hidden)}
+        for layer in range(self.layers):
+            shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in self._layer()}
+        return shapes | {"model.norm.weight": (self.hidden,), "lm_head.weight": (self.vocabulary, self.hidden)}
+
+    def _layer(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield "input_layernorm.weight", (self.hidden,)
+        yield "post_attention_layernorm.weight", (self.hidden,)
+        yield "self_attn.sinks", (self.heads,)
+        for name in ATTENTION_PROJECTIONS:
+            shape = self.projection(name)
+            yield f"self_attn.{name}.weight", shape
+            if self.attention_bias:
+                yield f"self_attn.{name}.bias", shape[:1]
+        yield "mlp.router.weight", (self.experts, self.hidden)
+        yield "mlp.router.bias", (self.experts,)
+        yield "mlp.experts.gate_up_proj", (self.experts, self.hidden, 2 * self.intermediate)
+        yield "mlp.experts.gate_up_proj_bias", (self.experts, 2 * self.intermediate)
+        yield "mlp.experts.down_proj", (self.experts, self.intermediate, self.hidden)
+        yield "mlp.experts.down_proj_bias", (self.experts, self.hidden)
+
+    def projection(self, name: str) -> tuple[int, int]:
+        """Return the shape `[out, in]` of one of the ATTENTION_PROJECTIONS."""
+        heads = self.heads if name in ("q_proj", "o_proj") else self.key_value_heads
+        outer = heads * self.head_dim
+        return (self.hidden, outer) if name == "o_proj" else (outer, self.hidden)
+
+    def stored(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every tensor in the files: MXFP4 experts are blocks and scales, transposed."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name, shape in self.parameters().items():
+            if self.mxfp4 and is_expert(name):
+                experts, inner, outer = shape
+                shapes[f"{name}_blocks"] = (experts, outer, inner // _GROUP, _GROUP // 2)
+                shapes[f"{name}_scales"] = (experts, outer, inner // _GROUP)
+            else:
+                shapes[name] = shape
+        return shapes
+
+
+_KEYS = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "key_value_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "experts": "num_local_experts",
+    "experts_per_token": "num_experts_per_tok",
+    "intermediate": "intermediate_size",
+    "vocabulary": "vocab_size",
+}
+
+
+def is_expert(name: str) -> bool:
+    """Tell whether a parameter is one of those that MXFP4 checkpoints store packed."""
+    return name.endswith((".experts.gate_up_proj", ".experts.down_proj"))
+
+
+def check(model: Model) -> list[Fault]:
+    """Return everything that is wrong with a checkpoint's files; [] where it can be loaded.
+
+    Raises:
+        CheckpointError: for another architecture than gpt-oss, of which nothing can be said.
+    """
+    wanted = Architecture.from_config(model.config).stored()
+    explained = {name for fault in model.faults for name in fault.tensors}
+    missing = tuple(name for name in wanted if name not in model.tensors and name not in explained)
+    faults = list(model.faults)
+    if missing and model.shards:
+        what = f"lacks {len(missing)} of the {len(wanted)} tensors that config.json asks for, {missing[0]} for one"
+        faults.append(Fault(SINGLE if model.shards[0].name == SINGLE else INDEX, what, _REMEDY, missing))
+    return faults + _contradictions(model, wanted)
+
+
+def _contradictions(model: Model, wanted: dict[str, tuple[int, ...]]) -> list[Fault]:
+    """Compare the tensors that are there with the config: one fault for each file and kind."""
+    found: defaultdict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
+    for name, tensor in sorted(model.tensors.items()):
+        file = tensor.file.name
+        dtypes = ("U8",) if name.endswith(("_blocks", "_scales")) else _FLOATS
+        if name not in wanted:
+            found[file, "that config.json does not ask for"].append((name, ""))
+        elif tensor.shape != wanted[name]:
+            found[file, "of another shape"].append((name, f" is {tensor.shape}, config.json asks for {wanted[name]}"))
+        elif tensor.dtype not in dtypes:
+            found[file, "of another type"].append((name, f" is {tensor.dtype}, not {' or '.join(dtypes)}"))
+    return [
+        Fault(file, _describe(kind, names), _REMEDY, tuple(name for name, _ in names))
+        for (file, kind), names in found.items()
+    ]
+
+
+def _describe(kind: str, names: list[tuple[str, str]]) -> str:
+    first, detail = names[0]
+    return f"holds {len(names)} tensor{'s' * (len(names) > 1)} {kind}: {first}{detail}"

@@ -1,0 +1,97 @@
+"""Loads a gpt-oss checkpoint (MXFP4 or bf16) into the actor, one parameter at a time.
+
+Stock transformers builds a quantised model whole in the host memory of every rank: 4 x 233.7 GB for the 120b. Here
+the model is built on the meta device, and each rank fills its own ZeRO-3 partition of each parameter from the
+safetensors files, so that the ranks together hold the model about once.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, GptOssConfig, GptOssForCausalLM
+from transformers.modeling_utils import no_init_weights
+
+from grpo.model import architecture, model_files
+from grpo.model.model_files import CheckpointError
+from grpo.model.model_reader import CheckpointReader
+from grpo.model.zero import ZeroPartitioner
+
+
+def is_gpt_oss(path: str | Path) -> bool:
+    """Say whether ``path`` is a gpt-oss checkpoint."""
+    return isinstance(AutoConfig.from_pretrained(path), GptOssConfig)
+
+
+def load_gpt_oss(
+    path: str | Path, attn_implementation: str = "eager", ds_config: dict | None = None
+) -> GptOssForCausalLM:
+    """Load a gpt-oss checkpoint in bf16, partitioned by ZeRO-3 where ``ds_config`` asks for stage 3.
+
+    Args:
+        path: a local checkpoint directory, or a hub id that is in the local cache or can be downloaded.
+        attn_implementation: one that applies attention sinks; ``grpo.launch.flags`` lets eager pass alone.
+        ds_config: OpenRLHF's DeepSpeed configuration; None loads whole parameters on the CPU.
+
+    Raises:
+        CheckpointError: for an incomplete checkpoint or one of another architecture.
+    """
+    directory = _local_directory(path)
+    files = model_files.read(directory)
+    faults = architecture.check(files)
+    if faults:
+        raise CheckpointError(f"{directory}: {faults[0]}")
+    config = AutoConfig.from_pretrained(directory)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config  # the loaded model is bf16; transformers would look for a quantizer
+    config.dtype = torch.bfloat16
+    config._attn_implementation = attn_implementation
+    with torch.device("meta"), no_init_weights():
+        model = GptOssForCausalLM(config)
+
+    zero = ZeroPartitioner(ds_config) if ds_config and ds_config["zero_optimization"]["stage"] == 3 else None
+    reader = CheckpointReader(files)
+    for name, parameter in list(model.named_parameters()):
+        owner_name, _, leaf = name.rpartition(".")
+        owner = model.get_submodule(owner_name)
+        owner.register_parameter(leaf, _load_parameter(reader, name, parameter.shape, zero))
+    restore_rope(model)
+    return model
+
+
+def _load_parameter(
+    reader: CheckpointReader, name: str, shape: torch.Size, zero: ZeroPartitioner | None
+) -> nn.Parameter:
+    if zero is None:
+        parameter = nn.Parameter(torch.empty(shape, dtype=torch.bfloat16))
+        reader.fill(name, shape, 0, parameter.data.view(-1))
+        return parameter
+    parameter = zero.partitioned_parameter(shape)
+    start, stop = zero.local_range(shape)
+    if stop > start:
+        reader.fill(name, shape, start, parameter.ds_tensor.data[: stop - start])
+    return parameter
+
+
+def _local_directory(path: str | Path) -> Path:
+    if Path(path).is_dir():
+        return Path(path)
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(str(path), allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
+
+
+def restore_rope(model: nn.Module) -> None:
+    """Recompute the rotary frequencies of ``model`` in fp32.
+
+    DeepSpeed 0.18.5 casts the whole module to bf16, this buffer included: YaRN's angles are then wrong by 0.8 rad at
+    position 512 and 3 rad at 2048, while vLLM keeps fp32. Also fills the buffer of a model built on the meta device.
+    """
+    module: Any
+    for module in model.modules():
+        if hasattr(module, "rope_init_fn") and hasattr(module, "inv_freq"):
+            device = next((p.device for p in model.parameters() if p.device.type != "meta"), torch.device("cpu"))
+            frequencies, module.attention_scaling = module.rope_init_fn(module.config, device)
+            module.register_buffer("inv_freq", frequencies.float(), persistent=False)
+            module.original_inv_freq = module.inv_freq

@@ -1,0 +1,244 @@
+"""What the files of a checkpoint say, from its config and the headers of its shards alone; without torch.
+
+Of a model of 61 GB this reads some hundred kilobytes.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo.stack.hub import absence
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+ITEM_BYTES = {"U8": 1, "BF16": 2, "F16": 2, "F32": 4}
+_MAX_HEADER = 100_000_000
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be read or used; the message names the file and the remedy."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong with a checkpoint.
+
+    Attributes:
+        file: the file's name in the checkpoint folder.
+        tensors: the names of all tensors concerned; `what` names the first.
+    """
+
+    file: str
+    what: str
+    remedy: str
+    tensors: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.file} {self.what}: {self.remedy}"
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Where a tensor lies: bytes `start` to `stop` of `file`; `dtype` is safetensors' name (BF16, U8)."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checkpoint folder.
+
+    Attributes:
+        config: the contents of config.json.
+        tensors: every tensor of which a header could be read.
+        shards: the safetensors files that belong to it, whether they exist or not.
+        faults: where the files contradict themselves or each other; `grpo.model.architecture.check` adds what
+            contradicts the config.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+    shards: tuple[Path, ...] = ()
+    faults: tuple[Fault, ...] = ()
+
+    @property
+    def is_mxfp4(self) -> bool:
+        """Tell whether the experts are stored in MXFP4."""
+        return (self.config.get("quantization_config") or {}).get("quant_method") == "mxfp4"
+
+    @property
+    def parameters(self) -> int:
+        """Return the number of weights; a byte of MXFP4 blocks holds two."""
+        count = 0
+        for name, tensor in self.tensors.items():
+            if name.endswith("_blocks"):
+                count += 2 * math.prod(tensor.shape)
+            elif not name.endswith("_scales"):
+                count += math.prod(tensor.shape)
+        return count
+
+    @property
+    def bf16_bytes(self) -> int:
+        """Return the size of the model in bf16."""
+        return 2 * self.parameters
+
+    @property
+    def file_bytes(self) -> int:
+        """Return the size of the shards on disk."""
+        return sum(shard.stat().st_size for shard in self.shards if shard.is_file())
+
+    def lora_parameters(self, rank: int, targets: list[str]) -> int:
+        """Return the parameters of LoRA on the linear layers whose names end in one of `targets`."""
+        count = 0
+        for name, tensor in self.tensors.items():
+            if len(tensor.shape) == 2 and name.endswith(".weight") and name.split(".")[-2] in targets:
+                count += rank * sum(tensor.shape)
+        return count
+
+
+def read(folder: Path) -> Model:
+    """Read config.json, the index and the header of every shard; what is wrong with them is in `faults`.
+
+    Raises:
+        CheckpointError: where there is no folder or no config.json that can be read.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} {': '.join(absence(str(folder)))}")
+    config = read_json(folder / "config.json")
+    faults: list[Fault] = []
+    tensors: dict[str, Tensor] = {}
+    promised = _promised(folder, faults)
+    for shard, named in promised.items():
+        try:
+            held, end = read_header(folder / shard)
+        except CheckpointError as error:
+            what = str(error).removeprefix(f"{shard} ")
+            faults.append(Fault(shard, what, "download or copy this file again", tuple(sorted(named or ()))))
+            continue
+        size = (folder / shard).stat().st_size
+        if size != end:
+            what = f"has {size:,} bytes, its header says {end:,}, a broken download or a full disk"
+            faults.append(Fault(shard, what, "download or copy this file again"))
+        tensors |= held if named is None else {name: held[name] for name in held.keys() & named}
+        if named is not None:
+            faults += _disagreements(shard, held.keys(), named)
+    return Model(folder, config, tensors, tuple(folder / shard for shard in promised), tuple(faults))
+
+
+def read_whole(folder: Path) -> Model:
+    """Read a checkpoint whose files have no fault.
+
+    Raises:
+        CheckpointError: as `read`, and for the first fault.
+    """
+    model = read(folder)
+    if model.faults:
+        raise CheckpointError(str(model.faults[0]))
+    return model
+
+
+def _promised(folder: Path, faults: list[Fault]) -> dict[str, set[str] | None]:
+    """Return the shards by name with the tensors that the index puts there; None is for whatever the file holds."""
+    index, single = folder / INDEX, folder / SINGLE
+    if not index.exists():
+        if not single.exists():
+            faults.append(Fault(INDEX, f"is missing, and so is {SINGLE}", "download the checkpoint again"))
+            return {}
+        return {SINGLE: None}
+    shards: dict[str, set[str]] = {}
+    try:
+        for name, shard in read_json(index)["weight_map"].items():
+            if not isinstance(shard, str):
+                raise TypeError
+            shards.setdefault(shard, set()).add(name)
+    except (CheckpointError, KeyError, AttributeError, TypeError):
+        shards = {}
+    if not shards:
+        faults.append(Fault(INDEX, "is no index of safetensors files", "download or copy this file again"))
+    if shards and single.exists() and SINGLE not in shards:
+        what = f"stands beside {INDEX}, which does not name it; which of the two is loaded differs between programs"
+        faults.append(Fault(SINGLE, what, "remove the one that is not the model"))
+    return dict(sorted(shards.items()))
+
+
+def _disagreements(shard: str, held: Any, named: set[str]) -> list[Fault]:
+    """Compare the names in a shard with those that the index puts there."""
+    faults = []
+    lacking, unnamed = tuple(sorted(named - held)), tuple(sorted(held - named))
+    if lacking:
+        what = f"lacks {len(lacking)} of the {len(named)} tensors that {INDEX} puts there, {lacking[0]} for one"
+        faults.append(Fault(shard, what, f"download or copy this file and {INDEX} again", lacking))
+    if unnamed:
+        what = f"does not name {len(unnamed)} of the {len(held)} tensors in {shard}, {unnamed[0]} for one"
+        faults.append(Fault(INDEX, what, f"download or copy this file and {shard} again", unnamed))
+    return faults
+
+
+def read_metadata(file: Path) -> dict[str, str]:
+    """Return what a safetensors file with a sound header says beside its tensors."""
+    with file.open("rb") as opened:
+        header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+    return header.get("__metadata__", {})
+
+
+def read_header(file: Path) -> tuple[dict[str, Tensor], int]:
+    """Return the tensors that a safetensors file declares, and the length in bytes that the file has to have.
+
+    The format: 8 bytes little-endian header length, JSON header, data (https://github.com/huggingface/safetensors).
+
+    Raises:
+        CheckpointError: where the file is missing or has no such header.
+    """
+    try:
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            text = opened.read(length) if length < _MAX_HEADER else b""
+    except FileNotFoundError:
+        raise CheckpointError(f"{file.name} is missing") from None
+    except OSError as error:
+        raise CheckpointError(f"{file.name} cannot be read ({error.strerror})") from None
+    try:
+        header = json.loads(text)
+        header.pop("__metadata__", None)
+        tensors = {name: _tensor(file, 8 + length, entry) for name, entry in header.items()}
+    except (ValueError, AttributeError, KeyError, TypeError):
+        size = file.stat().st_size
+        raise CheckpointError(
+            f"{file.name} ({size:,} bytes) is no safetensors file, a cut or a pointer file?"
+        ) from None
+    return tensors, max((tensor.stop for tensor in tensors.values()), default=8 + length)
+
+
+def _tensor(file: Path, base: int, entry: dict[str, Any]) -> Tensor:
+    start, stop = entry["data_offsets"]
+    tensor = Tensor(file, entry["dtype"], tuple(entry["shape"]), base + start, base + stop)
+    size = ITEM_BYTES.get(tensor.dtype)
+    if size is not None and stop - start != size * math.prod(tensor.shape):
+        raise ValueError("the place of a tensor does not fit its shape")
+    return tensor
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the object in a JSON file.
+
+    Raises:
+        CheckpointError: where the file is missing, or holds something else.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{file.name} is missing in {file.parent}") from None
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise CheckpointError(f"{file.name} is no JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file.name} holds no JSON object")
+    return content

@@ -1,0 +1,185 @@
+"""MXFP4 <-> floating point, in the layout of the gpt-oss checkpoints.
+
+A group is 32 consecutive input values of one output row: 16 bytes (low nibble first, E2M1 codes) and one
+scale byte s meaning 2**(s - 127). The files hold `[..., out, groups, 16]`; the parameter of transformers'
+`GptOssExperts` is the transpose, `[..., in, out]` with `in = 32 * groups`.
+
+Source: OCP Microscaling Formats (MX) specification 1.0, sections 5.3.3, 5.4.1 and 6.3. `dequantize` gives the
+bits of `transformers.integrations.mxfp4.convert_moe_packed_tensors` (where that is NaN, some NaN).
+"""
+
+import functools
+
+import torch
+
+from grpo.model import mxfp4_kernel
+
+GROUP = 32
+SCALE_BIAS = 127
+MAX_SCALE = 254  # 255 is NaN in the specification
+_E2M1_MAX_EXPONENT = 2
+# An E2M1 code whose sign, exponent and mantissa bits stand where bf16 has its own is, subnormals included, the
+# bf16 number of that value times 2**-126: the exponent biases are 1 and 127.
+_E2M1_AS_BF16 = 2.0**126
+_BF16_BITS = 0x81C0 - (1 << 16)  # as a signed 16-bit number: the sign, and the places of an E2M1 code's other bits
+# Values decoded at a time on a CPU, so that the temporaries stay in the cache of a core.
+_CHUNK = 1 << 17
+
+
+def dequantize(
+    blocks: torch.Tensor,
+    scales: torch.Tensor,
+    dtype: torch.dtype = torch.bfloat16,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Unpack experts to the layout of the GptOss parameter.
+
+    Args:
+        blocks: uint8 `[..., out, groups, 16]`.
+        scales: uint8 `[..., out, groups]`.
+        dtype: of the result.
+        out: where the result is written; memory that was written to before saves the page faults of new memory.
+
+    Returns:
+        `[..., in, out]` of `dtype`, contiguous, on the device of `blocks`. Too large values are infinite, and
+        a zero with scale 255 is NaN, as in transformers.
+
+    Raises:
+        ValueError: if the shapes, dtypes or devices do not belong together, or `out` is not contiguous.
+
+    On a CPU, bf16 comes from the compiled kernel where the set-up has built it, in as many threads as PyTorch uses;
+    anything else from PyTorch, expert by expert. Beyond the input and the result it needs less than one expert's
+    result.
+    """
+    _check_packed(blocks, scales)
+    *experts, out_features, groups, _ = blocks.shape
+    shape = (*experts, groups * GROUP, out_features)
+    result = torch.empty(shape, dtype=dtype, device=blocks.device) if out is None else out
+    if (result.shape, result.dtype, result.device) != (shape, dtype, blocks.device) or not result.is_contiguous():
+        raise ValueError(
+            f"out must be contiguous {shape} of {dtype} on {blocks.device}, got "
+            f"{tuple(result.shape)} of {result.dtype} on {result.device}"
+        )
+    packed = blocks.reshape(-1, out_features, groups, GROUP // 2), scales.reshape(-1, out_features, groups)
+    target = result.view(-1, groups * GROUP, out_features)
+    if uses_kernel(dtype, blocks.device):
+        _run_kernel(*packed, target)
+    else:
+        _run_torch(*packed, target)
+    return result
+
+
+def uses_kernel(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether `dequantize` runs the compiled kernel for this kind of result."""
+    avx2 = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+    return dtype == torch.bfloat16 and device.type == "cpu" and avx2 and mxfp4_kernel.load() is not None
+
+
+def _run_kernel(blocks: torch.Tensor, scales: torch.Tensor, target: torch.Tensor) -> None:
+    """Fill `target` `[experts, in, out]` from `blocks` `[experts, out, groups, 16]` and its scales."""
+    kernel = mxfp4_kernel.load()
+    assert kernel is not None
+    # Views that are not contiguous are copied one expert at a time.
+    whole = blocks.is_contiguous() and scales.is_contiguous()
+    for part in [slice(None)] if whole else [slice(i, i + 1) for i in range(len(blocks))]:
+        part_blocks, part_scales = blocks[part].contiguous(), scales[part].contiguous()
+        kernel.mxfp4_dequantize(
+            part_blocks.data_ptr(),
+            part_scales.data_ptr(),
+            _value_table().data_ptr(),
+            target[part].data_ptr(),
+            *part_scales.shape,
+            torch.get_num_threads(),
+        )
+
+
+@functools.cache
+def _value_table() -> torch.Tensor:
+    """bf16 `[256, 16]`: the value of each E2M1 code at each scale, as PyTorch computes it."""
+    codes = torch.arange(16, dtype=torch.uint8).expand(256, 1, 16).contiguous()
+    values = torch.empty(1, GROUP, 256, dtype=torch.bfloat16)
+    _run_torch(codes.unsqueeze(0), torch.arange(256, dtype=torch.uint8).view(1, 256, 1), values)
+    return values[0, ::2].T.contiguous()
+
+
+def _run_torch(blocks: torch.Tensor, scales: torch.Tensor, target: torch.Tensor) -> None:
+    """As `_run_kernel`, on any device and for any dtype of `target`; the device is never waited for."""
+    # In the result's dtype, as in transformers; bf16 and float32 hold every one of these powers of two.
+    factors = _scale_factors(target.device).to(target.dtype)
+    for expert in range(len(blocks)):
+        _dequantize_expert(blocks[expert], scales[expert], factors, target[expert])
+
+
+def _dequantize_expert(blocks: torch.Tensor, scales: torch.Tensor, factors: torch.Tensor, target: torch.Tensor) -> None:
+    """Fill `target` `[in, out]` from `blocks` `[out, groups, 16]` and `scales` `[out, groups]`."""
+    out_features, groups, _ = blocks.shape
+    # Four codes to a 16-bit word: transposing the words moves a quarter of what transposing the values would.
+    # `view` wants them to begin at an even offset of their storage.
+    even = blocks.is_contiguous() and blocks.storage_offset() % 2 == 0
+    rows = (blocks if even else blocks.clone(memory_format=torch.contiguous_format)).view(torch.int16).flatten(1)
+    column_factors = factors[scales.T.int()].unsqueeze(1)
+    lines = target.view(groups, GROUP // 4, 4, out_features)
+    step = max(1, _CHUNK // (out_features * GROUP // 4)) if target.device.type == "cpu" else groups
+    for start in range(0, groups, step):
+        part = slice(start, start + step)
+        words = rows[:, start * GROUP // 4 : (start + step) * GROUP // 4].T.contiguous()
+        words = words.view(-1, GROUP // 4, out_features)
+        for nibble in range(4):
+            # The sign to the top, then down with the rest to where bf16 has its lowest exponent bits.
+            codes = (words << (12 - 4 * nibble)).bitwise_right_shift_(6).bitwise_and_(_BF16_BITS)
+            values = codes.view(torch.bfloat16).mul_(_E2M1_AS_BF16)
+            torch.mul(values, column_factors[part], out=lines[part, :, nibble])
+
+
+def _check_packed(blocks: torch.Tensor, scales: torch.Tensor) -> None:
+    if blocks.dtype != torch.uint8 or scales.dtype != torch.uint8:
+        raise ValueError(f"MXFP4 blocks and scales are uint8, got {blocks.dtype} and {scales.dtype}")
+    if blocks.dim() < 3 or blocks.shape[-1] != GROUP // 2 or blocks.shape[:-1] != scales.shape:
+        raise ValueError(
+            "MXFP4 blocks are [..., out, groups, 16] and scales [..., out, groups], "
+            f"got {tuple(blocks.shape)} and {tuple(scales.shape)}"
+        )
+
+
+def _scale_factors(device: torch.device) -> torch.Tensor:
+    """float32 `[256]`: 2**(s - 127); infinite for 255, where float32 ends."""
+    exponents = torch.arange(256, device=device) - SCALE_BIAS
+    return torch.ldexp(torch.ones((), device=device), exponents)
+
+
+def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pack a GptOss expert parameter as the checkpoint files hold it.
+
+    The scale of a group is the power of two of its largest magnitude, less that of E2M1; values round to the
+    nearest E2M1 value, ties to the even code, and saturate at 6 (MX specification 1.0, section 6.3).
+    `dequantize(*quantize(dequantize(*quantize(w))))` equals `dequantize(*quantize(w))`.
+
+    Args:
+        weight: floating point `[..., in, out]`, `in` a multiple of 32.
+
+    Returns:
+        blocks uint8 `[..., out, in / 32, 16]` and scales uint8 `[..., out, in / 32]`.
+
+    Raises:
+        ValueError: if `in` is no multiple of 32 or a value is not finite.
+    """
+    if weight.dim() < 2 or weight.shape[-2] % GROUP:
+        raise ValueError(f"MXFP4 needs [..., in, out] with in a multiple of {GROUP}, got {tuple(weight.shape)}")
+    if not torch.isfinite(weight).all():
+        raise ValueError("MXFP4 cannot hold NaN or infinite weights")
+    values = weight.float().transpose(-1, -2).unflatten(-1, (-1, GROUP))
+    # frexp's mantissa is in [0.5, 1), so its exponent is one above floor(log2); exact, unlike log2.
+    exponents = torch.frexp(values.abs().amax(-1)).exponent - 1 - _E2M1_MAX_EXPONENT
+    scales = (exponents + SCALE_BIAS).clamp(0, MAX_SCALE)
+    codes = _nearest_code(torch.ldexp(values, (SCALE_BIAS - scales).unsqueeze(-1)))
+    blocks = codes[..., 0::2] | codes[..., 1::2] << 4
+    return blocks.contiguous(), scales.to(torch.uint8).contiguous()
+
+
+def _nearest_code(values: torch.Tensor) -> torch.Tensor:
+    """E2M1 codes (uint8) of scaled values: nearest, ties to the even code, saturating."""
+    size = values.abs()
+    # Neighbours are 0.5 apart below 2, 1 apart below 4, then 2; `round` takes halves to the even code.
+    above_2 = torch.where(size < 4, size.round() + 2, (size / 2).round() + 4)
+    codes = torch.where(size < 2, (size * 2).round(), above_2).clamp(max=7)
+    return codes.to(torch.uint8) | torch.signbit(values).to(torch.uint8) << 3

@@ -1,0 +1,70 @@
+"""Builds and loads csrc/mxfp4.cpp: `python -m grpo.model.mxfp4_kernel` compiles it unless that was done already.
+
+Standard library only, since the set-up runs it. The library's name holds the hash of what it was built from, so an
+edited source is never mistaken for the built one.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("csrc") / "mxfp4.cpp"
+# No -march=native: an environment may be used on another machine than it was made on.
+FLAGS = ("-std=c++17", "-O3", "-mavx2", "-pthread", "-shared", "-fPIC")
+
+
+def library() -> Path:
+    """Where the compiled kernel is, or would be: with DeepSpeed's operators, see scripts/env.sh."""
+    folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path(sys.prefix) / "torch_extensions")
+    digest = hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode()).hexdigest()[:16]
+    return folder / "mxfp4" / f"mxfp4-{digest}.so"
+
+
+def build() -> bool:
+    """Compile the kernel with $CXX or c++, in a few seconds; False if it was there.
+
+    Raises:
+        OSError: without a compiler, or where the folder cannot be written to.
+        subprocess.CalledProcessError: if compiling fails; its `stderr` holds the compiler's messages.
+    """
+    target = library()
+    if target.exists():
+        return False
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        command = [os.environ.get("CXX") or "c++", *FLAGS, str(SOURCE), "-o", f"{folder}/kernel.so"]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        os.replace(f"{folder}/kernel.so", target)
+    return True
+
+
+@functools.cache
+def load() -> ctypes.CDLL | None:
+    """The kernel, or None where it is not built. Its functions run without the interpreter's lock."""
+    if not library().exists():
+        return None
+    kernel = ctypes.CDLL(str(library()))
+    kernel.mxfp4_dequantize.restype = None
+    kernel.mxfp4_dequantize.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 3 + [ctypes.c_int]
+    return kernel
+
+
+def main() -> int:
+    """Build; 1 with the compiler's messages on stderr if that fails."""
+    try:
+        built = build()
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(getattr(error, "stderr", None) or error, file=sys.stderr)
+        return 1
+    if built:
+        print(f"compiled {library()}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""Rollouts whose thinking has a budget: an executor for OpenRLHF's ``--agent_func_path``.
+
+Prompt, reward and logs are those of OpenRLHF's single-turn executor, which is asked for all but the generation.
+"""
+
+import os
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from openrlhf.utils.agent import SingleTurnAgentExecutor
+
+from grpo.rollout.budgeted_rollout import Rollout, roll_out
+from grpo.rollout.thinking import Budget, Delimiter, delimiter
+from grpo.rollout.thinking_settings import Settings
+
+
+class AgentExecutor(SingleTurnAgentExecutor):
+    """OpenRLHF loads this class by the name of this file, in each engine, and calls it without arguments.
+
+    Args:
+        environ: where the settings are read from; None for this process's environment.
+    """
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        self.settings = Settings.from_environment(os.environ if environ is None else environ)
+        super().__init__(self.settings.reward.split(",") if self.settings.reward else None)
+        self._delimiter: Delimiter | None = None
+
+    async def execute(
+        self, prompt: str, label: Any, sampling_params: Any, max_length: int, hf_tokenizer: Any, llm_engine: Any
+    ) -> dict[str, Any]:
+        """Return the response to one prompt as OpenRLHF's trainer takes it; its logs have the keys of `Rollout.logs`.
+
+        Args:
+            sampling_params: vLLM's ``SamplingParams``; its ``max_tokens`` bounds the whole response.
+            max_length: tokens of prompt and response together.
+            llm_engine: OpenRLHF's ``LLMRayActor``, of which ``llm`` is vLLM's ``AsyncLLM``.
+        """
+        if self._delimiter is None:
+            self._delimiter = delimiter(
+                self.settings.delimiter, lambda text: hf_tokenizer.encode(text, add_special_tokens=False)
+            )
+        engine = _Budgeted(llm_engine.llm, self._delimiter, self.settings.budget, max_length)
+        output = await super().execute(prompt, label, sampling_params, max_length, hf_tokenizer, engine)
+        rollout = engine.rollout
+        output.update(rollout.trajectory.as_response())
+        if sampling_params.logprobs is None:
+            output["rollout_log_probs"] = None
+        else:
+            output["engine"] = rollout.account.as_dict()
+        output["extra_logs"] = {**output["extra_logs"], **rollout.logs()}
+        return output
+
+
+class _Budgeted:
+    """An engine whose one call is a rollout with a budget: what the single-turn executor gets to see."""
+
+    def __init__(self, llm: Any, delimiter: Delimiter, budget: Budget, max_length: int) -> None:
+        self._arguments = llm, delimiter, budget, max_length
+        self.rollout = Rollout()
+
+    async def generate(self, prompt: list[int], params: Any) -> SimpleNamespace:
+        llm, delimiter, budget, max_length = self._arguments
+        self.rollout = await roll_out(llm, prompt, params, delimiter, budget, max_length)
+        reason = "length" if self.rollout.is_truncated else "stop"
+        output = SimpleNamespace(token_ids=self.rollout.response, finish_reason=reason, logprobs=None)
+        return SimpleNamespace(outputs=[output])

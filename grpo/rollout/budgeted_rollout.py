@@ -1,0 +1,189 @@
+"""One response under a thinking budget, of any engine that streams: that of a training run, or of an evaluation."""
+
+import hashlib
+import math
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+from grpo.rollout.invariant import EngineAccount
+from grpo.rollout.thinking import Budget, Delimiter, Gate
+from grpo.rollout.trajectory import Origin, Trajectory
+
+
+@dataclass
+class Rollout:
+    """One response.
+
+    Attributes:
+        trajectory: all its tokens.
+        thought: sampled tokens up to the end of the thinking, a delimiter of the model's own included.
+        is_closed: whether the thinking ended, by itself or by force.
+        is_truncated: whether the answer was cut.
+        delimiter_log_prob: of the forced tokens together, nat; NaN where none was forced or the engine cannot say.
+        account: what the engine had, apart from ``trajectory``.
+    """
+
+    trajectory: Trajectory = field(default_factory=Trajectory)
+    thought: int = 0
+    is_closed: bool = False
+    is_truncated: bool = False
+    delimiter_log_prob: float = math.nan
+    account: EngineAccount = field(default_factory=EngineAccount)
+
+    @property
+    def response(self) -> list[int]:
+        """Return the tokens after the prompt, forced ones included."""
+        return self.trajectory.tokens[self.trajectory.count(Origin.PROMPT) :]
+
+    def logs(self) -> dict[str, float]:
+        """Return the numbers of the sample, see :mod:`grpo.metrics.metric_schema`; NaN for what it does not have."""
+        is_forced = self.trajectory.count(Origin.FORCED) > 0
+        answer = self.trajectory.count(Origin.SAMPLED) - self.thought
+        return {
+            "prompt_length": float(self.trajectory.count(Origin.PROMPT)),
+            "thinking_truncated": float(is_forced),
+            "thinking_closed": float(self.is_closed and not is_forced),
+            "thinking_length": float(self.thought),
+            "answer_length": float(answer) if self.is_closed else math.nan,
+            "answer_truncated": float(self.is_truncated),
+            "delimiter_log_prob": self.delimiter_log_prob,
+        }
+
+
+async def roll_out(
+    llm: Any, prompt: Sequence[int], params: Any, delimiter: Delimiter, budget: Budget, max_length: int
+) -> Rollout:
+    """Sample one response: thinking within its budget, then an answer within its own.
+
+    The first call is one for the whole response, and is followed as its tokens come: it goes on where the thinking ends
+    in time, and is aborted where it does not. So a budget that is not hit changes no token (a second call would draw
+    from a generator that starts again) and costs nothing; what an abort loses is at most the tokens of one report
+    (:func:`grpo.rollout.engine.arguments`) and what is under way. The second call finds the thinking in the engine's
+    prefix cache, of the same weights: none change during a rollout.
+
+    Args:
+        llm: vLLM's ``AsyncLLM``, or what has its ``generate``.
+        params: ``SamplingParams``; ``max_tokens`` is for the whole response. Without ``logprobs`` there are none of the
+            delimiter, either.
+        max_length: of prompt and response.
+
+    Raises:
+        ValueError: where a response has no room, see :meth:`grpo.rollout.thinking.Budget.within`.
+    """
+    length = len(delimiter.tokens)
+    budget = budget.within(min(max_length - len(prompt), params.max_tokens), length)
+    watch = delimiter.watch(prompt)
+    gate = Gate(watch, budget)
+    rollout = Rollout()
+    rollout.trajectory.append(prompt, Origin.PROMPT)
+    is_over = False
+    if gate.limit > 0:
+        most = gate.limit if watch.closed else budget.thinking + budget.answer
+        part = await _call(llm, rollout.trajectory.tokens, _changed(params, max_tokens=most), gate.goes_on)
+        rollout.account.note(part.given, part.tokens, part.log_probs)
+        rollout.trajectory.append(part.tokens, Origin.SAMPLED, part.log_probs)
+        is_over = part.is_over
+    rollout.thought = gate.thought
+    if not watch.closed and not is_over:
+        await _answer(llm, rollout, params, watch.rest(), budget, length)
+    else:
+        rollout.is_closed, rollout.is_truncated = watch.closed, not is_over
+    return rollout
+
+
+async def _answer(llm: Any, rollout: Rollout, params: Any, forced: list[int], budget: Budget, length: int) -> None:
+    """End the thinking of a rollout by force, and let it answer."""
+    made = rollout.trajectory
+    sampled = made.count(Origin.SAMPLED)
+    made.append(forced, Origin.FORCED)
+    second = _changed(
+        params,
+        max_tokens=budget.left_for_answer(length, len(forced)),
+        min_tokens=max(0, params.min_tokens - sampled),
+        seed=None if params.seed is None else answer_seed(params.seed),
+        # What the engine finds in its cache it does not compute again, and has no log-probs of: the delimiter is new.
+        prompt_logprobs=None if params.logprobs is None else 0,
+        skip_reading_prefix_cache=False,
+    )
+    part = await _call(llm, made.tokens, second)
+    rollout.account.note(part.given, part.tokens, part.log_probs)
+    rollout.delimiter_log_prob = _log_prob_of_end(part.prompt, forced, len(made.tokens))
+    made.append(part.tokens, Origin.SAMPLED, part.log_probs)
+    rollout.is_closed, rollout.is_truncated = True, not part.is_over
+
+
+def answer_seed(seed: int) -> int:
+    """Return the seed of the second call of a sample: another stream of random numbers than any first call has.
+
+    With the first one's seed the answer would be drawn by the very numbers that have drawn the thinking, and the next
+    seeds are those of the prompt's other samples.
+    """
+    return int.from_bytes(hashlib.sha256(f"answer {seed}".encode()).digest()[:7], "big")
+
+
+@dataclass
+class _Part:
+    """What one call gave.
+
+    Attributes:
+        log_probs: of the tokens, NaN where they were not asked for.
+        is_over: whether the model ended the sequence; else a limit did.
+        prompt: the call's first output, which knows of the prompt.
+    """
+
+    tokens: list[int]
+    log_probs: list[float]
+    is_over: bool = False
+    prompt: Any = None
+
+    @property
+    def given(self) -> list[int]:
+        """Return the prompt as the engine had it."""
+        return [] if self.prompt is None else list(self.prompt.prompt_token_ids)
+
+
+async def _call(
+    llm: Any, prompt: Sequence[int], params: Any, goes_on: Callable[[int], bool] = lambda token: True
+) -> _Part:
+    """Make one call, and end it after the token at which `goes_on` says so; what came after that one is dropped."""
+    part = _Part([], [])
+    stream = llm.generate({"prompt_token_ids": list(prompt)}, params, request_id=uuid.uuid4().hex)
+    async with aclosing(stream) as outputs:  # closing a stream that is not at its end aborts the request
+        async for output in outputs:
+            part.prompt = part.prompt or output
+            new = output.outputs[0]
+            for place, token in enumerate(new.token_ids):
+                part.tokens.append(token)
+                part.log_probs.append(math.nan if new.logprobs is None else new.logprobs[place][token].logprob)
+                is_last = output.finished and place == len(new.token_ids) - 1
+                if not goes_on(token) and not is_last:
+                    return part
+            if output.finished:
+                part.is_over = new.finish_reason != "length"
+    return part
+
+
+def _changed(params: Any, **changes: Any) -> Any:
+    """Return sampling parameters for a call that is followed: new tokens as they come, and no text: nobody reads it."""
+    from vllm.sampling_params import RequestOutputKind
+
+    mine = copy(params)
+    for name, value in {"output_kind": RequestOutputKind.DELTA, "detokenize": False, **changes}.items():
+        setattr(mine, name, value)
+    return mine
+
+
+def _log_prob_of_end(output: Any, tokens: Sequence[int], end: int) -> float:
+    """Return the log-prob of the tokens before place `end` of a call's prompt, NaN where the cache had one of them.
+
+    The engine's log-probs of a prompt are without temperature.
+    """
+    first = end - len(tokens)
+    if output is None or output.prompt_logprobs is None or first <= (output.num_cached_tokens or 0):
+        return math.nan
+    places = output.prompt_logprobs[first:end]
+    return sum(place[token].logprob for place, token in zip(places, tokens, strict=True))

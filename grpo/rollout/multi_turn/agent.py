@@ -1,0 +1,39 @@
+"""The file for ``--agent_func_path``: rollouts of several turns in the environment that ENVIRONMENT names.
+
+OpenRLHF loads it by its path in every engine, so the checkout must be on PYTHONPATH.
+"""
+
+import os
+from typing import Any
+
+from openrlhf.utils.agent import AgentExecutorBase
+
+from grpo.rollout.multi_turn import environment as environments
+from grpo.rollout.multi_turn.conversation import Limits, make_environment
+from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
+from grpo.rollout.multi_turn.settings import Settings
+from grpo.rollout.multi_turn.templates import template_for
+
+
+class AgentExecutor(AgentExecutorBase):
+    """Makes an environment for each rollout; limits and name come from the variables of ``train_grpo.sh``."""
+
+    def __init__(self) -> None:
+        settings = Settings.from_variables(os.environ)
+        self._environment: type[environments.Environment] = environments.load(settings.environment)
+        self._limits: Limits = settings.limits
+        self._max_samples = settings.max_samples
+
+    async def execute(
+        self, prompt: str, label: str, sampling_params: Any, max_length: int, hf_tokenizer: Any, llm_engine: Any
+    ) -> dict[str, Any]:
+        """Return the response of one rollout, see :func:`grpo.rollout.multi_turn.rollout.roll_out`.
+
+        Args:
+            prompt: `prompt` of the data file, no render of it.
+            max_length: tokens of prompt and turns together.
+        """
+        policy = EnginePolicy(template_for(hf_tokenizer), llm_engine, sampling_params, max_length)
+        environment = make_environment(self._environment, prompt, label)
+        _, response = await roll_out(environment, policy, self._limits, self._max_samples)
+        return {"prompt": prompt, "label": label, **response}

@@ -1,0 +1,90 @@
+"""Formats in which a turn is one text: that of Qwen3, and one for models that have none."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from grpo.rollout.multi_turn.environment import Message
+from grpo.rollout.multi_turn.parts import Part
+from grpo.rollout.multi_turn.template import Template, TemplateError, text_of
+from grpo.rollout.multi_turn.tool_calls import render_calls, with_calls
+
+
+class Qwen3(Template):
+    """The format of Qwen3: a newline after each <|im_end|>; thinking before the last question is left out."""
+
+    stops = ("<|im_end|>", "<|endoftext|>")
+
+    def tail(self, messages: Sequence[Message], first: int) -> list[Part]:
+        """See :meth:`Template.tail`."""
+        structure, inside = self.codec.structure, self.codec.content
+        questions = [i for i, message in enumerate(messages) if message["role"] == "user" and not _is_response(message)]
+        last_question = questions[-1] if questions else len(messages) - 1
+        parts: list[Part] = []
+        for i, message in enumerate(messages[first:], first):
+            content, role = text_of(message), message["role"]
+            if role == "assistant":
+                thinking = message.get("reasoning_content") or ""
+                parts += structure("<|im_start|>assistant\n")
+                if i > last_question and (thinking or i == len(messages) - 1):
+                    parts += structure("<think>\n") + inside(thinking.strip("\n")) + structure("\n</think>\n\n")
+                    content = content.lstrip("\n")
+                parts += inside(content) + render_calls(self.codec, message.get("tool_calls") or [], bool(content))
+                parts += structure("<|im_end|>\n")
+            elif role == "tool":
+                if messages[i - 1]["role"] != "tool":
+                    parts += structure("<|im_start|>user")
+                parts += structure("\n<tool_response>\n") + inside(content) + structure("\n</tool_response>")
+                if i == len(messages) - 1 or messages[i + 1]["role"] != "tool":
+                    parts += structure("<|im_end|>\n")
+            elif role in ("user", "system"):
+                parts += structure(f"<|im_start|>{role}\n") + inside(content) + structure("<|im_end|>\n")
+            else:
+                raise TemplateError(f"message {i}: a {role} message has no place in Qwen3's format")
+        return parts + structure("<|im_start|>assistant\n")
+
+    def parse(self, tokens: Sequence[int]) -> Message:
+        """See :meth:`Template.parse`."""
+        text = self.codec.decode(self._body(tokens))
+        before, is_thought, after = text.partition("</think>")
+        message: Message = {"role": "assistant"}
+        if is_thought:
+            message["reasoning_content"] = before.rpartition("<think>")[2].strip("\n")
+            text = after.lstrip("\n")
+        return message | with_calls(text)
+
+
+class Plain(Template):
+    """A format for a model that has none: each message under its role in brackets, an end token after each turn."""
+
+    def __init__(self, tokenizer: Any, variables: dict[str, Any] | None = None) -> None:
+        super().__init__(tokenizer, variables)
+        self.stops = (tokenizer.eos_token,)
+
+    def head(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Part]:
+        """Return tools, one a line, and the messages before the first turn."""
+        listed = "".join(json.dumps(tool["function"], ensure_ascii=False) + "\n" for tool in tools)
+        begin = self.codec.structure(f"[tools]\n{listed}\n") if tools else []
+        return begin + [part for message in messages for part in self._message(message)]
+
+    def tail(self, messages: Sequence[Message], first: int) -> list[Part]:
+        """See :meth:`Template.tail`."""
+        parts = [part for message in messages[first:] for part in self._message(message)]
+        return parts + self.codec.structure("[assistant]\n")
+
+    def _message(self, message: Message) -> list[Part]:
+        structure, inside = self.codec.structure, self.codec.content
+        content, calls = text_of(message), message.get("tool_calls") or []
+        if message["role"] != "assistant":
+            return structure(f"[{message['role']}]\n") + inside(content) + structure("\n\n")
+        parts = structure("[assistant]\n") + inside(content)
+        return parts + render_calls(self.codec, calls, bool(content)) + structure(f"{self.stops[0]}\n\n")
+
+    def parse(self, tokens: Sequence[int]) -> Message:
+        """See :meth:`Template.parse`."""
+        return {"role": "assistant"} | with_calls(self.codec.decode(self._body(tokens)))
+
+
+def _is_response(message: Message) -> bool:
+    content = text_of(message)
+    return content.startswith("<tool_response>") and content.endswith("</tool_response>")

@@ -1,0 +1,306 @@
+"""The loop of a rollout: a policy's turns and what the environment says to them, under limits."""
+
+import asyncio
+import json
+import logging
+import math
+import traceback
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, Protocol
+
+from grpo.rollout.multi_turn.environment import (
+    Environment,
+    Message,
+    Score,
+    SetupError,
+    ToolError,
+)
+
+logger = logging.getLogger("openrlhf.grpo.conversation")
+
+A_MESSAGE = "give dicts with a role, and what else JSON and the protocol have"
+
+_seen: set[tuple[Any, ...]] = set()  # errors whose traceback this process has logged
+
+
+class ContextFull(Exception):
+    """A turn for which no room is left in the model's context."""
+
+
+class EnvironmentFault(Exception):
+    """What an environment did wrong, other than in a tool: its rollout has no reward, and the others go on."""
+
+
+class Unmade(Environment):
+    """Stands for an environment whose constructor failed: its rollout ends before it begins, as by any other fault."""
+
+    def __init__(self, fault: EnvironmentFault) -> None:
+        self._fault = fault
+
+    async def start(self) -> list[Message]:
+        """Raise what the constructor did wrong."""
+        raise self._fault
+
+    async def score(self, messages: list[Message], ending: str) -> Score:
+        """Raise what the constructor did wrong."""
+        raise self._fault
+
+
+def make_environment(kind: type[Environment], prompt: str, label: str) -> Environment:
+    """Return the environment of a rollout, or what stands for it where it cannot be made."""
+    try:
+        return kind(prompt, label)
+    except Exception as error:
+        fault = EnvironmentFault(f"its constructor failed ({type(error).__name__}: {error})")
+        fault.__cause__ = error
+        return Unmade(fault)
+
+
+class Policy(Protocol):
+    """Whoever answers: the engine that trains, or a model behind an API."""
+
+    async def respond(self, messages: list[Message], tools: list[dict[str, Any]]) -> tuple[Message, bool]:
+        """Return the assistant's message, and whether it was cut at a length limit.
+
+        Raises:
+            ContextFull: where no token has room.
+            EnvironmentFault: for messages that cannot be said to the model.
+        """
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What ends a conversation before its own end.
+
+    Attributes:
+        turns: of the policy.
+        seconds: for the whole; a turn that is being sampled then is given up.
+        tool_seconds: for one tool call; the model observes that it took too long.
+    """
+
+    turns: int = 8
+    seconds: float = 300.0
+    tool_seconds: float = 20.0
+
+    @classmethod
+    def from_variables(cls, variables: dict[str, str]) -> "Limits":
+        """Read TURN_LIMIT, ROLLOUT_SECONDS and TOOL_SECONDS; those that are missing have their defaults.
+
+        Raises:
+            SetupError: for what is no positive number.
+        """
+        found: dict[str, float] = {}
+        for field, name in (("turns", "TURN_LIMIT"), ("seconds", "ROLLOUT_SECONDS"), ("tool_seconds", "TOOL_SECONDS")):
+            text = variables.get(name)
+            if not text:
+                continue
+            try:
+                found[field] = int(text) if field == "turns" else float(text)
+            except ValueError:
+                found[field] = 0
+            if not 0 < found[field] < math.inf:
+                raise SetupError(f"{name} is {text!r}: give a number above 0")
+        return cls(**found)  # type: ignore[arg-type]
+
+
+@dataclass
+class Outcome:
+    """A conversation that is over.
+
+    Attributes:
+        ending: "done", "turns", "time", "length", or "error" of the environment.
+        turns: of the policy; a turn that was given up is not one.
+        calls, errors: tool calls, and those that failed.
+        fault: the environment's error that ended it, its scoring included; "" for none.
+    """
+
+    messages: list[Message]
+    ending: str = "turns"
+    turns: int = 0
+    calls: int = 0
+    errors: int = 0
+    fault: str = ""
+
+    def logs(self) -> dict[str, float]:
+        """Return the numbers of a rollout, of the same names for every one."""
+        return {
+            "turns": float(self.turns),
+            "tool_calls": float(self.calls),
+            "tool_errors": float(self.errors),
+            **{f"ended_by_{limit}": float(self.ending == limit) for limit in ("turns", "time", "length", "error")},
+        }
+
+
+async def converse(environment: Environment, policy: Policy, limits: Limits) -> Outcome:
+    """Let the policy and the environment talk until one of them or a limit ends it.
+
+    Errors of the policy go on to the caller: an engine that fails must end a run.
+    """
+    outcome, limit = Outcome([]), asyncio.timeout(limits.seconds)
+    try:
+        async with limit:
+            outcome.messages += await _asked(environment.start) or []
+            if not outcome.messages:
+                raise EnvironmentFault("start returned no message: a conversation begins with one")
+            await _turns(environment, policy, limits, outcome)
+    except ContextFull:
+        outcome.ending = "length"
+    except (TimeoutError, EnvironmentFault) as error:
+        if limit.expired():
+            outcome.ending = "time"
+        elif isinstance(error, EnvironmentFault):
+            _log("an error of the environment ended a rollout, which has no reward: %s", error, error=error)
+            outcome.ending, outcome.fault = "error", str(error)
+        else:
+            raise
+    return outcome
+
+
+def _log(text: str, *values: Any, error: Exception) -> None:
+    """Log an error of an environment, with its traceback where that is the first of its kind in this process.
+
+    An error may hit every rollout of every step.
+    """
+    origin = error.__cause__ or error if isinstance(error, EnvironmentFault) else error
+    frames = traceback.extract_tb(origin.__traceback__)
+    kind = (type(origin), *((frame.filename, frame.lineno) for frame in frames))
+    logger.error(text, *values, exc_info=None if kind in _seen else origin)
+    _seen.add(kind)
+
+
+def is_message(value: Any) -> bool:
+    """Return whether a value is a message that any policy can be sent: a dict with a role, as JSON and UTF-8 have it.
+
+    Content and roles that a template does not know are its own matter.
+    """
+    if not isinstance(value, dict) or not isinstance(value.get("role"), str):
+        return False
+    calls = value.get("tool_calls") or []
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError):  # UnicodeEncodeError is a ValueError
+        return False
+    return isinstance(calls, list) and all(_is_call(call) for call in calls)
+
+
+def _is_call(value: Any) -> bool:
+    if not isinstance(value, dict) or not {"id", "type", "function"} <= value.keys():
+        return False
+    function = value["function"]
+    return isinstance(function, dict) and all(isinstance(function.get(key), str) for key in ("name", "arguments"))
+
+
+async def _asked(method: Callable[..., Awaitable[Any]], *arguments: Any) -> list[Message] | None:
+    """Return what a method of the environment says.
+
+    Raises:
+        EnvironmentFault: in place of whatever it raises, a TimeoutError of its own too: that is not the limit's.
+    """
+    try:
+        said = await method(*arguments)
+        if not isinstance(said, list | None):
+            raise TypeError(f"it returned a {type(said).__name__}, no list of messages")
+        if wrong := [message for message in said or [] if not is_message(message)]:
+            raise TypeError(f"it returned {wrong[0]!r:.200}, no message: {A_MESSAGE}")
+        return said
+    except EnvironmentFault:
+        raise
+    except Exception as error:
+        raise EnvironmentFault(f"{method.__name__} failed ({type(error).__name__}: {error})") from error
+
+
+async def _turns(environment: Environment, policy: Policy, limits: Limits, outcome: Outcome) -> None:
+    tools = _tools(environment)
+    messages = outcome.messages
+    for _ in range(limits.turns):
+        if wrong := [message for message in messages if not is_message(message)]:  # edited in place
+            raise EnvironmentFault(f"its messages hold {wrong[0]!r:.200}, no message: {A_MESSAGE}")
+        message, is_cut = await policy.respond(messages, tools)
+        messages.append(message)
+        outcome.turns += 1
+        if is_cut:
+            outcome.ending = "length"
+            return
+        if calls := message.get("tool_calls"):
+            outcome.calls += len(calls)
+            answers = await asyncio.gather(*(_call(environment, call, limits.tool_seconds) for call in calls))
+            outcome.errors += sum(is_error for _, is_error in answers)
+            messages += [answer for answer, _ in answers]
+            continue
+        said = await _asked(environment.reply, messages)
+        if said is None:
+            outcome.ending = "done"
+            return
+        messages += said
+
+
+def _tools(environment: Environment) -> list[dict[str, Any]]:
+    try:
+        tools = [tool.as_openai() for tool in environment.tools]
+        json.dumps(tools, ensure_ascii=False, allow_nan=False).encode()
+        return tools
+    except Exception as error:  # of a property, or of something that is no Tool
+        raise EnvironmentFault(f"its tools cannot be listed ({type(error).__name__}: {error})") from error
+
+
+async def _call(environment: Environment, call: dict[str, Any], seconds: float) -> tuple[Message, bool]:
+    """Return the tool's message, and whether it tells of an error."""
+    name, is_error = call["function"]["name"], True
+    try:
+        async with asyncio.timeout(seconds):
+            content = await environment.call(name, _arguments(call["function"]["arguments"]))
+        if not isinstance(content, str):
+            logger.error("%s returned a %s, no text", name, type(content).__name__)
+            raise ToolError(f"{name} returned a {type(content).__name__}, no text")
+        is_error = False
+    except ToolError as error:
+        content = f"error: {error}"
+    except TimeoutError:
+        content = f"error: {name} took more than {seconds:g} seconds"
+    except Exception as error:  # the environment's own fault, which must not end a run: counted in tool_errors
+        _log("the tool %r failed on %s: %r", name, call["function"]["arguments"], error, error=error)
+        content = f"error: {name} failed"
+    return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": content}, is_error
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    try:
+        arguments = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ToolError(f"the arguments are no JSON ({error})") from None
+    if not isinstance(arguments, dict):
+        raise ToolError("the arguments are no JSON object")
+    return arguments
+
+
+async def scored(environment: Environment, outcome: Outcome) -> Score:
+    """Return the environment's score in floats; NaN where it fails or has failed, which counts as a missing reward.
+
+    Where it fails here, the outcome has its fault, as of any other method, and "error" for its ending.
+    """
+    if outcome.ending == "error":
+        return Score(math.nan, math.nan)
+    try:
+        return _in_floats(await environment.score(outcome.messages, outcome.ending))
+    except Exception as error:  # as for a reward function: one sample without a reward must not end a run
+        outcome.ending, outcome.fault = "error", f"score failed ({type(error).__name__}: {error})"
+        _log("a rollout could not be scored, and has no reward: %s", outcome.fault, error=error)
+        return Score(math.nan, math.nan)
+
+
+def _in_floats(score: Any) -> Score:
+    """Return a score with its numbers as floats. A log may be NaN: the rollout does not have it."""
+    if not isinstance(score, Score):
+        raise TypeError(f"it returned a {type(score).__name__}, no Score")
+    if not isinstance(score.logs, dict) or not all(isinstance(name, str) for name in score.logs):
+        raise TypeError(f"its logs are {score.logs!r:.200}, no numbers by name")
+    for name, value in (("reward", score.reward), ("score", score.score), *score.logs.items()):
+        if not isinstance(value, Real):
+            raise TypeError(f"its {name} is {value!r:.200}, no number")
+    if not (math.isfinite(score.reward) and math.isfinite(score.score)):
+        raise ValueError(f"its reward is {score.reward} and its score {score.score}: give finite numbers")
+    if not 0 <= score.score <= 1:
+        raise ValueError(f"its score is {score.score}: give correctness from 0 to 1, and let the reward be another")
+    return Score(float(score.reward), float(score.score), {name: float(value) for name, value in score.logs.items()})

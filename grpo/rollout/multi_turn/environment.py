@@ -1,0 +1,142 @@
+"""What an environment is: chat messages and tools in the form of the OpenAI protocol, and never a token.
+
+So one environment trains a policy in the engines (:mod:`grpo.rollout.multi_turn.agent`) and evaluates a model behind an
+API (:mod:`grpo.rollout.multi_turn.openai_policy`).
+"""
+
+import importlib.util
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Message = dict[str, Any]
+BUILT_IN = {"retrieval": Path(__file__).with_name("retrieval.py")}
+
+
+class SetupError(ValueError):
+    """An environment that cannot be used; the message has the remedy."""
+
+
+class ToolError(Exception):
+    """A tool call that failed for a reason that the model may hear: the message is what it observes."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that the model may call.
+
+    Attributes:
+        parameters: JSON schema of the arguments, an object.
+    """
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+    def as_openai(self) -> dict[str, Any]:
+        """Return the tool as the OpenAI protocol and chat templates take it."""
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a rollout is worth.
+
+    Attributes:
+        reward: what is trained on; one for the rollout, however many turns and samples it has. Finite, as `score`.
+        score: correctness, 0.0 to 1.0; evaluations count as solved what has 1.
+        logs: more numbers; the same keys for every rollout, NaN for what one does not have.
+    """
+
+    reward: float
+    score: float
+    logs: dict[str, float] = field(default_factory=dict)
+
+
+class Environment(ABC):
+    """One conversation: made for one rollout, used by one task, and thrown away.
+
+    An error in the constructor, `start`, `reply` or `score` is logged and leaves the rollout without a reward; the run
+    goes on, unless no rollout of a batch has one.
+
+    Args:
+        prompt: `prompt` of a line of the data file.
+        label: its `label`.
+    """
+
+    tools: Sequence[Tool] = ()
+
+    def __init__(self, prompt: str, label: str) -> None:
+        self.prompt, self.label = prompt, label
+
+    @classmethod
+    def check(cls) -> None:
+        """Look whether what the environment needs is there; called before a run. Most need nothing.
+
+        Raises:
+            SetupError: with the remedy.
+        """
+        return None
+
+    async def start(self) -> list[Message]:
+        """Return the first messages, one at least."""
+        return [{"role": "user", "content": self.prompt}]
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> str:
+        """Return what a tool answers; the calls of a turn run at once.
+
+        Raises:
+            ToolError: for the model to read. Other errors are logged, and it reads that the tool failed.
+        """
+        raise ToolError(f"there is no tool {name}")
+
+    async def reply(self, messages: list[Message]) -> list[Message] | None:
+        """Return what is said to an answer without tool calls, or None: the conversation is over.
+
+        `messages` may also be edited in place (messages removed or shortened): what the model has sampled before
+        stays in a sample of its own.
+        """
+        return None
+
+    @abstractmethod
+    async def score(self, messages: list[Message], ending: str) -> Score:
+        """Return what the conversation is worth.
+
+        Args:
+            ending: "done", or the limit that ended it: "turns", "time" or "length".
+        """
+
+
+def load(name: str) -> type[Environment]:
+    """Return the class ``Environment`` of a .py file, or of an environment of ours by its name.
+
+    Raises:
+        SetupError: where there is none.
+    """
+    path = BUILT_IN.get(name, Path(name))
+    if path.suffix == ".py" and not path.is_file():
+        raise SetupError(f"ENVIRONMENT {name} is not there: name a Python file, or one of {', '.join(BUILT_IN)}")
+    if path.suffix != ".py":
+        raise SetupError(f"ENVIRONMENT {name} is no .py file and not one of {', '.join(BUILT_IN)}: name one of these")
+    spec = importlib.util.spec_from_file_location(f"environment_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise SetupError(f"ENVIRONMENT {path} cannot be loaded: name a Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise SetupError(f"ENVIRONMENT {path} fails when loaded ({type(error).__name__}, {error}): mend it") from error
+    found = getattr(module, "Environment", None)
+    if not (isinstance(found, type) and issubclass(found, Environment)) or found is Environment:
+        raise SetupError(
+            f"{path} has no class Environment that extends grpo.rollout.multi_turn.environment.Environment: name it so"
+        )
+    for name in ("start", "call", "reply", "score"):
+        method = getattr(found, name)
+        if getattr(method, "__isabstractmethod__", False) or not inspect.iscoroutinefunction(method):
+            raise SetupError(f"the Environment of {path} has no coroutine {name}: write `async def {name}(self, ...)`")
+    return found

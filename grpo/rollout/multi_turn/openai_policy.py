@@ -1,0 +1,57 @@
+"""A model behind an API of the OpenAI protocol in place of the engine: it speaks with the same environments."""
+
+from typing import Any
+
+from grpo.rollout.multi_turn.environment import Message
+
+_SENT = ("role", "content", "tool_calls", "tool_call_id")
+
+
+class OpenAIPolicy:
+    """Asks an API for each turn.
+
+    Args:
+        client: ``openai.AsyncOpenAI``; its retries and its time limit hold.
+        model: the model's name there.
+        options: of the request, such as ``temperature`` and ``max_completion_tokens``.
+    """
+
+    def __init__(self, client: Any, model: str, **options: Any) -> None:
+        self._client, self._model, self._options = client, model, options
+        self.tokens = 0
+
+    async def respond(self, messages: list[Message], tools: list[dict[str, Any]]) -> tuple[Message, bool]:
+        """See :class:`grpo.rollout.multi_turn.conversation.Policy`.
+
+        Raises:
+            openai.OpenAIError: where the API does not answer.
+        """
+        options = self._options | ({"tools": tools} if tools else {})
+        reply = await self._client.chat.completions.create(
+            model=self._model, messages=[_sent(message) for message in messages], **options
+        )
+        self.tokens += reply.usage.completion_tokens if reply.usage else 0
+        choice = reply.choices[0]
+        message: Message = {"role": "assistant", "content": choice.message.content or ""}
+        thinking = (choice.message.model_extra or {}).get("reasoning_content")  # vLLM and others send it beside
+        if thinking:
+            message["reasoning_content"] = thinking
+        calls = [call for call in choice.message.tool_calls or [] if call.type == "function"]
+        if calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.function.name, "arguments": call.function.arguments},
+                }
+                for call in calls
+            ]
+        return message, choice.finish_reason == "length"
+
+
+def _sent(message: Message) -> Message:
+    """Return a message with what the protocol knows: thinking and headers stay here."""
+    sent = {key: message[key] for key in _SENT if key in message}
+    if calls := sent.pop("tool_calls", None):
+        sent["tool_calls"] = [{key: call[key] for key in ("id", "type", "function")} for call in calls]
+    return sent

@@ -1,0 +1,188 @@
+"""Rendered text and tokens in one form, in which they can be compared: special tokens apart, text between them whole.
+
+Text is encoded by runs, from one special token to the next, as a tokenizer encodes a full render. What looks like a
+special token inside a message's content stays text: an environment cannot end a turn or speak for another role.
+"""
+
+import bisect
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grpo.rollout.trajectory import Origin
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a render.
+
+    Attributes:
+        origin: TEMPLATE, or ENVIRONMENT for the content of messages.
+        token: id of a special token; None for text.
+    """
+
+    text: str
+    origin: Origin
+    token: int | None = None
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A special token, or the text between two of them, with the tokens that it was (none for a render).
+
+    Attributes:
+        token: id of a special token; None for text.
+        start, end: places of its tokens.
+    """
+
+    text: str
+    token: int | None
+    start: int = 0
+    end: int = 0
+
+    def same(self, other: "Unit") -> bool:
+        """Say whether both are the same special token or the same text."""
+        return self.token == other.token and self.text == other.text
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where a render leaves the tokens before it.
+
+    Attributes:
+        place: the first token that the render does not have.
+        shared: tokens up to the last special token before it, which the render has too.
+        tokens_text, render_text: what stands there.
+    """
+
+    place: int
+    shared: int
+    tokens_text: str
+    render_text: str
+
+
+class Codec:
+    """A tokenizer that knows text from special tokens.
+
+    Args:
+        tokenizer: a fast tokenizer of transformers. Each of its added tokens counts as special.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.added: dict[str, int] = tokenizer.get_added_vocab()
+        self._texts = {token: text for text, token in self.added.items()}
+        longest_first = sorted(self.added, key=len, reverse=True)
+        self.pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+    def structure(self, text: str) -> list[Part]:
+        """Return template text as parts; the names of special tokens in it are these tokens."""
+        parts, at = [], 0
+        for match in self.pattern.finditer(text):
+            if match.start() > at:
+                parts.append(Part(text[at : match.start()], Origin.TEMPLATE))
+            parts.append(Part(match[0], Origin.TEMPLATE, self.added[match[0]]))
+            at = match.end()
+        return [*parts, Part(text[at:], Origin.TEMPLATE)] if at < len(text) else parts
+
+    def content(self, text: str) -> list[Part]:
+        """Return a message's text as parts; nothing in it is a special token."""
+        return [Part(text, Origin.ENVIRONMENT)] if text else []
+
+    def encode_text(self, text: str) -> list[int]:
+        """Return the tokens of text, none of them special."""
+        if not self.pattern.search(text):
+            return self.tokenizer.encode(text, add_special_tokens=False)
+        backend = self.tokenizer.backend_tokenizer
+        if backend.normalizer is not None:
+            text = backend.normalizer.normalize_str(text)
+        pieces = backend.pre_tokenizer.pre_tokenize_str(text) if backend.pre_tokenizer is not None else [(text, None)]
+        return [token.id for piece, _ in pieces for token in backend.model.tokenize(piece)]
+
+    def encode(self, parts: Sequence[Part]) -> list[tuple[list[int], Origin]]:
+        """Return the tokens of parts with their origins; a run with content of a message in it is ENVIRONMENT."""
+        pieces: list[tuple[list[int], Origin]] = []
+        for run in _runs(parts):
+            if run[0].token is not None:
+                pieces.append(([run[0].token], Origin.TEMPLATE))
+                continue
+            is_content = any(part.origin is Origin.ENVIRONMENT for part in run)
+            text = "".join(part.text for part in run)
+            pieces.append((self.encode_text(text), Origin.ENVIRONMENT if is_content else Origin.TEMPLATE))
+        return pieces
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, special ones by their names."""
+        return "".join(unit.text for unit in self.units(tokens))
+
+    def units(self, tokens: Sequence[int]) -> list[Unit]:
+        """Return tokens as units."""
+        units, start = [], 0
+        for place, token in enumerate(tokens):
+            if token in self._texts:
+                if place > start:
+                    units.append(Unit(self._text(tokens[start:place]), None, start, place))
+                units.append(Unit(self._texts[token], token, place, place + 1))
+                start = place + 1
+        if start < len(tokens):
+            units.append(Unit(self._text(tokens[start:]), None, start, len(tokens)))
+        return units
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        return self.tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def continuation(self, tokens: Sequence[int], parts: Sequence[Part]) -> list[Part] | Difference:
+        """Return what a render adds to tokens, or where the two differ.
+
+        Tokens are compared by the text that they stand for: that they are not the ones a tokenizer would have chosen
+        is no difference.
+        """
+        runs = _runs(parts)
+        rendered = [Unit("".join(part.text for part in run), run[0].token) for run in runs]
+        units = self.units(tokens)
+        for number, unit in enumerate(units):
+            other = rendered[number] if number < len(rendered) else Unit("", None)
+            if unit.same(other):
+                continue
+            is_last = number == len(units) - 1
+            if is_last and unit.token is None and other.token is None and other.text.startswith(unit.text):
+                rest = _drop(runs[number], len(unit.text))
+                return rest + [part for run in runs[number + 1 :] for part in run]
+            return self._difference(tokens, unit, rendered[number:])
+        return [part for run in runs[len(units) :] for part in run]
+
+    def _difference(self, tokens: Sequence[int], unit: Unit, rendered: Sequence[Unit]) -> Difference:
+        """Return where a unit and the rest of a render part."""
+        other = rendered[0].text if rendered and unit.token is None and rendered[0].token is None else ""
+        same = next((i for i, (a, b) in enumerate(zip(unit.text, other, strict=False)) if a != b), None)
+        same = min(len(unit.text), len(other)) if same is None else same
+        place = unit.start  # the token in which the texts part
+        if same:
+            ends = range(unit.start, unit.end)
+            place += bisect.bisect_right(ends, same, key=lambda end: len(self._text(tokens[unit.start : end + 1])))
+        render = "".join(each.text for each in rendered)
+        return Difference(place, unit.start, self.decode(tokens[place : place + 12]), render[same : same + 60])
+
+
+def _runs(parts: Sequence[Part]) -> list[list[Part]]:
+    """Return the parts by special tokens and by text between them, empty text left out."""
+    runs: list[list[Part]] = []
+    for part in parts:
+        if part.token is None and not part.text:
+            continue
+        if part.token is None and runs and runs[-1][0].token is None:
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    return runs
+
+
+def _drop(run: Sequence[Part], count: int) -> list[Part]:
+    """Return a run of text without its first characters."""
+    left = []
+    for part in run:
+        if count < len(part.text):
+            left.append(Part(part.text[count:], part.origin))
+        count = max(0, count - len(part.text))
+    return left

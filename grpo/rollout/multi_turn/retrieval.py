@@ -1,0 +1,190 @@
+"""An environment to answer questions by looking into a library: `search` gives excerpts, `read` a document.
+
+The library is a folder of texts (``LIBRARY``, .txt and .md), or a .jsonl file with `title` and `text` a line. The index
+is SQLite's FTS5 (BM25 over stemmed words), in memory, built once in each engine's process.
+"""
+
+import asyncio
+import functools
+import json
+import os
+import re
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from grpo.rollout.multi_turn import environment
+from grpo.rollout.multi_turn.environment import (
+    Message,
+    Score,
+    SetupError,
+    Tool,
+    ToolError,
+)
+from reward.answers import grade
+from reward.labels import parse_label
+
+VARIABLE = "GRPO_LIBRARY"
+MAX_HITS = 10
+EXCERPT_WORDS = 24
+PAGE = 2000  # characters that one `read` gives
+
+INSTRUCTIONS = (
+    "Answer the question from the library. Search it first; read a document where an excerpt does not say enough. "
+    "Give the final answer in \\boxed{}."
+)
+
+
+class Library:
+    """An index of documents, safe to be used by threads.
+
+    Args:
+        documents: title and text of each; their numbers follow the order.
+    """
+
+    def __init__(self, documents: Iterator[tuple[str, str]]) -> None:
+        self._lock = threading.Lock()
+        self._database = sqlite3.connect(":memory:", check_same_thread=False)
+        self._database.execute("CREATE VIRTUAL TABLE library USING fts5(title, text, tokenize='porter unicode61')")
+        self._database.executemany("INSERT INTO library(title, text) VALUES (?, ?)", documents)
+
+    def __len__(self) -> int:
+        return self._ask("SELECT count(*) FROM library")[0][0]
+
+    def search(self, query: str, count: int) -> list[tuple[int, str, str]]:
+        """Return number, title and an excerpt of the documents that fit best. Any word of the query may be in them."""
+        words = re.findall(r"\w+", query)
+        if not words:
+            return []
+        return self._ask(
+            "SELECT rowid, title, snippet(library, 1, '', '', ' ... ', ?) FROM library WHERE library MATCH ? "
+            "ORDER BY bm25(library, 2.0, 1.0), rowid LIMIT ?",
+            EXCERPT_WORDS,
+            " OR ".join(f'"{word}"' for word in words),
+            count,
+        )
+
+    def read(self, number: int) -> tuple[str, str] | None:
+        """Return title and text of a document; None where there is none of this number."""
+        found = self._ask("SELECT title, text FROM library WHERE rowid = ?", number)
+        return found[0] if found else None
+
+    def _ask(self, sql: str, *values: Any) -> list[Any]:
+        with self._lock:  # one connection: SQLite would refuse two threads at once
+            return self._database.execute(sql, values).fetchall()
+
+
+def documents_of(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield title and text of each document.
+
+    Raises:
+        SetupError: for a path that is no library.
+    """
+    if path.is_dir():
+        for file in sorted(path.rglob("*")):
+            if file.suffix in (".txt", ".md"):
+                yield file.stem, file.read_text(encoding="utf-8", errors="replace")
+        return
+    if path.suffix != ".jsonl" or not path.is_file():
+        raise SetupError(f"LIBRARY {path} is no folder and no .jsonl file: name one with documents")
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            yield str(row["title"]), str(row["text"])
+        except (ValueError, KeyError, TypeError):
+            raise SetupError(f"{path}, line {number}: give JSON with title and text") from None
+
+
+_building = threading.Lock()
+
+
+def library(path: str) -> Library:
+    """Return the index of a library; built at the first call of a process."""
+    with _building:
+        return _built(path)
+
+
+@functools.cache
+def _built(path: str) -> Library:
+    return Library(documents_of(Path(path)))
+
+
+class Environment(environment.Environment):
+    """A question about the library; the reward is 1 for the gold answer, else 0."""
+
+    tools = (
+        Tool(
+            "search",
+            "Search the library. Gives number, title and an excerpt of the documents that fit best.",
+            {
+                "type": "object",
+                "properties": {"query": {"type": "string"}, "count": {"type": "integer", "minimum": 1}},
+                "required": ["query"],
+            },
+        ),
+        Tool(
+            "read",
+            f"Read a document by its number, {PAGE} characters from an offset on.",
+            {
+                "type": "object",
+                "properties": {"document": {"type": "integer"}, "offset": {"type": "integer", "minimum": 0}},
+                "required": ["document"],
+            },
+        ),
+    )
+
+    @classmethod
+    def check(cls) -> None:
+        """See :meth:`grpo.rollout.multi_turn.environment.Environment.check`."""
+        path = os.environ.get(VARIABLE, "")
+        if not path:
+            raise SetupError("the retrieval environment has no library: set LIBRARY to a folder or .jsonl file")
+        if next(documents_of(Path(path)), None) is None:
+            raise SetupError(f"LIBRARY {path} holds no document: it takes .txt and .md files, or lines of a .jsonl")
+
+    async def start(self) -> list[Message]:
+        """See :meth:`grpo.rollout.multi_turn.environment.Environment.start`."""
+        return [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": self.prompt}]
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> str:
+        """See :meth:`grpo.rollout.multi_turn.environment.Environment.call`."""
+        run = {"search": _search, "read": _read}.get(name)
+        if run is None:
+            raise ToolError(f"there is no tool {name!r}; there are search and read")
+        return await asyncio.to_thread(run, os.environ[VARIABLE], arguments)
+
+    async def score(self, messages: list[Message], ending: str) -> Score:
+        """See :meth:`grpo.rollout.multi_turn.environment.Environment.score`."""
+        last = messages[-1]
+        text = last.get("content") or "" if last["role"] == "assistant" and not last.get("tool_calls") else ""
+        # A grade takes what a response is in harmony: only a final message has an answer.
+        final = f"<|channel|>final<|message|>{text}" + ("<|return|>" if ending == "done" else "")
+        graded = await asyncio.to_thread(grade, final, parse_label(self.label).answer)
+        correct = float(graded.correct)
+        return Score(correct, correct, {"correct": correct, "answered": float(graded.answer is not None)})
+
+
+def _search(path: str, arguments: dict[str, Any]) -> str:
+    query, count = arguments.get("query"), arguments.get("count", 5)
+    if not isinstance(query, str):
+        raise ToolError("search needs a query, a string")
+    if type(count) is not int or not 1 <= count <= MAX_HITS:
+        raise ToolError(f"count is a whole number from 1 to {MAX_HITS}")
+    hits = library(path).search(query, count)
+    return "\n".join(f"[{number}] {title}: {excerpt}" for number, title, excerpt in hits) or "nothing was found"
+
+
+def _read(path: str, arguments: dict[str, Any]) -> str:
+    number, offset = arguments.get("document"), arguments.get("offset", 0)
+    if type(number) is not int or type(offset) is not int or offset < 0:
+        raise ToolError("read needs a document, a whole number, and takes an offset of 0 or more")
+    found = library(path).read(number) if abs(number) < 2**63 else None
+    if found is None:
+        raise ToolError(f"there is no document {number}")
+    title, text = found
+    more = f"\n[{len(text) - offset - PAGE} characters more]" if offset + PAGE < len(text) else ""
+    return f"{title}\n{text[offset : offset + PAGE]}{more}"

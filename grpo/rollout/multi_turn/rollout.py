@@ -1,0 +1,162 @@
+"""One rollout of several turns on an engine, as OpenRLHF takes it from an agent executor."""
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from grpo.rollout.engine import ids_only
+from grpo.rollout.invariant import EngineAccount, describe, log_probs_of
+from grpo.rollout.multi_turn.conversation import (
+    ContextFull,
+    EnvironmentFault,
+    Limits,
+    Outcome,
+    converse,
+    scored,
+)
+from grpo.rollout.multi_turn.environment import Environment, Message, Score
+from grpo.rollout.multi_turn.history import History
+from grpo.rollout.multi_turn.template import Template
+from grpo.rollout.trajectory import Origin, Trajectory
+
+logger = logging.getLogger("openrlhf.grpo.multi_turn")
+
+SEED_STRIDE = 1_000_003  # samples of a prompt have neighbouring seeds: those of turns lie apart
+
+
+class EnginePolicy:
+    """A policy in vLLM's engine, and the account of its tokens.
+
+    Args:
+        engine: has OpenRLHF's ``generate(prompt_token_ids, sampling_params)``, a coroutine.
+        params: vLLM's ``SamplingParams`` of the first turn; ``max_tokens`` limits every turn.
+        max_length: tokens of the context, prompt and turn together.
+
+    Attributes:
+        mismatches: turns in which the engine had other tokens than we gave it, or no log-probs.
+    """
+
+    def __init__(self, template: Template, engine: Any, params: Any, max_length: int) -> None:
+        self.history = History(template.codec)
+        self.accounts: list[EngineAccount] = []
+        self.mismatches = 0
+        self._template, self._engine, self._params, self._max_length = template, engine, params, max_length
+        self._turn = 0
+
+    @property
+    def stop_ids(self) -> list[int]:
+        """Return the ids of the tokens that end a turn."""
+        return self._template.stop_ids
+
+    async def respond(self, messages: list[Message], tools: list[dict[str, Any]]) -> tuple[Message, bool]:
+        """Sample a turn; see :class:`grpo.rollout.multi_turn.conversation.Policy`.
+
+        Raises:
+            ContextFull: where the history leaves no room for a token.
+            EnvironmentFault: for messages that the template cannot hold.
+        """
+        try:
+            rendered = self._template.render(messages, tools)
+        except Exception as error:  # a role that the template does not know, a message without content
+            raise EnvironmentFault(f"its messages have no render ({type(error).__name__}: {error})") from error
+        prompt = self.history.prompt(rendered)
+        room = self._max_length - len(prompt)
+        if room < 1:
+            raise ContextFull
+        output = await self._engine.generate(prompt, self._params_of_turn(room))
+        sampled = output.outputs[0]
+        tokens = list(sampled.token_ids)
+        self._keep(prompt, list(output.prompt_token_ids), tokens, log_probs_of(sampled))
+        self._turn += 1
+        message = self._template.parse(tokens)
+        for number, call in enumerate(message.get("tool_calls") or []):
+            call["id"] = f"call_{self._turn}_{number}"
+        return message, sampled.finish_reason == "length"
+
+    def _params_of_turn(self, room: int) -> Any:
+        params = ids_only(self._params)
+        params.max_tokens = min(params.max_tokens, room)
+        params.min_tokens = min(params.min_tokens, params.max_tokens)
+        params.stop_token_ids = self._template.stop_ids
+        params.logprobs = params.logprobs or 0  # of the sampled token alone
+        if params.seed is not None:
+            params.seed += self._turn * SEED_STRIDE
+        params.__post_init__()  # derives what `min_tokens` forbids from the stop tokens
+        return params
+
+    def _keep(self, prompt: list[int], given: list[int], tokens: list[int], log_probs: list[float] | None) -> None:
+        if found := describe("the prompt", given, prompt, self._template.codec.decode):
+            self._count(f"{found}; the turn begins a sample with what the engine had")
+            self.history.branch(given, found)
+        if log_probs is None:
+            self._count("a turn came without the log-probs of its tokens; it is not trained on")
+            self.history.add_untrained(tokens)
+        else:
+            self.history.add(tokens, log_probs)
+        while len(self.accounts) < len(self.history.samples):
+            self.accounts.append(EngineAccount())
+        self.accounts[-1].note(given, tokens, log_probs)
+
+    def _count(self, found: str) -> None:
+        self.mismatches += 1
+        logger.error("token mismatch in turn %d: %s", self._turn, found)
+
+
+async def roll_out(
+    environment: Environment, policy: EnginePolicy, limits: Limits, max_samples: int
+) -> tuple[Outcome, dict[str, Any]]:
+    """Let a policy and an environment talk, and return what the trainer gets of it, but for prompt and label.
+
+    The response is OpenRLHF's of one sample: the last one, which holds the end. ``branches`` has the samples before it,
+    each with ``observation_tokens``, ``action_ranges``, ``rollout_log_probs`` and ``engine``; more than `max_samples`
+    are not trained on, the earliest first.
+    """
+    outcome = await converse(environment, policy, limits)
+    score = await scored(environment, outcome)
+    kept = [
+        (sample, account)
+        for sample, account in zip(policy.history.samples, policy.accounts, strict=True)
+        if sample.count(Origin.SAMPLED)
+    ]
+    for difference in policy.history.differences:
+        logger.debug("a history branched: %s", difference)
+    used = kept[-max_samples:]
+    response: dict[str, Any] = {
+        "truncated": outcome.ending == "length",
+        "reward": score.reward,
+        "scores": score.score,
+        "extra_logs": {
+            **outcome.logs(),
+            "branches": float(len(policy.history.differences)),
+            "branches_dropped": float(len(kept) - len(used)),
+            "token_mismatch": float(policy.mismatches),
+            "environment_tokens": float(_environment_tokens(policy.history.samples)),
+            **score.logs,
+        },
+    }
+    if not used:
+        return outcome, response | _nothing_sampled(policy, score)
+    *earlier, last = [sample.as_response() | {"engine": account.as_dict()} for sample, account in used]
+    return outcome, response | last | {"branches": earlier}
+
+
+def _environment_tokens(samples: Sequence[Trajectory]) -> int:
+    return max((sample.count(Origin.ENVIRONMENT) for sample in samples), default=0)
+
+
+def _nothing_sampled(policy: EnginePolicy, score: Score) -> dict[str, Any]:
+    """Return a sample without a reward, which :func:`grpo.batch.branches.give_advantages` takes out of the update.
+
+    Until then one token under its action mask keeps OpenRLHF's means over a sample defined.
+    """
+    tokens = policy.stop_ids[:1] * 2
+    return {
+        "reward": math.nan,
+        "scores": score.score,
+        "observation_tokens": tokens,
+        "action_ranges": [(len(tokens) - 1, len(tokens))],
+        "rollout_log_probs": [0.0] * len(tokens),
+        "branches": [],
+        "is_empty": True,
+    }

@@ -1,0 +1,110 @@
+"""Renders of histories and readings of turns: what OpenAI messages are in a model's tokens, and back.
+
+What comes before the first turn (system text, tools, the first question) is rendered by the model's own chat template;
+what follows, by a dialect (:mod:`grpo.rollout.multi_turn.harmony`, :mod:`grpo.rollout.multi_turn.chatml`), which says
+the same as the model's template, and keeps what that would lose: the order of the header that the model wrote, and the
+arguments of a tool call as they were written.
+
+Messages are the OpenAI protocol's; an assistant's thinking is in ``reasoning_content``.
+"""
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from grpo.rollout.multi_turn.environment import Message
+from grpo.rollout.multi_turn.parts import Codec, Part
+
+
+class TemplateError(ValueError):
+    """A history that the template cannot hold."""
+
+
+class Template(ABC):
+    """One model's format.
+
+    Args:
+        tokenizer: a fast tokenizer of transformers, with its chat template.
+        variables: more for the chat template, such as ``reasoning_effort``.
+    """
+
+    stops: Sequence[str]  # special tokens that end a turn
+
+    def __init__(self, tokenizer: Any, variables: dict[str, Any] | None = None) -> None:
+        self.codec = Codec(tokenizer)
+        self._variables = variables or {}
+        self._heads: dict[str, list[Part]] = {}
+
+    @property
+    def stop_ids(self) -> list[int]:
+        """Return the ids of the tokens that end a turn."""
+        return [self.codec.added[stop] for stop in self.stops if stop in self.codec.added]
+
+    def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> list[Part]:
+        """Return the whole history, and the beginning of the assistant's turn after it.
+
+        Raises:
+            TemplateError: for a message that has no place.
+        """
+        first = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
+        return self._head(messages[:first], tools) + self.tail(messages, first)
+
+    def _head(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Part]:
+        # Rendered once: a template that asks for today's date would change the history at midnight.
+        key = json.dumps([messages, tools], sort_keys=True)
+        if key not in self._heads:
+            self._heads[key] = self.head(messages, tools)
+        return self._heads[key]
+
+    def head(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Part]:
+        """Return the messages before the first turn, by the model's own chat template."""
+        # Names of special tokens in messages travel through the template in disguise.
+        names = [*sorted(self.codec.added, key=len, reverse=True), "\ue000"]
+        pattern = re.compile("|".join(map(re.escape, names)))
+        disguised = [_map(message, lambda text: pattern.sub(lambda m: f"\ue000{names.index(m[0])}\ue001", text))
+                     for message in messages]  # fmt: skip
+        text = self.codec.tokenizer.apply_chat_template(
+            disguised, tools=list(tools) or None, tokenize=False, add_generation_prompt=False, **self._variables
+        )
+        return [
+            part if part.token is not None else self.codec.content(_undisguised(part.text, names))[0]
+            for part in self.codec.structure(text)
+        ]
+
+    @abstractmethod
+    def tail(self, messages: Sequence[Message], first: int) -> list[Part]:
+        """Return messages from `first` on, and the beginning of the assistant's turn."""
+
+    @abstractmethod
+    def parse(self, tokens: Sequence[int]) -> Message:
+        """Return the assistant's message that a turn's sampled tokens are, whole or cut. Never raises."""
+
+    def _body(self, tokens: Sequence[int]) -> list[int]:
+        """Return a turn without the token that ended it."""
+        return list(tokens[:-1] if tokens and tokens[-1] in self.stop_ids else tokens)
+
+
+def text_of(message: Message) -> str:
+    content = message.get("content")
+    if content is None:
+        return ""
+    if not isinstance(content, str):
+        raise TemplateError(f"the content of a {message['role']} message is no text: give one string")
+    return content
+
+
+def _map(value: Any, change: Any) -> Any:
+    """Return a message with every text in it changed, but for its role."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [_map(item, change) for item in value]
+    if isinstance(value, dict):
+        return {key: item if key == "role" else _map(item, change) for key, item in value.items()}
+    return value
+
+
+def _undisguised(text: str, names: Sequence[str]) -> str:
+    return re.sub("\ue000(\\d+)\ue001", lambda match: names[int(match[1])], text)

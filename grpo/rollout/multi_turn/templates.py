@@ -1,0 +1,25 @@
+"""Which format a tokenizer has."""
+
+from typing import Any
+
+from grpo.rollout.multi_turn.chatml import Plain, Qwen3
+from grpo.rollout.multi_turn.harmony import Harmony
+from grpo.rollout.multi_turn.template import Template, TemplateError
+
+
+def template_for(tokenizer: Any, variables: dict[str, Any] | None = None) -> Template:
+    """Return the format of a tokenizer, told by its special tokens.
+
+    Raises:
+        TemplateError: for a tokenizer without fast backend or without a token that ends a text.
+    """
+    if not getattr(tokenizer, "is_fast", False):
+        raise TemplateError("several turns need a fast tokenizer: leave out --disable_fast_tokenizer")
+    added = tokenizer.get_added_vocab()
+    if {"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>"} <= added.keys():
+        return Harmony(tokenizer, variables)
+    if "<|im_start|>" in added:
+        return Qwen3(tokenizer, variables)
+    if tokenizer.eos_token in added:
+        return Plain(tokenizer, variables)
+    raise TemplateError("the tokenizer has no eos_token, which would end a turn: add one to tokenizer_config.json")

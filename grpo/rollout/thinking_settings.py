@@ -1,0 +1,62 @@
+"""The thinking budget of a run, from the trainer's flags to the engines: by variables, as they load their executor."""
+
+import argparse
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo.rollout.thinking import Budget
+
+_VARIABLES = {
+    "thinking": "GRPO_THINKING_BUDGET",
+    "answer": "GRPO_ANSWER_BUDGET",
+    "delimiter": "GRPO_THINKING_DELIMITER",
+    "reward": "GRPO_THINKING_REWARD",
+}
+EXECUTOR = Path(__file__).with_name("budget_executor.py")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the executor is told.
+
+    Attributes:
+        delimiter: see :func:`grpo.rollout.thinking.delimiter`.
+        reward: OpenRLHF's ``--remote_rm_url``, "" for none.
+    """
+
+    budget: Budget
+    delimiter: str
+    reward: str
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> "Settings":
+        """Return the settings that :func:`hand_on` wrote.
+
+        Raises:
+            ValueError: where there are none.
+        """
+        missing = [name for name in _VARIABLES.values() if name not in environ]
+        if missing:
+            raise ValueError(f"{', '.join(missing)} not set: the executor is chosen by --thinking_budget alone")
+        thinking, answer, delimiter, reward = (environ[name] for name in _VARIABLES.values())
+        return cls(Budget(int(thinking), int(answer)), delimiter, reward)
+
+
+def environment(thinking: int, answer: int, delimiter: str, reward: str) -> dict[str, str]:
+    """Return the variables from which :meth:`Settings.from_environment` reads these values."""
+    return dict(zip(_VARIABLES.values(), map(str, (thinking, answer, delimiter, reward)), strict=True))
+
+
+def hand_on(args: argparse.Namespace) -> None:
+    """Let the engines roll out with a thinking budget where ``--thinking_budget`` asks for one. Called before Ray is.
+
+    OpenRLHF forgets ``--remote_rm_url`` where an executor is named, and passes no arguments to it.
+    """
+    if args.thinking_budget is None:
+        return
+    os.environ.update(
+        environment(args.thinking_budget, args.answer_budget, args.thinking_delimiter, args.remote_rm_url or "")
+    )
+    args.agent_func_path = str(EXECUTOR)

@@ -1,0 +1,113 @@
+"""Held-out evaluation during training: exact match of the final answer, with an interval.
+
+Records, metrics and intervals are those of `python -m eval.evaluate`; the grade is what the reward function gave.
+"""
+
+import hashlib
+import json
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from grpo.rollout.response_text import generated
+from grpo.rollout.seeds import begin_stage, seed_of
+from grpo.rollout.trajectory import response_tokens
+from grpo.run.records import Record, read_answer, summarise_by_source
+from grpo.run.sample_records import gold, numbers
+
+logger = logging.getLogger("openrlhf.grpo.evaluation")
+
+
+def evaluate(trainer: Any, step: int, generate_kwargs: dict[str, Any]) -> None:
+    """Evaluate the engines' policy on the held-out set, and log the result. Replaces ``PPOTrainer.evaluate``."""
+    started = time.monotonic()
+    begin_stage(trainer.samples_generator, f"eval {step}")
+    # The loader draws from torch's generator; training after an evaluation is to be that without one.
+    with torch.random.fork_rng(devices=[]):
+        problems = problems_by_prompt(trainer)
+        samples = trainer.samples_generator.generate_eval_samples(**generate_kwargs)
+    records = describe(samples, trainer.tokenizer, problems, partial(seed_of, trainer.samples_generator))
+    group_size = generate_kwargs["n_samples_per_prompt"]
+    result = summarise_by_source(records, [group_size])
+    result["seconds"] = time.monotonic() - started
+
+    trainer.run_log.write_samples(f"eval_{step}", records)  # first: the line says that the evaluation is done
+    trainer.run_log.write_eval(step, result)
+    if result["ungraded"]:
+        logger.error("%d of %d evaluation samples could not be graded", result["ungraded"], len(samples))
+    logger.info("held-out evaluation at step %d: %s", step, result)
+
+
+def problems_by_prompt(trainer: Any) -> dict[str, dict[str, str]]:
+    """Return ``id`` and ``datasource`` of each held-out problem by its prompt, as the engines get it.
+
+    OpenRLHF does not pass ids on: they are read from the data file again, whose order its loader keeps. A problem
+    without one is named by the hash of its prompt.
+    """
+    lines = Path(trainer.args.eval_dataset).read_text(encoding="utf-8").split("\n")
+    ids = [json.loads(line).get("id") for line in lines if line.strip()]
+    rows = [row for batch in trainer.eval_dataloader for row in zip(*batch, strict=True)]
+    return {
+        prompt: {"id": id or f"prompt-{hashlib.sha256(prompt.encode()).hexdigest()[:16]}", "datasource": source}
+        for (source, prompt, _), id in zip(rows, ids, strict=False)  # --max_samples may leave out the last ones
+    }
+
+
+def describe(
+    samples: list[Any], tokenizer: Any, problems: dict[str, dict[str, str]], seed_of: Callable[[str], int]
+) -> list[Record]:
+    """Return the record of each sample (:mod:`grpo.run.records`), with its prompt and all logs of the reward function.
+
+    Args:
+        samples: ``Experience`` of one sample each. Correctness is ``info["correct"]`` where the reward function reports
+            it, else the score.
+        problems: by prompt, see :func:`problems_by_prompt`.
+        seed_of: the seed of a prompt's first sample.
+    """
+    drawn: Counter[str] = Counter()
+    records = []
+    for sample in samples:
+        prompt, logs = sample.prompts[0], numbers(sample)
+        problem, seed = problems[prompt], seed_of(prompt) + drawn[prompt]
+        text = generated(tokenizer, response_tokens(sample), bool(logs["truncated"]))
+        about = {**problem, "sample": drawn[prompt], "label": gold(sample.labels[0]), "seed": seed, "prompt": prompt}
+        grade = {**read_answer(about | text), "correct": float(sample.scores[0]), **logs}
+        grade["answer_length"] = text["answer_length"]  # an executor's log of this name is NaN where there is no answer
+        records.append({**about, **text, **grade})
+        drawn[prompt] += 1
+    return records
+
+
+def run_first(trainer: Any, step: int) -> None:
+    """Evaluate before the first step, where ``--eval_at_start`` asks for it.
+
+    A resumed run evaluates here what the run before it was killed too early for.
+    """
+    if trainer.args.eval_at_start if step == 0 else step % trainer.args.eval_steps == 0:
+        run(trainer, step)
+
+
+def run_last(trainer: Any, step: int) -> None:
+    """Evaluate after the last step, unless evaluations are off (``--eval_steps -1``, which OpenRLHF makes infinite)."""
+    if math.isfinite(trainer.args.eval_steps):
+        run(trainer, step)
+
+
+def run(trainer: Any, step: int) -> None:
+    """Evaluate with the evaluation's own temperature and samples a prompt, unless this step has been evaluated."""
+    if trainer.eval_dataloader is None or trainer.run_log.is_evaluated(step):
+        return
+    args = trainer.args
+    kwargs = {
+        **trainer.generate_kwargs,
+        "temperature": args.eval_temperature,
+        "n_samples_per_prompt": args.eval_n_samples_per_prompt,
+    }
+    evaluate(trainer, step, kwargs)

@@ -1,0 +1,177 @@
+"""Turns metrics.jsonl and eval.jsonl into lines for the user, while a run goes on and at its end."""
+
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeGuard, TypeVar
+
+from grpo.run.saved_steps import saved_steps
+
+logger = logging.getLogger(__name__)
+Row = TypeVar("Row", bound=Mapping[str, Any])
+
+# Key in metrics.jsonl, label on the screen, format.
+STEP_COLUMNS = (
+    ("reward", "reward", ".3f"),
+    ("correct", "correct", ".3f"),
+    ("judge_quality", "quality", ".3f"),
+    ("judge_failed", "unjudged", ".0%"),
+    ("response_length", "length", ".0f"),
+    ("grad_norm", "grad", ".3g"),
+    ("ppo_kl", "ppo_kl", ".2g"),
+)
+
+
+class JsonLines:
+    """Reads a growing JSON-lines file of steps from where it stopped the last time.
+
+    Attributes:
+        rows: the lines so far, all with a `step`; those of the new file alone once the run has replaced it.
+        broken: how many lines were left out.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: list[dict[str, Any]] = []
+        self.broken = 0
+        self._offset = 0
+        self._inode: int | None = None
+
+    def new_rows(self) -> list[dict[str, Any]]:
+        """Return the complete lines since the last call; a line still being written waits, a broken one is left out.
+
+        Of a file that was replaced, or is shorter than before, lines are new that it did not have: those of a step that
+        was done again have another `time`.
+        """
+        known: set[tuple[Any, Any]] = set()
+        try:
+            with self.path.open("rb") as file:
+                stat = os.fstat(file.fileno())
+                if stat.st_size < self._offset or self._inode not in (None, stat.st_ino):
+                    known = {(row["step"], row.get("time")) for row in self.rows}
+                    self.rows, self.broken, self._offset = [], 0, 0
+                self._inode = stat.st_ino
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        complete = data[: data.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        rows = []
+        for line in filter(bytes.strip, complete.splitlines()):
+            row = _step_row(line)
+            if row is not None:
+                rows.append(row)
+            else:
+                self.broken += 1
+                logger.warning("%s holds a broken line, left by a full disk or a kill", self.path)
+        self.rows += rows
+        return [row for row in rows if (row["step"], row.get("time")) not in known]
+
+
+def _step_row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    step = row.get("step") if isinstance(row, dict) else None
+    return row if isinstance(step, int) and not isinstance(step, bool) and 0 <= step < 2**53 else None
+
+
+def by_step(rows: Iterable[Row]) -> list[Row]:
+    """Return lines in the order of their steps, one a step: of two the later counts, since the step was done again."""
+    return [row for _, row in sorted({row["step"]: row for row in rows}.items(), key=lambda pair: pair[0])]
+
+
+class Progress:
+    """The steps and evals of one run."""
+
+    def __init__(self, metrics_dir: Path, steps: int | None) -> None:
+        self.steps = steps
+        self.metrics = JsonLines(metrics_dir / "metrics.jsonl")
+        self.evals = JsonLines(metrics_dir / "eval.jsonl")
+        self.files = (self.metrics, self.evals)
+        self.started = time.monotonic()
+
+    def skip(self) -> None:
+        """Take what is there already, of the run that is continued, as shown."""
+        self.metrics.new_rows()
+        self.evals.new_rows()
+
+    def poll(self) -> list[str]:
+        """Return a line for every step and eval since the last call, in the order of their steps."""
+        lines = [(row["step"], 0, step_line(row, self.steps)) for row in self.metrics.new_rows()]
+        lines += [(row["step"], 1, eval_line(row)) for row in self.evals.new_rows()]
+        return [line for _, _, line in sorted(lines)]
+
+    def summary(self, run_dir: Path, save_path: Path, ckpt_path: Path) -> list[str]:
+        """Return the last lines that the user sees of a run."""
+        minutes = (time.monotonic() - self.started) / 60
+        return [f"{self.step} steps in {minutes:.1f} minutes", *self.results(run_dir, save_path, ckpt_path)]
+
+    @property
+    def step(self) -> int:
+        """Return the last step that is done, 0 before the first."""
+        return self.metrics.rows[-1]["step"] if self.metrics.rows else 0
+
+    def results(self, run_dir: Path, save_path: Path, ckpt_path: Path) -> list[str]:
+        """Return what came of a run: exact match, the place of the adapter, how to run it again."""
+        lines = []
+        if self.evals.rows:
+            first, last = self.evals.rows[0], self.evals.rows[-1]
+            lines.append(f"exact match  {interval(first)} at step {first['step']}")
+            if last is not first:
+                lines.append(f"          -> {interval(last)} at step {last['step']}")
+        adapter = find_adapter(save_path, ckpt_path)
+        lines.append(f"adapter      {adapter or 'none was saved'}")
+        lines.append(f"run          {run_dir}")
+        lines.append(f"again        {run_dir / 'command.sh'}")
+        return lines
+
+
+def step_line(row: dict[str, Any], steps: int | None) -> str:
+    """Return one global step as one line; metrics that the row lacks are left out."""
+    parts = [f"step {row['step']}" + (f"/{steps}" if steps else "")]
+    parts += [f"{label} {row[key]:{form}}" for key, label, form in STEP_COLUMNS if is_number(row.get(key))]
+    seconds = row.get("seconds")
+    seconds = {k: v for k, v in seconds.items() if is_number(v)} if isinstance(seconds, dict) else {}
+    if seconds:
+        shown = {name: value for name, value in seconds.items() if name != "total" and value >= 0.05}
+        phases = ", ".join(f"{name} {value:.1f}" for name, value in shown.items())
+        parts.append(f"{seconds.get('total', sum(seconds.values())):.1f} s ({phases})")
+    return "  ".join(parts)
+
+
+def eval_line(row: dict[str, Any]) -> str:
+    """Return one eval as one line."""
+    return f"eval at step {row['step']}: exact match {interval(row)}"
+
+
+def interval(row: dict[str, Any]) -> str:
+    """Return the exact match of an eval with its interval and the number of problems."""
+    if not is_number(row.get("exact_match")):
+        return "not graded"
+    text = f"{row['exact_match']:.3f}"
+    if is_number(row.get("ci_low")) and is_number(row.get("ci_high")):
+        text += f" [{row['ci_low']:.3f}, {row['ci_high']:.3f}]"
+    return text + (f" (n={row['n']})" if "n" in row else "")
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Tell whether a value of a line is a finite number, which null, text and truth values are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def find_adapter(save_path: Path, ckpt_path: Path) -> Path | None:
+    """Return the folder of the newest adapter: the final one, or that of the last checkpoint; None where there is none.
+
+    The final one may be older: of a run that was continued after its end, and did not come to another.
+    """
+    folders = [ckpt_path / f"step_{step}" / "adapter" for step in saved_steps(ckpt_path)[-1:]]
+    configs = [folder / "adapter_config.json" for folder in (save_path, *folders)]
+    newest = max((file for file in configs if file.is_file()), key=lambda file: file.stat().st_mtime, default=None)
+    return newest.parent if newest else None

@@ -1,0 +1,150 @@
+"""One record for each sample, in samples.jsonl and grades.jsonl of an evaluation and samples/eval_N.jsonl of a run.
+
+What was generated:
+- `id`, `datasource`, `label`: of the problem; `sample`: number of the sample, from 0; `seed`: of its generation.
+- `response`: the text with special tokens; `response_length`: its tokens; `answer_length`: those after the header of
+  the last final message, None where there is none; `truncated`: 1.0 where the limit on tokens has cut it.
+- Under a thinking budget also what a run logs (`thinking_truncated`, `thinking_length`, ...; see grpo/METRICS.md), of
+  which an evaluation by hand leaves `delimiter_log_prob` None. `response` has the delimiter that was put there by
+  force, which no length counts; `truncated` is of the answer.
+
+What the grader says of it:
+- `correct`: 1.0 or 0.0; None where it could not be graded, which counts neither way.
+- `answered`, `has_final`: 1.0 where there is an answer, a final message.
+- `answer`, `reason`: the answer as it was read, or why there is none.
+
+A run's records also have `prompt` and the logs of the reward function, from which their `correct` comes.
+"""
+
+import logging
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from grpo.run.estimators import interval, pass_at_k
+from reward.answers import NO_FINAL, Grade, grade
+
+logger = logging.getLogger(__name__)
+
+
+Record = dict[str, Any]
+
+
+def graded(sample: Record) -> Record:
+    """Return a sample's record with its grade, and without its text."""
+    record = {key: value for key, value in sample.items() if key != "response"}
+    result = _grade(sample, sample["label"])
+    if isinstance(result, Exception):
+        return record | {"correct": None, "answered": None, "has_final": None, "answer": None, "reason": repr(result)}
+    return record | {
+        "correct": float(result.correct),
+        "answered": float(result.answer is not None),
+        "has_final": float(result.reason != NO_FINAL),
+        "answer": result.answer,
+        "reason": result.reason,
+    }
+
+
+def read_answer(sample: Record) -> Record:
+    """Return `answer` and `reason` of a sample whose grade is known."""
+    result = _grade(sample, "")  # which nothing equals, and no algebra is needed to tell
+    if isinstance(result, Exception):
+        return {"answer": None, "reason": repr(result)}
+    return {"answer": result.answer, "reason": result.reason}
+
+
+def _grade(sample: Record, gold: str) -> Grade | Exception:
+    try:
+        return grade(sample["response"], gold)
+    except Exception as error:  # a sample that the grader fails on must not take the others, or a run, with it
+        logger.error("sample %s of %s could not be graded: %r", sample["sample"], sample["id"], error)
+        return error
+
+
+def summarise(records: Sequence[Record], ks: Iterable[int] = ()) -> dict[str, Any]:
+    """Return the metrics of an evaluation.
+
+    - ``exact_match`` (pass@1), ``ci_low``, ``ci_high``: mean over problems, with its 95% interval.
+    - ``pass_at_k``: for each k: ``value``, ``ci_low``, ``ci_high``, by the unbiased estimator.
+    - ``n``: problems; ``samples``: samples; ``ungraded``: samples without a grade, which count neither as right nor as
+      wrong. A problem without a grade, or with fewer than k, is left out; where none is left, the values are None.
+    - ``truncated``, ``no_final``, ``no_answer``: shares of the samples; under a thinking budget ``truncated`` is of the
+      answers, and ``thinking_truncated`` is there too.
+    - ``response_length``, ``thinking_length``, ``answer_length``: mean tokens; the last of samples with a final
+      message. A response without is all thinking.
+
+    Args:
+        records: graded; of each problem any number.
+        ks: the k of pass@k.
+    """
+    counts = [(len(grades), sum(grade >= 1 for grade in grades)) for grades in correct_by_problem(records).values()]
+    result: dict[str, Any] = dict.fromkeys(("exact_match", "ci_low", "ci_high"))
+    if counts:
+        rates = [correct / n for n, correct in counts]
+        low, high = interval(rates, len(rates) / sum(1 / n for n, _ in counts))
+        result = {"exact_match": statistics.fmean(rates), "ci_low": low, "ci_high": high}
+    lengths = [record for record in records if record.get("answer_length") is not None]
+    cut = _mean(record.get("thinking_truncated") for record in records)
+    if cut is not None:
+        result["thinking_truncated"] = cut
+    return result | {
+        "pass_at_k": {str(k): _pass_at(counts, k) for k in ks},
+        "n": len(counts),
+        "samples": len(records),
+        "ungraded": len(records) - sum(n for n, _ in counts),
+        "truncated": _mean(record.get("truncated") for record in records),
+        "no_final": _complement(_mean(record.get("has_final") for record in records)),
+        "no_answer": _complement(_mean(record.get("answered") for record in records)),
+        "response_length": _mean(record.get("response_length") for record in records),
+        "thinking_length": _mean(_thinking_length(record) for record in records),
+        "answer_length": _mean(record["answer_length"] for record in lengths),
+    }
+
+
+def summarise_by_source(records: Sequence[Record], ks: Sequence[int]) -> dict[str, Any]:
+    """Return :func:`summarise` of all records, and of each data source under ``by_source``."""
+    parts = defaultdict(list)
+    for record in records:
+        parts[record["datasource"]].append(record)
+    by_source = {source: summarise(part, ks) for source, part in parts.items()}
+    return summarise(records, ks) | {"by_source": by_source}
+
+
+def _thinking_length(record: Record) -> float | None:
+    """Return the tokens before the final message, its header included: all where there is none; None where unknown."""
+    if record.get("response_length") is None or "answer_length" not in record:
+        return None
+    return record["response_length"] - (record["answer_length"] or 0)
+
+
+def correct_by_problem(records: Iterable[Record]) -> dict[str, list[float]]:
+    """Return the grades, 1.0 or 0.0, of each problem's graded samples by its id."""
+    groups = defaultdict(list)
+    for record in records:
+        if _is_number(record.get("correct")):
+            groups[record["id"]].append(record["correct"])
+    return dict(groups)
+
+
+def _pass_at(counts: Sequence[tuple[int, int]], k: int) -> dict[str, float | None]:
+    counts = [(n, correct) for n, correct in counts if n >= k]
+    if not counts:
+        return {"value": None, "ci_low": None, "ci_high": None}
+    values = [pass_at_k(n, correct, k) for n, correct in counts]
+    low, high = interval(values, len(values) / sum(k / n for n, _ in counts))
+    return {"value": statistics.fmean(values), "ci_low": low, "ci_high": high}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _mean(values: Iterable[Any]) -> float | None:
+    numbers = [value for value in values if _is_number(value)]
+    return statistics.fmean(numbers) if numbers else None
+
+
+def _complement(share: float | None) -> float | None:
+    return None if share is None else 1 - share

@@ -1,0 +1,235 @@
+"""The run directory as the trainer writes it: metrics.jsonl, eval.jsonl, samples/step_N.jsonl, seconds per phase."""
+
+import functools
+import json
+import logging
+import math
+import os
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from grpo.metrics.rolling import rolling_correlation
+from grpo.run import trackers
+from grpo.run.sample_records import describe_samples
+from grpo.run.trackers import Trackers
+from grpo.stack import machine
+from grpo.stack.json_files import read_rows, replace
+
+logger = logging.getLogger("openrlhf.grpo.run_log")
+
+WINDOW = 10  # steps of a rolling metric
+
+
+class RunLog:
+    """Appends to the files of one run.
+
+    Args:
+        run_dir: where ``samples/`` goes.
+        metrics_dir: where ``metrics.jsonl`` and ``eval.jsonl`` go; None for ``run_dir``.
+        ckpt_dir: whose disk's room is logged; None for ``run_dir``.
+        trackers: get every step and evaluation too.
+        sample_limit: how many samples of a step are written beside its extremes; None for all.
+    """
+
+    def __init__(
+        self,
+        run_dir: str,
+        metrics_dir: str | None = None,
+        ckpt_dir: str | None = None,
+        trackers: Trackers | None = None,
+        sample_limit: int | None = None,
+    ) -> None:
+        self._samples = Path(run_dir) / "samples"
+        self._metrics = Path(metrics_dir or run_dir)
+        for directory in (self._samples, self._metrics):
+            directory.mkdir(parents=True, exist_ok=True)
+        self._checkpoints = Path(ckpt_dir or run_dir)
+        self._sample_limit = sample_limit
+        self.trackers = trackers or Trackers()
+        self._window: deque[dict[str, Any]] = deque(read_rows(self._metrics / "metrics.jsonl"), maxlen=WINDOW - 1)
+        self._lost = 0
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._step_started = time.monotonic()
+
+    def timed(self, phase: str, function: Callable) -> Callable:
+        """Return ``function`` with its seconds added to ``phase`` of the current step."""
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            started = time.monotonic()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._seconds[phase] += time.monotonic() - started
+
+        return wrapper
+
+    def write_rollouts(self, step: int, samples: Sequence[Any], tokenizer: Any) -> None:
+        """Write the rollouts of one global step, before its checkpoint: a run that resumes from it does not draw them.
+
+        Args:
+            samples: ``Experience`` of one sample each.
+        """
+        try:
+            records = describe_samples(samples, tokenizer, self._sample_limit)
+        except Exception:  # a checkpoint of this step comes next: what people would read must not cost it
+            self._lost += 1
+            logger.exception("the samples of step %d were not written", step)
+            return
+        self.write_samples(f"step_{step}", records)
+
+    def write_step(self, step: int, status: dict[str, Any]) -> None:
+        """Append the line of one global step to metrics.jsonl, and start the clock of the next.
+
+        Numbers keep OpenRLHF's names; ``seconds`` holds the phases and their ``total``, ``grad_norms`` that of each
+        optimizer step. A number that is not finite is left out, counted and logged.
+        """
+        seconds, self._seconds = dict(self._seconds), defaultdict(float)
+        seconds["total"], self._step_started = time.monotonic() - self._step_started, time.monotonic()
+        row: dict[str, Any] = {name: value for name, value in status.items() if isinstance(value, int | float)}
+        row |= self._resources()
+        if "sampled_tokens" in row:
+            row["tokens_per_second"] = row["sampled_tokens"] / seconds["total"]
+        rolling = rolling_correlation([*self._window, row])
+        if rolling is not None:
+            row["reward_correct_correlation_rolling"] = rolling
+        dropped = [name for name, value in row.items() if not math.isfinite(value)]
+        if dropped:
+            logger.warning("step %d: not finite and left out: %s", step, ", ".join(dropped))
+        row = {name: value for name, value in row.items() if name not in dropped}
+        row = {
+            "step": step,
+            "time": time.time(),
+            "seconds": seconds,
+            "lost_writes": self._lost,
+            **row,
+            "dropped_values": len(dropped),
+            "grad_norms": status.get("grad_norms", []),
+        }
+        self._append("metrics.jsonl", row)
+        self._window.append(row)
+        self.trackers.log("train", step, {name: value for name, value in row.items() if name not in ("step", "time")})
+
+    def _resources(self) -> dict[str, float]:
+        used = machine.memory_total() - machine.memory_available()
+        return {"host_memory": float(used), "disk_free": float(machine.disk_free(self._checkpoints))}
+
+    def is_evaluated(self, step: int) -> bool:
+        """Say whether eval.jsonl has a line of this step."""
+        return any(row["step"] == step for row in read_rows(self._metrics / "eval.jsonl"))
+
+    def write_eval(self, step: int, result: dict[str, Any]) -> None:
+        """Append the line of one evaluation to eval.jsonl, and its exact match to the step's line.
+
+        Its seconds are not part of any training step.
+        """
+        self._append("eval.jsonl", {"step": step, "time": time.time(), **result})
+        rows = read_rows(self._metrics / "metrics.jsonl")
+        if rows and rows[-1].get("step") == step and "exact_match" in result:
+            rows[-1]["exact_match"] = result["exact_match"]
+            text = "".join(json.dumps(row) + "\n" for row in rows)
+            self._attempt(self._metrics / "metrics.jsonl", lambda file: replace(file, text))
+        self.trackers.log("eval", step, result)
+        self._step_started = time.monotonic()
+
+    def write_samples(self, name: str, samples: Sequence[dict[str, Any]]) -> None:
+        """Write one file of rollouts, ``samples/<name>.jsonl``, one JSON object a sample."""
+        lines = [json.dumps(_finite(sample), ensure_ascii=False) + "\n" for sample in samples]
+        self._attempt(self._samples / f"{name}.jsonl", lambda file: replace(file, "".join(lines)))
+
+    def _append(self, name: str, record: dict[str, Any]) -> None:
+        file = self._metrics / name
+        # What a full disk has cut ends here, and takes no other line with it.
+        begin = "" if _ends_a_line(file) else "\n"
+        text = begin + json.dumps(_finite(record), allow_nan=False) + "\n"
+
+        def append(file: Path) -> None:
+            with file.open("a", encoding="utf-8") as opened:
+                opened.write(text)
+
+        self._attempt(file, append)
+
+    def _attempt(self, path: Path, write: Callable[[Path], None]) -> None:
+        # A full disk must not end a run of days: counted in `lost_writes`, logged, and tried again at the next line.
+        try:
+            write(path)
+        except OSError as error:
+            self._lost += 1
+            logger.error("%s was not written: %s", path, error)
+
+
+def _ends_a_line(file: Path) -> bool:
+    try:
+        with file.open("rb") as opened:
+            opened.seek(-1, os.SEEK_END)
+            return opened.read(1) == b"\n"
+    except OSError:  # no such file, or an empty one
+        return True
+
+
+def rewind(run_dir: Path, metrics_dir: Path, step: int) -> None:
+    """Take back what was logged after `step`, which a resumed run does again: lines and files of samples."""
+    for name in ("metrics.jsonl", "eval.jsonl"):
+        if (metrics_dir / name).exists():
+            rows = [row for row in read_rows(metrics_dir / name) if row["step"] <= step]
+            replace(metrics_dir / name, "".join(json.dumps(row) + "\n" for row in rows))
+    for file in (run_dir / "samples").glob("*_*.jsonl"):
+        if int(file.stem.partition("_")[2]) > step:
+            file.unlink()
+
+
+def _finite(value: Any) -> Any:
+    """Return ``value`` with null in place of numbers that JSON cannot hold."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def attach(trainer: Any, states: dict[str, Any]) -> RunLog:
+    """Time the phases of OpenRLHF's ``PPOTrainer`` (an object, not its class), and return its log.
+
+    Phases: ``generate`` (with the reward, which the engines compute), ``old_log_probs`` (with advantages), ``train``,
+    ``sync``, ``save``; an evaluation's seconds stand in eval.jsonl.
+
+    Args:
+        states: the ``client_states`` that the trainer starts from, see
+        :func:`grpo.checkpoint.trainer_state.of_controller`.
+    """
+    args = trainer.args
+    log = RunLog(
+        args.run_dir, args.metrics_dir, args.ckpt_path, trackers.start(args, states["global_step"]), args.log_samples
+    )
+    step = states["global_step"]
+    if step and step not in {row["step"] for row in read_rows(log._metrics / "metrics.jsonl")}:
+        log.write_step(step, states["status"])  # killed between saving and logging: seconds are lost
+    trainer.samples_generator.generate_samples = log.timed("generate", trainer.samples_generator.generate_samples)
+    maker = trainer.experience_maker
+    maker.make_experience_batch = log.timed("old_log_probs", maker.make_experience_batch)
+    trainer.ppo_train = log.timed("train", trainer.ppo_train)
+    trainer.broadcast_to_vllm = log.timed("sync", trainer.broadcast_to_vllm)
+    trainer.save_logs_and_checkpoints = log.timed("save", trainer.save_logs_and_checkpoints)
+    return log
+
+
+def is_finished(args: Any, step: int) -> bool:
+    """Say whether the run has made the steps that ``--max_steps`` asks for."""
+    return args.max_steps is not None and step >= args.max_steps
+
+
+def optimizer_steps(args: Any, steps: int) -> int:
+    """Return the length of the learning-rate schedule: OpenRLHF's, cut where ``--max_steps`` ends the run.
+
+    Args:
+        steps: OpenRLHF's count of optimizer steps over all episodes.
+    """
+    if args.max_steps is None:
+        return steps
+    per_step = args.rollout_batch_size * args.n_samples_per_prompt * args.max_epochs // args.train_batch_size
+    return min(steps, args.max_steps * per_step)

@@ -1,0 +1,248 @@
+"""What a run's directory says of the run: its lines, whether it goes on, how far it is, how fast, and what is left.
+
+The one reader of run directories: for runs that are going, have ended in any way, were resumed, moved or copied, or are
+of another version. Imports nothing heavy.
+"""
+
+import fcntl
+import json
+import os
+import signal
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo.run.progress import Progress, by_step, is_number
+from grpo.stack.json_files import read_rows
+
+LOCK, ENDS = ".lock", "ends.jsonl"
+RUNNING, FINISHED, STOPPED, CRASHED = "running", "finished", "stopped", "crashed"
+# Exit codes of a run that somebody has ended: Ctrl-C, kill, a closed terminal or pipe.
+_STOPPED_CODES = {128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM)}
+# Steps that tell the pace: few enough to follow responses that become longer.
+RECENT = 20
+
+
+class RunError(ValueError):
+    """There is no run; the message names the remedy."""
+
+
+def is_run(folder: Path) -> bool:
+    """Tell whether a directory is that of a run."""
+    return (folder / "command.sh").is_file() and (folder / "config.json").is_file()
+
+
+def is_held(folder: Path) -> bool:
+    """Tell whether a process holds the run directory, see :func:`grpo.launch.resume.lock`.
+
+    A shared lock is taken for a moment, so that several may look at once.
+    """
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def place(folder: Path, flags: Mapping[str, Any], name: str) -> Path:
+    """Return the folder that the flag `name` gives; what was in the run directory moves along with it.
+
+    Raises:
+        KeyError, TypeError: where there is no such flag.
+    """
+    recorded = Path(flags[name])
+    run_dir = flags.get("run_dir")
+    return folder / recorded.relative_to(run_dir) if run_dir and recorded.is_relative_to(run_dir) else recorded
+
+
+def metrics_dir(folder: Path) -> Path:
+    """Return where a run's metrics are: beside its other files, also after a move or a copy, or in its METRICS_DIR."""
+    if any((folder / name).is_file() for name in ("metrics.jsonl", "eval.jsonl")):
+        return folder
+    return _place_or(folder, _read_config(folder / "config.json")[0], "metrics_dir", folder)
+
+
+def sample_files(folder: Path, kind: str) -> dict[int, Path]:
+    """Return the samples of a run by step, in order; `kind` is "step" for rollouts, "eval" for evaluations."""
+    files = {file.stem.partition("_")[2]: file for file in folder.glob(f"samples/{kind}_*.jsonl")}
+    return {int(number): files[number] for number in sorted(filter(str.isdecimal, files), key=int)}
+
+
+def _read_config(file: Path) -> tuple[dict[str, Any], str]:
+    """Return what config.json holds, {} where that is of no use, and why it is of none ("": it is, or is not there)."""
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}, ""
+    except (OSError, ValueError) as error:
+        return {}, f"{file} cannot be read: {error}"
+    parts = (config.get(name) for name in ("flags", "judge", "plan")) if isinstance(config, dict) else (config,)
+    if not all(part is None or isinstance(part, dict) for part in parts):
+        return {}, f"{file} is not what the launcher writes"
+    return config, ""
+
+
+def _place_or(folder: Path, config: Mapping[str, Any], name: str, default: Path) -> Path:
+    try:
+        return place(folder, config["flags"], name)
+    except (KeyError, TypeError, AttributeError):
+        return default
+
+
+class Run:
+    """One run, as its directory has it at the last :meth:`refresh`.
+
+    Args:
+        folder: the run directory.
+        name: what it is called beside others; None for the folder's name.
+
+    Attributes:
+        config: what config.json holds, {} where it cannot be read.
+        config_fault: why it cannot; "" where it can, or is not there.
+        metrics, evals: the lines in the order of steps, one a step.
+        resumes: the lines of resumes.jsonl.
+        progress: all lines, as metrics.jsonl and eval.jsonl have them.
+        code: the exit code of its last part; None where it goes on, or nobody was left to say.
+        state: RUNNING, FINISHED, STOPPED (by somebody) or CRASHED (also: killed, or the machine went down). A run of
+            another version, which does not say how it ended, is STOPPED.
+
+    Raises:
+        RunError: where it is no run directory.
+    """
+
+    def __init__(self, folder: Path, name: str | None = None) -> None:
+        if not folder.is_dir():
+            raise RunError(f"{folder} is no folder: name that of a run, or list them with scripts.runs")
+        self.folder = folder.absolute()
+        self.name = name or self.folder.name
+        self.progress = Progress(metrics_dir(self.folder), None)
+        if not is_run(folder) and not any(lines.path.is_file() for lines in self.progress.files):
+            what = "it has no config.json and command.sh, and no metrics.jsonl or eval.jsonl"
+            raise RunError(f"{folder} is no run directory ({what}): name one, or list them with scripts.runs")
+        self.refresh()
+
+    def refresh(self) -> list[str]:
+        """Read what is new; return a line for every new step and evaluation."""
+        # First, so that what a run wrote before its end is read after it was seen to have ended.
+        held = is_held(self.folder)
+        self.config, self.config_fault = _read_config(self.folder / "config.json")
+        self.resumes = [row for row in read_rows(self.folder / "resumes.jsonl") if isinstance(row, dict)]
+        if not any(lines.rows for lines in self.progress.files):  # METRICS_DIR shows up with the first line
+            self.progress = Progress(metrics_dir(self.folder), None)
+        self.progress.steps = self.planned
+        lines = self.progress.poll()
+        self.metrics, self.evals = (by_step(file.rows) for file in self.progress.files)
+        self.code = None if held else self._exit_code()
+        self.state = RUNNING if held else self._end()
+        return lines
+
+    def _exit_code(self) -> int | None:
+        ends = read_rows(self.folder / ENDS)
+        is_of_last_part = ends and (not self.resumes or ends[-1]["time"] >= self.resumes[-1]["time"])
+        return ends[-1]["code"] if is_of_last_part else None
+
+    def _end(self) -> str:
+        if self.code is not None:
+            return FINISHED if self.code == 0 else STOPPED if self.code in _STOPPED_CODES else CRASHED
+        if not is_run(self.folder):
+            return STOPPED
+        is_done = self.step >= (self.planned or 0) and (self.save_path / "adapter_config.json").is_file()
+        return FINISHED if is_done else CRASHED
+
+    def read(self, name: str) -> dict[str, Any]:
+        """Return the object that a file of the directory holds, {} where there is none, or it is broken."""
+        try:
+            value = json.loads((self.folder / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return value if isinstance(value, dict) else {}
+
+    def part(self, name: str) -> dict[str, Any]:
+        """Return an object of config.json, {} where there is none; "flags" are OpenRLHF's."""
+        part = self.config.get(name)
+        return part if isinstance(part, dict) else {}
+
+    @property
+    def step(self) -> int:
+        """Return the last step that was logged, 0 where there is none."""
+        return self.metrics[-1]["step"] if self.metrics else 0
+
+    @property
+    def planned(self) -> int | None:
+        """Return how many steps the run is to make, None where that is not known."""
+        steps = self.part("plan").get("steps") or self.part("flags").get("max_steps")
+        return steps if isinstance(steps, int) else None
+
+    @property
+    def save_path(self) -> Path:
+        """Return where the final adapter goes."""
+        return _place_or(self.folder, self.config, "save_path", self.folder / "final")
+
+    @property
+    def ckpt_path(self) -> Path:
+        """Return where the checkpoints go."""
+        return _place_or(self.folder, self.config, "ckpt_path", self.folder / "checkpoints")
+
+    @property
+    def graded(self) -> list[dict[str, Any]]:
+        """Return the lines of evaluations that were graded."""
+        return [row for row in self.evals if is_number(row.get("exact_match"))]
+
+    @property
+    def started(self) -> float | None:
+        """Return when the run started, in seconds since 1970; a copied run tells it by its first line."""
+        times = [file.stat().st_mtime for file in (self.folder / LOCK, self.folder / "config.json") if file.is_file()]
+        for row in (*self.metrics[:1], *self.evals[:1]):
+            if is_number(row.get("time")):
+                times.append(row["time"] - (_total(row) or 0.0))
+        return min(times, default=None)
+
+    @property
+    def last_line(self) -> float | None:
+        """Return when the newest step or evaluation was written, in seconds since 1970."""
+        rows = (*self.metrics[-1:], *self.evals[-1:])
+        return max((row["time"] for row in rows if is_number(row.get("time"))), default=None)
+
+    def seconds_a_step(self, last: int | None = RECENT) -> float | None:
+        """Return the median time of a step without evaluations, of the `last` steps; None for all of them."""
+        rows = self.metrics[-last if last else None :]
+        times = [seconds for row in rows if (seconds := _total(row)) is not None]
+        return statistics.median(times) if times else None
+
+    def seconds_left(self, now: float) -> float | None:
+        """Return the seconds until the run's end, evaluations included; None where that cannot be told.
+
+        Args:
+            now: seconds since 1970.
+        """
+        pace = self.seconds_a_step()
+        if self.state != RUNNING or self.planned is None or pace is None or self.last_line is None:
+            return None
+        in_step = min(max(now - self.last_line, 0.0), pace)
+        left = (self.planned - self.step) * pace + self._evals_left(self.planned) * self._seconds_an_eval()
+        return max(left - in_step, 0.0)
+
+    def _evals_left(self, planned: int) -> int:
+        every = self.part("flags").get("eval_steps")
+        if not self.part("flags").get("eval_dataset") or not is_number(every) or every < 1:
+            return 0
+        due = {*range(int(every), planned + 1, int(every)), planned}
+        done = {row["step"] for row in self.evals}
+        return sum(step >= self.step and step not in done for step in due)
+
+    def _seconds_an_eval(self) -> float:
+        times = [row["seconds"] for row in self.evals if is_number(row.get("seconds"))]
+        return times[-1] if times else 0.0
+
+
+def _total(row: Mapping[str, Any]) -> float | None:
+    seconds = row.get("seconds")
+    total = seconds.get("total") if isinstance(seconds, Mapping) else None
+    return total if is_number(total) else None

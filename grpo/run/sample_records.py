@@ -1,0 +1,99 @@
+"""The records of samples/step_N.jsonl: what was sampled in a step, what it earned, and which samples to read first."""
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from grpo.rollout.response_text import text_of
+from grpo.rollout.trajectory import response_tokens
+from grpo.run.records import read_answer
+from reward.labels import parse_label
+
+Record = dict[str, Any]
+
+
+def describe_samples(samples: Sequence[Any], tokenizer: Any, limit: int | None = None) -> list[Record]:
+    """Return the records of the first samples of a step, and always of its extremes (see :func:`extremes`).
+
+    A record has `sample` (its place in the rollout), `prompt`, `response` (with special tokens), `label`, `gold`,
+    `answer` (None where none can be read), `prompt_length`, of rollouts in an environment `conversation` (the whole
+    text of each of its samples), `extremes` (what it is the extreme of), all logs of the reward function, and the
+    `details` of :mod:`grpo.metrics.step_metrics`. A number that :func:`grpo.batch.rewards.complete` made up for the
+    sake of the step's mean is None.
+
+    Args:
+        samples: ``Experience`` of one sample each.
+        limit: how many beside the extremes; None for all.
+    """
+    logs = [
+        {**numbers(sample), **getattr(sample, "details", {}), **dict.fromkeys(getattr(sample, "missing", ()))}
+        for sample in samples
+    ]
+    why = extremes(logs)
+    return [
+        _describe(place, sample, tokenizer, logs[place]) | {"extremes": why.get(place, [])}
+        for place, sample in enumerate(samples)
+        if limit is None or place < limit or place in why
+    ]
+
+
+def _describe(place: int, sample: Any, tokenizer: Any, logs: dict[str, Any]) -> Record:
+    tokens = response_tokens(sample)
+    response = text_of(tokenizer, tokens)
+    return {
+        "sample": place,
+        "prompt": sample.prompts[0],
+        "response": response,
+        "label": sample.labels[0],
+        "gold": gold(sample.labels[0]),
+        "answer": read_answer({"id": "the step", "sample": place, "response": response})["answer"],
+        "prompt_length": int(sample.attention_mask.sum()) - len(tokens),
+        **_conversation(sample, tokenizer),
+        **logs,
+    }
+
+
+def _conversation(sample: Any, tokenizer: Any) -> dict[str, list[str]]:
+    """Return the whole text of each sample of a rollout in an environment, prompts and tools included."""
+    if not hasattr(sample, "branches"):
+        return {}
+    rows = [*sample.branches, sample]
+    texts = [text_of(tokenizer, row.sequences[row.attention_mask.bool()].tolist()) for row in rows]
+    return {"conversation": texts}
+
+
+def gold(label: Any) -> Any:
+    """Return the gold answer of a label, or a label of another form as it is."""
+    try:
+        return parse_label(label).answer
+    except ValueError:  # of somebody else's reward function
+        return label
+
+
+def extremes(logs: Sequence[dict[str, Any]]) -> dict[int, list[str]]:
+    """Return the places of the samples to read first, each with what it is the extreme of.
+
+    Args:
+        logs: of each sample; a number that is missing or None takes no part.
+    """
+    everyone = range(len(logs))
+    wrong, right = ([place for place in everyone if logs[place].get("correct") == value] for value in (0, 1))
+    found: dict[int, list[str]] = {}
+    for why, places, name, size in (
+        ("highest reward of the wrong ones", wrong, "reward", float),
+        ("lowest reward of the right ones", right, "reward", operator.neg),
+        ("longest", everyone, "response_length", float),
+        ("most surprising", everyone, "surprisal", float),
+        ("largest loss", everyone, "micro_batch_loss", abs),
+        ("least likely token", everyone, "lowest_log_prob", operator.neg),
+        ("largest mismatch", everyone, "logprob_diff_max", float),
+    ):
+        known = [(size(value), place) for place in places if (value := logs[place].get(name)) is not None]
+        if known:
+            found.setdefault(max(known, key=operator.itemgetter(0))[1], []).append(why)
+    return found
+
+
+def numbers(sample: Any) -> dict[str, float]:
+    """Return the logs of an ``Experience`` of a single sample."""
+    return {name: float(value[0]) for name, value in sample.info.items()}

@@ -1,0 +1,26 @@
+"""Which checkpoints a run has, and how each did. Imports nothing heavy: the launcher reads it too."""
+
+import re
+from pathlib import Path
+
+from grpo.stack.json_files import read_rows
+
+STEP_DIRECTORY = re.compile(r"step_(\d+)")
+
+
+def saved_steps(checkpoints: str | Path) -> list[int]:
+    """Return the steps of the whole checkpoints, in ascending order.
+
+    A checkpoint gets its name when it is complete, so what is named ``step_N`` is whole.
+    """
+    folder = Path(checkpoints)
+    if not folder.is_dir():
+        return []
+    found = ((STEP_DIRECTORY.fullmatch(path.name), path) for path in folder.iterdir())
+    return sorted(int(match[1]) for match, path in found if match and (path / "adapter").is_dir())
+
+
+def exact_match(eval_file: str | Path) -> dict[int, float]:
+    """Return the held-out exact match by step, from eval.jsonl; {} where there is no such file."""
+    rows = read_rows(Path(eval_file))
+    return {row["step"]: row["exact_match"] for row in rows if row.get("exact_match") is not None}

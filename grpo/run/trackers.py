@@ -1,0 +1,151 @@
+"""Experiment trackers beside the run directory: TensorBoard, Weights & Biases, Trackio.
+
+The run directory is the record. A tracker that fails to start ends the run before its first step, since somebody asked
+for it; one that fails later is switched off with a warning and ends nothing. Keys come from the environment alone.
+"""
+
+import importlib.util
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from grpo.stack import secrets
+
+logger = logging.getLogger("openrlhf.grpo.trackers")
+
+
+class Tracker(Protocol):
+    """One service."""
+
+    def log(self, step: int, numbers: dict[str, float]) -> None:
+        """Take the numbers of a global step; their names begin with train/ or eval/."""
+
+    def close(self) -> None:
+        """Finish; nothing comes after it."""
+
+
+class TensorBoard:
+    """Event files in ``--use_tensorboard``; a resumed run takes back the steps that it does again."""
+
+    def __init__(self, args: Any, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(log_dir=args.use_tensorboard, purge_step=step + 1)
+
+    def log(self, step: int, numbers: dict[str, float]) -> None:
+        """Take the numbers of a global step."""
+        for name, value in numbers.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Finish."""
+        self._writer.close()
+
+
+class Wandb:
+    """Weights & Biases, by WANDB_API_KEY; a resumed run continues its own page."""
+
+    def __init__(self, args: Any, step: int) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            entity=args.wandb_org,
+            project=args.wandb_project,
+            group=args.wandb_group,
+            name=args.wandb_run_name,
+            id=args.wandb_run_name,
+            resume="allow",
+            config=secrets.without_wandb_key(args),
+        )
+        self._run.define_metric("*", step_metric="global_step")
+
+    def log(self, step: int, numbers: dict[str, float]) -> None:
+        """Take the numbers of a global step."""
+        self._run.log({**numbers, "global_step": step})
+
+    def close(self) -> None:
+        """Finish."""
+        self._run.finish()
+
+
+class Trackio:
+    """Trackio, which keeps its files on this machine, or in the Space of the hub that TRACKIO_SPACE_ID names."""
+
+    def __init__(self, args: Any, step: int) -> None:
+        import trackio
+
+        config = secrets.without_wandb_key(args)
+        self._run = trackio.init(project=args.wandb_project, name=args.wandb_run_name, config=config, resume="allow")
+
+    def log(self, step: int, numbers: dict[str, float]) -> None:
+        """Take the numbers of a global step."""
+        self._run.log(dict(numbers), step=step)
+
+    def close(self) -> None:
+        """Finish."""
+        self._run.finish()
+
+
+# Flag, package, tracker.
+KNOWN = (
+    ("use_tensorboard", "tensorboard", TensorBoard),
+    ("use_wandb", "wandb", Wandb),
+    ("use_trackio", "trackio", Trackio),
+)
+
+
+class Trackers:
+    """Those that the arguments ask for, as one.
+
+    Args:
+        members: started already.
+    """
+
+    def __init__(self, members: Sequence[Tracker] = ()) -> None:
+        self._members = list(members)
+
+    def log(self, group: str, step: int, numbers: Mapping[str, Any]) -> None:
+        """Pass on the numbers of a global step, those in nested objects too, as GROUP/NAME/NAME.
+
+        Args:
+            group: "train" or "eval".
+        """
+        found = _flat(numbers, group)
+        self._each(lambda member: member.log(step, found))
+
+    def close(self) -> None:
+        """Finish all."""
+        self._each(lambda member: member.close())
+
+    def _each(self, call: Any) -> None:
+        for member in list(self._members):
+            try:
+                call(member)
+            except Exception as error:  # somebody else's service must not end a run of days
+                self._members.remove(member)
+                logger.warning("%s failed and is switched off: %r", type(member).__name__, error)
+
+
+def start(args: Any, step: int) -> Trackers:
+    """Start the trackers that the arguments ask for.
+
+    Args:
+        step: the global step after which the run continues, 0 for a new one.
+    """
+    return Trackers([tracker(args, step) for flag, _, tracker in KNOWN if getattr(args, flag)])
+
+
+def missing_packages(args: Any) -> list[tuple[str, str]]:
+    """Return flag and package of each tracker that the arguments ask for and that is not installed."""
+    return [(flag, name) for flag, name, _ in KNOWN if getattr(args, flag) and not importlib.util.find_spec(name)]
+
+
+def _flat(numbers: Mapping[str, Any], prefix: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, value in numbers.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}/{name}")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            found[f"{prefix}/{name}"] = float(value)
+    return found

@@ -1,0 +1,27 @@
+"""The checkout: where it is, which stack it installed, its revision."""
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+TINY_MODEL = CHECKOUT / ".cache" / "tiny-model"  # where train_grpo.sh --tiny makes it
+
+
+def on_cpu_stack() -> bool:
+    """Tell whether DeepSpeed and vLLM run without GPUs (`scripts/env.sh` decides by what is installed)."""
+    return os.environ.get("DS_ACCELERATOR") == "cpu"
+
+
+def git_revision() -> dict[str, Any] | None:
+    """Return the checkout's commit and whether files differ from it, None where it is no git checkout."""
+    git = ["git", "-C", str(CHECKOUT)]
+    try:
+        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout
+        changes = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return None
+    return {"commit": commit.strip(), "dirty": bool(changes.strip())}

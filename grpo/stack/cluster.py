@@ -1,0 +1,77 @@
+"""What the driver tells Ray, the ports of a run, and when its engines are ready."""
+
+import os
+import random
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from grpo.stack.secrets import is_secret
+
+# Environment variables exported after a Ray cluster was started do not reach its workers: these travel with the job.
+# Secrets are not in this list, since Ray writes a job's runtime_env to its logs: export them before `ray start`.
+FORWARDED_PREFIXES = (
+    *("GRPO_", "VLLM_", "OMP_", "MKL_", "ONEDNN_", "DNNL_", "ATEN_CPU_", "NCCL_", "DS_", "TORCH", "PYTORCH_"),
+    *("HF_HUB_", "HF_HOME"),
+)
+FORWARDED_NAMES = ("PYTHONPATH", "PATH", "TOKENIZERS_PARALLELISM", "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES")
+
+# The ports that the kernel gives out by itself, to whoever connects or asks for any port (ip(7)).
+EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+# Ray's workers get 10002 to 19999, or ephemeral ports.
+FIRST_PORT = 20000
+
+
+def runtime_env(environ: dict[str, str] | None = None) -> dict[str, dict[str, str]]:
+    """Return the ``runtime_env`` of ``ray.init``: the variables of this process that the workers need, no secrets."""
+    environ = dict(os.environ) if environ is None else environ
+    variables = {
+        name: value
+        for name, value in environ.items()
+        if (name in FORWARDED_NAMES or name.startswith(FORWARDED_PREFIXES))
+        and (name in FORWARDED_NAMES or not is_secret(name))
+    }
+    variables.setdefault("TOKENIZERS_PARALLELISM", "true")
+    variables.setdefault("NCCL_DEBUG", "WARN")
+    return {"env_vars": variables}
+
+
+def engines_ready(engines: Sequence[Any] | None) -> list[Any]:
+    """Return one reference per vLLM engine that resolves when the engine has started, or raises why it has not.
+
+    OpenRLHF waits for the actor alone and would start training first. ``ray.get`` raises the first error of any
+    reference at once.
+    """
+    return [engine.get_num_unfinished_requests.remote() for engine in engines or []]
+
+
+def free_port() -> int:
+    """Return a TCP port that is free now and that the kernel gives to nobody by itself.
+
+    Whoever will listen on it may take half a minute to start; a port that the kernel chose may be another's by then.
+    Where the kernel may give away every port, or does not say which, any free one has to do.
+    """
+    try:
+        first, last = map(int, EPHEMERAL_PORTS.read_text().split())
+    except OSError:  # a container that hides it
+        first, last = 0, 2**16
+    ports = [port for port in range(FIRST_PORT, 2**16) if not first <= port <= last]
+    # Not the trainer's generator: runs with one seed would meet on one port.
+    shuffled = random.SystemRandom().sample(ports, len(ports))
+    return next((port for port in shuffled if _is_free(port)), None) or _any_port()
+
+
+def _any_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,25 @@
+"""Which variable of `train_grpo.sh` sets which flag of OpenRLHF, read from the script itself."""
+
+import re
+from functools import cache
+
+from grpo.stack.checkout import CHECKOUT
+
+_VALUE = re.compile(r'--(\w+) "\$\{?(\w+)(?:\[@\])?\}?"')
+_LIST = re.compile(r'read -ra (\w+) <<<"\$(\w+)"')
+_SWITCH = re.compile(r"if \[\[ \$(\w+) == 1 \]\]; then\s+\w+\+=\(--(\w+)[ )]")
+_FLAG = re.compile(r"--(\w+)")
+
+
+@cache
+def by_flag() -> dict[str, str]:
+    """Return the variable of each flag that has one: {"lora_rank": "LORA_RANK", "offload": "OFFLOAD", ...}."""
+    script = (CHECKOUT / "train_grpo.sh").read_text(encoding="utf-8").partition("# --- Run ---")[0]
+    lists = dict(_LIST.findall(script))
+    values = {flag: lists.get(variable, variable) for flag, variable in _VALUE.findall(script)}
+    return values | {flag: variable for variable, flag in _SWITCH.findall(script)}
+
+
+def in_variables(text: str) -> str:
+    """Return a message with the user's variables in place of the flags that they set."""
+    return _FLAG.sub(lambda match: by_flag().get(match[1], match[0]), text)

@@ -1,0 +1,230 @@
+"""The policy loss of a whole optimizer batch, however it is split into micro-batches and ranks.
+
+With advantages A_i, lengths L_i (sampled tokens) and S rollouts in the batch, a token of rollout i weighs
+
+- ``sequence_mean``: A_i / (L_i S). Every rollout counts the same, so a token of a long one counts less: a wrong answer
+  is cheaper the longer it is.
+- ``token_mean``: A_i / sum_j L_j. Every token counts the same (DAPO, https://arxiv.org/abs/2503.14476).
+- ``constant``: A_i / (S M), with M the longest response allowed (Dr. GRPO, https://arxiv.org/abs/2503.20783).
+
+A rollout is a response, or a conversation of several turns, and counts once: its branches
+(:mod:`grpo.batch.branches`) are more rows of its micro-batch, L_i is the sampled tokens of all of them, and GSPO
+has one ratio for them. M is ``--generate_max_len`` for conversations, too: the limit of one turn, and about what one
+row can hold of them. Being the same for all, it sets the size of the steps and favours nothing.
+
+Stock OpenRLHF takes the mean over the tokens of each micro-batch: it becomes the first or the second with the size of
+the micro-batches.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from grpo.update import importance
+
+MAX_LOG_RATIO = 20.0  # exp of it is finite in fp32, also times an advantage: inf * 0 would be NaN
+
+
+class PolicyLoss(nn.Module):
+    """PPO's clipped loss of one micro-batch, as its share of the whole batch. Replaces OpenRLHF's ``PolicyLoss``.
+
+    Args:
+        args: OpenRLHF's, with ``loss_aggregation`` of :mod:`grpo.launch.flags`.
+
+    Attributes:
+        scale: what the sum over the tokens of a micro-batch is multiplied by; None outside of :meth:`batches`.
+        rollouts: long ``[B]``, the rollout of each of its rows, see :func:`rollouts_of`.
+        per_token: of the last call, ``[B, A]`` by name, what metrics are means of over the sampled tokens:
+            ``clip_ratio_low`` and ``clip_ratio_high``; ``vllm_kl`` and those of :func:`grpo.update.importance.weights`
+            with the correction, ``advantage_clipped`` with a clip, ``kl`` and ``logprobs_diff`` with a KL loss.
+    """
+
+    def __init__(self, args: Any) -> None:
+        super().__init__()
+        self.args = args
+        self.aggregation, self.max_length = args.loss_aggregation, args.generate_max_len
+        self.per_token: dict[str, torch.Tensor] = {}
+        self.scale: float | None = None
+        self.rollouts = torch.zeros(0, dtype=torch.long)
+
+    def batches(self, loader: Any, buffer: Any, strategy: Any) -> "WholeBatches":
+        """Return the micro-batches of a loader; :meth:`forward` knows which batch each belongs to.
+
+        Args:
+            loader: of OpenRLHF's ``Experience``, one a micro-batch.
+            buffer: OpenRLHF's ``NaiveReplayBuffer``, which knows the splits of dynamic batches.
+            strategy: OpenRLHF's ``DeepspeedStrategy``.
+        """
+        return WholeBatches(self, loader, buffer, strategy)
+
+    def normaliser(
+        self,
+        action_masks: Sequence[torch.Tensor],
+        rollouts: Sequence[torch.Tensor],
+        total: Callable[[torch.Tensor], torch.Tensor],
+    ) -> float:
+        """Return what the sum over all tokens of an optimizer batch is divided by.
+
+        Rollouts without a sampled token do not count.
+
+        Args:
+            action_masks, rollouts: ``[B, A]``, and :func:`rollouts_of`, of each micro-batch of this rank.
+            total: the sum over ranks of an fp64 ``[2]``. Collective.
+        """
+        counts = torch.zeros(2, dtype=torch.float64)
+        for mask, of_row in zip(action_masks, rollouts, strict=True):
+            lengths = mask.bool().sum(-1).cpu()
+            counts += torch.tensor([len(of_row[lengths > 0].unique()), int(lengths.sum())])
+        samples, tokens = total(counts).tolist()
+        found = {"sequence_mean": samples, "token_mean": tokens, "constant": samples * self.max_length}
+        return max(found[self.aggregation], 1.0)  # 0 where nothing was sampled: then the sum is 0, too
+
+    def aggregate(self, values: torch.Tensor, action_mask: torch.Tensor) -> torch.Tensor:
+        """Return this micro-batch's share of the batch's aggregate, 0-dim, times what the trainer divides by.
+
+        The mean over ranks and the weighted sum over micro-batches, which trainer and DeepSpeed take, is the aggregate.
+
+        Args:
+            values: ``[B, A]``, one a token.
+
+        Raises:
+            RuntimeError: outside of :meth:`batches`: the batch is not known.
+        """
+        if self.scale is None:
+            raise RuntimeError("the loss does not know the whole batch: iterate over PolicyLoss.batches(loader, ...)")
+        mask = action_mask.bool()
+        sums = torch.where(mask, values, 0.0).sum(-1)
+        if self.aggregation == "sequence_mean":
+            sums = sums / importance.rollout_sums(mask.sum(-1), self.rollouts).clamp(min=1)
+        return sums.sum() * self.scale
+
+    def divergence(self, kl: torch.Tensor, log_ratio: torch.Tensor, action_mask: torch.Tensor) -> torch.Tensor:
+        """Return this micro-batch's share of the KL loss, and note it for the metrics; after :meth:`forward`.
+
+        Args:
+            kl: ``[B, A]``, the estimate of each token.
+            log_ratio: ``[B, A]``, trained policy minus reference.
+        """
+        self.per_token |= {"kl": kl.detach(), "logprobs_diff": log_ratio.detach()}
+        return self.aggregate(kl, action_mask)
+
+    def forward(
+        self,
+        log_probs: torch.Tensor,
+        old_log_probs: torch.Tensor,
+        advantages: torch.Tensor,
+        action_mask: torch.Tensor,
+        rollout_log_probs: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Return loss, share of clipped tokens, ``ppo_kl`` and ``vllm_kl``, all 0-dim.
+
+        ``ppo_kl`` is the mean of old minus current log-probs, ``vllm_kl`` that of the engine's minus the old ones (None
+        without the correction), over the tokens of this micro-batch, in nat.
+
+        Args:
+            log_probs, old_log_probs, rollout_log_probs: ``[B, A]`` of the trained policy, of the policy that sampled,
+                and what the engine said of it.
+            advantages, action_mask: ``[B, A]``.
+
+        Raises:
+            ValueError: with the correction, for samples without the engine's log-probs.
+        """
+        args, mask = self.args, action_mask.bool()
+        advantages, self.per_token = self._clip(advantages)
+        log_ratio = torch.where(mask, log_probs - old_log_probs, 0.0)
+        token_log_ratio = log_ratio
+        if args.policy_loss_type == "gspo":  # one ratio a rollout, https://arxiv.org/abs/2507.18071
+            log_ratio = importance.rollout_mean(log_ratio, mask, self.rollouts).expand_as(log_ratio)
+        ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+        low, high = args.eps_clip_low_high
+        plain, clipped = ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages
+        loss = -torch.min(plain, clipped)
+        if args.dual_clip is not None:  # https://arxiv.org/abs/1912.09729
+            loss = torch.where(advantages < 0, torch.min(loss, -args.dual_clip * advantages), loss)
+        vllm_kl = None
+        if args.enable_vllm_is_correction:
+            if rollout_log_probs is None:
+                raise ValueError("the samples have no log-probs of the engine, to which the loss is to be corrected")
+            mismatch = torch.where(mask, old_log_probs - rollout_log_probs, 0.0).detach()
+            weights, found = importance.weights(
+                mismatch, mask, self.rollouts, args.vllm_is_correction_type, args.vllm_is_truncated_threshold
+            )
+            self.per_token |= {**found, "vllm_kl": -mismatch}
+            loss, vllm_kl = weights * loss, token_mean(-mismatch, mask)
+        is_clipped = clipped < plain
+        self.per_token["clip_ratio_low"] = (is_clipped & (advantages < 0)).float()
+        self.per_token["clip_ratio_high"] = (is_clipped & (advantages > 0)).float()
+        clip_ratio = token_mean(is_clipped, mask)
+        return self.aggregate(loss, mask), clip_ratio, token_mean(-token_log_ratio.detach(), mask), vllm_kl
+
+    def _clip(self, advantages: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        limit = self.args.advantage_clip
+        if limit is None:
+            return advantages, {}
+        return advantages.clamp(-limit, limit), {"advantage_clipped": (advantages.abs() > limit).float()}
+
+
+def token_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return the mean of ``values`` ``[B, A]`` where ``mask``, 0-dim; 0 where it is nowhere."""
+    return torch.where(mask, values.float(), 0.0).sum() / mask.sum().clamp(min=1)
+
+
+def rollouts_of(micro_batch: Any) -> torch.Tensor:
+    """Return the rollout of each row of a micro-batch, numbered from 0, long ``[B]``.
+
+    All rows of a rollout are in the same micro-batch, and ``info["sample"]`` (see
+    :func:`grpo.metrics.step_metrics.before_training`) is the rollout's place in the step, which no other one has.
+    """
+    places = torch.tensor([int(place) for place in micro_batch.info["sample"]])
+    return places.unique(return_inverse=True)[1]
+
+
+class WholeBatches:
+    """The micro-batches of a loader, read ahead by one optimizer batch: its tokens are counted before its first loss.
+
+    The samples wait in host memory, where the replay buffer holds them anyway.
+    """
+
+    def __init__(self, loss: PolicyLoss, loader: Any, buffer: Any, strategy: Any) -> None:
+        self._loss, self._loader, self._buffer, self._strategy = loss, loader, buffer, strategy
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield each micro-batch when the loss is set to its batch.
+
+        Raises:
+            RuntimeError: where the last batch is not whole; the launcher refuses such sizes.
+        """
+        ahead: deque[tuple[Any, float]] = deque()
+        for step, micro_batch in enumerate(self._loader):
+            weight, is_last = self._place(step)
+            ahead.append((micro_batch, weight))
+            if is_last:
+                yield from self._batch(ahead)
+        if ahead:
+            raise RuntimeError(
+                f"{len(ahead)} micro-batches are left that make no whole batch: make the samples of a rollout a "
+                "multiple of --train_batch_size"
+            )
+
+    def _batch(self, ahead: deque[tuple[Any, float]]) -> Iterator[Any]:
+        masks, rollouts = zip(*((one.action_mask, rollouts_of(one)) for one, _ in ahead), strict=True)
+        normaliser = self._loss.normaliser(masks, rollouts, lambda counts: self._strategy.all_reduce(counts, "sum"))
+        for of_row in rollouts:
+            micro_batch, weight = ahead.popleft()  # let go of when it is done: the trainer moves it to its device
+            self._loss.rollouts = of_row
+            self._loss.scale = self._strategy.world_size / (weight * normaliser)
+            yield micro_batch
+        self._loss.scale = None
+
+    def _place(self, step: int) -> tuple[float, bool]:
+        """Return by what a micro-batch's loss will be multiplied, and whether an optimizer step follows it."""
+        if self._buffer.dynamic_batch:  # by OpenRLHF's training_step
+            return self._buffer.dynamic_loss_scale[step], bool(self._buffer.dynamic_optimizer_step[step])
+        accumulated = self._strategy.accumulated_gradient  # by DeepSpeed
+        return 1 / accumulated, (step + 1) % accumulated == 0

@@ -1,0 +1,57 @@
+"""The reference policy of a KL penalty without a second model: the actor with its adapter off."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from peft.tuners.lora import LoraLayer
+from torch import nn
+
+from grpo.lora import adapter
+
+
+def is_actor(args: Any) -> bool:
+    """Say whether a KL is asked for, and the actor without its adapter is the reference."""
+    return bool(args.init_kl_coef > 0 and adapter.is_trained(args))
+
+
+@contextlib.contextmanager
+def adapter_off(model: nn.Module) -> Iterator[None]:
+    """Let ``model`` answer as the base model, by a scale of 0: base + 0 * update is the base's output to the bit.
+
+    PEFT's ``disable_adapter`` leaves the adapter's modules out instead. ZeRO-3 fetches parameters ahead in the order of
+    the last pass: every change between passes with and without them makes it forget that order and wait for each. It
+    also switches ``requires_grad`` of the adapter off and on under the optimizer.
+    """
+    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    scales = [layer.scaling for layer in layers]
+    for layer in layers:
+        layer.scaling = dict.fromkeys(layer.scaling, 0.0)
+    try:
+        yield
+    finally:
+        for layer, scale in zip(layers, scales, strict=True):
+            layer.scaling = scale
+
+
+class ActorAsReference:
+    """Stands where OpenRLHF expects its group of reference models: asks the actors, with their adapter off.
+
+    Args:
+        actors: OpenRLHF's ``RayActorGroup`` of ``PolicyModelActor``.
+    """
+
+    def __init__(self, actors: Any) -> None:
+        self._actors = actors
+
+    def async_run_method_batch(self, method_name: str, **batches: Any) -> Any:
+        """Start the passes for the reference's log-probs; the actors make them after what they were asked before."""
+        return self._actors.async_run_method_batch(method_name=f"reference_{method_name}", **batches)
+
+    def async_run_method(self, method_name: str, **kwargs: Any) -> Any:
+        """Pass on what concerns the device alone, as "empty_cache"."""
+        return self._actors.async_run_method(method_name=method_name, **kwargs)
+
+    def async_init_model_from_pretrained(self, *_: Any, **__: Any) -> list[Any]:
+        """Return no reference to wait for: there is no model to load."""
+        return []

@@ -1,0 +1,105 @@
+import argparse
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from grpo.batch import length_penalty
+
+
+def experience(lengths: list[int], limit: float, gap: int = 0) -> SimpleNamespace:
+    """Samples with so many sampled tokens, the first one before an environment's answer of `gap` tokens."""
+    mask = torch.zeros(len(lengths), max(lengths) + gap + 1)
+    for row, length in zip(mask, lengths, strict=True):
+        row[0] = length > 0
+        row[1 + gap : gap + length] = 1
+    first_to_last = torch.tensor([float(length + gap) for length in lengths])
+    info = {
+        "response_length": first_to_last, "length_limit": torch.full((len(lengths),), limit),
+        "reward": torch.ones(len(lengths)), "truncated": torch.tensor([False] * len(lengths)),
+    }  # fmt: skip
+    return SimpleNamespace(rewards=torch.ones(len(lengths)), action_mask=mask, info=info)
+
+
+def arguments(**changes) -> argparse.Namespace:
+    values = {"generate_max_len": 100, "overlong_buffer_len": 20.0, "overlong_penalty_factor": 0.5}
+    return argparse.Namespace(**values | {"stop_properly_penalty_coef": None} | changes)
+
+
+def test_the_penalty_has_the_shape_of_dapos():
+    lengths, limits = torch.tensor([1, 80, 85, 90, 100, 130]), torch.full((6,), 100)
+    found = length_penalty.soft_penalty(lengths, limits, 20, 1.0)
+    torch.testing.assert_close(found, torch.tensor([0.0, 0.0, 0.25, 0.5, 1.0, 1.0]))
+    assert torch.equal(length_penalty.soft_penalty(lengths, limits, 20, 0.1), found * 0.1)
+
+
+def test_it_is_openrlhfs_where_every_token_was_sampled():
+    from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
+
+    lengths = [1, 79, 80, 81, 95, 100]
+    ours, stock = experience(lengths, 100.0), experience(lengths, 100.0)
+    length_penalty.penalise([ours], arguments())
+    apply_length_penalties([stock], arguments())
+    torch.testing.assert_close(ours.rewards, stock.rewards)
+    torch.testing.assert_close(ours.info["length_penalty"], 1 - stock.rewards)
+    assert torch.equal(ours.info["reward"], torch.ones(6))
+
+
+def test_what_an_environment_said_costs_nothing():
+    one = experience([50], 100.0, gap=45)
+    length_penalty.penalise([one], arguments())
+    assert one.rewards.item() == 1.0
+
+
+def test_each_sample_is_measured_by_its_own_limit():
+    short, long = experience([50], 50.0), experience([50], 100.0)  # of a growing schedule, carried over
+    length_penalty.penalise([short, long], arguments())
+    assert (short.rewards.item(), long.rewards.item()) == (0.5, 1.0)
+
+
+def test_nothing_is_done_unasked():
+    one = experience([100], 100.0)
+    length_penalty.penalise([one], arguments(overlong_buffer_len=None))
+    assert one.rewards.item() == 1.0 and "length_penalty" not in one.info
+
+
+def test_openrlhfs_penalty_of_cut_samples_is_kept():
+    one = experience([100, 100], 100.0)
+    one.info["truncated"][0] = True
+    length_penalty.penalise([one], arguments(stop_properly_penalty_coef=0.5))
+    assert one.rewards.tolist() == [0.0, 0.5]
+
+
+@pytest.mark.parametrize("limit", [20, 50])
+def test_a_sample_carries_its_limit_to_its_advantage(limit):
+    """Through OpenRLHF's own classes."""
+    from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker, SamplesGenerator
+
+    args = arguments(
+        overlong_buffer_len=10.0, remote_rm_url=["r.py"], n_samples_per_prompt=2, advantage_estimator="dr_grpo",
+        reward_clip_range=(-10, 10), gamma=1.0, use_dynamic_batch=False, micro_rollout_batch_size=1,
+    )  # fmt: skip
+    generator = object.__new__(SamplesGenerator)
+    generator.args = args
+    maker = object.__new__(RemoteExperienceMaker)
+    maker.args, maker.strategy = args, SimpleNamespace(args=args)
+    maker.kl_ctl, maker.advantage_estimator = SimpleNamespace(value=0.0), "dr_grpo"
+    maker.tokenizer = SimpleNamespace(pad_token_id=0)
+    responses = [
+        {
+            "prompt": "p", "label": "l", "reward": 1.0, "scores": 1.0, "rollout_log_probs": None,
+            "observation_tokens": list(range(1, 4 + length)), "action_ranges": [(3, 3 + length)],
+        }
+        for length in (15, 20)
+    ]  # fmt: skip
+    samples = [
+        generator._process_response_into_experience(one, prompt_max_len=10, max_new_tokens=limit) for one in responses
+    ]
+    experiences = maker.split_rollout_samples(samples)
+    for one in experiences:
+        one.kl = torch.zeros(one.action_mask.shape)
+    advantages = [one.advantages.max().item() for one in maker.compute_advantages_and_returns(experiences)]
+    minima = [one.advantages.min().item() for one in experiences]
+    assert advantages[0] == pytest.approx(0.125 if limit == 20 else 0.0)  # penalties of 0.25 and 0.5, or none
+    assert minima[1] == pytest.approx(-0.125 if limit == 20 else 0.0)
+    assert [one.info["reward"].item() for one in experiences] == [1.0, 1.0]

@@ -1,0 +1,142 @@
+import io
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo.batch.length_schedule import (
+    WINDOW,
+    Schedule,
+    Stage,
+    parse,
+)
+from grpo.run import evaluation, run_log
+
+
+def schedule(text: str | None, state=None) -> Schedule:
+    return Schedule(SimpleNamespace(length_schedule=text, generate_max_len=3072), state)
+
+
+def samples(truncated: int, of: int = 10) -> list[SimpleNamespace]:
+    return [SimpleNamespace(info={"truncated": torch.tensor([number < truncated])}) for number in range(of)]
+
+
+def test_a_schedule_is_read():
+    assert parse("1024, 2048@50,3072@12.5%") == (Stage(1024), Stage(2048, step=50), Stage(3072, truncated=0.125))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "1024@5", "1024,2048", "1024,2048@", "1024,2048@x", "2048,1024@5", "1024,2048@50,3072@50", "0,5@5",
+        "1024,2048@0%", "1024,2048@101%", "1024;2048@5", "-5,6@5", "1024,,2048@5",
+    ],
+)  # fmt: skip
+def test_what_is_no_schedule_is_refused_with_an_example(text):
+    with pytest.raises(ValueError, match="1024,2048@"):
+        parse(text)
+
+
+def test_without_a_schedule_the_limit_is_the_flag():
+    assert {schedule(None).limit(step) for step in (1, 1000)} == {3072}
+
+
+def test_steps_decide_alone():
+    """A resumed run needs no memory of them, and may get another schedule."""
+    one = schedule("1024,2048@50,3072@100")
+    assert [one.limit(step) for step in (1, 49, 50, 99, 100, 10_000)] == [1024, 1024, 2048, 2048, 3072, 3072]
+    assert one.limit(1) == 1024
+    assert one.limited({"temperature": 1.0, "max_new_tokens": 3072}, 1) == {"temperature": 1.0, "max_new_tokens": 1024}
+
+
+def test_the_limit_grows_when_truncation_has_lasted():
+    one, limits = schedule("1024,2048@20%,3072@20%"), []
+    truncated = [9] + [0] * WINDOW + [2] * (3 * WINDOW)
+    for step, count in enumerate(truncated, start=1):
+        limits.append(one.limit(step))
+        one.after_step(step, samples(count))
+    grown = limits.index(2048)
+    assert limits[:grown] == [1024] * (1 + 2 * WINDOW)  # one bad step is forgotten; then five in a row are 20%
+    assert limits[grown : grown + WINDOW] == [2048] * WINDOW and limits[grown + WINDOW] == 3072
+
+
+def test_a_thought_that_was_cut_lets_the_limit_grow():
+    """Under a thinking budget `truncated` is the answer's, which keeps its part of any limit."""
+    one = schedule("1024,3072@50%")
+    cut = [
+        SimpleNamespace(info={"truncated": torch.tensor([answer]), "thinking_truncated": torch.tensor([thought])})
+        for answer, thought in ((0.0, 1.0), (1.0, 1.0), (0.0, 0.0), (0.0, 0.0))
+    ]
+    for step in range(1, 1 + WINDOW):
+        assert one.limit(step) == 1024
+        state = one.after_step(step, cut)
+    assert state["truncated"] == [0.5] * WINDOW, "a sample whose thought and answer were cut is one"
+    assert one.limit(1 + WINDOW) == 3072
+
+
+def test_steps_and_truncation_can_be_mixed():
+    one = schedule("1024,2048@3,3072@50%")
+    for step in range(1, 3 + WINDOW):
+        assert one.limit(step) == (1024 if step < 3 else 2048)
+        one.after_step(step, samples(10))  # what was cut at the first limit does not count for the second
+    assert one.limit(3 + WINDOW) == 3072
+
+
+@given(st.lists(st.integers(0, 10), max_size=30), st.data())
+def test_a_resumed_run_has_the_limits_of_one_that_was_not_stopped(truncated, data):
+    text = "256,512@20%,1024@9,2048@50%"
+    stop = data.draw(st.integers(0, len(truncated)))
+
+    def run(one: Schedule, first: int, last: int) -> tuple[list[int], dict]:
+        limits, state = [], {}
+        for step in range(first, last + 1):
+            limits.append(one.limit(step))
+            state = one.after_step(step, samples(truncated[step - 1]))
+        return limits, state
+
+    whole, _ = run(schedule(text), 1, len(truncated))
+    begun, state = run(schedule(text), 1, stop)
+    file = io.BytesIO()
+    torch.save(state, file)  # as in a checkpoint, which holds plain values
+    file.seek(0)
+    resumed, _ = run(schedule(text, torch.load(file, weights_only=True) or None), stop + 1, len(truncated))
+    assert begun + resumed == whole
+
+
+def test_the_trainer_draws_under_the_limit_and_saves_its_state():
+    """OpenRLHF's own loop, on a generator that takes what it is asked for."""
+    from openrlhf.trainer import ppo_trainer
+
+    trainer_class = ppo_trainer.PPOTrainer.__ray_metadata__.modified_class
+    this, drawn, saved = object.__new__(trainer_class), [], []
+    this.args = SimpleNamespace(
+        length_schedule="5,8@2,9@3", generate_max_len=9, num_episodes=1, max_steps=3, eval_steps=100,
+        dynamic_filtering=False, resume_from=None,
+    )  # fmt: skip
+    this.generate_kwargs = {"max_new_tokens": 9}
+
+    def generate(**kwargs):
+        drawn.append(kwargs["max_new_tokens"])
+        return samples(1), None, 1, False
+
+    this.eval_dataloader = None
+    this.prompts_dataloader = type("Loader", (list,), {"state_dict": lambda _: {}})([None] * 9)
+    this.samples_generator = SimpleNamespace(
+        generate_samples=generate, args=SimpleNamespace(seed=0), prompts_dataloader=MagicMock()
+    )
+    this.train_step = lambda _, step: ({}, step + 1)
+    this.save_logs_and_checkpoints = lambda step, status, states: saved.append(states["lengths"])
+    this.wandb_logger = this.tensorboard_logger = this.tokenizer = None
+    trackers = SimpleNamespace(close=lambda: None)
+    log = SimpleNamespace(write_rollouts=lambda *_: None, write_step=lambda *_: None, trackers=trackers)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_log, "attach", lambda *_: log)
+        patch.setattr(run_log, "is_finished", lambda _, step: step >= 3)
+        for name in ("run_first", "run_last"):
+            patch.setattr(evaluation, name, lambda *_: None)
+        this.fit()
+    assert drawn == [5, 8, 9]
+    assert saved[-1] == {"grown": 0, "limit": 9, "truncated": [0.1]}

@@ -1,0 +1,293 @@
+import json
+import math
+from types import SimpleNamespace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from grpo.batch import filtering, rewards
+from grpo.rollout import seeds
+from grpo.run import run_log
+
+
+def sample(reward=0.0, score=None, **logs):
+    reward = rewards.scalar(reward)
+    return SimpleNamespace(
+        rewards=torch.tensor([reward]),
+        scores=torch.tensor([reward if score is None else score]),
+        info={"reward": torch.tensor([reward]), **{key: torch.tensor([value]) for key, value in logs.items()}},
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (1, 1.0),
+        (True, 1.0),
+        (0.25, 0.25),
+        ([3], 3.0),
+        (torch.tensor([[2.0]]), 2.0),
+        (torch.tensor(4), 4.0),
+        (np.float32(0.5), 0.5),
+    ],
+)
+def test_scalar_of_numbers(value, expected):
+    assert rewards.scalar(value) == expected
+
+
+@pytest.mark.parametrize("value", [None, "high", [], {}, object(), float("nan"), torch.tensor([])])
+def test_scalar_of_anything_else_is_nan(value):
+    assert math.isnan(rewards.scalar(value))
+
+
+def test_score_of_zero_is_a_score():
+    assert rewards.score_of({"scores": 0.0, "rewards": 0.7}) == 0.0
+    assert rewards.score_of({"rewards": 0.7}) == 0.7
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(-1, 1)), min_size=4, max_size=4))
+def test_missing_rewards_have_no_advantage(values):
+    group = [sample(reward) for reward in [*values, 0.5, 0.5, 0.5, 0.5]]
+    rewards.complete(group, group_size=4)
+    filled = torch.cat([s.rewards for s in group]).view(2, 4)
+    advantages = filled - filled.mean(-1, keepdim=True)
+    for value, advantage, s in zip(values, advantages[0], group, strict=False):
+        assert s.info["reward_missing"].item() == float(value is None)
+        if value is None:
+            assert advantage.item() == pytest.approx(0, abs=1e-6)
+        else:
+            assert s.rewards.item() == pytest.approx(value)
+
+
+REWARDS = (None, None, None, None, 0.25, None, 1.0, 0.25)
+SCORES = (None, None, None, math.nan, 1.0, math.nan, None, 0.25)  # a reward without a score is the score, too
+
+
+def test_the_mean_of_a_step_is_that_of_the_samples_with_a_reward():
+    """A group of which nothing is known is no group of failures."""
+    samples = [sample(reward, score=score) for reward, score in zip(REWARDS, SCORES, strict=True)]
+    for s in samples:
+        s.info["score"] = s.scores.clone()
+    rewards.complete(samples, group_size=4)
+    for name, mean in (("reward", 0.5), ("score", 0.75)):
+        assert torch.cat([s.info[name] for s in samples]).mean().item() == pytest.approx(mean), name
+    assert [s.rewards.item() for s in samples[4:]] == pytest.approx([0.25, 0.5, 1.0, 0.25]), "the baseline stays"
+
+
+def test_an_infinite_reward_is_a_missing_one():
+    samples = [sample(math.inf), sample(0.0), sample(None), sample(1.0)]
+    rewards.complete(samples, group_size=4)
+    assert torch.cat([s.rewards for s in samples]).tolist() == [0.5, 0.0, 0.5, 1.0]
+
+
+def test_no_reward_at_all_stops_the_run():
+    with pytest.raises(rewards.RewardError, match="reward function failed"):
+        rewards.complete([sample(None), sample(None)], group_size=2)
+
+
+def test_an_environment_that_fails_for_every_rollout_stops_the_run():
+    with pytest.raises(rewards.RewardError, match=r"environment gave none of 2 .* an error of its own ended 1"):
+        rewards.complete([sample(None, ended_by_error=1.0), sample(None, ended_by_error=0.0)], group_size=2)
+    rewards.complete([sample(None, ended_by_error=1.0), sample(1.0, ended_by_error=0.0)], group_size=2)
+
+
+def test_rollouts_that_no_error_ended_are_not_said_to_have_one():
+    samples = [
+        sample(None, ended_by_error=0.0, ended_by_length=1.0, token_mismatch=0.0),
+        sample(None, ended_by_error=0.0, ended_by_length=0.0, token_mismatch=2.0),
+        sample(None, ended_by_error=0.0, ended_by_time=1.0, ended_by_length=0.0),
+    ]
+    with pytest.raises(rewards.RewardError) as raised:
+        rewards.complete(samples, group_size=3)
+    said = str(raised.value)
+    assert "none of 3 rollouts has a reward" in said and "error of its own" not in said
+    assert "1 ran out of tokens, 1 out of time, and 1 had other tokens than the engine" in said
+    assert "PROMPT_MAX_LEN" in said and "ROLLOUT_SECONDS" in said
+
+
+def test_a_reward_model_scores_later():
+    unscored = SimpleNamespace(rewards=None)
+    rewards.complete([unscored], group_size=1)
+    assert unscored.rewards is None
+
+
+def test_logs_are_the_same_for_all_and_keep_the_mean_of_those_that_have_them():
+    samples = [sample(1.0, quality=0.2), sample(1.0, quality=0.6), sample(1.0), sample(1.0, quality=math.nan)]
+    rewards.complete(samples, group_size=4)
+    assert len({tuple(sorted(s.info)) for s in samples}) == 1
+    assert torch.cat([s.info["quality"] for s in samples]).mean().item() == pytest.approx(0.4)
+
+
+def test_a_log_that_nobody_has_is_left_out():
+    samples = [sample(1.0, cost=math.nan), sample(0.0, cost=math.nan)]
+    rewards.complete(samples, group_size=2)
+    assert all("cost" not in s.info for s in samples)
+
+
+class Tokenizer:
+    """Decodes nothing."""
+
+    added_tokens_decoder: ClassVar[dict[int, str]] = {}
+
+    def decode(self, tokens, skip_special_tokens):
+        return ""
+
+
+def test_the_file_of_samples_has_null_for_what_a_sample_does_not_have(tmp_path):
+    samples = [
+        sample(1.0, correct=1.0, quality=0.2, cost=math.nan),
+        sample(0.6, correct=1.0, cost=math.nan),
+        sample(math.nan, correct=math.nan, quality=math.nan, cost=math.nan),
+        sample(0.0, correct=0.0, quality=0.6, cost=math.nan),
+    ]
+    for s in samples:
+        s.prompts, s.labels, s.info["score"] = ["p"], ["7"], s.scores.clone()
+        s.sequences, s.action_mask, s.attention_mask = torch.tensor([[5, 6, 7]]), torch.ones(1, 2), torch.ones(1, 3)
+    rewards.complete(samples, group_size=4)
+    log = run_log.RunLog(str(tmp_path))
+    log.write_rollouts(1, samples, Tokenizer())
+    rows = [json.loads(line) for line in (tmp_path / "samples" / "step_1.jsonl").read_text().splitlines()]
+    assert [row["correct"] for row in rows] == [1.0, 1.0, None, 0.0]
+    assert [row["quality"] for row in rows] == [pytest.approx(0.2), None, None, pytest.approx(0.6)]
+    assert [row["reward"] for row in rows] == [1.0, pytest.approx(0.6), None, 0.0]
+    assert [row["score"] for row in rows] == [row["reward"] for row in rows]
+    assert [row["cost"] for row in rows] == [None] * 4
+    assert [row["reward_missing"] for row in rows] == [0.0, 0.0, 1.0, 0.0]
+    assert torch.cat([s.info["quality"] for s in samples]).mean().item() == pytest.approx(0.4), "the step's mean"
+
+
+def test_carried_samples_come_back_once(monkeypatch):
+    cancelled = []
+    monkeypatch.setattr(filtering.ray, "cancel", cancelled.append)
+    generator = SimpleNamespace(args=SimpleNamespace(n_samples_per_prompt=2))
+    assert filtering.begin_batch(generator, 8, True) == ([], 8)
+    filtering.carry_over(generator, ["a", "b"], ["running"])
+    assert cancelled == ["running"]
+    assert filtering.begin_batch(generator, 8, False) == ([], 8)  # no filtering: nothing is left over
+    assert filtering.begin_batch(generator, 8, True) == (["a", "b"], 7)
+    assert filtering.begin_batch(generator, 8, True) == ([], 8)
+
+
+def test_seeds_follow_from_run_stage_and_prompt():
+    def drawn_seeds(run_seed: int, stage: str, prompts: list[str]) -> dict[str, list[int]]:
+        generator = SimpleNamespace(args=SimpleNamespace(seed=run_seed))
+        seeds.begin_stage(generator, stage)
+        drawn: dict[str, list[int]] = {prompt: [] for prompt in prompts}
+        params = SimpleNamespace(seed=None, temperature=1.0)
+        for prompt in prompts:
+            drawn[prompt].append(seeds.seeded(generator, params, prompt).seed)
+            assert seeds.seed_of(generator, prompt) == drawn[prompt][-1]
+        assert params.seed is None
+        return drawn
+
+    once = drawn_seeds(1, "train 3", ["a", "b", "a"])
+    assert once == drawn_seeds(1, "train 3", ["b", "a", "a"])  # in any order
+    assert once["a"][0] != once["a"][1]  # a prompt that comes twice gets other samples
+    others = [
+        drawn_seeds(2, "train 3", ["a"]),
+        drawn_seeds(1, "train 4", ["a"]),
+        drawn_seeds(1, "eval 3", ["a"]),
+        {"a": once["b"]},
+    ]
+    assert all(other["a"][0] != once["a"][0] for other in others)
+    assert all(0 <= seed < 2**62 for values in once.values() for seed in values)
+
+
+def test_the_order_of_the_prompts_follows_from_the_seed():
+    def loader() -> StatefulDataLoader:  # as OpenRLHF's setup_dataloader makes it, in a process without a seed
+        return StatefulDataLoader(range(50), shuffle=True, drop_last=True)
+
+    def order(seed: int) -> list[list[int]]:
+        generator = SimpleNamespace(args=SimpleNamespace(seed=seed), prompts_dataloader=loader())
+        seeds.begin_stage(generator, "eval 0")
+        seeds.begin_stage(generator, "train 1")
+        return [[int(batch) for batch in generator.prompts_dataloader] for _ in range(2)]
+
+    first, second = order(1)
+    assert order(1) == [first, second] and first != second and sorted(first) == list(range(50))
+    assert order(2)[0] != first
+
+
+def test_what_is_resumed_keeps_the_order_of_its_checkpoint():
+    whole = StatefulDataLoader(range(50), shuffle=True)
+    drawn = iter(whole)
+    begun = [int(next(drawn)) for _ in range(20)]
+    resumed = StatefulDataLoader(range(50), shuffle=True)
+    resumed.load_state_dict(whole.state_dict())
+    generator = SimpleNamespace(args=SimpleNamespace(seed=1), prompts_dataloader=resumed)
+    seeds.begin_stage(generator, "train 6")
+    assert sorted([*begun, *map(int, resumed)]) == list(range(50))
+
+
+def judged(correct, quality):
+    """A sample that the judge failed on, where quality is None."""
+    failed = float(quality is None)
+    reward = correct if quality is None else 0.6 * correct + 0.4 * quality
+    return sample(reward, correct, correct=correct, judge_failed=failed, judge_quality=quality or math.nan)
+
+
+def groups():
+    return [judged(1.0, 0.5), judged(0.0, None), judged(1.0, 0.25), judged(0.0, 0.5)], [
+        judged(1.0, 0.5) for _ in range(4)
+    ]
+
+
+def test_a_group_that_was_not_judged_whole_is_compared_by_correctness(monkeypatch):
+    monkeypatch.setenv("GRPO_JUDGE_FALLBACK", "group")
+    hit, whole = groups()
+    rewards.complete([*hit, *whole], group_size=4)
+    assert torch.cat([s.rewards for s in hit]).tolist() == [1.0, 0.0, 1.0, 0.0]
+    assert torch.cat([s.info["reward"] for s in hit]).tolist() == [1.0, 0.0, 1.0, 0.0]
+    assert torch.cat([s.rewards for s in whole]).tolist() == pytest.approx([0.8] * 4)
+    assert [s.info["judge_regrouped"].item() for s in (*hit, *whole)] == [1.0] * 4 + [0.0] * 4
+
+
+@pytest.mark.parametrize("policy", ["correctness", "mean_quality", None])
+def test_other_policies_leave_the_group_alone(monkeypatch, policy):
+    monkeypatch.delenv("GRPO_JUDGE_FALLBACK", raising=False)
+    if policy:
+        monkeypatch.setenv("GRPO_JUDGE_FALLBACK", policy)
+    hit, _ = groups()
+    rewards.complete(hit, group_size=4)
+    assert torch.cat([s.rewards for s in hit]).tolist() == pytest.approx([0.8, 0.0, 0.7, 0.2])
+    assert "judge_regrouped" not in hit[0].info
+
+
+def test_a_sample_that_was_not_graded_stays_missing_in_its_group(monkeypatch):
+    monkeypatch.setenv("GRPO_JUDGE_FALLBACK", "group")
+    hit, _ = groups()
+    hit[0] = sample(math.nan, correct=math.nan, judge_failed=0.0, judge_quality=math.nan)
+    rewards.complete(hit, group_size=4)
+    assert torch.cat([s.rewards for s in hit]).tolist() == pytest.approx([1 / 3, 0.0, 1.0, 0.0])
+    assert hit[0].info["reward_missing"].item() == 1.0
+
+
+def test_a_group_is_regrouped_whoever_of_the_batch_lacks_the_log(monkeypatch):
+    monkeypatch.setenv("GRPO_JUDGE_FALLBACK", "group")
+    hit, whole = groups()
+    del whole[0].info["judge_failed"]
+    rewards.complete([*whole, *hit], group_size=4)
+    assert torch.cat([s.rewards for s in hit]).tolist() == [1.0, 0.0, 1.0, 0.0]
+    assert [s.info["judge_regrouped"].item() for s in (*whole, *hit)] == [0.0] * 4 + [1.0] * 4
+
+
+def test_a_judge_that_fails_throughout_stops_no_training(monkeypatch):
+    """Under mean_quality, before there is a mean."""
+    monkeypatch.setenv("GRPO_JUDGE_FALLBACK", "mean_quality")
+    samples = [sample(math.nan, float(n % 2), correct=float(n % 2), judge_failed=1.0) for n in range(8)]
+    rewards.complete(samples, group_size=4)
+    assert torch.cat([s.rewards for s in samples]).tolist() == [0.0] * 8
+    assert torch.cat([s.scores for s in samples]).tolist() == [0.0, 1.0] * 4
+    assert all(s.info["reward_missing"].item() == 1.0 for s in samples)
+
+
+def test_the_group_policy_without_a_judge_changes_nothing(monkeypatch):
+    monkeypatch.setenv("GRPO_JUDGE_FALLBACK", "group")
+    samples = [sample(1.0, correct=1.0), sample(0.0, correct=0.0)]
+    rewards.complete(samples, group_size=2)
+    assert "judge_regrouped" not in samples[0].info

@@ -1,0 +1,131 @@
+"""A byte that changed in any file of a real step, as the trainer saved it: every reader refuses, and names the file."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from eval.checks import read_adapter
+from grpo.checkpoint import adapter_files
+from grpo.checkpoint.digests import NAME
+from grpo.launch import resume
+from grpo.model import model_files
+from grpo.run.saved_steps import saved_steps
+from scripts import export_model, inspect_checkpoint
+
+ADAPTER = ("adapter_config.json", "adapter_model.safetensors", NAME)
+TRAINER = ("rank_0.pt", "rank_1.pt", "state.pt", NAME)
+FILES = [*(f"adapter/{name}" for name in ADAPTER), *(f"trainer/{name}" for name in TRAINER)]
+PLACES = (0.0, 0.013, 0.37, 0.5, 0.83, 1.0)  # of a file
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("saved")
+
+
+@pytest.fixture
+def checkpoints(saved: Path, checkpoint: Path, run_ranks, tmp_path: Path) -> Path:
+    """A copy of the steps 0 and 1 that two ranks have saved."""
+    if not saved_steps(saved):
+        run_ranks(2, checkpoint, saved, 1, "", 600, 4, script="checkpoint/trainer_ranks.py")
+    return shutil.copytree(saved, tmp_path / "checkpoints")
+
+
+def refusals(step: Path, base: Path, out: Path, capsys, of_adapter: bool) -> dict[str, str]:
+    """Return what each reader says of a damaged step."""
+    said = {}
+    with pytest.raises(resume.ResumeError) as refused:
+        resume._check_whole(step, base)
+    said["resume"] = str(refused.value)
+    assert inspect_checkpoint.main([str(step)]) == inspect_checkpoint.INCOMPLETE
+    said["inspect"] = capsys.readouterr().out
+    if of_adapter:
+        words = ["--model", str(base), "--adapter", str(step / "adapter"), "--out", str(out)]
+        assert export_model.main(words) == 2 and not out.exists()
+        said["export"] = capsys.readouterr().err
+        with pytest.raises(model_files.CheckpointError) as refused:
+            read_adapter(step / "adapter", model_files.read(base))
+        said["evaluate"] = str(refused.value)
+        assert inspect_checkpoint.main([str(step / "adapter")]) == inspect_checkpoint.INCOMPLETE
+        said["inspect adapter"] = capsys.readouterr().out
+    return said
+
+
+def expect(said: dict[str, str], file: str) -> None:
+    """Every reader names the file, and the step that is whole."""
+    for reader, text in said.items():
+        whole = "--from-step 0" if reader == "resume" else "step_0"
+        name = file if reader in ("resume", "inspect") else Path(file).name
+        assert f"{name} " in text and whole in text, (reader, text)
+
+
+@pytest.mark.timeout(900)
+def test_a_saved_step_is_whole(checkpoints: Path, checkpoint: Path, capsys) -> None:
+    step = checkpoints / "step_1"
+    assert sorted(str(path.relative_to(step)) for path in step.rglob("*") if path.is_file()) == sorted(FILES)
+    resume._check_whole(step, checkpoint)
+    assert inspect_checkpoint.main([str(checkpoints)]) == inspect_checkpoint.COMPLETE
+    assert "verified" in capsys.readouterr().out
+    assert read_adapter(step / "adapter", model_files.read(checkpoint)).tensors
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("file", FILES)
+def test_one_byte_anywhere(checkpoints: Path, checkpoint: Path, tmp_path: Path, capsys, file: str) -> None:
+    step = checkpoints / "step_1"
+    whole = (step / file).read_bytes()
+    for place in PLACES:
+        changed = bytearray(whole)
+        changed[int(place * (len(whole) - 1))] ^= 1
+        (step / file).write_bytes(changed)
+        expect(refusals(step, checkpoint, tmp_path / "out", capsys, file.startswith("adapter")), file)
+    (step / file).write_bytes(whole[:-1])
+    expect(refusals(step, checkpoint, tmp_path / "out", capsys, file.startswith("adapter")), file)
+    (step / file).write_bytes(whole)
+    resume._check_whole(step, checkpoint)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("part", ["adapter", "trainer"])
+def test_missing_and_extra_files(checkpoints: Path, checkpoint: Path, tmp_path: Path, capsys, part: str) -> None:
+    step = checkpoints / "step_1"
+    (step / part / "extra.bin").touch()
+    expect(refusals(step, checkpoint, tmp_path / "out", capsys, part == "adapter"), f"{part}/extra.bin")
+    (step / part / "extra.bin").unlink()
+    for name in {"adapter": ADAPTER, "trainer": TRAINER}[part][:-1]:
+        away = (step / part / name).rename(tmp_path / name)
+        expect(refusals(step, checkpoint, tmp_path / "out", capsys, part == "adapter"), f"{part}/{name}")
+        away.rename(step / part / name)
+    (step / part / NAME).unlink()  # the other part has one
+    expect(refusals(step, checkpoint, tmp_path / "out", capsys, False), f"{part}/{NAME}")
+
+
+@pytest.mark.timeout(900)
+def test_two_floats_of_the_trainer(checkpoints: Path, checkpoint: Path, tmp_path: Path, capsys) -> None:
+    file = checkpoints / "step_1" / "trainer" / "rank_0.pt"
+    content = torch.load(file, mmap=True)
+    value = content["master"][0][:2].clone().numpy().tobytes()
+    damaged = file.read_bytes()
+    at = damaged.index(value)
+    huge = torch.full((2,), 1e30).numpy().tobytes()
+    file.write_bytes(damaged[:at] + huge + damaged[at + len(huge) :])
+    assert torch.load(file)["master"][0][:2].tolist() == pytest.approx([1e30, 1e30])  # a state as any other
+    expect(refusals(file.parents[2], checkpoint, tmp_path / "out", capsys, False), "trainer/rank_0.pt")
+
+
+@pytest.mark.timeout(900)
+def test_a_step_of_an_earlier_version_is_read_with_a_word(
+    checkpoints: Path, checkpoint: Path, tmp_path, capsys
+) -> None:
+    step = checkpoints / "step_1"
+    for part in ("adapter", "trainer"):
+        (step / part / NAME).unlink()
+    resume._check_whole(step, checkpoint)
+    assert inspect_checkpoint.main([str(step)]) == inspect_checkpoint.COMPLETE
+    assert "cannot be verified" in capsys.readouterr().out
+    assert adapter_files.read(step / "adapter").faults == ()
+    words = ["--model", str(checkpoint), "--adapter", str(step / "adapter"), "--out", str(tmp_path / "out")]
+    assert export_model.main(words) == 0
+    assert f"{step / 'adapter'} cannot be verified" in capsys.readouterr().out

@@ -1,0 +1,139 @@
+"""SHA256SUMS of a checkpoint: every difference between the files and the list is found, and named."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpo.checkpoint import digests
+from grpo.checkpoint.digests import (
+    NAME,
+    damage,
+    step_damage,
+    whole_steps,
+)
+from grpo.stack.checkout import CHECKOUT
+
+FILES = {"adapter_config.json": b"{}", "a name with blanks": bytes(range(256)), "empty": b""}
+
+
+def make(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    for name, content in FILES.items():
+        (folder / name).write_bytes(content)
+    digests.write(folder)
+    return folder
+
+
+def flip(file: Path, place: int) -> None:
+    content = bytearray(file.read_bytes())
+    content[place] ^= 1
+    file.write_bytes(content)
+
+
+def named(folder: Path) -> list[str]:
+    return [fault.file for fault in damage(folder)]
+
+
+def test_the_standard_tool_reads_the_list(tmp_path: Path) -> None:
+    folder = make(tmp_path / "adapter")
+    command = ["sha256sum", "--check", "--strict", NAME]
+    assert subprocess.run(command, cwd=folder, capture_output=True).returncode == 0
+    flip(folder / "a name with blanks", 77)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 1 and "a name with blanks: FAILED" in done.stdout
+
+
+def test_a_copy_elsewhere_is_verified(tmp_path: Path) -> None:
+    folder = make(tmp_path / "adapter")
+    assert digests.is_sealed(folder) and damage(folder) == []
+    copy = shutil.copytree(folder, tmp_path / "elsewhere" / "best")
+    assert damage(copy) == []
+    flip(copy / "adapter_config.json", 0)
+    assert named(copy) == ["adapter_config.json"] and damage(folder) == []
+
+
+def test_every_byte_of_every_file_counts(tmp_path: Path) -> None:
+    folder = make(tmp_path / "adapter")
+    for name in (*FILES, NAME):
+        whole = (folder / name).read_bytes()
+        for place in range(len(whole)):
+            flip(folder / name, place)
+            assert named(folder) == [name], place
+            (folder / name).write_bytes(whole[:place])  # cut there
+            assert named(folder) == [name], place
+            (folder / name).write_bytes(whole)
+        (folder / name).write_bytes(whole + b"\0")
+        assert named(folder) == [name]
+        (folder / name).write_bytes(whole)
+    assert damage(folder) == []
+
+
+def test_missing_and_extra_files_are_named(tmp_path: Path) -> None:
+    folder = make(tmp_path / "adapter")
+    (folder / "more.bin").write_bytes(b"1")
+    (folder / "deeper").mkdir()
+    (folder / "empty").unlink()
+    assert [(fault.file, fault.what) for fault in damage(folder)] == [
+        ("empty", "is missing, and SHA256SUMS lists it"),
+        ("deeper", "is not in SHA256SUMS"),
+        ("more.bin", "is not in SHA256SUMS"),
+    ]
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    folder = make(tmp_path / "adapter")
+    (folder / "empty").unlink()
+    (folder / "empty").mkdir()
+    assert named(folder) == ["empty"] and "cannot be read" in damage(folder)[0].what
+
+
+def test_without_a_list_nothing_is_known(tmp_path: Path) -> None:
+    folder = make(tmp_path / "adapter")
+    (folder / NAME).unlink()
+    flip(folder / "adapter_config.json", 0)
+    assert damage(folder) == [] and not digests.is_sealed(folder)
+    assert str(folder) in digests.unverified(folder)
+
+
+def test_the_remedy_is_the_newest_whole_step_of_the_run(tmp_path: Path) -> None:
+    for step in (2, 4, 6, 8):
+        for part in digests.PARTS:
+            make(tmp_path / f"step_{step}" / part)
+    flip(tmp_path / "step_8" / "adapter" / "adapter_config.json", 0)
+    flip(tmp_path / "step_6" / "trainer" / NAME, 3)
+    shutil.rmtree(tmp_path / "step_4" / "trainer")
+    assert whole_steps(tmp_path) == [2]
+    assert step_damage(tmp_path / "step_6")[0][0] == f"trainer/{NAME}"
+    (fault,) = damage(tmp_path / "step_8" / "adapter")
+    assert fault.remedy == f"take {tmp_path / 'step_2' / 'adapter'}, the newest whole step"
+    flip(tmp_path / "step_2" / "trainer" / "adapter_config.json", 0)
+    (fault,) = damage(tmp_path / "step_8" / "adapter")
+    assert fault.remedy.startswith("copy the folder again")
+
+
+def test_the_final_adapter_has_the_steps_of_its_run_wherever_they_are(tmp_path: Path) -> None:
+    run, disk = tmp_path / "run", tmp_path / "disk"
+    for part in digests.PARTS:
+        make(disk / "step_4" / part)
+    make(run / "final")
+    (run / "command.sh").touch()
+    (run / "config.json").write_text(f'{{"flags": {{"ckpt_path": "{disk}", "run_dir": "{run}"}}}}')
+    (run / "final" / "empty").unlink()
+    assert damage(run / "final")[0].remedy == f"take {disk / 'step_4' / 'adapter'}, the newest whole step"
+
+
+def test_a_list_that_one_part_lacks_is_missing(tmp_path: Path) -> None:
+    for part in digests.PARTS:
+        make(tmp_path / "step_2" / part)
+    assert step_damage(tmp_path / "step_2") == []
+    (tmp_path / "step_2" / "adapter" / NAME).unlink()
+    assert step_damage(tmp_path / "step_2") == [(f"adapter/{NAME}", "is missing")]
+
+
+@pytest.mark.parametrize("module", ["grpo.checkpoint.digests", "grpo.checkpoint.adapter_files"])
+def test_nothing_heavy_is_imported(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT).returncode == 0

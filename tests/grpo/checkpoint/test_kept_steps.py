@@ -1,0 +1,39 @@
+import json
+
+import pytest
+
+from grpo.checkpoint.rotation import kept_steps
+from grpo.run.saved_steps import exact_match, saved_steps
+
+
+@pytest.mark.parametrize(
+    ("scores", "count", "kept"),
+    [
+        ({}, 2, [30, 40]),
+        ({10: 0.5, 20: 0.4, 30: 0.4}, 2, [10, 40]),
+        ({10: 0.5, 20: 0.5, 30: 0.4}, 2, [20, 40]),  # the later of two equals
+        ({40: 0.9, 10: 0.5}, 2, [30, 40]),
+        ({10: 0.5}, 1, [10, 40]),  # the newest to go on from, the best to use
+        ({40: 0.5}, 1, [40]),
+        ({10: 0.5}, 0, [10, 40]),
+        ({10: 0.5}, 9, [10, 20, 30, 40]),
+        ({15: 0.9, 20: 0.1}, 3, [20, 30, 40]),  # no checkpoint was made at the best step
+    ],
+)
+def test_the_newest_and_the_best_are_kept(scores, count, kept):
+    assert kept_steps([10, 20, 30, 40], scores, count) == kept
+
+
+def test_scores_come_from_the_evaluations(tmp_path):
+    assert exact_match(tmp_path / "eval.jsonl") == {}
+    rows = [{"step": 0, "exact_match": 0.1}, {"step": 10, "exact_match": None}, {"step": 20, "exact_match": 0.3}]
+    text = "".join(json.dumps(row) + "\n" for row in rows) + '{"step": 30, "exact'
+    (tmp_path / "eval.jsonl").write_text(text)
+    assert exact_match(tmp_path / "eval.jsonl") == {0: 0.1, 20: 0.3}
+
+
+def test_only_whole_checkpoints_count(tmp_path):
+    assert saved_steps(tmp_path / "nothing") == []
+    for name in ("step_4/adapter", "step_30/adapter", ".step_5.partial/adapter", "step_6", "step_x/adapter"):
+        (tmp_path / name).mkdir(parents=True)
+    assert saved_steps(tmp_path) == [4, 30]

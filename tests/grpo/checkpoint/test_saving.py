@@ -1,0 +1,32 @@
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+
+from grpo.checkpoint import adapter_files, digests
+from grpo.model import loading, model_files
+from grpo.run.saved_steps import saved_steps
+
+
+@pytest.mark.timeout(500)
+def test_peft_loads_what_was_saved_from_partitions(checkpoint, run_ranks, tmp_path):
+    run_ranks(2, "save", checkpoint, tmp_path)
+    directory = tmp_path / "checkpoints" / "step_3" / "adapter"
+    whole = torch.load(tmp_path / "whole.pt")
+    saved = load_file(directory / "adapter_model.safetensors")
+    assert {name.replace(".default", "") for name in whole} == saved.keys()
+    model = PeftModel.from_pretrained(loading.load_gpt_oss(checkpoint), directory, autocast_adapter_dtype=False)
+    loaded = dict(model.named_parameters())
+    for name, value in whole.items():
+        assert torch.equal(loaded[name], value.to(torch.bfloat16)), name
+
+    model = model_files.read(checkpoint)
+    assert adapter_files.read(directory).base == adapter_files.fingerprint(model) is not None
+    assert adapter_files.check_against(adapter_files.read(directory), model) == []
+
+    # as is the final one, which this call writes
+    assert digests.is_sealed(directory) and digests.damage(directory) == []
+
+    # a step 4 with NaN was refused
+    assert saved_steps(tmp_path / "checkpoints") == [1, 2, 3]
+    assert not list((tmp_path / "checkpoints" / "step_3").glob(".*")), "temporary files are left"

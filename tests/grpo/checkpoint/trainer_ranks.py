@@ -1,0 +1,96 @@
+"""Train an adapter, save, resume: trainer_ranks.py MODEL OUT STEPS RESUME_FROM PERSISTENCE_THRESHOLD LORA_RANK."""
+
+import json
+import os
+import random
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import deepspeed
+import numpy
+import torch
+import torch.distributed as dist
+from deepspeed.ops.adam import DeepSpeedCPUAdam
+from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+from peft import LoraConfig, get_peft_model
+
+from grpo.checkpoint import saving
+from grpo.lora import adapter
+from grpo.model import cpu_matmul, loading, zero
+
+ACCUMULATION = 6  # samples an optimizer step
+
+
+def engine(path: str, persistent: int, lora_rank: int):
+    """A DeepSpeed engine as OpenRLHF makes it: ZeRO-3, Adam on the host, bf16, a schedule."""
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": ACCUMULATION // dist.get_world_size(),
+        "bf16": {"enabled": True},
+        "gradient_clipping": 1.0,
+        "zero_optimization": {
+            "stage": 3,
+            "offload_param": {"device": "cpu"},
+            "offload_optimizer": {"device": "cpu"},
+            "stage3_param_persistence_threshold": persistent,
+        },
+    }
+    config = zero.tune(config, None)
+    model = loading.load_gpt_oss(path, "eager", config)
+    lora = LoraConfig(r=lora_rank, lora_alpha=8, target_modules=["q_proj", "o_proj"])
+    model = get_peft_model(model, lora, autocast_adapter_dtype=False)
+    optimizer = DeepSpeedCPUAdam([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 8))
+    return deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule, config=config)[0]
+
+
+def whole_state(trained) -> dict[str, torch.Tensor]:
+    """Master weights, moments and bf16 weights of every adapter tensor, gathered by DeepSpeed."""
+    state = {}
+    for name, parameter in zip(*adapter.adapter_parameters(trained.module), strict=True):
+        state[f"{name} master"] = safe_get_full_fp32_param(parameter).clone()
+        for kind in ("exp_avg", "exp_avg_sq"):
+            state[f"{name} {kind}"] = safe_get_full_optimizer_state(parameter, kind).clone()
+        with deepspeed.zero.GatheredParameters([parameter]):
+            state[f"{name} bf16"] = parameter.detach().clone()
+    return state
+
+
+def main(path: str, out: str, steps: str, resume_from: str, persistent: str, lora_rank: str) -> None:
+    cpu_matmul.install()
+    torch.manual_seed(0)  # the adapter's first weights
+    trained = engine(path, int(persistent), int(lora_rank))
+    for seed in (random.seed, numpy.random.seed, torch.manual_seed):
+        seed(dist.get_rank())
+    args = SimpleNamespace(ckpt_path=out, max_ckpt_num=9, metrics_dir=out, run_dir=out, resume_from=resume_from)
+    losses, first = [], 0
+    if resume_from:
+        first = saving.load_step(trained, args)["global_step"]
+        loaded = whole_state(trained)
+        if dist.get_rank() == 0:
+            torch.save(loaded, Path(out) / "loaded.pt")
+    else:
+        saving.save_step(trained, args, {"global_step": 0})
+    for step in range(first, int(steps)):
+        for _ in range(trained.gradient_accumulation_steps()):
+            draws = [random.randrange(97), numpy.random.randint(97), torch.randint(97, ()).item()]
+            ids = torch.tensor([draws * 5])
+            loss = trained(input_ids=ids, labels=ids).loss
+            trained.backward(loss)
+            trained.step()
+        norm = float(trained.get_global_grad_norm())
+        losses.append([loss.item(), trained.get_lr()[0], trained.global_steps, norm, *draws])
+        saving.save_step(trained, args, {"global_step": step + 1})
+        now = whole_state(trained)
+        if dist.get_rank() == 0:
+            torch.save(now, Path(out) / f"whole_{step + 1}.pt")
+    (Path(out) / f"losses_{dist.get_rank()}.json").write_text(json.dumps(losses))
+
+
+if __name__ == "__main__":
+    deepspeed.init_distributed("gloo")
+    main(*sys.argv[1:])
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # a thread of the C++ libraries sometimes aborts the interpreter's own exit, after all is done

@@ -1,0 +1,73 @@
+"""What stock's Actor.forward computes and nobody uses: every check fails on the pristine files and passes on ours."""
+
+import torch
+from torch import nn
+
+from grpo.model import loading
+from tests.grpo.conftest import fails_on_stock
+
+
+class Watched(nn.Module):
+    """A model that remembers how many positions had logits."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args, **kwargs):
+        output = self.model(*args, **kwargs)
+        self.positions = output.logits.shape[1]
+        return output
+
+
+def actor_with(load, model):
+    actor = load("models.actor").Actor.__new__(load("models.actor").Actor)
+    nn.Module.__init__(actor)
+    actor.model, actor.packing_samples, actor.temperature, actor.allocated = model, False, 1.0, None
+    return actor
+
+
+def test_prompts_have_no_logits(load, checkpoint):
+    model = loading.load_gpt_oss(checkpoint).float().eval()
+    watched = Watched(model)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(2, 97, (2, 12), generator=generator)
+    attention = torch.ones_like(ids)
+    attention[0, :2], attention[1, -1] = 0, 0  # padded on both sides
+    actions = torch.zeros(2, 11, dtype=torch.bool)
+    actions[0, 7:], actions[1, 5:10] = True, True
+    actions[1, 6] = False  # not sampled, between sampled ones
+
+    found, output = actor_with(load, watched).forward(
+        ids, actions, attention, return_output=True, return_entropy=True if load.stock else "log"
+    )
+
+    positions = (attention.cumsum(-1) - 1).masked_fill(attention == 0, 1)
+    with torch.no_grad():
+        full = model(ids, attention_mask=attention, position_ids=positions).logits
+    distribution = torch.distributions.Categorical(logits=full[:, :-1])
+    assert found.shape == output.entropy.shape == actions.shape
+    torch.testing.assert_close(found, distribution.log_prob(ids[:, 1:]) * actions)
+    torch.testing.assert_close(output.entropy * actions, distribution.entropy() * actions)
+
+    def check():
+        assert watched.positions == 12 - 5  # the sixth token predicts the first sampled one
+
+    fails_on_stock(load, check)
+
+
+def test_an_entropy_that_is_only_logged_has_no_graph(load):
+    logits = torch.randn(1, 4, 7, requires_grad=True)
+
+    class Output(dict):
+        pass
+
+    actor = actor_with(load, lambda *_, **__: Output(logits=logits * 1))
+    ids = torch.zeros(1, 4, dtype=torch.long)
+    use = True if load.stock else "log"  # what the training step passes for a coefficient of 0
+
+    def check():
+        _, output = actor.forward(ids, torch.ones(1, 3), torch.ones(1, 4), return_output=True, return_entropy=use)
+        assert not output.entropy.requires_grad
+
+    fails_on_stock(load, check)

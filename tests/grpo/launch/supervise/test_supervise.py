@@ -1,0 +1,335 @@
+"""However a run ends, none of its processes is left and no other process is touched. Real processes, no Ray."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from grpo.launch.supervise import keeper, processes
+from grpo.launch.supervise.driver import tail
+
+ROOT = Path(__file__).parents[4]
+
+LAUNCHER = """
+import sys
+from pathlib import Path
+from grpo.launch.supervise.driver import supervise
+folder, *driver = sys.argv[1:]
+sys.exit(supervise([sys.executable, *driver], ray=None, log_dir=Path(folder), grace=2.0))
+"""
+
+# A stand-in for the trainer. It starts: a child; one that detaches and has an empty environment; one that ignores
+# SIGTERM; and holds a shared-memory segment. Then it ends as it is told.
+DRIVER = """
+import json, multiprocessing, os, signal, subprocess, sys, time
+from multiprocessing import resource_tracker, shared_memory
+from pathlib import Path
+folder, how = sys.argv[1:]
+sleep = [sys.executable, "-c", "import time; time.sleep(300)"]
+stubborn = [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True);"
+            "time.sleep(300)"]
+detach = [sys.executable, "-c", "import os, sys, time; os.fork() and os._exit(0); os.setsid(); "
+          "os.fork() and os._exit(0); print(os.getpid(), flush=True); time.sleep(300)"]
+child = subprocess.Popen(sleep)
+ignoring = subprocess.Popen(stubborn, stdout=subprocess.PIPE)
+ignoring.stdout.readline()
+detached = subprocess.Popen(detach, stdout=subprocess.PIPE, env={})
+pids = [os.getpid(), child.pid, ignoring.pid, int(detached.stdout.readline())]
+segment = shared_memory.SharedMemory(create=True, size=1000)
+semaphore = multiprocessing.get_context("spawn").Lock()
+name = "sem." + semaphore._semlock.name[1:]
+# As after a SIGKILL of the tracker: nobody else deletes them.
+resource_tracker.unregister(segment._name, "shared_memory")
+resource_tracker.unregister(semaphore._semlock.name, "semaphore")
+file = Path(folder) / "driver.json"
+temporary = os.environ["TMPDIR"]
+file.with_suffix(".tmp").write_text(json.dumps({"pids": pids, "shm": [segment.name, name], "temporary": temporary}))
+file.with_suffix(".tmp").rename(file)
+print("the last words of the driver", flush=True)
+# The keeper looks at most twice a second who owns new shared memory.
+time.sleep(300 if how == "wait" else 2)
+if how == "signal":
+    os.kill(os.getpid(), signal.SIGUSR1)
+os._exit(int(how))  # not sys.exit: that would delete the shared memory
+"""
+
+
+def signals_as_in_a_terminal() -> None:
+    """A script's background jobs ignore Ctrl-C, and what nohup starts ignores SIGHUP; their children inherit that."""
+    for signum in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_DFL)
+
+
+class Run:
+    """A launcher in a session of its own, as a terminal would start it."""
+
+    def __init__(self, folder: Path, how: str, prefix: str = "exec") -> None:
+        self.folder = folder
+        script = f'{prefix} "$@"'
+        command = [sys.executable, "-c", LAUNCHER, str(folder), "-c", DRIVER, str(folder), how]
+        self.shell = subprocess.Popen(
+            ["bash", "-c", script, "bash", *command],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            preexec_fn=signals_as_in_a_terminal,
+        )
+
+    def driver(self) -> dict:
+        """Wait until the driver has started everything; return what it says about itself."""
+        file = self.folder / "driver.json"
+        wait_until(file.exists, "the driver did not start")
+        return json.loads(file.read_text())
+
+    def keeper(self) -> int:
+        [pid] = [row.pid for row in processes.table().values() if row.parent == self.shell.pid]
+        return pid
+
+    def finish(self) -> str:
+        output, _ = self.shell.communicate(timeout=60)
+        return output
+
+
+def wait_until(condition: Callable[[], bool], failure: str, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, failure
+        time.sleep(0.05)
+
+
+def is_alive(pid: int) -> bool:
+    row = processes.read_process(pid)
+    return row is not None and row.state != "Z"
+
+
+def command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Run]]:
+    """Start runs; where a test fails in the middle, they are ended like by a user."""
+    runs: list[Run] = []
+
+    def begin(*args: str | Path, **changes: str) -> Run:
+        runs.append(Run(*args, **changes))  # type: ignore[arg-type]
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.shell.terminate()
+        run.shell.wait(timeout=60)
+
+
+def assert_nothing_left(driver: dict) -> None:
+    wait_until(lambda: not any(map(is_alive, driver["pids"])), f"left: {[p for p in driver['pids'] if is_alive(p)]}")
+    wait_until(lambda: not any(Path("/dev/shm", name).exists() for name in driver["shm"]), "shared memory is left")
+    wait_until(lambda: not Path(driver["temporary"]).parent.exists(), "the temporary folder is left")
+
+
+@pytest.mark.parametrize(("how", "code"), [("0", 0), ("3", 3), ("signal", 128 + signal.SIGUSR1)])
+def test_the_driver_ends_by_itself(tmp_path: Path, start, bystander, how: str, code: int) -> None:
+    run = start(tmp_path, how)
+    output = run.finish()
+    assert run.shell.returncode == code
+    assert_nothing_left(run.driver())
+    assert ("the last words of the driver" in output) == (code != 0), "shown only where it helps"
+    assert (str(tmp_path / "driver.log") in output) and "Traceback" not in output
+
+
+# A stand-in for the trainer that asks the judge's stand-in, with google-genai's client.
+ASKING_DRIVER = """
+import os, sys, time
+from pathlib import Path
+from reward.gemini import Client
+Client("a key", os.environ["GRPO_JUDGE_STAND_IN"]).find("first", 10.0)
+file = Path(sys.argv[1], "asked")
+file.with_suffix(".tmp").write_text(os.environ["GRPO_JUDGE_STAND_IN"])
+file.with_suffix(".tmp").rename(file)
+time.sleep(300 if sys.argv[2] == "wait" else 0)
+"""
+JUDGED_LAUNCHER = LAUNCHER.replace("grace=2.0", 'grace=2.0, stand_in_models=["first", "second"]')
+
+
+def is_served(address: str) -> bool:
+    host, port = address.removeprefix("http://").split(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
+
+
+@pytest.mark.parametrize("how", ["end", "kill the launcher", "kill the stand-in"])
+def test_the_judges_stand_in_lives_as_long_as_the_run(tmp_path: Path, bystander, how: str) -> None:
+    launcher = subprocess.Popen(
+        [
+            *(sys.executable, "-c", JUDGED_LAUNCHER, str(tmp_path)),
+            *("-c", ASKING_DRIVER, str(tmp_path), "end" if how == "end" else "wait"),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        wait_until((tmp_path / "asked").exists, "the driver did not ask")
+        address = (tmp_path / "asked").read_text()
+        if how == "kill the launcher":
+            launcher.kill()
+        elif how == "kill the stand-in":
+            [pid] = [pid for pid in processes.table() if b"reward.stand_in" in command_line(pid)
+                     and is_of(launcher.pid, pid)]  # fmt: skip
+            os.kill(pid, signal.SIGKILL)
+        output, _ = launcher.communicate(timeout=60)
+    finally:
+        launcher.terminate()
+    wait_until(lambda: not is_served(address), "the stand-in still serves")
+    assert "no key: a local stand-in for Gemini answers at http://127.0.0.1:" in output
+    if how == "end":
+        assert launcher.returncode == 0
+    if how == "kill the stand-in":
+        assert launcher.returncode == 1 and "the judge's stand-in ended by itself" in output
+
+
+def is_of(root: int, pid: int) -> bool:
+    return pid in processes.descendants(root, processes.table())
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_from_the_terminal(tmp_path: Path, start, bystander, signum: signal.Signals) -> None:
+    run = start(tmp_path, "wait")
+    driver = run.driver()
+    os.killpg(run.shell.pid, signum)
+    output = run.finish()
+    assert run.shell.returncode == 128 + signum
+    assert_nothing_left(driver)
+    [line] = [line for line in output.splitlines() if "ending the run" in line]
+    assert line.startswith("Ctrl-C" if signum == signal.SIGINT else signum.name)
+    assert "Traceback" not in output
+
+
+def test_ctrl_c_many_times(tmp_path: Path, start, bystander) -> None:
+    run = start(tmp_path, "wait")
+    driver = run.driver()
+    for _ in range(10):
+        os.killpg(run.shell.pid, signal.SIGINT)
+        time.sleep(0.05)
+    output = run.finish()
+    assert run.shell.returncode == 130
+    assert_nothing_left(driver)
+    assert "Traceback" not in output
+
+
+def test_the_launcher_is_killed(tmp_path: Path, start, bystander) -> None:
+    run = start(tmp_path, "wait")
+    driver = run.driver()
+    run.shell.kill()
+    assert_nothing_left(driver)
+    run.finish()
+
+
+def test_the_whole_process_group_of_the_launcher_is_killed(tmp_path: Path, start, bystander) -> None:
+    run = start(tmp_path, "wait")
+    driver = run.driver()
+    os.killpg(run.shell.pid, signal.SIGKILL)
+    assert_nothing_left(driver)
+    run.finish()
+
+
+def test_the_keeper_is_killed(tmp_path: Path, start, bystander) -> None:
+    run = start(tmp_path, "wait")
+    driver = run.driver()
+    os.kill(run.keeper(), signal.SIGKILL)
+    output = run.finish()
+    assert run.shell.returncode == 1
+    assert_nothing_left(driver)
+    assert "the keeper was killed" in output and "Traceback" not in output
+
+
+def test_the_keeper_gets_sigterm(tmp_path: Path, start, bystander) -> None:
+    run = start(tmp_path, "wait")
+    driver = run.driver()
+    os.kill(run.keeper(), signal.SIGTERM)
+    run.finish()
+    assert run.shell.returncode == 1
+    assert_nothing_left(driver)
+
+
+def test_nobody_reads_the_output_any_more(tmp_path: Path, start, bystander) -> None:
+    run = start(tmp_path, "wait")
+    assert run.shell.stdout
+    run.shell.stdout.close()
+    run.shell.wait(timeout=60)
+    assert run.shell.returncode == 128 + signal.SIGPIPE
+    assert not [pid for pid in processes.table() if str(tmp_path).encode() in command_line(pid)]
+
+
+def test_a_hangup_that_the_caller_ignores_does_not_end_the_run(tmp_path: Path, start, bystander) -> None:
+    run = start(tmp_path, "wait", prefix="trap '' HUP; exec")
+    driver = run.driver()
+    os.kill(run.shell.pid, signal.SIGHUP)
+    time.sleep(1.0)
+    assert run.shell.poll() is None and is_alive(driver["pids"][0])
+    os.kill(run.shell.pid, signal.SIGTERM)
+    run.finish()
+    assert_nothing_left(driver)
+
+
+def test_a_step_of_the_set_up_ends_with_the_shell_that_waits_for_it(tmp_path: Path, start, bystander) -> None:
+    shell = subprocess.Popen(
+        [
+            *("bash", "-c", '"$@"; true', "bash"),
+            *(sys.executable, "-P", "-m", "grpo.launch", "guard", "--"),
+            *(sys.executable, "-c", DRIVER, str(tmp_path), "wait"),
+        ],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
+        start_new_session=True,
+    )
+    wait_until((tmp_path / "driver.json").exists, "the command did not start")
+    driver = json.loads((tmp_path / "driver.json").read_text())
+    shell.kill()
+    shell.wait()
+    assert_nothing_left(driver)
+
+
+def test_guard_passes_the_exit_code_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "grpo.launch", "guard", "--", sys.executable, "-c", "print(1); exit(7)"]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 7
+    assert "1" in (done.stdout + done.stderr).splitlines()
+
+
+def test_the_tail_of_a_log_is_readable(tmp_path: Path) -> None:
+    log = tmp_path / "driver.log"
+    log.write_text(
+        "first\n\x1b[36m(actor)\x1b[0m loading\n\nstep:  50%|#| 1/2\rstep: 100%|#| 2/2\nValueError: reason\n"
+    )
+    assert tail(log, 2) == ["(actor) loading", "ValueError: reason"]
+    assert tail(log, 2, bars=True) == ["step: 100%|#| 2/2", "ValueError: reason"]
+    assert tail(tmp_path / "absent.log", 2) == []
+
+
+def test_logs_of_ray_give_way_to_those_of_the_next_part(tmp_path: Path) -> None:
+    kept = tmp_path / "ray"
+    keeper._make_way(kept)
+    kept.symlink_to(tmp_path / "gone")  # launcher and keeper were both killed
+    keeper._make_way(kept)
+    assert not kept.is_symlink()
+    for part in ("first", "second"):
+        kept.mkdir()
+        (kept / "raylet.out").write_text(part)
+        keeper._make_way(kept)
+    assert [(tmp_path / f"ray.{n}" / "raylet.out").read_text() for n in (1, 2)] == ["first", "second"]

@@ -1,0 +1,169 @@
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import zlib
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo.lora import adapter
+from grpo.lora.engine_actor import SharedMemory, SyncError, check_receipts, load_into_engine
+from grpo.rollout.engine import for_sample
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 7)), min_size=1, max_size=6))
+def test_flat_form_round_trips(shapes):
+    tensors = {f"t{i}": torch.randn(shape, dtype=torch.bfloat16) for i, shape in enumerate(shapes)}
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
+    back = adapter.unflatten(flat, adapter.layout(tensors, [tensor.shape for tensor in tensors.values()]))
+    assert back.keys() == tensors.keys()
+    assert all(torch.equal(back[name], tensor) for name, tensor in tensors.items())
+
+
+@given(st.integers(1, 20), st.sampled_from([2, 8, 12, 64]), st.data())
+def test_the_checksums_of_slices_add_up(rows, columns, data):
+    generator = torch.Generator().manual_seed(rows * columns)
+    matrix = torch.randn(rows, columns, dtype=torch.bfloat16, generator=generator)
+    whole = checksum_of(matrix)
+    row = data.draw(st.integers(0, rows))
+    assert checksum_of(matrix[:row]) + checksum_of(matrix[row:], row) == whole
+    if columns % 8 == 0:  # heads have a multiple of 4 columns
+        halves = matrix.split(columns // 2, dim=1)
+        assert sum(checksum_of(half.contiguous()) for half in halves) == whole
+
+
+def checksum_of(matrix: torch.Tensor, first_row: int = 0, place: int = 0) -> torch.Tensor:
+    """The checksum of rows of the adapter's tensor `place`."""
+    return adapter.checksum([adapter.row_sums(matrix)], ((place, first_row, len(matrix)),))
+
+
+def sums_of(matrices: list[torch.Tensor]) -> tuple[int, int]:
+    """The split and the whole sum of an adapter that has these in q_proj."""
+    names = [f"layers.{number // 2}.self_attn.q_proj.lora_{'AB'[number % 2]}" for number in range(len(matrices))]
+    specs = adapter.layout(names, [matrix.shape for matrix in matrices])
+    receipt = adapter.Receipt.of(torch.cat([matrix.reshape(-1) for matrix in matrices]), specs)
+    assert receipt.tensors == len(matrices)
+    return receipt.split, receipt.whole
+
+
+def test_changed_and_swapped_values_are_found():
+    torch.manual_seed(0)
+    matrices = [torch.randn(8, 16, dtype=torch.bfloat16) for _ in range(4)]
+    right = sums_of(matrices)
+    assert sums_of([matrix.clone() for matrix in matrices]) == right
+    for tensor, row, column in ((0, 0, 0), (1, 7, 15), (3, 2, 5)):
+        changed = [matrix.clone() for matrix in matrices]
+        changed[tensor][row, column] *= -1
+        assert sums_of(changed) != right
+    flipped = [matrix.flip(0) if number == 1 else matrix for number, matrix in enumerate(matrices)]
+    assert sums_of(flipped) != right
+    a, b, c, d = matrices
+    assert sums_of([c, b, a, d]) != right and sums_of([a, d, c, b]) != right  # layers took each other's place
+
+
+def test_what_workers_hold_whole_counts_for_each_of_them():
+    a, b = torch.randn(2, 8, 16).to(torch.bfloat16)
+    split, whole = sums_of([a, b])
+    assert (whole, split) == (int(checksum_of(a)), int(checksum_of(b, place=1)))
+    workers = [checksum_of(a) + checksum_of(b[rows], rows.start, place=1) for rows in (slice(0, 4), slice(4, 8))]
+    assert adapter.Receipt(2, split, whole).checksum(2) == sum(map(int, workers)) % 2**64
+
+
+EXPECTED = adapter.Receipt(tensors=32, split=-3, whole=10)  # 7 from one worker, 17 from two
+
+
+def receipt(**changes):
+    return {"rank": 0, "workers": 1, "checksum": 7, "tensors": 32} | changes
+
+
+def test_right_receipts_pass():
+    check_receipts([[receipt(checksum=8, workers=2), receipt(rank=1, checksum=9, workers=2)], [receipt()]], EXPECTED)
+
+
+@pytest.mark.parametrize("wrong", [{"checksum": 8}, {"tensors": 31}])
+def test_a_wrong_receipt_stops_the_run(wrong):
+    workers = [receipt(checksum=8, workers=2), receipt(rank=1, workers=2, **{"checksum": 9} | wrong)]
+    with pytest.raises(SyncError, match="engine 1 applied"):
+        check_receipts([[receipt()], workers], EXPECTED)
+
+
+@pytest.mark.parametrize("workers", [[], [receipt(workers=2)], [receipt(workers=2), receipt(workers=2)]])
+def test_a_missing_receipt_stops_the_run(workers):
+    with pytest.raises(SyncError, match="engine 1 has no receipt"):
+        check_receipts([[receipt()], workers], EXPECTED)
+
+
+class Engine:
+    """The two methods of vLLM's AsyncLLM that a sync calls; `cache_reset` is what its reset answers."""
+
+    def __init__(self, cache_reset: bool) -> None:
+        self.cache_reset = cache_reset
+
+    async def collective_rpc(self, method, args):
+        assert method == "load_adapter"
+        path, specs, offset = args
+        assert specs == ["specs"]
+        self.path = path
+        return [receipt(checksum=zlib.crc32(Path(path).read_bytes()[offset : offset + 100]))]
+
+    async def reset_prefix_cache(self):
+        return self.cache_reset
+
+
+def test_the_engine_passes_bytes_on_and_drops_its_prefix_cache():
+    engine = Engine(True)
+    for start in (0, 7):  # the second sync writes to the same memory
+        data = torch.arange(start, start + 100, dtype=torch.uint8).numpy()
+        assert asyncio.run(load_into_engine(engine, data, ["specs"]))[0]["checksum"] == zlib.crc32(data)
+    with pytest.raises(SyncError, match="prefix cache"):
+        asyncio.run(load_into_engine(Engine(False), data, ["specs"]))
+
+
+def test_shared_memory_is_seen_by_another_process_and_gone_with_its_owner():
+    memory = SharedMemory(4096)
+    memory.bytes[:5] = list(b"hello")
+    read = [sys.executable, "-c", "import sys; print(open(sys.argv[1], 'rb').read(5).decode())", memory.path]
+    assert subprocess.run(read, capture_output=True, text=True, check=True).stdout == "hello\n"
+    path = memory.path
+    del memory
+    with pytest.raises(FileNotFoundError):
+        os.stat(path)
+
+
+MAP_AND_FIND = """
+import mmap, os, sys, time
+import numpy as np
+from grpo.lora.engine_actor import shared_place
+descriptor, size = map(int, sys.argv[1:])
+memory = np.frombuffer(mmap.mmap(descriptor, size), dtype=np.uint8)
+os.close(descriptor)
+print(*shared_place(memory[256:512]) or ["nowhere"], sep="\\n")
+print(*shared_place(np.zeros(256, dtype=np.uint8)) or ["nowhere"], sep="\\n")
+"""
+
+
+def test_what_a_parent_has_open_is_found_without_a_copy():
+    """As a raylet, which is the parent of the engine's process, has the object store open."""
+    with tempfile.TemporaryFile(dir="/dev/shm") as store:
+        store.write(bytes(range(256)) * 32)
+        store.flush()
+        command = [sys.executable, "-c", MAP_AND_FIND, str(store.fileno()), str(8192)]
+        child = subprocess.run(command, pass_fds=[store.fileno()], stdout=subprocess.PIPE, text=True, check=True)
+        path, offset, private = child.stdout.splitlines()
+        assert os.stat(path).st_ino == os.fstat(store.fileno()).st_ino
+        assert (int(offset), private) == (256, "nowhere")
+
+
+def test_every_sample_of_a_prompt_has_its_own_seed():
+    async def seeds(params):  # as in the engine, whose event loop is running
+        return [for_sample(params, number).seed for number in range(3)]
+
+    params = SimpleNamespace(seed=5, max_tokens=3)
+    assert asyncio.run(seeds(params)) == [5, 6, 7] and params.seed == 5
+    assert asyncio.run(seeds(SimpleNamespace(seed=None))) == [None] * 3

@@ -1,0 +1,281 @@
+"""The metrics of a step against float64 from its saved tensors, however its samples are cut and spread over ranks."""
+
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openrlhf.trainer.ppo_utils.experience_maker import Experience
+from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer, make_experience_batch
+from torch import nn
+from transformers.utils import ModelOutput
+
+from grpo.metrics import step_metrics, token_recorder
+from grpo.metrics.metric_schema import BY_NAME
+from grpo.metrics.update_metrics import policy_metrics
+from grpo.model import vocabulary
+from grpo.update import passes
+from grpo.update.loss import PolicyLoss, rollouts_of
+
+VOCABULARY, ALLOCATED, GROUP, COUNT = 23, 20, 4, 12
+CLIP = (0.2, 0.3)
+
+
+def arguments(on_policy: bool) -> SimpleNamespace:
+    return SimpleNamespace(
+        rollout_batch_size=COUNT // GROUP, n_samples_per_prompt=GROUP, max_epochs=1, init_kl_coef=0,
+        train_batch_size=COUNT if on_policy else COUNT // 2, eps_clip_low_high=CLIP, use_kl_loss=False,
+        old_log_probs="trainer", loss_aggregation="token_mean", generate_max_len=12, policy_loss_type="ppo",
+        dual_clip=None, enable_vllm_is_correction=False, advantage_clip=None,
+    )  # fmt: skip
+
+
+def drawn(seed: int) -> list[dict]:
+    """Samples with the logits that the policy has at each sampled token."""
+    draw = np.random.default_rng(seed)
+    samples = []
+    for _ in range(COUNT):
+        prompt, size = int(draw.integers(1, 6)), int(draw.integers(1, 12))
+        logits = draw.normal(size=(size, VOCABULARY)).astype(np.float32) * 3
+        tokens = draw.integers(0, ALLOCATED, prompt + size)
+        log_probs = torch.tensor(logits).log_softmax(-1).numpy()[np.arange(size), tokens[prompt:]]
+        samples.append(
+            {
+                "prompt": prompt, "tokens": tokens, "logits": logits, "log_probs": log_probs,
+                "old": log_probs + draw.normal(size=size).astype(np.float32) * 0.3,
+                "engine": log_probs + draw.normal(size=size) * 0.01 - 12 * (draw.random(size) < 0.05),
+                "advantage": np.float32(draw.normal()), "correct": float(draw.random() < 0.5),
+            }
+        )  # fmt: skip
+    return samples
+
+
+def as_experience(place: int, sample: dict) -> Experience:
+    """One sample as OpenRLHF has it after the advantages are known."""
+    prompt, size = sample["prompt"], len(sample["log_probs"])
+
+    def at_actions(values: np.ndarray) -> torch.Tensor:
+        return torch.cat([torch.zeros(prompt - 1), torch.tensor(values).float()])[None]
+
+    mask = at_actions(np.ones(size))
+    return Experience(
+        index=[place], sequences=torch.tensor(sample["tokens"])[None], attention_mask=torch.ones(1, prompt + size),
+        action_mask=mask, action_log_probs=at_actions(sample["old"]), rollout_log_probs=at_actions(sample["engine"]),
+        advantages=mask * sample["advantage"], rewards=torch.tensor([sample["correct"]]),
+        prompts=["p"], labels=["l"],
+        info={"correct": torch.tensor([sample["correct"]]), "response_length": torch.tensor([size])},
+    )  # fmt: skip
+
+
+def train_rank(trainer: SimpleNamespace, experiences: list[Experience], samples: list[dict], size: int) -> dict:
+    """What one rank notes: its share goes through OpenRLHF's replay buffer, in micro-batches of `size`."""
+    metrics = token_recorder.ActorMetrics(trainer)
+    buffer = NaiveReplayBuffer(size, 0, True, False, False)
+    for experience in experiences:
+        buffer.append(experience)
+    for start in range(0, len(buffer.items), size):
+        batch = make_experience_batch(buffer.items[start : start + size])
+        length = batch.sequences.shape[1]
+        kept = int(batch.action_mask.shape[1] - batch.action_mask.any(0).int().argmax()) + 1
+        logits, log_probs = torch.zeros(len(batch.sequences), length, VOCABULARY), torch.zeros(batch.action_mask.shape)
+        for row, place in enumerate(batch.info["sample"]):
+            sample = samples[int(place)]
+            begin, end = sample["prompt"] - 1, len(sample["tokens"]) - 1
+            logits[row, begin:end] = torch.tensor(sample["logits"])
+            log_probs[row, begin:end] = torch.tensor(sample["log_probs"])
+        output = ModelOutput(logits=logits[:, -kept:])
+        output["logits"] = vocabulary.of_tokens(output, ALLOCATED, 1.0)
+        loss = PolicyLoss(trainer.args)
+        loss.scale, loss.rollouts = 1.0, rollouts_of(batch)
+        old = passes.old_log_probs(trainer.args, batch, log_probs)
+        value = loss(log_probs, old, batch.advantages, batch.action_mask, batch.rollout_log_probs)[0]
+        loss.divergence(log_probs.square(), -log_probs, batch.action_mask)
+        metrics.note(batch, log_probs, output, value, loss.per_token)
+        metrics.after_backward_and_step()
+    trainer.actor.model.global_steps += 1
+    metrics.after_backward_and_step()
+    return metrics.pop()
+
+
+def run_step(samples: list[dict], seed: int, size: int, ranks: int, on_policy: bool) -> tuple[dict, list]:
+    """Return the status and the samples of a step that is cut and spread at random."""
+    single = [as_experience(place, sample) for place, sample in enumerate(samples)]
+    order = list(range(COUNT))
+    random.Random(seed).shuffle(order)
+    cuts = [order[start : start + 3] for start in range(0, COUNT, 3)]
+    experiences = [Experience.concat_experiences([single[place] for place in cut], 0) for cut in cuts]
+    step_metrics.before_training(experiences)
+    status: dict = {"ppo_kl": 99.0, "correct": 99.0, "sample": 5.5}
+    for rank in range(ranks):
+        model = SimpleNamespace(
+            global_steps=0, get_global_grad_norm=lambda: 2.0, module=nn.Linear(1, 1), named_parameters=lambda: []
+        )
+        trainer = SimpleNamespace(args=arguments(on_policy), actor=SimpleNamespace(model=model))
+        share = [Experience(**vars(experience)) for experience in experiences[rank::ranks]]
+        step_metrics.merge(status, train_rank(trainer, share, samples, size))
+    tokenizer = SimpleNamespace(decode=str, encode=lambda *_, **__: [0], added_tokens_decoder={})
+    step_metrics.after_training(status, experiences, single, arguments(on_policy), tokenizer)
+    return status, single
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 10_000), st.integers(1, 6), st.integers(1, 3), st.booleans())
+def test_they_are_those_of_float64_in_any_batching_on_any_number_of_ranks(seed, size, ranks, on_policy):
+    samples = drawn(seed)
+    status, described = run_step(samples, seed, size, ranks, on_policy)
+
+    log_probs = np.concatenate([sample["log_probs"] for sample in samples]).astype(float)
+    old = log_probs if on_policy else np.concatenate([sample["old"] for sample in samples]).astype(float)
+    advantage = np.concatenate([np.repeat(sample["advantage"], len(sample["log_probs"])) for sample in samples])
+    logits = np.concatenate([sample["logits"] for sample in samples]).astype(float)
+    probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    allocated = probabilities[:, :ALLOCATED] / probabilities[:, :ALLOCATED].sum(-1, keepdims=True)
+    entropy = -(allocated * np.log(allocated)).sum(-1)
+    engine = np.concatenate([sample["engine"] for sample in samples]).astype(float)
+    ratio, difference = np.exp(log_probs - old), np.abs(old - engine)
+    third = np.concatenate([3 * np.arange(len(s["log_probs"])) // len(s["log_probs"]) for s in samples])
+    low, high = (ratio < 1 - CLIP[0]) & (advantage < 0), (ratio > 1 + CLIP[1]) & (advantage > 0)
+    expected = {
+        "ppo_kl": (old - log_probs).mean(),
+        "clip_ratio_low": low.mean(), "clip_ratio_high": high.mean(), "ppo_clip_ratio": (low | high).mean(),
+        "entropy": entropy.mean(),
+        "entropy_p10": np.percentile(entropy, 10), "entropy_p90": np.percentile(entropy, 90),
+        "unallocated_mass": probabilities[:, ALLOCATED:].sum(-1).mean(),
+        "logprob_diff_mean": difference.mean(), "logprob_diff_max": difference.max(),
+        "logprob_diff_first": difference[third == 0].mean(), "logprob_diff_last": difference[third == 2].mean(),
+        "improbable_tokens": (engine < np.log(1e-4)).mean(),
+        "correct": np.mean([sample["correct"] for sample in samples]),
+        "sampled_tokens": len(log_probs),
+        "kl": (log_probs**2).mean(), "logprobs_diff": -log_probs.mean(),
+        "grad_norm": 2.0, "grad_norm_max": 2.0,
+    }  # fmt: skip
+    for name, value in expected.items():
+        assert status[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+    assert "sample" not in status and "micro_batches" not in status
+    numbers = {name for name, value in status.items() if isinstance(value, float)}
+    assert numbers <= BY_NAME.keys()
+    for sample, known in zip(described, samples, strict=True):
+        assert sample.details["advantage"] == pytest.approx(known["advantage"], rel=1e-5)
+        before = known["log_probs"] if on_policy else known["old"]
+        assert sample.details["surprisal"] == pytest.approx(-before.mean(), rel=1e-4, abs=1e-5)
+        tokens = sample.details["least_likely_tokens"]
+        assert len(tokens) == min(3, len(before))
+        first = min(np.minimum(before, known["engine"]))
+        assert min(tokens[0]["trainer"], tokens[0]["engine"]) == pytest.approx(first, rel=1e-4)
+        assert sample.details["logprob_diff_max"] == pytest.approx(np.abs(before - known["engine"]).max(), abs=1e-4)
+
+
+def test_a_spike_of_a_micro_batch_shows_with_its_samples():
+    samples = drawn(0)
+    single = [as_experience(place, sample) for place, sample in enumerate(samples)]
+    step_metrics.before_training(single)
+    for one in single:
+        one.rollout_log_probs = None
+    notes = [
+        token_recorder.MicroBatch([place], [1], loss, *[torch.tensor([advantage])] * 5)
+        for place, (loss, advantage) in enumerate([(0.0, 0.0)] * 7 + [(-30.0, 0.5)] + [(1.0, 0.5)] * 4)
+    ]  # most groups teach nothing, as may well be
+    status = {"micro_batches": notes, "grad_norms": []}
+    step_metrics.after_training(status, single, single, arguments(True), None)
+    assert status["policy_loss_max"] == 30 and status["policy_loss_spike"] == 30
+    assert [place for place, sample in enumerate(single) if abs(sample.details["micro_batch_loss"]) == 30] == [7]
+
+
+def test_a_step_without_training_has_the_metrics_of_its_samples():
+    """The first steps under --freezing_actor_steps train nothing."""
+    single = [as_experience(place, sample) for place, sample in enumerate(drawn(1))]
+    step_metrics.before_training(single)
+    status: dict = {}
+    step_metrics.after_training(status, single, single, arguments(False), None)
+    assert "advantage_mean" in status and "logprob_diff_mean" in status and "entropy" not in status
+
+
+def test_of_several_passes_a_sample_keeps_its_largest_loss():
+    single = [as_experience(place, sample) for place, sample in enumerate(drawn(0))]
+    for one in single:
+        one.rollout_log_probs = None
+    notes = [token_recorder.MicroBatch([3], [1], loss, *[torch.ones(1)] * 5) for loss in (1.0, -20.0, 2.0)]
+    step_metrics.after_training({"micro_batches": notes}, single, single, arguments(True), None)
+    assert single[3].details["micro_batch_loss"] == -20
+
+
+def test_ranks_are_merged():
+    status: dict = {}
+    for memory, errors in ((5.0, 0.0), (9.0, 1.0), (7.0, 1.0)):
+        step_metrics.merge(status, {"device_memory": memory, "metric_errors": errors, "micro_batches": [memory]})
+    assert (status["device_memory"], status["metric_errors"], status["micro_batches"]) == (9, 2, [5, 9, 7])
+
+
+def test_a_metric_that_fails_is_counted_and_the_others_are_there(caplog):
+    single = [as_experience(place, sample) for place, sample in enumerate(drawn(2))]
+    for one in single:
+        one.info["response_length"] = "not a number"
+    status: dict = {"grad_norms": [1.0]}
+    with caplog.at_level("ERROR", logger="openrlhf.grpo.step_metrics"):
+        step_metrics.after_training(status, single, single, arguments(False), None)
+    assert status["metric_errors"] >= 1 and "logprob_diff_mean" in status and status["grad_norm"] == 1
+    assert "missing" in caplog.text
+
+
+def test_a_micro_batch_that_cannot_be_noted_ends_nothing():
+    engine = SimpleNamespace(global_steps=0, module=nn.Linear(1, 1))
+    metrics = token_recorder.ActorMetrics(SimpleNamespace(args=arguments(True), actor=SimpleNamespace(model=engine)))
+    metrics.note(None, None, None, None)
+    found = metrics.pop()
+    assert found["metric_errors"] == 1 and found["micro_batches"] == []
+
+
+def test_the_clip_ratio_of_gspo_is_that_of_its_samples():
+    """One ratio a sample is clipped, not that of each token."""
+    args = arguments(False)
+    args.policy_loss_type, args.eps_clip_low_high = "gspo", (0.1, 0.1)
+    loss = PolicyLoss(args)
+    loss.scale, loss.rollouts = 1.0, torch.arange(2)
+    mask = torch.ones(2, 4)
+    log_probs = torch.tensor([[0.5, -0.5, 0.5, -0.5], [0.3, 0.3, 0.3, 0.3]])  # the first has a ratio of 1
+    loss(log_probs, torch.zeros(2, 4), torch.ones(2, 4), mask)
+    note = token_recorder.MicroBatch([0, 1], [4, 4], 0.0, *[torch.ones(8)] * 5, of_loss={
+        name: values.flatten() for name, values in loss.per_token.items()
+    })  # fmt: skip
+    found = policy_metrics([note])
+    assert (found["clip_ratio_low"], found["clip_ratio_high"], found["ppo_clip_ratio"]) == (0, 0.5, 0.5)
+
+
+def finished(samples: list[dict], **info: list[float]) -> dict[str, float]:
+    """The status of a step with these samples, which nothing has trained."""
+    experiences = [as_experience(place, sample) for place, sample in enumerate(samples)]
+    for place, experience in enumerate(experiences):
+        experience.info |= {name: torch.tensor([values[place]]) for name, values in info.items()}
+    status = {"reward": 0.0, "return": 0.0, "metric_errors": 0.0}
+    step_metrics.after_training(status, experiences, experiences, arguments(on_policy=True), None)
+    return status
+
+
+def test_a_divergence_from_the_reference_is_a_mean_over_tokens():
+    samples = drawn(0)
+    values = list(np.random.default_rng(1).random(COUNT))
+    lengths = [len(sample["log_probs"]) for sample in samples]
+    found = finished(samples, kl=values, logprobs_diff=values)
+    assert found["kl"] == pytest.approx(np.average(values, weights=lengths)) == found["logprobs_diff"]
+    assert found["kl"] != pytest.approx(np.mean(values))
+
+
+def test_a_step_without_any_reward_has_no_mean_reward():
+    samples = drawn(0)
+    nothing, all_of_it = [0.0] * COUNT, [1.0] * COUNT
+    found = finished(samples, reward=nothing, reward_missing=all_of_it)
+    assert not {"reward", "return", "reward_std", "zero_spread_groups"} & found.keys() and found["reward_missing"] == 1
+    assert finished(samples, reward=nothing, reward_missing=nothing)["reward"] == 0
+
+
+def test_rewards_that_are_made_up_are_in_no_spread():
+    samples = drawn(0)
+    real = [float(place % 2) for place in range(GROUP)] + [0.5] * (COUNT - GROUP)
+    missing = [0.0] * GROUP + [1.0] * (COUNT - GROUP)
+    for place, sample in enumerate(samples):
+        sample["correct"] = real[place]  # the reward, see `as_experience`
+    found = finished(samples, reward=real, reward_missing=missing)
+    assert found["reward_std"] == pytest.approx(0.5) and found["zero_spread_groups"] == 0

@@ -1,0 +1,101 @@
+import json
+import shutil
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Mxfp4Config
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from grpo.model import loading
+
+
+@pytest.fixture(scope="session")
+def reference(checkpoint):
+    """What transformers itself dequantises the checkpoint to."""
+    return AutoModelForCausalLM.from_pretrained(
+        checkpoint, quantization_config=Mxfp4Config(dequantize=True), dtype=torch.bfloat16
+    )
+
+
+def test_whole_model_is_bit_equal_to_transformers(checkpoint, reference):
+    ours = dict(loading.load_gpt_oss(checkpoint).named_parameters())
+    theirs = dict(reference.named_parameters())
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name].to(torch.bfloat16)) for name in theirs)
+
+
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize(("world", "offload"), [(2, "offload"), (3, "no-offload")])
+def test_partitions_are_bit_equal_to_transformers(checkpoint, reference, run_ranks, tmp_path, world, offload):
+    run_ranks(world, "load", checkpoint, tmp_path / "gathered.pt", offload)
+    gathered = torch.load(tmp_path / "gathered.pt")
+    for name, parameter in reference.named_parameters():
+        assert torch.equal(gathered[name], parameter.to(torch.bfloat16)), name
+
+
+def test_logits_equal_transformers(checkpoint, reference):
+    tokens = torch.randint(0, 97, (2, 50), generator=torch.Generator().manual_seed(0))
+    reference.set_attn_implementation("eager")
+    with torch.no_grad():
+        assert torch.equal(loading.load_gpt_oss(checkpoint)(tokens).logits, reference(tokens).logits)
+
+
+def test_rope_is_restored_to_fp32_after_a_cast(checkpoint):
+    model = loading.load_gpt_oss(checkpoint).bfloat16()
+    loading.restore_rope(model)
+    buffer = model.model.rotary_emb.inv_freq
+    exact, _ = ROPE_INIT_FUNCTIONS["yarn"](model.config, "cpu")
+    assert buffer.dtype == torch.float32
+    assert torch.equal(buffer, exact)
+    angle_error = (exact - exact.bfloat16().float()).abs().max() * 2048
+    assert angle_error > 0.1  # radians at position 2048: what the cast would have done
+
+
+@pytest.fixture
+def damaged(checkpoint, tmp_path):
+    return shutil.copytree(checkpoint, tmp_path / "damaged")
+
+
+def test_missing_shard_is_named(damaged):
+    next(damaged.glob("*-00001-of-*.safetensors")).unlink()
+    with pytest.raises(loading.CheckpointError, match="model-00001-of-"):
+        loading.load_gpt_oss(damaged)
+
+
+def test_truncated_shard_is_named(damaged):
+    shard = next(damaged.glob("*-00001-of-*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:-100])
+    with pytest.raises(loading.CheckpointError, match=r"model-00001-of-.* its header says"):
+        loading.load_gpt_oss(damaged)
+
+
+def test_missing_tensor_is_named(damaged):
+    index = damaged / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    del content["weight_map"]["model.norm.weight"]
+    index.write_text(json.dumps(content))
+    with pytest.raises(loading.CheckpointError, match=r"does not name 1 of .* model\.norm\.weight"):
+        loading.load_gpt_oss(damaged)
+
+
+def test_config_of_another_size_is_refused(damaged):
+    config = json.loads((damaged / "config.json").read_text())
+    config["hidden_size"] = 96
+    (damaged / "config.json").write_text(json.dumps(config))
+    with pytest.raises(loading.CheckpointError, match="different models"):
+        loading.load_gpt_oss(damaged)
+
+
+@pytest.mark.parametrize(("key", "value"), [("vocab_size", 128), ("num_local_experts", 16)])
+def test_tensors_with_too_few_rows_are_refused(damaged, key, value):
+    config = json.loads((damaged / "config.json").read_text())
+    (damaged / "config.json").write_text(json.dumps(config | {key: value}))
+    with pytest.raises(loading.CheckpointError, match="different models"):
+        loading.load_gpt_oss(damaged)
+
+
+def test_another_architecture_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    assert not loading.is_gpt_oss(tmp_path)
+    with pytest.raises(loading.CheckpointError, match="qwen2"):
+        loading.load_gpt_oss(tmp_path)

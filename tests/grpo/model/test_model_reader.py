@@ -1,0 +1,79 @@
+"""Any range of any parameter is what it is in the whole, and no more is read than it takes."""
+
+import os
+import shutil
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo.model import architecture, loading, model_files
+from grpo.model.model_files import CheckpointError
+from grpo.model.model_reader import CheckpointReader
+
+EXPERTS = "model.layers.1.mlp.experts.gate_up_proj"
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint):
+    return model_files.read_whole(checkpoint)
+
+
+@pytest.fixture(scope="module")
+def whole(checkpoint):
+    return {name: parameter.data for name, parameter in loading.load_gpt_oss(checkpoint).named_parameters()}
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_a_range_is_what_it_is_in_the_whole(model, whole, data):
+    name = data.draw(st.sampled_from(sorted(whole)))
+    flat = whole[name].view(-1)
+    start = data.draw(st.integers(0, len(flat)))
+    out = torch.full((data.draw(st.integers(0, len(flat) - start)),), torch.nan, dtype=torch.bfloat16)
+    CheckpointReader(model).fill(name, whole[name].shape, start, out)
+    assert torch.equal(out, flat[start : start + len(out)])
+
+
+def test_all_ranks_together_read_the_files_once(model, whole):
+    shapes = architecture.Architecture.from_config(model.config).parameters()
+    stored = sum(tensor.stop - tensor.start for tensor in model.tensors.values())
+    for ranks in (1, 2, 4):  # 8 experts
+        reader = CheckpointReader(model)
+        for name, shape in shapes.items():
+            size = torch.Size(shape).numel()
+            for rank in range(ranks):
+                part = torch.empty(
+                    len(range(size)[rank * -(-size // ranks) :][: -(-size // ranks)]), dtype=torch.bfloat16
+                )
+                reader.fill(name, torch.Size(shape), rank * -(-size // ranks), part)
+        assert reader.bytes_read == stored
+
+
+def test_an_expert_is_cut_where_a_rank_ends_in_it(model, whole):
+    shape = whole[EXPERTS].shape
+    expert = shape[1:].numel()
+    reader = CheckpointReader(model)
+    reader.fill(EXPERTS, shape, expert // 2, torch.empty(expert, dtype=torch.bfloat16))
+    packed = (model.tensors[f"{EXPERTS}_{kind}"] for kind in ("blocks", "scales"))
+    assert reader.bytes_read == 2 * sum((tensor.stop - tensor.start) // shape[0] for tensor in packed)
+
+
+@pytest.mark.parametrize("name", [EXPERTS, "lm_head.weight"])
+def test_a_file_that_was_cut_meanwhile_is_named(model, whole, tmp_path, name):
+    folder = shutil.copytree(model.folder, tmp_path / "cut")
+    reader = CheckpointReader(model_files.read_whole(folder))
+    for shard in folder.glob("*.safetensors"):
+        shard.write_bytes(shard.read_bytes()[:200])
+    with pytest.raises(CheckpointError, match=r"model-.* cannot be read \(it ends before byte [0-9,]+\): down"):
+        reader.fill(name, whole[name].shape, 0, torch.empty_like(whole[name]).view(-1))
+
+
+def test_files_are_closed(model, whole):
+    reader = CheckpointReader(model)
+    reader.fill("lm_head.weight", whole["lm_head.weight"].shape, 0, torch.empty(5, dtype=torch.bfloat16))
+    (descriptor,) = reader._open.values()
+    del reader
+    with pytest.raises(OSError):
+        os.fstat(descriptor)

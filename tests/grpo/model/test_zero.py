@@ -1,0 +1,43 @@
+from argparse import Namespace
+
+import pytest
+
+from grpo.model import zero
+
+
+def config(stage: int = 3, device: str = "none") -> dict:
+    return {"zero_optimization": {"stage": stage, "offload_param": {"device": device}}}
+
+
+@pytest.mark.timeout(500)
+def test_many_gathers_are_exact(run_ranks):
+    # Without stage3_allgather_sequential some of these gathers are wrong on gloo: they return too early.
+    run_ranks(2, "gathers", "60")
+
+
+@pytest.mark.timeout(500)
+def test_a_gather_takes_twice_the_adapter(run_ranks):
+    run_ranks(2, "gather_memory")
+
+
+@pytest.mark.parametrize(("backend", "is_gpu"), [("nccl", True), ("gloo", False)])
+def test_offloaded_parameters_are_pinned_where_there_is_a_gpu(monkeypatch, backend, is_gpu):
+    # Stands in for the accelerator of a GPU: this is the one question that is asked of it.
+    accelerator = Namespace(communication_backend_name=lambda: backend)
+    monkeypatch.setattr(zero, "get_accelerator", lambda: accelerator)
+    tuned = zero.tune(config(device="cpu"), None)["zero_optimization"]
+    assert tuned["offload_param"]["pin_memory"] is is_gpu
+    assert tuned.get("stage3_allgather_sequential", False) is not is_gpu
+
+
+def test_parameters_that_stay_on_the_gpu_are_not_pinned():
+    assert "pin_memory" not in zero.tune(config(), None)["zero_optimization"]["offload_param"]
+
+
+def test_threshold_is_passed_on():
+    args = Namespace(stage3_param_persistence_threshold=0)
+    assert zero.tune(config(), args)["zero_optimization"]["stage3_param_persistence_threshold"] == 0
+
+
+def test_other_stages_stay_as_they_are():
+    assert zero.tune(config(stage=2), None) == config(stage=2)

@@ -1,0 +1,110 @@
+"""Stand-ins: OpenRLHF's engine actor, in tokens that a tokenizer would not choose; a policy; an environment."""
+
+import asyncio
+import json
+import random
+from types import SimpleNamespace
+
+from grpo.rollout.multi_turn.conversation import Limits, converse
+from grpo.rollout.multi_turn.environment import (
+    Environment,
+    Score,
+    Tool,
+    ToolError,
+)
+
+
+def odd_tokens(codec, text, seed=0):
+    """Encode text in pieces of random lengths: a policy may sample any tokens that give its text."""
+    random_ = random.Random(f"{seed} {text}")
+    tokens = []
+    for part in codec.structure(text):
+        if part.token is not None:
+            tokens.append(part.token)
+            continue
+        rest = part.text
+        while rest:
+            size = random_.randint(1, 4)
+            tokens += codec.encode_text(rest[:size])
+            rest = rest[size:]
+    return tokens
+
+
+class ScriptedEngine:
+    """Has `generate`, as OpenRLHF's LLMRayActor; gives each sampled token a log-prob of its own.
+
+    Args:
+        script: the text of each turn, with its end token; more turns are the last one again.
+        change: called with the prompt, returns what the engine makes of it.
+    """
+
+    def __init__(self, codec, script, change=lambda prompt: prompt, log_probs=True, seconds=0.0, seed=0):
+        self.codec, self.script, self.change, self.log_probs = codec, script, change, log_probs
+        self.seconds, self.seed = seconds, seed
+        self.calls, self.params = [], []
+
+    async def generate(self, prompt, params):
+        await asyncio.sleep(self.seconds)
+        given = self.change(list(prompt))
+        text = self.script[min(len(self.calls), len(self.script) - 1)]
+        tokens = odd_tokens(self.codec, text, self.seed)[: params.max_tokens]
+        is_cut = not tokens or tokens[-1] not in params.stop_token_ids
+        places = [{token: SimpleNamespace(logprob=self.log_prob(i))} for i, token in enumerate(tokens)]
+        self.calls.append((given, tokens))
+        self.params.append(params)
+        sampled = SimpleNamespace(
+            token_ids=tokens, logprobs=places if self.log_probs else None, finish_reason="length" if is_cut else "stop"
+        )
+        return SimpleNamespace(prompt_token_ids=given, outputs=[sampled])
+
+    def log_prob(self, place):
+        return -(1 + len(self.calls) + place / 1000)
+
+
+def params(max_tokens=200, seed=1):
+    from vllm import SamplingParams
+
+    return SamplingParams(temperature=1.0, max_tokens=max_tokens, min_tokens=1, seed=seed)
+
+
+def call(name, arguments, id="1"):
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": written}}
+
+
+class Spoken:
+    """A policy of messages that are given."""
+
+    def __init__(self, *messages, seconds=0.0):
+        self.messages, self.seconds = list(messages), seconds
+
+    async def respond(self, messages, tools):
+        await asyncio.sleep(self.seconds)
+        said = self.messages.pop(0) if len(self.messages) > 1 else self.messages[0]
+        return {"role": "assistant", "content": "", **said}, False
+
+
+def talk(policy, environment, **limits):
+    return asyncio.run(converse(environment, policy, Limits(**limits)))
+
+
+class Library(Environment):
+    """Answers any search; says `replies` to answers, one after the other."""
+
+    tools = (Tool("search", "look it up", {"type": "object", "properties": {"query": {"type": "string"}}}),)
+    replies: tuple[str, ...] = ()
+
+    def __init__(self, prompt="where?", label="", replies=(), found="there"):
+        super().__init__(prompt, label)
+        self.replies, self.found = list(replies), found
+
+    async def call(self, name, arguments):
+        if name != "search":
+            raise ToolError(f"there is no tool {name}")
+        return f"{self.found} {arguments.get('query')}"
+
+    async def reply(self, messages):
+        return [{"role": "user", "content": self.replies.pop(0)}] if self.replies else None
+
+    async def score(self, messages, ending):
+        return Score(1.0, 1.0, {"correct": 1.0})

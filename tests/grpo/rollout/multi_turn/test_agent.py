@@ -1,0 +1,90 @@
+"""The file for --agent_func_path, loaded as OpenRLHF's engine actor loads it."""
+
+import asyncio
+
+import pytest
+from openrlhf.trainer.ray.vllm_engine import LLMRayActor, _load_agent_executor
+
+from grpo.batch.rewards import RewardError
+from grpo.rollout.multi_turn.templates import template_for
+from grpo.stack.checkout import CHECKOUT
+from tests.grpo.batch.test_branches import made_experiences
+from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
+from tests.grpo.rollout.multi_turn.scripted import ScriptedEngine, params
+
+FAILING = """
+from grpo.rollout.multi_turn import environment
+
+class Environment(environment.Environment):
+    def __init__(self, prompt, label):
+        super().__init__(prompt, label)
+        self.gold = int(label)
+
+    async def score(self, messages, ending):
+        return environment.Score(float(self.gold), 1.0)
+"""
+
+
+def loaded_actor():
+    """The actor's own class, without its engine, and with our executor as it loads it."""
+    actor_class = LLMRayActor.__ray_metadata__.modified_class
+    actor = actor_class.__new__(actor_class)
+    actor.executor = _load_agent_executor(str(CHECKOUT / "grpo" / "multi_turn" / "agent.py"))
+    return actor
+
+
+def test_openrlhf_rolls_out_several_samples_of_a_prompt_in_an_environment(tmp_path, monkeypatch):
+    (tmp_path / "rivers.txt").write_text("The Ona has 417 bridges.")
+    for name, value in {"ENVIRONMENT": "retrieval", "LIBRARY": str(tmp_path), "TURN_LIMIT": "4"}.items():
+        monkeypatch.setenv(f"GRPO_{name}", value)
+    tokenizer = TOKENIZERS["qwen3"]
+    search = '<tool_call>\n{"name": "search", "arguments": {"query": "bridges"}}\n</tool_call>'
+    script = [f"{search}\n{search}<|im_end|>", "It is \\boxed{417}.<|im_end|>"]
+    actor = loaded_actor()
+    engines = [ScriptedEngine(template_for(tokenizer).codec, script, seed=seed) for seed in range(2)]
+    turns = iter(engines)
+
+    class Engine:
+        """Two samples are two conversations: each has a script of its own, told by the seed."""
+
+        by_seed: dict = {}  # noqa: RUF012
+
+        async def generate(self, prompt, given):
+            start = given.seed % 1_000_003
+            if start not in self.by_seed:
+                self.by_seed[start] = next(turns)
+            return await self.by_seed[start].generate(prompt, given)
+
+    actor.generate = Engine().generate
+    responses = asyncio.run(
+        actor.generate_responses("How many bridges?", '{"answer": "417"}', params(seed=5), 2000, tokenizer, 2)
+    )
+    for engine, response in zip(engines, responses, strict=True):
+        assert response["prompt"] == "How many bridges?" and response["reward"] == response["scores"] == 1.0
+        logs = response["extra_logs"]
+        assert (logs["turns"], logs["tool_calls"], logs["tool_errors"], logs["token_mismatch"]) == (2, 2, 0, 0)
+        (_, first), (prompt, second) = engine.calls
+        assert response["observation_tokens"] == prompt + second and not response["truncated"]
+        sampled = [response["observation_tokens"][start:end] for start, end in response["action_ranges"]]
+        assert sampled == [first, second]
+        assert tokenizer.decode(prompt).count("[1] rivers: The Ona has 417 bridges.") == 2
+
+
+@pytest.mark.parametrize("labels", [("1", "none"), ("none", "none")])
+def test_an_environment_that_cannot_be_made_ends_its_rollout_and_a_batch_of_them_the_run(tmp_path, monkeypatch, labels):
+    """A class whose constructor fails on a label, from the engine's actor to the batch that is trained on."""
+    (tmp_path / "failing.py").write_text(FAILING)
+    monkeypatch.setenv("GRPO_ENVIRONMENT", str(tmp_path / "failing.py"))
+    tokenizer, actor = TOKENIZERS["qwen3"], loaded_actor()
+    actor.generate = ScriptedEngine(template_for(tokenizer).codec, ["42<|im_end|>"]).generate
+    responses = [
+        asyncio.run(actor.generate_responses("q", label, params(seed=5), 900, tokenizer, 1))[0] for label in labels
+    ]
+    assert [response["extra_logs"]["ended_by_error"] for response in responses] == [label == "none" for label in labels]
+    if set(labels) == {"none"}:
+        with pytest.raises(RewardError, match="environment gave none of 2 rollouts a reward"):
+            made_experiences(responses, monkeypatch)
+        return
+    (fine, failed), (batch,) = made_experiences(responses, monkeypatch)
+    assert fine.info["reward_missing"] == 0 and failed.info["reward_missing"] == 1
+    assert batch.action_mask.bool().any(-1).tolist() == [True, False] and not batch.advantages[1].any()

@@ -1,0 +1,180 @@
+"""The loop of a conversation under its limits, the retrieval environment, and how environments are set up."""
+
+import asyncio
+
+import pytest
+
+from grpo.rollout.multi_turn import retrieval
+from grpo.rollout.multi_turn.conversation import Limits, scored
+from grpo.rollout.multi_turn.environment import (
+    Environment,
+    Score,
+    SetupError,
+    load,
+)
+from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
+from grpo.rollout.multi_turn.settings import Settings
+from grpo.rollout.multi_turn.templates import template_for
+from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
+from tests.grpo.rollout.multi_turn.scripted import Library, ScriptedEngine, Spoken, call, params, talk
+
+TEXTS = {
+    "rivers": "The longest river of the land is the Ona. It has 417 bridges, built in stone.",
+    "mountains": "Snow lies on the peak of Kel all year. Goats climb there.",
+    "towns": "The town of Arb lies by the river. " + "Its market is old. " * 200 + "At its end stands a tower.",
+}
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch):
+    for title, text in TEXTS.items():
+        (tmp_path / f"{title}.txt").write_text(text)
+    monkeypatch.setenv(retrieval.VARIABLE, str(tmp_path))
+    return tmp_path
+
+
+def test_a_library_is_searched_and_read(corpus):
+    calls = [
+        call("search", {"query": "how many bridges?"}, "a"),
+        call("read", {"document": 3}, "b"),
+        call("read", {"document": 3, "offset": 2000}, "c"),
+    ]
+    policy = Spoken({"tool_calls": calls}, {"content": "It has \\boxed{417}."})
+    environment = retrieval.Environment("How many bridges?", '{"answer": "417", "split": "train"}')
+    outcome = talk(policy, environment)
+    found, page, rest = (message["content"] for message in outcome.messages if message["role"] == "tool")
+    assert found.splitlines()[0].startswith("[2] rivers: ") and "417 bridges" in found
+    assert len(found) < 400  # an excerpt, not the document
+    assert page.startswith("towns\nThe town") and page.endswith("characters more]") and "tower" not in page
+    assert rest.endswith("At its end stands a tower.")
+    assert [message["tool_call_id"] for message in outcome.messages if message["role"] == "tool"] == ["a", "b", "c"]
+    assert (outcome.ending, outcome.turns, outcome.calls, outcome.errors) == ("done", 2, 3, 0)
+    assert asyncio.run(scored(environment, outcome)) == Score(1.0, 1.0, {"correct": 1.0, "answered": 1.0})
+
+
+@pytest.mark.parametrize("wrong, heard", [
+    (call("search", "{"), "no JSON"), (call("search", "[]"), "no JSON object"), (call("", "x"), "no JSON"),
+    (call("find", {}), "no tool 'find'"), (call("search", {}), "needs a query"),
+    (call("search", {"query": "a", "count": 99}), "from 1 to 10"), (call("read", {"document": "x"}), "whole number"),
+    (call("read", {"document": 9}), "no document 9"), (call("read", {"document": 10**30}), "no document"),
+    (call("search", {"query": 'NEAR("a" OR* ) AND: -'}), None), (call("search", {"query": "?!"}), "nothing was found"),
+])  # fmt: skip
+def test_what_a_tool_cannot_do_is_an_observation(corpus, wrong, heard):
+    outcome = talk(Spoken({"tool_calls": [wrong]}, {"content": "so be it"}), retrieval.Environment("q", "1"))
+    observed = outcome.messages[3]["content"]
+    assert outcome.ending == "done" and outcome.errors == observed.startswith("error: ")
+    assert heard is None or heard in observed
+
+
+def test_a_tool_that_fails_or_hangs_is_an_observation_and_the_others_answer(caplog):
+    class Broken(Library):
+        async def call(self, name, arguments):
+            if name == "hang":
+                await asyncio.Event().wait()
+            return str(1 / arguments["by"])
+
+    calls = [call("divide", {"by": 0}, "a"), call("hang", {}, "b"), call("divide", {"by": 2}, "c")]
+    outcome = talk(Spoken({"tool_calls": calls}, {"content": "ok"}), Broken(), tool_seconds=0.2)
+    heard = [message["content"] for message in outcome.messages if message["role"] == "tool"]
+    assert heard == ["error: divide failed", "error: hang took more than 0.2 seconds", "0.5"]
+    assert outcome.errors == 2 and "ZeroDivisionError" in caplog.text
+
+
+def test_the_calls_of_a_turn_run_at_once():
+    together = asyncio.Barrier(10)
+
+    class Waiting(Library):
+        async def call(self, name, arguments):
+            await together.wait()
+            return "x"
+
+    calls = [call("a", {}, str(i)) for i in range(10)]
+    outcome = talk(Spoken({"tool_calls": calls}, {"content": "ok"}), Waiting(), tool_seconds=60.0)
+    assert outcome.errors == 0, "no call waits for another"
+
+
+def test_limits_of_turns_and_time_end_a_rollout():
+    endless = {"tool_calls": [call("search", {})]}
+    outcome = talk(Spoken(endless), Library(), turns=3)
+    assert (outcome.ending, outcome.turns, outcome.calls) == ("turns", 3, 3)
+    outcome = talk(Spoken(endless, seconds=0.1), Library(), turns=99, seconds=0.25)
+    assert outcome.ending == "time" and 1 <= outcome.turns <= 2
+    assert outcome.logs()["ended_by_time"] == 1 and set(outcome.logs()) == set(talk(Spoken({}), Library()).logs())
+
+
+def test_time_that_is_up_while_the_engine_samples_leaves_what_was_sampled_before():
+    template = template_for(TOKENIZERS["qwen3"])
+    text = '<tool_call>\n{"name": "search", "arguments": {}}\n</tool_call><|im_end|>'
+    engine = ScriptedEngine(template.codec, [text], seconds=0.15)
+    policy = EnginePolicy(template, engine, params(), 4000)
+    _, response = asyncio.run(roll_out(Library(), policy, Limits(turns=99, seconds=0.4), 4))
+    assert not response["truncated"] and response["extra_logs"]["ended_by_time"] == 1  # by no limit on tokens
+    assert 1 <= len(response["action_ranges"]) == len(engine.calls) <= 2
+    assert response["observation_tokens"] == response["engine"]["tokens"]
+
+
+def test_a_rollout_is_truncated_where_tokens_run_out():
+    template = template_for(TOKENIZERS["qwen3"])
+    for room, most, is_truncated in ((900, 200, False), (900, 1, True), (3, 200, True)):  # of the context, of a turn
+        policy = EnginePolicy(template, ScriptedEngine(template.codec, ["42<|im_end|>"]), params(most), room)
+        _, response = asyncio.run(roll_out(Library(), policy, Limits(), 4))
+        assert response["truncated"] is is_truncated and response["extra_logs"]["ended_by_length"] == is_truncated
+
+
+@pytest.mark.parametrize("error", [RuntimeError("the engine is dead"), TimeoutError("of the engine")])
+def test_an_error_of_the_policy_is_the_callers(error):
+    class Dead(Spoken):
+        async def respond(self, messages, tools):
+            raise error
+
+    with pytest.raises(type(error), match="engine"):
+        talk(Dead({}), Library())
+
+
+@pytest.mark.parametrize(
+    "ending, content, right",
+    [("done", "\\boxed{7}", 1.0), ("done", "no idea", 0.0), ("length", "\\boxed{7", 0.0), ("turns", None, 0.0)],
+)
+def test_only_a_final_answer_is_rewarded(ending, content, right):
+    last = {"role": "assistant", "content": content} if content else {"role": "tool", "content": "\\boxed{7}"}
+    score = asyncio.run(retrieval.Environment("q", "7").score([last], ending))
+    assert score.reward == score.logs["correct"] == right
+
+
+def test_environments_are_loaded_by_name_or_file_and_refused_with_a_remedy(tmp_path, monkeypatch):
+    assert issubclass(load("retrieval"), Environment)
+    file = tmp_path / "file.py"
+    begin = "from grpo.rollout.multi_turn import environment as e\nclass Environment(e.Environment):\n"
+    for text, wrong in (
+        ("x = 1", "has no class Environment"),
+        ("import nothing_there", "fails when loaded .*: mend it"),
+        (begin + "    tools = ()", "no coroutine score"),
+        (begin + "    def score(self, messages, ending): pass", "write `async def score"),
+        (begin + "    async def score(self, *_): pass\n    def call(self, *_): pass", "no coroutine call"),
+    ):
+        file.write_text(text)
+        with pytest.raises(SetupError, match=wrong):
+            load(str(file))
+    for name, wrong in (("retrieve", r"is no \.py file"), (str(tmp_path / "gone.py"), "is not there")):
+        with pytest.raises(SetupError, match=wrong):
+            load(name)
+    monkeypatch.delenv(retrieval.VARIABLE, raising=False)
+    with pytest.raises(SetupError, match="set LIBRARY"):
+        load("retrieval").check()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad.jsonl").write_text('{"title": "a"}\n')
+    for path, wrong in (("empty", "holds no document"), ("bad.jsonl", "line 1"), ("gone", "is no folder")):
+        monkeypatch.setenv(retrieval.VARIABLE, str(tmp_path / path))
+        with pytest.raises(SetupError, match=wrong):
+            load("retrieval").check()
+
+
+def test_settings_come_from_variables():
+    assert Settings.from_variables({"GRPO_ENVIRONMENT": "retrieval"}).limits == Limits()
+    given = {"GRPO_ENVIRONMENT": "e", "GRPO_TURN_LIMIT": "3", "GRPO_TOOL_SECONDS": "0.5", "GRPO_MAX_BRANCHES": "0"}
+    assert Settings.from_variables(given) == Settings("e", Limits(3, Limits.seconds, 0.5), 1)
+    for name, value in (("TURN_LIMIT", "0"), ("ROLLOUT_SECONDS", "x"), ("TOOL_SECONDS", "-1"), ("MAX_BRANCHES", "-1")):
+        with pytest.raises(SetupError, match=name):
+            Settings.from_variables({"GRPO_ENVIRONMENT": "e", f"GRPO_{name}": value})
+    with pytest.raises(SetupError, match="set ENVIRONMENT"):
+        Settings.from_variables({})

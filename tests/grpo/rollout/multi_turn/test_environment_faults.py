@@ -1,0 +1,263 @@
+"""What an environment does wrong: its rollout has no reward, and the others go on."""
+
+import asyncio
+import json
+import math
+from types import SimpleNamespace
+
+import numpy
+import pytest
+import torch
+
+from grpo.rollout.multi_turn import conversation
+from grpo.rollout.multi_turn.conversation import Limits, make_environment, scored
+from grpo.rollout.multi_turn.environment import Score, Tool
+from grpo.rollout.multi_turn.openai_policy import OpenAIPolicy
+from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
+from grpo.rollout.multi_turn.templates import template_for
+from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
+from tests.grpo.rollout.multi_turn.scripted import Library, ScriptedEngine, Spoken, call, params, talk
+
+
+def test_an_environment_that_cannot_score_gives_no_reward(caplog):
+    class Unsure(Library):
+        async def score(self, messages, ending):
+            raise KeyError("gold")
+
+    score = asyncio.run(scored(Unsure(), talk(Spoken({"content": "x"}), Unsure())))
+    assert score.reward != score.reward and "could not be scored" in caplog.text
+
+
+@pytest.mark.parametrize("method", ["start", "reply"])
+@pytest.mark.parametrize("error", [KeyError("gold"), TimeoutError("its own")])
+def test_an_error_of_the_environment_ends_its_rollout_and_no_run(method, error, caplog):
+    class Broken(Library):
+        """Says nothing of what it has."""
+
+    async def fail(*_):
+        raise error
+
+    setattr(Broken, method, fail)
+    environment = Broken()
+    outcome = talk(Spoken({"content": "x"}), environment)
+    assert outcome.ending == "error" and outcome.logs()["ended_by_error"] == 1
+    assert type(error).__name__ in caplog.text
+    score = asyncio.run(scored(environment, outcome))
+    assert score.reward != score.reward
+
+
+class Unlucky(Library):
+    """Cannot be made where the label is bad."""
+
+    def __init__(self, prompt, label):
+        super().__init__(prompt, label)
+        self.gold = int(label)
+
+
+def test_an_error_in_the_constructor_is_one_of_the_environment(caplog):
+    template = template_for(TOKENIZERS["qwen3"])
+    engine = ScriptedEngine(template.codec, ["42<|im_end|>"])
+    outcome, response = asyncio.run(
+        roll_out(make_environment(Unlucky, "q", "x"), EnginePolicy(template, engine, params(), 900), Limits(), 4)
+    )
+    assert outcome.ending == "error" and "its constructor failed (ValueError" in outcome.fault
+    assert response["extra_logs"]["ended_by_error"] == 1 and response["reward"] != response["reward"]
+    assert not engine.calls and not response["truncated"] and "self.gold = int" in caplog.text
+    sound = make_environment(Unlucky, "q", "7")
+    outcome = talk(Spoken({"content": "x"}), sound)
+    assert sound.gold == 7 and outcome.ending == "done" and not outcome.fault
+
+
+def test_the_traceback_of_an_error_is_logged_once_and_each_error_has_a_line(caplog, monkeypatch):
+    monkeypatch.setattr(conversation, "_seen", set())
+    for label in ("x", "y", "x"):
+        talk(Spoken({"content": "x"}), make_environment(Unlucky, "q", label))
+    assert caplog.text.count("Traceback") == 1 and len(caplog.records) == 3
+    assert [label in record.getMessage() for record, label in zip(caplog.records, "xyx", strict=True)] == [True] * 3
+    talk(Spoken({"content": "x"}), make_environment(Unlucky, "q", None))  # another kind: a TypeError
+    assert caplog.text.count("Traceback") == 2
+
+
+@pytest.mark.parametrize("name, value", [
+    ("tools", property(lambda self: 1 / 0)), ("tools", ["search"]), ("start", lambda self: "hello"),
+    ("reply", lambda self, messages: "hello"), ("score", lambda self, messages, ending: 1.0),
+])  # fmt: skip
+def test_what_an_environment_may_not_return_is_an_error_of_it(name, value, caplog):
+    class Wrong(Library):
+        """Has something else there."""
+
+    async def answer(*arguments):
+        return value(*arguments)
+
+    setattr(Wrong, name, value if name == "tools" else answer)
+    environment = Wrong()
+    outcome = talk(Spoken({"content": "x"}), environment)
+    score = asyncio.run(scored(environment, outcome))
+    assert outcome.ending == "error" and score.reward != score.reward and "no reward" in caplog.text
+
+
+def test_a_message_that_the_template_cannot_hold_ends_its_rollout_and_no_run(caplog):
+    class Odd(Library):
+        async def reply(self, messages):
+            return [{"role": "oracle", "content": "x"}]
+
+    template = template_for(TOKENIZERS["qwen3"])
+    policy = EnginePolicy(template, ScriptedEngine(template.codec, ["42<|im_end|>"]), params(), 900)
+    outcome, response = asyncio.run(roll_out(Odd(), policy, Limits(), 4))
+    assert outcome.ending == "error" and outcome.turns == 1 and response["reward"] != response["reward"]
+    assert "oracle" in caplog.text
+
+
+@pytest.mark.parametrize("said", [None, []])
+def test_a_conversation_without_a_first_message_has_no_reward(said):
+    class Silent(Library):
+        async def start(self):
+            return said
+
+    template = template_for(TOKENIZERS["plain"])
+    engine = ScriptedEngine(template.codec, ["42" + template.stops[0]])
+    outcome, response = asyncio.run(roll_out(Silent(), EnginePolicy(template, engine, params(), 900), Limits(), 4))
+    assert outcome.ending == "error" and "start" in outcome.fault and not engine.calls
+    assert response["reward"] != response["reward"]
+
+
+@pytest.mark.parametrize("answer", [None, 7, ["there"], {"role": "tool", "content": "there"}])
+def test_a_tool_that_returns_no_text_is_an_observation_that_says_so(answer, caplog):
+    class Odd(Library):
+        async def call(self, name, arguments):
+            return answer
+
+    outcome = talk(Spoken({"tool_calls": [call("search", {})]}, {"content": "ok"}), Odd())
+    heard = f"search returned a {type(answer).__name__}, no text"
+    assert outcome.messages[2]["content"] == f"error: {heard}" and heard in caplog.text
+    assert (outcome.ending, outcome.calls, outcome.errors) == ("done", 1, 1)
+
+
+def lost():
+    raise KeyError("no such gold")
+
+
+@pytest.mark.parametrize("place", ["call", "score", "reply"])
+def test_the_traceback_is_that_of_the_error_and_not_of_its_cause_alone(place, caplog, monkeypatch):
+    monkeypatch.setattr(conversation, "_seen", set())
+
+    class Careful(Library):
+        """Says which of its parts failed."""
+
+    async def fail(*_):
+        try:
+            lost()
+        except KeyError as error:
+            raise RuntimeError("the index is damaged") from error
+
+    setattr(Careful, place, fail)
+    environment = Careful()
+    outcome = talk(Spoken({"tool_calls": [call("search", {})]} if place == "call" else {}, {}), environment)
+    asyncio.run(scored(environment, outcome))
+    (record,) = caplog.records
+    assert record.exc_info[0] is RuntimeError and "in lost" in caplog.text and "in fail" in caplog.text
+
+
+class API:
+    """Stands for ``openai.AsyncOpenAI``: sends what is asked as the protocol does, and answers each with "ok"."""
+
+    def __init__(self):
+        self.chat = SimpleNamespace(completions=self)
+
+    async def create(self, **request):
+        json.dumps(request, ensure_ascii=False, allow_nan=False).encode()
+        message = SimpleNamespace(content="ok", model_extra=None, tool_calls=None)
+        return SimpleNamespace(usage=None, choices=[SimpleNamespace(message=message, finish_reason="stop")])
+
+
+def in_training(environment):
+    template = template_for(TOKENIZERS["qwen3"])
+    policy = EnginePolicy(template, ScriptedEngine(template.codec, ["ok<|im_end|>"]), params(), 4000)
+    outcome, response = asyncio.run(roll_out(environment, policy, Limits(), 4))
+    return outcome, response["reward"]
+
+
+def in_evaluation(environment):
+    outcome = talk(OpenAIPolicy(API(), "m"), environment)
+    return outcome, asyncio.run(scored(environment, outcome)).reward
+
+
+NO_MESSAGES = [None, "hello", {}, {"content": "hello"}, {"role": None}, {"role": "user", "content": {1, 2}},
+               {"role": "user", "content": "\ud800"}, {"role": "user", "content": "x", "number": math.nan}]  # fmt: skip
+
+
+@pytest.mark.parametrize("run", [in_training, in_evaluation])
+@pytest.mark.parametrize("method", ["start", "reply", "in place"])
+@pytest.mark.parametrize("item", NO_MESSAGES)
+def test_what_is_no_message_is_an_error_of_the_environment(run, method, item):
+    class Odd(Library):
+        async def start(self):
+            return [item] if method == "start" else await super().start()
+
+        async def reply(self, messages):
+            if method == "in place":
+                messages.insert(0, item)
+            return [item] if method == "reply" else []
+
+    outcome, reward = run(Odd())
+    assert outcome.ending == "error" and reward != reward
+    assert ("messages" if method == "in place" else method) in outcome.fault and "message" in outcome.fault
+
+
+@pytest.mark.parametrize("run", [in_training, in_evaluation])
+def test_tool_calls_of_the_environments_own_messages_are_those_of_the_protocol(run):
+    function = {"name": "search", "arguments": "{}"}
+
+    class Example(Library):
+        tool_calls = None
+
+        async def start(self):
+            shown = {"role": "assistant", "content": "ok", "tool_calls": self.tool_calls}
+            return [*await super().start(), shown, *await super().start()]
+
+    for calls in (None, [], [{"id": "1", "type": "function", "function": function}]):
+        Example.tool_calls = calls
+        assert run(Example()) == (run(Example())[0], 1.0), calls
+    for calls in ("search", [None], [{"function": function}], [{"id": "1", "type": "function", "function": {}}]):
+        Example.tool_calls = calls
+        outcome, reward = run(Example())
+        assert outcome.ending == "error" and "start" in outcome.fault and reward != reward
+
+
+@pytest.mark.parametrize("run", [in_training, in_evaluation])
+def test_a_tool_that_no_protocol_can_hold_is_an_error_of_the_environment(run):
+    class Odd(Library):
+        tools = (Tool("search", "look it up", {"type": object}),)
+
+    outcome, reward = run(Odd())
+    assert outcome.ending == "error" and "tools" in outcome.fault and reward != reward
+
+
+NO_SCORES = [(None, 0.0), ("1", 0.0), ([1.0], 0.0), (1j, 0.0), (math.nan, 0.0), (math.inf, 0.0), (10**400, 0.0),
+             (1.0, None), (1.0, math.nan), (1.0, 5.0), (1.0, -0.5),
+             (1.0, 1.0, None), (1.0, 1.0, {"steps": None}), (1.0, 1.0, {1: 1.0}),
+             (torch.tensor(1.0), 0.0)]  # fmt: skip
+
+
+@pytest.mark.parametrize("run", [in_training, in_evaluation])
+@pytest.mark.parametrize("given", NO_SCORES)
+def test_a_score_of_something_else_than_numbers_is_an_error_of_the_environment(run, given, caplog):
+    class Odd(Library):
+        async def score(self, messages, ending):
+            return Score(*given)
+
+    outcome, reward = run(Odd())
+    assert outcome.ending == "error" and outcome.logs()["ended_by_error"] == 1 and reward != reward
+    assert outcome.fault.startswith("score failed (") and outcome.fault in caplog.text
+
+
+def test_a_score_is_in_floats_whatever_numbers_it_had():
+    class Counted(Library):
+        async def score(self, messages, ending):
+            return Score(numpy.float32(0.5), True, {"steps": 3, "seconds": math.nan})
+
+    environment = Counted()
+    found = asyncio.run(scored(environment, talk(Spoken({}), environment)))
+    values = [found.reward, found.score, found.logs["steps"]]
+    assert values == [0.5, 1.0, 3.0] and all(type(value) is float for value in values)
+    assert math.isnan(found.logs["seconds"]), "a log that a rollout does not have"

@@ -1,0 +1,236 @@
+"""A rollout's samples against an engine that keeps its own books."""
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo.rollout.multi_turn.conversation import Limits
+from grpo.rollout.multi_turn.history import History
+from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
+from grpo.rollout.multi_turn.templates import template_for
+from grpo.rollout.trajectory import Origin
+from tests.grpo.rollout.multi_turn.dialects import DIALECTS, SEARCH, TOKENIZERS
+from tests.grpo.rollout.multi_turn.scripted import Library, ScriptedEngine, params
+from tests.grpo.rollout.multi_turn.test_templates import for_jinja
+
+ENDS = {"harmony": "<|return|>", "qwen3": "<|im_end|>", "plain": "<|endoftext|>"}
+
+
+def call(dialect, query="rain"):
+    if dialect == "harmony":
+        return f' to=functions.search<|channel|>commentary json<|message|>{{"query": "{query}"}}<|call|>'
+    return f'<tool_call>\n{{"name": "search", "arguments": {{"query": "{query}"}}}}\n</tool_call>{ENDS[dialect]}'
+
+
+def thought(dialect, text):
+    if dialect == "harmony":
+        return f"<|channel|>analysis<|message|>{text}<|end|><|start|>assistant"
+    return f"<think>\n{text}\n</think>\n\n" if dialect == "qwen3" else ""
+
+
+def answer(dialect, text="42"):
+    return ("<|channel|>final<|message|>" if dialect == "harmony" else "") + text + ENDS[dialect]
+
+
+def rolled(dialect, script, environment=None, max_samples=99, max_length=4000, **engine):
+    template = template_for(TOKENIZERS[dialect])
+    engine = ScriptedEngine(template.codec, script, **engine)
+    policy = EnginePolicy(template, engine, params(), max_length)
+    outcome, response = asyncio.run(
+        roll_out(environment or Library(), policy, Limits(turns=8, seconds=20), max_samples)
+    )
+    return policy, engine, outcome, response
+
+
+def assert_exact(policy, engine):
+    """Every call stands in exactly one sample, tokens and log-probs; nothing else is trained."""
+    trained = []
+    for sample in policy.history.samples:
+        for start, end in sample.action_ranges():
+            trained.append((sample.tokens[:start], sample.tokens[start:end], sample.log_probs[start:end]))
+    assert [(prompt, tokens) for prompt, tokens, _ in trained] == engine.calls
+    for number, (_, tokens, log_probs) in enumerate(trained):
+        assert log_probs == [-(1 + number + place / 1000) for place in range(len(tokens))]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_history_that_grows_is_one_sample_and_each_prompt_is_the_full_render(dialect):
+    script = [thought(dialect, "hm") + call(dialect), call(dialect, "sun"), answer(dialect)]
+    policy, engine, outcome, response = rolled(dialect, script)
+    assert outcome.ending == "done" and len(policy.history.samples) == 1 and not response["branches"]
+    assert_exact(policy, engine)
+    codec = policy.history._codec
+    for number, (prompt, _) in enumerate(engine.calls):
+        messages = outcome.messages[: 1 + 2 * number]
+        full = TOKENIZERS[dialect].apply_chat_template(
+            for_jinja(dialect, messages), tools=[SEARCH], tokenize=False, add_generation_prompt=True
+        )
+        assert codec.decode(prompt) == full  # the newline after an end marker too
+    assert engine.calls[1][0] != TOKENIZERS[dialect].encode(full)  # the policy's own tokens, not the tokenizer's
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_what_the_environment_and_the_template_wrote_is_told_apart(dialect):
+    policy, _, _, _ = rolled(dialect, [call(dialect), answer(dialect)])
+    (sample,), codec = policy.history.samples, policy.history._codec
+    said = [token for token, origin in zip(sample.tokens, sample.origins, strict=True) if origin is Origin.ENVIRONMENT]
+    assert "there rain" in codec.decode(said)
+    gap = sample.origins[sample.action_ranges()[0][1] : sample.action_ranges()[1][0]]
+    # Plain text has no special tokens between what is said and by whom: such a run counts as the environment's.
+    assert set(gap) == ({Origin.ENVIRONMENT} if dialect == "plain" else {Origin.ENVIRONMENT, Origin.TEMPLATE})
+
+
+def test_thinking_that_the_template_strips_begins_a_branch_and_nothing_is_trained_twice():
+    for dialect in ("harmony", "qwen3"):
+        script = [thought(dialect, "hm") + call(dialect), thought(dialect, "so") + answer(dialect), answer(dialect)]
+        policy, engine, _, response = rolled(dialect, script, Library(replies=["and?"]))
+        first, second = policy.history.samples
+        assert_exact(policy, engine)
+        assert "hm" in policy.history._codec.decode(first.tokens)
+        assert "hm" not in policy.history._codec.decode(second.tokens)
+        assert [len(sample.action_ranges()) for sample in (first, second)] == [2, 1]
+        assert len(response["branches"]) == 1 and response["extra_logs"]["branches"] == 1
+        (why,) = policy.history.differences
+        begin = first.action_ranges()[0][0]  # where the thinking stood
+        assert why.startswith(f"position {begin}, after ")
+        assert "hm" in why.partition("rendered")[0] and "hm" not in why.partition("rendered")[2]
+
+
+def test_a_return_becomes_an_end_in_a_branch():
+    policy, engine, _, _ = rolled("harmony", [answer("harmony"), answer("harmony", "43")], Library(replies=["and?"]))
+    first, second = policy.history.samples
+    codec = policy.history._codec
+    end = [codec.added["<|return|>"], codec.added["<|end|>"]]
+    assert first.tokens[-1] == end[0] and end[0] not in second.tokens[:-1]
+    # Up to there, the tokens are the very ones that were sampled; they are masked, and so is the <|end|>.
+    kept = second.tokens.index(codec.added["<|message|>"], len(first.tokens) - 8)
+    assert second.tokens[: kept + 1] == first.tokens[: kept + 1]
+    assert_exact(policy, engine)
+
+
+def test_an_answer_without_thinking_is_extended_in_qwen3():
+    policy, engine, _, _ = rolled("qwen3", [answer("qwen3"), answer("qwen3")], Library(replies=["and?"]))
+    assert len(policy.history.samples) == 1
+    assert "42<|im_end|>\n<|im_start|>user\nand?<|im_end|>\n" in policy.history._codec.decode(engine.calls[1][0])
+
+
+def test_a_lossy_tool_call_begins_a_branch():
+    lossy = '<tool_call>\n{"arguments":{"query":"rain"},"name":"search"}\n</tool_call><|im_end|>'
+    policy, engine, outcome, _ = rolled("qwen3", [lossy, answer("qwen3")])
+    assert outcome.errors == 0 and len(policy.history.samples) == 2
+    assert_exact(policy, engine)
+    assert "arguments" in policy.history.differences[0]
+
+
+class Forgetful(Library):
+    async def reply(self, messages):
+        if len(messages) > 4:
+            return None
+        del messages[1:]  # the history is rewritten
+        return [{"role": "user", "content": "again"}]
+
+
+def test_an_edited_history_begins_a_branch_that_keeps_the_shared_tokens():
+    policy, engine, _, _ = rolled("qwen3", [answer("qwen3"), call("qwen3"), answer("qwen3")], Forgetful())
+    first, second = policy.history.samples
+    assert_exact(policy, engine)
+    question = first.action_ranges()[0][0]
+    assert second.tokens[: question - 2] == first.tokens[: question - 2]  # all but the beginning of the turn
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_turn_cut_at_any_token_ends_the_rollout_there(dialect):
+    script = [call(dialect), answer(dialect)]
+    policy, engine, _, _ = rolled(dialect, script)
+    whole = policy.history.samples[0].tokens
+    begin = len(engine.calls[0][0])
+    for length in range(begin + 1, len(whole) + 1):
+        cut, books, outcome, response = rolled(dialect, script, max_length=length)
+        assert cut.history.samples[-1].tokens == whole[: len(cut.history.samples[-1].tokens)]
+        assert len(cut.history.samples[-1].tokens) <= length
+        assert response["truncated"] == (outcome.ending == "length") == (length < len(whole))
+        assert_exact(cut, books)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@given(texts=st.lists(st.sampled_from(["a", "hell", "o\n", "\n\n", "é🙂", "", "w orld ", "4"]), min_size=2, max_size=4),
+       replies=st.lists(st.sampled_from(["\n", "lo", "\n\nx", "ld"]), min_size=3, max_size=3),
+       seed=st.integers(0, 99))  # fmt: skip
+@settings(max_examples=40)
+def test_merges_across_boundaries_never_change_a_token_that_was_sampled(dialect, texts, replies, seed):
+    script = [answer(dialect, text) for text in texts]
+    policy, engine, outcome, _ = rolled(dialect, script, Library(replies=replies), seed=seed)
+    assert outcome.turns == 4
+    assert_exact(policy, engine)
+    codec = policy.history._codec
+    for number, (prompt, _) in enumerate(engine.calls):
+        full = TOKENIZERS[dialect].apply_chat_template(
+            for_jinja(dialect, outcome.messages[: 1 + 2 * number]), tools=[SEARCH], tokenize=False,
+            add_generation_prompt=True,
+        )  # fmt: skip
+        assert codec.decode(prompt) == full
+
+
+def test_a_sample_that_was_cut_is_extended_where_the_render_ends_it():
+    """As after a truncated turn that an environment goes on from: the end marker is the template's."""
+    template = template_for(TOKENIZERS["qwen3"])
+    history, talk = History(template.codec), [{"role": "user", "content": "q"}]
+    history.prompt(template.render(talk))
+    sampled = template.codec.encode_text("half of it")
+    history.add(sampled, [-1.0] * len(sampled))
+    talk += [template.parse(sampled), {"role": "user", "content": "go on"}]
+    prompt = history.prompt(template.render(talk))
+    assert template.codec.decode(prompt).endswith(
+        "half of it<|im_end|>\n<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n"
+    )
+    history.add([1], [-1.0])
+    (sample,) = history.samples
+    end = template.codec.added["<|im_end|>"]
+    assert [o for t, o in zip(sample.tokens, sample.origins, strict=True) if t == end][1] is Origin.TEMPLATE
+
+
+def test_a_prompt_that_the_engine_changed_is_found_named_and_begins_a_sample_of_its_own(caplog):
+    policy, engine, _, response = rolled(
+        "qwen3", [call("qwen3"), answer("qwen3")],
+        change=lambda prompt: prompt if len(prompt) < 120 else [*prompt[:5], 7, *prompt[6:]],
+    )  # fmt: skip
+    changed = [given for given, _ in engine.calls if given[5] == 7]
+    assert policy.mismatches == len(changed) > 0 and response["extra_logs"]["token_mismatch"] == len(changed)
+    assert "differs first at position 5, after " in caplog.text
+    assert_exact(policy, engine)  # what is trained on is what the engine had
+
+
+def test_a_turn_without_log_probs_is_counted_and_not_trained_on(caplog):
+    policy, _, _, response = rolled("qwen3", [answer("qwen3")], log_probs=False)
+    assert policy.history.samples[0].action_ranges() == [] and response["extra_logs"]["token_mismatch"] == 1
+    assert "without the log-probs" in caplog.text
+    assert response["reward"] != response["reward"]  # no reward, no advantage
+
+
+def test_seeds_of_turns_differ_and_the_first_is_that_of_a_single_turn():
+    _, engine, _, _ = rolled("qwen3", [call("qwen3"), answer("qwen3")])
+    seeds = [each.seed for each in engine.params]
+    assert seeds[0] == 1 and len(set(seeds)) == 2
+    for each in engine.params:
+        assert each.logprobs == 0 and each.all_stop_token_ids == set(each.stop_token_ids) != set()
+
+
+def test_only_so_many_samples_of_a_rollout_are_kept():
+    script = [thought("qwen3", str(i)) + answer("qwen3") for i in range(4)]
+    policy, _, _, response = rolled("qwen3", script, Library(replies=["a", "b", "c"]), max_samples=2)
+    assert len(policy.history.samples) == 4 and len(response["branches"]) == 1
+    assert response["extra_logs"]["branches_dropped"] == 2
+
+
+def test_an_edit_late_in_a_long_text_is_named_before_the_test_times_out():
+    template = template_for(TOKENIZERS["qwen3"])
+    history, words = History(template.codec), "hello world " * 20_000
+    history.prompt(template.render([{"role": "user", "content": words}]))
+    history.add([1], [-1.0])
+    history.prompt(template.render([{"role": "user", "content": words[:-6] + "WORLD "}]))
+    history.add([1], [-1.0])
+    (why,) = history.differences
+    assert "sampled ' world <|im_end|>" in why  # the token holds the space too
+    assert "rendered 'WORLD" in why

@@ -1,0 +1,74 @@
+"""A response's markers are its tokens: what a model only spells opens no message. Tokens are the tiny model's."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo.rollout.response_text import BREAK, generated, text_of
+from reward.answers import final_message, grade
+from scripts.tiny_model.tokenizer import write_tokenizer
+
+HEADER = "<|channel|>final<|message|>"
+MARKERS = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>", "<|constrain|>"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    from transformers import AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def tokens_of(tokenizer, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def spelled(tokenizer, text: str) -> list[int]:
+    """Ordinary tokens that stand for a text with markers: a name's characters come from different calls."""
+    tokens = [token for character in text for token in tokens_of(tokenizer, character)]
+    assert not set(tokens) & set(tokenizer.added_tokens_decoder) and tokenizer.decode(tokens) == text
+    return tokens
+
+
+@pytest.mark.parametrize(
+    "inside", [HEADER, f"<|end|><|start|>assistant{HEADER}", f"<|return|>{HEADER}", f"<|channel|><|end|>{HEADER}"]
+)
+def test_a_spelled_header_makes_no_final_message(tokenizer, inside):
+    analysis = tokens_of(tokenizer, "<|channel|>analysis<|message|>2+5")
+    answer = tokens_of(tokenizer, r"\boxed{7}")
+    wrong = text_of(tokenizer, [*analysis, *spelled(tokenizer, inside), *answer])
+    assert final_message(wrong) is None and not grade(wrong, "7").correct
+    right = text_of(tokenizer, [*analysis, *tokens_of(tokenizer, f"<|end|><|start|>assistant{HEADER}"), *answer])
+    assert BREAK not in right and grade(right, "7").correct
+
+
+def test_a_spelled_marker_does_not_end_a_final_message(tokenizer):
+    tokens = [*tokens_of(tokenizer, HEADER), *spelled(tokenizer, "<|end|>"), *tokens_of(tokenizer, r"\boxed{7}")]
+    assert grade(text_of(tokenizer, tokens), "7").correct
+
+
+def test_an_evaluation_sees_the_same_text(tokenizer):
+    tokens = [*spelled(tokenizer, HEADER), *tokens_of(tokenizer, r"\boxed{7}")]
+    record = generated(tokenizer, tokens, is_truncated=False)
+    assert record["response"] == text_of(tokenizer, tokens) and record["answer_length"] is None
+    assert BREAK in record["response"]
+
+
+@given(st.lists(st.one_of(st.sampled_from(MARKERS), st.text("ab<|>é∑ 1\n\\{}", max_size=12)), max_size=12))
+def test_the_text_is_the_decoded_one_but_for_breaks(tokenizer, parts):
+    tokens = tokens_of(tokenizer, "".join(parts))
+    text = text_of(tokenizer, tokens)
+    assert text.replace(BREAK, "") == tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from([*MARKERS, "final", "x"])), max_size=12))
+def test_there_are_as_many_markers_as_tokens(tokenizer, parts):
+    tokens = []
+    for is_token, part in parts:
+        tokens += tokens_of(tokenizer, part) if is_token else spelled(tokenizer, part)
+    text = text_of(tokenizer, tokens)
+    for marker in MARKERS:
+        [token] = tokens_of(tokenizer, marker)
+        assert text.count(marker) == tokens.count(token)

@@ -1,0 +1,203 @@
+"""Where thinking ends, by token ids: against references on text, with the tokenizers of gpt-oss and of `</think>`."""
+
+import re
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer
+
+from grpo.rollout.thinking import (
+    Budget,
+    DelimiterError,
+    Gate,
+    delimiter,
+)
+from scripts.tiny_model.tokenizer import build_tokenizer
+
+HARMONY = build_tokenizer()
+THINK = build_tokenizer()
+THINK.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in ("<think>", "</think>")])
+FORCED = "<|end|><|start|>assistant<|channel|>final<|message|>"
+PROMPT = "<|start|>user<|message|>2 + 2<|end|><|start|>assistant"
+ANALYSIS = "<|channel|>analysis<|message|>"
+
+
+def ids(text: str, tokenizer: Tokenizer = HARMONY) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def text(tokens, tokenizer: Tokenizer = HARMONY) -> str:
+    return tokenizer.decode(list(tokens), skip_special_tokens=False)
+
+
+def made(name: str, tokenizer: Tokenizer = HARMONY):
+    return delimiter(name, lambda some: ids(some, tokenizer))
+
+
+def watched(name: str, prompt: str, response: str, tokenizer: Tokenizer = HARMONY):
+    watch = made(name, tokenizer).watch(ids(prompt, tokenizer))
+    for token in ids(response, tokenizer):
+        watch.feed(token)
+    return watch
+
+
+def test_a_preset_is_the_tokens_that_its_text_has():
+    assert list(made("harmony").tokens) == ids(FORCED)
+    assert list(made("think", THINK).tokens) == ids("</think>", THINK)
+    assert list(made("\n</think>\n\n", THINK).tokens) == ids("\n</think>\n\n", THINK)
+
+
+@pytest.mark.parametrize(
+    "name, what",
+    [("", "is none"), (" ", "is none"), ("Harmony", "use harmony or think"), ("think", "no token of this")],
+)
+def test_a_delimiter_that_the_tokenizer_cannot_make_is_refused(name, what):
+    with pytest.raises(DelimiterError, match=what):
+        made(name)
+
+
+def test_harmony_needs_its_marks():
+    with pytest.raises(DelimiterError, match="use think"):
+        delimiter("harmony", lambda some: [1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "response", "rest"),
+    [
+        # the response begins in the middle of a header
+        (PROMPT, "", "<|channel|>final<|message|>"),
+        (PROMPT, "<|channel|>", "final<|message|>"),
+        (PROMPT, "<|channel|>final", "<|message|>"),
+        (PROMPT, "<|channel|>analysis", "<|message|>" + FORCED),
+        (PROMPT, "<|channel|>commentary to=functions.f", "<|message|>" + FORCED),
+        (PROMPT, ANALYSIS, FORCED),
+        (PROMPT, ANALYSIS + "so", FORCED),
+        # the delimiter, cut at each of its tokens
+        (PROMPT, ANALYSIS + "so<|end|>", "<|start|>assistant<|channel|>final<|message|>"),
+        (PROMPT, ANALYSIS + "so<|end|><|start|>", "assistant<|channel|>final<|message|>"),
+        (PROMPT, ANALYSIS + "so<|end|><|start|>assistant", "<|channel|>final<|message|>"),
+        (PROMPT, ANALYSIS + "so<|end|><|start|>assistant<|channel|>", "final<|message|>"),
+        (PROMPT, ANALYSIS + "so<|end|><|start|>assistant<|channel|>final", "<|message|>"),
+        (PROMPT, ANALYSIS + "so<|channel|>", "final<|message|>"),
+        # a second thought
+        (PROMPT, ANALYSIS + "so<|end|><|start|>assistant<|channel|>analysis", "<|message|>" + FORCED),
+        (PROMPT, ANALYSIS + "so<|end|><|start|>assistant" + ANALYSIS + "yes", FORCED),
+        # prompts that have begun the thinking, or are no chat
+        (PROMPT + ANALYSIS, "", FORCED),
+        (PROMPT + "<|channel|>", "", "final<|message|>"),
+        ("<|start|>user<|message|>2 + 2<|end|>", "", "<|start|>assistant<|channel|>final<|message|>"),
+        ("2 + 2", "so", FORCED),
+    ],
+)
+def test_open_thinking_in_harmony_lacks_what_would_end_it(prompt, response, rest):
+    watch = watched("harmony", prompt, response)
+    assert not watch.closed
+    assert text(watch.rest()) == rest
+    again = watched("harmony", prompt, response + rest)
+    assert again.closed and again.rest() == []
+
+
+@pytest.mark.parametrize(
+    ("prompt", "response"),
+    [
+        (PROMPT, "<|channel|>final<|message|>"),
+        (PROMPT, ANALYSIS + "so<|end|><|start|>assistant<|channel|>final<|message|>4"),
+        (PROMPT, ANALYSIS + "so<|end|><|start|>assistant<|channel|>final<|constrain|>json<|message|>"),
+        (PROMPT, ANALYSIS + "so<|end|><|start|>assistant<|channel|>commentary<|message|>I will"),
+        (PROMPT, ANALYSIS + "so<|end|><|start|>assistant<|channel|>commentary to=functions.f<|message|>"),
+        (PROMPT, ANALYSIS + "so<|end|><|start|>assistant to=functions.f<|channel|>commentary<|message|>"),
+        (PROMPT, "<|channel|>analysis to=python<|message|>"),
+        (PROMPT, "<|message|>4"),
+        (PROMPT + "<|channel|>final<|message|>", ""),
+        (PROMPT + "<|channel|>final<|message|>The", " answer"),
+    ],
+)
+def test_thinking_in_harmony_ends_where_the_assistant_speaks_to_others(prompt, response):
+    assert watched("harmony", prompt, response).closed
+
+
+def test_words_that_spell_a_delimiter_are_none():
+    # The characters, as ordinary tokens.
+    spelled = [token for part in re.findall(".", FORCED) for token in ids(part)]
+    watch = made("harmony").watch(ids(PROMPT + ANALYSIS))
+    for token in spelled:
+        watch.feed(token)
+    assert text(spelled) == FORCED and not watch.closed
+
+
+MARKS = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "assistant", "analysis", "final", "so"]
+SOME = st.lists(st.sampled_from(MARKS), max_size=16)
+HEADER = re.compile(r"<\|(?:start|channel)\|>((?!<\|(?:message|start)\|>).)*<\|message\|>")
+THINKING = ("<|start|>assistant" + ANALYSIS, ANALYSIS)
+
+
+@given(SOME)
+def test_harmony_is_read_as_its_text_is(words):
+    response = "".join(words)
+    headers = [match[0] for match in HEADER.finditer(response)]
+    watch = watched("harmony", "2 + 2", response)
+    assert watch.closed == any(header not in THINKING for header in headers)
+    again = watched("harmony", "2 + 2", response + text(watch.rest()))
+    assert again.closed and len(watch.rest()) <= len(ids(FORCED)) + 1
+
+
+@pytest.mark.parametrize("tokens", [*product((1, 2), repeat=3), (1, 1, 2, 1, 1, 1), (1,), (1, 2, 1, 2, 3)])
+@given(response=st.lists(st.integers(1, 3), max_size=14), prompt=st.lists(st.integers(1, 3), max_size=4))
+def test_a_sequence_of_tokens_is_found_wherever_it_stands(tokens, response, prompt):
+    size = len(tokens)
+    watch = delimiter("text", lambda some: list(tokens) if some == "text" else [0, 0]).watch(prompt)
+    ended = tuple(prompt[-size:]) == tokens
+    whole = [*prompt[max(0, len(prompt) - size + 1) :], *response]
+    found = any(tuple(whole[start : start + size]) == tokens for start in range(len(whole)))
+    for token in response:
+        watch.feed(token)
+    assert watch.closed == (found or ended)
+    if not watch.closed:
+        longest = max(size_ for size_ in range(size) if tuple(whole[len(whole) - size_ :]) == tokens[:size_])
+        assert tuple(watch.rest()) == tokens[longest:]
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "rest"),
+    [
+        ("think", "<think>\n", "</think>"),
+        ("think", "a</think>b<think>", "</think>"),  # that of an earlier turn
+        ("think", "<think>\n\n</think>\n\n", None),  # a template that switches thinking off
+        ("think", "<think></think>", None),
+        ("\n\n</think>\n\n", "<think>\n\n", "</think>\n\n"),
+        ("\n\n</think>\n\n", "<think>\n\n</think>\n\n", None),
+    ],
+)
+def test_a_prompt_may_have_begun_or_ended_the_thinking(name, prompt, rest):
+    watch = watched(name, prompt, "", THINK)
+    assert watch.closed == (rest is None)
+    assert text(watch.rest(), THINK) == (rest or "")
+
+
+@given(st.integers(0, 30), st.integers(2, 30), st.integers(0, 80), st.integers(1, 9))
+def test_the_answer_keeps_its_budget_and_the_thinking_shrinks(thinking, answer, room, size):
+    if room < size + 2:
+        with pytest.raises(ValueError, match="shorter prompt"):
+            Budget(thinking, answer).within(room, size)
+        return
+    fitted = Budget(thinking, answer).within(room, size)
+    assert 0 <= fitted.thinking <= thinking and 2 <= fitted.answer <= answer
+    assert fitted.thinking + size + fitted.answer <= room
+    if fitted.answer < answer:
+        assert fitted.thinking == 0
+    if fitted.thinking < thinking:
+        assert fitted.thinking + size + fitted.answer == room
+
+
+@pytest.mark.parametrize("thinking, answer", [(-1, 5), (5, 1), (5, 0)])
+def test_budgets_that_leave_nothing_are_refused(thinking, answer):
+    with pytest.raises(ValueError, match="give"):
+        Budget(thinking, answer)
+
+
+def test_a_delimiter_as_the_last_token_of_the_budget_is_in_time():
+    gate = Gate(made("think", THINK).watch([]), Budget(3, 2))
+    going = [gate.goes_on(token) for token in ids("77</think>88", THINK)]
+    assert len(going) == 5 and all(going[:4]) and not going[4] and gate.thought == 3

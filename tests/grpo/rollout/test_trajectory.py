@@ -1,0 +1,100 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from openrlhf.trainer.ppo_utils.experience_maker import SamplesGenerator
+
+from grpo.rollout.trajectory import (
+    Origin,
+    Trajectory,
+    is_truncated,
+    response_tokens,
+)
+
+PARTS = st.lists(st.tuples(st.sampled_from(Origin), st.integers(0, 4)), max_size=12)
+
+
+def grown(parts):
+    made = Trajectory()
+    for number, (origin, size) in enumerate(parts):
+        made.append([number] * size, origin, [-1.0] * size if origin is Origin.SAMPLED else None)
+    return made
+
+
+@given(PARTS)
+def test_the_action_ranges_hold_the_sampled_tokens_and_no_others(parts):
+    made = grown(parts)
+    places = [place for start, end in made.action_ranges() for place in range(start, end)]
+    assert places == [place for place, origin in enumerate(made.origins) if origin is Origin.SAMPLED]
+    ends = [end for _, end in made.action_ranges()]
+    assert all(start > end for (start, _), end in zip(made.action_ranges()[1:], ends, strict=False))
+
+
+@given(PARTS)
+def test_every_token_has_an_origin_and_only_sampled_ones_a_log_prob(parts):
+    made = grown(parts)
+    assert len(made.tokens) == len(made.origins) == len(made.log_probs)
+    assert made.count(*Origin) == len(made.tokens)
+    for origin, log_prob in zip(made.origins, made.log_probs, strict=True):
+        assert (log_prob != 0) == (origin is Origin.SAMPLED)
+
+
+def test_sampled_tokens_need_log_probs_and_others_have_none():
+    with pytest.raises(ValueError, match="without log-probs"):
+        Trajectory().append([1], Origin.SAMPLED)
+    with pytest.raises(ValueError, match="with log-probs"):
+        Trajectory().append([1], Origin.FORCED, [-0.1])
+    with pytest.raises(ValueError, match="2 tokens with 1"):
+        Trajectory().append([1, 2], Origin.SAMPLED, [-0.1])
+
+
+PARTS_AFTER_A_PROMPT = st.lists(
+    st.tuples(st.sampled_from([Origin.SAMPLED, Origin.FORCED, Origin.ENVIRONMENT, Origin.TEMPLATE]), st.integers(1, 3)),
+    max_size=6,
+)
+
+
+def as_experience(made: Trajectory, limit: int, **rest):
+    """What OpenRLHF makes of a rollout."""
+    generator = object.__new__(SamplesGenerator)
+    generator.args = SimpleNamespace(remote_rm_url=["agent"])
+    response = {"prompt": "p", "label": "7", "reward": 1.0, "scores": 1.0, "extra_logs": {}} | made.as_response() | rest
+    return generator._process_response_into_experience(response, prompt_max_len=limit - 2, max_new_tokens=2)
+
+
+@given(PARTS_AFTER_A_PROMPT, st.integers(3, 12))
+def test_openrlhf_masks_and_counts_sampled_tokens_alone(parts, limit):
+    made = grown([(Origin.PROMPT, 2), *parts])
+    experience = as_experience(made, limit)
+    kept = [origin is Origin.SAMPLED for origin in made.origins[1:limit]]
+    assert experience.action_mask[0].bool().tolist() == kept
+    assert experience.info["response_length"].item() == sum(kept)
+    assert experience.info["total_length"].item() == min(limit, len(made.tokens))
+    assert experience.info["truncated"].item() == (len(made.tokens) > limit)
+    assert (experience.rollout_log_probs[0] != 0).tolist() == kept
+
+
+@pytest.mark.parametrize("said", [True, False, None])
+def test_a_response_is_truncated_where_its_executor_says_so(said):
+    made = grown([(Origin.PROMPT, 2), (Origin.SAMPLED, 3)])
+    rest = {} if said is None else {"truncated": said}
+    assert is_truncated(made.as_response() | rest, 5) is bool(said)
+    experience = as_experience(made, 5, **rest)
+    assert experience.info["truncated"].item() == experience.info["response_clip_ratio"].item() == bool(said)
+
+
+@given(PARTS_AFTER_A_PROMPT)
+def test_a_response_is_all_that_follows_the_prompt_to_the_last_sampled_token(parts):
+    made = grown([(Origin.PROMPT, 3), *parts])
+    experience = as_experience(made, 100, extra_logs={"prompt_length": 3.0})
+    experience.sequences = torch.cat([experience.sequences, torch.zeros(1, 2, dtype=torch.long)], dim=1)  # padding
+    experience.action_mask = torch.cat([experience.action_mask, torch.zeros(1, 2, dtype=torch.long)], dim=1)
+    last = max((place for place, origin in enumerate(made.origins) if origin is Origin.SAMPLED), default=2)
+    assert response_tokens(experience) == made.tokens[3 : last + 1]
+
+
+def test_without_a_length_of_the_prompt_a_response_begins_with_its_first_sampled_token():
+    made = grown([(Origin.PROMPT, 3), (Origin.SAMPLED, 2), (Origin.FORCED, 1), (Origin.SAMPLED, 1)])
+    assert response_tokens(as_experience(made, 100)) == made.tokens[3:]

@@ -1,0 +1,205 @@
+import asyncio
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+from vllm import SamplingParams
+
+from eval.chat import Chat
+from eval.engine import Sample as EvalSample
+from grpo.rollout.budgeted_rollout import roll_out
+from grpo.rollout.thinking import Budget, delimiter
+from grpo.run import evaluation, records
+from reward.reward_func import reward_func
+from scripts.tiny_model.tokenizer import write_tokenizer
+from tests.grpo.rollout.replayed_engine import Engine
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture
+def sample(tokenizer):
+    """Makes the ``Experience`` of one sample: three tokens of a prompt, the response, padding."""
+
+    def make(prompt: str, score: float, response: str = FINAL + "\\boxed{7}<|return|>", label="7", **logs: float):
+        tokens = tokenizer.encode(response, add_special_tokens=False)
+        numbers = {"truncated": 0.0, "response_length": float(len(tokens)), **logs}
+        return SimpleNamespace(
+            prompts=[prompt], labels=[label], scores=torch.tensor([score]),
+            sequences=torch.tensor([[1, 2, 3, *tokens, 0, 0]]),
+            action_mask=torch.tensor([[0.0] * 2 + [1.0] * len(tokens) + [0.0] * 2]),
+            info={key: torch.tensor([value]) for key, value in numbers.items()},
+        )  # fmt: skip
+
+    return make
+
+
+FINAL = "<|channel|>analysis<|message|>7<|end|><|start|>assistant<|channel|>final<|message|>"
+FORCED = "<|end|><|start|>assistant<|channel|>final<|message|>"
+PROBLEMS = {"<a>": {"id": "a", "datasource": "sums"}, "<b>": {"id": "b", "datasource": "sums"}}
+LABEL = '{"answer": "7", "split": "eval"}'
+SEEDS = {"<a>": 100, "<b>": 200}
+
+
+def describe(samples, tokenizer):
+    return evaluation.describe(samples, tokenizer, PROBLEMS, SEEDS.__getitem__)
+
+
+def test_records_have_the_problems_the_samples_and_the_grades(sample, tokenizer):
+    samples = [sample("<b>", 0.0, correct=1.0), sample("<b>", 0.0, correct=0.0), sample("<a>", 0.0, correct=1.0)]
+    records = describe(samples, tokenizer)
+    assert [(record["id"], record["sample"], record["seed"], record["correct"]) for record in records] == [
+        ("b", 0, 200, 1.0), ("b", 1, 201, 0.0), ("a", 0, 100, 1.0),
+    ]  # fmt: skip
+    assert {record["response"] for record in records} == {FINAL + "\\boxed{7}<|return|>"}
+    assert {record["prompt"] for record in records} == {"<a>", "<b>"}
+
+
+@pytest.mark.parametrize(
+    ("response", "expected"),
+    [
+        (FINAL + "\\boxed{7}<|return|>", {"correct": 1.0, "answer": "7", "reason": None}),
+        (FINAL + "\\boxed{8}<|return|>", {"correct": 0.0, "answer": "8", "reason": None}),
+        (FINAL, {"correct": 0.0, "answer": None, "reason": "no \\boxed and no answer phrase"}),
+        ("<|channel|>analysis<|message|>7", {"correct": 0.0, "answer": None, "reason": "no final message"}),
+    ],
+)
+def test_records_are_those_of_an_evaluation_by_hand(sample, tokenizer, response, expected):
+    label = '{"answer": "07", "split": "eval"}'
+    logs = reward_func(["<a>" + response], ["<a>"], [label])["extra_logs"]
+    [record] = describe([sample("<a>", 0.0, response, label, **logs)], tokenizer)
+    tokens = tokenizer.encode(response, add_special_tokens=False)
+    chat = SimpleNamespace(tokenizer=tokenizer)
+    by_hand = {"id": "a", "sample": 0, "datasource": "sums", "label": "07", "seed": 100}
+    by_hand |= Chat.record(chat, tokens, "stop", {})
+    by_hand.pop("finish_reason")
+    graded = records.graded(by_hand)
+    assert {key: record[key] for key in graded} == graded
+    assert record["response"] == response
+    assert {key: record[key] for key in expected} == expected
+    assert records.graded(record) == {key: value for key, value in record.items() if key != "response"}
+
+
+def test_thinking_and_answers_have_their_lengths(sample, tokenizer):
+    [record] = describe([sample("<a>", 0.0, correct=1.0)], tokenizer)
+    size = len(tokenizer.encode("\\boxed{7}<|return|>", add_special_tokens=False))
+    result = records.summarise([record])
+    assert (result["answer_length"], result["thinking_length"]) == (size, record["response_length"] - size)
+
+
+def test_the_grade_is_the_reward_functions(sample, tokenizer):
+    """Of somebody else's function, whose labels and rules are not ours."""
+    [record] = describe([sample("<a>", 1.0, FINAL + "\\boxed{8}", {"rubric": 3}, correct=1.0)], tokenizer)
+    assert (record["correct"], record["answer"], record["label"]) == (1.0, "8", {"rubric": 3})
+    assert "answered" not in record
+
+
+def test_exact_match_is_correctness_and_not_the_reward(sample, tokenizer):
+    scores = [sample("<a>", 0.2, correct=1.0), sample("<b>", 0.9, correct=0.0)]
+    assert records.summarise(describe(scores, tokenizer))["exact_match"] == 0.5
+
+
+def test_without_correctness_the_score_is_taken(sample, tokenizer):
+    [record] = describe([sample("<a>", 1.0)], tokenizer)
+    assert record["correct"] == 1.0
+
+
+def test_a_sample_that_the_reward_failed_on_is_ungraded(sample, tokenizer):
+    found = describe([sample("<a>", math.nan, correct=math.nan)], tokenizer)
+    assert records.summarise(found)["ungraded"] == 1
+
+
+def test_a_text_that_breaks_the_grader_ends_no_run(sample, tokenizer, monkeypatch, caplog):
+    def broken(response, gold):
+        raise AttributeError("a fault of the grader")
+
+    monkeypatch.setattr(records, "grade", broken)
+    [record] = describe([sample("<a>", math.nan, FINAL + "\\boxed{8}", correct=math.nan)], tokenizer)
+    assert record["answer"] is None and "a fault of the grader" in record["reason"]
+    assert records.summarise([record])["ungraded"] == 1
+    assert any("sample 0 of a " in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_problems_are_found_by_the_prompts_that_the_engines_get(tmp_path, named):
+    rows = [{"prompt": name, "label": "7", **({"id": name} if named else {})} for name in "abc"]
+    (tmp_path / "eval.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(eval_dataset=str(tmp_path / "eval.jsonl")),
+        eval_dataloader=[(["sums"], [f"<{name}>"], ["7"]) for name in "ab"],  # cut by --max_samples
+    )
+    found = evaluation.problems_by_prompt(trainer)
+    assert list(found) == ["<a>", "<b>"]
+    assert {problem["datasource"] for problem in found.values()} == {"sums"}
+    ids = [problem["id"] for problem in found.values()]
+    assert ids == ["a", "b"] if named else len(set(ids)) == 2
+    assert found == evaluation.problems_by_prompt(trainer)
+
+
+@pytest.mark.parametrize("thinking", ["<|channel|>analysis<|message|>7", ""])
+def test_a_record_of_a_thought_that_was_cut_has_its_delimiter_and_the_lengths_of_what_was_sampled(
+    sample, tokenizer, thinking
+):
+    answer = "\\boxed{7}<|return|>"
+    cut, forced, said = (tokenizer.encode(text, add_special_tokens=False) for text in (thinking, FORCED, answer))
+    lengths = {"prompt_length": 3.0, "response_length": float(len(cut + said)), "answer_length": float(len(said))}
+    made = sample("<a>", 1.0, thinking + FORCED + answer, correct=1.0, thinking_truncated=1.0, **lengths)
+    start = 2 + len(cut)
+    made.action_mask[0, start : start + len(forced)] = 0
+    [record] = describe([made], tokenizer)
+    assert record["response"] == thinking + FORCED + answer
+    assert (record["answer"], record["correct"], record["truncated"]) == ("7", 1.0, 0.0)
+    assert (record["response_length"], record["answer_length"]) == (len(cut + said), len(said))
+    assert record["thinking_truncated"] == 1.0
+
+
+def test_a_thought_that_never_ended_has_no_answer_in_the_record(sample, tokenizer):
+    [record] = describe(
+        [sample("<a>", 0.0, "<|channel|>analysis<|message|>7<|return|>", answer_length=math.nan)], tokenizer
+    )
+    assert record["answer_length"] is None
+
+
+@pytest.mark.parametrize(
+    ("first", "cut", "truncated"),
+    [
+        ("<|channel|>analysis<|message|>" + "7" * 40, 1.0, 0.0),  # and then the second call's answer
+        (FINAL + "7" * 40, 0.0, 1.0),
+        (FINAL + "\\boxed{7}<|return|>", 0.0, 0.0),
+        ("<|channel|>analysis<|message|>7<|return|>", 0.0, 0.0),
+    ],
+)
+def test_under_a_budget_records_are_those_of_an_evaluation_by_hand(sample, tokenizer, first, cut, truncated):
+    streams = [tokenizer.encode(text, add_special_tokens=False) for text in (first, "\\boxed{7}<|return|>")]
+    params = SamplingParams(max_tokens=50, min_tokens=1, seed=100)
+    harmony = delimiter("harmony", lambda text: tokenizer.encode(text, add_special_tokens=False))
+    rollout = asyncio.run(roll_out(Engine(streams), [1, 2, 3], params, harmony, Budget(16, 8), 53))
+
+    response, logs = rollout.trajectory.as_response(), rollout.logs()
+    reward = reward_func(["<a>" + tokenizer.decode(rollout.response)], ["<a>"], [LABEL])["extra_logs"]
+    made = sample("<a>", 0.0, "", LABEL, **logs, **reward)
+    made.sequences = torch.tensor([response["observation_tokens"]])
+    made.action_mask = torch.zeros(1, len(rollout.trajectory.tokens) - 1)
+    for start, end in response["action_ranges"]:
+        made.action_mask[0, start - 1 : end - 1] = 1
+    made.info["response_length"] = made.action_mask.sum(-1)  # as OpenRLHF has it
+    made.info["truncated"] = torch.tensor([float(rollout.is_truncated)])
+    [record] = describe([made], tokenizer)
+    assert (record["thinking_truncated"], record["truncated"]) == (cut, truncated)
+
+    drawn = EvalSample.of(rollout)
+    by_hand = {"id": "a", "sample": 0, "datasource": "sums", "label": "7", "seed": 100}
+    by_hand |= Chat.record(SimpleNamespace(tokenizer=tokenizer), drawn.tokens, drawn.finish_reason, drawn.logs)
+    by_hand.pop("finish_reason")
+    found = {name: None if value != value else value for name, value in record.items()}  # NaN, as a run writes it
+    graded = records.graded(by_hand) | by_hand
+    assert graded == pytest.approx({name: found[name] for name in graded})
+    assert graded.keys() >= logs.keys()

@@ -1,0 +1,182 @@
+import json
+import math
+import time
+from argparse import Namespace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo.run import run_log
+from grpo.run.trackers import Trackers
+from grpo.stack import json_files
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_an_evaluation_is_on_the_line_of_its_step_too(tmp_path):
+    log = run_log.RunLog(str(tmp_path))
+    for step in (1, 2):
+        log.write_step(step, {"reward": 0.5})
+    before = read(tmp_path / "metrics.jsonl")
+    log.write_eval(0, {"exact_match": 0.125})  # of a step that has no line
+    log.write_eval(2, {"exact_match": 0.25})
+    assert read(tmp_path / "metrics.jsonl") == [before[0], before[1] | {"exact_match": 0.25}]
+    log.write_step(3, {"reward": 0.5})
+    assert [row["step"] for row in read(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+
+
+def test_a_step_has_its_phases_and_its_numbers(tmp_path):
+    log = run_log.RunLog(str(tmp_path))
+    log.timed("train", time.sleep)(0.02)
+    log.timed("train", time.sleep)(0.02)
+    log.write_step(1, {"reward": 0.5, "kl": math.nan, "generated_samples": ["text", 1.0]})
+    log.write_step(2, {"reward": 1})
+    first, second = read(tmp_path / "metrics.jsonl")
+    assert first["step"] == 1
+    assert first["reward"] == 0.5
+    assert "kl" not in first and first["dropped_values"] == 1 and second["dropped_values"] == 0
+    assert "generated_samples" not in first
+    assert 0.04 <= first["seconds"]["train"] <= first["seconds"]["total"]
+    assert "train" not in second["seconds"]
+
+
+def test_what_is_left_out_is_counted_and_named(tmp_path, caplog):
+    log = run_log.RunLog(str(tmp_path))
+    with caplog.at_level("WARNING", logger="openrlhf.grpo.run_log"):
+        log.write_step(7, {"reward": math.inf, "kl": math.nan, "correct": 0.5})
+    assert read(tmp_path / "metrics.jsonl")[0]["dropped_values"] == 2
+    assert [record.message for record in caplog.records] == ["step 7: not finite and left out: reward, kl"]
+
+
+def test_speed_and_resources_are_on_the_line(tmp_path):
+    run_log.RunLog(str(tmp_path)).write_step(1, {"sampled_tokens": 300.0, "grad_norms": [0.5, 1.5]})
+    [row] = read(tmp_path / "metrics.jsonl")
+    assert row["tokens_per_second"] == 300 / row["seconds"]["total"]
+    assert row["host_memory"] > 0 and row["disk_free"] > 0
+    assert row["grad_norms"] == [0.5, 1.5]
+
+
+def test_rolling_metrics_go_on_where_a_run_is_resumed(tmp_path):
+    rows = [{"reward": 0.1 * n, "correct": 0.05 * n, "reward_std": 0.3, "reward_correct_correlation": 0.5 + n / 50}
+            for n in range(1, 16)]  # fmt: skip
+    for n, row in enumerate(rows, 1):
+        run_log.RunLog(str(tmp_path / "resumed")).write_step(n, row)
+    log = run_log.RunLog(str(tmp_path / "whole"))
+    for n, row in enumerate(rows, 1):
+        log.write_step(n, row)
+    found = [[row["reward_correct_correlation_rolling"] for row in read(tmp_path / name / "metrics.jsonl")]
+             for name in ("resumed", "whole")]  # fmt: skip
+    assert found[0] == found[1] and len(set(found[0])) == 15
+
+
+def test_a_phase_that_raises_is_timed_too(tmp_path):
+    log = run_log.RunLog(str(tmp_path))
+
+    def fail():
+        raise KeyError("x")
+
+    try:
+        log.timed("sync", fail)()
+    except KeyError:
+        log.write_step(1, {})
+    assert read(tmp_path / "metrics.jsonl")[0]["seconds"]["sync"] >= 0
+
+
+def attach(folder, step):
+    """The log of a trainer that starts from a checkpoint of a step, 0 for none."""
+
+    def nothing():
+        pass
+
+    off = dict.fromkeys(("metrics_dir", "ckpt_path", "log_samples", "use_tensorboard", "use_wandb", "use_trackio"))
+    trainer = Namespace(
+        args=Namespace(run_dir=str(folder), **off),
+        samples_generator=Namespace(generate_samples=nothing),
+        experience_maker=Namespace(make_experience_batch=nothing),
+        ppo_train=nothing,
+        broadcast_to_vllm=nothing,
+        save_logs_and_checkpoints=nothing,
+    )
+    states = {"global_step": step, "status": {"reward": 0.25}} if step else {"global_step": 0}
+    return run_log.attach(trainer, states)
+
+
+def test_a_kill_between_checkpoint_and_log_loses_no_line(tmp_path):
+    attach(tmp_path, 0).write_step(1, {"reward": 0.5})
+    for _ in range(2):  # resumed, killed at once, and resumed again
+        attach(tmp_path, 2)
+    attach(tmp_path, 2).write_step(3, {"reward": 0.75})
+    assert [(row["step"], row["reward"]) for row in read(tmp_path / "metrics.jsonl")] == [
+        (1, 0.5),
+        (2, 0.25),
+        (3, 0.75),
+    ]
+
+
+def test_trackers_get_the_line_of_a_step(tmp_path):
+    seen = []
+    follower = Namespace(log=lambda step, numbers: seen.append((step, numbers)), close=lambda: None)
+    log = run_log.RunLog(str(tmp_path), trackers=Trackers([follower]))
+    log.write_step(1, {"reward": 0.5, "kl": math.nan, "generated_samples": ["text", 1.0]})
+    log.write_eval(1, {"exact_match": 0.25, "by_source": {"AIME": {"exact_match": 0.25}}})
+    (_, step), (_, evaluation) = seen
+    assert step["train/reward"] == 0.5 and step["train/seconds/total"] > 0 and step["train/dropped_values"] == 1
+    assert not step.keys() & {"train/kl", "train/step", "train/time", "train/generated_samples"}
+    assert evaluation == {"eval/exact_match": 0.25, "eval/by_source/AIME/exact_match": 0.25}
+
+
+def test_metrics_can_be_placed_elsewhere(tmp_path):
+    log = run_log.RunLog(str(tmp_path / "run"), str(tmp_path / "metrics"))
+    log.write_eval(0, {"exact_match": 0.1})
+    log.write_samples("step_1", [{"prompt": "π", "reward": math.inf}])
+    assert read(tmp_path / "metrics" / "eval.jsonl")[0]["exact_match"] == 0.1
+    assert read(tmp_path / "run" / "samples" / "step_1.jsonl") == [{"prompt": "π", "reward": None}]
+
+
+def test_a_full_disk_is_counted_and_does_not_end_the_run(tmp_path):
+    log = run_log.RunLog(str(tmp_path))
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    log.write_step(1, {"reward": 0.5})
+    (tmp_path / "metrics.jsonl").unlink()
+    log.write_step(2, {"reward": 0.5})
+    assert [(line["step"], line["lost_writes"]) for line in read(tmp_path / "metrics.jsonl")] == [(2, 1)]
+
+
+def test_a_line_that_a_full_disk_has_cut_takes_no_other_with_it(tmp_path):
+    log = run_log.RunLog(str(tmp_path))
+    log.write_step(1, {})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "rew')
+    log.write_step(3, {})
+    assert [row["step"] for row in json_files.read_rows(tmp_path / "metrics.jsonl")] == [1, 3]
+
+
+@given(st.integers(1, 500), st.integers(1, 50))
+def test_the_schedule_ends_with_the_run(total, max_steps):
+    args = Namespace(
+        max_steps=max_steps, rollout_batch_size=8, n_samples_per_prompt=8, train_batch_size=8, max_epochs=1
+    )
+    assert run_log.optimizer_steps(args, total) == min(total, max_steps * 8)
+    assert run_log.is_finished(args, max_steps)
+    assert not run_log.is_finished(args, max_steps - 1)
+
+
+def test_an_optimizer_step_may_take_more_than_one_pass_over_the_samples():
+    args = Namespace(max_steps=5, rollout_batch_size=4, n_samples_per_prompt=8, train_batch_size=64, max_epochs=2)
+    assert run_log.optimizer_steps(args, 1000) == 5
+
+
+def test_without_a_limit_the_schedule_is_openrlhfs():
+    args = Namespace(max_steps=None)
+    assert run_log.optimizer_steps(args, 77) == 77
+    assert not run_log.is_finished(args, 10**9)
+
+
+def test_broken_lines_are_left_out(tmp_path):
+    file = tmp_path / "eval.jsonl"
+    file.write_text('{"step": 1}\n{"step": 2, "ex{"step": 3}\n{"step": 4}\n{"step": 5, "exact')
+    assert [row["step"] for row in json_files.read_rows(file)] == [1, 4]
+    run_log.rewind(tmp_path, tmp_path, 3)
+    assert file.read_text() == '{"step": 1}\n'

@@ -1,0 +1,88 @@
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from grpo.run.sample_records import describe_samples, extremes, gold
+
+RIGHT = "\\boxed{7}"
+TEXTS = {1: RIGHT, 2: RIGHT.replace("{7}", "{8}"), 3: "so"}
+
+
+def sample(tokens: list[int], **logs: float) -> SimpleNamespace:
+    """A sample of a prompt of two tokens."""
+    size = 2 + len(tokens)
+    return SimpleNamespace(
+        prompts=["2+5"], labels=[json.dumps({"answer": "7", "split": "train"})],
+        sequences=torch.tensor([[0, 0, *tokens]]), attention_mask=torch.ones(1, size),
+        action_mask=torch.tensor([[0] + [1] * len(tokens)]),
+        info={name: torch.tensor([value]) for name, value in {"response_length": len(tokens), **logs}.items()},
+        details={"advantage": 0.5},
+    )  # fmt: skip
+
+
+TOKENIZER = SimpleNamespace(decode=lambda tokens, **_: TEXTS[tokens[0]], added_tokens_decoder={})
+
+
+def test_a_record_has_texts_answer_gold_counts_and_numbers():
+    one, two, three = describe_samples([sample([1, 1, 1], reward=0.5), sample([2]), sample([3, 3])], TOKENIZER)
+    assert one["prompt"] == "2+5" and one["response"] == RIGHT and one["gold"] == one["answer"] == "7"
+    assert one["prompt_length"] == 2 and one["response_length"] == 3 and one["advantage"] == 0.5
+    assert [record["sample"] for record in (one, two, three)] == [0, 1, 2]
+    assert two["answer"] == "8" and three["answer"] is None
+    json.dumps([one, two, three])
+
+
+def test_a_rollout_in_an_environment_has_its_whole_conversation():
+    last, before = sample([1]), sample([3, 3])
+    last.branches = [before]
+    tokenizer = SimpleNamespace(decode=lambda tokens, **_: " ".join(map(str, tokens)), added_tokens_decoder={})
+    [record] = describe_samples([last], tokenizer)
+    assert record["conversation"] == ["0 0 3 3", "0 0 1"]
+    assert "conversation" not in describe_samples([sample([1])], tokenizer)[0]
+
+
+def test_a_number_that_was_made_up_is_none():
+    made_up = sample([1], reward=0.25)
+    made_up.missing = {"reward"}
+    [record] = describe_samples([made_up], TOKENIZER)
+    assert record["reward"] is None
+
+
+def logs(**changes: list) -> list[dict]:
+    return [dict(zip(changes, row, strict=True)) for row in zip(*changes.values(), strict=True)]
+
+
+def test_each_extreme_is_found_and_the_first_of_equals():
+    found = extremes(
+        logs(
+            correct=[0, 0, 1, 1, 0], reward=[0.1, 0.4, 0.6, 0.9, 0.4], response_length=[5, 5, 9, 9, 1],
+            surprisal=[0.1, 0.2, 0.3, 0.4, 0.9], micro_batch_loss=[1.0, -8.0, 2.0, 7.0, 0.0],
+        )
+    )  # fmt: skip
+    assert found == {
+        1: ["highest reward of the wrong ones", "largest loss"],
+        2: ["lowest reward of the right ones", "longest"],
+        4: ["most surprising"],
+    }
+
+
+@pytest.mark.parametrize("missing", [None, "no such number"])
+def test_what_is_not_known_takes_no_part(missing):
+    rows = logs(correct=[1, 0], reward=[None, None], response_length=[3, 4])
+    if missing is not None:
+        rows[1].pop("response_length")
+    assert extremes(rows) == {0 if missing else 1: ["longest"]}
+    assert extremes([]) == {}
+
+
+@pytest.mark.parametrize(("limit", "places"), [(None, [0, 1, 2, 3]), (0, [3]), (2, [0, 1, 3])])
+def test_a_limit_leaves_the_extremes(limit, places):
+    records = describe_samples([sample([1]), sample([1]), sample([1]), sample([1, 1])], TOKENIZER, limit)
+    assert [record["sample"] for record in records] == places
+    assert records[-1]["extremes"] == ["longest"]
+
+
+def test_a_label_of_another_form_is_its_own_gold():
+    assert gold({"x": 1}) == {"x": 1} and gold("7") == "7"

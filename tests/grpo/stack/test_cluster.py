@@ -1,0 +1,78 @@
+import socket
+
+import pytest
+
+from grpo.stack import cluster
+from grpo.stack.secrets import is_secret
+
+
+def test_workers_get_what_they_need_and_no_secret():
+    environ = {
+        "GRPO_RUN_DIR": "/run",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "PYTHONPATH": "/checkout",
+        "DS_ACCELERATOR": "cpu",
+        "GEMINI_API_KEY": "secret-1",
+        "WANDB_API_KEY": "secret-2",
+        "HF_TOKEN": "secret-3",
+        "VLLM_API_KEY": "secret-4",
+        "HOME": "/home/me",
+    }
+    variables = cluster.runtime_env(environ)["env_vars"]
+    assert "secret" not in str(variables)
+    assert "HOME" not in variables
+    assert {"GRPO_RUN_DIR", "VLLM_CPU_KVCACHE_SPACE", "PYTHONPATH", "DS_ACCELERATOR"} <= variables.keys()
+    # OpenRLHF's own two
+    assert variables["TOKENIZERS_PARALLELISM"] == "true"
+    assert variables["NCCL_DEBUG"] == "WARN"
+
+
+def test_workers_compute_with_the_instructions_that_the_user_allows():
+    environ = {"ONEDNN_MAX_CPU_ISA": "AVX2", "DNNL_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+    assert environ.items() <= cluster.runtime_env(environ)["env_vars"].items()
+
+
+def test_secrets_are_told_by_whole_words():
+    assert all(map(is_secret, ["HF_TOKEN", "GEMINI_API_KEY", "DB_PASSWORD", "MY_SECRET", "OPENAI_APIKEY"]))
+    assert not any(map(is_secret, ["TIKTOKEN_ENCODINGS_BASE", "TOKENIZERS_PARALLELISM", "KEYBOARD", "MONKEY"]))
+
+
+def ephemeral(port: int) -> bool:
+    """Say whether the kernel may give this port to whoever asks for any."""
+    first, last = map(int, cluster.EPHEMERAL_PORTS.read_text().split())
+    return first <= port <= last
+
+
+def test_a_free_port_is_nobody_elses_later():
+    with socket.socket() as anybody:
+        anybody.bind(("", 0))
+        assert ephemeral(anybody.getsockname()[1])  # the control: what the kernel gives out is in that range
+    ports = {cluster.free_port() for _ in range(50)}
+    assert not any(map(ephemeral, ports))
+    assert min(ports) >= 20000  # below are Ray's
+    assert len(ports) > 40  # two runs that start together do not meet
+
+
+def test_a_port_in_use_is_not_chosen(monkeypatch, tmp_path):
+    with socket.socket() as server:
+        server.bind(("", cluster.free_port()))
+        server.listen()
+        port = server.getsockname()[1]
+        allow_only(port, port + 1, monkeypatch, tmp_path)
+        assert {cluster.free_port() for _ in range(20)} == {port + 1}
+
+
+def allow_only(first: int, last: int, monkeypatch, tmp_path) -> None:
+    """As if the kernel gave away every port above `last`."""
+    (tmp_path / "range").write_text(f"{last + 1}\t65535\n")
+    monkeypatch.setattr(cluster, "EPHEMERAL_PORTS", tmp_path / "range")
+    monkeypatch.setattr(cluster, "FIRST_PORT", first)
+
+
+@pytest.mark.parametrize("ephemeral_ports", ["1024\t65535\n", None])
+def test_any_port_has_to_do_where_the_kernel_may_give_all_away(ephemeral_ports, monkeypatch, tmp_path):
+    if ephemeral_ports:
+        (tmp_path / "range").write_text(ephemeral_ports)
+    monkeypatch.setattr(cluster, "EPHEMERAL_PORTS", tmp_path / "range")
+    with socket.socket() as server:
+        server.bind(("", cluster.free_port()))

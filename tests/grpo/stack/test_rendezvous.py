@@ -1,0 +1,92 @@
+"""Ranks meet in a private file: no port is open for it, by either of the ways in which callers name a meeting."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpo.stack import rendezvous
+
+pytestmark = pytest.mark.timeout(400)  # four processes import torch
+
+ROOT = Path(__file__).parents[3]
+RANK = """
+import json, os, subprocess, sys
+import psutil, torch, torch.distributed as dist
+from grpo import rendezvous
+rendezvous.install()
+method, rank, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+dist.init_process_group("gloo", init_method=method, rank=rank, world_size=count)
+total = torch.tensor([rank + 1.0])
+dist.all_reduce(total)
+dist.barrier(dist.new_group(list(range(count))))
+listening = [c.laddr.ip for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+print(json.dumps({"total": total.item(), "listening": listening}), flush=True)
+dist.barrier()
+if len(sys.argv) > 4:
+    again = [sys.executable, "-c", open(sys.argv[4]).read(), method, "0", "1"]
+    done = subprocess.run(again, capture_output=True, text=True)
+    print(json.dumps({"code": done.returncode, "errors": done.stderr}), flush=True)
+os._exit(0)
+"""
+
+
+def meet(
+    folder: Path | None, method: str, port: int, ranks: int = 2, *more: str
+) -> list[subprocess.CompletedProcess[str]]:
+    """Start ranks that meet by a method of torch's, with or without our folder, and return how they ended."""
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": str(ROOT)}
+    if folder:
+        variables |= rendezvous.variables(folder)
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, method, str(rank), str(ranks), *more],
+            env={**os.environ, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    ended = []
+    for process in started:
+        output, errors = process.communicate(timeout=100)
+        ended.append(subprocess.CompletedProcess(process.args, process.returncode, output, errors))
+    return ended
+
+
+@pytest.mark.parametrize("method", ["env://", "tcp://127.0.0.1:{port}"])
+def test_ranks_meet_without_an_open_port(method: str, tmp_path: Path, free_port: int) -> None:
+    folder = tmp_path / "meeting"
+    ended = meet(folder, method.format(port=free_port), free_port)
+    for rank in ended:
+        assert rank.returncode == 0, rank.stderr
+        said = json.loads(rank.stdout.splitlines()[-1])
+        assert said["total"] == 3.0 and set(said["listening"]) == {"127.0.0.1"}, "gloo listens, on loopback"
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_without_the_folder_torch_listens_everywhere(free_port: int) -> None:
+    """What this is for; and what a joined cluster keeps."""
+    first, second = meet(None, "env://", free_port)
+    assert first.returncode == second.returncode == 0, first.stderr + second.stderr
+    assert {"::", "0.0.0.0"} & set(json.loads(first.stdout.splitlines()[-1])["listening"])
+
+
+def test_the_port_of_a_group_is_given_to_nobody_else(tmp_path: Path, free_port: int) -> None:
+    script = tmp_path / "rank.py"
+    script.write_text(RANK)
+    [first] = meet(tmp_path / "meeting", f"tcp://127.0.0.1:{free_port}", free_port, 1, str(script))
+    assert first.returncode == 0, first.stderr
+    second = json.loads(first.stdout.splitlines()[-1])
+    assert second["code"] != 0 and f"port {free_port}, which names a group of ranks, is in use" in second["errors"]
+
+
+@pytest.fixture
+def free_port() -> int:
+    from grpo.stack.cluster import free_port
+
+    return free_port()

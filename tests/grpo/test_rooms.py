@@ -1,0 +1,62 @@
+"""Imports of the rooms of `grpo/` go one way."""
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+# A room imports those before it, and itself. Beside them: what a room is for.
+ROOMS = (
+    *("stack", "model", "lora", "rollout", "batch", "update", "metrics", "run", "diagnosis", "checkpoint", "launch"),
+    "hooks",
+)
+OUTSIDE = {
+    "stack": {"patches"},  # the digest of the installed OpenRLHF
+    "rollout": {"reward"},  # the grader's markers; the built-in environment grades
+    "batch": {"reward"},
+    "run": {"reward"},
+    "launch": {"reward", "data", "patches"},
+}
+PACKAGES = {
+    "patches": set(),
+    "reward": set(),
+    "data": {"reward", "grpo"},
+    "eval": {"reward", "grpo"},
+    "scripts": {"patches", "reward", "data", "eval", "grpo"},
+}
+
+
+def imports(folder: Path) -> dict[Path, set[str]]:
+    """Return the modules that each file imports, at its top or inside a function."""
+    imported: dict[Path, set[str]] = defaultdict(set)
+    for file in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                imported[file] |= {f"{node.module}.{alias.name}" for alias in node.names}
+            elif isinstance(node, ast.Import):
+                imported[file] |= {alias.name for alias in node.names}
+    return imported
+
+
+def test_every_folder_of_grpo_is_a_room_and_no_module_lies_beside_them():
+    folders = {path.name for path in (ROOT / "grpo").iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders == set(ROOMS)
+    assert [path.name for path in (ROOT / "grpo").glob("*.py")] == ["__init__.py"]
+
+
+def test_a_room_imports_only_those_before_it():
+    ours = {"grpo", *PACKAGES}
+    for number, room in enumerate(ROOMS):
+        allowed = {f"grpo.{name}" for name in ROOMS[: number + 1]} | OUTSIDE.get(room, set())
+        for file, modules in imports(ROOT / "grpo" / room).items():
+            for module in modules:
+                parts = module.split(".")
+                name = ".".join(parts[: 1 + (parts[0] == "grpo")])
+                assert parts[0] not in ours or name in allowed, f"{file.relative_to(ROOT)} imports {module}"
+
+
+def test_packages_import_one_way():
+    for package, allowed in PACKAGES.items():
+        for file, modules in imports(ROOT / package).items():
+            names = {module.split(".")[0] for module in modules} & {"grpo", *PACKAGES}
+            assert names <= allowed | {package}, f"{file.relative_to(ROOT)} imports {names - allowed - {package}}"

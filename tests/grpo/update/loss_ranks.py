@@ -1,0 +1,122 @@
+"""Our loss under ZeRO-3: loss_ranks.py MODEL OUT AGGREGATION. Writes gradients, and log-probs with the adapter off."""
+
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from deepspeed.ops.adam import DeepSpeedCPUAdam
+from deepspeed.utils import safe_get_full_grad
+from peft import LoraConfig, get_peft_model
+
+from grpo.lora import adapter
+from grpo.model import cpu_matmul, loading, zero
+from grpo.update import reference
+from grpo.update.loss import PolicyLoss
+
+LENGTHS = (3, 17, 5, 9)  # of four samples, one a micro-batch
+PROMPT = 2
+
+
+def samples() -> list[SimpleNamespace]:
+    """Sequences of a prompt and a response each, with advantages."""
+    generator = torch.Generator().manual_seed(7)
+    found = []
+    for length in LENGTHS:
+        ids = torch.randint(2, 97, (1, PROMPT + length), generator=generator)
+        mask = torch.arange(1, PROMPT + length)[None] >= PROMPT
+        info = {"sample": [torch.tensor(len(found))]}
+        advantages = torch.randn(1, 1, generator=generator)
+        found.append(SimpleNamespace(ids=ids, action_mask=mask, advantages=advantages, info=info))
+    return found
+
+
+def with_adapter(model):
+    """The model with an adapter of known values."""
+    lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "o_proj"])
+    return get_peft_model(model, lora, autocast_adapter_dtype=False)
+
+
+def fill(parameters) -> None:
+    generator = torch.Generator().manual_seed(1)
+    for parameter in parameters:
+        parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.5)
+
+
+def log_probs(model, one: SimpleNamespace) -> torch.Tensor:
+    logits = model(input_ids=one.ids).logits[:, :-1].float()
+    return logits.log_softmax(-1).gather(-1, one.ids[:, 1:, None])[..., 0]
+
+
+def arguments(aggregation: str) -> SimpleNamespace:
+    return SimpleNamespace(
+        loss_aggregation=aggregation, generate_max_len=20, eps_clip_low_high=(0.2, 0.2), dual_clip=None,
+        policy_loss_type="ppo", enable_vllm_is_correction=False, advantage_clip=None,
+    )  # fmt: skip
+
+
+def engine(path: str):
+    """A DeepSpeed engine as OpenRLHF makes it, whose parameters are all partitioned."""
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": len(LENGTHS) // dist.get_world_size(),
+        "bf16": {"enabled": True},
+        "zero_optimization": {
+            "stage": 3,
+            "offload_param": {"device": "cpu"},
+            "offload_optimizer": {"device": "cpu"},
+            "stage3_param_persistence_threshold": 0,
+        },
+    }
+    config = zero.tune(config, None)
+    model = with_adapter(loading.load_gpt_oss(path, "eager", config))
+    parameters = adapter.adapter_parameters(model)[1]
+    with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0):
+        if dist.get_rank() == 0:
+            fill(parameters)
+    optimizer = DeepSpeedCPUAdam([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+
+
+def total(counts: torch.Tensor, op: str) -> torch.Tensor:
+    dist.all_reduce(counts, {"sum": dist.ReduceOp.SUM}[op])
+    return counts
+
+
+def base(trained, one: SimpleNamespace) -> torch.Tensor:
+    with torch.no_grad(), reference.adapter_off(trained):
+        return log_probs(trained, one)
+
+
+def main(path: str, out: str, aggregation: str) -> None:
+    cpu_matmul.install()
+    trained, ranks, rank = engine(path), dist.get_world_size(), dist.get_rank()
+    strategy = SimpleNamespace(
+        world_size=ranks, accumulated_gradient=trained.gradient_accumulation_steps(), all_reduce=total
+    )
+    loss = PolicyLoss(arguments(aggregation))
+    mine, gradients, off = samples()[rank::ranks], {}, []
+    for one in loss.batches(mine, SimpleNamespace(dynamic_batch=False), strategy):
+        off.append(base(trained, samples()[0]))  # between the passes of training, before and after its step
+        current = log_probs(trained, one)
+        trained.backward(loss(current, current.detach(), one.advantages.expand(current.shape), one.action_mask)[0])
+        if trained.is_gradient_accumulation_boundary():
+            for name, parameter in zip(*adapter.adapter_parameters(trained.module), strict=True):
+                gradients[name] = safe_get_full_grad(parameter).clone()
+        trained.step()
+    off.append(base(trained, samples()[0]))
+    with torch.no_grad():
+        on = log_probs(trained, samples()[0])
+    if rank == 0:
+        torch.save({"gradients": gradients, "off": off, "on": on}, Path(out) / "found.pt")
+
+
+if __name__ == "__main__":
+    deepspeed.init_distributed("gloo")
+    main(*sys.argv[1:])
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # a thread of the C++ libraries sometimes aborts the interpreter's own exit, after all is done

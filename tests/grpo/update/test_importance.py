@@ -1,0 +1,61 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo.update import importance
+
+LOW, HIGH = 0.5, 2.0
+LOG_RATIOS = st.lists(st.floats(-300, 300), min_size=6, max_size=6)
+
+
+def weights(kind: str, log_ratios: list[float], mask: torch.Tensor | None = None):
+    log_ratio = torch.tensor(log_ratios).view(2, 3)
+    mask = torch.ones(2, 3, dtype=torch.bool) if mask is None else mask
+    return log_ratio, *importance.weights(log_ratio, mask, torch.arange(2), kind, (LOW, HIGH))
+
+
+@given(LOG_RATIOS)
+def test_tis_cuts_from_above_alone(log_ratios):
+    log_ratio, found, metrics = weights("tis", log_ratios)
+    assert torch.equal(found, log_ratio.exp().clamp(max=HIGH))
+    assert torch.equal(metrics["importance_cut"], (log_ratio.exp() > HIGH).float())
+    assert torch.equal(metrics["importance_weight"], found)
+
+
+@given(LOG_RATIOS)
+def test_icepop_keeps_what_is_between_the_thresholds(log_ratios):
+    log_ratio, found, metrics = weights("icepop", log_ratios)
+    ratio = log_ratio.exp()
+    inside = (ratio >= LOW) & (ratio <= HIGH)
+    assert torch.equal(found[inside], ratio[inside]) and not found[~inside].any()
+    cut = ~inside & (ratio > 0)  # a ratio of 0 is a weight of 0 anyway
+    assert torch.equal(metrics["importance_cut"], cut.float())
+
+
+@given(LOG_RATIOS)
+def test_mis_drops_samples_by_their_geometric_mean_and_truncates_the_rest(log_ratios):
+    log_ratio, found, _ = weights("mis", log_ratios)
+    for row, weight in zip(log_ratio, found, strict=True):
+        if LOW <= row.mean().exp() <= HIGH:
+            assert torch.equal(weight, row.exp().clamp(max=HIGH))
+        else:
+            assert not weight.any()
+
+
+@given(LOG_RATIOS)
+def test_mis_keeps_or_drops_a_rollout_with_all_of_its_rows(log_ratios):
+    log_ratio, mask = torch.tensor(log_ratios).view(3, 2), torch.tensor([[True, True], [True, True], [True, False]])
+    found, _ = importance.weights(log_ratio, mask, torch.tensor([1, 0, 1]), "mis", (LOW, HIGH))
+    for rows in ([0, 2], [1]):
+        inside = LOW <= log_ratio[rows][mask[rows]].mean().exp() <= HIGH
+        assert torch.equal(found[rows], log_ratio[rows].exp().clamp(max=HIGH) * inside)
+
+
+@pytest.mark.parametrize("kind", importance.CORRECTIONS)
+def test_tokens_that_were_not_sampled_decide_nothing(kind):
+    mask = torch.tensor([[True, True, False], [False, False, False]])
+    values = [0.1, 0.2, 0.0, 0.0, 0.0, 0.0]
+    _, found, metrics = weights(kind, values, mask)
+    assert not metrics["importance_cut"][mask].any()
+    assert torch.allclose(found[0, :2], torch.tensor([0.1, 0.2]).exp())

@@ -1,0 +1,302 @@
+"""The loss is that of the whole batch, in float64 and by hand, however the batch is split."""
+
+import random
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from grpo.update.loss import PolicyLoss
+
+AGGREGATIONS = ["sequence_mean", "token_mean", "constant"]
+MAX_LENGTH = 40
+LENGTHS = [1, 7, 12, 3, 0, 9, 30, 2]  # one sample has no sampled token
+
+
+def arguments(**changes) -> SimpleNamespace:
+    values = {
+        "loss_aggregation": "token_mean", "generate_max_len": MAX_LENGTH, "eps_clip_low_high": (0.2, 0.3),
+        "dual_clip": None, "policy_loss_type": "ppo", "enable_vllm_is_correction": False, "advantage_clip": None,
+        "vllm_is_correction_type": "tis", "vllm_is_truncated_threshold": [0.5, 2.0],
+    }  # fmt: skip
+    return SimpleNamespace(**values | changes)
+
+
+def whole(args: SimpleNamespace, mask: torch.Tensor) -> PolicyLoss:
+    """A loss for which this mask is the whole batch, a rollout a row, in one micro-batch on one rank."""
+    loss = PolicyLoss(args)
+    loss.rollouts = torch.arange(len(mask))
+    loss.scale = 1 / loss.normaliser([mask], [loss.rollouts], lambda counts: counts)
+    return loss
+
+
+def batch(seed: int = 0, rollouts: list[list[int]] | None = None) -> list[dict[str, torch.Tensor]]:
+    """Samples of fp64 values ``[L]``, each with a prompt's end and an environment's answer that no loss may read.
+
+    Args:
+        rollouts: the lengths of the samples of each; without them every sample is a rollout.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    samples = []
+    rollouts = [[length] for length in LENGTHS] if rollouts is None else rollouts
+    advantages = torch.randn(len(rollouts), generator=generator, dtype=torch.float64)
+    for place, length in [(place, length) for place, lengths in enumerate(rollouts) for length in lengths]:
+        mask = torch.cat([torch.zeros(2), torch.ones(length), torch.zeros(3)]).bool()
+        values = torch.randn(3, len(mask), generator=generator, dtype=torch.float64) * 0.3
+        advantage = advantages[place].expand(len(mask))
+        current, old, engine = torch.where(mask, values - 1, 1e6 * values)
+        samples.append({"log_probs": current, "old": old, "engine": engine, "advantages": advantage, "mask": mask,
+                        "rollout": torch.tensor(place)})  # fmt: skip
+    return samples
+
+
+def padded(samples: list[dict[str, torch.Tensor]]) -> SimpleNamespace:
+    stacked = {
+        name: torch.nn.utils.rnn.pad_sequence([sample[name] for sample in samples], batch_first=True)
+        for name in samples[0]
+        if name != "rollout"
+    }
+    info = {"sample": [sample["rollout"] for sample in samples]}
+    return SimpleNamespace(action_mask=stacked.pop("mask"), info=info, **stacked)
+
+
+def reference(samples: list[dict[str, torch.Tensor]], args: SimpleNamespace) -> torch.Tensor:
+    """The clipped objective by hand, rollout by rollout and token by token, negated."""
+    rollouts: dict[int, list[dict[str, torch.Tensor]]] = {}
+    for sample in samples:
+        of_tokens = {name: value[sample["mask"]] for name, value in sample.items() if name not in ("mask", "rollout")}
+        rollouts.setdefault(int(sample["rollout"]), []).append(of_tokens)
+    joined = [{name: torch.cat([part[name] for part in parts]) for name in parts[0]} for parts in rollouts.values()]
+    lengths = [len(one["old"]) for one in joined]
+    count = sum(length > 0 for length in lengths)
+    total = torch.zeros((), dtype=torch.float64)
+    for one, length in zip(joined, lengths, strict=True):
+        weight = {"sequence_mean": 1 / (max(length, 1) * count), "token_mean": 1 / sum(lengths)}.get(
+            args.loss_aggregation, 1 / (count * MAX_LENGTH)
+        )
+        mismatch = (one["old"] - one["engine"]).mean().exp()
+        if args.enable_vllm_is_correction and not 0.5 <= mismatch <= 2.0:  # mis; so is a mean of nothing
+            weight = 0.0
+        of_rollout = (one["log_probs"] - one["old"]).mean().exp()
+        for place in range(length):
+            ratio = (one["log_probs"][place] - one["old"][place]).exp()
+            ratio = of_rollout if args.policy_loss_type == "gspo" else ratio
+            advantage = one["advantages"][place]
+            gain = torch.min(ratio * advantage, ratio.clamp(0.8, 1.3) * advantage)
+            if args.enable_vllm_is_correction:
+                gain = gain * (one["old"][place] - one["engine"][place]).exp().clamp(max=2.0)
+            total = total + weight * gain
+    return -total
+
+
+class Ranks:
+    """Runs the same function on several ranks, threads here, that add up tensors as a group does."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.barrier, self.parts = size, threading.Barrier(size, timeout=20), {}
+
+    def all_reduce(self, rank: int, values: torch.Tensor, op: str) -> torch.Tensor:
+        assert op == "sum" and values.dtype == torch.float64
+        self.parts[rank] = values
+        self.barrier.wait()
+        total = sum(self.parts.values())
+        self.barrier.wait()
+        return total
+
+    def run(self, function) -> list:
+        results: dict[int, object] = {}
+        threads = [threading.Thread(target=lambda r=r: results.update({r: function(r)})) for r in range(self.size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return [results[rank] for rank in range(self.size)]
+
+
+def split_losses(args, plan: list[list[list[int]]], samples, dynamic: bool) -> torch.Tensor:
+    """What the trainer makes of a batch: each rank's micro-batches weighted and added up, the mean over the ranks.
+
+    Args:
+        plan: for each rank the samples of its micro-batches.
+    """
+    ranks = Ranks(len(plan))
+
+    def train(rank: int) -> torch.Tensor:
+        micro_batches = plan[rank]
+        own = sum(map(len, micro_batches))
+        shares = [len(micro_batch) / own for micro_batch in micro_batches]  # OpenRLHF's dynamic_loss_scale
+        buffer = SimpleNamespace(
+            dynamic_batch=dynamic, dynamic_loss_scale=shares, dynamic_optimizer_step=[0] * (len(shares) - 1) + [1]
+        )
+        strategy = SimpleNamespace(
+            world_size=len(plan),
+            accumulated_gradient=len(micro_batches),
+            all_reduce=lambda values, op: ranks.all_reduce(rank, values, op),
+        )
+        loss = PolicyLoss(args)
+        loader = [padded([samples[number] for number in micro_batch]) for micro_batch in micro_batches]
+        total, batches = torch.zeros((), dtype=torch.float64), loss.batches(loader, buffer, strategy)
+        assert len(batches) == len(loader)
+        for step, part in enumerate(batches):
+            found = loss(part.log_probs, part.old, part.advantages, part.action_mask, part.engine)[0]
+            total = total + found * (shares[step] if dynamic else 1 / len(loader))
+        return total
+
+    return sum(ranks.run(train)) / len(plan)
+
+
+SPLITS = {
+    "at once": [[list(range(8))]],
+    "one by one": [[[number] for number in range(8)]],
+    "two ranks": [[[0, 1], [2, 3]], [[4, 5], [6, 7]]],
+    "two ranks, sorted differently": [[[6, 0], [3, 5]], [[1, 7], [2, 4]]],
+    "four ranks": [[[0], [4]], [[1], [5]], [[2], [6]], [[3], [7]]],
+}
+DYNAMIC = {
+    "one rank": [[[6], [0, 1, 2], [3, 4, 5, 7]]],
+    "two ranks": [[[6], [0, 1, 2]], [[3, 4], [5, 7]]],
+}
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize(
+    ("plan", "dynamic"),
+    [*((plan, False) for plan in SPLITS.values()), *((plan, True) for plan in DYNAMIC.values())],
+    ids=[*SPLITS, *(f"dynamic, {name}" for name in DYNAMIC)],
+)
+def test_every_split_gives_loss_and_gradient_of_the_whole_batch(aggregation, plan, dynamic):
+    assert_split_is_whole(arguments(loss_aggregation=aggregation), plan, batch(), dynamic)
+
+
+def assert_split_is_whole(args, plan, samples, dynamic=False):
+    """Loss and gradient of a batch that is split are those by hand."""
+    leaves = [sample["log_probs"].requires_grad_() for sample in samples]
+    expected = reference(samples, args)
+    gradients = torch.autograd.grad(expected, leaves, allow_unused=True)
+    found = split_losses(args, plan, samples, dynamic)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    for mine, theirs in zip(torch.autograd.grad(found, leaves), gradients, strict=True):
+        torch.testing.assert_close(mine, torch.zeros_like(mine) if theirs is None else theirs, rtol=1e-12, atol=1e-15)
+
+
+FORMS = {
+    **{aggregation: {"loss_aggregation": aggregation} for aggregation in AGGREGATIONS},
+    "gspo": {"loss_aggregation": "sequence_mean", "policy_loss_type": "gspo"},
+    "mis": {"enable_vllm_is_correction": True, "vllm_is_correction_type": "mis"},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("seed", range(8))
+def test_a_rollout_counts_once_however_many_samples_it_has_and_however_the_batch_is_split(form, seed):
+    draw = random.Random(seed)
+    # Of one sample or several, some without a sampled token, and at least one rollout without any.
+    rollouts = [[draw.choice([0, 1, 4, 9, 23]) for _ in range(draw.randint(1, 4))] for _ in range(8)]
+    rollouts[draw.randrange(8)] = [0] * draw.randint(1, 3)
+    samples = batch(seed, rollouts)
+    ranks, accumulated = draw.choice([(1, 1), (1, 4), (2, 1), (2, 2), (2, 4), (4, 1), (4, 2)])
+    order = draw.sample(range(8), 8)
+    cuts = [order[start : start + 8 // (ranks * accumulated)] for start in range(0, 8, 8 // (ranks * accumulated))]
+    # The samples of a rollout stand anywhere in its micro-batch.
+    rows = [[row for row, sample in enumerate(samples) if int(sample["rollout"]) in cut] for cut in cuts]
+    plan = [[draw.sample(part, len(part)) for part in rows[rank::ranks]] for rank in range(ranks)]
+    assert_split_is_whole(arguments(**FORMS[form]), plan, samples)
+
+
+def test_each_optimizer_step_has_its_own_normaliser():
+    samples = batch()
+    strategy = SimpleNamespace(world_size=1, accumulated_gradient=2, all_reduce=lambda values, op: values)
+    loss = PolicyLoss(arguments())
+    loader = [padded([samples[2 * number], samples[2 * number + 1]]) for number in range(4)]
+    found = []
+    for part in loss.batches(loader, SimpleNamespace(dynamic_batch=False), strategy):
+        found.append(loss(part.log_probs, part.old, part.advantages, part.action_mask)[0])
+    for step in (0, 1):
+        expected = reference(samples[4 * step : 4 * step + 4], arguments())
+        torch.testing.assert_close((found[2 * step] + found[2 * step + 1]) / 2, expected)
+
+
+def test_a_batch_that_is_not_whole_is_refused():
+    strategy = SimpleNamespace(world_size=1, accumulated_gradient=2, all_reduce=lambda values, op: values)
+    loss = PolicyLoss(arguments())
+    batches = loss.batches([padded(batch())] * 3, SimpleNamespace(dynamic_batch=False), strategy)
+    with pytest.raises(RuntimeError, match=r"1 micro-batches are left .* a multiple of --train_batch_size"):
+        list(batches)
+    with pytest.raises(RuntimeError, match=r"iterate over PolicyLoss\.batches"):
+        loss.aggregate(torch.zeros(1, 1), torch.ones(1, 1))
+
+
+def test_a_batch_without_sampled_tokens_has_no_loss():
+    mask, values = torch.zeros(2, 3), torch.randn(2, 3, requires_grad=True)
+    loss = whole(arguments(), mask)(values, values.detach(), torch.ones(2, 3), mask)[0]
+    loss.backward()
+    assert loss == 0 and not values.grad.any()
+
+
+def stock_loss(args: SimpleNamespace):
+    from openrlhf.models.loss import PolicyLoss as StockLoss
+
+    low, high = args.eps_clip_low_high
+    return StockLoss(
+        low, high, args.dual_clip, True, args.policy_loss_type, args.enable_vllm_is_correction,
+        args.vllm_is_truncated_threshold, args.vllm_is_correction_type,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"dual_clip": 1.5},
+        {"policy_loss_type": "gspo", "loss_aggregation": "sequence_mean"},
+        {"enable_vllm_is_correction": True, "vllm_is_correction_type": "icepop"},
+        {"enable_vllm_is_correction": True, "vllm_is_truncated_threshold": [0.0, 2.0]},
+        {"enable_vllm_is_correction": True, "vllm_is_correction_type": "mis", "vllm_is_truncated_threshold": [0.9, 99]},
+    ],
+    ids=lambda changes: " ".join(map(str, changes.values())) or "plain",
+)
+def test_it_is_openrlhfs_loss_where_that_is_right(changes):
+    part, args = padded([sample for sample in batch() if sample["mask"].any()]), arguments(**changes)
+    # a spread at which some tokens are clipped, by either clip, truncated and dropped
+    mask = part.action_mask
+    current, old, engine = (values * mask for values in (2 * part.log_probs, 2 * part.old, 2 * part.engine))
+    found = whole(args, mask)(current, old, part.advantages, mask, engine)
+    expected = stock_loss(args)(current, old, part.advantages, mask, engine)
+    torch.testing.assert_close(found[0], expected[0])
+    torch.testing.assert_close(found[1], expected[1], check_dtype=False)
+    if args.enable_vllm_is_correction:
+        torch.testing.assert_close(found[3], expected[3], check_dtype=False)
+    else:
+        torch.testing.assert_close(found[2], expected[2], check_dtype=False)
+        assert found[3] is None
+
+
+def test_ppo_kl_is_the_policys_with_the_correction_too():
+    part = padded(batch())
+    plain = whole(arguments(), part.action_mask)
+    corrected = whole(arguments(enable_vllm_is_correction=True), part.action_mask)
+    values = part.log_probs, part.old, part.advantages, part.action_mask, part.engine
+    assert corrected(*values)[2] == plain(*values)[2]
+    with pytest.raises(ValueError, match="no log-probs of the engine"):
+        corrected(*values[:4])
+
+
+def test_a_ratio_that_is_far_out_stays_finite():
+    current = torch.tensor([[200.0, -200.0, 200.0]], requires_grad=True)
+    mask, advantages = torch.ones(1, 3), torch.tensor([[0.0, -1.0, -1.0]])
+    args = arguments(enable_vllm_is_correction=True, vllm_is_correction_type="icepop")
+    engine = torch.tensor([[-200.0, 0.0, 0.0]])
+    loss = whole(args, mask)(current, torch.zeros(1, 3), advantages, mask, engine)[0]
+    loss.backward()
+    assert loss.isfinite() and current.grad.isfinite().all()
+
+
+def test_advantages_are_clipped():
+    part = padded(batch())
+    loss = whole(arguments(advantage_clip=0.4), part.action_mask)
+    found = loss(part.log_probs, part.old, part.advantages, part.action_mask)[0]
+    clipped = [sample | {"advantages": sample["advantages"].clamp(-0.4, 0.4)} for sample in batch()]
+    torch.testing.assert_close(found, reference(clipped, arguments()))
+    over = sum(int(s["mask"].sum()) for s in batch() if s["advantages"].abs().max() > 0.4)
+    assert loss.per_token["advantage_clipped"][part.action_mask.bool()].sum() == over

@@ -1,0 +1,35 @@
+"""DeepSpeed's ZeRO-3 on two ranks, two micro-batches each, against one process with the whole batch."""
+
+import pytest
+import torch
+
+from grpo.lora import adapter
+from grpo.model import cpu_matmul, loading
+
+from . import loss_ranks
+
+
+@pytest.mark.timeout(500)
+def test_ranks_and_accumulation_give_the_gradient_of_the_whole_batch(run_ranks, checkpoint, tmp_path):
+    run_ranks(2, checkpoint, tmp_path, "token_mean", script="update/loss_ranks.py")
+    found = torch.load(tmp_path / "found.pt")
+
+    cpu_matmul.install()
+    model = loading.load_gpt_oss(checkpoint)
+    samples = loss_ranks.samples()
+    with torch.no_grad():
+        base = loss_ranks.log_probs(model, samples[0])
+    model = loss_ranks.with_adapter(model)
+    names, parameters = adapter.adapter_parameters(model)
+    loss_ranks.fill(parameters)
+    parts = [(one.advantages * one.action_mask * loss_ranks.log_probs(model, one)).sum() for one in samples]
+    (-sum(parts) / sum(loss_ranks.LENGTHS)).backward()
+    for name, parameter in zip(names, parameters, strict=True):
+        expected = parameter.grad.float()
+        assert (found["gradients"][name] - expected).norm() < 0.03 * expected.norm(), name  # bf16
+        assert expected.norm() > 0
+
+    # The reference is the base model, before, between and after the passes of training.
+    assert all(torch.equal(one, found["off"][0]) for one in found["off"])
+    off, on = ((one - base).abs().max() for one in (found["off"][0], found["on"]))
+    assert on > 0.02 and off < on / 10  # bf16

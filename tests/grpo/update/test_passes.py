@@ -1,0 +1,89 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from grpo.update import passes
+
+
+def test_the_training_path_drops_nothing_out():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)).eval()
+    passes.training_path(model)
+    assert model[0].training
+    assert not model[1].training
+
+
+def arguments(**changes) -> SimpleNamespace:
+    values = {"rollout_batch_size": 8, "n_samples_per_prompt": 8, "max_epochs": 1, "train_batch_size": 64}
+    others = {"init_kl_coef": 0, "ring_attn_size": 1, "ds_tensor_parallel_size": 1, "entropy_loss_coef": None}
+    ours = {"use_kl_loss": False, "old_log_probs": "trainer"}
+    return SimpleNamespace(**values | others | ours | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [({}, True), ({"train_batch_size": 32}, False), ({"max_epochs": 2}, False), ({"init_kl_coef": 0.1}, True)],
+)
+def test_one_optimizer_step_a_rollout_is_on_policy(changes, expected):
+    assert passes.is_on_policy(arguments(**changes)) is expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, False),
+        ({"enable_vllm_is_correction": True}, False),  # the weights are taken to the current log-probs, then
+        ({"train_batch_size": 32}, True),
+        ({"train_batch_size": 32, "old_log_probs": "engine"}, False),
+        ({"init_kl_coef": 0.1}, False),
+    ],
+)
+def test_old_log_probs_are_made_where_the_ratio_is_taken_to_them(changes, expected):
+    assert passes.makes_old_log_probs(arguments(**changes)) is expected
+
+
+def test_the_ratio_can_be_taken_to_the_engine():
+    experience = SimpleNamespace(action_log_probs=torch.zeros(1, 2), rollout_log_probs=torch.ones(1, 2))
+    for train_batch_size in (64, 8):
+        args = arguments(old_log_probs="engine", train_batch_size=train_batch_size)
+        assert passes.old_log_probs(args, experience, torch.full((1, 2), 2.0)) is experience.rollout_log_probs
+
+
+def test_the_current_log_probs_give_the_gradient_of_the_old_ones():
+    """On-policy, the ratio is 1 and its gradient that of the log-probs, as if old log-probs had been computed."""
+    current = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
+    advantages = torch.randn(2, 5, dtype=torch.float64)
+    gradients = []
+    for old in (current.detach().clone(), torch.zeros(2, 5, dtype=torch.float64)):
+        experience = SimpleNamespace(action_log_probs=old)
+        ratio = (current - passes.old_log_probs(arguments(), experience, current)).exp()
+        assert torch.equal(ratio, torch.ones_like(ratio))
+        gradients.append(torch.autograd.grad((ratio * advantages).sum(), current)[0])
+    assert torch.equal(*gradients)
+    off_policy = arguments(train_batch_size=8)
+    old = torch.randn(2, 5)
+    assert passes.old_log_probs(off_policy, SimpleNamespace(action_log_probs=old), current) is old
+
+
+@pytest.mark.parametrize(("coefficient", "use"), [(None, None), (0, "log"), (0.0, "log"), (0.01, "loss")])
+def test_the_entropy_has_a_graph_only_for_the_loss(coefficient, use):
+    assert passes.entropy_use(arguments(entropy_loss_coef=coefficient)) == use
+    if use is None:
+        return
+    logits = torch.randn(2, passes.ENTROPY_CHUNK + 3, 11, dtype=torch.float64, requires_grad=True)
+    entropy = passes.entropy(logits, use)
+    assert entropy.requires_grad is (use == "loss")
+    torch.testing.assert_close(entropy, torch.distributions.Categorical(logits=logits).entropy())
+
+
+@pytest.mark.parametrize(
+    ("sampled", "kept"),
+    [(None, 0), ([[0, 0, 1, 1]], 3), ([[0, 0, 0, 1], [0, 1, 0, 0]], 4), ([[1, 0, 0, 0]], 5), ([[0, 0, 0, 0]], 2)],
+)
+def test_logits_are_kept_from_the_token_before_the_first_sampled_one(sampled, kept):
+    mask = None if sampled is None else torch.tensor(sampled, dtype=torch.bool)
+    assert passes.logits_to_keep(mask) == kept
+    if kept:
+        padded = passes.left_padded(torch.ones(1, kept), torch.zeros(1, 5))
+        assert padded.tolist() == [[0.0] * (5 - kept) + [1.0] * kept]
