@@ -17,21 +17,24 @@ def sources() -> str:
     return "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "train_grpo.sh", *files))
 
 
-def is_variable(name: str) -> bool:
-    """Tell whether a variable has its default in train_grpo.sh, or is read by name in the code or by a package.
+@cache
+def _variables() -> set[str]:
+    in_shell = re.findall(r"\$\{?([A-Z]\w+)", sources())
+    return {*READ_BY_PACKAGES, *in_shell, *re.findall(r"""["']([A-Z][A-Z0-9_]+)["']""", sources())}
 
-    GRPO_NAME is what train_grpo.sh exports of NAME.
-    """
-    script = (ROOT / "train_grpo.sh").read_text(encoding="utf-8")
-    in_shell = re.search(rf'"\$\{{{name}:?=', script) or re.search(rf"\$\{{?{name}\b", sources())
-    return bool(name in READ_BY_PACKAGES or in_shell or re.search(rf"""["']{name}["']""", sources()))
+
+@cache
+def _names() -> set[str]:
+    quoted = re.findall(r"""["'/]([a-z][a-z0-9_]*)(?:\.[a-z]+)?["']""", sources())
+    files = [file.stem for folder in FOLDERS for end in ("py", "patch") for file in (ROOT / folder).rglob(f"*.{end}")]
+    return {*BY_NAME, *quoted, *re.findall(r"\bdef (\w+)\(", sources()), *files}
+
+
+def is_variable(name: str) -> bool:
+    """Tell whether a variable has its default in train_grpo.sh, or is read by name in the code or by a package."""
+    return name in _variables()
 
 
 def is_name(name: str) -> bool:
-    """Tell whether a name in small letters is a metric, a file of the series, a word of a flag, or quoted in code."""
-    if name in BY_NAME or (ROOT / "patches" / "openrlhf-0.9.3" / f"{name}.patch").is_file():
-        return True
-    word = re.escape(name)
-    return bool(re.search(rf"""["'/]{word}(?:\.[a-z]+)?["']|\bdef {word}\(|\b{word}\.(?:py|sh)""", sources())) or any(
-        (ROOT / folder / f"{name}.py").is_file() for folder in FOLDERS
-    )
+    """Tell whether a name in small letters is a metric, a module, a patch, a function, or quoted in the code."""
+    return name in _names()
