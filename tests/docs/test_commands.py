@@ -1,0 +1,169 @@
+"""Every command of the documentation can be called as it stands there."""
+
+import argparse
+import importlib
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from grpo.launch.config import trainer_parser
+from tests.docs.known import is_variable
+from tests.docs.pages import ROOT, pages
+
+LANGUAGES = {"bash", "text", "python", "json", "mermaid"}
+FOREIGN = {"cd", "export", "git", "hf", "pip", "pre-commit", "sha256sum"}  # programs whose arguments are not ours
+BEGINS = ("./", "scripts/", "python -m ", "source ")
+PARSES = {"scripts.bench": 2}  # calls of parse_args of a module that has more than one: the name comes first
+
+
+class Parsed(Exception):
+    """The arguments were accepted; nothing after that is to happen."""
+
+
+def commands() -> list[tuple[str, str]]:
+    """The commands of all blocks of bash: page and command, with its assignments and without comments."""
+    found = []
+    for page in pages():
+        for language, block in page.blocks:
+            if language == "bash":
+                lines = block.replace("\\\n", " ").splitlines()
+                parts = (part for line in lines for part in re.sub(r"(^| )#.*", "", line).split("&&"))
+                found += [(page.name, part.strip()) for part in parts if part.strip()]
+    return found
+
+
+def inline_commands() -> list[tuple[str, str]]:
+    """The commands in code spans."""
+    return sorted(
+        {(page.name, span) for page in pages() for span in page.spans if span.startswith(BEGINS[:1] + BEGINS[2:])}
+    )
+
+
+def ids(values: list[tuple[str, str]]) -> list[str]:
+    return [f"{page}: {command}" for page, command in values]
+
+
+def parse(module: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> argparse.ArgumentParser:
+    """Let a module's own main parse these words, which have to be right; return its last parser."""
+    real, left, last = argparse.ArgumentParser.parse_args, [PARSES.get(module, 1)], []
+
+    def parse_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
+        found = real(self, args, namespace)
+        left[0] -= 1
+        if not left[0]:
+            last.append(self)
+            raise Parsed
+        return found
+
+    has_main = importlib.util.find_spec(f"{module}.__main__") if "." not in module or _is_package(module) else None
+    program = importlib.import_module(f"{module}.__main__" if has_main else module)
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
+    monkeypatch.setattr(sys, "argv", [module, *words])
+    with pytest.raises((Parsed, SystemExit)) as ended:
+        program.main()
+    if isinstance(ended.value, SystemExit):
+        assert ended.value.code == 0 and "--help" in words
+    return last[0] if last else argparse.ArgumentParser()
+
+
+def _is_package(module: str) -> bool:
+    spec = importlib.util.find_spec(module)
+    return spec is not None and spec.submodule_search_locations is not None
+
+
+def check(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail for a command that cannot be called so; nothing is run but what prints a help text."""
+    words = shlex.split(command)
+    while match := re.fullmatch(r"(\w+)=.*", words[0]):
+        assert is_variable(match[1]), f"{match[1]} is read nowhere"
+        words.pop(0)
+    program, rest = words[0].removeprefix("./"), words[1:]
+    if words[:2] == ["python", "-m"]:
+        parse(words[2], words[3:], monkeypatch)
+    elif program == "apply_patches.sh":
+        parse("patches", rest, monkeypatch)
+    elif program == "train_grpo.sh":
+        check_launcher(rest)
+    elif program in ("scripts/setup.sh", "scripts/test.sh"):
+        assert (ROOT / program).is_file()
+        done = subprocess.run([ROOT / program, *rest, "--help"], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        known = done.stdout if program.endswith("setup.sh") else done.stdout + "-k"
+        assert [word for word in rest if word.startswith("-") and word not in known] == []
+        assert [word for word in rest if "/" in word and not (ROOT / word).exists()] == []
+    elif program == "scripts/lock.sh":  # it has no --help: its head comment is its documentation
+        head = (ROOT / program).read_text().partition("set -")[0]
+        assert [word for word in rest if not re.search(rf"{word}(?![\w-])", head)] == []
+    elif program == "source":
+        assert len(rest) == 1 and (ROOT / rest[0]).is_file()
+    elif program == "export":
+        assert [word for word in rest if not is_variable(word.partition("=")[0])] == []
+    else:
+        assert program in FOREIGN
+
+
+def check_launcher(words: list[str]) -> None:
+    """Let train_grpo.sh read its options up to --help, and look up the trainer's flags."""
+    split = words.index("--") if "--" in words else len(words)
+    done = subprocess.run(
+        [ROOT / "train_grpo.sh", *words[:split], "--help"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    parser = trainer_parser()
+    _, unknown = parser.parse_known_args(words[split + 1 :])
+    assert unknown == []
+
+
+@pytest.mark.parametrize(("page", "command"), commands(), ids=ids(commands()))
+def test_a_command_can_be_called(page: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(command, monkeypatch)
+
+
+@pytest.mark.parametrize(("page", "command"), inline_commands(), ids=ids(inline_commands()))
+def test_a_command_in_a_sentence_has_its_options(page: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = shlex.split(command)
+    if words[:2] == ["python", "-m"]:
+        module, options = words[2], [word for word in words[3:] if word.startswith("--")]
+        assert importlib.util.find_spec(module) is not None
+        if options:
+            monkeypatch.setattr(argparse.ArgumentParser, "error", lambda self, message: None)
+            parser = parse(module, [], monkeypatch)
+            assert set(options) <= parser._option_string_actions.keys()
+    else:
+        check(command, monkeypatch)
+
+
+def test_there_are_commands_and_wrong_ones_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(commands()) > 50 and len(inline_commands()) > 15
+    for wrong in (
+        "python -m eval.compare a b --jsn",
+        "python -m scripts.bench dequantise",
+        "./train_grpo.sh --steeps 3",
+        "./train_grpo.sh -- --no_such_flag 1",
+        "./apply_patches.sh aply",
+        "./scripts/setup.sh --tpu",
+        "./scripts/test.sh --fast tests/rewards",
+        "./scripts/lock.sh --upgrad",
+        "source scripts/envs.sh",
+        "LEARNINGRATE=1 ./train_grpo.sh",
+        "export NO_SUCH_KEY=1",
+        "frobnicate",
+    ):
+        with pytest.raises(AssertionError), monkeypatch.context() as patch:
+            check(wrong, patch)
+
+
+def test_commands_hide_in_no_other_block() -> None:
+    blocks = [(page.name, language, block) for page in pages() for language, block in page.blocks]
+    assert {language for _, language, _ in blocks} <= LANGUAGES
+    hidden = [
+        (name, line)
+        for name, language, block in blocks
+        for line in block.splitlines()
+        if language != "bash" and line.startswith(BEGINS) and line.strip() not in ("scripts/",) and "  " not in line
+    ]
+    assert hidden == []

@@ -1,0 +1,59 @@
+"""The environment that the documentation shows works, in the machinery that training uses."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from grpo.multi_turn.conversation import Limits, Outcome, converse, make_environment, scored
+from grpo.multi_turn.environment import Score, load
+from tests.docs.pages import page
+from tests.grpo.multi_turn.scripted import Spoken, call
+
+
+def environment_code() -> str:
+    """The one block of Python of the page."""
+    (code,) = [block for language, block in page("docs/environments.md").blocks if language == "python"]
+    return code
+
+
+def play(folder: Path, *turns: dict) -> tuple[Outcome, Score]:
+    """Load the example as a run loads it, and let a policy of given turns play it; the number is 7."""
+    file = folder / "guess.py"
+    file.write_text(environment_code())
+    environment = make_environment(load(str(file)), "Find a number from 1 to 9.", "7")
+    outcome = asyncio.run(converse(environment, Spoken(*turns), Limits()))
+    return outcome, asyncio.run(scored(environment, outcome))
+
+
+def guess(number: object) -> dict:
+    return {"tool_calls": [call("guess", {"number": number})]}
+
+
+def test_the_example_is_short() -> None:
+    assert len([line for line in environment_code().splitlines() if line.strip()]) <= 22
+
+
+def test_a_policy_that_searches_and_answers_is_paid(tmp_path: Path) -> None:
+    outcome, score = play(tmp_path, guess(5), guess(8), guess(7), {"content": "7"})
+    heard = [message["content"] for message in outcome.messages if message["role"] == "tool"]
+    assert heard == ["higher", "lower", "correct"]
+    assert (outcome.ending, outcome.turns, outcome.fault) == ("done", 4, "")
+    assert (score.reward, score.score) == (1.0, 1.0) and score.logs["messages"] == len(outcome.messages)
+
+
+@pytest.mark.parametrize("content", ["8", "", "seven"])
+def test_another_answer_is_not_paid(tmp_path: Path, content: str) -> None:
+    outcome, score = play(tmp_path, {"content": content})
+    assert (outcome.ending, outcome.fault, score.reward) == ("done", "", 0.0)
+
+
+def test_a_call_that_cannot_be_is_observed(tmp_path: Path) -> None:
+    outcome, score = play(tmp_path, guess("seven"), {"content": "7"})
+    heard = next(message["content"] for message in outcome.messages if message["role"] == "tool")
+    assert "whole number" in heard and outcome.errors == 1 and score.reward == 1.0
+
+
+def test_a_limit_ends_it_without_a_fault(tmp_path: Path) -> None:
+    outcome, score = play(tmp_path, guess(5))
+    assert (outcome.ending, outcome.fault, score.reward) == ("turns", "", 0.0)

