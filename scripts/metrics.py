@@ -1,6 +1,6 @@
 """Print the table of all metrics as Markdown, from grpo/metrics/metric_schema.py.
 
-    python -m scripts.metrics > grpo/METRICS.md
+    python -m scripts.metrics > docs/metrics.md
 
 Exit code: 0.
 """
@@ -22,7 +22,7 @@ SOURCES = {
 _HEAD = """\
 # Metrics
 
-Written by `python -m scripts.metrics > grpo/METRICS.md` from `grpo/metrics/metric_schema.py`; edit that.
+Written by `python -m scripts.metrics > docs/metrics.md` from `grpo/metrics/metric_schema.py`; edit that.
 
 A line of `metrics.jsonl` is one step: its `step`, its `time` in seconds since 1970, the object `seconds` with the
 phases, `grad_norms` of the optimizer steps, and the other numbers by their names. A number that could not be had in a

@@ -1,8 +1,8 @@
 """The numbers of a run: name, unit, meaning, tier, healthy range and source of each, in one place.
 
-The live view, the report and METRICS.md are made from it; the first two name what a run has not written. Tiers say in
-which order to look: 1 is it learning, 2 is the update sound, 3 what do the responses look like, 4 is the reward honest,
-5 the rest: speed, resources, details of the update.
+The live view, the report and docs/metrics.md are made from it. The first two name what a run has not written. Tiers
+say in which order to look: 1 is it learning, 2 is the update sound, 3 what do the responses look like, 4 is the reward
+honest, 5 the rest: speed, resources, details of the update.
 """
 
 from collections.abc import Iterator, Mapping

@@ -4,7 +4,7 @@ What was generated:
 - `id`, `datasource`, `label`: of the problem; `sample`: number of the sample, from 0; `seed`: of its generation.
 - `response`: the text with special tokens; `response_length`: its tokens; `answer_length`: those after the header of
   the last final message, None where there is none; `truncated`: 1.0 where the limit on tokens has cut it.
-- Under a thinking budget also what a run logs (`thinking_truncated`, `thinking_length`, ...; see grpo/METRICS.md), of
+- Under a thinking budget also what a run logs (`thinking_truncated`, `thinking_length`, ...; see docs/metrics.md), of
   which an evaluation by hand leaves `delimiter_log_prob` None. `response` has the delimiter that was put there by
   force, which no length counts; `truncated` is of the answer.
 

@@ -3,7 +3,7 @@
 import re
 from functools import cache
 
-from grpo.metric_schema import BY_NAME
+from grpo.metrics.metric_schema import BY_NAME
 from tests.docs.pages import ROOT
 
 READ_BY_PACKAGES = {"CUDA_HOME", "HTTPS_PROXY", "ALL_PROXY"}  # by torch and by Python's own urllib

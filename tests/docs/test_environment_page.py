@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from grpo.multi_turn.conversation import Limits, Outcome, converse, make_environment, scored
-from grpo.multi_turn.environment import Score, load
+from grpo.rollout.multi_turn.conversation import Limits, Outcome, converse, make_environment, scored
+from grpo.rollout.multi_turn.environment import Score, load
 from tests.docs.pages import page
-from tests.grpo.multi_turn.scripted import Spoken, call
+from tests.grpo.rollout.multi_turn.scripted import Spoken, call
 
 
 def environment_code() -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from grpo.diagnosis.rules import RULES
 from grpo.launch.config import trainer_parser
-from grpo.metric_schema import BY_NAME
+from grpo.metrics.metric_schema import BY_NAME
 from scripts.bench.__main__ import names as benchmarks
 from tests.docs.known import is_name, is_variable, sources
 from tests.docs.pages import ROOT, Page, page, pages

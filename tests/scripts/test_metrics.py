@@ -6,7 +6,7 @@ from pathlib import Path
 from grpo.metrics.metric_schema import SCHEMA
 from scripts import metrics
 
-DOCUMENT = Path(__file__).parents[2] / "grpo" / "METRICS.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
 def test_the_document_is_what_the_schema_gives(capsys) -> None:

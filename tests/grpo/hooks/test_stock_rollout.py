@@ -149,10 +149,10 @@ def test_the_clip_ratio_counts_truncated_responses(load):
 
 def test_a_prompt_samples_the_same_on_any_engine(load, monkeypatch):
     module, this = generator(load)
-    seeds: dict[str, list] = {}
+    drawn: dict[str, list] = {}
 
     def respond(prompt, sampling_params, **_):
-        seeds.setdefault(prompt, []).append(sampling_params.seed)
+        drawn.setdefault(prompt, []).append(sampling_params.seed)
 
     this.vllm_engines = [
         SimpleNamespace(
@@ -167,8 +167,8 @@ def test_a_prompt_samples_the_same_on_any_engine(load, monkeypatch):
             this.stage = None  # as in a run that starts again
             seeds.begin_stage(this, "train 7")
             this._dispatch_prompts_to_vllm(prompts, ["l", "l"])
-        assert seeds["p"][0] == seeds["p"][1] is not None
-        assert seeds["p"][0] != seeds["q"][0]
+        assert drawn["p"][0] == drawn["p"][1] is not None
+        assert drawn["p"][0] != drawn["q"][0]
 
     fails_on_stock(load, check)
 

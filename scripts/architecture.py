@@ -1,0 +1,183 @@
+"""Write the table of the hooks in docs/architecture.md, from the patches, the patched OpenRLHF and grpo/hooks/.
+
+    python -m scripts.architecture
+
+Exit code: 0.
+"""
+
+import argparse
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from grpo import hooks
+from grpo.stack import command
+from grpo.stack.checkout import CHECKOUT
+from patches.manifest import folder
+from patches.series import Series
+from patches.state import find_target, installed_version
+
+PAGE = CHECKOUT / "docs" / "architecture.md"
+BEGIN, END = "<!-- hooks: written by python -m scripts.architecture -->\n", "<!-- end of hooks -->\n"
+# The order in which a run calls them; a phase of a step is called again in every step.
+PHASES = {
+    "Start of the driver": (
+        *("package.check_digest", "train_ppo_ray.add_flags", "train_ppo_ray.validate"),
+        *("train_ppo_ray.hand_on_thinking_budget", "train_ppo_ray.runtime_env", "train_ppo_ray.engine_model"),
+        *("train_ppo_ray.adapter_config", "vllm_engine.WORKER", "vllm_engine.engine_arguments"),
+        *("train_ppo_ray.actor_is_reference", "train_ppo_ray.reference_from", "train_ppo_ray.engines_ready"),
+    ),
+    "Start of a rank": (
+        *("launcher.free_port", "launcher.install_rendezvous", "deepspeed.install_matmul"),
+        *("ppo_actor.router_logits", "deepspeed.offload", "deepspeed.tune", "actor.is_gpt_oss", "actor.load_gpt_oss"),
+        *("ppo_actor.allocated_rows", "deepspeed_utils.with_parameters", "deepspeed.restore_rope"),
+        *("ppo_actor.load_step", "ppo_actor.recorder", "ppo_actor.PolicyLoss", "ppo_actor.needs_nccl_group"),
+    ),
+    "Before the first step": (
+        *("ppo_trainer.optimizer_steps", "ppo_trainer.length_limits", "ppo_trainer.restore"),
+        *("ppo_trainer.start_log", "ppo_trainer.evaluate_first"),
+    ),
+    "A step: sampling": (
+        *("ppo_trainer.begin_step", "ppo_trainer.generate_arguments", "experience_maker.begin_batch"),
+        *("experience_maker.samples_per_prompt", "experience_maker.seeded", "vllm_engine.for_sample"),
+        *("agent.ids_only", "agent.UNKNOWN_LOG_PROB", "agent.text_of", "agent.score_of"),
+        *("experience_maker.experience_of", "experience_maker.reward_of", "experience_maker.score_of"),
+        *("experience_maker.sampled_length", "experience_maker.is_truncated", "experience_maker.length_limit"),
+        *("experience_maker.scalar", "experience_maker.known_scores", "experience_maker.carry_over"),
+        "experience_maker.in_order",
+    ),
+    "A step: batch": (
+        *("experience_maker.complete", "experience_maker.with_branches", "experience_maker.old_log_probs"),
+        *("ppo_actor.training_path", "actor.logits_to_keep", "actor.token_logits", "actor.left_padded"),
+        *("ppo_actor.adapter_off", "experience_maker.apart", "experience_maker.penalise_length"),
+        *("experience_maker.give_advantages", "ppo_trainer.before_training"),
+        *("replay_buffer.with_branches", "replay_buffer.joined"),
+    ),
+    "A step: update": (
+        *("ppo_actor.whole_batches", "ppo_actor.entropy_use", "actor.entropy", "ppo_actor.old_log_probs"),
+        *("ppo_actor.kl_loss", "ppo_actor.entropy_loss", "ppo_actor.note_tokens", "ppo_actor.note_step"),
+        *("ppo_actor.notes", "ppo_trainer.merge_status", "ppo_trainer.after_training"),
+    ),
+    "A step: sync": ("ppo_actor.trains_adapter", "ppo_actor.sync_adapter", "vllm_engine.load_adapter"),
+    "A step: log and checkpoint": (
+        *("ppo_trainer.log_rollouts", "ppo_trainer.states", "ppo_trainer.lengths_after", "ppo_actor.save_step"),
+        *("ppo_trainer.log_step", "ppo_trainer.evaluate", "ppo_trainer.is_finished"),
+    ),
+    "End of the run": ("ppo_trainer.evaluate_last", "ppo_trainer.close", "deepspeed.save_adapter"),
+}
+
+
+def table() -> str:
+    """Return the hooks in the order of PHASES as Markdown, one table for each phase.
+
+    Raises:
+        ValueError: where PHASES and the functions that upstream calls differ.
+    """
+    target = find_target()
+    patch_of = dict(_patches(installed_version(target)))
+    listed = [name for names in PHASES.values() for name in names]
+    if sorted(listed) != sorted(patch_of):
+        raise ValueError(f"PHASES differs from what the patches call: {sorted(set(listed) ^ set(patch_of))}")
+    callers = {name: caller for module in _modules() for name, caller in _callers(target, module, patch_of)}
+    rooms = {name: room for module in _modules() for name, room in _rooms(module)}
+    parts = []
+    for phase, names in PHASES.items():
+        rows = [f"| `{name}` | {callers[name]} | `{patch_of[name][0]}` | {rooms.get(name, '')} |" for name in names]
+        parts.append(f"**{phase}**\n\n| hook | called in | patch | room |\n|---|---|---|---|\n" + "\n".join(rows))
+    return "\n\n".join(parts) + "\n"
+
+
+def _modules() -> list[str]:
+    return sorted(path.stem for path in Path(hooks.__path__[0]).glob("*.py") if path.stem != "__init__")
+
+
+def _patches(version: str) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yield each hook with the patch that calls it and the upstream file, the first patch last."""
+    found = []
+    for patch in Series.load(version).patches:
+        file = ""
+        for line in (folder(version) / patch.name).read_text().splitlines():
+            if line.startswith("+++ b/"):
+                file = line.removeprefix("+++ b/")
+            elif line.startswith("+"):
+                module = "package" if file.endswith("__init__.py") else Path(file).stem
+                pattern = r"^\+(check_digest)\(" if module == "package" else r"\bhooks\.(\w+)"
+                where = (patch.name.removesuffix(".patch"), file)
+                found += [(f"{module}.{name}", where) for name in re.findall(pattern, line)]
+    return reversed(found)
+
+
+def _callers(target: Path, module: str, patch_of: dict[str, tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield each hook of a module with the upstream functions that call it."""
+    file = next(file for name, (_, file) in patch_of.items() if name.startswith(f"{module}."))
+    tree = ast.parse((target.parent / file).read_text(encoding="utf-8"))
+    callers: dict[str, list[str]] = {}
+
+    def visit(node: ast.AST, inside: str) -> None:
+        if isinstance(node, ast.ClassDef):
+            inside = f"{node.name}."
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            inside = f"{inside}{node.name}" if not inside or inside.endswith(".") else inside
+        name = None
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "hooks":
+            name = node.attr
+        elif isinstance(node, ast.Name) and module == "package":
+            name = node.id
+        if name:
+            callers.setdefault(f"{module}.{name}", []).append(inside.rstrip("."))
+        for child in ast.iter_child_nodes(node):
+            visit(child, inside)
+
+    visit(tree, "")
+    short = file.removeprefix("openrlhf/")
+    for name, functions in callers.items():
+        where = ", ".join(f"`{function}`" for function in dict.fromkeys(functions) if function)
+        yield name, f"{short}: {where}" if where else short
+
+
+def _rooms(module: str) -> Iterator[tuple[str, str]]:
+    """Yield each hook of a module with the files of `grpo/` that it calls."""
+    tree = ast.parse((Path(hooks.__path__[0]) / f"{module}.py").read_text(encoding="utf-8"))
+    files = dict(_imported(tree))
+    for name, file in files.items():
+        yield f"{module}.{name}", file  # what a module hands on as it is
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            inner = files | dict(_imported(node))
+            used = [part.id for statement in node.body for part in ast.walk(statement) if isinstance(part, ast.Name)]
+            yield f"{module}.{node.name}", ", ".join(dict.fromkeys(inner[name] for name in used if name in inner))
+
+
+def _imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("grpo."):
+            for alias in node.names:
+                path = Path(node.module.replace(".", "/"))
+                file = path / f"{alias.name}.py" if (CHECKOUT / path).is_dir() else path.with_suffix(".py")
+                yield alias.name, f"[{Path(*file.parts[1:])}](../{file})"
+
+
+def page() -> str:
+    """Return docs/architecture.md with the table as it has to be."""
+    head, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    return head + BEGIN + "\n" + table() + "\n" + END + rest.partition(END)[2]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    assert __doc__
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False,
+        prog="python -m scripts.architecture",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.parse_args(argv)
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"wrote {PAGE.relative_to(CHECKOUT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    command.run(main)
