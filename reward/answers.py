@@ -16,7 +16,7 @@ from reward.equivalence import equal
 from reward.extraction import NO_ANSWER, after_phrase, last_box
 from reward.literals import in_base, integer
 from reward.notation import MAX_ANSWER_CHARS, spell, squeeze
-from reward.structure import last_side
+from reward.quantities import equated
 from reward.units import split_unit
 
 NO_FINAL = "no final message"
@@ -117,8 +117,8 @@ def _equal(content: str, answer: str, gold: str) -> bool:
         gold_value, gold_unit = split_unit(spell(gold))
         if gold_digits := integer(gold_value):
             return answer == gold_digits and split_unit(spell(content))[1] in ("", gold_unit)
-    elif gold_digits and "=" in content and (side := last_side(spell(content))):
-        return canonical(side) == gold_digits or equal(side, gold_digits)
+    elif gold_digits and "=" in content and (sides := equated(spell(content))) is not None:
+        return bool(sides) and all(canonical(side) == gold_digits or equal(side, gold_digits) for side in sides)
     return equal(content, gold)
 
 

@@ -77,7 +77,7 @@ def _same(a: Node, b: Node, decide: Decide) -> bool:
         if _NAME_OF_CAPITALS.match(a.text) or _NAME_OF_CAPITALS.match(b.text):
             return False
         return _ask(a.text, b.text, EQUAL, decide)
-    if a.kind in ("collection", "union"):
+    if a.kind in ("collection", "union", "cases"):
         return a.mark == b.mark and _matched(a.parts, b.parts, decide)
     if a.mark != b.mark or a.text != b.text or len(a.parts) != len(b.parts):
         return False

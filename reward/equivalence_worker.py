@@ -16,6 +16,7 @@ import sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
 from math_verify import verify
 
+from reward import constants
 from reward.comparison import EQUAL, POSITIVE_MULTIPLE, equal
 from reward.expression import decide_cheaply, for_parser
 
@@ -29,8 +30,6 @@ WARM_UP = (
 )
 
 _READING = ConversionConfig(interpret_as_mixed_fractions=False, lowercase_symbols=False)
-# Digits to which two expressions are computed. Constants that agree in all but the last ten are equal.
-_DIGITS = 100
 
 
 def decide(first: str, second: str, question: str) -> bool:
@@ -74,19 +73,12 @@ def _are_equal(a: sympy.Expr, b: sympy.Expr) -> bool:
     math-verify rounds differences to 15 places, and takes letters of either case for the same. Numbers are also faster
     for what is unequal, which most pairs are.
     """
-    if a.is_Rational and b.is_Rational:
-        return bool(a == b)
     symbols = sorted(a.free_symbols | b.free_symbols, key=str)
     point = {symbol: sympy.Rational(2 * n + 3, 7) + sympy.Rational(n * n, 11) for n, symbol in enumerate(symbols, 1)}
-    values = [expression.subs(point).evalf(_DIGITS, maxn=4 * _DIGITS) for expression in (a, b)]
-    if all(value.is_number and value.is_finite for value in values):
-        size = max(abs(value) for value in values)
-        if size > 10 ** (-3 * _DIGITS):
-            if abs(values[0] - values[1]) > size * sympy.Float(10) ** (10 - _DIGITS):
-                return False
-            if not symbols:
-                return True
-    return bool(verify(a, b, timeout_seconds=None))
+    agree = constants.are_equal(constants.evaluated(a.subs(point)), constants.evaluated(b.subs(point)))
+    if agree is False or (agree and not symbols):
+        return agree
+    return bool(sympy.expand(a - b) == 0 or verify(a, b, timeout_seconds=None))
 
 
 def main() -> None:

@@ -18,14 +18,14 @@ MAX_EXPONENT = 10_000
 MAX_HEIGHT = 2
 MAX_NESTED = 1_000
 
-_GREEK = (
+GREEK = (
     "alpha|beta|delta|epsilon|varepsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|varphi|chi|psi|"
     "omega|Delta|Theta|Lambda|Sigma|Phi|Psi|Omega"
 )
 # \gamma is missing: it is read as Euler's constant. So are \prime, text, subscripts of numbers: they are dropped.
 _PLAIN = re.compile(
     r"(?:[0-9A-Za-z+\-/^_(){}|!. °]|\\sqrt\[[0-9]+\]|\\(?:frac|sqrt|binom|pi|sin|cos|tan|cot|sec|csc|arcsin|arccos|"
-    rf"arctan|sinh|cosh|tanh|log|ln|exp|cdot|lfloor|rfloor|lceil|rceil|{_GREEK})(?![A-Za-z]))+\Z"
+    rf"arctan|sinh|cosh|tanh|log|ln|exp|cdot|lfloor|rfloor|lceil|rceil|{GREEK})(?![A-Za-z]))+\Z"
 )
 # Four letters are a word; a number with a subscript is in a base; "3 3" and "1.2.3" are no numbers, and "2^3^2" is no
 # power: LaTeX refuses it.

@@ -3,6 +3,7 @@ r"""Numbers as they are written: integers with padding and separators, fractions
 String work and exact arithmetic; what is read is spelled (`notation.spell`).
 """
 
+import math
 import re
 from fractions import Fraction
 
@@ -22,6 +23,11 @@ _DECIMAL = re.compile(
 _SCIENTIFIC = re.compile(
     r"([+-]?(?P<point>[0-9]{0,30}\.)?[0-9]{1,30})(?:e(?P<plain>[0-9]{2,3})|e(?P<signed>[+-][0-9]{1,3})"
     r"|E(?P<capital>[+-]?[0-9]{1,3}))\Z"
+)
+# The greatest common divisor or the least common multiple of integers.
+_DIVISORS = re.compile(
+    r"\\?(?:(?:operatorname|text) ?\{ ?)?(?<![A-Za-z])(?P<name>gcd|lcm|GCD|LCM) ?\}? ?"
+    r"\((?P<numbers>[0-9]{1,50}(?:, ?[0-9]{1,50})+)\)"
 )
 _BASE_WORDS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 # The base is written 2, {2}, {(2)}, \text{two}, {\text{base }2} and so on.
@@ -80,3 +86,19 @@ def in_base(value: str) -> tuple[str, int] | None:
     if not 2 <= base <= 36 or any(int(digit, 36) >= base for digit in digits):
         return None
     return digits, base
+
+
+def without_divisors(text: str) -> str:
+    r"""The text with the value of each `\gcd(12,18)` and `\operatorname{lcm}(4,6)` of integers in its place."""
+    for _ in range(3):  # they may be nested
+        text, count = _DIVISORS.subn(_divisors, text)
+        if not count:
+            break
+    return text
+
+
+def _divisors(found: re.Match[str]) -> str:
+    function = math.gcd if found["name"].lower() == "gcd" else math.lcm
+    value = str(function(*map(int, found["numbers"].split(","))))
+    before, after = found.string[: found.start()][-1:], found.string[found.end() :][:1]
+    return f"({value})" if before.isalnum() or after.isalnum() or after in ("^", "!") else value

@@ -103,7 +103,6 @@ def test_a_group_of_zeros_is_no_thousand(box: str) -> None:
         "100m+10n",
         "\\sum_{k=1}^{8} k",
         "f(1,2)",
-        "2m",
         "m+n=30+3",
     ],
 )
