@@ -44,8 +44,10 @@ def _same(a: Node, b: Node, decide: Decide) -> bool:
     if a == b:
         return True
     solutions_a, solutions_b = solutions(a), solutions(b)
-    if solutions_a or solutions_b:
-        return _same_solutions(a, b, decide)
+    if solutions_a:
+        return _same_solutions(*solutions_a, b, solutions_b, decide)
+    if solutions_b:
+        return _same_solutions(*solutions_b, a, None, decide)
     named_a, named_b = assignments(a), assignments(b)
     if named_a and named_b:
         first, second = dict(named_a), dict(named_b)
@@ -84,19 +86,17 @@ def _same(a: Node, b: Node, decide: Decide) -> bool:
     return all(_same(x, y, decide) for x, y in zip(a.parts, b.parts, strict=True))
 
 
-def _same_solutions(a: Node, b: Node, decide: Decide) -> bool:
-    """Whether two lists of solutions, `x = 1, y = 2 or x = 2, y = 1` or pairs without names, are the same."""
-    found, others = solutions(a), solutions(b)
-    if found is None:
-        return _same_solutions(b, a, decide)
-    names, rows = found
-    if others is None:
-        listed = b.parts if b.kind == "collection" and not b.mark else ()
-    elif sorted(others[0]) != sorted(names):
+def _same_solutions(
+    names: list[str], rows: list[Node], other: Node, solved_other: tuple[list[str], list[Node]] | None, decide: Decide
+) -> bool:
+    """Whether `x = 1, y = 2 or x = 2, y = 1` is another list of solutions, or a list of pairs without names."""
+    if solved_other is None:
+        listed = other.parts if other.kind == "collection" and not other.mark else ()
+        return _matched(rows, listed, decide)
+    if sorted(solved_other[0]) != sorted(names):
         return False
-    else:
-        order = [others[0].index(name) for name in names]
-        listed = tuple(row._replace(parts=tuple(row.parts[place] for place in order)) for row in others[1])
+    order = [solved_other[0].index(name) for name in names]
+    listed = tuple(row._replace(parts=tuple(row.parts[place] for place in order)) for row in solved_other[1])
     return _matched(rows, listed, decide)
 
 

@@ -74,7 +74,11 @@ def equal(first: str, second: str) -> bool:
 
 
 def warm_up() -> None:
-    """Starts a worker in another thread, so that the first pair that needs one does not wait for its start."""
+    """Starts a worker in another thread, so that the first pair that needs one does not wait for its start.
+
+    Call it before the work that precedes grading. A call while a worker is idle starts nothing.
+    """
+    _pool.is_settled.clear()
     threading.Thread(target=_pool.warm_up, name="equivalence-warm-up", daemon=True).start()
 
 
@@ -169,6 +173,8 @@ class _Pool:
         self._idle: list[_Worker] = []
         self._alive: set[_Worker] = set()
         self._lock = threading.Lock()
+        self.is_settled = threading.Event()  # cleared while `warm_up` starts a worker
+        self.is_settled.set()
         self._verdicts: dict[tuple[str, str], Future[bool]] = {}  # also those that are still computed
         self.counts: Counter[str] = Counter()
 
@@ -203,16 +209,20 @@ class _Pool:
     def warm_up(self) -> None:
         """Starts a worker, if none is idle. Raises nothing: a pair that needs one raises what prevents it."""
         deadline = time.monotonic() + WAIT_SECONDS
-        if self._slots.acquire(blocking=False):
-            try:
-                self._idle.append(self._take(deadline))
-            except Unavailable as error:
-                logger.warning("no worker for math-verify is warm: %s", error)
-            finally:
-                self._slots.release()
+        try:
+            if self._slots.acquire(blocking=False):
+                try:
+                    self._idle.append(self._take(deadline))
+                except Unavailable as error:
+                    logger.warning("no worker for math-verify is warm: %s", error)
+                finally:
+                    self._slots.release()
+        finally:
+            self.is_settled.set()
 
     def _ask(self, first: str, second: str, limit: float, deadline: float) -> bool:
         # A worker may have been killed while it was idle, by the kernel for its memory or by hand: once more.
+        self.is_settled.wait(max(0.0, deadline - time.monotonic()))
         for _ in range(2):
             worker = self._take(deadline)
             try:

@@ -147,8 +147,9 @@ def _announced(text: str, start: int) -> str | None:
     displayed = _DISPLAYED.match(rest)
     if displayed:
         closing = rest.find("\\]" if displayed[0] == "\\[" else "$$", displayed.end())
-        shown = rest[displayed.end() : closing] if closing >= 0 else rest[displayed.end() :]
-        end = start + (closing + 2 if closing >= 0 else len(rest))
+        if closing < 0:
+            closing = len(rest)
+        shown, end = rest[displayed.end() : closing], start + closing + len(displayed[0])
     else:
         shown = _up_to_end(rest)
         end = start + len(shown)
