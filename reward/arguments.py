@@ -1,12 +1,12 @@
 r"""Every argument of LaTeX's commands in braces: `\frac12` is `\frac{1}{2}`, and `x^\pi` is `x^{\pi}`.
 
-LaTeX takes a group or a single token as an argument. A command stands with its own arguments here: `\sqrt\frac12` is
+LaTeX takes a group or a single token as an argument. A command takes its own arguments along here: `\sqrt\frac12` is
 `\sqrt{\frac{1}{2}}`. Three forms say more than LaTeX's single token, since nobody means what LaTeX sets:
 - `2^10`, `x_12` and `\sqrt12` take the whole number. `\log_28` is still the logarithm of 8 to base 2, and
   `\frac\sqrt21` still has two arguments: only the last one of a command takes a whole number, so `\frac{2}\sqrt12` is
   `\frac{2}{\sqrt{12}}`.
 - `10^-5` takes the sign with what follows it.
-- `2^(x+1)` and `\sqrt(x)` take the brackets with what they hold.
+- `2^(x+1)` and `\sqrt(x)` take the brackets with their content.
 """
 
 import re
@@ -22,7 +22,7 @@ _NEEDED = re.compile(r"[\^_]|\\(?:frac|binom|sqrt|math|operator|overline|bar|hat
 _TOKEN = re.compile(r"\\text ?\{[^{}]*\}|\\[A-Za-z]+|\\.|[0-9]*\.?[0-9]+|.", re.DOTALL)
 # Before these an argument is missing.
 _NO_ARGUMENT = frozenset("})]&,;=^_")
-# Deeper answers are refused by `structure`; they are not worth a deep stack here.
+# `structure` refuses deeper answers; they are not worth a deep stack here.
 _MAX_DEPTH = 40
 
 

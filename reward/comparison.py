@@ -1,18 +1,18 @@
-r"""Are two answers equal? The structure is compared here; what two expressions are worth is asked of `decide`.
+r"""Are two answers equal? The structure is compared here; `decide` compares the values of two expressions.
 
 Answers are read as unordered collections (sets, lists without brackets, plus-minus), tuples and intervals (ordered,
 with their brackets), unions, relations, matrices, numbers in a base, words, and expressions. Each pair of parts is
 compared within its kind, so that math-verify, which confuses kinds and drops subscripts, text and the case of letters,
 never sees more than one plain expression.
 
-What is equal by decision, where conventions differ:
+Decisions about equality, since conventions differ:
 - A value without a unit equals the same value with any unit; two different units are unequal (see `units`).
 - `x = 5` equals `5` and `y = 2x+1` equals `2x+1`; `x = 5` and `y = 5` are unequal.
 - Capital letters alone are a name: `ABC` and `CAB` are unequal, while `xy` equals `yx`.
 - `x = 1, y = 2` equals `y = 2, x = 1` and `(x, y) = (1, 2)`, and the values alone in the order of the names.
 - `{5}` equals `5`; `1, 2` equals `{2, 1}` but neither `(1, 2)` nor `[1, 2]`.
 - `1 \le x < 2` equals `[1, 2)`, and `x \in S` equals `S`.
-- A number in a base equals the same digits in that base only; a decimal equals exactly what it says: 0.333 is not 1/3.
+- A number in a base equals the same digits in that base only; a decimal is exact: 0.333 is not 1/3.
 """
 
 import re
@@ -30,7 +30,7 @@ _NAME_OF_CAPITALS = re.compile(r"[A-Z]{2,}\Z")
 
 
 def equal(first: str, second: str, decide: Decide) -> bool:
-    """Whether two answers as written are equal. Raises what `decide` raises, and nothing else."""
+    """Whether two answers as written are equal. Only errors of `decide` are raised."""
     first, second = spell(first), spell(second)
     if squeeze(first) == squeeze(second):
         return True

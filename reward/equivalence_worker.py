@@ -1,8 +1,8 @@
 """The process that compares answers by algebra: `python -m reward.equivalence_worker`, started by `equivalence`.
 
 Reads one JSON list a line: two answers, and a limit in seconds of processor time. Writes `true` or `false` a line,
-after a first line that says that it is ready. It ends when its input does. The kernel ends it at the limit, also where
-Python is inside one long operation or the parent is gone; memory beyond MEMORY_BYTES is refused.
+after a first line that says that it is ready. It ends when its input does. The kernel ends it at the limit, even inside
+one long operation and after the parent is gone. It gets at most MEMORY_BYTES of memory.
 """
 
 import json
@@ -49,7 +49,7 @@ def decide(first: str, second: str, question: str) -> bool:
 def _parse(text: str) -> sympy.Expr | None:
     try:
         expression = latex2sympy(for_parser(text), is_real=True, normalization_config=None, conversion_config=_READING)
-    except Exception:  # its parser raises Exception itself for what it cannot read
+    except Exception:  # its parser raises Exception itself for unreadable text
         return None
     if not isinstance(expression, sympy.Expr):
         return None
@@ -71,7 +71,7 @@ def _are_equal(a: sympy.Expr, b: sympy.Expr) -> bool:
     """Numbers decide what differs, and identities of constants; algebra decides identities of variables.
 
     math-verify rounds differences to 15 places, and takes letters of either case for the same. Numbers are also faster
-    for what is unequal, which most pairs are.
+    for unequal pairs, which are the most.
     """
     symbols = sorted(a.free_symbols | b.free_symbols, key=str)
     point = {symbol: sympy.Rational(2 * n + 3, 7) + sympy.Rational(n * n, 11) for n, symbol in enumerate(symbols, 1)}
@@ -88,7 +88,7 @@ def main() -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     logging.disable()  # math-verify warns that its own time-outs are off
     replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints is no reply
+    os.dup2(2, 1)  # the output of libraries is not a reply
     for pair in WARM_UP:  # the first of each kind takes seconds: grammars, simplification, linear algebra
         equal(*pair, decide)
     print(json.dumps(READY), file=replies, flush=True)

@@ -1,6 +1,6 @@
-r"""Where a message says its answer: in its last `\boxed{...}`, or after the last phrase such as "the answer is".
+r"""Finds the answer in a message: in its last `\boxed{...}`, or after the last phrase such as "the answer is".
 
-String work in linear time. A message that names several answers gives all of them, so that none is credited alone.
+String work in linear time. A message that names several answers gives all of them, so that no single one is credited.
 """
 
 import re
@@ -21,7 +21,7 @@ _BRACE = re.compile(
     rf"(?P<box>\\f?box(?:ed)?(?![A-Za-z])\s*(?:\{{|\Z|(?P<bare>{_NUMBER})))|\\(?:[{{}}]|\\(?!f?box))|[{{}}]"
 )
 
-# What parts the boxes of one list: signs, words that join, a name. Other words say that the next box is another matter.
+# Signs, joining words and names separate the boxes of one list. After other words a new statement begins.
 _JOINING = r"(?:and|or|also|maybe|perhaps|possibly|alternatively|otherwise|else|either|both)(?![A-Za-z])"
 _BOX_SEPARATOR = re.compile(
     rf"(?:[\s$.,;:!?/*()\[\]|-]|\\[,;:! ()\[\]]|\\q?quad(?![A-Za-z])|(?<![A-Za-z]){_JOINING}"
@@ -40,8 +40,8 @@ _PHRASE = re.compile(
     r"|(?:\n|\A)####[ ]{0,8}",
     re.IGNORECASE,
 )
-# Where what follows a phrase ends: a line, a full stop that is no decimal point, a reason, or a model's end token. The
-# semicolon of a formula, of `\;` and of a tuple ends nothing.
+# An announced answer ends with its line or sentence, before a reason, a condition or a denial, and at a model's end
+# token. The semicolon of a formula, of `\;` and of a tuple does not end it.
 _PHRASE_END = re.compile(
     r"\n|\.(?=\s|\*|\Z)|<\||</s>|,? \(?(?:where|when|if|by|after|for|unless|because|since|which)\b"
     r"|,? \(?(?:as(?! well\b)|so(?! (?:is|are|does)\b))\b|[!?](?=\s|\Z)|(?P<inner>(?<!\\);|(?<=[^\s]):(?=\s))"
@@ -49,7 +49,7 @@ _PHRASE_END = re.compile(
     r"|,? \(?(?:attained|achieved|obtained|that is|i\.e\.)"
     r"|, with\b| \((?:the|see|from|using|with|counting|including|one|we)\b"
 )
-# What is said about an answer is none: one that judges it, or several words and nothing else.
+# A judgement of an answer is not an answer, and neither are several words without a number.
 _PROSE = re.compile(
     r"(?:(?:indeed|also|in fact|now|not|definitely|therefore) )?"
     r"(?:correct|incorrect|right|wrong|verified|confirmed|valid|invalid|unique|consistent|plausible|reasonable|sound|"
@@ -80,7 +80,7 @@ def last_box(text: str) -> tuple[str | None, str | None]:
     r"""The content of the `\boxed{...}` that closes last, or (None, why not).
 
     A box opened after that one and never closed means that the text was cut in its answer. Boxes that only "and", "or"
-    or a comma parts are one answer, a list: a response is not right by naming several.
+    or a comma separates are one answer, a list: a response is not right by naming several.
     """
     if "\\boxed" not in text and "\\fbox" not in text:
         return None, NO_ANSWER
@@ -123,9 +123,9 @@ def _joined(text: str, boxes: Sequence[_Box]) -> str:
 
 
 def after_phrase(text: str) -> str | None:
-    """What the last phrase announces as the answer; None if the text has no such phrase, or nothing follows it.
+    """The answer that the last phrase announces. None if the text has no such phrase, or nothing follows it.
 
-    An earlier phrase counts if what follows is said about the answer ("is correct"). A phrase of one case or of another
+    An earlier phrase counts if the last one only judges the answer ("is correct"). A phrase of one case or of another
     answer ("if zero counts, the answer is 205") adds to the answer of an earlier phrase.
     """
     found, one_case = None, None
@@ -142,7 +142,7 @@ def after_phrase(text: str) -> str | None:
 
 
 def _announced(text: str, start: int) -> str | None:
-    # One character more than an answer may have says that it is too long.
+    # One character above the limit shows that an answer is too long.
     rest = text[start : start + MAX_ANSWER_CHARS + 1]
     displayed = _DISPLAYED.match(rest)
     if displayed:

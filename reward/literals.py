@@ -1,13 +1,13 @@
 r"""Numbers as they are written: integers with padding and separators, fractions, decimals, numbers in a base.
 
-String work and exact arithmetic; what is read is spelled (`notation.spell`).
+String work and exact arithmetic on spelled texts (`notation.spell`).
 """
 
 import math
 import re
 from fractions import Fraction
 
-# The first group of three digits is not all zeros: "0,204" is no number.
+# The first group of three digits is not all zeros: "0,204" is not a number.
 _GROUPED = r"(?!0+{separator})[0-9]{{1,3}}(?:{separator}[0-9]{{3}})+"
 _COMMAS = _GROUPED.format(separator=",")
 _INTEGER = re.compile(rf"([+-]?) ?([0-9]+|{_COMMAS}|{_GROUPED.format(separator=' ')})(?:\.0*)?\Z")
@@ -19,7 +19,7 @@ _DECIMAL = re.compile(
     rf"([+-]?)(?P<whole>{_COMMAS}|[0-9]*)"
     r"(?:\.(?P<digits>[0-9]*)(?:\\(?:overline|bar)\{?(?P<repeat>[0-9]+)\}?)?)?\Z"
 )
-# A calculator's 4.5e33. What may be a product or a sum with e is none: 2e3, 2e-1, 2E+1.
+# A calculator's 4.5e33. Products and sums with e are excluded: 2e3, 2e-1, 2E+1.
 _SCIENTIFIC = re.compile(
     r"([+-]?(?P<point>[0-9]{0,30}\.)?[0-9]{1,30})(?:e(?P<plain>[0-9]{2,3})|e(?P<signed>[+-][0-9]{1,3})"
     r"|E(?P<capital>[+-]?[0-9]{1,3}))\Z"

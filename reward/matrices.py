@@ -1,6 +1,6 @@
-r"""Matrices as they are written, and what their sums, products and powers are: rows of cells, which are texts again.
+r"""Matrices as they are written, and the values of their sums, products and powers: rows of cells, which are texts.
 
-`array`, `pmatrix`, `bmatrix` and so on are the same; `vmatrix` is a determinant and no matrix.
+`array`, `pmatrix`, `bmatrix` and so on are the same; `vmatrix` is a determinant and not a matrix.
 """
 
 import re
@@ -22,7 +22,7 @@ _MATRIX = re.compile(
 )
 _COLUMNS = re.compile(r" ?\{[^{}]*\}")
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|.", re.DOTALL)
-# What stands for a matrix while the sum is read.
+# The placeholder of a matrix while the sum is read.
 _PLACE = "\0"
 _POWER = re.compile(r" ?\^ ?\{ ?(-?[0-9]{1,4}) ?\}")
 _NO_FACTOR = re.compile(r"\A\^|[=&|,;<>]|\\(?:begin|end|\{|\})")
@@ -31,7 +31,7 @@ _NO_FACTOR = re.compile(r"\A\^|[=&|,;<>]|\\(?:begin|end|\{|\})")
 def evaluate(text: str) -> Rows | None:
     """The rows of a matrix, of a sum or a product of matrices and numbers; None for anything else.
 
-    What has no value, such as a sum of matrices of different sizes, is None, too.
+    None also for expressions without a value, such as a sum of matrices of different sizes.
     """
     matrices: list[Rows] = []
 

@@ -1,4 +1,4 @@
-r"""What a spelled answer consists of: collections, tuples, intervals, relations, matrices, and plain expressions."""
+r"""The parts of a spelled answer: collections, tuples, intervals, relations, matrices, and plain expressions."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ _CASES = re.compile(
 # The word before the condition of a case.
 _CONDITION = re.compile(r"\A(?P<text>\\text ?\{ ?)?(?:if|when|for|where)(?![A-Za-z]) ?(?(text)(?P<words>[^{}]*)\} ?)")
 _TEXT = re.compile(r"\\text ?\{([^{}]*)\}")
-# What stands before the condition of a set.
+# The part of a set before its condition.
 _SUCH_THAT = re.compile(
     r" ?[A-Za-z](?: ?\\in ?\\mathbb\{R\})? ?(?:\||:|\\(?:mid|vert|colon)(?![A-Za-z])) ?(.+)\Z", re.DOTALL
 )
@@ -253,7 +253,7 @@ def _name(side: Node) -> str | None:
 
 
 def solved(relation: Node) -> tuple[str, Node] | None:
-    """(variable, what it is or where it lies) for `x = A`, `x \\in A` and inequalities of one variable."""
+    """(variable, its value or the set it lies in) for `x = A`, `x \\in A` and inequalities of one variable."""
     operators, sides = relation.mark.split(" "), relation.parts
     names = [_name(side) for side in sides]
     if operators == ["="]:
