@@ -115,7 +115,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _named_proxy(url: str) -> tuple[str, str] | None:
-    """Return the variable that names a proxy for an https address, and its value, as httpx reads them; None if unset."""
+    """Return the variable that names a proxy for an https address, and its value, as httpx reads them, else None."""
     parts = urlsplit(url)
     if parts.scheme.lower() == "http" or urllib.request.proxy_bypass(parts.netloc):
         return None

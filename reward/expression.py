@@ -2,7 +2,7 @@ r"""Plain expressions: comparison without algebra, and the text that the algebra
 
 `decide_cheaply` knows exact numbers. It refuses other texts than plain expressions, which are equal only if they are
 spelled alike. It also refuses absurdly large numbers, since a tower of powers or the factorial of a factorial equals no
-gold answer that is spelled differently. The remaining expressions are small. If a worker hangs all the same, it is killed.
+gold answer that is spelled differently. The remaining expressions are small, and a worker that hangs is killed.
 """
 
 import re

@@ -61,7 +61,7 @@ agree with each other."""
 
 
 class Scores(BaseModel):
-    """The judge's answer: a whole number for each of `CRITERIA`. A boolean, a text or 3.0 is invalid."""
+    """What the judge answers: a whole number for each of `CRITERIA`. A boolean, a text or 3.0 is not one."""
 
     model_config = ConfigDict(strict=True)
 
