@@ -70,7 +70,8 @@ _VERBS = _words(
 _MODALS = _words("could might may would should can")
 _SUBJECTS = _MODALS | _words(
     "it that this these they there we i you one some others many answer answers result count total value number sum "
-    "guess alternative candidate possibility option choice solution other correct books sources and or if then"
+    "guess alternative candidate possibility option choice solution other correct books sources reading "
+    "interpretation convention and or if then"
 )
 _OTHERS = _words("other another second alternative alternate")
 _ADVERBS = _words(
@@ -236,9 +237,14 @@ def _continues_a_harmless_list(tokens: Sequence[_Token], place: int, harmless: s
 
 
 def _opens_a_tuple(tokens: Sequence[_Token], place: int) -> bool:
-    """Whether the bracket before a value is that of coordinates or of a function: `f(3)`, `= (3, 5)`."""
-    before = tokens[place - 1].text
-    return before == "(" and place > 1 and tokens[place - 2].kind == "operator"
+    """Whether the bracket before a value is that of coordinates or of a function: `f(3)`, `= (3, 5)`, "is (1, 2)"."""
+    if tokens[place - 1].text != "(" or place < 2:
+        return False
+    before, after = tokens[place - 2], tokens[place + 1 : place + 2]
+    if before.kind == "operator":
+        return True
+    has_comma = bool(after) and after[0].text == ","
+    return has_comma and before.kind in ("word", "mark") and before.text not in _PROPOSING
 
 
 def _is_bare(tokens: Sequence[_Token], place: int, units: set[str]) -> bool:

@@ -46,7 +46,7 @@ _PHRASE_END = re.compile(
     r"\n|\.(?=\s|\*|\Z)|<\||</s>|,? \(?(?:where|when|if|by|after|for|unless|because|since|which)\b"
     r"|,? \(?(?:as(?! well\b)|so(?! (?:is|are|does)\b))\b|[!?](?=\s|\Z)|(?P<inner>(?<!\\);|(?<=[^\s]):(?=\s))"
     r"|,(?: but| and)? not\b| and not\b| and (?:this|it|that|the|we)\b"
-    r"|,? \(?(?:attained|achieved|obtained|that is|i\.e\.)"
+    r"|,? \(?(?:attained|achieved|obtained|given|that is|i\.e\.)"
     r"|, with\b| \((?:the|see|from|using|with|counting|including|one|we)\b"
 )
 # A judgement of an answer is not an answer, and neither are several words without a number.
@@ -58,7 +58,7 @@ _PROSE = re.compile(
 # Words before a phrase of the same sentence which say that it announces the answer of one case, or another answer.
 _ONE_CASE = re.compile(
     r"\b(?:if|when|for (?!the|this|our|that)|otherwise|unless|assuming|including|excluding|counting|another|other|"
-    r"second|alternative|alternate|possible|also|or|maybe|perhaps|possibly)\b[^.!?\n]*\Z",
+    r"second|backup|fallback|alternative|alternate|possible|also|or|maybe|perhaps|possibly)\b[^.!?\n]*\Z",
     re.IGNORECASE,
 )
 MAX_LEAD_CHARS = 120

@@ -104,6 +104,16 @@ ENDS = [
 ]
 
 
+SINGLES += [
+    "The answer is 204.\n\n(The triples are (1,2,3), (2,3,4) and so on.)",
+    "The answer is 204, given by $\\binom{18}{2}+51$.",
+    "The answer is 204.\n\nRemark. The bound is sharp for $n=17$.",
+    "The final answer is **204**. The other 51 arrangements are mirror images.",
+    "The answer is 204.\n\nSanity check: for n=1 the formula gives 1, as expected.",
+]
+HEDGES += ["204. A stricter reading gives 205.", "204. Backup answer: 205.", "204 [or 205]", "204. Perhaps (205, 206)."]
+
+
 @pytest.mark.parametrize("text", SINGLES)
 def test_one_answer_with_an_explanation_is_right(text: str) -> None:
     assert grade(text, "204").correct
