@@ -15,6 +15,7 @@ from eval.problems import EvalError, Problem
 from grpo.run import records
 from grpo.run.records import Record
 from grpo.stack.json_files import read_rows, replace
+from reward import equivalence
 
 CONFIG, SAMPLES, GRADES, RESULT = "config.json", "samples.jsonl", "grades.jsonl", "result.json"
 
@@ -50,6 +51,7 @@ class Output:
         for k in ks:
             if not 1 <= k <= n:
                 raise EvalError(f"pass@{k} needs {k} samples a problem, and there are {n}: raise --n, or change --k")
+        equivalence.warm_up()
         self.folder = folder
         config = read_config(folder) if (folder / CONFIG).is_file() else None
         if config and read_rows(folder / SAMPLES):
@@ -154,6 +156,7 @@ def write_result(folder: Path) -> dict[str, Any]:
     Raises:
         EvalError: where there is no evaluation, or samples are missing.
     """
+    equivalence.warm_up()
     config, samples = read_config(folder), wanted_samples(folder)
     wanted = [(problem, number) for problem in config["problems"] for number in range(config["n"])]
     if len(samples) < len(wanted):

@@ -2,11 +2,11 @@ r"""Finds the final answer in a response and compares it with the gold answer.
 
 A response of gpt-oss is a sequence of harmony messages; only the last message of the `final` channel is read,
 because a boxed value in the `analysis` channel is a thought, not an answer. Text of other models is read as a whole,
-without what they thought before `</think>`. The last complete `\boxed{...}` is the answer, and where there is no box
-what follows the last phrase such as "the answer is". Finding it is string work in linear time.
+without their thoughts before `</think>`. The last complete `\boxed{...}` is the answer. Without a box it is the text
+after the last phrase such as "the answer is". Finding it is string work in linear time.
 
-Two integers are compared as integers, which is all that AIME needs; other answers go to `equivalence`. An equation is
-the answer that its last side is, where the gold answer is an integer: `m+n = 204` is 204.
+Two integers are compared as integers, which is all that AIME needs. Other answers go to `equivalence`. If the gold
+answer is an integer, `quantities` reads equations: `m+n = 204` is 204.
 """
 
 import re
@@ -16,7 +16,7 @@ from reward.equivalence import equal
 from reward.extraction import NO_ANSWER, after_phrase, last_box
 from reward.literals import in_base, integer
 from reward.notation import MAX_ANSWER_CHARS, spell, squeeze
-from reward.structure import last_side
+from reward.quantities import equated
 from reward.units import split_unit
 
 NO_FINAL = "no final message"
@@ -34,8 +34,8 @@ class Grade:
     """The verdict on one response.
 
     correct: the answer equals the gold answer.
-    answer:  the answer in canonical form, None when the response has none.
-    reason:  why there is no answer, None when there is one.
+    answer:  the answer in canonical form, None if the response has no answer.
+    reason:  why the answer is missing, None if the response has one.
     """
 
     correct: bool
@@ -46,8 +46,8 @@ class Grade:
 def grade(response: str, gold: str) -> Grade:
     """Grades the answer in `response` against `gold`. Thread-safe; needs no network.
 
-    Raises nothing on any text. Raises `equivalence.Unavailable` where two answers can only be compared by algebra and
-    no worker process for it can be had; answers and gold answers that are integers never get there.
+    Raises nothing on any text. Raises `equivalence.Unavailable` if two answers need algebra and no worker
+    process can be had for it. Pairs of integers never need it.
     """
     message = final_message(response)
     if message is None:
@@ -68,7 +68,7 @@ def final_message(response: str) -> str | None:
 
     A message ends at the next marker or at the end of the text: a reply cut by the token limit counts.
     A marker in the text is taken for the token: `grpo.rollout.response_text` breaks those that a model only spells.
-    Without markers, what precedes the last `</think>` is dropped; a `<think>` that is never closed gives None.
+    Without markers, the text before the last `</think>` is dropped; a `<think>` that is never closed gives None.
     """
     if not MARKER.search(response):
         thought_end = response.rfind("</think>")
@@ -88,7 +88,8 @@ def final_message(response: str) -> str | None:
 def _is_by_assistant(response: str, channel: int) -> bool:
     """Whether the header whose channel starts at `channel` names the assistant and no recipient, or nobody.
 
-    Where nobody is named, the prompt has named the assistant. A message of another role is no answer in any channel.
+    A header without a name continues the assistant's message that the prompt opened. A message of another role never
+    holds the answer.
     """
     before = response.rfind("<|", 0, channel)
     is_named = before >= 0 and response.startswith(_START, before)
@@ -117,13 +118,13 @@ def _equal(content: str, answer: str, gold: str) -> bool:
         gold_value, gold_unit = split_unit(spell(gold))
         if gold_digits := integer(gold_value):
             return answer == gold_digits and split_unit(spell(content))[1] in ("", gold_unit)
-    elif gold_digits and "=" in content and (side := last_side(spell(content))):
-        return canonical(side) == gold_digits or equal(side, gold_digits)
+    elif gold_digits and "=" in content and (sides := equated(spell(content))) is not None:
+        return bool(sides) and all(canonical(side) == gold_digits or equal(side, gold_digits) for side in sides)
     return equal(content, gold)
 
 
 def _find_answer(message: str) -> tuple[str | None, str | None]:
-    """The answer as it is written, or (None, why there is none)."""
+    """The answer as it is written, or (None, why it is missing)."""
     content, reason = last_box(message)
     if content is None and reason == NO_ANSWER:
         content = after_phrase(message)

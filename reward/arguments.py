@@ -1,11 +1,12 @@
 r"""Every argument of LaTeX's commands in braces: `\frac12` is `\frac{1}{2}`, and `x^\pi` is `x^{\pi}`.
 
-LaTeX takes a group or a single token as an argument. A command stands with its own arguments here: `\sqrt\frac12` is
+LaTeX takes a group or a single token as an argument. A command takes its own arguments along here: `\sqrt\frac12` is
 `\sqrt{\frac{1}{2}}`. Three forms say more than LaTeX's single token, since nobody means what LaTeX sets:
 - `2^10`, `x_12` and `\sqrt12` take the whole number. `\log_28` is still the logarithm of 8 to base 2, and
-  `\frac\sqrt21` still has two arguments.
+  `\frac\sqrt21` still has two arguments: only the last one of a command takes a whole number, so `\frac{2}\sqrt12` is
+  `\frac{2}{\sqrt{12}}`.
 - `10^-5` takes the sign with what follows it.
-- `2^(x+1)` and `\sqrt(x)` take the brackets with what they hold.
+- `2^(x+1)` and `\sqrt(x)` take the brackets with their content.
 """
 
 import re
@@ -21,7 +22,7 @@ _NEEDED = re.compile(r"[\^_]|\\(?:frac|binom|sqrt|math|operator|overline|bar|hat
 _TOKEN = re.compile(r"\\text ?\{[^{}]*\}|\\[A-Za-z]+|\\.|[0-9]*\.?[0-9]+|.", re.DOTALL)
 # Before these an argument is missing.
 _NO_ARGUMENT = frozenset("})]&,;=^_")
-# Deeper answers are refused by `structure`; they are not worth a deep stack here.
+# `structure` refuses deeper answers; they are not worth a deep stack here.
 _MAX_DEPTH = 40
 
 
@@ -102,12 +103,8 @@ class _Reader:
                 return "{(" + inner + ")}"
             if token in "+-" and command in "^_" and self._next(1) not in ("", "}", ")", " ", "("):
                 self.at += 1
-                return (
-                    "{"
-                    + token
-                    + self._argument(command, depth + 1, True, True).removeprefix("{").removesuffix("}")
-                    + "}"
-                )
+                argument = self._argument(command, depth + 1, True, True)
+                return "{" + token + argument.removeprefix("{").removesuffix("}") + "}"
         if command == "_" and before == "\\log" and self._next(1) != "(":
             takes_numbers = token[0] in "01"  # which alone are no bases
         if token[0].isdigit() and len(token) > 1 and not takes_numbers:

@@ -1,13 +1,13 @@
 """Asks a chain of Gemini models one question, within one deadline: retries, fallbacks, limits.
 
-What is done about each kind of failure:
+How each kind of failure is handled:
 
 - 429: the model pauses for all processes as long as the server asks, then the next try.
-- 429 that names the quota of a day, or one of 0: the next model at once, and the breaker opens.
+- 429 that names a daily quota, or a quota of 0: the next model at once, and the breaker opens.
 - 408, 5xx, no connection, no answer in time: the next try after the server's delay, or after an exponential delay with
-  full jitter (Brooker, "Exponential Backoff And Jitter", AWS, 2015). The breaker counts these, but for a call without
-  an answer that the deadline left less than its `call_timeout`.
-- cut by the token limit or no JSON where JSON was asked for, not of the schema (a score out of range): the next try, at
+  full jitter (Brooker, "Exponential Backoff And Jitter", AWS, 2015). The breaker counts these. It ignores a call
+  without an answer that had less than `call_timeout` before the deadline.
+- a reply cut by the token limit, invalid JSON, or JSON that breaks the schema (a score out of range): the next try, at
   once.
 - blocked by a filter; 400 and other 4xx: the next model at once, since the same request gets the same answer.
 - 403, 404: the next model at once; nobody calls this one for some minutes. Logged once as an error.
@@ -30,9 +30,9 @@ from reward.settings import STAND_IN_KEY, ChainSettings
 from reward.shared_state import SharedState
 
 FIRST_DELAY, LONGEST_DELAY = 1.0, 20.0
-# Of the deadline: what a call needs at least.
+# The smallest share of the deadline that a call needs.
 LEAST_SHARE = 0.1
-# Of `call_timeout`: what a call that gets no answer must have had to count as a failure of its model.
+# A call without an answer counts as a failure of its model only if it had this share of `call_timeout`.
 FULL_SHARE = 0.9
 # LaTeX has fewer characters a token than prose. An estimate that is too high costs throughput, until the reply corrects
 # it; one that is too low costs a 429.
@@ -52,7 +52,7 @@ _OUTCOMES = {
 
 
 class ChainError(Exception):
-    """No model gave an answer. The message says why, for each model; `spent` is what it took."""
+    """No model gave an answer. The message gives the reason for each model; `spent` is the cost."""
 
     def __init__(self, message: str, spent: "Spent"):
         super().__init__(message)
@@ -61,7 +61,7 @@ class ChainError(Exception):
 
 @dataclass
 class Spent:
-    """What a question took: calls that were sent, tokens of all replies, seconds with all waiting.
+    """The cost of a question: calls that were sent, tokens of all replies, seconds with all waiting.
 
     Attributes:
         calls: by model, tries included.
@@ -77,7 +77,7 @@ class Spent:
 
 @dataclass(frozen=True)
 class Answer:
-    """A reply, the model that gave it, the model's place in the chain, and what it took."""
+    """A reply, the model that gave it, the model's place in the chain, and the cost."""
 
     reply: Reply
     model: str
@@ -107,7 +107,7 @@ class Chain:
             started: when the deadline began to run (monotonic clock); None is now.
 
         Raises:
-            ChainError: where no model answers within the deadline.
+            ChainError: if no model answers within the deadline.
         """
         return _Question(self, prompt, system, schema, time.monotonic() if started is None else started).ask()
 
@@ -152,7 +152,7 @@ class _Question:
             time.sleep(max(0.001, until - now))
 
     def _ask_model(self, model: str, position: int, reserve: float) -> Answer | float | None:
-        """Use the model's tries. Return when to come back, where it was not the model's fault; None for never.
+        """Use the model's tries. Return when to come back if the failure was not the model's fault, None for never.
 
         Args:
             reserve: seconds before the deadline that are left to later models.
@@ -208,7 +208,7 @@ class _Question:
         return Answer(reply, place.model, position, self.spent)
 
     def _sleep(self, error: CallError, model: str, give_up: float) -> bool:
-        """Wait before the next try; False where there would be no time left for it."""
+        """Wait before the next try; False if no time would be left for it."""
         used = self.chain.settings.tries - self.tries[model]
         delay = error.retry_after
         if delay is None:
@@ -225,7 +225,7 @@ class _Question:
 
 
 def _last_start(settings: ChainSettings) -> float:
-    """Return when a call may start at last, in seconds: a later one would be cut off, and be paid for nothing."""
+    """Return the latest start of a call, in seconds. A later call would be cut off, and be paid for nothing."""
     return settings.deadline - min(settings.call_timeout, LEAST_SHARE * settings.deadline)
 
 
@@ -235,7 +235,7 @@ def _first_share(settings: ChainSettings) -> float:
 
 
 def tries_without_answer(settings: ChainSettings) -> list[list[float]]:
-    """Return the seconds of each model's tries where no model ever answers: what the deadline leaves of `tries`.
+    """Return the seconds of each try that the deadline leaves to each model if no model ever answers.
 
     Without the pauses between tries, which are short beside such calls, and without waiting for the limits.
     """

@@ -1,18 +1,18 @@
-r"""Are two answers equal? The structure is compared here; what two expressions are worth is asked of `decide`.
+r"""Are two answers equal? The structure is compared here; `decide` compares the values of two expressions.
 
 Answers are read as unordered collections (sets, lists without brackets, plus-minus), tuples and intervals (ordered,
 with their brackets), unions, relations, matrices, numbers in a base, words, and expressions. Each pair of parts is
 compared within its kind, so that math-verify, which confuses kinds and drops subscripts, text and the case of letters,
 never sees more than one plain expression.
 
-What is equal by decision, where conventions differ:
+Decisions about equality, since conventions differ:
 - A value without a unit equals the same value with any unit; two different units are unequal (see `units`).
 - `x = 5` equals `5` and `y = 2x+1` equals `2x+1`; `x = 5` and `y = 5` are unequal.
 - Capital letters alone are a name: `ABC` and `CAB` are unequal, while `xy` equals `yx`.
 - `x = 1, y = 2` equals `y = 2, x = 1` and `(x, y) = (1, 2)`, and the values alone in the order of the names.
 - `{5}` equals `5`; `1, 2` equals `{2, 1}` but neither `(1, 2)` nor `[1, 2]`.
 - `1 \le x < 2` equals `[1, 2)`, and `x \in S` equals `S`.
-- A number in a base equals the same digits in that base only; a decimal equals exactly what it says: 0.333 is not 1/3.
+- A number in a base equals the same digits in that base only; a decimal is exact: 0.333 is not 1/3.
 """
 
 import re
@@ -30,7 +30,7 @@ _NAME_OF_CAPITALS = re.compile(r"[A-Z]{2,}\Z")
 
 
 def equal(first: str, second: str, decide: Decide) -> bool:
-    """Whether two answers as written are equal. Raises what `decide` raises, and nothing else."""
+    """Whether two answers as written are equal. Only errors of `decide` are raised."""
     first, second = spell(first), spell(second)
     if squeeze(first) == squeeze(second):
         return True
@@ -44,8 +44,10 @@ def _same(a: Node, b: Node, decide: Decide) -> bool:
     if a == b:
         return True
     solutions_a, solutions_b = solutions(a), solutions(b)
-    if solutions_a or solutions_b:
-        return _same_solutions(a, b, decide)
+    if solutions_a:
+        return _same_solutions(*solutions_a, b, solutions_b, decide)
+    if solutions_b:
+        return _same_solutions(*solutions_b, a, None, decide)
     named_a, named_b = assignments(a), assignments(b)
     if named_a and named_b:
         first, second = dict(named_a), dict(named_b)
@@ -77,26 +79,24 @@ def _same(a: Node, b: Node, decide: Decide) -> bool:
         if _NAME_OF_CAPITALS.match(a.text) or _NAME_OF_CAPITALS.match(b.text):
             return False
         return _ask(a.text, b.text, EQUAL, decide)
-    if a.kind in ("collection", "union"):
+    if a.kind in ("collection", "union", "cases"):
         return a.mark == b.mark and _matched(a.parts, b.parts, decide)
     if a.mark != b.mark or a.text != b.text or len(a.parts) != len(b.parts):
         return False
     return all(_same(x, y, decide) for x, y in zip(a.parts, b.parts, strict=True))
 
 
-def _same_solutions(a: Node, b: Node, decide: Decide) -> bool:
-    """Whether two lists of solutions, `x = 1, y = 2 or x = 2, y = 1` or pairs without names, are the same."""
-    found, others = solutions(a), solutions(b)
-    if found is None:
-        return _same_solutions(b, a, decide)
-    names, rows = found
-    if others is None:
-        listed = b.parts if b.kind == "collection" and not b.mark else ()
-    elif sorted(others[0]) != sorted(names):
+def _same_solutions(
+    names: list[str], rows: list[Node], other: Node, solved_other: tuple[list[str], list[Node]] | None, decide: Decide
+) -> bool:
+    """Whether `x = 1, y = 2 or x = 2, y = 1` is another list of solutions, or a list of pairs without names."""
+    if solved_other is None:
+        listed = other.parts if other.kind == "collection" and not other.mark else ()
+        return _matched(rows, listed, decide)
+    if sorted(solved_other[0]) != sorted(names):
         return False
-    else:
-        order = [others[0].index(name) for name in names]
-        listed = tuple(row._replace(parts=tuple(row.parts[place] for place in order)) for row in others[1])
+    order = [solved_other[0].index(name) for name in names]
+    listed = tuple(row._replace(parts=tuple(row.parts[place] for place in order)) for row in solved_other[1])
     return _matched(rows, listed, decide)
 
 

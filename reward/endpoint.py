@@ -40,8 +40,8 @@ class Endpoint:
 
     Attributes:
         base_url: of a server that speaks Gemini's API.
-        proxy: what requests go through; None is a direct connection.
-        unused: the variable that names a proxy for this address while JUDGE_PROXY is 0; None without.
+        proxy: the proxy of the requests; None is a direct connection.
+        unused: the variable that names a proxy for this address while JUDGE_PROXY is 0; None if no variable does.
     """
 
     base_url: str = GOOGLE
@@ -58,8 +58,8 @@ def from_environment() -> Endpoint:
     """Return where requests go, by the variables of this process.
 
     Raises:
-        SettingsError: for an address or a proxy that is invalid, and where google-genai's own variable names another
-            address. The message shows no user name and no password.
+        SettingsError: for an invalid address or proxy, and if google-genai's own variable names another address. The
+            message shows no user name and no password.
     """
     found = Endpoint(base_url())
     foreign = os.environ.get(FOREIGN_VARIABLE, "").strip()
@@ -88,7 +88,7 @@ def base_url() -> str:
     """Return the address of JUDGE_BASE_URL, without a slash at its end.
 
     Raises:
-        SettingsError: for one that is invalid or not private. The message does not repeat it: it may hold a password.
+        SettingsError: if the address is invalid or public. The message does not repeat it: it may hold a password.
     """
     url = _value("JUDGE_BASE_URL")
     if "@" in url:
@@ -115,7 +115,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _named_proxy(url: str) -> tuple[str, str] | None:
-    """Return the variable that names a proxy for an https address, and its value, as httpx reads them; None without."""
+    """Return the variable that names a proxy for an https address, and its value, as httpx reads them, else None."""
     parts = urlsplit(url)
     if parts.scheme.lower() == "http" or urllib.request.proxy_bypass(parts.netloc):
         return None

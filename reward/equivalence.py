@@ -1,10 +1,10 @@
-"""Are two answers equal? Decided here where string work and exact numbers are enough, else by math-verify in a worker.
+"""Are two answers equal? String work and exact numbers decide here, math-verify in a worker.
 
 math-verify can hang or eat memory, and its own time-outs are signals, which fail in threads. So it runs in worker
 processes (`equivalence_worker`): one from the start (`warm_up`), and others when first needed. The threads of this
-process share them; a pair that is too much for a worker costs that worker, and another replaces it. A worker starts
-from a fresh interpreter and not by a fork, since engines have threads; it gets none of this process's environment but
-the paths, and it ends with this process however that ends, because its input does.
+process share them. A pair that is too much for a worker costs that worker, and another replaces it. A worker starts
+from a fresh interpreter and not by a fork, since engines have threads. It gets only the paths of this process's
+environment. It ends with this process, however that ends, because its input does.
 """
 
 import json
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 # Processor time of one pair, after which the kernel ends the worker: a busy machine changes no verdict. The wall clock
 # counts only for a worker that does not get to run at all.
 LIMIT_SECONDS = 5.0
-# What an integer is compared with is a number, or it is wrong; numbers take milliseconds.
+# A right answer to an integer is a number, and numbers take milliseconds.
 INTEGER_LIMIT_SECONDS = 2.0
 WALL_LIMIT_SECONDS = 20.0
 # A caller waits at most this long in all: for another caller's verdict on the same pair, for a worker that others keep
@@ -63,7 +63,7 @@ class _Undecided(Exception):
 def equal(first: str, second: str) -> bool:
     """Whether two answers are equal; thread-safe. A pair that hangs or breaks a worker is unequal, and counted.
 
-    Raises Unavailable when no worker starts, or there is no verdict within WAIT_SECONDS.
+    Raises Unavailable if no worker starts, or no verdict comes within WAIT_SECONDS.
     """
     try:
         return comparison.equal(first, second, _decide_or_raise)
@@ -74,7 +74,11 @@ def equal(first: str, second: str) -> bool:
 
 
 def warm_up() -> None:
-    """Starts a worker in another thread, so that the first pair that needs one does not wait for its start."""
+    """Starts a worker in another thread, so that the first pair that needs one does not wait for its start.
+
+    Call it before the work that precedes grading. A call while a worker is idle starts nothing.
+    """
+    _pool.is_settled.clear()
     threading.Thread(target=_pool.warm_up, name="equivalence-warm-up", daemon=True).start()
 
 
@@ -159,7 +163,7 @@ class _Worker:
 
 
 class _Pool:
-    """Up to WORKERS workers; a thread that finds none idle starts one or waits. A pair is asked once."""
+    """Up to WORKERS workers. A thread starts one or waits if all are busy. A pair is asked once."""
 
     def __init__(self) -> None:
         self._start()
@@ -169,6 +173,8 @@ class _Pool:
         self._idle: list[_Worker] = []
         self._alive: set[_Worker] = set()
         self._lock = threading.Lock()
+        self.is_settled = threading.Event()  # cleared while `warm_up` starts a worker
+        self.is_settled.set()
         self._verdicts: dict[tuple[str, str], Future[bool]] = {}  # also those that are still computed
         self.counts: Counter[str] = Counter()
 
@@ -201,18 +207,22 @@ class _Pool:
             self._slots.release()
 
     def warm_up(self) -> None:
-        """Starts a worker, if none is idle. Raises nothing: a pair that needs one raises what prevents it."""
+        """Starts a worker unless one is idle. Raises nothing: the first pair that needs a worker raises the error."""
         deadline = time.monotonic() + WAIT_SECONDS
-        if self._slots.acquire(blocking=False):
-            try:
-                self._idle.append(self._take(deadline))
-            except Unavailable as error:
-                logger.warning("no worker for math-verify is warm: %s", error)
-            finally:
-                self._slots.release()
+        try:
+            if self._slots.acquire(blocking=False):
+                try:
+                    self._idle.append(self._take(deadline))
+                except Unavailable as error:
+                    logger.warning("no worker for math-verify is warm: %s", error)
+                finally:
+                    self._slots.release()
+        finally:
+            self.is_settled.set()
 
     def _ask(self, first: str, second: str, limit: float, deadline: float) -> bool:
         # A worker may have been killed while it was idle, by the kernel for its memory or by hand: once more.
+        self.is_settled.wait(max(0.0, deadline - time.monotonic()))
         for _ in range(2):
             worker = self._take(deadline)
             try:

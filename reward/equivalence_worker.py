@@ -1,8 +1,8 @@
 """The process that compares answers by algebra: `python -m reward.equivalence_worker`, started by `equivalence`.
 
 Reads one JSON list a line: two answers, and a limit in seconds of processor time. Writes `true` or `false` a line,
-after a first line that says that it is ready. It ends when its input does. The kernel ends it at the limit, also where
-Python is inside one long operation or the parent is gone; memory beyond MEMORY_BYTES is refused.
+after a first line that says that it is ready. It ends when its input does. The kernel ends it at the limit, even inside
+one long operation and after the parent is gone. It gets at most MEMORY_BYTES of memory.
 """
 
 import json
@@ -16,6 +16,7 @@ import sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
 from math_verify import verify
 
+from reward import constants
 from reward.comparison import EQUAL, POSITIVE_MULTIPLE, equal
 from reward.expression import decide_cheaply, for_parser
 
@@ -29,8 +30,6 @@ WARM_UP = (
 )
 
 _READING = ConversionConfig(interpret_as_mixed_fractions=False, lowercase_symbols=False)
-# Digits to which two expressions are computed. Constants that agree in all but the last ten are equal.
-_DIGITS = 100
 
 
 def decide(first: str, second: str, question: str) -> bool:
@@ -50,7 +49,7 @@ def decide(first: str, second: str, question: str) -> bool:
 def _parse(text: str) -> sympy.Expr | None:
     try:
         expression = latex2sympy(for_parser(text), is_real=True, normalization_config=None, conversion_config=_READING)
-    except Exception:  # its parser raises Exception itself for what it cannot read
+    except Exception:  # its parser raises Exception itself for unreadable text
         return None
     if not isinstance(expression, sympy.Expr):
         return None
@@ -72,21 +71,14 @@ def _are_equal(a: sympy.Expr, b: sympy.Expr) -> bool:
     """Numbers decide what differs, and identities of constants; algebra decides identities of variables.
 
     math-verify rounds differences to 15 places, and takes letters of either case for the same. Numbers are also faster
-    for what is unequal, which most pairs are.
+    for unequal pairs, which are the most.
     """
-    if a.is_Rational and b.is_Rational:
-        return bool(a == b)
     symbols = sorted(a.free_symbols | b.free_symbols, key=str)
     point = {symbol: sympy.Rational(2 * n + 3, 7) + sympy.Rational(n * n, 11) for n, symbol in enumerate(symbols, 1)}
-    values = [expression.subs(point).evalf(_DIGITS, maxn=4 * _DIGITS) for expression in (a, b)]
-    if all(value.is_number and value.is_finite for value in values):
-        size = max(abs(value) for value in values)
-        if size > 10 ** (-3 * _DIGITS):
-            if abs(values[0] - values[1]) > size * sympy.Float(10) ** (10 - _DIGITS):
-                return False
-            if not symbols:
-                return True
-    return bool(verify(a, b, timeout_seconds=None))
+    agree = constants.are_equal(constants.evaluated(a.subs(point)), constants.evaluated(b.subs(point)))
+    if agree is False or (agree and not symbols):
+        return agree
+    return bool(sympy.expand(a - b) == 0 or verify(a, b, timeout_seconds=None))
 
 
 def main() -> None:
@@ -96,7 +88,7 @@ def main() -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     logging.disable()  # math-verify warns that its own time-outs are off
     replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints is no reply
+    os.dup2(2, 1)  # the output of libraries is not a reply
     for pair in WARM_UP:  # the first of each kind takes seconds: grammars, simplification, linear algebra
         equal(*pair, decide)
     print(json.dumps(READY), file=replies, flush=True)

@@ -1,8 +1,8 @@
-r"""Plain expressions: what can be decided without algebra, and what algebra is given to read.
+r"""Plain expressions: comparison without algebra, and the text that the algebra reads.
 
-`decide_cheaply` knows exact numbers, and refuses what is no plain expression (so that only its text can be equal) and
-what is absurdly large: a tower of powers or the factorial of a factorial equals no gold answer that is spelled
-differently. What remains is small, and the worker that computes with it is killed when it hangs all the same.
+`decide_cheaply` knows exact numbers. It refuses other texts than plain expressions, which are equal only if they are
+spelled alike. It also refuses absurdly large numbers, since a tower of powers or the factorial of a factorial equals no
+gold answer that is spelled differently. The remaining expressions are small, and a worker that hangs is killed.
 """
 
 import re
@@ -18,14 +18,14 @@ MAX_EXPONENT = 10_000
 MAX_HEIGHT = 2
 MAX_NESTED = 1_000
 
-_GREEK = (
+GREEK = (
     "alpha|beta|delta|epsilon|varepsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|varphi|chi|psi|"
     "omega|Delta|Theta|Lambda|Sigma|Phi|Psi|Omega"
 )
 # \gamma is missing: it is read as Euler's constant. So are \prime, text, subscripts of numbers: they are dropped.
 _PLAIN = re.compile(
     r"(?:[0-9A-Za-z+\-/^_(){}|!. °]|\\sqrt\[[0-9]+\]|\\(?:frac|sqrt|binom|pi|sin|cos|tan|cot|sec|csc|arcsin|arccos|"
-    rf"arctan|sinh|cosh|tanh|log|ln|exp|cdot|lfloor|rfloor|lceil|rceil|{_GREEK})(?![A-Za-z]))+\Z"
+    rf"arctan|sinh|cosh|tanh|log|ln|exp|cdot|lfloor|rfloor|lceil|rceil|{GREEK})(?![A-Za-z]))+\Z"
 )
 # Four letters are a word; a number with a subscript is in a base; "3 3" and "1.2.3" are no numbers, and "2^3^2" is no
 # power: LaTeX refuses it.
@@ -43,13 +43,13 @@ _BINOMIAL = re.compile(r"\\binom\{?([0-9]+)")
 
 _MIXED = re.compile(r"(?<![0-9.^_}])([0-9]+)(?:\\frac\{([0-9]+)\}\{([0-9]+)\}| ([0-9]+)/([0-9]+))")
 _DECIMAL = re.compile(r"[0-9]*\.[0-9]*")
-# The parser takes I for the imaginary unit, which is i here, and 2E+1 for 20; what it gets is refused in answers.
+# The parser takes I for the imaginary unit, which is i here, and 2E+1 for 20. Answers never hold the new names.
 _CAPITAL = re.compile(r"(\\[A-Za-z]+)|[EI]")
 _RENAMED = {"E": "\\Upsilon ", "I": "\\Xi "}
 _FUNCTION = r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc|log|ln|exp)h?"
-# The parser has it that a function without brackets takes all that `\cdot` follows on, functions, too.
+# To the parser, a function without brackets also takes the factors and functions that follow a `\cdot`.
 _FACTOR_BEFORE = re.compile(rf"\\cdot ?(?={_FUNCTION}(?![A-Za-z]))")
-# A function with an index or a power is no factor of what follows it.
+# A function with an index or a power does not multiply its argument.
 _PRODUCT = re.compile(
     _FUNCTION.join(("(", r"(?:[_^]\{(?:[^{}]|\{[^{}]*\})*\})+)"))
     + r"|((?<![A-Za-z\\])[A-Za-eh-z]|(?<![a-z])[0-9)}])(?=\(|\\frac)"
@@ -68,7 +68,7 @@ def decide_cheaply(first: str, second: str, question: str) -> bool | None:
 
 
 def is_plain(text: str) -> bool:
-    """Whether a squeezed text is an expression that a parser of LaTeX reads for what it says."""
+    """Whether a parser of LaTeX reads a squeezed text correctly."""
     mixed_read = _MIXED.sub("1", text)
     if not _PLAIN.match(mixed_read) or _NOT_PLAIN.search(mixed_read):
         return False

@@ -1,6 +1,6 @@
-r"""Where a message says its answer: in its last `\boxed{...}`, or after the last phrase such as "the answer is".
+r"""Finds the answer in a message: in its last `\boxed{...}`, or after the last phrase such as "the answer is".
 
-String work in linear time. A message that names several answers gives all of them, so that none is credited alone.
+String work in linear time. A message that names several answers gives all of them, so that no single one is credited.
 """
 
 import re
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from reward.alternatives import MAX_CHARS, other_answer
 from reward.notation import MAX_ANSWER_CHARS
 
 NO_ANSWER = "no \\boxed and no answer phrase"
@@ -20,7 +21,7 @@ _BRACE = re.compile(
     rf"(?P<box>\\f?box(?:ed)?(?![A-Za-z])\s*(?:\{{|\Z|(?P<bare>{_NUMBER})))|\\(?:[{{}}]|\\(?!f?box))|[{{}}]"
 )
 
-# What parts the boxes of one list: signs, words that join, a name. Other words say that the next box is another matter.
+# Signs, joining words and names separate the boxes of one list. After other words a new statement begins.
 _JOINING = r"(?:and|or|also|maybe|perhaps|possibly|alternatively|otherwise|else|either|both)(?![A-Za-z])"
 _BOX_SEPARATOR = re.compile(
     rf"(?:[\s$.,;:!?/*()\[\]|-]|\\[,;:! ()\[\]]|\\q?quad(?![A-Za-z])|(?<![A-Za-z]){_JOINING}"
@@ -39,39 +40,31 @@ _PHRASE = re.compile(
     r"|(?:\n|\A)####[ ]{0,8}",
     re.IGNORECASE,
 )
-# Where what follows a phrase ends: a line, a full stop that is no decimal point, a reason, or a model's end token. The
-# semicolon of a formula, of `\;` and of a tuple ends nothing.
+# An announced answer ends with its line or sentence, before a reason, a condition or a denial, and at a model's end
+# token. The semicolon of a formula, of `\;` and of a tuple does not end it.
 _PHRASE_END = re.compile(
-    r"\n|\.(?=\s|\*|\Z)|<\||</s>|(?P<condition>,? \(?(?:where|when|if|by|after|for)\b)"
-    r"|,? \(?(?:because|since|as(?! well\b)|so(?! (?:is|are|does)\b)|which)\b|[!?](?=\s|\Z)|(?P<semicolon>(?<!\\);)"
+    r"\n|\.(?=\s|\*|\Z)|<\||</s>|,? \(?(?:where|when|if|by|after|for|unless|because|since|which)\b"
+    r"|,? \(?(?:as(?! well\b)|so(?! (?:is|are|does)\b))\b|[!?](?=\s|\Z)|(?P<inner>(?<!\\);|(?<=[^\s]):(?=\s))"
+    r"|,(?: but| and)? not\b| and not\b| and (?:this|it|that|the|we)\b"
+    r"|,? \(?(?:attained|achieved|obtained|given|that is|i\.e\.)"
+    r"|, with\b| \((?:the|see|from|using|with|counting|including|one|we)\b"
 )
-# What follows that end may name another answer: then the response names several, and none of them counts.
-_VALUE = r"[\s*$(]*(?:\\[(\[])?[\s{]*-?[0-9\\]"
-_NUMBER_ALONE = r"-?[0-9][0-9,]*[\s*)]*[.;!?]*[ *)]*(?:\n|\Z)"  # "1. First" is an item of a list
-_FORMULA_ALONE = (
-    r"(?:\$|\\\()(?! ?\\(?:blacksquare|square|Box|qed|checkmark)(?![A-Za-z]))"
-    r"[^$\n=<>]{1,120}?(?:\$|\\\))[\s*)]*(?:[.;!?\n]|\Z)"
-)
-_ALTERNATIVE = re.compile(
-    r"(?:\\[)\]]|[\s.;,!?*$)]){0,20}(?:\(?(?:or|alternatively|otherwise|else|maybe|perhaps|possibly)\b"
-    rf"|\(?(?:and|but|also)(?: also| maybe| perhaps)?{_VALUE}|{_NUMBER_ALONE})"
-    rf"|(?:\\[)\]]|[\s.;,!?*)]){{0,20}}\$?(?:\\\))?[\s.;,!?*)]{{0,20}}{_FORMULA_ALONE}",
-    re.IGNORECASE,
-)
-# A second condition belongs to a second answer: "1 for odd n or 2 for even n".
-_SECOND_CASE = re.compile(
-    r"(?:\b(?:or|and|but)\b|[,;])[^.\n0-9$\\]{0,40}[0-9$\\][^.\n]{0,80}?\b(?:where|when|if|by|after|for|otherwise|else)\b"
-)
-# What is said about an answer is none: one that judges it, or several words and nothing else.
+# A judgement of an answer is not an answer, and neither are several words without a number.
 _PROSE = re.compile(
     r"(?:(?:indeed|also|in fact|now|not|definitely|therefore) )?"
     r"(?:correct|incorrect|right|wrong|verified|confirmed|valid|invalid|unique|consistent|plausible|reasonable|sound|"
     r"final)\b[^0-9\\$=]*\Z|[a-z']+(?:,? [a-z']+){3,}\Z"
 )
+# Words before a phrase of the same sentence which say that it announces the answer of one case, or another answer.
+_ONE_CASE = re.compile(
+    r"\b(?:if|when|for (?!the|this|our|that)|otherwise|unless|assuming|including|excluding|counting|another|other|"
+    r"second|backup|fallback|alternative|alternate|possible|also|or|maybe|perhaps|possibly)\b[^.!?\n]*\Z",
+    re.IGNORECASE,
+)
+MAX_LEAD_CHARS = 120
 # How many phrases are looked at for one that is followed by an answer.
 MAX_PHRASES = 20
 _DISPLAYED = re.compile(r"\\\[|\$\$")
-_DISPLAYED_TOO = re.compile(r"[\s.,;]*(?:or|and|alternatively|maybe|perhaps)\b[\s,]*(?:\\\[|\$|\\\()", re.IGNORECASE)
 
 
 class _Box(NamedTuple):
@@ -87,7 +80,7 @@ def last_box(text: str) -> tuple[str | None, str | None]:
     r"""The content of the `\boxed{...}` that closes last, or (None, why not).
 
     A box opened after that one and never closed means that the text was cut in its answer. Boxes that only "and", "or"
-    or a comma parts are one answer, a list: a response is not right by naming several.
+    or a comma separates are one answer, a list: a response is not right by naming several.
     """
     if "\\boxed" not in text and "\\fbox" not in text:
         return None, NO_ANSWER
@@ -130,60 +123,51 @@ def _joined(text: str, boxes: Sequence[_Box]) -> str:
 
 
 def after_phrase(text: str) -> str | None:
-    """What follows the last phrase that announces an answer; None where there is none, or nothing follows.
+    """The answer that the last phrase announces. None if the text has no such phrase, or nothing follows it.
 
-    What follows may be said about the answer ("is correct"): then an earlier phrase counts.
+    An earlier phrase counts if the last one only judges the answer ("is correct"). A phrase of one case or of another
+    answer ("if zero counts, the answer is 205") adds to the answer of an earlier phrase.
     """
-    found = None
+    found, one_case = None, None
     for phrase in islice(reversed(list(_PHRASE.finditer(text))), MAX_PHRASES):
         content = _announced(text, phrase.end())
         if content and not _PROSE.match(content):
-            return content
+            if one_case is not None:
+                return content if content == one_case else f"{content}, {one_case}"
+            if not _ONE_CASE.search(text, max(0, phrase.start() - MAX_LEAD_CHARS), phrase.start()):
+                return content
+            one_case = content
         found = found or content
-    return found
+    return one_case or found
 
 
 def _announced(text: str, start: int) -> str | None:
-    # One character more than an answer may have says that it is too long.
+    # One character above the limit shows that an answer is too long.
     rest = text[start : start + MAX_ANSWER_CHARS + 1]
     displayed = _DISPLAYED.match(rest)
     if displayed:
-        end = rest.find("\\]" if displayed[0] == "\\[" else "$$", displayed.end())
-        after = rest[end + 2 :] if end >= 0 else ""
-        shown = rest[displayed.end() : end] if end >= 0 else rest[displayed.end() :]
-        rest = shown + after if _DISPLAYED_TOO.match(after) else shown
+        closing = rest.find("\\]" if displayed[0] == "\\[" else "$$", displayed.end())
+        if closing < 0:
+            closing = len(rest)
+        shown, end = rest[displayed.end() : closing], start + closing + len(displayed[0])
     else:
-        rest = _up_to_end(rest)
+        shown = _up_to_end(rest)
+        end = start + len(shown)
+    other = other_answer(shown, text[end : end + MAX_CHARS])
     for delimiter in ("**", "`", "\\(", "\\)"):
-        rest = rest.replace(delimiter, "")
-    return rest.strip() or None
+        shown = shown.replace(delimiter, "")
+    shown = shown.strip()
+    return (f"{shown}, {other}" if other else shown) or None
 
 
 def _up_to_end(rest: str) -> str:
-    """The announced answer, or more than it where another answer follows: what names several equals none."""
     for end in _PHRASE_END.finditer(rest):
-        if end["semicolon"] and _is_inside(rest[: end.start()]):
-            continue
-        other = _ALTERNATIVE.match(rest, end.start())
-        names_several = (other and not _says_again(rest, end.start())) or (
-            end["condition"] and _SECOND_CASE.search(rest, end.end())
-        )
-        return rest if names_several else rest[: end.start()]
+        if not (end["inner"] and _is_inside(rest[: end.start()])):
+            return rest[: end.start()]
     return rest
 
 
-def _says_again(rest: str, end: int) -> bool:
-    """Whether all that follows an answer, to the end of the text, is that answer once more."""
-    said = _bare(rest[:end])
-    again = [_bare(part) for part in re.split(r"\n|[.;!?](?=\s|\Z)", rest[end:])]
-    return bool(said) and all(part == said for part in again if part)
-
-
-def _bare(text: str) -> str:
-    return re.sub(r"[\s$*`.;!?]|\\[()\[\]]|\\therefore(?![A-Za-z])", "", text)
-
-
 def _is_inside(before: str) -> bool:
-    """Whether a formula or a bracket is open at the end of a text."""
+    """Whether a formula or a bracket is open at the end of a text. The brackets of (1, 2] match each other."""
     dollars = before.count("$") - before.count("\\$")
-    return dollars % 2 == 1 or before.count("(") > before.count(")") or before.count("[") > before.count("]")
+    return dollars % 2 == 1 or sum(map(before.count, "([{")) > sum(map(before.count, ")]}"))

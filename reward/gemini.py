@@ -1,4 +1,4 @@
-"""One call to Gemini: google-genai's client, with a deadline that holds, and errors sorted by what is to be done.
+"""One call to Gemini: google-genai's client, with a deadline that holds, and errors sorted by remedy.
 
 google-genai makes one attempt, ignores the server's delays, and returns replies that are blocked, cut or out of range
 without a word.
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Kind(Enum):
-    """A failure, by what is to be done about it; see :mod:`reward.chain`."""
+    """A kind of failure, by its remedy; see :mod:`reward.chain`."""
 
     THROTTLED = "throttled"
     SPENT = "quota is spent"
@@ -56,7 +56,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a model said.
+    """A model's reply.
 
     Attributes:
         parsed: an instance of the schema; None without one.
@@ -148,7 +148,7 @@ class Client:
             raise CallError(Kind.BAD_REPLY, "the reply does not fit the schema", tokens=tokens) from None
 
     def find(self, model: str, seconds: float) -> None:
-        """Ask the server for a model. Raises CallError where it has none, or cannot be asked."""
+        """Ask the server for a model. Raises CallError if it is missing, or the server cannot be asked."""
         options = self._types.GetModelConfig(http_options=self._types.HttpOptions(timeout=round(seconds * 1000)))
         self._send(functools.partial(self._client.models.get, model=model, config=options), seconds)
 
@@ -163,8 +163,8 @@ class Client:
 def within(seconds: float, call: Callable[[], T]) -> T:
     """Return what `call` returns, in a thread of its own that is left to itself when the time is up.
 
-    httpx2's time-outs are for each read: a reply that comes byte by byte never meets them, and looking up a name has
-    none. A thread that was left ends with its connection.
+    httpx2's time-outs apply to each read: a reply that comes byte by byte never meets them. Looking up a name has no
+    time-out at all. An abandoned thread ends with its connection.
 
     Raises:
         TimeoutError: after `seconds`.
@@ -188,7 +188,7 @@ def within(seconds: float, call: Callable[[], T]) -> T:
 
 
 def classify(error: Exception, key: str) -> CallError:
-    """Return what is to be done about an exception of the client, in words without the key."""
+    """Return the error for an exception of the client, in words without the key."""
     import httpx2
     from google.genai import errors
 
@@ -204,7 +204,7 @@ def classify(error: Exception, key: str) -> CallError:
     if isinstance(error, TimeoutError | httpx2.TimeoutException):
         return CallError(Kind.NO_ANSWER, message)
     if not isinstance(error, errors.APIError):
-        # A body that is no JSON, or not a reply's, raises errors of google-genai and pydantic, which are ValueErrors.
+        # A body that is invalid JSON, or not a reply, raises ValueErrors of google-genai and pydantic.
         return CallError(Kind.BAD_REPLY if isinstance(error, ValueError) else Kind.FAILED, message)
     is_key = error.code == 401 or (error.code == 400 and "API_KEY" in str(error.details))
     if is_key:
@@ -233,7 +233,7 @@ def _details(error: Any, kind: str) -> list[dict[str, Any]]:
 
 
 def is_spent(error: Any) -> bool:
-    """Return whether a 429 names the quota of a day, or one that is 0: a pause of seconds does not help."""
+    """Return whether a 429 names a daily quota, or a quota of 0. A pause of seconds does not help then."""
     for entry in _details(error, "QuotaFailure"):
         violations = entry.get("violations")
         for violation in violations if isinstance(violations, list) else []:
@@ -245,7 +245,7 @@ def is_spent(error: Any) -> bool:
 
 
 def retry_delay(error: Any) -> float | None:
-    """Return the seconds that the server asks to wait (RetryInfo in the error, else Retry-After), None without."""
+    """Return the seconds that the server asks to wait (RetryInfo in the error, else Retry-After), else None."""
     for entry in _details(error, "RetryInfo"):
         match = re.fullmatch(r"(\d+(?:\.\d+)?)s", str(entry.get("retryDelay")))
         if match:
@@ -270,10 +270,10 @@ def _tokens(response: Any) -> Tokens:
 
 
 def _text(response: Any, tokens: Tokens) -> tuple[str, bool]:
-    """Return the text of a reply, and whether the limit on tokens has cut it: there may be none then.
+    """Return the text of a reply, and whether the limit on tokens has cut it. A cut reply may be empty.
 
     Raises:
-        CallError: for one that is blocked or empty.
+        CallError: for a reply that is blocked or empty.
     """
     if response.prompt_feedback and response.prompt_feedback.block_reason:
         reason = response.prompt_feedback.block_reason

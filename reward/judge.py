@@ -1,9 +1,9 @@
 """The judge: how good is the reasoning of a response, in the eyes of another model?
 
 The judge gets the problem, the reference answer and the response; never our verdict, nor the weights. The response is
-data: its markers and invisible characters are taken out, its length is capped, and it stands between delimiters that
-hold a random number, so that nothing in it can close them. The judge scores `CRITERIA` one by one, and the quality is
-computed here. A response without a final answer is judged by its reasoning, where `JudgeSettings` say so.
+data: its markers and invisible characters are taken out, and its length is capped. Delimiters around it hold a random
+number, so that nothing in it can close them. The judge scores `CRITERIA` one by one, and the quality is
+computed here. `JudgeSettings` says whether a response without a final answer is judged by its reasoning.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 BEST_SCORE = 4
 MAX_RESPONSE_CHARS, MAX_PROBLEM_CHARS = 24_000, 8_000
 _HEAD_SHARE = 0.5
-# Name, weight in the quality, and what the judge is told.
+# Name, weight in the quality, and the judge's instruction.
 CRITERIA = (
     ("validity", 0.4, "every step is true and follows from what stands before it"),
     ("completeness", 0.2, "the steps lead from the problem to the answer, and no necessary one is missing"),
@@ -81,11 +81,11 @@ class Verdict:
     """The judgement of one sample, as it is logged: each field is the log ``judge_<name>``.
 
     Attributes:
-        quality: 0 to 1; 0 for a response that is not sent; NaN where the judge failed, and in an evaluation.
+        quality: 0 to 1; 0 for a response that is not sent; NaN if the judge failed, and in an evaluation.
         calls: requests that were sent, tries included.
-        failed: 1 where no model gave a judgement, else 0.
-        fallbacks: 1 where a later model of the chain gave it, else 0.
-        cached: 1 where it was there already, or was being made for another sample, else 0.
+        failed: 1 if no model gave a judgement, else 0.
+        fallbacks: 1 if a later model of the chain gave it, else 0.
+        cached: 1 if it existed already, or was being made for another sample, else 0.
         seconds: waiting included.
         tokens: of prompts and replies, thoughts included.
         by_model: calls and failed calls of each model that was called, logged as ``judge_calls.MODEL`` and
@@ -117,7 +117,7 @@ class Verdict:
 
 
 class Judge:
-    """Judges samples of all threads; what is shared among processes is in `state`."""
+    """Judges samples of all threads; `state` is shared among processes."""
 
     def __init__(self, settings: JudgeSettings, state: SharedState, chain: Chain) -> None:
         self.settings, self._chain = settings, chain
@@ -125,11 +125,11 @@ class Judge:
         self._logged = False
 
     def judge(self, problem: str, response: str, gold: str, is_finished: bool = True) -> Verdict:
-        """Judge one response. Never raises for a judge that fails: that is a verdict with `failed`.
+        """Judge one response. A judge that fails raises nothing, and gives a verdict with `failed`.
 
         Args:
-            is_finished: whether the response has a final answer. Without one its reasoning is judged, or it has
-                quality 0 and is not sent: where it is empty, or the settings judge only finished responses.
+            is_finished: whether the response has a final answer. Otherwise its reasoning is judged. An empty response
+                is not sent and has quality 0, and so has every other one if the settings judge only finished ones.
         """
         started = time.monotonic()
         if not is_finished and (is_empty(response) or not self.settings.judges_unfinished):
@@ -171,10 +171,9 @@ class Judge:
             logger.warning("a judgement was not kept: %s", error)
 
     def reward(self, correct: float, verdict: Verdict) -> float:
-        """Return the reward of a sample: the weighted sum, or what the fallback policy says where the judge failed.
+        """Return the reward of a sample: the weighted sum, or the reward of the fallback policy if the judge failed.
 
-        `group`, and NaN where no mean is known yet, are completed by `grpo.batch.rewards.complete`, which knows the
-        group.
+        `grpo.batch.rewards.complete`, which knows the group, completes `group`, and NaN while no mean is known.
 
         Args:
             correct: 1.0 or 0.0.
@@ -207,7 +206,7 @@ class Judge:
 
 
 def _costs(spent: Spent) -> dict[str, Any]:
-    """Return the fields of a verdict that say what it took."""
+    """Return the fields of a verdict that give its cost."""
     return {
         "calls": float(spent.calls.total()),
         "tokens": float(spent.prompt_tokens + spent.output_tokens),
@@ -215,7 +214,7 @@ def _costs(spent: Spent) -> dict[str, Any]:
     }
 
 
-# --- What is sent -----------------------------------------------------------------------------------------------------
+# --- The request ------------------------------------------------------------------------------------------------------
 
 # Harmony's markers, also with look-alikes of their characters, and the header of a message.
 _OPEN = "<\uff1c\ufe64\u2039\u2329\u3008\u27e8\u276e\u02c2"
@@ -227,7 +226,7 @@ _HEADER = re.compile(
     r"<\|channel\|>\s*(analysis|commentary|final)\b[^<\n]{0,80}(?:<\|constrain\|>[^<\n]{0,40})?<\|message\|>"
 )
 _ROLE = re.compile(r"<\|start\|>\s*assistant(?=<\|channel\|>)")
-# All that stands in a header, also where the response was cut in it.
+# The content of a header, also of one that was cut.
 _IN_HEADER = re.compile(r"<\|(?:start|channel|constrain)\|>[^<\n]{0,80}")
 _USER = re.compile(r"<\|start\|>user<\|message\|>(.*?)(?:<\|end\|>|\Z)", re.DOTALL)
 
@@ -256,7 +255,7 @@ def clean(text: str, limit: int, nonce: str) -> str:
     """Return text without markers and invisible characters, at most about `limit` characters of head and tail.
 
     Channel headers become a line with the channel's name, so that the judge can tell thoughts from the final message.
-    What is put in holds the `nonce`: the text cannot forge it.
+    Every line that is put in holds the `nonce`: the text cannot forge it.
     """
     text = _shorten(text, limit, nonce)
     text = _HEADER.sub(lambda match: f"\n[{match[1]} {nonce}]\n", _ROLE.sub("", text))
@@ -279,8 +278,8 @@ def _shorten(text: str, limit: int, nonce: str) -> str:
     return f"{text[:head]}\n[... {len(text) - limit} characters left out {nonce} ...]\n{text[-tail:]}"
 
 
-# What Unicode lets a renderer ignore outside of its categories C (Default_Ignorable_Code_Point: joiners, fillers,
-# variation selectors), and the blank of Braille.
+# Characters outside of the categories C that a renderer may ignore (Unicode's Default_Ignorable_Code_Point: joiners,
+# fillers, variation selectors), and the blank of Braille.
 _IGNORABLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )

@@ -1,4 +1,4 @@
-"""What stands beside a prompt in a data file: the gold answer, and the split that the problem belongs to."""
+"""The label of a prompt in a data file: the gold answer, and the split that the problem belongs to."""
 
 import json
 from typing import Any, NamedTuple

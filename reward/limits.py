@@ -1,17 +1,17 @@
 """Who may call a model now: limits and one circuit breaker for each model, for all processes of a run.
 
 A call takes a place before it is sent, says when it was sent, and gives the place back after; a window of the quota is
-counted from the sending. A place is refused while
+counted from the sending. A call gets no place while
 
 - as many calls are under way as the model may have at once;
 - the last window already holds as many requests or tokens as the quota has;
 - the server has asked for a pause (429), which every process keeps;
 - the breaker is open: after `FAILURES_TO_OPEN` failures in a row no calls are made for a while, then exactly one, the
-  probe; its success closes the breaker, its failure doubles the while. It opens too where a quota is spent: where a 429
-  says so, or for a whole window nothing came but 429s.
+  probe. Its success closes the breaker, its failure doubles the pause. A spent quota opens the breaker, too: a 429 says
+  so, or all replies of a whole window are 429s.
 
-A quota that is smaller than the one that was configured shows in a 429. The cap on requests falls to what the server
-had accepted in the last window, but by no more than to a quarter at once: somebody else may have used the quota. It
+A quota below the configured one shows in a 429. The cap on requests then falls to the number that the server accepted
+in the last window, but to a quarter at the least: somebody else may have used the quota. It
 grows by a twentieth after `WINDOWS_TO_GROW` windows without a 429, by two after as many again, and so on.
 A process that dies keeps its places until `call_timeout` is over.
 """
@@ -42,7 +42,7 @@ _LOOK_AGAIN_SECONDS = 0.5
 
 
 class Outcome(Enum):
-    """What a call says about its model."""
+    """The outcome of a call, as evidence about its model."""
 
     ANSWERED = "answered"  # whatever the answer is worth
     THROTTLED = "throttled"  # 429
@@ -57,7 +57,7 @@ _P = ParamSpec("_P")
 
 
 def _forgiving(note: Callable[Concatenate["Limits", _P], None]) -> Callable[Concatenate["Limits", _P], None]:
-    """Log an error of the file: no call is lost for a note on it, and a place without one is free after its lease."""
+    """Log an error of the file: it costs no call, and a place that is not given back is free after its lease."""
 
     @functools.wraps(note)
     def take_note(limits: "Limits", *args: _P.args, **kwargs: _P.kwargs) -> None:
@@ -80,7 +80,7 @@ class Place:
 
 @dataclass(frozen=True)
 class NoPlace:
-    """Why there is none. `until`: when to look again (monotonic clock); `is_shut`: not worth waiting for."""
+    """Why a call gets no place. `until`: when to look again (monotonic clock); `is_shut`: not worth waiting for."""
 
     why: str
     until: float
@@ -228,7 +228,7 @@ class Limits:
                 self._shut(connection, self._settings.models, now, why)
 
     def _is_spent(self, connection: sqlite3.Connection, model: str, now: float) -> bool:
-        """Say whether this 429 ends a window of nothing else: no answer came, and none is on its way."""
+        """Say whether this 429 ends a window in which every reply was a 429 and no call is under way."""
         connection.execute(
             "UPDATE models SET refused_since = iif(refused_since, refused_since, ?) WHERE model = ?", (now, model)
         )

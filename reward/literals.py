@@ -1,12 +1,13 @@
 r"""Numbers as they are written: integers with padding and separators, fractions, decimals, numbers in a base.
 
-String work and exact arithmetic; what is read is spelled (`notation.spell`).
+String work and exact arithmetic on spelled texts (`notation.spell`).
 """
 
+import math
 import re
 from fractions import Fraction
 
-# The first group of three digits is not all zeros: "0,204" is no number.
+# The first group of three digits is not all zeros: "0,204" is not a number.
 _GROUPED = r"(?!0+{separator})[0-9]{{1,3}}(?:{separator}[0-9]{{3}})+"
 _COMMAS = _GROUPED.format(separator=",")
 _INTEGER = re.compile(rf"([+-]?) ?([0-9]+|{_COMMAS}|{_GROUPED.format(separator=' ')})(?:\.0*)?\Z")
@@ -18,10 +19,15 @@ _DECIMAL = re.compile(
     rf"([+-]?)(?P<whole>{_COMMAS}|[0-9]*)"
     r"(?:\.(?P<digits>[0-9]*)(?:\\(?:overline|bar)\{?(?P<repeat>[0-9]+)\}?)?)?\Z"
 )
-# A calculator's 4.5e33. What may be a product or a sum with e is none: 2e3, 2e-1, 2E+1.
+# A calculator's 4.5e33. Products and sums with e are excluded: 2e3, 2e-1, 2E+1.
 _SCIENTIFIC = re.compile(
     r"([+-]?(?P<point>[0-9]{0,30}\.)?[0-9]{1,30})(?:e(?P<plain>[0-9]{2,3})|e(?P<signed>[+-][0-9]{1,3})"
     r"|E(?P<capital>[+-]?[0-9]{1,3}))\Z"
+)
+# The greatest common divisor or the least common multiple of integers.
+_DIVISORS = re.compile(
+    r"\\?(?:(?:operatorname|text) ?\{ ?)?(?<![A-Za-z])(?P<name>gcd|lcm|GCD|LCM) ?\}? ?"
+    r"\((?P<numbers>[0-9]{1,50}(?:, ?[0-9]{1,50})+)\)"
 )
 _BASE_WORDS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 # The base is written 2, {2}, {(2)}, \text{two}, {\text{base }2} and so on.
@@ -80,3 +86,19 @@ def in_base(value: str) -> tuple[str, int] | None:
     if not 2 <= base <= 36 or any(int(digit, 36) >= base for digit in digits):
         return None
     return digits, base
+
+
+def without_divisors(text: str) -> str:
+    r"""The text with the value of each `\gcd(12,18)` and `\operatorname{lcm}(4,6)` of integers in its place."""
+    for _ in range(3):  # they may be nested
+        text, count = _DIVISORS.subn(_divisors, text)
+        if not count:
+            break
+    return text
+
+
+def _divisors(found: re.Match[str]) -> str:
+    function = math.gcd if found["name"].lower() == "gcd" else math.lcm
+    value = str(function(*map(int, found["numbers"].split(","))))
+    before, after = found.string[: found.start()][-1:], found.string[found.end() :][:1]
+    return f"({value})" if before.isalnum() or after.isalnum() or after in ("^", "!") else value

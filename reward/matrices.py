@@ -1,15 +1,17 @@
-r"""Matrices as they are written, and what sums and products of them are: rows of cells, which are texts again.
+r"""Matrices as they are written, and the values of their sums, products and powers: rows of cells, which are texts.
 
-`array`, `pmatrix`, `bmatrix` and so on are the same; `vmatrix` is a determinant and no matrix.
+`array`, `pmatrix`, `bmatrix` and so on are the same; `vmatrix` is a determinant and not a matrix.
 """
 
 import re
+from fractions import Fraction
 
 from reward.literals import rational
 from reward.notation import squeeze
 
 # Cells of larger results are longer than any answer.
 _MAX_CHARS = 10_000
+_MAX_SIZE = 10
 
 Rows = list[list[str]]
 
@@ -20,21 +22,22 @@ _MATRIX = re.compile(
 )
 _COLUMNS = re.compile(r" ?\{[^{}]*\}")
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|.", re.DOTALL)
-# What stands for a matrix while the sum is read.
+# The placeholder of a matrix while the sum is read.
 _PLACE = "\0"
+_POWER = re.compile(r" ?\^ ?\{ ?(-?[0-9]{1,4}) ?\}")
 _NO_FACTOR = re.compile(r"\A\^|[=&|,;<>]|\\(?:begin|end|\{|\})")
 
 
 def evaluate(text: str) -> Rows | None:
     """The rows of a matrix, of a sum or a product of matrices and numbers; None for anything else.
 
-    What has no value, such as a sum of matrices of different sizes, is None, too.
+    None also for expressions without a value, such as a sum of matrices of different sizes.
     """
     matrices: list[Rows] = []
 
     def kept(found: re.Match[str]) -> str:
         body = found["body"]
-        matrices.append(_rows(_COLUMNS.sub("", body, count=1) if found["kind"] == "array" else body))
+        matrices.append(rows(_COLUMNS.sub("", body, count=1) if found["kind"] == "array" else body))
         return _PLACE
 
     text = _MATRIX.sub(kept, text.replace(_PLACE, ""))
@@ -55,9 +58,10 @@ def evaluate(text: str) -> Rows | None:
     return total
 
 
-def _rows(body: str) -> Rows:
-    rows = (row for row in re.split(r"\\\\|\\hline(?![A-Za-z])", body) if row.strip())
-    return [[cell.strip() for cell in row.split("&")] for row in rows]
+def rows(body: str) -> Rows:
+    """The cells of each row between `&` and `\\\\`."""
+    lines = (row for row in re.split(r"\\\\|\\hline(?![A-Za-z])", body) if row.strip())
+    return [[cell.strip() for cell in row.split("&")] for row in lines]
 
 
 def _terms(text: str) -> list[tuple[bool, str]]:
@@ -77,18 +81,60 @@ def _terms(text: str) -> list[tuple[bool, str]]:
 
 def _term(term: str, matrices: list[Rows]) -> Rows | None:
     """The product of a term's matrices, which are taken from the front of the list, and of its numbers."""
-    scalars = [factor.strip().removeprefix("\\cdot").removesuffix("\\cdot").strip() for factor in term.split(_PLACE)]
-    if len(scalars) == 1 or any(_NO_FACTOR.search(scalar) or not _is_balanced(scalar) for scalar in scalars):
+    before, *pieces = term.split(_PLACE)
+    if not pieces:
         return None
-    value = matrices.pop(0)
-    for _ in scalars[2:]:
-        product = _matrix_product(value, matrices.pop(0))
-        if product is None:
+    value: Rows | None = None
+    scalars = [before]
+    for piece in pieces:
+        matrix, power = matrices.pop(0), _POWER.match(piece)
+        factor = _matrix_power(matrix, int(power[1])) if power else matrix
+        value = factor if value is None or factor is None else _matrix_product(value, factor)
+        if value is None:
             return None
-        value = product
+        scalars.append(piece[power.end() :] if power else piece)
+    scalars = [scalar.strip().removeprefix("\\cdot").removesuffix("\\cdot").strip() for scalar in scalars]
+    if value is None or any(_NO_FACTOR.search(scalar) or not _is_balanced(scalar) for scalar in scalars):
+        return None
     for scalar in filter(None, scalars):
         value = [[_product(scalar, cell) for cell in row] for row in value]
     return value if sum(len(cell) for row in value for cell in row) <= _MAX_CHARS else None
+
+
+def _matrix_power(matrix: Rows, exponent: int) -> Rows | None:
+    """None for a matrix that is not square, a negative power of one without an inverse, and huge results."""
+    size = len(matrix)
+    if any(len(row) != size for row in matrix):
+        return None
+    base = matrix if exponent >= 0 else _inverse(matrix)
+    power: Rows | None = [["1" if row == column else "0" for column in range(size)] for row in range(size)]
+    left = abs(exponent)
+    while left and base is not None and power is not None:
+        if left % 2:
+            power = _matrix_product(power, base)
+        left //= 2
+        if left:
+            base = _matrix_product(base, base)
+    return power if base is not None else None
+
+
+def _inverse(matrix: Rows) -> Rows | None:
+    """By elimination in exact numbers; None if a cell is not a number, or there is no inverse."""
+    size = len(matrix)
+    cells = [[rational(squeeze(cell)) for cell in row] for row in matrix]
+    rows = [[cell for cell in row if cell is not None] for row in cells]
+    if any(len(row) != size for row in rows) or size > _MAX_SIZE:
+        return None
+    rows = [row + [Fraction(place == column) for column in range(size)] for place, row in enumerate(rows)]
+    for column in range(size):
+        pivot = next((row for row in rows[column:] if row[column]), None)
+        if pivot is None:
+            return None
+        rows.remove(pivot)
+        pivot = [cell / pivot[column] for cell in pivot]
+        rows = [[x - row[column] * y for x, y in zip(row, pivot, strict=True)] for row in rows]
+        rows.insert(column, pivot)
+    return [[str(cell) for cell in row[size:]] for row in rows]
 
 
 def _is_balanced(text: str) -> bool:
@@ -111,6 +157,8 @@ def _product(first: str, second: str) -> str:
     numbers = rational(squeeze(first)), rational(squeeze(second))
     if numbers[0] is not None and numbers[1] is not None:
         return str(numbers[0] * numbers[1])
+    if 0 in numbers or 1 in numbers:
+        return "0" if 0 in numbers else second if numbers[0] == 1 else first
     return f"({first})\\cdot ({second})"
 
 
@@ -118,4 +166,4 @@ def _sum(cells: list[str]) -> str:
     numbers = [rational(squeeze(cell)) for cell in cells]
     if all(number is not None for number in numbers):
         return str(sum(number for number in numbers if number is not None))
-    return "+".join(f"({cell})" for cell in cells)
+    return "+".join(f"({cell})" for cell, number in zip(cells, numbers, strict=True) if number != 0)

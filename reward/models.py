@@ -1,4 +1,4 @@
-"""Which Gemini models can be asked: ids that are retired, and what the API offers to a key."""
+"""Which Gemini models can be asked: ids that are retired, and those that the API offers to a key."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -47,7 +47,7 @@ def find_retired(models: Sequence[str]) -> list[ModelProblem]:
 
 
 def find_missing(models: Sequence[str], key: str, endpoint: Endpoint) -> Iterator[ModelProblem]:
-    """Ask the API for each model; the first that cannot be asked for ends the search."""
+    """Ask the API for each model. The first failure of the request itself ends the search."""
     client = Client(key, endpoint.base_url, endpoint.proxy.url if endpoint.proxy else None)
     for model in models:
         try:
@@ -71,7 +71,7 @@ def _remedy(error: CallError, endpoint: Endpoint) -> str:
 
 
 def _find(client: Client, model: str) -> None:
-    """Ask for a model, a few times where that may help. Raises CallError."""
+    """Ask for a model, a few times if that may help. Raises CallError."""
     for number in range(1, TRIES + 1):
         try:
             client.find(model, TRY_SECONDS)

@@ -1,8 +1,8 @@
 r"""One spelling for short LaTeX answers that differ only in how they are written.
 
 String work in linear time; nothing is evaluated. Fonts, colours, sizes, invisible characters and the width of digits
-say nothing and go. A percent sign, a degree sign, a currency sign and words such as `\text{ cm}` are units (`units`).
-Where a gold answer of MATH ends in `\%` the question asks for a percentage, so `50\%` is 50 and not 0.5.
+mean nothing and are dropped. A percent sign, a degree sign, a currency sign and words such as `\text{ cm}` are units
+(`units`). If a gold answer of MATH ends in `\%`, the question asks for a percentage, so `50\%` is 50 and not 0.5.
 """
 
 import functools
@@ -45,12 +45,12 @@ _COMMANDS = {
 _COMMAND = re.compile(r"\\(?:([A-Za-z]+)|(?<!\\\\)[,;:> ])")  # "\\ " ends a row of a matrix
 # Commands that go with their argument: colours and spaces.
 _ORNAMENT = re.compile(r"\\(?:(?:text|f)?color(?:box)?|[hv]space\*?|h?phantom) ?\{[^{}]*\}")
-# TeX's own fractions and binomials, in a group or alone; what they hold has one level of groups.
+# TeX's own fractions and binomials, in a group or alone; their parts hold one level of groups.
 _HALF = r"((?:[^{}]|\{[^{}]*\})*?)"
 _OVER = re.compile(rf"(?:\{{|\A){_HALF}\\(over|choose)(?![A-Za-z]){_HALF}(?:\}}|\Z)")
-# A group that is no command's argument means nothing.
+# A group means nothing unless it is the argument of a command.
 _GROUP = re.compile(r"\\[A-Za-z]+ ?\{|\\.|[_^}\]] ?\{|\{([^{}]*)\}")
-# What plain text writes without a backslash.
+# Names that plain text writes without a backslash.
 _BARE_NAME = re.compile(
     r"(?<![A-Za-z\\])(?:(sqrt|pi|theta|arcsin|arccos|arctan|sin|cos|tan|cot|sec|csc|ln|log)|infinity|inf|oo)(?![A-Za-z])"
 )
@@ -62,6 +62,9 @@ _SHORT_FORMS = tuple(
         (r"\\(sin|cos|tan) ?\^ ?\{ ?-1 ?\}", r"\\arc\1 "),
         (r"\\text ?\{([^{}]*)\} ?/ ?\\text ?\{([^{}]*)\}", r"\\text{\1/\2}"),
         (r"\\text ?\{ ?([0-9A-Z]+) ?\}(?=_)", r"\1"),
+        (r"(\^\{[^{}]*\})(_\{[^{}]*\})", r"\2\1"),
+        (r"\\lg(?![A-Za-z])(?=_)", r"\\log"),
+        (r"\\lg(?![A-Za-z]) ?", r"\\log_{10}"),
         (r"\^ ?(?:\{ ?\\circ ?\}|\\circ(?![A-Za-z]))", "°"),
         (r"\*", r"\\cdot "),
     )
@@ -69,7 +72,7 @@ _SHORT_FORMS = tuple(
 _THOUSANDS = re.compile(r"(?<![0-9])(?!0+[{,])[0-9]{1,3}(?:(?:\{,\}|,\\! ?)[0-9]{3})+(?![0-9])")
 # A comma with a blank beside it separates the elements of a list: no blank is lost there.
 _LIST_COMMA = re.compile(r"(?<=[0-9])(?: , ?| ?, )(?=[0-9])")
-# A wide blank separates statements, but not words from what they belong to.
+# A wide blank separates statements, but not words from the expression beside them.
 _WIDE_BLANK = re.compile(r"(?:\A|(?<=[,;])|(\\text ?\{[^{}]*\})) ?(?:\\quad ?)+|(?:\\quad ?)+(?=\\text ?\{|[ ,;.]*\Z)")
 _SEPARATOR = re.compile(r"[^0-9]")
 # A space stays between digits ("3 3" is not 33), after a comma there ("3, 300" is not 3300), after a command that a
@@ -80,7 +83,7 @@ _WRAPPER = re.compile(
 )
 _WORDS = re.compile(r"\\text ?\{ ?([(]?[A-Za-z][A-Za-z()., '-]*)\}\Z")
 _EMPTY = re.compile(r"\\text ?\{ *\}")
-# The letter of a choice before what the choice says.
+# The letter of a choice before its content.
 _CHOICE = re.compile(r"\\text ?\{ ?\([A-E]\)[ .:]*\}[ .:]*(?=[^ ])")
 
 
@@ -133,7 +136,7 @@ def _fraction(found: re.Match[str]) -> str:
 
 
 def _unwrapped(text: str) -> str:
-    """Without what encloses all of the text, groups that mean nothing, and the punctuation of a sentence."""
+    """Without enclosing delimiters, groups that mean nothing, and the punctuation of a sentence."""
     for _ in range(3):
         if "{" in text:
             text = _GROUP.sub(lambda found: found[0] if found[1] is None else found[1], text)

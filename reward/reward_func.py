@@ -1,7 +1,7 @@
 """The reward that OpenRLHF calls for every sample: is the final answer correct, and how good is the reasoning?
 
-`reward = CORRECTNESS_WEIGHT * correctness + QUALITY_WEIGHT * quality`, where a judge (`reward.judge`) is configured;
-correctness alone, where none is. Samples of an evaluation are never judged: their reward is correctness alone. A
+`reward = CORRECTNESS_WEIGHT * correctness + QUALITY_WEIGHT * quality`, if a judge (`reward.judge`) is configured;
+otherwise correctness alone. Samples of an evaluation are never judged: their reward is correctness alone. A
 response without a final answer has correctness 0; JUDGE_UNFINISHED says whether the judge gets its reasoning. An empty
 one has quality 0 and is not sent.
 
@@ -9,8 +9,8 @@ OpenRLHF loads this file by its path in each engine, so the checkout must be on 
 `reward_func` in a thread, one sample at a time. Nothing raises here: OpenRLHF turns an exception into a
 missing reward that breaks the batch later. A sample that could not be graded says so in `reward_error`,
 and its other values are NaN: `grpo.batch.rewards.complete` gives it an advantage of zero. A sample that could not be
-judged says so in `judge_failed`, and its reward is what JUDGE_FALLBACK says: NaN under "mean_quality", as long as there
-is no mean, which `grpo.batch.rewards.complete` treats as above.
+judged says so in `judge_failed`, and JUDGE_FALLBACK decides its reward. Under "mean_quality" that is NaN until a mean is
+known, which `grpo.batch.rewards.complete` treats as above.
 """
 
 import functools
@@ -46,10 +46,10 @@ _logged_kinds: set[str] = set()
 
 
 def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any]) -> dict[str, Any]:
-    """Rewards n samples: `queries` are prompt + response with special tokens, `prompts` what was sent.
+    """Rewards n samples: `queries` are prompt + response with special tokens, `prompts` the prompts as sent.
 
     Returns `rewards`, `scores` (correctness: 0.0 or 1.0, NaN where grading failed) and `extra_logs` (LOG_KEYS, and
-    those of :class:`reward.judge.Verdict` where a judge is configured).
+    those of :class:`reward.judge.Verdict` if a judge is configured).
     Each value is a float for the one sample that OpenRLHF sends a call (it wraps the value in
     `torch.tensor([value])`, where a list would add a dimension), and a list of n floats for any other n.
     """
@@ -114,7 +114,7 @@ def _unjudged() -> dict[str, float]:
 
 @functools.cache
 def _is_judged() -> bool:
-    """Whether a judge is configured. Settings that cannot be, which the preflight refuses, count as one that fails."""
+    """Whether a judge is configured. Invalid settings, which the preflight refuses, count as a judge that fails."""
     try:
         return settings.from_environment() is not None
     except settings.SettingsError:
@@ -123,7 +123,7 @@ def _is_judged() -> bool:
 
 @functools.cache
 def _models() -> tuple[str, ...]:
-    """The judge's models; none where there is no judge, or settings that cannot be."""
+    """The judge's models; empty without a judge, and if the settings are invalid."""
     try:
         configured = settings.from_environment()
     except settings.SettingsError:
@@ -154,7 +154,7 @@ def _make_judge() -> Judge:
 
 
 def response_of(query: str, prompt: str) -> str:
-    """What the model wrote: the part of `query` after `prompt`.
+    """The model's own text: the part of `query` after `prompt`.
 
     The first rule that fits decides:
     1. The query starts with the prompt.
@@ -184,7 +184,7 @@ def response_of(query: str, prompt: str) -> str:
 
 
 def _open_header(prompt: str) -> str:
-    """What the prompt already wrote of the assistant's message, mostly nothing."""
+    """The part of the assistant's message that the prompt already holds, mostly nothing."""
     at = prompt.rfind(_ASSISTANT)
     begun = prompt[at + len(_ASSISTANT) :] if at >= 0 else ""
     return "" if _MESSAGE_CLOSED.search(begun) or _OTHER_ROLE.search(begun) else begun

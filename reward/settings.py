@@ -1,7 +1,7 @@
-"""What the judge is told: hyperparameters of `train_grpo.sh`, which reach every worker as GRPO_* variables.
+"""Settings of the judge: hyperparameters of `train_grpo.sh`, which reach every worker as GRPO_* variables.
 
-The key is no setting: it is read from GEMINI_API_KEY or GOOGLE_API_KEY, where it is used, and kept nowhere. Where both
-are set it is that of GOOGLE_API_KEY, as google-genai has it and says.
+The key is not a setting. It is read from GEMINI_API_KEY or GOOGLE_API_KEY when it is used, and kept nowhere. If both
+are set, GOOGLE_API_KEY counts, as in google-genai.
 """
 
 import math
@@ -27,14 +27,14 @@ VARIABLES = (
     "JUDGE_BASE_URL",
     "JUDGE_PROXY",
 )
-# Of variables that the run directory of an older run lacks: what such a run did.
+# Variables that the run directory of an older run lacks, with the values that such a run used.
 DEFAULTS = {
     "JUDGE_BASE_URL": "https://generativelanguage.googleapis.com",
     "JUDGE_PROXY": "0",
     "JUDGE_UNFINISHED": "0",
 }
 FALLBACKS = ("correctness", "mean_quality", "group")
-# The address of the local stand-in server, set by the launcher where a small run has no key.
+# The address of the local stand-in server, set by the launcher if a small run has no key.
 STAND_IN_VARIABLE = "GRPO_JUDGE_STAND_IN"
 # In the order of google-genai.
 KEY_VARIABLES = ("GOOGLE_API_KEY", "GEMINI_API_KEY")
@@ -46,7 +46,7 @@ Number = TypeVar("Number", int, float)
 
 
 class SettingsError(ValueError):
-    """A setting that cannot be; the message names the variable and the remedy."""
+    """An invalid setting; the message names the variable and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class ChainSettings:
         concurrency: calls under way at once, for each model.
         max_output_tokens: of a reply; thoughts count.
         temperature: of a reply; None is the API's own.
-        window: what the two limits are for; a minute but for tests.
+        window: of the two limits; a minute, except in tests.
     """
 
     models: tuple[str, ...]
@@ -80,7 +80,7 @@ class ChainSettings:
 
 @dataclass(frozen=True)
 class JudgeSettings:
-    """The chain, and what the reward is made of: ``correctness_weight * correctness + quality_weight * quality``.
+    """The chain, and the weights of the reward: ``correctness_weight * correctness + quality_weight * quality``.
 
     Attributes:
         fallback: one of FALLBACKS.
@@ -101,10 +101,10 @@ def variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def why_off(environ: Mapping[str, str] | None = None) -> str | None:
-    """Return the setting for which no judge is asked, None where one is.
+    """Return the setting that turns the judge off, None if the judge is on.
 
     Raises:
-        SettingsError: for a switch or, where it is on, for weights that cannot be.
+        SettingsError: for an invalid switch and, if it is on, for invalid weights.
     """
     values = variables(environ)
     if not _switch(values, "JUDGE", "0"):
@@ -117,10 +117,10 @@ def why_off(environ: Mapping[str, str] | None = None) -> str | None:
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> JudgeSettings | None:
-    """Return the settings, None where the judge is off, see :func:`why_off`.
+    """Return the settings, None if the judge is off, see :func:`why_off`.
 
     Raises:
-        SettingsError: for a value that is missing or cannot be.
+        SettingsError: for a missing or an invalid value.
     """
     if why_off(environ):
         return None
@@ -150,7 +150,7 @@ def from_environment(environ: Mapping[str, str] | None = None) -> JudgeSettings 
 
 
 def for_stand_in(judge: JudgeSettings) -> JudgeSettings:
-    """Return settings for the local stand-in, with its limits: those of the user are of a quota at Google's."""
+    """Return settings for the local stand-in, with its limits. The user's limits are those of a quota at Google."""
     chain = replace(judge.chain, requests_per_window=STAND_IN_RPM, tokens_per_window=STAND_IN_TPM)
     return replace(judge, chain=chain)
 
@@ -189,16 +189,16 @@ def _number(values: Mapping[str, str], name: str, kind: type[Number], least: flo
 
 
 def key_variable(environ: Mapping[str, str] | None = None) -> str | None:
-    """Return the variable that holds the key of the Gemini API, None where none does."""
+    """Return the variable that holds the key of the Gemini API, None if no variable does."""
     environ = os.environ if environ is None else environ
     return next((name for name in KEY_VARIABLES if environ.get(name, "").strip()), None)
 
 
 def api_key(environ: Mapping[str, str] | None = None) -> str | None:
-    """Return the key of the Gemini API, None where there is none.
+    """Return the key of the Gemini API, None if it is missing.
 
     Raises:
-        SettingsError: for one that cannot be sent; the message does not hold it.
+        SettingsError: for a key that cannot be sent; the message does not hold it.
     """
     environ = os.environ if environ is None else environ
     name = key_variable(environ)

@@ -1,8 +1,8 @@
-"""What the processes of a run share about the judge: one SQLite file in the run directory.
+"""The state of the judge that the processes of a run share: one SQLite file in the run directory.
 
 It holds for the processes that open the same file, that is for one run on one machine: WAL needs a local disk and a
 shared clock. Times are seconds of the monotonic clock, which is one for all processes of a machine until it restarts;
-a process of another machine is refused.
+a process of another machine gets an error.
 """
 
 import math
@@ -43,7 +43,7 @@ class SharedState:
         begins_run: forget all but the judgements: limits, breakers, claims and means are of one start of a run.
 
     Raises:
-        sqlite3.Error: where the file cannot be opened, is no database, or is in use by another machine.
+        sqlite3.Error: if the file cannot be opened, is not a database, or is in use by another machine.
     """
 
     def __init__(self, path: Path, begins_run: bool = False) -> None:
@@ -81,10 +81,10 @@ class SharedState:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Do what stands inside alone among all processes, or not at all.
+        """Run the block alone among all processes, or not at all.
 
         Raises:
-            sqlite3.Error: also where others hold the file for longer than `BUSY_SECONDS`.
+            sqlite3.Error: also if others hold the file for longer than `BUSY_SECONDS`.
         """
         if not self._lock.acquire(timeout=BUSY_SECONDS):
             raise sqlite3.OperationalError("the threads of this process hold the judge's state for too long")
@@ -115,13 +115,13 @@ class Judgements:
         self._state = state
 
     def find_or_claim(self, key: str, deadline: float) -> str | None:
-        """Return what is stored under `key`, or None where the caller is the one to find out.
+        """Return the answer that is stored under `key`, None if the caller is to find it.
 
-        While another thread or process finds out, wait. A claim ends with :meth:`store` or :meth:`release`, at its
+        Wait while another thread or process looks for it. A claim ends with :meth:`store` or :meth:`release`, at its
         deadline, or with the process that holds it.
 
         Raises:
-            TimeoutError: where the other one is not done at the `deadline` (monotonic clock).
+            TimeoutError: if the other one is not done at the `deadline` (monotonic clock).
         """
         while True:
             with self._state.transaction() as connection:

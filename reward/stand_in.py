@@ -1,7 +1,7 @@
 """A local server that stands in for Gemini: it speaks its REST API, and judges nothing.
 
-The small run uses it where there is no key, and tests use it for faults. Every number that it is asked for is how many
-"=" the response under judgement has, at most what the schema allows: it rewards shown working, and means nothing else.
+A small run without a key uses it, and tests use it for faults. Every number in its replies counts the "=" of the
+response under judgement, up to the schema's maximum. It rewards shown working, and means nothing else.
 
     python -m reward.stand_in --address-file FILE --models ID ...
 """
@@ -25,12 +25,13 @@ _MODEL = re.compile(r"/v1beta/models/([\w.-]+)")
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong with one request.
+    """The fault of one request.
 
     Attributes:
         kind: "status" (an error of `status`), "hang" (no answer for `seconds`), "close" (the connection), "slow" (a
             good answer, a byte every `seconds`), "blocked" (the prompt), "filtered" (the reply), "cut", "empty",
-            "not json", "no reply" (JSON that is none), "out of range", or "says" (a reply with the text of `message`).
+            "not json", "no reply" (JSON that is not a reply), "out of range", or "says" (a reply with the text of
+            `message`).
         message: of the error. ``{key}`` in it becomes the key that came with the request.
         retry_delay: of the error, in seconds, as RetryInfo; `retry_after` as a header.
         quota: of a 429: the quotaId and quotaValue that were exceeded.
@@ -56,7 +57,7 @@ class Quota:
 
 @dataclass(frozen=True)
 class Request:
-    """A generateContent that came. `status`: what it was answered with; `time`: of the monotonic clock."""
+    """A generateContent request. `status`: of its answer; `time`: of the monotonic clock."""
 
     time: float
     model: str
@@ -70,7 +71,7 @@ class StandIn:
     Args:
         models: ids that exist; None is any.
         quota: of each model.
-        faults: is asked with the number of the request (from 0) and its model; None is no fault.
+        faults: is asked with the number of the request (from 0) and its model; None means no fault.
         latency: seconds that an answer takes.
         key: the only one that is valid; None is any.
     """
@@ -108,13 +109,13 @@ class StandIn:
         self._server.serve_forever()
 
     def stop(self) -> None:
-        """Close the port, and let go of what hangs."""
+        """Close the port, and release requests that hang."""
         self.ended.set()
         self._server.shutdown()
         self._server.server_close()
 
     def admit(self, model: str, body: dict[str, Any]) -> Fault | None:
-        """Record a request; return what goes wrong with it."""
+        """Record a request; return its fault."""
         with self._lock:
             now, number = time.monotonic(), self._number
             self._number += 1

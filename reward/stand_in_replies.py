@@ -1,4 +1,4 @@
-"""What the stand-in for Gemini answers, good or bad: a count of "=" in the form that the request asks for."""
+"""Answers of the stand-in for Gemini, good or bad: a count of "=" in the form that the request asks for."""
 
 import json
 import re
@@ -53,10 +53,10 @@ def reply(body: dict[str, Any], model: str, text: str | None = None, reason: str
 
 
 def bad_reply(kind: str, body: dict[str, Any], model: str) -> dict[str, Any]:
-    """Return an answer with status 200 that is no good, by the kind of fault.
+    """Return a bad answer with status 200, by the kind of fault.
 
     Raises:
-        ValueError: for a kind that is none.
+        ValueError: for an unknown kind.
     """
     if kind == "blocked":
         usage = {"promptTokenCount": prompt_tokens(body)}

@@ -1,11 +1,11 @@
-r"""What a spelled answer consists of: collections, tuples, intervals, relations, matrices, and plain expressions."""
+r"""The parts of a spelled answer: collections, tuples, intervals, relations, matrices, and plain expressions."""
 
 import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from reward import matrices
-from reward.literals import in_base, integer, rational
+from reward.literals import in_base, integer, rational, without_divisors
 from reward.notation import squeeze, words
 from reward.units import split_unit
 
@@ -30,16 +30,17 @@ _NAME = re.compile(
     r"(?:_(?:[A-Za-z0-9]|\{[A-Za-z0-9,]*\}))?'*(?:\([A-Za-z](?:,[A-Za-z])*\))?\Z"
     rf"|{_POINTS}[:/]{_POINTS}\Z|\\frac\{{{_POINTS}\}}\{{{_POINTS}\}}\Z"
 )
-# What makes a side of an equation more than the name of a quantity: another statement, or a number beside a name.
-_STATEMENT = re.compile(
-    r"\\(?:[A-Za-z]*arrow|implies|iff|to|therefore|because|approx|equiv|ne|mid|ni|in)(?![A-Za-z])|[?:]|->|=>"
-    r"|\\text ?\{[^{}]*(?:[=0-9]|\b(?:or|and)\b)"
-)
-_SIGNS_OF_A_PRODUCT = re.compile(r"\\(?:cdot|times)(?![A-Za-z])|[\s*(){}]")
-_NUMBER_OF_A_NAME = re.compile(r"-?[0-9]{2}[0-9.,]*(?:[A-Za-z]|\\(?!frac|sqrt|pi))[^+-]*\Z")
 # Capital letters or Roman numerals that one \\text lists.
 _LISTED = re.compile(r"\\text ?\{ ?((?:[A-Z]{1,4}(?: ?, ?(?:and |or )?| and | or |(?= ?\}))){2,}) ?\}\Z")
-# What stands before the condition of a set.
+_CASES = re.compile(
+    r"(?:\\begin ?\{cases\}|(?P<brace>\\\{) ?\\begin ?\{array\} ?\{[^{}]*\})(?P<body>(?:(?!\\begin).)*)"
+    r"(?(brace)\\end ?\{array\}|\\end ?\{cases\}) ?\.?\Z",
+    re.DOTALL,
+)
+# The word before the condition of a case.
+_CONDITION = re.compile(r"\A(?P<text>\\text ?\{ ?)?(?:if|when|for|where)(?![A-Za-z]) ?(?(text)(?P<words>[^{}]*)\} ?)")
+_TEXT = re.compile(r"\\text ?\{([^{}]*)\}")
+# The part of a set before its condition.
 _SUCH_THAT = re.compile(
     r" ?[A-Za-z](?: ?\\in ?\\mathbb\{R\})? ?(?:\||:|\\(?:mid|vert|colon)(?![A-Za-z])) ?(.+)\Z", re.DOTALL
 )
@@ -50,7 +51,7 @@ class Node(NamedTuple):
 
     A collection with a mark is a set that is one element of something, and not its elements.
 
-    kind: "collection", "bracket", "union", "relation", "matrix", "row", "based", "words" or "expression";
+    kind: "collection", "bracket", "union", "relation", "matrix", "cases", "row", "based", "words" or "expression";
     the last three have `text` in place of parts.
     """
 
@@ -71,14 +72,14 @@ def read(text: str, depth: int = 0) -> Node:
         raise Unreadable("nested too deep")
     if depth == 0 and rational(squeeze(split_unit(text)[0])) is not None:  # the comma of 1,234 separates nothing
         return _read_one(text, depth)
-    elements, _ = _split(text, lambda token: bool(_AND.match(token)))
+    elements = split_list(text)
     elements = [element for element in elements if element.strip()]
     if len(elements) > 1:
         return _collection(_elements(elements, depth))
     text = elements[0].strip() if elements else ""
-    sides, operators = _split(text, _RELATIONS.__contains__)
+    sides, operators = split_relation(text)
     if operators:
-        return _relation([read(side, depth + 1) for side in sides], [_RELATIONS[token] for token in operators])
+        return _relation([read(side, depth + 1) for side in sides], operators)
     parts, _ = _split(text, lambda token: token in ("\\cup", "\\bigcup"))
     if len(parts) > 1:
         return Node("union", parts=tuple(read(part, depth + 1) for part in parts))
@@ -93,6 +94,8 @@ def _read_one(text: str, depth: int) -> Node:
     said = words(text)
     if said is not None:
         return Node("words", text=said)
+    if cases := _CASES.match(text):
+        return _cases(matrices.rows(cases["body"]), depth)
     rows = matrices.evaluate(text) if "\\begin" in text else None
     if rows is not None:
         return Node("matrix", parts=tuple(_row(row, depth) for row in rows))
@@ -120,11 +123,33 @@ def _read_one(text: str, depth: int) -> Node:
     value, unit = split_unit(text)
     if unit and value != text:
         return _with_unit(read(value, depth + 1), unit)
-    return _expression(squeeze(value))
+    return _expression(without_divisors(squeeze(value)))
 
 
 def _row(cells: Sequence[str], depth: int) -> Node:
     return Node("row", parts=tuple(read(cell, depth + 1) for cell in cells))
+
+
+def _cases(rows: matrices.Rows, depth: int) -> Node:
+    """Values with their conditions; equations without conditions are a list."""
+    if all(len(row) == 1 for row in rows):
+        return _collection([read(row[0], depth + 1) for row in rows])
+    parts = []
+    for row in rows:
+        value, *conditions = [cell.strip(" ,;.") for cell in row]
+        nodes = [read(value, depth + 1), *(_condition(condition, depth) for condition in conditions)]
+        parts.append(Node("row", parts=tuple(nodes)))
+    return Node("cases", parts=tuple(parts))
+
+
+def _condition(text: str, depth: int) -> Node:
+    """A condition with words is compared by its words: `n \\text{ is even}` is `\\text{if n is even}`."""
+    text = _CONDITION.sub(lambda found: found["words"] or "", text)
+    if not re.search(r"\\text|[a-z]{3}", text) or re.search(r"[=<>]|\\(?:le|ge|ne|in)(?![a-z])", text):
+        return read(text, depth + 1)
+    said = " ".join(_TEXT.sub(r" \1 ", text).split()).lower()
+    said = said.rstrip(" ,;.")
+    return Node("words", text="otherwise" if said in ("else", "elsewhere") else said)
 
 
 def _with_unit(node: Node, unit: str) -> Node:
@@ -169,6 +194,17 @@ def _relation(sides: list[Node], operators: list[str]) -> Node:
     if all(operator in _MIRRORED for operator in operators):
         sides, operators = sides[::-1], [_MIRRORED[operator] for operator in operators[::-1]]
     return Node("relation", " ".join(operators), tuple(sides))
+
+
+def split_list(text: str) -> list[str]:
+    """The pieces between commas, semicolons and "and" or "or". Raises Unreadable."""
+    return _split(text, lambda token: bool(_AND.match(token)))[0]
+
+
+def split_relation(text: str) -> tuple[list[str], list[str]]:
+    r"""The sides of a relation, and the signs between them: `=`, `<`, `\le` and so on. Raises Unreadable."""
+    sides, operators = _split(text, _RELATIONS.__contains__)
+    return sides, [_RELATIONS[token] for token in operators]
 
 
 def _split(text: str, separates: Callable[[str], bool]) -> tuple[list[str], list[str]]:
@@ -217,7 +253,7 @@ def _name(side: Node) -> str | None:
 
 
 def solved(relation: Node) -> tuple[str, Node] | None:
-    """(variable, what it is or where it lies) for `x = A`, `x \\in A` and inequalities of one variable."""
+    """(variable, its value or the set it lies in) for `x = A`, `x \\in A` and inequalities of one variable."""
     operators, sides = relation.mark.split(" "), relation.parts
     names = [_name(side) for side in sides]
     if operators == ["="]:
@@ -270,27 +306,3 @@ def solutions(node: Node) -> tuple[list[str], list[Node]] | None:
     if any(len(row) != size for row in rows):
         return None
     return names, [Node("bracket", "()", tuple(row[name] for name in names)) for row in rows]
-
-
-def last_side(text: str) -> str | None:
-    r"""What the equation `m+n = ... = A` of a spelled text ends with, None where the text is anything else.
-
-    What stands before it names the quantity: `205 x = 204` and `205 \Rightarrow x = 204` have no last side.
-    `x^2-4y+9 = 0` is a curve and not zero, while `m+n = 0` is zero.
-    """
-    try:
-        sides, operators = _split(text.replace("&", ""), _RELATIONS.__contains__)
-        if not operators or any(operator != "=" for operator in operators):
-            return None
-        if any(_STATEMENT.search(side) for side in sides[:-1]):
-            return None
-        if any(_NUMBER_OF_A_NAME.match(_SIGNS_OF_A_PRODUCT.sub("", side)) for side in sides[:-1]):
-            return None
-        if any(len(_split(side, lambda token: bool(_AND.match(token)))[0]) > 1 for side in sides[:-1]):
-            return None
-    except Unreadable:
-        return None
-    last = sides[-1].strip()
-    values = {rational(squeeze(split_unit(side.strip().strip("()"))[0])) for side in sides} - {None}
-    is_curve = values == {0} and any(re.search("[+-]", side) and re.search("[0-9]", side) for side in sides[:-1])
-    return last if len(values) <= 1 and not is_curve else None

@@ -1,4 +1,4 @@
-"""The HTTP client of a call that carries a key: no redirects, no proxy but the one it is given, replies of a size.
+"""The HTTP client of a call that carries a key: no redirects, no proxy except its own, replies of limited size.
 
 google-genai would follow redirects with the key and the prompt, and read proxies from the environment.
 """
@@ -65,7 +65,7 @@ class Client(httpx2.Client):
 
 
 def redirect_message(status: int, location: str | None, key: str) -> str:
-    """Return what is wrong with a redirect: its host, but nothing else that the server chose."""
+    """Describe a redirect by its host, and by nothing else that the server chose."""
     return f"the server redirects ({status}) to {_target(location or '', key)}; redirects are not followed"
 
 

@@ -1,8 +1,8 @@
-r"""What stands after a value and says what it counts: a unit, a percent or degree sign, a currency sign.
+r"""Units after a value: a name, a percent or degree sign, a currency sign.
 
-A unit of the table may follow any value, with or without `\text`. Other words may follow a number only: up to three of
-them, of which the last is a plural ("ordered pairs", "such triangles") and none says another number ("hundredths",
-"million dollars") or limits it ("or more").
+A unit of the table may follow any value, with or without `\text`. Other words may follow a number only. These are up to
+three words, the last of them a plural ("ordered pairs", "such triangles"). Words that change the number ("hundredths",
+"million dollars") or limit it ("or more") are not units.
 """
 
 import re
@@ -57,7 +57,7 @@ _ANGLE_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)")
 
 
 def split_unit(text: str) -> tuple[str, str]:
-    r"""(value, unit) of a spelled text; the unit is "" where there is none, and for `\text{ units}`."""
+    r"""(value, unit) of a spelled text; the unit is "" if it is missing, and for `\text{ units}`."""
     if currency := _CURRENCY.match(text):
         return currency[1] + text[currency.end() :], _CURRENCIES[currency[2]]
     found = _UNIT.search(text, max(0, len(text) - _TAIL_CHARS))
@@ -85,7 +85,7 @@ def _phrases(found: re.Match[str]) -> list[tuple[int, str]]:
 
 
 def _name(phrase: str, is_text: bool, value: str) -> str | None:
-    """The name of a unit, None where the words are none; "m/s" for "meters per second"."""
+    """The name of a unit, None if the words are not a unit; "m/s" for "meters per second"."""
     first, *others = _PER.split(phrase)
     names = [_known(first, is_text), *(_known(other, True) for other in others)]
     if None not in names:

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from reward.chain import connect
+from reward.chain import Chain, connect
+from reward.gemini import Client
 from reward.judge import Judge
-from reward.settings import ChainSettings, JudgeSettings
+from reward.settings import STAND_IN_KEY, ChainSettings, JudgeSettings
 from reward.shared_state import SharedState
 from reward.stand_in import StandIn
 
@@ -42,5 +43,17 @@ def make_judge(tmp_path: Path) -> Callable[..., Judge]:
         chain = ChainSettings(**({"models": MODELS, "deadline": 20.0, "call_timeout": 10.0} | settings))  # type: ignore[arg-type]
         state = SharedState(tmp_path / "judge.sqlite")
         return Judge(JudgeSettings(chain, 0.6, 0.4, fallback, True), state, connect(chain, state, None, server.url))
+
+    return make
+
+
+@pytest.fixture
+def make_chain(tmp_path: Path) -> Callable[..., Chain]:
+    """Make a chain that asks a stand-in; settings of the chain by name."""
+
+    def make(server: StandIn, key: str | None = None, **settings: object) -> Chain:
+        values = {"models": ("first", "second", "third"), "deadline": 20.0, "call_timeout": 10.0} | settings
+        state = SharedState(tmp_path / "judge.sqlite")
+        return Chain(ChainSettings(**values), state, Client(key or STAND_IN_KEY, server.url))
 
     return make

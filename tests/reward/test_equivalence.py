@@ -212,6 +212,35 @@ def test_warming_up_twice_starts_one_worker(pool) -> None:
     assert pool.counts == {"started": 1} and len(pool._idle) == 1
 
 
+def test_the_first_pair_waits_for_the_worker_that_starts(pool) -> None:
+    equivalence.warm_up()
+    assert equivalence.equal("x(x+1)", "x^2+x")
+    assert pool.counts == {"started": 1}
+
+
+@pytest.mark.parametrize("user", ["reward.answers", "eval.output", "eval.regrade"])
+def test_an_import_starts_no_worker(user: str) -> None:
+    script = f"import {user}; from reward import equivalence; assert not equivalence.counts(); import threading; " + (
+        "assert threading.active_count() == 1"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+
+
+def test_an_evaluation_starts_a_worker_before_its_first_sample() -> None:
+    script = """
+import tempfile, time
+from pathlib import Path
+from eval.output import Output
+from reward import equivalence
+with tempfile.TemporaryDirectory() as folder, Output(Path(folder) / "out", {}, {}, [], 1, [1]):
+    end = time.monotonic() + 60
+    while not equivalence._pool._idle:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+"""
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+
+
 def test_warming_up_in_vain_is_said_and_raises_nothing(
     pool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
