@@ -8,6 +8,7 @@ from grpo.diagnosis.finding import CRITICAL, Diagnosis, Finding, NotJudged
 from grpo.diagnosis.history import History, of_rows
 from grpo.diagnosis.rules import EXPLAINS, RULES
 
+FEW = 2  # steps by which the onset of a truncation may be misjudged: it is read from the shares themselves
 TOLERANCE = 10  # steps by which an onset may be misjudged: the levels around it are means of about as many
 
 
@@ -36,7 +37,7 @@ def _without_consequences(findings: list[Finding], end: int) -> list[Finding]:
     for other, consequence in enumerate(findings):
         found = [index for index, cause in enumerate(findings) if _explains(cause, consequence, end)]
         if found:
-            causes[other] = found[0]
+            causes[other] = min(found, key=lambda index: findings[index].onset)
     explained: dict[int, list[Finding]] = {}
     for other in causes:
         root = causes[other]
@@ -61,16 +62,18 @@ def _explains(cause: Finding, consequence: Finding, end: int) -> bool:
 
     A fall of correctness has to begin with it, or when it was over: what the run has borne for long is not why it fell.
     """
-    if consequence.name not in EXPLAINS.get(cause.name, ()):
+    if consequence is cause or consequence.name not in EXPLAINS.get(cause.name, ()):
         return False
     if consequence.name == "correctness_fall":
         turns = [cause.onset] if cause.last >= end else [cause.onset, cause.last]
         return any(abs(consequence.onset - step) <= TOLERANCE for step in turns)
+    if consequence.name == "truncation":  # a length limit that was too short before has nothing to do with the cause
+        return cause.onset - FEW <= consequence.onset <= cause.last + TOLERANCE
     return cause.onset - TOLERANCE <= consequence.onset <= cause.last + TOLERANCE
 
 
 class Monitor:
-    """Watches a run that goes on, and names each onset once.
+    """Watches a run that goes on, and names each onset once, and again when it becomes critical.
 
     Args:
         config: config.json.
@@ -83,7 +86,8 @@ class Monitor:
     def new_onsets(self, rows: Iterable[Mapping[str, Any]], evals: Iterable[Mapping[str, Any]] = ()) -> list[Finding]:
         """Return what has begun since the last call; milliseconds for a few hundred steps.
 
-        A finding of the same name is a new onset only after steps that did not show the last one. A monitor that
+        A finding of the same name is a new onset only after steps that did not show the last one. One that becomes
+        critical is returned again. A monitor that
         begins with the rows of a resumed run takes what they show as new: call it once and drop the result there.
 
         Args:
@@ -93,7 +97,7 @@ class Monitor:
         new = []
         for found in diagnose(of_rows(rows, evals, self._config)).findings:
             same = [known for known in self._known if known.name == found.name and _overlap(known, found)]
-            if not same:
+            if not same or (found.severity == CRITICAL and all(known.severity != CRITICAL for known in same)):
                 new.append(found)
             for known in same:
                 self._known.remove(known)

@@ -8,7 +8,7 @@ from typing import Any
 from grpo.diagnosis.finding import Finding, NotJudged
 from grpo.diagnosis.history import History, of_rows
 from grpo.diagnosis.rules import RULES
-from grpo.diagnosis.rules.learning import fall_of_correctness
+from grpo.diagnosis.rules.correctness import fall_of_correctness
 from grpo.json_files import read_rows
 
 RECENT = 10  # steps that say where correctness is now

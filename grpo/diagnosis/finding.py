@@ -28,7 +28,10 @@ class Evidence:
 
     def __str__(self) -> str:
         where = f"step {self.first}" if self.first == self.last else f"steps {self.first} to {self.last}"
-        return f"{self.metric}, {where}: " + ", ".join(f"{what} {number(x)}" for what, x in self.numbers.items())
+        numbers = {what: number(value) for what, value in self.numbers.items()}
+        if {"range from", "range to"} <= numbers.keys():
+            numbers["range from"] += f" to {numbers.pop('range to')}"
+        return f"{self.metric}, {where}: " + ", ".join(f"{what} {value}" for what, value in numbers.items())
 
 
 @dataclass(frozen=True)
@@ -118,12 +121,9 @@ class Diagnosis:
 
     def lines(self) -> list[str]:
         """Return the diagnosis for people."""
-        warm_up = (
-            f"; the first {self.warm_up} are the warm-up, which rules about learning and the learning rate leave out"
-            if self.warm_up
-            else ""
-        )
-        lines = [f"{self.steps} steps{warm_up}"]
+        lines = [f"{self.steps} step{'' if self.steps == 1 else 's'}{self._warm_up()}"]
+        if not self.findings:
+            lines.append(f"No findings{self.nothing_found().removeprefix('none')}")
         lines += [f"note: {note}" for note in self.notes]
         for finding in self.findings:
             lines += ["", *finding.lines()]
@@ -132,6 +132,12 @@ class Diagnosis:
                 lines += ["", f"{heading}:"]
                 lines += [f"    {name.replace('_', ' ')}: {text}" for name, text in group.items()]
         return lines
+
+    def _warm_up(self) -> str:
+        if not self.warm_up:
+            return ""
+        steps = "step is" if self.warm_up == 1 else f"{self.warm_up} steps are"
+        return f"; the first {steps} the warm-up, which rules about learning and the learning rate leave out"
 
 
 def number(value: float) -> str:

@@ -134,11 +134,12 @@ class History:
 
     def setting(self, name: str) -> Any:
         """Return the value of a variable of train_grpo.sh or of a flag ("--dual_clip"), None where it is unknown."""
-        flags, judge = (self.config.get(part) or {} for part in ("flags", "judge"))
+        flags, judge, environment = (self.config.get(part) or {} for part in ("flags", "judge", "environment"))
         if name.startswith("--"):
             return flags.get(name[2:])
-        if name in judge:
-            return judge[name]
+        for variables in (judge, environment):
+            if isinstance(variables, Mapping) and name in variables:
+                return variables[name]
         return next((flags.get(flag) for flag, variable in by_flag().items() if variable == name), None)
 
     def setting_number(self, name: str) -> float | None:

@@ -9,15 +9,17 @@ from collections.abc import Callable
 from grpo.diagnosis.finding import Finding
 from grpo.diagnosis.history import History
 from grpo.diagnosis.remedies import OUT_OF_RANGE
-from grpo.diagnosis.rules import agreement, judge, learning, ranges, rates, responses, update
+from grpo.diagnosis.rules import agreement, correctness, judge, labels, learning, ranges, rates, responses, update
 
 Rule = Callable[[History], list[Finding] | str]
 
 RULES: dict[str, Rule] = {
     "flat_learning": learning.flat_learning,
     "over_fitting": learning.over_fitting,
-    "correctness_fall": learning.correctness_fall,
+    "correctness_fall": correctness.correctness_fall,
     "reward_hacking": learning.reward_hacking,
+    "doubtful_labels": labels.doubtful_labels,
+    "no_gradient": update.no_gradient,
     "instability": update.instability,
     "loss_spikes": update.loss_spikes,
     "lr_shock": rates.lr_shock,
@@ -50,8 +52,9 @@ _DIFFERENCE = _ranges(
 _RUINED = _ranges("answered", "repetition", "improbable_tokens", "unallocated_mass", "truncated")
 _PAID = _ranges("high_reward_wrong", "reward_correct_correlation", "reward_correct_correlation_rolling")
 EXPLAINS = {
-    "instability": ("entropy_collapse", "correctness_fall", *_UPDATE, *_RUINED),
-    "lr_shock": ("instability", "off_policy", "correctness_fall", *_UPDATE, *_RUINED),
+    OUT_OF_RANGE + "reward_correct_correlation": ("correctness_fall", *_PAID),
+    "instability": ("entropy_collapse", "correctness_fall", "truncation", *_UPDATE, *_RUINED),
+    "lr_shock": ("instability", "off_policy", "correctness_fall", "truncation", *_UPDATE, *_RUINED),
     "off_policy": ("instability", "correctness_fall", *_UPDATE),
     "mismatch": ("instability", "off_policy", "correctness_fall", *_DIFFERENCE, *_UPDATE),
     "passes_differ": ("instability", "off_policy", *_UPDATE),
@@ -63,5 +66,6 @@ EXPLAINS = {
     "judge_drift": ("reward_hacking", *_PAID),
     "judge_outage": ("reward_hacking", "judge_drift", *_ranges("judge_failed", "judge_fallbacks", "reward_missing")),
     "judge_dependent": _PAID,
+    "no_gradient": ("flat_learning", "doubtful_labels", *_ranges("zero_spread_groups")),
     "reward_hacking": ("judge_dependent", "flat_learning", "correctness_fall", *_PAID),
 }

@@ -5,9 +5,10 @@ import numpy as np
 from grpo.diagnosis.finding import CRITICAL, WARNING, Evidence, Finding, NotJudged, number
 from grpo.diagnosis.history import History
 from grpo.diagnosis.remedies import finding
-from grpo.diagnosis.rules.learning import fall_of_correctness
+from grpo.diagnosis.rules.correctness import fall_of_correctness
 from grpo.diagnosis.rules.update import edge, magnitude
 from grpo.diagnosis.series import trend
+from grpo.metric_schema import BY_NAME
 
 JUMP = 1.5  # of the learning rate in one step
 SETTLING = 10  # steps after a jump in which its consequences show
@@ -49,12 +50,19 @@ def _collapse_at_peak(run: History) -> Finding | None:
         return None
     peak = int(run.steps[run.warm_up])
     near = int(run.steps[run.warm_up // 2])  # the rate is half of the peak's there
-    if not near <= fall.first_low <= peak + FEW:
+    if not near <= fall.first_low <= peak + FEW or _is_paid_for(run, fall.first_low):
         return None
     before, after = rates.values[0], rates.values.max()
     rise = Evidence("actor_lr", int(rates.steps[0]), peak, {"first": float(before), "highest": float(after)})
     last = int(run.steps[-1])
     return finding(run, "lr_shock", CRITICAL, fall.first_low, last, rise, fall.evidence)
+
+
+def _is_paid_for(run: History, step: int) -> bool:
+    """Whether the reward did not go with correctness up to a step: then that is why correctness fell."""
+    healthy = BY_NAME["reward_correct_correlation"].healthy
+    values = run.column("reward_correct_correlation").window(0, step).values
+    return len(values) > 0 and healthy is not None and float(np.median(values)) < (healthy[0] or 0.0)
 
 
 def _consequences(run: History, step: int) -> list[Evidence]:

@@ -120,7 +120,9 @@ def _bottleneck(run: History, cut: Series) -> Finding | None:
     if len(whole) and len(correct):
         numbers = {"correct_whole": float(np.median(whole)), "correct": float(np.median(correct))}
         lost = numbers["correct_whole"] - numbers["correct"]
-        evidence.append(Evidence("correct", first, last, {**numbers, "lost by the cut, at most": lost}))
+        if lost > 0:
+            numbers["lost by the cut, at most"] = lost
+        evidence.append(Evidence("correct", first, last, numbers))
     if share <= HALF and lost <= PRICE:
         return None
     severity = CRITICAL if share > MOST or lost > 2 * PRICE else WARNING
