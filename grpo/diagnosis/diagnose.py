@@ -32,12 +32,16 @@ def diagnose(run: History) -> Diagnosis:
 
 
 def _without_consequences(findings: list[Finding], end: int) -> list[Finding]:
-    """Name what a finding explains with it, in place of a finding of its own; `end` is the run's last step."""
+    """Attach each explained finding to its cause.
+
+    Args:
+        end: last step of the run.
+    """
     causes: dict[int, int] = {}
     for other, consequence in enumerate(findings):
-        found = [index for index, cause in enumerate(findings) if _explains(cause, consequence, end)]
-        if found:
-            causes[other] = min(found, key=lambda index: findings[index].onset)
+        possible = [index for index, cause in enumerate(findings) if _explains(cause, consequence, end)]
+        if possible:
+            causes[other] = min(possible, key=lambda index: findings[index].onset)
     explained: dict[int, list[Finding]] = {}
     for other in causes:
         root = causes[other]
@@ -45,22 +49,22 @@ def _without_consequences(findings: list[Finding], end: int) -> list[Finding]:
             root = causes[root]
         explained.setdefault(root, []).append(findings[other])
     return [
-        _with_consequences(found, explained.get(index, []))
-        for index, found in enumerate(findings)
+        _with_consequences(finding, explained.get(index, []))
+        for index, finding in enumerate(findings)
         if index not in causes
     ]
 
 
 def _with_consequences(cause: Finding, consequences: list[Finding]) -> Finding:
     """Return a finding that names what it explains, and is as severe as the worst of that."""
-    severity = CRITICAL if any(found.severity == CRITICAL for found in consequences) else cause.severity
-    return replace(cause, severity=severity, consequences=tuple(found.name for found in consequences))
+    severity = CRITICAL if any(one.severity == CRITICAL for one in consequences) else cause.severity
+    return replace(cause, severity=severity, consequences=tuple(one.name for one in consequences))
 
 
 def _explains(cause: Finding, consequence: Finding, end: int) -> bool:
     """Whether one follows from the other: it began while the other lasted.
 
-    A fall of correctness has to begin with it, or when it was over: what the run has borne for long is not why it fell.
+    A fall of correctness has to begin with its cause, or at the end of it. What a run has borne for long is no cause.
     """
     if consequence is cause or consequence.name not in EXPLAINS.get(cause.name, ()):
         return False
@@ -95,16 +99,16 @@ class Monitor:
             evals: all lines of eval.jsonl so far.
         """
         new = []
-        for found in diagnose(of_rows(rows, evals, self._config)).findings:
-            same = [known for known in self._known if known.name == found.name and _overlap(known, found)]
-            if not same or (found.severity == CRITICAL and all(known.severity != CRITICAL for known in same)):
-                new.append(found)
+        for finding in diagnose(of_rows(rows, evals, self._config)).findings:
+            same = [known for known in self._known if known.name == finding.name and _overlap(known, finding)]
+            if not same or (finding.severity == CRITICAL and all(known.severity != CRITICAL for known in same)):
+                new.append(finding)
             for known in same:
                 self._known.remove(known)
-                found = replace(found, onset=min(found.onset, known.onset), last=max(found.last, known.last))
-            self._known.append(found)
+                finding = replace(finding, onset=min(finding.onset, known.onset), last=max(finding.last, known.last))
+            self._known.append(finding)
         return new
 
 
-def _overlap(known: Finding, found: Finding) -> bool:
-    return found.onset <= known.last + TOLERANCE and found.last >= known.onset - TOLERANCE
+def _overlap(known: Finding, finding: Finding) -> bool:
+    return finding.onset <= known.last + TOLERANCE and finding.last >= known.onset - TOLERANCE

@@ -59,7 +59,7 @@ class Finding:
     Attributes:
         onset: the first step that shows it.
         last: the last step that shows it.
-        consequences: other findings that it explains and that are not listed therefore.
+        consequences: findings that it explains, which are not listed themselves.
     """
 
     name: str
@@ -92,13 +92,13 @@ class Finding:
 
 @dataclass
 class Diagnosis:
-    """All that the rules say of a run.
+    """The verdicts of all rules on a run.
 
     Attributes:
         steps: how many there are, with the warm-up.
         warm_up: how many of them the rules about learning and about the learning rate leave out.
         findings: by severity, then onset.
-        fine: what was looked at and found in order, by the name of the rule.
+        fine: what is in order, by the name of the rule.
         not_judged: why not, by the name of the rule.
         notes: what the reader of the run had to leave out.
     """
@@ -111,9 +111,10 @@ class Diagnosis:
     notes: list[str] = field(default_factory=list)
 
     def nothing_found(self) -> str:
-        """Return what is to be said where there is no finding: that is no all-clear while rules cannot judge."""
+        """Return the verdict of a run without findings. It is no all-clear while rules cannot judge."""
         rules = len(self.fine) + len(self.not_judged)
-        return f"none; {len(self.not_judged)} of {rules} rules cannot judge so far" if self.not_judged else "none"
+        open_rules = f"; {len(self.not_judged)} of {rules} rules cannot judge so far" if self.not_judged else ""
+        return f"No findings{open_rules}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the diagnosis for JSON."""
@@ -123,7 +124,7 @@ class Diagnosis:
         """Return the diagnosis for people."""
         lines = [f"{self.steps} step{'' if self.steps == 1 else 's'}{self._warm_up()}"]
         if not self.findings:
-            lines.append(f"No findings{self.nothing_found().removeprefix('none')}")
+            lines.append(self.nothing_found())
         lines += [f"note: {note}" for note in self.notes]
         for finding in self.findings:
             lines += ["", *finding.lines()]

@@ -179,10 +179,10 @@ def spells(flags: np.ndarray, least: int = 3, gap: int = 2) -> list[tuple[int, i
         flags: [N] bool.
         gap: values without the flag that do not end a spell.
     """
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     for index in np.flatnonzero(flags):
-        if found and index - found[-1][-1] <= gap + 1:
-            found[-1].append(int(index))
+        if groups and index - groups[-1][-1] <= gap + 1:
+            groups[-1].append(int(index))
         else:
-            found.append([int(index)])
-    return [(spell[0], spell[-1]) for spell in found if len(spell) >= least]
+            groups.append([int(index)])
+    return [(spell[0], spell[-1]) for spell in groups if len(spell) >= least]

@@ -1,7 +1,7 @@
 """The rules: each looks for one pathology in a run.
 
-A rule returns the findings, or in a sentence what it found in order, and raises NotJudged where it lacks steps or
-columns. The ends of healthy ranges are those of grpo.metric_schema.
+A rule returns its findings, or a sentence that says what is in order. It raises NotJudged where steps or columns are
+missing. The ends of healthy ranges are those of grpo.metric_schema.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def _ranges(*metrics: str) -> tuple[str, ...]:
     return tuple(OUT_OF_RANGE + metric for metric in metrics)
 
 
-# What follows from a finding, and is not listed beside it unless it began at another time.
+# What follows from a finding. It is listed beside its cause only if it began at another time.
 _UPDATE = _ranges(
     *("ppo_kl", "ppo_clip_ratio", "clip_ratio_low", "clip_ratio_high"),
     *("policy_loss_spike", "importance_cut", "importance_weight", "vllm_kl"),

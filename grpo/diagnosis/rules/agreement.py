@@ -23,11 +23,11 @@ def mismatch(run: History) -> list[Finding] | str:
     if len(values) >= 2 * START:
         # Well below the limit, a lasting fivefold of its own start is a sync that no longer arrives.
         limit = min(limit, max(5 * float(np.median(values[:START])), 0.4 * limit))
-    found = spells(values > limit, least=4, gap=1)
-    if not found:
+    mismatched = spells(values > limit, least=4, gap=1)
+    if not mismatched:
         return f"logprob_diff_mean {number(float(np.median(values)))}, at most {number(float(values.max()))}"
     findings = []
-    for begin, end in found:
+    for begin, end in mismatched:
         first, last = int(column.steps[begin]), int(column.steps[end])
         within = values[begin : end + 1]
         evidence = [
@@ -76,12 +76,12 @@ def passes_differ(run: History) -> list[Finding] | str:
     peak = max(run.setting_number("LEARNING_RATE") or 0.0, float(rates.values.max()))
     largest = float(rates.values[np.isin(rates.steps, resting)].max())
     rate = Evidence("actor_lr", int(resting[0]), int(resting[-1]), {"largest": largest, "highest": peak})
-    onset, last = min(found.first for found in evidence), int(run.steps[-1])
+    onset, last = min(one.first for one in evidence), int(run.steps[-1])
     return [finding(run, "passes_differ", CRITICAL, onset, last, *evidence, rate)]
 
 
 def _at_lowest_rate(run: History, rates: Series) -> list[Evidence]:
-    """Return the evidence that a short warm-up begins with a ratio as far from 1 as at the peak; empty without any.
+    """Return the evidence that a short warm-up begins with a ratio as far from 1 as at the peak, or [].
 
     An update at a share of the rate clips that share of the tokens at most, and its KL is the square of it. Both have
     to be nearer to their value at the peak than to what an update would leave.

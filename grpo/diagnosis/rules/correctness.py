@@ -52,7 +52,7 @@ def correctness_fall(run: History) -> list[Finding] | str:
 
 
 def fall_of_correctness(run: History) -> Fall | str:
-    """Return the open fall of correctness, or a sentence on the largest one where none is beyond chance.
+    """Return the open fall of correctness, or a sentence on the largest one if chance explains it.
 
     Two tests look for it. The shift of the mean is for partial falls. The exact test is for a fall to nearly nothing:
     there the normal approximation asks for many more steps than the counts need.

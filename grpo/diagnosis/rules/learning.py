@@ -22,7 +22,7 @@ def flat_learning(run: History) -> list[Finding] | str:
     if rise.z > 2 or level > MASTERED or _held_out_rises(run, 0):
         return f"correct {number(level)} over the last steps, change {number(rise.change)} (z {number(rise.z)})"
     if rise.z < -3:
-        return "correct falls, which is not this"
+        return "correct falls: see correctness fall"
     evidence = [_change(correct, rise.change, rise.z)]
     dead = run.column("zero_spread_groups")
     if len(dead) >= 20 and np.median(dead.values) > DEAD_GROUPS:

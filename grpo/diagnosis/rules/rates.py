@@ -82,7 +82,7 @@ def _consequences(run: History, step: int) -> list[Evidence]:
         if high > 3 * usual and high > float(before.max()) and high > least:
             evidence.append(Evidence(name, step - 15, step + len(after) - 1, {"before": usual, "after": high}))
     # The gradient alone may grow for other reasons.
-    return evidence if any(found.metric != "grad_norm" for found in evidence) else []
+    return evidence if any(one.metric != "grad_norm" for one in evidence) else []
 
 
 def _transient(run: History) -> list[Evidence]:
@@ -150,6 +150,6 @@ def off_policy(run: History) -> list[Finding] | str:
         raise NotJudged("metrics.jsonl has neither ppo_clip_ratio nor ppo_kl for 15 steps after the warm-up")
     if not evidence:
         return f"{number(count)} optimizer steps a rollout, {', '.join(seen)}"
-    first = min(found.first for found in evidence)
+    first = min(one.first for one in evidence)
     evidence.insert(0, Evidence("optimizer_steps", first, int(updates.steps[-1]), {"a rollout": count}))
     return [finding(run, "off_policy", WARNING, first, updates.steps[-1], *evidence)]

@@ -87,8 +87,8 @@ def entropy_collapse(run: History) -> list[Finding] | str:
 def truncation(run: History) -> list[Finding] | str:
     """Responses are cut: half of them, or fewer at a high price in correctness, or 0.2 more of them than at first."""
     cut = _at_full_length(run, run.need("truncated", 5))
-    if found := _bottleneck(run, cut):
-        return [found]
+    if bottleneck := _bottleneck(run, cut):
+        return [bottleneck]
     if len(cut) < 20:
         return f"truncated {number(float(np.median(cut.values)))}"
     start, smooth = float(np.median(cut.values[:10])), rolling_median(cut.values, 7)
@@ -109,10 +109,10 @@ def _bottleneck(run: History, cut: Series) -> Finding | None:
     hard problems take longer.
     """
     limit = edge("truncated")
-    found = spells(cut.values > limit, least=5, gap=1)
-    if not found or found[-1][1] != len(cut) - 1:
+    cut_spells = spells(cut.values > limit, least=5, gap=1)
+    if not cut_spells or cut_spells[-1][1] != len(cut) - 1:
         return None
-    first, last = int(cut.steps[found[-1][0]]), int(cut.steps[-1])
+    first, last = int(cut.steps[cut_spells[-1][0]]), int(cut.steps[-1])
     share = float(np.median(cut.window(first, last).values))
     evidence = [Evidence("truncated", first, last, {"median": share, "range to": limit})]
     whole, correct = (run.column(name).window(first, last).values for name in ("correct_whole", "correct"))

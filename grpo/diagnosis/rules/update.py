@@ -15,7 +15,7 @@ from grpo.metric_schema import BY_NAME
 
 GROWTH = 3.0  # of the gradient norm, over its start
 FAR = {"ppo_kl": 10.0, "ppo_clip_ratio": 3.0}  # times the range, for three steps
-ENOUGH_GROUPS = 60  # without a spread, before it is said that none has one
+ENOUGH_GROUPS = 60  # without a spread, before the rule speaks
 SPIKE = 10.0  # of the loss, over what is usual
 
 
@@ -88,7 +88,7 @@ def instability(run: History) -> list[Finding] | str:
         return [finding(run, "instability", WARNING, far.first, far.last, far)]
     have = [name for name in ("ppo_kl", "ppo_clip_ratio", "grad_norm") if len(run.column(name))]
     if not have:
-        raise NotJudged("metrics.jsonl has none of ppo_kl, ppo_clip_ratio, grad_norm")
+        raise NotJudged("metrics.jsonl lacks ppo_kl, ppo_clip_ratio and grad_norm")
     change = f", change of correct {number(fall.change)} (z {number(fall.z)})" if fall else ""
     return f"{', '.join(have)}: {len(symptoms)} out of range for long{change}"
 
@@ -96,10 +96,10 @@ def instability(run: History) -> list[Finding] | str:
 def _out_of_range(run: History, name: str, times: float = 1.0, least: int = 3) -> Evidence | None:
     """Return the longest spell of steps that are beyond `times` the range."""
     column = magnitude(run, name)
-    found = spells(column.values > times * edge(name), least, gap=6)
-    if not found:
+    spells_beyond = spells(column.values > times * edge(name), least, gap=6)
+    if not spells_beyond:
         return None
-    first, last = max(found, key=lambda spell: spell[1] - spell[0])
+    first, last = max(spells_beyond, key=lambda spell: spell[1] - spell[0])
     within = column.values[first : last + 1]
     numbers = {
         "steps beyond": float((within > times * edge(name)).sum()),
