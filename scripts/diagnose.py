@@ -1,13 +1,12 @@
-"""Say what ails a run, from its metrics: findings with evidence, likely cause and what to change; what is in order; and
-what could not be judged, and why.
+"""Diagnose a run by its metrics: findings with evidence, likely cause and what to change. The output also lists what is
+in order, and what could not be judged, and why.
 
     python -m scripts.diagnose RUN_DIR [--json]
 
-RUN_DIR is that of a run which goes on, has ended, crashed or was resumed. The warm-up of the learning rate is not
-judged, nor does the policy loss have to fall: in GRPO it does not. Which pathologies there are, and what each asks for,
-is in grpo/diagnosis/rules/.
+The run may be in progress, ended, crashed or resumed. Rules about learning leave out the warm-up of the learning rate.
+No rule asks for a falling policy loss: in GRPO it does not fall. The rules are in grpo/diagnosis/rules/.
 
-Exit code: 0 done, whatever was found; 2 no run, or one that cannot be read.
+Exit code: 0 with or without findings; 2 if RUN_DIR holds no run, or one that cannot be read.
 """
 
 import argparse

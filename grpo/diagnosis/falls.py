@@ -8,7 +8,7 @@ from typing import Any
 from grpo.diagnosis.finding import Finding, NotJudged
 from grpo.diagnosis.history import History, of_rows
 from grpo.diagnosis.rules import RULES
-from grpo.diagnosis.rules.learning import fall_of_correctness
+from grpo.diagnosis.rules.correctness import fall_of_correctness
 from grpo.stack.json_files import read_rows
 
 RECENT = 10  # steps that say where correctness is now
@@ -35,10 +35,10 @@ def onsets(run: History) -> list[int]:
 
     A fall that a deeper one has followed is found among the steps before that one.
     """
-    found = _onsets(run)
-    while earlier := _earlier_fall(run, found):
-        found.append(earlier)
-    return found
+    fallen_at = _onsets(run)
+    while earlier := _earlier_fall(run, fallen_at):
+        fallen_at.append(earlier)
+    return fallen_at
 
 
 def _earlier_fall(run: History, known: list[int]) -> int | None:
@@ -55,15 +55,15 @@ def _earlier_fall(run: History, known: list[int]) -> int | None:
 
 
 def _onsets(run: History) -> list[int]:
-    found: list[int] = []
+    fallen_at: list[int] = []
     for rule in RULES.values():
         try:
             verdict = rule(run)
         except NotJudged:
             continue
         if not isinstance(verdict, str):
-            found += [finding.onset for finding in verdict if _says_it_fell(finding)]
-    return found
+            fallen_at += [finding.onset for finding in verdict if _says_it_fell(finding)]
+    return fallen_at
 
 
 def _says_it_fell(finding: Finding) -> bool:

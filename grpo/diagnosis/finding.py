@@ -28,7 +28,10 @@ class Evidence:
 
     def __str__(self) -> str:
         where = f"step {self.first}" if self.first == self.last else f"steps {self.first} to {self.last}"
-        return f"{self.metric}, {where}: " + ", ".join(f"{what} {number(x)}" for what, x in self.numbers.items())
+        numbers = {what: number(value) for what, value in self.numbers.items()}
+        if {"range from", "range to"} <= numbers.keys():
+            numbers["range from"] += f" to {numbers.pop('range to')}"
+        return f"{self.metric}, {where}: " + ", ".join(f"{what} {value}" for what, value in numbers.items())
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Finding:
     Attributes:
         onset: the first step that shows it.
         last: the last step that shows it.
-        consequences: other findings that it explains and that are not listed therefore.
+        consequences: findings that it explains, which are not listed themselves.
     """
 
     name: str
@@ -89,13 +92,13 @@ class Finding:
 
 @dataclass
 class Diagnosis:
-    """All that the rules say of a run.
+    """The verdicts of all rules on a run.
 
     Attributes:
         steps: how many there are, with the warm-up.
         warm_up: how many of them the rules about learning and about the learning rate leave out.
         findings: by severity, then onset.
-        fine: what was looked at and found in order, by the name of the rule.
+        fine: what is in order, by the name of the rule.
         not_judged: why not, by the name of the rule.
         notes: what the reader of the run had to leave out.
     """
@@ -108,9 +111,10 @@ class Diagnosis:
     notes: list[str] = field(default_factory=list)
 
     def nothing_found(self) -> str:
-        """Return what is to be said where there is no finding: that is no all-clear while rules cannot judge."""
+        """Return the verdict of a run without findings. It is no all-clear while rules cannot judge."""
         rules = len(self.fine) + len(self.not_judged)
-        return f"none; {len(self.not_judged)} of {rules} rules cannot judge so far" if self.not_judged else "none"
+        open_rules = f"; {len(self.not_judged)} of {rules} rules cannot judge so far" if self.not_judged else ""
+        return f"No findings{open_rules}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the diagnosis for JSON."""
@@ -118,12 +122,9 @@ class Diagnosis:
 
     def lines(self) -> list[str]:
         """Return the diagnosis for people."""
-        warm_up = (
-            f"; the first {self.warm_up} are the warm-up, which rules about learning and the learning rate leave out"
-            if self.warm_up
-            else ""
-        )
-        lines = [f"{self.steps} steps{warm_up}"]
+        lines = [f"{self.steps} step{'' if self.steps == 1 else 's'}{self._warm_up()}"]
+        if not self.findings:
+            lines.append(self.nothing_found())
         lines += [f"note: {note}" for note in self.notes]
         for finding in self.findings:
             lines += ["", *finding.lines()]
@@ -132,6 +133,12 @@ class Diagnosis:
                 lines += ["", f"{heading}:"]
                 lines += [f"    {name.replace('_', ' ')}: {text}" for name, text in group.items()]
         return lines
+
+    def _warm_up(self) -> str:
+        if not self.warm_up:
+            return ""
+        steps = "step is" if self.warm_up == 1 else f"{self.warm_up} steps are"
+        return f"; the first {steps} the warm-up, which rules about learning and the learning rate leave out"
 
 
 def number(value: float) -> str:

@@ -25,7 +25,7 @@ class History:
     Attributes:
         rows: lines of metrics.jsonl, one a step, in the order of the steps.
         evals: lines of eval.jsonl with an exact match, likewise.
-        config: config.json; {} where there is none.
+        config: config.json; {} without one.
         notes: what was left out in reading.
         is_late: whether `rows` begin after the warm-up.
     """
@@ -134,11 +134,12 @@ class History:
 
     def setting(self, name: str) -> Any:
         """Return the value of a variable of train_grpo.sh or of a flag ("--dual_clip"), None where it is unknown."""
-        flags, judge = (self.config.get(part) or {} for part in ("flags", "judge"))
+        flags, judge, environment = (self.config.get(part) or {} for part in ("flags", "judge", "environment"))
         if name.startswith("--"):
             return flags.get(name[2:])
-        if name in judge:
-            return judge[name]
+        for variables in (judge, environment):
+            if isinstance(variables, Mapping) and name in variables:
+                return variables[name]
         return next((flags.get(flag) for flag, variable in by_flag().items() if variable == name), None)
 
     def setting_number(self, name: str) -> float | None:
@@ -173,10 +174,10 @@ def of_rows(
 
 def _by_step(rows: Iterable[Mapping[str, Any]], file: str, notes: list[str]) -> list[Mapping[str, Any]]:
     lines = list(rows)
-    found = by_step(lines)
-    if len(found) < len(lines):
-        notes.append(f"{file}: {len(lines) - len(found)} steps stand there more than once, the last line counts")
-    return found
+    unique = by_step(lines)
+    if len(unique) < len(lines):
+        notes.append(f"{file}: {len(lines) - len(unique)} lines repeat a step; the last line of a step counts")
+    return unique
 
 
 def of_run(run: Run) -> History:
@@ -193,7 +194,7 @@ def read(run_dir: Path) -> History:
     """Read a run directory to be diagnosed; the run may be in progress.
 
     Raises:
-        RunError: where it is none, nothing was logged yet, or its config.json is there and of no use.
+        RunError: the folder holds no run, nothing was logged yet, or config.json is invalid.
     """
     run = Run(run_dir)
     if run.config_fault:

@@ -4,6 +4,7 @@ Standard errors take the correlation of neighbours into account. Nothing here is
 splits of many columns after every step, and ask for 4 to 5 standard errors where one test would ask for 2.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -143,6 +144,26 @@ def shift_at(values: np.ndarray, index: int, window: int = 30) -> Shift:
     return Shift(index, float(old.mean()), float(new.mean()), change / error)
 
 
+def chance_of_so_few(right_before: int, before: int, right_after: int, after: int) -> float:
+    """Return the chance of `right_after` or fewer, were all right samples spread by chance (Fisher's exact test).
+
+    Args:
+        right_before, right_after: right samples on each side of a split.
+        before, after: all samples on each side.
+    """
+    right, samples = right_before + right_after, before + after
+    least = max(right - before, 0)
+    terms = [
+        _log_choose(after, x) + _log_choose(before, right - x) - _log_choose(samples, right)
+        for x in range(least, min(right_after, after) + 1)
+    ]
+    return min(sum(map(math.exp, terms)), 1.0)
+
+
+def _log_choose(n: int, k: int) -> float:
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+
+
 def rolling_median(values: np.ndarray, width: int = 5) -> np.ndarray:
     """Return the median of each value and those before it, `width` in all; [N], fewer at the start."""
     start = [np.median(values[: end + 1]) for end in range(min(width - 1, len(values)))]
@@ -158,10 +179,10 @@ def spells(flags: np.ndarray, least: int = 3, gap: int = 2) -> list[tuple[int, i
         flags: [N] bool.
         gap: values without the flag that do not end a spell.
     """
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     for index in np.flatnonzero(flags):
-        if found and index - found[-1][-1] <= gap + 1:
-            found[-1].append(int(index))
+        if groups and index - groups[-1][-1] <= gap + 1:
+            groups[-1].append(int(index))
         else:
-            found.append([int(index)])
-    return [(spell[0], spell[-1]) for spell in found if len(spell) >= least]
+            groups.append([int(index)])
+    return [(spell[0], spell[-1]) for spell in groups if len(spell) >= least]

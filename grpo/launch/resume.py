@@ -71,9 +71,8 @@ def resolve_resumed(flags: list[str], folder: Path, from_step: int | None = None
     checkpoints, base = Path(config.args.ckpt_path), Path(config.args.pretrain)
     steps = saved_steps(checkpoints)
     if from_step is not None and from_step not in steps:
-        raise ResumeError(
-            f"{checkpoints} has no step_{from_step}: {_other_steps(checkpoints, from_step, base) or 'no step is whole'}"
-        )
+        others = _other_steps(checkpoints, from_step, base) or _no_whole_step(steps)
+        raise ResumeError(f"{checkpoints} has no step_{from_step}: {others}")
     if steps:
         step = steps[-1] if from_step is None else from_step
         _check_whole(checkpoints / f"step_{step}", base)
@@ -97,9 +96,8 @@ def _check_whole(step: Path, base: Path) -> None:
     if wrong := _wrong_with(step, base):
         what, remedy = wrong
         others = _other_steps(step.parent, int(step.name.removeprefix("step_")), base)
-        raise ResumeError(
-            f"{what}: {others or remedy or f'bring back a copy, or move {step.parent} away to start anew'}"
-        )
+        anew = f"no other step is whole: bring back a copy, or move {step.parent} away to start anew"
+        raise ResumeError(f"{what}: {others or remedy or anew}")
 
 
 def _other_steps(checkpoints: Path, step: int, base: Path) -> str:
@@ -109,6 +107,12 @@ def _other_steps(checkpoints: Path, step: int, base: Path) -> str:
     if not whole:
         return ""
     return f"--from-step {whole[-1]} continues from the newest whole step (whole: {', '.join(map(str, whole))})"
+
+
+def _no_whole_step(damaged: list[int]) -> str:
+    if damaged:
+        return f"no step is whole (damaged: {', '.join(map(str, damaged))}); bring back a copy of one"
+    return "no step is whole; without --from-step the run starts again from step 0"
 
 
 def _wrong_with(step: Path, base: Path) -> tuple[str, str] | None:

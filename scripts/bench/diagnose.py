@@ -7,8 +7,8 @@ over-fitting 60 to 150, healthy ones 20 to 150.
 The figure is the mean F1 over all pathologies at the obvious strength. A run of one pathology in which another is found
 counts against the precision of that other, as does a healthy run in which it is found. `onset_error` is in steps, the
 median over the runs found. `healthy_with_a_warning` looks at some of the healthy runs again after every step, as a
-trainer does. The rules were written by those who wrote the generator. So `real_runs` counts what is named in time of
-small runs that were really made, with faults that others devised.
+trainer does. The generator shares its assumptions with the rules. So `real_runs` counts what is named in time of small
+runs that were really made, with faults that are independent of the rules.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from grpo.diagnosis.history import of_rows
 from scripts.bench.harness import Result, SizeError
 from scripts.bench.machine import Copy
 from scripts.bench.parts import naive_rules
-from scripts.bench.parts.real_runs import read_all
+from scripts.bench.parts.real_runs import SickRun, read_all
 from scripts.bench.parts.synthetic_ills import ILLS, LEAST
 from scripts.bench.parts.synthetic_runs import SyntheticRun, make
 
@@ -153,16 +153,17 @@ def _recall(options: argparse.Namespace, strength: float) -> dict[str, float]:
 
 
 def _of_real_runs() -> dict[str, Any]:
-    """Return how many of the faults in real runs are named in time, which are not, and in which healthy runs any is."""
+    """Return how many faults of real runs are named in time, which are not, and which healthy runs get a finding."""
     runs = list(read_all())
-    sick = [run for run in runs if run.fault]
-    found_at = {run.name: run.found_at() for run in sick if not run.is_found_in_time()}
+    sick = [run for run in runs if isinstance(run, SickRun)]
+    healthy = [run for run in runs if not isinstance(run, SickRun)]
+    missed = {run.name: run.found_at() for run in sick if not run.is_found_in_time()}
     return {
         "sick": len(sick),
-        "named_in_time": len(sick) - len(found_at),
-        "named_late_or_never": found_at,
-        "healthy": len(runs) - len(sick),
-        "healthy_with_a_warning": [run.name for run in runs if not run.fault and run.named()],
+        "named_in_time": len(sick) - len(missed),
+        "named_late_or_never": missed,
+        "healthy": len(healthy),
+        "healthy_with_a_warning": [run.name for run in healthy if run.named()],
     }
 
 

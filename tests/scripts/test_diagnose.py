@@ -45,6 +45,22 @@ def test_json_says_the_same(run_dir, capsys):
     assert {"setting", "change", "why"} == set(found["judge_outage"]["actions"][0])
 
 
+def test_a_clean_run_begins_with_its_verdict_and_counts_one_step_as_one(tmp_path, capsys):
+    rows = [{"step": step, "actor_lr": 1e-6 * min(step / 2, 1), "correct": 0.5} for step in range(1, 9)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert diagnose.main([str(tmp_path)]) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert "the first step is the warm-up" in first and second.startswith("No findings; ")
+
+
+def test_a_range_has_one_text_and_a_cut_that_costs_nothing_has_no_price(tmp_path, capsys):
+    row = {"actor_lr": 1e-6, "ppo_kl": 0.4, "truncated": 0.6, "correct": 0.5, "correct_whole": 0.5}
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"step": n, **row}) + "\n" for n in range(1, 9)))
+    assert diagnose.main([str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "range from -0.05 to 0.05" in out and "lost by the cut" not in out and "No findings" not in out
+
+
 def test_exit_codes(run_dir, capsys):
     folder, _ = run_dir
     assert diagnose.main([str(folder / "none")]) == 2

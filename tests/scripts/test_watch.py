@@ -185,7 +185,7 @@ def test_findings(make_run) -> None:
     run = make_run()
     run.step(9)
     assert "Findings" not in shown(Run(run.folder)), "nobody has looked"
-    assert "none" in shown(Run(run.folder), diagnosis=Diagnosis(3, 1))
+    assert "No findings" in shown(Run(run.folder), diagnosis=Diagnosis(3, 1))
     evidence = Evidence("reward", 7, 9, {"[b]before[/b]": 0.5, "after": 0.9})
     found = Finding("reward_hacking", WARNING, 7, 9, (evidence,), "the judge is gamed", ())
     text = " ".join(shown(Run(run.folder), diagnosis=Diagnosis(3, 1, [found])).split())

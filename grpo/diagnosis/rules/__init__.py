@@ -1,7 +1,7 @@
 """The rules: each looks for one pathology in a run.
 
-A rule returns the findings, or in a sentence what it found in order, and raises NotJudged where it lacks steps or
-columns. The ends of healthy ranges are those of grpo.metrics.metric_schema.
+A rule returns its findings, or a sentence that says what is in order. It raises NotJudged where steps or columns are
+missing. The ends of healthy ranges are those of grpo.metrics.metric_schema.
 """
 
 from collections.abc import Callable
@@ -9,23 +9,17 @@ from collections.abc import Callable
 from grpo.diagnosis.finding import Finding
 from grpo.diagnosis.history import History
 from grpo.diagnosis.remedies import OUT_OF_RANGE
-from grpo.diagnosis.rules import (
-    agreement,
-    judge,
-    learning,
-    ranges,
-    rates,
-    responses,
-    update,
-)
+from grpo.diagnosis.rules import agreement, correctness, judge, labels, learning, ranges, rates, responses, update
 
 Rule = Callable[[History], list[Finding] | str]
 
 RULES: dict[str, Rule] = {
     "flat_learning": learning.flat_learning,
     "over_fitting": learning.over_fitting,
-    "correctness_fall": learning.correctness_fall,
+    "correctness_fall": correctness.correctness_fall,
     "reward_hacking": learning.reward_hacking,
+    "doubtful_labels": labels.doubtful_labels,
+    "no_gradient": update.no_gradient,
     "instability": update.instability,
     "loss_spikes": update.loss_spikes,
     "lr_shock": rates.lr_shock,
@@ -46,7 +40,7 @@ def _ranges(*metrics: str) -> tuple[str, ...]:
     return tuple(OUT_OF_RANGE + metric for metric in metrics)
 
 
-# What follows from a finding, and is not listed beside it unless it began at another time.
+# What follows from a finding. It is listed beside its cause only if it began at another time.
 _UPDATE = _ranges(
     *("ppo_kl", "ppo_clip_ratio", "clip_ratio_low", "clip_ratio_high"),
     *("policy_loss_spike", "importance_cut", "importance_weight", "vllm_kl"),
@@ -58,8 +52,9 @@ _DIFFERENCE = _ranges(
 _RUINED = _ranges("answered", "repetition", "improbable_tokens", "unallocated_mass", "truncated")
 _PAID = _ranges("high_reward_wrong", "reward_correct_correlation", "reward_correct_correlation_rolling")
 EXPLAINS = {
-    "instability": ("entropy_collapse", "correctness_fall", *_UPDATE, *_RUINED),
-    "lr_shock": ("instability", "off_policy", "correctness_fall", *_UPDATE, *_RUINED),
+    OUT_OF_RANGE + "reward_correct_correlation": ("correctness_fall", *_PAID),
+    "instability": ("entropy_collapse", "correctness_fall", "truncation", *_UPDATE, *_RUINED),
+    "lr_shock": ("instability", "off_policy", "correctness_fall", "truncation", *_UPDATE, *_RUINED),
     "off_policy": ("instability", "correctness_fall", *_UPDATE),
     "mismatch": ("instability", "off_policy", "correctness_fall", *_DIFFERENCE, *_UPDATE),
     "passes_differ": ("instability", "off_policy", *_UPDATE),
@@ -71,5 +66,6 @@ EXPLAINS = {
     "judge_drift": ("reward_hacking", *_PAID),
     "judge_outage": ("reward_hacking", "judge_drift", *_ranges("judge_failed", "judge_fallbacks", "reward_missing")),
     "judge_dependent": _PAID,
+    "no_gradient": ("flat_learning", "doubtful_labels", *_ranges("zero_spread_groups")),
     "reward_hacking": ("judge_dependent", "flat_learning", "correctness_fall", *_PAID),
 }

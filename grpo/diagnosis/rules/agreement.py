@@ -18,6 +18,7 @@ from grpo.diagnosis.series import Series, spells
 START = 5  # steps that say what two kernels differ by
 AT_REST = 0.1  # of the highest learning rate: up to it, in the warm-up, an update moves next to nothing
 NOTHING = 1e-9  # a learning rate that moves nothing at all
+SHORT_WARM_UP = 0.5  # of the peak: a first step at a higher rate says nothing about an update at a lower one
 HARDLY_LESS = 0.5  # of the ratio at the full learning rate: an update at a fifth of it does less
 CLIPPED_AT_REST, KL_AT_REST = 0.02, 0.01  # beyond the rounding of two passes
 
@@ -29,11 +30,11 @@ def mismatch(run: History) -> list[Finding] | str:
     if len(values) >= 2 * START:
         # Well below the limit, a lasting fivefold of its own start is a sync that no longer arrives.
         limit = min(limit, max(5 * float(np.median(values[:START])), 0.4 * limit))
-    found = spells(values > limit, least=4, gap=1)
-    if not found:
+    mismatched = spells(values > limit, least=4, gap=1)
+    if not mismatched:
         return f"logprob_diff_mean {number(float(np.median(values)))}, at most {number(float(values.max()))}"
     findings = []
-    for begin, end in found:
+    for begin, end in mismatched:
         first, last = int(column.steps[begin]), int(column.steps[end])
         within = values[begin : end + 1]
         evidence = [
@@ -74,14 +75,40 @@ def passes_differ(run: History) -> list[Finding] | str:
                 numbers["in other steps"] = float(np.median(others))
             evidence.append(Evidence(name, int(column.steps[at_rest][0]), int(column.steps[at_rest][-1]), numbers))
     if not len(resting):
+        if lowest := _at_lowest_rate(run, rates):
+            return [finding(run, "passes_differ", CRITICAL, lowest[0].first, int(run.steps[-1]), *lowest)]
         raise NotJudged("no step whose update moves next to nothing")
     if not evidence:
         return f"the ratio stays at 1 in {len(resting)} steps {why}"
     peak = max(run.setting_number("LEARNING_RATE") or 0.0, float(rates.values.max()))
     largest = float(rates.values[np.isin(rates.steps, resting)].max())
     rate = Evidence("actor_lr", int(resting[0]), int(resting[-1]), {"largest": largest, "highest": peak})
-    onset, last = min(found.first for found in evidence), int(run.steps[-1])
+    onset, last = min(one.first for one in evidence), int(run.steps[-1])
     return [finding(run, "passes_differ", CRITICAL, onset, last, *evidence, rate)]
+
+
+def _at_lowest_rate(run: History, rates: Series) -> list[Evidence]:
+    """Return the evidence that a short warm-up begins with a ratio as far from 1 as at the peak, or [].
+
+    An update at a share of the rate clips that share of the tokens at most, and its KL is the square of it. Both have
+    to be nearer to their value at the peak than to what an update would leave.
+    """
+    peak = float(rates.values.max())
+    share = float(rates.values[0]) / peak
+    first, at_peak = int(rates.steps[0]), rates.steps[rates.values > 0.9 * peak]
+    if share > SHORT_WARM_UP or len(at_peak) < 3:
+        return []
+    evidence = []
+    for name, limit, power in (("ppo_clip_ratio", CLIPPED_AT_REST, 1), ("ppo_kl", KL_AT_REST, 2)):
+        column = run.column(name)
+        low, high = (np.abs(column.values[np.isin(column.steps, steps)]) for steps in ([first], at_peak))
+        if not len(low) or not len(high):
+            return []
+        usual = float(np.median(high))
+        if low[0] <= limit or low[0] < (1 + share**power) / 2 * usual:
+            return []
+        evidence.append(Evidence(name, first, first, {"value": float(low[0]), "limit": limit, "at the peak": usual}))
+    return [*evidence, Evidence("actor_lr", first, first, {"value": float(rates.values[0]), "highest": peak})]
 
 
 def _at_rest(run: History, rates: Series) -> tuple[np.ndarray, str]:

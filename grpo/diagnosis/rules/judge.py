@@ -37,12 +37,12 @@ def judge_outage(run: History) -> list[Finding] | str:
     """No model judges a fifth of the samples or more, for three steps or more, or nearly all of them for two."""
     _need_judge(run)
     failed = run.need("judge_failed", 3)
-    found = spells(failed.values > OUTAGE, least=3, gap=1)
-    found += [spell for spell in spells(failed.values > 0.8, least=2, gap=0) if not _inside(spell, found)]
-    if not found:
+    outages = spells(failed.values > OUTAGE, least=3, gap=1)
+    outages += [spell for spell in spells(failed.values > 0.8, least=2, gap=0) if not _inside(spell, outages)]
+    if not outages:
         return f"judge_failed at most {number(float(failed.values.max()))}"
     findings = []
-    for begin, end in sorted(found):
+    for begin, end in sorted(outages):
         first, last = int(failed.steps[begin]), int(failed.steps[end])
         within = failed.values[begin : end + 1]
         numbers = {"mean": float(within.mean()), "largest": float(within.max())}
@@ -66,7 +66,7 @@ def judge_drift(run: History) -> list[Finding] | str:
     least = DRIFT if len(right) >= 20 + LASTING else 3 * DRIFT  # few steps say little of what is usual
     both = (right.values + wrong.values) / 2
     jumps = [_jump(both, sign) for sign in (1, -1)]
-    index, jump, z = max(jumps, key=lambda found: abs(found[2]))
+    index, jump, z = max(jumps, key=lambda jump: abs(jump[2]))
     levels = [_around(column.values, index) for column in (right, wrong)]
     changes = [after - before for before, after in levels]
     text = f"largest jump of the quality {number(jump)} at step {right.steps[index]}"
@@ -92,8 +92,8 @@ def judge_drift(run: History) -> list[Finding] | str:
 def _jump(values: np.ndarray, sign: int) -> tuple[int, float, float]:
     """Return (index, size, z) of the largest step between two neighbours, as the values right around it have it.
 
-    The size is what medians of `NEAR` values on each side differ by, less what they differ by elsewhere: a ramp has
-    no place that stands out.
+    The size is what medians of `NEAR` values on each side differ by, less what they differ by elsewhere: a ramp
+    has the same everywhere.
     """
     n = len(values)
     splits = np.arange(NEAR, n - LASTING + 1)

@@ -1,6 +1,4 @@
-"""Is it learning what it should: flat learning, over-fitting, a fall of correctness, reward hacking."""
-
-from dataclasses import dataclass
+"""Is the run learning what it should: flat learning, over-fitting, reward hacking."""
 
 import numpy as np
 
@@ -24,8 +22,6 @@ from grpo.diagnosis.series import (
 
 MASTERED = 0.9  # share of right samples beyond which no more can be expected
 DEAD_GROUPS = 0.85  # share of groups without spread that leaves too little to learn from
-BEYOND_NOISE = 4.5  # standard errors of a fall: it is looked for at every split, after every step
-PRIOR = 4  # steps that what is known of sampling weighs, beside the scatter that was seen
 
 
 def flat_learning(run: History) -> list[Finding] | str:
@@ -39,7 +35,7 @@ def flat_learning(run: History) -> list[Finding] | str:
     if rise.z > 2 or level > MASTERED or _held_out_rises(run, 0):
         return f"correct {number(level)} over the last steps, change {number(rise.change)} (z {number(rise.z)})"
     if rise.z < -3:
-        return "correct falls, which is not this"
+        return "correct falls: see correctness fall"
     evidence = [_change(correct, rise.change, rise.z)]
     dead = run.column("zero_spread_groups")
     if len(dead) >= 20 and np.median(dead.values) > DEAD_GROUPS:
@@ -171,74 +167,11 @@ def _half_way(series: Series, start: float, end: float) -> int:
     return int(series.steps[passed[0] + 5]) if len(passed) else int(series.steps[0])
 
 
-@dataclass(frozen=True)
-class Fall:
-    """A fall of correctness; `first_low` is the first step whose samples show it."""
-
-    first_low: int
-    evidence: Evidence
-
-
-def correctness_fall(run: History) -> list[Finding] | str:
-    """Correctness fell by more than its samples explain and has not come back; also in the warm-up, and alone."""
-    run.need("correct", 5)
-    fall = fall_of_correctness(run)
-    if isinstance(fall, str):
-        return fall
-    held_out = _held_out_fall(run, fall.first_low)
-    severity, evidence = (CRITICAL, [fall.evidence, held_out]) if held_out else (WARNING, [fall.evidence])
-    return [finding(run, "correctness_fall", severity, fall.first_low, fall.evidence.last, *evidence)]
-
-
-def fall_of_correctness(run: History) -> Fall | str:
-    """Return the open fall of correctness, or what was found in its place."""
-    correct = run.column("correct")
-    if len(correct) < 5:
-        return f"correct has {len(correct)} values"
-    fall = shift(correct.values, -1, least=2)
-    assert fall is not None
-    z = fall.change / _error_of(fall, correct, run.setting_number("ROLLOUT_BATCH_SIZE"))
-    recent = float(correct.values[max(fall.index, len(correct) - 10) :].mean())
-    text = f"largest lasting fall of correct {number(min(fall.change, 0.0))} (z {number(z)})"
-    if z > -BEYOND_NOISE or fall.change > -min(0.1, 0.6 * fall.before):
-        return text
-    if recent > fall.before + fall.change / 2:
-        return f"{text}, and it came back to {number(recent)}"
-    onset, last = int(correct.steps[fall.index]), int(correct.steps[-1])
-    first = int(correct.steps[max(fall.index - 30, 0)])
-    return Fall(onset, Evidence("correct", first, last, {"before": fall.before, "after": fall.after, "z": z}))
-
-
-def _error_of(fall: Shift, correct: Series, prompts: float | None) -> float:
-    """Return the standard error of a change of level, were there none.
-
-    Samples of a prompt are alike. At most that leaves as many independent samples as a step has prompts. What it does
-    shows in the scatter from step to step, on the side of the fall where there is more of it.
-    """
-    sides = correct.values[max(fall.index - 30, 0) : fall.index], correct.values[fall.index :]
-    most = max(fall.before * (1 - fall.before), 0.05) / (prompts or 8)
-    scatters = [np.diff(side) ** 2 / 2 for side in sides]
-    variance = max((PRIOR * most + scatter.sum()) / (PRIOR + len(scatter)) for scatter in scatters)
-    return float((variance * sum(1 / len(side) for side in sides)) ** 0.5)
-
-
-def _held_out_fall(run: History, onset: int) -> Evidence | None:
-    """Return how exact match fell with the correctness of step `onset`, whose samples were drawn before its update."""
-    before, after = run.held_out.window(0, onset - 2), run.held_out.window(onset)
-    if not len(before) or not len(after):
-        return None
-    level, now = float(before.values[-3:].mean()), float(after.values.mean())
-    error = max(run.held_out_error, 1e-6) * (1 / min(len(before), 3) + 1 / len(after)) ** 0.5
-    if now - level > -0.03 or (now - level) / error > -3:
-        return None
-    numbers = {"before": level, "after": now, "z": (now - level) / error}
-    return Evidence("exact_match", int(before.steps[-3:][0]), int(after.steps[-1]), numbers)
-
-
 def reward_hacking(run: History) -> list[Finding] | str:
-    """The reward rises by the judge's part of it, while correctness stays or falls."""
+    """The reward rises by what it has beside correctness, while correctness stays or falls."""
     reward, correct = run.together("reward", "correct", least=20)
-    weight = run.setting_number("CORRECTNESS_WEIGHT") or 1.0
+    # Without a judge, the reward function that comes with the trainer pays correctness alone.
+    weight = (run.setting_number("CORRECTNESS_WEIGHT") if run.has_judge else None) or 1.0
     beside = Series("reward", reward.steps, reward.values - weight * correct.values)
     rise = shift(beside.values, 1)
     if rise is None:

@@ -1,19 +1,18 @@
 """Metrics that leave their healthy range for good. What a finding of another rule explains is not listed beside it."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from grpo.diagnosis.finding import (
-    WARNING,
-    Evidence,
-    Finding,
-    NotJudged,
-)
-from grpo.diagnosis.history import History
+from grpo.diagnosis.finding import CRITICAL, WARNING, Evidence, Finding, NotJudged
+from grpo.diagnosis.history import History, number_of
 from grpo.diagnosis.remedies import OUT_OF_RANGE, finding
 from grpo.diagnosis.series import Series, spells
 from grpo.metrics.metric_schema import BY_NAME, SCHEMA
 
 LASTING = 6  # steps out of the range, up to the last one; a single one inside does not count
+# Nothing brings these back, and waiting costs the run's files. Other programs may fill a disk for a moment: two steps.
+AT_ONCE = {"disk_free": 2, "lost_writes": 1}
 MARGIN = 0.1  # of the end of the range, that the median has to be beyond it
 BACK = 0.25  # of the way to the range, come in those steps: it may get there
 SOLVED = 0.9  # of the samples, beyond which groups have no spread for a good reason
@@ -25,11 +24,32 @@ WATCHED = [metric.name for metric in SCHEMA if metric.healthy and metric.name no
 
 def out_of_range(run: History) -> list[Finding] | str:
     """A metric has been out of its healthy range for the last steps, and is not on its way back."""
-    if len(run.rows) < LASTING:
+    seen = [series for name in WATCHED if len(series := run.column(name)) >= AT_ONCE.get(name, LASTING)]
+    findings = [one for series in seen if (one := _judge_at_once(run, series) or _judge(run, series))]
+    if not findings and len(run.rows) < LASTING:
         raise NotJudged(f"{len(run.rows)} steps, {LASTING} are needed")
-    seen = [series for name in WATCHED if len(series := run.column(name)) >= LASTING]
-    found = [one for series in seen if (one := _judge(run, series))]
-    return found or f"{len(seen)} metrics are in their ranges, or on their way back"
+    return findings or f"{len(seen)} metrics are in their ranges, or on their way back"
+
+
+def _judge_at_once(run: History, series: Series) -> Finding | None:
+    """Return what needs no trend: the disk cannot take another checkpoint, or a line was lost."""
+    steps = AT_ONCE.get(series.name)
+    if steps is None or len(series) < steps:
+        return None
+    low, high = BY_NAME[series.name].healthy or (None, None)
+    if series.name == "disk_free":
+        low = _checkpoint_bytes(run) or low
+    out = series.values < low if low is not None else series.values > (high or 0.0)
+    if not out[-steps:].all():
+        return None
+    first = len(out) - int(np.argmin(out[::-1])) if not out.all() else 0
+    numbers = {"last": float(series.values[-1]), **({"needed for a checkpoint": low} if low is not None else {})}
+    return _finding(run, series, first, CRITICAL if low is not None else WARNING, numbers)
+
+
+def _checkpoint_bytes(run: History) -> float | None:
+    plan = run.config.get("plan")
+    return number_of(plan.get("checkpoint_bytes")) if isinstance(plan, Mapping) else None
 
 
 def _judge(run: History, series: Series) -> Finding | None:
@@ -48,9 +68,12 @@ def _judge(run: History, series: Series) -> Finding | None:
     ends = {"range from": low, "range to": high}
     numbers = {"median": float(np.median(series.values[first:]))}
     numbers |= {what: end for what, end in ends.items() if end is not None}
+    return _finding(run, series, first, WARNING, numbers)
+
+
+def _finding(run: History, series: Series, first: int, severity: str, numbers: Mapping[str, float]) -> Finding:
     onset, last = int(series.steps[first]), int(series.steps[-1])
-    name = OUT_OF_RANGE + series.name
-    return finding(run, name, WARNING, onset, last, Evidence(series.name, onset, last, numbers))
+    return finding(run, OUT_OF_RANGE + series.name, severity, onset, last, Evidence(series.name, onset, last, numbers))
 
 
 def _is_solved(run: History, name: str) -> bool:

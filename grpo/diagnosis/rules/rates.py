@@ -12,9 +12,10 @@ from grpo.diagnosis.finding import (
 )
 from grpo.diagnosis.history import History
 from grpo.diagnosis.remedies import finding
-from grpo.diagnosis.rules.learning import fall_of_correctness
+from grpo.diagnosis.rules.correctness import fall_of_correctness
 from grpo.diagnosis.rules.update import edge, magnitude
 from grpo.diagnosis.series import trend
+from grpo.metrics.metric_schema import BY_NAME
 
 JUMP = 1.5  # of the learning rate in one step
 SETTLING = 10  # steps after a jump in which its consequences show
@@ -56,12 +57,19 @@ def _collapse_at_peak(run: History) -> Finding | None:
         return None
     peak = int(run.steps[run.warm_up])
     near = int(run.steps[run.warm_up // 2])  # the rate is half of the peak's there
-    if not near <= fall.first_low <= peak + FEW:
+    if not near <= fall.first_low <= peak + FEW or _is_paid_for(run, fall.first_low):
         return None
     before, after = rates.values[0], rates.values.max()
     rise = Evidence("actor_lr", int(rates.steps[0]), peak, {"first": float(before), "highest": float(after)})
     last = int(run.steps[-1])
     return finding(run, "lr_shock", CRITICAL, fall.first_low, last, rise, fall.evidence)
+
+
+def _is_paid_for(run: History, step: int) -> bool:
+    """Whether the reward did not go with correctness up to a step: then that is why correctness fell."""
+    healthy = BY_NAME["reward_correct_correlation"].healthy
+    values = run.column("reward_correct_correlation").window(0, step).values
+    return len(values) > 0 and healthy is not None and float(np.median(values)) < (healthy[0] or 0.0)
 
 
 def _consequences(run: History, step: int) -> list[Evidence]:
@@ -81,7 +89,7 @@ def _consequences(run: History, step: int) -> list[Evidence]:
         if high > 3 * usual and high > float(before.max()) and high > least:
             evidence.append(Evidence(name, step - 15, step + len(after) - 1, {"before": usual, "after": high}))
     # The gradient alone may grow for other reasons.
-    return evidence if any(found.metric != "grad_norm" for found in evidence) else []
+    return evidence if any(one.metric != "grad_norm" for one in evidence) else []
 
 
 def _transient(run: History) -> list[Evidence]:
@@ -149,6 +157,6 @@ def off_policy(run: History) -> list[Finding] | str:
         raise NotJudged("metrics.jsonl has neither ppo_clip_ratio nor ppo_kl for 15 steps after the warm-up")
     if not evidence:
         return f"{number(count)} optimizer steps a rollout, {', '.join(seen)}"
-    first = min(found.first for found in evidence)
+    first = min(one.first for one in evidence)
     evidence.insert(0, Evidence("optimizer_steps", first, int(updates.steps[-1]), {"a rollout": count}))
     return [finding(run, "off_policy", WARNING, first, updates.steps[-1], *evidence)]

@@ -99,8 +99,8 @@ def entropy_collapse(run: History) -> list[Finding] | str:
 def truncation(run: History) -> list[Finding] | str:
     """Responses are cut: half of them, or fewer at a high price in correctness, or 0.2 more of them than at first."""
     cut = _at_full_length(run, run.need("truncated", 5))
-    if found := _bottleneck(run, cut):
-        return [found]
+    if bottleneck := _bottleneck(run, cut):
+        return [bottleneck]
     if len(cut) < 20:
         return f"truncated {number(float(np.median(cut.values)))}"
     start, smooth = float(np.median(cut.values[:10])), rolling_median(cut.values, 7)
@@ -121,10 +121,10 @@ def _bottleneck(run: History, cut: Series) -> Finding | None:
     hard problems take longer.
     """
     limit = edge("truncated")
-    found = spells(cut.values > limit, least=5, gap=1)
-    if not found or found[-1][1] != len(cut) - 1:
+    cut_spells = spells(cut.values > limit, least=5, gap=1)
+    if not cut_spells or cut_spells[-1][1] != len(cut) - 1:
         return None
-    first, last = int(cut.steps[found[-1][0]]), int(cut.steps[-1])
+    first, last = int(cut.steps[cut_spells[-1][0]]), int(cut.steps[-1])
     share = float(np.median(cut.window(first, last).values))
     evidence = [Evidence("truncated", first, last, {"median": share, "range to": limit})]
     whole, correct = (run.column(name).window(first, last).values for name in ("correct_whole", "correct"))
@@ -132,7 +132,9 @@ def _bottleneck(run: History, cut: Series) -> Finding | None:
     if len(whole) and len(correct):
         numbers = {"correct_whole": float(np.median(whole)), "correct": float(np.median(correct))}
         lost = numbers["correct_whole"] - numbers["correct"]
-        evidence.append(Evidence("correct", first, last, {**numbers, "lost by the cut, at most": lost}))
+        if lost > 0:
+            numbers["lost by the cut, at most"] = lost
+        evidence.append(Evidence("correct", first, last, numbers))
     if share <= HALF and lost <= PRICE:
         return None
     severity = CRITICAL if share > MOST or lost > 2 * PRICE else WARNING

@@ -5,27 +5,17 @@ The policy loss is not expected to fall in GRPO, and no rule asks for it.
 
 import numpy as np
 
-from grpo.diagnosis.finding import (
-    CRITICAL,
-    WARNING,
-    Evidence,
-    Finding,
-    NotJudged,
-    number,
-)
+from grpo.diagnosis.finding import CRITICAL, WARNING, Evidence, Finding, NotJudged, number
 from grpo.diagnosis.history import History
 from grpo.diagnosis.remedies import finding
-from grpo.diagnosis.rules.learning import fall_of_correctness, held_out_gain
-from grpo.diagnosis.series import (
-    Series,
-    rolling_median,
-    shift,
-    spells,
-)
+from grpo.diagnosis.rules.correctness import fall_of_correctness
+from grpo.diagnosis.rules.learning import held_out_gain
+from grpo.diagnosis.series import Series, rolling_median, shift, spells
 from grpo.metrics.metric_schema import BY_NAME
 
 GROWTH = 3.0  # of the gradient norm, over its start
 FAR = {"ppo_kl": 10.0, "ppo_clip_ratio": 3.0}  # times the range, for three steps
+ENOUGH_GROUPS = 60  # without a spread, before the rule speaks
 SPIKE = 10.0  # of the loss, over what is usual
 
 
@@ -40,6 +30,27 @@ def magnitude(run: History, name: str) -> Series:
     """Return a column without its signs."""
     column = run.column(name)
     return Series(name, column.steps, np.abs(column.values))
+
+
+def no_gradient(run: History) -> list[Finding] | str:
+    """No step so far has had a gradient, since no group had rewards that differ.
+
+    It takes 60 groups: where 1 of 20 groups has a spread, 60 without one have a chance of 5%.
+    """
+    norm, alike = run.together("grad_norm", "zero_spread_groups", least=3)
+    gradients = norm.values != 0
+    if gradients.any():
+        return f"the first gradient came in step {norm.steps[np.argmax(gradients)]}"
+    if (alike.values < 1).any():
+        raise NotJudged("grad_norm is 0 though groups have a spread")
+    groups = len(norm) * (run.setting_number("ROLLOUT_BATCH_SIZE") or 8)
+    if groups < ENOUGH_GROUPS:
+        raise NotJudged(f"{groups:.0f} groups without a spread so far, {ENOUGH_GROUPS} are needed")
+    first, last = int(norm.steps[0]), int(norm.steps[-1])
+    evidence = [Evidence(column.name, first, last, {"in every step": column.values[0]}) for column in (norm, alike)]
+    if len(correct := run.column("correct")):
+        evidence.append(Evidence("correct", first, last, {"mean": float(correct.values.mean())}))
+    return [finding(run, "no_gradient", CRITICAL, first, last, *evidence)]
 
 
 def instability(run: History) -> list[Finding] | str:
@@ -77,7 +88,7 @@ def instability(run: History) -> list[Finding] | str:
         return [finding(run, "instability", WARNING, far.first, far.last, far)]
     have = [name for name in ("ppo_kl", "ppo_clip_ratio", "grad_norm") if len(run.column(name))]
     if not have:
-        raise NotJudged("metrics.jsonl has none of ppo_kl, ppo_clip_ratio, grad_norm")
+        raise NotJudged("metrics.jsonl lacks ppo_kl, ppo_clip_ratio and grad_norm")
     change = f", change of correct {number(fall.change)} (z {number(fall.z)})" if fall else ""
     return f"{', '.join(have)}: {len(symptoms)} out of range for long{change}"
 
@@ -85,10 +96,10 @@ def instability(run: History) -> list[Finding] | str:
 def _out_of_range(run: History, name: str, times: float = 1.0, least: int = 3) -> Evidence | None:
     """Return the longest spell of steps that are beyond `times` the range."""
     column = magnitude(run, name)
-    found = spells(column.values > times * edge(name), least, gap=6)
-    if not found:
+    spells_beyond = spells(column.values > times * edge(name), least, gap=6)
+    if not spells_beyond:
         return None
-    first, last = max(found, key=lambda spell: spell[1] - spell[0])
+    first, last = max(spells_beyond, key=lambda spell: spell[1] - spell[0])
     within = column.values[first : last + 1]
     numbers = {
         "steps beyond": float((within > times * edge(name)).sum()),

@@ -6,6 +6,7 @@ import pytest
 from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.finding import CRITICAL, WARNING
 from grpo.diagnosis.history import of_rows
+from grpo.diagnosis.rules.correctness import fall_of_correctness
 
 
 def observed(level: np.ndarray, prompts: int, samples: int, alike: bool, seed: int) -> np.ndarray:
@@ -84,3 +85,34 @@ def test_settings_that_are_unknown_do_not_matter() -> None:
     values = observed(np.where(np.arange(30) < 20, 0.7, 0.0), 8, 8, False, 4)
     rows = [{"step": step, "correct": float(value)} for step, value in enumerate(values, 1)]
     assert "correctness_fall" in {finding.name for finding in diagnose(of_rows(rows)).findings}
+
+
+@pytest.mark.parametrize(
+    ("prompts", "within", "left"), [(4, 20, 0.0), (8, 14, 0.0), (16, 8, 0.0), (8, 14, 0.01), (16, 8, 0.01)]
+)
+def test_little_that_becomes_nothing_is_critical_soon(prompts: int, within: int, left: float) -> None:
+    """From 0.3 by few prompts: the normal approximation takes up to 34 steps with 4 prompts, and 19 with 8."""
+    for seed in range(10):
+        values = observed(np.where(np.arange(30 + within) < 30, 0.3, left), prompts, 8, True, seed)
+        fall = found(values, prompts=prompts)
+        assert fall is not None and fall.severity == CRITICAL and abs(fall.onset - 31) <= 3
+
+
+def test_a_handful_of_steps_that_lose_everything_is_critical() -> None:
+    """Three steps of 0.27, then next to nothing: too few for a normal approximation."""
+    values = [0.27, 0.28, 0.18, 0.07, 0.02, 0.01, *[0.0] * 8]
+    fall = found(values, prompts=16)
+    assert fall is not None and fall.severity == CRITICAL and fall.onset in (4, 5)
+
+
+@pytest.mark.parametrize("prompts", [4, 8, 16, 72])
+@pytest.mark.parametrize("level", [0.05, 0.3])
+@pytest.mark.parametrize("scatter", [0.0, 0.1])
+def test_two_hundred_steps_of_noise_raise_no_alarm_at_any_of_them(prompts: int, level: float, scatter: float) -> None:
+    for seed in range(2):
+        rng = np.random.default_rng(seed)
+        levels = np.clip(level + rng.normal(0, scatter, 200), 0, 1)
+        values = observed(levels, prompts, 8, True, seed)
+        rows = [{"step": step, "correct": float(value)} for step, value in enumerate(values, 1)]
+        config = {"flags": {"rollout_batch_size": prompts}}
+        assert all(isinstance(fall_of_correctness(of_rows(rows[:end], (), config)), str) for end in range(5, 201))

@@ -102,11 +102,11 @@ def test_every_other_range_has_a_finding_and_a_cause(name: str) -> None:
     assert (found.name == own or own in found.consequences) and found.cause and found.onset == 1
 
 
-@pytest.mark.parametrize("warm_up", [2, 5, 10, 17, 30])
+@pytest.mark.parametrize("warm_up", [2, 3, 4, 5, 10, 17, 30])
 def test_a_ratio_that_does_not_go_with_the_learning_rate_is_no_updates(warm_up: int) -> None:
     """Two passes differ by as much in the first step as later on; an update at a fifth of the rate does less."""
     differ = named_after([row(step, warm_up, ppo_clip_ratio=0.15, ppo_kl=0.03) for step in range(1, warm_up + 8)])
-    assert ("passes_differ" in differ) == (warm_up >= 5), "of a shorter warm-up no step is at rest"
+    assert "passes_differ" in differ
     shares = [min(step / warm_up, 1) for step in range(1, warm_up + 8)]
     update = [
         row(step, warm_up, ppo_clip_ratio=0.15 * share, ppo_kl=0.04 * share**2) for step, share in enumerate(shares, 1)
@@ -177,3 +177,14 @@ def test_groups_without_spread_are_no_finding_where_all_is_solved() -> None:
 def test_a_sync_that_no_longer_arrives_is_named_soon_though_the_difference_is_small() -> None:
     rows = [row(step, logprob_diff_mean=0.001 if step < 7 else 0.004 * (step - 6)) for step in range(1, 16)]
     assert named_after(rows) == {"mismatch": 15}
+
+
+def test_a_lost_line_is_named_at_once_and_a_full_disk_in_the_second_step() -> None:
+    assert named_after([row(1), row(2, lost_writes=1)]) == {"out_of_range:lost_writes": 2}
+    # 3e9 bytes are left: too few for the one checkpoint of 4e9, enough for that of 1e9.
+    rows = [row(step, disk_free=3e9) for step in range(1, 4)]
+    large, small = (CONFIG | {"plan": {"checkpoint_bytes": size}} for size in (4e9, 1e9))
+    assert not diagnose(of_rows(rows[:1], (), large)).findings, "another program's file may be gone again"
+    [full] = diagnose(of_rows(rows[:2], (), large)).findings
+    assert (full.name, full.severity, full.onset) == ("out_of_range:disk_free", "critical", 1)
+    assert not diagnose(of_rows(rows, (), small)).findings

@@ -32,7 +32,7 @@ def test_of_steps_that_were_done_again_the_last_counts(tmp_path):
     rows = [row(1, correct=0.1), row(2, correct=0.2), row(3, correct=0.3), row(2, correct=0.8), row(3, correct=0.9)]
     run = read(write(tmp_path, rows))
     assert run.column("correct").values.tolist() == [0.1, 0.8, 0.9]
-    assert any("2 steps stand there more than once" in note for note in run.notes)
+    assert any("2 lines repeat a step" in note for note in run.notes)
 
 
 def test_null_text_switches_and_what_is_not_finite_are_no_numbers():

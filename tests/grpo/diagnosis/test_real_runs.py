@@ -1,15 +1,16 @@
-"""The diagnosis of runs that were really made, with faults that others devised."""
+"""The diagnosis of runs that were really made, with faults that are independent of the rules."""
 
 import pytest
 
-from scripts.bench.parts.real_runs import read_all
+from grpo.diagnosis.diagnose import diagnose
+from grpo.diagnosis.finding import CRITICAL
+from grpo.diagnosis.history import of_rows
+from scripts.bench.parts.real_runs import RealRun, SickRun, read_all
 
-RUNS = {run.name: run for run in read_all()}
-SICK = sorted(name for name, run in RUNS.items() if run.fault)
+RUNS: dict[str, RealRun] = {run.name: run for run in read_all()}
+SICK = {name: run for name, run in RUNS.items() if isinstance(run, SickRun)}
 HEALTHY = sorted(set(RUNS) - set(SICK))
 
-# Wrong labels do not keep this policy from learning: held-out exact match rises as in a healthy run.
-UNNAMED = {"gold-wrong-column"}
 # Nothing is out of its range before step 9: the drift shows in step 12.
 LATE = {"many-updates": 12}
 # What is so, if not what ails them: of a model that noise has broken, trainer and engine differ by 0.02 nat and more;
@@ -29,14 +30,28 @@ def test_a_healthy_run_gets_no_finding_after_any_step(name: str) -> None:
 
 @pytest.mark.parametrize("name", SICK)
 def test_a_fault_is_named_in_time(name: str) -> None:
-    run = RUNS[name]
-    if name in UNNAMED or name in LATE:
-        assert run.found_at() == LATE.get(name)
+    run = SICK[name]
+    if name in LATE:
+        assert run.found_at() == LATE[name]
     else:
         assert run.is_found_in_time(), run.named()
 
 
+def test_a_negated_reward_is_critical_and_the_first_cause_of_what_follows() -> None:
+    run = SICK["reward-sign"]
+    cause = diagnose(of_rows(run.rows, run.evals, run.config)).findings[0]
+    assert (cause.name, cause.severity) == ("out_of_range:reward_correct_correlation", CRITICAL)
+    assert "correctness_fall" in cause.consequences and cause.actions[0].setting == "REWARD"
+
+
+def test_a_learning_rate_that_is_too_high_is_not_answered_with_longer_responses() -> None:
+    run = SICK["lr-30x"]
+    findings = diagnose(of_rows(run.rows, run.evals, run.config)).findings
+    assert "truncation" in findings[0].consequences and findings[0].actions[0].setting == "LEARNING_RATE"
+    assert not any(action.setting == "GENERATE_MAX_LEN" for one in findings for action in one.actions[:1])
+
+
 @pytest.mark.parametrize("name", SICK)
 def test_nothing_is_named_that_is_not_so(name: str) -> None:
-    run = RUNS[name]
+    run = SICK[name]
     assert set(run.named()) <= {*run.expected, *run.also_fine, *ALSO_SO.get(name, ())}

@@ -42,7 +42,9 @@ def names(run, **changes):
 
 
 def test_every_rule_has_an_ill_to_find():
-    assert set(RULES) - set(ILLS) == {"passes_differ", "out_of_range"}, "test_early.py has these two"
+    assert set(RULES) - set(ILLS) == {"passes_differ", "out_of_range", "doubtful_labels", "no_gradient"}, (
+        "test_early.py and test_labels.py"
+    )
     assert set(ILLS) < set(RULES) and set(NEEDED) <= set(RULES) and set(NEEDED.values()) <= set(BY_NAME)
     explained = {name for pair in EXPLAINS.items() for name in (pair[0], *pair[1])}
     assert explained <= set(RULES) | {f"out_of_range:{metric}" for metric in WATCHED}

@@ -60,6 +60,20 @@ def test_only_whole_steps_can_be_continued_from(setting, save) -> None:
         resume.resolve_resumed(setting.words(), setting.run_dir, 20)
 
 
+def test_where_no_step_is_whole_the_refusal_says_so(setting, save) -> None:
+    start(setting)
+    checkpoints = setting.run_dir / "checkpoints"
+    with pytest.raises(resume.ResumeError, match=r"has no step_10: no step is whole; without --from-step .* step 0"):
+        resume.resolve_resumed(setting.words(), setting.run_dir, 10)
+    save(10, 20, is_sealed=True)
+    for step in (10, 20):
+        (checkpoints / f"step_{step}" / "trainer" / "state.pt").unlink()
+    with pytest.raises(resume.ResumeError, match=r"has no step_15: no step is whole \(damaged: 10, 20\)"):
+        resume.resolve_resumed(setting.words(), setting.run_dir, 15)
+    with pytest.raises(resume.ResumeError, match=r"step_20: .*state.pt is missing.*no other step is whole.*bring back"):
+        resume.resolve_resumed(setting.words(), setting.run_dir, 20)
+
+
 def test_an_earlier_step_gives_up_what_is_newer_and_loses_nothing(setting, save) -> None:
     start(setting)
     folder, checkpoints, samples = setting.run_dir, setting.run_dir / "checkpoints", setting.run_dir / "samples"

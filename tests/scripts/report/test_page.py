@@ -140,7 +140,7 @@ def test_findings_are_shown_and_marked(make_run):
     html = render(runs, found)
     assert (
         "loss was 12" in html
-        and html.count("none; 1 of 2 rules cannot judge so far") == 1
+        and html.count("No findings; 1 of 2 rules cannot judge so far") == 1
         and "LEARNING_RATE=5e-7" in html
     )
     marks = [attributes for tag, attributes in Page(html).tags if tag == "text" and "data-step" in attributes]
