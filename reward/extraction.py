@@ -64,6 +64,12 @@ _ONE_CASE = re.compile(
 MAX_LEAD_CHARS = 120
 # How many phrases are looked at for one that is followed by an answer.
 MAX_PHRASES = 20
+# After a box: what closes its formula or sentence, and a word that takes the box back or adds to it.
+_HEDGE = re.compile(
+    r"(?:[\s.,;:!?$*()-]|\\[\]),;:! ]|\\q?quad(?![A-Za-z])|\\(?:text|mbox|textrm|mathrm)\{)*+"
+    r"((?:or|maybe|perhaps|possibly|alternatively|otherwise|else|instead|no|wait|actually|rather|if|unless)(?![A-Za-z]))\s*\}?",
+    re.IGNORECASE,
+)
 _DISPLAYED = re.compile(r"\\\[|\$\$")
 
 
@@ -79,8 +85,9 @@ class _Box(NamedTuple):
 def last_box(text: str) -> tuple[str | None, str | None]:
     r"""The content of the `\boxed{...}` that closes last, or (None, why not).
 
-    A box opened after that one and never closed means that the text was cut in its answer. Boxes that only "and", "or"
-    or a comma separates are one answer, a list: a response is not right by naming several.
+    A box opened after that one and never closed means that the text was cut in its answer. A response is not right by
+    naming several answers: boxes that only "and", "or" or a comma separates are one list. So is a box with the answer
+    that words such as "or", "no" and "if" after it offer.
     """
     if "\\boxed" not in text and "\\fbox" not in text:
         return None, NO_ANSWER
@@ -102,7 +109,13 @@ def last_box(text: str) -> tuple[str | None, str | None]:
         return None, CUT_IN_BOX
     if not boxes:
         return None, NO_ANSWER
-    return _joined(text, boxes), None
+    answer = _joined(text, boxes)
+    hedge = _HEDGE.match(text, boxes[-1].end)
+    if not hedge:
+        return answer, None
+    formula = "$" if "{" in hedge[0] and "$" in text[hedge.end() :] else ""  # the word stands inside one
+    other = other_answer(answer, f"{hedge[1]} {formula}{text[hedge.end() : hedge.end() + MAX_CHARS]}")
+    return (f"{answer}, {other}" if other else answer), None
 
 
 def _joined(text: str, boxes: Sequence[_Box]) -> str:
