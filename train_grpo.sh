@@ -103,6 +103,8 @@ fi
 : "${ROLLOUT_BATCH_SIZE:=8}" "${N_SAMPLES_PER_PROMPT:=8}" "${MICRO_ROLLOUT_BATCH_SIZE:=1}"
 : "${PROMPT_MAX_LEN:=1024}" "${GENERATE_MAX_LEN:=3072}"
 : "${TEMPERATURE:=1.0}" "${TOP_P:=1.0}"
+# How long gpt-oss thinks, as its chat template says it: low, medium or high (empty: the template's default, medium)
+: "${REASONING_EFFORT:=}"
 # After THINKING_BUDGET tokens the thinking is ended by force, and an answer has ANSWER_BUDGET tokens (empty: one limit
 # for both, GENERATE_MAX_LEN, which both and the delimiter have to fit in). What ends it: harmony (gpt-oss), think
 # (</think>), or a text of your own. Not with ENVIRONMENT
@@ -203,6 +205,7 @@ DATA_ARGS=(
     --input_key prompt --label_key label
     --remote_rm_url "$REWARD"
 )
+if [[ -n $REASONING_EFFORT ]]; then DATA_ARGS+=(--reasoning_effort "$REASONING_EFFORT"); fi
 # An environment makes the messages itself, and gets the problem as it is
 if [[ -n $ENVIRONMENT ]]; then
     DATA_ARGS+=(--agent_func_path "$HERE/grpo/rollout/multi_turn/agent.py")

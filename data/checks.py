@@ -77,10 +77,10 @@ def check_lengths(
     return [one for one in problems if one not in too_long], lines, report
 
 
-def prompt_lengths(tokenizer_name: str, prompts: Sequence[str | list[dict[str, str]]]) -> list[int]:
+def prompt_lengths(tokenizer_name: str, prompts: Sequence[str | list[dict[str, str]]], **variables: str) -> list[int]:
     """Tokens of each prompt as OpenRLHF counts them: under the chat template, ready for the answer.
 
-    A prompt is the user's message, or a list of messages.
+    A prompt is the user's message, or a list of messages; `variables` are more for the chat template.
 
     Raises SourceError where the tokenizer (a folder or a hub id) cannot be loaded or has no chat template.
     """
@@ -93,5 +93,7 @@ def prompt_lengths(tokenizer_name: str, prompts: Sequence[str | list[dict[str, s
     if not tokenizer.chat_template:
         raise SourceError(f"--tokenizer {tokenizer_name}: it has no chat template; give the folder of the model")
     chats = [[{"role": "user", "content": one}] if isinstance(one, str) else one for one in prompts]
-    texts = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
+    texts = [
+        tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **variables) for chat in chats
+    ]
     return [len(tokens) for tokens in tokenizer(texts, add_special_tokens=False)["input_ids"]] if texts else []

@@ -53,6 +53,7 @@ OVERLONG = Advice(
 THINKING = Advice(
     "THINKING_BUDGET", "three quarters of GENERATE_MAX_LEN", "what thinks too long still answers", enough=_is_on
 )
+EFFORT = Advice("REASONING_EFFORT", "low", "gpt-oss thinks for fewer tokens")
 LARGER_GROUPS = Advice("N_SAMPLES_PER_PROMPT", "twice as many", "fewer groups without spread", 2.0)
 LARGER_BATCH = Advice("TRAIN_BATCH_SIZE", "twice as large", "fewer optimizer steps a rollout, each less noisy", 2.0)
 LARGER_ROLLOUT = Advice("ROLLOUT_BATCH_SIZE", "twice as large", "less noise in a step", 2.0)

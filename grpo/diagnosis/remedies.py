@@ -13,6 +13,7 @@ from grpo.diagnosis.advice import (
     EAGER_ATTENTION,
     EAGER_ENGINE,
     EASIER_DATA,
+    EFFORT,
     ENTROPY,
     GO_BACK,
     JUDGE,
@@ -135,7 +136,7 @@ REMEDIES = {
     ),
     "truncation": Remedy(
         "responses do not end within the length limit: what is cut has no answer, and teaches to be short at best",
-        (LENGTH, THINKING, OVERLONG),
+        (LENGTH, EFFORT, THINKING, OVERLONG),
     ),
     "judge_outage": Remedy(
         "every model of the judge failed: a quota, a key, a retired id, or the network",

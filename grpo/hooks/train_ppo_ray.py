@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from grpo.launch import flags
-from grpo.rollout import thinking_settings
+from grpo.rollout import chat_template, thinking_settings
 from grpo.stack import cluster
 
 if TYPE_CHECKING:
@@ -28,6 +28,11 @@ def validate(args: argparse.Namespace) -> None:
 def hand_on_thinking_budget(args: argparse.Namespace) -> None:
     """Name the executor of the thinking budget, and hand its settings on to the engines."""
     thinking_settings.hand_on(args)
+
+
+def hand_on_reasoning_effort(args: argparse.Namespace) -> None:
+    """Hand the reasoning effort on to the engines, where environments render prompts."""
+    chat_template.hand_on(args)
 
 
 def runtime_env() -> dict[str, dict[str, str]]:

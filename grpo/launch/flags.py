@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from grpo.batch import length_schedule
 from grpo.model.architecture import ATTENTION_PROJECTIONS
+from grpo.rollout.chat_template import EFFORTS
 from grpo.rollout.multi_turn.settings import has_environment
 from grpo.rollout.thinking import PRESETS, Budget
 
@@ -59,6 +60,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--length_schedule",
         default=None,
         help="tokens of a response: 1024,2048@50,3072@100 by steps, 1024,3072@20%% by the share of truncated samples",
+    )
+    group.add_argument(
+        "--reasoning_effort", default=None, choices=EFFORTS, help="what the chat template is told (default: its own)"
     )
     group.add_argument(
         "--thinking_budget", type=int, default=None, help="tokens after which the thinking is ended and answered"

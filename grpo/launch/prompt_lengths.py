@@ -1,6 +1,6 @@
 """Counts the tokens of prompts in a process of its own, in which transformers leaves torch out: 2 seconds, not 10.
 
-python -m grpo.launch.prompt_lengths MODEL_DIR <PROMPTS.json
+python -m grpo.launch.prompt_lengths MODEL_DIR [REASONING_EFFORT] <PROMPTS.json
 """
 
 import json
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from grpo.rollout.chat_template import variables
 from grpo.stack.checkout import CHECKOUT
 
 
@@ -17,18 +18,19 @@ class CountError(ValueError):
     """The model's tokenizer or template cannot be used; the message says why."""
 
 
-def count(model: str, prompts: Sequence[Any]) -> list[int]:
+def count(model: str, prompts: Sequence[Any], effort: str | None = None) -> list[int]:
     """Return the tokens of each prompt under the model's chat template.
 
     Args:
         model: a folder with tokenizer and template.
         prompts: the user's message, or a list of messages, each.
+        effort: the reasoning effort that the template is told, None for its own.
 
     Raises:
         CountError: where they cannot be counted.
     """
     done = subprocess.run(
-        [sys.executable, "-m", "grpo.launch.prompt_lengths", model],
+        [sys.executable, "-m", "grpo.launch.prompt_lengths", model, *([effort] if effort else [])],
         cwd=CHECKOUT,
         env={**os.environ, "USE_TORCH": "0", "TRANSFORMERS_VERBOSITY": "error"},
         input=json.dumps(prompts),
@@ -44,7 +46,8 @@ def main() -> int:
     """Print the lengths as a JSON list; a traceback says why there are none."""
     from data.checks import prompt_lengths
 
-    print(json.dumps(prompt_lengths(sys.argv[1], json.load(sys.stdin))))
+    model, *effort = sys.argv[1:]
+    print(json.dumps(prompt_lengths(model, json.load(sys.stdin), **variables(*effort or (None,)))))
     return 0
 
 

@@ -71,7 +71,8 @@ def check_lengths(config: Config, file: str, records: Sequence[Record]) -> Itera
     if not args.apply_chat_template or not can_format_chats(Path(args.pretrain)):
         return
     try:
-        lengths = prompt_lengths.count(args.pretrain, [json.loads(record.prompt) for record in records])
+        prompts = [json.loads(record.prompt) for record in records]
+        lengths = prompt_lengths.count(args.pretrain, prompts, args.reasoning_effort)
     except prompt_lengths.CountError as error:
         yield Problem(
             f"the tokenizer of {args.pretrain} cannot count prompts ({error})", "download or copy the checkpoint again"

@@ -8,6 +8,7 @@ from grpo.launch.checks import Problem
 from grpo.launch.config import Config
 from grpo.model import architecture, model_files
 from grpo.model.model_files import CheckpointError, Model
+from grpo.rollout.chat_template import reads_effort
 from grpo.stack.checkout import on_cpu_stack
 from grpo.stack.hub import absence
 
@@ -55,6 +56,8 @@ def check_actor_model(config: Config, model: Model) -> Iterator[Problem]:
         yield Problem(f"{model.folder} has no tokenizer.json", "download the checkpoint with its tokenizer")
     if args.apply_chat_template and not has_chat_template(model.folder):
         yield Problem(f"{model.folder} has no chat template", "add chat_template.jinja to the checkpoint")
+    elif args.reasoning_effort and not reads_effort(model.folder):
+        yield Problem(f"the chat template of {model.folder} does not read a reasoning effort", "unset REASONING_EFFORT")
 
 
 def can_format_chats(folder: Path) -> bool:

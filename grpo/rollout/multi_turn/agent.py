@@ -8,6 +8,7 @@ from typing import Any
 
 from openrlhf.utils.agent import AgentExecutorBase
 
+from grpo.rollout.chat_template import from_environment
 from grpo.rollout.multi_turn import environment as environments
 from grpo.rollout.multi_turn.conversation import Limits, make_environment
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
@@ -33,7 +34,8 @@ class AgentExecutor(AgentExecutorBase):
             prompt: `prompt` of the data file, no render of it.
             max_length: tokens of prompt and turns together.
         """
-        policy = EnginePolicy(template_for(hf_tokenizer), llm_engine, sampling_params, max_length)
+        template = template_for(hf_tokenizer, from_environment(os.environ))
+        policy = EnginePolicy(template, llm_engine, sampling_params, max_length)
         environment = make_environment(self._environment, prompt, label)
         _, response = await roll_out(environment, policy, self._limits, self._max_samples)
         return {"prompt": prompt, "label": label, **response}

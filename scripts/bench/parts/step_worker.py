@@ -11,6 +11,7 @@ import torch
 
 from grpo.model import cpu_matmul
 from grpo.update import passes
+from grpo.update.loss import PolicyLoss
 from scripts.bench.parts import memory, stock
 from scripts.bench.parts.ranks import job_of_this_rank, report
 
@@ -66,7 +67,7 @@ def loss_of(job: dict[str, Any], trainer_module: Any, args: Any, batch: dict[str
     """The loss of stock, or ours with the one sequence as the whole batch: the same."""
     if job["package"]:
         return trainer_module.PolicyLoss()
-    loss = trainer_module.PolicyLoss(args)
+    loss = PolicyLoss(args)
     loss.rollouts = torch.zeros(1, dtype=torch.long)
     loss.scale = 1 / loss.normaliser([batch["action_mask"]], [loss.rollouts], lambda counts: counts)
     return loss

@@ -121,7 +121,7 @@ def enough_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "patch_status", lambda: CLEAN)
     monkeypatch.setattr(preflight, "pins", dict)
     # The checkpoint's tokenizer is an empty file.
-    monkeypatch.setattr(prompt_lengths, "count", lambda model, prompts: [8] * len(prompts))
+    monkeypatch.setattr(prompt_lengths, "count", lambda model, prompts, effort=None: [8] * len(prompts))
     monkeypatch.setattr(machine, "memory_available", lambda: 900 * GB)
     monkeypatch.setattr(machine, "shared_memory_free", lambda: 64 * GB)
 

@@ -61,6 +61,7 @@ OVERRIDES = {
     "GENERATE_MAX_LEN": ("15", "--generate_max_len", "15"),
     "TEMPERATURE": ("0.5", "--temperature", "0.5"),
     "TOP_P": ("0.6", "--top_p", "0.6"),
+    "REASONING_EFFORT": ("high", "--reasoning_effort", "high"),
     "THINKING_BUDGET": ("34", "--thinking_budget", "34"),
     "ANSWER_BUDGET": ("35", "--answer_budget", "35"),
     "THINKING_DELIMITER": ("think", "--thinking_delimiter", "think"),

@@ -10,7 +10,7 @@ from grpo.stack import json_files
 
 FULL = """
 import pathlib, resource, signal, sys
-from grpo import json_files
+from grpo.stack import json_files
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 json_files.replace(pathlib.Path(sys.argv[1]), "x" * 2000)
@@ -45,7 +45,7 @@ def test_a_file_that_is_not_there_has_no_rows_and_a_broken_line_is_left_out(tmp_
 
 KILLED = """
 import os, pathlib, signal, sys
-from grpo import json_files
+from grpo.stack import json_files
 os.replace = lambda old, new: os.kill(os.getpid(), signal.SIGKILL)
 json_files.replace(pathlib.Path(sys.argv[1]), "new")
 """

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 RANK = """
 import json, os, subprocess, sys
 import psutil, torch, torch.distributed as dist
-from grpo import rendezvous
+from grpo.stack import rendezvous
 rendezvous.install()
 method, rank, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 dist.init_process_group("gloo", init_method=method, rank=rank, world_size=count)

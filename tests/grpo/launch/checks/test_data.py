@@ -117,7 +117,7 @@ def test_an_id_of_two_held_out_problems_is_refused(setting, tmp_path: Path) -> N
 def test_prompts_that_would_be_cut_are_refused(setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = {"train.jsonl": [64] * 20, "eval.jsonl": [64, 65, 10, 90, 64]}
     given = iter(lengths.values())
-    monkeypatch.setattr(prompt_lengths, "count", lambda model, prompts: next(given))
+    monkeypatch.setattr(prompt_lengths, "count", lambda *_: next(given))
     [problem] = setting.problems()
     assert "eval.jsonl: 2 of 5 prompts have more than PROMPT_MAX_LEN 64 tokens, line 2 for one" in problem
     assert "set PROMPT_MAX_LEN to 90" in problem.split("->")[1]

@@ -29,7 +29,7 @@ def loaded_actor():
     """The actor's own class, without its engine, and with our executor as it loads it."""
     actor_class = LLMRayActor.__ray_metadata__.modified_class
     actor = actor_class.__new__(actor_class)
-    actor.executor = _load_agent_executor(str(CHECKOUT / "grpo" / "multi_turn" / "agent.py"))
+    actor.executor = _load_agent_executor(str(CHECKOUT / "grpo" / "rollout" / "multi_turn" / "agent.py"))
     return actor
 
 

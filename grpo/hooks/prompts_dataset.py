@@ -1,0 +1,13 @@
+"""Hooks of openrlhf/datasets/prompts_dataset.py: prompts from messages, in training and in evaluations."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from grpo.rollout import chat_template
+
+
+def render_with(tokenizer: Any, args: Any) -> Callable[..., Any]:
+    """Return the tokenizer's ``apply_chat_template`` with the run's template variables."""
+    effort = getattr(args, "reasoning_effort", None)  # other command lines of OpenRLHF do not have the flag
+    return partial(tokenizer.apply_chat_template, **chat_template.variables(effort))
