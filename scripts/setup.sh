@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes this checkout ready to run: scripts/setup.sh [--cpu|--gpu] [--quiet]
+# Makes this checkout ready to run: scripts/setup.sh [--cpu|--gpu] [--quiet] [--packages]
 #
 # Creates .venv, installs the locked packages, compiles DeepSpeed's operators and the MXFP4 kernel, applies the patches
 # and verifies all of it. What is already right is left alone, so a second call takes seconds and an interrupted one is
@@ -7,6 +7,7 @@
 # one, else CPU.
 # $PYTHON chooses the Python (3.11 or 3.12).
 # --quiet prints only work that takes time, and errors.
+# --packages stops after the packages and the MXFP4 kernel, which is all that making the tiny model needs.
 set -euo pipefail
 
 UV_VERSION=0.13.8
@@ -26,24 +27,26 @@ main() {
     ensure_packages
     # shellcheck source=scripts/env.sh
     source "$root/scripts/env.sh"
-    ensure_operators
     ensure_mxfp4_kernel
+    if ((packages_only)); then return; fi
+    ensure_operators
     ensure_patches
     say "ready: $stack stack, $("$venv/bin/python" --version)"
 }
 
 parse_arguments() {
-    stack="" quiet=0
+    stack="" quiet=0 packages_only=0
     while (($#)); do
         case "$1" in
             --cpu | --gpu) stack="${1#--}" ;;
             --quiet) quiet=1 ;;
+            --packages) packages_only=1 ;;
             -h | --help)
                 sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
                 exit 0
                 ;;
             *)
-                printf 'setup: error: unknown argument %s; usage: scripts/setup.sh [--cpu|--gpu] [--quiet]\n' "$1" >&2
+                printf 'setup: error: unknown argument %s; usage: scripts/setup.sh [--cpu|--gpu] [--quiet] [--packages]\n' "$1" >&2
                 exit 2
                 ;;
         esac

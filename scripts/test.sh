@@ -55,22 +55,23 @@ for folder in patches grpo reward data eval scripts; do
     if [[ -f $folder/__init__.py ]]; then packages+=("$folder"); fi
 done
 
-stage "set-up" scripts/setup.sh
+stage "packages" scripts/setup.sh --packages
 # shellcheck source=scripts/env.sh
 source scripts/env.sh
-# The tests of the real stack need the tiny model: minutes of one core, of which the stages until then leave one. Who
-# needs it before it is made waits for it. It is no longer made when this process ends, which pytest takes over below.
+# The tests of the real stack need the tiny model: minutes of one core, and the packages alone. A test that needs it
+# before it is made waits for it. It is no longer made when this process ends, which pytest takes over below.
 if ((!fast)); then
     nice -n 10 python -P -m grpo.launch guard -- python -P -m scripts.make_tiny_model \
         --out .cache/tiny-model/mxfp4 --dequantized-out .cache/tiny-model/bf16 >/dev/null &
 fi
+stage "set-up" scripts/setup.sh
 stage "ruff check" ruff check .
 stage "ruff format" ruff format --check .
 stage "shellcheck" lint_shell
 stage "mypy" mypy "${packages[@]}"
 stage "patches" python -m patches verify
-# pytest's closing line is to be the last one, so this is no stage. Files in the order of their names: the real stack
-# comes last, in one process.
+# pytest's closing line is to be the last one, so this is no stage. The real stack comes first, in one process, and the
+# other files beside it.
 printf '== tests\n'
 cores=$(nproc)
 exec pytest --durations=10 -n $((cores < 4 ? cores : 4)) --no-loadscope-reorder "${pytest_arguments[@]}"

@@ -24,6 +24,11 @@ def pytest_xdist_make_scheduler(config, log):
     return Scheduling(config, log)
 
 
+def pytest_collection_modifyitems(items):
+    """Begin with the tests of the real stack: one process has them all, and leaves room for the others beside it."""
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/stack/"))
+
+
 @pytest.fixture(autouse=True)
 def own_products():
     """After each test, the process has PyTorch's matrix products again, whatever it or an import has installed."""

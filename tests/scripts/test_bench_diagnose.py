@@ -1,5 +1,6 @@
 """The benchmark of the diagnosis at a tiny size, and the runs that it is made on."""
 
+import functools
 import json
 
 import numpy as np
@@ -17,6 +18,13 @@ from scripts.bench.parts.synthetic_runs import PROFILES, make
 
 TINY = ("--runs", "2", "--healthy", "4", "--watched", "1", "--seed", "3000000", "--copy-megabytes", "1")
 
+cached_scores = functools.cache(scores)  # seconds for each call
+
+
+@pytest.fixture(autouse=True)
+def scored_once(monkeypatch):
+    monkeypatch.setattr(diagnose_bench, "scores", cached_scores)
+
 
 def test_both_ways_are_scored_on_the_same_runs(capsys):
     bench.main(["diagnose", "--json", *TINY])
@@ -30,7 +38,7 @@ def test_both_ways_are_scored_on_the_same_runs(capsys):
 
 def test_precision_and_recall_are_what_is_promised():
     """Of runs by which no rule was tuned; of few, so that chance is at its worst."""
-    ours, stock, _ = scores(runs=20, healthy=60, seed=3_000_000)
+    ours, stock, _ = cached_scores(runs=20, healthy=60, seed=3_000_000)
     for name in ILLS:
         assert ours.precision(name) >= LEAST_SCORE and ours.recall(name) >= LEAST_SCORE, name
     assert ours.false_alarms <= 2 and ours.mean_f1() > stock.mean_f1()

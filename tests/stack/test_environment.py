@@ -11,7 +11,14 @@ from .rounding import reference_model
 from .runs import lines, train
 from .searching_model import EXCERPT, question, teach
 
-SHORT = {"NUM_ENGINES": "1", "PROMPT_MAX_LEN": "384", "TURN_LIMIT": "3", "EVAL_AT_START": "0", "EVAL_STEPS": "-1"}
+SHORT = {
+    "NUM_ENGINES": "1",
+    "ACTOR_GPUS": "1",
+    "PROMPT_MAX_LEN": "384",
+    "TURN_LIMIT": "3",
+    "EVAL_AT_START": "0",
+    "EVAL_STEPS": "-1",
+}
 
 # Asks again after each answer: the <|return|> that ended it is an <|end|> in the next prompt, which begins a sample.
 # One rollout in eight cannot be made: an engine has 8 of each of its prompts.
