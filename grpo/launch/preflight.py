@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from grpo.launch.checks import Problem
 from grpo.launch.checks.data import check_data, has_own_reward
 from grpo.launch.checks.environment import check_environment
 from grpo.launch.checks.machine import (
@@ -26,6 +25,7 @@ from grpo.launch.checks.thinking import check_thinking
 from grpo.launch.config import Config
 from grpo.launch.plan import Plan
 from grpo.stack.checkout import CHECKOUT, on_cpu_stack
+from grpo.stack.problem import Problem
 
 __all__ = ["Problem", "has_own_reward", "problems"]
 

@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from grpo.stack.problem import UserError
+
 PRESETS = ("harmony", "think")
 Encode = Callable[[str], list[int]]
 
 
-class DelimiterError(ValueError):
+class DelimiterError(UserError):
     """A delimiter that this tokenizer cannot make; the message names the remedy."""
 
 
@@ -61,10 +63,10 @@ def delimiter(name: str, encode: Encode) -> Delimiter:
     tokens = tuple(encode(text))
     misspelt = name not in PRESETS and name.strip().lower() in PRESETS
     if misspelt or not name.strip() or not tokens:
-        raise DelimiterError(f"the thinking delimiter {name!r} is none: use {' or '.join(PRESETS)}, or a text")
+        raise DelimiterError(f"the thinking delimiter {name!r} is invalid", f"use {' or '.join(PRESETS)}, or a text")
     if name == "think" and len(tokens) > 1:
         # As ordinary text it is other tokens after every other word, and would be missed.
-        raise DelimiterError(f"{text} is no token of this tokenizer: use harmony, or the text that ends its thinking")
+        raise DelimiterError(f"{text} is no token of this tokenizer", "use harmony, or the text that ends its thinking")
     blanks = (encode(blank) for blank in ("\n", "\n\n", " "))
     return Text(tokens, frozenset(tokens[0] for tokens in blanks if len(tokens) == 1))
 
@@ -72,7 +74,7 @@ def delimiter(name: str, encode: Encode) -> Delimiter:
 def _single(mark: str, encode: Encode) -> int:
     tokens = encode(f"<|{mark}|>")
     if len(tokens) != 1:
-        raise DelimiterError(f"<|{mark}|> is no token of this tokenizer: harmony is the format of gpt-oss, use think")
+        raise DelimiterError(f"<|{mark}|> is no token of this tokenizer: harmony is the format of gpt-oss", "use think")
     return tokens[0]
 
 
@@ -233,7 +235,7 @@ class Budget:
     """How many tokens a response may have before its answer, and in it.
 
     Raises:
-        ValueError: for numbers that leave no thinking (below 0) or no answer (below 2: one token is only its end).
+        UserError: for numbers that leave no thinking (below 0) or no answer (below 2: one token is only its end).
     """
 
     thinking: int
@@ -241,9 +243,9 @@ class Budget:
 
     def __post_init__(self) -> None:
         if self.thinking < 0:
-            raise ValueError(f"a thinking budget of {self.thinking} cannot be: give 0 or more")
+            raise UserError(f"a thinking budget of {self.thinking} cannot be", "give 0 or more")
         if self.answer < 2:
-            raise ValueError(f"an answer budget of {self.answer} leaves no room for an answer and its end: give more")
+            raise UserError(f"an answer budget of {self.answer} leaves no room for an answer and its end", "give more")
 
     def within(self, room: int, delimiter: int) -> "Budget":
         """Return the budget where a response has so much room: the answer keeps its part, the thinking shrinks.

@@ -92,7 +92,7 @@ def test_it_is_refused_before_anything_heavy(model, trained, data, tmp_path, cap
             ["--thinking-budget", 20, "--answer-budget", 8, "--thinking-delimiter", "think"],
             "--thinking-delimiter think: </think> is no token of this tokenizer: use harmony",
         ),
-        (["--thinking-budget", 20, "--answer-budget", 8, "--thinking-delimiter", ""], "is none: use harmony"),
+        (["--thinking-budget", 20, "--answer-budget", 8, "--thinking-delimiter", ""], "is invalid: use harmony"),
     ],
 )
 def test_budgets_that_cannot_be_are_refused(model, data, tmp_path, capsys, budgets, what):

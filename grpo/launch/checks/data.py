@@ -5,12 +5,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from grpo.launch import data_files, prompt_lengths
-from grpo.launch.checks import Problem
 from grpo.launch.checks.model import can_format_chats
 from grpo.launch.config import Config
 from grpo.launch.data_files import Record
 from grpo.rollout.multi_turn.settings import has_environment
 from grpo.stack.checkout import CHECKOUT
+from grpo.stack.problem import Problem
 
 _VARIABLES = {"train": "TRAIN_DATA", "eval": "EVAL_DATA"}
 

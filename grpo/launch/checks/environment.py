@@ -6,10 +6,10 @@ Flags that it cannot go with are refused by :mod:`grpo.launch.flags`, which the 
 import os
 from collections.abc import Iterator
 
-from grpo.launch.checks import Problem
 from grpo.launch.config import Config
 from grpo.rollout.multi_turn.environment import SetupError, load
 from grpo.rollout.multi_turn.settings import Settings, has_environment
+from grpo.stack.problem import Problem
 
 
 def check_environment(config: Config) -> Iterator[Problem]:
@@ -19,5 +19,5 @@ def check_environment(config: Config) -> Iterator[Problem]:
     try:
         load(Settings.from_variables(os.environ).environment).check()
     except SetupError as error:
-        what, _, remedy = str(error).rpartition(": ")
-        yield Problem(what, remedy)
+        mend = "mend the environment, whose check() says so"
+        yield Problem(error.problem.what, error.problem.remedy or mend)

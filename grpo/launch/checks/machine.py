@@ -5,12 +5,12 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from grpo.launch.checks import Problem
 from grpo.launch.config import Config
 from grpo.launch.plan import Plan, size
 from grpo.launch.supervise.ray_head import MAX_BASE_LENGTH
 from grpo.stack import machine
 from grpo.stack.checkout import on_cpu_stack
+from grpo.stack.problem import Problem
 
 # The gpt-oss models on the hub have at least 42 GB in bf16. The CPU stack is for those that tests make.
 RELEASED_MODELS = ("openai/gpt-oss-120b", "openai/gpt-oss-20b")

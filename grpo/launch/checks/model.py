@@ -4,13 +4,13 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from grpo.launch.checks import Problem
 from grpo.launch.config import Config
 from grpo.model import architecture, model_files
 from grpo.model.model_files import CheckpointError, Model
 from grpo.rollout.chat_template import reads_effort
 from grpo.stack.checkout import on_cpu_stack
 from grpo.stack.hub import absence
+from grpo.stack.problem import Problem
 
 
 def check_model(config: Config) -> Iterator[Problem]:

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from grpo.launch import flags
-from grpo.launch.checks import Problem
 from grpo.launch.config import Config
 from grpo.run import trackers
+from grpo.stack.problem import Problem
 from grpo.stack.variables import in_variables
 
 _GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
@@ -31,9 +31,8 @@ _RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
 def check_flags(config: Config) -> Iterator[Problem]:
     """Combinations that the patched trainer refuses, and some that it would not notice."""
     args = config.args
-    for text in flags.problems(args):
-        what, _, remedy = in_variables(text).partition(": ")
-        yield Problem(what, remedy)
+    for problem in flags.problems(args):
+        yield Problem(in_variables(problem.what), in_variables(problem.remedy))
     for name, (wanted, is_good) in _RANGES.items():
         value = getattr(args, name)
         if value is not None and not is_good(value):

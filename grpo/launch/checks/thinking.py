@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from grpo.batch.length_schedule import Schedule
-from grpo.launch.checks import Problem
 from grpo.launch.config import Config
 from grpo.rollout.thinking import Delimiter, DelimiterError, delimiter
+from grpo.stack.problem import Problem
 
 
 def check_thinking(config: Config) -> Iterator[Problem]:
@@ -18,8 +18,7 @@ def check_thinking(config: Config) -> Iterator[Problem]:
     try:
         made = read_delimiter(args)
     except DelimiterError as error:
-        what, _, remedy = str(error).partition(": ")
-        yield Problem(what, f"set THINKING_DELIMITER: {remedy}")
+        yield Problem(error.problem.what, f"set THINKING_DELIMITER: {error.problem.remedy}")
         return
     except OSError as error:
         yield Problem(str(error), "download or copy the checkpoint again")

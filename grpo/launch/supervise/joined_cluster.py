@@ -10,7 +10,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 
-from grpo.launch.checks import Problem
+from grpo.stack.problem import Problem
 
 # A driver of its own, which leaves nothing of Ray in the launcher.
 _PROBE = """

@@ -101,7 +101,7 @@ class Limits:
             except ValueError:
                 found[field] = 0
             if not 0 < found[field] < math.inf:
-                raise SetupError(f"{name} is {text!r}: give a number above 0")
+                raise SetupError(f"{name} is {text!r}", "give a number above 0")
         return cls(**found)  # type: ignore[arg-type]
 
 

@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from grpo.stack.problem import UserError
+
 Message = dict[str, Any]
 BUILT_IN = {"retrieval": Path(__file__).with_name("retrieval.py")}
 
 
-class SetupError(ValueError):
-    """An environment that cannot be used; the message has the remedy."""
+class SetupError(UserError):
+    """An environment that cannot be used."""
 
 
 class ToolError(Exception):
@@ -119,24 +121,31 @@ def load(name: str) -> type[Environment]:
     """
     path = BUILT_IN.get(name, Path(name))
     if path.suffix == ".py" and not path.is_file():
-        raise SetupError(f"ENVIRONMENT {name} is not there: name a Python file, or one of {', '.join(BUILT_IN)}")
+        raise SetupError(f"ENVIRONMENT {name} does not exist", f"name a Python file, or one of {', '.join(BUILT_IN)}")
     if path.suffix != ".py":
-        raise SetupError(f"ENVIRONMENT {name} is no .py file and not one of {', '.join(BUILT_IN)}: name one of these")
+        raise SetupError(
+            f"ENVIRONMENT {name} is neither a .py file nor one of {', '.join(BUILT_IN)}", "name one of these"
+        )
     spec = importlib.util.spec_from_file_location(f"environment_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise SetupError(f"ENVIRONMENT {path} cannot be loaded: name a Python file")
+        raise SetupError(f"ENVIRONMENT {path} cannot be loaded", "name a Python file")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise SetupError(f"ENVIRONMENT {path} fails when loaded ({type(error).__name__}, {error}): mend it") from error
+        raise SetupError(
+            f"ENVIRONMENT {path} fails when loaded ({type(error).__name__}, {error})", "mend it"
+        ) from error
     found = getattr(module, "Environment", None)
     if not (isinstance(found, type) and issubclass(found, Environment)) or found is Environment:
         raise SetupError(
-            f"{path} has no class Environment that extends grpo.rollout.multi_turn.environment.Environment: name it so"
+            f"{path} has no class Environment that extends grpo.rollout.multi_turn.environment.Environment",
+            "name it so",
         )
     for name in ("start", "call", "reply", "score"):
         method = getattr(found, name)
         if getattr(method, "__isabstractmethod__", False) or not inspect.iscoroutinefunction(method):
-            raise SetupError(f"the Environment of {path} has no coroutine {name}: write `async def {name}(self, ...)`")
+            raise SetupError(
+                f"the Environment of {path} has no coroutine {name}", f"write `async def {name}(self, ...)`"
+            )
     return found

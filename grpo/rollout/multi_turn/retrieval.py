@@ -88,7 +88,7 @@ def documents_of(path: Path) -> Iterator[tuple[str, str]]:
                 yield file.stem, file.read_text(encoding="utf-8", errors="replace")
         return
     if path.suffix != ".jsonl" or not path.is_file():
-        raise SetupError(f"LIBRARY {path} is no folder and no .jsonl file: name one with documents")
+        raise SetupError(f"LIBRARY {path} is neither a folder nor a .jsonl file", "name one with documents")
     for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
         if not line.strip():
             continue
@@ -96,7 +96,7 @@ def documents_of(path: Path) -> Iterator[tuple[str, str]]:
             row = json.loads(line)
             yield str(row["title"]), str(row["text"])
         except (ValueError, KeyError, TypeError):
-            raise SetupError(f"{path}, line {number}: give JSON with title and text") from None
+            raise SetupError(f"{path}, line {number} has no title and text", "give JSON with both") from None
 
 
 _building = threading.Lock()
@@ -142,9 +142,9 @@ class Environment(environment.Environment):
         """See :meth:`grpo.rollout.multi_turn.environment.Environment.check`."""
         path = os.environ.get(VARIABLE, "")
         if not path:
-            raise SetupError("the retrieval environment has no library: set LIBRARY to a folder or .jsonl file")
+            raise SetupError("the retrieval environment has no library", "set LIBRARY to a folder or .jsonl file")
         if next(documents_of(Path(path)), None) is None:
-            raise SetupError(f"LIBRARY {path} holds no document: it takes .txt and .md files, or lines of a .jsonl")
+            raise SetupError(f"LIBRARY {path} holds no document", "name .txt and .md files, or lines of a .jsonl")
 
     async def start(self) -> list[Message]:
         """See :meth:`grpo.rollout.multi_turn.environment.Environment.start`."""

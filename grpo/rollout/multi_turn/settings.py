@@ -48,8 +48,8 @@ class Settings:
         """
         found = variables(environ)
         if not found:
-            raise SetupError("no environment: set ENVIRONMENT to a name or to a .py file")
+            raise SetupError("no environment", "set ENVIRONMENT to a name or to a .py file")
         branches = found.get("MAX_BRANCHES", "3")
         if not branches.isdecimal():
-            raise SetupError(f"MAX_BRANCHES is {branches!r}: give 0 or more")
+            raise SetupError(f"MAX_BRANCHES is {branches!r}", "give 0 or more")
         return cls(found["ENVIRONMENT"], Limits.from_variables(found), int(branches) + 1)

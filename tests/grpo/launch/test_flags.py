@@ -170,7 +170,7 @@ def test_what_has_no_meaning_in_an_environment_is_refused_once(changes, message,
 
 def test_of_a_context_that_is_too_small_in_two_ways_one_is_said():
     both = {"thinking_budget": 9, "answer_budget": 9, "max_len": 3079}
-    assert sum("--max_len" in problem for problem in flags.problems(parsed(**IN_ENVIRONMENT, **both))) == 1
+    assert sum("--max_len" in problem.what for problem in flags.problems(parsed(**IN_ENVIRONMENT, **both))) == 1
 
 
 def test_all_problems_are_listed_at_once():

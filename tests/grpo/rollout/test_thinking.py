@@ -51,7 +51,7 @@ def test_a_preset_is_the_tokens_that_its_text_has():
 
 @pytest.mark.parametrize(
     "name, what",
-    [("", "is none"), (" ", "is none"), ("Harmony", "use harmony or think"), ("think", "no token of this")],
+    [("", "is invalid"), (" ", "is invalid"), ("Harmony", "use harmony or think"), ("think", "no token of this")],
 )
 def test_a_delimiter_that_the_tokenizer_cannot_make_is_refused(name, what):
     with pytest.raises(DelimiterError, match=what):

@@ -30,8 +30,8 @@ def test_a_sound_environment_passes_without_a_judge(in_environment, monkeypatch:
 @pytest.mark.parametrize(
     ("variables", "changes", "what", "remedy"),
     [
-        ({"ENVIRONMENT": "retrieve"}, {}, "ENVIRONMENT retrieve is no .py file", "name one of these"),
-        ({"LIBRARY": "/none"}, {}, "LIBRARY /none is no folder", "name one with documents"),
+        ({"ENVIRONMENT": "retrieve"}, {}, "ENVIRONMENT retrieve is neither a .py file", "name one of these"),
+        ({"LIBRARY": "/none"}, {}, "LIBRARY /none is neither a folder", "name one with documents"),
         ({"LIBRARY": ""}, {}, "has no library", "set LIBRARY"),
         ({"TURN_LIMIT": "0"}, {}, "TURN_LIMIT is '0'", "above 0"),
         ({"TOOL_SECONDS": "soon"}, {}, "TOOL_SECONDS is 'soon'", "above 0"),

@@ -155,7 +155,7 @@ def test_environments_are_loaded_by_name_or_file_and_refused_with_a_remedy(tmp_p
         file.write_text(text)
         with pytest.raises(SetupError, match=wrong):
             load(str(file))
-    for name, wrong in (("retrieve", r"is no \.py file"), (str(tmp_path / "gone.py"), "is not there")):
+    for name, wrong in (("retrieve", r"is neither a \.py file"), (str(tmp_path / "gone.py"), "is not there")):
         with pytest.raises(SetupError, match=wrong):
             load(name)
     monkeypatch.delenv(retrieval.VARIABLE, raising=False)

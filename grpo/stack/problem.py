@@ -1,0 +1,26 @@
+"""What is wrong, and the remedy: apart from where it is found to where it is printed."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong, and what to do about it."""
+
+    what: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.what}\n    -> {self.remedy}"
+
+
+class UserError(ValueError):
+    """An error that the user can mend.
+
+    Attributes:
+        problem: what is wrong and the remedy; "" if whoever raised it named none.
+    """
+
+    def __init__(self, what: str, remedy: str = "") -> None:
+        super().__init__(f"{what}: {remedy}" if remedy else what)
+        self.problem = Problem(what, remedy)
