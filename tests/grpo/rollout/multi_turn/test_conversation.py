@@ -155,7 +155,7 @@ def test_environments_are_loaded_by_name_or_file_and_refused_with_a_remedy(tmp_p
         file.write_text(text)
         with pytest.raises(SetupError, match=wrong):
             load(str(file))
-    for name, wrong in (("retrieve", r"is neither a \.py file"), (str(tmp_path / "gone.py"), "is not there")):
+    for name, wrong in (("retrieve", r"is neither a \.py file"), (str(tmp_path / "gone.py"), "does not exist")):
         with pytest.raises(SetupError, match=wrong):
             load(name)
     monkeypatch.delenv(retrieval.VARIABLE, raising=False)
@@ -163,7 +163,7 @@ def test_environments_are_loaded_by_name_or_file_and_refused_with_a_remedy(tmp_p
         load("retrieval").check()
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad.jsonl").write_text('{"title": "a"}\n')
-    for path, wrong in (("empty", "holds no document"), ("bad.jsonl", "line 1"), ("gone", "is no folder")):
+    for path, wrong in (("empty", "holds no document"), ("bad.jsonl", "line 1"), ("gone", "is neither a folder")):
         monkeypatch.setenv(retrieval.VARIABLE, str(tmp_path / path))
         with pytest.raises(SetupError, match=wrong):
             load("retrieval").check()
