@@ -16,7 +16,7 @@ _EVAL_SHARE = 0.2
 
 
 @dataclass(frozen=True)
-class Problem:
+class Calculation:
     """`first operation second`: a number of two or three digits and one of two; the answer is 0 to 999."""
 
     operation: str
@@ -37,14 +37,14 @@ class Problem:
         return "eval" if first_byte < 256 * _EVAL_SHARE else "train"
 
 
-def _draw(rng: random.Random) -> Problem:
+def _draw(rng: random.Random) -> Calculation:
     while True:
-        problem = Problem(rng.choice(OPERATIONS), rng.randrange(10, 1000), rng.randrange(10, 100))
+        problem = Calculation(rng.choice(OPERATIONS), rng.randrange(10, 1000), rng.randrange(10, 100))
         if 0 <= problem.answer <= 999:
             return problem
 
 
-def problems(split: str, seed: int = 0) -> Iterator[Problem]:
+def problems(split: str, seed: int = 0) -> Iterator[Calculation]:
     """Endless problems of one split, the same for the same seed.
 
     Raises:
@@ -59,7 +59,7 @@ def problems(split: str, seed: int = 0) -> Iterator[Problem]:
             yield problem
 
 
-def distinct_problems(split: str, count: int, seed: int = 0) -> list[Problem]:
+def distinct_problems(split: str, count: int, seed: int = 0) -> list[Calculation]:
     """The first `count` different problems of `problems(split, seed)`.
 
     Raises:
@@ -67,7 +67,7 @@ def distinct_problems(split: str, count: int, seed: int = 0) -> list[Problem]:
     """
     if count > MAX_COUNT:
         raise ValueError(f"a split has at least {MAX_COUNT} different problems, {count} were asked for")
-    chosen: dict[Problem, None] = {}
+    chosen: dict[Calculation, None] = {}
     source = problems(split, seed)
     while len(chosen) < count:
         chosen[next(source)] = None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from eval.problems import EvalError, Problem
+from eval.problems import EvalError, EvalProblem
 from grpo.rollout.response_text import generated
 
 
@@ -35,7 +35,7 @@ class Chat:
         if reasoning_effort:
             self._variables["reasoning_effort"] = reasoning_effort
 
-    def prompt(self, problem: Problem) -> list[int]:
+    def prompt(self, problem: EvalProblem) -> list[int]:
         """Return the tokens that the engine gets: a chat with the problem as the user's message."""
         messages = [{"role": "user", "content": problem.prompt}]
         return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, **self._variables)

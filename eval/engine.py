@@ -17,7 +17,7 @@ from eval.stepped import Stepped, run
 from grpo.checkpoint.adapter_files import WEIGHTS, Adapter
 from grpo.lora.adapter import Receipt, TensorSpec, layout
 from grpo.lora.engine_actor import SharedMemory, check_receipts
-from grpo.rollout.budgeted_rollout import Rollout, roll_out
+from grpo.rollout.budgeted_rollout import Rollout, budgeted_response
 from grpo.rollout.engine import arguments
 from grpo.rollout.thinking import Budget, Delimiter
 from grpo.rollout.trajectory import Origin
@@ -157,7 +157,7 @@ def generate(
         if thinking is None:
             return await _whole(engine, request, params)
         room = len(request.prompt) + sampling["max_tokens"]
-        return Sample.of(await roll_out(engine, request.prompt, params, *thinking, room))
+        return Sample.of(await budgeted_response(engine, request.prompt, params, *thinking, room))
 
     most = llm.llm_engine.vllm_config.scheduler_config.max_num_seqs if thinking else None
     yield from run(llm.llm_engine, ((request, draw(request)) for request in requests), most)

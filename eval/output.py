@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.problems import EvalError, Problem
+from eval.problems import EvalError, EvalProblem
 from grpo.run import records
 from grpo.run.records import Record
 from grpo.stack.json_files import read_rows, replace
@@ -44,7 +44,7 @@ class Output:
         folder: Path,
         identity: dict[str, Any],
         about: dict[str, Any],
-        problems: Sequence[Problem],
+        problems: Sequence[EvalProblem],
         n: int,
         ks: Sequence[int],
     ) -> None:
@@ -80,7 +80,7 @@ class Output:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def append(self, problem: Problem, number: int, generated: dict[str, Any]) -> None:
+    def append(self, problem: EvalProblem, number: int, generated: dict[str, Any]) -> None:
         """Write one finished sample.
 
         Args:

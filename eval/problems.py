@@ -14,7 +14,7 @@ class EvalError(ValueError):
 
 
 @dataclass(frozen=True)
-class Problem:
+class EvalProblem:
     """One problem: what the model is asked, and the gold answer."""
 
     id: str
@@ -23,7 +23,7 @@ class Problem:
     datasource: str
 
 
-def read_problems(file: Path) -> list[Problem]:
+def read_problems(file: Path) -> list[EvalProblem]:
     """Return the problems of a prepared `.jsonl` file, in its order.
 
     Raises:
@@ -35,7 +35,7 @@ def read_problems(file: Path) -> list[Problem]:
         raise EvalError(f"{file} cannot be read ({error.strerror}): python -m data.prepare writes data files") from None
     except UnicodeDecodeError as error:
         raise EvalError(f"{file} is not UTF-8 ({error.reason}): write it with python -m data.prepare") from None
-    problems: dict[str, Problem] = {}
+    problems: dict[str, EvalProblem] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -51,14 +51,14 @@ def read_problems(file: Path) -> list[Problem]:
     return list(problems.values())
 
 
-def _parse(row: Any) -> Problem:
+def _parse(row: Any) -> EvalProblem:
     if not isinstance(row, dict):
         raise ValueError("no JSON object")
     for key in ("prompt", "id"):
         if not isinstance(row.get(key), str) or not row[key].strip():
             raise ValueError(f"no {key!r}")
     answer = parse_label(row.get("label")).answer
-    return Problem(row["id"], row["prompt"], answer, str(row.get("datasource", "default")))
+    return EvalProblem(row["id"], row["prompt"], answer, str(row.get("datasource", "default")))
 
 
 def seed_of(seed: int, problem: str, number: int) -> int:

@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from eval.identity import file_digest
 from eval.output import Output, write_result
-from eval.problems import EvalError, Problem, read_problems
+from eval.problems import EvalError, EvalProblem, read_problems
 from eval.table import result_table
 from grpo.stack.checkout import git_revision
 from reward import endpoint, models, settings
@@ -141,7 +141,7 @@ def _chain_settings(options: argparse.Namespace) -> settings.ChainSettings:
     )
 
 
-def _ask(chain: Chain, output: Output, threads: int, name: str) -> dict[tuple[Problem, int], str]:
+def _ask(chain: Chain, output: Output, threads: int, name: str) -> dict[tuple[EvalProblem, int], str]:
     """Ask for the missing samples; return those without an answer, and why they have none."""
     unanswered = {}
     missing, there = output.missing, len(output.samples)

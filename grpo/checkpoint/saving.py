@@ -101,7 +101,7 @@ def load_step(engine: Any, args: Any) -> dict[str, Any]:
     """Bring the trainer to the checkpoint ``args.resume_from``; return OpenRLHF's ``client_states``, {} without one.
 
     Raises:
-        grpo.checkpoint.trainer_state.ResumeError: for files that are incomplete or of another adapter.
+        grpo.checkpoint.trainer_state.TrainerStateError: for files that are incomplete or of another adapter.
     """
     return trainer_state.load(engine, Path(args.resume_from) / "trainer") if args.resume_from else {}
 

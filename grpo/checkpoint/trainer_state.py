@@ -25,7 +25,7 @@ _STATE_KEYS = {"ranks", "optimizer_step", "counters", "scheduler", "client_state
 _RANK_KEYS = {"layout", "random", *KINDS}
 
 
-class ResumeError(ValueError):
+class TrainerStateError(ValueError):
     """A checkpoint cannot be continued from, or not by this run; the message names the remedy."""
 
 
@@ -109,18 +109,18 @@ def load(engine: Any, directory: Path) -> dict[str, Any]:
     Every rank calls it. The adapter itself is set from its fp32 master weights.
 
     Raises:
-        ResumeError: where the files are incomplete, or of an adapter of another rank, model or target modules.
+        TrainerStateError: where the files are incomplete, or of an adapter of another rank, model or target modules.
     """
     # The launcher has verified the digests of these files while it holds the run (grpo.launch.resume): every rank would
     # read all of them again, and nobody else writes here in the minutes between.
     try:
         state, files = read(directory)
     except CheckpointError as error:
-        raise ResumeError(f"{error}: resume from another step, --resume DIR --from-step N") from error
+        raise TrainerStateError(f"{error}: resume from another step, --resume DIR --from-step N") from error
     differs = difference(shapes(files[0]), {name: tuple(p.ds_shape) for name, p in _parameters(engine)})
     if differs:
         remedy = "give this run the model, LORA_RANK and TARGET_MODULES of that one"
-        raise ResumeError(f"{directory} is of another adapter than this run's: {differs}; {remedy}")
+        raise TrainerStateError(f"{directory} is of another adapter than this run's: {differs}; {remedy}")
     optimizer = engine.optimizer
     for flat in optimizer.fp32_partitioned_groups_flat:
         zeros = {kind: torch.zeros_like(flat.data) for kind in KINDS[1:]}

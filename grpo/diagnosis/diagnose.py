@@ -11,17 +11,17 @@ from grpo.diagnosis.finding import (
     NotJudged,
 )
 from grpo.diagnosis.history import History, of_rows
-from grpo.diagnosis.rules import EXPLAINS, RULES
+from grpo.diagnosis.rules import EXPLAINS, RULES, Rule
 
 FEW = 2  # steps by which the onset of a truncation may be misjudged: it is read from the shares themselves
 TOLERANCE = 10  # steps by which an onset may be misjudged: the levels around it are means of about as many
 
 
-def diagnose(run: History) -> Diagnosis:
-    """Apply every rule to a run."""
+def diagnose(run: History, rules: Mapping[str, Rule] = RULES) -> Diagnosis:
+    """Apply rules to a run, by default all of them."""
     result = Diagnosis(steps=len(run.rows), warm_up=run.warm_up, notes=list(run.notes))
     findings = []
-    for name, rule in RULES.items():
+    for name, rule in rules.items():
         try:
             verdict = rule(run)
         except NotJudged as reason:

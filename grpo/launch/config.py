@@ -17,7 +17,6 @@ from grpo.stack.hub import model_folder
 from grpo.stack.secrets import is_secret
 from grpo.stack.variables import in_variables
 
-TRAINER = "openrlhf.cli.train_ppo_ray"
 # Set from the run directory, not by flags.
 _OWNED_FLAGS = ("run_dir", "save_path")
 _INPUT_PATHS = ("prompt_data", "eval_dataset", "remote_rm_url", "agent_func_path")

@@ -10,7 +10,7 @@ from typing import Any
 
 from openrlhf.utils.agent import SingleTurnAgentExecutor
 
-from grpo.rollout.budgeted_rollout import Rollout, roll_out
+from grpo.rollout.budgeted_rollout import Rollout, budgeted_response
 from grpo.rollout.thinking import Budget, Delimiter, delimiter
 from grpo.rollout.thinking_settings import Settings
 
@@ -62,7 +62,7 @@ class _Budgeted:
 
     async def generate(self, prompt: list[int], params: Any) -> SimpleNamespace:
         llm, delimiter, budget, max_length = self._arguments
-        self.rollout = await roll_out(llm, prompt, params, delimiter, budget, max_length)
+        self.rollout = await budgeted_response(llm, prompt, params, delimiter, budget, max_length)
         reason = "length" if self.rollout.is_truncated else "stop"
         output = SimpleNamespace(token_ids=self.rollout.response, finish_reason=reason, logprobs=None)
         return SimpleNamespace(outputs=[output])

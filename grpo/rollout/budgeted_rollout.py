@@ -54,7 +54,7 @@ class Rollout:
         }
 
 
-async def roll_out(
+async def budgeted_response(
     llm: Any, prompt: Sequence[int], params: Any, delimiter: Delimiter, budget: Budget, max_length: int
 ) -> Rollout:
     """Sample one response: thinking within its budget, then an answer within its own.

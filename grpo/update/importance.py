@@ -15,8 +15,6 @@ was sampled and rewarded as one, and is kept or dropped as one.
 
 import torch
 
-CORRECTIONS = ("tis", "icepop", "mis")
-
 
 def rollout_sums(values: torch.Tensor, rollouts: torch.Tensor) -> torch.Tensor:
     """Return for each row the sum over all rows of its rollout, ``[B]``.
@@ -52,7 +50,7 @@ def weights(
         log_ratio: ``[B, A]``, trainer minus engine.
         mask: bool ``[B, A]``, the sampled tokens.
         rollouts: see :func:`rollout_sums`.
-        kind: one of :data:`CORRECTIONS`.
+        kind: "tis", "icepop" or "mis".
         thresholds: the lowest and the highest weight; ``tis`` does not use the lowest.
     """
     low, high = thresholds

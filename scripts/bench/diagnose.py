@@ -162,6 +162,7 @@ def _of_real_runs() -> dict[str, Any]:
         "sick": len(sick),
         "named_in_time": len(sick) - len(missed),
         "named_late_or_never": missed,
+        "noticed_without_their_own_rules": sum(run.is_noticed_by_other_rules() for run in sick),
         "healthy": len(healthy),
         "healthy_with_a_warning": [run.name for run in healthy if run.named()],
     }

@@ -3,14 +3,14 @@
 import torch
 from transformers import GptOssForCausalLM, PreTrainedTokenizerFast
 
-from data.synthetic import Problem, distinct_problems
+from data.synthetic import Calculation, distinct_problems
 from scripts.tiny_model.demonstrations import FINAL
 from scripts.tiny_model.warm_start import prompt_text
 
 MAX_NEW_TOKENS = 48
 
 
-def is_correct(problem: Problem, response: str) -> bool:
+def is_correct(problem: Calculation, response: str) -> bool:
     """Whether the response (special tokens kept) ends with a final message that is the boxed answer."""
     return response.endswith(f"{FINAL}\\boxed{{{problem.answer}}}<|return|>")
 

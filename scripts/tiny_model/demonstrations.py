@@ -6,7 +6,7 @@ arithmetic, and samples them unreliably. That is what GRPO is there to improve.
 
 import random
 
-from data.synthetic import Problem
+from data.synthetic import Calculation
 
 # How often the mixture shows each habit. Only `careful` is right: a guess repeats the first number, `no box` forgets
 # the box, a ramble goes on until it is cut off.
@@ -21,7 +21,7 @@ def choose_habit(rng: random.Random) -> str:
     return rng.choices(list(HABITS), weights=list(HABITS.values()))[0]
 
 
-def completion(problem: Problem, habit: str) -> str:
+def completion(problem: Calculation, habit: str) -> str:
     """What the assistant says after `<|start|>assistant`, up to its stop token; a ramble is cut off before one."""
     if habit == "ramble":
         return f"{_ANALYSIS}{_RAMBLE}"
@@ -32,7 +32,7 @@ def completion(problem: Problem, habit: str) -> str:
     return f"{_ANALYSIS}{working(problem)}{FINAL}\\boxed{{{problem.answer}}}<|return|>"
 
 
-def working(problem: Problem) -> str:
+def working(problem: Calculation) -> str:
     """The steps that lead to the answer: column by column from the right with carries, as on paper."""
     columns, carry = [], 0
     for place in (1, 10, 100)[: len(str(problem.first))]:

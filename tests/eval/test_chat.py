@@ -4,11 +4,11 @@ from pathlib import Path
 import pytest
 
 from eval.chat import Chat
-from eval.problems import EvalError, Problem
+from eval.problems import EvalError, EvalProblem
 from scripts.tiny_model.tokenizer import write_tokenizer
 
 DATE = datetime.date(2030, 1, 2)
-PROBLEM = Problem("p", "What is 1 plus 2?", "3", "sums")
+PROBLEM = EvalProblem("p", "What is 1 plus 2?", "3", "sums")
 THINKING = "<|channel|>analysis<|message|>1 plus 2 is 3<|end|><|start|>assistant"
 
 

@@ -5,13 +5,13 @@ import pytest
 
 from eval import compare
 from eval.output import Output, write_result
-from eval.problems import EvalError, Problem
+from eval.problems import EvalError, EvalProblem
 from grpo.run import estimators
 
 
 def evaluation(folder, right: dict[str, list[int]], **identity):
     """A finished evaluation whose samples are right or wrong as given."""
-    problems = [Problem(id, "prompt", "7", "sums") for id in right]
+    problems = [EvalProblem(id, "prompt", "7", "sums") for id in right]
     with Output(folder, identity, {}, problems, len(next(iter(right.values()))), [1]) as output:
         for problem, number in output.missing:
             value = "7" if right[problem.id][number] else "8"
@@ -110,7 +110,7 @@ def test_five_problems_are_too_few(tmp_path, capsys):
 
 
 def test_an_unfinished_evaluation_and_no_evaluation_are_refused(tmp_path):
-    Output(tmp_path / "a", {}, {}, [Problem("p", "prompt", "7", "sums")], 1, [1])
+    Output(tmp_path / "a", {}, {}, [EvalProblem("p", "prompt", "7", "sums")], 1, [1])
     with pytest.raises(EvalError, match="not finished"):
         compare.read_grades(tmp_path / "a")
     with pytest.raises(EvalError, match="holds no evaluation"):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from eval import regrade
 from eval.output import GRADES, RESULT, SAMPLES, Output, read_config, write_result
-from eval.problems import EvalError, Problem
+from eval.problems import EvalError, EvalProblem
 
 IDENTITY = {"temperature": 1.0, "date": "2030-01-01"}
 
@@ -17,7 +17,7 @@ def open_output(folder, problems, n=2, ks=(1,), **identity) -> Output:
     return Output(folder, IDENTITY | identity, {"model": "m"}, problems, n, ks)
 
 
-def answer(problem: Problem, number: int) -> dict:
+def answer(problem: EvalProblem, number: int) -> dict:
     """What a model might have written: even samples are right."""
     value = problem.label if number % 2 == 0 else "0"
     return {"seed": number, "response": f"line\u2028line \\boxed{{{value}}}", "response_length": 9, "answer_length": 3}
@@ -42,7 +42,7 @@ def test_samples_grades_and_result_are_written(tmp_path, problems):
 @given(st.data())
 def test_an_evaluation_that_was_cut_anywhere_continues(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("cut")
-    problems = [Problem(f"p{number}", "prompt", str(number), "sums") for number in range(3)]
+    problems = [EvalProblem(f"p{number}", "prompt", str(number), "sums") for number in range(3)]
     fill(open_output(folder, problems))
     whole = (folder / SAMPLES).read_bytes()
     cut = data.draw(st.integers(0, len(whole)))

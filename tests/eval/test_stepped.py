@@ -13,7 +13,7 @@ from vllm.sampling_params import RequestOutputKind
 
 from eval import engine
 from eval.stepped import Stepped, run
-from grpo.rollout.budgeted_rollout import answer_seed, roll_out
+from grpo.rollout.budgeted_rollout import answer_seed, budgeted_response
 from grpo.rollout.thinking import Budget, delimiter
 from tests.grpo.rollout.replayed_engine import CONTEXT, STOPS, Engine, ids, log_prob
 
@@ -87,13 +87,14 @@ def test_samples_side_by_side_are_the_rollouts_of_training(pairs, thinking, answ
     streams = {number: first for number, (first, _) in enumerate(pairs)}
     streams |= {answer_seed(number): second for number, (_, second) in enumerate(pairs)}
     stepped = LLMEngine(streams, seed=seed)
-    samples = ((params.seed, roll_out(Stepped(stepped), PROMPT, params, HARMONY, budget, CONTEXT)) for params in asked)
+    cut = (HARMONY, budget, CONTEXT)
+    samples = ((params.seed, budgeted_response(Stepped(stepped), PROMPT, params, *cut)) for params in asked)
     found = dict(run(stepped, samples, most))
     assert found.keys() == set(range(len(pairs))) and stepped.most <= (most or len(pairs))
     calls = 0
     for params, pair in zip(asked, pairs, strict=True):
         alone = Engine(list(pair if thinking else pair[1:]), cached=99)
-        expected = asyncio.run(roll_out(alone, PROMPT, params, HARMONY, budget, CONTEXT))
+        expected = asyncio.run(budgeted_response(alone, PROMPT, params, HARMONY, budget, CONTEXT))
         assert found[params.seed].trajectory == expected.trajectory
         assert found[params.seed].logs() == pytest.approx(expected.logs(), nan_ok=True)
         calls += len(alone.calls)

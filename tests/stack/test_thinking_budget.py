@@ -11,7 +11,7 @@ import torch
 from transformers import AutoTokenizer
 from vllm import SamplingParams
 
-from grpo.rollout.budgeted_rollout import roll_out
+from grpo.rollout.budgeted_rollout import budgeted_response
 from grpo.rollout.thinking import Budget, delimiter
 from grpo.rollout.trajectory import Origin
 from scripts.bench.parts.tiny_engine import PROMPT, start_engine
@@ -54,7 +54,7 @@ async def cut_thoughts(actor, tokenizer):
         for seed in range(SAMPLES)
     ]
     budget = Budget(THINKING, ANSWER)
-    calls = (roll_out(recorder, prompt, one, made, budget, LENGTH) for one in params)
+    calls = (budgeted_response(recorder, prompt, one, made, budget, LENGTH) for one in params)
     rollouts = await asyncio.gather(*calls)
     left = actor.get_num_unfinished_requests()
     await actor.llm.reset_prefix_cache()

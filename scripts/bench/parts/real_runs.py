@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo.diagnosis.diagnose import Monitor
+from grpo.diagnosis.diagnose import Monitor, diagnose
+from grpo.diagnosis.history import of_rows
+from grpo.diagnosis.rules import RULES
 
 FOLDER = Path(__file__).parents[1] / "real_runs"
 
@@ -63,6 +65,19 @@ class SickRun(RealRun):
     def found_at(self) -> int | None:
         """Return the step after which the fault is named; None where it never is."""
         return min((step for name, step in self.named().items() if name in self.expected), default=None)
+
+    def is_noticed_by_other_rules(self) -> bool:
+        """Tell whether any finding names the run sick in time without the rules that are for its fault."""
+        rules = {name: rule for name, rule in RULES.items() if name not in self.expected}
+        for end in range(1, len(self.rows) + 1):
+            step = self.rows[end - 1]["step"]
+            if step > self.begins_at_step + self.within_steps:
+                break
+            evals = [row for row in self.evals if row["step"] <= step]
+            findings = diagnose(of_rows(self.rows[:end], evals, self.config), rules).findings
+            if any(finding.name not in self.expected for finding in findings):
+                return True
+        return False
 
     def is_found_in_time(self) -> bool:
         found_at = self.found_at()

@@ -13,7 +13,9 @@ from grpo.launch.config import ConfigError, redact, trainer_parser
 @pytest.mark.stack
 def test_the_parser_is_the_trainers_own() -> None:
     script = "import runpy, sys; sys.argv = ['t', '--help']; runpy.run_module(%r, run_name='__main__')"
-    done = subprocess.run([sys.executable, "-c", script % config.TRAINER], capture_output=True, text=True, timeout=110)
+    done = subprocess.run(
+        [sys.executable, "-c", script % "openrlhf.cli.train_ppo_ray"], capture_output=True, text=True, timeout=110
+    )
     assert done.returncode == 0, done.stderr
     flags = {word.strip("[],") for word in done.stdout.split() if word.startswith(("--", "[--"))}
     ours = set(trainer_parser()._option_string_actions) - {"-h", "--help"}

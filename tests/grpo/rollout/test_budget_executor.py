@@ -20,7 +20,7 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind
 
 from grpo.rollout.budget_executor import AgentExecutor
-from grpo.rollout.budgeted_rollout import answer_seed, roll_out
+from grpo.rollout.budgeted_rollout import answer_seed, budgeted_response
 from grpo.rollout.thinking import Budget, delimiter
 from grpo.rollout.thinking_settings import Settings, environment, hand_on
 from grpo.rollout.trajectory import Origin
@@ -39,7 +39,7 @@ def rolled(streams, thinking, answer, prompt=PROMPT, seed=0, cached=0, max_lengt
     engine = Engine([list(stream) for stream in streams], random.Random(seed), cached)
     asked = SamplingParams(**{"max_tokens": CONTEXT, "min_tokens": 1, "seed": 7, "logprobs": 0, **params})
     budget = Budget(thinking, answer)
-    made = asyncio.run(roll_out(engine, prompt, asked, HARMONY, budget, max_length))
+    made = asyncio.run(budgeted_response(engine, prompt, asked, HARMONY, budget, max_length))
     return made, engine
 
 

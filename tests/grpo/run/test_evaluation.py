@@ -10,7 +10,7 @@ from vllm import SamplingParams
 
 from eval.chat import Chat
 from eval.engine import Sample as EvalSample
-from grpo.rollout.budgeted_rollout import roll_out
+from grpo.rollout.budgeted_rollout import budgeted_response
 from grpo.rollout.thinking import Budget, delimiter
 from grpo.run import evaluation, records
 from reward.reward_func import reward_func
@@ -181,7 +181,7 @@ def test_under_a_budget_records_are_those_of_an_evaluation_by_hand(sample, token
     streams = [tokenizer.encode(text, add_special_tokens=False) for text in (first, "\\boxed{7}<|return|>")]
     params = SamplingParams(max_tokens=50, min_tokens=1, seed=100)
     harmony = delimiter("harmony", lambda text: tokenizer.encode(text, add_special_tokens=False))
-    rollout = asyncio.run(roll_out(Engine(streams), [1, 2, 3], params, harmony, Budget(16, 8), 53))
+    rollout = asyncio.run(budgeted_response(Engine(streams), [1, 2, 3], params, harmony, Budget(16, 8), 53))
 
     response, logs = rollout.trajectory.as_response(), rollout.logs()
     reward = reward_func(["<a>" + tokenizer.decode(rollout.response)], ["<a>"], [LABEL])["extra_logs"]

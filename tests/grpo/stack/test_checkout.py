@@ -15,7 +15,7 @@ def test_a_hub_id_becomes_its_snapshot(tmp_path: Path, monkeypatch: pytest.Monke
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("abc123")
     (repository / "snapshots" / "abc123").mkdir(parents=True)
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     assert model_folder("openai/gpt-oss-120b") == str(repository / "snapshots" / "abc123")
     assert model_folder("openai/gpt-oss-20b") == "openai/gpt-oss-20b", "left for the preflight"
 
