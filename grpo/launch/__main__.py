@@ -33,7 +33,7 @@ REFUSED = 2
 
 
 def arguments(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Return our own options, and what follows `--`."""
+    """Return our own options, and the words after `--`."""
     parser = argparse.ArgumentParser(allow_abbrev=False, prog="python -m grpo.launch", usage=__doc__)
     parser.add_argument("mode", choices=["run", "check", "plan", "dry-run", "guard"])
     parser.add_argument("--name", default="run", help="first part of the run directory's name")
@@ -58,7 +58,7 @@ def main() -> int:
     try:
         if options.resume:
             folder = resume.find_run(options.resume, options.name)
-            # Before the newest checkpoint is looked for: the run may still be writing another one.
+            # Take the lock before looking for the newest checkpoint: the run may still be writing one.
             held = resume.lock(folder) if options.mode == "run" else None
             config = resume.resolve_resumed(rest, folder, options.from_step)
         else:
@@ -88,7 +88,7 @@ def main() -> int:
         print("\n".join([*begin, *judge.describe(run_judge, config), *warnings]))
         print("ready: machine, patches, model, data and configuration fit together")
         return 0
-    # Problems, samples, judgements and logs are nobody else's: every process of the run inherits this.
+    # Problems, samples, judgements and logs are private. Every process of the run inherits this mask.
     os.umask(0o077)
     if held is None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -105,20 +105,20 @@ def main() -> int:
 
 
 def _where(config: Config) -> list[str]:
-    """Say where a resumed run would go on, and what it would give up."""
+    """Return where a resumed run would continue, and which steps it would give up."""
     newer = ", ".join(f"step_{step}" for step in resume.newer_steps(config))
     return [*resume.describe(config), *([f"  newer, would be set aside: {newer}"] if newer else [])]
 
 
 def refuse(error: Exception) -> int:
-    """Say why nothing is started; return the exit code."""
+    """Print why nothing is started; return the exit code."""
     print(f"refused: {error}", file=sys.stderr)
     return REFUSED
 
 
 def run(name: str, folder: Path, config: Config, plan: Plan, run_judge: RunJudge, held: int, news: list[str]) -> int:
-    """Run the trainer in the run directory, which is `held` by a lock; say the `news` of a resumed run, sum up."""
-    os.environ.pop(STAND_IN_VARIABLE, None)  # of another run
+    """Run the trainer in the run directory under the lock `held`: a resumed run's `news` first, a summary last."""
+    os.environ.pop(STAND_IN_VARIABLE, None)  # left by another run
     status = preflight.patch_status()
     options = ["--stand-in"] if run_judge.is_stand_in else []
     run_dir.write(folder, name, config, plan, status, options, run_judge.why_off)
@@ -146,7 +146,7 @@ def run(name: str, folder: Path, config: Config, plan: Plan, run_judge: RunJudge
 
 
 def guard(command: list[str]) -> int:
-    """Run a command and leave no process of it behind, also where the calling shell is killed."""
+    """Run a command and leave none of its processes behind, even if the calling shell is killed."""
     caller = os.getppid()
     processes.die_with_parent()
     if os.getppid() != caller:

@@ -1,7 +1,7 @@
 """From the flags of `train_grpo.sh` to the resolved configuration of a run.
 
-The flags are those of the installed `openrlhf.cli.train_ppo_ray`: the parser comes from its source, without
-the imports of torch and vLLM that come with it, so that a wrong name or value is refused within a second.
+The flags belong to the installed `openrlhf.cli.train_ppo_ray`. The parser is built from its source, without importing
+torch and vLLM. A wrong name or value is therefore refused within a second.
 """
 
 import argparse
@@ -40,7 +40,7 @@ _COUNTS = (
 
 
 class ConfigError(ValueError):
-    """A flag that cannot be; the message names the remedy."""
+    """An invalid flag; the message names the remedy."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,14 @@ class Config:
 
     @property
     def gpus(self) -> int:
-        """Return the number of GPUs that Ray has to hand out."""
+        """Return the number of GPUs that Ray must provide."""
         if self.args.colocate_all_models:
             return max(self.actor_ranks, self.engine_gpus)
         return self.actor_ranks + self.engine_gpus
 
     @property
     def max_model_len(self) -> int:
-        """Return the tokens of the longest sequence: prompt and response."""
+        """Return the length of the longest sequence, prompt and response, in tokens."""
         return self.args.max_len or self.args.prompt_max_len + self.args.generate_max_len
 
 
@@ -94,7 +94,7 @@ def trainer_source() -> Path:
     """Return the source file of the trainer's command line.
 
     Raises:
-        ConfigError: where OpenRLHF is not installed.
+        ConfigError: if OpenRLHF is not installed.
     """
     spec = importlib.util.find_spec("openrlhf")
     if spec is None or not spec.submodule_search_locations:
@@ -106,7 +106,7 @@ def trainer_parser() -> argparse.ArgumentParser:
     """Return the trainer's own argument parser.
 
     Raises:
-        ConfigError: where OpenRLHF is missing, has another layout, or is not patched.
+        ConfigError: if OpenRLHF is missing, has another layout, or is not patched.
     """
     source = trainer_source()
     tree = ast.parse(source.read_text(encoding="utf-8"), filename=str(source))
@@ -129,7 +129,7 @@ def trainer_parser() -> argparse.ArgumentParser:
 
 
 def _imports(tree: ast.Module, used: set[str]) -> list[ast.stmt]:
-    """Return the imports of a module, cut down to the names in `used`."""
+    """Return the imports of a module, reduced to the names in `used`."""
     imports: list[ast.stmt] = []
     for node in tree.body:
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -140,7 +140,7 @@ def _imports(tree: ast.Module, used: set[str]) -> list[ast.stmt]:
 
 
 def resolve(flags: list[str], run_dir: Path) -> Config:
-    """Parse the trainer's flags, the last of each kind winning, and add what follows from the run directory.
+    """Parse the trainer's flags and add what follows from the run directory. The last of repeated flags wins.
 
     Raises:
         ConfigError: on an unknown flag, a value of the wrong type, a count below 1, or a secret among the values.
@@ -177,7 +177,7 @@ def resolve(flags: list[str], run_dir: Path) -> Config:
 
 
 def _given(parser: argparse.ArgumentParser, flags: list[str]) -> dict[str, Any]:
-    """Return only the flags that are there, in the order of the parser."""
+    """Return only the given flags, in the order of the parser."""
     defaults = {action.dest: action.default for action in parser._actions}
     for action in parser._actions:
         action.default = argparse.SUPPRESS
@@ -212,7 +212,7 @@ def _unknown_flags(parser: argparse.ArgumentParser, unknown: list[str]) -> str:
 
 
 def command_line(parser: argparse.ArgumentParser, given: dict[str, Any]) -> list[str]:
-    """Return the command line that gives these values, each flag once."""
+    """Return the command line that sets these values, each flag once."""
     words: list[str] = []
     for action in parser._actions:
         value = given.get(action.dest)
@@ -227,7 +227,7 @@ def command_line(parser: argparse.ArgumentParser, given: dict[str, Any]) -> list
 
 
 def secrets(environ: dict[str, str] | None = None) -> dict[str, str]:
-    """Return the environment variables that hold secrets; shorter than 8 characters is taken for a word."""
+    """Return the environment variables that hold secrets; a value under 8 characters counts as a word."""
     variables = dict(os.environ) if environ is None else environ
     return {name: value for name, value in variables.items() if is_secret(name) and len(value) >= 8}
 

@@ -13,10 +13,10 @@ LABELS = {
 
 
 class DataError(ValueError):
-    """A data file that cannot be trained or evaluated on; the message names the line.
+    """An invalid data file; the message names the line.
 
     Attributes:
-        remedy: what to do, "" where another file is needed.
+        remedy: what to do; "" if another file is needed.
     """
 
     def __init__(self, what: str, remedy: str = "") -> None:
@@ -25,7 +25,7 @@ class DataError(ValueError):
 
 
 class Record(NamedTuple):
-    """One record of a data file: its line, from 1, its prompt as JSON, and its id, "" where it has none."""
+    """One record of a data file: its line (from 1), its prompt as JSON, and its id ("" if missing)."""
 
     line: int
     prompt: str
@@ -36,10 +36,10 @@ def read_records(path: Path, input_key: str, label_key: str | None, split: str |
     """Check every line of a `.jsonl` file and return the records.
 
     Args:
-        split: "train" or "eval", which the labels have to name; None where it is not ours to read them.
+        split: "train" or "eval", which every label must match; None if labels belong to another reward function.
 
     Raises:
-        DataError: where the file is missing or empty, or a line is no JSON, lacks a field or has another label.
+        DataError: if the file is missing or empty, or a line is invalid JSON, lacks a field or has a wrong label.
     """
     if path.suffix != ".jsonl":
         raise DataError(f"{path} is no .jsonl file")
@@ -75,7 +75,7 @@ def _parse(line: str, where: str, input_key: str, label_key: str | None) -> dict
 
 
 def _check_label(label: Any, where: str, split: str) -> None:
-    from data.problems import is_gold  # half a second, and not every reward function is ours
+    from data.problems import is_gold  # imports in half a second, and only our reward function needs it
 
     remedy = f"{LABELS[split]}; python -m data.prepare --{split} FILE writes such labels"
     try:
@@ -83,7 +83,7 @@ def _check_label(label: Any, where: str, split: str) -> None:
     except ValueError as error:
         raise DataError(f"{where}: {str(error).partition(';')[0]}", remedy) from None
     if found != split:
-        # The reward function goes by the label: it judges samples of train, and never those of eval.
+        # The reward function decides by the label: it judges train samples and never eval samples.
         what = f"the label is of the {found} split (plain answers are of train), not of {split}"
         raise DataError(f"{where}: {what}", remedy)
     if not is_gold(answer.strip()):

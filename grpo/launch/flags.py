@@ -1,4 +1,4 @@
-"""The command-line flags that we add to OpenRLHF's trainer, and the refusals of combinations that cannot work."""
+"""The command-line flags that we add to OpenRLHF's trainer, and the combinations that it refuses."""
 
 import argparse
 from collections.abc import Iterator
@@ -10,14 +10,14 @@ from grpo.rollout.multi_turn.settings import has_environment
 from grpo.rollout.thinking import PRESETS, Budget
 from grpo.stack.problem import Problem, UserError
 
-# Schedules of transformers 4.57 that take what OpenRLHF gives every schedule (`min_lr`) and go on without a metric.
+# Schedules of transformers 4.57 that accept `min_lr`, which OpenRLHF always passes, and need no metric.
 SCHEDULES = (
     *("constant", "constant_with_warmup", "inverse_sqrt"),
     *("cosine_with_min_lr", "cosine_warmup_with_min_lr"),
 )
 
 
-# Their advantage is one number for a rollout, which its branches take over.
+# These give a rollout one advantage for all its tokens, which its branches inherit.
 ROLLOUT_ESTIMATORS = ("dr_grpo", "rloo", "group_norm")
 
 
@@ -77,7 +77,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def validate(args: argparse.Namespace) -> None:
-    """Refuse what cannot work, before Ray starts.
+    """Refuse invalid arguments before Ray starts.
 
     Raises:
         SystemExit: with one line for each problem and its remedy.
@@ -88,7 +88,7 @@ def validate(args: argparse.Namespace) -> None:
 
 
 def problems(args: argparse.Namespace) -> Iterator[Problem]:
-    """Yield what cannot work in these arguments, each with its remedy."""
+    """Yield each problem of these arguments with its remedy."""
     yield from _attention(args)
     yield from _adapter(args)
     yield from _zero3(args)
@@ -110,7 +110,7 @@ def _attention(args: argparse.Namespace) -> Iterator[Problem]:
             "leave them out",
         )
     if args.attn_implementation != "eager":
-        # A kernel from the hub may apply them, but transformers drops them without a word where it does not.
+        # A hub kernel may apply the sinks; if it does not, transformers drops them silently.
         yield Problem(
             f"--attn_implementation {args.attn_implementation} is not known to apply gpt-oss's attention sinks",
             "use eager",
@@ -298,14 +298,14 @@ def _thinking(args: argparse.Namespace) -> Iterator[Problem]:
 
 
 def _environment(args: argparse.Namespace) -> Iterator[Problem]:
-    """What has no meaning for a rollout of several turns; of THINKING_BUDGET, :func:`_thinking` speaks."""
+    """Yield flags without meaning for multi-turn rollouts; :func:`_thinking` covers THINKING_BUDGET."""
     if args.apply_chat_template:
         yield Problem("--apply_chat_template renders messages that an environment makes itself", "leave it out")
     if args.disable_fast_tokenizer:
         yield Problem(
             "--disable_fast_tokenizer leaves an environment without the fast tokenizer that it needs", "leave it out"
         )
-    if args.advantage_estimator not in (*ROLLOUT_ESTIMATORS, "gae"):  # which is refused anyway
+    if args.advantage_estimator not in (*ROLLOUT_ESTIMATORS, "gae"):  # gae is refused anyway
         yield Problem(
             f"--advantage_estimator {args.advantage_estimator} has no one advantage for a rollout in an environment",
             f"use one of {', '.join(ROLLOUT_ESTIMATORS)}",

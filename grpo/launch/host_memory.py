@@ -1,4 +1,4 @@
-"""What a run needs of the host's memory, part by part, before it starts."""
+"""The host memory that a run needs, part by part, before it starts."""
 
 import math
 import os
@@ -11,17 +11,17 @@ from grpo.stack.checkout import on_cpu_stack
 from grpo.stack.machine import GB
 
 # Host memory of one process with torch and vLLM imported. CPU: fitted to 7.9 GB (2 engines, 2 ranks) and
-# 12.4 GB (2 engines with TP=2, 4 ranks); GPU: assumed, CUDA's host part is larger.
+# 12.4 GB (2 engines with TP=2, 4 ranks). GPU: assumed; CUDA's host part is larger.
 _PROCESS_BYTES = {True: 0.75 * GB, False: 2 * GB}
 
 
 def host_memory(
     config: Config, model: Model, engine_model: Model, optimizer_bytes: int, object_store_bytes: int
 ) -> dict[str, int]:
-    """Return the bytes of each part by its name; parts that live on GPUs are left out.
+    """Return the bytes of each part by its name, without the parts that live on GPUs.
 
     Args:
-        optimizer_bytes: of the adapter's fp32 weights, gradients and moments, on all ranks together.
+        optimizer_bytes: of the adapter's fp32 weights, gradients and moments, over all ranks.
         object_store_bytes: of Ray's object store, in /dev/shm.
     """
     args = config.args
@@ -43,11 +43,11 @@ def host_memory(
 
 
 def pinned_bytes(shapes: Iterable[tuple[int, ...]], ranks: int) -> int:
-    """Return what all ranks together allocate to hold bf16 parameters of these shapes, split by ZeRO-3, pinned.
+    """Return the bytes that all ranks allocate to hold bf16 parameters of these shapes in pinned ZeRO-3 shards.
 
     PyTorch rounds each block of pinned memory up to a power of two
     (https://docs.pytorch.org/docs/main/generated/torch.cuda.memory.host_memory_stats.html). For the 120b on 4 ranks
-    that adds 1%, since an expert tensor's quarter is just below 1 GiB; on 6 ranks it adds half.
+    that adds 1%, since a quarter of an expert tensor is just below 1 GiB. On 6 ranks it adds half.
     """
     shares = (2 * math.ceil(math.prod(shape) / ranks) for shape in shapes)
     return ranks * sum(1 << (share - 1).bit_length() for share in shares)
@@ -56,11 +56,11 @@ def pinned_bytes(shapes: Iterable[tuple[int, ...]], ranks: int) -> int:
 def processes(config: Config) -> int:
     """Return how many processes of the run import torch: engines with their workers, ranks, trainer, Ray's own."""
     tensor_parallel = config.args.vllm_tensor_parallel_size
-    # Of each engine: the Ray actor, the engine core, and its workers where there are several.
+    # For each engine: the Ray actor, the engine core, and the workers if there are several.
     engines = config.args.vllm_num_engines * (2 + (tensor_parallel if tensor_parallel > 1 else 0))
     return engines + config.actor_ranks + 2
 
 
 def kv_cache_bytes() -> int:
-    """Return the key/value cache of one CPU engine worker; vLLM reads the same variable, in GiB."""
+    """Return the key/value cache of one CPU engine worker in bytes; vLLM reads the same variable, in GiB."""
     return int(float(os.environ.get("VLLM_CPU_KVCACHE_SPACE") or 4) * 2**30)

@@ -1,4 +1,4 @@
-"""The judge of a run, before it starts: its settings, its key, whether its models exist; or a local stand-in."""
+"""The judge of a run before it starts: its settings, its key, and its models or the local stand-in."""
 
 import logging
 import sqlite3
@@ -23,10 +23,10 @@ class RunJudge:
     """The judge of one run.
 
     Attributes:
-        settings: None where the reward is correctness alone.
+        settings: None if the reward is correctness alone.
         is_stand_in: whether a local server answers in place of Gemini.
-        why_off: why there are no settings, "" where there are.
-        endpoint: where requests go; None where no model is asked, or a local server.
+        why_off: why `settings` is None; "" if they are set.
+        endpoint: where requests go; None without a judge, or with the stand-in.
     """
 
     settings: JudgeSettings | None
@@ -36,21 +36,21 @@ class RunJudge:
 
     @property
     def stand_in_models(self) -> list[str]:
-        """Return the ids that a stand-in has to know; [] where none is to be started."""
+        """Return the model ids for the stand-in; [] to start none."""
         return list(self.settings.chain.models) if self.settings and self.is_stand_in else []
 
 
 def of_run(config: Config, may_stand_in: bool) -> RunJudge:
-    """Return the judge that a configuration asks for, by the GRPO_* variables of this process.
+    """Return the judge that a configuration asks for, from this process's GRPO_* variables.
 
     Args:
-        may_stand_in: whether a local server may answer where there is no key.
+        may_stand_in: whether a local server may answer if the key is missing.
 
     Raises:
-        ConfigError: for settings or a key that cannot be.
+        ConfigError: for invalid settings or an invalid key.
     """
     try:
-        endpoint.base_url()  # also where nobody is asked: it is written into the run directory
+        endpoint.base_url()  # checked even without a judge: the run directory records it
         if has_environment(config.args):
             return RunJudge(None, False, "the environment gives the reward")
         if not has_own_reward(config):
@@ -66,10 +66,10 @@ def of_run(config: Config, may_stand_in: bool) -> RunJudge:
 
 
 def prepare(judge: RunJudge, folder: Path) -> None:
-    """Let the judge of a run begin anew: only judgements stay of an earlier part. Nobody else may use the `folder`.
+    """Reset the judge's state, except judgements of an earlier part of the run. Needs exclusive use of `folder`.
 
     Raises:
-        ConfigError: where the file with them is broken.
+        ConfigError: if the file of judgements is broken.
     """
     if judge.settings is None:
         return
@@ -81,7 +81,7 @@ def prepare(judge: RunJudge, folder: Path) -> None:
 
 
 def finish(judge: RunJudge, folder: Path) -> None:
-    """Leave one file of the judge in the run directory: its processes were ended, and have not closed it."""
+    """Merge the judge's state into one file: its processes were killed without closing it."""
     path = settings.state_file({"GRPO_RUN_DIR": str(folder)})
     if judge.settings is None or not path.is_file():
         return
@@ -92,7 +92,7 @@ def finish(judge: RunJudge, folder: Path) -> None:
 
 
 def check(judge: RunJudge, config: Config) -> Iterator[Problem]:
-    """Look for what would make the judge fail; asks the API for the models unless a stand-in answers."""
+    """Yield whatever would make the judge fail. Asks the API for the models unless the stand-in answers."""
     if judge.settings is None:
         return
     chain, samples = judge.settings.chain, config.samples_per_rollout
@@ -119,7 +119,7 @@ def check(judge: RunJudge, config: Config) -> Iterator[Problem]:
 
 
 def describe(judge: RunJudge, config: Config) -> list[str]:
-    """Return what the judge is, as lines for people."""
+    """Describe the judge in lines for people."""
     if judge.settings is None:
         return [f"judge       off, since {judge.why_off}: no model is asked"]
     reward, chain = judge.settings, judge.settings.chain
@@ -142,7 +142,7 @@ def describe(judge: RunJudge, config: Config) -> list[str]:
 
 
 def _slow_tries(chain: ChainSettings) -> str:
-    """Return how many tries a sample gets where no model answers within its time."""
+    """Return how many tries a sample gets if no model answers in time."""
     tries = tries_without_answer(chain)
     count, whole = sum(map(len, tries)), chain.tries * len(chain.models)
     begin = f"a try takes up to {chain.call_timeout:g} s: where no model answers, the deadline leaves"
@@ -158,7 +158,7 @@ def _slow_tries(chain: ChainSettings) -> str:
 def _calls(reward: JudgeSettings, config: Config) -> str:
     """Return how many calls a step costs."""
     samples = f"{config.samples_per_rollout:,}"
-    # What it draws until a batch is full is judged as well.
+    # Prompts drawn to fill a batch are judged too.
     more = ", and more for the prompts that --dynamic_filtering leaves out" if config.args.dynamic_filtering else ""
     if reward.judges_unfinished:
         cost = f"up to {samples} and failed tries{more}; JUDGE_UNFINISHED=0 asks only for samples with a final answer"

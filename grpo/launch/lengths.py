@@ -1,4 +1,4 @@
-"""What length schedule, thinking budget and environment mean for a rollout, as lines for people."""
+"""Describes length schedule, thinking budget and environment in lines for people."""
 
 from argparse import Namespace
 
@@ -10,7 +10,7 @@ from grpo.rollout.thinking import Budget
 
 
 def describe_lengths(config: Config) -> list[str]:
-    """Return a line for each of them that is set. What cannot be is named, for the preflight to refuse."""
+    """Return a line for each of them that is set. An invalid one is named; the preflight refuses it."""
     try:
         return [*_schedule(config.args), *_thinking(config.args), *_environment(config.args)]
     except (ValueError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Tells the user of a run that goes on what the diagnosis finds in it, once per onset."""
+"""Tells the user of a running run what the diagnosis finds in it, once per onset."""
 
 import logging
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ logger = logging.getLogger(__name__)
 
 
 class Onsets:
-    """Findings of a run since they were last asked for.
+    """The findings of a run since the last call.
 
     Args:
-        progress: of the run; what it holds already, of the part that is continued, is taken as told.
+        progress: of the run; findings in the steps that it already holds count as reported.
         config: config.json.
     """
 
@@ -23,13 +23,13 @@ class Onsets:
         self.new_lines()
 
     def new_lines(self) -> list[str]:
-        """Return a line for every new onset; nothing is computed before there is another step or evaluation."""
+        """Return a line for every new onset. Computes nothing until another step or evaluation arrives."""
         rows, evals = self._progress.metrics.rows, self._progress.evals.rows
         if len(rows) + len(evals) == self._seen:
             return []
         self._seen = len(rows) + len(evals)
         try:
             return [f"! {finding.headline()}" for finding in self._monitor.new_onsets(rows, evals)]
-        except Exception as error:  # whatever a rule trips over, the run goes on
+        except Exception as error:  # a faulty rule must not stop the run
             logger.warning("the diagnosis failed after step %s: %s", self._progress.step, error)
             return []

@@ -17,14 +17,14 @@ from grpo.stack.machine import GB
 
 # Bytes per LoRA parameter: bf16 weight; fp32 master weight, two Adam moments, fp32 gradient.
 _WEIGHT, _OPTIMIZER = 2, 16
-_SAVED_STATE = 12  # all of that but the gradient
+_SAVED_STATE = 12  # the same without the gradient
 # Object store: a few adapters in flight, and rollouts (ids, masks, log-probs, advantages: 32 bytes a token).
 _ADAPTERS_IN_STORE, _TOKEN_BYTES, _MIN_STORE = 8, 32, 512 * 2**20
 
 
 @dataclass
 class Plan:
-    """Numbers that follow from a configuration; sizes in bytes, None where model or data cannot be read."""
+    """Numbers that follow from a configuration. Sizes are in bytes; None if the model or the data cannot be read."""
 
     samples_per_rollout: int
     optimizer_steps_per_rollout: int
@@ -52,16 +52,16 @@ class Plan:
 
     @property
     def ray_head(self) -> RayHead:
-        """Return what a Ray cluster for this run has to offer."""
+        """Return the resources of the run's Ray cluster."""
         return RayHead(self.ray_gpus, self.ray_cpus, self.object_store_bytes)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the plan as it goes into config.json."""
+        """Return the plan in its config.json form."""
         return asdict(self)
 
 
 def make_plan(config: Config) -> Plan:
-    """Compute the plan; what cannot be read is named in `unknown` and left for the preflight to refuse."""
+    """Compute the plan. `unknown` names what cannot be read; the preflight refuses it."""
     args = config.args
     samples = config.samples_per_rollout
     plan = Plan(
@@ -70,7 +70,7 @@ def make_plan(config: Config) -> Plan:
         gradient_accumulation=args.train_batch_size // (args.micro_train_batch_size * config.actor_ranks),
         max_tokens_per_rollout=samples * config.max_model_len,
         ray_gpus=config.gpus,
-        # One CPU for each bundle, one for the trainer, and some for what Ray runs beside them.
+        # One CPU for each bundle, one for the trainer, and a few for Ray's own processes.
         ray_cpus=config.gpus + 4,
     )
     _add_steps(plan, config)
@@ -98,11 +98,11 @@ def _add_steps(plan: Plan, config: Config) -> None:
     plan.steps = plan.steps_per_episode * args.num_episodes
     if args.max_steps:
         plan.steps = min(plan.steps, args.max_steps)
-    # OpenRLHF's own formula (prepare_datasets): the learning rate's schedule is laid out over it.
+    # OpenRLHF's own formula (prepare_datasets) for the length of the learning-rate schedule.
     per_episode = plan.prompts * args.n_samples_per_prompt // args.train_batch_size
     plan.scheduled_optimizer_steps = optimizer_steps(args, per_episode * args.num_episodes * args.max_epochs)
     if plan.eval_prompts and args.eval_steps > 0:
-        plan.evals = math.ceil(plan.steps / args.eval_steps) + int(args.eval_at_start)  # the last step always
+        plan.evals = math.ceil(plan.steps / args.eval_steps) + int(args.eval_at_start)  # always the last step
 
 
 def _add_sizes(plan: Plan, config: Config, model: Model, engine_model: Model) -> None:
@@ -118,14 +118,14 @@ def _add_sizes(plan: Plan, config: Config, model: Model, engine_model: Model) ->
     plan.host_memory = host_memory(config, model, engine_model, plan.lora_optimizer_bytes, plan.object_store_bytes)
     plan.host_bytes = sum(plan.host_memory.values())
     plan.checkpoint_bytes = adapter + plan.lora_parameters * _SAVED_STATE
-    # The newest and the best at least, one from before a fall of correctness, one more while the oldest is still there,
+    # At least the newest and the best; one from before a drop in correctness; one more until the oldest is deleted;
     # and the final adapter.
     kept = max(args.max_ckpt_num, 2) + 2 if args.save_steps > 0 else 0
     plan.disk_bytes = kept * plan.checkpoint_bytes + adapter
 
 
 def describe(plan: Plan, config: Config) -> list[str]:
-    """Return the plan as lines for people."""
+    """Describe the plan in lines for people."""
     args = config.args
     device = "GPUs (none)" if on_cpu_stack() else "GPUs"
     lines = [
@@ -180,7 +180,7 @@ def _describe_sizes(plan: Plan) -> list[str]:
 
 
 def size(count: int | None) -> str:
-    """Return bytes for people: GB with one decimal, MB below one GB."""
+    """Format bytes for people: GB with one decimal, MB below one GB."""
     if count is None:
         return "unknown"
     return f"{count / GB:.1f} GB" if count >= GB else f"{count / 1e6:.1f} MB"

@@ -1,4 +1,4 @@
-"""Everything that can be known to go wrong before Ray starts, with the remedy; seconds, without torch."""
+"""Checks everything that can fail before Ray starts, each with its remedy. Takes seconds and no torch."""
 
 import importlib.metadata
 import json
@@ -31,9 +31,9 @@ __all__ = ["Problem", "has_own_reward", "problems"]
 
 
 def problems(config: Config, plan: Plan, run_dir: Path, is_resumed: bool = False) -> list[Problem]:
-    """Run every check; an empty list means that the run can start, or continue where `is_resumed`."""
+    """Run every check. An empty list means that the run can start, or continue if `is_resumed`."""
     checks = (
-        check_gpus(config, plan),  # first: without them the rest need not be mended
+        check_gpus(config, plan),  # first: without GPUs the rest does not matter
         check_python(),
         check_patches(),
         check_flags(config),
@@ -75,7 +75,7 @@ def pins() -> dict[str, str]:
 
 
 def patch_status() -> dict[str, Any]:
-    """Return what `python -m patches status --json` says; state "unknown" and its output where it fails."""
+    """Return the output of `python -m patches status --json`; if it fails, state "unknown" and that output."""
     done = subprocess.run(
         [sys.executable, "-m", "patches", "status", "--json"], cwd=CHECKOUT, capture_output=True, text=True
     )
@@ -86,7 +86,7 @@ def patch_status() -> dict[str, Any]:
 
 
 def check_patches() -> Iterator[Problem]:
-    """Refuse anything but the whole series, unchanged."""
+    """Refuse anything but the whole, unchanged series."""
     status = patch_status()
     if status.get("state") != "applied" or status["applied"] != status["total"]:
         remedy = status.get("next") or "./apply_patches.sh status"

@@ -1,4 +1,4 @@
-"""Counts the tokens of prompts in a process of its own, in which transformers leaves torch out: 2 seconds, not 10.
+"""Counts the tokens of prompts in a separate process, where transformers skips torch: 2 seconds instead of 10.
 
 python -m grpo.launch.prompt_lengths MODEL_DIR [REASONING_EFFORT] <PROMPTS.json
 """
@@ -19,15 +19,15 @@ class CountError(ValueError):
 
 
 def count(model: str, prompts: Sequence[Any], effort: str | None = None) -> list[int]:
-    """Return the tokens of each prompt under the model's chat template.
+    """Return the number of tokens of each prompt under the model's chat template.
 
     Args:
         model: a folder with tokenizer and template.
-        prompts: the user's message, or a list of messages, each.
-        effort: the reasoning effort that the template is told, None for its own.
+        prompts: each the user's message, or a list of messages.
+        effort: the reasoning effort passed to the template; None for the template's default.
 
     Raises:
-        CountError: where they cannot be counted.
+        CountError: if they cannot be counted.
     """
     done = subprocess.run(
         [sys.executable, "-m", "grpo.launch.prompt_lengths", model, *([effort] if effort else [])],
@@ -43,7 +43,7 @@ def count(model: str, prompts: Sequence[Any], effort: str | None = None) -> list
 
 
 def main() -> int:
-    """Print the lengths as a JSON list; a traceback says why there are none."""
+    """Print the lengths as a JSON list, or fail with a traceback."""
     from data.checks import prompt_lengths
 
     model, *effort = sys.argv[1:]

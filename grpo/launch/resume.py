@@ -1,4 +1,4 @@
-"""Continuing a run: which one, from which checkpoint, and whether this configuration fits it."""
+"""Continuing a run: which run, from which checkpoint, and whether this configuration fits it."""
 
 import fcntl
 import json
@@ -19,17 +19,17 @@ from grpo.stack.checkout import CHECKOUT
 from grpo.stack.variables import in_variables
 from reward import settings
 
-# What the saved optimizer state and data position belong to. Everything else may be changed between two parts of a run.
+# The saved optimizer state and data position depend on these. Anything else may change between parts of a run.
 FIXED = ("pretrain", "lora_rank", "lora_alpha", "target_modules", "prompt_data")
-# Follow from the machine or from the resuming itself.
+# These depend on the machine or on resuming.
 PLACES = ("ckpt_path", "metrics_dir")
-# Somebody who looks whether the run is going has the lock for a moment, see run_state.is_held.
+# A process that checks whether the run is alive takes the lock for a moment, see run_state.is_held.
 LOCK_TRIES = 5
 _IGNORED = ("resume_from", "engine_model", "run_dir", "save_path", "wandb_run_name", *PLACES)
 
 
 class ResumeError(ValueError):
-    """There is nothing to continue, or not with this configuration; the message names the remedy."""
+    """A run that cannot be continued, or not with this configuration; the message names the remedy."""
 
 
 def find_run(which: str, name: str) -> Path:
@@ -39,7 +39,7 @@ def find_run(which: str, name: str) -> Path:
         which: a run directory, or "latest": the newest under runs/ of this name.
 
     Raises:
-        ResumeError: where there is none.
+        ResumeError: if no run is found.
     """
     if which != "latest":
         folder = Path(which).absolute()
@@ -57,14 +57,14 @@ def find_run(which: str, name: str) -> Path:
 def resolve_resumed(flags: list[str], folder: Path, from_step: int | None = None) -> Config:
     """Return the configuration that continues the run in `folder`.
 
-    A run that was ended before its first checkpoint starts again from step 0.
+    A run that ended before its first checkpoint starts again from step 0.
 
     Args:
-        from_step: of the checkpoint to continue from; None for the newest.
+        from_step: the step of the checkpoint to continue from; None for the newest.
 
     Raises:
         ConfigError: see :func:`grpo.launch.config.resolve`.
-        ResumeError: where the run was of another model, adapter or data file, or the checkpoint is missing or damaged.
+        ResumeError: if the run used another model, adapter or data file, or the checkpoint is missing or damaged.
     """
     flags = [*flags, *_places(flags, folder)]
     config = resolve(flags, folder)
@@ -92,7 +92,7 @@ def resolve_resumed(flags: list[str], folder: Path, from_step: int | None = None
 
 
 def _check_whole(step: Path, base: Path) -> None:
-    """Refuse a checkpoint that a disk has damaged or that is of another model, before anything is loaded or undone."""
+    """Refuse a checkpoint that is damaged or belongs to another model, before anything is loaded or undone."""
     if wrong := _wrong_with(step, base):
         what, remedy = wrong
         others = _other_steps(step.parent, int(step.name.removeprefix("step_")), base)
@@ -101,7 +101,7 @@ def _check_whole(step: Path, base: Path) -> None:
 
 
 def _other_steps(checkpoints: Path, step: int, base: Path) -> str:
-    """Say which steps are whole beside `step`; "" where there is none."""
+    """Name the whole steps other than `step`; "" if none is whole."""
     others = [other for other in saved_steps(checkpoints) if other != step]
     whole = [other for other in others if not _wrong_with(checkpoints / f"step_{other}", base)]
     if not whole:
@@ -116,9 +116,9 @@ def _no_whole_step(damaged: list[int]) -> str:
 
 
 def _wrong_with(step: Path, base: Path) -> tuple[str, str] | None:
-    """Return what is wrong with a checkpoint, and the remedy that is its own ("": another step); None for a whole one.
+    """Return the problem of a checkpoint and its own remedy ("" means another step); None if it is whole.
 
-    The digests are looked at first: of damaged files nothing else is read.
+    The digests are checked first: nothing else of a damaged checkpoint is read.
     """
     if damage := digests.step_damage(step):
         return f"{step}: " + "; ".join(f"{name} {what}" for name, what in damage), ""
@@ -127,7 +127,7 @@ def _wrong_with(step: Path, base: Path) -> tuple[str, str] | None:
     try:
         _, files = trainer_state.read(step / "trainer")
         adapter = adapter_files.read(step / "adapter")
-        is_there = (base / "config.json").is_file()  # else the preflight says so
+        is_there = (base / "config.json").is_file()  # otherwise the preflight reports it
         faults = adapter_files.check_against(adapter, read(base)) if is_there else list(adapter.faults)
     except CheckpointError as error:
         return str(error), ""
@@ -142,19 +142,19 @@ def _recorded(folder: Path) -> dict[str, Any]:
 
 
 def _other_train_data(config: Config, folder: Path) -> bool:
-    """Say whether the training data has another content than when the run started; missing, the preflight says so."""
+    """Return whether the training data has changed since the run started. The preflight reports a missing file."""
     recorded = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("data_sha256", {})
     file = Path(config.args.prompt_data)
     return "prompt_data" in recorded and file.is_file() and data_digest(file) != recorded["prompt_data"]
 
 
 def _recorded_place(folder: Path, name: str) -> str:
-    """Return where the run has its checkpoints or metrics; what was in the run directory moves along with it."""
+    """Return where the run keeps its checkpoints or metrics. A place inside the run directory moves along with it."""
     return str(place(folder, _recorded(folder), name))
 
 
 def _places(flags: list[str], folder: Path) -> list[str]:
-    """Return the flags that name the run's own places, where they are not given."""
+    """Return flags for the run's own places, unless given."""
     given = {flag.partition("=")[0] for flag in flags}
     missing = [name for name in PLACES if f"--{name}" not in given]
     return [word for name in missing for word in (f"--{name}", _recorded_place(folder, name))]
@@ -165,7 +165,7 @@ def _moved(config: Config, folder: Path) -> dict[str, tuple[str, str]]:
 
 
 def changes(config: Config, folder: Path) -> dict[str, tuple[Any, Any]]:
-    """Return the flags whose values differ from those of the run so far: name -> (old, new)."""
+    """Return the flags whose values differ from the run so far: name -> (old, new)."""
     old = _recorded(folder)
     new = json.loads(json.dumps(config.values, default=str))
     names = sorted((old.keys() | new.keys()) - set(_IGNORED))
@@ -173,21 +173,21 @@ def changes(config: Config, folder: Path) -> dict[str, tuple[Any, Any]]:
 
 
 def judge_changes(folder: Path) -> dict[str, tuple[Any, Any]]:
-    """Return the settings of the judge that differ from those of the run so far: name -> (old, new)."""
+    """Return the judge's settings that differ from the run so far: name -> (old, new)."""
     old = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("judge", {})
-    # An older run has no value for a newer setting, and had its default.
+    # An older run lacks newer settings; it used their defaults.
     old, new = settings.DEFAULTS | old, settings.DEFAULTS | settings.variables()
     return {n: (old.get(n), new.get(n)) for n in settings.VARIABLES if old.get(n) != new.get(n)}
 
 
 def resumed_step(config: Config) -> int:
-    """Return the step after which a run continues, 0 for one that starts."""
+    """Return the step after which a run continues; 0 for a new run."""
     source = config.args.resume_from
     return int(Path(source).name.removeprefix("step_")) if source else 0
 
 
 def describe(config: Config) -> list[str]:
-    """Say where a resumed run goes on, one line each."""
+    """Return where a resumed run continues, one line each."""
     step = resumed_step(config)
     if not step:
         return [f"starting at step 0: no checkpoint in {config.args.ckpt_path}"]
@@ -197,15 +197,15 @@ def describe(config: Config) -> list[str]:
 
 
 def newer_steps(config: Config) -> list[int]:
-    """Return the saved steps after the one that a run continues from: those that it gives up."""
+    """Return the saved steps after the one that a run continues from; the run gives them up."""
     return [step for step in saved_steps(config.args.ckpt_path) if step > resumed_step(config)]
 
 
 def take_back(config: Config, folder: Path) -> list[str]:
-    """Make the run directory that of the checkpoint; return what a user should know, one line each."""
+    """Take the run directory back to the checkpoint; return what a user should know, one line each."""
     step = resumed_step(config)
     changed = {f"--{name}": values for name, values in changes(config, folder).items()} | judge_changes(folder)
-    # Before the logs: after a kill in between, the same command finds the checkpoint as the newest one.
+    # Before the logs: after a kill in between, the same command still finds this checkpoint as the newest.
     moved = _set_aside(config)
     rewind(folder, Path(config.args.metrics_dir), step)
     with (folder / "resumes.jsonl").open("a", encoding="utf-8") as file:
@@ -228,21 +228,21 @@ def take_back(config: Config, folder: Path) -> list[str]:
 
 
 def _set_aside(config: Config) -> dict[str, Path]:
-    """Move newer checkpoints, and the final adapter that came of them, to where no resume and no rotation finds them.
+    """Move newer checkpoints and their final adapter to where no resume and no rotation finds them.
 
     Returns:
         The new places by the old names.
     """
     checkpoints, final = Path(config.args.ckpt_path), Path(config.args.save_path)
     name = f"set-aside-{time.strftime('%Y%m%d-%H%M%S')}"
-    # The newest first: what a kill leaves is a run whose newest steps are gone.
+    # The newest first: a kill leaves a run that only lacks its newest steps.
     moves = {
         checkpoints / f"step_{step}": checkpoints / name / f"step_{step}" for step in reversed(newer_steps(config))
     }
     if not moves:
         return {}
     (checkpoints / name).mkdir(exist_ok=True)
-    if final.is_dir():  # first, since a step that is left brings the next resume here again
+    if final.is_dir():  # first: a remaining step makes the next resume come back here
         moves = {final: final.with_name(f"{final.name}-{name}"), **moves}
     for old, new in moves.items():
         old.rename(new)
@@ -250,10 +250,10 @@ def _set_aside(config: Config) -> dict[str, Path]:
 
 
 def lock(folder: Path) -> int:
-    """Hold the run directory as long as this process, or one that inherits the file descriptor, lives.
+    """Hold the lock of the run directory while this process, or one that inherits the file descriptor, lives.
 
     Raises:
-        ResumeError: where another process holds it.
+        ResumeError: if another process holds it.
     """
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     for _ in range(LOCK_TRIES):

@@ -21,7 +21,7 @@ from grpo.stack.checkout import CHECKOUT, git_revision, on_cpu_stack
 from grpo.stack.json_files import replace
 from reward import settings as judge_settings
 
-# The only variables that are written down: they change results or speed, and none of them holds a secret.
+# Only these variables are recorded: they change results or speed and never hold a secret.
 RECORDED_VARIABLES = (
     "ATEN_CPU_CAPABILITY",
     "CUDA_VISIBLE_DEVICES",
@@ -61,14 +61,14 @@ def write(
     options: Sequence[str] = (),
     judge_off: str = "",
 ) -> None:
-    """Write everything that is known before the run, or before it continues, into the run directory.
+    """Write everything known before the run starts or continues into the run directory.
 
     Args:
         options: further options of the launcher that :func:`command_script` repeats.
-        judge_off: why no judge is asked, "" where one is.
+        judge_off: why the judge is off; "" if it is on.
     """
     (run_dir / "logs").mkdir(parents=True, exist_ok=True)
-    run_dir.chmod(0o700)  # also where it is older, or was made by the user
+    run_dir.chmod(0o700)  # even if the folder is older or made by the user
     for folder in (config.args.ckpt_path, config.args.metrics_dir):
         Path(folder).mkdir(parents=True, exist_ok=True)
     stack = "cpu" if on_cpu_stack() else "gpu"
@@ -98,7 +98,7 @@ def write(
 
 
 def note_end(run_dir: Path, code: int) -> None:
-    """Append the exit code of a run, or of this part of it, to ends.jsonl. A killed launcher leaves no line."""
+    """Append the exit code of this part of the run to ends.jsonl. A killed launcher leaves no line."""
     try:
         with (run_dir / ENDS).open("a", encoding="utf-8") as file:
             file.write(json.dumps({"time": time.time(), "code": code}) + "\n")
@@ -130,7 +130,7 @@ def command_script(run_dir: Path, name: str, config: Config, options: Sequence[s
 
 
 def _own_flags(config: Config, run_dir: Path) -> list[str]:
-    """Return the flags without those that point into the run directory."""
+    """Return the flags except those that point into the run directory."""
     flags: list[str] = []
     for line in _lines_of_flags(config.argv):
         if len(line) != 2 or not Path(line[1]).is_relative_to(run_dir):
@@ -155,13 +155,13 @@ def _flag_lines(argv: list[str]) -> list[str]:
 
 
 def _assignments() -> list[str]:
-    """Return the variables of judge and environment."""
+    """Return the variables of judge and environment as assignments."""
     variables = judge_settings.variables() | environment_settings.variables()
     return [f"GRPO_{name}={shlex.quote(value)}" for name, value in variables.items()]
 
 
 def show_command(argv: list[str]) -> str:
-    """Return a command line for people, one flag a line, after the variables of judge and environment."""
+    """Format a command line for people: the variables of judge and environment, then one flag a line."""
     variables = [f"{assignment} \\" for assignment in _assignments()]
     return "\n".join([*variables, "python -m openrlhf.cli.train_ppo_ray \\", *_flag_lines(argv)])
 

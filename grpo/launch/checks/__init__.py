@@ -1,1 +1,1 @@
-"""The checks of the preflight, by concern. Each yields what is wrong, with the remedy."""
+"""The checks of the preflight, by concern. Each yields its problems with their remedies."""

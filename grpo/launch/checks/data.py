@@ -16,7 +16,7 @@ _VARIABLES = {"train": "TRAIN_DATA", "eval": "EVAL_DATA"}
 
 
 def check_data(config: Config) -> Iterator[Problem]:
-    """Read both data files; a stock trainer with too few prompts ends without a step and without an error."""
+    """Read both data files. With too few prompts, a stock trainer ends without a step and without an error."""
     args = config.args
     files = {"train": args.prompt_data, "eval": args.eval_dataset}
     read: dict[str, list[Record]] = {}
@@ -44,7 +44,7 @@ def check_data(config: Config) -> Iterator[Problem]:
 
 
 def check_repeats(file: str, records: Sequence[Record], split: str) -> Iterator[Problem]:
-    """Problems that are there twice: seeds and the evaluation's records go by the prompt, and results by the id."""
+    """Find duplicate problems: seeds and evaluation records are keyed by the prompt, results by the id."""
     prompts = _repeats((record.prompt, record.line) for record in records)
     ids = _repeats((record.id, record.line) for record in records if record.id and split == "eval")
     repeated = {"prompt": prompts, "id": [pair for pair in ids if pair not in prompts]}
@@ -60,13 +60,13 @@ def check_repeats(file: str, records: Sequence[Record], split: str) -> Iterator[
 
 
 def _repeats(keys: Iterable[tuple[str, int]]) -> list[tuple[int, int]]:
-    """Return the lines of each repetition: the first with this key, and this one."""
+    """Return the lines of each duplicate: the first with this key, and this one."""
     first: dict[str, int] = {}
     return [(first[key], line) for key, line in keys if first.setdefault(key, line) != line]
 
 
 def check_lengths(config: Config, file: str, records: Sequence[Record]) -> Iterator[Problem]:
-    """Prompts of more than PROMPT_MAX_LEN tokens: OpenRLHF cuts off their beginning, and goes on."""
+    """Find prompts of more than PROMPT_MAX_LEN tokens: OpenRLHF silently cuts off their beginning."""
     args = config.args
     if not args.apply_chat_template or not can_format_chats(Path(args.pretrain)):
         return
@@ -88,7 +88,7 @@ def check_lengths(config: Config, file: str, records: Sequence[Record]) -> Itera
 
 
 def check_leaks(files: dict[str, str], train: Sequence[Record], held_out: Sequence[Record]) -> Iterator[Problem]:
-    """Prompts to train on that are also held out."""
+    """Find training prompts that are also held out."""
     lines = {record.prompt: record.line for record in held_out}
     leaked = [record for record in train if record.prompt in lines]
     if leaked:
@@ -100,5 +100,5 @@ def check_leaks(files: dict[str, str], train: Sequence[Record], held_out: Sequen
 
 
 def has_own_reward(config: Config) -> bool:
-    """Tell whether the reward function is this project's, which reads labels and may have a judge."""
+    """Return whether the reward function is this project's, which reads labels and may have a judge."""
     return Path(config.args.remote_rm_url or "").resolve() == CHECKOUT / "reward" / "reward_func.py"

@@ -1,6 +1,6 @@
-"""The environment of a run with several turns: its name, its library, its limits.
+"""The environment of a multi-turn run: its name, its library, its limits.
 
-Flags that it cannot go with are refused by :mod:`grpo.launch.flags`, which the trainer asks, too.
+:mod:`grpo.launch.flags` refuses conflicting flags; the trainer calls it too.
 """
 
 import os
@@ -13,7 +13,7 @@ from grpo.stack.problem import Problem
 
 
 def check_environment(config: Config) -> Iterator[Problem]:
-    """Load the environment, and let it look for what it needs."""
+    """Load the environment and run its own check."""
     if not has_environment(config.args):
         return
     try:

@@ -1,4 +1,4 @@
-"""What the machine has to offer: GPUs, memory, disk, places to write to, Ray."""
+"""The machine's resources: GPUs, memory, disk, writable places, Ray."""
 
 import os
 import socket
@@ -12,13 +12,13 @@ from grpo.stack import machine
 from grpo.stack.checkout import on_cpu_stack
 from grpo.stack.problem import Problem
 
-# The gpt-oss models on the hub have at least 42 GB in bf16. The CPU stack is for those that tests make.
+# The gpt-oss models on the hub have at least 42 GB in bf16. The CPU stack is for the tiny models of tests.
 RELEASED_MODELS = ("openai/gpt-oss-120b", "openai/gpt-oss-20b")
 LARGEST_ON_CPU = 20 * machine.GB
 
 
 def check_gpus(config: Config, plan: Plan) -> Iterator[Problem]:
-    """The GPUs that Ray has to hand out, unless it simulates them or another cluster has them."""
+    """Check the GPUs that Ray needs, unless it simulates them or joins another cluster."""
     if on_cpu_stack():
         yield from check_cpu_stack(config, plan)
         return
@@ -50,7 +50,7 @@ def check_gpus(config: Config, plan: Plan) -> Iterator[Problem]:
 
 
 def check_cpu_stack(config: Config, plan: Plan) -> Iterator[Problem]:
-    """A model that is too large for CPUs; whether it is on this machine or not."""
+    """Refuse a model that is too large for CPUs, whether or not it is on this machine."""
     model, count = config.args.pretrain, plan.model_bf16_bytes
     if model not in RELEASED_MODELS and (count or 0) <= LARGEST_ON_CPU:
         return
@@ -69,7 +69,7 @@ def check_cpu_stack(config: Config, plan: Plan) -> Iterator[Problem]:
 
 
 def check_memory(plan: Plan) -> Iterator[Problem]:
-    """Host memory and /dev/shm, on this node."""
+    """Check host memory and /dev/shm on this node."""
     if os.environ.get("RAY_ADDRESS"):
         return
     free, shared = machine.memory_available(), machine.shared_memory_free()
@@ -88,7 +88,7 @@ def check_memory(plan: Plan) -> Iterator[Problem]:
 
 
 def check_is_new(config: Config, run_dir: Path) -> Iterator[Problem]:
-    """A run that starts has its places to itself."""
+    """Refuse a new run if its folders hold results of another run."""
     if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
         yield Problem(f"the run directory {run_dir} exists and is not empty", "give another --run-dir, or --resume it")
     checkpoints, metrics = Path(config.args.ckpt_path), Path(config.args.metrics_dir)
@@ -99,7 +99,7 @@ def check_is_new(config: Config, run_dir: Path) -> Iterator[Problem]:
 
 
 def check_disk(config: Config, plan: Plan, run_dir: Path) -> Iterator[Problem]:
-    """Space and rights where results go."""
+    """Check free space and write access where results go."""
     for folder in {run_dir, Path(config.args.ckpt_path), Path(config.args.metrics_dir)}:
         parent = machine.existing_parent(folder)
         if not os.access(parent, os.W_OK | os.X_OK) or not parent.is_dir():

@@ -14,7 +14,7 @@ from grpo.stack.problem import Problem
 
 
 def check_model(config: Config) -> Iterator[Problem]:
-    """Read config and shard headers of what the actor and the engines load; every tensor has to be there."""
+    """Read config and shard headers of the actor's and the engines' model; every tensor must exist."""
     args = config.args
     models: dict[str, Model] = {}
     for variable, name in (("MODEL", args.pretrain), ("ENGINE_MODEL", args.engine_model)):
@@ -41,7 +41,7 @@ def check_model(config: Config) -> Iterator[Problem]:
 
 
 def check_actor_model(config: Config, model: Model) -> Iterator[Problem]:
-    """LoRA targets, lengths, tokenizer."""
+    """Check LoRA targets, lengths and tokenizer."""
     args = config.args
     for target in args.target_modules if isinstance(args.target_modules, list) else []:
         if not model.lora_parameters(1, [target]):
@@ -61,24 +61,24 @@ def check_actor_model(config: Config, model: Model) -> Iterator[Problem]:
 
 
 def can_format_chats(folder: Path) -> bool:
-    """Tell whether a folder has a tokenizer with a chat template."""
+    """Return whether a folder has a tokenizer with a chat template."""
     return has_tokenizer(folder) and has_chat_template(folder)
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Tell whether a folder has a tokenizer."""
+    """Return whether a folder has a tokenizer."""
     return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
 
 
 def has_chat_template(folder: Path) -> bool:
-    """Tell whether a tokenizer can format a chat."""
+    """Return whether a tokenizer can format a chat."""
     config = folder / "tokenizer_config.json"
     inside = config.is_file() and "chat_template" in json.loads(config.read_text(encoding="utf-8"))
     return inside or (folder / "chat_template.jinja").is_file()
 
 
 def check_engine_model(config: Config, model: Model, actor: Model | None) -> Iterator[Problem]:
-    """Formats and shapes that the engines cannot load, or that are another model than the actor's."""
+    """Refuse formats and shapes that the engines cannot load, or that do not match the actor's model."""
     if on_cpu_stack() and model.is_mxfp4:
         yield Problem(
             "vLLM on CPU cannot load an MXFP4 checkpoint",

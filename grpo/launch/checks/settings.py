@@ -1,4 +1,4 @@
-"""Flags and variables that contradict each other, or that the trainer would only notice after loading."""
+"""Flags and variables that contradict each other, or that would only fail after loading."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from grpo.stack.problem import Problem
 from grpo.stack.variables import in_variables
 
 _GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
-# Flag -> what its value has to be, in words and as a test. None (not given) passes.
+# Flag -> what its value must be, in words and as a test. None (not given) passes.
 _RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
     "top_p": ("a share above 0, up to 1", lambda value: 0 < value <= 1),
     "eval_temperature": ("0 or more", lambda value: value >= 0),
@@ -29,7 +29,7 @@ _RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
 
 
 def check_flags(config: Config) -> Iterator[Problem]:
-    """Combinations that the patched trainer refuses, and some that it would not notice."""
+    """Refuse combinations that the patched trainer refuses, and some that it would miss."""
     args = config.args
     for problem in flags.problems(args):
         yield Problem(in_variables(problem.what), in_variables(problem.remedy))
@@ -51,7 +51,7 @@ def check_flags(config: Config) -> Iterator[Problem]:
 
 
 def check_batches(config: Config) -> Iterator[Problem]:
-    """Batch sizes that DeepSpeed and OpenRLHF divide by each other; most are asserted only after loading."""
+    """Check that batch sizes divide as DeepSpeed and OpenRLHF need; most of this is asserted only after loading."""
     args, samples, ranks = config.args, config.samples_per_rollout, config.actor_ranks
     per_step = args.micro_train_batch_size * ranks
     if args.train_batch_size % per_step:

@@ -1,4 +1,4 @@
-"""A thinking budget: what ends the thinking has to be tokens of the model, and everything has to fit."""
+"""The thinking budget: the delimiter must be tokens of the model, and everything must fit."""
 
 from argparse import Namespace
 from collections.abc import Iterator
@@ -11,10 +11,10 @@ from grpo.stack.problem import Problem
 
 
 def check_thinking(config: Config) -> Iterator[Problem]:
-    """Budgets beside the length of a response, and the delimiter by the actor's tokenizer, as the engines make it."""
+    """Check the budgets against the response length, and the delimiter with the actor's tokenizer."""
     args = config.args
     if args.thinking_budget is None or args.answer_budget is None:
-        return  # of what is missing, other checks speak
+        return  # other checks report what is missing
     try:
         made = read_delimiter(args)
     except DelimiterError as error:
@@ -44,30 +44,30 @@ def check_thinking(config: Config) -> Iterator[Problem]:
 
 
 def read_delimiter(args: Namespace) -> Delimiter | None:
-    """Return what ends the thinking, by the actor's tokenizer; None where there is no tokenizer.
+    """Return the thinking delimiter for the actor's tokenizer; None if the tokenizer is missing.
 
     Raises:
-        DelimiterError: where this tokenizer cannot make it.
-        OSError: for a tokenizer that cannot be read.
+        DelimiterError: if this tokenizer cannot encode it.
+        OSError: if the tokenizer cannot be read.
     """
     file = Path(args.pretrain) / "tokenizer.json"
     if not file.is_file():
         return None
-    from tokenizers import Tokenizer  # a fifth of a second
+    from tokenizers import Tokenizer  # imports in a fifth of a second
 
     try:
         tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # tokenizers has no type of its own for it
+    except Exception as error:  # tokenizers raises plain Exception
         raise OSError(f"{file} cannot be read ({error})") from None
     return delimiter(args.thinking_delimiter, lambda text: tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 def _first_limit(args: Namespace, delimiter: int) -> Iterator[Problem]:
-    """A stage of LENGTH_SCHEDULE may shorten the thinking, and be what lets it grow; it may not take it away."""
+    """Check the first stage of LENGTH_SCHEDULE: it may shorten the thinking, but must leave some."""
     try:
         first = Schedule(args).limit(1)
     except ValueError:
-        return  # the schedule cannot be read, which another check says
+        return  # another check reports an invalid schedule
     least = delimiter + args.answer_budget + min(args.thinking_budget, 1)
     if args.length_schedule is not None and first < least:
         yield Problem(

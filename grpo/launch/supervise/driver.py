@@ -1,7 +1,7 @@
-"""Runs a driver under a keeper, shows what happens, and returns the driver's exit code.
+"""Runs a driver under a keeper, shows events, and returns the driver's exit code.
 
-Two processes watch over a run: this one talks to the user, the keeper (:mod:`grpo.launch.supervise.keeper`) owns the
-processes. Either may be killed at any moment: the one that is left ends the run.
+Two processes watch over a run. This one talks to the user; the keeper (:mod:`grpo.launch.supervise.keeper`) owns the
+processes. Either may be killed at any moment: the other one then ends the run.
 """
 
 import json
@@ -45,20 +45,20 @@ def supervise(
     stand_in_models: Sequence[str] = (),
     inherited: Sequence[int] = (),
 ) -> int:
-    """Run `driver`, with a Ray cluster of its own where `ray` is given, and leave no process of it behind.
+    """Run `driver`, with its own Ray cluster if `ray` is given, and leave no process of it behind.
 
     Args:
-        driver: the command; runs in the checkout, with ``RAY_ADDRESS`` set where `ray` is given.
-        ray: what the cluster offers, None to start none.
-        log_dir: an existing folder for the output of the driver and of Ray; None: to standard error.
+        driver: the command; runs in the checkout, with ``RAY_ADDRESS`` set if `ray` is given.
+        ray: the cluster's resources; None starts no cluster.
+        log_dir: an existing folder for the output of the driver and of Ray; None prints to standard error.
         environment: variables on top of this process's own.
-        progress: returns the lines to show since its last call; asked every half second.
+        progress: returns the lines to show since its last call; called every half second.
         grace: seconds between SIGTERM and SIGKILL.
-        stand_in_models: ids that a local stand-in for Gemini is started for, in place of the judge; none starts none.
-        inherited: file descriptors that the keeper holds too, until the run's last process is gone.
+        stand_in_models: ids for a local stand-in for Gemini; [] starts none.
+        inherited: file descriptors that the keeper also holds until the run's last process is gone.
 
     Returns:
-        The driver's exit code; 128 + n where signal n ended the driver or this process; 1 where a service failed.
+        The driver's exit code; 128 + n if signal n ended the driver or this process; 1 if a service failed.
     """
     job = Job(
         run_id=uuid.uuid4().hex,
@@ -87,7 +87,7 @@ class _Supervisor:
         """Start the keeper, follow it until the end, return the exit code of the run."""
         processes.become_subreaper()
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # A signal that the caller had ignored (nohup, a background job) stays ignored.
+            # A signal that the caller ignores (nohup, a background job) stays ignored.
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, self._note_signal)
         child = subprocess.Popen(
@@ -127,7 +127,7 @@ class _Supervisor:
             self._show_sign_of_life()
 
     def _end(self, child: subprocess.Popen[bytes]) -> None:
-        """Close the keeper's input, which ends the run; do the keeper's work where it is dead."""
+        """Close the keeper's input, which ends the run. If the keeper is dead, do its work."""
         assert child.stdin and child.stdout
         if self.signalled:
             cause = "Ctrl-C" if self.signalled == signal.SIGINT else signal.Signals(self.signalled).name
@@ -173,7 +173,7 @@ class _Supervisor:
         return 128 - self.code if self.code < 0 else self.code
 
     def _show(self, *lines: str) -> None:
-        """Print lines; where nobody reads them any more (`| head`), end the run as a shell would."""
+        """Print lines. If nobody reads them any more (`| head`), end the run as a shell would."""
         if not lines:
             return
         self.last_shown = time.monotonic()
@@ -204,7 +204,7 @@ class _Supervisor:
 
 
 def tail(path: Path, count: int, bars: bool = False) -> list[str]:
-    """Return the last lines of a text file, [] where there is none; `bars` keeps lines of progress bars (tqdm)."""
+    """Return the last lines of a text file, [] if it is missing; `bars` keeps lines of progress bars (tqdm)."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 200_000))
@@ -216,6 +216,6 @@ def tail(path: Path, count: int, bars: bool = False) -> list[str]:
 
 
 def _python_path() -> str:
-    """Return PYTHONPATH with the checkout, from which the packages are imported."""
+    """Return PYTHONPATH with the checkout, which holds the packages."""
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return os.pathsep.join([str(CHECKOUT), *(path for path in paths if path and path != str(CHECKOUT))])

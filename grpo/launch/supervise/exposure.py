@@ -1,4 +1,4 @@
-"""What other users of this machine can still do to a run: change files that it reads or writes."""
+"""What other users of this machine can do to a run: change files that it reads or writes."""
 
 import os
 import stat
@@ -12,7 +12,7 @@ from grpo.stack.checkout import CHECKOUT
 def warnings(config: Config, run_dir: Path) -> list[str]:
     """Return one line for each place that every user may write to.
 
-    What a run writes is readable by its user alone, whatever the folder is.
+    Only the run's user can read what the run writes, whatever the folder is.
     """
     args = config.args
     read = (CHECKOUT, CHECKOUT / ".venv", args.pretrain, args.prompt_data, args.eval_dataset)
@@ -24,11 +24,11 @@ def warnings(config: Config, run_dir: Path) -> list[str]:
 
 
 def open_to(paths: Iterable[Path]) -> list[Path]:
-    """Return those of the paths, and of the folders that they are in, in which every user may replace files.
+    """Return the paths, and the folders above them, in which every user may replace files.
 
-    In a folder with the sticky bit, such as /tmp, each user may replace their own files alone.
+    In a folder with the sticky bit, such as /tmp, users may replace only their own files.
     """
-    both = {path for named in paths for path in (named.absolute(), named.resolve())}  # a link, and where it leads
+    both = {path for named in paths for path in (named.absolute(), named.resolve())}  # a link and its target
     candidates = {place for path in both for place in (path, *path.parents)}
     return sorted(path for path in candidates if _is_open(path))
 
@@ -36,6 +36,6 @@ def open_to(paths: Iterable[Path]) -> list[Path]:
 def _is_open(path: Path) -> bool:
     try:
         mode = path.stat().st_mode
-    except OSError:  # missing, which other checks say, or not ours to look at
+    except OSError:  # missing (other checks report it), or not readable
         return False
     return bool(mode & stat.S_IWOTH) and not mode & stat.S_ISVTX

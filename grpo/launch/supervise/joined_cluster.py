@@ -1,6 +1,6 @@
-"""The Ray cluster at RAY_ADDRESS, before a run joins it: it has to be this machine, and nothing else.
+"""Checks the Ray cluster at RAY_ADDRESS before a run joins it: it must be this machine alone.
 
-The judge's limits, the run directory and the shared memory of a sync are of one machine.
+The judge's limits, the run directory and the shared memory of a sync all need one machine.
 """
 
 import json
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from grpo.stack.problem import Problem
 
-# A driver of its own, which leaves nothing of Ray in the launcher.
+# A separate driver, which leaves nothing of Ray in the launcher.
 _PROBE = """
 import json, ray
 ray.init(log_to_driver=False)
@@ -24,20 +24,20 @@ REMEDY = "unset RAY_ADDRESS to let the run start Ray itself, or join a cluster o
 
 @dataclass
 class Verdict:
-    """What was found out about a cluster: why it cannot be joined, and what the user should know of it."""
+    """The result for a cluster: why it cannot be joined, and what the user should know about it."""
 
     problems: list[Problem] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
 def look() -> Verdict:
-    """Join the cluster at RAY_ADDRESS and leave it again. Takes some seconds; nothing where RAY_ADDRESS is not set."""
+    """Join the cluster at RAY_ADDRESS and leave it again. Takes some seconds; does nothing without RAY_ADDRESS."""
     address = os.environ.get("RAY_ADDRESS")
     if not address:
         return Verdict()
     cluster = f"the cluster at RAY_ADDRESS {address}"
     has_token = os.environ.get("RAY_AUTH_MODE", "disabled") != "disabled"
-    # As a stranger first, to see whether one is let in.
+    # First without a token, to see whether the cluster admits anyone.
     names, why = _probe({**os.environ, "RAY_AUTH_MODE": "disabled"})
     is_open = names is not None
     if not is_open and has_token:

@@ -1,9 +1,9 @@
 """The keeper: the process that starts services and the driver, and ends everything, whatever happens to others.
 
-Services are Ray and, where the judge has no key in a small run, the server that stands in for Gemini.
+The services are Ray and, in a small run without a judge's key, the server that stands in for Gemini.
 
-It is a subreaper in a session of its own, so that neither a Ctrl-C nor a closed terminal reaches it. The
-launcher holds the other end of its standard input: a closed input, also by a killed launcher, means stop.
+It is a subreaper in its own session, so neither a Ctrl-C nor a closed terminal reaches it. The launcher holds the other
+end of its standard input. A closed input means stop; a killed launcher closes it too.
 
 Input: one line of JSON (:class:`Job`), then nothing. Output: one line of JSON for each event.
 """
@@ -33,16 +33,16 @@ SHM_SCAN_SECONDS = 0.5
 
 @dataclass
 class Job:
-    """What to run.
+    """The run to supervise.
 
     Attributes:
-        run_id: written into the environment of everything that is started (``GRPO_RUN_ID``).
-        driver: the command; `cwd` is where it runs.
+        run_id: written into the environment of every started process (``GRPO_RUN_ID``).
+        driver: the command; `cwd` is its working directory.
         environment: variables on top of the keeper's own.
         log_dir: where ``driver.log``, ``ray-start.log`` and Ray's own logs go; None prints to standard error.
         base_dir: the run's folder for sockets and temporary files; deleted at the end.
-        foreign_memory: files under /dev/shm that were there before the run and are never deleted.
-        stand_in_models: ids that a local stand-in for Gemini is started for; [] starts none.
+        foreign_memory: files under /dev/shm from before the run; never deleted.
+        stand_in_models: ids for a local stand-in for Gemini; [] starts none.
         ray: the cluster to start; None starts none (``RAY_ADDRESS`` in the environment names one to join).
         grace: seconds between SIGTERM and SIGKILL.
     """
@@ -71,14 +71,14 @@ class Job:
 
 
 class Stopped(Exception):
-    """The launcher is gone or asks for the end, or this process got a signal."""
+    """The launcher is gone or asked to stop, or this process got a signal."""
 
 
 class ServiceFailed(Exception):
     """Ray or the judge's stand-in did not start, or ended before the driver; the message is for the user.
 
     Args:
-        log: the file of the log folder that tells more.
+        log: the file in the log folder with the details.
     """
 
     def __init__(self, message: str, log: str) -> None:
@@ -98,21 +98,21 @@ def clean_up(job: Job, root: int, shared_memory: set[Path]) -> processes.Ended:
 
 
 def _keep_ray_logs(base_dir: Path, kept: Path) -> None:
-    """Replace the link to Ray's log folder by a copy of it."""
+    """Replace the link to Ray's log folder with a copy of it."""
     _make_way(kept)
     logs = base_dir / "ray" / "session_latest" / "logs"
     if not logs.is_dir():
         return
     try:
         shutil.copytree(logs, kept)
-        for path in (kept, *kept.rglob("*")):  # Ray lets everybody write in its folders
+        for path in (kept, *kept.rglob("*")):  # Ray makes its folders writable for everyone
             path.chmod(path.stat().st_mode & 0o700)
     except OSError as error:
         print(f"Ray's logs could not be copied to {kept}: {error}", file=sys.stderr)
 
 
 def _make_way(kept: Path) -> None:
-    """Let go of a link to Ray's logs; keep logs of an earlier part of the run under another name."""
+    """Remove a link to Ray's logs; keep the logs of an earlier part of the run under another name."""
     if kept.is_symlink():
         kept.unlink()
     elif kept.exists():
@@ -128,7 +128,7 @@ class Keeper:
         self.signalled: int | None = None
         self.exits: dict[int, int] = {}
         self.shared_memory: set[Path] = set()
-        # What has to live as long as the driver: name and log by pid.
+        # Services that must live as long as the driver: name and log by pid.
         self.services: dict[int, tuple[str, str]] = {}
         self.watch = processes.SharedMemoryWatch()
         self.next_scan = 0.0
@@ -157,7 +157,7 @@ class Keeper:
             report(event="clean", found=len(ended.found), killed=len(ended.killed), left=sorted(ended.left))
 
     def _start_stand_in(self, models: list[str]) -> None:
-        """Start the local server that answers in place of Gemini; its address goes to all that is started later."""
+        """Start the local server that stands in for Gemini; every later process gets its address."""
         address = Path(self.job.base_dir) / "stand-in-address"
         command = [sys.executable, "-m", "reward.stand_in", "--address-file", str(address), "--models", *models]
         self.services[self._spawn(command, "stand-in.log")] = ("the judge's stand-in", "stand-in.log")
@@ -199,7 +199,7 @@ class Keeper:
         return self.exits[pid]
 
     def _spawn(self, command: list[str], log_name: str) -> int:
-        """Start a command in a session of its own, marked with the run's id; return its pid."""
+        """Start a command in its own session, marked with the run's id; return its pid."""
         temporary = Path(self.job.base_dir) / "tmp"
         temporary.mkdir(exist_ok=True)
         environment = {
@@ -231,8 +231,8 @@ class Keeper:
         """Wait for input, a signal or `seconds`; collect ended children.
 
         Raises:
-            Stopped: where the run has to end now.
-            ServiceFailed: where a service has ended.
+            Stopped: if the run must end now.
+            ServiceFailed: if a service has ended.
         """
         if self.signalled:
             raise Stopped(f"the keeper got {signal.Signals(self.signalled).name}")
@@ -247,7 +247,7 @@ class Keeper:
                 raise ServiceFailed(f"{name} ended by itself, with exit code {self.exits[pid]}", log)
 
     def _note_shared_memory(self) -> None:
-        """Look up which new files are ours; a burst of new files is looked at once."""
+        """Look up which new files are ours, once for a burst of new files."""
         time.sleep(max(0.0, self.next_scan - time.monotonic()))
         self.watch.drain()
         rows = processes.of_run(self.job.run_id, os.getpid())
@@ -256,11 +256,11 @@ class Keeper:
 
 
 def report(**event: Any) -> None:
-    """Tell the launcher; a launcher that is gone does not stop the cleaning."""
+    """Send the launcher an event. A missing launcher does not stop the cleaning."""
     try:
         print(json.dumps(event), flush=True)
     except BrokenPipeError:
-        # Python would try the same again when it exits.
+        # Otherwise Python would flush again at exit, and fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,8 +1,8 @@
-"""Which processes and shared-memory files belong to a run, and how all of them are ended (Linux, /proc).
+"""Which processes and shared-memory files belong to a run, and how to end them all (Linux, /proc).
 
-A process belongs to a run where it descends from the run's keeper, or has the run's id in its environment.
-The keeper is a child subreaper (prctl(2)): what detaches itself (setsid, double fork) stays in its tree, even
-with an empty environment. The id finds what a Ray cluster that we joined has started for us.
+A process belongs to a run if it descends from the run's keeper, or has the run's id in its environment.
+The keeper is a child subreaper (prctl(2)): a process that detaches itself (setsid, double fork) stays in its tree, even
+with an empty environment. The id finds processes that a joined Ray cluster starts for us.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _POLL_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Process:
-    """One row of /proc. `started` is in clock ticks since boot; with the pid it names a process for good."""
+    """One row of /proc. `started` is in clock ticks since boot; with the pid it identifies a process for good."""
 
     pid: int
     parent: int
@@ -40,7 +40,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Ended:
-    """How the processes of a run ended: all pids, those that needed SIGKILL, those that are still there."""
+    """How the processes of a run ended: all pids, those that needed SIGKILL, those that still live."""
 
     found: frozenset[int]
     killed: frozenset[int]
@@ -51,7 +51,7 @@ def become_subreaper() -> None:
     """Make orphaned descendants of this process its children instead of init's.
 
     Raises:
-        OSError: where the kernel refuses.
+        OSError: if the kernel refuses.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
@@ -68,7 +68,7 @@ def _prctl(option: int, argument: int) -> None:
 
 
 def read_process(pid: int) -> Process | None:
-    """Return the process with this pid, None where there is none (any more)."""
+    """Return the process with this pid; None if it does not exist (any more)."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -100,7 +100,7 @@ def descendants(root: int, processes: dict[int, Process]) -> set[int]:
 
 
 def marked(run_id: str, pids: Iterable[int]) -> set[int]:
-    """Return the pids whose environment names this run; other users' cannot be read and are not ours."""
+    """Return the pids whose environment names this run. Other users' processes are unreadable and not ours."""
     needle = f"{RUN_ID_VARIABLE}={run_id}".encode()
     found = set()
     for pid in pids:
@@ -121,7 +121,7 @@ def of_run(run_id: str, root: int) -> list[Process]:
 
 
 def send(process: Process, signum: int) -> bool:
-    """Send a signal to this very process; False where it has ended, also if its pid is in use again."""
+    """Send a signal to this very process; False if it has ended, even if its pid is in use again."""
     try:
         handle = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -139,7 +139,7 @@ def send(process: Process, signum: int) -> bool:
 
 
 def reap() -> dict[int, int]:
-    """Collect ended children of this process; return exit codes by pid, -n where signal n ended it."""
+    """Collect ended children of this process; return exit codes by pid, -n if signal n ended the child."""
     exits: dict[int, int] = {}
     while True:
         try:
@@ -152,10 +152,10 @@ def reap() -> dict[int, int]:
 
 
 def end_all(run_id: str, root: int, grace: float, limit: float = 30.0) -> Ended:
-    """End every process of a run: SIGTERM, SIGKILL after `grace` seconds, again until none is left.
+    """End every process of a run: SIGTERM, then SIGKILL after `grace` seconds, repeated until no process is left.
 
-    Looks anew on every turn, since a dying process may still start others. Gives up `limit` seconds after
-    `grace`: nobody can end a process in an uninterruptible system call.
+    Scans again on every turn, since a dying process may still start others. Gives up `limit` seconds after
+    `grace`: a process in an uninterruptible system call cannot be ended.
     """
     started = time.monotonic()
     found: set[int] = set()
@@ -179,7 +179,7 @@ def end_all(run_id: str, root: int, grace: float, limit: float = 30.0) -> Ended:
 def shared_memory_of(pids: Iterable[int]) -> set[Path]:
     """Return the files under /dev/shm that these processes have mapped or open.
 
-    Compared by inode: glibc makes a semaphore under another name than the one that it then links it to.
+    Compared by inode: glibc creates a semaphore under one name and then links it to another.
     """
     inodes: set[int] = set()
     for pid in pids:
@@ -210,7 +210,7 @@ def _open_inodes(pid: int) -> set[int]:
 
 
 def remove_shared_memory(files: Iterable[Path]) -> list[Path]:
-    """Delete those of `files` that still exist and that no living process uses; return what was deleted."""
+    """Delete those `files` that still exist and that no living process uses; return the deleted ones."""
     in_use = shared_memory_of(table())
     removed = []
     for file in sorted(set(files) - in_use):
@@ -223,8 +223,8 @@ def remove_shared_memory(files: Iterable[Path]) -> list[Path]:
 class SharedMemoryWatch:
     """Tells when a file is created under /dev/shm (inotify(7)), so that its owner can be looked up at once.
 
-    A process that is killed leaves its segments behind and takes the knowledge of them with it. What it makes in its
-    last half second can stay: whose a file is that nobody uses cannot be told, so it is not deleted.
+    A killed process leaves its segments behind, and nothing then tells whose they are. Segments from its last half
+    second can remain: an unused file without a known owner is not deleted.
     """
 
     _IN_CREATE = 0x100

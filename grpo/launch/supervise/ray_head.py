@@ -1,7 +1,7 @@
-"""How a Ray cluster of our own is started: its command, its folder, its token.
+"""How our own Ray cluster is started: its command, its folder, its token.
 
-Who can submit a job to Ray runs code as this user. So the cluster listens on loopback alone, and answers nobody without
-the run's token, which other local users do not have either.
+Whoever can submit a job to Ray runs code as this user. So the cluster listens on loopback alone and requires the run's
+token, which other local users do not have.
 """
 
 import os
@@ -23,7 +23,7 @@ REGISTRATION_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class RayHead:
-    """What the head node of a run offers. `object_store_bytes` is its part of /dev/shm."""
+    """The resources of a run's head node. `object_store_bytes` is its part of /dev/shm."""
 
     num_gpus: int
     num_cpus: int
@@ -46,18 +46,18 @@ def address_file(base_dir: Path) -> Path:
 def variables() -> dict[str, str]:
     """Return the environment variables of a new cluster, for Ray itself and for every driver.
 
-    They are handed on through the environment alone, which other users cannot read: the token is in no command line.
+    Only the environment carries them, which other users cannot read: the token is in no command line.
     """
     return {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        # Ray listens on loopback alone where it may have no second node, which is its default on Windows and macOS.
+        # If it may have no second node, Ray listens on loopback alone. That is its default on Windows and macOS.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     }
 
 
 def start_command(head: RayHead, base_dir: Path) -> list[str]:
-    """Return the command that starts Ray; it blocks. All ports are free ones: other clusters may run here."""
+    """Return the command that starts Ray; it blocks. All ports are chosen free: other clusters may run here."""
     return [
         *(sys.executable, "-m", "grpo.launch.supervise.ray_head", "start", "--head", "--block"),
         "--disable-usage-stats",
@@ -74,11 +74,11 @@ def start_command(head: RayHead, base_dir: Path) -> list[str]:
 
 
 def main() -> None:
-    """Be the `ray` command, with two changes for which `ray start` has no option.
+    """Act as the `ray` command, with two changes that `ray start` has no option for.
 
-    - It starts no client server, which nothing here uses: Ray starts one wherever the packages for it are installed.
-    - It waits REGISTRATION_SECONDS for the raylet, and not 30. Ray's agents have to be imported before that, which
-      takes longer on a busy machine, or where `.venv` is on a network disk that has not been read yet.
+    - It starts no client server, which nothing here uses. Ray starts one if the packages for it are installed.
+    - It waits REGISTRATION_SECONDS for the raylet instead of 30. Ray's agents must be imported first. That takes longer
+      on a busy machine, or if `.venv` is on a network disk that has not been read yet.
     """
     from ray._private import services
     from ray.scripts import scripts
@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def _patient(get_node: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a `get_node` that asks again while there is no such node."""
+    """Return a `get_node` that retries until the node exists."""
 
     def wait(*arguments: Any) -> Any:
         deadline = time.monotonic() + REGISTRATION_SECONDS
