@@ -1,1 +1,1 @@
-"""From a prompt to tokens: sampling, the account of tokens, the thinking budget."""
+"""From a prompt to tokens: sampling, token accounts, the thinking budget."""

@@ -1,6 +1,6 @@
-"""Rollouts whose thinking has a budget: an executor for OpenRLHF's ``--agent_func_path``.
+"""Rollouts with a thinking budget: an executor for OpenRLHF's ``--agent_func_path``.
 
-Prompt, reward and logs are those of OpenRLHF's single-turn executor, which is asked for all but the generation.
+OpenRLHF's single-turn executor still handles prompt, reward and logs; only the generation differs.
 """
 
 import os
@@ -19,7 +19,7 @@ class AgentExecutor(SingleTurnAgentExecutor):
     """OpenRLHF loads this class by the name of this file, in each engine, and calls it without arguments.
 
     Args:
-        environ: where the settings are read from; None for this process's environment.
+        environ: the source of the settings; None for this process's environment.
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
@@ -30,12 +30,12 @@ class AgentExecutor(SingleTurnAgentExecutor):
     async def execute(
         self, prompt: str, label: Any, sampling_params: Any, max_length: int, hf_tokenizer: Any, llm_engine: Any
     ) -> dict[str, Any]:
-        """Return the response to one prompt as OpenRLHF's trainer takes it; its logs have the keys of `Rollout.logs`.
+        """Return the response to one prompt in OpenRLHF's form; its logs have the keys of `Rollout.logs`.
 
         Args:
             sampling_params: vLLM's ``SamplingParams``; its ``max_tokens`` bounds the whole response.
             max_length: tokens of prompt and response together.
-            llm_engine: OpenRLHF's ``LLMRayActor``, of which ``llm`` is vLLM's ``AsyncLLM``.
+            llm_engine: OpenRLHF's ``LLMRayActor``; its ``llm`` is vLLM's ``AsyncLLM``.
         """
         if self._delimiter is None:
             self._delimiter = delimiter(
@@ -54,7 +54,7 @@ class AgentExecutor(SingleTurnAgentExecutor):
 
 
 class _Budgeted:
-    """An engine whose one call is a rollout with a budget: what the single-turn executor gets to see."""
+    """The engine that the single-turn executor sees: its one call is a rollout with a budget."""
 
     def __init__(self, llm: Any, delimiter: Delimiter, budget: Budget, max_length: int) -> None:
         self._arguments = llm, delimiter, budget, max_length

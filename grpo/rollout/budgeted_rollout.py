@@ -1,4 +1,4 @@
-"""One response under a thinking budget, of any engine that streams: that of a training run, or of an evaluation."""
+"""One response under a thinking budget, from any engine that streams, in training or in an evaluation."""
 
 import hashlib
 import math
@@ -20,11 +20,11 @@ class Rollout:
 
     Attributes:
         trajectory: all its tokens.
-        thought: sampled tokens up to the end of the thinking, a delimiter of the model's own included.
-        is_closed: whether the thinking ended, by itself or by force.
+        thought: sampled tokens up to the end of the thinking, including a delimiter that the model sampled.
+        is_closed: whether the thinking ended, naturally or by force.
         is_truncated: whether the answer was cut.
-        delimiter_log_prob: of the forced tokens together, nat; NaN where none was forced or the engine cannot say.
-        account: what the engine had, apart from ``trajectory``.
+        delimiter_log_prob: sum over the forced tokens, in nats; NaN if none was forced or the engine cannot say.
+        account: the engine's own tokens, separate from ``trajectory``.
     """
 
     trajectory: Trajectory = field(default_factory=Trajectory)
@@ -36,11 +36,11 @@ class Rollout:
 
     @property
     def response(self) -> list[int]:
-        """Return the tokens after the prompt, forced ones included."""
+        """Return the tokens after the prompt, including forced ones."""
         return self.trajectory.tokens[self.trajectory.count(Origin.PROMPT) :]
 
     def logs(self) -> dict[str, float]:
-        """Return the numbers of the sample, see :mod:`grpo.metrics.metric_schema`; NaN for what it does not have."""
+        """Return the sample's numbers, see :mod:`grpo.metrics.metric_schema`; NaN for a missing one."""
         is_forced = self.trajectory.count(Origin.FORCED) > 0
         answer = self.trajectory.count(Origin.SAMPLED) - self.thought
         return {
@@ -59,20 +59,19 @@ async def budgeted_response(
 ) -> Rollout:
     """Sample one response: thinking within its budget, then an answer within its own.
 
-    The first call is one for the whole response, and is followed as its tokens come: it goes on where the thinking ends
-    in time, and is aborted where it does not. So a budget that is not hit changes no token (a second call would draw
-    from a generator that starts again) and costs nothing; what an abort loses is at most the tokens of one report
-    (:func:`grpo.rollout.engine.arguments`) and what is under way. The second call finds the thinking in the engine's
-    prefix cache, of the same weights: none change during a rollout.
+    The first call asks for the whole response and streams. It continues if the thinking ends in time; otherwise it is
+    aborted. A budget that is not reached therefore costs nothing and changes no token; a second call would restart the
+    random generator. An abort loses at most the tokens of one report (:func:`grpo.rollout.engine.arguments`) and those
+    in flight. The second call finds the thinking in the engine's prefix cache: weights never change during a rollout.
 
     Args:
-        llm: vLLM's ``AsyncLLM``, or what has its ``generate``.
-        params: ``SamplingParams``; ``max_tokens`` is for the whole response. Without ``logprobs`` there are none of the
-            delimiter, either.
-        max_length: of prompt and response.
+        llm: vLLM's ``AsyncLLM``, or an object with its ``generate``.
+        params: ``SamplingParams``; ``max_tokens`` is for the whole response. Without ``logprobs`` the delimiter has no
+            log-probs either.
+        max_length: of prompt and response, in tokens.
 
     Raises:
-        ValueError: where a response has no room, see :meth:`grpo.rollout.thinking.Budget.within`.
+        ValueError: if a response has no room, see :meth:`grpo.rollout.thinking.Budget.within`.
     """
     length = len(delimiter.tokens)
     budget = budget.within(min(max_length - len(prompt), params.max_tokens), length)
@@ -96,7 +95,7 @@ async def budgeted_response(
 
 
 async def _answer(llm: Any, rollout: Rollout, params: Any, forced: list[int], budget: Budget, length: int) -> None:
-    """End the thinking of a rollout by force, and let it answer."""
+    """End the thinking of a rollout by force, and sample its answer."""
     made = rollout.trajectory
     sampled = made.count(Origin.SAMPLED)
     made.append(forced, Origin.FORCED)
@@ -105,7 +104,7 @@ async def _answer(llm: Any, rollout: Rollout, params: Any, forced: list[int], bu
         max_tokens=budget.left_for_answer(length, len(forced)),
         min_tokens=max(0, params.min_tokens - sampled),
         seed=None if params.seed is None else answer_seed(params.seed),
-        # What the engine finds in its cache it does not compute again, and has no log-probs of: the delimiter is new.
+        # The engine computes no log-probs for cached tokens; the forced delimiter is new and gets them.
         prompt_logprobs=None if params.logprobs is None else 0,
         skip_reading_prefix_cache=False,
     )
@@ -117,22 +116,22 @@ async def _answer(llm: Any, rollout: Rollout, params: Any, forced: list[int], bu
 
 
 def answer_seed(seed: int) -> int:
-    """Return the seed of the second call of a sample: another stream of random numbers than any first call has.
+    """Return the seed of a sample's second call, whose random stream no first call has.
 
-    With the first one's seed the answer would be drawn by the very numbers that have drawn the thinking, and the next
-    seeds are those of the prompt's other samples.
+    The first call's seed would draw the answer with the random numbers that drew the thinking. The next seeds belong
+    to the prompt's other samples.
     """
     return int.from_bytes(hashlib.sha256(f"answer {seed}".encode()).digest()[:7], "big")
 
 
 @dataclass
 class _Part:
-    """What one call gave.
+    """The result of one call.
 
     Attributes:
-        log_probs: of the tokens, NaN where they were not asked for.
-        is_over: whether the model ended the sequence; else a limit did.
-        prompt: the call's first output, which knows of the prompt.
+        log_probs: of the tokens; NaN if not requested.
+        is_over: whether the model ended the sequence; otherwise a limit did.
+        prompt: the call's first output, which holds the prompt.
     """
 
     tokens: list[int]
@@ -149,10 +148,10 @@ class _Part:
 async def _call(
     llm: Any, prompt: Sequence[int], params: Any, goes_on: Callable[[int], bool] = lambda token: True
 ) -> _Part:
-    """Make one call, and end it after the token at which `goes_on` says so; what came after that one is dropped."""
+    """Make one call, and end it after the token at which `goes_on` says so; later tokens are dropped."""
     part = _Part([], [])
     stream = llm.generate({"prompt_token_ids": list(prompt)}, params, request_id=uuid.uuid4().hex)
-    async with aclosing(stream) as outputs:  # closing a stream that is not at its end aborts the request
+    async with aclosing(stream) as outputs:  # closing an unfinished stream aborts the request
         async for output in outputs:
             part.prompt = part.prompt or output
             new = output.outputs[0]
@@ -168,7 +167,7 @@ async def _call(
 
 
 def _changed(params: Any, **changes: Any) -> Any:
-    """Return sampling parameters for a call that is followed: new tokens as they come, and no text: nobody reads it."""
+    """Return sampling parameters for a streamed call: new tokens as they come, and no text, which nobody reads."""
     from vllm.sampling_params import RequestOutputKind
 
     mine = copy(params)
@@ -178,9 +177,9 @@ def _changed(params: Any, **changes: Any) -> Any:
 
 
 def _log_prob_of_end(output: Any, tokens: Sequence[int], end: int) -> float:
-    """Return the log-prob of the tokens before place `end` of a call's prompt, NaN where the cache had one of them.
+    """Return the log-prob of the tokens before place `end` of a call's prompt; NaN if the cache held one of them.
 
-    The engine's log-probs of a prompt are without temperature.
+    The engine computes log-probs of a prompt without temperature.
     """
     first = end - len(tokens)
     if output is None or output.prompt_logprobs is None or first <= (output.num_cached_tokens or 0):

@@ -1,6 +1,6 @@
-"""What a run tells the model's chat template beside the messages: the reasoning effort.
+"""What a run passes to the model's chat template besides the messages: the reasoning effort.
 
-The controller renders prompts from the trainer's flag. An environment renders them in the engines' Ray actors, which
+The controller renders prompts with the trainer's flag. An environment renders them in the engines' Ray actors, which
 get the variable.
 """
 
@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 VARIABLE = "GRPO_REASONING_EFFORT"
-EFFORTS = ("low", "medium", "high")  # gpt-oss's; its template has "medium" by default
+EFFORTS = ("low", "medium", "high")  # of gpt-oss; its template defaults to "medium"
 
 
 def hand_on(args: argparse.Namespace) -> None:
-    """Set the variable for the engines where ``--reasoning_effort`` asks for one. Called before Ray starts."""
+    """Set the variable for the engines if ``--reasoning_effort`` is given. Called before Ray starts."""
     if args.reasoning_effort:
         os.environ[VARIABLE] = args.reasoning_effort
 
@@ -25,11 +25,11 @@ def variables(effort: str | None) -> dict[str, str]:
 
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what :func:`variables` does, for the effort that :func:`hand_on` set."""
+    """Return the same as :func:`variables`, for the effort that :func:`hand_on` set."""
     return variables(environ.get(VARIABLE))
 
 
 def reads_effort(folder: Path) -> bool:
-    """Tell whether the chat template in a model's folder mentions the reasoning effort."""
+    """Return whether the chat template in a model's folder mentions the reasoning effort."""
     files = (folder / "chat_template.jinja", folder / "tokenizer_config.json")
     return any("reasoning_effort" in file.read_text(encoding="utf-8") for file in files if file.is_file())

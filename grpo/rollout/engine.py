@@ -1,4 +1,4 @@
-"""The engine actor's side of samples. Imports no DeepSpeed: vLLM's process stays free of it."""
+"""Sampling in the engine actor. Imports no DeepSpeed: vLLM's process stays free of it."""
 
 from copy import copy, deepcopy
 from typing import Any
@@ -7,12 +7,12 @@ from grpo.rollout import reward_threads
 
 
 def for_sample(params: Any, number: int) -> Any:
-    """Return the sampling parameters of one of the samples of a prompt: each has a seed of its own.
+    """Return the sampling parameters of one sample of a prompt, with its own seed.
 
-    Called in the engine's event loop, before the sample is drawn: so its reward finds a thread there.
+    Runs in the engine's event loop before the sample is drawn, so that its reward finds a thread there.
 
     Args:
-        params: vLLM's ``SamplingParams`` of the prompt; stays as it is.
+        params: vLLM's ``SamplingParams`` of the prompt; not modified.
         number: 0 for the first sample.
     """
     reward_threads.provide()
@@ -23,13 +23,13 @@ def for_sample(params: Any, number: int) -> Any:
 
 
 def ids_only(params: Any) -> Any:
-    """Return the sampling parameters of a call that brings its tokens at its end, and no text.
+    """Return the sampling parameters of a call that returns its tokens at the end, and no text.
 
-    vLLM otherwise makes text of each token, and an output of all tokens so far; nobody reads either. Without them the
-    engine's process takes about as long with log-probs as it does with them and no log-probs.
+    By default vLLM decodes each token, and outputs all tokens so far; nobody reads either. Without them, the engine's
+    process takes about as long with log-probs as it otherwise takes without log-probs.
 
     Args:
-        params: vLLM's ``SamplingParams``; stays as it is. Stop strings are looked for in the text, which they keep.
+        params: vLLM's ``SamplingParams``; not modified. With stop strings, the text stays: they are searched in it.
     """
     from vllm.sampling_params import RequestOutputKind
 
@@ -39,12 +39,12 @@ def ids_only(params: Any) -> Any:
 
 
 def arguments() -> dict[str, Any]:
-    """Return engine arguments that all engines have, in training, evaluations and benchmarks.
+    """Return engine arguments shared by all engines, in training, evaluations and benchmarks.
 
-    - Calls that are followed (:mod:`grpo.rollout.budgeted_rollout`) hear of their tokens 16 at a time: each time takes
-      as much of the process as a token does. One that is given up has made so many more, and what was under way.
-    - On a CPU, prompts are computed whole. vLLM 0.15.0 takes back the draw of a request whose prompt is computed in
-      parts by moving its generator's offset, which generators on a CPU do not have: the engine would die.
+    - Streamed calls (:mod:`grpo.rollout.budgeted_rollout`) report 16 tokens at a time: a report costs the process as
+      much as a token. An aborted call wastes at most that many tokens, and those in flight.
+    - On a CPU, prompts are not split into chunks. To undo the draw of a chunked request, vLLM 0.15.0 moves its
+      generator's offset. CPU generators have none: the engine would die.
     """
     from vllm.platforms import current_platform
 

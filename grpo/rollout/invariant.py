@@ -1,8 +1,8 @@
-"""What the engine was given equals what is trained on: checked for every turn, and again where the trainer has it.
+"""Checks that the engine's tokens equal the trained tokens: for every turn, and again in the trainer.
 
-A mismatch names the first position that differs, with its context, and is counted (``token_mismatch``). A prompt that
-the engine has changed begins a sample of its own, which holds what the engine had; a turn without its log-probs is not
-trained on. Nothing is encoded again.
+A mismatch names the first differing position with its context, and is counted (``token_mismatch``). If the engine has
+changed a prompt, the turn begins a new sample with the engine's tokens. A turn without log-probs is not trained on.
+Nothing is encoded again.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 def first_difference(given: Sequence[Any], kept: Sequence[Any]) -> int | None:
-    """Return the first place where two sequences differ, their ends included; None where they are the same."""
+    """Return the first place where two sequences differ, including their ends; None if they are equal."""
     for place, (a, b) in enumerate(zip(given, kept, strict=False)):
         if a != b:
             return place
@@ -24,7 +24,7 @@ def first_difference(given: Sequence[Any], kept: Sequence[Any]) -> int | None:
 
 
 def describe(what: str, given: Sequence[int], kept: Sequence[int], decode: Decode) -> str | None:
-    """Say where tokens differ from those of the engine, with their context; None where they do not."""
+    """Describe where tokens differ from the engine's, with context; None if they do not."""
     place = first_difference(given, kept)
     if place is None:
         return None
@@ -37,7 +37,7 @@ def describe(what: str, given: Sequence[int], kept: Sequence[int], decode: Decod
 
 
 def log_probs_of(output: Any) -> list[float] | None:
-    """Return the engine's log-prob of each sampled token; None where one is missing or not a number.
+    """Return the engine's log-prob of each sampled token; None if one is missing or not a number.
 
     Args:
         output: vLLM's ``CompletionOutput``.
@@ -47,12 +47,12 @@ def log_probs_of(output: Any) -> list[float] | None:
         return None
     found = [places.get(token) for token, places in zip(tokens, output.logprobs, strict=True)]
     values = [float("nan") if one is None else float(one.logprob) for one in found]
-    # A log-prob of a sampled token is finite and at most 0 (but for rounding).
+    # The log-prob of a sampled token is finite and at most 0, up to rounding.
     return values if all(-float("inf") < value < 1e-3 for value in values) else None
 
 
 class EngineAccount:
-    """What the engine says of one sample, kept apart from the sample: its last prompt and what it sampled."""
+    """The engine's record of one sample, kept apart from the sample: its last prompt and what it sampled."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -60,21 +60,21 @@ class EngineAccount:
         self.log_probs: list[float] = []
 
     def note(self, prompt: Sequence[int], sampled: Sequence[int], log_probs: Sequence[float] | None) -> None:
-        """Note one call. The prompt holds what was noted before, if the sample has not branched."""
+        """Note one call. Its prompt contains everything noted before, unless the sample has branched."""
         self.tokens = [*prompt, *sampled]
         if log_probs is not None:
             self.ranges.append((len(prompt), len(self.tokens)))
             self.log_probs += log_probs
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as plain values, for the trainer."""
+        """Return the account as plain values, for the trainer."""
         return {"tokens": self.tokens, "ranges": self.ranges, "log_probs": self.log_probs}
 
 
 def missing_log_prob(experience: Any) -> str | None:
-    """Say which sampled token of a sample has no log-prob of the engine (NaN there), and make it 0 for the arithmetic.
+    """Name the first sampled token without a log-prob of the engine (NaN), and replace NaN with 0 for the arithmetic.
 
-    None where each has one, or where none were asked for.
+    Returns None if every sampled token has one, or none were requested.
     """
     if experience.rollout_log_probs is None:
         return None
@@ -85,7 +85,7 @@ def missing_log_prob(experience: Any) -> str | None:
 
 
 def check_experience(experience: Any, account: dict[str, Any], decode: Decode) -> str | None:
-    """Compare a sample as the trainer has it with the engine's account.
+    """Compare the trainer's version of a sample with the engine's account.
 
     Args:
         experience: OpenRLHF's ``Experience`` of one sample: ``sequences`` ``[1, S]``, ``action_mask`` and
@@ -93,7 +93,7 @@ def check_experience(experience: Any, account: dict[str, Any], decode: Decode) -
         account: see :meth:`EngineAccount.as_dict`.
 
     Returns:
-        Where they differ; None where what is trained on is what the engine had.
+        Where they differ; None if the trained tokens are the engine's.
     """
     tokens = experience.sequences[0].tolist()
     if found := describe("a sample", account["tokens"], tokens, decode):

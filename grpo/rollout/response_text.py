@@ -1,4 +1,4 @@
-"""The text of sampled tokens, as rewards, judges and people read it: tokens make its structure, spelling does not."""
+"""The text of sampled tokens for rewards, judges and people. Only tokens make markers; spelling does not."""
 
 import re
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ BREAK = "\u200b"  # a zero-width space
 def text_of(tokenizer: Any, tokens: Sequence[int]) -> str:
     """Return the text of tokens, added tokens such as `<|channel|>` by their names.
 
-    A model can spell such a name with ordinary tokens, which open no message. There a BREAK after the first character
-    keeps whoever reads the text from taking it for the token.
+    A model can spell such a name with ordinary tokens, which open no message. A BREAK after the first character then
+    prevents readers from taking it for the token.
 
     Args:
         tokens: [L] ids.
@@ -34,9 +34,9 @@ def text_of(tokenizer: Any, tokens: Sequence[int]) -> str:
 
 
 def _added(tokenizer: Any) -> tuple[dict[int, str], re.Pattern[str]]:
-    """Return the added tokens by their ids, and what finds one of their names; runs of blanks are nobody's marker.
+    """Return the added tokens by their ids, and a pattern for their names; runs of blanks are no markers.
 
-    Harmony's markers are the grader's, whatever the model's template is: without such tokens they are only spelled.
+    The grader reads harmony's markers, whatever the model's template. Without such tokens, a model only spells them.
     """
     names = {token: str(added) for token, added in tokenizer.added_tokens_decoder.items()}
     markers = sorted((name for name in names.values() if len(name.strip()) > 1), key=len, reverse=True)
@@ -47,7 +47,7 @@ FINAL_HEADER = "<|channel|>final<|message|>"
 
 
 def generated(tokenizer: Any, tokens: list[int], is_truncated: bool) -> dict[str, Any]:
-    """Return what the tokens of a response add to its record (see :mod:`grpo.run.records`)."""
+    """Return the fields that a response's tokens add to its record (see :mod:`grpo.run.records`)."""
     return {
         "response_length": len(tokens),
         "answer_length": answer_length(tokens, tokenizer.encode(FINAL_HEADER, add_special_tokens=False)),
@@ -57,10 +57,10 @@ def generated(tokenizer: Any, tokens: list[int], is_truncated: bool) -> dict[str
 
 
 def answer_length(tokens: Sequence[int], header: Sequence[int]) -> int | None:
-    """Return how many tokens stand after the last occurrence of a header, None where there is none.
+    """Return the number of tokens after the last occurrence of a header; None if it does not occur.
 
     Args:
-        header: a sequence of token ids, for instance those of FINAL_HEADER.
+        header: token ids, for instance of FINAL_HEADER.
     """
     for start in range(len(tokens) - len(header), -1, -1):
         if tokens[start] == header[0] and list(tokens[start : start + len(header)]) == list(header):

@@ -1,25 +1,25 @@
-"""Threads in which the samples of an engine wait for their reward.
+"""Threads in which an engine's samples wait for their reward.
 
-OpenRLHF calls the reward by `asyncio.to_thread`. Its pool has by default four threads more than the machine has cores,
-and at most 32: further samples queue there, before the deadline of the judge begins to run for them.
+OpenRLHF calls the reward by `asyncio.to_thread`. By default, its pool has four threads more than the machine has cores,
+and at most 32. Further samples queue there before the judge's deadline starts to run for them.
 """
 
 import asyncio
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
-# More than an engine has samples at once. A thread is made only where all others are taken: there are no more of them
-# than samples have waited side by side.
+# More than an engine has samples at once. A thread is created only if all others are busy, so there are never more
+# threads than samples waiting at the same time.
 MOST_THREADS = 1024
 
 _served: "weakref.WeakSet[asyncio.AbstractEventLoop]" = weakref.WeakSet()
 
 
 def provide() -> None:
-    """Let all samples that the running event loop sends to `asyncio.to_thread` wait side by side.
+    """Let all samples that the running event loop sends to `asyncio.to_thread` wait in parallel.
 
     Raises:
-        RuntimeError: where no event loop is running.
+        RuntimeError: if no event loop is running.
     """
     loop = asyncio.get_running_loop()
     if loop not in _served:

@@ -9,20 +9,20 @@ FIRST_STAGE = "train 1"
 
 
 def samples_a_prompt(args: Any, generate_kwargs: dict[str, Any]) -> int:
-    """Return how many samples a prompt gets: the call's own number (an evaluation has one), else that of training."""
+    """Return how many samples a prompt gets: the call's own number (evaluations pass one), else training's."""
     return generate_kwargs.get("n_samples_per_prompt", args.n_samples_per_prompt)
 
 
 def begin_stage(generator: Any, name: str) -> None:
-    """Name what is sampled from here on, for instance "train 7" or "eval 10": the seeds follow from it.
+    """Name the stage of the next samples, for instance "train 7" or "eval 10": their seeds follow from it.
 
-    The first step seeds the order of the prompts, too, for which the loader has drawn a seed of its own in a process
-    without one; what is resumed goes on in the order of its checkpoint.
+    The first step also seeds the order of the prompts: a process without a seed leaves the loader with a random one. A
+    resumed run keeps the order of its checkpoint.
 
     Args:
         generator: OpenRLHF's ``SamplesGenerator``.
     """
-    if getattr(generator, "stage", None) != name:  # a step that goes on in the next episode continues its stage
+    if getattr(generator, "stage", None) != name:  # a step that continues in the next episode keeps its stage
         generator.stage, generator.drawn = name, Counter()
         if name == FIRST_STAGE:
             generator.prompts_dataloader.sampler.generator.manual_seed(generator.args.seed)
@@ -31,12 +31,12 @@ def begin_stage(generator: Any, name: str) -> None:
 def seeded(generator: Any, params: Any, prompt: str) -> Any:
     """Return sampling parameters whose seed follows from the run's seed, the stage and the prompt.
 
-    So a step that is done again after a resume samples the same responses, whichever engine gets the prompt and in
-    whichever order. A prompt that a stage draws twice gets other samples the second time.
+    A step repeated after a resume therefore samples the same responses, whichever engine gets the prompt and in
+    whatever order. A prompt that a stage draws twice gets other samples the second time.
 
     Args:
         generator: OpenRLHF's ``SamplesGenerator``, after :func:`begin_stage`.
-        params: vLLM's ``SamplingParams``; stays as it is.
+        params: vLLM's ``SamplingParams``; not modified.
     """
     generator.drawn[prompt] += 1
     mine = copy(params)
@@ -45,7 +45,7 @@ def seeded(generator: Any, params: Any, prompt: str) -> Any:
 
 
 def seed_of(generator: Any, prompt: str) -> int:
-    """Return the seed of the prompt's latest draw; its samples have this one, the next, and so on."""
+    """Return the seed of the prompt's latest draw; its samples use this seed, the next one, and so on."""
     text = f"{generator.args.seed} {generator.stage} {generator.drawn[prompt]} {prompt}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
@@ -53,10 +53,10 @@ def seed_of(generator: Any, prompt: str) -> int:
 def in_order(generator: Any, samples: list[Any]) -> list[Any]:
     """Return the samples of a batch in the order in which their prompts were drawn, carried ones first.
 
-    They come back in the order in which engines finish, from which micro-batches and optimizer steps would follow.
+    They arrive in the order in which engines finish, which would otherwise decide micro-batches and optimizer steps.
 
     Args:
-        samples: ``Experience`` of one sample each; those of a group stay next to each other.
+        samples: ``Experience`` of one sample each; samples of a group stay next to each other.
     """
     place = {prompt: number for number, prompt in enumerate(generator.drawn)}
     return sorted(samples, key=lambda sample: place.get(sample.prompts[0], -1))

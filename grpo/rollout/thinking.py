@@ -1,7 +1,7 @@
-"""Where a response's thinking ends, how many tokens it may have, and what ends it when they are used up.
+"""Finds the end of a response's thinking, limits its tokens, and provides the delimiter that ends it.
 
-Works on token ids, never on text: a delimiter that the model spells in ordinary text is none, and one that the budget
-cuts in the middle is completed. Knows no engine; :mod:`grpo.rollout.budgeted_rollout` asks one.
+Works on token ids, never on text. A delimiter spelled in ordinary text does not count. One that the budget cuts in the
+middle is completed. Knows no engine; :mod:`grpo.rollout.budgeted_rollout` calls one.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,14 +15,14 @@ Encode = Callable[[str], list[int]]
 
 
 class DelimiterError(UserError):
-    """A delimiter that this tokenizer cannot make; the message names the remedy."""
+    """A delimiter that this tokenizer cannot encode; the message names the remedy."""
 
 
 class Watch(Protocol):
     """Follows one response, token by token.
 
     Attributes:
-        closed: whether the thinking has ended. It stays so.
+        closed: whether the thinking has ended. Once true, it stays true.
     """
 
     closed: bool
@@ -31,29 +31,29 @@ class Watch(Protocol):
         """Take the next token of the response."""
 
     def rest(self) -> list[int]:
-        """Return what has to follow for the thinking to end here: the delimiter, or what is missing of it."""
+        """Return the tokens that would end the thinking here: the delimiter, or what is missing of it."""
 
 
 class Delimiter(Protocol):
-    """What separates thinking from answer."""
+    """Separates thinking from answer."""
 
     @property
     def tokens(self) -> tuple[int, ...]:
         """Return the token ids of the whole delimiter."""
 
     def watch(self, prompt: Sequence[int]) -> Watch:
-        """Begin to follow the response to a prompt, which may have begun or ended the thinking itself."""
+        """Start to follow the response to a prompt, which may itself have begun or ended the thinking."""
 
 
 def delimiter(name: str, encode: Encode) -> Delimiter:
-    """Return a delimiter as this tokenizer makes it.
+    """Return a delimiter as this tokenizer encodes it.
 
     Args:
         name: one of PRESETS ("harmony" of gpt-oss, "think" for `</think>`), or the delimiter's text.
         encode: text to token ids, without adding any.
 
     Raises:
-        DelimiterError: for an empty one, or where a special token of a preset is none for the tokenizer.
+        DelimiterError: if it is empty, or if the tokenizer lacks a preset's special token.
     """
     if name == "harmony":
         start, channel, message, end = (_single(mark, encode) for mark in ("start", "channel", "message", "end"))
@@ -65,7 +65,7 @@ def delimiter(name: str, encode: Encode) -> Delimiter:
     if misspelt or not name.strip() or not tokens:
         raise DelimiterError(f"the thinking delimiter {name!r} is invalid", f"use {' or '.join(PRESETS)}, or a text")
     if name == "think" and len(tokens) > 1:
-        # As ordinary text it is other tokens after every other word, and would be missed.
+        # As ordinary text it would tokenize differently after every other word, and be missed.
         raise DelimiterError(f"{text} is no token of this tokenizer", "use harmony, or the text that ends its thinking")
     blanks = (encode(blank) for blank in ("\n", "\n\n", " "))
     return Text(tokens, frozenset(tokens[0] for tokens in blanks if len(tokens) == 1))
@@ -84,7 +84,7 @@ class Text:
 
     Attributes:
         tokens: see :class:`Delimiter`.
-        blanks: tokens that may follow a delimiter with which a prompt ends.
+        blanks: tokens that may follow a delimiter at the end of a prompt.
     """
 
     tokens: tuple[int, ...]
@@ -108,7 +108,7 @@ class Text:
 
 
 class TextWatch:
-    """Looks for one sequence of tokens (Knuth, Morris and Pratt: each token is looked at once)."""
+    """Searches for one sequence of tokens (Knuth, Morris and Pratt: each token is read once)."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.closed = False
@@ -131,7 +131,7 @@ class TextWatch:
 
 
 def _borders(tokens: Sequence[int]) -> list[int]:
-    """Return for each length how long the longest shorter beginning is that also ends the first so many tokens."""
+    """Return, for each prefix length, the length of the longest proper prefix that is also a suffix of it."""
     borders = [0, 0]
     for end in range(1, len(tokens)):
         border = borders[end]
@@ -143,10 +143,10 @@ def _borders(tokens: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class Harmony:
-    """The messages of gpt-oss: `<|start|>assistant<|channel|>analysis<|message|>...<|end|>`, and then the final one.
+    """The messages of gpt-oss: `<|start|>assistant<|channel|>analysis<|message|>...<|end|>`, then the final one.
 
-    Thinking is what the assistant writes to nobody in the analysis channel. Any other message of its own ends it, at
-    its `<|message|>`: a final one, a commentary, a call of a tool (in whichever channel).
+    Thinking is the assistant's analysis messages without a recipient. Any other message of the assistant ends it, at
+    its `<|message|>`: a final one, a commentary, or a tool call in any channel.
 
     Attributes:
         start, channel, message, end: ids of the special tokens.
@@ -179,7 +179,7 @@ class Harmony:
             begin -= 1
         last = prompt[begin:] if begin >= 0 else []
         if self.end in last:
-            last = last[last.index(self.end) :]  # a message that is over is not the response's
+            last = last[last.index(self.end) :]  # a finished message is not part of the response
         for token in last:
             watch.feed(token)
         return watch
@@ -216,7 +216,7 @@ class HarmonyWatch:
         return tuple(header) in (named, (harmony.start, *harmony.role, *named))
 
     def rest(self) -> list[int]:
-        """See :class:`Watch`. A header that is not the final one's is closed first, by one token more."""
+        """See :class:`Watch`. A header other than the final one's is closed first, with one extra token."""
         harmony = self._harmony
         if self.closed:
             return []
@@ -232,10 +232,10 @@ class HarmonyWatch:
 
 @dataclass(frozen=True)
 class Budget:
-    """How many tokens a response may have before its answer, and in it.
+    """The token budgets of a response, for its thinking and for its answer.
 
     Raises:
-        UserError: for numbers that leave no thinking (below 0) or no answer (below 2: one token is only its end).
+        UserError: if thinking is below 0, or answer below 2 (one token is only its end).
     """
 
     thinking: int
@@ -248,14 +248,14 @@ class Budget:
             raise UserError(f"an answer budget of {self.answer} leaves no room for an answer and its end", "give more")
 
     def within(self, room: int, delimiter: int) -> "Budget":
-        """Return the budget where a response has so much room: the answer keeps its part, the thinking shrinks.
+        """Return the budget for a response with limited room: the answer keeps its part, the thinking shrinks.
 
         Args:
-            room: tokens that the response may have in all.
+            room: tokens available for the whole response.
             delimiter: tokens of the delimiter.
 
         Raises:
-            ValueError: where not even delimiter and answer of 2 tokens fit.
+            ValueError: if not even the delimiter and an answer of 2 tokens fit.
         """
         if room < delimiter + 2:
             raise ValueError(
@@ -266,7 +266,7 @@ class Budget:
         return Budget(min(self.thinking, room - delimiter - answer), answer)
 
     def left_for_answer(self, delimiter: int, forced: int) -> int:
-        """Return the tokens of an answer after `forced` ones, of which there may be one more than in a delimiter."""
+        """Return the tokens left for an answer after `forced` ones, which may be one more than the delimiter."""
         return self.answer - max(0, forced - delimiter)
 
 
@@ -275,7 +275,7 @@ class Gate:
 
     Attributes:
         sampled: tokens so far.
-        thought: of these, the ones up to the end of the thinking; all, as long as it is open.
+        thought: how many of them precede the end of the thinking; all of them while it is open.
     """
 
     def __init__(self, watch: Watch, budget: Budget) -> None:
@@ -284,7 +284,7 @@ class Gate:
         self.limit = budget.answer if watch.closed else budget.thinking
 
     def goes_on(self, token: int) -> bool:
-        """Take a sampled token; say whether there may be another one."""
+        """Take a sampled token; return whether another one may follow."""
         self.sampled += 1
         if not self._watch.closed:
             self._watch.feed(token)

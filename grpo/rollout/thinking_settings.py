@@ -1,4 +1,4 @@
-"""The thinking budget of a run, from the trainer's flags to the engines: by variables, as they load their executor."""
+"""The thinking budget of a run, passed by variables from the trainer's flags to the engines' executor."""
 
 import argparse
 import os
@@ -19,11 +19,11 @@ EXECUTOR = Path(__file__).with_name("budget_executor.py")
 
 @dataclass(frozen=True)
 class Settings:
-    """What the executor is told.
+    """The settings of the executor.
 
     Attributes:
         delimiter: see :func:`grpo.rollout.thinking.delimiter`.
-        reward: OpenRLHF's ``--remote_rm_url``, "" for none.
+        reward: OpenRLHF's ``--remote_rm_url``; "" if not set.
     """
 
     budget: Budget
@@ -35,7 +35,7 @@ class Settings:
         """Return the settings that :func:`hand_on` wrote.
 
         Raises:
-            ValueError: where there are none.
+            ValueError: if they are missing.
         """
         missing = [name for name in _VARIABLES.values() if name not in environ]
         if missing:
@@ -50,9 +50,9 @@ def environment(thinking: int, answer: int, delimiter: str, reward: str) -> dict
 
 
 def hand_on(args: argparse.Namespace) -> None:
-    """Let the engines roll out with a thinking budget where ``--thinking_budget`` asks for one. Called before Ray is.
+    """Let the engines roll out with a thinking budget if ``--thinking_budget`` is given. Called before Ray starts.
 
-    OpenRLHF forgets ``--remote_rm_url`` where an executor is named, and passes no arguments to it.
+    OpenRLHF ignores ``--remote_rm_url`` if an executor is named, and passes no arguments to it.
     """
     if args.thinking_budget is None:
         return

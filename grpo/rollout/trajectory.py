@@ -1,4 +1,4 @@
-"""The tokens of one rollout, each with where it came from: the one account that training, metrics and checks share."""
+"""The tokens of one rollout with their origins: the one account that training, metrics and checks share."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,23 +7,23 @@ from typing import Any
 
 
 class Origin(IntEnum):
-    """Who made a token. Only SAMPLED ones are actions: they alone enter mask, loss, importance ratio and lengths."""
+    """Who made a token. Only SAMPLED ones are actions: only they enter mask, loss, importance ratio and lengths."""
 
     PROMPT = 0
     SAMPLED = 1
-    FORCED = 2  # put there for the policy, for instance the delimiter that ends its thinking
-    ENVIRONMENT = 3  # what an environment answered
-    TEMPLATE = 4  # what the chat template puts between messages
+    FORCED = 2  # inserted for the policy, for instance the delimiter that ends its thinking
+    ENVIRONMENT = 3  # an environment's answer
+    TEMPLATE = 4  # inserted by the chat template between messages
 
 
 @dataclass
 class Trajectory:
-    """Grows at its end only, by tokens whose origin is known where they are made.
+    """Grows only at its end, by tokens whose origin is known when they are made.
 
     Attributes:
         tokens: token ids, prompt first.
-        origins: one of each token.
-        log_probs: of each token, nat; the engine's for SAMPLED tokens, 0.0 for all others, which no loss reads.
+        origins: one for each token.
+        log_probs: of each token, in nats: the engine's for SAMPLED tokens; 0.0 for all others, which no loss reads.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -34,10 +34,10 @@ class Trajectory:
         """Add tokens of one origin.
 
         Args:
-            log_probs: the engine's, one a token; given for SAMPLED tokens and for no others.
+            log_probs: the engine's, one per token; only for SAMPLED tokens.
 
         Raises:
-            ValueError: sampled tokens without log-probs, others with them, or not one for each token.
+            ValueError: for sampled tokens without log-probs, other tokens with log-probs, or a wrong number of them.
         """
         if (origin is Origin.SAMPLED) != (log_probs is not None):
             raise ValueError(f"{origin.name} tokens come {'without' if log_probs is None else 'with'} log-probs")
@@ -64,7 +64,7 @@ class Trajectory:
         return ranges
 
     def as_response(self) -> dict[str, Any]:
-        """Return the part of an agent executor's response in OpenRLHF 0.9.3 that the tokens decide."""
+        """Return the fields of an agent executor's response in OpenRLHF 0.9.3 that follow from the tokens."""
         return {
             "observation_tokens": list(self.tokens),
             "action_ranges": self.action_ranges(),
@@ -73,20 +73,20 @@ class Trajectory:
 
 
 def is_truncated(response: Mapping[str, Any], limit: int) -> bool:
-    """Return whether a response was cut: by the engine, as its executor says, or by OpenRLHF at `limit` tokens.
+    """Return whether a response was cut, by the engine (as its executor says) or by OpenRLHF at `limit` tokens.
 
     Args:
         response: an agent executor's, see :meth:`Trajectory.as_response`.
-        limit: of prompt and response.
+        limit: of prompt and response, in tokens.
     """
     return bool(response.get("truncated")) or len(response["observation_tokens"]) > limit
 
 
 def response_tokens(sample: Any) -> list[int]:
-    """Return what follows the prompt of an ``Experience`` of a single sample, to its last sampled token.
+    """Return the tokens of a single-sample ``Experience`` from the end of the prompt to the last sampled token.
 
-    Forced tokens and those of an environment are in it: without them neither people nor the grader could read it.
-    ``info["prompt_length"]`` says where the prompt ends; without it that is where the first token was sampled.
+    They include forced tokens and an environment's: people and the grader could not read it without them.
+    ``info["prompt_length"]`` marks the end of the prompt; without it, the first sampled token does.
     """
     tokens, mask = sample.sequences[0], sample.action_mask[0].bool()
     places = (mask.nonzero().flatten() + 1).tolist()

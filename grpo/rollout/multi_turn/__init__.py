@@ -1,1 +1,1 @@
-"""Rollouts of several turns: environments of chat messages and tools, and exact tokens for the trainer."""
+"""Multi-turn rollouts: environments of chat messages and tools, and exact tokens for the trainer."""

@@ -1,4 +1,4 @@
-"""The file for ``--agent_func_path``: rollouts of several turns in the environment that ENVIRONMENT names.
+"""The file for ``--agent_func_path``: multi-turn rollouts in the environment that ENVIRONMENT names.
 
 OpenRLHF loads it by its path in every engine, so the checkout must be on PYTHONPATH.
 """
@@ -17,7 +17,7 @@ from grpo.rollout.multi_turn.templates import template_for
 
 
 class AgentExecutor(AgentExecutorBase):
-    """Makes an environment for each rollout; limits and name come from the variables of ``train_grpo.sh``."""
+    """Makes an environment for each rollout. Limits and name come from the variables of ``train_grpo.sh``."""
 
     def __init__(self) -> None:
         settings = Settings.from_variables(os.environ)
@@ -31,8 +31,8 @@ class AgentExecutor(AgentExecutorBase):
         """Return the response of one rollout, see :func:`grpo.rollout.multi_turn.rollout.roll_out`.
 
         Args:
-            prompt: `prompt` of the data file, no render of it.
-            max_length: tokens of prompt and turns together.
+            prompt: `prompt` of the data file, not rendered.
+            max_length: of prompt and turns together, in tokens.
         """
         template = template_for(hf_tokenizer, from_environment(os.environ))
         policy = EnginePolicy(template, llm_engine, sampling_params, max_length)

@@ -1,4 +1,4 @@
-"""Formats in which a turn is one text: that of Qwen3, and one for models that have none."""
+"""Formats in which a turn is one text: Qwen3's, and a plain one for models without a format."""
 
 import json
 from collections.abc import Sequence
@@ -55,14 +55,14 @@ class Qwen3(Template):
 
 
 class Plain(Template):
-    """A format for a model that has none: each message under its role in brackets, an end token after each turn."""
+    """A format for models without one: each message under its role in brackets, an end token after each turn."""
 
     def __init__(self, tokenizer: Any, variables: dict[str, Any] | None = None) -> None:
         super().__init__(tokenizer, variables)
         self.stops = (tokenizer.eos_token,)
 
     def head(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Part]:
-        """Return tools, one a line, and the messages before the first turn."""
+        """Return the tools, one per line, and the messages before the first turn."""
         listed = "".join(json.dumps(tool["function"], ensure_ascii=False) + "\n" for tool in tools)
         begin = self.codec.structure(f"[tools]\n{listed}\n") if tools else []
         return begin + [part for message in messages for part in self._message(message)]

@@ -1,4 +1,4 @@
-"""The loop of a rollout: a policy's turns and what the environment says to them, under limits."""
+"""The loop of a rollout: a policy's turns and the environment's replies, under limits."""
 
 import asyncio
 import json
@@ -26,30 +26,30 @@ _seen: set[tuple[Any, ...]] = set()  # errors whose traceback this process has l
 
 
 class ContextFull(Exception):
-    """A turn for which no room is left in the model's context."""
+    """The model's context has no room for another turn."""
 
 
 class EnvironmentFault(Exception):
-    """What an environment did wrong, other than in a tool: its rollout has no reward, and the others go on."""
+    """An error of an environment outside its tools. Its rollout gets no reward; the others continue."""
 
 
 class Unmade(Environment):
-    """Stands for an environment whose constructor failed: its rollout ends before it begins, as by any other fault."""
+    """Replaces an environment whose constructor failed; its rollout ends before it begins, like any other fault."""
 
     def __init__(self, fault: EnvironmentFault) -> None:
         self._fault = fault
 
     async def start(self) -> list[Message]:
-        """Raise what the constructor did wrong."""
+        """Raise the constructor's error."""
         raise self._fault
 
     async def score(self, messages: list[Message], ending: str) -> Score:
-        """Raise what the constructor did wrong."""
+        """Raise the constructor's error."""
         raise self._fault
 
 
 def make_environment(kind: type[Environment], prompt: str, label: str) -> Environment:
-    """Return the environment of a rollout, or what stands for it where it cannot be made."""
+    """Return the environment of a rollout, or an :class:`Unmade` if its constructor fails."""
     try:
         return kind(prompt, label)
     except Exception as error:
@@ -59,24 +59,24 @@ def make_environment(kind: type[Environment], prompt: str, label: str) -> Enviro
 
 
 class Policy(Protocol):
-    """Whoever answers: the engine that trains, or a model behind an API."""
+    """The model that answers: the engine in training, or a model behind an API."""
 
     async def respond(self, messages: list[Message], tools: list[dict[str, Any]]) -> tuple[Message, bool]:
-        """Return the assistant's message, and whether it was cut at a length limit.
+        """Return the assistant's message, and whether a length limit cut it.
 
         Raises:
-            ContextFull: where no token has room.
-            EnvironmentFault: for messages that cannot be said to the model.
+            ContextFull: if not even one token fits.
+            EnvironmentFault: for messages that cannot be rendered for the model.
         """
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What ends a conversation before its own end.
+    """The limits that end a conversation early.
 
     Attributes:
         turns: of the policy.
-        seconds: for the whole; a turn that is being sampled then is given up.
+        seconds: for the whole conversation; a turn in progress is aborted.
         tool_seconds: for one tool call; the model observes that it took too long.
     """
 
@@ -86,10 +86,10 @@ class Limits:
 
     @classmethod
     def from_variables(cls, variables: dict[str, str]) -> "Limits":
-        """Read TURN_LIMIT, ROLLOUT_SECONDS and TOOL_SECONDS; those that are missing have their defaults.
+        """Read TURN_LIMIT, ROLLOUT_SECONDS and TOOL_SECONDS; missing ones get their defaults.
 
         Raises:
-            SetupError: for what is no positive number.
+            SetupError: for anything but a positive number.
         """
         found: dict[str, float] = {}
         for field, name in (("turns", "TURN_LIMIT"), ("seconds", "ROLLOUT_SECONDS"), ("tool_seconds", "TOOL_SECONDS")):
@@ -107,13 +107,13 @@ class Limits:
 
 @dataclass
 class Outcome:
-    """A conversation that is over.
+    """A finished conversation.
 
     Attributes:
-        ending: "done", "turns", "time", "length", or "error" of the environment.
-        turns: of the policy; a turn that was given up is not one.
-        calls, errors: tool calls, and those that failed.
-        fault: the environment's error that ended it, its scoring included; "" for none.
+        ending: "done", "turns", "time" or "length", or "error" for the environment's.
+        turns: of the policy; an aborted turn does not count.
+        calls, errors: tool calls, and how many of them failed.
+        fault: the environment's error that ended it, or its scoring error; "" if no error occurred.
     """
 
     messages: list[Message]
@@ -124,7 +124,7 @@ class Outcome:
     fault: str = ""
 
     def logs(self) -> dict[str, float]:
-        """Return the numbers of a rollout, of the same names for every one."""
+        """Return the numbers of a rollout, with the same names for every rollout."""
         return {
             "turns": float(self.turns),
             "tool_calls": float(self.calls),
@@ -136,7 +136,7 @@ class Outcome:
 async def converse(environment: Environment, policy: Policy, limits: Limits) -> Outcome:
     """Let the policy and the environment talk until one of them or a limit ends it.
 
-    Errors of the policy go on to the caller: an engine that fails must end a run.
+    The policy's errors propagate to the caller: a failing engine must end the run.
     """
     outcome, limit = Outcome([]), asyncio.timeout(limits.seconds)
     try:
@@ -159,7 +159,7 @@ async def converse(environment: Environment, policy: Policy, limits: Limits) -> 
 
 
 def _log(text: str, *values: Any, error: Exception) -> None:
-    """Log an error of an environment, with its traceback where that is the first of its kind in this process.
+    """Log an error of an environment, with its traceback if it is the first of its kind in this process.
 
     An error may hit every rollout of every step.
     """
@@ -171,9 +171,9 @@ def _log(text: str, *values: Any, error: Exception) -> None:
 
 
 def is_message(value: Any) -> bool:
-    """Return whether a value is a message that any policy can be sent: a dict with a role, as JSON and UTF-8 have it.
+    """Return whether any policy accepts a value as a message: a dict with a role, valid as JSON and UTF-8.
 
-    Content and roles that a template does not know are its own matter.
+    The template checks content and unknown roles.
     """
     if not isinstance(value, dict) or not isinstance(value.get("role"), str):
         return False
@@ -193,10 +193,10 @@ def _is_call(value: Any) -> bool:
 
 
 async def _asked(method: Callable[..., Awaitable[Any]], *arguments: Any) -> list[Message] | None:
-    """Return what a method of the environment says.
+    """Return what a method of the environment returns.
 
     Raises:
-        EnvironmentFault: in place of whatever it raises, a TimeoutError of its own too: that is not the limit's.
+        EnvironmentFault: for any exception, including its own TimeoutError, which is not the rollout's limit.
     """
     try:
         said = await method(*arguments)
@@ -215,7 +215,7 @@ async def _turns(environment: Environment, policy: Policy, limits: Limits, outco
     tools = _tools(environment)
     messages = outcome.messages
     for _ in range(limits.turns):
-        if wrong := [message for message in messages if not is_message(message)]:  # edited in place
+        if wrong := [message for message in messages if not is_message(message)]:  # environments may edit in place
             raise EnvironmentFault(f"its messages hold {wrong[0]!r:.200}, no message: {A_MESSAGE}")
         message, is_cut = await policy.respond(messages, tools)
         messages.append(message)
@@ -241,12 +241,12 @@ def _tools(environment: Environment) -> list[dict[str, Any]]:
         tools = [tool.as_openai() for tool in environment.tools]
         json.dumps(tools, ensure_ascii=False, allow_nan=False).encode()
         return tools
-    except Exception as error:  # of a property, or of something that is no Tool
+    except Exception as error:  # from a property, or from an object that is not a Tool
         raise EnvironmentFault(f"its tools cannot be listed ({type(error).__name__}: {error})") from error
 
 
 async def _call(environment: Environment, call: dict[str, Any], seconds: float) -> tuple[Message, bool]:
-    """Return the tool's message, and whether it tells of an error."""
+    """Return the tool's message, and whether it reports an error."""
     name, is_error = call["function"]["name"], True
     try:
         async with asyncio.timeout(seconds):
@@ -259,7 +259,7 @@ async def _call(environment: Environment, call: dict[str, Any], seconds: float) 
         content = f"error: {error}"
     except TimeoutError:
         content = f"error: {name} took more than {seconds:g} seconds"
-    except Exception as error:  # the environment's own fault, which must not end a run: counted in tool_errors
+    except Exception as error:  # the environment's error must not end the run; tool_errors counts it
         _log("the tool %r failed on %s: %r", name, call["function"]["arguments"], error, error=error)
         content = f"error: {name} failed"
     return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": content}, is_error
@@ -276,22 +276,22 @@ def _arguments(text: str) -> dict[str, Any]:
 
 
 async def scored(environment: Environment, outcome: Outcome) -> Score:
-    """Return the environment's score in floats; NaN where it fails or has failed, which counts as a missing reward.
+    """Return the environment's score in floats; NaN if it fails or has failed, which counts as a missing reward.
 
-    Where it fails here, the outcome has its fault, as of any other method, and "error" for its ending.
+    If scoring fails, the outcome records the fault and its ending becomes "error".
     """
     if outcome.ending == "error":
         return Score(math.nan, math.nan)
     try:
         return _in_floats(await environment.score(outcome.messages, outcome.ending))
-    except Exception as error:  # as for a reward function: one sample without a reward must not end a run
+    except Exception as error:  # as for a reward function: one missing reward must not end a run
         outcome.ending, outcome.fault = "error", f"score failed ({type(error).__name__}: {error})"
         _log("a rollout could not be scored, and has no reward: %s", outcome.fault, error=error)
         return Score(math.nan, math.nan)
 
 
 def _in_floats(score: Any) -> Score:
-    """Return a score with its numbers as floats. A log may be NaN: the rollout does not have it."""
+    """Return a score with its numbers as floats. NaN in a log means that the rollout lacks it."""
     if not isinstance(score, Score):
         raise TypeError(f"it returned a {type(score).__name__}, no Score")
     if not isinstance(score.logs, dict) or not all(isinstance(name, str) for name in score.logs):

@@ -1,7 +1,7 @@
-"""What an environment is: chat messages and tools in the form of the OpenAI protocol, and never a token.
+"""The interface of an environment: chat messages and tools in the form of the OpenAI protocol, and never a token.
 
-So one environment trains a policy in the engines (:mod:`grpo.rollout.multi_turn.agent`) and evaluates a model behind an
-API (:mod:`grpo.rollout.multi_turn.openai_policy`).
+One environment therefore trains a policy in the engines (:mod:`grpo.rollout.multi_turn.agent`) and evaluates a model
+behind an API (:mod:`grpo.rollout.multi_turn.openai_policy`).
 """
 
 import importlib.util
@@ -23,7 +23,7 @@ class SetupError(UserError):
 
 
 class ToolError(Exception):
-    """A tool call that failed for a reason that the model may hear: the message is what it observes."""
+    """A failed tool call whose reason the model may see: the message is what it observes."""
 
 
 @dataclass(frozen=True)
@@ -39,19 +39,19 @@ class Tool:
     parameters: dict[str, Any]
 
     def as_openai(self) -> dict[str, Any]:
-        """Return the tool as the OpenAI protocol and chat templates take it."""
+        """Return the tool in the form of the OpenAI protocol and of chat templates."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
 
 
 @dataclass(frozen=True)
 class Score:
-    """What a rollout is worth.
+    """The value of a rollout.
 
     Attributes:
-        reward: what is trained on; one for the rollout, however many turns and samples it has. Finite, as `score`.
-        score: correctness, 0.0 to 1.0; evaluations count as solved what has 1.
-        logs: more numbers; the same keys for every rollout, NaN for what one does not have.
+        reward: the training signal, finite; one per rollout, however many turns and samples it has.
+        score: correctness, 0.0 to 1.0; evaluations count a rollout with 1 as solved.
+        logs: more numbers, with the same keys for every rollout; NaN for a missing one.
     """
 
     reward: float
@@ -62,12 +62,12 @@ class Score:
 class Environment(ABC):
     """One conversation: made for one rollout, used by one task, and thrown away.
 
-    An error in the constructor, `start`, `reply` or `score` is logged and leaves the rollout without a reward; the run
-    goes on, unless no rollout of a batch has one.
+    An error in the constructor, `start`, `reply` or `score` is logged and leaves the rollout without a reward. The run
+    continues unless no rollout of a batch has a reward.
 
     Args:
         prompt: `prompt` of a line of the data file.
-        label: its `label`.
+        label: `label` of the same line.
     """
 
     tools: Sequence[Tool] = ()
@@ -77,7 +77,7 @@ class Environment(ABC):
 
     @classmethod
     def check(cls) -> None:
-        """Look whether what the environment needs is there; called before a run. Most need nothing.
+        """Check that everything the environment needs is available; called before a run. Most need nothing.
 
         Raises:
             SetupError: with the remedy.
@@ -85,28 +85,28 @@ class Environment(ABC):
         return None
 
     async def start(self) -> list[Message]:
-        """Return the first messages, one at least."""
+        """Return the first messages, at least one."""
         return [{"role": "user", "content": self.prompt}]
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """Return what a tool answers; the calls of a turn run at once.
+        """Return the answer of a tool; the calls of a turn run concurrently.
 
         Raises:
-            ToolError: for the model to read. Other errors are logged, and it reads that the tool failed.
+            ToolError: for the model to read. Other errors are logged, and the model reads that the tool failed.
         """
         raise ToolError(f"there is no tool {name}")
 
     async def reply(self, messages: list[Message]) -> list[Message] | None:
-        """Return what is said to an answer without tool calls, or None: the conversation is over.
+        """Return the reply to an answer without tool calls; None if the conversation is over.
 
-        `messages` may also be edited in place (messages removed or shortened): what the model has sampled before
-        stays in a sample of its own.
+        `messages` may also be edited in place (messages removed or shortened): earlier sampled tokens then stay in a
+        separate sample.
         """
         return None
 
     @abstractmethod
     async def score(self, messages: list[Message], ending: str) -> Score:
-        """Return what the conversation is worth.
+        """Return the value of the conversation.
 
         Args:
             ending: "done", or the limit that ended it: "turns", "time" or "length".
@@ -114,10 +114,10 @@ class Environment(ABC):
 
 
 def load(name: str) -> type[Environment]:
-    """Return the class ``Environment`` of a .py file, or of an environment of ours by its name.
+    """Return the class ``Environment`` of a .py file, or of one of our environments by its name.
 
     Raises:
-        SetupError: where there is none.
+        SetupError: if it is missing.
     """
     path = BUILT_IN.get(name, Path(name))
     if path.suffix == ".py" and not path.is_file():

@@ -14,8 +14,8 @@ from grpo.rollout.multi_turn.tool_calls import call_of
 class Harmony(Template):
     """The format of gpt-oss: messages with channels, a tool call at the end of a turn, <|return|> after an answer.
 
-    As in the chat template of gpt-oss: what ends with <|return|> ends with <|end|> in a later prompt; the thinking of
-    an answered question is left out; what a tool says is JSON.
+    It follows the chat template of gpt-oss. A message that ends with <|return|> ends with <|end|> in a later prompt.
+    The thinking of an answered question is left out. A tool's answer is JSON.
     """
 
     stops = ("<|return|>", "<|call|>", "<|endoftext|>")
@@ -95,7 +95,7 @@ class Harmony(Template):
 
 
 def _recipient(header: str) -> str:
-    """Return the tool that a harmony header addresses, "" where it is none."""
+    """Return the tool that a harmony header addresses; "" if it addresses none."""
     found = re.search(r"\bto=([^\s<]+)", header)
     return found[1].removeprefix("functions.") if found else ""
 

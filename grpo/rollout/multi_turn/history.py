@@ -1,9 +1,9 @@
-"""The tokens of a rollout of several turns: one sample as long as its history only grows, a new one where it does not.
+"""The tokens of a multi-turn rollout: one sample while its history only grows, a new sample once it changes.
 
-A turn's prompt is everything before it, token for token, and what the template puts between turns. Where the render of
-the history is another one (thinking left out, messages edited, a tool call that reads otherwise than it was written), a
-new sample branches off. Nothing of its prompt is trained there: what was sampled is trained once, in the sample where
-the engine has sampled it.
+A turn's prompt is everything before it, token for token, and what the template puts between turns. If the history
+renders differently, a new sample branches off. Causes are dropped thinking, edited messages, or a tool call rendered
+differently than the model wrote it. The prompt of a branch is not trained on. Every sampled token is trained once, in
+the sample in which the engine drew it.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ class History:
     """The samples of one rollout; the last one grows.
 
     Attributes:
-        samples: in the order in which they began.
-        differences: why each but the first one began.
+        samples: in order of their start.
+        differences: why each sample after the first began.
     """
 
     def __init__(self, codec: Codec) -> None:
@@ -28,10 +28,10 @@ class History:
         self._why: str | None = None
 
     def prompt(self, parts: Sequence[Part]) -> list[int]:
-        """Return what the engine is to be given for a render of the history. Kept by :meth:`add` only.
+        """Return the prompt for the engine, given a render of the history. Only :meth:`add` keeps it.
 
         Args:
-            parts: the whole render, up to where the assistant goes on.
+            parts: the whole render, up to the start of the assistant's turn.
         """
         self._why = None
         if not self.samples:
@@ -41,7 +41,7 @@ class History:
         gap = self._codec.continuation(before.tokens, parts)
         if isinstance(gap, Difference):
             self._why = describe(self._codec, before.tokens, gap)
-            kept = before.tokens[: gap.shared]  # the very tokens, also for the engine's prefix cache
+            kept = before.tokens[: gap.shared]  # the identical tokens, which also hit the engine's prefix cache
             rest = self._codec.continuation(kept, parts)
             assert not isinstance(rest, Difference)
             self._next = self._begun(kept, rest)
@@ -59,17 +59,17 @@ class History:
         return begun
 
     def add(self, tokens: Sequence[int], log_probs: Sequence[float]) -> None:
-        """Keep the last prompt, and what the engine has sampled after it."""
+        """Keep the last prompt, and the tokens that the engine sampled after it."""
         self._next.append(tokens, Origin.SAMPLED, log_probs)
         self._commit(self._next, self._why)
 
     def add_untrained(self, tokens: Sequence[int]) -> None:
-        """Keep the last prompt and a turn whose log-probs are not to be trusted: it is not trained on."""
+        """Keep the last prompt and a turn with unreliable log-probs, which is not trained on."""
         self._next.append(tokens, Origin.FORCED)
         self._commit(self._next, self._why)
 
     def branch(self, prompt: Sequence[int], why: str) -> None:
-        """Let the turn that comes begin a sample with the prompt that the engine was really given."""
+        """Let the next turn begin a sample with the prompt that the engine really got."""
         self._next, self._why = Trajectory(), why
         self._next.append(prompt, Origin.PROMPT)
 
@@ -83,7 +83,7 @@ class History:
 
 
 def describe(codec: Codec, tokens: Sequence[int], difference: Difference) -> str:
-    """Say where a history differs from the tokens before it, with what stands there."""
+    """Describe where a history first differs from the tokens before it, with both texts."""
     before = codec.decode(tokens[max(0, difference.place - 8) : difference.place])
     return (
         f"position {difference.place}, after {before!r}: sampled {difference.tokens_text!r}, "

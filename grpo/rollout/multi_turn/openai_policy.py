@@ -1,4 +1,4 @@
-"""A model behind an API of the OpenAI protocol in place of the engine: it speaks with the same environments."""
+"""A model behind an API of the OpenAI protocol in place of the engine; it uses the same environments."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ class OpenAIPolicy:
     """Asks an API for each turn.
 
     Args:
-        client: ``openai.AsyncOpenAI``; its retries and its time limit hold.
+        client: ``openai.AsyncOpenAI``; its retries and its time limit apply.
         model: the model's name there.
         options: of the request, such as ``temperature`` and ``max_completion_tokens``.
     """
@@ -24,7 +24,7 @@ class OpenAIPolicy:
         """See :class:`grpo.rollout.multi_turn.conversation.Policy`.
 
         Raises:
-            openai.OpenAIError: where the API does not answer.
+            openai.OpenAIError: if the API does not answer.
         """
         options = self._options | ({"tools": tools} if tools else {})
         reply = await self._client.chat.completions.create(
@@ -33,7 +33,7 @@ class OpenAIPolicy:
         self.tokens += reply.usage.completion_tokens if reply.usage else 0
         choice = reply.choices[0]
         message: Message = {"role": "assistant", "content": choice.message.content or ""}
-        thinking = (choice.message.model_extra or {}).get("reasoning_content")  # vLLM and others send it beside
+        thinking = (choice.message.model_extra or {}).get("reasoning_content")  # an extra field of vLLM and others
         if thinking:
             message["reasoning_content"] = thinking
         calls = [call for call in choice.message.tool_calls or [] if call.type == "function"]
@@ -50,7 +50,7 @@ class OpenAIPolicy:
 
 
 def _sent(message: Message) -> Message:
-    """Return a message with what the protocol knows: thinking and headers stay here."""
+    """Return a message with only the protocol's fields: thinking and headers are dropped."""
     sent = {key: message[key] for key in _SENT if key in message}
     if calls := sent.pop("tool_calls", None):
         sent["tool_calls"] = [{key: call[key] for key in ("id", "type", "function")} for call in calls]

@@ -1,7 +1,7 @@
-"""Rendered text and tokens in one form, in which they can be compared: special tokens apart, text between them whole.
+"""Rendered text and tokens in one comparable form: special tokens apart, the text between them whole.
 
-Text is encoded by runs, from one special token to the next, as a tokenizer encodes a full render. What looks like a
-special token inside a message's content stays text: an environment cannot end a turn or speak for another role.
+Text is encoded by runs, from one special token to the next, as a tokenizer encodes a full render. The name of a special
+token inside a message's content stays text: an environment cannot end a turn or speak for another role.
 """
 
 import bisect
@@ -29,11 +29,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Unit:
-    """A special token, or the text between two of them, with the tokens that it was (none for a render).
+    """A special token, or the text between two of them, with the place of its tokens (unset for a render).
 
     Attributes:
         token: id of a special token; None for text.
-        start, end: places of its tokens.
+        start, end: where its tokens begin and end.
     """
 
     text: str
@@ -42,18 +42,18 @@ class Unit:
     end: int = 0
 
     def same(self, other: "Unit") -> bool:
-        """Say whether both are the same special token or the same text."""
+        """Return whether both are the same special token or the same text."""
         return self.token == other.token and self.text == other.text
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Where a render leaves the tokens before it.
+    """Where a render diverges from the tokens before it.
 
     Attributes:
         place: the first token that the render does not have.
         shared: tokens up to the last special token before it, which the render has too.
-        tokens_text, render_text: what stands there.
+        tokens_text, render_text: the texts of both from there on.
     """
 
     place: int
@@ -63,10 +63,10 @@ class Difference:
 
 
 class Codec:
-    """A tokenizer that knows text from special tokens.
+    """A tokenizer that distinguishes text from special tokens.
 
     Args:
-        tokenizer: a fast tokenizer of transformers. Each of its added tokens counts as special.
+        tokenizer: a fast tokenizer of transformers. All its added tokens count as special.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -77,7 +77,7 @@ class Codec:
         self.pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
     def structure(self, text: str) -> list[Part]:
-        """Return template text as parts; the names of special tokens in it are these tokens."""
+        """Return template text as parts; names of special tokens in it become these tokens."""
         parts, at = [], 0
         for match in self.pattern.finditer(text):
             if match.start() > at:
@@ -101,7 +101,7 @@ class Codec:
         return [token.id for piece, _ in pieces for token in backend.model.tokenize(piece)]
 
     def encode(self, parts: Sequence[Part]) -> list[tuple[list[int], Origin]]:
-        """Return the tokens of parts with their origins; a run with content of a message in it is ENVIRONMENT."""
+        """Return the tokens of parts with their origins; a run that includes message content is ENVIRONMENT."""
         pieces: list[tuple[list[int], Origin]] = []
         for run in _runs(parts):
             if run[0].token is not None:
@@ -135,8 +135,7 @@ class Codec:
     def continuation(self, tokens: Sequence[int], parts: Sequence[Part]) -> list[Part] | Difference:
         """Return what a render adds to tokens, or where the two differ.
 
-        Tokens are compared by the text that they stand for: that they are not the ones a tokenizer would have chosen
-        is no difference.
+        Tokens are compared by their text. Tokens that a tokenizer would not have chosen are therefore no difference.
         """
         runs = _runs(parts)
         rendered = [Unit("".join(part.text for part in run), run[0].token) for run in runs]
@@ -153,11 +152,11 @@ class Codec:
         return [part for run in runs[len(units) :] for part in run]
 
     def _difference(self, tokens: Sequence[int], unit: Unit, rendered: Sequence[Unit]) -> Difference:
-        """Return where a unit and the rest of a render part."""
+        """Return where a unit and the rest of a render diverge."""
         other = rendered[0].text if rendered and unit.token is None and rendered[0].token is None else ""
         same = next((i for i, (a, b) in enumerate(zip(unit.text, other, strict=False)) if a != b), None)
         same = min(len(unit.text), len(other)) if same is None else same
-        place = unit.start  # the token in which the texts part
+        place = unit.start  # the token in which the texts diverge
         if same:
             ends = range(unit.start, unit.end)
             place += bisect.bisect_right(ends, same, key=lambda end: len(self._text(tokens[unit.start : end + 1])))
@@ -166,7 +165,7 @@ class Codec:
 
 
 def _runs(parts: Sequence[Part]) -> list[list[Part]]:
-    """Return the parts by special tokens and by text between them, empty text left out."""
+    """Return the parts grouped into special tokens and runs of text, without empty text."""
     runs: list[list[Part]] = []
     for part in parts:
         if part.token is None and not part.text:

@@ -1,7 +1,7 @@
-"""An environment to answer questions by looking into a library: `search` gives excerpts, `read` a document.
+"""An environment for questions about a library: `search` returns excerpts, `read` a document.
 
-The library is a folder of texts (``LIBRARY``, .txt and .md), or a .jsonl file with `title` and `text` a line. The index
-is SQLite's FTS5 (BM25 over stemmed words), in memory, built once in each engine's process.
+The library is a folder of texts (``LIBRARY``, .txt and .md), or a .jsonl file with `title` and `text` in each line. The
+index is SQLite's FTS5 (BM25 over stemmed words), in memory, built once in each engine's process.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from reward.labels import parse_label
 VARIABLE = "GRPO_LIBRARY"
 MAX_HITS = 10
 EXCERPT_WORDS = 24
-PAGE = 2000  # characters that one `read` gives
+PAGE = 2000  # characters that one `read` returns
 
 INSTRUCTIONS = (
     "Answer the question from the library. Search it first; read a document where an excerpt does not say enough. "
@@ -38,10 +38,10 @@ INSTRUCTIONS = (
 
 
 class Library:
-    """An index of documents, safe to be used by threads.
+    """A thread-safe index of documents.
 
     Args:
-        documents: title and text of each; their numbers follow the order.
+        documents: title and text of each; they are numbered in order.
     """
 
     def __init__(self, documents: Iterator[tuple[str, str]]) -> None:
@@ -54,7 +54,7 @@ class Library:
         return self._ask("SELECT count(*) FROM library")[0][0]
 
     def search(self, query: str, count: int) -> list[tuple[int, str, str]]:
-        """Return number, title and an excerpt of the documents that fit best. Any word of the query may be in them."""
+        """Return number, title and an excerpt of the best matches. Any word of the query may match."""
         words = re.findall(r"\w+", query)
         if not words:
             return []
@@ -67,7 +67,7 @@ class Library:
         )
 
     def read(self, number: int) -> tuple[str, str] | None:
-        """Return title and text of a document; None where there is none of this number."""
+        """Return title and text of a document; None if the number is unknown."""
         found = self._ask("SELECT title, text FROM library WHERE rowid = ?", number)
         return found[0] if found else None
 
@@ -80,7 +80,7 @@ def documents_of(path: Path) -> Iterator[tuple[str, str]]:
     """Yield title and text of each document.
 
     Raises:
-        SetupError: for a path that is no library.
+        SetupError: for an invalid library path.
     """
     if path.is_dir():
         for file in sorted(path.rglob("*")):
@@ -103,7 +103,7 @@ _building = threading.Lock()
 
 
 def library(path: str) -> Library:
-    """Return the index of a library; built at the first call of a process."""
+    """Return the index of a library, built at the process's first call."""
     with _building:
         return _built(path)
 
@@ -161,7 +161,7 @@ class Environment(environment.Environment):
         """See :meth:`grpo.rollout.multi_turn.environment.Environment.score`."""
         last = messages[-1]
         text = last.get("content") or "" if last["role"] == "assistant" and not last.get("tool_calls") else ""
-        # A grade takes what a response is in harmony: only a final message has an answer.
+        # The grader reads harmony responses: only a final message has an answer.
         final = f"<|channel|>final<|message|>{text}" + ("<|return|>" if ending == "done" else "")
         graded = await asyncio.to_thread(grade, final, parse_label(self.label).answer)
         correct = float(graded.correct)

@@ -1,4 +1,4 @@
-"""One rollout of several turns on an engine, as OpenRLHF takes it from an agent executor."""
+"""One multi-turn rollout on an engine, in the form that OpenRLHF expects from an agent executor."""
 
 import logging
 import math
@@ -22,16 +22,16 @@ from grpo.rollout.trajectory import Origin, Trajectory
 
 logger = logging.getLogger("openrlhf.grpo.multi_turn")
 
-SEED_STRIDE = 1_000_003  # samples of a prompt have neighbouring seeds: those of turns lie apart
+SEED_STRIDE = 1_000_003  # samples of a prompt have adjacent seeds; those of its turns are far apart
 
 
 class EnginePolicy:
-    """A policy in vLLM's engine, and the account of its tokens.
+    """A policy in vLLM's engine, and its token accounts.
 
     Args:
         engine: has OpenRLHF's ``generate(prompt_token_ids, sampling_params)``, a coroutine.
         params: vLLM's ``SamplingParams`` of the first turn; ``max_tokens`` limits every turn.
-        max_length: tokens of the context, prompt and turn together.
+        max_length: of the context, prompt and turn together, in tokens.
 
     Attributes:
         mismatches: turns in which the engine had other tokens than we gave it, or no log-probs.
@@ -53,12 +53,12 @@ class EnginePolicy:
         """Sample a turn; see :class:`grpo.rollout.multi_turn.conversation.Policy`.
 
         Raises:
-            ContextFull: where the history leaves no room for a token.
-            EnvironmentFault: for messages that the template cannot hold.
+            ContextFull: if the history leaves no room for a token.
+            EnvironmentFault: for messages that the template cannot render.
         """
         try:
             rendered = self._template.render(messages, tools)
-        except Exception as error:  # a role that the template does not know, a message without content
+        except Exception as error:  # for example an unknown role or missing content
             raise EnvironmentFault(f"its messages have no render ({type(error).__name__}: {error})") from error
         prompt = self.history.prompt(rendered)
         room = self._max_length - len(prompt)
@@ -79,10 +79,10 @@ class EnginePolicy:
         params.max_tokens = min(params.max_tokens, room)
         params.min_tokens = min(params.min_tokens, params.max_tokens)
         params.stop_token_ids = self._template.stop_ids
-        params.logprobs = params.logprobs or 0  # of the sampled token alone
+        params.logprobs = params.logprobs or 0  # only for the sampled token
         if params.seed is not None:
             params.seed += self._turn * SEED_STRIDE
-        params.__post_init__()  # derives what `min_tokens` forbids from the stop tokens
+        params.__post_init__()  # derives the tokens that `min_tokens` forbids from the stop tokens
         return params
 
     def _keep(self, prompt: list[int], given: list[int], tokens: list[int], log_probs: list[float] | None) -> None:
@@ -106,11 +106,11 @@ class EnginePolicy:
 async def roll_out(
     environment: Environment, policy: EnginePolicy, limits: Limits, max_samples: int
 ) -> tuple[Outcome, dict[str, Any]]:
-    """Let a policy and an environment talk, and return what the trainer gets of it, but for prompt and label.
+    """Let a policy and an environment talk, and return the trainer's response without prompt and label.
 
-    The response is OpenRLHF's of one sample: the last one, which holds the end. ``branches`` has the samples before it,
-    each with ``observation_tokens``, ``action_ranges``, ``rollout_log_probs`` and ``engine``; more than `max_samples`
-    are not trained on, the earliest first.
+    The response is OpenRLHF's for one sample: the last one, which holds the end. ``branches`` has the earlier samples,
+    each with ``observation_tokens``, ``action_ranges``, ``rollout_log_probs`` and ``engine``. At most `max_samples` are
+    trained on; the earliest are dropped.
     """
     outcome = await converse(environment, policy, limits)
     score = await scored(environment, outcome)
@@ -146,9 +146,9 @@ def _environment_tokens(samples: Sequence[Trajectory]) -> int:
 
 
 def _nothing_sampled(policy: EnginePolicy, score: Score) -> dict[str, Any]:
-    """Return a sample without a reward, which :func:`grpo.batch.branches.give_advantages` takes out of the update.
+    """Return a sample without a reward, which :func:`grpo.batch.branches.give_advantages` removes from the update.
 
-    Until then one token under its action mask keeps OpenRLHF's means over a sample defined.
+    Until then, one token under its action mask keeps OpenRLHF's means over a sample defined.
     """
     tokens = policy.stop_ids[:1] * 2
     return {

@@ -9,18 +9,18 @@ from pathlib import Path
 from grpo.rollout.multi_turn.conversation import Limits
 from grpo.rollout.multi_turn.environment import SetupError
 
-AGENT = Path(__file__).with_name("agent.py")  # what --agent_func_path names
+AGENT = Path(__file__).with_name("agent.py")  # the value of --agent_func_path
 PREFIX = "GRPO_"
 VARIABLES = ("ENVIRONMENT", "LIBRARY", "TURN_LIMIT", "ROLLOUT_SECONDS", "TOOL_SECONDS", "MAX_BRANCHES")
 
 
 def has_environment(args: argparse.Namespace) -> bool:
-    """Tell by the trainer's flags whether rollouts are conversations in an environment, which gives the reward."""
+    """Return whether the trainer's flags ask for conversations in an environment, which gives the reward."""
     return bool(args.agent_func_path) and Path(args.agent_func_path).resolve() == AGENT.resolve()
 
 
 def variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables of an environment without their prefix; none where no environment is asked for."""
+    """Return the variables of an environment without their prefix; {} without an environment."""
     environ = os.environ if environ is None else environ
     found = {name: environ[PREFIX + name] for name in VARIABLES if environ.get(PREFIX + name)}
     return found if "ENVIRONMENT" in found else {}
@@ -28,11 +28,11 @@ def variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Settings:
-    """What rollouts are.
+    """The settings of rollouts.
 
     Attributes:
-        environment: a name of ours, or a .py file.
-        max_samples: of one rollout that are trained on: they are in the actor's memory at once.
+        environment: the name of one of ours, or a .py file.
+        max_samples: trained samples per rollout; the actor holds them in memory at once.
     """
 
     environment: str
@@ -44,7 +44,7 @@ class Settings:
         """Read GRPO_ENVIRONMENT and the limits.
 
         Raises:
-            SetupError: for a value that cannot be, with the remedy.
+            SetupError: for an invalid value, with the remedy.
         """
         found = variables(environ)
         if not found:

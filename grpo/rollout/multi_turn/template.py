@@ -1,9 +1,9 @@
-"""Renders of histories and readings of turns: what OpenAI messages are in a model's tokens, and back.
+"""Renders histories and parses turns: from OpenAI messages to a model's tokens, and back.
 
-What comes before the first turn (system text, tools, the first question) is rendered by the model's own chat template;
-what follows, by a dialect (:mod:`grpo.rollout.multi_turn.harmony`, :mod:`grpo.rollout.multi_turn.chatml`), which says
-the same as the model's template, and keeps what that would lose: the order of the header that the model wrote, and the
-arguments of a tool call as they were written.
+The model's own chat template renders everything before the first turn: system text, tools, the first question. A
+dialect renders the rest (:mod:`grpo.rollout.multi_turn.harmony`, :mod:`grpo.rollout.multi_turn.chatml`). It agrees with
+the model's template, and keeps what that would lose: the order of the model's header, and the arguments of a tool call
+as written.
 
 Messages are the OpenAI protocol's; an assistant's thinking is in ``reasoning_content``.
 """
@@ -19,7 +19,7 @@ from grpo.rollout.multi_turn.parts import Codec, Part
 
 
 class TemplateError(ValueError):
-    """A history that the template cannot hold."""
+    """A history that the template cannot render."""
 
 
 class Template(ABC):
@@ -27,7 +27,7 @@ class Template(ABC):
 
     Args:
         tokenizer: a fast tokenizer of transformers, with its chat template.
-        variables: more for the chat template, such as ``reasoning_effort``.
+        variables: further variables for the chat template, such as ``reasoning_effort``.
     """
 
     stops: Sequence[str]  # special tokens that end a turn
@@ -46,21 +46,21 @@ class Template(ABC):
         """Return the whole history, and the beginning of the assistant's turn after it.
 
         Raises:
-            TemplateError: for a message that has no place.
+            TemplateError: for a message that does not fit.
         """
         first = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
         return self._head(messages[:first], tools) + self.tail(messages, first)
 
     def _head(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Part]:
-        # Rendered once: a template that asks for today's date would change the history at midnight.
+        # Rendered once: a template with today's date would change the history at midnight.
         key = json.dumps([messages, tools], sort_keys=True)
         if key not in self._heads:
             self._heads[key] = self.head(messages, tools)
         return self._heads[key]
 
     def head(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Part]:
-        """Return the messages before the first turn, by the model's own chat template."""
-        # Names of special tokens in messages travel through the template in disguise.
+        """Return the messages before the first turn, rendered by the model's own chat template."""
+        # Names of special tokens in messages are masked while the template renders them.
         names = [*sorted(self.codec.added, key=len, reverse=True), "\ue000"]
         pattern = re.compile("|".join(map(re.escape, names)))
         disguised = [_map(message, lambda text: pattern.sub(lambda m: f"\ue000{names.index(m[0])}\ue001", text))
@@ -79,10 +79,10 @@ class Template(ABC):
 
     @abstractmethod
     def parse(self, tokens: Sequence[int]) -> Message:
-        """Return the assistant's message that a turn's sampled tokens are, whole or cut. Never raises."""
+        """Return the assistant's message for a turn's sampled tokens, whole or cut. Never raises."""
 
     def _body(self, tokens: Sequence[int]) -> list[int]:
-        """Return a turn without the token that ended it."""
+        """Return a turn without its end token."""
         return list(tokens[:-1] if tokens and tokens[-1] in self.stop_ids else tokens)
 
 
@@ -96,7 +96,7 @@ def text_of(message: Message) -> str:
 
 
 def _map(value: Any, change: Any) -> Any:
-    """Return a message with every text in it changed, but for its role."""
+    """Return a message with every text in it changed, except its role."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Which format a tokenizer has."""
+"""Selects the format of a tokenizer."""
 
 from typing import Any
 
@@ -8,10 +8,10 @@ from grpo.rollout.multi_turn.template import Template, TemplateError
 
 
 def template_for(tokenizer: Any, variables: dict[str, Any] | None = None) -> Template:
-    """Return the format of a tokenizer, told by its special tokens.
+    """Return the format of a tokenizer, recognised by its special tokens.
 
     Raises:
-        TemplateError: for a tokenizer without fast backend or without a token that ends a text.
+        TemplateError: for a tokenizer without a fast backend or without an end-of-text token.
     """
     if not getattr(tokenizer, "is_fast", False):
         raise TemplateError("several turns need a fast tokenizer: leave out --disable_fast_tokenizer")

@@ -33,7 +33,7 @@ def with_calls(text: str) -> Message:
 
 
 def _function(text: str) -> dict[str, str]:
-    """Return name and arguments of a call, the arguments as they were written."""
+    """Return name and arguments of a call, the arguments exactly as written."""
     try:
         read = json.loads(text)
         name, arguments = read["name"], read["arguments"]
