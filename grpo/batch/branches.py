@@ -1,10 +1,10 @@
-"""Several samples of one rollout on their way through OpenRLHF's trainer.
+"""Branches of a rollout on their way through OpenRLHF's trainer.
 
 A rollout stays one item wherever OpenRLHF counts: in groups and baselines, in micro-batches, on ranks, in optimizer
-steps and in the schedule. Its branches are more rows of the same micro-batch, with its advantage;
-:mod:`grpo.update.loss` counts it once, with the sampled tokens of all of them, by the number in ``info["sample"]``. So
-branching changes no rollout's weight, no number of batches and no baseline; a micro-batch has more rows (at most
-MAX_BRANCHES more a rollout), and takes their memory.
+steps and in the schedule. Its branches are more rows of the same micro-batch, with its advantage.
+:mod:`grpo.update.loss` finds them by the number in ``info["sample"]``, and counts the rollout once, with the sampled
+tokens of all its rows. Branching therefore changes no rollout's weight, no number of batches and no baseline. It adds
+rows to a micro-batch (at most MAX_BRANCHES per rollout), which take memory.
 """
 
 import logging
@@ -21,16 +21,16 @@ logger = logging.getLogger("openrlhf.grpo.branches")
 
 
 def experience_of(generator: Any, response: dict[str, Any], **generate_kwargs: Any) -> Any:
-    """Return the ``Experience`` of a rollout, with those of its branches in ``branches``.
+    """Return the ``Experience`` of a rollout, with the ``Experience`` of each branch in ``branches``.
 
-    What the trainer has is compared with the engine's account (``response["engine"]``). A branch that differs is left
-    out; a rollout that does gets no reward, and so takes no part in the update. Both count in
+    The trainer's tokens are compared with the engine's account (``response["engine"]``). A branch that differs is
+    dropped. A rollout that differs gets no reward and so takes no part in the update. Both count in
     ``info["token_mismatch"]``.
 
     Args:
         generator: OpenRLHF's ``SamplesGenerator``.
-        response: of an agent executor; without ``engine`` it is OpenRLHF's own, of which only the log-probs can be
-            checked: each sampled token has to have one.
+        response: of an agent executor. Without ``engine`` it is OpenRLHF's own; then the only check is that each
+            sampled token has a log-prob.
     """
     make = generator._process_response_into_experience
     experience = make(response, **generate_kwargs)
@@ -43,9 +43,9 @@ def experience_of(generator: Any, response: dict[str, Any], **generate_kwargs: A
         return experience
     experience.branches = sound
     masks = [experience.action_mask, *(row.action_mask for row in experience.branches)]
-    # OpenRLHF has counted the last sample alone.
+    # OpenRLHF counts only the last sample.
     experience.info["response_length"] = torch.tensor([int(sum(mask.sum() for mask in masks))])
-    if response.get("is_empty"):  # its one token stands for none: it has no length
+    if response.get("is_empty"):  # its one token is a placeholder: the sample has no length
         experience.info |= {name: torch.full((1,), math.nan) for name in ("response_length", "total_length")}
     return experience
 
@@ -63,7 +63,7 @@ def _is_sound(row: Any, response: dict[str, Any], generator: Any, rollout: Any) 
 
 
 def with_branches(batches: list[Any], rollouts: Sequence[Any], pad_token_id: int) -> list[Any]:
-    """Return micro-batches with the branches of their rollouts as more rows, for the forward passes.
+    """Return micro-batches for the forward passes, with the branches of their rollouts as more rows.
 
     Args:
         batches: ``Experience`` of B rollouts each, by ``index``, from ``split_rollout_samples``.
@@ -86,7 +86,7 @@ def _with_rows(rollouts: Sequence[Any], pad_token_id: int) -> Any:
 
 
 def apart(batches: list[Any]) -> list[Any]:
-    """Take the branches out of the rows again, after the forward passes: in ``branches``, a list for each rollout."""
+    """Move the branches out of the rows into ``branches``, a list for each rollout, after the forward passes."""
     return [_apart(batch) if hasattr(batch, "branch_counts") else batch for batch in batches]
 
 
@@ -102,7 +102,7 @@ def _apart(batch: Any) -> Any:
 
 
 def _rows(batch: Any, start: int, end: int) -> Any:
-    """Return rows of an ``Experience``; lists of tensors and texts alike."""
+    """Return rows of an ``Experience``; slices its tensors and its lists."""
     part = type(batch)()
     for field in fields(batch):
         value = getattr(batch, field.name)
@@ -115,13 +115,13 @@ def _rows(batch: Any, start: int, end: int) -> Any:
 
 
 def give_advantages(batches: list[Any]) -> list[Any]:
-    """Give each branch the advantage of its rollout, on its own sampled tokens, and the rollout's logs.
+    """Give each branch its rollout's logs, and its rollout's advantage on the branch's sampled tokens.
 
-    The advantage of a rollout is one number for all of its tokens (estimators with a group baseline, and no KL penalty
-    in the reward: the launcher refuses the others with an environment). It is read from the last sampled token.
+    A rollout has one advantage for all its tokens, read from its last sampled token. This needs an estimator with a
+    group baseline and no KL penalty in the reward; with an environment, the launcher refuses the others.
 
-    A rollout without a reward (``info["reward_missing"]``) loses its action mask: an advantage of zero would keep its
-    tokens in the KL, in the entropy, in the number of tokens that the loss is divided by, and in the metrics.
+    A rollout without a reward (``info["reward_missing"]``) loses its action mask. With an advantage of zero, its tokens
+    would still count in the KL, the entropy, the loss's token count, and the metrics.
     """
     for batch in batches:
         is_trained = _is_trained(batch)
@@ -138,7 +138,7 @@ def give_advantages(batches: list[Any]) -> list[Any]:
 
 
 def _is_trained(batch: Any) -> torch.Tensor:
-    """Return 1 for each rollout that has a reward of its own and 0 for the others, ``[B]``, of the mask's dtype."""
+    """Return 1 for each rollout with its own reward and 0 for the others, ``[B]``, of the mask's dtype."""
     missing = batch.info.get("reward_missing")
     if missing is None:
         return torch.ones(len(batch.action_mask), dtype=batch.action_mask.dtype)
@@ -146,13 +146,13 @@ def _is_trained(batch: Any) -> torch.Tensor:
 
 
 def _last(values: torch.Tensor, batch: Any, number: int) -> torch.Tensor | float:
-    """Return the value at the last sampled token of a rollout; 0 where it has none."""
+    """Return the value at the last sampled token of a rollout; 0 if it has none."""
     places = torch.nonzero(batch.action_mask[number])
     return values[int(places.max())] if len(places) else 0.0
 
 
 def samples_of(batch: Any) -> Iterator[list[tuple[Any, int]]]:
-    """Yield where the samples of each rollout are, the earliest first: an ``Experience``, and the row in it.
+    """Yield the places of each rollout's samples, the earliest first: an ``Experience`` and a row in it.
 
     Args:
         batch: of :func:`give_advantages`.
@@ -162,11 +162,11 @@ def samples_of(batch: Any) -> Iterator[list[tuple[Any, int]]]:
 
 
 def attach_items(items: list[Any], batch: Any, split: Callable[[Any], list[Any]]) -> list[Any]:
-    """Give the replay buffer's items of a micro-batch the items of their branches, in place.
+    """Attach the items of the branches to the replay buffer's items of a micro-batch, in place.
 
     Args:
         items: of the rollouts, in order.
-        batch: what they come from.
+        batch: the micro-batch of these items.
         split: makes items of an ``Experience``, without padding.
     """
     for item, branches in zip(items, getattr(batch, "branches", [()] * len(items)), strict=True):
@@ -177,8 +177,8 @@ def attach_items(items: list[Any], batch: Any, split: Callable[[Any], list[Any]]
 def joined(make: Callable[..., Any], items: Sequence[Any], *options: Any) -> Any:
     """Return a training micro-batch: its rollouts, then their branches.
 
-    Its ``info`` is that of the rollouts alone: a mean over it counts each rollout once. But for ``sample``, by which
-    every row finds back to its rollout.
+    Its ``info`` holds only the rollouts, so that a mean over it counts each rollout once. Only ``sample`` keeps every
+    row, to find the row's rollout.
 
     Args:
         make: OpenRLHF's ``make_experience_batch``.

@@ -1,4 +1,4 @@
-"""What dynamic filtering keeps of a group, and what an unfinished batch leaves to the next."""
+"""Which groups dynamic filtering keeps, and what an unfinished batch leaves to the next."""
 
 import math
 from collections.abc import Sequence
@@ -10,17 +10,17 @@ from grpo.batch.rewards import RewardError, _no_reward_message
 
 
 def known_scores(generator: Any, group: Sequence[Any]) -> list[float]:
-    """Return the scores of the samples of a group that have one, by which dynamic filtering judges it; NaN for none.
+    """Return the scores by which dynamic filtering judges a group, without missing ones; [NaN] if all are missing.
 
-    A group without any is left out, and another prompt drawn: an error that hits every rollout would use up all prompts
-    in silence.
+    A group without scores is dropped, and another prompt drawn. An error that hits every rollout would silently use up
+    all prompts.
 
     Args:
         generator: OpenRLHF's ``SamplesGenerator``, after :func:`begin_batch`.
         group: ``Experience`` of one sample each.
 
     Raises:
-        RewardError: where as many groups as a batch has come in a row without a score.
+        RewardError: if a whole batch of consecutive groups came without a score.
     """
     scores = [float(sample.scores[0]) for sample in group if sample.scores.isfinite().all()]
     if scores:
@@ -33,7 +33,7 @@ def known_scores(generator: Any, group: Sequence[Any]) -> list[float]:
 
 
 def begin_batch(generator: Any, num_prompts: int, dynamic_filtering: bool) -> tuple[list[Any], int]:
-    """Return the samples that :func:`carry_over` kept, and how many prompts are to be drawn beside them."""
+    """Return the samples that :func:`carry_over` kept, and how many more prompts to draw."""
     carried: list[Any] = []
     if dynamic_filtering:
         carried, generator.carried_samples = getattr(generator, "carried_samples", []), []
@@ -42,10 +42,10 @@ def begin_batch(generator: Any, num_prompts: int, dynamic_filtering: bool) -> tu
 
 
 def carry_over(generator: Any, accepted: list[Any], pending: list[Any]) -> None:
-    """Keep samples of an unfinished batch for the next rollout, and cancel what is still running.
+    """Keep samples of an unfinished batch for the next rollout, and cancel running ones.
 
-    The prompt loader ran out while dynamic filtering was filling a batch. Stock drops what was accepted; no training
-    step lies between this rollout and the next, so the samples are still on-policy there.
+    The prompt loader ran out while dynamic filtering was filling a batch. Stock OpenRLHF drops the accepted samples.
+    They are still on-policy in the next rollout: no training step lies in between.
     """
     for reference in pending:
         ray.cancel(reference)

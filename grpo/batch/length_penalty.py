@@ -1,4 +1,4 @@
-"""A soft penalty for responses that come close to the limit on their length."""
+"""A soft penalty for responses close to their length limit."""
 
 import math
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ from grpo.batch.rewards import fill
 
 
 def limit_of(generate_kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the log ``length_limit`` of one sample, ``[1]``: the limit under which it was drawn."""
+    """Return the log ``length_limit`` of one sample, ``[1]``: the limit under which it was drawn, in tokens."""
     return {"length_limit": torch.tensor([float(generate_kwargs["max_new_tokens"])])}
 
 
 def soft_penalty(lengths: torch.Tensor, limits: torch.Tensor, buffer: float, factor: float) -> torch.Tensor:
-    """Return what is taken off each reward, ``[B]``: 0 up to ``buffer`` tokens before the limit, ``factor`` at it.
+    """Return the penalty on each reward, ``[B]``: 0 up to ``buffer`` tokens before the limit, ``factor`` at it.
 
     Linear in between: DAPO (https://arxiv.org/abs/2503.14476) with a factor of 1 for rewards of -1 and 1, Magistral
     (https://arxiv.org/abs/2506.10910) with 0.1.
@@ -28,11 +28,11 @@ def soft_penalty(lengths: torch.Tensor, limits: torch.Tensor, buffer: float, fac
 
 
 def penalise(experiences: Sequence[Any], args: Any) -> None:
-    """Take length penalties off the rewards, before advantages are made of them. Replaces ``apply_length_penalties``.
+    """Subtract length penalties from the rewards, before advantages are computed. Replaces ``apply_length_penalties``.
 
-    Stock takes the length from the first to the last sampled token, with all that an environment said in between, and
-    the limit from the flags; here only sampled tokens count, against the limit under which a sample was drawn.
-    ``info["length_penalty"]`` is what was taken off; ``info["reward"]`` stays as it was.
+    Stock OpenRLHF measures from the first to the last sampled token, including the environment's tokens in between, and
+    takes the limit from the flags. Here only sampled tokens count, against the limit under which a sample was drawn.
+    ``info["length_penalty"]`` is the penalty; ``info["reward"]`` does not change.
 
     Args:
         experiences: OpenRLHF's: ``rewards`` ``[B]``, ``action_mask`` ``[B, A]``, ``info["length_limit"]`` ``[B]``.
@@ -52,7 +52,7 @@ def penalise(experiences: Sequence[Any], args: Any) -> None:
 
 
 def _fill(experiences: Sequence[Any], args: Any) -> None:
-    """Fill missing rewards by the penalised ones of their groups: by the raw ones they would move the baseline."""
+    """Fill missing rewards from the penalised rewards of their groups: the raw ones would move the baseline."""
     if not any(experience.info.get("reward_missing", torch.zeros(1)).any() for experience in experiences):
         return
     order = torch.tensor([place for experience in experiences for place in experience.index])

@@ -1,8 +1,8 @@
-"""How long a response may be: a limit that grows over the run, by global steps or by the share of truncated samples.
+"""The limit on response length over the run: it grows with global steps or with the share of truncated samples.
 
-The engines are started for the largest limit (``--generate_max_len``), which evaluations have from the first: only the
-number of tokens that a training sample may have changes, and nothing is started again. Under a thinking budget a limit
-below thinking, delimiter and answer leaves less for the thinking; the answer keeps its part.
+The engines start with the largest limit (``--generate_max_len``), which evaluations use from the start. Only the limit
+of training samples changes; nothing restarts. Under a thinking budget, a limit below thinking, delimiter and answer
+shortens the thinking; the answer keeps its part.
 """
 
 import re
@@ -16,12 +16,12 @@ _STAGE = re.compile(r"(?P<length>\d+)(@(?P<step>\d+)|@(?P<percent>\d+(\.\d+)?)%)
 
 @dataclass(frozen=True)
 class Stage:
-    """One limit of a schedule, and when it begins: at a global step, or at a share of truncated samples.
+    """One limit of a schedule and its start: a global step, or a share of truncated samples.
 
     Attributes:
         length: the most tokens of a response.
-        step: the first global step that has it; steps count from 1.
-        truncated: the share from 0 to 1, mean of :data:`WINDOW` steps of the stage before.
+        step: the first global step of the stage; steps count from 1.
+        truncated: the share that starts the stage, from 0 to 1: a mean over :data:`WINDOW` steps of the previous stage.
     """
 
     length: int
@@ -30,12 +30,12 @@ class Stage:
 
 
 def parse(schedule: str) -> tuple[Stage, ...]:
-    """Read a schedule: limits with commas between them, each after the first with the step or share that begins it.
+    """Read a schedule: limits separated by commas, each after the first with the step or share that starts it.
 
-    ``1024,2048@50,3072@100`` goes by global steps, ``1024,2048@20%,3072@20%`` by the share of truncated samples.
+    ``1024,2048@50,3072@100`` goes by global steps; ``1024,2048@20%,3072@20%`` by the share of truncated samples.
 
     Raises:
-        ValueError: with what is wrong and an example.
+        ValueError: if it is invalid; the message gives an example.
     """
     stages = []
     for number, text in enumerate(schedule.replace(" ", "").split(",")):
@@ -55,7 +55,7 @@ def parse(schedule: str) -> tuple[Stage, ...]:
 
 
 def stages_of(args: Any) -> tuple[Stage, ...]:
-    """Return the stages of a run: one, of its whole length, where it has no schedule.
+    """Return the stages of a run; a single one of its whole length if it has no schedule.
 
     Raises:
         ValueError: see :func:`parse`.
@@ -64,19 +64,19 @@ def stages_of(args: Any) -> tuple[Stage, ...]:
 
 
 class Schedule:
-    """The limit of each step. What steps decide follows from the step alone; what truncation decided is remembered.
+    """The limit of each step. Stages by step depend on the step alone; stages by truncation need a saved state.
 
     Args:
         args: OpenRLHF's, with ``length_schedule`` of :mod:`grpo.launch.flags`.
-        state: what :meth:`after_step` returned last before a resume; None at the start of a run.
+        state: the last result of :meth:`after_step` before a resume; None at the start of a run.
     """
 
     def __init__(self, args: Any, state: dict[str, Any] | None = None) -> None:
         self._stages = stages_of(args)
         state = state or {}
-        self._grown: int = state.get("grown", 0)  # the largest limit that truncation has brought
+        self._grown: int = state.get("grown", 0)  # the largest limit reached by truncation
         self._limit: int = state.get("limit", 0)
-        self._truncated: list[float] = list(state.get("truncated", []))  # shares of the last steps with that limit
+        self._truncated: list[float] = list(state.get("truncated", []))  # of the last steps with that limit
 
     def limit(self, step: int) -> int:
         """Return the most tokens that a response of this global step may have."""
@@ -96,12 +96,12 @@ class Schedule:
         return generate_kwargs | {"max_new_tokens": self.limit(step)}
 
     def after_step(self, step: int, samples: Sequence[Any]) -> dict[str, Any]:
-        """Count the truncated samples of a step, and return the state to go on from: plain values.
+        """Count the truncated samples of a step, and return the state for a resume as plain values.
 
-        A thought that was cut counts, too: under a thinking budget the answer is rarely what a limit cuts.
+        Cut thinking counts too: under a thinking budget, a limit rarely cuts the answer.
 
         Args:
-            step: the global step that these were drawn for.
+            step: the global step for which these were drawn.
             samples: ``Experience`` of one sample each.
         """
         number = self._stage(step)
@@ -110,7 +110,7 @@ class Schedule:
         share = sum(_was_cut(sample.info) for sample in samples) / len(samples)
         self._truncated = [*self._truncated, share][-WINDOW:]
         after = self._stages[number + 1] if number + 1 < len(self._stages) else None
-        mean = sum(self._truncated) / WINDOW + 1e-9  # so that 20% of the samples are 20%, however rounded
+        mean = sum(self._truncated) / WINDOW + 1e-9  # 1e-9: a share of exactly 20% reaches 20% despite rounding
         if after and after.truncated and len(self._truncated) == WINDOW and mean >= after.truncated:
             self._grown = after.length
         return {"grown": self._grown, "limit": self._limit, "truncated": self._truncated}

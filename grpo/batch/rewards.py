@@ -1,4 +1,4 @@
-"""Rewards and numeric logs that are complete for every sample of a batch."""
+"""Gives every sample of a batch a complete set of rewards and numeric logs."""
 
 import logging
 import math
@@ -20,7 +20,7 @@ class RewardError(RuntimeError):
 def scalar(value: Any) -> float:
     """Return a number, or a tensor or list that starts with one, as a float; NaN for anything else.
 
-    OpenRLHF puts each log through ``torch.tensor([value])``: a string or None raises there, far from its cause.
+    OpenRLHF puts each log through ``torch.tensor([value])``, which would raise on a string or None far from its cause.
     """
     if isinstance(value, torch.Tensor):
         value = value.flatten().tolist()
@@ -30,7 +30,7 @@ def scalar(value: Any) -> float:
 
 
 def score_of(rewards_info: dict[str, Any]) -> Any:
-    """Return the score of one reward result, or its reward where it has none. A score of 0.0 is a score."""
+    """Return the score of one reward result, or its reward if the score is missing. A score of 0.0 is a score."""
     score = rewards_info.get("scores")
     return rewards_info.get("rewards") if score is None else score
 
@@ -38,21 +38,21 @@ def score_of(rewards_info: dict[str, Any]) -> Any:
 def complete(samples: Sequence[Any], group_size: int) -> None:
     """Give every sample of a rollout batch a reward and the same logs, in place.
 
-    - With JUDGE_FALLBACK=group, a group with a sample that the judge failed on is rewarded by correctness alone: its
-      samples are compared by one measure. ``info["judge_regrouped"]`` counts them.
-    - A missing reward (the reward function failed, or JUDGE_FALLBACK=mean_quality had no mean yet) becomes the mean of
-      its group, so that it does not move the baseline of the others. ``info["reward_missing"]`` counts it, and
-      :func:`grpo.batch.branches.give_advantages` takes the sample out of the update.
-    - A missing log, ``info["reward"]`` and ``info["score"]`` included, becomes the mean of the batch, so that the
-      step's average is that of the samples that have it: a group without any reward counts as nothing, not as 0.
-    - ``missing`` names what a sample did not have; :func:`grpo.run.run_log.describe_samples` says so.
+    - With JUDGE_FALLBACK=group, a group with a failed judgement is rewarded by correctness alone, so that one measure
+      compares its samples. ``info["judge_regrouped"]`` counts them.
+    - A reward is missing if the reward function failed, or JUDGE_FALLBACK=mean_quality had no mean yet. It becomes the
+      mean of its group, which leaves the others' baseline unchanged. ``info["reward_missing"]`` counts it, and
+      :func:`grpo.batch.branches.give_advantages` removes the sample from the update.
+    - A missing log, including ``info["reward"]`` and ``info["score"]``, becomes the mean of the batch. The step's
+      average is then over the samples that have it: a group without any reward counts as nothing, not as 0.
+    - ``missing`` names what a sample lacked; :func:`grpo.run.run_log.describe_samples` records it.
 
     Args:
         samples: ``Experience`` of one sample each, the samples of a group next to each other.
-        group_size: samples a prompt.
+        group_size: samples per prompt.
 
     Raises:
-        RewardError: where no sample has a reward, and not for want of the judge.
+        RewardError: if no sample has a reward and the judge is not the cause.
     """
     if samples[0].rewards is None:  # a reward model scores them later
         return
@@ -63,7 +63,7 @@ def complete(samples: Sequence[Any], group_size: int) -> None:
     if missing.all() and not _log(samples, "judge_failed").nan_to_num().any():
         raise RewardError(_no_reward_message(samples))
     known = torch.where(missing, math.nan, rewards)
-    logged = torch.where(missing, known.nanmean().nan_to_num(0.0), rewards)  # OpenRLHF reads it: never left out
+    logged = torch.where(missing, known.nanmean().nan_to_num(0.0), rewards)  # OpenRLHF always reads it
     for sample, reward, mean, gone in zip(samples, fill(known, group_size), logged, missing, strict=True):
         sample.missing = {"reward"} if gone else set()
         sample.rewards = reward.view(1)
@@ -79,7 +79,7 @@ def complete(samples: Sequence[Any], group_size: int) -> None:
 
 
 def _no_reward_message(samples: Sequence[Any]) -> str:
-    """Return why no sample has a reward, as far as that can be told."""
+    """Return the likely reason why no sample has a reward."""
     if "ended_by_error" not in samples[0].info:
         return (
             "the reward function failed for every sample of the rollout: its error stands in the engines' log; "
@@ -89,7 +89,7 @@ def _no_reward_message(samples: Sequence[Any]) -> str:
         int((_log(samples, key) > 0).sum())
         for key in ("ended_by_error", "ended_by_length", "ended_by_time", "token_mismatch")
     )
-    if not faults:  # a turn that had no room or no time to begin, or tokens that are not the engine's
+    if not faults:  # no room or no time for a first turn, or tokens that differ from the engine's
         return (
             f"none of {len(samples)} rollouts has a reward, and no error of the environment ended one: {by_length} ran "
             f"out of tokens, {by_time} out of time, and {mismatched} had other tokens than the engine, whose log names "
@@ -102,13 +102,13 @@ def _no_reward_message(samples: Sequence[Any]) -> str:
 
 
 def fill(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
-    """Return `rewards` with the mean of its group in place of each NaN; 0 in a group that has no other."""
+    """Return `rewards` with each NaN replaced by the mean of its group; 0 if the whole group is NaN."""
     groups = rewards.view(-1, group_size)
     return torch.where(groups.isnan(), groups.nanmean(-1, keepdim=True).nan_to_num(0.0), groups).view(-1)
 
 
 def _regroup(samples: Sequence[Any], rewards: torch.Tensor, group_size: int) -> torch.Tensor:
-    """Return `rewards` with correctness in place of those of a group that was not judged whole.
+    """Return `rewards` with correctness in place of the rewards of groups with a failed judgement.
 
     Args:
         rewards: float32 ``[len(samples)]``.
@@ -123,7 +123,7 @@ def _regroup(samples: Sequence[Any], rewards: torch.Tensor, group_size: int) -> 
 
 
 def _log(samples: Sequence[Any], key: str) -> torch.Tensor:
-    """Return a log of all samples, NaN where it is missing; float32 ``[len(samples)]``."""
+    """Return a log of all samples, float32 ``[len(samples)]``; NaN if missing."""
     return torch.tensor([scalar(sample.info.get(key)) for sample in samples], dtype=torch.float32)
 
 
@@ -145,5 +145,5 @@ def _complete_logs(samples: Sequence[Any]) -> None:
 
 
 def reward_of(args: Any, response: dict[str, Any], key: str) -> float | None:
-    """Return ``response[key]`` as a number (NaN where it is missing), or None where a reward model scores later."""
+    """Return ``response[key]`` as a number (NaN if missing); None if a reward model scores later."""
     return scalar(response.get(key)) if args.remote_rm_url else None
