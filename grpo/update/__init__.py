@@ -1,1 +1,1 @@
-"""The policy update: which forward passes are made, the loss, importance correction, the reference."""
+"""The policy update: its forward passes, the loss, importance correction, the reference."""

@@ -1,16 +1,16 @@
-"""Weights that correct for the engine: its log-probs of a token are not quite the trainer's.
+"""Importance weights that correct for the difference between the engine's and the trainer's log-probs.
 
-The engine samples from its own numerics (kernels, precisions), so an update with the trainer's is slightly off-policy,
-however fresh the weights. A token is weighted by exp(trainer - engine), kept in bounds by one of:
+The engine samples with its own numerics (kernels, precisions). The trainer's update is therefore slightly off-policy,
+however fresh the weights. A token is weighted by exp(trainer - engine), bounded in one of three ways:
 
-- ``tis``: truncated from above alone. A weight below 1 is no danger; stock raises those below the lower threshold up to
-  it, and so trains on tokens that the trainer hardly ever samples. https://fengyao.notion.site/off-policy-rl
-- ``icepop``: kept where it is between the thresholds, else 0 (IcePop, Ling team, 2025). Stock's 0 * inf is NaN.
-- ``mis``: truncated as in ``tis``, and 0 for rollouts whose geometric mean is not between the thresholds (masked
-  importance sampling); stock leaves the weights of the others without a bound.
+- ``tis``: truncated from above only, since weights below 1 are harmless. Stock OpenRLHF raises lower weights to the
+  lower threshold, and so trains on tokens that the trainer hardly ever samples. https://fengyao.notion.site/off-policy-rl
+- ``icepop``: kept between the thresholds, else 0 (IcePop, Ling team, 2025). Stock's 0 * inf is NaN.
+- ``mis``: truncated as in ``tis``, and 0 for rollouts whose geometric mean is outside the thresholds (masked
+  importance sampling). Stock leaves the weights of the other rollouts unbounded.
 
-A rollout is a response, or a conversation of several turns with all of its rows (:mod:`grpo.batch.branches`): it
-was sampled and rewarded as one, and is kept or dropped as one.
+A rollout is a response, or a multi-turn conversation with all its rows (:mod:`grpo.batch.branches`). It was sampled and
+rewarded as one, and is kept or dropped as one.
 """
 
 import torch
@@ -20,7 +20,7 @@ def rollout_sums(values: torch.Tensor, rollouts: torch.Tensor) -> torch.Tensor:
     """Return for each row the sum over all rows of its rollout, ``[B]``.
 
     Args:
-        values: ``[B]``, one a row.
+        values: ``[B]``, one per row.
         rollouts: long ``[B]``, the rollout of each row, numbered from 0 to B - 1 at most.
     """
     rollouts = rollouts.to(values.device)
@@ -28,7 +28,7 @@ def rollout_sums(values: torch.Tensor, rollouts: torch.Tensor) -> torch.Tensor:
 
 
 def rollout_mean(values: torch.Tensor, mask: torch.Tensor, rollouts: torch.Tensor) -> torch.Tensor:
-    """Return for each row the mean of its rollout, ``[B, 1]``, over the tokens where ``mask``; 0 where there are none.
+    """Return for each row the mean of its rollout over the tokens in ``mask``, ``[B, 1]``; 0 without such tokens.
 
     Args:
         values, mask: ``[B, A]``.
@@ -41,9 +41,9 @@ def rollout_mean(values: torch.Tensor, mask: torch.Tensor, rollouts: torch.Tenso
 def weights(
     log_ratio: torch.Tensor, mask: torch.Tensor, rollouts: torch.Tensor, kind: str, thresholds: tuple[float, float]
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return the weight of each token, ``[B, A]`` without a gradient, and what its metrics are means of, as large.
+    """Return the weight of each token, ``[B, A]`` without a gradient, and values of that shape to average as metrics.
 
-    - ``importance_cut``: 1 where the weight was truncated or set to 0, else 0.
+    - ``importance_cut``: 1 if the weight was truncated or set to 0, else 0.
     - ``importance_weight``: the weight.
 
     Args:
@@ -51,7 +51,7 @@ def weights(
         mask: bool ``[B, A]``, the sampled tokens.
         rollouts: see :func:`rollout_sums`.
         kind: "tis", "icepop" or "mis".
-        thresholds: the lowest and the highest weight; ``tis`` does not use the lowest.
+        thresholds: the lowest and the highest weight; ``tis`` ignores the lowest.
     """
     low, high = thresholds
     with torch.no_grad():

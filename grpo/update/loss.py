@@ -1,19 +1,19 @@
 """The policy loss of a whole optimizer batch, however it is split into micro-batches and ranks.
 
-With advantages A_i, lengths L_i (sampled tokens) and S rollouts in the batch, a token of rollout i weighs
+With advantages A_i, lengths L_i (sampled tokens) and S rollouts in the batch, the weight of a token of rollout i is
 
 - ``sequence_mean``: A_i / (L_i S). Every rollout counts the same, so a token of a long one counts less: a wrong answer
   is cheaper the longer it is.
 - ``token_mean``: A_i / sum_j L_j. Every token counts the same (DAPO, https://arxiv.org/abs/2503.14476).
 - ``constant``: A_i / (S M), with M the longest response allowed (Dr. GRPO, https://arxiv.org/abs/2503.20783).
 
-A rollout is a response, or a conversation of several turns, and counts once: its branches
-(:mod:`grpo.batch.branches`) are more rows of its micro-batch, L_i is the sampled tokens of all of them, and GSPO
-has one ratio for them. M is ``--generate_max_len`` for conversations, too: the limit of one turn, and about what one
-row can hold of them. Being the same for all, it sets the size of the steps and favours nothing.
+A rollout is a response or a multi-turn conversation, and counts once. Its branches (:mod:`grpo.batch.branches`) are
+more rows of its micro-batch, L_i counts the sampled tokens of all of them, and GSPO has one ratio for them. M is
+``--generate_max_len`` for conversations too: the limit of one turn, and about what one row can hold. It is the same for
+all rollouts, so it scales the steps and favours no rollout.
 
-Stock OpenRLHF takes the mean over the tokens of each micro-batch: it becomes the first or the second with the size of
-the micro-batches.
+Stock OpenRLHF takes the mean over the tokens of each micro-batch. The size of the micro-batches then decides which of
+the first two it approximates.
 """
 
 from collections import deque
@@ -25,7 +25,7 @@ from torch import nn
 
 from grpo.update import importance
 
-MAX_LOG_RATIO = 20.0  # exp of it is finite in fp32, also times an advantage: inf * 0 would be NaN
+MAX_LOG_RATIO = 20.0  # its exp is finite in fp32, even times an advantage: inf * 0 would be NaN
 
 
 class PolicyLoss(nn.Module):
@@ -35,11 +35,12 @@ class PolicyLoss(nn.Module):
         args: OpenRLHF's, with ``loss_aggregation`` of :mod:`grpo.launch.flags`.
 
     Attributes:
-        scale: what the sum over the tokens of a micro-batch is multiplied by; None outside of :meth:`batches`.
-        rollouts: long ``[B]``, the rollout of each of its rows, see :func:`rollouts_of`.
-        per_token: of the last call, ``[B, A]`` by name, what metrics are means of over the sampled tokens:
-            ``clip_ratio_low`` and ``clip_ratio_high``; ``vllm_kl`` and those of :func:`grpo.update.importance.weights`
-            with the correction, ``advantage_clipped`` with a clip, ``kl`` and ``logprobs_diff`` with a KL loss.
+        scale: the factor for the sum over a micro-batch's tokens; None outside of :meth:`batches`.
+        rollouts: long ``[B]``, the rollout of each row of the micro-batch, see :func:`rollouts_of`.
+        per_token: values of the last call, ``[B, A]`` by name, that metrics average over the sampled tokens:
+            ``clip_ratio_low`` and ``clip_ratio_high``; with the correction, ``vllm_kl`` and the values of
+            :func:`grpo.update.importance.weights`; with a clip, ``advantage_clipped``; with a KL loss, ``kl`` and
+            ``logprobs_diff``.
     """
 
     def __init__(self, args: Any) -> None:
@@ -51,10 +52,10 @@ class PolicyLoss(nn.Module):
         self.rollouts = torch.zeros(0, dtype=torch.long)
 
     def batches(self, loader: Any, buffer: Any, strategy: Any) -> "WholeBatches":
-        """Return the micro-batches of a loader; :meth:`forward` knows which batch each belongs to.
+        """Return the micro-batches of a loader; each sets the batch that :meth:`forward` belongs to.
 
         Args:
-            loader: of OpenRLHF's ``Experience``, one a micro-batch.
+            loader: of OpenRLHF's ``Experience``, one per micro-batch.
             buffer: OpenRLHF's ``NaiveReplayBuffer``, which knows the splits of dynamic batches.
             strategy: OpenRLHF's ``DeepspeedStrategy``.
         """
@@ -66,12 +67,13 @@ class PolicyLoss(nn.Module):
         rollouts: Sequence[torch.Tensor],
         total: Callable[[torch.Tensor], torch.Tensor],
     ) -> float:
-        """Return what the sum over all tokens of an optimizer batch is divided by.
+        """Return the divisor of the sum over all tokens of an optimizer batch.
 
         Rollouts without a sampled token do not count.
 
         Args:
-            action_masks, rollouts: ``[B, A]``, and :func:`rollouts_of`, of each micro-batch of this rank.
+            action_masks: ``[B, A]``, for each micro-batch of this rank.
+            rollouts: see :func:`rollouts_of`, for each micro-batch of this rank.
             total: the sum over ranks of an fp64 ``[2]``. Collective.
         """
         counts = torch.zeros(2, dtype=torch.float64)
@@ -80,18 +82,18 @@ class PolicyLoss(nn.Module):
             counts += torch.tensor([len(of_row[lengths > 0].unique()), int(lengths.sum())])
         samples, tokens = total(counts).tolist()
         found = {"sequence_mean": samples, "token_mean": tokens, "constant": samples * self.max_length}
-        return max(found[self.aggregation], 1.0)  # 0 where nothing was sampled: then the sum is 0, too
+        return max(found[self.aggregation], 1.0)  # 0 if nothing was sampled: then the sum is 0 too
 
     def aggregate(self, values: torch.Tensor, action_mask: torch.Tensor) -> torch.Tensor:
-        """Return this micro-batch's share of the batch's aggregate, 0-dim, times what the trainer divides by.
+        """Return this micro-batch's share of the batch's aggregate, 0-dim, times the trainer's divisor.
 
-        The mean over ranks and the weighted sum over micro-batches, which trainer and DeepSpeed take, is the aggregate.
+        Trainer and DeepSpeed take the weighted sum over micro-batches and the mean over ranks: the aggregate.
 
         Args:
-            values: ``[B, A]``, one a token.
+            values: ``[B, A]``, one per token.
 
         Raises:
-            RuntimeError: outside of :meth:`batches`: the batch is not known.
+            RuntimeError: outside of :meth:`batches`, because the batch is unknown.
         """
         if self.scale is None:
             raise RuntimeError("the loss does not know the whole batch: iterate over PolicyLoss.batches(loader, ...)")
@@ -102,10 +104,10 @@ class PolicyLoss(nn.Module):
         return sums.sum() * self.scale
 
     def divergence(self, kl: torch.Tensor, log_ratio: torch.Tensor, action_mask: torch.Tensor) -> torch.Tensor:
-        """Return this micro-batch's share of the KL loss, and note it for the metrics; after :meth:`forward`.
+        """Return this micro-batch's share of the KL loss, and note it for the metrics. Call it after :meth:`forward`.
 
         Args:
-            kl: ``[B, A]``, the estimate of each token.
+            kl: ``[B, A]``, the estimate at each token.
             log_ratio: ``[B, A]``, trained policy minus reference.
         """
         self.per_token |= {"kl": kl.detach(), "logprobs_diff": log_ratio.detach()}
@@ -121,12 +123,13 @@ class PolicyLoss(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Return loss, share of clipped tokens, ``ppo_kl`` and ``vllm_kl``, all 0-dim.
 
-        ``ppo_kl`` is the mean of old minus current log-probs, ``vllm_kl`` that of the engine's minus the old ones (None
-        without the correction), over the tokens of this micro-batch, in nat.
+        ``ppo_kl`` is the mean of old minus current log-probs. ``vllm_kl`` is the mean of the engine's minus old
+        log-probs, or None without the correction. Both are over the tokens of this micro-batch, in nats.
 
         Args:
-            log_probs, old_log_probs, rollout_log_probs: ``[B, A]`` of the trained policy, of the policy that sampled,
-                and what the engine said of it.
+            log_probs: ``[B, A]``, of the trained policy.
+            old_log_probs: ``[B, A]``, of the policy that sampled.
+            rollout_log_probs: ``[B, A]``, of the same policy as the engine reported them.
             advantages, action_mask: ``[B, A]``.
 
         Raises:
@@ -136,7 +139,7 @@ class PolicyLoss(nn.Module):
         advantages, self.per_token = self._clip(advantages)
         log_ratio = torch.where(mask, log_probs - old_log_probs, 0.0)
         token_log_ratio = log_ratio
-        if args.policy_loss_type == "gspo":  # one ratio a rollout, https://arxiv.org/abs/2507.18071
+        if args.policy_loss_type == "gspo":  # one ratio per rollout, https://arxiv.org/abs/2507.18071
             log_ratio = importance.rollout_mean(log_ratio, mask, self.rollouts).expand_as(log_ratio)
         ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
         low, high = args.eps_clip_low_high
@@ -168,22 +171,22 @@ class PolicyLoss(nn.Module):
 
 
 def token_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return the mean of ``values`` ``[B, A]`` where ``mask``, 0-dim; 0 where it is nowhere."""
+    """Return the mean of ``values`` ``[B, A]`` over ``mask``, 0-dim; 0 if ``mask`` is empty."""
     return torch.where(mask, values.float(), 0.0).sum() / mask.sum().clamp(min=1)
 
 
 def rollouts_of(micro_batch: Any) -> torch.Tensor:
     """Return the rollout of each row of a micro-batch, numbered from 0, long ``[B]``.
 
-    All rows of a rollout are in the same micro-batch, and ``info["sample"]`` (see
-    :func:`grpo.metrics.step_metrics.before_training`) is the rollout's place in the step, which no other one has.
+    All rows of a rollout are in the same micro-batch. ``info["sample"]`` (see
+    :func:`grpo.metrics.step_metrics.before_training`) is the rollout's unique number in the step.
     """
     places = torch.tensor([int(place) for place in micro_batch.info["sample"]])
     return places.unique(return_inverse=True)[1]
 
 
 class WholeBatches:
-    """The micro-batches of a loader, read ahead by one optimizer batch: its tokens are counted before its first loss.
+    """The micro-batches of a loader, read ahead by one optimizer batch to count its tokens before its first loss.
 
     The samples wait in host memory, where the replay buffer holds them anyway.
     """
@@ -195,10 +198,10 @@ class WholeBatches:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield each micro-batch when the loss is set to its batch.
+        """Yield each micro-batch once the loss is set to its batch.
 
         Raises:
-            RuntimeError: where the last batch is not whole; the launcher refuses such sizes.
+            RuntimeError: if the last batch is incomplete; the launcher refuses such sizes.
         """
         ahead: deque[tuple[Any, float]] = deque()
         for step, micro_batch in enumerate(self._loader):
@@ -216,14 +219,14 @@ class WholeBatches:
         masks, rollouts = zip(*((one.action_mask, rollouts_of(one)) for one, _ in ahead), strict=True)
         normaliser = self._loss.normaliser(masks, rollouts, lambda counts: self._strategy.all_reduce(counts, "sum"))
         for of_row in rollouts:
-            micro_batch, weight = ahead.popleft()  # let go of when it is done: the trainer moves it to its device
+            micro_batch, weight = ahead.popleft()  # released once it is done: the trainer moves it to its device
             self._loss.rollouts = of_row
             self._loss.scale = self._strategy.world_size / (weight * normaliser)
             yield micro_batch
         self._loss.scale = None
 
     def _place(self, step: int) -> tuple[float, bool]:
-        """Return by what a micro-batch's loss will be multiplied, and whether an optimizer step follows it."""
+        """Return the factor applied later to a micro-batch's loss, and whether an optimizer step follows it."""
         if self._buffer.dynamic_batch:  # by OpenRLHF's training_step
             return self._buffer.dynamic_loss_scale[step], bool(self._buffer.dynamic_optimizer_step[step])
         accumulated = self._strategy.accumulated_gradient  # by DeepSpeed

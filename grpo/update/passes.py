@@ -1,4 +1,4 @@
-"""What the actor computes in a forward pass, and which passes it makes: nothing that is not used."""
+"""Which forward passes the actor makes and what they compute: nothing unused."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,15 +11,15 @@ ENTROPY_CHUNK = 256  # positions
 
 
 def router_logits(args: Any) -> bool:
-    """Say whether the router's logits are computed: only the balancing loss of a mixture of experts reads them."""
-    return args.aux_loss_coef > 1e-8  # where OpenRLHF's ActorPPOTrainer adds the loss
+    """Return whether the router's logits are computed: only the balancing loss of a mixture of experts reads them."""
+    return args.aux_loss_coef > 1e-8  # OpenRLHF's ActorPPOTrainer adds the loss above this
 
 
 def training_path(model: nn.Module) -> None:
-    """Put ``model`` into the mode of the training step, except that nothing is dropped out.
+    """Put ``model`` into training mode, but without dropout.
 
-    In eval mode on a GPU, transformers' ``GptOssExperts`` runs every expert for every token; the training path runs
-    the chosen ones, and is also the path whose log-probs the importance ratio compares with.
+    In eval mode on a GPU, transformers' ``GptOssExperts`` runs every expert for every token. The training path runs
+    only the chosen ones. The importance ratio also compares with log-probs of this path.
     """
     model.train()
     for module in model.modules():
@@ -28,29 +28,29 @@ def training_path(model: nn.Module) -> None:
 
 
 def is_on_policy(args: Any) -> bool:
-    """Say whether a rollout is one optimizer step: the policy that is trained is the one that sampled."""
+    """Return whether a rollout is one optimizer step, so that the trained policy is the one that sampled."""
     samples = args.rollout_batch_size * args.n_samples_per_prompt * args.max_epochs
     return bool(samples == args.train_batch_size)
 
 
 def makes_old_log_probs(args: Any) -> bool:
-    """Say whether the ratio is taken to log-probs from before the update, so that the trainer makes a pass for them.
+    """Return whether the ratio uses log-probs from before the update, for which the trainer makes an extra pass.
 
-    It is not where the policy has not moved, nor where the engine's are taken.
+    It does not if the policy has not moved, or if the ratio uses the engine's log-probs.
     """
     return not (is_on_policy(args) or is_of_engine(args))
 
 
 def is_of_engine(args: Any) -> bool:
-    """Say whether the ratio of the loss is taken to the engine's log-probs of the samples."""
+    """Return whether the loss's ratio uses the engine's log-probs of the samples."""
     return bool(args.old_log_probs == "engine")
 
 
 def old_log_probs_ref(maker: Any, samples: Sequence[Any], **batches: list[torch.Tensor]) -> Any:
-    """Start the forward passes for the old log-probs, or none where the ratio is not taken to them.
+    """Start the forward passes for the old log-probs, or none if the ratio does not use them.
 
-    Without a pass, a KL that comes off the reward compares the engine's log-probs with the reference: the engine is the
-    policy that sampled, and the mean of that difference over its samples is its KL.
+    Without a pass, a KL penalty in the reward compares the engine's log-probs with the reference. The engine is the
+    policy that sampled, so the mean of that difference over its samples is its KL.
 
     Args:
         maker: OpenRLHF's ``RemoteExperienceMaker``.
@@ -58,26 +58,26 @@ def old_log_probs_ref(maker: Any, samples: Sequence[Any], **batches: list[torch.
         batches: ``sequences``, ``action_mask``, ``attention_mask`` of each micro-batch.
 
     Returns:
-        What ``async_run_method_batch("forward")`` returns. Without a pass: the engine's, or zeros where nothing reads
-        them.
+        The result of ``async_run_method_batch("forward")``. Without a pass: the engine's log-probs, or zeros if nothing
+        reads them.
     """
     args = maker.args
     is_read = args.init_kl_coef > 0 and not args.use_kl_loss
-    is_unknown = is_read and any(batch.rollout_log_probs is None for batch in samples)  # to an agent of somebody's own
+    is_unknown = is_read and any(batch.rollout_log_probs is None for batch in samples)  # a user's agent may lack them
     if makes_old_log_probs(args) or is_unknown:
         return maker.actor_model_group.async_run_method_batch(method_name="forward", **batches)
     instead = [batch.rollout_log_probs if is_read else torch.zeros(batch.action_mask.shape) for batch in samples]
-    copies = args.ring_attn_size * args.ds_tensor_parallel_size  # OpenRLHF takes one of so many equal results
+    copies = args.ring_attn_size * args.ds_tensor_parallel_size  # OpenRLHF takes one of this many equal results
     return ray.put([[values] for values in instead for _ in range(copies)])
 
 
 def old_log_probs(args: Any, experience: Any, current: torch.Tensor) -> torch.Tensor:
-    """Return the log-probs of the policy that sampled, ``[B, A]``: those of this very pass where it has not moved.
+    """Return the log-probs of the policy that sampled, ``[B, A]``: this pass's own if the policy has not moved.
 
     Args:
         experience: OpenRLHF's, with ``action_log_probs`` of :func:`old_log_probs_ref` and the engine's
             ``rollout_log_probs``.
-        current: of this pass.
+        current: log-probs of this pass.
     """
     if is_of_engine(args):
         return experience.rollout_log_probs
@@ -85,35 +85,35 @@ def old_log_probs(args: Any, experience: Any, current: torch.Tensor) -> torch.Te
 
 
 def logits_to_keep(action_mask: torch.Tensor | None) -> int:
-    """Return from how many of the last positions logits are needed; 0 stands for all, as in transformers.
+    """Return how many of the last positions need logits; 0 means all, as in transformers.
 
     Samples are padded, not packed: :mod:`grpo.launch.flags` refuses packing.
 
     Args:
-        action_mask: bool ``[B, A]``, which of the last A tokens were sampled; None where every position counts.
+        action_mask: bool ``[B, A]``, which of the last A tokens were sampled; None if every position counts.
     """
     if action_mask is None:
         return 0
     if not action_mask.any():
-        return 2  # nothing of it is read: not the logits of all positions for that
+        return 2  # nothing reads them, so the fewest suffice
     first = int(action_mask.any(dim=0).int().argmax())
     return action_mask.shape[1] - first + 1  # the token before the first one predicts it
 
 
 def left_padded(values: torch.Tensor, sequences: torch.Tensor) -> torch.Tensor:
-    """Return ``values`` of the last positions, ``[B, kept]``, with zeros for those before: as long as ``sequences``."""
+    """Return ``values`` of the last positions, ``[B, kept]``, padded on the left with zeros to match ``sequences``."""
     return nn.functional.pad(values, (sequences.shape[1] - values.shape[1], 0))
 
 
 def entropy_use(args: Any) -> str | None:
-    """Return what the entropy is computed for: "loss", "log" (a coefficient of 0), or None."""
+    """Return the use of the entropy: "loss", "log" (a coefficient of 0), or None."""
     if args.entropy_loss_coef is None:
         return None
     return "loss" if args.entropy_loss_coef != 0 else "log"
 
 
 def entropy(logits: torch.Tensor, use: str) -> torch.Tensor:
-    """Return the entropy of each position, ``[B, S]``, with a graph only where the loss uses it.
+    """Return the entropy of each position, ``[B, S]``, with a graph only if the loss uses it.
 
     Args:
         logits: fp32 ``[B, S, V]``.
@@ -122,5 +122,5 @@ def entropy(logits: torch.Tensor, use: str) -> torch.Tensor:
 
     if use == "loss":
         return compute_entropy(logits)
-    with torch.no_grad():  # in chunks: the softmax of 4096 tokens over the whole vocabulary has 3.3 GB
+    with torch.no_grad():  # in chunks: the softmax of 4096 tokens over the whole vocabulary takes 3.3 GB
         return torch.cat([compute_entropy(chunk) for chunk in logits.split(ENTROPY_CHUNK, dim=1)], dim=1)

@@ -11,17 +11,17 @@ from grpo.lora import adapter
 
 
 def is_actor(args: Any) -> bool:
-    """Say whether a KL is asked for, and the actor without its adapter is the reference."""
+    """Return whether a KL is used and the actor without its adapter is the reference."""
     return bool(args.init_kl_coef > 0 and adapter.is_trained(args))
 
 
 @contextlib.contextmanager
 def adapter_off(model: nn.Module) -> Iterator[None]:
-    """Let ``model`` answer as the base model, by a scale of 0: base + 0 * update is the base's output to the bit.
+    """Make ``model`` answer as the base model by a scale of 0: base + 0 * update equals the base's output bit for bit.
 
-    PEFT's ``disable_adapter`` leaves the adapter's modules out instead. ZeRO-3 fetches parameters ahead in the order of
-    the last pass: every change between passes with and without them makes it forget that order and wait for each. It
-    also switches ``requires_grad`` of the adapter off and on under the optimizer.
+    PEFT's ``disable_adapter`` skips the adapter's modules instead. ZeRO-3 prefetches parameters in the order of the
+    last pass. Each switch between passes with and without those modules makes it forget that order and wait for every
+    parameter. ``disable_adapter`` also toggles the adapter's ``requires_grad`` under the optimizer.
     """
     layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
     scales = [layer.scaling for layer in layers]
@@ -35,7 +35,7 @@ def adapter_off(model: nn.Module) -> Iterator[None]:
 
 
 class ActorAsReference:
-    """Stands where OpenRLHF expects its group of reference models: asks the actors, with their adapter off.
+    """Replaces OpenRLHF's group of reference models: asks the actors, with their adapter off.
 
     Args:
         actors: OpenRLHF's ``RayActorGroup`` of ``PolicyModelActor``.
@@ -45,13 +45,13 @@ class ActorAsReference:
         self._actors = actors
 
     def async_run_method_batch(self, method_name: str, **batches: Any) -> Any:
-        """Start the passes for the reference's log-probs; the actors make them after what they were asked before."""
+        """Start the passes for the reference's log-probs; the actors run them after their earlier calls."""
         return self._actors.async_run_method_batch(method_name=f"reference_{method_name}", **batches)
 
     def async_run_method(self, method_name: str, **kwargs: Any) -> Any:
-        """Pass on what concerns the device alone, as "empty_cache"."""
+        """Pass on methods that concern only the device, such as "empty_cache"."""
         return self._actors.async_run_method(method_name=method_name, **kwargs)
 
     def async_init_model_from_pretrained(self, *_: Any, **__: Any) -> list[Any]:
-        """Return no reference to wait for: there is no model to load."""
+        """Return [] as there is no model to load."""
         return []
