@@ -9,12 +9,12 @@ from grpo.model import cpu_matmul, loading, zero
 
 
 def install_matmul() -> None:
-    """Replace bf16 products where the CPU has no bf16 arithmetic."""
+    """Replace bf16 matrix products if the CPU has no bf16 arithmetic."""
     cpu_matmul.install()
 
 
 def offload(args: Any) -> bool:
-    """Say whether the frozen parameters stay in host memory. Not every strategy of OpenRLHF has our flags."""
+    """Return whether the frozen parameters stay in host memory. Some strategies of OpenRLHF lack our flags."""
     return getattr(args, "offload", False)
 
 
@@ -24,12 +24,12 @@ def tune(ds_config: dict[str, Any], args: Any) -> dict[str, Any]:
 
 
 def restore_rope(engine: Any) -> None:
-    """Bring YaRN's frequencies back to fp32 after DeepSpeed's cast."""
+    """Restore YaRN's frequencies to fp32 after DeepSpeed's cast."""
     loading.restore_rope(engine)
 
 
 def save_adapter(model: Any, output_dir: str) -> bool:
-    """Save the adapter alone where the model has one; say whether that was so."""
+    """Save only the adapter if the model has one; return whether it has."""
     if not isinstance(model, PeftModel):
         return False
     saving.save_adapter(model, output_dir)

@@ -13,12 +13,12 @@ from grpo.update import passes
 
 
 def begin_batch(generator: Any, num_prompts: int, dynamic_filtering: bool) -> tuple[list[Any], int]:
-    """Return the samples that the last batch left over, and how many prompts are to be drawn beside them."""
+    """Return the samples left over from the last batch, and how many more prompts to draw."""
     return filtering.begin_batch(generator, num_prompts, dynamic_filtering)
 
 
 def carry_over(generator: Any, accepted: list[Any], pending: list[Any]) -> None:
-    """Keep the samples of an unfinished batch for the next one, and cancel what is still running."""
+    """Keep the samples of an unfinished batch for the next one, and cancel running ones."""
     filtering.carry_over(generator, accepted, pending)
 
 
@@ -38,12 +38,12 @@ def experience_of(generator: Any, response: dict[str, Any], **generate_kwargs: A
 
 
 def reward_of(args: Any, response: dict[str, Any]) -> float | None:
-    """Return the reward of a response, NaN where it is missing, None where a reward model scores later."""
+    """Return the reward of a response; NaN if missing, None if a reward model scores later."""
     return rewards.reward_of(args, response, "reward")
 
 
 def score_of(args: Any, response: dict[str, Any]) -> float | None:
-    """Return the score of a response, as :func:`reward_of`."""
+    """Return the score of a response, with the same rules as :func:`reward_of`."""
     return rewards.reward_of(args, response, "scores")
 
 
@@ -53,7 +53,7 @@ def sampled_length(action_mask: torch.Tensor) -> int | float:
 
 
 def is_truncated(response: dict[str, Any], limit: int) -> bool:
-    """Say whether the engine or OpenRLHF's own limit cut the response."""
+    """Return whether the engine or OpenRLHF's own limit cut the response."""
     return trajectory.is_truncated(response, limit)
 
 
@@ -63,7 +63,7 @@ def length_limit(generate_kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def scalar(value: Any) -> float:
-    """Return a log of the reward function as a number, NaN where it is not one."""
+    """Return a log of the reward function as a number; NaN if it is not one."""
     return rewards.scalar(value)
 
 
@@ -96,12 +96,12 @@ def old_log_probs(maker: Any, samples: Sequence[Any], **batches: list[torch.Tens
 
 
 def apart(batches: list[Any]) -> list[Any]:
-    """Take the branches out of the micro-batches: advantages are those of rollouts."""
+    """Move the branches out of the micro-batches: advantages are computed for rollouts."""
     return branches.apart(batches)
 
 
 def penalise_length(experiences: Sequence[Any], args: Any) -> None:
-    """Lower the rewards of samples near the limit on their length."""
+    """Lower the rewards of samples close to their length limit."""
     length_penalty.penalise(experiences, args)
 
 

@@ -19,17 +19,17 @@ __all__ = ["PolicyLoss"]
 
 
 def router_logits(args: Any) -> bool:
-    """Say whether the router's logits are computed."""
+    """Return whether the router's logits are computed."""
     return passes.router_logits(args)
 
 
 def allocated_rows(tokenizer: Any) -> int:
-    """Return how many rows of the vocabulary stand for tokens."""
+    """Return how many rows of the vocabulary represent tokens."""
     return vocabulary.allocated(tokenizer)
 
 
 def load_step(actor: Any, args: Any) -> dict[str, Any]:
-    """Load the checkpoint that the run is resumed from; return the controller's states."""
+    """Load the checkpoint to resume from; return the controller's states."""
     return saving.load_step(actor.model, args)
 
 
@@ -37,32 +37,32 @@ def load_step(actor: Any, args: Any) -> dict[str, Any]:
 
 
 def recorder(trainer: Any) -> token_recorder.ActorMetrics:
-    """Return what notes the numbers of every sampled token."""
+    """Return the recorder of every sampled token's numbers."""
     return token_recorder.ActorMetrics(trainer)
 
 
 def needs_nccl_group(args: Any, use_cuda_ipc: bool) -> bool:
-    """Say whether weights go to the engines through NCCL, as they do without an adapter."""
+    """Return whether weights go to the engines through NCCL, which they do without an adapter."""
     return sync.needs_nccl_group(args, use_cuda_ipc)
 
 
 def training_path(actor: torch.nn.Module) -> None:
-    """Put the actor into the mode in which old log-probs are those of the loss."""
+    """Put the actor into the mode in which old log-probs match the loss's."""
     passes.training_path(actor)
 
 
 def whole_batches(trainer: Any, loader: Any) -> Iterable[Any]:
-    """Return the micro-batches, with what the loss needs to know of their whole optimizer batch."""
+    """Return the micro-batches; each sets what the loss needs from its whole optimizer batch."""
     return trainer.actor_loss_fn.batches(loader, trainer.replay_buffer, trainer.strategy)
 
 
 def entropy_use(args: Any) -> str | None:
-    """Return what the entropy is computed for."""
+    """Return the use of the entropy: "loss", "log", or None."""
     return passes.entropy_use(args)
 
 
 def old_log_probs(args: Any, experience: Any, current: torch.Tensor) -> torch.Tensor:
-    """Return the log-probs that the ratio is taken to, ``[B, A]``."""
+    """Return the ratio's old log-probs, ``[B, A]``."""
     return passes.old_log_probs(args, experience, current)
 
 
@@ -70,7 +70,7 @@ def kl_loss(trainer: Any, kl: torch.Tensor, current: torch.Tensor, base: torch.T
     """Return the KL of the loss, over the whole optimizer batch.
 
     Args:
-        kl: the estimate of each token, ``[B, A]``.
+        kl: the estimate at each token, ``[B, A]``.
         current, base: log-probs of the actor and of the reference, ``[B, A]``.
     """
     return trainer.actor_loss_fn.divergence(kl, current - base, experience.action_mask)
@@ -80,29 +80,29 @@ def entropy_loss(trainer: Any, entropy: torch.Tensor, experience: Any) -> torch.
     """Return the entropy of the sampled tokens over the whole optimizer batch.
 
     Args:
-        entropy: of each position, ``[B, S]``.
+        entropy: at each position, ``[B, S]``.
     """
     mask = experience.action_mask
     return trainer.actor_loss_fn.aggregate(entropy[:, -mask.shape[1] :], mask)
 
 
 def note_tokens(trainer: Any, experience: Any, log_probs: torch.Tensor, output: Any, loss: torch.Tensor) -> None:
-    """Note the numbers of every sampled token of a micro-batch, before its backward pass."""
+    """Record the numbers of every sampled token of a micro-batch, before its backward pass."""
     trainer.metrics.note(experience, log_probs, output, loss, trainer.actor_loss_fn.per_token)
 
 
 def note_step(trainer: Any) -> None:
-    """Note the gradient norm, where this micro-batch ended an optimizer step."""
+    """Record the gradient norm if this micro-batch ended an optimizer step."""
     trainer.metrics.after_backward_and_step()
 
 
 def notes(trainer: Any) -> dict[str, Any]:
-    """Return the notes of the rank, and forget them."""
+    """Return the records of the rank, and clear them."""
     return trainer.metrics.pop()
 
 
 def trains_adapter(args: Any) -> bool:
-    """Say whether an adapter is trained, which our sync and our checkpoints are for."""
+    """Return whether an adapter is trained; our sync and our checkpoints need one."""
     return adapter.is_trained(args)
 
 
@@ -115,7 +115,7 @@ def sync_adapter(trainer: Any) -> None:
 
 
 def adapter_off(actor: Any) -> AbstractContextManager[None]:
-    """Take the adapter off for a while: the reference's log-probs."""
+    """Disable the adapter within the context, for the reference's log-probs."""
     return reference.adapter_off(actor)
 
 

@@ -13,17 +13,17 @@ from grpo.run import evaluation, run_log
 
 
 def optimizer_steps(args: Any, steps: int) -> int:
-    """Return for how many optimizer steps the learning rate is scheduled."""
+    """Return the number of optimizer steps that the learning rate is scheduled for."""
     return run_log.optimizer_steps(args, steps)
 
 
 def length_limits(args: Any, states: dict[str, Any]) -> length_schedule.Schedule:
-    """Return the limits on responses over the run, from where the checkpoint left them."""
+    """Return the run's limits on response length, in the state of the checkpoint."""
     return length_schedule.Schedule(args, states.get("lengths"))
 
 
 def restore(trainer: Any, states: dict[str, Any]) -> None:
-    """Bring the controller back to the state of a checkpoint."""
+    """Restore the controller's state from a checkpoint."""
     trainer_state.restore_controller(trainer, states)
 
 
@@ -33,7 +33,7 @@ def start_log(trainer: Any, states: dict[str, Any]) -> run_log.RunLog:
 
 
 def evaluate_first(trainer: Any, step: int) -> None:
-    """Evaluate before the first step, where that is asked for."""
+    """Evaluate before the first step, if requested."""
     evaluation.run_first(trainer, step)
 
 
@@ -41,32 +41,32 @@ def evaluate_first(trainer: Any, step: int) -> None:
 
 
 def is_finished(args: Any, step: int) -> bool:
-    """Say whether the run has made all of its steps."""
+    """Return whether the run has made all its steps."""
     return run_log.is_finished(args, step)
 
 
 def begin_step(trainer: Any, step: int) -> None:
-    """Name the step from which the seeds of its samples follow."""
+    """Set the step that the seeds of its samples follow from."""
     seeds.begin_stage(trainer.samples_generator, f"train {step}")
 
 
 def generate_arguments(trainer: Any, step: int) -> dict[str, Any]:
-    """Return the arguments of sampling, with the limit on responses of this step."""
+    """Return the arguments of sampling, with this step's limit on response length."""
     return trainer.lengths.limited(trainer.generate_kwargs, step)
 
 
 def before_training(experiences: Sequence[Any]) -> None:
-    """Number the samples, by which the notes of the ranks find back to them."""
+    """Number the samples, so that the ranks' records can be matched to them."""
     step_metrics.before_training(experiences)
 
 
 def merge_status(status: dict[str, Any], result: dict[str, Any]) -> None:
-    """Add what one rank's update returned to the status of the step."""
+    """Add the result of one rank's update to the status of the step."""
     step_metrics.merge(status, result)
 
 
 def after_training(status: dict[str, Any], experiences: Sequence[Any], samples: Sequence[Any], trainer: Any) -> None:
-    """Complete the status of the step by its metrics."""
+    """Add the metrics to the status of the step."""
     step_metrics.after_training(status, experiences, samples, trainer.args, trainer.tokenizer)
 
 
@@ -76,12 +76,12 @@ def log_rollouts(trainer: Any, step: int, samples: Sequence[Any]) -> None:
 
 
 def states(trainer: Any, status: dict[str, Any]) -> dict[str, Any]:
-    """Return what a checkpoint holds of the controller beside OpenRLHF's own states."""
+    """Return the controller's states for a checkpoint, besides OpenRLHF's own."""
     return trainer_state.of_controller(status)
 
 
 def lengths_after(trainer: Any, step: int, samples: Sequence[Any]) -> dict[str, Any]:
-    """Move the limit on responses on; return its state for the checkpoint."""
+    """Advance the limit on response length; return its state for the checkpoint."""
     return trainer.lengths.after_step(step, samples)
 
 
@@ -104,5 +104,5 @@ def evaluate_last(trainer: Any, step: int) -> None:
 
 
 def close(trainer: Any) -> None:
-    """Close the services that got the run's numbers."""
+    """Close the services that received the run's numbers."""
     trainer.run_log.trackers.close()

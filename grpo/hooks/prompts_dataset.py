@@ -9,5 +9,5 @@ from grpo.rollout import chat_template
 
 def render_with(tokenizer: Any, args: Any) -> Callable[..., Any]:
     """Return the tokenizer's ``apply_chat_template`` with the run's template variables."""
-    effort = getattr(args, "reasoning_effort", None)  # other command lines of OpenRLHF do not have the flag
+    effort = getattr(args, "reasoning_effort", None)  # other command lines of OpenRLHF lack the flag
     return partial(tokenizer.apply_chat_template, **chat_template.variables(effort))

@@ -1,6 +1,6 @@
 """Hooks of openrlhf/cli/train_ppo_ray.py: the driver's command line, and how it starts engines and actor.
 
-The launcher imports this module to read the flags, and does so without torch: what needs it is imported by its hook.
+The launcher imports this module without torch to read the flags. Hooks that need torch import it themselves.
 """
 
 import argparse
@@ -26,12 +26,12 @@ def validate(args: argparse.Namespace) -> None:
 
 
 def hand_on_thinking_budget(args: argparse.Namespace) -> None:
-    """Name the executor of the thinking budget, and hand its settings on to the engines."""
+    """Set the executor of the thinking budget, and pass its settings to the engines."""
     thinking_settings.hand_on(args)
 
 
 def hand_on_reasoning_effort(args: argparse.Namespace) -> None:
-    """Hand the reasoning effort on to the engines, where environments render prompts."""
+    """Pass the reasoning effort to the engines, where environments render prompts."""
     chat_template.hand_on(args)
 
 
@@ -46,26 +46,26 @@ def engine_model(args: argparse.Namespace) -> str:
 
 
 def adapter_config(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what the engines' workers need to know of the adapter before they get it."""
+    """Return what the engines' workers need to know about the adapter before they get it."""
     from grpo.lora import adapter
 
     return adapter.engine_config(args)
 
 
 def actor_is_reference(args: argparse.Namespace) -> bool:
-    """Say whether the actor without its adapter stands in for the reference model."""
+    """Return whether the actor without its adapter replaces the reference model."""
     from grpo.update import reference
 
     return reference.is_actor(args)
 
 
 def reference_from(actor_model: Any) -> "ActorAsReference":
-    """Return what OpenRLHF uses as the group of reference actors."""
+    """Return the object that OpenRLHF uses as the group of reference actors."""
     from grpo.update.reference import ActorAsReference
 
     return ActorAsReference(actor_model)
 
 
 def engines_ready(engines: Sequence[Any] | None) -> list[Any]:
-    """Return one reference per engine that resolves when the engine has started, or raises why it has not."""
+    """Return one reference per engine that resolves when the engine has started, or raises its start-up error."""
     return cluster.engines_ready(engines)

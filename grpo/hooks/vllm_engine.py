@@ -14,10 +14,10 @@ def engine_arguments() -> dict[str, Any]:
 
 
 async def load_adapter(llm: Any, buffer: Any, specs: list[dict[str, Any]]) -> list[dict[str, int]]:
-    """Hand the adapter on to the workers of this engine; return their receipts."""
+    """Hand the adapter to the workers of this engine; return their receipts."""
     return await engine_actor.load_into_engine(llm, buffer, specs)
 
 
 def for_sample(params: Any, number: int) -> Any:
-    """Return the sampling parameters of one of the samples of a prompt."""
+    """Return the sampling parameters of one sample of a prompt."""
     return engine.for_sample(params, number)
