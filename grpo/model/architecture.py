@@ -1,4 +1,4 @@
-"""The tensors that a gpt-oss checkpoint has to hold, as its config.json says; without torch."""
+"""The tensors that a gpt-oss checkpoint must hold according to its config.json. Works without torch."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ _REMEDY = "config.json and the weights are of different models or broken: downlo
 
 @dataclass(frozen=True)
 class Architecture:
-    """The numbers of a gpt-oss model; `mxfp4` tells how its experts are stored."""
+    """The dimensions of a gpt-oss model; `mxfp4` tells how its experts are stored."""
 
     layers: int
     hidden: int
@@ -44,10 +44,10 @@ class Architecture:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Architecture":
-        """Read config.json's contents.
+        """Read the contents of config.json.
 
         Raises:
-            CheckpointError: for another architecture or storage format, or where a number is missing.
+            CheckpointError: if the architecture or storage format is unsupported, or a number is missing.
         """
         if config.get("model_type") != MODEL_TYPE:
             raise CheckpointError(f"config.json is of a {config.get('model_type')} model: choose a {MODEL_TYPE} one")
@@ -95,7 +95,7 @@ class Architecture:
         return (self.hidden, outer) if name == "o_proj" else (outer, self.hidden)
 
     def stored(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of every tensor in the files: MXFP4 experts are blocks and scales, transposed."""
+        """Return the shape of every tensor in the files. MXFP4 experts are blocks and scales, transposed."""
         shapes: dict[str, tuple[int, ...]] = {}
         for name, shape in self.parameters().items():
             if self.mxfp4 and is_expert(name):
@@ -121,15 +121,15 @@ _KEYS = {
 
 
 def is_expert(name: str) -> bool:
-    """Tell whether a parameter is one of those that MXFP4 checkpoints store packed."""
+    """Tell whether MXFP4 checkpoints store this parameter packed."""
     return name.endswith((".experts.gate_up_proj", ".experts.down_proj"))
 
 
 def check(model: Model) -> list[Fault]:
-    """Return everything that is wrong with a checkpoint's files; [] where it can be loaded.
+    """Return all faults in a checkpoint's files; [] if it can be loaded.
 
     Raises:
-        CheckpointError: for another architecture than gpt-oss, of which nothing can be said.
+        CheckpointError: if the architecture is not gpt-oss. Nothing more can be checked then.
     """
     wanted = Architecture.from_config(model.config).stored()
     explained = {name for fault in model.faults for name in fault.tensors}
@@ -142,7 +142,7 @@ def check(model: Model) -> list[Fault]:
 
 
 def _contradictions(model: Model, wanted: dict[str, tuple[int, ...]]) -> list[Fault]:
-    """Compare the tensors that are there with the config: one fault for each file and kind."""
+    """Compare the existing tensors with the config. Returns one fault per file and kind."""
     found: defaultdict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
     for name, tensor in sorted(model.tensors.items()):
         file = tensor.file.name

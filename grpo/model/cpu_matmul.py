@@ -1,8 +1,8 @@
-"""Matrix products in bf16 on CPUs that have no bf16 arithmetic: through float32, 5 to 30 times faster.
+"""bf16 matrix products through float32, for CPUs without bf16 arithmetic: 5 to 30 times faster.
 
-PyTorch hands bf16 products to oneDNN only where the CPU has AVX-512; elsewhere a plain loop computes them, and a small
-run on such a machine spends most of its time there. The products here are of the same bf16 numbers, added up in
-float32 and rounded to bf16 once, which is what a GPU does.
+PyTorch hands bf16 products to oneDNN only if the CPU has AVX-512. Elsewhere a plain loop computes them, and a small run
+spends most of its time there. These kernels multiply the same bf16 numbers, accumulate in float32 and round to bf16
+once, as a GPU does.
 """
 
 import functools
@@ -15,25 +15,25 @@ PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 
 
 def is_needed() -> bool:
-    """Say whether PyTorch would compute bf16 products on this CPU by its plain loop."""
+    """Say whether PyTorch would compute bf16 products on this CPU with its plain loop."""
     return not torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 @functools.cache
 def install() -> torch.library.Library | None:
-    """Replace PyTorch's kernels in this process, for forward and backward passes alike; a second call does nothing.
+    """Replace PyTorch's kernels in this process, forward and backward. A second call does nothing.
 
     Returns:
-        What keeps the kernels in place, or None where they are not needed.
+        The handle that keeps the kernels in place, or None if they are not needed.
     """
     return replace_kernels() if is_needed() else None
 
 
 def replace_kernels() -> torch.library.Library:
-    """Route bf16 products on the CPU through float32 until the result is destroyed; other dtypes stay as they are."""
+    """Route bf16 products on the CPU through float32 until the result is destroyed. Other dtypes are unaffected."""
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there was a kernel before is the point
+        warnings.simplefilter("ignore")  # PyTorch warns that a kernel existed before; replacing it is the point
         for name in PRODUCTS:
             kernel = torch.library.get_kernel(f"aten::{name}", "CPU")
             library.impl(name, functools.partial(_through_float32, kernel), "CPU", with_keyset=True)

@@ -1,8 +1,8 @@
 """Loads a gpt-oss checkpoint (MXFP4 or bf16) into the actor, one parameter at a time.
 
-Stock transformers builds a quantised model whole in the host memory of every rank: 4 x 233.7 GB for the 120b. Here
-the model is built on the meta device, and each rank fills its own ZeRO-3 partition of each parameter from the
-safetensors files, so that the ranks together hold the model about once.
+Stock transformers builds the whole quantised model in the host memory of every rank: 4 x 233.7 GB for the 120b. This
+module builds the model on the meta device. Each rank then fills its own ZeRO-3 partition of each parameter from the
+safetensors files, so the ranks together hold the model about once.
 """
 
 from pathlib import Path
@@ -27,15 +27,15 @@ def is_gpt_oss(path: str | Path) -> bool:
 def load_gpt_oss(
     path: str | Path, attn_implementation: str = "eager", ds_config: dict | None = None
 ) -> GptOssForCausalLM:
-    """Load a gpt-oss checkpoint in bf16, partitioned by ZeRO-3 where ``ds_config`` asks for stage 3.
+    """Load a gpt-oss checkpoint in bf16, partitioned by ZeRO-3 if ``ds_config`` asks for stage 3.
 
     Args:
-        path: a local checkpoint directory, or a hub id that is in the local cache or can be downloaded.
-        attn_implementation: one that applies attention sinks; ``grpo.launch.flags`` lets eager pass alone.
+        path: a local checkpoint directory, or a hub id that is cached locally or can be downloaded.
+        attn_implementation: one that applies attention sinks; ``grpo.launch.flags`` accepts only eager.
         ds_config: OpenRLHF's DeepSpeed configuration; None loads whole parameters on the CPU.
 
     Raises:
-        CheckpointError: for an incomplete checkpoint or one of another architecture.
+        CheckpointError: if the checkpoint is incomplete or has another architecture.
     """
     directory = _local_directory(path)
     files = model_files.read(directory)
@@ -85,8 +85,9 @@ def _local_directory(path: str | Path) -> Path:
 def restore_rope(model: nn.Module) -> None:
     """Recompute the rotary frequencies of ``model`` in fp32.
 
-    DeepSpeed 0.18.5 casts the whole module to bf16, this buffer included: YaRN's angles are then wrong by 0.8 rad at
-    position 512 and 3 rad at 2048, while vLLM keeps fp32. Also fills the buffer of a model built on the meta device.
+    DeepSpeed 0.18.5 casts the whole module to bf16, including this buffer. YaRN's angles are then wrong by 0.8 rad at
+    position 512 and by 3 rad at 2048, while vLLM keeps fp32. This also fills the buffer of a model built on the meta
+    device.
     """
     module: Any
     for module in model.modules():

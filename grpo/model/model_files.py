@@ -1,6 +1,6 @@
-"""What the files of a checkpoint say, from its config and the headers of its shards alone; without torch.
+"""Reads a checkpoint's config and the headers of its shards, and nothing else. Works without torch.
 
-Of a model of 61 GB this reads some hundred kilobytes.
+For a 61 GB model this reads a few hundred kilobytes.
 """
 
 import json
@@ -23,11 +23,11 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong with a checkpoint.
+    """One fault in a checkpoint.
 
     Attributes:
         file: the file's name in the checkpoint folder.
-        tensors: the names of all tensors concerned; `what` names the first.
+        tensors: the names of all affected tensors; `what` names the first.
     """
 
     file: str
@@ -41,7 +41,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Tensor:
-    """Where a tensor lies: bytes `start` to `stop` of `file`; `dtype` is safetensors' name (BF16, U8)."""
+    """The location of a tensor: bytes `start` to `stop` of `file`. `dtype` is safetensors' name (BF16, U8)."""
 
     file: Path
     dtype: str
@@ -56,10 +56,9 @@ class Model:
 
     Attributes:
         config: the contents of config.json.
-        tensors: every tensor of which a header could be read.
+        tensors: every tensor whose header could be read.
         shards: the safetensors files that belong to it, whether they exist or not.
-        faults: where the files contradict themselves or each other; `grpo.model.architecture.check` adds what
-            contradicts the config.
+        faults: contradictions within or between files; `grpo.model.architecture.check` adds those with the config.
     """
 
     folder: Path
@@ -75,7 +74,7 @@ class Model:
 
     @property
     def parameters(self) -> int:
-        """Return the number of weights; a byte of MXFP4 blocks holds two."""
+        """Return the number of weights. A byte of MXFP4 blocks holds two."""
         count = 0
         for name, tensor in self.tensors.items():
             if name.endswith("_blocks"):
@@ -95,7 +94,7 @@ class Model:
         return sum(shard.stat().st_size for shard in self.shards if shard.is_file())
 
     def lora_parameters(self, rank: int, targets: list[str]) -> int:
-        """Return the parameters of LoRA on the linear layers whose names end in one of `targets`."""
+        """Return the number of LoRA parameters on the linear layers whose names end in one of `targets`."""
         count = 0
         for name, tensor in self.tensors.items():
             if len(tensor.shape) == 2 and name.endswith(".weight") and name.split(".")[-2] in targets:
@@ -104,10 +103,10 @@ class Model:
 
 
 def read(folder: Path) -> Model:
-    """Read config.json, the index and the header of every shard; what is wrong with them is in `faults`.
+    """Read config.json, the index and the header of every shard. Their defects go into `faults`.
 
     Raises:
-        CheckpointError: where there is no folder or no config.json that can be read.
+        CheckpointError: if the folder is missing, or config.json is missing or unreadable.
     """
     if not folder.is_dir():
         raise CheckpointError(f"{folder} {': '.join(absence(str(folder)))}")
@@ -145,7 +144,7 @@ def read_whole(folder: Path) -> Model:
 
 
 def _promised(folder: Path, faults: list[Fault]) -> dict[str, set[str] | None]:
-    """Return the shards by name with the tensors that the index puts there; None is for whatever the file holds."""
+    """Return the tensors that the index assigns to each shard, by shard name; None means whatever the file holds."""
     index, single = folder / INDEX, folder / SINGLE
     if not index.exists():
         if not single.exists():
@@ -169,7 +168,7 @@ def _promised(folder: Path, faults: list[Fault]) -> dict[str, set[str] | None]:
 
 
 def _disagreements(shard: str, held: Any, named: set[str]) -> list[Fault]:
-    """Compare the names in a shard with those that the index puts there."""
+    """Compare the names in a shard with those that the index assigns to it."""
     faults = []
     lacking, unnamed = tuple(sorted(named - held)), tuple(sorted(held - named))
     if lacking:
@@ -182,19 +181,19 @@ def _disagreements(shard: str, held: Any, named: set[str]) -> list[Fault]:
 
 
 def read_metadata(file: Path) -> dict[str, str]:
-    """Return what a safetensors file with a sound header says beside its tensors."""
+    """Return the metadata of a safetensors file with a valid header."""
     with file.open("rb") as opened:
         header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
     return header.get("__metadata__", {})
 
 
 def read_header(file: Path) -> tuple[dict[str, Tensor], int]:
-    """Return the tensors that a safetensors file declares, and the length in bytes that the file has to have.
+    """Return the tensors that a safetensors file declares, and the file length in bytes that they require.
 
     The format: 8 bytes little-endian header length, JSON header, data (https://github.com/huggingface/safetensors).
 
     Raises:
-        CheckpointError: where the file is missing or has no such header.
+        CheckpointError: if the file is missing or has no such header.
     """
     try:
         with file.open("rb") as opened:
@@ -229,7 +228,7 @@ def read_json(file: Path) -> dict[str, Any]:
     """Return the object in a JSON file.
 
     Raises:
-        CheckpointError: where the file is missing, or holds something else.
+        CheckpointError: if the file is missing or does not hold a JSON object.
     """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))

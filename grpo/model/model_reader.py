@@ -1,6 +1,6 @@
-"""Reads parts of the tensors of a checkpoint and dequantises MXFP4 ones, straight to where they belong.
+"""Reads parts of a checkpoint's tensors and dequantises MXFP4 straight into the destination.
 
-By `pread`, not by mapping the files: mapped pages would count as memory of every rank that reads them.
+It uses `pread` rather than mmap: mapped pages would count towards the memory of every rank that reads them.
 """
 
 import math
@@ -13,17 +13,17 @@ from grpo.model import mxfp4
 from grpo.model.model_files import CheckpointError, Model
 
 _DTYPES = {"U8": torch.uint8, "BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
-_PIECE = 1 << 23  # elements of a tensor that is not MXFP4 in memory at a time, beside the result
+_PIECE = 1 << 23  # elements of a non-MXFP4 tensor in memory at a time, besides the result
 
 
 class CheckpointReader:
     """Reads the tensors of a (sharded) safetensors checkpoint.
 
     Args:
-        model: a checkpoint in which `grpo.model.architecture.check` has found no fault.
+        model: a checkpoint that passed `grpo.model.architecture.check`.
 
     Attributes:
-        bytes_read: from the files so far.
+        bytes_read: bytes read from the files so far.
     """
 
     def __init__(self, model: Model) -> None:
@@ -38,16 +38,16 @@ class CheckpointReader:
     def fill(self, name: str, shape: torch.Size, start: int, out: torch.Tensor) -> None:
         """Write elements of the flattened parameter ``name``, from ``start`` on, into ``out``.
 
-        Of an expert tensor only the experts that the range touches are read, one after the other. Memory beyond
-        ``out``: one expert.
+        For an expert tensor it reads only the experts that the range touches, one at a time. Besides ``out`` it needs
+        memory for one expert.
 
         Args:
             name: the parameter's name in ``GptOssForCausalLM``.
-            shape: the parameter's shape; an MXFP4 tensor is stored transposed and is written in this layout.
+            shape: the parameter's shape. MXFP4 is stored transposed and is written in this layout.
             out: bf16 ``[elements]``, contiguous; MXFP4 is dequantised on its device.
 
         Raises:
-            CheckpointError: where a file cannot be read, or has been cut since its header was checked.
+            CheckpointError: if a file cannot be read, or was truncated after its header was checked.
         """
         if f"{name}_blocks" in self._tensors:
             self._fill_experts(name, shape, start, out)
@@ -64,7 +64,7 @@ class CheckpointReader:
             target = out[first - start : last - start]
             if len(target) == size:
                 mxfp4.dequantize(blocks, scales, out=target.view(shape[1:]))
-            else:  # the range of a rank begins or ends inside this expert
+            else:  # the rank's range begins or ends inside this expert
                 whole = mxfp4.dequantize(blocks, scales).view(-1)
                 target.copy_(whole[first - expert * size : last - expert * size])
 
@@ -74,7 +74,7 @@ class CheckpointReader:
         return self._read(name, number * size, size).view(shape)
 
     def _read(self, name: str, start: int, count: int) -> torch.Tensor:
-        """Return elements of the flattened tensor ``name`` in its own dtype, ``[count]``."""
+        """Return ``count`` elements of the flattened tensor ``name`` in its own dtype, ``[count]``."""
         tensor = self._tensors[name]
         result = torch.empty(count, dtype=_DTYPES[tensor.dtype])
         left = result.view(torch.uint8).numpy().data

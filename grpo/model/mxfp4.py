@@ -1,11 +1,11 @@
 """MXFP4 <-> floating point, in the layout of the gpt-oss checkpoints.
 
-A group is 32 consecutive input values of one output row: 16 bytes (low nibble first, E2M1 codes) and one
-scale byte s meaning 2**(s - 127). The files hold `[..., out, groups, 16]`; the parameter of transformers'
-`GptOssExperts` is the transpose, `[..., in, out]` with `in = 32 * groups`.
+A group is 32 consecutive input values of one output row: 16 bytes (low nibble first, E2M1 codes) and one scale byte s
+meaning 2**(s - 127). The files hold `[..., out, groups, 16]`. The parameter of transformers' `GptOssExperts` is the
+transpose, `[..., in, out]` with `in = 32 * groups`.
 
-Source: OCP Microscaling Formats (MX) specification 1.0, sections 5.3.3, 5.4.1 and 6.3. `dequantize` gives the
-bits of `transformers.integrations.mxfp4.convert_moe_packed_tensors` (where that is NaN, some NaN).
+Source: OCP Microscaling Formats (MX) specification 1.0, sections 5.3.3, 5.4.1 and 6.3. `dequantize` is bit-identical to
+`transformers.integrations.mxfp4.convert_moe_packed_tensors`, except that NaN payloads may differ.
 """
 
 import functools
@@ -18,11 +18,11 @@ GROUP = 32
 SCALE_BIAS = 127
 MAX_SCALE = 254  # 255 is NaN in the specification
 _E2M1_MAX_EXPONENT = 2
-# An E2M1 code whose sign, exponent and mantissa bits stand where bf16 has its own is, subnormals included, the
-# bf16 number of that value times 2**-126: the exponent biases are 1 and 127.
+# Shift an E2M1 code's sign, exponent and mantissa bits to their bf16 positions. The result is the code's value times
+# 2**-126, subnormals included: the exponent biases are 1 and 127.
 _E2M1_AS_BF16 = 2.0**126
-_BF16_BITS = 0x81C0 - (1 << 16)  # as a signed 16-bit number: the sign, and the places of an E2M1 code's other bits
-# Values decoded at a time on a CPU, so that the temporaries stay in the cache of a core.
+_BF16_BITS = 0x81C0 - (1 << 16)  # as a signed 16-bit number: the sign, and the positions of an E2M1 code's other bits
+# Values decoded at a time on a CPU, so that the temporaries fit in a core's cache.
 _CHUNK = 1 << 17
 
 
@@ -37,18 +37,18 @@ def dequantize(
     Args:
         blocks: uint8 `[..., out, groups, 16]`.
         scales: uint8 `[..., out, groups]`.
-        dtype: of the result.
-        out: where the result is written; memory that was written to before saves the page faults of new memory.
+        dtype: dtype of the result.
+        out: destination; reusing memory avoids the page faults of a new allocation.
 
     Returns:
-        `[..., in, out]` of `dtype`, contiguous, on the device of `blocks`. Too large values are infinite, and
-        a zero with scale 255 is NaN, as in transformers.
+        `[..., in, out]` of `dtype`, contiguous, on the device of `blocks`. As in transformers, overflow gives infinity,
+        and a zero with scale 255 gives NaN.
 
     Raises:
-        ValueError: if the shapes, dtypes or devices do not belong together, or `out` is not contiguous.
+        ValueError: if the shapes, dtypes or devices do not match, or `out` is not contiguous.
 
-    On a CPU, bf16 comes from the compiled kernel where the set-up has built it, in as many threads as PyTorch uses;
-    anything else from PyTorch, expert by expert. Beyond the input and the result it needs less than one expert's
+    On a CPU, the compiled kernel produces bf16 if the set-up has built it, with as many threads as PyTorch uses.
+    PyTorch does everything else, expert by expert. Besides input and result it needs less memory than one expert's
     result.
     """
     _check_packed(blocks, scales)
@@ -70,7 +70,7 @@ def dequantize(
 
 
 def uses_kernel(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether `dequantize` runs the compiled kernel for this kind of result."""
+    """Say whether `dequantize` runs the compiled kernel for this kind of result."""
     avx2 = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
     return dtype == torch.bfloat16 and device.type == "cpu" and avx2 and mxfp4_kernel.load() is not None
 
@@ -79,7 +79,7 @@ def _run_kernel(blocks: torch.Tensor, scales: torch.Tensor, target: torch.Tensor
     """Fill `target` `[experts, in, out]` from `blocks` `[experts, out, groups, 16]` and its scales."""
     kernel = mxfp4_kernel.load()
     assert kernel is not None
-    # Views that are not contiguous are copied one expert at a time.
+    # Copy non-contiguous views one expert at a time.
     whole = blocks.is_contiguous() and scales.is_contiguous()
     for part in [slice(None)] if whole else [slice(i, i + 1) for i in range(len(blocks))]:
         part_blocks, part_scales = blocks[part].contiguous(), scales[part].contiguous()
@@ -103,7 +103,7 @@ def _value_table() -> torch.Tensor:
 
 
 def _run_torch(blocks: torch.Tensor, scales: torch.Tensor, target: torch.Tensor) -> None:
-    """As `_run_kernel`, on any device and for any dtype of `target`; the device is never waited for."""
+    """Like `_run_kernel`, on any device and for any dtype of `target`. Never synchronises with the device."""
     # In the result's dtype, as in transformers; bf16 and float32 hold every one of these powers of two.
     factors = _scale_factors(target.device).to(target.dtype)
     for expert in range(len(blocks)):
@@ -113,8 +113,8 @@ def _run_torch(blocks: torch.Tensor, scales: torch.Tensor, target: torch.Tensor)
 def _dequantize_expert(blocks: torch.Tensor, scales: torch.Tensor, factors: torch.Tensor, target: torch.Tensor) -> None:
     """Fill `target` `[in, out]` from `blocks` `[out, groups, 16]` and `scales` `[out, groups]`."""
     out_features, groups, _ = blocks.shape
-    # Four codes to a 16-bit word: transposing the words moves a quarter of what transposing the values would.
-    # `view` wants them to begin at an even offset of their storage.
+    # Pack four codes into a 16-bit word: transposing words moves a quarter of the data. `view` requires an even storage
+    # offset.
     even = blocks.is_contiguous() and blocks.storage_offset() % 2 == 0
     rows = (blocks if even else blocks.clone(memory_format=torch.contiguous_format)).view(torch.int16).flatten(1)
     column_factors = factors[scales.T.int()].unsqueeze(1)
@@ -125,7 +125,7 @@ def _dequantize_expert(blocks: torch.Tensor, scales: torch.Tensor, factors: torc
         words = rows[:, start * GROUP // 4 : (start + step) * GROUP // 4].T.contiguous()
         words = words.view(-1, GROUP // 4, out_features)
         for nibble in range(4):
-            # The sign to the top, then down with the rest to where bf16 has its lowest exponent bits.
+            # Move the sign to the top, then shift it down with the rest to bf16's lowest exponent bits.
             codes = (words << (12 - 4 * nibble)).bitwise_right_shift_(6).bitwise_and_(_BF16_BITS)
             values = codes.view(torch.bfloat16).mul_(_E2M1_AS_BF16)
             torch.mul(values, column_factors[part], out=lines[part, :, nibble])
@@ -142,16 +142,16 @@ def _check_packed(blocks: torch.Tensor, scales: torch.Tensor) -> None:
 
 
 def _scale_factors(device: torch.device) -> torch.Tensor:
-    """float32 `[256]`: 2**(s - 127); infinite for 255, where float32 ends."""
+    """float32 `[256]`: 2**(s - 127); infinite for 255, beyond the float32 range."""
     exponents = torch.arange(256, device=device) - SCALE_BIAS
     return torch.ldexp(torch.ones((), device=device), exponents)
 
 
 def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pack a GptOss expert parameter as the checkpoint files hold it.
+    """Pack a GptOss expert parameter in the format of the checkpoint files.
 
-    The scale of a group is the power of two of its largest magnitude, less that of E2M1; values round to the
-    nearest E2M1 value, ties to the even code, and saturate at 6 (MX specification 1.0, section 6.3).
+    The scale of a group is the power of two of its largest magnitude, divided by that of E2M1's largest value. Values
+    round to the nearest E2M1 value, ties to the even code, and saturate at 6 (MX specification 1.0, section 6.3).
     `dequantize(*quantize(dequantize(*quantize(w))))` equals `dequantize(*quantize(w))`.
 
     Args:
@@ -161,7 +161,7 @@ def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         blocks uint8 `[..., out, in / 32, 16]` and scales uint8 `[..., out, in / 32]`.
 
     Raises:
-        ValueError: if `in` is no multiple of 32 or a value is not finite.
+        ValueError: if `in` is not a multiple of 32 or a value is not finite.
     """
     if weight.dim() < 2 or weight.shape[-2] % GROUP:
         raise ValueError(f"MXFP4 needs [..., in, out] with in a multiple of {GROUP}, got {tuple(weight.shape)}")
@@ -177,7 +177,7 @@ def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _nearest_code(values: torch.Tensor) -> torch.Tensor:
-    """E2M1 codes (uint8) of scaled values: nearest, ties to the even code, saturating."""
+    """Return the E2M1 codes (uint8) of scaled values: nearest, ties to the even code, saturating."""
     size = values.abs()
     # Neighbours are 0.5 apart below 2, 1 apart below 4, then 2; `round` takes halves to the even code.
     above_2 = torch.where(size < 4, size.round() + 2, (size / 2).round() + 4)

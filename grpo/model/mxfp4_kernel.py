@@ -1,7 +1,7 @@
-"""Builds and loads csrc/mxfp4.cpp: `python -m grpo.model.mxfp4_kernel` compiles it unless that was done already.
+"""Builds and loads csrc/mxfp4.cpp: `python -m grpo.model.mxfp4_kernel` compiles it unless it is already built.
 
-Standard library only, since the set-up runs it. The library's name holds the hash of what it was built from, so an
-edited source is never mistaken for the built one.
+The set-up runs this module, so it uses only the standard library. The library's name contains the hash of its source,
+so an edited source always triggers a rebuild.
 """
 
 import ctypes
@@ -14,22 +14,22 @@ import tempfile
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("csrc") / "mxfp4.cpp"
-# No -march=native: an environment may be used on another machine than it was made on.
+# No -march=native: an environment may be used on a machine other than the one that built it.
 FLAGS = ("-std=c++17", "-O3", "-mavx2", "-pthread", "-shared", "-fPIC")
 
 
 def library() -> Path:
-    """Where the compiled kernel is, or would be: with DeepSpeed's operators, see scripts/env.sh."""
+    """Return the path of the compiled kernel, built or not: beside DeepSpeed's operators, see scripts/env.sh."""
     folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path(sys.prefix) / "torch_extensions")
     digest = hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode()).hexdigest()[:16]
     return folder / "mxfp4" / f"mxfp4-{digest}.so"
 
 
 def build() -> bool:
-    """Compile the kernel with $CXX or c++, in a few seconds; False if it was there.
+    """Compile the kernel with $CXX or c++, in a few seconds. Returns False if it already existed.
 
     Raises:
-        OSError: without a compiler, or where the folder cannot be written to.
+        OSError: if there is no compiler or the folder is not writable.
         subprocess.CalledProcessError: if compiling fails; its `stderr` holds the compiler's messages.
     """
     target = library()
@@ -45,7 +45,7 @@ def build() -> bool:
 
 @functools.cache
 def load() -> ctypes.CDLL | None:
-    """The kernel, or None where it is not built. Its functions run without the interpreter's lock."""
+    """Return the kernel, or None if it is not built. Its functions release the GIL."""
     if not library().exists():
         return None
     kernel = ctypes.CDLL(str(library()))
@@ -55,7 +55,7 @@ def load() -> ctypes.CDLL | None:
 
 
 def main() -> int:
-    """Build; 1 with the compiler's messages on stderr if that fails."""
+    """Build the kernel. If that fails, print the compiler's messages to stderr and return 1."""
     try:
         built = build()
     except (OSError, subprocess.CalledProcessError) as error:

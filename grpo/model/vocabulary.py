@@ -1,8 +1,8 @@
-"""Rows of a model's vocabulary that stand for no token: 1069 of gpt-oss's 201,088.
+"""Unallocated rows of a model's vocabulary, which correspond to no token: 1069 of gpt-oss's 201,088.
 
-Nothing ever tells a policy not to sample them. Where a token was sampled with a negative advantage, the gradient raises
-the logits of all other rows, these included; on balance a loss whose token advantages have a negative mean feeds them,
-until one is sampled, which no tokenizer can decode. So both softmaxes, the engine's and the trainer's, leave them out.
+Nothing trains a policy not to sample them. A sampled token with a negative advantage raises the logits of all other
+rows, including these. A loss whose token advantages have a negative mean thus feeds them until one is sampled, and no
+tokenizer can decode it. Both softmaxes, the engine's and the trainer's, therefore exclude these rows.
 """
 
 from typing import Any
@@ -13,21 +13,21 @@ CHUNK = 256  # positions: all at once, the exponentials of 4096 tokens would tak
 
 
 def allocated(tokenizer: Any) -> int:
-    """Return how many rows stand for tokens: one more than the largest id. Holes below it, as reserved ids, count."""
+    """Return the number of allocated rows: the largest token id plus one. Holes below it (reserved ids) count."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
 def of_tokens(output: Any, rows: int | None, temperature: float) -> torch.Tensor:
-    """Return the logits of rows that stand for tokens, a view ``[B, S, rows]``; all where ``rows`` is None.
+    """Return the logits of allocated rows, a view ``[B, S, rows]``; of all rows if ``rows`` is None.
 
-    In a training pass ``output.unallocated`` is set to what :func:`unallocated_mass` finds, for the metrics.
+    In a training pass it sets ``output.unallocated`` to the result of :func:`unallocated_mass`, for the metrics.
 
-    A softmax over them is that over the whole vocabulary with -inf elsewhere, without the NaN of 0 * -inf in an
-    entropy, and without the copy.
+    A softmax over the view equals one over the whole vocabulary with -inf elsewhere. It avoids the copy, and the NaN of
+    0 * -inf in an entropy.
 
     Args:
-        output: of the model, with ``logits`` ``[B, S, V]``.
-        temperature: that of the sampling.
+        output: the model's output, with ``logits`` ``[B, S, V]``.
+        temperature: the sampling temperature.
     """
     logits = output["logits"]
     if torch.is_grad_enabled():
@@ -36,7 +36,7 @@ def of_tokens(output: Any, rows: int | None, temperature: float) -> torch.Tensor
 
 
 def mask_(logits: torch.Tensor, rows: int) -> torch.Tensor:
-    """Set the logits of all rows from ``rows`` on to -inf in place, where a sampler wants its whole vocabulary.
+    """Set the logits of all rows from ``rows`` on to -inf in place, for a sampler that needs its whole vocabulary.
 
     Args:
         logits: ``[N, V]``.
@@ -47,12 +47,12 @@ def mask_(logits: torch.Tensor, rows: int) -> torch.Tensor:
 
 @torch.no_grad()
 def unallocated_mass(logits: torch.Tensor, rows: int, temperature: float = 1.0) -> torch.Tensor:
-    """Return the probability of all rows that stand for no token, before they are masked: fp32 ``[B, S]``.
+    """Return the total probability of the unallocated rows before they are masked: fp32 ``[B, S]``.
 
     Args:
-        logits: ``[B, S, V]`` as they come out of the model.
+        logits: ``[B, S, V]`` as the model returns them.
         rows: from :func:`allocated`.
-        temperature: that of the sampling.
+        temperature: the sampling temperature.
     """
     if rows >= logits.shape[-1]:
         return logits.new_zeros(logits.shape[:-1], dtype=torch.float32)

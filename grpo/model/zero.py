@@ -1,4 +1,4 @@
-"""ZeRO-3: the configuration that this setup needs, and parameters that are born partitioned."""
+"""ZeRO-3: the configuration that this setup needs, and parameters that are created partitioned."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,10 +13,10 @@ from torch import nn
 def tune(ds_config: dict[str, Any], args: Any) -> dict[str, Any]:
     """Complete OpenRLHF's DeepSpeed configuration, in place, and return it.
 
-    - Parameter offload is pinned where there is a GPU.
-    - Gathers of several parameters run one after the other on gloo: DeepSpeed 0.18.5 launches one all-gather a
-      parameter and waits only for the last, and gloo completes them in any order, so that a gather could return
-      early and overwrite later what was written to the parameter. NCCL's stream keeps the order.
+    - Parameter offload is pinned if there is a GPU.
+    - Gathers of several parameters run one after the other on gloo. DeepSpeed 0.18.5 launches one all-gather per
+      parameter and waits only for the last, and gloo completes them in any order. A gather could return early and later
+      overwrite what was written to the parameter. NCCL's stream keeps the order.
     """
     zero = ds_config["zero_optimization"]
     if zero["stage"] != 3:
@@ -33,11 +33,11 @@ def tune(ds_config: dict[str, Any], args: Any) -> dict[str, Any]:
 
 
 class ZeroPartitioner:
-    """Makes ZeRO-3 parameters of which this rank only ever holds its own partition.
+    """Creates ZeRO-3 parameters of which this rank only ever holds its own partition.
 
-    ``deepspeed.zero.Init`` needs the whole parameter on every rank before it partitions it. ZeRO-3 partitions a
-    parameter flat, so a rank that knows its range can be given just that range. The attributes set here are those
-    that ``Init._partition_param`` of DeepSpeed 0.18.5 sets.
+    ``deepspeed.zero.Init`` needs the whole parameter on every rank before it partitions it. ZeRO-3 partitions flat, so
+    a rank that knows its range needs only that range. The attributes set here are the ones that
+    ``Init._partition_param`` of DeepSpeed 0.18.5 sets.
 
     Args:
         ds_config: OpenRLHF's DeepSpeed configuration with stage 3.
@@ -48,7 +48,7 @@ class ZeroPartitioner:
         self.device = self._init.local_device
 
     def local_range(self, shape: torch.Size) -> tuple[int, int]:
-        """Return this rank's range ``start, stop`` of the flattened parameter; empty where only padding is left."""
+        """Return this rank's range ``start, stop`` of the flattened parameter; empty if only padding is left."""
         size = self._partition_size(shape)
         start = min(size * self._init.get_partition_rank(), shape.numel())
         return start, min(start + size, shape.numel())
@@ -59,16 +59,16 @@ class ZeroPartitioner:
     def partitioned_parameter(self, shape: torch.Size) -> Any:
         """Return a partitioned, not gathered ``nn.Parameter`` of ``shape``, in bf16.
 
-        Its ``ds_tensor`` holds zeros; the caller writes this rank's range to its beginning, what is left is padding.
+        Its ``ds_tensor`` holds zeros. The caller writes this rank's range to its beginning; the rest is padding.
         """
-        # A view of one element with strides 0: it has the shape that DeepSpeed records, and no memory.
+        # A stride-0 view of one element: it has the shape that DeepSpeed records and takes no memory.
         whole = torch.empty(1, dtype=torch.bfloat16, device=self.device).expand(shape)
         parameter: Any = nn.Parameter(whole, requires_grad=True)  # DeepSpeed adds attributes
         self._init._convert_to_deepspeed_param(parameter)
 
         size = self._partition_size(shape)
         on_device = parameter.ds_persist or self._init.remote_device not in ("cpu", torch.device("cpu"))
-        # Born pinned: pinning it later would take the memory twice.
+        # Allocated pinned: pinning it later would take the memory twice.
         parameter.ds_tensor = torch.zeros(
             size,
             dtype=torch.bfloat16,
@@ -89,23 +89,23 @@ def whole_shape(parameter: Any) -> torch.Size:
 
 
 def gather_flat(parameters: Sequence[Any]) -> torch.Tensor:
-    """Return the whole values of parameters one after the other, with one collective for all of them.
+    """Return the whole values of parameters, concatenated, with one collective for all of them.
 
-    Every rank calls it with the same ``nn.Parameter`` objects of one dtype in the same order, all partitioned by ZeRO-3
-    or none.
+    Every rank calls it with the same ``nn.Parameter`` objects of one dtype in the same order. Either all or none are
+    partitioned by ZeRO-3.
 
     Returns:
-        ``[elements]``, detached, on this rank's device; making it takes twice its memory.
+        ``[elements]``, detached, on this rank's device; creating it takes twice its memory.
     """
     if not all(hasattr(parameter, "ds_tensor") for parameter in parameters):
         return torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
     parts = [parameter.ds_tensor.detach().reshape(-1) for parameter in parameters]
     ranks, device = dist.get_world_size(), get_accelerator().current_device_name()
     gathered = torch.empty(ranks, sum(map(len, parts)), dtype=parts[0].dtype, device=device)
-    local = gathered[dist.get_rank()]  # in place: gloo takes the same memory once more, and that is enough
+    local = gathered[dist.get_rank()]  # in place: gloo already doubles the memory
     for part, place in zip(parts, local.split([len(part) for part in parts]), strict=True):
         place.copy_(part)
-    dist.all_gather_into_tensor(gathered.view(-1), local)  # flat, as gloo wants it
+    dist.all_gather_into_tensor(gathered.view(-1), local)  # flat, as gloo requires
 
     flat = gathered.new_empty(sum(parameter.ds_numel for parameter in parameters))
     taken = given = 0
