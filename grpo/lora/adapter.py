@@ -1,4 +1,4 @@
-"""The LoRA adapter as a list of named tensors: its names, its flat form, and its file."""
+"""The LoRA adapter as a list of named tensors: names, flat form and file."""
 
 import functools
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor of a flat adapter: PEFT's name, and where it lies (in elements)."""
+    """One tensor of a flat adapter: PEFT's name and its location, in elements."""
 
     name: str
     shape: tuple[int, ...]
@@ -23,7 +23,7 @@ class TensorSpec:
 
 
 def adapter_parameters(model: nn.Module) -> tuple[list[str], list[nn.Parameter]]:
-    """Return the names (as in PEFT's adapter file) and the parameters of the adapter ``default`` of a PeftModel."""
+    """Return the names (as in PEFT's adapter file) and the parameters of a PeftModel's adapter ``default``."""
     named = [
         (name, p) for name, p in model.named_parameters() if ".lora_A.default." in name or ".lora_B.default." in name
     ]
@@ -31,7 +31,7 @@ def adapter_parameters(model: nn.Module) -> tuple[list[str], list[nn.Parameter]]
 
 
 def layout(names: Iterable[str], shapes: Iterable[Sequence[int]]) -> list[TensorSpec]:
-    """Lay tensors one after the other in one flat tensor."""
+    """Lay tensors out one after the other in one flat tensor."""
     specs, offset = [], 0
     for name, shape in zip(names, shapes, strict=True):
         specs.append(TensorSpec(name, tuple(shape), offset))
@@ -40,21 +40,21 @@ def layout(names: Iterable[str], shapes: Iterable[Sequence[int]]) -> list[Tensor
 
 
 def gather(model: nn.Module) -> tuple[torch.Tensor, list[TensorSpec]]:
-    """Return the whole adapter, gathered from all ranks. A collective call.
+    """Gather the whole adapter from all ranks. A collective call.
 
     Returns:
-        bf16 ``[elements]`` on the parameters' device, and where each tensor lies in it.
+        bf16 ``[elements]`` on the parameters' device, and the location of each tensor in it.
 
     Raises:
-        FloatingPointError: for a value that is not finite. DeepSpeed's ZeRO-3 applies a NaN gradient and reports a norm
-            of 1.0, so this is where it shows, before an engine or a checkpoint gets it.
+        FloatingPointError: if a value is not finite. DeepSpeed's ZeRO-3 applies a NaN gradient and reports a norm of
+            1.0. The NaN first shows here, before an engine or a checkpoint gets it.
     """
     from grpo.model.zero import gather_flat, whole_shape  # the engines import this module without DeepSpeed
 
     names, parameters = adapter_parameters(model)
     flat = gather_flat(parameters).to(torch.bfloat16)
     specs = layout(names, map(whole_shape, parameters))
-    if not flat.sum().isfinite():  # a sum in another dtype would copy the adapter
+    if not flat.sum().isfinite():  # summing in another dtype would copy the adapter
         broken = [name for name, tensor in unflatten(flat, specs).items() if not tensor.isfinite().all()]
         raise FloatingPointError(
             f"{len(broken)} of {len(names)} adapter tensors are not finite, the first is {broken[0]}: the last step "
@@ -79,14 +79,14 @@ def row_sums(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def checksum(sums: Sequence[torch.Tensor], rows: tuple[tuple[int, int, int], ...]) -> torch.Tensor:
-    """Return a checksum of adapter tensors or of slices of them; those of the slices add up to the tensors' own.
+    """Return a checksum of adapter tensors or slices of them. The checksums of slices add up to the tensor's.
 
-    The row sums, each weighted by its row and its tensor, modulo 2**64: it finds changed, missing and swapped rows and
-    tensors at the speed of memory. A cyclic redundancy check would take three times as long as copying.
+    It is the sum, modulo 2**64, of the row sums weighted by row and tensor. It detects changed, missing and swapped
+    rows and tensors at memory speed. A cyclic redundancy check would take three times as long as copying.
 
     Args:
         sums: from :func:`row_sums`.
-        rows: whose they are, in this order: a tensor's place in the adapter, its first row, how many.
+        rows: for each of the sums: the tensor's place in the adapter, the first row, the number of rows.
 
     Returns:
         int64 ``[]``, on the sums' device.
@@ -102,17 +102,17 @@ def _row_weights(rows: tuple[tuple[int, int, int], ...], device: torch.device) -
 
 
 def is_split(name: str) -> bool:
-    """Say whether the workers of an engine hold slices of a tensor: q, k, v are split by output, o by input."""
+    """Say whether an engine's workers each hold a slice of a tensor: q, k, v are split by output, o by input."""
     return ("o_proj" in name) == ("lora_A" in name)
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """What the workers of an engine have to report of an adapter: the checksums of what they applied, added up.
+    """What an engine's workers must report about an adapter: the sum of the checksums of what they applied.
 
     Args:
-        tensors: how many there are.
-        split, whole: the checksums of those that the workers hold slices of, and of those that each holds whole.
+        tensors: the number of tensors.
+        split, whole: the checksums of the tensors that workers hold slices of, and of those each worker holds whole.
     """
 
     tensors: int
@@ -131,15 +131,15 @@ class Receipt:
         return cls(len(specs), split, whole)
 
     def checksum(self, workers: int) -> int:
-        """Return the sum of the checksums of so many workers, modulo 2**64."""
+        """Return the sum of the checksums of ``workers`` workers, modulo 2**64."""
         return (self.split + workers * self.whole) % 2**64
 
 
 def is_trained(args: Any) -> bool:
-    """Say whether a run trains an adapter, and not the model itself."""
+    """Say whether a run trains an adapter rather than the model itself."""
     return args.lora_rank > 0
 
 
 def engine_config(args: Any) -> dict[str, Any]:
-    """Return vLLM's ``additional_config``, from which the engines' workers learn the adapter's rank and scale."""
+    """Return vLLM's ``additional_config``, which tells the engines' workers the adapter's rank and scale."""
     return {"lora_rank": args.lora_rank, "lora_scale": args.lora_alpha / args.lora_rank}

@@ -1,4 +1,4 @@
-"""The engine actor's side of a sync. Imports no DeepSpeed: vLLM's process stays free of it."""
+"""The engine actor's side of a sync. Imports no DeepSpeed, which keeps it out of vLLM's process."""
 
 import asyncio
 import contextlib
@@ -14,17 +14,17 @@ from grpo.lora.adapter import Receipt
 
 
 class SyncError(RuntimeError):
-    """The engines do not hold the trainer's adapter; sampling from them would be sampling from another policy."""
+    """The engines do not hold the trainer's adapter; sampling from them would use another policy."""
 
 
 class SharedMemory:
-    """Memory that other processes of this user can map, until this one ends: a file without a name.
+    """An unnamed file that other processes of this user can map until this process ends.
 
-    Unlike a file in /dev/shm, nothing is left of it however the process ends, and Docker's limit on /dev/shm does not
-    count. Kept from sync to sync, so that its pages are made once.
+    Unlike a file in /dev/shm, it leaves nothing behind however the process ends, and Docker's limit on /dev/shm does
+    not apply. It is reused for every sync, so its pages are allocated once.
 
     Attributes:
-        path: names it for other processes on this machine.
+        path: the name by which other processes on this machine open it.
         bytes: numpy uint8 ``[size]``.
     """
 
@@ -40,15 +40,15 @@ class SharedMemory:
 
 @functools.lru_cache(maxsize=1)
 def _shared_memory(engine: int, size: int) -> SharedMemory:
-    del engine  # two engines in one process must not write over each other's adapter
+    del engine  # two engines in one process must not overwrite each other's adapter
     return SharedMemory(size)
 
 
 def shared_place(buffer: np.ndarray) -> tuple[str, int] | None:
-    """Return the file that holds ``buffer`` and where in it, if other processes can open that file; else None.
+    """Return the file that holds ``buffer`` and the offset in it; None if other processes cannot open that file.
 
-    Ray's object store is a file without a name. A Ray worker maps it and closes it; the raylet, which is the worker's
-    parent, keeps it open, and /proc shows an open file to every process of the same user.
+    Ray's object store is an unnamed file. A Ray worker maps it and closes it. The raylet, the worker's parent, keeps it
+    open, and /proc shows open files to every process of the same user.
 
     Args:
         buffer: numpy uint8 ``[bytes]``, contiguous.
@@ -65,10 +65,10 @@ def shared_place(buffer: np.ndarray) -> tuple[str, int] | None:
 
 
 def _opened_by(pid: int, device: int, inode: int) -> str | None:
-    """Return how a file that a process has open can be opened by others."""
-    with contextlib.suppress(OSError):  # another user's process: its files are its own
+    """Return the path by which others can open a file that a process holds open."""
+    with contextlib.suppress(OSError):  # another user's process: its files are private
         for entry in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(OSError):  # closed meanwhile
+            with contextlib.suppress(OSError):  # closed in the meantime
                 file = entry.stat()
                 if (file.st_dev, file.st_ino) == (device, inode):
                     return str(entry)
@@ -76,10 +76,10 @@ def _opened_by(pid: int, device: int, inode: int) -> str | None:
 
 
 async def load_into_engine(llm: Any, buffer: Any, specs: list[dict]) -> list[dict[str, int]]:
-    """Pass the adapter on to the workers of one engine, and drop its prefix cache. Runs in the engine's Ray actor.
+    """Pass the adapter on to one engine's workers and reset its prefix cache. Runs in the engine's Ray actor.
 
-    The workers map the object store, or a copy where they cannot: as an argument of ``collective_rpc`` the bytes would
-    be pickled and go through sockets for each worker.
+    The workers map the object store, or a copy if they cannot. As an argument of ``collective_rpc`` the bytes would be
+    pickled and sent through sockets for each worker.
 
     Args:
         llm: vLLM's ``AsyncLLM``.
@@ -87,11 +87,11 @@ async def load_into_engine(llm: Any, buffer: Any, specs: list[dict]) -> list[dic
         specs: the fields of the ``TensorSpec`` of each tensor.
 
     Returns:
-        What every worker reports: its ``rank`` of how many ``workers``, ``tensors`` (how many were applied), and the
-        ``checksum`` of what its side paths hold now (see :class:`grpo.lora.adapter.Receipt`).
+        Every worker's report: its ``rank``, the number of ``workers``, the number of ``tensors`` applied, and the
+        ``checksum`` of its side paths (see :class:`grpo.lora.adapter.Receipt`).
 
     Raises:
-        SyncError: where the prefix cache could not be dropped: its entries were computed with the old adapter.
+        SyncError: if the prefix cache could not be reset. Its entries were computed with the old adapter.
     """
     place = shared_place(buffer)
     if place is None:
@@ -99,7 +99,7 @@ async def load_into_engine(llm: Any, buffer: Any, specs: list[dict]) -> list[dic
         memory.bytes[:] = buffer
         place = memory.path, 0
     path, offset = place
-    # Nothing is generated during a sync, so the order of the two does not matter.
+    # Nothing is generated during a sync, so the order of these two does not matter.
     receipts, dropped = await asyncio.gather(
         llm.collective_rpc("load_adapter", args=(path, specs, offset)), llm.reset_prefix_cache()
     )
@@ -109,13 +109,13 @@ async def load_into_engine(llm: Any, buffer: Any, specs: list[dict]) -> list[dic
 
 
 def check_receipts(receipts: list[list[dict[str, int]]], expected: Receipt) -> None:
-    """Compare what the workers of each engine report with what was sent.
+    """Compare what each engine's workers report with what was sent.
 
     Args:
-        receipts: for each engine those of :func:`load_into_engine`.
+        receipts: for each engine, the reports of :func:`load_into_engine`.
 
     Raises:
-        SyncError: where an engine's workers applied other values, or not the whole adapter, or do not report.
+        SyncError: if an engine's workers applied other values or only part of the adapter, or did not report.
     """
     for number, workers in enumerate(receipts):
         ranks = sorted(receipt["rank"] for receipt in workers)

@@ -2,10 +2,10 @@
 
 ``y = base(x) + (x A^T) B^T * scale``, computed in the order of PEFT's linear layer. It wraps the linear layer's
 ``quant_method``, which runs before the row-parallel all-reduce: q, k and v take rows of B, o takes columns of A.
-Merging ``B A`` into bf16 weights instead would lose most early updates to rounding.
+Merging ``B A`` into bf16 weights would instead lose most early updates to rounding.
 
-vLLM imports this module in every worker (``worker_extension_cls``) before it builds the model, so that the side path
-is there when the model is profiled and compiled.
+vLLM imports this module in every worker (``worker_extension_cls``) before it builds the model. The side path thus
+exists when the model is profiled and compiled.
 """
 
 import functools
@@ -32,7 +32,7 @@ from grpo.model import cpu_matmul
 from grpo.model.vocabulary import allocated, mask_
 from grpo.stack import rendezvous
 
-LAYERS = "base_model.model.model.layers."  # how PEFT names begin
+LAYERS = "base_model.model.model.layers."  # the prefix of PEFT's names
 
 
 class SidePath(LinearMethodBase):
@@ -40,8 +40,8 @@ class SidePath(LinearMethodBase):
 
     Args:
         base: the method that applies the frozen weight.
-        layer: the linear layer; gets buffers ``lora_A`` ``[parts, r, in]`` and ``lora_B`` ``[out, r]``, zeros at first.
-        sizes: the local output sizes of the parts that have an adapter of their own: (q, k, v), or the one of o.
+        layer: the linear layer; gets buffers ``lora_A`` ``[parts, r, in]`` and ``lora_B`` ``[out, r]``, initially zero.
+        sizes: the local output sizes of the parts that have their own adapter: (q, k, v), or that of o alone.
         in_features: the local input size.
         rank, scale: r, and alpha / r.
     """
@@ -73,11 +73,11 @@ def attach(attention: Any, rank: int, scale: float) -> None:
 
 
 def slots(attention: Any) -> dict[str, tuple[torch.Tensor, slice, slice]]:
-    """Return where each adapter tensor of one attention module goes on this worker.
+    """Map each adapter tensor of one attention module to its place on this worker.
 
     Returns:
-        For ``q_proj.lora_A`` and so on, in the order in which the layers' ``lora_A`` and ``lora_B`` hold them: the
-        buffer, and which rows and columns of the whole tensor it holds.
+        The buffer, and the rows and columns of the whole tensor that it holds. Keys are ``q_proj.lora_A`` and so on, in
+        the order of the layers' ``lora_A`` and ``lora_B``.
     """
     rank, everything = get_tensor_model_parallel_rank(), slice(None)
     qkv, o = attention.qkv_proj, attention.o_proj
@@ -94,7 +94,7 @@ def slots(attention: Any) -> dict[str, tuple[torch.Tensor, slice, slice]]:
 
 @dataclass
 class Applied:
-    """What the side paths of a worker hold: how many tensors, and what :func:`grpo.lora.adapter.checksum` takes."""
+    """What a worker's side paths hold: the tensor count and the arguments of :func:`grpo.lora.adapter.checksum`."""
 
     tensors: int = 0
     sums: list[torch.Tensor] = field(default_factory=list)
@@ -105,12 +105,12 @@ def fill(attention: Any, tensors: dict[str, tuple[int, torch.Tensor]], applied: 
     """Copy this worker's slices of one layer's adapter into the side paths, and add them to ``applied``.
 
     Args:
-        tensors: ``q_proj.lora_A`` ``[r, in]``, ``q_proj.lora_B`` ``[out, r]`` and so on for k_proj, v_proj, o_proj,
-            whole (not split), each with its place in the adapter; a projection without an adapter is left out and gets
-            zeros.
+        tensors: ``q_proj.lora_A`` ``[r, in]``, ``q_proj.lora_B`` ``[out, r]`` and so on for k_proj, v_proj, o_proj.
+            Each is whole (not split) and comes with its place in the adapter. A projection without an adapter is absent
+            and gets zeros.
     """
     for name, (buffer, rows, columns) in slots(attention).items():
-        place = 0  # of zeros: any would do
+        place = 0  # for zeros any place is right
         # In place: a compiled or captured engine has recorded the buffer's address.
         if name in tensors:
             place, whole = tensors[name]
@@ -119,20 +119,20 @@ def fill(attention: Any, tensors: dict[str, tuple[int, torch.Tensor]], applied: 
         else:
             buffer.zero_()
         applied.rows.append((place, rows.start or 0, len(buffer)))
-    # The layer is in the CPU's cache now; summing up its projections together takes half as long as one by one.
+    # The layer is in the CPU's cache now. Summing its projections together takes half as long as one by one.
     qkv, o = attention.qkv_proj, attention.o_proj
     applied.sums += map(row_sums, (qkv.lora_A.flatten(0, 1), qkv.lora_B, o.lora_A[0], o.lora_B))
 
 
 @functools.lru_cache(maxsize=1)
 def mapped(path: str, inode: int) -> np.ndarray:
-    """Return the file ``path`` as uint8 ``[bytes]``, mapped: it shows what is written to the file later, too."""
-    del inode  # another file under the same name is another one
+    """Return the file ``path`` as uint8 ``[bytes]``, mapped, so later writes to the file show too."""
+    del inode  # part of the cache key: a new file may reuse the name
     return np.memmap(path, dtype=np.uint8, mode="r")
 
 
 def layers_of(flat: torch.Tensor, specs: list[dict]) -> dict[str, dict[str, tuple[int, torch.Tensor]]]:
-    """Return, for each layer's number, its tensors and their places by their names in the attention module.
+    """Return, for each layer's number, its tensors and their places, by their names in the attention module.
 
     Args:
         flat: bf16 ``[elements]``, the adapter.
@@ -150,19 +150,19 @@ class AdapterWorker:
     """vLLM's ``worker_extension_cls``: methods that ``collective_rpc`` calls on every worker."""
 
     def load_adapter(self, path: str, specs: list[dict], offset: int = 0) -> dict[str, int]:
-        """Replace the adapter by the one in the file ``path``; see :func:`grpo.lora.engine_actor.load_into_engine`.
+        """Replace the adapter with the one in the file ``path``; see :func:`grpo.lora.engine_actor.load_into_engine`.
 
         Args:
             specs: the fields of each ``TensorSpec``, in the order of their offsets.
-            offset: where the flat adapter begins, in bytes.
+            offset: the offset of the flat adapter, in bytes.
 
         Raises:
-            ValueError: for a tensor that belongs to no attention projection of this model.
+            ValueError: if a tensor belongs to no attention projection of this model.
         """
         last = TensorSpec(**specs[-1])
         size = 2 * (last.offset + last.numel)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it is mapped for reading only
+            warnings.simplefilter("ignore")  # PyTorch warns that the mapping is read-only
             data = torch.from_numpy(mapped(path, os.stat(path).st_ino)[offset : offset + size])
         arrived, layers = layers_of(data.view(torch.bfloat16), specs), self.model_runner.model.model.layers  # type: ignore[attr-defined]
         applied = Applied()
@@ -180,22 +180,22 @@ class AdapterWorker:
 
 
 def mask_vocabulary(model: Any, rows: int) -> None:
-    """Let a model of vLLM sample only tokens: the logits of all rows from ``rows`` on are -inf.
+    """Let a vLLM model sample only allocated tokens: the logits of all rows from ``rows`` on become -inf.
 
-    Once for all requests of a pass, outside of what is compiled or captured. The log-probs that the engine reports are
-    those of what is left, as in the trainer.
+    It runs once per pass for all requests, outside of what is compiled or captured. The engine's log-probs are
+    normalised over the remaining rows, as in the trainer.
     """
 
     def masked(_module: Any, _inputs: Any, logits: torch.Tensor | None) -> torch.Tensor | None:
-        return None if logits is None else mask_(logits, rows)  # one worker of an engine gathers them, the others: None
+        return None if logits is None else mask_(logits, rows)  # only one worker of an engine gets logits
 
     model.logits_processor.register_forward_hook(masked)
 
 
 def _install() -> None:
-    """Make every attention module of gpt-oss come with side paths, where the engine is configured for an adapter.
+    """Patch every gpt-oss attention module to create side paths, if the engine is configured for an adapter.
 
-    And every model sample tokens alone, where the engine has a tokenizer.
+    Patch every model to sample only allocated tokens, if the engine has a tokenizer.
     """
     original = OAIAttention.__init__
 
@@ -218,5 +218,5 @@ def _install() -> None:
 
 
 _install()
-cpu_matmul.install()  # the same products as in the trainer
+cpu_matmul.install()  # the same matrix products as in the trainer
 rendezvous.install()  # vLLM imports this module before its workers meet

@@ -1,8 +1,9 @@
 """Sends the LoRA adapter from the trainer to the vLLM engines, through the Ray object store.
 
-Trainer ranks gather the adapter with one collective; rank 0 puts one flat buffer into the object store; every engine
-actor gets the reference as an argument, so that Ray hands it the buffer without a copy. Its tensor-parallel workers,
-processes of vLLM, map the object store themselves and copy their slices into the side path (``grpo.lora.side_path``).
+Trainer ranks gather the adapter with one collective, and rank 0 puts one flat buffer into the object store. Every
+engine actor gets the reference as an argument, so Ray hands it the buffer without a copy. Its tensor-parallel workers
+are vLLM processes. They map the object store themselves and copy their slices into the side path
+(``grpo.lora.side_path``).
 """
 
 from dataclasses import asdict
@@ -24,7 +25,7 @@ TIMEOUT_SECONDS = 600.0
 
 
 def needs_nccl_group(args: Any, use_cuda_ipc: bool) -> bool:
-    """Say whether rank 0 and the engines share an NCCL group: where the model itself is broadcast, but no adapter."""
+    """Say whether rank 0 and the engines need an NCCL group: for broadcasting the model itself, not for an adapter."""
     return not is_trained(args) and not use_cuda_ipc
 
 
@@ -36,9 +37,9 @@ def sync_adapter(model: torch.nn.Module, engines: list[Any]) -> None:
         engines: the ``LLMRayActor`` handles.
 
     Raises:
-        FloatingPointError: for an adapter that is not finite.
-        SyncError: where a worker reports other bytes than were sent, or not the whole adapter.
-        ray.exceptions.RayError: where an engine died or does not answer within ``TIMEOUT_SECONDS``.
+        FloatingPointError: if the adapter is not finite.
+        SyncError: if a worker reports other bytes than were sent, or only part of the adapter.
+        ray.exceptions.RayError: if an engine died or does not answer within ``TIMEOUT_SECONDS``.
     """
     flat, specs = gather(model)
     if dist.get_rank() == 0:
@@ -47,10 +48,10 @@ def sync_adapter(model: torch.nn.Module, engines: list[Any]) -> None:
 
 
 def send(flat: torch.Tensor, specs: list[TensorSpec], engines: list[Any]) -> None:
-    """Send a flat adapter (on the CPU) to every engine, and check what arrived. Raises as :func:`sync_adapter`."""
-    # bf16 is no numpy type: as bytes, Ray shares it without pickling it
+    """Send a flat adapter (on the CPU) to every engine and verify what arrived. Raises as :func:`sync_adapter`."""
+    # numpy has no bf16: as bytes, Ray shares it without pickling
     reference = ray.put(flat.view(torch.uint8).numpy())
     fields = [asdict(spec) for spec in specs]
     calls = [engine.load_adapter.remote(reference, fields) for engine in engines]
-    expected = Receipt.of(flat, specs)  # while the engines are at work
+    expected = Receipt.of(flat, specs)  # while the engines are working
     check_receipts(ray.get(calls, timeout=TIMEOUT_SECONDS), expected)
