@@ -1,1 +1,1 @@
-"""Checkpoints: adapter and trainer state, whole or absent, and which of them stay."""
+"""Checkpoints: adapter and trainer state, written whole or not at all, and which of them are kept."""

@@ -1,4 +1,4 @@
-"""What the files of a LoRA adapter in PEFT's format say, and whether they fit a base model; without torch."""
+"""Reads the files of a LoRA adapter in PEFT's format and checks them against a base model. Works without torch."""
 
 import functools
 import hashlib
@@ -24,12 +24,12 @@ from grpo.model.model_files import (
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 HALVES = ("A", "B")
-BASE_KEY = "base_sha256"  # of the weights file's metadata
-_BASE_BYTES = 4096  # of each tensor that tells a base model from others
+BASE_KEY = "base_sha256"  # in the weights file's metadata
+_BASE_BYTES = 4096  # bytes of each tensor that identify a base model
 _AGAIN = "copy the adapter again, or take another step's"
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])\.weight")
 _ATTENTION = re.compile(r"model\.layers\.(?P<layer>\d+)\.self_attn\.(?P<projection>\w+)")
-# What PEFT calls LoRA and is more than scale * B A beside a frozen weight, with the values that switch it off.
+# PEFT's LoRA options that add more than scale * B A to a frozen weight, with the values that switch them off.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "use_dora": (False, None),
     "use_qalora": (False, None),
@@ -62,9 +62,9 @@ class Adapter:
     Attributes:
         rank, alpha: r and lora_alpha of its config.
         tensors: every tensor of its weights file, by PEFT's name.
-        faults: what is wrong with the weights, whatever the base model.
-        whole: the weights file has the length that its header says.
-        base: what :func:`fingerprint` says of the model that it was trained on; None where the file does not tell.
+        faults: faults of the weights that do not depend on the base model.
+        whole: the weights file has the length that its header declares.
+        base: :func:`fingerprint` of the model that it was trained on; None if the file does not contain it.
     """
 
     folder: Path
@@ -93,7 +93,7 @@ class Adapter:
 
     @property
     def targets(self) -> list[str]:
-        """Return the target modules; a pattern stands alone."""
+        """Return the target modules; a pattern comes as a single item."""
         targets = self.config.get("target_modules") or []
         return [targets] if isinstance(targets, str) else sorted(targets)
 
@@ -101,16 +101,16 @@ class Adapter:
 def read(folder: Path) -> Adapter:
     """Verify the digests of an adapter's files, and read adapter_config.json and the header of the weights.
 
-    An adapter without SHA256SUMS is read as it is, see :func:`grpo.checkpoint.digests.unverified`.
+    An adapter without SHA256SUMS is read unverified, see :func:`grpo.checkpoint.digests.unverified`.
 
     Raises:
-        CheckpointError: where a file is not as it was saved, or the config is missing or none of a LoRA adapter.
+        CheckpointError: if a file differs from what was saved, or the config is missing or not a LoRA adapter's.
     """
     if not folder.is_dir():
         raise CheckpointError(f"there is no adapter folder {folder}: name one, such as RUN/final")
     if (folder / "adapter" / CONFIG).is_file():
         raise CheckpointError(f"{folder} is a run's step: name {folder / 'adapter'}")
-    if damage := digests.damage(folder):  # what damaged files say is not looked at
+    if damage := digests.damage(folder):  # damaged files are not parsed
         what = "; ".join(f"{fault.file} {fault.what}" for fault in damage)
         raise CheckpointError(f"{folder}: {what}: {damage[0].remedy}")
     config = read_json(folder / CONFIG)
@@ -134,7 +134,7 @@ def read(folder: Path) -> Adapter:
 
 
 def pairs(adapter: Adapter) -> dict[str, dict[str, Tensor]]:
-    """Return the halves A `[r, in]` and B `[out, r]` by the name of the base model's module; one may be missing."""
+    """Return the halves A `[r, in]` and B `[out, r]` by the name of the base model's module. One may be missing."""
     found: dict[str, dict[str, Tensor]] = {}
     for name, tensor in sorted(adapter.tensors.items()):
         if match := _NAME.fullmatch(name):
@@ -148,7 +148,7 @@ def tensor_name(module: str, half: str) -> str:
 
 
 def _check_pairs(adapter: Adapter) -> list[Fault]:
-    """Check what needs no base model: halves, ranks, types, and that every layer has what the others have."""
+    """Check what needs no base model: halves, ranks, dtypes, and that all layers have the same modules."""
     found = pairs(adapter)
     foreign = [name for name in adapter.tensors if not _NAME.fullmatch(name)]
     single = [tensor_name(m, h) for m, halves in found.items() for h in HALVES if h not in halves]
@@ -178,12 +178,12 @@ def _has_rank(adapter: Adapter, module: str, halves: dict[str, Tensor], half: st
     a, b = halves["A"].shape, halves["B"].shape
     if len(a) != 2 or len(b) != 2 or a[0] != b[1]:
         return False
-    # A rank_pattern gives single modules ranks of their own.
+    # A rank_pattern gives individual modules their own ranks.
     return bool(adapter.config.get("rank_pattern")) or (a[0] if half == "A" else b[1]) == adapter.rank
 
 
 def _wanted_modules(adapter: Adapter, layers: int) -> list[str]:
-    """Return the attention modules that an adapter of a model with so many layers has to hold."""
+    """Return the attention modules that an adapter of a model with ``layers`` layers must contain."""
     if adapter.config.get("layers_to_transform") or adapter.config.get("exclude_modules"):
         return []
     matches = (_ATTENTION.fullmatch(module) for module in pairs(adapter))
@@ -192,14 +192,15 @@ def _wanted_modules(adapter: Adapter, layers: int) -> list[str]:
 
 
 def attention_modules(layers: int, projections: list[str]) -> list[str]:
-    """Return the names of attention projections in a gpt-oss."""
+    """Return the names of attention projections in a gpt-oss model."""
     return [f"model.layers.{layer}.self_attn.{name}" for layer in range(layers) for name in projections]
 
 
 def fingerprint(model: Model) -> str | None:
-    """Return a SHA-256 that tells a base model from others of its shape; None where it lacks the tensors for it.
+    """Return a SHA-256 that tells a base model from others of its shape; None if the tensors for it are missing.
 
-    Of the beginnings of the last norm and of every layer's q_proj, which an MXFP4 checkpoint and its bf16 copies share.
+    It covers the beginnings of the last norm and of every layer's q_proj. An MXFP4 checkpoint and its bf16 copies share
+    them.
     """
     names = ["model.norm.weight"]
     names += [f"{module}.weight" for module in attention_modules(model.config["num_hidden_layers"], ["q_proj"])]
@@ -216,7 +217,7 @@ def fingerprint(model: Model) -> str | None:
 
 @functools.lru_cache(maxsize=1)
 def fingerprint_of(folder: str) -> str | None:
-    """Return the fingerprint of the model in a folder; None where it cannot be read (any more)."""
+    """Return the fingerprint of the model in a folder; None if it cannot be read (any more)."""
     try:
         return fingerprint(model_files.read(Path(folder)))
     except (CheckpointError, OSError, KeyError):
@@ -224,7 +225,7 @@ def fingerprint_of(folder: str) -> str | None:
 
 
 def check_against(adapter: Adapter, model: Model) -> list[Fault]:
-    """Return why an adapter cannot be used with a base model; [] where it can."""
+    """Return the reasons why an adapter cannot be used with a base model; [] if it can."""
     base, faults = Architecture.from_config(model.config), list(adapter.faults)
     if adapter.base not in (None, fingerprint(model)):
         named = adapter.config.get("base_model_name_or_path")
@@ -257,7 +258,7 @@ def check_against(adapter: Adapter, model: Model) -> list[Fault]:
 
 
 def non_finite(adapter: Adapter) -> list[str]:
-    """Return the names of tensors that hold a NaN or an infinity. Reads all values of a whole file, with torch."""
+    """Return the names of tensors that contain NaN or infinity. Reads the whole file, with torch."""
     from safetensors import safe_open
 
     with safe_open(adapter.folder / WEIGHTS, framework="pt") as file:

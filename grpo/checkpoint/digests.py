@@ -1,8 +1,8 @@
-"""SHA256SUMS: the digests of a checkpoint's files, written with them and verified before they are read. Without torch.
+"""SHA256SUMS: digests of a checkpoint's files, written with them and verified before use. Works without torch.
 
-Each of `adapter/` and `trainer/` has a list of its own, so that an adapter can be verified wherever it is copied to,
-also with `sha256sum -c SHA256SUMS`. The last line is a comment to that tool: the digest of the lines above it, which
-tells a damaged list from a damaged file.
+`adapter/` and `trainer/` each have their own list. An adapter can thus be verified wherever it is copied, also with
+`sha256sum -c SHA256SUMS`. The last line is a comment to that tool: the digest of the lines above it, which tells a
+damaged list from a damaged file.
 """
 
 import hashlib
@@ -25,29 +25,29 @@ def write(folder: Path) -> None:
     """Write the list of a folder's files into it.
 
     Raises:
-        OSError: where a file cannot be read, or the list not written.
+        OSError: if a file cannot be read or the list cannot be written.
     """
     files = sorted(folder.iterdir())
-    with ThreadPoolExecutor() as pool:  # hashing lets go of the GIL, and each rank has a file of its own
+    with ThreadPoolExecutor() as pool:  # hashing releases the GIL, and each rank has its own file
         digests = pool.map(_digest, files)
         lines = "".join(f"{digest}  {file.name}\n" for digest, file in zip(digests, files, strict=True))
     (folder / NAME).write_text(lines + _SEAL + hashlib.sha256(lines.encode()).hexdigest() + "\n", encoding="utf-8")
 
 
 def is_sealed(folder: Path) -> bool:
-    """Say whether a folder has a list. Checkpoints of earlier versions, and adapters of other tools, have none."""
+    """Say whether a folder has a list. Checkpoints of earlier versions and adapters of other tools have none."""
     return (folder / NAME).exists()
 
 
 def unverified(folder: Path) -> str:
-    """Return what to tell the user of a folder without a list."""
+    """Return the notice to the user about a folder without a list."""
     return f"{folder} cannot be verified: it has no {NAME}, as checkpoints of earlier versions"
 
 
 def damage(folder: Path) -> list[Fault]:
-    """Compare a folder with its list; return what differs, [] where nothing does or there is no list.
+    """Compare a folder with its list. Return the differences; [] if there are none or the list is missing.
 
-    The remedy names the newest whole step of the same run where there is one.
+    The remedy names the newest whole step of the same run if one exists.
     """
     found = _damage(folder)
     if not found:
@@ -57,16 +57,16 @@ def damage(folder: Path) -> list[Fault]:
 
 
 def step_damage(step: Path) -> list[tuple[str, str]]:
-    """Return the damaged files of a `step_N`, with what is wrong; names begin with the part, "adapter" or "trainer"."""
+    """Return the damaged files of a `step_N` and their faults. Names begin with the part, "adapter" or "trainer"."""
     folders = [step / part for part in PARTS if (step / part).is_dir()]
     found = [(f"{folder.name}/{name}", what) for folder in folders for name, what in _damage(folder)]
-    if any(map(is_sealed, folders)):  # what one part has, a save gave to both
+    if any(map(is_sealed, folders)):  # a save seals both parts, so if one has a list, both must
         found += [(f"{folder.name}/{NAME}", "is missing") for folder in folders if not is_sealed(folder)]
     return found
 
 
 def whole_steps(checkpoints: Path) -> list[int]:
-    """Return the saved steps with both parts and no file known to be damaged, in ascending order. Reads all of them."""
+    """Return the saved steps with both parts and no known damage, in ascending order. Reads every file."""
     folders = {step: checkpoints / f"step_{step}" for step in saved_steps(checkpoints)}
     both = {step: folder for step, folder in folders.items() if all((folder / part).is_dir() for part in PARTS)}
     return [step for step, folder in both.items() if not step_damage(folder)]
@@ -93,12 +93,12 @@ def _difference(file: Path, listed: str | None) -> tuple[str, str] | None:
         return (
             None if _digest(file) == listed else (file.name, f"was changed after it was saved: {NAME} says otherwise")
         )
-    except OSError as error:  # a disk that fails, or a folder in the file's place
+    except OSError as error:  # a failing disk, or a folder in the file's place
         return file.name, f"cannot be read ({error})"
 
 
 def _read(file: Path) -> dict[str, str]:
-    """Return the digests by name; raises ValueError for a list that is not what was written."""
+    """Return the digests by name. Raises ValueError if the list itself is damaged."""
     text, seal, digest = file.read_bytes().rpartition(_SEAL.encode())
     if not seal or digest != hashlib.sha256(text).hexdigest().encode() + b"\n":
         raise ValueError("was changed after it was saved: its last line does not fit the lines above it")
@@ -118,7 +118,7 @@ def _remedy(folder: Path) -> str:
 
 
 def _runs_checkpoints(folder: Path) -> Iterator[Path]:
-    """Yield where the steps of a folder's run are, as far as its place tells."""
+    """Yield the folders that hold the steps of a folder's run, inferred from its path."""
     absolute = folder.absolute()
     if STEP_DIRECTORY.fullmatch(absolute.parent.name):
         yield absolute.parents[1]

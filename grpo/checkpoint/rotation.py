@@ -4,12 +4,12 @@ from collections.abc import Iterable, Sequence
 
 
 def kept_steps(steps: Sequence[int], scores: dict[int, float], count: int) -> list[int]:
-    """Return the steps that stay: the newest, and the best by held-out exact match.
+    """Return the steps to keep: the newest, and the best by held-out exact match.
 
     Args:
-        steps: of all checkpoints, ascending.
-        scores: exact match by step; of equal ones the latest is the best. A checkpoint without one is never the best.
-        count: how many stay. The newest and the best always do, so at 1 there may be two.
+        steps: the steps of all checkpoints, ascending.
+        scores: exact match by step. On a tie the latest is the best. A checkpoint without a score is never the best.
+        count: how many to keep. The newest and the best are always kept, so a count of 1 may keep two.
     """
     best = max((step for step in steps if step in scores), key=lambda step: (scores[step], step), default=None)
     newest = list(steps[-max(count, 1) :])
@@ -19,11 +19,11 @@ def kept_steps(steps: Sequence[int], scores: dict[int, float], count: int) -> li
 
 
 def before_falls(steps: Sequence[int], falls: Iterable[int]) -> set[int]:
-    """Return the steps that stay beside those: for each fall the newest from before it.
+    """Return the steps to keep in addition: for each fall, the newest checkpoint from before it.
 
     Args:
-        falls: the first steps whose samples show a lower correctness. They were drawn by what the step before has
-            saved. That checkpoint may hold the damage, so it is kept only where there is no older one.
+        falls: the first steps whose samples show a lower correctness. The checkpoint of the step before drew those
+            samples and may hold the damage. It is kept only if there is no older one.
     """
     kept = set()
     for fall in falls:

@@ -23,7 +23,7 @@ logger = logging.getLogger("openrlhf.grpo.checkpoint")
 
 
 class SaveError(OSError):
-    """A checkpoint could not be written; the ones before it are whole."""
+    """A checkpoint could not be written; earlier checkpoints are intact."""
 
 
 def save_adapter(model: PeftModel, directory: str | Path) -> None:
@@ -31,12 +31,12 @@ def save_adapter(model: PeftModel, directory: str | Path) -> None:
 
     Args:
         model: the PeftModel of this rank, partitioned by ZeRO-3 or not.
-        directory: never holds a part of an adapter, also where the call is killed; is replaced where it exists, and a
-            kill between the two renames of that leaves none under its name.
+        directory: never holds a partial adapter, even if the call is killed. An existing one is replaced; a kill
+            between the two renames leaves none under its name.
 
     Raises:
-        FloatingPointError: for an adapter that is not finite; what was saved before stays.
-        SaveError: where the disk is full or not writable.
+        FloatingPointError: if the adapter is not finite; the previous save stays.
+        SaveError: if the disk is full or not writable.
     """
     write = _adapter_writer(model)
     _replace(Path(directory), write)
@@ -45,7 +45,7 @@ def save_adapter(model: PeftModel, directory: str | Path) -> None:
 def save_step(engine: Any, args: Any, client_states: dict[str, Any]) -> None:
     """Write ``step_N`` in ``args.ckpt_path``, with ``adapter/`` and ``trainer/``, and remove what is not kept.
 
-    A collective call; memory beyond what training holds is that of the adapter alone.
+    A collective call. Beyond what training holds, it needs memory only for the adapter.
 
     Args:
         engine: DeepSpeed's engine around the PeftModel.
@@ -69,14 +69,14 @@ def save_step(engine: Any, args: Any, client_states: dict[str, Any]) -> None:
 
 
 def _rotate(checkpoints: Path, args: Any, client_states: dict[str, Any]) -> None:
-    """Remove the checkpoints that are not kept. The new one is whole: nothing here is worth ending a run for."""
+    """Remove the checkpoints that are not kept. The new one is complete, so no failure here is worth ending a run."""
     run_dir = Path(args.run_dir)
     metrics_dir = Path(args.metrics_dir or run_dir)
     now = {**client_states.get("status", {}), "step": client_states["global_step"]}
     try:
         falls = read_onsets(run_dir, metrics_dir, now)
         steps, scores = saved_steps(checkpoints), exact_match(metrics_dir / "eval.jsonl")
-    except Exception:  # what may be the last good checkpoint stays, whatever a rule trips over
+    except Exception:  # if any rule fails, keep what may be the last good checkpoint
         logger.exception("no checkpoint is removed, since the diagnosis of the run failed")
         return
     kept = set(kept_steps(steps, scores, args.max_ckpt_num))
@@ -98,16 +98,16 @@ def _say_once(message: str) -> None:
 
 
 def load_step(engine: Any, args: Any) -> dict[str, Any]:
-    """Bring the trainer to the checkpoint ``args.resume_from``; return OpenRLHF's ``client_states``, {} without one.
+    """Restore the trainer from ``args.resume_from``. Return OpenRLHF's ``client_states``; {} without a checkpoint.
 
     Raises:
-        grpo.checkpoint.trainer_state.TrainerStateError: for files that are incomplete or of another adapter.
+        grpo.checkpoint.trainer_state.TrainerStateError: if the files are incomplete or of another adapter.
     """
     return trainer_state.load(engine, Path(args.resume_from) / "trainer") if args.resume_from else {}
 
 
 def _adapter_writer(model: PeftModel) -> Callable[[Path], None]:
-    """Gather the adapter, and return what writes it into a folder, on rank 0."""
+    """Gather the adapter and return a function that writes it into a folder, on rank 0."""
     flat, specs = gather(model)
 
     def write(directory: Path) -> None:
@@ -126,7 +126,7 @@ def _adapter_writer(model: PeftModel) -> Callable[[Path], None]:
 
 
 def _replace(target: Path, write: Callable[[Path], None]) -> None:
-    """Let every rank write into a folder aside, then give it its name: a folder under its name is always whole."""
+    """Let every rank write into a temporary folder, then rename it: a folder under its final name is complete."""
     aside, old = target.with_name(f".{target.name}.partial"), target.with_name(f".{target.name}.old")
 
     def prepare() -> None:
@@ -156,16 +156,16 @@ def _remove(checkpoints: Path, steps: Iterable[int]) -> None:
     for step in steps:
         removed = checkpoints / f".step_{step}.removed"
         shutil.rmtree(removed, ignore_errors=True)
-        (checkpoints / f"step_{step}").rename(removed)  # whole or not there
-    for left in checkpoints.glob(".step_*"):  # also what a kill has left
+        (checkpoints / f"step_{step}").rename(removed)  # atomic: complete or absent
+    for left in checkpoints.glob(".step_*"):  # also what a kill left behind
         name, kind = left.name[1:].split(".")
-        # The old content of a step may be the only one; the save of that step brings it back.
+        # The old content of a step may be the only copy; the next save of that step restores it.
         if kind != "old" or (checkpoints / name).is_dir():
             shutil.rmtree(left)
 
 
 def _on_every_rank(part: Callable[[], None] | None, target: Path) -> None:
-    # A rank that fails alone would leave the others waiting in the next collective call for ever.
+    # A rank that fails alone would leave the others waiting in the next collective call forever.
     error = None
     try:
         if part:

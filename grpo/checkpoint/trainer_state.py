@@ -1,9 +1,9 @@
-"""The trainer's own state: what a run needs beside the adapter to go on as if it had not been stopped.
+"""The trainer's own state: what a run needs besides the adapter to continue as if it had not stopped.
 
-`trainer/state.pt` holds counters, data position and learning-rate schedule, `trainer/rank_R.pt` what rank R alone has:
-its ZeRO-3 ranges of the fp32 master weights and of Adam's moments, and its random states. Only what is trained is
-in there: 12 bytes an adapter parameter, 573 MB for the 120b. ZeRO-3 cuts every parameter into equal ranges, so files of
-any number of ranks can be read by any other number.
+`trainer/state.pt` holds counters, data position and learning-rate schedule. `trainer/rank_R.pt` holds rank R's ZeRO-3
+ranges of the fp32 master weights and of Adam's moments, and its random states. Only trained parameters are stored: 12
+bytes per adapter parameter, 573 MB for the 120b. ZeRO-3 cuts every parameter into equal ranges, so any number of ranks
+can read the files of any other number.
 """
 
 import math
@@ -26,12 +26,12 @@ _RANK_KEYS = {"layout", "random", *KINDS}
 
 
 class TrainerStateError(ValueError):
-    """A checkpoint cannot be continued from, or not by this run; the message names the remedy."""
+    """A checkpoint cannot be resumed, or not by this run; the message names the remedy."""
 
 
 def random_state() -> dict[str, Any]:
     """Return the states of this process's random generators, as tensors and plain values."""
-    from deepspeed.accelerator import get_accelerator  # slow to import: tools read states without it
+    from deepspeed.accelerator import get_accelerator  # slow import: tools read states without it
 
     version, words, gauss = random.getstate()
     name, keys, *rest = np.random.get_state(legacy=True)
@@ -44,7 +44,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Undo :func:`random_state`."""
+    """Restore what :func:`random_state` returned."""
     from deepspeed.accelerator import get_accelerator
 
     torch.set_rng_state(state["torch"])
@@ -56,14 +56,15 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 
 def of_controller(status: dict[str, Any]) -> dict[str, Any]:
-    """Return what OpenRLHF's ``PPOTrainer`` adds to its ``client_states``: random states, the step's metrics."""
+    """Return what OpenRLHF's ``PPOTrainer`` adds to its ``client_states``: random states and the step's metrics."""
     return {"random": random_state(), "status": {k: v for k, v in status.items() if isinstance(v, int | float)}}
 
 
 def restore_controller(trainer: Any, states: dict[str, Any]) -> None:
-    """Bring OpenRLHF's ``PPOTrainer`` to ``client_states`` of a checkpoint; nothing to do at step 0.
+    """Restore OpenRLHF's ``PPOTrainer`` from a checkpoint's ``client_states``; does nothing at step 0.
 
-    Its loader has been set already. The iterator is made before the random states are set, since making one draws.
+    Its loader has been restored already. Creating the iterator draws random numbers, so the random states are set after
+    it.
     """
     if states["global_step"]:
         trainer.samples_generator._dataloader_iter = iter(trainer.prompts_dataloader)
@@ -75,7 +76,7 @@ def save(engine: Any, directory: Path, client_states: dict[str, Any]) -> None:
 
     Args:
         engine: DeepSpeed's engine, with ZeRO-3 and its own Adam.
-        directory: exists.
+        directory: must exist.
         client_states: OpenRLHF's: step, episode, prompts consumed, state of the data loader.
     """
     optimizer = engine.optimizer
@@ -104,14 +105,14 @@ def save(engine: Any, directory: Path, client_states: dict[str, Any]) -> None:
 
 
 def load(engine: Any, directory: Path) -> dict[str, Any]:
-    """Bring a freshly initialised trainer to a saved state; return OpenRLHF's ``client_states``.
+    """Restore a freshly initialised trainer from a saved state. Return OpenRLHF's ``client_states``.
 
     Every rank calls it. The adapter itself is set from its fp32 master weights.
 
     Raises:
-        TrainerStateError: where the files are incomplete, or of an adapter of another rank, model or target modules.
+        TrainerStateError: if the files are incomplete, or belong to an adapter of another rank, model or target modules.
     """
-    # The launcher has verified the digests of these files while it holds the run (grpo.launch.resume): every rank would
+    # The launcher has verified the digests of these files under the run's lock (grpo.launch.resume). Every rank would
     # read all of them again, and nobody else writes here in the minutes between.
     try:
         state, files = read(directory)
@@ -137,19 +138,19 @@ def load(engine: Any, directory: Path) -> dict[str, Any]:
 
     for name, value in state["counters"].items():
         setattr(engine, name, value)
-    # Where the optimizer steps begin among the micro-batches follows from this run's ranks and batch sizes.
+    # This run's ranks and batch sizes determine where optimizer steps begin among the micro-batches.
     engine.micro_steps = engine.global_steps * engine.gradient_accumulation_steps()
     _set_schedule(engine.lr_scheduler, optimizer, state["scheduler"])
-    if len(files) == dist.get_world_size():  # other ranks draw other numbers: there is nothing to continue
+    if len(files) == dist.get_world_size():  # with another number of ranks there is no state to continue
         set_random_state(files[dist.get_rank()]["random"])
     return state["client_states"]
 
 
 def read(directory: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the contents of ``state.pt`` and of the file of each rank. Tensors stay on the disk until they are used.
+    """Return the contents of ``state.pt`` and of each rank's file. Tensors stay on disk until they are used.
 
     Raises:
-        CheckpointError: where a file is missing or cut, or holds something else; the caller knows the remedy.
+        CheckpointError: if a file is missing, truncated or of another kind; the caller knows the remedy.
     """
     state = _read(directory / "state.pt", _STATE_KEYS)
     files = [_read(directory / f"rank_{rank}.pt", _RANK_KEYS, mmap=True) for rank in range(state["ranks"])]
@@ -160,12 +161,12 @@ def read(directory: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def shapes(file: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the whole shapes of the adapter's tensors, by PEFT's names, of which a rank's file holds ranges."""
+    """Return the full shapes of the adapter's tensors, by PEFT's names. A rank's file holds ranges of them."""
     return {name: tuple(shape) for name, (_, _, shape) in file["layout"].items()}
 
 
 def difference(found: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]) -> str | None:
-    """Name the first tensor that two adapters do not have in common, with both shapes; None where there is none."""
+    """Name the first tensor that differs between two adapters, with both shapes; None if they agree."""
     names = (name for name in sorted(found | wanted) if found.get(name) != wanted.get(name))
     return next(
         (f"{name} is {found.get(name, 'missing')} and not {wanted.get(name, 'missing')}" for name in names), None
@@ -183,7 +184,7 @@ def _is_filled(file: dict[str, Any], rank: int, ranks: int) -> bool:
 
 
 def _moments(adam: Any, flat: torch.Tensor) -> dict[str, Any]:
-    # Adam makes them in its first step: a checkpoint may come before.
+    # Adam creates them in its first step, and a checkpoint may precede it.
     return adam.state[flat] or {"step": 0, **{kind: torch.zeros_like(flat.data) for kind in KINDS[1:]}}
 
 
@@ -193,19 +194,19 @@ def _parameters(engine: Any) -> list[tuple[str, Any]]:
 
 
 def _set_schedule(scheduler: Any, optimizer: Any, saved: dict[str, Any]) -> None:
-    """Go on at the saved place of the schedule, with the learning rate and the length that this run asks for."""
+    """Continue at the saved place of the schedule, with this run's learning rate and length."""
     scheduler.last_epoch, scheduler._step_count = saved["last_epoch"], saved["_step_count"]
     shares = [share(scheduler.last_epoch) for share in scheduler.lr_lambdas]
     scheduler._last_lr = [base * share for base, share in zip(scheduler.base_lrs, shares, strict=True)]
     for group, rate in zip(optimizer.param_groups, scheduler._last_lr, strict=True):
-        group["lr"] = rate  # the scheduler itself sets it only after the next optimizer step
+        group["lr"] = rate  # the scheduler sets it only after the next optimizer step
 
 
 def _read(file: Path, keys: set[str], mmap: bool = False) -> dict[str, Any]:
     try:
         content = torch.load(file, map_location="cpu", mmap=mmap, weights_only=True)
     except (OSError, RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
-        reason = error if isinstance(error, OSError) else "it is cut, or no checkpoint"  # torch's own advice is another
+        reason = error if isinstance(error, OSError) else "it is cut, or no checkpoint"  # torch's advice does not apply
         raise CheckpointError(f"{file} cannot be read ({reason})") from error
     if not isinstance(content, dict) or not keys <= content.keys():
         raise CheckpointError(f"{file} is no state of a trainer")
@@ -213,7 +214,7 @@ def _read(file: Path, keys: set[str], mmap: bool = False) -> dict[str, Any]:
 
 
 def _local_range(files: list[dict[str, Any]], kind: str, name: str, numel: int, size: int) -> torch.Tensor:
-    """Return this rank's range of a parameter, `size` elements or what is left, put together from the saved ranges."""
+    """Return this rank's range of a parameter, `size` elements or what is left, assembled from the saved ranges."""
     start = min(size * dist.get_rank(), numel)
     stop = min(start + size, numel)
     saved_size = -(-numel // len(files))
@@ -228,7 +229,7 @@ def _local_range(files: list[dict[str, Any]], kind: str, name: str, numel: int, 
 
 
 def _gather_persistent(optimizer: Any) -> None:
-    # DeepSpeed keeps small parameters whole on every rank; they are gathered anew from the ranges that were just set.
+    # DeepSpeed keeps small parameters whole on every rank; gather them again from the ranges just set.
     if optimizer.persistent_parameters:
         optimizer.persistent_parameters[0].partition(optimizer.persistent_parameters)
         optimizer.persistent_parameters[0].all_gather(optimizer.persistent_parameters)
