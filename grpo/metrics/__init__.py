@@ -1,1 +1,1 @@
-"""The numbers of a step: what each means, who notes them, how they are computed."""
+"""The metrics of a step: what each means, who records them, how they are computed."""

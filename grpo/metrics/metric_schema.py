@@ -1,8 +1,8 @@
-"""The numbers of a run: name, unit, meaning, tier, healthy range and source of each, in one place.
+"""The metrics of a run: name, unit, meaning, tier, healthy range and source of each, in one place.
 
-The live view, the report and docs/metrics.md are made from it. The first two name what a run has not written. Tiers
-say in which order to look: 1 is it learning, 2 is the update sound, 3 what do the responses look like, 4 is the reward
-honest, 5 the rest: speed, resources, details of the update.
+The live view, the report and docs/metrics.md are made from it. The first two also name the metrics that a run has not
+written. Tiers give the order to look in: 1 is it learning, 2 is the update sound, 3 what do the responses look like, 4
+is the reward honest, 5 the rest: speed, resources, details of the update.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,17 +20,18 @@ TIERS = {
 
 @dataclass(frozen=True)
 class Metric:
-    """One number of a step.
+    """One metric of a step.
 
     Attributes:
-        name: its key in metrics.jsonl (in eval.jsonl for the source "eval"); "seconds.NAME" lies in the object
-            `seconds`, "NAME.*" stands for one number a model.
+        name: its key in metrics.jsonl (in eval.jsonl for the source "eval"). "seconds.NAME" is a key of the object
+            `seconds`; "NAME.*" means one number per model.
         unit: "share" is from 0 to 1; "nat", "token", "sample", "s", "byte"; "" for a number without unit.
         tier: see TIERS.
-        healthy: the range, inclusive, that needs no look; None leaves a side open. None where it depends on the run.
-        source: where it is computed: "openrlhf", "eval", "actor", "experience", "reward", "rollout" (an executor of
-            ours, in the engines) or "launcher".
-        when: the option without which a run does not write it; "" where every run does.
+        healthy: the inclusive range that needs no attention; a bound of None leaves a side open. None if it depends on
+            the run.
+        source: where it is computed: "openrlhf", "eval", "actor", "experience", "reward", "rollout" (our executor in
+            the engines) or "launcher".
+        when: the option that makes a run write it; "" if every run does.
     """
 
     name: str
@@ -214,10 +215,10 @@ BY_NAME = {metric.name: metric for metric in SCHEMA}
 
 
 def flat(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a line of metrics.jsonl or eval.jsonl by the schema's names, also those it does not know.
+    """Return the numbers of a line of metrics.jsonl or eval.jsonl by the schema's names, including names it lacks.
 
     Args:
-        row: the line; `step` and `time` are no metrics.
+        row: the line; `step` and `time` are not metrics.
     """
     return dict(_numbers(row, ""))
 

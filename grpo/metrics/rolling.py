@@ -1,4 +1,4 @@
-"""Metrics over several steps, from the lines of metrics.jsonl: a resumed run goes on where it was."""
+"""Metrics over several steps, computed from the lines of metrics.jsonl, so a resumed run continues them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,12 +7,13 @@ from typing import Any
 
 
 def rolling_correlation(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the correlation of reward and correctness over the samples of several steps, None without spread.
+    """Return the correlation of reward and correctness over the samples of several steps; None without spread.
 
-    From the means and spreads of each step, exactly where correctness is 0 or 1: steps have equally many samples.
+    It is computed from each step's means and spreads. It is exact if correctness is 0 or 1, since steps have equally
+    many samples.
 
     Args:
-        rows: lines of metrics.jsonl; those without correctness are left out.
+        rows: lines of metrics.jsonl; lines without correctness are skipped.
     """
     known = [row for row in rows if row.get("correct") is not None and row.get("reward_std") is not None]
     if not known:

@@ -1,7 +1,7 @@
-"""Metrics of one rollout batch, computed exactly from its samples: over tokens or samples, as each quantity demands.
+"""Metrics of one rollout batch, computed exactly from its samples: over tokens or over samples, whichever fits.
 
-Names, units and healthy ranges stand in :mod:`grpo.metrics.metric_schema`. What cannot be said of a batch (a
-correlation without spread, a quality without judged samples) is left out, not made up.
+:mod:`grpo.metrics.metric_schema` gives names, units and healthy ranges. A metric undefined for a batch (a correlation
+without spread, a quality without judged samples) is left out.
 """
 
 from collections import Counter
@@ -26,21 +26,21 @@ def experience_metrics(experiences: Sequence[Any], group_size: int, tokenizer: A
         experiences: OpenRLHF's, after ``compute_advantages_and_returns``: ``sequences`` ``[B, S]``, ``advantages`` and
             ``action_mask`` ``[B, S - 1]``, ``rewards`` ``[B]``, ``index`` (place of each sample in the rollout),
             ``info`` with ``[B]`` by name. A rollout with ``branches`` is one sample, with the tokens of all of them.
-        group_size: samples a prompt.
-        tokenizer: of the model, by which thinking and answer are told apart; None leaves their lengths out.
+        group_size: samples per prompt.
+        tokenizer: the model's, to tell thinking from answer; None leaves their lengths out.
     """
-    # Experiences are padded to lengths of their own: what goes by tokens is summed up for each sample first.
+    # Experiences are padded to different lengths, so token quantities are summed per sample first.
     sampled = [_sampled(rows) for experience in experiences for rows in samples_of(experience)]
-    sampled = [one for one in sampled if one[0]] or sampled  # a sample without a reward is not trained on: no token
+    sampled = [one for one in sampled if one[0]] or sampled  # a sample without a reward has no trained tokens
     responses = [tokens for tokens, _ in sampled]
     lengths = torch.tensor([len(tokens) for tokens in responses], dtype=torch.float64)
     sums = torch.stack([advantages.double().sum() for _, advantages in sampled])
     advantages = sums / lengths.clamp(min=1)
-    shaped = torch.cat([experience.rewards for experience in experiences])  # with penalties: what advantages come from
+    shaped = torch.cat([experience.rewards for experience in experiences])  # with penalties, as advantages use them
     logged = _of_info(experiences, "reward")
     rewards = shaped.double() if logged is None else logged
     order = torch.tensor([index for experience in experiences for index in experience.index])
-    missing = _of_info(experiences, "reward_missing")  # these have the mean of the others in place of a reward
+    missing = _of_info(experiences, "reward_missing")  # these carry the mean of the others instead of a reward
     known = torch.ones(len(rewards), dtype=torch.bool) if missing is None else missing < 0.5
     groups = shaped[order.argsort()].view(-1, group_size)[known[order.argsort()].view(-1, group_size).any(-1)]
     found = {
@@ -65,12 +65,12 @@ def experience_metrics(experiences: Sequence[Any], group_size: int, tokenizer: A
 
 
 def _honesty(experiences: Sequence[Any], rewards: torch.Tensor) -> dict[str, torch.Tensor | None]:
-    """Whether the reward follows correctness, and what the judge thinks of right and of wrong samples."""
+    """Return whether the reward follows correctness, and how the judge rates right and wrong samples."""
     columns = {name: _of_info(experiences, name) for name in ("correct", "reward_missing", "reward_error", *_JUDGED)}
     if columns["correct"] is None:
         return {}
     known = torch.ones_like(rewards, dtype=torch.bool)
-    for name in ("reward_missing", "reward_error"):  # what these have in place of numbers are means of the others
+    for name in ("reward_missing", "reward_error"):  # these carry means of the others instead of their own numbers
         if (missing := columns[name]) is not None:
             known &= missing < 0.5
     correct, rewards = columns["correct"][known], rewards[known]
@@ -97,7 +97,7 @@ def _of_info(experiences: Sequence[Any], name: str) -> torch.Tensor | None:
 
 
 def correlation(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | None:
-    """Return Pearson's correlation of two ``[N]``; None where one of them has no spread."""
+    """Return Pearson's correlation of two ``[N]``; None if either has no spread."""
     a, b = a - a.mean(), b - b.mean()
     scale = a.norm() * b.norm()
     return (a * b).sum() / scale if scale > 1e-12 else None
@@ -116,11 +116,11 @@ def _sampled(rows: Sequence[tuple[Any, int]]) -> tuple[list[int], torch.Tensor]:
 def _parts(
     experiences: Sequence[Any], responses: Sequence[Sequence[int]], tokenizer: Any
 ) -> dict[str, torch.Tensor | None]:
-    """The lengths of thinking and answer, unless the rollout has logged them."""
+    """Return the lengths of thinking and answer, unless the rollout has logged them."""
     if tokenizer is None or _of_info(experiences, "thinking_length") is not None:
         return {}
     header = tokenizer.encode(FINAL_HEADER, add_special_tokens=False)
-    if header[0] not in tokenizer.added_tokens_decoder:  # a model of another template
+    if header[0] not in tokenizer.added_tokens_decoder:  # a model with another template
         return {}
     answers = [answer_length(tokens, header) for tokens in responses]
     thinking = [len(tokens) - (answer or 0) for tokens, answer in zip(responses, answers, strict=True)]
@@ -132,7 +132,7 @@ def _parts(
 
 
 def repetition(tokens: Sequence[int], size: int = NGRAM) -> float:
-    """Return the share of n-grams of a response that were there before in it; 0 where it is too short for two."""
+    """Return the share of a response's n-grams that occurred earlier in it; 0 if it is too short for two."""
     grams = Counter(zip(*(tokens[start:] for start in range(size)), strict=False))
     total = grams.total()
     return 1 - len(grams) / total if total else 0.0

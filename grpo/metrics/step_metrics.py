@@ -1,7 +1,7 @@
-"""The metrics of one global step, on OpenRLHF's controller, from all samples and from the notes of all ranks.
+"""The metrics of one global step, computed on OpenRLHF's controller from all samples and all ranks' notes.
 
-OpenRLHF averages over micro-batches what it averages. Here every number is computed once, over all tokens or all
-samples of the step, so that it does not depend on how they were cut into micro-batches and spread over ranks.
+OpenRLHF averages its own metrics over micro-batches. Here every metric is computed once, over all tokens or all samples
+of the step. It therefore does not depend on how they were split into micro-batches and ranks.
 """
 
 import logging
@@ -25,11 +25,11 @@ from grpo.update import passes
 logger = logging.getLogger("openrlhf.grpo.step_metrics")
 
 OF_TOKENS = {"kl", "logprobs_diff"}  # means over the tokens of each sample
-SHOWN = 3  # tokens of each sample that are shown with their context
+SHOWN = 3  # tokens per sample that are shown with their context
 
 
 def before_training(experiences: Sequence[Any]) -> None:
-    """Number the samples in ``info``, by which the notes of the ranks find back to them."""
+    """Number the samples in ``info``, so that the ranks' notes can be matched to them."""
     for experience in experiences:
         experience.info["sample"] = torch.tensor(experience.index)
         for place, branches in zip(experience.index, getattr(experience, "branches", ()), strict=False):
@@ -38,7 +38,7 @@ def before_training(experiences: Sequence[Any]) -> None:
 
 
 def merge(status: dict[str, Any], result: dict[str, Any]) -> None:
-    """Add what one rank's ``fit`` returned to the status of the step, and its notes to those of the others."""
+    """Add one rank's ``fit`` result to the step's status, and its notes to those of the others."""
     notes = status.get("micro_batches", []) + result.get("micro_batches", [])
     most = max(status.get("device_memory", 0.0), result.get("device_memory", 0.0))
     errors = status.get("metric_errors", 0.0) + result.get("metric_errors", 0.0)
@@ -51,10 +51,10 @@ def after_training(
     """Add the metrics of a step (:mod:`grpo.metrics.metric_schema`) to its status, and their details to the samples.
 
     Args:
-        status: of ``ppo_train``, all ranks merged; loses the notes.
+        status: the result of ``ppo_train``, all ranks merged; the notes are removed from it.
         experiences: the batches that were trained on, see :func:`grpo.metrics.sample_metrics.experience_metrics`.
-        samples: the same as ``Experience`` of one sample each, in the order of the rollout; each gets ``details``: what
-            is known of it alone.
+        samples: the same as ``Experience`` of one sample each, in rollout order. Each gets ``details``: what is known
+            about it alone.
     """
     micro_batches: list[MicroBatch] = status.pop("micro_batches", [])
     status.pop("sample", None)
@@ -62,7 +62,7 @@ def after_training(
         experience.info.pop("sample", None)
     engine = dict(_by_sample(experiences, "rollout_log_probs"))
     trainer = log_probs_by_sample(micro_batches)
-    if passes.makes_old_log_probs(args):  # before the first update, and of all samples
+    if passes.makes_old_log_probs(args):  # then they precede the first update and cover all samples
         trainer = dict(_by_sample(experiences, "action_log_probs"))
     parts: list[Callable[[], dict[str, float] | None]] = [
         lambda: _leave_out_unknown(status, experiences),
@@ -77,7 +77,7 @@ def after_training(
     for part in parts:
         try:
             status.update(part() or {})
-        except Exception:  # the policy has been updated: a number that is missing must not end the run
+        except Exception:  # the policy has been updated: a missing metric must not end the run
             status["metric_errors"] = status.get("metric_errors", 0.0) + 1
             logger.exception("some metrics of this step are missing")
 
@@ -92,13 +92,13 @@ def improbable_tokens(sample: Any, trainer: torch.Tensor | None, tokenizer: Any)
     """Return the SHOWN least likely sampled tokens of a sample, see :func:`grpo.metrics.unlikely_tokens.least_likely`.
 
     Args:
-        sample: ``Experience`` of one sample; without the engine's log-probs it has none to name.
-        trainer: the trainer's log-probs of its sampled tokens, ``[T]``, where it has made them; none of a sample that
+        sample: ``Experience`` of one sample. Without the engine's log-probs the result is empty.
+        trainer: the trainer's log-probs of its sampled tokens, ``[T]``, if it has computed them; None for a sample that
             is not trained on.
 
     Returns:
-        What ``least_likely`` does, with ``branch`` in place of ``sample``: in which of the rollout's samples, the
-        earliest first.
+        As ``least_likely``, with ``branch`` in place of ``sample``: the index among the rollout's samples, earliest
+        first.
     """
     rows = [*getattr(sample, "branches", ()), sample]
     lengths = [int(row.action_mask.bool().sum()) for row in rows]
@@ -117,7 +117,7 @@ def improbable_tokens(sample: Any, trainer: torch.Tensor | None, tokenizer: Any)
 
 
 def _by_sample(experiences: Sequence[Any], name: str) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield the place of each rollout, and its part of a ``[B, A]`` tensor at its sampled tokens, where it has one."""
+    """Yield each rollout's place and its part of a ``[B, A]`` tensor at its sampled tokens, if it has one."""
     for experience in experiences:
         if getattr(experience, name) is None:
             continue
@@ -126,7 +126,7 @@ def _by_sample(experiences: Sequence[Any], name: str) -> Iterator[tuple[int, tor
 
 
 def _leave_out_unknown(status: dict[str, Any], experiences: Sequence[Any]) -> None:
-    """Take out the mean reward of a step in which no sample has one: what stands in their place is 0."""
+    """Remove the mean reward of a step in which no sample has a reward: the placeholder is 0."""
     missing = [experience.info.get("reward_missing") for experience in experiences]
     if all(part is not None and part.all() for part in missing):
         for numbers in (status, *(experience.info for experience in experiences)):
@@ -135,7 +135,7 @@ def _leave_out_unknown(status: dict[str, Any], experiences: Sequence[Any]) -> No
 
 
 def _means(experiences: Sequence[Any]) -> dict[str, float]:
-    """Return the mean over all samples of what every sample has logged, and over all tokens of what is of a token."""
+    """Return means: over all samples for values that every sample logs, over all tokens for values per token."""
     names = set.intersection(*(set(experience.info) for experience in experiences))
     columns = {
         name: torch.cat([torch.as_tensor(experience.info[name]).double().reshape(-1) for experience in experiences])
@@ -156,9 +156,9 @@ def _add_details(
     trainer: dict[int, torch.Tensor],
     engine: dict[int, torch.Tensor],
 ) -> None:
-    """Give each sample ``details``: its advantage, and what trainer and engine thought of its tokens (nat)."""
+    """Give each sample ``details``: its advantage, and the trainer's and the engine's view of its tokens (nat)."""
     advantages = dict(_by_sample(experiences, "advantages"))
-    losses: dict[int, float] = {}  # of several passes the largest
+    losses: dict[int, float] = {}  # the largest over several passes
     for batch in micro_batches:
         for place in batch.samples:
             losses[place] = max(losses.get(place, 0.0), batch.loss, key=abs)

@@ -1,4 +1,4 @@
-"""What a thinking budget does to the reward of a rollout batch."""
+"""How a thinking budget affects the reward of a rollout batch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,11 +7,11 @@ import torch
 
 
 def thinking_metrics(experiences: Sequence[Any]) -> dict[str, float]:
-    """Return the mean reward of the samples whose thinking was cut, and of the others; {} without a thinking budget.
+    """Return the mean reward of samples whose thinking was cut, and of the others; {} without a thinking budget.
 
     Args:
-        experiences: OpenRLHF's: ``info["reward"]`` ``[B]``, and ``info["thinking_truncated"]`` ``[B]`` under a budget;
-            samples with ``info["reward_missing"]`` have a reward of others, and take no part.
+        experiences: OpenRLHF's: ``info["reward"]`` ``[B]``, and ``info["thinking_truncated"]`` ``[B]`` under a budget.
+            Samples with ``info["reward_missing"]`` carry others' rewards and are excluded.
     """
     if not all("thinking_truncated" in experience.info for experience in experiences):
         return {}

@@ -1,7 +1,7 @@
-"""What a training step sees, noted on each trainer rank for every sampled token.
+"""Records what a training step computes for every sampled token, on each trainer rank.
 
-Ranks reduce nothing: they return their notes with the status of ``ppo_train``, a few bytes a token, and
-:mod:`grpo.metrics.step_metrics` computes the metrics of the step from all of them at once.
+Ranks reduce nothing. They return their notes with the status of ``ppo_train``, a few bytes per token.
+:mod:`grpo.metrics.step_metrics` computes the step's metrics from all of them at once.
 """
 
 import logging
@@ -17,23 +17,23 @@ from grpo.update import passes
 
 logger = logging.getLogger("openrlhf.grpo.actor_metrics")
 
-CHUNK = 256  # positions: the softmax of 4096 tokens over the whole vocabulary has 3.3 GB
+CHUNK = 256  # positions: the softmax of 4096 tokens over the whole vocabulary takes 3.3 GB
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One forward and backward pass. Tensors are float32 ``[T]`` on the CPU, T its sampled tokens, sample by sample.
+    """One forward and backward pass. Tensors are float32 ``[T]`` on the CPU: T sampled tokens, sample by sample.
 
     Attributes:
-        samples: place of each sample in the rollout; those of branches (:mod:`grpo.batch.branches`) come last.
-        lengths: sampled tokens of each.
-        loss: what was differentiated, without scaling.
+        samples: place of each sample in the rollout; branches (:mod:`grpo.batch.branches`) come last.
+        lengths: number of sampled tokens of each sample.
+        loss: the differentiated loss, unscaled.
         log_probs: of the trained policy before the update.
-        log_ratios: those minus the log-probs of the policy that sampled.
+        log_ratios: ``log_probs`` minus the log-probs of the policy that sampled.
         advantages: of the token.
         entropy: of the policy at the token, nat, at the temperature of the loss.
-        unallocated: probability of the rows of the vocabulary that stand for no token, before they are masked.
-        of_loss: what the loss has of each token, by the name of the metric that is its mean.
+        unallocated: probability of the unallocated vocabulary rows, before they are masked.
+        of_loss: the loss's value for each token, by the name of the metric that is its mean.
         updates: optimizer steps since the rollout.
     """
 
@@ -53,8 +53,8 @@ class ActorMetrics:
     """Notes of one call of ``ppo_train``, on one trainer rank.
 
     Args:
-        trainer: OpenRLHF's ``ActorPPOTrainer``, whose ``args`` and ``actor`` are set. DeepSpeed's engine counts
-            optimizer steps over all parts of a resumed run.
+        trainer: OpenRLHF's ``ActorPPOTrainer``, with ``args`` and ``actor`` set. DeepSpeed's engine counts optimizer
+            steps over all parts of a resumed run.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -65,7 +65,7 @@ class ActorMetrics:
         self._seen_steps = self._engine.global_steps
 
     def note(self, *arguments: Any) -> None:
-        """Note a micro-batch, see :meth:`_note`; one that cannot be noted is counted and ends nothing."""
+        """Record a micro-batch, see :meth:`_note`. A failure is counted and does not end the run."""
         try:
             self._note(*arguments)
         except Exception:
@@ -81,13 +81,13 @@ class ActorMetrics:
         loss: torch.Tensor,
         of_loss: dict[str, torch.Tensor] | None = None,
     ) -> None:
-        """Note a micro-batch between its forward and its backward pass.
+        """Record a micro-batch between its forward and its backward pass.
 
         Args:
             experience: ``action_mask`` ``[B, A]``, ``advantages`` and ``action_log_probs`` ``[B, A]``, and
                 ``info["sample"]`` (see :func:`grpo.metrics.step_metrics.before_training`).
             log_probs: of the trained policy, ``[B, A]``.
-            output: of the model, ``logits`` fp32 ``[B, kept, V]`` of the last positions, and ``unallocated``
+            output: the model's output: ``logits`` fp32 ``[B, kept, V]`` of the last positions, and ``unallocated``
                 ``[B, kept]`` (see :func:`grpo.model.vocabulary.of_tokens`).
             loss: scalar.
             of_loss: ``[B, A]`` by name, see :class:`grpo.update.loss.PolicyLoss`.
@@ -115,7 +115,7 @@ class ActorMetrics:
         )
 
     def after_backward_and_step(self) -> None:
-        """Note the gradient norm if DeepSpeed's engine has just made an optimizer step.
+        """Record the gradient norm if DeepSpeed's engine has just made an optimizer step.
 
         DeepSpeed 0.18.5 reports 1.0 for a norm that is not finite; :func:`grpo.lora.adapter.gather` stops such a run.
         """
@@ -125,12 +125,12 @@ class ActorMetrics:
         self._norms.append(float(self._engine.get_global_grad_norm()))
 
     def pop(self) -> dict[str, Any]:
-        """Return the notes since the last call, and forget them.
+        """Return the notes since the last call, and clear them.
 
-        - ``micro_batches``: this rank's, in the order in which they were trained on.
-        - ``grad_norms``: L2 norm before clipping of each optimizer step, of all ranks together.
-        - ``metric_errors``: micro-batches that are missing.
-        - ``optimizer_step``: how many steps were made since the run started.
+        - ``micro_batches``: this rank's, in training order.
+        - ``grad_norms``: L2 norm before clipping of each optimizer step, over all ranks.
+        - ``metric_errors``: number of micro-batches that could not be recorded.
+        - ``optimizer_step``: optimizer steps since the run started.
         - ``sync_bytes``, ``device_memory``: see :mod:`grpo.metrics.metric_schema`.
         """
         norms, self._norms = self._norms, []
@@ -157,20 +157,20 @@ def entropy(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _at_actions(values: torch.Tensor, experience: Any) -> torch.Tensor:
-    """Return ``[B, kept]`` values of the last positions as ``[B, A]``: those of the position before each action."""
+    """Return ``[B, kept]`` values of the last positions as ``[B, A]``: the value at the position before each action."""
     padded = passes.left_padded(values, experience.sequences)[:, :-1]
     return padded[:, -experience.action_mask.shape[1] :]
 
 
 def adapter_bytes(model: torch.nn.Module) -> int:
-    """Return the size of the adapter as one sync sends it, in bf16."""
+    """Return the size in bytes of the adapter as one sync sends it, in bf16."""
     return 2 * sum(whole_shape(parameter).numel() for parameter in adapter_parameters(model)[1])
 
 
 def _peak_device_memory() -> int:
-    """Return the most that PyTorch held on the device since the last call, 0 on a CPU."""
+    """Return PyTorch's peak device memory since the last call in bytes; 0 on a CPU."""
     accelerator = get_accelerator()
-    if accelerator.device_name() == "cpu":  # where DeepSpeed's number is the process's memory
+    if accelerator.device_name() == "cpu":  # DeepSpeed would report the process's memory
         return 0
     peak = accelerator.max_memory_allocated()
     accelerator.reset_peak_memory_stats()

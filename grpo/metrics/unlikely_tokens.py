@@ -1,7 +1,7 @@
-"""The least likely tokens that are trained on, with what stands around them: where a policy and its engine may differ.
+"""The least likely trained tokens, with their context: where a policy and its engine may disagree.
 
-A token that the engine gave 1e-6 was hardly sampled from that policy: a wrong template, a token of the environment
-under the action mask, sampling from stale weights or a numeric fault show here first.
+A token with an engine probability of 1e-6 was hardly sampled from that policy. A wrong template, an environment token
+under the action mask, stale weights or a numeric fault shows here first.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-CONTEXT = 24  # tokens before
+CONTEXT = 24  # tokens before the unlikely one
 AFTER = 6
 
 
@@ -21,17 +21,17 @@ def least_likely(
     decode: Callable[[Sequence[int]], str],
     count: int,
 ) -> list[dict[str, Any]]:
-    """Return the trained tokens of a batch that the engine or the trainer found least likely, the least likely first.
+    """Return the trained tokens of a batch that the engine or the trainer found least likely, least likely first.
 
     Args:
         sequences: int64 ``[B, S]``.
         action_mask: ``[B, S - 1]``, which of ``sequences[:, 1:]`` are trained on.
-        engine: log-probs of ``sequences[:, 1:]`` in the engine, nat, ``[B, S - 1]``.
-        trainer: the same in the trainer; None where it has made no pass of its own.
+        engine: the engine's log-probs of ``sequences[:, 1:]``, nat, ``[B, S - 1]``.
+        trainer: the same from the trainer; None if it made no pass of its own.
 
     Returns:
         ``sample`` (row), ``position`` (in the sequence), ``before``, ``token``, ``after`` as text, ``engine`` and
-        ``trainer`` (None where there is none).
+        ``trainer`` (log-probs; ``trainer`` may be None).
     """
     mask = action_mask.bool()
     lowest = engine if trainer is None else torch.minimum(engine, trainer)

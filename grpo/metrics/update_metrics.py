@@ -1,4 +1,4 @@
-"""Is the update sound? From the notes of all ranks, over all tokens of the step at once."""
+"""Is the update sound? Computed from all ranks' notes, over all tokens of the step at once."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ IMPROBABLE = math.log(1e-4)
 
 
 def policy_metrics(micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
-    """Return divergence, clipping, entropy and losses of a step; nothing where no token was trained on."""
+    """Return divergence, clipping, entropy and losses of a step; {} if no token was trained on."""
     if not sum(batch.log_ratios.numel() for batch in micro_batches):
         return {}
     log_ratios, entropy, unallocated = (
@@ -19,7 +19,7 @@ def policy_metrics(micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
         for name in ("log_ratios", "entropy", "unallocated")
     )
     losses = torch.tensor([batch.loss for batch in micro_batches], dtype=torch.float64).abs()
-    # A group whose samples all got one reward has a loss of 0, and there may be many of them.
+    # A group whose samples all got the same reward has zero loss, and there may be many of them.
     usual = losses[torch.tensor([_has_advantage(batch) for batch in micro_batches])]
     found = {
         "ppo_kl": -log_ratios.mean(),
@@ -43,7 +43,7 @@ def _has_advantage(batch: MicroBatch) -> bool:
 
 
 def gradient_metrics(norms: Sequence[float]) -> dict[str, float]:
-    """Return mean, maximum and number of the gradient norms of a step; nothing where no optimizer step was made."""
+    """Return mean, maximum and number of a step's gradient norms; {} if no optimizer step was made."""
     if not norms:
         return {}
     return {
@@ -54,17 +54,17 @@ def gradient_metrics(norms: Sequence[float]) -> dict[str, float]:
 
 
 def engine_metrics(trainer: Mapping[int, torch.Tensor], engine: Mapping[int, torch.Tensor]) -> dict[str, float]:
-    """Return how far the log-probs of trainer and engine lie apart, over the tokens of the samples that both know.
+    """Return how far the log-probs of trainer and engine differ, over the tokens of samples that both have.
 
     Args:
         trainer: log-probs of the sampled tokens by the trainer's copy of the policy that sampled, ``[T]`` by sample.
-        engine: those that the engine reported, ``[T]`` by sample.
+        engine: log-probs that the engine reported, ``[T]`` by sample.
     """
     pairs = [(trainer[place].double(), engine[place].double()) for place in trainer.keys() & engine.keys()]
     pairs = [(ours, theirs) for ours, theirs in pairs if len(ours)]
     if not pairs:
         return {}
-    # Thirds by position: token t of T is in the first one where 3 t < T.
+    # Thirds by position: token t of T is in the first one if 3 t < T.
     thirds = torch.cat([3 * torch.arange(len(ours)) // len(ours) for ours, _ in pairs])
     ours, theirs = (torch.cat(side) for side in zip(*pairs, strict=True))
     differences = (ours - theirs).abs()
@@ -74,15 +74,15 @@ def engine_metrics(trainer: Mapping[int, torch.Tensor], engine: Mapping[int, tor
         "logprob_diff_first": differences[thirds == 0].mean(),
         "improbable_tokens": (theirs < IMPROBABLE).double().mean(),
     }
-    if (thirds == 2).any():  # not in responses of one or two tokens
+    if (thirds == 2).any():  # absent in responses of one or two tokens
         found["logprob_diff_last"] = differences[thirds == 2].mean()
     return {name: float(value) for name, value in found.items()}
 
 
 def log_probs_by_sample(micro_batches: Sequence[MicroBatch]) -> dict[int, torch.Tensor]:
-    """Return the log-probs of the policy that sampled, ``[T]`` by place, of the samples of the first optimizer batch.
+    """Return the log-probs of the policy that sampled, ``[T]`` by place, for samples of the first optimizer batch.
 
-    Those of later ones are of a policy that has been updated. Branches come before the last sample of their rollout.
+    Later batches have log-probs of an updated policy. Branches come before the last sample of their rollout.
     """
     found: dict[int, torch.Tensor] = {}
     for batch in (batch for batch in micro_batches if not batch.updates):
@@ -95,7 +95,7 @@ def log_probs_by_sample(micro_batches: Sequence[MicroBatch]) -> dict[int, torch.
 
 
 def percentile(values: torch.Tensor, share: float) -> torch.Tensor:
-    """Return a percentile of ``[N]``, interpolated as NumPy does. ``torch.quantile`` ends at 16 million values."""
+    """Return a percentile of ``[N]``, interpolated as in NumPy. ``torch.quantile`` is limited to 16 million values."""
     at = share * (len(values) - 1)
     below = values.kthvalue(math.floor(at) + 1).values
     above = values.kthvalue(math.ceil(at) + 1).values
