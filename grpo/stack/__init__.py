@@ -1,1 +1,1 @@
-"""What every room may use: the checkout, the machine, the hub, files, secrets, how ranks and Ray are told of them."""
+"""What every room may use: checkout, machine, hub, files, secrets, and how ranks and Ray learn about them."""

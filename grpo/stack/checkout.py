@@ -1,4 +1,4 @@
-"""The checkout: where it is, which stack it installed, its revision."""
+"""The checkout: its location, the stack it installed, its revision."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ def on_cpu_stack() -> bool:
 
 
 def git_revision() -> dict[str, Any] | None:
-    """Return the checkout's commit and whether files differ from it, None where it is no git checkout."""
+    """Return the checkout's commit and whether files differ from it; None if it is not a git checkout."""
     git = ["git", "-C", str(CHECKOUT)]
     try:
         commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout

@@ -9,22 +9,22 @@ from typing import Any
 
 from grpo.stack.secrets import is_secret
 
-# Environment variables exported after a Ray cluster was started do not reach its workers: these travel with the job.
-# Secrets are not in this list, since Ray writes a job's runtime_env to its logs: export them before `ray start`.
+# Environment variables exported after a Ray cluster has started do not reach its workers, so these travel with the job.
+# Secrets are not in this list, since Ray writes a job's runtime_env to its logs. Export them before `ray start`.
 FORWARDED_PREFIXES = (
     *("GRPO_", "VLLM_", "OMP_", "MKL_", "ONEDNN_", "DNNL_", "ATEN_CPU_", "NCCL_", "DS_", "TORCH", "PYTORCH_"),
     *("HF_HUB_", "HF_HOME"),
 )
 FORWARDED_NAMES = ("PYTHONPATH", "PATH", "TOKENIZERS_PARALLELISM", "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES")
 
-# The ports that the kernel gives out by itself, to whoever connects or asks for any port (ip(7)).
+# The ephemeral ports, which the kernel assigns to anyone who connects or asks for any port (ip(7)).
 EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 # Ray's workers get 10002 to 19999, or ephemeral ports.
 FIRST_PORT = 20000
 
 
 def runtime_env(environ: dict[str, str] | None = None) -> dict[str, dict[str, str]]:
-    """Return the ``runtime_env`` of ``ray.init``: the variables of this process that the workers need, no secrets."""
+    """Return the ``runtime_env`` of ``ray.init``: this process's variables that the workers need, without secrets."""
     environ = dict(os.environ) if environ is None else environ
     variables = {
         name: value
@@ -38,26 +38,26 @@ def runtime_env(environ: dict[str, str] | None = None) -> dict[str, dict[str, st
 
 
 def engines_ready(engines: Sequence[Any] | None) -> list[Any]:
-    """Return one reference per vLLM engine that resolves when the engine has started, or raises why it has not.
+    """Return one reference per vLLM engine that resolves when the engine has started, or raises the reason why not.
 
-    OpenRLHF waits for the actor alone and would start training first. ``ray.get`` raises the first error of any
-    reference at once.
+    OpenRLHF waits for the actor alone and would start training first. ``ray.get`` on the list raises the first error at
+    once.
     """
     return [engine.get_num_unfinished_requests.remote() for engine in engines or []]
 
 
 def free_port() -> int:
-    """Return a TCP port that is free now and that the kernel gives to nobody by itself.
+    """Return a TCP port that is free now and that the kernel does not assign on its own.
 
-    Whoever will listen on it may take half a minute to start; a port that the kernel chose may be another's by then.
-    Where the kernel may give away every port, or does not say which, any free one has to do.
+    The listener may take half a minute to start. By then a port that the kernel chose may be taken. If the kernel may
+    assign every port, or hides its range, any free port is returned.
     """
     try:
         first, last = map(int, EPHEMERAL_PORTS.read_text().split())
     except OSError:  # a container that hides it
         first, last = 0, 2**16
     ports = [port for port in range(FIRST_PORT, 2**16) if not first <= port <= last]
-    # Not the trainer's generator: runs with one seed would meet on one port.
+    # Not the trainer's generator: runs with the same seed would pick the same port.
     shuffled = random.SystemRandom().sample(ports, len(ports))
     return next((port for port in shuffled if _is_free(port)), None) or _any_port()
 

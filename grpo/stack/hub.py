@@ -7,9 +7,9 @@ from grpo.stack.checkout import TINY_MODEL
 
 
 def model_folder(name: str) -> str:
-    """Return the folder of a model: `name` itself, or the snapshot of that hub id in the local hub cache.
+    """Return the folder of a model: `name` itself, or that hub id's snapshot in the local hub cache.
 
-    Nothing is downloaded. A name that is neither stays as it is, for the caller to explain.
+    Nothing is downloaded. A name that is neither is returned unchanged, for the caller to explain.
     """
     if os.path.isdir(name):
         return os.path.abspath(name)
@@ -23,7 +23,7 @@ def model_folder(name: str) -> str:
 
 
 def absence(name: str) -> tuple[str, str]:
-    """Return what is wrong with the name of a model for which there is no folder, and the remedy."""
+    """Return what is wrong with a model name that has no folder, and the remedy."""
     path = Path(name).absolute()
     if path.is_relative_to(TINY_MODEL):
         return "is not built yet", "./train_grpo.sh --tiny builds it; so does --tiny --check"

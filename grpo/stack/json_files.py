@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and JSON lines of which the last may be cut: what a kill or a full disk leaves."""
+"""Files written whole or not at all, and JSON lines whose last line a kill or a full disk may have cut."""
 
 import glob
 import json
@@ -11,9 +11,9 @@ logger = logging.getLogger(__name__)
 
 
 def replace(path: Path, text: str) -> None:
-    """Write a file whole, or leave the old one as it is: what fails leaves nothing else behind.
+    """Write a file whole, or leave the old one unchanged. A failure leaves nothing else behind.
 
-    What a kill leaves aside goes with the next call for the same file.
+    The next call for the same file removes the temporary file that a kill leaves.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
@@ -28,7 +28,7 @@ def replace(path: Path, text: str) -> None:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a JSON-lines file, [] where there is none. Lines that were cut are left out."""
+    """Return the whole lines of a JSON-lines file; [] if it is missing. Truncated lines are left out."""
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What this machine has: GPUs, memory, disk. Read from the system, without torch."""
+"""This machine's hardware: GPUs, memory, disk. Read from the system, without torch."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ class Gpu:
 
 
 def gpus() -> list[Gpu]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves, [] where there is no driver."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES allows; [] without a driver."""
     query = [
         "nvidia-smi",
         "--query-gpu=index,uuid,name,memory.total,memory.used",
@@ -46,7 +46,7 @@ def parse_gpus(output: str) -> dict[tuple[str, str], Gpu]:
 
 
 def visible(rows: dict[tuple[str, str], Gpu], devices: str | None) -> list[Gpu]:
-    """Return the GPUs that a CUDA_VISIBLE_DEVICES of this value leaves; None leaves all."""
+    """Return the GPUs that this CUDA_VISIBLE_DEVICES value allows; None allows all."""
     if devices is None:
         return list(rows.values())
     names = [name.strip() for name in devices.split(",") if name.strip()]
@@ -59,7 +59,7 @@ def memory_total() -> int:
 
 
 def memory_available() -> int:
-    """Return the bytes of memory that are free now, page cache included."""
+    """Return the bytes of available memory, including page cache."""
     free = _meminfo("MemAvailable")
     for limit, used in zip(_cgroup_limits(), _cgroup_used(), strict=False):
         free = min(free, limit - used)
@@ -82,7 +82,7 @@ def _cgroup_used() -> list[int]:
     used = _read_number(_CGROUP / "memory.current")
     if used is None:
         return []
-    # Page cache counts as used in a control group though it gives way.
+    # A control group counts page cache as used although it can be reclaimed.
     cache = 0
     for line in (_CGROUP / "memory.stat").read_text().splitlines():
         if line.startswith("inactive_file "):
@@ -99,7 +99,7 @@ def _read_number(file: Path) -> int | None:
 
 
 def shared_memory_free() -> int:
-    """Return the free bytes of /dev/shm, where Ray keeps its objects; 0 where there is none."""
+    """Return the free bytes of /dev/shm, where Ray keeps its objects; 0 if it is missing."""
     return shutil.disk_usage(SHM).free if SHM.is_dir() else 0
 
 
@@ -116,7 +116,7 @@ def existing_parent(path: Path) -> Path:
 
 
 def describe() -> dict[str, object]:
-    """Return the hardware as it goes into env.json; sizes in GB."""
+    """Return the hardware in the format of env.json; sizes in GB."""
     model = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "")
     return {
         "cpu": model.partition(":")[2].strip(),

@@ -1,8 +1,8 @@
-"""Refuses to run on an OpenRLHF that is not the one the launcher checked.
+"""Refuses to run on an OpenRLHF other than the one the launcher verified.
 
-The launcher exports ``GRPO_PATCH_DIGEST``, the digest of the patched package that it verified. The `guard` patch
-calls :func:`check_digest` when ``openrlhf`` is imported, which happens in the driver and in every Ray worker, on
-every node. Without the variable (OpenRLHF used by hand, a notebook) nothing is checked.
+The launcher exports ``GRPO_PATCH_DIGEST``, the digest of the patched package that it verified. The `guard` patch calls
+:func:`check_digest` when ``openrlhf`` is imported: in the driver and in every Ray worker, on every node. Without the
+variable (OpenRLHF used by hand, a notebook) nothing is checked.
 """
 
 import os
@@ -24,7 +24,7 @@ def check_digest(package_dir: str | Path) -> None:
         package_dir: the directory of the ``openrlhf`` package that is being imported.
 
     Raises:
-        PatchDigestError: where the two differ; the message names both and the remedy.
+        PatchDigestError: if the two differ; the message names both and the remedy.
     """
     expected = os.environ.get(DIGEST_VARIABLE)
     if not expected:

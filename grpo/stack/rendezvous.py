@@ -1,8 +1,8 @@
-"""How the processes of a run on one machine find each other: on loopback, and in a file of the run's private folder.
+"""How a run's processes on one machine find each other: on loopback, through files in the run's private folder.
 
-PyTorch's TCPStore listens on all interfaces and asks nobody for a password: whoever reaches the port reads and writes
-what the ranks tell each other. A FileStore in a folder of mode 0700 has no port at all. torch's own tests of NCCL and
-gloo meet in such files.
+PyTorch's TCPStore listens on all interfaces without authentication. Anyone who reaches the port can read and write what
+the ranks tell each other. A FileStore in a folder of mode 0700 has no port at all. torch's own tests of NCCL and gloo
+use such files.
 """
 
 import importlib
@@ -12,25 +12,25 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # the keeper of a run asks for the variables, and does without PyTorch
+if TYPE_CHECKING:  # the run's keeper imports this module for the variables, without PyTorch
     from torch.distributed import Store
 
-# The folder where they meet. Not set: the processes meet as PyTorch has it, as in a joined cluster.
+# The rendezvous folder. If unset, processes use PyTorch's own rendezvous, as in a joined cluster.
 FOLDER_VARIABLE = "GRPO_RENDEZVOUS_DIR"
 
-# As long as this process lives: what names a group names no other.
+# Held while this process lives, so that a port names only one group.
 _held: list[socket.socket] = []
 
 
 def variables(folder: Path) -> dict[str, str]:
-    """Return the environment variables that keep the sockets of a run on this machine.
+    """Return the environment variables that keep a run's sockets on this machine.
 
     Args:
-        folder: of mode 0700, and of this run alone. It may be made later.
+        folder: private to this run, of mode 0700. It may be created later.
     """
     return {
         FOLDER_VARIABLE: str(folder),
-        # gloo and NCCL listen on this interface. They ask for no password either.
+        # gloo and NCCL listen on this interface. They do not authenticate either.
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
         "VLLM_HOST_IP": "127.0.0.1",
@@ -38,13 +38,13 @@ def variables(folder: Path) -> dict[str, str]:
 
 
 def install() -> None:
-    """Let `init_process_group` meet in files, in this process, where FOLDER_VARIABLE is set; else do nothing.
+    """Make `init_process_group` in this process use files if FOLDER_VARIABLE is set; otherwise do nothing.
 
     `env://` and `tcp://HOST:PORT` both get their store from the function that this replaces. The port still names the
-    group. Rank 0 holds it without listening, so that nobody else is given it.
+    group. Rank 0 holds it without listening, so nobody else can get it.
     """
     if FOLDER_VARIABLE in os.environ:
-        # Not by name: torch.distributed has a function of the name of this module.
+        # Imported by string: torch.distributed has a function with the same name as this module.
         importlib.import_module("torch.distributed.rendezvous").__dict__["_create_c10d_store"] = _file_store
 
 
@@ -54,7 +54,7 @@ def _file_store(
     """Return the store of the group that would have met at `hostname:port`.
 
     Raises:
-        RuntimeError: where somebody else has this port.
+        RuntimeError: if another process holds this port.
     """
     from torch.distributed import FileStore
 

@@ -1,4 +1,4 @@
-"""Which environment variables hold secrets, by their names."""
+"""Which environment variables hold secrets, judged by their names."""
 
 import re
 from typing import Any
@@ -12,7 +12,7 @@ SECRET_WORDS = {"KEY", "KEYS", "APIKEY", "TOKEN", "TOKENS", "SECRET", "SECRETS",
 
 
 def is_secret(name: str) -> bool:
-    """Say whether one of the words of a variable's name is that of a secret: HF_TOKEN is one, TIKTOKEN_DIR is none."""
+    """Say whether a variable's name contains a word for a secret: HF_TOKEN does, TIKTOKEN_DIR does not."""
     return not SECRET_WORDS.isdisjoint(re.split(r"[^A-Z]+", name.upper()))
 
 

@@ -13,7 +13,7 @@ _FLAG = re.compile(r"--(\w+)")
 
 @cache
 def by_flag() -> dict[str, str]:
-    """Return the variable of each flag that has one: {"lora_rank": "LORA_RANK", "offload": "OFFLOAD", ...}."""
+    """Return the variable that sets each flag: {"lora_rank": "LORA_RANK", "offload": "OFFLOAD", ...}."""
     script = (CHECKOUT / "train_grpo.sh").read_text(encoding="utf-8").partition("# --- Run ---")[0]
     lists = dict(_LIST.findall(script))
     values = {flag: lists.get(variable, variable) for flag, variable in _VALUE.findall(script)}
@@ -21,5 +21,5 @@ def by_flag() -> dict[str, str]:
 
 
 def in_variables(text: str) -> str:
-    """Return a message with the user's variables in place of the flags that they set."""
+    """Return a message with flags replaced by the user's variables that set them."""
     return _FLAG.sub(lambda match: by_flag().get(match[1], match[0]), text)
