@@ -1,7 +1,7 @@
 """Pass rates, intervals, paired tests: what samples of some problems say about all problems like them.
 
-Two things are left to chance: which problems a data set holds, and which samples were drawn. Samples of one problem
-are not independent, so that the problem is the unit everywhere; compare Miller, "Adding Error Bars to Evals"
+Two things are random: which problems a data set holds, and which samples were drawn. Samples of one problem are not
+independent, so the problem is the unit everywhere. Compare Miller, "Adding Error Bars to Evals"
 (https://arxiv.org/abs/2411.00640).
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 
 LEVEL = 0.95
 POWER = 0.8
-EXACT_PROBLEMS = 20  # up to a million ways to flip the signs
+EXACT_PROBLEMS = 20  # up to about a million sign flips
 RANDOM_FLIPS = 100_000
 
 
@@ -35,7 +35,7 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
 def t_quantile(probability: float, freedom: int) -> float:
     """Return the quantile of Student's t distribution with `freedom` >= 1 degrees of freedom, to 1e-9.
 
-    By bisection of the distribution function, a finite sum for whole degrees of freedom (Abramowitz and Stegun,
+    Bisects the distribution function, which is a finite sum for integer degrees of freedom (Abramowitz and Stegun,
     26.7.3 and 26.7.4).
     """
     low, high = -1.0, 1.0
@@ -64,18 +64,18 @@ def _t_cdf(t: float, freedom: int) -> float:
 def interval(values: Sequence[float], draws: float = 1.0) -> tuple[float, float]:
     """Return a 95% interval of the mean over all problems like these.
 
-    Wilson's interval with Student's t and with an effective number of independent samples in place of their count:
-    p (1 - p) over the variance of the mean, as it shows between the problems. That number lies between one and
-    `draws` for each problem, whatever the chance of few problems makes of the variance. So the interval stays inside
-    0..1, and does not collapse where all problems agree. It covers the truth in 93 to 98% of simulated evaluations
-    of 18 to 90 problems; in 87% where the few per cent that are right come from one or two problems.
+    It is Wilson's interval with Student's t and with an effective number of independent samples in place of their
+    count. The effective number is p (1 - p) over the variance of the mean, estimated between problems. It is kept
+    between one and `draws` per problem, whatever the variance of few problems suggests. The interval thus stays inside
+    0..1 and does not collapse if all problems agree. It covers the truth in 93 to 98% of simulated evaluations of 18 to
+    90 problems. Coverage is 87% if the few per cent of correct samples come from one or two problems.
 
     Args:
-        values: of each problem, in 0..1: the share of its samples that are correct, or its pass@k.
-        draws: how many independent ones each value is the mean of: samples, or samples / k.
+        values: one per problem, in 0..1: the share of its samples that are correct, or its pass@k.
+        draws: the number of independent draws that each value averages: samples, or samples / k.
 
     Raises:
-        ValueError: without problems.
+        ValueError: if there are no problems.
     """
     n = len(values)
     if n == 0:
@@ -95,8 +95,8 @@ def difference_interval(a: Sequence[float], b: Sequence[float], draws: float = 1
     """Return a 95% interval of the mean of b - a, paired by problem.
 
     Newcombe's hybrid of the two intervals (1998, https://doi.org/10.1002/(SICI)1097-0258(19981130)17:22<2635, method
-    10) with the correlation between the problems' values. It stays inside -1..1. The correlation is held below
-    1 - 1 / samples, since equal samples do not prove equal models: the interval does not collapse.
+    10) with the correlation between the problems' values. It stays inside -1..1. The correlation is capped below 1 - 1
+    / samples, since equal samples do not prove equal models. The interval therefore does not collapse.
 
     Args:
         a, b: values of the same problems in the same order, in 0..1.
@@ -120,13 +120,13 @@ def difference_interval(a: Sequence[float], b: Sequence[float], draws: float = 1
 def sign_flip_p_value(differences: Sequence[float]) -> float:
     """Return the two-sided p-value of no difference: paired permutation test over problems.
 
-    If a and b were the same policy, each problem's difference were as likely with the other sign. That holds where both
-    have as many samples of a problem; with different numbers the test is approximate. It counts all flips of up to
-    `EXACT_PROBLEMS` problems with a difference, and of more `RANDOM_FLIPS` flips, always the same ones (Phipson and
-    Smyth 2010, https://doi.org/10.2202/1544-6115.1585, on adding one).
+    If a and b were the same policy, each problem's difference would be as likely with the other sign. That holds if
+    both have equally many samples of each problem; otherwise the test is approximate. It enumerates all flips of up to
+    `EXACT_PROBLEMS` problems with a difference. Beyond that it draws `RANDOM_FLIPS` flips, always the same ones
+    (Phipson and Smyth 2010, https://doi.org/10.2202/1544-6115.1585, on adding one).
     """
     values = np.array([value for value in differences if value], dtype=np.float64)
-    observed = abs(values.sum()) - 1e-9  # sums of the same numbers in another order are equal
+    observed = abs(values.sum()) - 1e-9  # tolerance: sums of the same numbers in another order are equal
     if len(values) <= EXACT_PROBLEMS:
         sums = np.zeros(1)
         for value in values:
@@ -143,20 +143,20 @@ def sign_flip_p_value(differences: Sequence[float]) -> float:
 def detectable_difference(
     differences: Sequence[float], low: float, high: float, draws: float, room: float
 ) -> float | None:
-    """Return the smallest difference that a comparison sees with about 80% power at 5%, two-sided.
+    """Return the smallest difference that a comparison detects with about 80% power at 5%, two-sided.
 
-    (t_0.975 + t_0.8) standard errors: of the differences, or of their interval where that is wider, as it is where
-    all differences are equal. To that comes what the exact test loses by counting in whole samples: as in McNemar's
-    test with a correction for continuity, half the step from one sum of differences to the next.
+    It is (t_0.975 + t_0.8) standard errors: of the differences, or of their interval if that is wider. The interval is
+    wider if all differences are equal. The exact test loses some power by counting whole samples. As in McNemar's test
+    with a continuity correction, half the step between sums of differences is added for that.
 
     Args:
-        differences: of each problem.
+        differences: one per problem.
         low, high: their :func:`difference_interval`.
-        draws: samples a problem.
-        room: the largest difference that is possible: 1 - the mean of a for a gain.
+        draws: samples per problem.
+        room: the largest possible difference: 1 - the mean of a for a gain.
 
     Returns:
-        None where there is none in 0..room: fewer than six problems have no p-value below 5%.
+        None if no difference in 0..room is detectable: fewer than six problems cannot give a p-value below 5%.
     """
     n = len(differences)
     if n < 6:

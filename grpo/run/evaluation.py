@@ -1,6 +1,6 @@
 """Held-out evaluation during training: exact match of the final answer, with an interval.
 
-Records, metrics and intervals are those of `python -m eval.evaluate`; the grade is what the reward function gave.
+Records, metrics and intervals are the same as in `python -m eval.evaluate`; the reward function gives the grade.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ def evaluate(trainer: Any, step: int, generate_kwargs: dict[str, Any]) -> None:
     """Evaluate the engines' policy on the held-out set, and log the result. Replaces ``PPOTrainer.evaluate``."""
     started = time.monotonic()
     begin_stage(trainer.samples_generator, f"eval {step}")
-    # The loader draws from torch's generator; training after an evaluation is to be that without one.
+    # The loader draws from torch's generator. An evaluation must not change the training that follows.
     with torch.random.fork_rng(devices=[]):
         problems = problems_by_prompt(trainer)
         samples = trainer.samples_generator.generate_eval_samples(**generate_kwargs)
@@ -38,7 +38,7 @@ def evaluate(trainer: Any, step: int, generate_kwargs: dict[str, Any]) -> None:
     result = summarise_by_source(records, [group_size])
     result["seconds"] = time.monotonic() - started
 
-    trainer.run_log.write_samples(f"eval_{step}", records)  # first: the line says that the evaluation is done
+    trainer.run_log.write_samples(f"eval_{step}", records)  # first, because the eval line marks the evaluation as done
     trainer.run_log.write_eval(step, result)
     if result["ungraded"]:
         logger.error("%d of %d evaluation samples could not be graded", result["ungraded"], len(samples))
@@ -46,10 +46,10 @@ def evaluate(trainer: Any, step: int, generate_kwargs: dict[str, Any]) -> None:
 
 
 def problems_by_prompt(trainer: Any) -> dict[str, dict[str, str]]:
-    """Return ``id`` and ``datasource`` of each held-out problem by its prompt, as the engines get it.
+    """Return ``id`` and ``datasource`` of each held-out problem, by the prompt that the engines get.
 
-    OpenRLHF does not pass ids on: they are read from the data file again, whose order its loader keeps. A problem
-    without one is named by the hash of its prompt.
+    OpenRLHF drops ids, so they are read again from the data file, whose order its loader keeps. A problem without an id
+    is named by the hash of its prompt.
     """
     lines = Path(trainer.args.eval_dataset).read_text(encoding="utf-8").split("\n")
     ids = [json.loads(line).get("id") for line in lines if line.strip()]
@@ -66,10 +66,10 @@ def describe(
     """Return the record of each sample (:mod:`grpo.run.records`), with its prompt and all logs of the reward function.
 
     Args:
-        samples: ``Experience`` of one sample each. Correctness is ``info["correct"]`` where the reward function reports
-            it, else the score.
+        samples: ``Experience`` of one sample each. Correctness is ``info["correct"]`` if the reward function reports
+            it, otherwise the score.
         problems: by prompt, see :func:`problems_by_prompt`.
-        seed_of: the seed of a prompt's first sample.
+        seed_of: returns the seed of a prompt's first sample.
     """
     drawn: Counter[str] = Counter()
     records = []
@@ -79,16 +79,16 @@ def describe(
         text = generated(tokenizer, response_tokens(sample), bool(logs["truncated"]))
         about = {**problem, "sample": drawn[prompt], "label": gold(sample.labels[0]), "seed": seed, "prompt": prompt}
         grade = {**read_answer(about | text), "correct": float(sample.scores[0]), **logs}
-        grade["answer_length"] = text["answer_length"]  # an executor's log of this name is NaN where there is no answer
+        grade["answer_length"] = text["answer_length"]  # an executor logs NaN here if there is no answer
         records.append({**about, **text, **grade})
         drawn[prompt] += 1
     return records
 
 
 def run_first(trainer: Any, step: int) -> None:
-    """Evaluate before the first step, where ``--eval_at_start`` asks for it.
+    """Evaluate before the first step if ``--eval_at_start`` asks for it.
 
-    A resumed run evaluates here what the run before it was killed too early for.
+    After a resume, also run the evaluation that the previous part was killed before.
     """
     if trainer.args.eval_at_start if step == 0 else step % trainer.args.eval_steps == 0:
         run(trainer, step)
@@ -101,7 +101,7 @@ def run_last(trainer: Any, step: int) -> None:
 
 
 def run(trainer: Any, step: int) -> None:
-    """Evaluate with the evaluation's own temperature and samples a prompt, unless this step has been evaluated."""
+    """Evaluate with the evaluation's own temperature and samples per prompt, unless this step has been evaluated."""
     if trainer.eval_dataloader is None or trainer.run_log.is_evaluated(step):
         return
     args = trainer.args

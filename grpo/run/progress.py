@@ -1,4 +1,4 @@
-"""Turns metrics.jsonl and eval.jsonl into lines for the user, while a run goes on and at its end."""
+"""Turns metrics.jsonl and eval.jsonl into lines for the user, during a run and at its end."""
 
 import json
 import logging
@@ -27,11 +27,11 @@ STEP_COLUMNS = (
 
 
 class JsonLines:
-    """Reads a growing JSON-lines file of steps from where it stopped the last time.
+    """Reads a growing JSON-lines file of steps, resuming where the last call stopped.
 
     Attributes:
-        rows: the lines so far, all with a `step`; those of the new file alone once the run has replaced it.
-        broken: how many lines were left out.
+        rows: the lines so far, all with a `step`. Once the run replaces the file, only the new file's lines.
+        broken: the number of lines left out.
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,10 +42,10 @@ class JsonLines:
         self._inode: int | None = None
 
     def new_rows(self) -> list[dict[str, Any]]:
-        """Return the complete lines since the last call; a line still being written waits, a broken one is left out.
+        """Return the complete lines since the last call. A line still being written waits; a broken one is left out.
 
-        Of a file that was replaced, or is shorter than before, lines are new that it did not have: those of a step that
-        was done again have another `time`.
+        If the file was replaced or truncated, only lines that it did not have before are new. Lines of a repeated step
+        have another `time`.
         """
         known: set[tuple[Any, Any]] = set()
         try:
@@ -83,7 +83,7 @@ def _step_row(line: bytes) -> dict[str, Any] | None:
 
 
 def by_step(rows: Iterable[Row]) -> list[Row]:
-    """Return lines in the order of their steps, one a step: of two the later counts, since the step was done again."""
+    """Return lines in the order of their steps, one per step. If a step was repeated, the later line counts."""
     return [row for _, row in sorted({row["step"]: row for row in rows}.items(), key=lambda pair: pair[0])]
 
 
@@ -98,7 +98,7 @@ class Progress:
         self.started = time.monotonic()
 
     def skip(self) -> None:
-        """Take what is there already, of the run that is continued, as shown."""
+        """Mark what a resumed run has already written as shown."""
         self.metrics.new_rows()
         self.evals.new_rows()
 
@@ -109,17 +109,17 @@ class Progress:
         return [line for _, _, line in sorted(lines)]
 
     def summary(self, run_dir: Path, save_path: Path, ckpt_path: Path) -> list[str]:
-        """Return the last lines that the user sees of a run."""
+        """Return the last lines that a run shows the user."""
         minutes = (time.monotonic() - self.started) / 60
         return [f"{self.step} steps in {minutes:.1f} minutes", *self.results(run_dir, save_path, ckpt_path)]
 
     @property
     def step(self) -> int:
-        """Return the last step that is done, 0 before the first."""
+        """Return the last completed step; 0 before the first."""
         return self.metrics.rows[-1]["step"] if self.metrics.rows else 0
 
     def results(self, run_dir: Path, save_path: Path, ckpt_path: Path) -> list[str]:
-        """Return what came of a run: exact match, the place of the adapter, how to run it again."""
+        """Return the results of a run: exact match, the adapter's path, and the command to rerun it."""
         lines = []
         if self.evals.rows:
             first, last = self.evals.rows[0], self.evals.rows[-1]
@@ -162,14 +162,14 @@ def interval(row: dict[str, Any]) -> str:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Tell whether a value of a line is a finite number, which null, text and truth values are not."""
+    """Tell whether a value of a line is a finite number: not null, text or a boolean."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def find_adapter(save_path: Path, ckpt_path: Path) -> Path | None:
-    """Return the folder of the newest adapter: the final one, or that of the last checkpoint; None where there is none.
+    """Return the folder of the newest adapter: the final one or the last checkpoint's; None if there is none.
 
-    The final one may be older: of a run that was continued after its end, and did not come to another.
+    The final one may be older, if a run was resumed after its end and did not reach another end.
     """
     folders = [ckpt_path / f"step_{step}" / "adapter" for step in saved_steps(ckpt_path)[-1:]]
     configs = [folder / "adapter_config.json" for folder in (save_path, *folders)]

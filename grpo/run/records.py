@@ -1,17 +1,17 @@
-"""One record for each sample, in samples.jsonl and grades.jsonl of an evaluation and samples/eval_N.jsonl of a run.
+"""One record per sample, in samples.jsonl and grades.jsonl of an evaluation and samples/eval_N.jsonl of a run.
 
 What was generated:
 - `id`, `datasource`, `label`: of the problem; `sample`: number of the sample, from 0; `seed`: of its generation.
-- `response`: the text with special tokens; `response_length`: its tokens; `answer_length`: those after the header of
-  the last final message, None where there is none; `truncated`: 1.0 where the limit on tokens has cut it.
-- Under a thinking budget also what a run logs (`thinking_truncated`, `thinking_length`, ...; see docs/metrics.md), of
-  which an evaluation by hand leaves `delimiter_log_prob` None. `response` has the delimiter that was put there by
-  force, which no length counts; `truncated` is of the answer.
+- `response`: the text with special tokens; `response_length`: its tokens. `answer_length`: the tokens after the header
+  of the last final message, None without one. `truncated`: 1.0 if the token limit cut it.
+- Under a thinking budget also what a run logs (`thinking_truncated`, `thinking_length`, ...; see docs/metrics.md). A
+  standalone evaluation leaves `delimiter_log_prob` None. `response` includes the forced delimiter, which no length
+  counts. `truncated` refers to the answer.
 
-What the grader says of it:
-- `correct`: 1.0 or 0.0; None where it could not be graded, which counts neither way.
-- `answered`, `has_final`: 1.0 where there is an answer, a final message.
-- `answer`, `reason`: the answer as it was read, or why there is none.
+What the grader says about it:
+- `correct`: 1.0 or 0.0; None if it could not be graded, which counts neither way.
+- `answered`, `has_final`: 1.0 if there is an answer, a final message.
+- `answer`, `reason`: the extracted answer, or why there is none.
 
 A run's records also have `prompt` and the logs of the reward function, from which their `correct` comes.
 """
@@ -33,7 +33,7 @@ Record = dict[str, Any]
 
 
 def graded(sample: Record) -> Record:
-    """Return a sample's record with its grade, and without its text."""
+    """Return a sample's record with its grade, without its text."""
     record = {key: value for key, value in sample.items() if key != "response"}
     result = _grade(sample, sample["label"])
     if isinstance(result, Exception):
@@ -48,8 +48,8 @@ def graded(sample: Record) -> Record:
 
 
 def read_answer(sample: Record) -> Record:
-    """Return `answer` and `reason` of a sample whose grade is known."""
-    result = _grade(sample, "")  # which nothing equals, and no algebra is needed to tell
+    """Return `answer` and `reason` of an already graded sample."""
+    result = _grade(sample, "")  # nothing equals the empty label, and comparing needs no algebra
     if isinstance(result, Exception):
         return {"answer": None, "reason": repr(result)}
     return {"answer": result.answer, "reason": result.reason}
@@ -58,7 +58,7 @@ def read_answer(sample: Record) -> Record:
 def _grade(sample: Record, gold: str) -> Grade | Exception:
     try:
         return grade(sample["response"], gold)
-    except Exception as error:  # a sample that the grader fails on must not take the others, or a run, with it
+    except Exception as error:  # a sample that crashes the grader must not take down the others or a run
         logger.error("sample %s of %s could not be graded: %r", sample["sample"], sample["id"], error)
         return error
 
@@ -69,14 +69,14 @@ def summarise(records: Sequence[Record], ks: Iterable[int] = ()) -> dict[str, An
     - ``exact_match`` (pass@1), ``ci_low``, ``ci_high``: mean over problems, with its 95% interval.
     - ``pass_at_k``: for each k: ``value``, ``ci_low``, ``ci_high``, by the unbiased estimator.
     - ``n``: problems; ``samples``: samples; ``ungraded``: samples without a grade, which count neither as right nor as
-      wrong. A problem without a grade, or with fewer than k, is left out; where none is left, the values are None.
-    - ``truncated``, ``no_final``, ``no_answer``: shares of the samples; under a thinking budget ``truncated`` is of the
-      answers, and ``thinking_truncated`` is there too.
-    - ``response_length``, ``thinking_length``, ``answer_length``: mean tokens; the last of samples with a final
-      message. A response without is all thinking.
+      wrong. A problem without a grade, or with fewer than k, is left out. If no problem is left, the values are None.
+    - ``truncated``, ``no_final``, ``no_answer``: shares of the samples. Under a thinking budget ``truncated`` refers to
+      the answers, and ``thinking_truncated`` is added.
+    - ``response_length``, ``thinking_length``, ``answer_length``: mean tokens; ``answer_length`` over samples with a
+      final message. A response without one is all thinking.
 
     Args:
-        records: graded; of each problem any number.
+        records: graded, any number per problem.
         ks: the k of pass@k.
     """
     counts = [(len(grades), sum(grade >= 1 for grade in grades)) for grades in correct_by_problem(records).values()]
@@ -113,7 +113,7 @@ def summarise_by_source(records: Sequence[Record], ks: Sequence[int]) -> dict[st
 
 
 def _thinking_length(record: Record) -> float | None:
-    """Return the tokens before the final message, its header included: all where there is none; None where unknown."""
+    """Return the tokens before the final message plus its header; all tokens without one; None if unknown."""
     if record.get("response_length") is None or "answer_length" not in record:
         return None
     return record["response_length"] - (record["answer_length"] or 0)

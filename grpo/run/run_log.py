@@ -27,11 +27,11 @@ class RunLog:
     """Appends to the files of one run.
 
     Args:
-        run_dir: where ``samples/`` goes.
-        metrics_dir: where ``metrics.jsonl`` and ``eval.jsonl`` go; None for ``run_dir``.
-        ckpt_dir: whose disk's room is logged; None for ``run_dir``.
+        run_dir: the parent of ``samples/``.
+        metrics_dir: the folder of ``metrics.jsonl`` and ``eval.jsonl``; None for ``run_dir``.
+        ckpt_dir: the folder whose free disk space is logged; None for ``run_dir``.
         trackers: get every step and evaluation too.
-        sample_limit: how many samples of a step are written beside its extremes; None for all.
+        sample_limit: the number of samples to write per step besides its extremes; None for all.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class RunLog:
         return wrapper
 
     def write_rollouts(self, step: int, samples: Sequence[Any], tokenizer: Any) -> None:
-        """Write the rollouts of one global step, before its checkpoint: a run that resumes from it does not draw them.
+        """Write one global step's rollouts before its checkpoint: a run resumed from it does not draw them again.
 
         Args:
             samples: ``Experience`` of one sample each.
         """
         try:
             records = describe_samples(samples, tokenizer, self._sample_limit)
-        except Exception:  # a checkpoint of this step comes next: what people would read must not cost it
+        except Exception:  # this step's checkpoint comes next, and a failed log must not prevent it
             self._lost += 1
             logger.exception("the samples of step %d were not written", step)
             return
@@ -84,7 +84,7 @@ class RunLog:
     def write_step(self, step: int, status: dict[str, Any]) -> None:
         """Append the line of one global step to metrics.jsonl, and start the clock of the next.
 
-        Numbers keep OpenRLHF's names; ``seconds`` holds the phases and their ``total``, ``grad_norms`` that of each
+        Numbers keep OpenRLHF's names. ``seconds`` holds the phases and their ``total``, ``grad_norms`` the norm of each
         optimizer step. A number that is not finite is left out, counted and logged.
         """
         seconds, self._seconds = dict(self._seconds), defaultdict(float)
@@ -118,7 +118,7 @@ class RunLog:
         return {"host_memory": float(used), "disk_free": float(machine.disk_free(self._checkpoints))}
 
     def is_evaluated(self, step: int) -> bool:
-        """Say whether eval.jsonl has a line of this step."""
+        """Say whether eval.jsonl has a line for this step."""
         return any(row["step"] == step for row in read_rows(self._metrics / "eval.jsonl"))
 
     def write_eval(self, step: int, result: dict[str, Any]) -> None:
@@ -136,13 +136,13 @@ class RunLog:
         self._step_started = time.monotonic()
 
     def write_samples(self, name: str, samples: Sequence[dict[str, Any]]) -> None:
-        """Write one file of rollouts, ``samples/<name>.jsonl``, one JSON object a sample."""
+        """Write one file of rollouts, ``samples/<name>.jsonl``, one JSON object per sample."""
         lines = [json.dumps(_finite(sample), ensure_ascii=False) + "\n" for sample in samples]
         self._attempt(self._samples / f"{name}.jsonl", lambda file: replace(file, "".join(lines)))
 
     def _append(self, name: str, record: dict[str, Any]) -> None:
         file = self._metrics / name
-        # What a full disk has cut ends here, and takes no other line with it.
+        # Ends a line that a full disk has cut, so that it does not corrupt the next one.
         begin = "" if _ends_a_line(file) else "\n"
         text = begin + json.dumps(_finite(record), allow_nan=False) + "\n"
 
@@ -153,7 +153,8 @@ class RunLog:
         self._attempt(file, append)
 
     def _attempt(self, path: Path, write: Callable[[Path], None]) -> None:
-        # A full disk must not end a run of days: counted in `lost_writes`, logged, and tried again at the next line.
+        # A full disk must not end a run of days. The loss is counted in `lost_writes`, logged, and retried at the next
+        # line.
         try:
             write(path)
         except OSError as error:
@@ -166,12 +167,12 @@ def _ends_a_line(file: Path) -> bool:
         with file.open("rb") as opened:
             opened.seek(-1, os.SEEK_END)
             return opened.read(1) == b"\n"
-    except OSError:  # no such file, or an empty one
+    except OSError:  # missing or empty file
         return True
 
 
 def rewind(run_dir: Path, metrics_dir: Path, step: int) -> None:
-    """Take back what was logged after `step`, which a resumed run does again: lines and files of samples."""
+    """Remove what was logged after `step`, lines and sample files. A resumed run repeats those steps."""
     for name in ("metrics.jsonl", "eval.jsonl"):
         if (metrics_dir / name).exists():
             rows = [row for row in read_rows(metrics_dir / name) if row["step"] <= step]
@@ -182,7 +183,7 @@ def rewind(run_dir: Path, metrics_dir: Path, step: int) -> None:
 
 
 def _finite(value: Any) -> Any:
-    """Return ``value`` with null in place of numbers that JSON cannot hold."""
+    """Return ``value`` with null in place of numbers that JSON cannot represent."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -196,11 +197,11 @@ def attach(trainer: Any, states: dict[str, Any]) -> RunLog:
     """Time the phases of OpenRLHF's ``PPOTrainer`` (an object, not its class), and return its log.
 
     Phases: ``generate`` (with the reward, which the engines compute), ``old_log_probs`` (with advantages), ``train``,
-    ``sync``, ``save``; an evaluation's seconds stand in eval.jsonl.
+    ``sync``, ``save``. An evaluation's seconds are in eval.jsonl.
 
     Args:
         states: the ``client_states`` that the trainer starts from, see
-        :func:`grpo.checkpoint.trainer_state.of_controller`.
+            :func:`grpo.checkpoint.trainer_state.of_controller`.
     """
     args = trainer.args
     log = RunLog(
@@ -208,7 +209,7 @@ def attach(trainer: Any, states: dict[str, Any]) -> RunLog:
     )
     step = states["global_step"]
     if step and step not in {row["step"] for row in read_rows(log._metrics / "metrics.jsonl")}:
-        log.write_step(step, states["status"])  # killed between saving and logging: seconds are lost
+        log.write_step(step, states["status"])  # killed between saving and logging: the timings are lost
     trainer.samples_generator.generate_samples = log.timed("generate", trainer.samples_generator.generate_samples)
     maker = trainer.experience_maker
     maker.make_experience_batch = log.timed("old_log_probs", maker.make_experience_batch)
@@ -219,12 +220,12 @@ def attach(trainer: Any, states: dict[str, Any]) -> RunLog:
 
 
 def is_finished(args: Any, step: int) -> bool:
-    """Say whether the run has made the steps that ``--max_steps`` asks for."""
+    """Say whether the run has completed the steps that ``--max_steps`` asks for."""
     return args.max_steps is not None and step >= args.max_steps
 
 
 def optimizer_steps(args: Any, steps: int) -> int:
-    """Return the length of the learning-rate schedule: OpenRLHF's, cut where ``--max_steps`` ends the run.
+    """Return the length of the learning-rate schedule: OpenRLHF's, shortened if ``--max_steps`` ends the run earlier.
 
     Args:
         steps: OpenRLHF's count of optimizer steps over all episodes.

@@ -1,7 +1,7 @@
-"""What a run's directory says of the run: its lines, whether it goes on, how far it is, how fast, and what is left.
+"""What a run's directory says about the run: its lines, whether it is running, its progress, pace and time left.
 
-The one reader of run directories: for runs that are going, have ended in any way, were resumed, moved or copied, or are
-of another version. Imports nothing heavy.
+This is the only reader of run directories. It reads runs in progress, ended in any way, resumed, moved, copied or of
+another version. Imports nothing heavy.
 """
 
 import fcntl
@@ -18,25 +18,25 @@ from grpo.stack.json_files import read_rows
 
 LOCK, ENDS = ".lock", "ends.jsonl"
 RUNNING, FINISHED, STOPPED, CRASHED = "running", "finished", "stopped", "crashed"
-# Exit codes of a run that somebody has ended: Ctrl-C, kill, a closed terminal or pipe.
+# Exit codes of a run that somebody stopped: Ctrl-C, kill, a closed terminal or pipe.
 _STOPPED_CODES = {128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM)}
-# Steps that tell the pace: few enough to follow responses that become longer.
+# Steps used for the pace: few enough to follow responses that become longer.
 RECENT = 20
 
 
 class RunError(ValueError):
-    """There is no run; the message names the remedy."""
+    """The folder holds no run; the message names the remedy."""
 
 
 def is_run(folder: Path) -> bool:
-    """Tell whether a directory is that of a run."""
+    """Tell whether a directory is a run directory."""
     return (folder / "command.sh").is_file() and (folder / "config.json").is_file()
 
 
 def is_held(folder: Path) -> bool:
     """Tell whether a process holds the run directory, see :func:`grpo.launch.resume.lock`.
 
-    A shared lock is taken for a moment, so that several may look at once.
+    It takes a shared lock for a moment, so several readers may check at once.
     """
     try:
         descriptor = os.open(folder / LOCK, os.O_RDONLY)
@@ -52,10 +52,10 @@ def is_held(folder: Path) -> bool:
 
 
 def place(folder: Path, flags: Mapping[str, Any], name: str) -> Path:
-    """Return the folder that the flag `name` gives; what was in the run directory moves along with it.
+    """Return the folder that the flag `name` gives. If it was inside the run directory, it moves along with it.
 
     Raises:
-        KeyError, TypeError: where there is no such flag.
+        KeyError, TypeError: if the flag is missing.
     """
     recorded = Path(flags[name])
     run_dir = flags.get("run_dir")
@@ -63,20 +63,20 @@ def place(folder: Path, flags: Mapping[str, Any], name: str) -> Path:
 
 
 def metrics_dir(folder: Path) -> Path:
-    """Return where a run's metrics are: beside its other files, also after a move or a copy, or in its METRICS_DIR."""
+    """Return the folder of a run's metrics: beside its other files (also after a move or copy), or METRICS_DIR."""
     if any((folder / name).is_file() for name in ("metrics.jsonl", "eval.jsonl")):
         return folder
     return _place_or(folder, _read_config(folder / "config.json")[0], "metrics_dir", folder)
 
 
 def sample_files(folder: Path, kind: str) -> dict[int, Path]:
-    """Return the samples of a run by step, in order; `kind` is "step" for rollouts, "eval" for evaluations."""
+    """Return the sample files of a run by step, in order; `kind` is "step" for rollouts, "eval" for evaluations."""
     files = {file.stem.partition("_")[2]: file for file in folder.glob(f"samples/{kind}_*.jsonl")}
     return {int(number): files[number] for number in sorted(filter(str.isdecimal, files), key=int)}
 
 
 def _read_config(file: Path) -> tuple[dict[str, Any], str]:
-    """Return what config.json holds, {} where that is of no use, and why it is of none ("": it is, or is not there)."""
+    """Return config.json's content and its fault: {} and the reason if it is invalid, "" if it is valid or missing."""
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -97,24 +97,24 @@ def _place_or(folder: Path, config: Mapping[str, Any], name: str, default: Path)
 
 
 class Run:
-    """One run, as its directory has it at the last :meth:`refresh`.
+    """One run, as its directory was at the last :meth:`refresh`.
 
     Args:
         folder: the run directory.
-        name: what it is called beside others; None for the folder's name.
+        name: its name beside other runs; None for the folder's name.
 
     Attributes:
-        config: what config.json holds, {} where it cannot be read.
-        config_fault: why it cannot; "" where it can, or is not there.
-        metrics, evals: the lines in the order of steps, one a step.
+        config: config.json's content; {} if it cannot be read.
+        config_fault: why config.json cannot be read; "" if it can, or is missing.
+        metrics, evals: the lines in step order, one per step.
         resumes: the lines of resumes.jsonl.
-        progress: all lines, as metrics.jsonl and eval.jsonl have them.
-        code: the exit code of its last part; None where it goes on, or nobody was left to say.
-        state: RUNNING, FINISHED, STOPPED (by somebody) or CRASHED (also: killed, or the machine went down). A run of
-            another version, which does not say how it ended, is STOPPED.
+        progress: all lines of metrics.jsonl and eval.jsonl.
+        code: the exit code of its last part; None if it is running or its end was not recorded.
+        state: RUNNING, FINISHED, STOPPED (by somebody) or CRASHED (also if killed or the machine went down). A run of a
+            version that does not record its end is STOPPED.
 
     Raises:
-        RunError: where it is no run directory.
+        RunError: if the folder is not a run directory.
     """
 
     def __init__(self, folder: Path, name: str | None = None) -> None:
@@ -129,12 +129,12 @@ class Run:
         self.refresh()
 
     def refresh(self) -> list[str]:
-        """Read what is new; return a line for every new step and evaluation."""
-        # First, so that what a run wrote before its end is read after it was seen to have ended.
+        """Read new data. Return a line for every new step and evaluation."""
+        # First, so that what a run wrote before its end is read after the end was seen.
         held = is_held(self.folder)
         self.config, self.config_fault = _read_config(self.folder / "config.json")
         self.resumes = [row for row in read_rows(self.folder / "resumes.jsonl") if isinstance(row, dict)]
-        if not any(lines.rows for lines in self.progress.files):  # METRICS_DIR shows up with the first line
+        if not any(lines.rows for lines in self.progress.files):  # METRICS_DIR appears with the first line
             self.progress = Progress(metrics_dir(self.folder), None)
         self.progress.steps = self.planned
         lines = self.progress.poll()
@@ -157,7 +157,7 @@ class Run:
         return FINISHED if is_done else CRASHED
 
     def read(self, name: str) -> dict[str, Any]:
-        """Return the object that a file of the directory holds, {} where there is none, or it is broken."""
+        """Return the object in a file of the directory; {} if it is missing or broken."""
         try:
             value = json.loads((self.folder / name).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -165,29 +165,29 @@ class Run:
         return value if isinstance(value, dict) else {}
 
     def part(self, name: str) -> dict[str, Any]:
-        """Return an object of config.json, {} where there is none; "flags" are OpenRLHF's."""
+        """Return an object of config.json; {} if it is missing. "flags" are OpenRLHF's."""
         part = self.config.get(name)
         return part if isinstance(part, dict) else {}
 
     @property
     def step(self) -> int:
-        """Return the last step that was logged, 0 where there is none."""
+        """Return the last logged step; 0 if there is none."""
         return self.metrics[-1]["step"] if self.metrics else 0
 
     @property
     def planned(self) -> int | None:
-        """Return how many steps the run is to make, None where that is not known."""
+        """Return the planned number of steps; None if unknown."""
         steps = self.part("plan").get("steps") or self.part("flags").get("max_steps")
         return steps if isinstance(steps, int) else None
 
     @property
     def save_path(self) -> Path:
-        """Return where the final adapter goes."""
+        """Return the path of the final adapter."""
         return _place_or(self.folder, self.config, "save_path", self.folder / "final")
 
     @property
     def ckpt_path(self) -> Path:
-        """Return where the checkpoints go."""
+        """Return the folder of the checkpoints."""
         return _place_or(self.folder, self.config, "ckpt_path", self.folder / "checkpoints")
 
     @property
@@ -197,7 +197,7 @@ class Run:
 
     @property
     def started(self) -> float | None:
-        """Return when the run started, in seconds since 1970; a copied run tells it by its first line."""
+        """Return when the run started, in seconds since 1970. For a copied run, the first line tells."""
         times = [file.stat().st_mtime for file in (self.folder / LOCK, self.folder / "config.json") if file.is_file()]
         for row in (*self.metrics[:1], *self.evals[:1]):
             if is_number(row.get("time")):
@@ -211,13 +211,13 @@ class Run:
         return max((row["time"] for row in rows if is_number(row.get("time"))), default=None)
 
     def seconds_a_step(self, last: int | None = RECENT) -> float | None:
-        """Return the median time of a step without evaluations, of the `last` steps; None for all of them."""
+        """Return the median seconds per step, without evaluations, over the `last` steps; None for all of them."""
         rows = self.metrics[-last if last else None :]
         times = [seconds for row in rows if (seconds := _total(row)) is not None]
         return statistics.median(times) if times else None
 
     def seconds_left(self, now: float) -> float | None:
-        """Return the seconds until the run's end, evaluations included; None where that cannot be told.
+        """Return the seconds until the run's end, evaluations included; None if unknown.
 
         Args:
             now: seconds since 1970.

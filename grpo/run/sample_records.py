@@ -1,4 +1,4 @@
-"""The records of samples/step_N.jsonl: what was sampled in a step, what it earned, and which samples to read first."""
+"""The records of samples/step_N.jsonl: what a step sampled, the rewards, and which samples to read first."""
 
 import operator
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ def describe_samples(samples: Sequence[Any], tokenizer: Any, limit: int | None =
     """Return the records of the first samples of a step, and always of its extremes (see :func:`extremes`).
 
     A record has `sample` (its place in the rollout), `prompt`, `response` (with special tokens), `label`, `gold`,
-    `answer` (None where none can be read), `prompt_length`, of rollouts in an environment `conversation` (the whole
-    text of each of its samples), `extremes` (what it is the extreme of), all logs of the reward function, and the
-    `details` of :mod:`grpo.metrics.step_metrics`. A number that :func:`grpo.batch.rewards.complete` made up for the
-    sake of the step's mean is None.
+    `answer` (None if none can be extracted), `prompt_length` and `extremes` (what it is the extreme of). Rollouts in an
+    environment add `conversation`, the whole text of each of their samples. All logs of the reward function and the
+    `details` of :mod:`grpo.metrics.step_metrics` are included. A number that :func:`grpo.batch.rewards.complete` filled
+    in for the step's mean is None.
 
     Args:
         samples: ``Experience`` of one sample each.
-        limit: how many beside the extremes; None for all.
+        limit: the number besides the extremes; None for all.
     """
     logs = [
         {**numbers(sample), **getattr(sample, "details", {}), **dict.fromkeys(getattr(sample, "missing", ()))}
@@ -63,18 +63,18 @@ def _conversation(sample: Any, tokenizer: Any) -> dict[str, list[str]]:
 
 
 def gold(label: Any) -> Any:
-    """Return the gold answer of a label, or a label of another form as it is."""
+    """Return the gold answer of a label; a label of another form is returned unchanged."""
     try:
         return parse_label(label).answer
-    except ValueError:  # of somebody else's reward function
+    except ValueError:  # a label for a custom reward function
         return label
 
 
 def extremes(logs: Sequence[dict[str, Any]]) -> dict[int, list[str]]:
-    """Return the places of the samples to read first, each with what it is the extreme of.
+    """Return the places of the samples to read first, and what each is the extreme of.
 
     Args:
-        logs: of each sample; a number that is missing or None takes no part.
+        logs: one per sample; missing or None numbers are skipped.
     """
     everyone = range(len(logs))
     wrong, right = ([place for place in everyone if logs[place].get("correct") == value] for value in (0, 1))

@@ -1,4 +1,4 @@
-"""Which checkpoints a run has, and how each did. Imports nothing heavy: the launcher reads it too."""
+"""Which checkpoints a run has, and how each scored. Imports nothing heavy, because the launcher uses it too."""
 
 import re
 from pathlib import Path
@@ -9,9 +9,9 @@ STEP_DIRECTORY = re.compile(r"step_(\d+)")
 
 
 def saved_steps(checkpoints: str | Path) -> list[int]:
-    """Return the steps of the whole checkpoints, in ascending order.
+    """Return the steps of the complete checkpoints, in ascending order.
 
-    A checkpoint gets its name when it is complete, so what is named ``step_N`` is whole.
+    A checkpoint gets its name when it is complete, so every ``step_N`` is complete.
     """
     folder = Path(checkpoints)
     if not folder.is_dir():
@@ -21,6 +21,6 @@ def saved_steps(checkpoints: str | Path) -> list[int]:
 
 
 def exact_match(eval_file: str | Path) -> dict[int, float]:
-    """Return the held-out exact match by step, from eval.jsonl; {} where there is no such file."""
+    """Return the held-out exact match by step, from eval.jsonl; {} if the file is missing."""
     rows = read_rows(Path(eval_file))
     return {row["step"]: row["exact_match"] for row in rows if row.get("exact_match") is not None}

@@ -1,7 +1,7 @@
-"""Experiment trackers beside the run directory: TensorBoard, Weights & Biases, Trackio.
+"""Experiment trackers besides the run directory: TensorBoard, Weights & Biases, Trackio.
 
-The run directory is the record. A tracker that fails to start ends the run before its first step, since somebody asked
-for it; one that fails later is switched off with a warning and ends nothing. Keys come from the environment alone.
+The run directory is the record. A tracker that fails to start ends the run before its first step, since the user asked
+for it. A tracker that fails later is switched off with a warning. Keys come only from the environment.
 """
 
 import importlib.util
@@ -18,14 +18,14 @@ class Tracker(Protocol):
     """One service."""
 
     def log(self, step: int, numbers: dict[str, float]) -> None:
-        """Take the numbers of a global step; their names begin with train/ or eval/."""
+        """Log the numbers of a global step; their names begin with train/ or eval/."""
 
     def close(self) -> None:
-        """Finish; nothing comes after it."""
+        """Finish; nothing is logged after it."""
 
 
 class TensorBoard:
-    """Event files in ``--use_tensorboard``; a resumed run takes back the steps that it does again."""
+    """Event files in ``--use_tensorboard``; a resumed run removes the steps that it repeats."""
 
     def __init__(self, args: Any, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -33,7 +33,7 @@ class TensorBoard:
         self._writer = SummaryWriter(log_dir=args.use_tensorboard, purge_step=step + 1)
 
     def log(self, step: int, numbers: dict[str, float]) -> None:
-        """Take the numbers of a global step."""
+        """Log the numbers of a global step."""
         for name, value in numbers.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
@@ -44,7 +44,7 @@ class TensorBoard:
 
 
 class Wandb:
-    """Weights & Biases, by WANDB_API_KEY; a resumed run continues its own page."""
+    """Weights & Biases, with WANDB_API_KEY; a resumed run continues its own page."""
 
     def __init__(self, args: Any, step: int) -> None:
         import wandb
@@ -61,7 +61,7 @@ class Wandb:
         self._run.define_metric("*", step_metric="global_step")
 
     def log(self, step: int, numbers: dict[str, float]) -> None:
-        """Take the numbers of a global step."""
+        """Log the numbers of a global step."""
         self._run.log({**numbers, "global_step": step})
 
     def close(self) -> None:
@@ -70,7 +70,7 @@ class Wandb:
 
 
 class Trackio:
-    """Trackio, which keeps its files on this machine, or in the Space of the hub that TRACKIO_SPACE_ID names."""
+    """Trackio, which keeps its files on this machine or in the hub Space named by TRACKIO_SPACE_ID."""
 
     def __init__(self, args: Any, step: int) -> None:
         import trackio
@@ -79,7 +79,7 @@ class Trackio:
         self._run = trackio.init(project=args.wandb_project, name=args.wandb_run_name, config=config, resume="allow")
 
     def log(self, step: int, numbers: dict[str, float]) -> None:
-        """Take the numbers of a global step."""
+        """Log the numbers of a global step."""
         self._run.log(dict(numbers), step=step)
 
     def close(self) -> None:
@@ -96,17 +96,17 @@ KNOWN = (
 
 
 class Trackers:
-    """Those that the arguments ask for, as one.
+    """All requested trackers, as one.
 
     Args:
-        members: started already.
+        members: the started trackers.
     """
 
     def __init__(self, members: Sequence[Tracker] = ()) -> None:
         self._members = list(members)
 
     def log(self, group: str, step: int, numbers: Mapping[str, Any]) -> None:
-        """Pass on the numbers of a global step, those in nested objects too, as GROUP/NAME/NAME.
+        """Pass on the numbers of a global step; nested ones become GROUP/NAME/NAME.
 
         Args:
             group: "train" or "eval".
@@ -122,7 +122,7 @@ class Trackers:
         for member in list(self._members):
             try:
                 call(member)
-            except Exception as error:  # somebody else's service must not end a run of days
+            except Exception as error:  # an external service must not end a run of days
                 self._members.remove(member)
                 logger.warning("%s failed and is switched off: %r", type(member).__name__, error)
 
@@ -137,7 +137,7 @@ def start(args: Any, step: int) -> Trackers:
 
 
 def missing_packages(args: Any) -> list[tuple[str, str]]:
-    """Return flag and package of each tracker that the arguments ask for and that is not installed."""
+    """Return flag and package of each requested tracker that is not installed."""
     return [(flag, name) for flag, name, _ in KNOWN if getattr(args, flag) and not importlib.util.find_spec(name)]
 
 
