@@ -1,1 +1,1 @@
-"""What ails a run, from its metrics: rules on robust statistics, silent without enough data and on healthy runs."""
+"""Diagnoses a run from its metrics: rules on robust statistics, silent without enough data and on healthy runs."""

@@ -9,8 +9,8 @@ class Advice:
     """An action before the run's own values are known.
 
     Attributes:
-        change: in words, for a value that is unknown or no number.
-        times: the factor on the present value, None where `change` is all there is to say.
+        change: in words, for a value that is unknown or not a number.
+        times: the factor on the present value; None if `change` says everything.
         enough: whether the present value leaves nothing to do.
     """
 
@@ -27,10 +27,10 @@ def _is_on(value: float) -> bool:
 
 @dataclass(frozen=True)
 class Remedy:
-    """A likely cause, and what to change, in the order in which to try it.
+    """A likely cause, and what to change, in the order to try it.
 
     Attributes:
-        cause_without_judge: the cause in a run without a judge, where it is another one.
+        cause_without_judge: the cause in a run without a judge, if it differs.
     """
 
     cause: str

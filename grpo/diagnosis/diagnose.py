@@ -1,4 +1,4 @@
-"""The diagnosis of a run, and the watch over one that goes on."""
+"""Diagnoses a run, finished or in progress."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -13,8 +13,8 @@ from grpo.diagnosis.finding import (
 from grpo.diagnosis.history import History, of_rows
 from grpo.diagnosis.rules import EXPLAINS, RULES, Rule
 
-FEW = 2  # steps by which the onset of a truncation may be misjudged: it is read from the shares themselves
-TOLERANCE = 10  # steps by which an onset may be misjudged: the levels around it are means of about as many
+FEW = 2  # steps of error in a truncation's onset, which is read from the shares themselves
+TOLERANCE = 10  # steps of error in an onset: the levels around it are means of about as many
 
 
 def diagnose(run: History, rules: Mapping[str, Rule] = RULES) -> Diagnosis:
@@ -50,7 +50,7 @@ def _without_consequences(findings: list[Finding], end: int) -> list[Finding]:
     explained: dict[int, list[Finding]] = {}
     for other in causes:
         root = causes[other]
-        while root in causes:  # what a consequence explains follows from its cause
+        while root in causes:  # a consequence's own consequences belong to its cause
             root = causes[root]
         explained.setdefault(root, []).append(findings[other])
     return [
@@ -61,31 +61,32 @@ def _without_consequences(findings: list[Finding], end: int) -> list[Finding]:
 
 
 def _with_consequences(cause: Finding, consequences: list[Finding]) -> Finding:
-    """Return a finding that names what it explains, and is as severe as the worst of that."""
+    """Return a finding that names what it explains, as severe as the worst of those."""
     severity = CRITICAL if any(one.severity == CRITICAL for one in consequences) else cause.severity
     return replace(cause, severity=severity, consequences=tuple(one.name for one in consequences))
 
 
 def _explains(cause: Finding, consequence: Finding, end: int) -> bool:
-    """Whether one follows from the other: it began while the other lasted.
+    """Say whether one finding follows from the other: it began while the other lasted.
 
-    A fall of correctness has to begin with its cause, or at the end of it. What a run has borne for long is no cause.
+    A fall of correctness must begin with its cause, or at the end of it. A condition the run has long tolerated is not
+    a cause.
     """
     if consequence is cause or consequence.name not in EXPLAINS.get(cause.name, ()):
         return False
     if consequence.name == "correctness_fall":
         turns = [cause.onset] if cause.last >= end else [cause.onset, cause.last]
         return any(abs(consequence.onset - step) <= TOLERANCE for step in turns)
-    if consequence.name == "truncation":  # a length limit that was too short before has nothing to do with the cause
+    if consequence.name == "truncation":  # a length limit that was already too short is unrelated to the cause
         return cause.onset - FEW <= consequence.onset <= cause.last + TOLERANCE
     return cause.onset - TOLERANCE <= consequence.onset <= cause.last + TOLERANCE
 
 
 class Monitor:
-    """Watches a run that goes on, and names each onset once, and again when it becomes critical.
+    """Watches a run in progress. Names each onset once, and again when it becomes critical.
 
     Args:
-        config: config.json.
+        config: the contents of config.json.
     """
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
@@ -93,11 +94,11 @@ class Monitor:
         self._known: list[Finding] = []
 
     def new_onsets(self, rows: Iterable[Mapping[str, Any]], evals: Iterable[Mapping[str, Any]] = ()) -> list[Finding]:
-        """Return what has begun since the last call; milliseconds for a few hundred steps.
+        """Return what has begun since the last call. Takes milliseconds for a few hundred steps.
 
         A finding of the same name is a new onset only after steps that did not show the last one. One that becomes
-        critical is returned again. A monitor that
-        begins with the rows of a resumed run takes what they show as new: call it once and drop the result there.
+        critical is returned again. A monitor that begins with a resumed run's rows takes everything they show as new:
+        call it once and drop the result.
 
         Args:
             rows: all lines of metrics.jsonl so far.

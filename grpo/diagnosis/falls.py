@@ -1,4 +1,4 @@
-"""Since when correctness has fallen, by any rule: what rotation asks before it removes a checkpoint."""
+"""Since when correctness has fallen, by any rule. Rotation asks this before it removes a checkpoint."""
 
 import json
 from collections.abc import Mapping
@@ -11,18 +11,18 @@ from grpo.diagnosis.rules import RULES
 from grpo.diagnosis.rules.correctness import fall_of_correctness
 from grpo.stack.json_files import read_rows
 
-RECENT = 10  # steps that say where correctness is now
-LEAST = 0.05  # of correctness; what falls less is not why a run is taken back
+RECENT = 10  # steps that give the present level of correctness
+LEAST = 0.05  # of correctness; a smaller fall is no reason to go back to a checkpoint
 
 
 def read_onsets(run_dir: Path, metrics_dir: Path, now: Mapping[str, Any]) -> list[int]:
-    """Return the step at which each open fall of correctness began; takes milliseconds.
+    """Return the step at which each open fall of correctness began. Takes milliseconds.
 
     Args:
-        now: the line of the step that is saved: metrics.jsonl gets it after the checkpoint.
+        now: the line of the step being saved: metrics.jsonl gets it after the checkpoint.
 
     Raises:
-        OSError, ValueError: where config.json is broken; and whatever a rule may trip over.
+        OSError, ValueError: if config.json is broken. Errors of the rules pass through.
     """
     config = run_dir / "config.json"
     settings = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
@@ -31,9 +31,9 @@ def read_onsets(run_dir: Path, metrics_dir: Path, now: Mapping[str, Any]) -> lis
 
 
 def onsets(run: History) -> list[int]:
-    """Return the onsets of all falls of correctness that a run has not got over, also those that others explain.
+    """Return the onsets of all falls of correctness that a run has not recovered from, even if others explain them.
 
-    A fall that a deeper one has followed is found among the steps before that one.
+    A fall followed by a deeper one is found among the steps before the deeper one.
     """
     fallen_at = _onsets(run)
     while earlier := _earlier_fall(run, fallen_at):

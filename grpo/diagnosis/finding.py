@@ -1,4 +1,4 @@
-"""What the diagnosis says: findings with their evidence, what is fine, and what could not be judged."""
+"""The output of the diagnosis: findings with their evidence, what is fine, and what could not be judged."""
 
 import math
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ class Evidence:
 
     Attributes:
         first, last: steps, inclusive.
-        numbers: by what they are, such as {"before": 0.6, "after": 0.3}, in the metric's unit.
+        numbers: by label, such as {"before": 0.6, "after": 0.3}, in the metric's unit.
     """
 
     metric: str
@@ -41,7 +41,7 @@ class Action:
     Attributes:
         setting: a variable of train_grpo.sh ("LEARNING_RATE"), its option "--resume", or a flag that goes after its
             `--` ("--dual_clip").
-        change: to what, with the present value where it is known.
+        change: the new value, with the present value if it is known.
     """
 
     setting: str
@@ -54,12 +54,12 @@ class Action:
 
 @dataclass(frozen=True)
 class Finding:
-    """One pathology, once.
+    """One pathology, reported once.
 
     Attributes:
         onset: the first step that shows it.
         last: the last step that shows it.
-        consequences: findings that it explains, which are not listed themselves.
+        consequences: findings that it explains; they are not listed separately.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Finding:
         return f"{self.title} from step {self.onset} ({self.severity}): {'; '.join(map(str, self.evidence))}"
 
     def lines(self) -> list[str]:
-        """Return the finding for people."""
+        """Return the finding as lines for display."""
         steps = f"step {self.onset}" if self.last == self.onset else f"steps {self.onset} to {self.last}"
         lines = [f"{self.severity.upper()}: {self.title}, {steps}"]
         lines += [f"    {evidence}" for evidence in self.evidence]
@@ -95,12 +95,12 @@ class Diagnosis:
     """The verdicts of all rules on a run.
 
     Attributes:
-        steps: how many there are, with the warm-up.
-        warm_up: how many of them the rules about learning and about the learning rate leave out.
+        steps: the number of steps, with the warm-up.
+        warm_up: how many of them the rules about learning and the learning rate skip.
         findings: by severity, then onset.
-        fine: what is in order, by the name of the rule.
-        not_judged: why not, by the name of the rule.
-        notes: what the reader of the run had to leave out.
+        fine: what is in order, by rule name.
+        not_judged: the reason, by rule name.
+        notes: what the reader of the run left out.
     """
 
     steps: int
@@ -111,7 +111,7 @@ class Diagnosis:
     notes: list[str] = field(default_factory=list)
 
     def nothing_found(self) -> str:
-        """Return the verdict of a run without findings. It is no all-clear while rules cannot judge."""
+        """Return the verdict of a run without findings. It is not an all-clear while some rules cannot judge."""
         rules = len(self.fine) + len(self.not_judged)
         open_rules = f"; {len(self.not_judged)} of {rules} rules cannot judge so far" if self.not_judged else ""
         return f"No findings{open_rules}"
@@ -121,7 +121,7 @@ class Diagnosis:
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """Return the diagnosis for people."""
+        """Return the diagnosis as lines for display."""
         lines = [f"{self.steps} step{'' if self.steps == 1 else 's'}{self._warm_up()}"]
         if not self.findings:
             lines.append(self.nothing_found())
@@ -142,5 +142,5 @@ class Diagnosis:
 
 
 def number(value: float) -> str:
-    """Return a number for people, three digits."""
+    """Return a number for display, with three digits."""
     return f"{value:.0f}" if abs(value) >= 100 and math.isfinite(value) else f"{value:.3g}"

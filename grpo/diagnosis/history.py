@@ -1,4 +1,4 @@
-"""A run as the rules see it: its columns, its evaluations, its settings."""
+"""A run as the rules see it: its columns, evaluations and settings."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ from grpo.run.progress import by_step
 from grpo.run.run_state import Run, RunError
 from grpo.stack.variables import by_flag
 
-UNKNOWN_WARM_UP = 5  # steps that are left out where neither a learning rate nor a plan says how long it was
+UNKNOWN_WARM_UP = 5  # steps to skip if neither a learning rate nor a plan tells how long the warm-up was
 
 
 @dataclass
@@ -23,9 +23,9 @@ class History:
     """The numbers of a run so far.
 
     Attributes:
-        rows: lines of metrics.jsonl, one a step, in the order of the steps.
+        rows: lines of metrics.jsonl, one per step, in step order.
         evals: lines of eval.jsonl with an exact match, likewise.
-        config: config.json; {} without one.
+        config: the contents of config.json; {} without one.
         notes: what was left out in reading.
         is_late: whether `rows` begin after the warm-up.
     """
@@ -39,12 +39,12 @@ class History:
 
     @cached_property
     def steps(self) -> np.ndarray:
-        """The steps of all rows, [N] int64."""
+        """Return the steps of all rows, [N] int64."""
         return np.array([row["step"] for row in self.rows], dtype=np.int64)
 
     @cached_property
     def warm_up(self) -> int:
-        """How many rows, from the first, belong to the warm-up of the learning rate: those in which it still rises."""
+        """Return how many initial rows belong to the warm-up of the learning rate, during which it still rises."""
         rates = self.column("actor_lr")
         if len(rates) and rates.steps[0] == self.steps[0]:
             is_over = np.diff(rates.values) <= 1e-3 * rates.values[:-1]
@@ -63,7 +63,7 @@ class History:
 
     @cached_property
     def after_warm_up(self) -> "History":
-        """The run without its warm-up, for rules about the learning rate and about learning alone."""
+        """Return the run without its warm-up, for rules about the learning rate and about learning."""
         return self if self.is_late else replace(self, rows=self.rows[self.warm_up :], is_late=True)
 
     def column(self, name: str) -> Series:
@@ -78,7 +78,7 @@ class History:
         """Return a column.
 
         Raises:
-            NotJudged: where it has fewer than `least` values.
+            NotJudged: if it has fewer than `least` values.
         """
         series = self.column(name)
         if len(series) >= least:
@@ -92,7 +92,7 @@ class History:
         """Return columns at the steps that all of them have.
 
         Raises:
-            NotJudged: where these are fewer than `least`.
+            NotJudged: if there are fewer than `least` such steps.
         """
         columns = [self.need(name, least) for name in names]
         shared = columns[0].steps
@@ -107,7 +107,7 @@ class History:
 
     @cached_property
     def held_out(self) -> Series:
-        """Exact match of the evaluations, also those before and in the warm-up."""
+        """Return the exact match of the evaluations, including those before and during the warm-up."""
         return Series(
             "exact_match",
             np.array([row["step"] for row in self.evals], dtype=np.int64),
@@ -116,24 +116,24 @@ class History:
 
     @cached_property
     def held_out_error(self) -> float:
-        """The standard error of one evaluation that comes from sampling alone, on the same problems; 0 if unknown."""
+        """Return the standard error of one evaluation due to sampling alone, on the same problems; 0 if unknown."""
         errors = []
         for row in self.evals:
             rate, samples = row["exact_match"], _number(row.get("samples"))
             if samples > 0:
                 errors.append(math.sqrt(max(rate * (1 - rate), 1 / (4 * samples)) / samples))
             elif math.isfinite(width := _number(row.get("ci_high")) - _number(row.get("ci_low"))):
-                errors.append(width / 4)  # 95% is two standard errors to each side
+                errors.append(width / 4)  # 95% is two standard errors on each side
         return float(np.median(errors)) if errors else 0.0
 
     @property
     def has_judge(self) -> bool:
-        """Whether a judge is asked, as far as config.json says; without one the columns decide."""
+        """Say whether a judge is used, according to config.json. Without config.json the columns decide."""
         judge = self.config.get("judge") or {}
         return not self.config.get("judge_off") and judge.get("JUDGE", "1") != "0"
 
     def setting(self, name: str) -> Any:
-        """Return the value of a variable of train_grpo.sh or of a flag ("--dual_clip"), None where it is unknown."""
+        """Return the value of a variable of train_grpo.sh or of a flag ("--dual_clip"); None if unknown."""
         flags, judge, environment = (self.config.get(part) or {} for part in ("flags", "judge", "environment"))
         if name.startswith("--"):
             return flags.get(name[2:])
@@ -143,12 +143,12 @@ class History:
         return next((flags.get(flag) for flag, variable in by_flag().items() if variable == name), None)
 
     def setting_number(self, name: str) -> float | None:
-        """Return the same where it is a number, else None."""
+        """Return the same if it is a number, else None."""
         return number_of(self.setting(name))
 
 
 def number_of(value: Any) -> float | None:
-    """Return a setting as a number: config.json has those of the judge as strings. None for what is no number."""
+    """Return a setting as a number, or None. config.json has the judge's numbers as strings."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -157,7 +157,7 @@ def number_of(value: Any) -> float | None:
 
 
 def _number(value: Any) -> float:
-    """Return a value of a line as a number, NaN for null, text and switches."""
+    """Return a value of a line as a number; NaN for null, text and booleans."""
     number = number_of(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
     return math.nan if number is None else number
 
@@ -165,7 +165,7 @@ def _number(value: Any) -> float:
 def of_rows(
     rows: Iterable[Mapping[str, Any]], evals: Iterable[Mapping[str, Any]] = (), config: Mapping[str, Any] | None = None
 ) -> History:
-    """Return the history that these lines make, each with a step: of two of one step the later counts."""
+    """Return the history of these lines, each with a step. If two lines share a step, the later counts."""
     notes: list[str] = []
     columns, results = (_by_step(*part, notes) for part in ((rows, "metrics.jsonl"), (evals, "eval.jsonl")))
     graded = [row for row in results if math.isfinite(_number(row.get("exact_match")))]
@@ -181,7 +181,7 @@ def _by_step(rows: Iterable[Mapping[str, Any]], file: str, notes: list[str]) -> 
 
 
 def of_run(run: Run) -> History:
-    """Return the history of a run as far as it was read."""
+    """Return the history of a run as far as it has been read."""
     history = of_rows(run.progress.metrics.rows, run.progress.evals.rows, run.config)
     broken = [(file.path.name, file.broken) for file in run.progress.files if file.broken]
     history.notes[:0] = [f"{name}: {count} lines without a step are left out" for name, count in broken]

@@ -1,4 +1,4 @@
-"""The likely cause of each metric that leaves its healthy range, and what to change, in the order to try it."""
+"""For each metric outside its healthy range: the likely cause, and what to change, in the order to try it."""
 
 from grpo.diagnosis.advice import (
     CLIP_ADVANTAGE,

@@ -1,4 +1,4 @@
-"""The likely cause of each pathology, and what to change in train_grpo.sh, in the order in which to try it."""
+"""For each pathology: the likely cause, and what to change in train_grpo.sh, in the order to try it."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ from grpo.diagnosis.finding import Action, Evidence, Finding
 from grpo.diagnosis.history import History, number_of
 from grpo.diagnosis.range_remedies import RANGES
 
-OUT_OF_RANGE = "out_of_range:"  # and a metric: the name of a finding that is about its range alone
+OUT_OF_RANGE = "out_of_range:"  # followed by a metric: the name of a finding about its range alone
 
 REMEDIES = {
     "flat_learning": Remedy(
@@ -159,7 +159,7 @@ REMEDIES = {
 
 
 def finding(run: History, name: str, severity: str, onset: int, last: int, *evidence: Evidence) -> Finding:
-    """Return a finding with its cause and its actions, in the values of this run."""
+    """Return a finding with its cause and its actions, with this run's values filled in."""
     metric = name.removeprefix(OUT_OF_RANGE)
     remedy = REMEDIES[name] if metric == name else RANGES[metric]
     cause = remedy.cause if run.has_judge else remedy.cause_without_judge or remedy.cause
@@ -169,7 +169,7 @@ def finding(run: History, name: str, severity: str, onset: int, last: int, *evid
 
 
 def _is_so(advice: Advice, run: History) -> bool:
-    """Whether the run has what is advised, or cannot have it."""
+    """Say whether the run already follows an advice, or cannot."""
     now = run.setting(advice.setting)
     value = number_of(now)
     if advice.enough is not None and value is not None and advice.enough(value):
@@ -182,7 +182,7 @@ def _is_so(advice: Advice, run: History) -> bool:
 
 
 def _is_one_batch(run: History) -> bool:
-    """Whether a rollout is one optimizer step already: a larger batch would be refused."""
+    """Say whether a rollout is already one optimizer step: a larger batch would be refused."""
     names = ("TRAIN_BATCH_SIZE", "ROLLOUT_BATCH_SIZE", "N_SAMPLES_PER_PROMPT")
     batch, prompts, samples = (run.setting_number(name) for name in names)
     return batch is not None and prompts is not None and samples is not None and batch >= prompts * samples

@@ -1,7 +1,7 @@
 """Robust statistics of short noisy series: a run has 20 to 200 steps, and a step is the mean of 64 to 128 samples.
 
-Standard errors take the correlation of neighbours into account. Nothing here is a p-value: the rules look at many
-splits of many columns after every step, and ask for 4 to 5 standard errors where one test would ask for 2.
+Standard errors account for the correlation of neighbours. Nothing here is a p-value. The rules look at many splits of
+many columns after every step, so they require 4 to 5 standard errors instead of 2.
 """
 
 import math
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-MAD_TO_SIGMA = 1.4826  # of a normal distribution
-LONGEST = 200  # values whose pairs are compared; longer series are thinned to medians of blocks
+MAD_TO_SIGMA = 1.4826  # for a normal distribution
+LONGEST = 200  # values compared pairwise; longer series are thinned to medians of blocks
 
 
 @dataclass(frozen=True)
 class Series:
-    """One column where it has a finite number.
+    """One column, at the steps with a finite number.
 
     Attributes:
         steps: [N] int64, ascending.
@@ -55,8 +55,8 @@ class Shift:
     """A change of level.
 
     Attributes:
-        index: of the first value of the new level.
-        before, after: the two levels, means.
+        index: the first value of the new level.
+        before, after: the means of the two levels.
         z: the difference in standard errors.
     """
 
@@ -71,14 +71,14 @@ class Shift:
 
 
 def sigma(values: np.ndarray) -> float:
-    """Return the standard deviation as the median absolute deviation has it; 0 for fewer than 2 values."""
+    """Return the standard deviation estimated from the median absolute deviation; 0 for fewer than 2 values."""
     return float(MAD_TO_SIGMA * np.median(np.abs(values - np.median(values)))) if len(values) > 1 else 0.0
 
 
 def neighbours(residuals: np.ndarray) -> float:
-    """Return the correlation of each value with the next, from 0 (also where it is negative) to 0.6.
+    """Return the correlation of each value with the next, clipped to 0..0.6.
 
-    The limit is for series that a trend or a level fits badly, whose residuals are alike for that reason.
+    The upper limit is for series that a trend or a level fits badly, whose residuals correlate for that reason.
     """
     if len(residuals) < 3:
         return 0.0
@@ -111,10 +111,10 @@ def _thinned(series: Series) -> tuple[np.ndarray, np.ndarray]:
 
 
 def shift(values: np.ndarray, sign: int, least: int = 8, window: int = 30) -> Shift | None:
-    """Return the largest lasting change of level in one direction, None where the series is too short for one.
+    """Return the largest lasting change of level in one direction; None if the series is too short.
 
     The split is where means over at most `window` values on each side differ most. The new level is the mean from there
-    to the end, the old one that of the window before, so that a slow rise before a fall does not hide it.
+    to the end, the old one that of the window before. A slow rise before a fall therefore does not hide it.
 
     Args:
         values: [N] float64.
@@ -134,7 +134,7 @@ def shift(values: np.ndarray, sign: int, least: int = 8, window: int = 30) -> Sh
 
 
 def shift_at(values: np.ndarray, index: int, window: int = 30) -> Shift:
-    """Return the change of level at a split that is given; both sides have at least one value."""
+    """Return the change of level at a given split; both sides have at least one value."""
     old, new = values[max(index - window, 0) : index], values[index:]
     residuals = np.concatenate([old - old.mean(), new - new.mean()])
     r = neighbours(residuals)
@@ -145,7 +145,7 @@ def shift_at(values: np.ndarray, index: int, window: int = 30) -> Shift:
 
 
 def chance_of_so_few(right_before: int, before: int, right_after: int, after: int) -> float:
-    """Return the chance of `right_after` or fewer, were all right samples spread by chance (Fisher's exact test).
+    """Return the chance of `right_after` or fewer if right samples were distributed at random (Fisher's exact test).
 
     Args:
         right_before, right_after: right samples on each side of a split.
@@ -165,7 +165,7 @@ def _log_choose(n: int, k: int) -> float:
 
 
 def rolling_median(values: np.ndarray, width: int = 5) -> np.ndarray:
-    """Return the median of each value and those before it, `width` in all; [N], fewer at the start."""
+    """Return the median of each value and the preceding ones, `width` in all; [N], fewer at the start."""
     start = [np.median(values[: end + 1]) for end in range(min(width - 1, len(values)))]
     if len(values) < width:
         return np.array(start)
@@ -177,7 +177,7 @@ def spells(flags: np.ndarray, least: int = 3, gap: int = 2) -> list[tuple[int, i
 
     Args:
         flags: [N] bool.
-        gap: values without the flag that do not end a spell.
+        gap: unflagged values that do not end a spell.
     """
     groups: list[list[int]] = []
     for index in np.flatnonzero(flags):

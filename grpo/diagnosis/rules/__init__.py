@@ -1,7 +1,7 @@
 """The rules: each looks for one pathology in a run.
 
-A rule returns its findings, or a sentence that says what is in order. It raises NotJudged where steps or columns are
-missing. The ends of healthy ranges are those of grpo.metrics.metric_schema.
+A rule returns its findings, or a sentence that says what is in order. It raises NotJudged if steps or columns are
+missing. Healthy ranges come from grpo.metrics.metric_schema.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ RULES: dict[str, Rule] = {
     "judge_outage": judge.judge_outage,
     "judge_drift": judge.judge_drift,
     "judge_dependent": judge.judge_dependent,
-    "out_of_range": ranges.out_of_range,  # one finding a metric, named out_of_range:METRIC
+    "out_of_range": ranges.out_of_range,  # one finding per metric, named out_of_range:METRIC
 }
 
 
@@ -40,7 +40,7 @@ def _ranges(*metrics: str) -> tuple[str, ...]:
     return tuple(OUT_OF_RANGE + metric for metric in metrics)
 
 
-# What follows from a finding. It is listed beside its cause only if it began at another time.
+# The consequences of each finding. One is listed beside its cause only if it began at another time.
 _UPDATE = _ranges(
     *("ppo_kl", "ppo_clip_ratio", "clip_ratio_low", "clip_ratio_high"),
     *("policy_loss_spike", "importance_cut", "importance_weight", "vllm_kl"),

@@ -1,4 +1,4 @@
-"""Do trainer and engine, and two passes of the trainer, compute the same policy."""
+"""Do trainer and engine, and two passes of the trainer, compute the same policy?"""
 
 import numpy as np
 
@@ -15,20 +15,20 @@ from grpo.diagnosis.remedies import finding
 from grpo.diagnosis.rules.update import edge
 from grpo.diagnosis.series import Series, spells
 
-START = 5  # steps that say what two kernels differ by
-AT_REST = 0.1  # of the highest learning rate: up to it, in the warm-up, an update moves next to nothing
-NOTHING = 1e-9  # a learning rate that moves nothing at all
+START = 5  # steps that give the difference between two kernels
+AT_REST = 0.1  # of the highest learning rate: up to it, in the warm-up, an update changes almost nothing
+NOTHING = 1e-9  # a learning rate that changes nothing at all
 SHORT_WARM_UP = 0.5  # of the peak: a first step at a higher rate says nothing about an update at a lower one
-HARDLY_LESS = 0.5  # of the ratio at the full learning rate: an update at a fifth of it does less
-CLIPPED_AT_REST, KL_AT_REST = 0.02, 0.01  # beyond the rounding of two passes
+HARDLY_LESS = 0.5  # of the ratio at the full learning rate: an update at a fifth of it changes less
+CLIPPED_AT_REST, KL_AT_REST = 0.02, 0.01  # more than the rounding of two passes
 
 
 def mismatch(run: History) -> list[Finding] | str:
-    """Trainer and engine differ in the log-probs of the sampled tokens, beyond the noise of two kernels."""
+    """The log-probs of sampled tokens differ between trainer and engine by more than two kernels' noise."""
     column = run.need("logprob_diff_mean", 4)
     values, limit = column.values, edge("logprob_diff_mean")
     if len(values) >= 2 * START:
-        # Well below the limit, a lasting fivefold of its own start is a sync that no longer arrives.
+        # Well below the limit, a lasting fivefold rise over its own start means that a sync no longer arrives.
         limit = min(limit, max(5 * float(np.median(values[:START])), 0.4 * limit))
     mismatched = spells(values > limit, least=4, gap=1)
     if not mismatched:
@@ -56,7 +56,7 @@ def _more_of_mismatch(run: History, first: int, last: int) -> list[Evidence]:
 
 
 def passes_differ(run: History) -> list[Finding] | str:
-    """The ratio is far from 1 while the learning rate is next to nothing: two passes of one policy differ."""
+    """The ratio is far from 1 while the learning rate is almost zero: two passes of one policy differ."""
     if run.setting("OLD_LOG_PROBS") == "engine":
         raise NotJudged("the ratio goes to the engine's log-probs: see mismatch")
     rates = run.need("actor_lr", 3)
@@ -68,7 +68,7 @@ def passes_differ(run: History) -> list[Finding] | str:
         values, others = np.abs(column.values[at_rest]), np.abs(column.values[~at_rest])
         if not len(values) or np.median(values) <= limit:
             continue
-        # In few steps at rest, it has to be as large there as it is where the policy moves.
+        # With few steps at rest, the ratio must be as large there as while the policy moves.
         if len(values) >= 3 or (len(others) >= 3 and np.median(values) > HARDLY_LESS * np.median(others)):
             numbers = {"median": float(np.median(values)), "limit": limit}
             if len(others):
@@ -90,8 +90,8 @@ def passes_differ(run: History) -> list[Finding] | str:
 def _at_lowest_rate(run: History, rates: Series) -> list[Evidence]:
     """Return the evidence that a short warm-up begins with a ratio as far from 1 as at the peak, or [].
 
-    An update at a share of the rate clips that share of the tokens at most, and its KL is the square of it. Both have
-    to be nearer to their value at the peak than to what an update would leave.
+    An update at a fraction of the rate clips at most that fraction of the tokens, and its KL scales with the square.
+    Both must be closer to their value at the peak than to what an update would leave.
     """
     peak = float(rates.values.max())
     share = float(rates.values[0]) / peak
@@ -112,7 +112,7 @@ def _at_lowest_rate(run: History, rates: Series) -> list[Evidence]:
 
 
 def _at_rest(run: History, rates: Series) -> tuple[np.ndarray, str]:
-    """Return the steps whose ratios no update explains, and in words which these are."""
+    """Return the steps whose ratios no update explains, and a description of them."""
     updates = run.column("optimizer_steps")
     single = updates.steps[updates.values == 1]
     if len(single) >= 3:

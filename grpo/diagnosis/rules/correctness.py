@@ -1,4 +1,4 @@
-"""Did correctness fall: by a shift of its mean, or to nearly nothing."""
+"""Did correctness fall: by a shift of its mean, or to nearly nothing?"""
 
 from dataclasses import dataclass, replace
 
@@ -10,15 +10,15 @@ from grpo.diagnosis.remedies import finding
 from grpo.diagnosis.series import Series, Shift, chance_of_so_few, shift
 
 BEYOND_NOISE = 4.5  # standard errors of a fall: every split is tested, after every step
-PRIOR = 4  # steps that the expected sampling noise weighs, beside the scatter that was seen
-WINDOW = 30  # steps before a fall that give the level it fell from
-UNKNOWN_PROMPTS = 8  # of a step, where config.json does not say
-MOST_PROMPTS = 16  # that count: the batch of a step may be harder than the next by more than its prompts explain
+PRIOR = 4  # steps' worth of weight for the expected sampling noise, beside the observed scatter
+WINDOW = 30  # steps before a fall that give the former level
+UNKNOWN_PROMPTS = 8  # per step, if config.json does not say
+MOST_PROMPTS = 16  # counted at most: batches may differ in difficulty by more than their prompts explain
 
 NEARLY_NOTHING = 0.1  # of the former level: nine of ten right answers are gone
-# A run of 200 steps has fewer than 20,000 pairs of a split and a step after which it is tested. At this chance for each
-# pair, fewer than 1% of healthy runs get a false alarm in all their steps together, however the pairs depend on each
-# other (union bound).
+# A run of 200 steps has fewer than 20,000 pairs of a split and a step after which it is tested. At this chance per
+# pair, fewer than 1% of healthy runs get a false alarm in all their steps together. This holds however the pairs depend
+# on each other (union bound).
 CHANCE = 0.01 / 20_000
 
 
@@ -28,7 +28,7 @@ class Fall:
 
     Attributes:
         first_low: the first step whose samples show it.
-        is_collapse: whether next to nothing is left of the former level.
+        is_collapse: whether almost nothing is left of the former level.
     """
 
     first_low: int
@@ -37,9 +37,9 @@ class Fall:
 
 
 def correctness_fall(run: History) -> list[Finding] | str:
-    """Correctness fell by more than its samples explain and has not come back; also in the warm-up, and alone.
+    """Correctness fell by more than sampling explains and has not recovered, even in the warm-up or alone.
 
-    It is critical where the held-out problems agree, or where nearly nothing is left: nothing is learned from then on.
+    It is critical if the held-out problems agree, or if almost nothing is left: nothing is learned from then on.
     """
     run.need("correct", 5)
     fall = fall_of_correctness(run)
@@ -54,8 +54,8 @@ def correctness_fall(run: History) -> list[Finding] | str:
 def fall_of_correctness(run: History) -> Fall | str:
     """Return the open fall of correctness, or a sentence on the largest one if chance explains it.
 
-    Two tests look for it. The shift of the mean is for partial falls. The exact test is for a fall to nearly nothing:
-    there the normal approximation asks for many more steps than the counts need.
+    Two tests look for it. The shift of the mean finds partial falls. The exact test finds a fall to nearly nothing, for
+    which the normal approximation needs many more steps than the counts do.
     """
     correct = run.column("correct")
     if len(correct) < 5:
@@ -86,7 +86,7 @@ def _fall(correct: Series, index: int, numbers: dict[str, float], is_collapse: b
 
 
 def _error_of(fall: Shift, correct: Series, prompts: float) -> float:
-    """Return the standard error of a change of level that sampling alone would give."""
+    """Return the standard error of a change of level due to sampling alone."""
     sides = correct.values[max(fall.index - WINDOW, 0) : fall.index], correct.values[fall.index :]
     most = max(fall.before * (1 - fall.before), 0.05) / prompts
     return float((max(_variance(side, most) for side in sides) * sum(1 / len(side) for side in sides)) ** 0.5)
@@ -95,18 +95,18 @@ def _error_of(fall: Shift, correct: Series, prompts: float) -> float:
 def _variance(values: np.ndarray, most: float) -> float:
     """Return the variance of one step's correctness.
 
-    Samples of a prompt are alike. That leaves at least as many independent samples as a step has prompts, and so
-    bounds the variance by `most`. The scatter from step to step shows how alike they are.
+    Samples of a prompt are alike. A step thus has at least as many independent samples as prompts, which bounds the
+    variance by `most`. The scatter from step to step shows how alike they are.
     """
     scatter = np.diff(values) ** 2 / 2
     return float((PRIOR * most + scatter.sum()) / (PRIOR + len(scatter)))
 
 
 def _collapse(correct: Series, prompts: float) -> Fall | None:
-    """Return a fall to nearly nothing that chance does not explain, at the split that is the least likely one.
+    """Return a fall to nearly nothing that chance does not explain, at the least likely split.
 
-    The samples before and after a split are compared by their counts alone (Fisher's exact test), so that it holds for
-    any level and for few samples.
+    Samples before and after a split are compared by their counts alone (Fisher's exact test). The test therefore holds
+    for any level and for few samples.
     """
     values, n = correct.values, len(correct)
     total = np.concatenate([[0.0], np.cumsum(values)])
@@ -126,10 +126,10 @@ def _collapse(correct: Series, prompts: float) -> Fall | None:
 
 
 def _chance(before: np.ndarray, after: np.ndarray, prompts: float) -> float:
-    """Return how likely so few right samples after a split are, were the level the same on both sides.
+    """Return the chance of so few right samples after a split if the level were the same on both sides.
 
-    A step counts as many independent samples as it has prompts, and fewer where it scatters by more than that. Where
-    the samples of a prompt all agree, the counts are whole numbers; otherwise there are more independent samples.
+    A step counts as many independent samples as it has prompts, and fewer if it scatters by more than that. If the
+    samples of each prompt all agree, the counts are integers; otherwise there are more independent samples.
     """
     level = float(before.mean())
     spread = level * (1 - level)

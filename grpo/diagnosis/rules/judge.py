@@ -1,4 +1,4 @@
-"""Is the reward honest: judge outage, judge drift, a reward that depends on the judge."""
+"""Is the reward honest: judge outage, judge drift, a reward that depends on the judge?"""
 
 import numpy as np
 
@@ -23,8 +23,8 @@ from grpo.metrics.metric_schema import BY_NAME
 
 OUTAGE = 0.2  # share of samples that no model judged
 DRIFT = 0.07  # of the quality given to right and to wrong samples
-AT_ONCE = 0.6  # share of a drift that comes from one step to the next
-LASTING = 8  # values after a jump, before it is one
+AT_ONCE = 0.6  # share of a drift that happens from one step to the next
+LASTING = 8  # values after a jump before it counts as one
 NEAR = 4  # values on each side of a jump
 
 
@@ -34,7 +34,7 @@ def _need_judge(run: History) -> None:
 
 
 def judge_outage(run: History) -> list[Finding] | str:
-    """No model judges a fifth of the samples or more, for three steps or more, or nearly all of them for two."""
+    """No model judges a fifth of the samples or more for at least three steps, or nearly all of them for two."""
     _need_judge(run)
     failed = run.need("judge_failed", 3)
     outages = spells(failed.values > OUTAGE, least=3, gap=1)
@@ -57,13 +57,13 @@ def _inside(spell: tuple[int, int], others: list[tuple[int, int]]) -> bool:
 
 
 def judge_drift(run: History) -> list[Finding] | str:
-    """The quality given to right and to wrong samples jumps the same way, at once.
+    """The quality given to right and to wrong samples jumps in the same direction, from one step to the next.
 
-    A policy that writes better moves both slowly, one that flatters the judge moves the wrong ones: neither jumps.
+    A policy that writes better moves both slowly. A policy that flatters the judge moves the wrong ones. Neither jumps.
     """
     _need_judge(run)
     right, wrong = run.together("judge_quality_right", "judge_quality_wrong", least=2 * NEAR + LASTING)
-    least = DRIFT if len(right) >= 20 + LASTING else 3 * DRIFT  # few steps say little of what is usual
+    least = DRIFT if len(right) >= 20 + LASTING else 3 * DRIFT  # few steps say little about what is usual
     both = (right.values + wrong.values) / 2
     jumps = [_jump(both, sign) for sign in (1, -1)]
     index, jump, z = max(jumps, key=lambda jump: abs(jump[2]))
@@ -90,9 +90,9 @@ def judge_drift(run: History) -> list[Finding] | str:
 
 
 def _jump(values: np.ndarray, sign: int) -> tuple[int, float, float]:
-    """Return (index, size, z) of the largest step between two neighbours, as the values right around it have it.
+    """Return (index, size, z) of the largest step between two neighbours, judged by the values around it.
 
-    The size is what medians of `NEAR` values on each side differ by, less what they differ by elsewhere: a ramp
+    The size is the difference of the medians of `NEAR` values on each side, less the same difference elsewhere: a ramp
     has the same everywhere.
     """
     n = len(values)
@@ -122,9 +122,9 @@ def _fallbacks(column: Series, step: int) -> list[Evidence]:
 
 
 def judge_dependent(run: History) -> list[Finding] | str:
-    """Reward and correctness hardly go together, over at least 20 steps: the judge decides.
+    """Reward and correctness hardly correlate over at least 20 steps: the judge decides.
 
-    Steps in which nearly all samples are right, or wrong, leave nothing to correlate and do not count.
+    Steps in which nearly all samples are right, or wrong, have nothing to correlate and do not count.
     """
     _need_judge(run)
     correlation, correct = run.together("reward_correct_correlation", "correct", least=20)

@@ -1,4 +1,4 @@
-"""Are the training labels right: held-out problems that are solved far more often than training problems."""
+"""Are the training labels right? Finds held-out problems that are solved far more often than training problems."""
 
 import numpy as np
 
@@ -7,22 +7,22 @@ from grpo.diagnosis.history import History
 from grpo.diagnosis.remedies import finding
 from grpo.diagnosis.series import Series
 
-NEAR = 5  # steps on each side of an evaluation that it is compared with
-LEAST = 3  # of them
+NEAR = 5  # steps on each side of an evaluation to compare it with
+LEAST = 3  # of those steps
 RECENT = 3  # evaluations that count
-# If both files are equally hard, more than half of the training labels are wrong. A harder training file, of the kind
-# that people choose on purpose, seldom halves the share of right samples.
+# If both files are equally hard, more than half of the training labels are wrong. A training file made harder on
+# purpose seldom halves the share of right samples.
 SHARE = 0.5
-COLDER_SHARE = 0.25  # an evaluation at a lower temperature may double the share of right samples by itself
-LEAST_GAP = 0.2  # of correctness: what is less is a matter of the problems
+COLDER_SHARE = 0.25  # a lower evaluation temperature alone may double the share of right samples
+LEAST_GAP = 0.2  # of correctness: a smaller gap may come from the problems
 BEYOND_NOISE = 3.5  # standard errors: a run has a few dozen evaluations, each tested once
 
 
 def doubtful_labels(run: History) -> list[Finding] | str:
     """Held-out problems are solved at least twice as often as training problems.
 
-    What the length limit costs is taken out: only training samples that were not cut count. The training steps before
-    and those after an evaluation both have to be low, so that neither fast learning nor a collapse counts.
+    The cost of the length limit is removed: only uncut training samples count. The training steps both before and after
+    an evaluation must be low, so neither fast learning nor a collapse counts.
     """
     whole = _whole(run)
     judged = [step for step in run.held_out.steps if min(len(side(whole, step)) for side in SIDES) >= LEAST]
@@ -69,9 +69,9 @@ SIDES = (_before, _after)
 
 
 def _levels(run: History, whole: Series, evaluations: list[int]) -> tuple[float, float, np.ndarray]:
-    """Return the training and the held-out level around some evaluations, and the values that make the former.
+    """Return the training and the held-out level around some evaluations, and the values behind the former.
 
-    It is the higher one of the steps before and of those after the evaluations.
+    The training level is the higher one of the steps before and after the evaluations.
     """
     sides = [np.concatenate([side(whole, step) for step in evaluations]) for side in SIDES]
     training = max(sides, key=lambda values: float(values.mean()))
@@ -80,7 +80,7 @@ def _levels(run: History, whole: Series, evaluations: list[int]) -> tuple[float,
 
 
 def _onset(run: History, whole: Series, evaluations: list[int]) -> int:
-    """Return the first evaluation since which each by itself is as far above the training problems."""
+    """Return the first evaluation from which on each one alone is as far above the training problems."""
     onset = evaluations[-1]
     for step in reversed(evaluations):
         level, held_out, _ = _levels(run, whole, [step])
@@ -91,7 +91,7 @@ def _onset(run: History, whole: Series, evaluations: list[int]) -> int:
 
 
 def _training_error(run: History, values: np.ndarray) -> float:
-    """Return the standard error of a mean over steps: by their scatter, and at least by that of their prompts."""
+    """Return the standard error of a mean over steps: from their scatter, but at least that of their prompts."""
     prompts = run.setting_number("ROLLOUT_BATCH_SIZE") or 8
     level = float(values.mean())
     return float(max(values.var(), max(level * (1 - level), 0.05) / prompts) / len(values)) ** 0.5

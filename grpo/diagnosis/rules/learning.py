@@ -1,4 +1,4 @@
-"""Is the run learning what it should: flat learning, over-fitting, reward hacking."""
+"""Is the run learning what it should: flat learning, over-fitting, reward hacking?"""
 
 import numpy as np
 
@@ -20,14 +20,14 @@ from grpo.diagnosis.series import (
     trend,
 )
 
-MASTERED = 0.9  # share of right samples beyond which no more can be expected
+MASTERED = 0.9  # share of right samples above which little gain is possible
 DEAD_GROUPS = 0.85  # share of groups without spread that leaves too little to learn from
 
 
 def flat_learning(run: History) -> list[Finding] | str:
     """Correctness does not rise, and the policy hardly moves or its groups have no spread.
 
-    Either alone is no finding: noise hides a slow rise, and a policy may move where nothing rises for a while.
+    Neither alone is a finding: noise hides a slow rise, and a policy may move while nothing rises for some time.
     """
     run = run.after_warm_up
     correct = run.need("correct", 40)
@@ -49,14 +49,14 @@ def flat_learning(run: History) -> list[Finding] | str:
 
 
 def _still(run: History) -> list[Evidence] | None:
-    """Return the evidence that the policy stays where it is, None where something says that it moves.
+    """Return the evidence that the policy does not move; None if something shows that it does.
 
     Raises:
-        NotJudged: where no column can tell.
+        NotJudged: if no column can tell.
     """
     evidence = []
     updates = run.column("optimizer_steps")
-    # With one optimizer step a rollout the ratio is 1 by construction: neither says anything.
+    # With one optimizer step per rollout the ratio is 1 by construction: neither says anything.
     if not len(updates) or np.median(updates.values) > 1:
         for name, least in (("ppo_kl", 1e-4), ("ppo_clip_ratio", 1e-3)):
             column = run.column(name)
@@ -68,7 +68,7 @@ def _still(run: History) -> list[Evidence] | None:
     length, reward = run.column("response_length"), run.column("reward")
     if len(length) >= 20 and abs(trend(length).change) > 0.25 * np.median(length.values):
         return None
-    if len(reward) >= 20 and trend(reward).z > 4:  # it learns something, if not to be right
+    if len(reward) >= 20 and trend(reward).z > 4:  # it learns something, even if not correctness
         return None
     entropy = run.column("entropy")
     if len(entropy) >= 20:
@@ -103,7 +103,7 @@ def _held_out_rises(run: History, from_step: int) -> bool:
 def held_out_gain(run: History, from_step: int) -> Shift | None:
     """Return how exact match changed from its first to its last evaluations at `from_step` or later.
 
-    Problems are the same each time, so that sampling and what the evaluations themselves show make the error. None
+    The problems are the same each time, so the error comes from sampling and from the evaluations' own scatter. None
     for fewer than 4 evaluations.
     """
     held_out = run.held_out.window(from_step)
@@ -119,7 +119,7 @@ def held_out_gain(run: History, from_step: int) -> Shift | None:
 
 
 def over_fitting(run: History) -> list[Finding] | str:
-    """Correctness on the training set rises clearly, that on the held-out set does not."""
+    """Correctness on the training set rises clearly, but not on the held-out set."""
     run = run.after_warm_up
     correct, held_out = run.need("correct", 40), run.held_out
     gain = held_out_gain(run, 0)
@@ -147,7 +147,7 @@ def over_fitting(run: History) -> list[Finding] | str:
 
 
 def _train_gain(correct: Series, held_out: Series) -> Shift:
-    """Return how correct changed over the steps that the first and the last evaluations stand for."""
+    """Return how correctness changed over the steps that the first and the last evaluations represent."""
     part = max(len(held_out) // 3, 2)
     early = correct.window(0, int(held_out.steps[part - 1])).values
     late = correct.window(int(held_out.steps[-part])).values
@@ -161,16 +161,16 @@ def _train_gain(correct: Series, held_out: Series) -> Shift:
 
 
 def _half_way(series: Series, start: float, end: float) -> int:
-    """Return the first step by which a mean over 10 values has come half of the way from `start` to `end`."""
+    """Return the first step at which a mean over 10 values has gone half way from `start` to `end`."""
     means = np.convolve(series.values, np.ones(10) / 10, mode="valid")
     passed = np.flatnonzero((means - start) * np.sign(end - start) >= abs(end - start) / 2)
     return int(series.steps[passed[0] + 5]) if len(passed) else int(series.steps[0])
 
 
 def reward_hacking(run: History) -> list[Finding] | str:
-    """The reward rises by what it has beside correctness, while correctness stays or falls."""
+    """The reward's other terms raise it, while correctness stays or falls."""
     reward, correct = run.together("reward", "correct", least=20)
-    # Without a judge, the reward function that comes with the trainer pays correctness alone.
+    # Without a judge, the default reward function pays for correctness alone.
     weight = (run.setting_number("CORRECTNESS_WEIGHT") if run.has_judge else None) or 1.0
     beside = Series("reward", reward.steps, reward.values - weight * correct.values)
     rise = shift(beside.values, 1)
@@ -179,8 +179,8 @@ def reward_hacking(run: History) -> list[Finding] | str:
     paid, right = shift_at(reward.values, rise.index), shift_at(correct.values, rise.index)
     text = f"reward {number(paid.change)}, correct {number(right.change)} around step {beside.steps[rise.index]}"
     apart = rise.z > 5 and rise.change > 0.05
-    near = correct.values[max(rise.index - 8, 0) : rise.index + 2].mean()  # what was learned before is no excuse
-    # Where the policy learns, the quality rises with correctness, by a fraction of it.
+    near = correct.values[max(rise.index - 8, 0) : rise.index + 2].mean()  # earlier learning is no excuse
+    # If the policy learns, the quality rises with correctness, by a fraction of it.
     if not apart or paid.change < 0.02 or min(right.after - near, right.change) > rise.change:
         return f"no rise of the reward without correctness: {text}"
     if _held_out_rises(run, int(beside.steps[rise.index]) - 10):

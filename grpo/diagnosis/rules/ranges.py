@@ -1,4 +1,4 @@
-"""Metrics that leave their healthy range for good. What a finding of another rule explains is not listed beside it."""
+"""Metrics that leave their healthy range for good. What another rule's finding explains is not listed beside it."""
 
 from collections.abc import Mapping
 
@@ -10,20 +10,20 @@ from grpo.diagnosis.remedies import OUT_OF_RANGE, finding
 from grpo.diagnosis.series import Series, spells
 from grpo.metrics.metric_schema import BY_NAME, SCHEMA
 
-LASTING = 6  # steps out of the range, up to the last one; a single one inside does not count
-# Nothing brings these back, and waiting costs the run's files. Other programs may fill a disk for a moment: two steps.
+LASTING = 6  # steps out of the range, up to the last one; a single step inside does not count
+# Nothing restores these, and waiting costs the run's files. Other programs may fill a disk for a moment: two steps.
 AT_ONCE = {"disk_free": 2, "lost_writes": 1}
-MARGIN = 0.1  # of the end of the range, that the median has to be beyond it
-BACK = 0.25  # of the way to the range, come in those steps: it may get there
-SOLVED = 0.9  # of the samples, beyond which groups have no spread for a good reason
+MARGIN = 0.1  # of the range's end: the median must be beyond it by this much
+BACK = 0.25  # of the way back to the range in those steps: it may recover
+SOLVED = 0.9  # of the samples: above it, groups lack spread for a good reason
 
-# The scale of a gradient depends on the model: its own start is the measure, for the rule of instability.
+# The scale of a gradient depends on the model. The rule of instability therefore compares it with its own start.
 RELATIVE = {"grad_norm", "grad_norm_max"}
 WATCHED = [metric.name for metric in SCHEMA if metric.healthy and metric.name not in RELATIVE]
 
 
 def out_of_range(run: History) -> list[Finding] | str:
-    """A metric has been out of its healthy range for the last steps, and is not on its way back."""
+    """A metric has been out of its healthy range for the last steps, and is not recovering."""
     seen = [series for name in WATCHED if len(series := run.column(name)) >= AT_ONCE.get(name, LASTING)]
     findings = [one for series in seen if (one := _judge_at_once(run, series) or _judge(run, series))]
     if not findings and len(run.rows) < LASTING:

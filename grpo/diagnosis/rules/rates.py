@@ -1,4 +1,4 @@
-"""Does the learning rate fit: a shock, a collapse at its peak, off-policy updates. The warm-up is left out of both."""
+"""Does the learning rate fit: a shock, a collapse at its peak, off-policy updates? The warm-up is left out of both."""
 
 import numpy as np
 
@@ -17,15 +17,15 @@ from grpo.diagnosis.rules.update import edge, magnitude
 from grpo.diagnosis.series import trend
 from grpo.metrics.metric_schema import BY_NAME
 
-JUMP = 1.5  # of the learning rate in one step
-SETTLING = 10  # steps after a jump in which its consequences show
-EARLY, LATEST = 8, 20  # steps after the warm-up in which a drift from the start shows
+JUMP = 1.5  # factor on the learning rate in one step
+SETTLING = 10  # steps after a jump during which its consequences show
+EARLY, LATEST = 8, 20  # steps after the warm-up during which a drift from the start shows
 DRIFTED, DRIFT_Z = 0.4, 3.0  # of the range of KL, and standard errors of its rise
-FEW = 5  # steps after the peak in which a fall of correctness is due to it
+FEW = 5  # steps after the peak within which it explains a fall of correctness
 
 
 def lr_shock(run: History) -> list[Finding] | str:
-    """The learning rate jumps after the warm-up, or comes to its peak, and the policy does not bear it.
+    """The learning rate jumps after the warm-up, or reaches its peak, and the policy cannot cope.
 
     KL, clip ratio or gradients jump with it, or correctness falls within a few steps of the peak.
     """
@@ -56,7 +56,7 @@ def _collapse_at_peak(run: History) -> Finding | None:
     if not run.warm_up or not len(rates) or not is_over or isinstance(fall, str):
         return None
     peak = int(run.steps[run.warm_up])
-    near = int(run.steps[run.warm_up // 2])  # the rate is half of the peak's there
+    near = int(run.steps[run.warm_up // 2])  # the rate is half of its peak there
     if not near <= fall.first_low <= peak + FEW or _is_paid_for(run, fall.first_low):
         return None
     before, after = rates.values[0], rates.values.max()
@@ -66,14 +66,14 @@ def _collapse_at_peak(run: History) -> Finding | None:
 
 
 def _is_paid_for(run: History, step: int) -> bool:
-    """Whether the reward did not go with correctness up to a step: then that is why correctness fell."""
+    """Say whether the reward did not follow correctness up to a step, which would explain the fall."""
     healthy = BY_NAME["reward_correct_correlation"].healthy
     values = run.column("reward_correct_correlation").window(0, step).values
     return len(values) > 0 and healthy is not None and float(np.median(values)) < (healthy[0] or 0.0)
 
 
 def _consequences(run: History, step: int) -> list[Evidence]:
-    """Return what grew at least threefold in the steps after a jump, over the steps before it."""
+    """Return what grew at least threefold in the steps after a jump, relative to the steps before it."""
     evidence = []
     for name, least in (
         ("ppo_kl", 0.4 * edge("ppo_kl")),
@@ -93,7 +93,7 @@ def _consequences(run: History, step: int) -> list[Evidence]:
 
 
 def _transient(run: History) -> list[Evidence]:
-    """Return what is out of range right after the warm-up and settles later to a third."""
+    """Return what is out of range right after the warm-up and later settles to a third."""
     evidence = []
     for name in ("ppo_kl", "ppo_clip_ratio"):
         column = magnitude(run, name)
@@ -108,7 +108,7 @@ def _transient(run: History) -> list[Evidence]:
 
 
 def _early_drift(run: History) -> list[Evidence]:
-    """Return that the KL rises and correctness falls over the first steps after the warm-up."""
+    """Return evidence that KL rises and correctness falls over the first steps after the warm-up."""
     if not len(run.rows):
         return []
     end = int(run.steps[min(len(run.steps), LATEST) - 1])
@@ -126,10 +126,10 @@ def _early_drift(run: History) -> list[Evidence]:
 
 
 def off_policy(run: History) -> list[Finding] | str:
-    """Several optimizer steps a rollout, and clip ratio or KL out of range from early on for most of the run.
+    """Several optimizer steps per rollout, with clip ratio or KL out of range from early on for most of the run.
 
-    Or the KL grows from the start, while correctness falls. Several optimizer steps by themselves are the recipe here,
-    and no finding.
+    Alternatively, the KL grows from the start while correctness falls. Several optimizer steps alone are the recipe
+    here, and not a finding.
     """
     run = run.after_warm_up
     updates = run.need("optimizer_steps", EARLY)

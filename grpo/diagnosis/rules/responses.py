@@ -1,4 +1,4 @@
-"""What becomes of the responses: length collapse, entropy collapse, truncation."""
+"""What happens to the responses: length collapse, entropy collapse, truncation."""
 
 import numpy as np
 
@@ -22,29 +22,29 @@ from grpo.diagnosis.series import (
 )
 
 SHORT = 0.6  # of the longest stretch of the run
-LOW_ENTROPY = 0.25  # of the start
+LOW_ENTROPY = 0.25  # of its start
 HALF = 0.5  # share of truncated responses that is a finding whatever it costs
 MOST = 0.8  # share that is critical
-PRICE = 0.1  # of correctness, lost by the cut
+PRICE = 0.1  # of correctness, lost to truncation
 MORE = 0.2  # rise of that share
 
 
 def _low_since(smooth: np.ndarray, limit: float) -> int | None:
-    """Return the index since which a smoothed series is below `limit` to its end, for 5 values or more."""
+    """Return the index from which a smoothed series stays below `limit` to its end, for at least 5 values."""
     above = np.flatnonzero(smooth >= limit)
     first = int(above[-1]) + 1 if len(above) else 0
     return first if len(smooth) - first >= 5 else None
 
 
 def _gain(correct: Series, step: int) -> tuple[float, float]:
-    """Return the mean of correct over the last 15 values less that of 13 from `step` on, and its standard error."""
+    """Return the mean of correctness over the last 15 values less that of 13 from `step` on, and its standard error."""
     early, late = correct.window(step, step + 12).values, correct.values[-15:]
     error = (float(early.var()) / len(early) + float(late.var()) / len(late)) ** 0.5
     return float(late.mean() - early.mean()), error
 
 
 def length_collapse(run: History) -> list[Finding] | str:
-    """Responses fall to 60% of their length, or less, and correctness does not gain by it."""
+    """Responses fall to at most 60% of their length, without a gain in correctness."""
     length, correct = run.need("response_length", 20), run.need("correct", 20)
     smooth = rolling_median(length.values)
     peak = int(np.argmax(smooth[4:])) + 4
@@ -65,9 +65,9 @@ def length_collapse(run: History) -> list[Finding] | str:
 
 
 def entropy_collapse(run: History) -> list[Finding] | str:
-    """Entropy falls to a quarter of its start, or less, while correctness stays short of mastery and stops rising.
+    """Entropy falls to at most a quarter of its start, while correctness stops rising short of mastery.
 
-    A policy that comes to know the answers is sure of them too: that is learning.
+    A policy that learns the answers also becomes sure of them: that is learning.
     """
     entropy, correct = run.need("entropy", 20), run.need("correct", 20)
     start, smooth = float(np.median(entropy.values[:10])), rolling_median(entropy.values)
@@ -115,9 +115,9 @@ def truncation(run: History) -> list[Finding] | str:
 
 
 def _bottleneck(run: History, cut: Series) -> Finding | None:
-    """Return that the length limit is what holds the run back: half of the samples are cut, or fewer at a high price.
+    """Return the finding that the length limit holds the run back: half the samples are cut, or fewer at a high price.
 
-    The price is what correctness would gain if the cut samples were right as often as the whole ones: at most, since
+    The price is the gain in correctness if cut samples were right as often as uncut ones. It is an upper bound, since
     hard problems take longer.
     """
     limit = edge("truncated")
@@ -142,7 +142,7 @@ def _bottleneck(run: History, cut: Series) -> Finding | None:
 
 
 def _at_full_length(run: History, cut: Series) -> Series:
-    """Return the steps in which responses may be as long as they ever may: a schedule of lengths cuts on purpose."""
+    """Return the steps with the largest allowed response length: a schedule of lengths cuts on purpose."""
     limits, most = run.column("length_limit"), run.setting_number("GENERATE_MAX_LEN")
     if most is None or not len(limits):
         return cut

@@ -1,6 +1,6 @@
-"""Is the update sound: instability, loss spikes.
+"""Is the update sound: instability, loss spikes?
 
-The policy loss is not expected to fall in GRPO, and no rule asks for it.
+The policy loss is not expected to fall in GRPO, so no rule requires it.
 """
 
 import numpy as np
@@ -13,10 +13,10 @@ from grpo.diagnosis.rules.learning import held_out_gain
 from grpo.diagnosis.series import Series, rolling_median, shift, spells
 from grpo.metrics.metric_schema import BY_NAME
 
-GROWTH = 3.0  # of the gradient norm, over its start
+GROWTH = 3.0  # of the gradient norm, relative to its start
 FAR = {"ppo_kl": 10.0, "ppo_clip_ratio": 3.0}  # times the range, for three steps
-ENOUGH_GROUPS = 60  # without a spread, before the rule speaks
-SPIKE = 10.0  # of the loss, over what is usual
+ENOUGH_GROUPS = 60  # without a spread, before the rule reports
+SPIKE = 10.0  # of the loss, relative to what is usual
 
 
 def edge(name: str) -> float:
@@ -27,15 +27,15 @@ def edge(name: str) -> float:
 
 
 def magnitude(run: History, name: str) -> Series:
-    """Return a column without its signs."""
+    """Return a column's absolute values."""
     column = run.column(name)
     return Series(name, column.steps, np.abs(column.values))
 
 
 def no_gradient(run: History) -> list[Finding] | str:
-    """No step so far has had a gradient, since no group had rewards that differ.
+    """No step so far has had a gradient, since no group had differing rewards.
 
-    It takes 60 groups: where 1 of 20 groups has a spread, 60 without one have a chance of 5%.
+    It takes 60 groups: if 1 in 20 groups has a spread, the chance of 60 without one is 5%.
     """
     norm, alike = run.together("grad_norm", "zero_spread_groups", least=3)
     gradients = norm.values != 0
@@ -55,7 +55,7 @@ def no_gradient(run: History) -> list[Finding] | str:
 
 def instability(run: History) -> list[Finding] | str:
     """KL, clip ratio or gradient norm leave their range for good, and correctness worsens; KL far out is enough."""
-    # Far beyond a range, the policy is another one than sampled, whatever its learning rate is and correctness does.
+    # Far beyond a range, the policy differs from the sampling policy, whatever learning rate and correctness do.
     for name, times in FAR.items():
         if far := _out_of_range(run, name, times):
             fallen = fall_of_correctness(run)
@@ -94,7 +94,7 @@ def instability(run: History) -> list[Finding] | str:
 
 
 def _out_of_range(run: History, name: str, times: float = 1.0, least: int = 3) -> Evidence | None:
-    """Return the longest spell of steps that are beyond `times` the range."""
+    """Return the longest spell of steps beyond `times` the range."""
     column = magnitude(run, name)
     spells_beyond = spells(column.values > times * edge(name), least, gap=6)
     if not spells_beyond:
@@ -110,7 +110,7 @@ def _out_of_range(run: History, name: str, times: float = 1.0, least: int = 3) -
 
 
 def _gradient_growth(run: History) -> Evidence | None:
-    """Return a lasting growth of the gradient norm: its scale depends on the model, so its own start is the measure."""
+    """Return a lasting growth of the gradient norm over its own start: its scale depends on the model."""
     norm = run.column("grad_norm")
     if len(norm) < 20:
         return None
@@ -125,16 +125,16 @@ def _gradient_growth(run: History) -> Evidence | None:
 
 
 def loss_spikes(run: History) -> list[Finding] | str:
-    """Single steps with a loss ten times beyond the usual, and far beyond the other large ones.
+    """Single steps with a loss ten times the usual, and far beyond the other large ones.
 
-    Steps whose groups all agree have a loss of zero, so that the ratio within a step can be large without a reason:
-    it counts only with the loss itself.
+    Steps whose groups all agree have zero loss, so the ratio within a step can be large for no reason. It counts only
+    together with the loss itself.
     """
     name = "policy_loss_max" if len(run.column("policy_loss_max")) >= 20 else "policy_loss"
     loss = run.need(name, 20)
     size = np.abs(loss.values)
     usual, large = float(np.median(size)), float(np.quantile(size, 0.8))
-    # The mean over micro-batches is near zero, so that its ratio to the usual says less.
+    # The mean over micro-batches is near zero, so its ratio to the usual says less.
     limit = max(SPIKE * usual, (5 if name == "policy_loss_max" else 10) * large)
     advantage = [np.abs(run.column(end).values) for end in ("advantage_min", "advantage_max")]
     if all(len(values) for values in advantage):
