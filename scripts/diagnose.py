@@ -1,12 +1,12 @@
-"""Diagnose a run by its metrics: findings with evidence, likely cause and what to change. The output also lists what is
-in order, and what could not be judged, and why.
+"""Diagnose a run from its metrics: findings with evidence, likely cause and what to change.
 
     python -m scripts.diagnose RUN_DIR [--json]
 
-The run may be in progress, ended, crashed or resumed. Rules about learning leave out the warm-up of the learning rate.
-No rule asks for a falling policy loss: in GRPO it does not fall. The rules are in grpo/diagnosis/rules/.
+The output also lists what is in order, and what could not be judged, and why. The run may be in progress, ended,
+crashed or resumed. Rules about learning leave out the warm-up of the learning rate. No rule expects the policy loss to
+fall: in GRPO it does not. The rules are in grpo/diagnosis/rules/.
 
-Exit code: 0 with or without findings; 2 if RUN_DIR holds no run, or one that cannot be read.
+Exit code: 0 with or without findings; 2 if RUN_DIR holds no run, or an unreadable one.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from grpo.stack import command
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     assert __doc__
     parser = argparse.ArgumentParser(
         allow_abbrev=False,

@@ -4,10 +4,10 @@
 
 BASE is a folder, or a hub id in the hub's cache. The merged weights are W + scale * B A in float32, rounded once to
 bf16. With `--experts mxfp4` (the default for an MXFP4 base) blocks and scales are copied byte for byte; with `bf16`
-they are dequantised. Host memory: one tensor of the attention, or one expert.
+they are dequantised. Host memory: one attention tensor or one expert.
 
-bf16 keeps 8 bits: an update that is small beside its weight is partly lost to the rounding. The last line says how
-much of the update the merged model really has; base and adapter served side by side have all of it.
+bf16 keeps 8 bits, so an update that is small beside its weight is partly lost to rounding. The last line says how much
+of the update the merged model retains. Base and adapter served side by side retain all of it.
 """
 
 import argparse
@@ -31,12 +31,12 @@ from scripts.checkpoint_writer import SHARD_BYTES, Output, as_bytes, unchanged, 
 
 @dataclass
 class Merge:
-    """Merges the tensors of an adapter one at a time, and adds up what rounding does to the update.
+    """Merges the tensors of an adapter one at a time, and measures the update's rounding error.
 
     Attributes:
         update: sum of the squares of scale * B A.
-        error: sum of the squares of what rounding added to it.
-        merged: how many weights were merged.
+        error: sum of the squares of the rounding error of the update.
+        merged: the number of merged weights.
     """
 
     model: Model
@@ -77,11 +77,11 @@ def export_model(
     """Write the merged model to `target`: whole, or not at all.
 
     Args:
-        experts: "mxfp4", "bf16", or None for what the base has.
+        experts: "mxfp4", "bf16", or None for the base's format.
 
     Raises:
-        CheckpointError: for an incomplete base, an adapter that does not belong to it, or too small a disk.
-        FileExistsError: where `target` holds anything.
+        CheckpointError: if the base is incomplete, the adapter does not belong to it, or the disk is too small.
+        FileExistsError: if `target` is not empty.
     """
     model = whole_model(base)
     if experts == "mxfp4" and not model.is_mxfp4:
@@ -111,7 +111,7 @@ def _merged(merge: Merge, module: str) -> Output:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line; returns 2, with the reasons on stderr, where it refuses."""
+    """Run the command line; return 2, with the reasons on stderr, if it refuses."""
     assert __doc__
     parser = argparse.ArgumentParser(
         allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -2,12 +2,11 @@
 
     python -m scripts.inspect_checkpoint DIR [--json]
 
-DIR is a gpt-oss base model (MXFP4 or bf16), a LoRA adapter in PEFT's format, a run's `step_N` or its `checkpoints`.
-Of a base model the headers alone are read, so that the 120b takes a second; of an adapter all values are looked at.
-Adapters and steps are verified by their SHA256SUMS; those of earlier versions have none, which is said.
+DIR is a gpt-oss base model (MXFP4 or bf16), a LoRA adapter in PEFT's format, a run's `step_N` or its `checkpoints`. For
+a base model only the headers are read, so the 120b takes a second. For an adapter all values are read. Adapters and
+steps are verified against their SHA256SUMS. Checkpoints of earlier versions have none, which is reported.
 
-Exit code: 0 complete; 1 incomplete, with every problem and its remedy; 2 no such checkpoint, or one whose config
-cannot be read.
+Exit code: 0 complete; 1 incomplete, with every problem and its remedy; 2 no such checkpoint, or an unreadable config.
 """
 
 import argparse
@@ -25,7 +24,7 @@ from grpo.run import run_state, saved_steps
 from grpo.stack import command
 
 COMPLETE, INCOMPLETE, UNREADABLE = range(3)
-# What is said of the files' digests.
+# The verdict on the files' digests.
 VERIFIED, DAMAGED, UNVERIFIED = "verified", "damaged", "cannot be verified, no SHA256SUMS as in earlier versions"
 
 
@@ -35,7 +34,7 @@ class Report:
 
     Attributes:
         facts: numbers and names; sizes in bytes.
-        faults: what is wrong here; those of the parts are in the parts.
+        faults: faults of this directory; its parts list their own.
     """
 
     kind: str
@@ -61,10 +60,10 @@ class Report:
 
 
 def inspect(folder: Path) -> Report:
-    """Look at a directory.
+    """Inspect a directory.
 
     Raises:
-        CheckpointError: where it is none of the kinds above, or its config cannot be read.
+        CheckpointError: if it is none of the kinds above, or its config cannot be read.
     """
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is no directory")
@@ -84,7 +83,7 @@ def inspect(folder: Path) -> Report:
 
 
 def _of_run(folder: Path) -> str:
-    """Return what to name in place of a run's directory."""
+    """Return what to name instead of a run's directory."""
     try:
         flags = model_files.read_json(folder / "config.json")["flags"]
         place = run_state.place(folder, flags, "ckpt_path")
@@ -97,7 +96,7 @@ def _of_run(folder: Path) -> str:
 
 
 def inspect_model(folder: Path) -> Report:
-    """Look at a base model."""
+    """Inspect a base model."""
     model = model_files.read(folder)
     faults = architecture.check(model)
     numbers = asdict(architecture.Architecture.from_config(model.config))
@@ -116,7 +115,7 @@ def inspect_model(folder: Path) -> Report:
 
 
 def inspect_adapter(folder: Path) -> Report:
-    """Look at a LoRA adapter, at its values too; of a damaged one at its digests alone.
+    """Inspect a LoRA adapter, including its values; a damaged one only by its digests.
 
     Raises:
         CheckpointError: see :func:`grpo.checkpoint.adapter_files.read`.
@@ -153,13 +152,13 @@ def _inspect_whole_adapter(adapter: adapter_files.Adapter) -> Report:
 
 
 def step_number(folder: Path) -> int | None:
-    """Return N where a directory is named step_N."""
+    """Return N if a directory is named step_N, else None."""
     match = saved_steps.STEP_DIRECTORY.fullmatch(folder.resolve().name)
     return int(match[1]) if match else None
 
 
 def inspect_step(folder: Path) -> Report:
-    """Look at a `step_N` of a run."""
+    """Inspect a `step_N` of a run."""
     from grpo.checkpoint import trainer_state  # imports torch, which takes seconds
 
     report = Report("step", folder, {"step": step_number(folder), "digests": None, "trainer_bytes": None})
@@ -203,14 +202,14 @@ def _other_step(folder: Path) -> str:
 
 
 def inspect_steps(folder: Path) -> Report:
-    """Look at every step in a run's `checkpoints`."""
+    """Inspect every step in a run's `checkpoints`."""
     numbers = sorted(number for path in folder.iterdir() if (number := step_number(path)) is not None)
     parts = [inspect_step(folder / f"step_{number}") for number in numbers]
     return Report("checkpoints", folder, {"steps": numbers}, parts=parts)
 
 
 def describe(report: Report, indent: str = "") -> list[str]:
-    """Return the report as lines for people."""
+    """Return the report as lines for display."""
     problems = f"INCOMPLETE, {len(report.faults)} problem{'s' * (len(report.faults) != 1)}"
     state = "complete" if report.complete else problems if report.faults else "INCOMPLETE"
     lines = [f"{indent}{report.kind} {report.path}: {state}"]
@@ -260,7 +259,7 @@ _LINES = {"gpt-oss base model": _model_lines, "LoRA adapter": _adapter_lines, "s
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     assert __doc__
     parser = argparse.ArgumentParser(
         allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

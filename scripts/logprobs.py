@@ -1,10 +1,10 @@
-"""Shows the least likely tokens that a run was trained on, with what stands around them, in the engine and the trainer.
+"""Shows the least likely tokens that a run was trained on, with their context, in the engine and the trainer.
 
 python -m scripts.logprobs RUN_DIR [--step N] [--count 20] [--apart] [--json]
 
 Reads `least_likely_tokens` of each record in samples/step_N.jsonl: `position`, `before`, `token`, `after`, `engine` and
-`trainer` (log-probs, nat; null where there is none), as :func:`grpo.metrics.unlikely_tokens.least_likely` makes them.
-"!" marks tokens of which the two differ by more than 1 nat. Exit code: 0 shown, 2 nothing to show.
+`trainer` (log-probs, nat; null if missing), as :func:`grpo.metrics.unlikely_tokens.least_likely` returns them. "!"
+marks tokens on which the two differ by more than 1 nat. Exit code: 0 shown, 2 nothing to show.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def read(run_dir: Path, step: int | None, count: int, apart: bool = False) -> li
     """Return the least likely tokens of a step, or of all steps, each with its `step`.
 
     Args:
-        apart: those on which engine and trainer differ most in their place; without the trainer there are none.
+        apart: return the tokens on which engine and trainer differ most instead; none without the trainer's.
     """
     rows = [
         {"step": number, "sample": record.get("sample"), **token}
@@ -62,7 +62,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="scripts.logprobs", description=(__doc__ or "").partition("\n")[0], allow_abbrev=False
     )

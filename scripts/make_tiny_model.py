@@ -2,9 +2,9 @@
 
     python -m scripts.make_tiny_model --out DIR [--dequantized-out DIR] [--seed N]
 
-DIR gets MXFP4 experts in sharded safetensors, config.json, tokenizer and chat template, as openai/gpt-oss-120b
-has them; the second directory gets the same weights in bf16, for engines without an MXFP4 kernel. Takes about
-two to four minutes on one core; a second call with the same arguments and code checks the files and returns.
+DIR gets MXFP4 experts in sharded safetensors, config.json, tokenizer and chat template, as openai/gpt-oss-120b has
+them. The second directory gets the same weights in bf16, for engines without an MXFP4 kernel. A build takes about two
+to four minutes on one core. A second call with the same arguments and code checks the files and returns.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from pathlib import Path
 
 MANIFEST = "build.json"
 STEPS = 500
-# One: sums round the same way everywhere, and other work on the cores does not stall it at thread barriers.
+# With one thread, sums round the same everywhere, and other work on the cores does not stall thread barriers.
 THREADS = 1
 SHARD_BYTES = 400_000
 HELD_OUT = 256
@@ -44,7 +44,7 @@ _SOURCES = (
 
 
 def fingerprint(seed: int, steps: int) -> str:
-    """A hash of everything the files follow from: the arguments, our code, the libraries."""
+    """Return a hash of everything that determines the files: the arguments, our code, the libraries."""
     digest = hashlib.sha256(f"seed {seed} steps {steps}".encode())
     for library in ("torch", "transformers", "tokenizers", "safetensors"):
         digest.update(f" {library} {version(library)}".encode())
@@ -56,7 +56,7 @@ def fingerprint(seed: int, steps: int) -> str:
 
 
 def is_built(directory: Path, wanted: str) -> bool:
-    """Whether the directory holds exactly the files that a finished build with this fingerprint wrote."""
+    """Say whether the directory holds exactly the files that a finished build with this fingerprint wrote."""
     if not (directory / MANIFEST).is_file():
         return False
     manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
@@ -69,12 +69,12 @@ def _file_hashes(directory: Path) -> dict[str, str]:
 
 
 def build(directory: Path, wanted: str, fill: Callable[[Path], dict]) -> dict:
-    """Let `fill` write the files aside, then rename: a directory under its name is always complete.
+    """Let `fill` write the files to a temporary folder, then rename it: a directory under its name is always complete.
 
-    Returns what `fill` found out about the model, also when the files were there already.
+    Returns the facts about the model that `fill` returned, even if the files already existed.
 
     Raises:
-        FileExistsError: if the directory holds something that this script did not make.
+        FileExistsError: if the directory holds something that this script did not create.
     """
     if not is_built(directory, wanted):
         _refuse_foreign(directory)
@@ -99,7 +99,7 @@ def _refuse_foreign(directory: Path) -> None:
 
 @contextmanager
 def one_builder(directory: Path) -> Iterator[None]:
-    """Two builds of the same directory wait for each other; the second finds it made."""
+    """Make concurrent builds of the same directory wait for each other; the second finds it built."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     with open(directory.with_name(directory.name + ".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -107,12 +107,12 @@ def one_builder(directory: Path) -> Iterator[None]:
 
 
 def say(phase: str) -> None:
-    """Print what is done now, and about how long it takes on one slow core."""
+    """Print the present phase, and about how long it takes on one slow core."""
     print(f"tiny model {phase}", flush=True)
 
 
 def write_model(directory: Path, seed: int, steps: int) -> dict:
-    """Train and write the MXFP4 checkpoint; return its facts, among them its accuracy as the files have it."""
+    """Train and write the MXFP4 checkpoint; return its facts, including its accuracy as stored."""
     # Heavy imports are here so that a cached call returns at once.
     say("1/4 tokenizer and libraries: about 20 seconds")
     import torch
@@ -174,7 +174,7 @@ def make(out: Path, dequantized_out: Path | None, seed: int, steps: int = STEPS)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line; returns 2, with the reason on stderr, where it refuses."""
+    """Run the command line; return 2, with the reason on stderr, if it refuses."""
     started = time.monotonic()
     parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="directory of the MXFP4 checkpoint")

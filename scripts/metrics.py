@@ -58,7 +58,7 @@ def _range(metric: Metric) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     assert __doc__
     parser = argparse.ArgumentParser(
         allow_abbrev=False,

@@ -2,11 +2,12 @@
 
     python -m scripts.runs [FOLDER] [--json]
 
-FOLDER is a run, or holds runs at any depth; default: runs/ of this checkout. "correct" is that of the last step on the
-training prompts, "s/step" the median over all steps, evaluations aside; times are in seconds since 1970 with --json.
+FOLDER is a run, or holds runs at any depth; default: runs/ of this checkout. "correct" is the last step's value on the
+training prompts. "s/step" is the median over all steps, without evaluations. With --json, times are in seconds since
+1970.
 
-States: running; finished; stopped by somebody (Ctrl-C, kill, a closed terminal); crashed, which is also what was killed
-with no chance to say so.
+States: running; finished; stopped by somebody (Ctrl-C, kill, a closed terminal); crashed, which includes runs killed
+before they could record it.
 
 Exit code: 0 done; 1 a run could not be read, with the reason; 2 no such folder.
 """
@@ -31,7 +32,7 @@ _EVAL = ("step", "exact_match", "ci_low", "ci_high", "n")
 
 
 def find(folder: Path) -> Iterator[Path]:
-    """Yield the run directories at and under a folder; a run holds no others, and links are not followed."""
+    """Yield the run directories at and under a folder; runs do not nest, and links are not followed."""
     for place, names, _ in os.walk(folder):
         if is_run(Path(place)):
             names.clear()
@@ -40,10 +41,10 @@ def find(folder: Path) -> Iterator[Path]:
 
 
 def summarise(run: Run, root: Path) -> dict[str, Any]:
-    """Return what is listed of a run; None where it is not known.
+    """Return the listed values of a run; None if unknown.
 
     Args:
-        root: the folder in which it was found, from which its name counts.
+        root: the folder that the run's name is relative to.
     """
     evals = [{key: row.get(key) for key in _EVAL} for row in run.graded]
     correct = run.metrics[-1].get("correct") if run.metrics else None
@@ -69,7 +70,7 @@ _HEADER = ("name", "state", "steps", "started", "exact match", "correct", "s/ste
 
 
 def table(runs: list[dict[str, Any]]) -> list[str]:
-    """Return the runs as lines, under a line with the names of the columns."""
+    """Return the runs as lines, under a header line."""
     lines = [_HEADER, *(_cells(run) for run in runs)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
@@ -101,7 +102,7 @@ def _exact_match(first: dict[str, Any] | None, last: dict[str, Any] | None) -> s
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     assert __doc__
     parser = argparse.ArgumentParser(
         allow_abbrev=False,

@@ -17,13 +17,13 @@ HELPERS = {"__main__", "harness", "machine"}
 
 
 def names() -> list[str]:
-    """The benchmarks: every module of the package that is no helper."""
+    """Return the benchmarks: every module of the package except helpers."""
     modules = pkgutil.iter_modules(scripts.bench.__path__)
     return sorted({module.name for module in modules if not module.ispkg} - HELPERS)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one benchmark and print its result; 2 for wrong arguments, 1 for a result that is none or misses its mark."""
+    """Run one benchmark and print its result. Returns 2 for wrong arguments, 1 for an invalid or missed result."""
     options, benchmark = _parse(sys.argv[1:] if arguments is None else arguments)
     copy = Copy(options.copy_megabytes, torch.device(options.device))
     copy.measure()
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parse(arguments: list[str]) -> tuple[argparse.Namespace, Any]:
-    # The name comes first: which options there are depends on it, and no other benchmark has to be imported.
+    # Parse the name first: the options depend on it, and no other benchmark needs to be imported.
     first = argparse.ArgumentParser(
         allow_abbrev=False,
         prog="python -m scripts.bench",
@@ -77,7 +77,7 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, Any]:
 
 
 def as_json(name: str, result: Result, machine: dict[str, Any]) -> dict[str, Any]:
-    """The object that `--json` prints. Raises ValueError if stock or ours is no positive number."""
+    """Return the object that `--json` prints. Raises ValueError if stock or ours is not a positive number."""
     return {
         "name": name,
         "what": result.what,
@@ -93,7 +93,7 @@ def as_json(name: str, result: Result, machine: dict[str, Any]) -> dict[str, Any
 
 
 def as_text(report: dict[str, Any]) -> str:
-    """The same as a table."""
+    """Return the same as a table."""
     rows = [(key, f"{report[key]:.4g} {report['unit']}") for key in ("stock", "ours")]
     rows.append(("ratio", f"{report['ratio']:.4g} times better" if report["ratio"] >= 1 else f"{report['ratio']:.4g}"))
     for group in ("details", "machine"):

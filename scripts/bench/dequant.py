@@ -1,8 +1,8 @@
 """MXFP4 experts to bf16: transformers' convert_moe_packed_tensors and ours, on gpt-oss-120b's expert shapes.
 
-Both make the same bits from the same bytes, which is checked before the timing. `stock` and `ours` return a new
-tensor; `into_written_memory` is ours with an `out` that was written to before, which is what compares with a copy.
-Scales are drawn from 2**-17 to 2**-2.
+Both produce the same bits from the same bytes; this is checked before the timing. `stock` and `ours` return a new
+tensor. `into_written_memory` is ours with an `out` that was written to before, which is comparable with a copy. Scales
+are drawn from 2**-17 to 2**-2.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from scripts.bench.machine import Copy
 ON_ANY_DEVICE = True
 LAYERS = 36
 EXPERTS = 128
-# Output features and groups of 32 input features of an expert's two tensors.
+# Output features, and groups of 32 input features, of an expert's two tensors.
 SHAPES = {"gate_up_proj": (5760, 90), "down_proj": (2880, 90)}
 
 
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
 
 
 def _packed(experts: int, rows: int, groups: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """blocks uint8 `[experts, rows, groups, 16]` and scales uint8 `[experts, rows, groups]`."""
+    """Return blocks uint8 `[experts, rows, groups, 16]` and scales uint8 `[experts, rows, groups]`."""
     generator = torch.Generator().manual_seed(0)
     blocks = torch.randint(256, (experts, rows, groups, 16), dtype=torch.uint8, generator=generator)
     scales = torch.randint(110, 126, (experts, rows, groups), dtype=torch.uint8, generator=generator)

@@ -1,14 +1,14 @@
 """How well a run's metrics are diagnosed: fixed limits on single values, and our rules, on the same synthetic runs.
 
-Runs are drawn with the noise of real ones (`synthetic_runs`): healthy ones, and for each pathology sick ones at three
-strengths; 1.0 is what a practitioner would call obvious. Sick runs have 40 to 150 steps, those of flat learning and
+Runs are drawn with the noise of real ones (`synthetic_runs`): healthy runs, and for each pathology sick runs at three
+strengths. At 1.0 a practitioner would call it obvious. Sick runs have 40 to 150 steps, those of flat learning and
 over-fitting 60 to 150, healthy ones 20 to 150.
 
-The figure is the mean F1 over all pathologies at the obvious strength. A run of one pathology in which another is found
-counts against the precision of that other, as does a healthy run in which it is found. `onset_error` is in steps, the
-median over the runs found. `healthy_with_a_warning` looks at some of the healthy runs again after every step, as a
-trainer does. The generator shares its assumptions with the rules. So `real_runs` counts what is named in time of small
-runs that were really made, with faults that are independent of the rules.
+The score is the mean F1 over all pathologies at the obvious strength. A pathology found in a healthy run, or in a run
+of another pathology, counts against its precision. `onset_error` is in steps, the median over the runs found.
+`healthy_with_a_warning` diagnoses some of the healthy runs after every step, as a trainer does. The generator shares
+its assumptions with the rules. `real_runs` therefore counts the faults named in time in small real runs, with faults
+that are independent of the rules.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from scripts.bench.parts.synthetic_runs import SyntheticRun, make
 
 OBVIOUS, WEAKER = 1.0, (0.7, 0.4)
 LEAST_SCORE = 0.9
-ENOUGH = 20  # runs of each, below which one miss decides
+ENOUGH = 20  # runs of each; with fewer, one miss decides
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,10 +72,10 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
 
 
 def scores(runs: int, healthy: int, seed: int) -> tuple["Scores", "Scores", list[float]]:
-    """Return how our rules and the fixed limits do on obvious pathologies, and the seconds of ours a healthy run.
+    """Score our rules and the fixed limits on obvious pathologies, and time ours in seconds per healthy run.
 
     Args:
-        runs: of each pathology.
+        runs: per pathology.
         seed: of the first run.
     """
     ours, stock = Scores(), Scores()
@@ -98,7 +98,7 @@ def scores(runs: int, healthy: int, seed: int) -> tuple["Scores", "Scores", list
 
 
 class Scores:
-    """Counts of what was found in which runs."""
+    """Counts of which findings were made in which runs."""
 
     def __init__(self) -> None:
         self.right: Counter[str] = Counter()
@@ -138,7 +138,7 @@ def _sick(runs: int, first: int, name: str, strength: float) -> list[SyntheticRu
 
 
 def _onsets(run: SyntheticRun) -> dict[str, int]:
-    """Return the onset of each pathology that our rules find; the first where there are several."""
+    """Return the onset of each pathology that our rules find; the first if there are several."""
     found = diagnose(of_rows(run.rows, run.evals, run.config)).findings
     return {finding.name: finding.onset for finding in sorted(found, key=lambda finding: -finding.onset)}
 
@@ -153,7 +153,7 @@ def _recall(options: argparse.Namespace, strength: float) -> dict[str, float]:
 
 
 def _of_real_runs() -> dict[str, Any]:
-    """Return how many faults of real runs are named in time, which are not, and which healthy runs get a finding."""
+    """Return how many faults of real runs are named in time, the missed ones, and the healthy runs with a finding."""
     runs = list(read_all())
     sick = [run for run in runs if isinstance(run, SickRun)]
     healthy = [run for run in runs if not isinstance(run, SickRun)]
@@ -169,7 +169,7 @@ def _of_real_runs() -> dict[str, Any]:
 
 
 def _warned(options: argparse.Namespace) -> int:
-    """Return how many healthy runs would have got a warning at any step."""
+    """Return how many healthy runs would have had a warning at any step."""
     warned = 0
     for seed in range(options.seed, options.seed + options.watched):
         healthy = make(seed)

@@ -1,9 +1,9 @@
 """Merging an adapter into an MXFP4 base, to a bf16 checkpoint: transformers and PEFT, and ours, tensor by tensor.
 
-A model with the layers of gpt-oss-120b, but few of them, with few experts. Memory is what the process holds above what
-it held before, at its peak; mapped files count. Both checkpoints must hold the same tensors: the merged attention but
-for the rounding to bf16 (PEFT 0.21 adds the update in float32 and rounds once, as ours does; rounding the update first
-would pass, too), the rest bit for bit. That is checked.
+The model has gpt-oss-120b's layer sizes, but few layers and few experts. Memory is the process's peak above its initial
+value, mapped files included. Both checkpoints must hold the same tensors, which is checked. The merged attention may
+differ by the rounding to bf16, everything else must be bit-identical. PEFT 0.21 adds the update in float32 and rounds
+once, as ours does; rounding the update first would pass, too.
 """
 
 import argparse
@@ -23,8 +23,8 @@ from scripts.bench.parts.random_model import BF16_BYTES, write_random_adapter, w
 from scripts.bench.parts.ranks import run_ranks
 
 GB = 1e9
-# A rounding to 8 bits is off by 2**-8 at most. PEFT 0.21 rounds the sum once, as ours does; rounding the update before
-# would be no fault either.
+# Rounding to 8 bits is off by 2**-8 at most. PEFT 0.21 rounds the sum once, as ours does. Rounding the update before
+# would be acceptable too.
 ROUNDING = 2**-7
 _REMEDY = "run pytest tests/scripts/test_export_model.py"
 
@@ -83,7 +83,7 @@ def compare(base: Model, stock: Model, ours: Model, merged: set[str]) -> float:
     """Return the share of the weights of `merged` tensors in which two merged checkpoints differ.
 
     Raises:
-        RuntimeError: for weights that differ by more than rounding to bf16, or any other bit that differs.
+        RuntimeError: if weights differ by more than rounding to bf16, or any other bit differs.
     """
     if stock.tensors.keys() != ours.tensors.keys():
         raise RuntimeError(f"the two ways wrote other tensors: {_REMEDY}")

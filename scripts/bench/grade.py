@@ -1,10 +1,10 @@
 """Grades a second on one core: math-verify called on the whole response, and ours, on responses of gpt-oss's form.
 
-The stock way is `verify(parse(gold), parse(response))`, as its documentation has it and as trainers call it. Both get
-the same responses: a long analysis and a final message with a boxed integer, as AIME's answers are, half of them
-right; every second pair of them is written in one of the FORMS. Ours must be right about all of them, which is checked
-before the timing; how many math-verify gets right is reported. `algebra` is ours on pairs that need the worker process,
-one after the other, none decided before.
+The stock way is `verify(parse(gold), parse(response))`, as documented and as trainers call it. Both get the same
+responses: a long analysis and a final message with a boxed integer, like AIME's answers. Half of the responses are
+right, and every second pair is written in one of the FORMS. Ours must grade all of them correctly, which is checked
+before the timing. The number that math-verify grades correctly is reported. `algebra` is ours on new pairs that need
+the worker process, one at a time.
 """
 
 import argparse
@@ -63,14 +63,14 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
 
 
 def _samples(number: int, characters: int) -> list[tuple[str, str, bool]]:
-    """(response, gold, whether it is right); every second one is right."""
+    """Return (response, gold, whether it is right); every second one is right."""
     generator = random.Random(0)
     analysis = (THOUGHT * (characters // len(THOUGHT) + 1))[:characters]
     samples = []
     for index in range(number):
         value, right = generator.randrange(1000), index % 2 == 0
         gold = value if right else (value + 1) % 1000
-        # Forms change with every fourth sample, so that each is right as often as wrong.
+        # Forms change with every fourth sample, so each is right as often as wrong.
         written = FORMS[index // 4 % len(FORMS)].format(value) if index % 4 > 1 else str(value)
         response = (
             f"<|channel|>analysis<|message|>{analysis}<|end|><|start|>assistant<|channel|>final<|message|>"

@@ -1,4 +1,4 @@
-"""What benchmarks share: timing the ways of doing a thing in turn, and the result they return."""
+"""Shared by the benchmarks: timing several ways in turn, and the result they return."""
 
 import math
 import statistics
@@ -11,7 +11,7 @@ import torch
 
 
 class SizeError(ValueError):
-    """A size on the command line with which nothing can be measured."""
+    """A size on the command line that makes the measurement impossible."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Result:
         higher_is_better: True for rates, False for times and sizes.
         details: further numbers by name, the unit at the end of the name.
         extrapolation: lines on gpt-oss-120b, with the assumptions.
-        missed: what the numbers should have been, where they are not: printed last, and the exit code is 1.
+        missed: the target that the numbers missed, if any: printed last, and the exit code is 1.
     """
 
     what: str
@@ -38,7 +38,7 @@ class Result:
 
     @property
     def ratio(self) -> float:
-        """How many times ours is better. Raises ValueError if either is no positive number."""
+        """Return how many times ours is better. Raises ValueError if either is not a positive number."""
         for name in ("stock", "ours"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
@@ -52,9 +52,9 @@ class Timing:
 
     Attributes:
         seconds: wall clock of the fastest.
-        cores: processor time over wall clock of that call; below the threads in use where other work took cores.
-        rounds: wall clock of each, in the order of the rounds.
-        processor: processor time of this process in each, without that of processes which it started.
+        cores: processor time over wall clock of that call; less than the threads in use if other work took cores.
+        rounds: wall clock of each, in round order.
+        processor: processor time of this process in each, without its child processes.
     """
 
     seconds: float
@@ -65,10 +65,10 @@ class Timing:
 
 @dataclass(frozen=True)
 class Difference:
-    """By how much one way takes longer than another in the same round: the mean, and its standard error; seconds.
+    """How much longer one way takes than another in the same round: mean and standard error, in seconds.
 
-    Where the speed of a machine changes from one second to the next, as a virtual one's does, the fastest of a few
-    rounds says more of the machine than of the ways.
+    The speed of a machine, especially a virtual one, may change from second to second. The fastest of a few rounds then
+    reflects the machine more than the ways.
     """
 
     mean: float
@@ -82,7 +82,7 @@ class Difference:
 
     @property
     def low(self) -> float:
-        """The lower end of the 95% interval."""
+        """Return the lower end of the 95% interval."""
         return self.mean - 1.96 * self.error
 
     @property
@@ -93,10 +93,10 @@ class Difference:
 def time_in_turn(
     ways: Mapping[str, Callable[[], object]], repeat: int, device: torch.device | None = None
 ) -> dict[str, Timing]:
-    """Call each of `ways` once per round, so that a busy spell of the machine meets all of them.
+    """Call each of `ways` once per round, so that a busy spell of the machine affects all of them.
 
-    One round more comes first and is not timed. What a call returns is freed outside the timing. On an accelerator
-    the clock stops when its work is done.
+    One untimed round comes first. What a call returns is freed outside the timing. On an accelerator the clock stops
+    when its work is done.
     """
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for timed_round in range(repeat + 1):

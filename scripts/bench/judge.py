@@ -1,14 +1,14 @@
 """Judging one rollout under a quota: google-genai's own retries, and ours, for samples of several processes at once.
 
-A local server stands in for Gemini (`reward.stand_in`); it counts requests in a sliding window of `--window` seconds,
+A local server stands in for Gemini (`reward.stand_in`). It counts requests in a sliding window of `--window` seconds,
 which stands for a minute, and answers the rest with 429 and a retry delay. The stock way is a client with three
-attempts a sample, whose delays are shortened as the minute is. Then the server is down for a while, and comes back.
-`queued_s` is the longest that a sample waited for a thread (see `judge_worker`); its deadline begins after that.
+attempts per sample, whose delays are shortened like the minute. Then the server is down for a while, and comes back.
+`queued_s` is the longest time that a sample waited for a thread (see `judge_worker`); its deadline begins after that.
 
-The bias of each fallback policy is computed with drawn qualities: a judge that fails in one sample of ten, and one that
-never does, on the same samples; the advantage is Dr. GRPO's. `pays` is what a failure adds to the advantage of its
-right or wrong sample, `favours` is that less what it adds to such samples beside it in the group, which were judged;
-`rms` is the error over all samples.
+The bias of each fallback policy is computed with drawn qualities. It compares a judge that fails in one sample of ten
+with one that never fails, on the same samples; the advantage is Dr. GRPO's. `pays` is what a failure adds to the
+advantage of its right or wrong sample. `favours` is that less what the failure adds to judged samples of the same kind
+in the group. `rms` is the error over all samples.
 """
 
 import argparse
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
 
 
 def _judge_rollout(options: argparse.Namespace, is_ours: bool) -> dict[str, float]:
-    """Let one way judge the samples; say what came of it."""
+    """Let one way judge the samples; return the measurements."""
     with (
         tempfile.TemporaryDirectory(prefix="bench-judge-") as folder,
         StandIn([MODEL], Quota(options.quota, options.window), latency=options.latency) as server,
@@ -106,7 +106,7 @@ def _judge_rollout(options: argparse.Namespace, is_ours: bool) -> dict[str, floa
         "judged": judged,
         "calls": len(requests),
         "judged_share": judged / options.samples,
-        # Every call but the one that each judged sample needs.
+        # Every call beyond the one that each judged sample needs.
         "wasted_share": 1 - judged / len(requests),
         "longest_s": max(seconds),
         "queued_s": max(second for rank in ranks for second in rank["queued"]),
@@ -119,7 +119,7 @@ def _judge_rollout(options: argparse.Namespace, is_ours: bool) -> dict[str, floa
 
 
 def _recover(window: float) -> dict[str, float]:
-    """Take the server down under load, bring it back, and count the calls of each part."""
+    """Take the server down under load, bring it back, and count the calls of each phase."""
     down = threading.Event()
     down.set()
     fault = Fault("status", 503, "down")
@@ -157,7 +157,7 @@ def _recover(window: float) -> dict[str, float]:
 
 
 def _policy_bias() -> dict[str, float]:
-    """Compare the advantages under each policy with those of a judge that never fails."""
+    """Compare the advantages under each policy with those under a judge that never fails."""
     rng = random.Random(0)
     drawn = []
     for _ in range(GROUPS):

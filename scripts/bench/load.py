@@ -1,8 +1,8 @@
 """Loading an MXFP4 checkpoint on several ranks: transformers on each, and ours, each rank its ZeRO-3 partition.
 
-A model with the layers of gpt-oss-120b, but few of them, with few experts. Memory is what the processes hold above
-what they held before, at its peak, summed over the ranks. The stock way maps the files, and mapped pages count. Both
-must load the same numbers, which is checked.
+The model has gpt-oss-120b's layer sizes, but few layers and few experts. Memory is the processes' peak above their
+initial value, summed over the ranks. The stock way maps the files, and mapped pages count. Both must load the same
+numbers, which is checked.
 """
 
 import argparse

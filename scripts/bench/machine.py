@@ -1,4 +1,4 @@
-"""What the machine of a benchmark is and does: cores, load, and how fast it copies memory."""
+"""The machine of a benchmark: cores, load, and how fast it copies memory."""
 
 import os
 from pathlib import Path
@@ -10,14 +10,14 @@ from scripts.bench.harness import time_in_turn
 
 
 class Copy:
-    """`Tensor.copy_` between two large bf16 tensors: the yardstick for whatever moves memory.
+    """`Tensor.copy_` between two large bf16 tensors: the yardstick for everything that moves memory.
 
     Args:
         megabytes: of each tensor; well above the caches.
         device: of both.
 
-    Both were written to before. Bytes read and bytes written both count. On a CPU the better of one thread and of
-    all threads counts: where one core saturates the memory, or another process holds a core, all threads are slower.
+    Both tensors were written to before. Bytes read and bytes written both count. On a CPU the better of one thread and
+    all threads counts. If one core saturates the memory, or another process holds a core, all threads are slower.
     """
 
     def __init__(self, megabytes: int, device: torch.device) -> None:
@@ -27,7 +27,7 @@ class Copy:
         self.best = 0.0
 
     def measure(self, rounds: int = 3) -> float:
-        """GB/s of these rounds; `best` keeps the best of all calls."""
+        """Return GB/s of these rounds; `best` keeps the best of all calls."""
         threads = torch.get_num_threads()
         several = {1, threads} if self.device.type == "cpu" else {threads}
         try:
@@ -41,7 +41,7 @@ class Copy:
 
 
 def facts(copy: Copy) -> dict[str, Any]:
-    """What results on this machine depend on; `load` well above `threads`: other work ran, too."""
+    """Return what results on this machine depend on. A `load` well above `threads` means that other work ran, too."""
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),

@@ -1,9 +1,9 @@
 """What the metrics of a step cost: to the engines, which give log-probs, to a trainer rank, and to the controller.
 
-The training step is that of OpenRLHF's own classes with our patches, in one process without DeepSpeed; attention and
-experts have the sizes of gpt-oss-120b, layers and experts are few. The clock runs inside the metrics, since a
-difference of two steps would be noise. The controller gets what the rank has noted. The engine is vLLM's with a tiny
-model: a token takes a fraction of what it takes with any other.
+The training step uses OpenRLHF's own classes with our patches, in one process without DeepSpeed. Attention and experts
+have the sizes of gpt-oss-120b, but there are few layers and experts. The clock runs inside the metrics, since the
+difference of two steps would be noise. The controller gets the rank's notes. The engine is vLLM's with a tiny model, so
+a token costs a fraction of what it costs with any other.
 """
 
 import argparse
@@ -85,7 +85,7 @@ def _sample(options: argparse.Namespace, scratch: Path) -> tuple[Any, dict[str, 
 
 
 def _control(job: dict[str, Any], notes: dict[str, Any], tokenizer: Any) -> float:
-    """Return the seconds that the controller takes for the one sample of the step: metrics, and its record."""
+    """Return the seconds that the controller needs for the step's one sample: metrics and its record."""
     from openrlhf.trainer.ppo_utils.experience_maker import Experience
 
     from grpo.metrics.step_metrics import after_training
@@ -117,10 +117,10 @@ def _result(
     more, against_stock = (Difference.of(rounds["ours"], rounds[other]) for other in ("silent", "stock"))
     response = options.tokens * 3 // 4
     bare = found["seconds"] - found["collecting"]
-    log_probs = max(0.0, more.mean)  # below 0 is noise, which must not pay for the others
+    log_probs = max(0.0, more.mean)  # below 0 is noise, which must not offset the others
     costs = found["collecting"] + controller + log_probs * response
     step = bare + statistics.mean(rounds["silent"]) * response
-    # A token's work in the layers grows with their number, that of the metrics with the rows of the vocabulary.
+    # A token's work in the layers grows with their number, the metrics' work with the vocabulary rows.
     trainer = found["collecting"] * FULL.vocabulary / options.vocabulary / (bare * LAYERS_120B / options.layers)
     engine = log_probs * 32 * tiny_engine.TOKENS_A_SECOND
     share = costs / step

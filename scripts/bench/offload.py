@@ -1,12 +1,12 @@
 """Host memory of a training actor with everything offloaded: OpenRLHF's own classes without and with our patches.
 
-A model with the layers of gpt-oss-120b, but few of them, with few experts; ZeRO-3 on several ranks, parameters and
-optimizer on the host. Stock begins with the same weights in bf16, since it cannot read MXFP4's configuration. What is
-compared is the memory that the ranks hold until DeepSpeed's engine stands, at its peak and above what they held before;
+The model has gpt-oss-120b's layer sizes, but few layers and few experts. It runs ZeRO-3 on several ranks, with
+parameters and optimizer on the host. Stock begins with the same weights in bf16, since it cannot read MXFP4's
+configuration. The comparison is of the ranks' peak memory until DeepSpeed's engine exists, above their initial value;
 mapped files count. One optimizer step follows. `..._gb` are all that the ranks hold, Python's own included.
 
-Ours is compared with the launcher's plan. On a CPU a step gathers its layers on the host, too (`peak`), which the plan
-leaves to the GPUs: it is about what is held between the steps.
+Ours is compared with the launcher's plan. On a CPU a step also gathers its layers on the host (`peak`). The plan leaves
+these to the GPUs: it covers what is held between the steps.
 """
 
 import argparse
@@ -66,13 +66,13 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
 
 
 def predicted(folder: Path, ranks: int, lora_rank: int) -> dict[str, int]:
-    """Return what the launcher's plan says that the ranks of an actor hold: bytes by the name of the part."""
+    """Return the launcher's plan of what an actor's ranks hold: bytes by part."""
     model = model_files.read_whole(folder)
     none: Any = SimpleNamespace(vllm_num_engines=0, vllm_tensor_parallel_size=1, offload=True, adam_offload=True)
     config: Any = SimpleNamespace(args=none, actor_ranks=ranks, engine_gpus=0)
     optimizer = model.lora_parameters(lora_rank, list(ATTENTION_PROJECTIONS)) * plan._OPTIMIZER
     parts = host_memory.host_memory(config, model, model, optimizer, object_store_bytes=0)
-    processes = host_memory.processes(config)  # the trainer's and Ray's own do not run here
+    processes = host_memory.processes(config)  # the trainer's and Ray's own processes do not run here
     parts[f"{ranks} processes"] = parts.pop(f"{processes} processes") * ranks // processes
     return parts
 

@@ -1,9 +1,8 @@
-"""Bringing a trainer back under ZeRO-3: OpenRLHF's load_ckpt of a whole checkpoint, and ours, what is trained alone.
+"""Restoring a trainer under ZeRO-3: OpenRLHF's load_ckpt of a whole checkpoint, and ours, of trained parameters only.
 
-The attention and the adapter have the sizes of gpt-oss-120b, layers and experts are few. Each way has ranks of its own,
-which have loaded the base model already, as both need it. Both must give the adapter, master weights, moments, learning
-rate and counters of the trainer that was saved, which is checked. Bytes read are those of calls, and of the pages of
-mapped files that were looked at.
+Attention and adapter have the sizes of gpt-oss-120b, but there are few layers and experts. Each way has its own ranks,
+which have already loaded the base model, as both need it. Both must restore the saved adapter, master weights, moments,
+learning rate and counters, which is checked. Bytes read are those of calls and of touched pages of mapped files.
 """
 
 import argparse
@@ -47,7 +46,7 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
         {name: sum(rank[what] for rank in found[name]) for name in WAYS} for what in ("read_bytes", "peak_bytes")
     )
     trained = saved[0]["adapter_parameters"]
-    # Beside the weights, each way reads fp32 master weights and two moments of what is trained.
+    # Besides the weights, each way reads fp32 master weights and two moments of what is trained.
     times = (read["stock"] - 12 * trained) / (bf16 + 2 * trained)
     return Result(
         what=f"read by {options.ranks} ranks to bring back a trainer of {options.layers} layers with the attention of "
@@ -77,7 +76,7 @@ def check(saved: list[dict[str, Any]], ranks: list[dict[str, Any]], name: str) -
     """Compare each rank's state with the saved one.
 
     Raises:
-        RuntimeError: where a part came back otherwise, or a new trainer has it anyway, so that nothing was shown.
+        RuntimeError: if a part differs, or a new trainer has the same anyway, which would prove nothing.
     """
     for number, (expected, rank) in enumerate(zip(saved, ranks, strict=True)):
         for part, value in expected.items():

@@ -1,8 +1,8 @@
 """Rollouts with a thinking budget that is not hit: OpenRLHF's single call, and ours, which is followed token by token.
 
-The engine is vLLM's with a tiny model. Both ways have the same seeds, and the same tokens, which is checked: of some
-samples that are alone in the engine every one, of many at a time nearly every one, as bf16 rounds differently with
-their company. Samples end at one of some stop tokens.
+The engine is vLLM's with a tiny model. Both ways get the same seeds and must give the same tokens, which is checked.
+Samples alone in the engine must all agree. With many at a time nearly all must agree, since bf16 rounds differently
+depending on the batch. Samples end at one of several stop tokens.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from scripts.bench.harness import Difference, Result, SizeError, Timing, time_in
 from scripts.bench.machine import Copy
 from scripts.bench.parts.tiny_engine import PROMPT, TOKENS_A_SECOND, quiet, start_engine, write_model
 
-EQUAL_SHARE = 0.9  # of samples with company
+EQUAL_SHARE = 0.9  # of samples in a batch
 ALONE = 8  # samples
 
 
@@ -111,7 +111,7 @@ def _ways(actor: Any, tokenizer: Any, options: argparse.Namespace, budget: int) 
 
     params = SamplingParams(
         max_tokens=2 * budget + 16, min_tokens=1, seed=7, logprobs=0,
-        stop_token_ids=list(range(len(tokenizer) // options.tokens)),  # the model's tokens are all about as likely
+        stop_token_ids=list(range(len(tokenizer) // options.tokens)),  # the model's tokens are all about equally likely
     )  # fmt: skip
 
     async def rollout(executor: Any, is_alone: bool = False) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Saving a trainer under ZeRO-3: OpenRLHF's checkpoint and model, and ours, the adapter and its optimizer.
 
-The attention and the adapter have the sizes of gpt-oss-120b, layers and experts are few. The stock way is DeepSpeed's
-save_checkpoint, and the whole model gathered on rank 0, of which the adapter is written.
+Attention and adapter have the sizes of gpt-oss-120b, but there are few layers and experts. The stock way is DeepSpeed's
+save_checkpoint, plus the whole model gathered on rank 0, which writes the adapter.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """A training step: OpenRLHF's own classes without and with our patches.
 
-A rollout is one optimizer step, and the entropy is logged with coefficient 0. One process, no DeepSpeed; attention and
-experts have the sizes of gpt-oss-120b, layers and experts are few. Gradients, entropy and loss must agree, which is
-checked.
+A rollout is one optimizer step, and the entropy is logged with coefficient 0. It runs in one process without DeepSpeed.
+Attention and experts have the sizes of gpt-oss-120b, but there are few layers and experts. Gradients, entropy and loss
+must agree, which is checked.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def write_model(options: argparse.Namespace, folder: Path) -> Path:
-    """Write the model of these sizes in bf16, since stock cannot train from MXFP4; refuse sizes that cannot be."""
+    """Write a model of these sizes in bf16, since stock cannot train from MXFP4; refuse impossible sizes."""
     if min(options.layers, options.experts, options.repeat) < 1 or options.tokens < 8 or options.intermediate % 32:
         raise SizeError("--layers, --experts and --repeat are at least 1, --tokens 8, and 32 divides --intermediate")
     packed, model = folder / "mxfp4", folder / "bf16"
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
 
 
 def _difference(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> float:
-    """The norm of the difference over that of the expected gradients, of all tensors together."""
+    """Return the norm of the difference over that of the expected gradients, over all tensors together."""
     if expected.keys() != found.keys():
         raise RuntimeError("stock and ours train other parameters")
     error = sum((found[name].float() - value.float()).square().sum() for name, value in expected.items())

@@ -1,7 +1,7 @@
 """The adapter to the engines: one call a tensor, as OpenRLHF sends weights, and ours, one buffer for all.
 
-Real Ray and real vLLM engines, each with its tensor-parallel workers, with the attention of gpt-oss-120b: 288 adapter
-tensors of its own shapes, 95.6 MB in bf16. The experts are few and small, since a sync does not touch them.
+It uses real Ray and real vLLM engines, each with its tensor-parallel workers, and the attention of gpt-oss-120b: 288
+adapter tensors with its shapes, 95.6 MB in bf16. The experts are few and small, since a sync does not touch them.
 """
 
 import argparse
@@ -92,7 +92,7 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
 
 
 class CountedEngine:
-    """Stands for an engine's Ray actor and counts the calls that it passes on."""
+    """Stands in for an engine's Ray actor and counts the calls that it passes on."""
 
     def __init__(self, engine: Any) -> None:
         self.engine, self.calls = engine, 0
@@ -118,8 +118,8 @@ def _calls(engines: list[Any], flat: torch.Tensor, specs: list[TensorSpec]) -> t
 def traffic(engines: int, workers: int) -> float:
     """Return the memory traffic of a sync in copies of the adapter; a copy reads and writes every byte once.
 
-    The put is a copy, each worker copies its slices, which it sums up while they are in its cache, and the trainer sums
-    up all.
+    The put is one copy. Each worker copies its slices and sums them up while they are in its cache. The trainer sums up
+    everything.
     """
     own = whole = 0
     for name in ATTENTION_PROJECTIONS:
@@ -130,7 +130,7 @@ def traffic(engines: int, workers: int) -> float:
 
 
 def _adapter(layers: int) -> tuple[torch.Tensor, list[TensorSpec]]:
-    """A random adapter: bf16 `[elements]`, and where its tensors lie."""
+    """Return a random adapter: bf16 `[elements]`, and the location of its tensors."""
     shapes = {
         f"base_model.model.model.layers.{layer}.self_attn.{name}.lora_{half}.weight": shape
         for layer in range(layers)
@@ -146,7 +146,7 @@ def _halves(outputs: int, inputs: int) -> tuple[tuple[int, int], tuple[int, int]
 
 
 def _engines(options: argparse.Namespace, model: Path) -> list[Any]:
-    """Engines as OpenRLHF's create_vllm_engines starts them, but with random weights and the other way's worker."""
+    """Start engines as OpenRLHF's create_vllm_engines does, but with random weights and the stock way's worker."""
     import ray
     from openrlhf.trainer.ray.vllm_engine import LLMRayActor
     from ray.util.placement_group import placement_group
@@ -160,7 +160,7 @@ def _engines(options: argparse.Namespace, model: Path) -> list[Any]:
         place = PlacementGroupSchedulingStrategy(
             group, placement_group_capture_child_tasks=True, placement_group_bundle_index=first
         )
-        own = int(size == 1)  # of more workers, each is a Ray actor with a bundle
+        own = int(size == 1)  # with more workers, each is a Ray actor with a bundle
         engine = LLMRayActor.options(num_cpus=own, num_gpus=own, scheduling_strategy=place).remote(
             model=str(model),
             load_format="dummy",
@@ -183,12 +183,12 @@ def _engines(options: argparse.Namespace, model: Path) -> list[Any]:
 def _write_config(model: Path, options: argparse.Namespace) -> None:
     write_random_config(model, options.layers, experts=2, intermediate=32 * options.tensor_parallel)
     config = read_json(model / "config.json")
-    del config["quantization_config"]  # vLLM on a CPU has no MXFP4
+    del config["quantization_config"]  # vLLM on a CPU does not support MXFP4
     write_json(model / "config.json", config)
 
 
 def _tensor_by_tensor(flat: torch.Tensor, specs: list[TensorSpec], engines: list[Any]) -> None:
-    """One call of every engine for each tensor, awaited before the next, as OpenRLHF 0.9.3 sends parameters."""
+    """Call every engine once per tensor, awaited before the next, as OpenRLHF 0.9.3 sends parameters."""
     import ray
 
     with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="bench-sync-") as file:

@@ -2,10 +2,10 @@
 
     python -m scripts.report RUN_DIR [RUN_DIR ...] [--out FILE]
 
-Runs may be in progress, ended in any way, resumed, or made by other versions. Several are drawn over each other, and
-compared: their last evaluations with that of the first one, paired by problem, and their settings.
+Runs may be in progress, ended in any way, resumed, or made by other versions. Several runs are overlaid and compared:
+their settings, and their last evaluations with the first run's, paired by problem.
 
-Exit code: 0 done, 2 a directory is that of no run, or the file cannot be written.
+Exit code: 0 done, 2 a directory holds no run, or the file cannot be written.
 """
 
 import argparse
@@ -23,7 +23,7 @@ NAME = "report.html"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     assert __doc__
     parser = argparse.ArgumentParser(
         allow_abbrev=False,

@@ -1,7 +1,7 @@
-"""One chart as SVG paths, in coordinates that a zoom need not change.
+"""One chart as SVG paths, in coordinates that zooming leaves unchanged.
 
-The plot is an SVG of its own, from (0, 0) at its top left to (SIZE, SIZE), stretched over its place: to zoom is to
-change its viewBox. Its strokes are not stretched.
+The plot is a nested SVG, from (0, 0) at its top left to (SIZE, SIZE), stretched to its area. Zooming changes its
+viewBox. Its strokes are not stretched.
 """
 
 import itertools
@@ -13,16 +13,16 @@ from scripts.report import scales
 from scripts.report.panels import HeldOut, Panel
 
 SIZE = 10_000
-# In the units of the chart: the whole, and the place of the plot in it.
+# In chart units: the whole chart, and the plot's area in it.
 WIDTH, HEIGHT = 360, 172
 LEFT, TOP, INNER_WIDTH, INNER_HEIGHT = 44, 14, 306, 134
-PAD = 0.02  # of the plot, empty at both sides
-POINTS = 2400  # of one chart, over all its curves
+PAD = 0.02  # of the plot, left empty on both sides
+POINTS = 2400  # per chart, over all its curves
 
 
 @dataclass(frozen=True)
 class Line:
-    """One run's paths: each value, smoothed values, values of evaluations and their intervals."""
+    """One run's paths: values, smoothed values, evaluations and their intervals."""
 
     run: int
     raw: str
@@ -36,7 +36,7 @@ class Chart:
     """What the template draws of one panel.
 
     Attributes:
-        x_ticks, y_ticks: place in the units of the chart, and label.
+        x_ticks, y_ticks: position in chart units, and label.
         band: top and height of the healthy range, in the plot.
         data: what page.js needs to read values and to zoom.
     """
@@ -53,7 +53,7 @@ def draw(panel: Panel, steps: tuple[int, int]) -> Chart:
     """Draw one panel.
 
     Args:
-        steps: the first and the last of the report; equal where there is one.
+        steps: the first and the last step of the report; equal if there is only one.
     """
     low, high = scales.axis(*_extent(panel))
     limit = max(100, POINTS // len(panel.curves))
@@ -96,13 +96,13 @@ def draw(panel: Panel, steps: tuple[int, int]) -> Chart:
 
 
 def x(step: float, steps: tuple[int, int]) -> int:
-    """Return the place of a step in the plot."""
+    """Return the position of a step in the plot."""
     first, last = steps
     return round((PAD + (step - first) / (last - first) * (1 - 2 * PAD)) * SIZE) if last > first else SIZE // 2
 
 
 def y(value: float, low: float, high: float) -> int:
-    """Return the place of a value in the plot, whose axis goes from low to high."""
+    """Return the position of a value in the plot, whose axis goes from low to high."""
     return round((high - value) / (high - low) * SIZE)
 
 
@@ -128,7 +128,7 @@ def _path(places: Sequence[tuple[int, int]]) -> str:
 
 
 def _dots(points: Iterable[tuple[int, float]], steps: tuple[int, int], low: float, high: float) -> str:
-    # Lines without length and with round ends: circles that a zoom does not stretch.
+    # Zero-length lines with round ends: circles that a zoom does not stretch.
     return "".join(f"M{x(step, steps)} {y(value, low, high)}h0" for step, value in points)
 
 

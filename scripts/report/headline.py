@@ -1,4 +1,4 @@
-"""The few numbers that say what came of a run, with 95% intervals, and where its time went."""
+"""The few numbers that summarise a run, with 95% intervals, and where its time went."""
 
 import math
 import statistics
@@ -16,7 +16,7 @@ from scripts.report import scales
 from scripts.report.runs import series
 
 WINDOW = 10  # steps at each end of a training curve, at most a third of it
-# What follows each other in a step; the reward's seconds are part of the sampling's.
+# Consecutive phases of a step; the reward's seconds are part of the sampling's.
 PHASES = [m.name for m in SCHEMA if m.name.startswith("seconds.") and m.source == "launcher"]
 TOTAL = "seconds.total"
 
@@ -26,8 +26,8 @@ class Tile:
     """One number.
 
     Attributes:
-        interval: "" where there is none.
-        note: what it was made of.
+        interval: "" if there is none.
+        note: how it was computed.
     """
 
     label: str
@@ -40,7 +40,7 @@ def tiles(run: Run, first: Run) -> list[Tile]:
     """Return a run's numbers.
 
     Args:
-        first: the first run of the report, with which the last evaluation is compared.
+        first: the first run of the report; the last evaluation is compared with it.
     """
     found = [_progress(run), *_exact_match(run)]
     if first is not run:
@@ -104,11 +104,11 @@ def _between(low: Any, high: Any, form: str) -> str:
 
 
 def _trained(label: str, points: Sequence[tuple[int, float]]) -> Tile:
-    """Return the mean of the last steps. The interval takes steps as independent: each draws other prompts."""
+    """Return the mean of the last steps. The interval treats steps as independent: each draws other prompts."""
     size = min(WINDOW, max(2, len(points) // 3))
     last = [value for _, value in points[-size:]]
     mean = statistics.fmean(last)
-    is_enough = len(last) >= 4  # of fewer, the interval is wider than any range
+    is_enough = len(last) >= 4  # with fewer, the interval is wider than any range
     half = t_quantile(0.975, len(last) - 1) * statistics.stdev(last) / math.sqrt(len(last)) if is_enough else None
     interval = "" if half is None else f"{scales.text(mean - half)} to {scales.text(mean + half)}"
     steps = f"last {len(last)} steps" if len(last) > 1 else f"step {points[-1][0]}"
@@ -130,7 +130,7 @@ def _time(run: Run, points: dict[str, list[tuple[int, float]]]) -> list[Tile]:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds for people: 0.3 s, 45 s, 12 min, 3.5 h, 2.1 days."""
+    """Return seconds for display: 0.3 s, 45 s, 12 min, 3.5 h, 2.1 days."""
     for size, name in ((86400, "days"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size:
             return f"{scales.text(seconds / size)} {name}"
@@ -139,7 +139,7 @@ def duration(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Phase:
-    """Mean seconds a step of one phase, and its share of the step."""
+    """Mean seconds per step of one phase, and its share of the step."""
 
     name: str
     seconds: float
@@ -147,7 +147,7 @@ class Phase:
 
 
 def phases(run: Run) -> list[Phase]:
-    """Return where a step's time goes, in the order of the step; "other" is what no phase accounts for."""
+    """Return where a step's time goes, in step order; "other" is the time outside all phases."""
     sums = {name: math.fsum(value for _, value in points) for name, points in series(run.metrics).items()}
     steps = len(series(run.metrics).get(TOTAL, []))
     known = {metric.name for metric in SCHEMA}

@@ -1,4 +1,4 @@
-"""The page: everything that is shown of runs, in one text without a reference to anything outside of it."""
+"""The page: everything shown about runs, in one self-contained text."""
 
 import base64
 import hashlib
@@ -33,10 +33,10 @@ GEOMETRY = ("SIZE", "PAD", "WIDTH", "LEFT", "TOP", "INNER_WIDTH", "INNER_HEIGHT"
 
 @dataclass(frozen=True)
 class Mark:
-    """A finding with its number in the report, and its onset's place: in the plot, and in the chart.
+    """A finding with its number in the report, and its onset's position in the plot and in the chart.
 
     Attributes:
-        shift: how far the number stands to the right of its place, where others have that.
+        shift: how far the number moves right to avoid overlapping others.
     """
 
     number: int
@@ -50,7 +50,7 @@ def render(runs: Sequence[Run], diagnoses: Mapping[str, Diagnosis] | None = None
     """Return the report as HTML. Values of secret environment variables are replaced by their names.
 
     Args:
-        diagnoses: by the name of the run; the others are shown without.
+        diagnoses: by run name; other runs are shown without a diagnosis.
     """
     diagnoses = diagnoses or {}
     found = {name: diagnosis.findings for name, diagnosis in diagnoses.items()}
@@ -106,7 +106,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _hash(script: str) -> str:
-    """Return what lets a browser run this script and no other, whatever a response holds."""
+    """Return the hash that lets a browser run this script and no other, whatever a response contains."""
     return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
@@ -156,7 +156,7 @@ def _entry(run: Run, runs: Sequence[Run], marks: list[Mark] | None) -> dict[str,
 
 
 def _tiers(charts: Sequence[chart.Chart]) -> list[dict[str, Any]]:
-    """Return the charts by tier, as far as there are any; last those of unknown columns, folded."""
+    """Return the non-empty tiers with their charts; last those of unknown columns, folded."""
     numbered = [{"number": number, **vars(one)} for number, one in enumerate(charts)]
     titles = {**TIERS, panels.OTHER: "Other columns"}
     tiers = []
@@ -168,7 +168,7 @@ def _tiers(charts: Sequence[chart.Chart]) -> list[dict[str, Any]]:
 
 
 def _data(charts: Sequence[chart.Chart], steps: tuple[int, int]) -> Markup:
-    """Return what page.js reads, as JSON that does not end the element that holds it."""
+    """Return page.js's data as JSON that cannot close its enclosing element."""
     geometry = {name: getattr(chart, name) for name in GEOMETRY}
     data = {"steps": steps, **geometry, "panels": [one.data for one in charts]}
     return Markup(json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"))
@@ -185,7 +185,7 @@ _LEFT_OUT = ("step", "time", "by_source", "pass_at_k", "exact_match", "ci_low", 
 
 
 def _evaluations(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return the table of evaluations: all problems, and each data source where there are several."""
+    """Return the table of evaluations: all problems, and each data source if there are several."""
     rows = []
     for run in runs:
         for line in run.evals:

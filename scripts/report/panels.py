@@ -1,4 +1,4 @@
-"""Which charts a report has, of which numbers."""
+"""Which charts a report has, and of which numbers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from grpo.metrics.metric_schema import BY_NAME, SCHEMA, Metric
 from grpo.run.run_state import Run
 from scripts.report.runs import Points, Row, series
 
-OTHER = 0  # the tier of columns that the schema does not know
+OTHER = 0  # the tier of columns that the schema does not contain
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A number of one evaluation; the ends of its 95% interval where it has one."""
+    """A number of one evaluation, with the ends of its 95% interval if it has one."""
 
     step: int
     value: float
@@ -22,10 +22,10 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Curve:
-    """A number of one run: of its training steps, and of its evaluations.
+    """A number of one run: over its training steps, and over its evaluations.
 
     Attributes:
-        run: which one, counted from 0.
+        run: the run's index, from 0.
     """
 
     run: int
@@ -34,7 +34,7 @@ class Curve:
 
     @property
     def last(self) -> float:
-        """The newest value."""
+        """Return the newest value."""
         return self.points[-1][1] if self.points else self.held_out[-1].value
 
 
@@ -47,7 +47,7 @@ class Panel:
 
     @property
     def outside(self) -> list[int]:
-        """The runs whose newest value is outside of the healthy range."""
+        """Return the runs whose newest value is outside the healthy range."""
         low, high = self.metric.healthy or (None, None)
         return [
             curve.run
@@ -57,12 +57,12 @@ class Panel:
 
 
 def metric_of(name: str) -> Metric | None:
-    """Return what the schema says of a column, also of one number a model; None where it does not know it."""
+    """Return the schema's entry for a column, including one number per model; None if there is none."""
     return BY_NAME.get(name) or BY_NAME.get(f"{name.partition('.')[0]}.*")
 
 
 def panels(runs: Sequence[Run]) -> list[Panel]:
-    """Return the charts in the schema's order, then those of the columns that it does not know."""
+    """Return the charts in schema order, then those of unknown columns."""
     train = [series(run.metrics) for run in runs]
     held_out = [evaluations(run.evals) for run in runs]
     written = list(dict.fromkeys(name for found in train for name in found))
@@ -82,7 +82,7 @@ def panels(runs: Sequence[Run]) -> list[Panel]:
 
 
 def evaluations(rows: Sequence[Row]) -> dict[str, list[HeldOut]]:
-    """Return the numbers of the evaluations by name. Their own seconds are none of a training step."""
+    """Return the numbers of the evaluations by name, without their own seconds, which belong to no training step."""
     found = {
         name: [HeldOut(step, value) for step, value in points]
         for name, points in series(rows).items()
@@ -99,7 +99,7 @@ def _number(value: object) -> float | None:
 
 
 def missing(run: Run) -> list[str]:
-    """Return the numbers that every run has, and this one has none of."""
+    """Return the numbers that every run has but this one lacks."""
     have = {*series(run.metrics), *evaluations(run.evals)}
     models = {name.partition(".")[0] + ".*" for name in have}
     return [metric.name for metric in SCHEMA if not metric.when and metric.name not in have | models]

@@ -1,4 +1,4 @@
-"""The runs of a report, each under a name of its own, and their numbers by step."""
+"""The runs of a report, each under a unique name, and their numbers by step."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,10 +12,10 @@ Row = dict[str, Any]
 
 
 def read(folders: Sequence[Path]) -> list[Run]:
-    """Read the directories, named for what tells them apart.
+    """Read the directories; name each by what distinguishes it.
 
     Raises:
-        RunError: where one is no directory of a run, or is named twice.
+        RunError: if one is not a run directory, or is given twice.
     """
     places = [folder.absolute() for folder in folders]
     if len({place.resolve() for place in places}) < len(places):
@@ -24,7 +24,7 @@ def read(folders: Sequence[Path]) -> list[Run]:
 
 
 def short_names(places: Sequence[Path]) -> list[str]:
-    """Return the last parts of each path: as many as all together need to differ."""
+    """Return the last parts of each path: as many as needed to tell them all apart."""
     depth = 1
     while True:
         names = ["/".join(place.parts[-depth:]) for place in places]
@@ -37,7 +37,7 @@ Points = list[tuple[int, float]]
 
 
 def series(rows: Sequence[Row]) -> dict[str, Points]:
-    """Return each number's finite values by step, under the schema's names and those that it does not know."""
+    """Return each number's finite values by step, under the schema's names and under unknown ones."""
     found: dict[str, Points] = {}
     for row in rows:
         for name, value in metric_schema.flat(row).items():

@@ -1,4 +1,4 @@
-"""Which rollouts a report shows, and their prompt, thinking and answer apart."""
+"""Which rollouts a report shows, split into prompt, thinking and answer."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -15,13 +15,13 @@ from scripts.report.runs import Row
 
 LONGEST = 24_000  # characters of a text that are shown
 ABOUT = 160  # characters of a problem beside the reason to read it
-FILES = 24  # files of samples that a report draws from, over all its runs
+FILES = 24  # sample files that a report uses, over all its runs
 _HEADERS = re.compile(r"((?:<\|(?:start|channel|constrain)\|>[^<\n]{0,80}|<\|(?:message|end|return|call)\|>)+)")
 
 
 @dataclass(frozen=True)
 class Text:
-    """A piece of a text; headers are the special tokens of harmony with the names between them."""
+    """A piece of a text; headers are harmony's special tokens with the names between them."""
 
     text: str
     is_header: bool = False
@@ -33,10 +33,10 @@ class Sample:
 
     Attributes:
         why: what makes it worth reading: it is an extreme of its step.
-        correct: None where it has no grade.
+        correct: None without a grade.
         about: the problem's first words.
-        numbers: name and value of every number of it.
-        answer: what the grader reads; None where the response has no final message.
+        numbers: name and value of each of its numbers.
+        answer: what the grader reads; None if the response has no final message.
     """
 
     why: str
@@ -86,7 +86,7 @@ def _group(title: str, file: Path) -> Group:
 
 
 def extremes(rows: Sequence[Row]) -> list[tuple[Row, str]]:
-    """Return the samples worth reading, each once, with what they are."""
+    """Return the samples worth reading, each once, with the reason."""
     right = [row for row in rows if _number(row, "correct") == 1]
     wrong = [row for row in rows if _number(row, "correct") == 0]
     by_reward, by_length = _by("reward"), _by("response_length")
@@ -107,7 +107,7 @@ def extremes(rows: Sequence[Row]) -> list[tuple[Row, str]]:
 
 
 def _marked(rows: Sequence[Row], why: str) -> Row | None:
-    """Return the sample of which the run itself says so: the report does not know its tokens."""
+    """Return the sample that the run itself marks so: the report does not know its tokens."""
     return next((row for row in rows if why in (row.get("extremes") or ())), None)
 
 
@@ -151,12 +151,12 @@ def split(response: str) -> tuple[str, str | None]:
 def _gold(label: Any) -> str:
     try:
         return str(parse_label(label).answer)
-    except ValueError:  # of somebody else's reward function
+    except ValueError:  # a label for a custom reward function
         return "" if label is None else str(label)
 
 
 def pieces(text: str) -> list[Text]:
-    """Return a text with its headers apart, and without its middle where it is long."""
+    """Return a text with its headers separated, and without its middle if it is long."""
     if len(text) > LONGEST:
         left_out = len(text) - LONGEST
         text = f"{text[: LONGEST // 2]}\n[... {left_out} characters left out ...]\n{text[-LONGEST // 2 :]}"

@@ -1,4 +1,4 @@
-"""Numbers as text, axes, and fewer points for long series. page.js does the first three again, for a zoom."""
+"""Numbers as text, axes, and thinning of long series. page.js repeats the first three for zooming."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def axis(low: float, high: float) -> tuple[float, float]:
-    """Return the ends of the vertical axis for values from low to high: with room, and with 0 where it is near."""
+    """Return the ends of the vertical axis for values from low to high: with a margin, and with 0 if it is near."""
     if low == high:
         low, high = (0.0, 2 * low or 1.0) if low >= 0 else (2 * low, 0.0)
     room = (high - low) * 0.06
@@ -63,7 +63,7 @@ def thin(points: Points, limit: int) -> list[tuple[int, float]]:
 
 
 def window(count: int) -> int:
-    """Return over how many points a curve of `count` is smoothed; 1 where it is short."""
+    """Return the smoothing window for a curve of `count` points; 1 if it is short."""
     return 1 if count < 20 else min(50, max(5, count // 20))
 
 

@@ -1,4 +1,4 @@
-"""How runs were set, and in what they differ."""
+"""The settings of runs, and how they differ."""
 
 import json
 from collections.abc import Sequence
@@ -6,13 +6,13 @@ from typing import Any
 
 from grpo.run.run_state import Run
 
-# What differs between any two runs, and decides nothing.
+# These differ between any two runs and affect nothing.
 PLACES = {"run_dir", "metrics_dir", "ckpt_path", "save_path", "engine_model", "resume_from", "wandb_run_name"}
 ABSENT = "-"
 
 
 def settings(run: Run) -> dict[str, str]:
-    """Return everything that is known to decide a run: flags, judge, data, versions, hardware, patches."""
+    """Return everything known to affect a run: flags, judge, data, versions, hardware, patches."""
     env, patches = run.read("env.json"), run.read("patches.json")
     parts: dict[str, Any] = {
         **{key: value for key, value in run.config.items() if key not in ("flags", "given", "plan", "judge")},
@@ -27,13 +27,13 @@ def settings(run: Run) -> dict[str, str]:
 
 
 def given(run: Run) -> dict[str, str]:
-    """Return the settings that were given, rather than left to their defaults."""
+    """Return the settings that were set explicitly rather than left to their defaults."""
     parts = {**run.part("given"), **run.part("judge")}
     return {name: _text(value) for name, value in parts.items() if name not in PLACES}
 
 
 def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Return the settings in which runs differ, with the value of each run."""
+    """Return the settings in which runs differ, with each run's value."""
     all_settings = [settings(run) for run in runs]
     names = dict.fromkeys(name for found in all_settings for name in found)
     values = {name: [found.get(name, ABSENT) for found in all_settings] for name in names}

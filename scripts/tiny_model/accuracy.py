@@ -11,13 +11,13 @@ MAX_NEW_TOKENS = 48
 
 
 def is_correct(problem: Calculation, response: str) -> bool:
-    """Whether the response (special tokens kept) ends with a final message that is the boxed answer."""
+    """Say whether the response (special tokens kept) ends with a final message that is the boxed answer."""
     return response.endswith(f"{FINAL}\\boxed{{{problem.answer}}}<|return|>")
 
 
 @torch.no_grad()
 def sampled_accuracy(model: GptOssForCausalLM, tokenizer: PreTrainedTokenizerFast, count: int, seed: int) -> float:
-    """The share of `count` held-out problems that one sample at temperature 1 answers right."""
+    """Return the share of `count` held-out problems that one sample at temperature 1 answers correctly."""
     torch.manual_seed(seed)
     problems = distinct_problems("eval", count)
     texts = [prompt_text(tokenizer, problem.question) for problem in problems]

@@ -25,7 +25,7 @@ QUANTIZATION_CONFIG = {
 
 
 def packed_tensors(model: GptOssForCausalLM) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a checkpoint file in name order: experts as MXFP4, all else as bf16."""
+    """Yield the tensors of a checkpoint file in name order: experts as MXFP4, all else as bf16."""
     for name, value in sorted(model.state_dict().items()):
         if name.endswith(EXPERT_WEIGHTS):
             blocks, scales = mxfp4.quantize(value.detach())
@@ -91,5 +91,5 @@ def write_config(directory: Path, config: GptOssConfig, stop_ids: list[int], pad
 
 
 def write_json(path: Path, content: dict) -> None:
-    """Write indented JSON with a last line feed."""
+    """Write indented JSON with a final line feed."""
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,15 +1,15 @@
 """Demonstrations for the warm start, in harmony: first correct ones, then a mixture of habits.
 
-Of the mixture only one habit is right, as with a base model: the policy knows the format and, but for slips, the
-arithmetic, and samples them unreliably. That is what GRPO is there to improve.
+Only one habit of the mixture is right, as with a base model. The policy knows the format and, apart from slips, the
+arithmetic, but samples them unreliably. GRPO is there to improve that.
 """
 
 import random
 
 from data.synthetic import Calculation
 
-# How often the mixture shows each habit. Only `careful` is right: a guess repeats the first number, `no box` forgets
-# the box, a ramble goes on until it is cut off.
+# The frequency of each habit in the mixture. Only `careful` is right: a guess repeats the first number, `no box`
+# forgets the box, a ramble goes on until it is cut off.
 HABITS = {"careful": 0.42, "guess": 0.24, "no box": 0.18, "ramble": 0.16}
 _RAMBLE = "Hmm" + " wait maybe think again" * 9
 _ANALYSIS = "<|channel|>analysis<|message|>"
@@ -17,12 +17,12 @@ FINAL = "<|end|><|start|>assistant<|channel|>final<|message|>"
 
 
 def choose_habit(rng: random.Random) -> str:
-    """A habit as often as the mixture shows it."""
+    """Return a habit with the mixture's frequencies."""
     return rng.choices(list(HABITS), weights=list(HABITS.values()))[0]
 
 
 def completion(problem: Calculation, habit: str) -> str:
-    """What the assistant says after `<|start|>assistant`, up to its stop token; a ramble is cut off before one."""
+    """Return what the assistant says after `<|start|>assistant`, up to its stop token; a ramble is cut before one."""
     if habit == "ramble":
         return f"{_ANALYSIS}{_RAMBLE}"
     if habit == "guess":
@@ -33,11 +33,11 @@ def completion(problem: Calculation, habit: str) -> str:
 
 
 def working(problem: Calculation) -> str:
-    """The steps that lead to the answer: column by column from the right with carries, as on paper."""
+    """Return the steps that lead to the answer: column by column from the right with carries, as on paper."""
     columns, carry = [], 0
     for place in (1, 10, 100)[: len(str(problem.first))]:
         digit = problem.first // place % 10
-        if place == 100:  # the second number ends before: only the carry is left
+        if place == 100:  # the second number has ended: only the carry is left
             other, carry = carry, 0
         else:
             other = problem.second // place % 10

@@ -1,7 +1,7 @@
 """Muon in float32: torch.optim.Muon computes in bf16, which is ten times slower on CPUs without bf16 arithmetic.
 
-Source: K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024); the scale of the update,
-0.2 * sqrt(larger side), is that of J. Liu et al., "Muon is Scalable for LLM Training" (2025).
+Source: K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024). The update's scale, 0.2 *
+sqrt(larger side), is from J. Liu et al., "Muon is Scalable for LLM Training" (2025).
 """
 
 from collections import defaultdict
@@ -13,13 +13,13 @@ _ITERATIONS = 5
 
 
 def orthogonalise(matrices: torch.Tensor) -> torch.Tensor:
-    """Set the singular values of each matrix near one, with a quintic Newton-Schulz iteration.
+    """Bring the singular values of each matrix near one, with a quintic Newton-Schulz iteration.
 
     Args:
         matrices: float32 `[n, rows, columns]`.
 
     Returns:
-        The same shape; singular values between about 0.7 and 1.2, but for those near zero.
+        The same shape; singular values between about 0.7 and 1.2, except those near zero.
     """
     is_tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if is_tall else matrices
@@ -32,7 +32,7 @@ def orthogonalise(matrices: torch.Tensor) -> torch.Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Nesterov momentum, orthogonalised, for two-dimensional parameters; those of one shape go together."""
+    """Nesterov momentum, orthogonalised, for two-dimensional parameters; equal shapes are batched."""
 
     def __init__(self, params: list[torch.nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.01):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})

@@ -1,8 +1,8 @@
 """A small byte-level BPE tokenizer with the harmony special tokens of gpt-oss.
 
-Every word of words.txt is one token, every digit is one token, and any other text falls back to pieces and bytes, so
-that real prompts go through the same pipeline. The chat template is written from the public description of
-the harmony response format (https://cookbook.openai.com/articles/openai-harmony).
+Every word of words.txt is one token, every digit is one token, and any other text falls back to pieces and bytes. Real
+prompts can thus go through the same pipeline. The chat template is written from the public description of the harmony
+response format (https://cookbook.openai.com/articles/openai-harmony).
 """
 
 from itertools import pairwise
@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from scripts.tiny_model.checkpoint import write_json
 
-# The order of the ids follows gpt-oss, reserved ids between them included.
+# The order of the ids follows gpt-oss, including the reserved ids between them.
 SPECIAL_TOKENS = (
     "<|startoftext|>",
     "<|endoftext|>",
@@ -32,7 +32,7 @@ BOS, EOS, PAD = "<|startoftext|>", "<|return|>", "<|endoftext|>"
 STOP_TOKENS = (EOS, PAD, "<|call|>")
 
 WORDS = (Path(__file__).parent / "words.txt").read_text(encoding="utf-8").split()
-# With a space before and without, as both occur.
+# With and without a leading space, as both occur.
 _SPLIT = r"\p{N}| ?\\?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+"
 _PIECES = (
     "\\boxed",
@@ -83,7 +83,7 @@ Valid channels: analysis, final<|end|>
 
 
 def build_tokenizer() -> Tokenizer:
-    """Bytes first, then the merges that make each word one token, then the special tokens."""
+    """Build the vocabulary: bytes first, then the merges that make each word one token, then the special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     texts = [text for word in WORDS for text in (word, " " + word)] + list(_PIECES)
@@ -105,7 +105,7 @@ def build_tokenizer() -> Tokenizer:
 
 
 def _merge(parts: list[str], merges: dict[tuple[str, str], int]) -> list[str]:
-    """Byte-pair encoding: apply the oldest merge that fits until none does."""
+    """Byte-pair encoding: apply the oldest matching merge until none matches."""
     while True:
         ranked = [(merges[pair], i) for i, pair in enumerate(pairwise(parts)) if pair in merges]
         if not ranked:

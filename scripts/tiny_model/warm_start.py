@@ -18,8 +18,8 @@ BATCH = 32
 MUON_LEARNING_RATE = 4e-3
 ADAM_LEARNING_RATE = 3e-3
 WARM_UP_STEPS = 50
-# Shares of the steps: correct demonstrations come first, to learn the task; then the mixture of habits, with
-# experts that hold what MXFP4 can hold; the learning rate falls over the second part of the steps.
+# Shares of the steps. Correct demonstrations come first, to learn the task. Then comes the mixture of habits, with
+# experts restricted to MXFP4 values. The learning rate falls over the second part of the steps.
 MIXTURE_SHARE = 0.33
 DECAY_SHARE = 0.5
 _IGNORED = -100
@@ -28,9 +28,9 @@ _IGNORED = -100
 def tiny_config(vocab_size: int) -> GptOssConfig:
     """The real architecture with 2 million parameters.
 
-    Bounds: 32 values in an MXFP4 group, also in each half of an expert at TP=2; a head size that vLLM's CPU
-    attention has; 2 key/value heads for TP=2; experts divisible by 4 ranks. The window is shorter than a prompt
-    with its answer, so that sliding and full layers differ.
+    Constraints: 32 values in an MXFP4 group, also in each half of an expert at TP=2; a head size that vLLM's CPU
+    attention supports; 2 key/value heads for TP=2; experts divisible by 4 ranks. The window is shorter than a prompt
+    with its answer, so sliding and full layers differ.
     """
     return GptOssConfig(
         vocab_size=vocab_size,
@@ -57,7 +57,7 @@ def tiny_config(vocab_size: int) -> GptOssConfig:
 
 
 def prompt_text(tokenizer: PreTrainedTokenizerFast, question: str) -> str:
-    """The chat template around one user message, up to `<|start|>assistant`."""
+    """Return the chat template around one user message, up to `<|start|>assistant`."""
     messages = [{"role": "user", "content": question}]
     return cast(str, tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
@@ -86,7 +86,7 @@ def warm_start(tokenizer: PreTrainedTokenizerFast, vocab_size: int, steps: int, 
 
 
 def _optimizers(model: GptOssForCausalLM) -> list[torch.optim.Optimizer]:
-    """Muon for the attention matrices, which halves the steps to a given loss, and AdamW for the rest."""
+    """Return Muon for the attention matrices, which halves the steps to a given loss, and AdamW for the rest."""
     matrices = [p for name, p in model.named_parameters() if "self_attn" in name and p.dim() == 2]
     others = [p for name, p in model.named_parameters() if "self_attn" not in name or p.dim() != 2]
     return [
@@ -102,7 +102,7 @@ def _schedule(step: int, steps: int) -> float:
 def _batches(
     tokenizer: PreTrainedTokenizerFast, steps: int, mixture_from: int, seed: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Token ids and targets, int64 `[BATCH, length]` each; targets are set where the assistant speaks."""
+    """Yield token ids and targets, int64 `[BATCH, length]` each; targets are set on the assistant's tokens."""
     rng = random.Random(seed)
     source = problems("train", seed)
     for step in range(steps):
@@ -123,7 +123,7 @@ def _batches(
 
 @contextlib.contextmanager
 def _mxfp4_experts(model: GptOssForCausalLM) -> Iterator[None]:
-    """Inside, the experts hold their MXFP4 values; the gradients go to the originals (straight-through)."""
+    """Replace the experts by their MXFP4 values in the context; gradients go to the originals (straight-through)."""
     experts = [p for name, p in model.named_parameters() if name.endswith(EXPERT_WEIGHTS)]
     originals = [parameter.data for parameter in experts]
     for parameter in experts:
@@ -136,8 +136,8 @@ def _mxfp4_experts(model: GptOssForCausalLM) -> Iterator[None]:
 
 
 def _loss(model: GptOssForCausalLM, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy of the assistant's tokens."""
-    # Padding is on the right, where causal attention never looks. Only the wanted rows go through lm_head.
+    """Return the mean cross-entropy of the assistant's tokens."""
+    # Padding is on the right, where causal attention never looks. Only the needed rows go through lm_head.
     hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
     wanted = targets[:, 1:] != _IGNORED
     return torch.nn.functional.cross_entropy(model.lm_head(hidden[wanted]), targets[:, 1:][wanted])

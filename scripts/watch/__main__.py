@@ -2,11 +2,11 @@
 
     python -m scripts.watch RUN_DIR [--once] [--every SECONDS]
 
-It reads the run's files and changes nothing, so that any number may watch. It ends when the run does, with a summary,
-and with Ctrl-C. Where the output is no terminal, it is one line for each step and evaluation.
+It only reads the run's files, so any number of viewers may watch. It ends when the run does, with a summary, or on
+Ctrl-C. If the output is not a terminal, it prints one line per step and evaluation.
 
-A "!" marks a value out of the range that needs no look; grpo/metrics/metric_schema.py has the ranges and what each name
-means.
+A "!" marks a value outside its healthy range; grpo/metrics/metric_schema.py has the ranges and the meaning of each
+name.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def watch(run: Run, console: Console, every: float) -> None:
     """Follow a run to its end.
 
     Args:
-        every: seconds between two looks.
+        every: seconds between two refreshes.
     """
     if console.is_terminal:
         samples = NewestSamples(run.folder)
@@ -50,7 +50,7 @@ def watch(run: Run, console: Console, every: float) -> None:
 
 
 def _print_lines(run: Run, every: float) -> None:
-    """Print each step and evaluation once, also where a resumed run writes its files anew."""
+    """Print each step and evaluation once, even if a resumed run rewrites its files."""
     shown: set[str] = set()
     while run.state == RUNNING:
         new = [line for line in run.refresh() if line not in shown]
@@ -77,7 +77,7 @@ def _seconds(text: str) -> float:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     assert __doc__
     parser = argparse.ArgumentParser(
         allow_abbrev=False,
@@ -109,6 +109,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # So that the terminal is put right before the end.
+    # Restores the terminal before the process ends.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     command.run(main)

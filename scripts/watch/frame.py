@@ -31,7 +31,7 @@ from scripts.watch.text import duration, end_of, number, printable, sparkline
 
 _STATE_STYLES = {RUNNING: "bold green", FINISHED: "bold green", STOPPED: "bold yellow", CRASHED: "bold red"}
 _NAME, _VALUE, _MAX_WIDTH = 18, 8, 160
-# A run is called quiet after so many times the usual step, evaluations aside.
+# A run is called quiet after this many times the usual step time, evaluations aside.
 _QUIET_STEPS, _QUIET_SECONDS = 5, 60.0
 Numbers = Sequence[dict[str, float]]
 
@@ -49,7 +49,7 @@ def frame(
     Args:
         now: seconds since 1970.
         width, height: of the terminal, in characters; without a height nothing is left out.
-        diagnosis: of the steps so far; None where none was made.
+        diagnosis: of the steps so far; None without one.
     """
     width = max(40, min(width, _MAX_WIDTH))
     rows = _numbers(run.metrics)
@@ -102,7 +102,7 @@ def _hour(moment: float, now: float) -> str:
 
 
 def _notes(run: Run, now: float) -> list[str]:
-    """Return what a user should know beside numbers."""
+    """Return what a user should know besides the numbers."""
     notes = []
     part_started = run.resumes[-1]["time"] if run.resumes else run.started
     log = run.folder / "logs" / "driver.log"
@@ -162,7 +162,7 @@ def _columns(rows: Numbers) -> list[str]:
 def _cells(
     names: Iterable[str], rows: Numbers, width: int, show: Callable[[str, float], str] | None = None
 ) -> list[Text]:
-    """Return name, curve and last value of each column that has a number; one out of its range has a mark."""
+    """Return name, curve and last value of each column that has a number; one outside its range is marked."""
     curve = ((width - 2) // 2 if _has_two_columns(width) else width) - _NAME - _VALUE - 3
     cells = []
     for name in names:
@@ -179,12 +179,12 @@ def _cells(
 
 
 def _label(name: str) -> str:
-    """Return a column's name without what its section says already."""
+    """Return a column's name without what its section already says."""
     return printable(name.removeprefix("seconds.").removeprefix("judge_"))[:_NAME]
 
 
 def _combine(name: str) -> Callable:
-    """Return what makes one number of many steps, so that no spike is averaged away."""
+    """Return the function that combines several steps into one number, so that no spike is averaged away."""
     if name.endswith(("_max", "_spike")):
         return max
     return min if name.endswith("_min") else statistics.fmean
@@ -196,7 +196,7 @@ def _is_healthy(name: str, value: float) -> bool:
 
 
 def _section(title: str, cells: Sequence[Text], width: int) -> list[Text]:
-    """Return a title with its cells in two columns where they fit; nothing where there are none."""
+    """Return a title with its cells, in two columns if they fit; [] without cells."""
     if not cells:
         return []
     if not _has_two_columns(width):
@@ -219,7 +219,7 @@ def _phases(rows: Numbers, width: int) -> list[Text]:
     totals = [row["seconds.total"] for row in rows if "seconds.total" in row]
 
     def show(name: str, value: float) -> str:
-        # The reward's seconds are those of a sample: no part of the step's.
+        # The reward's seconds are per sample, not part of the step's.
         is_part = name != "seconds.total" and totals and totals[-1] > 0
         return f"{_seconds(value)} {value / totals[-1]:3.0%}" if is_part else _seconds(value)
 
@@ -235,7 +235,7 @@ def _judge(rows: Numbers, width: int) -> list[Text]:
 
 
 def _out_of_range(rows: Numbers, width: int) -> list[Text]:
-    """Return what of the last step is out of its range and stands nowhere else."""
+    """Return values of the last step that are out of range and not shown elsewhere."""
     names = [m.name for m in SCHEMA if m.tier > 2 and not m.name.startswith(("judge_", "seconds."))]
     last = rows[-1] if rows else {}
     out = [f"{name} {number(last[name])}" for name in names if name in last and not _is_healthy(name, last[name])]
@@ -243,7 +243,7 @@ def _out_of_range(rows: Numbers, width: int) -> list[Text]:
 
 
 def _schema_differences(run: Run, rows: Numbers, width: int) -> list[Text]:
-    """Return which columns of tiers 1 and 2 a run has not written, and what it has that the schema does not know."""
+    """Return the columns of tiers 1 and 2 that a run has not written, and its columns that the schema lacks."""
     if not rows:
         return []
     written = {name for row in (*rows, *_numbers(run.graded)) for name in row}

@@ -1,4 +1,4 @@
-"""The newest samples of a run, and which of them say most."""
+"""The newest samples of a run, and which are most informative."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from reward.labels import parse_label
 from scripts.watch.text import number, printable
 
 _USER = re.compile(r"<\|start\|>user<\|message\|>(.*?)(?:<\|end\|>|\Z)", re.DOTALL)
-# Enough of a text for any terminal: a response may have a hundred thousand characters.
+# Enough for any terminal: a response may have a hundred thousand characters.
 _SHOWN = 1000
 
 
@@ -29,11 +29,11 @@ class Sample:
 
 
 class NewestSamples:
-    """Follows samples/step_N.jsonl of a run, and reads a file again only where it has changed.
+    """Follows samples/step_N.jsonl of a run, and rereads a file only if it has changed.
 
     Attributes:
-        step: whose samples these are, None where there are none.
-        shown: those that say most, see :func:`pick`.
+        step: the step of these samples; None without any.
+        shown: the most informative samples, see :func:`pick`.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -51,7 +51,7 @@ class NewestSamples:
         newest, file = list(files.items())[-1]
         try:
             stat = file.stat()
-        except FileNotFoundError:  # a resumed run takes back what it does again
+        except FileNotFoundError:  # a resumed run removes what it repeats
             return
         seen = (newest, stat.st_mtime_ns, stat.st_size)
         if seen != self._seen:
@@ -94,12 +94,12 @@ _LABELS = {"reward": "reward", "judge_quality": "quality"}
 def _gold(label: Any) -> str:
     try:
         return printable(parse_label(label).answer[:_SHOWN])
-    except ValueError:  # of somebody else's reward function
+    except ValueError:  # a label for a custom reward function
         return printable(str(label)[:_SHOWN])
 
 
 def question(prompt: str) -> str:
-    """Return the beginning of the last message of the user, or of a prompt that has none."""
+    """Return the beginning of the user's last message, or of a prompt without one."""
     messages = _USER.findall(prompt)
     return printable(MARKER.sub(" ", messages[-1] if messages else prompt)[:_SHOWN])
 

@@ -1,4 +1,4 @@
-"""Numbers, curves and foreign text as the terminal can show them."""
+"""Numbers, curves and untrusted text as the terminal can show them."""
 
 import itertools
 import math
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from rich.cells import cell_len
 
 _BARS = "▁▂▃▄▅▆▇█"
-# Below this a difference is rounding of float32, and no curve.
+# A smaller difference is float32 rounding, not a curve.
 _FLAT = 1e-6
 
 
@@ -16,8 +16,8 @@ def sparkline(values: Sequence[float | None], width: int, combine: Callable = st
     """Return a curve of at most `width` characters, from the smallest value to the largest; a gap is a blank.
 
     Args:
-        values: in the order of steps; None where there is none.
-        combine: makes one number of the several that share a character.
+        values: in step order; None for a missing value.
+        combine: combines the several numbers that share a character.
     """
     cells = values
     if len(values) > width:
@@ -44,7 +44,7 @@ def number(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a length of time with one or two units."""
+    """Return a duration with one or two units."""
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
     minutes = math.floor(seconds / 60 + 0.5)
@@ -57,12 +57,12 @@ def duration(seconds: float) -> str:
 
 
 def printable(text: object) -> str:
-    """Return text of a file on one line, without what would move the cursor or change colours of the terminal."""
+    """Return a file's text on one line, without characters that move the cursor or change the terminal's colours."""
     return " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
 
 
 def end_of(text: str, width: int) -> str:
-    """Return the last `width` columns of a text, with a sign where something is left out."""
+    """Return the last `width` columns of a text, with a sign if something is left out."""
     if len(text) <= width and cell_len(text) <= width:
         return text
     text = text[-(width - 1) :]

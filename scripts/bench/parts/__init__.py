@@ -1,1 +1,1 @@
-"""What several benchmarks are made of: models with the shapes of the 120b, ranks, memory, and what ranks run."""
+"""Parts shared by benchmarks: models with the shapes of the 120b, ranks, memory, and the ranks' workers."""

@@ -1,4 +1,4 @@
-"""Merges an adapter the stock way or ours, and measures it: what the benchmark `export` runs, in a process each."""
+"""Merges an adapter the stock way or ours, and measures it. The benchmark `export` runs each in its own process."""
 
 import time
 from pathlib import Path
@@ -14,7 +14,7 @@ from scripts.export_model import export_model
 
 
 def merge_stock(base: str, adapter: str, target: str) -> None:
-    """What transformers and PEFT document: the whole model in bf16, merged in place, written."""
+    """Merge as transformers and PEFT document: load the whole model in bf16, merge in place, write."""
     model = AutoModelForCausalLM.from_pretrained(
         base, dtype=torch.bfloat16, quantization_config=Mxfp4Config(dequantize=True)
     )

@@ -1,6 +1,6 @@
 """One process of the benchmark `judge`: judges its samples as OpenRLHF does, and reports when each was done.
 
-OpenRLHF calls the reward function by `asyncio.to_thread`: the event loop has a few threads more than the machine has
+OpenRLHF calls the reward function by `asyncio.to_thread`. The event loop has a few threads more than the machine has
 cores, and the other samples queue for them before their deadline begins. Ours has a thread for each sample.
 """
 
@@ -22,7 +22,7 @@ ATTEMPTS, MINUTE = 3, 60.0
 
 
 def response(rank: str, number: int) -> str:
-    """A response that no other sample has."""
+    """Return a unique response."""
     return f"{rank} + {number} = x\nso the answer is \\boxed{{{number}}}"
 
 

@@ -1,4 +1,4 @@
-"""Loads a checkpoint the stock way or ours, and measures it: what each rank of the benchmark `load` runs."""
+"""Loads a checkpoint the stock way or ours, and measures it. Each rank of the benchmark `load` runs this."""
 
 import os
 import time
@@ -16,7 +16,7 @@ from scripts.bench.parts.zero3 import offloaded
 
 
 def checksum(part: torch.Tensor) -> int:
-    """The sum of the bits of a bf16 tensor."""
+    """Return the sum of the bits of a bf16 tensor."""
     return int(part.view(torch.int16).sum(dtype=torch.int64))
 
 

@@ -1,36 +1,36 @@
-"""How much memory a process has held at most (Linux: /proc)."""
+"""Peak memory of a process (Linux: /proc)."""
 
 from pathlib import Path
 
 
 def resident() -> int:
-    """Bytes that this process holds in memory now."""
+    """Return the bytes that this process holds in memory now."""
     return _status("VmRSS")
 
 
 class Peak:
-    """The most that this process has held since the object was made."""
+    """Peak memory of this process since the object was created."""
 
     def __init__(self) -> None:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # sets the peak back to what is held now
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak to the present value
         self._before = resident()
 
     def growth(self) -> int:
-        """Bytes that the peak lies above what was held at the beginning; mapped files count."""
+        """Return the bytes of the peak above the initial value; mapped files count."""
         return _status("VmHWM") - self._before
 
 
 def read_bytes() -> int:
-    """Bytes that this process has read so far by system calls, not by mapped files."""
+    """Return the bytes that this process has read by system calls, not by mapped files."""
     text = Path("/proc/self/io").read_text(encoding="ascii")
     return int(text.partition("rchar: ")[2].split()[0])
 
 
 def mapped_bytes(folder: Path) -> int:
-    """Bytes of mapped files below `folder` that were looked at: whole pages, and neighbours that the kernel adds."""
+    """Return the touched bytes of mapped files below `folder`: whole pages, and neighbours that the kernel adds."""
     total, inside = 0, False
     for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
-        if not line.split(maxsplit=1)[0].endswith(":"):  # the head of a mapping: addresses, rights, ..., path
+        if not line.split(maxsplit=1)[0].endswith(":"):  # a mapping's header: addresses, rights, ..., path
             inside = f" {folder}/" in line
         elif inside and line.startswith("Rss:"):
             total += int(line.split()[1]) * 1024

@@ -1,4 +1,4 @@
-"""The diagnosis that one writes first: fixed limits on single values, and the first value against the last."""
+"""The diagnosis that one would write first: fixed limits on single values, and first value against last."""
 
 import itertools
 from collections.abc import Callable
@@ -8,7 +8,7 @@ Rows = list[dict[str, Any]]
 
 
 def findings(rows: Rows, evals: Rows) -> set[str]:
-    """Return the names of the pathologies that show."""
+    """Return the names of the detected pathologies."""
     return {name for name, shows in _RULES.items() if shows(rows, evals)}
 
 

@@ -1,4 +1,4 @@
-"""An actor with everything offloaded, by OpenRLHF's own classes, stock or patched: what `offload` runs on each rank."""
+"""An actor with everything offloaded, by OpenRLHF's own classes, stock or patched. Each rank of `offload` runs this."""
 
 import gc
 import os
@@ -18,15 +18,15 @@ from scripts.bench.parts.ranks import job_of_this_rank, report
 
 
 def openrlhf_module(package: str | None, name: str) -> ModuleType:
-    """A module from the folder `package`, or the patched one that is installed."""
+    """Return a module from the folder `package`, or the installed, patched one."""
     module = stock.module_from(Path(package) if package else stock.installed(), name)
     sys.modules[module.__name__] = module
     return stock.execute(module)
 
 
 def build_engine(job: dict[str, Any], actor_module: Any, strategy_module: Any) -> Any:
-    """The steps of OpenRLHF's PolicyModelActor.init_model_from_pretrained, up to DeepSpeed's engine."""
-    # Stock knows no `offload`: on a CPU its parameters lie on the host anyway.
+    """Follow the steps of OpenRLHF's PolicyModelActor.init_model_from_pretrained, up to DeepSpeed's engine."""
+    # Stock has no `offload`: on a CPU its parameters are on the host anyway.
     args = SimpleNamespace(param_dtype="bf16", adam_offload=True, offload=True)
     strategy = strategy_module.DeepspeedStrategy(
         max_norm=1.0, micro_train_batch_size=1, train_batch_size=dist.get_world_size(), zero_stage=3, args=args
@@ -47,7 +47,7 @@ def build_engine(job: dict[str, Any], actor_module: Any, strategy_module: Any) -
 def main() -> None:
     job = job_of_this_rank()
     deepspeed.init_distributed("gloo")
-    cpu_matmul.install()  # for both: it is not what is compared
+    cpu_matmul.install()  # for both: it is not under comparison
     modules = [openrlhf_module(job["package"], name) for name in ("models.actor", "utils.deepspeed.deepspeed")]
     begin, peak = memory.resident(), memory.Peak()
     engine = build_engine(job, *modules)

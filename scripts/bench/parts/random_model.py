@@ -34,7 +34,7 @@ SHARD_BYTES = 1_000_000_000
 def write_random_config(
     folder: Path, layers: int, experts: int, vocabulary: int = 1024, intermediate: int = FULL.intermediate
 ) -> Architecture:
-    """Write the config.json of an MXFP4 checkpoint whose attention is that of the 120b; return what it is."""
+    """Write the config.json of an MXFP4 checkpoint with the 120b's attention; return its architecture."""
     config = tiny_config(vocabulary)
     config.update(
         {
@@ -56,7 +56,7 @@ def write_random_config(
 
 
 def write_random_model(folder: Path, layers: int, experts: int, **sizes: int) -> None:
-    """Write such a checkpoint whole; arguments as of `write_random_config`."""
+    """Write the whole checkpoint; arguments as for `write_random_config`."""
     architecture = write_random_config(folder, layers, experts, **sizes)
     generator = torch.Generator().manual_seed(0)
     outputs = []
@@ -83,7 +83,7 @@ def write_random_adapter(folder: Path, base: Path, rank: int) -> None:
 
 
 def _random(name: str, shape: tuple[int, ...], generator: torch.Generator):
-    """Rows of random bytes for codes, of scales from 2**-9 to 2**-7, and of small numbers for the rest."""
+    """Return rows of random bytes for codes, scales from 2**-9 to 2**-7, and small numbers for the rest."""
     for _ in range(shape[0]):
         row = torch.Size(shape[1:])
         if name.endswith("_blocks"):

@@ -1,4 +1,4 @@
-"""Runs a worker of this folder on several ranks, as Ray runs the actor's, and collects what they found."""
+"""Runs a worker of this folder on several ranks, as Ray runs the actor's, and collects their reports."""
 
 import json
 import os
@@ -14,10 +14,10 @@ LIMIT_SECONDS = 1800
 
 
 def run_ranks(worker: str, world: int, job: dict[str, Any]) -> list[dict[str, Any]]:
-    """Run `scripts.bench.parts.WORKER` on `world` ranks and return what each has reported, by rank.
+    """Run `scripts.bench.parts.WORKER` on `world` ranks and return each rank's report, by rank.
 
     Raises:
-        ValueError: with the end of its log, where a rank fails.
+        ValueError: if a rank fails, with the end of its log.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -42,7 +42,7 @@ def run_ranks(worker: str, world: int, job: dict[str, Any]) -> list[dict[str, An
                 ranks.append(
                     subprocess.Popen([*command, *arguments], env=environment, stdout=log, stderr=subprocess.STDOUT)
                 )
-            # The first that fails ends the others, which would wait for it.
+            # The first rank that fails ends the others, which would wait for it.
             deadline = time.monotonic() + LIMIT_SECONDS
             while any(rank.poll() is None for rank in ranks) and not any(rank.poll() for rank in ranks):
                 if time.monotonic() > deadline:
@@ -60,10 +60,10 @@ def run_ranks(worker: str, world: int, job: dict[str, Any]) -> list[dict[str, An
 
 
 def job_of_this_rank() -> dict[str, Any]:
-    """The job that `run_ranks` was given, in a worker."""
+    """Return the job passed to `run_ranks`, in a worker."""
     return json.loads(sys.argv[1])
 
 
 def report(**found: Any) -> None:
-    """Give `run_ranks` what this rank has found."""
+    """Report this rank's results to `run_ranks`."""
     Path(sys.argv[2]).write_text(json.dumps(found), encoding="utf-8")

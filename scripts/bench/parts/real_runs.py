@@ -1,8 +1,8 @@
-"""Small runs that were really made, healthy and with a fault put in, and when the diagnosis names what ails them.
+"""Small real runs, healthy and with an injected fault, and when the diagnosis names the fault.
 
 A file of `real_runs/` holds the columns of one run's metrics.jsonl, its evaluations, and the settings that rules read.
-The faults are independent of the rules, and so are the findings that would name each of them. All runs learn for real;
-the healthy ones differ by their seed alone.
+The faults are independent of the rules, and so are the findings expected for each. All runs really learn; the healthy
+ones differ only in their seed.
 """
 
 import json
@@ -20,11 +20,11 @@ FOLDER = Path(__file__).parents[1] / "real_runs"
 
 @dataclass(frozen=True)
 class RealRun:
-    """A recorded run; one that is no :class:`SickRun` is healthy.
+    """A recorded run; healthy unless it is a :class:`SickRun`.
 
     Attributes:
         rows, evals: lines of metrics.jsonl and eval.jsonl.
-        config: the settings that rules read, as config.json has them.
+        config: the settings that rules read, in the form of config.json.
     """
 
     name: str
@@ -33,7 +33,7 @@ class RealRun:
     config: Mapping[str, Any]
 
     def named(self) -> dict[str, int]:
-        """Return the findings by name, each with the step after which it is named while the run goes on."""
+        """Return the findings by name, each with the step after which it is first reported during the run."""
         monitor = Monitor(self.config)
         named_at: dict[str, int] = {}
         for end in range(1, len(self.rows) + 1):
@@ -49,11 +49,11 @@ class SickRun(RealRun):
     """A recorded run with a fault.
 
     Attributes:
-        fault: what was put in.
-        begins_at_step: the first step that the fault touches.
-        within_steps: after how many more the run should be named sick.
-        expected: findings any one of which names it.
-        also_fine: others that are right beside it.
+        fault: the injected fault.
+        begins_at_step: the first step that the fault affects.
+        within_steps: the number of steps after it within which the run should be named sick.
+        expected: findings, any of which names the fault.
+        also_fine: other findings that are also correct.
     """
 
     fault: str
@@ -63,7 +63,7 @@ class SickRun(RealRun):
     also_fine: tuple[str, ...]
 
     def found_at(self) -> int | None:
-        """Return the step after which the fault is named; None where it never is."""
+        """Return the step after which the fault is named; None if it never is."""
         return min((step for name, step in self.named().items() if name in self.expected), default=None)
 
     def is_noticed_by_other_rules(self) -> bool:
@@ -106,7 +106,7 @@ def read_all(folder: Path = FOLDER) -> Iterator[RealRun]:
 
 
 def _rows(columns: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl; a line lacks the columns that are null in it."""
+    """Return the lines of metrics.jsonl; null columns are left out of a line."""
     return [
         {name: values[index] for name, values in columns.items() if values[index] is not None}
         for index in range(len(columns["step"]))

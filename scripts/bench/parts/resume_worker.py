@@ -1,4 +1,4 @@
-"""Writes a trainer's checkpoint both ways, or brings a new one back by one of them: what `resume` runs on each rank."""
+"""Writes a trainer's checkpoint both ways, or restores a new trainer from one. Each rank of `resume` runs this."""
 
 import hashlib
 import os
@@ -22,13 +22,13 @@ CLIENT_STATES = {"global_step": 1}
 
 
 def save_both(engine: Any, folders: dict[str, Path]) -> None:
-    """As OpenRLHF 0.9.3's save_ckpt, and ours."""
+    """Save as OpenRLHF 0.9.3's save_ckpt does, and as ours does."""
     engine.save_checkpoint(str(folders["stock"]), tag="global_step1", client_state=CLIENT_STATES, save_latest=True)
     save_ours(engine, folders["ours"])
 
 
 def load_stock(engine: Any, folder: Path) -> dict[str, Any]:
-    """As OpenRLHF 0.9.3's load_ckpt, with its defaults."""
+    """Load as OpenRLHF 0.9.3's load_ckpt does, with its defaults."""
     path, states = engine.load_checkpoint(
         str(folder),
         None,
@@ -47,7 +47,7 @@ def load_ours(engine: Any, folder: Path) -> dict[str, Any]:
 
 
 def fingerprint(engine: Any) -> dict[str, Any]:
-    """What has to be the same after a resume, of this rank: digests of tensors, and plain values."""
+    """Return what must be the same after a resume on this rank: digests of tensors, and plain values."""
     optimizer = engine.optimizer
     flats = optimizer.fp32_partitioned_groups_flat
     moments = [optimizer.optimizer.state[flat] for flat in flats]
@@ -71,7 +71,7 @@ def _digest(tensors: Any) -> str:
 
 
 def measure(load: Any, engine: Any, folder: Path) -> dict[str, Any]:
-    """Seconds, bytes of memory above what was held, and bytes read: by calls, and as pages of mapped files."""
+    """Return seconds, bytes of memory above the initial value, and bytes read: by calls, and as mapped pages."""
     files: list[Any] = []  # alive until their pages are counted
 
     def remembered(*arguments: Any, real: Any = torch.load, **settings: Any) -> Any:

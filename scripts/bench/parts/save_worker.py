@@ -1,4 +1,4 @@
-"""Saves a trainer the stock way and ours, and measures both: what each rank of the benchmark `save` runs."""
+"""Saves a trainer the stock way and ours, and measures both. Each rank of the benchmark `save` runs this."""
 
 import os
 import time
@@ -22,7 +22,7 @@ TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 
 def fresh_engine(model_folder: str, rank: int):
-    """DeepSpeed's engine around a PeftModel: ZeRO-3, everything offloaded, bf16, a learning rate that falls."""
+    """Return DeepSpeed's engine around a PeftModel: ZeRO-3, everything offloaded, bf16, a decaying learning rate."""
     config = offloaded(offload_optimizer={"device": "cpu"})
     lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=TARGETS)
     model = get_peft_model(loading.load_gpt_oss(model_folder, "eager", config), lora, autocast_adapter_dtype=False)
@@ -32,7 +32,7 @@ def fresh_engine(model_folder: str, rank: int):
 
 
 def trained_engine(model_folder: str, rank: int):
-    """The same after one optimizer step."""
+    """Return the same after one optimizer step."""
     engine = fresh_engine(model_folder, rank)
     ids = torch.arange(4)[None]
     engine.backward(engine(input_ids=ids, labels=ids).loss)
@@ -41,7 +41,7 @@ def trained_engine(model_folder: str, rank: int):
 
 
 def save_stock(engine, folder: Path) -> None:
-    """What OpenRLHF 0.9.3 does in save_ckpt and save_model."""
+    """Save as OpenRLHF 0.9.3 does in save_ckpt and save_model."""
     engine.save_checkpoint(str(folder), tag="global_step1", client_state={}, save_latest=True)
     state = engine._consolidated_16bit_state_dict()
     if dist.get_rank() == 0:
@@ -55,7 +55,7 @@ def save_ours(engine, folder: Path) -> None:
 
 
 def measure(save: Callable, engine, folder: Path) -> dict:
-    """Seconds, bytes of memory above what was held, and bytes in files by the name of their folder."""
+    """Return seconds, bytes of memory above the initial value, and file bytes by folder name."""
     dist.barrier()
     peak, begin = memory.Peak(), time.perf_counter()
     save(engine, folder)

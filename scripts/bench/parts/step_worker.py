@@ -1,4 +1,4 @@
-"""A rollout of one optimizer step through OpenRLHF's own classes, stock or patched: what the benchmark `step` runs."""
+"""A rollout of one optimizer step through OpenRLHF's own classes, stock or patched. The benchmark `step` runs this."""
 
 import pickle
 import sys
@@ -20,7 +20,7 @@ MODULES = ("models.actor", "trainer.ray.ppo_actor")
 
 
 def openrlhf_modules(package: str | None) -> list[Any]:
-    """The modules that make a training step: from the folder `package`, or the patched ones that are installed."""
+    """Return the modules of a training step: from the folder `package`, or the installed, patched ones."""
     modules = []
     for name in MODULES:
         module = stock.module_from(Path(package) if package else stock.installed(), name)
@@ -30,7 +30,7 @@ def openrlhf_modules(package: str | None) -> list[Any]:
 
 
 def build_actor(job: dict[str, Any], actor_class: Any, args: Any) -> Any:
-    """OpenRLHF's Actor with an adapter of known values in bf16, which DeepSpeed casts it to."""
+    """Return OpenRLHF's Actor with an adapter of known values in bf16, the dtype that DeepSpeed casts it to."""
     extra = {} if job["package"] else {"router_logits": passes.router_logits(args)}
     actor = actor_class(
         job["model"],
@@ -52,7 +52,7 @@ def adapter_of(actor: Any) -> dict[str, torch.nn.Parameter]:
 
 
 def rollout(job: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """One sequence: a quarter prompt, the rest response."""
+    """Return one sequence: a quarter prompt, the rest response."""
     generator = torch.Generator().manual_seed(1)
     tokens, response = job["tokens"], job["tokens"] * 3 // 4
     return {
@@ -64,7 +64,7 @@ def rollout(job: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def loss_of(job: dict[str, Any], trainer_module: Any, args: Any, batch: dict[str, torch.Tensor]) -> Any:
-    """The loss of stock, or ours with the one sequence as the whole batch: the same."""
+    """Return stock's loss, or ours with the one sequence as the whole batch: the two are equal."""
     if job["package"]:
         return trainer_module.PolicyLoss()
     loss = PolicyLoss(args)
@@ -74,7 +74,7 @@ def loss_of(job: dict[str, Any], trainer_module: Any, args: Any, batch: dict[str
 
 
 def update(job: dict[str, Any], trainer: Any, training_step: Any, batch: dict[str, torch.Tensor]) -> dict[str, float]:
-    """The old log-probs, where they are asked for, and one training step; the gradients are left on the adapter."""
+    """Compute the old log-probs if asked for, and one training step; the gradients stay on the adapter."""
     actor, old = trainer.actor, torch.zeros(batch["action_mask"].shape)
     actor.zero_grad()
     if job["package"] or not passes.is_on_policy(trainer.args):
@@ -87,7 +87,7 @@ def update(job: dict[str, Any], trainer: Any, training_step: Any, batch: dict[st
 
 
 class TimedMetrics:
-    """What the actor's metrics of one rank take, in the engine's place a model that is not partitioned.
+    """Times the actor's metrics of one rank, with an unpartitioned model in the engine's place.
 
     Attributes:
         seconds: so far.
@@ -102,13 +102,13 @@ class TimedMetrics:
         self._metrics, self.seconds, self.notes = ActorMetrics(trainer), 0.0, b""
 
     def note(self, *arguments: Any) -> None:
-        """Note a micro-batch."""
+        """Record a micro-batch."""
         begin = time.perf_counter()
         self._metrics.note(*arguments)
         self.seconds += time.perf_counter() - begin
 
     def after_backward_and_step(self) -> None:
-        """Look for an optimizer step, of which there is none, and hand the notes on."""
+        """Look for an optimizer step (there is none) and pass the notes on."""
         begin = time.perf_counter()
         self._metrics.after_backward_and_step()
         self.notes = pickle.dumps(self._metrics.pop())  # as Ray does
@@ -116,7 +116,7 @@ class TimedMetrics:
 
 
 def arguments(job: dict[str, Any]) -> SimpleNamespace:
-    """The flags of a run whose rollout is one sample, and one optimizer step."""
+    """Return the flags of a run whose rollout is one sample and one optimizer step."""
     return SimpleNamespace(
         entropy_loss_coef=None if job.get("notes") else 0.0,
         aux_loss_coef=0.0, use_kl_loss=False, use_dynamic_batch=False, init_kl_coef=0,
@@ -128,7 +128,7 @@ def arguments(job: dict[str, Any]) -> SimpleNamespace:
 
 def main() -> None:
     job = job_of_this_rank()
-    cpu_matmul.install()  # for both: it is not what is compared
+    cpu_matmul.install()  # for both: it is not under comparison
     args = arguments(job)
     actor_module, trainer_module = openrlhf_modules(job["package"])
     actor = build_actor(job, actor_module.Actor, args)
@@ -136,7 +136,7 @@ def main() -> None:
     batch = rollout(job)
 
     def ignore(*_: Any, **__: Any) -> None:
-        """The optimizer is the same in all, and no part of what is measured."""
+        """The optimizer is the same in all and not part of the measurement."""
 
     timed = TimedMetrics(actor, args) if job.get("notes") else None
     trainer = SimpleNamespace(
@@ -153,7 +153,7 @@ def main() -> None:
         ),
     )
     seconds, peaks, collecting, status = [], [], [], {}
-    for _ in range(job["repeat"] + 1):  # the first is not counted: it reads the weights
+    for _ in range(job["repeat"] + 1):  # the first pass is not counted: it reads the weights
         peak, begin = memory.Peak(), time.perf_counter()
         before = timed.seconds if timed else 0.0
         status = update(job, trainer, trainer_module.ActorPPOTrainer.training_step, batch)

@@ -1,4 +1,4 @@
-"""OpenRLHF as it is without our patches."""
+"""OpenRLHF without our patches."""
 
 import importlib
 import importlib.util
@@ -12,14 +12,14 @@ ROOT = Path(__file__).parents[3]
 
 
 def installed() -> Path:
-    """The folder of the installed package, which is patched."""
+    """Return the folder of the installed package, which is patched."""
     spec = importlib.util.find_spec("openrlhf")
     assert spec and spec.submodule_search_locations
     return Path(spec.submodule_search_locations[0])
 
 
 def pristine(target: Path) -> Path:
-    """Copy the installed package to `target` and take all patches out; returns `target`."""
+    """Copy the installed package to `target` and remove all patches; returns `target`."""
     shutil.copytree(installed(), target, ignore=shutil.ignore_patterns("__pycache__"))
     command = [sys.executable, "-m", "patches", "revert", "--target", str(target), "--version", "0.9.3"]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
@@ -27,9 +27,9 @@ def pristine(target: Path) -> Path:
 
 
 def module_from(package: Path, name: str) -> ModuleType:
-    """Return a new module `openrlhf.NAME` from its file in `package`; what it imports is the installed package.
+    """Return a new module `openrlhf.NAME` from its file in `package`. Its imports come from the installed package.
 
-    The caller puts it into `sys.modules`, if at all, and executes it.
+    The caller puts it into `sys.modules`, if needed, and executes it.
     """
     importlib.import_module(f"openrlhf.{name}")  # its imports, in the order that resolves their cycle
     file = package / (name.replace(".", "/") + ".py")
@@ -39,7 +39,7 @@ def module_from(package: Path, name: str) -> ModuleType:
 
 
 def execute(module: ModuleType) -> ModuleType:
-    """Run the code of a module that `module_from` made."""
+    """Run the code of a module that `module_from` created."""
     assert module.__spec__ and module.__spec__.loader
     module.__spec__.loader.exec_module(module)
     return module

@@ -1,4 +1,4 @@
-"""A vLLM worker that takes one adapter tensor at a time: the other way of the benchmark `sync`."""
+"""A vLLM worker that takes one adapter tensor at a time: the stock way of the benchmark `sync`."""
 
 import torch
 
@@ -9,10 +9,10 @@ class OneByOneWorker(AdapterWorker):
     """vLLM's ``worker_extension_cls`` with the call that OpenRLHF makes for each parameter."""
 
     def update_weight(self, name: str, dtype: torch.dtype, shape: tuple[int, ...], empty_cache: bool = False) -> None:
-        """Take one tensor from a file in memory, which stands for OpenRLHF's broadcast over NCCL.
+        """Take one tensor from a memory file, which stands in for OpenRLHF's broadcast over NCCL.
 
         Args:
-            name: the file and the tensor's name, with a line feed between.
+            name: the file and the tensor's name, separated by a line feed.
         """
         path, _, tensor_name = name.partition("\n")
         whole = torch.from_file(path, size=torch.Size(shape).numel(), dtype=dtype).view(shape)

@@ -1,7 +1,7 @@
 """What each pathology does to a synthetic run; see `synthetic_runs`.
 
-Each function bends a healthy run and returns the step at which that begins. At strength 1.0 the symptoms are what a
-practitioner would call obvious from the curves, at 0.3 hardly to be seen.
+Each function bends a healthy run and returns the step at which the pathology begins. At strength 1.0 a practitioner
+would call the symptoms obvious from the curves; at 0.3 they are hardly visible.
 """
 
 import math
@@ -12,7 +12,7 @@ from scripts.bench.parts.synthetic_runs import Ill, Latent, correlated
 
 
 def _onset(latent: Latent, rng: np.random.Generator) -> int:
-    """Return the index at which it begins: well after the warm-up, and well before the end."""
+    """Return the index of the onset: well after the warm-up, and well before the end."""
     return int(latent.steps * rng.uniform(0.35, 0.6))
 
 
@@ -31,7 +31,7 @@ def _stop_learning(latent: Latent, begin: int, left: float = 0.0) -> None:
 
 def flat_learning(latent: Latent, rng: np.random.Generator, strength: float) -> int:
     _stop_learning(latent, 0, 1 - strength)
-    level = latent.log_length.mean()  # fewer cut responses would be more right ones
+    level = latent.log_length.mean()  # fewer cut responses would mean more right ones
     latent.log_length = level + (1 - strength) * (latent.log_length - level) + correlated(rng, latent.steps, 0.02)
     latent.kl *= 10 ** (-2.5 * strength)
     latent.clip *= 10 ** (-2.5 * strength)
@@ -49,9 +49,9 @@ def over_fitting(latent: Latent, rng: np.random.Generator, strength: float) -> i
 
 
 def correctness_fall(latent: Latent, rng: np.random.Generator, strength: float) -> int:
-    """A policy that solved most of its problems is broken from one step to the next, and nothing else shows.
+    """Break a policy that solved most of its problems from one step to the next; nothing else shows.
 
-    Not at the peak of the learning rate: there it is a shock.
+    Never at the peak of the learning rate: there it would be a shock.
     """
     begin = _onset(latent, rng) if rng.random() < 0.7 else latent.warm_up + int(rng.integers(6, 15))
     room = max(0.8 - latent.skill[:begin].mean(), 0)  # what nobody solves cannot fall
@@ -143,7 +143,7 @@ def entropy_collapse(latent: Latent, rng: np.random.Generator, strength: float) 
     ramp = strength * _ramp(latent, begin, rng.uniform(5, 15))
     latent.entropy = latent.entropy * np.exp(-rng.uniform(1.8, 3.0) * ramp)
     latent.agree = 0.7 * ramp
-    over = max(latent.skill[begin] - 0.5, 0.0)  # it is no collapse where nearly everything is solved
+    over = max(latent.skill[begin] - 0.5, 0.0)  # it is not a collapse if nearly everything is solved
     latent.skill, latent.held_out_skill = latent.skill - over, latent.held_out_skill - over
     _stop_learning(latent, begin, 1 - strength)
     return begin + 1
@@ -181,7 +181,7 @@ def judge_dependent(latent: Latent, rng: np.random.Generator, strength: float) -
     latent.right = middle + (1 - 0.95 * strength) * (latent.right - middle)
     latent.wrong = middle + (1 - 0.95 * strength) * (latent.wrong - middle)
     latent.quality_noise = 0.14 + 0.1 * strength
-    latent.log_length = latent.log_length - 0.4  # a response that is cut is wrong: correlation without a judge
+    latent.log_length = latent.log_length - 0.4  # a cut response is wrong: correlation without a judge
     return latent.warm_up + 1
 
 
@@ -201,5 +201,5 @@ ILLS: dict[str, Ill] = {
         ),
     )
 }
-# Fewest steps of a sick run: what is slow shows late.
+# Fewest steps of a sick run: slow pathologies show late.
 LEAST = dict.fromkeys(ILLS, 40) | {"flat_learning": 60, "over_fitting": 60}

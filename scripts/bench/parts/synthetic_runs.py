@@ -1,8 +1,8 @@
-"""Runs that were never made: lines of metrics.jsonl and eval.jsonl with the noise of real ones, healthy or sick.
+"""Synthetic runs: lines of metrics.jsonl and eval.jsonl with the noise of real ones, healthy or sick.
 
-What a run would show without chance (`Latent`: skill, length, entropy, ...) is bent by `synthetic_ills`, and then
-observed through samples: problems of different difficulty, groups of samples of one problem, responses cut at the
-limit, judgements in sixteenths, heavy-tailed gradient norms. Noise of neighbouring steps is correlated.
+The noise-free run (`Latent`: skill, length, entropy, ...) is bent by `synthetic_ills` and then observed through
+samples. These have problems of different difficulty, groups of samples of one problem, responses cut at the limit,
+judgements in sixteenths, and heavy-tailed gradient norms. Noise of neighbouring steps is correlated.
 """
 
 import math
@@ -17,7 +17,7 @@ from grpo.run.estimators import interval
 
 @dataclass(frozen=True)
 class Profile:
-    """The scale of a run: lengths in tokens; updates are optimizer steps a rollout."""
+    """The scale of a run: lengths in tokens; updates are optimizer steps per rollout."""
 
     name: str
     length: float
@@ -41,14 +41,14 @@ PROFILES = (
 
 @dataclass
 class Latent:
-    """A run without chance; arrays are [T], over the steps.
+    """A noise-free run; arrays are [T], over the steps.
 
     Attributes:
         skill, held_out_skill: added to a problem's log-odds of being solved.
         right, wrong: mean quality that the judge gives right and wrong samples.
-        agree: chance that a sample of a group is a copy of its first, as one mode of answering makes it.
+        agree: chance that a sample of a group is a copy of its first, as a single mode of answering produces.
         failed: chance that no model judges a sample.
-        fallbacks: chance that another model than the first judges it.
+        fallbacks: chance that a model other than the first judges it.
         sure: factor on the entropy, which falls as the answers are learned.
         loss: factor on the largest loss of the step.
         rate: learning rate.
@@ -99,8 +99,8 @@ def make(seed: int, ill: tuple[str, Ill] | None = None, strength: float = 1.0, l
     """Return a run.
 
     Args:
-        ill: a pathology's name and what it does to a run, None for a healthy one.
-        strength: 1.0 is what a practitioner would call obvious.
+        ill: a pathology's name and its effect on a run; None for a healthy one.
+        strength: at 1.0 a practitioner would call it obvious.
         least: fewest steps; the most are 150.
     """
     rng = np.random.default_rng([seed, *(ord(letter) for letter in ill[0])] if ill else seed)
@@ -108,7 +108,7 @@ def make(seed: int, ill: tuple[str, Ill] | None = None, strength: float = 1.0, l
     if ill and ("judge" in ill[0] or ill[0] == "reward_hacking"):
         latent.judged = True
     onsets = {ill[0]: ill[1](latent, rng, strength)} if ill else {}
-    # Over-fitting is a matter of evaluations; of the other runs some have none.
+    # Over-fitting needs evaluations; some of the other runs have none.
     evaluated = (ill is not None and ill[0] == "over_fitting") or rng.random() > 0.15
     run = SyntheticRun(*_observe(latent, rng, evaluated), _config(latent), onsets)
     _lose_some(run, rng, columns=ill is None)
@@ -116,7 +116,7 @@ def make(seed: int, ill: tuple[str, Ill] | None = None, strength: float = 1.0, l
 
 
 def correlated(rng: np.random.Generator, n: int, sigma: float, r: float = 0.4) -> np.ndarray:
-    """Return normal noise of standard deviation `sigma` in which each value depends on the last; [n]."""
+    """Return normal noise of standard deviation `sigma` in which each value depends on the previous one; [n]."""
     noise = rng.normal(0, sigma, n)
     for index in range(1, n):
         noise[index] = r * noise[index - 1] + math.sqrt(1 - r * r) * noise[index]
@@ -295,12 +295,12 @@ def _config(latent: Latent) -> dict[str, Any]:
     return {"name": profile.name, "flags": flags, "judge": judge if latent.judged else {"JUDGE": "0"}}
 
 
-# What other versions did not log.
+# Columns that other versions did not log.
 _NEWER = ("entropy", "logprob_diff_mean", "judge_quality_right", "high_reward_wrong", "policy_loss_max", "actor_lr")
 
 
 def _lose_some(run: SyntheticRun, rng: np.random.Generator, columns: bool) -> None:
-    """Take out what real files lack: numbers that were not finite, an evaluation, columns of newer versions."""
+    """Remove what real files lack: non-finite numbers, an evaluation, columns of newer versions."""
     for row in run.rows:
         for name in ("grad_norm", "correct", "ppo_kl", "entropy"):
             if rng.random() < 0.005:

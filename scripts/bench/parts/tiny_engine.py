@@ -1,6 +1,6 @@
-"""A real vLLM engine in a process of its own, as in training, with the tiny gpt-oss and random weights.
+"""A real vLLM engine in its own process, as in training, with the tiny gpt-oss and random weights.
 
-It is so fast that what Python does for each token weighs as much as it ever can.
+It is so fast that Python's share of the time per token is as large as it can be.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from scripts.tiny_model.tokenizer import EOS, PAD, STOP_TOKENS, write_tokenizer
 from scripts.tiny_model.warm_start import tiny_config
 
 PROMPT = "<|start|>user<|message|>2 + 2<|end|><|start|>assistant"
-TOKENS_A_SECOND = 50  # of one sample of gpt-oss-120b, of 32 that are sampled at a time
+TOKENS_A_SECOND = 50  # of one sample of gpt-oss-120b, sampled 32 at a time
 
 
 @contextlib.contextmanager
@@ -42,7 +42,7 @@ def write_model(folder: Path) -> Any:
     ids = dict(zip(STOP_TOKENS, tokenizer.convert_tokens_to_ids(list(STOP_TOKENS)), strict=True))
     write_config(folder, tiny_config(len(tokenizer)), stop_ids=[ids[EOS]], pad_id=ids[PAD])
     config = read_json(folder / "config.json")
-    del config["quantization_config"]  # vLLM on a CPU has no MXFP4
+    del config["quantization_config"]  # vLLM on a CPU does not support MXFP4
     write_json(folder / "config.json", config)
     return tokenizer
 
@@ -51,9 +51,9 @@ def start_engine(model: Path, samples: int, length: int, load_format: str = "dum
     """Return OpenRLHF's engine actor, without Ray: `llm` is vLLM's engine.
 
     Args:
-        samples: how many are computed at a time.
+        samples: the number computed at a time.
         length: tokens of prompt and response.
-        load_format: vLLM's; "dummy" makes random weights, "auto" reads those in `model`.
+        load_format: vLLM's; "dummy" creates random weights, "auto" reads those in `model`.
     """
     import vllm
     from openrlhf.trainer.ray.vllm_engine import LLMRayActor

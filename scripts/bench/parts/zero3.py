@@ -6,7 +6,7 @@ from grpo.model import zero
 
 
 def offloaded(**more: Any) -> dict[str, Any]:
-    """ZeRO-3 in bf16 with its parameters on the host; `more` goes into `zero_optimization`."""
+    """Return ZeRO-3 in bf16 with its parameters on the host; `more` goes into `zero_optimization`."""
     config = {
         "train_micro_batch_size_per_gpu": 1,
         "bf16": {"enabled": True},
