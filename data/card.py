@@ -14,7 +14,7 @@ CARD = "card.json"
 
 
 def counts(problems: Sequence[Problem]) -> dict[str, dict[str, int]]:
-    """How many problems there are of each source, data source, year, level and subject; what none has is left out."""
+    """Return the number of problems per source, data source, year, level and subject; empty categories are left out."""
     columns: dict[str, list[Any]] = {
         "datasource": [problem.datasource for problem in problems],
         "source": [problem.source for problem in problems],
@@ -32,10 +32,10 @@ def write(
     described: Mapping[str, Any],
     about: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Writes NAME.jsonl for each split and the card, each by renaming; the old card goes first, the new comes last.
+    """Write NAME.jsonl for each split and the card, each by renaming. The old card goes first, the new one comes last.
 
-    So a card that exists describes the files beside it, whenever the writing was interrupted.
-    described: what the card says of each split; about: what it says of the whole. Returns the card.
+    A card that exists therefore describes the files beside it, even after an interruption.
+    described: the card's content for each split; about: its content on the whole. Returns the card.
     """
     files, contents = {}, {}
     for split, lines in records.items():

@@ -1,4 +1,4 @@
-"""What is checked of the chosen problems before they are written: overlap of train and eval, and prompt lengths."""
+"""Checks of the chosen problems before they are written: overlap of train and eval, and prompt lengths."""
 
 import math
 from collections import Counter
@@ -11,21 +11,21 @@ from data.problems import Problem
 from data.sources import SourceError
 from reward.answers import canonical
 
-# The card names so many of a group of variants; templates make groups of thousands.
+# The card names at most this many of a group of variants; templates make groups of thousands.
 SHOWN_VARIANTS = 10
 
 
 def check_overlap(
     problems: Sequence[Problem], decontaminate: bool
 ) -> tuple[list[Problem], list[str], dict[str, list[dict[str, Any]]]]:
-    """Looks for problems of train that are also in eval: the same contest place, text, or a near-duplicate.
+    """Find problems of train that are also in eval: the same contest place, text, or a near-duplicate.
 
     Returns the problems to keep, a line for each that decontaminate left out of train, and for the card the
-    near-duplicates within a split and the groups of variants (which may lie across).
+    near-duplicates within a split and the groups of variants (which may span both).
     Raises SourceError for an overlap, unless decontaminate is set.
     """
     pairs, groups = duplicates.find([one.text for one in problems], [canonical(one.answer) for one in problems])
-    overlaps = {}  # problem of train -> where it is in eval
+    overlaps = {}  # problem of train -> its place in eval
     within = []
     for pair in pairs:
         a, b = problems[pair.first], problems[pair.second]
@@ -56,11 +56,11 @@ def check_overlap(
 def check_lengths(
     problems: Sequence[Problem], tokenizer_name: str, limit: int | None, drop_long: bool
 ) -> tuple[list[Problem], list[str], dict[str, Any]]:
-    """Measures the prompts in tokens and looks for those of more than `limit`.
+    """Measure the prompts in tokens and find those longer than `limit`.
 
     Returns the problems to keep, a line for each that drop_long left out, and for the card the largest length of each
     split and its 99th percentile (the smallest length that 99% do not exceed).
-    Raises SourceError for too long a prompt, unless drop_long is set.
+    Raises SourceError for a prompt that is too long, unless drop_long is set.
     """
     lengths = dict(zip(problems, prompt_lengths(tokenizer_name, [one.prompt for one in problems]), strict=True))
     too_long = {one: length for one, length in lengths.items() if limit is not None and length > limit}
@@ -78,13 +78,13 @@ def check_lengths(
 
 
 def prompt_lengths(tokenizer_name: str, prompts: Sequence[str | list[dict[str, str]]], **variables: str) -> list[int]:
-    """Tokens of each prompt as OpenRLHF counts them: under the chat template, ready for the answer.
+    """Return the tokens of each prompt as OpenRLHF counts them: under the chat template, ready for the answer.
 
-    A prompt is the user's message, or a list of messages; `variables` are more for the chat template.
+    A prompt is the user's message, or a list of messages; `variables` are passed to the chat template.
 
-    Raises SourceError where the tokenizer (a folder or a hub id) cannot be loaded or has no chat template.
+    Raises SourceError if the tokenizer (a folder or a hub id) cannot be loaded or has no chat template.
     """
-    from transformers import AutoTokenizer  # slow to import, and needed with --tokenizer alone
+    from transformers import AutoTokenizer  # slow to import, and only needed with --tokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_name)

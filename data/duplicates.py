@@ -1,15 +1,15 @@
 r"""Finds near-duplicates: problems that say the same in other words, and variants, which differ in a number.
 
 A text becomes a sequence of words, LaTeX commands and signs, without markup and diagrams. Number words and dashes are
-spelled alike; each name of a variable or point is masked, and so is each number, which is kept beside the sequence.
-Two texts are alike when they share `SIMILARITY` of the 3-token shingles of the shorter one (the containment of Broder
-1997, "On the resemblance and containment of documents"), so that a part, a heading or another question at the end
-hides nothing. It is computed exactly; a prefix filter (Chaudhuri, Ganti and Kaushik 2006, "A primitive operator for
-similarity joins") leaves out pairs that cannot reach it.
+normalised. Names of variables and points are masked. Numbers are masked too, and kept beside the sequence. Two texts
+are alike if they share `SIMILARITY` of the 3-token shingles of the shorter one (the containment of Broder 1997, "On the
+resemblance and containment of documents"). A part, a heading or another question at the end thus hides nothing.
+Containment is computed exactly. A prefix filter (Chaudhuri, Ganti and Kaushik 2006, "A primitive operator for
+similarity joins") skips pairs that cannot reach it.
 
-Alike texts are near-duplicates where the numbers of one contain those of the other, or where the answer is the same
-and so are most numbers; where even the wording is the same, the order of the numbers counts. Texts that are alike as a
-whole, but with other numbers, are variants: another problem, which a model may still solve by having seen the first.
+Alike texts are near-duplicates if the numbers of one contain those of the other, or if the answer and most numbers are
+the same. If even the wording is the same, the order of the numbers counts. Texts that are alike as a whole, but with
+other numbers, are variants: another problem, which a model may still solve because it has seen the first.
 """
 
 import math
@@ -19,19 +19,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-# Among 290 problems of AIME and MATH one pair with fitting numbers reaches 0.3, and has 0.46; problems of which the
-# clauses are shuffled have 0.53 and more, but for three with drawing commands.
+# Among 290 problems of AIME and MATH only one pair with fitting numbers reaches 0.3; it has 0.46. Problems with
+# shuffled clauses have 0.53 and more, except three with drawing commands.
 SIMILARITY = 0.5
 SHINGLE = 3
-# A question such as "what is the value of x" is in many problems: a shorter text counts as so long, unless its
-# shingles are SIMILARITY of those of both texts.
+# A question such as "what is the value of x" is in many problems. A shorter text counts as having this length, unless
+# its shingles are SIMILARITY of those of both texts.
 SHORT = 16
 
 _DIAGRAM = re.compile(r"\[asy\].*?(?:\[/asy\]|\Z)", re.DOTALL | re.IGNORECASE)
 _HEADING = re.compile(r"\A\W*(?:\d{4}\W+)?(?:[A-Z]{3,5}\W+)?(?:I{1,3}\W+)?(?:Problem|Question|Exercise)\W*\d+\W+")
 _BARE_FRACTION = re.compile(r"\\[dt]?frac\s*(\d)\s*(\d)")
 _LATEX_SPACE = re.compile(r"\\(?:[\[\]()!,;: ]|quad|qquad|left|right|displaystyle|text|textbf|mathrm|mbox)(?![A-Za-z])")
-# Hyphens, dashes and the minus sign of Unicode.
+# Unicode hyphens, dashes and minus sign.
 _DASHES = dict.fromkeys([*range(0x2010, 0x2016), 0x2212, 0xFE63, 0xFF0D], "-")
 _UNITS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 _TEENS = ("eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen")
@@ -44,7 +44,7 @@ _NUMBER_WORD = re.compile(
 )
 # A minus belongs to its number: x^2 - 3x and x^2 + 3x are two problems.
 _NUMBER = r"-?\s*(?:\d{1,3}(?:(?:,|\{,\})\d{3})+(?!\d)|\d+)(?:\.\d+)?"
-# A variable, a Greek one, or points: x, \theta, ABC.
+# A variable (also Greek) or points: x, \theta, ABC.
 _NAME = r"(?:\\(?:alpha|beta|gamma|delta|theta|lambda|mu|phi|psi|omega)|[A-Za-z]|[A-Z]{2,6})(?![A-Za-z])"
 _TOKEN = re.compile(rf"(?P<number>{_NUMBER})|(?P<name>{_NAME})|\\[A-Za-z]+|[A-Za-z]+|[^\sA-Za-z0-9]")
 _MARKUP = frozenset("${}.,;:!?'\"`~\\")
@@ -53,7 +53,7 @@ _NUMBER_MASK, _NAME_MASK = "#", "@"
 
 @dataclass(frozen=True)
 class Pair:
-    """Two near-duplicates, as indices into what was searched, and how alike they are: SIMILARITY to 1."""
+    """Two near-duplicates, as indices into the searched texts, and their similarity: SIMILARITY to 1."""
 
     first: int
     second: int
@@ -69,17 +69,17 @@ class _Text:
 
 
 def find(texts: Sequence[str], answers: Sequence[str]) -> tuple[list[Pair], list[list[int]]]:
-    """Near-duplicate pairs, and groups of variants (each of two or more), both as sorted indices into `texts`.
+    """Return near-duplicate pairs, and groups of variants (each of two or more), both as sorted indices into `texts`.
 
     Args:
-        answers: of each text, equal where they are spelled alike.
+        answers: of each text; equal answers are spelled alike.
     """
     read = [_read(text, answer) for text, answer in zip(texts, answers, strict=True)]
     by_words: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for index, one in enumerate(read):
         by_words[one.words].append(index)
     groups = list(by_words.values())
-    root = list(range(len(texts)))  # of what is alike
+    root = list(range(len(texts)))  # of groups of alike texts
     pairs = []
     for group in groups:
         _join(root, group)
@@ -122,7 +122,7 @@ def _digits(match: re.Match[str]) -> str:
 
 
 def _of_same_words(read: Sequence[_Text], group: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The near-duplicates in a group of the same wording, which may be one of thousands from a template."""
+    """Yield the near-duplicates in a group with the same wording, which may be one of thousands from a template."""
     by_numbers, by_answer = defaultdict(list), defaultdict(list)
     for index in group:
         by_numbers[read[index].numbers].append(index)
@@ -137,9 +137,9 @@ def _of_same_words(read: Sequence[_Text], group: Sequence[int]) -> Iterator[tupl
 
 
 def _of_alike_words(read: Sequence[_Text], first: Sequence[int], second: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The near-duplicates among two groups of one wording each, which may be from templates, too.
+    """Yield the near-duplicates between two groups of one wording each, which may also come from templates.
 
-    Compared are those that share a number, or of which one has none.
+    It compares pairs that share a number, or of which one has none.
     """
     with_number: dict[str | None, list[int]] = defaultdict(list)
     for j in second:
@@ -154,7 +154,7 @@ def _of_alike_words(read: Sequence[_Text], first: Sequence[int], second: Sequenc
 
 
 def _numbers_fit(a: _Text, b: _Text) -> bool:
-    """Whether alike texts have the same numbers, but for those of a part that only one has; most, with one answer."""
+    """Say whether alike texts have the same numbers, apart from a part that only one has; or most, with one answer."""
     fewer = min(len(a.numbers), len(b.numbers))
     shared = sum((Counter(a.numbers) & Counter(b.numbers)).values())
     if a.answer == b.answer:
@@ -163,7 +163,7 @@ def _numbers_fit(a: _Text, b: _Text) -> bool:
 
 
 def _diagrams_fit(a: _Text, b: _Text) -> bool:
-    """Equal words may ask of two different diagrams; one that is cut, or that only one of them has, decides nothing."""
+    """Say whether diagrams may match: equal words may refer to two. A cut or missing diagram decides nothing."""
     return Counter(a.diagram) <= Counter(b.diagram) or Counter(b.diagram) <= Counter(a.diagram)
 
 
@@ -171,18 +171,19 @@ def _shingles(words: tuple[str, ...]) -> frozenset[tuple[str, ...]]:
     return frozenset(words[at : at + SHINGLE] for at in range(max(1, len(words) - SHINGLE + 1)))
 
 
-# How contests ask for a fraction as an integer: it says nothing of the problem.
+# How contests ask for a fraction as an integer: it says nothing about the problem.
 _STOCK = _shingles(
     _read(r"\frac{m}{n}, where $m$ and $n$ are relatively prime positive integers. Find $m + n$.", "").words
 )
 
 
 def _alike(sets: Sequence[frozenset]) -> Iterator[tuple[int, int, float, float]]:
-    """(a, b, similarity, resemblance) with a < b for all pairs of sets with a similarity of at least SIMILARITY.
+    """Yield (a, b, similarity, resemblance) with a < b for all pairs of sets with a similarity of at least SIMILARITY.
 
-    The similarity is what both have, as a share of the smaller set (of SHORT at least) or of their union, which is the
-    resemblance, whichever is more. Such a pair shares one of the first |s| - ceil(SIMILARITY * |s|) + 1 elements of
-    the smaller set s, in any order; rare ones first leaves the fewest pairs to compare.
+    The similarity is the size of the intersection, as a share of the smaller set (at least SHORT) or of the union,
+    whichever share is larger. The share of the union is the resemblance. Such a pair shares one of the first |s| -
+    ceil(SIMILARITY * |s|) + 1 elements of the smaller set s, in any order. Rare elements first leave the fewest pairs
+    to compare.
     """
     frequency = Counter(element for one in sets for element in one)
     with_element: dict[tuple[str, ...], list[int]] = defaultdict(list)
@@ -201,7 +202,7 @@ def _alike(sets: Sequence[frozenset]) -> Iterator[tuple[int, int, float, float]]
 
 
 def _join(root: list[int], members: Sequence[int]) -> None:
-    """Puts the members into one group: `root` leads from each index to the smallest of its group."""
+    """Merge the members into one group: `root` leads from each index to the smallest of its group."""
     tops = {_top(root, member) for member in members}
     for top in tops:
         root[top] = min(tops)

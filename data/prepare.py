@@ -4,14 +4,15 @@ r"""Turns problems of AIME, MATH, a file of your own or the synthetic task into 
     python -m data.prepare --source aime.jsonl --train math --skip-bad --out data/prepared  # and 45 of MATH to train on
     python -m data.prepare --source synthetic --out data/prepared --train-count 512
 
-A source is a .jsonl, .json or .parquet file (data/problems.py says what a row looks like), `aime` or `math` for the
-pinned data sets of the hub, or `synthetic`. What --source names is split by the rules in data/splits.py; what --train
-and --eval name goes whole into that split. Every output line is a record: `prompt` (the user's message), `label` (JSON
-with `answer` and `split`), `datasource` and `id`. The same input gives the same bytes, in whatever order its rows are.
+A source is a .jsonl, .json or .parquet file (data/problems.py describes the rows), `aime` or `math` for the pinned data
+sets of the hub, or `synthetic`. Sources of --source are split by the rules in data/splits.py. Sources of --train and
+--eval go whole into that split. Every output line is a record: `prompt` (the user's message), `label` (JSON with
+`answer` and `split`), `datasource` and `id`. The same input gives the same bytes, in any row order.
 
-Refused, with every place: rows that are unreadable, incomplete or not gradable (--skip-bad leaves them out), problems
-of train that are also in eval (data/duplicates.py says what counts; --decontaminate leaves them out of train), and
-prompts of more than --prompt-max-len tokens (--drop-long leaves them out).
+It refuses the following, and lists every place:
+- rows that are unreadable, incomplete or not gradable (--skip-bad leaves them out);
+- problems of train that are also in eval, as data/duplicates.py defines it (--decontaminate leaves them out of train);
+- prompts of more than --prompt-max-len tokens (--drop-long leaves them out).
 """
 
 import argparse
@@ -53,9 +54,9 @@ class Options:
 
 
 def prepare(sources: Sequence[Source], out: Path, options: Options | None = None) -> dict[str, Any]:
-    """Writes the three files into `out` and returns the card.
+    """Write the three files into `out` and return the card.
 
-    Raises SourceError for a source that cannot be read or is refused (see the module), and for an empty split.
+    Raises SourceError if a source is unreadable or refused (see the module), or a split is empty.
     """
     options = options or Options()
     if out.exists() and not out.is_dir():
@@ -64,7 +65,7 @@ def prepare(sources: Sequence[Source], out: Path, options: Options | None = None
     problems, repeated, contradictions = merge_repeats(problems)
     rules = splits.describe(problems, options.eval_fraction, options.math_count)
     problems, skipped = _split(problems, options)
-    # Once more: a problem may come to a split by two ways, by its rule and as part of a whole source.
+    # Once more: a problem may reach a split both by its rule and as part of a whole source.
     problems, repeated_in_split, contradictions_in_split = merge_repeats(problems)
     bad += contradictions + contradictions_in_split
     if bad and not options.skip_bad:
@@ -77,7 +78,7 @@ def prepare(sources: Sequence[Source], out: Path, options: Options | None = None
         measured = check_lengths(problems, options.tokenizer, options.prompt_max_len, options.drop_long)
         problems, left_out["too long"], about["prompt_tokens"] = measured
         if left_out["too long"]:
-            alike = check_overlap(problems, options.decontaminate)[2]  # of those that are left
+            alike = check_overlap(problems, options.decontaminate)[2]  # of the remaining problems
     chosen = {split: [problem for problem in problems if problem.split == split] for split in ("train", "eval")}
     for split, members in chosen.items():
         if not members:
@@ -90,13 +91,13 @@ def prepare(sources: Sequence[Source], out: Path, options: Options | None = None
 
 
 def to_record(problem: Problem) -> dict[str, str]:
-    """The output line of a problem."""
+    """Return the output line of a problem."""
     label = json.dumps({"answer": problem.answer, "split": problem.split}, ensure_ascii=False)
     return {"prompt": problem.prompt, "label": label, "datasource": problem.datasource, "id": problem.id}
 
 
 def _read(sources: Sequence[Source], options: Options) -> tuple[list[Problem], list[dict[str, Any]], list[str]]:
-    """The good problems of all sources, what the card says of each source, and a line for each bad row."""
+    """Return the good problems of all sources, the card's entry for each source, and a line for each bad row."""
     problems: list[Problem] = []
     origins: list[dict[str, Any]] = []
     bad: list[str] = []
@@ -114,7 +115,7 @@ def _read(sources: Sequence[Source], options: Options) -> tuple[list[Problem], l
 
 
 def _synthetic(split: str | None, options: Options) -> list[Problem]:
-    """Problems of the synthetic task, which says itself which split each belongs to."""
+    """Return problems of the synthetic task, which determines their split itself."""
     counts = {"train": options.train_count, "eval": options.eval_count}
     try:
         return [
@@ -128,7 +129,7 @@ def _synthetic(split: str | None, options: Options) -> list[Problem]:
 
 
 def _split(problems: Sequence[Problem], options: Options) -> tuple[list[Problem], dict[str, int]]:
-    """The chosen problems with their splits, and how many were not chosen for which reason."""
+    """Return the chosen problems with their splits, and how many were not chosen, by reason."""
     chosen: list[Problem] = []
     skipped: dict[str, int] = {}
     for given in (None, "train", "eval"):
@@ -161,7 +162,7 @@ def _print(out: Path, written: dict[str, Any]) -> None:
 
 
 def _count(text: str) -> int | None:
-    """A positive number, or None for "all"; argparse turns the ValueError into its own words."""
+    """Parse a positive number, or None for "all"; argparse words the ValueError itself."""
     if text == "all":
         return None
     if (number := int(text)) < 1:
@@ -170,7 +171,7 @@ def _count(text: str) -> int | None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line; returns 2, with the reasons on stderr, when the source is refused."""
+    """Run the command line; return 2, with the reasons on stderr, if the source is refused."""
     parser = argparse.ArgumentParser(
         allow_abbrev=False,
         prog="python -m data.prepare",

@@ -1,9 +1,9 @@
-r"""Checks rows and makes problems of them; finds the rows that are the same problem.
+r"""Validates rows and turns them into problems; finds rows that are the same problem.
 
-A row has a problem and an answer; a row of AIME has also its place (year, contest I or II, number from 1 to 15), a
-row of MATH its level and subject. Columns are known by the names in `COLUMNS`, in any case. Without an answer the
-last box of the solution counts; without a place in columns it is read from a link to the problem's page or from an
-id such as 2024-II-4. Papers count from 1; one that has a number 0 counts from 0 and is shifted.
+A row has a problem and an answer. A row of AIME also has its place (year, contest I or II, number from 1 to 15), a row
+of MATH its level and subject. Column names are matched against `COLUMNS`, in any case. Without an answer the last box
+of the solution counts. Without place columns, the place is read from a link to the problem's page or from an id such as
+2024-II-4. Papers count from 1; a paper with a number 0 counts from 0 and is shifted.
 """
 
 import hashlib
@@ -23,13 +23,13 @@ from reward.notation import spell
 from reward.structure import Node, Unreadable, read
 
 PROBLEMS_PER_PAPER = 15
-# What follows the problem in the prompt.
+# The text after the problem in the prompt.
 INSTRUCTIONS = {
     "aime": "\n\nSolve the problem. The answer is an integer from 0 to 999; put it in \\boxed{}.",
     "math": "\n\nSolve the problem. Put the final answer in \\boxed{}.",
     "synthetic": "",  # the tiny model was warmed up on the problem alone
 }
-# The first name that a row has counts.
+# The first matching name in a row counts.
 COLUMNS = {
     "problem": ("problem", "question"),
     "answer": ("answer", "final_answer", "expected_answer"),
@@ -46,7 +46,7 @@ _CONTESTS = {"1": 1, "2": 2, "I": 1, "II": 2}
 _PAGE = re.compile(r"(?P<year>\d{4})_AIME_(?P<contest>II?)_Problems/Problem_(?P<number>\d+)\Z")
 _PLACE_ID = re.compile(r"(?P<year>\d{4})-(?P<contest>II?)-(?P<number>\d+)\Z")
 _PLACE = ("year", "contest", "number")
-# What the grader compares as it is written: infinity, a ratio or time of day.
+# Answers that the grader compares as written: infinity, a ratio or time of day.
 _AS_WRITTEN = re.compile(r"[+-]?\\infty\Z|[0-9]+(?::[0-9]+)+\Z")
 _TEXT = re.compile(r"\\text ?\{[^{}]+\}\Z")
 _LEVEL = re.compile(r"(?:level\s*)?([1-5])\Z", re.IGNORECASE)
@@ -56,10 +56,10 @@ _LEVEL = re.compile(r"(?:level\s*)?([1-5])\Z", re.IGNORECASE)
 class Problem:
     """One checked problem.
 
-    split:   "train" or "eval"; None as long as a rule has to decide.
+    split:   "train" or "eval"; None until a rule decides.
     paper:   (year, contest 1 or 2, number 1 to 15) for AIME, else None.
-    datasource: "aime", "math" (with a level), "synthetic", or the name of the file that it is from.
-    level:   1 to 5 for MATH, 0 where the row has another word for it, None where it has none.
+    datasource: "aime", "math" (with a level), "synthetic", or the name of its file.
+    level:   1 to 5 for MATH, 0 if the row has another word for it, None without a level.
     source:  the name of the file or hub set; `place` is the row in it, for messages.
     """
 
@@ -75,23 +75,23 @@ class Problem:
 
     @property
     def digest(self) -> str:
-        """Equal for problems that differ only in white space."""
+        """Return a digest that ignores white space."""
         return hashlib.sha256(" ".join(self.text.split()).encode()).hexdigest()
 
     @property
     def id(self) -> str:
-        """Stable over files, runs and machines: the place in the contest, or a hash of the text."""
+        """Return an id stable over files, runs and machines: the place in the contest, or a hash of the text."""
         kind = self.datasource if self.datasource in INSTRUCTIONS else "problem"  # files may be renamed
         return "aime-{}-{}-{}".format(*self.paper) if self.paper else f"{kind}-{self.digest[:16]}"
 
     @property
     def prompt(self) -> str:
-        """The user's message: the problem, and how to answer."""
+        """Return the user's message: the problem, and how to answer."""
         return self.text + INSTRUCTIONS.get(self.datasource, INSTRUCTIONS["math"])
 
 
 def parse_rows(rows: Sequence[Row], source: str, split: str | None) -> tuple[list[Problem], list[str]]:
-    """The problems of a source's good rows, and one line for each bad row: unreadable, incomplete, not gradable."""
+    """Return the problems of a source's good rows, and one line per bad row: unreadable, incomplete, not gradable."""
     named = [Row(place, _known_columns(value)) for place, value in rows]
     from_zero = {_paper_key(found) for _, value in named if (found := _place(value)) and _is_zero(found.get("number"))}
     problems, bad = [], []
@@ -104,10 +104,10 @@ def parse_rows(rows: Sequence[Row], source: str, split: str | None) -> tuple[lis
 
 
 def merge_repeats(problems: Sequence[Problem]) -> tuple[list[Problem], list[str], list[str]]:
-    """Keeps one of the problems that have the same text or contest place and are meant for the same split.
+    """Keep one of the problems that have the same text or contest place and are meant for the same split.
 
-    Returns the problems kept, in a fixed order; a line for each repetition left out; and a line for each problem whose
-    repetitions contradict it, of which none is kept.
+    Returns the problems kept, in a fixed order, and a line for each repetition left out. Also returns a line for each
+    problem whose repetitions contradict it; none of these is kept.
     """
     repeats: list[str] = []
     bad: list[str] = []
@@ -130,9 +130,9 @@ def merge_repeats(problems: Sequence[Problem]) -> tuple[list[Problem], list[str]
 
 
 def _order(problem: Problem) -> tuple:
-    """Sorts by kind, data source and place or digest; never by the row, so that a source may be shuffled.
+    """Return a sort key of kind, data source and place or digest, never of the row, so that a source may be shuffled.
 
-    What has a contest place or a level comes first: of repetitions it is the one to keep.
+    Problems with a contest place or a level come first: they are the repetition to keep.
     """
     content = problem.text, problem.answer, problem.level or 0, problem.subject or ""
     kind = problem.paper is None, problem.level is None, problem.datasource
@@ -140,7 +140,7 @@ def _order(problem: Problem) -> tuple:
 
 
 def _known_columns(value: Any) -> Any:
-    """A row with our names of its columns; what is no object stays as it is."""
+    """Return a row with our column names; a value that is not an object is returned unchanged."""
     if not isinstance(value, dict):
         return value
     given = {
@@ -156,7 +156,7 @@ def _known_columns(value: Any) -> Any:
 
 
 def _parse(row: Any, from_zero: set[tuple[str, str]], split: str | None, source: str, place: str) -> Problem:
-    """A checked problem. Raises ValueError with what is wrong."""
+    """Return a checked problem. Raises ValueError with the fault."""
     if isinstance(row, ValueError):
         raise row
     if not isinstance(row, dict):
@@ -185,7 +185,7 @@ def _parse(row: Any, from_zero: set[tuple[str, str]], split: str | None, source:
 
 
 def _answer(row: dict[str, Any]) -> str:
-    """The gold answer, from its column or from the solution's last box. Raises ValueError without one."""
+    """Return the gold answer, from its column or from the solution's last box. Raises ValueError without one."""
     answer = row.get("answer")
     if isinstance(answer, float) and answer.is_integer():
         answer = int(answer)
@@ -202,7 +202,7 @@ def _answer(row: dict[str, Any]) -> str:
 
 
 def is_gold(answer: str) -> bool:
-    """Whether the grader knows what an answer says, and so finds it equal to other spellings of the same."""
+    """Say whether the grader understands an answer, and so accepts other spellings of it."""
     if not grade(f"\\boxed{{{answer}}}", answer).correct:
         return False
     try:
@@ -219,7 +219,7 @@ def _is_read(node: Node) -> bool:
 
 
 def _own_name(source: str) -> str:
-    """The data source of problems without a contest place or level: the name of their file, fit for a metric's name."""
+    """Return the data source of problems without contest place or level: their file's name, fit for a metric name."""
     name = re.sub(r"[^a-z0-9]+", "-", Path(source).stem.lower()).strip("-") or "own"
     return f"{name}-file" if name in INSTRUCTIONS else name
 
@@ -232,7 +232,7 @@ def _level(value: Any) -> int | None:
 
 
 def _place(row: Any) -> dict[str, Any]:
-    """What the row says of its place in a contest; empty for a problem of no contest."""
+    """Return the row's place in a contest; {} if it has none."""
     if not isinstance(row, dict):
         return {}
     place = {name: row[name] for name in _PLACE if name in row}
@@ -243,7 +243,7 @@ def _place(row: Any) -> dict[str, Any]:
 
 
 def _paper(place: dict[str, Any], from_zero: set[tuple[str, str]]) -> tuple[int, int, int]:
-    """(year, contest, number from 1) of an AIME row. Raises ValueError when there is no such problem."""
+    """Return (year, contest, number from 1) of an AIME row. Raises ValueError if there is no such problem."""
     contest = _CONTESTS.get(str(place["contest"]).strip())
     try:
         year, number = int(place["year"]), int(place["number"])

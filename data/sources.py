@@ -13,7 +13,7 @@ class SourceError(ValueError):
 
 
 class Row(NamedTuple):
-    """One row as it was found: `place` names file and line, `value` is a ValueError where the row is not JSON."""
+    """One row as found: `place` names file and line, `value` is a ValueError if the row is not JSON."""
 
     place: str
     value: Any
@@ -50,9 +50,9 @@ HUB = {
 
 
 def read_source(name: str) -> tuple[list[Row], dict[str, Any]]:
-    """The rows of a file or of a hub set (`aime`, `math`), and what the card says of where they come from.
+    """Return the rows of a file or of a hub set (`aime`, `math`), and the card's entry on their origin.
 
-    Raises SourceError when the source as a whole cannot be read.
+    Raises SourceError if the source as a whole cannot be read.
     """
     if name in HUB:
         return read_hub(HUB[name])
@@ -67,15 +67,15 @@ def read_source(name: str) -> tuple[list[Row], dict[str, Any]]:
 
 
 def read_hub(hub: HubSet) -> tuple[list[Row], dict[str, Any]]:
-    """The rows of a hub set; `datasets` takes them from its cache where they are there already.
+    """Return the rows of a hub set; `datasets` uses its cache if they are there.
 
-    Raises SourceError when they are neither there nor can be downloaded.
+    Raises SourceError if they are neither cached nor downloadable.
     """
-    import datasets  # slow to import, and needed for the hub alone
+    import datasets  # slow to import, and only needed for the hub
 
     unreachable = None if datasets.config.HF_HUB_OFFLINE else _unreachable(hub)
     if unreachable:
-        # It would ask six times for each file, with pauses; its cache is looked at all the same.
+        # Otherwise it would ask six times for each file, with pauses; offline mode still reads its cache.
         datasets.config.HF_HUB_OFFLINE = True
     rows = []
     for configuration in hub.configurations:
@@ -104,7 +104,7 @@ def read_hub(hub: HubSet) -> tuple[list[Row], dict[str, Any]]:
 
 
 def _unreachable(hub: HubSet) -> str | None:
-    """Ask the hub once for a set; return why there is no answer, None where there is one or the set is a folder."""
+    """Ask the hub once for a set. Return why it does not answer; None if it does or the set is a folder."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -112,9 +112,9 @@ def _unreachable(hub: HubSet) -> str | None:
         return None
     try:
         HfApi().dataset_info(hub.repository, revision=hub.revision, timeout=10)
-    except HfHubHTTPError:  # an answer, whatever it says
+    except HfHubHTTPError:  # any answer counts
         return None
-    except OSError as error:  # of requests, and of the hub's offline mode
+    except OSError as error:  # from requests, and from the hub's offline mode
         return f"the hub cannot be reached ({type(error).__name__}), and it is not in the cache of data sets"
     return None
 
@@ -148,5 +148,5 @@ def _read_file(path: Path) -> Iterator[Row]:
 def _parse_line(line: bytes) -> Any:
     try:
         return json.loads(line)
-    except ValueError as error:  # of JSON or of UTF-8
+    except ValueError as error:  # invalid JSON or UTF-8
         return ValueError(f"is not JSON ({error})")

@@ -1,9 +1,9 @@
-"""The rules that choose problems and split them; none of them draws at random or looks at the order of rows.
+"""The rules that choose problems and split them; none draws at random or depends on the row order.
 
-- AIME: each paper gives three of its 15 problems to eval, one of each third (easy, middle, hard). With
-  k = (2 * year + contest) mod 5 these are the numbers 1 + k, 6 + (k + 3) mod 5 and 11 + (k + 1) mod 5, so five papers
-  in a row hold out every number once. Six papers give 72 and 18. A problem's split depends on its place in the
-  contest alone: a file with more years does not move it.
+- AIME: each paper gives three of its 15 problems to eval, one of each third (easy, middle, hard). With k = (2 * year +
+  contest) mod 5 these are the numbers 1 + k, 6 + (k + 3) mod 5 and 11 + (k + 1) mod 5, so five consecutive papers hold
+  out every number once. Six papers give 72 and 18. A problem's split depends only on its place in the contest: a file
+  with more years does not move it.
 - Everything else: `balanced` picks the share for eval (20% unless --eval-fraction says otherwise).
 - MATH: problems of level 4 and 5, of which `balanced` picks 45 unless --math-count says otherwise.
 """
@@ -21,16 +21,16 @@ DEFAULT_MATH_COUNT = 45
 
 
 def in_aime_eval(year: int, contest: int, number: int) -> bool:
-    """Whether a problem is held out; the rule is in the module's docstring."""
+    """Say whether a problem is held out; the rule is in the module's docstring."""
     third, place = divmod(number - 1, 5)
     return place == (2 * year + contest + 3 * third) % 5
 
 
 def balanced(problems: Sequence[Problem], count: int) -> list[Problem]:
-    """`count` problems, or all where there are fewer, taken in turns from each level and subject, lowest digest first.
+    """Return `count` problems, or all if there are fewer, in turns from each level and subject, lowest digest first.
 
-    The turns go diagonally over levels and subjects, so that where they stop short of a round, the levels differ by
-    one at most (as long as no level and subject runs out).
+    The turns go diagonally over levels and subjects. If they end within a round, the levels differ by at most one (as
+    long as no level and subject runs out).
     """
     cells: dict[tuple[int, str], list[Problem]] = defaultdict(list)
     for problem in problems:
@@ -50,9 +50,9 @@ def balanced(problems: Sequence[Problem], count: int) -> list[Problem]:
 
 
 def choose_math(problems: Sequence[Problem], count: int | None) -> tuple[list[Problem], dict[str, int]]:
-    """Leaves out the problems with a level other than 4 and 5, and takes `count` of the rest (None: all).
+    """Leave out problems with a level other than 4 and 5, and take `count` of the rest (None: all).
 
-    Problems without a level are kept. Returns the problems, and how many were left out for which reason.
+    Problems without a level are kept. Returns the problems, and how many were left out, by reason.
     """
     without_level = [problem for problem in problems if problem.level is None]
     hard = [problem for problem in problems if problem.level in MATH_LEVELS]
@@ -65,9 +65,9 @@ def choose_math(problems: Sequence[Problem], count: int | None) -> tuple[list[Pr
 
 
 def split(problems: Sequence[Problem], eval_fraction: float | None) -> list[Problem]:
-    """The problems with their split. With an eval_fraction, AIME is split like everything else.
+    """Return the problems with their split. With an eval_fraction, AIME is split like everything else.
 
-    Raises SourceError for a fraction that is not between 0 and 1.
+    Raises SourceError if the fraction is not between 0 and 1.
     """
     fraction = DEFAULT_EVAL_FRACTION if eval_fraction is None else eval_fraction
     if not 0 < fraction < 1:
@@ -80,7 +80,7 @@ def split(problems: Sequence[Problem], eval_fraction: float | None) -> list[Prob
 
 
 def describe(problems: Sequence[Problem], eval_fraction: float | None, math_count: int | None) -> list[str]:
-    """The rules that apply to these problems, before they are split, in words for the card."""
+    """Return the rules that apply to these problems before they are split, in words for the card."""
     rules = []
     if any(one.level is not None for one in problems):
         number = "all" if math_count is None else f"up to {math_count}"
