@@ -1,1 +1,1 @@
-"""Held-out evaluation: samples of a model on a data set, their grades, and what these say with how much certainty."""
+"""Held-out evaluation: a model's samples on a data set, their grades, and the results with their uncertainty."""

@@ -1,4 +1,4 @@
-"""From problems to a model's tokens and back, by its own tokenizer and chat template."""
+"""Converts problems to a model's tokens and back, with its own tokenizer and chat template."""
 
 import datetime
 import math
@@ -15,15 +15,15 @@ class Chat:
 
     Args:
         model: the model's folder.
-        date: what the template is told when it asks for today's date, as that of gpt-oss does.
+        date: today's date for templates that ask for it, such as gpt-oss's.
         reasoning_effort: low, medium or high for gpt-oss; None for the template's default.
 
     Raises:
-        EvalError: for a model without a tokenizer or a chat template.
+        EvalError: if the model has no tokenizer or chat template.
     """
 
     def __init__(self, model: Path, date: datetime.date, reasoning_effort: str | None) -> None:
-        from transformers import AutoTokenizer  # seconds
+        from transformers import AutoTokenizer  # takes seconds
 
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(model)
@@ -41,11 +41,11 @@ class Chat:
         return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, **self._variables)
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text, and no others."""
+        """Return the tokens of a text, without special additions."""
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def record(self, tokens: list[int], finish_reason: str, logs: Mapping[str, float]) -> dict[str, Any]:
-        """Return what is generated of a sample's record (see :mod:`grpo.run.records`).
+        """Return the generated part of a sample's record (see :mod:`grpo.run.records`).
 
         Args:
             logs: of a sample under a thinking budget, as in :class:`eval.engine.Sample`; {} without one.

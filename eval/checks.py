@@ -1,4 +1,4 @@
-"""What can be known to go wrong before the model is loaded, with the remedy; without torch."""
+"""Detects errors before the model is loaded, with the remedy; without torch."""
 
 import os
 from argparse import Namespace
@@ -23,7 +23,7 @@ _COUNTS = ("n", "limit", "max_tokens", "tensor_parallel", "max_model_len", "batc
 
 
 def check_options(options: Namespace) -> None:
-    """Refuse numbers that cannot be; raises EvalError for the first of them."""
+    """Refuse impossible numbers; raises EvalError for the first one."""
     for name in _COUNTS:
         value = getattr(options, name)
         if value is not None and value < 1:
@@ -52,13 +52,13 @@ def _check_budgets(options: Namespace) -> None:
 
 
 def check_thinking(options: Namespace, encode: Encode) -> tuple[Delimiter, Budget] | None:
-    """Return what ends the thinking, and its budget; None without one.
+    """Return the delimiter that ends the thinking, and its budget; None without one.
 
     Args:
-        encode: by the model's tokenizer, see :func:`grpo.rollout.thinking.delimiter`.
+        encode: the model's tokenizer, see :func:`grpo.rollout.thinking.delimiter`.
 
     Raises:
-        EvalError: for a delimiter that the tokenizer cannot make, or budgets that do not fit in --max-tokens.
+        EvalError: if the tokenizer cannot produce the delimiter, or the budgets do not fit in --max-tokens.
     """
     if options.thinking_budget is None:
         return None
@@ -84,11 +84,11 @@ def check_environment() -> None:
 
 
 def check_model(folder: Path, tensor_parallel: int) -> Model:
-    """Return a checkpoint's files, after a look at all of their headers.
+    """Return a checkpoint's files, after checking all of their headers.
 
     Raises:
-        EvalError: where files are missing or contradict each other, or this machine's vLLM cannot load them so.
-        grpo.model.model_files.CheckpointError: where there is no model.
+        EvalError: if files are missing or contradict each other, or this machine's vLLM cannot load them so.
+        grpo.model.model_files.CheckpointError: if there is no model.
     """
     model = model_files.read(folder)
     is_gpt_oss = model.config.get("model_type") == architecture.MODEL_TYPE
@@ -108,11 +108,11 @@ def check_model(folder: Path, tensor_parallel: int) -> Model:
 
 
 def read_adapter(folder: Path, model: Model) -> Adapter:
-    """Return an adapter's files, after a look at headers and values.
+    """Return an adapter's files, after checking headers and values.
 
     Raises:
-        EvalError: where it is broken, or of another model.
-        grpo.model.model_files.CheckpointError: where there is no adapter, or the model is no gpt-oss.
+        EvalError: if it is broken, or belongs to another model.
+        grpo.model.model_files.CheckpointError: if there is no adapter, or the model is not a gpt-oss.
     """
     adapter = adapter_files.read(folder)
     faults = adapter_files.check_against(adapter, model)
@@ -124,14 +124,14 @@ def read_adapter(folder: Path, model: Model) -> Adapter:
 
 
 def check_length(prompts: Mapping[str, list[int]], max_tokens: int, max_model_len: int | None, model: Model) -> int:
-    """Return how many tokens the engine has to have room for.
+    """Return how many tokens the engine must have room for.
 
     Args:
         prompts: tokens by problem.
-        max_model_len: what the user wants; None for what is needed.
+        max_model_len: the user's choice; None for what is needed.
 
     Raises:
-        EvalError: where a prompt and its response do not fit in.
+        EvalError: if a prompt and its response do not fit.
     """
     longest = max(prompts, key=lambda problem: len(prompts[problem]))
     needed = len(prompts[longest]) + max_tokens

@@ -2,10 +2,10 @@
 
     python -m eval.compare A B [--json]
 
-A and B are folders of `python -m eval.evaluate`, or files of graded samples such as RUN_DIR/samples/eval_0.jsonl.
-Printed are the difference of the exact match (B - A) with its 95% interval, paired by problem; the p-value of a
-two-sided permutation test over problems; and the smallest gain that such a comparison sees with 80% power at 5%.
-The interval and the test are different methods: in a close case one may say what the other does not.
+A and B are folders of `python -m eval.evaluate`, or files of graded samples such as RUN_DIR/samples/eval_0.jsonl. It
+prints the difference of the exact match (B - A) with its 95% interval, paired by problem; the p-value of a two-sided
+permutation test over problems; and the smallest gain that such a comparison detects with 80% power at 5%. The interval
+and the test are different methods: in a close case they may disagree.
 
 Exit code: 0 done, 2 the two cannot be compared.
 """
@@ -27,17 +27,18 @@ from grpo.stack import command
 def compare(a: dict[str, list[float]], b: dict[str, list[float]]) -> dict[str, Any]:
     """Return the comparison of two evaluations.
 
-    - ``a``, ``b``: exact match on the shared problems; ``n``: their number; ``only_a``, ``only_b``: of the others.
+    - ``a``, ``b``: exact match on the shared problems; ``n``: their number; ``only_a``, ``only_b``: number of the
+      others.
     - ``difference``: b - a, with ``ci_low`` and ``ci_high`` (95%), and ``p_value``.
     - ``better``, ``worse``: problems that b solves more often than a, or less often.
-    - ``samples_a``, ``samples_b``: graded samples a problem, of the problem that has most.
-    - ``detectable``: the smallest gain over a with about 80% power at 5%; None where it is more than 1 - a.
+    - ``samples_a``, ``samples_b``: graded samples per problem, at most.
+    - ``detectable``: the smallest gain over a with about 80% power at 5%; None if it exceeds 1 - a.
 
     Args:
         a, b: grades, 1.0 or 0.0, of each problem's samples by its id.
 
     Raises:
-        EvalError: where they share no problem.
+        EvalError: if they share no problem.
     """
     shared = [problem for problem in a if problem in b]
     if not shared:
@@ -69,7 +70,7 @@ def read_grades(path: Path) -> dict[str, list[float]]:
     """Return the grades of each problem's samples.
 
     Raises:
-        EvalError: where there is no finished evaluation.
+        EvalError: if there is no finished evaluation.
     """
     if path.is_dir():
         read_config(path)
@@ -80,7 +81,7 @@ def read_grades(path: Path) -> dict[str, list[float]]:
 
 
 def differing_settings(a: Path, b: Path) -> list[str]:
-    """Return the names of the settings in which two evaluations differ, where both have a config.json."""
+    """Return the names of the settings in which two evaluations differ, if both have a config.json."""
     if not all((path / CONFIG).is_file() for path in (a, b)):
         return []
     old, new = (read_config(path)["identity"] for path in (a, b))
@@ -88,7 +89,7 @@ def differing_settings(a: Path, b: Path) -> list[str]:
 
 
 def describe(result: dict[str, Any]) -> list[str]:
-    """Return a comparison as lines for people."""
+    """Return a comparison as lines for display."""
     detectable = result["detectable"]
     lines = [
         f"A {result['a']:.3f}, B {result['b']:.3f} exact match on {result['n']} problems: "
@@ -105,7 +106,7 @@ def describe(result: dict[str, Any]) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     assert __doc__
     parser = argparse.ArgumentParser(
         allow_abbrev=False,

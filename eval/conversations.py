@@ -1,10 +1,10 @@
-"""Evaluates a model behind an OpenAI API in an environment of several turns: the very one that training uses.
+"""Evaluates a model behind an OpenAI API in an environment of several turns: the same one that training uses.
 
 python -m eval.conversations --environment retrieval --data eval.jsonl --model NAME --base-url http://HOST:PORT/v1 \
     --out FOLDER
 
 The key is taken from OPENAI_API_KEY. Writes conversations.jsonl (messages, ending and score of each) and summary.json.
-Exit code: 0 done, 1 some conversations failed, 2 bad input, with nothing asked.
+Exit code: 0 done, 1 some conversations failed, 2 bad input, before any request.
 """
 
 import argparse
@@ -50,10 +50,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 async def evaluate(options: argparse.Namespace, kind: type[Environment], rows: list[Any]) -> list[Any]:
-    """Return a record of each conversation in environments of a kind, in the order of the problems."""
+    """Return a record of each conversation in environments of a kind, in problem order."""
     from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAIError
 
-    # A redirect would take the key and the messages to a host that nobody chose.
+    # A redirect would send the key and the messages to a host that nobody chose.
     client = AsyncOpenAI(base_url=options.base_url, http_client=DefaultAsyncHttpxClient(follow_redirects=False))
     limits = Limits(turns=options.turns, seconds=options.seconds)
     free = asyncio.Semaphore(options.concurrency)
@@ -73,7 +73,7 @@ async def evaluate(options: argparse.Namespace, kind: type[Environment], rows: l
         found = {"reward": score.reward, "score": score.score, **logs}
         numbers = {key: value if math.isfinite(value) else None for key, value in found.items()}
         fault = {"error": outcome.fault} if outcome.fault else {}
-        # The environment may have edited them in place, into what no file can hold.
+        # The environment may have edited them in place into something that no file can hold.
         messages = [message if is_message(message) else repr(message) for message in outcome.messages]
         return {**about, "ending": outcome.ending, **fault, **numbers, "messages": messages}
 
@@ -82,7 +82,7 @@ async def evaluate(options: argparse.Namespace, kind: type[Environment], rows: l
 
 
 def _why(error: Exception, key: str) -> str:
-    """Return why an API has not answered; of a redirect, what is to be done."""
+    """Return why an API has not answered; for a redirect, also the remedy."""
     from openai import APIStatusError
 
     from reward.transport import redirect_message
@@ -97,7 +97,7 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     """Return the lines of a data file.
 
     Raises:
-        EvalError: for a file that cannot be read, and for a line without prompt and label.
+        EvalError: if the file cannot be read, or a line lacks prompt or label.
     """
     try:
         rows = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
@@ -109,7 +109,7 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
 
 
 def summarise(records: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the mean of each number over the conversations that have it, and how many failed: they have no reward."""
+    """Return the mean of each number over the conversations that have it, and the failures, which have no reward."""
     keys = dict.fromkeys(key for record in records for key, value in record.items() if isinstance(value, float | int))
     means = {key: [record[key] for record in records if record.get(key) is not None] for key in keys if key != "id"}
     about = {"conversations": len(records), "failed": sum(record.get("reward") is None for record in records)}
@@ -117,7 +117,7 @@ def summarise(records: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     options = parser().parse_args(argv)
     if os.environ.get("LIBRARY"):  # as train_grpo.sh takes it
         os.environ.setdefault(VARIABLE, os.environ["LIBRARY"])

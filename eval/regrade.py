@@ -1,4 +1,4 @@
-"""Grade the samples of an evaluation again, without an engine: after the grader has changed.
+"""Grade the samples of an evaluation again, without an engine, after the grader has changed.
 
 python -m eval.regrade DIR
 """
@@ -13,7 +13,7 @@ from eval.table import result_table
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(
         allow_abbrev=False, prog="python -m eval.regrade", description=(__doc__ or "").splitlines()[0]
     )

@@ -1,6 +1,7 @@
-"""vLLM's offline engine, asked as its asynchronous one is: in this process, without an event loop.
+"""Drives vLLM's offline engine through its asynchronous interface: in this process, without an event loop.
 
-A sample is a coroutine that waits for outputs of the engine, as in training: so both draw it by the same code.
+A sample is a coroutine that waits for the engine's outputs, as in training. Both therefore draw samples with the same
+code.
 """
 
 import types
@@ -12,7 +13,7 @@ Made = TypeVar("Made")
 
 
 class Stepped:
-    """What coroutines that :func:`run` drives take for vLLM's ``AsyncLLM``.
+    """Stands in for vLLM's ``AsyncLLM`` in coroutines that :func:`run` drives.
 
     Args:
         engine: vLLM's ``LLMEngine``.
@@ -28,7 +29,7 @@ class Stepped:
 
 
 class Outputs:
-    """The outputs of one request. It is aborted where these are closed before its end."""
+    """The outputs of one request. Closing them early aborts it."""
 
     def __init__(self, engine: Any, request_id: str) -> None:
         self._engine, self._request_id = engine, request_id
@@ -40,7 +41,7 @@ class Outputs:
     async def __anext__(self) -> Any:
         if self._is_over:
             raise StopAsyncIteration
-        self._is_over = True  # so it is where an interrupted evaluation drops a sample that waits: nothing to abort
+        self._is_over = True  # also if an interrupted evaluation drops a waiting sample: nothing to abort
         output = await _output_of(self._request_id)
         self._is_over = output.finished
         return output
@@ -62,9 +63,9 @@ def run(
     """Yield each sample when it is finished.
 
     Args:
-        engine: that of the :class:`Stepped` which the samples ask.
-        samples: not begun; each asks at least once, and has one request with the engine at a time.
-        most: how many are under way at a time; None for all.
+        engine: the engine of the samples' :class:`Stepped`.
+        samples: not started; each sends at least one request, and has one in the engine at a time.
+        most: the number in progress at a time; None for all.
     """
     left = iter(samples)
     waiting: dict[str, tuple[Key, Coroutine[str, Any, Made]]] = {}

@@ -2,7 +2,7 @@
 
     python -m eval.table RUN_DIR
 
-Evaluations in a METRICS_DIR of its own are found by the run's config.json. The samples behind a row are in
+Evaluations in a separate METRICS_DIR are found through the run's config.json. The samples behind a row are in
 RUN_DIR/samples/eval_STEP.jsonl; `python -m eval.compare` compares two such files.
 """
 
@@ -26,7 +26,7 @@ _LENGTHS = (("response_length", "tokens"), ("thinking_length", "thinking"), ("an
 
 
 def table(rows: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
-    """Return labelled results of :func:`grpo.run.records.summarise` as lines; columns without a number are left out."""
+    """Return labelled results of :func:`grpo.run.records.summarise` as lines; empty columns are left out."""
     cells = [{"": label, **_cells(result)} for label, result in rows]
     names = list(dict.fromkeys(name for row in cells for name in row))
     shown = [name for name in names if any(row.get(name) for row in cells) or not name]
@@ -65,7 +65,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def result_table(result: dict[str, Any]) -> list[str]:
-    """Return the table of one evaluation: all problems, and each data source where there are several."""
+    """Return the table of one evaluation: all problems, and each data source if there are several."""
     sources = result["by_source"]
     return table([("all", result), *sources.items()] if len(sources) > 1 else list(sources.items()))
 
@@ -74,7 +74,7 @@ def run_table(folder: Path) -> list[str]:
     """Return the table of a training run.
 
     Raises:
-        EvalError: where it has no evaluation.
+        EvalError: if it has no evaluation.
     """
     rows = read_rows(run_state.metrics_dir(folder) / EVALS) if folder.is_dir() else []
     if not rows:
@@ -87,7 +87,7 @@ def run_table(folder: Path) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     assert __doc__
     parser = argparse.ArgumentParser(
         allow_abbrev=False,

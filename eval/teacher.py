@@ -2,11 +2,11 @@
 
     python -m eval.teacher --model gemini-3.1-pro-preview --data F --n N --out DIR
 
-F is a file of `python -m data.prepare`. DIR is that of an evaluation, as `python -m eval.evaluate` writes it:
-`eval.compare` and `eval.regrade` read it. The key is taken from GEMINI_API_KEY (or from GOOGLE_API_KEY, where that is
-set). The variables JUDGE_BASE_URL and JUDGE_PROXY are those of train_grpo.sh. Before it asks for samples, it asks
-whether the API offers the model. Answers that are there are kept: the same command asks for the missing ones. Gemini
-takes no seeds that mean something, so no two calls draw the same.
+F is a file of `python -m data.prepare`. DIR becomes an evaluation folder as `python -m eval.evaluate` writes it:
+`eval.compare` and `eval.regrade` read it. The key is taken from GEMINI_API_KEY (or from GOOGLE_API_KEY, if that is
+set). JUDGE_BASE_URL and JUDGE_PROXY are train_grpo.sh's variables. It first asks whether the API offers the model.
+Existing answers are kept: the same command asks for the missing ones. Gemini's seeds are not reproducible, so no two
+calls draw the same.
 
 Exit code: 0 done, 1 some samples have no answer yet, 2 refused before anything is asked, 130 Ctrl-C.
 """
@@ -31,7 +31,7 @@ from reward.chain import Answer, Chain, ChainError, connect
 from reward.endpoint import Endpoint
 from reward.shared_state import SharedState
 
-STATE = ".limits.sqlite"  # in DIR: calls of the last minute, of all processes that write there
+STATE = ".limits.sqlite"  # in DIR: the last minute's calls of all processes that write there
 
 
 def parser() -> argparse.ArgumentParser:
@@ -70,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any] | None:
-    """Make or continue the baseline; return its result, None where samples are still missing.
+    """Start or continue the baseline; return its result, or None if samples are still missing.
 
     Raises:
         EvalError: before anything is asked, with the remedy.
@@ -141,8 +141,8 @@ def _chain_settings(options: argparse.Namespace) -> settings.ChainSettings:
     )
 
 
-def _ask(chain: Chain, output: Output, threads: int, name: str) -> dict[tuple[EvalProblem, int], str]:
-    """Ask for the missing samples; return those without an answer, and why they have none."""
+def _ask(chain: Chain, output: Output, threads: int, name: str) -> dict[tuple[Problem, int], str]:
+    """Request the missing samples; return those without an answer, and why."""
     unanswered = {}
     missing, there = output.missing, len(output.samples)
     pool = ThreadPoolExecutor(threads)
@@ -157,18 +157,18 @@ def _ask(chain: Chain, output: Output, threads: int, name: str) -> dict[tuple[Ev
                     unanswered[problem, number] = str(error)
                 bar.update()
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C waits for no reply
+        pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for replies
     return unanswered
 
 
 def _record(answer: Answer) -> dict[str, Any]:
-    """Return what an answer adds to a record, see :mod:`grpo.run.records`; its length counts thoughts."""
+    """Return what an answer adds to a record, see :mod:`grpo.run.records`; its length includes thoughts."""
     reply = answer.reply
     return {"response": reply.text, "response_length": reply.tokens.output, "truncated": float(reply.is_cut)}
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     options = parser().parse_args(argv)
     for name in endpoint.VARIABLES:  # as train_grpo.sh takes them
         if os.environ.get(name):
