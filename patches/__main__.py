@@ -157,7 +157,7 @@ def _verify(options: argparse.Namespace) -> tuple[Exit, dict, str]:
 
 
 def _pristine(target: Path, series: Series, tree: Tree | None) -> dict[str, bytes | None]:
-    """The pristine texts of the touched files, by taking the installed patches back or from a wheel."""
+    """Return the pristine texts of the touched files, by reverting the installed patches or from a wheel."""
     texts: dict[str, bytes | None] = {}
     status = state.inspect(target, series.manifest)
     for record in status.files:
@@ -209,7 +209,7 @@ def _refresh(options: argparse.Namespace) -> tuple[Exit, dict, str]:
 
 
 def _old_version(target: Path | None) -> str:
-    """The version whose patches are rebased: the installed one if it has patches, else the only one."""
+    """Return the version whose patches are rebased: the installed one if it has patches, else the only one."""
     try:
         installed = state.installed_version(state.check_target(target or state.find_target()))
     except PatchError as error:
@@ -220,7 +220,7 @@ def _old_version(target: Path | None) -> str:
 
 
 def _old_pristine(options: argparse.Namespace, series: Series, scratch: Path) -> dict[str, bytes | None]:
-    """The old version's touched files: from --from-wheel, the installed package, or a download."""
+    """Return the old version's touched files: from --from-wheel, the installed package, or a download."""
     old = series.manifest.version
     if options.from_wheel:
         tree = wheel.read_wheel(options.from_wheel, old)[1]

@@ -1,7 +1,7 @@
 """For authors of patches: a git worktree in which every commit is one patch, and back.
 
-The root commit is the pristine package (`openrlhf/` at the top). Each later commit is one patch:
-its subject is the patch's name without `.patch`, its body is the patch's header.
+The root commit is the pristine package (`openrlhf/` at the top). Each later commit is one patch: its subject is the
+patch's name without `.patch`, its body is the patch's header.
 """
 
 import os
@@ -25,7 +25,7 @@ _SETTINGS = {"safe.directory": "*", "core.attributesFile": os.devnull}
 
 
 def _git(worktree: Path, *arguments: str, data: bytes = b"") -> bytes:
-    # GIT_DIR and the like, as git sets them in hooks, would point at another repository.
+    # git sets GIT_DIR and similar variables in hooks; they would point at another repository.
     env = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")} | _IDENTITY
     settings = [word for key, value in _SETTINGS.items() for word in ("-c", f"{key}={value}")]
     command = ["git", "-C", str(worktree), *settings, *arguments]
@@ -40,7 +40,7 @@ def _git(worktree: Path, *arguments: str, data: bytes = b"") -> bytes:
 
 
 def export(worktree: Path, version: str, out: Path | None = None) -> list[str]:
-    """Write the commits of `worktree` as patches/openrlhf-<version>/; returns the files that changed."""
+    """Write the commits of `worktree` as patches/openrlhf-<version>/. Returns the files that changed."""
     if _git(worktree, "status", "--porcelain", "--", ".", ":(exclude,glob)**/__pycache__/**").strip():
         remedy = f"git -C {worktree} commit (one patch is one commit), then export again"
         raise PatchError(Exit.BAD_WORKTREE, f"{worktree} has changes that are in no commit", remedy)
@@ -93,7 +93,7 @@ def _change(worktree: Path, parent: str, commit: str) -> Change:
 
 
 def pristine_tree(target: Path, texts: dict[str, bytes | None]) -> Tree:
-    """All files of an installed package, with `texts` (the pristine ones) in place of the touched ones."""
+    """Return all files of an installed package, with `texts` (the pristine ones) in place of the touched ones."""
     tree: Tree = {}
     for place in sorted(target.rglob("*")):
         if place.is_file() and place.suffix != ".pyc" and "__pycache__" not in place.parts:
@@ -103,7 +103,7 @@ def pristine_tree(target: Path, texts: dict[str, bytes | None]) -> Tree:
 
 
 def make_worktree(to: Path, version: str, pristine: Tree, series: Series | None) -> None:
-    """Make the git worktree that `export` reads; `to` must be absent or empty."""
+    """Create the git worktree that `export` reads; `to` must be absent or empty."""
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise PatchError(Exit.BAD_WORKTREE, f"{to} exists and is not empty", "name a new folder")
     to.mkdir(parents=True, exist_ok=True)

@@ -7,26 +7,26 @@ class Exit(IntEnum):
     """Exit codes. `status` returns the code of the state it finds, so 0 means fully applied."""
 
     OK = 0
-    FAILED = 1  # an error that no other code names
+    FAILED = 1  # an error without a code of its own
     USAGE = 2  # wrong command line
     PRISTINE = 10
     PARTIAL = 11  # the first n of N patches are applied
     DRIFTED = 12  # known files, but no prefix of the series explains the mixture
-    EDITED = 13  # a touched file has contents that no patch of the series makes
-    UNKNOWN_VERSION = 14  # no patch folder for the OpenRLHF version found
+    EDITED = 13  # a touched file has contents that no patch of the series produces
+    UNKNOWN_VERSION = 14  # no patch folder for the installed OpenRLHF version
     MISSING = 15  # no OpenRLHF found
     BAD_SERIES = 20  # series, manifest and patches contradict each other, or a patch does not apply
-    READ_ONLY = 21  # the target cannot be written
-    LOCKED = 22  # another call held the lock for longer than the time-out
-    UNSAFE_FILE = 23  # a symbolic link or something that is no plain file
-    NO_COMPILE = 24  # a patched file is no valid Python
+    READ_ONLY = 21  # the target is not writable
+    LOCKED = 22  # another call held the lock longer than the time-out
+    UNSAFE_FILE = 23  # a symbolic link or another file that is not regular
+    NO_COMPILE = 24  # a patched file is not valid Python
     CONFLICTS = 30  # refresh: some hunks do not fit the new version
     NO_WHEEL = 31  # a wheel is missing, unreadable or of another version
     BAD_WORKTREE = 32  # export/import: the git worktree is not in the expected form
 
 
 class PatchError(Exception):
-    """A problem with its exit code and, where there is one, the next command to type."""
+    """A problem with its exit code and, if there is one, the next command to type."""
 
     def __init__(self, code: Exit, message: str, next_command: str = "") -> None:
         super().__init__(message)

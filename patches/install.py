@@ -1,7 +1,7 @@
 """The transaction: build and compile the new files aside, then rename them in one by one.
 
-Every rename is atomic and both hashes of every file are known, so a call killed at any instant
-leaves a mixture of known files that the next `apply` or `revert` completes.
+Every rename is atomic and both hashes of every file are known. A call killed at any instant therefore leaves a mixture
+of known files, which the next `apply` or `revert` completes.
 """
 
 import contextlib
@@ -34,11 +34,11 @@ class Step:
 
 
 def build(target: Path, series: Series, *, revert: bool, wheel: Tree | None = None) -> list[Step]:
-    """What has to change to reach the last state of every file, or with `revert` the pristine one.
+    """Return the steps that bring every file to its last state, or with `revert` to the pristine one.
 
-    Files that nothing is known about are refused (EDITED), or taken pristine from `wheel`. So are files of
-    an earlier release of the patches, for which the wheel is downloaded where none is given.
-    Every new text is checked against the manifest and compiled.
+    Unknown files are refused (EDITED), or taken pristine from `wheel`. The same holds for files of an earlier release
+    of the patches, for which the wheel is downloaded if none is given. Every new text is checked against the manifest
+    and compiled.
     """
     status = inspect(target, series.manifest)
     if status.state == "edited" and wheel is None:
@@ -70,7 +70,7 @@ def _downloaded(version: str) -> Tree:
 
 
 def compile_text(path: str, text: bytes | None) -> None:
-    """Raise NO_COMPILE if a Python file is not valid; writes no .pyc."""
+    """Raise NO_COMPILE if a Python file is not valid. Writes no .pyc."""
     if text is None or not path.endswith(".py"):
         return
     try:
@@ -82,18 +82,18 @@ def compile_text(path: str, text: bytes | None) -> None:
 
 
 def change(target: Path, series: Series, *, revert: bool, wheel: Tree | None, wait: float) -> list[Step]:
-    """Apply the whole series, or revert it; returns what changed. All or nothing.
+    """Apply the whole series, or revert it, all or nothing. Returns what changed.
 
     Waits up to `wait` seconds for another call on the same target (LOCKED).
     """
-    # Nothing to do needs no lock, and so no write access. A killed call leaves its lock file behind.
+    # Without changes to make, neither lock nor write access is needed. A killed call leaves its lock file behind.
     is_clean = not _lock_path(target).exists() or not os.access(target.parent, os.W_OK)
     if is_clean and not build(target, series, revert=revert, wheel=wheel):
         return []
     try:
         with _locked(target, series.manifest.version, wait):
             for path in target.parent.glob(f".{target.name}-patch-*"):
-                shutil.rmtree(path)  # we hold the lock, so whoever made it is gone
+                shutil.rmtree(path)  # we hold the lock, so its creator is gone
             steps = build(target, series, revert=revert, wheel=wheel)
             _check_writable(target, steps)
             _install(target, steps)
@@ -134,7 +134,7 @@ def _locked(target: Path, version: str, wait: float) -> Iterator[None]:
 
 
 def _is_at(lock: int, path: Path) -> bool:
-    # The holder before us unlinked the file: a lock on a file without a name protects nothing.
+    # The previous holder unlinked the file: a lock on an unlinked file protects nothing.
     try:
         return os.path.samestat(os.fstat(lock), path.stat())
     except FileNotFoundError:
@@ -193,8 +193,8 @@ def _stage(target: Path, step: Step, aside: Path) -> Path | None:
     os.chmod(aside, like.st_mode & 0o7777)
     with contextlib.suppress(PermissionError):  # only root may give files away; group write is enough for us
         os.chown(aside, like.st_uid, like.st_gid)
-    # Python takes a .pyc for current by its source's time in whole seconds and its size. A time later
-    # than the old file's, whatever the clock says, means that no .pyc of the old file ever matches.
+    # Python validates a .pyc by its source's size and modification time in whole seconds. A time later than the old
+    # file's, whatever the clock says, ensures that no .pyc of the old file ever matches.
     now = max(int(time.time()), int(like.st_mtime) + 1)
     os.utime(aside, (now, now))
     _sync(aside)
@@ -228,7 +228,7 @@ def _sync(path: Path) -> None:
 
 
 def _remove_empty_folders(target: Path, series: Series) -> None:
-    """Remove the folders that only held files which the patches create."""
+    """Remove the folders that held only files created by the patches."""
     for path in series.manifest.files:
         folder = locate(target, path).parent
         if series.manifest.chain(path)[0] is not None:

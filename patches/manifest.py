@@ -14,7 +14,7 @@ PRISTINE = "pristine"
 
 
 def sha256(text: bytes | None) -> str | None:
-    """Hex sha256, or None for an absent file."""
+    """Return the hex sha256, or None for an absent file."""
     return None if text is None else hashlib.sha256(text).hexdigest()
 
 
@@ -23,7 +23,7 @@ def folder(version: str) -> Path:
 
 
 def known_versions() -> list[str]:
-    """The OpenRLHF versions that have a patch folder."""
+    """Return the OpenRLHF versions that have a patch folder."""
     prefix = f"{PACKAGE}-"
     return sorted(path.parent.name.removeprefix(prefix) for path in ROOT.glob(f"{prefix}*/manifest.json"))
 
@@ -32,9 +32,9 @@ def known_versions() -> list[str]:
 class Manifest:
     """`files[path]` maps "pristine" and the name of each patch that touches `path` to a sha256.
 
-    None instead of a sha256 means that the file is absent in that state. Paths start with
-    `openrlhf/`. `series` is the order of the patches. `earlier[path]` holds the sha256 of the files
-    that earlier exports of the series left, from which no patch of this one leads back.
+    None instead of a sha256 means that the file is absent in that state. Paths start with `openrlhf/`. `series` is the
+    order of the patches. `earlier[path]` holds the sha256 of files left by earlier exports of the series. No patch of
+    this export can revert them.
     """
 
     version: str
@@ -68,18 +68,18 @@ class Manifest:
         return (json.dumps(data, indent=2) + "\n").encode()
 
     def chain(self, path: str) -> list[str | None]:
-        """The known states of a file, pristine first, then one for each patch that touches it."""
+        """Return the known states of a file: pristine first, then one for each patch that touches it."""
         states = self.files[path]
         return [states[PRISTINE]] + [states[name] for name in self.series if name in states]
 
     def after(self, path: str, applied: int) -> str | None:
-        """The state of a file after the first `applied` patches of the series."""
+        """Return the state of a file after the first `applied` patches of the series."""
         return self.chain(path)[sum(name in self.files[path] for name in self.series[:applied])]
 
     def succeeding(self, older: "Manifest") -> "Manifest":
-        """This manifest with what `older`, an export of the same version, left behind.
+        """Return this manifest plus the files that `older`, an export of the same version, left behind.
 
-        A file that only `older` touched stays listed, with its pristine state alone: it has to go back to it.
+        A file that only `older` touched stays listed with its pristine state alone, since it must return to it.
         """
         files: dict[str, dict[str, str | None]] = dict(self.files)
         earlier: dict[str, list[str | None]] = {}
@@ -95,7 +95,7 @@ class Manifest:
         return Manifest(self.version, self.series, dict(sorted(files.items())), earlier)
 
     def digest(self, state: Callable[[str], str | None]) -> str:
-        """One sha256 over version, series and the state (sha256 or None) of every touched file."""
+        """Return one sha256 over version, series and the state (sha256 or None) of every touched file."""
         records = [[path, state(path)] for path in sorted(self.files)]
         return hashlib.sha256(json.dumps([self.version, self.series, records]).encode()).hexdigest()
 

@@ -1,7 +1,7 @@
 """The upgrade path: a three-way rebase of the series onto another OpenRLHF version.
 
-For every patch, base is the old version before the patch, ours is the old version after it, and
-theirs is the new version with the patches that were already rebased.
+For every patch, base is the old version before the patch, and ours is the old version after it. Theirs is the new
+version with the patches rebased so far.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ Lines = list[bytes]
 
 @dataclass(frozen=True)
 class Piece:
-    """A run of merged lines: `clean`, or None where base, ours and theirs cannot be reconciled."""
+    """A run of merged lines: `clean`, or None if base, ours and theirs cannot be reconciled."""
 
     base: Lines
     ours: Lines
@@ -30,8 +30,8 @@ class Piece:
 def merge3(base: Lines, ours: Lines, theirs: Lines) -> list[Piece]:
     """Merge two descendants of `base`, line by line (diff3).
 
-    Runs that all three share separate the rest; between two of them the side that changed wins, the
-    same change on both sides counts once, and different changes are a conflict.
+    Runs that all three share separate the rest. Between two of them the side that changed wins. The same change on both
+    sides counts once, and different changes are a conflict.
     """
     to_ours, to_theirs = _matches(base, ours), _matches(base, theirs)
     pieces: list[Piece] = []
@@ -63,7 +63,7 @@ def _resolve(base: Lines, ours: Lines, theirs: Lines) -> Lines | None:
 
 @dataclass(frozen=True)
 class Misfit:
-    """A hunk of `patch` that does not fit, with what each side has there (and some lines around it)."""
+    """A hunk of `patch` that does not fit, with each side's lines there and some context."""
 
     patch: str
     path: str
@@ -77,7 +77,7 @@ class Misfit:
 
 @dataclass
 class Rebased:
-    """The outcome: patches that fit, fitting parts of the others, what is left, what upstream has."""
+    """The outcome: patches that fit, fitting parts of the others, conflicts, and what upstream already has."""
 
     fitting: list[Change] = field(default_factory=list)
     partial: list[Change] = field(default_factory=list)
@@ -121,7 +121,7 @@ def rebase(series: Series, pristine: dict[str, bytes | None], new: Tree) -> Reba
 def _merge_file(
     patch: str, path: str, base: bytes | None, ours: bytes | None, theirs: bytes | None, new: Tree
 ) -> tuple[bytes | None, list[Misfit]]:
-    """The merged file and what did not fit; theirs stays in the place of a misfit."""
+    """Return the merged file and the misfits; theirs stays in the place of a misfit."""
     if theirs == base or ours == theirs:
         return ours, []
     if base is None or ours is None or theirs is None:

@@ -20,7 +20,7 @@ class Series:
 
     @classmethod
     def load(cls, version: str) -> "Series":
-        """Read a folder; raises BAD_SERIES if series, manifest and patch files contradict each other."""
+        """Read a folder. Raises BAD_SERIES if series, manifest and patch files contradict each other."""
         manifest = Manifest.load(version)
         names = read_order(folder(version) / "series")
         found = sorted(path.name for path in folder(version).glob("*.patch"))
@@ -44,11 +44,11 @@ class Series:
         return cls(manifest, patches)
 
     def diffs(self, path: str) -> list[tuple[str, unified.FileDiff]]:
-        """The changes of one file in order, each with the name of its patch."""
+        """Return the changes of one file in order, each with the name of its patch."""
         return [(patch.name, diff) for patch in self.patches for diff in patch.files if diff.path == path]
 
     def move(self, path: str, text: bytes | None, start: int, stop: int) -> bytes | None:
-        """Take a file from its state number `start` to number `stop` of `manifest.chain(path)`.
+        """Bring a file from its state number `start` to number `stop` of `manifest.chain(path)`.
 
         Patches apply forwards or backwards; every result is checked against the manifest.
         """
@@ -64,7 +64,7 @@ class Series:
         return text
 
     def check(self, pristine: dict[str, bytes | None]) -> None:
-        """Raise BAD_SERIES unless the pristine texts, patched, give exactly the manifest, and back."""
+        """Raise BAD_SERIES unless the pristine texts, patched, give the manifest's states, and back."""
         for path, text in pristine.items():
             chain = self.manifest.chain(path)
             if sha256(text) != chain[0]:
@@ -74,7 +74,7 @@ class Series:
 
 
 def read_order(path: Path) -> list[str]:
-    """Patch names of a series file: one a line, `#` starts a comment."""
+    """Return the patch names of a series file: one per line, `#` starts a comment."""
     if not path.is_file():
         raise PatchError(Exit.BAD_SERIES, f"{path} is missing")
     lines = path.read_bytes().decode().split("\n")
@@ -98,10 +98,10 @@ class Change:
 
 
 def write_folder(target: Path, version: str, changes: list[Change]) -> list[str]:
-    """Write series, patches and manifest; returns the names of the files that changed.
+    """Write series, patches and manifest. Returns the names of the files that changed.
 
-    The comment block at the top of an existing series file is kept, and so is what the manifest in its place, or
-    the version's own one where there is none, knows of files that it left behind.
+    The comment block at the top of an existing series file is kept. So are the left-behind files recorded in the
+    existing manifest, or in the version's own one if `target` has none.
     """
     files: dict[str, dict[str, str | None]] = {}
     for change in changes:

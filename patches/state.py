@@ -1,4 +1,4 @@
-"""What is installed: find the package and its version, and derive the patch state from hashes alone."""
+"""Finds the installed package and its version, and derives the patch state from hashes alone."""
 
 import importlib.util
 import os
@@ -22,7 +22,7 @@ STATES = {  # state name -> exit code of `status`
 
 
 def find_target() -> Path:
-    """The `openrlhf` package that the running Python would import, found without importing it."""
+    """Return the `openrlhf` package that the running Python would import, without importing it."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.origin:
         raise PatchError(
@@ -34,7 +34,7 @@ def find_target() -> Path:
 
 
 def check_target(target: Path) -> Path:
-    """The absolute path of a package directory; raises if it is absent or a symbolic link."""
+    """Return the absolute path of a package directory. Raises if it is absent or a symbolic link."""
     target = Path(os.path.abspath(target))
     if target.is_symlink():
         real = target.resolve()
@@ -47,7 +47,7 @@ def check_target(target: Path) -> Path:
 
 
 def installed_version(target: Path) -> str:
-    """OpenRLHF's version from the dist-info METADATA next to the package."""
+    """Return OpenRLHF's version from the dist-info METADATA next to the package."""
     found = {}
     for path in sorted(target.parent.glob(f"{PACKAGE}-*.dist-info/METADATA")):
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -62,7 +62,7 @@ def installed_version(target: Path) -> str:
 
 
 def next_command(target: Path, version: str, words: str) -> str:
-    """The command to type for this target, with the flags that the defaults would get wrong."""
+    """Return the command to type for this target, with flags wherever the defaults would be wrong."""
     flags = ""
     try:
         flags += "" if target == check_target(find_target()) else f" --target {target}"
@@ -76,7 +76,7 @@ def next_command(target: Path, version: str, words: str) -> str:
 
 
 def locate(target: Path, path: str) -> Path:
-    """Where `openrlhf/...` lies in the target; raises UNSAFE_FILE at a symbolic link on the way."""
+    """Return the location of `openrlhf/...` in the target. Raises UNSAFE_FILE at a symbolic link on the way."""
     place = target
     for part in path.split("/")[1:]:
         place = place / part
@@ -88,7 +88,7 @@ def locate(target: Path, path: str) -> Path:
 
 
 def read_installed(target: Path, path: str) -> bytes | None:
-    """The bytes of `openrlhf/...` in the target, None if it is absent."""
+    """Return the bytes of `openrlhf/...` in the target, None if it is absent."""
     place = locate(target, path)
     try:
         if not stat.S_ISREG(place.lstat().st_mode):
@@ -99,11 +99,11 @@ def read_installed(target: Path, path: str) -> bytes | None:
 
 
 def digest(target: str | os.PathLike[str], version: str | None = None) -> str:
-    """One sha256 of the installed bytes of every file that the patches touch (plus version, series).
+    """Return one sha256 of the installed bytes of every file that the patches touch (plus version, series).
 
-    Equal to `expected_digest(version)` exactly when all patches are applied and nothing else changed
-    those files. Imports neither OpenRLHF nor anything heavy; `target` is the `openrlhf` directory.
-    Raises PatchError if there is no OpenRLHF, or no patches for its version.
+    It equals `expected_digest(version)` exactly if all patches are applied and nothing else changed those files.
+    Imports neither OpenRLHF nor anything heavy; `target` is the `openrlhf` directory. Raises PatchError if there is no
+    OpenRLHF, or no patches for its version.
     """
     package = check_target(Path(target))
     manifest = Manifest.load(version or installed_version(package))
@@ -111,13 +111,13 @@ def digest(target: str | os.PathLike[str], version: str | None = None) -> str:
 
 
 def expected_digest(version: str) -> str:
-    """The digest that a fully patched OpenRLHF of this version has."""
+    """Return the digest of a fully patched OpenRLHF of this version."""
     return Manifest.load(version).expected_digest()
 
 
 @dataclass(frozen=True)
 class FileRecord:
-    """One touched file: `position` is its place in the manifest's chain, None if it is not known."""
+    """One touched file: `position` is its place in the manifest's chain, None if unknown."""
 
     path: str
     state: str
@@ -164,7 +164,7 @@ def inspect(target: Path, manifest: Manifest) -> Status:
     apply = next_command(target, manifest.version, "apply")
     if unknown:
         message = f"{len(unknown)} file(s) edited by hand: {', '.join(unknown)}"
-        # Pristine text of unknown files can only come from the wheel; whatever they hold is then lost.
+        # The pristine text of unknown files can only come from the wheel; their contents are then lost.
         state, pin = "edited", f"{PACKAGE}=={manifest.version}"
         download = f"{sys.executable} -m pip download --no-deps {pin}"
         advice = f"{download} && {apply} --wheel {pin.replace('==', '-')}-*.whl"
@@ -196,7 +196,7 @@ def inspect(target: Path, manifest: Manifest) -> Status:
 def _record(target: Path, manifest: Manifest, path: str) -> FileRecord:
     text, chain = read_installed(target, path), manifest.chain(path)
     found, note = sha256(text), ""
-    # The last match: a patch that another one takes back leaves the same hash twice.
+    # The last match: a patch that reverts another one repeats a hash.
     position = max((i for i, known in enumerate(chain) if known == found), default=None)
     is_earlier = position is None and found in manifest.earlier.get(path, [])
     if is_earlier:

@@ -1,7 +1,7 @@
 """Unified diffs of bytes: parse, apply at the exact lines, reverse, write.
 
-There is no fuzz and no offset search: the hashes in the manifest pin the input, so a hunk either
-stands where it says or the patch is wrong.
+There is no fuzz and no offset search. The hashes in the manifest pin the input, so a hunk either matches at its stated
+line or the patch is wrong.
 """
 
 import re
@@ -11,26 +11,26 @@ from difflib import SequenceMatcher
 
 from patches.errors import Exit, PatchError
 
-CONTEXT = 1  # lines around a change: as little upstream text as still shows where a hunk belongs
+CONTEXT = 1  # lines around a change: the least upstream text that still shows where a hunk belongs
 NO_NEWLINE = b"\\ No newline at end of file\n"
 _RANGE = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 
 
 def split_lines(text: bytes) -> list[bytes]:
-    """Lines with their newline; only `\\n` ends a line, and the last one may have none."""
+    """Return the lines with their newline. Only `\\n` ends a line, and the last one may have none."""
     return re.findall(rb"[^\n]*\n|[^\n]+", text)
 
 
 @dataclass(frozen=True)
 class Hunk:
-    """Lines from `old_start` on (1-based; the line before, if nothing is old) become the new lines."""
+    """Lines from `old_start` on (1-based; the line before, if there are no old lines) become the new lines."""
 
     old_start: int
     new_start: int
     lines: tuple[tuple[bytes, bytes], ...]  # (b" ", b"-" or b"+", text with its newline, if it has one)
 
     def side(self, sign: bytes) -> list[bytes]:
-        """The old lines (`b"-"`) or the new lines (`b"+"`), context included."""
+        """Return the old lines (`b"-"`) or the new lines (`b"+"`), context included."""
         return [text for mark, text in self.lines if mark in (b" ", sign)]
 
     def reversed(self) -> "Hunk":
@@ -40,7 +40,7 @@ class Hunk:
 
 @dataclass(frozen=True)
 class FileDiff:
-    """The change of one file; `creates` and `deletes` say that it is absent before or after."""
+    """The change of one file; `creates` and `deletes` mean that it is absent before or after."""
 
     path: str
     hunks: tuple[Hunk, ...]
@@ -52,7 +52,7 @@ class FileDiff:
         return FileDiff(self.path, hunks, creates=self.deletes, deletes=self.creates)
 
     def apply(self, text: bytes | None, patch: str) -> bytes | None:
-        """The text after the change; None stands for an absent file. `patch` names it in errors."""
+        """Return the text after the change; None means an absent file. `patch` names it in errors."""
         if self.creates != (text is None):
             found = "does not exist" if text is None else "exists already"
             raise PatchError(Exit.BAD_SERIES, f"{patch} does not apply: {self.path} {found}")
@@ -89,7 +89,7 @@ class Patch:
     files: tuple[FileDiff, ...]
 
     def render(self) -> bytes:
-        """The bytes of the patch file; `parse(name, patch.render()) == patch`."""
+        """Return the bytes of the patch file; `parse(name, patch.render()) == patch`."""
         return self.header.encode() + b"\n\n" + b"".join(render_diff(diff) for diff in self.files)
 
 
@@ -162,7 +162,7 @@ def _parse_hunks(lines: list[bytes], at: int, fail: Callable[[int, str], PatchEr
         while old_left or new_left or (at < len(lines) and lines[at].startswith(b"\\")):
             if at == len(lines):
                 raise fail(at, f"expected {old_left} more old and {new_left} more new lines")
-            # A blank context line is often stripped of its one space by editors.
+            # Editors often strip the single space of a blank context line.
             mark, text = (b" ", b"\n") if lines[at] == b"\n" else (lines[at][:1], lines[at][1:])
             if mark == b"\\" and body:
                 body[-1] = (body[-1][0], body[-1][1].removesuffix(b"\n"))
@@ -180,10 +180,10 @@ def _parse_hunks(lines: list[bytes], at: int, fail: Callable[[int, str], PatchEr
 
 
 def make_diff(path: str, old: bytes | None, new: bytes | None, context: int = CONTEXT) -> FileDiff:
-    """The difference of two texts (None: absent), the same on every machine."""
+    """Return the difference of two texts (None: absent), the same on every machine."""
     before, after = split_lines(old or b""), split_lines(new or b"")
     hunks = []
-    # autojunk drops lines that occur often, which gives needlessly large hunks in long files.
+    # autojunk drops frequent lines, which gives needlessly large hunks in long files.
     for group in SequenceMatcher(None, before, after, autojunk=False).get_grouped_opcodes(context):
         body: list[tuple[bytes, bytes]] = []
         for tag, i, i_end, j, j_end in group:
@@ -198,7 +198,7 @@ def make_diff(path: str, old: bytes | None, new: bytes | None, context: int = CO
 
 
 def render_diff(diff: FileDiff) -> bytes:
-    """The bytes of one file's part of a patch; no dates, no index lines."""
+    """Return the bytes of one file's part of a patch, without dates or index lines."""
     out = [
         b"--- /dev/null\n" if diff.creates else f"--- a/{diff.path}\n".encode(),
         b"+++ /dev/null\n" if diff.deletes else f"+++ b/{diff.path}\n".encode(),

@@ -11,7 +11,7 @@ from patches.series import Tree
 
 
 def read_wheel(path: Path, version: str | None = None) -> tuple[str, Tree]:
-    """Version and files (`openrlhf/...`) of a wheel; raises NO_WHEEL, also if it is of another version."""
+    """Return version and files (`openrlhf/...`) of a wheel. Raises NO_WHEEL, also if it is of another version."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = [name for name in archive.namelist() if not name.endswith("/")]
@@ -35,7 +35,7 @@ def read_wheel(path: Path, version: str | None = None) -> tuple[str, Tree]:
 
 
 def download(version: str, scratch: Path) -> Path:
-    """Fetch the wheel of a version with the running Python's pip; raises NO_WHEEL if it cannot."""
+    """Fetch the wheel of a version with the running Python's pip. Raises NO_WHEEL if it cannot."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
     command += ["--disable-pip-version-check", "--dest", str(scratch), f"{PACKAGE}=={version}"]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
