@@ -14,7 +14,7 @@ class EvalError(ValueError):
 
 
 @dataclass(frozen=True)
-class Problem:
+class EvalProblem:
     """One problem: the prompt and the gold answer."""
 
     id: str
@@ -23,7 +23,7 @@ class Problem:
     datasource: str
 
 
-def read_problems(file: Path) -> list[Problem]:
+def read_problems(file: Path) -> list[EvalProblem]:
     """Return the problems of a prepared `.jsonl` file, in file order.
 
     Raises:

@@ -141,7 +141,7 @@ def _chain_settings(options: argparse.Namespace) -> settings.ChainSettings:
     )
 
 
-def _ask(chain: Chain, output: Output, threads: int, name: str) -> dict[tuple[Problem, int], str]:
+def _ask(chain: Chain, output: Output, threads: int, name: str) -> dict[tuple[EvalProblem, int], str]:
     """Request the missing samples; return those without an answer, and why."""
     unanswered = {}
     missing, there = output.missing, len(output.samples)

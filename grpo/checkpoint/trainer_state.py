@@ -110,7 +110,7 @@ def load(engine: Any, directory: Path) -> dict[str, Any]:
     Every rank calls it. The adapter itself is set from its fp32 master weights.
 
     Raises:
-        TrainerStateError: if the files are incomplete, or belong to an adapter of another rank, model or target modules.
+        TrainerStateError: if the files are incomplete, or are of an adapter with another rank, model or targets.
     """
     # The launcher has verified the digests of these files under the run's lock (grpo.launch.resume). Every rank would
     # read all of them again, and nobody else writes here in the minutes between.
