@@ -9,7 +9,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from reward.alternatives import MAX_CHARS, other_answer
-from reward.notation import MAX_ANSWER_CHARS
+from reward.notation import MAX_ANSWER_CHARS, separated
 
 NO_ANSWER = "no \\boxed and no answer phrase"
 CUT_IN_BOX = "cut inside \\boxed"
@@ -167,6 +167,7 @@ def _announced(text: str, start: int) -> str | None:
         shown = _up_to_end(rest)
         end = start + len(shown)
     other = other_answer(shown, text[end : end + MAX_CHARS])
+    shown = separated(shown)
     for delimiter in ("**", "`", "\\(", "\\)"):
         shown = shown.replace(delimiter, "")
     shown = shown.strip()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from reward import matrices
-from reward.literals import in_base, integer, rational, without_divisors
+from reward.literals import in_base, integer, without_divisors
 from reward.notation import squeeze, words
 from reward.units import split_unit
 
@@ -19,6 +19,8 @@ _TOKEN = re.compile(
 _OPEN = {"{", "(", "[", "\\{", "\\langle", "\\lfloor", "\\lceil", "\\begin"}
 _CLOSE = {"}", ")", "]", "\\}", "\\rangle", "\\rfloor", "\\rceil", "\\end"}
 _AND = re.compile(r"(?:\\text ?\{[ ,]*(?:and|or)[ ,]*\}|,? ?(?:and|or)|[,;]|\\quad)\Z")
+_THOUSANDS = re.compile(r"(?<![0-9.,])(?<!_\{)(?!0+,)[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])")
+_LISTING = re.compile(r"[(\[][^()\[\]]*,|\\(?:\{|langle)[^}]*,")
 _RELATIONS = {
     "=": "=", "<": "<", ">": ">", "\\le": "\\le", "\\ge": "\\ge", "<=": "\\le", ">=": "\\ge", "\\ne": "\\ne",
     "!=": "\\ne", "\\in": "\\in",
@@ -30,6 +32,7 @@ _NAME = re.compile(
     r"(?:_(?:[A-Za-z0-9]|\{[A-Za-z0-9,]*\}))?'*(?:\([A-Za-z](?:,[A-Za-z])*\))?\Z"
     rf"|{_POINTS}[:/]{_POINTS}\Z|\\frac\{{{_POINTS}\}}\{{{_POINTS}\}}\Z"
 )
+_SYMBOL = re.compile(r"(?:[A-Za-z]|\\[A-Za-z]+)(?:_(?:[A-Za-z0-9]|\{[A-Za-z0-9]*\}))?'*\Z")
 # Capital letters or Roman numerals that one \\text lists.
 _LISTED = re.compile(r"\\text ?\{ ?((?:[A-Z]{1,4}(?: ?, ?(?:and |or )?| and | or |(?= ?\}))){2,}) ?\}\Z")
 _CASES = re.compile(
@@ -49,7 +52,8 @@ _SUCH_THAT = re.compile(
 class Node(NamedTuple):
     """An answer as read. `mark` holds brackets, operators, a base or a unit; `parts` are nodes.
 
-    A collection with a mark is a set that is one element of something, and not its elements.
+    A collection with a mark is a set that is one element of something, and not its elements. One with the text "{}" is
+    written with the braces of a set, and equals the same list without them.
 
     kind: "collection", "bracket", "union", "relation", "matrix", "cases", "row", "based", "words" or "expression";
     the last three have `text` in place of parts.
@@ -70,8 +74,8 @@ def read(text: str, depth: int = 0) -> Node:
     text = _LISTED.sub(r"\1", text.strip())
     if depth > MAX_DEPTH:
         raise Unreadable("nested too deep")
-    if depth == 0 and rational(squeeze(split_unit(text)[0])) is not None:  # the comma of 1,234 separates nothing
-        return _read_one(text, depth)
+    if depth == 0 and "," in text:
+        text = _without_thousands(text)
     elements = split_list(text)
     elements = [element for element in elements if element.strip()]
     if len(elements) > 1:
@@ -84,6 +88,12 @@ def read(text: str, depth: int = 0) -> Node:
     if len(parts) > 1:
         return Node("union", parts=tuple(read(part, depth + 1) for part in parts))
     return _read_one(text, depth)
+
+
+def _without_thousands(text: str) -> str:
+    """The text without commas if each of them belongs to a number such as 1,234, outside of all brackets."""
+    joined = _THOUSANDS.sub(lambda found: found[0].replace(",", ""), text)
+    return text if "," in joined or _LISTING.search(text) or len(split_list(joined)) > 1 else joined
 
 
 def _read_one(text: str, depth: int) -> Node:
@@ -107,7 +117,8 @@ def _read_one(text: str, depth: int) -> Node:
             such_that = _SUCH_THAT.match(content)
             if such_that:
                 return _interval_of(read(such_that[1], depth + 1))
-            return _collection(_elements(elements, depth))
+            found = _collection(_elements(elements, depth))
+            return found._replace(text="{}") if found.kind == "collection" and not found.mark else found
         if commas:
             return Node("bracket", opening + closing, tuple(_elements(elements, depth)))
         if opening + closing in ("()", "{}"):
@@ -277,7 +288,11 @@ def solved(relation: Node) -> tuple[str, Node] | None:
 
 
 def assignments(node: Node) -> list[tuple[str, Node]] | None:
-    """(name, value) for each of `x = 1, y = 2` or of `(x, y) = (1, 2)`; None for `x = 1, x = 2` and anything else."""
+    """(name, value) for each of `x = 1, y = 2` or of `(x, y) = (1, 2)`; None for `x = 1, x = 2` and anything else.
+
+    The tuple gives the order of its names. Symbols that a list names are put in the order of the alphabet, which is
+    that of coordinates. Other names, such as lengths, stay as they are listed.
+    """
     if node.kind == "relation" and node.mark == "=":
         names, values = (part.parts if part.kind == "bracket" and part.mark == "()" else () for part in node.parts)
         found = [(_name(name), value) for name, value in zip(names, values, strict=False)]
@@ -288,8 +303,23 @@ def assignments(node: Node) -> list[tuple[str, Node]] | None:
     else:
         return None
     named = [(name, value) for name, value in found if name]
-    is_whole = len(named) == len(found) == len(dict(named)) > 1
-    return named if is_whole else None
+    if not len(named) == len(found) == len(dict(named)) > 1:
+        return None
+    if node.kind == "relation":
+        return named
+    values = dict(named)
+    return [(name, values[name]) for name in _in_order(list(values))]
+
+
+def _in_order(names: list[str]) -> list[str]:
+    return sorted(names, key=alphabetical) if all(map(_SYMBOL.match, names)) else names
+
+
+def alphabetical(name: str) -> tuple[str, int, str]:
+    r"""A key that sorts names: `a`, `b`, `x_2`, `x_{10}`, and `\theta` as the word."""
+    base, _, index = name.strip("\\").partition("_")
+    digits = index.strip("{}")
+    return base, int(digits) if digits.isdecimal() else 0, digits
 
 
 def solutions(node: Node) -> tuple[list[str], list[Node]] | None:
@@ -298,7 +328,7 @@ def solutions(node: Node) -> tuple[list[str], list[Node]] | None:
         return None
     found = [solved(part) for part in node.parts]
     pairs = [pair for pair in found if pair]
-    names = list(dict.fromkeys(name for name, _ in pairs))
+    names = _in_order(list(dict.fromkeys(name for name, _ in pairs)))
     size = len(names)
     if len(pairs) != len(found) or size < 2 or len(pairs) <= size or len(pairs) % size:
         return None

@@ -81,6 +81,14 @@ def test_a_formula_is_not_cut_at_its_semicolon(form: str, separator: str) -> Non
         assert not grade(text, "1").correct and not grade(text, "204").correct
 
 
+@pytest.mark.parametrize("form", ["$1${}$204$", "\\(1\\){}\\(204\\)", "**1**{}**204**", "`1`{}`204`", "$1${}204"])
+@pytest.mark.parametrize("comma", [",", ", ", " ,"])
+def test_two_formulas_are_no_number(form: str, comma: str) -> None:
+    text = f"The answer is {form.format(comma)}."
+    assert not grade(text, "1204").correct
+    assert grade(text, "1, 204").correct
+
+
 @pytest.mark.parametrize("blank", ["\\;", "\\,", "\\:", "\\ "])
 def test_an_answer_is_not_cut_at_a_blank(blank: str) -> None:
     assert grade(f"The answer is $1{blank}204$.", "1204").correct
