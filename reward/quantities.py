@@ -1,8 +1,9 @@
 r"""Equations that say a value: `m+n = 204` is 204, while `2x = 204` still has to be solved.
 
 The left side has to be a name or a constant. A name is what a question may ask for: a variable, a function applied to
-something, a length, a measure such as `|S|`, the cosine of an angle (`\cos A`, not `\cos x`), words, and sums, products or quotients of several of these. A constant is
-a statement about numbers, which has to be true: `100+105 = 204` says nothing.
+something, a length, a measure such as `|S|`, the cosine of an angle (`\cos A`, not `\cos x`), words, and sums, products
+or quotients of several of these. A constant is a statement about numbers, which has to be true: `100+105 = 204` says
+nothing.
 """
 
 import re
@@ -60,8 +61,9 @@ class _Term(NamedTuple):
 def equated(text: str) -> list[str] | None:
     r"""The sides of the equation `m+n = ... = A` in a spelled text which have to be the number that it says.
 
-    These are its constants and its last side; every side but the names if the last one is a formula. None says that the text is not an equation. The list is empty if the
-    equation says no number: `2x = 204`, `205 \Rightarrow x = 204`, and `x^2-4y = 0`, which is a curve.
+    These are its constants and its last side; every side but the names if the last one is a formula. None says that the
+    text is not an equation. The list is empty if the equation says no number: `2x = 204`, `205 \Rightarrow x = 204`, and
+    `x^2-4y = 0`, which is a curve.
     """
     try:
         sides, operators = split_relation(text.replace("&", ""))
