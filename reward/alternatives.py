@@ -37,6 +37,9 @@ _TOKEN = re.compile(
     r"|(?P<operator>[^\s.!?*\"'])"
     r"|(?P<product>(?<=[0-9)\s])\*(?=[0-9(\s]))"
 )
+_TEXT = re.compile(r"\\(?:text|mbox|textrm|mathrm)\{([\s,.]*(?:or|and)[\s,.]*)\}")
+_BLANK = re.compile(r"\\q?quad(?![A-Za-z])")
+_CHOICE = re.compile(r"\\(?:text|mathrm)(?:bf|rm)?\{ ?\([A-E]\) ?\}\Z")
 _RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|leq|geq|neq|in|mid|equiv|approx|to|p?mod|bmod)(?![A-Za-z])")
 _NAMED = re.compile(r"[A-Za-z|+()_{}\\ 0-9]{1,20}=([^=<>]+)\Z")
 _CALCULATION = re.compile(r"[0-9)}] ?(?:\\cdot|\\times|[+*])(?![A-Za-z])")
@@ -94,6 +97,7 @@ _CASES = _words("if when unless assuming otherwise in")
 _MAX_LABEL = 30
 _MAX_CLAUSE = 40
 _MAX_NAME = 3
+_MAX_ITEM = 100
 
 
 class _Token(NamedTuple):
@@ -127,7 +131,7 @@ def other_answer(answer: str, after: str) -> str | None:
 def _tokens(text: str) -> list[_Token]:
     for delimiter in ("\\(", "\\)", "\\[", "\\]", "$$"):
         text = text.replace(delimiter, "$")
-    text = text.replace("**", "").replace("`", "")
+    text = _BLANK.sub(" , ", _TEXT.sub(r" \1 ", text.replace("**", "").replace("`", "")))
     tokens = []
     for found in _TOKEN.finditer(text):
         kind, content = str(found.lastgroup), found[0]
@@ -150,6 +154,8 @@ def _formula(content: str) -> _Token:
     """A formula is a value, an equation that gives a name a value, or as good as a word."""
     if _END_SIGNS.search(content):
         return _Token("end", ".")
+    if _CHOICE.match(content):
+        return _Token("word", "choice")
     if _RELATION.search(content):
         named = _NAMED.match(content)
         return _Token("equation", named[1].strip()) if named else _Token("word", "formula")
@@ -190,8 +196,8 @@ def _is_label(tokens: Sequence[_Token], place: int) -> bool:
     if not text.isdecimal() or int(text) > _MAX_LABEL:
         return False
     if place and tokens[place - 1].text != "\n":  # "1. We count. 2. We add."
-        labels = (n for n in range(place) if tokens[n].text == str(int(text) - 1) and _is_label(tokens, n))
-        if tokens[place - 1].kind != "end" or next(labels, None) is None:
+        pairs = pairwise(token.text for token in tokens[max(0, place - _MAX_ITEM) : place])
+        if tokens[place - 1].kind != "end" or (str(int(text) - 1), ".") not in pairs:
             return False
     following = tokens[place + 1 : place + 3]
     return len(following) == 2 and following[0].text in (".", ")", ":") and following[1].text != "\n"

@@ -19,8 +19,9 @@ Decisions about equality, since conventions differ:
 import re
 from collections.abc import Callable, Sequence
 
+from reward.named import alphabetical, assignments, solutions
 from reward.notation import spell, squeeze
-from reward.structure import Node, Unreadable, alphabetical, assignments, read, solutions, solved
+from reward.structure import Node, Unreadable, read, solved
 
 # decide(first, second, question) says whether two expressions are equal (EQUAL), or whether the first is a multiple of
 # the second by a constant that is not zero (MULTIPLE) or is positive (POSITIVE_MULTIPLE).

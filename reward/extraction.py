@@ -38,14 +38,18 @@ _CONCLUDING = re.compile(
 )
 _NEW_SENTENCE = re.compile(r"[.!?](?=[\s*$)]|\\\])|\n")
 _ALTERNATIVE = re.compile(r"\b(?:or|maybe|perhaps|possibly|alternatively|otherwise|else)\b", re.IGNORECASE)
-_CLOSING = re.compile(r"(?:[\s}.]|\\[,;:! ]|\^\\circ|\\end\{[a-z*]+\})*(?P<end>\$\$?|\\[\])])")
+_CLOSING = re.compile(
+    r"(?:[\s}.]|\\[,;:! ]|\^\\circ|\\end\{[a-z*]+\}"
+    r"|\\(?:text|mathrm|mbox)\{[a-z ./]*\}(?:\^\{?[23]\}?)?)*(?P<end>\$\$?|\\[\])])"
+)
 _EQUATED = re.compile(r"[\s$&{}]*=[\s$&{}]*\Z")
 # A value before the box: any one before "or", and one that begins a line before a comma.
 _VALUE = rf"(?P<value>\$[^$\n]{{1,80}}\$|(?<![\w.,]){_NUMBER})"
 _NAMED = r"(?:[\s$(\[{*]|\\[,;:! (\[]|\\text\{|[A-Za-z](?:_[A-Za-z0-9])?\s*=)*\Z"
 _BEFORE = re.compile(
     rf"(?:{_VALUE}[\s$,*]*(?:\\(?:text|mbox)\{{\s*)?(?:(?:or|vs\.?|versus)\b|\\lor|\\vee|/)[\s}}]*"
-    rf"|(?:\A|\n)[\s$*]*{_VALUE.replace('value', 'first')}[\s$*]*(?:,|;|and\b|&)\s*){_NAMED}",
+    rf"|(?:\A|\n)[\s$*]*{_VALUE.replace('value', 'first')}[\s$*]*(?:,|;|and\b|&)\s*"
+    rf"|(?:\A|\n) ?[-*\u2022] [\s$*]*{_VALUE.replace('value', 'item')}[\s$*]*\n ?[-*\u2022] \s*){_NAMED}",
     re.IGNORECASE,
 )
 MAX_BOXES = 64
@@ -158,7 +162,7 @@ def _joined(text: str, boxes: Sequence[_Box]) -> str:
         begin = box.begin
     before = _BEFORE.search(text, max(0, begin - MAX_SEPARATOR_CHARS), begin)
     if before:
-        contents.append((before["value"] or before["first"]).strip("$"))
+        contents.append((before["value"] or before["first"] or before["item"]).strip("$"))
     contents.reverse()
     return ", ".join(contents) if any(content != contents[0] for content in contents) else contents[0]
 

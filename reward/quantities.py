@@ -61,9 +61,9 @@ class _Term(NamedTuple):
 def equated(text: str) -> list[str] | None:
     r"""The sides of the equation `m+n = ... = A` in a spelled text which have to be the number that it says.
 
-    These are its constants and its last side; every side but the names if the last one is a formula. None says that the
-    text is not an equation. The list is empty if the equation says no number: `2x = 204`, `205 \Rightarrow x = 204`, and
-    `x^2-4y = 0`, which is a curve.
+    These are its constants and its last side; every side but the names if the last one is a formula. None says that
+    the text is not an equation. The list is empty if the equation says no number: `2x = 204`,
+    `205 \Rightarrow x = 204`, and `x^2-4y = 0`, which is a curve.
     """
     try:
         sides, operators = split_relation(text.replace("&", ""))

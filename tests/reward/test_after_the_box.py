@@ -59,6 +59,8 @@ EXPLAINED = (
     "\\boxed{204}\n\n(Recall that $1^2 + 2^2 + \\dots + 8^2 = 204$.)",
     "\\boxed{204}. Thus the sequence begins 1, 5, 14, 30, 55 and reaches 204.",
     "\\boxed{204}<|im_end|>",
+    "$x=\\boxed{204}\\;\\text{cm}^2$",
+    "\\boxed{204}\n\n$\\textbf{(C)}$",
 )
 HEDGED = (
     r"\boxed{204}, or 205",
@@ -92,11 +94,14 @@ HEDGED = (
     r"\boxed{204}. The other answer is 205.",
     r"\boxed{204}. It might also be 205.",
     r"\boxed{204} as well as 205",
+    r"\boxed{204}\text{ or }205",
+    r"\boxed{204} \quad 205",
     r"\boxed{204} respectively 205",
     r"\boxed{204} & 205",
     r"\boxed{204}, but $x = 205$ works too.",
 )
 LISTED = (
+    "- 205\n- \\boxed{204}",
     r"205 or \boxed{204}",
     r"$205$ or $\boxed{204}$",
     r"$205 \text{ or } \boxed{204}$",
