@@ -18,7 +18,7 @@ _TOKEN = re.compile(
 )
 _OPEN = {"{", "(", "[", "\\{", "\\langle", "\\lfloor", "\\lceil", "\\begin"}
 _CLOSE = {"}", ")", "]", "\\}", "\\rangle", "\\rfloor", "\\rceil", "\\end"}
-_AND = re.compile(r"(?:\\text ?\{[ ,]*(?:and|or)[ ,]*\}|,? ?(?:and|or)|[,;]|\\quad)\Z")
+_AND = re.compile(r"(?:\\text ?\{[ ,]*(?:and|or)[ ,]*\}|,? ?(?:and|or)|[,;]|\\quad|\\l(?:and|or)|\\\\)\Z")
 _THOUSANDS = re.compile(r"(?<![0-9.,])(?<!_\{)(?!0+,)[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])")
 _LISTING = re.compile(r"[(\[][^()\[\]]*,|\\(?:\{|langle)[^}]*,")
 _RELATIONS = {
