@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from reward.literals import rational
 from reward.notation import spell, squeeze
 from reward.units import split_unit
 
@@ -36,6 +37,9 @@ _TOKEN = re.compile(
     r"|(?P<operator>[^\s.!?*\"'])"
     r"|(?P<product>(?<=[0-9)\s])\*(?=[0-9(\s]))"
 )
+_TEXT = re.compile(r"\\(?:text|mbox|textrm|mathrm)\{([\s,.]*(?:or|and)[\s,.]*)\}")
+_BLANK = re.compile(r"\\q?quad(?![A-Za-z])")
+_CHOICE = re.compile(r"\\(?:text|mathrm)(?:bf|rm)?\{ ?\([A-E]\) ?\}\Z")
 _RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|leq|geq|neq|in|mid|equiv|approx|to|p?mod|bmod)(?![A-Za-z])")
 _NAMED = re.compile(r"[A-Za-z|+()_{}\\ 0-9]{1,20}=([^=<>]+)\Z")
 _CALCULATION = re.compile(r"[0-9)}] ?(?:\\cdot|\\times|[+*])(?![A-Za-z])")
@@ -57,7 +61,7 @@ _JOINING = _words("and or , &")
 # These propose what follows them, whatever that is.
 _PROPOSING = _words(
     "or maybe perhaps possibly probably alternatively otherwise else instead actually rather wait hmm sorry vs "
-    "versus correction"
+    "versus correction respectively \\lor \\vee"
 )
 _CONNECTING = _PROPOSING | _words(
     "no and but also so then therefore thus hence though although while whereas however yes still likely about it's "
@@ -86,9 +90,14 @@ _APPROVED = _words(
     "possible acceptable accepted valid correct right plausible reasonable candidate answer option alternative "
     "choice possibility solution"
 )
+_ADMITTING = _words("consider accept allow")
+_CANDIDATES = _words("candidates options possibilities alternatives answers values")
+_ALTERNATIVE_SIGNS = ("/", "&", "|")
 _CASES = _words("if when unless assuming otherwise in")
 _MAX_LABEL = 30
 _MAX_CLAUSE = 40
+_MAX_NAME = 3
+_MAX_ITEM = 100
 
 
 class _Token(NamedTuple):
@@ -111,7 +120,7 @@ def other_answer(answer: str, after: str) -> str | None:
         if token.kind in names:
             if _is_other_symbol(tokens, place) and _value(token.text).lower() not in {said.lower() for said in same}:
                 return token.text
-        elif token.kind in ("value", "equation") and _value(token.text) not in same:
+        elif token.kind in ("value", "equation") and not _is_said(_value(token.text), same):
             is_proposed = not _is_label(tokens, place) and _is_proposed(tokens, place, harmless)
             if is_proposed and (token.kind == "equation" or _is_bare(tokens, place, units)):
                 return token.text
@@ -122,7 +131,7 @@ def other_answer(answer: str, after: str) -> str | None:
 def _tokens(text: str) -> list[_Token]:
     for delimiter in ("\\(", "\\)", "\\[", "\\]", "$$"):
         text = text.replace(delimiter, "$")
-    text = text.replace("**", "").replace("`", "")
+    text = _BLANK.sub(" , ", _TEXT.sub(r" \1 ", text.replace("**", "").replace("`", "")))
     tokens = []
     for found in _TOKEN.finditer(text):
         kind, content = str(found.lastgroup), found[0]
@@ -145,6 +154,8 @@ def _formula(content: str) -> _Token:
     """A formula is a value, an equation that gives a name a value, or as good as a word."""
     if _END_SIGNS.search(content):
         return _Token("end", ".")
+    if _CHOICE.match(content):
+        return _Token("word", "choice")
     if _RELATION.search(content):
         named = _NAMED.match(content)
         return _Token("equation", named[1].strip()) if named else _Token("word", "formula")
@@ -157,6 +168,12 @@ def _said(answer: str) -> set[str]:
     answer = answer.replace("**", "").replace("`", "")
     sides = [answer, answer.rpartition("=")[2]]
     return {_value(side) for side in sides}
+
+
+def _is_said(value: str, same: set[str]) -> bool:
+    """Whether a value is one of the announced answer, in whatever spelling."""
+    number = rational(value)
+    return value in same or (number is not None and any(rational(said) == number for said in same))
 
 
 def _value(text: str) -> str:
@@ -176,8 +193,12 @@ def _is_other_symbol(tokens: Sequence[_Token], place: int) -> bool:
 def _is_label(tokens: Sequence[_Token], place: int) -> bool:
     """Whether a number only counts the items of a list: "1. First we place the rooks"."""
     text = tokens[place].text
-    if not text.isdecimal() or int(text) > _MAX_LABEL or (place and tokens[place - 1].text != "\n"):
+    if not text.isdecimal() or int(text) > _MAX_LABEL:
         return False
+    if place and tokens[place - 1].text != "\n":  # "1. We count. 2. We add."
+        pairs = pairwise(token.text for token in tokens[max(0, place - _MAX_ITEM) : place])
+        if tokens[place - 1].kind != "end" or (str(int(text) - 1), ".") not in pairs:
+            return False
     following = tokens[place + 1 : place + 3]
     return len(following) == 2 and following[0].text in (".", ")", ":") and following[1].text != "\n"
 
@@ -185,7 +206,7 @@ def _is_label(tokens: Sequence[_Token], place: int) -> bool:
 def _is_proposed(tokens: Sequence[_Token], place: int, harmless: set[int]) -> bool:
     """Whether a value stands at the start of a clause, or after words that propose it."""
     if tokens[place].kind == "equation":
-        return _is_after_a_proposing_word(tokens, place)
+        return _is_after_a_proposing_word(tokens, place) or _is_admitted(tokens, place)
     if place == 0:
         return True
     before = tokens[place - 1]
@@ -194,15 +215,30 @@ def _is_proposed(tokens: Sequence[_Token], place: int, harmless: set[int]) -> bo
     if before.kind in ("end", "mark"):
         return not _opens_a_tuple(tokens, place)
     if before.kind == "operator":  # nothing is calculated at the start of a clause
+        if before.text == "=" and place > 2 and len(tokens[place - 2].text) <= _MAX_NAME:
+            return _is_after_a_proposing_word(tokens, place - 2)
+        if place == 1 or tokens[place - 2].text in ("\\lor", "\\vee"):
+            return before.text in _ALTERNATIVE_SIGNS
         return place > 1 and tokens[place - 2].kind in ("end", "mark") and tokens[place - 2].text not in (")", "]")
     if before.text in _CONNECTING:
         return True
+    last = [token.text for token in tokens[max(0, place - 3) : place]]
+    if last == ["as", "well", "as"] or (last[-2:-1] == ["also"] and before.text in _ADMITTING):
+        return True
     if before.text not in _VERBS and before.text not in _ADVERBS:
         return before.text in ("that", "it") and place > 1 and tokens[place - 2].text in _VERBS  # "or is it 205?"
-    words = [token.text for token in tokens[max(0, place - 10) : place] if token.kind == "word"]
+    words = [token.text.partition("'")[0] for token in tokens[max(0, place - 10) : place] if token.kind == "word"]
     while words and (words[-1] in _ADVERBS or words[-1] in _VERBS):
         words.pop()
     return bool(words) and (words[-1] in _SUBJECTS or _is_about_the_answer(words))
+
+
+def _is_admitted(tokens: Sequence[_Token], place: int) -> bool:
+    """Whether a value is said to be right as well: "$x = 205$ works too"."""
+    following = [token.text for token in tokens[place + 1 : place + 5]]
+    return following[:1] in (["works"], ["is"], ["holds"]) and not {"too", "also", "possible", "valid"}.isdisjoint(
+        following
+    )
 
 
 def _is_about_the_answer(subject: Sequence[str]) -> bool:
@@ -252,8 +288,12 @@ def _is_bare(tokens: Sequence[_Token], place: int, units: set[str]) -> bool:
     if place + 1 == len(tokens):
         return True
     after = tokens[place + 1]
+    if after.text in ("-", "\u2013") and "=" in [token.text for token in tokens[place + 3 : place + 4]]:
+        return False  # 205 - 1 = 204
     if after.kind in ("end", "mark"):
         return after.text != ":"
+    if after.kind == "value" and place > 1 and tokens[place - 1].text == ":":
+        return tokens[place - 2].text in _CANDIDATES
     if after.kind == "operator":
         return False
     if after.text in _CONDITIONS or after.text in units:

@@ -6,7 +6,7 @@ without their thoughts before `</think>`. The last complete `\boxed{...}` is the
 after the last phrase such as "the answer is". Finding it is string work in linear time.
 
 Two integers are compared as integers, which is all that AIME needs. Other answers go to `equivalence`. If the gold
-answer is an integer, `quantities` reads equations: `m+n = 204` is 204.
+answer is no relation, `quantities` reads equations: `m+n = 204` is 204.
 """
 
 import re
@@ -25,6 +25,7 @@ TOO_LONG = "answer too long"
 
 MARKER = re.compile(r"<\|(?:start|channel|message|constrain|end|return|call)\|>")
 _START = "<|start|>"
+_RELATION = re.compile(r"[=<>]|\\(?:neq?|[lg]eq?|in)(?![A-Za-z])")
 _FINAL_HEADER = re.compile(r"<\|channel\|>\s*final\s*(?:<\|constrain\|>[^<]*)?<\|message\|>")
 _MESSAGE_END = re.compile(r"<\|(?:start|channel|message|end|return|call|endoftext)\|>")
 
@@ -118,8 +119,12 @@ def _equal(content: str, answer: str, gold: str) -> bool:
         gold_value, gold_unit = split_unit(spell(gold))
         if gold_digits := integer(gold_value):
             return answer == gold_digits and split_unit(spell(content))[1] in ("", gold_unit)
-    elif gold_digits and "=" in content and (sides := equated(spell(content))) is not None:
-        return bool(sides) and all(canonical(side) == gold_digits or equal(side, gold_digits) for side in sides)
+    elif "=" in content and not _RELATION.search(gold) and (sides := equated(spell(content))) is not None:
+        said = canonical(gold)
+        if sides and all(canonical(side) == said or equal(side, gold) for side in sides):
+            return True
+        if gold_digits:
+            return False
     return equal(content, gold)
 
 

@@ -9,7 +9,8 @@ Decisions about equality, since conventions differ:
 - A value without a unit equals the same value with any unit; two different units are unequal (see `units`).
 - `x = 5` equals `5` and `y = 2x+1` equals `2x+1`; `x = 5` and `y = 5` are unequal.
 - Capital letters alone are a name: `ABC` and `CAB` are unequal, while `xy` equals `yx`.
-- `x = 1, y = 2` equals `y = 2, x = 1` and `(x, y) = (1, 2)`, and the values alone in the order of the names.
+- `x = 1, y = 2` equals `y = 2, x = 1`, `(x, y) = (1, 2)`, and the values alone in the order of the names: symbols go
+  by the alphabet, lengths as listed (in a tuple only if that is the alphabet's order). A set of values has no order.
 - `{5}` equals `5`; `1, 2` equals `{2, 1}` but neither `(1, 2)` nor `[1, 2]`.
 - `1 \le x < 2` equals `[1, 2)`, and `x \in S` equals `S`.
 - A number in a base equals the same digits in that base only; a decimal is exact: 0.333 is not 1/3.
@@ -18,8 +19,9 @@ Decisions about equality, since conventions differ:
 import re
 from collections.abc import Callable, Sequence
 
+from reward.named import alphabetical, assignments, solutions
 from reward.notation import spell, squeeze
-from reward.structure import Node, Unreadable, assignments, read, solutions, solved
+from reward.structure import Node, Unreadable, read, solved
 
 # decide(first, second, question) says whether two expressions are equal (EQUAL), or whether the first is a multiple of
 # the second by a constant that is not zero (MULTIPLE) or is positive (POSITIVE_MULTIPLE).
@@ -53,7 +55,7 @@ def _same(a: Node, b: Node, decide: Decide) -> bool:
         first, second = dict(named_a), dict(named_b)
         return first.keys() == second.keys() and all(_same(first[name], second[name], decide) for name in first)
     if named_a or named_b:
-        return _are_values(named_a or named_b or [], b if named_a else a, decide)
+        return _are_values(a, named_a, b, decide) if named_a else _are_values(b, named_b or [], a, decide)
     if a.kind == "relation" and b.kind == "relation":
         return _same_relation(a, b, decide)
     if a.kind == "relation" or b.kind == "relation":
@@ -100,13 +102,22 @@ def _same_solutions(
     return _matched(rows, listed, decide)
 
 
-def _are_values(named: Sequence[tuple[str, Node]], other: Node, decide: Decide) -> bool:
-    """Whether values without names are those of the names: in their order, but for a list of one name's (x_1, x_2)."""
+def _are_values(node: Node, named: Sequence[tuple[str, Node]], other: Node, decide: Decide) -> bool:
+    """Whether values without names are those of the names: in their order, but for a list of one name's (x_1, x_2).
+
+    A set has no order. A tuple goes by the alphabet, so it says nothing of lengths that are listed otherwise.
+    """
     is_list = other.kind == "collection" and not other.mark
-    if not (is_list or (other.kind == "bracket" and other.mark == "()")) or len(named) != len(other.parts):
+    is_tuple = other.kind == "bracket" and other.mark == "()"
+    if not (is_list or is_tuple) or len(named) != len(other.parts):
         return False
-    if is_list and len({name.partition("_")[0] for name, _ in named}) == 1:
+    names = [name for name, _ in named]
+    if is_list and len({name.partition("_")[0] for name in names}) == 1:
         return _matched([value for _, value in named], other.parts, decide)
+    if (is_list and other.text) or (
+        is_tuple and node.kind == "collection" and names != sorted(names, key=alphabetical)
+    ):
+        return False
     return all(_same(value, part, decide) for (_, value), part in zip(named, other.parts, strict=True))
 
 

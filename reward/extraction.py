@@ -9,7 +9,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from reward.alternatives import MAX_CHARS, other_answer
-from reward.notation import MAX_ANSWER_CHARS
+from reward.notation import MAX_ANSWER_CHARS, separated
 
 NO_ANSWER = "no \\boxed and no answer phrase"
 CUT_IN_BOX = "cut inside \\boxed"
@@ -21,11 +21,35 @@ _BRACE = re.compile(
     rf"(?P<box>\\f?box(?:ed)?(?![A-Za-z])\s*(?:\{{|\Z|(?P<bare>{_NUMBER})))|\\(?:[{{}}]|\\(?!f?box))|[{{}}]"
 )
 
-# Signs, joining words and names separate the boxes of one list. After other words a new statement begins.
+# Signs, joining words, labels and names separate the boxes of one list.
 _JOINING = r"(?:and|or|also|maybe|perhaps|possibly|alternatively|otherwise|else|either|both)(?![A-Za-z])"
 _BOX_SEPARATOR = re.compile(
-    rf"(?:[\s$.,;:!?/*()\[\]|-]|\\[,;:! ()\[\]]|\\q?quad(?![A-Za-z])|(?<![A-Za-z]){_JOINING}"
-    rf"|\\(?:text|mbox|textrm|mathrm)\{{[\s,.]*(?:{_JOINING}[\s,.]*)*\}}|(?<![A-Za-z])[A-Za-z](?:_[A-Za-z0-9])?\s*=)*\Z",
+    rf"(?:[\s$.,;:!?/*()\[\]~&|{{}}-]|\\[,;:! ()\[\]\\]|\\(?:q?quad|lor|vee)(?![A-Za-z])|(?<![A-Za-z]){_JOINING}"
+    rf"|\\(?:text|mbox|textrm|mathrm)\{{[\s,.]*(?:{_JOINING}[\s,.]*)*\}}|(?<![A-Za-z])[A-Za-z](?:_[A-Za-z0-9])?\s*="
+    r"|(?<![\w.])(?:[0-9]{1,2}|[a-z])[.)])*\Z",
+    re.IGNORECASE,
+)
+# Words in one sentence do so, too, unless the second box follows from the first. A new sentence is a new statement
+# unless it offers an alternative.
+_CONCLUDING = re.compile(
+    r"\b(?:so|then|thus|hence|therefore|gives?|giving|which|yields?|implies|means?|get|gets|follows?|leaves|leaving|"
+    r"now|next|finally|after|becomes?|since|because|from|where|no|wait|actually|wrong|instead)\b|=>|\\(?:Right|right|im)",
+    re.IGNORECASE,
+)
+_NEW_SENTENCE = re.compile(r"[.!?](?=[\s*$)]|\\\])|\n")
+_ALTERNATIVE = re.compile(r"\b(?:or|maybe|perhaps|possibly|alternatively|otherwise|else)\b", re.IGNORECASE)
+_CLOSING = re.compile(
+    r"(?:[\s}.]|\\[,;:! ]|\^\\circ|\\end\{[a-z*]+\}"
+    r"|\\(?:text|mathrm|mbox)\{[a-z ./]*\}(?:\^\{?[23]\}?)?)*(?P<end>\$\$?|\\[\])])"
+)
+_EQUATED = re.compile(r"[\s$&{}]*=[\s$&{}]*\Z")
+# A value before the box: any one before "or", and one that begins a line before a comma.
+_VALUE = rf"(?P<value>\$[^$\n]{{1,80}}\$|(?<![\w.,]){_NUMBER})"
+_NAMED = r"(?:[\s$(\[{*]|\\[,;:! (\[]|\\text\{|[A-Za-z](?:_[A-Za-z0-9])?\s*=)*\Z"
+_BEFORE = re.compile(
+    rf"(?:{_VALUE}[\s$,*]*(?:\\(?:text|mbox)\{{\s*)?(?:(?:or|vs\.?|versus)\b|\\lor|\\vee|/)[\s}}]*"
+    rf"|(?:\A|\n)[\s$*]*{_VALUE.replace('value', 'first')}[\s$*]*(?:,|;|and\b|&)\s*"
+    rf"|(?:\A|\n) ?[-*\u2022] [\s$*]*{_VALUE.replace('value', 'item')}[\s$*]*\n ?[-*\u2022] \s*){_NAMED}",
     re.IGNORECASE,
 )
 MAX_BOXES = 64
@@ -64,12 +88,6 @@ _ONE_CASE = re.compile(
 MAX_LEAD_CHARS = 120
 # How many phrases are looked at for one that is followed by an answer.
 MAX_PHRASES = 20
-# After a box: what closes its formula or sentence, and a word that takes the box back or adds to it.
-_HEDGE = re.compile(
-    r"(?:[\s.,;:!?$*()-]|\\[\]),;:! ]|\\q?quad(?![A-Za-z])|\\(?:text|mbox|textrm|mathrm)\{)*+"
-    r"((?:or|maybe|perhaps|possibly|alternatively|otherwise|else|instead|no|wait|actually|rather|if|unless)(?![A-Za-z]))\s*\}?",
-    re.IGNORECASE,
-)
 _DISPLAYED = re.compile(r"\\\[|\$\$")
 
 
@@ -86,8 +104,8 @@ def last_box(text: str) -> tuple[str | None, str | None]:
     r"""The content of the `\boxed{...}` that closes last, or (None, why not).
 
     A box opened after that one and never closed means that the text was cut in its answer. A response is not right by
-    naming several answers: boxes that only "and", "or" or a comma separates are one list. So is a box with the answer
-    that words such as "or", "no" and "if" after it offer.
+    naming several answers: boxes of one sentence are one list, unless words such as "so" and "gives" conclude the last
+    one from the others. So is a box with the answer that stands before it ("205 or") or after it (`alternatives`).
     """
     if "\\boxed" not in text and "\\fbox" not in text:
         return None, NO_ANSWER
@@ -110,12 +128,19 @@ def last_box(text: str) -> tuple[str | None, str | None]:
     if not boxes:
         return None, NO_ANSWER
     answer = _joined(text, boxes)
-    hedge = _HEDGE.match(text, boxes[-1].end)
-    if not hedge:
-        return answer, None
-    formula = "$" if "{" in hedge[0] and "$" in text[hedge.end() :] else ""  # the word stands inside one
-    other = other_answer(answer, f"{hedge[1]} {formula}{text[hedge.end() : hedge.end() + MAX_CHARS]}")
+    other = other_answer(answer, _after_formula(text, boxes[-1]))
     return (f"{answer}, {other}" if other else answer), None
+
+
+def _after_formula(text: str, box: _Box) -> str:
+    """The text after a box: what its formula still says, if anything, and what follows that."""
+    after = text[box.end : box.end + MAX_CHARS]
+    line = text.rfind("\n", 0, box.begin) + 1
+    is_open = text.count("$", line, box.begin) % 2
+    closing = _CLOSING.match(after)
+    if not closing or (closing["end"] == "$" and not is_open):
+        return f"${after}" if is_open else after
+    return after[closing.end() :]
 
 
 def _joined(text: str, boxes: Sequence[_Box]) -> str:
@@ -127,12 +152,27 @@ def _joined(text: str, boxes: Sequence[_Box]) -> str:
             continue  # inside one of these
         if len(contents) == MAX_BOXES or begin - box.end > MAX_SEPARATOR_CHARS:
             break
-        if not _BOX_SEPARATOR.match(text, box.end, begin):
+        between = text[box.end : begin]
+        if _EQUATED.match(between):
+            contents[-1] = f"{text[box.start : box.stop]} = {contents[-1]}"
+        elif _lists(between):
+            contents.append(text[box.start : box.stop])
+        else:
             break
-        contents.append(text[box.start : box.stop])
         begin = box.begin
+    before = _BEFORE.search(text, max(0, begin - MAX_SEPARATOR_CHARS), begin)
+    if before:
+        contents.append((before["value"] or before["first"] or before["item"]).strip("$"))
     contents.reverse()
     return ", ".join(contents) if any(content != contents[0] for content in contents) else contents[0]
+
+
+def _lists(between: str) -> bool:
+    """Whether the text between two boxes makes them one list, and not two statements."""
+    if _BOX_SEPARATOR.match(between):
+        return True
+    is_new = _NEW_SENTENCE.search(between) and not _ALTERNATIVE.search(between)
+    return not is_new and not _CONCLUDING.search(between)
 
 
 def after_phrase(text: str) -> str | None:
@@ -167,6 +207,7 @@ def _announced(text: str, start: int) -> str | None:
         shown = _up_to_end(rest)
         end = start + len(shown)
     other = other_answer(shown, text[end : end + MAX_CHARS])
+    shown = separated(shown)
     for delimiter in ("**", "`", "\\(", "\\)"):
         shown = shown.replace(delimiter, "")
     shown = shown.strip()

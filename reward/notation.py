@@ -70,6 +70,13 @@ _SHORT_FORMS = tuple(
     )
 )
 _THOUSANDS = re.compile(r"(?<![0-9])(?!0+[{,])[0-9]{1,3}(?:(?:\{,\}|,\\! ?)[0-9]{3})+(?![0-9])")
+# Two formulas beside each other are two values, whatever separates them: `$1$,$204$` is not 1204.
+_DELIMITER = r"(?:(?<!\\)\$|(?<!\\)\\[()]|\*\*|`)"
+_GAP = r"(?:\s|~|\\[,;:! ])*"
+_BESIDE = re.compile(
+    rf"(?<=[0-9])(?:{_DELIMITER}+{_GAP},{_GAP}{_DELIMITER}*|{_GAP},{_GAP}{_DELIMITER}+|{_DELIMITER}+{_GAP}{_DELIMITER}+)"
+    r"(?=[0-9])"
+)
 # A comma with a blank beside it separates the elements of a list: no blank is lost there.
 _LIST_COMMA = re.compile(r"(?<=[0-9])(?: , ?| ?, )(?=[0-9])")
 # A wide blank separates statements, but not words from the expression beside them.
@@ -93,7 +100,7 @@ def spell(answer: str) -> str:
     text = answer[: MAX_ANSWER_CHARS + 1]
     if not text.isascii():
         text = _in_ascii(text)
-    text = text.replace("~", " ").replace("\\%", "%")
+    text = separated(text).replace("~", " ").replace("\\%", "%")
     text = text.replace("\\$", "\0").replace("$", "").replace("\0", "\\$")
     text = _THOUSANDS.sub(lambda found: _SEPARATOR.sub("", found[0]), text).replace("{,}", ",").replace("\\!", "")
     if "\\" in text:
@@ -115,6 +122,11 @@ def spell(answer: str) -> str:
     for pattern, full in _SHORT_FORMS:
         text = pattern.sub(full, text)
     return _unwrapped(text)
+
+
+def separated(text: str) -> str:
+    """The text with a list's comma between the numbers of two formulas that stand beside each other."""
+    return _BESIDE.sub(", ", text)
 
 
 def _in_ascii(text: str) -> str:

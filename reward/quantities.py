@@ -1,8 +1,9 @@
-r"""Equations that say a number: `m+n = 204` is 204, while `2x = 204` still has to be solved.
+r"""Equations that say a value: `m+n = 204` is 204, while `2x = 204` still has to be solved.
 
 The left side has to be a name or a constant. A name is what a question may ask for: a variable, a function applied to
-something, a length, a measure such as `|S|`, words, and sums, products or quotients of several of these. A constant is
-a statement about numbers, which has to be true: `100+105 = 204` says nothing.
+something, a length, a measure such as `|S|`, the cosine of an angle (`\cos A`, not `\cos x`), words, and sums, products
+or quotients of several of these. A constant is a statement about numbers, which has to be true: `100+105 = 204` says
+nothing.
 """
 
 import re
@@ -19,6 +20,7 @@ _STATEMENT = re.compile(
     r"\\(?:[A-Za-z]*arrow|implies|iff|to|therefore|because|approx|equiv|ne|mid|ni|in)(?![A-Za-z])|[?:]|->|=>"
     r"|\\text ?\{[^{}]*(?:[=0-9]|\b(?:or|and)\b)"
 )
+_SUBSCRIPT = re.compile(r"_\{[^{}]*\}")  # the place of a limit, the range of a sum
 _SIGNS_OF_A_PRODUCT = re.compile(r"\\(?:cdot|times)(?![A-Za-z])|[\s*(){}]")
 _NUMBER_OF_A_NAME = re.compile(r"-?[0-9]{2}[0-9.,]*(?:[A-Za-z]|\\(?!frac|sqrt|pi))[^+-]*\Z")
 
@@ -30,8 +32,11 @@ _WORDS = re.compile(r"[A-Za-z]{3,}(?: [A-Za-z]+)*\Z")
 _NESTED = r"(?:[^(){}]|\{[^{}]*\}|\((?:[^()]|\([^()]*\))*\))*"
 _INDEX = r"(?:_(?:[A-Za-z0-9]|\\[A-Za-z]+|\{[^{}]*\}))?'*"
 _LETTER = rf"(?:[A-Za-z]|\\(?:ell|{GREEK})(?![A-Za-z])|\\math(?:cal|bb)\{{[A-Z]\}})"
+_ANGLE = rf"[0-9]*(?: ?\\angle ?)?(?:\\(?:{GREEK})(?![A-Za-z])|[A-Z]{{1,3}}(?![A-Za-z]))"
 _ATOM = re.compile(
-    r"(?P<measure>\|[^|]*[A-Za-z][^|]*\||\[[A-Z]{3,}\]|\\lfloor[^=]*[A-Za-z][^=]*?\\rfloor|\\lceil[^=]*?\\rceil"
+    rf"(?P<measure>\\(?:sin|cos|tan|cot|sec|csc)(?:\^\{{[0-9]+\}})? ?(?:{_ANGLE}|\({_ANGLE}(?:[+-]{_ANGLE})*\))"
+    r"|\\# ?(?:[A-Z]|\\\{[^{}]*\})|\\binom\{[^{}]*[a-z][^{}]*\}\{[^{}]*\}|(?:[A-Z]|\\mathbb\{[A-Z]\})\[[^\[\]]*\]"
+    r"|\|[^|]*[A-Za-z][^|]*\||\[[A-Z]{3,}\]|\\lfloor[^=]*[A-Za-z][^=]*?\\rfloor|\\lceil[^=]*?\\rceil"
     r"|\\(?:overline|vec|hat|bar|widehat|overrightarrow)\{[A-Za-z]+\}|m?\\(?:angle|triangle)(?: ?\{?[A-Z]{1,4}'*\}?)?"
     rf"|(?:\\(?:text|operatorname) ?\{{[^{{}}]*[A-Za-z][^{{}}]*\}}|\\varphi|\\phi)(?:\({_NESTED}\))?|[A-Z]{{2,4}}'*)"
     rf"|(?P<applied>(?P<function>{_LETTER}){_INDEX}(?:\^\{{[^{{}}]*\}})?'*\((?P<argument>{_NESTED})\))"
@@ -56,15 +61,16 @@ class _Term(NamedTuple):
 def equated(text: str) -> list[str] | None:
     r"""The sides of the equation `m+n = ... = A` in a spelled text which have to be the number that it says.
 
-    These are its constants and its last side. None says that the text is not an equation. The list is empty if the
-    equation says no number: `2x = 204`, `205 \Rightarrow x = 204`, and `x^2-4y = 0`, which is a curve.
+    These are its constants and its last side; every side but the names if the last one is a formula. None says that
+    the text is not an equation. The list is empty if the equation says no number: `2x = 204`,
+    `205 \Rightarrow x = 204`, and `x^2-4y = 0`, which is a curve.
     """
     try:
         sides, operators = split_relation(text.replace("&", ""))
         if not operators or any(operator != "=" for operator in operators):
             return None
         *before, last = [side.strip() for side in sides]
-        if any(_STATEMENT.search(side) or len(split_list(side)) > 1 for side in before):
+        if any(_STATEMENT.search(_SUBSCRIPT.sub("", side)) or len(split_list(side)) > 1 for side in before):
             return []
     except Unreadable:
         return []
@@ -79,6 +85,8 @@ def equated(text: str) -> list[str] | None:
     is_zero = rational(squeeze(split_unit(last)[0])) == 0
     if is_zero and any(re.search("[+-]", side) and re.search("[0-9]", side) for side in others):
         return []
+    if not _is_constant(last):  # a formula, which other formulas before it have to equal
+        constants = [side for side in before if not is_name(side)]
     return [*constants, last]
 
 

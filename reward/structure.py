@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from reward import matrices
-from reward.literals import in_base, integer, rational, without_divisors
+from reward.literals import in_base, integer, without_divisors
 from reward.notation import squeeze, words
 from reward.units import split_unit
 
@@ -18,7 +18,9 @@ _TOKEN = re.compile(
 )
 _OPEN = {"{", "(", "[", "\\{", "\\langle", "\\lfloor", "\\lceil", "\\begin"}
 _CLOSE = {"}", ")", "]", "\\}", "\\rangle", "\\rfloor", "\\rceil", "\\end"}
-_AND = re.compile(r"(?:\\text ?\{[ ,]*(?:and|or)[ ,]*\}|,? ?(?:and|or)|[,;]|\\quad)\Z")
+_AND = re.compile(r"(?:\\text ?\{[ ,]*(?:and|or)[ ,]*\}|,? ?(?:and|or)|[,;]|\\quad|\\l(?:and|or)|\\\\)\Z")
+_THOUSANDS = re.compile(r"(?<![0-9.,])(?<!_\{)(?!0+,)[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])")
+_LISTING = re.compile(r"[(\[][^()\[\]]*,|\\(?:\{|langle)[^}]*,")
 _RELATIONS = {
     "=": "=", "<": "<", ">": ">", "\\le": "\\le", "\\ge": "\\ge", "<=": "\\le", ">=": "\\ge", "\\ne": "\\ne",
     "!=": "\\ne", "\\in": "\\in",
@@ -49,7 +51,8 @@ _SUCH_THAT = re.compile(
 class Node(NamedTuple):
     """An answer as read. `mark` holds brackets, operators, a base or a unit; `parts` are nodes.
 
-    A collection with a mark is a set that is one element of something, and not its elements.
+    A collection with a mark is a set that is one element of something, and not its elements. One with the text "{}" is
+    written with the braces of a set, and equals the same list without them.
 
     kind: "collection", "bracket", "union", "relation", "matrix", "cases", "row", "based", "words" or "expression";
     the last three have `text` in place of parts.
@@ -70,8 +73,8 @@ def read(text: str, depth: int = 0) -> Node:
     text = _LISTED.sub(r"\1", text.strip())
     if depth > MAX_DEPTH:
         raise Unreadable("nested too deep")
-    if depth == 0 and rational(squeeze(split_unit(text)[0])) is not None:  # the comma of 1,234 separates nothing
-        return _read_one(text, depth)
+    if depth == 0 and "," in text:
+        text = _without_thousands(text)
     elements = split_list(text)
     elements = [element for element in elements if element.strip()]
     if len(elements) > 1:
@@ -84,6 +87,12 @@ def read(text: str, depth: int = 0) -> Node:
     if len(parts) > 1:
         return Node("union", parts=tuple(read(part, depth + 1) for part in parts))
     return _read_one(text, depth)
+
+
+def _without_thousands(text: str) -> str:
+    """The text without commas if each of them belongs to a number such as 1,234, outside of all brackets."""
+    joined = _THOUSANDS.sub(lambda found: found[0].replace(",", ""), text)
+    return text if "," in joined or _LISTING.search(text) or len(split_list(joined)) > 1 else joined
 
 
 def _read_one(text: str, depth: int) -> Node:
@@ -107,7 +116,8 @@ def _read_one(text: str, depth: int) -> Node:
             such_that = _SUCH_THAT.match(content)
             if such_that:
                 return _interval_of(read(such_that[1], depth + 1))
-            return _collection(_elements(elements, depth))
+            found = _collection(_elements(elements, depth))
+            return found._replace(text="{}") if found.kind == "collection" and not found.mark else found
         if commas:
             return Node("bracket", opening + closing, tuple(_elements(elements, depth)))
         if opening + closing in ("()", "{}"):
@@ -244,10 +254,10 @@ def _enclosed(text: str) -> tuple[str, str, str] | None:
     return None
 
 
-def _name(side: Node) -> str | None:
+def name_of(side: Node) -> str | None:
     """The name that a side is, or the names in the tuple that it is."""
     if side.kind == "bracket" and side.mark == "()":
-        names = [_name(part) for part in side.parts]
+        names = [name_of(part) for part in side.parts]
         return None if None in names else f"({','.join(map(str, names))})"
     return side.text if side.kind == "expression" and _NAME.match(side.text) else None
 
@@ -255,7 +265,7 @@ def _name(side: Node) -> str | None:
 def solved(relation: Node) -> tuple[str, Node] | None:
     """(variable, its value or the set it lies in) for `x = A`, `x \\in A` and inequalities of one variable."""
     operators, sides = relation.mark.split(" "), relation.parts
-    names = [_name(side) for side in sides]
+    names = [name_of(side) for side in sides]
     if operators == ["="]:
         return (names[0], sides[1]) if names[0] else (names[1], sides[0]) if names[1] else None
     if operators == ["\\in"]:
@@ -274,35 +284,3 @@ def solved(relation: Node) -> tuple[str, Node] | None:
             "bracket", brackets[operators[0]][0] + ")", (sides[0], Node("expression", text="\\infty"))
         )
     return None
-
-
-def assignments(node: Node) -> list[tuple[str, Node]] | None:
-    """(name, value) for each of `x = 1, y = 2` or of `(x, y) = (1, 2)`; None for `x = 1, x = 2` and anything else."""
-    if node.kind == "relation" and node.mark == "=":
-        names, values = (part.parts if part.kind == "bracket" and part.mark == "()" else () for part in node.parts)
-        found = [(_name(name), value) for name, value in zip(names, values, strict=False)]
-        if len(names) != len(values):
-            return None
-    elif node.kind == "collection" and all(part.kind == "relation" and part.mark == "=" for part in node.parts):
-        found = [solved(part) or (None, part) for part in node.parts]
-    else:
-        return None
-    named = [(name, value) for name, value in found if name]
-    is_whole = len(named) == len(found) == len(dict(named)) > 1
-    return named if is_whole else None
-
-
-def solutions(node: Node) -> tuple[list[str], list[Node]] | None:
-    """(names, one tuple a solution) for `x = 1, y = 2 or x = 2, y = 1`; None for anything else."""
-    if node.kind != "collection" or not all(part.kind == "relation" and part.mark == "=" for part in node.parts):
-        return None
-    found = [solved(part) for part in node.parts]
-    pairs = [pair for pair in found if pair]
-    names = list(dict.fromkeys(name for name, _ in pairs))
-    size = len(names)
-    if len(pairs) != len(found) or size < 2 or len(pairs) <= size or len(pairs) % size:
-        return None
-    rows = [dict(pairs[start : start + size]) for start in range(0, len(pairs), size)]
-    if any(len(row) != size for row in rows):
-        return None
-    return names, [Node("bracket", "()", tuple(row[name] for name in names)) for row in rows]

@@ -111,6 +111,11 @@ SINGLES += [
     "The final answer is **204**. The other 51 arrangements are mirror images.",
     "The answer is 204.\n\nSanity check: for n=1 the formula gives 1, as expected.",
 ]
+HEDGES += [
+    "204. Or x = 205.", "204. Or $x = 205$.", "204. Also consider 205.", "204. I'd also accept 205.",
+    "204. Candidates: 201 202 203 205.", "204. If zero is included then we'd have 205.",
+    "204. The value $x=205$ works too.", "204 as well as 205", "204, respectively 205",
+]  # fmt: skip
 HEDGES += ["204. A stricter reading gives 205.", "204. Backup answer: 205.", "204 [or 205]", "204. Perhaps (205, 206)."]
 
 

@@ -1,5 +1,7 @@
 """Grading: which spellings are the same integer, and that no text breaks it."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -184,7 +186,7 @@ def test_any_text_gets_a_consistent_grade(response: str, gold: str) -> None:
 
 @given(st.integers(0, 999), st.integers(0, 999), st.text(max_size=100), st.text(max_size=100))
 def test_a_boxed_integer_is_graded_by_its_value(value: int, gold: int, before: str, after: str) -> None:
-    after = after.replace("box", "")
+    after = re.sub(r"box|[0-9$]", "", after)  # which may say another answer
     text = f"{before}\n\\boxed{{{value:03d}}}{after}"
     if "<|" not in text and "think>" not in text:
         result = grade(text, str(gold))

@@ -30,7 +30,7 @@ from .harmony import harmony
         ("\\boxed 17, so \\boxed{7}", "7", None),
         ("\\boxed{1}, so \\boxed7", "7", None),
         ("\\boxed 7.5", "7.5", None),
-        ("\\boxed 7, 8", "7", None),
+        ("\\boxed 7, 8", "7, 8", None),
         ("\\boxed x", None, NO_ANSWER),
         ("\\boxed{7", None, CUT_IN_BOX),
         ("The answer is 7. So \\boxed{7", None, CUT_IN_BOX),
@@ -79,6 +79,14 @@ def test_a_formula_is_not_cut_at_its_semicolon(form: str, separator: str) -> Non
     ):
         assert grade(text, gold).correct
         assert not grade(text, "1").correct and not grade(text, "204").correct
+
+
+@pytest.mark.parametrize("form", ["$1${}$204$", "\\(1\\){}\\(204\\)", "**1**{}**204**", "`1`{}`204`", "$1${}204"])
+@pytest.mark.parametrize("comma", [",", ", ", " ,"])
+def test_two_formulas_are_no_number(form: str, comma: str) -> None:
+    text = f"The answer is {form.format(comma)}."
+    assert not grade(text, "1204").correct
+    assert grade(text, "1, 204").correct
 
 
 @pytest.mark.parametrize("blank", ["\\;", "\\,", "\\:", "\\ "])
@@ -143,7 +151,7 @@ def test_what_is_said_after_one_answer_changes_nothing(after: str) -> None:
         ("the answer is 8. The answer is even", "even"),
         ("the answer is correct", "correct"),
         ("the answer is $7$ or $8$.", "7or8"),
-        ("\\boxed{8} The answer is 7", "8"),
+        ("\\boxed{8} The answer is 7", "8, 7"),
         ("the answer isn't 7", None),
         ("the answer is", None),
         ("answering 7", None),

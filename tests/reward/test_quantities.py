@@ -27,7 +27,7 @@ EQUATIONS = re.split(
     r"x^2;2x;81x;205x;x+1;2x+1;x+x;x^2+x;x(x+1);n(n+1);2^n;n!;\log x;\log_2 n;\ln x;\sqrt{x};\frac{x}{2};x/2;"
     r"\frac{1}{x};"
     r"-x;2xy;x^2y;x^{3};\sin x;x=205;205=x;x=\sqrt{205};x=205y;(x,y);x+1=2x;e^x;34 \quad x;x\cdot x;xx;\frac{2x}{3};"
-    r"a+b+1;2^{n+1};x^n;\{x\};10x;1.5x;-2x;\binom{n}{2};x!;\cos\theta",
+    r"a+b+1;2^{n+1};x^n;\{x\};10x;1.5x;-2x;x!",
 )
 FORMS = ["\\boxed{{{} = {}}}", "\\boxed{{{}={}}}", "The answer is ${} = {}$."]
 
@@ -67,3 +67,55 @@ def test_a_multiple_of_one_unknown_is_no_answer(coefficient: int, unknown: str, 
 def test_the_number_may_come_first() -> None:
     assert grade("\\boxed{204 = m+n}", "204").correct and grade("\\boxed{204 = x}", "204").correct
     assert not grade("\\boxed{204 = 2x}", "204").correct
+
+
+TRIGONOMETRY = [
+    r"\tan\theta",
+    r"\cos A",
+    r"\sin\angle BAC",
+    r"\cos^2\theta",
+    r"\tan(A+B)",
+    r"\sin 2\theta",
+    r"\cos(\angle A)",
+]
+COUNTS = [
+    r"\#S", r"E[X]", r"\mathbb{E}[X]", r"\lim_{x\to0}\frac{f(x)}{x}", r"\int_0^1f(x)\,dx", r"\sum_{d\mid n}d",
+    r"\max_{x\in S}f(x)",
+]  # fmt: skip
+GOLDS = [r"\frac12", r"\sqrt2", r"\frac{\pi^2}6", "-\\frac72", "0.35", "1+\\sqrt3", "2\\pi", r"\frac{5}{2}\text{ cm}"]
+
+
+@pytest.mark.parametrize("gold", GOLDS)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", NAMES[::4] + TRIGONOMETRY + COUNTS)
+def test_the_number_may_be_any_constant(name: str, form: str, gold: str) -> None:
+    assert grade(form.format(name, gold), gold).correct
+    assert not grade(form.format(name, gold), "\\frac34").correct
+
+
+@pytest.mark.parametrize("gold", GOLDS[:3])
+@pytest.mark.parametrize("left", [left for left in EQUATIONS if left[0] not in "(\\" or left[1] not in "x{"])
+def test_an_equation_to_be_solved_is_no_constant(left: str, gold: str) -> None:
+    assert not grade(f"\\boxed{{{left} = {gold}}}", gold).correct
+
+
+@pytest.mark.parametrize("name", TRIGONOMETRY + COUNTS + [r"\binom{n}{2}"])
+def test_counts_and_angles_are_names_of_integers(name: str) -> None:
+    assert grade(f"\\boxed{{{name}=1204}}", "1204").correct and not grade(f"\\boxed{{{name}=1204}}", "1205").correct
+
+
+@pytest.mark.parametrize(
+    ("content", "gold", "correct"),
+    [
+        (r"\frac24=\frac12", r"\frac12", True), (r"x=\frac24=\frac12", r"\frac12", True),
+        (r"\sin 30^\circ=\frac12", r"\frac12", True), (r"\frac34=\frac12", r"\frac12", False),
+        (r"x=\frac34=\frac12", r"\frac12", False), (r"\log_23=\frac12", r"\frac12", False),
+        (r"y=f(x)=x^2", "x^2", True), (r"f(x)=x(x+1)=x^2+x", "x^2+x", True), (r"y=2x=x^2", "x^2", False),
+        (r"A=\pi r^2=4\pi", r"4\pi", True), ("0=x^2", "x^2", False), ("2y=x^2", "x^2", False),
+        (r"\lim_{x\to0}\frac{\sin x}{x}=1", "1", True), (r"\sqrt2=1.414", "1.414", False),
+        (r"x+y=\frac12", r"\frac12", True), (r"\sin x=\frac12", r"\frac12", False),
+        (r"\sqrt2\quad x=\frac12", r"\frac12", False), (r"x=1,y=2", "2", False), ("A\\cup B=[0,1]", "[0,1]", False),
+    ],
+)  # fmt: skip
+def test_all_that_is_said_of_a_number_has_to_be_true(content: str, gold: str, correct: bool) -> None:
+    assert grade(f"\\boxed{{{content}}}", gold).correct is correct
