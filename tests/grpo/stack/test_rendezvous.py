@@ -12,6 +12,9 @@ from grpo.stack import rendezvous
 
 pytestmark = pytest.mark.timeout(400)  # four processes import torch
 
+# Seconds alone; minutes beside the real stack on two cores.
+pytestmark = pytest.mark.timeout(600)
+
 ROOT = Path(__file__).parents[3]
 RANK = """
 import json, os, subprocess, sys
@@ -53,7 +56,7 @@ def meet(
     ]
     ended = []
     for process in started:
-        output, errors = process.communicate(timeout=100)
+        output, errors = process.communicate(timeout=500)
         ended.append(subprocess.CompletedProcess(process.args, process.returncode, output, errors))
     return ended
 
