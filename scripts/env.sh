@@ -23,7 +23,7 @@ export TORCH_EXTENSIONS_DIR="$VIRTUAL_ENV/torch_extensions"
 # The tokenizer is used in processes that fork.
 export TOKENIZERS_PARALLELISM="${TOKENIZERS_PARALLELISM:-false}"
 
-# vLLM would send what it finds of model and machine to its makers. Set it to 0 to let it.
+# By default vLLM reports usage statistics about the model and the machine. Set this to 0 to allow it.
 export VLLM_NO_USAGE_STATS="${VLLM_NO_USAGE_STATS:-1}"
 
 # The CPU stack is told by what is installed, not by the hardware.

@@ -25,7 +25,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with the tests of the real stack: one process has them all, and leaves room for the others beside it."""
+    """Start with the tests of the real stack. One process runs them all, and the other files run beside it."""
     items.sort(key=lambda item: not item.nodeid.startswith("tests/stack/"))
 
 

@@ -1,4 +1,4 @@
-"""What is wrong, and the remedy: apart from where it is found to where it is printed."""
+"""Problems that a user can fix. What is wrong and the remedy stay separate until they are printed."""
 
 from dataclasses import dataclass
 
@@ -15,10 +15,10 @@ class Problem:
 
 
 class UserError(ValueError):
-    """An error that the user can mend.
+    """An error that the user can fix.
 
     Attributes:
-        problem: what is wrong and the remedy; "" if whoever raised it named none.
+        problem: what is wrong, and the remedy, which is "" if the raiser gave only a message.
     """
 
     def __init__(self, what: str, remedy: str = "") -> None:

@@ -19,5 +19,4 @@ def check_environment(config: Config) -> Iterator[Problem]:
     try:
         load(Settings.from_variables(os.environ).environment).check()
     except SetupError as error:
-        mend = "mend the environment, whose check() says so"
-        yield Problem(error.problem.what, error.problem.remedy or mend)
+        yield Problem(error.problem.what, error.problem.remedy or "fix what the check() of the environment reports")
