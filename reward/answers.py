@@ -3,17 +3,17 @@ r"""Finds the final answer in a response and compares it with the gold answer.
 A response of gpt-oss is a sequence of harmony messages; only the last message of the `final` channel is read,
 because a boxed value in the `analysis` channel is a thought, not an answer. Text of other models is read as a whole,
 without their thoughts before `</think>`. The last complete `\boxed{...}` is the answer. Without a box it is the text
-after the last phrase such as "the answer is". Finding it is string work in linear time.
+after the last phrase such as "the answer is". Finding it takes string work in linear time.
 
 Two integers are compared as integers, which is all that AIME needs. Other answers go to `equivalence`. If the gold
-answer is no relation, `quantities` reads equations: `m+n = 204` is 204.
+answer is not a relation, `quantities` reads equations: `m+n = 204` is 204.
 """
 
 import re
 from dataclasses import dataclass
 
 from reward.equivalence import equal
-from reward.extraction import NO_ANSWER, after_phrase, last_box
+from reward.extraction import Answers, answers_of
 from reward.literals import in_base, integer
 from reward.notation import MAX_ANSWER_CHARS, spell, squeeze
 from reward.quantities import equated
@@ -48,14 +48,15 @@ def grade(response: str, gold: str) -> Grade:
     """Grades the answer in `response` against `gold`. Thread-safe; needs no network.
 
     Raises nothing on any text. Raises `equivalence.Unavailable` if two answers need algebra and no worker
-    process can be had for it. Pairs of integers never need it.
+    process is available. Pairs of integers never need it.
     """
     message = final_message(response)
     if message is None:
         return Grade(False, None, NO_FINAL)
-    content, reason = _find_answer(message)
-    if content is None:
+    answers, reason = answers_of(message)
+    if answers is None:
         return Grade(False, None, reason)
+    content = _in_one(answers)
     if len(content) > MAX_ANSWER_CHARS:
         return Grade(False, None, TOO_LONG)
     answer = canonical(content)
@@ -68,7 +69,7 @@ def final_message(response: str) -> str | None:
     """The text of the assistant's last final-channel message; the whole text if it has no harmony marker; else None.
 
     A message ends at the next marker or at the end of the text: a reply cut by the token limit counts.
-    A marker in the text is taken for the token: `grpo.rollout.response_text` breaks those that a model only spells.
+    A marker in the text counts as the token: `grpo.rollout.response_text` breaks those that a model only spells.
     Without markers, the text before the last `</think>` is dropped; a `<think>` that is never closed gives None.
     """
     if not MARKER.search(response):
@@ -87,7 +88,7 @@ def final_message(response: str) -> str | None:
 
 
 def _is_by_assistant(response: str, channel: int) -> bool:
-    """Whether the header whose channel starts at `channel` names the assistant and no recipient, or nobody.
+    """Whether the header whose channel starts at `channel` names nobody, or the assistant without a recipient.
 
     A header without a name continues the assistant's message that the prompt opened. A message of another role never
     holds the answer.
@@ -128,9 +129,17 @@ def _equal(content: str, answer: str, gold: str) -> bool:
     return equal(content, gold)
 
 
-def _find_answer(message: str) -> tuple[str | None, str | None]:
-    """The answer as it is written, or (None, why it is missing)."""
-    content, reason = last_box(message)
-    if content is None and reason == NO_ANSWER:
-        content = after_phrase(message)
-    return content, None if content is not None else reason
+def _in_one(answers: Answers) -> str:
+    """The answer, or a list of all that are named if they do not agree: then no single one is credited."""
+    content = answers.answer
+    if not all(_agree(other, content) for other in answers.listed):
+        content = ", ".join(dict.fromkeys(answers.listed))
+    if answers.earlier is not None and not _agree(answers.earlier, content):
+        content = f"{answers.earlier}, {content}"
+    return content
+
+
+def _agree(first: str, second: str) -> bool:
+    if first == second:
+        return True
+    return _equal(first, canonical(first), second) or _equal(second, canonical(second), first)

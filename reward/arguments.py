@@ -1,7 +1,7 @@
 r"""Every argument of LaTeX's commands in braces: `\frac12` is `\frac{1}{2}`, and `x^\pi` is `x^{\pi}`.
 
-LaTeX takes a group or a single token as an argument. A command takes its own arguments along here: `\sqrt\frac12` is
-`\sqrt{\frac{1}{2}}`. Three forms say more than LaTeX's single token, since nobody means what LaTeX sets:
+LaTeX takes a group or a single token as an argument. Here, a command takes its own arguments along: `\sqrt\frac12` is
+`\sqrt{\frac{1}{2}}`. Three forms take more than LaTeX's single token, since nobody means what LaTeX sets:
 - `2^10`, `x_12` and `\sqrt12` take the whole number. `\log_28` is still the logarithm of 8 to base 2, and
   `\frac\sqrt21` still has two arguments: only the last one of a command takes a whole number, so `\frac{2}\sqrt12` is
   `\frac{2}{\sqrt{12}}`.
@@ -20,9 +20,9 @@ _GREEDY = ("^", "_", "\\sqrt")
 _NEEDED = re.compile(r"[\^_]|\\(?:frac|binom|sqrt|math|operator|overline|bar|hat|widehat|vec|overright)")
 # Words are one token, and so is a number.
 _TOKEN = re.compile(r"\\text ?\{[^{}]*\}|\\[A-Za-z]+|\\.|[0-9]*\.?[0-9]+|.", re.DOTALL)
-# Before these an argument is missing.
+# An argument before one of these is missing.
 _NO_ARGUMENT = frozenset("})]&,;=^_")
-# `structure` refuses deeper answers; they are not worth a deep stack here.
+# `structure` refuses deeper answers, so they need no deep stack here.
 _MAX_DEPTH = 40
 
 
@@ -68,7 +68,7 @@ class _Reader:
         index = self._root_index() if token == "\\sqrt" else ""
         takes_numbers = takes_numbers and token in _GREEDY
         count = _COUNTS[token]
-        arguments = [self._argument(token, depth + 1, takes_numbers, place == count - 1) for place in range(count)]
+        arguments = [self._argument(token, depth + 1, takes_numbers, index == count - 1) for index in range(count)]
         return token + index + "".join(arguments)
 
     def _group(self, depth: int) -> str:
@@ -124,13 +124,13 @@ def _partners(tokens: list[str]) -> dict[int, int]:
     """Where the round and square brackets close that open and close on one level of braces."""
     partners: dict[int, int] = {}
     levels: list[list[int]] = [[]]
-    for place, token in enumerate(tokens):
+    for index, token in enumerate(tokens):
         if token == "{":
             levels.append([])
         elif token == "}" and len(levels) > 1:
             levels.pop()
         elif token in "([" and token:
-            levels[-1].append(place)
+            levels[-1].append(index)
         elif token in ")]" and token and levels[-1] and tokens[levels[-1][-1]] == {")": "(", "]": "["}[token]:
-            partners[levels[-1].pop()] = place
+            partners[levels[-1].pop()] = index
     return partners

@@ -1,4 +1,4 @@
-"""Asks a chain of Gemini models one question, within one deadline: retries, fallbacks, limits.
+"""Asks a chain of Gemini models one question within one deadline, with retries, fallbacks, and limits.
 
 How each kind of failure is handled:
 
@@ -10,9 +10,12 @@ How each kind of failure is handled:
 - a reply cut by the token limit, invalid JSON, or JSON that breaks the schema (a score out of range): the next try, at
   once.
 - blocked by a filter; 400 and other 4xx: the next model at once, since the same request gets the same answer.
-- 403, 404: the next model at once; nobody calls this one for some minutes. Logged once as an error.
-- 401, or 400 that names the key: the end, for all models. Logged once as an error.
+- 403, 404: the next model at once; this one is not called for some minutes. Logged once as an error.
+- 401, or 400 that names the key: no model is asked any more. Logged once as an error.
 - a redirect: the same, since all models share the address, and it is wrong or captured.
+
+tenacity retries one call. Here the tries of several models alternate, share one deadline, and wait for the limits of
+all processes, so no retry library carries the load.
 """
 
 import functools
@@ -25,7 +28,7 @@ from pydantic import BaseModel
 
 from reward.endpoint import Endpoint
 from reward.gemini import CallError, Client, Kind, Reply, Tokens
-from reward.limits import Limits, NoPlace, Outcome, Place
+from reward.limits import Limits, NoSlot, Outcome, Slot
 from reward.settings import STAND_IN_KEY, ChainSettings
 from reward.shared_state import SharedState
 
@@ -77,7 +80,7 @@ class Spent:
 
 @dataclass(frozen=True)
 class Answer:
-    """A reply, the model that gave it, the model's place in the chain, and the cost."""
+    """A reply, the model that gave it, the model's position in the chain, and the cost."""
 
     reply: Reply
     model: str
@@ -137,13 +140,13 @@ class _Question:
         share = _first_share(settings)
         while True:
             waits = []
-            for place, model in enumerate(settings.models):
-                later = len(settings.models) - 1 - place
-                found = self._ask_model(model, place, later * share)
-                if isinstance(found, Answer):
-                    return found
-                if found is not None:
-                    waits.append(found)
+            for position, model in enumerate(settings.models):
+                later = len(settings.models) - 1 - position
+                outcome = self._ask_model(model, position, later * share)
+                if isinstance(outcome, Answer):
+                    return outcome
+                if outcome is not None:
+                    waits.append(outcome)
             share = 0.0
             now = time.monotonic()
             until = max(now, min(waits, default=self.deadline))
@@ -159,13 +162,13 @@ class _Question:
         """
         give_up = self.last_start - reserve
         while self.tries[model]:
-            place = self.chain.limits.take(model, self.tokens, give_up)
-            if isinstance(place, NoPlace):
-                self.reasons.setdefault(model, place.why)
-                return None if place.is_shut else place.until
+            slot = self.chain.limits.take(model, self.tokens, give_up)
+            if isinstance(slot, NoSlot):
+                self.reasons.setdefault(model, slot.why)
+                return None if slot.is_shut else slot.until
             self.tries[model] -= 1
             try:
-                return self._call(place, position, self.deadline - reserve)
+                return self._call(slot, position, self.deadline - reserve)
             except CallError as error:
                 self.reasons[model] = str(error)
                 if error.kind in (Kind.NO_KEY, Kind.REDIRECTED):
@@ -177,25 +180,25 @@ class _Question:
                     return give_up
         return None
 
-    def _call(self, place: Place, position: int, end: float) -> Answer:
+    def _call(self, slot: Slot, position: int, end: float) -> Answer:
         seconds = min(self.chain.settings.call_timeout, end - time.monotonic())
         outcome, why, tokens, retry_after = Outcome.FAILED, "", Tokens(), None
-        self.spent.calls[place.model] += 1
+        self.spent.calls[slot.model] += 1
         try:
             reply = self.chain.client.generate(
-                place.model,
+                slot.model,
                 self.prompt,
                 max(0.001, seconds),
                 self.chain.settings.max_output_tokens,
                 self.system,
                 self.schema,
                 self.chain.settings.temperature,
-                functools.partial(self.chain.limits.mark_sent, place),
+                functools.partial(self.chain.limits.mark_sent, slot),
             )
             outcome, tokens = Outcome.ANSWERED, reply.tokens
         except CallError as error:
             outcome, why = _OUTCOMES[error.kind], str(error)
-            self.spent.failures[place.model] += 1
+            self.spent.failures[slot.model] += 1
             if error.kind is Kind.NO_ANSWER and seconds < FULL_SHARE * self.chain.settings.call_timeout:
                 outcome = Outcome.CUT
             retry_after, tokens = error.retry_after, error.tokens or Tokens()
@@ -204,11 +207,11 @@ class _Question:
             self.spent.prompt_tokens += tokens.prompt
             self.spent.output_tokens += tokens.output
             self.spent.seconds = time.monotonic() - self.started
-            self.chain.limits.give_back(place, outcome, why=why, tokens=tokens.prompt or None, retry_after=retry_after)
-        return Answer(reply, place.model, position, self.spent)
+            self.chain.limits.give_back(slot, outcome, why=why, tokens=tokens.prompt or None, retry_after=retry_after)
+        return Answer(reply, slot.model, position, self.spent)
 
     def _sleep(self, error: CallError, model: str, give_up: float) -> bool:
-        """Wait before the next try; False if no time would be left for it."""
+        """Wait before the next try. Return False if that would leave no time for it."""
         used = self.chain.settings.tries - self.tries[model]
         delay = error.retry_after
         if delay is None:
@@ -225,7 +228,7 @@ class _Question:
 
 
 def _last_start(settings: ChainSettings) -> float:
-    """Return the latest start of a call, in seconds. A later call would be cut off, and be paid for nothing."""
+    """Return the latest start of a call, in seconds. A later call would be cut off and paid for in vain."""
     return settings.deadline - min(settings.call_timeout, LEAST_SHARE * settings.deadline)
 
 
@@ -239,18 +242,18 @@ def tries_without_answer(settings: ChainSettings) -> list[list[float]]:
 
     Without the pauses between tries, which are short beside such calls, and without waiting for the limits.
     """
-    found: list[list[float]] = [[] for _ in settings.models]
+    durations: list[list[float]] = [[] for _ in settings.models]
     share, now = _first_share(settings), 0.0
-    while now < _last_start(settings) and any(len(seconds) < settings.tries for seconds in found):
-        for place, seconds in enumerate(found):
-            reserve = (len(found) - 1 - place) * share
+    while now < _last_start(settings) and any(len(seconds) < settings.tries for seconds in durations):
+        for position, seconds in enumerate(durations):
+            reserve = (len(durations) - 1 - position) * share
             give_up = _last_start(settings) - reserve
             is_first = True
             while len(seconds) < settings.tries and (is_first or now < give_up):
                 seconds.append(min(settings.call_timeout, settings.deadline - reserve - now))
                 now, is_first = now + seconds[-1], False
         share = 0.0
-    return found
+    return durations
 
 
 def connect(
@@ -263,7 +266,7 @@ def connect(
     """Return a chain that asks the server at `endpoint` (None: Google, without a proxy).
 
     Args:
-        stand_in: the address of the local stand-in server, which is asked in its place, directly and without a key.
+        stand_in: the address of the local stand-in server, which is asked instead, directly and without a key.
 
     Raises:
         ValueError: without a key.

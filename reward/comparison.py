@@ -13,6 +13,8 @@ Decisions about equality, since conventions differ:
   by the alphabet, lengths as listed (in a tuple only if that is the alphabet's order). A set of values has no order.
 - `{5}` equals `5`; `1, 2` equals `{2, 1}` but neither `(1, 2)` nor `[1, 2]`.
 - `1 \le x < 2` equals `[1, 2)`, and `x \in S` equals `S`.
+- `\mathbb{R} \setminus \{0\}` equals `(-\infty, 0) \cup (0, \infty)` and `x \ne 0`.
+- In `(1,234, 5)` only one comma has a blank, so it is a pair; `(1,234,5)` is a triple.
 - A number in a base equals the same digits in that base only; a decimal is exact: 0.333 is not 1/3.
 """
 
@@ -21,7 +23,8 @@ from collections.abc import Callable, Sequence
 
 from reward.named import alphabetical, assignments, solutions
 from reward.notation import spell, squeeze
-from reward.structure import Node, Unreadable, read, solved
+from reward.splitting import Unreadable
+from reward.structure import Node, read, solved
 
 # decide(first, second, question) says whether two expressions are equal (EQUAL), or whether the first is a multiple of
 # the second by a constant that is not zero (MULTIPLE) or is positive (POSITIVE_MULTIPLE).
@@ -98,12 +101,12 @@ def _same_solutions(
     if sorted(solved_other[0]) != sorted(names):
         return False
     order = [solved_other[0].index(name) for name in names]
-    listed = tuple(row._replace(parts=tuple(row.parts[place] for place in order)) for row in solved_other[1])
+    listed = tuple(row._replace(parts=tuple(row.parts[index] for index in order)) for row in solved_other[1])
     return _matched(rows, listed, decide)
 
 
 def _are_values(node: Node, named: Sequence[tuple[str, Node]], other: Node, decide: Decide) -> bool:
-    """Whether values without names are those of the names: in their order, but for a list of one name's (x_1, x_2).
+    """Whether unnamed values equal the named ones. Order matters, except in a list of one name's values (x_1, x_2).
 
     A set has no order. A tuple goes by the alphabet, so it says nothing of lengths that are listed otherwise.
     """

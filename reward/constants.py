@@ -1,7 +1,7 @@
 r"""Equality of constants: `1+10^{-95}` is not 1, and `\sqrt{3+2\sqrt{2}}` is `1+\sqrt{2}`.
 
-Two constants are computed to so many digits that their difference is zero if it is not seen. For algebraic numbers
-this is a proof: the difference is not zero, or larger than the bound of Burnikel, Funke, Mehlhorn, Schirra and Schmitt
+Two constants are computed to so many digits that no difference can hide behind them. For algebraic numbers
+this is a proof: the difference is zero, or larger than the bound of Burnikel, Funke, Mehlhorn, Schirra and Schmitt
 (A separation bound for real algebraic expressions, 2001). No bound is known for other numbers, such as `\pi` and
 logarithms; they count with their own size, so that every digit of the integers in an expression is seen.
 """

@@ -61,27 +61,30 @@ def from_environment() -> Endpoint:
         SettingsError: for an invalid address or proxy, and if google-genai's own variable names another address. The
             message shows no user name and no password.
     """
-    found = Endpoint(base_url())
+    address = base_url()
     foreign = os.environ.get(FOREIGN_VARIABLE, "").strip()
-    if foreign and foreign.rstrip("/").lower() != found.base_url.lower():
+    if foreign and foreign.rstrip("/").lower() != address.lower():
         raise SettingsError(
-            f"{FOREIGN_VARIABLE} names another address than JUDGE_BASE_URL ({found.base_url}) and is not used: "
-            f"set JUDGE_BASE_URL to the address you mean, and unset {FOREIGN_VARIABLE}"
+            f"{FOREIGN_VARIABLE} names another address than JUDGE_BASE_URL ({address}), and has no effect",
+            f"set JUDGE_BASE_URL to the address you mean, and unset {FOREIGN_VARIABLE}",
         )
     switch = _value("JUDGE_PROXY")
     if switch not in ("0", "1"):
-        raise SettingsError(f"JUDGE_PROXY is {switch!r}: 1 sends requests through the proxy of HTTPS_PROXY, 0 directly")
-    named = _named_proxy(found.base_url)
+        raise SettingsError(
+            f"JUDGE_PROXY is {switch!r}", "1 sends requests through the proxy of HTTPS_PROXY, 0 directly"
+        )
+    named = _named_proxy(address)
     if switch == "0":
-        return Endpoint(found.base_url, unused=named[0] if named else None)
-    if urlsplit(found.base_url).scheme.lower() == "http":
-        raise SettingsError("JUDGE_PROXY=1 would send the key unencrypted to the proxy: JUDGE_BASE_URL has to be https")
+        return Endpoint(address, unused=named[0] if named else None)
+    if urlsplit(address).scheme.lower() == "http":
+        raise SettingsError("JUDGE_PROXY=1 would send the key unencrypted to the proxy", "use https in JUDGE_BASE_URL")
     if named is None:
         raise SettingsError(
-            f"JUDGE_PROXY is 1, but HTTPS_PROXY and ALL_PROXY name no proxy for {found.host}, or NO_PROXY excludes it: "
-            "export HTTPS_PROXY, or set JUDGE_PROXY=0"
+            f"JUDGE_PROXY is 1, but HTTPS_PROXY and ALL_PROXY name no proxy for {urlsplit(address).netloc}, or "
+            "NO_PROXY excludes it",
+            "export HTTPS_PROXY, or set JUDGE_PROXY=0",
         )
-    return Endpoint(found.base_url, proxy=_proxy(*named))
+    return Endpoint(address, proxy=_proxy(*named))
 
 
 def base_url() -> str:
@@ -92,13 +95,13 @@ def base_url() -> str:
     """
     url = _value("JUDGE_BASE_URL")
     if "@" in url:
-        raise SettingsError("JUDGE_BASE_URL holds a user name or a password: give the address without them")
+        raise SettingsError("JUDGE_BASE_URL holds a user name or a password", "give the address without them")
     match = _ADDRESS.fullmatch(url)
     if match is None or int(match["port"] or 0) > _LAST_PORT:
-        raise SettingsError(f"JUDGE_BASE_URL is invalid: give https://HOST[:PORT][/PATH], such as {GOOGLE}")
+        raise SettingsError("JUDGE_BASE_URL is invalid", f"give https://HOST[:PORT][/PATH], such as {GOOGLE}")
     if match["scheme"].lower() == "http" and not _is_loopback(match["host"]):
         raise SettingsError(
-            f"JUDGE_BASE_URL would send the key unencrypted to {match['host']}: use https; http is for 127.0.0.1 only"
+            f"JUDGE_BASE_URL would send the key unencrypted to {match['host']}", "use https; http is for 127.0.0.1 only"
         )
     return url.rstrip("/")
 
@@ -130,7 +133,7 @@ def _named_proxy(url: str) -> tuple[str, str] | None:
 def _proxy(variable: str, value: str) -> Proxy:
     match = _PROXY.fullmatch(value)
     if match is None or int(match["port"] or 0) > _LAST_PORT:
-        raise SettingsError(f"{variable} is not the address of an http or https proxy: give http://HOST:PORT")
+        raise SettingsError(f"{variable} is not the address of an http or https proxy", "give http://HOST:PORT")
     scheme = (match["scheme"] or "http").lower()
     port = f":{match['port']}" if match["port"] else ""
     url = value if match["scheme"] else f"http://{value}"

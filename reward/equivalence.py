@@ -2,7 +2,7 @@
 
 math-verify can hang or eat memory, and its own time-outs are signals, which fail in threads. So it runs in worker
 processes (`equivalence_worker`): one from the start (`warm_up`), and others when first needed. The threads of this
-process share them. A pair that is too much for a worker costs that worker, and another replaces it. A worker starts
+process share them. A pair that exceeds a worker's limits ends the worker, and another replaces it. A worker starts
 from a fresh interpreter and not by a fork, since engines have threads. It gets only the paths of this process's
 environment. It ends with this process, however that ends, because its input does.
 """
@@ -28,9 +28,9 @@ from reward.notation import spell
 logger = logging.getLogger(__name__)
 
 # Processor time of one pair, after which the kernel ends the worker: a busy machine changes no verdict. The wall clock
-# counts only for a worker that does not get to run at all.
+# counts only for a worker that does not run at all.
 LIMIT_SECONDS = 5.0
-# A right answer to an integer is a number, and numbers take milliseconds.
+# An answer that equals an integer is a number, and numbers take milliseconds.
 INTEGER_LIMIT_SECONDS = 2.0
 WALL_LIMIT_SECONDS = 20.0
 # A caller waits at most this long in all: for another caller's verdict on the same pair, for a worker that others keep
@@ -45,7 +45,7 @@ _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "HOME", "TMPDIR")
 
 
 class Unavailable(RuntimeError):
-    """No worker could be had: whether the two answers are equal is not known."""
+    """No worker is available, so it is unknown whether the two answers are equal."""
 
 
 class _Hung(Exception):
@@ -53,11 +53,11 @@ class _Hung(Exception):
 
 
 class _Died(Exception):
-    """The worker ended: somebody killed it, or its memory did not suffice."""
+    """The worker ended: somebody killed it, or it ran out of memory."""
 
 
 class _Undecided(Exception):
-    """String work and exact numbers are not enough."""
+    """String work and exact numbers do not decide the pair."""
 
 
 def equal(first: str, second: str) -> bool:
@@ -70,7 +70,7 @@ def equal(first: str, second: str) -> bool:
     except _Undecided:
         is_integer = integer(spell(first)) or integer(spell(second))
         first, second = sorted((first, second))
-        return _by_algebra(first, second, min(LIMIT_SECONDS, INTEGER_LIMIT_SECONDS) if is_integer else LIMIT_SECONDS)
+        return pool.equal(first, second, min(LIMIT_SECONDS, INTEGER_LIMIT_SECONDS) if is_integer else LIMIT_SECONDS)
 
 
 def warm_up() -> None:
@@ -78,13 +78,13 @@ def warm_up() -> None:
 
     Call it before the work that precedes grading. A call while a worker is idle starts nothing.
     """
-    _pool.is_settled.clear()
-    threading.Thread(target=_pool.warm_up, name="equivalence-warm-up", daemon=True).start()
+    pool.is_settled.clear()
+    threading.Thread(target=pool.warm_up, name="equivalence-warm-up", daemon=True).start()
 
 
 def counts() -> dict[str, int]:
     """How often, in this process: workers `started`, pairs that `hung`, pairs that `died` with two workers."""
-    return dict(_pool.counts)
+    return dict(pool.counts)
 
 
 def _decide_or_raise(first: str, second: str, question: str) -> bool:
@@ -94,11 +94,7 @@ def _decide_or_raise(first: str, second: str, question: str) -> bool:
     return verdict
 
 
-def _by_algebra(first: str, second: str, limit: float) -> bool:
-    return _pool.equal(first, second, limit)
-
-
-class _Worker:
+class Worker:
     """One process; asked by one thread at a time. Raises Unavailable if it does not start."""
 
     def __init__(self, deadline: float) -> None:
@@ -151,7 +147,7 @@ class _Worker:
             return None
 
     def end(self) -> None:
-        """Kills it; returns soon even if the kernel takes its time."""
+        """Kills it; returns soon even if the kernel is slow."""
         self.process.kill()
         self._exit_code()
         self.forget()
@@ -162,20 +158,20 @@ class _Worker:
             pipe.close()  # type: ignore[union-attr]
 
 
-class _Pool:
+class Pool:
     """Up to WORKERS workers. A thread starts one or waits if all are busy. A pair is asked once."""
 
     def __init__(self) -> None:
-        self._start()
+        self.start()
 
-    def _start(self) -> None:
-        self._slots = threading.BoundedSemaphore(WORKERS)
-        self._idle: list[_Worker] = []
-        self._alive: set[_Worker] = set()
+    def start(self) -> None:
+        self.slots = threading.BoundedSemaphore(WORKERS)
+        self.idle: list[Worker] = []
+        self.alive: set[Worker] = set()
         self._lock = threading.Lock()
         self.is_settled = threading.Event()  # cleared while `warm_up` starts a worker
         self.is_settled.set()
-        self._verdicts: dict[tuple[str, str], Future[bool]] = {}  # also those that are still computed
+        self.verdicts: dict[tuple[str, str], Future[bool]] = {}  # also those that are still computed
         self.counts: Counter[str] = Counter()
 
     def equal(self, first: str, second: str, limit: float) -> bool:
@@ -183,15 +179,15 @@ class _Pool:
         deadline = time.monotonic() + WAIT_SECONDS
         pair, mine = (first, second), Future[bool]()
         with self._lock:
-            verdict = self._verdicts.setdefault(pair, mine)
-            if len(self._verdicts) > MAX_VERDICTS:
-                del self._verdicts[next(iter(self._verdicts))]
+            verdict = self.verdicts.setdefault(pair, mine)
+            if len(self.verdicts) > MAX_VERDICTS:
+                del self.verdicts[next(iter(self.verdicts))]
         if verdict is mine:
             try:
                 mine.set_result(self._in_turn(first, second, limit, deadline))
             except BaseException as error:
                 with self._lock:
-                    self._verdicts.pop(pair, None)
+                    self.verdicts.pop(pair, None)
                 mine.set_exception(error)
         try:
             return verdict.result(max(0.0, deadline - time.monotonic()))
@@ -199,24 +195,24 @@ class _Pool:
             raise Unavailable(f"another thread has had no verdict on the same pair for {WAIT_SECONDS:.0f} s") from error
 
     def _in_turn(self, first: str, second: str, limit: float, deadline: float) -> bool:
-        if not self._slots.acquire(timeout=max(0.0, deadline - time.monotonic())):
+        if not self.slots.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise Unavailable(f"all {WORKERS} workers for math-verify were busy for {WAIT_SECONDS:.0f} s")
         try:
             return self._ask(first, second, limit, deadline)
         finally:
-            self._slots.release()
+            self.slots.release()
 
     def warm_up(self) -> None:
         """Starts a worker unless one is idle. Raises nothing: the first pair that needs a worker raises the error."""
         deadline = time.monotonic() + WAIT_SECONDS
         try:
-            if self._slots.acquire(blocking=False):
+            if self.slots.acquire(blocking=False):
                 try:
-                    self._idle.append(self._take(deadline))
+                    self.idle.append(self._take(deadline))
                 except Unavailable as error:
                     logger.warning("no worker for math-verify is warm: %s", error)
                 finally:
-                    self._slots.release()
+                    self.slots.release()
         finally:
             self.is_settled.set()
 
@@ -235,21 +231,21 @@ class _Pool:
             except _Died:
                 self._drop(worker)
             else:
-                self._idle.append(worker)
+                self.idle.append(worker)
                 return verdict
         return self._give_up("died")
 
-    def _take(self, deadline: float) -> _Worker:
+    def _take(self, deadline: float) -> Worker:
         try:
-            return self._idle.pop()
+            return self.idle.pop()
         except IndexError:
-            worker = _Worker(deadline)
-            self._alive.add(worker)
+            worker = Worker(deadline)
+            self.alive.add(worker)
             self.counts["started"] += 1
             return worker
 
-    def _drop(self, worker: _Worker) -> None:
-        self._alive.discard(worker)
+    def _drop(self, worker: Worker) -> None:
+        self.alive.discard(worker)
         worker.end()
 
     def _give_up(self, how: str) -> bool:
@@ -260,10 +256,10 @@ class _Pool:
 
     def after_fork(self) -> None:
         """In a forked child: the workers belong to the parent, and so do their replies."""
-        for worker in self._alive:
+        for worker in self.alive:
             worker.forget()
-        self._start()
+        self.start()
 
 
-_pool = _Pool()
-os.register_at_fork(after_in_child=_pool.after_fork)
+pool = Pool()
+os.register_at_fork(after_in_child=pool.after_fork)

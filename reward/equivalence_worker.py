@@ -61,7 +61,7 @@ def _parse(text: str) -> sympy.Expr | None:
 
 
 def _is_root_of_negative(power: sympy.Expr) -> bool:
-    """Whether it is such as the cube root of -8, which is -2 in answers and complex in sympy."""
+    """Whether it is a root such as the cube root of -8, which is -2 in answers and complex in sympy."""
     return bool(
         power.is_Pow and power.exp.is_Rational and power.exp.q % 2 and power.exp.q > 1 and power.base.is_negative
     )
@@ -71,7 +71,7 @@ def _are_equal(a: sympy.Expr, b: sympy.Expr) -> bool:
     """Numbers decide what differs, and identities of constants; algebra decides identities of variables.
 
     math-verify rounds differences to 15 places, and takes letters of either case for the same. Numbers are also faster
-    for unequal pairs, which are the most.
+    for unequal pairs, which are most.
     """
     symbols = sorted(a.free_symbols | b.free_symbols, key=str)
     point = {symbol: sympy.Rational(2 * n + 3, 7) + sympy.Rational(n * n, 11) for n, symbol in enumerate(symbols, 1)}
@@ -97,10 +97,10 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_PROF, limit)
         try:
             verdict = equal(first, second, decide)
-        except MemoryError:  # what filled it may be held for good: the parent starts another worker
+        except MemoryError:  # what filled it may never be freed: the parent starts another worker
             print("false", file=replies, flush=True)
             return
-        except Exception:  # of any kind, from any depth of the libraries: these are not found equal
+        except Exception:  # of any kind, from any depth of the libraries: such pairs count as unequal
             verdict = False
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(verdict), file=replies, flush=True)

@@ -57,7 +57,7 @@ _PRODUCT = re.compile(
 
 
 def decide_cheaply(first: str, second: str, question: str) -> bool | None:
-    """The verdict on two expressions that are spelled differently, None where it takes algebra."""
+    """The verdict on two expressions that are spelled differently, None if it takes algebra."""
     if question == EQUAL:
         numbers = rational(first), rational(second)
         if None not in numbers:
@@ -133,21 +133,21 @@ def for_parser(text: str) -> str:
     if (number := scientific(text)) is not None:
         return _as_fraction(number)
     text = _FACTOR_BEFORE.sub(" ", text)
-    text = _CAPITAL.sub(lambda found: found[1] or _RENAMED[found[0]], text)
+    text = _CAPITAL.sub(lambda match: match[1] or _RENAMED[match[0]], text)
     text = _MIXED.sub(_mixed, text)
     text = _DECIMAL.sub(_decimal, text)
     text = text.replace("°", "\\cdot\\frac{\\pi}{180}")
-    return _PRODUCT.sub(lambda found: found[1] or f"{found[2]}\\cdot ", text)
+    return _PRODUCT.sub(lambda match: match[1] or f"{match[2]}\\cdot ", text)
 
 
-def _mixed(found: re.Match[str]) -> str:
-    p, q = found[2] or found[4], found[3] or found[5]
-    return f"({found[1]}+\\frac{{{p}}}{{{q}}})" if 0 < int(p) < int(q) else f"{found[1]}\\cdot \\frac{{{p}}}{{{q}}}"
+def _mixed(match: re.Match[str]) -> str:
+    p, q = match[2] or match[4], match[3] or match[5]
+    return f"({match[1]}+\\frac{{{p}}}{{{q}}})" if 0 < int(p) < int(q) else f"{match[1]}\\cdot \\frac{{{p}}}{{{q}}}"
 
 
-def _decimal(found: re.Match[str]) -> str:
-    number = rational(found[0])
-    return found[0] if number is None else _as_fraction(number)
+def _decimal(match: re.Match[str]) -> str:
+    number = rational(match[0])
+    return match[0] if number is None else _as_fraction(number)
 
 
 def _as_fraction(number: Fraction) -> str:

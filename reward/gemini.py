@@ -1,7 +1,7 @@
 """One call to Gemini: google-genai's client, with a deadline that holds, and errors sorted by remedy.
 
-google-genai makes one attempt, ignores the server's delays, and returns replies that are blocked, cut or out of range
-without a word.
+google-genai makes one attempt and ignores the server's delays. It returns replies that are blocked, cut, or out of
+range without an error.
 """
 
 import email.utils
@@ -161,7 +161,7 @@ class Client:
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:
-    """Return what `call` returns, in a thread of its own that is left to itself when the time is up.
+    """Return what `call` returns, in a thread of its own that is abandoned when the time is up.
 
     httpx2's time-outs apply to each read: a reply that comes byte by byte never meets them. Looking up a name has no
     time-out at all. An abandoned thread ends with its connection.
@@ -181,7 +181,7 @@ def within(seconds: float, call: Callable[[], T]) -> T:
     try:
         result, error = results.get(timeout=seconds)
     except queue.Empty:
-        raise TimeoutError(f"no whole answer after {seconds:.3g} s") from None
+        raise TimeoutError(f"no complete answer after {seconds:.3g} s") from None
     if error is not None:
         raise error
     return result  # type: ignore[return-value]

@@ -1,9 +1,9 @@
-"""The judge: how good is the reasoning of a response, in the eyes of another model?
+"""The judge: another model scores the reasoning of a response.
 
-The judge gets the problem, the reference answer and the response; never our verdict, nor the weights. The response is
-data: its markers and invisible characters are taken out, and its length is capped. Delimiters around it hold a random
-number, so that nothing in it can close them. The judge scores `CRITERIA` one by one, and the quality is
-computed here. `JudgeSettings` says whether a response without a final answer is judged by its reasoning.
+The judge gets the problem, the reference answer, and the response, but neither our verdict nor the weights. The
+response is data: its markers and invisible characters are removed, and its length is capped. Delimiters around it hold
+a random number, so that nothing in it can close them. The judge scores `CRITERIA` one by one, and the quality is
+computed here. `JudgeSettings` decides whether a response without a final answer is judged by its reasoning.
 """
 
 import hashlib
@@ -107,21 +107,21 @@ class Verdict:
         Args:
             models: of the chain: each has its numbers in every sample's logs, which need the same keys.
         """
-        found = {f"judge_{name}": value for name, value in vars(self).items() if name != "by_model"}
-        for place, model in enumerate(models):
+        logs = {f"judge_{name}": value for name, value in vars(self).items() if name != "by_model"}
+        for position, model in enumerate(models):
             calls, failures = self.by_model.get(model, (0, 0))
-            found |= {f"judge_calls.{model}": float(calls), f"judge_failures.{model}": float(failures)}
-            if place:  # the model whose call gave an answer is the one that judged
-                found[f"judge_fallbacks.{model}"] = float(calls > failures)
-        return found
+            logs |= {f"judge_calls.{model}": float(calls), f"judge_failures.{model}": float(failures)}
+            if position:  # the model whose call gave an answer is the one that judged
+                logs[f"judge_fallbacks.{model}"] = float(calls > failures)
+        return logs
 
 
 class Judge:
     """Judges samples of all threads; `state` is shared among processes."""
 
     def __init__(self, settings: JudgeSettings, state: SharedState, chain: Chain) -> None:
-        self.settings, self._chain = settings, chain
-        self._judgements = Judgements(state)
+        self.settings, self.chain = settings, chain
+        self.judgements = Judgements(state)
         self._logged = False
 
     def judge(self, problem: str, response: str, gold: str, is_finished: bool = True) -> Verdict:
@@ -137,7 +137,7 @@ class Judge:
         system = SYSTEM if is_finished else SYSTEM_UNFINISHED
         key = self._key(system, problem, response, gold)
         try:
-            stored = self._judgements.find_or_claim(key, started + self._chain.settings.deadline)
+            stored = self.judgements.find_or_claim(key, started + self.chain.settings.deadline)
             if stored is not None:
                 quality = Scores.model_validate_json(stored).quality
                 return Verdict(quality=quality, cached=1.0, seconds=time.monotonic() - started)
@@ -150,7 +150,7 @@ class Judge:
     def _ask(self, key: str, prompt: str, system: str, started: float) -> Verdict:
         scores = None
         try:
-            answer = self._chain.ask(prompt, system=system, schema=Scores, started=started)
+            answer = self.chain.ask(prompt, system=system, schema=Scores, started=started)
             scores = answer.reply.parsed
         finally:
             self._end_claim(key, scores)
@@ -164,9 +164,9 @@ class Judge:
     def _end_claim(self, key: str, scores: Scores | None) -> None:
         try:
             if scores is None:
-                self._judgements.release(key)
+                self.judgements.release(key)
             else:
-                self._judgements.store(key, scores.model_dump_json())
+                self.judgements.store(key, scores.model_dump_json())
         except sqlite3.Error as error:  # the judgement counts all the same, and the claim ends at its deadline
             logger.warning("a judgement was not kept: %s", error)
 
@@ -182,10 +182,10 @@ class Judge:
         if self.settings.fallback == "mean_quality":
             try:
                 if verdict.failed:
-                    quality = self._judgements.mean_quality(bool(correct))
+                    quality = self.judgements.mean_quality(bool(correct))
                 elif verdict.calls or verdict.cached:
-                    # Not those that are never sent: they never fail.
-                    self._judgements.add_to_mean(bool(correct), quality)
+                    # Responses that are never sent cannot fail, so they do not count.
+                    self.judgements.add_to_mean(bool(correct), quality)
             except sqlite3.Error as error:
                 logger.warning("the mean of the judgements cannot be kept: %s", error)
         elif verdict.failed:
@@ -194,7 +194,7 @@ class Judge:
 
     def _key(self, system: str, problem: str, response: str, gold: str) -> str:
         """Return a digest of everything that a judgement depends on."""
-        judge = [system, CRITERIA, self._chain.client.origin, self._chain.settings.models]
+        judge = [system, CRITERIA, self.chain.client.origin, self.chain.settings.models]
         parts = [judge, problem, response, gold]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -259,7 +259,8 @@ def clean(text: str, limit: int, nonce: str) -> str:
     """
     text = _shorten(text, limit, nonce)
     text = _HEADER.sub(lambda match: f"\n[{match[1]} {nonce}]\n", _ROLE.sub("", text))
-    # After the headers: what the invisible parts is spelled, and opens no message. Before the markers, which they hide.
+    # After the headers: text split by invisible characters is ordinary text, and must not become a header. Before the
+    # markers: invisible characters can hide a marker.
     text = "".join(character for character in text if _is_visible(character))
     return _MARKER.sub("\n", text).strip()
 

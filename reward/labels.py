@@ -6,6 +6,19 @@ from typing import Any, NamedTuple
 SPLITS = ("train", "eval")
 
 
+class LabelError(ValueError):
+    """An invalid label.
+
+    Attributes:
+        what: what is wrong with it.
+        remedy: what to do about it.
+    """
+
+    def __init__(self, what: str, remedy: str = "") -> None:  # pickle passes one argument
+        super().__init__(f"{what}: {remedy}" if remedy else what)
+        self.what, self.remedy = what, remedy
+
+
 class Label(NamedTuple):
     """The gold answer of a sample, and the split it belongs to ("train" or "eval")."""
 
@@ -16,7 +29,7 @@ class Label(NamedTuple):
 def parse_label(label: Any) -> Label:
     """Reads a label: the gold answer itself (of the train split), or JSON with `answer` and `split`.
 
-    Raises ValueError for a label without an answer or with an unknown split.
+    Raises LabelError for a label without an answer or with an unknown split.
     """
     fields = label
     if isinstance(label, str) and label.lstrip().startswith("{"):
@@ -28,7 +41,7 @@ def parse_label(label: Any) -> Label:
         fields = {"answer": fields}
     answer, split = fields.get("answer"), fields.get("split", "train")
     if answer is None or isinstance(answer, dict | list) or not str(answer).strip():
-        raise ValueError("a label has no answer; give the gold answer or JSON with `answer` and `split`")
+        raise LabelError("a label has no answer", "give the gold answer or JSON with `answer` and `split`")
     if split not in SPLITS:
-        raise ValueError(f"a label has an unknown split; use one of {', '.join(SPLITS)}")
+        raise LabelError("a label has an unknown split", f"use one of {', '.join(SPLITS)}")
     return Label(str(answer), split)

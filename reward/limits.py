@@ -1,19 +1,19 @@
 """Who may call a model now: limits and one circuit breaker for each model, for all processes of a run.
 
-A call takes a place before it is sent, says when it was sent, and gives the place back after; a window of the quota is
-counted from the sending. A call gets no place while
+A call takes a slot before it is sent, says when it was sent, and gives the slot back after; a window of the quota is
+counted from the sending. A call gets no slot while
 
 - as many calls are under way as the model may have at once;
 - the last window already holds as many requests or tokens as the quota has;
 - the server has asked for a pause (429), which every process keeps;
 - the breaker is open: after `FAILURES_TO_OPEN` failures in a row no calls are made for a while, then exactly one, the
-  probe. Its success closes the breaker, its failure doubles the pause. A spent quota opens the breaker, too: a 429 says
+  probe. Its success closes the breaker; its failure doubles the pause. A spent quota also opens the breaker: a 429 says
   so, or all replies of a whole window are 429s.
 
 A quota below the configured one shows in a 429. The cap on requests then falls to the number that the server accepted
-in the last window, but to a quarter at the least: somebody else may have used the quota. It
+in the last window, but to a quarter at least, since somebody else may have used the quota. It
 grows by a twentieth after `WINDOWS_TO_GROW` windows without a 429, by two after as many again, and so on.
-A process that dies keeps its places until `call_timeout` is over.
+A process that dies keeps its slots until `call_timeout` is over.
 """
 
 import functools
@@ -48,7 +48,7 @@ class Outcome(Enum):
     THROTTLED = "throttled"  # 429
     SPENT = "spent"  # 429, and a pause does not help: the breaker opens
     FAILED = "failed"  # 5xx, no connection, no answer in time: the breaker counts it
-    CUT = "cut"  # no answer in less time than a call may have: says nothing
+    CUT = "cut"  # the deadline came before the call's own limit: no evidence
     REFUSED = "refused"  # no such model, or no rights: no call for `SHUT` windows
     ALL_REFUSED = "all refused"  # the same, for all models: no valid key, or no server at the address
 
@@ -57,7 +57,7 @@ _P = ParamSpec("_P")
 
 
 def _forgiving(note: Callable[Concatenate["Limits", _P], None]) -> Callable[Concatenate["Limits", _P], None]:
-    """Log an error of the file: it costs no call, and a place that is not given back is free after its lease."""
+    """Log an error of the file. It costs no call: a slot that is not given back is free after its lease."""
 
     @functools.wraps(note)
     def take_note(limits: "Limits", *args: _P.args, **kwargs: _P.kwargs) -> None:
@@ -70,7 +70,7 @@ def _forgiving(note: Callable[Concatenate["Limits", _P], None]) -> Callable[Conc
 
 
 @dataclass(frozen=True)
-class Place:
+class Slot:
     """The right to make one call."""
 
     id: int
@@ -79,8 +79,8 @@ class Place:
 
 
 @dataclass(frozen=True)
-class NoPlace:
-    """Why a call gets no place. `until`: when to look again (monotonic clock); `is_shut`: not worth waiting for."""
+class NoSlot:
+    """Why a call gets no slot. `until`: when to look again (monotonic clock); `is_shut`: not worth waiting for."""
 
     why: str
     until: float
@@ -92,38 +92,38 @@ class Limits:
     """The limits of `settings`, for each model, among all processes that share `state`."""
 
     def __init__(self, state: SharedState, settings: ChainSettings) -> None:
-        self._state, self._settings = state, settings
-        # Only one thread of a process looks for a place; the others queue here and not in the file.
+        self.state, self._settings = state, settings
+        # Only one thread of a process looks for a slot; the others queue here and not in the file.
         self._turns = {model: threading.Lock() for model in settings.models}
 
-    def take(self, model: str, tokens: int, give_up: float) -> Place | NoPlace:
-        """Wait for a place until `give_up` (monotonic clock); an open breaker is not waited for.
+    def take(self, model: str, tokens: int, give_up: float) -> Slot | NoSlot:
+        """Wait for a slot until `give_up` (monotonic clock); an open breaker is not waited for.
 
         Args:
             tokens: an estimate of the prompt's; :meth:`give_back` corrects it.
         """
         if not self._turns[model].acquire(timeout=max(0.0, give_up - time.monotonic())):
-            return NoPlace("too many samples wait", max(give_up, time.monotonic()))
+            return NoSlot("too many samples wait", max(give_up, time.monotonic()))
         try:
             while True:
-                with self._state.transaction() as connection:
-                    found = self._look(connection, model, tokens)
-                if isinstance(found, Place) or found.is_open or found.until > give_up:
-                    return found
-                time.sleep(max(0.001, min(found.until - time.monotonic(), _LOOK_AGAIN_SECONDS)))
+                with self.state.transaction() as connection:
+                    slot = self._look(connection, model, tokens)
+                if isinstance(slot, Slot) or slot.is_open or slot.until > give_up:
+                    return slot
+                time.sleep(max(0.001, min(slot.until - time.monotonic(), _LOOK_AGAIN_SECONDS)))
         finally:
             self._turns[model].release()
 
-    def _look(self, connection: sqlite3.Connection, model: str, tokens: int) -> Place | NoPlace:
+    def _look(self, connection: sqlite3.Connection, model: str, tokens: int) -> Slot | NoSlot:
         now, settings = time.monotonic(), self._settings
         connection.execute("INSERT OR IGNORE INTO models (model) VALUES (?)", (model,))
         state = connection.execute("SELECT * FROM models WHERE model = ?", (model,)).fetchone()
         if state["open_until"] > now:
-            return NoPlace("its breaker is open", state["open_until"], is_open=True, is_shut=bool(state["is_shut"]))
+            return NoSlot("its breaker is open", state["open_until"], is_open=True, is_shut=bool(state["is_shut"]))
         is_probe = state["open_until"] > 0
         if is_probe and state["probe_until"] > now:
-            return NoPlace("its breaker waits for a probe", now + _POLL_SECONDS, True, bool(state["is_shut"]))
-        refusal: NoPlace | None = NoPlace("the server asked for a pause", state["paused_until"])
+            return NoSlot("its breaker waits for a probe", now + _POLL_SECONDS, True, bool(state["is_shut"]))
+        refusal: NoSlot | None = NoSlot("the server asked for a pause", state["paused_until"])
         if state["paused_until"] <= now:
             refusal = self._busy(connection, model, tokens, self._grown_cap(connection, state, now), now)
         if refusal:
@@ -135,20 +135,20 @@ class Limits:
             "INSERT INTO calls (model, started, expires, tokens, running) VALUES (?, ?, ?, ?, ?)",
             (model, now, lease, tokens, NOT_SENT),
         )
-        return Place(cursor.lastrowid or 0, model, is_probe)
+        return Slot(cursor.lastrowid or 0, model, is_probe)
 
-    def _busy(self, connection: sqlite3.Connection, model: str, tokens: int, cap: int, now: float) -> NoPlace | None:
-        """Say which limit leaves no place, and when it will; forget calls that no limit counts any more."""
+    def _busy(self, connection: sqlite3.Connection, model: str, tokens: int, cap: int, now: float) -> NoSlot | None:
+        """Say which limit leaves no slot, and when it will; forget calls that no limit counts any more."""
         window = self._settings.window * (1 + SLACK)
         connection.execute("UPDATE calls SET running = 0 WHERE model = ? AND expires < ?", (model, now))
         connection.execute("DELETE FROM calls WHERE model = ? AND running = 0 AND started <= ?", (model, now - window))
         calls = connection.execute("SELECT * FROM calls WHERE model = ? ORDER BY started", (model,)).fetchall()
         if sum(call["running"] > 0 for call in calls) >= self._settings.concurrency:
-            return NoPlace("too many calls are under way", now + _POLL_SECONDS)
+            return NoSlot("too many calls are under way", now + _POLL_SECONDS)
         recent = [call for call in calls if call["started"] > now - window or call["running"] == NOT_SENT]
         if len(recent) >= cap:
             until = recent[len(recent) - cap]["started"] + window
-            return NoPlace("the requests of this window are used up", max(until, now + _POLL_SECONDS))
+            return NoSlot("the requests of this window are used up", max(until, now + _POLL_SECONDS))
         excess = sum(call["tokens"] for call in recent) + tokens - self._settings.tokens_per_window
         until = None
         for call in recent:  # a prompt above the limit is sent alone
@@ -157,7 +157,7 @@ class Limits:
             excess, until = excess - call["tokens"], call["started"] + window
         if until is None:
             return None
-        return NoPlace("the tokens of this window are used up", max(until, now + _POLL_SECONDS))
+        return NoSlot("the tokens of this window are used up", max(until, now + _POLL_SECONDS))
 
     def _grown_cap(self, connection: sqlite3.Connection, state: sqlite3.Row, now: float) -> int:
         limit, cap = self._settings.requests_per_window, state["cap"]
@@ -172,18 +172,18 @@ class Limits:
         return min(cap, limit)
 
     @_forgiving
-    def mark_sent(self, place: Place) -> None:
+    def mark_sent(self, slot: Slot) -> None:
         """Take note that a call has just gone to the server."""
-        with self._state.transaction() as connection:
+        with self.state.transaction() as connection:
             connection.execute(
                 "UPDATE calls SET running = ?, started = ? WHERE id = ? AND running = ?",
-                (SENT, time.monotonic(), place.id, NOT_SENT),
+                (SENT, time.monotonic(), slot.id, NOT_SENT),
             )
 
     @_forgiving
     def give_back(
         self,
-        place: Place,
+        slot: Slot,
         outcome: Outcome,
         *,
         why: str = "",
@@ -198,32 +198,32 @@ class Limits:
             retry_after: seconds that the server asks to wait.
         """
         now = time.monotonic()
-        with self._state.transaction() as connection:
+        with self.state.transaction() as connection:
             connection.execute(
                 "UPDATE calls SET started = iif(running = ?, ?, started), running = 0, tokens = coalesce(?, tokens) "
                 "WHERE id = ?",
-                (NOT_SENT, now, tokens, place.id),
+                (NOT_SENT, now, tokens, slot.id),
             )
             if outcome in (Outcome.THROTTLED, Outcome.SPENT):
-                connection.execute("DELETE FROM calls WHERE id = ?", (place.id,))  # it used nothing of the quota
-                if outcome is Outcome.THROTTLED and self._is_spent(connection, place.model, now):
+                connection.execute("DELETE FROM calls WHERE id = ?", (slot.id,))  # it used nothing of the quota
+                if outcome is Outcome.THROTTLED and self._is_spent(connection, slot.model, now):
                     outcome = Outcome.SPENT
             if outcome in (Outcome.ANSWERED, Outcome.THROTTLED):
                 connection.execute(
                     "UPDATE models SET failures = 0, openings = 0, open_until = 0, probe_until = 0, is_shut = 0, "
                     "refused_since = iif(?, 0, refused_since) WHERE model = ?",
-                    (outcome is Outcome.ANSWERED, place.model),
+                    (outcome is Outcome.ANSWERED, slot.model),
                 )
             if outcome is Outcome.THROTTLED:
-                self._pause(connection, place, now, retry_after)
+                self._pause(connection, slot, now, retry_after)
             elif outcome is Outcome.SPENT:
-                self._open(connection, place, now, why, retry_after or 0.0)
+                self._open(connection, slot, now, why, retry_after or 0.0)
             elif outcome is Outcome.FAILED:
-                self._count_failure(connection, place, now, why)
-            elif outcome is Outcome.CUT and place.is_probe:
-                connection.execute("UPDATE models SET probe_until = 0 WHERE model = ?", (place.model,))
+                self._count_failure(connection, slot, now, why)
+            elif outcome is Outcome.CUT and slot.is_probe:
+                connection.execute("UPDATE models SET probe_until = 0 WHERE model = ?", (slot.model,))
             elif outcome is Outcome.REFUSED:
-                self._shut(connection, [place.model], now, why)
+                self._shut(connection, [slot.model], now, why)
             elif outcome is Outcome.ALL_REFUSED:
                 self._shut(connection, self._settings.models, now, why)
 
@@ -236,21 +236,21 @@ class Limits:
         query = "SELECT 1 FROM calls WHERE model = ? AND running > 0"
         return now - since >= self._settings.window and connection.execute(query, (model,)).fetchone() is None
 
-    def _pause(self, connection: sqlite3.Connection, place: Place, now: float, retry_after: float | None) -> None:
+    def _pause(self, connection: sqlite3.Connection, slot: Slot, now: float, retry_after: float | None) -> None:
         window = self._settings.window
         pause = PAUSE * window if retry_after is None else retry_after
         accepted = connection.execute(
             "SELECT count(*) AS n FROM calls WHERE model = ? AND (started > ? OR running = ?)",
-            (place.model, now - window, NOT_SENT),
+            (slot.model, now - window, NOT_SENT),
         ).fetchone()["n"]
-        state = connection.execute("SELECT * FROM models WHERE model = ?", (place.model,)).fetchone()
+        state = connection.execute("SELECT * FROM models WHERE model = ?", (slot.model,)).fetchone()
         cap = state["cap"] or self._settings.requests_per_window
         # A burst of 429s is one sign.
         floor = cap // 4 if now - state["cap_since"] > window / 2 else state["cap_floor"]
         connection.execute(
             "UPDATE models SET paused_until = max(paused_until, ?), cap = ?, cap_floor = ?, cap_since = ?, growths = 0 "
             "WHERE model = ?",
-            (now + pause + SLACK * window, max(1, floor, min(cap, accepted)), floor, now, place.model),
+            (now + pause + SLACK * window, max(1, floor, min(cap, accepted)), floor, now, slot.model),
         )
 
     def _shut(self, connection: sqlite3.Connection, models: Sequence[str], now: float, why: str) -> None:
@@ -264,25 +264,25 @@ class Limits:
                 (now + SHUT * self._settings.window, model),
             )
         if not was_shut:  # once among all processes
-            logger.error("cannot be used, and left out: %s: %s", ", ".join(models), why)
+            logger.error("models that cannot be used are left out: %s: %s", ", ".join(models), why)
 
-    def _count_failure(self, connection: sqlite3.Connection, place: Place, now: float, why: str) -> None:
-        state = connection.execute("SELECT * FROM models WHERE model = ?", (place.model,)).fetchone()
-        if state["open_until"] and not place.is_probe:
+    def _count_failure(self, connection: sqlite3.Connection, slot: Slot, now: float, why: str) -> None:
+        state = connection.execute("SELECT * FROM models WHERE model = ?", (slot.model,)).fetchone()
+        if state["open_until"] and not slot.is_probe:
             return  # it was on its way when the breaker opened
-        connection.execute("UPDATE models SET failures = failures + 1 WHERE model = ?", (place.model,))
-        if place.is_probe or state["failures"] + 1 >= FAILURES_TO_OPEN:
-            self._open(connection, place, now, why)
+        connection.execute("UPDATE models SET failures = failures + 1 WHERE model = ?", (slot.model,))
+        if slot.is_probe or state["failures"] + 1 >= FAILURES_TO_OPEN:
+            self._open(connection, slot, now, why)
 
-    def _open(self, connection: sqlite3.Connection, place: Place, now: float, why: str, at_least: float = 0.0) -> None:
+    def _open(self, connection: sqlite3.Connection, slot: Slot, now: float, why: str, at_least: float = 0.0) -> None:
         """Open the breaker, each time for longer, until a probe is answered."""
-        state = connection.execute("SELECT * FROM models WHERE model = ?", (place.model,)).fetchone()
-        if state["open_until"] and not place.is_probe:
+        state = connection.execute("SELECT * FROM models WHERE model = ?", (slot.model,)).fetchone()
+        if state["open_until"] and not slot.is_probe:
             return  # it was on its way when the breaker opened
         window = self._settings.window
         seconds = max(at_least, min(LONGEST_OPEN * window, FIRST_OPEN * window * 2 ** min(10, state["openings"])))
         connection.execute(
             "UPDATE models SET openings = openings + 1, open_until = ?, probe_until = 0 WHERE model = ?",
-            (now + seconds, place.model),
+            (now + seconds, slot.model),
         )
-        logger.warning("%s fails, no calls for %.3g s, then one: %s", place.model, seconds, why)
+        logger.warning("%s fails and gets one call after %.3g s: %s", slot.model, seconds, why)

@@ -40,49 +40,49 @@ _BASED = re.compile(
 
 def integer(value: str) -> str | None:
     """The canonical digits of an integer literal (no padding, no separators, no `.0`), None for anything else."""
-    found = _INTEGER.match(value)
-    if not found:
+    match = _INTEGER.match(value)
+    if not match:
         return None
-    digits = found[2].replace(",", "").replace(" ", "").lstrip("0") or "0"
-    return "-" + digits if found[1] == "-" and digits != "0" else digits
+    digits = match[2].replace(",", "").replace(" ", "").lstrip("0") or "0"
+    return "-" + digits if match[1] == "-" and digits != "0" else digits
 
 
 def rational(value: str) -> Fraction | None:
     r"""The number that a squeezed literal says: `3/4`, `1\frac{1}{2}`, `0.25`, `0.1\overline{6}`, `4.5e33`."""
     if digits := integer(value):
         return Fraction(int(digits))
-    if found := _FRACTION.match(value):
-        p, q = int(found["p"] or found["n"]), int(found["q"] or found["d"])
-        if not q or (found["whole"] is not None and not 0 < p < q):
+    if match := _FRACTION.match(value):
+        p, q = int(match["p"] or match["n"]), int(match["q"] or match["d"])
+        if not q or (match["whole"] is not None and not 0 < p < q):
             return None
-        number = int(found["whole"] or 0) + Fraction(p, q)
-    elif (found := _DECIMAL.match(value)) and (found["whole"] or found["digits"] or found["repeat"]):
-        digits, repeat = found["digits"] or "", found["repeat"]
-        number = Fraction(int(found["whole"].replace(",", "") + digits or 0), 10 ** len(digits))
+        number = int(match["whole"] or 0) + Fraction(p, q)
+    elif (match := _DECIMAL.match(value)) and (match["whole"] or match["digits"] or match["repeat"]):
+        digits, repeat = match["digits"] or "", match["repeat"]
+        number = Fraction(int(match["whole"].replace(",", "") + digits or 0), 10 ** len(digits))
         if repeat:
             number += Fraction(int(repeat), (10 ** len(repeat) - 1) * 10 ** len(digits))
     else:
         return scientific(value)
-    return -number if found[1] == "-" else number
+    return -number if match[1] == "-" else number
 
 
 def scientific(value: str) -> Fraction | None:
     """The number that a calculator writes with an exponent: `4.5e33`; None for anything else."""
-    found = _SCIENTIFIC.match(value)
-    if not found or (not found["plain"] and not found["point"] and found[1].lstrip("+-") != "1"):
+    match = _SCIENTIFIC.match(value)
+    if not match or (not match["plain"] and not match["point"] and match[1].lstrip("+-") != "1"):
         return None
-    if found["capital"] and (not found["point"] or len(found["capital"].lstrip("+-")) < 2):
+    if match["capital"] and (not match["point"] or len(match["capital"].lstrip("+-")) < 2):
         return None
-    return Fraction(found[1]) * Fraction(10) ** int(found["plain"] or found["signed"] or found["capital"])
+    return Fraction(match[1]) * Fraction(10) ** int(match["plain"] or match["signed"] or match["capital"])
 
 
 def in_base(value: str) -> tuple[str, int] | None:
     r"""(digits, base) of a squeezed number with a subscript, such as `1A_{16}`; None for anything else."""
-    found = _BASED.match(value)
-    if not found or not any(character.isdigit() for character in found[1]):
+    match = _BASED.match(value)
+    if not match or not any(character.isdigit() for character in match[1]):
         return None
-    digits = found[1].upper().lstrip("0")
-    base = _BASE_WORDS.index(found[4].lower()) + 2 if found[4] else int(found[2] or found[3])
+    digits = match[1].upper().lstrip("0")
+    base = _BASE_WORDS.index(match[4].lower()) + 2 if match[4] else int(match[2] or match[3])
     if not 2 <= base <= 36 or any(int(digit, 36) >= base for digit in digits):
         return None
     return digits, base
@@ -97,8 +97,8 @@ def without_divisors(text: str) -> str:
     return text
 
 
-def _divisors(found: re.Match[str]) -> str:
-    function = math.gcd if found["name"].lower() == "gcd" else math.lcm
-    value = str(function(*map(int, found["numbers"].split(","))))
-    before, after = found.string[: found.start()][-1:], found.string[found.end() :][:1]
+def _divisors(match: re.Match[str]) -> str:
+    function = math.gcd if match["name"].lower() == "gcd" else math.lcm
+    value = str(function(*map(int, match["numbers"].split(","))))
+    before, after = match.string[: match.start()][-1:], match.string[match.end() :][:1]
     return f"({value})" if before.isalnum() or after.isalnum() or after in ("^", "!") else value

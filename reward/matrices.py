@@ -31,13 +31,13 @@ _NO_FACTOR = re.compile(r"\A\^|[=&|,;<>]|\\(?:begin|end|\{|\})")
 def evaluate(text: str) -> Rows | None:
     """The rows of a matrix, of a sum or a product of matrices and numbers; None for anything else.
 
-    None also for expressions without a value, such as a sum of matrices of different sizes.
+    Expressions without a value, such as a sum of matrices of different sizes, also give None.
     """
     matrices: list[Rows] = []
 
-    def kept(found: re.Match[str]) -> str:
-        body = found["body"]
-        matrices.append(rows(_COLUMNS.sub("", body, count=1) if found["kind"] == "array" else body))
+    def kept(match: re.Match[str]) -> str:
+        body = match["body"]
+        matrices.append(rows(_COLUMNS.sub("", body, count=1) if match["kind"] == "array" else body))
         return _PLACE
 
     text = _MATRIX.sub(kept, text.replace(_PLACE, ""))
@@ -125,7 +125,7 @@ def _inverse(matrix: Rows) -> Rows | None:
     rows = [[cell for cell in row if cell is not None] for row in cells]
     if any(len(row) != size for row in rows) or size > _MAX_SIZE:
         return None
-    rows = [row + [Fraction(place == column) for column in range(size)] for place, row in enumerate(rows)]
+    rows = [row + [Fraction(index == column) for column in range(size)] for index, row in enumerate(rows)]
     for column in range(size):
         pivot = next((row for row in rows[column:] if row[column]), None)
         if pivot is None:

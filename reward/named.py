@@ -15,15 +15,15 @@ def assignments(node: Node) -> list[tuple[str, Node]] | None:
     """
     if node.kind == "relation" and node.mark == "=":
         names, values = (part.parts if part.kind == "bracket" and part.mark == "()" else () for part in node.parts)
-        found = [(name_of(name), value) for name, value in zip(names, values, strict=False)]
+        pairs = [(name_of(name), value) for name, value in zip(names, values, strict=False)]
         if len(names) != len(values):
             return None
     elif node.kind == "collection" and all(part.kind == "relation" and part.mark == "=" for part in node.parts):
-        found = [solved(part) or (None, part) for part in node.parts]
+        pairs = [solved(part) or (None, part) for part in node.parts]
     else:
         return None
-    named = [(name, value) for name, value in found if name]
-    if not len(named) == len(found) == len(dict(named)) > 1:
+    named = [(name, value) for name, value in pairs if name]
+    if not len(named) == len(pairs) == len(dict(named)) > 1:
         return None
     if node.kind == "relation":
         return named
@@ -46,11 +46,10 @@ def solutions(node: Node) -> tuple[list[str], list[Node]] | None:
     """(names, one tuple a solution) for `x = 1, y = 2 or x = 2, y = 1`; None for anything else."""
     if node.kind != "collection" or not all(part.kind == "relation" and part.mark == "=" for part in node.parts):
         return None
-    found = [solved(part) for part in node.parts]
-    pairs = [pair for pair in found if pair]
+    pairs = [pair for pair in map(solved, node.parts) if pair]
     names = _in_order(list(dict.fromkeys(name for name, _ in pairs)))
     size = len(names)
-    if len(pairs) != len(found) or size < 2 or len(pairs) <= size or len(pairs) % size:
+    if len(pairs) != len(node.parts) or size < 2 or len(pairs) <= size or len(pairs) % size:
         return None
     rows = [dict(pairs[start : start + size]) for start in range(0, len(pairs), size)]
     if any(len(row) != size for row in rows):

@@ -20,6 +20,7 @@ _CHARACTERS = str.maketrans(
         "∞": "\\infty ", "π": "\\pi ", "θ": "\\theta ", "\u211d": "\\mathbb{R}", "\u2124": "\\mathbb{Z}",
         "√": "\\sqrt ", "±": "\\pm ", "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "\u222a": "\\cup ", "∈": "\\in ",
         "∅": "\\emptyset ", "\u2032": "'", "\u2019": "'", "…": "\\dots ", "∠": "\\angle ", "■": "", "□": "",
+        "\u2216": "\\setminus ",
     }
 )  # fmt: skip
 _SMALL_DIGITS = re.compile(r"(?P<raised>[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+)|(?P<lowered>[₀-₉]+)|(?P<fraction>[¼-¾⅐-⅞])")
@@ -39,6 +40,7 @@ _COMMANDS = {
     **dict.fromkeys(("ldots", "cdots", "dotsc", "dotsb"), "\\dots"),
     **dict.fromkeys(("textbf", "textit", "textrm", "textsf", "texttt", "textnormal", "emph"), "\\text"),
     **dict.fromkeys(("mathrm", "mathit", "mbox"), "\\text"),
+    **dict.fromkeys(("backslash", "smallsetminus"), "\\setminus"),
     "neq": "\\ne", "lt": "<", "gt": ">", "lbrace": "\\{", "rbrace": "\\}", "lbrack": "[", "rbrack": "]",
     "varnothing": "\\emptyset", "degree": "°", "textdegree": "°", "R": "\\mathbb{R}",
 }  # fmt: skip
@@ -67,6 +69,7 @@ _SHORT_FORMS = tuple(
         (r"\\lg(?![A-Za-z]) ?", r"\\log_{10}"),
         (r"\^ ?(?:\{ ?\\circ ?\}|\\circ(?![A-Za-z]))", "°"),
         (r"\*", r"\\cdot "),
+        (r"(\\mathbb ?\{[A-Z]\}) ?- ?(?=\\\{)", r"\1\\setminus "),
     )
 )
 _THOUSANDS = re.compile(r"(?<![0-9])(?!0+[{,])[0-9]{1,3}(?:(?:\{,\}|,\\! ?)[0-9]{3})+(?![0-9])")
@@ -102,20 +105,20 @@ def spell(answer: str) -> str:
         text = _in_ascii(text)
     text = separated(text).replace("~", " ").replace("\\%", "%")
     text = text.replace("\\$", "\0").replace("$", "").replace("\0", "\\$")
-    text = _THOUSANDS.sub(lambda found: _SEPARATOR.sub("", found[0]), text).replace("{,}", ",").replace("\\!", "")
+    text = _THOUSANDS.sub(lambda match: _SEPARATOR.sub("", match[0]), text).replace("{,}", ",").replace("\\!", "")
     if "\\" in text:
         text = _ORNAMENT.sub("", text)
-        text = _COMMAND.sub(lambda found: _COMMANDS.get(found[1], found[0]) if found[1] else " ", text)
+        text = _COMMAND.sub(lambda match: _COMMANDS.get(match[1], match[0]) if match[1] else " ", text)
         if "\\over" in text or "\\choose" in text:
             text = _OVER.sub(_fraction, text)
-    text = _BARE_NAME.sub(lambda found: f"\\{found[1] or 'infty'} ", text)
+    text = _BARE_NAME.sub(lambda match: f"\\{match[1] or 'infty'} ", text)
     if "**" in text:
         text = _POWER.sub("^", text)
     text = brace(" ".join(_EMPTY.sub(" ", text).split()))
     if "," in text:
         text = _LIST_COMMA.sub(", ", text)
     if "\\quad" in text:
-        text = _WIDE_BLANK.sub(lambda found: f"{found[1] or ''} ", text)
+        text = _WIDE_BLANK.sub(lambda match: f"{match[1] or ''} ", text)
     braced, text = text, _unwrapped(text)
     if text != braced and "\\text" in braced:  # formulas inside \text{...} come to light here
         text = brace(text)
@@ -136,22 +139,22 @@ def _in_ascii(text: str) -> str:
     return "".join(character for character in text if unicodedata.category(character) != "Cf")
 
 
-def _full_size(found: re.Match[str]) -> str:
-    digits = unicodedata.normalize("NFKC", found[0])
-    if found["fraction"]:
+def _full_size(match: re.Match[str]) -> str:
+    digits = unicodedata.normalize("NFKC", match[0])
+    if match["fraction"]:
         return "\\frac{{{}}}{{{}}}".format(*digits.split("\u2044"))
-    return f"{'^' if found['raised'] else '_'}{{{digits}}}"
+    return f"{'^' if match['raised'] else '_'}{{{digits}}}"
 
 
-def _fraction(found: re.Match[str]) -> str:
-    return f"\\{'frac' if found[2] == 'over' else 'binom'}{{{found[1]}}}{{{found[3]}}}"
+def _fraction(match: re.Match[str]) -> str:
+    return f"\\{'frac' if match[2] == 'over' else 'binom'}{{{match[1]}}}{{{match[3]}}}"
 
 
 def _unwrapped(text: str) -> str:
     """Without enclosing delimiters, groups that mean nothing, and the punctuation of a sentence."""
     for _ in range(3):
         if "{" in text:
-            text = _GROUP.sub(lambda found: found[0] if found[1] is None else found[1], text)
+            text = _GROUP.sub(lambda match: match[0] if match[1] is None else match[1], text)
         text = text.strip(" ").rstrip(" .,;:\\")
         wrapped = _WRAPPER.match(text)
         if not wrapped or _WORDS.match(text):
@@ -162,13 +165,13 @@ def _unwrapped(text: str) -> str:
 
 def squeeze(text: str) -> str:
     """A spelled text without the spaces that mean nothing."""
-    return _LOOSE_SPACE.sub(lambda found: found[1] or "", text)
+    return _LOOSE_SPACE.sub(lambda match: match[1] or "", text)
 
 
 def words(text: str) -> str | None:
     r"""The words of a spelled `\text{...}` as they are compared, None for anything else."""
-    found = _WORDS.match(text)
-    if not found:
+    match = _WORDS.match(text)
+    if not match:
         return None
-    plain = " ".join(found[1].strip("()., ").split())
+    plain = " ".join(match[1].strip("()., ").split())
     return plain if len(plain) == 1 else plain.lower()

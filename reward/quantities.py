@@ -2,7 +2,7 @@ r"""Equations that say a value: `m+n = 204` is 204, while `2x = 204` still has t
 
 The left side has to be a name or a constant. A name is what a question may ask for: a variable, a function applied to
 something, a length, a measure such as `|S|`, the cosine of an angle (`\cos A`, not `\cos x`), words, and sums, products
-or quotients of several of these. A constant is a statement about numbers, which has to be true: `100+105 = 204` says
+or quotients of several of these. A constant is a statement about numbers, which has to be true: `100+105 = 204` states
 nothing.
 """
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from reward.expression import GREEK, is_plain
 from reward.literals import rational, without_divisors
 from reward.notation import squeeze
-from reward.structure import Unreadable, split_list, split_relation
+from reward.splitting import Unreadable, split_list, split_relation
 from reward.units import split_unit
 
 # Parts of an equation that say more than the name of a quantity.
@@ -62,7 +62,7 @@ def equated(text: str) -> list[str] | None:
     r"""The sides of the equation `m+n = ... = A` in a spelled text which have to be the number that it says.
 
     These are its constants and its last side; every side but the names if the last one is a formula. None says that
-    the text is not an equation. The list is empty if the equation says no number: `2x = 204`,
+    the text is not an equation. The list is empty if the equation states no number: `2x = 204`,
     `205 \Rightarrow x = 204`, and `x^2-4y = 0`, which is a curve.
     """
     try:
@@ -124,12 +124,12 @@ def is_name(text: str) -> bool:
 def _pieces(text: str, signs: str) -> list[str]:
     """The parts of a text between signs outside of all brackets and bars."""
     pieces, depth, start, is_in_bars = [], 0, 0, False
-    for place, character in enumerate(text):
+    for at, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")
         is_in_bars ^= character == "|"
         if character in signs and not depth and not is_in_bars:
-            pieces.append(text[start:place])
-            start = place + 1
+            pieces.append(text[start:at])
+            start = at + 1
     return [*pieces, text[start:]]
 
 
@@ -140,14 +140,14 @@ def _term(text: str) -> _Term | None:
     atoms: list[str] = []
     is_measure = is_power = False
     while at < len(text):
-        found = _ATOM.match(text, at)
-        if not found:
+        match = _ATOM.match(text, at)
+        if not match:
             return None
-        if found["applied"] and re.search(rf"(?<![A-Za-z\\]){re.escape(found['function'])}(?!\()", found["argument"]):
+        if match["applied"] and re.search(rf"(?<![A-Za-z\\]){re.escape(match['function'])}(?!\()", match["argument"]):
             return None  # x(x+1) is a product
-        atoms.append(found[0])
-        is_measure = bool(found["measure"])
-        at = found.end()
+        atoms.append(match[0])
+        is_measure = bool(match["measure"])
+        at = match.end()
         if power := _POWER.match(text, at):
             is_power, at = True, power.end()
         at = re.compile(r"(?:\\cdot)? ?").match(text, at).end()  # type: ignore[union-attr]

@@ -2,8 +2,8 @@
 
 `reward = CORRECTNESS_WEIGHT * correctness + QUALITY_WEIGHT * quality`, if a judge (`reward.judge`) is configured;
 otherwise correctness alone. Samples of an evaluation are never judged: their reward is correctness alone. A
-response without a final answer has correctness 0; JUDGE_UNFINISHED says whether the judge gets its reasoning. An empty
-one has quality 0 and is not sent.
+response without a final answer has correctness 0; JUDGE_UNFINISHED decides whether the judge scores its
+reasoning. An empty response has quality 0 and is not sent.
 
 OpenRLHF loads this file by its path in each engine, so the checkout must be on PYTHONPATH, and calls
 `reward_func` in a thread, one sample at a time. Nothing raises here: OpenRLHF turns an exception into a
@@ -68,8 +68,8 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
 
 def _timed_one(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any], i: int) -> dict[str, float]:
     started = time.monotonic()
-    found = _reward_one(queries, prompts, labels, i)
-    return {**found, "reward_seconds": time.monotonic() - started}
+    result = _reward_one(queries, prompts, labels, i)
+    return {**result, "reward_seconds": time.monotonic() - started}
 
 
 def _reward_one(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any], i: int) -> dict[str, float]:
@@ -144,7 +144,7 @@ def _judge() -> Judge:
 def _make_judge() -> Judge:
     configured = settings.from_environment()
     if configured is None:
-        raise settings.SettingsError("the judge is off")
+        raise settings.SettingsError("the judge is off", "see `why_off`")
     state = SharedState(settings.state_file())
     stand_in = os.environ.get(settings.STAND_IN_VARIABLE)
     if stand_in:
@@ -154,13 +154,13 @@ def _make_judge() -> Judge:
 
 
 def response_of(query: str, prompt: str) -> str:
-    """The model's own text: the part of `query` after `prompt`.
+    """The model's own text, which is the part of `query` after `prompt`.
 
     The first rule that fits decides:
     1. The query starts with the prompt.
     2. The prompt was cut at its start, or decoding changed it: its last 200 characters (or half of it)
        mark its end. They are looked for no further than the prompt can reach: a response may quote them.
-    3. Neither is found: the response is the run of assistant messages after the last one of another role,
+    3. Otherwise, the response is the run of assistant messages after the last one of another role,
        all of them, since a harmony response has several (analysis, then final).
     If the prompt opens the assistant's message further (`<|start|>assistant<|channel|>final<|message|>`),
     that header belongs to the response. Raises ValueError when no rule fits.
@@ -177,9 +177,7 @@ def response_of(query: str, prompt: str) -> str:
         last_other = match.end()
     at = query.find(_ASSISTANT, last_other)
     if at < 0:
-        raise ValueError(
-            "the response was not found in the query: it neither contains the prompt nor an assistant turn"
-        )
+        raise ValueError("the query contains neither the prompt nor an assistant turn, so the response is unknown")
     return query[at + len(_ASSISTANT) :]
 
 

@@ -43,15 +43,27 @@ STAND_IN_KEY = "local-stand-in"
 STAND_IN_RPM, STAND_IN_TPM = 6_000, 10_000_000
 
 Number = TypeVar("Number", int, float)
+_KINDS = {int: "a whole number", float: "a number"}
 
 
 class SettingsError(ValueError):
-    """An invalid setting; the message names the variable and the remedy."""
+    """An invalid setting.
+
+    Attributes:
+        what: the variable, and what is wrong with it.
+        remedy: what to do about it.
+    """
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(f"{what}: {remedy}")
+        self.what, self.remedy = what, remedy
 
 
 @dataclass(frozen=True)
 class ChainSettings:
     """How a chain of models is asked one question. Durations in seconds.
+
+    `train_grpo.sh` holds the defaults of what a run's user sets.
 
     Attributes:
         models: ids in the order in which they are tried.
@@ -67,12 +79,12 @@ class ChainSettings:
     """
 
     models: tuple[str, ...]
-    tries: int = 3
-    deadline: float = 240.0
-    call_timeout: float = 90.0
-    requests_per_window: int = 120
-    tokens_per_window: int = 1_000_000
-    concurrency: int = 32
+    tries: int
+    deadline: float
+    call_timeout: float
+    requests_per_window: int
+    tokens_per_window: int
+    concurrency: int
     max_output_tokens: int = 16_384
     temperature: float | None = None
     window: float = 60.0
@@ -127,10 +139,10 @@ def from_environment(environ: Mapping[str, str] | None = None) -> JudgeSettings 
     values = variables(environ)
     models = _models(values)
     if len(set(models)) < len(models):
-        raise SettingsError(f"JUDGE_MODELS names a model twice: {' '.join(models)}")
+        raise SettingsError(f"JUDGE_MODELS names a model twice ({' '.join(models)})", "name each model once")
     fallback = values.get("JUDGE_FALLBACK", "")
     if fallback not in FALLBACKS:
-        raise SettingsError(f"JUDGE_FALLBACK is {fallback!r}: use one of {', '.join(FALLBACKS)}")
+        raise SettingsError(f"JUDGE_FALLBACK is {fallback!r}", f"use one of {', '.join(FALLBACKS)}")
     correctness_weight, quality_weight = _weights(values)
     return JudgeSettings(
         chain=ChainSettings(
@@ -162,7 +174,7 @@ def _models(values: Mapping[str, str]) -> tuple[str, ...]:
 def _switch(values: Mapping[str, str], name: str, default: str) -> bool:
     value = values.get(name, default)
     if value not in ("0", "1"):
-        raise SettingsError(f"{name} is {value!r}: 1 switches it on, 0 off")
+        raise SettingsError(f"{name} is {value!r}", "1 switches it on, 0 off")
     return value == "1"
 
 
@@ -171,8 +183,8 @@ def _weights(values: Mapping[str, str]) -> tuple[float, float]:
     correctness, quality = (_number(values, name, float, 0.0) for name in ("CORRECTNESS_WEIGHT", "QUALITY_WEIGHT"))
     if not math.isclose(correctness + quality, 1.0, abs_tol=1e-6):
         raise SettingsError(
-            f"CORRECTNESS_WEIGHT + QUALITY_WEIGHT is {correctness + quality:g}: they have to add up to 1, since a "
-            "sample that cannot be judged is rewarded between 0 and 1"
+            f"CORRECTNESS_WEIGHT + QUALITY_WEIGHT is {correctness + quality:g}",
+            "they have to add up to 1, since a sample that cannot be judged is rewarded between 0 and 1",
         )
     return correctness, quality
 
@@ -182,9 +194,9 @@ def _number(values: Mapping[str, str], name: str, kind: type[Number], least: flo
     try:
         value = kind(text)
     except ValueError:
-        raise SettingsError(f"{name} is {text!r}, which is no {kind.__name__}") from None
+        raise SettingsError(f"{name} is {text!r}", f"give {_KINDS[kind]}") from None
     if not (math.isfinite(value) and value >= least):
-        raise SettingsError(f"{name} is {text}: it has to be at least {least:g}")
+        raise SettingsError(f"{name} is {text}", f"give at least {least:g}")
     return value
 
 
@@ -206,7 +218,7 @@ def api_key(environ: Mapping[str, str] | None = None) -> str | None:
         return None
     key = environ[name].strip()
     if not (key.isascii() and key.isprintable()):
-        raise SettingsError(f"{name} holds characters that no key has: export it again, from where it was made")
+        raise SettingsError(f"{name} holds characters that no key has", "copy the key again and export it")
     return key
 
 
@@ -218,5 +230,5 @@ def state_file(environ: Mapping[str, str] | None = None) -> Path:
     """
     environ = os.environ if environ is None else environ
     if not environ.get("GRPO_RUN_DIR"):
-        raise SettingsError("the judge keeps its state in the run directory: set GRPO_RUN_DIR")
+        raise SettingsError("GRPO_RUN_DIR is missing", "set it to the run directory, where the judge keeps its state")
     return Path(environ["GRPO_RUN_DIR"]) / "judge.sqlite"

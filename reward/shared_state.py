@@ -1,8 +1,11 @@
 """The state of the judge that the processes of a run share: one SQLite file in the run directory.
 
-It holds for the processes that open the same file, that is for one run on one machine: WAL needs a local disk and a
+The state is that of the processes that open the same file, so of one run on one machine: WAL needs a local disk and a
 shared clock. Times are seconds of the monotonic clock, which is one for all processes of a machine until it restarts;
 a process of another machine gets an error.
+
+diskcache would keep the judgements, but not limits, breakers, and claims, which change in one transaction of all
+processes. So one file of our own holds everything.
 """
 
 import math
@@ -15,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-# A lock is waited for once in this process and once among all: not much longer than a sample's deadline.
+# A caller waits for a lock of this process and for one of all processes: together not much longer than its deadline.
 BUSY_SECONDS, OPEN_SECONDS = 5.0, 30.0
 _WAIT_SECONDS = 0.05
 
@@ -48,11 +51,11 @@ class SharedState:
 
     def __init__(self, path: Path, begins_run: bool = False) -> None:
         self._lock = threading.Lock()
-        self._connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-        self._connection.row_factory = sqlite3.Row
+        self.connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        self.connection.row_factory = sqlite3.Row
         self._set_journal()
         # A machine that loses power loses the last judgements, not the file.
-        self._connection.execute("PRAGMA synchronous = NORMAL")
+        self.connection.execute("PRAGMA synchronous = NORMAL")
         with self.transaction() as connection:
             for table in ("boot", "calls", "models", "flights", "means") if begins_run else ():
                 connection.execute(f"DROP TABLE IF EXISTS {table}")
@@ -63,7 +66,7 @@ class SharedState:
                 connection.execute("INSERT INTO boot VALUES (?)", (boot,))
             elif connection.execute("SELECT id FROM boot WHERE id = ?", (boot,)).fetchone() is None:
                 raise sqlite3.OperationalError(
-                    f"{path} was begun on another machine, or before this one was restarted: let all that share the "
+                    f"{path} was created on another machine, or before this one was restarted: let all that share the "
                     "judge run on one node, and start or resume the run there"
                 )
 
@@ -72,7 +75,7 @@ class SharedState:
         deadline = time.monotonic() + OPEN_SECONDS
         while True:
             try:
-                self._connection.execute("PRAGMA journal_mode = WAL")
+                self.connection.execute("PRAGMA journal_mode = WAL")
                 return
             except sqlite3.OperationalError:
                 if time.monotonic() > deadline:
@@ -89,12 +92,12 @@ class SharedState:
         if not self._lock.acquire(timeout=BUSY_SECONDS):
             raise sqlite3.OperationalError("the threads of this process hold the judge's state for too long")
         try:
-            self._connection.execute("BEGIN IMMEDIATE")
-            yield self._connection
-            self._connection.execute("COMMIT")
+            self.connection.execute("BEGIN IMMEDIATE")
+            yield self.connection
+            self.connection.execute("COMMIT")
         except BaseException:
-            if self._connection.in_transaction:  # SQLite ends it by itself where the disk is full
-                self._connection.execute("ROLLBACK")
+            if self.connection.in_transaction:  # SQLite ends it by itself where the disk is full
+                self.connection.execute("ROLLBACK")
             raise
         finally:
             self._lock.release()
@@ -102,29 +105,29 @@ class SharedState:
     def close(self) -> None:
         """Close the connection."""
         with self._lock:
-            self._connection.close()
+            self.connection.close()
 
 
 class Judgements:
-    """Answers that were paid for once, and questions that are being asked now."""
+    """Answers that were paid for, and questions that are being asked now."""
 
     # The mean follows a policy that changes: later samples weigh at least this share.
     MEAN_SAMPLES = 256
 
     def __init__(self, state: SharedState) -> None:
-        self._state = state
+        self.state = state
 
     def find_or_claim(self, key: str, deadline: float) -> str | None:
-        """Return the answer that is stored under `key`, None if the caller is to find it.
+        """Return the answer that is stored under `key`, None if the caller has to get it.
 
-        Wait while another thread or process looks for it. A claim ends with :meth:`store` or :meth:`release`, at its
+        Wait while another thread or process gets it. A claim ends with :meth:`store` or :meth:`release`, at its
         deadline, or with the process that holds it.
 
         Raises:
             TimeoutError: if the other one is not done at the `deadline` (monotonic clock).
         """
         while True:
-            with self._state.transaction() as connection:
+            with self.state.transaction() as connection:
                 row = connection.execute("SELECT value FROM judgements WHERE key = ?", (key,)).fetchone()
                 if row is not None:
                     return row["value"]
@@ -138,18 +141,18 @@ class Judgements:
 
     def store(self, key: str, value: str) -> None:
         """Keep an answer, and end the claim."""
-        with self._state.transaction() as connection:
+        with self.state.transaction() as connection:
             connection.execute("REPLACE INTO judgements VALUES (?, ?)", (key, value))
             connection.execute("DELETE FROM flights WHERE key = ?", (key,))
 
     def release(self, key: str) -> None:
         """End the claim without an answer."""
-        with self._state.transaction() as connection:
+        with self.state.transaction() as connection:
             connection.execute("DELETE FROM flights WHERE key = ?", (key,))
 
     def add_to_mean(self, is_correct: bool, quality: float) -> None:
-        """Let a judged sample count in the running mean of quality given correctness."""
-        with self._state.transaction() as connection:
+        """Add a judged sample to the running mean of quality given correctness."""
+        with self.state.transaction() as connection:
             row = connection.execute("SELECT * FROM means WHERE correct = ?", (int(is_correct),)).fetchone()
             count, mean = (row["count"], row["mean"]) if row else (0, 0.0)
             count = min(count + 1, self.MEAN_SAMPLES)
@@ -158,7 +161,7 @@ class Judgements:
 
     def mean_quality(self, is_correct: bool) -> float:
         """Return the running mean of quality given correctness, NaN before the first judged sample."""
-        with self._state.transaction() as connection:
+        with self.state.transaction() as connection:
             row = connection.execute("SELECT mean FROM means WHERE correct = ?", (int(is_correct),)).fetchone()
             return row["mean"] if row else math.nan
 

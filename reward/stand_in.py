@@ -1,7 +1,7 @@
 """A local server that stands in for Gemini: it speaks its REST API, and judges nothing.
 
 A small run without a key uses it, and tests use it for faults. Every number in its replies counts the "=" of the
-response under judgement, up to the schema's maximum. It rewards shown working, and means nothing else.
+response under judgement, up to the schema's maximum. So it rewards shown working and nothing else.
 
     python -m reward.stand_in --address-file FILE --models ID ...
 """
@@ -66,7 +66,7 @@ class Request:
 
 
 class StandIn:
-    """The server, on a free port of 127.0.0.1, from `start` (or entering it) to `stop` (or leaving it).
+    """The server on a free port of 127.0.0.1. It runs from `start` to `stop`, or inside a `with` block.
 
     Args:
         models: ids that exist; None is any.
@@ -74,6 +74,7 @@ class StandIn:
         faults: is asked with the number of the request (from 0) and its model; None means no fault.
         latency: seconds that an answer takes.
         key: the only one that is valid; None is any.
+        busy: look-ups of a model that fail with 503 before the first that is answered.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class StandIn:
         faults: Callable[[int, str], Fault | None] = lambda number, model: None,
         latency: float = 0.0,
         key: str | None = None,
+        busy: int = 0,
     ) -> None:
         self.models, self.quota, self.faults, self.latency, self.key = models, quota, faults, latency, key
         self.requests: list[Request] = []
@@ -90,6 +92,7 @@ class StandIn:
         self.ended = threading.Event()
         self._lock = threading.Lock()
         self._number = 0
+        self._busy = busy
         self._server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"stand_in": self}))
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
@@ -113,6 +116,12 @@ class StandIn:
         self.ended.set()
         self._server.shutdown()
         self._server.server_close()
+
+    def admit_look_up(self) -> bool:
+        """Count a look-up of a model; return whether it is answered."""
+        with self._lock:
+            self._busy -= 1
+            return self._busy < 0
 
     def admit(self, model: str, body: dict[str, Any]) -> Fault | None:
         """Record a request; return its fault."""
@@ -152,6 +161,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """models.get."""
         if self._refuse_key():
+            return
+        if not self.stand_in.admit_look_up():
+            self._error(503, "busy", "UNAVAILABLE", 0.01)
             return
         match = _MODEL.fullmatch(self.path.partition("?")[0])
         if match is None or not self._has(match[1]):

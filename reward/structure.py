@@ -1,30 +1,21 @@
 r"""The parts of a spelled answer: collections, tuples, intervals, relations, matrices, and plain expressions."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from reward import matrices
-from reward.literals import in_base, integer, without_divisors
+from reward.literals import in_base, integer, rational, without_divisors
 from reward.notation import squeeze, words
-from reward.units import split_unit
+from reward.splitting import MAX_PARTS, Unreadable, enclosed, merged, split, split_list, split_relation
+from reward.units import scaled, split_unit
 
-# Matching collections and reading nested ones takes time that grows with the square of these.
-MAX_PARTS = 64
+# Reading nested brackets takes time that grows with the square of this.
 MAX_DEPTH = 12
 
-_TOKEN = re.compile(
-    r"\\text ?\{[^{}]*\}|\\(?:begin|end)\{[a-zA-Z]*\}|\\[A-Za-z]+|\\.|,? ?\b(?:and|or)\b|[<>]=|!=|.", re.DOTALL
-)
-_OPEN = {"{", "(", "[", "\\{", "\\langle", "\\lfloor", "\\lceil", "\\begin"}
-_CLOSE = {"}", ")", "]", "\\}", "\\rangle", "\\rfloor", "\\rceil", "\\end"}
-_AND = re.compile(r"(?:\\text ?\{[ ,]*(?:and|or)[ ,]*\}|,? ?(?:and|or)|[,;]|\\quad|\\l(?:and|or)|\\\\)\Z")
 _THOUSANDS = re.compile(r"(?<![0-9.,])(?<!_\{)(?!0+,)[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])")
 _LISTING = re.compile(r"[(\[][^()\[\]]*,|\\(?:\{|langle)[^}]*,")
-_RELATIONS = {
-    "=": "=", "<": "<", ">": ">", "\\le": "\\le", "\\ge": "\\ge", "<=": "\\le", ">=": "\\ge", "\\ne": "\\ne",
-    "!=": "\\ne", "\\in": "\\in",
-}  # fmt: skip
 _MIRRORED = {">": "<", "\\ge": "\\le"}
 _POINTS = r"[A-Z]{1,4}(?:_\{[A-Za-z0-9]+\})?"
 _NAME = re.compile(
@@ -52,10 +43,10 @@ class Node(NamedTuple):
     """An answer as read. `mark` holds brackets, operators, a base or a unit; `parts` are nodes.
 
     A collection with a mark is a set that is one element of something, and not its elements. One with the text "{}" is
-    written with the braces of a set, and equals the same list without them.
+    written with the braces of a set and equals the same list without them.
 
-    kind: "collection", "bracket", "union", "relation", "matrix", "cases", "row", "based", "words" or "expression";
-    the last three have `text` in place of parts.
+    kind: "collection", "bracket", "union", "relation", "matrix", "difference", "cases", "row", "based", "words" or
+    "expression". The last three have `text` in place of parts.
     """
 
     kind: str
@@ -64,8 +55,8 @@ class Node(NamedTuple):
     text: str = ""
 
 
-class Unreadable(ValueError):
-    """An answer with too many parts or levels."""
+_MINUS_INFINITY, _INFINITY = Node("expression", text="-\\infty"), Node("expression", text="\\infty")
+_REALS = Node("bracket", "()", (_MINUS_INFINITY, _INFINITY))
 
 
 def read(text: str, depth: int = 0) -> Node:
@@ -75,15 +66,17 @@ def read(text: str, depth: int = 0) -> Node:
         raise Unreadable("nested too deep")
     if depth == 0 and "," in text:
         text = _without_thousands(text)
-    elements = split_list(text)
-    elements = [element for element in elements if element.strip()]
+    elements = [element for element in split_list(text) if element.strip()]
     if len(elements) > 1:
         return _collection(_elements(elements, depth))
     text = elements[0].strip() if elements else ""
     sides, operators = split_relation(text)
     if operators:
         return _relation([read(side, depth + 1) for side in sides], operators)
-    parts, _ = _split(text, lambda token: token in ("\\cup", "\\bigcup"))
+    parts, _ = split(text, "\\setminus".__eq__)
+    if len(parts) == 2:
+        return _difference(read(parts[0], depth + 1), read(parts[1], depth + 1))
+    parts, _ = split(text, lambda token: token in ("\\cup", "\\bigcup"))
     if len(parts) > 1:
         return Node("union", parts=tuple(read(part, depth + 1) for part in parts))
     return _read_one(text, depth)
@@ -91,7 +84,7 @@ def read(text: str, depth: int = 0) -> Node:
 
 def _without_thousands(text: str) -> str:
     """The text without commas if each of them belongs to a number such as 1,234, outside of all brackets."""
-    joined = _THOUSANDS.sub(lambda found: found[0].replace(",", ""), text)
+    joined = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
     return text if "," in joined or _LISTING.search(text) or len(split_list(joined)) > 1 else joined
 
 
@@ -99,7 +92,7 @@ def _read_one(text: str, depth: int) -> Node:
     if text in ("\\emptyset", "\\{\\}", "\\{ \\}"):
         return Node("collection")
     if text == "\\mathbb{R}":
-        return Node("bracket", "()", (Node("expression", text="-\\infty"), Node("expression", text="\\infty")))
+        return _REALS
     said = words(text)
     if said is not None:
         return Node("words", text=said)
@@ -108,16 +101,18 @@ def _read_one(text: str, depth: int) -> Node:
     rows = matrices.evaluate(text) if "\\begin" in text else None
     if rows is not None:
         return Node("matrix", parts=tuple(_row(row, depth) for row in rows))
-    inner = _enclosed(text)
+    inner = enclosed(text)
     if inner is not None:
         opening, closing, content = inner
-        elements, commas = _split(content, lambda token: token in (",", ";"))
+        pieces, commas = split(content, lambda token: token in (",", ";"))
+        elements = merged(pieces, commas)
         if opening == "\\{":
             such_that = _SUCH_THAT.match(content)
             if such_that:
                 return _interval_of(read(such_that[1], depth + 1))
-            found = _collection(_elements(elements, depth))
-            return found._replace(text="{}") if found.kind == "collection" and not found.mark else found
+            members = _collection(_elements(elements, depth))
+            is_set = members.kind == "collection" and not members.mark
+            return members._replace(text="{}") if is_set else members
         if commas:
             return Node("bracket", opening + closing, tuple(_elements(elements, depth)))
         if opening + closing in ("()", "{}"):
@@ -130,7 +125,7 @@ def _read_one(text: str, depth: int) -> Node:
             minus = re.sub(rf"\{command}(?![A-Za-z])", below, minus)
         if plus != text:
             return _collection([read(plus, depth + 1), read(minus, depth + 1)])
-    value, unit = split_unit(text)
+    value, unit = split_unit(scaled(text))
     if unit and value != text:
         return _with_unit(read(value, depth + 1), unit)
     return _expression(without_divisors(squeeze(value)))
@@ -154,12 +149,23 @@ def _cases(rows: matrices.Rows, depth: int) -> Node:
 
 def _condition(text: str, depth: int) -> Node:
     """A condition with words is compared by its words: `n \\text{ is even}` is `\\text{if n is even}`."""
-    text = _CONDITION.sub(lambda found: found["words"] or "", text)
+    text = _CONDITION.sub(lambda match: match["words"] or "", text)
     if not re.search(r"\\text|[a-z]{3}", text) or re.search(r"[=<>]|\\(?:le|ge|ne|in)(?![a-z])", text):
         return read(text, depth + 1)
     said = " ".join(_TEXT.sub(r" \1 ", text).split()).lower()
     said = said.rstrip(" ,;.")
     return Node("words", text="otherwise" if said in ("else", "elsewhere") else said)
+
+
+def _difference(whole: Node, removed: Node) -> Node:
+    """A set without the elements of another one; intervals for the reals without some rational numbers."""
+    elements = removed.parts if removed.kind == "collection" else (removed,)
+    values = ((rational(element.text), element) for element in elements if element.kind == "expression")
+    numbers = {number: element for number, element in values if number is not None}
+    if whole != _REALS or not len(numbers) == len(elements) > 0:
+        return Node("difference", parts=(whole, Node("collection", "{}", elements)))
+    ends = [_MINUS_INFINITY, *(numbers[number] for number in sorted(numbers)), _INFINITY]
+    return Node("union", parts=tuple(Node("bracket", "()", pair) for pair in pairwise(ends)))
 
 
 def _with_unit(node: Node, unit: str) -> Node:
@@ -177,7 +183,7 @@ def _elements(texts: Sequence[str], depth: int) -> list[Node]:
     r"""The elements of a collection or tuple. A set among them is marked, so that it is one element: {{1, 2}, 3}."""
     nodes = []
     for text in texts:
-        node, inner = read(text, depth + 1), _enclosed(text.strip())
+        node, inner = read(text, depth + 1), enclosed(text.strip())
         if (inner and inner[0] == "\\{") or text.strip() == "\\emptyset":
             node = Node("collection", "{}", node.parts if node.kind == "collection" and not node.mark else (node,))
         nodes.append(node)
@@ -185,8 +191,8 @@ def _elements(texts: Sequence[str], depth: int) -> list[Node]:
 
 
 def _interval_of(relation: Node) -> Node:
-    found = solved(relation) if relation.kind == "relation" else None
-    return found[1] if found else relation
+    named = solved(relation) if relation.kind == "relation" else None
+    return named[1] if named else relation
 
 
 def _collection(parts: Sequence[Node]) -> Node:
@@ -206,54 +212,6 @@ def _relation(sides: list[Node], operators: list[str]) -> Node:
     return Node("relation", " ".join(operators), tuple(sides))
 
 
-def split_list(text: str) -> list[str]:
-    """The pieces between commas, semicolons and "and" or "or". Raises Unreadable."""
-    return _split(text, lambda token: bool(_AND.match(token)))[0]
-
-
-def split_relation(text: str) -> tuple[list[str], list[str]]:
-    r"""The sides of a relation, and the signs between them: `=`, `<`, `\le` and so on. Raises Unreadable."""
-    sides, operators = _split(text, _RELATIONS.__contains__)
-    return sides, [_RELATIONS[token] for token in operators]
-
-
-def _split(text: str, separates: Callable[[str], bool]) -> tuple[list[str], list[str]]:
-    """The pieces of `text` between separating tokens outside of all brackets, and those tokens."""
-    pieces, separators = [], []
-    depth = start = 0
-    for token in _TOKEN.finditer(text):
-        name = token[0].partition("{")[0] if token[0].startswith(("\\begin", "\\end")) else token[0]
-        if name in _OPEN:
-            depth += 1
-        elif name in _CLOSE:
-            depth -= 1
-        elif depth == 0 and separates(token[0].strip()):
-            pieces.append(text[start : token.start()])
-            separators.append(token[0].strip())
-            start = token.end()
-            if len(pieces) > MAX_PARTS:
-                raise Unreadable("too many parts")
-    return [*pieces, text[start:]], separators
-
-
-def _enclosed(text: str) -> tuple[str, str, str] | None:
-    """(opening bracket, closing bracket, content) if one pair encloses all of `text`."""
-    depth, opening = 0, ""
-    for token in _TOKEN.finditer(text):
-        name = token[0].partition("{")[0] if token[0].startswith(("\\begin", "\\end")) else token[0]
-        if token.start() == 0:
-            if name not in ("(", "[", "{", "\\{", "\\langle"):
-                return None
-            opening = name
-        if name in _OPEN:
-            depth += 1
-        elif name in _CLOSE:
-            depth -= 1
-            if depth == 0:
-                return (opening, name, text[len(opening) : token.start()]) if token.end() == len(text) else None
-    return None
-
-
 def name_of(side: Node) -> str | None:
     """The name that a side is, or the names in the tuple that it is."""
     if side.kind == "bracket" and side.mark == "()":
@@ -270,6 +228,9 @@ def solved(relation: Node) -> tuple[str, Node] | None:
         return (names[0], sides[1]) if names[0] else (names[1], sides[0]) if names[1] else None
     if operators == ["\\in"]:
         return (names[0], sides[1]) if names[0] else None
+    if operators == ["\\ne"] and names[0]:
+        rest = _difference(_REALS, sides[1])
+        return (names[0], rest) if rest.kind == "union" else None
     brackets = {"<": "()", "\\le": "[]"}
     if not all(operator in brackets for operator in operators):
         return None
@@ -277,10 +238,7 @@ def solved(relation: Node) -> tuple[str, Node] | None:
         opening, closing = brackets[operators[0]][0], brackets[operators[1]][1]
         return names[1], Node("bracket", opening + closing, (sides[0], sides[2]))
     if len(operators) == 1 and names[0]:
-        minus_infinity = Node("expression", text="-\\infty")
-        return names[0], Node("bracket", "(" + brackets[operators[0]][1], (minus_infinity, sides[1]))
+        return names[0], Node("bracket", "(" + brackets[operators[0]][1], (_MINUS_INFINITY, sides[1]))
     if len(operators) == 1 and names[1]:
-        return names[1], Node(
-            "bracket", brackets[operators[0]][0] + ")", (sides[0], Node("expression", text="\\infty"))
-        )
+        return names[1], Node("bracket", brackets[operators[0]][0] + ")", (sides[0], _INFINITY))
     return None

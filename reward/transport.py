@@ -22,7 +22,7 @@ class Redirected(Exception):
 
 
 class ReplyTooLarge(ValueError):
-    """A reply has more than MAX_BYTES."""
+    """A reply has more than MAX_BYTES bytes."""
 
 
 class Client(httpx2.Client):

@@ -1,8 +1,8 @@
 r"""Units after a value: a name, a percent or degree sign, a currency sign.
 
 A unit of the table may follow any value, with or without `\text`. Other words may follow a number only. These are up to
-three words, the last of them a plural ("ordered pairs", "such triangles"). Words that change the number ("hundredths",
-"million dollars") or limit it ("or more") are not units.
+three words, the last of them a plural ("ordered pairs", "such triangles"). Words that change the number ("hundredths")
+or limit it ("or more") are not units. "Million" is a part of the number.
 """
 
 import re
@@ -28,11 +28,11 @@ _UNITS = {
 _LETTERS = ("m", "s", "g", "h", "l")  # units in \text only: "3m" is a product
 _POWERS = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}
 _CURRENCIES = {"\\$": "$", "€": "€", "£": "£"}
-# The search is bounded: no unit is longer.
+# No unit is longer, so the search is bounded.
 _TAIL_CHARS = 80
 _UNIT = re.compile(
     r"(?:(?P<sign>°(?: ?[CF](?![A-Za-z])| ?\\text ?\{ ?[CF] ?\})?|%|\\\$|[€£])|\\text ?\{(?P<text>[^{}]*)\}"
-    r"|(?<![A-Za-z\\])(?P<bare>[A-Za-z]{2,}(?:(?:\.? |/)[A-Za-z]+){0,4})\.?)"
+    r"|(?<=[0-9}] )(?P<letters>[msghl]/[a-z]+)|(?<![A-Za-z\\])(?P<bare>[A-Za-z]{2,}(?:(?:\.? |/)[A-Za-z]+){0,4})\.?)"
     r"(?: ?\^\{(?P<power>[23])\})?\Z"
 )
 _CURRENCY = re.compile(r"(-?) ?(\\\$|[€£]) ?")
@@ -54,33 +54,49 @@ _NO_UNIT = re.compile(
     r"base|choose|pi|sqrt|to|for|where|when|unless|except|is|are|was|has|does|this|its|as|only|of)\b"
 )
 _ANGLE_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)")
+_SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_SCALED = re.compile(
+    rf"(?P<sign>-? ?(?:\\\$ ?)?)(?P<number>[0-9][0-9.,]*) ?(?:\\text ?\{{ ?)?(?P<scale>{'|'.join(_SCALES)})"
+    r"(?P<unit>(?: [^{}]*)?)\}?\Z"
+)
+
+
+def scaled(text: str) -> str:
+    """A spelled text with a number such as "2.5 million" in digits."""
+    match = _SCALED.match(text)
+    number = rational(match["number"]) if match else None
+    if match is None or number is None:
+        return text
+    value = number * 10 ** _SCALES[match["scale"]]
+    unit = f"\\text{{{match['unit']}}}" if match["unit"].strip() else ""
+    return f"{match['sign']}{value}{unit}"
 
 
 def split_unit(text: str) -> tuple[str, str]:
     r"""(value, unit) of a spelled text; the unit is "" if it is missing, and for `\text{ units}`."""
     if currency := _CURRENCY.match(text):
         return currency[1] + text[currency.end() :], _CURRENCIES[currency[2]]
-    found = _UNIT.search(text, max(0, len(text) - _TAIL_CHARS))
-    if not found or not found.start():
+    match = _UNIT.search(text, max(0, len(text) - _TAIL_CHARS))
+    if not match or not match.start():
         return text, ""
-    if sign := found["sign"]:
-        value = text[: found.start()].rstrip()
+    if sign := match["sign"]:
+        value = text[: match.start()].rstrip()
         is_angle = sign == "°" and _ANGLE_FUNCTION.search(value)
         return (text, "") if is_angle else (value, _CURRENCIES.get(sign) or re.sub(r"[^°%€£CF]", "", sign))
-    power = f"^{found['power']}" if found["power"] else ""
-    for start, phrase in _phrases(found):
+    power = f"^{match['power']}" if match["power"] else ""
+    for start, phrase in _phrases(match):
         value = text[:start].rstrip()
-        name = _name(phrase.strip().lower(), found["text"] is not None, value)
+        name = _name(phrase.strip().lower(), match["bare"] is None, value)
         if name is not None:
             return value, name + power if name else ""
     return text, ""
 
 
-def _phrases(found: re.Match[str]) -> list[tuple[int, str]]:
+def _phrases(match: re.Match[str]) -> list[tuple[int, str]]:
     """Where a unit may start, and its words: a value may end in letters itself, as in "ab cm"."""
-    if found["text"] is not None:
-        return [(found.start(), found["text"])]
-    start, bare = found.span("bare")[0], found["bare"]
+    if match["bare"] is None:
+        return [(match.start(), match["text"] or match["letters"] or "")]
+    start, bare = match.span("bare")[0], match["bare"]
     return [(start + word.start(), bare[word.start() :]) for word in re.finditer(r"(?<![A-Za-z/])[A-Za-z]{2,}", bare)]
 
 

@@ -1,8 +1,9 @@
-"""What the tests of the chain share: a key, a form, and what was asked of whom."""
+"""Shared by the tests of the chain: a key, a schema, and the models of the requests."""
 
 from pydantic import BaseModel, Field
 
 from reward.chain import Chain
+from reward.settings import ChainSettings
 from reward.stand_in import Fault, StandIn
 
 KEY = "AIza-not-a-real-key-0123456789"
@@ -12,9 +13,16 @@ class Form(BaseModel):
     number: int = Field(ge=0, le=3)
 
 
+def chain_settings(*models: str, **changes: object) -> ChainSettings:
+    """Settings with limits that no test reaches."""
+    values = {"tries": 3, "deadline": 240.0, "call_timeout": 90.0, "concurrency": 32}
+    limits = {"requests_per_window": 120, "tokens_per_window": 1_000_000}
+    return ChainSettings(models, **(values | limits | changes))  # type: ignore[arg-type]
+
+
 def state_of(chain: Chain, model: str) -> dict[str, float]:
-    """What all processes know of a model."""
-    with chain.limits._state.transaction() as connection:
+    """The state of a model that all processes share."""
+    with chain.limits.state.transaction() as connection:
         row = connection.execute("SELECT * FROM models WHERE model = ?", (model,)).fetchone()
     return dict(row) if row else {"paused_until": 0.0, "openings": 0}
 

@@ -8,9 +8,11 @@ import pytest
 from reward.chain import Chain, connect
 from reward.gemini import Client
 from reward.judge import Judge
-from reward.settings import STAND_IN_KEY, ChainSettings, JudgeSettings
+from reward.settings import STAND_IN_KEY, JudgeSettings
 from reward.shared_state import SharedState
 from reward.stand_in import StandIn
+
+from .chains import chain_settings
 
 MODELS = ("first", "second", "third")
 
@@ -40,7 +42,8 @@ def make_judge(tmp_path: Path) -> Callable[..., Judge]:
     """Make a judge that asks a stand-in; settings of the chain by name."""
 
     def make(server: StandIn, fallback: str = "correctness", **settings: object) -> Judge:
-        chain = ChainSettings(**({"models": MODELS, "deadline": 20.0, "call_timeout": 10.0} | settings))  # type: ignore[arg-type]
+        models = settings.pop("models", MODELS)
+        chain = chain_settings(*models, **({"deadline": 20.0, "call_timeout": 10.0} | settings))  # type: ignore[misc]
         state = SharedState(tmp_path / "judge.sqlite")
         return Judge(JudgeSettings(chain, 0.6, 0.4, fallback, True), state, connect(chain, state, None, server.url))
 
@@ -52,8 +55,9 @@ def make_chain(tmp_path: Path) -> Callable[..., Chain]:
     """Make a chain that asks a stand-in; settings of the chain by name."""
 
     def make(server: StandIn, key: str | None = None, **settings: object) -> Chain:
-        values = {"models": ("first", "second", "third"), "deadline": 20.0, "call_timeout": 10.0} | settings
+        models = settings.pop("models", MODELS)
+        values = {"deadline": 20.0, "call_timeout": 10.0} | settings
         state = SharedState(tmp_path / "judge.sqlite")
-        return Chain(ChainSettings(**values), state, Client(key or STAND_IN_KEY, server.url))
+        return Chain(chain_settings(*models, **values), state, Client(key or STAND_IN_KEY, server.url))
 
     return make

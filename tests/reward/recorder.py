@@ -1,4 +1,4 @@
-"""A server on loopback that records every request, proxied ones included, and answers what it is told to."""
+"""A server on loopback that records every request, including proxied ones, and gives prepared answers."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ class Seen:
 
 
 class Recorder:
-    """From entering it to leaving it. `answer`: what a request to a path gets."""
+    """Runs as a context manager. `answer` maps a path to the answer of its requests."""
 
     def __init__(self, answer: Callable[[str], Answer] = lambda path: Answer()) -> None:
         self.seen: list[Seen] = []
@@ -42,16 +42,16 @@ class Recorder:
             def reply(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 recorder.seen.append(Seen(self.command, self.path, f"{self.headers}{body.decode()}"))
-                found = answer(self.path)
-                self.send_response(found.status)
-                for name, value in found.headers:
+                response = answer(self.path)
+                self.send_response(response.status)
+                for name, value in response.headers:
                     self.send_header(name, value)
-                self.send_header("Content-Length", str(len(found.body)))
+                self.send_header("Content-Length", str(len(response.body)))
                 self.end_headers()
-                self.wfile.write(found.body)
+                self.wfile.write(response.body)
 
             def handle(self) -> None:
-                with contextlib.suppress(ConnectionError):  # the client did not want all of it
+                with contextlib.suppress(ConnectionError):  # the client did not read all of it
                     super().handle()
 
             do_GET = do_POST = do_CONNECT = reply

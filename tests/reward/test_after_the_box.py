@@ -146,7 +146,7 @@ CONCLUDED = (
 
 
 @pytest.mark.parametrize("response", LISTED)
-def test_what_is_listed_before_the_box_makes_a_list(response):
+def test_values_before_the_box_make_a_list(response):
     assert not grade(response, "204").correct and not grade(response, "205").correct
 
 

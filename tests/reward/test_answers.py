@@ -84,7 +84,7 @@ def test_other_values_are_wrong_but_answers(box: str) -> None:
 
 
 @pytest.mark.parametrize("box", ["0,204", "00,204", "000,204", "0 204", "0\\,204", "0{,}204", "0,\\!204", "+0,204"])
-def test_a_group_of_zeros_is_no_thousand(box: str) -> None:
+def test_group_of_zeros_is_not_a_thousands_group(box: str) -> None:
     assert not grade(f"\\boxed{{{box}}}", "204").correct
     assert not grade(f"\\boxed{{{box}.5}}", "204.5").correct
 

@@ -1,4 +1,4 @@
-r"""LaTeX's ways to give an argument mean one thing: every form is its fully braced form, and no other."""
+r"""LaTeX has several forms of an argument: each equals its fully braced form, and no other."""
 
 from itertools import combinations, product
 
@@ -81,15 +81,15 @@ def test_other_arguments_are_other_answers() -> None:
         ("x^2y", "yx^2", "x^{2y}"),
     ],
 )
-def test_what_a_gold_equals(gold: str, answer: str, other: str) -> None:
+def test_answers_that_equal_the_gold(gold: str, answer: str, other: str) -> None:
     assert is_graded_alike(answer, gold)
     assert not grade(f"\\boxed{{{other}}}", gold).correct
 
 
 def _bare(argument: str, is_greedy: bool, is_last: bool) -> list[str]:
-    r"""What may stand for `{argument}`; a blank ends a macro's name, and may stand before any argument.
+    r"""Forms that may replace `{argument}`. A blank ends a macro's name and may precede any argument.
 
-    In `\frac \sqrt 12` two is the denominator: what is first of two has its numbers in braces.
+    In `\frac \sqrt 12` two is the denominator, so the first of two arguments has its numbers in braces.
     """
     forms = [f"{{{argument}}}", f" {{ {argument} }}"]
     if not is_last and "12" in argument:
@@ -110,10 +110,10 @@ def _larger(inner: st.SearchStrategy[tuple[str, str]]) -> st.SearchStrategy[tupl
     def command(draw: st.DrawFn) -> tuple[str, str]:
         name, count = draw(st.sampled_from([("\\frac", 2), ("\\sqrt", 1), ("\\sqrt[3]", 1), ("y^", 1), ("a_", 1)]))
         full = some = name
-        for place in range(count):
+        for index in range(count):
             argument, written = draw(inner)
             full += f"{{{argument}}}"
-            some += draw(st.sampled_from(_bare(written, name != "\\frac", place == count - 1)))
+            some += draw(st.sampled_from(_bare(written, name != "\\frac", index == count - 1)))
         return full, some
 
     sums = st.tuples(inner, inner).map(lambda two: (f"{two[0][0]}+{two[1][0]}", f"{two[0][1]} + {two[1][1]}"))

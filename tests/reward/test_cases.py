@@ -2,16 +2,10 @@ r"""Functions that are given by cases are equal if they are equal piece by piece
 
 import pytest
 
-from reward.answers import grade
+from .verdicts import both
 
 ABSOLUTE = r"\begin{cases} x & \text{if } x \ge 0 \\ -x & \text{if } x < 0 \end{cases}"
 PARITY = r"\begin{cases}1&\text{if } n \text{ is even}\\0&\text{otherwise}\end{cases}"
-
-
-def both(first: str, second: str) -> bool:
-    one, other = grade(f"\\boxed{{{first}}}", second).correct, grade(f"\\boxed{{{second}}}", first).correct
-    assert one == other
-    return one
 
 
 @pytest.mark.parametrize(

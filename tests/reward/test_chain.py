@@ -1,4 +1,4 @@
-"""Every fault that the stand-in knows, through google-genai's real client: what is asked next."""
+"""Every fault that the stand-in knows, through google-genai's real client, and the request that follows."""
 
 import logging
 import statistics
@@ -57,7 +57,7 @@ def test_an_answer_has_text_form_usage_and_model(serve, make_chain):
     ],
     ids=lambda value: f"{value.kind} {value.status}" if isinstance(value, Fault) else str(value),
 )
-def test_a_model_that_fails_is_tried_as_often_as_it_may_help(serve, make_chain, monkeypatch, fault, calls):
+def test_failing_model_is_retried_only_while_retries_may_help(serve, make_chain, monkeypatch, fault, calls):
     monkeypatch.setattr(module, "FIRST_DELAY", 0.01)
     server = serve(faults=of_first(fault))
     answer = make_chain(server, window=0.5).ask("How many?", schema=Form)
@@ -66,28 +66,28 @@ def test_a_model_that_fails_is_tried_as_often_as_it_may_help(serve, make_chain, 
 
 
 @pytest.mark.parametrize("quota", [("RequestsPerDay", "250"), None], ids=["said", "found out"])
-def test_no_sample_loses_time_to_a_model_whose_quota_is_spent(serve, make_chain, quota):
-    """The server asks for pauses that are shorter than the deadline, and refuses for ever."""
+def test_exhausted_model_costs_no_sample_time(serve, make_chain, quota):
+    """The server asks for pauses shorter than the deadline, but never recovers."""
     server = serve(faults=of_first(Fault("status", 429, retry_delay=0.5, quota=quota)))
     chain = make_chain(server, window=1.0, deadline=20.0)
     while not state_of(chain, "first")["openings"]:  # until it is known
         assert chain.ask("early").model == "second"
     asked_before = len(server.requests)
-    # Side by side, so that a busy machine slows both.
-    other = Chain(replace(chain.settings, models=("second",)), chain.limits._state, chain.client)
+    # In alternation, so that a busy machine slows both.
+    other = Chain(replace(chain.settings, models=("second",)), chain.limits.state, chain.client)
     pairs = [[each.ask(f"later {number}").spent.seconds for each in (chain, other)] for number in range(40)]
     with_first, without = (statistics.median(seconds) for seconds in zip(*pairs, strict=True))
     assert with_first < without + 0.25, "less than one pause"
     assert asked(server)[asked_before:].count("first") <= 20, "probes"
 
 
-def test_a_state_that_breaks_during_a_call_costs_no_answer(serve, make_chain, caplog):
+def test_state_that_breaks_during_a_call_loses_no_answer(serve, make_chain, caplog):
     def lose(number, model):
         connection.execute("DROP TABLE calls")
 
     server = serve(faults=lose)
     chain = make_chain(server)
-    connection = chain.limits._state._connection
+    connection = chain.limits.state.connection
     assert chain.ask("How many?").model == "first"
     assert "could not take note" in caplog.text
 
@@ -99,7 +99,7 @@ def test_a_missing_model_costs_one_call_and_one_line(serve, make_chain, caplog):
     assert {answer.model for answer in answers} == {"second"}
     assert [answer.spent.calls.total() for answer in answers] == [2, 1, 1]
     [line] = [record.message for record in caplog.records if record.levelno == logging.ERROR]
-    assert "left out: first: 404" in line and "no longer available" in line
+    assert "are left out: first: 404" in line and "no longer available" in line
 
 
 def test_a_model_is_found_or_not(serve):

@@ -7,11 +7,11 @@ import pytest
 from reward import chain as module
 from reward.chain import ChainError
 from reward.gemini import CallError, Client, Kind
-from reward.settings import STAND_IN_KEY, ChainSettings
+from reward.settings import STAND_IN_KEY
 from reward.shared_state import SharedState
 from reward.stand_in import Fault
 
-from .chains import KEY
+from .chains import KEY, chain_settings
 
 
 @pytest.mark.parametrize("key", ["AIza-with\na-line-break", "AIza-with\x00a-null", "AIza-\u00fcnicode"])
@@ -36,7 +36,7 @@ def test_a_refused_key_ends_the_chain_and_is_logged_once(serve, make_chain, capl
 
 @pytest.mark.parametrize("status", [400, 401, 429, 500, 404])
 def test_the_key_is_in_no_error_and_no_log(serve, make_chain, caplog, tmp_path, status):
-    """Also where the server repeats it."""
+    """This includes errors in which the server repeats the key."""
     fault = Fault("status", status, "you said {key}, I say {key}", retry_delay=0.01)
     server = serve(faults=lambda number, model: fault)
     chain = make_chain(server, KEY, deadline=1.0, window=0.2)
@@ -61,10 +61,10 @@ def test_without_a_connection_the_error_names_no_key():
 
 def test_a_chain_needs_a_key(tmp_path):
     with pytest.raises(ValueError, match="GEMINI_API_KEY"):
-        module.connect(ChainSettings(("first",)), SharedState(tmp_path / "judge.sqlite"), None)
+        module.connect(chain_settings("first"), SharedState(tmp_path / "judge.sqlite"), None)
 
 
 def test_the_stand_in_never_gets_the_real_key(serve, tmp_path):
     server = serve(key=STAND_IN_KEY)
-    chain = module.connect(ChainSettings(("first",)), SharedState(tmp_path / "judge.sqlite"), KEY, server.url)
+    chain = module.connect(chain_settings("first"), SharedState(tmp_path / "judge.sqlite"), KEY, server.url)
     assert chain.ask("How many?").model == "first"

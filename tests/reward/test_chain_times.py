@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from reward import chain as module
 from reward import gemini
 from reward.chain import ChainError
-from reward.limits import FAILURES_TO_OPEN, NoPlace, Place
-from reward.settings import ChainSettings
+from reward.limits import FAILURES_TO_OPEN, NoSlot, Slot
 from reward.stand_in import Fault
 
-from .chains import Form, asked, of_first, state_of
+from .chains import Form, asked, chain_settings, of_first, state_of
 
 
 @pytest.mark.parametrize(
@@ -44,7 +43,7 @@ def test_a_call_ends_with_its_time(serve, make_chain, monkeypatch, fault):
     ],
     ids=lambda fault: f"{fault.kind} {fault.status}",
 )
-def test_the_deadline_is_kept_with_all_waiting(serve, make_chain, fault):
+def test_deadline_includes_all_waiting(serve, make_chain, fault):
     server = serve(faults=lambda number, model: fault)
     chain = make_chain(server, deadline=2.0, call_timeout=1.0, tries=1000)
     started = time.monotonic()
@@ -65,7 +64,7 @@ def test_the_deadline_is_kept_with_all_waiting(serve, make_chain, fault):
     ids=["as the defaults, in small", "all fit", "one model", "a call may take the deadline"],
 )
 def test_slow_failures_get_the_tries_that_are_foretold(serve, make_chain, monkeypatch, changes, expected):
-    """Every model gets one; JUDGE_TRIES is reached where the deadline has room."""
+    """Every model gets one try, and JUDGE_TRIES if the deadline leaves room."""
     monkeypatch.setattr(module, "FIRST_DELAY", 0.01)
     server = serve(faults=lambda number, model: Fault("hang", seconds=600))
     chain = make_chain(server, **({"deadline": 8.0, "call_timeout": 3.0, "tries": 3} | changes))
@@ -84,15 +83,17 @@ def test_slow_failures_get_the_tries_that_are_foretold(serve, make_chain, monkey
 )
 def test_the_deadline_holds_every_try_that_is_foretold(tries, deadline, call_timeout, count):
     models = tuple(map(str, range(count)))
-    found = module.tries_without_answer(ChainSettings(models, tries, deadline, call_timeout))
-    assert len(found) == count and all(1 <= len(seconds) <= tries for seconds in found)
-    assert all(0 < second <= call_timeout for seconds in found for second in seconds)
-    assert math.fsum(second for seconds in found for second in seconds) <= deadline + 1e-6
+    schedules = module.tries_without_answer(
+        chain_settings(*models, tries=tries, deadline=deadline, call_timeout=call_timeout)
+    )
+    assert len(schedules) == count and all(1 <= len(seconds) <= tries for seconds in schedules)
+    assert all(0 < second <= call_timeout for seconds in schedules for second in seconds)
+    assert math.fsum(second for seconds in schedules for second in seconds) <= deadline + 1e-6
     if 2 * count * tries * call_timeout <= 0.9 * deadline:
-        assert found == [[call_timeout] * tries] * count, "where there is room, all tries are made"
+        assert schedules == [[call_timeout] * tries] * count, "where there is room, all tries are made"
 
 
-def test_nobody_waits_longer_than_the_deadline_for_the_limits(serve, make_chain):
+def test_waiting_for_limits_ends_at_the_deadline(serve, make_chain):
     server = serve(latency=0.2)
     chain = make_chain(server, deadline=1.5, call_timeout=1.0, requests_per_window=2, models=("first",))
 
@@ -153,13 +154,13 @@ def test_a_healthy_model_whose_calls_the_deadline_cuts_is_not_failing(serve, mak
     chain = make_chain(server, models=("slow",), deadline=2.0, call_timeout=60.0)
 
     def ask(number: int) -> None:
-        with pytest.raises(ChainError, match=r"no whole answer|Timeout"):
+        with pytest.raises(ChainError, match=r"no complete answer|Timeout"):
             chain.ask(f"question {number}")
 
     with ThreadPoolExecutor(FAILURES_TO_OPEN + 1) as pool:
         list(pool.map(ask, range(FAILURES_TO_OPEN + 1)))
     assert len(server.requests) >= FAILURES_TO_OPEN + 1
-    assert isinstance(chain.limits.take("slow", 1, 0.0), Place)
+    assert isinstance(chain.limits.take("slow", 1, 0.0), Slot)
 
 
 def test_time_outs_of_whole_calls_open_the_breaker(serve, make_chain, monkeypatch):
@@ -168,7 +169,7 @@ def test_time_outs_of_whole_calls_open_the_breaker(serve, make_chain, monkeypatc
     with pytest.raises(ChainError):
         chain.ask("How many?")
     refusal = chain.limits.take("slow", 1, 0.0)
-    assert isinstance(refusal, NoPlace) and refusal.is_open
+    assert isinstance(refusal, NoSlot) and refusal.is_open
 
 
 def test_delays_grow_and_are_drawn_from_zero(monkeypatch, serve, make_chain):

@@ -1,4 +1,4 @@
-"""What is equal and what is not, through the real worker; equality is reflexive and symmetric, and raises nothing."""
+"""Equal and unequal answers, through the real worker. Equality is reflexive and symmetric, and never raises."""
 
 import pytest
 from hypothesis import assume, given, settings
@@ -103,7 +103,7 @@ EQUAL = [
     ("x=1,y=2", "(1,2)"), ("y=2,x=1", "(x,y)=(1,2)"),
     ("\\angle A=30^\\circ,\\angle B=60^\\circ", "30^\\circ, 60^\\circ"),
     ("x=1 \\quad y=2", "y=2, x=1"), ("x=2 \\quad\\text{or}\\quad x=3", "2, 3"), ("33\\quad\\text{cm}", "33\\text{ cm}"),
-    # a comma of thousands beside a unit, a constant or a name, and in a fraction
+    # a thousands separator next to a unit, a constant or a name, and in a fraction
     ("\\$1,234.50", "1234.5"), ("\\$1,234.50", "\\$1{,}234.50"), ("1,234.5\\text{ cm}", "1234.5"),
     ("12,345.6\\%", "12345.6"), ("1,234\\pi", "1234\\pi"), ("1,234\\sqrt2", "1234\\sqrt2"), ("-1,234x", "-1234x"),
     ("\\frac{1,234}{5}", "\\frac{1234}{5}"), ("1,234\\frac12", "1234.5"), ("x=81,256", "81256"),
@@ -224,7 +224,7 @@ def test_unequal_answers(a: str, b: str) -> None:
 
 
 def test_no_pair_of_the_tables_hangs() -> None:
-    equivalence._pool._verdicts.clear()
+    equivalence.pool.verdicts.clear()
     before = equivalence.counts()
     for a, b in EQUAL + UNEQUAL:
         equivalence.equal(a, b)
@@ -238,7 +238,7 @@ def test_no_pair_of_the_tables_hangs() -> None:
      r"\exp(\exp(\exp(99)))", r"\exp{(e^{\exp 9})}", "(((x+1)^{99})^{99})^{99}", "\\left((2^{99})^{99}\\right)",
      r"\sinh(\cosh(\sinh 9))"],
 )  # fmt: skip
-def test_absurd_sizes_are_seen(text: str) -> None:
+def test_absurd_sizes_are_detected(text: str) -> None:
     assert is_absurd(text)
 
 
@@ -297,7 +297,7 @@ answers = st.recursive(atoms, _larger, max_leaves=4)
 
 @given(answers)
 def test_grading_is_reflexive(answer: str) -> None:
-    assume(answer != "\\mathrm{}")  # alone it is no answer
+    assume(answer != "\\mathrm{}")  # by itself it is not an answer
     assert both_ways(answer, answer) == (True, True)
     assert both_ways(answer, f" ${answer}$.") == (True, True)
 
@@ -308,15 +308,15 @@ def test_grading_is_reflexive(answer: str) -> None:
         ["\\mathbf{{{}}}", "\\large {}", "{{\\bf {}}}", "\\textcolor{{red}}{{{}}}", "{{}}{}", "{}\\blacksquare"]
     ),
 )
-def test_fonts_and_colours_say_nothing(answer: str, ornament: str) -> None:
-    assume(both_ways(answer, answer) == (True, True))  # \mathrm{} alone is no answer
+def test_fonts_and_colours_are_ignored(answer: str, ornament: str) -> None:
+    assume(both_ways(answer, answer) == (True, True))  # \mathrm{} by itself is not an answer
     assert both_ways(answer, ornament.format(answer)) == (True, True)
 
 
 @settings(max_examples=60)
 @given(answers, answers)
 def test_grading_is_symmetric(a: str, b: str) -> None:
-    """But for the last side of an equation, which is an answer and no gold answer."""
+    """Except for the last side of an equation, which may be an answer but not a gold answer."""
     assert equivalence.equal(a, b) == equivalence.equal(b, a)
 
 

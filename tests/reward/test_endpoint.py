@@ -1,4 +1,4 @@
-"""Where requests go, from variables: what is refused, what is told, and that no password is."""
+"""The address of requests, from variables: rejected values, descriptions, and no password in either."""
 
 import pytest
 
@@ -47,7 +47,7 @@ def test_the_default_is_the_scripts():
         "http://localhost",
     ],
 )
-def test_addresses_that_are_taken(monkeypatch, url):
+def test_valid_addresses_are_accepted(monkeypatch, url):
     for text in (url, f"{url}/"):
         monkeypatch.setenv("GRPO_JUDGE_BASE_URL", text)
         assert endpoint.from_environment().base_url == url
@@ -75,7 +75,7 @@ def test_addresses_that_are_taken(monkeypatch, url):
         (f"https://{PASSWORD}@gateway.example", "a user name or a password"),
     ],
 )
-def test_addresses_that_are_refused(monkeypatch, url, message):
+def test_invalid_addresses_are_rejected(monkeypatch, url, message):
     assert message in refusal(monkeypatch, GRPO_JUDGE_BASE_URL=url)
 
 
@@ -92,19 +92,19 @@ def test_an_address_for_google_genai_is_refused_unless_it_is_ours(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"])
-def test_a_proxy_is_told_and_used_where_it_is_asked_for(monkeypatch, name):
+def test_requested_proxy_is_reported_and_used(monkeypatch, name):
     monkeypatch.setenv(name, PROXY)
-    found = endpoint.from_environment()
-    assert found.proxy is None and found.unused == name
-    first, second = endpoint.describe(found)
+    route = endpoint.from_environment()
+    assert route.proxy is None and route.unused == name
+    first, second = endpoint.describe(route)
     assert first == f"requests go to {GOOGLE}, without a proxy"
     assert second == f"{name} names a proxy that is not used: JUDGE_PROXY=1 sends requests through it"
     monkeypatch.setenv("GRPO_JUDGE_PROXY", "1")
-    found = endpoint.from_environment()
-    assert found.proxy and found.proxy.url == PROXY and found.unused is None
-    [line] = endpoint.describe(found)
+    route = endpoint.from_environment()
+    assert route.proxy and route.proxy.url == PROXY and route.unused is None
+    [line] = endpoint.describe(route)
     assert line == f"requests go to {GOOGLE}, through the proxy http://proxy.example:3128 of {name}"
-    assert PASSWORD not in repr(found)
+    assert PASSWORD not in repr(route)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_proxy_is_told_and_used_where_it_is_asked_for(monkeypatch, name):
         {"HTTPS_PROXY": ""},
     ],
 )
-def test_a_proxy_that_does_not_apply_is_not_told_and_cannot_be_asked_for(monkeypatch, variables):
+def test_inapplicable_proxy_is_not_reported_and_cannot_be_requested(monkeypatch, variables):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert len(endpoint.describe(endpoint.from_environment())) == 1
@@ -134,8 +134,8 @@ def test_a_proxy_that_cannot_be_used_is_refused_without_its_password(monkeypatch
 def test_a_proxy_without_a_scheme_is_http(monkeypatch):
     monkeypatch.setenv("HTTPS_PROXY", f"user:{PASSWORD}@proxy.example:3128")
     monkeypatch.setenv("GRPO_JUDGE_PROXY", "1")
-    found = endpoint.from_environment()
-    assert found.proxy and found.proxy.url == PROXY and found.proxy.shown == "http://proxy.example:3128"
+    route = endpoint.from_environment()
+    assert route.proxy and route.proxy.url == PROXY and route.proxy.shown == "http://proxy.example:3128"
 
 
 def test_no_proxy_gets_a_key_unencrypted(monkeypatch):

@@ -25,17 +25,17 @@ def limit(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch):
-    """A pool of its own, whose workers are killed early and in the end, and with no pair decided."""
-    pool = equivalence._Pool()
-    monkeypatch.setattr(equivalence, "_pool", pool)
+    """A separate pool without cached verdicts. Its workers are killed after a short limit, and at the end."""
+    pool = equivalence.Pool()
+    monkeypatch.setattr(equivalence, "pool", pool)
     limit(monkeypatch, 1.0)
     yield pool
-    for worker in pool._alive:
+    for worker in pool.alive:
         worker.end()
 
 
 def pids(pool) -> list[int]:
-    return [worker.process.pid for worker in pool._alive]
+    return [worker.process.pid for worker in pool.alive]
 
 
 def is_running(pid: int) -> bool:
@@ -53,10 +53,10 @@ def wait_until_gone(pid: int) -> bool:
     return False
 
 
-def test_no_worker_starts_where_none_is_needed(pool) -> None:
+def test_worker_starts_only_if_needed(pool) -> None:
     assert equivalence.equal("\\frac12", "0.5") and not equivalence.equal("(1,2)", "[1,2]")
     assert not equivalence.equal("9^{9^{9}}", "5")
-    assert pool.counts == {} and not pool._alive
+    assert pool.counts == {} and not pool.alive
 
 
 def test_a_pair_that_hangs_is_unequal_and_the_next_is_decided(pool, caplog: pytest.LogCaptureFixture) -> None:
@@ -84,7 +84,7 @@ def test_a_worker_killed_in_its_work_is_replaced_once(pool, monkeypatch: pytest.
     killed: set[int] = set()
     while caller.is_alive():
         # A worker that computes has used processor time beyond what it took to start.
-        for worker in list(pool._alive):
+        for worker in list(pool.alive):
             if worker.process.pid not in killed:
                 time.sleep(0.3)
                 os.kill(worker.process.pid, signal.SIGKILL)
@@ -106,7 +106,7 @@ def test_a_stopped_worker_is_given_up(pool, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_threads_are_served_while_one_pair_hangs(pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equivalence, "WORKERS", 2)
-    pool._start()
+    pool.start()
     limit(monkeypatch, 60.0)
     hanging = threading.Thread(target=equivalence.equal, args=(HANGS, "7"), daemon=True)
     hanging.start()
@@ -122,8 +122,8 @@ def test_threads_are_served_while_one_pair_hangs(pool, monkeypatch: pytest.Monke
         caller.join()
     assert verdicts == dict.fromkeys(range(2, 26), True)
     assert hanging.is_alive() and pool.counts == {"started": 2}
-    for worker in list(pool._alive):
-        if worker not in pool._idle:
+    for worker in list(pool.alive):
+        if worker not in pool.idle:
             os.kill(worker.process.pid, signal.SIGPROF)  # as its limit would
     hanging.join()
     assert pool.counts["hung"] == 1
@@ -140,7 +140,7 @@ def test_threads_that_ask_for_one_pair_share_its_verdict(pool) -> None:
     assert pool.counts == {"started": 1, "hung": 1}
 
 
-def test_a_shared_failure_is_everybodys_and_is_forgotten(pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_failure_reaches_all_callers_and_is_not_cached(pool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert equivalence.equal("x(x+1)", "x^2+x")
     limit(monkeypatch, 60.0)
     monkeypatch.setattr(equivalence, "WAIT_SECONDS", 1.0)
@@ -158,7 +158,7 @@ def test_a_shared_failure_is_everybodys_and_is_forgotten(pool, monkeypatch: pyte
         caller.join()
     # The limit holds for all of the waiting, and what took too long for the callers is not called unequal.
     assert len(failures) == 8
-    assert "hung" not in pool.counts and not pool._alive
+    assert "hung" not in pool.counts and not pool.alive
     monkeypatch.setattr(equivalence, "WAIT_SECONDS", 60.0)
     limit(monkeypatch, 1.0)
     assert not equivalence.equal(HANGS, "7") and pool.counts["hung"] == 1
@@ -173,16 +173,16 @@ def test_verdicts_are_kept_up_to_a_number(pool, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(equivalence, "MAX_VERDICTS", 3)
     for n in range(2, 8):
         assert equivalence.equal(f"x(x+{n})", f"x^2+{n}x")
-    assert len(pool._verdicts) == 3
+    assert len(pool.verdicts) == 3
 
 
 def test_a_caller_waits_no_longer_than_its_limit(pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equivalence, "WAIT_SECONDS", 0.1)
     for _ in range(equivalence.WORKERS):
-        assert pool._slots.acquire()  # as callers do whose pairs take long
+        assert pool.slots.acquire()  # as callers do whose pairs take long
     with pytest.raises(equivalence.Unavailable, match="busy"):
         equivalence.equal("x(x+1)", "x^2+x")
-    pool._slots.release(equivalence.WORKERS)
+    pool.slots.release(equivalence.WORKERS)
     monkeypatch.setattr(equivalence, "WAIT_SECONDS", 60.0)
     assert equivalence.equal("x(x+1)", "x^2+x")  # nothing was remembered
 
@@ -194,11 +194,11 @@ from reward import equivalence
 spec = importlib.util.spec_from_file_location("reward_func", Path("reward/reward_func.py").resolve())
 spec.loader.exec_module(importlib.util.module_from_spec(spec))  # as OpenRLHF does when an engine starts
 begin = time.monotonic()
-while not equivalence._pool._idle and time.monotonic() < begin + 60:
+while not equivalence.pool.idle and time.monotonic() < begin + 60:
     time.sleep(0.1)
-(worker,) = equivalence._pool._idle
+(worker,) = equivalence.pool.idle
 assert equivalence.equal("x(x+1)", "x^2+x")
-assert equivalence._pool._idle == [worker] and equivalence.counts() == {"started": 1}
+assert equivalence.pool.idle == [worker] and equivalence.counts() == {"started": 1}
 """
 
 
@@ -209,7 +209,7 @@ def test_a_worker_is_ready_before_the_first_pair() -> None:
 def test_warming_up_twice_starts_one_worker(pool) -> None:
     pool.warm_up()
     pool.warm_up()
-    assert pool.counts == {"started": 1} and len(pool._idle) == 1
+    assert pool.counts == {"started": 1} and len(pool.idle) == 1
 
 
 def test_the_first_pair_waits_for_the_worker_that_starts(pool) -> None:
@@ -234,20 +234,20 @@ from eval.output import Output
 from reward import equivalence
 with tempfile.TemporaryDirectory() as folder, Output(Path(folder) / "out", {}, {}, [], 1, [1]):
     end = time.monotonic() + 60
-    while not equivalence._pool._idle:
+    while not equivalence.pool.idle:
         assert time.monotonic() < end
         time.sleep(0.05)
 """
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
 
 
-def test_warming_up_in_vain_is_said_and_raises_nothing(
+def test_failed_warm_up_is_reported_without_raising(
     pool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(equivalence, "_COMMAND", [sys.executable, "-c", "raise SystemExit(3)"])
     pool.warm_up()
     assert "exit code 3" in caplog.text
-    assert all(pool._slots.acquire(blocking=False) for _ in range(equivalence.WORKERS))
+    assert all(pool.slots.acquire(blocking=False) for _ in range(equivalence.WORKERS))
 
 
 def test_a_worker_that_does_not_start_says_how_to_see_why(pool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +272,7 @@ import os, sys, threading
 from reward import equivalence
 equivalence.LIMIT_SECONDS = 2.0
 assert equivalence.equal("x(x+1)", "x^2+x")
-(worker,) = equivalence._pool._alive
+(worker,) = equivalence.pool.alive
 if sys.argv[1] == "hanging":
     threading.Thread(target=equivalence.equal, args=(r"\\binom{n+99999999}{9999999}", "7")).start()
 print(worker.process.pid, flush=True)

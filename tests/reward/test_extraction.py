@@ -1,9 +1,9 @@
-"""Where a message says its answer: in its last box, or after its last phrase."""
+"""The answer of a message is in its last box, or after its last phrase."""
 
 import pytest
 
 from reward.answers import EMPTY, TOO_LONG, grade
-from reward.extraction import CUT_IN_BOX, NO_ANSWER
+from reward.extraction import CUT_IN_BOX, NO_ANSWER, last_box
 
 from .harmony import harmony
 
@@ -40,7 +40,7 @@ from .harmony import harmony
         ("\\boxed{" + "7" * 5000 + "}", None, TOO_LONG),
     ],
 )
-def test_which_box_is_the_answer(text: str, answer: str | None, reason: str | None) -> None:
+def test_answer_comes_from_the_right_box(text: str, answer: str | None, reason: str | None) -> None:
     result = grade(text, "7")
     assert (result.answer, result.reason) == (answer, reason)
     assert result.correct == (answer == "7")
@@ -83,7 +83,7 @@ def test_a_formula_is_not_cut_at_its_semicolon(form: str, separator: str) -> Non
 
 @pytest.mark.parametrize("form", ["$1${}$204$", "\\(1\\){}\\(204\\)", "**1**{}**204**", "`1`{}`204`", "$1${}204"])
 @pytest.mark.parametrize("comma", [",", ", ", " ,"])
-def test_two_formulas_are_no_number(form: str, comma: str) -> None:
+def test_two_formulas_are_not_a_number(form: str, comma: str) -> None:
     text = f"The answer is {form.format(comma)}."
     assert not grade(text, "1204").correct
     assert grade(text, "1, 204").correct
@@ -138,7 +138,7 @@ def test_boxes_side_by_side_are_one_list(boxes: tuple[str, str], separator: str)
         " because 200 and 4 or so add up.", ".\n\nStep 1: done",
     ],
 )  # fmt: skip
-def test_what_is_said_after_one_answer_changes_nothing(after: str) -> None:
+def test_text_after_one_answer_changes_nothing(after: str) -> None:
     assert grade(f"The answer is 204{after}", "204").correct
 
 
@@ -162,3 +162,37 @@ def test_a_phrase_announces_all_of_its_answer(text: str, answer: str | None) -> 
     result = grade(text, "7")
     assert (result.correct, result.answer) == (False, answer)
     assert result.reason == (None if answer else NO_ANSWER)
+
+
+SENTENCES = [
+    "The largest $n$ is {}",
+    "the number of such triples is {}",
+    "There are {}",
+    "The area of $ABC$ equals {}",
+    "It is {}",
+]
+
+
+@pytest.mark.parametrize("sentence", SENTENCES)
+@pytest.mark.parametrize("form", ["{}", "${}$", "**{}**", "\\({}\\)"])
+@pytest.mark.parametrize("phrase", ["Final Answer: ", "**Answer:** ", "The answer: ", "**Final Answer**\n\n"])
+def test_the_announced_answer_may_be_a_sentence(phrase: str, form: str, sentence: str) -> None:
+    text = phrase + sentence.format(form.format(34))
+    for end in (".", "", ". I hope it is correct."):
+        assert grade(text + end, "34").correct and not grade(text + end, "35").correct
+    for other in (" or 35.", ". Or 35.", "; or 35"):
+        assert not grade(text + other, "34").correct and not grade(text + other, "35").correct
+
+
+@pytest.mark.parametrize(
+    "sentence", ["The answer is that $n$ is not {}", "Answer: $n$ is at most {}", "Answer: it is not {}"]
+)
+def test_a_sentence_may_deny_or_bound(sentence: str) -> None:
+    assert not grade(sentence.format(34), "34").correct
+
+
+@pytest.mark.parametrize("before", ["$x=1/5$, or ", "The answer is 3. ", "205 or ", ""])
+@pytest.mark.parametrize("after", ["", " percent.", ", since there are 5.", ". Or $x=3$.", ", $n=7$"])
+def test_gold_of_a_reference_solution_is_the_content_of_its_boxes(before: str, after: str) -> None:
+    assert last_box(f"{before}$\\boxed{{20}}${after}") == ("20", None)
+    assert last_box(f"{before}$\\boxed{{20}}$ and $\\boxed{{30}}${after}") == ("20, 30", None)

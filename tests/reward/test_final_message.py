@@ -8,7 +8,7 @@ from reward.extraction import NO_ANSWER
 from .harmony import ANALYSIS, FINAL, harmony
 
 
-def test_what_another_model_thought_is_no_answer() -> None:
+def test_thoughts_of_another_model_are_not_an_answer() -> None:
     assert grade("<think>\\boxed{8}</think>so \\boxed{7}", "7").correct
     assert grade("\\boxed{8}</think>the answer is 7", "7").correct
     assert grade("<think>\\boxed{7}</think>it is 7", "7").reason == NO_ANSWER

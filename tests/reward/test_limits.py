@@ -11,16 +11,17 @@ from pathlib import Path
 import pytest
 
 from reward import limits
-from reward.limits import Limits, NoPlace, Outcome, Place
-from reward.settings import ChainSettings
+from reward.limits import Limits, NoSlot, Outcome, Slot
 from reward.shared_state import SharedState
+
+from .chains import chain_settings
 
 ROOT = Path(__file__).parents[2]
 MODEL = "model"
 
 
 class Clock:
-    """The time of the limits, which passes where somebody sleeps and nowhere else."""
+    """The clock of the limits, which advances only when a caller sleeps."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -40,18 +41,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def make(state: SharedState, **settings: object) -> Limits:
-    values = {"models": (MODEL, "other"), "window": 10.0, "call_timeout": 5.0} | settings
-    return Limits(state, ChainSettings(**values))  # type: ignore[arg-type]
+    return Limits(state, chain_settings(MODEL, "other", **({"window": 10.0, "call_timeout": 5.0} | settings)))
 
 
-def now_or_not(gate: Limits, tokens: int = 1, model: str = MODEL) -> Place | NoPlace:
+def now_or_not(gate: Limits, tokens: int = 1, model: str = MODEL) -> Slot | NoSlot:
     return gate.take(model, tokens, limits.time.monotonic())
 
 
-def take(gate: Limits, tokens: int = 1, model: str = MODEL) -> Place:
-    place = now_or_not(gate, tokens, model)
-    assert isinstance(place, Place), place
-    return place
+def take(gate: Limits, tokens: int = 1, model: str = MODEL) -> Slot:
+    slot = now_or_not(gate, tokens, model)
+    assert isinstance(slot, Slot), slot
+    return slot
 
 
 def test_requests_of_a_window(state, clock):
@@ -59,7 +59,7 @@ def test_requests_of_a_window(state, clock):
     for _ in range(3):
         gate.give_back(take(gate), Outcome.ANSWERED)
     refusal = now_or_not(gate)
-    assert isinstance(refusal, NoPlace) and "requests" in refusal.why
+    assert isinstance(refusal, NoSlot) and "requests" in refusal.why
     assert refusal.until - clock.now == pytest.approx(10 * (1 + limits.SLACK))
     take(gate, model="other")
 
@@ -69,24 +69,24 @@ def test_tokens_of_a_window_as_the_server_counted_them(state):
     gate.give_back(take(gate, 90), Outcome.ANSWERED, tokens=20)
     gate.give_back(take(gate, 70), Outcome.ANSWERED, tokens=70)
     refusal = now_or_not(gate, 11)
-    assert isinstance(refusal, NoPlace) and "tokens" in refusal.why
+    assert isinstance(refusal, NoSlot) and "tokens" in refusal.why
     take(gate, 10)
 
 
 def test_a_prompt_above_the_limit_is_sent_alone(state):
     gate = make(state, tokens_per_window=100)
     take(gate, 1000)
-    assert isinstance(now_or_not(gate), NoPlace)
+    assert isinstance(now_or_not(gate), NoSlot)
 
 
 def test_a_window_moves_on(state, clock):
     gate = make(state, requests_per_window=2, window=0.3)
     started = clock.now
     for _ in range(6):
-        place = gate.take(MODEL, 1, started + 30)
-        assert isinstance(place, Place)
-        gate.mark_sent(place)
-        gate.give_back(place, Outcome.ANSWERED)
+        slot = gate.take(MODEL, 1, started + 30)
+        assert isinstance(slot, Slot)
+        gate.mark_sent(slot)
+        gate.give_back(slot, Outcome.ANSWERED)
     assert clock.now - started >= 2 * 0.3
 
 
@@ -96,8 +96,8 @@ def test_calls_at_once_and_a_process_that_died(state, tmp_path):
         [
             *(sys.executable, "-c"),
             "import sys, time; from pathlib import Path; from reward.limits import Limits;"
-            "from reward.settings import ChainSettings; from reward.shared_state import SharedState;"
-            "gate = Limits(SharedState(Path(sys.argv[1])), ChainSettings(('model', 'other'), concurrency=2,"
+            "from reward.shared_state import SharedState; from tests.reward.chains import chain_settings;"
+            "gate = Limits(SharedState(Path(sys.argv[1])), chain_settings('model', 'other', concurrency=2,"
             "    call_timeout=0.2, window=10.0));"
             "[gate.take('model', 1, 0) for _ in range(2)]; print('held', flush=True); time.sleep(60)",
             str(tmp_path / "judge.sqlite"),
@@ -109,19 +109,19 @@ def test_calls_at_once_and_a_process_that_died(state, tmp_path):
     refusal = now_or_not(gate)
     child.send_signal(signal.SIGKILL)
     child.wait()
-    assert isinstance(refusal, NoPlace) and "under way" in refusal.why
-    assert isinstance(gate.take(MODEL, 1, time.monotonic() + 30), Place), "its places are free after its calls' time"
+    assert isinstance(refusal, NoSlot) and "under way" in refusal.why
+    assert isinstance(gate.take(MODEL, 1, time.monotonic() + 30), Slot), "its slots are free after its calls' time"
 
 
-def test_the_cap_is_what_was_accepted_and_grows_again(state, clock):
+def test_cap_falls_to_the_accepted_number_and_grows_again(state, clock):
     gate = make(state, requests_per_window=20, window=0.5)
-    places = [take(gate) for _ in range(10)]
-    for place in places:
-        gate.mark_sent(place)
-    for place in places[:6]:
-        gate.give_back(place, Outcome.ANSWERED)
-    for place in places[6:]:
-        gate.give_back(place, Outcome.THROTTLED, retry_after=0.0)
+    slots = [take(gate) for _ in range(10)]
+    for slot in slots:
+        gate.mark_sent(slot)
+    for slot in slots[:6]:
+        gate.give_back(slot, Outcome.ANSWERED)
+    for slot in slots[6:]:
+        gate.give_back(slot, Outcome.THROTTLED, retry_after=0.0)
 
     def cap():
         with state.transaction() as connection:
@@ -136,20 +136,20 @@ def test_the_cap_is_what_was_accepted_and_grows_again(state, clock):
     assert cap() == 9
 
 
-def test_a_429_at_the_first_call_is_no_measure_of_the_quota(state, clock):
+def test_first_call_429_does_not_set_the_quota(state, clock):
     gate = make(state, requests_per_window=20)
-    places = [take(gate) for _ in range(2)]
-    for place in places:
-        gate.give_back(place, Outcome.THROTTLED, retry_after=0.0)
+    slots = [take(gate) for _ in range(2)]
+    for slot in slots:
+        gate.give_back(slot, Outcome.THROTTLED, retry_after=0.0)
     clock.sleep(limits.SLACK * 10)
-    assert [isinstance(now_or_not(gate), Place) for _ in range(6)] == [True] * 5 + [False], "a quarter of 20"
+    assert [isinstance(now_or_not(gate), Slot) for _ in range(6)] == [True] * 5 + [False], "a quarter of 20"
 
 
 def test_a_pause_is_for_the_model_and_all_threads(state, clock):
     gate = make(state)
     gate.give_back(take(gate), Outcome.THROTTLED, retry_after=3.0)
     refusal = now_or_not(gate)
-    assert isinstance(refusal, NoPlace) and not refusal.is_open
+    assert isinstance(refusal, NoSlot) and not refusal.is_open
     assert refusal.until - clock.now == pytest.approx(3.0 + limits.SLACK * 10)
     take(gate, model="other")
 
@@ -159,15 +159,15 @@ def test_the_breaker_lets_exactly_one_probe_through(state, clock):
     for _ in range(limits.FAILURES_TO_OPEN):
         gate.give_back(take(gate), Outcome.FAILED)
     refusal = now_or_not(gate)
-    assert isinstance(refusal, NoPlace) and refusal.is_open
+    assert isinstance(refusal, NoSlot) and refusal.is_open
     clock.sleep(0.15)
     with ThreadPoolExecutor(20) as pool:
-        found = list(pool.map(lambda _: now_or_not(gate), range(20)))
-    [probe] = [place for place in found if isinstance(place, Place)]
+        slots = list(pool.map(lambda _: now_or_not(gate), range(20)))
+    [probe] = [slot for slot in slots if isinstance(slot, Slot)]
     assert probe.is_probe
     gate.give_back(probe, Outcome.FAILED)
     refusal = now_or_not(gate)
-    assert isinstance(refusal, NoPlace) and refusal.until - clock.now == pytest.approx(0.2)
+    assert isinstance(refusal, NoSlot) and refusal.until - clock.now == pytest.approx(0.2)
     clock.sleep(0.25)
     gate.give_back(take(gate), Outcome.ANSWERED)
     assert not take(gate).is_probe
@@ -175,43 +175,43 @@ def test_the_breaker_lets_exactly_one_probe_through(state, clock):
 
 def test_a_quota_that_is_spent_opens_the_breaker(state, clock):
     gate = make(state, window=1.2)
-    places = [take(gate) for _ in range(3)]
-    gate.give_back(places[0], Outcome.ANSWERED)
-    for place in places[1:]:
-        gate.give_back(place, Outcome.SPENT)
+    slots = [take(gate) for _ in range(3)]
+    gate.give_back(slots[0], Outcome.ANSWERED)
+    for slot in slots[1:]:
+        gate.give_back(slot, Outcome.SPENT)
     refusal = now_or_not(gate)
-    assert isinstance(refusal, NoPlace) and refusal.is_open and refusal.until - clock.now == pytest.approx(0.1)
+    assert isinstance(refusal, NoSlot) and refusal.is_open and refusal.until - clock.now == pytest.approx(0.1)
     clock.sleep(0.15)
     gate.give_back(take(gate), Outcome.SPENT, retry_after=5.0)
     refusal = now_or_not(gate)
-    assert isinstance(refusal, NoPlace) and refusal.is_open and refusal.until - clock.now == pytest.approx(5.0)
+    assert isinstance(refusal, NoSlot) and refusal.is_open and refusal.until - clock.now == pytest.approx(5.0)
 
 
 def test_only_429s_for_a_whole_window_open_the_breaker(state, clock):
     gate = make(state, window=0.5)
     started = clock.now
-    while not (isinstance(found := gate.take(MODEL, 1, started + 30), NoPlace) and found.is_open):
-        assert isinstance(found, Place)
-        gate.give_back(found, Outcome.THROTTLED, retry_after=0.01)
+    while not (isinstance(slot := gate.take(MODEL, 1, started + 30), NoSlot) and slot.is_open):
+        assert isinstance(slot, Slot)
+        gate.give_back(slot, Outcome.THROTTLED, retry_after=0.01)
     assert clock.now - started >= 0.5
-    clock.sleep(max(0.0, found.until - clock.now) + 0.01)
+    clock.sleep(max(0.0, slot.until - clock.now) + 0.01)
     probe = take(gate)
     assert probe.is_probe
     gate.give_back(probe, Outcome.THROTTLED, retry_after=0.01)
     refusal = now_or_not(gate)
-    assert isinstance(refusal, NoPlace) and refusal.is_open, "a 429 does not close it"
+    assert isinstance(refusal, NoSlot) and refusal.is_open, "a 429 does not close it"
 
 
-def test_429s_beside_answers_open_no_breaker(state, clock):
+def test_429s_among_answers_do_not_open_the_breaker(state, clock):
     gate, started = make(state, window=0.4), clock.now
     while clock.now < started + 1.0:
         for outcome in (Outcome.THROTTLED, Outcome.ANSWERED):
-            place = gate.take(MODEL, 1, started + 30)
-            assert isinstance(place, Place)
-            gate.give_back(place, outcome, retry_after=0.01)
+            slot = gate.take(MODEL, 1, started + 30)
+            assert isinstance(slot, Slot)
+            gate.give_back(slot, outcome, retry_after=0.01)
 
 
-def test_a_day_of_probes_is_no_overflow(state, clock):
+def test_probing_for_a_day_does_not_overflow(state, clock):
     gate = make(state, window=0.01)
     gate.give_back(take(gate), Outcome.SPENT)
     with state.transaction() as connection:
@@ -220,7 +220,7 @@ def test_a_day_of_probes_is_no_overflow(state, clock):
     gate.give_back(take(gate), Outcome.SPENT)
 
 
-def test_a_call_that_was_cut_says_nothing(state, clock):
+def test_cut_call_is_no_evidence(state, clock):
     gate = make(state, window=1.2)
     for _ in range(2 * limits.FAILURES_TO_OPEN):
         gate.give_back(take(gate), Outcome.CUT)
@@ -237,23 +237,23 @@ def test_a_probe_that_died_is_replaced(state, clock):
         gate.give_back(take(gate), Outcome.FAILED)
     clock.sleep(0.15)
     assert take(gate).is_probe
-    assert isinstance(now_or_not(gate), NoPlace)
+    assert isinstance(now_or_not(gate), NoSlot)
     clock.sleep(0.7)
     assert take(gate).is_probe
 
 
-def test_failures_that_were_on_their_way_do_not_prolong(state, clock):
+def test_failures_of_calls_in_flight_do_not_prolong_the_breaker(state, clock):
     gate = make(state)
-    places = [take(gate) for _ in range(20)]
-    for place in places:
-        gate.give_back(place, Outcome.FAILED)
+    slots = [take(gate) for _ in range(20)]
+    for slot in slots:
+        gate.give_back(slot, Outcome.FAILED)
     refusal = now_or_not(gate)
-    assert isinstance(refusal, NoPlace) and refusal.until - clock.now == pytest.approx(10 / 12)
+    assert isinstance(refusal, NoSlot) and refusal.until - clock.now == pytest.approx(10 / 12)
 
 
 def hammer(path: str, count: int, results) -> None:
-    gate = Limits(SharedState(Path(path)), ChainSettings((MODEL,), requests_per_window=7, window=60.0))
-    taken = sum(isinstance(gate.take(MODEL, 1, 0.0), Place) for _ in range(count))
+    gate = Limits(SharedState(Path(path)), chain_settings(MODEL, requests_per_window=7, window=60.0))
+    taken = sum(isinstance(gate.take(MODEL, 1, 0.0), Slot) for _ in range(count))
     results.put(taken)
 
 

@@ -4,19 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward.answers import grade
+from .verdicts import both
 
 SHEAR = r"\begin{pmatrix}1&1\\0&1\end{pmatrix}"
 
 
 def matrix(*rows: tuple[object, ...]) -> str:
     return r"\begin{pmatrix}" + r"\\".join("&".join(map(str, row)) for row in rows) + r"\end{pmatrix}"
-
-
-def both(first: str, second: str) -> bool:
-    one, other = grade(f"\\boxed{{{first}}}", second).correct, grade(f"\\boxed{{{second}}}", first).correct
-    assert one == other
-    return one
 
 
 @given(st.integers(0, 3000))

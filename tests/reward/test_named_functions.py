@@ -8,11 +8,7 @@ from hypothesis import strategies as st
 
 from reward.answers import grade
 
-
-def both(first: str, second: str) -> bool:
-    one, other = grade(f"\\boxed{{{first}}}", second).correct, grade(f"\\boxed{{{second}}}", first).correct
-    assert one == other
-    return one
+from .verdicts import both
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-r"""What stands before `=` in an answer: a name, a constant that has to be equal, or an equation still to be solved."""
+r"""The text before `=` in an answer: a name, a constant that must be equal, or an unsolved equation."""
 
 import re
 
@@ -41,7 +41,7 @@ def test_a_name_or_a_true_constant_is_read(name: str, form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("left", EQUATIONS)
-def test_an_equation_to_be_solved_is_no_answer(left: str, form: str) -> None:
+def test_unsolved_equation_is_not_an_answer(left: str, form: str) -> None:
     assert not grade(form.format(left, 204), "204").correct
 
 
@@ -59,7 +59,7 @@ def test_a_sum_is_right_if_it_is_true(first: int, second: int, said: int) -> Non
 
 
 @given(st.integers(2, 99), st.sampled_from("abkmnxyz"), st.integers(1, 999))
-def test_a_multiple_of_one_unknown_is_no_answer(coefficient: int, unknown: str, said: int) -> None:
+def test_multiple_of_an_unknown_is_not_an_answer(coefficient: int, unknown: str, said: int) -> None:
     assert not grade(f"\\boxed{{{coefficient}{unknown}={said}}}", str(said)).correct
     assert not grade(f"\\boxed{{{unknown}^{{{coefficient}}}={said}}}", str(said)).correct
 
@@ -95,7 +95,7 @@ def test_the_number_may_be_any_constant(name: str, form: str, gold: str) -> None
 
 @pytest.mark.parametrize("gold", GOLDS[:3])
 @pytest.mark.parametrize("left", [left for left in EQUATIONS if left[0] not in "(\\" or left[1] not in "x{"])
-def test_an_equation_to_be_solved_is_no_constant(left: str, gold: str) -> None:
+def test_unsolved_equation_is_not_a_constant(left: str, gold: str) -> None:
     assert not grade(f"\\boxed{{{left} = {gold}}}", gold).correct
 
 
@@ -117,5 +117,5 @@ def test_counts_and_angles_are_names_of_integers(name: str) -> None:
         (r"\sqrt2\quad x=\frac12", r"\frac12", False), (r"x=1,y=2", "2", False), ("A\\cup B=[0,1]", "[0,1]", False),
     ],
 )  # fmt: skip
-def test_all_that_is_said_of_a_number_has_to_be_true(content: str, gold: str, correct: bool) -> None:
+def test_every_statement_about_a_number_must_be_true(content: str, gold: str, correct: bool) -> None:
     assert grade(f"\\boxed{{{content}}}", gold).correct is correct

@@ -5,6 +5,7 @@ import json
 import logging
 import math
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import reward.reward_func as module
-from reward.labels import parse_label
+from reward.labels import LabelError, parse_label
 from reward.reward_func import LOG_KEYS, response_of, reward_func
 
 from .harmony import PROMPT, RIGHT, UNFINISHED, WRONG
@@ -40,12 +41,18 @@ def test_correct_wrong_and_unfinished() -> None:
     assert one(PROMPT + RIGHT, label=json.dumps({"answer": "007", "split": "eval"}))["correct"] == 1.0
 
 
-def test_as_openrlhf_loads_and_reads_it() -> None:
-    """Loaded as SingleTurnAgentExecutor does; values used as _process_response_into_experience does."""
+def fresh() -> ModuleType:
+    """The reward function as an engine loads it: nothing is logged yet."""
     spec = importlib.util.spec_from_file_location("reward_func", FILE)
     assert spec and spec.loader
     loaded = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)
+    return loaded
+
+
+def test_as_openrlhf_loads_and_reads_it() -> None:
+    """Loaded as SingleTurnAgentExecutor does; values used as _process_response_into_experience does."""
+    loaded = fresh()
     for response, expected in ((RIGHT, 1.0), (WRONG, 0.0)):
         info = loaded.reward_func([PROMPT + response], [PROMPT], ["7"])
         score = info.get("scores") or info.get("rewards")  # upstream's expression
@@ -136,17 +143,19 @@ def test_labels() -> None:
     assert parse_label("{1,2}") == ("{1,2}", "train")
     assert parse_label('{"answer": 33, "split": "eval"}') == ("33", "eval")
     assert parse_label({"answer": "33"}) == ("33", "train")
-    with pytest.raises(ValueError, match="split"):
+    with pytest.raises(LabelError) as refused:
         parse_label({"answer": "33", "split": "validation"})
+    assert refused.value.what == "a label has an unknown split" and "train, eval" in refused.value.remedy
 
 
 def test_a_response_that_cannot_be_found_is_an_error_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    module._logged_kinds.clear()
+    loaded = fresh()
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
-            assert one("something else \\boxed{7}", "another prompt")["reward_error"] == 1.0
+            result = loaded.reward_func(["something else \\boxed{7}"], ["another prompt"], ["7"])
+            assert result["extra_logs"]["reward_error"] == 1.0
     assert len(caplog.records) == 1
-    assert "not found" in caplog.text
+    assert "the response is unknown" in caplog.text
 
 
 def test_lists_of_different_lengths_are_errors() -> None:

@@ -1,4 +1,4 @@
-"""The reward function with a judge: what is sent, what it earns, and what happens when the judge fails."""
+"""The reward function with a judge: requests, rewards, and failures of the judge."""
 
 import importlib.util
 import json
@@ -67,9 +67,9 @@ def test_the_address_is_asked_and_its_redirect_is_not_followed(load, monkeypatch
         loaded = load(None, JUDGE_BASE_URL=server.url, JUDGE_PROXY="0")
         monkeypatch.setenv("GEMINI_API_KEY", "AIza-not-a-real-key")
         monkeypatch.setenv("HTTP_PROXY", proxy.url)
-        found = loaded.reward_func([PROMPT + RIGHT], [PROMPT], ["7"])
+        result = loaded.reward_func([PROMPT + RIGHT], [PROMPT], ["7"])
         assert (foreign.seen, proxy.seen, len(server.seen)) == ([], [], 1)
-    assert found["rewards"] == 1.0 and found["extra_logs"]["judge_failed"] == 1.0
+    assert result["rewards"] == 1.0 and result["extra_logs"]["judge_failed"] == 1.0
 
 
 def test_the_reward_is_the_weighted_sum(serve, load) -> None:
@@ -130,11 +130,11 @@ def test_a_response_that_is_cut_anywhere_is_judged_and_earns_the_weight_of_quali
     tokens = re.findall(r"<\|\w+\|>|[^<]", whole)
     for count in range(len(tokens)):
         response = "".join(tokens[:count])
-        found = loaded.reward_func([PROMPT + response], [PROMPT], ["7"])
-        if not found["extra_logs"]["answered"]:
-            assert found["rewards"] == pytest.approx(0.4 * found["extra_logs"]["judge_quality"])
-            assert 0.0 <= found["rewards"] <= 0.4
-        is_asked = found["extra_logs"]["judge_calls"] + found["extra_logs"]["judge_cached"] == 1
+        result = loaded.reward_func([PROMPT + response], [PROMPT], ["7"])
+        if not result["extra_logs"]["answered"]:
+            assert result["rewards"] == pytest.approx(0.4 * result["extra_logs"]["judge_quality"])
+            assert 0.0 <= result["rewards"] <= 0.4
+        is_asked = result["extra_logs"]["judge_calls"] + result["extra_logs"]["judge_cached"] == 1
         assert is_asked == (len(response) > len(ANALYSIS)), response
 
 
@@ -148,7 +148,7 @@ def test_an_empty_response_is_not_sent(serve, load, unfinished: str) -> None:
     assert server.requests == []
 
 
-def test_a_response_without_an_answer_is_not_sent_where_that_is_off(serve, load) -> None:
+def test_response_without_an_answer_is_not_sent_if_disabled(serve, load) -> None:
     server = serve()
     loaded = load(server, JUDGE_UNFINISHED="0")
     for response in WITHOUT_ANSWER.values():
@@ -159,7 +159,7 @@ def test_a_response_without_an_answer_is_not_sent_where_that_is_off(serve, load)
 
 @pytest.mark.parametrize(("policy", "expected"), [("correctness", 0.0), ("group", 0.0), ("mean_quality", 0.4 * 0.5)])
 def test_a_judge_that_fails_on_a_response_without_an_answer(serve, load, policy: str, expected: float) -> None:
-    """The policy says what it gets, as it does for a wrong one; the mean is that of samples without the gold answer."""
+    """The policy sets its reward, as for a wrong one. The mean covers samples without the gold answer."""
     server = serve(faults=lambda number, model: Fault("blocked") if number > 0 else None)
     loaded = load(server, JUDGE_FALLBACK=policy)
     judged, failed = (
@@ -199,13 +199,13 @@ def test_without_a_key_or_good_settings_a_worker_goes_on(load, changes, caplog) 
     assert len([record for record in caplog.records if "could not be judged" in record.message]) == 1
 
 
-def test_without_a_key_the_policy_of_the_mean_pays_nobody(load) -> None:
+def test_without_a_key_the_mean_policy_gives_no_reward(load) -> None:
     result = load(None, JUDGE_FALLBACK="mean_quality").reward_func([PROMPT + RIGHT], [PROMPT], ["7"])
     assert math.isnan(result["rewards"]) and result["scores"] == 1.0
     assert result["extra_logs"]["judge_failed"] == 1.0
 
 
-def test_the_stand_in_goes_by_no_quota(serve, load) -> None:
+def test_stand_in_ignores_quotas(serve, load) -> None:
     """With a quota of one request a minute, the second sample would not be judged before its deadline."""
     responses = [PROMPT + RIGHT.replace("3+4", f"3+4+{number}-{number}") for number in range(4)]
     loaded = load(serve(), JUDGE_RPM="1", JUDGE_TPM="1", JUDGE_DEADLINE="3")
@@ -216,7 +216,7 @@ def test_the_stand_in_goes_by_no_quota(serve, load) -> None:
 @pytest.mark.parametrize(
     "changes", [{"JUDGE": "0"}, {"JUDGE_MODELS": " "}, {"CORRECTNESS_WEIGHT": "1", "QUALITY_WEIGHT": "0"}]
 )
-def test_without_a_judge_it_is_correctness_alone(load, changes) -> None:
+def test_without_a_judge_the_reward_is_correctness(load, changes) -> None:
     result = load(None, **changes).reward_func([PROMPT + RIGHT], [PROMPT], ["7"])
     assert result["rewards"] == 1.0 and tuple(result["extra_logs"]) == LOG_KEYS
 

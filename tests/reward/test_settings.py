@@ -27,7 +27,7 @@ GOOD = {
 }
 
 
-def test_no_setting_is_taken_for_a_secret():
+def test_settings_are_not_mistaken_for_secrets():
     """A secret's value is replaced wherever it is written, and does not travel to workers."""
     assert not any(map(is_secret, settings.VARIABLES))
     assert all(map(is_secret, settings.KEY_VARIABLES))
@@ -41,12 +41,12 @@ def test_good_settings():
 
 
 @pytest.mark.parametrize("models", ["a b c", "a,b,c", " a, b ,c,"])
-def test_models_stand_between_blanks_or_commas(models):
+def test_models_are_separated_by_blanks_or_commas(models):
     judge = settings.from_environment(GOOD | {"GRPO_JUDGE_MODELS": models})
     assert judge and judge.chain.models == ("a", "b", "c")
 
 
-def test_a_quality_that_weighs_nothing_is_not_asked_for():
+def test_judge_is_not_called_if_quality_has_no_weight():
     weights = {"GRPO_CORRECTNESS_WEIGHT": "1", "GRPO_QUALITY_WEIGHT": "0"}
     assert settings.from_environment(GOOD | weights) is None
     assert settings.why_off(GOOD | weights) == "QUALITY_WEIGHT is 0" and settings.why_off(GOOD) is None
@@ -67,7 +67,7 @@ def test_the_stand_in_has_its_own_limits_and_the_other_settings():
 
 
 @pytest.mark.parametrize("changes", [{"GRPO_JUDGE": "0"}, {"GRPO_JUDGE_MODELS": ""}])
-def test_it_can_be_off_whatever_the_rest_is(changes):
+def test_judge_can_be_off_with_any_other_settings(changes):
     assert settings.from_environment(changes) is None
     assert settings.from_environment(GOOD | changes | {"GRPO_JUDGE_TRIES": "many"}) is None
     assert settings.from_environment({}) is None
@@ -84,13 +84,13 @@ def test_it_can_be_off_whatever_the_rest_is(changes):
         ("CORRECTNESS_WEIGHT", "0.7", "add up to 1"),
         ("CORRECTNESS_WEIGHT", "-0.1", "at least 0"),
         ("QUALITY_WEIGHT", "nan", "at least 0"),
-        ("QUALITY_WEIGHT", "much", "no float"),
+        ("QUALITY_WEIGHT", "much", "give a number"),
         ("JUDGE_TRIES", "0", "at least 1"),
-        ("JUDGE_TRIES", "1.5", "no int"),
+        ("JUDGE_TRIES", "1.5", "give a whole number"),
         ("JUDGE_DEADLINE", "inf", "at least 1"),
         ("JUDGE_CALL_TIMEOUT", "0", "at least 1"),
         ("JUDGE_RPM", "0", "at least 1"),
-        ("JUDGE_TPM", "", "no int"),
+        ("JUDGE_TPM", "", "give a whole number"),
         ("JUDGE_CONCURRENCY", "-3", "at least 1"),
     ],
 )
@@ -101,7 +101,7 @@ def test_what_cannot_be_is_refused(name, value, message):
 
 
 @pytest.mark.parametrize("name", sorted(GOOD.keys() - {f"GRPO_{name}" for name in settings.DEFAULTS}))
-def test_nothing_is_made_up_for_what_is_missing(name):
+def test_missing_settings_have_no_defaults(name):
     without = {key: value for key, value in GOOD.items() if key != name}
     if name in ("GRPO_JUDGE", "GRPO_JUDGE_MODELS"):
         assert settings.from_environment(without) is None
@@ -110,7 +110,7 @@ def test_nothing_is_made_up_for_what_is_missing(name):
             settings.from_environment(without)
 
 
-def test_responses_without_an_answer_are_judged_by_a_setting_that_older_runs_lack():
+def test_older_runs_do_not_judge_responses_without_an_answer():
     older = {key: value for key, value in GOOD.items() if key != "GRPO_JUDGE_UNFINISHED"}
     for environ, expected in ((GOOD, True), (GOOD | {"GRPO_JUDGE_UNFINISHED": "0"}, False), (older, False)):
         judge = settings.from_environment(environ)
@@ -118,13 +118,13 @@ def test_responses_without_an_answer_are_judged_by_a_setting_that_older_runs_lac
 
 
 @pytest.mark.parametrize("key", ["secret\nvalue", "secret\x1b", "secr\u00e9t", "secret\u200b", "secret\u2028value"])
-def test_a_key_that_cannot_be_is_refused_and_not_shown(key):
+def test_malformed_key_is_rejected_and_not_shown(key):
     with pytest.raises(SettingsError, match="GOOGLE_API_KEY") as refusal:
         settings.api_key({"GOOGLE_API_KEY": key})
     assert "secr" not in str(refusal.value)
 
 
-def test_of_two_keys_it_is_the_one_that_google_genai_takes(monkeypatch):
+def test_key_precedence_matches_google_genai(monkeypatch):
     from google import genai
 
     for name in settings.KEY_VARIABLES:

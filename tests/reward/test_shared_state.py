@@ -1,4 +1,4 @@
-"""Cache, claims and means among threads and real processes; what a run, a boot and a broken file leave of them."""
+"""Cache, claims and means among threads and real processes, and after a run, a boot or a broken file."""
 
 import json
 import math
@@ -16,17 +16,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reward import shared_state
-from reward.limits import Limits, NoPlace, Place
-from reward.settings import ChainSettings
+from reward.limits import Limits, NoSlot, Slot
 from reward.shared_state import Judgements, SharedState
+
+from .chains import chain_settings
 
 ROOT = Path(__file__).parents[2]
 MODEL = "model"
 
 
-def take(state: SharedState) -> Place | NoPlace:
+def take(state: SharedState) -> Slot | NoSlot:
     """The only request of a window, where none was sent in it."""
-    settings = ChainSettings((MODEL,), requests_per_window=1, window=10.0)
+    settings = chain_settings(MODEL, requests_per_window=1, window=10.0)
     return Limits(state, settings).take(MODEL, 1, time.monotonic())
 
 
@@ -39,7 +40,7 @@ def test_a_transaction_that_fails_changes_nothing(state):
 
 def test_a_commit_that_fails_ends_its_transaction(state):
     """A deferred constraint fails in COMMIT itself, and SQLite leaves the transaction open."""
-    connection = state._connection
+    connection = state.connection
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute("CREATE TABLE child (key TEXT REFERENCES judgements (key) DEFERRABLE INITIALLY DEFERRED)")
     with pytest.raises(sqlite3.IntegrityError), state.transaction() as inside:
@@ -57,7 +58,7 @@ def test_the_cause_is_shown_where_sqlite_rolled_back_itself(state):
     Judgements(state).store("key", "value")
 
 
-def test_a_file_that_others_hold_is_given_up(state, tmp_path, monkeypatch):
+def test_file_locked_by_others_times_out(state, tmp_path, monkeypatch):
     """All at once: one after the other they would wait for longer than the test may take."""
     monkeypatch.setattr(shared_state, "BUSY_SECONDS", 3.0)
     mine = SharedState(tmp_path / "judge.sqlite")
@@ -72,47 +73,47 @@ def test_a_file_that_others_hold_is_given_up(state, tmp_path, monkeypatch):
 
 def test_a_run_begins_without_limits_breakers_claims_and_means(state, tmp_path):
     judgements = Judgements(state)
-    assert isinstance(take(state), Place)
+    assert isinstance(take(state), Slot)
     judgements.store("kept", "value")
     judgements.find_or_claim("claimed", time.monotonic() + 60)
     judgements.add_to_mean(True, 0.5)
-    assert isinstance(take(state), NoPlace)
+    assert isinstance(take(state), NoSlot)
     SharedState(tmp_path / "judge.sqlite", begins_run=True).close()
-    assert isinstance(take(state), Place)
+    assert isinstance(take(state), Slot)
     assert judgements.find_or_claim("kept", time.monotonic()) == "value"
     assert judgements.find_or_claim("claimed", time.monotonic()) is None
     assert math.isnan(judgements.mean_quality(True))
 
 
-def test_a_file_that_is_no_database_is_an_error(tmp_path):
+def test_file_that_is_not_a_database_is_an_error(tmp_path):
     (tmp_path / "judge.sqlite").write_bytes(b"no database" * 1000)
     with pytest.raises(sqlite3.DatabaseError):
         SharedState(tmp_path / "judge.sqlite")
 
 
-def test_another_machine_is_refused_and_clears_nothing(tmp_path, monkeypatch):
+def test_state_of_another_machine_is_rejected_and_kept(tmp_path, monkeypatch):
     """Its clock is another one; the times in the file would mean nothing to it."""
     state = SharedState(tmp_path / "judge.sqlite")
-    assert isinstance(take(state), Place)
+    assert isinstance(take(state), Slot)
     own = shared_state.BOOT_ID
     (tmp_path / "boot").write_text("another\n")
     monkeypatch.setattr(shared_state, "BOOT_ID", tmp_path / "boot")
     with pytest.raises(sqlite3.OperationalError, match=r"another machine.*one node"):
         SharedState(tmp_path / "judge.sqlite")
     monkeypatch.setattr(shared_state, "BOOT_ID", own)
-    assert isinstance(take(SharedState(tmp_path / "judge.sqlite")), NoPlace)
+    assert isinstance(take(SharedState(tmp_path / "judge.sqlite")), NoSlot)
 
 
 def test_a_run_goes_on_after_a_restart_of_the_machine(tmp_path, monkeypatch):
     state = SharedState(tmp_path / "judge.sqlite")
-    assert isinstance(take(state), Place)
+    assert isinstance(take(state), Slot)
     Judgements(state).store("key", "value")
     state.close()
     (tmp_path / "boot").write_text("another\n")
     monkeypatch.setattr(shared_state, "BOOT_ID", tmp_path / "boot")
     SharedState(tmp_path / "judge.sqlite", begins_run=True).close()
     again = SharedState(tmp_path / "judge.sqlite")
-    assert isinstance(take(again), Place)
+    assert isinstance(take(again), Slot)
     assert Judgements(again).find_or_claim("key", time.monotonic()) == "value"
 
 
@@ -120,16 +121,16 @@ def test_a_question_is_asked_once(state):
     judgements, claims = Judgements(state), []
 
     def ask(_: int) -> str | None:
-        found = judgements.find_or_claim("key", time.monotonic() + 30)
-        if found is None:
+        answer = judgements.find_or_claim("key", time.monotonic() + 30)
+        if answer is None:
             claims.append(threading.get_ident())
             time.sleep(0.2)
             judgements.store("key", "value")
-        return found
+        return answer
 
     with ThreadPoolExecutor(10) as pool:
-        found = list(pool.map(ask, range(10)))
-    assert len(claims) == 1 and found.count("value") == 9
+        answers = list(pool.map(ask, range(10)))
+    assert len(claims) == 1 and answers.count("value") == 9
 
 
 def test_a_claim_that_was_given_up_or_whose_process_died_passes_on(state, tmp_path):
@@ -167,9 +168,9 @@ def test_the_running_mean(qualities):
     state.close()
 
 
-def test_the_state_is_readable_json_of_nothing_secret(state, tmp_path):
-    """What stands in the file: numbers, names of models, digests."""
+def test_state_is_readable_json_without_secrets(state, tmp_path):
+    """The file contains only numbers, names of models, and digests."""
     Judgements(state).store("key", json.dumps({"validity": 4}))
-    names = {name for (name,) in state._connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    names = {name for (name,) in state.connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     assert names == {"boot", "calls", "models", "judgements", "flights", "means"}
     assert os.path.exists(tmp_path / "judge.sqlite")

@@ -1,4 +1,4 @@
-"""Whom the client talks to, whatever servers answer and the environment holds: real servers, google-genai's client."""
+"""The servers that the client contacts, for any answers and environment: real servers, google-genai's client."""
 
 import gzip
 import json
@@ -11,10 +11,11 @@ from reward import endpoint
 from reward.chain import ChainError, connect
 from reward.gemini import CallError, Client, Kind
 from reward.judge import Judge
-from reward.settings import STAND_IN_KEY, ChainSettings, JudgeSettings
+from reward.settings import STAND_IN_KEY, JudgeSettings
 from reward.shared_state import SharedState
 from reward.stand_in import StandIn
 
+from .chains import chain_settings
 from .recorder import BEST, Answer, Recorder, redirector
 
 KEY = "AIza-Not-A-Real-Key-0123456789"
@@ -29,7 +30,7 @@ ASK = {
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch) -> list[str]:
-    """Return the names that are looked up. None but loopback's is found."""
+    """Return the names that are looked up. Only loopback's name resolves."""
     names = []
     look_up = socket.getaddrinfo
 
@@ -77,7 +78,7 @@ def test_no_other_http_library_follows_one(monkeypatch, backend):
 def test_the_scores_of_another_host_do_not_count(tmp_path, caplog, status):
     """And the key goes to the address that redirects once, not once for each model and try."""
     with Recorder() as foreign, redirector(status, foreign.url) as server:
-        chain = ChainSettings(("first", "second"), deadline=20.0, call_timeout=10.0)
+        chain = chain_settings("first", "second", deadline=20.0, call_timeout=10.0)
         state = SharedState(tmp_path / "judge.sqlite")
         client = connect(chain, state, KEY)
         client.client = Client(KEY, server.url)
@@ -112,7 +113,7 @@ def test_the_scores_of_another_host_do_not_count(tmp_path, caplog, status):
         "",
     ],
 )
-def test_a_location_shows_no_more_than_its_host(location, caplog):
+def test_redirect_error_shows_only_the_host(location, caplog):
     with Recorder(lambda path: Answer(302, b"", (("Location", location),))) as server:
         with caplog.at_level(logging.INFO):
             error = failure(Client(KEY, server.url), "generate")
@@ -121,14 +122,14 @@ def test_a_location_shows_no_more_than_its_host(location, caplog):
             assert KEY.lower() not in text.lower() and text.isprintable()
 
 
-def test_a_redirect_without_a_location_is_one():
+def test_redirect_without_a_location_is_a_redirect():
     with Recorder(lambda path: Answer(304, b"")) as server:
         error = failure(Client(KEY, server.url), "find")
     assert error and error.kind is Kind.REDIRECTED and "does not name" in str(error)
 
 
 @pytest.mark.parametrize("ask", ASK)
-def test_googles_address_is_not_that_of_a_variable(monkeypatch, no_network, ask):
+def test_variables_do_not_change_googles_address(monkeypatch, no_network, ask):
     with Recorder() as other:
         for name in ("GOOGLE_GEMINI_BASE_URL", "GOOGLE_VERTEX_BASE_URL"):
             monkeypatch.setenv(name, other.url)
@@ -150,7 +151,7 @@ def test_googles_address_is_not_that_of_a_variable(monkeypatch, no_network, ask)
     ],
     ids=lambda variables: next(iter(variables.items()))[1],
 )
-def test_no_variable_of_google_genai_moves_requests(monkeypatch, tmp_path, no_network, variables, ask):
+def test_google_genai_variables_do_not_redirect_requests(monkeypatch, tmp_path, no_network, variables, ask):
     for name, value in (variables | {"GOOGLE_GENAI_REPLAYS_DIRECTORY": str(tmp_path)}).items():
         monkeypatch.setenv(name, value)
     with Recorder() as server:
@@ -161,10 +162,10 @@ def test_no_variable_of_google_genai_moves_requests(monkeypatch, tmp_path, no_ne
 
 
 @pytest.mark.parametrize("name", PROXIES)
-def test_no_proxy_of_the_environment_sees_a_request(monkeypatch, tmp_path, name):
+def test_environment_proxies_see_no_request(monkeypatch, tmp_path, name):
     with Recorder() as proxy, StandIn() as server:
         monkeypatch.setenv(name, f"http://user:{PASSWORD}@{proxy.host}")
-        chain = connect(ChainSettings(("first",)), SharedState(tmp_path / "judge.sqlite"), None, server.url)
+        chain = connect(chain_settings("first"), SharedState(tmp_path / "judge.sqlite"), None, server.url)
         assert chain.ask("How many?").model == "first"
         for ask in ASK:
             error = failure(Client(KEY, "https://judge.invalid"), ask)
@@ -173,13 +174,13 @@ def test_no_proxy_of_the_environment_sees_a_request(monkeypatch, tmp_path, name)
 
 
 @pytest.mark.parametrize("name", ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"])
-def test_the_proxy_that_is_asked_for_sees_requests_but_not_those_to_the_stand_in(monkeypatch, tmp_path, caplog, name):
+def test_requested_proxy_sees_requests_except_to_the_stand_in(monkeypatch, tmp_path, caplog, name):
     with Recorder(lambda path: Answer(407, b"")) as proxy, StandIn() as server:
         monkeypatch.setenv(name, f"http://user:{PASSWORD}@{proxy.host}")
         monkeypatch.setenv("GRPO_JUDGE_BASE_URL", "https://judge.invalid")
         monkeypatch.setenv("GRPO_JUDGE_PROXY", "1")
         where = endpoint.from_environment()
-        settings, state = ChainSettings(("first",), tries=1), SharedState(tmp_path / "judge.sqlite")
+        settings, state = chain_settings("first", tries=1), SharedState(tmp_path / "judge.sqlite")
         with caplog.at_level(logging.INFO), pytest.raises(ChainError) as said:
             connect(settings, state, KEY, None, where).ask("How many?")
         assert [(seen.method, seen.path) for seen in proxy.seen] == [("CONNECT", "judge.invalid:443")]
@@ -189,7 +190,7 @@ def test_the_proxy_that_is_asked_for_sees_requests_but_not_those_to_the_stand_in
         assert len(proxy.seen) == 1 and len(server.requests) == 1
 
 
-def test_who_answers_is_told_apart():
+def test_origin_distinguishes_servers():
     """Judgements are kept by it."""
     assert Client(KEY).origin is True
     assert Client(STAND_IN_KEY, "http://127.0.0.1:1").origin is False

@@ -1,4 +1,4 @@
-"""What may follow a number as the name of what it counts, and what changes the number."""
+"""Words that may follow a number as its unit, and words that change the number."""
 
 import pytest
 from hypothesis import given
@@ -42,7 +42,7 @@ def test_a_number_may_have_a_unit(unit: str) -> None:
 
 
 @pytest.mark.parametrize("words", NO_UNITS)
-def test_words_that_say_another_number_are_no_unit(words: str) -> None:
+def test_words_that_name_another_number_are_not_a_unit(words: str) -> None:
     for box in (f"204\\text{{ {words}}}", f"204 {words}", f"204~\\mathrm{{{words}}}"):
         assert not grade(f"\\boxed{{{box}}}", "204").correct
         assert not grade("\\boxed{204}", box).correct
@@ -56,7 +56,7 @@ def test_a_unit_may_stand_without_text(bare: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["204xs", "204 abs", "204 xs", "204 m", "204 \\cos", "204ways to go"])
-def test_letters_that_may_be_a_product_are_no_unit(text: str) -> None:
+def test_letters_that_may_be_a_product_are_not_a_unit(text: str) -> None:
     assert split_unit(spell(text)) == (spell(text), "")
 
 

@@ -1,0 +1,10 @@
+"""A verdict that does not depend on which answer is the gold one."""
+
+from reward.answers import grade
+
+
+def both(first: str, second: str) -> bool:
+    """Whether two answers are equal; the order must not matter."""
+    one, other = grade(f"\\boxed{{{first}}}", second).correct, grade(f"\\boxed{{{second}}}", first).correct
+    assert one == other, (first, second)
+    return one
