@@ -14,13 +14,13 @@ from patches.series import Series, Tree
 
 COMMANDS = {
     "apply": "apply the whole series; a second time changes nothing (default)",
-    "status": "say what is applied; the exit code is the state",
+    "status": "show what is applied; the exit code is the state",
     "revert": "restore the pristine files, byte for byte",
     "verify": "check hashes, series, manifest and patches, and that every patched file compiles",
     "diff": "print the difference between the pristine and the installed files",
-    "refresh": "rebase the series onto another OpenRLHF version, in a folder aside",
+    "refresh": "rebase the series onto another OpenRLHF version, into a separate folder",
     "export": "authors: write the commits of a git worktree as patches",
-    "import": "authors: make that git worktree from the pristine package and the series",
+    "import": "authors: create that git worktree from the pristine package and the series",
 }
 FLAGS = {  # flag -> the commands that take it
     "target": {"apply", "status", "revert", "verify", "diff", "refresh", "import"},
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     for flag, commands in FLAGS.items():
         if getattr(options, flag) and options.command not in commands:
-            parser.error(f"--{flag.replace('_', '-')} does not go with {options.command}")
+            parser.error(f"--{flag.replace('_', '-')} cannot be combined with {options.command}")
     for command, flag in (("refresh", "to"), ("import", "to"), ("export", "from")):
         if options.command == command and not getattr(options, flag):
             parser.error(f"{command} needs --{flag}")
@@ -76,21 +76,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("command", nargs="?", default="apply", choices=COMMANDS, metavar="COMMAND")
-    add("--target", type=Path, metavar="DIR", help="the openrlhf package (default: the one of this Python)")
+    add("--target", type=Path, metavar="DIR", help="the openrlhf package (default: the one installed in this Python)")
     add("--version", metavar="V", help="OpenRLHF's version (default: the one installed next to the target)")
     add("--json", action="store_true", help="print one JSON object instead of text")
     add("--dry-run", action="store_true", help="build and compile, but change nothing")
-    add("--wait", type=float, metavar="S", help="seconds to wait for another call on the target (default 60)")
+    add("--wait", type=float, metavar="S", help="seconds to wait for another call on the same target (default 60)")
     add(
         "--wheel",
         type=Path,
         metavar="FILE",
-        help="pristine files (refresh: the new version's) from this wheel",
+        help="take pristine files (refresh: those of the new version) from this wheel",
     )
-    add("--from-wheel", type=Path, metavar="FILE", help="refresh: the old version's wheel")
+    add("--from-wheel", type=Path, metavar="FILE", help="refresh: wheel of the old version")
     add("--to", metavar="V|DIR", help="refresh: the new version; import: the folder to make")
     add("--from", metavar="DIR", help="export: the git worktree")
-    add("--out", type=Path, metavar="DIR", help="where refresh and export write")
+    add("--out", type=Path, metavar="DIR", help="refresh, export: the folder to write")
     return parser
 
 
@@ -185,9 +185,9 @@ def _diff(options: argparse.Namespace) -> tuple[Exit, dict, str]:
 def _refresh(options: argparse.Namespace) -> tuple[Exit, dict, str]:
     out = options.out or Path(f"{PACKAGE}-{options.to}-refresh")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise PatchError(Exit.USAGE, f"{out} exists and is not empty", f"rm -r {out}, or name another with --out")
+        raise PatchError(Exit.USAGE, f"{out} exists and is not empty", f"rm -r {out}, or give another --out")
     if manifest.ROOT in (out.resolve(), *out.resolve().parents):
-        raise PatchError(Exit.USAGE, f"refresh does not write into {manifest.ROOT}", "name another folder with --out")
+        raise PatchError(Exit.USAGE, f"refresh does not write into {manifest.ROOT}", "give another --out")
     old = options.version or _old_version(options.target)
     series = Series.load(old)
     with tempfile.TemporaryDirectory(prefix="openrlhf-refresh-") as scratch:

@@ -43,12 +43,12 @@ def export(worktree: Path, version: str, out: Path | None = None) -> list[str]:
     """Write the commits of `worktree` as patches/openrlhf-<version>/. Returns the files that changed."""
     if _git(worktree, "status", "--porcelain", "--", ".", ":(exclude,glob)**/__pycache__/**").strip():
         remedy = f"git -C {worktree} commit (one patch is one commit), then export again"
-        raise PatchError(Exit.BAD_WORKTREE, f"{worktree} has changes that are in no commit", remedy)
+        raise PatchError(Exit.BAD_WORKTREE, f"{worktree} has uncommitted changes", remedy)
     commits = _git(worktree, "rev-list", "--reverse", "--parents", "HEAD").decode().splitlines()
     ids = [line.split() for line in commits]
     if any(len(parents) > 1 for _, *parents in ids) or sum(not parents for _, *parents in ids) != 1:
         remedy = "rebase it onto its root commit"
-        raise PatchError(Exit.BAD_WORKTREE, f"the history of {worktree} is not one line", remedy)
+        raise PatchError(Exit.BAD_WORKTREE, f"the history of {worktree} is not linear", remedy)
     changes = [_change(worktree, parents[0], commit) for commit, *parents in ids[1:]]
     names = [change.name for change in changes]
     if len(set(names)) < len(names):
@@ -70,7 +70,7 @@ def _change(worktree: Path, parent: str, commit: str) -> Change:
         what = "the body must say what, why, which upstream lines, how verified, when it can be deleted"
         raise PatchError(Exit.BAD_WORKTREE, f"{here}: {what}")
     if re.search(r"^--- (a/|/dev/null)", header, re.MULTILINE) or "\r" in header:
-        raise PatchError(Exit.BAD_WORKTREE, f"{here}: the body holds lines of a diff or CRLF line ends")
+        raise PatchError(Exit.BAD_WORKTREE, f"{here}: the body contains lines of a diff or CRLF line ends")
     files: dict[str, tuple[bytes | None, bytes | None]] = {}
     raw = _git(worktree, "diff-tree", "-r", "-z", "--no-renames", parent, commit).decode().split("\0")
     for entry, path in zip(raw[0:-1:2], raw[1::2], strict=True):
@@ -79,11 +79,11 @@ def _change(worktree: Path, parent: str, commit: str) -> Change:
             raise PatchError(Exit.BAD_WORKTREE, f"{here} changes {path}, which is not below {PACKAGE}/")
         absent = "000000"
         if {old_mode, new_mode} - {"100644", absent}:
-            raise PatchError(Exit.BAD_WORKTREE, f"{here}: {path} is no plain file of mode 644")
+            raise PatchError(Exit.BAD_WORKTREE, f"{here}: {path} is not a regular file of mode 644")
         old = _git(worktree, "cat-file", "blob", old_id) if old_mode != absent else None
         new = _git(worktree, "cat-file", "blob", new_id) if new_mode != absent else None
         if b"\0" in (old or b"") + (new or b""):
-            raise PatchError(Exit.BAD_WORKTREE, f"{here}: {path} holds a NUL byte: only text can be patched")
+            raise PatchError(Exit.BAD_WORKTREE, f"{here}: {path} has a NUL byte; only text can be patched")
         if new and b"\r" in new and b"\r" not in (old or b""):
             raise PatchError(Exit.BAD_WORKTREE, f"{here}: {path} gets CRLF line ends")
         files[path] = (old, new)
@@ -95,9 +95,9 @@ def _change(worktree: Path, parent: str, commit: str) -> Change:
 def pristine_tree(target: Path, texts: dict[str, bytes | None]) -> Tree:
     """Return all files of an installed package, with `texts` (the pristine ones) in place of the touched ones."""
     tree: Tree = {}
-    for place in sorted(target.rglob("*")):
-        if place.is_file() and place.suffix != ".pyc" and "__pycache__" not in place.parts:
-            tree[f"{PACKAGE}/{place.relative_to(target).as_posix()}"] = place.read_bytes()
+    for entry in sorted(target.rglob("*")):
+        if entry.is_file() and entry.suffix != ".pyc" and "__pycache__" not in entry.parts:
+            tree[f"{PACKAGE}/{entry.relative_to(target).as_posix()}"] = entry.read_bytes()
     untouched = {path: text for path, text in tree.items() if path not in texts}
     return untouched | {path: text for path, text in texts.items() if text is not None}
 
@@ -118,11 +118,11 @@ def make_worktree(to: Path, version: str, pristine: Tree, series: Series | None)
 
 def _commit(to: Path, files: dict[str, bytes | None], message: str) -> None:
     for path, text in files.items():
-        place = to / path
+        file = to / path
         if text is None:
-            place.unlink()
+            file.unlink()
         else:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(text)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(text)
     _git(to, "add", "--all", "--force")
     _git(to, "commit", "--quiet", "--cleanup=verbatim", "--file=-", data=message.encode())

@@ -145,7 +145,7 @@ def _read_only(path: object) -> PatchError:
     return PatchError(
         Exit.READ_ONLY,
         f"cannot write to {path}: it is read-only for this user; nothing was changed",
-        "install OpenRLHF into an environment of your own, then: ./apply_patches.sh",
+        "install OpenRLHF into your own environment, then run ./apply_patches.sh",
     )
 
 
@@ -187,8 +187,8 @@ def _stage(target: Path, step: Step, aside: Path) -> Path | None:
     """Write the new text aside with the old file's mode and owner; a new file takes __init__.py's."""
     if step.new is None:
         return None
-    place = locate(target, step.path)
-    like = (place if step.old is not None else target / "__init__.py").lstat()
+    file = locate(target, step.path)
+    like = (file if step.old is not None else target / "__init__.py").lstat()
     aside.write_bytes(step.new)
     os.chmod(aside, like.st_mode & 0o7777)
     with contextlib.suppress(PermissionError):  # only root may give files away; group write is enough for us
@@ -202,20 +202,20 @@ def _stage(target: Path, step: Step, aside: Path) -> Path | None:
 
 
 def _put(target: Path, step: Step, new_file: Path | None) -> None:
-    place = locate(target, step.path)
-    _drop_bytecode(place)
+    file = locate(target, step.path)
+    _drop_bytecode(file)
     if new_file is None:
-        place.unlink()
+        file.unlink()
     else:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(new_file, place)  # a new inode: other hard links of the old file keep their bytes
+        file.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(new_file, file)  # a new inode: other hard links of the old file keep their bytes
 
 
-def _drop_bytecode(place: Path) -> None:
-    cache = place.parent / "__pycache__"
-    if place.suffix == ".py" and cache.is_dir() and not cache.is_symlink():
+def _drop_bytecode(source: Path) -> None:
+    cache = source.parent / "__pycache__"
+    if source.suffix == ".py" and cache.is_dir() and not cache.is_symlink():
         for path in list(cache.iterdir()):
-            if path.name.startswith(f"{place.stem}.") and path.suffix == ".pyc":
+            if path.name.startswith(f"{source.stem}.") and path.suffix == ".pyc":
                 path.unlink(missing_ok=True)
 
 

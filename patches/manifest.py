@@ -43,13 +43,13 @@ class Manifest:
     earlier: dict[str, list[str | None]] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, version: str, place: Path | None = None) -> "Manifest":
-        path = (place or folder(version)) / "manifest.json"
+    def load(cls, version: str, source: Path | None = None) -> "Manifest":
+        path = (source or folder(version)) / "manifest.json"
         if not path.is_file():
             known = ", ".join(known_versions()) or "none"
             raise PatchError(
                 Exit.UNKNOWN_VERSION,
-                f"there are no patches for OpenRLHF {version} (there are for: {known})",
+                f"there are no patches for OpenRLHF {version} (available: {known})",
                 f"./apply_patches.sh refresh --to {version}",
             )
         try:
@@ -61,7 +61,7 @@ class Manifest:
                 data.get("earlier", {}),
             )
         except (ValueError, KeyError, TypeError) as error:
-            raise PatchError(Exit.BAD_SERIES, f"{path} is no manifest: {error!r}") from error
+            raise PatchError(Exit.BAD_SERIES, f"{path} is not a manifest: {error!r}") from error
 
     def render(self) -> bytes:
         data = {"version": self.version, "series": list(self.series), "files": self.files, "earlier": self.earlier}

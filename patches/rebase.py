@@ -190,7 +190,7 @@ def _next_steps(out: Path, version: str, has_misfits: bool) -> list[str]:
     if has_misfits:
         steps += [
             f"2. `./apply_patches.sh import --wheel WHEEL --to WORKTREE` with the wheel of {version}, "
-            "then port each hunk below there, one commit a patch",
+            "then port each hunk below there, one commit per patch",
             f"3. `./apply_patches.sh export --version {version} --from WORKTREE`",
         ]
     return [*steps, f"{len(steps) + 1}. `./apply_patches.sh`"]

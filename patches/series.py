@@ -23,12 +23,12 @@ class Series:
         """Read a folder. Raises BAD_SERIES if series, manifest and patch files contradict each other."""
         manifest = Manifest.load(version)
         names = read_order(folder(version) / "series")
-        found = sorted(path.name for path in folder(version).glob("*.patch"))
+        present = sorted(path.name for path in folder(version).glob("*.patch"))
         problems = [
             (manifest.version != version, f"the manifest is of version {manifest.version}"),
             (list(manifest.series) != names, "the series file and the manifest list different patches"),
             (len(set(names)) < len(names), "the series file lists a patch twice"),
-            (sorted(names) != found, f"the series file lists {sorted(names)}, the folder has {found}"),
+            (sorted(names) != present, f"the series file lists {sorted(names)}, the folder has {present}"),
         ]
         for is_wrong, message in problems:
             if is_wrong:
@@ -110,7 +110,9 @@ def write_folder(target: Path, version: str, changes: list[Change]) -> list[str]
             files.setdefault(path, {PRISTINE: sha256(old)})[change.name] = sha256(new)
     names = tuple(change.name for change in changes)
     manifest = Manifest(version, names, dict(sorted(files.items())))
-    older = next((place for place in (target, folder(version)) if (place / "manifest.json").is_file()), None)
+    older = next(
+        (candidate for candidate in (target, folder(version)) if (candidate / "manifest.json").is_file()), None
+    )
     if older:
         manifest = manifest.succeeding(Manifest.load(version, older))
     contents = {change.name: change.patch().render() for change in changes}
@@ -123,11 +125,11 @@ def write_folder(target: Path, version: str, changes: list[Change]) -> list[str]
             stale.unlink()
             changed.append(stale.name)
     for name, data in contents.items():
-        place = target / name
-        if not place.is_file() or place.read_bytes() != data:
+        candidate = target / name
+        if not candidate.is_file() or candidate.read_bytes() != data:
             aside = target / f".{name}.new"
             aside.write_bytes(data)
-            os.replace(aside, place)
+            os.replace(aside, candidate)
             changed.append(name)
     return changed
 

@@ -41,24 +41,24 @@ def check_target(target: Path) -> Path:
         message = f"{target} is a symbolic link; patching it would change {real}"
         raise PatchError(Exit.UNSAFE_FILE, message, f"./apply_patches.sh --target {real}")
     if not (target / "__init__.py").is_file():
-        message = f"there is no OpenRLHF in {target}: no __init__.py"
+        message = f"{target} is not an OpenRLHF package: __init__.py is missing"
         raise PatchError(Exit.MISSING, message, "./apply_patches.sh --target DIR/openrlhf")
     return target
 
 
 def installed_version(target: Path) -> str:
     """Return OpenRLHF's version from the dist-info METADATA next to the package."""
-    found = {}
+    versions = {}
     for path in sorted(target.parent.glob(f"{PACKAGE}-*.dist-info/METADATA")):
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("Version:"):
-                found[line.removeprefix("Version:").strip()] = path
+                versions[line.removeprefix("Version:").strip()] = path
                 break
-    if len(found) != 1:
-        what = f"several versions ({', '.join(found)})" if found else "no openrlhf-*.dist-info/METADATA"
+    if len(versions) != 1:
+        what = f"several versions ({', '.join(versions)})" if versions else "no openrlhf-*.dist-info/METADATA"
         message = f"cannot tell the OpenRLHF version of {target}: {what} next to it"
         raise PatchError(Exit.UNKNOWN_VERSION, message, "./apply_patches.sh status --version VERSION")
-    return next(iter(found))
+    return next(iter(versions))
 
 
 def next_command(target: Path, version: str, words: str) -> str:
@@ -77,23 +77,23 @@ def next_command(target: Path, version: str, words: str) -> str:
 
 def locate(target: Path, path: str) -> Path:
     """Return the location of `openrlhf/...` in the target. Raises UNSAFE_FILE at a symbolic link on the way."""
-    place = target
+    file = target
     for part in path.split("/")[1:]:
-        place = place / part
-        if place.is_symlink():
-            message = f"{place} is a symbolic link to {os.readlink(place)}; patches never follow one"
+        file = file / part
+        if file.is_symlink():
+            message = f"{file} is a symbolic link to {os.readlink(file)}; patches never follow one"
             remedy = f"reinstall without links: uv pip install --link-mode copy --reinstall --no-deps {PACKAGE}"
             raise PatchError(Exit.UNSAFE_FILE, message, remedy)
-    return place
+    return file
 
 
 def read_installed(target: Path, path: str) -> bytes | None:
     """Return the bytes of `openrlhf/...` in the target, None if it is absent."""
-    place = locate(target, path)
+    file = locate(target, path)
     try:
-        if not stat.S_ISREG(place.lstat().st_mode):
-            raise PatchError(Exit.UNSAFE_FILE, f"{place} is no plain file")
-        return place.read_bytes()
+        if not stat.S_ISREG(file.lstat().st_mode):
+            raise PatchError(Exit.UNSAFE_FILE, f"{file} is not a regular file")
+        return file.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
 
@@ -155,9 +155,9 @@ class Status:
 def inspect(target: Path, manifest: Manifest) -> Status:
     """Derive the state of an installed package from the hashes of its touched files."""
     records = [_record(target, manifest, path) for path in sorted(manifest.files)]
-    found = {record.path: record.found for record in records}
+    installed = {record.path: record.found for record in records}
     total = len(manifest.series)
-    matching = [n for n in range(total + 1) if all(manifest.after(p, n) == found[p] for p in found)]
+    matching = [n for n in range(total + 1) if all(manifest.after(p, n) == installed[p] for p in installed)]
     applied = max(matching, default=0)
     unknown = [record.path for record in records if record.position is None and not record.is_earlier]
     earlier = [record.path for record in records if record.is_earlier]
@@ -187,7 +187,7 @@ def inspect(target: Path, manifest: Manifest) -> Status:
         next=advice,
         applied=applied,
         total=total,
-        digest=manifest.digest(lambda path: found[path]),
+        digest=manifest.digest(lambda path: installed[path]),
         expected_digest=manifest.expected_digest(),
         files=records,
     )
@@ -195,10 +195,10 @@ def inspect(target: Path, manifest: Manifest) -> Status:
 
 def _record(target: Path, manifest: Manifest, path: str) -> FileRecord:
     text, chain = read_installed(target, path), manifest.chain(path)
-    found, note = sha256(text), ""
+    installed, note = sha256(text), ""
     # The last match: a patch that reverts another one repeats a hash.
-    position = max((i for i, known in enumerate(chain) if known == found), default=None)
-    is_earlier = position is None and found in manifest.earlier.get(path, [])
+    position = max((i for i, known in enumerate(chain) if known == installed), default=None)
+    is_earlier = position is None and installed in manifest.earlier.get(path, [])
     if is_earlier:
         state = "of an earlier release"
     elif position is None and text is None:
@@ -206,11 +206,11 @@ def _record(target: Path, manifest: Manifest, path: str) -> FileRecord:
     elif position is None and text is not None:
         state = "edited"
         if b"\0" in text:
-            note = "it holds a NUL byte: it is no text file"
+            note = "it has a NUL byte, so it is not a text file"
         elif b"\r\n" in text and sha256(text.replace(b"\r\n", b"\n")) in chain:
-            note = "only its line ends differ: CRLF instead of LF"
+            note = "only its line endings differ: CRLF instead of LF"
     elif position == len(chain) - 1:
         state = "applied"
     else:
         state = f"applied {position} of {len(chain) - 1}" if position else "pristine"
-    return FileRecord(path, state, found, chain[-1], position, len(chain) - 1, note, is_earlier)
+    return FileRecord(path, state, installed, chain[-1], position, len(chain) - 1, note, is_earlier)

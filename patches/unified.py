@@ -54,8 +54,8 @@ class FileDiff:
     def apply(self, text: bytes | None, patch: str) -> bytes | None:
         """Return the text after the change; None means an absent file. `patch` names it in errors."""
         if self.creates != (text is None):
-            found = "does not exist" if text is None else "exists already"
-            raise PatchError(Exit.BAD_SERIES, f"{patch} does not apply: {self.path} {found}")
+            existence = "does not exist" if text is None else "exists already"
+            raise PatchError(Exit.BAD_SERIES, f"{patch} does not apply: {self.path} {existence}")
         lines = split_lines(text or b"")
         out: list[bytes] = []
         position = 0
@@ -93,12 +93,12 @@ class Patch:
         return self.header.encode() + b"\n\n" + b"".join(render_diff(diff) for diff in self.files)
 
 
-def _mismatch(patch: str, path: str, number: int, line: int, old: list[bytes], found: list[bytes]) -> PatchError:
+def _mismatch(patch: str, path: str, number: int, line: int, old: list[bytes], present: list[bytes]) -> PatchError:
     def block(lines: list[bytes]) -> str:
         return "".join(f"    {text.decode(errors='replace').rstrip()!r}\n" for text in lines) or "    (end of file)\n"
 
     message = f"{patch} does not apply: {path} hunk {number} at line {line}\n  expected:\n{block(old)}  found:\n"
-    return PatchError(Exit.BAD_SERIES, message + block(found).rstrip("\n"))
+    return PatchError(Exit.BAD_SERIES, message + block(present).rstrip("\n"))
 
 
 def parse(name: str, data: bytes) -> Patch:
@@ -110,7 +110,7 @@ def parse(name: str, data: bytes) -> Patch:
         return PatchError(Exit.BAD_SERIES, f"{name} line {index + 1}: {what}, found {shown}")
 
     if b"\0" in data:
-        raise PatchError(Exit.BAD_SERIES, f"{name} has a NUL byte: only text can be patched")
+        raise PatchError(Exit.BAD_SERIES, f"{name} has a NUL byte; only text can be patched")
     at = next((i for i in range(len(lines)) if _starts_file(lines, i)), len(lines))
     if at == len(lines):
         raise PatchError(Exit.BAD_SERIES, f"{name} changes nothing: no line starts with '--- a/'")

@@ -17,7 +17,7 @@ def read_wheel(path: Path, version: str | None = None) -> tuple[str, Tree]:
             names = [name for name in archive.namelist() if not name.endswith("/")]
             metadata = next(name for name in names if name.endswith(".dist-info/METADATA"))
             lines = archive.read(metadata).decode().splitlines()
-            found = next(line for line in lines if line.startswith("Version:")).removeprefix("Version:").strip()
+            named_version = next(line for line in lines if line.startswith("Version:")).removeprefix("Version:").strip()
             tree = {}
             for name in names:
                 inside = name.split("/")
@@ -26,12 +26,12 @@ def read_wheel(path: Path, version: str | None = None) -> tuple[str, Tree]:
                 if inside[0] == PACKAGE:
                     tree["/".join(inside)] = archive.read(name)
     except (OSError, zipfile.BadZipFile, StopIteration) as error:
-        raise PatchError(Exit.NO_WHEEL, f"{path} is no readable {PACKAGE} wheel: {error!r}") from error
+        raise PatchError(Exit.NO_WHEEL, f"{path} is not a readable {PACKAGE} wheel: {error!r}") from error
     if not tree:
-        raise PatchError(Exit.NO_WHEEL, f"{path} holds no {PACKAGE} package")
-    if version is not None and found != version:
-        raise PatchError(Exit.NO_WHEEL, f"{path} is {PACKAGE} {found}, not {version}")
-    return found, tree
+        raise PatchError(Exit.NO_WHEEL, f"{path} does not contain {PACKAGE}")
+    if version is not None and named_version != version:
+        raise PatchError(Exit.NO_WHEEL, f"{path} is {PACKAGE} {named_version}, not {version}")
+    return named_version, tree
 
 
 def download(version: str, scratch: Path) -> Path:
@@ -39,10 +39,10 @@ def download(version: str, scratch: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
     command += ["--disable-pip-version-check", "--dest", str(scratch), f"{PACKAGE}=={version}"]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    found = sorted(scratch.glob("*.whl"))
-    if done.returncode or not found:
+    wheels = sorted(scratch.glob("*.whl"))
+    if done.returncode or not wheels:
         reason = (done.stderr or done.stdout).strip().splitlines()[-3:]
         message = f"could not download {PACKAGE} {version} with {sys.executable} -m pip:\n" + "\n".join(reason)
         remedy = f"fetch the wheel elsewhere (pip download --no-deps {PACKAGE}=={version}), then pass its file"
         raise PatchError(Exit.NO_WHEEL, message, remedy)
-    return found[0]
+    return wheels[0]

@@ -1,5 +1,6 @@
 """The tensors that a gpt-oss checkpoint must hold according to its config.json. Works without torch."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from grpo.model.model_files import (
 )
 
 MODEL_TYPE = "gpt_oss"
+PACKED = "packed"
+EXPERTS = (PACKED, "bf16")  # how the actor holds experts
 
 
 ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -23,7 +26,7 @@ _GROUP = 32  # values that share a scale; as in grpo.model.mxfp4, which needs to
 _FLOATS = ("BF16", "F16", "F32")
 
 
-_REMEDY = "config.json and the weights are of different models or broken: download both again"
+_REMEDY = "config.json and the weights are of different models or damaged: download both again"
 
 
 @dataclass(frozen=True)
@@ -50,20 +53,24 @@ class Architecture:
             CheckpointError: if the architecture or storage format is unsupported, or a number is missing.
         """
         if config.get("model_type") != MODEL_TYPE:
-            raise CheckpointError(f"config.json is of a {config.get('model_type')} model: choose a {MODEL_TYPE} one")
+            raise CheckpointError(f"config.json is of a {config.get('model_type')} model", f"choose a {MODEL_TYPE} one")
         method = (config.get("quantization_config") or {}).get("quant_method")
         if method not in (None, "mxfp4"):
-            raise CheckpointError(f"the weights are stored as {method}: choose a checkpoint in MXFP4 or bf16")
+            raise CheckpointError(f"the weights are stored as {method}", "choose a checkpoint in MXFP4 or bf16")
         if config.get("tie_word_embeddings"):
-            raise CheckpointError("config.json ties lm_head to the embeddings, no gpt-oss does: download it again")
+            raise CheckpointError(
+                "config.json ties lm_head to the embeddings, which gpt-oss does not", "download it again"
+            )
         numbers = {field: config.get(key) for field, key in _KEYS.items()}
         wrong = [_KEYS[field] for field, value in numbers.items() if type(value) is not int or value < 1]
         if wrong:
-            raise CheckpointError(f"config.json has no count above 0 for {', '.join(wrong)}: download it again")
-        found = cls(**numbers, attention_bias=config.get("attention_bias", True), mxfp4=method == "mxfp4")  # type: ignore[arg-type]
-        if found.mxfp4 and (found.hidden % _GROUP or found.intermediate % _GROUP):
-            raise CheckpointError(f"MXFP4 needs sizes that {_GROUP} divides: config.json is of another model")
-        return found
+            raise CheckpointError(f"config.json has no positive count for {', '.join(wrong)}", "download it again")
+        architecture = cls(**numbers, attention_bias=config.get("attention_bias", True), mxfp4=method == "mxfp4")  # type: ignore[arg-type]
+        if architecture.mxfp4 and (architecture.hidden % _GROUP or architecture.intermediate % _GROUP):
+            raise CheckpointError(
+                f"config.json has sizes that are not multiples of {_GROUP}, which MXFP4 needs", "download it again"
+            )
+        return architecture
 
     def parameters(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every parameter by its name in transformers' `GptOssForCausalLM`."""
@@ -106,6 +113,11 @@ class Architecture:
                 shapes[name] = shape
         return shapes
 
+    def actor_bytes(self, packed: bool) -> dict[str, int]:
+        """Return the bytes of every parameter of the actor, with packed experts or all in bf16."""
+        shapes = self.stored() if packed else self.parameters()
+        return {name: math.prod(shape) * (1 if is_packed(name) else 2) for name, shape in shapes.items()}
+
 
 _KEYS = {
     "layers": "num_hidden_layers",
@@ -120,8 +132,13 @@ _KEYS = {
 }
 
 
+def is_packed(name: str) -> bool:
+    """Tell whether a tensor holds blocks or scales of MXFP4, in bytes."""
+    return name.endswith(("_blocks", "_scales"))
+
+
 def is_expert(name: str) -> bool:
-    """Tell whether MXFP4 checkpoints store this parameter packed."""
+    """Return whether MXFP4 checkpoints store this parameter packed."""
     return name.endswith((".experts.gate_up_proj", ".experts.down_proj"))
 
 
@@ -136,26 +153,26 @@ def check(model: Model) -> list[Fault]:
     missing = tuple(name for name in wanted if name not in model.tensors and name not in explained)
     faults = list(model.faults)
     if missing and model.shards:
-        what = f"lacks {len(missing)} of the {len(wanted)} tensors that config.json asks for, {missing[0]} for one"
+        what = f"lacks {len(missing)} of the {len(wanted)} tensors that config.json asks for, for example {missing[0]}"
         faults.append(Fault(SINGLE if model.shards[0].name == SINGLE else INDEX, what, _REMEDY, missing))
     return faults + _contradictions(model, wanted)
 
 
 def _contradictions(model: Model, wanted: dict[str, tuple[int, ...]]) -> list[Fault]:
     """Compare the existing tensors with the config. Returns one fault per file and kind."""
-    found: defaultdict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
+    tensors: defaultdict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
     for name, tensor in sorted(model.tensors.items()):
         file = tensor.file.name
-        dtypes = ("U8",) if name.endswith(("_blocks", "_scales")) else _FLOATS
+        dtypes = ("U8",) if is_packed(name) else _FLOATS
         if name not in wanted:
-            found[file, "that config.json does not ask for"].append((name, ""))
+            tensors[file, "that config.json does not ask for"].append((name, ""))
         elif tensor.shape != wanted[name]:
-            found[file, "of another shape"].append((name, f" is {tensor.shape}, config.json asks for {wanted[name]}"))
+            tensors[file, "of another shape"].append((name, f" is {tensor.shape}, config.json asks for {wanted[name]}"))
         elif tensor.dtype not in dtypes:
-            found[file, "of another type"].append((name, f" is {tensor.dtype}, not {' or '.join(dtypes)}"))
+            tensors[file, "of another type"].append((name, f" is {tensor.dtype}, not {' or '.join(dtypes)}"))
     return [
         Fault(file, _describe(kind, names), _REMEDY, tuple(name for name, _ in names))
-        for (file, kind), names in found.items()
+        for (file, kind), names in tensors.items()
     ]
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm")
 
 
 def is_needed() -> bool:
-    """Say whether PyTorch would compute bf16 products on this CPU with its plain loop."""
+    """Return whether PyTorch would compute bf16 products on this CPU with its plain loop."""
     return not torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
@@ -43,5 +43,11 @@ def replace_kernels() -> torch.library.Library:
 def _through_float32(kernel: Any, keyset: Any, *operands: Any, **factors: Any) -> torch.Tensor:
     if operands[0].dtype != torch.bfloat16:
         return kernel.call_boxed(keyset, *operands, **factors)
-    wide = [operand.float() if isinstance(operand, torch.Tensor) else operand for operand in operands]
+    wide = [_wide(operand) for operand in operands]
     return kernel.call_boxed(keyset, *wide, **factors).to(torch.bfloat16)
+
+
+def _wide(operand: Any) -> Any:
+    """Return a bf16 tensor in float32; others, such as the ends of a grouped product's groups, as they are."""
+    is_bf16 = isinstance(operand, torch.Tensor) and operand.dtype == torch.bfloat16
+    return operand.float() if is_bf16 else operand

@@ -2,84 +2,86 @@
 
 Stock transformers builds the whole quantised model in the host memory of every rank: 4 x 233.7 GB for the 120b. This
 module builds the model on the meta device. Each rank then fills its own ZeRO-3 partition of each parameter from the
-safetensors files, so the ranks together hold the model about once.
+safetensors files, so the ranks together hold the model about once. Experts stay packed as MXFP4, or become bf16.
 """
 
 from pathlib import Path
 from typing import Any
 
 import torch
+from deepspeed.accelerator import get_accelerator
 from torch import nn
 from transformers import AutoConfig, GptOssConfig, GptOssForCausalLM
 from transformers.modeling_utils import no_init_weights
 
-from grpo.model import architecture, model_files
+from grpo.model import architecture, attention, attention_check, experts, model_files
 from grpo.model.model_files import CheckpointError
 from grpo.model.model_reader import CheckpointReader
 from grpo.model.zero import ZeroPartitioner
+from grpo.stack.hub import downloaded_folder
 
 
 def is_gpt_oss(path: str | Path) -> bool:
-    """Say whether ``path`` is a gpt-oss checkpoint."""
+    """Return whether ``path`` is a gpt-oss checkpoint."""
     return isinstance(AutoConfig.from_pretrained(path), GptOssConfig)
 
 
 def load_gpt_oss(
-    path: str | Path, attn_implementation: str = "eager", ds_config: dict | None = None
+    path: str | Path, attn_implementation: str = attention.NAME, ds_config: dict | None = None, packed: bool = True
 ) -> GptOssForCausalLM:
-    """Load a gpt-oss checkpoint in bf16, partitioned by ZeRO-3 if ``ds_config`` asks for stage 3.
+    """Load a gpt-oss checkpoint, partitioned by ZeRO-3 if ``ds_config`` asks for stage 3.
 
     Args:
         path: a local checkpoint directory, or a hub id that is cached locally or can be downloaded.
-        attn_implementation: one that applies attention sinks; ``grpo.launch.flags`` accepts only eager.
+        attn_implementation: one that applies attention sinks, see ``grpo.launch.flags``.
         ds_config: OpenRLHF's DeepSpeed configuration; None loads whole parameters on the CPU.
+        packed: whether experts in MXFP4 stay so. All else is bf16.
 
     Raises:
         CheckpointError: if the checkpoint is incomplete or has another architecture.
     """
-    directory = _local_directory(path)
+    directory = downloaded_folder(str(path))
     files = model_files.read(directory)
     faults = architecture.check(files)
     if faults:
-        raise CheckpointError(f"{directory}: {faults[0]}")
+        raise CheckpointError(f"{directory}: {faults[0].file} {faults[0].what}", faults[0].remedy)
     config = AutoConfig.from_pretrained(directory)
     if hasattr(config, "quantization_config"):
-        del config.quantization_config  # the loaded model is bf16; transformers would look for a quantizer
+        del config.quantization_config  # transformers would look for a quantizer
     config.dtype = torch.bfloat16
+    attention.register()
+    if attn_implementation == attention.NAME:
+        attention_check.check(config, torch.device(get_accelerator().current_device_name()))
     config._attn_implementation = attn_implementation
     with torch.device("meta"), no_init_weights():
         model = GptOssForCausalLM(config)
+    experts.install(model, packed and architecture.Architecture.from_config(files.config).mxfp4)
 
     zero = ZeroPartitioner(ds_config) if ds_config and ds_config["zero_optimization"]["stage"] == 3 else None
     reader = CheckpointReader(files)
     for name, parameter in list(model.named_parameters()):
         owner_name, _, leaf = name.rpartition(".")
         owner = model.get_submodule(owner_name)
-        owner.register_parameter(leaf, _load_parameter(reader, name, parameter.shape, zero))
+        owner.register_parameter(leaf, _load_parameter(reader, name, parameter, zero))
     restore_rope(model)
     return model
 
 
 def _load_parameter(
-    reader: CheckpointReader, name: str, shape: torch.Size, zero: ZeroPartitioner | None
+    reader: CheckpointReader, name: str, described: nn.Parameter, zero: ZeroPartitioner | None
 ) -> nn.Parameter:
+    """Return a parameter of the shape of ``described``, which is on the meta device."""
+    shape = described.shape
+    dtype = torch.uint8 if described.dtype == torch.uint8 else torch.bfloat16
     if zero is None:
-        parameter = nn.Parameter(torch.empty(shape, dtype=torch.bfloat16))
+        parameter = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=described.requires_grad)
         reader.fill(name, shape, 0, parameter.data.view(-1))
         return parameter
-    parameter = zero.partitioned_parameter(shape)
+    parameter = zero.partitioned_parameter(shape, dtype, described.requires_grad)
     start, stop = zero.local_range(shape)
     if stop > start:
         reader.fill(name, shape, start, parameter.ds_tensor.data[: stop - start])
     return parameter
-
-
-def _local_directory(path: str | Path) -> Path:
-    if Path(path).is_dir():
-        return Path(path)
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(str(path), allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
 
 
 def restore_rope(model: nn.Module) -> None:

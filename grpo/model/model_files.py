@@ -5,20 +5,27 @@ For a 61 GB model this reads a few hundred kilobytes.
 
 import json
 import math
+from collections.abc import KeysView
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from grpo.stack.hub import absence
+from grpo.stack.problem import UserError
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 ITEM_BYTES = {"U8": 1, "BF16": 2, "F16": 2, "F32": 4}
 _MAX_HEADER = 100_000_000
+_AGAIN = "download or copy this file again"
 
 
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be read or used; the message names the file and the remedy."""
+class CheckpointError(UserError):
+    """A checkpoint that cannot be read or used."""
+
+
+class HeaderError(ValueError):
+    """What is wrong with a safetensors file, without its name: "is missing"."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,7 @@ class Model:
 
     @property
     def is_mxfp4(self) -> bool:
-        """Tell whether the experts are stored in MXFP4."""
+        """Return whether the experts are stored in MXFP4."""
         return (self.config.get("quantization_config") or {}).get("quant_method") == "mxfp4"
 
     @property
@@ -109,7 +116,8 @@ def read(folder: Path) -> Model:
         CheckpointError: if the folder is missing, or config.json is missing or unreadable.
     """
     if not folder.is_dir():
-        raise CheckpointError(f"{folder} {': '.join(absence(str(folder)))}")
+        what, remedy = absence(str(folder))
+        raise CheckpointError(f"{folder} {what}", remedy)
     config = read_json(folder / "config.json")
     faults: list[Fault] = []
     tensors: dict[str, Tensor] = {}
@@ -117,14 +125,13 @@ def read(folder: Path) -> Model:
     for shard, named in promised.items():
         try:
             held, end = read_header(folder / shard)
-        except CheckpointError as error:
-            what = str(error).removeprefix(f"{shard} ")
-            faults.append(Fault(shard, what, "download or copy this file again", tuple(sorted(named or ()))))
+        except HeaderError as error:
+            faults.append(Fault(shard, str(error), _AGAIN, tuple(sorted(named or ()))))
             continue
         size = (folder / shard).stat().st_size
         if size != end:
             what = f"has {size:,} bytes, its header says {end:,}, a broken download or a full disk"
-            faults.append(Fault(shard, what, "download or copy this file again"))
+            faults.append(Fault(shard, what, _AGAIN))
         tensors |= held if named is None else {name: held[name] for name in held.keys() & named}
         if named is not None:
             faults += _disagreements(shard, held.keys(), named)
@@ -139,7 +146,8 @@ def read_whole(folder: Path) -> Model:
     """
     model = read(folder)
     if model.faults:
-        raise CheckpointError(str(model.faults[0]))
+        fault = model.faults[0]
+        raise CheckpointError(f"{fault.file} {fault.what}", fault.remedy)
     return model
 
 
@@ -160,22 +168,22 @@ def _promised(folder: Path, faults: list[Fault]) -> dict[str, set[str] | None]:
     except (CheckpointError, KeyError, AttributeError, TypeError):
         shards = {}
     if not shards:
-        faults.append(Fault(INDEX, "is no index of safetensors files", "download or copy this file again"))
+        faults.append(Fault(INDEX, "is not an index of safetensors files", _AGAIN))
     if shards and single.exists() and SINGLE not in shards:
-        what = f"stands beside {INDEX}, which does not name it; which of the two is loaded differs between programs"
+        what = f"lies beside {INDEX}, which does not name it. Programs differ in which of the two they load"
         faults.append(Fault(SINGLE, what, "remove the one that is not the model"))
     return dict(sorted(shards.items()))
 
 
-def _disagreements(shard: str, held: Any, named: set[str]) -> list[Fault]:
+def _disagreements(shard: str, held: KeysView[str], named: set[str]) -> list[Fault]:
     """Compare the names in a shard with those that the index assigns to it."""
     faults = []
     lacking, unnamed = tuple(sorted(named - held)), tuple(sorted(held - named))
     if lacking:
-        what = f"lacks {len(lacking)} of the {len(named)} tensors that {INDEX} puts there, {lacking[0]} for one"
+        what = f"lacks {len(lacking)} of the {len(named)} tensors that {INDEX} assigns to it, for example {lacking[0]}"
         faults.append(Fault(shard, what, f"download or copy this file and {INDEX} again", lacking))
     if unnamed:
-        what = f"does not name {len(unnamed)} of the {len(held)} tensors in {shard}, {unnamed[0]} for one"
+        what = f"does not name {len(unnamed)} of the {len(held)} tensors in {shard}, for example {unnamed[0]}"
         faults.append(Fault(INDEX, what, f"download or copy this file and {shard} again", unnamed))
     return faults
 
@@ -193,24 +201,24 @@ def read_header(file: Path) -> tuple[dict[str, Tensor], int]:
     The format: 8 bytes little-endian header length, JSON header, data (https://github.com/huggingface/safetensors).
 
     Raises:
-        CheckpointError: if the file is missing or has no such header.
+        HeaderError: if the file is missing or has no such header.
     """
     try:
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
             text = opened.read(length) if length < _MAX_HEADER else b""
     except FileNotFoundError:
-        raise CheckpointError(f"{file.name} is missing") from None
+        raise HeaderError("is missing") from None
     except OSError as error:
-        raise CheckpointError(f"{file.name} cannot be read ({error.strerror})") from None
+        raise HeaderError(f"cannot be read ({error.strerror})", "make it readable, or copy it again") from None
     try:
         header = json.loads(text)
         header.pop("__metadata__", None)
         tensors = {name: _tensor(file, 8 + length, entry) for name, entry in header.items()}
     except (ValueError, AttributeError, KeyError, TypeError):
         size = file.stat().st_size
-        raise CheckpointError(
-            f"{file.name} ({size:,} bytes) is no safetensors file, a cut or a pointer file?"
+        raise HeaderError(
+            f"({size:,} bytes) is not a safetensors file; it may be truncated or a Git LFS pointer"
         ) from None
     return tensors, max((tensor.stop for tensor in tensors.values()), default=8 + length)
 
@@ -220,7 +228,7 @@ def _tensor(file: Path, base: int, entry: dict[str, Any]) -> Tensor:
     tensor = Tensor(file, entry["dtype"], tuple(entry["shape"]), base + start, base + stop)
     size = ITEM_BYTES.get(tensor.dtype)
     if size is not None and stop - start != size * math.prod(tensor.shape):
-        raise ValueError("the place of a tensor does not fit its shape")
+        raise ValueError("the offsets of a tensor do not match its shape")
     return tensor
 
 
@@ -233,11 +241,13 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise CheckpointError(f"{file.name} is missing in {file.parent}") from None
+        raise CheckpointError(f"{file.name} is missing in {file.parent}", _AGAIN) from None
     except OSError as error:
-        raise CheckpointError(f"{file} cannot be read ({error.strerror})") from None
+        raise CheckpointError(
+            f"{file} cannot be read ({error.strerror})", "make it readable, or copy it again"
+        ) from None
     except ValueError as error:
-        raise CheckpointError(f"{file.name} is no JSON: {error}") from None
+        raise CheckpointError(f"{file} is not JSON ({error})", _AGAIN) from None
     if not isinstance(content, dict):
-        raise CheckpointError(f"{file.name} holds no JSON object")
+        raise CheckpointError(f"{file} does not hold a JSON object", _AGAIN)
     return content

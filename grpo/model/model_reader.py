@@ -44,7 +44,8 @@ class CheckpointReader:
         Args:
             name: the parameter's name in ``GptOssForCausalLM``.
             shape: the parameter's shape. MXFP4 is stored transposed and is written in this layout.
-            out: bf16 ``[elements]``, contiguous; MXFP4 is dequantised on its device.
+            out: ``[elements]``, contiguous. In bf16, MXFP4 is dequantised on its device. In uint8, ``name`` is that of
+                blocks or scales, which are read as they are.
 
         Raises:
             CheckpointError: if a file cannot be read, or was truncated after its header was checked.
@@ -88,6 +89,6 @@ class CheckpointReader:
                     raise OSError(f"it ends before byte {position + 1:,}")
                 left, position = left[got:], position + got
         except OSError as error:
-            raise CheckpointError(f"{tensor.file} cannot be read ({error}): download it again") from error
+            raise CheckpointError(f"{tensor.file} cannot be read ({error})", "download it again") from error
         self.bytes_read += result.nbytes
         return result

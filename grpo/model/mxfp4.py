@@ -69,8 +69,21 @@ def dequantize(
     return result
 
 
+def unpacked(blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """Return `[..., in, out]` of `dtype` like `dequantize`, in the order of memory that the device writes fastest.
+
+    Args:
+        blocks, scales: as for `dequantize`, or a part of them along `out` or `groups`.
+    """
+    if blocks.device.type == "cuda" and dtype == torch.bfloat16:
+        from grpo.model import mxfp4_triton  # here, since Triton is not on every machine
+
+        return mxfp4_triton.unpack(blocks, scales).transpose(-1, -2)
+    return dequantize(blocks, scales, dtype)
+
+
 def uses_kernel(dtype: torch.dtype, device: torch.device) -> bool:
-    """Say whether `dequantize` runs the compiled kernel for this kind of result."""
+    """Return whether `dequantize` runs the compiled kernel for this kind of result."""
     avx2 = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
     return dtype == torch.bfloat16 and device.type == "cpu" and avx2 and mxfp4_kernel.load() is not None
 

@@ -1,7 +1,7 @@
 """ZeRO-3: the configuration that this setup needs, and parameters that are created partitioned."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -9,23 +9,27 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.zero.partition_parameters import Init, PartitionedParamStatus, free_param
 from torch import nn
 
+from grpo.stack.upstream.arguments import Arguments
+from grpo.stack.upstream.trainer import ZeroParameter
 
-def tune(ds_config: dict[str, Any], args: Any) -> dict[str, Any]:
+
+def tune(ds_config: dict[str, Any], args: Arguments | None) -> dict[str, Any]:
     """Complete OpenRLHF's DeepSpeed configuration, in place, and return it.
 
     - Parameter offload is pinned if there is a GPU.
-    - Gathers of several parameters run one after the other on gloo. DeepSpeed 0.18.5 launches one all-gather per
-      parameter and waits only for the last, and gloo completes them in any order. A gather could return early and later
-      overwrite what was written to the parameter. NCCL's stream keeps the order.
+    - Gathers of several parameters run one after the other. DeepSpeed 0.18.5 otherwise holds them twice. On gloo it
+      launches one all-gather per parameter and waits only for the last, and gloo completes them in any order: a gather
+      could return early and later overwrite what was written to the parameter.
+
+    Args:
+        args: None, and arguments without our flags, leave DeepSpeed's threshold.
     """
     zero = ds_config["zero_optimization"]
     if zero["stage"] != 3:
         return ds_config
-    on_cpu = get_accelerator().communication_backend_name() == "gloo"
     if zero["offload_param"]["device"] == "cpu":
-        zero["offload_param"]["pin_memory"] = not on_cpu
-    if on_cpu:
-        zero["stage3_allgather_sequential"] = True
+        zero["offload_param"]["pin_memory"] = get_accelerator().communication_backend_name() != "gloo"
+    zero["stage3_allgather_sequential"] = True
     threshold = getattr(args, "stage3_param_persistence_threshold", None)
     if threshold is not None:
         zero["stage3_param_persistence_threshold"] = threshold
@@ -56,14 +60,16 @@ class ZeroPartitioner:
     def _partition_size(self, shape: torch.Size) -> int:
         return -(-shape.numel() // self._init.num_partitions)
 
-    def partitioned_parameter(self, shape: torch.Size) -> Any:
-        """Return a partitioned, not gathered ``nn.Parameter`` of ``shape``, in bf16.
+    def partitioned_parameter(
+        self, shape: torch.Size, dtype: torch.dtype = torch.bfloat16, requires_grad: bool = True
+    ) -> Any:
+        """Return a partitioned, not gathered ``nn.Parameter`` of ``shape``, which is a ``ZeroParameter`` too.
 
         Its ``ds_tensor`` holds zeros. The caller writes this rank's range to its beginning; the rest is padding.
         """
         # A stride-0 view of one element: it has the shape that DeepSpeed records and takes no memory.
-        whole = torch.empty(1, dtype=torch.bfloat16, device=self.device).expand(shape)
-        parameter: Any = nn.Parameter(whole, requires_grad=True)  # DeepSpeed adds attributes
+        whole = torch.empty(1, dtype=dtype, device=self.device).expand(shape)
+        parameter: Any = nn.Parameter(whole, requires_grad=requires_grad)  # DeepSpeed adds attributes
         self._init._convert_to_deepspeed_param(parameter)
 
         size = self._partition_size(shape)
@@ -71,7 +77,7 @@ class ZeroPartitioner:
         # Allocated pinned: pinning it later would take the memory twice.
         parameter.ds_tensor = torch.zeros(
             size,
-            dtype=torch.bfloat16,
+            dtype=dtype,
             device=self.device if on_device else "cpu",
             pin_memory=not on_device and self._init.pin_memory,
         )
@@ -83,12 +89,12 @@ class ZeroPartitioner:
         return parameter
 
 
-def whole_shape(parameter: Any) -> torch.Size:
+def whole_shape(parameter: nn.Parameter) -> torch.Size:
     """Return the shape of the whole parameter, partitioned by ZeRO-3 or not."""
     return getattr(parameter, "ds_shape", parameter.shape)
 
 
-def gather_flat(parameters: Sequence[Any]) -> torch.Tensor:
+def gather_flat(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
     """Return the whole values of parameters, concatenated, with one collective for all of them.
 
     Every rank calls it with the same ``nn.Parameter`` objects of one dtype in the same order. Either all or none are
@@ -99,17 +105,18 @@ def gather_flat(parameters: Sequence[Any]) -> torch.Tensor:
     """
     if not all(hasattr(parameter, "ds_tensor") for parameter in parameters):
         return torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
-    parts = [parameter.ds_tensor.detach().reshape(-1) for parameter in parameters]
+    partitioned = cast(Sequence[ZeroParameter], parameters)
+    parts = [parameter.ds_tensor.detach().reshape(-1) for parameter in partitioned]
     ranks, device = dist.get_world_size(), get_accelerator().current_device_name()
     gathered = torch.empty(ranks, sum(map(len, parts)), dtype=parts[0].dtype, device=device)
     local = gathered[dist.get_rank()]  # in place: gloo already doubles the memory
-    for part, place in zip(parts, local.split([len(part) for part in parts]), strict=True):
-        place.copy_(part)
+    for part, target in zip(parts, local.split([len(part) for part in parts]), strict=True):
+        target.copy_(part)
     dist.all_gather_into_tensor(gathered.view(-1), local)  # flat, as gloo requires
 
-    flat = gathered.new_empty(sum(parameter.ds_numel for parameter in parameters))
+    flat = gathered.new_empty(sum(parameter.ds_numel for parameter in partitioned))
     taken = given = 0
-    for parameter in parameters:
+    for parameter in partitioned:
         size, left = parameter.ds_tensor.ds_numel, parameter.ds_numel
         for part in gathered[:, taken : taken + size]:
             count = min(size, left)  # the last ranks' ranges end in padding

@@ -56,12 +56,12 @@ def weights(
     low, high = thresholds
     with torch.no_grad():
         ratio = log_ratio.exp()
-        found = ratio.clamp(max=high)
+        weight = ratio.clamp(max=high)
         kept = torch.ones_like(mask)
         if kind == "icepop":
             kept = (ratio >= low) & (ratio <= high)
         elif kind == "mis":
             mean = rollout_mean(log_ratio, mask, rollouts).exp()
             kept = ((mean >= low) & (mean <= high)).expand_as(mask)
-        found = torch.where(kept, found, 0.0)
-        return found, {"importance_cut": (found != ratio).float(), "importance_weight": found}
+        weight = torch.where(kept, weight, 0.0)
+        return weight, {"importance_cut": (weight != ratio).float(), "importance_weight": weight}

@@ -18,11 +18,14 @@ the first two it approximates.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
+from grpo.stack.upstream.arguments import Arguments
+from grpo.stack.upstream.experience import Batch
+from grpo.stack.upstream.trainer import ReplayBuffer, Strategy
 from grpo.update import importance
 
 MAX_LOG_RATIO = 20.0  # its exp is finite in fp32, even times an advantage: inf * 0 would be NaN
@@ -43,7 +46,7 @@ class PolicyLoss(nn.Module):
             ``logprobs_diff``.
     """
 
-    def __init__(self, args: Any) -> None:
+    def __init__(self, args: Arguments) -> None:
         super().__init__()
         self.args = args
         self.aggregation, self.max_length = args.loss_aggregation, args.generate_max_len
@@ -51,7 +54,7 @@ class PolicyLoss(nn.Module):
         self.scale: float | None = None
         self.rollouts = torch.zeros(0, dtype=torch.long)
 
-    def batches(self, loader: Any, buffer: Any, strategy: Any) -> "WholeBatches":
+    def batches(self, loader: DataLoader, buffer: ReplayBuffer, strategy: Strategy) -> "WholeBatches":
         """Return the micro-batches of a loader; each sets the batch that :meth:`forward` belongs to.
 
         Args:
@@ -81,8 +84,8 @@ class PolicyLoss(nn.Module):
             lengths = mask.bool().sum(-1).cpu()
             counts += torch.tensor([len(of_row[lengths > 0].unique()), int(lengths.sum())])
         samples, tokens = total(counts).tolist()
-        found = {"sequence_mean": samples, "token_mean": tokens, "constant": samples * self.max_length}
-        return max(found[self.aggregation], 1.0)  # 0 if nothing was sampled: then the sum is 0 too
+        divisors = {"sequence_mean": samples, "token_mean": tokens, "constant": samples * self.max_length}
+        return max(divisors[self.aggregation], 1.0)  # 0 if nothing was sampled: then the sum is 0 too
 
     def aggregate(self, values: torch.Tensor, action_mask: torch.Tensor) -> torch.Tensor:
         """Return this micro-batch's share of the batch's aggregate, 0-dim, times the trainer's divisor.
@@ -96,7 +99,7 @@ class PolicyLoss(nn.Module):
             RuntimeError: outside of :meth:`batches`, because the batch is unknown.
         """
         if self.scale is None:
-            raise RuntimeError("the loss does not know the whole batch: iterate over PolicyLoss.batches(loader, ...)")
+            raise RuntimeError("the whole batch is unknown: iterate over PolicyLoss.batches(loader, ...)")
         mask = action_mask.bool()
         sums = torch.where(mask, values, 0.0).sum(-1)
         if self.aggregation == "sequence_mean":
@@ -150,12 +153,12 @@ class PolicyLoss(nn.Module):
         vllm_kl = None
         if args.enable_vllm_is_correction:
             if rollout_log_probs is None:
-                raise ValueError("the samples have no log-probs of the engine, to which the loss is to be corrected")
+                raise ValueError("the samples have no log-probs of the engine, which --enable_vllm_is_correction needs")
             mismatch = torch.where(mask, old_log_probs - rollout_log_probs, 0.0).detach()
-            weights, found = importance.weights(
+            weights, values = importance.weights(
                 mismatch, mask, self.rollouts, args.vllm_is_correction_type, args.vllm_is_truncated_threshold
             )
-            self.per_token |= {**found, "vllm_kl": -mismatch}
+            self.per_token |= {**values, "vllm_kl": -mismatch}
             loss, vllm_kl = weights * loss, token_mean(-mismatch, mask)
         is_clipped = clipped < plain
         self.per_token["clip_ratio_low"] = (is_clipped & (advantages < 0)).float()
@@ -175,14 +178,14 @@ def token_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return torch.where(mask, values.float(), 0.0).sum() / mask.sum().clamp(min=1)
 
 
-def rollouts_of(micro_batch: Any) -> torch.Tensor:
+def rollouts_of(micro_batch: Batch) -> torch.Tensor:
     """Return the rollout of each row of a micro-batch, numbered from 0, long ``[B]``.
 
     All rows of a rollout are in the same micro-batch. ``info["sample"]`` (see
     :func:`grpo.metrics.step_metrics.before_training`) is the rollout's unique number in the step.
     """
-    places = torch.tensor([int(place) for place in micro_batch.info["sample"]])
-    return places.unique(return_inverse=True)[1]
+    numbers = torch.tensor([int(number) for number in micro_batch.info["sample"]])
+    return numbers.unique(return_inverse=True)[1]
 
 
 class WholeBatches:
@@ -191,31 +194,31 @@ class WholeBatches:
     The samples wait in host memory, where the replay buffer holds them anyway.
     """
 
-    def __init__(self, loss: PolicyLoss, loader: Any, buffer: Any, strategy: Any) -> None:
+    def __init__(self, loss: PolicyLoss, loader: DataLoader, buffer: ReplayBuffer, strategy: Strategy) -> None:
         self._loss, self._loader, self._buffer, self._strategy = loss, loader, buffer, strategy
 
     def __len__(self) -> int:
         return len(self._loader)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         """Yield each micro-batch once the loss is set to its batch.
 
         Raises:
             RuntimeError: if the last batch is incomplete; the launcher refuses such sizes.
         """
-        ahead: deque[tuple[Any, float]] = deque()
+        ahead: deque[tuple[Batch, float]] = deque()
         for step, micro_batch in enumerate(self._loader):
-            weight, is_last = self._place(step)
+            weight, is_last = self._weight(step)
             ahead.append((micro_batch, weight))
             if is_last:
                 yield from self._batch(ahead)
         if ahead:
             raise RuntimeError(
-                f"{len(ahead)} micro-batches are left that make no whole batch: make the samples of a rollout a "
-                "multiple of --train_batch_size"
+                f"{len(ahead)} micro-batches are left over, less than an optimizer batch: make the samples of a "
+                "step a multiple of --train_batch_size"
             )
 
-    def _batch(self, ahead: deque[tuple[Any, float]]) -> Iterator[Any]:
+    def _batch(self, ahead: deque[tuple[Batch, float]]) -> Iterator[Batch]:
         masks, rollouts = zip(*((one.action_mask, rollouts_of(one)) for one, _ in ahead), strict=True)
         normaliser = self._loss.normaliser(masks, rollouts, lambda counts: self._strategy.all_reduce(counts, "sum"))
         for of_row in rollouts:
@@ -225,7 +228,7 @@ class WholeBatches:
             yield micro_batch
         self._loss.scale = None
 
-    def _place(self, step: int) -> tuple[float, bool]:
+    def _weight(self, step: int) -> tuple[float, bool]:
         """Return the factor applied later to a micro-batch's loss, and whether an optimizer step follows it."""
         if self._buffer.dynamic_batch:  # by OpenRLHF's training_step
             return self._buffer.dynamic_loss_scale[step], bool(self._buffer.dynamic_optimizer_step[step])

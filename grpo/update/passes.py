@@ -7,10 +7,12 @@ import ray
 import torch
 from torch import nn
 
-ENTROPY_CHUNK = 256  # positions
+from grpo.stack.upstream.arguments import Arguments
+from grpo.stack.upstream.experience import Batch
+from grpo.stack.upstream.trainer import ExperienceMaker
 
 
-def router_logits(args: Any) -> bool:
+def router_logits(args: Arguments) -> bool:
     """Return whether the router's logits are computed: only the balancing loss of a mixture of experts reads them."""
     return args.aux_loss_coef > 1e-8  # OpenRLHF's ActorPPOTrainer adds the loss above this
 
@@ -18,8 +20,7 @@ def router_logits(args: Any) -> bool:
 def training_path(model: nn.Module) -> None:
     """Put ``model`` into training mode, but without dropout.
 
-    In eval mode on a GPU, transformers' ``GptOssExperts`` runs every expert for every token. The training path runs
-    only the chosen ones. The importance ratio also compares with log-probs of this path.
+    The importance ratio compares log-probs of the loss with old ones, so both come from this path.
     """
     model.train()
     for module in model.modules():
@@ -27,13 +28,13 @@ def training_path(model: nn.Module) -> None:
             module.eval()
 
 
-def is_on_policy(args: Any) -> bool:
+def is_on_policy(args: Arguments) -> bool:
     """Return whether a rollout is one optimizer step, so that the trained policy is the one that sampled."""
     samples = args.rollout_batch_size * args.n_samples_per_prompt * args.max_epochs
     return bool(samples == args.train_batch_size)
 
 
-def makes_old_log_probs(args: Any) -> bool:
+def makes_old_log_probs(args: Arguments) -> bool:
     """Return whether the ratio uses log-probs from before the update, for which the trainer makes an extra pass.
 
     It does not if the policy has not moved, or if the ratio uses the engine's log-probs.
@@ -41,12 +42,12 @@ def makes_old_log_probs(args: Any) -> bool:
     return not (is_on_policy(args) or is_of_engine(args))
 
 
-def is_of_engine(args: Any) -> bool:
+def is_of_engine(args: Arguments) -> bool:
     """Return whether the loss's ratio uses the engine's log-probs of the samples."""
     return bool(args.old_log_probs == "engine")
 
 
-def old_log_probs_ref(maker: Any, samples: Sequence[Any], **batches: list[torch.Tensor]) -> Any:
+def old_log_probs_ref(maker: ExperienceMaker, samples: Sequence[Batch], **batches: list[torch.Tensor]) -> Any:
     """Start the forward passes for the old log-probs, or none if the ratio does not use them.
 
     Without a pass, a KL penalty in the reward compares the engine's log-probs with the reference. The engine is the
@@ -71,7 +72,7 @@ def old_log_probs_ref(maker: Any, samples: Sequence[Any], **batches: list[torch.
     return ray.put([[values] for values in instead for _ in range(copies)])
 
 
-def old_log_probs(args: Any, experience: Any, current: torch.Tensor) -> torch.Tensor:
+def old_log_probs(args: Arguments, experience: Batch, current: torch.Tensor) -> torch.Tensor:
     """Return the log-probs of the policy that sampled, ``[B, A]``: this pass's own if the policy has not moved.
 
     Args:
@@ -80,6 +81,8 @@ def old_log_probs(args: Any, experience: Any, current: torch.Tensor) -> torch.Te
         current: log-probs of this pass.
     """
     if is_of_engine(args):
+        if experience.rollout_log_probs is None:
+            raise ValueError("the samples have no log-probs of the engine, which --old_log_probs engine needs")
         return experience.rollout_log_probs
     return current.detach() if is_on_policy(args) else experience.action_log_probs
 
@@ -98,29 +101,3 @@ def logits_to_keep(action_mask: torch.Tensor | None) -> int:
         return 2  # nothing reads them, so the fewest suffice
     first = int(action_mask.any(dim=0).int().argmax())
     return action_mask.shape[1] - first + 1  # the token before the first one predicts it
-
-
-def left_padded(values: torch.Tensor, sequences: torch.Tensor) -> torch.Tensor:
-    """Return ``values`` of the last positions, ``[B, kept]``, padded on the left with zeros to match ``sequences``."""
-    return nn.functional.pad(values, (sequences.shape[1] - values.shape[1], 0))
-
-
-def entropy_use(args: Any) -> str | None:
-    """Return the use of the entropy: "loss", "log" (a coefficient of 0), or None."""
-    if args.entropy_loss_coef is None:
-        return None
-    return "loss" if args.entropy_loss_coef != 0 else "log"
-
-
-def entropy(logits: torch.Tensor, use: str) -> torch.Tensor:
-    """Return the entropy of each position, ``[B, S]``, with a graph only if the loss uses it.
-
-    Args:
-        logits: fp32 ``[B, S, V]``.
-    """
-    from openrlhf.models.utils import compute_entropy
-
-    if use == "loss":
-        return compute_entropy(logits)
-    with torch.no_grad():  # in chunks: the softmax of 4096 tokens over the whole vocabulary takes 3.3 GB
-        return torch.cat([compute_entropy(chunk) for chunk in logits.split(ENTROPY_CHUNK, dim=1)], dim=1)

@@ -8,9 +8,11 @@ from peft.tuners.lora import LoraLayer
 from torch import nn
 
 from grpo.lora import adapter
+from grpo.stack.upstream.arguments import Arguments
+from grpo.stack.upstream.trainer import ActorGroup
 
 
-def is_actor(args: Any) -> bool:
+def is_actor(args: Arguments) -> bool:
     """Return whether a KL is used and the actor without its adapter is the reference."""
     return bool(args.init_kl_coef > 0 and adapter.is_trained(args))
 
@@ -41,7 +43,7 @@ class ActorAsReference:
         actors: OpenRLHF's ``RayActorGroup`` of ``PolicyModelActor``.
     """
 
-    def __init__(self, actors: Any) -> None:
+    def __init__(self, actors: ActorGroup) -> None:
         self._actors = actors
 
     def async_run_method_batch(self, method_name: str, **batches: Any) -> Any:
@@ -53,5 +55,5 @@ class ActorAsReference:
         return self._actors.async_run_method(method_name=method_name, **kwargs)
 
     def async_init_model_from_pretrained(self, *_: Any, **__: Any) -> list[Any]:
-        """Return [] as there is no model to load."""
+        """Return []: the reference has no model to load."""
         return []

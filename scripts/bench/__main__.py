@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 import scripts.bench
-from scripts.bench.harness import Result, SizeError
+from grpo.stack.problem import UserError
+from scripts.bench.harness import Result
 from scripts.bench.machine import Copy, facts
 
 HELPERS = {"__main__", "harness", "machine"}
@@ -32,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
         report = as_json(options.name, result, facts(copy))
     except ValueError as error:
         print(f"bench {options.name}: {error}", file=sys.stderr)
-        return 2 if isinstance(error, SizeError) else 1
+        return 2 if isinstance(error, UserError) else 1
     print(json.dumps(report) if options.json else as_text(report))
     if result.missed:
         print(f"bench {options.name}: {result.missed}", file=sys.stderr)
@@ -59,7 +60,7 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, Any]:
         description=benchmark.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     if hasattr(benchmark, "ON_ANY_DEVICE"):
         parser.add_argument("--device", help="a PyTorch device, such as cuda (default: cpu)")
     parser.add_argument(

@@ -19,7 +19,8 @@ from typing import Any
 
 from grpo.diagnosis.diagnose import Monitor, diagnose
 from grpo.diagnosis.history import of_rows
-from scripts.bench.harness import Result, SizeError
+from grpo.stack.problem import UserError
+from scripts.bench.harness import Result
 from scripts.bench.machine import Copy
 from scripts.bench.parts import naive_rules
 from scripts.bench.parts.real_runs import SickRun, read_all
@@ -32,15 +33,17 @@ ENOUGH = 20  # runs of each; with fewer, one miss decides
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--runs", type=int, default=40, help="of each pathology and strength (default: 40)")
+    parser.add_argument("--runs", type=int, default=40, help="runs of each pathology and strength (default: 40)")
     parser.add_argument("--healthy", type=int, default=200, help="healthy runs (default: 200)")
     parser.add_argument("--watched", type=int, default=20, help="healthy runs watched at every step (default: 20)")
-    parser.add_argument("--seed", type=int, default=1_000_000, help="of the first run (default: 1000000)")
+    parser.add_argument("--seed", type=int, default=1_000_000, help="seed of the first run (default: 1000000)")
 
 
 def run(options: argparse.Namespace, copy: Copy) -> Result:
     if min(options.runs, options.healthy, options.watched) < 1 or options.seed < 0:
-        raise SizeError("--runs, --healthy and --watched are at least 1, and --seed at least 0")
+        raise UserError(
+            "an option is out of range", "--runs, --healthy and --watched must be at least 1, and --seed at least 0"
+        )
     ours, stock, seconds = scores(options.runs, options.healthy, options.seed)
     weaker = {f"recall_at_{strength}": _recall(options, strength) for strength in WEAKER}
     worst = min(min(ours.precision(name), ours.recall(name)) for name in ILLS)
@@ -107,17 +110,17 @@ class Scores:
         self.false_alarms = 0
         self.errors: dict[str, list[int]] = defaultdict(list)
 
-    def add(self, truth: str | None, found: Any) -> None:
+    def add(self, truth: str | None, named: Any) -> None:
         if truth is None:
-            self.false_alarms += bool(found)
+            self.false_alarms += bool(named)
         else:
             self.runs[truth] += 1
-            self.right[truth] += truth in found
-        self.wrong.update(name for name in found if name != truth)
+            self.right[truth] += truth in named
+        self.wrong.update(name for name in named if name != truth)
 
     def precision(self, name: str) -> float:
-        found = self.right[name] + self.wrong[name]
-        return self.right[name] / found if found else 0.0
+        named = self.right[name] + self.wrong[name]
+        return self.right[name] / named if named else 0.0
 
     def recall(self, name: str) -> float:
         return self.right[name] / self.runs[name]
@@ -139,8 +142,8 @@ def _sick(runs: int, first: int, name: str, strength: float) -> list[SyntheticRu
 
 def _onsets(run: SyntheticRun) -> dict[str, int]:
     """Return the onset of each pathology that our rules find; the first if there are several."""
-    found = diagnose(of_rows(run.rows, run.evals, run.config)).findings
-    return {finding.name: finding.onset for finding in sorted(found, key=lambda finding: -finding.onset)}
+    findings = diagnose(of_rows(run.rows, run.evals, run.config)).findings
+    return {finding.name: finding.onset for finding in sorted(findings, key=lambda finding: -finding.onset)}
 
 
 def _recall(options: argparse.Namespace, strength: float) -> dict[str, float]:

@@ -17,7 +17,8 @@ from safetensors import safe_open
 from grpo.checkpoint import adapter_files
 from grpo.model import model_files
 from grpo.model.model_files import Model
-from scripts.bench.harness import Result, SizeError
+from grpo.stack.problem import UserError
+from scripts.bench.harness import Result
 from scripts.bench.machine import Copy
 from scripts.bench.parts.random_model import BF16_BYTES, write_random_adapter, write_random_model
 from scripts.bench.parts.ranks import run_ranks
@@ -39,21 +40,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, copy: Copy) -> Result:
     del copy
     if min(options.layers, options.experts, options.lora_rank) < 1 or options.intermediate % 32:
-        raise SizeError("--layers, --experts and --lora-rank are at least 1, and 32 divides --intermediate")
+        raise UserError(
+            "an option is out of range",
+            "--layers, --experts and --lora-rank must be at least 1, and --intermediate a multiple of 32",
+        )
     with tempfile.TemporaryDirectory(prefix="bench-export-") as scratch:
         base, adapter = Path(scratch, "base"), Path(scratch, "adapter")
         write_random_model(base, options.layers, options.experts, intermediate=options.intermediate)
         write_random_adapter(adapter, base, options.lora_rank)
         model = model_files.read_whole(base)
         sizes = {"bf16": model.bf16_bytes, "files": model.file_bytes}
-        targets, found = {}, {}
+        targets, reports = {}, {}
         for name in ("stock", "ours"):
             targets[name] = Path(scratch, name)
             job = {"base": str(base), "adapter": str(adapter), "target": str(targets[name]), "ours": name == "ours"}
-            (found[name],) = run_ranks("export_worker", 1, job)
+            (reports[name],) = run_ranks("export_worker", 1, job)
         merged = {f"{module}.weight" for module in adapter_files.pairs(adapter_files.read(adapter))}
         differing = compare(model, model_files.read(targets["stock"]), model_files.read(targets["ours"]), merged)
-    stock, ours = (found[name]["peak_bytes"] for name in ("stock", "ours"))
+    stock, ours = (reports[name]["peak_bytes"] for name in ("stock", "ours"))
     return Result(
         what=f"memory to merge an adapter of rank {options.lora_rank} into {options.layers} layers of "
         f"{options.experts} experts ({sizes['files'] / GB:.2f} GB in files, {sizes['bf16'] / GB:.2f} GB in bf16)",
@@ -65,12 +69,12 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
             "stock_peak_over_bf16_model": stock / sizes["bf16"],
             "ours_peak_over_bf16_model": ours / sizes["bf16"],
             "merged_weights_that_differ": differing,
-            "stock_s": found["stock"]["seconds"],
-            "ours_s": found["ours"]["seconds"],
+            "stock_s": reports["stock"]["seconds"],
+            "ours_s": reports["ours"]["seconds"],
         },
         extrapolation=(
             f"gpt-oss-120b: at least {BF16_BYTES / GB:,.0f} GB stock, {ours / GB:.2f} GB ours; "
-            + ", ".join(f"{found[n]['seconds'] * BF16_BYTES / sizes['bf16']:,.0f} s {n}" for n in ("stock", "ours"))
+            + ", ".join(f"{reports[n]['seconds'] * BF16_BYTES / sizes['bf16']:,.0f} s {n}" for n in ("stock", "ours"))
             + " on this machine",
             "assumes that stock holds the whole model and no more, and that ours needs what it needs here: it holds a "
             "piece of one tensor, whose size is that of the 120b's; times in proportion to the bf16 model, with disks "

@@ -11,9 +11,10 @@ import argparse
 import random
 import time
 
+from grpo.stack.problem import UserError
 from reward import equivalence
 from reward.answers import grade
-from scripts.bench.harness import Result, SizeError, time_in_turn
+from scripts.bench.harness import Result, time_in_turn
 from scripts.bench.machine import Copy
 
 THOUGHT = "Let $x=\\frac{a}{b}$, so $x^2+1=\\boxed{12}$ cannot hold. "
@@ -25,15 +26,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--responses", type=int, default=200, help="different responses (default: 200)")
     parser.add_argument("--analysis-chars", type=int, default=10_000, help="length of the analysis (default: 10000)")
     parser.add_argument("--algebra", type=int, default=20, help="pairs that need algebra (default: 20)")
-    parser.add_argument("--repeat", type=int, default=5, help="timed rounds, of which the best counts (default: 5)")
+    parser.add_argument("--repeat", type=int, default=5, help="timed rounds; the best counts (default: 5)")
 
 
 def run(options: argparse.Namespace, copy: Copy) -> Result:
     from math_verify import parse, verify
 
     if min(options.responses, options.repeat, options.algebra) < 1 or options.analysis_chars < 0:
-        raise SizeError("--responses, --repeat and --algebra are at least 1, and --analysis-chars at least 0")
-    samples = _samples(options.responses, options.analysis_chars)
+        raise UserError(
+            "an option is out of range",
+            "--responses, --repeat and --algebra must be at least 1, and --analysis-chars at least 0",
+        )
+    samples = make_samples(options.responses, options.analysis_chars)
 
     def stock() -> list[bool]:
         return [verify(parse(gold), parse(response)) for response, gold, _ in samples]
@@ -62,7 +66,7 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
     )
 
 
-def _samples(number: int, characters: int) -> list[tuple[str, str, bool]]:
+def make_samples(number: int, characters: int) -> list[tuple[str, str, bool]]:
     """Return (response, gold, whether it is right); every second one is right."""
     generator = random.Random(0)
     analysis = (THOUGHT * (characters // len(THOUGHT) + 1))[:characters]

@@ -10,10 +10,6 @@ from typing import Any
 import torch
 
 
-class SizeError(ValueError):
-    """A size on the command line that makes the measurement impossible."""
-
-
 @dataclass(frozen=True)
 class Result:
     """What a benchmark measured.

@@ -1,14 +1,14 @@
 """Judging one rollout under a quota: google-genai's own retries, and ours, for samples of several processes at once.
 
 A local server stands in for Gemini (`reward.stand_in`). It counts requests in a sliding window of `--window` seconds,
-which stands for a minute, and answers the rest with 429 and a retry delay. The stock way is a client with three
-attempts per sample, whose delays are shortened like the minute. Then the server is down for a while, and comes back.
+which stands for a minute, and answers the rest with 429 and a retry delay. The stock client makes three
+attempts per sample, with delays shortened like the minute. Then the server goes down for a while and recovers.
 `queued_s` is the longest time that a sample waited for a thread (see `judge_worker`); its deadline begins after that.
 
 The bias of each fallback policy is computed with drawn qualities. It compares a judge that fails in one sample of ten
 with one that never fails, on the same samples; the advantage is Dr. GRPO's. `pays` is what a failure adds to the
-advantage of its right or wrong sample. `favours` is that less what the failure adds to judged samples of the same kind
-in the group. `rms` is the error over all samples.
+advantage of the affected sample, right or wrong. `favours` is `pays` minus what the failure adds to judged samples of
+the same kind in the group. `rms` is the error over all samples.
 """
 
 import argparse
@@ -21,21 +21,23 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import torch
 
 from grpo.batch.rewards import complete
+from grpo.stack.problem import UserError
+from grpo.stack.upstream.experience import Sample
 from reward.chain import Chain, ChainError
 from reward.gemini import Client
 from reward.judge import Judge, Verdict
-from reward.settings import FALLBACKS, STAND_IN_KEY, ChainSettings, JudgeSettings
+from reward.settings import FALLBACKS, STAND_IN_KEY, JudgeSettings
 from reward.shared_state import SharedState
 from reward.stand_in import Fault, Quota, StandIn
-from scripts.bench.harness import Result, SizeError
+from scripts.bench.harness import Result
 from scripts.bench.machine import Copy
-from scripts.bench.parts.judge_worker import MODEL
+from scripts.bench.parts.judge_worker import MINUTE, MODEL, chain_settings
 from scripts.bench.parts.ranks import run_ranks
 
 DOWN_THREADS = 8
@@ -45,32 +47,37 @@ GROUP, GROUPS, FAILURE_RATE, WEIGHTS = 8, 1000, 0.1, (0.6, 0.4)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--samples", type=int, default=64, help="samples of the rollout (default: 64)")
     parser.add_argument("--processes", type=int, default=2, help="processes that judge them (default: 2)")
-    parser.add_argument("--quota", type=int, default=16, help="requests a window (default: 16)")
-    parser.add_argument("--assumed", type=int, help="the quota that is configured (default: the right one)")
-    parser.add_argument("--window", type=float, default=5.0, help="seconds that stand for a minute (default: 5)")
-    parser.add_argument("--latency", type=float, default=0.2, help="seconds that a reply takes (default: 0.2)")
-    parser.add_argument("--deadline", type=float, default=20.0, help="seconds for a sample (default: 20)")
+    parser.add_argument("--quota", type=int, default=16, help="requests per window (default: 16)")
+    parser.add_argument("--assumed", type=int, help="the quota that is configured (default: the real one)")
+    parser.add_argument(
+        "--window", type=float, default=5.0, help="seconds of a window, in place of a minute (default: 5)"
+    )
+    parser.add_argument("--latency", type=float, default=0.2, help="seconds per reply (default: 0.2)")
+    parser.add_argument("--deadline", type=float, default=20.0, help="seconds per sample (default: 20)")
 
 
 def run(options: argparse.Namespace, copy: Copy) -> Result:
     del copy
     if min(options.samples, options.processes, options.quota) < 1 or options.samples % options.processes:
-        raise SizeError("--samples, --processes and --quota are at least 1, and --processes divides --samples")
+        raise UserError(
+            "an option is out of range",
+            "--samples, --processes and --quota must be at least 1, and --samples a multiple of --processes",
+        )
     if min(options.window, options.deadline) <= 0:
-        raise SizeError("--window and --deadline are above 0")
-    found = {ours: _judge_rollout(options, ours) for ours in (False, True)}
-    if not min(way["judged"] for way in found.values()):
+        raise UserError("an option is out of range", "--window and --deadline must be above 0")
+    ways = {ours: _judge_rollout(options, ours) for ours in (False, True)}
+    if not min(way["judged"] for way in ways.values()):
         raise ValueError("a way judged no sample: give a larger --quota or --deadline")
     details: dict[str, Any] = {"quota": options.quota, "window_s": options.window, "deadline_s": options.deadline}
-    for name, way in (("stock", found[False]), ("ours", found[True])):
+    for name, way in (("stock", ways[False]), ("ours", ways[True])):
         details |= {f"{name}_{key}": value for key, value in way.items()}
     details |= _recover(options.window) | _policy_bias()
     return Result(
         what=f"calls for each judged sample, {options.samples} samples at once from {options.processes} processes "
         f"under a quota of {options.quota} in {options.window:g} s, against a local stand-in for Gemini",
         unit="calls",
-        stock=found[False]["calls"] / found[False]["judged"],
-        ours=found[True]["calls"] / found[True]["judged"],
+        stock=ways[False]["calls"] / ways[False]["judged"],
+        ours=ways[True]["calls"] / ways[True]["judged"],
         higher_is_better=False,
         details=details,
         extrapolation=(
@@ -102,7 +109,7 @@ def _judge_rollout(options: argparse.Namespace, is_ours: bool) -> dict[str, floa
     accepted = [request.time for request in requests if request.status == 200]
     least = (math.ceil(len(accepted) / options.quota) - 1) * options.window
     span = max(accepted, default=0.0) - min(accepted, default=0.0)
-    found = {
+    results = {
         "judged": judged,
         "calls": len(requests),
         "judged_share": judged / options.samples,
@@ -114,8 +121,8 @@ def _judge_rollout(options: argparse.Namespace, is_ours: bool) -> dict[str, floa
     }
     if least > 0:
         # The least time in which the quota admits these calls, over the time that they took.
-        found["quota_used"] = least / span
-    return found
+        results["quota_used"] = least / span
+    return results
 
 
 def _recover(window: float) -> dict[str, float]:
@@ -123,7 +130,7 @@ def _recover(window: float) -> dict[str, float]:
     down = threading.Event()
     down.set()
     fault = Fault("status", 503, "down")
-    settings = ChainSettings((MODEL,), tries=1, deadline=window / 10, call_timeout=window / 10, window=window)
+    settings = chain_settings(window / 10, window, call_timeout=window / 10, tries=1)
     with (
         tempfile.TemporaryDirectory(prefix="bench-judge-") as folder,
         StandIn([MODEL], faults=lambda number, model: fault if down.is_set() else None) as server,
@@ -170,19 +177,19 @@ def _policy_bias() -> dict[str, float]:
     failed = torch.tensor([sample[2] for sample in drawn])
     beside = failed.view(-1, GROUP).any(-1).repeat_interleave(GROUP) & ~failed
     truth = _advantages([(right, quality, False) for right, quality, _ in drawn], "correctness")
-    found = {}
+    bias = {}
     for policy in FALLBACKS:
         error = _advantages(drawn, policy) - truth
         for name, chosen in (("right", is_right), ("wrong", ~is_right)):
-            found[f"{policy}_pays_{name}"] = error[failed & chosen].mean().item()
-            found[f"{policy}_favours_{name}"] = (error[failed & chosen].mean() - error[beside & chosen].mean()).item()
-        found[f"{policy}_rms"] = error.square().mean().sqrt().item()
-    return found
+            bias[f"{policy}_pays_{name}"] = error[failed & chosen].mean().item()
+            bias[f"{policy}_favours_{name}"] = (error[failed & chosen].mean() - error[beside & chosen].mean()).item()
+        bias[f"{policy}_rms"] = error.square().mean().sqrt().item()
+    return bias
 
 
 def _advantages(drawn: list[tuple[float, float, bool]], policy: str) -> torch.Tensor:
     """Return Dr. GRPO's advantages of (correct, quality, failed), by the code that a run uses; ``[len(drawn)]``."""
-    settings = JudgeSettings(ChainSettings((MODEL,)), *WEIGHTS, policy, True)
+    settings = JudgeSettings(chain_settings(MINUTE, MINUTE, call_timeout=MINUTE), *WEIGHTS, policy, True)
     with tempfile.TemporaryDirectory(prefix="bench-judge-") as folder:
         judge = Judge(settings, SharedState(Path(folder, "judge.sqlite")), chain=None)  # type: ignore[arg-type]
         samples = []
@@ -192,6 +199,6 @@ def _advantages(drawn: list[tuple[float, float, bool]], policy: str) -> torch.Te
             info = {"correct": torch.tensor([correct]), "judge_failed": torch.tensor([verdict.failed])}
             samples.append(SimpleNamespace(rewards=reward, scores=info["correct"], info=info))
         with mock.patch.dict(os.environ, {"GRPO_JUDGE_FALLBACK": policy}):
-            complete(samples, GROUP)
+            complete(cast(list[Sample], samples), GROUP)
     rewards = torch.cat([sample.rewards for sample in samples]).view(-1, GROUP)
     return (rewards - rewards.mean(-1, keepdim=True)).view(-1)

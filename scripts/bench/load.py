@@ -10,7 +10,8 @@ import tempfile
 from pathlib import Path
 
 from grpo.model import model_files
-from scripts.bench.harness import Result, SizeError
+from grpo.stack.problem import UserError
+from scripts.bench.harness import Result
 from scripts.bench.machine import Copy
 from scripts.bench.parts.random_model import BF16_BYTES, write_random_model
 from scripts.bench.parts.ranks import run_ranks
@@ -29,20 +30,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, copy: Copy) -> Result:
     del copy
     if min(options.ranks, options.layers, options.experts) < 1 or options.intermediate % 32:
-        raise SizeError("--ranks, --layers and --experts are at least 1, and 32 divides --intermediate")
+        raise UserError(
+            "an option is out of range",
+            "--ranks, --layers and --experts must be at least 1, and --intermediate a multiple of 32",
+        )
     with tempfile.TemporaryDirectory(prefix="bench-load-") as scratch:
         folder = Path(scratch, "model")
         write_random_model(folder, options.layers, options.experts, intermediate=options.intermediate)
         model = model_files.read_whole(folder)
         sizes = {"bf16": model.bf16_bytes, "files": model.file_bytes}
-        found = {
+        reports = {
             ours: run_ranks("load_worker", options.ranks, {"model": str(folder), "ours": ours})
             for ours in (False, True)
         }
-    if [rank["sums"] for rank in found[False]] != [rank["sums"] for rank in found[True]]:
+    if [rank["sums"] for rank in reports[False]] != [rank["sums"] for rank in reports[True]]:
         raise RuntimeError("the two ways loaded different numbers: run pytest tests/grpo/model/test_loading.py")
-    peak = {ours: sum(rank["peak_bytes"] for rank in ranks) for ours, ranks in found.items()}
-    seconds = {ours: max(rank["seconds"] for rank in ranks) for ours, ranks in found.items()}
+    peak = {ours: sum(rank["peak_bytes"] for rank in ranks) for ours, ranks in reports.items()}
+    seconds = {ours: max(rank["seconds"] for rank in ranks) for ours, ranks in reports.items()}
     return Result(
         what=f"memory of {options.ranks} ranks that load {options.layers} layers of {options.experts} experts "
         f"({sizes['files'] / GB:.2f} GB in files, {sizes['bf16'] / GB:.2f} GB in bf16)",
@@ -53,7 +57,7 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
         details={
             "stock_peak_over_bf16_model": peak[False] / sizes["bf16"],
             "ours_peak_over_bf16_model": peak[True] / sizes["bf16"],
-            "ours_read_over_files": sum(rank["read_bytes"] for rank in found[True]) / sizes["files"],
+            "ours_read_over_files": sum(rank["read_bytes"] for rank in reports[True]) / sizes["files"],
             "stock_s": seconds[False],
             "ours_s": seconds[True],
         },

@@ -19,42 +19,47 @@ from typing import Any
 import torch
 
 from grpo.rollout.engine import ids_only
-from scripts.bench.harness import Difference, Result, SizeError, Timing, time_in_turn
+from grpo.stack.problem import UserError
+from scripts.bench.harness import Difference, Result, Timing, time_in_turn
 from scripts.bench.machine import Copy
 from scripts.bench.parts import step_worker, tiny_engine
 from scripts.bench.parts.random_model import FULL
 from scripts.bench.parts.ranks import run_ranks
 from scripts.bench.step import add_arguments as add_step_arguments
-from scripts.bench.step import write_model
+from scripts.bench.step import write_models
 
 LAYERS_120B = 36
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_step_arguments(parser)
-    parser.add_argument("--samples", type=int, default=32, help="samples that the engine makes at a time (default: 32)")
-    parser.add_argument("--length", type=int, default=256, help="tokens of each (default: 256)")
-    parser.add_argument("--rounds", type=int, default=10, help="timed rounds, of which the mean counts (default: 10)")
     parser.add_argument(
-        "--most", type=float, default=0.01, help="share of a step above which the exit code is 1 (default: 0.01)"
+        "--samples", type=int, default=32, help="samples that the engine computes at once (default: 32)"
+    )
+    parser.add_argument("--length", type=int, default=256, help="tokens of each sample (default: 256)")
+    parser.add_argument("--rounds", type=int, default=10, help="timed rounds; the mean counts (default: 10)")
+    parser.add_argument(
+        "--most", type=float, default=0.01, help="share of a step; the exit code is 1 above it (default: 0.01)"
     )
 
 
 def run(options: argparse.Namespace, copy: Copy) -> Result:
     del copy
     if min(options.samples, options.length) < 1 or options.rounds < 2:
-        raise SizeError("--samples and --length are at least 1, --rounds at least 2")
+        raise UserError(
+            "an option is out of range", "--samples and --length must be at least 1, and --rounds at least 2"
+        )
     with tempfile.TemporaryDirectory(prefix="bench-metrics-") as scratch, tiny_engine.quiet():
         tokenizer, sampling = _sample(options, Path(scratch))
         job = {
-            "model": str(write_model(options, Path(scratch))), "package": None, "lora_rank": 64,
+            "model": str(write_models(options, Path(scratch))["ours"]), "package": None, "lora_rank": 64,
             "gradients": str(Path(scratch, "gradients.pt")), "notes": str(Path(scratch, "notes.pickle")),
             "vocabulary": options.vocabulary, "tokens": options.tokens, "repeat": options.repeat,
         }  # fmt: skip
-        (found,) = run_ranks("step_worker", 1, job)
+        (measured,) = run_ranks("step_worker", 1, job)
         notes = pickle.loads(Path(job["notes"]).read_bytes())
         controller = _control(job, notes, tokenizer)
-    return _result(options, found, sampling, controller)
+    return _result(options, measured, sampling, controller)
 
 
 def _sample(options: argparse.Namespace, scratch: Path) -> tuple[Any, dict[str, Timing]]:
@@ -108,7 +113,7 @@ def _control(job: dict[str, Any], notes: dict[str, Any], tokenizer: Any) -> floa
 
 
 def _result(
-    options: argparse.Namespace, found: dict[str, Any], sampling: dict[str, Timing], controller: float
+    options: argparse.Namespace, measured: dict[str, Any], sampling: dict[str, Timing], controller: float
 ) -> Result:
     rounds = {
         name: [seconds / options.samples / options.length for seconds in timing.rounds]
@@ -116,12 +121,12 @@ def _result(
     }
     more, against_stock = (Difference.of(rounds["ours"], rounds[other]) for other in ("silent", "stock"))
     response = options.tokens * 3 // 4
-    bare = found["seconds"] - found["collecting"]
+    bare = measured["seconds"] - measured["collecting"]
     log_probs = max(0.0, more.mean)  # below 0 is noise, which must not offset the others
-    costs = found["collecting"] + controller + log_probs * response
+    costs = measured["collecting"] + controller + log_probs * response
     step = bare + statistics.mean(rounds["silent"]) * response
     # A token's work in the layers grows with their number, the metrics' work with the vocabulary rows.
-    trainer = found["collecting"] * FULL.vocabulary / options.vocabulary / (bare * LAYERS_120B / options.layers)
+    trainer = measured["collecting"] * FULL.vocabulary / options.vocabulary / (bare * LAYERS_120B / options.layers)
     engine = log_probs * 32 * tiny_engine.TOKENS_A_SECOND
     share = costs / step
     return Result(
@@ -134,7 +139,7 @@ def _result(
         higher_is_better=False,
         details={
             "share_of_the_step": share,
-            "trainer_seconds": found["collecting"],
+            "trainer_seconds": measured["collecting"],
             "controller_seconds": controller,
             "log_probs_microseconds_a_token": 1e6 * log_probs,
             "log_probs_standard_error": 1e6 * more.error,

@@ -17,8 +17,9 @@ from typing import Any
 
 from grpo.launch import host_memory, plan
 from grpo.model import model_files
-from grpo.model.architecture import ATTENTION_PROJECTIONS
-from scripts.bench.harness import Result, SizeError
+from grpo.model.architecture import ATTENTION_PROJECTIONS, PACKED
+from grpo.stack.problem import UserError
+from scripts.bench.harness import Result
 from scripts.bench.machine import Copy
 from scripts.bench.parts.random_model import BF16_BYTES, FULL, write_random_model
 from scripts.bench.parts.ranks import run_ranks
@@ -42,9 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, copy: Copy) -> Result:
     del copy
     if min(options.ranks, options.layers, options.experts, options.lora_rank) < 1 or options.intermediate % 32:
-        raise SizeError("--ranks, --layers, --experts and --lora-rank are at least 1, and 32 divides --intermediate")
+        raise UserError(
+            "an option is out of range",
+            "--ranks, --layers, --experts and --lora-rank must be at least 1, and --intermediate a multiple of 32",
+        )
     if not 2 <= options.tokens <= 1000:
-        raise SizeError("--tokens is from 2 to 1000")
+        raise UserError("an option is out of range", "--tokens must be from 2 to 1000")
     with tempfile.TemporaryDirectory(prefix="bench-offload-") as scratch:
         folder = Path(scratch, "model")
         write_random_model(folder, options.layers, options.experts, intermediate=options.intermediate)
@@ -68,9 +72,11 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
 def predicted(folder: Path, ranks: int, lora_rank: int) -> dict[str, int]:
     """Return the launcher's plan of what an actor's ranks hold: bytes by part."""
     model = model_files.read_whole(folder)
-    none: Any = SimpleNamespace(vllm_num_engines=0, vllm_tensor_parallel_size=1, offload=True, adam_offload=True)
-    config: Any = SimpleNamespace(args=none, actor_ranks=ranks, engine_gpus=0)
-    optimizer = model.lora_parameters(lora_rank, list(ATTENTION_PROJECTIONS)) * plan._OPTIMIZER
+    args: Any = SimpleNamespace(
+        vllm_num_engines=0, vllm_tensor_parallel_size=1, offload=True, adam_offload=True, experts=PACKED
+    )
+    config: Any = SimpleNamespace(args=args, actor_ranks=ranks, engine_gpus=0)
+    optimizer = model.lora_parameters(lora_rank, list(ATTENTION_PROJECTIONS)) * plan.OPTIMIZER_BYTES
     parts = host_memory.host_memory(config, model, model, optimizer, object_store_bytes=0)
     processes = host_memory.processes(config)  # the trainer's and Ray's own processes do not run here
     parts[f"{ranks} processes"] = parts.pop(f"{processes} processes") * ranks // processes
@@ -103,8 +109,7 @@ def _result(options: argparse.Namespace, bf16: int, parts: dict[str, int], held:
 
 
 def _extrapolate() -> tuple[str, ...]:
-    shapes = FULL.parameters().values()
-    pinned = host_memory.pinned_bytes(shapes, EXTRAPOLATED_RANKS)
+    pinned = host_memory.pinned_bytes(FULL.actor_bytes(packed=True).values(), EXTRAPOLATED_RANKS)
     return (
         f"gpt-oss-120b on {EXTRAPOLATED_RANKS} ranks: {pinned / GB:,.0f} GB ours; stock at least "
         f"{2 * BF16_BYTES / GB:,.0f} GB, half of it files that rank 0 maps; and stock has no flag to offload an actor: "

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo.model import model_files
-from scripts.bench.harness import Result, SizeError
+from grpo.stack.problem import UserError
+from scripts.bench.harness import Result
 from scripts.bench.machine import Copy
 from scripts.bench.parts.random_model import BF16_BYTES, write_random_model
 from scripts.bench.parts.ranks import run_ranks
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, copy: Copy) -> Result:
     del copy
     if min(options.ranks, options.layers, options.lora_rank) < 1:
-        raise SizeError("--ranks, --layers and --lora-rank are at least 1")
+        raise UserError("an option is out of range", "--ranks, --layers and --lora-rank must be at least 1")
     with tempfile.TemporaryDirectory(prefix="bench-resume-") as scratch:
         model = Path(scratch, "model")
         write_random_model(model, options.layers, experts=2, intermediate=32)
@@ -38,12 +39,12 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
             Path(scratch, name).mkdir()
         job = {"model": str(model), "scratch": scratch, "lora_rank": options.lora_rank}
         saved = run_ranks("resume_worker", options.ranks, {**job, "way": "save"})
-        found = {name: run_ranks("resume_worker", options.ranks, {**job, "way": name}) for name in WAYS}
+        reports = {name: run_ranks("resume_worker", options.ranks, {**job, "way": name}) for name in WAYS}
         bf16 = model_files.read_whole(model).bf16_bytes
     for name in WAYS:
-        check([rank["state"] for rank in saved], found[name], name)
+        check([rank["state"] for rank in saved], reports[name], name)
     read, peak = (
-        {name: sum(rank[what] for rank in found[name]) for name in WAYS} for what in ("read_bytes", "peak_bytes")
+        {name: sum(rank[what] for rank in reports[name]) for name in WAYS} for what in ("read_bytes", "peak_bytes")
     )
     trained = saved[0]["adapter_parameters"]
     # Besides the weights, each way reads fp32 master weights and two moments of what is trained.
@@ -60,7 +61,7 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
             "stock_weights_read_times": times,
             **{f"{name}_peak_mb": peak[name] / MB for name in WAYS},
             "stock_peak_over_bf16_model": peak["stock"] / bf16,
-            **{f"{name}_s": max(rank["seconds"] for rank in found[name]) for name in WAYS},
+            **{f"{name}_s": max(rank["seconds"] for rank in reports[name]) for name in WAYS},
         },
         extrapolation=(
             f"gpt-oss-120b: {ADAPTER_120B * 12 / GB:.2f} GB read ours; stock "

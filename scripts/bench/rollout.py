@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo.rollout.engine import for_sample
-from scripts.bench.harness import Difference, Result, SizeError, Timing, time_in_turn
+from grpo.stack.problem import UserError
+from scripts.bench.harness import Difference, Result, Timing, time_in_turn
 from scripts.bench.machine import Copy
 from scripts.bench.parts.tiny_engine import PROMPT, TOKENS_A_SECOND, quiet, start_engine, write_model
 
@@ -24,19 +25,22 @@ ALONE = 8  # samples
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--samples", type=int, default=32, help="samples at a time (default: 32)")
+    parser.add_argument("--samples", type=int, default=32, help="samples at once (default: 32)")
     parser.add_argument("--tokens", type=int, default=128, help="mean length of a sample (default: 128)")
-    parser.add_argument("--repeat", type=int, default=20, help="timed rounds, of which the mean counts (default: 20)")
+    parser.add_argument("--repeat", type=int, default=20, help="timed rounds; the mean counts (default: 20)")
     parser.add_argument(
-        "--most", type=float, default=0.03, help="share of time more above which the exit code is 1, where the 95%% "
-        "interval is above it (default: 0.03)",
+        "--most", type=float, default=0.03, help="additional share of time; the exit code is 1 if the 95%% interval is "
+        "above it (default: 0.03)",
     )  # fmt: skip
 
 
 def run(options: argparse.Namespace, copy: Copy) -> Result:
     del copy
     if options.samples < 1 or options.repeat < 2 or not 16 <= options.tokens <= 512:
-        raise SizeError("--samples is at least 1, --repeat at least 2, --tokens is from 16 to 512")
+        raise UserError(
+            "an option is out of range",
+            "--samples must be at least 1, --repeat 2, and --tokens from 16 to 512",
+        )
     with tempfile.TemporaryDirectory(prefix="bench-rollout-") as scratch, quiet(), asyncio.Runner() as loop:
         tokenizer = write_model(Path(scratch))
         budget = 16 * options.tokens  # one sample in ten million is longer
@@ -49,21 +53,31 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
             alone = [_wait(loop, partial(ways[name], is_alone=True)) for name in ("stock", "ours")]
         finally:
             actor.llm.shutdown()
-    _check_alone(*alone)
-    return _result(options, stock, ours, timings)
+    check_alone(*alone)
+    return result(options, stock, ours, timings)
 
 
 def _wait(loop: asyncio.Runner, way: Callable[[], Any]) -> list[dict[str, Any]]:
     return loop.run(way())
 
 
-def _check_alone(stock: list[dict], ours: list[dict]) -> None:
+def check_alone(stock: list[dict], ours: list[dict]) -> None:
+    """Check that a budget that is not hit changes no token of a sample that is alone in the engine.
+
+    Raises:
+        RuntimeError: if it does.
+    """
     for number, (one, two) in enumerate(zip(stock, ours, strict=True)):
         if one["observation_tokens"] != two["observation_tokens"]:
             raise RuntimeError(f"sample {number} has other tokens with a budget that is not hit, alone in the engine")
 
 
-def _result(options: argparse.Namespace, stock: list[dict], ours: list[dict], timings: dict[str, Timing]) -> Result:
+def result(options: argparse.Namespace, stock: list[dict], ours: list[dict], timings: dict[str, Timing]) -> Result:
+    """Return the comparison of both ways of sampling, with a miss if the budget costs more than ``options.most``.
+
+    Raises:
+        RuntimeError: if too few samples are equal, or any hit its budget.
+    """
     pairs = list(zip(stock, ours, strict=True))
     equal = sum(one["observation_tokens"] == two["observation_tokens"] for one, two in pairs) / len(pairs)
     hit = sum(sample["extra_logs"]["thinking_truncated"] for sample in ours)

@@ -8,7 +8,8 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from scripts.bench.harness import Result, SizeError
+from grpo.stack.problem import UserError
+from scripts.bench.harness import Result
 from scripts.bench.machine import Copy
 from scripts.bench.parts.random_model import BF16_BYTES, FULL, write_random_model
 from scripts.bench.parts.ranks import run_ranks
@@ -26,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, copy: Copy) -> Result:
     del copy
     if min(options.ranks, options.layers, options.lora_rank) < 1:
-        raise SizeError("--ranks, --layers and --lora-rank are at least 1")
+        raise UserError("an option is out of range", "--ranks, --layers and --lora-rank must be at least 1")
     with tempfile.TemporaryDirectory(prefix="bench-save-") as scratch:
         folder = Path(scratch, "model")
         write_random_model(folder, options.layers, experts=2, intermediate=32)

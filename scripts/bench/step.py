@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from scripts.bench.harness import Result, SizeError
+from grpo.stack.problem import UserError
+from scripts.bench.harness import Result
 from scripts.bench.machine import Copy
 from scripts.bench.parts.random_model import FULL, write_random_model
 from scripts.bench.parts.ranks import run_ranks
@@ -30,53 +31,56 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--intermediate", type=int, default=2880, help="inner size of an expert (default: 2880)")
     parser.add_argument("--vocabulary", type=int, default=32768, help="rows of the vocabulary (default: 32768)")
     parser.add_argument("--tokens", type=int, default=256, help="tokens of the one sequence (default: 256)")
-    parser.add_argument("--repeat", type=int, default=2, help="timed steps, of which the best counts (default: 2)")
+    parser.add_argument("--repeat", type=int, default=2, help="timed steps; the best counts (default: 2)")
 
 
-def write_model(options: argparse.Namespace, folder: Path) -> Path:
-    """Write a model of these sizes in bf16, since stock cannot train from MXFP4; refuse impossible sizes."""
+def write_models(options: argparse.Namespace, folder: Path) -> dict[str, Path]:
+    """Write a model of these sizes in MXFP4, and in bf16 for stock, which cannot train from MXFP4."""
     if min(options.layers, options.experts, options.repeat) < 1 or options.tokens < 8 or options.intermediate % 32:
-        raise SizeError("--layers, --experts and --repeat are at least 1, --tokens 8, and 32 divides --intermediate")
-    packed, model = folder / "mxfp4", folder / "bf16"
+        raise UserError(
+            "an option is out of range",
+            "--layers, --experts and --repeat must be at least 1, --tokens 8, and --intermediate a multiple of 32",
+        )
+    models = {"ours": folder / "mxfp4", "stock": folder / "bf16"}
     sizes = {"vocabulary": options.vocabulary, "intermediate": options.intermediate}
-    write_random_model(packed, options.layers, options.experts, **sizes)
-    dequantize_checkpoint(packed, model)
-    return model
+    write_random_model(models["ours"], options.layers, options.experts, **sizes)
+    dequantize_checkpoint(models["ours"], models["stock"])
+    return models
 
 
 def run(options: argparse.Namespace, copy: Copy) -> Result:
     del copy
     with tempfile.TemporaryDirectory(prefix="bench-step-") as scratch:
-        model = write_model(options, Path(scratch))
+        models = write_models(options, Path(scratch))
         packages = {"stock": str(pristine(Path(scratch, "openrlhf"))), "ours": None}
-        found, gradients = {}, {}
+        reports, gradients = {}, {}
         for name, package in packages.items():
             file = Path(scratch, f"{name}.pt")
             job = {
-                "model": str(model), "package": package, "gradients": str(file), "lora_rank": 64,
+                "model": str(models[name]), "package": package, "gradients": str(file), "lora_rank": 64,
                 "vocabulary": options.vocabulary, "tokens": options.tokens, "repeat": options.repeat,
             }  # fmt: skip
-            (found[name],) = run_ranks("step_worker", 1, job)
+            (reports[name],) = run_ranks("step_worker", 1, job)
             gradients[name] = torch.load(file)
     difference = _difference(gradients["stock"], gradients["ours"])
-    loss, entropy = (abs(found["stock"][name] - found["ours"][name]) for name in ("loss", "entropy"))
+    loss, entropy = (abs(reports["stock"][name] - reports["ours"][name]) for name in ("loss", "entropy"))
     if max(difference, loss, entropy) > TOLERANCE:
         raise RuntimeError(
             f"stock and ours do not agree: gradients differ by {difference:.2%}, losses by {loss:.2g}, entropies by "
             f"{entropy:.2g}"
         )
     logits = 4 * options.tokens * options.vocabulary
-    saved = found["stock"]["peak_bytes"] - found["ours"]["peak_bytes"]
+    saved = reports["stock"]["peak_bytes"] - reports["ours"]["peak_bytes"]
     return Result(
         what=f"a training step on {options.tokens} tokens, {options.layers} layers of {options.experts} experts, "
         f"{options.vocabulary} rows of vocabulary, gradient checkpointing",
         unit="s",
-        stock=found["stock"]["seconds"],
-        ours=found["ours"]["seconds"],
+        stock=reports["stock"]["seconds"],
+        ours=reports["ours"]["seconds"],
         higher_is_better=False,
         details={
-            "stock_peak_gb": found["stock"]["peak_bytes"] / GB,
-            "ours_peak_gb": found["ours"]["peak_bytes"] / GB,
+            "stock_peak_gb": reports["stock"]["peak_bytes"] / GB,
+            "ours_peak_gb": reports["ours"]["peak_bytes"] / GB,
             "fp32_logits_gb": logits / GB,
             "gradient_difference": difference,
             "loss_difference": loss,
@@ -92,9 +96,9 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
     )
 
 
-def _difference(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> float:
+def _difference(expected: dict[str, torch.Tensor], actual: dict[str, torch.Tensor]) -> float:
     """Return the norm of the difference over that of the expected gradients, over all tensors together."""
-    if expected.keys() != found.keys():
+    if expected.keys() != actual.keys():
         raise RuntimeError("stock and ours train other parameters")
-    error = sum((found[name].float() - value.float()).square().sum() for name, value in expected.items())
+    error = sum((actual[name].float() - value.float()).square().sum() for name, value in expected.items())
     return float((error / sum(value.float().square().sum() for value in expected.values())) ** 0.5)

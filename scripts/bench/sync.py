@@ -19,7 +19,8 @@ from grpo.lora.adapter import TensorSpec, is_split, layout
 from grpo.model.architecture import ATTENTION_PROJECTIONS
 from grpo.model.model_files import read_json
 from grpo.stack import rendezvous
-from scripts.bench.harness import Result, SizeError, time_in_turn
+from grpo.stack.problem import UserError
+from scripts.bench.harness import Result, time_in_turn
 from scripts.bench.machine import Copy
 from scripts.bench.parts.random_model import FULL, write_random_config
 from scripts.tiny_model.checkpoint import write_json
@@ -31,12 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engines", type=int, default=2, help="vLLM engines (default: 2)")
     parser.add_argument("--tensor-parallel", type=int, default=2, help="workers of each engine (default: 2)")
     parser.add_argument("--layers", type=int, default=FULL.layers, help=f"layers of the model (default: {FULL.layers})")
-    parser.add_argument("--repeat", type=int, default=3, help="timed rounds, of which the best counts (default: 3)")
+    parser.add_argument("--repeat", type=int, default=3, help="timed rounds; the best counts (default: 3)")
 
 
 def run(options: argparse.Namespace, copy: Copy) -> Result:
     if min(options.engines, options.tensor_parallel, options.layers, options.repeat) < 1:
-        raise SizeError("--engines, --tensor-parallel, --layers and --repeat are at least 1")
+        raise UserError(
+            "an option is out of range", "--engines, --tensor-parallel, --layers and --repeat must be at least 1"
+        )
     scratch = Path(tempfile.mkdtemp(prefix="bench-sync-"))
     os.environ.update(ray_head.variables() | rendezvous.variables(scratch / "rendezvous"))  # before Ray is imported
     import ray
@@ -157,11 +160,11 @@ def _engines(options: argparse.Namespace, model: Path) -> list[Any]:
     ray.get(group.ready())
     engines = []
     for first in range(0, options.engines * size, size):
-        place = PlacementGroupSchedulingStrategy(
+        strategy = PlacementGroupSchedulingStrategy(
             group, placement_group_capture_child_tasks=True, placement_group_bundle_index=first
         )
         own = int(size == 1)  # with more workers, each is a Ray actor with a bundle
-        engine = LLMRayActor.options(num_cpus=own, num_gpus=own, scheduling_strategy=place).remote(
+        engine = LLMRayActor.options(num_cpus=own, num_gpus=own, scheduling_strategy=strategy).remote(
             model=str(model),
             load_format="dummy",
             skip_tokenizer_init=True,

@@ -135,7 +135,7 @@ extern "C" void mxfp4_dequantize(const uint8_t* blocks, const uint8_t* scales, c
         while (static_cast<int64_t>(others.size()) + 1 < std::min<int64_t>(threads, experts * tiles))
             others.emplace_back(work);
     } catch (const std::system_error&) {
-        // No more threads are to be had; those that run take all tiles.
+        // No more threads can be started; the running ones take all tiles.
     }
     work();
     for (auto& thread : others) thread.join();

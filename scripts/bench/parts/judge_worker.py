@@ -21,6 +21,13 @@ MODEL = "gemini-stand-in"
 ATTEMPTS, MINUTE = 3, 60.0
 
 
+def chain_settings(
+    deadline: float, window: float, *, call_timeout: float, quota: int = 120, tries: int = ATTEMPTS
+) -> ChainSettings:
+    """Return the settings of a chain of the stand-in's model. Durations in seconds."""
+    return ChainSettings((MODEL,), tries, deadline, call_timeout, quota, 1_000_000, concurrency=32, window=window)
+
+
 def response(rank: str, number: int) -> str:
     """Return a unique response."""
     return f"{rank} + {number} = x\nso the answer is \\boxed{{{number}}}"
@@ -30,13 +37,7 @@ class Ours:
     """The judge of a run."""
 
     def __init__(self, job: dict[str, Any]) -> None:
-        chain = ChainSettings(
-            (MODEL,),
-            deadline=job["deadline"],
-            call_timeout=job["deadline"] / 2,
-            requests_per_window=job["quota"],
-            window=job["window"],
-        )
+        chain = chain_settings(job["deadline"], job["window"], call_timeout=job["deadline"] / 2, quota=job["quota"])
         state = SharedState(Path(job["folder"], "judge.sqlite"))
         settings = JudgeSettings(chain, 0.6, 0.4, "correctness", True)
         self._judge = judge.Judge(settings, state, connect(chain, state, None, job["url"]))

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils.quantization_config import Mxfp4Config
 
-from grpo.model import loading, zero
+from grpo.model import deepspeed_start, loading, zero
 from scripts.bench.parts import memory
 from scripts.bench.parts.ranks import job_of_this_rank, report
 from scripts.bench.parts.zero3 import offloaded
@@ -22,12 +22,13 @@ def checksum(part: torch.Tensor) -> int:
 
 def main() -> None:
     job = job_of_this_rank()
+    deepspeed_start.shorten()
     deepspeed.init_distributed("gloo")
     partitioner = zero.ZeroPartitioner(offloaded())
     peak, read, begin = memory.Peak(), memory.read_bytes(), time.perf_counter()
     model: Any
     if job["ours"]:
-        model = loading.load_gpt_oss(job["model"], "eager", offloaded())
+        model = loading.load_gpt_oss(job["model"], "eager", offloaded(), packed=False)
     else:
         model = AutoModelForCausalLM.from_pretrained(
             job["model"], dtype=torch.bfloat16, quantization_config=Mxfp4Config(dequantize=True)

@@ -1,6 +1,10 @@
-"""Peak memory of a process (Linux: /proc)."""
+"""Peak memory of a process (Linux: /proc), or of a GPU."""
 
+import gc
+from collections.abc import Callable
 from pathlib import Path
+
+import torch
 
 
 def resident() -> int:
@@ -18,6 +22,22 @@ class Peak:
     def growth(self) -> int:
         """Return the bytes of the peak above the initial value; mapped files count."""
         return _status("VmHWM") - self._before
+
+
+def peak_of(function: Callable[[], object], device: torch.device) -> int:
+    """Return the peak of memory in bytes that a call takes, on a CPU that of the process. The first call warms up."""
+    function()
+    gc.collect()
+    if device.type == "cpu":
+        peak = Peak()
+        function()
+        return peak.growth()
+    torch.accelerator.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    function()
+    torch.accelerator.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
 
 
 def read_bytes() -> int:

@@ -9,7 +9,7 @@ Rows = list[dict[str, Any]]
 
 def findings(rows: Rows, evals: Rows) -> set[str]:
     """Return the names of the detected pathologies."""
-    return {name for name, shows in _RULES.items() if shows(rows, evals)}
+    return {name for name, shows in RULES.items() if shows(rows, evals)}
 
 
 def _values(rows: Rows, name: str) -> list[float]:
@@ -35,7 +35,7 @@ def _learning_rate_jumps(rows: Rows) -> bool:
     return any(after > 1.5 * before for before, after in itertools.pairwise(rates[5:]))
 
 
-_RULES: dict[str, Callable[[Rows, Rows], bool]] = {
+RULES: dict[str, Callable[[Rows, Rows], bool]] = {
     "flat_learning": lambda rows, evals: abs(_gain(rows, "correct")) < 0.05,
     "over_fitting": lambda rows, evals: (
         len(evals) > 1 and _gain(rows, "correct") > 0.1 and _gain(evals, "exact_match") <= 0.03

@@ -11,7 +11,7 @@ import deepspeed
 import torch
 import torch.distributed as dist
 
-from grpo.model import cpu_matmul
+from grpo.model import cpu_matmul, deepspeed_start
 from grpo.model.architecture import ATTENTION_PROJECTIONS
 from scripts.bench.parts import memory, stock
 from scripts.bench.parts.ranks import job_of_this_rank, report
@@ -46,6 +46,7 @@ def build_engine(job: dict[str, Any], actor_module: Any, strategy_module: Any) -
 
 def main() -> None:
     job = job_of_this_rank()
+    deepspeed_start.shorten()
     deepspeed.init_distributed("gloo")
     cpu_matmul.install()  # for both: it is not under comparison
     modules = [openrlhf_module(job["package"], name) for name in ("models.actor", "utils.deepspeed.deepspeed")]

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from grpo.checkpoint import adapter_files
-from grpo.model.architecture import ATTENTION_PROJECTIONS, Architecture
+from grpo.model.architecture import ATTENTION_PROJECTIONS, Architecture, is_packed
 from grpo.model.model_files import read_json
 from scripts.checkpoint_writer import Output, as_bytes, write_shards
 from scripts.tiny_model.checkpoint import write_config, write_json
@@ -61,7 +61,7 @@ def write_random_model(folder: Path, layers: int, experts: int, **sizes: int) ->
     generator = torch.Generator().manual_seed(0)
     outputs = []
     for name, shape in architecture.stored().items():
-        dtype = "U8" if name.endswith(("_blocks", "_scales")) else "BF16"
+        dtype = "U8" if is_packed(name) else "BF16"
         outputs.append(Output(name, dtype, shape, partial(_random, name, shape, generator)))
     write_shards(outputs, folder, SHARD_BYTES)
 

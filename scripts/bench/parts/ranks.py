@@ -7,10 +7,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 LIMIT_SECONDS = 1800
+
+start_process: Callable[..., Any] = subprocess.Popen  # tests have a faster one
 
 
 def run_ranks(worker: str, world: int, job: dict[str, Any]) -> list[dict[str, Any]]:
@@ -40,7 +43,7 @@ def run_ranks(worker: str, world: int, job: dict[str, Any]) -> list[dict[str, An
                 environment = {**shared, "RANK": str(rank)}
                 arguments = [json.dumps(job), str(report)]
                 ranks.append(
-                    subprocess.Popen([*command, *arguments], env=environment, stdout=log, stderr=subprocess.STDOUT)
+                    start_process([*command, *arguments], env=environment, stdout=log, stderr=subprocess.STDOUT)
                 )
             # The first rank that fails ends the others, which would wait for it.
             deadline = time.monotonic() + LIMIT_SECONDS
@@ -64,6 +67,6 @@ def job_of_this_rank() -> dict[str, Any]:
     return json.loads(sys.argv[1])
 
 
-def report(**found: Any) -> None:
+def report(**values: Any) -> None:
     """Report this rank's results to `run_ranks`."""
-    Path(sys.argv[2]).write_text(json.dumps(found), encoding="utf-8")
+    Path(sys.argv[2]).write_text(json.dumps(values), encoding="utf-8")

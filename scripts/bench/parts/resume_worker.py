@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from grpo.checkpoint import saving, trainer_state
 from grpo.lora import adapter
+from grpo.model import deepspeed_start
 from scripts.bench.parts import memory
 from scripts.bench.parts.ranks import job_of_this_rank, report
 from scripts.bench.parts.save_worker import fresh_engine, save_ours, trained_engine
@@ -92,6 +93,7 @@ def measure(load: Any, engine: Any, folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     job = job_of_this_rank()
+    deepspeed_start.shorten()
     deepspeed.init_distributed("gloo")
     folders = {name: Path(job["scratch"], name) for name in ("stock", "ours")}
     if job["way"] == "save":
@@ -102,8 +104,8 @@ def main() -> None:
     else:
         engine = fresh_engine(job["model"], job["lora_rank"])
         fresh = fingerprint(engine)
-        found = measure({"stock": load_stock, "ours": load_ours}[job["way"]], engine, folders[job["way"]])
-        report(fresh=fresh, state=fingerprint(engine), **found)
+        measured = measure({"stock": load_stock, "ours": load_ours}[job["way"]], engine, folders[job["way"]])
+        report(fresh=fresh, state=fingerprint(engine), **measured)
     os._exit(0)  # a thread of the C++ libraries sometimes aborts the interpreter's own exit
 
 

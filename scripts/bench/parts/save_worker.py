@@ -13,7 +13,7 @@ from deepspeed.ops.adam import DeepSpeedCPUAdam
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 
 from grpo.checkpoint import saving
-from grpo.model import loading
+from grpo.model import deepspeed_start, loading
 from scripts.bench.parts import memory
 from scripts.bench.parts.ranks import job_of_this_rank, report
 from scripts.bench.parts.zero3 import offloaded
@@ -69,6 +69,7 @@ def measure(save: Callable, engine, folder: Path) -> dict:
 
 def main() -> None:
     job = job_of_this_rank()
+    deepspeed_start.shorten()
     deepspeed.init_distributed("gloo")
     engine = trained_engine(job["model"], job["lora_rank"])
     parameters = sum(p.ds_numel for p in engine.module.parameters() if p.requires_grad)
@@ -76,8 +77,8 @@ def main() -> None:
     if dist.get_rank() == 0:
         for folder in folders.values():
             folder.mkdir()
-    found = {name: measure({"ours": save_ours, "stock": save_stock}[name], engine, f) for name, f in folders.items()}
-    report(adapter_parameters=parameters, **found)
+    measured = {name: measure({"ours": save_ours, "stock": save_stock}[name], engine, f) for name, f in folders.items()}
+    report(adapter_parameters=parameters, **measured)
     os._exit(0)  # a thread of the C++ libraries sometimes aborts the interpreter's own exit
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from grpo.model import cpu_matmul
+from grpo.model import attention, cpu_matmul
 from grpo.update import passes
 from grpo.update.loss import PolicyLoss
 from scripts.bench.parts import memory, stock
@@ -34,7 +34,7 @@ def build_actor(job: dict[str, Any], actor_class: Any, args: Any) -> Any:
     extra = {} if job["package"] else {"router_logits": passes.router_logits(args)}
     actor = actor_class(
         job["model"],
-        attn_implementation="eager",
+        attn_implementation="eager" if job["package"] else attention.NAME,
         lora_rank=job["lora_rank"],
         lora_alpha=32,
         target_modules=TARGETS,

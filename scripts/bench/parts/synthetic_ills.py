@@ -54,8 +54,8 @@ def correctness_fall(latent: Latent, rng: np.random.Generator, strength: float) 
     Never at the peak of the learning rate: there it would be a shock.
     """
     begin = _onset(latent, rng) if rng.random() < 0.7 else latent.warm_up + int(rng.integers(6, 15))
-    room = max(0.8 - latent.skill[:begin].mean(), 0)  # what nobody solves cannot fall
-    cut = math.log(latent.profile.limit) - latent.log_length.mean() - 0.8  # nor can what is cut
+    room = max(0.8 - latent.skill[:begin].mean(), 0)  # a solve rate of 0 cannot fall
+    cut = math.log(latent.profile.limit) - latent.log_length.mean() - 0.8  # and truncation would keep it near 0
     latent.log_length = latent.log_length + min(cut, 0)
     drop = strength * rng.uniform(3, 6) * _since(latent, begin)
     latent.skill, latent.held_out_skill = latent.skill + room - drop, latent.held_out_skill + room - drop
@@ -88,10 +88,10 @@ def instability(latent: Latent, rng: np.random.Generator, strength: float) -> in
 
 
 def loss_spikes(latent: Latent, rng: np.random.Generator, strength: float) -> int:
-    places = np.sort(rng.choice(np.arange(latent.steps // 4, latent.steps), int(rng.integers(1, 6)), replace=False))
-    latent.loss[places] *= 1 + strength * rng.uniform(25, 100, len(places))
-    latent.grad[places] *= 1 + strength * rng.uniform(2, 10, len(places))
-    return int(places[0]) + 1
+    spikes = np.sort(rng.choice(np.arange(latent.steps // 4, latent.steps), int(rng.integers(1, 6)), replace=False))
+    latent.loss[spikes] *= 1 + strength * rng.uniform(25, 100, len(spikes))
+    latent.grad[spikes] *= 1 + strength * rng.uniform(2, 10, len(spikes))
+    return int(spikes[0]) + 1
 
 
 def lr_shock(latent: Latent, rng: np.random.Generator, strength: float) -> int:

@@ -1,4 +1,4 @@
-"""What a checkpoint has to hold, against transformers' own model and against damaged files."""
+"""The required tensors of a checkpoint, compared with transformers' model and with damaged files."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ def test_parameters_are_those_of_transformers(config: GptOssConfig) -> None:
     assert ours == {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
-def test_a_whole_checkpoint_has_no_fault(checkpoint: Path, tmp_path: Path) -> None:
+def test_complete_checkpoint_has_no_fault(checkpoint: Path, tmp_path: Path) -> None:
     dequantize_checkpoint(checkpoint, tmp_path / "bf16")
     for folder in (checkpoint, tmp_path / "bf16"):
         assert architecture.check(model_files.read(folder)) == []
@@ -54,7 +54,7 @@ BLOCKS = "model.layers.1.mlp.experts.down_proj_blocks"
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        (Q, lambda tensors: tensors.pop(Q), f"{Q} for one"),
+        (Q, lambda tensors: tensors.pop(Q), f"for example {Q}"),
         (Q, lambda tensors: tensors.update({Q: tensors[Q].T.contiguous()[:-1]}), f"1 tensor of another shape: {Q} is"),
         (Q, lambda tensors: tensors.update(odd=torch.zeros(1)), "1 tensor that config.json does not ask for: odd"),
         (BLOCKS, lambda tensors: tensors.update({BLOCKS: tensors[BLOCKS].char()}), f"{BLOCKS} is I8, not U8"),
@@ -68,7 +68,7 @@ def test_a_tensor_that_does_not_fit_is_named(copy: Path, name: str, change, mess
     assert len(fault.tensors) == 1
 
 
-def test_experts_in_another_format_than_the_config_says(copy: Path) -> None:
+def test_experts_whose_format_contradicts_the_config(copy: Path) -> None:
     config = json.loads((copy / "config.json").read_text())
     del config["quantization_config"]
     (copy / "config.json").write_text(json.dumps(config))
@@ -77,7 +77,7 @@ def test_experts_in_another_format_than_the_config_says(copy: Path) -> None:
     assert sum("does not ask for" in fault.what for fault in faults) >= 1
 
 
-def test_a_single_file_is_a_checkpoint_and_two_models_are_none(copy: Path) -> None:
+def test_a_single_file_is_a_checkpoint_and_two_models_are_a_fault(copy: Path) -> None:
     tensors = {name: tensor for file in copy.glob("*.safetensors") for name, tensor in load_file(file).items()}
     save_file(tensors, copy / SINGLE)
     [fault] = architecture.check(model_files.read(copy))
@@ -89,10 +89,10 @@ def test_a_single_file_is_a_checkpoint_and_two_models_are_none(copy: Path) -> No
 @pytest.mark.parametrize(
     "content", ["[]", "{}", '{"weight_map": {}}', '{"weight_map": ["a"]}', "not JSON", '{"weight_map": {"a": 1}}']
 )
-def test_an_index_that_is_none(copy: Path, content: str) -> None:
+def test_an_invalid_index_is_a_fault(copy: Path, content: str) -> None:
     (copy / INDEX).write_text(content)
     [fault] = architecture.check(model_files.read(copy))
-    assert fault.file == INDEX and "is no index" in fault.what
+    assert fault.file == INDEX and "is not an index" in fault.what
 
 
 def test_a_header_that_contradicts_itself(copy: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_header_that_contradicts_itself(copy: Path) -> None:
     assert b'"dtype":"BF16"' in content
     shard.write_bytes(content.replace(b'"dtype":"BF16"', b'"dtype": "F32"', 1))
     [fault] = architecture.check(model_files.read(copy))
-    assert fault.file == shard.name and "no safetensors file" in fault.what
+    assert fault.file == shard.name and "not a safetensors file" in fault.what
 
 
 @pytest.mark.parametrize("key", ["num_local_experts", "head_dim", "num_hidden_layers"])

@@ -6,38 +6,48 @@ import torch
 from transformers import AutoModelForCausalLM, Mxfp4Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from grpo.model import loading
+from grpo.model import loading, mxfp4
 
 
 @pytest.fixture(scope="session")
 def reference(checkpoint):
-    """What transformers itself dequantises the checkpoint to."""
+    """The checkpoint as dequantised by transformers."""
     return AutoModelForCausalLM.from_pretrained(
         checkpoint, quantization_config=Mxfp4Config(dequantize=True), dtype=torch.bfloat16
     )
 
 
-def test_whole_model_is_bit_equal_to_transformers(checkpoint, reference):
-    ours = dict(loading.load_gpt_oss(checkpoint).named_parameters())
-    theirs = dict(reference.named_parameters())
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name].to(torch.bfloat16)) for name in theirs)
+def is_bit_equal(parameters, reference, packed):
+    """Compare with transformers' parameters, after packed ones have become bf16."""
+    unpacked = dict(parameters)
+    for name in [name for name in parameters if name.endswith("_blocks")]:
+        base = name.removesuffix("_blocks")
+        unpacked[base] = mxfp4.dequantize(unpacked.pop(name).data, unpacked.pop(f"{base}_scales").data)
+    assert (unpacked.keys() != parameters.keys()) is packed
+    theirs = {name: parameter.to(torch.bfloat16) for name, parameter in reference.named_parameters()}
+    return unpacked.keys() == theirs.keys() and all(torch.equal(unpacked[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_whole_model_is_bit_equal_to_transformers(checkpoint, reference, packed):
+    ours = dict(loading.load_gpt_oss(checkpoint, packed=packed).named_parameters())
+    assert is_bit_equal(ours, reference, packed)
 
 
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize(("world", "offload"), [(2, "offload"), (3, "no-offload")])
-def test_partitions_are_bit_equal_to_transformers(checkpoint, reference, run_ranks, tmp_path, world, offload):
-    run_ranks(world, "load", checkpoint, tmp_path / "gathered.pt", offload)
-    gathered = torch.load(tmp_path / "gathered.pt")
-    for name, parameter in reference.named_parameters():
-        assert torch.equal(gathered[name], parameter.to(torch.bfloat16)), name
+@pytest.mark.parametrize(("world", "offload", "kind"), [(2, "offload", "packed"), (3, "no-offload", "bf16")])
+def test_partitions_are_bit_equal_to_transformers(checkpoint, reference, run_ranks, tmp_path, world, offload, kind):
+    run_ranks(world, "load", checkpoint, tmp_path / "gathered.pt", offload, kind)
+    assert is_bit_equal(torch.load(tmp_path / "gathered.pt"), reference, kind == "packed")
 
 
-def test_logits_equal_transformers(checkpoint, reference):
+@pytest.mark.parametrize("packed", [True, False])
+def test_logits_equal_transformers(checkpoint, reference, packed):
     tokens = torch.randint(0, 97, (2, 50), generator=torch.Generator().manual_seed(0))
     reference.set_attn_implementation("eager")
     with torch.no_grad():
-        assert torch.equal(loading.load_gpt_oss(checkpoint)(tokens).logits, reference(tokens).logits)
+        ours = loading.load_gpt_oss(checkpoint, "eager", packed=packed)(tokens).logits
+        assert torch.equal(ours, reference(tokens).logits)
 
 
 def test_rope_is_restored_to_fp32_after_a_cast(checkpoint):
@@ -48,7 +58,7 @@ def test_rope_is_restored_to_fp32_after_a_cast(checkpoint):
     assert buffer.dtype == torch.float32
     assert torch.equal(buffer, exact)
     angle_error = (exact - exact.bfloat16().float()).abs().max() * 2048
-    assert angle_error > 0.1  # radians at position 2048: what the cast would have done
+    assert angle_error > 0.1  # radians at position 2048, the error of the cast
 
 
 @pytest.fixture

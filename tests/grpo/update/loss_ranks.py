@@ -13,7 +13,7 @@ from deepspeed.utils import safe_get_full_grad
 from peft import LoraConfig, get_peft_model
 
 from grpo.lora import adapter
-from grpo.model import cpu_matmul, loading, zero
+from grpo.model import cpu_matmul, deepspeed_start, loading, zero
 from grpo.update import reference
 from grpo.update.loss import PolicyLoss
 
@@ -24,14 +24,14 @@ PROMPT = 2
 def samples() -> list[SimpleNamespace]:
     """Sequences of a prompt and a response each, with advantages."""
     generator = torch.Generator().manual_seed(7)
-    found = []
+    samples = []
     for length in LENGTHS:
         ids = torch.randint(2, 97, (1, PROMPT + length), generator=generator)
         mask = torch.arange(1, PROMPT + length)[None] >= PROMPT
-        info = {"sample": [torch.tensor(len(found))]}
+        info = {"sample": [torch.tensor(len(samples))]}
         advantages = torch.randn(1, 1, generator=generator)
-        found.append(SimpleNamespace(ids=ids, action_mask=mask, advantages=advantages, info=info))
-    return found
+        samples.append(SimpleNamespace(ids=ids, action_mask=mask, advantages=advantages, info=info))
+    return samples
 
 
 def with_adapter(model):
@@ -111,10 +111,11 @@ def main(path: str, out: str, aggregation: str) -> None:
     with torch.no_grad():
         on = log_probs(trained, samples()[0])
     if rank == 0:
-        torch.save({"gradients": gradients, "off": off, "on": on}, Path(out) / "found.pt")
+        torch.save({"gradients": gradients, "off": off, "on": on}, Path(out) / "results.pt")
 
 
 if __name__ == "__main__":
+    deepspeed_start.shorten()
     deepspeed.init_distributed("gloo")
     main(*sys.argv[1:])
     dist.destroy_process_group()

@@ -16,27 +16,27 @@ def weights(kind: str, log_ratios: list[float], mask: torch.Tensor | None = None
 
 
 @given(LOG_RATIOS)
-def test_tis_cuts_from_above_alone(log_ratios):
-    log_ratio, found, metrics = weights("tis", log_ratios)
-    assert torch.equal(found, log_ratio.exp().clamp(max=HIGH))
+def test_tis_truncates_only_from_above(log_ratios):
+    log_ratio, token_weights, metrics = weights("tis", log_ratios)
+    assert torch.equal(token_weights, log_ratio.exp().clamp(max=HIGH))
     assert torch.equal(metrics["importance_cut"], (log_ratio.exp() > HIGH).float())
-    assert torch.equal(metrics["importance_weight"], found)
+    assert torch.equal(metrics["importance_weight"], token_weights)
 
 
 @given(LOG_RATIOS)
-def test_icepop_keeps_what_is_between_the_thresholds(log_ratios):
-    log_ratio, found, metrics = weights("icepop", log_ratios)
+def test_icepop_keeps_ratios_between_the_thresholds(log_ratios):
+    log_ratio, token_weights, metrics = weights("icepop", log_ratios)
     ratio = log_ratio.exp()
     inside = (ratio >= LOW) & (ratio <= HIGH)
-    assert torch.equal(found[inside], ratio[inside]) and not found[~inside].any()
+    assert torch.equal(token_weights[inside], ratio[inside]) and not token_weights[~inside].any()
     cut = ~inside & (ratio > 0)  # a ratio of 0 is a weight of 0 anyway
     assert torch.equal(metrics["importance_cut"], cut.float())
 
 
 @given(LOG_RATIOS)
 def test_mis_drops_samples_by_their_geometric_mean_and_truncates_the_rest(log_ratios):
-    log_ratio, found, _ = weights("mis", log_ratios)
-    for row, weight in zip(log_ratio, found, strict=True):
+    log_ratio, token_weights, _ = weights("mis", log_ratios)
+    for row, weight in zip(log_ratio, token_weights, strict=True):
         if LOW <= row.mean().exp() <= HIGH:
             assert torch.equal(weight, row.exp().clamp(max=HIGH))
         else:
@@ -46,16 +46,16 @@ def test_mis_drops_samples_by_their_geometric_mean_and_truncates_the_rest(log_ra
 @given(LOG_RATIOS)
 def test_mis_keeps_or_drops_a_rollout_with_all_of_its_rows(log_ratios):
     log_ratio, mask = torch.tensor(log_ratios).view(3, 2), torch.tensor([[True, True], [True, True], [True, False]])
-    found, _ = importance.weights(log_ratio, mask, torch.tensor([1, 0, 1]), "mis", (LOW, HIGH))
+    token_weights, _ = importance.weights(log_ratio, mask, torch.tensor([1, 0, 1]), "mis", (LOW, HIGH))
     for rows in ([0, 2], [1]):
         inside = LOW <= log_ratio[rows][mask[rows]].mean().exp() <= HIGH
-        assert torch.equal(found[rows], log_ratio[rows].exp().clamp(max=HIGH) * inside)
+        assert torch.equal(token_weights[rows], log_ratio[rows].exp().clamp(max=HIGH) * inside)
 
 
 @pytest.mark.parametrize("kind", ["tis", "icepop", "mis"])
-def test_tokens_that_were_not_sampled_decide_nothing(kind):
+def test_unsampled_tokens_have_no_influence(kind):
     mask = torch.tensor([[True, True, False], [False, False, False]])
     values = [0.1, 0.2, 0.0, 0.0, 0.0, 0.0]
-    _, found, metrics = weights(kind, values, mask)
+    _, token_weights, metrics = weights(kind, values, mask)
     assert not metrics["importance_cut"][mask].any()
-    assert torch.allclose(found[0, :2], torch.tensor([0.1, 0.2]).exp())
+    assert torch.allclose(token_weights[0, :2], torch.tensor([0.1, 0.2]).exp())

@@ -1,4 +1,4 @@
-"""The loss is that of the whole batch, in float64 and by hand, however the batch is split."""
+"""The loss of any split of a batch equals that of the whole batch, computed by hand in float64."""
 
 import random
 import threading
@@ -41,13 +41,13 @@ def batch(seed: int = 0, rollouts: list[list[int]] | None = None) -> list[dict[s
     samples = []
     rollouts = [[length] for length in LENGTHS] if rollouts is None else rollouts
     advantages = torch.randn(len(rollouts), generator=generator, dtype=torch.float64)
-    for place, length in [(place, length) for place, lengths in enumerate(rollouts) for length in lengths]:
+    for number, length in [(number, length) for number, lengths in enumerate(rollouts) for length in lengths]:
         mask = torch.cat([torch.zeros(2), torch.ones(length), torch.zeros(3)]).bool()
         values = torch.randn(3, len(mask), generator=generator, dtype=torch.float64) * 0.3
-        advantage = advantages[place].expand(len(mask))
+        advantage = advantages[number].expand(len(mask))
         current, old, engine = torch.where(mask, values - 1, 1e6 * values)
         samples.append({"log_probs": current, "old": old, "engine": engine, "advantages": advantage, "mask": mask,
-                        "rollout": torch.tensor(place)})  # fmt: skip
+                        "rollout": torch.tensor(number)})  # fmt: skip
     return samples
 
 
@@ -79,13 +79,13 @@ def reference(samples: list[dict[str, torch.Tensor]], args: SimpleNamespace) -> 
         if args.enable_vllm_is_correction and not 0.5 <= mismatch <= 2.0:  # mis; so is a mean of nothing
             weight = 0.0
         of_rollout = (one["log_probs"] - one["old"]).mean().exp()
-        for place in range(length):
-            ratio = (one["log_probs"][place] - one["old"][place]).exp()
+        for token in range(length):
+            ratio = (one["log_probs"][token] - one["old"][token]).exp()
             ratio = of_rollout if args.policy_loss_type == "gspo" else ratio
-            advantage = one["advantages"][place]
+            advantage = one["advantages"][token]
             gain = torch.min(ratio * advantage, ratio.clamp(0.8, 1.3) * advantage)
             if args.enable_vllm_is_correction:
-                gain = gain * (one["old"][place] - one["engine"][place]).exp().clamp(max=2.0)
+                gain = gain * (one["old"][token] - one["engine"][token]).exp().clamp(max=2.0)
             total = total + weight * gain
     return -total
 
@@ -115,7 +115,7 @@ class Ranks:
 
 
 def split_losses(args, plan: list[list[list[int]]], samples, dynamic: bool) -> torch.Tensor:
-    """What the trainer makes of a batch: each rank's micro-batches weighted and added up, the mean over the ranks.
+    """The trainer's loss of a batch: the weighted sum of each rank's micro-batches, averaged over the ranks.
 
     Args:
         plan: for each rank the samples of its micro-batches.
@@ -139,8 +139,8 @@ def split_losses(args, plan: list[list[list[int]]], samples, dynamic: bool) -> t
         total, batches = torch.zeros((), dtype=torch.float64), loss.batches(loader, buffer, strategy)
         assert len(batches) == len(loader)
         for step, part in enumerate(batches):
-            found = loss(part.log_probs, part.old, part.advantages, part.action_mask, part.engine)[0]
-            total = total + found * (shares[step] if dynamic else 1 / len(loader))
+            loss_of_part = loss(part.log_probs, part.old, part.advantages, part.action_mask, part.engine)[0]
+            total = total + loss_of_part * (shares[step] if dynamic else 1 / len(loader))
         return total
 
     return sum(ranks.run(train)) / len(plan)
@@ -174,9 +174,9 @@ def assert_split_is_whole(args, plan, samples, dynamic=False):
     leaves = [sample["log_probs"].requires_grad_() for sample in samples]
     expected = reference(samples, args)
     gradients = torch.autograd.grad(expected, leaves, allow_unused=True)
-    found = split_losses(args, plan, samples, dynamic)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
-    for mine, theirs in zip(torch.autograd.grad(found, leaves), gradients, strict=True):
+    loss = split_losses(args, plan, samples, dynamic)
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+    for mine, theirs in zip(torch.autograd.grad(loss, leaves), gradients, strict=True):
         torch.testing.assert_close(mine, torch.zeros_like(mine) if theirs is None else theirs, rtol=1e-12, atol=1e-15)
 
 
@@ -189,7 +189,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("seed", range(8))
-def test_a_rollout_counts_once_however_many_samples_it_has_and_however_the_batch_is_split(form, seed):
+def test_a_rollout_counts_once_in_any_split_of_the_batch(form, seed):
     draw = random.Random(seed)
     # Of one sample or several, some without a sampled token, and at least one rollout without any.
     rollouts = [[draw.choice([0, 1, 4, 9, 23]) for _ in range(draw.randint(1, 4))] for _ in range(8)]
@@ -198,7 +198,7 @@ def test_a_rollout_counts_once_however_many_samples_it_has_and_however_the_batch
     ranks, accumulated = draw.choice([(1, 1), (1, 4), (2, 1), (2, 2), (2, 4), (4, 1), (4, 2)])
     order = draw.sample(range(8), 8)
     cuts = [order[start : start + 8 // (ranks * accumulated)] for start in range(0, 8, 8 // (ranks * accumulated))]
-    # The samples of a rollout stand anywhere in its micro-batch.
+    # The samples of a rollout may be anywhere in its micro-batch.
     rows = [[row for row, sample in enumerate(samples) if int(sample["rollout"]) in cut] for cut in cuts]
     plan = [[draw.sample(part, len(part)) for part in rows[rank::ranks]] for rank in range(ranks)]
     assert_split_is_whole(arguments(**FORMS[form]), plan, samples)
@@ -209,15 +209,15 @@ def test_each_optimizer_step_has_its_own_normaliser():
     strategy = SimpleNamespace(world_size=1, accumulated_gradient=2, all_reduce=lambda values, op: values)
     loss = PolicyLoss(arguments())
     loader = [padded([samples[2 * number], samples[2 * number + 1]]) for number in range(4)]
-    found = []
+    losses = []
     for part in loss.batches(loader, SimpleNamespace(dynamic_batch=False), strategy):
-        found.append(loss(part.log_probs, part.old, part.advantages, part.action_mask)[0])
+        losses.append(loss(part.log_probs, part.old, part.advantages, part.action_mask)[0])
     for step in (0, 1):
         expected = reference(samples[4 * step : 4 * step + 4], arguments())
-        torch.testing.assert_close((found[2 * step] + found[2 * step + 1]) / 2, expected)
+        torch.testing.assert_close((losses[2 * step] + losses[2 * step + 1]) / 2, expected)
 
 
-def test_a_batch_that_is_not_whole_is_refused():
+def test_incomplete_batch_is_rejected():
     strategy = SimpleNamespace(world_size=1, accumulated_gradient=2, all_reduce=lambda values, op: values)
     loss = PolicyLoss(arguments())
     batches = loss.batches([padded(batch())] * 3, SimpleNamespace(dynamic_batch=False), strategy)
@@ -256,23 +256,23 @@ def stock_loss(args: SimpleNamespace):
     ],
     ids=lambda changes: " ".join(map(str, changes.values())) or "plain",
 )
-def test_it_is_openrlhfs_loss_where_that_is_right(changes):
+def test_loss_equals_openrlhfs_in_its_correct_cases(changes):
     part, args = padded([sample for sample in batch() if sample["mask"].any()]), arguments(**changes)
     # a spread at which some tokens are clipped, by either clip, truncated and dropped
     mask = part.action_mask
     current, old, engine = (values * mask for values in (2 * part.log_probs, 2 * part.old, 2 * part.engine))
-    found = whole(args, mask)(current, old, part.advantages, mask, engine)
+    values = whole(args, mask)(current, old, part.advantages, mask, engine)
     expected = stock_loss(args)(current, old, part.advantages, mask, engine)
-    torch.testing.assert_close(found[0], expected[0])
-    torch.testing.assert_close(found[1], expected[1], check_dtype=False)
+    torch.testing.assert_close(values[0], expected[0])
+    torch.testing.assert_close(values[1], expected[1], check_dtype=False)
     if args.enable_vllm_is_correction:
-        torch.testing.assert_close(found[3], expected[3], check_dtype=False)
+        torch.testing.assert_close(values[3], expected[3], check_dtype=False)
     else:
-        torch.testing.assert_close(found[2], expected[2], check_dtype=False)
-        assert found[3] is None
+        torch.testing.assert_close(values[2], expected[2], check_dtype=False)
+        assert values[3] is None
 
 
-def test_ppo_kl_is_the_policys_with_the_correction_too():
+def test_ppo_kl_is_the_policys_even_with_importance_correction():
     part = padded(batch())
     plain = whole(arguments(), part.action_mask)
     corrected = whole(arguments(enable_vllm_is_correction=True), part.action_mask)
@@ -295,8 +295,8 @@ def test_a_ratio_that_is_far_out_stays_finite():
 def test_advantages_are_clipped():
     part = padded(batch())
     loss = whole(arguments(advantage_clip=0.4), part.action_mask)
-    found = loss(part.log_probs, part.old, part.advantages, part.action_mask)[0]
+    clipped_loss = loss(part.log_probs, part.old, part.advantages, part.action_mask)[0]
     clipped = [sample | {"advantages": sample["advantages"].clamp(-0.4, 0.4)} for sample in batch()]
-    torch.testing.assert_close(found, reference(clipped, arguments()))
+    torch.testing.assert_close(clipped_loss, reference(clipped, arguments()))
     over = sum(int(s["mask"].sum()) for s in batch() if s["advantages"].abs().max() > 0.4)
     assert loss.per_token["advantage_clipped"][part.action_mask.bool()].sum() == over

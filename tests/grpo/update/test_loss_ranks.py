@@ -12,7 +12,7 @@ from . import loss_ranks
 @pytest.mark.timeout(500)
 def test_ranks_and_accumulation_give_the_gradient_of_the_whole_batch(run_ranks, checkpoint, tmp_path):
     run_ranks(2, checkpoint, tmp_path, "token_mean", script="update/loss_ranks.py")
-    found = torch.load(tmp_path / "found.pt")
+    saved = torch.load(tmp_path / "results.pt")
 
     cpu_matmul.install()
     model = loading.load_gpt_oss(checkpoint)
@@ -26,10 +26,10 @@ def test_ranks_and_accumulation_give_the_gradient_of_the_whole_batch(run_ranks, 
     (-sum(parts) / sum(loss_ranks.LENGTHS)).backward()
     for name, parameter in zip(names, parameters, strict=True):
         expected = parameter.grad.float()
-        assert (found["gradients"][name] - expected).norm() < 0.03 * expected.norm(), name  # bf16
+        assert (saved["gradients"][name] - expected).norm() < 0.03 * expected.norm(), name  # bf16
         assert expected.norm() > 0
 
     # The reference is the base model, before, between and after the passes of training.
-    assert all(torch.equal(one, found["off"][0]) for one in found["off"])
-    off, on = ((one - base).abs().max() for one in (found["off"][0], found["on"]))
+    assert all(torch.equal(one, saved["off"][0]) for one in saved["off"])
+    off, on = ((one - base).abs().max() for one in (saved["off"][0], saved["on"]))
     assert on > 0.02 and off < on / 10  # bf16

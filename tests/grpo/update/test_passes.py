@@ -7,7 +7,7 @@ from torch import nn
 from grpo.update import passes
 
 
-def test_the_training_path_drops_nothing_out():
+def test_training_path_has_no_dropout():
     model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)).eval()
     passes.training_path(model)
     assert model[0].training
@@ -39,11 +39,11 @@ def test_one_optimizer_step_a_rollout_is_on_policy(changes, expected):
         ({"init_kl_coef": 0.1}, False),
     ],
 )
-def test_old_log_probs_are_made_where_the_ratio_is_taken_to_them(changes, expected):
+def test_old_log_probs_are_computed_if_the_ratio_uses_them(changes, expected):
     assert passes.makes_old_log_probs(arguments(**changes)) is expected
 
 
-def test_the_ratio_can_be_taken_to_the_engine():
+def test_ratio_can_use_the_engines_log_probs():
     experience = SimpleNamespace(action_log_probs=torch.zeros(1, 2), rollout_log_probs=torch.ones(1, 2))
     for train_batch_size in (64, 8):
         args = arguments(old_log_probs="engine", train_batch_size=train_batch_size)
@@ -51,7 +51,7 @@ def test_the_ratio_can_be_taken_to_the_engine():
 
 
 def test_the_current_log_probs_give_the_gradient_of_the_old_ones():
-    """On-policy, the ratio is 1 and its gradient that of the log-probs, as if old log-probs had been computed."""
+    """On-policy, the ratio is 1 and has the gradient of the log-probs, as if old log-probs had been computed."""
     current = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
     advantages = torch.randn(2, 5, dtype=torch.float64)
     gradients = []
@@ -66,17 +66,6 @@ def test_the_current_log_probs_give_the_gradient_of_the_old_ones():
     assert passes.old_log_probs(off_policy, SimpleNamespace(action_log_probs=old), current) is old
 
 
-@pytest.mark.parametrize(("coefficient", "use"), [(None, None), (0, "log"), (0.0, "log"), (0.01, "loss")])
-def test_the_entropy_has_a_graph_only_for_the_loss(coefficient, use):
-    assert passes.entropy_use(arguments(entropy_loss_coef=coefficient)) == use
-    if use is None:
-        return
-    logits = torch.randn(2, passes.ENTROPY_CHUNK + 3, 11, dtype=torch.float64, requires_grad=True)
-    entropy = passes.entropy(logits, use)
-    assert entropy.requires_grad is (use == "loss")
-    torch.testing.assert_close(entropy, torch.distributions.Categorical(logits=logits).entropy())
-
-
 @pytest.mark.parametrize(
     ("sampled", "kept"),
     [(None, 0), ([[0, 0, 1, 1]], 3), ([[0, 0, 0, 1], [0, 1, 0, 0]], 4), ([[1, 0, 0, 0]], 5), ([[0, 0, 0, 0]], 2)],
@@ -84,6 +73,3 @@ def test_the_entropy_has_a_graph_only_for_the_loss(coefficient, use):
 def test_logits_are_kept_from_the_token_before_the_first_sampled_one(sampled, kept):
     mask = None if sampled is None else torch.tensor(sampled, dtype=torch.bool)
     assert passes.logits_to_keep(mask) == kept
-    if kept:
-        padded = passes.left_padded(torch.ones(1, kept), torch.zeros(1, 5))
-        assert padded.tolist() == [[0.0] * (5 - kept) + [1.0] * kept]

@@ -24,7 +24,7 @@ def logits(model) -> torch.Tensor:
         return model(torch.arange(2, 12).view(1, 10)).logits
 
 
-def test_the_adapter_is_off_inside_alone(trained, checkpoint):
+def test_adapter_is_disabled_only_inside_the_context(trained, checkpoint):
     before, base = logits(trained), logits(loading.load_gpt_oss(checkpoint))
     states = [(name, parameter.requires_grad) for name, parameter in trained.named_parameters()]
     with reference.adapter_off(trained):
@@ -37,7 +37,7 @@ def test_the_adapter_is_off_inside_alone(trained, checkpoint):
     assert torch.equal(logits(trained), before)
 
 
-def test_every_module_is_run_that_a_training_pass_runs(trained):
+def test_reference_pass_runs_every_module_of_a_training_pass(trained):
     """ZeRO-3 fetches the parameters of the next modules in the order of the last pass."""
     run: list[str] = []
     for name, module in trained.named_modules():
@@ -50,7 +50,7 @@ def test_every_module_is_run_that_a_training_pass_runs(trained):
     assert run == training and any("lora_A" in name for name in run)
 
 
-def test_the_actors_are_asked(peft_model):
+def test_reference_log_probs_come_from_the_actors(peft_model):
     from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
 
     class Group:
@@ -67,7 +67,7 @@ def test_the_actors_are_asked(peft_model):
     assert stand_in.async_init_model_from_pretrained(None, "model") == []
 
 
-def test_the_actors_pass_is_that_of_the_base_model(trained, checkpoint):
+def test_actors_reference_pass_equals_the_base_model(trained, checkpoint):
     from openrlhf.models import Actor
     from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
 
@@ -75,17 +75,17 @@ def test_the_actors_pass_is_that_of_the_base_model(trained, checkpoint):
     this = object.__new__(actor_class)
     this.strategy = SimpleNamespace(ring_attn_group=None)
     ids, mask = torch.arange(2, 12).view(1, 10), torch.ones(1, 10, dtype=torch.long)
-    found = []
+    passes = []
     for model in (trained, loading.load_gpt_oss(checkpoint)):
         this.actor = Actor(model)
         this.actor.packing_samples = False  # OpenRLHF sets it only for models that it loads
-        found += [this.forward(ids, mask[:, 1:], mask), this.reference_forward(ids, mask[:, 1:], mask)]
-    assert torch.equal(found[1], found[2]) and torch.equal(found[2], found[3])
-    assert not torch.equal(found[0], found[1])
+        passes += [this.forward(ids, mask[:, 1:], mask), this.reference_forward(ids, mask[:, 1:], mask)]
+    assert torch.equal(passes[1], passes[2]) and torch.equal(passes[2], passes[3])
+    assert not torch.equal(passes[0], passes[1])
 
 
 @pytest.mark.parametrize(("coefficient", "lora_rank", "expected"), [(0, 8, False), (0.001, 8, True), (0.001, 0, False)])
-def test_the_actor_is_asked_where_a_kl_is_wanted(coefficient, lora_rank, expected):
+def test_actor_computes_the_reference_if_a_kl_is_used(coefficient, lora_rank, expected):
     assert reference.is_actor(SimpleNamespace(init_kl_coef=coefficient, lora_rank=lora_rank)) is expected
 
 
@@ -106,8 +106,8 @@ CASES = [(4, "trainer", 0), (2, "engine", 0), (2, "trainer", 1)]
 
 @pytest.mark.parametrize(("train_batch_size", "old", "made"), CASES)
 @pytest.mark.parametrize(("in_loss", "is_known"), [(False, True), (True, True), (False, False)])
-def test_a_kl_costs_one_pass(monkeypatch, in_loss, is_known, train_batch_size, old, made):
-    """That of the reference. The trainer's is made where the ratio is taken to it, or the engine's is not known."""
+def test_kl_costs_one_extra_pass(monkeypatch, in_loss, is_known, train_batch_size, old, made):
+    """The reference's pass, and the trainer's if the ratio uses it or the engine's log-probs are missing."""
     made = made or int(not is_known)
     monkeypatch.setattr(ray, "put", lambda value: value)
     monkeypatch.setattr(ray, "get", lambda value: value)
@@ -125,7 +125,7 @@ def test_a_kl_costs_one_pass(monkeypatch, in_loss, is_known, train_batch_size, o
         sequences=torch.ones(2, 6), attention_mask=torch.ones(2, 6), action_mask=torch.ones(2, 5),
         rollout_log_probs=engine if is_known else None, rewards=torch.ones(2), info={"reward": torch.ones(2)},
     )  # fmt: skip
-    (found,) = maker.make_experience([samples])
+    (experience,) = maker.make_experience([samples])
     assert (actors.count, references.count) == (made, 1)
-    assert torch.equal(found.kl, torch.zeros(2, 5) if in_loss else (trainer if made else engine) - base)
-    assert found.base_action_log_probs is (base if in_loss else None)
+    assert torch.equal(experience.kl, torch.zeros(2, 5) if in_loss else (trainer if made else engine) - base)
+    assert experience.base_action_log_probs is (base if in_loss else None)

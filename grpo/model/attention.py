@@ -1,0 +1,202 @@
+"""Attention with gpt-oss's sinks, in memory linear in the length: for transformers, under the name "sinks".
+
+A sink is a logit per head that takes part in the softmax and has no value. transformers' eager attention holds scores
+of ``[heads, length, length]`` several times. FlashAttention has no gradient for sinks.
+
+On a GPU, the kernels of :mod:`grpo.model.attention_triton` compute it. Elsewhere, the same mathematics runs over chunks
+of queries, and over the keys that a chunk can see.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+NAME = "sinks"
+CHUNK = 256  # queries
+
+
+@dataclass(frozen=True)
+class SinkMask:
+    """Which keys a query sees: unpadded keys up to its own position, at most ``window`` of them.
+
+    Attributes:
+        tokens: bool ``[B, L]``, contiguous, False for padding.
+        window: None for a layer that sees everything.
+    """
+
+    tokens: torch.Tensor
+    window: int | None
+
+    def visible(self, queries: slice, keys: slice) -> torch.Tensor:
+        """Return bool ``[B, 1, 1, queries, keys]``."""
+        query = torch.arange(queries.start, queries.stop, device=self.tokens.device)[:, None]
+        key = torch.arange(keys.start, keys.stop, device=self.tokens.device)
+        seen = key <= query
+        if self.window is not None:
+            seen &= query - key < self.window
+        return (seen & self.tokens[:, None, keys])[:, None, None]
+
+
+def make_mask(
+    batch_size: int,
+    cache_position: torch.Tensor,
+    kv_length: int,
+    attention_mask: torch.Tensor | None = None,
+    local_size: int | None = None,
+    **_: Any,
+) -> SinkMask:
+    """Build the mask of a layer type. transformers calls it once a pass and layer type.
+
+    Args:
+        attention_mask: bool ``[B, L]``.
+        local_size: the sliding window; None for full attention.
+
+    Raises:
+        ValueError: for passes with a cache, which training does not make.
+    """
+    if len(cache_position) != kv_length:
+        raise ValueError(f"attention '{NAME}' has no key/value cache: use eager attention to generate")
+    tokens = attention_mask
+    if tokens is None:
+        tokens = torch.ones(batch_size, kv_length, dtype=torch.bool, device=cache_position.device)
+    return SinkMask(tokens.contiguous(), local_size)
+
+
+def attend(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: SinkMask,
+    scaling: float,
+    s_aux: torch.Tensor,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Return the attention's result ``[B, L, H, D]``; transformers calls it in each layer.
+
+    Args:
+        query: ``[B, H, L, D]``.
+        key, value: ``[B, H_kv, L, D]``.
+        s_aux: the sinks, ``[H]``.
+    """
+    mask = attention_mask
+    if query.is_cuda:
+        from grpo.model.attention_triton import SinkAttention  # here, since Triton is not on every machine
+
+        implementation: Any = SinkAttention
+    else:
+        implementation = ChunkedAttention
+    result = implementation.apply(query, key, value, s_aux, mask.tokens, mask.window, scaling)
+    return result.transpose(1, 2).contiguous(), None
+
+
+class ChunkedAttention(torch.autograd.Function):
+    """Exact attention with sinks over chunks of queries; backward computes the probabilities again.
+
+    Gradient with respect to a score: ``p * (dp - delta)`` with ``delta = sum(dp * p)``, which equals
+    ``sum(d_out * out)`` since a sink has no value. A sink's gradient is ``-p_sink * delta``, summed over queries.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        sinks: torch.Tensor,
+        tokens: torch.Tensor,
+        window: int | None,
+        scaling: float,
+    ) -> torch.Tensor:
+        """Return ``[B, H, L, D]``; shapes as in :func:`attend`, mask as in :class:`SinkMask`."""
+        mask = SinkMask(tokens, window)
+        grouped = _grouped(query, key)
+        out, lse = torch.empty_like(grouped), grouped.new_empty(grouped.shape[:-1], dtype=_wide(query))
+        sink = sinks.to(lse.dtype).view(1, key.shape[1], -1, 1)
+        for queries, keys in _chunks(query.shape[2], mask.window):
+            scores = _scores(grouped, key, mask, scaling, queries, keys)
+            lse[..., queries] = torch.logaddexp(scores.logsumexp(-1), sink)
+            probabilities = (scores - lse[..., queries].unsqueeze(-1)).exp_().to(value.dtype)
+            out[..., queries, :] = _unfolded(_folded(probabilities) @ value[:, :, keys], probabilities)
+        ctx.mask, ctx.scaling = mask, scaling
+        ctx.save_for_backward(query, key, value, sinks, out, lse)
+        return out.view_as(query)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of query, key, value and sinks."""
+        query, key, value, sinks, out, lse = ctx.saved_tensors
+        grouped, d_out = _grouped(query, key), _grouped(gradients[0], key)
+        delta = (d_out * out).sum(-1, dtype=lse.dtype)
+        d_query = torch.empty_like(grouped)
+        d_key, d_value = torch.zeros_like(key, dtype=lse.dtype), torch.zeros_like(value, dtype=lse.dtype)
+        for queries, keys in _chunks(query.shape[2], ctx.mask.window):
+            scores = _scores(grouped, key, ctx.mask, ctx.scaling, queries, keys)
+            probabilities = (scores - lse[..., queries].unsqueeze(-1)).exp_()
+            part = _folded(d_out[..., queries, :])
+            d_value[:, :, keys] += _folded(probabilities.to(part.dtype)).transpose(-1, -2) @ part
+            d_scores = _unfolded(part @ value[:, :, keys].transpose(-1, -2), scores).to(lse.dtype)
+            d_scores = (d_scores - delta[..., queries].unsqueeze(-1)) * probabilities * ctx.scaling
+            folded = _folded(d_scores.to(query.dtype))
+            d_query[..., queries, :] = _unfolded(folded @ key[:, :, keys], scores)
+            d_key[:, :, keys] += folded.transpose(-1, -2) @ _folded(grouped[..., queries, :])
+        sink = sinks.to(lse.dtype).view(1, key.shape[1], -1, 1)
+        d_sinks = -((sink - lse).exp() * delta).sum((0, 3)).flatten()
+        return (
+            d_query.view_as(query),
+            d_key.to(key.dtype),
+            d_value.to(value.dtype),
+            d_sinks.to(sinks.dtype),
+            None,
+            None,
+            None,
+        )
+
+
+def _grouped(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """Return ``[B, H, L, D]`` as ``[B, H_kv, H / H_kv, L, D]``: with each key head, its queries."""
+    return query.contiguous().unflatten(1, (key.shape[1], -1))
+
+
+def _folded(values: torch.Tensor) -> torch.Tensor:
+    """Return ``[B, H_kv, G, rows, columns]`` as ``[B, H_kv, G * rows, columns]``: one product for a group of heads."""
+    return values.flatten(2, 3)
+
+
+def _unfolded(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Undo :func:`_folded`, with the group and the rows of ``like``."""
+    return values.unflatten(2, like.shape[2:4])
+
+
+def _wide(values: torch.Tensor) -> torch.dtype:
+    return torch.promote_types(values.dtype, torch.float32)
+
+
+def _chunks(length: int, window: int | None) -> list[tuple[slice, slice]]:
+    """Return the chunks of queries, each with the range of keys that it can see."""
+    chunks = []
+    for start in range(0, length, CHUNK):
+        stop = min(start + CHUNK, length)
+        first = 0 if window is None else max(0, start - window + 1)
+        chunks.append((slice(start, stop), slice(first, stop)))
+    return chunks
+
+
+def _scores(
+    grouped: torch.Tensor, key: torch.Tensor, mask: SinkMask, scaling: float, queries: slice, keys: slice
+) -> torch.Tensor:
+    """Return the masked scores of a chunk, fp32 or wider, ``[B, H_kv, H / H_kv, queries, keys]``."""
+    part = grouped[..., queries, :]
+    scores = _unfolded(_folded(part) @ key[:, :, keys].transpose(-1, -2), part).to(_wide(key)) * scaling
+    return scores.masked_fill_(~mask.visible(queries, keys), -torch.inf)
+
+
+def register() -> None:
+    """Make the attention known to transformers as "sinks", with its mask: without one, padding is lost silently."""
+    from transformers.masking_utils import AttentionMaskInterface
+    from transformers.modeling_utils import AttentionInterface
+
+    AttentionMaskInterface.register(NAME, make_mask)
+    AttentionInterface.register(NAME, attend)

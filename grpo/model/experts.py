@@ -1,0 +1,145 @@
+"""gpt-oss's experts in the trainer: grouped products in place of transformers' loop, with packed or bf16 weights.
+
+transformers' ``GptOssExperts`` loops over the experts in Python: 25 kernels and 8 waits for the device each. Here a
+layer makes one grouped product per projection and pass for all experts, and never waits.
+
+Packed weights stay as the checkpoint's files hold them, at a quarter of bf16's size. A product unpacks a part of its
+weight, uses it, and frees it. The parts are cut so that each number of a result comes from one product: over the
+outputs in the forward pass, over the inputs in the backward pass. Results equal those of bf16 weights bit for bit.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import GptOssForCausalLM
+
+from grpo.model import expert_rows, mxfp4
+from grpo.model.fused import fused
+
+PART_BYTES = 1 << 30  # of unpacked weights at a time
+ALPHA, LIMIT = 1.702, 7.0  # of the activation; constants of transformers' GptOssExperts
+
+
+class Experts(nn.Module):
+    """The experts of a layer, frozen; a drop-in for transformers' ``GptOssExperts``.
+
+    Its parameters have the names of the checkpoint's tensors. ``gate_up_proj`` ``[E, H, 2I]`` and ``down_proj``
+    ``[E, I, H]`` are bf16, or stand packed as ``*_blocks`` uint8 ``[E, out, in / 32, 16]`` and ``*_scales`` uint8
+    ``[E, out, in / 32]``.
+
+    Args:
+        config: transformers' ``GptOssConfig``.
+        packed: whether the weights stay packed.
+    """
+
+    gate_up_proj_bias: nn.Parameter
+    down_proj_bias: nn.Parameter
+
+    def __init__(self, config: Any, packed: bool) -> None:
+        super().__init__()
+        self.num_experts = experts = config.num_local_experts
+        hidden, inner = config.hidden_size, config.intermediate_size
+        self._weights: dict[str, tuple[str, ...]] = {}
+        for name, inputs, outputs in (("gate_up_proj", hidden, 2 * inner), ("down_proj", inner, hidden)):
+            shape = (experts, outputs, inputs // mxfp4.GROUP)
+            if packed:
+                self._frozen(f"{name}_blocks", torch.empty(*shape, mxfp4.GROUP // 2, dtype=torch.uint8))
+                self._frozen(f"{name}_scales", torch.empty(shape, dtype=torch.uint8))
+                self._weights[name] = (f"{name}_blocks", f"{name}_scales")
+            else:
+                self._frozen(name, torch.empty(experts, inputs, outputs))
+                self._weights[name] = (name,)
+            self._frozen(f"{name}_bias", torch.empty(experts, outputs))
+
+    def _frozen(self, name: str, values: torch.Tensor) -> None:
+        self.register_parameter(name, nn.Parameter(values, requires_grad=False))
+
+    def forward(
+        self, hidden_states: torch.Tensor, router_indices: torch.Tensor, routing_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the layer's result ``[B, L, H]``.
+
+        Args:
+            hidden_states: ``[B, L, H]``.
+            router_indices: the experts that each token chose, long ``[B * L, k]``.
+            routing_weights: ``[B * L, E]``, zero where a token did not choose an expert.
+        """
+        choices = router_indices.sort(dim=-1).values
+        rows = expert_rows.sort(choices, self.num_experts)
+        states = expert_rows.gather(hidden_states.reshape(-1, hidden_states.shape[-1]), rows)
+        gate_up = self._product("gate_up_proj", states, rows)
+        active = activate(gate_up, self.gate_up_proj_bias, rows.expert)
+        outputs = self._product("down_proj", active, rows) + self.down_proj_bias[rows.expert]
+        combined = expert_rows.combine(outputs, routing_weights.gather(1, choices), rows)
+        return combined.view_as(hidden_states)
+
+    def _product(self, name: str, states: torch.Tensor, rows: expert_rows.Rows) -> torch.Tensor:
+        weight = (getattr(self, part) for part in self._weights[name])
+        return _GroupedProduct.apply(states, rows.ends, *weight)
+
+
+@fused
+def activate(gate_up: torch.Tensor, bias: torch.Tensor, expert: torch.Tensor) -> torch.Tensor:
+    """Return gpt-oss's gated activation of rows, ``[R, I]``.
+
+    Args:
+        gate_up: ``[R, 2I]``, gate and up in turns.
+        bias: ``[E, 2I]``.
+        expert: of each row, long ``[R]``.
+    """
+    biased = gate_up + bias[expert]
+    gate = biased[..., ::2].clamp(max=LIMIT)
+    up = biased[..., 1::2].clamp(min=-LIMIT, max=LIMIT)
+    return (up + 1) * (gate * torch.sigmoid(gate * ALPHA))
+
+
+class _GroupedProduct(torch.autograd.Function):
+    """``x W`` for rows sorted by expert. The weight is frozen: only ``x`` gets a gradient.
+
+    It saves the parameters themselves and no view of them: a view would keep alive what ZeRO-3 gathered.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, ends: torch.Tensor, *weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(ends, *weight)
+        return _joined([torch._grouped_mm(x, part, offs=ends) for part in _parts(weight, 1, x.dtype)])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        ends, *weight = ctx.saved_tensors
+        gradient = gradients[0].contiguous()
+        parts = _parts(weight, 2, gradient.dtype)
+        d_x = _joined([torch._grouped_mm(gradient, part.transpose(1, 2), offs=ends) for part in parts])
+        return d_x, None, *(None for _ in weight)
+
+
+def _joined(products: list[torch.Tensor]) -> torch.Tensor:
+    return products[0] if len(products) == 1 else torch.cat(products, dim=1)
+
+
+def _parts(weight: Any, dim: int, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+    """Yield a weight ``[E, in, out]`` in parts: whole if it is bf16, else unpacked along a dimension of the blocks.
+
+    Args:
+        weight: the bf16 weight, or its blocks and scales.
+        dim: 1 for parts of the outputs, 2 for parts of the inputs.
+    """
+    if len(weight) == 1:
+        yield weight[0]
+        return
+    blocks, scales = weight
+    unit = 8 if dim == 1 else 1  # grouped products want rows of a multiple of 16 bytes
+    count = -(-blocks.numel() * 2 * dtype.itemsize // PART_BYTES)
+    size = -(-blocks.shape[dim] // (count * unit)) * unit
+    for start in range(0, blocks.shape[dim], size):
+        length = min(size, blocks.shape[dim] - start)
+        yield mxfp4.unpacked(blocks.narrow(dim, start, length), scales.narrow(dim, start, length), dtype)
+
+
+def install(model: GptOssForCausalLM, packed: bool) -> None:
+    """Replace the experts of each layer of a model on the meta device."""
+    for layer in model.model.layers:
+        with torch.device("meta"):
+            layer.mlp.experts = Experts(model.config, packed)
