@@ -8,7 +8,7 @@ from typing import Any
 
 from data import duplicates
 from data.problems import Problem
-from data.sources import SourceError
+from grpo.stack.problem import UserError
 from reward.answers import canonical
 
 # The card names at most this many of a group of variants; templates make groups of thousands.
@@ -22,7 +22,7 @@ def check_overlap(
 
     Returns the problems to keep, a line for each that decontaminate left out of train, and for the card the
     near-duplicates within a split and the groups of variants (which may span both).
-    Raises SourceError for an overlap, unless decontaminate is set.
+    Raises UserError for an overlap, unless decontaminate is set.
     """
     pairs, groups = duplicates.find([one.text for one in problems], [canonical(one.answer) for one in problems])
     overlaps = {}  # problem of train -> its place in eval
@@ -33,17 +33,19 @@ def check_overlap(
             within.append({"split": a.split, "ids": [a.id, b.id], "similarity": round(pair.similarity, 3)})
         else:
             train, held_out = (a, b) if a.split == "train" else (b, a)
-            overlaps[train] = f"is {pair.similarity:.0%} alike {held_out.id} ({held_out.place})"
+            overlaps[train] = f"is {pair.similarity:.0%} alike {held_out.id} ({held_out.location})"
     in_eval = {problem.id: problem for problem in problems if problem.split == "eval"}
     for train in problems:
         if train.split == "train" and train.id in in_eval:
-            overlaps[train] = f"is the same as in {in_eval[train.id].place}"
+            overlaps[train] = f"is the same as in {in_eval[train.id].location}"
     if overlaps:
-        lines = [f"{train.id} ({train.place}) {where}" for train, where in overlaps.items()]
+        lines = [f"{train.id} ({train.location}) {where}" for train, where in overlaps.items()]
         if not decontaminate:
             listed = "\n".join(f"  {line}" for line in lines)
-            remedy = "leave them out of train with --decontaminate"
-            raise SourceError(f"{len(lines)} problems of train are also in eval; {remedy}:\n{listed}")
+            raise UserError(
+                f"{len(lines)} problems of train are also in eval:\n{listed}",
+                "leave them out of train with --decontaminate",
+            )
         kept = [problem for problem in problems if problem not in overlaps]
         return kept, lines, check_overlap(kept, decontaminate)[2]
     variants = []
@@ -60,15 +62,17 @@ def check_lengths(
 
     Returns the problems to keep, a line for each that drop_long left out, and for the card the largest length of each
     split and its 99th percentile (the smallest length that 99% do not exceed).
-    Raises SourceError for a prompt that is too long, unless drop_long is set.
+    Raises UserError for a prompt that is too long, unless drop_long is set.
     """
     lengths = dict(zip(problems, prompt_lengths(tokenizer_name, [one.prompt for one in problems]), strict=True))
     too_long = {one: length for one, length in lengths.items() if limit is not None and length > limit}
-    lines = [f"{one.id} ({one.place}) has {length} tokens, more than {limit}" for one, length in too_long.items()]
+    lines = [f"{one.id} ({one.location}) has {length} tokens, more than {limit}" for one, length in too_long.items()]
     if lines and not drop_long:
         listed = "\n".join(f"  {line}" for line in lines)
-        remedy = "leave them out with --drop-long, or raise --prompt-max-len here and PROMPT_MAX_LEN in train_grpo.sh"
-        raise SourceError(f"{len(lines)} prompts are too long; {remedy}:\n{listed}")
+        raise UserError(
+            f"{len(lines)} prompts are too long:\n{listed}",
+            "leave them out with --drop-long, or raise --prompt-max-len here and PROMPT_MAX_LEN in train_grpo.sh",
+        )
     report: dict[str, Any] = {"tokenizer": Path(tokenizer_name).name, "limit": limit}
     for split in ("train", "eval"):
         measured = sorted(length for one, length in lengths.items() if one.split == split and one not in too_long)
@@ -82,16 +86,18 @@ def prompt_lengths(tokenizer_name: str, prompts: Sequence[str | list[dict[str, s
 
     A prompt is the user's message, or a list of messages; `variables` are passed to the chat template.
 
-    Raises SourceError if the tokenizer (a folder or a hub id) cannot be loaded or has no chat template.
+    Raises UserError if the tokenizer (a folder or a hub id) cannot be loaded or has no chat template.
     """
     from transformers import AutoTokenizer  # slow to import, and only needed with --tokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_name)
     except (OSError, ValueError) as error:
-        raise SourceError(f"--tokenizer {tokenizer_name}: no tokenizer could be loaded: {error}") from error
+        raise UserError(
+            f"--tokenizer {tokenizer_name} cannot be loaded ({error})", "give the folder of the model or its hub id"
+        ) from error
     if not tokenizer.chat_template:
-        raise SourceError(f"--tokenizer {tokenizer_name}: it has no chat template; give the folder of the model")
+        raise UserError(f"--tokenizer {tokenizer_name} has no chat template", "give the folder of the model")
     chats = [[{"role": "user", "content": one}] if isinstance(one, str) else one for one in prompts]
     texts = [
         tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **variables) for chat in chats

@@ -84,7 +84,7 @@ def find(texts: Sequence[str], answers: Sequence[str]) -> tuple[list[Pair], list
     for group in groups:
         _join(root, group)
         pairs += [Pair(i, j, 1.0) for i, j in _of_same_words(read, group)]
-    for a, b, similarity, resemblance in _alike([_shingles(words) - _STOCK for words in by_words]):
+    for a, b, similarity, resemblance in alike([_shingles(words) - _STOCK for words in by_words]):
         if resemblance >= SIMILARITY:
             _join(root, [groups[a][0], groups[b][0]])
         for i, j in _of_alike_words(read, groups[a], groups[b]):
@@ -139,7 +139,7 @@ def _of_same_words(read: Sequence[_Text], group: Sequence[int]) -> Iterator[tupl
 def _of_alike_words(read: Sequence[_Text], first: Sequence[int], second: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield the near-duplicates between two groups of one wording each, which may also come from templates.
 
-    It compares pairs that share a number, or of which one has none.
+    It compares pairs that share a number, and pairs in which one text has no number.
     """
     with_number: dict[str | None, list[int]] = defaultdict(list)
     for j in second:
@@ -177,7 +177,7 @@ _STOCK = _shingles(
 )
 
 
-def _alike(sets: Sequence[frozenset]) -> Iterator[tuple[int, int, float, float]]:
+def alike(sets: Sequence[frozenset]) -> Iterator[tuple[int, int, float, float]]:
     """Yield (a, b, similarity, resemblance) with a < b for all pairs of sets with a similarity of at least SIMILARITY.
 
     The similarity is the size of the intersection, as a share of the smaller set (at least SHORT) or of the union,

@@ -26,7 +26,8 @@ from typing import Any
 from data import card, splits, synthetic
 from data.checks import check_lengths, check_overlap
 from data.problems import Problem, merge_repeats, parse_rows
-from data.sources import SourceError, read_source
+from data.sources import read_source
+from grpo.stack.problem import UserError
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,11 @@ class Options:
 def prepare(sources: Sequence[Source], out: Path, options: Options | None = None) -> dict[str, Any]:
     """Write the three files into `out` and return the card.
 
-    Raises SourceError if a source is unreadable or refused (see the module), or a split is empty.
+    Raises UserError if a source is unreadable or refused (see the module), or a split is empty.
     """
     options = options or Options()
     if out.exists() and not out.is_dir():
-        raise SourceError(f"{out} is a file; --out names the folder for train.jsonl, eval.jsonl and card.json")
+        raise UserError(f"--out {out} is a file", "name a folder for train.jsonl, eval.jsonl and card.json")
     problems, origins, bad = _read(sources, options)
     problems, repeated, contradictions = merge_repeats(problems)
     rules = splits.describe(problems, options.eval_fraction, options.math_count)
@@ -70,7 +71,7 @@ def prepare(sources: Sequence[Source], out: Path, options: Options | None = None
     bad += contradictions + contradictions_in_split
     if bad and not options.skip_bad:
         listed = "\n".join(f"  {line}" for line in bad)
-        raise SourceError(f"{len(bad)} bad rows; correct them, or leave them out with --skip-bad:\n{listed}")
+        raise UserError(f"{len(bad)} bad rows:\n{listed}", "correct them, or leave them out with --skip-bad")
     problems, overlapping, alike = check_overlap(problems, options.decontaminate)
     left_out = {"bad rows": bad, "repeated": repeated + repeated_in_split, "also in eval": overlapping, **skipped}
     about: dict[str, Any] = {"sources": origins, "rules": rules}
@@ -83,7 +84,7 @@ def prepare(sources: Sequence[Source], out: Path, options: Options | None = None
     for split, members in chosen.items():
         if not members:
             remedy = f"give more problems, change --eval-fraction, or name a source for it with --{split}"
-            raise SourceError(f"the {split} split would be empty: {remedy}. Left out: {_short(left_out)}")
+            raise UserError(f"the {split} split would be empty (left out: {_short(left_out)})", remedy)
     records = {split: [to_record(problem) for problem in members] for split, members in chosen.items()}
     described = {split: card.counts(members) for split, members in chosen.items()}
     about |= {"left_out": {reason: what for reason, what in left_out.items() if what}, **alike}
@@ -107,8 +108,8 @@ def _read(sources: Sequence[Source], options: Options) -> tuple[list[Problem], l
             origin: dict[str, Any] = {"synthetic": {"seed": options.seed}}
         else:
             rows, origin = read_source(source.name)
-            found, wrong = parse_rows(rows, origin.get("file") or origin["hub"], source.split)
-            problems += found
+            parsed, wrong = parse_rows(rows, origin.get("file") or origin["hub"], source.split)
+            problems += parsed
             bad += wrong
         origins.append(origin | {"used_for": source.split or "both"})
     return problems, origins, bad
@@ -119,13 +120,13 @@ def _synthetic(split: str | None, options: Options) -> list[Problem]:
     counts = {"train": options.train_count, "eval": options.eval_count}
     try:
         return [
-            Problem(one.question, str(one.answer), "synthetic", name, source="synthetic", place="synthetic")
+            Problem(one.question, str(one.answer), "synthetic", name, source="synthetic", location="synthetic")
             for name, count in counts.items()
             for one in synthetic.distinct_problems(name, count, options.seed)
             if split in (None, name)
         ]
     except ValueError as error:
-        raise SourceError(f"the synthetic task: {error}") from error
+        raise UserError(f"the synthetic task: {error}", "lower --train-count or --eval-count") from error
 
 
 def _split(problems: Sequence[Problem], options: Options) -> tuple[list[Problem], dict[str, int]]:
@@ -152,10 +153,10 @@ def _print(out: Path, written: dict[str, Any]) -> None:
     for pair in written["near_duplicates"]:
         print(f"near-duplicates in {pair['split']}: {' and '.join(pair['ids'])}")
     if written["variants"]:
-        print(f"groups of problems that differ in a number: {len(written['variants'])}, see card.json")
+        print(f"groups of problems that differ only in numbers: {len(written['variants'])}, see card.json")
     for split, length in written.get("prompt_tokens", {}).items():
         if split in ("train", "eval"):
-            print(f"{split}: prompts of up to {length['max']} tokens, 99% of up to {length['p99']}")
+            print(f"{split}: prompts have up to {length['max']} tokens, 99% of them up to {length['p99']}")
     for name, file in written["files"].items():
         counts = ", ".join(f"{datasource} {count}" for datasource, count in file["datasource"].items())
         print(f"{out / name}: {file['records']} records ({counts})")
@@ -179,23 +180,25 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     several: dict[str, Any] = {"nargs": "+", "action": "extend", "default": [], "metavar": "SOURCE"}
-    parser.add_argument("--source", **several, help="split by the rules")
-    parser.add_argument("--train", **several, help="to train on, all of it")
-    parser.add_argument("--eval", **several, help="to evaluate on, all of it")
+    parser.add_argument("--source", **several, help="split into train and eval by the rules")
+    parser.add_argument("--train", **several, help="use all of it for training")
+    parser.add_argument("--eval", **several, help="use all of it for evaluation")
     parser.add_argument("--out", type=Path, required=True, help="folder for train.jsonl, eval.jsonl, card.json")
-    parser.add_argument("--eval-fraction", type=float, help="this share of --source for eval; of AIME's, too")
+    parser.add_argument("--eval-fraction", type=float, help="share of --source for eval, also for AIME")
     parser.add_argument(
         "--math-count",
         type=_count,
         default=splits.DEFAULT_MATH_COUNT,
         metavar="N|all",
-        help="so many of the problems that have a level, from each of --source, --train, --eval (default %(default)s)",
+        help="number of problems with a level to take from each of --source, --train, --eval (default %(default)s)",
     )
-    parser.add_argument("--skip-bad", action="store_true", help="leave bad rows out instead of refusing them")
-    parser.add_argument("--decontaminate", action="store_true", help="leave out of train what eval has, too")
+    parser.add_argument("--skip-bad", action="store_true", help="skip bad rows instead of refusing them")
+    parser.add_argument("--decontaminate", action="store_true", help="remove problems of eval from train")
     parser.add_argument("--tokenizer", help="model folder or hub id: count the tokens of the prompts")
-    parser.add_argument("--prompt-max-len", type=int, help="tokens; the run's PROMPT_MAX_LEN (with --tokenizer)")
-    parser.add_argument("--drop-long", action="store_true", help="leave longer prompts out instead of refusing them")
+    parser.add_argument(
+        "--prompt-max-len", type=int, help="limit in tokens, the run's PROMPT_MAX_LEN (with --tokenizer)"
+    )
+    parser.add_argument("--drop-long", action="store_true", help="skip longer prompts instead of refusing them")
     parser.add_argument("--train-count", type=int, default=512, help="synthetic only (default %(default)s)")
     parser.add_argument("--eval-count", type=int, default=128, help="synthetic only (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="synthetic only (default %(default)s)")
@@ -204,12 +207,12 @@ def main(argv: list[str] | None = None) -> int:
     named = {None: arguments.pop("source"), "train": arguments.pop("train"), "eval": arguments.pop("eval")}
     sources = [Source(name, split) for split, names in named.items() for name in names]
     if not sources:
-        parser.error("name a source: --source, or --train and --eval")
+        parser.error("give --source, or --train and --eval")
     if (arguments["prompt_max_len"] or arguments["drop_long"]) and not arguments["tokenizer"]:
-        parser.error("--prompt-max-len and --drop-long count tokens: give --tokenizer")
+        parser.error("--prompt-max-len and --drop-long need --tokenizer")
     try:
         written = prepare(sources, out, Options(**arguments))
-    except (SourceError, OSError) as error:
+    except (UserError, OSError) as error:
         print(f"data.prepare: {error}", file=sys.stderr)
         return 2
     _print(out, written)

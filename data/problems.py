@@ -20,7 +20,8 @@ from reward.expression import is_absurd, is_plain
 from reward.extraction import last_box
 from reward.literals import rational
 from reward.notation import spell
-from reward.structure import Node, Unreadable, read
+from reward.splitting import Unreadable
+from reward.structure import Node, read
 
 PROBLEMS_PER_PAPER = 15
 # The text after the problem in the prompt.
@@ -60,7 +61,7 @@ class Problem:
     paper:   (year, contest 1 or 2, number 1 to 15) for AIME, else None.
     datasource: "aime", "math" (with a level), "synthetic", or the name of its file.
     level:   1 to 5 for MATH, 0 if the row has another word for it, None without a level.
-    source:  the name of the file or hub set; `place` is the row in it, for messages.
+    source:  the name of the file or hub set; `location` is the row in it, for messages.
     """
 
     text: str
@@ -71,7 +72,7 @@ class Problem:
     level: int | None = None
     subject: str | None = None
     source: str = ""
-    place: str = ""
+    location: str = ""
 
     @property
     def digest(self) -> str:
@@ -92,14 +93,18 @@ class Problem:
 
 def parse_rows(rows: Sequence[Row], source: str, split: str | None) -> tuple[list[Problem], list[str]]:
     """Return the problems of a source's good rows, and one line per bad row: unreadable, incomplete, not gradable."""
-    named = [Row(place, _known_columns(value)) for place, value in rows]
-    from_zero = {_paper_key(found) for _, value in named if (found := _place(value)) and _is_zero(found.get("number"))}
+    named = [Row(location, _known_columns(value)) for location, value in rows]
+    from_zero = {
+        _paper_key(contest_place)
+        for _, value in named
+        if (contest_place := _place(value)) and _is_zero(contest_place.get("number"))
+    }
     problems, bad = [], []
-    for place, value in named:
+    for location, value in named:
         try:
-            problems.append(_parse(value, from_zero, split, source, place))
+            problems.append(_parse(value, from_zero, split, source, location))
         except ValueError as error:
-            bad.append(f"{place}: {error}")
+            bad.append(f"{location}: {error}")
     return problems, bad
 
 
@@ -120,12 +125,16 @@ def merge_repeats(problems: Sequence[Problem]) -> tuple[list[Problem], list[str]
         kept = []
         for first, *others in groups.values():
             if any(canonical(other.answer) != canonical(first.answer) for other in others):
-                bad += [f"{first.place}: the same problem with another answer is at {other.place}" for other in others]
+                bad += [
+                    f"{first.location}: the same problem with another answer is at {other.location}" for other in others
+                ]
             elif any(other.paper and other.paper != first.paper for other in others):
-                bad += [f"{first.place}: the same problem is at another contest place at {o.place}" for o in others]
+                bad += [
+                    f"{first.location}: the same problem is at another contest place at {o.location}" for o in others
+                ]
             else:
                 kept.append(first)
-                repeats += [f"{other.place}: repeats {first.place}" for other in others]
+                repeats += [f"{other.location}: repeats {first.location}" for other in others]
     return kept, repeats, bad
 
 
@@ -136,7 +145,7 @@ def _order(problem: Problem) -> tuple:
     """
     content = problem.text, problem.answer, problem.level or 0, problem.subject or ""
     kind = problem.paper is None, problem.level is None, problem.datasource
-    return *kind, problem.paper or (), problem.digest, *content, problem.source, problem.place
+    return *kind, problem.paper or (), problem.digest, *content, problem.source, problem.location
 
 
 def _known_columns(value: Any) -> Any:
@@ -146,16 +155,16 @@ def _known_columns(value: Any) -> Any:
     given = {
         str(name).strip().lower().replace(" ", "_"): content for name, content in value.items() if content is not None
     }
-    found = {}
+    columns = {}
     for name, aliases in COLUMNS.items():
         for alias in aliases:
             if alias in given:
-                found[name] = given[alias]
+                columns[name] = given[alias]
                 break
-    return found
+    return columns
 
 
-def _parse(row: Any, from_zero: set[tuple[str, str]], split: str | None, source: str, place: str) -> Problem:
+def _parse(row: Any, from_zero: set[tuple[str, str]], split: str | None, source: str, location: str) -> Problem:
     """Return a checked problem. Raises ValueError with the fault."""
     if isinstance(row, ValueError):
         raise row
@@ -175,13 +184,13 @@ def _parse(row: Any, from_zero: set[tuple[str, str]], split: str | None, source:
     if not (given := _place(row)):
         level, subject = _level(row.get("level")), str(row.get("subject", "")) or None
         name = "math" if level is not None else _own_name(source)
-        return Problem(text, answer, name, split, level=level, subject=subject, source=source, place=place)
+        return Problem(text, answer, name, split, level=level, subject=subject, source=source, location=location)
     if missing := [field for field in _PLACE if field not in given]:
         raise ValueError(f"has {', '.join(given)} but not all of {', '.join(_PLACE)}: no {', '.join(missing)}")
     value = canonical(answer)
     if not value.isdecimal() or len(value) > 3:
         raise ValueError(f"has the answer {answer[:80]!r}, but AIME answers are integers from 0 to 999")
-    return Problem(text, answer, "aime", split, paper=_paper(given, from_zero), source=source, place=place)
+    return Problem(text, answer, "aime", split, paper=_paper(given, from_zero), source=source, location=location)
 
 
 def _answer(row: dict[str, Any]) -> str:
@@ -235,29 +244,31 @@ def _place(row: Any) -> dict[str, Any]:
     """Return the row's place in a contest; {} if it has none."""
     if not isinstance(row, dict):
         return {}
-    place = {name: row[name] for name in _PLACE if name in row}
+    contest_place = {name: row[name] for name in _PLACE if name in row}
     for pattern, name in ((_PAGE, "link"), (_PLACE_ID, "id")):
         if match := pattern.search(str(row.get(name, ""))):
-            place = match.groupdict() | place
-    return place
+            contest_place = match.groupdict() | contest_place
+    return contest_place
 
 
-def _paper(place: dict[str, Any], from_zero: set[tuple[str, str]]) -> tuple[int, int, int]:
+def _paper(contest_place: dict[str, Any], from_zero: set[tuple[str, str]]) -> tuple[int, int, int]:
     """Return (year, contest, number from 1) of an AIME row. Raises ValueError if there is no such problem."""
-    contest = _CONTESTS.get(str(place["contest"]).strip())
+    contest = _CONTESTS.get(str(contest_place["contest"]).strip())
     try:
-        year, number = int(place["year"]), int(place["number"])
+        year, number = int(contest_place["year"]), int(contest_place["number"])
     except (TypeError, ValueError) as error:
-        raise ValueError("has a year or number that is no integer") from error
-    if _paper_key(place) in from_zero:
+        raise ValueError("has a year or number that is not an integer") from error
+    if _paper_key(contest_place) in from_zero:
         number += 1
     if contest is None or not 1 <= number <= PROBLEMS_PER_PAPER or not 1983 <= year <= 2100:
-        raise ValueError(f"has no such AIME problem: {year}, contest {place['contest']!r}, number {place['number']}")
+        raise ValueError(
+            f"has no such AIME problem: {year}, contest {contest_place['contest']!r}, number {contest_place['number']}"
+        )
     return year, contest, number
 
 
-def _paper_key(place: dict[str, Any]) -> tuple[str, str]:
-    return str(place.get("year")).strip(), str(place.get("contest")).strip()
+def _paper_key(contest_place: dict[str, Any]) -> tuple[str, str]:
+    return str(contest_place.get("year")).strip(), str(contest_place.get("contest")).strip()
 
 
 def _is_zero(number: Any) -> bool:

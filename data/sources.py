@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-
-class SourceError(ValueError):
-    """The source cannot be used as it is; the message says why and what to do."""
+from grpo.stack.json_files import numbered_rows
+from grpo.stack.problem import UserError
 
 
 class Row(NamedTuple):
-    """One row as found: `place` names file and line, `value` is a ValueError if the row is not JSON."""
+    """One row as read: `location` names file and line, `value` is a ValueError if the row is not JSON."""
 
-    place: str
+    location: str
     value: Any
 
 
@@ -52,24 +51,24 @@ HUB = {
 def read_source(name: str) -> tuple[list[Row], dict[str, Any]]:
     """Return the rows of a file or of a hub set (`aime`, `math`), and the card's entry on their origin.
 
-    Raises SourceError if the source as a whole cannot be read.
+    Raises UserError if the source as a whole cannot be read.
     """
     if name in HUB:
         return read_hub(HUB[name])
     path = Path(name)
     if not path.is_file():
         known = ", ".join(f"`{known}`" for known in (*HUB, "synthetic"))
-        raise SourceError(f"{name} is not a file; give a .jsonl, .json or .parquet file, or one of {known}")
+        raise UserError(f"{name} is not a file", f"give a .jsonl, .json or .parquet file, or one of {known}")
     rows = list(_read_file(path))
     if not rows:
-        raise SourceError(f"{name} is empty; give a file with a row for each problem")
+        raise UserError(f"{name} is empty", "give a file with a row for each problem")
     return rows, {"file": path.name, "rows": len(rows), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
 
 
 def read_hub(hub: HubSet) -> tuple[list[Row], dict[str, Any]]:
     """Return the rows of a hub set; `datasets` uses its cache if they are there.
 
-    Raises SourceError if they are neither cached nor downloadable.
+    Raises UserError if they are neither cached nor downloadable.
     """
     import datasets  # slow to import, and only needed for the hub
 
@@ -82,17 +81,17 @@ def read_hub(hub: HubSet) -> tuple[list[Row], dict[str, Any]]:
         try:
             loaded = datasets.load_dataset(hub.repository, configuration, split=hub.split, revision=hub.revision)
         except Exception as error:  # network, disk and format errors of four libraries, which share no base class
-            raise SourceError(
+            raise UserError(
                 f"{hub.repository} ({configuration}) could not be loaded: "
-                f"{unreachable or f'{type(error).__name__}: {error}'}\n"
-                f"Without network: on a machine that has it, hf download {hub.repository} --repo-type dataset "
-                f"--revision {hub.revision} --local-dir DIR; then give DIR/*/{hub.split}-*.parquet in its place, "
-                "or a .jsonl file of your own"
+                f"{unreachable or f'{type(error).__name__}: {error}'}",
+                f"without network, run on a machine that has it: hf download {hub.repository} --repo-type dataset "
+                f"--revision {hub.revision} --local-dir DIR; then give DIR/*/{hub.split}-*.parquet, or a .jsonl file "
+                "of your own",
             ) from error
-        place = f"{hub.repository} ({configuration})"
-        rows += [Row(f"{place}, row {number}", row) for number, row in enumerate(loaded, 1)]
+        origin = f"{hub.repository} ({configuration})"
+        rows += [Row(f"{origin}, row {number}", row) for number, row in enumerate(loaded, 1)]
     content = "".join(json.dumps(row.value, sort_keys=True, default=str) + "\n" for row in rows)
-    origin = {
+    entry = {
         "hub": hub.repository,
         "revision": hub.revision,
         "configurations": list(hub.configurations),
@@ -100,7 +99,7 @@ def read_hub(hub: HubSet) -> tuple[list[Row], dict[str, Any]]:
         "rows": len(rows),
         "sha256": hashlib.sha256(content.encode()).hexdigest(),
     }
-    return rows, origin
+    return rows, entry
 
 
 def _unreachable(hub: HubSet) -> str | None:
@@ -121,32 +120,25 @@ def _unreachable(hub: HubSet) -> str | None:
 
 def _read_file(path: Path) -> Iterator[Row]:
     if path.suffix == ".jsonl":
-        for number, line in enumerate(path.read_bytes().splitlines(), 1):
-            if line.strip():
-                yield Row(f"{path}, line {number}", _parse_line(line))
+        for number, value in numbered_rows(path, encoding="utf-8-sig"):  # Windows writes a byte order mark
+            fault = ValueError(f"is not JSON ({value})") if isinstance(value, ValueError) else value
+            yield Row(f"{path}, line {number}", fault)
         return
     if path.suffix == ".json":
         try:
             rows = json.loads(path.read_bytes())
         except ValueError as error:
-            raise SourceError(f"{path} is not JSON: {error}") from error
+            raise UserError(f"{path} is not JSON ({error})", "give a list of problems, or a .jsonl file") from error
         if not isinstance(rows, list):
-            raise SourceError(f"{path} must hold a list of problems; for one problem a line use .jsonl")
+            raise UserError(f"{path} is not a list of problems", "give a list, or a .jsonl file of problems")
     elif path.suffix == ".parquet":
         import pyarrow.parquet  # slow to import, and rarely needed
 
         try:
             rows = pyarrow.parquet.read_table(path).to_pylist()
         except pyarrow.ArrowException as error:
-            raise SourceError(f"{path} is not a parquet file: {error}") from error
+            raise UserError(f"{path} is not a parquet file ({error})", "give another file") from error
     else:
-        raise SourceError(f"{path} has an unknown ending; use .jsonl, .json or .parquet")
+        raise UserError(f"{path} has an unknown file type", "use .jsonl, .json or .parquet")
     for number, row in enumerate(rows, 1):
         yield Row(f"{path}, row {number}", row)
-
-
-def _parse_line(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError as error:  # invalid JSON or UTF-8
-        return ValueError(f"is not JSON ({error})")

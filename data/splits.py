@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from data.problems import Problem
-from data.sources import SourceError
+from grpo.stack.problem import UserError
 
 DEFAULT_EVAL_FRACTION = 0.2
 MATH_LEVELS = (4, 5)
@@ -22,8 +22,8 @@ DEFAULT_MATH_COUNT = 45
 
 def in_aime_eval(year: int, contest: int, number: int) -> bool:
     """Say whether a problem is held out; the rule is in the module's docstring."""
-    third, place = divmod(number - 1, 5)
-    return place == (2 * year + contest + 3 * third) % 5
+    third, within = divmod(number - 1, 5)
+    return within == (2 * year + contest + 3 * third) % 5
 
 
 def balanced(problems: Sequence[Problem], count: int) -> list[Problem]:
@@ -67,11 +67,11 @@ def choose_math(problems: Sequence[Problem], count: int | None) -> tuple[list[Pr
 def split(problems: Sequence[Problem], eval_fraction: float | None) -> list[Problem]:
     """Return the problems with their split. With an eval_fraction, AIME is split like everything else.
 
-    Raises SourceError if the fraction is not between 0 and 1.
+    Raises UserError if the fraction is not between 0 and 1.
     """
     fraction = DEFAULT_EVAL_FRACTION if eval_fraction is None else eval_fraction
     if not 0 < fraction < 1:
-        raise SourceError(f"the eval fraction must lie between 0 and 1, not {fraction}")
+        raise UserError(f"--eval-fraction is {fraction:g}", "give a number between 0 and 1")
     by_place = [one for one in problems if one.paper and eval_fraction is None]
     others = [one for one in problems if not one.paper or eval_fraction is not None]
     held_out = {one.id for one in by_place if one.paper and in_aime_eval(*one.paper)}

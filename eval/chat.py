@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from eval.problems import EvalError, EvalProblem
+from eval.problems import EvalProblem
 from grpo.rollout.response_text import generated
+from grpo.stack.problem import UserError
 
 
 class Chat:
@@ -19,7 +20,7 @@ class Chat:
         reasoning_effort: low, medium or high for gpt-oss; None for the template's default.
 
     Raises:
-        EvalError: if the model has no tokenizer or chat template.
+        UserError: if the model has no tokenizer or chat template.
     """
 
     def __init__(self, model: Path, date: datetime.date, reasoning_effort: str | None) -> None:
@@ -28,9 +29,11 @@ class Chat:
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(model)
         except (OSError, ValueError) as error:
-            raise EvalError(f"{model} has no tokenizer that can be loaded ({error}): download it whole") from None
+            raise UserError(
+                f"the tokenizer of {model} cannot be loaded ({error})", "download the whole model"
+            ) from None
         if not self.tokenizer.chat_template:
-            raise EvalError(f"{model} has no chat template: add chat_template.jinja to it")
+            raise UserError(f"{model} has no chat template", "add chat_template.jinja to it")
         self._variables: dict[str, Any] = {"strftime_now": date.strftime}
         if reasoning_effort:
             self._variables["reasoning_effort"] = reasoning_effort

@@ -5,7 +5,6 @@ from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 
-from eval.problems import EvalError
 from grpo.checkpoint import adapter_files
 from grpo.checkpoint.adapter_files import Adapter
 from grpo.model import architecture, model_files
@@ -18,37 +17,39 @@ from grpo.rollout.thinking import (
     delimiter,
 )
 from grpo.stack.checkout import on_cpu_stack
+from grpo.stack.problem import UserError
 
 _COUNTS = ("n", "limit", "max_tokens", "tensor_parallel", "max_model_len", "batch")
 
 
 def check_options(options: Namespace) -> None:
-    """Refuse impossible numbers; raises EvalError for the first one."""
+    """Refuse impossible numbers; raises UserError for the first one."""
     for name in _COUNTS:
         value = getattr(options, name)
         if value is not None and value < 1:
-            raise EvalError(f"--{name.replace('_', '-')} is {value}: give 1 or more")
+            raise UserError(f"--{name.replace('_', '-')} is {value}", "give 1 or more")
     if options.temperature < 0:
-        raise EvalError(f"--temperature is {options.temperature:g}: give 0 or more")
+        raise UserError(f"--temperature is {options.temperature:g}", "give 0 or more")
     for name in ("top_p", "gpu_memory_utilization"):
         if not 0 < getattr(options, name) <= 1:
-            raise EvalError(f"--{name.replace('_', '-')} is {getattr(options, name):g}: give a share above 0, up to 1")
+            raise UserError(
+                f"--{name.replace('_', '-')} is {getattr(options, name):g}", "give a share above 0, up to 1"
+            )
     if options.temperature == 0 and options.n > 1:
-        raise EvalError("--temperature 0 draws the same sample every time: give --n 1, or a temperature")
+        raise UserError("--temperature 0 draws the same sample every time", "give --n 1, or a higher temperature")
     _check_budgets(options)
 
 
 def _check_budgets(options: Namespace) -> None:
     has_thinking, has_answer = options.thinking_budget is not None, options.answer_budget is not None
     if has_thinking != has_answer:
-        raise EvalError("one of --thinking-budget and --answer-budget alone does nothing: give both, or neither")
+        raise UserError("--thinking-budget and --answer-budget only work together", "give both or neither")
     if options.thinking_delimiter is not None and not has_thinking:
-        raise EvalError("--thinking-delimiter alone ends no thinking: give --thinking-budget and --answer-budget, too")
+        raise UserError(
+            "--thinking-delimiter has no effect without a budget", "add --thinking-budget and --answer-budget"
+        )
     if has_thinking:
-        try:
-            Budget(options.thinking_budget, options.answer_budget)
-        except ValueError as error:
-            raise EvalError(str(error)) from None
+        Budget(options.thinking_budget, options.answer_budget)
 
 
 def check_thinking(options: Namespace, encode: Encode) -> tuple[Delimiter, Budget] | None:
@@ -58,52 +59,55 @@ def check_thinking(options: Namespace, encode: Encode) -> tuple[Delimiter, Budge
         encode: the model's tokenizer, see :func:`grpo.rollout.thinking.delimiter`.
 
     Raises:
-        EvalError: if the tokenizer cannot produce the delimiter, or the budgets do not fit in --max-tokens.
+        UserError: if the tokenizer cannot produce the delimiter, or the budgets do not fit in --max-tokens.
     """
     if options.thinking_budget is None:
         return None
     try:
         made = delimiter(options.thinking_delimiter, encode)
     except DelimiterError as error:
-        raise EvalError(f"--thinking-delimiter {options.thinking_delimiter}: {error}") from None
+        what, remedy = error.problem.what, error.problem.remedy
+        raise UserError(f"--thinking-delimiter {options.thinking_delimiter}: {what}", remedy) from None
     budget = Budget(options.thinking_budget, options.answer_budget)
     needed = budget.thinking + len(made.tokens) + budget.answer
     if needed > options.max_tokens:
-        raise EvalError(
+        raise UserError(
             f"--thinking-budget {budget.thinking} + delimiter {len(made.tokens)} + --answer-budget {budget.answer} = "
-            f"{needed} tokens, --max-tokens is {options.max_tokens}, and every thought would be cut shorter: give "
-            f"--max-tokens {needed}, or a lower budget"
+            f"{needed} tokens, more than --max-tokens {options.max_tokens}",
+            f"give --max-tokens {needed}, or lower a budget",
         )
     return made, budget
 
 
 def check_environment() -> None:
-    """Refuse an environment in which vLLM on a CPU takes half the memory; raises EvalError."""
+    """Refuse an environment in which vLLM on a CPU takes half the memory; raises UserError."""
     if on_cpu_stack() and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
-        raise EvalError("the variables of this checkout are not set: type source scripts/env.sh")
+        raise UserError("the variables of this checkout are not set", "run: source scripts/env.sh")
 
 
 def check_model(folder: Path, tensor_parallel: int) -> Model:
     """Return a checkpoint's files, after checking all of their headers.
 
     Raises:
-        EvalError: if files are missing or contradict each other, or this machine's vLLM cannot load them so.
+        UserError: if files are missing or contradict each other, or this machine's vLLM cannot load them so.
         grpo.model.model_files.CheckpointError: if there is no model.
     """
     model = model_files.read(folder)
     is_gpt_oss = model.config.get("model_type") == architecture.MODEL_TYPE
     faults = architecture.check(model) if is_gpt_oss else model.faults
     if faults:
-        raise EvalError(f"{folder}: {faults[0]}")
+        raise UserError(f"{folder}: {faults[0].file} {faults[0].what}", faults[0].remedy)
     if on_cpu_stack() and model.is_mxfp4:
-        raise EvalError(
-            f"vLLM on a CPU cannot load MXFP4: make a copy with python -m scripts.dequantize_checkpoint {folder} COPY "
-            "and give that as --model"
+        raise UserError(
+            "vLLM on a CPU cannot load MXFP4",
+            f"make a copy with python -m scripts.dequantize_checkpoint {folder} COPY, and give --model COPY",
         )
     for key in ("num_attention_heads", "num_key_value_heads"):
         count = model.config.get(key)
         if count and count % tensor_parallel:
-            raise EvalError(f"--tensor-parallel {tensor_parallel} does not divide the model's {count} {key[4:]}")
+            raise UserError(
+                f"--tensor-parallel {tensor_parallel} does not divide the model's {count} {key[4:]}", "give a divisor"
+            )
     return model
 
 
@@ -111,15 +115,17 @@ def read_adapter(folder: Path, model: Model) -> Adapter:
     """Return an adapter's files, after checking headers and values.
 
     Raises:
-        EvalError: if it is broken, or belongs to another model.
+        UserError: if it is broken, or belongs to another model.
         grpo.model.model_files.CheckpointError: if there is no adapter, or the model is not a gpt-oss.
     """
     adapter = adapter_files.read(folder)
     faults = adapter_files.check_against(adapter, model)
     if faults:
-        raise EvalError(f"{folder}: {faults[0]}")
+        raise UserError(f"{folder}: {faults[0].file} {faults[0].what}", faults[0].remedy)
     if broken := adapter_files.non_finite(adapter):
-        raise EvalError(f"{folder} holds NaN or infinity, {broken[0]} for one: take an earlier step's adapter")
+        raise UserError(
+            f"{folder} has NaN or infinity, for example in {broken[0]}", "use the adapter of an earlier step"
+        )
     return adapter
 
 
@@ -131,15 +137,16 @@ def check_length(prompts: Mapping[str, list[int]], max_tokens: int, max_model_le
         max_model_len: the user's choice; None for what is needed.
 
     Raises:
-        EvalError: if a prompt and its response do not fit.
+        UserError: if a prompt and its response do not fit.
     """
     longest = max(prompts, key=lambda problem: len(prompts[problem]))
     needed = len(prompts[longest]) + max_tokens
     context = model.config.get("max_position_embeddings") or needed
     for limit, name in ((max_model_len, "--max-model-len is"), (context, "the model has")):
         if limit is not None and limit < needed:
-            raise EvalError(
-                f"{longest} has {len(prompts[longest])} tokens, with --max-tokens {max_tokens} that is {needed}, and "
-                f"{name} {limit}: lower --max-tokens, or leave out the problem"
+            raise UserError(
+                f"{longest} has {len(prompts[longest])} tokens, with --max-tokens {max_tokens} that is {needed}, but "
+                f"{name} {limit}",
+                "lower --max-tokens, or leave out the problem",
             )
     return max_model_len or needed

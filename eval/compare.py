@@ -1,4 +1,4 @@
-"""Compare two evaluations on the same problems: is B better than A, and could this many problems have told?
+"""Compare two evaluations on the same problems: is B better than A, and which gain could these problems detect?
 
     python -m eval.compare A B [--json]
 
@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from eval.output import CONFIG, GRADES, read_config, read_records
-from eval.problems import EvalError
 from grpo.run import estimators
 from grpo.run.records import correct_by_problem
 from grpo.stack import command
+from grpo.stack.problem import UserError
 
 
 def compare(a: dict[str, list[float]], b: dict[str, list[float]]) -> dict[str, Any]:
@@ -38,11 +38,11 @@ def compare(a: dict[str, list[float]], b: dict[str, list[float]]) -> dict[str, A
         a, b: grades, 1.0 or 0.0, of each problem's samples by its id.
 
     Raises:
-        EvalError: if they share no problem.
+        UserError: if they share no problem.
     """
     shared = [problem for problem in a if problem in b]
     if not shared:
-        raise EvalError("A and B share no problem: evaluate both on one data set")
+        raise UserError("A and B have no problem in common", "evaluate both on one data set")
     rates_a, rates_b = ([statistics.fmean(grades[problem]) for problem in shared] for grades in (a, b))
     differences = [right - left for left, right in zip(rates_a, rates_b, strict=True)]
     draws = min(len(shared) / sum(1 / len(grades[problem]) for problem in shared) for grades in (a, b))
@@ -70,12 +70,12 @@ def read_grades(path: Path) -> dict[str, list[float]]:
     """Return the grades of each problem's samples.
 
     Raises:
-        EvalError: if there is no finished evaluation.
+        UserError: if there is no finished evaluation.
     """
     if path.is_dir():
         read_config(path)
         if not (path / GRADES).is_file():
-            raise EvalError(f"{path} is not finished: continue it with the command that it was started with")
+            raise UserError(f"{path} is not finished", "continue it with the command that started it")
         path = path / GRADES
     return correct_by_problem(read_records(path))
 
@@ -96,9 +96,9 @@ def describe(result: dict[str, Any]) -> list[str]:
         f"{result['better']} better in B, {result['worse']} worse",
         f"B - A = {result['difference']:+.3f}, 95% interval [{result['ci_low']:+.3f}, {result['ci_high']:+.3f}], "
         f"p = {result['p_value']:.2g}",
-        f"no gain could have been seen here with 80% power at 5%: A leaves room for {1 - result['a']:.3f}"
+        f"these problems cannot detect any gain with 80% power at 5%: A leaves room for {1 - result['a']:.3f}"
         if detectable is None
-        else f"gains from {detectable:.3f} on are seen here with 80% power at 5%",
+        else f"the smallest gain that these problems detect with 80% power at 5% is {detectable:.3f}",
     ]
     if result["differing"]:
         lines.append(f"they differ in {', '.join(result['differing'])}")
@@ -122,14 +122,14 @@ def main(argv: list[str] | None = None) -> int:
         result = compare(read_grades(options.a), read_grades(options.b))
         result["differing"] = differing_settings(options.a, options.b)
         if result["samples_a"] != result["samples_b"]:
-            result["differing"].append(f"n (samples a problem: {result['samples_a']} and {result['samples_b']})")
-    except EvalError as error:
+            result["differing"].append(f"n (samples per problem: {result['samples_a']} and {result['samples_b']})")
+    except UserError as error:
         print(f"eval.compare: {error}", file=sys.stderr)
         return 2
     if result["only_a"] or result["only_b"]:
         print(
-            f"eval.compare: warning: {result['only_a']} problems are in A alone and {result['only_b']} in B alone; "
-            f"only the {result['n']} others count",
+            f"eval.compare: warning: {result['only_a']} problems are only in A and {result['only_b']} only in B; "
+            f"only the {result['n']} common ones count",
             file=sys.stderr,
         )
     print(json.dumps(result, indent=2) if options.json else "\n".join(describe(result)))

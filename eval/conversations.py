@@ -1,10 +1,10 @@
-"""Evaluates a model behind an OpenAI API in an environment of several turns: the same one that training uses.
+"""Evaluates a model behind an OpenAI API in a multi-turn environment, the same one that training uses.
 
 python -m eval.conversations --environment retrieval --data eval.jsonl --model NAME --base-url http://HOST:PORT/v1 \
     --out FOLDER
 
-The key is taken from OPENAI_API_KEY. Writes conversations.jsonl (messages, ending and score of each) and summary.json.
-Exit code: 0 done, 1 some conversations failed, 2 bad input, before any request.
+The key is OPENAI_API_KEY. FOLDER gets conversations.jsonl (messages, ending and score of each) and summary.json.
+Exit code: 0 done, 1 some conversations failed, 2 invalid input (no request was sent).
 """
 
 import argparse
@@ -16,7 +16,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from eval.problems import EvalError
 from grpo.rollout.multi_turn.conversation import (
     Limits,
     converse,
@@ -24,36 +23,48 @@ from grpo.rollout.multi_turn.conversation import (
     make_environment,
     scored,
 )
-from grpo.rollout.multi_turn.environment import Environment, SetupError, load
+from grpo.rollout.multi_turn.environment import Environment, load
 from grpo.rollout.multi_turn.openai_policy import OpenAIPolicy
 from grpo.rollout.multi_turn.retrieval import VARIABLE
-from grpo.stack.json_files import replace
+from grpo.stack.json_files import numbered_rows, replace, replace_rows
+from grpo.stack.problem import UserError
+
+_DATA = "give a .jsonl file with prompt and label in every line"
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line's parser."""
-    found = argparse.ArgumentParser(
+    command_line = argparse.ArgumentParser(
         prog="eval.conversations", description=(__doc__ or "").partition("\n")[0], allow_abbrev=False
     )
-    found.add_argument("--environment", required=True, help="as ENVIRONMENT of train_grpo.sh: a name or a .py file")
-    found.add_argument("--data", required=True, type=Path, help="a .jsonl file with prompt and label")
-    found.add_argument("--model", required=True, help="the model's name at the API")
-    found.add_argument("--base-url", help="where the API is (default: OpenAI's)")
-    found.add_argument("--out", required=True, type=Path, help="a new or empty folder")
-    found.add_argument("--n", type=int, default=1, help="conversations a problem (default: 1)")
-    found.add_argument("--concurrency", type=int, default=8, help="conversations at once (default: 8)")
-    found.add_argument("--temperature", type=float, default=1.0, help="default: 1.0")
-    found.add_argument("--max-tokens", type=int, default=4096, help="of one turn (default: 4096)")
-    found.add_argument("--turns", type=int, default=Limits.turns, help=f"default: {Limits.turns}")
-    found.add_argument("--seconds", type=float, default=Limits.seconds, help=f"of one (default: {Limits.seconds:g})")
-    return found
+    command_line.add_argument(
+        "--environment", required=True, help="like ENVIRONMENT in train_grpo.sh: a name or a .py file"
+    )
+    command_line.add_argument("--data", required=True, type=Path, help="a .jsonl file with prompt and label")
+    command_line.add_argument("--model", required=True, help="name of the model at the API")
+    command_line.add_argument("--base-url", help="address of the API (default: OpenAI's)")
+    command_line.add_argument("--out", required=True, type=Path, help="a new or empty folder")
+    command_line.add_argument("--n", type=int, default=1, help="conversations per problem (default: 1)")
+    command_line.add_argument("--concurrency", type=int, default=8, help="concurrent conversations (default: 8)")
+    command_line.add_argument("--temperature", type=float, default=1.0, help="sampling temperature (default: 1.0)")
+    command_line.add_argument("--max-tokens", type=int, default=4096, help="length limit of one turn (default: 4096)")
+    command_line.add_argument(
+        "--turns", type=int, default=Limits.turns, help=f"limit of turns (default: {Limits.turns})"
+    )
+    command_line.add_argument(
+        "--seconds",
+        type=float,
+        default=Limits.seconds,
+        help=f"time limit per conversation (default: {Limits.seconds:g})",
+    )
+    return command_line
 
 
 async def evaluate(options: argparse.Namespace, kind: type[Environment], rows: list[Any]) -> list[Any]:
     """Return a record of each conversation in environments of a kind, in problem order."""
     from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAIError
 
-    # A redirect would send the key and the messages to a host that nobody chose.
+    # A redirect would send the key and the messages to an unknown host.
     client = AsyncOpenAI(base_url=options.base_url, http_client=DefaultAsyncHttpxClient(follow_redirects=False))
     limits = Limits(turns=options.turns, seconds=options.seconds)
     free = asyncio.Semaphore(options.concurrency)
@@ -70,10 +81,10 @@ async def evaluate(options: argparse.Namespace, kind: type[Environment], rows: l
                 return {**about, "error": _why(error, client.api_key)}
             score = await scored(environment, outcome)
         logs = {**outcome.logs(), **score.logs, "tokens": policy.tokens}
-        found = {"reward": score.reward, "score": score.score, **logs}
-        numbers = {key: value if math.isfinite(value) else None for key, value in found.items()}
+        results = {"reward": score.reward, "score": score.score, **logs}
+        numbers = {key: value if math.isfinite(value) else None for key, value in results.items()}
         fault = {"error": outcome.fault} if outcome.fault else {}
-        # The environment may have edited them in place into something that no file can hold.
+        # The environment may have edited them in place into something that JSON cannot represent.
         messages = [message if is_message(message) else repr(message) for message in outcome.messages]
         return {**about, "ending": outcome.ending, **fault, **numbers, "messages": messages}
 
@@ -89,7 +100,7 @@ def _why(error: Exception, key: str) -> str:
 
     if isinstance(error, APIStatusError) and 300 <= error.status_code < 400:
         said = redirect_message(error.status_code, error.response.headers.get("location"), key)
-        return f"{said}: give --base-url the API's own address"
+        return f"{said}: set --base-url to the final address"
     return f"{type(error).__name__}: {error}"
 
 
@@ -97,15 +108,18 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     """Return the lines of a data file.
 
     Raises:
-        EvalError: if the file cannot be read, or a line lacks prompt or label.
+        UserError: if the file cannot be read, or a line lacks prompt or label.
     """
     try:
-        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
-    except (OSError, ValueError) as error:
-        raise EvalError(f"{file} cannot be read ({error}): give JSON lines with prompt and label") from None
-    if not rows or not all(isinstance(row, dict) and {"prompt", "label"} <= row.keys() for row in rows):
-        raise EvalError(f"{file}: each line needs prompt and label, and there has to be one")
-    return rows
+        rows = list(numbered_rows(file))
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({error.strerror})", _DATA) from None
+    for number, row in rows:
+        if not isinstance(row, dict) or not {"prompt", "label"} <= row.keys():
+            raise UserError(f"{file}, line {number} is not a JSON object with prompt and label", _DATA)
+    if not rows:
+        raise UserError(f"{file} is empty", _DATA)
+    return [row for _, row in rows]
 
 
 def summarise(records: list[dict[str, Any]]) -> dict[str, float]:
@@ -126,20 +140,19 @@ def main(argv: list[str] | None = None) -> int:
         environment.check()
         rows = read_rows(options.data)
         if not os.environ.get("OPENAI_API_KEY"):
-            raise EvalError("OPENAI_API_KEY is not set: export it (any text for a local server that asks for none)")
+            raise UserError("OPENAI_API_KEY is not set", "export it (any text for a local server that needs no key)")
         if options.out.exists() and any(options.out.iterdir()):
-            raise EvalError(f"{options.out} is not empty: give another --out")
+            raise UserError(f"{options.out} is not empty", "give another --out")
         for name in ("n", "concurrency", "max_tokens", "turns", "seconds"):
             if getattr(options, name) <= 0:
-                raise EvalError(f"--{name.replace('_', '-')} is {getattr(options, name)}: give more than 0")
-    except (EvalError, SetupError) as error:
+                raise UserError(f"--{name.replace('_', '-')} is {getattr(options, name)}", "give more than 0")
+    except UserError as error:
         print(f"eval.conversations: {error}", file=sys.stderr)
         return 2
     records = asyncio.run(evaluate(options, environment, rows))
     summary = summarise(records)
     options.out.mkdir(parents=True, exist_ok=True)
-    lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-    replace(options.out / "conversations.jsonl", lines)
+    replace_rows(options.out / "conversations.jsonl", records)
     replace(options.out / "summary.json", json.dumps(summary, indent=1) + "\n")
     print("\n".join(f"{key:20} {value:g}" for key, value in summary.items()))
     return 1 if summary["failed"] else 0

@@ -2,8 +2,8 @@
 
     python -m eval.evaluate --model M [--adapter A] --data F --n N --out DIR
 
-M is a folder or a hub id in the hub's cache. A is an adapter of this project's runs (`checkpoints/step_N/adapter`,
-`final`). F is a file of `python -m data.prepare`. DIR gets config.json, samples.jsonl (every generation, with special
+M is a folder, or a hub id in the hub's cache. A is an adapter of a training run (`checkpoints/step_N/adapter`,
+`final`). F is a file from `python -m data.prepare`. DIR gets config.json, samples.jsonl (every generation, with special
 tokens), grades.jsonl and result.json. After an interruption, the same command continues. A larger --n, another --k or
 --limit reuses the existing samples. Sample 3 of a problem has the same seed whatever --n, --limit and --batch are.
 
@@ -22,62 +22,82 @@ from eval.chat import Chat
 from eval.checks import check_environment, check_length, check_model, check_options, check_thinking, read_adapter
 from eval.identity import about, identity
 from eval.output import CONFIG, Output, read_config, write_result
-from eval.problems import EvalError, read_problems, seed_of
+from eval.problems import read_problems, seed_of
 from eval.table import result_table
 from grpo.checkpoint import digests
 from grpo.checkpoint.adapter_files import Adapter
-from grpo.model.model_files import CheckpointError, Model
+from grpo.model.model_files import Model
 from grpo.rollout.thinking import PRESETS, Budget, Delimiter
 from grpo.stack.hub import model_folder
+from grpo.stack.problem import UserError
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     assert __doc__
-    found = argparse.ArgumentParser(
+    command_line = argparse.ArgumentParser(
         allow_abbrev=False,
         prog="python -m eval.evaluate",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    found.add_argument("--model", required=True, help="a gpt-oss or, without --adapter, another model that vLLM knows")
-    found.add_argument("--adapter", type=Path, help="a LoRA adapter of the attention, in PEFT's format")
-    found.add_argument("--data", type=Path, required=True, help="problems: a .jsonl file of python -m data.prepare")
-    found.add_argument("--n", type=int, required=True, help="samples a problem")
-    found.add_argument("--out", type=Path, required=True, help="the folder of this evaluation")
-    found.add_argument("--k", type=int, nargs="+", help="for pass@k (default: N)")
-    found.add_argument("--limit", type=int, help="take only the first so many problems")
-    sampling = found.add_argument_group("sampling")
-    sampling.add_argument("--temperature", type=float, default=1.0, help="default: 1.0, as in training")
-    sampling.add_argument("--top-p", type=float, default=1.0, help="default: 1.0")
-    sampling.add_argument("--max-tokens", type=int, default=3072, help="of a response (default: 3072, as in training)")
-    sampling.add_argument("--seed", type=int, default=0, help="default: 0")
-    sampling.add_argument("--reasoning-effort", choices=("low", "medium", "high"), help="default: the template's")
+    command_line.add_argument(
+        "--model", required=True, help="a gpt-oss model; without --adapter, any model that vLLM supports"
+    )
+    command_line.add_argument("--adapter", type=Path, help="a LoRA adapter of the attention, in PEFT format")
+    command_line.add_argument(
+        "--data", type=Path, required=True, help="problems: a .jsonl file from python -m data.prepare"
+    )
+    command_line.add_argument("--n", type=int, required=True, help="samples per problem")
+    command_line.add_argument("--out", type=Path, required=True, help="folder of this evaluation")
+    command_line.add_argument("--k", type=int, nargs="+", help="values of k for pass@k (default: N)")
+    command_line.add_argument("--limit", type=int, help="use only the first LIMIT problems")
+    sampling = command_line.add_argument_group("sampling")
     sampling.add_argument(
-        "--date", type=datetime.date.fromisoformat, help="YYYY-MM-DD, for templates that state it (default: today)"
+        "--temperature", type=float, default=1.0, help="sampling temperature (default: 1.0, as in training)"
     )
-    thinking = found.add_argument_group("thinking budget", "as THINKING_BUDGET, ANSWER_BUDGET and THINKING_DELIMITER")
-    thinking.add_argument("--thinking-budget", type=int, help="tokens after which the thinking is ended by force")
-    thinking.add_argument("--answer-budget", type=int, help="tokens of an answer; both have to fit in --max-tokens")
+    sampling.add_argument("--top-p", type=float, default=1.0, help="nucleus sampling (default: 1.0)")
+    sampling.add_argument(
+        "--max-tokens", type=int, default=3072, help="length limit of a response (default: 3072, as in training)"
+    )
+    sampling.add_argument("--seed", type=int, default=0, help="seed of all samples (default: 0)")
+    sampling.add_argument(
+        "--reasoning-effort", choices=("low", "medium", "high"), help="for the chat template (default: the template's)"
+    )
+    sampling.add_argument(
+        "--date", type=datetime.date.fromisoformat, help="YYYY-MM-DD, for templates that use it (default: today)"
+    )
+    thinking = command_line.add_argument_group(
+        "thinking budget", "like THINKING_BUDGET, ANSWER_BUDGET and THINKING_DELIMITER in train_grpo.sh"
+    )
+    thinking.add_argument("--thinking-budget", type=int, help="tokens after which the thinking is cut")
+    thinking.add_argument("--answer-budget", type=int, help="tokens of an answer; both must fit into --max-tokens")
     thinking.add_argument(
-        "--thinking-delimiter", help=f"what ends it: {', '.join(PRESETS)}, or a text (default: {PRESETS[0]})"
+        "--thinking-delimiter", help=f"what ends the thinking: {', '.join(PRESETS)}, or a text (default: {PRESETS[0]})"
     )
-    engine = found.add_argument_group("engine")
+    engine = command_line.add_argument_group("engine")
     engine.add_argument("--tensor-parallel", type=int, default=1, help="GPUs that share the model (default: 1)")
-    engine.add_argument("--max-model-len", type=int, help="tokens (default: longest prompt + --max-tokens)")
-    engine.add_argument("--gpu-memory-utilization", type=float, default=0.9, help="default: 0.9")
-    engine.add_argument("--batch", type=int, help="samples computed at a time (default: vLLM's)")
     engine.add_argument(
-        "--eager", action=argparse.BooleanOptionalAction, default=True, help="no CUDA graphs, as in training"
+        "--max-model-len", type=int, help="context length in tokens (default: longest prompt + --max-tokens)"
     )
-    return found
+    engine.add_argument(
+        "--gpu-memory-utilization",
+        type=float,
+        default=0.9,
+        help="share of each GPU's memory for the engine (default: 0.9)",
+    )
+    engine.add_argument("--batch", type=int, help="samples computed at once (default: vLLM's)")
+    engine.add_argument(
+        "--eager", action=argparse.BooleanOptionalAction, default=True, help="disable CUDA graphs, as in training"
+    )
+    return command_line
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Start or continue an evaluation, and return its result.
 
     Raises:
-        EvalError, CheckpointError: before the model is loaded, with the remedy.
+        UserError: before the model is loaded.
     """
     check_options(options)
     check_environment()
@@ -126,8 +146,8 @@ def _draw(
     names = ("tensor_parallel", "max_model_len", "gpu_memory_utilization", "batch", "eager")
     settings = {name: getattr(options, name) for name in names}
     llm = engine.start(model.folder, adapter, engine.EngineOptions(**settings, prefix_caching=thinking is not None))
-    there, wanted = len(output.samples), len(output.samples) + len(requests)
-    with tqdm(total=wanted, initial=there, desc=options.out.name, unit="sample") as bar:
+    existing, wanted = len(output.samples), len(output.samples) + len(requests)
+    with tqdm(total=wanted, initial=existing, desc=options.out.name, unit="sample") as bar:
         sampling = {name: getattr(options, name) for name in ("temperature", "top_p", "max_tokens")}
         for request, sample in engine.generate(llm, requests, sampling, thinking):
             problem, number = request.key
@@ -141,7 +161,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser().parse_args(argv)
     try:
         result = run(options)
-    except (EvalError, CheckpointError) as error:
+    except UserError as error:
         print(f"eval.evaluate: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

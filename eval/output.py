@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.problems import EvalError, EvalProblem
+from eval.problems import EvalProblem
 from grpo.run import records
 from grpo.run.records import Record
-from grpo.stack.json_files import read_rows, replace
+from grpo.run.run_files import RunFiles
+from grpo.stack.json_files import numbered_rows, read_rows, replace, replace_rows
+from grpo.stack.problem import UserError
 from reward import equivalence
 
 CONFIG, SAMPLES, GRADES, RESULT = "config.json", "samples.jsonl", "grades.jsonl", "result.json"
@@ -35,7 +37,7 @@ class Output:
         missing: the wanted samples that do not exist: problem and number.
 
     Raises:
-        EvalError: if the folder holds samples of another identity or something else, another evaluation writes to it,
+        UserError: if the folder holds samples of another identity or something else, another evaluation writes to it,
             or a k is more than n. A folder of another identity without samples is taken over.
     """
 
@@ -50,20 +52,22 @@ class Output:
     ) -> None:
         for k in ks:
             if not 1 <= k <= n:
-                raise EvalError(f"pass@{k} needs {k} samples a problem, and there are {n}: raise --n, or change --k")
+                raise UserError(f"pass@{k} needs {k} samples per problem, but --n is {n}", "raise --n, or change --k")
         equivalence.warm_up()
         self.folder = folder
         config = read_config(folder) if (folder / CONFIG).is_file() else None
         if config and read_rows(folder / SAMPLES):
             _refuse_other(folder, config["identity"], identity)
         elif not config and folder.exists() and not _is_new(folder):
-            raise EvalError(f"{folder} is there and holds no evaluation: give another --out")
+            raise UserError(f"{folder} exists and is not an evaluation", "give another --out")
         folder.mkdir(parents=True, exist_ok=True)
         self._file = (folder / SAMPLES).open("ab")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise EvalError(f"another evaluation is writing to {folder}: wait for it, or give another --out") from None
+            raise UserError(
+                f"another evaluation is writing to {folder}", "wait for it, or give another --out"
+            ) from None
         wanted = {"n": n, "k": list(ks), "problems": [problem.id for problem in problems]}
         _write_json(folder / CONFIG, {"identity": identity, **about, **wanted})
         _drop_torn_line(folder / SAMPLES)
@@ -105,24 +109,25 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Return the contents of config.json.
 
     Raises:
-        EvalError: if it is missing.
+        UserError: if it is missing.
     """
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         config["identity"], config["problems"], config["n"], config["k"]
     except (OSError, ValueError, KeyError, TypeError):
-        raise EvalError(f"{folder} holds no evaluation (no {CONFIG} that can be read): {_instead(folder)}") from None
+        raise UserError(f"{folder} is not an evaluation ({CONFIG} is missing or invalid)", _instead(folder)) from None
     return config
 
 
 def _instead(folder: Path) -> str:
     """Return what to name instead of a folder that holds no evaluation: those of a training run are files."""
-    for run in (folder, *folder.absolute().parents[:2]):  # a run, its checkpoints, one of their steps
-        if (run / "checkpoints").is_dir() or (run / "samples").is_dir():
-            files = sorted((run / "samples").glob("eval_*.jsonl"), key=lambda file: (len(file.name), file.name))
-            if files:
-                return f"it belongs to a training run, whose newest evaluation is {files[-1]}"
-            return f"it belongs to a training run without an evaluation so far (none in {run / 'samples'})"
+    for parent in (folder, *folder.absolute().parents[:2]):  # a run, its checkpoints, one of their steps
+        files = RunFiles(parent)
+        if files.checkpoints.is_dir() or files.samples.is_dir():
+            evaluations = list(files.sample_files("eval").values())
+            if evaluations:
+                return f"name {evaluations[-1]}, the newest evaluation of this training run"
+            return f"this training run has no evaluation so far (none in {files.samples})"
     return ("" if folder.is_dir() else "there is no such folder; ") + "name the --out of an evaluation"
 
 
@@ -136,9 +141,9 @@ def _refuse_other(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> Non
         f"{key} was {old.get(key)}, is {new.get(key)}" for key in {**old, **new} if old.get(key) != new.get(key)
     ]
     if differing:
-        raise EvalError(
-            f"{folder} holds samples of another configuration: {'; '.join(differing)}. Give another --out, or the "
-            "settings of its config.json"
+        raise UserError(
+            f"{folder} has samples of another configuration: {'; '.join(differing)}",
+            "give another --out, or the settings in its config.json",
         )
 
 
@@ -154,19 +159,19 @@ def write_result(folder: Path) -> dict[str, Any]:
     """Grade all samples of an evaluation, write grades.jsonl and result.json, and return the metrics.
 
     Raises:
-        EvalError: if there is no evaluation, or samples are missing.
+        UserError: if there is no evaluation, or samples are missing.
     """
     equivalence.warm_up()
     config, samples = read_config(folder), wanted_samples(folder)
     wanted = [(problem, number) for problem in config["problems"] for number in range(config["n"])]
     if len(samples) < len(wanted):
         # Short samples finish first, and are right more often.
-        raise EvalError(
-            f"{folder} has {len(samples)} of {len(wanted)} samples, and the missing ones are not like the others: "
-            "continue it with the command that it was started with"
+        raise UserError(
+            f"{folder} has {len(samples)} of {len(wanted)} samples, which are not representative",
+            "continue it with the command that started it",
         )
     grades = [records.graded(samples[key]) for key in wanted]
-    replace(folder / GRADES, "".join(json.dumps(grade, ensure_ascii=False) + "\n" for grade in grades))
+    replace_rows(folder / GRADES, grades)
     result = records.summarise_by_source(grades, config["k"])
     _write_json(folder / RESULT, result)
     return result
@@ -180,15 +185,12 @@ def read_records(file: Path) -> list[Record]:
     """Return the graded records of a file.
 
     Raises:
-        EvalError: if it cannot be read, or a line is not a graded record.
+        UserError: if it cannot be read, or a line is not a graded record.
     """
     try:
-        # Not splitlines: a text may contain a Unicode line separator.
-        records = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]
-        for record in records:
-            record["id"], record["correct"]
+        rows = [row for _, row in numbered_rows(file)]
     except OSError as error:
-        raise EvalError(f"{file} cannot be read ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError):
-        raise EvalError(f"{file} is no file of graded samples: name another, or grade it with eval.regrade") from None
-    return records
+        raise UserError(f"{file} cannot be read ({error.strerror})", "name a file of graded samples") from None
+    if not all(isinstance(row, dict) and {"id", "correct"} <= row.keys() for row in rows):
+        raise UserError(f"{file} is not a file of graded samples", "name another, or grade it with eval.regrade")
+    return rows

@@ -1,16 +1,13 @@
 """Reads the problems of an evaluation from a file that `python -m data.prepare` has written."""
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo.stack.json_files import numbered_rows
+from grpo.stack.problem import UserError
 from reward.labels import parse_label
-
-
-class EvalError(ValueError):
-    """The requested evaluation is not possible; the message names the remedy."""
 
 
 @dataclass(frozen=True)
@@ -27,36 +24,34 @@ def read_problems(file: Path) -> list[EvalProblem]:
     """Return the problems of a prepared `.jsonl` file, in file order.
 
     Raises:
-        EvalError: if the file is missing or empty, or a line lacks prompt, label or a unique id.
+        UserError: if the file is missing or empty, or a line lacks prompt, label or a unique id.
     """
-    try:
-        lines = file.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise EvalError(f"{file} cannot be read ({error.strerror}): python -m data.prepare writes data files") from None
-    except UnicodeDecodeError as error:
-        raise EvalError(f"{file} is not UTF-8 ({error.reason}): write it with python -m data.prepare") from None
+    remedy = "write it with python -m data.prepare"
     problems: dict[str, EvalProblem] = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            problem = _parse(json.loads(line))
-            if problem.id in problems:
-                raise ValueError(f"the id {problem.id} is that of an earlier line")
-        except ValueError as error:
-            raise EvalError(f"{file}, line {number}: {error}; write the file with python -m data.prepare") from None
-        problems[problem.id] = problem
+    try:
+        for number, row in numbered_rows(file):
+            try:
+                problem = _parse(row)
+                if problem.id in problems:
+                    raise ValueError(f"an earlier line has the same id {problem.id}")
+            except ValueError as error:
+                raise UserError(f"{file}, line {number}: {error}", remedy) from None
+            problems[problem.id] = problem
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({error.strerror})", remedy) from None
     if not problems:
-        raise EvalError(f"{file} holds no problem: write it with python -m data.prepare")
+        raise UserError(f"{file} has no problems", remedy)
     return list(problems.values())
 
 
 def _parse(row: Any) -> EvalProblem:
+    if isinstance(row, UnicodeDecodeError):
+        raise ValueError(f"not UTF-8 ({row.reason})")
     if not isinstance(row, dict):
-        raise ValueError("no JSON object")
+        raise ValueError("not a JSON object")
     for key in ("prompt", "id"):
         if not isinstance(row.get(key), str) or not row[key].strip():
-            raise ValueError(f"no {key!r}")
+            raise ValueError(f"{key!r} is missing or empty")
     answer = parse_label(row.get("label")).answer
     return EvalProblem(row["id"], row["prompt"], answer, str(row.get("datasource", "default")))
 

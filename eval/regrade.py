@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from eval.output import write_result
-from eval.problems import EvalError
 from eval.table import result_table
+from grpo.stack.problem import UserError
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -17,10 +17,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         allow_abbrev=False, prog="python -m eval.regrade", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("folder", type=Path, metavar="DIR", help="the --out of an evaluation")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="the folder of an evaluation")
     try:
         result = write_result(parser.parse_args(argv).folder)
-    except EvalError as error:
+    except UserError as error:
         print(f"eval.regrade: {error}", file=sys.stderr)
         return 2
     print("\n".join(result_table(result)))

@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.problems import EvalError
-from grpo.run import run_state
+from grpo.run.run_files import RunFiles
 from grpo.stack import command
 from grpo.stack.json_files import read_rows
+from grpo.stack.problem import UserError
 
-EVALS = "eval.jsonl"
 _SHARES = (
     *(("thinking_truncated", "thinking cut"), ("truncated", "truncated")),
     *(("no_final", "no final"), ("no_answer", "no answer")),
@@ -74,12 +73,13 @@ def run_table(folder: Path) -> list[str]:
     """Return the table of a training run.
 
     Raises:
-        EvalError: if it has no evaluation.
+        UserError: if it has no evaluation.
     """
-    rows = read_rows(run_state.metrics_dir(folder) / EVALS) if folder.is_dir() else []
+    files = RunFiles(folder)
+    rows = read_rows(files.evals)
     if not rows:
-        raise EvalError(f"{folder} has no evaluation in {EVALS}: name a run directory")
-    is_finished = (folder / "final").is_dir()
+        raise UserError(f"{folder} has no evaluation", "name a run directory with an eval.jsonl")
+    is_finished = files.final.is_dir()
     labels = ["base" if row["step"] == 0 else f"step {row['step']}" for row in rows]
     if is_finished and len(rows) > 1:
         labels[-1] += ", final"
@@ -98,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, metavar="RUN_DIR")
     try:
         lines = run_table(parser.parse_args(argv).folder)
-    except EvalError as error:
+    except UserError as error:
         print(f"eval.table: {error}", file=sys.stderr)
         return 2
     print("\n".join(lines))

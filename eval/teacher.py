@@ -2,11 +2,11 @@
 
     python -m eval.teacher --model gemini-3.1-pro-preview --data F --n N --out DIR
 
-F is a file of `python -m data.prepare`. DIR becomes an evaluation folder as `python -m eval.evaluate` writes it:
-`eval.compare` and `eval.regrade` read it. The key is taken from GEMINI_API_KEY (or from GOOGLE_API_KEY, if that is
-set). JUDGE_BASE_URL and JUDGE_PROXY are train_grpo.sh's variables. It first asks whether the API offers the model.
-Existing answers are kept: the same command asks for the missing ones. Gemini's seeds are not reproducible, so no two
-calls draw the same.
+F is a file from `python -m data.prepare`. DIR becomes an evaluation folder like those of `python -m eval.evaluate`, for
+`eval.compare` and `eval.regrade`. The key is GOOGLE_API_KEY if set, otherwise GEMINI_API_KEY. JUDGE_BASE_URL and
+JUDGE_PROXY have the same meaning as in train_grpo.sh. It first asks whether the API offers the model. The same command
+continues an interrupted baseline and keeps existing answers. Gemini's seeds are not reproducible, so samples differ
+between calls.
 
 Exit code: 0 done, 1 some samples have no answer yet, 2 refused before anything is asked, 130 Ctrl-C.
 """
@@ -23,9 +23,10 @@ from tqdm import tqdm
 
 from eval.identity import file_digest
 from eval.output import Output, write_result
-from eval.problems import EvalError, EvalProblem, read_problems
+from eval.problems import EvalProblem, read_problems
 from eval.table import result_table
 from grpo.stack.checkout import git_revision
+from grpo.stack.problem import UserError
 from reward import endpoint, models, settings
 from reward.chain import Answer, Chain, ChainError, connect
 from reward.endpoint import Endpoint
@@ -37,43 +38,49 @@ STATE = ".limits.sqlite"  # in DIR: the last minute's calls of all processes tha
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     assert __doc__
-    found = argparse.ArgumentParser(
+    command_line = argparse.ArgumentParser(
         allow_abbrev=False,
         prog="python -m eval.teacher",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    found.add_argument("--model", required=True, help="a Gemini model; a baseline is that of one model")
-    found.add_argument("--data", type=Path, required=True, help="problems: a .jsonl file of python -m data.prepare")
-    found.add_argument("--n", type=int, default=1, help="samples a problem (default: 1)")
-    found.add_argument("--out", type=Path, required=True, help="the folder of this evaluation")
-    found.add_argument("--k", type=int, nargs="+", help="for pass@k (default: N)")
-    found.add_argument("--limit", type=int, help="take only the first so many problems")
-    found.add_argument("--max-tokens", type=int, default=32_768, help="of a reply, thoughts included (default: 32768)")
-    found.add_argument("--temperature", type=float, help="from 0 to 2 (default: the API's own)")
-    found.add_argument(
+    command_line.add_argument("--model", required=True, help="a Gemini model")
+    command_line.add_argument(
+        "--data", type=Path, required=True, help="problems: a .jsonl file from python -m data.prepare"
+    )
+    command_line.add_argument("--n", type=int, default=1, help="samples per problem (default: 1)")
+    command_line.add_argument("--out", type=Path, required=True, help="folder of this evaluation")
+    command_line.add_argument("--k", type=int, nargs="+", help="values of k for pass@k (default: N)")
+    command_line.add_argument("--limit", type=int, help="use only the first LIMIT problems")
+    command_line.add_argument(
+        "--max-tokens", type=int, default=32_768, help="length limit of a reply, including thoughts (default: 32768)"
+    )
+    command_line.add_argument("--temperature", type=float, help="sampling temperature from 0 to 2 (default: the API's)")
+    command_line.add_argument(
         "--deadline",
         type=float,
         default=1800.0,
-        help="seconds for a sample, tries and waiting included (default: 1800)",
+        help="seconds per sample, including tries and waiting (default: 1800)",
     )
-    found.add_argument("--tries", type=int, default=3, help="calls for a sample (default: 3)")
-    found.add_argument("--requests-per-minute", type=int, default=60, help="your quota (default: 60)")
-    found.add_argument(
+    command_line.add_argument("--tries", type=int, default=3, help="calls per sample (default: 3)")
+    command_line.add_argument(
+        "--requests-per-minute", type=int, default=60, help="your quota of requests (default: 60)"
+    )
+    command_line.add_argument(
         "--tokens-per-minute", type=int, default=1_000_000, help="your quota of prompt tokens (default: 1000000)"
     )
-    found.add_argument("--concurrency", type=int, default=16, help="calls at once (default: 16)")
-    found.add_argument(
-        "--count-unanswered", action="store_true", help="count samples that get no answer as wrong, and be done"
+    command_line.add_argument("--concurrency", type=int, default=16, help="concurrent calls (default: 16)")
+    command_line.add_argument(
+        "--count-unanswered", action="store_true", help="finish by counting samples without an answer as wrong"
     )
-    return found
+    return command_line
 
 
 def run(options: argparse.Namespace) -> dict[str, Any] | None:
     """Start or continue the baseline; return its result, or None if samples are still missing.
 
     Raises:
-        EvalError: before anything is asked, with the remedy.
+        UserError: before anything is asked, with the remedy.
     """
     chain_settings = _chain_settings(options)
     try:
@@ -81,11 +88,11 @@ def run(options: argparse.Namespace) -> dict[str, Any] | None:
         stand_in = os.environ.get(settings.STAND_IN_VARIABLE)
         where = Endpoint(stand_in) if stand_in else endpoint.from_environment()
     except settings.SettingsError as error:
-        raise EvalError(str(error)) from None
+        raise UserError(error.what, error.remedy) from None
     if not (key or stand_in):
-        raise EvalError("there is no key: export GEMINI_API_KEY")
+        raise UserError("no key for Gemini is set", "export GEMINI_API_KEY")
     if stand_in:
-        print(f"eval.teacher: a local stand-in at {stand_in} answers in place of Gemini", file=sys.stderr)
+        print(f"eval.teacher: a local stand-in at {stand_in} answers instead of Gemini", file=sys.stderr)
     elif where.unused or where.proxy or where.base_url != endpoint.GOOGLE:
         print("\n".join(f"eval.teacher: {line}" for line in endpoint.describe(where)), file=sys.stderr)
     problems = read_problems(options.data)[: options.limit]
@@ -118,16 +125,16 @@ def run(options: argparse.Namespace) -> dict[str, Any] | None:
 
 def _check_model(model: str, key: str, where: Endpoint) -> None:
     for problem in models.find_retired([model]) or models.find_missing([model], key, where):
-        raise EvalError(f"--model: {problem.what}: {problem.remedy}")
+        raise UserError(f"--model: {problem.what}", problem.remedy)
 
 
 def _chain_settings(options: argparse.Namespace) -> settings.ChainSettings:
     counts = ("n", "max_tokens", "deadline", "tries", "requests_per_minute", "tokens_per_minute", "concurrency")
     for name in counts if options.limit is None else (*counts, "limit"):
         if getattr(options, name) < 1:
-            raise EvalError(f"--{name.replace('_', '-')} is {getattr(options, name):g}: it has to be at least 1")
+            raise UserError(f"--{name.replace('_', '-')} is {getattr(options, name):g}", "give at least 1")
     if options.temperature is not None and not 0 <= options.temperature <= 2:
-        raise EvalError(f"--temperature is {options.temperature:g}: it has to be between 0 and 2")
+        raise UserError(f"--temperature is {options.temperature:g}", "give a number from 0 to 2")
     return settings.ChainSettings(
         models=(options.model,),
         tries=options.tries,
@@ -144,11 +151,11 @@ def _chain_settings(options: argparse.Namespace) -> settings.ChainSettings:
 def _ask(chain: Chain, output: Output, threads: int, name: str) -> dict[tuple[EvalProblem, int], str]:
     """Request the missing samples; return those without an answer, and why."""
     unanswered = {}
-    missing, there = output.missing, len(output.samples)
+    missing, existing = output.missing, len(output.samples)
     pool = ThreadPoolExecutor(threads)
     try:
         asked = {pool.submit(chain.ask, problem.prompt): (problem, number) for problem, number in missing}
-        with tqdm(total=there + len(missing), initial=there, desc=name, unit="sample") as bar:
+        with tqdm(total=existing + len(missing), initial=existing, desc=name, unit="sample") as bar:
             for future in as_completed(asked):
                 problem, number = asked[future]
                 try:
@@ -175,14 +182,17 @@ def main(argv: list[str] | None = None) -> int:
             os.environ[f"GRPO_{name}"] = os.environ[name]
     try:
         result = run(options)
-    except EvalError as error:
+    except UserError as error:
         print(f"eval.teacher: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"eval.teacher: interrupted; the same command continues {options.out}", file=sys.stderr)
         os._exit(130)  # threads still wait for replies
     if result is None:
-        print("eval.teacher: the same command asks again; --count-unanswered counts them as wrong", file=sys.stderr)
+        print(
+            "eval.teacher: no answer for some; the same command tries again, --count-unanswered counts them as wrong",
+            file=sys.stderr,
+        )
         return 1
     print("\n".join(result_table(result)))
     return 0

@@ -50,13 +50,13 @@ PHASES = {
     ),
     "A step: batch": (
         *("experience_maker.complete", "experience_maker.with_branches", "experience_maker.old_log_probs"),
-        *("ppo_actor.training_path", "actor.logits_to_keep", "actor.token_logits", "actor.left_padded"),
+        *("ppo_actor.training_path", "actor.logits_to_keep", "actor.scoring", "actor.scores"),
         *("ppo_actor.adapter_off", "experience_maker.apart", "experience_maker.penalise_length"),
         *("experience_maker.give_advantages", "ppo_trainer.before_training"),
         *("replay_buffer.with_branches", "replay_buffer.joined"),
     ),
     "A step: update": (
-        *("ppo_actor.whole_batches", "ppo_actor.entropy_use", "actor.entropy", "ppo_actor.old_log_probs"),
+        *("ppo_actor.whole_batches", "ppo_actor.old_log_probs"),
         *("ppo_actor.kl_loss", "ppo_actor.entropy_loss", "ppo_actor.note_tokens", "ppo_actor.note_step"),
         *("ppo_actor.notes", "ppo_trainer.merge_status", "ppo_trainer.after_training"),
     ),
@@ -84,7 +84,7 @@ def table() -> str:
     rooms = {name: room for module in _modules() for name, room in _rooms(module)}
     parts = []
     for phase, names in PHASES.items():
-        rows = [f"| `{name}` | {callers[name]} | `{patch_of[name][0]}` | {rooms.get(name, '')} |" for name in names]
+        rows = [f"| `{name}` | {callers[name]} | `{patch_of[name][0]}` | {rooms[name]} |" for name in names]
         parts.append(f"**{phase}**\n\n| hook | called in | patch | room |\n|---|---|---|---|\n" + "\n".join(rows))
     return "\n\n".join(parts) + "\n"
 
@@ -95,7 +95,7 @@ def _modules() -> list[str]:
 
 def _patches(version: str) -> Iterator[tuple[str, tuple[str, str]]]:
     """Yield each hook with the patch that calls it and the upstream file, the first patch last."""
-    found = []
+    calls = []
     for patch in Series.load(version).patches:
         file = ""
         for line in (folder(version) / patch.name).read_text().splitlines():
@@ -105,8 +105,8 @@ def _patches(version: str) -> Iterator[tuple[str, tuple[str, str]]]:
                 module = "package" if file.endswith("__init__.py") else Path(file).stem
                 pattern = r"^\+(check_digest)\(" if module == "package" else r"\bhooks\.(\w+)"
                 where = (patch.name.removesuffix(".patch"), file)
-                found += [(f"{module}.{name}", where) for name in re.findall(pattern, line)]
-    return reversed(found)
+                calls += [(f"{module}.{name}", where) for name in re.findall(pattern, line)]
+    return reversed(calls)
 
 
 def _callers(target: Path, module: str, patch_of: dict[str, tuple[str, str]]) -> Iterator[tuple[str, str]]:
@@ -138,16 +138,40 @@ def _callers(target: Path, module: str, patch_of: dict[str, tuple[str, str]]) ->
 
 
 def _rooms(module: str) -> Iterator[tuple[str, str]]:
-    """Yield each hook of a module with the files of `grpo/` that it calls."""
+    """Yield each hook of a module with the files of `grpo/` that do its work: its own file if it calls no other."""
     tree = ast.parse((Path(hooks.__path__[0]) / f"{module}.py").read_text(encoding="utf-8"))
     files = dict(_imported(tree))
+    attributes = dict(_attributes(tree, files))
     for name, file in files.items():
         yield f"{module}.{name}", file  # re-exported by the module unchanged
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            inner = files | dict(_imported(node))
-            used = [part.id for statement in node.body for part in ast.walk(statement) if isinstance(part, ast.Name)]
-            yield f"{module}.{node.name}", ", ".join(dict.fromkeys(inner[name] for name in used if name in inner))
+        own = _link(Path("grpo", "hooks", f"{module}.py"))
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            yield f"{module}.{node.targets[0].id}", _named_by(node.value) or own
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            known = files | dict(_imported(node))
+            for argument in node.args.args:
+                if isinstance(argument.annotation, ast.Name):
+                    declared = attributes.get(argument.annotation.id, {})
+                    known |= {f"{argument.arg}.{name}": file for name, file in declared.items()}
+            used = [known.get(ast.unparse(part)) for statement in node.body for part in ast.walk(statement)]
+            yield f"{module}.{node.name}", ", ".join(dict.fromkeys(filter(None, used))) or own
+
+
+def _attributes(tree: ast.Module, files: dict[str, str]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield each class of a module with the attributes that it declares with a type of ours, and that type's file."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            declared = [line for line in node.body if isinstance(line, ast.AnnAssign)]
+            types = {ast.unparse(line.target): ast.unparse(line.annotation).partition(".")[0] for line in declared}
+            yield node.name, {name: files[type_] for name, type_ in types.items() if type_ in files}
+
+
+def _named_by(value: ast.expr) -> str:
+    """Return the file of a class that a constant names by its dotted path; "" for another constant."""
+    if isinstance(value, ast.Constant) and isinstance(value.value, str) and value.value.startswith("grpo."):
+        return _link(Path(*value.value.split(".")[:-1]).with_suffix(".py"))
+    return ""
 
 
 def _imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
@@ -156,7 +180,11 @@ def _imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
             for alias in node.names:
                 path = Path(node.module.replace(".", "/"))
                 file = path / f"{alias.name}.py" if (CHECKOUT / path).is_dir() else path.with_suffix(".py")
-                yield alias.name, f"[{Path(*file.parts[1:])}](../{file})"
+                yield alias.name, _link(file)
+
+
+def _link(file: Path) -> str:
+    return f"[{Path(*file.parts[1:])}](../{file})"
 
 
 def page() -> str:

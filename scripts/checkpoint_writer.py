@@ -4,7 +4,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,13 +18,14 @@ from grpo.model.architecture import Architecture, check, is_expert
 from grpo.model.model_files import (
     INDEX,
     ITEM_BYTES,
-    CheckpointError,
+    Fault,
     Model,
     Tensor,
     read,
 )
 from grpo.model.model_reader import CheckpointReader
 from grpo.stack.machine import disk_free
+from grpo.stack.problem import UserError
 
 SHARD_BYTES = 5_000_000_000
 COPIED = (
@@ -59,13 +60,19 @@ def whole_model(folder: Path) -> Model:
     """Read a complete base model.
 
     Raises:
-        CheckpointError: with every fault.
+        UserError: with every fault.
     """
     model = read(folder)
     faults = check(model)
     if faults:
-        raise CheckpointError("\n  ".join([f"{folder} is not complete:", *map(str, faults)]))
+        raise refusal(f"{folder} is not complete", faults)
     return model
+
+
+def refusal(what: str, faults: Sequence[Fault]) -> UserError:
+    """Return the error that lists all faults; its remedy names each of theirs once."""
+    listed = "\n  ".join([f"{what}:", *(f"{fault.file} {fault.what}" for fault in faults)])
+    return UserError(listed, "; ".join(dict.fromkeys(fault.remedy for fault in faults)))
 
 
 def unchanged(model: Model, dequantise: bool) -> dict[str, Output]:
@@ -120,8 +127,7 @@ def write_checkpoint(model: Model, outputs: dict[str, Output], target: Path, sha
     """Write `outputs`, the config and the tokenizer of `model` to `target`: whole, or not at all.
 
     Raises:
-        FileExistsError: if `target` is not empty, or another writer is using it.
-        CheckpointError: if the disk is too small, or the result is incomplete.
+        UserError: as :func:`aside`, or if the result is incomplete.
     """
     dequantised = not any(output.dtype == "U8" for output in outputs.values())
     with aside(target, sum(output.nbytes for output in outputs.values()) + _OTHER_FILES) as folder:
@@ -145,21 +151,20 @@ def aside(target: Path, needed: int) -> Iterator[Path]:
         needed: bytes that will be written.
 
     Raises:
-        FileExistsError: as `write_checkpoint`.
-        CheckpointError: if the disk has less than `needed`.
+        UserError: if the disk has less than `needed`, `target` is not empty, or another writer is using it.
     """
     target = target.absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise FileExistsError(f"{target} is not empty: remove it or choose another place")
+        raise UserError(f"{target} is not empty", "remove it, or choose another folder")
     free = disk_free(target)
     if free < needed:
-        raise CheckpointError(f"{target} needs {size(needed)}, its disk has {size(free)} free: choose another disk")
+        raise UserError(f"{target} needs {size(needed)}, but its disk has {size(free)} free", "choose another disk")
     folder = target.with_name(f".{target.name}.partial")
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         folder.mkdir()
     except FileExistsError:
-        raise FileExistsError(f"{folder} is there: remove it, unless somebody is just writing {target}") from None
+        raise UserError(f"{folder} exists", f"remove it, unless another process is writing {target}") from None
     try:
         yield folder
         folder.rename(target)  # replaces an empty directory
@@ -194,8 +199,8 @@ def _write_shard(outputs: list[Output], path: Path) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for output in ordered:
-        place = [offset, offset + output.nbytes]
-        header[output.name] = {"dtype": output.dtype, "shape": output.shape, "data_offsets": place}
+        span = [offset, offset + output.nbytes]
+        header[output.name] = {"dtype": output.dtype, "shape": output.shape, "data_offsets": span}
         offset += output.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -206,7 +211,7 @@ def _write_shard(outputs: list[Output], path: Path) -> None:
             for piece in output.pieces():
                 file.write(piece)
             if file.tell() - start != output.nbytes:
-                raise CheckpointError(f"{output.name} gave {file.tell() - start:,} bytes, not {output.nbytes:,}")
+                raise UserError(f"{output.name} gave {file.tell() - start:,} bytes, not {output.nbytes:,}")
         file.flush()
         os.fsync(file.fileno())
 

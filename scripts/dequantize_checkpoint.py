@@ -10,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from grpo.model.model_files import CheckpointError
+from grpo.stack.problem import UserError
 from scripts.checkpoint_writer import unchanged, whole_model, write_checkpoint
 
 
@@ -18,12 +18,11 @@ def dequantize_checkpoint(source: Path, target: Path) -> None:
     """Write `target`: whole, or not at all.
 
     Raises:
-        FileExistsError: if `target` is not empty.
-        CheckpointError: if `source` is not a complete MXFP4 checkpoint, or the disk is too small.
+        UserError: if `source` is not a complete MXFP4 checkpoint, or the disk is too small.
     """
     model = whole_model(source)
     if not model.is_mxfp4:
-        raise CheckpointError(f"{source / 'config.json'} has no quantization_config with quant_method mxfp4")
+        raise UserError(f"{source / 'config.json'} lacks quant_method mxfp4", "name an MXFP4 model")
     write_checkpoint(model, unchanged(model, dequantise=True), target)
 
 
@@ -36,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         dequantize_checkpoint(arguments.source, arguments.target)
-    except (CheckpointError, OSError) as error:
+    except (UserError, OSError) as error:
         print(f"dequantize_checkpoint: {error}", file=sys.stderr)
         return 2
     return 0

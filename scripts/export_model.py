@@ -23,10 +23,11 @@ from safetensors import safe_open
 
 from grpo.checkpoint import adapter_files, digests
 from grpo.checkpoint.adapter_files import Adapter
-from grpo.model.model_files import CheckpointError, Model
+from grpo.model.model_files import Model
 from grpo.model.model_reader import CheckpointReader
 from grpo.stack.hub import model_folder
-from scripts.checkpoint_writer import SHARD_BYTES, Output, as_bytes, unchanged, whole_model, write_checkpoint
+from grpo.stack.problem import UserError
+from scripts.checkpoint_writer import SHARD_BYTES, Output, as_bytes, refusal, unchanged, whole_model, write_checkpoint
 
 
 @dataclass
@@ -59,7 +60,7 @@ class Merge:
         update = (b @ a) * self.adapter.scale
         merged = (base.float() + update).to(torch.bfloat16)
         if not merged.isfinite().all():
-            raise CheckpointError(f"{name} is not finite after the merge: inspect the adapter's values")
+            raise UserError(f"{name} is not finite after the merge", "inspect the adapter's values")
         self.update += update.norm().item() ** 2
         self.error += (merged.float() - base.float() - update).norm().item() ** 2
         self.merged += 1
@@ -80,19 +81,18 @@ def export_model(
         experts: "mxfp4", "bf16", or None for the base's format.
 
     Raises:
-        CheckpointError: if the base is incomplete, the adapter does not belong to it, or the disk is too small.
-        FileExistsError: if `target` is not empty.
+        UserError: if the base is incomplete, the adapter does not belong to it, or the disk is too small.
     """
     model = whole_model(base)
     if experts == "mxfp4" and not model.is_mxfp4:
-        raise CheckpointError(f"{base} has no MXFP4 experts to copy: give the MXFP4 model, or --experts bf16")
+        raise UserError(f"{base} has no MXFP4 experts to copy", "use the MXFP4 model, or --experts bf16")
     adapter = adapter_files.read(adapter_folder)
     faults = adapter_files.check_against(adapter, model)
     if faults:
-        raise CheckpointError("\n  ".join([f"{adapter_folder} cannot be merged into {base}:", *map(str, faults)]))
+        raise refusal(f"{adapter_folder} cannot be merged into {base}", faults)
     broken = adapter_files.non_finite(adapter)
     if broken:
-        raise CheckpointError(f"{adapter_folder} holds NaN or infinity in {broken[0]}: take an earlier step's adapter")
+        raise UserError(f"{adapter_folder} has NaN or infinity in {broken[0]}", "use the adapter of an earlier step")
     merge = Merge(model, adapter)
     outputs = unchanged(model, dequantise=experts == "bf16")
     for module in adapter_files.pairs(adapter):
@@ -117,22 +117,22 @@ def main(argv: list[str] | None = None) -> int:
         allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", required=True, metavar="BASE", help="the model that the adapter was trained on")
-    parser.add_argument("--adapter", required=True, type=Path, metavar="DIR", help="such as RUN/final")
+    parser.add_argument("--adapter", required=True, type=Path, metavar="DIR", help="an adapter, such as RUN/final")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR")
-    parser.add_argument("--experts", choices=["mxfp4", "bf16"], help="default: as in the base")
+    parser.add_argument("--experts", choices=["mxfp4", "bf16"], help="format of the experts (default: as in the base)")
     arguments = parser.parse_args(argv)
     try:
         merge = export_model(Path(model_folder(arguments.model)), arguments.adapter, arguments.out, arguments.experts)
-    except (CheckpointError, OSError) as error:
+    except (UserError, OSError) as error:
         print(f"export_model: {error}", file=sys.stderr)
         return 2
     if not digests.is_sealed(arguments.adapter):
         print(digests.unverified(arguments.adapter))
     named = merge.adapter.config.get("base_model_name_or_path") or "an unnamed model"
-    print(f"{arguments.out}: {merge.merged} weights merged, the rest as in {arguments.model}")
+    print(f"{arguments.out}: {merge.merged} weights merged, the rest copied from {arguments.model}")
     print(f"adapter of {named}, rank {merge.adapter.rank}, scale {merge.adapter.scale:g}")
     if not merge.update:
-        print("the adapter is zero: the merged model is the base")
+        print("the adapter is zero, so the merged model equals the base")
     else:
         print(f"rounding to bf16 changes the update by {merge.lost:.1%} of its norm")
     return 0

@@ -20,12 +20,19 @@ from grpo.checkpoint import adapter_files, digests
 from grpo.launch.plan import size
 from grpo.model import architecture, model_files
 from grpo.model.model_files import CheckpointError, Fault
-from grpo.run import run_state, saved_steps
+from grpo.run import saved_steps
+from grpo.run.run_files import RunFiles
+from grpo.run.run_state import Run
 from grpo.stack import command
+from grpo.stack.problem import UserError
 
 COMPLETE, INCOMPLETE, UNREADABLE = range(3)
 # The verdict on the files' digests.
-VERIFIED, DAMAGED, UNVERIFIED = "verified", "damaged", "cannot be verified, no SHA256SUMS as in earlier versions"
+VERIFIED, DAMAGED, UNVERIFIED = (
+    "verified",
+    "damaged",
+    "cannot be verified: SHA256SUMS is missing, which earlier versions did not write",
+)
 
 
 @dataclass
@@ -63,13 +70,13 @@ def inspect(folder: Path) -> Report:
     """Inspect a directory.
 
     Raises:
-        CheckpointError: if it is none of the kinds above, or its config cannot be read.
+        UserError: if it is none of the kinds above, or its config cannot be read.
     """
     if not folder.is_dir():
-        raise CheckpointError(f"{folder} is no directory")
+        raise UserError(f"{folder} is not a folder", "name a checkpoint")
     names = {path.name for path in folder.iterdir()}
-    if run_state.is_run(folder):
-        raise CheckpointError(f"{folder} is a run's directory: {_of_run(folder)}")
+    if RunFiles(folder).is_run():
+        raise UserError(f"{folder} is a run directory", _of_run(folder))
     if names & {adapter_files.CONFIG, adapter_files.WEIGHTS}:
         return inspect_adapter(folder)
     if names & {"config.json", model_files.INDEX, model_files.SINGLE}:
@@ -78,21 +85,17 @@ def inspect(folder: Path) -> Report:
         return inspect_step(folder)
     if any(step_number(folder / name) is not None for name in names):
         return inspect_steps(folder)
-    empty = "no checkpoint was saved yet" if not names or run_state.is_run(folder.absolute().parent) else ""
-    raise CheckpointError(f"{folder} holds no base model, adapter or step" + (f": {empty}" if empty else ""))
+    empty = "no checkpoint was saved yet" if not names or RunFiles(folder.absolute().parent).is_run() else ""
+    raise UserError(f"{folder} is not a base model, adapter or checkpoint", empty or "name one")
 
 
 def _of_run(folder: Path) -> str:
     """Return what to name instead of a run's directory."""
-    try:
-        flags = model_files.read_json(folder / "config.json")["flags"]
-        place = run_state.place(folder, flags, "ckpt_path")
-    except (CheckpointError, KeyError, TypeError):
-        place = folder / "checkpoints"
-    steps = saved_steps.saved_steps(place)
+    checkpoints = Run(folder).ckpt_path
+    steps = saved_steps.saved_steps(checkpoints)
     if steps:
-        return f"name {place / f'step_{steps[-1]}'}, its newest step, or {place} for all"
-    return f"no checkpoint was saved yet (none in {place})"
+        return f"name {checkpoints / saved_steps.step_name(steps[-1])}, its newest step, or {checkpoints} for all"
+    return f"no checkpoint was saved yet (none in {checkpoints})"
 
 
 def inspect_model(folder: Path) -> Report:
@@ -134,7 +137,7 @@ def _inspect_whole_adapter(adapter: adapter_files.Adapter) -> Report:
     broken = adapter_files.non_finite(adapter) if adapter.whole else []
     if broken:
         what = f"holds NaN or infinity in {len(broken)} of {len(adapter.tensors)} tensors: {broken[0]}"
-        remedy = "take an earlier step's adapter, and look at the samples of the step that broke it"
+        remedy = "use the adapter of an earlier step, and check the samples of the step that broke it"
         faults.append(Fault(adapter_files.WEIGHTS, what, remedy, tuple(broken)))
     facts = {
         "digests": _digests(adapter.folder),
@@ -176,35 +179,35 @@ def inspect_step(folder: Path) -> Report:
             report.facts |= {"optimizer_step": state["optimizer_step"], "ranks": len(ranks)}
             trained = trainer_state.shapes(ranks[0])
         except CheckpointError as error:
-            report.faults.append(Fault("trainer", f"is incomplete ({error})", _other_step(folder)))
+            report.faults.append(Fault("trainer", f"is incomplete ({error.problem.what})", _other_step(folder)))
     else:
-        report.faults.append(Fault("trainer", "is missing", "the adapter can be used, but no run resumed from it"))
+        report.faults.append(Fault("trainer", "is missing", "the adapter works, but a run cannot resume from it"))
     if not (folder / "adapter").is_dir():
-        report.faults.append(Fault("adapter", "is missing, the save was interrupted", "take another step"))
+        report.faults.append(Fault("adapter", "is missing: the save was interrupted", "use another step"))
         return report
     try:
         adapter = adapter_files.read(folder / "adapter")
     except CheckpointError as error:
-        report.faults.append(Fault("adapter", str(error), "take another step"))
+        report.faults.append(Fault("adapter", error.problem.what, "use another step"))
         return report
     report.parts.append(_inspect_whole_adapter(adapter))
     differs = trained and trainer_state.difference(adapter.shapes, trained)
     if differs:
-        report.faults.append(Fault("adapter", f"is not the trainer's: {differs}", "take another step"))
+        report.faults.append(Fault("adapter", f"does not match the trainer state: {differs}", "use another step"))
     return report
 
 
 def _other_step(folder: Path) -> str:
     whole = [step for step in digests.whole_steps(folder.absolute().parent) if step != step_number(folder)]
     if not whole:
-        return "restore a copy: no other step here is whole"
-    return f"take step_{whole[-1]}, the newest whole one (--resume DIR --from-step {whole[-1]})"
+        return "restore a copy; no other step here is whole"
+    return f"use {saved_steps.step_name(whole[-1])}, the newest whole step (--resume DIR --from-step {whole[-1]})"
 
 
 def inspect_steps(folder: Path) -> Report:
     """Inspect every step in a run's `checkpoints`."""
     numbers = sorted(number for path in folder.iterdir() if (number := step_number(path)) is not None)
-    parts = [inspect_step(folder / f"step_{number}") for number in numbers]
+    parts = [inspect_step(folder / saved_steps.step_name(number)) for number in numbers]
     return Report("checkpoints", folder, {"steps": numbers}, parts=parts)
 
 
@@ -223,7 +226,7 @@ def _model_lines(facts: dict[str, Any]) -> dict[str, str]:
         "format": f"{facts['format']} experts, {facts['parameters']:,} parameters in {facts['tensors']} tensors",
         "layers": f"{facts['layers']}, hidden {facts['hidden']}, {facts['heads']} query and "
         f"{facts['key_value_heads']} key/value heads of {facts['head_dim']}",
-        "experts": f"{facts['experts']} of {facts['intermediate']}, {facts['experts_per_token']} a token",
+        "experts": f"{facts['experts']} of {facts['intermediate']}, {facts['experts_per_token']} per token",
         "vocabulary": f"{facts['vocabulary']:,}, context {facts['context'] or 'unknown'}, "
         + ("with a tokenizer" if facts["tokenizer"] else "no tokenizer.json"),
         "size": f"{size(facts['file_bytes'])} in {facts['shards']} shards, {size(facts['bf16_bytes'])} as bf16",
@@ -232,7 +235,7 @@ def _model_lines(facts: dict[str, Any]) -> dict[str, str]:
 
 def _adapter_lines(facts: dict[str, Any]) -> dict[str, str]:
     if facts["digests"] == DAMAGED:
-        return {"digests": f"{DAMAGED}, the values are not read"}
+        return {"digests": f"{DAMAGED}; the values were not read"}
     finite = {None: "values not read", 0: "all finite"}.get(facts["non_finite"], "NOT finite")
     targets, dtypes = ", ".join(facts["targets"]), ", ".join(facts["dtypes"])
     return {
@@ -245,10 +248,10 @@ def _adapter_lines(facts: dict[str, Any]) -> dict[str, str]:
 
 def _step_lines(facts: dict[str, Any]) -> dict[str, str]:
     if facts["digests"] == DAMAGED:
-        return {"digests": f"{DAMAGED}, the values are not read"}
+        return {"digests": f"{DAMAGED}; the values were not read"}
     there = facts["trainer_bytes"] is not None
     if not there:
-        return {"digests": facts["digests"], "trainer": "none, a run cannot be resumed from it"}
+        return {"digests": facts["digests"], "trainer": "missing, so a run cannot resume from it"}
     read = (
         f"optimizer step {facts['optimizer_step']}, of {facts['ranks']} ranks" if "ranks" in facts else "not readable"
     )
@@ -269,7 +272,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         report = inspect(arguments.folder)
-    except (CheckpointError, OSError) as error:
+    except (UserError, OSError) as error:
         if arguments.json:
             print(json.dumps({"kind": None, "path": str(arguments.folder), "complete": False, "error": str(error)}))
         else:

@@ -13,26 +13,22 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from grpo.run.run_files import RunFiles
 from grpo.stack.json_files import read_rows
+from grpo.stack.problem import UserError
 
 APART = 1.0  # nat
 
 
-def steps_of(run_dir: Path) -> dict[int, Path]:
-    """Return the file of each step."""
-    files = (run_dir / "samples").glob("step_*.jsonl")
-    return {int(file.stem.rpartition("_")[2]): file for file in files}
-
-
-def read(run_dir: Path, step: int | None, count: int, apart: bool = False) -> list[dict[str, Any]]:
+def read(files: RunFiles, step: int | None, count: int, apart: bool = False) -> list[dict[str, Any]]:
     """Return the least likely tokens of a step, or of all steps, each with its `step`.
 
     Args:
-        apart: return the tokens on which engine and trainer differ most instead; none without the trainer's.
+        apart: return the tokens on which engine and trainer differ most instead; [] without the trainer's log-probs.
     """
     rows = [
         {"step": number, "sample": record.get("sample"), **token}
-        for number, file in sorted(steps_of(run_dir).items())
+        for number, file in files.sample_files("step").items()
         if step in (None, number)
         for record in read_rows(file)
         for token in record.get("least_likely_tokens") or ()
@@ -56,8 +52,8 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
         is_apart = engine is not None and trainer is not None and abs(engine - trainer) > APART
         numbers = " ".join(f"{value:8.3f}" if value is not None else f"{'-':>8}" for value in (engine, trainer))
         text = f"{row['before'][-60:]}>>{row['token']}<<{row['after'][:20]}"
-        place = f"{row['step']:5} {row['sample']:6} {row['position']:8}"
-        lines.append(f"{'!' if is_apart else ' '}{place} {numbers}  {json.dumps(text, ensure_ascii=False)}")
+        position = f"{row['step']:5} {row['sample']:6} {row['position']:8}"
+        lines.append(f"{'!' if is_apart else ' '}{position} {numbers}  {json.dumps(text, ensure_ascii=False)}")
     return lines
 
 
@@ -67,23 +63,36 @@ def main(argv: list[str] | None = None) -> int:
         prog="scripts.logprobs", description=(__doc__ or "").partition("\n")[0], allow_abbrev=False
     )
     parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--step", type=int, help="one step (default: all)")
-    parser.add_argument("--count", type=int, default=20, help="tokens to show (default: 20)")
-    parser.add_argument("--apart", action="store_true", help="those first on which engine and trainer differ most")
-    parser.add_argument("--json", action="store_true", help="one JSON object a token")
+    parser.add_argument("--step", type=int, help="only this step (default: all steps)")
+    parser.add_argument("--count", type=int, default=20, help="number of tokens to show (default: 20)")
+    parser.add_argument("--apart", action="store_true", help="show the tokens on which engine and trainer differ most")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per token")
     options = parser.parse_args(argv)
-    if not (options.run_dir / "samples").is_dir() or options.count < 1:
-        there = "--count is 1 or more" if options.count < 1 else f"{options.run_dir} is no run that has samples"
-        print(f"scripts.logprobs: {there}", file=sys.stderr)
-        return 2
-    rows = read(options.run_dir, options.step, options.count, options.apart)
-    if not rows:
-        what = "step" if options.step is not None and steps_of(options.run_dir) else "run"
-        there = f"; there are {', '.join(map(str, sorted(steps_of(options.run_dir))))}" if what == "step" else ""
-        print(f"scripts.logprobs: {options.run_dir} has no improbable tokens of this {what}{there}", file=sys.stderr)
+    try:
+        rows = _rows(options)
+    except UserError as error:
+        print(f"scripts.logprobs: {error}", file=sys.stderr)
         return 2
     print("\n".join(map(json.dumps, rows) if options.json else table(rows)))
     return 0
+
+
+def _rows(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the tokens to show. Raises UserError if there are none."""
+    files = RunFiles(options.run_dir)
+    steps = files.sample_files("step")
+    if options.count < 1:
+        raise UserError(f"--count is {options.count}", "give 1 or more")
+    if not steps:
+        raise UserError(f"{options.run_dir} has no samples", "name a run directory with finished steps")
+    if options.step is not None and options.step not in steps:
+        raise UserError(
+            f"{options.run_dir} has no samples of step {options.step}", f"name one of {', '.join(map(str, steps))}"
+        )
+    rows = read(files, options.step, options.count, options.apart)
+    if not rows:
+        raise UserError(f"the samples of {options.run_dir} have no such tokens", "try without --apart, or another step")
+    return rows
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ def _refuse_foreign(directory: Path) -> None:
     if directory.exists() and (
         not directory.is_dir() or (any(directory.iterdir()) and not (directory / MANIFEST).is_file())
     ):
-        raise FileExistsError(f"{directory} was not made by this script: remove it or choose another place")
+        raise FileExistsError(f"{directory} was not made by this script: remove it, or choose another folder")
 
 
 @contextmanager
@@ -131,7 +131,7 @@ def write_model(directory: Path, seed: int, steps: int) -> dict:
     vocab_size = (len(tokenizer) // 64 + 1) * 64
     say(f"2/4 warm start, {steps} training steps on one core: about {round(steps * STEP_SECONDS)} seconds")
     model = warm_start(tokenizer, vocab_size, steps, seed)
-    say("3/4 the MXFP4 files, read again and asked held-out problems: about 20 seconds")
+    say("3/4 writing the MXFP4 files and evaluating them on held-out problems: about 20 seconds")
     stop_ids = tokenizer.convert_tokens_to_ids(list(STOP_TOKENS))
     checkpoint.write_config(directory, model.config, stop_ids, tokenizer.pad_token_id)
     checkpoint.write_shards(directory, checkpoint.packed_tensors(model), SHARD_BYTES)
@@ -153,7 +153,7 @@ def write_model(directory: Path, seed: int, steps: int) -> dict:
 
 def write_dequantized(directory: Path, source: Path, facts: dict) -> dict:
     """Write the bf16 copy of `source`."""
-    say("4/4 a copy in bf16, for engines without MXFP4: a few seconds")
+    say("4/4 writing a bf16 copy for engines without MXFP4: a few seconds")
     from scripts.dequantize_checkpoint import dequantize_checkpoint
 
     dequantize_checkpoint(source, directory)
@@ -178,12 +178,12 @@ def main(argv: list[str] | None = None) -> int:
     started = time.monotonic()
     parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="directory of the MXFP4 checkpoint")
-    parser.add_argument("--dequantized-out", type=Path, help="directory of its bf16 copy")
+    parser.add_argument("--dequantized-out", type=Path, help="directory of the bf16 copy")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps of the warm start")
     arguments = parser.parse_args(argv)
     if arguments.dequantized_out and arguments.dequantized_out.resolve() == arguments.out.resolve():
-        parser.error("--dequantized-out must be another directory than --out")
+        parser.error("--dequantized-out and --out must differ")
     if arguments.steps < 1:
         parser.error("--steps must be at least 1")
     try:

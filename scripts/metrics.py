@@ -11,27 +11,36 @@ from grpo.metrics.metric_schema import SCHEMA, TIERS, Metric
 from grpo.stack import command
 
 SOURCES = {
-    "openrlhf": "OpenRLHF itself",
+    "openrlhf": "OpenRLHF",
     "eval": "the held-out evaluation",
-    "actor": "the ranks that train",
+    "actor": "the training ranks",
     "experience": "the rollout, after log-probs and advantages",
-    "reward": "the reward function, mean over the samples",
-    "rollout": "the executor of a rollout (a thinking budget, an environment), mean over the samples",
-    "launcher": "the log of the run",
+    "reward": "the reward function, as a mean over the samples",
+    "rollout": "the executor of a thinking budget or an environment, as a mean over the samples",
+    "launcher": "the run log",
 }
 _HEAD = """\
 # Metrics
 
-Written by `python -m scripts.metrics > docs/metrics.md` from `grpo/metrics/metric_schema.py`; edit that.
+`python -m scripts.metrics > docs/metrics.md` writes this page from `grpo/metrics/metric_schema.py`; edit that file.
 
-A line of `metrics.jsonl` is one step: its `step`, its `time` in seconds since 1970, the object `seconds` with the
-phases, `grad_norms` of the optimizer steps, and the other numbers by their names. A number that could not be had in a
-step is left out. A line of `eval.jsonl` has those of the source "eval", the interval `ci_low` and `ci_high`, `n`
-problems, `samples`, shares (`ungraded`, `no_final`, `no_answer`, `truncated`), mean lengths, `pass_at_k`, all of it
-again `by_source`, and its own `seconds`.
+Each line of `metrics.jsonl` is one step. It has:
 
-A share is from 0 to 1, a nat a natural logarithm. A value in its healthy range needs no look; outside of it
-`scripts.watch` and `scripts.report` mark it. Where the range is empty, what is healthy depends on the run."""
+- `step`, and `time` in seconds since 1970
+- `seconds`, an object with the phases
+- `grad_norms`, one for each optimizer step
+- all other metrics by name; a metric that is not known in a step is left out
+
+Each line of `eval.jsonl` is one evaluation. It has:
+
+- the metrics of the source "eval", with the interval `ci_low` and `ci_high`
+- the number of problems `n` and of `samples`
+- the shares `ungraded`, `no_final`, `no_answer`, and `truncated`
+- mean lengths, `pass_at_k`, and `seconds`
+- all of these again for each data source, in `by_source`
+
+A share is a number from 0 to 1. A nat is a unit of natural logarithms. `scripts.watch` and `scripts.report` mark values
+outside the healthy range. If no range is given, it depends on the run."""
 
 
 def markdown() -> str:

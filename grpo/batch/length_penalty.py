@@ -7,6 +7,8 @@ from typing import Any
 import torch
 
 from grpo.batch.rewards import fill
+from grpo.stack.upstream.arguments import Arguments
+from grpo.stack.upstream.experience import Batch
 
 
 def limit_of(generate_kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -27,8 +29,8 @@ def soft_penalty(lengths: torch.Tensor, limits: torch.Tensor, buffer: float, fac
     return factor * ((lengths - (limits - buffer)) / buffer).clamp(0, 1)
 
 
-def penalise(experiences: Sequence[Any], args: Any) -> None:
-    """Subtract length penalties from the rewards, before advantages are computed. Replaces ``apply_length_penalties``.
+def penalise(experiences: Sequence[Batch], args: Arguments) -> None:
+    """Subtract the overlong penalty from the rewards, before advantages are computed.
 
     Stock OpenRLHF measures from the first to the last sampled token, including the environment's tokens in between, and
     takes the limit from the flags. Here only sampled tokens count, against the limit under which a sample was drawn.
@@ -37,10 +39,6 @@ def penalise(experiences: Sequence[Any], args: Any) -> None:
     Args:
         experiences: OpenRLHF's: ``rewards`` ``[B]``, ``action_mask`` ``[B, A]``, ``info["length_limit"]`` ``[B]``.
     """
-    if args.stop_properly_penalty_coef is not None:
-        from openrlhf.trainer.ppo_utils.length_penalty import apply_stop_properly_penalty
-
-        apply_stop_properly_penalty(experiences, args.stop_properly_penalty_coef)
     if args.overlong_buffer_len is not None:
         for experience in experiences:
             lengths = experience.action_mask.bool().sum(-1)
@@ -51,11 +49,11 @@ def penalise(experiences: Sequence[Any], args: Any) -> None:
     _fill(experiences, args)
 
 
-def _fill(experiences: Sequence[Any], args: Any) -> None:
+def _fill(experiences: Sequence[Batch], args: Arguments) -> None:
     """Fill missing rewards from the penalised rewards of their groups: the raw ones would move the baseline."""
     if not any(experience.info.get("reward_missing", torch.zeros(1)).any() for experience in experiences):
         return
-    order = torch.tensor([place for experience in experiences for place in experience.index])
+    order = torch.tensor([number for experience in experiences for number in experience.index])
     missing = torch.cat([experience.info["reward_missing"] for experience in experiences]) > 0
     rewards = torch.cat([experience.rewards for experience in experiences])
     sorted_ = torch.empty_like(rewards)

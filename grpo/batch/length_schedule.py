@@ -6,9 +6,16 @@ shortens the thinking; the answer keeps its part.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from grpo.stack.problem import UserError
+from grpo.stack.upstream.arguments import Arguments
+from grpo.stack.upstream.experience import Sample
+
+if TYPE_CHECKING:  # the launcher reads schedules without torch
+    import torch
 
 WINDOW = 5  # steps over which the share of truncated samples is averaged
 _STAGE = re.compile(r"(?P<length>\d+)(@(?P<step>\d+)|@(?P<percent>\d+(\.\d+)?)%)?")
@@ -35,30 +42,34 @@ def parse(schedule: str) -> tuple[Stage, ...]:
     ``1024,2048@50,3072@100`` goes by global steps; ``1024,2048@20%,3072@20%`` by the share of truncated samples.
 
     Raises:
-        ValueError: if it is invalid; the message gives an example.
+        UserError: if it is invalid; the remedy gives an example.
     """
     stages = []
     for number, text in enumerate(schedule.replace(" ", "").split(",")):
-        found = _STAGE.fullmatch(text)
-        if not found or bool(found["step"] or found["percent"]) != (number > 0):
-            raise ValueError(f"{text!r} is no stage; write it as 1024,2048@50 (a step) or 1024,2048@20% (truncated)")
-        step, percent = found["step"], found["percent"]
+        fields = _STAGE.fullmatch(text)
+        if not fields or bool(fields["step"] or fields["percent"]) != (number > 0):
+            raise UserError(
+                f"{text!r} is not a stage", "write 1024,2048@50 (a step) or 1024,2048@20% (truncated samples)"
+            )
+        step, percent = fields["step"], fields["percent"]
         stages.append(
-            Stage(int(found["length"]), int(step) if step else None, float(percent) / 100 if percent else None)
+            Stage(int(fields["length"]), int(step) if step else None, float(percent) / 100 if percent else None)
         )
     lengths, steps = [stage.length for stage in stages], [stage.step for stage in stages if stage.step is not None]
     if lengths != sorted(set(lengths)) or steps != sorted(set(steps)) or lengths[0] < 1:
-        raise ValueError("its limits and steps have to grow, as in 1024,2048@50,3072@100")
+        raise UserError("limits and steps do not grow", "write 1024,2048@50,3072@100")
     if any(stage.truncated is not None and not 0 < stage.truncated <= 1 for stage in stages):
-        raise ValueError("a share of truncated samples is above 0% and up to 100%, as in 1024,2048@20%")
+        raise UserError(
+            "a share of truncated samples is 0% or above 100%", "give more than 0%, at most 100%: 1024,2048@20%"
+        )
     return tuple(stages)
 
 
-def stages_of(args: Any) -> tuple[Stage, ...]:
+def stages_of(args: Arguments) -> tuple[Stage, ...]:
     """Return the stages of a run; a single one of its whole length if it has no schedule.
 
     Raises:
-        ValueError: see :func:`parse`.
+        UserError: see :func:`parse`.
     """
     return parse(args.length_schedule) if args.length_schedule else (Stage(args.generate_max_len),)
 
@@ -71,7 +82,7 @@ class Schedule:
         state: the last result of :meth:`after_step` before a resume; None at the start of a run.
     """
 
-    def __init__(self, args: Any, state: dict[str, Any] | None = None) -> None:
+    def __init__(self, args: Arguments, state: dict[str, Any] | None = None) -> None:
         self._stages = stages_of(args)
         state = state or {}
         self._grown: int = state.get("grown", 0)  # the largest limit reached by truncation
@@ -95,7 +106,7 @@ class Schedule:
         """Return the arguments of OpenRLHF's ``generate_samples`` with the limit of a global step."""
         return generate_kwargs | {"max_new_tokens": self.limit(step)}
 
-    def after_step(self, step: int, samples: Sequence[Any]) -> dict[str, Any]:
+    def after_step(self, step: int, samples: Sequence[Sample]) -> dict[str, Any]:
         """Count the truncated samples of a step, and return the state for a resume as plain values.
 
         Cut thinking counts too: under a thinking budget, a limit rarely cuts the answer.
@@ -116,5 +127,5 @@ class Schedule:
         return {"grown": self._grown, "limit": self._limit, "truncated": self._truncated}
 
 
-def _was_cut(info: dict[str, Any]) -> float:
+def _was_cut(info: "Mapping[str, torch.Tensor]") -> float:
     return max(float(info["truncated"]), float(info.get("thinking_truncated", 0.0)))

@@ -8,16 +8,15 @@ from typing import Any
 
 import torch
 
+from grpo.stack.problem import UserError
+from grpo.stack.upstream.arguments import Arguments
+from grpo.stack.upstream.experience import Sample
 from reward import settings
 
 logger = logging.getLogger("openrlhf.grpo.rollout")
 
 
-class RewardError(RuntimeError):
-    """No sample of a rollout got a reward."""
-
-
-def scalar(value: Any) -> float:
+def scalar(value: object) -> float:
     """Return a number, or a tensor or list that starts with one, as a float; NaN for anything else.
 
     OpenRLHF puts each log through ``torch.tensor([value])``, which would raise on a string or None far from its cause.
@@ -35,7 +34,7 @@ def score_of(rewards_info: dict[str, Any]) -> Any:
     return rewards_info.get("rewards") if score is None else score
 
 
-def complete(samples: Sequence[Any], group_size: int) -> None:
+def complete(samples: Sequence[Sample], group_size: int) -> None:
     """Give every sample of a rollout batch a reward and the same logs, in place.
 
     - With JUDGE_FALLBACK=group, a group with a failed judgement is rewarded by correctness alone, so that one measure
@@ -52,7 +51,7 @@ def complete(samples: Sequence[Any], group_size: int) -> None:
         group_size: samples per prompt.
 
     Raises:
-        RewardError: if no sample has a reward and the judge is not the cause.
+        UserError: if no sample has a reward and the judge is not the cause.
     """
     if samples[0].rewards is None:  # a reward model scores them later
         return
@@ -61,7 +60,7 @@ def complete(samples: Sequence[Any], group_size: int) -> None:
         rewards = _regroup(samples, rewards, group_size)
     missing = ~rewards.isfinite()
     if missing.all() and not _log(samples, "judge_failed").nan_to_num().any():
-        raise RewardError(_no_reward_message(samples))
+        raise no_reward(samples)
     known = torch.where(missing, math.nan, rewards)
     logged = torch.where(missing, known.nanmean().nan_to_num(0.0), rewards)  # OpenRLHF always reads it
     for sample, reward, mean, gone in zip(samples, fill(known, group_size), logged, missing, strict=True):
@@ -74,30 +73,32 @@ def complete(samples: Sequence[Any], group_size: int) -> None:
             sample.scores = mean.view(1)
             sample.info["score"] = torch.where(gone, math.nan, mean).view(1)
     if missing.any():
-        logger.warning("%d of %d samples have no reward; they take no part in the update", missing.sum(), len(samples))
+        logger.warning("%d of %d samples have no reward; the update leaves them out", missing.sum(), len(samples))
     _complete_logs(samples)
 
 
-def _no_reward_message(samples: Sequence[Any]) -> str:
-    """Return the likely reason why no sample has a reward."""
+def no_reward(samples: Sequence[Sample]) -> UserError:
+    """Return the error of a batch in which no sample has a reward, with the likely reason."""
     if "ended_by_error" not in samples[0].info:
-        return (
-            "the reward function failed for every sample of the rollout: its error stands in the engines' log; "
-            "try it by hand on a line of samples/"
+        return UserError(
+            "the reward function failed for every sample of the rollout; the engines' log has its error",
+            "call it by hand on a line of samples/",
         )
     faults, by_length, by_time, mismatched = (
         int((_log(samples, key) > 0).sum())
         for key in ("ended_by_error", "ended_by_length", "ended_by_time", "token_mismatch")
     )
-    if not faults:  # no room or no time for a first turn, or tokens that differ from the engine's
-        return (
-            f"none of {len(samples)} rollouts has a reward, and no error of the environment ended one: {by_length} ran "
+    if not faults:  # too little room or time for a first turn, or tokens that differ from the engine's
+        return UserError(
+            f"none of {len(samples)} rollouts has a reward, and no error of the environment ended one. {by_length} ran "
             f"out of tokens, {by_time} out of time, and {mismatched} had other tokens than the engine, whose log names "
-            "them; raise PROMPT_MAX_LEN where the first messages have no room, and ROLLOUT_SECONDS where time is short"
+            "them",
+            "raise PROMPT_MAX_LEN if the first messages have no room, and ROLLOUT_SECONDS if the time is too short",
         )
-    return (
-        f"the environment gave none of {len(samples)} rollouts a reward, and an error of its own ended {faults}: it "
-        "stands in the engines' log; try it by hand with python -m eval.conversations"
+    return UserError(
+        f"the environment gave none of {len(samples)} rollouts a reward, and an error of its own ended {faults}; the "
+        "engines' log has the error",
+        "try the environment by hand with python -m eval.conversations",
     )
 
 
@@ -107,7 +108,7 @@ def fill(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
     return torch.where(groups.isnan(), groups.nanmean(-1, keepdim=True).nan_to_num(0.0), groups).view(-1)
 
 
-def _regroup(samples: Sequence[Any], rewards: torch.Tensor, group_size: int) -> torch.Tensor:
+def _regroup(samples: Sequence[Sample], rewards: torch.Tensor, group_size: int) -> torch.Tensor:
     """Return `rewards` with correctness in place of the rewards of groups with a failed judgement.
 
     Args:
@@ -122,12 +123,12 @@ def _regroup(samples: Sequence[Any], rewards: torch.Tensor, group_size: int) -> 
     return torch.where(is_hit, correct, rewards)
 
 
-def _log(samples: Sequence[Any], key: str) -> torch.Tensor:
+def _log(samples: Sequence[Sample], key: str) -> torch.Tensor:
     """Return a log of all samples, float32 ``[len(samples)]``; NaN if missing."""
     return torch.tensor([scalar(sample.info.get(key)) for sample in samples], dtype=torch.float32)
 
 
-def _complete_logs(samples: Sequence[Any]) -> None:
+def _complete_logs(samples: Sequence[Sample]) -> None:
     keys = dict.fromkeys(key for sample in samples for key in sample.info)
     for key in keys:
         values = _log(samples, key)
@@ -144,6 +145,6 @@ def _complete_logs(samples: Sequence[Any]) -> None:
         logger.warning("log %r is missing or not finite in %d of %d samples", key, (~finite).sum(), len(samples))
 
 
-def reward_of(args: Any, response: dict[str, Any], key: str) -> float | None:
+def reward_of(args: Arguments, response: dict[str, Any], key: str) -> float | None:
     """Return ``response[key]`` as a number (NaN if missing); None if a reward model scores later."""
     return scalar(response.get(key)) if args.remote_rm_url else None

@@ -14,6 +14,7 @@ from grpo.model.architecture import ATTENTION_PROJECTIONS, Architecture
 from grpo.model.model_files import (
     CheckpointError,
     Fault,
+    HeaderError,
     Model,
     Tensor,
     read_header,
@@ -26,7 +27,7 @@ WEIGHTS = "adapter_model.safetensors"
 HALVES = ("A", "B")
 BASE_KEY = "base_sha256"  # in the weights file's metadata
 _BASE_BYTES = 4096  # bytes of each tensor that identify a base model
-_AGAIN = "copy the adapter again, or take another step's"
+_AGAIN = "copy the adapter again, or use the one of another step"
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])\.weight")
 _ATTENTION = re.compile(r"model\.layers\.(?P<layer>\d+)\.self_attn\.(?P<projection>\w+)")
 # PEFT's LoRA options that add more than scale * B A to a frozen weight, with the values that switch them off.
@@ -107,39 +108,41 @@ def read(folder: Path) -> Adapter:
         CheckpointError: if a file differs from what was saved, or the config is missing or not a LoRA adapter's.
     """
     if not folder.is_dir():
-        raise CheckpointError(f"there is no adapter folder {folder}: name one, such as RUN/final")
+        raise CheckpointError(f"{folder} does not exist", "name an adapter, such as RUN/final")
     if (folder / "adapter" / CONFIG).is_file():
-        raise CheckpointError(f"{folder} is a run's step: name {folder / 'adapter'}")
+        raise CheckpointError(f"{folder} is a checkpoint of a run", f"name {folder / 'adapter'}")
     if damage := digests.damage(folder):  # damaged files are not parsed
         what = "; ".join(f"{fault.file} {fault.what}" for fault in damage)
-        raise CheckpointError(f"{folder}: {what}: {damage[0].remedy}")
+        raise CheckpointError(f"{folder}: {what}", damage[0].remedy)
     config = read_json(folder / CONFIG)
     if config.get("peft_type") != "LORA":
-        raise CheckpointError(f"{CONFIG} is of a {config.get('peft_type')} adapter: choose a LORA one")
+        raise CheckpointError(f"{CONFIG} describes a {config.get('peft_type')} adapter", "use a LORA adapter")
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if type(rank) is not int or rank < 1 or not isinstance(alpha, int | float):
-        raise CheckpointError(f"{CONFIG} has r {rank} and lora_alpha {alpha}, which are no rank and scale: {_AGAIN}")
+        raise CheckpointError(f"{CONFIG} has r {rank} and lora_alpha {alpha}, which are not valid", _AGAIN)
     try:
         tensors, end = read_header(folder / WEIGHTS)
-    except CheckpointError as error:
-        fault = Fault(WEIGHTS, str(error).removeprefix(f"{WEIGHTS} "), _AGAIN)
+    except HeaderError as error:
+        fault = Fault(WEIGHTS, str(error), _AGAIN)
         return Adapter(folder, config, rank, float(alpha), {}, (fault,))
     base = read_metadata(folder / WEIGHTS).get(BASE_KEY)
     adapter = Adapter(folder, config, rank, float(alpha), tensors, base=base)
     faults = _check_pairs(adapter)
     size = (folder / WEIGHTS).stat().st_size
     if size != end:
-        faults.insert(0, Fault(WEIGHTS, f"has {size:,} bytes, its header says {end:,}, a broken copy", _AGAIN))
+        faults.insert(
+            0, Fault(WEIGHTS, f"has {size:,} bytes, but its header says {end:,}: the copy is incomplete", _AGAIN)
+        )
     return replace(adapter, faults=tuple(faults), whole=size == end)
 
 
 def pairs(adapter: Adapter) -> dict[str, dict[str, Tensor]]:
     """Return the halves A `[r, in]` and B `[out, r]` by the name of the base model's module. One may be missing."""
-    found: dict[str, dict[str, Tensor]] = {}
+    halves: dict[str, dict[str, Tensor]] = {}
     for name, tensor in sorted(adapter.tensors.items()):
         if match := _NAME.fullmatch(name):
-            found.setdefault(match["module"], {})[match["half"]] = tensor
-    return found
+            halves.setdefault(match["module"], {})[match["half"]] = tensor
+    return halves
 
 
 def tensor_name(module: str, half: str) -> str:
@@ -149,24 +152,24 @@ def tensor_name(module: str, half: str) -> str:
 
 def _check_pairs(adapter: Adapter) -> list[Fault]:
     """Check what needs no base model: halves, ranks, dtypes, and that all layers have the same modules."""
-    found = pairs(adapter)
+    by_module = pairs(adapter)
     foreign = [name for name in adapter.tensors if not _NAME.fullmatch(name)]
-    single = [tensor_name(m, h) for m, halves in found.items() for h in HALVES if h not in halves]
-    both = {module: halves for module, halves in found.items() if len(halves) == len(HALVES)}
+    single = [tensor_name(m, h) for m, halves in by_module.items() for h in HALVES if h not in halves]
+    both = {module: halves for module, halves in by_module.items() if len(halves) == len(HALVES)}
     ranks = [tensor_name(m, h) for m, halves in both.items() for h in HALVES if not _has_rank(adapter, m, halves, h)]
     types = [name for name, tensor in adapter.tensors.items() if tensor.dtype not in ("BF16", "F16", "F32")]
-    layers = (int(match["layer"]) for match in map(_ATTENTION.fullmatch, found) if match)
+    layers = (int(match["layer"]) for match in map(_ATTENTION.fullmatch, by_module) if match)
     wanted = _wanted_modules(adapter, max(layers, default=-1) + 1)
-    absent = [tensor_name(module, "A") for module in wanted if module not in found]
+    absent = [tensor_name(module, "A") for module in wanted if module not in by_module]
     faults = [
-        _fault(foreign, "tensors that are no half of a LoRA pair"),
-        _fault(single, "pairs of which a half is missing"),
-        _fault(ranks, f"tensors whose rank is not the {adapter.rank} of {CONFIG}"),
+        _fault(foreign, "tensors that do not belong to a LoRA pair"),
+        _fault(single, "pairs with only one half"),
+        _fault(ranks, f"tensors whose rank differs from the {adapter.rank} in {CONFIG}"),
         _fault(types, "tensors that are not floating point"),
-        _fault(absent, "gaps, projections that other layers have"),
+        _fault(absent, "missing projections that other layers have"),
     ]
     if not adapter.tensors:
-        faults = [Fault(WEIGHTS, "holds no tensor", _AGAIN)]
+        faults = [Fault(WEIGHTS, "has no tensors", _AGAIN)]
     return [fault for fault in faults if fault]
 
 
@@ -229,30 +232,30 @@ def check_against(adapter: Adapter, model: Model) -> list[Fault]:
     base, faults = Architecture.from_config(model.config), list(adapter.faults)
     if adapter.base not in (None, fingerprint(model)):
         named = adapter.config.get("base_model_name_or_path")
-        what = f"is of another base model than {model.folder}: its weights are others, the shapes may be the same"
-        faults.append(Fault(WEIGHTS, what, f"give the model that the adapter was trained on ({named})"))
+        what = f"belongs to a base model other than {model.folder}: the weights differ, even if the shapes agree"
+        faults.append(Fault(WEIGHTS, what, f"use the model that the adapter was trained on ({named})"))
     for key, plain in _PLAIN.items():
         if adapter.config.get(key) not in plain:
-            what = f"has {key} {adapter.config[key]}, more than scale * B A beside a frozen weight"
-            faults.append(Fault(CONFIG, what, "serve the adapter with PEFT, or train one without it"))
-    found = pairs(adapter)
+            what = f"has {key} {adapter.config[key]}, but only scale * B A added to a frozen weight is supported"
+            faults.append(Fault(CONFIG, what, "serve the adapter with PEFT, or train one without this setting"))
+    by_module = pairs(adapter)
     modules = attention_modules(base.layers, list(ATTENTION_PROJECTIONS))
-    foreign = [tensor_name(m, h) for m, halves in found.items() if m not in modules for h in halves]
-    absent = [tensor_name(m, "A") for m in _wanted_modules(adapter, base.layers) if m not in found]
+    foreign = [tensor_name(m, h) for m, halves in by_module.items() if m not in modules for h in halves]
+    absent = [tensor_name(m, "A") for m in _wanted_modules(adapter, base.layers) if m not in by_module]
     wrong = []
-    for module in found.keys() & modules:
+    for module in by_module.keys() & modules:
         outer, inner = base.projection(module.rpartition(".")[2])
         wanted = {"A": (adapter.rank, inner), "B": (outer, adapter.rank)}
-        wrong += [tensor_name(module, h) for h, tensor in found[module].items() if tensor.shape != wanted[h]]
+        wrong += [tensor_name(module, h) for h, tensor in by_module[module].items() if tensor.shape != wanted[h]]
     explained = {name for fault in adapter.faults for name in fault.tensors}
     for names, what in (
-        (foreign, "tensors of modules that are no attention projection of the base"),
-        (wrong, "tensors whose shapes do not fit the base's projections"),
-        (absent, "gaps, projections of the base that the adapter targets"),
+        (foreign, "tensors of modules that are not attention projections of the base"),
+        (wrong, "tensors whose shapes differ from the base's projections"),
+        (absent, "missing projections that the adapter targets"),
     ):
         fault = _fault(sorted(set(names) - explained), what)
         if fault:
-            remedy = "give the model that the adapter was trained on (see base_model_name_or_path)"
+            remedy = "use the model that the adapter was trained on (see base_model_name_or_path)"
             faults.append(Fault(fault.file, fault.what, remedy, fault.tensors))
     return faults
 

@@ -12,8 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from grpo.model.model_files import Fault
-from grpo.run.run_state import Run, is_run
-from grpo.run.saved_steps import STEP_DIRECTORY, saved_steps
+from grpo.run.run_files import RunFiles
+from grpo.run.run_state import Run
+from grpo.run.saved_steps import STEP_DIRECTORY, saved_steps, step_name
 
 NAME = "SHA256SUMS"
 PARTS = ("adapter", "trainer")  # of a step
@@ -41,7 +42,7 @@ def is_sealed(folder: Path) -> bool:
 
 def unverified(folder: Path) -> str:
     """Return the notice to the user about a folder without a list."""
-    return f"{folder} cannot be verified: it has no {NAME}, as checkpoints of earlier versions"
+    return f"{folder} cannot be verified: it has no {NAME}; earlier versions did not write it"
 
 
 def damage(folder: Path) -> list[Fault]:
@@ -49,25 +50,25 @@ def damage(folder: Path) -> list[Fault]:
 
     The remedy names the newest whole step of the same run if one exists.
     """
-    found = _damage(folder)
-    if not found:
+    damaged = _damage(folder)
+    if not damaged:
         return []
     remedy = _remedy(folder)
-    return [Fault(name, what, remedy) for name, what in found]
+    return [Fault(name, what, remedy) for name, what in damaged]
 
 
 def step_damage(step: Path) -> list[tuple[str, str]]:
     """Return the damaged files of a `step_N` and their faults. Names begin with the part, "adapter" or "trainer"."""
     folders = [step / part for part in PARTS if (step / part).is_dir()]
-    found = [(f"{folder.name}/{name}", what) for folder in folders for name, what in _damage(folder)]
+    damaged = [(f"{folder.name}/{name}", what) for folder in folders for name, what in _damage(folder)]
     if any(map(is_sealed, folders)):  # a save seals both parts, so if one has a list, both must
-        found += [(f"{folder.name}/{NAME}", "is missing") for folder in folders if not is_sealed(folder)]
-    return found
+        damaged += [(f"{folder.name}/{NAME}", "is missing") for folder in folders if not is_sealed(folder)]
+    return damaged
 
 
 def whole_steps(checkpoints: Path) -> list[int]:
     """Return the saved steps with both parts and no known damage, in ascending order. Reads every file."""
-    folders = {step: checkpoints / f"step_{step}" for step in saved_steps(checkpoints)}
+    folders = {step: checkpoints / step_name(step) for step in saved_steps(checkpoints)}
     both = {step: folder for step, folder in folders.items() if all((folder / part).is_dir() for part in PARTS)}
     return [step for step, folder in both.items() if not step_damage(folder)]
 
@@ -80,7 +81,7 @@ def _damage(folder: Path) -> list[tuple[str, str]]:
     except (OSError, ValueError) as error:
         return [(NAME, str(error))]
     files = {path.name: path for path in folder.iterdir() if path.name != NAME}
-    missing = [(name, f"is missing, and {NAME} lists it") for name in listed if name not in files]
+    missing = [(name, f"is missing, but {NAME} lists it") for name in listed if name not in files]
     extra = [(name, f"is not in {NAME}") for name in sorted(files) if name not in listed]
     with ThreadPoolExecutor() as pool:
         shared = {name: files[name] for name in listed if name in files}
@@ -91,7 +92,9 @@ def _damage(folder: Path) -> list[tuple[str, str]]:
 def _difference(file: Path, listed: str | None) -> tuple[str, str] | None:
     try:
         return (
-            None if _digest(file) == listed else (file.name, f"was changed after it was saved: {NAME} says otherwise")
+            None
+            if _digest(file) == listed
+            else (file.name, f"was changed after it was saved: its digest differs from {NAME}")
         )
     except OSError as error:  # a failing disk, or a folder in the file's place
         return file.name, f"cannot be read ({error})"
@@ -101,7 +104,7 @@ def _read(file: Path) -> dict[str, str]:
     """Return the digests by name. Raises ValueError if the list itself is damaged."""
     text, seal, digest = file.read_bytes().rpartition(_SEAL.encode())
     if not seal or digest != hashlib.sha256(text).hexdigest().encode() + b"\n":
-        raise ValueError("was changed after it was saved: its last line does not fit the lines above it")
+        raise ValueError("was changed after it was saved: its last line does not match the lines above it")
     matches = map(_LINE.fullmatch, text.decode().splitlines())
     return {match[2]: match[1] for match in matches if match}
 
@@ -112,9 +115,11 @@ def _digest(file: Path) -> str:
 
 
 def _remedy(folder: Path) -> str:
-    others = [(place, step) for place in _runs_checkpoints(folder) for step in reversed(whole_steps(place))]
-    newest = next((place / f"step_{step}" / "adapter" for place, step in others), None)
-    return f"take {newest}, the newest whole step" if newest else "copy the folder again: no step beside it is whole"
+    others = [
+        (checkpoints, step) for checkpoints in _runs_checkpoints(folder) for step in reversed(whole_steps(checkpoints))
+    ]
+    newest = next((checkpoints / step_name(step) / "adapter" for checkpoints, step in others), None)
+    return f"use {newest}, the newest whole step" if newest else "copy the folder again: no other step is whole"
 
 
 def _runs_checkpoints(folder: Path) -> Iterator[Path]:
@@ -122,5 +127,5 @@ def _runs_checkpoints(folder: Path) -> Iterator[Path]:
     absolute = folder.absolute()
     if STEP_DIRECTORY.fullmatch(absolute.parent.name):
         yield absolute.parents[1]
-    elif is_run(absolute.parent):  # RUN/final
+    elif RunFiles(absolute.parent).is_run():  # RUN/final
         yield Run(absolute.parent).ckpt_path

@@ -17,13 +17,13 @@ from grpo.checkpoint import adapter_files, digests, trainer_state
 from grpo.checkpoint.rotation import before_falls, kept_steps
 from grpo.diagnosis.falls import read_onsets
 from grpo.lora.adapter import gather, unflatten
-from grpo.run.saved_steps import exact_match, saved_steps
+from grpo.run.run_files import RunFiles
+from grpo.run.saved_steps import exact_match, saved_steps, step_name
+from grpo.stack.problem import UserError
+from grpo.stack.upstream.arguments import Arguments
+from grpo.stack.upstream.trainer import TrainerEngine
 
 logger = logging.getLogger("openrlhf.grpo.checkpoint")
-
-
-class SaveError(OSError):
-    """A checkpoint could not be written; earlier checkpoints are intact."""
 
 
 def save_adapter(model: PeftModel, directory: str | Path) -> None:
@@ -36,13 +36,13 @@ def save_adapter(model: PeftModel, directory: str | Path) -> None:
 
     Raises:
         FloatingPointError: if the adapter is not finite; the previous save stays.
-        SaveError: if the disk is full or not writable.
+        UserError: if the disk is full or not writable; earlier checkpoints stay.
     """
     write = _adapter_writer(model)
-    _replace(Path(directory), write)
+    replace(Path(directory), write)
 
 
-def save_step(engine: Any, args: Any, client_states: dict[str, Any]) -> None:
+def save_step(engine: TrainerEngine, args: Arguments, client_states: dict[str, Any]) -> None:
     """Write ``step_N`` in ``args.ckpt_path``, with ``adapter/`` and ``trainer/``, and remove what is not kept.
 
     A collective call. Beyond what training holds, it needs memory only for the adapter.
@@ -53,7 +53,7 @@ def save_step(engine: Any, args: Any, client_states: dict[str, Any]) -> None:
         client_states: OpenRLHF's; ``global_step`` is N, and ``status`` has the metrics of that step.
 
     Raises:
-        FloatingPointError, SaveError: as :func:`save_adapter`.
+        FloatingPointError, UserError: as :func:`save_adapter`.
     """
     write_adapter = _adapter_writer(engine.module)
 
@@ -63,19 +63,18 @@ def save_step(engine: Any, args: Any, client_states: dict[str, Any]) -> None:
         trainer_state.save(engine, step / "trainer", client_states)
 
     checkpoints = Path(args.ckpt_path)
-    _replace(checkpoints / f"step_{client_states['global_step']}", write)
+    replace(checkpoints / step_name(client_states["global_step"]), write)
     if dist.get_rank() == 0:
-        _rotate(checkpoints, args, client_states)
+        rotate(checkpoints, args, client_states)
 
 
-def _rotate(checkpoints: Path, args: Any, client_states: dict[str, Any]) -> None:
+def rotate(checkpoints: Path, args: Arguments, client_states: dict[str, Any]) -> None:
     """Remove the checkpoints that are not kept. The new one is complete, so no failure here is worth ending a run."""
-    run_dir = Path(args.run_dir)
-    metrics_dir = Path(args.metrics_dir or run_dir)
+    files = RunFiles(Path(args.run_dir), Path(args.metrics_dir or args.run_dir))
     now = {**client_states.get("status", {}), "step": client_states["global_step"]}
     try:
-        falls = read_onsets(run_dir, metrics_dir, now)
-        steps, scores = saved_steps(checkpoints), exact_match(metrics_dir / "eval.jsonl")
+        falls = read_onsets(files, now)
+        steps, scores = saved_steps(checkpoints), exact_match(files.evals)
     except Exception:  # if any rule fails, keep what may be the last good checkpoint
         logger.exception("no checkpoint is removed, since the diagnosis of the run failed")
         return
@@ -83,11 +82,11 @@ def _rotate(checkpoints: Path, args: Any, client_states: dict[str, Any]) -> None
     good = before_falls(steps, falls) - kept
     for step in sorted(good):
         _say_once(
-            f"{checkpoints / f'step_{step}'} is kept beside the others: correctness has fallen since "
-            f"(--resume {run_dir} --from-step {step} goes back to it)"
+            f"{checkpoints / step_name(step)} is kept in addition, because correctness has fallen since "
+            f"(--resume {files.folder} --from-step {step} goes back to it)"
         )
     try:
-        _remove(checkpoints, set(steps) - kept - good)
+        remove(checkpoints, set(steps) - kept - good)
     except OSError as error:
         logger.error("an old checkpoint was not removed, the next save tries again: %s", error)
 
@@ -97,11 +96,11 @@ def _say_once(message: str) -> None:
     logger.warning(message)
 
 
-def load_step(engine: Any, args: Any) -> dict[str, Any]:
+def load_step(engine: TrainerEngine, args: Arguments) -> dict[str, Any]:
     """Restore the trainer from ``args.resume_from``. Return OpenRLHF's ``client_states``; {} without a checkpoint.
 
     Raises:
-        grpo.checkpoint.trainer_state.TrainerStateError: if the files are incomplete or of another adapter.
+        UserError: if the files are incomplete or belong to another adapter.
     """
     return trainer_state.load(engine, Path(args.resume_from) / "trainer") if args.resume_from else {}
 
@@ -125,7 +124,7 @@ def _adapter_writer(model: PeftModel) -> Callable[[Path], None]:
     return write
 
 
-def _replace(target: Path, write: Callable[[Path], None]) -> None:
+def replace(target: Path, write: Callable[[Path], None]) -> None:
     """Let every rank write into a temporary folder, then rename it: a folder under its final name is complete."""
     aside, old = target.with_name(f".{target.name}.partial"), target.with_name(f".{target.name}.old")
 
@@ -152,12 +151,13 @@ def _replace(target: Path, write: Callable[[Path], None]) -> None:
         _on_every_rank(part, target)
 
 
-def _remove(checkpoints: Path, steps: Iterable[int]) -> None:
+def remove(checkpoints: Path, steps: Iterable[int]) -> None:
+    """Remove these steps, and what a killed save left behind."""
     for step in steps:
-        removed = checkpoints / f".step_{step}.removed"
+        removed = checkpoints / f".{step_name(step)}.removed"
         shutil.rmtree(removed, ignore_errors=True)
-        (checkpoints / f"step_{step}").rename(removed)  # atomic: complete or absent
-    for left in checkpoints.glob(".step_*"):  # also what a kill left behind
+        (checkpoints / step_name(step)).rename(removed)  # atomic: complete or absent
+    for left in checkpoints.glob(f".{step_name('*')}"):  # also what a kill left behind
         name, kind = left.name[1:].split(".")
         # The old content of a step may be the only copy; the next save of that step restores it.
         if kind != "old" or (checkpoints / name).is_dir():
@@ -176,7 +176,7 @@ def _on_every_rank(part: Callable[[], None] | None, target: Path) -> None:
     dist.all_gather_object(errors, error)
     if any(errors):
         reasons = "; ".join(filter(None, errors))
-        raise SaveError(f"{target} was not written ({reasons}): make room or mend the disk, then --resume the run")
+        raise UserError(f"{target} was not written ({reasons})", "free disk space or repair the disk, then --resume")
 
 
 def _flush(path: Path) -> None:

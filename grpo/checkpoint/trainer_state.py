@@ -18,15 +18,14 @@ import torch.distributed as dist
 
 from grpo.lora import adapter
 from grpo.model.model_files import CheckpointError
+from grpo.stack.problem import UserError
+from grpo.stack.upstream.trainer import PPOTrainer, TrainerEngine, ZeroOptimizer
 
 KINDS = ("master", "exp_avg", "exp_avg_sq")
+_OTHER = "resume from another step: --resume DIR --from-step N"
 _COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 _STATE_KEYS = {"ranks", "optimizer_step", "counters", "scheduler", "client_states"}
 _RANK_KEYS = {"layout", "random", *KINDS}
-
-
-class TrainerStateError(ValueError):
-    """A checkpoint cannot be resumed, or not by this run; the message names the remedy."""
 
 
 def random_state() -> dict[str, Any]:
@@ -60,7 +59,7 @@ def of_controller(status: dict[str, Any]) -> dict[str, Any]:
     return {"random": random_state(), "status": {k: v for k, v in status.items() if isinstance(v, int | float)}}
 
 
-def restore_controller(trainer: Any, states: dict[str, Any]) -> None:
+def restore_controller(trainer: PPOTrainer, states: dict[str, Any]) -> None:
     """Restore OpenRLHF's ``PPOTrainer`` from a checkpoint's ``client_states``; does nothing at step 0.
 
     Its loader has been restored already. Creating the iterator draws random numbers, so the random states are set after
@@ -71,7 +70,7 @@ def restore_controller(trainer: Any, states: dict[str, Any]) -> None:
         set_random_state(states["random"])
 
 
-def save(engine: Any, directory: Path, client_states: dict[str, Any]) -> None:
+def save(engine: TrainerEngine, directory: Path, client_states: dict[str, Any]) -> None:
     """Write this rank's part. Every rank calls it; it makes no collective call and copies no tensor.
 
     Args:
@@ -104,24 +103,23 @@ def save(engine: Any, directory: Path, client_states: dict[str, Any]) -> None:
         torch.save(state, directory / "state.pt")
 
 
-def load(engine: Any, directory: Path) -> dict[str, Any]:
+def load(engine: TrainerEngine, directory: Path) -> dict[str, Any]:
     """Restore a freshly initialised trainer from a saved state. Return OpenRLHF's ``client_states``.
 
     Every rank calls it. The adapter itself is set from its fp32 master weights.
 
     Raises:
-        TrainerStateError: if the files are incomplete, or are of an adapter with another rank, model or targets.
+        UserError: if the files are incomplete, or belong to an adapter with another rank, model or targets.
     """
     # The launcher has verified the digests of these files under the run's lock (grpo.launch.resume). Every rank would
     # read all of them again, and nobody else writes here in the minutes between.
-    try:
-        state, files = read(directory)
-    except CheckpointError as error:
-        raise TrainerStateError(f"{error}: resume from another step, --resume DIR --from-step N") from error
+    state, files = read(directory)
     differs = difference(shapes(files[0]), {name: tuple(p.ds_shape) for name, p in _parameters(engine)})
     if differs:
-        remedy = "give this run the model, LORA_RANK and TARGET_MODULES of that one"
-        raise TrainerStateError(f"{directory} is of another adapter than this run's: {differs}; {remedy}")
+        raise UserError(
+            f"{directory} belongs to an adapter other than this run's ({differs})",
+            "use the same model, LORA_RANK and TARGET_MODULES",
+        )
     optimizer = engine.optimizer
     for flat in optimizer.fp32_partitioned_groups_flat:
         zeros = {kind: torch.zeros_like(flat.data) for kind in KINDS[1:]}
@@ -141,7 +139,7 @@ def load(engine: Any, directory: Path) -> dict[str, Any]:
     # This run's ranks and batch sizes determine where optimizer steps begin among the micro-batches.
     engine.micro_steps = engine.global_steps * engine.gradient_accumulation_steps()
     _set_schedule(engine.lr_scheduler, optimizer, state["scheduler"])
-    if len(files) == dist.get_world_size():  # with another number of ranks there is no state to continue
+    if len(files) == dist.get_world_size():  # random states only fit the same number of ranks
         set_random_state(files[dist.get_rank()]["random"])
     return state["client_states"]
 
@@ -150,13 +148,13 @@ def read(directory: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the contents of ``state.pt`` and of each rank's file. Tensors stay on disk until they are used.
 
     Raises:
-        CheckpointError: if a file is missing, truncated or of another kind; the caller knows the remedy.
+        CheckpointError: if a file is missing, truncated or of another kind.
     """
     state = _read(directory / "state.pt", _STATE_KEYS)
     files = [_read(directory / f"rank_{rank}.pt", _RANK_KEYS, mmap=True) for rank in range(state["ranks"])]
     for rank, file in enumerate(files):
         if shapes(file) != shapes(files[0]) or not _is_filled(file, rank, len(files)):
-            raise CheckpointError(f"{directory / f'rank_{rank}.pt'} is incomplete")
+            raise CheckpointError(f"{directory / f'rank_{rank}.pt'} is incomplete", _OTHER)
     return state, files
 
 
@@ -165,11 +163,11 @@ def shapes(file: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(shape) for name, (_, _, shape) in file["layout"].items()}
 
 
-def difference(found: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]) -> str | None:
+def difference(saved: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]) -> str | None:
     """Name the first tensor that differs between two adapters, with both shapes; None if they agree."""
-    names = (name for name in sorted(found | wanted) if found.get(name) != wanted.get(name))
+    names = (name for name in sorted(saved | wanted) if saved.get(name) != wanted.get(name))
     return next(
-        (f"{name} is {found.get(name, 'missing')} and not {wanted.get(name, 'missing')}" for name in names), None
+        (f"{name} is {saved.get(name, 'missing')} and not {wanted.get(name, 'missing')}" for name in names), None
     )
 
 
@@ -183,18 +181,18 @@ def _is_filled(file: dict[str, Any], rank: int, ranks: int) -> bool:
     return True
 
 
-def _moments(adam: Any, flat: torch.Tensor) -> dict[str, Any]:
+def _moments(adam: torch.optim.Optimizer, flat: torch.Tensor) -> dict[str, Any]:
     # Adam creates them in its first step, and a checkpoint may precede it.
     return adam.state[flat] or {"step": 0, **{kind: torch.zeros_like(flat.data) for kind in KINDS[1:]}}
 
 
-def _parameters(engine: Any) -> list[tuple[str, Any]]:
+def _parameters(engine: TrainerEngine) -> list[tuple[str, Any]]:
     names, parameters = adapter.adapter_parameters(engine.module)
     return list(zip(names, parameters, strict=True))
 
 
-def _set_schedule(scheduler: Any, optimizer: Any, saved: dict[str, Any]) -> None:
-    """Continue at the saved place of the schedule, with this run's learning rate and length."""
+def _set_schedule(scheduler: Any, optimizer: ZeroOptimizer, saved: dict[str, Any]) -> None:
+    """Continue at the saved position of the schedule, with this run's learning rate and length."""
     scheduler.last_epoch, scheduler._step_count = saved["last_epoch"], saved["_step_count"]
     shares = [share(scheduler.last_epoch) for share in scheduler.lr_lambdas]
     scheduler._last_lr = [base * share for base, share in zip(scheduler.base_lrs, shares, strict=True)]
@@ -206,10 +204,12 @@ def _read(file: Path, keys: set[str], mmap: bool = False) -> dict[str, Any]:
     try:
         content = torch.load(file, map_location="cpu", mmap=mmap, weights_only=True)
     except (OSError, RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
-        reason = error if isinstance(error, OSError) else "it is cut, or no checkpoint"  # torch's advice does not apply
-        raise CheckpointError(f"{file} cannot be read ({reason})") from error
+        reason = (
+            error if isinstance(error, OSError) else "it is truncated or not a checkpoint"
+        )  # torch's advice does not apply
+        raise CheckpointError(f"{file} cannot be read ({reason})", _OTHER) from error
     if not isinstance(content, dict) or not keys <= content.keys():
-        raise CheckpointError(f"{file} is no state of a trainer")
+        raise CheckpointError(f"{file} is not a trainer state", _OTHER)
     return content
 
 
@@ -228,7 +228,7 @@ def _local_range(files: list[dict[str, Any]], kind: str, name: str, numel: int, 
     return torch.cat(parts) if parts else torch.empty(0)
 
 
-def _gather_persistent(optimizer: Any) -> None:
+def _gather_persistent(optimizer: ZeroOptimizer) -> None:
     # DeepSpeed keeps small parameters whole on every rank; gather them again from the ranges just set.
     if optimizer.persistent_parameters:
         optimizer.persistent_parameters[0].partition(optimizer.persistent_parameters)

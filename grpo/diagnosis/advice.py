@@ -1,4 +1,4 @@
-"""What to change in train_grpo.sh, before the values of a run are known; several remedies share most of it."""
+"""What to change in train_grpo.sh, independent of a run's values. Several remedies share most of these actions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Advice:
-    """An action before the run's own values are known.
+    """An action, independent of the run's own values.
 
     Attributes:
-        change: in words, for a value that is unknown or not a number.
-        times: the factor on the present value; None if `change` says everything.
-        enough: whether the present value leaves nothing to do.
+        change: in words, for a present value that is unknown or not a number.
+        times: the factor for the present value; None if `change` says everything.
+        enough: tells whether the present value needs no change.
     """
 
     setting: str
@@ -39,46 +39,55 @@ class Remedy:
 
 
 RATE_DOWN = Advice("LEARNING_RATE", "to a third", "smaller updates", 1 / 3)
-RATE_UP = Advice("LEARNING_RATE", "three times as high", "the policy hardly moves", 3.0)
-CLIP_GRADIENT = Advice("MAX_GRAD_NORM", "to a third", "one bad batch moves the adapter less", 1 / 3)
-CLIP_RATIO = Advice("EPS_CLIP", "to a half", "keeps the policy nearer to the one that sampled", 0.5)
-DUAL_CLIP = Advice("--dual_clip", "3", "bounds the loss of a token with a negative advantage", enough=_is_on)
+RATE_UP = Advice("LEARNING_RATE", "three times as high", "the policy barely changes", 3.0)
+CLIP_GRADIENT = Advice("MAX_GRAD_NORM", "to a third", "limits what one bad batch does to the adapter", 1 / 3)
+CLIP_RATIO = Advice("EPS_CLIP", "to a half", "keeps the policy closer to the sampling policy", 0.5)
+DUAL_CLIP = Advice("--dual_clip", "3", "bounds the loss of tokens with a negative advantage", enough=_is_on)
 CLIP_ADVANTAGE = Advice(
-    "--advantage_clip", "1", "no single sample moves the policy by more", enough=lambda now: 0 < now <= 1
+    "--advantage_clip", "1", "limits the effect of a single sample", enough=lambda now: 0 < now <= 1
 )
-KL = Advice("KL_COEF", "0.001", "holds the policy near the model; one more forward pass a step", enough=_is_on)
+KL = Advice(
+    "KL_COEF", "0.001", "keeps the policy close to the base model; costs one more forward pass per step", enough=_is_on
+)
 OVERLONG = Advice(
-    "OVERLONG_BUFFER", "a quarter of GENERATE_MAX_LEN", "a penalty that grows before the limit", enough=_is_on
+    "OVERLONG_BUFFER", "a quarter of GENERATE_MAX_LEN", "a penalty that grows towards the limit", enough=_is_on
 )
 THINKING = Advice(
-    "THINKING_BUDGET", "three quarters of GENERATE_MAX_LEN", "what thinks too long still answers", enough=_is_on
+    "THINKING_BUDGET",
+    "three quarters of GENERATE_MAX_LEN",
+    "responses that think too long still get an answer",
+    enough=_is_on,
 )
 EFFORT = Advice("REASONING_EFFORT", "low", "gpt-oss thinks for fewer tokens")
-LARGER_GROUPS = Advice("N_SAMPLES_PER_PROMPT", "twice as many", "fewer groups without spread", 2.0)
-LARGER_BATCH = Advice("TRAIN_BATCH_SIZE", "twice as large", "fewer optimizer steps a rollout, each less noisy", 2.0)
+LARGER_GROUPS = Advice("N_SAMPLES_PER_PROMPT", "twice as many", "fewer groups in which all rewards are equal", 2.0)
+LARGER_BATCH = Advice("TRAIN_BATCH_SIZE", "twice as large", "fewer and less noisy optimizer steps per rollout", 2.0)
 LARGER_ROLLOUT = Advice("ROLLOUT_BATCH_SIZE", "twice as large", "less noise in a step", 2.0)
 CORRECTNESS = Advice(
-    "CORRECTNESS_WEIGHT", "0.9", "the reward follows what is checked exactly", enough=lambda now: now >= 0.9
+    "CORRECTNESS_WEIGHT", "0.9", "the reward depends more on the exact check", enough=lambda now: now >= 0.9
 )
-QUALITY = Advice("QUALITY_WEIGHT", "0.1", "the two weights add up to 1", enough=lambda now: now <= 0.1)
-JUDGE = Advice("JUDGE_MODELS", "another model first", "a second judge, with other blind spots")
-REWARD = Advice("REWARD", "read again", "its sign, and what it pays for: samples/ has the best paid wrong response")
-LENGTH = Advice("GENERATE_MAX_LEN", "one and a half times as long", "responses end before they are cut", 1.5)
-ENTROPY = Advice("--entropy_loss_coef", "0.001", "pays for exploration", enough=_is_on)
-WARMER = Advice("TEMPERATURE", "1.0", "samples of a group have to differ", enough=lambda now: now >= 1)
-GO_BACK = Advice("--resume", "DIR --from-step N", "continue from the last step before it, which rotation keeps")
-LONGER_WARM_UP = Advice("LR_WARMUP_RATIO", "twice as long", "the learning rate comes to its peak slowly", 2.0)
-EASIER_DATA = Advice("TRAIN_DATA", "problems it solves now and then", "groups with a spread")
-LABELS = Advice("TRAIN_DATA", "with the right labels", "compare `label` with the answers of right samples in samples/")
-SAVE_LESS = Advice("MAX_CHECKPOINTS", "1", "fewer checkpoints on that disk")
-RESTART = Advice("--resume", "DIR", "a restart sends the whole adapter to the engines, in case a sync failed")
-SAME_TEMPERATURE = Advice("TEMPERATURE", "1.0 in engines and trainer", "rules out that the two scale differently")
-EAGER_ENGINE = Advice("ENFORCE_EAGER", "1", "a compiled engine may not apply the adapter")
-SAME_WEIGHTS = Advice("ENGINE_MODEL", "the weights of MODEL", "the engines may serve another base model")
-EAGER_ATTENTION = Advice("ATTN_IMPLEMENTATION", "eager", "others drop gpt-oss's attention sinks")
-SAME_PADDING = Advice("MICRO_TRAIN_BATCH_SIZE", "as MICRO_ROLLOUT_BATCH_SIZE", "both passes see the same padding")
-QUOTA = Advice("JUDGE_RPM", "to the quota", "asking too often is answered with 429")
-DEADLINE = Advice("JUDGE_DEADLINE", "twice as long", "more time for tries", 2.0)
-WHOLE_GROUPS = Advice("JUDGE_FALLBACK", "group", "all samples of a group are paid by the same measure")
-CHECK = Advice("--check", "before the next start", "it asks for each model, and says what is wrong with the key")
-TAIL = Advice("TOP_P", "1.0", "trainer and engine then compare whole distributions", enough=lambda now: now >= 1)
+QUALITY = Advice("QUALITY_WEIGHT", "0.1", "the two weights must add up to 1", enough=lambda now: now <= 0.1)
+JUDGE = Advice("JUDGE_MODELS", "with another model first", "another judge has other blind spots")
+REWARD = Advice(
+    "REWARD", "review", "check its sign and what it rewards; samples/ marks the wrong response with the highest reward"
+)
+LENGTH = Advice("GENERATE_MAX_LEN", "one and a half times as long", "responses can end before they are cut", 1.5)
+ENTROPY = Advice("--entropy_loss_coef", "0.001", "rewards exploration", enough=_is_on)
+WARMER = Advice("TEMPERATURE", "1.0", "the samples of a group must differ", enough=lambda now: now >= 1)
+GO_BACK = Advice("--resume", "DIR --from-step N", "continue from the last checkpoint before it, which rotation keeps")
+LONGER_WARM_UP = Advice("LR_WARMUP_RATIO", "twice as long", "the learning rate rises more slowly", 2.0)
+EASIER_DATA = Advice("TRAIN_DATA", "problems that the policy solves sometimes", "groups need different rewards")
+LABELS = Advice("TRAIN_DATA", "with correct labels", "compare `label` with the answers in samples/")
+SAVE_LESS = Advice("MAX_CHECKPOINTS", "1", "keeps fewer checkpoints on that disk")
+RESTART = Advice("--resume", "DIR", "a restart sends the whole adapter to the engines again, in case a sync failed")
+SAME_TEMPERATURE = Advice("TEMPERATURE", "1.0 in engines and trainer", "rules out different scaling of log-probs")
+EAGER_ENGINE = Advice("ENFORCE_EAGER", "1", "a compiled engine may skip the adapter")
+SAME_WEIGHTS = Advice("ENGINE_MODEL", "the same weights as MODEL", "the engines may serve another base model")
+EAGER_ATTENTION = Advice("ATTN_IMPLEMENTATION", "eager", "transformers' own attention shows whether ours is the cause")
+SAME_PADDING = Advice(
+    "MICRO_TRAIN_BATCH_SIZE", "the same as MICRO_ROLLOUT_BATCH_SIZE", "both passes then have the same padding"
+)
+QUOTA = Advice("JUDGE_RPM", "to your quota", "the API answers 429 above it")
+DEADLINE = Advice("JUDGE_DEADLINE", "twice as long", "leaves more time for tries", 2.0)
+WHOLE_GROUPS = Advice("JUDGE_FALLBACK", "group", "all samples of a group are rewarded by the same measure")
+CHECK = Advice("--check", "before the next start", "it tests the key and each model")
+TAIL = Advice("TOP_P", "1.0", "engine and trainer then use the same distribution", enough=lambda now: now >= 1)

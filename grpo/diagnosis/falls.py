@@ -1,33 +1,29 @@
 """Since when correctness has fallen, by any rule. Rotation asks this before it removes a checkpoint."""
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from grpo.diagnosis.finding import Finding, NotJudged
 from grpo.diagnosis.history import History, of_rows
 from grpo.diagnosis.rules import RULES
 from grpo.diagnosis.rules.correctness import fall_of_correctness
+from grpo.run.run_files import RunFiles
 from grpo.stack.json_files import read_rows
 
 RECENT = 10  # steps that give the present level of correctness
 LEAST = 0.05  # of correctness; a smaller fall is no reason to go back to a checkpoint
 
 
-def read_onsets(run_dir: Path, metrics_dir: Path, now: Mapping[str, Any]) -> list[int]:
+def read_onsets(files: RunFiles, now: Mapping[str, Any]) -> list[int]:
     """Return the step at which each open fall of correctness began. Takes milliseconds.
 
     Args:
         now: the line of the step being saved: metrics.jsonl gets it after the checkpoint.
 
     Raises:
-        OSError, ValueError: if config.json is broken. Errors of the rules pass through.
+        OSError, UserError: if a file cannot be read. Errors of the rules pass through.
     """
-    config = run_dir / "config.json"
-    settings = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
-    rows, evals = (read_rows(metrics_dir / name) for name in ("metrics.jsonl", "eval.jsonl"))
-    return onsets(of_rows([*rows, now], evals, settings))
+    return onsets(of_rows([*read_rows(files.metrics), now], read_rows(files.evals), files.read_config()))
 
 
 def onsets(run: History) -> list[int]:

@@ -85,7 +85,7 @@ class Finding:
         lines = [f"{self.severity.upper()}: {self.title}, {steps}"]
         lines += [f"    {evidence}" for evidence in self.evidence]
         if self.consequences:
-            lines.append(f"    with it: {', '.join(name.replace('_', ' ') for name in self.consequences)}")
+            lines.append(f"    consequences: {', '.join(name.replace('_', ' ') for name in self.consequences)}")
         lines.append(f"    likely cause: {self.cause}")
         return lines + [f"    try {action}" for action in self.actions]
 
@@ -113,7 +113,7 @@ class Diagnosis:
     def nothing_found(self) -> str:
         """Return the verdict of a run without findings. It is not an all-clear while some rules cannot judge."""
         rules = len(self.fine) + len(self.not_judged)
-        open_rules = f"; {len(self.not_judged)} of {rules} rules cannot judge so far" if self.not_judged else ""
+        open_rules = f"; {len(self.not_judged)} of {rules} rules cannot be judged yet" if self.not_judged else ""
         return f"No findings{open_rules}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class Diagnosis:
         if not self.warm_up:
             return ""
         steps = "step is" if self.warm_up == 1 else f"{self.warm_up} steps are"
-        return f"; the first {steps} the warm-up, which rules about learning and the learning rate leave out"
+        return f"; the first {steps} the warm-up, which rules about learning and the learning rate skip"
 
 
 def number(value: float) -> str:

@@ -12,7 +12,8 @@ import numpy as np
 from grpo.diagnosis.finding import NotJudged
 from grpo.diagnosis.series import Series
 from grpo.run.progress import by_step
-from grpo.run.run_state import Run, RunError
+from grpo.run.run_state import Run
+from grpo.stack.problem import UserError
 from grpo.stack.variables import by_flag
 
 UNKNOWN_WARM_UP = 5  # steps to skip if neither a learning rate nor a plan tells how long the warm-up was
@@ -58,7 +59,7 @@ class History:
             last = math.ceil(updates / plan["optimizer_steps_per_rollout"])
         except (KeyError, TypeError, ZeroDivisionError):
             last = UNKNOWN_WARM_UP
-            self.notes.append(f"neither actor_lr nor a plan: the first {last} steps are taken for the warm-up")
+            self.notes.append(f"actor_lr and the plan are missing, so the first {last} steps count as the warm-up")
         return int(np.searchsorted(self.steps, last, side="right"))
 
     @cached_property
@@ -85,8 +86,8 @@ class History:
             return series
         if len(series) or len(self.rows) < least:
             have = len(series) or len(self.rows)
-            raise NotJudged(f"{have} steps{' after the warm-up' if self.is_late else ''}, {least} are needed")
-        raise NotJudged(f"metrics.jsonl has no {name}")
+            raise NotJudged(f"only {have} steps{' after the warm-up' if self.is_late else ''}; {least} are needed")
+        raise NotJudged(f"{name} is missing in metrics.jsonl")
 
     def together(self, *names: str, least: int) -> list[Series]:
         """Return columns at the steps that all of them have.
@@ -99,7 +100,7 @@ class History:
         for column in columns[1:]:
             shared = np.intersect1d(shared, column.steps, assume_unique=True)
         if len(shared) < least:
-            raise NotJudged(f"{len(shared)} steps have all of {', '.join(names)}, {least} are needed")
+            raise NotJudged(f"only {len(shared)} steps have all of {', '.join(names)}; {least} are needed")
         return [
             Series(column.name, shared, column.values[np.isin(column.steps, shared, assume_unique=True)])
             for column in columns
@@ -176,7 +177,7 @@ def _by_step(rows: Iterable[Mapping[str, Any]], file: str, notes: list[str]) -> 
     lines = list(rows)
     unique = by_step(lines)
     if len(unique) < len(lines):
-        notes.append(f"{file}: {len(lines) - len(unique)} lines repeat a step; the last line of a step counts")
+        notes.append(f"{file}: {len(lines) - len(unique)} lines repeat a step; the last one counts")
     return unique
 
 
@@ -186,7 +187,7 @@ def of_run(run: Run) -> History:
     broken = [(file.path.name, file.broken) for file in run.progress.files if file.broken]
     history.notes[:0] = [f"{name}: {count} lines without a step are left out" for name, count in broken]
     if not run.config:
-        history.notes.append("no config.json: settings are unknown")
+        history.notes.append("config.json is missing, so settings are unknown")
     return history
 
 
@@ -194,11 +195,11 @@ def read(run_dir: Path) -> History:
     """Read a run directory to be diagnosed; the run may be in progress.
 
     Raises:
-        RunError: the folder holds no run, nothing was logged yet, or config.json is invalid.
+        UserError: the folder holds no run, nothing was logged yet, or config.json is invalid.
     """
     run = Run(run_dir)
     if run.config_fault:
-        raise RunError(f"{run.config_fault}; repair it, or move it away to diagnose without it")
+        raise UserError(run.config_fault, "repair it, or move it away to diagnose without it")
     if not run.metrics:
-        raise RunError(f"{run.progress.metrics.path} holds no whole line of a step: wait for the first one")
+        raise UserError(f"{run.progress.metrics.path} has no complete step yet", "wait for the first one")
     return of_run(run)

@@ -2,44 +2,8 @@
 
 from typing import Any
 
-from grpo.diagnosis.advice import (
-    CHECK,
-    CLIP_ADVANTAGE,
-    CLIP_GRADIENT,
-    CLIP_RATIO,
-    CORRECTNESS,
-    DEADLINE,
-    DUAL_CLIP,
-    EAGER_ATTENTION,
-    EAGER_ENGINE,
-    EASIER_DATA,
-    EFFORT,
-    ENTROPY,
-    GO_BACK,
-    JUDGE,
-    KL,
-    LABELS,
-    LARGER_BATCH,
-    LARGER_GROUPS,
-    LARGER_ROLLOUT,
-    LENGTH,
-    LONGER_WARM_UP,
-    OVERLONG,
-    QUALITY,
-    QUOTA,
-    RATE_DOWN,
-    RATE_UP,
-    RESTART,
-    REWARD,
-    SAME_PADDING,
-    SAME_TEMPERATURE,
-    SAME_WEIGHTS,
-    THINKING,
-    WARMER,
-    WHOLE_GROUPS,
-    Advice,
-    Remedy,
-)
+from grpo.diagnosis import advice
+from grpo.diagnosis.advice import Advice, Remedy
 from grpo.diagnosis.finding import Action, Evidence, Finding
 from grpo.diagnosis.history import History, number_of
 from grpo.diagnosis.range_remedies import RANGES
@@ -48,112 +12,130 @@ OUT_OF_RANGE = "out_of_range:"  # followed by a metric: the name of a finding ab
 
 REMEDIES = {
     "flat_learning": Remedy(
-        "the updates are too small to change the policy, or most groups have no spread and teach nothing",
-        (RATE_UP, LARGER_GROUPS, EASIER_DATA),
+        "the updates are too small to change the policy, or most groups have equal rewards and give no gradient",
+        (advice.RATE_UP, advice.LARGER_GROUPS, advice.EASIER_DATA),
     ),
     "over_fitting": Remedy(
-        "the problems of the training set are learned by heart",
+        "the policy memorises the training problems",
         (
-            Advice("TRAIN_DATA", "with more problems", "each is seen less often"),
-            Advice("NUM_EPISODES", "to a half", "stop before it; the best checkpoint by exact match is kept", 0.5),
-            RATE_DOWN,
-            Advice("LORA_RANK", "to a half", "less room to memorise", 0.5),
+            Advice("TRAIN_DATA", "with more problems", "each one is seen less often"),
+            Advice("NUM_EPISODES", "to a half", "stop earlier; the checkpoint with the best exact match is kept", 0.5),
+            advice.RATE_DOWN,
+            Advice("LORA_RANK", "to a half", "leaves less capacity to memorise", 0.5),
         ),
     ),
     "correctness_fall": Remedy(
-        "updates broke the policy, the trainer's state was damaged, or the training data became harder at that step",
+        "an update damaged the policy, the trainer's state is corrupt, or the training data became harder at that step",
         (
-            GO_BACK,
-            RATE_DOWN,
-            LARGER_BATCH,
-            CLIP_GRADIENT,
-            Advice("TRAIN_DATA", "in mixed order", "no step where it gets harder"),
+            advice.GO_BACK,
+            advice.RATE_DOWN,
+            advice.LARGER_BATCH,
+            advice.CLIP_GRADIENT,
+            Advice("TRAIN_DATA", "in random order", "the difficulty then does not change at one step"),
         ),
     ),
     "doubtful_labels": Remedy(
-        "labels of the training file are wrong, the grader reads its answers differently from those of the held-out "
-        "file, or its problems are far harder",
-        (LABELS, REWARD, EASIER_DATA),
+        "labels of the training file are wrong, the grader reads them differently from those of the held-out file, or "
+        "the training problems are much harder",
+        (advice.LABELS, advice.REWARD, advice.EASIER_DATA),
     ),
     "no_gradient": Remedy(
-        "all samples of each group get the same reward, so that no update is made: the problems are all too hard or "
-        "all too easy, no answer fits its label, or the reward is constant",
-        (EASIER_DATA, LABELS, REWARD, LARGER_GROUPS, WARMER),
+        "all samples of each group get the same reward, so there is no gradient: all problems are too hard or too "
+        "easy, no answer matches its label, or the reward is constant",
+        (advice.EASIER_DATA, advice.LABELS, advice.REWARD, advice.LARGER_GROUPS, advice.WARMER),
     ),
     "reward_hacking": Remedy(
-        "the policy learns what the reward function or the judge likes, not what is right",
-        (CORRECTNESS, QUALITY, JUDGE, REWARD, KL),
-        cause_without_judge="the policy learns something else that the reward function pays for, not what is right",
+        "the policy learns to please the reward function or the judge instead of being correct",
+        (advice.CORRECTNESS, advice.QUALITY, advice.JUDGE, advice.REWARD, advice.KL),
+        cause_without_judge="the policy learns something other than correctness that the reward function rewards",
     ),
     "instability": Remedy(
-        "the updates are too large: the policy leaves the region in which its samples mean something",
-        (GO_BACK, RATE_DOWN, LARGER_BATCH, KL, CLIP_RATIO, CLIP_GRADIENT, LARGER_ROLLOUT),
+        "the updates are too large: the policy moves too far from the one that produced the samples",
+        (
+            advice.GO_BACK,
+            advice.RATE_DOWN,
+            advice.LARGER_BATCH,
+            advice.KL,
+            advice.CLIP_RATIO,
+            advice.CLIP_GRADIENT,
+            advice.LARGER_ROLLOUT,
+        ),
     ),
     "loss_spikes": Remedy(
-        "single micro-batches with a huge ratio or advantage: samples/step_N.jsonl marks the sample (largest loss)",
-        (CLIP_ADVANTAGE, DUAL_CLIP, CLIP_GRADIENT, RATE_DOWN, LARGER_BATCH),
+        "some micro-batches have a very large ratio or advantage; samples/step_N.jsonl marks the sample (largest loss)",
+        (advice.CLIP_ADVANTAGE, advice.DUAL_CLIP, advice.CLIP_GRADIENT, advice.RATE_DOWN, advice.LARGER_BATCH),
     ),
     "lr_shock": Remedy(
         "the learning rate rose faster than the optimizer's state could follow",
-        (RATE_DOWN, LONGER_WARM_UP, Advice("LR_SCHEDULER", "constant_with_warmup", "no other rise than the warm-up")),
+        (
+            advice.RATE_DOWN,
+            advice.LONGER_WARM_UP,
+            Advice("LR_SCHEDULER", "constant_with_warmup", "it rises only during the warm-up"),
+        ),
     ),
     "off_policy": Remedy(
-        "several optimizer steps a rollout take the policy away from the one that sampled it",
-        (LARGER_BATCH, RATE_DOWN, CLIP_RATIO),
+        "several optimizer steps per rollout move the policy away from the sampling policy",
+        (advice.LARGER_BATCH, advice.RATE_DOWN, advice.CLIP_RATIO),
     ),
     "mismatch": Remedy(
-        "trainer and engine do not compute the same policy. A difference that grows from one step on is a sync that "
-        "failed; one that is there from the first step is another temperature, precision, kernel or base model",
-        (EAGER_ENGINE, RESTART, SAME_TEMPERATURE, SAME_WEIGHTS, EAGER_ATTENTION),
+        "trainer and engine do not compute the same policy. If the difference starts at some step, a sync failed. If "
+        "it is there from the first step, the temperature, precision, kernel or base model differs",
+        (advice.EAGER_ENGINE, advice.RESTART, advice.SAME_TEMPERATURE, advice.SAME_WEIGHTS, advice.EAGER_ATTENTION),
     ),
     "passes_differ": Remedy(
-        "two forward passes of the same weights differ: another attention, precision, order of experts, or dropout",
+        "two forward passes with the same weights differ: attention, precision, order of experts, or dropout",
         (
-            Advice("OLD_LOG_PROBS", "engine", "the ratio goes to what sampled, and one pass is saved"),
-            EAGER_ATTENTION,
-            SAME_PADDING,
+            Advice("OLD_LOG_PROBS", "engine", "compares with the engine's log-probs and saves one pass"),
+            advice.EAGER_ATTENTION,
+            advice.SAME_PADDING,
         ),
     ),
     "length_collapse": Remedy(
-        "short responses are rewarded as much as long ones, or the policy has left the region of its samples",
+        "short responses are rewarded as much as long ones, or the updates have damaged the policy",
         (
-            Advice("LOSS_AGGREGATION", "constant", "a token of a long right sample counts as much as one of a short"),
-            RATE_DOWN,
-            KL,
-            CORRECTNESS,
-            QUALITY,
+            Advice("LOSS_AGGREGATION", "constant", "every token counts the same, in long and in short samples"),
+            advice.RATE_DOWN,
+            advice.KL,
+            advice.CORRECTNESS,
+            advice.QUALITY,
         ),
     ),
     "entropy_collapse": Remedy(
-        "the policy has settled on one way to answer and explores no more",
+        "the policy always answers in the same way and no longer explores",
         (
-            Advice("--eps_clip_low_high", "0.2 0.28", "lets improbable tokens become probable"),
-            WARMER,
-            RATE_DOWN,
-            KL,
-            ENTROPY,
+            Advice("--eps_clip_low_high", "0.2 0.28", "lets improbable tokens become more probable"),
+            advice.WARMER,
+            advice.RATE_DOWN,
+            advice.KL,
+            advice.ENTROPY,
         ),
     ),
     "truncation": Remedy(
-        "responses do not end within the length limit: what is cut has no answer, and teaches to be short at best",
-        (LENGTH, EFFORT, THINKING, OVERLONG),
+        "responses exceed the length limit; a response that is cut has no answer",
+        (advice.LENGTH, advice.EFFORT, advice.THINKING, advice.OVERLONG),
     ),
     "judge_outage": Remedy(
-        "every model of the judge failed: a quota, a key, a retired id, or the network",
-        (CHECK, QUOTA, Advice("JUDGE_MODELS", "with one more model", "a fallback that works"), DEADLINE, WHOLE_GROUPS),
+        "every model of the judge failed: check quota, key, model ids and network",
+        (
+            advice.CHECK,
+            advice.QUOTA,
+            Advice("JUDGE_MODELS", "with one more model", "adds a fallback"),
+            advice.DEADLINE,
+            advice.WHOLE_GROUPS,
+        ),
     ),
     "judge_drift": Remedy(
-        "the judge has changed, not the policy: another model answers, or a model was updated",
+        "the judge changed, not the policy: another model answers, or a model was updated",
         (
-            Advice("JUDGE_MODELS", "one pinned model", "one judge from first to last step"),
-            Advice("JUDGE_RPM", "to the quota", "the first model is not left for a fallback"),
-            CORRECTNESS,
-            QUALITY,
+            Advice("JUDGE_MODELS", "one pinned model", "the same judge for all steps"),
+            Advice("JUDGE_RPM", "to your quota", "the first model then answers instead of a fallback"),
+            advice.CORRECTNESS,
+            advice.QUALITY,
         ),
     ),
     "judge_dependent": Remedy(
-        "the quality term decides over the reward, correctness hardly counts",
-        (CORRECTNESS, QUALITY, JUDGE),
+        "the quality term dominates the reward, and correctness barely counts",
+        (advice.CORRECTNESS, advice.QUALITY, advice.JUDGE),
     ),
 }
 
@@ -163,21 +145,21 @@ def finding(run: History, name: str, severity: str, onset: int, last: int, *evid
     metric = name.removeprefix(OUT_OF_RANGE)
     remedy = REMEDIES[name] if metric == name else RANGES[metric]
     cause = remedy.cause if run.has_judge else remedy.cause_without_judge or remedy.cause
-    possible = [(advice, run.setting(advice.setting)) for advice in remedy.advice if not _is_so(advice, run)]
-    actions = tuple(_resolved(advice, now) for advice, now in possible)
+    possible = [(one, run.setting(one.setting)) for one in remedy.advice if not _is_so(one, run)]
+    actions = tuple(_resolved(one, now) for one, now in possible)
     return Finding(name, severity, int(onset), int(last), evidence, cause, actions)
 
 
-def _is_so(advice: Advice, run: History) -> bool:
+def _is_so(chosen: Advice, run: History) -> bool:
     """Say whether the run already follows an advice, or cannot."""
-    now = run.setting(advice.setting)
+    now = run.setting(chosen.setting)
     value = number_of(now)
-    if advice.enough is not None and value is not None and advice.enough(value):
+    if chosen.enough is not None and value is not None and chosen.enough(value):
         return True
-    if not run.has_judge and advice in (CORRECTNESS, QUALITY, JUDGE):
+    if not run.has_judge and chosen in (advice.CORRECTNESS, advice.QUALITY, advice.JUDGE):
         return True
-    return str(int(now) if isinstance(now, bool) else now) == advice.change or (
-        advice is LARGER_BATCH and _is_one_batch(run)
+    return str(int(now) if isinstance(now, bool) else now) == chosen.change or (
+        chosen is advice.LARGER_BATCH and _is_one_batch(run)
     )
 
 
@@ -188,15 +170,15 @@ def _is_one_batch(run: History) -> bool:
     return batch is not None and prompts is not None and samples is not None and batch >= prompts * samples
 
 
-def _resolved(advice: Advice, now: Any) -> Action:
+def _resolved(chosen: Advice, now: Any) -> Action:
     if now is None or isinstance(now, list | dict) or now == "":
-        return Action(advice.setting, advice.change, advice.why)
-    change = advice.change
+        return Action(chosen.setting, chosen.change, chosen.why)
+    change = chosen.change
     value = number_of(now)
     if value is None:
-        return Action(advice.setting, f"{change} (now {now})", advice.why)
-    if advice.times is not None:
-        scaled = value * advice.times
+        return Action(chosen.setting, f"{change} (now {now})", chosen.why)
+    if chosen.times is not None:
+        scaled = value * chosen.times
         whole = value == int(value) and scaled >= 1
         change = f"{max(1, round(scaled))}" if whole else f"{scaled:.2g}"
-    return Action(advice.setting, f"{change} (now {value:g})", advice.why)
+    return Action(chosen.setting, f"{change} (now {value:g})", chosen.why)

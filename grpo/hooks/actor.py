@@ -1,11 +1,14 @@
 """Hooks of openrlhf/models/actor.py: loading the model, and one forward pass of it."""
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
-from grpo.model import loading, vocabulary
-from grpo.update import passes
+from grpo.model import loading
+from grpo.model.architecture import PACKED
+from grpo.stack.upstream.trainer import ModelOutput
+from grpo.update import log_probs, passes
 
 
 def is_gpt_oss(path: str) -> bool:
@@ -13,9 +16,9 @@ def is_gpt_oss(path: str) -> bool:
     return loading.is_gpt_oss(path)
 
 
-def load_gpt_oss(path: str, attention: str, ds_config: dict[str, Any] | None) -> torch.nn.Module:
+def load_gpt_oss(path: str, attention: str, ds_config: dict[str, Any] | None, experts: str = PACKED) -> torch.nn.Module:
     """Load a gpt-oss from its MXFP4 checkpoint into ZeRO-3 partitions."""
-    return loading.load_gpt_oss(path, attention, ds_config)
+    return loading.load_gpt_oss(path, attention, ds_config, packed=experts == PACKED)
 
 
 def logits_to_keep(action_mask: torch.Tensor | None) -> int:
@@ -23,16 +26,16 @@ def logits_to_keep(action_mask: torch.Tensor | None) -> int:
     return passes.logits_to_keep(action_mask)
 
 
-def token_logits(output: Any, allocated: int | None, temperature: float) -> torch.Tensor:
-    """Return fp32 logits ``[B, S, V]`` without the vocabulary's padding rows."""
-    return vocabulary.of_tokens(output, allocated, temperature).float()
+def scoring(actor: Any, targets: torch.Tensor, entropy: bool) -> AbstractContextManager[None]:
+    """Let the model return scores of the tokens instead of logits, within the context.
+
+    Args:
+        targets: the token after each of the last positions, ``[B, kept]``.
+        entropy: whether the loss uses the entropy.
+    """
+    return log_probs.scoring(actor.model, targets, actor.allocated, actor.temperature, entropy)
 
 
-def entropy(logits: torch.Tensor, use: str, sequences: torch.Tensor) -> torch.Tensor:
-    """Return the entropy of each position, ``[B, S]``; zeros for positions without logits."""
-    return passes.left_padded(passes.entropy(logits, use), sequences)
-
-
-def left_padded(values: torch.Tensor, sequences: torch.Tensor) -> torch.Tensor:
-    """Return ``values`` of the last positions, padded on the left with zeros to the length of ``sequences``."""
-    return passes.left_padded(values, sequences)
+def scores(output: ModelOutput, sequences: torch.Tensor) -> log_probs.TokenScores:
+    """Return the scores of each position, ``[B, S]``; zeros for positions that have none."""
+    return log_probs.scores(output["logits"], sequences)

@@ -3,20 +3,24 @@
 Imports no DeepSpeed.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo.batch import rewards
 from grpo.rollout import engine, response_text
+from grpo.stack.upstream.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from vllm.sampling_params import SamplingParams
 
 UNKNOWN_LOG_PROB = float("nan")  # of a token without a log-prob from the engine; 0.0 would be a probability of 1
 
 
-def ids_only(params: Any) -> Any:
+def ids_only(params: "SamplingParams") -> "SamplingParams":
     """Return the sampling parameters of a call that returns its tokens at the end, and no text."""
     return engine.ids_only(params)
 
 
-def text_of(tokenizer: Any, tokens: list[int]) -> str:
+def text_of(tokenizer: Tokenizer, tokens: list[int]) -> str:
     """Return the text for the reward function: markers appear only where their tokens do."""
     return response_text.text_of(tokenizer, tokens)
 

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import torch
 from peft import PeftModel
 
 from grpo.checkpoint import saving
 from grpo.model import cpu_matmul, loading, zero
+from grpo.stack.upstream.arguments import Arguments
 
 
 def install_matmul() -> None:
@@ -13,22 +15,22 @@ def install_matmul() -> None:
     cpu_matmul.install()
 
 
-def offload(args: Any) -> bool:
+def offload(args: Arguments) -> bool:
     """Return whether the frozen parameters stay in host memory. Some strategies of OpenRLHF lack our flags."""
     return getattr(args, "offload", False)
 
 
-def tune(ds_config: dict[str, Any], args: Any) -> dict[str, Any]:
+def tune(ds_config: dict[str, Any], args: Arguments) -> dict[str, Any]:
     """Return DeepSpeed's configuration, tuned for few trained parameters under ZeRO-3."""
     return zero.tune(ds_config, args)
 
 
-def restore_rope(engine: Any) -> None:
+def restore_rope(engine: torch.nn.Module) -> None:
     """Restore YaRN's frequencies to fp32 after DeepSpeed's cast."""
     loading.restore_rope(engine)
 
 
-def save_adapter(model: Any, output_dir: str) -> bool:
+def save_adapter(model: torch.nn.Module, output_dir: str) -> bool:
     """Save only the adapter if the model has one; return whether it has."""
     if not isinstance(model, PeftModel):
         return False

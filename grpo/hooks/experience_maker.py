@@ -1,48 +1,55 @@
 """Hooks of openrlhf/trainer/ppo_utils/experience_maker.py: prompts to samples, samples to micro-batches."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from grpo.batch import branches, filtering, length_penalty, rewards
 from grpo.rollout import seeds, trajectory
+from grpo.stack.upstream.arguments import Arguments
+from grpo.stack.upstream.experience import Batch, Sample
+from grpo.stack.upstream.trainer import ExperienceMaker, SamplesGenerator
 from grpo.update import passes
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+    from vllm.sampling_params import SamplingParams
 
 # SamplesGenerator
 
 
-def begin_batch(generator: Any, num_prompts: int, dynamic_filtering: bool) -> tuple[list[Any], int]:
+def begin_batch(generator: SamplesGenerator, num_prompts: int, dynamic_filtering: bool) -> tuple[list[Sample], int]:
     """Return the samples left over from the last batch, and how many more prompts to draw."""
     return filtering.begin_batch(generator, num_prompts, dynamic_filtering)
 
 
-def carry_over(generator: Any, accepted: list[Any], pending: list[Any]) -> None:
+def carry_over(generator: SamplesGenerator, accepted: list[Sample], pending: "list[ObjectRef]") -> None:
     """Keep the samples of an unfinished batch for the next one, and cancel running ones."""
     filtering.carry_over(generator, accepted, pending)
 
 
-def samples_per_prompt(args: Any, generate_kwargs: dict[str, Any]) -> int:
+def samples_per_prompt(args: Arguments, generate_kwargs: dict[str, Any]) -> int:
     """Return how many samples a prompt gets, in training or in an evaluation."""
     return seeds.samples_a_prompt(args, generate_kwargs)
 
 
-def seeded(generator: Any, params: Any, prompt: str) -> Any:
+def seeded(generator: SamplesGenerator, params: "SamplingParams", prompt: str) -> "SamplingParams":
     """Return sampling parameters whose seed follows from run, step and prompt."""
     return seeds.seeded(generator, params, prompt)
 
 
-def experience_of(generator: Any, response: dict[str, Any], **generate_kwargs: Any) -> Any:
+def experience_of(generator: SamplesGenerator, response: dict[str, Any], **generate_kwargs: Any) -> Sample:
     """Return the ``Experience`` of one rollout, with its branches."""
     return branches.experience_of(generator, response, **generate_kwargs)
 
 
-def reward_of(args: Any, response: dict[str, Any]) -> float | None:
+def reward_of(args: Arguments, response: dict[str, Any]) -> float | None:
     """Return the reward of a response; NaN if missing, None if a reward model scores later."""
     return rewards.reward_of(args, response, "reward")
 
 
-def score_of(args: Any, response: dict[str, Any]) -> float | None:
+def score_of(args: Arguments, response: dict[str, Any]) -> float | None:
     """Return the score of a response, with the same rules as :func:`reward_of`."""
     return rewards.reward_of(args, response, "scores")
 
@@ -62,17 +69,17 @@ def length_limit(generate_kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
     return length_penalty.limit_of(generate_kwargs)
 
 
-def scalar(value: Any) -> float:
+def scalar(value: object) -> float:
     """Return a log of the reward function as a number; NaN if it is not one."""
     return rewards.scalar(value)
 
 
-def known_scores(generator: Any, group: Sequence[Any]) -> list[float]:
+def known_scores(generator: SamplesGenerator, group: Sequence[Sample]) -> list[float]:
     """Return the scores of a group by which dynamic filtering judges it."""
     return filtering.known_scores(generator, group)
 
 
-def in_order(generator: Any, samples: list[Any]) -> list[Any]:
+def in_order(generator: SamplesGenerator, samples: list[Sample]) -> list[Sample]:
     """Return the samples in the order in which their prompts were drawn."""
     return seeds.in_order(generator, samples)
 
@@ -80,31 +87,35 @@ def in_order(generator: Any, samples: list[Any]) -> list[Any]:
 # RemoteExperienceMaker
 
 
-def complete(samples: Sequence[Any], group_size: int) -> None:
+def complete(samples: Sequence[Sample], group_size: int) -> None:
     """Give every sample a reward and the same logs."""
     rewards.complete(samples, group_size)
 
 
-def with_branches(batches: list[Any], samples: Sequence[Any], pad_token_id: int) -> list[Any]:
+def with_branches(batches: list[Batch], samples: Sequence[Sample], pad_token_id: int) -> list[Batch]:
     """Add the branches of the rollouts to their micro-batches, as rows."""
     return branches.with_branches(batches, samples, pad_token_id)
 
 
-def old_log_probs(maker: Any, samples: Sequence[Any], **batches: list[torch.Tensor]) -> Any:
+def old_log_probs(maker: ExperienceMaker, samples: Sequence[Batch], **batches: list[torch.Tensor]) -> Any:
     """Start the forward passes for the old log-probs, if the loss reads them."""
     return passes.old_log_probs_ref(maker, samples, **batches)
 
 
-def apart(batches: list[Any]) -> list[Any]:
+def apart(batches: list[Batch]) -> list[Batch]:
     """Move the branches out of the micro-batches: advantages are computed for rollouts."""
     return branches.apart(batches)
 
 
-def penalise_length(experiences: Sequence[Any], args: Any) -> None:
-    """Lower the rewards of samples close to their length limit."""
+def penalise_length(experiences: Sequence[Batch], args: Arguments) -> None:
+    """Lower the rewards of cut and of overlong samples. Replaces ``apply_length_penalties``."""
+    if args.stop_properly_penalty_coef is not None:
+        from openrlhf.trainer.ppo_utils.length_penalty import apply_stop_properly_penalty
+
+        apply_stop_properly_penalty(experiences, args.stop_properly_penalty_coef)
     length_penalty.penalise(experiences, args)
 
 
-def give_advantages(batches: list[Any]) -> list[Any]:
+def give_advantages(batches: list[Batch]) -> list[Batch]:
     """Give the branches the advantage of their rollout."""
     return branches.give_advantages(batches)

@@ -9,5 +9,8 @@ def free_port() -> int:
 
 
 def install_rendezvous() -> None:
-    """Let the ranks meet in a private file, before the process group is made."""
+    """Let the ranks meet in a private file, before the process group is made, and shorten DeepSpeed's start."""
+    from grpo.model import deepspeed_start  # imports DeepSpeed, which the engines' actors do without
+
+    deepspeed_start.shorten()
     rendezvous.install()

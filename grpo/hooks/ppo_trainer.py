@@ -1,38 +1,54 @@
 """Hooks of openrlhf/trainer/ppo_trainer.py: the loop over steps, on the controller."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from grpo.batch import length_schedule
 from grpo.checkpoint import trainer_state
 from grpo.metrics import step_metrics
 from grpo.rollout import seeds
 from grpo.run import evaluation, run_log
+from grpo.stack.upstream.arguments import Arguments
+from grpo.stack.upstream.experience import Batch, Sample
+from grpo.stack.upstream.trainer import PPOTrainer
+
+
+class Controller(PPOTrainer, Protocol):
+    """``PPOTrainer`` with what the hooks add to it.
+
+    Attributes:
+        lengths: the limits on response length, from :func:`length_limits`.
+        run_log: the run directory, from :func:`start_log`.
+    """
+
+    lengths: length_schedule.Schedule
+    run_log: run_log.RunLog
+
 
 # Before the loop
 
 
-def optimizer_steps(args: Any, steps: int) -> int:
+def optimizer_steps(args: Arguments, steps: int) -> int:
     """Return the number of optimizer steps that the learning rate is scheduled for."""
     return run_log.optimizer_steps(args, steps)
 
 
-def length_limits(args: Any, states: dict[str, Any]) -> length_schedule.Schedule:
+def length_limits(args: Arguments, states: dict[str, Any]) -> length_schedule.Schedule:
     """Return the run's limits on response length, in the state of the checkpoint."""
     return length_schedule.Schedule(args, states.get("lengths"))
 
 
-def restore(trainer: Any, states: dict[str, Any]) -> None:
+def restore(trainer: PPOTrainer, states: dict[str, Any]) -> None:
     """Restore the controller's state from a checkpoint."""
     trainer_state.restore_controller(trainer, states)
 
 
-def start_log(trainer: Any, states: dict[str, Any]) -> run_log.RunLog:
+def start_log(trainer: PPOTrainer, states: dict[str, Any]) -> run_log.RunLog:
     """Start the run's log, and time the phases of the trainer's steps."""
     return run_log.attach(trainer, states)
 
 
-def evaluate_first(trainer: Any, step: int) -> None:
+def evaluate_first(trainer: Controller, step: int) -> None:
     """Evaluate before the first step, if requested."""
     evaluation.run_first(trainer, step)
 
@@ -40,22 +56,22 @@ def evaluate_first(trainer: Any, step: int) -> None:
 # One step
 
 
-def is_finished(args: Any, step: int) -> bool:
+def is_finished(args: Arguments, step: int) -> bool:
     """Return whether the run has made all its steps."""
     return run_log.is_finished(args, step)
 
 
-def begin_step(trainer: Any, step: int) -> None:
+def begin_step(trainer: Controller, step: int) -> None:
     """Set the step that the seeds of its samples follow from."""
     seeds.begin_stage(trainer.samples_generator, f"train {step}")
 
 
-def generate_arguments(trainer: Any, step: int) -> dict[str, Any]:
+def generate_arguments(trainer: Controller, step: int) -> dict[str, Any]:
     """Return the arguments of sampling, with this step's limit on response length."""
     return trainer.lengths.limited(trainer.generate_kwargs, step)
 
 
-def before_training(experiences: Sequence[Any]) -> None:
+def before_training(experiences: Sequence[Batch]) -> None:
     """Number the samples, so that the ranks' records can be matched to them."""
     step_metrics.before_training(experiences)
 
@@ -65,32 +81,34 @@ def merge_status(status: dict[str, Any], result: dict[str, Any]) -> None:
     step_metrics.merge(status, result)
 
 
-def after_training(status: dict[str, Any], experiences: Sequence[Any], samples: Sequence[Any], trainer: Any) -> None:
+def after_training(
+    status: dict[str, Any], experiences: Sequence[Batch], samples: Sequence[Sample], trainer: Controller
+) -> None:
     """Add the metrics to the status of the step."""
     step_metrics.after_training(status, experiences, samples, trainer.args, trainer.tokenizer)
 
 
-def log_rollouts(trainer: Any, step: int, samples: Sequence[Any]) -> None:
+def log_rollouts(trainer: Controller, step: int, samples: Sequence[Sample]) -> None:
     """Write the rollouts of the step, before its checkpoint."""
     trainer.run_log.write_rollouts(step, samples, trainer.tokenizer)
 
 
-def states(trainer: Any, status: dict[str, Any]) -> dict[str, Any]:
+def states(trainer: Controller, status: dict[str, Any]) -> dict[str, Any]:
     """Return the controller's states for a checkpoint, besides OpenRLHF's own."""
     return trainer_state.of_controller(status)
 
 
-def lengths_after(trainer: Any, step: int, samples: Sequence[Any]) -> dict[str, Any]:
+def lengths_after(trainer: Controller, step: int, samples: Sequence[Sample]) -> dict[str, Any]:
     """Advance the limit on response length; return its state for the checkpoint."""
     return trainer.lengths.after_step(step, samples)
 
 
-def log_step(trainer: Any, step: int, status: dict[str, Any]) -> None:
+def log_step(trainer: Controller, step: int, status: dict[str, Any]) -> None:
     """Append the line of the step to metrics.jsonl."""
     trainer.run_log.write_step(step, status)
 
 
-def evaluate(trainer: Any, step: int) -> None:
+def evaluate(trainer: Controller, step: int) -> None:
     """Evaluate on the held-out set."""
     evaluation.run(trainer, step)
 
@@ -98,11 +116,11 @@ def evaluate(trainer: Any, step: int) -> None:
 # After the loop
 
 
-def evaluate_last(trainer: Any, step: int) -> None:
+def evaluate_last(trainer: Controller, step: int) -> None:
     """Evaluate after the last step."""
     evaluation.run_last(trainer, step)
 
 
-def close(trainer: Any) -> None:
+def close(trainer: Controller) -> None:
     """Close the services that received the run's numbers."""
     trainer.run_log.trackers.close()

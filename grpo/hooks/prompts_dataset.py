@@ -5,9 +5,11 @@ from functools import partial
 from typing import Any
 
 from grpo.rollout import chat_template
+from grpo.stack.upstream.arguments import Arguments
+from grpo.stack.upstream.tokenizer import Tokenizer
 
 
-def render_with(tokenizer: Any, args: Any) -> Callable[..., Any]:
+def render_with(tokenizer: Tokenizer, args: Arguments) -> Callable[..., Any]:
     """Return the tokenizer's ``apply_chat_template`` with the run's template variables."""
     effort = getattr(args, "reasoning_effort", None)  # other command lines of OpenRLHF lack the flag
     return partial(tokenizer.apply_chat_template, **chat_template.variables(effort))

@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING, Any
 from grpo.launch import flags
 from grpo.rollout import chat_template, thinking_settings
 from grpo.stack import cluster
+from grpo.stack.upstream.arguments import Arguments
+from grpo.stack.upstream.engine import EngineActor
+from grpo.stack.upstream.trainer import ActorGroup
 
 if TYPE_CHECKING:
+    from ray import ObjectRef
+
     from grpo.update.reference import ActorAsReference
 
 
@@ -25,12 +30,12 @@ def validate(args: argparse.Namespace) -> None:
     flags.validate(args)
 
 
-def hand_on_thinking_budget(args: argparse.Namespace) -> None:
+def hand_on_thinking_budget(args: Arguments) -> None:
     """Set the executor of the thinking budget, and pass its settings to the engines."""
     thinking_settings.hand_on(args)
 
 
-def hand_on_reasoning_effort(args: argparse.Namespace) -> None:
+def hand_on_reasoning_effort(args: Arguments) -> None:
     """Pass the reasoning effort to the engines, where environments render prompts."""
     chat_template.hand_on(args)
 
@@ -40,32 +45,32 @@ def runtime_env() -> dict[str, dict[str, str]]:
     return cluster.runtime_env()
 
 
-def engine_model(args: argparse.Namespace) -> str:
+def engine_model(args: Arguments) -> str:
     """Return the checkpoint that the engines load: their own, or the actor's."""
     return args.engine_model or args.pretrain
 
 
-def adapter_config(args: argparse.Namespace) -> dict[str, Any]:
+def adapter_config(args: Arguments) -> dict[str, Any]:
     """Return what the engines' workers need to know about the adapter before they get it."""
     from grpo.lora import adapter
 
     return adapter.engine_config(args)
 
 
-def actor_is_reference(args: argparse.Namespace) -> bool:
+def actor_is_reference(args: Arguments) -> bool:
     """Return whether the actor without its adapter replaces the reference model."""
     from grpo.update import reference
 
     return reference.is_actor(args)
 
 
-def reference_from(actor_model: Any) -> "ActorAsReference":
+def reference_from(actor_model: ActorGroup) -> "ActorAsReference":
     """Return the object that OpenRLHF uses as the group of reference actors."""
     from grpo.update.reference import ActorAsReference
 
     return ActorAsReference(actor_model)
 
 
-def engines_ready(engines: Sequence[Any] | None) -> list[Any]:
+def engines_ready(engines: Sequence[EngineActor] | None) -> "list[ObjectRef[int]]":
     """Return one reference per engine that resolves when the engine has started, or raises its start-up error."""
     return cluster.engines_ready(engines)

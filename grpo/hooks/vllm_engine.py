@@ -1,9 +1,14 @@
 """Hooks of openrlhf/trainer/ray/vllm_engine.py, in the engine's Ray actor. Imports no DeepSpeed."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo.lora import engine_actor
 from grpo.rollout import engine
+from grpo.stack.upstream.engine import AsyncLLM
+
+if TYPE_CHECKING:
+    import numpy as np
+    from vllm.sampling_params import SamplingParams
 
 WORKER = "grpo.lora.side_path.AdapterWorker"  # vLLM imports it in its workers
 
@@ -13,11 +18,11 @@ def engine_arguments() -> dict[str, Any]:
     return engine.arguments()
 
 
-async def load_adapter(llm: Any, buffer: Any, specs: list[dict[str, Any]]) -> list[dict[str, int]]:
+async def load_adapter(llm: AsyncLLM, buffer: "np.ndarray", specs: list[dict[str, Any]]) -> list[dict[str, int]]:
     """Hand the adapter to the workers of this engine; return their receipts."""
     return await engine_actor.load_into_engine(llm, buffer, specs)
 
 
-def for_sample(params: Any, number: int) -> Any:
+def for_sample(params: "SamplingParams", number: int) -> "SamplingParams":
     """Return the sampling parameters of one sample of a prompt."""
     return engine.for_sample(params, number)

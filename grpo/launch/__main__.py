@@ -1,9 +1,9 @@
 """python -m grpo.launch MODE [--name NAME] [--stand-in] [--run-dir DIR | --resume DIR|latest [--from-step N]] -- FLAGS
-python -m grpo.launch guard -- COMMAND
+python -m grpo.launch die-with-parent -- COMMAND
 
-FLAGS are OpenRLHF's. MODE is run, check, plan or dry-run; the judge's settings are GRPO_* variables. `train_grpo.sh`
-calls it; see there.
-`guard` runs a command of the set-up and ends it when its caller ends.
+FLAGS are OpenRLHF's. MODE is run, check, plan or dry-run. The judge's settings are GRPO_* variables. `train_grpo.sh` is
+the caller and has the documentation.
+`die-with-parent` runs a command of the set-up and ends all of its processes when the calling process ends.
 """
 
 import argparse
@@ -17,33 +17,35 @@ from grpo.launch import (
     resume,
     run_dir,
 )
-from grpo.launch.config import Config, ConfigError, resolve
+from grpo.launch.config import Config, resolve
 from grpo.launch.judge import RunJudge
 from grpo.launch.onsets import Onsets
 from grpo.launch.plan import Plan, describe, make_plan
-from grpo.launch.resume import ResumeError
 from grpo.launch.supervise import exposure, joined_cluster, processes
 from grpo.launch.supervise.driver import supervise
-from grpo.model.model_files import read_json
 from grpo.run.progress import Progress
+from grpo.run.run_files import RunFiles
+from grpo.run.saved_steps import step_name
 from grpo.stack.patch_digest import DIGEST_VARIABLE
+from grpo.stack.problem import UserError
 from reward.settings import STAND_IN_VARIABLE
 
 REFUSED = 2
+DIE_WITH_PARENT = "die-with-parent"
 
 
 def arguments(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Return our own options, and the words after `--`."""
     parser = argparse.ArgumentParser(allow_abbrev=False, prog="python -m grpo.launch", usage=__doc__)
-    parser.add_argument("mode", choices=["run", "check", "plan", "dry-run", "guard"])
+    parser.add_argument("mode", choices=["run", "check", "plan", "dry-run", DIE_WITH_PARENT])
     parser.add_argument("--name", default="run", help="first part of the run directory's name")
     parser.add_argument(
-        "--stand-in", action="store_true", help="without a key, let a local server stand in for the judge"
+        "--stand-in", action="store_true", help="if there is no key, start a local server in place of the judge"
     )
-    place = parser.add_mutually_exclusive_group()
-    place.add_argument("--run-dir", type=Path, default=None)
-    place.add_argument("--resume", metavar="DIR|latest", default=None, help="continue this run")
-    parser.add_argument("--from-step", type=int, metavar="N", help="continue from this step, not from the newest")
+    folder = parser.add_mutually_exclusive_group()
+    folder.add_argument("--run-dir", type=Path, default=None, help="a new folder (default: runs/NAME-TIME)")
+    folder.add_argument("--resume", metavar="DIR|latest", default=None, help="continue this run")
+    parser.add_argument("--from-step", type=int, metavar="N", help="continue from this step instead of the newest")
     split = words.index("--") if "--" in words else len(words)
     return parser.parse_args(words[:split]), words[split + 1 :]
 
@@ -51,21 +53,21 @@ def arguments(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
 def main() -> int:
     """Run one of the modes; return the exit code."""
     options, rest = arguments(sys.argv[1:])
-    if options.mode == "guard":
-        return guard(rest)
+    if options.mode == DIE_WITH_PARENT:
+        return run_with_parent(rest)
     if options.from_step is not None and not options.resume:
-        return refuse(ResumeError("--from-step is for a run that is continued: give --resume DIR, too"))
+        return refuse(UserError("--from-step only applies to a resumed run", "add --resume DIR"))
     try:
         if options.resume:
             folder = resume.find_run(options.resume, options.name)
             # Take the lock before looking for the newest checkpoint: the run may still be writing one.
-            held = resume.lock(folder) if options.mode == "run" else None
+            held = RunFiles(folder).hold() if options.mode == "run" else None
             config = resume.resolve_resumed(rest, folder, options.from_step)
         else:
             folder, held = (options.run_dir or run_dir.default_run_dir(options.name)).absolute(), None
             config = resolve(rest, folder)
         run_judge = judge.of_run(config, options.stand_in)
-    except (ConfigError, ResumeError) as error:
+    except UserError as error:
         return refuse(error)
     plan = make_plan(config)
     if options.mode == "dry-run":
@@ -74,43 +76,43 @@ def main() -> int:
     if options.mode == "plan":
         print("\n".join([*describe(plan, config), *judge.describe(run_judge, config)]))
         return 0
-    found = preflight.problems(config, plan, folder, is_resumed=bool(options.resume))
-    found += judge.check(run_judge, config)
-    cluster = joined_cluster.Verdict() if found else joined_cluster.look()
-    found += cluster.problems
-    if found:
-        print(f"refused, {len(found)} problem{'s' * (len(found) > 1)}:", file=sys.stderr)
-        print("\n".join(f"  {number}. {problem}" for number, problem in enumerate(found, 1)), file=sys.stderr)
+    problems = preflight.problems(config, plan, folder, is_resumed=bool(options.resume))
+    problems += judge.check(run_judge, config)
+    cluster = joined_cluster.Verdict() if problems else joined_cluster.look()
+    problems += cluster.problems
+    if problems:
+        print(f"refused, {len(problems)} problem{'s' * (len(problems) > 1)}:", file=sys.stderr)
+        print("\n".join(f"  {number}. {problem}" for number, problem in enumerate(problems, 1)), file=sys.stderr)
         return REFUSED
     warnings = cluster.warnings + exposure.warnings(config, folder)
     if options.mode == "check":
         begin = _where(config) if options.resume else []
         print("\n".join([*begin, *judge.describe(run_judge, config), *warnings]))
-        print("ready: machine, patches, model, data and configuration fit together")
+        print("ready: machine, patches, model, data and configuration are fine")
         return 0
     # Problems, samples, judgements and logs are private. Every process of the run inherits this mask.
     os.umask(0o077)
     if held is None:
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            held = resume.lock(folder)
-        except ResumeError as error:
+            held = RunFiles(folder).hold()
+        except UserError as error:
             return refuse(error)
     try:
         judge.prepare(run_judge, folder)
-    except ConfigError as error:
+    except UserError as error:
         return refuse(error)
     news = warnings + (resume.take_back(config, folder) if options.resume else [])
     return run(options.name, folder, config, plan, run_judge, held, news)
 
 
 def _where(config: Config) -> list[str]:
-    """Return where a resumed run would continue, and which steps it would give up."""
-    newer = ", ".join(f"step_{step}" for step in resume.newer_steps(config))
-    return [*resume.describe(config), *([f"  newer, would be set aside: {newer}"] if newer else [])]
+    """Return where a resumed run would continue, and which steps it would set aside."""
+    newer = ", ".join(step_name(step) for step in resume.newer_steps(config))
+    return [*resume.describe(config), *([f"  these newer steps would be moved away: {newer}"] if newer else [])]
 
 
-def refuse(error: Exception) -> int:
+def refuse(error: UserError) -> int:
     """Print why nothing is started; return the exit code."""
     print(f"refused: {error}", file=sys.stderr)
     return REFUSED
@@ -124,19 +126,23 @@ def run(name: str, folder: Path, config: Config, plan: Plan, run_judge: RunJudge
     run_dir.write(folder, name, config, plan, status, options, run_judge.why_off)
     lines = [f"run directory {folder}", *news, *describe(plan, config), *judge.describe(run_judge, config)]
     print("\n".join(lines), flush=True)
-    progress = Progress(Path(config.args.metrics_dir), plan.steps)
+    files = RunFiles(folder, Path(config.args.metrics_dir))
+    progress = Progress(files, plan.steps)
     progress.skip()
-    onsets = Onsets(progress, read_json(folder / "config.json"))
+    onsets = Onsets(progress, files.read_config())
     code = supervise(
         [sys.executable, "-m", "openrlhf.cli.train_ppo_ray", *config.argv],
         ray=None if os.environ.get("RAY_ADDRESS") else plan.ray_head,
-        log_dir=folder / "logs",
+        log_dir=files.logs,
         environment={DIGEST_VARIABLE: status["digest"], "GRPO_RUN_DIR": str(folder)},
         progress=lambda: [*progress.poll(), *onsets.new_lines()],
         stand_in_models=run_judge.stand_in_models,
         inherited=[held],
     )
-    run_dir.note_end(folder, code)
+    try:
+        files.note_end(code)
+    except OSError as error:  # a full disk does not change how the run ended
+        print(f"{files.ends} was not written: {error}", file=sys.stderr)
     judge.finish(run_judge, folder)
     print(
         "\n".join(progress.summary(folder, Path(config.args.save_path), Path(config.args.ckpt_path))),
@@ -145,8 +151,8 @@ def run(name: str, folder: Path, config: Config, plan: Plan, run_judge: RunJudge
     return code
 
 
-def guard(command: list[str]) -> int:
-    """Run a command and leave none of its processes behind, even if the calling shell is killed."""
+def run_with_parent(command: list[str]) -> int:
+    """Run a command; leave none of its processes behind, even if the calling shell is killed."""
     caller = os.getppid()
     processes.die_with_parent()
     if os.getppid() != caller:

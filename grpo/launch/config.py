@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from grpo.run.run_files import RunFiles
 from grpo.stack.hub import model_folder
+from grpo.stack.problem import UserError
 from grpo.stack.secrets import is_secret
 from grpo.stack.variables import in_variables
 
@@ -37,10 +39,6 @@ _COUNTS = (
     "generate_max_len",
     "eval_n_samples_per_prompt",
 )
-
-
-class ConfigError(ValueError):
-    """An invalid flag; the message names the remedy."""
 
 
 @dataclass(frozen=True)
@@ -94,11 +92,11 @@ def trainer_source() -> Path:
     """Return the source file of the trainer's command line.
 
     Raises:
-        ConfigError: if OpenRLHF is not installed.
+        UserError: if OpenRLHF is not installed.
     """
     spec = importlib.util.find_spec("openrlhf")
     if spec is None or not spec.submodule_search_locations:
-        raise ConfigError("OpenRLHF is not installed in this Python: type scripts/setup.sh")
+        raise UserError("OpenRLHF is not installed in this Python", "run ./scripts/setup.sh")
     return Path(spec.submodule_search_locations[0]) / "cli" / "train_ppo_ray.py"
 
 
@@ -106,7 +104,7 @@ def trainer_parser() -> argparse.ArgumentParser:
     """Return the trainer's own argument parser.
 
     Raises:
-        ConfigError: if OpenRLHF is missing, has another layout, or is not patched.
+        UserError: if OpenRLHF is missing, has another layout, or is not patched.
     """
     source = trainer_source()
     tree = ast.parse(source.read_text(encoding="utf-8"), filename=str(source))
@@ -115,7 +113,7 @@ def trainer_parser() -> argparse.ArgumentParser:
         None,
     )
     if main is None:
-        raise ConfigError(f"{source} has no main block: another OpenRLHF? type ./apply_patches.sh status")
+        raise UserError(f"{source} has no main block: is it another OpenRLHF?", "run ./apply_patches.sh status")
     parsing = next(i for i, node in enumerate(main.body) if "parser.parse_args()" in ast.unparse(node))
     body = main.body[:parsing]
     used = {node.id for statement in body for node in ast.walk(statement) if isinstance(node, ast.Name)}
@@ -123,7 +121,7 @@ def trainer_parser() -> argparse.ArgumentParser:
     exec(compile(ast.Module(_imports(tree, used) + body, type_ignores=[]), str(source), "exec"), namespace)
     parser: argparse.ArgumentParser = namespace["parser"]
     if "--run_dir" not in parser.format_usage():
-        raise ConfigError("the installed OpenRLHF is not patched: type ./apply_patches.sh")
+        raise UserError("the installed OpenRLHF is not patched", "run ./apply_patches.sh")
     parser.allow_abbrev = False
     return parser
 
@@ -143,14 +141,14 @@ def resolve(flags: list[str], run_dir: Path) -> Config:
     """Parse the trainer's flags and add what follows from the run directory. The last of repeated flags wins.
 
     Raises:
-        ConfigError: on an unknown flag, a value of the wrong type, a count below 1, or a secret among the values.
+        UserError: on an unknown flag, a value of the wrong type, a count below 1, or a secret among the values.
     """
     parser = trainer_parser()
     _refuse_secrets(flags)
     given = _given(parser, flags)
     owned = [name for name in _OWNED_FLAGS if name in given]
     if owned:
-        raise ConfigError(f"--{owned[0]} follows from the run directory: use --run-dir DIR before the --")
+        raise UserError(f"--{owned[0]} follows from the run directory", "use --run-dir DIR before the --")
     for name in _INPUT_PATHS:
         if os.path.exists(given.get(name) or ""):
             given[name] = os.path.abspath(given[name])
@@ -158,13 +156,14 @@ def resolve(flags: list[str], run_dir: Path) -> Config:
         if given.get(name):
             given[name] = os.path.abspath(given[name])
     if not given.get("pretrain"):
-        raise ConfigError("no model: set MODEL")
+        raise UserError("MODEL is empty", "set it to a model folder or a hub id")
     given["pretrain"] = model_folder(given["pretrain"])
     given["engine_model"] = model_folder(given.get("engine_model") or given["pretrain"])
     given["run_dir"] = str(run_dir)
     given.setdefault("metrics_dir", str(run_dir))
-    given.setdefault("ckpt_path", str(run_dir / "checkpoints"))
-    given["save_path"] = str(run_dir / "final")
+    files = RunFiles(run_dir, Path(given["metrics_dir"]))
+    given.setdefault("ckpt_path", str(files.checkpoints))
+    given["save_path"] = str(files.final)
     given.setdefault("wandb_run_name", run_dir.name)
     if given.get("use_tensorboard") == "1":
         given["use_tensorboard"] = str(run_dir / "tensorboard")
@@ -172,7 +171,7 @@ def resolve(flags: list[str], run_dir: Path) -> Config:
     args = _strict(parser).parse_args(argv)
     for name in _COUNTS:
         if not (getattr(args, name) or 0) >= 1:
-            raise ConfigError(in_variables(f"--{name} is {getattr(args, name)}: it has to be at least 1"))
+            raise UserError(in_variables(f"--{name} is {getattr(args, name)}"), "set it to at least 1")
     return Config(args=args, given=given, argv=argv)
 
 
@@ -187,28 +186,30 @@ def _given(parser: argparse.ArgumentParser, flags: list[str]) -> dict[str, Any]:
         for action in parser._actions:
             action.default = defaults[action.dest]
     if unknown:
-        raise ConfigError(_unknown_flags(parser, unknown))
+        raise _unknown_flags(parser, unknown)
     values = vars(known)
     return {action.dest: values[action.dest] for action in parser._actions if action.dest in values}
 
 
 def _strict(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     def refuse(message: str) -> NoReturn:
-        raise ConfigError(in_variables(message.removeprefix("argument ")))
+        raise UserError(
+            in_variables(message.removeprefix("argument ")),
+            "python -m openrlhf.cli.train_ppo_ray --help lists each flag and its values",
+        )
 
     parser.error = refuse  # type: ignore[method-assign]
     return parser
 
 
-def _unknown_flags(parser: argparse.ArgumentParser, unknown: list[str]) -> str:
+def _unknown_flags(parser: argparse.ArgumentParser, unknown: list[str]) -> UserError:
     names = [word.split("=")[0] for word in unknown if word.startswith("--")]
     if not names:
-        return f"{unknown[0]!r} belongs to no flag"
-    lines = []
-    for name in names:
-        close = difflib.get_close_matches(name, parser._option_string_actions, n=1, cutoff=0.5)
-        lines.append(f"OpenRLHF has no flag {name}" + (f": did you mean {close[0]}?" if close else ""))
-    return "; ".join(lines)
+        return UserError(f"{unknown[0]!r} does not belong to a flag", "remove it, or quote the value")
+    close = [difflib.get_close_matches(name, parser._option_string_actions, n=1, cutoff=0.5) for name in names]
+    known = [match[0] for match in close if match]
+    remedy = f"did you mean {' '.join(known)}?" if known else "remove it"
+    return UserError(f"OpenRLHF has no flag {' '.join(names)}", remedy)
 
 
 def command_line(parser: argparse.ArgumentParser, given: dict[str, Any]) -> list[str]:
@@ -245,7 +246,9 @@ def _refuse_secrets(flags: list[str]) -> None:
             word.startswith("--use_wandb=") and word != "--use_wandb=1"
         )
         if is_wandb:
-            raise ConfigError("a key on a command line can be read by everybody: export WANDB_API_KEY, set USE_WANDB=1")
+            raise UserError("every user can read a key on a command line", "export WANDB_API_KEY and set USE_WANDB=1")
         for name, value in secrets().items():
             if value in word:
-                raise ConfigError(f"a flag holds the value of {name}: secrets are only taken from the environment")
+                raise UserError(
+                    f"a flag contains the value of {name}", "remove it; secrets are only read from the environment"
+                )

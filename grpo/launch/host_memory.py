@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable
 
 from grpo.launch.config import Config
-from grpo.model.architecture import Architecture
+from grpo.model.architecture import PACKED, Architecture
 from grpo.model.model_files import Model
 from grpo.stack.checkout import on_cpu_stack
 from grpo.stack.machine import GB
@@ -28,10 +28,9 @@ def host_memory(
     cpu = on_cpu_stack()
     parts = {}
     if cpu:
-        parts["model of the actor"] = model.bf16_bytes
+        parts["model of the actor"] = sum(actor_bytes(config, model).values())
     elif args.offload:
-        shapes = Architecture.from_config(model.config).parameters().values()
-        parts["offloaded model, pinned"] = pinned_bytes(shapes, config.actor_ranks)
+        parts["offloaded model, pinned"] = pinned_bytes(actor_bytes(config, model).values(), config.actor_ranks)
     if args.adam_offload or cpu:
         parts["optimizer of the adapter"] = optimizer_bytes
     if cpu:
@@ -42,14 +41,20 @@ def host_memory(
     return parts
 
 
-def pinned_bytes(shapes: Iterable[tuple[int, ...]], ranks: int) -> int:
-    """Return the bytes that all ranks allocate to hold bf16 parameters of these shapes in pinned ZeRO-3 shards.
+def actor_bytes(config: Config, model: Model) -> dict[str, int]:
+    """Return the bytes of each parameter of the actor."""
+    architecture = Architecture.from_config(model.config)
+    return architecture.actor_bytes(config.args.experts == PACKED)
+
+
+def pinned_bytes(sizes: Iterable[int], ranks: int) -> int:
+    """Return the bytes that all ranks allocate to hold parameters of these sizes in pinned ZeRO-3 shards.
 
     PyTorch rounds each block of pinned memory up to a power of two
     (https://docs.pytorch.org/docs/main/generated/torch.cuda.memory.host_memory_stats.html). For the 120b on 4 ranks
     that adds 1%, since a quarter of an expert tensor is just below 1 GiB. On 6 ranks it adds half.
     """
-    shares = (2 * math.ceil(math.prod(shape) / ranks) for shape in shapes)
+    shares = (math.ceil(size / ranks) for size in sizes)
     return ranks * sum(1 << (share - 1).bit_length() for share in shares)
 
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo.launch.config import Config, ConfigError
+from grpo.launch.config import Config
 from grpo.launch.preflight import Problem, has_own_reward
 from grpo.rollout.multi_turn.settings import has_environment
+from grpo.stack.problem import UserError
 from reward import endpoint, models, settings
 from reward.chain import tries_without_answer
 from reward.endpoint import Endpoint
@@ -47,14 +48,14 @@ def of_run(config: Config, may_stand_in: bool) -> RunJudge:
         may_stand_in: whether a local server may answer if the key is missing.
 
     Raises:
-        ConfigError: for invalid settings or an invalid key.
+        UserError: for invalid settings or an invalid key.
     """
     try:
         endpoint.base_url()  # checked even without a judge: the run directory records it
         if has_environment(config.args):
             return RunJudge(None, False, "the environment gives the reward")
         if not has_own_reward(config):
-            return RunJudge(None, False, "REWARD is a function of your own")
+            return RunJudge(None, False, "REWARD is your own function")
         configured = settings.from_environment()
         if configured is None:
             return RunJudge(None, False, settings.why_off() or "")
@@ -62,14 +63,14 @@ def of_run(config: Config, may_stand_in: bool) -> RunJudge:
             return RunJudge(settings.for_stand_in(configured), True)
         return RunJudge(configured, False, endpoint=endpoint.from_environment())
     except SettingsError as error:
-        raise ConfigError(str(error)) from None
+        raise UserError(error.what, error.remedy) from None
 
 
 def prepare(judge: RunJudge, folder: Path) -> None:
     """Reset the judge's state, except judgements of an earlier part of the run. Needs exclusive use of `folder`.
 
     Raises:
-        ConfigError: if the file of judgements is broken.
+        UserError: if the file of judgements is broken.
     """
     if judge.settings is None:
         return
@@ -77,7 +78,9 @@ def prepare(judge: RunJudge, folder: Path) -> None:
     try:
         SharedState(path, begins_run=True).close()
     except sqlite3.Error as error:
-        raise ConfigError(f"{path}: {error}; move it away: judgements are then paid for again") from None
+        raise UserError(
+            f"{path} cannot be read ({error})", "move it away; you then pay for its judgements again"
+        ) from None
 
 
 def finish(judge: RunJudge, folder: Path) -> None:
@@ -88,7 +91,7 @@ def finish(judge: RunJudge, folder: Path) -> None:
     try:
         SharedState(path).close()
     except sqlite3.Error as error:
-        logger.warning("%s stays as it is: %s", path, error)
+        logger.warning("%s was not merged: %s", path, error)
 
 
 def check(judge: RunJudge, config: Config) -> Iterator[Problem]:
@@ -99,45 +102,43 @@ def check(judge: RunJudge, config: Config) -> Iterator[Problem]:
     most = chain.requests_per_window * len(chain.models) * chain.deadline / chain.window
     if samples > most:
         yield Problem(
-            f"a rollout has {samples} samples, and the judge may send {most:.0f} requests within JUDGE_DEADLINE",
-            "raise JUDGE_DEADLINE, or JUDGE_RPM where the quota allows it",
+            f"a rollout has {samples} samples, but the judge can send only {most:.0f} requests within JUDGE_DEADLINE",
+            "raise JUDGE_DEADLINE, or JUDGE_RPM if your quota allows it",
         )
-    for found in models.find_retired(chain.models):
-        yield Problem(f"JUDGE_MODELS: {found.what}", found.remedy)
+    for retired in models.find_retired(chain.models):
+        yield Problem(f"JUDGE_MODELS: {retired.what}", retired.remedy)
     if judge.endpoint is None:
         return
     key = settings.api_key()
     if key is None:
         yield Problem(
             "the judge has no key",
-            "export GEMINI_API_KEY, or set JUDGE=0 for correctness alone",
+            "export GEMINI_API_KEY, or set JUDGE=0 to reward correctness alone",
         )
         return
     current = [model for model in chain.models if model not in models.RETIRED]
-    for found in models.find_missing(current, key, judge.endpoint):
-        yield Problem(f"JUDGE_MODELS: {found.what}", f"{found.remedy}, or set JUDGE=0")
+    for missing in models.find_missing(current, key, judge.endpoint):
+        yield Problem(f"JUDGE_MODELS: {missing.what}", f"{missing.remedy}, or set JUDGE=0")
 
 
 def describe(judge: RunJudge, config: Config) -> list[str]:
     """Describe the judge in lines for people."""
     if judge.settings is None:
-        return [f"judge       off, since {judge.why_off}: no model is asked"]
+        return [f"judge       off, because {judge.why_off}; no model is called"]
     reward, chain = judge.settings, judge.settings.chain
     blend = f"{reward.correctness_weight:g} correctness + {reward.quality_weight:g} quality"
     lines = [
-        f"judge       {', then '.join(chain.models)}; {chain.tries} tries each, {chain.deadline:g} s for a sample",
+        f"judge       {', then '.join(chain.models)}; {chain.tries} tries each, {chain.deadline:g} s per sample",
         f"            {_slow_tries(chain)}",
         f"            {_calls(reward, config)}",
-        f"            reward = {blend}; where all fail: {reward.fallback}",
-        f"            for each model at most {chain.requests_per_window:,} requests and {chain.tokens_per_window:,} "
-        f"prompt tokens a minute, {chain.concurrency} at once",
+        f"            reward = {blend}; if all models fail: {reward.fallback}",
+        f"            per model at most {chain.requests_per_window:,} requests and {chain.tokens_per_window:,} "
+        f"prompt tokens per minute, {chain.concurrency} at once",
     ]
     if judge.endpoint:
         lines += [f"            {line}" for line in endpoint.describe(judge.endpoint)]
     if judge.is_stand_in:
-        lines.append(
-            "            NO KEY: a local stand-in server answers in place of Gemini; it counts '=' and judges nothing"
-        )
+        lines.append("            NO KEY: a local server answers instead of Gemini; its scores mean nothing")
     return lines
 
 
@@ -145,25 +146,23 @@ def _slow_tries(chain: ChainSettings) -> str:
     """Return how many tries a sample gets if no model answers in time."""
     tries = tries_without_answer(chain)
     count, whole = sum(map(len, tries)), chain.tries * len(chain.models)
-    begin = f"a try takes up to {chain.call_timeout:g} s: where no model answers, the deadline leaves"
+    begin = f"a try takes up to {chain.call_timeout:g} s; if no model answers, the deadline leaves"
     if count == whole and min(map(min, tries)) == chain.call_timeout:
         return f"{begin} time for all {whole} tries"
     each = []
     for model, seconds in zip(chain.models, tries, strict=True):
         *first, last = (f"{round(second, 1):g}" for second in seconds)
         each.append(f"{', '.join(first)}{' and ' if first else ''}{last} s for {model}")
-    return f"{begin} {count} tries in all, of {', '.join(each)}"
+    return f"{begin} {count} tries: {', '.join(each)}"
 
 
 def _calls(reward: JudgeSettings, config: Config) -> str:
     """Return how many calls a step costs."""
     samples = f"{config.samples_per_rollout:,}"
     # Prompts drawn to fill a batch are judged too.
-    more = ", and more for the prompts that --dynamic_filtering leaves out" if config.args.dynamic_filtering else ""
+    more = ", plus those for prompts that --dynamic_filtering drops" if config.args.dynamic_filtering else ""
     if reward.judges_unfinished:
-        cost = f"up to {samples} and failed tries{more}; JUDGE_UNFINISHED=0 asks only for samples with a final answer"
+        cost = f"up to {samples} plus failed tries{more}; JUDGE_UNFINISHED=0 judges only samples with a final answer"
     else:
-        cost = (
-            f"one for each of {samples} samples that has a final answer, and failed tries{more}; JUDGE_UNFINISHED is 0"
-        )
-    return f"calls a step: {cost}"
+        cost = f"one for each of {samples} samples with a final answer, plus failed tries{more}; JUDGE_UNFINISHED is 0"
+    return f"calls per step: {cost}"

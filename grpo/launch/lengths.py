@@ -10,7 +10,7 @@ from grpo.rollout.thinking import Budget
 
 
 def describe_lengths(config: Config) -> list[str]:
-    """Return a line for each of them that is set. An invalid one is named; the preflight refuses it."""
+    """Return a line for each of them that is set. If one is invalid, the line says so; the preflight refuses it."""
     try:
         return [*_schedule(config.args), *_thinking(config.args), *_environment(config.args)]
     except (ValueError, OSError) as error:
@@ -28,7 +28,7 @@ def _schedule(args: Namespace) -> list[str]:
 def _begin(stage: Stage) -> str:
     if stage.truncated is None:
         return f"from step {stage.step}"
-    return f"once {100 * stage.truncated:g}% were truncated over {WINDOW} steps"
+    return f"once {100 * stage.truncated:g}% are truncated over {WINDOW} steps"
 
 
 def _thinking(args: Namespace) -> list[str]:
@@ -44,13 +44,13 @@ def _thinking(args: Namespace) -> list[str]:
     )
     left = [budget.within(stage.length, size).thinking for stage in stages_of(args)]
     if min(left) < budget.thinking:
-        line += f"; the limits leave the thinking {', '.join(map(str, left))}"
+        line += f"; the length schedule limits the thinking to {', '.join(map(str, left))}"
     return [line]
 
 
 def _environment(args: Namespace) -> list[str]:
-    found = settings.variables()
-    if not settings.has_environment(args) or not found:
+    variables = settings.variables()
+    if not settings.has_environment(args) or not variables:
         return []
-    limits = ", ".join(f"{name} {value}" for name, value in found.items() if name != "ENVIRONMENT")
-    return [f"environment {found['ENVIRONMENT']}" + (f": {limits}" if limits else "")]
+    limits = ", ".join(f"{name} {value}" for name, value in variables.items() if name != "ENVIRONMENT")
+    return [f"environment {variables['ENVIRONMENT']}" + (f": {limits}" if limits else "")]

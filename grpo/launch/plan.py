@@ -6,17 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from grpo.launch.config import Config
-from grpo.launch.data_files import DataError, read_records
-from grpo.launch.host_memory import host_memory
+from grpo.launch.data_files import read_records
+from grpo.launch.host_memory import actor_bytes, host_memory
 from grpo.launch.lengths import describe_lengths
 from grpo.launch.supervise.ray_head import RayHead
 from grpo.model.model_files import CheckpointError, Model, read_whole
 from grpo.run.run_log import optimizer_steps
 from grpo.stack.checkout import on_cpu_stack
 from grpo.stack.machine import GB
+from grpo.stack.problem import UserError
 
 # Bytes per LoRA parameter: bf16 weight; fp32 master weight, two Adam moments, fp32 gradient.
-_WEIGHT, _OPTIMIZER = 2, 16
+WEIGHT_BYTES, OPTIMIZER_BYTES = 2, 16
 _SAVED_STATE = 12  # the same without the gradient
 # Object store: a few adapters in flight, and rollouts (ids, masks, log-probs, advantages: 32 bytes a token).
 _ADAPTERS_IN_STORE, _TOKEN_BYTES, _MIN_STORE = 8, 32, 512 * 2**20
@@ -38,6 +39,7 @@ class Plan:
     evals: int | None = None
     max_tokens_per_rollout: int = 0
     model_bf16_bytes: int | None = None
+    model_actor_bytes: int | None = None
     model_file_bytes: int | None = None
     lora_parameters: int | None = None
     lora_optimizer_bytes: int | None = None
@@ -61,7 +63,7 @@ class Plan:
 
 
 def make_plan(config: Config) -> Plan:
-    """Compute the plan. `unknown` names what cannot be read; the preflight refuses it."""
+    """Compute the plan. `unknown` lists what cannot be read; the preflight refuses it."""
     args = config.args
     samples = config.samples_per_rollout
     plan = Plan(
@@ -77,10 +79,9 @@ def make_plan(config: Config) -> Plan:
     try:
         model = read_whole(Path(args.pretrain))
         engine_model = read_whole(Path(args.engine_model))
+        _add_sizes(plan, config, model, engine_model)
     except CheckpointError as error:
         plan.unknown.append(f"memory and disk: {error}")
-    else:
-        _add_sizes(plan, config, model, engine_model)
     return plan
 
 
@@ -90,7 +91,7 @@ def _add_steps(plan: Plan, config: Config) -> None:
         plan.prompts = len(read_records(Path(args.prompt_data or ""), args.input_key, args.label_key))
         if args.eval_dataset:
             plan.eval_prompts = len(read_records(Path(args.eval_dataset), args.input_key, args.label_key))
-    except DataError as error:
+    except UserError as error:
         plan.unknown.append(f"steps and evals: {error}")
     if plan.prompts is None:
         return
@@ -110,8 +111,9 @@ def _add_sizes(plan: Plan, config: Config, model: Model, engine_model: Model) ->
     targets = args.target_modules if isinstance(args.target_modules, list) else [args.target_modules]
     plan.lora_parameters = model.lora_parameters(args.lora_rank, targets)
     plan.model_bf16_bytes, plan.model_file_bytes = model.bf16_bytes, model.file_bytes
-    plan.lora_optimizer_bytes = plan.lora_parameters * _OPTIMIZER
-    adapter = plan.lora_parameters * _WEIGHT
+    plan.model_actor_bytes = sum(actor_bytes(config, model).values())
+    plan.lora_optimizer_bytes = plan.lora_parameters * OPTIMIZER_BYTES
+    adapter = plan.lora_parameters * WEIGHT_BYTES
     plan.object_store_bytes = max(
         _MIN_STORE, _ADAPTERS_IN_STORE * adapter + 4 * plan.max_tokens_per_rollout * _TOKEN_BYTES
     )
@@ -131,10 +133,10 @@ def describe(plan: Plan, config: Config) -> list[str]:
     lines = [
         f"rollout     {args.rollout_batch_size} prompts x {args.n_samples_per_prompt} samples = "
         f"{plan.samples_per_rollout} samples, at most {args.prompt_max_len} + {args.generate_max_len} tokens "
-        f"each ({plan.max_tokens_per_rollout:,} in all)",
+        f"each ({plan.max_tokens_per_rollout:,} in total)",
         *describe_lengths(config),
         f"update      {plan.samples_per_rollout} samples / train batch {args.train_batch_size} (samples, not "
-        f"prompts) = {plan.optimizer_steps_per_rollout} optimizer steps a rollout"
+        f"prompts) = {plan.optimizer_steps_per_rollout} optimizer steps per rollout"
         + (", all but the first off-policy" if plan.optimizer_steps_per_rollout > 1 else ""),
         f"            {config.actor_ranks} ranks x micro batch {args.micro_train_batch_size} x "
         f"{plan.gradient_accumulation} accumulated = {args.train_batch_size}",
@@ -143,7 +145,7 @@ def describe(plan: Plan, config: Config) -> list[str]:
         lines += _describe_steps(plan, config)
     lines.append(
         f"{device:<12}{config.engine_gpus} for {args.vllm_num_engines} engines of "
-        f"{args.vllm_tensor_parallel_size}, {config.actor_ranks} for the actor; Ray offers {plan.ray_gpus} "
+        f"{args.vllm_tensor_parallel_size}, {config.actor_ranks} for the actor; Ray gets {plan.ray_gpus} GPUs "
         f"and {plan.ray_cpus} CPUs"
     )
     if plan.host_bytes is not None:
@@ -155,7 +157,7 @@ def _describe_steps(plan: Plan, config: Config) -> list[str]:
     args = config.args
     limit = f", stopped at {args.max_steps}" if args.max_steps else ""
     lines = [
-        f"steps       {plan.prompts} prompts = {plan.steps_per_episode} global steps an episode "
+        f"steps       {plan.prompts} prompts = {plan.steps_per_episode} global steps per episode "
         f"({plan.unused_prompts_per_episode} prompts left over), {args.num_episodes} episodes{limit}: "
         f"{plan.steps} global steps",
         f"schedule    {args.lr_scheduler} over {plan.scheduled_optimizer_steps} optimizer steps, "
@@ -171,9 +173,10 @@ def _describe_steps(plan: Plan, config: Config) -> list[str]:
 
 def _describe_sizes(plan: Plan) -> list[str]:
     return [
-        f"model       {size(plan.model_file_bytes)} on disk, {size(plan.model_bf16_bytes)} in bf16; "
+        f"model       {size(plan.model_file_bytes)} on disk, {size(plan.model_actor_bytes)} in the actor "
+        f"({size(plan.model_bf16_bytes)} in bf16); "
         f"LoRA {plan.lora_parameters:,} parameters, optimizer {size(plan.lora_optimizer_bytes)}",
-        f"memory      {size(plan.host_bytes)} of the host:",
+        f"memory      {size(plan.host_bytes)} on the host:",
         *(f"            {size(count):>9}  {name}" for name, count in plan.host_memory.items()),
         f"disk        {size(plan.disk_bytes)}: checkpoints of {size(plan.checkpoint_bytes)}, final adapter",
     ]

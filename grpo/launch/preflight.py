@@ -54,15 +54,17 @@ def check_python() -> Iterator[Problem]:
     """Compare Python and the pinned packages with pyproject.toml."""
     if sys.version_info[:2] not in ((3, 11), (3, 12)):
         version = ".".join(map(str, sys.version_info[:2]))
-        yield Problem(f"this is Python {version}, the stack needs 3.11 or 3.12", "scripts/setup.sh makes .venv")
+        yield Problem(
+            f"this is Python {version}, but the stack needs 3.11 or 3.12", "run scripts/setup.sh, which makes .venv"
+        )
     for name, wanted in pins().items():
         try:
             # A local part ("+cpu") names the build, not the version.
-            found = importlib.metadata.version(name).partition("+")[0]
+            installed = importlib.metadata.version(name).partition("+")[0]
         except importlib.metadata.PackageNotFoundError:
-            found = "missing"
-        if found != wanted:
-            yield Problem(f"{name} is {found}, the pinned version is {wanted}", "scripts/setup.sh installs the lock")
+            installed = "missing"
+        if installed != wanted:
+            yield Problem(f"{name} is {installed}, but the pinned version is {wanted}", "run scripts/setup.sh")
 
 
 def pins() -> dict[str, str]:
@@ -91,6 +93,6 @@ def check_patches() -> Iterator[Problem]:
     if status.get("state") != "applied" or status["applied"] != status["total"]:
         remedy = status.get("next") or "./apply_patches.sh status"
         what = status.get("message") or status.get("error")
-        yield Problem(f"OpenRLHF's patches are not in place: {what}", remedy)
+        yield Problem(f"OpenRLHF's patches are not applied: {what}", remedy)
     elif status["digest"] != status["expected_digest"]:
-        yield Problem("the patched OpenRLHF is not what its patches give", "./apply_patches.sh verify")
+        yield Problem("the patched OpenRLHF differs from what the patches produce", "run ./apply_patches.sh verify")

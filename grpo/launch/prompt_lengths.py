@@ -12,10 +12,7 @@ from typing import Any
 
 from grpo.rollout.chat_template import variables
 from grpo.stack.checkout import CHECKOUT
-
-
-class CountError(ValueError):
-    """The model's tokenizer or template cannot be used; the message says why."""
+from grpo.stack.problem import UserError
 
 
 def count(model: str, prompts: Sequence[Any], effort: str | None = None) -> list[int]:
@@ -27,7 +24,7 @@ def count(model: str, prompts: Sequence[Any], effort: str | None = None) -> list
         effort: the reasoning effort passed to the template; None for the template's default.
 
     Raises:
-        CountError: if they cannot be counted.
+        UserError: if the model's tokenizer or template cannot be used.
     """
     done = subprocess.run(
         [sys.executable, "-m", "grpo.launch.prompt_lengths", model, *([effort] if effort else [])],
@@ -38,7 +35,10 @@ def count(model: str, prompts: Sequence[Any], effort: str | None = None) -> list
         text=True,
     )
     if done.returncode:
-        raise CountError((done.stderr.strip().splitlines() or ["no reason given"])[-1])
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise UserError(
+            f"the tokenizer of {model} cannot count prompts ({reason})", "download or copy the checkpoint again"
+        )
     return json.loads(done.stdout)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from grpo.launch.config import Config, redact
 from grpo.launch.plan import Plan
 from grpo.rollout.multi_turn import settings as environment_settings
-from grpo.run.run_state import ENDS
+from grpo.run.run_files import RunFiles
 from grpo.stack import machine
 from grpo.stack.checkout import CHECKOUT, git_revision, on_cpu_stack
 from grpo.stack.json_files import replace
@@ -34,6 +34,7 @@ RECORDED_VARIABLES = (
     "NCCL_P2P_DISABLE",
     "NCCL_SOCKET_IFNAME",
     "OMP_NUM_THREADS",
+    "OMP_WAIT_POLICY",
     "ONEDNN_MAX_CPU_ISA",
     "PYTHONPATH",
     "PYTORCH_CUDA_ALLOC_CONF",
@@ -67,13 +68,13 @@ def write(
         options: further options of the launcher that :func:`command_script` repeats.
         judge_off: why the judge is off; "" if it is on.
     """
-    (run_dir / "logs").mkdir(parents=True, exist_ok=True)
+    files, stack = RunFiles(run_dir, Path(config.args.metrics_dir)), "cpu" if on_cpu_stack() else "gpu"
+    files.logs.mkdir(parents=True, exist_ok=True)
     run_dir.chmod(0o700)  # even if the folder is older or made by the user
     for folder in (config.args.ckpt_path, config.args.metrics_dir):
         Path(folder).mkdir(parents=True, exist_ok=True)
-    stack = "cpu" if on_cpu_stack() else "gpu"
     _write_json(
-        run_dir / "config.json",
+        files.config,
         {
             "name": name,
             "stack": stack,
@@ -90,20 +91,10 @@ def write(
             "plan": plan.as_dict(),
         },
     )
-    _write_json(run_dir / "env.json", environment())
-    _write_json(run_dir / "patches.json", patch_status)
-    command = run_dir / "command.sh"
-    command.write_text(redact(command_script(run_dir, name, config, options)), encoding="utf-8")
-    command.chmod(0o700)
-
-
-def note_end(run_dir: Path, code: int) -> None:
-    """Append the exit code of this part of the run to ends.jsonl. A killed launcher leaves no line."""
-    try:
-        with (run_dir / ENDS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"time": time.time(), "code": code}) + "\n")
-    except OSError as error:  # a full disk does not change how the run ended
-        print(f"{run_dir / ENDS} was not written: {error}", file=sys.stderr)
+    _write_json(files.environment, environment())
+    _write_json(files.patches, patch_status)
+    files.command.write_text(redact(command_script(run_dir, name, config, options)), encoding="utf-8")
+    files.command.chmod(0o700)
 
 
 def data_digest(file: Path) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from grpo.stack.upstream.arguments import Arguments
+
 
 @dataclass(frozen=True)
 class TensorSpec:
@@ -86,7 +88,7 @@ def checksum(sums: Sequence[torch.Tensor], rows: tuple[tuple[int, int, int], ...
 
     Args:
         sums: from :func:`row_sums`.
-        rows: for each of the sums: the tensor's place in the adapter, the first row, the number of rows.
+        rows: for each of the sums: the tensor's number in the adapter, the first row, the number of rows.
 
     Returns:
         int64 ``[]``, on the sums' device.
@@ -97,12 +99,12 @@ def checksum(sums: Sequence[torch.Tensor], rows: tuple[tuple[int, int, int], ...
 
 @functools.lru_cache(maxsize=4)
 def _row_weights(rows: tuple[tuple[int, int, int], ...], device: torch.device) -> torch.Tensor:
-    weights = [(2 * place + 1) * (2 * torch.arange(first, first + count) + 1) for place, first, count in rows]
+    weights = [(2 * number + 1) * (2 * torch.arange(first, first + count) + 1) for number, first, count in rows]
     return torch.cat(weights).to(device)
 
 
 def is_split(name: str) -> bool:
-    """Say whether an engine's workers each hold a slice of a tensor: q, k, v are split by output, o by input."""
+    """Return whether an engine's workers each hold a slice of a tensor: q, k, v are split by output, o by input."""
     return ("o_proj" in name) == ("lora_A" in name)
 
 
@@ -124,9 +126,9 @@ class Receipt:
         """Return the receipt for a flat adapter on the CPU."""
         sums: dict[bool, list[torch.Tensor]] = {True: [], False: []}
         rows: dict[bool, list[tuple[int, int, int]]] = {True: [], False: []}
-        for place, (name, tensor) in enumerate(unflatten(flat, specs).items()):
+        for number, (name, tensor) in enumerate(unflatten(flat, specs).items()):
             sums[is_split(name)].append(row_sums(tensor))
-            rows[is_split(name)].append((place, 0, len(tensor)))
+            rows[is_split(name)].append((number, 0, len(tensor)))
         split, whole = (int(checksum(sums[kind], tuple(rows[kind]))) for kind in (True, False))
         return cls(len(specs), split, whole)
 
@@ -135,11 +137,11 @@ class Receipt:
         return (self.split + workers * self.whole) % 2**64
 
 
-def is_trained(args: Any) -> bool:
-    """Say whether a run trains an adapter rather than the model itself."""
+def is_trained(args: Arguments) -> bool:
+    """Return whether a run trains an adapter rather than the model itself."""
     return args.lora_rank > 0
 
 
-def engine_config(args: Any) -> dict[str, Any]:
+def engine_config(args: Arguments) -> dict[str, Any]:
     """Return vLLM's ``additional_config``, which tells the engines' workers the adapter's rank and scale."""
     return {"lora_rank": args.lora_rank, "lora_scale": args.lora_alpha / args.lora_rank}

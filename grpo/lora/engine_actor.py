@@ -6,11 +6,11 @@ import functools
 import mmap
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from grpo.lora.adapter import Receipt
+from grpo.stack.upstream.engine import AsyncLLM
 
 
 class SyncError(RuntimeError):
@@ -44,7 +44,7 @@ def _shared_memory(engine: int, size: int) -> SharedMemory:
     return SharedMemory(size)
 
 
-def shared_place(buffer: np.ndarray) -> tuple[str, int] | None:
+def shared_file(buffer: np.ndarray) -> tuple[str, int] | None:
     """Return the file that holds ``buffer`` and the offset in it; None if other processes cannot open that file.
 
     Ray's object store is an unnamed file. A Ray worker maps it and closes it. The raylet, the worker's parent, keeps it
@@ -75,14 +75,13 @@ def _opened_by(pid: int, device: int, inode: int) -> str | None:
     return None
 
 
-async def load_into_engine(llm: Any, buffer: Any, specs: list[dict]) -> list[dict[str, int]]:
+async def load_into_engine(llm: AsyncLLM, buffer: np.ndarray, specs: list[dict]) -> list[dict[str, int]]:
     """Pass the adapter on to one engine's workers and reset its prefix cache. Runs in the engine's Ray actor.
 
     The workers map the object store, or a copy if they cannot. As an argument of ``collective_rpc`` the bytes would be
     pickled and sent through sockets for each worker.
 
     Args:
-        llm: vLLM's ``AsyncLLM``.
         buffer: numpy uint8 ``[bytes]``, the flat adapter of :func:`grpo.lora.adapter.gather`.
         specs: the fields of the ``TensorSpec`` of each tensor.
 
@@ -93,12 +92,12 @@ async def load_into_engine(llm: Any, buffer: Any, specs: list[dict]) -> list[dic
     Raises:
         SyncError: if the prefix cache could not be reset. Its entries were computed with the old adapter.
     """
-    place = shared_place(buffer)
-    if place is None:
+    shared = shared_file(buffer)
+    if shared is None:
         memory = _shared_memory(id(llm), buffer.nbytes)
         memory.bytes[:] = buffer
-        place = memory.path, 0
-    path, offset = place
+        shared = memory.path, 0
+    path, offset = shared
     # Nothing is generated during a sync, so the order of these two does not matter.
     receipts, dropped = await asyncio.gather(
         llm.collective_rpc("load_adapter", args=(path, specs, offset)), llm.reset_prefix_cache()
@@ -120,11 +119,11 @@ def check_receipts(receipts: list[list[dict[str, int]]], expected: Receipt) -> N
     for number, workers in enumerate(receipts):
         ranks = sorted(receipt["rank"] for receipt in workers)
         if not workers or ranks != list(range(workers[0]["workers"])):
-            raise SyncError(f"engine {number} has no receipt of each of its workers: start again")
+            raise SyncError(f"not every worker of engine {number} has confirmed the adapter: start again")
         checksum, applied = sum(receipt["checksum"] for receipt in workers) % 2**64, {r["tensors"] for r in workers}
         if checksum != expected.checksum(len(workers)) or applied != {expected.tensors}:
             raise SyncError(
-                f"engine {number} applied {sorted(applied)} tensors with checksum {checksum:#x}; sent were "
-                f"{expected.tensors} with {expected.checksum(len(workers)):#x}. It would sample from another policy: "
-                "start again"
+                f"engine {number} applied {sorted(applied)} tensors with checksum {checksum:#x}, but the trainer sent "
+                f"{expected.tensors} with {expected.checksum(len(workers)):#x}. The engine would sample from another "
+                "policy: start again"
             )

@@ -12,7 +12,7 @@ import functools
 import os
 import warnings
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from grpo.lora.adapter import (
 from grpo.model import cpu_matmul
 from grpo.model.vocabulary import allocated, mask_
 from grpo.stack import rendezvous
+from grpo.stack.upstream.engine import Attention, LinearLayer
 
 LAYERS = "base_model.model.model.layers."  # the prefix of PEFT's names
 
@@ -46,7 +47,9 @@ class SidePath(LinearMethodBase):
         rank, scale: r, and alpha / r.
     """
 
-    def __init__(self, base: Any, layer: Any, sizes: list[int], in_features: int, rank: int, scale: float) -> None:
+    def __init__(
+        self, base: LinearMethodBase, layer: LinearLayer, sizes: list[int], in_features: int, rank: int, scale: float
+    ) -> None:
         self.base, self.sizes, self.scale = base, sizes, scale
         weight = next(layer.parameters())
         layer.register_buffer("lora_A", weight.new_zeros(len(sizes), rank, in_features), persistent=False)
@@ -64,7 +67,7 @@ class SidePath(LinearMethodBase):
         return self.base.apply(layer, x, bias) + torch.cat(update, dim=-1) * self.scale
 
 
-def attach(attention: Any, rank: int, scale: float) -> None:
+def attach(attention: Attention, rank: int, scale: float) -> None:
     """Give the projections of one attention module their side paths."""
     qkv, o = attention.qkv_proj, attention.o_proj
     sizes = [attention.q_size, attention.kv_size, attention.kv_size]
@@ -72,8 +75,8 @@ def attach(attention: Any, rank: int, scale: float) -> None:
     o.quant_method = SidePath(o.quant_method, o, [attention.hidden_size], attention.q_size, rank, scale)
 
 
-def slots(attention: Any) -> dict[str, tuple[torch.Tensor, slice, slice]]:
-    """Map each adapter tensor of one attention module to its place on this worker.
+def slots(attention: Attention) -> dict[str, tuple[torch.Tensor, slice, slice]]:
+    """Map each adapter tensor of one attention module to its buffer on this worker.
 
     Returns:
         The buffer, and the rows and columns of the whole tensor that it holds. Keys are ``q_proj.lora_A`` and so on, in
@@ -82,14 +85,14 @@ def slots(attention: Any) -> dict[str, tuple[torch.Tensor, slice, slice]]:
     rank, everything = get_tensor_model_parallel_rank(), slice(None)
     qkv, o = attention.qkv_proj, attention.o_proj
     parts = {"q": attention.q_size, "k": attention.kv_size, "v": attention.kv_size}
-    places = {f"{name}_proj.lora_A": (qkv.lora_A[part], everything, everything) for part, name in enumerate(parts)}
+    held = {f"{name}_proj.lora_A": (qkv.lora_A[part], everything, everything) for part, name in enumerate(parts)}
     buffers = qkv.lora_B.split(list(parts.values()))
     for (name, size), buffer in zip(parts.items(), buffers, strict=True):
-        places[f"{name}_proj.lora_B"] = (buffer, slice(rank * size, (rank + 1) * size), everything)
+        held[f"{name}_proj.lora_B"] = (buffer, slice(rank * size, (rank + 1) * size), everything)
     mine = slice(rank * attention.q_size, (rank + 1) * attention.q_size)
-    places["o_proj.lora_A"] = (o.lora_A[0], everything, mine)
-    places["o_proj.lora_B"] = (o.lora_B, everything, everything)
-    return places
+    held["o_proj.lora_A"] = (o.lora_A[0], everything, mine)
+    held["o_proj.lora_B"] = (o.lora_B, everything, everything)
+    return held
 
 
 @dataclass
@@ -101,24 +104,24 @@ class Applied:
     rows: list[tuple[int, int, int]] = field(default_factory=list)
 
 
-def fill(attention: Any, tensors: dict[str, tuple[int, torch.Tensor]], applied: Applied) -> None:
+def fill(attention: Attention, tensors: dict[str, tuple[int, torch.Tensor]], applied: Applied) -> None:
     """Copy this worker's slices of one layer's adapter into the side paths, and add them to ``applied``.
 
     Args:
         tensors: ``q_proj.lora_A`` ``[r, in]``, ``q_proj.lora_B`` ``[out, r]`` and so on for k_proj, v_proj, o_proj.
-            Each is whole (not split) and comes with its place in the adapter. A projection without an adapter is absent
+            Each is whole (not split) and comes with its number in the adapter. A projection without one is absent
             and gets zeros.
     """
     for name, (buffer, rows, columns) in slots(attention).items():
-        place = 0  # for zeros any place is right
+        number = 0  # any, for zeros
         # In place: a compiled or captured engine has recorded the buffer's address.
         if name in tensors:
-            place, whole = tensors[name]
+            number, whole = tensors[name]
             buffer.copy_(whole[rows, columns])
             applied.tensors += 1
         else:
             buffer.zero_()
-        applied.rows.append((place, rows.start or 0, len(buffer)))
+        applied.rows.append((number, rows.start or 0, len(buffer)))
     # The layer is in the CPU's cache now. Summing its projections together takes half as long as one by one.
     qkv, o = attention.qkv_proj, attention.o_proj
     applied.sums += map(row_sums, (qkv.lora_A.flatten(0, 1), qkv.lora_B, o.lora_A[0], o.lora_B))
@@ -132,7 +135,7 @@ def mapped(path: str, inode: int) -> np.ndarray:
 
 
 def layers_of(flat: torch.Tensor, specs: list[dict]) -> dict[str, dict[str, tuple[int, torch.Tensor]]]:
-    """Return, for each layer's number, its tensors and their places, by their names in the attention module.
+    """Return, for each layer, its tensors and their numbers in the adapter, by their names in the attention module.
 
     Args:
         flat: bf16 ``[elements]``, the adapter.
@@ -140,9 +143,9 @@ def layers_of(flat: torch.Tensor, specs: list[dict]) -> dict[str, dict[str, tupl
     """
     layers: dict[str, dict[str, tuple[int, torch.Tensor]]] = {}
     tensors = unflatten(flat, [TensorSpec(**fields) for fields in specs])
-    for place, (name, tensor) in enumerate(tensors.items()):
-        number, _, slot = name.removeprefix(LAYERS).partition(".self_attn.")
-        layers.setdefault(number, {})[slot.removesuffix(".weight")] = place, tensor
+    for number, (name, tensor) in enumerate(tensors.items()):
+        layer, _, slot = name.removeprefix(LAYERS).partition(".self_attn.")
+        layers.setdefault(layer, {})[slot.removesuffix(".weight")] = number, tensor
     return layers
 
 
@@ -179,7 +182,7 @@ class AdapterWorker:
         }
 
 
-def mask_vocabulary(model: Any, rows: int) -> None:
+def mask_vocabulary(model: GptOssForCausalLM, rows: int) -> None:
     """Let a vLLM model sample only allocated tokens: the logits of all rows from ``rows`` on become -inf.
 
     It runs once per pass for all requests, outside of what is compiled or captured. The engine's log-probs are
@@ -203,7 +206,7 @@ def _install() -> None:
         original(self, *args, **kwargs)
         config = get_current_vllm_config().additional_config
         if isinstance(config, dict) and config.get("lora_rank"):
-            attach(self, config["lora_rank"], config["lora_scale"])
+            attach(cast(Attention, self), config["lora_rank"], config["lora_scale"])
 
     OAIAttention.__init__ = init_with_side_path  # type: ignore[method-assign]
     original_model = GptOssForCausalLM.__init__

@@ -6,8 +6,8 @@ are vLLM processes. They map the object store themselves and copy their slices i
 (``grpo.lora.side_path``).
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 import ray
 import torch
@@ -20,16 +20,18 @@ from grpo.lora.adapter import (
     is_trained,
 )
 from grpo.lora.engine_actor import check_receipts
+from grpo.stack.upstream.arguments import Arguments
+from grpo.stack.upstream.engine import EngineActor
 
 TIMEOUT_SECONDS = 600.0
 
 
-def needs_nccl_group(args: Any, use_cuda_ipc: bool) -> bool:
-    """Say whether rank 0 and the engines need an NCCL group: for broadcasting the model itself, not for an adapter."""
+def needs_nccl_group(args: Arguments, use_cuda_ipc: bool) -> bool:
+    """Return whether rank 0 and the engines need an NCCL group: to broadcast the model itself, not for an adapter."""
     return not is_trained(args) and not use_cuda_ipc
 
 
-def sync_adapter(model: torch.nn.Module, engines: list[Any]) -> None:
+def sync_adapter(model: torch.nn.Module, engines: Sequence[EngineActor]) -> None:
     """Bring every engine to the trainer's adapter. A collective call: every trainer rank makes it.
 
     Args:
@@ -47,7 +49,7 @@ def sync_adapter(model: torch.nn.Module, engines: list[Any]) -> None:
     dist.barrier()
 
 
-def send(flat: torch.Tensor, specs: list[TensorSpec], engines: list[Any]) -> None:
+def send(flat: torch.Tensor, specs: list[TensorSpec], engines: Sequence[EngineActor]) -> None:
     """Send a flat adapter (on the CPU) to every engine and verify what arrived. Raises as :func:`sync_adapter`."""
     # numpy has no bf16: as bytes, Ray shares it without pickling
     reference = ray.put(flat.view(torch.uint8).numpy())

@@ -6,25 +6,28 @@ without spread, a quality without judged samples) is left out.
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from grpo.batch.branches import samples_of
 from grpo.metrics.thinking_metrics import thinking_metrics
 from grpo.rollout.response_text import FINAL_HEADER, answer_length
+from grpo.stack.upstream.experience import Batch
+from grpo.stack.upstream.tokenizer import Tokenizer
 
 NGRAM = 3
 
 _JUDGED = ("judge_quality", "judge_calls", "judge_cached", "judge_failed")
 
 
-def experience_metrics(experiences: Sequence[Any], group_size: int, tokenizer: Any = None) -> dict[str, float]:
+def experience_metrics(
+    experiences: Sequence[Batch], group_size: int, tokenizer: Tokenizer | None = None
+) -> dict[str, float]:
     """Return the metrics of one rollout batch.
 
     Args:
         experiences: OpenRLHF's, after ``compute_advantages_and_returns``: ``sequences`` ``[B, S]``, ``advantages`` and
-            ``action_mask`` ``[B, S - 1]``, ``rewards`` ``[B]``, ``index`` (place of each sample in the rollout),
+            ``action_mask`` ``[B, S - 1]``, ``rewards`` ``[B]``, ``index`` (number of each sample in the rollout),
             ``info`` with ``[B]`` by name. A rollout with ``branches`` is one sample, with the tokens of all of them.
         group_size: samples per prompt.
         tokenizer: the model's, to tell thinking from answer; None leaves their lengths out.
@@ -43,7 +46,7 @@ def experience_metrics(experiences: Sequence[Any], group_size: int, tokenizer: A
     missing = _of_info(experiences, "reward_missing")  # these carry the mean of the others instead of a reward
     known = torch.ones(len(rewards), dtype=torch.bool) if missing is None else missing < 0.5
     groups = shaped[order.argsort()].view(-1, group_size)[known[order.argsort()].view(-1, group_size).any(-1)]
-    found = {
+    metrics = {
         "advantage_mean": advantages.mean(),
         "advantage_std": advantages.std(correction=0),
         "advantage_min": advantages.min(),
@@ -61,10 +64,10 @@ def experience_metrics(experiences: Sequence[Any], group_size: int, tokenizer: A
         **_honesty(experiences, rewards),
         **thinking_metrics(experiences),
     }
-    return {name: float(value) for name, value in found.items() if value is not None}
+    return {name: float(value) for name, value in metrics.items() if value is not None}
 
 
-def _honesty(experiences: Sequence[Any], rewards: torch.Tensor) -> dict[str, torch.Tensor | None]:
+def _honesty(experiences: Sequence[Batch], rewards: torch.Tensor) -> dict[str, torch.Tensor | None]:
     """Return whether the reward follows correctness, and how the judge rates right and wrong samples."""
     columns = {name: _of_info(experiences, name) for name in ("correct", "reward_missing", "reward_error", *_JUDGED)}
     if columns["correct"] is None:
@@ -75,22 +78,22 @@ def _honesty(experiences: Sequence[Any], rewards: torch.Tensor) -> dict[str, tor
             known &= missing < 0.5
     correct, rewards = columns["correct"][known], rewards[known]
     right = correct > 0.5
-    found = {"reward_correct_correlation": correlation(rewards, correct) if len(rewards) else None}
+    metrics = {"reward_correct_correlation": correlation(rewards, correct) if len(rewards) else None}
     if (cut := _of_info(experiences, "truncated")) is not None and (whole := cut[known] < 0.5).any():
-        found["correct_whole"] = correct[whole].mean()
+        metrics["correct_whole"] = correct[whole].mean()
     if right.any():
         high = rewards >= rewards[right].quantile(0.5)
-        found["high_reward_wrong"] = (high & ~right).double().sum() / high.double().sum()
+        metrics["high_reward_wrong"] = (high & ~right).double().sum() / high.double().sum()
     judged = [columns[name] for name in _JUDGED]
     if all(column is not None for column in judged):
         quality, calls, cached, failed = (column[known] for column in judged if column is not None)
         is_judged = (calls + cached > 0) & (failed < 0.5)
         for name, part in (("right", right & is_judged), ("wrong", ~right & is_judged)):
-            found[f"judge_quality_{name}"] = quality[part].mean() if part.any() else None
-    return found
+            metrics[f"judge_quality_{name}"] = quality[part].mean() if part.any() else None
+    return metrics
 
 
-def _of_info(experiences: Sequence[Any], name: str) -> torch.Tensor | None:
+def _of_info(experiences: Sequence[Batch], name: str) -> torch.Tensor | None:
     if not all(name in experience.info for experience in experiences):
         return None
     return torch.cat([torch.as_tensor(experience.info[name]).reshape(-1) for experience in experiences]).double()
@@ -103,7 +106,7 @@ def correlation(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | None:
     return (a * b).sum() / scale if scale > 1e-12 else None
 
 
-def _sampled(rows: Sequence[tuple[Any, int]]) -> tuple[list[int], torch.Tensor]:
+def _sampled(rows: Sequence[tuple[Batch, int]]) -> tuple[list[int], torch.Tensor]:
     """Return the sampled tokens of a rollout, and the advantage of each."""
     tokens, advantages = [], []
     for batch, row in rows:
@@ -114,7 +117,7 @@ def _sampled(rows: Sequence[tuple[Any, int]]) -> tuple[list[int], torch.Tensor]:
 
 
 def _parts(
-    experiences: Sequence[Any], responses: Sequence[Sequence[int]], tokenizer: Any
+    experiences: Sequence[Batch], responses: Sequence[Sequence[int]], tokenizer: Tokenizer | None
 ) -> dict[str, torch.Tensor | None]:
     """Return the lengths of thinking and answer, unless the rollout has logged them."""
     if tokenizer is None or _of_info(experiences, "thinking_length") is not None:

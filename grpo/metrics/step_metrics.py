@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from grpo.batch.branches import samples_of
+from grpo.batch.branches import of_batch, of_sample, samples_of
 from grpo.metrics.sample_metrics import experience_metrics
 from grpo.metrics.token_recorder import MicroBatch
 from grpo.metrics.unlikely_tokens import least_likely
@@ -20,6 +20,9 @@ from grpo.metrics.update_metrics import (
     log_probs_by_sample,
     policy_metrics,
 )
+from grpo.stack.upstream.arguments import Arguments
+from grpo.stack.upstream.experience import Batch, Sample
+from grpo.stack.upstream.tokenizer import Tokenizer
 from grpo.update import passes
 
 logger = logging.getLogger("openrlhf.grpo.step_metrics")
@@ -28,13 +31,13 @@ OF_TOKENS = {"kl", "logprobs_diff"}  # means over the tokens of each sample
 SHOWN = 3  # tokens per sample that are shown with their context
 
 
-def before_training(experiences: Sequence[Any]) -> None:
+def before_training(experiences: Sequence[Batch]) -> None:
     """Number the samples in ``info``, so that the ranks' notes can be matched to them."""
     for experience in experiences:
         experience.info["sample"] = torch.tensor(experience.index)
-        for place, branches in zip(experience.index, getattr(experience, "branches", ()), strict=False):
+        for index, branches in zip(experience.index, of_batch(experience), strict=False):
             for row in branches:
-                row.info["sample"] = torch.tensor([place])
+                row.info["sample"] = torch.tensor([index])
 
 
 def merge(status: dict[str, Any], result: dict[str, Any]) -> None:
@@ -46,7 +49,11 @@ def merge(status: dict[str, Any], result: dict[str, Any]) -> None:
 
 
 def after_training(
-    status: dict[str, Any], experiences: Sequence[Any], samples: Sequence[Any], args: Any, tokenizer: Any
+    status: dict[str, Any],
+    experiences: Sequence[Batch],
+    samples: Sequence[Sample],
+    args: Arguments,
+    tokenizer: Tokenizer | None,
 ) -> None:
     """Add the metrics of a step (:mod:`grpo.metrics.metric_schema`) to its status, and their details to the samples.
 
@@ -82,13 +89,13 @@ def after_training(
             logger.exception("some metrics of this step are missing")
 
 
-def _add_tokens(samples: Sequence[Any], trainer: dict[int, torch.Tensor], tokenizer: Any) -> None:
+def _add_tokens(samples: Sequence[Sample], trainer: dict[int, torch.Tensor], tokenizer: Tokenizer | None) -> None:
     if tokenizer is not None:
-        for place, sample in enumerate(samples):
-            sample.details["least_likely_tokens"] = improbable_tokens(sample, trainer.get(place), tokenizer)
+        for index, sample in enumerate(samples):
+            sample.details["least_likely_tokens"] = improbable_tokens(sample, trainer.get(index), tokenizer)
 
 
-def improbable_tokens(sample: Any, trainer: torch.Tensor | None, tokenizer: Any) -> list[dict[str, Any]]:
+def improbable_tokens(sample: Sample, trainer: torch.Tensor | None, tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """Return the SHOWN least likely sampled tokens of a sample, see :func:`grpo.metrics.unlikely_tokens.least_likely`.
 
     Args:
@@ -97,35 +104,36 @@ def improbable_tokens(sample: Any, trainer: torch.Tensor | None, tokenizer: Any)
             is not trained on.
 
     Returns:
-        As ``least_likely``, with ``branch`` in place of ``sample``: the index among the rollout's samples, earliest
+        As ``least_likely``, with ``branch`` instead of ``sample``: the index among the rollout's samples, earliest
         first.
     """
-    rows = [*getattr(sample, "branches", ()), sample]
+    rows = [*of_sample(sample), sample]
     lengths = [int(row.action_mask.bool().sum()) for row in rows]
     if sample.rollout_log_probs is None or (trainer is not None and len(trainer) != sum(lengths)):
         return []
     parts = [None] * len(rows) if trainer is None else trainer.split(lengths)
-    found = []
-    for place, (row, part) in enumerate(zip(rows, parts, strict=True)):
+    tokens = []
+    for index, (row, part) in enumerate(zip(rows, parts, strict=True)):
         mask, engine = row.action_mask.bool(), row.rollout_log_probs
+        assert engine is not None  # all rows of a rollout have them, or none
         ours = None if part is None else torch.zeros_like(engine).masked_scatter(mask, part.to(engine))
         for token in least_likely(row.sequences, mask, engine, ours, tokenizer.decode, SHOWN):
             del token["sample"]
-            found.append(token | {"branch": place})
+            tokens.append(token | {"branch": index})
     both = ("engine", "trainer")
-    return sorted(found, key=lambda token: min(token[name] for name in both if token[name] is not None))[:SHOWN]
+    return sorted(tokens, key=lambda token: min(token[name] for name in both if token[name] is not None))[:SHOWN]
 
 
-def _by_sample(experiences: Sequence[Any], name: str) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield each rollout's place and its part of a ``[B, A]`` tensor at its sampled tokens, if it has one."""
+def _by_sample(experiences: Sequence[Batch], name: str) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield each rollout's index and its part of a ``[B, A]`` tensor at its sampled tokens, if it has one."""
     for experience in experiences:
         if getattr(experience, name) is None:
             continue
-        for place, rows in zip(experience.index, samples_of(experience), strict=True):
-            yield place, torch.cat([getattr(batch, name)[row][batch.action_mask[row].bool()] for batch, row in rows])
+        for index, rows in zip(experience.index, samples_of(experience), strict=True):
+            yield index, torch.cat([getattr(batch, name)[row][batch.action_mask[row].bool()] for batch, row in rows])
 
 
-def _leave_out_unknown(status: dict[str, Any], experiences: Sequence[Any]) -> None:
+def _leave_out_unknown(status: dict[str, Any], experiences: Sequence[Batch]) -> None:
     """Remove the mean reward of a step in which no sample has a reward: the placeholder is 0."""
     missing = [experience.info.get("reward_missing") for experience in experiences]
     if all(part is not None and part.all() for part in missing):
@@ -134,7 +142,7 @@ def _leave_out_unknown(status: dict[str, Any], experiences: Sequence[Any]) -> No
             numbers.pop("return", None)
 
 
-def _means(experiences: Sequence[Any]) -> dict[str, float]:
+def _means(experiences: Sequence[Batch]) -> dict[str, float]:
     """Return means: over all samples for values that every sample logs, over all tokens for values per token."""
     names = set.intersection(*(set(experience.info) for experience in experiences))
     columns = {
@@ -150,8 +158,8 @@ def _means(experiences: Sequence[Any]) -> dict[str, float]:
 
 
 def _add_details(
-    samples: Sequence[Any],
-    experiences: Sequence[Any],
+    samples: Sequence[Sample],
+    experiences: Sequence[Batch],
     micro_batches: Sequence[MicroBatch],
     trainer: dict[int, torch.Tensor],
     engine: dict[int, torch.Tensor],
@@ -160,16 +168,16 @@ def _add_details(
     advantages = dict(_by_sample(experiences, "advantages"))
     losses: dict[int, float] = {}  # the largest over several passes
     for batch in micro_batches:
-        for place in batch.samples:
-            losses[place] = max(losses.get(place, 0.0), batch.loss, key=abs)
-    for place, sample in enumerate(samples):
+        for index in batch.samples:
+            losses[index] = max(losses.get(index, 0.0), batch.loss, key=abs)
+    for index, sample in enumerate(samples):
         details: dict[str, Any] = {}
-        if len(advantages.get(place, ())):
-            details["advantage"] = float(advantages[place].double().mean())
-        if place in losses:
-            details["micro_batch_loss"] = losses[place]
-        if len(trainer.get(place, ())):
-            details["surprisal"] = -float(trainer[place].double().mean())
-            details["lowest_log_prob"] = float(trainer[place].min())
-            details.update(engine_metrics({place: trainer[place]}, engine))
+        if len(advantages.get(index, ())):
+            details["advantage"] = float(advantages[index].double().mean())
+        if index in losses:
+            details["micro_batch_loss"] = losses[index]
+        if len(trainer.get(index, ())):
+            details["surprisal"] = -float(trainer[index].double().mean())
+            details["lowest_log_prob"] = float(trainer[index].min())
+            details.update(engine_metrics({index: trainer[index]}, engine))
         sample.details = details

@@ -1,12 +1,13 @@
 """How a thinking budget affects the reward of a rollout batch."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
+from grpo.stack.upstream.experience import Batch
 
-def thinking_metrics(experiences: Sequence[Any]) -> dict[str, float]:
+
+def thinking_metrics(experiences: Sequence[Batch]) -> dict[str, float]:
     """Return the mean reward of samples whose thinking was cut, and of the others; {} without a thinking budget.
 
     Args:

@@ -13,11 +13,11 @@ from deepspeed.accelerator import get_accelerator
 
 from grpo.lora.adapter import adapter_parameters
 from grpo.model.zero import whole_shape
+from grpo.stack.upstream.experience import Batch
+from grpo.stack.upstream.trainer import ActorPPOTrainer, ModelOutput
 from grpo.update import passes
 
-logger = logging.getLogger("openrlhf.grpo.actor_metrics")
-
-CHUNK = 256  # positions: the softmax of 4096 tokens over the whole vocabulary takes 3.3 GB
+logger = logging.getLogger("openrlhf.grpo.token_recorder")
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class MicroBatch:
     """One forward and backward pass. Tensors are float32 ``[T]`` on the CPU: T sampled tokens, sample by sample.
 
     Attributes:
-        samples: place of each sample in the rollout; branches (:mod:`grpo.batch.branches`) come last.
+        samples: index of each sample in the rollout; branches (:mod:`grpo.batch.branches`) come last.
         lengths: number of sampled tokens of each sample.
         loss: the differentiated loss, unscaled.
         log_probs: of the trained policy before the update.
@@ -57,7 +57,7 @@ class ActorMetrics:
             steps over all parts of a resumed run.
     """
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: ActorPPOTrainer) -> None:
         self._args, self._engine = trainer.args, trainer.actor.model
         self._errors = 0
         self._norms: list[float] = []
@@ -75,9 +75,9 @@ class ActorMetrics:
     @torch.no_grad()
     def _note(
         self,
-        experience: Any,
+        experience: Batch,
         log_probs: torch.Tensor,
-        output: Any,
+        output: ModelOutput,
         loss: torch.Tensor,
         of_loss: dict[str, torch.Tensor] | None = None,
     ) -> None:
@@ -87,21 +87,20 @@ class ActorMetrics:
             experience: ``action_mask`` ``[B, A]``, ``advantages`` and ``action_log_probs`` ``[B, A]``, and
                 ``info["sample"]`` (see :func:`grpo.metrics.step_metrics.before_training`).
             log_probs: of the trained policy, ``[B, A]``.
-            output: the model's output: ``logits`` fp32 ``[B, kept, V]`` of the last positions, and ``unallocated``
-                ``[B, kept]`` (see :func:`grpo.model.vocabulary.of_tokens`).
+            output: the model's output, with ``scores`` (see :class:`grpo.update.log_probs.TokenScores`), ``[B, S]``.
             loss: scalar.
             of_loss: ``[B, A]`` by name, see :class:`grpo.update.loss.PolicyLoss`.
         """
         mask = experience.action_mask.bool()
         old = passes.old_log_probs(self._args, experience, log_probs)
-        at_actions = [_at_actions(values, experience) for values in (entropy(output["logits"]), output.unallocated)]
+        at_actions = [_at_actions(values, experience) for values in (output.scores.entropy, output.scores.unallocated)]
 
         def noted(values: torch.Tensor) -> torch.Tensor:
             return values[mask].float().cpu()
 
         self._micro_batches.append(
             MicroBatch(
-                samples=[int(place) for place in experience.info["sample"]],
+                samples=[int(index) for index in experience.info["sample"]],
                 lengths=mask.sum(-1).tolist(),
                 loss=float(loss),
                 log_probs=noted(log_probs),
@@ -146,20 +145,9 @@ class ActorMetrics:
         }
 
 
-def entropy(logits: torch.Tensor) -> torch.Tensor:
-    """Return the entropy of each position, nat, ``[B, S]``.
-
-    Args:
-        logits: fp32 ``[B, S, V]``.
-    """
-    chunks = logits.split(CHUNK, dim=1)
-    return torch.cat([torch.special.entr(chunk.softmax(-1)).sum(-1) for chunk in chunks], dim=1)
-
-
-def _at_actions(values: torch.Tensor, experience: Any) -> torch.Tensor:
-    """Return ``[B, kept]`` values of the last positions as ``[B, A]``: the value at the position before each action."""
-    padded = passes.left_padded(values, experience.sequences)[:, :-1]
-    return padded[:, -experience.action_mask.shape[1] :]
+def _at_actions(values: torch.Tensor, experience: Batch) -> torch.Tensor:
+    """Return ``[B, S]`` values as ``[B, A]``: the value at the position before each action."""
+    return values[:, :-1][:, -experience.action_mask.shape[1] :]
 
 
 def adapter_bytes(model: torch.nn.Module) -> int:

@@ -36,12 +36,12 @@ def least_likely(
     mask = action_mask.bool()
     lowest = engine if trainer is None else torch.minimum(engine, trainer)
     ranked = lowest.float().masked_fill(~mask, float("inf")).flatten()
-    places = ranked.argsort(stable=True)[: min(count, int(mask.sum()))]
-    found = []
-    for place in places.tolist():
-        row, at = divmod(place, mask.shape[1])
+    order = ranked.argsort(stable=True)[: min(count, int(mask.sum()))]
+    listed = []
+    for flat_index in order.tolist():
+        row, at = divmod(flat_index, mask.shape[1])
         tokens, position = sequences[row].tolist(), at + 1
-        found.append(
+        listed.append(
             {
                 "sample": row,
                 "position": position,
@@ -52,4 +52,4 @@ def least_likely(
                 "trainer": None if trainer is None else float(trainer[row, at]),
             }
         )
-    return found
+    return listed

@@ -21,7 +21,7 @@ def policy_metrics(micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
     losses = torch.tensor([batch.loss for batch in micro_batches], dtype=torch.float64).abs()
     # A group whose samples all got the same reward has zero loss, and there may be many of them.
     usual = losses[torch.tensor([_has_advantage(batch) for batch in micro_batches])]
-    found = {
+    metrics = {
         "ppo_kl": -log_ratios.mean(),
         "policy_loss_max": losses.max(),
         "entropy": entropy.mean(),
@@ -30,12 +30,12 @@ def policy_metrics(micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
         "unallocated_mass": unallocated.mean(),
     }
     if len(usual) and usual.quantile(0.5) > 0:
-        found["policy_loss_spike"] = losses.max() / usual.quantile(0.5)
+        metrics["policy_loss_spike"] = losses.max() / usual.quantile(0.5)
     for name in {name: None for batch in micro_batches for name in batch.of_loss}:
-        found[name] = torch.cat([batch.of_loss[name] for batch in micro_batches]).double().mean()
-    if "clip_ratio_low" in found:
-        found["ppo_clip_ratio"] = found["clip_ratio_low"] + found["clip_ratio_high"]
-    return {name: float(value) for name, value in found.items()}
+        metrics[name] = torch.cat([batch.of_loss[name] for batch in micro_batches]).double().mean()
+    if "clip_ratio_low" in metrics:
+        metrics["ppo_clip_ratio"] = metrics["clip_ratio_low"] + metrics["clip_ratio_high"]
+    return {name: float(value) for name, value in metrics.items()}
 
 
 def _has_advantage(batch: MicroBatch) -> bool:
@@ -60,7 +60,7 @@ def engine_metrics(trainer: Mapping[int, torch.Tensor], engine: Mapping[int, tor
         trainer: log-probs of the sampled tokens by the trainer's copy of the policy that sampled, ``[T]`` by sample.
         engine: log-probs that the engine reported, ``[T]`` by sample.
     """
-    pairs = [(trainer[place].double(), engine[place].double()) for place in trainer.keys() & engine.keys()]
+    pairs = [(trainer[index].double(), engine[index].double()) for index in trainer.keys() & engine.keys()]
     pairs = [(ours, theirs) for ours, theirs in pairs if len(ours)]
     if not pairs:
         return {}
@@ -68,15 +68,15 @@ def engine_metrics(trainer: Mapping[int, torch.Tensor], engine: Mapping[int, tor
     thirds = torch.cat([3 * torch.arange(len(ours)) // len(ours) for ours, _ in pairs])
     ours, theirs = (torch.cat(side) for side in zip(*pairs, strict=True))
     differences = (ours - theirs).abs()
-    found = {
+    metrics = {
         "logprob_diff_mean": differences.mean(),
         "logprob_diff_max": differences.max(),
         "logprob_diff_first": differences[thirds == 0].mean(),
         "improbable_tokens": (theirs < IMPROBABLE).double().mean(),
     }
     if (thirds == 2).any():  # absent in responses of one or two tokens
-        found["logprob_diff_last"] = differences[thirds == 2].mean()
-    return {name: float(value) for name, value in found.items()}
+        metrics["logprob_diff_last"] = differences[thirds == 2].mean()
+    return {name: float(value) for name, value in metrics.items()}
 
 
 def log_probs_by_sample(micro_batches: Sequence[MicroBatch]) -> dict[int, torch.Tensor]:
@@ -84,14 +84,14 @@ def log_probs_by_sample(micro_batches: Sequence[MicroBatch]) -> dict[int, torch.
 
     Later batches have log-probs of an updated policy. Branches come before the last sample of their rollout.
     """
-    found: dict[int, torch.Tensor] = {}
+    log_probs: dict[int, torch.Tensor] = {}
     for batch in (batch for batch in micro_batches if not batch.updates):
         parts: dict[int, list[torch.Tensor]] = {}
-        for place, values in zip(batch.samples, batch.log_probs.split(batch.lengths), strict=True):
-            parts.setdefault(place, []).append(values)
-        for place, (last, *branches) in parts.items():
-            found.setdefault(place, torch.cat([*branches, last]))
-    return found
+        for index, values in zip(batch.samples, batch.log_probs.split(batch.lengths), strict=True):
+            parts.setdefault(index, []).append(values)
+        for index, (last, *branches) in parts.items():
+            log_probs.setdefault(index, torch.cat([*branches, last]))
+    return log_probs
 
 
 def percentile(values: torch.Tensor, share: float) -> torch.Tensor:

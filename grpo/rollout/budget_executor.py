@@ -1,18 +1,24 @@
 """Rollouts with a thinking budget: an executor for OpenRLHF's ``--agent_func_path``.
 
-OpenRLHF's single-turn executor still handles prompt, reward and logs; only the generation differs.
+OpenRLHF's single-turn executor still handles prompt, reward and logs; only the generation differs. This file imports
+OpenRLHF although it is no hook: OpenRLHF loads it by path, and its executor is the base class.
 """
 
 import os
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from openrlhf.utils.agent import SingleTurnAgentExecutor
 
 from grpo.rollout.budgeted_rollout import Rollout, budgeted_response
 from grpo.rollout.thinking import Budget, Delimiter, delimiter
 from grpo.rollout.thinking_settings import Settings
+from grpo.stack.upstream.engine import Engine, Streams
+from grpo.stack.upstream.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from vllm.sampling_params import SamplingParams
 
 
 class AgentExecutor(SingleTurnAgentExecutor):
@@ -28,14 +34,19 @@ class AgentExecutor(SingleTurnAgentExecutor):
         self._delimiter: Delimiter | None = None
 
     async def execute(
-        self, prompt: str, label: Any, sampling_params: Any, max_length: int, hf_tokenizer: Any, llm_engine: Any
+        self,
+        prompt: str,
+        label: Any,
+        sampling_params: "SamplingParams",
+        max_length: int,
+        hf_tokenizer: Tokenizer,
+        llm_engine: Engine,
     ) -> dict[str, Any]:
         """Return the response to one prompt in OpenRLHF's form; its logs have the keys of `Rollout.logs`.
 
         Args:
-            sampling_params: vLLM's ``SamplingParams``; its ``max_tokens`` bounds the whole response.
+            sampling_params: ``max_tokens`` bounds the whole response.
             max_length: tokens of prompt and response together.
-            llm_engine: OpenRLHF's ``LLMRayActor``; its ``llm`` is vLLM's ``AsyncLLM``.
         """
         if self._delimiter is None:
             self._delimiter = delimiter(
@@ -56,11 +67,11 @@ class AgentExecutor(SingleTurnAgentExecutor):
 class _Budgeted:
     """The engine that the single-turn executor sees: its one call is a rollout with a budget."""
 
-    def __init__(self, llm: Any, delimiter: Delimiter, budget: Budget, max_length: int) -> None:
+    def __init__(self, llm: Streams, delimiter: Delimiter, budget: Budget, max_length: int) -> None:
         self._arguments = llm, delimiter, budget, max_length
         self.rollout = Rollout()
 
-    async def generate(self, prompt: list[int], params: Any) -> SimpleNamespace:
+    async def generate(self, prompt: list[int], params: "SamplingParams") -> SimpleNamespace:
         llm, delimiter, budget, max_length = self._arguments
         self.rollout = await budgeted_response(llm, prompt, params, delimiter, budget, max_length)
         reason = "length" if self.rollout.is_truncated else "stop"

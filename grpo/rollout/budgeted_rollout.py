@@ -7,11 +7,16 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo.rollout.invariant import EngineAccount
 from grpo.rollout.thinking import Budget, Delimiter, Gate
 from grpo.rollout.trajectory import Origin, Trajectory
+from grpo.stack.upstream.engine import Streams
+
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
+    from vllm.sampling_params import SamplingParams
 
 
 @dataclass
@@ -55,7 +60,12 @@ class Rollout:
 
 
 async def budgeted_response(
-    llm: Any, prompt: Sequence[int], params: Any, delimiter: Delimiter, budget: Budget, max_length: int
+    llm: Streams,
+    prompt: Sequence[int],
+    params: "SamplingParams",
+    delimiter: Delimiter,
+    budget: Budget,
+    max_length: int,
 ) -> Rollout:
     """Sample one response: thinking within its budget, then an answer within its own.
 
@@ -65,7 +75,6 @@ async def budgeted_response(
     in flight. The second call finds the thinking in the engine's prefix cache: weights never change during a rollout.
 
     Args:
-        llm: vLLM's ``AsyncLLM``, or an object with its ``generate``.
         params: ``SamplingParams``; ``max_tokens`` is for the whole response. Without ``logprobs`` the delimiter has no
             log-probs either.
         max_length: of prompt and response, in tokens.
@@ -74,7 +83,8 @@ async def budgeted_response(
         ValueError: if a response has no room, see :meth:`grpo.rollout.thinking.Budget.within`.
     """
     length = len(delimiter.tokens)
-    budget = budget.within(min(max_length - len(prompt), params.max_tokens), length)
+    room = max_length - len(prompt)
+    budget = budget.within(room if params.max_tokens is None else min(room, params.max_tokens), length)
     watch = delimiter.watch(prompt)
     gate = Gate(watch, budget)
     rollout = Rollout()
@@ -94,7 +104,9 @@ async def budgeted_response(
     return rollout
 
 
-async def _answer(llm: Any, rollout: Rollout, params: Any, forced: list[int], budget: Budget, length: int) -> None:
+async def _answer(
+    llm: Streams, rollout: Rollout, params: "SamplingParams", forced: list[int], budget: Budget, length: int
+) -> None:
     """End the thinking of a rollout by force, and sample its answer."""
     made = rollout.trajectory
     sampled = made.count(Origin.SAMPLED)
@@ -137,16 +149,16 @@ class _Part:
     tokens: list[int]
     log_probs: list[float]
     is_over: bool = False
-    prompt: Any = None
+    prompt: "RequestOutput | None" = None
 
     @property
     def given(self) -> list[int]:
         """Return the prompt as the engine had it."""
-        return [] if self.prompt is None else list(self.prompt.prompt_token_ids)
+        return [] if self.prompt is None else list(self.prompt.prompt_token_ids or ())
 
 
 async def _call(
-    llm: Any, prompt: Sequence[int], params: Any, goes_on: Callable[[int], bool] = lambda token: True
+    llm: Streams, prompt: Sequence[int], params: "SamplingParams", goes_on: Callable[[int], bool] = lambda token: True
 ) -> _Part:
     """Make one call, and end it after the token at which `goes_on` says so; later tokens are dropped."""
     part = _Part([], [])
@@ -155,10 +167,10 @@ async def _call(
         async for output in outputs:
             part.prompt = part.prompt or output
             new = output.outputs[0]
-            for place, token in enumerate(new.token_ids):
+            for index, token in enumerate(new.token_ids):
                 part.tokens.append(token)
-                part.log_probs.append(math.nan if new.logprobs is None else new.logprobs[place][token].logprob)
-                is_last = output.finished and place == len(new.token_ids) - 1
+                part.log_probs.append(math.nan if new.logprobs is None else new.logprobs[index][token].logprob)
+                is_last = output.finished and index == len(new.token_ids) - 1
                 if not goes_on(token) and not is_last:
                     return part
             if output.finished:
@@ -166,7 +178,7 @@ async def _call(
     return part
 
 
-def _changed(params: Any, **changes: Any) -> Any:
+def _changed(params: "SamplingParams", **changes: Any) -> "SamplingParams":
     """Return sampling parameters for a streamed call: new tokens as they come, and no text, which nobody reads."""
     from vllm.sampling_params import RequestOutputKind
 
@@ -176,13 +188,13 @@ def _changed(params: Any, **changes: Any) -> Any:
     return mine
 
 
-def _log_prob_of_end(output: Any, tokens: Sequence[int], end: int) -> float:
-    """Return the log-prob of the tokens before place `end` of a call's prompt; NaN if the cache held one of them.
+def _log_prob_of_end(output: "RequestOutput | None", tokens: Sequence[int], end: int) -> float:
+    """Return the log-prob of the tokens before position `end` of a call's prompt; NaN if the cache held one of them.
 
     The engine computes log-probs of a prompt without temperature.
     """
     first = end - len(tokens)
     if output is None or output.prompt_logprobs is None or first <= (output.num_cached_tokens or 0):
         return math.nan
-    places = output.prompt_logprobs[first:end]
-    return sum(place[token].logprob for place, token in zip(places, tokens, strict=True))
+    choices = output.prompt_logprobs[first:end]
+    return sum(((known or {})[token].logprob for known, token in zip(choices, tokens, strict=True)), start=0.0)

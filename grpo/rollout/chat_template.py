@@ -4,16 +4,17 @@ The controller renders prompts with the trainer's flag. An environment renders t
 get the variable.
 """
 
-import argparse
 import os
 from collections.abc import Mapping
 from pathlib import Path
+
+from grpo.stack.upstream.arguments import Arguments
 
 VARIABLE = "GRPO_REASONING_EFFORT"
 EFFORTS = ("low", "medium", "high")  # of gpt-oss; its template defaults to "medium"
 
 
-def hand_on(args: argparse.Namespace) -> None:
+def hand_on(args: Arguments) -> None:
     """Set the variable for the engines if ``--reasoning_effort`` is given. Called before Ray starts."""
     if args.reasoning_effort:
         os.environ[VARIABLE] = args.reasoning_effort

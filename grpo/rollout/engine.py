@@ -1,12 +1,15 @@
 """Sampling in the engine actor. Imports no DeepSpeed: vLLM's process stays free of it."""
 
 from copy import copy, deepcopy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo.rollout import reward_threads
 
+if TYPE_CHECKING:
+    from vllm.sampling_params import SamplingParams
 
-def for_sample(params: Any, number: int) -> Any:
+
+def for_sample(params: "SamplingParams", number: int) -> "SamplingParams":
     """Return the sampling parameters of one sample of a prompt, with its own seed.
 
     Runs in the engine's event loop before the sample is drawn, so that its reward finds a thread there.
@@ -22,7 +25,7 @@ def for_sample(params: Any, number: int) -> Any:
     return mine
 
 
-def ids_only(params: Any) -> Any:
+def ids_only(params: "SamplingParams") -> "SamplingParams":
     """Return the sampling parameters of a call that returns its tokens at the end, and no text.
 
     By default vLLM decodes each token, and outputs all tokens so far; nobody reads either. Without them, the engine's

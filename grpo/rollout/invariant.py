@@ -6,37 +6,42 @@ Nothing is encoded again.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+from grpo.stack.upstream.experience import Rows
+
+if TYPE_CHECKING:
+    from vllm.outputs import CompletionOutput
 
 CONTEXT = 8  # tokens on each side
 
 Decode = Callable[[Sequence[int]], str]
 
 
-def first_difference(given: Sequence[Any], kept: Sequence[Any]) -> int | None:
-    """Return the first place where two sequences differ, including their ends; None if they are equal."""
-    for place, (a, b) in enumerate(zip(given, kept, strict=False)):
+def first_difference(given: Sequence[object], kept: Sequence[object]) -> int | None:
+    """Return the first index where two sequences differ, including their ends; None if they are equal."""
+    for index, (a, b) in enumerate(zip(given, kept, strict=False)):
         if a != b:
-            return place
+            return index
     return None if len(given) == len(kept) else min(len(given), len(kept))
 
 
 def describe(what: str, given: Sequence[int], kept: Sequence[int], decode: Decode) -> str | None:
     """Describe where tokens differ from the engine's, with context; None if they do not."""
-    place = first_difference(given, kept)
-    if place is None:
+    index = first_difference(given, kept)
+    if index is None:
         return None
-    begin = max(0, place - CONTEXT)
+    begin = max(0, index - CONTEXT)
     return (
-        f"{what} differs first at position {place}, after {decode(given[begin:place])!r}: the engine had "
-        f"{decode(given[place : place + CONTEXT])!r}, we have {decode(kept[place : place + CONTEXT])!r} "
+        f"{what} differs first at position {index}, after {decode(given[begin:index])!r}: the engine had "
+        f"{decode(given[index : index + CONTEXT])!r}, we have {decode(kept[index : index + CONTEXT])!r} "
         f"({len(given)} and {len(kept)} tokens)"
     )
 
 
-def log_probs_of(output: Any) -> list[float] | None:
+def log_probs_of(output: "CompletionOutput") -> list[float] | None:
     """Return the engine's log-prob of each sampled token; None if one is missing or not a number.
 
     Args:
@@ -45,8 +50,8 @@ def log_probs_of(output: Any) -> list[float] | None:
     tokens = list(output.token_ids)
     if output.logprobs is None or len(output.logprobs) != len(tokens):
         return None
-    found = [places.get(token) for token, places in zip(tokens, output.logprobs, strict=True)]
-    values = [float("nan") if one is None else float(one.logprob) for one in found]
+    sampled = [choices.get(token) for token, choices in zip(tokens, output.logprobs, strict=True)]
+    values = [float("nan") if choice is None else float(choice.logprob) for choice in sampled]
     # The log-prob of a sampled token is finite and at most 0, up to rounding.
     return values if all(-float("inf") < value < 1e-3 for value in values) else None
 
@@ -71,7 +76,7 @@ class EngineAccount:
         return {"tokens": self.tokens, "ranges": self.ranges, "log_probs": self.log_probs}
 
 
-def missing_log_prob(experience: Any) -> str | None:
+def missing_log_prob(experience: Rows) -> str | None:
     """Name the first sampled token without a log-prob of the engine (NaN), and replace NaN with 0 for the arithmetic.
 
     Returns None if every sampled token has one, or none were requested.
@@ -80,11 +85,11 @@ def missing_log_prob(experience: Any) -> str | None:
         return None
     missing = experience.rollout_log_probs.isnan()
     experience.rollout_log_probs = experience.rollout_log_probs.nan_to_num(nan=0.0)
-    places = torch.nonzero(missing[0] & experience.action_mask[0].bool()).flatten()
-    return f"the engine gave no log-prob for the token at position {int(places[0]) + 1}" if len(places) else None
+    sampled = torch.nonzero(missing[0] & experience.action_mask[0].bool()).flatten()
+    return f"the engine returned no log-prob for the token at position {int(sampled[0]) + 1}" if len(sampled) else None
 
 
-def check_experience(experience: Any, account: dict[str, Any], decode: Decode) -> str | None:
+def check_experience(experience: Rows, account: dict[str, Any], decode: Decode) -> str | None:
     """Compare the trainer's version of a sample with the engine's account.
 
     Args:
@@ -96,18 +101,21 @@ def check_experience(experience: Any, account: dict[str, Any], decode: Decode) -
         Where they differ; None if the trained tokens are the engine's.
     """
     tokens = experience.sequences[0].tolist()
-    if found := describe("a sample", account["tokens"], tokens, decode):
-        return found
-    wanted = [place for start, end in account["ranges"] for place in range(start, end)]
+
+    def after(position: int) -> str:
+        return f"after {decode(tokens[max(0, position - CONTEXT) : position])!r}"
+
+    if mismatch := describe("a sample", account["tokens"], tokens, decode):
+        return mismatch
+    wanted = [position for start, end in account["ranges"] for position in range(start, end)]
     trained = (torch.nonzero(experience.action_mask[0]).flatten() + 1).tolist()
     if (at := first_difference(wanted, trained)) is not None:
-        place = (wanted + trained)[at] if at >= min(len(wanted), len(trained)) else min(wanted[at], trained[at])
-        return f"the action mask differs first at position {place}, after {decode(tokens[max(0, place - 8) : place])!r}"
+        position = (wanted + trained)[at] if at >= min(len(wanted), len(trained)) else min(wanted[at], trained[at])
+        return f"the action mask differs first at position {position}, {after(position)}"
     if experience.rollout_log_probs is None:
-        return "the log-probs of the engine are not there"
+        return "the engine's log-probs are missing"
     mine = experience.rollout_log_probs[0][experience.action_mask[0].bool()]
     theirs = torch.tensor(account["log_probs"], dtype=mine.dtype)
     if (at := first_difference(mine.tolist(), theirs.tolist())) is not None:
-        place = trained[at]
-        return f"the log-prob differs first at position {place}, after {decode(tokens[max(0, place - 8) : place])!r}"
+        return f"the log-prob differs first at position {trained[at]}, {after(trained[at])}"
     return None

@@ -4,12 +4,13 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from grpo.stack.upstream.tokenizer import Tokenizer
 from reward.answers import MARKER
 
 BREAK = "\u200b"  # a zero-width space
 
 
-def text_of(tokenizer: Any, tokens: Sequence[int]) -> str:
+def text_of(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
     """Return the text of tokens, added tokens such as `<|channel|>` by their names.
 
     A model can spell such a name with ordinary tokens, which open no message. A BREAK after the first character then
@@ -21,19 +22,19 @@ def text_of(tokenizer: Any, tokens: Sequence[int]) -> str:
     names, spelled = _added(tokenizer)
     parts: list[str] = []
     start = 0
-    for place, token in enumerate([*tokens, None]):
+    for index, token in enumerate([*tokens, None]):
         if token is not None and token not in names:
             continue
-        if place > start:
-            run = tokenizer.decode(list(tokens[start:place]), skip_special_tokens=False)
+        if index > start:
+            run = tokenizer.decode(list(tokens[start:index]), skip_special_tokens=False)
             parts.append(spelled.sub(lambda name: f"{name[0][0]}{BREAK}{name[0][1:]}", run))
         if token is not None:
             parts.append(names[token])
-        start = place + 1
+        start = index + 1
     return "".join(parts)
 
 
-def _added(tokenizer: Any) -> tuple[dict[int, str], re.Pattern[str]]:
+def _added(tokenizer: Tokenizer) -> tuple[dict[int, str], re.Pattern[str]]:
     """Return the added tokens by their ids, and a pattern for their names; runs of blanks are no markers.
 
     The grader reads harmony's markers, whatever the model's template. Without such tokens, a model only spells them.
@@ -46,7 +47,7 @@ def _added(tokenizer: Any) -> tuple[dict[int, str], re.Pattern[str]]:
 FINAL_HEADER = "<|channel|>final<|message|>"
 
 
-def generated(tokenizer: Any, tokens: list[int], is_truncated: bool) -> dict[str, Any]:
+def generated(tokenizer: Tokenizer, tokens: list[int], is_truncated: bool) -> dict[str, Any]:
     """Return the fields that a response's tokens add to its record (see :mod:`grpo.run.records`)."""
     return {
         "response_length": len(tokens),

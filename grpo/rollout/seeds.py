@@ -3,17 +3,24 @@
 import hashlib
 from collections import Counter
 from copy import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from grpo.stack.upstream.arguments import Arguments
+from grpo.stack.upstream.experience import Sample
+from grpo.stack.upstream.trainer import SamplesGenerator
+
+if TYPE_CHECKING:
+    from vllm.sampling_params import SamplingParams
 
 FIRST_STAGE = "train 1"
 
 
-def samples_a_prompt(args: Any, generate_kwargs: dict[str, Any]) -> int:
+def samples_a_prompt(args: Arguments, generate_kwargs: dict[str, Any]) -> int:
     """Return how many samples a prompt gets: the call's own number (evaluations pass one), else training's."""
     return generate_kwargs.get("n_samples_per_prompt", args.n_samples_per_prompt)
 
 
-def begin_stage(generator: Any, name: str) -> None:
+def begin_stage(generator: SamplesGenerator, name: str) -> None:
     """Name the stage of the next samples, for instance "train 7" or "eval 10": their seeds follow from it.
 
     The first step also seeds the order of the prompts: a process without a seed leaves the loader with a random one. A
@@ -28,7 +35,7 @@ def begin_stage(generator: Any, name: str) -> None:
             generator.prompts_dataloader.sampler.generator.manual_seed(generator.args.seed)
 
 
-def seeded(generator: Any, params: Any, prompt: str) -> Any:
+def seeded(generator: SamplesGenerator, params: "SamplingParams", prompt: str) -> "SamplingParams":
     """Return sampling parameters whose seed follows from the run's seed, the stage and the prompt.
 
     A step repeated after a resume therefore samples the same responses, whichever engine gets the prompt and in
@@ -44,13 +51,13 @@ def seeded(generator: Any, params: Any, prompt: str) -> Any:
     return mine
 
 
-def seed_of(generator: Any, prompt: str) -> int:
+def seed_of(generator: SamplesGenerator, prompt: str) -> int:
     """Return the seed of the prompt's latest draw; its samples use this seed, the next one, and so on."""
     text = f"{generator.args.seed} {generator.stage} {generator.drawn[prompt]} {prompt}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
 
-def in_order(generator: Any, samples: list[Any]) -> list[Any]:
+def in_order(generator: SamplesGenerator, samples: list[Sample]) -> list[Sample]:
     """Return the samples of a batch in the order in which their prompts were drawn, carried ones first.
 
     They arrive in the order in which engines finish, which would otherwise decide micro-batches and optimizer steps.
@@ -58,5 +65,5 @@ def in_order(generator: Any, samples: list[Any]) -> list[Any]:
     Args:
         samples: ``Experience`` of one sample each; samples of a group stay next to each other.
     """
-    place = {prompt: number for number, prompt in enumerate(generator.drawn)}
-    return sorted(samples, key=lambda sample: place.get(sample.prompts[0], -1))
+    order = {prompt: number for number, prompt in enumerate(generator.drawn)}
+    return sorted(samples, key=lambda sample: order.get(sample.prompts[0], -1))

@@ -31,7 +31,7 @@ class Watch(Protocol):
         """Take the next token of the response."""
 
     def rest(self) -> list[int]:
-        """Return the tokens that would end the thinking here: the delimiter, or what is missing of it."""
+        """Return the tokens that would end the thinking here: the delimiter, or its missing part."""
 
 
 class Delimiter(Protocol):
@@ -66,7 +66,7 @@ def delimiter(name: str, encode: Encode) -> Delimiter:
         raise DelimiterError(f"the thinking delimiter {name!r} is invalid", f"use {' or '.join(PRESETS)}, or a text")
     if name == "think" and len(tokens) > 1:
         # As ordinary text it would tokenize differently after every other word, and be missed.
-        raise DelimiterError(f"{text} is no token of this tokenizer", "use harmony, or the text that ends its thinking")
+        raise DelimiterError(f"this tokenizer has no token {text}", "use harmony, or the text that ends its thinking")
     blanks = (encode(blank) for blank in ("\n", "\n\n", " "))
     return Text(tokens, frozenset(tokens[0] for tokens in blanks if len(tokens) == 1))
 
@@ -74,7 +74,7 @@ def delimiter(name: str, encode: Encode) -> Delimiter:
 def _single(mark: str, encode: Encode) -> int:
     tokens = encode(f"<|{mark}|>")
     if len(tokens) != 1:
-        raise DelimiterError(f"<|{mark}|> is no token of this tokenizer: harmony is the format of gpt-oss", "use think")
+        raise DelimiterError(f"this tokenizer has no token <|{mark}|>; harmony is the format of gpt-oss", "use think")
     return tokens[0]
 
 
@@ -243,9 +243,11 @@ class Budget:
 
     def __post_init__(self) -> None:
         if self.thinking < 0:
-            raise UserError(f"a thinking budget of {self.thinking} cannot be", "give 0 or more")
+            raise UserError(f"the thinking budget is {self.thinking}", "give 0 or more")
         if self.answer < 2:
-            raise UserError(f"an answer budget of {self.answer} leaves no room for an answer and its end", "give more")
+            raise UserError(
+                f"the answer budget is {self.answer}, but an answer and its end take 2 tokens", "give 2 or more"
+            )
 
     def within(self, room: int, delimiter: int) -> "Budget":
         """Return the budget for a response with limited room: the answer keeps its part, the thinking shrinks.
@@ -255,12 +257,12 @@ class Budget:
             delimiter: tokens of the delimiter.
 
         Raises:
-            ValueError: if not even the delimiter and an answer of 2 tokens fit.
+            UserError: if not even the delimiter and an answer of 2 tokens fit.
         """
         if room < delimiter + 2:
-            raise ValueError(
-                f"{room} tokens are left for a response, and its delimiter and answer take {delimiter + 2} at least: "
-                "a shorter prompt or more room is needed"
+            raise UserError(
+                f"only {room} tokens are left for a response; its delimiter and answer take at least {delimiter + 2}",
+                "shorten the prompt or raise the limit",
             )
         answer = min(self.answer, room - delimiter)
         return Budget(min(self.thinking, room - delimiter - answer), answer)

@@ -1,12 +1,13 @@
 """The thinking budget of a run, passed by variables from the trainer's flags to the engines' executor."""
 
-import argparse
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from grpo.rollout.thinking import Budget
+from grpo.stack.problem import UserError
+from grpo.stack.upstream.arguments import Arguments
 
 _VARIABLES = {
     "thinking": "GRPO_THINKING_BUDGET",
@@ -35,11 +36,11 @@ class Settings:
         """Return the settings that :func:`hand_on` wrote.
 
         Raises:
-            ValueError: if they are missing.
+            UserError: if they are missing.
         """
         missing = [name for name in _VARIABLES.values() if name not in environ]
         if missing:
-            raise ValueError(f"{', '.join(missing)} not set: the executor is chosen by --thinking_budget alone")
+            raise UserError(f"{', '.join(missing)} not set", "use --thinking_budget, which sets the executor")
         thinking, answer, delimiter, reward = (environ[name] for name in _VARIABLES.values())
         return cls(Budget(int(thinking), int(answer)), delimiter, reward)
 
@@ -49,12 +50,12 @@ def environment(thinking: int, answer: int, delimiter: str, reward: str) -> dict
     return dict(zip(_VARIABLES.values(), map(str, (thinking, answer, delimiter, reward)), strict=True))
 
 
-def hand_on(args: argparse.Namespace) -> None:
+def hand_on(args: Arguments) -> None:
     """Let the engines roll out with a thinking budget if ``--thinking_budget`` is given. Called before Ray starts.
 
     OpenRLHF ignores ``--remote_rm_url`` if an executor is named, and passes no arguments to it.
     """
-    if args.thinking_budget is None:
+    if args.thinking_budget is None or args.answer_budget is None:
         return
     os.environ.update(
         environment(args.thinking_budget, args.answer_budget, args.thinking_delimiter, args.remote_rm_url or "")

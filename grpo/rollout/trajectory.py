@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
+from grpo.stack.upstream.experience import Sample
+
 
 class Origin(IntEnum):
     """Who made a token. Only SAMPLED ones are actions: only they enter mask, loss, importance ratio and lengths."""
@@ -52,15 +54,15 @@ class Trajectory:
         return sum(origin in origins for origin in self.origins)
 
     def action_ranges(self) -> list[tuple[int, int]]:
-        """Return the runs of sampled tokens, as (first, one past the last) places in ``tokens``."""
+        """Return the runs of sampled tokens, as (first, one past the last) indices of ``tokens``."""
         ranges: list[tuple[int, int]] = []
-        for place, origin in enumerate(self.origins):
+        for index, origin in enumerate(self.origins):
             if origin is not Origin.SAMPLED:
                 continue
-            if ranges and ranges[-1][1] == place:
-                ranges[-1] = (ranges[-1][0], place + 1)
+            if ranges and ranges[-1][1] == index:
+                ranges[-1] = (ranges[-1][0], index + 1)
             else:
-                ranges.append((place, place + 1))
+                ranges.append((index, index + 1))
         return ranges
 
     def as_response(self) -> dict[str, Any]:
@@ -82,15 +84,15 @@ def is_truncated(response: Mapping[str, Any], limit: int) -> bool:
     return bool(response.get("truncated")) or len(response["observation_tokens"]) > limit
 
 
-def response_tokens(sample: Any) -> list[int]:
+def response_tokens(sample: Sample) -> list[int]:
     """Return the tokens of a single-sample ``Experience`` from the end of the prompt to the last sampled token.
 
     They include forced tokens and an environment's: people and the grader could not read it without them.
     ``info["prompt_length"]`` marks the end of the prompt; without it, the first sampled token does.
     """
     tokens, mask = sample.sequences[0], sample.action_mask[0].bool()
-    places = (mask.nonzero().flatten() + 1).tolist()
-    if not places:
+    sampled = (mask.nonzero().flatten() + 1).tolist()
+    if not sampled:
         return []
-    first = int(sample.info["prompt_length"][0]) if "prompt_length" in sample.info else places[0]
-    return tokens[first : places[-1] + 1].tolist()
+    first = int(sample.info["prompt_length"][0]) if "prompt_length" in sample.info else sampled[0]
+    return tokens[first : sampled[-1] + 1].tolist()

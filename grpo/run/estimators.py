@@ -35,8 +35,8 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
 def t_quantile(probability: float, freedom: int) -> float:
     """Return the quantile of Student's t distribution with `freedom` >= 1 degrees of freedom, to 1e-9.
 
-    Bisects the distribution function, which is a finite sum for integer degrees of freedom (Abramowitz and Stegun,
-    26.7.3 and 26.7.4).
+    Not scipy's: scipy is not in the lock, and nothing else here would use it. This bisects the distribution function,
+    which is a finite sum for integer degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4).
     """
     low, high = -1.0, 1.0
     while _t_cdf(low, freedom) > probability:

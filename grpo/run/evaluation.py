@@ -4,15 +4,14 @@ Records, metrics and intervals are the same as in `python -m eval.evaluate`; the
 """
 
 import hashlib
-import json
 import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -20,12 +19,23 @@ from grpo.rollout.response_text import generated
 from grpo.rollout.seeds import begin_stage, seed_of
 from grpo.rollout.trajectory import response_tokens
 from grpo.run.records import Record, read_answer, summarise_by_source
+from grpo.run.run_log import RunLog
 from grpo.run.sample_records import gold, numbers
+from grpo.stack.json_files import numbered_rows
+from grpo.stack.upstream.experience import Sample
+from grpo.stack.upstream.tokenizer import Tokenizer
+from grpo.stack.upstream.trainer import PPOTrainer
 
 logger = logging.getLogger("openrlhf.grpo.evaluation")
 
 
-def evaluate(trainer: Any, step: int, generate_kwargs: dict[str, Any]) -> None:
+class Controller(PPOTrainer, Protocol):
+    """The trainer with the log of its run."""
+
+    run_log: RunLog
+
+
+def evaluate(trainer: Controller, step: int, generate_kwargs: dict[str, Any]) -> None:
     """Evaluate the engines' policy on the held-out set, and log the result. Replaces ``PPOTrainer.evaluate``."""
     started = time.monotonic()
     begin_stage(trainer.samples_generator, f"eval {step}")
@@ -45,14 +55,14 @@ def evaluate(trainer: Any, step: int, generate_kwargs: dict[str, Any]) -> None:
     logger.info("held-out evaluation at step %d: %s", step, result)
 
 
-def problems_by_prompt(trainer: Any) -> dict[str, dict[str, str]]:
+def problems_by_prompt(trainer: Controller) -> dict[str, dict[str, str]]:
     """Return ``id`` and ``datasource`` of each held-out problem, by the prompt that the engines get.
 
     OpenRLHF drops ids, so they are read again from the data file, whose order its loader keeps. A problem without an id
     is named by the hash of its prompt.
     """
-    lines = Path(trainer.args.eval_dataset).read_text(encoding="utf-8").split("\n")
-    ids = [json.loads(line).get("id") for line in lines if line.strip()]
+    assert trainer.args.eval_dataset and trainer.eval_dataloader is not None
+    ids = [row.get("id") for _, row in numbered_rows(Path(trainer.args.eval_dataset))]
     rows = [row for batch in trainer.eval_dataloader for row in zip(*batch, strict=True)]
     return {
         prompt: {"id": id or f"prompt-{hashlib.sha256(prompt.encode()).hexdigest()[:16]}", "datasource": source}
@@ -61,7 +71,7 @@ def problems_by_prompt(trainer: Any) -> dict[str, dict[str, str]]:
 
 
 def describe(
-    samples: list[Any], tokenizer: Any, problems: dict[str, dict[str, str]], seed_of: Callable[[str], int]
+    samples: Sequence[Sample], tokenizer: Tokenizer, problems: dict[str, dict[str, str]], seed_of: Callable[[str], int]
 ) -> list[Record]:
     """Return the record of each sample (:mod:`grpo.run.records`), with its prompt and all logs of the reward function.
 
@@ -78,14 +88,15 @@ def describe(
         problem, seed = problems[prompt], seed_of(prompt) + drawn[prompt]
         text = generated(tokenizer, response_tokens(sample), bool(logs["truncated"]))
         about = {**problem, "sample": drawn[prompt], "label": gold(sample.labels[0]), "seed": seed, "prompt": prompt}
-        grade = {**read_answer(about | text), "correct": float(sample.scores[0]), **logs}
+        score = math.nan if sample.scores is None else float(sample.scores[0])
+        grade = {**read_answer(about | text), "correct": score, **logs}
         grade["answer_length"] = text["answer_length"]  # an executor logs NaN here if there is no answer
         records.append({**about, **text, **grade})
         drawn[prompt] += 1
     return records
 
 
-def run_first(trainer: Any, step: int) -> None:
+def run_first(trainer: Controller, step: int) -> None:
     """Evaluate before the first step if ``--eval_at_start`` asks for it.
 
     After a resume, also run the evaluation that the previous part was killed before.
@@ -94,13 +105,13 @@ def run_first(trainer: Any, step: int) -> None:
         run(trainer, step)
 
 
-def run_last(trainer: Any, step: int) -> None:
+def run_last(trainer: Controller, step: int) -> None:
     """Evaluate after the last step, unless evaluations are off (``--eval_steps -1``, which OpenRLHF makes infinite)."""
     if math.isfinite(trainer.args.eval_steps):
         run(trainer, step)
 
 
-def run(trainer: Any, step: int) -> None:
+def run(trainer: Controller, step: int) -> None:
     """Evaluate with the evaluation's own temperature and samples per prompt, unless this step has been evaluated."""
     if trainer.eval_dataloader is None or trainer.run_log.is_evaluated(step):
         return

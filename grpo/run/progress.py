@@ -1,7 +1,5 @@
 """Turns metrics.jsonl and eval.jsonl into lines for the user, during a run and at its end."""
 
-import json
-import logging
 import math
 import os
 import time
@@ -9,9 +7,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
-from grpo.run.saved_steps import saved_steps
+from grpo.run.run_files import RunFiles
+from grpo.run.saved_steps import saved_steps, step_name
+from grpo.stack.json_files import complete_rows
 
-logger = logging.getLogger(__name__)
 Row = TypeVar("Row", bound=Mapping[str, Any])
 
 # Key in metrics.jsonl, label on the screen, format.
@@ -59,27 +58,17 @@ class JsonLines:
                 data = file.read()
         except FileNotFoundError:
             return []
-        complete = data[: data.rfind(b"\n") + 1]
-        self._offset += len(complete)
-        rows = []
-        for line in filter(bytes.strip, complete.splitlines()):
-            row = _step_row(line)
-            if row is not None:
-                rows.append(row)
-            else:
-                self.broken += 1
-                logger.warning("%s holds a broken line, left by a full disk or a kill", self.path)
+        self._offset += data.rfind(b"\n") + 1
+        objects, broken = complete_rows(data, self.path)
+        rows = [row for row in objects if _has_step(row)]
+        self.broken += broken + len(objects) - len(rows)
         self.rows += rows
         return [row for row in rows if (row["step"], row.get("time")) not in known]
 
 
-def _step_row(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    step = row.get("step") if isinstance(row, dict) else None
-    return row if isinstance(step, int) and not isinstance(step, bool) and 0 <= step < 2**53 else None
+def _has_step(row: dict[str, Any]) -> bool:
+    step = row.get("step")
+    return isinstance(step, int) and not isinstance(step, bool) and 0 <= step < 2**53
 
 
 def by_step(rows: Iterable[Row]) -> list[Row]:
@@ -90,10 +79,9 @@ def by_step(rows: Iterable[Row]) -> list[Row]:
 class Progress:
     """The steps and evals of one run."""
 
-    def __init__(self, metrics_dir: Path, steps: int | None) -> None:
+    def __init__(self, files: RunFiles, steps: int | None) -> None:
         self.steps = steps
-        self.metrics = JsonLines(metrics_dir / "metrics.jsonl")
-        self.evals = JsonLines(metrics_dir / "eval.jsonl")
+        self.metrics, self.evals = JsonLines(files.metrics), JsonLines(files.evals)
         self.files = (self.metrics, self.evals)
         self.started = time.monotonic()
 
@@ -127,7 +115,7 @@ class Progress:
             if last is not first:
                 lines.append(f"          -> {interval(last)} at step {last['step']}")
         adapter = find_adapter(save_path, ckpt_path)
-        lines.append(f"adapter      {adapter or 'none was saved'}")
+        lines.append(f"adapter      {adapter or 'not saved'}")
         lines.append(f"run          {run_dir}")
         lines.append(f"again        {run_dir / 'command.sh'}")
         return lines
@@ -167,11 +155,11 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 
 def find_adapter(save_path: Path, ckpt_path: Path) -> Path | None:
-    """Return the folder of the newest adapter: the final one or the last checkpoint's; None if there is none.
+    """Return the folder of the newest adapter: the final one or the last checkpoint's; None if no adapter was saved.
 
     The final one may be older, if a run was resumed after its end and did not reach another end.
     """
-    folders = [ckpt_path / f"step_{step}" / "adapter" for step in saved_steps(ckpt_path)[-1:]]
+    folders = [ckpt_path / step_name(step) / "adapter" for step in saved_steps(ckpt_path)[-1:]]
     configs = [folder / "adapter_config.json" for folder in (save_path, *folders)]
     newest = max((file for file in configs if file.is_file()), key=lambda file: file.stat().st_mtime, default=None)
     return newest.parent if newest else None

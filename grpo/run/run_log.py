@@ -13,10 +13,15 @@ from typing import Any
 
 from grpo.metrics.rolling import rolling_correlation
 from grpo.run import trackers
+from grpo.run.run_files import RunFiles
 from grpo.run.sample_records import describe_samples
 from grpo.run.trackers import Trackers
 from grpo.stack import machine
-from grpo.stack.json_files import read_rows, replace
+from grpo.stack.json_files import read_rows, replace_rows
+from grpo.stack.upstream.arguments import Arguments
+from grpo.stack.upstream.experience import Sample
+from grpo.stack.upstream.tokenizer import Tokenizer
+from grpo.stack.upstream.trainer import PPOTrainer
 
 logger = logging.getLogger("openrlhf.grpo.run_log")
 
@@ -42,14 +47,13 @@ class RunLog:
         trackers: Trackers | None = None,
         sample_limit: int | None = None,
     ) -> None:
-        self._samples = Path(run_dir) / "samples"
-        self._metrics = Path(metrics_dir or run_dir)
-        for directory in (self._samples, self._metrics):
-            directory.mkdir(parents=True, exist_ok=True)
+        self._files = RunFiles(Path(run_dir), Path(metrics_dir or run_dir))
+        for folder in (self._files.samples, self._files.metrics.parent):
+            folder.mkdir(parents=True, exist_ok=True)
         self._checkpoints = Path(ckpt_dir or run_dir)
         self._sample_limit = sample_limit
         self.trackers = trackers or Trackers()
-        self._window: deque[dict[str, Any]] = deque(read_rows(self._metrics / "metrics.jsonl"), maxlen=WINDOW - 1)
+        self._window: deque[dict[str, Any]] = deque(read_rows(self._files.metrics), maxlen=WINDOW - 1)
         self._lost = 0
         self._seconds: dict[str, float] = defaultdict(float)
         self._step_started = time.monotonic()
@@ -67,7 +71,7 @@ class RunLog:
 
         return wrapper
 
-    def write_rollouts(self, step: int, samples: Sequence[Any], tokenizer: Any) -> None:
+    def write_rollouts(self, step: int, samples: Sequence[Sample], tokenizer: Tokenizer) -> None:
         """Write one global step's rollouts before its checkpoint: a run resumed from it does not draw them again.
 
         Args:
@@ -109,7 +113,7 @@ class RunLog:
             "dropped_values": len(dropped),
             "grad_norms": status.get("grad_norms", []),
         }
-        self._append("metrics.jsonl", row)
+        self._append(self._files.metrics, row)
         self._window.append(row)
         self.trackers.log("train", step, {name: value for name, value in row.items() if name not in ("step", "time")})
 
@@ -117,31 +121,33 @@ class RunLog:
         used = machine.memory_total() - machine.memory_available()
         return {"host_memory": float(used), "disk_free": float(machine.disk_free(self._checkpoints))}
 
+    def has_step(self, step: int) -> bool:
+        """Say whether metrics.jsonl has a line for this step."""
+        return any(row["step"] == step for row in read_rows(self._files.metrics))
+
     def is_evaluated(self, step: int) -> bool:
         """Say whether eval.jsonl has a line for this step."""
-        return any(row["step"] == step for row in read_rows(self._metrics / "eval.jsonl"))
+        return any(row["step"] == step for row in read_rows(self._files.evals))
 
     def write_eval(self, step: int, result: dict[str, Any]) -> None:
         """Append the line of one evaluation to eval.jsonl, and its exact match to the step's line.
 
         Its seconds are not part of any training step.
         """
-        self._append("eval.jsonl", {"step": step, "time": time.time(), **result})
-        rows = read_rows(self._metrics / "metrics.jsonl")
+        self._append(self._files.evals, {"step": step, "time": time.time(), **result})
+        rows = read_rows(self._files.metrics)
         if rows and rows[-1].get("step") == step and "exact_match" in result:
             rows[-1]["exact_match"] = result["exact_match"]
-            text = "".join(json.dumps(row) + "\n" for row in rows)
-            self._attempt(self._metrics / "metrics.jsonl", lambda file: replace(file, text))
+            self._attempt(self._files.metrics, lambda file: replace_rows(file, rows))
         self.trackers.log("eval", step, result)
         self._step_started = time.monotonic()
 
     def write_samples(self, name: str, samples: Sequence[dict[str, Any]]) -> None:
         """Write one file of rollouts, ``samples/<name>.jsonl``, one JSON object per sample."""
-        lines = [json.dumps(_finite(sample), ensure_ascii=False) + "\n" for sample in samples]
-        self._attempt(self._samples / f"{name}.jsonl", lambda file: replace(file, "".join(lines)))
+        rows = [_finite(sample) for sample in samples]
+        self._attempt(self._files.samples / f"{name}.jsonl", lambda file: replace_rows(file, rows))
 
-    def _append(self, name: str, record: dict[str, Any]) -> None:
-        file = self._metrics / name
+    def _append(self, file: Path, record: dict[str, Any]) -> None:
         # Ends a line that a full disk has cut, so that it does not corrupt the next one.
         begin = "" if _ends_a_line(file) else "\n"
         text = begin + json.dumps(_finite(record), allow_nan=False) + "\n"
@@ -171,17 +177,6 @@ def _ends_a_line(file: Path) -> bool:
         return True
 
 
-def rewind(run_dir: Path, metrics_dir: Path, step: int) -> None:
-    """Remove what was logged after `step`, lines and sample files. A resumed run repeats those steps."""
-    for name in ("metrics.jsonl", "eval.jsonl"):
-        if (metrics_dir / name).exists():
-            rows = [row for row in read_rows(metrics_dir / name) if row["step"] <= step]
-            replace(metrics_dir / name, "".join(json.dumps(row) + "\n" for row in rows))
-    for file in (run_dir / "samples").glob("*_*.jsonl"):
-        if int(file.stem.partition("_")[2]) > step:
-            file.unlink()
-
-
 def _finite(value: Any) -> Any:
     """Return ``value`` with null in place of numbers that JSON cannot represent."""
     if isinstance(value, dict):
@@ -193,7 +188,7 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def attach(trainer: Any, states: dict[str, Any]) -> RunLog:
+def attach(trainer: PPOTrainer, states: dict[str, Any]) -> RunLog:
     """Time the phases of OpenRLHF's ``PPOTrainer`` (an object, not its class), and return its log.
 
     Phases: ``generate`` (with the reward, which the engines compute), ``old_log_probs`` (with advantages), ``train``,
@@ -208,7 +203,7 @@ def attach(trainer: Any, states: dict[str, Any]) -> RunLog:
         args.run_dir, args.metrics_dir, args.ckpt_path, trackers.start(args, states["global_step"]), args.log_samples
     )
     step = states["global_step"]
-    if step and step not in {row["step"] for row in read_rows(log._metrics / "metrics.jsonl")}:
+    if step and not log.has_step(step):
         log.write_step(step, states["status"])  # killed between saving and logging: the timings are lost
     trainer.samples_generator.generate_samples = log.timed("generate", trainer.samples_generator.generate_samples)
     maker = trainer.experience_maker
@@ -219,12 +214,12 @@ def attach(trainer: Any, states: dict[str, Any]) -> RunLog:
     return log
 
 
-def is_finished(args: Any, step: int) -> bool:
+def is_finished(args: Arguments, step: int) -> bool:
     """Say whether the run has completed the steps that ``--max_steps`` asks for."""
     return args.max_steps is not None and step >= args.max_steps
 
 
-def optimizer_steps(args: Any, steps: int) -> int:
+def optimizer_steps(args: Arguments, steps: int) -> int:
     """Return the length of the learning-rate schedule: OpenRLHF's, shortened if ``--max_steps`` ends the run earlier.
 
     Args:

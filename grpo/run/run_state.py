@@ -4,9 +4,7 @@ This is the only reader of run directories. It reads runs in progress, ended in 
 another version. Imports nothing heavy.
 """
 
-import fcntl
 import json
-import os
 import signal
 import statistics
 from collections.abc import Mapping
@@ -14,86 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from grpo.run.progress import Progress, by_step, is_number
+from grpo.run.run_files import RunFiles
 from grpo.stack.json_files import read_rows
+from grpo.stack.problem import UserError
 
-LOCK, ENDS = ".lock", "ends.jsonl"
 RUNNING, FINISHED, STOPPED, CRASHED = "running", "finished", "stopped", "crashed"
 # Exit codes of a run that somebody stopped: Ctrl-C, kill, a closed terminal or pipe.
 _STOPPED_CODES = {128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM)}
 # Steps used for the pace: few enough to follow responses that become longer.
 RECENT = 20
-
-
-class RunError(ValueError):
-    """The folder holds no run; the message names the remedy."""
-
-
-def is_run(folder: Path) -> bool:
-    """Tell whether a directory is a run directory."""
-    return (folder / "command.sh").is_file() and (folder / "config.json").is_file()
-
-
-def is_held(folder: Path) -> bool:
-    """Tell whether a process holds the run directory, see :func:`grpo.launch.resume.lock`.
-
-    It takes a shared lock for a moment, so several readers may check at once.
-    """
-    try:
-        descriptor = os.open(folder / LOCK, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
-def place(folder: Path, flags: Mapping[str, Any], name: str) -> Path:
-    """Return the folder that the flag `name` gives. If it was inside the run directory, it moves along with it.
-
-    Raises:
-        KeyError, TypeError: if the flag is missing.
-    """
-    recorded = Path(flags[name])
-    run_dir = flags.get("run_dir")
-    return folder / recorded.relative_to(run_dir) if run_dir and recorded.is_relative_to(run_dir) else recorded
-
-
-def metrics_dir(folder: Path) -> Path:
-    """Return the folder of a run's metrics: beside its other files (also after a move or copy), or METRICS_DIR."""
-    if any((folder / name).is_file() for name in ("metrics.jsonl", "eval.jsonl")):
-        return folder
-    return _place_or(folder, _read_config(folder / "config.json")[0], "metrics_dir", folder)
-
-
-def sample_files(folder: Path, kind: str) -> dict[int, Path]:
-    """Return the sample files of a run by step, in order; `kind` is "step" for rollouts, "eval" for evaluations."""
-    files = {file.stem.partition("_")[2]: file for file in folder.glob(f"samples/{kind}_*.jsonl")}
-    return {int(number): files[number] for number in sorted(filter(str.isdecimal, files), key=int)}
-
-
-def _read_config(file: Path) -> tuple[dict[str, Any], str]:
-    """Return config.json's content and its fault: {} and the reason if it is invalid, "" if it is valid or missing."""
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}, ""
-    except (OSError, ValueError) as error:
-        return {}, f"{file} cannot be read: {error}"
-    parts = (config.get(name) for name in ("flags", "judge", "plan")) if isinstance(config, dict) else (config,)
-    if not all(part is None or isinstance(part, dict) for part in parts):
-        return {}, f"{file} is not what the launcher writes"
-    return config, ""
-
-
-def _place_or(folder: Path, config: Mapping[str, Any], name: str, default: Path) -> Path:
-    try:
-        return place(folder, config["flags"], name)
-    except (KeyError, TypeError, AttributeError):
-        return default
 
 
 class Run:
@@ -104,6 +31,7 @@ class Run:
         name: its name beside other runs; None for the folder's name.
 
     Attributes:
+        files: its files.
         config: config.json's content; {} if it cannot be read.
         config_fault: why config.json cannot be read; "" if it can, or is missing.
         metrics, evals: the lines in step order, one per step.
@@ -114,28 +42,34 @@ class Run:
             version that does not record its end is STOPPED.
 
     Raises:
-        RunError: if the folder is not a run directory.
+        UserError: if the folder is not a run directory.
     """
 
     def __init__(self, folder: Path, name: str | None = None) -> None:
+        remedy = "name a run directory; python -m scripts.runs lists them"
         if not folder.is_dir():
-            raise RunError(f"{folder} is no folder: name that of a run, or list them with scripts.runs")
+            raise UserError(f"{folder} is not a folder", remedy)
         self.folder = folder.absolute()
         self.name = name or self.folder.name
-        self.progress = Progress(metrics_dir(self.folder), None)
-        if not is_run(folder) and not any(lines.path.is_file() for lines in self.progress.files):
-            what = "it has no config.json and command.sh, and no metrics.jsonl or eval.jsonl"
-            raise RunError(f"{folder} is no run directory ({what}): name one, or list them with scripts.runs")
+        self.files = RunFiles(self.folder)
+        self.progress = Progress(self.files, None)
+        if not self.files.is_run() and not any(lines.path.is_file() for lines in self.progress.files):
+            what = "neither config.json and command.sh, nor metrics.jsonl or eval.jsonl"
+            raise UserError(f"{folder} is not a run directory (it has {what})", remedy)
         self.refresh()
 
     def refresh(self) -> list[str]:
         """Read new data. Return a line for every new step and evaluation."""
         # First, so that what a run wrote before its end is read after the end was seen.
-        held = is_held(self.folder)
-        self.config, self.config_fault = _read_config(self.folder / "config.json")
-        self.resumes = [row for row in read_rows(self.folder / "resumes.jsonl") if isinstance(row, dict)]
+        held = self.files.is_held()
+        try:
+            self.config, self.config_fault = self.files.read_config(), ""
+        except UserError as error:
+            self.config, self.config_fault = {}, error.problem.what
+        self.resumes = read_rows(self.files.resumes)
         if not any(lines.rows for lines in self.progress.files):  # METRICS_DIR appears with the first line
-            self.progress = Progress(metrics_dir(self.folder), None)
+            self.files = RunFiles(self.folder)
+            self.progress = Progress(self.files, None)
         self.progress.steps = self.planned
         lines = self.progress.poll()
         self.metrics, self.evals = (by_step(file.rows) for file in self.progress.files)
@@ -144,22 +78,22 @@ class Run:
         return lines
 
     def _exit_code(self) -> int | None:
-        ends = read_rows(self.folder / ENDS)
+        ends = read_rows(self.files.ends)
         is_of_last_part = ends and (not self.resumes or ends[-1]["time"] >= self.resumes[-1]["time"])
         return ends[-1]["code"] if is_of_last_part else None
 
     def _end(self) -> str:
         if self.code is not None:
             return FINISHED if self.code == 0 else STOPPED if self.code in _STOPPED_CODES else CRASHED
-        if not is_run(self.folder):
+        if not self.files.is_run():
             return STOPPED
         is_done = self.step >= (self.planned or 0) and (self.save_path / "adapter_config.json").is_file()
         return FINISHED if is_done else CRASHED
 
-    def read(self, name: str) -> dict[str, Any]:
+    def read(self, file: Path) -> dict[str, Any]:
         """Return the object in a file of the directory; {} if it is missing or broken."""
         try:
-            value = json.loads((self.folder / name).read_text(encoding="utf-8"))
+            value = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
         return value if isinstance(value, dict) else {}
@@ -183,12 +117,12 @@ class Run:
     @property
     def save_path(self) -> Path:
         """Return the path of the final adapter."""
-        return _place_or(self.folder, self.config, "save_path", self.folder / "final")
+        return self.files.folder_of("save_path", self.config)
 
     @property
     def ckpt_path(self) -> Path:
         """Return the folder of the checkpoints."""
-        return _place_or(self.folder, self.config, "ckpt_path", self.folder / "checkpoints")
+        return self.files.folder_of("ckpt_path", self.config)
 
     @property
     def graded(self) -> list[dict[str, Any]]:
@@ -198,7 +132,7 @@ class Run:
     @property
     def started(self) -> float | None:
         """Return when the run started, in seconds since 1970. For a copied run, the first line tells."""
-        times = [file.stat().st_mtime for file in (self.folder / LOCK, self.folder / "config.json") if file.is_file()]
+        times = [file.stat().st_mtime for file in (self.files.lock, self.files.config) if file.is_file()]
         for row in (*self.metrics[:1], *self.evals[:1]):
             if is_number(row.get("time")):
                 times.append(row["time"] - (_total(row) or 0.0))

@@ -7,15 +7,17 @@ from typing import Any
 from grpo.rollout.response_text import text_of
 from grpo.rollout.trajectory import response_tokens
 from grpo.run.records import read_answer
+from grpo.stack.upstream.experience import Sample
+from grpo.stack.upstream.tokenizer import Tokenizer
 from reward.labels import parse_label
 
 Record = dict[str, Any]
 
 
-def describe_samples(samples: Sequence[Any], tokenizer: Any, limit: int | None = None) -> list[Record]:
+def describe_samples(samples: Sequence[Sample], tokenizer: Tokenizer, limit: int | None = None) -> list[Record]:
     """Return the records of the first samples of a step, and always of its extremes (see :func:`extremes`).
 
-    A record has `sample` (its place in the rollout), `prompt`, `response` (with special tokens), `label`, `gold`,
+    A record has `sample` (its index in the rollout), `prompt`, `response` (with special tokens), `label`, `gold`,
     `answer` (None if none can be extracted), `prompt_length` and `extremes` (what it is the extreme of). Rollouts in an
     environment add `conversation`, the whole text of each of their samples. All logs of the reward function and the
     `details` of :mod:`grpo.metrics.step_metrics` are included. A number that :func:`grpo.batch.rewards.complete` filled
@@ -31,29 +33,29 @@ def describe_samples(samples: Sequence[Any], tokenizer: Any, limit: int | None =
     ]
     why = extremes(logs)
     return [
-        _describe(place, sample, tokenizer, logs[place]) | {"extremes": why.get(place, [])}
-        for place, sample in enumerate(samples)
-        if limit is None or place < limit or place in why
+        _describe(index, sample, tokenizer, logs[index]) | {"extremes": why.get(index, [])}
+        for index, sample in enumerate(samples)
+        if limit is None or index < limit or index in why
     ]
 
 
-def _describe(place: int, sample: Any, tokenizer: Any, logs: dict[str, Any]) -> Record:
+def _describe(index: int, sample: Sample, tokenizer: Tokenizer, logs: dict[str, Any]) -> Record:
     tokens = response_tokens(sample)
     response = text_of(tokenizer, tokens)
     return {
-        "sample": place,
+        "sample": index,
         "prompt": sample.prompts[0],
         "response": response,
         "label": sample.labels[0],
         "gold": gold(sample.labels[0]),
-        "answer": read_answer({"id": "the step", "sample": place, "response": response})["answer"],
+        "answer": read_answer({"id": "the step", "sample": index, "response": response})["answer"],
         "prompt_length": int(sample.attention_mask.sum()) - len(tokens),
         **_conversation(sample, tokenizer),
         **logs,
     }
 
 
-def _conversation(sample: Any, tokenizer: Any) -> dict[str, list[str]]:
+def _conversation(sample: Sample, tokenizer: Tokenizer) -> dict[str, list[str]]:
     """Return the whole text of each sample of a rollout in an environment, prompts and tools included."""
     if not hasattr(sample, "branches"):
         return {}
@@ -77,9 +79,9 @@ def extremes(logs: Sequence[dict[str, Any]]) -> dict[int, list[str]]:
         logs: one per sample; missing or None numbers are skipped.
     """
     everyone = range(len(logs))
-    wrong, right = ([place for place in everyone if logs[place].get("correct") == value] for value in (0, 1))
-    found: dict[int, list[str]] = {}
-    for why, places, name, size in (
+    wrong, right = ([index for index in everyone if logs[index].get("correct") == value] for value in (0, 1))
+    reasons: dict[int, list[str]] = {}
+    for why, indices, name, size in (
         ("highest reward of the wrong ones", wrong, "reward", float),
         ("lowest reward of the right ones", right, "reward", operator.neg),
         ("longest", everyone, "response_length", float),
@@ -88,12 +90,12 @@ def extremes(logs: Sequence[dict[str, Any]]) -> dict[int, list[str]]:
         ("least likely token", everyone, "lowest_log_prob", operator.neg),
         ("largest mismatch", everyone, "logprob_diff_max", float),
     ):
-        known = [(size(value), place) for place in places if (value := logs[place].get(name)) is not None]
+        known = [(size(value), index) for index in indices if (value := logs[index].get(name)) is not None]
         if known:
-            found.setdefault(max(known, key=operator.itemgetter(0))[1], []).append(why)
-    return found
+            reasons.setdefault(max(known, key=operator.itemgetter(0))[1], []).append(why)
+    return reasons
 
 
-def numbers(sample: Any) -> dict[str, float]:
+def numbers(sample: Sample) -> dict[str, float]:
     """Return the logs of an ``Experience`` of a single sample."""
     return {name: float(value[0]) for name, value in sample.info.items()}

@@ -8,6 +8,20 @@ from grpo.stack.json_files import read_rows
 STEP_DIRECTORY = re.compile(r"step_(\d+)")
 
 
+def step_name(step: int | str) -> str:
+    """Return the name of a step's checkpoint; of "*", a pattern for all of them."""
+    return f"step_{step}"
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the step of a checkpoint by its name.
+
+    Raises:
+        ValueError: if it is not the name of one.
+    """
+    return int(checkpoint.name.removeprefix(step_name("")))
+
+
 def saved_steps(checkpoints: str | Path) -> list[int]:
     """Return the steps of the complete checkpoints, in ascending order.
 
@@ -16,11 +30,11 @@ def saved_steps(checkpoints: str | Path) -> list[int]:
     folder = Path(checkpoints)
     if not folder.is_dir():
         return []
-    found = ((STEP_DIRECTORY.fullmatch(path.name), path) for path in folder.iterdir())
-    return sorted(int(match[1]) for match, path in found if match and (path / "adapter").is_dir())
+    entries = ((STEP_DIRECTORY.fullmatch(path.name), path) for path in folder.iterdir())
+    return sorted(int(match[1]) for match, path in entries if match and (path / "adapter").is_dir())
 
 
-def exact_match(eval_file: str | Path) -> dict[int, float]:
+def exact_match(eval_file: Path) -> dict[int, float]:
     """Return the held-out exact match by step, from eval.jsonl; {} if the file is missing."""
-    rows = read_rows(Path(eval_file))
+    rows = read_rows(eval_file)
     return {row["step"]: row["exact_match"] for row in rows if row.get("exact_match") is not None}

@@ -6,10 +6,11 @@ for it. A tracker that fails later is switched off with a warning. Keys come onl
 
 import importlib.util
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from grpo.stack import secrets
+from grpo.stack.upstream.arguments import Arguments
 
 logger = logging.getLogger("openrlhf.grpo.trackers")
 
@@ -27,7 +28,7 @@ class Tracker(Protocol):
 class TensorBoard:
     """Event files in ``--use_tensorboard``; a resumed run removes the steps that it repeats."""
 
-    def __init__(self, args: Any, step: int) -> None:
+    def __init__(self, args: Arguments, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(log_dir=args.use_tensorboard, purge_step=step + 1)
@@ -46,7 +47,7 @@ class TensorBoard:
 class Wandb:
     """Weights & Biases, with WANDB_API_KEY; a resumed run continues its own page."""
 
-    def __init__(self, args: Any, step: int) -> None:
+    def __init__(self, args: Arguments, step: int) -> None:
         import wandb
 
         self._run = wandb.init(
@@ -72,7 +73,7 @@ class Wandb:
 class Trackio:
     """Trackio, which keeps its files on this machine or in the hub Space named by TRACKIO_SPACE_ID."""
 
-    def __init__(self, args: Any, step: int) -> None:
+    def __init__(self, args: Arguments, step: int) -> None:
         import trackio
 
         config = secrets.without_wandb_key(args)
@@ -111,14 +112,14 @@ class Trackers:
         Args:
             group: "train" or "eval".
         """
-        found = _flat(numbers, group)
-        self._each(lambda member: member.log(step, found))
+        flat = _flat(numbers, group)
+        self._each(lambda member: member.log(step, flat))
 
     def close(self) -> None:
         """Finish all."""
         self._each(lambda member: member.close())
 
-    def _each(self, call: Any) -> None:
+    def _each(self, call: Callable[[Tracker], None]) -> None:
         for member in list(self._members):
             try:
                 call(member)
@@ -127,7 +128,7 @@ class Trackers:
                 logger.warning("%s failed and is switched off: %r", type(member).__name__, error)
 
 
-def start(args: Any, step: int) -> Trackers:
+def start(args: Arguments, step: int) -> Trackers:
     """Start the trackers that the arguments ask for.
 
     Args:
@@ -136,16 +137,16 @@ def start(args: Any, step: int) -> Trackers:
     return Trackers([tracker(args, step) for flag, _, tracker in KNOWN if getattr(args, flag)])
 
 
-def missing_packages(args: Any) -> list[tuple[str, str]]:
+def missing_packages(args: Arguments) -> list[tuple[str, str]]:
     """Return flag and package of each requested tracker that is not installed."""
     return [(flag, name) for flag, name, _ in KNOWN if getattr(args, flag) and not importlib.util.find_spec(name)]
 
 
 def _flat(numbers: Mapping[str, Any], prefix: str) -> dict[str, float]:
-    found: dict[str, float] = {}
+    flat: dict[str, float] = {}
     for name, value in numbers.items():
         if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}/{name}")
+            flat |= _flat(value, f"{prefix}/{name}")
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            found[f"{prefix}/{name}"] = float(value)
-    return found
+            flat[f"{prefix}/{name}"] = float(value)
+    return flat

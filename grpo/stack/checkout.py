@@ -12,7 +12,7 @@ TINY_MODEL = CHECKOUT / ".cache" / "tiny-model"  # where train_grpo.sh --tiny ma
 
 
 def on_cpu_stack() -> bool:
-    """Tell whether DeepSpeed and vLLM run without GPUs (`scripts/env.sh` decides by what is installed)."""
+    """Return whether DeepSpeed and vLLM run without GPUs (`scripts/env.sh` decides by what is installed)."""
     return os.environ.get("DS_ACCELERATOR") == "cpu"
 
 

@@ -5,9 +5,13 @@ import random
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from grpo.stack.secrets import is_secret
+from grpo.stack.upstream.engine import EngineActor
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
 
 # Environment variables exported after a Ray cluster has started do not reach its workers, so these travel with the job.
 # Secrets are not in this list, since Ray writes a job's runtime_env to its logs. Export them before `ray start`.
@@ -37,7 +41,7 @@ def runtime_env(environ: dict[str, str] | None = None) -> dict[str, dict[str, st
     return {"env_vars": variables}
 
 
-def engines_ready(engines: Sequence[Any] | None) -> list[Any]:
+def engines_ready(engines: Sequence[EngineActor] | None) -> "list[ObjectRef[int]]":
     """Return one reference per vLLM engine that resolves when the engine has started, or raises the reason why not.
 
     OpenRLHF waits for the actor alone and would start training first. ``ray.get`` on the list raises the first error at

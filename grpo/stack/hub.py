@@ -1,4 +1,4 @@
-"""A model's folder: a path, or a snapshot in the local hub cache."""
+"""A model's folder: a path, or a snapshot of the hub."""
 
 import os
 from pathlib import Path
@@ -22,6 +22,15 @@ def model_folder(name: str) -> str:
         return name
 
 
+def downloaded_folder(name: str) -> Path:
+    """Return the folder of a model: `name` itself, or that hub id's snapshot, which is downloaded if it is missing."""
+    if Path(name).is_dir():
+        return Path(name)
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
+
+
 def absence(name: str) -> tuple[str, str]:
     """Return what is wrong with a model name that has no folder, and the remedy."""
     path = Path(name).absolute()
@@ -30,7 +39,7 @@ def absence(name: str) -> tuple[str, str]:
     if path.exists():
         return "is a file", "name the folder of the checkpoint"
     if name.startswith(("/", ".", "~")) or name.count("/") != 1:
-        hint = "; ~ stands for nothing inside quotes" if name.startswith("~") else ""
-        return "is no folder", f"name the folder of a checkpoint, or a hub id that is in the hub's cache{hint}"
+        hint = "; ~ is not expanded inside quotes" if name.startswith("~") else ""
+        return "is not a folder", f"name the folder of a checkpoint, or a hub id in the local cache{hint}"
     download = f"hf download {name} --exclude 'original/*' 'metal/*', or name a folder"
     return "is neither a folder nor a model in the hub's cache", download

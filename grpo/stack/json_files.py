@@ -1,9 +1,10 @@
-"""Files written whole or not at all, and JSON lines whose last line a kill or a full disk may have cut."""
+"""Files written whole or not at all, and JSON lines. Every reader of JSON lines uses this module."""
 
 import glob
 import json
 import logging
 import os
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +28,52 @@ def replace(path: Path, text: str) -> None:
         aside.unlink(missing_ok=True)
 
 
+def replace_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a file of JSON lines whole, as :func:`replace`."""
+    replace(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def parse(lines: Iterable[bytes], encoding: str = "utf-8") -> Iterator[tuple[int, Any]]:
+    """Yield number, from 1, and value of each line that is not blank. The value of an invalid line is its ValueError.
+
+    Args:
+        lines: separated at line feeds alone: a JSON text may contain other line separators of Unicode.
+    """
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                yield number, json.loads(line.decode(encoding))
+            except ValueError as error:
+                yield number, error
+
+
+def numbered_rows(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, Any]]:
+    """Yield the lines of a file that a user gives, as :func:`parse`.
+
+    Raises:
+        OSError: if the file cannot be read.
+    """
+    with path.open("rb") as file:
+        yield from parse(file, encoding)
+
+
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a JSON-lines file; [] if it is missing. Truncated lines are left out."""
+    """Return the objects in a file that a run writes, one per complete line; [] if the file is missing.
+
+    A kill or a full disk may have truncated a line. Such lines are left out, as are those that hold no object.
+    """
     try:
-        lines = path.read_bytes().split(b"\n")
+        data = path.read_bytes()
     except FileNotFoundError:
         return []
-    rows = []
-    for line in lines[:-1]:
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            logger.warning("%s holds a broken line, left by a full disk or a kill", path)
-    return rows
+    return complete_rows(data, path)[0]
+
+
+def complete_rows(data: bytes, path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return the objects in a file's complete lines, and the number of other lines, which are logged."""
+    values = [value for _, value in parse(data[: data.rfind(b"\n") + 1].split(b"\n"))]
+    rows = [value for value in values if isinstance(value, dict)]
+    broken = len(values) - len(rows)
+    if broken:
+        logger.warning("%s has %d broken line(s), left by a full disk or a kill", path, broken)
+    return rows, broken

@@ -9,12 +9,9 @@ import os
 from pathlib import Path
 
 import patches
+from grpo.stack.problem import UserError
 
 DIGEST_VARIABLE = "GRPO_PATCH_DIGEST"
-
-
-class PatchDigestError(RuntimeError):
-    """The imported OpenRLHF differs from the one that the launcher verified."""
 
 
 def check_digest(package_dir: str | Path) -> None:
@@ -24,15 +21,15 @@ def check_digest(package_dir: str | Path) -> None:
         package_dir: the directory of the ``openrlhf`` package that is being imported.
 
     Raises:
-        PatchDigestError: if the two differ; the message names both and the remedy.
+        UserError: if the two differ.
     """
     expected = os.environ.get(DIGEST_VARIABLE)
     if not expected:
         return
-    found = patches.digest(Path(package_dir))
-    if found != expected:
-        raise PatchDigestError(
-            f"OpenRLHF in {package_dir} has patch digest {found[:12]}, but this run was started with "
-            f"{expected[:12]}: the package changed under the run, or this node has another installation. "
-            "Type ./apply_patches.sh status on this machine, and start the run again."
+    digest = patches.digest(Path(package_dir))
+    if digest != expected:
+        raise UserError(
+            f"OpenRLHF in {package_dir} has patch digest {digest[:12]}, but this run was started with "
+            f"{expected[:12]}. Either the package changed during the run, or this node has another installation",
+            "type ./apply_patches.sh status on this machine, and start the run again",
         )

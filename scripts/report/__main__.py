@@ -2,10 +2,10 @@
 
     python -m scripts.report RUN_DIR [RUN_DIR ...] [--out FILE]
 
-Runs may be in progress, ended in any way, resumed, or made by other versions. Several runs are overlaid and compared:
-their settings, and their last evaluations with the first run's, paired by problem.
+Runs may be in progress, ended in any way, resumed, or from other versions. Several runs share each chart. The report
+compares their settings, and their last evaluation with that of the first run, paired by problem.
 
-Exit code: 0 done, 2 a directory holds no run, or the file cannot be written.
+Exit code: 0 done, 2 a directory is not a run, or the file cannot be written.
 """
 
 import argparse
@@ -14,8 +14,8 @@ from pathlib import Path
 
 from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.history import of_run
-from grpo.run.run_state import RunError
 from grpo.stack import command, json_files
+from grpo.stack.problem import UserError
 from scripts.report.page import render
 from scripts.report.runs import read
 
@@ -39,11 +39,11 @@ def main(argv: list[str] | None = None) -> int:
         runs = read(options.folders)
         diagnoses = {run.name: diagnose(of_run(run)) for run in runs}
         json_files.replace(out, render(runs, diagnoses))
-    except RunError as error:
+    except UserError as error:
         print(f"scripts.report: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"scripts.report: {out} cannot be written ({error.strerror}): name another with --out", file=sys.stderr)
+        print(f"scripts.report: {out} cannot be written ({error.strerror}): give another --out", file=sys.stderr)
         return 2
     print(out)
     return 0

@@ -120,11 +120,11 @@ def _extent(panel: Panel) -> tuple[float, float]:
     return min(values), max(values)
 
 
-def _path(places: Sequence[tuple[int, int]]) -> str:
-    if len(places) < 2:
+def _path(points: Sequence[tuple[int, int]]) -> str:
+    if len(points) < 2:
         return ""
-    moves = (f"{b[0] - a[0]} {b[1] - a[1]}" for a, b in itertools.pairwise(places))
-    return f"M{places[0][0]} {places[0][1]}l" + " ".join(moves)
+    moves = (f"{b[0] - a[0]} {b[1] - a[1]}" for a, b in itertools.pairwise(points))
+    return f"M{points[0][0]} {points[0][1]}l" + " ".join(moves)
 
 
 def _dots(points: Iterable[tuple[int, float]], steps: tuple[int, int], low: float, high: float) -> str:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from eval.compare import compare, read_grades
-from eval.problems import EvalError
 from grpo.metrics.metric_schema import SCHEMA
 from grpo.run.estimators import t_quantile
-from grpo.run.run_state import RUNNING, Run, sample_files
+from grpo.run.run_state import RUNNING, Run
+from grpo.stack.problem import UserError
 from scripts.report import scales
 from scripts.report.runs import series
 
@@ -42,15 +42,15 @@ def tiles(run: Run, first: Run) -> list[Tile]:
     Args:
         first: the first run of the report; the last evaluation is compared with it.
     """
-    found = [_progress(run), *_exact_match(run)]
+    shown = [_progress(run), *_exact_match(run)]
     if first is not run:
-        found += _gain("held-out, against " + first.name, first, run, -1)
+        shown += _gain("held-out, against " + first.name, first, run, -1)
     points = series(run.metrics)
-    found += [_trained(label, points[name]) for name, label in TRAINED if name in points]
-    return found + _time(run, points)
+    shown += [_trained(label, points[name]) for name, label in TRAINED if name in points]
+    return shown + _time(run, points)
 
 
-TRAINED = (("correct", "train correct"), ("reward", "reward"), ("response_length", "tokens a response"))
+TRAINED = (("correct", "train correct"), ("reward", "reward"), ("response_length", "tokens per response"))
 
 
 def _progress(run: Run) -> Tile:
@@ -66,7 +66,7 @@ def _exact_match(run: Run) -> list[Tile]:
     if not run.graded:
         return []
     last = run.graded[-1]
-    found = [
+    shown = [
         Tile(
             "held-out exact match",
             f"{last['exact_match']:.3f}",
@@ -74,17 +74,17 @@ def _exact_match(run: Run) -> list[Tile]:
             f"step {last['step']}" + (f", {last['n']} problems" if "n" in last else ""),
         )
     ]
-    return found + (_gain("held-out, since the start", run, run, 0) if len(run.graded) > 1 else [])
+    return shown + (_gain("held-out, change since the start", run, run, 0) if len(run.graded) > 1 else [])
 
 
 def _gain(label: str, before: Run, after: Run, which: int) -> list[Tile]:
     """Return the change of exact match from an evaluation of `before` to the last one of `after`, paired by problem."""
-    old, new = (list(sample_files(one.folder, "eval").items()) for one in (before, after))
+    old, new = (list(one.files.sample_files("eval").items()) for one in (before, after))
     if not old or not new or old[which] == new[-1]:
         return []
     try:
         result = compare(read_grades(old[which][1]), read_grades(new[-1][1]))
-    except EvalError:  # other problems, or samples of another version
+    except UserError:  # other problems, or samples of another version
         return []
     better, worse = result["better"], result["worse"]
     return [
@@ -122,11 +122,11 @@ def _time(run: Run, points: dict[str, list[tuple[int, float]]]) -> list[Tile]:
     if not seconds:
         return []
     usual = statistics.median(seconds)
-    found = [Tile("a step", duration(usual), "", f"median; all {len(seconds)} took {duration(sum(seconds))}")]
+    shown = [Tile("time per step", duration(usual), "", f"median; all {len(seconds)} took {duration(sum(seconds))}")]
     left = (run.planned or 0) - run.step
     if run.state == RUNNING and left > 0:
-        found.append(Tile("time left", duration(usual * left), "", f"{left} steps, without evaluations"))
-    return found
+        shown.append(Tile("time left", duration(usual * left), "", f"{left} steps, without evaluations"))
+    return shown
 
 
 def duration(seconds: float) -> str:

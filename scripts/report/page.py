@@ -42,7 +42,7 @@ class Mark:
     number: int
     finding: Finding
     x: int
-    place: float
+    left: float
     shift: int
 
 
@@ -53,9 +53,9 @@ def render(runs: Sequence[Run], diagnoses: Mapping[str, Diagnosis] | None = None
         diagnoses: by run name; other runs are shown without a diagnosis.
     """
     diagnoses = diagnoses or {}
-    found = {name: diagnosis.findings for name, diagnosis in diagnoses.items()}
+    findings = {name: diagnosis.findings for name, diagnosis in diagnoses.items()}
     steps = _steps(runs)
-    marks = _marks(runs, found, steps)
+    marks = _marks(runs, findings, steps)
     charts = [chart.draw(panel, steps) for panel in panels.panels(runs)]
     script = (FOLDER / "page.js").read_text(encoding="utf-8")
     page = _environment().get_template("page.html")
@@ -73,7 +73,7 @@ def render(runs: Sequence[Run], diagnoses: Mapping[str, Diagnosis] | None = None
         runs=entries,
         phase_names=list(dict.fromkeys(phase.name for entry in entries for phase in entry["phases"])),
         steps=steps,
-        found=bool(found),
+        findings=bool(findings),
         marks=[mark for of_run in marks.values() for mark in of_run if mark.finding.onset is not None],
         evaluated=_ticks({row["step"] for run in runs for row in run.evals}, steps, chart.INNER_HEIGHT, 6),
         resumed=_ticks(_resumptions(runs), steps, 0, chart.INNER_HEIGHT),
@@ -125,18 +125,18 @@ def _ticks(at: set[int], steps: tuple[int, int], top: int, height: int) -> str:
 
 
 def _marks(
-    runs: Sequence[Run], found: Mapping[str, Sequence[Finding]], steps: tuple[int, int]
+    runs: Sequence[Run], findings: Mapping[str, Sequence[Finding]], steps: tuple[int, int]
 ) -> dict[str, list[Mark]]:
     marks: dict[str, list[Mark]] = {}
     shown: list[Mark] = []
     for run in runs:
-        for finding in found.get(run.name, ()):
+        for finding in findings.get(run.name, ()):
             x = chart.x(steps[0] if finding.onset is None else finding.onset, steps)
-            place = chart.LEFT + x * chart.INNER_WIDTH / chart.SIZE
-            shift = 8 * sum(finding.onset is not None and abs(other.place - place) < 8 for other in shown)
-            shown.append(Mark(len(shown) + 1, finding, x, place, shift))
-        if run.name in found:
-            marks[run.name] = shown[-len(found[run.name]) :] if found[run.name] else []
+            left = chart.LEFT + x * chart.INNER_WIDTH / chart.SIZE
+            shift = 8 * sum(finding.onset is not None and abs(other.left - left) < 8 for other in shown)
+            shown.append(Mark(len(shown) + 1, finding, x, left, shift))
+        if run.name in findings:
+            marks[run.name] = shown[-len(findings[run.name]) :] if findings[run.name] else []
     return marks
 
 

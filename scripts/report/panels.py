@@ -65,10 +65,10 @@ def panels(runs: Sequence[Run]) -> list[Panel]:
     """Return the charts in schema order, then those of unknown columns."""
     train = [series(run.metrics) for run in runs]
     held_out = [evaluations(run.evals) for run in runs]
-    written = list(dict.fromkeys(name for found in train for name in found))
+    written = list(dict.fromkeys(name for columns in train for name in columns))
     ranks = {metric.name: rank for rank, metric in enumerate(SCHEMA)}
     made = []
-    for name in dict.fromkeys([*written, *(name for found in held_out for name in found if name in BY_NAME)]):
+    for name in dict.fromkeys([*written, *(name for columns in held_out for name in columns if name in BY_NAME)]):
         known = metric_of(name)
         metric = Metric(name, known.unit, known.tier, known.meaning, known.source, known.healthy) if known else None
         curves = [
@@ -83,15 +83,15 @@ def panels(runs: Sequence[Run]) -> list[Panel]:
 
 def evaluations(rows: Sequence[Row]) -> dict[str, list[HeldOut]]:
     """Return the numbers of the evaluations by name, without their own seconds, which belong to no training step."""
-    found = {
+    columns = {
         name: [HeldOut(step, value) for step, value in points]
         for name, points in series(rows).items()
         if name not in ("ci_low", "ci_high", "seconds")
     }
     ends = {row["step"]: (row.get("ci_low"), row.get("ci_high")) for row in rows}
-    if "exact_match" in found:
-        found["exact_match"] = [HeldOut(p.step, p.value, *map(_number, ends[p.step])) for p in found["exact_match"]]
-    return found
+    if "exact_match" in columns:
+        columns["exact_match"] = [HeldOut(p.step, p.value, *map(_number, ends[p.step])) for p in columns["exact_match"]]
+    return columns
 
 
 def _number(value: object) -> float | None:

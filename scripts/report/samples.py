@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo.run.run_state import Run, sample_files
+from grpo.run.run_state import Run
 from grpo.stack.json_files import read_rows
 from reward.answers import final_message
 from reward.labels import parse_label
@@ -67,7 +67,7 @@ def groups(run: Run, runs: int) -> list[Group]:
     few = runs > FILES // 5
     chosen: list[tuple[str, Path]] = []
     for kind, name, count in (("step", "Training, step", 1 if few else 3), ("eval", "Held-out, step", 1 if few else 2)):
-        files = list(sample_files(run.folder, kind).items())
+        files = list(run.files.sample_files(kind).items())
         chosen += [(f"{name} {step}", file) for step, file in spread(files, count)]
     made = [_group(title, file) for title, file in chosen]
     return [group for group in made if group.samples]
@@ -77,11 +77,11 @@ def spread(items: Sequence[Any], count: int) -> list[Any]:
     """Return up to `count` of the items, the last one and others at even distances from it."""
     if count == 1 or len(items) <= 1:
         return list(items[-1:])
-    return [items[place] for place in sorted({round(n * (len(items) - 1) / (count - 1)) for n in range(count)})]
+    return [items[index] for index in sorted({round(n * (len(items) - 1) / (count - 1)) for n in range(count)})]
 
 
 def _group(title: str, file: Path) -> Group:
-    rows = [row for row in read_rows(file) if isinstance(row, dict) and isinstance(row.get("response"), str)]
+    rows = [row for row in read_rows(file) if isinstance(row.get("response"), str)]
     return Group(title, len(rows), [describe(row, why) for row, why in extremes(rows)])
 
 
@@ -98,12 +98,12 @@ def extremes(rows: Sequence[Row]) -> list[tuple[Row, str]]:
         ("no answer", next((row for row in rows if _number(row, "answered") == 0), None)),
         *((why, _marked(rows, why)) for why in ("most surprising", "largest loss", "least likely token")),
     ]
-    found: dict[int, tuple[Row, str]] = {}
+    chosen: dict[int, tuple[Row, str]] = {}
     for why, row in candidates:
         if row is not None:
-            known = found.get(id(row))
-            found[id(row)] = (row, f"{known[1]}, {why}" if known else why)
-    return list(found.values())
+            known = chosen.get(id(row))
+            chosen[id(row)] = (row, f"{known[1]}, {why}" if known else why)
+    return list(chosen.values())
 
 
 def _marked(rows: Sequence[Row], why: str) -> Row | None:
@@ -160,5 +160,5 @@ def pieces(text: str) -> list[Text]:
     if len(text) > LONGEST:
         left_out = len(text) - LONGEST
         text = f"{text[: LONGEST // 2]}\n[... {left_out} characters left out ...]\n{text[-LONGEST // 2 :]}"
-    parts = [(part, place % 2 == 1) for place, part in enumerate(_HEADERS.split(text))]
+    parts = [(part, index % 2 == 1) for index, part in enumerate(_HEADERS.split(text))]
     return [Text(part, is_header) for part, is_header in parts if part]

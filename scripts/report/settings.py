@@ -13,7 +13,7 @@ ABSENT = "-"
 
 def settings(run: Run) -> dict[str, str]:
     """Return everything known to affect a run: flags, judge, data, versions, hardware, patches."""
-    env, patches = run.read("env.json"), run.read("patches.json")
+    env, patches = run.read(run.files.environment), run.read(run.files.patches)
     parts: dict[str, Any] = {
         **{key: value for key, value in run.config.items() if key not in ("flags", "given", "plan", "judge")},
         **run.part("flags"),
@@ -35,8 +35,8 @@ def given(run: Run) -> dict[str, str]:
 def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
     """Return the settings in which runs differ, with each run's value."""
     all_settings = [settings(run) for run in runs]
-    names = dict.fromkeys(name for found in all_settings for name in found)
-    values = {name: [found.get(name, ABSENT) for found in all_settings] for name in names}
+    names = dict.fromkeys(name for values_of_run in all_settings for name in values_of_run)
+    values = {name: [values_of_run.get(name, ABSENT) for values_of_run in all_settings] for name in names}
     return {name: row for name, row in values.items() if len(set(row)) > 1}
 
 

@@ -35,12 +35,12 @@ def completion(problem: Calculation, habit: str) -> str:
 def working(problem: Calculation) -> str:
     """Return the steps that lead to the answer: column by column from the right with carries, as on paper."""
     columns, carry = [], 0
-    for place in (1, 10, 100)[: len(str(problem.first))]:
-        digit = problem.first // place % 10
-        if place == 100:  # the second number has ended: only the carry is left
+    for power in (1, 10, 100)[: len(str(problem.first))]:
+        digit = problem.first // power % 10
+        if power == 100:  # the second number has ended: only the carry is left
             other, carry = carry, 0
         else:
-            other = problem.second // place % 10
+            other = problem.second // power % 10
         if problem.operation == "plus":
             total = digit + other + carry
             columns.append(f"{digit}+{other}{'+1' * carry}={total}")

@@ -2,10 +2,12 @@
 
 import contextlib
 import random
+import sys
 from collections.abc import Iterator
 from typing import cast
 
 import torch
+from tqdm import tqdm
 from transformers import GptOssConfig, GptOssForCausalLM, PreTrainedTokenizerFast
 
 from data.synthetic import problems
@@ -63,13 +65,15 @@ def prompt_text(tokenizer: PreTrainedTokenizerFast, question: str) -> str:
 
 
 def warm_start(tokenizer: PreTrainedTokenizerFast, vocab_size: int, steps: int, seed: int) -> GptOssForCausalLM:
-    """Train a tiny gpt-oss from scratch for `steps` optimizer steps."""
+    """Train a tiny gpt-oss from scratch for `steps` optimizer steps, with a progress bar if stdout is a terminal."""
     torch.manual_seed(seed)
     model = GptOssForCausalLM._from_config(tiny_config(vocab_size), attn_implementation="eager")
     model.train()
     optimizers = _optimizers(model)
     mixture_from = round(steps * (1 - MIXTURE_SHARE))
-    for step, (ids, targets) in enumerate(_batches(tokenizer, steps, mixture_from, seed)):
+    batches = _batches(tokenizer, steps, mixture_from, seed)
+    bar = tqdm(batches, "warm start", steps, file=sys.stdout, unit="step", leave=False, disable=None)
+    for step, (ids, targets) in enumerate(bar):
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = optimizer.defaults["lr"] * _schedule(step, steps)
@@ -80,7 +84,7 @@ def warm_start(tokenizer: PreTrainedTokenizerFast, vocab_size: int, steps: int, 
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()
-        if step % 100 == 0 or step == steps - 1:
+        if bar.disable and (step % 100 == 0 or step == steps - 1):
             print(f"warm start {step + 1}/{steps}: loss {loss.item():.3f}", flush=True)
     return model.eval()
 

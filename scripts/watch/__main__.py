@@ -21,8 +21,9 @@ from rich.live import Live
 
 from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.history import of_run
-from grpo.run.run_state import RUNNING, Run, RunError
+from grpo.run.run_state import RUNNING, Run
 from grpo.stack import command
+from grpo.stack.problem import UserError
 from scripts.watch.frame import frame
 from scripts.watch.samples import NewestSamples
 
@@ -36,13 +37,13 @@ def watch(run: Run, console: Console, every: float) -> None:
         every: seconds between two refreshes.
     """
     if console.is_terminal:
-        samples = NewestSamples(run.folder)
+        samples = NewestSamples(run.files)
         with Live(console=console, screen=True, auto_refresh=False) as live:
             while run.state == RUNNING:
                 samples.refresh()
                 width, height = console.size
-                found = diagnose(of_run(run))
-                live.update(Group(*frame(run, samples, time.time(), width, height, found)), refresh=True)
+                diagnosis = diagnose(of_run(run))
+                live.update(Group(*frame(run, samples, time.time(), width, height, diagnosis)), refresh=True)
                 time.sleep(every)
                 run.refresh()
     else:
@@ -63,7 +64,7 @@ def _print_lines(run: Run, every: float) -> None:
 
 def print_frame(run: Run, console: Console) -> None:
     """Print the whole view once."""
-    samples = NewestSamples(run.folder)
+    samples = NewestSamples(run.files)
     samples.refresh()
     for line in frame(run, samples, time.time(), console.width, diagnosis=diagnose(of_run(run))):
         console.print(line, no_wrap=True, crop=False)
@@ -72,7 +73,7 @@ def print_frame(run: Run, console: Console) -> None:
 def _seconds(text: str) -> float:
     value = float(text)
     if not 0.1 <= value <= 3600:
-        raise argparse.ArgumentTypeError("give seconds from 0.1 to 3600")
+        raise argparse.ArgumentTypeError("give 0.1 to 3600 seconds")
     return value
 
 
@@ -86,8 +87,10 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", type=Path, metavar="RUN_DIR")
-    parser.add_argument("--once", action="store_true", help="print one frame and end")
-    parser.add_argument("--every", type=_seconds, default=2.0, metavar="SECONDS", help="between two looks (default: 2)")
+    parser.add_argument("--once", action="store_true", help="print one frame and exit")
+    parser.add_argument(
+        "--every", type=_seconds, default=2.0, metavar="SECONDS", help="seconds between updates (default: 2)"
+    )
     arguments = parser.parse_args(argv)
     logging.getLogger("grpo").setLevel(logging.ERROR)  # broken lines are counted in the view
     if hasattr(sys.stdout, "reconfigure"):
@@ -100,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
         print_frame(run, console)
         if run.state != RUNNING:
             print(*run.progress.results(run.folder, run.save_path, run.ckpt_path), sep="\n")
-    except (RunError, OSError) as error:
+    except (UserError, OSError) as error:
         print(f"watch: {error}", file=sys.stderr)
         return REFUSED
     except KeyboardInterrupt:

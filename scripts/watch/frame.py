@@ -64,7 +64,7 @@ def frame(
         line.truncate(width, overflow="ellipsis")
     if height is not None and len(lines) > height:
         left_out = len(lines) - height + 1
-        lines = [*lines[: height - 1], Text(f"{left_out} more lines: make the terminal higher, or --once", "dim")]
+        lines = [*lines[: height - 1], Text(f"{left_out} more lines: enlarge the terminal, or use --once", "dim")]
     return lines
 
 
@@ -82,7 +82,7 @@ def _header(run: Run, now: float, width: int) -> list[Text]:
 
 def _clock(run: Run, now: float) -> list[str]:
     pace, left = run.seconds_a_step(), run.seconds_left(now)
-    parts = [f"{duration(pace)} a step"] if pace is not None else []
+    parts = [f"{duration(pace)} per step"] if pace is not None else []
     if left is not None:
         parts.append(f"{duration(left)} left, until {_hour(now + left, now)}")
     if run.started is not None:
@@ -105,21 +105,25 @@ def _notes(run: Run, now: float) -> list[str]:
     """Return what a user should know besides the numbers."""
     notes = []
     part_started = run.resumes[-1]["time"] if run.resumes else run.started
-    log = run.folder / "logs" / "driver.log"
+    log = run.files.logs / "driver.log"
     pace = run.seconds_a_step()
     if run.state == RUNNING and (run.last_line is None or run.last_line < (part_started or 0.0)):
         last = tail(log, 1, bars=True)
         notes.append("starting" + (f": {printable(last[0])[:200]}" if last else ""))
     elif run.state == RUNNING and pace and run.last_line and now - run.last_line > _QUIET_STEPS * pace + _QUIET_SECONDS:
-        notes.append(f"no new line for {duration(now - run.last_line)}, see {log}")
+        notes.append(f"no new line for {duration(now - run.last_line)}; see {log}")
     elif run.state == CRASHED:
-        how = "it was killed, or the machine went down" if run.code is None else f"it failed with exit code {run.code}"
-        notes.append(f"{how}: see {log}; ./train_grpo.sh --resume {run.folder} continues it")
+        how = (
+            "the run was killed, or the machine went down"
+            if run.code is None
+            else f"the run failed with exit code {run.code}"
+        )
+        notes.append(f"{how}; see {log}; ./train_grpo.sh --resume {run.folder} continues it")
     elif run.state == STOPPED and run.code is not None:
-        notes.append(f"somebody has ended it; ./train_grpo.sh --resume {run.folder} continues it")
+        notes.append(f"the run was stopped; ./train_grpo.sh --resume {run.folder} continues it")
     for lines in (run.progress.metrics, run.progress.evals):
         if lines.broken:
-            notes.append(f"{lines.broken} broken line{'s' * (lines.broken > 1)} left out of {lines.path.name}")
+            notes.append(f"{lines.broken} broken line{'s' * (lines.broken > 1)} skipped in {lines.path.name}")
     if not run.config:
         notes.append("config.json cannot be read")
     return notes
@@ -254,7 +258,7 @@ def _schema_differences(run: Run, rows: Numbers, width: int) -> list[Text]:
         for name, value in rows[-1].items()
         if name not in BY_NAME and not name.startswith(("judge_", "seconds."))
     ]
-    return lines + (_wrapped(["not in the schema: " + ", ".join(unknown)], width, "dim") if unknown else [])
+    return lines + (_wrapped(["unknown metrics: " + ", ".join(unknown)], width, "dim") if unknown else [])
 
 
 def _samples(samples: NewestSamples, width: int) -> list[Text]:

@@ -3,18 +3,17 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from grpo.run.progress import is_number
-from grpo.run.run_state import sample_files
+from grpo.run.run_files import RunFiles
 from grpo.stack.json_files import read_rows
 from reward.answers import MARKER
 from reward.labels import parse_label
 from scripts.watch.text import number, printable
 
 _USER = re.compile(r"<\|start\|>user<\|message\|>(.*?)(?:<\|end\|>|\Z)", re.DOTALL)
-# Enough for any terminal: a response may have a hundred thousand characters.
+# Characters, enough for any terminal: a response may have a hundred thousand.
 _SHOWN = 1000
 
 
@@ -36,15 +35,15 @@ class NewestSamples:
         shown: the most informative samples, see :func:`pick`.
     """
 
-    def __init__(self, run_dir: Path) -> None:
-        self._run_dir = run_dir
+    def __init__(self, files: RunFiles) -> None:
+        self._files = files
         self._seen: tuple[int, int, int] | None = None
         self.step: int | None = None
         self.shown: list[Sample] = []
 
     def refresh(self) -> None:
         """Look for newer samples."""
-        files = sample_files(self._run_dir, "step")
+        files = self._files.sample_files("step")
         if not files:
             self.step, self.shown, self._seen = None, [], None
             return
@@ -55,8 +54,7 @@ class NewestSamples:
             return
         seen = (newest, stat.st_mtime_ns, stat.st_size)
         if seen != self._seen:
-            rows = [row for row in read_rows(file) if isinstance(row, dict)]
-            self.step, self.shown, self._seen = newest, pick(rows), seen
+            self.step, self.shown, self._seen = newest, pick(read_rows(file)), seen
 
 
 def pick(rows: Sequence[Mapping[str, Any]]) -> list[Sample]:

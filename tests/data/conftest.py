@@ -10,7 +10,7 @@ SUBJECTS = ("Algebra", "Geometry", "Precalculus")
 
 
 def words_of(number: int) -> str:
-    """Twelve made-up words, so that problems differ in their wording and not in a number alone."""
+    """Twelve made-up words, so that problems differ in their wording and not only in a number."""
     rng = random.Random(number)
     return " ".join("".join(rng.choices("bdfgklmnprst", k=4)) for _ in range(12))
 

@@ -1,4 +1,4 @@
-"""Near-duplicates and variants: found where they were made, and the filter finds what comparing all pairs finds."""
+"""Near-duplicates and variants are found, and the filter finds the same pairs as comparing all pairs."""
 
 import random
 from itertools import combinations
@@ -18,11 +18,11 @@ TRAIN = (
 
 
 def find(texts: list[str], answers: list[str] | None = None) -> tuple[list[Pair], list[list[int]]]:
-    """What is found; without `answers` all differ."""
+    """Return the pairs and groups found. Without `answers`, all answers differ."""
     return duplicates.find(texts, answers or [str(index) for index in range(len(texts))])
 
 
-def test_texts_of_their_own_are_no_duplicates() -> None:
+def test_distinct_texts_are_not_duplicates() -> None:
     assert find([f"{words_of(i)} 7" for i in range(50)]) == ([], [])
     assert find([]) == ([], []) and find(["", "a"]) == ([], [])
 
@@ -71,7 +71,7 @@ def test_a_problem_with_other_numbers_is_a_variant(other: str) -> None:
 
 
 @pytest.mark.parametrize("other", [TRAIN.replace("12", "13"), TRAIN.replace("Ann", "Bob").replace("12", "13")])
-def test_one_other_number_with_the_same_answer_is_no_other_problem(other: str) -> None:
+def test_changing_one_number_but_not_the_answer_is_a_near_duplicate(other: str) -> None:
     assert [(pair.first, pair.second) for pair in find([TRAIN, other], ["7", "7"])[0]] == [(0, 1)]
     assert find([TRAIN, other], ["7", "8"]) == ([], [[0, 1]])
 
@@ -96,7 +96,7 @@ def test_stock_phrases_do_not_make_problems_alike() -> None:
     assert find([f"What is the largest possible value of {words_of(i)}" for i in range(20)], ["7"] * 20) == ([], [])
 
 
-def test_thousands_separators_are_no_difference() -> None:
+def test_thousands_separators_are_ignored() -> None:
     spellings = [TRAIN.replace("12", number) for number in ("12000", "12,000", "12{,}000")]
     assert len(find(spellings)[0]) == 3
 
@@ -130,4 +130,4 @@ def test_the_prefix_filter_loses_no_pair(seed: int, vocabulary: int, size: int) 
         shorter = max(SHORT, min(len(sets[a]), len(sets[b])))
         if max(shared / shorter, shared / union) >= SIMILARITY:
             expected[a, b] = max(shared / shorter, shared / union), shared / union
-    assert {(a, b): (similarity, whole) for a, b, similarity, whole in duplicates._alike(sets)} == expected
+    assert {(a, b): (similarity, whole) for a, b, similarity, whole in duplicates.alike(sets)} == expected

@@ -13,8 +13,8 @@ import pytest
 
 from data.prepare import Options, Source, main, prepare
 from data.problems import INSTRUCTIONS
-from data.sources import SourceError
 from grpo.launch.data_files import read_records
+from grpo.stack.problem import UserError
 from reward.labels import parse_label
 from reward.reward_func import reward_func
 from scripts.tiny_model.tokenizer import write_tokenizer
@@ -72,7 +72,7 @@ def test_a_problem_of_eval_among_those_to_train_on(tmp_path: Path) -> None:
     text = leaked["prompt"].removesuffix(INSTRUCTIONS["aime"])
     copies = [{"problem": text + " Why?", "answer": parse_label(leaked["label"]).answer}]
     own = write(tmp_path / "own.jsonl", copies + [{"problem": words_of(i), "answer": "1"} for i in range(5)])
-    with pytest.raises(SourceError, match=rf"1 problems(.|\n)*own.jsonl, line 1\) is .*{leaked['id']} \(.*line"):
+    with pytest.raises(UserError, match=rf"1 problems(.|\n)*own.jsonl, line 1\) is .*{leaked['id']} \(.*line"):
         prepare_files(tmp_path / "out", aime, train=(own,))
     assert not (tmp_path / "out").exists()
     card = prepare_files(tmp_path / "out", aime, train=(own,), decontaminate=True)
@@ -87,11 +87,11 @@ def test_all_of_eval_to_train_on_under_a_heading(tmp_path: Path) -> None:
         for record in read(tmp_path / "aime", "eval")
         for answer in [parse_label(record["label"]).answer]
     ]
-    with pytest.raises(SourceError, match="18 problems of train are also in eval"):
+    with pytest.raises(UserError, match="18 problems of train are also in eval"):
         prepare_files(tmp_path / "out", aime, train=(write(tmp_path / "leak.jsonl", leaks),))
 
 
-def test_a_problem_that_comes_to_train_by_two_ways_stays_once(tmp_path: Path) -> None:
+def test_a_problem_added_to_train_twice_is_kept_once(tmp_path: Path) -> None:
     aime = write(tmp_path / "aime.jsonl", aime_rows())
     card = prepare_files(tmp_path / "out", aime, train=(aime,), decontaminate=True)
     assert len(read(tmp_path / "out", "train")) == 72 and len(read(tmp_path / "out", "eval")) == 18
@@ -102,7 +102,7 @@ def test_bad_rows_are_refused_all_at_once_or_left_out(tmp_path: Path) -> None:
     bad = ["{", json.dumps({"problem": "P", "answer": "{1"}), json.dumps(math_rows(1)[0] | {"answer": "9"})]
     source = write(tmp_path / "math.jsonl", math_rows(10))
     source.write_text(source.read_text() + "\n".join(bad) + "\n")
-    with pytest.raises(SourceError, match=r"3 bad rows; .*--skip-bad") as refused:
+    with pytest.raises(UserError, match=r"3 bad rows:(.|\n)*--skip-bad") as refused:
         prepare_files(tmp_path / "out", source)
     for number, reason in ((11, ": is not JSON"), (12, ": has an answer"), (1, ""), (13, "")):
         assert f"{source}, line {number}{reason}" in str(refused.value)
@@ -146,17 +146,19 @@ def test_the_synthetic_task(tmp_path: Path) -> None:
         assert label.split == "eval"
         query = record["prompt"] + f" \\boxed{{{label.answer}}}"
         assert reward_func([query], [record["prompt"]], [record["label"]])["rewards"] == 1.0
-    with pytest.raises(SourceError, match="2000"):
+    with pytest.raises(UserError, match="2000"):
         prepare([Source("synthetic")], tmp_path / "many", Options(train_count=3000))
 
 
 def test_the_launcher_accepts_what_is_written(tmp_path: Path) -> None:
     prepare_files(tmp_path, write(tmp_path / "aime.jsonl", aime_rows()))
-    found = [read_records(tmp_path / f"{split}.jsonl", "prompt", "label", split) for split in ("train", "eval")]
-    assert [len(records) for records in found] == [72, 18]
+    read = [read_records(tmp_path / f"{split}.jsonl", "prompt", "label", split) for split in ("train", "eval")]
+    assert [len(records) for records in read] == [72, 18]
 
 
-def test_no_card_beside_files_that_it_does_not_describe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_card_is_removed_before_files_that_it_does_not_describe_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, out = write(tmp_path / "aime.jsonl", aime_rows()), tmp_path / "out"
     prepare_files(out, source)
     write(source, aime_rows()[:60])
@@ -190,7 +192,7 @@ prepare([Source(source)], out)
 
 
 @pytest.mark.parametrize("last", [1, 2, 3])
-def test_files_are_whole_wherever_the_process_is_killed(tmp_path: Path, last: int) -> None:
+def test_files_are_complete_whenever_the_process_is_killed(tmp_path: Path, last: int) -> None:
     source, out = write(tmp_path / "aime.jsonl", aime_rows()), tmp_path / "out"
     prepare_files(out, source)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
@@ -223,8 +225,8 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "name a source"),
-        (["--source", "a.jsonl", "--prompt-max-len", "9"], "give --tokenizer"),
+        ([], "give --source"),
+        (["--source", "a.jsonl", "--prompt-max-len", "9"], "need --tokenizer"),
         (["--source", "a.jsonl", "--math-count", "0"], "--math-count"),
     ],
 )
@@ -235,8 +237,10 @@ def test_a_bad_call(tmp_path: Path, options: list[str], message: str, capsys: py
 
 
 @pytest.mark.parametrize("name", ["none.jsonl", "empty.jsonl", "blank.jsonl", "one.jsonl"])
-def test_a_refusal_is_an_exit_code_and_a_message(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    empty = "is empty; give a file with a row for each problem"
+def test_rejection_sets_the_exit_code_and_prints_a_message(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = "is empty: give a file with a row for each problem"
     messages = {"none.jsonl": "not a file", "empty.jsonl": empty, "blank.jsonl": empty, "one.jsonl": "would be empty"}
     write(tmp_path / "empty.jsonl", [])
     (tmp_path / "blank.jsonl").write_text("\n\n")
@@ -246,7 +250,7 @@ def test_a_refusal_is_an_exit_code_and_a_message(tmp_path: Path, name: str, caps
     assert not (tmp_path / "out").exists()
 
 
-def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_at_the_output_path_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, out = write(tmp_path / "aime.jsonl", aime_rows()), write(tmp_path / "train.jsonl", [])
     assert main(["--source", str(source), "--out", str(out)]) == 2
-    assert f"{out} is a file; --out names the folder" in capsys.readouterr().err
+    assert f"{out} is a file: name a folder" in capsys.readouterr().err

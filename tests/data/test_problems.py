@@ -103,7 +103,7 @@ def test_a_data_source_has_a_name_of_its_own(source: str, row: dict[str, Any], n
 def test_a_copy_in_another_file_repeats_the_one_with_a_place_or_level() -> None:
     files = {"a.jsonl": {}, "z.jsonl": {"level": 5}}
     rows = [Row(source, {"problem": "P", "answer": "1", **row}) for source, row in files.items()]
-    problems = [parse_rows([row], row.place, None)[0][0] for row in rows]
+    problems = [parse_rows([row], row.location, None)[0][0] for row in rows]
     [kept], repeats, bad = merge_repeats(problems)
     assert (kept.datasource, len(repeats), bad) == ("math", 1, [])
 
@@ -120,7 +120,7 @@ BAD = {
     "but not all of": {"problem": "P", "answer": "1", "year": 2022},
     "from 0 to 999": {"problem": "P", "answer": "1000", "year": 2022, "contest": 1, "number": 1},
     "no such AIME problem": {"problem": "P", "answer": "1", "year": 2022, "contest": 3, "number": 1},
-    "no integer": {"problem": "P", "answer": "1", "year": "x", "contest": 1, "number": 1},
+    "not an integer": {"problem": "P", "answer": "1", "year": "x", "contest": 1, "number": 1},
 }
 
 
@@ -137,7 +137,7 @@ def test_papers_that_count_from_zero_are_shifted() -> None:
     assert "number 15" in parse(*sixteen)[1][0]
 
 
-def test_repetitions_stay_once_and_contradictions_not_at_all() -> None:
+def test_duplicates_are_kept_once_and_contradictions_dropped() -> None:
     same = {"problem": "Halve  a.\n", "answer": "07"}
     problems, _ = parse({"problem": "Halve a.", "answer": "7"}, same, {"problem": "b", "answer": "1"})
     kept, repeats, bad = merge_repeats(problems)
@@ -149,10 +149,10 @@ def test_repetitions_stay_once_and_contradictions_not_at_all() -> None:
     assert len(bad) == 1 and "another answer" in bad[0] and "line 1" in bad[0] and "line 2" in bad[0]
 
 
-def test_one_contest_place_holds_one_problem() -> None:
+def test_a_contest_place_has_one_problem() -> None:
     first, second = aime_rows()[:2]
-    place = {name: first[name] for name in ("year", "contest", "number")}
-    kept, _, bad = merge_repeats(parse(first, {**second, **place})[0])
+    contest_place = {name: first[name] for name in ("year", "contest", "number")}
+    kept, _, bad = merge_repeats(parse(first, {**second, **contest_place})[0])
     assert not kept and "another answer" in bad[0]
     kept, _, bad = merge_repeats(parse(first, {**first, "number": 2})[0])
     assert not kept and "another contest place" in bad[0]

@@ -10,7 +10,8 @@ import pyarrow.parquet
 import pytest
 
 from data.prepare import Source, prepare
-from data.sources import HUB, HubSet, SourceError, read_hub, read_source
+from data.sources import HUB, HubSet, read_hub, read_source
+from grpo.stack.problem import UserError
 from tests.data.conftest import aime_rows, math_rows, read, write
 
 ROMAN = {1: "I", 2: "II"}
@@ -28,9 +29,9 @@ def repository(folder: Path, rows_of: dict[str, list[dict]], folders: dict[str, 
     """Parquet files and the README with configurations, as the hub has them."""
     lines = ["---", "configs:"]
     for configuration, rows in rows_of.items():
-        place = folder / folders[configuration]
-        place.mkdir(parents=True)
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), place / "train-00000-of-00001.parquet")
+        subfolder = folder / folders[configuration]
+        subfolder.mkdir(parents=True)
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), subfolder / "train-00000-of-00001.parquet")
         lines += [f"- config_name: {configuration}", "  data_files:", "  - split: train"]
         lines += [f"    path: {folders[configuration]}/train-*"]
     (folder / "README.md").write_text("\n".join([*lines, "---", ""]))
@@ -92,15 +93,15 @@ def test_rows_made_in_memory_come_with_their_places(monkeypatch) -> None:
         return datasets.Dataset.from_list(rows)
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    monkeypatch.setattr("data.sources._unreachable", lambda hub: None)
-    found, origin = read_hub(HubSet("org/set", "c0ffee", ("one", "two")))
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *arguments, **options: None)
+    loaded, origin = read_hub(HubSet("org/set", "c0ffee", ("one", "two")))
     assert asked == [("org/set", name, {"split": "train", "revision": "c0ffee"}) for name in ("one", "two")]
-    assert [row.value for row in found] == rows * 2
-    assert [row.place for row in found] == [f"org/set ({name}), row {n}" for name in ("one", "two") for n in (1, 2)]
+    assert [row.value for row in loaded] == rows * 2
+    assert [row.location for row in loaded] == [f"org/set ({name}), row {n}" for name in ("one", "two") for n in (1, 2)]
     assert (origin["rows"], origin["hub"], origin["revision"]) == (4, "org/set", "c0ffee")
 
 
-def test_without_network_the_local_way_is_named(tmp_path, datasets_cache, monkeypatch) -> None:
+def test_without_network_the_error_suggests_local_files(tmp_path, datasets_cache, monkeypatch) -> None:
     import datasets
 
     def no_network(*arguments: object, **options: object) -> None:
@@ -109,7 +110,7 @@ def test_without_network_the_local_way_is_named(tmp_path, datasets_cache, monkey
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(socket, "getaddrinfo", no_network)
     for name in ("aime", "math"):
-        with pytest.raises(SourceError, match=r"could not be loaded(.|\n)*hf download .*--revision(.|\n)*\.jsonl"):
+        with pytest.raises(UserError, match=r"could not be loaded(.|\n)*hf download .*--revision(.|\n)*\.jsonl"):
             read_source(name)
 
 
@@ -124,7 +125,7 @@ def test_an_unreachable_hub_is_asked_once_and_quietly(tmp_path, datasets_cache, 
 
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(socket, "getaddrinfo", no_name)
-    with pytest.raises(SourceError, match=r"the hub cannot be reached \(ConnectionError\)(.|\n)*hf download"):
+    with pytest.raises(UserError, match=r"the hub cannot be reached \(ConnectionError\)(.|\n)*hf download"):
         read_source("aime")
     assert len(asked) == 1 and "Retrying" not in capfd.readouterr().err
 
@@ -149,24 +150,24 @@ def test_json_and_parquet_give_what_jsonl_gives(tmp_path: Path) -> None:
 def test_rows_have_line_or_row_numbers(tmp_path: Path) -> None:
     lines = write(tmp_path / "a.jsonl", [{"problem": "a"}])
     lines.write_text(lines.read_text() + "\n\n{\n")
-    assert [row.place for row in read_source(str(lines))[0]] == [f"{lines}, line 1", f"{lines}, line 4"]
+    assert [row.location for row in read_source(str(lines))[0]] == [f"{lines}, line 1", f"{lines}, line 4"]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"problem": "a"}] * 2), tmp_path / "a.parquet")
-    places = [row.place for row in read_source(str(tmp_path / "a.parquet"))[0]]
-    assert places == [f"{tmp_path / 'a.parquet'}, row {number}" for number in (1, 2)]
+    locations = [row.location for row in read_source(str(tmp_path / "a.parquet"))[0]]
+    assert locations == [f"{tmp_path / 'a.parquet'}, row {number}" for number in (1, 2)]
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("none.jsonl", None, "not a file"),
-        ("a.csv", b"x", "unknown ending"),
+        ("a.csv", b"x", "unknown file type"),
         ("a.json", b"{", "is not JSON"),
-        ("a.json", b"{}", "must hold a list"),
+        ("a.json", b"{}", "is not a list of problems"),
         ("a.parquet", b"no parquet", "not a parquet file"),
     ],
 )
 def test_a_source_that_cannot_be_read(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(SourceError, match=message):
+    with pytest.raises(UserError, match=message):
         read_source(str(tmp_path / name))

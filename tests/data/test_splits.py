@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.problems import Problem
-from data.sources import SourceError
 from data.splits import balanced, choose_math, describe, in_aime_eval, split
+from grpo.stack.problem import UserError
 from tests.data.conftest import PAPERS
 
 SUBJECTS = [f"subject {i}" for i in range(7)]
@@ -26,8 +26,8 @@ def math_problems(number: int, levels: tuple[int, ...] = (4, 5)) -> list[Problem
 
 
 def aime_problems(years: tuple[int, ...] = (2022, 2023, 2024)) -> list[Problem]:
-    places = [(year, contest, number) for year in years for contest in (1, 2) for number in range(1, 16)]
-    return [Problem(f"{place}", "1", "aime", paper=place) for place in places]
+    papers = [(year, contest, number) for year in years for contest in (1, 2) for number in range(1, 16)]
+    return [Problem(f"{paper}", "1", "aime", paper=paper) for paper in papers]
 
 
 def test_the_aime_rule_is_balanced() -> None:
@@ -93,7 +93,7 @@ def test_other_problems_are_split_by_a_balanced_fraction() -> None:
     assert Counter(one.subject for one in held_out) == dict.fromkeys(SUBJECTS, 2)
     assert len([one for one in split(problems + aime_problems(), 0.5) if one.split == "eval"]) == 80
     for fraction in (0.0, 1.0, -1.0, float("nan")):
-        with pytest.raises(SourceError):
+        with pytest.raises(UserError):
             split(problems, fraction)
 
 

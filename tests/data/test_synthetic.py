@@ -6,7 +6,7 @@ from data import synthetic
 
 
 def recompute(question):
-    """The answer from the words of the question alone."""
+    """Compute the answer from the text of the question."""
     _, _, first, operation, second = question.rstrip("?").split()
     return int(first) + int(second) if operation == "plus" else int(first) - int(second)
 

@@ -1,4 +1,4 @@
-"""What the code knows by name: variables, and metrics and other words in small letters."""
+"""Names that exist in the code: variables, metrics and other lowercase words."""
 
 import re
 from functools import cache

@@ -53,19 +53,19 @@ class Page:
 
     @property
     def words(self) -> int:
-        """The words of the file; table bars and the like are none."""
+        """The number of words in the file, without table bars and the like."""
         return len(re.findall(r"\S*\w\S*", self.text))
 
     @property
     def tables(self) -> list[list[list[str]]]:
         """The tables, as rows of cells; the first row is the header."""
-        found: list[list[list[str]]] = [[]]
+        blocks: list[list[list[str]]] = [[]]
         for line in self.outside.splitlines():
             if not line.startswith("|"):
-                found.append([])
+                blocks.append([])
             elif not re.fullmatch(r"[|\- :]+", line):
-                found[-1].append([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
-        return [table for table in found if table]
+                blocks[-1].append([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
+        return [table for table in blocks if table]
 
     @property
     def sentences(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Every command of the documentation can be called as it stands there."""
+"""Every command of the documentation is valid as written."""
 
 import argparse
 import importlib
@@ -26,14 +26,14 @@ class Parsed(Exception):
 
 def commands() -> list[tuple[str, str]]:
     """The commands of all blocks of bash: page and command, with its assignments and without comments."""
-    found = []
+    listed = []
     for page in pages():
         for language, block in page.blocks:
             if language == "bash":
                 lines = block.replace("\\\n", " ").splitlines()
                 parts = (part for line in lines for part in re.sub(r"(^| )#.*", "", line).split("&&"))
-                found += [(page.name, part.strip()) for part in parts if part.strip()]
-    return found
+                listed += [(page.name, part.strip()) for part in parts if part.strip()]
+    return listed
 
 
 def inline_commands() -> list[tuple[str, str]]:
@@ -52,12 +52,12 @@ def parse(module: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> arg
     real, left, last = argparse.ArgumentParser.parse_args, [PARSES.get(module, 1)], []
 
     def parse_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
-        found = real(self, args, namespace)
+        parsed = real(self, args, namespace)
         left[0] -= 1
         if not left[0]:
             last.append(self)
             raise Parsed
-        return found
+        return parsed
 
     has_main = importlib.util.find_spec(f"{module}.__main__") if "." not in module or _is_package(module) else None
     program = importlib.import_module(f"{module}.__main__" if has_main else module)
@@ -157,7 +157,7 @@ def test_there_are_commands_and_wrong_ones_are_noticed(monkeypatch: pytest.Monke
             check(wrong, patch)
 
 
-def test_commands_hide_in_no_other_block() -> None:
+def test_other_blocks_contain_no_commands() -> None:
     blocks = [(page.name, language, block) for page in pages() for language, block in page.blocks]
     assert {language for _, language, _ in blocks} <= LANGUAGES
     hidden = [

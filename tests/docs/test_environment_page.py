@@ -48,7 +48,7 @@ def test_another_answer_is_not_paid(tmp_path: Path, content: str) -> None:
     assert (outcome.ending, outcome.fault, score.reward) == ("done", "", 0.0)
 
 
-def test_a_call_that_cannot_be_is_observed(tmp_path: Path) -> None:
+def test_invalid_tool_call_becomes_an_observation(tmp_path: Path) -> None:
     outcome, score = play(tmp_path, guess("seven"), {"content": "7"})
     heard = next(message["content"] for message in outcome.messages if message["role"] == "tool")
     assert "whole number" in heard and outcome.errors == 1 and score.reward == 1.0

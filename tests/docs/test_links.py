@@ -7,7 +7,7 @@ import pytest
 from tests.docs.pages import GENERATED, ROOT, Page, page, pages
 
 
-def place(source: Page, target: str) -> str:
+def target_path(source: Page, target: str) -> str:
     """The path from the checkout that a link of a page leads to; the page itself for a mere anchor."""
     path = target.partition("#")[0]
     resolved = (ROOT / PurePosixPath(source.name).parent / path).resolve() if path else ROOT / source.name
@@ -20,7 +20,7 @@ def test_links_resolve(source: Page) -> None:
     for target in source.links:
         if target.startswith("https://"):
             continue
-        name, anchor = place(source, target), target.partition("#")[2]
+        name, anchor = target_path(source, target), target.partition("#")[2]
         if name in GENERATED and not (ROOT / name).exists():
             continue  # not written yet in this checkout
         if not (ROOT / name).exists() or (anchor and anchor not in Page(name).anchors):
@@ -32,7 +32,7 @@ def test_the_readme_leads_to_every_page() -> None:
     reached, waiting = {"README.md"}, [page("README.md")]
     while waiting:
         source = waiting.pop()
-        for name in {place(source, target) for target in source.links if "://" not in target} - reached:
+        for name in {target_path(source, target) for target in source.links if "://" not in target} - reached:
             reached.add(name)
             waiting += [page for page in pages() if page.name == name]
     assert {page.name for page in pages()} | set(GENERATED) <= reached

@@ -1,4 +1,4 @@
-"""Names in the documentation are those of the code: settings, flags, metrics, patches, benchmarks."""
+"""Names in the documentation exist in the code: settings, flags, metrics, patches, benchmarks."""
 
 import re
 
@@ -19,9 +19,9 @@ _FLAG = re.compile(r"--[a-z][\w-]*")
 
 def settings_of(page: Page) -> set[str]:
     """The names of settings in a page: in code spans, and in the assignments of commands."""
-    found = {name for span in page.spans for name in _SETTING.findall(span)}
-    found |= {match[1] for span in page.spans if (match := _ALONE.fullmatch(span))}
-    return found | {name for language, block in page.blocks if language == "bash" for name in _SETTING.findall(block)}
+    named = {name for span in page.spans for name in _SETTING.findall(span)}
+    named |= {match[1] for span in page.spans if (match := _ALONE.fullmatch(span))}
+    return named | {name for language, block in page.blocks if language == "bash" for name in _SETTING.findall(block)}
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
@@ -30,7 +30,7 @@ def test_settings_exist(page: Page) -> None:
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
-def test_settings_stand_in_code(page: Page) -> None:
+def test_settings_are_formatted_as_code(page: Page) -> None:
     prose = re.sub(r"`[^`\n]+`", "", page.outside)
     assert _SETTING.findall(prose) == []
 
@@ -48,17 +48,19 @@ def test_flags_exist(page: Page) -> None:
     assert sorted(flag for flag in flags if flag not in known and not re.search(rf"{flag}(?![\w-])", own)) == []
 
 
-def test_what_tables_and_lists_call_a_metric_is_one() -> None:
+def test_metrics_in_tables_and_lists_exist() -> None:
     tables = [(page.name, table) for page in pages() for table in page.tables if table[0][0] in ("metric", "look at")]
-    found = [(name, metric) for name, table in tables for row in table[1:] for metric in re.findall(r"`(.+?)`", row[0])]
+    in_tables = [
+        (name, metric) for name, table in tables for row in table[1:] for metric in re.findall(r"`(.+?)`", row[0])
+    ]
     listed = [
         (page.name, metric)
         for page in pages()
         for part in re.findall(r"^## Metrics\n(.*?)(?=^## |\Z)", page.outside, re.DOTALL | re.MULTILINE)
         for metric in re.findall(r"`([a-z_]+(?:\.\*)?)`", part)
     ]
-    assert len(found) > 10 and len(listed) > 15
-    assert [pair for pair in found + listed if pair[1] not in BY_NAME] == []
+    assert len(in_tables) > 10 and len(listed) > 15
+    assert [pair for pair in in_tables + listed if pair[1] not in BY_NAME] == []
 
 
 def test_wrong_names_are_noticed() -> None:
@@ -74,7 +76,7 @@ def first_column(page_name: str, header: str) -> list[str]:
     return [row[0].strip("`") for row in table[1:]]
 
 
-def test_every_patch_has_its_row_in_the_order_of_the_series() -> None:
+def test_table_lists_every_patch_in_series_order() -> None:
     series = (ROOT / "patches" / "openrlhf-0.9.3" / "series").read_text().splitlines()
     names = [line.removesuffix(".patch") for line in series if not line.startswith("#")]
     assert first_column("docs/patches.md", "patch") == names
@@ -88,7 +90,7 @@ def test_every_rule_has_its_row() -> None:
     assert len(first_column("docs/diagnosis.md", "finding")) == len(RULES)
 
 
-def test_the_tree_of_the_readme_is_that_of_the_checkout() -> None:
+def test_readme_tree_matches_the_checkout() -> None:
     tree = next(block for language, block in page("README.md").blocks if block.startswith("train_grpo.sh"))
     names = [line.split()[0] for line in tree.splitlines()]
     assert [name for name in names if not (ROOT / name).exists()] == []

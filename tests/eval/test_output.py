@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from eval import regrade
 from eval.output import GRADES, RESULT, SAMPLES, Output, read_config, write_result
-from eval.problems import EvalError, EvalProblem
+from eval.problems import EvalProblem
+from grpo.stack.problem import UserError
 
 IDENTITY = {"temperature": 1.0, "date": "2030-01-01"}
 
@@ -18,7 +19,7 @@ def open_output(folder, problems, n=2, ks=(1,), **identity) -> Output:
 
 
 def answer(problem: EvalProblem, number: int) -> dict:
-    """What a model might have written: even samples are right."""
+    """Responses as a model might write them; samples with even numbers are right."""
     value = problem.label if number % 2 == 0 else "0"
     return {"seed": number, "response": f"line\u2028line \\boxed{{{value}}}", "response_length": 9, "answer_length": 3}
 
@@ -40,7 +41,7 @@ def test_samples_grades_and_result_are_written(tmp_path, problems):
 
 
 @given(st.data())
-def test_an_evaluation_that_was_cut_anywhere_continues(tmp_path_factory, data):
+def test_interrupted_evaluation_continues_from_any_point(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("cut")
     problems = [EvalProblem(f"p{number}", "prompt", str(number), "sums") for number in range(3)]
     fill(open_output(folder, problems))
@@ -54,7 +55,7 @@ def test_an_evaluation_that_was_cut_anywhere_continues(tmp_path_factory, data):
     assert write_result(folder)["samples"] == 6
 
 
-def test_a_broken_line_inside_is_drawn_again(tmp_path, problems):
+def test_sample_with_a_broken_line_is_drawn_again(tmp_path, problems):
     fill(open_output(tmp_path, problems))
     lines = (tmp_path / SAMPLES).read_bytes().splitlines(keepends=True)
     (tmp_path / SAMPLES).write_bytes(b"".join([lines[0], lines[1][:20] + b"\n", *lines[2:]]))
@@ -62,7 +63,7 @@ def test_a_broken_line_inside_is_drawn_again(tmp_path, problems):
     assert [(problem.id, number) for problem, number in output.missing] == [("p1", 0)]
 
 
-def test_more_samples_or_problems_use_those_that_are_there(tmp_path, problems):
+def test_existing_samples_are_reused_for_more_samples_or_problems(tmp_path, problems):
     fill(open_output(tmp_path, problems[:2], n=2))
     write_result(tmp_path)
     output = open_output(tmp_path, problems, n=3, ks=(1, 3))
@@ -78,19 +79,19 @@ def test_more_samples_or_problems_use_those_that_are_there(tmp_path, problems):
 
 def test_an_unfinished_evaluation_has_no_result(tmp_path, problems):
     fill(open_output(tmp_path, problems), count=5)
-    with pytest.raises(EvalError, match="5 of 6 samples"):
+    with pytest.raises(UserError, match="5 of 6 samples"):
         write_result(tmp_path)
 
 
 def test_another_configuration_is_refused(tmp_path, problems):
     fill(open_output(tmp_path, problems), count=1)
-    with pytest.raises(EvalError, match=r"temperature was 1\.0, is 0\.6\. Give another --out"):
+    with pytest.raises(UserError, match=r"temperature was 1\.0, is 0\.6: give another --out"):
         open_output(tmp_path, problems, temperature=0.6)
-    with pytest.raises(EvalError, match="top_p was None, is 1"):
+    with pytest.raises(UserError, match="top_p was None, is 1"):
         open_output(tmp_path, problems, top_p=1)
 
 
-def test_another_configuration_takes_over_a_folder_without_a_sample(tmp_path, problems):
+def test_folder_without_samples_accepts_a_new_configuration(tmp_path, problems):
     with open_output(tmp_path, problems):
         pass
     (tmp_path / SAMPLES).write_bytes(b'{"id": "p0", "samp')  # killed in its first line
@@ -98,17 +99,17 @@ def test_another_configuration_takes_over_a_folder_without_a_sample(tmp_path, pr
     assert write_result(tmp_path)["samples"] == 6 and read_config(tmp_path)["identity"]["temperature"] == 0.6
 
 
-def test_a_folder_of_something_else_is_refused(tmp_path, problems):
+def test_unrelated_folder_is_rejected(tmp_path, problems):
     (tmp_path / "thesis.txt").write_text("x")
-    with pytest.raises(EvalError, match="holds no evaluation"):
+    with pytest.raises(UserError, match="is not an evaluation"):
         open_output(tmp_path, problems)
-    with pytest.raises(EvalError, match="holds no evaluation"):
+    with pytest.raises(UserError, match="is not an evaluation"):
         read_config(tmp_path)
-    with pytest.raises(EvalError, match="holds no evaluation"):
+    with pytest.raises(UserError, match="is not an evaluation"):
         open_output(tmp_path / "thesis.txt", problems)
 
 
-def test_a_start_that_was_killed_before_its_config_is_no_obstacle(tmp_path, problems):
+def test_start_killed_before_its_config_does_not_block_the_next(tmp_path, problems):
     (tmp_path / SAMPLES).touch()
     (tmp_path / ".config.json.123").write_text("{")
     assert len(open_output(tmp_path, problems).missing) == 6
@@ -116,7 +117,7 @@ def test_a_start_that_was_killed_before_its_config_is_no_obstacle(tmp_path, prob
 
 @pytest.mark.parametrize("k", [0, 3])
 def test_a_k_that_the_samples_cannot_answer_is_refused(tmp_path, problems, k):
-    with pytest.raises(EvalError, match=f"pass@{k} needs"):
+    with pytest.raises(UserError, match=f"pass@{k} needs"):
         open_output(tmp_path / "out", problems, n=2, ks=(1, k))
     assert not (tmp_path / "out").exists()
 
@@ -132,7 +133,7 @@ def test_two_evaluations_cannot_write_to_one_folder(tmp_path, problems):
     del output
 
 
-def test_regrading_takes_the_samples_alone(tmp_path, problems, monkeypatch, capsys):
+def test_regrading_needs_only_the_samples(tmp_path, problems, monkeypatch, capsys):
     fill(open_output(tmp_path, problems))
     write_result(tmp_path)
     expected = (tmp_path / RESULT).read_text(), (tmp_path / GRADES).read_text()

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.prepare import Options, Source, prepare
-from eval.problems import EvalError, read_problems, seed_of
+from eval.problems import read_problems, seed_of
+from grpo.stack.problem import UserError
 
 
 def write(file, *rows):
@@ -29,24 +30,24 @@ GOOD = {"prompt": "p", "label": "1", "id": "a"}
     ("rows", "message"),
     [
         (["no json"], "line 1"),
-        ([GOOD, "[1]"], "line 2: no JSON object"),
-        ([{"label": "1", "id": "a"}], "no 'prompt'"),
+        ([GOOD, "[1]"], "line 2: not a JSON object"),
+        ([{"label": "1", "id": "a"}], "'prompt' is missing"),
         ([{"prompt": "p", "id": "a"}], "no answer"),
-        ([{"prompt": "p", "label": "1"}], "no 'id'"),
-        ([GOOD, GOOD], "line 2: the id a"),
-        ([], "holds no problem"),
+        ([{"prompt": "p", "label": "1"}], "'id' is missing"),
+        ([GOOD, GOOD], "line 2: an earlier line has the same id a"),
+        ([], "has no problems"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_line(tmp_path, rows, message):
-    with pytest.raises(EvalError, match=message):
+def test_errors_name_their_line(tmp_path, rows, message):
+    with pytest.raises(UserError, match=message):
         read_problems(write(tmp_path / "data.jsonl", *rows))
 
 
 def test_a_missing_or_binary_file_is_refused(tmp_path):
-    with pytest.raises(EvalError, match=r"cannot be read.*data\.prepare"):
+    with pytest.raises(UserError, match=r"cannot be read.*data\.prepare"):
         read_problems(tmp_path / "none.jsonl")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    with pytest.raises(EvalError, match="not UTF-8"):
+    with pytest.raises(UserError, match="not UTF-8"):
         read_problems(tmp_path / "binary")
 
 

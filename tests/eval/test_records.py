@@ -3,8 +3,8 @@ import math
 import pytest
 
 from eval import output
-from eval.problems import EvalError
 from grpo.run import records
+from grpo.stack.problem import UserError
 
 FINAL = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>"
 
@@ -16,7 +16,7 @@ def raw(problem: str, number: int, response: str, **changes) -> dict:
     }  # fmt: skip
 
 
-def test_a_record_says_what_the_grader_says():
+def test_record_has_the_verdict_of_the_grader():
     right = records.graded(raw("a", 0, FINAL + "\\boxed{010}"))
     assert (right["correct"], right["answered"], right["has_final"], right["answer"]) == (1.0, 1.0, 1.0, "10")
     assert "response" not in right
@@ -57,13 +57,13 @@ def test_metrics_are_means_over_problems_and_over_samples():
     assert 0 <= result["ci_low"] < result["exact_match"] < result["ci_high"] <= 1
 
 
-def test_only_what_is_wholly_right_is_solved():
-    found = records.summarise([graded("a", value) for value in (0.5, 0.9, 0.99, 1.0)], [1, 4])
-    assert found["exact_match"] == 0.25 and found["pass_at_k"]["4"]["value"] == 1
+def test_only_fully_correct_samples_are_solved():
+    summary = records.summarise([graded("a", value) for value in (0.5, 0.9, 0.99, 1.0)], [1, 4])
+    assert summary["exact_match"] == 0.25 and summary["pass_at_k"]["4"]["value"] == 1
 
 
 @pytest.mark.parametrize("missing", [None, math.nan])
-def test_ungraded_samples_count_neither_way(missing):
+def test_ungraded_samples_count_as_neither_right_nor_wrong(missing):
     result = records.summarise([graded("a", 1.0), graded("a", missing), graded("b", missing)], [1])
     assert (result["exact_match"], result["n"], result["samples"], result["ungraded"]) == (1.0, 1, 3, 2)
     nothing = records.summarise([graded("a", missing)] * 2, [2])
@@ -71,25 +71,25 @@ def test_ungraded_samples_count_neither_way(missing):
     assert nothing["pass_at_k"]["2"]["value"] is None
 
 
-def test_sources_are_told_apart():
+def test_sources_are_reported_separately():
     result = records.summarise_by_source([graded("a", 1.0), graded("b", 0.0, datasource="aime")], [1])
     assert result["exact_match"] == 0.5
     assert {source: part["exact_match"] for source, part in result["by_source"].items()} == {"sums": 1.0, "aime": 0.0}
 
 
-def test_records_are_read_back_whatever_their_texts_hold(tmp_path):
+def test_records_with_any_text_are_read_back(tmp_path):
     file = tmp_path / "eval_0.jsonl"
     file.write_text('{"id": "a", "correct": 1.0, "response": "one\u2028two"}\n', encoding="utf-8")
     assert records.correct_by_problem(output.read_records(file)) == {"a": [1.0]}
     file.write_text('{"id": "a"}\n')
-    with pytest.raises(EvalError, match="no file of graded samples"):
+    with pytest.raises(UserError, match="is not a file of graded samples"):
         output.read_records(file)
-    with pytest.raises(EvalError, match="cannot be read"):
+    with pytest.raises(UserError, match="cannot be read"):
         output.read_records(tmp_path / "none.jsonl")
 
 
-def test_thoughts_that_were_cut_are_counted_apart_from_answers():
+def test_cut_thoughts_and_cut_answers_are_counted_separately():
     samples = [graded("a", 1.0, thinking_truncated=1.0), graded("b", 0.0, thinking_truncated=0.0, truncated=1.0)]
-    found = records.summarise([*samples, graded("c", 0.0, thinking_truncated=0.0)])
-    assert (found["thinking_truncated"], found["truncated"]) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
+    summary = records.summarise([*samples, graded("c", 0.0, thinking_truncated=0.0)])
+    assert (summary["thinking_truncated"], summary["truncated"]) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
     assert "thinking_truncated" not in records.summarise([graded("a", 1.0)])

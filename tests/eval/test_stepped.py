@@ -1,4 +1,4 @@
-"""Samples that are drawn side by side from an engine that is stepped, against the asynchronous calls of training."""
+"""Samples drawn concurrently from a stepped engine, against the asynchronous calls of training."""
 
 import asyncio
 import random
@@ -25,18 +25,18 @@ SAMPLING = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 40}
 
 
 class LLMEngine:
-    """Replays one stream for each seed, some requests and tokens a step, and refuses what no engine may be asked.
+    """Replays one stream for each seed, some requests and tokens a step, and rejects invalid requests.
 
     Attributes:
         calls: prompt and parameters of each; aborted: how many ended so.
         running: requests that have not ended; most: of these at a time.
     """
 
-    def __init__(self, streams: dict[int, list[int]], places: int = 3, seed: int = 0) -> None:
-        self.vllm_config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=places))
+    def __init__(self, streams: dict[int, list[int]], slots: int = 3, seed: int = 0) -> None:
+        self.vllm_config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=slots))
         self.calls: list[tuple[list[int], SamplingParams]] = []
         self.most = self.aborted = 0
-        self._streams, self._places, self._chance = streams, places, random.Random(seed)
+        self._streams, self._places, self._chance = streams, slots, random.Random(seed)
         self.running: dict[str, SimpleNamespace] = {}
 
     def add_request(self, request_id, prompt, params):
@@ -44,7 +44,9 @@ class LLMEngine:
         tokens = list(prompt["prompt_token_ids"])
         replayed = Engine([self._streams[params.seed]])
         sampled, reason = replayed.whole(0, params.max_tokens)
-        self.running[request_id] = SimpleNamespace(prompt=tokens, params=params, tokens=sampled, reason=reason, place=0)
+        self.running[request_id] = SimpleNamespace(
+            prompt=tokens, params=params, tokens=sampled, reason=reason, position=0
+        )
         self.calls.append((tokens, params))
         self.most = max(self.most, len(self.running))
 
@@ -57,15 +59,15 @@ class LLMEngine:
         return [output for output in outputs if output]
 
     def _output(self, request_id, one):
-        begin, one.place = one.place, min(len(one.tokens), one.place + self._chance.randint(1, 3))
-        is_over = one.place == len(one.tokens)
+        begin, one.position = one.position, min(len(one.tokens), one.position + self._chance.randint(1, 3))
+        is_over = one.position == len(one.tokens)
         if is_over:
             del self.running[request_id]
         if one.params.output_kind is RequestOutputKind.FINAL_ONLY:
             begin = 0
             if not is_over:
                 return None
-        some = one.tokens[begin : one.place]
+        some = one.tokens[begin : one.position]
         scores = None if one.params.logprobs is None else [{token: log_prob(token)} for token in some]
         reason = one.reason if is_over else None
         part = CompletionOutput(0, "", some, None, logprobs=scores, finish_reason=reason)
@@ -81,7 +83,7 @@ PAIRS = st.lists(st.tuples(STREAM, STREAM), min_size=1, max_size=6)
 
 @settings(max_examples=150, deadline=None)
 @given(PAIRS, st.integers(0, 24), st.integers(2, 12), st.sampled_from([None, 1, 3]), st.integers(0, 9))
-def test_samples_side_by_side_are_the_rollouts_of_training(pairs, thinking, answer, most, seed):
+def test_concurrent_samples_equal_training_rollouts(pairs, thinking, answer, most, seed):
     budget = Budget(thinking, answer)
     asked = [SamplingParams(max_tokens=CONTEXT, min_tokens=1, seed=number, logprobs=0) for number in range(len(pairs))]
     streams = {number: first for number, (first, _) in enumerate(pairs)}
@@ -89,34 +91,34 @@ def test_samples_side_by_side_are_the_rollouts_of_training(pairs, thinking, answ
     stepped = LLMEngine(streams, seed=seed)
     cut = (HARMONY, budget, CONTEXT)
     samples = ((params.seed, budgeted_response(Stepped(stepped), PROMPT, params, *cut)) for params in asked)
-    found = dict(run(stepped, samples, most))
-    assert found.keys() == set(range(len(pairs))) and stepped.most <= (most or len(pairs))
+    rollouts = dict(run(stepped, samples, most))
+    assert rollouts.keys() == set(range(len(pairs))) and stepped.most <= (most or len(pairs))
     calls = 0
     for params, pair in zip(asked, pairs, strict=True):
         alone = Engine(list(pair if thinking else pair[1:]), cached=99)
         expected = asyncio.run(budgeted_response(alone, PROMPT, params, HARMONY, budget, CONTEXT))
-        assert found[params.seed].trajectory == expected.trajectory
-        assert found[params.seed].logs() == pytest.approx(expected.logs(), nan_ok=True)
+        assert rollouts[params.seed].trajectory == expected.trajectory
+        assert rollouts[params.seed].logs() == pytest.approx(expected.logs(), nan_ok=True)
         calls += len(alone.calls)
     assert len(stepped.calls) == calls and not stepped.running, "a call that was given up is still there"
 
 
 def requests(streams: list[str]) -> tuple[LLMEngine, SimpleNamespace, list[engine.Request]]:
-    found = [engine.Request(f"sample {number}", PROMPT, number) for number in range(len(streams))]
+    made = [engine.Request(f"sample {number}", PROMPT, number) for number in range(len(streams))]
     replayed = {number: ids(stream) for number, stream in enumerate(streams)}
     stepped = LLMEngine(replayed | {answer_seed(number): ids("9<|return|>") for number in replayed})
-    return stepped, SimpleNamespace(llm_engine=stepped), found
+    return stepped, SimpleNamespace(llm_engine=stepped), made
 
 
 STREAMS = [ANALYSIS + "77" + FINAL + "8<|return|>", "8<|call|>", ANALYSIS + "7" * 50, *["5<|return|>"] * 4]
 
 
-def test_without_a_budget_a_sample_is_one_call_and_all_are_there_at_once():
+def test_without_a_budget_each_sample_is_one_call_and_all_start_at_once():
     stepped, llm, asked = requests(STREAMS)
-    found = {request.key: sample for request, sample in engine.generate(llm, asked, SAMPLING)}
-    assert [found[request.key].tokens for request in asked] == [ids(stream)[:40] for stream in STREAMS]
-    assert [found[request.key].finish_reason for request in asked] == ["stop", "stop", "length", *["stop"] * 4]
-    assert all(sample.logs == {} for sample in found.values())
+    samples = {request.key: sample for request, sample in engine.generate(llm, asked, SAMPLING)}
+    assert [samples[request.key].tokens for request in asked] == [ids(stream)[:40] for stream in STREAMS]
+    assert [samples[request.key].finish_reason for request in asked] == ["stop", "stop", "length", *["stop"] * 4]
+    assert all(sample.logs == {} for sample in samples.values())
     assert stepped.most == len(stepped.calls) == len(STREAMS) and stepped.aborted == 0
     assert {(params.temperature, params.top_p, params.max_tokens) for _, params in stepped.calls} == {(0.7, 0.9, 40)}
 
@@ -125,10 +127,10 @@ def test_a_budget_that_is_not_hit_gives_the_same_tokens():
     streams = [stream for stream in STREAMS if "<|" in stream[-10:]]
     plain, budgeted = (requests(streams) for _ in range(2))
     expected = {request.key: sample for request, sample in engine.generate(*plain[1:], SAMPLING)}
-    found = {
+    samples = {
         request.key: sample for request, sample in engine.generate(*budgeted[1:], SAMPLING, (HARMONY, Budget(20, 14)))
     }
-    assert {key: (one.tokens, one.finish_reason) for key, one in found.items()} == {
+    assert {key: (one.tokens, one.finish_reason) for key, one in samples.items()} == {
         key: (one.tokens, one.finish_reason) for key, one in expected.items()
     }
     assert [params.seed for _, params in budgeted[0].calls] == [params.seed for _, params in plain[0].calls]
@@ -136,8 +138,10 @@ def test_a_budget_that_is_not_hit_gives_the_same_tokens():
 
 def test_a_thought_that_is_cut_is_answered_by_a_second_call_at_once():
     stepped, llm, asked = requests(STREAMS)
-    found = {request.key: sample for request, sample in engine.generate(llm, asked, SAMPLING, (HARMONY, Budget(9, 4)))}
-    cut = found["sample 2"]
+    samples = {
+        request.key: sample for request, sample in engine.generate(llm, asked, SAMPLING, (HARMONY, Budget(9, 4)))
+    }
+    cut = samples["sample 2"]
     assert cut.tokens == ids(ANALYSIS + "7" * 6 + FINAL + "9<|return|>") and cut.finish_reason == "stop"
     assert cut.logs["thinking_truncated"] == 1 and cut.logs["response_length"] == 9 + 2
     assert stepped.most == 3, "a second call waits behind others"
@@ -157,7 +161,7 @@ def test_an_answer_that_is_cut_is_truncated():
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
-def test_an_interrupted_evaluation_asks_its_engine_for_nothing_more():
+def test_interrupted_evaluation_sends_no_more_requests():
     stepped, llm, asked = requests(STREAMS)
     drawn = engine.generate(llm, asked, SAMPLING, (HARMONY, Budget(30, 4)))
     next(drawn)

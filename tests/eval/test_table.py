@@ -35,7 +35,7 @@ def test_metrics_on_another_disk_are_found(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[-1].startswith("step 10, final")
 
 
-def test_the_last_row_of_a_run_that_goes_on_is_not_final(tmp_path, capsys):
+def test_last_row_of_a_running_run_is_not_final(tmp_path, capsys):
     rows = [{"step": step, **result(1.0)} for step in (0, 10)]
     (tmp_path / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     table.main([str(tmp_path)])

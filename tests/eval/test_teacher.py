@@ -47,9 +47,9 @@ def result(tmp_path: Path) -> dict:
 
 def test_a_model_answers_and_is_graded(server, command, tmp_path, capsys):
     assert teacher.main([*command, "--k", "1", "2"]) == 0
-    found = result(tmp_path)
-    assert (found["exact_match"], found["n"], found["samples"], found["truncated"]) == (0.75, 4, 8, 0.0)
-    assert found["pass_at_k"]["2"]["value"] == 0.75 and found["response_length"] > 0
+    metrics = result(tmp_path)
+    assert (metrics["exact_match"], metrics["n"], metrics["samples"], metrics["truncated"]) == (0.75, 4, 8, 0.0)
+    assert metrics["pass_at_k"]["2"]["value"] == 0.75 and metrics["response_length"] > 0
     assert "0.750" in capsys.readouterr().out
     assert [request.body["contents"][0]["parts"][0]["text"] for request in server.requests].count("How many? ===") == 2
     assert "stand-in" in (tmp_path / "out" / "config.json").read_text()
@@ -61,7 +61,7 @@ def test_a_model_answers_and_is_graded(server, command, tmp_path, capsys):
 
 def test_a_stand_in_is_named(server, command, capsys):
     assert teacher.main([*command, "--limit", "1", "--n", "1"]) == 0
-    assert f"a local stand-in at {server.url} answers in place of Gemini" in capsys.readouterr().err
+    assert f"a local stand-in at {server.url} answers instead of Gemini" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def test_the_address_is_that_of_the_judge(server, elsewhere, command, tmp_path, monkeypatch, capsys):
+def test_address_is_the_judges(server, elsewhere, command, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("JUDGE_BASE_URL", server.url)
     assert teacher.main([*command, "--limit", "1", "--n", "1"]) == 0 and len(server.requests) == 1
     assert f"requests go to {server.url}, without a proxy" in capsys.readouterr().err
@@ -115,7 +115,7 @@ def test_the_temperature_is_sent_recorded_and_kept(server, command, tmp_path, ca
     assert len(server.requests) == 1
 
 
-def test_without_a_temperature_it_is_the_apis_own_as_in_older_folders(server, command, tmp_path):
+def test_default_temperature_is_the_apis_as_in_older_folders(server, command, tmp_path):
     assert teacher.main([*command, "--n", "1"]) == 0
     assert all("temperature" not in request.body["generationConfig"] for request in server.requests)
     file = tmp_path / "out" / "config.json"
@@ -125,10 +125,10 @@ def test_without_a_temperature_it_is_the_apis_own_as_in_older_folders(server, co
     assert teacher.main(command) == 0, "a folder of an older version is continued"
 
 
-def test_what_has_no_answer_is_asked_again_or_counted(server, command, tmp_path, capsys):
+def test_missing_answers_are_requested_again_or_counted(server, command, tmp_path, capsys):
     server.faults = lambda number, model: Fault("blocked") if number < 3 else None
     assert teacher.main(command) == 1
-    assert "was blocked" in (said := capsys.readouterr().err) and "the same command asks again" in said
+    assert "was blocked" in (said := capsys.readouterr().err) and "the same command tries again" in said
     assert not (tmp_path / "out" / "result.json").exists()
     server.faults = lambda number, model: Fault("filtered") if number == 8 else None
     assert teacher.main(command) == 1  # asked for the three that are missing
@@ -151,7 +151,7 @@ def test_a_killed_baseline_continues(server, command, tmp_path):
         child.wait()
     kept = samples.read_bytes().count(b"\n")
     assert teacher.main(command) == 0
-    assert len(server.requests) <= 8 + 1 and kept >= 3  # one was on its way
+    assert len(server.requests) <= 8 + 1 and kept >= 3  # one was in flight
     assert result(tmp_path)["exact_match"] == 0.75
 
 
@@ -161,9 +161,9 @@ def test_a_killed_baseline_continues(server, command, tmp_path):
         (["--n", "0"], "--n is 0"),
         (["--k", "3"], "pass@3"),
         (["--limit", "0"], "--limit"),
-        (["--temperature", "2.5"], "--temperature is 2.5: it has to be between 0 and 2"),
-        (["--temperature", "-0.1"], "--temperature is -0.1: it has to be between 0 and 2"),
-        (["--temperature", "nan"], "--temperature is nan: it has to be between 0 and 2"),
+        (["--temperature", "2.5"], "--temperature is 2.5: give a number from 0 to 2"),
+        (["--temperature", "-0.1"], "--temperature is -0.1: give a number from 0 to 2"),
+        (["--temperature", "nan"], "--temperature is nan: give a number from 0 to 2"),
         (["--data", "x"], "x cannot"),
     ],
 )
@@ -180,14 +180,14 @@ def test_bad_options_are_refused(server, command, options, message, capsys):
         ("a-modle", "does not offer a-modle: 404"),
     ],
 )
-def test_a_model_that_is_none_is_refused_and_its_folder_takes_the_right_one(server, command, capsys, model, message):
+def test_unknown_model_is_rejected_and_the_folder_accepts_the_right_one(server, command, capsys, model, message):
     server.models = ["a-model", "gemini-3.1-pro-preview"]
     assert teacher.main([*command, "--model", model]) == 2
     assert message in capsys.readouterr().err and not server.requests
     assert teacher.main(command) == 0
 
 
-def test_a_model_is_not_asked_for_where_nothing_is_missing(server, command):
+def test_complete_folder_does_not_look_up_the_model(server, command):
     assert teacher.main(command) == 0
     server.models = []
     assert teacher.main(command) == 0
@@ -198,14 +198,14 @@ def test_a_finished_baseline_leaves_its_limits_in_one_file(server, command, tmp_
     assert [file.name for file in (tmp_path / "out").iterdir() if "limits" in file.name] == [teacher.STATE]
 
 
-def test_help_says_every_default():
+def test_help_shows_every_default():
     options = [option for option in teacher.parser()._actions if option.default not in (None, False, "==SUPPRESS==")]
     assert len(options) >= 7
     for option in options:
         assert f"(default: {int(option.default)})" in (option.help or ""), option.dest
 
 
-def test_without_a_key_nothing_is_asked(server, command, monkeypatch, capsys):
+def test_without_a_key_no_request_is_sent(server, command, monkeypatch, capsys):
     monkeypatch.delenv(STAND_IN_VARIABLE)
     assert teacher.main(command) == 2
     assert "export GEMINI_API_KEY" in capsys.readouterr().err

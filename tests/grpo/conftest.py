@@ -7,6 +7,8 @@ from types import ModuleType
 
 import pytest
 
+from tests import forked
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -33,7 +35,7 @@ def run_ranks(tmp_path):
         for rank in range(world):
             log = (tmp_path / f"rank{rank}.log").open("w")
             ranks.append(
-                subprocess.Popen(command, env={**shared, "RANK": str(rank)}, stdout=log, stderr=subprocess.STDOUT)
+                forked.Program(command, env={**shared, "RANK": str(rank)}, stdout=log, stderr=subprocess.STDOUT)
             )
         try:
             codes = [rank.wait(timeout=400) for rank in ranks]

@@ -12,7 +12,7 @@ from peft import LoraConfig, get_peft_model
 
 from grpo.checkpoint import saving
 from grpo.lora import adapter
-from grpo.model import loading, zero
+from grpo.model import deepspeed_start, loading, zero
 from scripts.bench.parts import memory
 
 
@@ -30,9 +30,9 @@ def ds_config(offload: bool, threshold: int = 0) -> dict:
     return zero.tune(config, None)
 
 
-def load(path: str, out: str, offload: str) -> None:
+def load(path: str, out: str, offload: str, experts: str) -> None:
     """Load under ZeRO-3, gather every parameter with DeepSpeed's own gather, and save what rank 0 sees."""
-    model = loading.load_gpt_oss(path, "eager", ds_config(offload == "offload"))
+    model = loading.load_gpt_oss(path, "eager", ds_config(offload == "offload"), packed=experts == "packed")
     partitions = sum(p.ds_tensor.numel() for p in model.parameters())
     total = sum(p.ds_numel for p in model.parameters())
     assert sum(p.data.numel() for p in model.parameters()) == 0, "a whole parameter is in memory"
@@ -41,11 +41,13 @@ def load(path: str, out: str, offload: str) -> None:
     with deepspeed.zero.GatheredParameters(list(named.values())):
         if dist.get_rank() == 0:
             torch.save({name: p.detach().clone() for name, p in named.items()}, out)
-    specs = adapter.layout(named, map(zero.whole_shape, named.values()))
-    flat = adapter.unflatten(zero.gather_flat(list(named.values())), specs)
-    with deepspeed.zero.GatheredParameters(list(named.values())):
-        for name, parameter in named.items():
-            assert torch.equal(flat[name], parameter), "gather_flat differs from DeepSpeed's gather"
+    for dtype in dict.fromkeys(parameter.dtype for parameter in named.values()):
+        same = {name: parameter for name, parameter in named.items() if parameter.dtype == dtype}
+        specs = adapter.layout(same, map(zero.whole_shape, same.values()))
+        flat = adapter.unflatten(zero.gather_flat(list(same.values())), specs)
+        with deepspeed.zero.GatheredParameters(list(same.values())):
+            for name, parameter in same.items():
+                assert torch.equal(flat[name], parameter), "gather_flat differs from DeepSpeed's gather"
 
 
 def gathers(rounds: str) -> None:
@@ -94,14 +96,14 @@ def save(path: str, out: str) -> None:
 
 
 def gather_memory() -> None:
-    """Gather an adapter of 96 MiB; no rank holds more than twice that beside its partitions."""
+    """Gather an adapter of 96 MiB. Each rank holds at most twice that in addition to its partitions."""
     linear = [torch.nn.Linear(1024, 2048, bias=False, dtype=torch.bfloat16) for _ in range(24)]
     model = torch.nn.ModuleList(
         torch.nn.ModuleDict({"lora_A": torch.nn.ModuleDict({"default": layer})}) for layer in linear
     )
     init = deepspeed.zero.Init(config_dict_or_path=ds_config(offload=False), dtype=torch.bfloat16)
     init._convert_to_zero_parameters(list(model.parameters()))
-    adapter.gather(model[:1])  # what a first collective call allocates for good
+    adapter.gather(model[:1])  # the first collective call allocates permanent buffers
     peak = memory.Peak()
     flat, specs = adapter.gather(model)
     growth = peak.growth()
@@ -109,6 +111,7 @@ def gather_memory() -> None:
 
 
 if __name__ == "__main__":
+    deepspeed_start.shorten()
     deepspeed.init_distributed("gloo")
     {"load": load, "gathers": gathers, "save": save, "gather_memory": gather_memory}[sys.argv[1]](*sys.argv[2:])
     dist.destroy_process_group()

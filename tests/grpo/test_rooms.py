@@ -5,7 +5,7 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-# A room imports those before it, and itself. Beside them: what a room is for.
+# A package imports earlier packages and itself, and those that OUTSIDE lists.
 ROOMS = (
     *("stack", "model", "lora", "rollout", "batch", "update", "metrics", "run", "diagnosis", "checkpoint", "launch"),
     "hooks",
@@ -38,13 +38,13 @@ def imports(folder: Path) -> dict[Path, set[str]]:
     return imported
 
 
-def test_every_folder_of_grpo_is_a_room_and_no_module_lies_beside_them():
+def test_every_folder_of_grpo_is_listed_and_contains_all_modules():
     folders = {path.name for path in (ROOT / "grpo").iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert folders == set(ROOMS)
     assert [path.name for path in (ROOT / "grpo").glob("*.py")] == ["__init__.py"]
 
 
-def test_a_room_imports_only_those_before_it():
+def test_packages_of_grpo_import_only_earlier_ones():
     ours = {"grpo", *PACKAGES}
     for number, room in enumerate(ROOMS):
         allowed = {f"grpo.{name}" for name in ROOMS[: number + 1]} | OUTSIDE.get(room, set())

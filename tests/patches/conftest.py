@@ -58,9 +58,9 @@ CHANGES = [
 def write_package(site: Path, tree: dict[str, bytes], version: str) -> Path:
     """Lay a package out as an installer does; returns the `openrlhf` folder."""
     for path, text in tree.items():
-        place = site / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(text)
+        file = site / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(text)
     info = site / f"openrlhf-{version}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: openrlhf\nVersion: {version}\n")

@@ -67,8 +67,8 @@ def test_import_is_the_same_anywhere(world, worktree, tmp_path, monkeypatch):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a worktree to somebody else")
 def test_export_reads_a_worktree_of_another_user(worktree):
-    for place in (worktree, worktree / ".git"):
-        os.chown(place, 65534, 65534)
+    for folder in (worktree, worktree / ".git"):
+        os.chown(folder, 65534, 65534)
     assert main(["export", "--from", str(worktree)]) == 0
 
 
@@ -77,7 +77,7 @@ def test_a_new_commit_becomes_a_patch(world, worktree, folder, capsys):
     (worktree / "openrlhf" / "__pycache__").mkdir()
     (worktree / "openrlhf" / "__pycache__" / "untouched.cpython-311.pyc").write_bytes(b"x")
     assert main(["export", "--from", str(worktree)]) == Exit.BAD_WORKTREE
-    assert "in no commit" in capsys.readouterr().err
+    assert "uncommitted changes" in capsys.readouterr().err
     git(worktree, "commit", "-qam", "fourth", "-m", "What: the fourth.\nWhy: a test.")
     assert main(["export", "--from", str(worktree)]) == 0
     assert (folder / "fourth.patch").read_text() == (
@@ -108,7 +108,7 @@ def test_a_new_commit_becomes_a_patch(world, worktree, folder, capsys):
         ("openrlhf/a.py", b"a\n", ["name", "-m", "--- a/openrlhf/b.py"], "lines of a diff"),
     ],
 )
-def test_a_commit_that_is_no_patch_is_refused(worktree, folder, look, capsys, path, content, message, complaint):
+def test_commit_that_cannot_be_a_patch_is_rejected(worktree, folder, look, capsys, path, content, message, complaint):
     kept = look(folder)
     (worktree / path).write_bytes(content)
     git(worktree, "add", "-A")
@@ -118,17 +118,19 @@ def test_a_commit_that_is_no_patch_is_refused(worktree, folder, look, capsys, pa
     assert look(folder) == kept
 
 
-def test_no_repository_and_a_full_folder_are_refused(world, tmp_path, worktree):
+def test_missing_repository_and_non_empty_folder_are_rejected(world, tmp_path, worktree):
     (tmp_path / "empty").mkdir()
     assert main(["export", "--from", str(tmp_path / "empty")]) == Exit.BAD_WORKTREE
     assert world.call("import", "--to", str(worktree)) == Exit.BAD_WORKTREE
 
 
-def test_an_export_aside_knows_what_the_series_in_place_left_behind(world, worktree, folder, look, tmp_path):
+def test_export_elsewhere_keeps_the_earlier_hashes(world, worktree, folder, look, tmp_path):
     (worktree / "openrlhf" / "untouched.py").write_text("KEPT = False\n")
     git(worktree, "commit", "-qam", "fourth", "-m", "What: the fourth.")
     assert main(["export", "--from", str(worktree)]) == 0
-    git(worktree, "reset", "-q", "--hard", "HEAD~2")  # what the third and the fourth left is of an earlier release now
+    git(
+        worktree, "reset", "-q", "--hard", "HEAD~2"
+    )  # files of the third and fourth commit now belong to an earlier release
     aside = tmp_path / "aside"
     assert main(["export", "--from", str(worktree), "--out", str(aside)]) == 0
     assert Manifest.load("1.0", aside).earlier

@@ -72,7 +72,7 @@ def test_an_unknown_version_names_the_known_ones(world, capsys):
     assert world.call("status", "--version", "1.0") == Exit.PRISTINE
 
 
-def test_no_or_two_versions_ask_for_one(world, capsys):
+def test_missing_or_ambiguous_version_asks_for_one(world, capsys):
     info = world.site / "openrlhf-1.0.dist-info"
     shutil.copytree(info, world.site / "openrlhf-0.9.dist-info")
     (world.site / "openrlhf-0.9.dist-info" / "METADATA").write_text("Name: openrlhf\nVersion: 0.9\n")
@@ -93,7 +93,7 @@ def test_a_missing_openrlhf(world):
     assert done.returncode == Exit.MISSING
     assert "not installed" in done.stderr and "--target" in done.stderr
     done = subprocess.run([*command, code, "--target", "nowhere"], env=env, capture_output=True, text=True)
-    assert done.returncode == Exit.MISSING and "no __init__.py" in done.stderr
+    assert done.returncode == Exit.MISSING and "__init__.py is missing" in done.stderr
 
 
 def _wrapper(world, cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -107,7 +107,7 @@ def _wrapper(world, cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_wrapper_finds_the_environment_from_any_folder(world, before, after, look, tmp_path):
-    # A folder that has an `openrlhf` and a `patches` of its own, which must not be taken.
+    # A folder with its own `openrlhf` and `patches`, which must not be used.
     elsewhere = tmp_path / "elsewhere"
     for name in ("openrlhf", "patches"):
         (elsewhere / name).mkdir(parents=True)
@@ -164,7 +164,7 @@ def test_verify_finds_what_the_hashes_of_the_install_cannot(world, capsys):
         ("first.patch", "CRLF", lambda text: text.replace(b"\n", b"\r\n")),
         ("third.patch", "differ on openrlhf/trainer/cold.py", lambda text: text.replace(b"old", b"cold")),
         ("manifest.json", "differ", lambda text: text.replace(b'"second.patch": ', b'"third.patch": ')),
-        ("manifest.json", "is no manifest", lambda text: text[:-20]),
+        ("manifest.json", "is not a manifest", lambda text: text[:-20]),
         ("stray.patch", "the folder has", lambda text: b"What: not in the series.\n"),
     ):
         kept = (folder / name).read_bytes() if (folder / name).exists() else None

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from patches import digest, expected_digest, install
+from patches import digest, expected_digest
 from patches.errors import Exit
 from patches.series import Change, Series, write_folder
 
@@ -46,11 +46,11 @@ def test_a_prefix_is_reported_and_continued(world, before, after, look, applied)
     for path in series.manifest.files:
         touching = sum(path in {d.path for d in patch.files} for patch in series.patches[:applied])
         text = series.move(path, before.get(path), 0, touching)
-        place = world.site / path
-        place.unlink(missing_ok=True)
+        file = world.site / path
+        file.unlink(missing_ok=True)
         if text is not None:
-            place.parent.mkdir(exist_ok=True)
-            place.write_bytes(text)
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(text)
     status = world.status()
     assert (status["state"], status["applied"], status["total"]) == ("partial", applied, 3)
     assert status["code"] == Exit.PARTIAL == world.call("status")
@@ -59,7 +59,7 @@ def test_a_prefix_is_reported_and_continued(world, before, after, look, applied)
     assert look(world.site) == after
 
 
-def test_a_mixture_is_drifted_and_both_ways_lead_out(world, before, after, look):
+def test_mixed_state_is_drifted_and_can_be_applied_or_reverted(world, before, after, look):
     mixed = after | {"openrlhf/models/actor.py": before["openrlhf/models/actor.py"]}
     for command, end in (("apply", after), ("revert", before)):
         world.call("apply")
@@ -91,8 +91,8 @@ def test_a_deleted_file_is_reported(world, capsys):
     [(lambda text: text.replace(b"\n", b"\r\n"), "CRLF"), (lambda text: text + b"\0", "NUL")],
 )
 def test_crlf_and_binary_targets_are_named(world, capsys, damage, note):
-    place = world.target / ACTOR
-    place.write_bytes(damage(place.read_bytes()))
+    file = world.target / ACTOR
+    file.write_bytes(damage(file.read_bytes()))
     assert world.call("status") == Exit.EDITED
     assert note in capsys.readouterr().out
     assert world.call("apply") == Exit.EDITED
@@ -112,9 +112,9 @@ def test_the_digest_follows_the_bytes(world):
 def test_hard_links_keep_their_bytes_and_modes_survive(world, before, look, tmp_path):
     cache = tmp_path / "cache"
     cache.mkdir()
-    for number, place in enumerate(sorted(world.target.rglob("*.py"))):
-        place.chmod(0o640)
-        os.link(place, cache / str(number))
+    for number, file in enumerate(sorted(world.target.rglob("*.py"))):
+        file.chmod(0o640)
+        os.link(file, cache / str(number))
     linked = look(cache)
     assert world.call("apply") == 0
     assert look(cache) == linked
@@ -141,7 +141,7 @@ def test_symbolic_links_are_refused(world, tmp_path, look):
     ).returncode == Exit.UNSAFE_FILE  # fmt: skip
 
 
-def test_a_result_that_is_no_python_is_refused(world, before, look, capsys):
+def test_result_with_invalid_syntax_is_rejected(world, before, look, capsys):
     write_series(world, {"openrlhf/models/actor.py": (before["openrlhf/models/actor.py"], b"def (:\n")})
     assert world.call("apply") == Exit.NO_COMPILE
     assert "openrlhf/models/actor.py does not compile" in capsys.readouterr().err
@@ -188,13 +188,13 @@ def test_a_failed_write_rolls_back(world, before, after, look):
 
 
 def test_a_file_that_changes_meanwhile_is_kept(world, before, look, monkeypatch, capsys):
-    stage, place = install._stage, world.target / "trainer" / "old.py"
+    set_times, file = os.utime, world.target / "trainer" / "old.py"
 
-    def edit_then_stage(*arguments):
-        place.write_bytes(b"mine = 1\n")
-        return stage(*arguments)
+    def edit_meanwhile(*arguments):
+        file.write_bytes(b"mine = 1\n")
+        set_times(*arguments)
 
-    monkeypatch.setattr(install, "_stage", edit_then_stage)
+    monkeypatch.setattr(os, "utime", edit_meanwhile)
     assert world.call("apply") == Exit.FAILED
     assert "trainer/old.py changed while" in capsys.readouterr().err
     assert look(world.site) == before | {"openrlhf/trainer/old.py": b"mine = 1\n"}
@@ -211,13 +211,12 @@ def test_a_lock_on_a_file_that_was_removed_is_taken_again(world, monkeypatch):
         flock(handle, how)
 
     monkeypatch.setattr(fcntl, "flock", remove_then_flock)
-    with install._locked(world.target, "1.0", 1):
-        assert lock.exists()
+    assert world.call("apply") == 0
     assert len(calls) == 2 and not lock.exists()
 
 
 def _without_override() -> None:
-    # As root, mode bits stop nobody; without this capability they do.
+    # Root ignores mode bits; without this capability they apply.
     libc = ctypes.CDLL(None, use_errno=True)
     for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
         if os.geteuid() == 0 and libc.prctl(24, capability, 0, 0, 0):
@@ -226,12 +225,12 @@ def _without_override() -> None:
 
 @pytest.mark.parametrize("folder", ["", "models", ".."])
 def test_a_read_only_target_is_a_clear_error(world, before, look, folder):
-    place = (world.target / folder).resolve()
-    place.chmod(0o555)
+    target = (world.target / folder).resolve()
+    target.chmod(0o555)
     try:
         done = world.run("apply", preexec_fn=_without_override)
     finally:
-        place.chmod(0o755)
+        target.chmod(0o755)
     assert done.returncode == Exit.READ_ONLY, done.stderr
     assert "read-only" in done.stderr and "Traceback" not in done.stderr
     assert look(world.site) == before

@@ -33,7 +33,7 @@ def test_pieces_partition_all_three_sides(base, ours, theirs):
 
 
 @given(LINES, LINES)
-def test_a_side_that_did_not_change_gives_way(base, other):
+def test_unchanged_side_yields_to_the_changed_side(base, other):
     assert merged(rebase.merge3(base, other, base)) == other
     assert merged(rebase.merge3(base, base, other)) == other
     assert merged(rebase.merge3(base, other, other)) == other
@@ -145,7 +145,7 @@ def test_a_conflict_is_reported_with_all_sides(world, before, refresh):
         ("openrlhf/trainer/loop.py", None, "no such file; same name: openrlhf/moved/loop.py"),
     ],
 )
-def test_whole_files_that_do_not_fit(before, refresh, path, text, reason):
+def test_conflicts_of_whole_files(before, refresh, path, text, reason):
     new = {name: body for name, body in before.items() if name != path}
     new |= {path: text} if text is not None else {"openrlhf/moved/loop.py": before[path]}
     code, report, out = refresh(new)
@@ -161,8 +161,8 @@ def test_a_patch_that_upstream_took_is_dropped(before, after, refresh):
     assert report["fitting"] == ["first.patch", "third.patch"]
 
 
-def test_a_merge_that_is_no_python_does_not_fit(world, before, refresh):
-    """Lines that merge and no longer mean anything: an `await` in what is no coroutine any more."""
+def test_merge_with_invalid_syntax_is_a_conflict(world, before, refresh):
+    """Lines that merge into invalid code: an `await` in a function that is no longer a coroutine."""
     loop = b"async def step():\n    a = 1\n    b = 2\n    return a + b\n"
     write_folder(
         world.checkout / "patches" / "openrlhf-1.0",
@@ -189,7 +189,7 @@ def test_refresh_writes_only_into_a_new_folder(world, before, refresh, tmp_path)
     assert refresh(before, "--out", str(world.checkout / "patches" / "openrlhf-1.1"))[0] == Exit.USAGE
 
 
-def test_a_wheel_that_cannot_be_had_is_a_clear_error(world, tmp_path, before, make_wheel, monkeypatch, capsys):
+def test_unavailable_wheel_is_a_clear_error(world, tmp_path, before, make_wheel, monkeypatch, capsys):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     out = str(tmp_path / "out")
     assert world.call("refresh", "--to", "9.9.9", "--out", out) == Exit.NO_WHEEL

@@ -1,4 +1,4 @@
-"""Diffs: what is written can be read, applied and taken back, byte for byte."""
+"""Diffs can be written, read, applied and reverted, byte for byte."""
 
 import shutil
 import subprocess
@@ -54,14 +54,14 @@ def test_several_files_in_one_patch(pairs):
     ],
 )
 def test_git_apply_reads_our_patches(tmp_path, old, new):
-    place = tmp_path / "openrlhf" / "a.py"
-    place.parent.mkdir()
+    file = tmp_path / "openrlhf" / "a.py"
+    file.parent.mkdir()
     if old is not None:
-        place.write_bytes(old)
+        file.write_bytes(old)
     patch = unified.Patch("p.patch", "What: x.", (unified.make_diff("openrlhf/a.py", old, new),))
     (tmp_path / "p.patch").write_bytes(patch.render())
     subprocess.run(["git", "apply", "--unidiff-zero", "p.patch"], cwd=tmp_path, check=True)
-    assert (place.read_bytes() if place.exists() else None) == new
+    assert (file.read_bytes() if file.exists() else None) == new
 
 
 def test_context_is_one_line():
@@ -82,8 +82,8 @@ def test_a_mismatch_names_hunk_expected_and_found_lines():
     message = str(caught.value)
     assert caught.value.code == Exit.BAD_SERIES
     assert "p.patch does not apply: openrlhf/a.py hunk 2 at line 6" in message
-    expected, found = message.split("found:")
-    assert "'6'" in expected and "'six'" not in expected and "'six'" in found
+    expected, present = message.split("found:")
+    assert "'6'" in expected and "'six'" not in expected and "'six'" in present
 
 
 @pytest.mark.parametrize("shift", [b"0\n", b"0\n0\n"])

@@ -1,4 +1,4 @@
-"""Patches of an earlier release of ours in place of those of this one."""
+"""An installation with the patches of an earlier release."""
 
 from dataclasses import replace
 
@@ -46,8 +46,8 @@ def test_patches_of_an_earlier_release_can_be_reverted_at_once(world, upgraded, 
 
 
 def test_a_hand_edit_on_an_earlier_release_is_never_overwritten(world, upgraded, look):
-    place = world.target / "trainer" / "loop.py"
-    place.write_bytes(place.read_bytes() + b"\n# mine\n")
+    file = world.target / "trainer" / "loop.py"
+    file.write_bytes(file.read_bytes() + b"\n# mine\n")
     edited = look(world.site)
     assert world.run("apply").returncode == Exit.EDITED
     assert look(world.site) == edited

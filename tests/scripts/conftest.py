@@ -1,7 +1,6 @@
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +9,10 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from grpo.launch import resume, run_dir
 from grpo.model import loading
 from grpo.model.architecture import ATTENTION_PROJECTIONS
-from grpo.run.run_log import RunLog, rewind
+from grpo.run.run_files import RunFiles
+from grpo.run.run_log import RunLog
 
 
 def save_adapter(base: Path, folder: Path, **settings) -> Path:
@@ -48,7 +47,7 @@ def base(checkpoint: Path, tmp_path: Path) -> Path:
 
 @dataclass
 class RunFolder:
-    """A run directory, written by what a run writes it with; a test that holds it plays the launcher."""
+    """A run directory, written with a run's own classes. A test that holds its lock acts as the launcher."""
 
     folder: Path
     held: int | None = None
@@ -64,21 +63,20 @@ class RunFolder:
         RunLog(str(self.folder)).write_samples(f"step_{step}", samples)
 
     def hold(self) -> None:
-        self.held = resume.lock(self.folder)
+        self.held = RunFiles(self.folder).hold()
 
     def let_go(self, code: int | None = None) -> None:
         """End the run, with an exit code or killed."""
         if code is not None:
-            run_dir.note_end(self.folder, code)
+            RunFiles(self.folder).note_end(code)
         if self.held is not None:
             os.close(self.held)
         self.held = None
 
     def resume_after(self, step: int) -> None:
-        """Take back what was logged after a step, and say so, as the launcher does."""
-        rewind(self.folder, self.folder, step)
-        with (self.folder / "resumes.jsonl").open("a") as file:
-            file.write(json.dumps({"time": time.time(), "step": step, "changed": {}}) + "\n")
+        """Remove and report the log after a step, as the launcher does."""
+        RunFiles(self.folder).rewind(step)
+        RunFiles(self.folder).note_resume(step, {}, {})
 
     def save_final(self) -> None:
         (self.folder / "final").mkdir()
@@ -93,8 +91,8 @@ def make_run(tmp_path: Path) -> Iterator[Callable[..., RunFolder]]:
     def make(name: str = "tiny-1", **flags: object) -> RunFolder:
         folder = tmp_path / "runs" / name
         (folder / "logs").mkdir(parents=True)
-        places = {"metrics_dir": "", "save_path": "final", "ckpt_path": "checkpoints"}
-        values = {flag: str(folder / place) for flag, place in places.items()} | {"run_dir": str(folder)}
+        subfolders = {"metrics_dir": "", "save_path": "final", "ckpt_path": "checkpoints"}
+        values = {flag: str(folder / subfolder) for flag, subfolder in subfolders.items()} | {"run_dir": str(folder)}
         values |= {"eval_steps": 10, "eval_dataset": "eval.jsonl"} | flags
         (folder / "config.json").write_text(json.dumps({"flags": values, "plan": {"steps": 40}}))
         (folder / "command.sh").touch()

@@ -53,7 +53,7 @@ def test_dequant_refuses_to_time_a_wrong_result(monkeypatch):
         bench.main(["dequant", *TINY])
 
 
-def test_the_table_says_the_same(capsys):
+def test_dequant_prints_a_table_by_default(capsys):
     assert bench.main(["dequant", *TINY]) == 0
     out = capsys.readouterr().out
     for expected in ("stock", "ours", "ratio", "copy_gb_per_s", "gpt-oss-120b: 229.3 GB"):
@@ -109,10 +109,10 @@ def rollouts(*lengths: int) -> list[dict]:
     ]
 
 
-def test_rollout_wants_equal_tokens_of_a_sample_that_is_alone():
-    rollout._check_alone(rollouts(3, 4), rollouts(3, 4))
+def test_rollout_requires_equal_tokens_from_a_single_sample():
+    rollout.check_alone(rollouts(3, 4), rollouts(3, 4))
     with pytest.raises(RuntimeError, match="sample 1 has other tokens"):
-        rollout._check_alone(rollouts(3, 4), rollouts(3, 5))
+        rollout.check_alone(rollouts(3, 4), rollouts(3, 5))
 
 
 def timings(**seconds: list[float]) -> dict[str, Timing]:
@@ -125,17 +125,17 @@ def timings(**seconds: list[float]) -> dict[str, Timing]:
     [(0.02, ""), (-0.1, ""), (0.05, "4.1% more at least, 3.0% at most")],
 )
 def test_rollout_says_when_a_budget_costs_too_much(more, missed):
-    """Also on a machine whose speed changes: rounds are compared with the one beside them."""
+    """This holds even if the machine's speed changes, since each round is compared with its neighbour."""
     parser = argparse.ArgumentParser()
     rollout.add_arguments(parser)
     stock = [0.9, 1.1, 1.0, 1.0]
     ours = [seconds + more + noise for seconds, noise in zip(stock, (0.01, -0.01, 0.005, -0.005), strict=True)]
-    result = rollout._result(parser.parse_args([]), rollouts(3), rollouts(3), timings(stock=stock, ours=ours))
+    result = rollout.result(parser.parse_args([]), rollouts(3), rollouts(3), timings(stock=stock, ours=ours))
     assert missed in result.missed and bool(result.missed) is bool(missed)
-    found = result.details
-    assert found["overhead"] == pytest.approx(more) and found["processor_overhead"] == pytest.approx(more / 10)
-    assert found["overhead_low"] < more < found["overhead_high"]
-    assert found["tokens_per_s"] == pytest.approx(3 / result.ours)  # one sample of three tokens
+    details = result.details
+    assert details["overhead"] == pytest.approx(more) and details["processor_overhead"] == pytest.approx(more / 10)
+    assert details["overhead_low"] < more < details["overhead_high"]
+    assert details["tokens_per_s"] == pytest.approx(3 / result.ours)  # one sample of three tokens
 
 
 def test_a_budget_that_costs_the_processor_too_much_is_noticed_where_the_clock_is_noisy():
@@ -143,13 +143,15 @@ def test_a_budget_that_costs_the_processor_too_much_is_noticed_where_the_clock_i
     rollout.add_arguments(parser)
     one = timings(stock=[1.0, 2.0, 1.0], ours=[2.0, 1.0, 1.0])
     one["ours"] = replace(one["ours"], processor=tuple(seconds + 0.1 for seconds in one["stock"].processor))
-    assert "7.5% more at least" in rollout._result(parser.parse_args([]), rollouts(3), rollouts(3), one).missed
+    assert "7.5% more at least" in rollout.result(parser.parse_args([]), rollouts(3), rollouts(3), one).missed
 
 
 def test_a_difference_is_that_of_rounds_in_turn_with_its_standard_error():
-    found = Difference.of([1.1, 2.3, 3.2], [1.0, 2.0, 3.0])
-    assert (found.mean, found.error) == pytest.approx((0.2, 0.1 / 3**0.5))
-    assert (found.low, found.high) == pytest.approx((0.2 - 1.96 * found.error, 0.2 + 1.96 * found.error))
+    difference = Difference.of([1.1, 2.3, 3.2], [1.0, 2.0, 3.0])
+    assert (difference.mean, difference.error) == pytest.approx((0.2, 0.1 / 3**0.5))
+    assert (difference.low, difference.high) == pytest.approx(
+        (0.2 - 1.96 * difference.error, 0.2 + 1.96 * difference.error)
+    )
 
 
 BENCHMARK = '''"""A third of the time."""
@@ -178,7 +180,7 @@ def test_a_module_is_a_benchmark(added, capsys):
     assert set(report) == FIELDS and report["ratio"] == 2.0  # half the seconds are twice as good
 
 
-def test_a_result_that_misses_its_mark_is_printed_and_ends_with_1(added, capsys):
+def test_result_below_its_target_is_printed_with_exit_code_1(added, capsys):
     arguments = [added, "--ours", "4", "--missed", "3 s are wanted", "--json", "--copy-megabytes", "1"]
     assert bench.main(arguments) == 1
     captured = capsys.readouterr()
@@ -186,7 +188,7 @@ def test_a_result_that_misses_its_mark_is_printed_and_ends_with_1(added, capsys)
 
 
 @pytest.mark.parametrize("ours", ["0", "nan", "inf", "-1"])
-def test_no_ratio_is_made_of_what_was_not_measured(added, ours, capsys):
+def test_unmeasured_values_have_no_ratio(added, ours, capsys):
     assert bench.main([added, "--ours", ours, "--json", "--copy-megabytes", "1"]) == 1
     captured = capsys.readouterr()
     assert captured.out == "" and "nothing was measured" in captured.err
@@ -197,7 +199,7 @@ def test_ratio_is_how_many_times_ours_is_better():
     assert Result("", "s", 2.0, 6.0, higher_is_better=False).ratio == pytest.approx(1 / 3)
 
 
-def test_ways_are_timed_in_turn_and_the_first_round_is_not_counted(monkeypatch):
+def test_variants_are_timed_in_turn_without_the_first_round(monkeypatch):
     calls, clock = [], {"wall": 100.0, "processor": 10.0}
     monkeypatch.setattr(harness.time, "perf_counter", lambda: clock["wall"])
     monkeypatch.setattr(harness.time, "process_time", lambda: clock["processor"])
@@ -208,10 +210,10 @@ def test_ways_are_timed_in_turn_and_the_first_round_is_not_counted(monkeypatch):
         clock["wall"] += took
         clock["processor"] += took / 4
 
-    found = time_in_turn({"a": lambda: work("a", 64, 4, 2), "b": lambda: work("b", 32, 8, 16)}, repeat=2)
+    timings = time_in_turn({"a": lambda: work("a", 64, 4, 2), "b": lambda: work("b", 32, 8, 16)}, repeat=2)
     assert calls == ["a", "b"] * 3
-    assert found["a"] == Timing(2, 0.25, rounds=(4, 2), processor=(1, 0.5))
-    assert found["b"] == Timing(8, 0.25, rounds=(8, 16), processor=(2, 4))
+    assert timings["a"] == Timing(2, 0.25, rounds=(4, 2), processor=(1, 0.5))
+    assert timings["b"] == Timing(8, 0.25, rounds=(8, 16), processor=(2, 4))
 
 
 def test_copy_keeps_its_best_and_the_number_of_threads():
@@ -229,18 +231,18 @@ JUDGE = ("--samples", "12", "--quota", "4", "--window", "1.5", "--latency", "0.0
 def test_judge_wastes_less_than_stock_and_shows_the_bias_of_each_policy(capsys):
     assert bench.main(["judge", "--json", "--copy-megabytes", "1", *JUDGE]) == 0
     report = json.loads(capsys.readouterr().out)
-    found = report["details"]
-    assert set(report) == FIELDS and report["ours"] == pytest.approx(found["ours_calls"] / found["ours_judged"])
-    assert found["ours_judged_share"] == 1 and found["ours_past_deadline"] == 0
-    assert found["ours_wasted_share"] < found["stock_wasted_share"]
-    assert found["calls_until_recovery"] == 1 and found["failed_calls_after_recovery"] == 0
+    details = report["details"]
+    assert set(report) == FIELDS and report["ours"] == pytest.approx(details["ours_calls"] / details["ours_judged"])
+    assert details["ours_judged_share"] == 1 and details["ours_past_deadline"] == 0
+    assert details["ours_wasted_share"] < details["stock_wasted_share"]
+    assert details["calls_until_recovery"] == 1 and details["failed_calls_after_recovery"] == 0
     # A correct sample gains by the failure of its judge, unless the policy says otherwise.
-    assert found["correctness_favours_right"] > 0.05 and found["correctness_favours_wrong"] < -0.05
+    assert details["correctness_favours_right"] > 0.05 and details["correctness_favours_wrong"] < -0.05
     for policy in ("mean_quality", "group"):
-        assert abs(found[f"{policy}_favours_right"]) < 0.02 and abs(found[f"{policy}_favours_wrong"]) < 0.02
+        assert abs(details[f"{policy}_favours_right"]) < 0.02 and abs(details[f"{policy}_favours_wrong"]) < 0.02
 
 
 @pytest.mark.parametrize("wrong", [("--samples", "7"), ("--quota", "0"), ("--window", "0")])
-def test_judge_refuses_sizes_that_cannot_be(wrong, capsys):
+def test_judge_rejects_invalid_sizes(wrong, capsys):
     assert bench.main(["judge", "--copy-megabytes", "1", *wrong]) == 2
     assert "--" in capsys.readouterr().err

@@ -27,7 +27,7 @@ def test_a_wrong_verdict_is_not_timed(monkeypatch):
 
 
 def test_half_of_the_responses_are_right():
-    samples = grade._samples(24, 500)
+    samples = grade.make_samples(24, 500)
     assert sum(right for _, _, right in samples) == 12
     boxes = [response.rpartition("\\boxed{")[2] for response, _, _ in samples]
     for box, (_, gold, right) in zip(boxes, samples, strict=True):

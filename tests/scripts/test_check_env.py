@@ -1,4 +1,4 @@
-"""The locks, and what the set-up script asks of them."""
+"""The lock files, and the set-up script's checks against them."""
 
 import tomllib
 from pathlib import Path

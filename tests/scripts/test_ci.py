@@ -1,4 +1,4 @@
-"""What continuous integration runs begins with a browser, and goes on without one."""
+"""Continuous integration first installs a browser, and continues if that fails."""
 
 import shutil
 import subprocess
@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(folder: Path, *programs: str, root: bool = True, apt: int = 0) -> tuple[list[str], str]:
-    """Return how apt-get was called, and what was said, where PATH has these programs beside it."""
+    """Return the calls of apt-get and the output, with these programs also on PATH."""
     calls = folder / "calls"
     stand_ins = {"apt-get": f'echo "$*" >>{calls}; exit {apt}', "id": f"echo {0 if root else 1000}"}
     for name, text in (stand_ins | dict.fromkeys(programs, "exit 1")).items():
@@ -24,16 +24,16 @@ def run(folder: Path, *programs: str, root: bool = True, apt: int = 0) -> tuple[
     return calls.read_text().splitlines() if calls.exists() else [], done.stderr
 
 
-def test_a_browser_is_installed_where_there_is_none(tmp_path: Path) -> None:
+def test_missing_browser_is_installed(tmp_path: Path) -> None:
     calls, said = run(tmp_path)
     assert [call.split()[1] for call in calls] == ["update", "install"] and calls[-1].endswith("chromium")
     assert not said
 
 
-def test_an_installation_that_fails_is_told_and_does_not_end_the_tests(tmp_path: Path) -> None:
+def test_failed_installation_is_reported_and_does_not_end_the_tests(tmp_path: Path) -> None:
     assert "chromium could not be installed" in run(tmp_path, apt=100)[1]
 
 
 @pytest.mark.parametrize(("programs", "root"), [(["chromium"], True), ([], False)], ids=["there", "not root"])
-def test_nothing_is_installed_where_it_is_there_or_not_allowed(tmp_path: Path, programs: list[str], root: bool) -> None:
+def test_nothing_is_installed_if_present_or_not_permitted(tmp_path: Path, programs: list[str], root: bool) -> None:
     assert run(tmp_path, *programs, root=root) == ([], "")

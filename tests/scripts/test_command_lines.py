@@ -1,4 +1,4 @@
-"""What all command lines of this project share."""
+"""Common behaviour of all command lines of this project."""
 
 import ast
 import os
@@ -22,19 +22,19 @@ FOLDERS = ("data", "eval", "grpo", "patches", "scripts")
 
 def parsers() -> list[tuple[str, ast.Call]]:
     """Every place that makes a parser, and the call."""
-    found = []
+    calls = []
     for file in sorted(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "argparse.ArgumentParser":
-                found.append((f"{file.relative_to(ROOT)}:{node.lineno}", node))
-    return found
+                calls.append((f"{file.relative_to(ROOT)}:{node.lineno}", node))
+    return calls
 
 
 def test_no_parser_takes_abbreviations() -> None:
-    found = parsers()
-    assert len(found) > 10
-    settings = {place: {word.arg: ast.unparse(word.value) for word in call.keywords} for place, call in found}
-    assert [place for place, words in settings.items() if words.get("allow_abbrev") != "False"] == []
+    calls = parsers()
+    assert len(calls) > 10
+    settings = {location: {word.arg: ast.unparse(word.value) for word in call.keywords} for location, call in calls}
+    assert [location for location, words in settings.items() if words.get("allow_abbrev") != "False"] == []
 
 
 def test_an_abbreviation_is_a_bad_call(capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,7 +75,7 @@ def test_bad_input_is_exit_code_2_with_a_reason(
 
 
 @pytest.mark.parametrize("tool", ["diagnose", "report", "runs", "watch"])
-def test_a_reader_that_goes_away_ends_a_look_without_a_traceback(tool: str, make_run) -> None:
+def test_closed_pipe_ends_a_command_without_a_traceback(tool: str, make_run) -> None:
     run = make_run()
     run.step(1)
     outside, inside = os.pipe()

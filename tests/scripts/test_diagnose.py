@@ -23,7 +23,7 @@ def run_dir(tmp_path):
     return tmp_path, run
 
 
-def test_the_report_has_findings_what_is_fine_and_what_was_not_judged(run_dir, capsys):
+def test_report_lists_findings_passed_rules_and_rules_not_judged(run_dir, capsys):
     folder, run = run_dir
     rows = [{key: value for key, value in row.items() if key != "entropy"} for row in run.rows]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -31,18 +31,18 @@ def test_the_report_has_findings_what_is_fine_and_what_was_not_judged(run_dir, c
     out = capsys.readouterr().out
     assert f"judge outage, steps {run.onsets['judge_outage']} to" in out and "judge_failed" in out
     assert "likely cause:" in out and "try JUDGE_MODELS" in out
-    assert "in order:" in out and "not judged:" in out and "metrics.jsonl has no entropy" in out
+    assert "in order:" in out and "not judged:" in out and "entropy is missing in metrics.jsonl" in out
 
 
-def test_json_says_the_same(run_dir, capsys):
+def test_json_matches_the_report(run_dir, capsys):
     folder, run = run_dir
     assert diagnose.main([str(folder), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    found = {finding["name"]: finding for finding in report["findings"]}
+    findings = {finding["name"]: finding for finding in report["findings"]}
     assert report["steps"] == len(run.rows)
-    assert found["judge_outage"]["onset"] == run.onsets["judge_outage"]
-    assert found["judge_outage"]["evidence"][0]["numbers"]["mean"] > 0.2
-    assert {"setting", "change", "why"} == set(found["judge_outage"]["actions"][0])
+    assert findings["judge_outage"]["onset"] == run.onsets["judge_outage"]
+    assert findings["judge_outage"]["evidence"][0]["numbers"]["mean"] > 0.2
+    assert {"setting", "change", "why"} == set(findings["judge_outage"]["actions"][0])
 
 
 def test_a_clean_run_begins_with_its_verdict_and_counts_one_step_as_one(tmp_path, capsys):
@@ -53,7 +53,7 @@ def test_a_clean_run_begins_with_its_verdict_and_counts_one_step_as_one(tmp_path
     assert "the first step is the warm-up" in first and second.startswith("No findings; ")
 
 
-def test_a_range_has_one_text_and_a_cut_that_costs_nothing_has_no_price(tmp_path, capsys):
+def test_range_has_one_text_and_a_free_cut_shows_no_cost(tmp_path, capsys):
     row = {"actor_lr": 1e-6, "ppo_kl": 0.4, "truncated": 0.6, "correct": 0.5, "correct_whole": 0.5}
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"step": n, **row}) + "\n" for n in range(1, 9)))
     assert diagnose.main([str(tmp_path)]) == 0
@@ -64,7 +64,7 @@ def test_a_range_has_one_text_and_a_cut_that_costs_nothing_has_no_price(tmp_path
 def test_exit_codes(run_dir, capsys):
     folder, _ = run_dir
     assert diagnose.main([str(folder / "none")]) == 2
-    assert "none is no folder" in capsys.readouterr().err
+    assert "none is not a folder" in capsys.readouterr().err
     with pytest.raises(SystemExit) as end:
         diagnose.main([])
     assert end.value.code == 2

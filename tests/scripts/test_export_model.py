@@ -16,7 +16,7 @@ from grpo.checkpoint import adapter_files
 from grpo.checkpoint.adapter_files import WEIGHTS
 from grpo.model import loading, model_files
 from grpo.model.architecture import ATTENTION_PROJECTIONS, check
-from grpo.model.model_files import CheckpointError
+from grpo.stack.problem import UserError
 from scripts import checkpoint_writer, export_model
 from scripts.dequantize_checkpoint import dequantize_checkpoint
 from tests.scripts.conftest import save_adapter
@@ -26,7 +26,9 @@ TOKENS = torch.arange(2, 90).reshape(2, 44)
 
 def peft_merge(base: Path, adapter: Path) -> GptOssForCausalLM:
     """Merge in float32 with PEFT, then round to bf16."""
-    model = PeftModel.from_pretrained(loading.load_gpt_oss(base).float(), adapter, autocast_adapter_dtype=True)
+    model = PeftModel.from_pretrained(
+        loading.load_gpt_oss(base, "eager", packed=False).float(), adapter, autocast_adapter_dtype=True
+    )
     merged = model.merge_and_unload().bfloat16()
     loading.restore_rope(merged)
     return merged
@@ -81,7 +83,7 @@ def test_a_bf16_base_gives_what_the_mxfp4_base_gives(checkpoint, trained, tmp_pa
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
     config = json.loads((tmp_path / "from_mxfp4" / "config.json").read_text())
     assert "quantization_config" not in config and config["dtype"] == "bfloat16"
-    with pytest.raises(CheckpointError, match="no MXFP4 experts to copy"):
+    with pytest.raises(UserError, match="no MXFP4 experts to copy"):
         export_model.export_model(tmp_path / "bf16", trained, tmp_path / "no", "mxfp4")
 
 
@@ -113,7 +115,7 @@ def test_the_part_lost_to_rounding_is_reported(checkpoint, adapter, tmp_path, ca
     save_file({name: torch.zeros_like(tensor) for name, tensor in weights.items()}, adapter / WEIGHTS)
     words = ["--model", str(checkpoint), "--adapter", str(adapter), "--out", str(tmp_path / "zero")]
     assert export_model.main(words) == 0
-    assert "the merged model is the base" in capsys.readouterr().out
+    assert "the merged model equals the base" in capsys.readouterr().out
     zero = tensors(tmp_path / "zero")
     assert all(torch.equal(zero[name], before[name]) for name in before)
 
@@ -165,27 +167,30 @@ def cut_base(base: Path, adapter: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (settings(r=8), "rank is not the 8"),
-        (weights(wide), f"shapes do not fit the base's projections: {A0}"),
-        (weights(lambda values: values.pop(A0)), f"1 pairs of which a half is missing: {A0}"),
-        (rename("layers.1.", "layers.7."), "no attention projection of the base: .*layers.7."),
-        (rename("self_attn.q_proj", "mlp.router"), "no attention projection of the base: .*mlp.router"),
-        (weights(lambda values: [values.pop(n) for n in list(values) if "layers.1." in n]), "4 gaps, .*layers.1."),
+        (settings(r=8), "rank differs from the 8"),
+        (weights(wide), f"shapes differ from the base's projections: {A0}"),
+        (weights(lambda values: values.pop(A0)), f"1 pairs with only one half: {A0}"),
+        (rename("layers.1.", "layers.7."), "not attention projections of the base: .*layers.7."),
+        (rename("self_attn.q_proj", "mlp.router"), "not attention projections of the base: .*mlp.router"),
+        (
+            weights(lambda values: [values.pop(n) for n in list(values) if "layers.1." in n]),
+            "4 missing projections .*layers.1.",
+        ),
         (weights(lambda values: values[A0].fill_(float("nan"))), f"NaN or infinity in {A0}"),
         (settings(use_dora=True), "use_dora True"),
         (settings(bias="all"), "bias all"),
         (settings(rank_pattern={"q_proj": 2}), "rank_pattern"),
         (settings(init_lora_weights="pissa"), "init_lora_weights pissa"),
-        (settings(peft_type="IA3"), "choose a LORA one"),
+        (settings(peft_type="IA3"), "use a LORA adapter"),
         (cut_base, "is not complete:\n.* its header says"),
         (lambda base, adapter: (base / "config.json").unlink(), "config.json is missing"),
         (lambda base, adapter: (adapter / WEIGHTS).unlink(), f"{WEIGHTS} is missing"),
-        (lambda base, adapter: shutil.copytree(adapter, adapter / "adapter"), "is a run's step: name"),
+        (lambda base, adapter: shutil.copytree(adapter, adapter / "adapter"), "is a checkpoint of a run: name"),
     ],
 )
-def test_what_does_not_belong_together_is_refused(base, adapter, tmp_path, damage, message) -> None:
+def test_mismatched_base_and_adapter_are_rejected(base, adapter, tmp_path, damage, message) -> None:
     damage(base, adapter)
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(UserError, match=message):
         export_model.export_model(base, adapter, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base"]
 
@@ -197,18 +202,18 @@ def test_an_adapter_of_another_base_of_the_same_shape_is_refused(base, adapter, 
     for same in (base, tmp_path / "copy"):
         assert adapter_files.check_against(adapter_files.read(adapter), model_files.read(same)) == []
     export_model.export_model(base, adapter, tmp_path / "merged")
-    with pytest.raises(CheckpointError, match=r"of another base model than .*merged"):
+    with pytest.raises(UserError, match=r"to a base model other than .*merged"):
         export_model.export_model(tmp_path / "merged", adapter, tmp_path / "twice")
 
 
-def test_a_place_that_is_taken_or_too_small_is_refused(base, adapter, tmp_path, monkeypatch, capsys) -> None:
+def test_existing_or_too_small_output_location_is_rejected(base, adapter, tmp_path, monkeypatch, capsys) -> None:
     words = ["--model", str(base), "--adapter", str(adapter), "--out"]
     assert export_model.main([*words, str(base)]) == 2
     assert "is not empty" in capsys.readouterr().err
     assert export_model.main([*words, str(base / "config.json")]) == 2
     (tmp_path / ".out.partial").mkdir()
     assert export_model.main([*words, str(tmp_path / "out")]) == 2
-    assert ".out.partial is there: remove it" in capsys.readouterr().err
+    assert ".out.partial exists: remove it" in capsys.readouterr().err
     (tmp_path / ".out.partial").rmdir()
     monkeypatch.setattr(checkpoint_writer, "disk_free", lambda path: 1_000_000)
     assert export_model.main([*words, str(tmp_path / "out")]) == 2

@@ -1,4 +1,4 @@
-"""What the inspector says of checkpoints, adapters and runs that are whole, and of damaged ones."""
+"""The inspector's output for complete and damaged checkpoints, adapters and runs."""
 
 import json
 import os
@@ -91,11 +91,14 @@ def cut(folder: Path) -> None:
         (cut, "its header says"),
         (edit(lambda tensors: tensors[A0][0].fill_(float("nan"))), f"NaN or infinity in 1 of 16 tensors: {A0}"),
         (edit(lambda tensors: tensors[B0][0].fill_(float("inf"))), f"NaN or infinity in 1 of 16 tensors: {B0}"),
-        (edit(lambda tensors: tensors.pop(B0)), f"1 pairs of which a half is missing: {B0}"),
-        (edit(lambda tensors: (tensors.pop(A0), tensors.pop(B0))), f"1 gaps, projections that other layers have: {A0}"),
-        (edit(lambda tensors: tensors.update({A0: tensors[A0][:3].clone()})), "rank is not the 4"),
-        (edit(lambda tensors: tensors.update(odd=torch.zeros(1))), "no half of a LoRA pair: odd"),
-        (edit(lambda tensors: tensors.clear()), "holds no tensor"),
+        (edit(lambda tensors: tensors.pop(B0)), f"1 pairs with only one half: {B0}"),
+        (
+            edit(lambda tensors: (tensors.pop(A0), tensors.pop(B0))),
+            f"1 missing projections that other layers have: {A0}",
+        ),
+        (edit(lambda tensors: tensors.update({A0: tensors[A0][:3].clone()})), "rank differs from the 4"),
+        (edit(lambda tensors: tensors.update(odd=torch.zeros(1))), "do not belong to a LoRA pair: odd"),
+        (edit(lambda tensors: tensors.clear()), "has no tensors"),
     ],
 )
 def test_a_damaged_adapter(adapter: Path, damage: Callable[[Path], object], message: str, capsys) -> None:
@@ -134,8 +137,8 @@ def test_a_run(trained: Path, make_trainer, tmp_path: Path, capsys) -> None:
     problems = inspect(capsys, run / "checkpoints" / "step_10", 1)["problems"]
     assert "rank_1.pt cannot be read" in problems[0]["what"]
     shutil.rmtree(trainer)
-    found = inspect(capsys, run / "checkpoints" / "step_10", 1)
-    assert "no run resumed from it" in found["problems"][0]["remedy"] and found["trainer_bytes"] is None
+    inspected = inspect(capsys, run / "checkpoints" / "step_10", 1)
+    assert "a run cannot resume from it" in inspected["problems"][0]["remedy"] and inspected["trainer_bytes"] is None
 
 
 def test_a_runs_directory_is_told_from_its_checkpoints(tmp_path: Path, capsys) -> None:
@@ -144,7 +147,7 @@ def test_a_runs_directory_is_told_from_its_checkpoints(tmp_path: Path, capsys) -
     (run / "command.sh").touch()
     flags = {"run_dir": "/before/it/moved", "ckpt_path": "/before/it/moved/checkpoints"}
     (run / "config.json").write_text(json.dumps({"flags": flags}))
-    assert "run's directory: no checkpoint was saved yet" in inspect(capsys, run, 2)["error"]
+    assert "run directory: no checkpoint was saved yet" in inspect(capsys, run, 2)["error"]
     assert "no checkpoint was saved yet" in inspect(capsys, run / "checkpoints", 2)["error"]
     (run / "checkpoints" / ".step_2.partial").mkdir()
     assert "no checkpoint was saved yet" in inspect(capsys, run / "checkpoints", 2)["error"]
@@ -157,8 +160,8 @@ def test_a_runs_directory_is_told_from_its_checkpoints(tmp_path: Path, capsys) -
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        (None, "", "no base model, adapter or step"),
-        ("config.json", "{", "no JSON"),
+        (None, "", "is not a base model, adapter or checkpoint"),
+        ("config.json", "{", "not JSON"),
         ("config.json", '{"model_type": "llama"}', "llama"),
         (INDEX, "{}", "config.json is missing"),
         (WEIGHTS, "", "adapter_config.json is missing"),
@@ -166,14 +169,14 @@ def test_a_runs_directory_is_told_from_its_checkpoints(tmp_path: Path, capsys) -
         ("adapter_config.json", '{"peft_type": "LORA", "r": 0, "lora_alpha": 1}', "r 0"),
     ],
 )
-def test_what_is_no_checkpoint(tmp_path: Path, file: str | None, content: str, message: str, capsys) -> None:
+def test_folders_that_are_not_checkpoints(tmp_path: Path, file: str | None, content: str, message: str, capsys) -> None:
     if file:
         (tmp_path / file).write_text(content)
     assert message in inspect(capsys, tmp_path, 2)["error"]
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path, capsys) -> None:
-    assert "no directory" in inspect(capsys, tmp_path / "none", 2)["error"]
+    assert "is not a folder" in inspect(capsys, tmp_path / "none", 2)["error"]
 
 
 def test_base_models_are_inspected_without_torch(checkpoint: Path) -> None:

@@ -1,5 +1,6 @@
 """The files of a tiny model. It is built with a few training steps: how well it answers is not tested here."""
 
+import io
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ from scripts import make_tiny_model
 from scripts.dequantize_checkpoint import dequantize_checkpoint
 from scripts.tiny_model import demonstrations, tokenizer
 from scripts.tiny_model.accuracy import is_correct
-from scripts.tiny_model.warm_start import prompt_text
+from scripts.tiny_model.warm_start import prompt_text, warm_start
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 2
@@ -40,21 +41,46 @@ def command(out, *arguments):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The two directories, made by the command line in a process of its own."""
-    place = tmp_path_factory.mktemp("tiny")
-    arguments = ("--dequantized-out", str(place / "bf16"))
-    result = subprocess.run(command(place / "mxfp4", *arguments), cwd=ROOT, capture_output=True, text=True, timeout=300)
+    """The two directories, made by the command line in a separate process."""
+    folder = tmp_path_factory.mktemp("tiny")
+    arguments = ("--dequantized-out", str(folder / "bf16"))
+    result = subprocess.run(
+        command(folder / "mxfp4", *arguments), cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
     assert result.returncode == 0, result.stderr
     assert "held-out exact match" in result.stdout
     phases = [line for line in result.stdout.splitlines() if line.startswith("tiny model ")]
     assert [line.split()[2] for line in phases] == ["1/4", "2/4", "3/4", "4/4"]
     assert all("second" in line for line in phases), "each says how long it takes"
-    return place / "mxfp4", place / "bf16"
+    steps = [line.partition(":")[0] for line in result.stdout.splitlines() if line.startswith("warm start ")]
+    assert steps == ["warm start 1/2", "warm start 2/2"] and "\r" not in result.stdout + result.stderr
+    return folder / "mxfp4", folder / "bf16"
 
 
 @pytest.fixture(scope="module")
 def tiny_tokenizer(built):
     return AutoTokenizer.from_pretrained(built[0])
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_shows_one_line_of_progress(tmp_path, monkeypatch):
+    tokenizer.write_tokenizer(tmp_path)
+    words = AutoTokenizer.from_pretrained(tmp_path)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(make_tiny_model.THREADS)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", terminal := Terminal())
+            warm_start(words, vocab_size=len(words), steps=STEPS, seed=0)
+    finally:
+        torch.set_num_threads(threads)
+    shown = terminal.getvalue()
+    assert "\rwarm start: " in shown and f"0/{STEPS}" in shown
+    assert "\n" not in shown and shown.endswith("\r"), "the line is erased at the end"
 
 
 def read_json(path):
@@ -63,12 +89,12 @@ def read_json(path):
 
 def tensors(directory):
     weight_map = read_json(directory / "model.safetensors.index.json")["weight_map"]
-    found = {}
+    values = {}
     for file in set(weight_map.values()):
         with safe_open(directory / file, framework="pt") as shard:
             assert set(shard.keys()) == {name for name, where in weight_map.items() if where == file}
-            found.update({name: shard.get_tensor(name) for name in shard.keys()})  # noqa: SIM118
-    return found
+            values.update({name: shard.get_tensor(name) for name in shard.keys()})  # noqa: SIM118
+    return values
 
 
 def test_files_have_the_format_of_the_real_checkpoint(built):
@@ -153,7 +179,7 @@ def test_same_seed_gives_the_same_files(built, tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["cut", "extra", "missing", "stale"])
-def test_damaged_or_stale_directories_are_not_taken_as_built(built, tmp_path, damage):
+def test_damaged_or_stale_directories_do_not_count_as_built(built, tmp_path, damage):
     copy = tmp_path / "copy"
     copy.mkdir()
     for file in built[0].iterdir():
@@ -253,7 +279,7 @@ def test_chat_template_writes_harmony(tiny_tokenizer):
         tiny_tokenizer.apply_chat_template([{"role": "tool", "content": "x"}], tokenize=False)
 
 
-def test_careful_demonstrations_are_right_and_the_other_habits_are_not():
+def test_careful_demonstrations_are_right_and_careless_ones_are_not():
     problems = distinct_problems("train", 200)
     for problem in problems:
         shown = {h: demonstrations.completion(problem, h) for h in demonstrations.HABITS}

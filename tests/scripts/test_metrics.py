@@ -1,4 +1,4 @@
-"""The document of the metrics says what the schema says."""
+"""The metrics document matches the schema."""
 
 import re
 from pathlib import Path

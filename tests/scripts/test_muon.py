@@ -14,7 +14,7 @@ def test_singular_values_end_near_one_and_the_directions_stay():
         assert (values - torch.diag_embed(on_diagonal)).abs().max() < 1e-4
 
 
-def test_it_is_the_library_s_optimizer_but_for_rounding():
+def test_matches_the_librarys_optimizer_up_to_rounding():
     torch.manual_seed(0)
     ours = [torch.nn.Parameter(torch.randn(32, 16)) for _ in range(3)]
     theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]

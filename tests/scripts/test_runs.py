@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo.run.run_state import Run, is_held
+from grpo.run.run_files import RunFiles
+from grpo.run.run_state import Run
 from scripts import runs
 
 
@@ -57,10 +58,10 @@ def test_a_run_of_a_version_that_does_not_say_how_it_ended(make_run) -> None:
     assert Run(run.folder).state == "finished"
 
 
-def test_looking_leaves_nothing_behind(make_run, tmp_path, capsys) -> None:
+def test_listing_runs_writes_nothing(make_run, tmp_path, capsys) -> None:
     run = make_run()
     before = sorted(tmp_path.rglob("*"))
-    assert not is_held(run.folder)
+    assert not RunFiles(run.folder).is_held()
     listed(tmp_path, capsys)
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -108,7 +109,7 @@ def test_a_step_that_was_done_again_counts_once(make_run) -> None:
     assert [(row["step"], row["correct"]) for row in state.metrics] == [(1, 0.9), (2, 0.2)] and state.step == 2
 
 
-def test_folders_that_hold_no_run(tmp_path, make_run, capsys) -> None:
+def test_folders_without_a_run(tmp_path, make_run, capsys) -> None:
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
@@ -130,7 +131,7 @@ def test_without_a_folder_it_lists_those_of_the_checkout(make_run, tmp_path, mon
     assert capsys.readouterr().out.splitlines()[1].startswith("mine")
 
 
-def test_one_that_cannot_be_read_does_not_hide_the_others(make_run, tmp_path, capsys) -> None:
+def test_unreadable_run_does_not_hide_the_others(make_run, tmp_path, capsys) -> None:
     make_run("good")
     (make_run("bad").folder / "metrics.jsonl").mkdir()
     assert runs.main([str(tmp_path)]) == 1

@@ -1,6 +1,9 @@
-"""The set-up script in a sandbox, without network: a stand-in uv installs what a two-package lock names."""
+"""The set-up script in a sandbox, without network: a stand-in uv installs the two packages of a lock file."""
 
+import contextlib
 import os
+import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -51,8 +54,6 @@ class CPUAdamBuilder:
         folder = pathlib.Path(os.environ["TORCH_EXTENSIONS_DIR"]) / self.name
         folder.mkdir()
         (folder / (self.name + ".so")).write_text(os.environ["DS_ACCELERATOR"])
-class ShareMemCommBuilder(CPUAdamBuilder):
-    name = "deepspeed_shm_comm"
 ''')
 """
 
@@ -113,7 +114,6 @@ def test_first_and_second_call(checkout: Path) -> None:
     for expected in (
         "installing 2 packages of the cpu stack",
         "compiling DeepSpeed's cpu_adam",
-        "compiling DeepSpeed's deepspeed_shm_comm",
         "MXFP4 kernel compiled",
         "ready: cpu stack",
     ):
@@ -129,6 +129,15 @@ def test_first_and_second_call(checkout: Path) -> None:
     assert "installing" not in second.stdout and "compiling" not in second.stdout
     assert setup(checkout, "--cpu", "--quiet").stdout == ""
     assert uv_calls(checkout) == 1
+
+
+def test_packages_alone_compile_no_operator_and_apply_no_patch(checkout: Path) -> None:
+    done = setup(checkout, "--cpu", "--packages")
+    assert done.returncode == 0, done.stderr
+    assert uv_calls(checkout) == 1 and not problems_of(checkout)
+    assert "MXFP4 kernel compiled" in done.stdout and "ready" not in done.stdout
+    assert not (checkout / "patch-calls").exists()
+    assert not (checkout / ".venv/torch_extensions/cpu_adam").exists()
 
 
 def test_a_killed_installation_is_completed(checkout: Path) -> None:
@@ -184,7 +193,7 @@ def test_an_operator_that_each_load_would_compile_again_is_compiled_once(checkou
 
 
 @pytest.mark.parametrize("is_alive", [True, False])
-def test_a_process_that_loads_an_operator_is_left_alone(checkout: Path, is_alive: bool) -> None:
+def test_process_loading_an_operator_is_not_disturbed(checkout: Path, is_alive: bool) -> None:
     assert setup(checkout, "--cpu").returncode == 0
     lock = checkout / ".venv/torch_extensions/cpu_adam/lock"
     lock.touch()
@@ -218,6 +227,33 @@ def test_two_at_once_install_once(checkout: Path) -> None:
     assert [process.returncode for process in both] == [0, 0]
     assert sum("waiting for it" in output for output in outputs) == 1
     assert uv_calls(checkout) == 1
+
+
+def on_a_terminal(root: Path, *arguments: str) -> str:
+    """Return what the set-up prints to a terminal while an installation takes its time."""
+    outside, inside = pty.openpty()
+    command = [str(root / "scripts" / "setup.sh"), "--cpu", "--quiet", *arguments]
+    process = subprocess.Popen(command, env=os.environ | {"UV_SLEEPS": "3"}, stdout=inside, start_new_session=True)
+    os.close(inside)
+    shown = b""
+    with contextlib.suppress(OSError):  # Linux's way to say that the other end is closed
+        while part := os.read(outside, 1024):
+            shown += part
+    os.close(outside)
+    assert process.wait() == 0
+    return shown.decode()
+
+
+def test_a_terminal_shows_the_seconds_of_a_long_step(checkout: Path) -> None:
+    shown = on_a_terminal(checkout)
+    assert re.search(r"\r\x1b\[Ksetup \[ +\d+s\] \.\.\.\r\x1b\[K", shown), "one line, erased before the next"
+    assert "packages installed" in shown
+
+
+def test_plain_lines_leave_the_terminal_to_another_program(checkout: Path) -> None:
+    shown = on_a_terminal(checkout, "--plain")
+    assert "packages installed" in shown and "..." not in shown
+    assert shown.count("setup [") == shown.count("\r\x1b[Ksetup ["), "each line erases the other's progress"
 
 
 def test_the_other_stack_is_removed_first(checkout: Path) -> None:
@@ -297,7 +333,7 @@ def test_an_environment_behind_a_link_is_left_alone(checkout: Path, tmp_path: Pa
     (other / "precious").touch()
     (checkout / ".venv").symlink_to(other)
     refused = setup(checkout, "--cpu")
-    assert refused.returncode != 0 and "is a link to another environment: remove the link" in refused.stderr
+    assert refused.returncode != 0 and "is a link to another environment; remove the link" in refused.stderr
     assert (other / "precious").exists()
 
 

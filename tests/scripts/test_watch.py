@@ -22,6 +22,7 @@ from grpo.diagnosis.finding import (
     Finding,
 )
 from grpo.metrics.metric_schema import SCHEMA
+from grpo.run.run_files import RunFiles
 from grpo.run.run_state import Run
 from scripts.watch import __main__ as watch
 from scripts.watch.frame import frame
@@ -32,7 +33,7 @@ SAMPLE = {"prompt": HARMONY.format("What is 2+2?"), "label": '{"answer": "4", "s
 
 
 def shown(run: Run, width: int = 80, now: float | None = None, **options) -> str:
-    samples = NewestSamples(run.folder)
+    samples = NewestSamples(run.files)
     samples.refresh()
     lines = [line.plain for line in frame(run, samples, now or time.time(), width, **options)]
     assert max(map(cell_len, lines)) <= width
@@ -55,7 +56,7 @@ def test_an_empty_run(make_run, capsys) -> None:
     assert "starting: loading [bold]shard 3[/]" in printed(capsys, str(run.folder), "--once")
 
 
-def test_one_frame_of_a_run_that_goes_on(make_run, capsys) -> None:
+def test_one_frame_of_an_active_run(make_run, capsys) -> None:
     run = make_run()
     run.hold()
     run.evaluate(0, 0.25)
@@ -66,7 +67,7 @@ def test_one_frame_of_a_run_that_goes_on(make_run, capsys) -> None:
     assert "running  step 10/40 25%" in text and " left, until " in text
     assert "held out: 0.250 [0.150, 0.350] (n=18) at step 0 -> 0.500 [0.400, 0.600]" in text
     assert "ppo_kl             ▁▂" in text and "0.010" in text
-    assert "\nquality " in text and "not in the schema: shiny 3.000" in text
+    assert "\nquality " in text and "unknown metrics: shiny 3.000" in text
     assert "adapter" not in text, "the summary is for the end"
 
 
@@ -92,7 +93,7 @@ def test_a_value_out_of_its_range_has_a_mark(make_run) -> None:
 
 @pytest.mark.parametrize(
     ("code", "state", "reason"),
-    [(0, "finished", ""), (130, "stopped", "somebody"), (None, "crashed", "killed"), (3, "crashed", "exit code 3")],
+    [(0, "finished", ""), (130, "stopped", "was stopped"), (None, "crashed", "killed"), (3, "crashed", "exit code 3")],
 )
 def test_a_run_that_has_ended_is_summed_up(make_run, capsys, code, state, reason) -> None:
     run = make_run()
@@ -110,7 +111,7 @@ def test_a_run_of_a_version_without_a_command_file(make_run, capsys) -> None:
     run.step(3)
     (run.folder / "command.sh").unlink()
     text = printed(capsys, str(run.folder))
-    assert "stopped  step 3/40" in text and "somebody" not in text
+    assert "stopped  step 3/40" in text and "was stopped" not in text
 
 
 def test_time_left_counts_steps_and_evaluations(make_run) -> None:
@@ -138,7 +139,7 @@ def test_cut_and_broken_lines_are_left_out_and_counted(make_run, capsys) -> None
     with (run.folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "rew\n{"step": 3, "reward": NaN, "correct": null, "seconds": 4}\n{"step": 4, "rewa')
     text = printed(capsys, str(run.folder))
-    assert "step 3/40" in text and "1 broken line left out of metrics.jsonl" in " ".join(text.split())
+    assert "step 3/40" in text and "1 broken line skipped in metrics.jsonl" in " ".join(text.split())
 
 
 def test_columns_that_come_and_go_leave_gaps(make_run) -> None:
@@ -172,7 +173,7 @@ def test_wide_characters_and_long_texts_stay_in_the_line(make_run, width) -> Non
     assert "終わり" in shown(Run(run.folder), width)
 
 
-def test_in_a_low_terminal_what_comes_first_is_shown(make_run) -> None:
+def test_short_terminal_shows_the_first_sections(make_run) -> None:
     run = make_run()
     run.step(1, ppo_kl=0.1)
     whole, part = shown(Run(run.folder)).split("\n"), shown(Run(run.folder), height=6).split("\n")
@@ -187,8 +188,8 @@ def test_findings(make_run) -> None:
     assert "Findings" not in shown(Run(run.folder)), "nobody has looked"
     assert "No findings" in shown(Run(run.folder), diagnosis=Diagnosis(3, 1))
     evidence = Evidence("reward", 7, 9, {"[b]before[/b]": 0.5, "after": 0.9})
-    found = Finding("reward_hacking", WARNING, 7, 9, (evidence,), "the judge is gamed", ())
-    text = " ".join(shown(Run(run.folder), diagnosis=Diagnosis(3, 1, [found])).split())
+    finding = Finding("reward_hacking", WARNING, 7, 9, (evidence,), "the judge is gamed", ())
+    text = " ".join(shown(Run(run.folder), diagnosis=Diagnosis(3, 1, [finding])).split())
     assert "reward hacking from step 7 (warning): reward, steps 7 to 9: [b]before[/b] 0.5, after 0.9" in text
 
 
@@ -201,7 +202,7 @@ def test_the_diagnosis_is_in_the_view(make_run, capsys: pytest.CaptureFixture[st
     )
 
 
-def test_samples_that_say_most() -> None:
+def test_most_informative_samples() -> None:
     numbers = [(0.0, 0.1, 10), (0.0, 0.5, 20), (1.0, 0.9, 90), (1.0, 0.6, 40)]
     rows = [
         SAMPLE | {"correct": correct, "reward": reward, "response_length": float(length), "response": f"s{length}"}
@@ -221,7 +222,7 @@ def test_the_newest_samples_are_read_once_and_again_when_they_change(make_run, m
     run = make_run()
     run.samples(9, SAMPLE | {"response": "nine", "correct": 1.0})
     run.samples(10, SAMPLE | {"response": "ten", "correct": 1.0})
-    samples = NewestSamples(run.folder)
+    samples = NewestSamples(RunFiles(run.folder))
     samples.refresh()
     assert samples.step == 10 and samples.shown[0].response == "ten"
     with monkeypatch.context() as patch:
@@ -240,7 +241,7 @@ def test_a_run_that_writes_while_it_is_watched(make_run, capsys) -> None:
         for step in range(1, 6):
             time.sleep(0.05)
             run.step(step)
-        run.resume_after(3)  # held all the time, since the view ends where nobody holds the run
+        run.resume_after(3)  # held all the time, since the view ends when the run's lock is released
         for step in range(4, 7):
             time.sleep(0.05)
             run.step(step, reward=0.75)
@@ -270,7 +271,7 @@ def in_terminal(folder: Path, *words: str) -> tuple[subprocess.Popen, int]:
         stderr=inside,
         env=environment,
         start_new_session=True,
-        # Where the tests run in the background, the shell has switched it off.
+        # The shell disables it for background jobs, which may include the tests.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     os.close(inside)
@@ -289,7 +290,7 @@ def read_until(outside: int, wanted: str) -> str:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
-def test_in_a_terminal_it_is_redrawn_and_leaves_the_screen_as_it_was(make_run, number, code) -> None:
+def test_terminal_view_is_redrawn_and_the_screen_restored(make_run, number, code) -> None:
     run = make_run()
     run.hold()
     run.step(1)
@@ -307,7 +308,7 @@ def test_in_a_terminal_it_is_redrawn_and_leaves_the_screen_as_it_was(make_run, n
         os.close(outside)
 
 
-def test_in_a_terminal_it_ends_with_the_run(make_run) -> None:
+def test_terminal_view_ends_with_the_run(make_run) -> None:
     run = make_run()
     run.hold()
     run.step(1)

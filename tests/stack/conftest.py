@@ -34,13 +34,13 @@ def finished(tiny_model, tmp_path_factory) -> Path:
     run_dir = tmp_path_factory.mktemp("runs") / "short"
     secret = "a-secret-that-must-not-leak"
     output = train("--run-dir", run_dir, "--steps", 10, SAVE_STEPS="2", MAX_CHECKPOINTS="2", WANDB_API_KEY=secret)
-    assert "NO KEY: a local stand-in server answers in place of Gemini" in output
+    assert "NO KEY: a local server answers instead of Gemini" in output
     return run_dir
 
 
 @pytest.fixture(scope="module")
 def ray_cluster():
-    """A Ray cluster of the test's own, ended through the handles of its processes alone."""
+    """The test's own Ray cluster, ended only through the handles of its processes."""
     import ray
 
     temporary = tempfile.mkdtemp(prefix="ray-test-", dir="/tmp")

@@ -1,4 +1,7 @@
-"""A run to attack, and attackers: a host in a network namespace of its own, and another user of this machine."""
+"""A run to attack, in the shape of the 8-GPU run, and attackers.
+
+The attackers are a host in a separate network namespace, and another user of this machine.
+"""
 
 import contextlib
 import json
@@ -15,12 +18,12 @@ from pathlib import Path
 
 import psutil
 
-from .runs import ROOT
+from .runs import ROOT, lines
 
 NOBODY = 65534
 PLANTED = "a-planted-key-that-must-not-leak"
 
-# Says which of the ports let a stranger connect; plain sockets, since the outsider's host has no more.
+# Lists the ports that accept a stranger's connection. Plain sockets are all that the outsider's host has.
 CONNECT = """
 import json, socket, sys
 host, *ports = sys.argv[1:]
@@ -38,21 +41,23 @@ import ray, sys
 ray.init(sys.argv[1], log_to_driver=False)
 print("joined", ray.cluster_resources())
 """
-# While the file `hold` is beside it no sample gets its reward: the run stays, and leaves the CPU to the attackers.
+# While the file `hold` exists, no sample gets its reward: the run waits and leaves the CPU to the attackers.
 REWARD = """
 import time
 from pathlib import Path
+from reward import reward_func as own
 
 def reward_func(queries, prompts, labels):
     while Path(__file__).with_name("hold").exists():
         time.sleep(0.2)
-    return {"rewards": 0.5}
+    return own.reward_func(queries, prompts, labels)
 """
+STEPS = 2  # until it is held
 
 
 @dataclass
 class Run:
-    """A run of `--tiny` that is going."""
+    """A run that is going: 2 engines with TP=2, 4 actor ranks, and problems in the form of AIME."""
 
     folder: Path
     launcher: subprocess.Popen[str]
@@ -77,26 +82,38 @@ class Run:
         [port] = [port for _, port, name in self.sockets if name == "gcs_server"]
         return port
 
+    def evaluations(self) -> list[dict]:
+        """The results so far."""
+        return lines(file) if (file := self.folder / "eval.jsonl").exists() else []
+
     def end(self) -> None:
         """End the run as Ctrl-C does, and wait for it."""
         if self.launcher.poll() is None:
             (self.folder.parent / "hold").unlink(missing_ok=True)
             os.kill(self.launcher.pid, signal.SIGINT)
-            self.launcher.communicate(timeout=120)
+            self.launcher.communicate(timeout=300)
 
 
 @contextlib.contextmanager
 def going(folder: Path) -> Iterator[Run]:
-    """Start a run in `folder`, with its checkpoints beside it, and hand it over when a step and a checkpoint exist."""
+    """Start a run in `folder`, with its checkpoints next to it, and yield it when it is held after STEPS steps."""
     folder.chmod(0o755)
     checkpoints = folder / "checkpoints"
     checkpoints.mkdir(mode=0o755)
     (folder / "reward.py").write_text(REWARD)
-    variables = {"REWARD": str(folder / "reward.py"), "CKPT_DIR": str(checkpoints), "SAVE_STEPS": "1"}
-    variables |= {"NUM_ENGINES": "1", "ENGINE_TP": "2"}  # also the sockets of tensor parallelism
-    variables |= {"EVAL_AT_START": "0", "EVAL_STEPS": "-1", "NUM_EPISODES": "5", "WANDB_API_KEY": PLANTED}
+    write_aime(folder / "aime.jsonl")
+    prepare = [sys.executable, "-m", "data.prepare", "--source", folder / "aime.jsonl", "--out", folder / "data"]
+    subprocess.run(prepare, cwd=ROOT, check=True)
+    variables = {
+        "NUM_ENGINES": "2", "ENGINE_TP": "2", "ACTOR_GPUS": "4",
+        "TRAIN_DATA": str(folder / "data" / "train.jsonl"), "EVAL_DATA": str(folder / "data" / "eval.jsonl"),
+        "PROMPT_MAX_LEN": "512", "GENERATE_MAX_LEN": "48", "ROLLOUT_BATCH_SIZE": "4", "N_SAMPLES_PER_PROMPT": "4",
+        "TRAIN_BATCH_SIZE": "16", "MICRO_TRAIN_BATCH_SIZE": "4", "MICRO_ROLLOUT_BATCH_SIZE": "4", "NUM_EPISODES": "5",
+        "REWARD": str(folder / "reward.py"), "JUDGE": "0", "WANDB_API_KEY": PLANTED,
+        "CKPT_DIR": str(checkpoints), "SAVE_STEPS": "1", "EVAL_STEPS": str(STEPS),
+    }  # fmt: skip
     launcher = subprocess.Popen(
-        [ROOT / "train_grpo.sh", "--tiny", "--steps", "100", "--run-dir", folder / "run"],
+        [ROOT / "train_grpo.sh", "--tiny", "--steps", "50", "--run-dir", folder / "run"],
         env={**os.environ, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -105,10 +122,10 @@ def going(folder: Path) -> Iterator[Run]:
     )
     run = Run(folder / "run", launcher, checkpoints)
     try:
-        deadline = time.monotonic() + 300
-        while not any(checkpoints.glob("step_*")):
+        deadline = time.monotonic() + 900
+        while len(run.evaluations()) < 2:
             assert launcher.poll() is None, launcher.communicate()[0]
-            assert time.monotonic() < deadline, "no checkpoint was saved in time"
+            assert time.monotonic() < deadline, "the run was not evaluated in time"
             time.sleep(0.5)
         (folder / "hold").touch()
         run.sockets = listening(list(run.processes()))
@@ -117,19 +134,37 @@ def going(folder: Path) -> Iterator[Run]:
         run.end()
 
 
+def write_aime(path: Path) -> None:
+    """Problems of our own in the form of an AIME file."""
+    rows = [
+        {
+            "problem": f"Let $n = {7 * number} + {year - 2000} + {200 * contest}$. "
+            "Find the remainder when $n$ is divided by $1000$.",
+            "answer": f"{(7 * number + year - 2000 + 200 * contest) % 1000:03d}",
+            "year": year,
+            "contest": contest,
+            "number": number,
+        }
+        for year in (2022, 2023, 2024)
+        for contest in (1, 2)
+        for number in range(1, 16)
+    ]
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+
+
 def listening(pids: Sequence[int]) -> list[tuple[str, int, str]]:
     """Address, port and process of each TCP socket that these processes listen on."""
-    found = []
+    sockets = []
     for connection in psutil.net_connections("tcp"):
         if connection.status == psutil.CONN_LISTEN and connection.pid in pids:
             name = psutil.Process(connection.pid).name()
-            found.append((connection.laddr.ip, connection.laddr.port, name))
-    return found
+            sockets.append((connection.laddr.ip, connection.laddr.port, name))
+    return sockets
 
 
 @contextlib.contextmanager
 def outsider() -> Iterator[tuple[list[str], str]]:
-    """Make a host of its own, joined to this one by a wire; yield what runs a command there, and our address."""
+    """Make a separate host, connected by a virtual wire. Yield the prefix of its commands, and our address."""
     name = f"grpo-out-{os.getpid()}"
     here, there = f"gh{os.getpid() % 10**6}", f"gt{os.getpid() % 10**6}"
     subnet = f"10.231.{os.getpid() % 250}"
@@ -174,18 +209,18 @@ def post_job(prefix: Sequence[str], host: str, port: int, entrypoint: str, secon
 def join(
     address: str, prefix: Sequence[str] = (), seconds: float = 90, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Try to join a Ray cluster with `ray.init`, with none of our variables but `variables`."""
+    """Try to join a Ray cluster with `ray.init`, with only `variables` of our variables."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "GRPO_"))}
     command = [*prefix, sys.executable, "-c", JOIN, address]
     environment = {**plain, "HOME": "/nonexistent", **variables}
     try:
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
-    except subprocess.TimeoutExpired:  # as good as a refusal
+    except subprocess.TimeoutExpired:  # counts as a refusal
         return subprocess.CompletedProcess(command, 1, "", "timed out")
 
 
 def all_at_once(calls: Sequence) -> list:
-    """What the calls return, which are made side by side."""
+    """Make the calls concurrently and return their results."""
     with ThreadPoolExecutor(16) as pool:
         return [future.result() for future in [pool.submit(call) for call in calls]]
 

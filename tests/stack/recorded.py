@@ -55,11 +55,11 @@ def whose_are(response: list[int], tokenizer) -> list[bool]:
     """Say of each token after the prompt whether the policy sampled it: an environment speaks from <|call|> on."""
     call, start, assistant = tokenizer.convert_tokens_to_ids(["<|call|>", "<|start|>", "assistant"])
     sampled, mine = [], True
-    for place, token in enumerate(response):
+    for position, token in enumerate(response):
         sampled.append(mine)
         if mine and token == call:
             mine = False
-        elif response[max(place - 1, 0) : place + 1] == [start, assistant]:
+        elif response[max(position - 1, 0) : position + 1] == [start, assistant]:
             mine = True
     return sampled
 
@@ -67,8 +67,8 @@ def whose_are(response: list[int], tokenizer) -> list[bool]:
 def without(forced: tuple[int, ...], response: list[int], sampled: list[bool]) -> list[bool]:
     """Take the first occurrence of the forced tokens out of those that were sampled."""
     size = len(forced)
-    first = next(place for place in range(len(response)) if tuple(response[place : place + size]) == forced)
-    return [mine and not first <= place < first + size for place, mine in enumerate(sampled)]
+    first = next(position for position in range(len(response)) if tuple(response[position : position + size]) == forced)
+    return [mine and not first <= position < first + size for position, mine in enumerate(sampled)]
 
 
 @dataclass
@@ -101,7 +101,7 @@ class Agreement:
         return cls(samples, exact, usual, worst, most=MARGIN * pairs.mean(1).max().item())
 
     def covers(self, differences: torch.Tensor) -> bool:
-        """Whether mean differences, `[samples]` in nat, are no more than rounding makes."""
+        """Whether rounding explains the mean differences, `[samples]` in nat."""
         times = (differences / self.usual).median().item()
         print(
             f"{len(differences)} samples: {differences.mean():.5f} nat apart, {times:.2f} times what two passes in "
@@ -120,7 +120,8 @@ class Agreement:
 
 def log_probs_of(samples: list[Sample], model, temperature: float = 1.0) -> list[torch.Tensor]:
     """Return the log-probs of the sampled tokens of each sample."""
-    return [log_probs(model, sample.tokens, temperature)[sample.sampled] for sample in samples]
+    scores = log_probs(model, [sample.tokens for sample in samples], temperature)
+    return [values[sample.sampled] for values, sample in zip(scores, samples, strict=True)]
 
 
 def of_the_next_token(values: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -1,21 +1,75 @@
 """Runs of `./train_grpo.sh --tiny`, as a user starts them, and what they leave."""
 
+import contextlib
+import fcntl
 import json
 import os
+import signal
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+LIMIT = 800  # seconds until something has gone wrong
 
 
-def train(*options: object, **variables: str) -> str:
+def train(*options: object, code: int = 0, **variables: str) -> str:
     """Run the launcher with `--tiny`, without a key for the judge, to its end and return what it printed."""
-    command = [ROOT / "train_grpo.sh", "--tiny", *map(str, options)]
-    environment = {**os.environ, "GEMINI_API_KEY": "", "GOOGLE_API_KEY": "", **variables}
-    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=800, cwd="/")
-    output = finished.stdout + finished.stderr
-    assert finished.returncode == 0, output[-5000:]
-    return output
+    finished = subprocess.run(
+        **_call(options, variables), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT
+    )
+    assert finished.returncode == code, finished.stdout[-5000:]
+    return finished.stdout
+
+
+def kill(run_dir: Path, reached: Callable[[], bool], *options: object, **variables: str) -> None:
+    """Start a run, and end all its processes by SIGKILL when it has got to a place."""
+    launcher = subprocess.Popen(**_call(options, variables), stdout=subprocess.DEVNULL)
+    started: dict[int, str] = {}
+
+    def is_there() -> bool:
+        nonlocal started
+        if reached():
+            return True
+        started = processes_of(run_dir)  # looked up before: a step is over faster than they are found
+        return False
+
+    try:
+        _wait_for(is_there, launcher)
+        for process in started:
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(process, signal.SIGKILL)
+    finally:
+        launcher.kill()
+        launcher.wait()
+    _wait_for(lambda: not processes_of(run_dir) and _is_free(run_dir))
+
+
+def _call(options: tuple[object, ...], variables: dict[str, str]) -> dict:
+    return {
+        "args": [ROOT / "train_grpo.sh", "--tiny", *map(str, options)],
+        "env": {**os.environ, "GEMINI_API_KEY": "", "GOOGLE_API_KEY": "", **variables},
+        "cwd": "/",
+    }
+
+
+def _wait_for(condition: Callable[[], bool], launcher: subprocess.Popen | None = None) -> None:
+    started = time.monotonic()
+    while not condition():
+        assert launcher is None or launcher.poll() is None, "the launcher ended"
+        assert time.monotonic() - started < LIMIT
+        time.sleep(0.1)
+
+
+def _is_free(run_dir: Path) -> bool:
+    """Whether the keeper, which outlives the launcher, has let go of the run."""
+    with (run_dir / ".lock").open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
 
 def lines(path: Path) -> list[dict]:
@@ -24,11 +78,11 @@ def lines(path: Path) -> list[dict]:
 
 def processes_of(run_dir: Path) -> dict[int, str]:
     """Ids and command lines of living processes that this run started: they inherited its directory."""
-    found = {}
+    running = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if f"GRPO_RUN_DIR={run_dir}".encode() in (process / "environ").read_bytes().split(b"\0"):
-                found[int(process.name)] = (process / "cmdline").read_bytes().decode()
+                running[int(process.name)] = (process / "cmdline").read_bytes().decode()
         except OSError:  # it has ended meanwhile
             continue
-    return found
+    return running

@@ -17,7 +17,7 @@ def result_of(*arguments: object) -> dict:
 
 
 @pytest.mark.timeout(600)
-def test_one_buffer_takes_one_call_where_tensor_by_tensor_takes_one_each():
+def test_one_buffer_takes_one_call_instead_of_one_per_tensor():
     result = result_of("sync", "--repeat", 1, "--engines", 1, "--tensor-parallel", 1, "--layers", 4)
     # 32 of the 288 tensors of gpt-oss-120b, in their sizes
     assert "32 adapter tensors (10.6 MB) into 1 vLLM engines x 1 workers" in result["what"]

@@ -1,4 +1,4 @@
-"""Who can reach a run: nobody but its user. An outsider knows the machine's address, another user has its loopback."""
+"""Only its user can reach a run. An outsider knows the machine's address; another user has access to its loopback."""
 
 import ipaddress
 import json
@@ -16,8 +16,9 @@ import pytest
 from grpo.launch.supervise import processes
 
 from . import doors
+from .runs import lines, processes_of
 
-pytestmark = pytest.mark.timeout(500)
+pytestmark = pytest.mark.timeout(1200)
 as_somebody_else = pytest.mark.skipif(
     not doors.can_be_somebody_else(), reason="needs root, ip and curl to be somebody else"
 )
@@ -25,7 +26,7 @@ as_somebody_else = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def run(tiny_model) -> Iterator[doors.Run]:
-    # Not pytest's folder for temporary files: other users cannot enter that one whatever is in it.
+    # Not pytest's temporary folder: other users can never enter it.
     with tempfile.TemporaryDirectory(prefix="doors-", dir="/tmp") as folder, doors.going(Path(folder)) as run:
         yield run
 
@@ -53,7 +54,7 @@ def test_an_outsider_reaches_no_port(run: doors.Run) -> None:
 
 
 @as_somebody_else
-def test_an_outsider_joins_nothing_and_submits_nothing(run: doors.Run, tmp_path: Path) -> None:
+def test_outsider_cannot_join_or_submit(run: doors.Run, tmp_path: Path) -> None:
     marker = tmp_path / "outsider-was-here"
     with doors.outsider() as (there, address):
         posts = [partial(_shell, doors.post_job(there, address, port, f"touch {marker}", 15)) for port in run.ports]
@@ -69,7 +70,7 @@ def _shell(command: list[str]) -> str:
 
 
 @as_somebody_else
-def test_another_user_submits_nothing_and_reads_no_settings(run: doors.Run, tmp_path: Path) -> None:
+def test_other_users_cannot_submit_or_read_settings(run: doors.Run, tmp_path: Path) -> None:
     marker = tmp_path / "nobody-was-here"
     agents = sorted({port for _, port, name in run.sockets if "Agent" in name})
     assert len(agents) >= 2, "Ray's agents speak HTTP; all other ports are asked, too, and may answer nothing"
@@ -104,7 +105,7 @@ def test_only_the_token_joins(run: doors.Run) -> None:
 
 
 @as_somebody_else
-def test_another_user_reads_no_file_and_no_environment(run: doors.Run) -> None:
+def test_other_users_cannot_read_files_or_environment(run: doors.Run) -> None:
     base = Path(run.driver()["TMPDIR"]).parent
     memory = processes.shared_memory_of(run.processes())
     places = [str(path) for path in (run.folder, *run.checkpoints.glob("step_*"), base, *memory)]
@@ -118,7 +119,7 @@ def test_another_user_reads_no_file_and_no_environment(run: doors.Run) -> None:
 
 
 def test_the_token_and_the_keys_are_in_no_file_and_no_command_line(run: doors.Run) -> None:
-    """The last one: it ends the run, and looks at what is left, too."""
+    """It also ends the run and checks what remains."""
     token, base = run.driver()["RAY_AUTH_TOKEN"], Path(run.driver()["TMPDIR"]).parent
     assert len(token) == 64
     for line in run.processes().values():
@@ -131,6 +132,18 @@ def test_the_token_and_the_keys_are_in_no_file_and_no_command_line(run: doors.Ru
     assert holders(left, token) == holders(left, doors.PLANTED) == []
     written = [run.folder, *run.folder.rglob("*"), *run.checkpoints.rglob("*")]
     assert len(written) > 20 and not [path for path in written if path.stat().st_mode & 0o077]
+
+
+def test_the_shape_of_the_8_gpu_run_on_aime_data(run: doors.Run) -> None:
+    """2 engines with TP=2, 4 actor ranks, and problems in the form of AIME through data.prepare."""
+    run.end()
+    data = run.folder.parent / "data"
+    assert (len(lines(data / "train.jsonl")), len(lines(data / "eval.jsonl"))) == (72, 18)
+    steps = lines(run.folder / "metrics.jsonl")
+    assert [step["step"] for step in steps] == list(range(1, len(steps) + 1)) and len(steps) >= doors.STEPS
+    assert all(step["grad_norm"] >= 0 and step["reward_error"] == 0 for step in steps)
+    assert [(row["step"], row["n"]) for row in run.evaluations()][:2] == [(0, 18), (doors.STEPS, 18)]
+    assert processes_of(run.folder) == {}
 
 
 def holders(folder: Path, text: str) -> list[Path]:

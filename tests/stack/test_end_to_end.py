@@ -1,8 +1,6 @@
-"""`./train_grpo.sh --tiny` as a user types it, in a short form, and in the shape of the 8-GPU run."""
+"""`./train_grpo.sh --tiny` as a user types it."""
 
 import json
-import subprocess
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +15,7 @@ from grpo.model import loading
 
 from .recorded import Agreement, log_probs_of, of_another_sample, of_the_next_token, read_samples
 from .rounding import reference_model
-from .runs import ROOT, lines, processes_of, train
+from .runs import lines, processes_of
 
 COMPARED = 24  # samples of a step: enough to tell a fault, and half a minute of simulated passes
 
@@ -44,7 +42,7 @@ def test_every_step_has_its_metrics(finished):
 
 
 @pytest.mark.timeout(900)
-def test_what_is_not_written_has_a_reason(finished):
+def test_unwritten_metrics_have_a_reason(finished):
     """Every number that the schema says every run has is on the lines of this one, and none that it does not know."""
     written = {name for row in lines(finished / "metrics.jsonl") for name in metric_schema.flat(row)}
     known = {metric.name for metric in metric_schema.SCHEMA if metric.source != "eval" and not metric.when}
@@ -56,7 +54,7 @@ def test_what_is_not_written_has_a_reason(finished):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("step", [1, 9])
 def test_trainer_and_engines_agree_on_what_was_sampled(finished, tiny_model, step):
-    """The first step's policy is the base model, that of the ninth has the adapter which was saved before it."""
+    """The first step's policy is the base model; the ninth step's policy has the adapter saved before it."""
     records = lines(finished / "samples" / f"step_{step}.jsonl")
     samples = read_samples(records, AutoTokenizer.from_pretrained(tiny_model / "mxfp4"))[:COMPARED]
     adapter = finished / "checkpoints" / f"step_{step - 1}" / "adapter" if step > 1 else None
@@ -145,42 +143,3 @@ def test_checkpoints_hold_an_adapter_that_peft_loads(finished, tiny_model):
 @pytest.mark.timeout(900)
 def test_nothing_is_left_behind(finished):
     assert processes_of(finished) == {}
-
-
-def write_aime(path: Path) -> None:
-    """Problems of our own in the form of an AIME file."""
-    rows = [
-        {
-            "problem": f"Let $n = {7 * number} + {year - 2000} + {200 * contest}$. "
-            "Find the remainder when $n$ is divided by $1000$.",
-            "answer": f"{(7 * number + year - 2000 + 200 * contest) % 1000:03d}",
-            "year": year,
-            "contest": contest,
-            "number": number,
-        }
-        for year in (2022, 2023, 2024)
-        for contest in (1, 2)
-        for number in range(1, 16)
-    ]
-    path.write_text("\n".join(json.dumps(row) for row in rows))
-
-
-@pytest.mark.timeout(900)
-def test_the_shape_of_the_8_gpu_run_on_aime_data(tiny_model, tmp_path):
-    """2 engines with TP=2, 4 actor ranks, and problems in the form of AIME through data.prepare."""
-    write_aime(tmp_path / "aime.jsonl")
-    prepare = ["python", "-m", "data.prepare", "--source", tmp_path / "aime.jsonl", "--out", tmp_path / "data"]
-    subprocess.run(prepare, cwd=ROOT, check=True)
-    assert len(lines(tmp_path / "data" / "train.jsonl")) == 72
-    assert len(lines(tmp_path / "data" / "eval.jsonl")) == 18
-    run_dir = tmp_path / "run"
-    train(
-        "--run-dir", run_dir, "--steps", "2",
-        NUM_ENGINES="2", ENGINE_TP="2", ACTOR_GPUS="4",
-        TRAIN_DATA=str(tmp_path / "data" / "train.jsonl"), EVAL_DATA=str(tmp_path / "data" / "eval.jsonl"),
-        PROMPT_MAX_LEN="512", GENERATE_MAX_LEN="48", ROLLOUT_BATCH_SIZE="4", N_SAMPLES_PER_PROMPT="4",
-        TRAIN_BATCH_SIZE="16", MICRO_TRAIN_BATCH_SIZE="4", MICRO_ROLLOUT_BATCH_SIZE="4",
-    )  # fmt: skip
-    assert [step["step"] for step in lines(run_dir / "metrics.jsonl")] == [1, 2]
-    assert [evaluation["n"] for evaluation in lines(run_dir / "eval.jsonl")] == [18, 18]
-    assert processes_of(run_dir) == {}

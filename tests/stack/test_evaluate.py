@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from transformers import AutoTokenizer
 from data.prepare import Options, Source, prepare
 from eval import compare
 from scripts.export_model import export_model
+from tests import forked
 from tests.scripts.conftest import save_adapter
 
 from .rounding import distributions, most_apart, reference_model, simulate
@@ -34,7 +36,7 @@ def data(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def adapter(tiny_model, tmp_path_factory) -> Path:
-    """An adapter that changes what the model says."""
+    """An adapter that changes the model's output."""
     return save_adapter(tiny_model / "mxfp4", tmp_path_factory.mktemp("adapter"), r=16, lora_alpha=32)
 
 
@@ -43,10 +45,10 @@ def command(tiny_model: Path, data: Path, out: Path, *options: object) -> list[s
     return list(map(str, [*words, "--max-tokens", 40, *options]))
 
 
-def evaluate(*arguments: object) -> tuple[list[dict], str]:
+def evaluate(*arguments: object, run=forked.run) -> tuple[list[dict], str]:
     """Run an evaluation to its end; return its samples, and what it printed."""
     words = command(*arguments)
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=400)
+    done = run(words, timeout=400)
     assert done.returncode == 0, done.stderr[-3000:]
     return lines(Path(words[words.index("--out") + 1]) / "samples.jsonl"), done.stdout
 
@@ -63,7 +65,7 @@ def greedy(tiny_model, data, adapter, tmp_path_factory) -> dict[str, list[dict]]
 
 @pytest.fixture(scope="module")
 def exported(tiny_model, data, adapter, tmp_path_factory) -> list[dict]:
-    """The same of the model that the adapter was merged into, which needs no adapter beside it."""
+    """The same for the model with the merged adapter."""
     out = tmp_path_factory.mktemp("exported")
     export_model(tiny_model / "mxfp4", adapter, out / "model", experts="bf16")
     options = ["--n", 1, "--temperature", 0, "--model", out / "model"]
@@ -87,23 +89,28 @@ def is_greedy(model, tokenizer, data: Path, samples: list[dict]) -> bool:
         if len(response) == sample["response_length"]:  # else it was spelled with other tokens
             chosen.append((prompt, response))
     assert len(chosen) >= PROBLEMS / 2
-    exact = [distributions(model, prompt + response)[len(prompt) - 1 : -1] for prompt, response in chosen]
-    likeliest = [values.argmax(-1).tolist() for values in exact]
+    texts = [prompt + response for prompt, response in chosen]
+
+    def responses() -> list[torch.Tensor]:
+        """The log-probs at each token of the responses, `[tokens, rows]`."""
+        pairs = zip(distributions(model, texts), chosen, strict=True)
+        return [values[len(prompt) - 1 : -1] for values, (prompt, _) in pairs]
+
+    likeliest = [values.argmax(-1) for values in responses()]
 
     def below_the_likeliest() -> torch.Tensor:
         """By how much each token of the responses is less likely, `[tokens]`."""
-        found = []
-        for (prompt, response), best in zip(chosen, likeliest, strict=True):
-            values = distributions(model, prompt + response)[len(prompt) - 1 : -1]
-            places = torch.arange(len(response))
-            found.append(values[places, best] - values[places, response])
-        return torch.cat(found)
+        gaps = []
+        for values, (_, response), best in zip(responses(), chosen, likeliest, strict=True):
+            positions = torch.arange(len(response))
+            gaps.append(values[positions, best] - values[positions, response])
+        return torch.cat(gaps)
 
     return bool((below_the_likeliest() <= most_apart(simulate(model, below_the_likeliest))).all())
 
 
 @pytest.mark.timeout(900)
-def test_the_engine_says_what_transformers_and_peft_say(greedy, exported, reference, tiny_model, data):
+def test_engine_agrees_with_transformers_and_peft(greedy, exported, reference, tiny_model, data):
     tokenizer = AutoTokenizer.from_pretrained(tiny_model / "bf16")
     assert is_greedy(reference, tokenizer, data, greedy["adapter"])
     assert is_greedy(reference, tokenizer, data, exported)
@@ -142,10 +149,10 @@ def same(wholes: list[dict], others: list[dict]) -> list[tuple[dict, dict]]:
 def test_a_thinking_budget_cuts_thoughts_and_changes_nothing_else(sampled, tiny_model, data, adapter, tmp_path):
     whole, expected = sampled
     budgets = ["--thinking-budget", THINKING, "--answer-budget", 10]
-    found, printed = evaluate(tiny_model, data, tmp_path / "cut", *SAMPLING, "--adapter", adapter, *budgets)
+    rows, printed = evaluate(tiny_model, data, tmp_path / "cut", *SAMPLING, "--adapter", adapter, *budgets)
     tokenizer = AutoTokenizer.from_pretrained(tiny_model / "bf16")
     equal = {0.0: [], 1.0: []}
-    for plain, sample in same(expected, found):
+    for plain, sample in same(expected, rows):
         assert plain["seed"] == sample["seed"]
         assert sample["thinking_length"] <= THINKING
         assert sample["response_length"] - sample["thinking_length"] <= 10, "what was forced is counted"
@@ -159,10 +166,8 @@ def test_a_thinking_budget_cuts_thoughts_and_changes_nothing_else(sampled, tiny_
         )
     assert all(len(group) >= 5 and sum(group) >= 0.85 * len(group) for group in equal.values()), equal
     result = json.loads((tmp_path / "cut" / "result.json").read_text())
-    assert result["thinking_truncated"] == pytest.approx(len(equal[1.0]) / len(found))
-    assert result["truncated"] == pytest.approx(
-        sum(sample["finish_reason"] == "length" for sample in found) / len(found)
-    )
+    assert result["thinking_truncated"] == pytest.approx(len(equal[1.0]) / len(rows))
+    assert result["truncated"] == pytest.approx(sum(sample["finish_reason"] == "length" for sample in rows) / len(rows))
     assert "thinking cut" in printed
     assert compare.differing_settings(whole, tmp_path / "cut") == [
         "thinking_budget", "answer_budget", "thinking_delimiter",
@@ -170,7 +175,7 @@ def test_a_thinking_budget_cuts_thoughts_and_changes_nothing_else(sampled, tiny_
 
 
 @pytest.mark.timeout(900)
-def test_an_evaluation_that_is_killed_and_continued_is_one_that_was_not(sampled, tiny_model, data, adapter, tmp_path):
+def test_killed_and_continued_evaluation_equals_an_uninterrupted_one(sampled, tiny_model, data, adapter, tmp_path):
     (whole, expected), cut = sampled, tmp_path / "cut"
     options = [*SAMPLING, "--adapter", adapter]
     words = command(tiny_model, data, cut, *options, "--batch", 3, "--tensor-parallel", 1)
@@ -188,16 +193,17 @@ def test_an_evaluation_that_is_killed_and_continued_is_one_that_was_not(sampled,
     assert 10 <= before.count(b"\n") < len(expected), "it was killed too late"
     (cut / "samples.jsonl").write_bytes(before + b'{"id": "torn", "sam')  # where a kill may leave a line
 
-    found, printed = evaluate(tiny_model, data, cut, *options, "--batch", 3)
+    as_typed = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True)
+    rows, printed = evaluate(tiny_model, data, cut, *options, "--batch", 3, run=as_typed)
     assert (cut / "samples.jsonl").read_bytes().startswith(before)
     assert f"{PROBLEMS:8}" in printed and "pass@4" in printed
     assert not any(map(is_running, others))
-    pairs = same(expected, found)
-    assert len({row["seed"] for row in found}) == 4 * PROBLEMS
+    pairs = same(expected, rows)
+    assert len({row["seed"] for row in rows}) == 4 * PROBLEMS
     assert all(a["seed"] == b["seed"] for a, b in pairs)
     # Batched otherwise: a near tie may round to another token.
     assert sum(a["response"] == b["response"] for a, b in pairs) >= 0.9 * len(pairs)
-    assert len({row["response"] for row in found}) > PROBLEMS, "samples of a problem differ"
+    assert len({row["response"] for row in rows}) > PROBLEMS, "samples of a problem differ"
 
     a, b = (json.loads((folder / "result.json").read_text()) for folder in (whole, cut))
     assert a["exact_match"] == pytest.approx(b["exact_match"], abs=0.1)

@@ -1,4 +1,4 @@
-"""However a run with a real Ray cluster ends, nothing of it is left, and a cluster of somebody else keeps working."""
+"""After any end of a run with a real Ray cluster, nothing of it is left, and other users' clusters keep working."""
 
 import json
 import os
@@ -15,6 +15,7 @@ import pytest
 
 from grpo.launch.supervise import joined_cluster, processes, ray_head
 from grpo.launch.supervise.ray_head import RayHead
+from tests.supervised import children, command_line, is_alive, naming, wait_until
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -75,24 +76,12 @@ print("sum", ray.get(add.remote(20, 22)))
 """
 
 
-def wait_until(condition: Callable[[], bool], failure: str, seconds: float = 150) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, failure
-        time.sleep(0.1)
-
-
-def is_alive(pid: int) -> bool:
-    row = processes.read_process(pid)
-    return row is not None and row.state != "Z"
-
-
 def environment(**changes: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", **changes}
 
 
 class Run:
-    """A launcher in a session of its own."""
+    """A launcher in its own session."""
 
     def __init__(self, folder: Path, how: str, **changes: str) -> None:
         self.folder = folder
@@ -116,7 +105,7 @@ class Run:
         return json.loads(file.read_text())
 
     def keeper(self) -> int:
-        [pid] = [row.pid for row in processes.table().values() if row.parent == self.launcher.pid]
+        [pid] = children(self.launcher.pid)
         return pid
 
     def finish(self) -> str:
@@ -125,7 +114,7 @@ class Run:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Run]]:
-    """Start runs; where a test fails in the middle, they are ended like by a user."""
+    """Start runs. If a test fails, end them as a user would."""
     runs: list[Run] = []
 
     def begin(*args: str | Path, **changes: str) -> Run:
@@ -142,17 +131,10 @@ def assert_nothing_left(driver: dict) -> None:
     base = Path(driver["temporary"]).parent
     wait_until(lambda: not base.exists(), f"{base} is left", 60)
     assert not [pid for pid in driver["pids"] if is_alive(pid)]
-    assert not processes.marked(driver["run"], processes.table())
+    assert not processes.marked(driver["run"])
     # Ray's daemons name the folder on their command lines.
-    assert not [pid for pid in processes.table() if str(base).encode() in command_line(pid)]
+    assert not naming(str(base))
     assert not [name for name in driver["segments"] if Path("/dev/shm", name).exists()]
-
-
-def command_line(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return b""
 
 
 @dataclass
@@ -164,7 +146,7 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def foreign() -> Iterator[Cluster]:
-    """A Ray cluster of somebody else on the same machine, with a process that has our driver's command line."""
+    """Another user's Ray cluster on the same machine, with a process that has our driver's command line."""
     base, mark = ray_head.make_base_dir(), f"foreign-{uuid.uuid4().hex}"
     command = ray_head.start_command(RayHead(num_gpus=2, num_cpus=4, object_store_bytes=100_000_000), base)
     head = subprocess.Popen(
@@ -180,7 +162,7 @@ def foreign() -> Iterator[Cluster]:
         cluster = Cluster(file.read_text().strip(), head, set())
         assert probe(cluster.address) == 0
         # What ray start has begun for good: gcs_server, raylet, monitor and so on, not idle workers.
-        cluster.daemons = {row.pid for row in processes.table().values() if row.parent == head.pid}
+        cluster.daemons = set(children(head.pid))
         assert len(cluster.daemons) >= 3
         yield cluster
         assert probe(cluster.address) == 0, "the foreign cluster does not work any more"
@@ -259,7 +241,7 @@ def test_ctrl_c_while_ray_starts(tmp_path: Path, start) -> None:
     os.killpg(run.launcher.pid, signal.SIGINT)
     run.finish()
     assert run.launcher.returncode == 130
-    assert not [pid for pid in processes.table() if str(tmp_path).encode() in command_line(pid)]
+    assert not naming(str(tmp_path))
     assert not (tmp_path / "driver.json").exists()
 
 
@@ -267,9 +249,7 @@ def test_ray_dies(tmp_path: Path, start) -> None:
     run = start(tmp_path, "wait")
     driver = run.driver()
     keeper = run.keeper()
-    [head] = [
-        row.pid for row in processes.table().values() if row.parent == keeper and b"--head" in command_line(row.pid)
-    ]
+    [head] = [pid for pid in children(keeper) if "--head" in command_line(pid)]
     os.kill(head, signal.SIGKILL)
     output = run.finish()
     assert run.launcher.returncode == 1
@@ -293,9 +273,6 @@ def test_a_cluster_that_we_join_is_left_running(tmp_path: Path, start, foreign: 
     assert run.launcher.returncode == 130
     assert "starting Ray" not in output
     # Detached processes with an empty environment belong to the other cluster's tree: only these are out of reach.
-    marked = processes.marked(driver["run"], processes.table())
-    assert not marked
-    for pid in driver["pids"]:
-        row = processes.read_process(pid)
-        if row is not None:
-            processes.send(row, signal.SIGKILL)
+    assert not processes.marked(driver["run"])
+    for pid in filter(is_alive, driver["pids"]):
+        os.kill(pid, signal.SIGKILL)

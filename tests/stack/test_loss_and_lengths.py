@@ -1,4 +1,4 @@
-"""The options of the loss, rewards that fail, and a schedule of lengths over a resume: one run in two parts.
+"""The options of the loss, rewards that fail, and a schedule of lengths over a kill and a resume: one run in two parts.
 
 The learning rate is next to nothing. So the policy stays what sampled, ratios and weights are what rounding makes of
 1, and the losses of the real stack can be told from the samples.
@@ -14,10 +14,10 @@ from transformers import AutoTokenizer
 
 from .recorded import Agreement, log_probs_of, of_another_sample, of_the_next_token, read_samples
 from .rounding import reference_model
-from .runs import lines, train
+from .runs import kill, lines, train
 
 CLIP, EPS_CLIP, TRAIN_BATCH, TEMPERATURE = 0.3, 0.2, 4, 0.7
-BROKEN = "broken"  # a file beside the reward, with which it fails for three of the four prompts
+BROKEN = "broken"  # while this file exists, the reward fails for three of the four prompts
 REWARD = f"""
 import json, math
 from pathlib import Path
@@ -34,7 +34,10 @@ def reward_func(queries, prompts, labels):
 
 @pytest.fixture(scope="module")
 def parts(tiny_model, tmp_path_factory) -> tuple[Path, list[str]]:
-    """The run directory of steps 1 to 3 and, resumed with other options, 4 to 7; and the driver's log of each part."""
+    """The run directory of steps 1 to 3 and, resumed with other options, 4 to 7; and the driver's log of each part.
+
+    The first part, on one rank, is killed in step 5: step 4 is taken back.
+    """
     folder = tmp_path_factory.mktemp("loss")
     (folder / "reward.py").write_text(REWARD)
     rows = [{"prompt": f"What is 960 plus {n}?", "label": json.dumps({"answer": str(960 + n)})} for n in (1, 2, 3, 4)]
@@ -49,12 +52,25 @@ def parts(tiny_model, tmp_path_factory) -> tuple[Path, list[str]]:
         "LENGTH_SCHEDULE": "20,24@2,28@1%", "GENERATE_MAX_LEN": "28",
         "EVAL_AT_START": "0", "EVAL_STEPS": "-1", "SAVE_STEPS": "3",
     }  # fmt: skip
-    train("--run-dir", run_dir, "--steps", 3, "--", "--advantage_clip", CLIP, OLD_LOG_PROBS="engine", **shared)
+    metrics, seen = run_dir / "metrics.jsonl", 0
+
+    def is_in_step_5() -> bool:
+        nonlocal seen
+        if not metrics.exists() or metrics.read_bytes().count(b"\n") < 4:
+            return False
+        seen = seen or log.stat().st_size
+        return b"Train epoch" in log.read_bytes()[seen:]
+
+    options = {"OLD_LOG_PROBS": "engine", "ACTOR_GPUS": "1"}
+    first_part = ("--run-dir", run_dir, "--steps", 7, "--", "--advantage_clip", CLIP)
+    kill(run_dir, is_in_step_5, *first_part, **options, **shared)
     first = log.read_text()
+    assert 4 <= len(lines(metrics)) < 6, "it was killed too late"
     (folder / BROKEN).touch()
     correction = ("--enable_vllm_is_correction", "--vllm_is_correction_type", "mis")
     thresholds = ("--vllm_is_truncated_threshold", 0.9995, 1.0005)
-    train("--resume", run_dir, "--steps", 7, "--", *correction, *thresholds, **shared)
+    output = train("--resume", run_dir, "--steps", 7, "--", *correction, *thresholds, **shared)
+    assert "continuing after step 3" in output
     return run_dir, [first, log.read_text()[len(first) :]]
 
 
@@ -66,7 +82,7 @@ def steps_of(run_dir: Path, start: int, end: int) -> list[tuple[dict, list[dict]
 
 
 def share(part: list[dict], samples: list[dict]) -> float:
-    """How many of the samples' tokens are those of a part."""
+    """The number of the samples' tokens that belong to a part."""
     return sum(sample["response_length"] for sample in part) / sum(sample["response_length"] for sample in samples)
 
 
@@ -87,7 +103,7 @@ def test_trainer_and_engines_differ_by_rounding(agreement, tiny_model):
 
 
 @pytest.mark.timeout(900)
-def test_the_ratio_goes_to_the_engine_and_advantages_are_clipped(parts, agreement):
+def test_ratio_uses_the_engine_and_advantages_are_clipped(parts, agreement):
     told_apart, tolerance = 0.0, CLIP * agreement.most
     for row, samples in steps_of(parts[0], 1, 3):
         assert row["optimizer_steps"] == len(samples) / TRAIN_BATCH == 4 and row["grad_norm"] > 0
@@ -109,7 +125,7 @@ def test_the_ratio_goes_to_the_engine_and_advantages_are_clipped(parts, agreemen
 
 
 @pytest.mark.timeout(600)
-def test_a_reward_that_fails_for_whole_prompts_ends_nothing_and_weighs_nothing(parts):
+def test_failing_rewards_of_whole_prompts_neither_end_the_run_nor_train(parts):
     """Three prompts of four: one of the two ranks has nothing to train on, and many optimizer batches neither."""
     for row, samples in steps_of(parts[0], 4, 7):
         rewarded = [sample for sample in samples if sample["reward"] is not None]
@@ -148,7 +164,7 @@ def test_masked_importance_sampling_drops_samples_on_which_trainer_and_engine_di
 
 
 @pytest.mark.timeout(600)
-def test_the_limit_goes_on_where_it_was_and_no_engine_is_started_again(parts):
+def test_limit_continues_after_a_resume_without_new_engines(parts):
     """The last limit comes after five steps that were truncated, two before and three after the resume."""
     run_dir, logs = parts
     steps = steps_of(run_dir, 1, 7)

@@ -7,7 +7,7 @@ from .runs import lines, train
 
 @pytest.mark.timeout(600)
 def test_a_thinking_budget_a_reference_and_a_schedule_of_lengths(finished, tmp_path):
-    """The first limit, 28, leaves 6 of 8 tokens for the thinking, beside 6 of the delimiter and 16 of the answer."""
+    """The first limit of 28 leaves 6 of 8 tokens for the thinking, after 6 for the delimiter and 16 for the answer."""
     run_dir = tmp_path / "run"
     train(
         "--run-dir", run_dir, "--steps", 2, "--", "--use_kl_loss", "--kl_estimator", "k3",

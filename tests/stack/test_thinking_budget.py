@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -16,9 +15,9 @@ from grpo.rollout.thinking import Budget, delimiter
 from grpo.rollout.trajectory import Origin
 from scripts.bench.parts.tiny_engine import PROMPT, start_engine
 from scripts.tiny_model.tokenizer import SPECIAL_TOKENS
+from tests import forked
 
 from .rounding import log_probs, most_apart, reference_model, simulate
-from .runs import ROOT
 
 LENGTH, THINKING, ANSWER, SAMPLES = 512, 150, 20, 4
 
@@ -30,10 +29,10 @@ class Recorder:
         self._llm, self.firsts = llm, []
 
     async def generate(self, prompt, params, request_id):
-        place = None
+        index = None
         async for output in (stream := self._llm.generate(prompt, params, request_id=request_id)):
-            if place is None:
-                place = len(self.firsts)
+            if index is None:
+                index = len(self.firsts)
                 self.firsts.append(output)
             try:
                 yield output
@@ -47,7 +46,7 @@ async def cut_thoughts(actor, tokenizer):
     made = delimiter("harmony", lambda text: tokenizer.encode(text, add_special_tokens=False))
     prompt = tokenizer.encode(PROMPT + "<|channel|>analysis<|message|>", add_special_tokens=False)
     recorder = Recorder(actor.llm)
-    # Tokens that would end the thinking, or the response, are not drawn, nor those of headers.
+    # Tokens that would end the thinking or the response are never drawn, and neither are header tokens.
     never = {token: -100.0 for token in tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS))}
     params = [
         SamplingParams(max_tokens=400, min_tokens=1, seed=seed, temperature=3.0, logprobs=0, logit_bias=never)
@@ -66,7 +65,9 @@ async def cut_thoughts(actor, tokenizer):
         assert tuple(text[-size:]) == made.tokens
         whole = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
         output = await actor.generate(text, whole)
-        expected.append(sum(output.prompt_logprobs[place][text[place]].logprob for place in range(end - size, end)))
+        expected.append(
+            sum(output.prompt_logprobs[position][text[position]].logprob for position in range(end - size, end))
+        )
         texts.append(text)
     return SimpleNamespace(
         rollouts=rollouts, firsts=recorder.firsts, expected=expected, left=left, texts=texts, forced=len(made.tokens)
@@ -74,7 +75,7 @@ async def cut_thoughts(actor, tokenizer):
 
 
 @pytest.fixture(scope="module")
-def found(tiny_model):
+def cut(tiny_model):
     tokenizer = AutoTokenizer.from_pretrained(tiny_model / "bf16")
     with asyncio.Runner() as loop:
         actor = start_engine(tiny_model / "bf16", SAMPLES, LENGTH, load_format="auto")
@@ -85,40 +86,40 @@ def found(tiny_model):
 
 
 @pytest.mark.timeout(400)
-def test_thoughts_are_cut_and_answered(found):
-    for one in found.rollouts:
+def test_thoughts_are_cut_and_answered(cut):
+    for one in cut.rollouts:
         assert one.thought == THINKING and one.logs()["thinking_truncated"] == 1
         assert one.logs()["answer_length"] == ANSWER and one.is_truncated
-    assert len({tuple(one.trajectory.tokens) for one in found.rollouts}) == SAMPLES
-    assert found.left == 0, "a call that was given up is still there"
+    assert len({tuple(one.trajectory.tokens) for one in cut.rollouts}) == SAMPLES
+    assert cut.left == 0, "a call that was given up is still there"
 
 
 @pytest.mark.timeout(400)
-def test_the_second_call_finds_the_thought_in_the_cache(found):
-    seconds = [output for output in found.firsts if output.prompt_logprobs is not None]
+def test_the_second_call_finds_the_thought_in_the_cache(cut):
+    seconds = [output for output in cut.firsts if output.prompt_logprobs is not None]
     assert len(seconds) == SAMPLES
     assert all(output.num_cached_tokens >= THINKING // 2 for output in seconds)
 
 
 @pytest.mark.timeout(400)
-def test_the_delimiters_log_prob_is_that_of_an_engine_without_a_cache(found, tiny_model):
+def test_delimiter_log_prob_matches_an_engine_without_a_cache(cut, tiny_model):
     model = reference_model(tiny_model / "bf16")
-    model.rows = model.config.vocab_size  # this engine has no worker of ours, which would leave some out
+    model.rows = model.config.vocab_size  # this engine lacks our worker, which would mask some rows
 
     def of_delimiters() -> torch.Tensor:
-        return torch.stack([log_probs(model, text)[-found.forced :].sum() for text in found.texts])
+        return torch.stack([values[-cut.forced :].sum() for values in log_probs(model, cut.texts)])
 
     limits = most_apart(simulate(model, of_delimiters))
-    expected = torch.tensor(found.expected)
-    assert ((torch.tensor([one.delimiter_log_prob for one in found.rollouts]) - expected).abs() <= limits).all()
+    expected = torch.tensor(cut.expected)
+    assert ((torch.tensor([one.delimiter_log_prob for one in cut.rollouts]) - expected).abs() <= limits).all()
     assert ((expected.roll(1) - expected).abs() > limits).any(), "all thoughts are alike: the comparison proves nothing"
 
 
 @pytest.mark.timeout(400)
-def test_a_budget_that_is_not_hit_gives_the_same_tokens_at_no_cost_that_shows():
+def test_unreached_budget_gives_the_same_tokens_at_no_visible_cost():
     """The benchmark fails where tokens differ; its 3% need longer rounds, and a machine that does nothing else."""
-    sizes = ["--samples", "8", "--tokens", "32", "--most", "0.25"]
+    sizes = ["--samples", "8", "--tokens", "32", "--repeat", "4", "--most", "0.25"]
     command = [sys.executable, "-m", "scripts.bench", "rollout", "--json", *sizes]
-    finished = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    finished = forked.run(command, timeout=300)
     assert finished.returncode == 0, finished.stderr[-5000:]
     assert json.loads(finished.stdout)["details"]["equal_samples"] >= 0.9

@@ -58,7 +58,7 @@ def _more_of_mismatch(run: History, first: int, last: int) -> list[Evidence]:
 def passes_differ(run: History) -> list[Finding] | str:
     """The ratio is far from 1 while the learning rate is almost zero: two passes of one policy differ."""
     if run.setting("OLD_LOG_PROBS") == "engine":
-        raise NotJudged("the ratio goes to the engine's log-probs: see mismatch")
+        raise NotJudged("with OLD_LOG_PROBS=engine the trainer makes one pass; see mismatch")
     rates = run.need("actor_lr", 3)
     resting, why = _at_rest(run, rates)
     evidence = []
@@ -77,7 +77,7 @@ def passes_differ(run: History) -> list[Finding] | str:
     if not len(resting):
         if lowest := _at_lowest_rate(run, rates):
             return [finding(run, "passes_differ", CRITICAL, lowest[0].first, int(run.steps[-1]), *lowest)]
-        raise NotJudged("no step whose update moves next to nothing")
+        raise NotJudged("no step has an update that is close to zero")
     if not evidence:
         return f"the ratio stays at 1 in {len(resting)} steps {why}"
     peak = max(run.setting_number("LEARNING_RATE") or 0.0, float(rates.values.max()))
@@ -116,7 +116,7 @@ def _at_rest(run: History, rates: Series) -> tuple[np.ndarray, str]:
     updates = run.column("optimizer_steps")
     single = updates.steps[updates.values == 1]
     if len(single) >= 3:
-        return single, "of one optimizer step"
+        return single, "with one optimizer step"
     peak = max(run.setting_number("LEARNING_RATE") or 0.0, float(rates.values.max()))
     in_warm_up = rates.steps < run.steps[min(run.warm_up, len(run.steps) - 1)]
     low = (rates.values <= NOTHING) | (in_warm_up & (rates.values <= AT_REST * peak))

@@ -59,7 +59,7 @@ def fall_of_correctness(run: History) -> Fall | str:
     """
     correct = run.column("correct")
     if len(correct) < 5:
-        return f"correct has {len(correct)} values"
+        return f"correct has only {len(correct)} values"
     prompts = min(run.setting_number("ROLLOUT_BATCH_SIZE") or UNKNOWN_PROMPTS, MOST_PROMPTS)
     shifted, collapse = _shift_of_mean(correct, prompts), _collapse(correct, prompts)
     if not isinstance(shifted, str):
@@ -72,11 +72,11 @@ def _shift_of_mean(correct: Series, prompts: float) -> Fall | str:
     assert fall is not None
     z = fall.change / _error_of(fall, correct, prompts)
     recent = float(correct.values[max(fall.index, len(correct) - 10) :].mean())
-    text = f"largest lasting fall of correct {number(min(fall.change, 0.0))} (z {number(z)})"
+    text = f"largest lasting fall of correct was {number(min(fall.change, 0.0))} (z {number(z)})"
     if z > -BEYOND_NOISE or fall.change > -min(0.1, 0.6 * fall.before):
         return text
     if recent > fall.before + fall.change / 2:
-        return f"{text}, and it came back to {number(recent)}"
+        return f"{text}, and it recovered to {number(recent)}"
     return _fall(correct, fall.index, {"before": fall.before, "after": fall.after, "z": z})
 
 

@@ -69,7 +69,7 @@ def judge_drift(run: History) -> list[Finding] | str:
     index, jump, z = max(jumps, key=lambda jump: abs(jump[2]))
     levels = [_around(column.values, index) for column in (right, wrong)]
     changes = [after - before for before, after in levels]
-    text = f"largest jump of the quality {number(jump)} at step {right.steps[index]}"
+    text = f"largest jump of the quality was {number(jump)} at step {right.steps[index]}"
     same_way = all(change * jump > 0 for change in changes)
     if abs(z) < 5 or not same_way or min(map(abs, changes)) < least:
         return text
@@ -77,9 +77,9 @@ def judge_drift(run: History) -> list[Finding] | str:
     near = range(max(index - 2, 2), min(index + 3, len(both) - 1))
     at_once = max(float(both[i : i + 2].mean() - both[i - 2 : i].mean()) / lasting for i in near)
     if lasting * jump < 0 or abs(lasting) < 0.5 * abs(jump):
-        return f"{text}, which did not last"
+        return f"{text}; it did not last"
     if at_once < AT_ONCE:
-        return f"{text}, which took several steps, as a policy that changes does"
+        return f"{text}; it took several steps, as changes of the policy do"
     step, last = int(right.steps[index]), int(right.steps[-1])
     evidence = [
         Evidence(column.name, int(right.steps[max(index - 10, 0)]), last, {"before": before, "after": after})
@@ -131,12 +131,12 @@ def judge_dependent(run: History) -> list[Finding] | str:
     mixed = (correct.values > 0.05) & (correct.values < 0.95)
     values, steps = correlation.values[mixed], correlation.steps[mixed]
     if len(values) < 20:
-        raise NotJudged(f"{len(values)} steps with right and wrong samples, 20 are needed")
+        raise NotJudged(f"only {len(values)} steps have both right and wrong samples; 20 are needed")
     healthy = BY_NAME["reward_correct_correlation"].healthy
     assert healthy is not None and healthy[0] is not None
     low = healthy[0]
     recent = values[-20:]
-    text = f"correlation of reward and correctness {number(float(np.median(recent)))} over the last 20 steps"
+    text = f"correlation of reward and correctness is {number(float(np.median(recent)))} over the last 20 steps"
     error = 1.25 * float(np.std(recent)) / len(recent) ** 0.5
     if np.median(recent) + 2 * error >= low:
         return text

@@ -28,13 +28,11 @@ def doubtful_labels(run: History) -> list[Finding] | str:
     judged = [step for step in run.held_out.steps if min(len(side(whole, step)) for side in SIDES) >= LEAST]
     evaluations = judged[-RECENT:]
     if not evaluations:
-        raise NotJudged(f"no evaluation has {LEAST} steps before and after it that say what share is correct")
+        raise NotJudged(f"no evaluation has {LEAST} steps with a value of correct before and after it")
     level, held_out, training = _levels(run, whole, evaluations)
     error = (_training_error(run, training) ** 2 + _held_out_error(run, held_out) ** 2) ** 0.5
     z = (held_out - level) / error
-    text = (
-        f"held-out exact match {number(held_out)}, correct samples of the training file {number(level)} (z {number(z)})"
-    )
+    text = f"held-out exact match is {number(held_out)}, training correctness {number(level)} (z {number(z)})"
     if held_out - level < LEAST_GAP or level > _share(run) * held_out or z < BEYOND_NOISE:
         return text
     onset, last = _onset(run, whole, judged), int(run.steps[-1])
@@ -80,7 +78,7 @@ def _levels(run: History, whole: Series, evaluations: list[int]) -> tuple[float,
 
 
 def _onset(run: History, whole: Series, evaluations: list[int]) -> int:
-    """Return the first evaluation from which on each one alone is as far above the training problems."""
+    """Return the first evaluation from which each evaluation alone is that far above the training problems."""
     onset = evaluations[-1]
     for step in reversed(evaluations):
         level, held_out, _ = _levels(run, whole, [step])

@@ -33,9 +33,9 @@ def flat_learning(run: History) -> list[Finding] | str:
     correct = run.need("correct", 40)
     rise, level = trend(correct), float(np.median(correct.values[-20:]))
     if rise.z > 2 or level > MASTERED or _held_out_rises(run, 0):
-        return f"correct {number(level)} over the last steps, change {number(rise.change)} (z {number(rise.z)})"
+        return f"correct is {number(level)} in the last steps, changed by {number(rise.change)} (z {number(rise.z)})"
     if rise.z < -3:
-        return "correct falls: see correctness fall"
+        return "correct falls; see correctness fall"
     evidence = [_change(correct, rise.change, rise.z)]
     dead = run.column("zero_spread_groups")
     if len(dead) >= 20 and np.median(dead.values) > DEAD_GROUPS:
@@ -77,7 +77,7 @@ def _still(run: History) -> list[Evidence] | None:
             return None
         evidence.append(_change(entropy, drift.change, drift.z))
     if not evidence or (len(evidence) == 1 and len(entropy) < 60):
-        raise NotJudged("correct is flat so far, but too little tells whether the policy moves")
+        raise NotJudged("correct is flat so far, but there are too few numbers to tell whether the policy moves")
     return evidence
 
 
@@ -124,7 +124,7 @@ def over_fitting(run: History) -> list[Finding] | str:
     correct, held_out = run.need("correct", 40), run.held_out
     gain = held_out_gain(run, 0)
     if gain is None:
-        raise NotJudged(f"{len(held_out)} evaluations, 4 are needed")
+        raise NotJudged(f"only {len(held_out)} evaluations; 4 are needed")
     train = _train_gain(correct, held_out)
     error = abs(gain.change / gain.z) if gain.z else run.held_out_error
     noise = abs(train.change / train.z) if train.z else 0.0
@@ -133,7 +133,7 @@ def over_fitting(run: History) -> list[Finding] | str:
     rises = train.change > 0.12 and trend(correct).z > 3
     held_back = gain.change < 0.35 * train.change and gain.z < 2.5
     if not (rises and held_back and apart > 0.12 and z > 3.5):
-        gains = f"correct {number(train.change)}, held-out exact match {number(gain.change)}"
+        gains = f"{number(train.change)} in correct, {number(gain.change)} in held-out exact match"
         return f"change from the first to the last evaluations: {gains}"
     split = shift(held_out.values, -1, least=2)
     worse = split is not None and split.change < -0.05 and split.z < -3
@@ -175,14 +175,14 @@ def reward_hacking(run: History) -> list[Finding] | str:
     beside = Series("reward", reward.steps, reward.values - weight * correct.values)
     rise = shift(beside.values, 1)
     if rise is None:
-        raise NotJudged(f"{len(beside)} steps, 20 are needed")
+        raise NotJudged(f"only {len(beside)} steps; 20 are needed")
     paid, right = shift_at(reward.values, rise.index), shift_at(correct.values, rise.index)
     text = f"reward {number(paid.change)}, correct {number(right.change)} around step {beside.steps[rise.index]}"
     apart = rise.z > 5 and rise.change > 0.05
-    near = correct.values[max(rise.index - 8, 0) : rise.index + 2].mean()  # earlier learning is no excuse
+    near = correct.values[max(rise.index - 8, 0) : rise.index + 2].mean()  # earlier learning does not count
     # If the policy learns, the quality rises with correctness, by a fraction of it.
     if not apart or paid.change < 0.02 or min(right.after - near, right.change) > rise.change:
-        return f"no rise of the reward without correctness: {text}"
+        return f"the reward does not rise without correctness: {text}"
     if _held_out_rises(run, int(beside.steps[rise.index]) - 10):
         return f"held-out exact match rises with the reward: {text}"
     onset, last = int(beside.steps[rise.index]), int(beside.steps[-1])

@@ -27,8 +27,8 @@ def out_of_range(run: History) -> list[Finding] | str:
     seen = [series for name in WATCHED if len(series := run.column(name)) >= AT_ONCE.get(name, LASTING)]
     findings = [one for series in seen if (one := _judge_at_once(run, series) or _judge(run, series))]
     if not findings and len(run.rows) < LASTING:
-        raise NotJudged(f"{len(run.rows)} steps, {LASTING} are needed")
-    return findings or f"{len(seen)} metrics are in their ranges, or on their way back"
+        raise NotJudged(f"only {len(run.rows)} steps; {LASTING} are needed")
+    return findings or f"{len(seen)} metrics are in their healthy ranges, or returning to them"
 
 
 def _judge_at_once(run: History, series: Series) -> Finding | None:

@@ -135,7 +135,7 @@ def off_policy(run: History) -> list[Finding] | str:
     updates = run.need("optimizer_steps", EARLY)
     count = float(np.median(updates.values))
     if count <= 1:
-        return "one optimizer step a rollout"
+        return "one optimizer step per rollout"
     evidence, seen = _early_drift(run), []
     if not evidence:
         run.need("optimizer_steps", 15)
@@ -154,9 +154,9 @@ def off_policy(run: History) -> list[Finding] | str:
             }
             evidence.append(Evidence(name, int(column.steps[first]), int(column.steps[-1]), numbers))
     if not seen and not evidence:
-        raise NotJudged("metrics.jsonl has neither ppo_clip_ratio nor ppo_kl for 15 steps after the warm-up")
+        raise NotJudged("neither ppo_clip_ratio nor ppo_kl has 15 steps after the warm-up")
     if not evidence:
-        return f"{number(count)} optimizer steps a rollout, {', '.join(seen)}"
+        return f"{number(count)} optimizer steps per rollout, {', '.join(seen)}"
     first = min(one.first for one in evidence)
-    evidence.insert(0, Evidence("optimizer_steps", first, int(updates.steps[-1]), {"a rollout": count}))
+    evidence.insert(0, Evidence("optimizer_steps", first, int(updates.steps[-1]), {"per rollout": count}))
     return [finding(run, "off_policy", WARNING, first, updates.steps[-1], *evidence)]

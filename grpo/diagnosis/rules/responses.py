@@ -49,13 +49,13 @@ def length_collapse(run: History) -> list[Finding] | str:
     smooth = rolling_median(length.values)
     peak = int(np.argmax(smooth[4:])) + 4
     begin = _low_since(smooth, SHORT * smooth[peak])
-    text = f"response_length {number(smooth[peak])} at most, {number(smooth[-1])} at the end (medians of 5 steps)"
+    text = f"response_length peaks at {number(smooth[peak])} and ends at {number(smooth[-1])} (medians of 5 steps)"
     if begin is None:
         return text
     onset = int(length.steps[int(np.flatnonzero(smooth >= 0.85 * smooth[peak])[-1])])
     gain, error = _gain(correct, onset)
     if gain > max(0.05, error) and smooth[-1] > 0.35 * smooth[peak]:
-        return f"{text}, and correct gained {number(gain)} with it"
+        return f"{text}, while correct gained {number(gain)}"
     last = int(length.steps[-1])
     numbers = {"longest": float(smooth[peak]), "last": float(smooth[-1]), "share": float(smooth[-1] / smooth[peak])}
     evidence = [Evidence("response_length", int(length.steps[peak]), last, numbers)]
@@ -72,12 +72,12 @@ def entropy_collapse(run: History) -> list[Finding] | str:
     entropy, correct = run.need("entropy", 20), run.need("correct", 20)
     start, smooth = float(np.median(entropy.values[:10])), rolling_median(entropy.values)
     begin = _low_since(smooth, LOW_ENTROPY * start)
-    text = f"entropy {number(start)} at first, {number(smooth[-1])} at the end (medians)"
+    text = f"entropy starts at {number(start)} and ends at {number(smooth[-1])} (medians)"
     if begin is None:
         return text
     onset = int(entropy.steps[int(np.flatnonzero(smooth >= 0.5 * start)[-1])])
     if len(correct.window(onset)) < 15:
-        return f"{text}, too short a time ago to tell what it does to correct"
+        return f"{text}, too recently to tell the effect on correct"
     (gain, error), level = _gain(correct, onset), float(correct.values[-15:].mean())
     if level > MASTERED or gain > max(0.05, 2 * error) or trend(correct.window(onset)).z > 3:
         return f"{text}, with correct {number(level)}"
@@ -104,7 +104,7 @@ def truncation(run: History) -> list[Finding] | str:
     if len(cut) < 20:
         return f"truncated {number(float(np.median(cut.values)))}"
     start, smooth = float(np.median(cut.values[:10])), rolling_median(cut.values, 7)
-    text = f"truncated {number(start)} at first, {number(smooth[-1])} at the end (medians)"
+    text = f"truncated starts at {number(start)} and ends at {number(smooth[-1])} (medians)"
     high = smooth > start + MORE
     if not high[-4:].all() or smooth[-1] <= 0.3 or (rise := shift(cut.values, 1)) is None or rise.z < 4:
         return text

@@ -42,10 +42,10 @@ def no_gradient(run: History) -> list[Finding] | str:
     if gradients.any():
         return f"the first gradient came in step {norm.steps[np.argmax(gradients)]}"
     if (alike.values < 1).any():
-        raise NotJudged("grad_norm is 0 though groups have a spread")
+        raise NotJudged("grad_norm is 0 although rewards differ within groups")
     groups = len(norm) * (run.setting_number("ROLLOUT_BATCH_SIZE") or 8)
     if groups < ENOUGH_GROUPS:
-        raise NotJudged(f"{groups:.0f} groups without a spread so far, {ENOUGH_GROUPS} are needed")
+        raise NotJudged(f"only {groups:.0f} groups so far; {ENOUGH_GROUPS} are needed")
     first, last = int(norm.steps[0]), int(norm.steps[-1])
     evidence = [Evidence(column.name, first, last, {"in every step": column.values[0]}) for column in (norm, alike)]
     if len(correct := run.column("correct")):
@@ -90,7 +90,7 @@ def instability(run: History) -> list[Finding] | str:
     if not have:
         raise NotJudged("metrics.jsonl lacks ppo_kl, ppo_clip_ratio and grad_norm")
     change = f", change of correct {number(fall.change)} (z {number(fall.z)})" if fall else ""
-    return f"{', '.join(have)}: {len(symptoms)} out of range for long{change}"
+    return f"{', '.join(have)}: {len(symptoms)} out of range for several steps{change}"
 
 
 def _out_of_range(run: History, name: str, times: float = 1.0, least: int = 3) -> Evidence | None:

@@ -10,7 +10,7 @@ from grpo.launch.config import Config
 from grpo.launch.data_files import Record
 from grpo.rollout.multi_turn.settings import has_environment
 from grpo.stack.checkout import CHECKOUT
-from grpo.stack.problem import Problem
+from grpo.stack.problem import Problem, UserError
 
 _VARIABLES = {"train": "TRAIN_DATA", "eval": "EVAL_DATA"}
 
@@ -23,18 +23,17 @@ def check_data(config: Config) -> Iterator[Problem]:
     for split, path in files.items():
         if not path:
             if split == "train":
-                yield Problem("no training data", "set TRAIN_DATA to a .jsonl file; python -m data.prepare writes one")
+                yield Problem("TRAIN_DATA is empty", "set it to a .jsonl file; python -m data.prepare writes one")
             continue
         labels_of = split if has_own_reward(config) and not has_environment(config.args) else None
         try:
             read[split] = data_files.read_records(Path(path), args.input_key, args.label_key, labels_of)
-        except data_files.DataError as error:
-            write = f"set {_VARIABLES[split]} to a .jsonl file; python -m data.prepare writes one"
-            yield Problem(str(error), error.remedy or write)
+        except UserError as error:
+            yield Problem(f"{_VARIABLES[split]}: {error.problem.what}", error.problem.remedy)
     count = len(read.get("train", ()))
     if 0 < count < args.rollout_batch_size:
         yield Problem(
-            f"{args.prompt_data} has {count} prompts, a rollout takes {args.rollout_batch_size}: no step at all",
+            f"{args.prompt_data} has {count} prompts, but a rollout needs {args.rollout_batch_size}: no step would run",
             f"set ROLLOUT_BATCH_SIZE to {count} or less, or use more data",
         )
     for split, records in read.items():
@@ -48,14 +47,14 @@ def check_repeats(file: str, records: Sequence[Record], split: str) -> Iterator[
     prompts = _repeats((record.prompt, record.line) for record in records)
     ids = _repeats((record.id, record.line) for record in records if record.id and split == "eval")
     repeated = {"prompt": prompts, "id": [pair for pair in ids if pair not in prompts]}
-    why = {"train": "both draw the same samples in a step", "eval": "both would count as one problem"}[split]
+    why = {"train": "both would draw the same samples", "eval": "both would count as one problem"}[split]
     for what, pairs in repeated.items():
         if pairs:
             first, again = pairs[0]
             others = f", and so do {len(pairs) - 1} others" if len(pairs) > 1 else ""
             yield Problem(
                 f"{file}, line {again} repeats the {what} of line {first}{others}: {why}",
-                "leave one of them; python -m data.prepare keeps each problem once",
+                "remove one of them; python -m data.prepare keeps each problem once",
             )
 
 
@@ -73,17 +72,15 @@ def check_lengths(config: Config, file: str, records: Sequence[Record]) -> Itera
     try:
         prompts = [json.loads(record.prompt) for record in records]
         lengths = prompt_lengths.count(args.pretrain, prompts, args.reasoning_effort)
-    except prompt_lengths.CountError as error:
-        yield Problem(
-            f"the tokenizer of {args.pretrain} cannot count prompts ({error})", "download or copy the checkpoint again"
-        )
+    except UserError as error:
+        yield error.problem
         return
     too_long = [record.line for record, length in zip(records, lengths, strict=True) if length > args.prompt_max_len]
     if too_long:
         yield Problem(
             f"{file}: {len(too_long)} of {len(records)} prompts have more than PROMPT_MAX_LEN {args.prompt_max_len} "
-            f"tokens, line {too_long[0]} for one: their beginning would be cut off",
-            f"set PROMPT_MAX_LEN to {max(lengths)}, or leave them out with python -m data.prepare --drop-long",
+            f"tokens, for example line {too_long[0]}: their beginning would be cut off",
+            f"set PROMPT_MAX_LEN to {max(lengths)}, or remove them with python -m data.prepare --drop-long",
         )
 
 
@@ -94,8 +91,8 @@ def check_leaks(files: dict[str, str], train: Sequence[Record], held_out: Sequen
     if leaked:
         yield Problem(
             f"{files['train']}, line {leaked[0].line}: the prompt is also in {files['eval']}, line "
-            f"{lines[leaked[0].prompt]}, and so are {len(leaked) - 1} others",
-            "python -m data.prepare --decontaminate leaves out of train what eval has",
+            f"{lines[leaked[0].prompt]}, as are {len(leaked) - 1} others",
+            "python -m data.prepare --decontaminate removes problems of eval from train",
         )
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from grpo.launch.config import Config
 from grpo.launch.plan import Plan, size
 from grpo.launch.supervise.ray_head import MAX_BASE_LENGTH
+from grpo.run.run_files import RunFiles
+from grpo.run.saved_steps import step_name
 from grpo.stack import machine
 from grpo.stack.checkout import on_cpu_stack
 from grpo.stack.problem import Problem
@@ -24,28 +26,26 @@ def check_gpus(config: Config, plan: Plan) -> Iterator[Problem]:
         return
     if os.environ.get("RAY_ADDRESS"):
         return
-    found = machine.gpus()
-    if len(found) < config.gpus:
+    gpus = machine.gpus()
+    if len(gpus) < config.gpus:
         yield Problem(
             f"{config.gpus} GPUs are needed ({config.engine_gpus} engines, {config.actor_ranks} actor), "
-            f"{len(found)} are visible",
+            f"{len(gpus)} are visible",
             "lower NUM_ENGINES, ENGINE_TP or ACTOR_GPUS; see nvidia-smi and CUDA_VISIBLE_DEVICES",
         )
         return
-    for index, gpu in enumerate(found[: config.gpus]):
+    for index, gpu in enumerate(gpus[: config.gpus]):
         if gpu.used > machine.GB:
-            yield Problem(
-                f"{size(gpu.used)} of GPU {index} are in use by somebody else", "see nvidia-smi; wait or move"
-            )
-    if plan.model_bf16_bytes and not config.args.offload:
+            yield Problem(f"{size(gpu.used)} of GPU {index} are in use", "see nvidia-smi; wait, or use other GPUs")
+    if plan.model_actor_bytes and not config.args.offload:
         share, memory = (
-            plan.model_bf16_bytes / config.actor_ranks,
-            min(gpu.memory for gpu in found[: config.gpus]),
+            plan.model_actor_bytes / config.actor_ranks,
+            min(gpu.memory for gpu in gpus[: config.gpus]),
         )
         if share > 0.8 * memory:
             yield Problem(
-                f"{size(int(share))} of the model on each actor GPU leave too little of {size(memory)}",
-                "set OFFLOAD=1, or more ACTOR_GPUS",
+                f"the model takes {size(int(share))} of the {size(memory)} on each actor GPU, which leaves too little",
+                "set EXPERTS=packed or OFFLOAD=1, or use more ACTOR_GPUS",
             )
 
 
@@ -55,16 +55,16 @@ def check_cpu_stack(config: Config, plan: Plan) -> Iterator[Problem]:
     if model not in RELEASED_MODELS and (count or 0) <= LARGEST_ON_CPU:
         return
     large = f"MODEL {model}" + (f", {size(count)} in bf16," if count else "")
-    found = machine.gpus()
-    if found:
+    gpus = machine.gpus()
+    if gpus:
         yield Problem(
-            f"{large} needs GPUs: there are {len(found)}, but .venv holds the CPU stack",
+            f"{large} needs GPUs: there are {len(gpus)}, but .venv has the CPU stack",
             "scripts/setup.sh --gpu installs the GPU stack",
         )
     else:
         yield Problem(
-            f"{large} needs {config.gpus} GPUs, and there is no GPU here",
-            "use a machine with GPUs, where scripts/setup.sh installs the GPU stack; ./train_grpo.sh --tiny needs none",
+            f"{large} needs {config.gpus} GPUs, but this machine has none",
+            "use a machine with GPUs (scripts/setup.sh then installs the GPU stack), or run ./train_grpo.sh --tiny",
         )
 
 
@@ -76,13 +76,13 @@ def check_memory(plan: Plan) -> Iterator[Problem]:
     if plan.host_bytes and free < plan.host_bytes:
         largest = max(plan.host_memory, key=lambda part: plan.host_memory[part])
         yield Problem(
-            f"{size(free)} of memory are free, the run needs about {size(plan.host_bytes)}, "
-            f"{size(plan.host_memory[largest])} of it for: {largest}",
-            "end other programs, use fewer engines or ranks, or a larger machine",
+            f"{size(free)} of memory are free, but the run needs about {size(plan.host_bytes)}, "
+            f"of which {size(plan.host_memory[largest])} for {largest}",
+            "stop other programs, use fewer engines or ranks, or a larger machine",
         )
     if shared < plan.object_store_bytes:
         yield Problem(
-            f"/dev/shm has {size(shared)} free, Ray's object store takes {size(plan.object_store_bytes)}",
+            f"/dev/shm has {size(shared)} free, but Ray's object store needs {size(plan.object_store_bytes)}",
             "enlarge it (docker run --shm-size=16g; mount -o remount,size=16G /dev/shm)",
         )
 
@@ -90,12 +90,15 @@ def check_memory(plan: Plan) -> Iterator[Problem]:
 def check_is_new(config: Config, run_dir: Path) -> Iterator[Problem]:
     """Refuse a new run if its folders hold results of another run."""
     if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
-        yield Problem(f"the run directory {run_dir} exists and is not empty", "give another --run-dir, or --resume it")
+        yield Problem(
+            f"the run directory {run_dir} exists and is not empty", "give another --run-dir, or resume it with --resume"
+        )
     checkpoints, metrics = Path(config.args.ckpt_path), Path(config.args.metrics_dir)
-    if any(checkpoints.glob("step_*")):
-        yield Problem(f"{checkpoints} holds the checkpoints of another run", "give another CKPT_DIR for each run")
-    if metrics != run_dir and any((metrics / name).exists() for name in ("metrics.jsonl", "eval.jsonl")):
-        yield Problem(f"{metrics} holds the metrics of another run", "give another METRICS_DIR for each run")
+    files = RunFiles(run_dir, metrics)
+    if any(checkpoints.glob(step_name("*"))):
+        yield Problem(f"{checkpoints} has the checkpoints of another run", "use a separate CKPT_DIR for each run")
+    if metrics != run_dir and any(file.exists() for file in (files.metrics, files.evals)):
+        yield Problem(f"{metrics} has the metrics of another run", "use a separate METRICS_DIR for each run")
 
 
 def check_disk(config: Config, plan: Plan, run_dir: Path) -> Iterator[Problem]:
@@ -107,7 +110,7 @@ def check_disk(config: Config, plan: Plan, run_dir: Path) -> Iterator[Problem]:
     free = machine.disk_free(Path(config.args.ckpt_path))
     if plan.disk_bytes and free < plan.disk_bytes + machine.GB:
         yield Problem(
-            f"{size(free)} of disk are free, checkpoints need {size(plan.disk_bytes)} and logs 1 GB",
+            f"{size(free)} of disk are free, but checkpoints need {size(plan.disk_bytes)} and logs 1 GB",
             "set CKPT_DIR to another disk, or lower MAX_CHECKPOINTS",
         )
 
@@ -133,4 +136,7 @@ def check_ray() -> Iterator[Problem]:
     except OSError as error:
         yield Problem(f"no port can be opened ({error})", "allow listening sockets in this sandbox or container")
     if not os.access("/tmp", os.W_OK) and len(os.environ.get("TMPDIR", "")) > MAX_BASE_LENGTH - len("/grpo-12345678"):
-        yield Problem("there is no short writable folder for sockets", "set TMPDIR to one of at most 15 characters")
+        yield Problem(
+            "TMPDIR is too long for sockets, and /tmp is not writable",
+            "set TMPDIR to a folder of at most 15 characters",
+        )

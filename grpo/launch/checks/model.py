@@ -29,7 +29,8 @@ def check_model(config: Config) -> Iterator[Problem]:
             model = model_files.read(Path(name))
             faults = architecture.check(model)
         except CheckpointError as error:
-            yield Problem(f"{variable} {name}: {error}", f"set {variable} to a whole gpt-oss checkpoint")
+            remedy = error.problem.remedy or f"set {variable} to a complete gpt-oss checkpoint"
+            yield Problem(f"{variable} {name}: {error.problem.what}", remedy)
             continue
         yield from (Problem(f"{variable} {name}: {fault.file} {fault.what}", fault.remedy) for fault in faults)
         if not faults:
@@ -49,7 +50,7 @@ def check_actor_model(config: Config, model: Model) -> Iterator[Problem]:
     context = model.config.get("max_position_embeddings")
     if context and config.max_model_len > context:
         yield Problem(
-            f"PROMPT_MAX_LEN + GENERATE_MAX_LEN = {config.max_model_len} tokens, the model has {context}",
+            f"PROMPT_MAX_LEN + GENERATE_MAX_LEN is {config.max_model_len} tokens, but the model's context is {context}",
             "shorten one of them",
         )
     if not has_tokenizer(model.folder):
@@ -92,6 +93,6 @@ def check_engine_model(config: Config, model: Model, actor: Model | None) -> Ite
     for key in ("model_type", "num_hidden_layers", "hidden_size", "vocab_size"):
         if actor and actor.config.get(key) != model.config.get(key):
             yield Problem(
-                f"ENGINE_MODEL has {key} {model.config.get(key)}, MODEL has {actor.config.get(key)}",
-                "let both be the same model",
+                f"{key} is {model.config.get(key)} in ENGINE_MODEL and {actor.config.get(key)} in MODEL",
+                "use the same model for both",
             )

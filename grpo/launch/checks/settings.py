@@ -29,7 +29,7 @@ _RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
 
 
 def check_flags(config: Config) -> Iterator[Problem]:
-    """Refuse combinations that the patched trainer refuses, and some that it would miss."""
+    """Refuse what the patched trainer refuses, and some values that it would miss."""
     args = config.args
     for problem in flags.problems(args):
         yield Problem(in_variables(problem.what), in_variables(problem.remedy))
@@ -38,14 +38,16 @@ def check_flags(config: Config) -> Iterator[Problem]:
         if value is not None and not is_good(value):
             yield Problem(in_variables(f"--{name} is {value:g}"), f"give {wanted}")
     if args.eval_dataset and not args.remote_rm_url and not args.agent_func_path:
-        yield Problem("an eval needs a reward function", "set REWARD to a .py file with reward_func")
+        yield Problem("evaluations need a reward function", "set REWARD to a .py file with reward_func")
     if args.use_wandb and not os.environ.get("WANDB_API_KEY"):
-        yield Problem("Weights & Biases is on without a key", "export WANDB_API_KEY, or leave out USE_WANDB=1")
+        yield Problem("USE_WANDB is 1, but WANDB_API_KEY is not set", "export WANDB_API_KEY, or set USE_WANDB=0")
     for flag, package in trackers.missing_packages(args):
         yield Problem(f"{in_variables(f'--{flag}')} needs {package}, which is not installed", f"pip install {package}")
     for script in (args.remote_rm_url or "").split(","):
         if script and not script.endswith(".py") and not script.startswith(("http://", "https://")):
-            yield Problem(f"the reward {script} is no .py file and no URL", "set REWARD to a .py file with reward_func")
+            yield Problem(
+                f"REWARD {script} is neither a .py file nor a URL", "set REWARD to a .py file with reward_func"
+            )
         if script.endswith(".py") and not Path(script).is_file():
             yield Problem(f"the reward function {script} does not exist", "set REWARD to a .py file with reward_func")
 
@@ -56,24 +58,24 @@ def check_batches(config: Config) -> Iterator[Problem]:
     per_step = args.micro_train_batch_size * ranks
     if args.train_batch_size % per_step:
         yield Problem(
-            f"TRAIN_BATCH_SIZE {args.train_batch_size} is no multiple of MICRO_TRAIN_BATCH_SIZE x ranks = "
+            f"TRAIN_BATCH_SIZE {args.train_batch_size} is not a multiple of MICRO_TRAIN_BATCH_SIZE x ranks = "
             f"{args.micro_train_batch_size} x {ranks} = {per_step}",
             f"use {max(1, args.train_batch_size // per_step) * per_step}, or a smaller micro batch",
         )
     if samples % args.train_batch_size:
         yield Problem(
-            f"a rollout has {samples} samples, no multiple of TRAIN_BATCH_SIZE {args.train_batch_size}: "
-            "gradients of one epoch or rollout would be applied in the next",
+            f"a rollout has {samples} samples, which is not a multiple of TRAIN_BATCH_SIZE {args.train_batch_size}: "
+            "gradients would carry over into the next epoch or rollout",
             "make ROLLOUT_BATCH_SIZE x N_SAMPLES_PER_PROMPT a multiple of TRAIN_BATCH_SIZE",
         )
     if samples % (args.micro_rollout_batch_size * ranks):
         yield Problem(
             f"{samples} samples cannot be split evenly into micro batches of {args.micro_rollout_batch_size} "
-            f"on {ranks} ranks: ranks with less work would wait for ever",
-            "let MICRO_ROLLOUT_BATCH_SIZE x ACTOR_GPUS divide ROLLOUT_BATCH_SIZE x N_SAMPLES_PER_PROMPT",
+            f"on {ranks} ranks: ranks with less work would wait forever",
+            "make ROLLOUT_BATCH_SIZE x N_SAMPLES_PER_PROMPT a multiple of MICRO_ROLLOUT_BATCH_SIZE x ACTOR_GPUS",
         )
     if args.n_samples_per_prompt < 2 and args.advantage_estimator in _GROUP_ESTIMATORS:
         yield Problem(
-            f"{args.advantage_estimator} compares the samples of a prompt, and there is one: no advantage",
+            f"{args.advantage_estimator} compares the samples of a prompt, but there is only one",
             "set N_SAMPLES_PER_PROMPT to 2 or more",
         )

@@ -29,17 +29,17 @@ def check_thinking(config: Config) -> Iterator[Problem]:
     if needed > args.generate_max_len:
         yield Problem(
             f"THINKING_BUDGET {args.thinking_budget} + delimiter {len(made.tokens)} + ANSWER_BUDGET "
-            f"{args.answer_budget} = {needed} tokens, GENERATE_MAX_LEN is {args.generate_max_len}: "
-            "every thought would be cut shorter",
-            f"set GENERATE_MAX_LEN to {needed}, or a budget lower",
+            f"{args.answer_budget} = {needed} tokens, but GENERATE_MAX_LEN is {args.generate_max_len}: "
+            "thinking would be cut earlier",
+            f"set GENERATE_MAX_LEN to {needed}, or lower a budget",
         )
     yield from _first_limit(args, len(made.tokens))
     sampled, last = args.thinking_budget + args.answer_budget, args.generate_max_len
     if args.overlong_buffer_len is not None and sampled <= last - args.overlong_buffer_len:
         yield Problem(
-            f"OVERLONG_BUFFER {args.overlong_buffer_len:g}: a response has at most {sampled} sampled tokens under its "
-            f"budgets, and the penalty begins above {last - args.overlong_buffer_len:g}",
-            f"set OVERLONG_BUFFER above {last - sampled}, or leave it out",
+            f"OVERLONG_BUFFER {args.overlong_buffer_len:g} has no effect: the penalty begins above "
+            f"{last - args.overlong_buffer_len:g} tokens, but the budgets limit responses to {sampled}",
+            f"set OVERLONG_BUFFER above {last - sampled}, or unset it",
         )
 
 
@@ -71,7 +71,7 @@ def _first_limit(args: Namespace, delimiter: int) -> Iterator[Problem]:
     least = delimiter + args.answer_budget + min(args.thinking_budget, 1)
     if args.length_schedule is not None and first < least:
         yield Problem(
-            f"LENGTH_SCHEDULE begins with {first} tokens, of which delimiter {delimiter} + ANSWER_BUDGET "
-            f"{args.answer_budget} leave nothing for the thinking",
-            f"let it begin with {least} or more, or set ANSWER_BUDGET lower",
+            f"LENGTH_SCHEDULE begins with {first} tokens; delimiter {delimiter} + ANSWER_BUDGET {args.answer_budget} "
+            "leave none for the thinking",
+            f"begin with {least} or more, or lower ANSWER_BUDGET",
         )

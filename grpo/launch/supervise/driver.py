@@ -148,11 +148,11 @@ class _Supervisor:
         elif kind == "ray started":
             self._show(f"Ray is up at {event['address']} after {event['seconds']:.0f} s")
         elif kind == "driver started" and self.log_dir:
-            self._show(f"starting engines and actor, log: {self.log_dir / 'driver.log'}")
+            self._show(f"starting engines and actor; log: {self.log_dir / 'driver.log'}")
         elif kind == "driver ended":
             self.code = event["code"]
         elif kind == "stand-in started":
-            self._show(f"no key: a local stand-in for Gemini answers at {event['address']}, its scores mean nothing")
+            self._show(f"no key: a local stand-in for Gemini answers at {event['address']}; its scores mean nothing")
         elif kind == "service failed":
             self.code = FAILED
             self._show(event["message"])
@@ -186,13 +186,13 @@ class _Supervisor:
     def _show_left(self, left: frozenset[int] | list[int]) -> None:
         if left:
             pids = ",".join(map(str, sorted(left)))
-            self._show(f"these processes could not be ended, look at them with: ps -fp {pids}")
+            self._show(f"these processes could not be ended; inspect them with: ps -fp {pids}")
 
     def _show_sign_of_life(self) -> None:
         """After a quiet minute (a model loads), show the last line of the driver's log."""
         if not self.log_dir or time.monotonic() - self.last_shown < QUIET_SECONDS:
             return
-        last = tail(self.log_dir / "driver.log", 1, bars=True) or ["nothing in driver.log yet"]
+        last = tail(self.log_dir / "driver.log", 1, bars=True) or ["driver.log is empty so far"]
         minutes = (time.monotonic() - self.started) / 60
         self._show(f"  {minutes:.0f} min: {last[0][:100]}")
 

@@ -20,7 +20,7 @@ def warnings(config: Config, run_dir: Path) -> list[str]:
     code += [os.environ.get(f"GRPO_{name}") for name in ("ENVIRONMENT", "LIBRARY")]
     written = (run_dir, args.ckpt_path, args.metrics_dir)
     paths = (Path(path) for path in (*read, *code, *written) if path)
-    return [f"WARNING: every user can replace what is in {path}: chmod o-w {path}" for path in open_to(paths)]
+    return [f"WARNING: every user can replace files in {path}; run: chmod o-w {path}" for path in open_to(paths)]
 
 
 def open_to(paths: Iterable[Path]) -> list[Path]:
@@ -29,7 +29,7 @@ def open_to(paths: Iterable[Path]) -> list[Path]:
     In a folder with the sticky bit, such as /tmp, users may replace only their own files.
     """
     both = {path for named in paths for path in (named.absolute(), named.resolve())}  # a link and its target
-    candidates = {place for path in both for place in (path, *path.parents)}
+    candidates = {parent for path in both for parent in (path, *path.parents)}
     return sorted(path for path in candidates if _is_open(path))
 
 

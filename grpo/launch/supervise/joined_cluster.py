@@ -19,7 +19,7 @@ ray.init(log_to_driver=False)
 print(json.dumps([node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]]))
 """
 PROBE_SECONDS = 60.0
-REMEDY = "unset RAY_ADDRESS to let the run start Ray itself, or join a cluster of this one node"
+REMEDY = "unset RAY_ADDRESS so that the run starts Ray itself, or join a cluster on this node only"
 
 
 @dataclass
@@ -44,20 +44,20 @@ def look() -> Verdict:
         names, why = _probe(dict(os.environ))
     if names is None:
         remedy = (
-            REMEDY if has_token else f"{REMEDY}; if it wants a token, export RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
+            REMEDY if has_token else f"{REMEDY}; if it requires a token, export RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
         )
         return Verdict([Problem(f"{cluster} cannot be joined: {why}", remedy)])
     if len(names) != 1:
         return Verdict([Problem(f"{cluster} has {len(names)} nodes: {', '.join(names)}", REMEDY)])
     if names[0] != socket.gethostname():
-        return Verdict([Problem(f"{cluster} is another machine, {names[0]}", f"start there, or {REMEDY}")])
+        return Verdict([Problem(f"{cluster} runs on another machine, {names[0]}", f"start the run there, or {REMEDY}")])
     return Verdict(warnings=[_warning(cluster)] if is_open else [])
 
 
 def _warning(cluster: str) -> str:
     return (
-        f"WARNING: {cluster} is open: whoever reaches it can run code as its user and read the keys of this run. "
-        "Start it with RAY_AUTH_MODE=token and a RAY_AUTH_TOKEN, and export both here; or unset RAY_ADDRESS"
+        f"WARNING: {cluster} is open: anyone who can reach it can run code as its user and read this run's keys. "
+        "Start it with RAY_AUTH_MODE=token and a RAY_AUTH_TOKEN and export both here, or unset RAY_ADDRESS"
     )
 
 

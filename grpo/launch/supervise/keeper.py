@@ -71,7 +71,7 @@ class Job:
 
 
 class Stopped(Exception):
-    """The launcher is gone or asked to stop, or this process got a signal."""
+    """The launcher ended or asked to stop, or this process got a signal."""
 
 
 class ServiceFailed(Exception):
@@ -88,7 +88,7 @@ class ServiceFailed(Exception):
 
 def clean_up(job: Job, root: int, shared_memory: set[Path]) -> processes.Ended:
     """End every process of the run below `root`, keep Ray's logs, delete shared memory and `base_dir`."""
-    shared_memory |= processes.shared_memory_of(row.pid for row in processes.of_run(job.run_id, root))
+    shared_memory |= processes.shared_memory_of(process.pid for process in processes.of_run(job.run_id, root))
     ended = processes.end_all(job.run_id, root, job.grace)
     processes.remove_shared_memory(shared_memory - {Path(name) for name in job.foreign_memory})
     if job.log_dir and job.ray:
@@ -99,7 +99,7 @@ def clean_up(job: Job, root: int, shared_memory: set[Path]) -> processes.Ended:
 
 def _keep_ray_logs(base_dir: Path, kept: Path) -> None:
     """Replace the link to Ray's log folder with a copy of it."""
-    _make_way(kept)
+    make_way(kept)
     logs = base_dir / "ray" / "session_latest" / "logs"
     if not logs.is_dir():
         return
@@ -111,7 +111,7 @@ def _keep_ray_logs(base_dir: Path, kept: Path) -> None:
         print(f"Ray's logs could not be copied to {kept}: {error}", file=sys.stderr)
 
 
-def _make_way(kept: Path) -> None:
+def make_way(kept: Path) -> None:
     """Remove a link to Ray's logs; keep the logs of an earlier part of the run under another name."""
     if kept.is_symlink():
         kept.unlink()
@@ -154,7 +154,7 @@ class Keeper:
             report(event="service failed", message=str(failure), log=failure.log)
         finally:
             ended = clean_up(self.job, os.getpid(), self.shared_memory)
-            report(event="clean", found=len(ended.found), killed=len(ended.killed), left=sorted(ended.left))
+            report(event="clean", ended=len(ended.signalled), killed=len(ended.killed), left=sorted(ended.left))
 
     def _start_stand_in(self, models: list[str]) -> None:
         """Start the local server that stands in for Gemini; every later process gets its address."""
@@ -165,7 +165,7 @@ class Keeper:
         while not address.is_file():
             self._wait(0.1)
             if time.monotonic() - started > STAND_IN_START_LIMIT:
-                raise ServiceFailed("the judge's stand-in was not up in time", "stand-in.log")
+                raise ServiceFailed("the judge's stand-in did not start in time", "stand-in.log")
         self.job.environment[STAND_IN_VARIABLE] = address.read_text(encoding="utf-8")
         report(event="stand-in started", address=self.job.environment[STAND_IN_VARIABLE])
 
@@ -179,11 +179,11 @@ class Keeper:
         while not (address.is_file() and address.read_text().strip()):
             self._wait(0.1)
             if time.monotonic() - started > RAY_START_LIMIT:
-                raise ServiceFailed(f"Ray was not up after {RAY_START_LIMIT:.0f} s", "ray-start.log")
+                raise ServiceFailed(f"Ray did not start within {RAY_START_LIMIT:.0f} s", "ray-start.log")
         self.job.environment["RAY_ADDRESS"] = address.read_text().strip()
         if self.job.log_dir:
             kept = Path(self.job.log_dir) / "ray"
-            _make_way(kept)
+            make_way(kept)
             kept.symlink_to(base_dir / "ray" / "session_latest" / "logs")
         report(
             event="ray started",
@@ -238,7 +238,7 @@ class Keeper:
             raise Stopped(f"the keeper got {signal.Signals(self.signalled).name}")
         ready, _, _ = select.select([sys.stdin.fileno(), self.watch.fd], [], [], seconds)
         if sys.stdin.fileno() in ready:
-            raise Stopped("the launcher asked for it or is gone")
+            raise Stopped("the launcher asked to stop or ended")
         if self.watch.fd in ready:
             self._note_shared_memory()
         self.exits.update(processes.reap())
@@ -250,8 +250,8 @@ class Keeper:
         """Look up which new files are ours, once for a burst of new files."""
         time.sleep(max(0.0, self.next_scan - time.monotonic()))
         self.watch.drain()
-        rows = processes.of_run(self.job.run_id, os.getpid())
-        self.shared_memory |= processes.shared_memory_of(row.pid for row in rows)
+        running = processes.of_run(self.job.run_id, os.getpid())
+        self.shared_memory |= processes.shared_memory_of(process.pid for process in running)
         self.next_scan = time.monotonic() + SHM_SCAN_SECONDS
 
 

@@ -1,4 +1,4 @@
-"""Which processes and shared-memory files belong to a run, and how to end them all (Linux, /proc).
+"""Which processes and shared-memory files belong to a run, and how to end them all (Linux).
 
 A process belongs to a run if it descends from the run's keeper, or has the run's id in its environment.
 The keeper is a child subreaper (prctl(2)): a process that detaches itself (setsid, double fork) stays in its tree, even
@@ -14,35 +14,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from grpo.stack.machine import SHM
 
 RUN_ID_VARIABLE = "GRPO_RUN_ID"
-
-
 _PR_SET_PDEATHSIG = 1
-
-
 _PR_SET_CHILD_SUBREAPER = 36
-
-
 _POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
-class Process:
-    """One row of /proc. `started` is in clock ticks since boot; with the pid it identifies a process for good."""
-
-    pid: int
-    parent: int
-    state: str
-    started: int
-
-
-@dataclass(frozen=True)
 class Ended:
-    """How the processes of a run ended: all pids, those that needed SIGKILL, those that still live."""
+    """How the processes of a run ended: all pids, those that needed SIGKILL, those that still run."""
 
-    found: frozenset[int]
+    signalled: frozenset[int]
     killed: frozenset[int]
     left: frozenset[int]
 
@@ -67,68 +53,48 @@ def _prctl(option: int, argument: int) -> None:
         raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
 
 
-def read_process(pid: int) -> Process | None:
-    """Return the process with this pid; None if it does not exist (any more)."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    # The name (second field) may hold spaces and parentheses: count from the last one.
-    fields = stat[stat.rindex(")") + 2 :].split()
-    return Process(pid=pid, parent=int(fields[1]), state=fields[0], started=int(fields[19]))
+def marked(run_id: str) -> set[psutil.Process]:
+    """Return the processes whose environment names this run. Other users' processes are unreadable and not ours.
 
-
-def table() -> dict[int, Process]:
-    """Return every process of this machine by pid."""
-    rows = (read_process(int(name)) for name in os.listdir("/proc") if name.isdigit())
-    return {row.pid: row for row in rows if row is not None}
-
-
-def descendants(root: int, processes: dict[int, Process]) -> set[int]:
-    """Return the pids below `root`, without `root`."""
-    children: dict[int, list[int]] = {}
-    for row in processes.values():
-        children.setdefault(row.parent, []).append(row.pid)
-    found: set[int] = set()
-    pending = [root]
-    while pending:
-        for child in children.get(pending.pop(), []):
-            if child not in found:
-                found.add(child)
-                pending.append(child)
-    return found
-
-
-def marked(run_id: str, pids: Iterable[int]) -> set[int]:
-    """Return the pids whose environment names this run. Other users' processes are unreadable and not ours."""
+    Not ``psutil.Process.environ``: it stops at the first empty entry, which a process leaves that rewrites its title.
+    """
     needle = f"{RUN_ID_VARIABLE}={run_id}".encode()
-    found = set()
-    for pid in pids:
-        try:
-            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue
-        if needle in variables:
-            found.add(pid)
-    return found
+    processes = set()
+    for pid in psutil.pids():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError, psutil.NoSuchProcess):
+            if needle in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                processes.add(psutil.Process(pid))
+    return processes
 
 
-def of_run(run_id: str, root: int) -> list[Process]:
+def is_alive(process: psutil.Process) -> bool:
+    """Tell whether this very process still runs; a zombie does not."""
+    try:
+        return process.is_running() and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def of_run(run_id: str, root: int) -> list[psutil.Process]:
     """Return the living processes of a run, without `root` and without the calling process."""
-    processes = table()
-    pids = (descendants(root, processes) | marked(run_id, processes)) - {root, os.getpid()}
-    return [processes[pid] for pid in sorted(pids) if processes[pid].state not in "ZX"]
+    processes = marked(run_id)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        processes |= set(psutil.Process(root).children(recursive=True))
+    others = [process for process in processes if process.pid not in (root, os.getpid())]
+    return sorted(filter(is_alive, others), key=lambda process: process.pid)
 
 
-def send(process: Process, signum: int) -> bool:
-    """Send a signal to this very process; False if it has ended, even if its pid is in use again."""
+def send(process: psutil.Process, signum: int) -> bool:
+    """Send a signal to this very process; False if it has ended, even if its pid is in use again.
+
+    Not ``psutil.Process.send_signal``: the pid may be reused between its check and its kill(2). A pidfd cannot.
+    """
     try:
         handle = os.pidfd_open(process.pid)
     except ProcessLookupError:
         return False
     try:
-        now = read_process(process.pid)
-        if now is None or now.started != process.started:
+        if not process.is_running():
             return False
         signal.pidfd_send_signal(handle, signum)
         return True
@@ -158,28 +124,28 @@ def end_all(run_id: str, root: int, grace: float, limit: float = 30.0) -> Ended:
     `grace`: a process in an uninterruptible system call cannot be ended.
     """
     started = time.monotonic()
-    found: set[int] = set()
+    signalled: set[int] = set()
     killed: set[int] = set()
     while True:
         reap()
         alive = of_run(run_id, root)
         waited = time.monotonic() - started
         if not alive or waited > grace + limit:
-            return Ended(frozenset(found), frozenset(killed), frozenset(row.pid for row in alive))
-        for row in alive:
+            return Ended(frozenset(signalled), frozenset(killed), frozenset(process.pid for process in alive))
+        for process in alive:
             if waited >= grace:
-                if send(row, signal.SIGKILL):
-                    killed.add(row.pid)
-            elif row.pid not in found:
-                send(row, signal.SIGTERM)
-            found.add(row.pid)
+                if send(process, signal.SIGKILL):
+                    killed.add(process.pid)
+            elif process.pid not in signalled:
+                send(process, signal.SIGTERM)
+            signalled.add(process.pid)
         time.sleep(_POLL_SECONDS)
 
 
 def shared_memory_of(pids: Iterable[int]) -> set[Path]:
     """Return the files under /dev/shm that these processes have mapped or open.
 
-    Compared by inode: glibc creates a semaphore under one name and then links it to another.
+    Compared by inode, which psutil does not give: glibc creates a semaphore under one name and links it to another.
     """
     inodes: set[int] = set()
     for pid in pids:
@@ -211,7 +177,7 @@ def _open_inodes(pid: int) -> set[int]:
 
 def remove_shared_memory(files: Iterable[Path]) -> list[Path]:
     """Delete those `files` that still exist and that no living process uses; return the deleted ones."""
-    in_use = shared_memory_of(table())
+    in_use = shared_memory_of(psutil.pids())
     removed = []
     for file in sorted(set(files) - in_use):
         if file.exists():

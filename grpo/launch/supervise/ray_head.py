@@ -53,6 +53,9 @@ def variables() -> dict[str, str]:
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         # If it may have no second node, Ray listens on loopback alone. That is its default on Windows and macOS.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        # Workers that Ray starts before anybody asks have no job's variables, so no actor of ours can use them.
+        "RAY_prestart_worker_first_driver": "0",
+        "RAY_enable_worker_prestart": "0",
     }
 
 
@@ -62,6 +65,7 @@ def start_command(head: RayHead, base_dir: Path) -> list[str]:
         *(sys.executable, "-m", "grpo.launch.supervise.ray_head", "start", "--head", "--block"),
         "--disable-usage-stats",
         "--include-dashboard=false",
+        "--no-monitor",  # the autoscaler's
         f"--temp-dir={base_dir / 'ray'}",
         f"--num-gpus={head.num_gpus}",
         f"--num-cpus={head.num_cpus}",

@@ -1,10 +1,11 @@
 """The file for ``--agent_func_path``: multi-turn rollouts in the environment that ENVIRONMENT names.
 
-OpenRLHF loads it by its path in every engine, so the checkout must be on PYTHONPATH.
+OpenRLHF loads it by its path in every engine, so the checkout must be on PYTHONPATH. It accepts only a subclass of its
+base class, which is why this file imports OpenRLHF although it is no hook.
 """
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from openrlhf.utils.agent import AgentExecutorBase
 
@@ -14,6 +15,11 @@ from grpo.rollout.multi_turn.conversation import Limits, make_environment
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.settings import Settings
 from grpo.rollout.multi_turn.templates import template_for
+from grpo.stack.upstream.engine import Engine
+from grpo.stack.upstream.tokenizer import FastTokenizer
+
+if TYPE_CHECKING:
+    from vllm.sampling_params import SamplingParams
 
 
 class AgentExecutor(AgentExecutorBase):
@@ -26,7 +32,13 @@ class AgentExecutor(AgentExecutorBase):
         self._max_samples = settings.max_samples
 
     async def execute(
-        self, prompt: str, label: str, sampling_params: Any, max_length: int, hf_tokenizer: Any, llm_engine: Any
+        self,
+        prompt: str,
+        label: str,
+        sampling_params: "SamplingParams",
+        max_length: int,
+        hf_tokenizer: FastTokenizer,
+        llm_engine: Engine,
     ) -> dict[str, Any]:
         """Return the response of one rollout, see :func:`grpo.rollout.multi_turn.rollout.roll_out`.
 

@@ -6,8 +6,10 @@ from typing import Any
 
 from grpo.rollout.multi_turn.environment import Message
 from grpo.rollout.multi_turn.parts import Part
-from grpo.rollout.multi_turn.template import Template, TemplateError, text_of
+from grpo.rollout.multi_turn.template import Template, text_of
 from grpo.rollout.multi_turn.tool_calls import render_calls, with_calls
+from grpo.stack.problem import UserError
+from grpo.stack.upstream.tokenizer import FastTokenizer
 
 
 class Qwen3(Template):
@@ -40,7 +42,9 @@ class Qwen3(Template):
             elif role in ("user", "system"):
                 parts += structure(f"<|im_start|>{role}\n") + inside(content) + structure("<|im_end|>\n")
             else:
-                raise TemplateError(f"message {i}: a {role} message has no place in Qwen3's format")
+                raise UserError(
+                    f"message {i}: Qwen3's format has no role {role}", "use system, user, assistant and tool"
+                )
         return parts + structure("<|im_start|>assistant\n")
 
     def parse(self, tokens: Sequence[int]) -> Message:
@@ -57,8 +61,9 @@ class Qwen3(Template):
 class Plain(Template):
     """A format for models without one: each message under its role in brackets, an end token after each turn."""
 
-    def __init__(self, tokenizer: Any, variables: dict[str, Any] | None = None) -> None:
+    def __init__(self, tokenizer: FastTokenizer, variables: dict[str, Any] | None = None) -> None:
         super().__init__(tokenizer, variables)
+        assert tokenizer.eos_token  # template_for has checked it
         self.stops = (tokenizer.eos_token,)
 
     def head(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Part]:

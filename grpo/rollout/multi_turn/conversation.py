@@ -20,9 +20,9 @@ from grpo.rollout.multi_turn.environment import (
 
 logger = logging.getLogger("openrlhf.grpo.conversation")
 
-A_MESSAGE = "give dicts with a role, and what else JSON and the protocol have"
+A_MESSAGE = "give dicts with a role, valid as JSON and in the form of the OpenAI protocol"
 
-_seen: set[tuple[Any, ...]] = set()  # errors whose traceback this process has logged
+logged_errors: set[tuple[object, ...]] = set()  # errors whose traceback this process has logged
 
 
 class ContextFull(Exception):
@@ -91,18 +91,18 @@ class Limits:
         Raises:
             SetupError: for anything but a positive number.
         """
-        found: dict[str, float] = {}
+        limits: dict[str, float] = {}
         for field, name in (("turns", "TURN_LIMIT"), ("seconds", "ROLLOUT_SECONDS"), ("tool_seconds", "TOOL_SECONDS")):
             text = variables.get(name)
             if not text:
                 continue
             try:
-                found[field] = int(text) if field == "turns" else float(text)
+                limits[field] = int(text) if field == "turns" else float(text)
             except ValueError:
-                found[field] = 0
-            if not 0 < found[field] < math.inf:
+                limits[field] = 0
+            if not 0 < limits[field] < math.inf:
                 raise SetupError(f"{name} is {text!r}", "give a number above 0")
-        return cls(**found)  # type: ignore[arg-type]
+        return cls(**limits)  # type: ignore[arg-type]
 
 
 @dataclass
@@ -143,7 +143,7 @@ async def converse(environment: Environment, policy: Policy, limits: Limits) -> 
         async with limit:
             outcome.messages += await _asked(environment.start) or []
             if not outcome.messages:
-                raise EnvironmentFault("start returned no message: a conversation begins with one")
+                raise EnvironmentFault("start returned no message; a conversation must begin with one")
             await _turns(environment, policy, limits, outcome)
     except ContextFull:
         outcome.ending = "length"
@@ -151,14 +151,14 @@ async def converse(environment: Environment, policy: Policy, limits: Limits) -> 
         if limit.expired():
             outcome.ending = "time"
         elif isinstance(error, EnvironmentFault):
-            _log("an error of the environment ended a rollout, which has no reward: %s", error, error=error)
+            _log("an error of the environment ended a rollout, which gets no reward: %s", error, error=error)
             outcome.ending, outcome.fault = "error", str(error)
         else:
             raise
     return outcome
 
 
-def _log(text: str, *values: Any, error: Exception) -> None:
+def _log(text: str, *values: object, error: Exception) -> None:
     """Log an error of an environment, with its traceback if it is the first of its kind in this process.
 
     An error may hit every rollout of every step.
@@ -166,11 +166,11 @@ def _log(text: str, *values: Any, error: Exception) -> None:
     origin = error.__cause__ or error if isinstance(error, EnvironmentFault) else error
     frames = traceback.extract_tb(origin.__traceback__)
     kind = (type(origin), *((frame.filename, frame.lineno) for frame in frames))
-    logger.error(text, *values, exc_info=None if kind in _seen else origin)
-    _seen.add(kind)
+    logger.error(text, *values, exc_info=None if kind in logged_errors else origin)
+    logged_errors.add(kind)
 
 
-def is_message(value: Any) -> bool:
+def is_message(value: object) -> bool:
     """Return whether any policy accepts a value as a message: a dict with a role, valid as JSON and UTF-8.
 
     The template checks content and unknown roles.
@@ -185,7 +185,7 @@ def is_message(value: Any) -> bool:
     return isinstance(calls, list) and all(_is_call(call) for call in calls)
 
 
-def _is_call(value: Any) -> bool:
+def _is_call(value: object) -> bool:
     if not isinstance(value, dict) or not {"id", "type", "function"} <= value.keys():
         return False
     function = value["function"]
@@ -201,9 +201,9 @@ async def _asked(method: Callable[..., Awaitable[Any]], *arguments: Any) -> list
     try:
         said = await method(*arguments)
         if not isinstance(said, list | None):
-            raise TypeError(f"it returned a {type(said).__name__}, no list of messages")
+            raise TypeError(f"it returned a {type(said).__name__}, not a list of messages")
         if wrong := [message for message in said or [] if not is_message(message)]:
-            raise TypeError(f"it returned {wrong[0]!r:.200}, no message: {A_MESSAGE}")
+            raise TypeError(f"it returned {wrong[0]!r:.200}, which is not a message: {A_MESSAGE}")
         return said
     except EnvironmentFault:
         raise
@@ -216,7 +216,7 @@ async def _turns(environment: Environment, policy: Policy, limits: Limits, outco
     messages = outcome.messages
     for _ in range(limits.turns):
         if wrong := [message for message in messages if not is_message(message)]:  # environments may edit in place
-            raise EnvironmentFault(f"its messages hold {wrong[0]!r:.200}, no message: {A_MESSAGE}")
+            raise EnvironmentFault(f"its messages contain {wrong[0]!r:.200}, which is not a message: {A_MESSAGE}")
         message, is_cut = await policy.respond(messages, tools)
         messages.append(message)
         outcome.turns += 1
@@ -252,8 +252,8 @@ async def _call(environment: Environment, call: dict[str, Any], seconds: float) 
         async with asyncio.timeout(seconds):
             content = await environment.call(name, _arguments(call["function"]["arguments"]))
         if not isinstance(content, str):
-            logger.error("%s returned a %s, no text", name, type(content).__name__)
-            raise ToolError(f"{name} returned a {type(content).__name__}, no text")
+            logger.error("%s returned a %s instead of text", name, type(content).__name__)
+            raise ToolError(f"{name} returned a {type(content).__name__} instead of text")
         is_error = False
     except ToolError as error:
         content = f"error: {error}"
@@ -269,9 +269,9 @@ def _arguments(text: str) -> dict[str, Any]:
     try:
         arguments = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ToolError(f"the arguments are no JSON ({error})") from None
+        raise ToolError(f"the arguments are not JSON ({error})") from None
     if not isinstance(arguments, dict):
-        raise ToolError("the arguments are no JSON object")
+        raise ToolError("the arguments are not a JSON object")
     return arguments
 
 
@@ -286,21 +286,21 @@ async def scored(environment: Environment, outcome: Outcome) -> Score:
         return _in_floats(await environment.score(outcome.messages, outcome.ending))
     except Exception as error:  # as for a reward function: one missing reward must not end a run
         outcome.ending, outcome.fault = "error", f"score failed ({type(error).__name__}: {error})"
-        _log("a rollout could not be scored, and has no reward: %s", outcome.fault, error=error)
+        _log("a rollout could not be scored and gets no reward: %s", outcome.fault, error=error)
         return Score(math.nan, math.nan)
 
 
-def _in_floats(score: Any) -> Score:
+def _in_floats(score: object) -> Score:
     """Return a score with its numbers as floats. NaN in a log means that the rollout lacks it."""
     if not isinstance(score, Score):
-        raise TypeError(f"it returned a {type(score).__name__}, no Score")
+        raise TypeError(f"it returned a {type(score).__name__}, not a Score")
     if not isinstance(score.logs, dict) or not all(isinstance(name, str) for name in score.logs):
-        raise TypeError(f"its logs are {score.logs!r:.200}, no numbers by name")
+        raise TypeError(f"its logs are {score.logs!r:.200}, not numbers by name")
     for name, value in (("reward", score.reward), ("score", score.score), *score.logs.items()):
         if not isinstance(value, Real):
-            raise TypeError(f"its {name} is {value!r:.200}, no number")
+            raise TypeError(f"its {name} is {value!r:.200}, not a number")
     if not (math.isfinite(score.reward) and math.isfinite(score.score)):
         raise ValueError(f"its reward is {score.reward} and its score {score.score}: give finite numbers")
     if not 0 <= score.score <= 1:
-        raise ValueError(f"its score is {score.score}: give correctness from 0 to 1, and let the reward be another")
+        raise ValueError(f"its score is {score.score}: give correctness from 0 to 1; only the reward may lie outside")
     return Score(float(score.reward), float(score.score), {name: float(value) for name, value in score.logs.items()})

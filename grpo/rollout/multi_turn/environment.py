@@ -134,18 +134,18 @@ def load(name: str) -> type[Environment]:
         spec.loader.exec_module(module)
     except Exception as error:
         raise SetupError(
-            f"ENVIRONMENT {path} fails when loaded ({type(error).__name__}, {error})", "mend it"
+            f"ENVIRONMENT {path} cannot be imported ({type(error).__name__}: {error})", "correct the file"
         ) from error
-    found = getattr(module, "Environment", None)
-    if not (isinstance(found, type) and issubclass(found, Environment)) or found is Environment:
+    kind = getattr(module, "Environment", None)
+    if not (isinstance(kind, type) and issubclass(kind, Environment)) or kind is Environment:
         raise SetupError(
             f"{path} has no class Environment that extends grpo.rollout.multi_turn.environment.Environment",
-            "name it so",
+            "give the class this name and this base",
         )
     for name in ("start", "call", "reply", "score"):
-        method = getattr(found, name)
+        method = getattr(kind, name)
         if getattr(method, "__isabstractmethod__", False) or not inspect.iscoroutinefunction(method):
             raise SetupError(
-                f"the Environment of {path} has no coroutine {name}", f"write `async def {name}(self, ...)`"
+                f"the Environment of {path} has no coroutine {name}", f"define `async def {name}(self, ...)`"
             )
-    return found
+    return kind

@@ -7,8 +7,9 @@ from typing import Any
 
 from grpo.rollout.multi_turn.environment import Message
 from grpo.rollout.multi_turn.parts import Part
-from grpo.rollout.multi_turn.template import Template, TemplateError, text_of
+from grpo.rollout.multi_turn.template import Template, text_of
 from grpo.rollout.multi_turn.tool_calls import call_of
+from grpo.stack.problem import UserError
 
 
 class Harmony(Template):
@@ -36,7 +37,9 @@ class Harmony(Template):
             elif role in ("user", "developer"):
                 parts += self._message(role, content)
             else:
-                raise TemplateError(f"message {i}: a {role} message has no place after the first turn in harmony")
+                raise UserError(
+                    f"message {i}: harmony has no role {role} after the first turn", "use user, developer and tool"
+                )
         return parts + self.codec.structure("<|start|>assistant")
 
     def _assistant(self, message: Message, content: str, is_thinking_kept: bool) -> list[Part]:
@@ -79,25 +82,25 @@ class Harmony(Template):
     def _messages(self, tokens: Sequence[int]) -> list[tuple[str, str]]:
         """Return header and body of each message of a turn; a header without <|message|> has an empty body."""
         names = {name: self.codec.added[name] for name in ("<|start|>", "<|message|>", "<|end|>")}
-        found: list[tuple[str, str]] = []
+        messages: list[tuple[str, str]] = []
         header: list[int] = []
         body: list[int] | None = None
         for token in [*tokens, names["<|start|>"]]:
             if token == names["<|start|>"]:
                 if header or body is not None:
-                    found.append((self.codec.decode(header), self.codec.decode(body or [])))
+                    messages.append((self.codec.decode(header), self.codec.decode(body or [])))
                 header, body = [], None
             elif token == names["<|message|>"] and body is None:
                 body = []
             elif token != names["<|end|>"]:
                 (header if body is None else body).append(token)
-        return found
+        return messages
 
 
 def _recipient(header: str) -> str:
     """Return the tool that a harmony header addresses; "" if it addresses none."""
-    found = re.search(r"\bto=([^\s<]+)", header)
-    return found[1].removeprefix("functions.") if found else ""
+    address = re.search(r"\bto=([^\s<]+)", header)
+    return address[1].removeprefix("functions.") if address else ""
 
 
 def _call_names(messages: Sequence[Message]) -> dict[Any, str]:

@@ -18,12 +18,13 @@ class History:
     Attributes:
         samples: in order of their start.
         differences: why each sample after the first began.
+        codec: encodes and decodes the tokens.
     """
 
     def __init__(self, codec: Codec) -> None:
         self.samples: list[Trajectory] = []
         self.differences: list[str] = []
-        self._codec = codec
+        self.codec = codec
         self._next = Trajectory()
         self._why: str | None = None
 
@@ -38,23 +39,23 @@ class History:
             self._next = self._begun([], parts)
             return list(self._next.tokens)
         before = self.samples[-1]
-        gap = self._codec.continuation(before.tokens, parts)
+        gap = self.codec.continuation(before.tokens, parts)
         if isinstance(gap, Difference):
-            self._why = describe(self._codec, before.tokens, gap)
+            self._why = describe(self.codec, before.tokens, gap)
             kept = before.tokens[: gap.shared]  # the identical tokens, which also hit the engine's prefix cache
-            rest = self._codec.continuation(kept, parts)
+            rest = self.codec.continuation(kept, parts)
             assert not isinstance(rest, Difference)
             self._next = self._begun(kept, rest)
         else:
             self._next = Trajectory(list(before.tokens), list(before.origins), list(before.log_probs))
-            for tokens, origin in self._codec.encode(gap):
+            for tokens, origin in self.codec.encode(gap):
                 self._next.append(tokens, origin)
         return list(self._next.tokens)
 
     def _begun(self, kept: Sequence[int], parts: Sequence[Part]) -> Trajectory:
         begun = Trajectory()
         begun.append(kept, Origin.PROMPT)
-        for tokens, _ in self._codec.encode(parts):
+        for tokens, _ in self.codec.encode(parts):
             begun.append(tokens, Origin.PROMPT)
         return begun
 
@@ -84,8 +85,8 @@ class History:
 
 def describe(codec: Codec, tokens: Sequence[int], difference: Difference) -> str:
     """Describe where a history first differs from the tokens before it, with both texts."""
-    before = codec.decode(tokens[max(0, difference.place - 8) : difference.place])
+    before = codec.decode(tokens[max(0, difference.position - 8) : difference.position])
     return (
-        f"position {difference.place}, after {before!r}: sampled {difference.tokens_text!r}, "
+        f"position {difference.position}, after {before!r}: sampled {difference.tokens_text!r}, "
         f"rendered {difference.render_text!r}"
     )

@@ -8,9 +8,9 @@ import bisect
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from grpo.rollout.trajectory import Origin
+from grpo.stack.upstream.tokenizer import FastTokenizer
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Unit:
-    """A special token, or the text between two of them, with the place of its tokens (unset for a render).
+    """A special token, or the text between two of them, with the indices of its tokens (unset for a render).
 
     Attributes:
         token: id of a special token; None for text.
@@ -51,12 +51,12 @@ class Difference:
     """Where a render diverges from the tokens before it.
 
     Attributes:
-        place: the first token that the render does not have.
+        position: of the first token that the render does not have.
         shared: tokens up to the last special token before it, which the render has too.
         tokens_text, render_text: the texts of both from there on.
     """
 
-    place: int
+    position: int
     shared: int
     tokens_text: str
     render_text: str
@@ -69,7 +69,7 @@ class Codec:
         tokenizer: a fast tokenizer of transformers. All its added tokens count as special.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: FastTokenizer) -> None:
         self.tokenizer = tokenizer
         self.added: dict[str, int] = tokenizer.get_added_vocab()
         self._texts = {token: text for text, token in self.added.items()}
@@ -119,12 +119,12 @@ class Codec:
     def units(self, tokens: Sequence[int]) -> list[Unit]:
         """Return tokens as units."""
         units, start = [], 0
-        for place, token in enumerate(tokens):
+        for index, token in enumerate(tokens):
             if token in self._texts:
-                if place > start:
-                    units.append(Unit(self._text(tokens[start:place]), None, start, place))
-                units.append(Unit(self._texts[token], token, place, place + 1))
-                start = place + 1
+                if index > start:
+                    units.append(Unit(self._text(tokens[start:index]), None, start, index))
+                units.append(Unit(self._texts[token], token, index, index + 1))
+                start = index + 1
         if start < len(tokens):
             units.append(Unit(self._text(tokens[start:]), None, start, len(tokens)))
         return units
@@ -156,12 +156,12 @@ class Codec:
         other = rendered[0].text if rendered and unit.token is None and rendered[0].token is None else ""
         same = next((i for i, (a, b) in enumerate(zip(unit.text, other, strict=False)) if a != b), None)
         same = min(len(unit.text), len(other)) if same is None else same
-        place = unit.start  # the token in which the texts diverge
+        position = unit.start  # the token in which the texts diverge
         if same:
             ends = range(unit.start, unit.end)
-            place += bisect.bisect_right(ends, same, key=lambda end: len(self._text(tokens[unit.start : end + 1])))
+            position += bisect.bisect_right(ends, same, key=lambda end: len(self._text(tokens[unit.start : end + 1])))
         render = "".join(each.text for each in rendered)
-        return Difference(place, unit.start, self.decode(tokens[place : place + 12]), render[same : same + 60])
+        return Difference(position, unit.start, self.decode(tokens[position : position + 12]), render[same : same + 60])
 
 
 def _runs(parts: Sequence[Part]) -> list[list[Part]]:

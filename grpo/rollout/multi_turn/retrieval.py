@@ -6,7 +6,6 @@ index is SQLite's FTS5 (BM25 over stemmed words), in memory, built once in each 
 
 import asyncio
 import functools
-import json
 import os
 import re
 import sqlite3
@@ -23,6 +22,7 @@ from grpo.rollout.multi_turn.environment import (
     Tool,
     ToolError,
 )
+from grpo.stack.json_files import numbered_rows
 from reward.answers import grade
 from reward.labels import parse_label
 
@@ -68,8 +68,8 @@ class Library:
 
     def read(self, number: int) -> tuple[str, str] | None:
         """Return title and text of a document; None if the number is unknown."""
-        found = self._ask("SELECT title, text FROM library WHERE rowid = ?", number)
-        return found[0] if found else None
+        rows = self._ask("SELECT title, text FROM library WHERE rowid = ?", number)
+        return rows[0] if rows else None
 
     def _ask(self, sql: str, *values: Any) -> list[Any]:
         with self._lock:  # one connection: SQLite would refuse two threads at once
@@ -88,15 +88,14 @@ def documents_of(path: Path) -> Iterator[tuple[str, str]]:
                 yield file.stem, file.read_text(encoding="utf-8", errors="replace")
         return
     if path.suffix != ".jsonl" or not path.is_file():
-        raise SetupError(f"LIBRARY {path} is neither a folder nor a .jsonl file", "name one with documents")
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            yield str(row["title"]), str(row["text"])
-        except (ValueError, KeyError, TypeError):
-            raise SetupError(f"{path}, line {number} has no title and text", "give JSON with both") from None
+        raise SetupError(
+            f"LIBRARY {path} is neither a folder nor a .jsonl file",
+            "name a folder of .txt and .md files, or a .jsonl file",
+        )
+    for number, row in numbered_rows(path):
+        if not isinstance(row, dict) or not {"title", "text"} <= row.keys():
+            raise SetupError(f"{path}, line {number} is not JSON with title and text", "correct the line")
+        yield str(row["title"]), str(row["text"])
 
 
 _building = threading.Lock()
@@ -144,7 +143,9 @@ class Environment(environment.Environment):
         if not path:
             raise SetupError("the retrieval environment has no library", "set LIBRARY to a folder or .jsonl file")
         if next(documents_of(Path(path)), None) is None:
-            raise SetupError(f"LIBRARY {path} holds no document", "name .txt and .md files, or lines of a .jsonl")
+            raise SetupError(
+                f"LIBRARY {path} contains no documents", "name a folder of .txt and .md files, or a .jsonl file"
+            )
 
     async def start(self) -> list[Message]:
         """See :meth:`grpo.rollout.multi_turn.environment.Environment.start`."""
@@ -154,7 +155,7 @@ class Environment(environment.Environment):
         """See :meth:`grpo.rollout.multi_turn.environment.Environment.call`."""
         run = {"search": _search, "read": _read}.get(name)
         if run is None:
-            raise ToolError(f"there is no tool {name!r}; there are search and read")
+            raise ToolError(f"there is no tool {name!r}; the tools are search and read")
         return await asyncio.to_thread(run, os.environ[VARIABLE], arguments)
 
     async def score(self, messages: list[Message], ending: str) -> Score:
@@ -171,9 +172,9 @@ class Environment(environment.Environment):
 def _search(path: str, arguments: dict[str, Any]) -> str:
     query, count = arguments.get("query"), arguments.get("count", 5)
     if not isinstance(query, str):
-        raise ToolError("search needs a query, a string")
+        raise ToolError("search needs a query, which must be a string")
     if type(count) is not int or not 1 <= count <= MAX_HITS:
-        raise ToolError(f"count is a whole number from 1 to {MAX_HITS}")
+        raise ToolError(f"count must be a whole number from 1 to {MAX_HITS}")
     hits = library(path).search(query, count)
     return "\n".join(f"[{number}] {title}: {excerpt}" for number, title, excerpt in hits) or "nothing was found"
 
@@ -181,10 +182,10 @@ def _search(path: str, arguments: dict[str, Any]) -> str:
 def _read(path: str, arguments: dict[str, Any]) -> str:
     number, offset = arguments.get("document"), arguments.get("offset", 0)
     if type(number) is not int or type(offset) is not int or offset < 0:
-        raise ToolError("read needs a document, a whole number, and takes an offset of 0 or more")
-    found = library(path).read(number) if abs(number) < 2**63 else None
-    if found is None:
+        raise ToolError("document must be a whole number, and offset 0 or more")
+    document = library(path).read(number) if abs(number) < 2**63 else None
+    if document is None:
         raise ToolError(f"there is no document {number}")
-    title, text = found
+    title, text = document
     more = f"\n[{len(text) - offset - PAGE} characters more]" if offset + PAGE < len(text) else ""
     return f"{title}\n{text[offset : offset + PAGE]}{more}"

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo.rollout.engine import ids_only
 from grpo.rollout.invariant import EngineAccount, describe, log_probs_of
@@ -19,6 +19,10 @@ from grpo.rollout.multi_turn.environment import Environment, Message, Score
 from grpo.rollout.multi_turn.history import History
 from grpo.rollout.multi_turn.template import Template
 from grpo.rollout.trajectory import Origin, Trajectory
+from grpo.stack.upstream.engine import Engine
+
+if TYPE_CHECKING:
+    from vllm.sampling_params import SamplingParams
 
 logger = logging.getLogger("openrlhf.grpo.multi_turn")
 
@@ -29,15 +33,15 @@ class EnginePolicy:
     """A policy in vLLM's engine, and its token accounts.
 
     Args:
-        engine: has OpenRLHF's ``generate(prompt_token_ids, sampling_params)``, a coroutine.
-        params: vLLM's ``SamplingParams`` of the first turn; ``max_tokens`` limits every turn.
+        engine: only its ``generate`` is called.
+        params: of the first turn; ``max_tokens`` limits every turn.
         max_length: of the context, prompt and turn together, in tokens.
 
     Attributes:
         mismatches: turns in which the engine had other tokens than we gave it, or no log-probs.
     """
 
-    def __init__(self, template: Template, engine: Any, params: Any, max_length: int) -> None:
+    def __init__(self, template: Template, engine: Engine, params: "SamplingParams", max_length: int) -> None:
         self.history = History(template.codec)
         self.accounts: list[EngineAccount] = []
         self.mismatches = 0
@@ -59,7 +63,7 @@ class EnginePolicy:
         try:
             rendered = self._template.render(messages, tools)
         except Exception as error:  # for example an unknown role or missing content
-            raise EnvironmentFault(f"its messages have no render ({type(error).__name__}: {error})") from error
+            raise EnvironmentFault(f"its messages cannot be rendered ({type(error).__name__}: {error})") from error
         prompt = self.history.prompt(rendered)
         room = self._max_length - len(prompt)
         if room < 1:
@@ -67,16 +71,16 @@ class EnginePolicy:
         output = await self._engine.generate(prompt, self._params_of_turn(room))
         sampled = output.outputs[0]
         tokens = list(sampled.token_ids)
-        self._keep(prompt, list(output.prompt_token_ids), tokens, log_probs_of(sampled))
+        self._keep(prompt, list(output.prompt_token_ids or ()), tokens, log_probs_of(sampled))
         self._turn += 1
         message = self._template.parse(tokens)
         for number, call in enumerate(message.get("tool_calls") or []):
             call["id"] = f"call_{self._turn}_{number}"
         return message, sampled.finish_reason == "length"
 
-    def _params_of_turn(self, room: int) -> Any:
+    def _params_of_turn(self, room: int) -> "SamplingParams":
         params = ids_only(self._params)
-        params.max_tokens = min(params.max_tokens, room)
+        params.max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         params.min_tokens = min(params.min_tokens, params.max_tokens)
         params.stop_token_ids = self._template.stop_ids
         params.logprobs = params.logprobs or 0  # only for the sampled token
@@ -86,11 +90,11 @@ class EnginePolicy:
         return params
 
     def _keep(self, prompt: list[int], given: list[int], tokens: list[int], log_probs: list[float] | None) -> None:
-        if found := describe("the prompt", given, prompt, self._template.codec.decode):
-            self._count(f"{found}; the turn begins a sample with what the engine had")
-            self.history.branch(given, found)
+        if mismatch := describe("the prompt", given, prompt, self._template.codec.decode):
+            self._count(f"{mismatch}; the turn begins a new sample with the engine's tokens")
+            self.history.branch(given, mismatch)
         if log_probs is None:
-            self._count("a turn came without the log-probs of its tokens; it is not trained on")
+            self._count("the engine returned a turn without log-probs; it is not trained on")
             self.history.add_untrained(tokens)
         else:
             self.history.add(tokens, log_probs)
@@ -98,9 +102,9 @@ class EnginePolicy:
             self.accounts.append(EngineAccount())
         self.accounts[-1].note(given, tokens, log_probs)
 
-    def _count(self, found: str) -> None:
+    def _count(self, mismatch: str) -> None:
         self.mismatches += 1
-        logger.error("token mismatch in turn %d: %s", self._turn, found)
+        logger.error("token mismatch in turn %d: %s", self._turn, mismatch)
 
 
 async def roll_out(

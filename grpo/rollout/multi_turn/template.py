@@ -11,15 +11,13 @@ Messages are the OpenAI protocol's; an assistant's thinking is in ``reasoning_co
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from grpo.rollout.multi_turn.environment import Message
 from grpo.rollout.multi_turn.parts import Codec, Part
-
-
-class TemplateError(ValueError):
-    """A history that the template cannot render."""
+from grpo.stack.problem import UserError
+from grpo.stack.upstream.tokenizer import FastTokenizer
 
 
 class Template(ABC):
@@ -32,7 +30,7 @@ class Template(ABC):
 
     stops: Sequence[str]  # special tokens that end a turn
 
-    def __init__(self, tokenizer: Any, variables: dict[str, Any] | None = None) -> None:
+    def __init__(self, tokenizer: FastTokenizer, variables: dict[str, Any] | None = None) -> None:
         self.codec = Codec(tokenizer)
         self._variables = variables or {}
         self._heads: dict[str, list[Part]] = {}
@@ -46,7 +44,7 @@ class Template(ABC):
         """Return the whole history, and the beginning of the assistant's turn after it.
 
         Raises:
-            TemplateError: for a message that does not fit.
+            UserError: for a message that does not fit.
         """
         first = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
         return self._head(messages[:first], tools) + self.tail(messages, first)
@@ -91,11 +89,11 @@ def text_of(message: Message) -> str:
     if content is None:
         return ""
     if not isinstance(content, str):
-        raise TemplateError(f"the content of a {message['role']} message is no text: give one string")
+        raise UserError(f"the content of a {message['role']} message is not text", "give one string")
     return content
 
 
-def _map(value: Any, change: Any) -> Any:
+def _map(value: Any, change: Callable[[str], str]) -> Any:
     """Return a message with every text in it changed, except its role."""
     if isinstance(value, str):
         return change(value)

@@ -4,17 +4,19 @@ from typing import Any
 
 from grpo.rollout.multi_turn.chatml import Plain, Qwen3
 from grpo.rollout.multi_turn.harmony import Harmony
-from grpo.rollout.multi_turn.template import Template, TemplateError
+from grpo.rollout.multi_turn.template import Template
+from grpo.stack.problem import UserError
+from grpo.stack.upstream.tokenizer import FastTokenizer
 
 
-def template_for(tokenizer: Any, variables: dict[str, Any] | None = None) -> Template:
+def template_for(tokenizer: FastTokenizer, variables: dict[str, Any] | None = None) -> Template:
     """Return the format of a tokenizer, recognised by its special tokens.
 
     Raises:
-        TemplateError: for a tokenizer without a fast backend or without an end-of-text token.
+        UserError: for a tokenizer without a fast backend or without an end-of-text token.
     """
     if not getattr(tokenizer, "is_fast", False):
-        raise TemplateError("several turns need a fast tokenizer: leave out --disable_fast_tokenizer")
+        raise UserError("several turns need a fast tokenizer", "leave out --disable_fast_tokenizer")
     added = tokenizer.get_added_vocab()
     if {"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>"} <= added.keys():
         return Harmony(tokenizer, variables)
@@ -22,4 +24,4 @@ def template_for(tokenizer: Any, variables: dict[str, Any] | None = None) -> Tem
         return Qwen3(tokenizer, variables)
     if tokenizer.eos_token in added:
         return Plain(tokenizer, variables)
-    raise TemplateError("the tokenizer has no eos_token, which would end a turn: add one to tokenizer_config.json")
+    raise UserError("the tokenizer has no eos_token, which would end a turn", "add one to tokenizer_config.json")

@@ -46,7 +46,7 @@ def response(script, replies, reward):
 
 
 def made_experiences(responses, monkeypatch, *estimator):
-    """What make_experience_batch gives, with log-probs that name their tokens in place of the actor's."""
+    """Return the result of make_experience_batch, with log-probs that identify their tokens instead of the actor's."""
     args = arguments(*estimator)
     generator = SamplesGenerator.__new__(SamplesGenerator)
     generator.args, generator.tokenizer = args, TOKENIZER
@@ -67,7 +67,7 @@ def made_experiences(responses, monkeypatch, *estimator):
 
 
 def four(monkeypatch, *estimator, branching=True):
-    """Two prompts with two samples each; the first and the last rollout have branches, or nobody has."""
+    """Two prompts with two samples each. The first and the last rollout have branches, or none does."""
     scripts = [THOUGHTFUL if branching else PLAIN, PLAIN, PLAIN, THOUGHTFUL if branching else PLAIN]
     replies = [["a", "b", "c"], [], [], ["a"]]
     responses = [response(*each) for each in zip(scripts, replies, [1.0, 0.0, 0.5, 0.5], strict=True)]
@@ -75,7 +75,7 @@ def four(monkeypatch, *estimator, branching=True):
 
 
 @pytest.mark.parametrize("estimator", ["dr_grpo", "rloo", "group_norm"])
-def test_baselines_are_those_of_rollouts_and_branches_have_their_rollouts_advantage(monkeypatch, estimator):
+def test_baselines_count_rollouts_and_branches_share_the_advantage(monkeypatch, estimator):
     rollouts, made = four(monkeypatch, estimator)
     assert [len(rollout.branches) for rollout in rollouts] == [3, 0, 0, 1]
     _, single = four(monkeypatch, estimator, branching=False)
@@ -96,20 +96,20 @@ def buffered(made, micro):
     return buffer
 
 
-def test_the_ranks_notes_find_back_to_the_rollouts(monkeypatch):
+def test_token_records_of_ranks_are_matched_to_their_rollouts(monkeypatch):
     """Each row of a micro-batch by its rollout, a rollout's branches before its last sample."""
     rollouts, made = four(monkeypatch)
     step_metrics.before_training(made)
-    found = {}
+    by_number = {}
     for batch in DataLoader(buffered(made, 2), batch_size=2, collate_fn=NaiveReplayBuffer(2).collate_fn):
         mask, log_probs = batch.action_mask.bool(), -batch.sequences[:, 1:] / 100.0
-        places = [int(place) for place in batch.info["sample"]]
+        numbers = [int(number) for number in batch.info["sample"]]
         empty = torch.zeros(0)
-        note = MicroBatch(places, mask.sum(-1).tolist(), 0.0, log_probs[mask], empty, empty, empty, empty)
-        assert len(places) == 2 + sum(len(rollouts[place].branches) for place in set(places))
-        found |= log_probs_by_sample([note])
-    for place, rollout in enumerate(rollouts):
-        assert found[place].tolist() == torch.cat([-tokens / 100.0 for tokens, *_ in parts_of(rollout)]).tolist()
+        note = MicroBatch(numbers, mask.sum(-1).tolist(), 0.0, log_probs[mask], empty, empty, empty, empty)
+        assert len(numbers) == 2 + sum(len(rollouts[number].branches) for number in set(numbers))
+        by_number |= log_probs_by_sample([note])
+    for number, rollout in enumerate(rollouts):
+        assert by_number[number].tolist() == torch.cat([-tokens / 100.0 for tokens, *_ in parts_of(rollout)]).tolist()
 
 
 def parts_of(rollout):
@@ -127,15 +127,15 @@ def test_the_metrics_of_a_step_are_over_the_tokens_of_all_samples_of_a_rollout(m
             row.action_log_probs = row.rollout_log_probs + 0.01
     made[1].branches[1][0].action_log_probs = made[1].branches[1][0].rollout_log_probs - 2
     step_metrics.before_training(made)
-    found = []
+    micro_batches = []
     for batch in DataLoader(buffered(deepcopy(made), 2), batch_size=2, collate_fn=NaiveReplayBuffer(2).collate_fn):
         mask, tokens = batch.action_mask.bool(), int(batch.action_mask.sum())
-        places, empty = [int(place) for place in batch.info["sample"]], torch.zeros(tokens)
+        numbers, empty = [int(number) for number in batch.info["sample"]], torch.zeros(tokens)
         noted = batch.action_log_probs[mask]
-        found.append(MicroBatch(places, mask.sum(-1).tolist(), 0.0, noted, empty, empty, empty, empty))
+        micro_batches.append(MicroBatch(numbers, mask.sum(-1).tolist(), 0.0, noted, empty, empty, empty, empty))
     args = SimpleNamespace(**vars(arguments()), eps_clip_low_high=(0.2, 0.2), old_log_probs="trainer")
     monkeypatch.setattr(step_metrics.passes, "makes_old_log_probs", lambda _: not notes)
-    status = {"micro_batches": found, "grad_norms": []}
+    status = {"micro_batches": micro_batches, "grad_norms": []}
     step_metrics.after_training(status, made, rollouts, args, TOKENIZER)
     parts = [list(parts_of(rollout)) for rollout in rollouts]
     lengths = torch.tensor([sum(len(tokens) for tokens, _ in part) for part in parts]).double()
@@ -154,7 +154,7 @@ def test_the_metrics_of_a_step_are_over_the_tokens_of_all_samples_of_a_rollout(m
     )
 
 
-def test_a_sample_that_is_not_trained_on_is_in_no_metric_of_tokens(monkeypatch):
+def test_untrained_samples_are_excluded_from_token_metrics(monkeypatch):
     rollouts, made = made_experiences([response(PLAIN, [], 1.0), response(THOUGHTFUL, ["a"], math.nan)], monkeypatch)
     monkeypatch.setattr(step_metrics.passes, "makes_old_log_probs", lambda _: True)
     step_metrics.before_training(made)
@@ -167,7 +167,7 @@ def test_a_sample_that_is_not_trained_on_is_in_no_metric_of_tokens(monkeypatch):
 
 
 @pytest.mark.parametrize("micro", [1, 2])
-def test_micro_batches_and_their_number_are_those_of_rollouts(monkeypatch, micro):
+def test_branches_do_not_change_micro_batches(monkeypatch, micro):
     rollouts, made = four(monkeypatch)
     buffer = buffered(made, micro)
     assert len(buffer) == 4
@@ -188,14 +188,14 @@ def test_micro_batches_and_their_number_are_those_of_rollouts(monkeypatch, micro
         for row in (rollout, *rollout.branches)
     )  # fmt: skip
     assert trained == sampled
-    for batch in batches:  # what is logged is a mean over rollouts
+    for batch in batches:  # logs are means over rollouts
         assert batch.info and all(len(values) == micro for values in batch.info.values())
 
 
 @pytest.mark.parametrize("micro", [1, 2, 4])
 @pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
-def test_the_loss_counts_a_rollout_once_however_many_samples_its_tokens_are_in(monkeypatch, aggregation, micro):
-    """In float64, over the rollouts: however the samples are batched, by OpenRLHF's own loader."""
+def test_the_loss_counts_a_rollout_once_with_any_number_of_samples(monkeypatch, aggregation, micro):
+    """In float64, over the rollouts, for any batching by OpenRLHF's own loader."""
     rollouts, made = four(monkeypatch)
     step_metrics.before_training(made)
     made[1].advantages = made[1].advantages + 0.25 * made[1].action_mask
@@ -245,7 +245,7 @@ def test_the_length_of_a_response_counts_sampled_tokens_of_all_samples(monkeypat
 
 
 @pytest.mark.parametrize("harm", ["token", "mask", "log-prob", "cut"])
-def test_what_the_trainer_has_is_compared_with_what_the_engine_had(monkeypatch, caplog, harm):
+def test_the_trainers_tokens_are_compared_with_the_engines(monkeypatch, caplog, harm):
     good, bad = response(PLAIN, [], 1.0), response(PLAIN, [], 0.0)
     start, end = bad["action_ranges"][0]
     if harm == "token":
@@ -260,7 +260,7 @@ def test_what_the_trainer_has_is_compared_with_what_the_engine_had(monkeypatch, 
     assert fine.info["token_mismatch"] == 0 and harmed.info["token_mismatch"] == 1
     at = {"token": start + 1, "mask": start - 1, "log-prob": start + 1, "cut": end - 1}[harm]
     assert f"at position {at}, after" in caplog.text
-    assert not made[0].advantages.any()  # it has no advantage, and the baseline is that of the other one
+    assert not made[0].advantages.any()  # it has no advantage, and only the other one counts for the baseline
 
 
 def test_a_plain_response_without_a_log_prob_is_counted_and_not_trained_on(monkeypatch, caplog):
@@ -274,7 +274,7 @@ def test_a_plain_response_without_a_log_prob_is_counted_and_not_trained_on(monke
 
 
 def test_a_single_response_with_an_account_is_checked(monkeypatch, caplog):
-    """That of a thinking budget, for instance."""
+    """For instance, the response of a thinking budget."""
     one = response(PLAIN, [], 1.0)
     del one["branches"]
     one["observation_tokens"][-1] += 1
@@ -290,7 +290,7 @@ def test_a_branch_that_differs_is_left_out(monkeypatch, caplog):
     assert "a sample differs first at position 3" in caplog.text
 
 
-def test_a_rollout_in_which_nothing_was_sampled_teaches_nothing(monkeypatch):
+def test_a_rollout_without_sampled_tokens_is_not_trained_on(monkeypatch):
     template = template_for(TOKENIZER)
     policy = EnginePolicy(template, ScriptedEngine(template.codec, PLAIN), params(), 3)  # no room for the prompt
     _, made = asyncio.run(roll_out(Library(), policy, Limits(), 9))
@@ -302,14 +302,14 @@ def test_a_rollout_in_which_nothing_was_sampled_teaches_nothing(monkeypatch):
     assert batches[0].action_mask[0].any() and not batches[0].action_mask[1].any()
 
 
-def test_a_rollout_without_a_reward_takes_no_part_in_the_update(monkeypatch):
-    """Not even with a length penalty, which would leave it an advantage, nor do its branches."""
+def test_rollout_without_a_reward_does_not_affect_the_update(monkeypatch):
+    """This also holds for its branches, and with a length penalty, which would give it an advantage."""
     args = arguments()
     args.overlong_buffer_len, args.overlong_penalty_factor = 900.0, 0.5
     monkeypatch.setitem(globals(), "arguments", lambda *_: args)
     good, bad = response(PLAIN, [], 1.0), response(THOUGHTFUL, ["a", "b"], math.nan)
     _, (batch,) = made_experiences([good, bad], monkeypatch)
-    assert batch.rewards[0] < 1 and batch.rewards[1] == batch.rewards[0]  # the baseline is that of the others
+    assert batch.rewards[0] < 1 and batch.rewards[1] == batch.rewards[0]  # only the others count for the baseline
     assert len(batch.branches[1]) == 2
     for row, number in [(batch, 1), *((row, 0) for row in batch.branches[1])]:
         assert not row.action_mask[number].any() and not row.advantages[number].any()
@@ -317,7 +317,7 @@ def test_a_rollout_without_a_reward_takes_no_part_in_the_update(monkeypatch):
     assert item.action_mask.bool().any(-1).tolist() == [True, False, False, False]
 
 
-def test_a_sample_that_the_trainer_cut_before_its_response_is_no_error():
+def test_sample_cut_by_the_trainer_before_its_response_is_accepted():
     empty = SimpleNamespace(
         action_mask=torch.zeros(1, 4), advantages=torch.ones(1, 4), returns=torch.ones(1, 4), info={},
         branches=[[SimpleNamespace(action_mask=torch.ones(1, 4))]],

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from grpo.batch import length_penalty
+from grpo.hooks import experience_maker
 
 
 def experience(lengths: list[int], limit: float, gap: int = 0) -> SimpleNamespace:
@@ -26,14 +27,14 @@ def arguments(**changes) -> argparse.Namespace:
     return argparse.Namespace(**values | {"stop_properly_penalty_coef": None} | changes)
 
 
-def test_the_penalty_has_the_shape_of_dapos():
+def test_penalty_has_the_shape_of_dapo():
     lengths, limits = torch.tensor([1, 80, 85, 90, 100, 130]), torch.full((6,), 100)
-    found = length_penalty.soft_penalty(lengths, limits, 20, 1.0)
-    torch.testing.assert_close(found, torch.tensor([0.0, 0.0, 0.25, 0.5, 1.0, 1.0]))
-    assert torch.equal(length_penalty.soft_penalty(lengths, limits, 20, 0.1), found * 0.1)
+    penalty = length_penalty.soft_penalty(lengths, limits, 20, 1.0)
+    torch.testing.assert_close(penalty, torch.tensor([0.0, 0.0, 0.25, 0.5, 1.0, 1.0]))
+    assert torch.equal(length_penalty.soft_penalty(lengths, limits, 20, 0.1), penalty * 0.1)
 
 
-def test_it_is_openrlhfs_where_every_token_was_sampled():
+def test_it_equals_openrlhfs_if_every_token_was_sampled():
     from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 
     lengths = [1, 79, 80, 81, 95, 100]
@@ -45,7 +46,7 @@ def test_it_is_openrlhfs_where_every_token_was_sampled():
     assert torch.equal(ours.info["reward"], torch.ones(6))
 
 
-def test_what_an_environment_said_costs_nothing():
+def test_tokens_of_the_environment_are_not_penalised():
     one = experience([50], 100.0, gap=45)
     length_penalty.penalise([one], arguments())
     assert one.rewards.item() == 1.0
@@ -57,7 +58,7 @@ def test_each_sample_is_measured_by_its_own_limit():
     assert (short.rewards.item(), long.rewards.item()) == (0.5, 1.0)
 
 
-def test_nothing_is_done_unasked():
+def test_without_flags_nothing_is_penalised():
     one = experience([100], 100.0)
     length_penalty.penalise([one], arguments(overlong_buffer_len=None))
     assert one.rewards.item() == 1.0 and "length_penalty" not in one.info
@@ -66,7 +67,7 @@ def test_nothing_is_done_unasked():
 def test_openrlhfs_penalty_of_cut_samples_is_kept():
     one = experience([100, 100], 100.0)
     one.info["truncated"][0] = True
-    length_penalty.penalise([one], arguments(stop_properly_penalty_coef=0.5))
+    experience_maker.penalise_length([one], arguments(stop_properly_penalty_coef=0.5))
     assert one.rewards.tolist() == [0.0, 0.5]
 
 

@@ -14,6 +14,7 @@ from grpo.batch.length_schedule import (
     parse,
 )
 from grpo.run import evaluation, run_log
+from grpo.stack.problem import UserError
 
 
 def schedule(text: str | None, state=None) -> Schedule:
@@ -35,16 +36,17 @@ def test_a_schedule_is_read():
         "1024,2048@0%", "1024,2048@101%", "1024;2048@5", "-5,6@5", "1024,,2048@5",
     ],
 )  # fmt: skip
-def test_what_is_no_schedule_is_refused_with_an_example(text):
-    with pytest.raises(ValueError, match="1024,2048@"):
+def test_an_invalid_schedule_is_refused_with_an_example(text):
+    with pytest.raises(UserError) as refused:
         parse(text)
+    assert "1024,2048@" in refused.value.problem.remedy and "write" not in refused.value.problem.what
 
 
 def test_without_a_schedule_the_limit_is_the_flag():
     assert {schedule(None).limit(step) for step in (1, 1000)} == {3072}
 
 
-def test_steps_decide_alone():
+def test_steps_alone_can_set_the_limit():
     """A resumed run needs no memory of them, and may get another schedule."""
     one = schedule("1024,2048@50,3072@100")
     assert [one.limit(step) for step in (1, 49, 50, 99, 100, 10_000)] == [1024, 1024, 2048, 2048, 3072, 3072]
@@ -52,7 +54,7 @@ def test_steps_decide_alone():
     assert one.limited({"temperature": 1.0, "max_new_tokens": 3072}, 1) == {"temperature": 1.0, "max_new_tokens": 1024}
 
 
-def test_the_limit_grows_when_truncation_has_lasted():
+def test_limit_grows_after_lasting_truncation():
     one, limits = schedule("1024,2048@20%,3072@20%"), []
     truncated = [9] + [0] * WINDOW + [2] * (3 * WINDOW)
     for step, count in enumerate(truncated, start=1):
@@ -63,7 +65,7 @@ def test_the_limit_grows_when_truncation_has_lasted():
     assert limits[grown : grown + WINDOW] == [2048] * WINDOW and limits[grown + WINDOW] == 3072
 
 
-def test_a_thought_that_was_cut_lets_the_limit_grow():
+def test_cut_thoughts_let_the_limit_grow():
     """Under a thinking budget `truncated` is the answer's, which keeps its part of any limit."""
     one = schedule("1024,3072@50%")
     cut = [
@@ -81,12 +83,12 @@ def test_steps_and_truncation_can_be_mixed():
     one = schedule("1024,2048@3,3072@50%")
     for step in range(1, 3 + WINDOW):
         assert one.limit(step) == (1024 if step < 3 else 2048)
-        one.after_step(step, samples(10))  # what was cut at the first limit does not count for the second
+        one.after_step(step, samples(10))  # responses cut at the first limit do not count for the second
     assert one.limit(3 + WINDOW) == 3072
 
 
 @given(st.lists(st.integers(0, 10), max_size=30), st.data())
-def test_a_resumed_run_has_the_limits_of_one_that_was_not_stopped(truncated, data):
+def test_resumed_run_has_the_limits_of_an_uninterrupted_run(truncated, data):
     text = "256,512@20%,1024@9,2048@50%"
     stop = data.draw(st.integers(0, len(truncated)))
 

@@ -13,6 +13,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from grpo.batch import filtering, rewards
 from grpo.rollout import seeds
 from grpo.run import run_log
+from grpo.stack.problem import UserError
 
 
 def sample(reward=0.0, score=None, **logs):
@@ -45,7 +46,7 @@ def test_scalar_of_anything_else_is_nan(value):
     assert math.isnan(rewards.scalar(value))
 
 
-def test_score_of_zero_is_a_score():
+def test_score_of_zero_is_kept():
     assert rewards.score_of({"scores": 0.0, "rewards": 0.7}) == 0.0
     assert rewards.score_of({"rewards": 0.7}) == 0.7
 
@@ -68,8 +69,8 @@ REWARDS = (None, None, None, None, 0.25, None, 1.0, 0.25)
 SCORES = (None, None, None, math.nan, 1.0, math.nan, None, 0.25)  # a reward without a score is the score, too
 
 
-def test_the_mean_of_a_step_is_that_of_the_samples_with_a_reward():
-    """A group of which nothing is known is no group of failures."""
+def test_step_mean_covers_only_samples_with_a_reward():
+    """A group without any known reward is not a group of failures."""
     samples = [sample(reward, score=score) for reward, score in zip(REWARDS, SCORES, strict=True)]
     for s in samples:
         s.info["score"] = s.scores.clone()
@@ -79,30 +80,30 @@ def test_the_mean_of_a_step_is_that_of_the_samples_with_a_reward():
     assert [s.rewards.item() for s in samples[4:]] == pytest.approx([0.25, 0.5, 1.0, 0.25]), "the baseline stays"
 
 
-def test_an_infinite_reward_is_a_missing_one():
+def test_an_infinite_reward_counts_as_missing():
     samples = [sample(math.inf), sample(0.0), sample(None), sample(1.0)]
     rewards.complete(samples, group_size=4)
     assert torch.cat([s.rewards for s in samples]).tolist() == [0.5, 0.0, 0.5, 1.0]
 
 
-def test_no_reward_at_all_stops_the_run():
-    with pytest.raises(rewards.RewardError, match="reward function failed"):
+def test_run_stops_if_all_rewards_are_missing():
+    with pytest.raises(UserError, match="reward function failed"):
         rewards.complete([sample(None), sample(None)], group_size=2)
 
 
 def test_an_environment_that_fails_for_every_rollout_stops_the_run():
-    with pytest.raises(rewards.RewardError, match=r"environment gave none of 2 .* an error of its own ended 1"):
+    with pytest.raises(UserError, match=r"environment gave none of 2 .* an error of its own ended 1"):
         rewards.complete([sample(None, ended_by_error=1.0), sample(None, ended_by_error=0.0)], group_size=2)
     rewards.complete([sample(None, ended_by_error=1.0), sample(1.0, ended_by_error=0.0)], group_size=2)
 
 
-def test_rollouts_that_no_error_ended_are_not_said_to_have_one():
+def test_missing_rewards_without_an_error_do_not_report_one():
     samples = [
         sample(None, ended_by_error=0.0, ended_by_length=1.0, token_mismatch=0.0),
         sample(None, ended_by_error=0.0, ended_by_length=0.0, token_mismatch=2.0),
         sample(None, ended_by_error=0.0, ended_by_time=1.0, ended_by_length=0.0),
     ]
-    with pytest.raises(rewards.RewardError) as raised:
+    with pytest.raises(UserError) as raised:
         rewards.complete(samples, group_size=3)
     said = str(raised.value)
     assert "none of 3 rollouts has a reward" in said and "error of its own" not in said
@@ -116,14 +117,14 @@ def test_a_reward_model_scores_later():
     assert unscored.rewards is None
 
 
-def test_logs_are_the_same_for_all_and_keep_the_mean_of_those_that_have_them():
+def test_all_samples_get_the_same_logs_and_means_stay():
     samples = [sample(1.0, quality=0.2), sample(1.0, quality=0.6), sample(1.0), sample(1.0, quality=math.nan)]
     rewards.complete(samples, group_size=4)
     assert len({tuple(sorted(s.info)) for s in samples}) == 1
     assert torch.cat([s.info["quality"] for s in samples]).mean().item() == pytest.approx(0.4)
 
 
-def test_a_log_that_nobody_has_is_left_out():
+def test_a_log_that_no_sample_has_is_left_out():
     samples = [sample(1.0, cost=math.nan), sample(0.0, cost=math.nan)]
     rewards.complete(samples, group_size=2)
     assert all("cost" not in s.info for s in samples)
@@ -138,7 +139,7 @@ class Tokenizer:
         return ""
 
 
-def test_the_file_of_samples_has_null_for_what_a_sample_does_not_have(tmp_path):
+def test_missing_values_are_null_in_the_sample_file(tmp_path):
     samples = [
         sample(1.0, correct=1.0, quality=0.2, cost=math.nan),
         sample(0.6, correct=1.0, cost=math.nan),
@@ -213,7 +214,7 @@ def test_the_order_of_the_prompts_follows_from_the_seed():
     assert order(2)[0] != first
 
 
-def test_what_is_resumed_keeps_the_order_of_its_checkpoint():
+def test_a_resumed_run_keeps_the_order_of_its_checkpoint():
     whole = StatefulDataLoader(range(50), shuffle=True)
     drawn = iter(whole)
     begun = [int(next(drawn)) for _ in range(20)]
@@ -225,7 +226,7 @@ def test_what_is_resumed_keeps_the_order_of_its_checkpoint():
 
 
 def judged(correct, quality):
-    """A sample that the judge failed on, where quality is None."""
+    """A sample whose judge failed if quality is None."""
     failed = float(quality is None)
     reward = correct if quality is None else 0.6 * correct + 0.4 * quality
     return sample(reward, correct, correct=correct, judge_failed=failed, judge_quality=quality or math.nan)
@@ -237,7 +238,7 @@ def groups():
     ]
 
 
-def test_a_group_that_was_not_judged_whole_is_compared_by_correctness(monkeypatch):
+def test_partly_judged_group_is_compared_by_correctness(monkeypatch):
     monkeypatch.setenv("GRPO_JUDGE_FALLBACK", "group")
     hit, whole = groups()
     rewards.complete([*hit, *whole], group_size=4)
@@ -248,7 +249,7 @@ def test_a_group_that_was_not_judged_whole_is_compared_by_correctness(monkeypatc
 
 
 @pytest.mark.parametrize("policy", ["correctness", "mean_quality", None])
-def test_other_policies_leave_the_group_alone(monkeypatch, policy):
+def test_other_policies_do_not_change_the_group(monkeypatch, policy):
     monkeypatch.delenv("GRPO_JUDGE_FALLBACK", raising=False)
     if policy:
         monkeypatch.setenv("GRPO_JUDGE_FALLBACK", policy)
@@ -267,7 +268,7 @@ def test_a_sample_that_was_not_graded_stays_missing_in_its_group(monkeypatch):
     assert hit[0].info["reward_missing"].item() == 1.0
 
 
-def test_a_group_is_regrouped_whoever_of_the_batch_lacks_the_log(monkeypatch):
+def test_groups_are_compared_even_if_another_sample_of_the_batch_lacks_the_log(monkeypatch):
     monkeypatch.setenv("GRPO_JUDGE_FALLBACK", "group")
     hit, whole = groups()
     del whole[0].info["judge_failed"]
@@ -276,7 +277,7 @@ def test_a_group_is_regrouped_whoever_of_the_batch_lacks_the_log(monkeypatch):
     assert [s.info["judge_regrouped"].item() for s in (*whole, *hit)] == [0.0] * 4 + [1.0] * 4
 
 
-def test_a_judge_that_fails_throughout_stops_no_training(monkeypatch):
+def test_permanently_failing_judge_does_not_stop_training(monkeypatch):
     """Under mean_quality, before there is a mean."""
     monkeypatch.setenv("GRPO_JUDGE_FALLBACK", "mean_quality")
     samples = [sample(math.nan, float(n % 2), correct=float(n % 2), judge_failed=1.0) for n in range(8)]

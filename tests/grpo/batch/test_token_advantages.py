@@ -1,4 +1,4 @@
-"""What each aggregation makes of an advantage at a token, and its gradient on tokens that were not sampled."""
+"""The advantage of a token in each aggregation, and its gradient on tokens that were not sampled."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def group(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def token_advantages(aggregation: str, advantages: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """What the objective gains by the log-prob of each token, ``[8, A]``: its derivative, on-policy."""
+    """The derivative of the objective by the log-prob of each token, ``[8, A]``, on-policy."""
     mask = torch.arange(int(lengths.max())) < lengths[:, None]
     log_probs = torch.full(mask.shape, -1.0, dtype=torch.float64, requires_grad=True)
     loss = whole(arguments(loss_aggregation=aggregation), mask)
@@ -30,8 +30,8 @@ def test_the_advantage_of_a_token(seed):
         ("token_mean", 1 / lengths.sum().expand(8)),
         ("constant", torch.full((8,), 1 / (8 * MAX_LENGTH))),
     ):
-        found = token_advantages(aggregation, advantages, lengths)
-        for row, advantage, share, length in zip(found, advantages, weight, lengths, strict=True):
+        rows = token_advantages(aggregation, advantages, lengths)
+        for row, advantage, share, length in zip(rows, advantages, weight, lengths, strict=True):
             torch.testing.assert_close(row[:length], (advantage * share).expand(length), check_dtype=False)
             assert not row[length:].any()
 
@@ -47,7 +47,7 @@ def test_unbiased_token_advantages_add_up_to_the_sign_of_the_correlation_with_le
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
-def test_the_gradient_on_a_token_that_was_not_sampled_is_minus_its_share_of_the_advantage(aggregation):
+def test_the_gradient_on_other_tokens_is_minus_their_share_of_the_advantage(aggregation):
     advantages, lengths = group(3)
     mask = torch.arange(int(lengths.max())) < lengths[:, None]
     logits = torch.randn(*mask.shape, 11, dtype=torch.float64, requires_grad=True)
@@ -62,7 +62,7 @@ def test_the_gradient_on_a_token_that_was_not_sampled_is_minus_its_share_of_the_
 
 
 @pytest.mark.parametrize("sign", [1, -1], ids=["longer are better", "longer are worse"])
-def test_a_negative_mean_advantage_feeds_rows_that_stand_for_no_token(sign):
+def test_a_negative_mean_advantage_feeds_unallocated_rows(sign):
     """Until they are masked: then nothing reaches them."""
     lengths = torch.tensor([2, 4, 8, 16])
     advantages = sign * torch.tensor([-1.5, -0.5, 0.5, 1.5], dtype=torch.float64)

@@ -12,6 +12,7 @@ from grpo.checkpoint.digests import NAME
 from grpo.launch import resume
 from grpo.model import model_files
 from grpo.run.saved_steps import saved_steps
+from grpo.stack.problem import UserError
 from scripts import export_model, inspect_checkpoint
 
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors", NAME)
@@ -36,8 +37,8 @@ def checkpoints(saved: Path, checkpoint: Path, run_ranks, tmp_path: Path) -> Pat
 def refusals(step: Path, base: Path, out: Path, capsys, of_adapter: bool) -> dict[str, str]:
     """Return what each reader says of a damaged step."""
     said = {}
-    with pytest.raises(resume.ResumeError) as refused:
-        resume._check_whole(step, base)
+    with pytest.raises(UserError) as refused:
+        resume.check_whole(step, base)
     said["resume"] = str(refused.value)
     assert inspect_checkpoint.main([str(step)]) == inspect_checkpoint.INCOMPLETE
     said["inspect"] = capsys.readouterr().out
@@ -62,10 +63,10 @@ def expect(said: dict[str, str], file: str) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_a_saved_step_is_whole(checkpoints: Path, checkpoint: Path, capsys) -> None:
+def test_a_saved_step_is_complete(checkpoints: Path, checkpoint: Path, capsys) -> None:
     step = checkpoints / "step_1"
     assert sorted(str(path.relative_to(step)) for path in step.rglob("*") if path.is_file()) == sorted(FILES)
-    resume._check_whole(step, checkpoint)
+    resume.check_whole(step, checkpoint)
     assert inspect_checkpoint.main([str(checkpoints)]) == inspect_checkpoint.COMPLETE
     assert "verified" in capsys.readouterr().out
     assert read_adapter(step / "adapter", model_files.read(checkpoint)).tensors
@@ -73,23 +74,27 @@ def test_a_saved_step_is_whole(checkpoints: Path, checkpoint: Path, capsys) -> N
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("file", FILES)
-def test_one_byte_anywhere(checkpoints: Path, checkpoint: Path, tmp_path: Path, capsys, file: str) -> None:
+def test_one_changed_byte_anywhere_is_detected(
+    checkpoints: Path, checkpoint: Path, tmp_path: Path, capsys, file: str
+) -> None:
     step = checkpoints / "step_1"
     whole = (step / file).read_bytes()
-    for place in PLACES:
+    for offset in PLACES:
         changed = bytearray(whole)
-        changed[int(place * (len(whole) - 1))] ^= 1
+        changed[int(offset * (len(whole) - 1))] ^= 1
         (step / file).write_bytes(changed)
         expect(refusals(step, checkpoint, tmp_path / "out", capsys, file.startswith("adapter")), file)
     (step / file).write_bytes(whole[:-1])
     expect(refusals(step, checkpoint, tmp_path / "out", capsys, file.startswith("adapter")), file)
     (step / file).write_bytes(whole)
-    resume._check_whole(step, checkpoint)
+    resume.check_whole(step, checkpoint)
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("part", ["adapter", "trainer"])
-def test_missing_and_extra_files(checkpoints: Path, checkpoint: Path, tmp_path: Path, capsys, part: str) -> None:
+def test_missing_and_extra_files_are_detected(
+    checkpoints: Path, checkpoint: Path, tmp_path: Path, capsys, part: str
+) -> None:
     step = checkpoints / "step_1"
     (step / part / "extra.bin").touch()
     expect(refusals(step, checkpoint, tmp_path / "out", capsys, part == "adapter"), f"{part}/extra.bin")
@@ -103,7 +108,9 @@ def test_missing_and_extra_files(checkpoints: Path, checkpoint: Path, tmp_path: 
 
 
 @pytest.mark.timeout(900)
-def test_two_floats_of_the_trainer(checkpoints: Path, checkpoint: Path, tmp_path: Path, capsys) -> None:
+def test_two_changed_floats_of_the_trainer_are_detected(
+    checkpoints: Path, checkpoint: Path, tmp_path: Path, capsys
+) -> None:
     file = checkpoints / "step_1" / "trainer" / "rank_0.pt"
     content = torch.load(file, mmap=True)
     value = content["master"][0][:2].clone().numpy().tobytes()
@@ -116,13 +123,11 @@ def test_two_floats_of_the_trainer(checkpoints: Path, checkpoint: Path, tmp_path
 
 
 @pytest.mark.timeout(900)
-def test_a_step_of_an_earlier_version_is_read_with_a_word(
-    checkpoints: Path, checkpoint: Path, tmp_path, capsys
-) -> None:
+def test_step_of_an_earlier_version_is_read_with_a_note(checkpoints: Path, checkpoint: Path, tmp_path, capsys) -> None:
     step = checkpoints / "step_1"
     for part in ("adapter", "trainer"):
         (step / part / NAME).unlink()
-    resume._check_whole(step, checkpoint)
+    resume.check_whole(step, checkpoint)
     assert inspect_checkpoint.main([str(step)]) == inspect_checkpoint.COMPLETE
     assert "cannot be verified" in capsys.readouterr().out
     assert adapter_files.read(step / "adapter").faults == ()

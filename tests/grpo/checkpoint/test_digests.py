@@ -27,9 +27,9 @@ def make(folder: Path) -> Path:
     return folder
 
 
-def flip(file: Path, place: int) -> None:
+def flip(file: Path, offset: int) -> None:
     content = bytearray(file.read_bytes())
-    content[place] ^= 1
+    content[offset] ^= 1
     file.write_bytes(content)
 
 
@@ -59,11 +59,11 @@ def test_every_byte_of_every_file_counts(tmp_path: Path) -> None:
     folder = make(tmp_path / "adapter")
     for name in (*FILES, NAME):
         whole = (folder / name).read_bytes()
-        for place in range(len(whole)):
-            flip(folder / name, place)
-            assert named(folder) == [name], place
-            (folder / name).write_bytes(whole[:place])  # cut there
-            assert named(folder) == [name], place
+        for offset in range(len(whole)):
+            flip(folder / name, offset)
+            assert named(folder) == [name], offset
+            (folder / name).write_bytes(whole[:offset])  # cut there
+            assert named(folder) == [name], offset
             (folder / name).write_bytes(whole)
         (folder / name).write_bytes(whole + b"\0")
         assert named(folder) == [name]
@@ -77,7 +77,7 @@ def test_missing_and_extra_files_are_named(tmp_path: Path) -> None:
     (folder / "deeper").mkdir()
     (folder / "empty").unlink()
     assert [(fault.file, fault.what) for fault in damage(folder)] == [
-        ("empty", "is missing, and SHA256SUMS lists it"),
+        ("empty", "is missing, but SHA256SUMS lists it"),
         ("deeper", "is not in SHA256SUMS"),
         ("more.bin", "is not in SHA256SUMS"),
     ]
@@ -90,7 +90,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert named(folder) == ["empty"] and "cannot be read" in damage(folder)[0].what
 
 
-def test_without_a_list_nothing_is_known(tmp_path: Path) -> None:
+def test_without_a_digest_list_nothing_is_verified(tmp_path: Path) -> None:
     folder = make(tmp_path / "adapter")
     (folder / NAME).unlink()
     flip(folder / "adapter_config.json", 0)
@@ -98,7 +98,7 @@ def test_without_a_list_nothing_is_known(tmp_path: Path) -> None:
     assert str(folder) in digests.unverified(folder)
 
 
-def test_the_remedy_is_the_newest_whole_step_of_the_run(tmp_path: Path) -> None:
+def test_remedy_names_the_newest_complete_step(tmp_path: Path) -> None:
     for step in (2, 4, 6, 8):
         for part in digests.PARTS:
             make(tmp_path / f"step_{step}" / part)
@@ -108,7 +108,7 @@ def test_the_remedy_is_the_newest_whole_step_of_the_run(tmp_path: Path) -> None:
     assert whole_steps(tmp_path) == [2]
     assert step_damage(tmp_path / "step_6")[0][0] == f"trainer/{NAME}"
     (fault,) = damage(tmp_path / "step_8" / "adapter")
-    assert fault.remedy == f"take {tmp_path / 'step_2' / 'adapter'}, the newest whole step"
+    assert fault.remedy == f"use {tmp_path / 'step_2' / 'adapter'}, the newest whole step"
     flip(tmp_path / "step_2" / "trainer" / "adapter_config.json", 0)
     (fault,) = damage(tmp_path / "step_8" / "adapter")
     assert fault.remedy.startswith("copy the folder again")
@@ -122,10 +122,10 @@ def test_the_final_adapter_has_the_steps_of_its_run_wherever_they_are(tmp_path: 
     (run / "command.sh").touch()
     (run / "config.json").write_text(f'{{"flags": {{"ckpt_path": "{disk}", "run_dir": "{run}"}}}}')
     (run / "final" / "empty").unlink()
-    assert damage(run / "final")[0].remedy == f"take {disk / 'step_4' / 'adapter'}, the newest whole step"
+    assert damage(run / "final")[0].remedy == f"use {disk / 'step_4' / 'adapter'}, the newest whole step"
 
 
-def test_a_list_that_one_part_lacks_is_missing(tmp_path: Path) -> None:
+def test_digest_list_missing_from_one_part_is_reported(tmp_path: Path) -> None:
     for part in digests.PARTS:
         make(tmp_path / "step_2" / part)
     assert step_damage(tmp_path / "step_2") == []

@@ -23,19 +23,19 @@ CALLS = [
 
 
 def save(target: Path, content: str) -> None:
-    """Replace a checkpoint by one of two files with the same content, and remove that of step 3."""
+    """Replace a checkpoint by one whose two files have the same content, and remove the checkpoint of step 3."""
 
     def write(directory: Path) -> None:
         (directory / "adapter").mkdir()
         (directory / "adapter" / "a").write_text(content)
         (directory / "adapter" / "b").write_text(content)
 
-    saving._replace(target, write)
-    saving._remove(target.parent, {3} & set(saved_steps(target.parent)))
+    saving.replace(target, write)
+    saving.remove(target.parent, {3} & set(saved_steps(target.parent)))
 
 
 def in_a_process(target: Path, content: str, store: Path, die_after: int | None) -> int:
-    """Save in a process that ends without a word after so many changes of the disk; return its exit code."""
+    """Save in a process that exits abruptly after so many changes of the disk; return its exit code."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -64,7 +64,7 @@ def dying(call, left: list[int | None]):
 
 
 def whole(target: Path) -> str | None:
-    """The content of a checkpoint, None where there is none; both files must have it, and the digests of both."""
+    """The content of a checkpoint, or None if it is missing. Both files must have it, with matching digests."""
     if target.name not in [f"step_{step}" for step in saved_steps(target.parent)]:
         return None
     first, second = ((target / "adapter" / name).read_text() for name in "ab")
@@ -73,12 +73,12 @@ def whole(target: Path) -> str | None:
     return first
 
 
-def test_what_kills_have_left_is_removed(tmp_path: Path) -> None:
+def test_leftovers_of_killed_saves_are_removed(tmp_path: Path) -> None:
     left = [".step_4.partial", ".step_5.old", ".step_6.old", ".step_7.removed", "step_5", "step_7"]
     for name in left:
         (tmp_path / name / "adapter").mkdir(parents=True)
-    saving._remove(tmp_path, [7])
-    # Step 6 has no other content than its old one.
+    saving.remove(tmp_path, [7])
+    # Step 6 still has its old content.
     assert sorted(path.name for path in tmp_path.iterdir()) == [".step_6.old", "step_5"]
 
 
@@ -90,13 +90,13 @@ def test_a_kill_at_any_instant(tmp_path: Path, existing: bool) -> None:
         checkpoints = tmp_path / f"{die_after}"
         target = checkpoints / "step_5"
         other = checkpoints / "step_4"
-        for place in (other, *([target] if existing else []), checkpoints / "step_3"):
-            assert in_a_process(place, "old", tmp_path / f"store-{die_after}-{place.name}", None) == 0
+        for folder in (other, *([target] if existing else []), checkpoints / "step_3"):
+            assert in_a_process(folder, "old", tmp_path / f"store-{die_after}-{folder.name}", None) == 0
         codes.append(in_a_process(target, "new", tmp_path / f"store-{die_after}", die_after))
         assert whole(other) == "old"
         whole(checkpoints / "step_3")
         assert whole(target) in ("old", "new", None)
-        if existing and whole(target) is None:  # between two renames: the old one lies beside
+        if existing and whole(target) is None:  # between two renames, the old one is next to it
             assert (checkpoints / ".step_5.old" / "adapter" / "a").read_text() == "old"
         assert in_a_process(target, "third", tmp_path / f"store-{die_after}-third", None) == 0
         assert whole(target) == "third"

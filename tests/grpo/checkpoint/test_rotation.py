@@ -1,4 +1,4 @@
-"""What rotation keeps of a run whose correctness falls; the line of a step is written after its save, as in a run."""
+"""The checkpoints kept if correctness falls. The line of a step is written after its save, as in a run."""
 
 import json
 import logging
@@ -38,7 +38,7 @@ class Trainer:
         status = {"correct": correct, "reward": correct}
         if step % self.every == 0:
             (self.checkpoints / f"step_{step}" / "adapter").mkdir(parents=True)
-            saving._rotate(self.checkpoints, self.args, {"global_step": step, "status": status})
+            saving.rotate(self.checkpoints, self.args, {"global_step": step, "status": status})
         with (self.folder / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": step, **status}) + "\n")
 
@@ -51,19 +51,14 @@ class Trainer:
         return saved_steps(self.checkpoints)
 
 
-@pytest.fixture(autouse=True)
-def nothing_was_said() -> None:
-    saving._say_once.cache_clear()
-
-
 @pytest.mark.parametrize(("fall", "good", "keep"), [(21, 18, 2), (22, 20, 2), (7, 4, 2), (8, 6, 2), (21, 20, 1)])
 def test_the_last_checkpoint_before_a_fall_stays(tmp_path: Path, caplog, fall: int, good: int, keep: int) -> None:
-    """What the step before the fall has saved has sampled the first step of it: that one may be the damaged one."""
+    """The policy saved in the step before the fall sampled the first bad step, so its checkpoint may be damaged."""
     trainer = Trainer(tmp_path, keep)
     with caplog.at_level(logging.WARNING):
         trainer.train(correctness(60, fall=fall))
     assert trainer.steps == sorted({good, *(60 - 2 * back for back in range(keep))})
-    said = [record.message for record in caplog.records if "is kept beside" in record.message]
+    said = [record.message for record in caplog.records if "is kept in addition" in record.message]
     assert len(said) == 1 and f"step_{good} " in said[0] and f"--resume {tmp_path} --from-step {good}" in said[0]
 
 
@@ -73,7 +68,7 @@ def test_without_a_fall_nothing_else_is_kept(tmp_path: Path) -> None:
     assert trainer.steps == [58, 60]
 
 
-def test_a_run_that_comes_back_lets_go_of_it(tmp_path: Path) -> None:
+def test_checkpoint_before_a_fall_is_released_after_recovery(tmp_path: Path) -> None:
     trainer = Trainer(tmp_path, 2)
     values = correctness(80, fall=21)
     values[40:] = correctness(40)
@@ -93,7 +88,7 @@ def test_the_best_by_held_out_problems_stays_as_well(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("broken", ["config.json", "rule"])
-def test_nothing_is_removed_where_the_diagnosis_fails(tmp_path: Path, caplog, monkeypatch, broken: str) -> None:
+def test_nothing_is_removed_if_the_diagnosis_fails(tmp_path: Path, caplog, monkeypatch, broken: str) -> None:
     trainer = Trainer(tmp_path, 2)
     trainer.train(correctness(8))
     with monkeypatch.context() as patched:
@@ -111,13 +106,13 @@ def test_nothing_is_removed_where_the_diagnosis_fails(tmp_path: Path, caplog, mo
     assert trainer.steps == [12, 14]
 
 
-def test_a_run_without_a_line_or_with_broken_ones_goes_on(tmp_path: Path) -> None:
+def test_missing_or_broken_metrics_lines_do_not_stop_rotation(tmp_path: Path) -> None:
     trainer = Trainer(tmp_path, 1)
     (tmp_path / "config.json").unlink()
     shutil.rmtree(tmp_path / "checkpoints", ignore_errors=True)
     (trainer.checkpoints / "step_2" / "adapter").mkdir(parents=True)
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "correct": null}\n{"step\n')
-    saving._rotate(trainer.checkpoints, trainer.args, {"global_step": 2})
+    saving.rotate(trainer.checkpoints, trainer.args, {"global_step": 2})
     assert trainer.steps == [2]
 
 
@@ -128,7 +123,7 @@ def test_a_second_deeper_fall_does_not_hide_the_first(tmp_path: Path) -> None:
     assert trainer.steps[0] == 30 and trainer.steps[-2:] == [110, 120]
 
 
-def test_every_fall_counts_also_one_that_another_finding_explains(tmp_path: Path) -> None:
+def test_falls_explained_by_another_finding_also_count(tmp_path: Path) -> None:
     """Instability takes a fall of correctness with it in the report; rotation sees both onsets."""
     values = correctness(60, fall=41)
     rows = [{"step": step, "correct": float(value), "ppo_kl": 0.3 if step > 38 else 0.001, "actor_lr": 1e-6}

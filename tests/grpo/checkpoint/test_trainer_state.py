@@ -13,16 +13,16 @@ SCRIPT = "checkpoint/trainer_ranks.py"
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("trained")
 
 
 @pytest.fixture
-def trained(checkpoint, run_ranks, place):
+def trained(checkpoint, run_ranks, folder):
     """Four steps on two ranks, each saved; one of the parameters is small enough to stay whole on every rank."""
-    if not (place / "losses_0.json").exists():
-        run_ranks(2, checkpoint, place, 4, "", 600, 4, script=SCRIPT)
-    return place
+    if not (folder / "losses_0.json").exists():
+        run_ranks(2, checkpoint, folder, 4, "", 600, 4, script=SCRIPT)
+    return folder
 
 
 @pytest.mark.timeout(500)
@@ -36,29 +36,29 @@ def test_a_resumed_trainer_gives_the_same_numbers(trained, checkpoint, run_ranks
         for step, expected in zip(resumed, whole[1:], strict=True):
             assert step == pytest.approx(expected, rel=1e-3)  # equal to the bit where kernels ignore alignment
             assert step[1:3] + step[4:] == expected[1:3] + expected[4:]  # learning rate, step and random numbers
-    expected, found = torch.load(trained / "whole_4.pt"), torch.load(tmp_path / "whole_4.pt")
-    assert expected.keys() == found.keys()
+    expected, actual = torch.load(trained / "whole_4.pt"), torch.load(tmp_path / "whole_4.pt")
+    assert expected.keys() == actual.keys()
     before = torch.load(trained / "whole_3.pt")
     for name in expected:
         stepped = (expected[name] - before[name]).norm()
         assert stepped > 0, name
-        assert (found[name] - expected[name]).norm() <= 0.05 * stepped, name
+        assert (actual[name] - expected[name]).norm() <= 0.05 * stepped, name
 
 
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_another_number_of_ranks_loads_the_same_state(trained, checkpoint, run_ranks, tmp_path, ranks):
     run_ranks(ranks, checkpoint, tmp_path, 2, trained / "step_1", 0, 4, script=SCRIPT)
-    expected, found = torch.load(trained / "whole_1.pt"), torch.load(tmp_path / "loaded.pt")
-    assert expected.keys() == found.keys()
+    expected, actual = torch.load(trained / "whole_1.pt"), torch.load(tmp_path / "loaded.pt")
+    assert expected.keys() == actual.keys()
     for name in expected:
-        assert torch.equal(expected[name], found[name]), name
+        assert torch.equal(expected[name], actual[name]), name
     steps = json.loads((tmp_path / "losses_0.json").read_text())
     assert [step[2] for step in steps] == [2]  # one optimizer step, the second: after as many samples as on two ranks
 
 
 @pytest.mark.timeout(500)
-def test_only_what_is_trained_is_saved(trained):
+def test_only_trained_parameters_are_saved(trained):
     step = trained / "step_4"
     numbers = sum(t.numel() for name, t in torch.load(trained / "whole_4.pt").items() if name.endswith("master"))
     size = sum(file.stat().st_size for file in (step / "trainer").iterdir())
@@ -92,5 +92,5 @@ def test_an_incomplete_state_is_refused(trained, tmp_path, name, damage):
 
 @pytest.mark.timeout(500)
 def test_the_state_of_another_adapter_is_refused(trained, checkpoint, run_ranks, tmp_path):
-    with pytest.raises(AssertionError, match="is of another adapter"):
+    with pytest.raises(AssertionError, match="belongs to an adapter other than"):
         run_ranks(1, checkpoint, tmp_path, 4, trained / "step_2", 0, 8, script=SCRIPT)

@@ -17,7 +17,7 @@ from peft import LoraConfig, get_peft_model
 
 from grpo.checkpoint import saving
 from grpo.lora import adapter
-from grpo.model import cpu_matmul, loading, zero
+from grpo.model import cpu_matmul, deepspeed_start, loading, zero
 
 ACCUMULATION = 6  # samples an optimizer step
 
@@ -89,6 +89,7 @@ def main(path: str, out: str, steps: str, resume_from: str, persistent: str, lor
 
 
 if __name__ == "__main__":
+    deepspeed_start.shorten()
     deepspeed.init_distributed("gloo")
     main(*sys.argv[1:])
     dist.destroy_process_group()

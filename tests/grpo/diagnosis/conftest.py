@@ -5,7 +5,7 @@ import pytest
 from scripts.bench.parts.synthetic_ills import ILLS, LEAST
 from scripts.bench.parts.synthetic_runs import SyntheticRun, make
 
-SEED = 2_000_000  # those of the benchmark and those that the rules were tried on are others
+SEED = 2_000_000  # the benchmark and the rules' development use other seeds
 
 
 @pytest.fixture

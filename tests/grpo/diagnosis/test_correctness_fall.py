@@ -1,4 +1,4 @@
-"""A fall of correctness beyond noise is found alone, soon, also in the warm-up, and is over when it is."""
+"""A fall of correctness beyond noise is found soon, even in the warm-up, without others, until it recovers."""
 
 import numpy as np
 import pytest
@@ -10,14 +10,14 @@ from grpo.diagnosis.rules.correctness import fall_of_correctness
 
 
 def observed(level: np.ndarray, prompts: int, samples: int, alike: bool, seed: int) -> np.ndarray:
-    """Shares of right samples; where they are `alike`, all samples of a prompt are right, or all wrong."""
+    """Shares of right samples. If `alike`, all samples of a prompt are right, or all are wrong."""
     rng = np.random.default_rng(seed)
     if alike:
         return rng.binomial(prompts, level) / prompts
     return rng.binomial(prompts * samples, level) / (prompts * samples)
 
 
-def found(values, evals=(), prompts=8, samples=8, rate=1e-6):
+def fall_of(values, evals=(), prompts=8, samples=8, rate=1e-6):
     rows = [{"step": step, "correct": float(value), "actor_lr": rate} for step, value in enumerate(values, 1)]
     config = {"flags": {"rollout_batch_size": prompts, "n_samples_per_prompt": samples}}
     findings = diagnose(of_rows(rows, evals, config)).findings
@@ -28,30 +28,31 @@ def found(values, evals=(), prompts=8, samples=8, rate=1e-6):
 @pytest.mark.parametrize("alike", [False, True])
 @pytest.mark.parametrize("before", [4, 6, 20, 60])
 def test_a_broken_policy_is_found_within_three_steps(prompts, alike, before) -> None:
-    """About 0.7, then nothing: named by the third step of it, with the step at which it began.
+    """About 0.7, then 0: reported within three steps, with the step of its onset.
 
-    Where all samples of a prompt agree, 8 prompts are 8 samples a step: that may take a step more, or miss one.
+    If all samples of a prompt agree, 8 prompts are only 8 samples per step. Detection may take another step, or miss
+    a fall.
     """
     late = 0
     for seed in range(20):
         values = observed(np.where(np.arange(before + 3) < before, 0.7, 0.0), prompts, 8, alike, seed)
-        fall = found(values, prompts=prompts)
+        fall = fall_of(values, prompts=prompts)
         late += fall is None
         assert fall is None or abs(fall.onset - before - 1) <= alike
     assert late <= (5 if alike and before < 20 else 0)
 
 
 @pytest.mark.parametrize("alike", [False, True])
-def test_noise_is_no_fall_at_any_step(alike) -> None:
-    """Of samples that agree within their group, as well: eight prompts are eight samples then."""
+def test_noise_is_never_reported_as_a_fall(alike) -> None:
+    """This includes samples that agree within their group: eight prompts are then eight samples."""
     alarms = 0
     for seed in range(12):
         values = observed(np.linspace(0.35, 0.7, 60), 8, 8, alike, seed)
-        alarms += any(found(values[:end]) for end in range(5, 61))
+        alarms += any(fall_of(values[:end]) for end in range(5, 61))
     assert alarms == 0
 
 
-def test_a_rise_of_the_learning_rate_does_not_silence_it() -> None:
+def test_fall_is_found_while_the_learning_rate_rises() -> None:
     values = [0.7, 0.72, 0.66, 0.71, 0.69, 0.7, 0.0, 0.0, 0.0]
     rows = [{"step": step, "correct": value, "actor_lr": 1e-8 * step} for step, value in enumerate(values, 1)]
     run = of_rows(rows, (), {"flags": {"rollout_batch_size": 8}})
@@ -62,26 +63,26 @@ def test_a_rise_of_the_learning_rate_does_not_silence_it() -> None:
 @pytest.mark.parametrize(
     ("scores", "severity"), [({}, WARNING), ({10: 0.6, 20: 0.62, 30: 0.1}, CRITICAL), ({10: 0.6, 30: 0.58}, WARNING)]
 )
-def test_it_is_critical_where_held_out_problems_agree(scores, severity) -> None:
+def test_fall_is_critical_if_held_out_problems_confirm_it(scores, severity) -> None:
     evals = [{"step": step, "exact_match": score, "samples": 72} for step, score in scores.items()]
     values = observed(np.where(np.arange(32) < 24, 0.7, 0.2), 8, 8, False, 1)
-    fall = found(values, evals)
+    fall = fall_of(values, evals)
     assert fall is not None and fall.severity == severity and fall.onset == 25
     assert [evidence.metric for evidence in fall.evidence] == ["correct", "exact_match"][: 1 + (severity == CRITICAL)]
 
 
-def test_what_came_back_is_over() -> None:
+def test_recovered_fall_is_over() -> None:
     level = np.where((np.arange(80) >= 20) & (np.arange(80) < 40), 0.05, 0.7)
     values = observed(level, 8, 8, False, 2)
-    assert found(values[:40]) and not found(values)
+    assert fall_of(values[:40]) and not fall_of(values)
 
 
 def test_a_fall_that_lasts_stays_open(healthy) -> None:
     values = observed(np.where(np.arange(300) < 30, 0.6, 0.2), 8, 8, False, 3)
-    assert all(found(values[:end]) is not None for end in range(40, 301, 20))
+    assert all(fall_of(values[:end]) is not None for end in range(40, 301, 20))
 
 
-def test_settings_that_are_unknown_do_not_matter() -> None:
+def test_unknown_settings_do_not_matter() -> None:
     values = observed(np.where(np.arange(30) < 20, 0.7, 0.0), 8, 8, False, 4)
     rows = [{"step": step, "correct": float(value)} for step, value in enumerate(values, 1)]
     assert "correctness_fall" in {finding.name for finding in diagnose(of_rows(rows)).findings}
@@ -90,18 +91,18 @@ def test_settings_that_are_unknown_do_not_matter() -> None:
 @pytest.mark.parametrize(
     ("prompts", "within", "left"), [(4, 20, 0.0), (8, 14, 0.0), (16, 8, 0.0), (8, 14, 0.01), (16, 8, 0.01)]
 )
-def test_little_that_becomes_nothing_is_critical_soon(prompts: int, within: int, left: float) -> None:
+def test_low_correctness_that_drops_to_zero_is_critical_soon(prompts: int, within: int, left: float) -> None:
     """From 0.3 by few prompts: the normal approximation takes up to 34 steps with 4 prompts, and 19 with 8."""
     for seed in range(10):
         values = observed(np.where(np.arange(30 + within) < 30, 0.3, left), prompts, 8, True, seed)
-        fall = found(values, prompts=prompts)
+        fall = fall_of(values, prompts=prompts)
         assert fall is not None and fall.severity == CRITICAL and abs(fall.onset - 31) <= 3
 
 
 def test_a_handful_of_steps_that_lose_everything_is_critical() -> None:
     """Three steps of 0.27, then next to nothing: too few for a normal approximation."""
     values = [0.27, 0.28, 0.18, 0.07, 0.02, 0.01, *[0.0] * 8]
-    fall = found(values, prompts=16)
+    fall = fall_of(values, prompts=16)
     assert fall is not None and fall.severity == CRITICAL and fall.onset in (4, 5)
 
 

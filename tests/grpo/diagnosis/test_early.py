@@ -1,4 +1,4 @@
-"""What is wrong from the first step is named in the first steps, also where the learning rate still rises."""
+"""Faults present from the first step are reported in the first steps, even during warm-up."""
 
 import pytest
 
@@ -28,8 +28,8 @@ def named_after(rows: list[dict[str, float]]) -> dict[str, int]:
     """Findings by name, each with the step after which it is named while the run goes on."""
     monitor, named = Monitor(CONFIG), {}
     for end in range(1, len(rows) + 1):
-        for found in monitor.new_onsets(rows[:end]):
-            named.setdefault(found.name, end)
+        for finding in monitor.new_onsets(rows[:end]):
+            named.setdefault(finding.name, end)
     return named
 
 
@@ -57,7 +57,7 @@ def named_after(rows: list[dict[str, float]]) -> dict[str, int]:
         ("out_of_range:zero_spread_groups", {"zero_spread_groups": 0.95}),
     ],
 )
-def test_what_is_wrong_from_the_first_step_is_named_within_eight(name: str, changes, warm_up: int) -> None:
+def test_faults_present_from_the_first_step_are_reported_within_eight(name: str, changes, warm_up: int) -> None:
     named = named_after([row(step, warm_up, **changes) for step in range(1, 9)])
     if "ppo_kl" in changes and warm_up == 30:
         name = "passes_differ"  # no update has moved the policy so far: there is a better reason
@@ -65,11 +65,11 @@ def test_what_is_wrong_from_the_first_step_is_named_within_eight(name: str, chan
 
 
 @pytest.mark.parametrize("warm_up", WARM_UPS)
-def test_a_run_that_is_well_gets_nothing(warm_up: int) -> None:
+def test_healthy_run_gets_no_finding(warm_up: int) -> None:
     assert not named_after([row(step, warm_up) for step in range(1, 25)])
 
 
-def test_clipping_at_a_learning_rate_of_nothing_is_two_passes_that_differ() -> None:
+def test_clipping_at_learning_rate_zero_means_that_two_passes_differ() -> None:
     tiny = [row(step, ppo_clip_ratio=0.15, ppo_kl=0.03) | {"actor_lr": 1e-9 * step} for step in range(1, 9)]
     assert list(named_after(tiny)) == ["passes_differ"]
     usual = [row(step, ppo_clip_ratio=0.15, ppo_kl=0.03) for step in range(1, 9)]
@@ -79,7 +79,7 @@ def test_clipping_at_a_learning_rate_of_nothing_is_two_passes_that_differ() -> N
 
 
 @pytest.mark.parametrize("warm_up", [3, 12, 40])
-def test_a_collapse_after_the_peak_is_a_shock_however_slowly_it_was_reached(warm_up: int) -> None:
+def test_collapse_after_a_slow_warm_up_is_still_a_shock(warm_up: int) -> None:
     begin = warm_up + 4
     rows = [
         row(step, warm_up, **({"correct": 0.02, "correct_whole": 0.02} if step >= begin else {}))
@@ -87,23 +87,23 @@ def test_a_collapse_after_the_peak_is_a_shock_however_slowly_it_was_reached(warm
     ]
     named = named_after(rows)
     assert begin < named["lr_shock"] <= begin + 7
-    [found] = diagnose(of_rows(rows, (), CONFIG)).findings
-    assert found.name == "lr_shock" and found.consequences == ("correctness_fall",)
-    assert found.actions[0].setting == "LEARNING_RATE"
+    [finding] = diagnose(of_rows(rows, (), CONFIG)).findings
+    assert finding.name == "lr_shock" and finding.consequences == ("correctness_fall",)
+    assert finding.actions[0].setting == "LEARNING_RATE"
 
 
 @pytest.mark.parametrize("name", WATCHED)
-def test_every_other_range_has_a_finding_and_a_cause(name: str) -> None:
+def test_other_metrics_out_of_range_get_a_finding_and_a_cause(name: str) -> None:
     low, high = BY_NAME[name].healthy
     out = (low - 1.5 * abs(low) - 1e-3) if low is not None else high + 1.5 * abs(high) + 1e-3
     rows = [row(step, **{name: out}) for step in range(1, 9)]
-    [found] = diagnose(of_rows(rows, (), CONFIG)).findings
+    [finding] = diagnose(of_rows(rows, (), CONFIG)).findings
     own = f"out_of_range:{name}"
-    assert (found.name == own or own in found.consequences) and found.cause and found.onset == 1
+    assert (finding.name == own or own in finding.consequences) and finding.cause and finding.onset == 1
 
 
 @pytest.mark.parametrize("warm_up", [2, 3, 4, 5, 10, 17, 30])
-def test_a_ratio_that_does_not_go_with_the_learning_rate_is_no_updates(warm_up: int) -> None:
+def test_ratio_independent_of_the_learning_rate_is_not_caused_by_updates(warm_up: int) -> None:
     """Two passes differ by as much in the first step as later on; an update at a fifth of the rate does less."""
     differ = named_after([row(step, warm_up, ppo_clip_ratio=0.15, ppo_kl=0.03) for step in range(1, warm_up + 8)])
     assert "passes_differ" in differ
@@ -125,30 +125,32 @@ def test_a_chronic_warning_does_not_hide_a_fall_of_correctness(chronic) -> None:
     ]
     monitor, named = Monitor(CONFIG), {}
     for end in range(1, 81):
-        for found in monitor.new_onsets(rows[:end], [one for one in evals if one["step"] <= end]):
-            named.setdefault(found.name, end)
+        for finding in monitor.new_onsets(rows[:end], [one for one in evals if one["step"] <= end]):
+            named.setdefault(finding.name, end)
     assert 60 < named["correctness_fall"] <= 66 and len(named) == 2
-    [fall] = [found for found in diagnose(of_rows(rows, evals, CONFIG)).findings if found.name == "correctness_fall"]
+    [fall] = [
+        finding for finding in diagnose(of_rows(rows, evals, CONFIG)).findings if finding.name == "correctness_fall"
+    ]
     assert fall.severity == "critical" and fall.onset == 60
 
 
-def test_what_a_consequence_explains_follows_from_its_cause() -> None:
+def test_findings_explained_by_a_consequence_belong_to_its_cause() -> None:
     def rate(step: int) -> float:
         return 1e-6 if step < 40 else 1e-5
 
     shocked = {"ppo_kl": 0.4, "ppo_clip_ratio": 0.5, "entropy": 0.02, "correct": 0.1, "correct_whole": 0.11}
     rows = [row(step, **(shocked if step >= 40 else {})) | {"actor_lr": rate(step)} for step in range(1, 81)]
     result = diagnose(of_rows(rows, (), CONFIG))
-    assert [found.name for found in result.findings] == ["lr_shock"]
+    assert [finding.name for finding in result.findings] == ["lr_shock"]
     assert {"instability", "entropy_collapse", "correctness_fall"} <= set(result.findings[0].consequences)
 
 
 def test_a_schedule_of_lengths_cuts_on_purpose() -> None:
     config = CONFIG | {"flags": CONFIG["flags"] | {"generate_max_len": 3072}}
     rows = [row(step, truncated=0.55, correct_whole=0.6, length_limit=1024) for step in range(1, 20)]
-    assert "truncation" not in {found.name for found in diagnose(of_rows(rows, (), config)).findings}
+    assert "truncation" not in {finding.name for finding in diagnose(of_rows(rows, (), config)).findings}
     rows += [row(step, truncated=0.55, correct_whole=0.6, length_limit=3072) for step in range(20, 26)]
-    assert "truncation" in {found.name for found in diagnose(of_rows(rows, (), config)).findings}
+    assert "truncation" in {finding.name for finding in diagnose(of_rows(rows, (), config)).findings}
 
 
 def test_a_schedule_may_begin_with_zeros() -> None:
@@ -156,30 +158,30 @@ def test_a_schedule_may_begin_with_zeros() -> None:
     assert of_rows(rows).warm_up == 9
 
 
-def test_what_is_on_its_way_back_or_was_out_once_is_no_finding() -> None:
+def test_recovering_or_single_outliers_are_not_findings() -> None:
     better = [row(step, answered=0.3 + 0.05 * step) for step in range(1, 9)]
     assert not diagnose(of_rows(better, (), CONFIG)).findings
     once = [row(step, **({"repetition": 0.9} if step == 9 else {})) for step in range(1, 11)]
     assert not diagnose(of_rows(once, (), CONFIG)).findings
 
 
-def test_one_step_inside_does_not_hide_what_lasts() -> None:
+def test_one_step_in_range_does_not_hide_a_lasting_fault() -> None:
     rows = [row(step, repetition=0.1 if step in (3, 14) else 0.8) for step in range(1, 17)]
-    [found] = diagnose(of_rows(rows, (), CONFIG)).findings
-    assert (found.onset, found.last) == (1, 16)
+    [finding] = diagnose(of_rows(rows, (), CONFIG)).findings
+    assert (finding.onset, finding.last) == (1, 16)
 
 
-def test_groups_without_spread_are_no_finding_where_all_is_solved() -> None:
+def test_groups_without_spread_are_fine_if_everything_is_solved() -> None:
     rows = [row(step, zero_spread_groups=0.9, correct=0.97, correct_whole=0.97) for step in range(1, 9)]
     assert not diagnose(of_rows(rows, (), CONFIG)).findings
 
 
-def test_a_sync_that_no_longer_arrives_is_named_soon_though_the_difference_is_small() -> None:
+def test_lost_sync_is_reported_soon_despite_small_differences() -> None:
     rows = [row(step, logprob_diff_mean=0.001 if step < 7 else 0.004 * (step - 6)) for step in range(1, 16)]
     assert named_after(rows) == {"mismatch": 15}
 
 
-def test_a_lost_line_is_named_at_once_and_a_full_disk_in_the_second_step() -> None:
+def test_lost_line_is_reported_at_once_and_full_disk_in_the_second_step() -> None:
     assert named_after([row(1), row(2, lost_writes=1)]) == {"out_of_range:lost_writes": 2}
     # 3e9 bytes are left: too few for the one checkpoint of 4e9, enough for that of 1e9.
     rows = [row(step, disk_free=3e9) for step in range(1, 4)]

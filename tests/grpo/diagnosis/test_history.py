@@ -8,7 +8,7 @@ import pytest
 from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.finding import NotJudged
 from grpo.diagnosis.history import of_rows, read
-from grpo.run.run_state import RunError
+from grpo.stack.problem import UserError
 
 
 def row(step, **columns):
@@ -25,23 +25,23 @@ def write(folder, rows, evals=(), config=None, cut=""):
 
 def test_a_last_line_that_is_cut_is_left_out(tmp_path):
     run = read(write(tmp_path, [row(1, correct=0.5), row(2, correct=0.6)], cut='{"step": 3, "corr', config={}))
-    assert run.steps.tolist() == [1, 2] and run.notes == ["no config.json: settings are unknown"]
+    assert run.steps.tolist() == [1, 2] and run.notes == ["config.json is missing, so settings are unknown"]
 
 
-def test_of_steps_that_were_done_again_the_last_counts(tmp_path):
+def test_repeated_steps_count_once_with_their_last_line(tmp_path):
     rows = [row(1, correct=0.1), row(2, correct=0.2), row(3, correct=0.3), row(2, correct=0.8), row(3, correct=0.9)]
     run = read(write(tmp_path, rows))
     assert run.column("correct").values.tolist() == [0.1, 0.8, 0.9]
     assert any("2 lines repeat a step" in note for note in run.notes)
 
 
-def test_null_text_switches_and_what_is_not_finite_are_no_numbers():
+def test_null_text_booleans_and_infinities_are_not_numbers():
     values = [0.5, None, "0.5", True, math.nan, math.inf, 10**400, 1]
     run = of_rows([row(step, x=value, actor_lr=1.0) for step, value in enumerate(values)])
     assert run.column("x").values.tolist() == [0.5, 1.0] and run.column("x").steps.tolist() == [0, 7]
 
 
-def test_lines_without_a_step_and_columns_of_later_versions_do_no_harm(tmp_path):
+def test_lines_without_a_step_and_unknown_columns_are_tolerated(tmp_path):
     rows = [{"hello": 1}, [1, 2], row(1, of_the_future=3.0, nested={"a": 1}), {"step": 10**30}]
     run = read(write(tmp_path, rows, [{"step": 0, "exact_match": None}, {"step": 10, "exact_match": 0.5}]))
     assert run.steps.tolist() == [1] and run.held_out.values.tolist() == [0.5]
@@ -57,30 +57,30 @@ def test_the_warm_up_ends_where_the_learning_rate_stops_rising():
     assert not diagnose(rising).findings
 
 
-def test_a_later_rise_is_no_warm_up():
+def test_later_rise_of_the_learning_rate_is_not_warm_up():
     rates = [0.5, 1.0, 1.0, 1.0, 5.0, 10.0]
     assert of_rows([row(i + 1, actor_lr=rate) for i, rate in enumerate(rates)]).warm_up == 1
 
 
-def test_without_a_learning_rate_the_plan_says_how_long_the_warm_up_is():
+def test_warm_up_comes_from_the_plan_if_the_learning_rate_is_missing():
     plan = {"scheduled_optimizer_steps": 800, "optimizer_steps_per_rollout": 8}
     rows = [row(i + 1, correct=0.5) for i in range(30)]
     assert of_rows(rows, config={"plan": plan, "flags": {"lr_warmup_ratio": 0.1}}).warm_up == 10
     unknown = of_rows(rows)
-    assert unknown.warm_up == 5 and any("taken for the warm-up" in note for note in unknown.notes)
+    assert unknown.warm_up == 5 and any("count as the warm-up" in note for note in unknown.notes)
 
 
-def test_what_is_missing_is_named():
+def test_missing_columns_are_named():
     run = of_rows([row(i, actor_lr=1.0, correct=0.5) for i in range(30)])
-    with pytest.raises(NotJudged, match=r"metrics\.jsonl has no entropy"):
+    with pytest.raises(NotJudged, match=r"entropy is missing in metrics"):
         run.need("entropy", 20)
-    with pytest.raises(NotJudged, match="30 steps, 40 are needed"):
+    with pytest.raises(NotJudged, match="only 30 steps; 40 are needed"):
         run.need("correct", 40)
-    with pytest.raises(NotJudged, match="30 steps after the warm-up, 40 are needed"):
+    with pytest.raises(NotJudged, match="only 30 steps after the warm-up; 40 are needed"):
         run.after_warm_up.need("correct", 40)
 
 
-def test_columns_meet_at_the_steps_that_all_have():
+def test_columns_are_aligned_on_common_steps():
     rows = [row(i, actor_lr=1.0, a=float(i)) | ({"b": -1.0 * i} if i % 2 else {}) for i in range(20)]
     a, b = of_rows(rows).together("a", "b", least=10)
     assert a.steps.tolist() == b.steps.tolist() == list(range(1, 20, 2)) and (a.values == -b.values).all()
@@ -100,25 +100,25 @@ def test_metrics_on_another_disk_are_found(tmp_path):
 @pytest.mark.parametrize(
     ("files", "reason"),
     [
-        ({}, "no metrics.jsonl"),
-        ({"config.json": "{}"}, "no metrics.jsonl"),
-        ({"metrics.jsonl": ""}, "no whole line"),
-        ({"metrics.jsonl": '{"step": 1}'}, "no whole line"),
+        ({}, "nor metrics.jsonl"),
+        ({"config.json": "{}"}, "nor metrics.jsonl"),
+        ({"metrics.jsonl": ""}, "no complete step"),
+        ({"metrics.jsonl": '{"step": 1}'}, "no complete step"),
         ({"metrics.jsonl": '{"step": 1}\n', "config.json": "{"}, "cannot be read"),
-        ({"metrics.jsonl": '{"step": 1}\n', "config.json": "[]"}, "not what the launcher writes"),
-        ({"metrics.jsonl": '{"step": 1}\n', "config.json": '{"flags": 3}'}, "not what the launcher writes"),
+        ({"metrics.jsonl": '{"step": 1}\n', "config.json": "[]"}, "was not written by the launcher"),
+        ({"metrics.jsonl": '{"step": 1}\n', "config.json": '{"flags": 3}'}, "was not written by the launcher"),
     ],
 )
-def test_what_is_no_run_is_refused_with_a_reason(files, reason, tmp_path):
+def test_invalid_run_directory_is_rejected_with_a_reason(files, reason, tmp_path):
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    with pytest.raises(RunError, match=reason):
+    with pytest.raises(UserError, match=reason):
         read(tmp_path)
-    with pytest.raises(RunError, match="no folder"):
+    with pytest.raises(UserError, match="is not a folder"):
         read(tmp_path / "none")
 
 
-def test_settings_go_by_the_names_of_the_launch_script():
+def test_settings_use_the_names_of_the_launch_script():
     config = {"flags": {"actor_learning_rate": 1e-6, "dual_clip": 3.0}, "judge": {"QUALITY_WEIGHT": "0.4"}}
     run = of_rows([], config=config)
     assert run.setting("LEARNING_RATE") == 1e-6 and run.setting("--dual_clip") == 3.0

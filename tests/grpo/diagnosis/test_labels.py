@@ -30,11 +30,11 @@ def diagnosed(training, held_out, every=4, prompts=16, temperature=1.0, evaluate
     return {finding.name: finding for finding in findings}
 
 
-def test_labels_that_are_wrong_for_most_problems_are_doubted() -> None:
+def test_mostly_wrong_labels_are_reported() -> None:
     skill = np.linspace(0.4, 0.8, 30)
-    found = diagnosed(0.3 * skill, skill)["doubtful_labels"]
-    assert found.severity == WARNING and found.onset <= 9 and found.actions[0].setting == "TRAIN_DATA"
-    assert "labels of the training file" in found.cause
+    finding = diagnosed(0.3 * skill, skill)["doubtful_labels"]
+    assert finding.severity == WARNING and finding.onset <= 9 and finding.actions[0].setting == "TRAIN_DATA"
+    assert "labels of the training file" in finding.cause
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_labels_that_are_wrong_for_most_problems_are_doubted() -> None:
     ],
     ids=["equal", "harder", "collapse", "small gap", "colder", "cut", "cut, as logged"],
 )
-def test_what_else_sets_the_two_apart_is_no_doubt_about_labels(training, held_out, more) -> None:
+def test_other_differences_between_training_and_held_out_do_not_blame_labels(training, held_out, more) -> None:
     assert "doubtful_labels" not in diagnosed(training, held_out, **more)
 
 
@@ -63,8 +63,8 @@ def test_without_an_evaluation_amid_the_steps_labels_are_not_judged() -> None:
 @pytest.mark.parametrize(("prompts", "steps"), [(4, 15), (8, 8), (16, 4), (72, 3)])
 def test_no_gradient_in_any_step_is_critical(prompts: int, steps: int) -> None:
     zero = np.zeros(steps)
-    found = diagnosed(zero, zero, prompts=prompts, grad_norm=0.0, zero_spread_groups=1.0)["no_gradient"]
-    assert found.severity == CRITICAL and (found.onset, found.last) == (1, steps)
+    finding = diagnosed(zero, zero, prompts=prompts, grad_norm=0.0, zero_spread_groups=1.0)["no_gradient"]
+    assert finding.severity == CRITICAL and (finding.onset, finding.last) == (1, steps)
     earlier = diagnosed(zero[1:], zero, prompts=prompts, grad_norm=0.0, zero_spread_groups=1.0)
     assert "no_gradient" not in earlier, "so few groups may all agree by chance"
 
@@ -77,6 +77,6 @@ def test_one_gradient_is_enough() -> None:
 def test_training_problems_that_are_never_solved_are_one_finding() -> None:
     """Problems too hard, and labels all wrong, look the same: the finding names both."""
     columns = {"grad_norm": 0.0, "zero_spread_groups": 1.0}
-    found = diagnosed(np.zeros(20), np.full(20, 0.5), **columns)
-    assert set(found) == {"no_gradient"}
-    assert set(found["no_gradient"].consequences) == {"doubtful_labels", "out_of_range:zero_spread_groups"}
+    findings = diagnosed(np.zeros(20), np.full(20, 0.5), **columns)
+    assert set(findings) == {"no_gradient"}
+    assert set(findings["no_gradient"].consequences) == {"doubtful_labels", "out_of_range:zero_spread_groups"}

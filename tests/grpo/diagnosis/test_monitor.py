@@ -11,8 +11,8 @@ def watch(run, every=1, first=1):
     monitor, named = Monitor(run.config), []
     for end in range(first, len(run.rows) + 1, every):
         step = run.rows[end - 1]["step"]
-        for found in monitor.new_onsets(run.rows[:end], [row for row in run.evals if row["step"] <= step]):
-            named.append((step, found))
+        for finding in monitor.new_onsets(run.rows[:end], [row for row in run.evals if row["step"] <= step]):
+            named.append((step, finding))
     return named
 
 
@@ -23,11 +23,11 @@ def watch(run, every=1, first=1):
         ("instability", 25), ("reward_hacking", 25), ("entropy_collapse", 30), ("truncation", 25),
     ],
 )  # fmt: skip
-def test_an_onset_is_named_once_and_soon(name, delay, sick):
+def test_onset_is_reported_once_and_soon(name, delay, sick):
     delays = []
     for run in sick(name, 3):
-        named = [(step, found) for step, found in watch(run, first=run.onsets[name]) if found.name == name]
-        assert [found.severity for _, found in named] in ([], [WARNING], [CRITICAL], [WARNING, CRITICAL])
+        named = [(step, finding) for step, finding in watch(run, first=run.onsets[name]) if finding.name == name]
+        assert [finding.severity for _, finding in named] in ([], [WARNING], [CRITICAL], [WARNING, CRITICAL])
         delays += [step - run.onsets[name] for step, _ in named[:1]]
     assert len(delays) >= 2 and sorted(delays)[1] <= delay and min(delays) >= 0
 
@@ -36,19 +36,19 @@ def test_healthy_runs_get_no_warning(healthy):
     assert sum(bool(watch(run, every=3)) for run in healthy(8)) <= 1
 
 
-def test_what_comes_back_is_named_again(healthy):
+def test_recurring_fault_is_reported_again(healthy):
     run = next(run for run in healthy(40, least=80) if run.config["judge"]["JUDGE"] == "1")
     down = {*range(20, 25), *range(60, 64)}
     run.rows = [row | {"judge_failed": 1.0 if row["step"] in down else 0.0} for row in run.rows]
-    assert [found.onset for _, found in watch(run) if found.name == "judge_outage"] == [20, 60]
+    assert [finding.onset for _, finding in watch(run) if finding.name == "judge_outage"] == [20, 60]
 
 
-def test_the_same_rows_again_name_nothing(sick):
+def test_repeated_rows_report_nothing(sick):
     run = next(sick("truncation", 1))
     monitor = Monitor(run.config)
     assert monitor.new_onsets(run.rows, run.evals)
     assert monitor.new_onsets(run.rows, run.evals) == []
 
 
-def test_nothing_at_all_is_no_finding():
+def test_empty_run_has_no_finding():
     assert Monitor().new_onsets([]) == []

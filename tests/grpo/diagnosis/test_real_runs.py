@@ -11,11 +11,11 @@ RUNS: dict[str, RealRun] = {run.name: run for run in read_all()}
 SICK = {name: run for name, run in RUNS.items() if isinstance(run, SickRun)}
 HEALTHY = sorted(set(RUNS) - set(SICK))
 
-# Nothing is out of its range before step 9: the drift shows in step 12.
+# No metric is out of its range before step 9; the drift shows in step 12.
 LATE = {"many-updates": 12}
 LEFT_OUT = 12  # of 16
-# What is so, if not what ails them: of a model that noise has broken, trainer and engine differ by 0.02 nat and more;
-# and with dropout correctness falls after step 12.
+# True findings other than the fault itself: trainer and engine of a model damaged by noise differ by at least 0.02 nat,
+# and with dropout, correctness falls after step 12.
 ALSO_SO = {"adapter-damaged": {"mismatch"}, "attention-dropout": {"correctness_fall"}}
 
 
@@ -38,8 +38,8 @@ def test_a_fault_is_named_in_time(name: str) -> None:
         assert run.is_found_in_time(), run.named()
 
 
-def test_most_faults_are_noticed_without_the_rules_that_are_for_them() -> None:
-    """Each ailment left out in turn: what the other rules make of it says how a new one would fare."""
+def test_most_faults_are_noticed_even_without_their_own_rule() -> None:
+    """Without the rule of a known fault, the other rules show how a new kind of fault would be noticed."""
     assert sum(run.is_noticed_by_other_rules() for run in SICK.values()) >= LEFT_OUT
 
 
@@ -58,6 +58,6 @@ def test_a_learning_rate_that_is_too_high_is_not_answered_with_longer_responses(
 
 
 @pytest.mark.parametrize("name", SICK)
-def test_nothing_is_named_that_is_not_so(name: str) -> None:
+def test_no_false_finding_is_reported(name: str) -> None:
     run = SICK[name]
     assert set(run.named()) <= {*run.expected, *run.also_fine, *ALSO_SO.get(name, ())}

@@ -35,7 +35,7 @@ def test_every_setting_exists():
         assert advice.setting.startswith("--") or advice.setting in known, f"{advice.setting}: no present value"
 
 
-def test_after_a_fall_of_correctness_the_way_back_comes_first():
+def test_after_a_fall_of_correctness_going_back_is_the_first_remedy():
     for name in ("correctness_fall", "instability"):
         way_back = next(str(action) for action in finding(of_rows([]), name, "critical", 1, 2, EVIDENCE).actions)
         assert way_back.startswith("--resume DIR --from-step N: ")
@@ -50,26 +50,26 @@ def actions(name, **settings):
 EVIDENCE = Evidence("correct", 1, 2, {"first": 0.5})
 
 
-def test_actions_are_in_the_values_of_the_run():
-    found = actions("instability", actor_learning_rate=9e-6, rollout_batch_size=8, n_samples_per_prompt=8,
+def test_actions_use_the_values_of_the_run():
+    changes = actions("instability", actor_learning_rate=9e-6, rollout_batch_size=8, n_samples_per_prompt=8,
                     train_batch_size=8)  # fmt: skip
-    assert found["LEARNING_RATE"].startswith("LEARNING_RATE 3e-06 (now 9e-06)")
-    assert found["TRAIN_BATCH_SIZE"].startswith("TRAIN_BATCH_SIZE 16 (now 8)")
+    assert changes["LEARNING_RATE"].startswith("LEARNING_RATE 3e-06 (now 9e-06)")
+    assert changes["TRAIN_BATCH_SIZE"].startswith("TRAIN_BATCH_SIZE 16 (now 8)")
     assert "now" not in actions("instability")["LEARNING_RATE"]
 
 
 def test_a_rollout_that_is_one_batch_cannot_be_cut_into_fewer():
-    found = actions("instability", rollout_batch_size=8, n_samples_per_prompt=8, train_batch_size=64)
-    assert "TRAIN_BATCH_SIZE" not in found and "ROLLOUT_BATCH_SIZE" in found
+    changes = actions("instability", rollout_batch_size=8, n_samples_per_prompt=8, train_batch_size=64)
+    assert "TRAIN_BATCH_SIZE" not in changes and "ROLLOUT_BATCH_SIZE" in changes
 
 
-def test_what_is_so_already_is_not_advised():
-    found = actions("mismatch", enforce_eager=True, attn_implementation="eager", engine_model="other")
-    assert set(found) == {"ENGINE_MODEL", "--resume", "TEMPERATURE"}
+def test_settings_already_in_place_are_not_advised():
+    changes = actions("mismatch", enforce_eager=True, attn_implementation="eager", engine_model="other")
+    assert set(changes) == {"ENGINE_MODEL", "--resume", "TEMPERATURE"}
     assert "JUDGE_FALLBACK" not in actions("judge_outage", JUDGE_FALLBACK="group")
 
 
-def test_what_is_better_already_is_not_advised():
+def test_settings_already_better_are_not_advised():
     kept = actions("reward_hacking", CORRECTNESS_WEIGHT="0.95", QUALITY_WEIGHT="0.05", init_kl_coef=0.01)
     assert set(kept) == {"JUDGE_MODELS", "REWARD"}
     assert set(actions("reward_hacking", init_kl_coef=0.0)) == {
@@ -84,23 +84,23 @@ def test_a_strange_setting_does_not_stop_the_diagnosis(value):
     assert "LEARNING_RATE" in actions("instability", actor_learning_rate=value)
 
 
-def test_without_a_judge_reward_hacking_is_the_reward_functions() -> None:
+def test_without_a_judge_reward_hacking_points_to_the_reward_function() -> None:
     run = of_rows([], config={"judge": {"JUDGE": "0"}})
-    found = finding(run, "reward_hacking", "warning", 1, 2, EVIDENCE)
-    assert "judge" not in found.cause and [action.setting for action in found.actions] == ["REWARD", "KL_COEF"]
+    hacking = finding(run, "reward_hacking", "warning", 1, 2, EVIDENCE)
+    assert "judge" not in hacking.cause and [action.setting for action in hacking.actions] == ["REWARD", "KL_COEF"]
 
 
-def test_several_optimizer_steps_name_the_batch() -> None:
+def test_with_several_optimizer_steps_the_remedy_is_the_batch_size() -> None:
     many = {"rollout_batch_size": 16, "n_samples_per_prompt": 8, "train_batch_size": 4}
     for name in ("off_policy", "correctness_fall", "out_of_range:ppo_kl", "out_of_range:ppo_clip_ratio"):
         assert actions(name, **many)["TRAIN_BATCH_SIZE"].startswith("TRAIN_BATCH_SIZE 8 (now 4)")
 
 
-def test_a_policy_that_differs_is_answered_with_sync_and_temperature() -> None:
+def test_policy_mismatch_advises_to_check_sync_and_temperature() -> None:
     assert {"--resume", "TEMPERATURE", "ENGINE_MODEL"} <= set(actions("mismatch"))
 
 
-def test_settings_of_an_environment_have_their_present_value() -> None:
+def test_environment_settings_show_their_current_value() -> None:
     run = of_rows([], config={"environment": {"TURN_LIMIT": "8"}})
     [action] = finding(run, "out_of_range:ended_by_turns", "warning", 1, 2, EVIDENCE).actions
     assert str(action).startswith("TURN_LIMIT 16 (now 8)")

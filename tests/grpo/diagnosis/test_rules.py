@@ -38,10 +38,10 @@ def of(run, **changes):
 
 
 def names(run, **changes):
-    return {found.name for found in of(run, **changes).findings}
+    return {finding.name for finding in of(run, **changes).findings}
 
 
-def test_every_rule_has_an_ill_to_find():
+def test_every_rule_has_a_synthetic_fault():
     assert set(RULES) - set(ILLS) == {"passes_differ", "out_of_range", "doubtful_labels", "no_gradient"}, (
         "test_early.py and test_labels.py"
     )
@@ -52,14 +52,14 @@ def test_every_rule_has_an_ill_to_find():
 
 @pytest.mark.parametrize("name", ILLS)
 def test_an_obvious_case_is_found_near_its_onset(name, sick):
-    found, errors = 0, []
+    hits, errors = 0, []
     for run in sick(name, 8):
         for finding in of(run).findings:
             if finding.name == name:
-                found += 1
+                hits += 1
                 errors.append(abs(finding.onset - run.onsets[name]))
                 break
-    assert found >= 6
+    assert hits >= 6
     assert np.median(errors) <= (20 if name == "over_fitting" else 10)
 
 
@@ -69,10 +69,10 @@ def test_healthy_runs_are_silent(healthy):
 
 @pytest.mark.parametrize("name", ILLS)
 def test_nothing_is_found_in_too_few_steps(name, sick):
-    # What is out of its range in every step speaks for itself; trends need more.
+    # A metric out of range in every step is enough; trends need more steps.
     for run in sick(name, 3):
         few = of(run, rows=run.rows[:6], evals=run.evals[:1])
-        assert {found.name.partition(":")[0] for found in few.findings} <= {
+        assert {finding.name.partition(":")[0] for finding in few.findings} <= {
             *("judge_outage", "mismatch", "truncation", "out_of_range")
         }
         assert len(few.not_judged) > 8 and all(few.not_judged.values())
@@ -82,22 +82,22 @@ def test_nothing_is_found_in_too_few_steps(name, sick):
 def test_everything_is_judged_once(name, sick):
     run = next(sick(name, 1))
     result = of(run)
-    hidden = {other for found in result.findings for other in found.consequences}
-    found = {found.name.partition(":")[0] for found in result.findings}
+    hidden = {other for finding in result.findings for other in finding.consequences}
+    finding = {finding.name.partition(":")[0] for finding in result.findings}
     hidden = {name.partition(":")[0] for name in hidden}
-    said = found | hidden | set(result.fine) | set(result.not_judged)
+    said = finding | hidden | set(result.fine) | set(result.not_judged)
     assert said == set(RULES) and not set(result.fine) & set(result.not_judged)
     json.dumps(result.as_dict(), allow_nan=False)
     assert all(line.strip() or line == "" for line in result.lines())
 
 
 @pytest.mark.parametrize("name", NEEDED)
-def test_without_its_column_a_rule_says_so(name, sick):
+def test_rule_reports_a_missing_column(name, sick):
     run = next(sick(name, 1))
     rows = [{key: value for key, value in row.items() if key != NEEDED[name]} for row in run.rows]
     result = of(run, rows=rows)
     assert NEEDED[name] in result.not_judged[name]
-    assert name not in {found.name for found in result.findings}
+    assert name not in {finding.name for finding in result.findings}
 
 
 def test_loss_spikes_without_any_loss_are_not_judged(sick):
@@ -123,7 +123,7 @@ def test_the_order_of_lines_does_not_count(name, sick):
 
 @pytest.mark.parametrize("column", ["grad_norm", "response_length", "entropy", "actor_lr"])
 @pytest.mark.parametrize("factor", [1e-4, 1e3])
-def test_what_depends_on_the_model_is_measured_by_itself(column, factor, sick, healthy):
+def test_scaling_model_dependent_metrics_does_not_change_findings(column, factor, sick, healthy):
     runs = [*healthy(5), *sick("length_collapse", 2), *sick("entropy_collapse", 2), *sick("lr_shock", 2)]
     for run in runs:
         rows = [row | {column: None if row.get(column) is None else factor * row[column]} for row in run.rows]
@@ -135,8 +135,8 @@ def test_the_number_of_the_first_step_does_not_count(sick):
     later = [row | {"step": row["step"] + 1000} for row in run.rows]
     evals = [row | {"step": row["step"] + 1000} for row in run.evals]
     moved = of(run, rows=later, evals=evals).findings
-    assert [(found.name, found.onset - 1000) for found in moved] == [
-        (found.name, found.onset) for found in of(run).findings
+    assert [(finding.name, finding.onset - 1000) for finding in moved] == [
+        (finding.name, finding.onset) for finding in of(run).findings
     ]
 
 
@@ -153,7 +153,7 @@ def test_a_policy_that_moves_elsewhere_is_not_flat(column, end, sick):
         pytest.fail("no run was flat")
 
 
-def test_the_policy_loss_may_do_what_it_likes(healthy):
+def test_policy_loss_raises_no_finding(healthy):
     for run in healthy(5):
         n = len(run.rows)
         for trend in (np.linspace(0.01, 0.5, n), np.full(n, 0.02), np.linspace(-0.5, 0.1, n)):
@@ -162,7 +162,7 @@ def test_the_policy_loss_may_do_what_it_likes(healthy):
 
 
 def test_a_long_warm_up_raises_no_alarm(healthy):
-    """What is judged in it is judged by its own level: what an update does grows with the learning rate."""
+    """Warm-up metrics are judged by their own level: the effect of an update grows with the learning rate."""
     for run in healthy(8, least=60):
         rows = []
         for row in run.rows:
@@ -173,7 +173,7 @@ def test_a_long_warm_up_raises_no_alarm(healthy):
         assert names(run, rows=rows) <= names(run)
 
 
-def test_eight_optimizer_steps_a_rollout_are_the_recipe_and_no_finding(healthy):
+def test_eight_optimizer_steps_per_rollout_are_no_finding(healthy):
     eights = [run for run in healthy(30) if run.rows[0]["optimizer_steps"] == 8]
     assert eights and all("off_policy" not in names(run) for run in eights)
 
@@ -195,13 +195,15 @@ def test_two_outages_are_two_findings(healthy):
     run = next(run for run in healthy(40, least=80) if run.config["judge"]["JUDGE"] == "1")
     down = {*range(20, 25), *range(60, 64)}
     rows = [row | {"judge_failed": 1.0 if row["step"] in down else 0.0} for row in run.rows]
-    spells = [(found.onset, found.last) for found in of(run, rows=rows).findings if found.name == "judge_outage"]
+    spells = [
+        (finding.onset, finding.last) for finding in of(run, rows=rows).findings if finding.name == "judge_outage"
+    ]
     assert spells == [(20, 24), (60, 63)]
 
 
-def test_a_cause_takes_its_consequences_with_it(sick):
+def test_consequences_are_not_reported_beside_their_cause(sick):
     for run in sick("lr_shock", 5):
-        found = {finding.name: finding for finding in of(run).findings}
-        assert "instability" not in found or "lr_shock" not in found
+        findings = {finding.name: finding for finding in of(run).findings}
+        assert "instability" not in findings or "lr_shock" not in findings
     for run in sick("judge_drift", 5):
         assert not {"judge_drift", "reward_hacking"} <= names(run)

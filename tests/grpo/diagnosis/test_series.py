@@ -31,10 +31,10 @@ def ar(rng, n, r):
     return noise
 
 
-def test_a_line_has_its_slope_also_with_gaps_between_steps():
+def test_slope_is_right_despite_gaps_between_steps():
     steps = np.array([0, 1, 5, 6, 20])
-    found = trend(series(3.0 * steps + 1, steps))
-    assert found.change == pytest.approx(60) and found.z > 2
+    line = trend(series(3.0 * steps + 1, steps))
+    assert line.change == pytest.approx(60) and line.z > 2
 
 
 def test_a_quarter_of_outliers_does_not_turn_a_trend():
@@ -62,12 +62,12 @@ def test_z_does_not_depend_on_scale_or_offset(scale, offset):
     assert sigma(moved) == pytest.approx(scale * sigma(values))
 
 
-def test_a_shift_is_found_where_it_is_also_after_a_slow_rise():
+def test_shift_is_located_even_after_a_slow_rise():
     rng = np.random.default_rng(3)
     values = np.concatenate([np.linspace(0, 0.5, 60), np.full(30, 0.2)]) + rng.normal(0, 0.03, 90)
-    found = shift(values, -1)
-    assert abs(found.index - 60) <= 2 and found.z < -5 and found.after == pytest.approx(0.2, abs=0.03)
-    assert shift_at(values, found.index) == found
+    fall = shift(values, -1)
+    assert abs(fall.index - 60) <= 2 and fall.z < -5 and fall.after == pytest.approx(0.2, abs=0.03)
+    assert shift_at(values, fall.index) == fall
 
 
 def test_too_short_for_a_shift_or_a_trend():
@@ -87,7 +87,7 @@ def test_rolling_median_looks_back_only():
     assert rolling_median(values[:2], 3).tolist() == expected[:2]
 
 
-def test_spells_bridge_small_gaps_and_leave_out_short_ones():
+def test_spells_bridge_small_gaps_and_drop_short_ones():
     flags = np.array([int(letter) for letter in "0110100001000111"], dtype=bool)
     assert spells(flags, least=3, gap=1) == [(1, 4), (13, 15)]
     assert spells(flags, least=1, gap=0) == [(1, 2), (4, 4), (9, 9), (13, 15)]
@@ -100,7 +100,7 @@ def test_neighbours_of_constants_and_of_alternating_values():
 
 
 @pytest.mark.parametrize("table", [(0, 5, 0, 5), (3, 10, 0, 12), (9, 30, 2, 40), (5, 5, 5, 5), (0, 4, 3, 6)])
-def test_the_chance_of_so_few_is_that_of_fishers_test(table):
+def test_chance_of_so_few_matches_fishers_exact_test(table):
     right_before, before, right_after, after = table
     right, samples = right_before + right_after, before + after
     ways = [math.comb(after, x) * math.comb(before, right - x) for x in range(right_after + 1) if x <= right]

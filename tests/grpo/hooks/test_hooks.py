@@ -1,4 +1,4 @@
-"""The seam between OpenRLHF and `grpo/`: what the patches call is what `grpo/hooks/` has, and nothing else."""
+"""The interface between OpenRLHF and `grpo/`: the patches call exactly the functions of `grpo/hooks/`."""
 
 import ast
 import importlib

@@ -21,7 +21,7 @@ def test_flash_attn_is_not_needed(load):
     fails_on_stock(load, lambda: load("models.ring_attn_utils"), ImportError)
 
 
-def test_the_ranks_meet_on_a_port_that_the_kernel_gives_to_nobody(load):
+def test_the_ranks_meet_on_a_port_outside_the_ephemeral_range(load):
     port = load("trainer.ray.launcher").BaseDistributedActor._get_free_port()
     first, last = map(int, EPHEMERAL_PORTS.read_text().split())
 
@@ -114,7 +114,7 @@ def test_rotary_frequencies_stay_fp32(load, checkpoint, monkeypatch):
     fails_on_stock(load, check)
 
 
-def test_engines_get_the_adapter_and_no_name_of_peft(load, peft_model, single_rank, monkeypatch):
+def test_engines_get_the_adapter_without_pefts_names(load, peft_model, single_rank, monkeypatch):
     module = load("trainer.ray.ppo_actor")
     named = []
 
@@ -159,7 +159,7 @@ def test_saving_an_adapter_does_not_gather_the_model(load, peft_model, single_ra
     fails_on_stock(load, check)
 
 
-def test_training_does_not_start_before_the_engines(load, monkeypatch):
+def test_training_waits_for_the_engines(load, monkeypatch):
     def no_model():
         raise RuntimeError("the engine has no model")
 

@@ -14,7 +14,7 @@ from tests.grpo.conftest import fails_on_stock
 
 
 class Tracker:
-    """What Weights & Biases or TensorBoard is told."""
+    """The values sent to Weights & Biases or TensorBoard."""
 
     def __init__(self) -> None:
         self.evaluations: list[tuple[int, dict]] = []

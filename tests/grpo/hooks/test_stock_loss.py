@@ -1,4 +1,4 @@
-"""OpenRLHF's own training loop, replay buffer and loader with our loss: one gradient, however the batch is split."""
+"""OpenRLHF's own training loop, replay buffer and loader with our loss: every split gives the same gradient."""
 
 import itertools
 from types import SimpleNamespace
@@ -17,13 +17,13 @@ LENGTHS, VOCABULARY = (2, 9, 4, 7), 11
 def experiences() -> list[Experience]:
     """One sample each: a prompt of two tokens, and a response."""
     generator = torch.Generator().manual_seed(0)
-    found = []
-    for place, length in enumerate(LENGTHS):
+    samples = []
+    for number, length in enumerate(LENGTHS):
         sequences = torch.randint(VOCABULARY, (1, 2 + length), generator=generator)
         mask = torch.cat([torch.zeros(1, 1), torch.ones(1, length)], dim=1)
         random = [torch.randn(mask.shape, generator=generator) * 0.4 - 2.4 for _ in range(3)]
         old, base, engine = (values * mask for values in random)
-        found.append(
+        samples.append(
             Experience(
                 sequences=sequences,
                 attention_mask=torch.ones_like(sequences),
@@ -39,15 +39,15 @@ def experiences() -> list[Experience]:
                     "response_length": torch.tensor([float(length)]),
                     "reward": torch.ones(1),
                     "return": torch.ones(1),
-                    "sample": torch.tensor([place]),
+                    "sample": torch.tensor([number]),
                 },
             )
         )
-    return found
+    return samples
 
 
 class Policy(torch.nn.Module):
-    """Says the next token from the last one alone; its "DeepSpeed" is itself."""
+    """Predicts the next token from the last one only, and acts as its own DeepSpeed engine."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,9 +121,9 @@ def test_the_gradient_is_the_same_for_any_micro_batch(aggregation, form):
 
 
 def test_forms_differ():
-    found = {form: train(arguments(**changes), 2)[0] for form, changes in FORMS.items()}
-    for one, other in itertools.combinations(found, 2):
-        assert not torch.allclose(found[one], found[other], rtol=1e-3), (one, other)
+    losses = {form: train(arguments(**changes), 2)[0] for form, changes in FORMS.items()}
+    for one, other in itertools.combinations(losses, 2):
+        assert not torch.allclose(losses[one], losses[other], rtol=1e-3), (one, other)
 
 
 def test_kl_and_entropy_are_those_of_the_whole_batch():
@@ -140,7 +140,7 @@ def test_kl_and_entropy_are_those_of_the_whole_batch():
     torch.testing.assert_close(train(arguments(), 1)[0], policy.table.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_the_status_has_what_the_loss_measured():
+def test_status_includes_the_measurements_of_the_loss():
     _, status = train(arguments(enable_vllm_is_correction=True, advantage_clip=0.5), 4)
     assert {"ppo_kl", "vllm_kl"} <= status.keys()
     names = {"importance_cut", "importance_weight", "advantage_clipped", "vllm_kl", "clip_ratio_low", "clip_ratio_high"}

@@ -11,8 +11,8 @@ import torch
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-from grpo.batch import rewards
 from grpo.rollout import seeds
+from grpo.stack.problem import UserError
 from tests.grpo.conftest import fails_on_stock
 
 
@@ -64,7 +64,7 @@ def experience(load, response: dict):
 
 
 def without_spread(batches: list) -> list:
-    """In place of OpenRLHF's advantages: those of samples that all got one reward."""
+    """Stands in for OpenRLHF's advantages: all samples have the same reward."""
     for batch in batches:
         batch.advantages = torch.zeros_like(batch.action_mask)
     return batches
@@ -100,13 +100,13 @@ def test_a_reward_function_that_raises_does_not_end_the_run(load):
 
 
 @pytest.mark.parametrize("value", ["gemini-3-flash", None])
-def test_logs_that_are_no_numbers_do_not_crash(load, value):
+def test_logs_that_are_not_numbers_do_not_crash(load, value):
     response = respond(load, lambda q, p, label: {"rewards": 1.0, "extra_logs": {"judge": value}})
     fails_on_stock(load, lambda: experience(load, response), TypeError, RuntimeError, ValueError)
 
 
 @pytest.mark.parametrize("logs", [{}, {"judge": math.nan}], ids=["missing", "not finite"])
-def test_a_log_that_one_sample_lacks_spoils_no_other(load, logs):
+def test_log_missing_from_one_sample_does_not_affect_others(load, logs):
     module, _ = generator(load)
     maker = object.__new__(module.RemoteExperienceMaker)
     maker.args = argparse.Namespace(use_dynamic_batch=False, micro_rollout_batch_size=2, n_samples_per_prompt=2)
@@ -226,7 +226,7 @@ def answer_with_scores(module, this, monkeypatch, scores_of) -> None:
 
 
 @pytest.mark.parametrize("first", [math.nan, 1.0])
-def test_a_batch_without_scores_is_not_filtered_out_in_silence(load, monkeypatch, first):
+def test_batch_without_scores_is_not_silently_filtered_out(load, monkeypatch, first):
     """The next prompts would be drawn, to the last one, and nothing be trained."""
     module, this = generator(load, dynamic_filtering_reward_range=(0.0, 1.0), rollout_batch_size=2)
     loader = iter([(["s"], [f"p{i}"], ["l"]) for i in range(9)])
@@ -234,7 +234,7 @@ def test_a_batch_without_scores_is_not_filtered_out_in_silence(load, monkeypatch
     monkeypatch.setattr(module.ray, "cancel", lambda _: None)
 
     def check():
-        with pytest.raises(rewards.RewardError, match="reward function failed"):
+        with pytest.raises(UserError, match="reward function failed"):
             this._generate_vllm(loader, 2, dynamic_filtering=True)
         assert len(list(loader)) == (6 if math.isnan(first) else 5)  # each that was left out has drawn one more
 
@@ -256,7 +256,7 @@ def test_a_group_is_filtered_by_the_scores_that_it_has(load, monkeypatch):
 def test_accepted_samples_survive_the_end_of_the_prompts(load, monkeypatch):
     module, this = generator(load, dynamic_filtering_reward_range=(0.0, 1.0))
     loader = iter([(["s"], [f"p{i}"], ["l"]) for i in range(2)])
-    # p1 has no spread: filtered out, and no prompt is left to replace it
+    # p1 has no spread and is filtered out; no prompt remains to replace it
     answer_with_scores(module, this, monkeypatch, {"p0": (0.0, 1.0), "p1": (1.0, 1.0)}.__getitem__)
     seeds.begin_stage(this, "train 7")
 

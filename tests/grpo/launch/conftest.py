@@ -102,7 +102,7 @@ class Setting:
         return resolve(self.words(**changes), self.run_dir)
 
     def problems(self, **changes: object) -> list[str]:
-        """What the preflight finds wrong."""
+        """The problems found by the preflight."""
         config = self.config(**changes)
         return [str(problem) for problem in preflight.problems(config, make_plan(config), self.run_dir)]
 
@@ -117,7 +117,7 @@ def cpu_stack(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def enough_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What differs between machines; tests of a check set their own."""
+    """Values that differ between machines; tests of a check set their own."""
     monkeypatch.setattr(preflight, "patch_status", lambda: CLEAN)
     monkeypatch.setattr(preflight, "pins", dict)
     # The checkpoint's tokenizer is an empty file.
@@ -212,9 +212,9 @@ def save(setting, make_trainer) -> Callable[..., None]:
         tensors[adapter_files.tensor_name(module, "A")] = torch.zeros(flags["lora_rank"], inner)
         tensors[adapter_files.tensor_name(module, "B")] = torch.zeros(outer, flags["lora_rank"])
 
-    def write(*steps: int, place: Path | None = None, is_sealed: bool = False) -> None:
+    def write(*steps: int, target: Path | None = None, is_sealed: bool = False) -> None:
         for step in steps:
-            folder = (place or setting.run_dir / "checkpoints") / f"step_{step}"
+            folder = (target or setting.run_dir / "checkpoints") / f"step_{step}"
             make_trainer(folder / "trainer", {name: tuple(tensor.shape) for name, tensor in tensors.items()})
             (folder / "adapter").mkdir()
             save_file(tensors, folder / "adapter" / adapter_files.WEIGHTS)

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def variables_of_script() -> set[str]:
-    """The names of its variables: what the tests' own environment sets of them is left out."""
+    """The names of its variables, which are removed from the tests' own environment."""
     return set(re.findall(r'"\$\{(\w+):?=', (ROOT / "train_grpo.sh").read_text()))
 
 

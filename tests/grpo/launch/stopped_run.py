@@ -9,7 +9,7 @@ from grpo.launch.plan import make_plan
 
 
 def start(setting, **changes: object) -> Config:
-    """What the launcher writes before the trainer runs."""
+    """Write the files that the launcher writes before the trainer starts."""
     config = setting.config(**changes)
     setting.run_dir.mkdir()
     run_dir.write(setting.run_dir, "test", config, make_plan(config), {"digest": "d1"})

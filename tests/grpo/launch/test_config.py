@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from grpo.launch import config
-from grpo.launch.config import ConfigError, redact, trainer_parser
+from grpo.launch.config import redact, trainer_parser
+from grpo.stack.problem import UserError
 
 
 @pytest.mark.stack
-def test_the_parser_is_the_trainers_own() -> None:
+def test_parser_is_the_trainers() -> None:
     script = "import runpy, sys; sys.argv = ['t', '--help']; runpy.run_module(%r, run_name='__main__')"
     done = subprocess.run(
         [sys.executable, "-c", script % "openrlhf.cli.train_ppo_ray"], capture_output=True, text=True, timeout=110
@@ -77,17 +78,17 @@ def test_checkpoints_and_metrics_can_go_elsewhere(setting, tmp_path: Path, monke
         (["--actor_learning_rate", "1e-6x"], "invalid float value"),
         (["--advantage_estimator", "grpo"], "invalid choice: 'grpo'"),
         (["--run_dir", "/tmp/x"], "use --run-dir DIR before the --"),
-        (["--train_batch_size", "0"], "TRAIN_BATCH_SIZE is 0: it has to be at least 1"),
-        (["--generate_max_len", "0"], "GENERATE_MAX_LEN is 0: it has to be at least 1"),
+        (["--train_batch_size", "0"], "TRAIN_BATCH_SIZE is 0: set it to at least 1"),
+        (["--generate_max_len", "0"], "GENERATE_MAX_LEN is 0: set it to at least 1"),
         (["--prompt_max_len", "-5"], "PROMPT_MAX_LEN is -5"),
         (["--eval_n_samples_per_prompt", "0"], "EVAL_N_SAMPLES_PER_PROMPT is 0"),
         (["--max_epochs", "0"], "--max_epochs is 0"),
         (["--vllm_num_engines", "0"], "NUM_ENGINES is 0"),
-        (["stray"], "'stray' belongs to no flag"),
+        (["stray"], "'stray' does not belong to a flag"),
     ],
 )
 def test_a_bad_flag_is_refused(setting, words: list[str], message: str) -> None:
-    with pytest.raises(ConfigError) as refusal:
+    with pytest.raises(UserError) as refusal:
         config.resolve([*setting.words(target_modules=None), *words], setting.run_dir)
     assert message in str(refusal.value)
 
@@ -100,20 +101,20 @@ def test_an_unpatched_trainer_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
         "    args = parser.parse_args()\n"
     )
     monkeypatch.setattr(config, "trainer_source", lambda: source)
-    with pytest.raises(ConfigError, match=r"not patched: type \./apply_patches\.sh"):
+    with pytest.raises(UserError, match=r"not patched: run \./apply_patches\.sh"):
         trainer_parser()
 
 
 @pytest.mark.parametrize("words", [["--use_wandb", "abcdef123456"], ["--use_wandb=abcdef123456"]])
 def test_a_wandb_key_on_the_command_line_is_refused_and_not_repeated(setting, words: list[str]) -> None:
-    with pytest.raises(ConfigError, match="export WANDB_API_KEY") as refusal:
+    with pytest.raises(UserError, match="export WANDB_API_KEY") as refusal:
         config.resolve([*setting.words(), *words], setting.run_dir)
     assert "abcdef123456" not in str(refusal.value)
 
 
 def test_a_secret_in_a_flag_is_refused_and_not_repeated(setting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_API_KEY", "s3cret-value")
-    with pytest.raises(ConfigError, match="JUDGE_API_KEY") as refusal:
+    with pytest.raises(UserError, match="JUDGE_API_KEY") as refusal:
         setting.config(remote_rm_url="http://judge/?key=s3cret-value")
     assert "s3cret-value" not in str(refusal.value)
 

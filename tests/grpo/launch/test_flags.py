@@ -2,7 +2,7 @@ import argparse
 
 import pytest
 
-from grpo.launch import flags
+from grpo.launch import flags, loss_flags, rollout_flags
 from grpo.rollout.multi_turn.settings import AGENT
 
 GOOD = {
@@ -52,7 +52,7 @@ def test_forms_of_the_loss_are_accepted(changes):
     flags.validate(parsed(**changes))
 
 
-def test_a_thinking_budget_is_accepted_and_none_at_all_needs_nothing():
+def test_thinking_budget_is_accepted_and_optional():
     flags.validate(parsed(thinking_budget=0, answer_budget=2, max_len=3080))
     flags.validate(parsed(agent_func_path="a.py", enable_prefix_caching=False, max_len=3079))
 
@@ -68,15 +68,15 @@ def test_checkpoints_that_meet_evaluations_are_accepted(steps):
         ({"packing_samples": True}, "attention sinks"),
         ({"use_dynamic_batch": True}, "attention sinks"),
         ({"ring_attn_size": 2}, "attention sinks"),
-        ({"attn_implementation": "flash_attention_2"}, "attention sinks: use eager"),
-        ({"attn_implementation": "kernels-community/vllm-flash-attn3"}, "attention sinks: use eager"),
+        ({"attn_implementation": "flash_attention_2"}, "attention sinks: use sinks or eager"),
+        ({"attn_implementation": "kernels-community/vllm-flash-attn3"}, "attention sinks: use sinks or eager"),
         ({"lora_rank": 0}, "--lora_rank"),
         ({"target_modules": ["q_proj", "lm_head"]}, "choose from q_proj"),
         ({"advantage_estimator": "gae"}, "use dr_grpo"),
         ({"max_steps": 0}, "give 1 or more"),
         ({"actor_learning_rate": 0.0}, "more than 0"),
         ({"temperature": 0.0}, "more than 0"),
-        ({"lr_scheduler": "cosin"}, "--lr_scheduler cosin cannot be used here: use one of constant, "),
+        ({"lr_scheduler": "cosin"}, "--lr_scheduler cosin is not supported: use one of constant, "),
         ({"lr_scheduler": "linear"}, "use one of"),
         ({"vllm_gpu_memory_utilization": 9.0}, "share from 0 to 1"),
         ({"load_in_4bit": True}, "--load_in_4bit"),
@@ -87,40 +87,40 @@ def test_checkpoints_that_meet_evaluations_are_accepted(steps):
         ({"enable_ema": True}, "--enable_ema"),
         ({"async_train": True}, "--async_train"),
         ({"init_kl_coef": -0.01}, "give 0 or more"),
-        ({"use_kl_loss": True}, "without a coefficient .* --init_kl_coef"),
+        ({"use_kl_loss": True}, "without a coefficient: add --init_kl_coef"),
         ({"use_kl_loss": True, "init_kl_coef": 0.001}, "use k2 or k3"),
         ({"kl_target": 0.1}, "use --init_kl_coef alone"),
         ({"vllm_is_truncated_threshold": [2.0, 0.5], **CORRECTED}, "the lower one first"),
-        ({"old_log_probs": "engine", **CORRECTED}, "corrects twice"),
+        ({"old_log_probs": "engine", **CORRECTED}, "corrects for the engine twice"),
         ({"top_p": 0.9, **CORRECTED}, "use --top_p 1"),
         ({"top_p": 0.9, "old_log_probs": "engine"}, "use --top_p 1"),
-        ({"top_p": 0.9, "init_kl_coef": 0.001}, "cut distribution"),
+        ({"top_p": 0.9, "init_kl_coef": 0.001}, "truncates the engine's distribution"),
         ({"advantage_clip": 0.0}, "more than 0"),
         ({"dual_clip": 1.0}, "more than 1"),
         ({"eps_clip_low_high": [1.0, 0.2]}, "between 0 and 1"),
         ({"policy_loss_type": "gspo"}, "--loss_aggregation sequence_mean"),
-        ({"length_schedule": "1024,2048"}, "'2048' is no stage"),
+        ({"length_schedule": "1024,2048"}, "'2048' is not a stage: write 1024,2048@50"),
         ({"length_schedule": "1024,2048@50"}, "--generate_max_len 3072"),
         ({"overlong_buffer_len": 0}, "more than 0"),
         ({"overlong_buffer_len": 2000, "length_schedule": "1024,3072@50"}, "up to the first limit 1024"),
-        ({"overlong_penalty_factor": -1}, "pay for length"),
+        ({"overlong_penalty_factor": -1}, "reward length"),
         ({"stop_properly_penalty_coef": 2.0}, "share from 0 to 1"),
         ({"load_checkpoint": True}, "--load_checkpoint"),
         ({"zpg": 2}, "--zpg 2"),
-        ({"thinking_budget": 9}, "set both, or neither"),
-        ({"answer_budget": 9}, "set both, or neither"),
+        ({"thinking_budget": 9}, "set both or neither"),
+        ({"answer_budget": 9}, "set both or neither"),
         ({"thinking_budget": -1, "answer_budget": 9}, "give 0 or more"),
-        ({"thinking_budget": 9, "answer_budget": 1}, "give more"),
-        ({"thinking_budget": 9, "answer_budget": 9, "agent_func_path": "a.py"}, "leave one of them out"),
+        ({"thinking_budget": 9, "answer_budget": 1}, "give 2 or more"),
+        ({"thinking_budget": 9, "answer_budget": 9, "agent_func_path": "a.py"}, "remove one of them"),
         ({"thinking_budget": 9, "answer_budget": 9, "enable_prefix_caching": False}, "add --enable_prefix_caching"),
-        ({"thinking_budget": 9, "answer_budget": 9, "max_len": 3079}, "leave it out"),
+        ({"thinking_budget": 9, "answer_budget": 9, "max_len": 3079}, "remove it"),
         ({"ds_tensor_parallel_size": 2}, "--ds_tensor_parallel_size 2"),
         ({"deepcompile": True}, "--deepcompile"),
         ({"use_liger_kernel": True}, "--use_liger_kernel"),
         ({"save_steps": 7}, "a multiple of the other"),
     ],
 )
-def test_what_cannot_work_is_refused_with_the_remedy(changes, message):
+def test_unworkable_flags_are_rejected_with_a_remedy(changes, message):
     with pytest.raises(SystemExit, match=message):
         flags.validate(parsed(**changes))
 
@@ -131,8 +131,8 @@ IN_ENVIRONMENT = {"agent_func_path": str(AGENT)}
 @pytest.mark.parametrize(
     "changes",
     [
-        *({"loss_aggregation": aggregation} for aggregation in flags.AGGREGATIONS),
-        *({"advantage_estimator": estimator} for estimator in flags.ROLLOUT_ESTIMATORS),
+        *({"loss_aggregation": aggregation} for aggregation in loss_flags.AGGREGATIONS),
+        *({"advantage_estimator": estimator} for estimator in rollout_flags.ROLLOUT_ESTIMATORS),
         {"policy_loss_type": "gspo", "loss_aggregation": "sequence_mean"},
         {"init_kl_coef": 0.001, "use_kl_loss": True, "kl_estimator": "k3"},
         {"max_len": 3080},
@@ -145,30 +145,30 @@ def test_an_environment_is_accepted(changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"apply_chat_template": True}, "--apply_chat_template .*: leave it out"),
-        ({"disable_fast_tokenizer": True}, "--disable_fast_tokenizer .*: leave it out"),
+        ({"apply_chat_template": True}, "--apply_chat_template .*: remove it"),
+        ({"disable_fast_tokenizer": True}, "--disable_fast_tokenizer .*: remove it"),
         ({"advantage_estimator": "reinforce_baseline"}, "use one of dr_grpo, rloo, group_norm"),
         ({"advantage_estimator": "gae"}, "use dr_grpo"),
         ({"init_kl_coef": 0.001}, "add --use_kl_loss --kl_estimator k3"),
-        ({"overlong_buffer_len": 512}, "--overlong_buffer_len .*: leave it out"),
-        ({"stop_properly_penalty_coef": 0.5}, "--stop_properly_penalty_coef .*: leave it out"),
-        ({"thinking_budget": 9, "answer_budget": 9}, "--thinking_budget .*: leave one of them out"),
-        ({"max_len": 3079}, "--max_len 3079 gives the engines a smaller context"),
+        ({"overlong_buffer_len": 512}, "--overlong_buffer_len .*: remove it"),
+        ({"stop_properly_penalty_coef": 0.5}, "--stop_properly_penalty_coef .*: remove it"),
+        ({"thinking_budget": 9, "answer_budget": 9}, "--thinking_budget .*: remove one of them"),
+        ({"max_len": 3079}, "--max_len 3079 is a smaller context"),
     ],
 )
-def test_what_has_no_meaning_in_an_environment_is_refused_once(changes, message, monkeypatch):
+def test_flags_without_meaning_in_an_environment_are_rejected_once(changes, message, monkeypatch):
     with pytest.raises(SystemExit, match=message) as refusal:
         flags.validate(parsed(**IN_ENVIRONMENT, **changes))
     assert len(str(refusal.value).splitlines()) == 1
     if changes.keys() & {"thinking_budget", "advantage_estimator"}:
         return
-    monkeypatch.chdir(AGENT.parent)  # however it is named
+    monkeypatch.chdir(AGENT.parent)  # in any notation
     with pytest.raises(SystemExit, match=message):
         flags.validate(parsed(agent_func_path=AGENT.name, **changes))
     flags.validate(parsed(agent_func_path="another/agent.py", **changes))
 
 
-def test_of_a_context_that_is_too_small_in_two_ways_one_is_said():
+def test_context_too_small_for_two_reasons_is_reported_once():
     both = {"thinking_budget": 9, "answer_budget": 9, "max_len": 3079}
     assert sum("--max_len" in problem.what for problem in flags.problems(parsed(**IN_ENVIRONMENT, **both))) == 1
 

@@ -11,6 +11,7 @@ from grpo.checkpoint import digests, saving
 from grpo.launch import __main__ as launch
 from grpo.launch import resume
 from grpo.run.saved_steps import saved_steps
+from grpo.stack.problem import UserError
 
 from .stopped_run import log, start, steps_in
 
@@ -22,15 +23,13 @@ def test_two_damaged_floats_are_not_resumed(setting, save) -> None:
     content = torch.load(state)
     content["master"][0][:2] = 1e30
     torch.save(content, state)
-    with pytest.raises(
-        resume.ResumeError, match=r"step_20: trainer/rank_0.pt was changed .*: --from-step 10 continues"
-    ):
+    with pytest.raises(UserError, match=r"step_20: trainer/rank_0.pt was changed .*: --from-step 10 continues"):
         resume.resolve_resumed(setting.words(), setting.run_dir)
-    with pytest.raises(resume.ResumeError, match=r"rank_0.pt was changed .*: --from-step 10 continues"):
+    with pytest.raises(UserError, match=r"rank_0.pt was changed .*: --from-step 10 continues"):
         resume.resolve_resumed(setting.words(), setting.run_dir, 20)
 
 
-def test_checkpoints_of_earlier_versions_are_continued_with_a_word(setting, save) -> None:
+def test_checkpoints_of_earlier_versions_are_continued_with_a_note(setting, save) -> None:
     start(setting)
     save(10)
     config = resume.resolve_resumed(setting.words(), setting.run_dir)
@@ -39,42 +38,42 @@ def test_checkpoints_of_earlier_versions_are_continued_with_a_word(setting, save
     for part in digests.PARTS:
         digests.write(setting.run_dir / "checkpoints" / "step_10" / part)
     assert resume.describe(config) == ["continuing after step 10"]
-    # What a save gives to both parts is not missing in one of them.
+    # A save writes the list for both parts, so one part cannot lack it.
     (setting.run_dir / "checkpoints" / "step_10" / "trainer" / digests.NAME).unlink()
-    with pytest.raises(resume.ResumeError, match="trainer/SHA256SUMS is missing"):
+    with pytest.raises(UserError, match="trainer/SHA256SUMS is missing"):
         resume.resolve_resumed(setting.words(), setting.run_dir)
 
 
-def test_only_whole_steps_can_be_continued_from(setting, save) -> None:
+def test_only_complete_steps_can_be_continued(setting, save) -> None:
     start(setting)
     checkpoints = setting.run_dir / "checkpoints"
-    with pytest.raises(resume.ResumeError, match="has no step_10: no step is whole"):
+    with pytest.raises(UserError, match="has no step_10: no step is whole"):
         resume.resolve_resumed(setting.words(), setting.run_dir, 10)
     save(10, 20, 30, is_sealed=True)
     (checkpoints / "step_20" / "trainer" / "state.pt").unlink()
     (checkpoints / ".step_40.partial" / "adapter").mkdir(parents=True)
     for step in (15, 40, 0, -10):
-        with pytest.raises(resume.ResumeError, match=rf"has no step_{step}: .* \(whole: 10, 30\)"):
+        with pytest.raises(UserError, match=rf"has no step_{step}: .* \(whole: 10, 30\)"):
             resume.resolve_resumed(setting.words(), setting.run_dir, step)
-    with pytest.raises(resume.ResumeError, match=r"trainer/state.pt is missing.* \(whole: 10, 30\)"):
+    with pytest.raises(UserError, match=r"trainer/state.pt is missing.* \(whole: 10, 30\)"):
         resume.resolve_resumed(setting.words(), setting.run_dir, 20)
 
 
-def test_where_no_step_is_whole_the_refusal_says_so(setting, save) -> None:
+def test_error_says_if_no_step_is_complete(setting, save) -> None:
     start(setting)
     checkpoints = setting.run_dir / "checkpoints"
-    with pytest.raises(resume.ResumeError, match=r"has no step_10: no step is whole; without --from-step .* step 0"):
+    with pytest.raises(UserError, match=r"has no step_10: no step is whole; without --from-step .* step 0"):
         resume.resolve_resumed(setting.words(), setting.run_dir, 10)
     save(10, 20, is_sealed=True)
     for step in (10, 20):
         (checkpoints / f"step_{step}" / "trainer" / "state.pt").unlink()
-    with pytest.raises(resume.ResumeError, match=r"has no step_15: no step is whole \(damaged: 10, 20\)"):
+    with pytest.raises(UserError, match=r"has no step_15: no step is whole \(damaged: 10, 20\)"):
         resume.resolve_resumed(setting.words(), setting.run_dir, 15)
-    with pytest.raises(resume.ResumeError, match=r"step_20: .*state.pt is missing.*no other step is whole.*bring back"):
+    with pytest.raises(UserError, match=r"step_20: .*state.pt is missing.*no other step is whole.*restore a copy"):
         resume.resolve_resumed(setting.words(), setting.run_dir, 20)
 
 
-def test_an_earlier_step_gives_up_what_is_newer_and_loses_nothing(setting, save) -> None:
+def test_continuing_an_earlier_step_sets_newer_ones_aside_without_loss(setting, save) -> None:
     start(setting)
     folder, checkpoints, samples = setting.run_dir, setting.run_dir / "checkpoints", setting.run_dir / "samples"
     save(10, 20, 30, is_sealed=True)
@@ -95,12 +94,12 @@ def test_an_earlier_step_gives_up_what_is_newer_and_loses_nothing(setting, save)
     assert {path.name for path in aside.iterdir()} == {"step_20", "step_30"}
     assert (aside / "step_20" / "trainer" / "rank_0.pt").read_bytes() == given_up
     assert not (folder / "final").exists() and (folder / f"final-{aside.name}" / "adapter_config.json").is_file()
-    assert all(any(f"{name} was newer and is set aside as {folder}" in line for line in news)
+    assert all(any(f"{name} was newer and was moved to {folder}" in line for line in news)
                for name in ("step_20", "step_30", "final"))  # fmt: skip
     entry = json.loads((folder / "resumes.jsonl").read_text())
     assert entry["step"] == 10 and entry["set_aside"]["step_30"] == str(aside / "step_30")
 
-    saving._remove(checkpoints, [])  # the clean-up of the next save
+    saving.remove(checkpoints, [])  # the clean-up of the next save
     assert {path.name for path in aside.iterdir()} == {"step_20", "step_30"}
     config = resume.resolve_resumed(setting.words(), folder)
     assert resume.resumed_step(config) == 10
@@ -140,5 +139,5 @@ def test_a_check_of_an_earlier_step_changes_nothing(setting, save, monkeypatch, 
     monkeypatch.setattr(launch.preflight, "problems", lambda *_, **__: [])
     assert launch.main() == 0
     said = capsys.readouterr().out
-    assert "continuing after step 10" in said and "newer, would be set aside: step_20" in said
+    assert "continuing after step 10" in said and "these newer steps would be moved away: step_20" in said
     assert {path: path.stat().st_mtime_ns for path in setting.run_dir.rglob("*")} == before

@@ -1,4 +1,4 @@
-"""What is checked of the judge before a run, against a server that speaks Gemini's API."""
+"""Checks of the judge before a run, against a server with Gemini's API."""
 
 import math
 import socket
@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from grpo.launch import judge
-from grpo.launch.config import Config, ConfigError
+from grpo.launch.config import Config
 from grpo.stack.checkout import CHECKOUT
+from grpo.stack.problem import UserError
 from reward import models, settings
-from reward.limits import Limits, Place
+from reward.limits import Limits, Slot
 from reward.models import RETIRED
 from reward.shared_state import Judgements, SharedState
-from reward.stand_in import Fault, StandIn
+from reward.stand_in import StandIn
 from tests.reward.recorder import Recorder, redirector
 
 KEY = "AIza-not-a-real-key-0123456789"
@@ -61,7 +62,7 @@ def problems(config: Config, url: str = "http://127.0.0.1:1", may_stand_in: bool
         return [str(problem) for problem in judge.check(judge.of_run(config, may_stand_in), config)]
 
 
-def test_models_that_exist_are_fine(configure) -> None:
+def test_existing_models_are_accepted(configure) -> None:
     with StandIn(["first", "second"], key=KEY) as server:
         assert problems(configure(), server.url) == []
 
@@ -77,7 +78,7 @@ def test_a_retired_model_is_named_with_its_replacement(configure, model: str) ->
     with StandIn() as server:  # a server that still answers it
         [problem] = problems(configure(JUDGE_MODELS=f"first {model}"), server.url)
     assert f"JUDGE_MODELS: {model} is retired" in problem and f"put {RETIRED[model]} in its place" in problem
-    # Also where nobody is asked.
+    # Even without a request.
     assert len(problems(configure(None, JUDGE_MODELS=model), may_stand_in=True)) == 1
 
 
@@ -97,7 +98,7 @@ def test_a_key_that_is_refused_is_one_problem_and_is_not_repeated(configure) -> 
     assert "refuses the key of GEMINI_API_KEY" in problem and KEY not in problem
 
 
-def test_of_two_keys_the_refusal_names_the_one_that_was_sent(configure, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_which_of_two_keys_was_sent(configure, monkeypatch: pytest.MonkeyPatch) -> None:
     config = configure()
     monkeypatch.setenv("GOOGLE_API_KEY", "another key")
     with StandIn(key=KEY) as server:
@@ -121,7 +122,7 @@ def test_an_address_that_redirects_is_one_problem(configure, status: int) -> Non
     assert f"set JUDGE_BASE_URL to the API's own address: {server.url} is wrong" in problem
 
 
-def test_behind_a_proxy_that_is_not_used_the_remedy_names_it(configure, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remedy_names_an_unused_proxy(configure, monkeypatch: pytest.MonkeyPatch) -> None:
     config = configure()
     with Recorder() as proxy:
         monkeypatch.setenv("HTTPS_PROXY", f"http://user:{PASSWORD}@{proxy.host}")
@@ -147,10 +148,10 @@ def test_the_plan_says_where_requests_go(configure, monkeypatch: pytest.MonkeyPa
 
 def test_the_plan_says_what_a_step_costs_in_calls(configure) -> None:
     for switch, said in (
-        ("1", "calls a step: up to 64 and failed tries; JUDGE_UNFINISHED=0 asks only for samples with a final answer"),
+        ("1", "calls per step: up to 64 plus failed tries; JUDGE_UNFINISHED=0 judges only samples with a final answer"),
         (
             "0",
-            "calls a step: one for each of 64 samples that has a final answer, and failed tries; JUDGE_UNFINISHED is 0",
+            "calls per step: one for each of 64 samples with a final answer, plus failed tries; JUDGE_UNFINISHED is 0",
         ),
     ):
         config = configure(JUDGE_UNFINISHED=switch)
@@ -162,21 +163,20 @@ def test_the_plan_says_what_a_step_costs_in_calls(configure) -> None:
     [
         (
             {"JUDGE_MODELS": "first second third"},
-            "a try takes up to 90 s: where no model answers, the deadline leaves 4 tries in all, of 90 and 70 s "
+            "a try takes up to 90 s; if no model answers, the deadline leaves 4 tries: 90 and 70 s "
             "for first, 40 s for second, 40 s for third",
         ),
         (
             {"JUDGE_MODELS": "only"},
-            "a try takes up to 90 s: where no model answers, the deadline leaves 3 tries in all, of 90, 90 and 60 s "
-            "for only",
+            "a try takes up to 90 s; if no model answers, the deadline leaves 3 tries: 90, 90 and 60 s for only",
         ),
         (
             {"JUDGE_CALL_TIMEOUT": "20"},
-            "a try takes up to 20 s: where no model answers, the deadline leaves time for all 6 tries",
+            "a try takes up to 20 s; if no model answers, the deadline leaves time for all 6 tries",
         ),
     ],
 )
-def test_the_plan_says_what_the_deadline_leaves_of_the_tries(configure, changes, said: str) -> None:
+def test_plan_shows_how_many_tries_fit_the_deadline(configure, changes, said: str) -> None:
     config = configure(**changes)
     assert f"            {said}" in judge.describe(judge.of_run(config, False), config)
 
@@ -193,19 +193,19 @@ def test_requests_that_would_go_elsewhere_are_refused(configure, monkeypatch, va
     config = configure()
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(UserError, match=message):
         judge.of_run(config, True)
 
 
-def test_a_password_in_the_address_is_refused_also_where_nobody_is_asked(configure, monkeypatch) -> None:
+def test_password_in_the_address_is_rejected_even_without_requests(configure, monkeypatch) -> None:
     """The address is written into the run directory."""
     monkeypatch.setenv("GRPO_JUDGE_BASE_URL", f"https://user:{PASSWORD}@gateway.example")
-    with pytest.raises(ConfigError, match="a user name or a password") as refusal:
+    with pytest.raises(UserError, match="a user name or a password") as refusal:
         judge.of_run(configure(JUDGE="0"), False)
     assert PASSWORD not in str(refusal.value)
 
 
-def test_a_server_that_does_not_answer_is_given_up(configure, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unresponsive_server_times_out(configure, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "TRY_SECONDS", 0.2)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -214,7 +214,7 @@ def test_a_server_that_does_not_answer_is_given_up(configure, monkeypatch: pytes
     assert "cannot be asked for first" in problem
 
 
-def test_no_key_is_refused_unless_a_stand_in_may_answer(configure) -> None:
+def test_missing_key_is_rejected_unless_a_stand_in_is_allowed(configure) -> None:
     config = configure(None)
     [problem] = problems(config)
     assert "no key" in problem and "export GEMINI_API_KEY, or set JUDGE=0" in problem
@@ -239,30 +239,30 @@ def test_a_judge_that_is_off_needs_nothing(configure) -> None:
     ):
         config = configure(None, **(VARIABLES | changes))
         assert problems(config) == [] and judge.of_run(config, True).stand_in_models == []
-        assert f"off, since {why}" in judge.describe(judge.of_run(config, True), config)[0]
+        assert f"off, because {why}" in judge.describe(judge.of_run(config, True), config)[0]
 
 
-def test_somebody_elses_reward_function_needs_no_judge(setting, configure) -> None:
+def test_custom_reward_function_needs_no_judge(setting, configure) -> None:
     configure(None)
     run_judge = judge.of_run(setting.config(), True)
     assert run_judge.settings is None and not run_judge.is_stand_in and problems(setting.config()) == []
     assert "REWARD" in judge.describe(run_judge, setting.config())[0]
 
 
-def test_settings_that_cannot_be_are_refused(configure) -> None:
-    with pytest.raises(ConfigError, match="JUDGE_TRIES"):
+def test_invalid_settings_are_rejected(configure) -> None:
+    with pytest.raises(UserError, match="JUDGE_TRIES"):
         judge.of_run(configure(JUDGE_TRIES="none"), False)
 
 
 @pytest.mark.parametrize("may_stand_in", [True, False])
-def test_a_key_that_cannot_be_is_refused(configure, may_stand_in: bool) -> None:
-    with pytest.raises(ConfigError, match="GEMINI_API_KEY") as refusal:
+def test_malformed_key_is_rejected(configure, may_stand_in: bool) -> None:
+    with pytest.raises(UserError, match="GEMINI_API_KEY") as refusal:
         judge.of_run(configure("AIza\x07-not-a-key"), may_stand_in)
     assert "AIza" not in str(refusal.value)
     judge.of_run(configure("AIza\x07-not-a-key", JUDGE="0"), may_stand_in)
 
 
-def test_a_run_begins_with_judgements_and_nothing_else(configure, tmp_path: Path) -> None:
+def test_run_starts_with_cached_judgements_and_nothing_else(configure, tmp_path: Path) -> None:
     run_judge = judge.of_run(configure(), False)
     judge.prepare(run_judge, tmp_path)
     state = SharedState(tmp_path / "judge.sqlite")
@@ -273,13 +273,13 @@ def test_a_run_begins_with_judgements_and_nothing_else(configure, tmp_path: Path
         connection.execute("CREATE TABLE models (model TEXT PRIMARY KEY)")
     judge.prepare(run_judge, tmp_path)
     assert run_judge.settings
-    place = Limits(state, run_judge.settings.chain).take("first", 1, 0.0)
-    assert isinstance(place, Place)
+    slot = Limits(state, run_judge.settings.chain).take("first", 1, 0.0)
+    assert isinstance(slot, Slot)
     assert Judgements(state).find_or_claim("key", 0.0) == "value"
     assert math.isnan(Judgements(state).mean_quality(True))
 
 
-def test_a_run_that_has_ended_leaves_one_file_of_its_judge(configure, tmp_path: Path) -> None:
+def test_finished_run_leaves_one_judge_file(configure, tmp_path: Path) -> None:
     run_judge = judge.of_run(configure(), False)
     judge.finish(run_judge, tmp_path)
     assert list(tmp_path.glob("judge*")) == [], "nothing is made where there was nothing"
@@ -298,11 +298,11 @@ def test_a_run_that_has_ended_leaves_one_file_of_its_judge(configure, tmp_path: 
 def test_a_broken_file_does_not_hide_how_a_run_ended(configure, tmp_path: Path, caplog) -> None:
     (tmp_path / "judge.sqlite").write_bytes(b"no database" * 1000)
     judge.finish(judge.of_run(configure(), False), tmp_path)
-    assert "stays as it is" in caplog.text
+    assert "was not merged" in caplog.text
 
 
 def test_the_limits_of_the_stand_in_are_its_own(configure) -> None:
-    """However low the user's are: they are of a quota at Google's."""
+    """This holds even for low limits of the user, which describe a quota at Google."""
     config = configure(None, JUDGE_RPM="1", JUDGE_TPM="1")
     stand_in = judge.of_run(config, True).settings
     assert stand_in and stand_in.chain.requests_per_window == settings.STAND_IN_RPM
@@ -313,7 +313,7 @@ def test_the_limits_of_the_stand_in_are_its_own(configure) -> None:
 
 def test_a_file_of_judgements_that_is_broken_is_refused(configure, tmp_path: Path) -> None:
     (tmp_path / "judge.sqlite").write_bytes(b"no database" * 1000)
-    with pytest.raises(ConfigError, match="move it away"):
+    with pytest.raises(UserError, match="move it away"):
         judge.prepare(judge.of_run(configure(), False), tmp_path)
     judge.prepare(judge.of_run(configure(JUDGE="0"), False), tmp_path)
 
@@ -322,21 +322,10 @@ def test_a_rollout_that_cannot_be_judged_in_time_is_refused(configure) -> None:
     # 64 samples, and 2 models x 10 a minute x 2 minutes
     with StandIn() as server:
         [problem] = problems(configure(JUDGE_RPM="10", JUDGE_DEADLINE="120"), server.url)
-    assert "64 samples, and the judge may send 40 requests" in problem and "JUDGE_DEADLINE" in problem
+    assert "64 samples, but the judge can send only 40 requests" in problem and "JUDGE_DEADLINE" in problem
 
 
-def test_a_fault_that_passes_is_no_problem(configure) -> None:
+def test_transient_fault_is_no_problem(configure) -> None:
     """The check of models tries again."""
-    with StandIn(["first", "second"]) as server:
-        failures = iter([True, True])
-        handler = server._server.RequestHandlerClass
-        plain = handler.do_GET
-
-        def once_in_a_while(self) -> None:
-            if next(failures, False):
-                self._error(Fault("status").status, "busy", "UNAVAILABLE", 0.01)
-            else:
-                plain(self)
-
-        handler.do_GET = once_in_a_while
+    with StandIn(["first", "second"], busy=2) as server:
         assert problems(configure(), server.url) == []

@@ -1,4 +1,4 @@
-"""What a plan says of length schedule, thinking budget and environment."""
+"""The lines of a plan on length schedule, thinking budget and environment."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def tokenizer(setting) -> None:
     write_tokenizer(Path(setting.flags["pretrain"]))
 
 
-def test_a_plain_run_has_no_such_line(setting) -> None:
+def test_plain_run_has_no_length_line(setting) -> None:
     assert describe_lengths(setting.config()) == []
 
 
@@ -26,24 +26,24 @@ def test_a_schedule_says_when_its_limits_begin(setting) -> None:
         "lengths     10 tokens at first, 20 from step 50, 32 from step 100; evaluations 32"
     ]
     (line,) = describe_lengths(setting.config(length_schedule="10,32@2.5%"))
-    assert "32 once 2.5% were truncated over 5 steps" in line
+    assert "32 once 2.5% are truncated over 5 steps" in line
 
 
 @pytest.mark.usefixtures("tokenizer")
-def test_a_budget_says_what_it_adds_up_to(setting) -> None:
+def test_budget_line_shows_the_total(setting) -> None:
     # <|end|><|start|>assistant<|channel|>final<|message|> are 6 tokens
     assert describe_lengths(setting.config(**BUDGETS)) == ["thinking    16 + delimiter 6 + answer 8 = 30 of 40 tokens"]
 
 
 @pytest.mark.usefixtures("tokenizer")
-def test_a_budget_says_what_the_limits_leave_of_it(setting) -> None:
+def test_budget_line_shows_what_the_limits_leave(setting) -> None:
     config = setting.config(**BUDGETS, length_schedule="15,25@2,40@20%")
     lengths, thinking = describe_lengths(config)
     assert lengths.startswith("lengths     15 tokens at first, 25 from step 2, 40 once 20%")
-    assert thinking.endswith("= 30 of 40 tokens; the limits leave the thinking 1, 11, 16")
+    assert thinking.endswith("= 30 of 40 tokens; the length schedule limits the thinking to 1, 11, 16")
     assert [lengths, thinking] == describe(make_plan(config), config)[1:3]
     (thinking,) = describe_lengths(setting.config(**BUDGETS | {"generate_max_len": 20}))
-    assert thinking.endswith("= 30 of 20 tokens; the limits leave the thinking 6")
+    assert thinking.endswith("= 30 of 20 tokens; the length schedule limits the thinking to 6")
 
 
 def test_an_environment_is_named_with_its_limits(setting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,12 +56,12 @@ def test_an_environment_is_named_with_its_limits(setting, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"length_schedule": "10,20"}, "'20' is no stage"),
-        ({**BUDGETS, "thinking_budget": -1}, "a thinking budget of -1 cannot be"),
+        ({"length_schedule": "10,20"}, "'20' is not a stage"),
+        ({**BUDGETS, "thinking_budget": -1}, "the thinking budget is -1"),
         (BUDGETS, "tokenizer.json cannot be read"),
     ],
 )
-def test_what_cannot_be_is_named_and_left_to_the_preflight(setting, changes, what) -> None:
+def test_invalid_settings_are_named_and_left_to_the_preflight(setting, changes, what) -> None:
     (line,) = describe_lengths(setting.config(**changes))
     assert line.startswith("unknown     lengths: ") and what in line
 
@@ -69,9 +69,9 @@ def test_what_cannot_be_is_named_and_left_to_the_preflight(setting, changes, wha
 @pytest.mark.usefixtures("tokenizer")
 def test_a_delimiter_of_another_tokenizer_is_named(setting) -> None:
     (line,) = describe_lengths(setting.config(**BUDGETS, thinking_delimiter="think"))
-    assert "</think> is no token of this tokenizer" in line
+    assert "this tokenizer has no token </think>" in line
 
 
-def test_without_a_tokenizer_the_budgets_are_there(setting) -> None:
+def test_budgets_are_shown_without_a_tokenizer(setting) -> None:
     (Path(setting.flags["pretrain"]) / "tokenizer.json").unlink()
     assert describe_lengths(setting.config(**BUDGETS)) == ["thinking    16, a delimiter, and an answer of 8 tokens"]

@@ -1,4 +1,4 @@
-"""A run that goes on tells of what ails it, once."""
+"""A running run reports the onset of a fault, once."""
 
 import json
 import logging
@@ -9,6 +9,7 @@ import pytest
 from grpo.launch import onsets
 from grpo.launch.onsets import Onsets
 from grpo.run.progress import Progress
+from grpo.run.run_files import RunFiles
 
 
 def write(folder: Path, first: int, last: int) -> None:
@@ -19,8 +20,8 @@ def write(folder: Path, first: int, last: int) -> None:
             file.write(json.dumps(row) + "\n")
 
 
-def test_an_onset_is_told_once(tmp_path: Path) -> None:
-    progress = Progress(tmp_path, 80)
+def test_onset_is_printed_once(tmp_path: Path) -> None:
+    progress = Progress(RunFiles(tmp_path, tmp_path), 80)
     news = Onsets(progress, {})
     told = []
     for step in range(1, 81):
@@ -32,9 +33,9 @@ def test_an_onset_is_told_once(tmp_path: Path) -> None:
     assert line.startswith("! ") and "step 30" in line
 
 
-def test_a_resumed_run_does_not_tell_again(tmp_path: Path) -> None:
+def test_resumed_run_does_not_repeat_an_onset(tmp_path: Path) -> None:
     write(tmp_path, 1, 60)
-    progress = Progress(tmp_path, 80)
+    progress = Progress(RunFiles(tmp_path, tmp_path), 80)
     progress.skip()
     news = Onsets(progress, {})
     write(tmp_path, 61, 62)
@@ -42,7 +43,7 @@ def test_a_resumed_run_does_not_tell_again(tmp_path: Path) -> None:
     assert not [line for line in news.new_lines() if "truncat" in line]
 
 
-def test_a_rule_that_fails_does_not_end_the_run(
+def test_failing_rule_does_not_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> list:
@@ -50,7 +51,7 @@ def test_a_rule_that_fails_does_not_end_the_run(
 
     monkeypatch.setattr(onsets.Monitor, "new_onsets", fail)
     write(tmp_path, 1, 3)
-    progress = Progress(tmp_path, 80)
+    progress = Progress(RunFiles(tmp_path, tmp_path), 80)
     progress.poll()
     with caplog.at_level(logging.WARNING, logger=onsets.__name__):
         assert Onsets(progress, {}).new_lines() == []

@@ -96,8 +96,10 @@ def test_sizes_of_gpt_oss_120b(setting, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("grpo.launch.plan.read_whole", lambda folder: model)
     monkeypatch.setattr(Model, "file_bytes", 60_900_000_000)
     monkeypatch.setenv("DS_ACCELERATOR", "cuda")
-    plan = make_plan(setting.config(lora_rank=64, prompt_max_len=1024, generate_max_len=3072))
+    plan = make_plan(setting.config(lora_rank=64, prompt_max_len=1024, generate_max_len=3072, experts="bf16"))
     assert plan.host_bytes is not None and 240e9 < plan.host_bytes < 300e9
+    packed = make_plan(setting.config(lora_rank=64)).host_bytes
+    assert packed is not None and plan.host_bytes - packed > 150e9
     assert plan.checkpoint_bytes == 47_775_744 * (2 + 12), "the adapter in bf16; master weights and two moments in fp32"
     assert plan.disk_bytes == 4 * plan.checkpoint_bytes + 47_775_744 * 2, (
         "2 kept, one from before a fall, one being written, the final adapter"
@@ -106,17 +108,17 @@ def test_sizes_of_gpt_oss_120b(setting, monkeypatch: pytest.MonkeyPatch) -> None
     assert without_offload is not None and without_offload < 40e9
 
 
-def test_the_text_says_what_surprises(setting) -> None:
+def test_text_points_out_surprises(setting) -> None:
     config = setting.config()
     text = "\n".join(describe(make_plan(config), config))
     assert "8 prompts x 8 samples = 64 samples" in text
-    assert "8 optimizer steps a rollout, all but the first off-policy" in text
+    assert "8 optimizer steps per rollout, all but the first off-policy" in text
     assert "6 global steps" in text
     assert "4 for 2 engines of 2, 4 for the actor" in text
     assert "unknown" not in text
 
 
-def test_a_plan_without_model_and_data_says_what_it_does_not_know(setting, tmp_path) -> None:
+def test_plan_without_model_and_data_lists_the_unknowns(setting, tmp_path) -> None:
     config = setting.config(pretrain="openai/gpt-oss-120b", prompt_data=tmp_path / "none.jsonl")
     plan = make_plan(config)
     text = "\n".join(describe(plan, config))

@@ -1,4 +1,4 @@
-"""All checks together, and those of the software: packages and patches."""
+"""All checks together, and the checks of the software: packages and patches."""
 
 from pathlib import Path
 
@@ -24,10 +24,10 @@ def test_all_problems_are_listed_at_once(setting) -> None:
     [
         ({"state": "pristine", "applied": 0, "message": "not patched", "next": "./apply_patches.sh"}, "not patched"),
         ({"applied": 2, "message": "2 of 3"}, "2 of 3"),
-        ({"digest": "other"}, "not what its patches give"),
+        ({"digest": "other"}, "differs from what the patches produce"),
     ],
 )
-def test_unclean_patches_are_refused(
+def test_unclean_patches_are_rejected(
     setting, monkeypatch: pytest.MonkeyPatch, status: dict[str, object], message: str
 ) -> None:
     monkeypatch.setattr(preflight, "patch_status", lambda: CLEAN | status)

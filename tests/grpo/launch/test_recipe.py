@@ -27,7 +27,7 @@ RUN_LOG = {
     "--lora_alpha": "128",
     "--target_modules": "q_proj k_proj v_proj o_proj",
     "--zero_stage": "3",
-    "--offload": "",
+    "--experts": "packed",
     "--adam_offload": "",
     "--gradient_checkpointing": "",
     "--gradient_checkpointing_use_reentrant": "",
@@ -37,13 +37,13 @@ RUN_LOG = {
     "--eval_steps": "10",
     "--eval_at_start": "",
     "--temperature": "1.0",
-    "--attn_implementation": "eager",
+    "--attn_implementation": "sinks",
     "--vllm_num_engines": "2",
     "--vllm_tensor_parallel_size": "2",
     "--actor_num_gpus_per_node": "4",
 }
 
-# Every variable: another value, and what the command then says, as a flag or a variable. None: the flag is gone.
+# Every variable: another value, and its effect on the command's flag or variable. None: the flag is absent.
 OVERRIDES = {
     "MODEL": ("/m", "--pretrain", "/m"),
     "ENGINE_MODEL": ("/e", "--engine_model", "/e"),
@@ -86,7 +86,8 @@ OVERRIDES = {
     "TARGET_MODULES": ("q_proj v_proj", "--target_modules", "q_proj v_proj"),
     "ENFORCE_EAGER": ("0", "--enforce_eager", None),
     "GPU_MEMORY_UTILIZATION": ("0.7", "--vllm_gpu_memory_utilization", "0.7"),
-    "OFFLOAD": ("0", "--offload", None),
+    "EXPERTS": ("bf16", "--experts", "bf16"),
+    "OFFLOAD": ("1", "--offload", ""),
     "ADAM_OFFLOAD": ("0", "--adam_offload", None),
     "GRADIENT_CHECKPOINTING": ("0", "--gradient_checkpointing", None),
     "PERSISTENCE_THRESHOLD": ("27", "--stage3_param_persistence_threshold", "27"),
@@ -134,20 +135,20 @@ def flags(checkout: Path, *options: str, **variables: str) -> dict[str, str]:
     words = shlex.split(done.stdout.replace("\\\n", " "))
     start = words.index("python")
     assert words[start : start + 3] == ["python", "-m", "openrlhf.cli.train_ppo_ray"]
-    found: dict[str, list[str]] = {name: [value] for name, _, value in (w.partition("=") for w in words[:start])}
+    passed: dict[str, list[str]] = {name: [value] for name, _, value in (w.partition("=") for w in words[:start])}
     for word in words[start + 3 :]:
         if word.startswith("--"):
-            found[word] = []
+            passed[word] = []
         else:
-            found[list(found)[-1]].append(word)
-    return {name: " ".join(values) for name, values in found.items()}
+            passed[list(passed)[-1]].append(word)
+    return {name: " ".join(values) for name, values in passed.items()}
 
 
 def test_the_defaults_are_those_of_the_run_log(checkout: Path) -> None:
-    found = flags(checkout)
-    assert {name: found.get(name) for name in RUN_LOG} == RUN_LOG
-    assert "--max_steps" not in found and "--use_wandb" not in found
-    assert not {"--thinking_budget", "--answer_budget", "--enable_prefix_caching"} & found.keys()
+    passed = flags(checkout)
+    assert {name: passed.get(name) for name in RUN_LOG} == RUN_LOG
+    assert "--max_steps" not in passed and "--use_wandb" not in passed
+    assert not {"--thinking_budget", "--answer_budget", "--enable_prefix_caching"} & passed.keys()
 
 
 @pytest.mark.parametrize("variables", [{"THINKING_BUDGET": "9", "ANSWER_BUDGET": "9"}, {"ENVIRONMENT": "retrieval"}])
@@ -163,12 +164,12 @@ def test_the_table_has_every_variable_of_the_script() -> None:
 
 @pytest.mark.parametrize("options", [[], ["--tiny"]])
 def test_every_variable_can_be_set_from_outside(checkout: Path, options: list[str]) -> None:
-    found = flags(checkout, *options, **{name: value for name, (value, _, _) in OVERRIDES.items()})
+    passed = flags(checkout, *options, **{name: value for name, (value, _, _) in OVERRIDES.items()})
     for name, (_, flag, expected) in OVERRIDES.items():
         if name == "NAME":
-            assert Path(found[flag]).name.startswith("mine-")
+            assert Path(passed[flag]).name.startswith("mine-")
         else:
-            assert found.get(flag) == expected, name
+            assert passed.get(flag) == expected, name
 
 
 def test_tiny_is_the_same_run_with_other_values(checkout: Path) -> None:
@@ -180,7 +181,7 @@ def test_tiny_is_the_same_run_with_other_values(checkout: Path) -> None:
 
 
 def test_the_small_run_has_the_limits_of_the_full_one(checkout: Path) -> None:
-    """Also where the stand-in answers: the command of such a run may be run again with a key."""
+    """This includes runs with the stand-in: their command may be repeated with a key."""
     full = flags(checkout)
     for keys in ({"GEMINI_API_KEY": "", "GOOGLE_API_KEY": ""}, {"GEMINI_API_KEY": "not-a-key"}):
         tiny = flags(checkout, "--tiny", **keys)
@@ -188,42 +189,46 @@ def test_the_small_run_has_the_limits_of_the_full_one(checkout: Path) -> None:
 
 
 def test_the_shape_of_the_large_run_in_small(checkout: Path) -> None:
-    found = flags(checkout, "--tiny", "--steps", "2", NUM_ENGINES="2", ENGINE_TP="2", ACTOR_GPUS="4")
-    assert found["--vllm_tensor_parallel_size"] == "2" and found["--actor_num_gpus_per_node"] == "4"
-    assert found["--max_steps"] == "2"
+    passed = flags(checkout, "--tiny", "--steps", "2", NUM_ENGINES="2", ENGINE_TP="2", ACTOR_GPUS="4")
+    assert passed["--vllm_tensor_parallel_size"] == "2" and passed["--actor_num_gpus_per_node"] == "4"
+    assert passed["--max_steps"] == "2"
 
 
-def test_the_judge_is_on_and_can_be_switched_off_in_three_ways(checkout: Path) -> None:
-    found = flags(checkout)
-    assert (found["GRPO_JUDGE"], found["GRPO_CORRECTNESS_WEIGHT"], found["GRPO_QUALITY_WEIGHT"]) == ("1", "0.6", "0.4")
-    assert len(found["GRPO_JUDGE_MODELS"].split()) == 3 and found["GRPO_JUDGE_TRIES"] == "3"
-    assert found["GRPO_JUDGE_FALLBACK"] == "correctness" and found["GRPO_JUDGE_UNFINISHED"] == "1"
+def test_judge_is_on_by_default_and_can_be_disabled_in_three_ways(checkout: Path) -> None:
+    passed = flags(checkout)
+    assert (passed["GRPO_JUDGE"], passed["GRPO_CORRECTNESS_WEIGHT"], passed["GRPO_QUALITY_WEIGHT"]) == (
+        "1",
+        "0.6",
+        "0.4",
+    )
+    assert len(passed["GRPO_JUDGE_MODELS"].split()) == 3 and passed["GRPO_JUDGE_TRIES"] == "3"
+    assert passed["GRPO_JUDGE_FALLBACK"] == "correctness" and passed["GRPO_JUDGE_UNFINISHED"] == "1"
     assert flags(checkout, JUDGE_MODELS="")["GRPO_JUDGE_MODELS"] == ""
     for variables, why in (
         ({"JUDGE": "0"}, "JUDGE is 0"),
         ({"JUDGE_MODELS": ""}, "JUDGE_MODELS is empty"),
         ({"CORRECTNESS_WEIGHT": "1", "QUALITY_WEIGHT": "0"}, "QUALITY_WEIGHT is 0"),
     ):
-        assert f"judge       off, since {why}" in call(checkout, "--plan", **variables).stdout
+        assert f"judge       off, because {why}" in call(checkout, "--plan", **variables).stdout
 
 
 def test_a_plan_names_the_stand_in(checkout: Path) -> None:
     keys = {"GEMINI_API_KEY": "", "GOOGLE_API_KEY": ""}
-    assert "NO KEY: a local stand-in" in call(checkout, "--tiny", "--plan", **keys).stdout
+    assert "NO KEY: a local server" in call(checkout, "--tiny", "--plan", **keys).stdout
     assert "stand-in" not in call(checkout, "--plan", **keys).stdout
     assert "stand-in" not in call(checkout, "--tiny", "--plan", **keys | {"GEMINI_API_KEY": "k" * 20}).stdout
 
 
 def test_the_users_flags_win(checkout: Path) -> None:
-    found = flags(checkout, "--", "--lora_rank", "5", "--eps_clip_low_high", "0.2", "0.28", LORA_RANK="7")
-    assert found["--lora_rank"] == "5"
-    assert found["--eps_clip_low_high"] == "0.2 0.28"
+    passed = flags(checkout, "--", "--lora_rank", "5", "--eps_clip_low_high", "0.2", "0.28", LORA_RANK="7")
+    assert passed["--lora_rank"] == "5"
+    assert passed["--eps_clip_low_high"] == "0.2 0.28"
 
 
 def test_the_run_directory(checkout: Path, tmp_path: Path) -> None:
-    found = flags(checkout, "--run-dir", str(tmp_path / "here"))
-    assert found["--run_dir"] == found["--metrics_dir"] == str(tmp_path / "here")
-    assert found["--ckpt_path"] == str(tmp_path / "here" / "checkpoints")
+    passed = flags(checkout, "--run-dir", str(tmp_path / "here"))
+    assert passed["--run_dir"] == passed["--metrics_dir"] == str(tmp_path / "here")
+    assert passed["--ckpt_path"] == str(tmp_path / "here" / "checkpoints")
 
 
 def test_dry_run_and_plan_write_nothing(checkout: Path) -> None:
@@ -259,7 +264,7 @@ def test_it_can_be_called_from_anywhere(checkout: Path, tmp_path: Path) -> None:
     assert f"--run_dir {tmp_path / 'out'}" in done.stdout
 
 
-def test_refusals_speak_of_the_variables_of_the_script() -> None:
+def test_errors_name_the_variables_of_the_script() -> None:
     table = {flag.removeprefix("--"): name for name, (_, flag, _) in OVERRIDES.items() if flag.startswith("--")}
     table.pop("run_dir")  # NAME is a part of it
     assert by_flag() == table

@@ -16,11 +16,11 @@ from .recipe import call
         (["--tinny"], "unknown option --tinny"),
         (["--lora_rank", "3"], "OpenRLHF flags go after --"),
         (["--steps"], "--steps needs a value"),
-        (["--check", "--plan"], "exclude each other"),
-        (["--dry-run", "--resume", "no/such/run"], "no/such/run is no run directory"),
+        (["--check", "--plan"], "cannot be combined"),
+        (["--dry-run", "--resume", "no/such/run"], "no/such/run is not a run directory"),
         (["--dry-run", "--resume", "latest"], "--resume DIR"),
         (["--dry-run", "--resume", "here", "--run-dir", "there"], "not allowed with"),
-        (["--dry-run", "--from-step", "10"], "--from-step is for a run that is continued: give --resume DIR, too"),
+        (["--dry-run", "--from-step", "10"], "--from-step only applies to a resumed run: add --resume DIR"),
         (["--dry-run", "--resume", "here", "--from-step", "last"], "invalid int value: 'last'"),
         (["--dry-run", "--", "--lora_rnk", "3"], "did you mean --lora_rank?"),
         (["--dry-run", "--steps", "many"], "STEPS: invalid int value"),
@@ -35,12 +35,12 @@ def test_a_bad_call_is_refused(checkout: Path, options: list[str], message: str)
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"JUDGE": "2"}, "JUDGE is '2': 1 switches it on, 0 off"),
+        ({"JUDGE": "2"}, "JUDGE is '2': set it to 1 (on) or 0 (off)"),
         ({"JUDGE_FALLBACK": "mercy"}, "use one of correctness, mean_quality, group"),
         ({"QUALITY_WEIGHT": "0.5"}, "have to add up to 1"),
         ({"JUDGE_DEADLINE": "soon"}, "JUDGE_DEADLINE is 'soon'"),
-        ({"JUDGE_UNFINISHED": "yes"}, "JUDGE_UNFINISHED is 'yes': 1 switches it on, 0 off"),
-        ({"JUDGE_PROXY": "yes"}, "JUDGE_PROXY is 'yes': 1 switches it on, 0 off"),
+        ({"JUDGE_UNFINISHED": "yes"}, "JUDGE_UNFINISHED is 'yes': set it to 1 (on) or 0 (off)"),
+        ({"JUDGE_PROXY": "yes"}, "JUDGE_PROXY is 'yes': set it to 1 (on) or 0 (off)"),
         ({"JUDGE_BASE_URL": "http://gateway.example"}, "JUDGE_BASE_URL would send the key unencrypted"),
         ({"GOOGLE_GEMINI_BASE_URL": "https://gateway.example"}, "set JUDGE_BASE_URL to the address you mean"),
     ],
@@ -75,7 +75,7 @@ def test_check_lists_the_problems_and_starts_nothing(checkout: Path, tmp_path: P
     assert not (tmp_path / "run").exists()
 
 
-def test_the_tiny_model_that_is_not_there_yet_is_built_by_tiny(checkout: Path) -> None:
+def test_missing_tiny_model_is_built_by_tiny(checkout: Path) -> None:
     done = call(checkout, "--tiny", "--plan", MODEL=str(TINY_MODEL / "absent"))
     assert "absent is not built yet: ./train_grpo.sh --tiny builds it" in done.stdout
     assert "hf download" not in done.stdout
@@ -85,5 +85,5 @@ def test_without_a_gpu_the_full_run_says_so_first(checkout: Path, tmp_path: Path
     cache = {"HF_HUB_CACHE": str(tmp_path), "JUDGE": "0", "PATH": f"{sys.prefix}/bin:/usr/bin:/bin"}
     done = call(checkout, "--check", "--run-dir", str(tmp_path / "run"), **cache)
     assert done.returncode == 2
-    assert "1. MODEL openai/gpt-oss-120b needs 8 GPUs, and there is no GPU here" in done.stderr
+    assert "1. MODEL openai/gpt-oss-120b needs 8 GPUs, but this machine has none" in done.stderr
     assert "hf download openai/gpt-oss-120b" in done.stderr

@@ -16,6 +16,8 @@ from grpo.checkpoint import adapter_files
 from grpo.launch import __main__ as launch
 from grpo.launch import resume
 from grpo.run import run_state
+from grpo.run.run_files import RunFiles
+from grpo.stack.problem import UserError
 
 from .stopped_run import log, start, steps_in
 
@@ -42,7 +44,7 @@ def test_a_damaged_checkpoint_is_refused_before_anything_is_taken_back(setting, 
         file.unlink()
     else:
         torch.save({"foreign": {"ranks": 1}, "empty": "", "partial": partial}[damage], file)
-    with pytest.raises(resume.ResumeError, match=rf"{file.name} .*: --from-step 10 continues from .* \(whole: 10\)"):
+    with pytest.raises(UserError, match=rf"{file.name} .*: --from-step 10 continues from .* \(whole: 10\)"):
         resume.resolve_resumed(setting.words(), setting.run_dir)
     assert resume.resumed_step(resume.resolve_resumed(setting.words(), setting.run_dir, 10)) == 10  # as it says
 
@@ -50,8 +52,8 @@ def test_a_damaged_checkpoint_is_refused_before_anything_is_taken_back(setting, 
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        ("layers.1.self_attn.", "gaps, projections"),
-        ("layers.0.self_attn.k_proj.lora_A", "a half is missing"),
+        ("layers.1.self_attn.", "missing projections"),
+        ("layers.0.self_attn.k_proj.lora_A", "only one half"),
     ],
 )
 def test_an_adapter_that_lost_tensors_is_refused(setting, save, part, message) -> None:
@@ -59,7 +61,7 @@ def test_an_adapter_that_lost_tensors_is_refused(setting, save, part, message) -
     save(10)
     weights = setting.run_dir / "checkpoints" / "step_10" / "adapter" / adapter_files.WEIGHTS
     save_file({name: tensor for name, tensor in load_file(weights).items() if part not in name}, weights)
-    with pytest.raises(resume.ResumeError, match=message):
+    with pytest.raises(UserError, match=message):
         resume.resolve_resumed(setting.words(), setting.run_dir)
 
 
@@ -69,9 +71,7 @@ def test_an_adapter_that_is_not_the_trainers_is_refused(setting, save, make_trai
     trainer = setting.run_dir / "checkpoints" / "step_10" / "trainer"
     trainer.rename(setting.folder / "away")
     make_trainer(trainer, {"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": (8, 32)})
-    with pytest.raises(
-        resume.ResumeError, match=r"an adapter that is not its trainer's .*: bring back a copy, or move"
-    ):
+    with pytest.raises(UserError, match=r"adapter and trainer state do not match .*restore a copy, or move"):
         resume.resolve_resumed(setting.words(), setting.run_dir)
 
 
@@ -80,7 +80,7 @@ def test_a_run_without_a_checkpoint_starts_again(setting) -> None:
     config = resume.resolve_resumed(setting.words(), setting.run_dir)
     assert config.args.resume_from is None
     assert resume.resumed_step(config) == 0
-    assert resume.describe(config) == [f"starting at step 0: no checkpoint in {setting.run_dir / 'checkpoints'}"]
+    assert resume.describe(config) == [f"starting at step 0: {setting.run_dir / 'checkpoints'} has no checkpoint"]
 
 
 def test_what_comes_after_the_checkpoint_is_taken_back(setting, save) -> None:
@@ -105,7 +105,7 @@ def test_what_comes_after_the_checkpoint_is_taken_back(setting, save) -> None:
     assert entry["step"] == 10 and entry["changed"]["actor_learning_rate"] == [1e-6, 1e-4]
 
 
-def test_other_settings_of_the_judge_are_told(setting, save, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_judge_settings_are_reported(setting, save, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRPO_JUDGE_MODELS", "a b")
     monkeypatch.setenv("GRPO_JUDGE_TRIES", "3")
     start(setting)
@@ -117,7 +117,7 @@ def test_other_settings_of_the_judge_are_told(setting, save, monkeypatch: pytest
     assert json.loads((setting.run_dir / "resumes.jsonl").read_text())["changed"] == {"JUDGE_MODELS": ["a b", "b"]}
 
 
-def test_settings_that_an_older_run_lacks_had_their_defaults(setting, save, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_missing_from_an_older_run_had_their_defaults(setting, save, monkeypatch: pytest.MonkeyPatch) -> None:
     start(setting)
     save(10)
     monkeypatch.setenv("GRPO_JUDGE_BASE_URL", "https://generativelanguage.googleapis.com")
@@ -147,13 +147,13 @@ def test_another_adapter_model_or_data_file_is_refused(setting, save, make_check
         changes = {"pretrain": make_checkpoint(setting.folder / "other")}
     if "prompt_data" in changes:
         changes = {"prompt_data": make_data(setting.folder / "other.jsonl", 20)}
-    with pytest.raises(resume.ResumeError, match="cannot be continued with other settings"):
+    with pytest.raises(UserError, match="cannot continue with other settings"):
         resume.resolve_resumed(setting.words(**changes), setting.run_dir)
 
 
 def test_latest_is_the_newest_run_of_that_name(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resume, "CHECKOUT", tmp_path)
-    with pytest.raises(resume.ResumeError, match="no run named tiny"):
+    with pytest.raises(UserError, match="no run named tiny"):
         resume.find_run("latest", "tiny")
     for age, name in enumerate(["tiny-20260101-000000", "tiny-20260102-000000", "tiny-large-20260103-000000"]):
         folder = tmp_path / "runs" / name
@@ -164,42 +164,45 @@ def test_latest_is_the_newest_run_of_that_name(tmp_path, monkeypatch: pytest.Mon
     assert resume.find_run("latest", "tiny").name == "tiny-20260102-000000"
 
 
-def test_a_run_that_is_still_going_is_refused(tmp_path) -> None:
-    code = "import sys, time, pathlib; from grpo.launch import resume; resume.lock(pathlib.Path(sys.argv[1]))"
+def test_active_run_is_rejected(tmp_path) -> None:
+    code = (
+        "import sys, time, pathlib; from grpo.run.run_files import RunFiles; RunFiles(pathlib.Path(sys.argv[1])).hold()"
+    )
     code += "; print('held', flush=True); time.sleep(60)"
     holder = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout and holder.stdout.readline() == "held\n"
-        with pytest.raises(resume.ResumeError, match="still going"):
-            resume.lock(tmp_path)
+        with pytest.raises(UserError, match="still running"):
+            RunFiles(tmp_path).hold()
     finally:
         holder.kill()
         holder.wait()
-    resume.lock(tmp_path)
+    RunFiles(tmp_path).hold()
 
 
-def test_somebody_who_looks_whether_it_is_going_does_not_keep_a_run_from_starting(tmp_path, monkeypatch) -> None:
-    (tmp_path / run_state.LOCK).touch()
-    looking = os.open(tmp_path / run_state.LOCK, os.O_RDONLY)
+def test_checking_whether_a_run_is_active_does_not_block_its_start(tmp_path, monkeypatch) -> None:
+    files = RunFiles(tmp_path)
+    files.lock.touch()
+    looking = os.open(files.lock, os.O_RDONLY)
     fcntl.flock(looking, fcntl.LOCK_SH)
     monkeypatch.setattr(time, "sleep", lambda _: fcntl.flock(looking, fcntl.LOCK_UN))
-    resume.lock(tmp_path)
-    assert run_state.is_held(tmp_path)
+    files.hold()
+    assert files.is_held()
 
 
-def test_of_two_starts_in_one_directory_the_second_is_refused(setting, monkeypatch, capsys) -> None:
+def test_second_start_in_a_directory_is_rejected(setting, monkeypatch, capsys) -> None:
     words = ["launch", "run", "--run-dir", str(setting.run_dir), "--", *setting.words()]
     monkeypatch.setattr(sys, "argv", words)
     monkeypatch.setattr(launch.preflight, "problems", lambda *_, **__: [])
     setting.run_dir.mkdir()
-    held = resume.lock(setting.run_dir)
+    held = RunFiles(setting.run_dir).hold()
     assert launch.main() == launch.REFUSED
-    assert "still going" in capsys.readouterr().err
+    assert "still running" in capsys.readouterr().err
     os.close(held)
 
 
 @pytest.mark.parametrize(("code", "state"), [(0, "finished"), (130, "stopped"), (1, "crashed")])
-def test_a_run_that_ends_leaves_word_of_how(setting, monkeypatch, code, state) -> None:
+def test_finished_run_records_how_it_ended(setting, monkeypatch, code, state) -> None:
     def supervise(*_, **__) -> int:
         assert run_state.Run(setting.run_dir).state == "running"
         return code
@@ -209,7 +212,7 @@ def test_a_run_that_ends_leaves_word_of_how(setting, monkeypatch, code, state) -
     monkeypatch.setattr(launch.preflight, "patch_status", lambda: {"digest": "d1"})
     monkeypatch.setattr(launch, "supervise", supervise)
     held = []
-    monkeypatch.setattr(resume, "lock", lambda folder, lock=resume.lock: held.append(lock(folder)) or held[-1])
+    monkeypatch.setattr(RunFiles, "hold", lambda files, hold=RunFiles.hold: held.append(hold(files)) or held[-1])
     assert launch.main() == code
     os.close(held[0])  # as the end of the process does
     run = run_state.Run(setting.run_dir)
@@ -220,7 +223,7 @@ def test_training_data_that_was_changed_in_place_is_refused(setting, save, make_
     start(setting)
     save(10)
     make_data(Path(setting.flags["prompt_data"]), 21)
-    with pytest.raises(resume.ResumeError, match=r"train.jsonl was changed .* start a new run"):
+    with pytest.raises(UserError, match=r"train.jsonl was changed .* start a new run"):
         resume.resolve_resumed(setting.words(), setting.run_dir)
     make_data(Path(setting.flags["prompt_data"]), 20)
     make_data(Path(setting.flags["eval_dataset"]), 7)  # held-out problems may be others
@@ -230,15 +233,15 @@ def test_training_data_that_was_changed_in_place_is_refused(setting, save, make_
 def test_checkpoints_on_another_disk_are_found_again(setting, save) -> None:
     disk = setting.folder / "disk"
     start(setting, ckpt_path=disk)
-    save(30, place=disk)
+    save(30, target=disk)
     config = resume.resolve_resumed(setting.words(), setting.run_dir)  # without CKPT_DIR
     assert config.args.resume_from == str(disk / "step_30")
     for other in (["--ckpt_path", "/other"], ["--ckpt_path=/other"]):
-        with pytest.raises(resume.ResumeError, match="CKPT_DIR was"):
+        with pytest.raises(UserError, match="CKPT_DIR was"):
             resume.resolve_resumed([*setting.words(), *other], setting.run_dir)
 
 
-def test_a_run_directory_that_was_moved_is_continued_where_it_is(setting, save) -> None:
+def test_moved_run_directory_is_continued_in_place(setting, save) -> None:
     start(setting)
     save(10)
     moved = setting.run_dir.rename(setting.folder / "moved")
@@ -248,12 +251,12 @@ def test_a_run_directory_that_was_moved_is_continued_where_it_is(setting, save) 
     assert resume.changes(config, moved) == {}
 
 
-def test_a_check_says_where_the_run_would_go_on(setting, save, monkeypatch, capsys) -> None:
+def test_check_shows_where_the_run_would_continue(setting, save, monkeypatch, capsys) -> None:
     start(setting)
     monkeypatch.setattr(sys, "argv", ["launch", "check", "--resume", str(setting.run_dir), "--", *setting.words()])
     monkeypatch.setattr(launch.preflight, "problems", lambda *_, **__: [])
     assert launch.main() == 0
-    assert "starting at step 0: no checkpoint in" in capsys.readouterr().out
+    assert "has no checkpoint" in capsys.readouterr().out
     save(10)
     assert launch.main() == 0
     assert "continuing after step 10" in capsys.readouterr().out

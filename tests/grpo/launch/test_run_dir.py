@@ -1,4 +1,4 @@
-"""What is written before a run starts, and that no secret is in it."""
+"""Files written before a run starts, without any secret."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def test_patches_and_environment_are_recorded(setting, monkeypatch: pytest.Monke
 def test_no_secret_is_in_the_run_directory(setting, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
-    # Also not where a variable that is recorded happens to contain one.
+    # This also holds if a recorded variable contains one.
     monkeypatch.setenv("HF_HOME", f"/tmp/{SECRETS['HF_TOKEN']}")
     write(setting, use_wandb=1)
     files = [path for path in setting.run_dir.rglob("*") if path.is_file()]

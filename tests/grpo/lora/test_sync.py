@@ -38,9 +38,9 @@ def test_the_checksums_of_slices_add_up(rows, columns, data):
         assert sum(checksum_of(half.contiguous()) for half in halves) == whole
 
 
-def checksum_of(matrix: torch.Tensor, first_row: int = 0, place: int = 0) -> torch.Tensor:
-    """The checksum of rows of the adapter's tensor `place`."""
-    return adapter.checksum([adapter.row_sums(matrix)], ((place, first_row, len(matrix)),))
+def checksum_of(matrix: torch.Tensor, first_row: int = 0, number: int = 0) -> torch.Tensor:
+    """The checksum of rows of the adapter's tensor `number`."""
+    return adapter.checksum([adapter.row_sums(matrix)], ((number, first_row, len(matrix)),))
 
 
 def sums_of(matrices: list[torch.Tensor]) -> tuple[int, int]:
@@ -67,11 +67,11 @@ def test_changed_and_swapped_values_are_found():
     assert sums_of([c, b, a, d]) != right and sums_of([a, d, c, b]) != right  # layers took each other's place
 
 
-def test_what_workers_hold_whole_counts_for_each_of_them():
+def test_unsharded_tensors_count_for_each_worker():
     a, b = torch.randn(2, 8, 16).to(torch.bfloat16)
     split, whole = sums_of([a, b])
-    assert (whole, split) == (int(checksum_of(a)), int(checksum_of(b, place=1)))
-    workers = [checksum_of(a) + checksum_of(b[rows], rows.start, place=1) for rows in (slice(0, 4), slice(4, 8))]
+    assert (whole, split) == (int(checksum_of(a)), int(checksum_of(b, number=1)))
+    workers = [checksum_of(a) + checksum_of(b[rows], rows.start, number=1) for rows in (slice(0, 4), slice(4, 8))]
     assert adapter.Receipt(2, split, whole).checksum(2) == sum(map(int, workers)) % 2**64
 
 
@@ -95,7 +95,7 @@ def test_a_wrong_receipt_stops_the_run(wrong):
 
 @pytest.mark.parametrize("workers", [[], [receipt(workers=2)], [receipt(workers=2), receipt(workers=2)]])
 def test_a_missing_receipt_stops_the_run(workers):
-    with pytest.raises(SyncError, match="engine 1 has no receipt"):
+    with pytest.raises(SyncError, match="worker of engine 1 has confirmed"):
         check_receipts([[receipt()], workers], EXPECTED)
 
 
@@ -125,7 +125,7 @@ def test_the_engine_passes_bytes_on_and_drops_its_prefix_cache():
         asyncio.run(load_into_engine(Engine(False), data, ["specs"]))
 
 
-def test_shared_memory_is_seen_by_another_process_and_gone_with_its_owner():
+def test_shared_memory_is_visible_to_others_and_ends_with_its_owner():
     memory = SharedMemory(4096)
     memory.bytes[:5] = list(b"hello")
     read = [sys.executable, "-c", "import sys; print(open(sys.argv[1], 'rb').read(5).decode())", memory.path]
@@ -139,16 +139,16 @@ def test_shared_memory_is_seen_by_another_process_and_gone_with_its_owner():
 MAP_AND_FIND = """
 import mmap, os, sys, time
 import numpy as np
-from grpo.lora.engine_actor import shared_place
+from grpo.lora.engine_actor import shared_file
 descriptor, size = map(int, sys.argv[1:])
 memory = np.frombuffer(mmap.mmap(descriptor, size), dtype=np.uint8)
 os.close(descriptor)
-print(*shared_place(memory[256:512]) or ["nowhere"], sep="\\n")
-print(*shared_place(np.zeros(256, dtype=np.uint8)) or ["nowhere"], sep="\\n")
+print(*shared_file(memory[256:512]) or ["nowhere"], sep="\\n")
+print(*shared_file(np.zeros(256, dtype=np.uint8)) or ["nowhere"], sep="\\n")
 """
 
 
-def test_what_a_parent_has_open_is_found_without_a_copy():
+def test_buffer_held_by_a_parent_is_found_without_a_copy():
     """As a raylet, which is the parent of the engine's process, has the object store open."""
     with tempfile.TemporaryFile(dir="/dev/shm") as store:
         store.write(bytes(range(256)) * 32)

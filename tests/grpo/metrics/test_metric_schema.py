@@ -18,6 +18,6 @@ def test_a_line_becomes_flat():
     assert {"seconds.train", "reward"} <= BY_NAME.keys()
 
 
-def test_they_stand_in_the_order_of_their_tiers():
+def test_metrics_are_ordered_by_tier():
     tiers = [metric.tier for metric in SCHEMA]
     assert tiers == sorted(tiers)

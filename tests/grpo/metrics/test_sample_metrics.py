@@ -1,4 +1,4 @@
-"""The metrics of a rollout against the same in NumPy's float64, sample by sample, however it is cut into batches."""
+"""The metrics of a rollout against NumPy's float64, sample by sample, for any batching."""
 
 from types import SimpleNamespace
 
@@ -16,7 +16,7 @@ GROUP = 4
 
 
 def rollout(seed: int, count: int = 16) -> list[dict]:
-    """Samples as they were drawn: tokens, prompt length, reward, advantage, what the reward function logged."""
+    """Samples as drawn: tokens, prompt length, reward, advantage and the logs of the reward function."""
     draw = np.random.default_rng(seed)
     samples = []
     for _ in range(count):
@@ -69,11 +69,11 @@ def as_experiences(samples: list[dict], order: list[int], size: int) -> list[Sim
 
 
 @given(st.integers(0, 10_000), st.integers(1, 16), st.randoms(use_true_random=False))
-def test_they_are_those_of_float64_in_any_order_and_batching(seed, size, random):
+def test_sample_metrics_match_float64_in_any_order_and_batching(seed, size, random):
     samples = rollout(seed)
     order = list(range(len(samples)))
     random.shuffle(order)
-    found = experience_metrics(as_experiences(samples, order, size), GROUP)
+    metrics = experience_metrics(as_experiences(samples, order, size), GROUP)
 
     names = samples[0].keys() - {"prompt", "response"}
     column = {name: np.array([sample[name] for sample in samples]) for name in names}
@@ -108,21 +108,21 @@ def test_they_are_those_of_float64_in_any_order_and_batching(seed, size, random)
     ):
         if a.std() > 1e-6 and b.std() > 1e-6:
             expected[name] = np.corrcoef(a, b)[0, 1]
-    assert found.keys() == expected.keys()
+    assert metrics.keys() == expected.keys()
     for name, value in expected.items():
-        assert found[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
+        assert metrics[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
 
 
 def test_every_name_is_in_the_schema():
-    found = experience_metrics(as_experiences(rollout(1), list(range(16)), 16), GROUP)
-    assert found.keys() <= BY_NAME.keys()
+    metrics = experience_metrics(as_experiences(rollout(1), list(range(16)), 16), GROUP)
+    assert metrics.keys() <= BY_NAME.keys()
 
 
-def test_what_cannot_be_said_is_left_out():
+def test_undefined_metrics_are_left_out():
     samples = [sample | {"correct": 0.0, "judge_calls": 0.0, "reward": 0.25} for sample in rollout(2)]
-    found = experience_metrics(as_experiences(samples, list(range(16)), 4), GROUP)
-    assert not [name for name in found if name.startswith(("judge_quality", "high_reward", "reward_correct"))]
-    assert found["zero_spread_groups"] == 1
+    metrics = experience_metrics(as_experiences(samples, list(range(16)), 4), GROUP)
+    assert not [name for name in metrics if name.startswith(("judge_quality", "high_reward", "reward_correct"))]
+    assert metrics["zero_spread_groups"] == 1
 
 
 def test_another_reward_function_needs_no_judge():
@@ -137,25 +137,25 @@ def test_repetition_is_the_share_of_grams_seen_before(text, share):
     assert repetition([ord(letter) for letter in text]) == share
 
 
-def test_a_correlation_needs_spread():
+def test_correlation_without_spread_is_left_out():
     assert correlation(torch.ones(4).double(), torch.arange(4).double()) is None
     assert correlation(torch.arange(4).double(), -torch.arange(4).double()).item() == pytest.approx(-1)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 6))
-def test_the_rolling_correlation_is_that_of_all_samples_of_the_steps(seed, steps):
+def test_rolling_correlation_covers_all_samples_of_the_steps(seed, steps):
     parts = [rollout(seed + step) for step in range(steps)]
     rows = []
     for part in parts:
-        found = experience_metrics(as_experiences(part, list(range(16)), 16), GROUP)
+        metrics = experience_metrics(as_experiences(part, list(range(16)), 16), GROUP)
         means = {name: np.mean([sample[name] for sample in part]) for name in ("reward", "correct")}
-        rows.append(found | means)
+        rows.append(metrics | means)
     reward, right = (np.array([s[name] for part in parts for s in part]) for name in ("reward", "correct"))
     expected = np.corrcoef(reward, right)[0, 1] if reward.std() > 1e-6 and right.std() > 1e-6 else None
     assert rolling_correlation(rows) == (expected if expected is None else pytest.approx(expected, rel=1e-4, abs=1e-5))
 
 
-def test_thinking_and_answer_are_told_apart_by_tokens():
+def test_thinking_and_answer_are_separated_by_tokens():
     """The last final header ends the thinking, of which it is part; without one, all is thinking."""
     header = [7, 8, 9]
     tokenizer = SimpleNamespace(encode=lambda *_, **__: header, added_tokens_decoder={7: "<|channel|>"})
@@ -164,22 +164,22 @@ def test_thinking_and_answer_are_told_apart_by_tokens():
         samples, ([1, 2, *header, 3], [1, *header, 2, *header, 3, 4, 5], [1, 2], header), strict=True
     ):
         sample["response"] = response
-    found = experience_metrics(as_experiences(samples, [2, 0, 3, 1], 3), GROUP, tokenizer)
-    assert found["thinking_length"] == np.mean([5, 8, 2, 3])
-    assert found["answer_length"] == np.mean([1, 3, 0])
+    metrics = experience_metrics(as_experiences(samples, [2, 0, 3, 1], 3), GROUP, tokenizer)
+    assert metrics["thinking_length"] == np.mean([5, 8, 2, 3])
+    assert metrics["answer_length"] == np.mean([1, 3, 0])
     logged = as_experiences(samples, [0, 1, 2, 3], 2)
     for experience in logged:
         experience.info["thinking_length"] = torch.ones(2)
     assert not experience_metrics(logged, GROUP, tokenizer).keys() & {"thinking_length", "answer_length"}
 
 
-def test_samples_that_are_not_trained_on_are_in_no_mean_over_samples():
-    """They have lost their mask for want of a reward; with them a judge that fails would look like short responses."""
+def test_untrained_samples_are_excluded_from_sample_means():
+    """Without a reward, they lost their mask. If they counted, a failing judge would look like short responses."""
     samples = rollout(seed=3)
     batches = as_experiences(samples, order=list(range(len(samples))), size=4)
     expected = experience_metrics(batches[1:], group_size=GROUP)
     for name in ("action_mask", "advantages"):
         getattr(batches[0], name).zero_()
-    found = experience_metrics(batches, group_size=GROUP)
+    metrics = experience_metrics(batches, group_size=GROUP)
     for name in ("advantage_mean", "advantage_std", "repetition", "response_length_p50", "sampled_tokens"):
-        assert found[name] == pytest.approx(expected[name], abs=1e-6), name
+        assert metrics[name] == pytest.approx(expected[name], abs=1e-6), name

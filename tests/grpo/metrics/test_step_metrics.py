@@ -1,4 +1,4 @@
-"""The metrics of a step against float64 from its saved tensors, however its samples are cut and spread over ranks."""
+"""The metrics of a step against float64 from its saved tensors, for any split into batches and ranks."""
 
 import random
 from types import SimpleNamespace
@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from openrlhf.trainer.ppo_utils.experience_maker import Experience
 from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer, make_experience_batch
 from torch import nn
-from transformers.utils import ModelOutput
 
 from grpo.metrics import step_metrics, token_recorder
 from grpo.metrics.metric_schema import BY_NAME
 from grpo.metrics.update_metrics import policy_metrics
-from grpo.model import vocabulary
 from grpo.update import passes
+from grpo.update.log_probs import TokenScores, token_scores
 from grpo.update.loss import PolicyLoss, rollouts_of
 
 VOCABULARY, ALLOCATED, GROUP, COUNT = 23, 20, 4, 12
@@ -53,7 +52,7 @@ def drawn(seed: int) -> list[dict]:
     return samples
 
 
-def as_experience(place: int, sample: dict) -> Experience:
+def as_experience(index: int, sample: dict) -> Experience:
     """One sample as OpenRLHF has it after the advantages are known."""
     prompt, size = sample["prompt"], len(sample["log_probs"])
 
@@ -62,7 +61,7 @@ def as_experience(place: int, sample: dict) -> Experience:
 
     mask = at_actions(np.ones(size))
     return Experience(
-        index=[place], sequences=torch.tensor(sample["tokens"])[None], attention_mask=torch.ones(1, prompt + size),
+        index=[index], sequences=torch.tensor(sample["tokens"])[None], attention_mask=torch.ones(1, prompt + size),
         action_mask=mask, action_log_probs=at_actions(sample["old"]), rollout_log_probs=at_actions(sample["engine"]),
         advantages=mask * sample["advantage"], rewards=torch.tensor([sample["correct"]]),
         prompts=["p"], labels=["l"],
@@ -71,7 +70,7 @@ def as_experience(place: int, sample: dict) -> Experience:
 
 
 def train_rank(trainer: SimpleNamespace, experiences: list[Experience], samples: list[dict], size: int) -> dict:
-    """What one rank notes: its share goes through OpenRLHF's replay buffer, in micro-batches of `size`."""
+    """The records of one rank. Its share goes through OpenRLHF's replay buffer, in micro-batches of `size`."""
     metrics = token_recorder.ActorMetrics(trainer)
     buffer = NaiveReplayBuffer(size, 0, True, False, False)
     for experience in experiences:
@@ -79,15 +78,16 @@ def train_rank(trainer: SimpleNamespace, experiences: list[Experience], samples:
     for start in range(0, len(buffer.items), size):
         batch = make_experience_batch(buffer.items[start : start + size])
         length = batch.sequences.shape[1]
-        kept = int(batch.action_mask.shape[1] - batch.action_mask.any(0).int().argmax()) + 1
         logits, log_probs = torch.zeros(len(batch.sequences), length, VOCABULARY), torch.zeros(batch.action_mask.shape)
-        for row, place in enumerate(batch.info["sample"]):
-            sample = samples[int(place)]
+        for row, index in enumerate(batch.info["sample"]):
+            sample = samples[int(index)]
             begin, end = sample["prompt"] - 1, len(sample["tokens"]) - 1
             logits[row, begin:end] = torch.tensor(sample["logits"])
             log_probs[row, begin:end] = torch.tensor(sample["log_probs"])
-        output = ModelOutput(logits=logits[:, -kept:])
-        output["logits"] = vocabulary.of_tokens(output, ALLOCATED, 1.0)
+        # With the identity as lm_head, hidden states are logits.
+        targets = torch.zeros(logits.shape[:2], dtype=torch.long).flatten()
+        scores = token_scores(logits.flatten(0, 1), torch.eye(VOCABULARY), targets, ALLOCATED)
+        output = SimpleNamespace(scores=TokenScores(*(values.view(logits.shape[:2]) for values in scores)))
         loss = PolicyLoss(trainer.args)
         loss.scale, loss.rollouts = 1.0, rollouts_of(batch)
         old = passes.old_log_probs(trainer.args, batch, log_probs)
@@ -102,11 +102,11 @@ def train_rank(trainer: SimpleNamespace, experiences: list[Experience], samples:
 
 def run_step(samples: list[dict], seed: int, size: int, ranks: int, on_policy: bool) -> tuple[dict, list]:
     """Return the status and the samples of a step that is cut and spread at random."""
-    single = [as_experience(place, sample) for place, sample in enumerate(samples)]
+    single = [as_experience(index, sample) for index, sample in enumerate(samples)]
     order = list(range(COUNT))
     random.Random(seed).shuffle(order)
     cuts = [order[start : start + 3] for start in range(0, COUNT, 3)]
-    experiences = [Experience.concat_experiences([single[place] for place in cut], 0) for cut in cuts]
+    experiences = [Experience.concat_experiences([single[index] for index in cut], 0) for cut in cuts]
     step_metrics.before_training(experiences)
     status: dict = {"ppo_kl": 99.0, "correct": 99.0, "sample": 5.5}
     for rank in range(ranks):
@@ -123,7 +123,7 @@ def run_step(samples: list[dict], seed: int, size: int, ranks: int, on_policy: b
 
 @settings(deadline=None, max_examples=25)
 @given(st.integers(0, 10_000), st.integers(1, 6), st.integers(1, 3), st.booleans())
-def test_they_are_those_of_float64_in_any_batching_on_any_number_of_ranks(seed, size, ranks, on_policy):
+def test_step_metrics_match_float64_for_any_batching_and_ranks(seed, size, ranks, on_policy):
     samples = drawn(seed)
     status, described = run_step(samples, seed, size, ranks, on_policy)
 
@@ -168,25 +168,25 @@ def test_they_are_those_of_float64_in_any_batching_on_any_number_of_ranks(seed, 
         assert sample.details["logprob_diff_max"] == pytest.approx(np.abs(before - known["engine"]).max(), abs=1e-4)
 
 
-def test_a_spike_of_a_micro_batch_shows_with_its_samples():
+def test_micro_batch_spike_is_shown_with_its_samples():
     samples = drawn(0)
-    single = [as_experience(place, sample) for place, sample in enumerate(samples)]
+    single = [as_experience(index, sample) for index, sample in enumerate(samples)]
     step_metrics.before_training(single)
     for one in single:
         one.rollout_log_probs = None
     notes = [
-        token_recorder.MicroBatch([place], [1], loss, *[torch.tensor([advantage])] * 5)
-        for place, (loss, advantage) in enumerate([(0.0, 0.0)] * 7 + [(-30.0, 0.5)] + [(1.0, 0.5)] * 4)
-    ]  # most groups teach nothing, as may well be
+        token_recorder.MicroBatch([index], [1], loss, *[torch.tensor([advantage])] * 5)
+        for index, (loss, advantage) in enumerate([(0.0, 0.0)] * 7 + [(-30.0, 0.5)] + [(1.0, 0.5)] * 4)
+    ]  # most groups teach nothing, which is common
     status = {"micro_batches": notes, "grad_norms": []}
     step_metrics.after_training(status, single, single, arguments(True), None)
     assert status["policy_loss_max"] == 30 and status["policy_loss_spike"] == 30
-    assert [place for place, sample in enumerate(single) if abs(sample.details["micro_batch_loss"]) == 30] == [7]
+    assert [index for index, sample in enumerate(single) if abs(sample.details["micro_batch_loss"]) == 30] == [7]
 
 
 def test_a_step_without_training_has_the_metrics_of_its_samples():
     """The first steps under --freezing_actor_steps train nothing."""
-    single = [as_experience(place, sample) for place, sample in enumerate(drawn(1))]
+    single = [as_experience(index, sample) for index, sample in enumerate(drawn(1))]
     step_metrics.before_training(single)
     status: dict = {}
     step_metrics.after_training(status, single, single, arguments(False), None)
@@ -194,7 +194,7 @@ def test_a_step_without_training_has_the_metrics_of_its_samples():
 
 
 def test_of_several_passes_a_sample_keeps_its_largest_loss():
-    single = [as_experience(place, sample) for place, sample in enumerate(drawn(0))]
+    single = [as_experience(index, sample) for index, sample in enumerate(drawn(0))]
     for one in single:
         one.rollout_log_probs = None
     notes = [token_recorder.MicroBatch([3], [1], loss, *[torch.ones(1)] * 5) for loss in (1.0, -20.0, 2.0)]
@@ -209,8 +209,8 @@ def test_ranks_are_merged():
     assert (status["device_memory"], status["metric_errors"], status["micro_batches"]) == (9, 2, [5, 9, 7])
 
 
-def test_a_metric_that_fails_is_counted_and_the_others_are_there(caplog):
-    single = [as_experience(place, sample) for place, sample in enumerate(drawn(2))]
+def test_failing_metric_is_counted_and_others_stay(caplog):
+    single = [as_experience(index, sample) for index, sample in enumerate(drawn(2))]
     for one in single:
         one.info["response_length"] = "not a number"
     status: dict = {"grad_norms": [1.0]}
@@ -220,16 +220,16 @@ def test_a_metric_that_fails_is_counted_and_the_others_are_there(caplog):
     assert "missing" in caplog.text
 
 
-def test_a_micro_batch_that_cannot_be_noted_ends_nothing():
+def test_unrecordable_micro_batch_does_not_end_the_run():
     engine = SimpleNamespace(global_steps=0, module=nn.Linear(1, 1))
     metrics = token_recorder.ActorMetrics(SimpleNamespace(args=arguments(True), actor=SimpleNamespace(model=engine)))
     metrics.note(None, None, None, None)
-    found = metrics.pop()
-    assert found["metric_errors"] == 1 and found["micro_batches"] == []
+    noted = metrics.pop()
+    assert noted["metric_errors"] == 1 and noted["micro_batches"] == []
 
 
-def test_the_clip_ratio_of_gspo_is_that_of_its_samples():
-    """One ratio a sample is clipped, not that of each token."""
+def test_clip_ratio_of_gspo_counts_samples():
+    """GSPO clips one ratio per sample, not one per token."""
     args = arguments(False)
     args.policy_loss_type, args.eps_clip_low_high = "gspo", (0.1, 0.1)
     loss = PolicyLoss(args)
@@ -240,15 +240,15 @@ def test_the_clip_ratio_of_gspo_is_that_of_its_samples():
     note = token_recorder.MicroBatch([0, 1], [4, 4], 0.0, *[torch.ones(8)] * 5, of_loss={
         name: values.flatten() for name, values in loss.per_token.items()
     })  # fmt: skip
-    found = policy_metrics([note])
-    assert (found["clip_ratio_low"], found["clip_ratio_high"], found["ppo_clip_ratio"]) == (0, 0.5, 0.5)
+    computed = policy_metrics([note])
+    assert (computed["clip_ratio_low"], computed["clip_ratio_high"], computed["ppo_clip_ratio"]) == (0, 0.5, 0.5)
 
 
 def finished(samples: list[dict], **info: list[float]) -> dict[str, float]:
     """The status of a step with these samples, which nothing has trained."""
-    experiences = [as_experience(place, sample) for place, sample in enumerate(samples)]
-    for place, experience in enumerate(experiences):
-        experience.info |= {name: torch.tensor([values[place]]) for name, values in info.items()}
+    experiences = [as_experience(index, sample) for index, sample in enumerate(samples)]
+    for index, experience in enumerate(experiences):
+        experience.info |= {name: torch.tensor([values[index]]) for name, values in info.items()}
     status = {"reward": 0.0, "return": 0.0, "metric_errors": 0.0}
     step_metrics.after_training(status, experiences, experiences, arguments(on_policy=True), None)
     return status
@@ -258,24 +258,27 @@ def test_a_divergence_from_the_reference_is_a_mean_over_tokens():
     samples = drawn(0)
     values = list(np.random.default_rng(1).random(COUNT))
     lengths = [len(sample["log_probs"]) for sample in samples]
-    found = finished(samples, kl=values, logprobs_diff=values)
-    assert found["kl"] == pytest.approx(np.average(values, weights=lengths)) == found["logprobs_diff"]
-    assert found["kl"] != pytest.approx(np.mean(values))
+    computed = finished(samples, kl=values, logprobs_diff=values)
+    assert computed["kl"] == pytest.approx(np.average(values, weights=lengths)) == computed["logprobs_diff"]
+    assert computed["kl"] != pytest.approx(np.mean(values))
 
 
 def test_a_step_without_any_reward_has_no_mean_reward():
     samples = drawn(0)
     nothing, all_of_it = [0.0] * COUNT, [1.0] * COUNT
-    found = finished(samples, reward=nothing, reward_missing=all_of_it)
-    assert not {"reward", "return", "reward_std", "zero_spread_groups"} & found.keys() and found["reward_missing"] == 1
+    computed = finished(samples, reward=nothing, reward_missing=all_of_it)
+    assert (
+        not {"reward", "return", "reward_std", "zero_spread_groups"} & computed.keys()
+        and computed["reward_missing"] == 1
+    )
     assert finished(samples, reward=nothing, reward_missing=nothing)["reward"] == 0
 
 
-def test_rewards_that_are_made_up_are_in_no_spread():
+def test_filled_in_rewards_are_excluded_from_the_spread():
     samples = drawn(0)
-    real = [float(place % 2) for place in range(GROUP)] + [0.5] * (COUNT - GROUP)
+    real = [float(index % 2) for index in range(GROUP)] + [0.5] * (COUNT - GROUP)
     missing = [0.0] * GROUP + [1.0] * (COUNT - GROUP)
-    for place, sample in enumerate(samples):
-        sample["correct"] = real[place]  # the reward, see `as_experience`
-    found = finished(samples, reward=real, reward_missing=missing)
-    assert found["reward_std"] == pytest.approx(0.5) and found["zero_spread_groups"] == 0
+    for index, sample in enumerate(samples):
+        sample["correct"] = real[index]  # the reward, see `as_experience`
+    computed = finished(samples, reward=real, reward_missing=missing)
+    assert computed["reward_std"] == pytest.approx(0.5) and computed["zero_spread_groups"] == 0

@@ -9,16 +9,16 @@ from scripts import logprobs
 
 
 @given(st.integers(0, 10_000), st.integers(1, 12), st.booleans())
-def test_the_least_likely_trained_tokens_come_first_and_no_others(seed, count, has_trainer):
+def test_only_trained_tokens_are_listed_least_likely_first(seed, count, has_trainer):
     torch.manual_seed(seed)
     sequences = torch.randint(10, 99, (3, 9))
     mask = torch.rand(3, 8) < 0.5
     engine, trainer = -10 * torch.rand(3, 8), -10 * torch.rand(3, 8)
-    found = least_likely(sequences, mask, engine, trainer if has_trainer else None, str, count)
+    listed = least_likely(sequences, mask, engine, trainer if has_trainer else None, str, count)
     lowest = torch.minimum(engine, trainer) if has_trainer else engine
     want = sorted((float(lowest[r, c]), r, c + 1) for r, c in mask.nonzero().tolist())[:count]
-    assert [(row["sample"], row["position"]) for row in found] == [place[1:] for place in want]
-    for row in found:
+    assert [(row["sample"], row["position"]) for row in listed] == [entry[1:] for entry in want]
+    for row in listed:
         tokens = sequences[row["sample"]].tolist()
         assert row["token"] == str([tokens[row["position"]]]) and row["before"] == str(tokens[: row["position"]])
         assert row["engine"] == float(engine[row["sample"], row["position"] - 1])
@@ -40,10 +40,10 @@ def test_the_report_marks_where_engine_and_trainer_differ(tmp_path, capsys):
     assert logprobs.main([str(tmp_path), "--step", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"step": 1, "sample": 7, **rows[0]}
     assert logprobs.main([str(tmp_path), "--step", "3"]) == 2
-    assert "there are 1, 12" in capsys.readouterr().err
+    assert "name one of 1, 12" in capsys.readouterr().err
     assert logprobs.main([str(tmp_path), "--apart"]) == 0
     assert [line[0] for line in capsys.readouterr().out.splitlines()[1:]] == ["!", " "], "those of both alone"
     assert logprobs.main([str(tmp_path), "--count", "0"]) == 2
-    assert "--count is 1 or more" in capsys.readouterr().err
+    assert "--count is 0: give 1 or more" in capsys.readouterr().err
     assert logprobs.main([str(tmp_path / "none")]) == 2
-    assert "no run that has samples" in capsys.readouterr().err
+    assert "has no samples: name a run directory" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""An engine that replays token streams, can be cut at every token, and refuses what no engine may be asked."""
+"""An engine that replays token streams, can be cut at every token, and rejects invalid requests."""
 
 import asyncio
 import math
@@ -22,12 +22,12 @@ def ids(text: str) -> list[int]:
 
 @dataclass
 class Engine:
-    """Replays one stream a call, in parts of random sizes, as vLLM merges what its consumer was too slow for.
+    """Replays one stream per call, in parts of random sizes, as vLLM merges outputs for a slow consumer.
 
     Attributes:
         streams: token ids of each call, without end where no stop token is among them (the last one is repeated).
         cached: of the tokens of a second call's prompt, how many the prefix cache has.
-        calls, aborted: what was asked for, and how many calls were given up.
+        calls, aborted: the requests, and the number of aborted calls.
     """
 
     streams: list[list[int]]
@@ -48,10 +48,10 @@ class Engine:
         return self._stream(tokens, params, self.streams[len(self.calls) - 1])
 
     def whole(self, call: int, most: int) -> tuple[list[int], str]:
-        """What a call of so many tokens gives."""
+        """The output of a call with that many tokens."""
         stream = self.streams[call]
         tokens = (stream + [stream[-1] if stream[-1] not in STOPS else 5] * most)[:most]
-        end = next((place for place, token in enumerate(tokens) if token in STOPS), None)
+        end = next((index for index, token in enumerate(tokens) if token in STOPS), None)
         return (tokens, "length") if end is None else (tokens[: end + 1], "stop")
 
     async def _stream(self, prompt, params, stream):
@@ -59,17 +59,17 @@ class Engine:
         scores = None
         if params.prompt_logprobs is not None:
             assert params.skip_reading_prefix_cache is False, "the cache is not used"
-            # What was cached is not computed: there is garbage in its place.
+            # Cached tokens are not computed; their values are garbage.
             scores = [None] + [
-                {token: log_prob(token)} if place > self.cached else {-7: Logprob(math.inf)}
-                for place, token in enumerate(prompt[1:], 1)
+                {token: log_prob(token)} if index > self.cached else {-7: Logprob(math.inf)}
+                for index, token in enumerate(prompt[1:], 1)
             ]
-        place, over = 0, False
+        sent, over = 0, False
         try:
-            while place < len(tokens):
-                some = tokens[place : place + self.chunk.randint(1, 4)]
-                place += len(some)
-                over = place == len(tokens)
+            while sent < len(tokens):
+                some = tokens[sent : sent + self.chunk.randint(1, 4)]
+                sent += len(some)
+                over = sent == len(tokens)
                 yield RequestOutput(
                     request_id="", prompt=None, prompt_token_ids=prompt, prompt_logprobs=scores, finished=over,
                     num_cached_tokens=self.cached,

@@ -1,6 +1,6 @@
-"""Rollouts with a thinking budget, on an engine that can be cut at every token and refuses what no engine may be asked.
+"""Rollouts with a thinking budget, on an engine that can be cut at every token and rejects invalid requests.
 
-What is sampled, what is forced and what is called does not depend on a model: the engine replays token streams.
+Sampled tokens, forced tokens and calls do not depend on a model: the engine replays token streams.
 """
 
 import argparse
@@ -92,7 +92,7 @@ def test_a_budget_that_is_not_hit_changes_no_token(first, thinking, answer, prom
 
 
 def cut(response: str, thinking: int, answer: int = 4, second: str = "8<|return|>", **more):
-    """What a budget makes of a response: text of the forced tokens, and the rollout."""
+    """Return the text of the forced tokens, and the rollout, of a response under a budget."""
     made, engine = rolled([ids(response), ids(second)], thinking, answer, **more)
     return TOKENIZER.decode(of_origin(made, Origin.FORCED), skip_special_tokens=False), made, engine
 
@@ -101,7 +101,7 @@ WHOLE = ANALYSIS + "777" + FINAL + "88<|return|>"
 
 
 @pytest.mark.parametrize("thinking", range(1, len(ids(ANALYSIS + "777" + FINAL))))
-def test_a_thought_that_is_cut_gets_what_its_delimiter_lacks(thinking):
+def test_cut_thought_gets_the_missing_part_of_the_delimiter(thinking):
     forced, made, engine = cut(WHOLE, thinking)
     response = TOKENIZER.decode(made.trajectory.tokens[len(PROMPT) :], skip_special_tokens=False)
     assert forced and response.endswith(forced + "8<|return|>")
@@ -111,7 +111,7 @@ def test_a_thought_that_is_cut_gets_what_its_delimiter_lacks(thinking):
 
 
 @pytest.mark.parametrize("thinking", range(len(ids(ANALYSIS + "777" + FINAL)), 25))
-def test_a_thought_that_ends_in_time_is_left_alone(thinking):
+def test_thought_that_ends_in_time_is_unchanged(thinking):
     forced, made, engine = cut(WHOLE, thinking)
     assert forced == "" and len(engine.calls) == 1 and engine.aborted == 0
     assert made.trajectory.tokens[len(PROMPT) :] == ids(WHOLE)
@@ -136,7 +136,7 @@ def test_an_end_of_sequence_inside_the_thinking_ends_the_sample(end, slack):
     assert math.isnan(logs["answer_length"]) and logs["thinking_length"] == len(ids(response))
 
 
-def test_an_end_of_sequence_one_token_after_the_budget_is_not_there():
+def test_an_end_of_sequence_one_token_after_the_budget_is_ignored():
     response = ANALYSIS + "777<|return|>"
     for seed in range(9):  # in the same output as the last token, and in the next one
         forced, made, _ = cut(response, len(ids(response)) - 1, seed=seed)
@@ -175,7 +175,7 @@ def test_a_prompt_that_begins_the_answer_is_one_call_of_the_answers_budget():
 
 
 @pytest.mark.parametrize("thinking", [20, CONTEXT, 10**9])
-def test_a_budget_above_the_context_leaves_the_answer_its_part(thinking):
+def test_budget_above_the_context_keeps_room_for_the_answer(thinking):
     forced, made, engine = cut(ANALYSIS + "7", thinking, second="8")
     assert forced == FINAL and made.is_truncated and made.logs()["answer_length"] == 4
     assert made.thought == min(thinking, CONTEXT - len(PROMPT) - SIZE - 4)
@@ -189,9 +189,9 @@ def test_a_prompt_that_leaves_little_room_shortens_the_thinking_and_then_the_ans
         _, made, engine = cut(ANALYSIS + "7", 5, answer=4, second="8", prompt=prompt)
         lengths.append((made.thought, int(made.logs()["answer_length"])))
         assert len(made.trajectory.tokens) <= CONTEXT and len(engine.calls) == 1 + (made.thought > 0)
-    # Where nothing is thought, the delimiter is shorter: its beginning stands in the prompt.
+    # Without thinking, the delimiter is shorter: it begins in the prompt.
     assert lengths == [(0, 2), (0, 3), (0, 4), (1, 4), (2, 3), (3, 4), (4, 4), (5, 4), (5, 4), (5, 4)]
-    with pytest.raises(ValueError, match="shorter prompt"):
+    with pytest.raises(ValueError, match="shorten the prompt"):
         cut(WHOLE, 5, prompt=ids("7" * (CONTEXT - len(PROMPT) - SIZE - 1)) + PROMPT)
 
 
@@ -207,7 +207,7 @@ def test_the_second_call_draws_from_another_stream():
 @pytest.mark.parametrize(
     "cached, is_known", [(0, True), (len(PROMPT) + 4, True), (len(PROMPT) + 5, False), (99, False)]
 )
-def test_the_forced_tokens_have_a_log_prob_unless_the_cache_had_them(cached, is_known):
+def test_forced_tokens_have_a_log_prob_unless_cached(cached, is_known):
     forced, made, _ = cut(ANALYSIS + "77", 5, cached=cached)
     assert len(ids(ANALYSIS + "77")) == 5 and forced == FINAL
     if is_known:
@@ -271,12 +271,12 @@ def executed(one, tokenizer, streams, prompt=PROMPT, **params):
 @pytest.mark.parametrize("prompt", [PROMPT, ids("7" * 60) + PROMPT])
 def test_a_budget_that_is_not_hit_is_the_single_turn_executor(tokenizer, reward, response, prompt):
     ours, theirs = executor(reward, 14, 12), SingleTurnAgentExecutor(reward)
-    found, _ = executed(ours, tokenizer, [response], prompt)
+    output, _ = executed(ours, tokenizer, [response], prompt)
     expected, _ = executed(theirs, tokenizer, [response], prompt)
-    logs, account = found.pop("extra_logs"), found.pop("engine")
-    assert account["tokens"] == found["observation_tokens"] and account["ranges"] == found["action_ranges"]
+    logs, account = output.pop("extra_logs"), output.pop("engine")
+    assert account["tokens"] == output["observation_tokens"] and account["ranges"] == output["action_ranges"]
     assert logs.items() >= expected.pop("extra_logs").items()
-    assert found == expected
+    assert output == expected
     assert ours.reward_func.__globals__["calls"] == theirs.reward_func.__globals__["calls"] != []
 
 
@@ -290,7 +290,7 @@ def test_a_budget_that_is_hit_is_rewarded_with_its_delimiter(tokenizer, reward):
     first, second = output["action_ranges"]
     assert first == (len(PROMPT), len(PROMPT) + 4) and second == (len(PROMPT) + 4 + SIZE, len(PROMPT) + 6 + SIZE)
     assert output["reward"] == 0.5 and output["truncated"] is False
-    # What the engine had, as it says itself: the trainer compares its sample with it.
+    # The tokens that the engine reports; the trainer compares its sample with them.
     log_probs = [value for start, end in (first, second) for value in output["rollout_log_probs"][start:end]]
     assert output["engine"] == {
         "tokens": output["observation_tokens"], "ranges": output["action_ranges"], "log_probs": log_probs,
@@ -299,7 +299,7 @@ def test_a_budget_that_is_hit_is_rewarded_with_its_delimiter(tokenizer, reward):
     assert output["extra_logs"]["correct"] == 1.0 and output["extra_logs"]["thinking_truncated"] == 1.0
 
 
-def test_logs_have_the_same_keys_for_all_and_no_log_probs_where_none_are_asked_for(tokenizer, reward):
+def test_logs_have_the_same_keys_and_log_probs_only_on_request(tokenizer, reward):
     streams = [(WHOLE,), (ANALYSIS + "7<|return|>",), (ANALYSIS + "7", "8")]
     outputs = [executed(executor(reward, 20, 4), tokenizer, some, logprobs=None)[0] for some in streams]
     assert len({tuple(output["extra_logs"]) for output in outputs}) == 1

@@ -29,19 +29,19 @@ def rendered(model, effort) -> str:
 
 
 @pytest.mark.parametrize("effort", [None, *chat_template.EFFORTS])
-def test_prompts_of_training_and_of_evaluations_have_it(model, effort):
+def test_training_and_evaluation_prompts_have_the_effort(model, effort):
     assert f"Reasoning: {effort or 'low'}\n" in rendered(model, effort)
 
 
 @pytest.mark.parametrize("effort", [None, "high"])
-def test_prompts_are_counted_with_it(model, effort):
+def test_prompt_lengths_include_the_effort(model, effort):
     text = rendered(model, effort)
     tokens = AutoTokenizer.from_pretrained(model)(text, add_special_tokens=False)["input_ids"]
     assert prompt_lengths.count(str(model), [QUESTION["prompt"]], effort) == [len(tokens)]
 
 
 @pytest.mark.parametrize("effort", [None, "high"])
-def test_an_environment_gets_it_by_the_variable(model, effort, monkeypatch):
+def test_environment_gets_the_effort_from_the_variable(model, effort, monkeypatch):
     environ: dict[str, str] = {}
     monkeypatch.setattr(chat_template.os, "environ", environ)
     chat_template.hand_on(SimpleNamespace(reasoning_effort=effort))
@@ -51,7 +51,7 @@ def test_an_environment_gets_it_by_the_variable(model, effort, monkeypatch):
     assert f"Reasoning: {effort or 'low'}" in text
 
 
-def test_a_template_that_ignores_it_is_noticed(model, tmp_path):
+def test_template_that_ignores_the_effort_is_noticed(model, tmp_path):
     assert chat_template.reads_effort(model)
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
     assert not chat_template.reads_effort(tmp_path)

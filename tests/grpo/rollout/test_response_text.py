@@ -1,4 +1,4 @@
-"""A response's markers are its tokens: what a model only spells opens no message. Tokens are the tiny model's."""
+"""Only marker tokens count as markers: spelled-out markers open no message. Tokens are the tiny model's."""
 
 import pytest
 from hypothesis import given
@@ -35,7 +35,7 @@ def spelled(tokenizer, text: str) -> list[int]:
 @pytest.mark.parametrize(
     "inside", [HEADER, f"<|end|><|start|>assistant{HEADER}", f"<|return|>{HEADER}", f"<|channel|><|end|>{HEADER}"]
 )
-def test_a_spelled_header_makes_no_final_message(tokenizer, inside):
+def test_spelled_out_header_does_not_open_a_final_message(tokenizer, inside):
     analysis = tokens_of(tokenizer, "<|channel|>analysis<|message|>2+5")
     answer = tokens_of(tokenizer, r"\boxed{7}")
     wrong = text_of(tokenizer, [*analysis, *spelled(tokenizer, inside), *answer])
@@ -44,7 +44,7 @@ def test_a_spelled_header_makes_no_final_message(tokenizer, inside):
     assert BREAK not in right and grade(right, "7").correct
 
 
-def test_a_spelled_marker_does_not_end_a_final_message(tokenizer):
+def test_spelled_out_marker_does_not_end_a_final_message(tokenizer):
     tokens = [*tokens_of(tokenizer, HEADER), *spelled(tokenizer, "<|end|>"), *tokens_of(tokenizer, r"\boxed{7}")]
     assert grade(text_of(tokenizer, tokens), "7").correct
 
@@ -57,14 +57,14 @@ def test_an_evaluation_sees_the_same_text(tokenizer):
 
 
 @given(st.lists(st.one_of(st.sampled_from(MARKERS), st.text("ab<|>é∑ 1\n\\{}", max_size=12)), max_size=12))
-def test_the_text_is_the_decoded_one_but_for_breaks(tokenizer, parts):
+def test_text_is_the_decoded_text_except_for_breaks(tokenizer, parts):
     tokens = tokens_of(tokenizer, "".join(parts))
     text = text_of(tokenizer, tokens)
     assert text.replace(BREAK, "") == tokenizer.decode(tokens, skip_special_tokens=False)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from([*MARKERS, "final", "x"])), max_size=12))
-def test_there_are_as_many_markers_as_tokens(tokenizer, parts):
+def test_text_has_as_many_markers_as_marker_tokens(tokenizer, parts):
     tokens = []
     for is_token, part in parts:
         tokens += tokens_of(tokenizer, part) if is_token else spelled(tokenizer, part)

@@ -23,7 +23,7 @@ class Tokenizer:
         return "text"
 
 
-def test_all_samples_of_an_engine_wait_for_their_reward_side_by_side():
+def test_all_samples_of_an_engine_wait_for_rewards_concurrently():
     from openrlhf.trainer.ray.vllm_engine import LLMRayActor  # seconds to import
     from openrlhf.utils.agent import SingleTurnAgentExecutor
 
@@ -63,6 +63,6 @@ def test_a_loop_gets_its_threads_once_and_no_more_than_it_needs():
     assert 1 <= len(names) <= 3 and all(name.startswith("reward") for name in names)
 
 
-def test_outside_of_a_loop_there_is_nothing_to_provide():
+def test_without_an_event_loop_providing_threads_raises():
     with pytest.raises(RuntimeError):
         reward_threads.provide()

@@ -51,14 +51,14 @@ def test_a_preset_is_the_tokens_that_its_text_has():
 
 @pytest.mark.parametrize(
     "name, what",
-    [("", "is invalid"), (" ", "is invalid"), ("Harmony", "use harmony or think"), ("think", "no token of this")],
+    [("", "is invalid"), (" ", "is invalid"), ("Harmony", "use harmony or think"), ("think", "tokenizer has no token")],
 )
 def test_a_delimiter_that_the_tokenizer_cannot_make_is_refused(name, what):
     with pytest.raises(DelimiterError, match=what):
         made(name)
 
 
-def test_harmony_needs_its_marks():
+def test_harmony_requires_its_special_tokens():
     with pytest.raises(DelimiterError, match="use think"):
         delimiter("harmony", lambda some: [1, 2, 3])
 
@@ -84,14 +84,14 @@ def test_harmony_needs_its_marks():
         # a second thought
         (PROMPT, ANALYSIS + "so<|end|><|start|>assistant<|channel|>analysis", "<|message|>" + FORCED),
         (PROMPT, ANALYSIS + "so<|end|><|start|>assistant" + ANALYSIS + "yes", FORCED),
-        # prompts that have begun the thinking, or are no chat
+        # prompts that have begun the thinking, or are plain text
         (PROMPT + ANALYSIS, "", FORCED),
         (PROMPT + "<|channel|>", "", "final<|message|>"),
         ("<|start|>user<|message|>2 + 2<|end|>", "", "<|start|>assistant<|channel|>final<|message|>"),
         ("2 + 2", "so", FORCED),
     ],
 )
-def test_open_thinking_in_harmony_lacks_what_would_end_it(prompt, response, rest):
+def test_open_harmony_thinking_lacks_its_end(prompt, response, rest):
     watch = watched("harmony", prompt, response)
     assert not watch.closed
     assert text(watch.rest()) == rest
@@ -114,11 +114,11 @@ def test_open_thinking_in_harmony_lacks_what_would_end_it(prompt, response, rest
         (PROMPT + "<|channel|>final<|message|>The", " answer"),
     ],
 )
-def test_thinking_in_harmony_ends_where_the_assistant_speaks_to_others(prompt, response):
+def test_harmony_thinking_ends_when_the_assistant_addresses_others(prompt, response):
     assert watched("harmony", prompt, response).closed
 
 
-def test_words_that_spell_a_delimiter_are_none():
+def test_a_delimiter_spelled_in_text_does_not_count():
     # The characters, as ordinary tokens.
     spelled = [token for part in re.findall(".", FORCED) for token in ids(part)]
     watch = made("harmony").watch(ids(PROMPT + ANALYSIS))
@@ -145,15 +145,15 @@ def test_harmony_is_read_as_its_text_is(words):
 
 @pytest.mark.parametrize("tokens", [*product((1, 2), repeat=3), (1, 1, 2, 1, 1, 1), (1,), (1, 2, 1, 2, 3)])
 @given(response=st.lists(st.integers(1, 3), max_size=14), prompt=st.lists(st.integers(1, 3), max_size=4))
-def test_a_sequence_of_tokens_is_found_wherever_it_stands(tokens, response, prompt):
+def test_a_sequence_of_tokens_is_found_at_any_position(tokens, response, prompt):
     size = len(tokens)
     watch = delimiter("text", lambda some: list(tokens) if some == "text" else [0, 0]).watch(prompt)
     ended = tuple(prompt[-size:]) == tokens
     whole = [*prompt[max(0, len(prompt) - size + 1) :], *response]
-    found = any(tuple(whole[start : start + size]) == tokens for start in range(len(whole)))
+    is_spelled = any(tuple(whole[start : start + size]) == tokens for start in range(len(whole)))
     for token in response:
         watch.feed(token)
-    assert watch.closed == (found or ended)
+    assert watch.closed == (is_spelled or ended)
     if not watch.closed:
         longest = max(size_ for size_ in range(size) if tuple(whole[len(whole) - size_ :]) == tokens[:size_])
         assert tuple(watch.rest()) == tokens[longest:]
@@ -163,7 +163,7 @@ def test_a_sequence_of_tokens_is_found_wherever_it_stands(tokens, response, prom
     ("name", "prompt", "rest"),
     [
         ("think", "<think>\n", "</think>"),
-        ("think", "a</think>b<think>", "</think>"),  # that of an earlier turn
+        ("think", "a</think>b<think>", "</think>"),  # the delimiter of an earlier turn
         ("think", "<think>\n\n</think>\n\n", None),  # a template that switches thinking off
         ("think", "<think></think>", None),
         ("\n\n</think>\n\n", "<think>\n\n", "</think>\n\n"),
@@ -179,7 +179,7 @@ def test_a_prompt_may_have_begun_or_ended_the_thinking(name, prompt, rest):
 @given(st.integers(0, 30), st.integers(2, 30), st.integers(0, 80), st.integers(1, 9))
 def test_the_answer_keeps_its_budget_and_the_thinking_shrinks(thinking, answer, room, size):
     if room < size + 2:
-        with pytest.raises(ValueError, match="shorter prompt"):
+        with pytest.raises(ValueError, match="shorten the prompt"):
             Budget(thinking, answer).within(room, size)
         return
     fitted = Budget(thinking, answer).within(room, size)
@@ -192,7 +192,7 @@ def test_the_answer_keeps_its_budget_and_the_thinking_shrinks(thinking, answer, 
 
 
 @pytest.mark.parametrize("thinking, answer", [(-1, 5), (5, 1), (5, 0)])
-def test_budgets_that_leave_nothing_are_refused(thinking, answer):
+def test_invalid_budgets_are_refused(thinking, answer):
     with pytest.raises(ValueError, match="give"):
         Budget(thinking, answer)
 

@@ -26,8 +26,8 @@ def grown(parts):
 @given(PARTS)
 def test_the_action_ranges_hold_the_sampled_tokens_and_no_others(parts):
     made = grown(parts)
-    places = [place for start, end in made.action_ranges() for place in range(start, end)]
-    assert places == [place for place, origin in enumerate(made.origins) if origin is Origin.SAMPLED]
+    sampled = [index for start, end in made.action_ranges() for index in range(start, end)]
+    assert sampled == [index for index, origin in enumerate(made.origins) if origin is Origin.SAMPLED]
     ends = [end for _, end in made.action_ranges()]
     assert all(start > end for (start, _), end in zip(made.action_ranges()[1:], ends, strict=False))
 
@@ -57,7 +57,7 @@ PARTS_AFTER_A_PROMPT = st.lists(
 
 
 def as_experience(made: Trajectory, limit: int, **rest):
-    """What OpenRLHF makes of a rollout."""
+    """The experience that OpenRLHF makes from a rollout."""
     generator = object.__new__(SamplesGenerator)
     generator.args = SimpleNamespace(remote_rm_url=["agent"])
     response = {"prompt": "p", "label": "7", "reward": 1.0, "scores": 1.0, "extra_logs": {}} | made.as_response() | rest
@@ -77,7 +77,7 @@ def test_openrlhf_masks_and_counts_sampled_tokens_alone(parts, limit):
 
 
 @pytest.mark.parametrize("said", [True, False, None])
-def test_a_response_is_truncated_where_its_executor_says_so(said):
+def test_response_is_truncated_if_its_executor_says_so(said):
     made = grown([(Origin.PROMPT, 2), (Origin.SAMPLED, 3)])
     rest = {} if said is None else {"truncated": said}
     assert is_truncated(made.as_response() | rest, 5) is bool(said)
@@ -91,7 +91,7 @@ def test_a_response_is_all_that_follows_the_prompt_to_the_last_sampled_token(par
     experience = as_experience(made, 100, extra_logs={"prompt_length": 3.0})
     experience.sequences = torch.cat([experience.sequences, torch.zeros(1, 2, dtype=torch.long)], dim=1)  # padding
     experience.action_mask = torch.cat([experience.action_mask, torch.zeros(1, 2, dtype=torch.long)], dim=1)
-    last = max((place for place, origin in enumerate(made.origins) if origin is Origin.SAMPLED), default=2)
+    last = max((index for index, origin in enumerate(made.origins) if origin is Origin.SAMPLED), default=2)
     assert response_tokens(experience) == made.tokens[3 : last + 1]
 
 

@@ -72,7 +72,7 @@ def test_records_have_the_problems_the_samples_and_the_grades(sample, tokenizer)
         ("<|channel|>analysis<|message|>7", {"correct": 0.0, "answer": None, "reason": "no final message"}),
     ],
 )
-def test_records_are_those_of_an_evaluation_by_hand(sample, tokenizer, response, expected):
+def test_records_match_a_manual_evaluation(sample, tokenizer, response, expected):
     label = '{"answer": "07", "split": "eval"}'
     logs = reward_func(["<a>" + response], ["<a>"], [label])["extra_logs"]
     [record] = describe([sample("<a>", 0.0, response, label, **logs)], tokenizer)
@@ -96,7 +96,7 @@ def test_thinking_and_answers_have_their_lengths(sample, tokenizer):
 
 
 def test_the_grade_is_the_reward_functions(sample, tokenizer):
-    """Of somebody else's function, whose labels and rules are not ours."""
+    """For a custom reward function, with its own labels and rules."""
     [record] = describe([sample("<a>", 1.0, FINAL + "\\boxed{8}", {"rubric": 3}, correct=1.0)], tokenizer)
     assert (record["correct"], record["answer"], record["label"]) == (1.0, "8", {"rubric": 3})
     assert "answered" not in record
@@ -107,17 +107,17 @@ def test_exact_match_is_correctness_and_not_the_reward(sample, tokenizer):
     assert records.summarise(describe(scores, tokenizer))["exact_match"] == 0.5
 
 
-def test_without_correctness_the_score_is_taken(sample, tokenizer):
+def test_score_is_used_if_correctness_is_missing(sample, tokenizer):
     [record] = describe([sample("<a>", 1.0)], tokenizer)
     assert record["correct"] == 1.0
 
 
 def test_a_sample_that_the_reward_failed_on_is_ungraded(sample, tokenizer):
-    found = describe([sample("<a>", math.nan, correct=math.nan)], tokenizer)
-    assert records.summarise(found)["ungraded"] == 1
+    described = describe([sample("<a>", math.nan, correct=math.nan)], tokenizer)
+    assert records.summarise(described)["ungraded"] == 1
 
 
-def test_a_text_that_breaks_the_grader_ends_no_run(sample, tokenizer, monkeypatch, caplog):
+def test_text_that_breaks_the_grader_does_not_end_the_run(sample, tokenizer, monkeypatch, caplog):
     def broken(response, gold):
         raise AttributeError("a fault of the grader")
 
@@ -136,18 +136,16 @@ def test_problems_are_found_by_the_prompts_that_the_engines_get(tmp_path, named)
         args=SimpleNamespace(eval_dataset=str(tmp_path / "eval.jsonl")),
         eval_dataloader=[(["sums"], [f"<{name}>"], ["7"]) for name in "ab"],  # cut by --max_samples
     )
-    found = evaluation.problems_by_prompt(trainer)
-    assert list(found) == ["<a>", "<b>"]
-    assert {problem["datasource"] for problem in found.values()} == {"sums"}
-    ids = [problem["id"] for problem in found.values()]
+    problems = evaluation.problems_by_prompt(trainer)
+    assert list(problems) == ["<a>", "<b>"]
+    assert {problem["datasource"] for problem in problems.values()} == {"sums"}
+    ids = [problem["id"] for problem in problems.values()]
     assert ids == ["a", "b"] if named else len(set(ids)) == 2
-    assert found == evaluation.problems_by_prompt(trainer)
+    assert problems == evaluation.problems_by_prompt(trainer)
 
 
 @pytest.mark.parametrize("thinking", ["<|channel|>analysis<|message|>7", ""])
-def test_a_record_of_a_thought_that_was_cut_has_its_delimiter_and_the_lengths_of_what_was_sampled(
-    sample, tokenizer, thinking
-):
+def test_record_of_a_cut_thought_has_delimiter_and_sampled_lengths(sample, tokenizer, thinking):
     answer = "\\boxed{7}<|return|>"
     cut, forced, said = (tokenizer.encode(text, add_special_tokens=False) for text in (thinking, FORCED, answer))
     lengths = {"prompt_length": 3.0, "response_length": float(len(cut + said)), "answer_length": float(len(said))}
@@ -177,7 +175,7 @@ def test_a_thought_that_never_ended_has_no_answer_in_the_record(sample, tokenize
         ("<|channel|>analysis<|message|>7<|return|>", 0.0, 0.0),
     ],
 )
-def test_under_a_budget_records_are_those_of_an_evaluation_by_hand(sample, tokenizer, first, cut, truncated):
+def test_with_a_budget_records_match_a_manual_evaluation(sample, tokenizer, first, cut, truncated):
     streams = [tokenizer.encode(text, add_special_tokens=False) for text in (first, "\\boxed{7}<|return|>")]
     params = SamplingParams(max_tokens=50, min_tokens=1, seed=100)
     harmony = delimiter("harmony", lambda text: tokenizer.encode(text, add_special_tokens=False))
@@ -199,7 +197,7 @@ def test_under_a_budget_records_are_those_of_an_evaluation_by_hand(sample, token
     by_hand = {"id": "a", "sample": 0, "datasource": "sums", "label": "7", "seed": 100}
     by_hand |= Chat.record(SimpleNamespace(tokenizer=tokenizer), drawn.tokens, drawn.finish_reason, drawn.logs)
     by_hand.pop("finish_reason")
-    found = {name: None if value != value else value for name, value in record.items()}  # NaN, as a run writes it
+    written = {name: None if value != value else value for name, value in record.items()}  # NaN, as a run writes it
     graded = records.graded(by_hand) | by_hand
-    assert graded == pytest.approx({name: found[name] for name in graded})
+    assert graded == pytest.approx({name: written[name] for name in graded})
     assert graded.keys() >= logs.keys()

@@ -1,10 +1,11 @@
-"""What the user sees of steps and evals."""
+"""The progress output of steps and evals."""
 
 import json
 import os
 from pathlib import Path
 
 from grpo.run.progress import Progress, find_adapter
+from grpo.run.run_files import RunFiles
 from grpo.stack.json_files import replace
 
 STEP = {
@@ -28,31 +29,31 @@ def append(path: Path, row: dict, end: str = "\n") -> None:
 
 def test_a_step_is_one_line(tmp_path: Path) -> None:
     append(tmp_path / "metrics.jsonl", STEP)
-    [line] = Progress(tmp_path, 40).poll()
+    [line] = Progress(RunFiles(tmp_path, tmp_path), 40).poll()
     assert line == (
         "step 3/40  reward 0.412  correct 0.500  length 812  grad 0.0312  ppo_kl 0.00012  "
         "52.5 s (generate 31.0, train 20.0)"
     )
 
 
-def test_a_judged_step_shows_its_quality_and_what_nobody_judged(tmp_path: Path) -> None:
+def test_judged_step_shows_quality_and_unjudged_share(tmp_path: Path) -> None:
     append(tmp_path / "metrics.jsonl", STEP | {"judge_quality": 0.6234, "judge_failed": 0.125})
-    [line] = Progress(tmp_path, 40).poll()
+    [line] = Progress(RunFiles(tmp_path, tmp_path), 40).poll()
     assert "correct 0.500  quality 0.623  unjudged 12%  length 812" in line
 
 
 def test_metrics_that_are_missing_or_null_are_left_out(tmp_path: Path) -> None:
     append(tmp_path / "metrics.jsonl", {"step": 1, "reward": None, "seconds": {"train": None}})
     append(tmp_path / "metrics.jsonl", {"step": 2, "seconds": 3.0})
-    assert Progress(tmp_path, None).poll() == ["step 1", "step 2"]
+    assert Progress(RunFiles(tmp_path, tmp_path), None).poll() == ["step 1", "step 2"]
 
 
-def test_nothing_before_there_are_files(tmp_path: Path) -> None:
-    assert Progress(tmp_path, 40).poll() == []
+def test_nothing_is_shown_before_files_exist(tmp_path: Path) -> None:
+    assert Progress(RunFiles(tmp_path, tmp_path), 40).poll() == []
 
 
 def test_each_line_is_shown_once_and_only_when_it_is_complete(tmp_path: Path) -> None:
-    progress = Progress(tmp_path, 40)
+    progress = Progress(RunFiles(tmp_path, tmp_path), 40)
     append(tmp_path / "metrics.jsonl", STEP)
     assert len(progress.poll()) == 1
     append(tmp_path / "metrics.jsonl", STEP | {"step": 4}, end="")
@@ -66,22 +67,22 @@ def test_each_line_is_shown_once_and_only_when_it_is_complete(tmp_path: Path) ->
 def test_a_broken_line_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "rew\n')
     append(tmp_path / "metrics.jsonl", STEP)
-    [line] = Progress(tmp_path, 40).poll()
+    [line] = Progress(RunFiles(tmp_path, tmp_path), 40).poll()
     assert line.startswith("step 3/40")
 
 
-def test_lines_that_hold_no_step_are_counted_as_broken(tmp_path: Path) -> None:
+def test_lines_without_a_step_are_counted_as_broken(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('3\n[]\n{"reward": 1}\n')
-    progress = Progress(tmp_path, 40)
+    progress = Progress(RunFiles(tmp_path, tmp_path), 40)
     assert progress.poll() == [] and progress.step == 0
     assert progress.metrics.broken == 3
 
 
-def test_of_a_file_that_the_run_has_replaced_only_other_lines_are_new(tmp_path: Path) -> None:
+def test_only_changed_lines_of_a_replaced_file_are_new(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     for step in (1, 2, 3):
         append(file, STEP | {"step": step})
-    progress = Progress(tmp_path, 40)
+    progress = Progress(RunFiles(tmp_path, tmp_path), 40)
     progress.poll()
     lines = file.read_text().splitlines(keepends=True)
     replace(file, "".join(lines).replace("}\n", ', "exact_match": 0.5}\n'))  # an evaluation
@@ -97,11 +98,11 @@ def test_of_a_file_that_the_run_has_replaced_only_other_lines_are_new(tmp_path: 
     assert [line.split("  ")[0] for line in progress.poll()] == ["step 2/40"]
 
 
-def test_evals_stand_after_the_step_that_they_follow(tmp_path: Path) -> None:
+def test_evals_are_shown_after_their_step(tmp_path: Path) -> None:
     append(tmp_path / "eval.jsonl", EVAL)
     append(tmp_path / "eval.jsonl", EVAL | {"step": 4, "exact_match": 0.5})
     append(tmp_path / "metrics.jsonl", STEP | {"step": 4})
-    lines = Progress(tmp_path, 40).poll()
+    lines = Progress(RunFiles(tmp_path, tmp_path), 40).poll()
     assert [line.split("  ")[0] for line in lines] == [
         "eval at step 0: exact match 0.250 [0.200, 0.310] (n=256)",
         "step 4/40",
@@ -117,7 +118,7 @@ def test_the_summary_has_first_and_last_eval_and_the_adapter(tmp_path: Path) -> 
     final = tmp_path / "final"
     final.mkdir()
     (final / "adapter_config.json").touch()
-    progress = Progress(tmp_path, 40)
+    progress = Progress(RunFiles(tmp_path, tmp_path), 40)
     progress.poll()
     text = "\n".join(progress.summary(tmp_path, final, tmp_path / "checkpoints"))
     assert "40 steps in" in text
@@ -131,18 +132,18 @@ def test_the_summary_of_a_run_that_ended_early_names_the_last_checkpoint(tmp_pat
     checkpoint = tmp_path / "checkpoints" / "step_10" / "adapter"
     checkpoint.mkdir(parents=True)
     (checkpoint / "adapter_config.json").touch()
-    progress = Progress(tmp_path, 40)
+    progress = Progress(RunFiles(tmp_path, tmp_path), 40)
     assert str(checkpoint) in "\n".join(progress.summary(tmp_path, tmp_path / "final", tmp_path / "checkpoints"))
-    assert "none was saved" in "\n".join(progress.summary(tmp_path, tmp_path / "final", tmp_path / "none"))
+    assert "not saved" in "\n".join(progress.summary(tmp_path, tmp_path / "final", tmp_path / "none"))
 
 
-def test_the_adapter_of_a_run_that_went_on_after_its_end_is_that_of_its_last_step(tmp_path: Path) -> None:
+def test_extended_runs_adapter_is_that_of_its_last_step(tmp_path: Path) -> None:
     final, checkpoints = tmp_path / "final", tmp_path / "checkpoints"
-    places = [final, checkpoints / "step_10" / "adapter", checkpoints / "step_9" / "adapter"]
-    for age, place in zip((2, 1, 0), places, strict=True):
-        place.mkdir(parents=True)
-        (place / "adapter_config.json").touch()
-        os.utime(place / "adapter_config.json", (1e9 - age, 1e9 - age))
+    folders = [final, checkpoints / "step_10" / "adapter", checkpoints / "step_9" / "adapter"]
+    for age, folder in zip((2, 1, 0), folders, strict=True):
+        folder.mkdir(parents=True)
+        (folder / "adapter_config.json").touch()
+        os.utime(folder / "adapter_config.json", (1e9 - age, 1e9 - age))
     assert find_adapter(final, checkpoints) == checkpoints / "step_10" / "adapter"
     os.utime(final / "adapter_config.json")
     assert find_adapter(final, checkpoints) == final

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo.run import run_log
+from grpo.run.run_files import RunFiles
 from grpo.run.trackers import Trackers
 from grpo.stack import json_files
 
@@ -20,7 +21,7 @@ def test_an_evaluation_is_on_the_line_of_its_step_too(tmp_path):
     for step in (1, 2):
         log.write_step(step, {"reward": 0.5})
     before = read(tmp_path / "metrics.jsonl")
-    log.write_eval(0, {"exact_match": 0.125})  # of a step that has no line
+    log.write_eval(0, {"exact_match": 0.125})  # for a step without a line
     log.write_eval(2, {"exact_match": 0.25})
     assert read(tmp_path / "metrics.jsonl") == [before[0], before[1] | {"exact_match": 0.25}]
     log.write_step(3, {"reward": 0.5})
@@ -42,7 +43,7 @@ def test_a_step_has_its_phases_and_its_numbers(tmp_path):
     assert "train" not in second["seconds"]
 
 
-def test_what_is_left_out_is_counted_and_named(tmp_path, caplog):
+def test_non_finite_values_are_left_out_counted_and_named(tmp_path, caplog):
     log = run_log.RunLog(str(tmp_path))
     with caplog.at_level("WARNING", logger="openrlhf.grpo.run_log"):
         log.write_step(7, {"reward": math.inf, "kl": math.nan, "correct": 0.5})
@@ -58,7 +59,7 @@ def test_speed_and_resources_are_on_the_line(tmp_path):
     assert row["grad_norms"] == [0.5, 1.5]
 
 
-def test_rolling_metrics_go_on_where_a_run_is_resumed(tmp_path):
+def test_rolling_metrics_continue_after_a_resume(tmp_path):
     rows = [{"reward": 0.1 * n, "correct": 0.05 * n, "reward_std": 0.3, "reward_correct_correlation": 0.5 + n / 50}
             for n in range(1, 16)]  # fmt: skip
     for n, row in enumerate(rows, 1):
@@ -66,9 +67,9 @@ def test_rolling_metrics_go_on_where_a_run_is_resumed(tmp_path):
     log = run_log.RunLog(str(tmp_path / "whole"))
     for n, row in enumerate(rows, 1):
         log.write_step(n, row)
-    found = [[row["reward_correct_correlation_rolling"] for row in read(tmp_path / name / "metrics.jsonl")]
+    correlations = [[row["reward_correct_correlation_rolling"] for row in read(tmp_path / name / "metrics.jsonl")]
              for name in ("resumed", "whole")]  # fmt: skip
-    assert found[0] == found[1] and len(set(found[0])) == 15
+    assert correlations[0] == correlations[1] and len(set(correlations[0])) == 15
 
 
 def test_a_phase_that_raises_is_timed_too(tmp_path):
@@ -144,7 +145,7 @@ def test_a_full_disk_is_counted_and_does_not_end_the_run(tmp_path):
     assert [(line["step"], line["lost_writes"]) for line in read(tmp_path / "metrics.jsonl")] == [(2, 1)]
 
 
-def test_a_line_that_a_full_disk_has_cut_takes_no_other_with_it(tmp_path):
+def test_line_cut_by_a_full_disk_does_not_affect_other_lines(tmp_path):
     log = run_log.RunLog(str(tmp_path))
     log.write_step(1, {})
     with (tmp_path / "metrics.jsonl").open("a") as file:
@@ -178,5 +179,5 @@ def test_broken_lines_are_left_out(tmp_path):
     file = tmp_path / "eval.jsonl"
     file.write_text('{"step": 1}\n{"step": 2, "ex{"step": 3}\n{"step": 4}\n{"step": 5, "exact')
     assert [row["step"] for row in json_files.read_rows(file)] == [1, 4]
-    run_log.rewind(tmp_path, tmp_path, 3)
+    RunFiles(tmp_path).rewind(3)
     assert file.read_text() == '{"step": 1}\n'

@@ -43,7 +43,7 @@ def test_a_rollout_in_an_environment_has_its_whole_conversation():
     assert "conversation" not in describe_samples([sample([1])], tokenizer)[0]
 
 
-def test_a_number_that_was_made_up_is_none():
+def test_filled_in_number_is_recorded_as_null():
     made_up = sample([1], reward=0.25)
     made_up.missing = {"reward"}
     [record] = describe_samples([made_up], TOKENIZER)
@@ -55,13 +55,13 @@ def logs(**changes: list) -> list[dict]:
 
 
 def test_each_extreme_is_found_and_the_first_of_equals():
-    found = extremes(
+    reasons = extremes(
         logs(
             correct=[0, 0, 1, 1, 0], reward=[0.1, 0.4, 0.6, 0.9, 0.4], response_length=[5, 5, 9, 9, 1],
             surprisal=[0.1, 0.2, 0.3, 0.4, 0.9], micro_batch_loss=[1.0, -8.0, 2.0, 7.0, 0.0],
         )
     )  # fmt: skip
-    assert found == {
+    assert reasons == {
         1: ["highest reward of the wrong ones", "largest loss"],
         2: ["lowest reward of the right ones", "longest"],
         4: ["most surprising"],
@@ -69,7 +69,7 @@ def test_each_extreme_is_found_and_the_first_of_equals():
 
 
 @pytest.mark.parametrize("missing", [None, "no such number"])
-def test_what_is_not_known_takes_no_part(missing):
+def test_unknown_values_are_ignored(missing):
     rows = logs(correct=[1, 0], reward=[None, None], response_length=[3, 4])
     if missing is not None:
         rows[1].pop("response_length")
@@ -77,10 +77,10 @@ def test_what_is_not_known_takes_no_part(missing):
     assert extremes([]) == {}
 
 
-@pytest.mark.parametrize(("limit", "places"), [(None, [0, 1, 2, 3]), (0, [3]), (2, [0, 1, 3])])
-def test_a_limit_leaves_the_extremes(limit, places):
+@pytest.mark.parametrize(("limit", "indices"), [(None, [0, 1, 2, 3]), (0, [3]), (2, [0, 1, 3])])
+def test_limit_keeps_the_extremes(limit, indices):
     records = describe_samples([sample([1]), sample([1]), sample([1]), sample([1, 1])], TOKENIZER, limit)
-    assert [record["sample"] for record in records] == places
+    assert [record["sample"] for record in records] == indices
     assert records[-1]["extremes"] == ["longest"]
 
 

@@ -38,7 +38,7 @@ def test_tensorboard_has_every_number_and_a_resumed_run_no_step_twice(tmp_path):
 
 
 def stand_in(monkeypatch, name: str) -> list:
-    """A module in place of a tracker's package, which notes what it is told."""
+    """A stand-in for a tracker's package that records its calls."""
     told: list = []
     run = SimpleNamespace(
         log=lambda numbers, **more: told.append((numbers, more)),
@@ -89,6 +89,6 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
     assert trackers.missing_packages(args) == [("use_trackio", "trackio")]
 
 
-def test_what_is_off_is_not_imported():
+def test_disabled_trackers_are_not_imported():
     code = "import sys; import grpo.run.trackers; print(sys.modules.keys() & {'wandb', 'trackio', 'tensorboard'})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"

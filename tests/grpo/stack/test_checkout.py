@@ -1,4 +1,4 @@
-"""Where a model is, and what is said of the checkout."""
+"""The location of a model, and the description of the checkout."""
 
 import subprocess
 from pathlib import Path
@@ -36,15 +36,15 @@ def test_the_revision_is_the_checkouts(tmp_path: Path, monkeypatch: pytest.Monke
     ("name", "what", "remedy"),
     [
         ("org/absent", "nor a model in the hub's cache", "hf download org/absent"),
-        ("/nope", "is no folder", "name the folder"),
-        ("./org/absent", "is no folder", "name the folder"),
-        ("runs/a/final", "is no folder", "name the folder"),
-        ("~/model", "is no folder", "~ stands for nothing inside quotes"),
+        ("/nope", "is not a folder", "name the folder"),
+        ("./org/absent", "is not a folder", "name the folder"),
+        ("runs/a/final", "is not a folder", "name the folder"),
+        ("~/model", "is not a folder", "~ is not expanded inside quotes"),
         (__file__, "is a file", "name the folder"),
         (str(TINY_MODEL / "absent"), "is not built yet", "./train_grpo.sh --tiny builds it"),
     ],
 )
-def test_the_remedy_for_a_model_that_is_not_there(name, what, remedy):
-    found = absence(name)
-    assert what in found[0] and remedy in found[1]
-    assert ("hf download" in found[1]) == (name == "org/absent")
+def test_the_remedy_for_a_missing_model(name, what, remedy):
+    said = absence(name)
+    assert what in said[0] and remedy in said[1]
+    assert ("hf download" in said[1]) == (name == "org/absent")

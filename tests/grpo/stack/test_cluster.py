@@ -32,21 +32,21 @@ def test_workers_compute_with_the_instructions_that_the_user_allows():
     assert environ.items() <= cluster.runtime_env(environ)["env_vars"].items()
 
 
-def test_secrets_are_told_by_whole_words():
+def test_secrets_are_recognised_by_whole_words():
     assert all(map(is_secret, ["HF_TOKEN", "GEMINI_API_KEY", "DB_PASSWORD", "MY_SECRET", "OPENAI_APIKEY"]))
     assert not any(map(is_secret, ["TIKTOKEN_ENCODINGS_BASE", "TOKENIZERS_PARALLELISM", "KEYBOARD", "MONKEY"]))
 
 
 def ephemeral(port: int) -> bool:
-    """Say whether the kernel may give this port to whoever asks for any."""
+    """Return whether the kernel may assign this port to a process that asks for any port."""
     first, last = map(int, cluster.EPHEMERAL_PORTS.read_text().split())
     return first <= port <= last
 
 
-def test_a_free_port_is_nobody_elses_later():
+def test_free_port_is_outside_the_ephemeral_range():
     with socket.socket() as anybody:
         anybody.bind(("", 0))
-        assert ephemeral(anybody.getsockname()[1])  # the control: what the kernel gives out is in that range
+        assert ephemeral(anybody.getsockname()[1])  # the control: ports assigned by the kernel are in that range
     ports = {cluster.free_port() for _ in range(50)}
     assert not any(map(ephemeral, ports))
     assert min(ports) >= 20000  # below are Ray's
@@ -70,7 +70,7 @@ def allow_only(first: int, last: int, monkeypatch, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("ephemeral_ports", ["1024\t65535\n", None])
-def test_any_port_has_to_do_where_the_kernel_may_give_all_away(ephemeral_ports, monkeypatch, tmp_path):
+def test_any_port_will_do_if_all_are_ephemeral(ephemeral_ports, monkeypatch, tmp_path):
     if ephemeral_ports:
         (tmp_path / "range").write_text(ephemeral_ports)
     monkeypatch.setattr(cluster, "EPHEMERAL_PORTS", tmp_path / "range")

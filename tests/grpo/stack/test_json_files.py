@@ -37,7 +37,7 @@ def test_the_lines_before_a_cut_are_read(tmp_path_factory, data):
     assert json_files.read_rows(file) == rows[: whole[:cut].count(b"\n")]
 
 
-def test_a_file_that_is_not_there_has_no_rows_and_a_broken_line_is_left_out(tmp_path):
+def test_a_missing_file_has_no_rows_and_a_broken_line_is_left_out(tmp_path):
     assert json_files.read_rows(tmp_path / "none.jsonl") == []
     (tmp_path / "rows.jsonl").write_text('{"step": 1}\n{"step": 2, "ex{"step": 3}\n{"step": 4}\n')
     assert [row["step"] for row in json_files.read_rows(tmp_path / "rows.jsonl")] == [1, 4]
@@ -51,7 +51,7 @@ json_files.replace(pathlib.Path(sys.argv[1]), "new")
 """
 
 
-def test_what_a_kill_leaves_aside_goes_with_the_next_call(tmp_path):
+def test_the_next_call_removes_what_a_kill_left(tmp_path):
     file, alive = tmp_path / "file", tmp_path / f".file.{os.getppid()}"
     alive.touch()
     subprocess.run([sys.executable, "-c", KILLED, file])
@@ -59,3 +59,29 @@ def test_what_a_kill_leaves_aside_goes_with_the_next_call(tmp_path):
     assert left.startswith(".file.")
     json_files.replace(file, "newer")
     assert {path.name for path in tmp_path.iterdir()} == {"file", alive.name}, "another writer keeps its own"
+
+
+def test_lines_of_a_users_file_have_their_numbers_and_faults(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes('{"text": "a\u2028b"}\r\n\n[1]\n{"cut\n'.encode() + b'"\xff"\n')
+    rows = list(json_files.numbered_rows(file))
+    assert rows[:2] == [(1, {"text": "a\u2028b"}), (3, [1])]
+    assert [(number, type(value)) for number, value in rows[2:]] == [
+        (4, json.JSONDecodeError),
+        (5, UnicodeDecodeError),
+    ]
+
+
+def test_a_byte_order_mark_is_read_where_it_is_allowed(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"a": 1}\n', encoding="utf-8-sig")
+    assert list(json_files.numbered_rows(file, "utf-8-sig")) == [(1, {"a": 1})]
+    assert isinstance(next(json_files.numbered_rows(file))[1], ValueError)
+
+
+def test_run_file_lines_without_an_object_are_skipped(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    json_files.replace_rows(file, [{"step": 1, "text": "π"}])
+    with file.open("a") as opened:
+        opened.write("[1]\n3\n")
+    assert json_files.read_rows(file) == [{"step": 1, "text": "π"}]

@@ -1,4 +1,4 @@
-"""What the system says of GPUs, memory and disk is understood."""
+"""The system's output on GPUs, memory and disk is parsed."""
 
 import shutil
 from pathlib import Path

@@ -1,6 +1,7 @@
 import pytest
 
 from grpo.stack import patch_digest
+from grpo.stack.problem import UserError
 
 
 def test_without_a_launcher_nothing_is_checked(monkeypatch, tmp_path):
@@ -13,5 +14,5 @@ def test_another_digest_is_refused(monkeypatch):
     monkeypatch.setenv(patch_digest.DIGEST_VARIABLE, "a" * 64)
     patch_digest.check_digest("openrlhf")
     monkeypatch.setenv(patch_digest.DIGEST_VARIABLE, "b" * 64)
-    with pytest.raises(patch_digest.PatchDigestError, match=r"aaaaaaaaaaaa.*bbbbbbbbbbbb.*apply_patches\.sh status"):
+    with pytest.raises(UserError, match=r"aaaaaaaaaaaa.*bbbbbbbbbbbb.*apply_patches\.sh status"):
         patch_digest.check_digest("openrlhf")

@@ -12,7 +12,7 @@ from grpo.stack import rendezvous
 
 pytestmark = pytest.mark.timeout(400)  # four processes import torch
 
-# Seconds alone; minutes beside the real stack on two cores.
+# Takes seconds, but minutes in parallel with the real stack on two cores.
 pytestmark = pytest.mark.timeout(600)
 
 ROOT = Path(__file__).parents[3]
@@ -73,13 +73,13 @@ def test_ranks_meet_without_an_open_port(method: str, tmp_path: Path, free_port:
 
 
 def test_without_the_folder_torch_listens_everywhere(free_port: int) -> None:
-    """What this is for; and what a joined cluster keeps."""
+    """The problem that the folder solves; a joined cluster keeps it."""
     first, second = meet(None, "env://", free_port)
     assert first.returncode == second.returncode == 0, first.stderr + second.stderr
     assert {"::", "0.0.0.0"} & set(json.loads(first.stdout.splitlines()[-1])["listening"])
 
 
-def test_the_port_of_a_group_is_given_to_nobody_else(tmp_path: Path, free_port: int) -> None:
+def test_second_group_on_the_same_port_is_rejected(tmp_path: Path, free_port: int) -> None:
     script = tmp_path / "rank.py"
     script.write_text(RANK)
     [first] = meet(tmp_path / "meeting", f"tcp://127.0.0.1:{free_port}", free_port, 1, str(script))

@@ -17,10 +17,10 @@ SECONDS = 60
 OPTIONS = (
     "--headless",
     "--remote-debugging-pipe",
-    "--no-sandbox",  # as root it starts in no other way
+    "--no-sandbox",  # required for root
     "--disable-gpu",
     "--disable-dev-shm-usage",
-    # It asks for nothing of its own.
+    # It makes no requests of its own.
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-quic",
@@ -30,7 +30,7 @@ OPTIONS = (
 
 
 def program() -> str | None:
-    """The browser of this machine, None where there is none."""
+    """The browser of this machine, or None."""
     return next(filter(None, map(shutil.which, PROGRAMS)), None)
 
 

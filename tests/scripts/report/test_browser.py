@@ -47,8 +47,8 @@ def several(make_run, tmp_path) -> Path:
     write_lines(folders[0] / "samples" / "step_120.jsonl", [sample(1, 0.0, 0.5, response)])
     write_lines(folders[1] / "resumes.jsonl", [{"step": 30, "changed": {}}])
     runs = read(folders)
-    found = Diagnosis(50, 0, [Finding("spike", 40, "loss"), Finding("x", 41, "y")])
-    return write(tmp_path / "several.html", render(runs, {"first": found}))
+    diagnosis = Diagnosis(50, 0, [Finding("spike", 40, "loss"), Finding("x", 41, "y")])
+    return write(tmp_path / "several.html", render(runs, {"first": diagnosis}))
 
 
 def write(file: Path, text: str) -> Path:

@@ -77,7 +77,7 @@ def test_several_runs_are_compared(make_run, tmp_path):
     assert [len(curve["steps"]) for curve in panel["curves"]] == [30, 30, 9]
 
 
-def test_nothing_that_files_hold_becomes_markup(make_run, tmp_path):
+def test_file_contents_never_become_markup(make_run, tmp_path):
     folder = make_run("x & <b>")
     plain = Page(render(read([folder])))
     write_lines(folder / "samples" / "step_30.jsonl", [sample(1, 0.0, 0.5, HOSTILE) | {HOSTILE: 1, "prompt": HOSTILE}])
@@ -106,7 +106,7 @@ def test_the_page_needs_nothing_from_outside(make_run):
     assert "url(" not in html and "@import" not in html and "default-src 'none'" in html
 
 
-def test_secrets_are_named_instead(make_run, monkeypatch):
+def test_secrets_are_replaced_by_their_names(make_run, monkeypatch):
     monkeypatch.setenv("SOME_API_KEY", "very-secret&value")
     html = render(read([make_run(oops="very-secret&value")]))
     assert "very-secret" not in html and Page(html).text.count("<SOME_API_KEY>") == 1
@@ -128,19 +128,19 @@ def test_only_an_evaluation(make_run):
     folder = make_run()
     (folder / "metrics.jsonl").unlink()
     html = render(read([folder]))
-    assert "exact_match" in html and "No seconds were logged." in html
+    assert "exact_match" in html and "No times were logged." in html
 
 
 def test_findings_are_shown_and_marked(make_run):
     runs = read([make_run("a"), make_run("b"), make_run("c")])
-    found = {
+    diagnoses = {
         "a": Diagnosis(9, 0, [Finding("spike", 7, "loss was 12"), Finding("vague", None, "no step")]),
         "b": Diagnosis(9, 0, fine={"x": ""}, not_judged={"y": "too few steps"}),
     }
-    html = render(runs, found)
+    html = render(runs, diagnoses)
     assert (
         "loss was 12" in html
-        and html.count("No findings; 1 of 2 rules cannot judge so far") == 1
+        and html.count("No findings; 1 of 2 rules cannot be judged yet") == 1
         and "LEARNING_RATE=5e-7" in html
     )
     marks = [attributes for tag, attributes in Page(html).tags if tag == "text" and "data-step" in attributes]
@@ -170,7 +170,7 @@ def test_the_interval_of_a_training_curve_covers_its_mean(make_run):
     low, _, high = tiles["train correct"].interval.split()
     assert float(low) < float(tiles["train correct"].value) < float(high)
     assert tiles["held-out exact match"].interval == "0.600 to 0.800"
-    low, _, high = tiles["held-out, since the start"].interval.split()
+    low, _, high = tiles["held-out, change since the start"].interval.split()
     assert float(low) < 12 / 18 < float(high)
 
 
@@ -185,7 +185,7 @@ def test_a_long_run_takes_few_megabytes(make_run):
 
 def test_bad_calls_are_refused(make_run, tmp_path, capsys):
     folder = make_run()
-    assert main([str(tmp_path / "none")]) == 2 and "no folder" in capsys.readouterr().err
+    assert main([str(tmp_path / "none")]) == 2 and "is not a folder" in capsys.readouterr().err
     assert main([str(folder), "--out", str(tmp_path / "none" / "x.html")]) == 2 and "--out" in capsys.readouterr().err
     assert main([str(folder), "--out", str(tmp_path)]) == 2
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]

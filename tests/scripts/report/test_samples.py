@@ -7,7 +7,7 @@ def shown(pieces) -> str:
     return "".join(piece.text for piece in pieces if not piece.is_header)
 
 
-def test_prompt_thinking_and_answer_are_apart():
+def test_prompt_thinking_and_answer_are_separate():
     made = samples.describe(sample(4, 1.0, 0.9, CHANNELS.format("I think of 5 < 6", "\\boxed{5}")), "longest")
     assert shown(made.prompt) == made.about == "What is 4 plus 1?"
     assert shown(made.thinking) == "I think of 5 < 6" and shown(made.answer) == "\\boxed{5}"
@@ -26,7 +26,7 @@ def test_a_response_of_another_model():
     assert (thinking, answer) == ("<think>why</think>", "It is 5")
 
 
-def test_nothing_of_a_text_is_lost():
+def test_no_text_is_lost():
     text = "a<|start|>user<|message|>1 <| 2 <b>\n<|channel|>" + "x" * 200
     assert "".join(piece.text for piece in samples.pieces(text)) == text
 
@@ -41,10 +41,10 @@ def test_the_middle_of_a_long_text_is_left_out():
 def test_the_extremes_of_a_step():
     rows = [sample(n, float(n % 2), reward) for n, reward in enumerate([0.1, 0.9, 0.4, 0.6, 0.2, 0.7])]
     rows[4]["response_length"] = 999.0
-    found = {why: row for row, why in samples.extremes(rows)}
-    assert found["highest reward of the wrong ones"] is rows[2]
-    assert found["lowest reward of the right ones, of middle length"] is rows[3]
-    assert found["longest"] is rows[4]
+    chosen = {why: row for row, why in samples.extremes(rows)}
+    assert chosen["highest reward of the wrong ones"] is rows[2]
+    assert chosen["lowest reward of the right ones, of middle length"] is rows[3]
+    assert chosen["longest"] is rows[4]
     assert samples.extremes([]) == []
     ((only, why),) = samples.extremes([{"response": "x", "correct": None}])
     assert only["response"] == "x" and "longest" in why
@@ -61,7 +61,7 @@ def test_files_are_spread_over_the_run(make_run):
     assert samples.spread([1], 3) == [1] and samples.spread([], 3) == [] and samples.spread([1, 2, 3, 4], 2) == [1, 4]
 
 
-def test_what_the_run_marks_is_shown():
+def test_marks_of_the_run_are_shown():
     marks = ([], ["most surprising", "longest"], ["largest loss"], [])
     rows = [sample(n, 0.0, 0.0, CHANNELS.format("t", str(n))) | {"extremes": mark} for n, mark in enumerate(marks)]
     shown_as = {rows.index(row): why for row, why in samples.extremes(rows)}

@@ -1,4 +1,4 @@
-"""What can be wrong with prompts and labels is found, with its line and the remedy."""
+"""Faults of prompts and labels are reported with their line and the remedy."""
 
 import json
 from pathlib import Path
@@ -16,11 +16,11 @@ COUNT = prompt_lengths.count
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"prompt": "1 + 1?"}', "line 2: no 'label'"),
-        ('{"prompt": "", "label": "2"}', "line 2: no 'prompt'"),
-        ('{"prompt": "1 + 1?", "label": null}', "line 2: no 'label'"),
-        ("{not json", "line 2: no JSON"),
-        ("[1, 2]", "line 2: no JSON object"),
+        ('{"prompt": "1 + 1?"}', "line 2: 'label' is missing or empty"),
+        ('{"prompt": "", "label": "2"}', "line 2: 'prompt' is missing or empty"),
+        ('{"prompt": "1 + 1?", "label": null}', "line 2: 'label' is missing or empty"),
+        ("{not json", "line 2 is not JSON"),
+        ("[1, 2]", "line 2 is not a JSON object"),
     ],
 )
 def test_a_bad_line_of_data_is_named(setting, tmp_path: Path, line: str, message: str) -> None:
@@ -46,14 +46,14 @@ def write_labels(path: Path, *labels: object) -> Path:
         ("prompt_data", label("train", ""), "no answer"),
         ("prompt_data", label("train", "two apples"), "the grader cannot read the answer 'two apples'"),
         ("prompt_data", "two apples", "the grader cannot read the answer 'two apples'"),
-        ("prompt_data", label("eval"), "of the eval split"),
+        ("prompt_data", label("eval"), "belongs to the eval split"),
         ("eval_dataset", label("test"), "an unknown split"),
-        ("eval_dataset", label("train"), "of the train split"),
-        ("eval_dataset", "7", "of the train split"),
-        ("eval_dataset", 7, "of the train split"),
+        ("eval_dataset", label("train"), "belongs to the train split"),
+        ("eval_dataset", "7", "belongs to the train split"),
+        ("eval_dataset", 7, "belongs to the train split"),
     ],
 )
-def test_labels_are_read_as_our_reward_function_reads_them(setting, tmp_path: Path, variable, bad, message) -> None:
+def test_labels_are_read_like_the_reward_function_reads_them(setting, tmp_path: Path, variable, bad, message) -> None:
     good = {
         "prompt_data": write_labels(tmp_path / "good_train.jsonl", *[label("train"), "7"] * 4),
         "eval_dataset": write_labels(tmp_path / "good_eval.jsonl", label("eval")),
@@ -67,7 +67,7 @@ def test_labels_are_read_as_our_reward_function_reads_them(setting, tmp_path: Pa
     remedy = problem.split("->")[1]
     assert "python -m data.prepare" in remedy
     if "apples" in message:
-        assert "words go in \\text{...}" in remedy
+        assert "put words in \\text{...}" in remedy
     elif variable == "eval_dataset":
         assert 'JSON: {"answer": "42", "split": "eval"}' in remedy and "gold answer" not in problem
     else:
@@ -98,11 +98,11 @@ def write_rows(path: Path, *rows: dict[str, object]) -> Path:
     return path
 
 
-def test_a_prompt_that_is_there_twice_is_refused(setting, tmp_path: Path) -> None:
+def test_duplicate_prompt_is_rejected(setting, tmp_path: Path) -> None:
     rows = [{"prompt": f"{number}?"} for number in range(9)]
     twice = write_rows(tmp_path / "twice.jsonl", *rows, *rows)
     [problem] = setting.problems(prompt_data=twice)
-    assert "twice.jsonl, line 19 repeats the prompt of line 1, and so do 8 others: both draw the same" in problem
+    assert "twice.jsonl, line 19 repeats the prompt of line 1, and so do 8 others: both would draw the same" in problem
     [problem] = setting.problems(eval_dataset=write_rows(tmp_path / "eval.jsonl", *rows, {"prompt": "4?"}))
     assert "eval.jsonl, line 19 repeats the prompt of line 9: both would count as one problem" in problem
     assert "python -m data.prepare" in problem.split("->")[1]
@@ -119,7 +119,7 @@ def test_prompts_that_would_be_cut_are_refused(setting, tmp_path: Path, monkeypa
     given = iter(lengths.values())
     monkeypatch.setattr(prompt_lengths, "count", lambda *_: next(given))
     [problem] = setting.problems()
-    assert "eval.jsonl: 2 of 5 prompts have more than PROMPT_MAX_LEN 64 tokens, line 2 for one" in problem
+    assert "eval.jsonl: 2 of 5 prompts have more than PROMPT_MAX_LEN 64 tokens, for example line 2" in problem
     assert "set PROMPT_MAX_LEN to 90" in problem.split("->")[1]
 
 
@@ -127,11 +127,11 @@ def test_tokens_are_counted_as_openrlhf_counts_them(tmp_path: Path, monkeypatch:
     monkeypatch.undo()
     write_tokenizer(tmp_path)
     prompts = ["What is 3 plus 4?", "a", [{"role": "user", "content": "a"}]]
-    found = prompt_lengths.count(str(tmp_path), prompts)
-    assert found == data_checks.prompt_lengths(str(tmp_path), prompts)
-    assert found[0] > found[1] == found[2]
+    counts = prompt_lengths.count(str(tmp_path), prompts)
+    assert counts == data_checks.prompt_lengths(str(tmp_path), prompts)
+    assert counts[0] > counts[1] == counts[2]
 
 
-def test_a_tokenizer_that_cannot_be_used_is_a_problem(setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_tokenizer_is_a_problem(setting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_lengths, "count", COUNT)  # of a tokenizer.json that is an empty object
     assert any("cannot count prompts" in problem for problem in setting.problems())

@@ -31,24 +31,24 @@ def test_a_sound_environment_passes_without_a_judge(in_environment, monkeypatch:
     ("variables", "changes", "what", "remedy"),
     [
         ({"ENVIRONMENT": "retrieve"}, {}, "ENVIRONMENT retrieve is neither a .py file", "name one of these"),
-        ({"LIBRARY": "/none"}, {}, "LIBRARY /none is neither a folder", "name one with documents"),
+        ({"LIBRARY": "/none"}, {}, "LIBRARY /none is neither a folder", "name a folder of .txt"),
         ({"LIBRARY": ""}, {}, "has no library", "set LIBRARY"),
         ({"TURN_LIMIT": "0"}, {}, "TURN_LIMIT is '0'", "above 0"),
         ({"TOOL_SECONDS": "soon"}, {}, "TOOL_SECONDS is 'soon'", "above 0"),
         ({"MAX_BRANCHES": "-1"}, {}, "MAX_BRANCHES is '-1'", "0 or more"),
-        ({}, {"apply_chat_template": True}, "an environment makes itself", "leave it out"),
+        ({}, {"apply_chat_template": True}, "which formats its own chat", "remove it"),
         ({}, {"advantage_estimator": "reinforce"}, "ADVANTAGE_ESTIMATOR reinforce", "dr_grpo"),
         ({}, {"init_kl_coef": 0.01}, "KL_COEF 0.01 without --use_kl_loss", "add --use_kl_loss"),
-        ({}, {"overlong_buffer_len": 4.0}, "OVERLONG_BUFFER measures one response", "leave it out"),
-        ({}, {"stop_properly_penalty_coef": 0.5}, "--stop_properly_penalty_coef is for one", "leave it out"),
-        ({}, {"disable_fast_tokenizer": True}, "fast tokenizer", "leave it out"),
+        ({}, {"overlong_buffer_len": 4.0}, "OVERLONG_BUFFER applies to single responses", "remove it"),
+        ({}, {"stop_properly_penalty_coef": 0.5}, "--stop_properly_penalty_coef applies to single", "remove it"),
+        ({}, {"disable_fast_tokenizer": True}, "--disable_fast_tokenizer", "remove it"),
     ],
 )
 def test_what_cannot_be_is_refused(in_environment, monkeypatch, variables, changes, what, remedy) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(f"GRPO_{name}", value)
-    found = in_environment.problems(**changes)
-    assert len(found) == 1 and what in found[0] and remedy in found[0].partition("->")[2]
+    problems = in_environment.problems(**changes)
+    assert len(problems) == 1 and what in problems[0] and remedy in problems[0].partition("->")[2]
 
 
 @pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])

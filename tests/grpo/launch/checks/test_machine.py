@@ -1,4 +1,4 @@
-"""What the machine lacks is found, with the remedy."""
+"""Missing resources of the machine are reported with the remedy."""
 
 import os
 import socket
@@ -23,7 +23,7 @@ H100 = Gpu("H100", 80 * GB, 0)
     [
         ([H100] * 7, {}, "8 GPUs are needed (4 engines, 4 actor), 7 are visible"),
         ([H100] * 7 + [Gpu("H100", 80 * GB, 30 * GB)], {}, "30.0 GB of GPU 7 are in use"),
-        ([Gpu("tiny", 100, 0)] * 8, {"offload": None}, "leave too little"),
+        ([Gpu("tiny", 100, 0)] * 8, {"offload": None}, "leaves too little"),
         ([H100] * 8, {}, None),
         ([H100] * 4, {"vllm_num_engines": 1, "actor_num_gpus_per_node": 2}, None),
     ],
@@ -39,7 +39,7 @@ def test_too_little_memory_is_refused(setting, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(machine, "memory_available", lambda: 2 * GB)
     monkeypatch.setattr(machine, "shared_memory_free", lambda: 64 * 2**20)
     memory, shared = setting.problems()
-    assert "2.0 GB of memory are free, the run needs about" in memory
+    assert "2.0 GB of memory are free, but the run needs about" in memory
     assert "/dev/shm has 67.1 MB free" in shared and "--shm-size" in shared
 
 
@@ -58,12 +58,12 @@ def test_a_used_run_directory_is_refused(setting) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_read_only_place_is_refused(setting, tmp_path: Path) -> None:
+def test_read_only_location_is_rejected(setting, tmp_path: Path) -> None:
     (tmp_path / "locked").mkdir(mode=0o555)
     assert "cannot be created" in setting.problems(ckpt_path=tmp_path / "locked" / "checkpoints")[0]
 
 
-def test_a_file_in_the_place_of_a_folder_is_refused(setting, tmp_path: Path) -> None:
+def test_file_instead_of_a_folder_is_rejected(setting, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert any("cannot be created" in problem for problem in setting.problems(ckpt_path=tmp_path / "file" / "x"))
 
@@ -71,19 +71,19 @@ def test_a_file_in_the_place_of_a_folder_is_refused(setting, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("model", "count", "gpus", "message", "remedy"),
     [
-        ("openai/gpt-oss-120b", None, [], "8 GPUs, and there is no GPU here", "./train_grpo.sh --tiny needs none"),
-        ("openai/gpt-oss-20b", None, [H100], "there are 1, but .venv holds the CPU stack", "setup.sh --gpu"),
+        ("openai/gpt-oss-120b", None, [], "8 GPUs, but this machine has none", "./train_grpo.sh --tiny"),
+        ("openai/gpt-oss-20b", None, [H100], "there are 1, but .venv has the CPU stack", "setup.sh --gpu"),
         ("/copy/of/it", 234 * GB, [], "/copy/of/it, 234.0 GB in bf16, needs 8 GPUs", "--tiny"),
         ("/of/a/test", 10**7, [], None, ""),
         ("org/absent", None, [], None, ""),
     ],
 )
-def test_a_large_model_is_not_for_the_cpu_stack(setting, monkeypatch, model, count, gpus, message, remedy) -> None:
+def test_large_model_is_rejected_on_the_cpu_stack(setting, monkeypatch, model, count, gpus, message, remedy) -> None:
     monkeypatch.setattr(machine, "gpus", lambda: gpus)
     config = setting.config(pretrain=model)
-    found = [str(problem) for problem in check_gpus(config, replace(make_plan(config), model_bf16_bytes=count))]
-    assert len(found) == (0 if message is None else 1)
-    assert all(message in problem and remedy in problem.split("->")[1] for problem in found), found
+    problems = [str(problem) for problem in check_gpus(config, replace(make_plan(config), model_bf16_bytes=count))]
+    assert len(problems) == (0 if message is None else 1)
+    assert all(message in problem and remedy in problem.split("->")[1] for problem in problems), problems
 
 
 def test_a_cluster_to_join_has_to_answer(setting, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What can be wrong with the checkpoints of actor and engines is found, with the remedy."""
+"""Faults of the checkpoints of actor and engines are reported with the remedy."""
 
 import json
 import os
@@ -47,16 +47,16 @@ def set_config(**values: object) -> Callable[[Path], None]:
     [
         (remove_shard, "model-00002-of-00002.safetensors is missing"),
         (cut_shard, "a broken download"),
-        (point_to_shard, "no safetensors file"),
-        (promise_tensor, "model.layers.0.mlp.router.scale for one"),
-        (forget_tensor, "lm_head.weight for one"),
-        (set_config(num_hidden_layers=3), "model.layers.2.input_layernorm.weight for one"),
+        (point_to_shard, "not a safetensors file"),
+        (promise_tensor, "for example model.layers.0.mlp.router.scale"),
+        (forget_tensor, "for example lm_head.weight"),
+        (set_config(num_hidden_layers=3), "for example model.layers.2.input_layernorm.weight"),
         (set_config(num_hidden_layers=1), "that config.json does not ask for: model.layers.1."),
         (set_config(num_key_value_heads=4), "is (32,), config.json asks for (64,)"),
         (set_config(model_type="llama"), "config.json is of a llama model"),
         (set_config(quantization_config={"quant_method": "awq"}), "the weights are stored as awq"),
         (lambda model: (model / "config.json").unlink(), "config.json is missing"),
-        (lambda model: (model / "config.json").write_text("{"), "config.json is no JSON"),
+        (lambda model: (model / "config.json").write_text("{"), "config.json is not JSON"),
         (lambda model: (model / INDEX).unlink(), f"{INDEX} is missing"),
         (lambda model: (model / "tokenizer.json").unlink(), "no tokenizer.json"),
         (lambda model: (model / "chat_template.jinja").unlink(), "no chat template"),
@@ -75,7 +75,7 @@ def test_one_damage_is_one_problem(setting, tmp_path: Path, damage: Callable[[Pa
     assert len(setting.problems()) == 1
 
 
-def test_mxfp4_is_for_the_actor_and_not_for_cpu_engines(setting, make_checkpoint, tmp_path: Path) -> None:
+def test_mxfp4_is_accepted_for_the_actor_but_not_for_cpu_engines(setting, make_checkpoint, tmp_path: Path) -> None:
     packed = make_checkpoint(tmp_path / "packed", mxfp4=True)
     [problem] = setting.problems(pretrain=packed)
     assert "vLLM on CPU cannot load an MXFP4 checkpoint" in problem
@@ -85,4 +85,4 @@ def test_mxfp4_is_for_the_actor_and_not_for_cpu_engines(setting, make_checkpoint
 
 def test_engines_of_another_model_are_refused(setting, make_checkpoint, tmp_path: Path) -> None:
     other = make_checkpoint(tmp_path / "other", vocab_size=256)
-    assert "ENGINE_MODEL has vocab_size 256, MODEL has 128" in setting.problems(engine_model=other)[0]
+    assert "vocab_size is 256 in ENGINE_MODEL and 128 in MODEL" in setting.problems(engine_model=other)[0]

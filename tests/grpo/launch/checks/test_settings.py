@@ -6,30 +6,34 @@ import pytest
 @pytest.mark.parametrize(
     ("changes", "what", "remedy"),
     [
-        ({"train_batch_size": 6}, "TRAIN_BATCH_SIZE 6 is no multiple", "use 4"),
-        ({"train_batch_size": 2}, "TRAIN_BATCH_SIZE 2 is no multiple", "use 4"),
-        ({"train_batch_size": 24}, "64 samples, no multiple of TRAIN_BATCH_SIZE 24", "a multiple of"),
-        ({"micro_rollout_batch_size": 24}, "cannot be split evenly", "let MICRO_ROLLOUT_BATCH_SIZE"),
-        ({"n_samples_per_prompt": 1, "micro_rollout_batch_size": 2}, "no advantage", "2 or more"),
-        ({"rollout_batch_size": 24}, "20 prompts, a rollout takes 24", "ROLLOUT_BATCH_SIZE to 20"),
-        ({"generate_max_len": 500}, "= 564 tokens, the model has 512", "shorten"),
+        ({"train_batch_size": 6}, "TRAIN_BATCH_SIZE 6 is not a multiple", "use 4"),
+        ({"train_batch_size": 2}, "TRAIN_BATCH_SIZE 2 is not a multiple", "use 4"),
+        ({"train_batch_size": 24}, "64 samples, which is not a multiple of TRAIN_BATCH_SIZE 24", "a multiple of"),
+        ({"micro_rollout_batch_size": 24}, "cannot be split evenly", "a multiple of MICRO_ROLLOUT_BATCH_SIZE"),
+        ({"n_samples_per_prompt": 1, "micro_rollout_batch_size": 2}, "there is only one", "2 or more"),
+        ({"rollout_batch_size": 24}, "20 prompts, but a rollout needs 24", "ROLLOUT_BATCH_SIZE to 20"),
+        ({"generate_max_len": 500}, "is 564 tokens, but the model's context is 512", "shorten"),
         ({"vllm_tensor_parallel_size": 3}, "ENGINE_TP 3 does not divide the 4 attention heads", "a divisor"),
         ({"vllm_tensor_parallel_size": 4}, "ENGINE_TP 4 does not divide the 2 key/value heads", "a divisor"),
         ({"target_modules": ["qkv_proj"]}, "no linear layer qkv_proj", "TARGET_MODULES"),
         ({"attn_implementation": "flash_attention_2"}, "attention sinks", "eager"),
-        ({"packing_samples": True}, "flash attention", "leave them out"),
+        ({"packing_samples": True}, "flash attention", "remove them"),
         ({"gradient_checkpointing_use_reentrant": None}, "reentrant", "--gradient_checkpointing_use_reentrant"),
-        ({"prompt_data": None}, "no training data", "TRAIN_DATA"),
-        ({"prompt_data": "/none.jsonl"}, "/none.jsonl does not exist", "TRAIN_DATA"),
-        ({"eval_dataset": "/none.jsonl"}, "/none.jsonl does not exist", "EVAL_DATA"),
-        ({"prompt_data": "/data.parquet"}, "no .jsonl file", "python -m data.prepare"),
-        ({"input_key": "question"}, "no 'question' (fields: prompt, label, datasource, id)", "TRAIN_DATA"),
+        ({"prompt_data": None}, "TRAIN_DATA is empty", "data.prepare"),
+        ({"prompt_data": "/none.jsonl"}, "TRAIN_DATA: /none.jsonl does not exist", "name a .jsonl file"),
+        ({"eval_dataset": "/none.jsonl"}, "EVAL_DATA: /none.jsonl does not exist", "name a .jsonl file"),
+        ({"prompt_data": "/data.parquet"}, "is not a .jsonl file", "python -m data.prepare"),
+        (
+            {"input_key": "question"},
+            "'question' is missing or empty (fields: prompt, label, datasource, id)",
+            "fix the line",
+        ),
         ({"pretrain": "org/absent"}, "neither a folder nor a model in the hub's cache", "hf download org/absent"),
         ({"engine_model": "org/absent"}, "ENGINE_MODEL org/absent is neither", "hf download"),
-        ({"engine_model": "/absent"}, "ENGINE_MODEL /absent is no folder", "name the folder"),
-        ({"lr_scheduler": "cosin"}, "LR_SCHEDULER cosin cannot be used", "use one of constant"),
-        ({"init_kl_coef": -0.1}, "KL_COEF -0.1 would pay", "0 or more"),
-        ({"use_kl_loss": True}, "without a coefficient", "give KL_COEF"),
+        ({"engine_model": "/absent"}, "ENGINE_MODEL /absent is not a folder", "name the folder"),
+        ({"lr_scheduler": "cosin"}, "LR_SCHEDULER cosin is not supported", "use one of constant"),
+        ({"init_kl_coef": -0.1}, "KL_COEF -0.1 would reward", "0 or more"),
+        ({"use_kl_loss": True}, "without a coefficient", "add KL_COEF"),
         ({"max_steps": -1}, "STEPS -1 trains nothing", "give 1"),
         ({"top_p": 0}, "TOP_P is 0", "give a share above 0"),
         ({"eval_temperature": -1}, "EVAL_TEMPERATURE is -1", "0 or more"),
@@ -44,7 +48,7 @@ import pytest
         ({"max_ckpt_num": 0}, "MAX_CHECKPOINTS is 0", "1 or more"),
         ({"seed": -1}, "SEED is -1", "from 0"),
         ({"remote_rm_url": "/none.py"}, "reward function /none.py does not exist", "REWARD"),
-        ({"remote_rm_url": None}, "an eval needs a reward", "REWARD"),
+        ({"remote_rm_url": None}, "evaluations need a reward", "REWARD"),
     ],
 )
 def test_a_bad_value_is_refused(setting, changes: dict[str, object], what: str, remedy: str) -> None:
@@ -52,5 +56,5 @@ def test_a_bad_value_is_refused(setting, changes: dict[str, object], what: str, 
     assert any(what in problem and remedy in problem.split("->")[1] for problem in problems), problems
 
 
-def test_what_can_be_switched_off_is_no_problem(setting) -> None:
+def test_settings_that_can_be_disabled_are_accepted(setting) -> None:
     assert setting.problems(eval_steps=-1, save_steps=-1, max_norm=0, eval_temperature=0) == []

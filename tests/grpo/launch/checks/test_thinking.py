@@ -14,14 +14,14 @@ def tokenizer(setting) -> None:
     write_tokenizer(Path(setting.flags["pretrain"]))
 
 
-def test_budgets_that_fit_are_no_problem(setting) -> None:
+def test_fitting_budgets_are_accepted(setting) -> None:
     # <|end|><|start|>assistant<|channel|>final<|message|> are 6 tokens
     assert setting.problems(**BUDGETS, generate_max_len=30) == []
     assert setting.problems(**BUDGETS, thinking_delimiter="that is enough") == []
     assert setting.problems() == []
 
 
-def test_a_stage_of_the_schedule_may_shorten_the_thinking_but_not_take_it_away(setting) -> None:
+def test_schedule_stage_may_shorten_thinking_but_not_remove_it(setting) -> None:
     """16 + 6 + 8 tokens in all, and the answer keeps its 8: a limit of 15 leaves the thinking one token."""
     assert setting.problems(**BUDGETS, generate_max_len=30, length_schedule="15,30@2") == []
     assert setting.problems(**BUDGETS | {"thinking_budget": 0}, generate_max_len=30, length_schedule="14,30@2") == []
@@ -29,19 +29,19 @@ def test_a_stage_of_the_schedule_may_shorten_the_thinking_but_not_take_it_away(s
         (problem,) = setting.problems(**BUDGETS, generate_max_len=30, length_schedule=f"{first},30@20%")
         assert f"LENGTH_SCHEDULE begins with {first} tokens" in problem and "begin with 15 or more" in problem
     (problem,) = setting.problems(**BUDGETS, length_schedule="15,14")
-    assert "is no stage" in problem
+    assert "is not a stage" in problem
 
 
 @pytest.mark.parametrize(
     ("changes", "what", "remedy"),
     [
         ({"generate_max_len": 29}, "16 + delimiter 6 + ANSWER_BUDGET 8 = 30 tokens", "set GENERATE_MAX_LEN to 30"),
-        ({"thinking_delimiter": "think"}, "</think> is no token of this tokenizer", "THINKING_DELIMITER: use harmony"),
-        ({"generate_max_len": 40, "overlong_buffer_len": 16}, "at most 24 sampled tokens", "OVERLONG_BUFFER above 16"),
-        ({"answer_budget": None}, "one of THINKING_BUDGET and ANSWER_BUDGET alone", "set both, or neither"),
-        ({"thinking_budget": -1}, "a thinking budget of -1", "give 0 or more"),
-        ({"enable_prefix_caching": None}, "computes each thought twice", "add --enable_prefix_caching"),
-        ({"agent_func_path": "/a.py"}, "itself as are ENVIRONMENT and", "leave one of them out"),
+        ({"thinking_delimiter": "think"}, "this tokenizer has no token </think>", "THINKING_DELIMITER: use harmony"),
+        ({"generate_max_len": 40, "overlong_buffer_len": 16}, "limit responses to 24", "OVERLONG_BUFFER above 16"),
+        ({"answer_budget": None}, "THINKING_BUDGET and ANSWER_BUDGET only work together", "set both or neither"),
+        ({"thinking_budget": -1}, "the thinking budget is -1", "give 0 or more"),
+        ({"enable_prefix_caching": None}, "computes every cut thought twice", "add --enable_prefix_caching"),
+        ({"agent_func_path": "/a.py"}, "does not work with ENVIRONMENT", "remove one of them"),
     ],
 )
 def test_a_budget_that_cannot_be_is_refused(setting, changes, what: str, remedy: str) -> None:

@@ -1,4 +1,4 @@
-"""What other users may change is named before a run; what a run writes is its user's alone."""
+"""Paths that other users may change are reported before a run. Only its user can read or write a run's files."""
 
 import stat
 import sys
@@ -25,7 +25,7 @@ def test_a_folder_that_everybody_may_write_to_is_named(tmp_path: Path) -> None:
         path.chmod(before)
 
 
-def test_where_a_link_leads_is_looked_at(tmp_path: Path) -> None:
+def test_targets_of_links_are_checked(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     (tmp_path / "mine").mkdir()
@@ -39,12 +39,12 @@ def test_the_sticky_bit_protects_what_is_in_a_folder(tmp_path: Path) -> None:
     assert exposure.open_to([tmp_path / "run"]) == []
 
 
-def test_what_does_not_exist_yet_is_judged_by_its_folder(tmp_path: Path) -> None:
+def test_missing_path_is_judged_by_its_parent_folder(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     assert exposure.open_to([tmp_path / "new" / "run"]) == [tmp_path]
 
 
-def test_every_place_of_a_run_is_looked_at(setting, tmp_path: Path) -> None:
+def test_every_location_of_a_run_is_checked(setting, tmp_path: Path) -> None:
     config = resolve(setting.words(), setting.run_dir)
     assert exposure.warnings(config, setting.run_dir) == []
     for flag in ("ckpt_path", "metrics_dir", "prompt_data", "pretrain", "remote_rm_url", "agent_func_path"):
@@ -54,10 +54,10 @@ def test_every_place_of_a_run_is_looked_at(setting, tmp_path: Path) -> None:
         setattr(config.args, flag, str(shared / "here"))
     named = " ".join(exposure.warnings(config, setting.run_dir))
     for flag in ("ckpt_path", "metrics_dir", "prompt_data", "pretrain", "remote_rm_url"):
-        assert f"every user can replace what is in {tmp_path / flag}: chmod o-w" in named
+        assert f"every user can replace files in {tmp_path / flag}; run: chmod o-w" in named
 
 
-def test_the_check_says_it_and_is_ready(setting, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_check_warns_and_still_passes(setting, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setattr(preflight, "problems", lambda *args, **others: [])
     monkeypatch.setattr(judge, "check", lambda *args: [])
     words = ["launch", "check", "--stand-in", "--run-dir", str(setting.run_dir), "--", *setting.words()]
@@ -66,4 +66,4 @@ def test_the_check_says_it_and_is_ready(setting, monkeypatch: pytest.MonkeyPatch
     setting.run_dir.parent.chmod(0o777)
     assert launcher.main() == 0
     output = capsys.readouterr().out
-    assert f"every user can replace what is in {setting.run_dir.parent}" in output and "ready" in output
+    assert f"every user can replace files in {setting.run_dir.parent}" in output and "ready" in output

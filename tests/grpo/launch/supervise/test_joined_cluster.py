@@ -1,4 +1,4 @@
-"""A cluster to join is this machine alone; a small package stands in for Ray."""
+"""Only a cluster of this machine alone can be joined. A small package stands in for Ray."""
 
 import json
 import socket
@@ -23,7 +23,7 @@ print("what Ray says on its way")
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """Puts a Ray with these nodes (name and whether it is alive) in place, and returns what is wrong with it."""
+    """Install a fake Ray with these nodes (name, is it alive) and return the problems found."""
 
     def check(*nodes: tuple[str, bool], init: str = "pass") -> list[str]:
         rows = [{"NodeManagerHostname": name, "Alive": alive} for name, alive in nodes]
@@ -40,7 +40,7 @@ def test_this_machine_alone_is_joined(cluster) -> None:
     assert cluster((HERE, True), ("lost", False)) == [], "a node that is gone does not count"
 
 
-def test_a_cluster_that_lets_strangers_in_is_said_to_be_open(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_without_authentication_is_reported_as_open(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster((HERE, True))
     [warning] = joined_cluster.look().warnings
     assert "10.0.0.1:6379 is open" in warning and "RAY_AUTH_MODE=token" in warning
@@ -48,7 +48,7 @@ def test_a_cluster_that_lets_strangers_in_is_said_to_be_open(cluster, monkeypatc
     assert joined_cluster.look().warnings == [warning], "what we would send does not close it"
 
 
-def test_a_cluster_that_wants_a_token_is_joined_with_ours(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_that_requires_a_token_is_joined_with_ours(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     wants_token = "{'token': 'welcome'}[__import__('os').environ['RAY_AUTH_MODE']]"
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     assert cluster((HERE, True), init=wants_token) == []
@@ -65,7 +65,7 @@ def test_several_nodes_are_refused(cluster) -> None:
 
 def test_another_machine_is_refused(cluster) -> None:
     [problem] = cluster(("second", True))
-    assert "is another machine, second" in problem and "start there" in problem
+    assert "runs on another machine, second" in problem and "start the run there" in problem
 
 
 def test_a_cluster_that_cannot_be_joined_is_named_with_the_reason(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,6 +88,6 @@ def test_the_launcher_refuses(
     assert "has 2 nodes" in capsys.readouterr().err and not setting.run_dir.exists()
 
 
-def test_without_a_cluster_to_join_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_cluster_to_join_ray_is_not_contacted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joined_cluster.sys, "executable", "/nonexistent")
     assert joined_cluster.look() == joined_cluster.Verdict()

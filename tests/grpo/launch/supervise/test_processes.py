@@ -6,26 +6,26 @@ import subprocess
 import time
 from pathlib import Path
 
+import psutil
+
 from grpo.launch.supervise import processes
-from grpo.launch.supervise.processes import Process
 
 
-def test_a_pid_that_is_in_use_again_gets_no_signal(bystander) -> None:
-    row = processes.read_process(bystander.pid)
-    assert row is not None
-    earlier = Process(row.pid, row.parent, row.state, row.started - 1)
-    assert processes.send(earlier, signal.SIGKILL) is False
-    assert processes.send(row, 0) is True
+def test_reused_pid_gets_no_signal(bystander, monkeypatch) -> None:
+    process = psutil.Process(bystander.pid)
+    assert processes.send(process, 0) is True
+    monkeypatch.setattr(process, "is_running", lambda: False)  # so psutil says if the pid has another start time
+    assert processes.send(process, signal.SIGKILL) is False
 
 
-def test_a_marked_process_is_found_wherever_it_stands(bystander) -> None:
+def test_marked_processes_are_found_by_their_exact_run_id(bystander) -> None:
     stray = subprocess.Popen(["sleep", "300"], env={processes.RUN_ID_VARIABLE: "abc"})
     try:
         deadline = time.monotonic() + 10
         while not Path(f"/proc/{stray.pid}/environ").read_bytes() and time.monotonic() < deadline:
-            time.sleep(0.01)  # in the middle of its exec a process has no environment
-        assert processes.marked("abc", [stray.pid, bystander.pid]) == {stray.pid}
-        assert processes.marked("ab", [stray.pid, bystander.pid]) == set()
+            time.sleep(0.01)  # during its exec, a process has no environment
+        assert [process.pid for process in processes.marked("abc")] == [stray.pid]
+        assert processes.marked("ab") == set()
     finally:
         stray.kill()
         stray.wait()

@@ -1,4 +1,4 @@
-"""However a run ends, none of its processes is left and no other process is touched. Real processes, no Ray."""
+"""After any end of a run, its processes are gone and no other process is touched. Real processes, no Ray."""
 
 import json
 import os
@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from grpo.launch.supervise import keeper, processes
+from grpo.launch.supervise import keeper
 from grpo.launch.supervise.driver import tail
+from tests.supervised import children, command_line, is_alive, naming, wait_until
 
 ROOT = Path(__file__).parents[4]
 
@@ -68,7 +70,7 @@ def signals_as_in_a_terminal() -> None:
 
 
 class Run:
-    """A launcher in a session of its own, as a terminal would start it."""
+    """A launcher in its own session, as a terminal starts it."""
 
     def __init__(self, folder: Path, how: str, prefix: str = "exec") -> None:
         self.folder = folder
@@ -92,7 +94,7 @@ class Run:
         return json.loads(file.read_text())
 
     def keeper(self) -> int:
-        [pid] = [row.pid for row in processes.table().values() if row.parent == self.shell.pid]
+        [pid] = children(self.shell.pid)
         return pid
 
     def finish(self) -> str:
@@ -100,28 +102,9 @@ class Run:
         return output
 
 
-def wait_until(condition: Callable[[], bool], failure: str, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, failure
-        time.sleep(0.05)
-
-
-def is_alive(pid: int) -> bool:
-    row = processes.read_process(pid)
-    return row is not None and row.state != "Z"
-
-
-def command_line(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return b""
-
-
 @pytest.fixture
 def start() -> Iterator[Callable[..., Run]]:
-    """Start runs; where a test fails in the middle, they are ended like by a user."""
+    """Start runs. If a test fails, end them as a user would."""
     runs: list[Run] = []
 
     def begin(*args: str | Path, **changes: str) -> Run:
@@ -189,8 +172,8 @@ def test_the_judges_stand_in_lives_as_long_as_the_run(tmp_path: Path, bystander,
         if how == "kill the launcher":
             launcher.kill()
         elif how == "kill the stand-in":
-            [pid] = [pid for pid in processes.table() if b"reward.stand_in" in command_line(pid)
-                     and is_of(launcher.pid, pid)]  # fmt: skip
+            started = psutil.Process(launcher.pid).children(recursive=True)
+            [pid] = [process.pid for process in started if "reward.stand_in" in command_line(process.pid)]
             os.kill(pid, signal.SIGKILL)
         output, _ = launcher.communicate(timeout=60)
     finally:
@@ -201,10 +184,6 @@ def test_the_judges_stand_in_lives_as_long_as_the_run(tmp_path: Path, bystander,
         assert launcher.returncode == 0
     if how == "kill the stand-in":
         assert launcher.returncode == 1 and "the judge's stand-in ended by itself" in output
-
-
-def is_of(root: int, pid: int) -> bool:
-    return pid in processes.descendants(root, processes.table())
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -267,13 +246,13 @@ def test_the_keeper_gets_sigterm(tmp_path: Path, start, bystander) -> None:
     assert_nothing_left(driver)
 
 
-def test_nobody_reads_the_output_any_more(tmp_path: Path, start, bystander) -> None:
+def test_closed_output_ends_the_run(tmp_path: Path, start, bystander) -> None:
     run = start(tmp_path, "wait")
     assert run.shell.stdout
     run.shell.stdout.close()
     run.shell.wait(timeout=60)
     assert run.shell.returncode == 128 + signal.SIGPIPE
-    assert not [pid for pid in processes.table() if str(tmp_path).encode() in command_line(pid)]
+    assert not naming(str(tmp_path))
 
 
 def test_a_hangup_that_the_caller_ignores_does_not_end_the_run(tmp_path: Path, start, bystander) -> None:
@@ -287,11 +266,11 @@ def test_a_hangup_that_the_caller_ignores_does_not_end_the_run(tmp_path: Path, s
     assert_nothing_left(driver)
 
 
-def test_a_step_of_the_set_up_ends_with_the_shell_that_waits_for_it(tmp_path: Path, start, bystander) -> None:
+def test_set_up_step_ends_with_its_parent_shell(tmp_path: Path, start, bystander) -> None:
     shell = subprocess.Popen(
         [
             *("bash", "-c", '"$@"; true', "bash"),
-            *(sys.executable, "-P", "-m", "grpo.launch", "guard", "--"),
+            *(sys.executable, "-P", "-m", "grpo.launch", "die-with-parent", "--"),
             *(sys.executable, "-c", DRIVER, str(tmp_path), "wait"),
         ],
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
@@ -304,8 +283,9 @@ def test_a_step_of_the_set_up_ends_with_the_shell_that_waits_for_it(tmp_path: Pa
     assert_nothing_left(driver)
 
 
-def test_guard_passes_the_exit_code_on(tmp_path: Path) -> None:
-    command = [sys.executable, "-P", "-m", "grpo.launch", "guard", "--", sys.executable, "-c", "print(1); exit(7)"]
+def test_die_with_parent_passes_the_exit_code_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "grpo.launch", "die-with-parent"]
+    command += ["--", sys.executable, "-c", "print(1); exit(7)"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 7
@@ -322,14 +302,14 @@ def test_the_tail_of_a_log_is_readable(tmp_path: Path) -> None:
     assert tail(tmp_path / "absent.log", 2) == []
 
 
-def test_logs_of_ray_give_way_to_those_of_the_next_part(tmp_path: Path) -> None:
+def test_ray_logs_of_earlier_parts_are_kept_under_a_number(tmp_path: Path) -> None:
     kept = tmp_path / "ray"
-    keeper._make_way(kept)
+    keeper.make_way(kept)
     kept.symlink_to(tmp_path / "gone")  # launcher and keeper were both killed
-    keeper._make_way(kept)
+    keeper.make_way(kept)
     assert not kept.is_symlink()
     for part in ("first", "second"):
         kept.mkdir()
         (kept / "raylet.out").write_text(part)
-        keeper._make_way(kept)
+        keeper.make_way(kept)
     assert [(tmp_path / f"ray.{n}" / "raylet.out").read_text() for n in (1, 2)] == ["first", "second"]

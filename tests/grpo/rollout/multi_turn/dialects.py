@@ -1,4 +1,4 @@
-"""Real byte-level BPE tokenizers with merges of their own, and chat templates that say what those of the models say."""
+"""Byte-level BPE tokenizers with their own merges, and chat templates equivalent to those of the models."""
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast

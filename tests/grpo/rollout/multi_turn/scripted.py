@@ -31,11 +31,11 @@ def odd_tokens(codec, text, seed=0):
 
 
 class ScriptedEngine:
-    """Has `generate`, as OpenRLHF's LLMRayActor; gives each sampled token a log-prob of its own.
+    """Has `generate`, like OpenRLHF's LLMRayActor. Each sampled token gets a distinct log-prob.
 
     Args:
-        script: the text of each turn, with its end token; more turns are the last one again.
-        change: called with the prompt, returns what the engine makes of it.
+        script: the text of each turn, with its end token; further turns repeat the last one.
+        change: called with the prompt, returns the prompt that the engine uses.
     """
 
     def __init__(self, codec, script, change=lambda prompt: prompt, log_probs=True, seconds=0.0, seed=0):
@@ -49,16 +49,16 @@ class ScriptedEngine:
         text = self.script[min(len(self.calls), len(self.script) - 1)]
         tokens = odd_tokens(self.codec, text, self.seed)[: params.max_tokens]
         is_cut = not tokens or tokens[-1] not in params.stop_token_ids
-        places = [{token: SimpleNamespace(logprob=self.log_prob(i))} for i, token in enumerate(tokens)]
+        choices = [{token: SimpleNamespace(logprob=self.log_prob(i))} for i, token in enumerate(tokens)]
         self.calls.append((given, tokens))
         self.params.append(params)
         sampled = SimpleNamespace(
-            token_ids=tokens, logprobs=places if self.log_probs else None, finish_reason="length" if is_cut else "stop"
+            token_ids=tokens, logprobs=choices if self.log_probs else None, finish_reason="length" if is_cut else "stop"
         )
         return SimpleNamespace(prompt_token_ids=given, outputs=[sampled])
 
-    def log_prob(self, place):
-        return -(1 + len(self.calls) + place / 1000)
+    def log_prob(self, index):
+        return -(1 + len(self.calls) + index / 1000)
 
 
 def params(max_tokens=200, seed=1):
@@ -94,14 +94,14 @@ class Library(Environment):
     tools = (Tool("search", "look it up", {"type": "object", "properties": {"query": {"type": "string"}}}),)
     replies: tuple[str, ...] = ()
 
-    def __init__(self, prompt="where?", label="", replies=(), found="there"):
+    def __init__(self, prompt="where?", label="", replies=(), prefix="there"):
         super().__init__(prompt, label)
-        self.replies, self.found = list(replies), found
+        self.replies, self.prefix = list(replies), prefix
 
     async def call(self, name, arguments):
         if name != "search":
             raise ToolError(f"there is no tool {name}")
-        return f"{self.found} {arguments.get('query')}"
+        return f"{self.prefix} {arguments.get('query')}"
 
     async def reply(self, messages):
         return [{"role": "user", "content": self.replies.pop(0)}] if self.replies else None

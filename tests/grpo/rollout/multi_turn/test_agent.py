@@ -5,9 +5,9 @@ import asyncio
 import pytest
 from openrlhf.trainer.ray.vllm_engine import LLMRayActor, _load_agent_executor
 
-from grpo.batch.rewards import RewardError
 from grpo.rollout.multi_turn.templates import template_for
 from grpo.stack.checkout import CHECKOUT
+from grpo.stack.problem import UserError
 from tests.grpo.batch.test_branches import made_experiences
 from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
 from tests.grpo.rollout.multi_turn.scripted import ScriptedEngine, params
@@ -45,7 +45,7 @@ def test_openrlhf_rolls_out_several_samples_of_a_prompt_in_an_environment(tmp_pa
     turns = iter(engines)
 
     class Engine:
-        """Two samples are two conversations: each has a script of its own, told by the seed."""
+        """Two samples are two conversations; the seed selects the script of each."""
 
         by_seed: dict = {}  # noqa: RUF012
 
@@ -71,7 +71,7 @@ def test_openrlhf_rolls_out_several_samples_of_a_prompt_in_an_environment(tmp_pa
 
 
 @pytest.mark.parametrize("labels", [("1", "none"), ("none", "none")])
-def test_an_environment_that_cannot_be_made_ends_its_rollout_and_a_batch_of_them_the_run(tmp_path, monkeypatch, labels):
+def test_failing_constructor_ends_its_rollout_and_a_whole_batch_ends_the_run(tmp_path, monkeypatch, labels):
     """A class whose constructor fails on a label, from the engine's actor to the batch that is trained on."""
     (tmp_path / "failing.py").write_text(FAILING)
     monkeypatch.setenv("GRPO_ENVIRONMENT", str(tmp_path / "failing.py"))
@@ -82,7 +82,7 @@ def test_an_environment_that_cannot_be_made_ends_its_rollout_and_a_batch_of_them
     ]
     assert [response["extra_logs"]["ended_by_error"] for response in responses] == [label == "none" for label in labels]
     if set(labels) == {"none"}:
-        with pytest.raises(RewardError, match="environment gave none of 2 rollouts a reward"):
+        with pytest.raises(UserError, match="environment gave none of 2 rollouts a reward"):
             made_experiences(responses, monkeypatch)
         return
     (fine, failed), (batch,) = made_experiences(responses, monkeypatch)

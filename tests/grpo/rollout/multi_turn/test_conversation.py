@@ -42,9 +42,9 @@ def test_a_library_is_searched_and_read(corpus):
     policy = Spoken({"tool_calls": calls}, {"content": "It has \\boxed{417}."})
     environment = retrieval.Environment("How many bridges?", '{"answer": "417", "split": "train"}')
     outcome = talk(policy, environment)
-    found, page, rest = (message["content"] for message in outcome.messages if message["role"] == "tool")
-    assert found.splitlines()[0].startswith("[2] rivers: ") and "417 bridges" in found
-    assert len(found) < 400  # an excerpt, not the document
+    excerpts, page, rest = (message["content"] for message in outcome.messages if message["role"] == "tool")
+    assert excerpts.splitlines()[0].startswith("[2] rivers: ") and "417 bridges" in excerpts
+    assert len(excerpts) < 400  # an excerpt, not the document
     assert page.startswith("towns\nThe town") and page.endswith("characters more]") and "tower" not in page
     assert rest.endswith("At its end stands a tower.")
     assert [message["tool_call_id"] for message in outcome.messages if message["role"] == "tool"] == ["a", "b", "c"]
@@ -53,13 +53,13 @@ def test_a_library_is_searched_and_read(corpus):
 
 
 @pytest.mark.parametrize("wrong, heard", [
-    (call("search", "{"), "no JSON"), (call("search", "[]"), "no JSON object"), (call("", "x"), "no JSON"),
+    (call("search", "{"), "not JSON"), (call("search", "[]"), "not a JSON object"), (call("", "x"), "not JSON"),
     (call("find", {}), "no tool 'find'"), (call("search", {}), "needs a query"),
     (call("search", {"query": "a", "count": 99}), "from 1 to 10"), (call("read", {"document": "x"}), "whole number"),
     (call("read", {"document": 9}), "no document 9"), (call("read", {"document": 10**30}), "no document"),
     (call("search", {"query": 'NEAR("a" OR* ) AND: -'}), None), (call("search", {"query": "?!"}), "nothing was found"),
 ])  # fmt: skip
-def test_what_a_tool_cannot_do_is_an_observation(corpus, wrong, heard):
+def test_unsupported_tool_call_is_an_observation(corpus, wrong, heard):
     outcome = talk(Spoken({"tool_calls": [wrong]}, {"content": "so be it"}), retrieval.Environment("q", "1"))
     observed = outcome.messages[3]["content"]
     assert outcome.ending == "done" and outcome.errors == observed.startswith("error: ")
@@ -102,7 +102,7 @@ def test_limits_of_turns_and_time_end_a_rollout():
     assert outcome.logs()["ended_by_time"] == 1 and set(outcome.logs()) == set(talk(Spoken({}), Library()).logs())
 
 
-def test_time_that_is_up_while_the_engine_samples_leaves_what_was_sampled_before():
+def test_time_out_during_sampling_keeps_earlier_turns():
     template = template_for(TOKENIZERS["qwen3"])
     text = '<tool_call>\n{"name": "search", "arguments": {}}\n</tool_call><|im_end|>'
     engine = ScriptedEngine(template.codec, [text], seconds=0.15)
@@ -113,7 +113,7 @@ def test_time_that_is_up_while_the_engine_samples_leaves_what_was_sampled_before
     assert response["observation_tokens"] == response["engine"]["tokens"]
 
 
-def test_a_rollout_is_truncated_where_tokens_run_out():
+def test_rollout_is_truncated_when_tokens_run_out():
     template = template_for(TOKENIZERS["qwen3"])
     for room, most, is_truncated in ((900, 200, False), (900, 1, True), (3, 200, True)):  # of the context, of a turn
         policy = EnginePolicy(template, ScriptedEngine(template.codec, ["42<|im_end|>"]), params(most), room)
@@ -122,7 +122,7 @@ def test_a_rollout_is_truncated_where_tokens_run_out():
 
 
 @pytest.mark.parametrize("error", [RuntimeError("the engine is dead"), TimeoutError("of the engine")])
-def test_an_error_of_the_policy_is_the_callers(error):
+def test_policy_error_is_raised_to_the_caller(error):
     class Dead(Spoken):
         async def respond(self, messages, tools):
             raise error
@@ -147,9 +147,9 @@ def test_environments_are_loaded_by_name_or_file_and_refused_with_a_remedy(tmp_p
     begin = "from grpo.rollout.multi_turn import environment as e\nclass Environment(e.Environment):\n"
     for text, wrong in (
         ("x = 1", "has no class Environment"),
-        ("import nothing_there", "fails when loaded .*: mend it"),
+        ("import nothing_there", "cannot be imported .*: correct the file"),
         (begin + "    tools = ()", "no coroutine score"),
-        (begin + "    def score(self, messages, ending): pass", "write `async def score"),
+        (begin + "    def score(self, messages, ending): pass", "define `async def score"),
         (begin + "    async def score(self, *_): pass\n    def call(self, *_): pass", "no coroutine call"),
     ):
         file.write_text(text)
@@ -163,7 +163,7 @@ def test_environments_are_loaded_by_name_or_file_and_refused_with_a_remedy(tmp_p
         load("retrieval").check()
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad.jsonl").write_text('{"title": "a"}\n')
-    for path, wrong in (("empty", "holds no document"), ("bad.jsonl", "line 1"), ("gone", "is neither a folder")):
+    for path, wrong in (("empty", "contains no documents"), ("bad.jsonl", "line 1"), ("gone", "is neither a folder")):
         monkeypatch.setenv(retrieval.VARIABLE, str(tmp_path / path))
         with pytest.raises(SetupError, match=wrong):
             load("retrieval").check()

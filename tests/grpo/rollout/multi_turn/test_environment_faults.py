@@ -1,4 +1,4 @@
-"""What an environment does wrong: its rollout has no reward, and the others go on."""
+"""Environment faults: the rollout gets no reward, and other rollouts continue."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ def test_an_environment_that_cannot_score_gives_no_reward(caplog):
 
 @pytest.mark.parametrize("method", ["start", "reply"])
 @pytest.mark.parametrize("error", [KeyError("gold"), TimeoutError("its own")])
-def test_an_error_of_the_environment_ends_its_rollout_and_no_run(method, error, caplog):
+def test_environment_error_ends_its_rollout_but_not_the_run(method, error, caplog):
     class Broken(Library):
         """Says nothing of what it has."""
 
@@ -47,14 +47,14 @@ def test_an_error_of_the_environment_ends_its_rollout_and_no_run(method, error, 
 
 
 class Unlucky(Library):
-    """Cannot be made where the label is bad."""
+    """Its constructor fails for a bad label."""
 
     def __init__(self, prompt, label):
         super().__init__(prompt, label)
         self.gold = int(label)
 
 
-def test_an_error_in_the_constructor_is_one_of_the_environment(caplog):
+def test_constructor_error_counts_as_environment_error(caplog):
     template = template_for(TOKENIZERS["qwen3"])
     engine = ScriptedEngine(template.codec, ["42<|im_end|>"])
     outcome, response = asyncio.run(
@@ -69,7 +69,7 @@ def test_an_error_in_the_constructor_is_one_of_the_environment(caplog):
 
 
 def test_the_traceback_of_an_error_is_logged_once_and_each_error_has_a_line(caplog, monkeypatch):
-    monkeypatch.setattr(conversation, "_seen", set())
+    monkeypatch.setattr(conversation, "logged_errors", set())
     for label in ("x", "y", "x"):
         talk(Spoken({"content": "x"}), make_environment(Unlucky, "q", label))
     assert caplog.text.count("Traceback") == 1 and len(caplog.records) == 3
@@ -82,7 +82,7 @@ def test_the_traceback_of_an_error_is_logged_once_and_each_error_has_a_line(capl
     ("tools", property(lambda self: 1 / 0)), ("tools", ["search"]), ("start", lambda self: "hello"),
     ("reply", lambda self, messages: "hello"), ("score", lambda self, messages, ending: 1.0),
 ])  # fmt: skip
-def test_what_an_environment_may_not_return_is_an_error_of_it(name, value, caplog):
+def test_invalid_return_value_is_an_environment_error(name, value, caplog):
     class Wrong(Library):
         """Has something else there."""
 
@@ -96,7 +96,7 @@ def test_what_an_environment_may_not_return_is_an_error_of_it(name, value, caplo
     assert outcome.ending == "error" and score.reward != score.reward and "no reward" in caplog.text
 
 
-def test_a_message_that_the_template_cannot_hold_ends_its_rollout_and_no_run(caplog):
+def test_unrenderable_message_ends_its_rollout_but_not_the_run(caplog):
     class Odd(Library):
         async def reply(self, messages):
             return [{"role": "oracle", "content": "x"}]
@@ -128,7 +128,7 @@ def test_a_tool_that_returns_no_text_is_an_observation_that_says_so(answer, capl
             return answer
 
     outcome = talk(Spoken({"tool_calls": [call("search", {})]}, {"content": "ok"}), Odd())
-    heard = f"search returned a {type(answer).__name__}, no text"
+    heard = f"search returned a {type(answer).__name__} instead of text"
     assert outcome.messages[2]["content"] == f"error: {heard}" and heard in caplog.text
     assert (outcome.ending, outcome.calls, outcome.errors) == ("done", 1, 1)
 
@@ -137,9 +137,9 @@ def lost():
     raise KeyError("no such gold")
 
 
-@pytest.mark.parametrize("place", ["call", "score", "reply"])
-def test_the_traceback_is_that_of_the_error_and_not_of_its_cause_alone(place, caplog, monkeypatch):
-    monkeypatch.setattr(conversation, "_seen", set())
+@pytest.mark.parametrize("method", ["call", "score", "reply"])
+def test_traceback_shows_the_error_and_not_only_its_cause(method, caplog, monkeypatch):
+    monkeypatch.setattr(conversation, "logged_errors", set())
 
     class Careful(Library):
         """Says which of its parts failed."""
@@ -150,16 +150,16 @@ def test_the_traceback_is_that_of_the_error_and_not_of_its_cause_alone(place, ca
         except KeyError as error:
             raise RuntimeError("the index is damaged") from error
 
-    setattr(Careful, place, fail)
+    setattr(Careful, method, fail)
     environment = Careful()
-    outcome = talk(Spoken({"tool_calls": [call("search", {})]} if place == "call" else {}, {}), environment)
+    outcome = talk(Spoken({"tool_calls": [call("search", {})]} if method == "call" else {}, {}), environment)
     asyncio.run(scored(environment, outcome))
     (record,) = caplog.records
     assert record.exc_info[0] is RuntimeError and "in lost" in caplog.text and "in fail" in caplog.text
 
 
 class API:
-    """Stands for ``openai.AsyncOpenAI``: sends what is asked as the protocol does, and answers each with "ok"."""
+    """Stands in for ``openai.AsyncOpenAI``: serialises requests as the protocol does, and answers each with "ok"."""
 
     def __init__(self):
         self.chat = SimpleNamespace(completions=self)
@@ -189,7 +189,7 @@ NO_MESSAGES = [None, "hello", {}, {"content": "hello"}, {"role": None}, {"role":
 @pytest.mark.parametrize("run", [in_training, in_evaluation])
 @pytest.mark.parametrize("method", ["start", "reply", "in place"])
 @pytest.mark.parametrize("item", NO_MESSAGES)
-def test_what_is_no_message_is_an_error_of_the_environment(run, method, item):
+def test_an_invalid_message_is_an_error_of_the_environment(run, method, item):
     class Odd(Library):
         async def start(self):
             return [item] if method == "start" else await super().start()
@@ -225,7 +225,7 @@ def test_tool_calls_of_the_environments_own_messages_are_those_of_the_protocol(r
 
 
 @pytest.mark.parametrize("run", [in_training, in_evaluation])
-def test_a_tool_that_no_protocol_can_hold_is_an_error_of_the_environment(run):
+def test_tool_that_no_protocol_supports_is_an_environment_error(run):
     class Odd(Library):
         tools = (Tool("search", "look it up", {"type": object}),)
 
@@ -241,7 +241,7 @@ NO_SCORES = [(None, 0.0), ("1", 0.0), ([1.0], 0.0), (1j, 0.0), (math.nan, 0.0), 
 
 @pytest.mark.parametrize("run", [in_training, in_evaluation])
 @pytest.mark.parametrize("given", NO_SCORES)
-def test_a_score_of_something_else_than_numbers_is_an_error_of_the_environment(run, given, caplog):
+def test_a_score_that_is_not_a_number_is_an_error_of_the_environment(run, given, caplog):
     class Odd(Library):
         async def score(self, messages, ending):
             return Score(*given)
@@ -251,13 +251,13 @@ def test_a_score_of_something_else_than_numbers_is_an_error_of_the_environment(r
     assert outcome.fault.startswith("score failed (") and outcome.fault in caplog.text
 
 
-def test_a_score_is_in_floats_whatever_numbers_it_had():
+def test_scores_of_any_number_type_become_floats():
     class Counted(Library):
         async def score(self, messages, ending):
             return Score(numpy.float32(0.5), True, {"steps": 3, "seconds": math.nan})
 
     environment = Counted()
-    found = asyncio.run(scored(environment, talk(Spoken({}), environment)))
-    values = [found.reward, found.score, found.logs["steps"]]
+    score = asyncio.run(scored(environment, talk(Spoken({}), environment)))
+    values = [score.reward, score.score, score.logs["steps"]]
     assert values == [0.5, 1.0, 3.0] and all(type(value) is float for value in values)
-    assert math.isnan(found.logs["seconds"]), "a log that a rollout does not have"
+    assert math.isnan(score.logs["seconds"]), "a log that a rollout does not have"

@@ -45,14 +45,14 @@ def rolled(dialect, script, environment=None, max_samples=99, max_length=4000, *
 
 
 def assert_exact(policy, engine):
-    """Every call stands in exactly one sample, tokens and log-probs; nothing else is trained."""
+    """The tokens and log-probs of every call are in exactly one sample; nothing else is trained."""
     trained = []
     for sample in policy.history.samples:
         for start, end in sample.action_ranges():
             trained.append((sample.tokens[:start], sample.tokens[start:end], sample.log_probs[start:end]))
     assert [(prompt, tokens) for prompt, tokens, _ in trained] == engine.calls
     for number, (_, tokens, log_probs) in enumerate(trained):
-        assert log_probs == [-(1 + number + place / 1000) for place in range(len(tokens))]
+        assert log_probs == [-(1 + number + index / 1000) for index in range(len(tokens))]
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -61,7 +61,7 @@ def test_a_history_that_grows_is_one_sample_and_each_prompt_is_the_full_render(d
     policy, engine, outcome, response = rolled(dialect, script)
     assert outcome.ending == "done" and len(policy.history.samples) == 1 and not response["branches"]
     assert_exact(policy, engine)
-    codec = policy.history._codec
+    codec = policy.history.codec
     for number, (prompt, _) in enumerate(engine.calls):
         messages = outcome.messages[: 1 + 2 * number]
         full = TOKENIZERS[dialect].apply_chat_template(
@@ -72,13 +72,13 @@ def test_a_history_that_grows_is_one_sample_and_each_prompt_is_the_full_render(d
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_what_the_environment_and_the_template_wrote_is_told_apart(dialect):
+def test_environment_and_template_tokens_are_distinguished(dialect):
     policy, _, _, _ = rolled(dialect, [call(dialect), answer(dialect)])
-    (sample,), codec = policy.history.samples, policy.history._codec
+    (sample,), codec = policy.history.samples, policy.history.codec
     said = [token for token, origin in zip(sample.tokens, sample.origins, strict=True) if origin is Origin.ENVIRONMENT]
     assert "there rain" in codec.decode(said)
     gap = sample.origins[sample.action_ranges()[0][1] : sample.action_ranges()[1][0]]
-    # Plain text has no special tokens between what is said and by whom: such a run counts as the environment's.
+    # Plain text has no special tokens between role and content, so the whole run counts as the environment's.
     assert set(gap) == ({Origin.ENVIRONMENT} if dialect == "plain" else {Origin.ENVIRONMENT, Origin.TEMPLATE})
 
 
@@ -88,20 +88,20 @@ def test_thinking_that_the_template_strips_begins_a_branch_and_nothing_is_traine
         policy, engine, _, response = rolled(dialect, script, Library(replies=["and?"]))
         first, second = policy.history.samples
         assert_exact(policy, engine)
-        assert "hm" in policy.history._codec.decode(first.tokens)
-        assert "hm" not in policy.history._codec.decode(second.tokens)
+        assert "hm" in policy.history.codec.decode(first.tokens)
+        assert "hm" not in policy.history.codec.decode(second.tokens)
         assert [len(sample.action_ranges()) for sample in (first, second)] == [2, 1]
         assert len(response["branches"]) == 1 and response["extra_logs"]["branches"] == 1
         (why,) = policy.history.differences
-        begin = first.action_ranges()[0][0]  # where the thinking stood
+        begin = first.action_ranges()[0][0]  # the position of the thinking
         assert why.startswith(f"position {begin}, after ")
         assert "hm" in why.partition("rendered")[0] and "hm" not in why.partition("rendered")[2]
 
 
-def test_a_return_becomes_an_end_in_a_branch():
+def test_return_token_becomes_an_end_token_in_a_branch():
     policy, engine, _, _ = rolled("harmony", [answer("harmony"), answer("harmony", "43")], Library(replies=["and?"]))
     first, second = policy.history.samples
-    codec = policy.history._codec
+    codec = policy.history.codec
     end = [codec.added["<|return|>"], codec.added["<|end|>"]]
     assert first.tokens[-1] == end[0] and end[0] not in second.tokens[:-1]
     # Up to there, the tokens are the very ones that were sampled; they are masked, and so is the <|end|>.
@@ -113,7 +113,7 @@ def test_a_return_becomes_an_end_in_a_branch():
 def test_an_answer_without_thinking_is_extended_in_qwen3():
     policy, engine, _, _ = rolled("qwen3", [answer("qwen3"), answer("qwen3")], Library(replies=["and?"]))
     assert len(policy.history.samples) == 1
-    assert "42<|im_end|>\n<|im_start|>user\nand?<|im_end|>\n" in policy.history._codec.decode(engine.calls[1][0])
+    assert "42<|im_end|>\n<|im_start|>user\nand?<|im_end|>\n" in policy.history.codec.decode(engine.calls[1][0])
 
 
 def test_a_lossy_tool_call_begins_a_branch():
@@ -137,7 +137,7 @@ def test_an_edited_history_begins_a_branch_that_keeps_the_shared_tokens():
     first, second = policy.history.samples
     assert_exact(policy, engine)
     question = first.action_ranges()[0][0]
-    assert second.tokens[: question - 2] == first.tokens[: question - 2]  # all but the beginning of the turn
+    assert second.tokens[: question - 2] == first.tokens[: question - 2]  # everything except the beginning of the turn
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -164,7 +164,7 @@ def test_merges_across_boundaries_never_change_a_token_that_was_sampled(dialect,
     policy, engine, outcome, _ = rolled(dialect, script, Library(replies=replies), seed=seed)
     assert outcome.turns == 4
     assert_exact(policy, engine)
-    codec = policy.history._codec
+    codec = policy.history.codec
     for number, (prompt, _) in enumerate(engine.calls):
         full = TOKENIZERS[dialect].apply_chat_template(
             for_jinja(dialect, outcome.messages[: 1 + 2 * number]), tools=[SEARCH], tokenize=False,
@@ -173,7 +173,7 @@ def test_merges_across_boundaries_never_change_a_token_that_was_sampled(dialect,
         assert codec.decode(prompt) == full
 
 
-def test_a_sample_that_was_cut_is_extended_where_the_render_ends_it():
+def test_cut_sample_is_extended_as_rendered():
     """As after a truncated turn that an environment goes on from: the end marker is the template's."""
     template = template_for(TOKENIZERS["qwen3"])
     history, talk = History(template.codec), [{"role": "user", "content": "q"}]
@@ -191,7 +191,7 @@ def test_a_sample_that_was_cut_is_extended_where_the_render_ends_it():
     assert [o for t, o in zip(sample.tokens, sample.origins, strict=True) if t == end][1] is Origin.TEMPLATE
 
 
-def test_a_prompt_that_the_engine_changed_is_found_named_and_begins_a_sample_of_its_own(caplog):
+def test_a_prompt_that_the_engine_changed_begins_a_new_sample(caplog):
     policy, engine, _, response = rolled(
         "qwen3", [call("qwen3"), answer("qwen3")],
         change=lambda prompt: prompt if len(prompt) < 120 else [*prompt[:5], 7, *prompt[6:]],
@@ -199,13 +199,13 @@ def test_a_prompt_that_the_engine_changed_is_found_named_and_begins_a_sample_of_
     changed = [given for given, _ in engine.calls if given[5] == 7]
     assert policy.mismatches == len(changed) > 0 and response["extra_logs"]["token_mismatch"] == len(changed)
     assert "differs first at position 5, after " in caplog.text
-    assert_exact(policy, engine)  # what is trained on is what the engine had
+    assert_exact(policy, engine)  # training uses the engine's tokens
 
 
 def test_a_turn_without_log_probs_is_counted_and_not_trained_on(caplog):
     policy, _, _, response = rolled("qwen3", [answer("qwen3")], log_probs=False)
     assert policy.history.samples[0].action_ranges() == [] and response["extra_logs"]["token_mismatch"] == 1
-    assert "without the log-probs" in caplog.text
+    assert "without log-probs" in caplog.text
     assert response["reward"] != response["reward"]  # no reward, no advantage
 
 
@@ -217,7 +217,7 @@ def test_seeds_of_turns_differ_and_the_first_is_that_of_a_single_turn():
         assert each.logprobs == 0 and each.all_stop_token_ids == set(each.stop_token_ids) != set()
 
 
-def test_only_so_many_samples_of_a_rollout_are_kept():
+def test_number_of_samples_per_rollout_is_limited():
     script = [thought("qwen3", str(i)) + answer("qwen3") for i in range(4)]
     policy, _, _, response = rolled("qwen3", script, Library(replies=["a", "b", "c"]), max_samples=2)
     assert len(policy.history.samples) == 4 and len(response["branches"]) == 1

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from grpo.rollout.multi_turn.chatml import Plain, Qwen3
 from grpo.rollout.multi_turn.harmony import Harmony
 from grpo.rollout.multi_turn.parts import Codec
-from grpo.rollout.multi_turn.template import TemplateError
 from grpo.rollout.multi_turn.templates import template_for
+from grpo.stack.problem import UserError
 from tests.grpo.rollout.multi_turn.dialects import DIALECTS, SEARCH, TOKENIZERS, build
 
 # Newlines and word pieces that merge with what stands beside them; no names of special tokens: a full render has these
@@ -98,12 +98,12 @@ def test_qwen3s_format_is_that_of_a_template_from_outside(messages, tools):
     assert full.endswith(tail.removesuffix("<|im_start|>assistant\n"))
 
 
-def test_formats_are_told_by_their_tokens():
+def test_formats_are_recognised_by_their_tokens():
     kinds = {dialect: type(template_for(tokenizer)) for dialect, tokenizer in TOKENIZERS.items()}
     assert kinds == {"harmony": Harmony, "qwen3": Qwen3, "plain": Plain}
     slow = build("plain")
     slow.eos_token = None
-    with pytest.raises(TemplateError, match="no eos_token"):
+    with pytest.raises(UserError, match="no eos_token"):
         template_for(slow)
 
 
@@ -160,7 +160,7 @@ def test_a_harmony_call_is_rendered_as_it_was_written(header, arguments):
     assert "".join(part.text for part in tail) == f"<|start|>assistant{sampled}<|start|>assistant"
 
 
-def test_a_turn_is_read_by_channel_and_a_cut_one_as_far_as_it_goes():
+def test_turn_is_parsed_by_channel_and_a_cut_turn_up_to_its_end():
     template, encode = template_for(TOKENIZERS["harmony"]), TOKENIZERS["harmony"].encode
     whole = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>42<|return|>"
     read = {"role": "assistant", "content": "42", "reasoning_content": "hm"}
@@ -189,10 +189,10 @@ def test_calls_in_text_keep_their_arguments_as_written(dialect):
         assert read["tool_calls"][0]["function"] == {"name": "", "arguments": broken}
 
 
-def test_a_message_without_a_place_is_refused():
+def test_a_message_with_an_unsupported_role_is_refused():
     talk = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}, {"role": "critic", "content": "c"}]
     for dialect in ("harmony", "qwen3"):
-        with pytest.raises(TemplateError, match="critic message has no place"):
+        with pytest.raises(UserError, match="no role critic"):
             template_for(TOKENIZERS[dialect]).render(talk)
-    with pytest.raises(TemplateError, match="no text"):
+    with pytest.raises(UserError, match="not text"):
         template_for(TOKENIZERS["qwen3"]).render([*talk[:2], {"role": "user", "content": [{"type": "image"}]}])

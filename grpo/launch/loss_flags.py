@@ -1,0 +1,70 @@
+"""Flags of the loss and of the KL term that the trainer refuses."""
+
+import argparse
+from collections.abc import Iterator
+
+from grpo.stack.problem import Problem
+
+AGGREGATIONS = ("sequence_mean", "token_mean", "constant")  # of the loss, see grpo.update.loss
+
+
+def problems(args: argparse.Namespace) -> Iterator[Problem]:
+    """Yield each problem of these arguments with its remedy."""
+    yield from _ratio(args)
+    yield from _clipping(args)
+    yield from _kl(args)
+
+
+def _ratio(args: argparse.Namespace) -> Iterator[Problem]:
+    low, high = args.vllm_is_truncated_threshold
+    if args.enable_vllm_is_correction and not 0 <= low < high:
+        yield Problem(
+            f"--vllm_is_truncated_threshold is {low:g} {high:g}", "give two numbers from 0 up, the lower one first"
+        )
+    if args.enable_vllm_is_correction and args.old_log_probs == "engine":
+        yield Problem(
+            "--old_log_probs engine with --enable_vllm_is_correction corrects for the engine twice",
+            "remove one of them",
+        )
+    if args.top_p < 1 and (args.enable_vllm_is_correction or args.old_log_probs == "engine"):
+        yield Problem(
+            f"--top_p {args.top_p:g} truncates the engine's distribution, so its log-probs cannot be compared with the "
+            "trainer's",
+            "use --top_p 1, or neither --enable_vllm_is_correction nor --old_log_probs engine",
+        )
+    if args.policy_loss_type == "gspo" and args.loss_aggregation != "sequence_mean":
+        yield Problem(
+            "--policy_loss_type gspo has one ratio for the whole rollout", "use --loss_aggregation sequence_mean"
+        )
+
+
+def _clipping(args: argparse.Namespace) -> Iterator[Problem]:
+    if args.advantage_clip is not None and not args.advantage_clip > 0:
+        yield Problem(f"--advantage_clip {args.advantage_clip:g} removes every advantage", "give more than 0")
+    if args.dual_clip is not None and not args.dual_clip > 1:
+        yield Problem(f"--dual_clip {args.dual_clip:g} would clip every token", "give more than 1, or remove it")
+    if args.eps_clip_low_high is not None and not (0 < args.eps_clip_low_high[0] < 1 and args.eps_clip_low_high[1] > 0):
+        low, high = args.eps_clip_low_high
+        yield Problem(
+            f"--eps_clip_low_high is {low:g} {high:g}",
+            "give a lower bound between 0 and 1 and an upper bound above 0",
+        )
+
+
+def _kl(args: argparse.Namespace) -> Iterator[Problem]:
+    if not args.init_kl_coef >= 0:
+        yield Problem(
+            f"--init_kl_coef {args.init_kl_coef:g} would reward distance from the reference", "give 0 or more"
+        )
+    if args.use_kl_loss and not args.init_kl_coef > 0:
+        yield Problem("--use_kl_loss has no effect without a coefficient", "add --init_kl_coef, for example 0.001")
+    if args.use_kl_loss and args.kl_estimator == "k1":
+        yield Problem("--use_kl_loss with --kl_estimator k1 has a mean gradient of 0", "use k2 or k3")
+    if args.init_kl_coef > 0 and not args.use_kl_loss and args.top_p < 1:
+        yield Problem(
+            f"--top_p {args.top_p:g} truncates the engine's distribution, so a KL term in the reward may compare log-"
+            "probs of different distributions",
+            "use --top_p 1, or add --use_kl_loss --kl_estimator k3",
+        )
+    if args.kl_target is not None:
+        yield Problem("--kl_target adapts the coefficient, which checkpoints do not store", "use --init_kl_coef alone")

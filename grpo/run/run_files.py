@@ -1,0 +1,156 @@
+"""The files of a run directory: their names, the lock, and what the launcher notes in them.
+
+The launcher and the trainer (:class:`grpo.run.run_log.RunLog`) write a run directory.
+:class:`grpo.run.run_state.Run` reads it. All of them take names and folders from here. Imports nothing heavy.
+"""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo.stack.json_files import read_rows, replace_rows
+from grpo.stack.problem import UserError
+
+# A process that checks whether the run is alive takes the lock for a moment, see RunFiles.is_held.
+LOCK_TRIES = 5
+
+
+class RunFiles:
+    """The files of one run.
+
+    Args:
+        folder: the run directory.
+        metrics_dir: the folder of metrics.jsonl and eval.jsonl. None looks it up: beside the other files (also after a
+            move or copy), or the METRICS_DIR that config.json records.
+
+    Attributes:
+        config, environment, patches, command: written by the launcher before the run.
+        resumes, ends: a line for each resume, and for each end that the launcher saw.
+        samples, logs: the folders of the rollouts and of the processes' logs.
+        checkpoints, final: the default folders of checkpoints and of the final adapter, see :meth:`folder_of`.
+        metrics, evals: a line for each step, and for each evaluation.
+    """
+
+    def __init__(self, folder: Path, metrics_dir: Path | None = None) -> None:
+        self.folder = folder
+        self.config, self.environment = folder / "config.json", folder / "env.json"
+        self.patches, self.command = folder / "patches.json", folder / "command.sh"
+        self.resumes, self.ends = folder / "resumes.jsonl", folder / "ends.jsonl"
+        self.lock, self.samples = folder / ".lock", folder / "samples"
+        self.logs, self.checkpoints, self.final = folder / "logs", folder / "checkpoints", folder / "final"
+        metrics = metrics_dir or self._metrics_dir()
+        self.metrics, self.evals = metrics / "metrics.jsonl", metrics / "eval.jsonl"
+
+    def _metrics_dir(self) -> Path:
+        if any((self.folder / name).is_file() for name in ("metrics.jsonl", "eval.jsonl")):
+            return self.folder
+        try:
+            return self.folder_of("metrics_dir", self.read_config())
+        except UserError:
+            return self.folder
+
+    def is_run(self) -> bool:
+        """Tell whether the folder is a run directory."""
+        return self.command.is_file() and self.config.is_file()
+
+    def read_config(self) -> dict[str, Any]:
+        """Return the contents of config.json; {} if it is missing.
+
+        Raises:
+            UserError: if it is invalid.
+        """
+        remedy = "restore it from a copy"
+        try:
+            config = json.loads(self.config.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise UserError(f"{self.config} cannot be read ({error})", remedy) from None
+        parts = (config.get(name) for name in ("flags", "judge", "plan")) if isinstance(config, dict) else (config,)
+        if not all(part is None or isinstance(part, dict) for part in parts):
+            raise UserError(f"{self.config} was not written by the launcher", remedy)
+        return config
+
+    def folder_of(self, flag: str, config: Mapping[str, Any]) -> Path:
+        """Return the folder that a flag of the run names. If it was inside the run directory, it moves along with it.
+
+        Args:
+            flag: "metrics_dir", "ckpt_path" or "save_path".
+            config: the contents of config.json. Without the flag, the default inside the run directory is returned.
+        """
+        try:
+            recorded, run_dir = Path(config["flags"][flag]), config["flags"].get("run_dir")
+        except (KeyError, TypeError):
+            return {"metrics_dir": self.folder, "ckpt_path": self.checkpoints, "save_path": self.final}[flag]
+        is_inside = run_dir and recorded.is_relative_to(run_dir)
+        return self.folder / recorded.relative_to(run_dir) if is_inside else recorded
+
+    def sample_files(self, kind: str) -> dict[int, Path]:
+        """Return the sample files by step, in order. `kind` is "step" for rollouts, "eval" for evaluations."""
+        files = {file.stem.partition("_")[2]: file for file in self.samples.glob(f"{kind}_*.jsonl")}
+        return {int(number): files[number] for number in sorted(filter(str.isdecimal, files), key=int)}
+
+    def hold(self) -> int:
+        """Hold the lock while this process, or one that inherits the returned file descriptor, lives.
+
+        Raises:
+            UserError: if another process holds it.
+        """
+        descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o644)
+        for _ in range(LOCK_TRIES):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return descriptor
+            except BlockingIOError:
+                time.sleep(0.05)
+        os.close(descriptor)
+        raise UserError(f"the run in {self.folder} is still running or shutting down", "wait, or end it with Ctrl-C")
+
+    def is_held(self) -> bool:
+        """Tell whether a process holds the lock, see :meth:`hold`.
+
+        It takes a shared lock for a moment, so several readers may check at once.
+        """
+        try:
+            descriptor = os.open(self.lock, os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    def note_end(self, code: int) -> None:
+        """Append the exit code of this part of the run to ends.jsonl. A killed launcher leaves no line."""
+        _append(self.ends, {"time": time.time(), "code": code})
+
+    def note_resume(self, step: int, changed: Mapping[str, Any], set_aside: Mapping[str, str]) -> None:
+        """Append a resume to resumes.jsonl.
+
+        Args:
+            step: the step after which the run continues.
+            changed: the old and the new value of each changed setting.
+            set_aside: the new paths of checkpoints that the run gave up, by their old names.
+        """
+        _append(self.resumes, {"time": time.time(), "step": step, "changed": changed, "set_aside": set_aside})
+
+    def rewind(self, step: int) -> None:
+        """Remove what was logged after `step`, lines and sample files. A resumed run repeats those steps."""
+        for file in (self.metrics, self.evals):
+            if file.exists():
+                replace_rows(file, [row for row in read_rows(file) if row["step"] <= step])
+        for file in self.samples.glob("*_*.jsonl"):
+            if int(file.stem.partition("_")[2]) > step:
+                file.unlink()
+
+
+def _append(file: Path, row: Mapping[str, Any]) -> None:
+    with file.open("a", encoding="utf-8") as opened:
+        opened.write(json.dumps(row) + "\n")

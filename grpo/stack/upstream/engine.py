@@ -1,0 +1,96 @@
+"""The engine: OpenRLHF's Ray actor around vLLM, and vLLM's asynchronous engine in it.
+
+vLLM ships types, so its parameters and outputs are its own classes.
+"""
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+    from ray import ObjectRef
+    from vllm.outputs import RequestOutput
+    from vllm.sampling_params import SamplingParams
+
+
+class Outputs(Protocol):
+    """The outputs of one request as they come."""
+
+    def __aiter__(self) -> "AsyncIterator[RequestOutput]":
+        """Return the iterator over the outputs."""
+
+    async def aclose(self) -> None:
+        """Abort the request, unless it is over."""
+
+
+class Streams(Protocol):
+    """An engine that streams: vLLM's ``AsyncLLM``, or :class:`eval.stepped.Stepped`."""
+
+    def generate(self, prompt: Any, params: "SamplingParams", /, request_id: str) -> Outputs:
+        """Answer one prompt; yield an output for each report."""
+
+
+class AsyncLLM(Streams, Protocol):
+    """vLLM's ``AsyncLLM``."""
+
+    async def collective_rpc(self, method: str, *, args: Sequence[Any] = ()) -> list[Any]:
+        """Call a method of every worker."""
+
+    async def reset_prefix_cache(self) -> bool:
+        """Drop the prefix cache; return whether it could be dropped."""
+
+
+class Engine(Protocol):
+    """``LLMRayActor`` inside its own process."""
+
+    llm: AsyncLLM
+
+    async def generate(self, prompt_token_ids: Sequence[int], sampling_params: "SamplingParams") -> "RequestOutput":
+        """Answer one prompt; return the last output."""
+
+
+class LinearLayer(Protocol):
+    """A linear layer of vLLM in a worker.
+
+    Attributes:
+        quant_method: applies the layer's weight.
+        lora_A, lora_B: the buffers of the side path, see :class:`grpo.lora.side_path.SidePath`.
+    """
+
+    quant_method: Any
+    lora_A: "torch.Tensor"
+    lora_B: "torch.Tensor"
+
+    def parameters(self) -> "Iterator[torch.nn.Parameter]":
+        """Return the weights."""
+
+    def register_buffer(self, name: str, tensor: "torch.Tensor", persistent: bool) -> None:
+        """Add a buffer as an attribute."""
+
+
+class Attention(Protocol):
+    """vLLM's attention module of gpt-oss in a worker; sizes are those of the worker's part."""
+
+    qkv_proj: LinearLayer
+    o_proj: LinearLayer
+    q_size: int
+    kv_size: int
+    hidden_size: int
+
+
+class RemoteMethod(Protocol):
+    """A method of a Ray actor."""
+
+    def remote(self, *args: Any, **kwargs: Any) -> "ObjectRef[Any]":
+        """Call it; return a reference to the result."""
+
+
+class EngineActor(Protocol):
+    """A handle of ``LLMRayActor``.
+
+    Attributes:
+        load_adapter: added by the patch ``ppo_actor``; calls ``vllm_engine.load_adapter``.
+    """
+
+    get_num_unfinished_requests: RemoteMethod
+    load_adapter: RemoteMethod

@@ -1,0 +1,43 @@
+"""The tokenizer of the model, from transformers."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+
+class Tokenizer(Protocol):
+    """A tokenizer of transformers.
+
+    Attributes:
+        added_tokens_decoder: the added tokens by their ids; ``str`` gives their text.
+        eos_token: the text of the token that ends a sequence; None if there is none.
+        is_fast: whether the library ``tokenizers`` does the work.
+    """
+
+    added_tokens_decoder: Mapping[int, Any]
+    eos_token: str | None
+    is_fast: bool
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text."""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, **options: Any) -> str:
+        """Return the text of token ids."""
+
+    def get_vocab(self) -> dict[str, int]:
+        """Return all tokens with their ids."""
+
+    def get_added_vocab(self) -> dict[str, int]:
+        """Return the added tokens with their ids."""
+
+    def apply_chat_template(self, conversation: Sequence[Mapping[str, Any]], /, **options: Any) -> Any:
+        """Return the prompt of messages, as text or as token ids."""
+
+
+class FastTokenizer(Tokenizer, Protocol):
+    """A tokenizer with ``is_fast``.
+
+    Attributes:
+        backend_tokenizer: ``tokenizers.Tokenizer``.
+    """
+
+    backend_tokenizer: Any

@@ -1,0 +1,128 @@
+"""The protocols of OpenRLHF's, vLLM's and DeepSpeed's objects, compared with the installed source.
+
+The source is read, not imported. What hooks add to an object is listed here with the object.
+"""
+
+import argparse
+import ast
+import importlib.util
+from pathlib import Path
+from types import NoneType
+from typing import get_args, get_origin, get_type_hints
+
+import pytest
+
+from grpo.launch.config import trainer_parser
+from grpo.stack.upstream import engine, experience, tokenizer, trainer
+from grpo.stack.upstream.arguments import Arguments
+
+# Flags that default to None but are set by the launcher or OpenRLHF in every run.
+ALWAYS_SET = {"pretrain", "prompt_data", "vllm_num_engines", "eps_clip_low_high"}
+EXPERIENCE_MAKER = "openrlhf/trainer/ppo_utils/experience_maker.py"
+REPLAY_BUFFER = "openrlhf/trainer/ppo_utils/replay_buffer.py"
+PPO_TRAINER = "openrlhf/trainer/ppo_trainer.py"
+PPO_ACTOR = "openrlhf/trainer/ray/ppo_actor.py"
+LAUNCHER = "openrlhf/trainer/ray/launcher.py"
+STRATEGY = "openrlhf/utils/deepspeed/deepspeed.py"
+VLLM_ENGINE = "openrlhf/trainer/ray/vllm_engine.py"
+VLLM_LINEAR = "vllm/model_executor/layers/linear.py"
+ZERO = "deepspeed/runtime/zero/"
+TRANSFORMERS = "transformers/tokenization_utils_"
+# The protocol, what hooks add, the source files with their classes (None: the whole file).
+OBJECTS = [
+    (experience.Rows, {"__dataclass_fields__"}, {EXPERIENCE_MAKER: {"Experience"}}),
+    (experience.Sample, {"branches", "missing", "details"}, {EXPERIENCE_MAKER: {"Experience"}}),
+    (experience.Batch, {"branches", "branch_counts"}, {EXPERIENCE_MAKER: {"Experience"}}),
+    (experience.BufferItem, {"branches"}, {REPLAY_BUFFER: {"BufferItem"}}),
+    (
+        trainer.SamplesGenerator,
+        {"stage", "drawn", "unscored", "carried_samples"},
+        {EXPERIENCE_MAKER: {"SamplesGenerator"}},
+    ),
+    (trainer.ExperienceMaker, set(), {EXPERIENCE_MAKER: {"RemoteExperienceMaker"}}),
+    (trainer.ActorGroup, set(), {LAUNCHER: {"RayActorGroup"}}),
+    (trainer.PPOTrainer, set(), {PPO_TRAINER: {"BasePPOTrainer", "PPOTrainer"}}),
+    (trainer.ActorPPOTrainer, set(), {PPO_ACTOR: {"ActorPPOTrainer"}}),
+    (trainer.Actor, set(), {"openrlhf/models/actor.py": {"Actor"}}),
+    (trainer.ModelOutput, {"scores"}, {"transformers/utils/generic.py": {"ModelOutput"}}),
+    (trainer.Strategy, set(), {STRATEGY: {"DeepspeedStrategy"}}),
+    (trainer.ReplayBuffer, set(), {REPLAY_BUFFER: {"NaiveReplayBuffer"}}),
+    (trainer.TrainerEngine, set(), {"deepspeed/runtime/engine.py": {"DeepSpeedEngine"}}),
+    (trainer.ZeroOptimizer, set(), {ZERO + "stage3.py": None, "deepspeed/runtime/base_optimizer.py": None}),
+    (trainer.ZeroParameter, set(), {ZERO + "partition_parameters.py": None}),
+    (engine.Engine, set(), {VLLM_ENGINE: {"LLMRayActor"}}),
+    (engine.EngineActor, set(), {VLLM_ENGINE: {"LLMRayActor"}}),
+    (engine.LinearLayer, {"lora_A", "lora_B"}, {VLLM_LINEAR: {"LinearBase"}, "torch/nn/modules/module.py": {"Module"}}),
+    (engine.Attention, set(), {"vllm/model_executor/models/gpt_oss.py": {"OAIAttention"}}),
+    (engine.Streams, set(), {"vllm/v1/engine/async_llm.py": {"AsyncLLM"}}),
+    (engine.AsyncLLM, set(), {"vllm/v1/engine/async_llm.py": {"AsyncLLM"}}),
+    (tokenizer.Tokenizer, set(), {TRANSFORMERS + "base.py": None, TRANSFORMERS + "fast.py": None}),
+    (tokenizer.FastTokenizer, set(), {TRANSFORMERS + "fast.py": {"PreTrainedTokenizerFast"}}),
+]
+
+
+def source(path: str) -> ast.Module:
+    """Return the syntax tree of a file of an installed package, which is not imported."""
+    package, _, rest = path.partition("/")
+    spec = importlib.util.find_spec(package)
+    assert spec and spec.submodule_search_locations
+    return ast.parse((Path(spec.submodule_search_locations[0]) / rest).read_text())
+
+
+def attributes(tree: ast.AST) -> set[str]:
+    """Return the names of all attributes that a syntax tree sets or declares, and of its methods."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names.add(node.attr)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+        elif isinstance(node, ast.Subscript) and ast.unparse(node.value) == "self.__dict__":
+            names |= {ast.literal_eval(node.slice)} if isinstance(node.slice, ast.Constant) else set()
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SPECIAL_TOKENS_ATTRIBUTES":
+            names |= set(ast.literal_eval(node.value))
+    return names
+
+
+def declared(protocol: type) -> set[str]:
+    """Return the attributes and methods that a protocol's own body declares."""
+    methods = {name for name, value in vars(protocol).items() if callable(value) or isinstance(value, staticmethod)}
+    return set(protocol.__annotations__) | {name for name in methods if not name.startswith("__")}
+
+
+@pytest.mark.parametrize(("protocol", "added", "files"), OBJECTS, ids=lambda value: getattr(value, "__name__", None))
+def test_a_protocol_has_what_the_source_has_and_what_hooks_add(protocol, added, files):
+    installed = set()
+    for path, classes in files.items():
+        tree = source(path)
+        bodies = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name in (classes or ())]
+        assert classes is None or len(bodies) == len(classes), path
+        for body in bodies or [tree]:
+            installed |= attributes(body)
+    assert declared(protocol) - added <= installed
+    assert added <= declared(protocol)
+    assert not added & installed
+
+
+@pytest.fixture(scope="module")
+def flags() -> dict[str, argparse.Action]:
+    return {action.dest: action for action in trainer_parser()._actions}
+
+
+@pytest.mark.parametrize("name", Arguments.__annotations__)
+def test_a_flag_has_the_type_that_the_parser_gives_it(name, flags):
+    flag = flags[name]
+    hint = get_type_hints(Arguments)[name]
+    optional = NoneType in get_args(hint)
+    value = next(kind for kind in get_args(hint) if kind is not NoneType) if optional else hint
+    assert optional == (flag.default is None and name not in ALWAYS_SET)
+    if isinstance(flag, argparse._StoreTrueAction):
+        assert value is bool
+    elif flag.nargs:
+        assert get_origin(value) in (list, tuple)
+        assert set(get_args(value)) == {flag.type}
+    else:
+        kind = flag.type or str
+        assert value is kind or (name.endswith("_steps") and (value, kind) == (float, int))
