@@ -82,6 +82,12 @@ class Run:
         [port] = [port for _, port, name in self.sockets if name == "gcs_server"]
         return port
 
+    @property
+    def agents(self) -> list[int]:
+        """The ports of Ray's agents, which speak HTTP, from the files in which they tell Ray. Titles may be cut off."""
+        base = Path(self.driver()["TMPDIR"]).parent
+        return sorted({int(file.read_text()) for file in base.rglob("*_agent_*port_*") if file.is_file()})
+
     def evaluations(self) -> list[dict]:
         """The results so far."""
         return lines(file) if (file := self.folder / "eval.jsonl").exists() else []
@@ -128,7 +134,7 @@ def going(folder: Path) -> Iterator[Run]:
             assert time.monotonic() < deadline, "the run was not evaluated in time"
             time.sleep(0.5)
         (folder / "hold").touch()
-        run.sockets = listening(list(run.processes()))
+        run.sockets = listening(list(run.processes()), run.agents)
         yield run
     finally:
         run.end()
@@ -152,12 +158,13 @@ def write_aime(path: Path) -> None:
     path.write_text("\n".join(json.dumps(row) for row in rows))
 
 
-def listening(pids: Sequence[int]) -> list[tuple[str, int, str]]:
-    """Address, port and process of each TCP socket that these processes listen on."""
+def listening(pids: Sequence[int], ports: Sequence[int]) -> list[tuple[str, int, str]]:
+    """Address, port and process of each TCP socket that listens in one of these processes or on one of these ports."""
     sockets = []
     for connection in psutil.net_connections("tcp"):
-        if connection.status == psutil.CONN_LISTEN and connection.pid in pids:
-            name = psutil.Process(connection.pid).name()
+        ours = connection.pid in pids or connection.laddr.port in ports
+        if connection.status == psutil.CONN_LISTEN and ours:
+            name = psutil.Process(connection.pid).name() if connection.pid else "unknown"
             sockets.append((connection.laddr.ip, connection.laddr.port, name))
     return sockets
 
