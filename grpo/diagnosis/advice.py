@@ -83,9 +83,6 @@ SAME_TEMPERATURE = Advice("TEMPERATURE", "1.0 in engines and trainer", "rules ou
 EAGER_ENGINE = Advice("ENFORCE_EAGER", "1", "a compiled engine may skip the adapter")
 SAME_WEIGHTS = Advice("ENGINE_MODEL", "the same weights as MODEL", "the engines may serve another base model")
 EAGER_ATTENTION = Advice("ATTN_IMPLEMENTATION", "eager", "transformers' own attention shows whether ours is the cause")
-SAME_PADDING = Advice(
-    "MICRO_TRAIN_BATCH_SIZE", "the same as MICRO_ROLLOUT_BATCH_SIZE", "both passes then have the same padding"
-)
 QUOTA = Advice("JUDGE_RPM", "to your quota", "the API answers 429 above it")
 DEADLINE = Advice("JUDGE_DEADLINE", "twice as long", "leaves more time for tries", 2.0)
 WHOLE_GROUPS = Advice("JUDGE_FALLBACK", "group", "all samples of a group are rewarded by the same measure")

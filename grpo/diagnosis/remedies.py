@@ -87,7 +87,6 @@ REMEDIES = {
         (
             Advice("OLD_LOG_PROBS", "engine", "compares with the engine's log-probs and saves one pass"),
             advice.EAGER_ATTENTION,
-            advice.SAME_PADDING,
         ),
     ),
     "length_collapse": Remedy(

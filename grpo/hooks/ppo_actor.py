@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, cast
 
 import torch
 from torch.utils.data import DataLoader
@@ -71,7 +72,9 @@ def training_path(actor: torch.nn.Module) -> None:
 
 def whole_batches(trainer: RankTrainer, loader: DataLoader) -> Iterable[Batch]:
     """Return the micro-batches; each sets what the loss needs from its whole optimizer batch."""
-    return trainer.actor_loss_fn.batches(loader, trainer.replay_buffer, trainer.strategy)
+    actor = cast(torch.nn.Module, trainer.actor)
+    prepare = partial(passes.set_old_log_probs, actor) if passes.is_in_update(trainer.args) else None
+    return trainer.actor_loss_fn.batches(loader, trainer.replay_buffer, trainer.strategy, prepare)
 
 
 def old_log_probs(args: Arguments, experience: Batch, current: torch.Tensor) -> torch.Tensor:

@@ -153,7 +153,7 @@ SCHEMA = (
     Metric("seconds.generate", "s", 5, "sampling and reward", "launcher"),
     Metric("reward_seconds", "s", 5, "time from the response to its reward, including the judge, mean over samples",
            "reward"),
-    Metric("seconds.old_log_probs", "s", 5, "log-probs of the sampling policy, and advantages", "launcher"),
+    Metric("seconds.old_log_probs", "s", 5, "log-probs that the reward reads, and advantages", "launcher"),
     Metric("seconds.train", "s", 5, "forward pass, backward pass and optimizer", "launcher"),
     Metric("seconds.sync", "s", 5, "sending the adapter to the engines", "launcher"),
     Metric("seconds.save", "s", 5, "writing checkpoints", "launcher"),

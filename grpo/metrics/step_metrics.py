@@ -23,7 +23,6 @@ from grpo.metrics.update_metrics import (
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.experience import Batch, Sample
 from grpo.stack.upstream.tokenizer import Tokenizer
-from grpo.update import passes
 
 logger = logging.getLogger("openrlhf.grpo.step_metrics")
 
@@ -69,8 +68,6 @@ def after_training(
         experience.info.pop("sample", None)
     engine = dict(_by_sample(experiences, "rollout_log_probs"))
     trainer = log_probs_by_sample(micro_batches)
-    if passes.makes_old_log_probs(args):  # then they precede the first update and cover all samples
-        trainer = dict(_by_sample(experiences, "action_log_probs"))
     parts: list[Callable[[], dict[str, float] | None]] = [
         lambda: _leave_out_unknown(status, experiences),
         lambda: _means(experiences),

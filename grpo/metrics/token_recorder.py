@@ -30,11 +30,11 @@ class MicroBatch:
         loss: the differentiated loss, unscaled.
         log_probs: of the trained policy before the update.
         log_ratios: ``log_probs`` minus the log-probs of the policy that sampled.
+        sampled: the trainer's log-probs of the policy that sampled; None if it has moved and they were not computed.
         advantages: of the token.
         entropy: of the policy at the token, nat, at the temperature of the loss.
         unallocated: probability of the unallocated vocabulary rows, before they are masked.
         of_loss: the loss's value for each token, by the name of the metric that is its mean.
-        updates: optimizer steps since the rollout.
     """
 
     samples: list[int]
@@ -42,11 +42,11 @@ class MicroBatch:
     loss: float
     log_probs: torch.Tensor
     log_ratios: torch.Tensor
+    sampled: torch.Tensor | None
     advantages: torch.Tensor
     entropy: torch.Tensor
     unallocated: torch.Tensor
     of_loss: dict[str, torch.Tensor] = field(default_factory=dict)
-    updates: int = 0
 
 
 class ActorMetrics:
@@ -93,6 +93,9 @@ class ActorMetrics:
         """
         mask = experience.action_mask.bool()
         old = passes.old_log_probs(self._args, experience, log_probs)
+        sampled: torch.Tensor | None = old
+        if passes.is_of_engine(self._args):
+            sampled = None if self._norms else log_probs
         at_actions = [_at_actions(values, experience) for values in (output.scores.entropy, output.scores.unallocated)]
 
         def noted(values: torch.Tensor) -> torch.Tensor:
@@ -105,11 +108,11 @@ class ActorMetrics:
                 loss=float(loss),
                 log_probs=noted(log_probs),
                 log_ratios=noted(log_probs - old),
+                sampled=None if sampled is None else noted(sampled),
                 advantages=noted(experience.advantages),
                 entropy=noted(at_actions[0]),
                 unallocated=noted(at_actions[1]),
                 of_loss={name: noted(values) for name, values in (of_loss or {}).items()},
-                updates=len(self._norms),
             )
         )
 

@@ -80,14 +80,16 @@ def engine_metrics(trainer: Mapping[int, torch.Tensor], engine: Mapping[int, tor
 
 
 def log_probs_by_sample(micro_batches: Sequence[MicroBatch]) -> dict[int, torch.Tensor]:
-    """Return the log-probs of the policy that sampled, ``[T]`` by place, for samples of the first optimizer batch.
+    """Return the trainer's log-probs of the policy that sampled, ``[T]`` by sample, where it computed them.
 
-    Later batches have log-probs of an updated policy. Branches come before the last sample of their rollout.
+    Branches come before the last sample of their rollout.
     """
     log_probs: dict[int, torch.Tensor] = {}
-    for batch in (batch for batch in micro_batches if not batch.updates):
+    for batch in micro_batches:
+        if batch.sampled is None:
+            continue
         parts: dict[int, list[torch.Tensor]] = {}
-        for index, values in zip(batch.samples, batch.log_probs.split(batch.lengths), strict=True):
+        for index, values in zip(batch.samples, batch.sampled.split(batch.lengths), strict=True):
             parts.setdefault(index, []).append(values)
         for index, (last, *branches) in parts.items():
             log_probs.setdefault(index, torch.cat([*branches, last]))

@@ -17,7 +17,7 @@ the first two it approximates.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -54,15 +54,22 @@ class PolicyLoss(nn.Module):
         self.scale: float | None = None
         self.rollouts = torch.zeros(0, dtype=torch.long)
 
-    def batches(self, loader: DataLoader, buffer: ReplayBuffer, strategy: Strategy) -> "WholeBatches":
+    def batches(
+        self,
+        loader: DataLoader,
+        buffer: ReplayBuffer,
+        strategy: Strategy,
+        prepare: Callable[[list[list[Batch]]], None] | None = None,
+    ) -> "WholeBatches":
         """Return the micro-batches of a loader; each sets the batch that :meth:`forward` belongs to.
 
         Args:
             loader: of OpenRLHF's ``Experience``, one per micro-batch.
             buffer: OpenRLHF's ``NaiveReplayBuffer``, which knows the splits of dynamic batches.
             strategy: OpenRLHF's ``DeepspeedStrategy``.
+            prepare: called with the micro-batches of all optimizer batches, before the first is yielded.
         """
-        return WholeBatches(self, loader, buffer, strategy)
+        return WholeBatches(self, loader, buffer, strategy, prepare)
 
     def normaliser(
         self,
@@ -189,13 +196,21 @@ def rollouts_of(micro_batch: Batch) -> torch.Tensor:
 
 
 class WholeBatches:
-    """The micro-batches of a loader, read ahead by one optimizer batch to count its tokens before its first loss.
+    """The micro-batches of a loader, read ahead to count the tokens of an optimizer batch before its first loss.
 
     The samples wait in host memory, where the replay buffer holds them anyway.
     """
 
-    def __init__(self, loss: PolicyLoss, loader: DataLoader, buffer: ReplayBuffer, strategy: Strategy) -> None:
+    def __init__(
+        self,
+        loss: PolicyLoss,
+        loader: DataLoader,
+        buffer: ReplayBuffer,
+        strategy: Strategy,
+        prepare: Callable[[list[list[Batch]]], None] | None,
+    ) -> None:
         self._loss, self._loader, self._buffer, self._strategy = loss, loader, buffer, strategy
+        self._prepare = prepare
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -206,12 +221,22 @@ class WholeBatches:
         Raises:
             RuntimeError: if the last batch is incomplete; the launcher refuses such sizes.
         """
+        batches: Iterable[deque[tuple[Batch, float]]] = self._whole()
+        if self._prepare:
+            batches = list(batches)
+            self._prepare([[micro_batch for micro_batch, _ in batch] for batch in batches])
+        for batch in batches:
+            yield from self._batch(batch)
+
+    def _whole(self) -> Iterator[deque[tuple[Batch, float]]]:
+        """Yield the micro-batches of each optimizer batch, with the factor applied later to their loss."""
         ahead: deque[tuple[Batch, float]] = deque()
         for step, micro_batch in enumerate(self._loader):
             weight, is_last = self._weight(step)
             ahead.append((micro_batch, weight))
             if is_last:
-                yield from self._batch(ahead)
+                yield ahead
+                ahead = deque()
         if ahead:
             raise RuntimeError(
                 f"{len(ahead)} micro-batches are left over, less than an optimizer batch: make the samples of a "

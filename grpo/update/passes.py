@@ -5,6 +5,7 @@ from typing import Any
 
 import ray
 import torch
+from deepspeed.accelerator import get_accelerator
 from torch import nn
 
 from grpo.stack.upstream.arguments import Arguments
@@ -42,13 +43,25 @@ def makes_old_log_probs(args: Arguments) -> bool:
     return not (is_on_policy(args) or is_of_engine(args))
 
 
+def is_in_update(args: Arguments) -> bool:
+    """Return whether old log-probs come from the update itself: only the first optimizer step then saves a pass.
+
+    A KL penalty in the reward reads them earlier, and a second epoch needs them for the first optimizer step, too.
+    """
+    return makes_old_log_probs(args) and args.max_epochs == 1 and not _reads_kl(args)
+
+
+def _reads_kl(args: Arguments) -> bool:
+    return args.init_kl_coef > 0 and not args.use_kl_loss
+
+
 def is_of_engine(args: Arguments) -> bool:
     """Return whether the loss's ratio uses the engine's log-probs of the samples."""
     return bool(args.old_log_probs == "engine")
 
 
 def old_log_probs_ref(maker: ExperienceMaker, samples: Sequence[Batch], **batches: list[torch.Tensor]) -> Any:
-    """Start the forward passes for the old log-probs, or none if the ratio does not use them.
+    """Start the forward passes for the old log-probs, or none if the ratio does not use them or the update makes them.
 
     Without a pass, a KL penalty in the reward compares the engine's log-probs with the reference. The engine is the
     policy that sampled, so the mean of that difference over its samples is its KL.
@@ -63,28 +76,51 @@ def old_log_probs_ref(maker: ExperienceMaker, samples: Sequence[Batch], **batche
         reads them.
     """
     args = maker.args
-    is_read = args.init_kl_coef > 0 and not args.use_kl_loss
+    is_read = _reads_kl(args)
     is_unknown = is_read and any(batch.rollout_log_probs is None for batch in samples)  # a user's agent may lack them
-    if makes_old_log_probs(args) or is_unknown:
+    if (makes_old_log_probs(args) and not is_in_update(args)) or is_unknown:
         return maker.actor_model_group.async_run_method_batch(method_name="forward", **batches)
     instead = [batch.rollout_log_probs if is_read else torch.zeros(batch.action_mask.shape) for batch in samples]
     copies = args.ring_attn_size * args.ds_tensor_parallel_size  # OpenRLHF takes one of this many equal results
     return ray.put([[values] for values in instead for _ in range(copies)])
 
 
+@torch.no_grad()
+def set_old_log_probs(actor: nn.Module, optimizer_batches: Sequence[Sequence[Batch]]) -> None:
+    """Set ``action_log_probs`` of the micro-batches of a rollout before its first optimizer step.
+
+    The policy has not moved at the first optimizer step, whose own pass gives them: None stands for that.
+
+    Args:
+        actor: OpenRLHF's ``Actor`` on this rank. Its ranks have equally many micro-batches.
+        optimizer_batches: the micro-batches of each optimizer step, in order, in host memory.
+    """
+    first, *later = optimizer_batches
+    for micro_batch in first:
+        micro_batch.action_log_probs = None
+    training_path(actor)
+    device = get_accelerator().current_device_name()
+    for micro_batch in (one for batch in later for one in batch):
+        tensors = [micro_batch.sequences, micro_batch.action_mask, micro_batch.attention_mask]
+        sequences, action_mask, attention_mask = (tensor.to(device) for tensor in tensors)
+        micro_batch.action_log_probs = actor(sequences, action_mask, attention_mask=attention_mask).cpu()
+
+
 def old_log_probs(args: Arguments, experience: Batch, current: torch.Tensor) -> torch.Tensor:
     """Return the log-probs of the policy that sampled, ``[B, A]``: this pass's own if the policy has not moved.
 
     Args:
-        experience: OpenRLHF's, with ``action_log_probs`` of :func:`old_log_probs_ref` and the engine's
-            ``rollout_log_probs``.
+        experience: OpenRLHF's, with ``action_log_probs`` of :func:`old_log_probs_ref` or :func:`set_old_log_probs`, and
+            the engine's ``rollout_log_probs``.
         current: log-probs of this pass.
     """
     if is_of_engine(args):
         if experience.rollout_log_probs is None:
             raise ValueError("the samples have no log-probs of the engine, which --old_log_probs engine needs")
         return experience.rollout_log_probs
-    return current.detach() if is_on_policy(args) else experience.action_log_probs
+    if is_on_policy(args) or experience.action_log_probs is None:
+        return current.detach()
+    return experience.action_log_probs
 
 
 def logits_to_keep(action_mask: torch.Tensor | None) -> int:

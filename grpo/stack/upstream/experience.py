@@ -66,7 +66,8 @@ class Batch(Rows, Protocol):
     """A micro-batch of rollouts, from ``RemoteExperienceMaker`` to the replay buffers; also one branch as its row.
 
     Attributes:
-        action_log_probs: float32 ``[B, A]``, see :func:`grpo.update.passes.old_log_probs_ref`.
+        action_log_probs: float32 ``[B, A]``, see :func:`grpo.update.passes.old_log_probs_ref`; None where the current
+            log-probs are used, see :func:`grpo.update.passes.set_old_log_probs`.
         rewards, scores: float32 ``[B]``.
         advantages, returns: float32 ``[B, A]``, once ``compute_advantages_and_returns`` has computed them.
         branch_counts: branches of each rollout, which are rows after the rollouts. ``experience_maker.with_branches``
@@ -75,7 +76,7 @@ class Batch(Rows, Protocol):
             without branches lacks it. Read it with :func:`grpo.batch.branches.of_batch`.
     """
 
-    action_log_probs: "torch.Tensor"
+    action_log_probs: "torch.Tensor | None"
     rewards: "torch.Tensor"
     scores: "torch.Tensor"
     advantages: "torch.Tensor"

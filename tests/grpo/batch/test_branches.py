@@ -105,7 +105,9 @@ def test_token_records_of_ranks_are_matched_to_their_rollouts(monkeypatch):
         mask, log_probs = batch.action_mask.bool(), -batch.sequences[:, 1:] / 100.0
         numbers = [int(number) for number in batch.info["sample"]]
         empty = torch.zeros(0)
-        note = MicroBatch(numbers, mask.sum(-1).tolist(), 0.0, log_probs[mask], empty, empty, empty, empty)
+        note = MicroBatch(
+            numbers, mask.sum(-1).tolist(), 0.0, log_probs[mask], empty, log_probs[mask], empty, empty, empty
+        )
         assert len(numbers) == 2 + sum(len(rollouts[number].branches) for number in set(numbers))
         by_number |= log_probs_by_sample([note])
     for number, rollout in enumerate(rollouts):
@@ -119,8 +121,7 @@ def parts_of(rollout):
         yield row.sequences[:, 1:][mask], row.rollout_log_probs[mask]
 
 
-@pytest.mark.parametrize("notes", [True, False])
-def test_the_metrics_of_a_step_are_over_the_tokens_of_all_samples_of_a_rollout(monkeypatch, notes):
+def test_the_metrics_of_a_step_are_over_the_tokens_of_all_samples_of_a_rollout(monkeypatch):
     rollouts, made = four(monkeypatch)
     for batch in made:  # of the trainer: 0.01 nat above the engine, in the last branch of the last rollout 2 nats
         for row in (batch, *(row for rows in batch.branches for row in rows)):
@@ -132,9 +133,9 @@ def test_the_metrics_of_a_step_are_over_the_tokens_of_all_samples_of_a_rollout(m
         mask, tokens = batch.action_mask.bool(), int(batch.action_mask.sum())
         numbers, empty = [int(number) for number in batch.info["sample"]], torch.zeros(tokens)
         noted = batch.action_log_probs[mask]
-        micro_batches.append(MicroBatch(numbers, mask.sum(-1).tolist(), 0.0, noted, empty, empty, empty, empty))
+        lengths = mask.sum(-1).tolist()
+        micro_batches.append(MicroBatch(numbers, lengths, 0.0, noted, empty, noted, empty, empty, empty))
     args = SimpleNamespace(**vars(arguments()), eps_clip_low_high=(0.2, 0.2), old_log_probs="trainer")
-    monkeypatch.setattr(step_metrics.passes, "makes_old_log_probs", lambda _: not notes)
     status = {"micro_batches": micro_batches, "grad_norms": []}
     step_metrics.after_training(status, made, rollouts, args, TOKENIZER)
     parts = [list(parts_of(rollout)) for rollout in rollouts]
@@ -156,14 +157,16 @@ def test_the_metrics_of_a_step_are_over_the_tokens_of_all_samples_of_a_rollout(m
 
 def test_untrained_samples_are_excluded_from_token_metrics(monkeypatch):
     rollouts, made = made_experiences([response(PLAIN, [], 1.0), response(THOUGHTFUL, ["a"], math.nan)], monkeypatch)
-    monkeypatch.setattr(step_metrics.passes, "makes_old_log_probs", lambda _: True)
     step_metrics.before_training(made)
     args = SimpleNamespace(**vars(arguments()), eps_clip_low_high=(0.2, 0.2))
-    status = {"micro_batches": [], "grad_norms": []}
-    step_metrics.after_training(status, made, rollouts, args, TOKENIZER)
     length = int(rollouts[0].action_mask.sum())
+    values = torch.full((length,), -1.0)
+    status = {"micro_batches": [MicroBatch([0], [length], 0.0, *[values] * 6)], "grad_norms": [1.0]}
+    step_metrics.after_training(status, made, rollouts, args, TOKENIZER)
     assert status["sampled_tokens"] == status["response_length_p50"] == status["response_length_max"] == length
-    assert len(rollouts[0].details["least_likely_tokens"]) == 3 and not rollouts[1].details["least_likely_tokens"]
+    trained, untrained = (rollout.details["least_likely_tokens"] for rollout in rollouts)
+    assert [token["trainer"] for token in trained] == [-1] * 3
+    assert {token["trainer"] for token in untrained} == {None}
 
 
 @pytest.mark.parametrize("micro", [1, 2])

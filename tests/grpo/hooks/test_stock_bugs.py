@@ -194,13 +194,14 @@ def test_training_waits_for_the_engines(load, monkeypatch):
     fails_on_stock(load, check)
 
 
-@pytest.mark.parametrize("train_batch_size, passes", [(4, 0), (2, 1)], ids=["on-policy", "off-policy"])
-def test_old_log_probs_cost_a_pass_only_where_the_policy_moves(load, train_batch_size, passes, monkeypatch):
+@pytest.mark.parametrize("epochs, train_batch_size, passes", [(1, 4, 0), (1, 2, 0), (2, 4, 1)])
+def test_old_log_probs_cost_a_pass_only_where_all_are_used(load, epochs, train_batch_size, passes, monkeypatch):
     module = load("trainer.ppo_utils.experience_maker")
     maker = object.__new__(module.RemoteExperienceMaker)
-    sizes = {"rollout_batch_size": 2, "n_samples_per_prompt": 2, "max_epochs": 1, "train_batch_size": train_batch_size}
+    sizes = {"rollout_batch_size": 2, "n_samples_per_prompt": 2, "max_epochs": epochs}
     off = ("colocate_all_models", "colocate_actor_ref", "init_kl_coef", "use_kl_loss")
     one = dict.fromkeys(("ring_attn_size", "ds_tensor_parallel_size"), 1)
+    sizes["train_batch_size"] = train_batch_size
     maker.args = argparse.Namespace(**sizes, **one, **dict.fromkeys(off, 0), old_log_probs="trainer")
     maker.strategy = SimpleNamespace(args=maker.args)
     made = []

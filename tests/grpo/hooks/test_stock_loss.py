@@ -10,6 +10,7 @@ from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 from openrlhf.trainer.ray import ppo_actor
 
 from grpo.update.loss import PolicyLoss
+from grpo.update.passes import old_log_probs
 
 LENGTHS, VOCABULARY = (2, 9, 4, 7), 11
 
@@ -51,17 +52,20 @@ class Policy(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.passes: list[bool] = []
         self.table = torch.nn.Parameter(torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(1)))
 
     @property
     def model(self) -> "Policy":
         return self
 
-    def forward(self, sequences, action_mask, **_):
+    def forward(self, sequences, action_mask, return_output=False, **_):
+        self.passes.append(torch.is_grad_enabled())
         logits = self.table[sequences[:, :-1]]
         log_probs = logits.log_softmax(-1).gather(-1, sequences[:, 1:, None])[..., 0]
         entropy = torch.distributions.Categorical(logits=logits).entropy()
-        return log_probs * action_mask, SimpleNamespace(entropy=entropy)
+        log_probs = log_probs * action_mask
+        return (log_probs, SimpleNamespace(entropy=entropy)) if return_output else log_probs
 
 
 def arguments(**changes) -> SimpleNamespace:
@@ -69,7 +73,7 @@ def arguments(**changes) -> SimpleNamespace:
         "loss_aggregation": "token_mean", "generate_max_len": 20, "eps_clip_low_high": (0.2, 0.2), "dual_clip": None,
         "policy_loss_type": "ppo", "enable_vllm_is_correction": False, "vllm_is_correction_type": "tis",
         "vllm_is_truncated_threshold": [0.5, 2.0], "advantage_clip": None, "old_log_probs": "trainer",
-        "rollout_batch_size": 2, "n_samples_per_prompt": 2, "max_epochs": 1, "train_batch_size": 2,
+        "rollout_batch_size": 2, "n_samples_per_prompt": 2, "max_epochs": 2, "train_batch_size": 2,
         "use_dynamic_batch": False, "use_kl_loss": True, "init_kl_coef": 0.1, "kl_estimator": "k3",
         "entropy_loss_coef": 0.05, "aux_loss_coef": 0.0, "ds_tensor_parallel_size": 1,
     }  # fmt: skip
@@ -78,34 +82,37 @@ def arguments(**changes) -> SimpleNamespace:
 
 def train(args: SimpleNamespace, micro: int) -> tuple[torch.Tensor, dict[str, float]]:
     """Run ``ppo_train`` over one optimizer batch in micro-batches; return the gradient, and the status."""
+    policy, noted = Policy(), []
+    note = lambda *all: noted.append(all[-1])  # noqa: E731
+    status = trainer_of(args, policy, micro, len(LENGTHS) // micro, note).ppo_train(args.init_kl_coef)
+    return policy.table.grad, status | {"noted": noted}
+
+
+def trainer_of(args, policy, micro, accumulated, note, optimizer_step=lambda *_, **__: None):
+    """Return OpenRLHF's trainer of one rank, with the samples in its buffer."""
     trainer = object.__new__(ppo_actor.ActorPPOTrainer)
-    policy, accumulated = Policy(), len(LENGTHS) // micro
     trainer.strategy = SimpleNamespace(
         args=args, ring_attn_group=None, world_size=1, accumulated_gradient=accumulated, is_rank_0=lambda: False,
         backward=lambda loss, *_: (loss / accumulated).backward(),  # as DeepSpeed does
-        optimizer_step=lambda *_, **__: None, all_reduce=lambda values, op="mean": values,
+        optimizer_step=optimizer_step, all_reduce=lambda values, op="mean": values,
     )  # fmt: skip
     trainer.args, trainer.actor, trainer.max_epochs, trainer.ema_model = args, policy, 1, None
     trainer.aux_loss, trainer.actor_optim, trainer.dataloader_pin_memory = False, None, False
     trainer.actor_scheduler = SimpleNamespace(get_last_lr=lambda: [0.0])
-    noted: list = []
-    trainer.metrics = SimpleNamespace(
-        after_backward_and_step=lambda *_: None, pop=dict, note=lambda *all: noted.append(all[-1])
-    )
+    trainer.metrics = SimpleNamespace(after_backward_and_step=lambda *_: None, pop=dict, note=note)
     trainer.actor_loss_fn = PolicyLoss(args)
     trainer.replay_buffer = NaiveReplayBuffer(micro)
     for experience in experiences():
         trainer.replay_buffer.append(experience)
-    status = trainer.ppo_train(args.init_kl_coef) | {"noted": noted}
-    return policy.table.grad, status
+    return trainer
 
 
 FORMS = {
     "plain": {},
     "corrected": {"enable_vllm_is_correction": True},
     "engine": {"old_log_probs": "engine"},
-    "one step a rollout": {"train_batch_size": 4},
-    "one step a rollout, corrected": {"train_batch_size": 4, "enable_vllm_is_correction": True},
+    "one step a rollout": {"train_batch_size": 4, "max_epochs": 1},
+    "one step a rollout, corrected": {"train_batch_size": 4, "max_epochs": 1, "enable_vllm_is_correction": True},
 }
 
 
@@ -130,7 +137,7 @@ def test_kl_and_entropy_are_those_of_the_whole_batch():
     """By hand: the gradient of everything together."""
     policy, total = Policy(), torch.zeros(())
     for one in experiences():
-        log_probs, output = policy(one.sequences, one.action_mask)
+        log_probs, output = policy(one.sequences, one.action_mask, return_output=True)
         ratio = (log_probs - one.action_log_probs).exp()
         objective = torch.min(ratio * one.advantages, ratio.clamp(0.8, 1.2) * one.advantages)
         difference = one.base_action_log_probs - log_probs
@@ -147,3 +154,23 @@ def test_status_includes_the_measurements_of_the_loss():
     assert status["noted"][0].keys() >= names
     _, plain = train(arguments(), 4)
     assert status["ppo_kl"] == pytest.approx(plain["ppo_kl"], rel=1e-3) and "vllm_kl" not in plain
+
+
+def test_the_first_optimizer_step_needs_no_pass_for_old_log_probs():
+    """Two optimizer steps of two samples each: the ratio of both is to the policy before the first."""
+    args, policy, before, steps = arguments(max_epochs=1), Policy(), Policy(), itertools.count()
+    used = []
+
+    def note(experience, current, *_):
+        used.append((experience, old_log_probs(args, experience, current)))
+
+    def optimizer_step(*_, **__):
+        if next(steps) % 2:
+            policy.table.data += 0.1 * torch.randn_like(policy.table)
+
+    trainer_of(args, policy, 1, 2, note, optimizer_step).ppo_train(0.1)
+    assert policy.passes == [False, False, True, True, True, True]  # with and without gradients
+    assert not torch.equal(policy.table, before.table)
+    for experience, old in used:
+        expected = before(experience.sequences, experience.action_mask)
+        assert torch.equal(old, expected) and old.count_nonzero() == experience.action_mask.sum()

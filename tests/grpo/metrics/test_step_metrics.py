@@ -175,7 +175,7 @@ def test_micro_batch_spike_is_shown_with_its_samples():
     for one in single:
         one.rollout_log_probs = None
     notes = [
-        token_recorder.MicroBatch([index], [1], loss, *[torch.tensor([advantage])] * 5)
+        token_recorder.MicroBatch([index], [1], loss, *[torch.tensor([advantage])] * 6)
         for index, (loss, advantage) in enumerate([(0.0, 0.0)] * 7 + [(-30.0, 0.5)] + [(1.0, 0.5)] * 4)
     ]  # most groups teach nothing, which is common
     status = {"micro_batches": notes, "grad_norms": []}
@@ -190,14 +190,14 @@ def test_a_step_without_training_has_the_metrics_of_its_samples():
     step_metrics.before_training(single)
     status: dict = {}
     step_metrics.after_training(status, single, single, arguments(False), None)
-    assert "advantage_mean" in status and "logprob_diff_mean" in status and "entropy" not in status
+    assert "advantage_mean" in status and "entropy" not in status
 
 
 def test_of_several_passes_a_sample_keeps_its_largest_loss():
     single = [as_experience(index, sample) for index, sample in enumerate(drawn(0))]
     for one in single:
         one.rollout_log_probs = None
-    notes = [token_recorder.MicroBatch([3], [1], loss, *[torch.ones(1)] * 5) for loss in (1.0, -20.0, 2.0)]
+    notes = [token_recorder.MicroBatch([3], [1], loss, *[torch.ones(1)] * 6) for loss in (1.0, -20.0, 2.0)]
     step_metrics.after_training({"micro_batches": notes}, single, single, arguments(True), None)
     assert single[3].details["micro_batch_loss"] == -20
 
@@ -216,7 +216,7 @@ def test_failing_metric_is_counted_and_others_stay(caplog):
     status: dict = {"grad_norms": [1.0]}
     with caplog.at_level("ERROR", logger="openrlhf.grpo.step_metrics"):
         step_metrics.after_training(status, single, single, arguments(False), None)
-    assert status["metric_errors"] >= 1 and "logprob_diff_mean" in status and status["grad_norm"] == 1
+    assert status["metric_errors"] >= 1 and "advantage_mean" in status and status["grad_norm"] == 1
     assert "missing" in caplog.text
 
 
@@ -237,7 +237,7 @@ def test_clip_ratio_of_gspo_counts_samples():
     mask = torch.ones(2, 4)
     log_probs = torch.tensor([[0.5, -0.5, 0.5, -0.5], [0.3, 0.3, 0.3, 0.3]])  # the first has a ratio of 1
     loss(log_probs, torch.zeros(2, 4), torch.ones(2, 4), mask)
-    note = token_recorder.MicroBatch([0, 1], [4, 4], 0.0, *[torch.ones(8)] * 5, of_loss={
+    note = token_recorder.MicroBatch([0, 1], [4, 4], 0.0, *[torch.ones(8)] * 6, of_loss={
         name: values.flatten() for name, values in loss.per_token.items()
     })  # fmt: skip
     computed = policy_metrics([note])

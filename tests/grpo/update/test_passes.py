@@ -43,6 +43,20 @@ def test_old_log_probs_are_computed_if_the_ratio_uses_them(changes, expected):
     assert passes.makes_old_log_probs(arguments(**changes)) is expected
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"old_log_probs": "engine"}, False),
+        ({"max_epochs": 2}, False),
+        ({"init_kl_coef": 0.1}, False),
+        ({"init_kl_coef": 0.1, "use_kl_loss": True}, True),
+    ],
+)
+def test_old_log_probs_are_computed_in_the_update_if_nothing_reads_them_before(changes, expected):
+    assert passes.is_in_update(arguments(train_batch_size=32, **changes)) is expected
+
+
 def test_ratio_can_use_the_engines_log_probs():
     experience = SimpleNamespace(action_log_probs=torch.zeros(1, 2), rollout_log_probs=torch.ones(1, 2))
     for train_batch_size in (64, 8):

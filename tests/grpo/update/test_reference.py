@@ -107,8 +107,8 @@ CASES = [(4, "trainer", 0), (2, "engine", 0), (2, "trainer", 1)]
 @pytest.mark.parametrize(("train_batch_size", "old", "made"), CASES)
 @pytest.mark.parametrize(("in_loss", "is_known"), [(False, True), (True, True), (False, False)])
 def test_kl_costs_one_extra_pass(monkeypatch, in_loss, is_known, train_batch_size, old, made):
-    """The reference's pass, and the trainer's if the ratio uses it or the engine's log-probs are missing."""
-    made = made or int(not is_known)
+    """The reference's pass, and the trainer's if the reward uses it or the engine's log-probs are missing."""
+    made = int((made and not in_loss) or not is_known)
     monkeypatch.setattr(ray, "put", lambda value: value)
     monkeypatch.setattr(ray, "get", lambda value: value)
     engine, trainer, base = torch.randn(3, 2, 5)
