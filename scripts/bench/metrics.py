@@ -25,14 +25,14 @@ from scripts.bench.machine import Copy
 from scripts.bench.parts import step_worker, tiny_engine
 from scripts.bench.parts.random_model import FULL
 from scripts.bench.parts.ranks import run_ranks
-from scripts.bench.step import add_arguments as add_step_arguments
-from scripts.bench.step import write_models
+from scripts.bench.step import add_sizes, write_models
 
 LAYERS_120B = 36
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_step_arguments(parser)
+    add_sizes(parser)
+    parser.add_argument("--tokens", type=int, default=256, help="tokens of the sequence (default: 256)")
     parser.add_argument(
         "--samples", type=int, default=32, help="samples that the engine computes at once (default: 32)"
     )
@@ -45,14 +45,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, copy: Copy) -> Result:
     del copy
-    if min(options.samples, options.length) < 1 or options.rounds < 2:
+    if min(options.samples, options.length) < 1 or options.rounds < 2 or options.tokens < 8:
         raise UserError(
-            "an option is out of range", "--samples and --length must be at least 1, and --rounds at least 2"
+            "an option is out of range",
+            "--samples and --length must be at least 1, --rounds at least 2, and --tokens at least 8",
         )
     with tempfile.TemporaryDirectory(prefix="bench-metrics-") as scratch, tiny_engine.quiet():
         tokenizer, sampling = _sample(options, Path(scratch))
         job = {
-            "model": str(write_models(options, Path(scratch))["ours"]), "package": None, "lora_rank": 64,
+            "model": str(write_models(options, Path(scratch))["ours"]), "package": None, "experts": "packed",
+            "lora_rank": 64,
             "gradients": str(Path(scratch, "gradients.pt")), "notes": str(Path(scratch, "notes.pickle")),
             "vocabulary": options.vocabulary, "tokens": options.tokens, "repeat": options.repeat,
         }  # fmt: skip

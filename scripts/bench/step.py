@@ -1,13 +1,14 @@
-"""A training step: OpenRLHF's own classes without and with our patches.
+"""A training step: OpenRLHF's own classes without and with our patches, with packed experts and with bf16 ones.
 
 A rollout is one optimizer step, and the entropy is logged with coefficient 0. It runs in one process without DeepSpeed.
 Attention and experts have the sizes of gpt-oss-120b, but there are few layers and experts. Gradients, entropy and loss
-must agree, which is checked.
+must agree, which is checked. With several lengths, `stock` and `ours` are those of the longest.
 """
 
 import argparse
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,23 +24,29 @@ GB = 1e9
 TOKENS_120B = 4096
 # Two implementations of a sum in bf16 differ by a few units in the last of its 8 bits.
 TOLERANCE = 0.02
+Reports = dict[str, dict[str, Any]]  # of each way
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_sizes(parser)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[256], help="lengths of the sequence (default: 256)")
+
+
+def add_sizes(parser: argparse.ArgumentParser) -> None:
+    """Add the options of :func:`write_models`, and ``--repeat``."""
     parser.add_argument("--layers", type=int, default=2, help="layers of the model (default: 2)")
     parser.add_argument("--experts", type=int, default=4, help="experts of each layer (default: 4)")
     parser.add_argument("--intermediate", type=int, default=2880, help="inner size of an expert (default: 2880)")
     parser.add_argument("--vocabulary", type=int, default=32768, help="rows of the vocabulary (default: 32768)")
-    parser.add_argument("--tokens", type=int, default=256, help="tokens of the one sequence (default: 256)")
     parser.add_argument("--repeat", type=int, default=2, help="timed steps; the best counts (default: 2)")
 
 
 def write_models(options: argparse.Namespace, folder: Path) -> dict[str, Path]:
     """Write a model of these sizes in MXFP4, and in bf16 for stock, which cannot train from MXFP4."""
-    if min(options.layers, options.experts, options.repeat) < 1 or options.tokens < 8 or options.intermediate % 32:
+    if min(options.layers, options.experts, options.repeat) < 1 or options.intermediate % 32:
         raise UserError(
             "an option is out of range",
-            "--layers, --experts and --repeat must be at least 1, --tokens 8, and --intermediate a multiple of 32",
+            "--layers, --experts and --repeat must be at least 1, and --intermediate a multiple of 32",
         )
     models = {"ours": folder / "mxfp4", "stock": folder / "bf16"}
     sizes = {"vocabulary": options.vocabulary, "intermediate": options.intermediate}
@@ -50,50 +57,75 @@ def write_models(options: argparse.Namespace, folder: Path) -> dict[str, Path]:
 
 def run(options: argparse.Namespace, copy: Copy) -> Result:
     del copy
+    if min(options.tokens) < 8:
+        raise UserError("an option is out of range", "--tokens must be at least 8")
     with tempfile.TemporaryDirectory(prefix="bench-step-") as scratch:
         models = write_models(options, Path(scratch))
-        packages = {"stock": str(pristine(Path(scratch, "openrlhf"))), "ours": None}
-        reports, gradients = {}, {}
-        for name, package in packages.items():
-            file = Path(scratch, f"{name}.pt")
-            job = {
-                "model": str(models[name]), "package": package, "gradients": str(file), "lora_rank": 64,
-                "vocabulary": options.vocabulary, "tokens": options.tokens, "repeat": options.repeat,
-            }  # fmt: skip
-            (reports[name],) = run_ranks("step_worker", 1, job)
-            gradients[name] = torch.load(file)
-    difference = _difference(gradients["stock"], gradients["ours"])
-    loss, entropy = (abs(reports["stock"][name] - reports["ours"][name]) for name in ("loss", "entropy"))
-    if max(difference, loss, entropy) > TOLERANCE:
-        raise RuntimeError(
-            f"stock and ours do not agree: gradients differ by {difference:.2%}, losses by {loss:.2g}, entropies by "
-            f"{entropy:.2g}"
-        )
-    logits = 4 * options.tokens * options.vocabulary
-    saved = reports["stock"]["peak_bytes"] - reports["ours"]["peak_bytes"]
+        stock = str(pristine(Path(scratch, "openrlhf")))
+        lengths = {tokens: _ways(options, Path(scratch), models, stock, tokens) for tokens in sorted(options.tokens)}
+    longest, last = max(lengths), lengths[max(lengths)]
+    logits = 4 * longest * options.vocabulary
+    saved = last["stock"]["peak_bytes"] - last["ours"]["peak_bytes"]
+    details = {
+        f"{name}_{tokens}_tokens_{unit}": report[key] / scale
+        for tokens, reports in lengths.items()
+        for name, report in reports.items()
+        for key, unit, scale in (("seconds", "s", 1), ("peak_bytes", "peak_gb", GB))
+    }
+    if len(lengths) > 1:
+        details |= {f"{name}_mb_per_token": _slope(lengths, name) / 1e6 for name in last}
     return Result(
-        what=f"a training step on {options.tokens} tokens, {options.layers} layers of {options.experts} experts, "
+        what=f"a training step on {longest} tokens, {options.layers} layers of {options.experts} experts, "
         f"{options.vocabulary} rows of vocabulary, gradient checkpointing",
         unit="s",
-        stock=reports["stock"]["seconds"],
-        ours=reports["ours"]["seconds"],
+        stock=last["stock"]["seconds"],
+        ours=last["ours"]["seconds"],
         higher_is_better=False,
-        details={
-            "stock_peak_gb": reports["stock"]["peak_bytes"] / GB,
-            "ours_peak_gb": reports["ours"]["peak_bytes"] / GB,
-            "fp32_logits_gb": logits / GB,
-            "gradient_difference": difference,
-            "loss_difference": loss,
-            "entropy_difference": entropy,
-        },
+        details=details | {"fp32_logits_gb": logits / GB} | last["ours"]["differences"],
         extrapolation=(
             f"gpt-oss-120b, {TOKENS_120B} tokens a micro-batch: {saved / logits:.1f} times the fp32 logits less, "
             f"{saved / logits * 4 * TOKENS_120B * FULL.vocabulary / GB:.0f} GB of each GPU",
-            "assumes one optimizer step a rollout (with more, old log-probs are computed as in stock), an entropy that "
-            f"is logged, and memory in proportion to the logits of {FULL.vocabulary} rows; on a GPU stock runs all "
-            f"{FULL.experts} experts for the old log-probs, which a CPU does not do and this does not show",
+            "assumes one optimizer step a rollout, an entropy that is logged, and memory in proportion to the logits "
+            f"of {FULL.vocabulary} rows; on a GPU stock runs all {FULL.experts} experts for the old log-probs, which a "
+            "CPU does not do and this does not show",
         ),
     )
+
+
+def _ways(options: argparse.Namespace, scratch: Path, models: dict[str, Path], stock: str, tokens: int) -> Reports:
+    """Return the report of each way on this length.
+
+    Raises:
+        RuntimeError: if their results differ.
+    """
+    ways: dict[str, dict[str, Any]] = {
+        "stock": {"model": str(models["stock"]), "package": stock},
+        "bf16": {"model": str(models["ours"]), "package": None, "experts": "bf16"},
+        "ours": {"model": str(models["ours"]), "package": None, "experts": "packed"},
+    }
+    reports, gradients = {}, {}
+    for name, way in ways.items():
+        file = scratch / f"{name}.pt"
+        job: dict[str, Any] = way | {
+            "gradients": str(file), "lora_rank": 64,
+            "vocabulary": options.vocabulary, "tokens": tokens, "repeat": options.repeat,
+        }  # fmt: skip
+        (reports[name],) = run_ranks("step_worker", 1, job)
+        gradients[name] = torch.load(file)
+    expected = reports["stock"]
+    for name in ("bf16", "ours"):
+        differences = {f"{kind}_difference": abs(expected[kind] - reports[name][kind]) for kind in ("loss", "entropy")}
+        differences["gradient_difference"] = _difference(gradients["stock"], gradients[name])
+        if max(differences.values()) > TOLERANCE:
+            raise RuntimeError(f"stock and {name} do not agree: {differences}")
+        reports[name]["differences"] = differences
+    return reports
+
+
+def _slope(lengths: dict[int, Reports], name: str) -> float:
+    """Return by how many bytes a further token raises the peak, from the shortest length to the longest."""
+    short, long = min(lengths), max(lengths)
+    return (lengths[long][name]["peak_bytes"] - lengths[short][name]["peak_bytes"]) / (long - short)
 
 
 def _difference(expected: dict[str, torch.Tensor], actual: dict[str, torch.Tensor]) -> float:

@@ -115,10 +115,14 @@ def test_offload_predicts_only_the_memory_of_the_ranks(tmp_path):
 
 @pytest.mark.timeout(300)
 def test_step(capsys, forked_ranks):
-    sizes = ("--layers", 1, "--experts", 2, "--intermediate", 64, "--vocabulary", 512, "--tokens", 32, "--repeat", 1)
-    details = report_of(capsys, "step", *sizes)["details"]
+    sizes = ("--layers", 1, "--experts", 2, "--intermediate", 64, "--vocabulary", 512, "--tokens", 32, 64)
+    details = report_of(capsys, "step", *sizes, "--repeat", 1)["details"]
     assert details["gradient_difference"] < 0.02 and details["loss_difference"] < 0.02
-    assert details["fp32_logits_gb"] == pytest.approx(4 * 32 * 512 / 1e9)
+    assert details["fp32_logits_gb"] == pytest.approx(4 * 64 * 512 / 1e9)
+    for way in ("stock", "bf16", "ours"):
+        short, long = (1e3 * details[f"{way}_{tokens}_tokens_peak_gb"] for tokens in (32, 64))
+        assert details[f"{way}_mb_per_token"] == pytest.approx((long - short) / 32)
+        assert details[f"{way}_64_tokens_s"] > 0
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def openrlhf_modules(package: str | None) -> list[Any]:
 
 def build_actor(job: dict[str, Any], actor_class: Any, args: Any) -> Any:
     """Return OpenRLHF's Actor with an adapter of known values in bf16, the dtype that DeepSpeed casts it to."""
-    extra = {} if job["package"] else {"router_logits": passes.router_logits(args)}
+    extra = {} if job["package"] else {"router_logits": passes.router_logits(args), "experts": job["experts"]}
     actor = actor_class(
         job["model"],
         attn_implementation="eager" if job["package"] else attention.NAME,
