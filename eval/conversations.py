@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.rollout.multi_turn.conversation import (
-    Limits,
+    RolloutLimits,
     converse,
     is_message,
     make_environment,
@@ -49,13 +49,13 @@ def parser() -> argparse.ArgumentParser:
     command_line.add_argument("--temperature", type=float, default=1.0, help="sampling temperature (default: 1.0)")
     command_line.add_argument("--max-tokens", type=int, default=4096, help="length limit of one turn (default: 4096)")
     command_line.add_argument(
-        "--turns", type=int, default=Limits.turns, help=f"limit of turns (default: {Limits.turns})"
+        "--turns", type=int, default=RolloutLimits.turns, help=f"limit of turns (default: {RolloutLimits.turns})"
     )
     command_line.add_argument(
         "--seconds",
         type=float,
-        default=Limits.seconds,
-        help=f"time limit per conversation (default: {Limits.seconds:g})",
+        default=RolloutLimits.seconds,
+        help=f"time limit per conversation (default: {RolloutLimits.seconds:g})",
     )
     return command_line
 
@@ -66,7 +66,7 @@ async def evaluate(options: argparse.Namespace, kind: type[Environment], rows: l
 
     # A redirect would send the key and the messages to an unknown host.
     client = AsyncOpenAI(base_url=options.base_url, http_client=DefaultAsyncHttpxClient(follow_redirects=False))
-    limits = Limits(turns=options.turns, seconds=options.seconds)
+    limits = RolloutLimits(turns=options.turns, seconds=options.seconds)
     free = asyncio.Semaphore(options.concurrency)
 
     async def one(row: dict[str, Any]) -> dict[str, Any]:

@@ -55,8 +55,11 @@ class SettingsError(ValueError):
     """
 
     def __init__(self, what: str, remedy: str) -> None:
-        super().__init__(f"{what}: {remedy}")
+        super().__init__(what, remedy)  # both, so that the error can be pickled
         self.what, self.remedy = what, remedy
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.remedy}"
 
 
 @dataclass(frozen=True)

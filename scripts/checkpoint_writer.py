@@ -18,7 +18,7 @@ from grpo.model.architecture import Architecture, check, is_expert
 from grpo.model.model_files import (
     INDEX,
     ITEM_BYTES,
-    Fault,
+    FileFault,
     Model,
     Tensor,
     read,
@@ -69,7 +69,7 @@ def whole_model(folder: Path) -> Model:
     return model
 
 
-def refusal(what: str, faults: Sequence[Fault]) -> UserError:
+def refusal(what: str, faults: Sequence[FileFault]) -> UserError:
     """Return the error that lists all faults; its remedy names each of theirs once."""
     listed = "\n  ".join([f"{what}:", *(f"{fault.file} {fault.what}" for fault in faults)])
     return UserError(listed, "; ".join(dict.fromkeys(fault.remedy for fault in faults)))

@@ -19,7 +19,7 @@ from typing import Any
 from grpo.checkpoint import adapter_files, digests
 from grpo.launch.plan import size
 from grpo.model import architecture, model_files
-from grpo.model.model_files import CheckpointError, Fault
+from grpo.model.model_files import CheckpointError, FileFault
 from grpo.run import saved_steps
 from grpo.run.run_files import RunFiles
 from grpo.run.run_state import Run
@@ -47,7 +47,7 @@ class Report:
     kind: str
     path: Path
     facts: dict[str, Any] = field(default_factory=dict)
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[FileFault] = field(default_factory=list)
     parts: "list[Report]" = field(default_factory=list)
 
     @property
@@ -138,7 +138,7 @@ def _inspect_whole_adapter(adapter: adapter_files.Adapter) -> Report:
     if broken:
         what = f"holds NaN or infinity in {len(broken)} of {len(adapter.tensors)} tensors: {broken[0]}"
         remedy = "use the adapter of an earlier step, and check the samples of the step that broke it"
-        faults.append(Fault(adapter_files.WEIGHTS, what, remedy, tuple(broken)))
+        faults.append(FileFault(adapter_files.WEIGHTS, what, remedy, tuple(broken)))
     facts = {
         "digests": _digests(adapter.folder),
         "rank": adapter.rank,
@@ -169,7 +169,7 @@ def inspect_step(folder: Path) -> Report:
     if damage := digests.step_damage(folder):
         remedy = _other_step(folder)
         report.facts["digests"] = DAMAGED
-        report.faults += [Fault(name, what, remedy) for name, what in damage]
+        report.faults += [FileFault(name, what, remedy) for name, what in damage]
         return report
     report.facts["digests"] = _digests(*(folder / part for part in digests.PARTS))
     if trainer.is_dir():
@@ -179,21 +179,21 @@ def inspect_step(folder: Path) -> Report:
             report.facts |= {"optimizer_step": state["optimizer_step"], "ranks": len(ranks)}
             trained = trainer_state.shapes(ranks[0])
         except CheckpointError as error:
-            report.faults.append(Fault("trainer", f"is incomplete ({error.problem.what})", _other_step(folder)))
+            report.faults.append(FileFault("trainer", f"is incomplete ({error.problem.what})", _other_step(folder)))
     else:
-        report.faults.append(Fault("trainer", "is missing", "the adapter works, but a run cannot resume from it"))
+        report.faults.append(FileFault("trainer", "is missing", "the adapter works, but a run cannot resume from it"))
     if not (folder / "adapter").is_dir():
-        report.faults.append(Fault("adapter", "is missing: the save was interrupted", "use another step"))
+        report.faults.append(FileFault("adapter", "is missing: the save was interrupted", "use another step"))
         return report
     try:
         adapter = adapter_files.read(folder / "adapter")
     except CheckpointError as error:
-        report.faults.append(Fault("adapter", error.problem.what, "use another step"))
+        report.faults.append(FileFault("adapter", error.problem.what, "use another step"))
         return report
     report.parts.append(_inspect_whole_adapter(adapter))
     differs = trained and trainer_state.difference(adapter.shapes, trained)
     if differs:
-        report.faults.append(Fault("adapter", f"does not match the trainer state: {differs}", "use another step"))
+        report.faults.append(FileFault("adapter", f"does not match the trainer state: {differs}", "use another step"))
     return report
 
 

@@ -13,7 +13,7 @@ from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.experience import Sample
 from reward import settings
 
-logger = logging.getLogger("openrlhf.grpo.rollout")
+logger = logging.getLogger("openrlhf.grpo.rewards")
 
 
 def scalar(value: object) -> float:

@@ -13,7 +13,7 @@ from grpo.model import model_files
 from grpo.model.architecture import ATTENTION_PROJECTIONS, Architecture
 from grpo.model.model_files import (
     CheckpointError,
-    Fault,
+    FileFault,
     HeaderError,
     Model,
     Tensor,
@@ -73,7 +73,7 @@ class Adapter:
     rank: int
     alpha: float
     tensors: dict[str, Tensor]
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[FileFault, ...] = ()
     whole: bool = False
     base: str | None = None
 
@@ -123,7 +123,7 @@ def read(folder: Path) -> Adapter:
     try:
         tensors, end = read_header(folder / WEIGHTS)
     except HeaderError as error:
-        fault = Fault(WEIGHTS, str(error), _AGAIN)
+        fault = FileFault(WEIGHTS, str(error), _AGAIN)
         return Adapter(folder, config, rank, float(alpha), {}, (fault,))
     base = read_metadata(folder / WEIGHTS).get(BASE_KEY)
     adapter = Adapter(folder, config, rank, float(alpha), tensors, base=base)
@@ -131,7 +131,7 @@ def read(folder: Path) -> Adapter:
     size = (folder / WEIGHTS).stat().st_size
     if size != end:
         faults.insert(
-            0, Fault(WEIGHTS, f"has {size:,} bytes, but its header says {end:,}: the copy is incomplete", _AGAIN)
+            0, FileFault(WEIGHTS, f"has {size:,} bytes, but its header says {end:,}: the copy is incomplete", _AGAIN)
         )
     return replace(adapter, faults=tuple(faults), whole=size == end)
 
@@ -150,7 +150,7 @@ def tensor_name(module: str, half: str) -> str:
     return f"base_model.model.{module}.lora_{half}.weight"
 
 
-def _check_pairs(adapter: Adapter) -> list[Fault]:
+def _check_pairs(adapter: Adapter) -> list[FileFault]:
     """Check what needs no base model: halves, ranks, dtypes, and that all layers have the same modules."""
     by_module = pairs(adapter)
     foreign = [name for name in adapter.tensors if not _NAME.fullmatch(name)]
@@ -169,12 +169,12 @@ def _check_pairs(adapter: Adapter) -> list[Fault]:
         _fault(absent, "missing projections that other layers have"),
     ]
     if not adapter.tensors:
-        faults = [Fault(WEIGHTS, "has no tensors", _AGAIN)]
+        faults = [FileFault(WEIGHTS, "has no tensors", _AGAIN)]
     return [fault for fault in faults if fault]
 
 
-def _fault(names: list[str], what: str) -> Fault | None:
-    return Fault(WEIGHTS, f"has {len(names)} {what}: {names[0]}", _AGAIN, tuple(names)) if names else None
+def _fault(names: list[str], what: str) -> FileFault | None:
+    return FileFault(WEIGHTS, f"has {len(names)} {what}: {names[0]}", _AGAIN, tuple(names)) if names else None
 
 
 def _has_rank(adapter: Adapter, module: str, halves: dict[str, Tensor], half: str) -> bool:
@@ -227,17 +227,17 @@ def fingerprint_of(folder: str) -> str | None:
         return None
 
 
-def check_against(adapter: Adapter, model: Model) -> list[Fault]:
+def check_against(adapter: Adapter, model: Model) -> list[FileFault]:
     """Return the reasons why an adapter cannot be used with a base model; [] if it can."""
     base, faults = Architecture.from_config(model.config), list(adapter.faults)
     if adapter.base not in (None, fingerprint(model)):
         named = adapter.config.get("base_model_name_or_path")
         what = f"belongs to a base model other than {model.folder}: the weights differ, even if the shapes agree"
-        faults.append(Fault(WEIGHTS, what, f"use the model that the adapter was trained on ({named})"))
+        faults.append(FileFault(WEIGHTS, what, f"use the model that the adapter was trained on ({named})"))
     for key, plain in _PLAIN.items():
         if adapter.config.get(key) not in plain:
             what = f"has {key} {adapter.config[key]}, but only scale * B A added to a frozen weight is supported"
-            faults.append(Fault(CONFIG, what, "serve the adapter with PEFT, or train one without this setting"))
+            faults.append(FileFault(CONFIG, what, "serve the adapter with PEFT, or train one without this setting"))
     by_module = pairs(adapter)
     modules = attention_modules(base.layers, list(ATTENTION_PROJECTIONS))
     foreign = [tensor_name(m, h) for m, halves in by_module.items() if m not in modules for h in halves]
@@ -256,7 +256,7 @@ def check_against(adapter: Adapter, model: Model) -> list[Fault]:
         fault = _fault(sorted(set(names) - explained), what)
         if fault:
             remedy = "use the model that the adapter was trained on (see base_model_name_or_path)"
-            faults.append(Fault(fault.file, fault.what, remedy, fault.tensors))
+            faults.append(FileFault(fault.file, fault.what, remedy, fault.tensors))
     return faults
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from grpo.model.model_files import Fault
+from grpo.model.model_files import FileFault
 from grpo.run.run_files import RunFiles
 from grpo.run.run_state import Run
 from grpo.run.saved_steps import STEP_DIRECTORY, saved_steps, step_name
@@ -45,7 +45,7 @@ def unverified(folder: Path) -> str:
     return f"{folder} cannot be verified: it has no {NAME}; earlier versions did not write it"
 
 
-def damage(folder: Path) -> list[Fault]:
+def damage(folder: Path) -> list[FileFault]:
     """Compare a folder with its list. Return the differences; [] if there are none or the list is missing.
 
     The remedy names the newest whole step of the same run if one exists.
@@ -54,7 +54,7 @@ def damage(folder: Path) -> list[Fault]:
     if not damaged:
         return []
     remedy = _remedy(folder)
-    return [Fault(name, what, remedy) for name, what in damaged]
+    return [FileFault(name, what, remedy) for name, what in damaged]
 
 
 def step_damage(step: Path) -> list[tuple[str, str]]:

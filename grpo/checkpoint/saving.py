@@ -23,7 +23,7 @@ from grpo.stack.problem import UserError
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.trainer import TrainerEngine
 
-logger = logging.getLogger("openrlhf.grpo.checkpoint")
+logger = logging.getLogger("openrlhf.grpo.saving")
 
 
 def save_adapter(model: PeftModel, directory: str | Path) -> None:

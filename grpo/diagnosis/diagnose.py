@@ -10,14 +10,14 @@ from grpo.diagnosis.finding import (
     Finding,
     NotJudged,
 )
-from grpo.diagnosis.history import History, of_rows
+from grpo.diagnosis.history import RunHistory, of_rows
 from grpo.diagnosis.rules import EXPLAINS, RULES, Rule
 
 FEW = 2  # steps of error in a truncation's onset, which is read from the shares themselves
 TOLERANCE = 10  # steps of error in an onset: the levels around it are means of about as many
 
 
-def diagnose(run: History, rules: Mapping[str, Rule] = RULES) -> Diagnosis:
+def diagnose(run: RunHistory, rules: Mapping[str, Rule] = RULES) -> Diagnosis:
     """Apply rules to a run, by default all of them."""
     result = Diagnosis(steps=len(run.rows), warm_up=run.warm_up, notes=list(run.notes))
     findings = []

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo.diagnosis.finding import Finding, NotJudged
-from grpo.diagnosis.history import History, of_rows
+from grpo.diagnosis.history import RunHistory, of_rows
 from grpo.diagnosis.rules import RULES
 from grpo.diagnosis.rules.correctness import fall_of_correctness
 from grpo.run.run_files import RunFiles
@@ -26,7 +26,7 @@ def read_onsets(files: RunFiles, now: Mapping[str, Any]) -> list[int]:
     return onsets(of_rows([*read_rows(files.metrics), now], read_rows(files.evals), files.read_config()))
 
 
-def onsets(run: History) -> list[int]:
+def onsets(run: RunHistory) -> list[int]:
     """Return the onsets of all falls of correctness that a run has not recovered from, even if others explain them.
 
     A fall followed by a deeper one is found among the steps before the deeper one.
@@ -37,11 +37,11 @@ def onsets(run: History) -> list[int]:
     return fallen_at
 
 
-def _earlier_fall(run: History, known: list[int]) -> int | None:
+def _earlier_fall(run: RunHistory, known: list[int]) -> int | None:
     """Return the onset of an open fall of correctness before all known ones, or None."""
     if not known:
         return None
-    before = History([row for row in run.rows if row["step"] < min(known)], run.evals, run.config, [])
+    before = RunHistory([row for row in run.rows if row["step"] < min(known)], run.evals, run.config, [])
     fall = fall_of_correctness(before)
     if isinstance(fall, str):
         return None
@@ -50,7 +50,7 @@ def _earlier_fall(run: History, known: list[int]) -> int | None:
     return fall.first_low if now <= (numbers["before"] + numbers["after"]) / 2 else None
 
 
-def _onsets(run: History) -> list[int]:
+def _onsets(run: RunHistory) -> list[int]:
     fallen_at: list[int] = []
     for rule in RULES.values():
         try:

@@ -20,7 +20,7 @@ UNKNOWN_WARM_UP = 5  # steps to skip if neither a learning rate nor a plan tells
 
 
 @dataclass
-class History:
+class RunHistory:
     """The numbers of a run so far.
 
     Attributes:
@@ -63,7 +63,7 @@ class History:
         return int(np.searchsorted(self.steps, last, side="right"))
 
     @cached_property
-    def after_warm_up(self) -> "History":
+    def after_warm_up(self) -> "RunHistory":
         """Return the run without its warm-up, for rules about the learning rate and about learning."""
         return self if self.is_late else replace(self, rows=self.rows[self.warm_up :], is_late=True)
 
@@ -165,12 +165,12 @@ def _number(value: Any) -> float:
 
 def of_rows(
     rows: Iterable[Mapping[str, Any]], evals: Iterable[Mapping[str, Any]] = (), config: Mapping[str, Any] | None = None
-) -> History:
+) -> RunHistory:
     """Return the history of these lines, each with a step. If two lines share a step, the later counts."""
     notes: list[str] = []
     columns, results = (_by_step(*part, notes) for part in ((rows, "metrics.jsonl"), (evals, "eval.jsonl")))
     graded = [row for row in results if math.isfinite(_number(row.get("exact_match")))]
-    return History(columns, graded, config or {}, notes)
+    return RunHistory(columns, graded, config or {}, notes)
 
 
 def _by_step(rows: Iterable[Mapping[str, Any]], file: str, notes: list[str]) -> list[Mapping[str, Any]]:
@@ -181,7 +181,7 @@ def _by_step(rows: Iterable[Mapping[str, Any]], file: str, notes: list[str]) -> 
     return unique
 
 
-def of_run(run: Run) -> History:
+def of_run(run: Run) -> RunHistory:
     """Return the history of a run as far as it has been read."""
     history = of_rows(run.progress.metrics.rows, run.progress.evals.rows, run.config)
     broken = [(file.path.name, file.broken) for file in run.progress.files if file.broken]
@@ -191,7 +191,7 @@ def of_run(run: Run) -> History:
     return history
 
 
-def read(run_dir: Path) -> History:
+def read(run_dir: Path) -> RunHistory:
     """Read a run directory to be diagnosed; the run may be in progress.
 
     Raises:

@@ -5,7 +5,7 @@ from typing import Any
 from grpo.diagnosis import advice
 from grpo.diagnosis.advice import Advice, Remedy
 from grpo.diagnosis.finding import Action, Evidence, Finding
-from grpo.diagnosis.history import History, number_of
+from grpo.diagnosis.history import RunHistory, number_of
 from grpo.diagnosis.range_remedies import RANGES
 
 OUT_OF_RANGE = "out_of_range:"  # followed by a metric: the name of a finding about its range alone
@@ -139,7 +139,7 @@ REMEDIES = {
 }
 
 
-def finding(run: History, name: str, severity: str, onset: int, last: int, *evidence: Evidence) -> Finding:
+def finding(run: RunHistory, name: str, severity: str, onset: int, last: int, *evidence: Evidence) -> Finding:
     """Return a finding with its cause and its actions, with this run's values filled in."""
     metric = name.removeprefix(OUT_OF_RANGE)
     remedy = REMEDIES[name] if metric == name else RANGES[metric]
@@ -149,7 +149,7 @@ def finding(run: History, name: str, severity: str, onset: int, last: int, *evid
     return Finding(name, severity, int(onset), int(last), evidence, cause, actions)
 
 
-def _is_so(chosen: Advice, run: History) -> bool:
+def _is_so(chosen: Advice, run: RunHistory) -> bool:
     """Say whether the run already follows an advice, or cannot."""
     now = run.setting(chosen.setting)
     value = number_of(now)
@@ -162,7 +162,7 @@ def _is_so(chosen: Advice, run: History) -> bool:
     )
 
 
-def _is_one_batch(run: History) -> bool:
+def _is_one_batch(run: RunHistory) -> bool:
     """Say whether a rollout is already one optimizer step: a larger batch would be refused."""
     names = ("TRAIN_BATCH_SIZE", "ROLLOUT_BATCH_SIZE", "N_SAMPLES_PER_PROMPT")
     batch, prompts, samples = (run.setting_number(name) for name in names)

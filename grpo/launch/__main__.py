@@ -78,7 +78,7 @@ def main() -> int:
         return 0
     problems = preflight.problems(config, plan, folder, is_resumed=bool(options.resume))
     problems += judge.check(run_judge, config)
-    cluster = joined_cluster.Verdict() if problems else joined_cluster.look()
+    cluster = joined_cluster.Admission() if problems else joined_cluster.look()
     problems += cluster.problems
     if problems:
         print(f"refused, {len(problems)} problem{'s' * (len(problems) > 1)}:", file=sys.stderr)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from grpo.launch import loss_flags, model_flags, rollout_flags
 from grpo.launch.loss_flags import AGGREGATIONS
-from grpo.model.architecture import EXPERTS, PACKED
+from grpo.model.architecture import EXPERTS
 from grpo.rollout.chat_template import EFFORTS
 from grpo.rollout.thinking import PRESETS
 from grpo.stack.problem import Problem
@@ -31,9 +31,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--use_trackio", action="store_true", help="log to Trackio")
     group.add_argument(
         "--experts",
-        default=PACKED,
+        required=True,
         choices=EXPERTS,
-        help="how the actor holds experts: packed in MXFP4, as the files do, or bf16 (default: packed)",
+        help="how the actor holds experts: packed in MXFP4, as the files do, or bf16",
     )
     group.add_argument("--offload", action="store_true", help="keep the actor's ZeRO-3 parameters in host memory")
     group.add_argument(
@@ -47,7 +47,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--loss_aggregation",
-        default="token_mean",
+        required=True,
         choices=AGGREGATIONS,
         help="sequence_mean: every rollout has the same weight; token_mean: every token has the same weight; "
         "constant: every token has the weight 1 / --generate_max_len",
@@ -55,7 +55,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--advantage_clip", type=float, default=None, help="clip advantages to plus or minus this")
     group.add_argument(
         "--old_log_probs",
-        default="trainer",
+        required=True,
         choices=("trainer", "engine"),
         help="whose log-probs of the samples are the denominator of the loss ratio",
     )
@@ -77,8 +77,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--answer_budget", type=int, default=None, help="tokens of an answer, with --thinking_budget")
     group.add_argument(
         "--thinking_delimiter",
-        default="harmony",
-        help=f"what ends the thinking: {', '.join(PRESETS)}, or a text (default: harmony)",
+        default=None,
+        help=f"what ends the thinking, with --thinking_budget: {', '.join(PRESETS)}, or a text",
     )
 
 

@@ -89,10 +89,10 @@ def after_training(
 def _add_tokens(samples: Sequence[Sample], trainer: dict[int, torch.Tensor], tokenizer: Tokenizer | None) -> None:
     if tokenizer is not None:
         for index, sample in enumerate(samples):
-            sample.details["least_likely_tokens"] = improbable_tokens(sample, trainer.get(index), tokenizer)
+            sample.details["least_likely_tokens"] = shown_tokens(sample, trainer.get(index), tokenizer)
 
 
-def improbable_tokens(sample: Sample, trainer: torch.Tensor | None, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+def shown_tokens(sample: Sample, trainer: torch.Tensor | None, tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """Return the SHOWN least likely sampled tokens of a sample, see :func:`grpo.metrics.unlikely_tokens.least_likely`.
 
     Args:

@@ -10,7 +10,7 @@ from grpo.model.model_files import (
     INDEX,
     SINGLE,
     CheckpointError,
-    Fault,
+    FileFault,
     Model,
 )
 
@@ -142,7 +142,7 @@ def is_expert(name: str) -> bool:
     return name.endswith((".experts.gate_up_proj", ".experts.down_proj"))
 
 
-def check(model: Model) -> list[Fault]:
+def check(model: Model) -> list[FileFault]:
     """Return all faults in a checkpoint's files; [] if it can be loaded.
 
     Raises:
@@ -154,11 +154,11 @@ def check(model: Model) -> list[Fault]:
     faults = list(model.faults)
     if missing and model.shards:
         what = f"lacks {len(missing)} of the {len(wanted)} tensors that config.json asks for, for example {missing[0]}"
-        faults.append(Fault(SINGLE if model.shards[0].name == SINGLE else INDEX, what, _REMEDY, missing))
+        faults.append(FileFault(SINGLE if model.shards[0].name == SINGLE else INDEX, what, _REMEDY, missing))
     return faults + _contradictions(model, wanted)
 
 
-def _contradictions(model: Model, wanted: dict[str, tuple[int, ...]]) -> list[Fault]:
+def _contradictions(model: Model, wanted: dict[str, tuple[int, ...]]) -> list[FileFault]:
     """Compare the existing tensors with the config. Returns one fault per file and kind."""
     tensors: defaultdict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
     for name, tensor in sorted(model.tensors.items()):
@@ -171,7 +171,7 @@ def _contradictions(model: Model, wanted: dict[str, tuple[int, ...]]) -> list[Fa
         elif tensor.dtype not in dtypes:
             tensors[file, "of another type"].append((name, f" is {tensor.dtype}, not {' or '.join(dtypes)}"))
     return [
-        Fault(file, _describe(kind, names), _REMEDY, tuple(name for name, _ in names))
+        FileFault(file, _describe(kind, names), _REMEDY, tuple(name for name, _ in names))
         for (file, kind), names in tensors.items()
     ]
 

@@ -29,7 +29,7 @@ class HeaderError(ValueError):
 
 
 @dataclass(frozen=True)
-class Fault:
+class FileFault:
     """One fault in a checkpoint.
 
     Attributes:
@@ -72,7 +72,7 @@ class Model:
     config: dict[str, Any]
     tensors: dict[str, Tensor]
     shards: tuple[Path, ...] = ()
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[FileFault, ...] = ()
 
     @property
     def is_mxfp4(self) -> bool:
@@ -119,19 +119,19 @@ def read(folder: Path) -> Model:
         what, remedy = absence(str(folder))
         raise CheckpointError(f"{folder} {what}", remedy)
     config = read_json(folder / "config.json")
-    faults: list[Fault] = []
+    faults: list[FileFault] = []
     tensors: dict[str, Tensor] = {}
     promised = _promised(folder, faults)
     for shard, named in promised.items():
         try:
             held, end = read_header(folder / shard)
         except HeaderError as error:
-            faults.append(Fault(shard, str(error), _AGAIN, tuple(sorted(named or ()))))
+            faults.append(FileFault(shard, str(error), _AGAIN, tuple(sorted(named or ()))))
             continue
         size = (folder / shard).stat().st_size
         if size != end:
             what = f"has {size:,} bytes, its header says {end:,}, a broken download or a full disk"
-            faults.append(Fault(shard, what, _AGAIN))
+            faults.append(FileFault(shard, what, _AGAIN))
         tensors |= held if named is None else {name: held[name] for name in held.keys() & named}
         if named is not None:
             faults += _disagreements(shard, held.keys(), named)
@@ -151,12 +151,12 @@ def read_whole(folder: Path) -> Model:
     return model
 
 
-def _promised(folder: Path, faults: list[Fault]) -> dict[str, set[str] | None]:
+def _promised(folder: Path, faults: list[FileFault]) -> dict[str, set[str] | None]:
     """Return the tensors that the index assigns to each shard, by shard name; None means whatever the file holds."""
     index, single = folder / INDEX, folder / SINGLE
     if not index.exists():
         if not single.exists():
-            faults.append(Fault(INDEX, f"is missing, and so is {SINGLE}", "download the checkpoint again"))
+            faults.append(FileFault(INDEX, f"is missing, and so is {SINGLE}", "download the checkpoint again"))
             return {}
         return {SINGLE: None}
     shards: dict[str, set[str]] = {}
@@ -168,23 +168,23 @@ def _promised(folder: Path, faults: list[Fault]) -> dict[str, set[str] | None]:
     except (CheckpointError, KeyError, AttributeError, TypeError):
         shards = {}
     if not shards:
-        faults.append(Fault(INDEX, "is not an index of safetensors files", _AGAIN))
+        faults.append(FileFault(INDEX, "is not an index of safetensors files", _AGAIN))
     if shards and single.exists() and SINGLE not in shards:
         what = f"lies beside {INDEX}, which does not name it. Programs differ in which of the two they load"
-        faults.append(Fault(SINGLE, what, "remove the one that is not the model"))
+        faults.append(FileFault(SINGLE, what, "remove the one that is not the model"))
     return dict(sorted(shards.items()))
 
 
-def _disagreements(shard: str, held: KeysView[str], named: set[str]) -> list[Fault]:
+def _disagreements(shard: str, held: KeysView[str], named: set[str]) -> list[FileFault]:
     """Compare the names in a shard with those that the index assigns to it."""
     faults = []
     lacking, unnamed = tuple(sorted(named - held)), tuple(sorted(held - named))
     if lacking:
         what = f"lacks {len(lacking)} of the {len(named)} tensors that {INDEX} assigns to it, for example {lacking[0]}"
-        faults.append(Fault(shard, what, f"download or copy this file and {INDEX} again", lacking))
+        faults.append(FileFault(shard, what, f"download or copy this file and {INDEX} again", lacking))
     if unnamed:
         what = f"does not name {len(unnamed)} of the {len(held)} tensors in {shard}, for example {unnamed[0]}"
-        faults.append(Fault(INDEX, what, f"download or copy this file and {shard} again", unnamed))
+        faults.append(FileFault(INDEX, what, f"download or copy this file and {shard} again", unnamed))
     return faults
 
 

@@ -13,7 +13,7 @@ from openrlhf.utils.agent import SingleTurnAgentExecutor
 
 from grpo.rollout.budgeted_rollout import Rollout, budgeted_response
 from grpo.rollout.thinking import Budget, Delimiter, delimiter
-from grpo.rollout.thinking_settings import Settings
+from grpo.rollout.thinking_settings import ThinkingSettings
 from grpo.stack.upstream.engine import Engine, Streams
 from grpo.stack.upstream.tokenizer import Tokenizer
 
@@ -29,7 +29,7 @@ class AgentExecutor(SingleTurnAgentExecutor):
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        self.settings = Settings.from_environment(os.environ if environ is None else environ)
+        self.settings = ThinkingSettings.from_environment(os.environ if environ is None else environ)
         super().__init__(self.settings.reward.split(",") if self.settings.reward else None)
         self._delimiter: Delimiter | None = None
 

@@ -58,7 +58,7 @@ def delimiter(name: str, encode: Encode) -> Delimiter:
     if name == "harmony":
         start, channel, message, end = (_single(mark, encode) for mark in ("start", "channel", "message", "end"))
         role, analysis, final = (tuple(encode(word)) for word in ("assistant", "analysis", "final"))
-        return Harmony(start, channel, message, end, role, analysis, final)
+        return HarmonyMessages(start, channel, message, end, role, analysis, final)
     text = "</think>" if name == "think" else name
     tokens = tuple(encode(text))
     misspelt = name not in PRESETS and name.strip().lower() in PRESETS
@@ -142,7 +142,7 @@ def _borders(tokens: Sequence[int]) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Harmony:
+class HarmonyMessages:
     """The messages of gpt-oss: `<|start|>assistant<|channel|>analysis<|message|>...<|end|>`, then the final one.
 
     Thinking is the assistant's analysis messages without a recipient. Any other message of the assistant ends it, at
@@ -188,7 +188,7 @@ class Harmony:
 class HarmonyWatch:
     """Follows the messages of one response: in a header, in a message, or between two."""
 
-    def __init__(self, harmony: Harmony) -> None:
+    def __init__(self, harmony: HarmonyMessages) -> None:
         self.closed = False
         self._harmony = harmony
         self._header: list[int] | None = None

@@ -19,7 +19,7 @@ EXECUTOR = Path(__file__).with_name("budget_executor.py")
 
 
 @dataclass(frozen=True)
-class Settings:
+class ThinkingSettings:
     """The settings of the executor.
 
     Attributes:
@@ -32,7 +32,7 @@ class Settings:
     reward: str
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str]) -> "Settings":
+    def from_environment(cls, environ: Mapping[str, str]) -> "ThinkingSettings":
         """Return the settings that :func:`hand_on` wrote.
 
         Raises:
@@ -46,7 +46,7 @@ class Settings:
 
 
 def environment(thinking: int, answer: int, delimiter: str, reward: str) -> dict[str, str]:
-    """Return the variables from which :meth:`Settings.from_environment` reads these values."""
+    """Return the variables from which :meth:`ThinkingSettings.from_environment` reads these values."""
     return dict(zip(_VARIABLES.values(), map(str, (thinking, answer, delimiter, reward)), strict=True))
 
 

@@ -1,5 +1,6 @@
 """Settings from variables: each that cannot be is refused, and the message names it."""
 
+import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -142,3 +143,8 @@ def test_the_key_and_the_file():
     assert settings.state_file({"GRPO_RUN_DIR": "/run"}) == Path("/run/judge.sqlite")
     with pytest.raises(SettingsError, match="GRPO_RUN_DIR"):
         settings.state_file({})
+
+
+def test_an_invalid_setting_reaches_the_driver_with_its_remedy():
+    error = pickle.loads(pickle.dumps(SettingsError("JUDGE_RPM is 0", "give more")))
+    assert (error.what, error.remedy, str(error)) == ("JUDGE_RPM is 0", "give more", "JUDGE_RPM is 0: give more")

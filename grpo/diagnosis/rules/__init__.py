@@ -7,11 +7,11 @@ missing. Healthy ranges come from grpo.metrics.metric_schema.
 from collections.abc import Callable
 
 from grpo.diagnosis.finding import Finding
-from grpo.diagnosis.history import History
+from grpo.diagnosis.history import RunHistory
 from grpo.diagnosis.remedies import OUT_OF_RANGE
 from grpo.diagnosis.rules import agreement, correctness, judge, labels, learning, ranges, rates, responses, update
 
-Rule = Callable[[History], list[Finding] | str]
+Rule = Callable[[RunHistory], list[Finding] | str]
 
 RULES: dict[str, Rule] = {
     "flat_learning": learning.flat_learning,

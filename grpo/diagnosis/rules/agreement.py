@@ -10,7 +10,7 @@ from grpo.diagnosis.finding import (
     NotJudged,
     number,
 )
-from grpo.diagnosis.history import History
+from grpo.diagnosis.history import RunHistory
 from grpo.diagnosis.remedies import finding
 from grpo.diagnosis.rules.update import edge
 from grpo.diagnosis.series import Series, spells
@@ -23,7 +23,7 @@ HARDLY_LESS = 0.5  # of the ratio at the full learning rate: an update at a fift
 CLIPPED_AT_REST, KL_AT_REST = 0.02, 0.01  # more than the rounding of two passes
 
 
-def mismatch(run: History) -> list[Finding] | str:
+def mismatch(run: RunHistory) -> list[Finding] | str:
     """The log-probs of sampled tokens differ between trainer and engine by more than two kernels' noise."""
     column = run.need("logprob_diff_mean", 4)
     values, limit = column.values, edge("logprob_diff_mean")
@@ -46,7 +46,7 @@ def mismatch(run: History) -> list[Finding] | str:
     return findings
 
 
-def _more_of_mismatch(run: History, first: int, last: int) -> list[Evidence]:
+def _more_of_mismatch(run: RunHistory, first: int, last: int) -> list[Evidence]:
     evidence = []
     for name in ("logprob_diff_max", "improbable_tokens", "logprob_diff_first", "logprob_diff_last"):
         values = run.column(name).window(first, last).values
@@ -55,7 +55,7 @@ def _more_of_mismatch(run: History, first: int, last: int) -> list[Evidence]:
     return evidence
 
 
-def passes_differ(run: History) -> list[Finding] | str:
+def passes_differ(run: RunHistory) -> list[Finding] | str:
     """The ratio is far from 1 while the learning rate is almost zero: two passes of one policy differ."""
     if run.setting("OLD_LOG_PROBS") == "engine":
         raise NotJudged("with OLD_LOG_PROBS=engine the trainer makes one pass; see mismatch")
@@ -87,7 +87,7 @@ def passes_differ(run: History) -> list[Finding] | str:
     return [finding(run, "passes_differ", CRITICAL, onset, last, *evidence, rate)]
 
 
-def _at_lowest_rate(run: History, rates: Series) -> list[Evidence]:
+def _at_lowest_rate(run: RunHistory, rates: Series) -> list[Evidence]:
     """Return the evidence that a short warm-up begins with a ratio as far from 1 as at the peak, or [].
 
     An update at a fraction of the rate clips at most that fraction of the tokens, and its KL scales with the square.
@@ -111,7 +111,7 @@ def _at_lowest_rate(run: History, rates: Series) -> list[Evidence]:
     return [*evidence, Evidence("actor_lr", first, first, {"value": float(rates.values[0]), "highest": peak})]
 
 
-def _at_rest(run: History, rates: Series) -> tuple[np.ndarray, str]:
+def _at_rest(run: RunHistory, rates: Series) -> tuple[np.ndarray, str]:
     """Return the steps whose ratios no update explains, and a description of them."""
     updates = run.column("optimizer_steps")
     single = updates.steps[updates.values == 1]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from grpo.diagnosis.finding import CRITICAL, WARNING, Evidence, Finding, number
-from grpo.diagnosis.history import History
+from grpo.diagnosis.history import RunHistory
 from grpo.diagnosis.remedies import finding
 from grpo.diagnosis.series import Series, Shift, chance_of_so_few, shift
 
@@ -36,7 +36,7 @@ class Fall:
     is_collapse: bool
 
 
-def correctness_fall(run: History) -> list[Finding] | str:
+def correctness_fall(run: RunHistory) -> list[Finding] | str:
     """Correctness fell by more than sampling explains and has not recovered, even in the warm-up or alone.
 
     It is critical if the held-out problems agree, or if almost nothing is left: nothing is learned from then on.
@@ -51,7 +51,7 @@ def correctness_fall(run: History) -> list[Finding] | str:
     return [finding(run, "correctness_fall", severity, fall.first_low, fall.evidence.last, *evidence)]
 
 
-def fall_of_correctness(run: History) -> Fall | str:
+def fall_of_correctness(run: RunHistory) -> Fall | str:
     """Return the open fall of correctness, or a sentence on the largest one if chance explains it.
 
     Two tests look for it. The shift of the mean finds partial falls. The exact test finds a fall to nearly nothing, for
@@ -138,7 +138,7 @@ def _chance(before: np.ndarray, after: np.ndarray, prompts: float) -> float:
     return chance_of_so_few(*counts)
 
 
-def _held_out_fall(run: History, onset: int) -> Evidence | None:
+def _held_out_fall(run: RunHistory, onset: int) -> Evidence | None:
     """Return how exact match fell with the correctness of step `onset`, whose samples were drawn before its update."""
     before, after = run.held_out.window(0, onset - 2), run.held_out.window(onset)
     if not len(before) or not len(after):

@@ -10,7 +10,7 @@ from grpo.diagnosis.finding import (
     NotJudged,
     number,
 )
-from grpo.diagnosis.history import History
+from grpo.diagnosis.history import RunHistory
 from grpo.diagnosis.remedies import finding
 from grpo.diagnosis.series import (
     Series,
@@ -28,12 +28,12 @@ LASTING = 8  # values after a jump before it counts as one
 NEAR = 4  # values on each side of a jump
 
 
-def _need_judge(run: History) -> None:
+def _need_judge(run: RunHistory) -> None:
     if not run.has_judge:
         raise NotJudged("the run has no judge")
 
 
-def judge_outage(run: History) -> list[Finding] | str:
+def judge_outage(run: RunHistory) -> list[Finding] | str:
     """No model judges a fifth of the samples or more for at least three steps, or nearly all of them for two."""
     _need_judge(run)
     failed = run.need("judge_failed", 3)
@@ -56,7 +56,7 @@ def _inside(spell: tuple[int, int], others: list[tuple[int, int]]) -> bool:
     return any(begin <= spell[0] and spell[1] <= end for begin, end in others)
 
 
-def judge_drift(run: History) -> list[Finding] | str:
+def judge_drift(run: RunHistory) -> list[Finding] | str:
     """The quality given to right and to wrong samples jumps in the same direction, from one step to the next.
 
     A policy that writes better moves both slowly. A policy that flatters the judge moves the wrong ones. Neither jumps.
@@ -121,7 +121,7 @@ def _fallbacks(column: Series, step: int) -> list[Evidence]:
     return [Evidence(column.name, int(step - 10), int(step + 9), numbers)]
 
 
-def judge_dependent(run: History) -> list[Finding] | str:
+def judge_dependent(run: RunHistory) -> list[Finding] | str:
     """Reward and correctness hardly correlate over at least 20 steps: the judge decides.
 
     Steps in which nearly all samples are right, or wrong, have nothing to correlate and do not count.

@@ -3,7 +3,7 @@
 import numpy as np
 
 from grpo.diagnosis.finding import WARNING, Evidence, Finding, NotJudged, number
-from grpo.diagnosis.history import History
+from grpo.diagnosis.history import RunHistory
 from grpo.diagnosis.remedies import finding
 from grpo.diagnosis.series import Series
 
@@ -18,7 +18,7 @@ LEAST_GAP = 0.2  # of correctness: a smaller gap may come from the problems
 BEYOND_NOISE = 3.5  # standard errors: a run has a few dozen evaluations, each tested once
 
 
-def doubtful_labels(run: History) -> list[Finding] | str:
+def doubtful_labels(run: RunHistory) -> list[Finding] | str:
     """Held-out problems are solved at least twice as often as training problems.
 
     The cost of the length limit is removed: only uncut training samples count. The training steps both before and after
@@ -44,7 +44,7 @@ def doubtful_labels(run: History) -> list[Finding] | str:
     return [finding(run, "doubtful_labels", WARNING, onset, last, *evidence)]
 
 
-def _whole(run: History) -> Series:
+def _whole(run: RunHistory) -> Series:
     """Return the share of right samples among those that were not cut: no cut sample counts as right."""
     if len(whole := run.column("correct_whole")):
         return whole
@@ -66,7 +66,7 @@ def _after(column: Series, step: int) -> np.ndarray:
 SIDES = (_before, _after)
 
 
-def _levels(run: History, whole: Series, evaluations: list[int]) -> tuple[float, float, np.ndarray]:
+def _levels(run: RunHistory, whole: Series, evaluations: list[int]) -> tuple[float, float, np.ndarray]:
     """Return the training and the held-out level around some evaluations, and the values behind the former.
 
     The training level is the higher one of the steps before and after the evaluations.
@@ -77,7 +77,7 @@ def _levels(run: History, whole: Series, evaluations: list[int]) -> tuple[float,
     return float(training.mean()), held_out, training
 
 
-def _onset(run: History, whole: Series, evaluations: list[int]) -> int:
+def _onset(run: RunHistory, whole: Series, evaluations: list[int]) -> int:
     """Return the first evaluation from which each evaluation alone is that far above the training problems."""
     onset = evaluations[-1]
     for step in reversed(evaluations):
@@ -88,20 +88,20 @@ def _onset(run: History, whole: Series, evaluations: list[int]) -> int:
     return int(onset)
 
 
-def _training_error(run: History, values: np.ndarray) -> float:
+def _training_error(run: RunHistory, values: np.ndarray) -> float:
     """Return the standard error of a mean over steps: from their scatter, but at least that of their prompts."""
     prompts = run.setting_number("ROLLOUT_BATCH_SIZE") or 8
     level = float(values.mean())
     return float(max(values.var(), max(level * (1 - level), 0.05) / prompts) / len(values)) ** 0.5
 
 
-def _held_out_error(run: History, rate: float) -> float:
+def _held_out_error(run: RunHistory, rate: float) -> float:
     """Return the standard error of exact match; the same problems each time count once."""
     problems = [row["n"] for row in run.evals if isinstance(row.get("n"), int | float) and row["n"] > 0]
     return float((max(rate * (1 - rate), 0.05) / (problems[-1] if problems else 8)) ** 0.5)
 
 
-def _share(run: History) -> float:
+def _share(run: RunHistory) -> float:
     training, evaluation = run.setting_number("TEMPERATURE"), run.setting_number("EVAL_TEMPERATURE")
     if training is None or evaluation is None or evaluation < training:
         return COLDER_SHARE

@@ -10,7 +10,7 @@ from grpo.diagnosis.finding import (
     NotJudged,
     number,
 )
-from grpo.diagnosis.history import History
+from grpo.diagnosis.history import RunHistory
 from grpo.diagnosis.remedies import finding
 from grpo.diagnosis.series import (
     Series,
@@ -24,7 +24,7 @@ MASTERED = 0.9  # share of right samples above which little gain is possible
 DEAD_GROUPS = 0.85  # share of groups without spread that leaves too little to learn from
 
 
-def flat_learning(run: History) -> list[Finding] | str:
+def flat_learning(run: RunHistory) -> list[Finding] | str:
     """Correctness does not rise, and the policy hardly moves or its groups have no spread.
 
     Neither alone is a finding: noise hides a slow rise, and a policy may move while nothing rises for some time.
@@ -48,7 +48,7 @@ def flat_learning(run: History) -> list[Finding] | str:
     return [finding(run, "flat_learning", WARNING, correct.steps[0], correct.steps[-1], *evidence)]
 
 
-def _still(run: History) -> list[Evidence] | None:
+def _still(run: RunHistory) -> list[Evidence] | None:
     """Return the evidence that the policy does not move; None if something shows that it does.
 
     Raises:
@@ -95,12 +95,12 @@ def _change(column: Series, change: float, z: float) -> Evidence:
     )
 
 
-def _held_out_rises(run: History, from_step: int) -> bool:
+def _held_out_rises(run: RunHistory, from_step: int) -> bool:
     gain = held_out_gain(run, from_step)
     return gain is not None and gain.change > 0.03 and gain.z > 2.5
 
 
-def held_out_gain(run: History, from_step: int) -> Shift | None:
+def held_out_gain(run: RunHistory, from_step: int) -> Shift | None:
     """Return how exact match changed from its first to its last evaluations at `from_step` or later.
 
     The problems are the same each time, so the error comes from sampling and from the evaluations' own scatter. None
@@ -118,7 +118,7 @@ def held_out_gain(run: History, from_step: int) -> Shift | None:
     return Shift(n - part, float(first.mean()), float(last.mean()), change / error)
 
 
-def over_fitting(run: History) -> list[Finding] | str:
+def over_fitting(run: RunHistory) -> list[Finding] | str:
     """Correctness on the training set rises clearly, but not on the held-out set."""
     run = run.after_warm_up
     correct, held_out = run.need("correct", 40), run.held_out
@@ -167,7 +167,7 @@ def _half_way(series: Series, start: float, end: float) -> int:
     return int(series.steps[passed[0] + 5]) if len(passed) else int(series.steps[0])
 
 
-def reward_hacking(run: History) -> list[Finding] | str:
+def reward_hacking(run: RunHistory) -> list[Finding] | str:
     """The reward's other terms raise it, while correctness stays or falls."""
     reward, correct = run.together("reward", "correct", least=20)
     # Without a judge, the default reward function pays for correctness alone.

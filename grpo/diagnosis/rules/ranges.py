@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from grpo.diagnosis.finding import CRITICAL, WARNING, Evidence, Finding, NotJudged
-from grpo.diagnosis.history import History, number_of
+from grpo.diagnosis.history import RunHistory, number_of
 from grpo.diagnosis.remedies import OUT_OF_RANGE, finding
 from grpo.diagnosis.series import Series, spells
 from grpo.metrics.metric_schema import BY_NAME, SCHEMA
@@ -22,7 +22,7 @@ RELATIVE = {"grad_norm", "grad_norm_max"}
 WATCHED = [metric.name for metric in SCHEMA if metric.healthy and metric.name not in RELATIVE]
 
 
-def out_of_range(run: History) -> list[Finding] | str:
+def out_of_range(run: RunHistory) -> list[Finding] | str:
     """A metric has been out of its healthy range for the last steps, and is not recovering."""
     seen = [series for name in WATCHED if len(series := run.column(name)) >= AT_ONCE.get(name, LASTING)]
     findings = [one for series in seen if (one := _judge_at_once(run, series) or _judge(run, series))]
@@ -31,7 +31,7 @@ def out_of_range(run: History) -> list[Finding] | str:
     return findings or f"{len(seen)} metrics are in their healthy ranges, or returning to them"
 
 
-def _judge_at_once(run: History, series: Series) -> Finding | None:
+def _judge_at_once(run: RunHistory, series: Series) -> Finding | None:
     """Return what needs no trend: the disk cannot take another checkpoint, or a line was lost."""
     steps = AT_ONCE.get(series.name)
     if steps is None or len(series) < steps:
@@ -47,12 +47,12 @@ def _judge_at_once(run: History, series: Series) -> Finding | None:
     return _finding(run, series, first, CRITICAL if low is not None else WARNING, numbers)
 
 
-def _checkpoint_bytes(run: History) -> float | None:
+def _checkpoint_bytes(run: RunHistory) -> float | None:
     plan = run.config.get("plan")
     return number_of(plan.get("checkpoint_bytes")) if isinstance(plan, Mapping) else None
 
 
-def _judge(run: History, series: Series) -> Finding | None:
+def _judge(run: RunHistory, series: Series) -> Finding | None:
     low, high = BY_NAME[series.name].healthy or (None, None)
     below = low - series.values if low is not None else np.zeros(len(series))
     above = series.values - high if high is not None else np.zeros(len(series))
@@ -71,11 +71,11 @@ def _judge(run: History, series: Series) -> Finding | None:
     return _finding(run, series, first, WARNING, numbers)
 
 
-def _finding(run: History, series: Series, first: int, severity: str, numbers: Mapping[str, float]) -> Finding:
+def _finding(run: RunHistory, series: Series, first: int, severity: str, numbers: Mapping[str, float]) -> Finding:
     onset, last = int(series.steps[first]), int(series.steps[-1])
     return finding(run, OUT_OF_RANGE + series.name, severity, onset, last, Evidence(series.name, onset, last, numbers))
 
 
-def _is_solved(run: History, name: str) -> bool:
+def _is_solved(run: RunHistory, name: str) -> bool:
     correct = run.column("correct").values[-LASTING:]
     return name == "zero_spread_groups" and len(correct) > 0 and float(np.median(correct)) > SOLVED

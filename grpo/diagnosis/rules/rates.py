@@ -10,7 +10,7 @@ from grpo.diagnosis.finding import (
     NotJudged,
     number,
 )
-from grpo.diagnosis.history import History
+from grpo.diagnosis.history import RunHistory
 from grpo.diagnosis.remedies import finding
 from grpo.diagnosis.rules.correctness import fall_of_correctness
 from grpo.diagnosis.rules.update import edge, magnitude
@@ -24,7 +24,7 @@ DRIFTED, DRIFT_Z = 0.4, 3.0  # of the range of KL, and standard errors of its ri
 FEW = 5  # steps after the peak within which it explains a fall of correctness
 
 
-def lr_shock(run: History) -> list[Finding] | str:
+def lr_shock(run: RunHistory) -> list[Finding] | str:
     """The learning rate jumps after the warm-up, or reaches its peak, and the policy cannot cope.
 
     KL, clip ratio or gradients jump with it, or correctness falls within a few steps of the peak.
@@ -49,7 +49,7 @@ def lr_shock(run: History) -> list[Finding] | str:
     return f"{len(jumps)} jumps of the learning rate after the warm-up" + (", without consequences" if jumps else "")
 
 
-def _collapse_at_peak(run: History) -> Finding | None:
+def _collapse_at_peak(run: RunHistory) -> Finding | None:
     """Return a fall of correctness that began in the last steps of the warm-up, or shortly after it."""
     rates, fall = run.column("actor_lr"), fall_of_correctness(run)
     is_over = len(run.rows) - run.warm_up > 1  # it has stopped rising
@@ -65,14 +65,14 @@ def _collapse_at_peak(run: History) -> Finding | None:
     return finding(run, "lr_shock", CRITICAL, fall.first_low, last, rise, fall.evidence)
 
 
-def _is_paid_for(run: History, step: int) -> bool:
+def _is_paid_for(run: RunHistory, step: int) -> bool:
     """Say whether the reward did not follow correctness up to a step, which would explain the fall."""
     healthy = BY_NAME["reward_correct_correlation"].healthy
     values = run.column("reward_correct_correlation").window(0, step).values
     return len(values) > 0 and healthy is not None and float(np.median(values)) < (healthy[0] or 0.0)
 
 
-def _consequences(run: History, step: int) -> list[Evidence]:
+def _consequences(run: RunHistory, step: int) -> list[Evidence]:
     """Return what grew at least threefold in the steps after a jump, relative to the steps before it."""
     evidence = []
     for name, least in (
@@ -92,7 +92,7 @@ def _consequences(run: History, step: int) -> list[Evidence]:
     return evidence if any(one.metric != "grad_norm" for one in evidence) else []
 
 
-def _transient(run: History) -> list[Evidence]:
+def _transient(run: RunHistory) -> list[Evidence]:
     """Return what is out of range right after the warm-up and later settles to a third."""
     evidence = []
     for name in ("ppo_kl", "ppo_clip_ratio"):
@@ -107,7 +107,7 @@ def _transient(run: History) -> list[Evidence]:
     return evidence
 
 
-def _early_drift(run: History) -> list[Evidence]:
+def _early_drift(run: RunHistory) -> list[Evidence]:
     """Return evidence that KL rises and correctness falls over the first steps after the warm-up."""
     if not len(run.rows):
         return []
@@ -125,7 +125,7 @@ def _early_drift(run: History) -> list[Evidence]:
     ]
 
 
-def off_policy(run: History) -> list[Finding] | str:
+def off_policy(run: RunHistory) -> list[Finding] | str:
     """Several optimizer steps per rollout, with clip ratio or KL out of range from early on for most of the run.
 
     Alternatively, the KL grows from the start while correctness falls. Several optimizer steps alone are the recipe

@@ -9,7 +9,7 @@ from grpo.diagnosis.finding import (
     Finding,
     number,
 )
-from grpo.diagnosis.history import History
+from grpo.diagnosis.history import RunHistory
 from grpo.diagnosis.remedies import finding
 from grpo.diagnosis.rules.learning import MASTERED
 from grpo.diagnosis.rules.update import edge
@@ -43,7 +43,7 @@ def _gain(correct: Series, step: int) -> tuple[float, float]:
     return float(late.mean() - early.mean()), error
 
 
-def length_collapse(run: History) -> list[Finding] | str:
+def length_collapse(run: RunHistory) -> list[Finding] | str:
     """Responses fall to at most 60% of their length, without a gain in correctness."""
     length, correct = run.need("response_length", 20), run.need("correct", 20)
     smooth = rolling_median(length.values)
@@ -64,7 +64,7 @@ def length_collapse(run: History) -> list[Finding] | str:
     return [finding(run, "length_collapse", severity, onset, last, *evidence)]
 
 
-def entropy_collapse(run: History) -> list[Finding] | str:
+def entropy_collapse(run: RunHistory) -> list[Finding] | str:
     """Entropy falls to at most a quarter of its start, while correctness stops rising short of mastery.
 
     A policy that learns the answers also becomes sure of them: that is learning.
@@ -96,7 +96,7 @@ def entropy_collapse(run: History) -> list[Finding] | str:
     return [finding(run, "entropy_collapse", severity, onset, last, *evidence)]
 
 
-def truncation(run: History) -> list[Finding] | str:
+def truncation(run: RunHistory) -> list[Finding] | str:
     """Responses are cut: half of them, or fewer at a high price in correctness, or 0.2 more of them than at first."""
     cut = _at_full_length(run, run.need("truncated", 5))
     if bottleneck := _bottleneck(run, cut):
@@ -114,7 +114,7 @@ def truncation(run: History) -> list[Finding] | str:
     return [finding(run, "truncation", WARNING, onset, last, evidence)]
 
 
-def _bottleneck(run: History, cut: Series) -> Finding | None:
+def _bottleneck(run: RunHistory, cut: Series) -> Finding | None:
     """Return the finding that the length limit holds the run back: half the samples are cut, or fewer at a high price.
 
     The price is the gain in correctness if cut samples were right as often as uncut ones. It is an upper bound, since
@@ -141,7 +141,7 @@ def _bottleneck(run: History, cut: Series) -> Finding | None:
     return finding(run, "truncation", severity, first, last, *evidence)
 
 
-def _at_full_length(run: History, cut: Series) -> Series:
+def _at_full_length(run: RunHistory, cut: Series) -> Series:
     """Return the steps with the largest allowed response length: a schedule of lengths cuts on purpose."""
     limits, most = run.column("length_limit"), run.setting_number("GENERATE_MAX_LEN")
     if most is None or not len(limits):

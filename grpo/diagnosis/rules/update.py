@@ -6,7 +6,7 @@ The policy loss is not expected to fall in GRPO, so no rule requires it.
 import numpy as np
 
 from grpo.diagnosis.finding import CRITICAL, WARNING, Evidence, Finding, NotJudged, number
-from grpo.diagnosis.history import History
+from grpo.diagnosis.history import RunHistory
 from grpo.diagnosis.remedies import finding
 from grpo.diagnosis.rules.correctness import fall_of_correctness
 from grpo.diagnosis.rules.learning import held_out_gain
@@ -26,13 +26,13 @@ def edge(name: str) -> float:
     return healthy[1]
 
 
-def magnitude(run: History, name: str) -> Series:
+def magnitude(run: RunHistory, name: str) -> Series:
     """Return a column's absolute values."""
     column = run.column(name)
     return Series(name, column.steps, np.abs(column.values))
 
 
-def no_gradient(run: History) -> list[Finding] | str:
+def no_gradient(run: RunHistory) -> list[Finding] | str:
     """No step so far has had a gradient, since no group had differing rewards.
 
     It takes 60 groups: if 1 in 20 groups has a spread, the chance of 60 without one is 5%.
@@ -53,7 +53,7 @@ def no_gradient(run: History) -> list[Finding] | str:
     return [finding(run, "no_gradient", CRITICAL, first, last, *evidence)]
 
 
-def instability(run: History) -> list[Finding] | str:
+def instability(run: RunHistory) -> list[Finding] | str:
     """KL, clip ratio or gradient norm leave their range for good, and correctness worsens; KL far out is enough."""
     # Far beyond a range, the policy differs from the sampling policy, whatever learning rate and correctness do.
     for name, times in FAR.items():
@@ -93,7 +93,7 @@ def instability(run: History) -> list[Finding] | str:
     return f"{', '.join(have)}: {len(symptoms)} out of range for several steps{change}"
 
 
-def _out_of_range(run: History, name: str, times: float = 1.0, least: int = 3) -> Evidence | None:
+def _out_of_range(run: RunHistory, name: str, times: float = 1.0, least: int = 3) -> Evidence | None:
     """Return the longest spell of steps beyond `times` the range."""
     column = magnitude(run, name)
     spells_beyond = spells(column.values > times * edge(name), least, gap=6)
@@ -109,7 +109,7 @@ def _out_of_range(run: History, name: str, times: float = 1.0, least: int = 3) -
     return Evidence(name, int(column.steps[first]), int(column.steps[last]), numbers)
 
 
-def _gradient_growth(run: History) -> Evidence | None:
+def _gradient_growth(run: RunHistory) -> Evidence | None:
     """Return a lasting growth of the gradient norm over its own start: its scale depends on the model."""
     norm = run.column("grad_norm")
     if len(norm) < 20:
@@ -124,7 +124,7 @@ def _gradient_growth(run: History) -> Evidence | None:
     )
 
 
-def loss_spikes(run: History) -> list[Finding] | str:
+def loss_spikes(run: RunHistory) -> list[Finding] | str:
     """Single steps with a loss ten times the usual, and far beyond the other large ones.
 
     Steps whose groups all agree have zero loss, so the ratio within a step can be large for no reason. It counts only

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from grpo.launch.config import Config
 from grpo.rollout.multi_turn.environment import SetupError, load
-from grpo.rollout.multi_turn.settings import Settings, has_environment
+from grpo.rollout.multi_turn.settings import EnvironmentSettings, has_environment
 from grpo.stack.problem import Problem
 
 
@@ -17,6 +17,6 @@ def check_environment(config: Config) -> Iterator[Problem]:
     if not has_environment(config.args):
         return
     try:
-        load(Settings.from_variables(os.environ).environment).check()
+        load(EnvironmentSettings.from_variables(os.environ).environment).check()
     except SetupError as error:
         yield Problem(error.problem.what, error.problem.remedy or "fix what the check() of the environment reports")

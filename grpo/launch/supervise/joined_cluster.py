@@ -23,18 +23,18 @@ REMEDY = "unset RAY_ADDRESS so that the run starts Ray itself, or join a cluster
 
 
 @dataclass
-class Verdict:
+class Admission:
     """The result for a cluster: why it cannot be joined, and what the user should know about it."""
 
     problems: list[Problem] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
-def look() -> Verdict:
+def look() -> Admission:
     """Join the cluster at RAY_ADDRESS and leave it again. Takes some seconds; does nothing without RAY_ADDRESS."""
     address = os.environ.get("RAY_ADDRESS")
     if not address:
-        return Verdict()
+        return Admission()
     cluster = f"the cluster at RAY_ADDRESS {address}"
     has_token = os.environ.get("RAY_AUTH_MODE", "disabled") != "disabled"
     # First without a token, to see whether the cluster admits anyone.
@@ -46,12 +46,14 @@ def look() -> Verdict:
         remedy = (
             REMEDY if has_token else f"{REMEDY}; if it requires a token, export RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
         )
-        return Verdict([Problem(f"{cluster} cannot be joined: {why}", remedy)])
+        return Admission([Problem(f"{cluster} cannot be joined: {why}", remedy)])
     if len(names) != 1:
-        return Verdict([Problem(f"{cluster} has {len(names)} nodes: {', '.join(names)}", REMEDY)])
+        return Admission([Problem(f"{cluster} has {len(names)} nodes: {', '.join(names)}", REMEDY)])
     if names[0] != socket.gethostname():
-        return Verdict([Problem(f"{cluster} runs on another machine, {names[0]}", f"start the run there, or {REMEDY}")])
-    return Verdict(warnings=[_warning(cluster)] if is_open else [])
+        return Admission(
+            [Problem(f"{cluster} runs on another machine, {names[0]}", f"start the run there, or {REMEDY}")]
+        )
+    return Admission(warnings=[_warning(cluster)] if is_open else [])
 
 
 def _warning(cluster: str) -> str:

@@ -11,9 +11,9 @@ from openrlhf.utils.agent import AgentExecutorBase
 
 from grpo.rollout.chat_template import from_environment
 from grpo.rollout.multi_turn import environment as environments
-from grpo.rollout.multi_turn.conversation import Limits, make_environment
+from grpo.rollout.multi_turn.conversation import RolloutLimits, make_environment
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
-from grpo.rollout.multi_turn.settings import Settings
+from grpo.rollout.multi_turn.settings import EnvironmentSettings
 from grpo.rollout.multi_turn.templates import template_for
 from grpo.stack.upstream.engine import Engine
 from grpo.stack.upstream.tokenizer import FastTokenizer
@@ -26,9 +26,9 @@ class AgentExecutor(AgentExecutorBase):
     """Makes an environment for each rollout. Limits and name come from the variables of ``train_grpo.sh``."""
 
     def __init__(self) -> None:
-        settings = Settings.from_variables(os.environ)
+        settings = EnvironmentSettings.from_variables(os.environ)
         self._environment: type[environments.Environment] = environments.load(settings.environment)
-        self._limits: Limits = settings.limits
+        self._limits: RolloutLimits = settings.limits
         self._max_samples = settings.max_samples
 
     async def execute(

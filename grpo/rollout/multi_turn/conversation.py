@@ -71,7 +71,7 @@ class Policy(Protocol):
 
 
 @dataclass(frozen=True)
-class Limits:
+class RolloutLimits:
     """The limits that end a conversation early.
 
     Attributes:
@@ -85,7 +85,7 @@ class Limits:
     tool_seconds: float = 20.0
 
     @classmethod
-    def from_variables(cls, variables: dict[str, str]) -> "Limits":
+    def from_variables(cls, variables: dict[str, str]) -> "RolloutLimits":
         """Read TURN_LIMIT, ROLLOUT_SECONDS and TOOL_SECONDS; missing ones get their defaults.
 
         Raises:
@@ -133,7 +133,7 @@ class Outcome:
         }
 
 
-async def converse(environment: Environment, policy: Policy, limits: Limits) -> Outcome:
+async def converse(environment: Environment, policy: Policy, limits: RolloutLimits) -> Outcome:
     """Let the policy and the environment talk until one of them or a limit ends it.
 
     The policy's errors propagate to the caller: a failing engine must end the run.
@@ -211,7 +211,7 @@ async def _asked(method: Callable[..., Awaitable[Any]], *arguments: Any) -> list
         raise EnvironmentFault(f"{method.__name__} failed ({type(error).__name__}: {error})") from error
 
 
-async def _turns(environment: Environment, policy: Policy, limits: Limits, outcome: Outcome) -> None:
+async def _turns(environment: Environment, policy: Policy, limits: RolloutLimits, outcome: Outcome) -> None:
     tools = _tools(environment)
     messages = outcome.messages
     for _ in range(limits.turns):

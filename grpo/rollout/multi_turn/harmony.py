@@ -12,7 +12,7 @@ from grpo.rollout.multi_turn.tool_calls import call_of
 from grpo.stack.problem import UserError
 
 
-class Harmony(Template):
+class HarmonyTemplate(Template):
     """The format of gpt-oss: messages with channels, a tool call at the end of a turn, <|return|> after an answer.
 
     It follows the chat template of gpt-oss. A message that ends with <|return|> ends with <|end|> in a later prompt.

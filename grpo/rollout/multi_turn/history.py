@@ -12,7 +12,7 @@ from grpo.rollout.multi_turn.parts import Codec, Difference, Part
 from grpo.rollout.trajectory import Origin, Trajectory
 
 
-class History:
+class RolloutHistory:
     """The samples of one rollout; the last one grows.
 
     Attributes:

@@ -10,13 +10,13 @@ from grpo.rollout.invariant import EngineAccount, describe, log_probs_of
 from grpo.rollout.multi_turn.conversation import (
     ContextFull,
     EnvironmentFault,
-    Limits,
     Outcome,
+    RolloutLimits,
     converse,
     scored,
 )
 from grpo.rollout.multi_turn.environment import Environment, Message, Score
-from grpo.rollout.multi_turn.history import History
+from grpo.rollout.multi_turn.history import RolloutHistory
 from grpo.rollout.multi_turn.template import Template
 from grpo.rollout.trajectory import Origin, Trajectory
 from grpo.stack.upstream.engine import Engine
@@ -24,7 +24,7 @@ from grpo.stack.upstream.engine import Engine
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
 
-logger = logging.getLogger("openrlhf.grpo.multi_turn")
+logger = logging.getLogger("openrlhf.grpo.rollout")
 
 SEED_STRIDE = 1_000_003  # samples of a prompt have adjacent seeds; those of its turns are far apart
 
@@ -42,7 +42,7 @@ class EnginePolicy:
     """
 
     def __init__(self, template: Template, engine: Engine, params: "SamplingParams", max_length: int) -> None:
-        self.history = History(template.codec)
+        self.history = RolloutHistory(template.codec)
         self.accounts: list[EngineAccount] = []
         self.mismatches = 0
         self._template, self._engine, self._params, self._max_length = template, engine, params, max_length
@@ -108,7 +108,7 @@ class EnginePolicy:
 
 
 async def roll_out(
-    environment: Environment, policy: EnginePolicy, limits: Limits, max_samples: int
+    environment: Environment, policy: EnginePolicy, limits: RolloutLimits, max_samples: int
 ) -> tuple[Outcome, dict[str, Any]]:
     """Let a policy and an environment talk, and return the trainer's response without prompt and label.
 

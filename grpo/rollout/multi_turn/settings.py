@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo.rollout.multi_turn.conversation import Limits
+from grpo.rollout.multi_turn.conversation import RolloutLimits
 from grpo.rollout.multi_turn.environment import SetupError
 from grpo.stack.upstream.arguments import Arguments
 
@@ -27,7 +27,7 @@ def variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Settings:
+class EnvironmentSettings:
     """The settings of rollouts.
 
     Attributes:
@@ -36,11 +36,11 @@ class Settings:
     """
 
     environment: str
-    limits: Limits
+    limits: RolloutLimits
     max_samples: int
 
     @classmethod
-    def from_variables(cls, environ: Mapping[str, str]) -> "Settings":
+    def from_variables(cls, environ: Mapping[str, str]) -> "EnvironmentSettings":
         """Read GRPO_ENVIRONMENT and the limits.
 
         Raises:
@@ -52,4 +52,4 @@ class Settings:
         branches = given.get("MAX_BRANCHES", "3")
         if not branches.isdecimal():
             raise SetupError(f"MAX_BRANCHES is {branches!r}", "give 0 or more")
-        return cls(given["ENVIRONMENT"], Limits.from_variables(given), int(branches) + 1)
+        return cls(given["ENVIRONMENT"], RolloutLimits.from_variables(given), int(branches) + 1)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from grpo.rollout.multi_turn.chatml import Plain, Qwen3
-from grpo.rollout.multi_turn.harmony import Harmony
+from grpo.rollout.multi_turn.harmony import HarmonyTemplate
 from grpo.rollout.multi_turn.template import Template
 from grpo.stack.problem import UserError
 from grpo.stack.upstream.tokenizer import FastTokenizer
@@ -19,7 +19,7 @@ def template_for(tokenizer: FastTokenizer, variables: dict[str, Any] | None = No
         raise UserError("several turns need a fast tokenizer", "leave out --disable_fast_tokenizer")
     added = tokenizer.get_added_vocab()
     if {"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>"} <= added.keys():
-        return Harmony(tokenizer, variables)
+        return HarmonyTemplate(tokenizer, variables)
     if "<|im_start|>" in added:
         return Qwen3(tokenizer, variables)
     if tokenizer.eos_token in added:

@@ -133,6 +133,8 @@ def setting(tmp_path: Path) -> Setting:
     reward.write_text("def reward_func(queries, prompts, labels): ...\n")
     flags: dict[str, object] = {
         "pretrain": model,
+        "experts": "packed",
+        "thinking_delimiter": "harmony",
         "attn_implementation": "eager",
         "prompt_data": write_data(tmp_path / "train.jsonl", 20),
         "eval_dataset": write_data(tmp_path / "eval.jsonl", 5, first=100),
@@ -147,6 +149,8 @@ def setting(tmp_path: Path) -> Setting:
         "generate_max_len": 32,
         "advantage_estimator": "dr_grpo",
         "init_kl_coef": 0,
+        "loss_aggregation": "token_mean",
+        "old_log_probs": "trainer",
         "train_batch_size": 8,
         "micro_train_batch_size": 1,
         "num_episodes": 3,

@@ -24,13 +24,14 @@ GOOD = {
 }  # fmt: skip
 
 
+REQUIRED = ["--experts", "packed", "--loss_aggregation", "token_mean", "--old_log_probs", "trainer"]
 CORRECTED = {"enable_vllm_is_correction": True}
 
 
 def parsed(**changes) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     flags.add_flags(parser)
-    return argparse.Namespace(**(vars(parser.parse_args([])) | GOOD | changes))
+    return argparse.Namespace(**(vars(parser.parse_args(REQUIRED)) | GOOD | changes))
 
 
 def test_the_launchers_configuration_is_accepted():

@@ -22,7 +22,7 @@ from vllm.sampling_params import RequestOutputKind
 from grpo.rollout.budget_executor import AgentExecutor
 from grpo.rollout.budgeted_rollout import answer_seed, budgeted_response
 from grpo.rollout.thinking import Budget, delimiter
-from grpo.rollout.thinking_settings import Settings, environment, hand_on
+from grpo.rollout.thinking_settings import ThinkingSettings, environment, hand_on
 from grpo.rollout.trajectory import Origin
 from grpo.stack.cluster import runtime_env
 from scripts.tiny_model.tokenizer import STOP_TOKENS, write_tokenizer
@@ -314,7 +314,7 @@ def test_the_flags_reach_the_engines(monkeypatch, reward):
     )
     hand_on(args)
     variables = runtime_env()["env_vars"]
-    assert Settings.from_environment(variables) == Settings(Budget(12, 5), "harmony", reward)
+    assert ThinkingSettings.from_environment(variables) == ThinkingSettings(Budget(12, 5), "harmony", reward)
     loaded = _load_agent_executor(args.agent_func_path)
     assert loaded.reward_func is not None and loaded.settings.budget == Budget(12, 5)
 

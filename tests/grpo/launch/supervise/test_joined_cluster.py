@@ -52,7 +52,7 @@ def test_cluster_that_requires_a_token_is_joined_with_ours(cluster, monkeypatch:
     wants_token = "{'token': 'welcome'}[__import__('os').environ['RAY_AUTH_MODE']]"
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     assert cluster((HERE, True), init=wants_token) == []
-    assert joined_cluster.look() == joined_cluster.Verdict()
+    assert joined_cluster.look() == joined_cluster.Admission()
     monkeypatch.delenv("RAY_AUTH_MODE")
     [problem] = cluster((HERE, True), init=wants_token)
     assert "cannot be joined: KeyError: 'disabled'" in problem
@@ -90,4 +90,4 @@ def test_the_launcher_refuses(
 
 def test_without_a_cluster_to_join_ray_is_not_contacted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joined_cluster.sys, "executable", "/nonexistent")
-    assert joined_cluster.look() == joined_cluster.Verdict()
+    assert joined_cluster.look() == joined_cluster.Admission()

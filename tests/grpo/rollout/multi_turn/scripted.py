@@ -5,7 +5,7 @@ import json
 import random
 from types import SimpleNamespace
 
-from grpo.rollout.multi_turn.conversation import Limits, converse
+from grpo.rollout.multi_turn.conversation import RolloutLimits, converse
 from grpo.rollout.multi_turn.environment import (
     Environment,
     Score,
@@ -85,7 +85,7 @@ class Spoken:
 
 
 def talk(policy, environment, **limits):
-    return asyncio.run(converse(environment, policy, Limits(**limits)))
+    return asyncio.run(converse(environment, policy, RolloutLimits(**limits)))
 
 
 class Library(Environment):

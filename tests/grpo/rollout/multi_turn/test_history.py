@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo.rollout.multi_turn.conversation import Limits
-from grpo.rollout.multi_turn.history import History
+from grpo.rollout.multi_turn.conversation import RolloutLimits
+from grpo.rollout.multi_turn.history import RolloutHistory
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.templates import template_for
 from grpo.rollout.trajectory import Origin
@@ -39,7 +39,7 @@ def rolled(dialect, script, environment=None, max_samples=99, max_length=4000, *
     engine = ScriptedEngine(template.codec, script, **engine)
     policy = EnginePolicy(template, engine, params(), max_length)
     outcome, response = asyncio.run(
-        roll_out(environment or Library(), policy, Limits(turns=8, seconds=20), max_samples)
+        roll_out(environment or Library(), policy, RolloutLimits(turns=8, seconds=20), max_samples)
     )
     return policy, engine, outcome, response
 
@@ -176,7 +176,7 @@ def test_merges_across_boundaries_never_change_a_token_that_was_sampled(dialect,
 def test_cut_sample_is_extended_as_rendered():
     """As after a truncated turn that an environment goes on from: the end marker is the template's."""
     template = template_for(TOKENIZERS["qwen3"])
-    history, talk = History(template.codec), [{"role": "user", "content": "q"}]
+    history, talk = RolloutHistory(template.codec), [{"role": "user", "content": "q"}]
     history.prompt(template.render(talk))
     sampled = template.codec.encode_text("half of it")
     history.add(sampled, [-1.0] * len(sampled))
@@ -226,7 +226,7 @@ def test_number_of_samples_per_rollout_is_limited():
 
 def test_an_edit_late_in_a_long_text_is_named_before_the_test_times_out():
     template = template_for(TOKENIZERS["qwen3"])
-    history, words = History(template.codec), "hello world " * 20_000
+    history, words = RolloutHistory(template.codec), "hello world " * 20_000
     history.prompt(template.render([{"role": "user", "content": words}]))
     history.add([1], [-1.0])
     history.prompt(template.render([{"role": "user", "content": words[:-6] + "WORLD "}]))

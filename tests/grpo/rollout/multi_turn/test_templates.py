@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo.rollout.multi_turn.chatml import Plain, Qwen3
-from grpo.rollout.multi_turn.harmony import Harmony
+from grpo.rollout.multi_turn.harmony import HarmonyTemplate
 from grpo.rollout.multi_turn.parts import Codec
 from grpo.rollout.multi_turn.templates import template_for
 from grpo.stack.problem import UserError
@@ -100,7 +100,7 @@ def test_qwen3s_format_is_that_of_a_template_from_outside(messages, tools):
 
 def test_formats_are_recognised_by_their_tokens():
     kinds = {dialect: type(template_for(tokenizer)) for dialect, tokenizer in TOKENIZERS.items()}
-    assert kinds == {"harmony": Harmony, "qwen3": Qwen3, "plain": Plain}
+    assert kinds == {"harmony": HarmonyTemplate, "qwen3": Qwen3, "plain": Plain}
     slow = build("plain")
     slow.eos_token = None
     with pytest.raises(UserError, match="no eos_token"):
