@@ -1,4 +1,8 @@
-"""The format of gpt-oss."""
+"""The format of gpt-oss.
+
+openai-harmony renders messages to tokens and parses tokens to messages. Here sampled tokens must stay as they are, next
+to rendered ones, so its renderer does not fit.
+"""
 
 import json
 import re
