@@ -92,7 +92,9 @@ fi
 : "${ENGINE_MODEL:=$MODEL}"       # what the engines load
 : "${TRAIN_DATA:=$HERE/data/prepared/train.jsonl}"
 : "${EVAL_DATA:=$HERE/data/prepared/eval.jsonl}"
-: "${REWARD:=$HERE/reward/reward_func.py}"
+# The reward: this project's (below), or .py files of your own with reward_func(queries, prompts, labels), separated by
+# blanks. REWARD_WEIGHTS has a weight for each of them (empty: 1); the reward is their weighted sum
+: "${REWARD:=$HERE/reward/reward_func.py}" "${REWARD_WEIGHTS:=}"
 : "${NAME:=$(basename "$MODEL")}"
 
 # GPUs: 2 x 2 for the engines, 4 for the actor
@@ -102,6 +104,9 @@ fi
 : "${ROLLOUT_BATCH_SIZE:=8}" "${N_SAMPLES_PER_PROMPT:=8}" "${MICRO_ROLLOUT_BATCH_SIZE:=1}"
 : "${PROMPT_MAX_LEN:=1024}" "${GENERATE_MAX_LEN:=3072}"
 : "${TEMPERATURE:=1.0}" "${TOP_P:=1.0}"
+# DYNAMIC_FILTERING=1 replaces prompts that teach nothing: those whose samples have a mean score outside (not at the ends
+# of) DYNAMIC_FILTERING_RANGE. The score is correctness, or that of your own reward
+: "${DYNAMIC_FILTERING:=0}" "${DYNAMIC_FILTERING_RANGE:=0 1}"
 # Reasoning effort for the chat template: low, medium or high (empty: the template's default, medium)
 : "${REASONING_EFFORT:=}"
 # After THINKING_BUDGET tokens the thinking is cut, and the answer gets ANSWER_BUDGET tokens. Both and the delimiter
@@ -179,8 +184,8 @@ if [[ $EXPERTS == bf16 ]]; then : "${OFFLOAD:=1}"; else : "${OFFLOAD:=0}"; fi
 : "${ATTN_IMPLEMENTATION:=sinks}"
 : "${PERSISTENCE_THRESHOLD:=}" # elements; smaller parameters stay whole on every rank (empty: DeepSpeed's default)
 
-# Evaluation on held-out problems, also before the first step
-: "${EVAL_STEPS:=10}" "${EVAL_AT_START:=1}" "${EVAL_TEMPERATURE:=1.0}" "${EVAL_N_SAMPLES_PER_PROMPT:=4}"
+# Evaluation on held-out problems, also before the first step: pass@1, and pass@8 from 8 samples of each
+: "${EVAL_STEPS:=10}" "${EVAL_AT_START:=1}" "${EVAL_TEMPERATURE:=1.0}" "${EVAL_N_SAMPLES_PER_PROMPT:=8}"
 
 # Checkpoints contain the adapter and its optimizer. The newest are kept, and always the best by held-out exact match
 # and the last one before a fall of correctness. CKPT_DIR and METRICS_DIR may be on other disks
@@ -192,14 +197,24 @@ if [[ $EXPERTS == bf16 ]]; then : "${OFFLOAD:=1}"; else : "${OFFLOAD:=0}"; fi
 
 : "${SEED:=42}"
 
-for SWITCH in ENFORCE_EAGER OFFLOAD ADAM_OFFLOAD GRADIENT_CHECKPOINTING EVAL_AT_START JUDGE JUDGE_UNFINISHED \
+for SWITCH in DYNAMIC_FILTERING ENFORCE_EAGER OFFLOAD ADAM_OFFLOAD GRADIENT_CHECKPOINTING EVAL_AT_START JUDGE JUDGE_UNFINISHED \
     JUDGE_PROXY USE_TENSORBOARD USE_WANDB USE_TRACKIO; do
     [[ ${!SWITCH} == [01] ]] || refuse "$SWITCH is '${!SWITCH}': set it to 1 (on) or 0 (off)"
 done
 
+# One file of ours calls the files of your own
+REWARD_FILES=""
+if [[ $REWARD != http://* && $REWARD != https://* && ! $REWARD -ef $HERE/reward/reward_func.py ]]; then
+    read -ra FILES <<<"$REWARD"
+    if [[ -f $REWARD ]]; then FILES=("$REWARD"); fi
+    REWARD_FILES="$(realpath -m -- "${FILES[@]}" | paste -sd :)"
+    REWARD="$HERE/reward/user_reward.py"
+fi
+
 # --- Flags ------------------------------------------------------------------------------------------------------------
 
 read -ra TARGETS <<<"$TARGET_MODULES"
+read -ra FILTER_RANGE <<<"$DYNAMIC_FILTERING_RANGE"
 
 MODEL_ARGS=(
     --pretrain "$MODEL" --engine_model "$ENGINE_MODEL"
@@ -225,6 +240,9 @@ ROLLOUT_ARGS=(
     --prompt_max_len "$PROMPT_MAX_LEN" --generate_max_len "$GENERATE_MAX_LEN"
     --temperature "$TEMPERATURE" --top_p "$TOP_P"
 )
+if [[ $DYNAMIC_FILTERING == 1 ]]; then
+    ROLLOUT_ARGS+=(--dynamic_filtering --dynamic_filtering_reward_range "${FILTER_RANGE[@]}")
+fi
 if [[ -n $LENGTH_SCHEDULE ]]; then ROLLOUT_ARGS+=(--length_schedule "$LENGTH_SCHEDULE"); fi
 if [[ -n $OVERLONG_BUFFER ]]; then
     ROLLOUT_ARGS+=(--overlong_buffer_len "$OVERLONG_BUFFER" --overlong_penalty_factor "$OVERLONG_PENALTY")
@@ -289,9 +307,9 @@ if [[ -n $LOG_SAMPLES ]]; then LOG_ARGS+=(--log_samples "$LOG_SAMPLES"); fi
 if [[ -f $ENVIRONMENT ]]; then ENVIRONMENT="$(realpath "$ENVIRONMENT")"; fi
 if [[ -e $LIBRARY ]]; then LIBRARY="$(realpath "$LIBRARY")"; fi
 
-# The engines call judge and environment, so their settings are variables that reach every worker
+# The engines call reward, judge and environment, so their settings are variables that reach every worker
 for VARIABLE in JUDGE JUDGE_MODELS CORRECTNESS_WEIGHT QUALITY_WEIGHT JUDGE_FALLBACK JUDGE_UNFINISHED JUDGE_TRIES \
-    ENVIRONMENT LIBRARY TURN_LIMIT ROLLOUT_SECONDS TOOL_SECONDS MAX_BRANCHES \
+    REWARD_FILES REWARD_WEIGHTS ENVIRONMENT LIBRARY TURN_LIMIT ROLLOUT_SECONDS TOOL_SECONDS MAX_BRANCHES \
     JUDGE_DEADLINE JUDGE_CALL_TIMEOUT JUDGE_RPM JUDGE_TPM JUDGE_CONCURRENCY \
     JUDGE_BASE_URL JUDGE_PROXY; do
     export "GRPO_$VARIABLE=${!VARIABLE}"

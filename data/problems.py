@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data.instructions import INSTRUCTIONS, instructed
 from data.sources import Row
 from reward.answers import MARKER, canonical, grade
 from reward.expression import is_absurd, is_plain
@@ -24,12 +25,6 @@ from reward.splitting import Unreadable
 from reward.structure import Node, read
 
 PROBLEMS_PER_PAPER = 15
-# The text after the problem in the prompt.
-INSTRUCTIONS = {
-    "aime": "\n\nSolve the problem. The answer is an integer from 0 to 999; put it in \\boxed{}.",
-    "math": "\n\nSolve the problem. Put the final answer in \\boxed{}.",
-    "synthetic": "",  # the tiny model was warmed up on the problem alone
-}
 # The first matching name in a row counts.
 COLUMNS = {
     "problem": ("problem", "question"),
@@ -88,7 +83,7 @@ class Problem:
     @property
     def prompt(self) -> str:
         """Return the user's message: the problem, and how to answer."""
-        return self.text + INSTRUCTIONS.get(self.datasource, INSTRUCTIONS["math"])
+        return instructed(self.text, self.datasource)
 
 
 def parse_rows(rows: Sequence[Row], source: str, split: str | None) -> tuple[list[Problem], list[str]]:

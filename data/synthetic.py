@@ -9,6 +9,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from data.instructions import instructed
+
 SPLITS = ("train", "eval")
 OPERATIONS = ("plus", "minus")
 MAX_COUNT = 2000
@@ -26,6 +28,10 @@ class Calculation:
     @property
     def question(self) -> str:
         return f"What is {self.first} {self.operation} {self.second}?"
+
+    @property
+    def prompt(self) -> str:
+        return instructed(self.question, "synthetic")
 
     @property
     def answer(self) -> int:

@@ -1,6 +1,6 @@
 """Sample a model, or a model with an adapter, on held-out problems, and grade the samples.
 
-    python -m eval.evaluate --model M [--adapter A] --data F --n N --out DIR
+    python -m eval.evaluate --model M [--adapter A] --data F [--n N] --out DIR
 
 M is a folder, or a hub id in the hub's cache. A is an adapter of a training run (`checkpoints/step_N/adapter`,
 `final`). F is a file from `python -m data.prepare`. DIR gets config.json, samples.jsonl (every generation, with special
@@ -48,9 +48,9 @@ def parser() -> argparse.ArgumentParser:
     command_line.add_argument(
         "--data", type=Path, required=True, help="problems: a .jsonl file from python -m data.prepare"
     )
-    command_line.add_argument("--n", type=int, required=True, help="samples per problem")
+    command_line.add_argument("--n", type=int, default=8, help="samples per problem (default: 8)")
     command_line.add_argument("--out", type=Path, required=True, help="folder of this evaluation")
-    command_line.add_argument("--k", type=int, nargs="+", help="values of k for pass@k (default: N)")
+    command_line.add_argument("--k", type=int, nargs="+", help="values of k for pass@k (default: 1 and N)")
     command_line.add_argument("--limit", type=int, help="use only the first LIMIT problems")
     sampling = command_line.add_argument_group("sampling")
     sampling.add_argument(
@@ -113,7 +113,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     thinking = check_thinking(options, chat.encode)
     prompts = {problem.id: chat.prompt(problem) for problem in problems}
     options.max_model_len = check_length(prompts, options.max_tokens, options.max_model_len, model)
-    ks = options.k or [options.n]
+    ks = options.k or sorted({1, options.n})
     settings = identity(options, model, adapter), about(options, model)
     with Output(options.out, *settings, problems, options.n, ks) as output:
         if output.missing:

@@ -191,6 +191,6 @@ def read_records(file: Path) -> list[Record]:
         rows = [row for _, row in numbered_rows(file)]
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror})", "name a file of graded samples") from None
-    if not all(isinstance(row, dict) and {"id", "correct"} <= row.keys() for row in rows):
+    if not all(isinstance(row, dict) and "id" in row and ("correct" in row or "measure" in row) for row in rows):
         raise UserError(f"{file} is not a file of graded samples", "name another, or grade it with eval.regrade")
     return rows

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from grpo.run.measure import NAMES, is_whole, of_row
 from grpo.run.run_files import RunFiles
 from grpo.stack import command
 from grpo.stack.json_files import read_rows
@@ -41,9 +42,9 @@ def table(rows: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
 
 def _cells(result: dict[str, Any]) -> dict[str, str]:
     cells = {
-        "problems": str(result["n"]),
+        "problems": str(result["n"]) if is_whole(result) else f"{result['n']} of {result['problems']}",
         "samples": str(result["samples"]),
-        "exact match": _rate(result, "exact_match"),
+        NAMES[of_row(result)]: _rate(result, of_row(result)),
     }
     for k, rate in result["pass_at_k"].items():
         if k != "1":
@@ -56,7 +57,8 @@ def _cells(result: dict[str, Any]) -> dict[str, str]:
 def _rate(result: dict[str, Any], key: str) -> str:
     if result[key] is None:
         return ""
-    return f"{result[key]:.3f} [{result['ci_low']:.3f}, {result['ci_high']:.3f}]"
+    has_interval = result["ci_low"] is not None
+    return f"{result[key]:.3f}" + (f" [{result['ci_low']:.3f}, {result['ci_high']:.3f}]" if has_interval else "")
 
 
 def _number(value: float | None, form: str) -> str:

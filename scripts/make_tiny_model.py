@@ -39,6 +39,7 @@ _SOURCES = (
     "grpo/model/model_reader.py",
     "grpo/model/mxfp4_kernel.py",
     "grpo/model/csrc",
+    "data/instructions.py",
     "data/synthetic.py",
 )
 

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from grpo.run.measure import SCORE, of_row, value_of
 from grpo.run.progress import is_number
 from grpo.run.run_files import RunFiles
 from grpo.run.run_state import Run
@@ -29,7 +30,7 @@ from grpo.stack import command
 from grpo.stack.checkout import CHECKOUT
 
 DONE, INCOMPLETE, REFUSED = range(3)
-_EVAL = ("step", "exact_match", "ci_low", "ci_high", "n")
+_EVAL = ("step", "ci_low", "ci_high", "n")
 
 
 def find(folder: Path) -> Iterator[Path]:
@@ -47,7 +48,7 @@ def summarise(run: Run, root: Path) -> dict[str, Any]:
     Args:
         root: the folder that the run's name is relative to.
     """
-    evals = [{key: row.get(key) for key in _EVAL} for row in run.graded]
+    evals = [{key: row.get(key) for key in (of_row(row), *_EVAL)} for row in run.graded]
     correct = run.metrics[-1].get("correct") if run.metrics else None
     folder, root = run.folder.resolve(), root.resolve()
     return {
@@ -67,7 +68,7 @@ def summarise(run: Run, root: Path) -> dict[str, Any]:
     }
 
 
-_HEADER = ("name", "state", "steps", "started", "exact match", "correct", "s/step")
+_HEADER = ("name", "state", "steps", "started", "held-out", "correct", "s/step")
 
 
 def table(runs: list[dict[str, Any]]) -> list[str]:
@@ -85,18 +86,19 @@ def _cells(run: dict[str, Any]) -> tuple[str, ...]:
         run["state"] + resumed,
         f"{run['step']}/{run['planned'] or '?'}",
         started,
-        _exact_match(run["first_eval"], run["last_eval"]),
+        _held_out(run["first_eval"], run["last_eval"]),
         "-" if run["correct"] is None else f"{run['correct']:.3f}",
         "-" if run["seconds_per_step"] is None else f"{run['seconds_per_step']:.1f}",
     )
 
 
-def _exact_match(first: dict[str, Any] | None, last: dict[str, Any] | None) -> str:
-    """Return the first value, and the last with its interval."""
+def _held_out(first: dict[str, Any] | None, last: dict[str, Any] | None) -> str:
+    """Return the first value, and the last with its interval; a score of the user's reward says so."""
     if not first or not last:
         return "-"
-    text = f"{first['exact_match']:.3f} -> " if last["step"] != first["step"] else ""
-    text += f"{last['exact_match']:.3f}"
+    text = "score " if of_row(last) == SCORE else ""
+    text += f"{value_of(first):.3f} -> " if last["step"] != first["step"] else ""
+    text += f"{value_of(last):.3f}"
     if is_number(last["ci_low"]) and is_number(last["ci_high"]):
         text += f" [{last['ci_low']:.3f}, {last['ci_high']:.3f}]"
     return text

@@ -81,8 +81,8 @@ def no_reward(samples: Sequence[Sample]) -> UserError:
     """Return the error of a batch in which no sample has a reward, with the likely reason."""
     if "ended_by_error" not in samples[0].info:
         return UserError(
-            "the reward function failed for every sample of the rollout; the engines' log has its error",
-            "call it by hand on a line of samples/",
+            f"the reward function failed for every sample of the rollout ({len(samples)})",
+            "its first traceback is in logs/driver.log of the run directory; ./train_grpo.sh --check calls it once",
         )
     faults, by_length, by_time, mismatched = (
         int((_log(samples, key) > 0).sum())

@@ -4,11 +4,12 @@ from collections.abc import Iterable, Sequence
 
 
 def kept_steps(steps: Sequence[int], scores: dict[int, float], count: int) -> list[int]:
-    """Return the steps to keep: the newest, and the best by held-out exact match.
+    """Return the steps to keep: the newest, and the best by the held-out problems.
 
     Args:
         steps: the steps of all checkpoints, ascending.
-        scores: exact match by step. On a tie the latest is the best. A checkpoint without a score is never the best.
+        scores: what was measured on the held-out problems, by step. On a tie the latest is the best. A checkpoint
+            without a score is never the best.
         count: how many to keep. The newest and the best are always kept, so a count of 1 may keep two.
     """
     best = max((step for step in steps if step in scores), key=lambda step: (scores[step], step), default=None)

@@ -18,7 +18,7 @@ from grpo.checkpoint.rotation import before_falls, kept_steps
 from grpo.diagnosis.falls import read_onsets
 from grpo.lora.adapter import gather, unflatten
 from grpo.run.run_files import RunFiles
-from grpo.run.saved_steps import exact_match, saved_steps, step_name
+from grpo.run.saved_steps import held_out, saved_steps, step_name
 from grpo.stack.problem import UserError
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.trainer import TrainerEngine
@@ -74,7 +74,7 @@ def rotate(checkpoints: Path, args: Arguments, client_states: dict[str, Any]) ->
     now = {**client_states.get("status", {}), "step": client_states["global_step"]}
     try:
         falls = read_onsets(files, now)
-        steps, scores = saved_steps(checkpoints), exact_match(files.evals)
+        steps, scores = saved_steps(checkpoints), held_out(files.evals)
     except Exception:  # if any rule fails, keep what may be the last good checkpoint
         logger.exception("no checkpoint is removed, since the diagnosis of the run failed")
         return

@@ -17,6 +17,7 @@ from grpo.launch import (
     resume,
     run_dir,
 )
+from grpo.launch.checks import reward
 from grpo.launch.config import Config, resolve
 from grpo.launch.judge import RunJudge
 from grpo.launch.onsets import Onsets
@@ -74,7 +75,7 @@ def main() -> int:
         print(run_dir.show_command(config.argv))
         return 0
     if options.mode == "plan":
-        print("\n".join([*describe(plan, config), *judge.describe(run_judge, config)]))
+        print("\n".join([*describe(plan, config), *reward.describe(config), *judge.describe(run_judge, config)]))
         return 0
     problems = preflight.problems(config, plan, folder, is_resumed=bool(options.resume))
     problems += judge.check(run_judge, config)
@@ -87,7 +88,7 @@ def main() -> int:
     warnings = cluster.warnings + exposure.warnings(config, folder)
     if options.mode == "check":
         begin = _where(config) if options.resume else []
-        print("\n".join([*begin, *judge.describe(run_judge, config), *warnings]))
+        print("\n".join([*begin, *reward.describe(config), *judge.describe(run_judge, config), *warnings]))
         print("ready: machine, patches, model, data and configuration are fine")
         return 0
     # Problems, samples, judgements and logs are private. Every process of the run inherits this mask.
@@ -124,8 +125,8 @@ def run(name: str, folder: Path, config: Config, plan: Plan, run_judge: RunJudge
     status = preflight.patch_status()
     options = ["--stand-in"] if run_judge.is_stand_in else []
     run_dir.write(folder, name, config, plan, status, options, run_judge.why_off)
-    lines = [f"run directory {folder}", *news, *describe(plan, config), *judge.describe(run_judge, config)]
-    print("\n".join(lines), flush=True)
+    rewards = [*reward.describe(config), *judge.describe(run_judge, config)]
+    print("\n".join([f"run directory {folder}", *news, *describe(plan, config), *rewards]), flush=True)
     files = RunFiles(folder, Path(config.args.metrics_dir))
     progress = Progress(files, plan.steps)
     progress.skip()

@@ -10,7 +10,7 @@ from grpo.launch.config import Config
 from grpo.launch.preflight import Problem, has_own_reward
 from grpo.rollout.multi_turn.settings import has_environment
 from grpo.stack.problem import UserError
-from reward import endpoint, models, settings
+from reward import endpoint, models, settings, user_files
 from reward.chain import tries_without_answer
 from reward.endpoint import Endpoint
 from reward.settings import ChainSettings, JudgeSettings, SettingsError
@@ -55,6 +55,7 @@ def of_run(config: Config, may_stand_in: bool) -> RunJudge:
         if has_environment(config.args):
             return RunJudge(None, False, "the environment gives the reward")
         if not has_own_reward(config):
+            user_files.from_environment()  # refuses invalid settings
             return RunJudge(None, False, "REWARD is your own function")
         configured = settings.from_environment()
         if configured is None:

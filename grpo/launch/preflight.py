@@ -20,6 +20,7 @@ from grpo.launch.checks.machine import (
     check_ray,
 )
 from grpo.launch.checks.model import check_model
+from grpo.launch.checks.reward import check_reward
 from grpo.launch.checks.settings import check_batches, check_flags
 from grpo.launch.checks.thinking import check_thinking
 from grpo.launch.config import Config
@@ -40,6 +41,7 @@ def problems(config: Config, plan: Plan, run_dir: Path, is_resumed: bool = False
         check_batches(config),
         check_data(config),
         check_environment(config),
+        check_reward(config),
         check_model(config),
         check_thinking(config),
         check_memory(plan),

@@ -15,7 +15,7 @@ from grpo.run.saved_steps import saved_steps, step_name, step_of
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.problem import Problem, UserError
 from grpo.stack.variables import in_variables
-from reward import settings
+from reward import settings, user_files
 
 # The saved optimizer state and data position depend on these. Anything else may change between parts of a run.
 FIXED = ("pretrain", "lora_rank", "lora_alpha", "target_modules", "prompt_data")
@@ -162,12 +162,14 @@ def changes(config: Config, folder: Path) -> dict[str, tuple[Any, Any]]:
     return {name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)}
 
 
-def judge_changes(folder: Path) -> dict[str, tuple[Any, Any]]:
-    """Return the judge's settings that differ from the run so far: name -> (old, new)."""
-    old = RunFiles(folder).read_config().get("judge") or {}
+def reward_changes(folder: Path) -> dict[str, tuple[Any, Any]]:
+    """Return the settings of judge and reward that differ from the run so far: name -> (old, new)."""
+    recorded = RunFiles(folder).read_config()
+    old = {**(recorded.get("judge") or {}), **(recorded.get("reward") or {})}
     # An older run lacks newer settings; it used their defaults.
-    old, new = settings.DEFAULTS | old, settings.DEFAULTS | settings.variables()
-    return {n: (old.get(n), new.get(n)) for n in settings.VARIABLES if old.get(n) != new.get(n)}
+    old, new = settings.DEFAULTS | old, settings.DEFAULTS | settings.variables() | user_files.variables()
+    names = (*settings.VARIABLES, *user_files.VARIABLES)
+    return {n: (old.get(n), new.get(n)) for n in names if old.get(n) != new.get(n)}
 
 
 def resumed_step(config: Config) -> int:
@@ -194,7 +196,7 @@ def newer_steps(config: Config) -> list[int]:
 def take_back(config: Config, folder: Path) -> list[str]:
     """Take the run directory back to the checkpoint; return what a user should know, one line each."""
     step = resumed_step(config)
-    changed = {f"--{name}": values for name, values in changes(config, folder).items()} | judge_changes(folder)
+    changed = {f"--{name}": values for name, values in changes(config, folder).items()} | reward_changes(folder)
     # Before the logs: after a kill in between, the same command still finds this checkpoint as the newest.
     moved = _set_aside(config)
     files = RunFiles(folder, Path(config.args.metrics_dir))

@@ -20,6 +20,7 @@ from grpo.stack import machine
 from grpo.stack.checkout import CHECKOUT, git_revision, on_cpu_stack
 from grpo.stack.json_files import replace
 from reward import settings as judge_settings
+from reward import user_files
 
 # Only these variables are recorded: they change results or speed and never hold a secret.
 RECORDED_VARIABLES = (
@@ -86,6 +87,7 @@ def write(
                 if (file := getattr(config.args, name))
             },
             "judge": judge_settings.variables(),
+            "reward": user_files.variables(),
             "environment": environment_settings.variables(),
             "judge_off": judge_off,
             "plan": plan.as_dict(),
@@ -146,13 +148,13 @@ def _flag_lines(argv: list[str]) -> list[str]:
 
 
 def _assignments() -> list[str]:
-    """Return the variables of judge and environment as assignments."""
-    variables = judge_settings.variables() | environment_settings.variables()
+    """Return the variables of judge, reward and environment as assignments."""
+    variables = judge_settings.variables() | user_files.variables() | environment_settings.variables()
     return [f"GRPO_{name}={shlex.quote(value)}" for name, value in variables.items()]
 
 
 def show_command(argv: list[str]) -> str:
-    """Format a command line for people: the variables of judge and environment, then one flag a line."""
+    """Format a command line for people: the variables of judge, reward and environment, then one flag a line."""
     variables = [f"{assignment} \\" for assignment in _assignments()]
     return "\n".join([*variables, "python -m openrlhf.cli.train_ppo_ray \\", *_flag_lines(argv)])
 

@@ -91,6 +91,15 @@ def interval(values: Sequence[float], draws: float = 1.0) -> tuple[float, float]
     return max(0.0, min(centre - half, mean)), min(1.0, max(centre + half, mean))
 
 
+def mean_interval(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """Return a 95% interval of the mean of values of any size: Student's t over problems. None with one problem."""
+    if len(values) < 2:
+        return None, None
+    mean, half = statistics.fmean(values), t_quantile((1 + LEVEL) / 2, len(values) - 1)
+    half *= statistics.stdev(values) / math.sqrt(len(values))
+    return mean - half, mean + half
+
+
 def difference_interval(a: Sequence[float], b: Sequence[float], draws: float = 1.0) -> tuple[float, float]:
     """Return a 95% interval of the mean of b - a, paired by problem.
 

@@ -1,4 +1,4 @@
-"""Held-out evaluation during training: exact match of the final answer, with an interval.
+"""Held-out evaluation during training: exact match of the final answer, or the score of a reward of the user's own.
 
 Records, metrics and intervals are the same as in `python -m eval.evaluate`; the reward function gives the grade.
 """
@@ -18,6 +18,8 @@ import torch
 from grpo.rollout.response_text import generated
 from grpo.rollout.seeds import begin_stage, seed_of
 from grpo.rollout.trajectory import response_tokens
+from grpo.run import measure
+from grpo.run.measure import SCORE
 from grpo.run.records import Record, read_answer, summarise_by_source
 from grpo.run.run_log import RunLog
 from grpo.run.sample_records import gold, numbers
@@ -43,15 +45,18 @@ def evaluate(trainer: Controller, step: int, generate_kwargs: dict[str, Any]) ->
     with torch.random.fork_rng(devices=[]):
         problems = problems_by_prompt(trainer)
         samples = trainer.samples_generator.generate_eval_samples(**generate_kwargs)
-    records = describe(samples, trainer.tokenizer, problems, partial(seed_of, trainer.samples_generator))
-    group_size = generate_kwargs["n_samples_per_prompt"]
-    result = summarise_by_source(records, [group_size])
+    seeds, is_score = partial(seed_of, trainer.samples_generator), measure.of_run(trainer.args) == SCORE
+    records = describe(samples, trainer.tokenizer, problems, seeds, is_score)
+    result = summarise_by_source(records, sorted({1, generate_kwargs["n_samples_per_prompt"]}))
     result["seconds"] = time.monotonic() - started
 
     trainer.run_log.write_samples(f"eval_{step}", records)  # first, because the eval line marks the evaluation as done
     trainer.run_log.write_eval(step, result)
     if result["ungraded"]:
-        logger.error("%d of %d evaluation samples could not be graded", result["ungraded"], len(samples))
+        logger.error(
+            "%d of %d evaluation samples could not be graded; %d of %d problems were",
+            *(result["ungraded"], len(samples), result["n"], result["problems"]),
+        )
     logger.info("held-out evaluation at step %d: %s", step, result)
 
 
@@ -71,7 +76,11 @@ def problems_by_prompt(trainer: Controller) -> dict[str, dict[str, str]]:
 
 
 def describe(
-    samples: Sequence[Sample], tokenizer: Tokenizer, problems: dict[str, dict[str, str]], seed_of: Callable[[str], int]
+    samples: Sequence[Sample],
+    tokenizer: Tokenizer,
+    problems: dict[str, dict[str, str]],
+    seed_of: Callable[[str], int],
+    is_score: bool = False,
 ) -> list[Record]:
     """Return the record of each sample (:mod:`grpo.run.records`), with its prompt and all logs of the reward function.
 
@@ -80,6 +89,7 @@ def describe(
             it, otherwise the score.
         problems: by prompt, see :func:`problems_by_prompt`.
         seed_of: returns the seed of a prompt's first sample.
+        is_score: whether the score is measured, and not correctness.
     """
     drawn: Counter[str] = Counter()
     records = []
@@ -89,7 +99,8 @@ def describe(
         text = generated(tokenizer, response_tokens(sample), bool(logs["truncated"]))
         about = {**problem, "sample": drawn[prompt], "label": gold(sample.labels[0]), "seed": seed, "prompt": prompt}
         score = math.nan if sample.scores is None else float(sample.scores[0])
-        grade = {**read_answer(about | text), "correct": score, **logs}
+        grade = {"measure": SCORE, "score": score} if is_score else {"correct": score}
+        grade = {**read_answer(about | text), **grade, **logs}
         grade["answer_length"] = text["answer_length"]  # an executor logs NaN here if there is no answer
         records.append({**about, **text, **grade})
         drawn[prompt] += 1

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
+from grpo.run.measure import NAMES, is_whole, of_row, value_of
 from grpo.run.run_files import RunFiles
 from grpo.run.saved_steps import saved_steps, step_name
 from grpo.stack.json_files import complete_rows
@@ -19,10 +20,13 @@ STEP_COLUMNS = (
     ("correct", "correct", ".3f"),
     ("judge_quality", "quality", ".3f"),
     ("judge_failed", "unjudged", ".0%"),
+    ("reward_missing", "no reward", ".0%"),
     ("response_length", "length", ".0f"),
     ("grad_norm", "grad", ".3g"),
     ("ppo_kl", "ppo_kl", ".2g"),
 )
+
+ONLY_ABOVE_ZERO = {"reward_missing"}
 
 
 class JsonLines:
@@ -106,14 +110,27 @@ class Progress:
         """Return the last completed step; 0 before the first."""
         return self.metrics.rows[-1]["step"] if self.metrics.rows else 0
 
+    def nothing_learned(self) -> list[str]:
+        """Say so if no group of any step had rewards that differ: GRPO has no gradient then."""
+        shares = [row["zero_spread_groups"] for row in self.metrics.rows if is_number(row.get("zero_spread_groups"))]
+        if not shares or min(shares) < 1:
+            return []
+        reward = [row["reward"] for row in self.metrics.rows if is_number(row.get("reward"))]
+        level = f" (reward {min(reward):.3f} to {max(reward):.3f})" if reward else ""
+        return [
+            f"no group had spread: nothing was learned. All samples of each prompt got the same reward{level}",
+            "             read samples/; the problems may be too hard, too easy, or in another format than the model's",
+        ]
+
     def results(self, run_dir: Path, save_path: Path, ckpt_path: Path) -> list[str]:
-        """Return the results of a run: exact match, the adapter's path, and the command to rerun it."""
-        lines = []
+        """Return the results of a run: what was measured, the adapter's path, and the command to rerun it."""
+        lines = self.nothing_learned()
         if self.evals.rows:
             first, last = self.evals.rows[0], self.evals.rows[-1]
-            lines.append(f"exact match  {interval(first)} at step {first['step']}")
+            lines.append(f"{NAMES[of_row(first)]:<11}  {interval(first)} at step {first['step']}")
             if last is not first:
                 lines.append(f"          -> {interval(last)} at step {last['step']}")
+                lines += not_comparable(first, last)
         adapter = find_adapter(save_path, ckpt_path)
         lines.append(f"adapter      {adapter or 'not saved'}")
         lines.append(f"run          {run_dir}")
@@ -124,7 +141,8 @@ class Progress:
 def step_line(row: dict[str, Any], steps: int | None) -> str:
     """Return one global step as one line; metrics that the row lacks are left out."""
     parts = [f"step {row['step']}" + (f"/{steps}" if steps else "")]
-    parts += [f"{label} {row[key]:{form}}" for key, label, form in STEP_COLUMNS if is_number(row.get(key))]
+    columns = [column for column in STEP_COLUMNS if is_number(row.get(column[0]))]
+    parts += [f"{label} {row[key]:{form}}" for key, label, form in columns if row[key] or key not in ONLY_ABOVE_ZERO]
     seconds = row.get("seconds")
     seconds = {k: v for k, v in seconds.items() if is_number(v)} if isinstance(seconds, dict) else {}
     if seconds:
@@ -136,16 +154,34 @@ def step_line(row: dict[str, Any], steps: int | None) -> str:
 
 def eval_line(row: dict[str, Any]) -> str:
     """Return one eval as one line."""
-    return f"eval at step {row['step']}: exact match {interval(row)}"
+    passed = row.get("pass_at_k")
+    several = [(k, part) for k, part in passed.items() if k != "1"] if isinstance(passed, dict) else []
+    shown = [f", pass@{k} {part['value']:.3f}" for k, part in several if is_number(part.get("value"))]
+    return f"eval at step {row['step']}: {NAMES[of_row(row)]} {interval(row)}{''.join(shown)}"
+
+
+def not_comparable(first: dict[str, Any], last: dict[str, Any]) -> list[str]:
+    """Say so if two evals do not measure the same problems by the same measure."""
+    if of_row(first) != of_row(last):
+        return ["             not comparable: the two were measured differently"]
+    if is_whole(first) and is_whole(last):
+        return []
+    return [
+        "             not comparable: not every problem was graded; python -m eval.compare on samples/ of the run "
+        "compares the common ones"
+    ]
 
 
 def interval(row: dict[str, Any]) -> str:
-    """Return the exact match of an eval with its interval and the number of problems."""
-    if not is_number(row.get("exact_match")):
-        return "not graded"
-    text = f"{row['exact_match']:.3f}"
+    """Return what an eval measured, with its interval and the number of problems; of how many, if not all."""
+    value = value_of(row)
+    if not is_number(value):
+        return "not graded" + (f" (graded 0 of {row['problems']})" if row.get("problems") else "")
+    text = f"{value:.3f}"
     if is_number(row.get("ci_low")) and is_number(row.get("ci_high")):
         text += f" [{row['ci_low']:.3f}, {row['ci_high']:.3f}]"
+    if not is_whole(row):
+        return text + f" (graded {row['n']} of {row['problems']})"
     return text + (f" (n={row['n']})" if "n" in row else "")
 
 

@@ -13,7 +13,8 @@ What the grader says about it:
 - `answered`, `has_final`: 1.0 if there is an answer, a final message.
 - `answer`, `reason`: the extracted answer, or why there is none.
 
-A run's records also have `prompt` and the logs of the reward function, from which their `correct` comes.
+A run's records also have `prompt` and the logs of the reward function, from which their `correct` comes. With a reward
+of the user's own, `measure` is "score" (:mod:`grpo.run.measure`), and `score` counts instead of `correct`.
 """
 
 import logging
@@ -23,7 +24,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from grpo.run.estimators import interval, pass_at_k
+from grpo.run.estimators import interval, mean_interval, pass_at_k
+from grpo.run.measure import EXACT_MATCH, SCORE
 from reward.answers import NO_FINAL, Grade, grade
 
 logger = logging.getLogger(__name__)
@@ -66,10 +68,11 @@ def _grade(sample: Record, gold: str) -> Grade | Exception:
 def summarise(records: Sequence[Record], ks: Iterable[int] = ()) -> dict[str, Any]:
     """Return the metrics of an evaluation.
 
-    - ``exact_match`` (pass@1), ``ci_low``, ``ci_high``: mean over problems, with its 95% interval.
-    - ``pass_at_k``: for each k: ``value``, ``ci_low``, ``ci_high``, by the unbiased estimator.
-    - ``n``: problems; ``samples``: samples; ``ungraded``: samples without a grade, which count neither as right nor as
-      wrong. A problem without a grade, or with fewer than k, is left out. If no problem is left, the values are None.
+    - ``exact_match`` (pass@1) or ``score``, ``ci_low``, ``ci_high``: mean over problems, with its 95% interval.
+    - ``pass_at_k``: for each k: ``value``, ``ci_low``, ``ci_high``, by the unbiased estimator; of exact match only.
+    - ``n``: problems with a grade, ``problems``: all of them; ``samples``: samples; ``ungraded``: samples without a
+      grade, which count neither as right nor as wrong. A problem without a grade, or with fewer than k, is left out. If
+      no problem is left, the values are None.
     - ``truncated``, ``no_final``, ``no_answer``: shares of the samples. Under a thinking budget ``truncated`` refers to
       the answers, and ``thinking_truncated`` is added.
     - ``response_length``, ``thinking_length``, ``answer_length``: mean tokens; ``answer_length`` over samples with a
@@ -79,19 +82,23 @@ def summarise(records: Sequence[Record], ks: Iterable[int] = ()) -> dict[str, An
         records: graded, any number per problem.
         ks: the k of pass@k.
     """
-    counts = [(len(grades), sum(grade >= 1 for grade in grades)) for grades in correct_by_problem(records).values()]
-    result: dict[str, Any] = dict.fromkeys(("exact_match", "ci_low", "ci_high"))
+    measure, by_problem = grades_by_problem(records)
+    counts = [(len(grades), sum(grade >= 1 for grade in grades)) for grades in by_problem.values()]
+    result: dict[str, Any] = dict.fromkeys((measure, "ci_low", "ci_high"))
     if counts:
-        rates = [correct / n for n, correct in counts]
-        low, high = interval(rates, len(rates) / sum(1 / n for n, _ in counts))
-        result = {"exact_match": statistics.fmean(rates), "ci_low": low, "ci_high": high}
+        is_score = measure == SCORE
+        rates = [statistics.fmean(g) for g in by_problem.values()] if is_score else [right / n for n, right in counts]
+        draws = len(rates) / sum(1 / n for n, _ in counts)
+        low, high = mean_interval(rates) if is_score else interval(rates, draws)
+        result = {measure: statistics.fmean(rates), "ci_low": low, "ci_high": high}
     lengths = [record for record in records if record.get("answer_length") is not None]
     cut = _mean(record.get("thinking_truncated") for record in records)
     if cut is not None:
         result["thinking_truncated"] = cut
     return result | {
-        "pass_at_k": {str(k): _pass_at(counts, k) for k in ks},
+        "pass_at_k": {str(k): _pass_at(counts, k) for k in ks if measure == EXACT_MATCH},
         "n": len(counts),
+        "problems": len({record["id"] for record in records}),
         "samples": len(records),
         "ungraded": len(records) - sum(n for n, _ in counts),
         "truncated": _mean(record.get("truncated") for record in records),
@@ -119,13 +126,18 @@ def _thinking_length(record: Record) -> float | None:
     return record["response_length"] - (record["answer_length"] or 0)
 
 
-def correct_by_problem(records: Iterable[Record]) -> dict[str, list[float]]:
-    """Return the grades, 1.0 or 0.0, of each problem's graded samples by its id."""
+def grades_by_problem(records: Sequence[Record]) -> tuple[str, dict[str, list[float]]]:
+    """Return the measure of the records, and the grades of each problem's graded samples by its id.
+
+    Grades are 1.0 or 0.0, or the scores of a reward of the user's own.
+    """
+    is_score = any(record.get("measure") == SCORE for record in records)
     groups = defaultdict(list)
     for record in records:
-        if _is_number(record.get("correct")):
-            groups[record["id"]].append(record["correct"])
-    return dict(groups)
+        grade = record.get("score" if is_score else "correct")
+        if _is_number(grade):
+            groups[record["id"]].append(grade)
+    return SCORE if is_score else EXACT_MATCH, dict(groups)
 
 
 def _pass_at(counts: Sequence[tuple[int, int]], k: int) -> dict[str, float | None]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from grpo.run.measure import value_of
 from grpo.run.progress import Progress, by_step, is_number
 from grpo.run.run_files import RunFiles
 from grpo.stack.json_files import read_rows
@@ -127,7 +128,7 @@ class Run:
     @property
     def graded(self) -> list[dict[str, Any]]:
         """Return the lines of evaluations that were graded."""
-        return [row for row in self.evals if is_number(row.get("exact_match"))]
+        return [row for row in self.evals if is_number(value_of(row))]
 
     @property
     def started(self) -> float | None:

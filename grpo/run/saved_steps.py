@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from grpo.run.measure import value_of
 from grpo.stack.json_files import read_rows
 
 STEP_DIRECTORY = re.compile(r"step_(\d+)")
@@ -34,7 +35,11 @@ def saved_steps(checkpoints: str | Path) -> list[int]:
     return sorted(int(match[1]) for match, path in entries if match and (path / "adapter").is_dir())
 
 
-def exact_match(eval_file: Path) -> dict[int, float]:
-    """Return the held-out exact match by step, from eval.jsonl; {} if the file is missing."""
-    rows = read_rows(eval_file)
-    return {row["step"]: row["exact_match"] for row in rows if row.get("exact_match") is not None}
+def held_out(eval_file: Path) -> dict[int, float]:
+    """Return what was measured on the held-out problems by step, from eval.jsonl; {} if the file is missing.
+
+    An evaluation that graded fewer problems than others measured other problems, and is left out.
+    """
+    rows = [row for row in read_rows(eval_file) if value_of(row) is not None]
+    most = max((row.get("n") or 0 for row in rows), default=0)
+    return {row["step"]: value_of(row) for row in rows if (row.get("n") or 0) == most}

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eval.compare import compare, read_grades
+from eval.compare import compare_evaluations, read_grades
 from grpo.metrics.metric_schema import SCHEMA
 from grpo.run.estimators import t_quantile
+from grpo.run.measure import NAMES, is_whole, of_row, value_of
 from grpo.run.run_state import RUNNING, Run
 from grpo.stack.problem import UserError
 from scripts.report import scales
@@ -42,7 +43,7 @@ def tiles(run: Run, first: Run) -> list[Tile]:
     Args:
         first: the first run of the report; the last evaluation is compared with it.
     """
-    shown = [_progress(run), *_exact_match(run)]
+    shown = [_progress(run), *_held_out(run)]
     if first is not run:
         shown += _gain("held-out, against " + first.name, first, run, -1)
     points = series(run.metrics)
@@ -62,37 +63,44 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def _exact_match(run: Run) -> list[Tile]:
+def _held_out(run: Run) -> list[Tile]:
     if not run.graded:
         return []
     last = run.graded[-1]
     shown = [
         Tile(
-            "held-out exact match",
-            f"{last['exact_match']:.3f}",
+            f"held-out {NAMES[of_row(last)]}",
+            f"{value_of(last):.3f}",
             _between(last.get("ci_low"), last.get("ci_high"), ".3f"),
-            f"step {last['step']}" + (f", {last['n']} problems" if "n" in last else ""),
+            f"step {last['step']}" + _problems(last),
         )
     ]
     return shown + (_gain("held-out, change since the start", run, run, 0) if len(run.graded) > 1 else [])
 
 
+def _problems(row: dict[str, Any]) -> str:
+    if not is_whole(row):
+        return f", graded {row['n']} of {row['problems']} problems"
+    return f", {row['n']} problems" if "n" in row else ""
+
+
 def _gain(label: str, before: Run, after: Run, which: int) -> list[Tile]:
-    """Return the change of exact match from an evaluation of `before` to the last one of `after`, paired by problem."""
+    """Return the change from an evaluation of `before` to the last one of `after`, paired by problem."""
     old, new = (list(one.files.sample_files("eval").items()) for one in (before, after))
     if not old or not new or old[which] == new[-1]:
         return []
     try:
-        result = compare(read_grades(old[which][1]), read_grades(new[-1][1]))
+        result = compare_evaluations(read_grades(old[which][1]), read_grades(new[-1][1]))
     except UserError:  # other problems, or samples of another version
         return []
     better, worse = result["better"], result["worse"]
+    common = " that both graded" if result["only_a"] or result["only_b"] else ""
     return [
         Tile(
             label,
             f"{result['difference']:+.3f}",
             _between(result["ci_low"], result["ci_high"], "+.3f"),
-            f"p = {result['p_value']:.2g}; {better} better, {worse} worse of {result['n']}; "
+            f"p = {result['p_value']:.2g}; {better} better, {worse} worse of {result['n']}{common}; "
             f"step {old[which][0]} to step {new[-1][0]}",
         )
     ]

@@ -15,8 +15,10 @@ from markupsafe import Markup, escape
 from grpo.diagnosis.finding import Diagnosis, Finding
 from grpo.launch.config import secrets
 from grpo.metrics.metric_schema import SCHEMA, TIERS, Metric
+from grpo.run import run_settings as settings
+from grpo.run.measure import of_row
 from grpo.run.run_state import Run
-from scripts.report import chart, headline, panels, samples, scales, settings
+from scripts.report import chart, headline, panels, samples, scales
 
 FOLDER = Path(__file__).parent
 SECTIONS = [
@@ -181,7 +183,7 @@ def _healthy(metric: Metric) -> str:
     return f"healthy from {scales.text(low)}" + ("" if high is None else f" to {scales.text(high)}")
 
 
-_LEFT_OUT = ("step", "time", "by_source", "pass_at_k", "exact_match", "ci_low", "ci_high")
+_LEFT_OUT = ("step", "time", "by_source", "pass_at_k", "exact_match", "score", "ci_low", "ci_high")
 
 
 def _evaluations(runs: Sequence[Run]) -> dict[str, Any]:
@@ -198,7 +200,7 @@ def _evaluations(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _cells(result: dict[str, Any]) -> dict[str, str]:
-    cells = {"exact_match": _rate(result, "exact_match")}
+    cells = {of_row(result): _rate(result, of_row(result))}
     pass_at_k = result.get("pass_at_k")
     if isinstance(pass_at_k, dict):
         cells |= {

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grpo.metrics.metric_schema import BY_NAME, SCHEMA, Metric
+from grpo.run.measure import EXACT_MATCH, SCORE
 from grpo.run.run_state import Run
 from scripts.report.runs import Points, Row, series
 
@@ -89,8 +90,8 @@ def evaluations(rows: Sequence[Row]) -> dict[str, list[HeldOut]]:
         if name not in ("ci_low", "ci_high", "seconds")
     }
     ends = {row["step"]: (row.get("ci_low"), row.get("ci_high")) for row in rows}
-    if "exact_match" in columns:
-        columns["exact_match"] = [HeldOut(p.step, p.value, *map(_number, ends[p.step])) for p in columns["exact_match"]]
+    for measure in {EXACT_MATCH, SCORE} & columns.keys():
+        columns[measure] = [HeldOut(p.step, p.value, *map(_number, ends[p.step])) for p in columns[measure]]
     return columns
 
 

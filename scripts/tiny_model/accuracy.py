@@ -20,7 +20,7 @@ def sampled_accuracy(model: GptOssForCausalLM, tokenizer: PreTrainedTokenizerFas
     """Return the share of `count` held-out problems that one sample at temperature 1 answers correctly."""
     torch.manual_seed(seed)
     problems = distinct_problems("eval", count)
-    texts = [prompt_text(tokenizer, problem.question) for problem in problems]
+    texts = [prompt_text(tokenizer, problem.prompt) for problem in problems]
     inputs = tokenizer(texts, add_special_tokens=False, padding=True, padding_side="left", return_tensors="pt")
     tokens = model.generate(
         input_ids=inputs.input_ids,

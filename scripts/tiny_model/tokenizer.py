@@ -36,6 +36,8 @@ WORDS = (Path(__file__).parent / "words.txt").read_text(encoding="utf-8").split(
 _SPLIT = r"\p{N}| ?\\?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+"
 _PIECES = (
     "\\boxed",
+    " \\boxed",
+    "{}.",
     "\\frac",
     "\\sqrt",
     "\\times",

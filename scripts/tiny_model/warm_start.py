@@ -58,9 +58,9 @@ def tiny_config(vocab_size: int) -> GptOssConfig:
     )
 
 
-def prompt_text(tokenizer: PreTrainedTokenizerFast, question: str) -> str:
+def prompt_text(tokenizer: PreTrainedTokenizerFast, prompt: str) -> str:
     """Return the chat template around one user message, up to `<|start|>assistant`."""
-    messages = [{"role": "user", "content": question}]
+    messages = [{"role": "user", "content": prompt}]
     return cast(str, tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
@@ -113,7 +113,7 @@ def _batches(
         rows = []
         for problem, _ in zip(source, range(BATCH), strict=False):
             habit = choose_habit(rng) if step >= mixture_from else "careful"
-            texts = prompt_text(tokenizer, problem.question), completion(problem, habit)
+            texts = prompt_text(tokenizer, problem.prompt), completion(problem, habit)
             rows.append(tokenizer(list(texts), add_special_tokens=False).input_ids)
         length = max(len(prompt) + len(answer) for prompt, answer in rows)
         ids = torch.full((BATCH, length), tokenizer.pad_token_id)

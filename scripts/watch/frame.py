@@ -18,6 +18,7 @@ from grpo.metrics.metric_schema import (
     Metric,
     flat,
 )
+from grpo.run.measure import EXACT_MATCH, of_row
 from grpo.run.progress import interval
 from grpo.run.run_state import (
     CRASHED,
@@ -139,7 +140,7 @@ def _findings(diagnosis: Diagnosis | None, width: int) -> list[Text]:
 
 
 def _learning(run: Run, rows: Numbers, width: int) -> list[Text]:
-    cells = _cells([m.name for m in _tier(1) if m.source == "eval"], _numbers(run.graded), width)
+    cells = _cells(list(dict.fromkeys(map(of_row, run.graded))) or [EXACT_MATCH], _numbers(run.graded), width)
     cells += _cells([m.name for m in _tier(1) if m.source != "eval"], rows, width)
     lines = _section(TIERS[1], cells, width)
     if run.graded:

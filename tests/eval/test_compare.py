@@ -28,7 +28,7 @@ B = {f"p{n}": [1, 1, 1, n % 2] for n in range(8)}
 def test_the_comparison_is_paired_by_problem(tmp_path):
     a = evaluation(tmp_path / "a", A)
     b = evaluation(tmp_path / "b", dict(reversed(B.items())))
-    result = compare.compare(compare.read_grades(a), compare.read_grades(b))
+    result = compare.compare_evaluations(compare.read_grades(a), compare.read_grades(b))
     differences = [statistics.fmean(B[id]) - statistics.fmean(A[id]) for id in A]
     assert result["difference"] == pytest.approx(statistics.fmean(differences)) == pytest.approx(0.625)
     assert result["p_value"] == pytest.approx(2 / 2**8)
@@ -98,7 +98,7 @@ def test_different_numbers_of_samples_are_reported(tmp_path, capsys):
 def test_no_gain_is_detectable_near_the_maximum(tmp_path, capsys):
     a = evaluation(tmp_path / "a", {f"p{n}": [int(n % 10 > 0)] for n in range(20)})
     b = evaluation(tmp_path / "b", {f"p{n}": [int(n % 10 > 1)] for n in range(20)})
-    assert compare.compare(compare.read_grades(a), compare.read_grades(b))["detectable"] is None
+    assert compare.compare_evaluations(compare.read_grades(a), compare.read_grades(b))["detectable"] is None
     assert compare.main([str(a), str(b)]) == 0
     assert (
         "these problems cannot detect any gain with 80% power at 5%: A leaves room for 0.100" in capsys.readouterr().out

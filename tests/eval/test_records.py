@@ -80,7 +80,7 @@ def test_sources_are_reported_separately():
 def test_records_with_any_text_are_read_back(tmp_path):
     file = tmp_path / "eval_0.jsonl"
     file.write_text('{"id": "a", "correct": 1.0, "response": "one\u2028two"}\n', encoding="utf-8")
-    assert records.correct_by_problem(output.read_records(file)) == {"a": [1.0]}
+    assert records.grades_by_problem(output.read_records(file)) == ("exact_match", {"a": [1.0]})
     file.write_text('{"id": "a"}\n')
     with pytest.raises(UserError, match="is not a file of graded samples"):
         output.read_records(file)

@@ -9,7 +9,7 @@ from grpo.launch.checks.model import can_format_chats
 from grpo.launch.config import Config
 from grpo.launch.data_files import Record
 from grpo.rollout.multi_turn.settings import has_environment
-from grpo.stack.checkout import CHECKOUT
+from grpo.run.measure import OUR_REWARD
 from grpo.stack.problem import Problem, UserError
 
 _VARIABLES = {"train": "TRAIN_DATA", "eval": "EVAL_DATA"}
@@ -98,4 +98,4 @@ def check_leaks(files: dict[str, str], train: Sequence[Record], held_out: Sequen
 
 def has_own_reward(config: Config) -> bool:
     """Return whether the reward function is this project's, which reads labels and may have a judge."""
-    return Path(config.args.remote_rm_url or "").resolve() == CHECKOUT / "reward" / "reward_func.py"
+    return Path(config.args.remote_rm_url or "").resolve() == OUR_REWARD

@@ -7,6 +7,7 @@ from pathlib import Path
 from grpo.launch import flags
 from grpo.launch.config import Config
 from grpo.run import trackers
+from grpo.run.measure import OUR_REWARD, USER_REWARD
 from grpo.stack.problem import Problem
 from grpo.stack.variables import in_variables
 
@@ -37,6 +38,9 @@ def check_flags(config: Config) -> Iterator[Problem]:
         value = getattr(args, name)
         if value is not None and not is_good(value):
             yield Problem(in_variables(f"--{name} is {value:g}"), f"give {wanted}")
+    low, high = args.dynamic_filtering_reward_range
+    if args.dynamic_filtering and not low < high:
+        yield Problem(f"DYNAMIC_FILTERING_RANGE is {low:g} {high:g}", "give two numbers, the smaller one first")
     if args.eval_dataset and not args.remote_rm_url and not args.agent_func_path:
         yield Problem("evaluations need a reward function", "set REWARD to a .py file with reward_func")
     if args.use_wandb and not os.environ.get("WANDB_API_KEY"):
@@ -48,8 +52,8 @@ def check_flags(config: Config) -> Iterator[Problem]:
             yield Problem(
                 f"REWARD {script} is neither a .py file nor a URL", "set REWARD to a .py file with reward_func"
             )
-        if script.endswith(".py") and not Path(script).is_file():
-            yield Problem(f"the reward function {script} does not exist", "set REWARD to a .py file with reward_func")
+        elif script.endswith(".py") and Path(script).resolve() not in (OUR_REWARD, USER_REWARD):
+            yield Problem(f"--remote_rm_url {script} would run unchecked", f"set REWARD={script} instead")
 
 
 def check_batches(config: Config) -> Iterator[Problem]:

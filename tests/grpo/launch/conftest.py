@@ -16,6 +16,7 @@ from grpo.launch.config import Config, resolve
 from grpo.launch.plan import make_plan
 from grpo.model.architecture import Architecture
 from grpo.model.model_files import INDEX, ITEM_BYTES, read_json
+from grpo.run.measure import USER_REWARD
 from grpo.stack import machine
 
 from .recipe import ROOT
@@ -127,10 +128,11 @@ def enough_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def setting(tmp_path: Path) -> Setting:
+def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
     model = write_checkpoint(tmp_path / "model")
     reward = tmp_path / "reward.py"
-    reward.write_text("def reward_func(queries, prompts, labels): ...\n")
+    reward.write_text("def reward_func(queries, prompts, labels):\n    return 1.0\n")
+    monkeypatch.setenv("GRPO_REWARD_FILES", str(reward))
     flags: dict[str, object] = {
         "pretrain": model,
         "experts": "packed",
@@ -141,7 +143,7 @@ def setting(tmp_path: Path) -> Setting:
         "input_key": "prompt",
         "label_key": "label",
         "apply_chat_template": True,
-        "remote_rm_url": reward,
+        "remote_rm_url": USER_REWARD,
         "rollout_batch_size": 8,
         "n_samples_per_prompt": 8,
         "micro_rollout_batch_size": 1,

@@ -49,7 +49,8 @@ OVERRIDES = {
     "ENGINE_MODEL": ("/e", "--engine_model", "/e"),
     "TRAIN_DATA": ("/t.jsonl", "--prompt_data", "/t.jsonl"),
     "EVAL_DATA": ("/v.jsonl", "--eval_dataset", "/v.jsonl"),
-    "REWARD": ("/r.py", "--remote_rm_url", "/r.py"),
+    "REWARD": ("/r.py", "GRPO_REWARD_FILES", "/r.py"),
+    "REWARD_WEIGHTS": ("0.5", "GRPO_REWARD_WEIGHTS", "0.5"),
     "NAME": ("mine", "--run_dir", "mine-"),
     "NUM_ENGINES": ("3", "--vllm_num_engines", "3"),
     "ENGINE_TP": ("4", "--vllm_tensor_parallel_size", "4"),
@@ -60,6 +61,8 @@ OVERRIDES = {
     "PROMPT_MAX_LEN": ("14", "--prompt_max_len", "14"),
     "GENERATE_MAX_LEN": ("15", "--generate_max_len", "15"),
     "TEMPERATURE": ("0.5", "--temperature", "0.5"),
+    "DYNAMIC_FILTERING": ("1", "--dynamic_filtering", ""),
+    "DYNAMIC_FILTERING_RANGE": ("0.1 0.9", "--dynamic_filtering_reward_range", "0.1 0.9"),
     "TOP_P": ("0.6", "--top_p", "0.6"),
     "REASONING_EFFORT": ("high", "--reasoning_effort", "high"),
     "THINKING_BUDGET": ("34", "--thinking_budget", "34"),
@@ -267,4 +270,5 @@ def test_it_can_be_called_from_anywhere(checkout: Path, tmp_path: Path) -> None:
 def test_errors_name_the_variables_of_the_script() -> None:
     table = {flag.removeprefix("--"): name for name, (_, flag, _) in OVERRIDES.items() if flag.startswith("--")}
     table.pop("run_dir")  # NAME is a part of it
+    table["remote_rm_url"] = "REWARD"  # for files of the user's own, by way of a file of ours
     assert by_flag() == table

@@ -122,12 +122,12 @@ def test_settings_missing_from_an_older_run_had_their_defaults(setting, save, mo
     save(10)
     monkeypatch.setenv("GRPO_JUDGE_BASE_URL", "https://generativelanguage.googleapis.com")
     monkeypatch.setenv("GRPO_JUDGE_PROXY", "0")
-    assert resume.judge_changes(setting.run_dir) == {}
+    assert resume.reward_changes(setting.run_dir) == {}
     monkeypatch.setenv("GRPO_JUDGE_PROXY", "1")
-    assert resume.judge_changes(setting.run_dir) == {"JUDGE_PROXY": ("0", "1")}
+    assert resume.reward_changes(setting.run_dir) == {"JUDGE_PROXY": ("0", "1")}
     monkeypatch.setenv("GRPO_JUDGE_UNFINISHED", "1")
     changes = {"JUDGE_PROXY": ("0", "1"), "JUDGE_UNFINISHED": ("0", "1")}
-    assert resume.judge_changes(setting.run_dir) == changes, "an older run judged none without a final answer"
+    assert resume.reward_changes(setting.run_dir) == changes, "an older run judged none without a final answer"
 
 
 def test_the_same_settings_are_no_change(setting, save) -> None:

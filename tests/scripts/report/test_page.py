@@ -10,7 +10,8 @@ import pytest
 
 from grpo.diagnosis.finding import Diagnosis
 from grpo.metrics.metric_schema import SCHEMA
-from scripts.report import headline, settings
+from grpo.run import run_settings
+from scripts.report import headline
 from scripts.report.__main__ import main
 from scripts.report.page import render
 from scripts.report.runs import read
@@ -65,10 +66,10 @@ def test_several_runs_are_compared(make_run, tmp_path):
     out = tmp_path / "all.html"
     assert main([*map(str, folders), "--out", str(out)]) == 0
     runs = read(folders)
-    assert settings.differences(runs) == {
+    assert run_settings.differences(runs) == {
         "name": ["a", "b", "c"],
         "seed": ["1", "2", "1"],
-        "n_samples": ["8", "16", settings.ABSENT],
+        "n_samples": ["8", "16", run_settings.ABSENT],
     }
     page = Page(out.read_text())
     assert "held-out, against a" in page.text and panel_count(out.read_text()) == len(SCHEMA) - 2
@@ -152,7 +153,7 @@ def test_resumptions_are_marked_and_their_changes_listed(make_run):
     folder = make_run()
     write_lines(folder / "resumes.jsonl", [{"step": 8, "changed": {"JUDGE_RPM": ["60", "120"]}}, {"step": 8}])
     html = render(read([folder]))
-    assert "resumed 2 times" in html and settings.changes(read([folder])[0]) == [("8", "JUDGE_RPM", "60", "120")]
+    assert "resumed 2 times" in html and run_settings.changes(read([folder])[0]) == [("8", "JUDGE_RPM", "60", "120")]
     (resumed,) = [a["d"] for tag, a in Page(html).tags if tag == "path" and a.get("class") == "resumed"]
     assert resumed.count("M") == 1
 

@@ -47,7 +47,8 @@ import pytest
         ({"save_steps": -2}, "SAVE_STEPS is -2", "-1 for no checkpoint"),
         ({"max_ckpt_num": 0}, "MAX_CHECKPOINTS is 0", "1 or more"),
         ({"seed": -1}, "SEED is -1", "from 0"),
-        ({"remote_rm_url": "/none.py"}, "reward function /none.py does not exist", "REWARD"),
+        ({"dynamic_filtering": True, "dynamic_filtering_reward_range": [1, 0]}, "RANGE is 1 0", "smaller one first"),
+        ({"remote_rm_url": "/none.py"}, "/none.py would run unchecked", "REWARD=/none.py"),
         ({"remote_rm_url": None}, "evaluations need a reward", "REWARD"),
     ],
 )

@@ -1,0 +1,133 @@
+"""Reward functions of the user's own: each is loaded and called once before a run, in a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from grpo.launch.config import Config
+from grpo.metrics.metric_schema import BY_NAME
+from grpo.rollout.multi_turn.settings import has_environment
+from grpo.run.measure import USER_REWARD
+from grpo.stack.json_files import numbered_rows
+from grpo.stack.problem import Problem
+from reward import user_files
+from reward.labels import LabelError, parse_label
+from reward.user_files import RewardFile
+
+DEADLINE = 120.0  # seconds to import a file and to reward one sample
+_GRADES = ("correct", "answered", "has_final")  # of our grader; a reward of the user's may give its own
+_MARKUP = "<|start|>{role}<|message|>{content}<|end|>"
+_RESPONSE = (
+    "<|channel|>analysis<|message|>I know it.<|end|><|start|>assistant<|channel|>final<|message|>"
+    "\\boxed{{{answer}}}<|return|>"
+)
+
+
+def check_reward(config: Config) -> Iterator[Problem]:
+    """Call each function of the user's own on the first line of TRAIN_DATA, with a right answer as the response.
+
+    Raises:
+        SettingsError: for invalid settings, which :func:`grpo.launch.judge.of_run` refuses before.
+    """
+    if has_environment(config.args) or not is_users(config):
+        return
+    files = user_files.from_environment()
+    if not files:
+        yield Problem("REWARD names no file", "set REWARD to a .py file with reward_func")
+    sample = first_sample(config)
+    for file in files:
+        if not file.path.is_file() or file.path.suffix != ".py":
+            is_file = "is no .py file" if file.path.exists() else "does not exist"
+            yield Problem(f"REWARD: {file.path} {is_file}", "set REWARD to a .py file with reward_func")
+        elif sample is not None:  # without data, that is the problem
+            yield from _check(file, sample)
+
+
+def is_users(config: Config) -> bool:
+    """Return whether the reward is of the user's own files."""
+    return Path(config.args.remote_rm_url or "").resolve() == USER_REWARD
+
+
+def describe(config: Config) -> list[str]:
+    """Describe the user's own rewards in lines for people."""
+    if has_environment(config.args) or not is_users(config):
+        return []
+    files = user_files.from_environment()
+    return [f"reward      {' + '.join(f'{file.weight:g} x {file.path}' for file in files)}"]
+
+
+def first_sample(config: Config) -> dict[str, Any] | None:
+    """Return the first line of TRAIN_DATA as a reward function sees it; None if it cannot be read.
+
+    The prompt is in harmony's markup without the template's system message.
+    """
+    args = config.args
+    try:
+        row = next((row for _, row in numbered_rows(Path(args.prompt_data or "")) if isinstance(row, dict)), {})
+    except OSError:
+        return None
+    if not row.get(args.input_key):
+        return None
+    chat, label = row[args.input_key], row.get(args.label_key)
+    messages = chat if isinstance(chat, list) else [{"role": "user", "content": chat}]
+    prompt = "".join(_MARKUP.format_map({"role": "user", "content": "", **message}) for message in messages)
+    prompt += "<|start|>assistant"
+    try:
+        answer = parse_label(label).answer
+    except LabelError:  # a label that only the user's function reads
+        answer = "1"
+    return {"query": prompt + _RESPONSE.format(answer=answer), "prompt": prompt, "label": label}
+
+
+def _check(file: RewardFile, sample: dict[str, Any]) -> Iterator[Problem]:
+    result = try_file(file.path, sample)
+    if "error" in result:
+        yield Problem(f"REWARD: {file.path} {result['error']}", result["remedy"])
+        return
+    taken = [name for name in result["logs"] if name in BY_NAME and name not in _GRADES]
+    if taken:
+        yield Problem(
+            f"REWARD: {file.path} logs {taken[0]!r}, which is a metric of every run", "give that log another name"
+        )
+
+
+def try_file(path: Path, sample: dict[str, Any], deadline: float = DEADLINE) -> dict[str, Any]:
+    """Return the result of :mod:`reward.trial` for one file; `error` and `remedy` if it ends without one."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result.json"
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "reward.trial", str(path), str(result)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            text=True,
+        )
+        try:
+            printed, _ = process.communicate(json.dumps(sample), timeout=deadline)
+        except subprocess.TimeoutExpired:
+            return {
+                "error": f"did not return within {deadline:g} s on the first line of TRAIN_DATA",
+                "remedy": "remove the endless loop, or what takes so long when it is imported or called",
+            }
+        finally:
+            _kill_group(process)
+        if not result.is_file():
+            last = (printed.strip().splitlines() or ["nothing was printed"])[-1]
+            return {"error": f"ended its process with code {process.returncode}: {last}", "remedy": "correct the file"}
+        return json.loads(result.read_text(encoding="utf-8"))
+
+
+def _kill_group(process: subprocess.Popen[str]) -> None:
+    """End the process, and whatever the reward function started in its session."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    process.wait()

@@ -1,0 +1,39 @@
+"""What a held-out evaluation measures: exact match by our grader, or the score of a reward of the user's own.
+
+A line of eval.jsonl has the number under one of two names, `exact_match` or `score`.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo.rollout.multi_turn.settings import has_environment
+from grpo.stack.checkout import CHECKOUT
+from grpo.stack.upstream.arguments import Arguments
+
+EXACT_MATCH, SCORE = "exact_match", "score"
+NAMES = {EXACT_MATCH: "exact match", SCORE: "score of your reward"}
+OUR_REWARD = CHECKOUT / "reward" / "reward_func.py"
+USER_REWARD = CHECKOUT / "reward" / "user_reward.py"
+
+
+def of_run(args: Arguments) -> str:
+    """Return the measure of a run's evaluations. An environment says itself which rollouts are correct."""
+    url = args.remote_rm_url
+    first = url[0] if isinstance(url, list) and url else url
+    return EXACT_MATCH if has_environment(args) or Path(first or OUR_REWARD).resolve() == OUR_REWARD else SCORE
+
+
+def of_row(row: Mapping[str, Any]) -> str:
+    """Return the measure of a line of eval.jsonl, or of an evaluation's result."""
+    return SCORE if SCORE in row else EXACT_MATCH
+
+
+def value_of(row: Mapping[str, Any]) -> Any:
+    """Return the number that an evaluation measured; None if it graded nothing."""
+    return row.get(of_row(row))
+
+
+def is_whole(row: Mapping[str, Any]) -> bool:
+    """Say whether every problem of an evaluation was graded. Only then do two of them measure the same problems."""
+    return row.get("n") == row.get("problems", row.get("n"))

@@ -1,0 +1,67 @@
+"""Call one reward function of the user's own on one sample, as the run will, in a process of its own.
+
+    python -P -m reward.trial FILE RESULT <SAMPLE.json
+
+The sample has `query`, `prompt` and `label`. RESULT gets JSON: `reward`, `score` and `logs`, or `error` and `remedy`.
+"""
+
+import json
+import math
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from reward import user_files
+from reward.returned import ACCEPTED, ReturnError, read
+
+_EXAMPLE = f"define {user_files.FUNCTION}(queries, prompts, labels); docs/reward.md has an example"
+
+
+def attempt(path: Path, sample: dict[str, Any]) -> dict[str, Any]:
+    """Return the reward of the sample, or what is wrong with the file."""
+    try:
+        function = user_files.load(path)
+    except SyntaxError as error:
+        return _error(f"has a syntax error: {error.msg} ({error.filename}:{error.lineno})", "correct the file")
+    except user_files.NoFunctionError:
+        return _error(f"has no function {user_files.FUNCTION}", _EXAMPLE)
+    except (Exception, SystemExit) as error:
+        return _error(f"cannot be imported: {_what(error, path)}", "correct the file")
+    called = "on the first line of TRAIN_DATA"
+    try:
+        value = function([sample["query"]], [sample["prompt"]], [sample["label"]])
+    except (Exception, SystemExit) as error:
+        return _error(f"fails {called}: {_what(error, path)}", "correct the file")
+    try:
+        returned = read(value, 1)
+    except ReturnError as error:
+        return _error(f"returns no reward {called}: {error}", ACCEPTED)
+    if not math.isfinite(returned.rewards[0]):
+        return _error(f"returns the reward {returned.rewards[0]} {called}", "return a finite number")
+    return {"reward": returned.rewards[0], "score": returned.scores[0], "logs": returned.logs[0]}
+
+
+def _what(error: BaseException, path: Path) -> str:
+    """Return the last line of a traceback, and the last place in the user's file."""
+    (line,) = traceback.format_exception_only(error)[-1:]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    place = f" ({path}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
+    return line.strip() + place
+
+
+def _error(what: str, remedy: str) -> dict[str, Any]:
+    return {"error": what, "remedy": remedy}
+
+
+def main() -> None:
+    """Run the trial; the result goes to a file, since a reward function may print."""
+    path, result = map(Path, sys.argv[1:])
+    result.write_text(json.dumps(attempt(path, json.load(sys.stdin))), encoding="utf-8")
+    sys.stdout.flush()
+    os._exit(0)  # a thread of the user's does not hold it up
+
+
+if __name__ == "__main__":
+    main()

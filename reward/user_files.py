@@ -1,0 +1,94 @@
+"""Reward functions of the user's own: which files they are in, their weights, and how they are loaded.
+
+`train_grpo.sh` passes REWARD and REWARD_WEIGHTS to every worker as the variables GRPO_REWARD_FILES and
+GRPO_REWARD_WEIGHTS.
+"""
+
+import importlib.util
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reward.settings import SettingsError
+
+VARIABLES = ("REWARD_FILES", "REWARD_WEIGHTS")
+FUNCTION = "reward_func"
+
+
+class NoFunctionError(AttributeError):
+    """A file without the function."""
+
+
+@dataclass(frozen=True)
+class RewardFile:
+    """One file of REWARD. Its name, the stem of the file, names its metric."""
+
+    path: Path
+    weight: float
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+
+def variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the variables that make the settings, without their prefix, as they are in the environment."""
+    environ = os.environ if environ is None else environ
+    return {name: environ[f"GRPO_{name}"] for name in VARIABLES if environ.get(f"GRPO_{name}")}
+
+
+def from_environment(environ: Mapping[str, str] | None = None) -> list[RewardFile]:
+    """Return the files with their weights, [] if the reward is this project's.
+
+    Raises:
+        SettingsError: for two files of one name, or weights that do not match the files.
+    """
+    values = variables(environ)
+    paths = [Path(path) for path in values.get("REWARD_FILES", "").split(os.pathsep) if path]
+    by_name: dict[str, Path] = {}
+    for path in paths:
+        other = by_name.setdefault(path.stem, path)
+        if other is not path:
+            raise SettingsError(
+                f"REWARD names {other} and {path}, whose metrics would both be reward.{path.stem}", "rename one of them"
+            )
+    weights = values.get("REWARD_WEIGHTS", "").split() or ["1"] * len(paths)
+    if len(weights) != len(paths):
+        raise SettingsError(
+            f"REWARD_WEIGHTS has {len(weights)} weights, but REWARD names {len(paths)} files", "give one weight a file"
+        )
+    return [RewardFile(path, _weight(weight)) for path, weight in zip(paths, weights, strict=True)]
+
+
+def _weight(text: str) -> float:
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = math.nan
+    if not math.isfinite(weight):
+        raise SettingsError(f"REWARD_WEIGHTS has {text!r}", "give numbers, for example '1 0.5'")
+    return weight
+
+
+def load(path: Path) -> Callable[..., Any]:
+    """Return the function of a file. Modules beside the file can be imported.
+
+    Raises:
+        NoFunctionError: if the file does not define it.
+        Exception: whatever importing the file raises.
+    """
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    spec = importlib.util.spec_from_file_location(f"reward_of_{path.stem}", path)
+    assert spec and spec.loader  # of every .py file
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pickle look it up
+    spec.loader.exec_module(module)
+    function = getattr(module, FUNCTION, None)
+    if not callable(function):
+        raise NoFunctionError(f"{path} has no function {FUNCTION}")
+    return function

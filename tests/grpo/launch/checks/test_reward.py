@@ -1,0 +1,104 @@
+"""What a user reads if a reward of their own cannot work, before anything heavy starts."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from grpo.launch.checks import reward
+from reward.reward_func import reward_func as our_reward_func
+
+pytestmark = pytest.mark.usefixtures("enough_of_everything")
+
+
+@pytest.fixture
+def problems(setting, tmp_path, monkeypatch):
+    """Returns the problems of a run whose REWARD are files with these texts."""
+
+    def problems(*texts: str) -> list[str]:
+        paths = [tmp_path / f"mine_{number}.py" for number in range(len(texts))]
+        for path, text in zip(paths, texts, strict=True):
+            path.write_text(text)
+        monkeypatch.setenv("GRPO_REWARD_FILES", os.pathsep.join(map(str, paths)))
+        return setting.problems()
+
+    return problems
+
+
+def function(body: str) -> str:
+    return f"import time\ndef reward_func(queries, prompts, labels):\n    {body}\n"
+
+
+def test_a_working_reward_is_no_problem(problems):
+    assert problems(function("return [float(len(q)) for q in queries]"), function("return 0.5")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "remedy"),
+    [
+        ("def reward_func(:\n", "has a syntax error: invalid syntax", "correct the file"),
+        ("import missing_module_of_mine\n", "No module named 'missing_module_of_mine' (", "correct the file"),
+        ("def reward(q, p, l): return 1\n", "has no function reward_func", "docs/reward.md"),
+        (function("raise ValueError('no gold')"), "ValueError: no gold (", "correct the file"),
+        (function("return None"), "the return value is None", "return a number, a list"),
+        (function("return [1.0, 2.0]"), "has 2 values for 1 sample", "return a number, a list"),
+        (function("return float('nan')"), "returns the reward nan", "finite"),
+        (function("import os; os._exit(7)"), "ended its process with code 7", "correct the file"),
+        (function("return {'rewards': 1, 'extra_logs': {'kl': 1}}"), "logs 'kl', which is a metric", "another name"),
+    ],
+)
+def test_each_fault_is_named_with_its_remedy(problems, text, what, remedy):
+    [problem] = problems(text)
+    assert problem.startswith("REWARD: ") and "mine_0.py" in problem
+    assert what in problem and remedy in problem.splitlines()[1]
+
+
+def test_the_place_in_the_file_is_named(problems, tmp_path):
+    [problem] = problems("def helper(x):\n    return int(x)\n\n" + function("return helper('a b')"))
+    assert f"({tmp_path / 'mine_0.py'}:2 in helper)" in problem and "ValueError: invalid literal" in problem
+    [problem] = problems("\n\nx = = 3\n")
+    assert f"({tmp_path / 'mine_0.py'}:3)" in problem
+
+
+def test_an_endless_loop_ends_at_the_deadline_with_what_it_started(tmp_path):
+    path, child = tmp_path / "loop.py", tmp_path / "child"
+    path.write_text(
+        "import subprocess, time\n"
+        f"open({str(child)!r}, 'w').write(str(subprocess.Popen(['sleep', '600']).pid))\n" + function("time.sleep(600)")
+    )
+    result = reward.try_file(path, {"query": "", "prompt": "", "label": ""}, deadline=5.0)
+    assert result["error"] == "did not return within 5 s on the first line of TRAIN_DATA"
+    while _is_alive(int(child.read_text())):  # the signal has been sent
+        time.sleep(0.05)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().split()[2] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_what_the_function_prints_and_its_threads_do_not_matter(problems):
+    assert problems("import threading, time\nprint('{')\n" + function(
+        "threading.Thread(target=time.sleep, args=(600,)).start(); print('x'); return 1.0"
+    )) == []  # fmt: skip
+
+
+def test_it_is_called_as_in_the_run_on_the_first_line(setting, tmp_path):
+    """Checked with our own grader: it reads the answer that the response boxes."""
+    label = json.dumps({"answer": "42", "split": "train"})
+    rows = [{"prompt": "6 * 7?", "label": label}, {"prompt": "1 + 1?", "label": "2"}]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sample = reward.first_sample(setting.config())
+    assert sample["label"] == label and sample["query"].startswith(sample["prompt"]) and "6 * 7?" in sample["prompt"]
+    result = our_reward_func([sample["query"]], [sample["prompt"]], [sample["label"]])
+    assert result["scores"] == 1.0
+
+
+def test_a_file_that_is_missing_is_named(problems, setting, monkeypatch):
+    monkeypatch.setenv("GRPO_REWARD_FILES", "/none.py")
+    [problem] = setting.problems()
+    assert "/none.py does not exist" in problem

@@ -1,0 +1,90 @@
+"""The reward that engines load if REWARD names the user's own files, loaded by its path as OpenRLHF does."""
+
+import importlib.util
+import logging
+import math
+import os
+
+import pytest
+
+from reward import user_files
+from reward.settings import SettingsError
+
+CALL = (["<p>12"], ["<p>"], ["7"])
+
+
+@pytest.fixture
+def load(tmp_path, monkeypatch):
+    """Loads the combination of files with these texts."""
+
+    def load(weights: str = "", **texts: str):
+        for name, text in texts.items():
+            (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.setenv("GRPO_REWARD_FILES", os.pathsep.join(str(tmp_path / f"{name}.py") for name in texts))
+        monkeypatch.setenv("GRPO_REWARD_WEIGHTS", weights)
+        path = os.path.join(os.path.dirname(user_files.__file__), "user_reward.py")
+        spec = importlib.util.spec_from_file_location("reward_func", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module.reward_func
+
+    return load
+
+
+def returning(value: str) -> str:
+    return f"def reward_func(queries, prompts, labels):\n    return {value}\n"
+
+
+def test_one_function_gives_reward_score_and_its_logs(load):
+    value = '{"rewards": [0.5], "scores": [1.0], "extra_logs": {"words": 3}}'
+    result = load(mine=returning(value))(*CALL)
+    assert (result["rewards"], result["scores"]) == (0.5, 1.0)
+    assert result["extra_logs"].pop("reward_seconds") >= 0
+    assert result["extra_logs"] == {"reward_error": 0.0, "words": 3.0}
+
+
+def test_several_functions_are_a_weighted_sum_with_a_metric_each(load):
+    b = returning('{"rewards": len(queries[0]) + 0.5, "extra_logs": {"words": 3}}')
+    result = load("1 0.5", a=returning("[float(labels[0])]"), b=b)(*CALL)
+    assert result["rewards"] == result["scores"] == 7 + 0.5 * 5.5
+    logs = result["extra_logs"]
+    assert (logs["reward.a"], logs["reward.b"], logs["b.words"], logs["reward_error"]) == (7.0, 5.5, 3.0, 0.0)
+
+
+def test_several_samples_have_lists(load):
+    reward_func = load("2", a=returning("[len(query) for query in queries]"))
+    result = reward_func(["a", "bc"], ["", ""], ["1", "2"])
+    assert result["rewards"] == [2.0, 4.0] and result["extra_logs"]["reward_error"] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("body", ["1 / 0", "'high'", "exit(3)", "None"])
+def test_a_failure_is_no_reward_and_its_first_traceback_is_logged(load, caplog, body):
+    reward_func = load(good=returning("1.0"), bad=returning(body))
+    with caplog.at_level(logging.ERROR):
+        first, second = reward_func(*CALL), reward_func(*CALL)
+    for result in (first, second):
+        assert math.isnan(result["rewards"]) and math.isnan(result["scores"])
+        assert (result["extra_logs"]["reward_error"], result["extra_logs"]["reward.good"]) == (1.0, 1.0)
+    [record] = caplog.records
+    assert record.exc_info and "the reward bad failed on a sample" in record.getMessage()
+
+
+def test_a_function_may_import_a_module_beside_it(load, tmp_path):
+    (tmp_path / "my_helper_of_rewards.py").write_text("WORTH = 0.25\n")
+    reward_func = load(mine="from my_helper_of_rewards import WORTH\n" + returning("WORTH"))
+    assert reward_func(*CALL)["rewards"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("files", "weights", "message"),
+    [
+        ("/a/x.py:/b/x.py", "", "REWARD names /a/x.py and /b/x.py"),
+        ("/a/x.py:/a/x.py", "", "rename one"),
+        ("/a/x.py:/a/y.py", "1", "REWARD_WEIGHTS has 1 weights, but REWARD names 2 files"),
+        ("/a/x.py", "nan", "'nan'"),
+        ("/a/x.py", "heavy", "'heavy'"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(files, weights, message):
+    with pytest.raises(SettingsError, match=message):
+        user_files.from_environment({"GRPO_REWARD_FILES": files, "GRPO_REWARD_WEIGHTS": weights})
