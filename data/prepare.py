@@ -4,10 +4,10 @@ r"""Turns problems of AIME, MATH, a file of your own or the synthetic task into 
     python -m data.prepare --source aime.jsonl --train math --skip-bad --out data/prepared  # and 45 of MATH to train on
     python -m data.prepare --source synthetic --out data/prepared --train-count 512
 
-A source is a .jsonl, .json or .parquet file (data/problems.py describes the rows), `aime` or `math` for the pinned data
-sets of the hub, or `synthetic`. Sources of --source are split by the rules in data/splits.py. Sources of --train and
---eval go whole into that split. Every output line is a record: `prompt` (the user's message), `label` (JSON with
-`answer` and `split`), `datasource` and `id`. The same input gives the same bytes, in any row order.
+A source is a .jsonl, .json, .parquet or .csv file (data/columns.py has the names of its columns), `aime` or `math` for
+the pinned data sets of the hub, or `synthetic`. Sources of --source are split by the rules in data/splits.py. Sources
+of --train and --eval go whole into that split. Every output line is a record: `prompt` (the user's message), `label`
+(JSON with `answer` and `split`), `datasource` and `id`. The same input gives the same bytes, in any row order.
 
 It refuses the following, and lists every place:
 - rows that are unreadable, incomplete or not gradable (--skip-bad leaves them out);
@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data import card, splits, synthetic
+from data import card, solve_rates, splits, synthetic
 from data.checks import check_lengths, check_overlap
+from data.columns import DEFAULT_COLUMNS, OwnColumns
 from data.problems import Problem, merge_repeats, parse_rows
 from data.sources import read_source
 from grpo.stack.problem import UserError
@@ -44,6 +45,11 @@ class Options:
 
     eval_fraction: float | None = None
     math_count: int | None = splits.DEFAULT_MATH_COUNT
+    levels: Sequence[int] = splits.MATH_LEVELS
+    problem_column: str | None = None
+    answer_column: str | None = None
+    solve_rates: Path | None = None
+    between: tuple[float, float] = (0.1, 0.9)
     skip_bad: bool = False
     decontaminate: bool = False
     tokenizer: str | None = None
@@ -64,7 +70,7 @@ def prepare(sources: Sequence[Source], out: Path, options: Options | None = None
         raise UserError(f"--out {out} is a file", "name a folder for train.jsonl, eval.jsonl and card.json")
     problems, origins, bad = _read(sources, options)
     problems, repeated, contradictions = merge_repeats(problems)
-    rules = splits.describe(problems, options.eval_fraction, options.math_count)
+    rules = splits.describe(problems, options.eval_fraction, options.math_count, options.levels)
     problems, skipped = _split(problems, options)
     # Once more: a problem may reach a split both by its rule and as part of a whole source.
     problems, repeated_in_split, contradictions_in_split = merge_repeats(problems)
@@ -72,9 +78,15 @@ def prepare(sources: Sequence[Source], out: Path, options: Options | None = None
     if bad and not options.skip_bad:
         listed = "\n".join(f"  {line}" for line in bad)
         raise UserError(f"{len(bad)} bad rows:\n{listed}", "correct them, or leave them out with --skip-bad")
+    about: dict[str, Any] = {"sources": origins, "rules": rules}
+    if options.solve_rates:
+        rates = solve_rates.read(options.solve_rates)
+        problems, unsuitable, by_level = solve_rates.choose(problems, rates, options.between)
+        skipped |= unsuitable
+        chosen_by = {"evaluation": options.solve_rates.name, "between": list(options.between)}
+        about["solve_rates"] = {**chosen_by, "by_level": by_level}
     problems, overlapping, alike = check_overlap(problems, options.decontaminate)
     left_out = {"bad rows": bad, "repeated": repeated + repeated_in_split, "also in eval": overlapping, **skipped}
-    about: dict[str, Any] = {"sources": origins, "rules": rules}
     if options.tokenizer:
         measured = check_lengths(problems, options.tokenizer, options.prompt_max_len, options.drop_long)
         problems, left_out["too long"], about["prompt_tokens"] = measured
@@ -108,7 +120,8 @@ def _read(sources: Sequence[Source], options: Options) -> tuple[list[Problem], l
             origin: dict[str, Any] = {"synthetic": {"seed": options.seed}}
         else:
             rows, origin = read_source(source.name)
-            parsed, wrong = parse_rows(rows, origin.get("file") or origin["hub"], source.split)
+            own = OwnColumns(options.problem_column, options.answer_column) if "file" in origin else DEFAULT_COLUMNS
+            parsed, wrong = parse_rows(rows, origin.get("file") or origin["hub"], source.split, own)
             problems += parsed
             bad += wrong
         origins.append(origin | {"used_for": source.split or "both"})
@@ -134,7 +147,8 @@ def _split(problems: Sequence[Problem], options: Options) -> tuple[list[Problem]
     chosen: list[Problem] = []
     skipped: dict[str, int] = {}
     for given in (None, "train", "eval"):
-        some, reasons = splits.choose_math([one for one in problems if one.split == given], options.math_count)
+        some = [one for one in problems if one.split == given]
+        some, reasons = splits.choose_math(some, options.math_count, options.levels)
         chosen += splits.split(some, options.eval_fraction) if given is None else some
         for reason, count in reasons.items():
             skipped[reason] = skipped.get(reason, 0) + count
@@ -150,6 +164,8 @@ def _print(out: Path, written: dict[str, Any]) -> None:
     for reason, what in written["left_out"].items():
         for line in what if isinstance(what, list) else [what]:
             print(f"left out ({reason}): {line}")
+    for name, row in written.get("solve_rates", {}).get("by_level", {}).items():
+        print(f"{name}: mean solve rate {row['solve_rate']:.3f} of {row['problems']} problems, {row['kept']} kept")
     for pair in written["near_duplicates"]:
         print(f"near-duplicates in {pair['split']}: {' and '.join(pair['ids'])}")
     if written["variants"]:
@@ -192,6 +208,27 @@ def main(argv: list[str] | None = None) -> int:
         metavar="N|all",
         help="number of problems with a level to take from each of --source, --train, --eval (default %(default)s)",
     )
+    parser.add_argument(
+        "--levels",
+        type=int,
+        nargs="+",
+        choices=range(1, 6),
+        default=splits.MATH_LEVELS,
+        metavar="LEVEL",
+        help="levels to take problems from, if they have one (default: 4 5)",
+    )
+    parser.add_argument("--problem-column", metavar="NAME", help="column of the problem in your files")
+    parser.add_argument("--answer-column", metavar="NAME", help="column of the answer in your files")
+    parser.add_argument(
+        "--solve-rates", type=Path, metavar="EVAL", help="folder of eval.evaluate: choose training problems by it"
+    )
+    parser.add_argument(
+        "--between",
+        type=float,
+        nargs=2,
+        metavar=("LOW", "HIGH"),
+        help="solve rates to keep, with --solve-rates (default: 0.1 0.9)",
+    )
     parser.add_argument("--skip-bad", action="store_true", help="skip bad rows instead of refusing them")
     parser.add_argument("--decontaminate", action="store_true", help="remove problems of eval from train")
     parser.add_argument("--tokenizer", help="model folder or hub id: count the tokens of the prompts")
@@ -210,6 +247,9 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("give --source, or --train and --eval")
     if (arguments["prompt_max_len"] or arguments["drop_long"]) and not arguments["tokenizer"]:
         parser.error("--prompt-max-len and --drop-long need --tokenizer")
+    if arguments["between"] and not arguments["solve_rates"]:
+        parser.error("--between needs --solve-rates")
+    arguments = {name: value for name, value in arguments.items() if name != "between" or value}
     try:
         written = prepare(sources, out, Options(**arguments))
     except (UserError, OSError) as error:

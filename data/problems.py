@@ -1,9 +1,11 @@
 r"""Validates rows and turns them into problems; finds rows that are the same problem.
 
 A row has a problem and an answer. A row of AIME also has its place (year, contest I or II, number from 1 to 15), a row
-of MATH its level and subject. Column names are matched against `COLUMNS`, in any case. Without an answer the last box
-of the solution counts. Without place columns, the place is read from a link to the problem's page or from an id such as
-2024-II-4. Papers count from 1; a paper with a number 0 counts from 0 and is shifted.
+of MATH its level and subject. :mod:`data.columns` has the names of the columns. A problem may be a prompt that
+`data.prepare` has written, and an answer its label. Without an answer the last box of the solution counts. Without
+place columns, the place is read from a link to the problem's page or from an id such as 2024-II-4. A part of a place
+means nothing, unless other rows of the file have a whole one. Papers count from 1; a paper with a number 0 counts from
+0 and is shifted.
 """
 
 import hashlib
@@ -14,30 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data.instructions import INSTRUCTIONS, instructed
+from data.columns import DEFAULT_COLUMNS, OwnColumns, named
+from data.instructions import INSTRUCTIONS, bare, instructed
 from data.sources import Row
 from reward.answers import MARKER, canonical, grade
 from reward.expression import is_absurd, is_plain
 from reward.extraction import last_box
+from reward.labels import parse_label
 from reward.literals import rational
-from reward.notation import spell
+from reward.notation import MAX_ANSWER_CHARS, spell
 from reward.splitting import Unreadable
 from reward.structure import Node, read
 
 PROBLEMS_PER_PAPER = 15
-# The first matching name in a row counts.
-COLUMNS = {
-    "problem": ("problem", "question"),
-    "answer": ("answer", "final_answer", "expected_answer"),
-    "solution": ("solution",),
-    "year": ("year",),
-    "contest": ("contest", "part"),
-    "number": ("number", "problem_number"),
-    "link": ("url", "link"),
-    "id": ("id",),
-    "level": ("level",),
-    "subject": ("subject", "type"),
-}
 _CONTESTS = {"1": 1, "2": 2, "I": 1, "II": 2}
 _PAGE = re.compile(r"(?P<year>\d{4})_AIME_(?P<contest>II?)_Problems/Problem_(?P<number>\d+)\Z")
 _PLACE_ID = re.compile(r"(?P<year>\d{4})-(?P<contest>II?)-(?P<number>\d+)\Z")
@@ -45,6 +36,7 @@ _PLACE = ("year", "contest", "number")
 # Answers that the grader compares as written: infinity, a ratio or time of day.
 _AS_WRITTEN = re.compile(r"[+-]?\\infty\Z|[0-9]+(?::[0-9]+)+\Z")
 _TEXT = re.compile(r"\\text ?\{[^{}]+\}\Z")
+_EXACT = 2**53  # up to here a float is the integer that was written
 _LEVEL = re.compile(r"(?:level\s*)?([1-5])\Z", re.IGNORECASE)
 
 
@@ -86,18 +78,22 @@ class Problem:
         return instructed(self.text, self.datasource)
 
 
-def parse_rows(rows: Sequence[Row], source: str, split: str | None) -> tuple[list[Problem], list[str]]:
-    """Return the problems of a source's good rows, and one line per bad row: unreadable, incomplete, not gradable."""
-    named = [Row(location, _known_columns(value)) for location, value in rows]
-    from_zero = {
-        _paper_key(contest_place)
-        for _, value in named
-        if (contest_place := _place(value)) and _is_zero(contest_place.get("number"))
-    }
+def parse_rows(
+    rows: Sequence[Row], source: str, split: str | None, own: OwnColumns = DEFAULT_COLUMNS
+) -> tuple[list[Problem], list[str]]:
+    """Return the problems of a source's good rows, and one line per bad row: unreadable, incomplete, not gradable.
+
+    Raises:
+        UserError: if no row has a problem, or none an answer.
+    """
+    renamed = named(rows, source, own)
+    places = [contest_place for _, value in renamed if (contest_place := _place(value))]
+    from_zero = {_paper_key(contest_place) for contest_place in places if _is_zero(contest_place.get("number"))}
+    is_contest = any(len(contest_place) == len(_PLACE) for contest_place in places)
     problems, bad = [], []
-    for location, value in named:
+    for location, value in renamed:
         try:
-            problems.append(_parse(value, from_zero, split, source, location))
+            problems.append(_parse(value, from_zero, is_contest, split, source, location))
         except ValueError as error:
             bad.append(f"{location}: {error}")
     return problems, bad
@@ -143,32 +139,18 @@ def _order(problem: Problem) -> tuple:
     return *kind, problem.paper or (), problem.digest, *content, problem.source, problem.location
 
 
-def _known_columns(value: Any) -> Any:
-    """Return a row with our column names; a value that is not an object is returned unchanged."""
-    if not isinstance(value, dict):
-        return value
-    given = {
-        str(name).strip().lower().replace(" ", "_"): content for name, content in value.items() if content is not None
-    }
-    columns = {}
-    for name, aliases in COLUMNS.items():
-        for alias in aliases:
-            if alias in given:
-                columns[name] = given[alias]
-                break
-    return columns
-
-
-def _parse(row: Any, from_zero: set[tuple[str, str]], split: str | None, source: str, location: str) -> Problem:
+def _parse(
+    row: Any, from_zero: set[tuple[str, str]], is_contest: bool, split: str | None, source: str, location: str
+) -> Problem:
     """Return a checked problem. Raises ValueError with the fault."""
     if isinstance(row, ValueError):
         raise row
     if not isinstance(row, dict):
         raise ValueError("is not an object with `problem` and `answer`")
-    text = row.get("problem")
+    text = _user_message(row.get("problem"))
     if not isinstance(text, str) or not text.strip():
         raise ValueError("has no `problem`")
-    text = text.strip()
+    text = bare(text)
     if marker := MARKER.search(text):
         raise ValueError(f"has the control token {marker[0]} in its problem: it would end the message")
     try:
@@ -176,7 +158,8 @@ def _parse(row: Any, from_zero: set[tuple[str, str]], split: str | None, source:
     except UnicodeEncodeError as error:
         raise ValueError("has half a character (a lone surrogate) in its problem") from error
     answer = _answer(row)
-    if not (given := _place(row)):
+    given = _place(row)
+    if not given or not is_contest:
         level, subject = _level(row.get("level")), str(row.get("subject", "")) or None
         name = "math" if level is not None else _own_name(source)
         return Problem(text, answer, name, split, level=level, subject=subject, source=source, location=location)
@@ -188,10 +171,20 @@ def _parse(row: Any, from_zero: set[tuple[str, str]], split: str | None, source:
     return Problem(text, answer, "aime", split, paper=_paper(given, from_zero), source=source, location=location)
 
 
+def _user_message(prompt: Any) -> Any:
+    """Return the content of a chat that is one message of the user; anything else unchanged."""
+    message = prompt[0] if isinstance(prompt, list) and len(prompt) == 1 else None
+    return message.get("content") if isinstance(message, dict) and message.get("role") == "user" else prompt
+
+
 def _answer(row: dict[str, Any]) -> str:
     """Return the gold answer, from its column or from the solution's last box. Raises ValueError without one."""
     answer = row.get("answer")
+    if isinstance(answer, dict) or (isinstance(answer, str) and answer.lstrip().startswith("{")):
+        answer = parse_label(answer).answer
     if isinstance(answer, float) and answer.is_integer():
+        if abs(answer) > _EXACT:
+            raise ValueError(f"has the number {answer:g} as its answer, which JSON rounds: write its digits as a text")
         answer = int(answer)
     if answer is None and isinstance(row.get("solution"), str):
         answer, reason = last_box(row["solution"])
@@ -200,6 +193,8 @@ def _answer(row: dict[str, Any]) -> str:
     if isinstance(answer, bool) or not isinstance(answer, str | int) or not str(answer).strip():
         raise ValueError("has no `answer` (a text or an integer)")
     answer = str(answer).strip()
+    if len(answer) > MAX_ANSWER_CHARS:
+        raise ValueError(f"has an answer of {len(answer)} characters; the grader reads up to {MAX_ANSWER_CHARS}")
     if not is_gold(answer):
         raise ValueError(f"has an answer that the grader does not accept: {answer[:80]!r} (words go in \\text{{...}})")
     return answer

@@ -1,8 +1,10 @@
-"""Reads the rows of a source: a local file (.jsonl, .json, .parquet) or a data set of the Hugging Face hub."""
+"""Reads the rows of a source: a local file (JSON, Parquet, or CSV) or a data set of the Hugging Face hub."""
 
+import csv
 import hashlib
+import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,7 +60,7 @@ def read_source(name: str) -> tuple[list[Row], dict[str, Any]]:
     path = Path(name)
     if not path.is_file():
         known = ", ".join(f"`{known}`" for known in (*HUB, "synthetic"))
-        raise UserError(f"{name} is not a file", f"give a .jsonl, .json or .parquet file, or one of {known}")
+        raise UserError(f"{name} is not a file", f"give a .jsonl, .json, .parquet or .csv file, or one of {known}")
     rows = list(_read_file(path))
     if not rows:
         raise UserError(f"{name} is empty", "give a file with a row for each problem")
@@ -119,26 +121,91 @@ def _unreachable(hub: HubSet) -> str | None:
 
 
 def _read_file(path: Path) -> Iterator[Row]:
-    if path.suffix == ".jsonl":
-        for number, value in numbered_rows(path, encoding="utf-8-sig"):  # Windows writes a byte order mark
-            fault = ValueError(f"is not JSON ({value})") if isinstance(value, ValueError) else value
-            yield Row(f"{path}, line {number}", fault)
-        return
-    if path.suffix == ".json":
-        try:
-            rows = json.loads(path.read_bytes())
-        except ValueError as error:
-            raise UserError(f"{path} is not JSON ({error})", "give a list of problems, or a .jsonl file") from error
-        if not isinstance(rows, list):
-            raise UserError(f"{path} is not a list of problems", "give a list, or a .jsonl file of problems")
-    elif path.suffix == ".parquet":
-        import pyarrow.parquet  # slow to import, and rarely needed
+    read = {".jsonl": _json_lines, ".json": _json, ".parquet": _parquet, ".csv": _table, ".tsv": _table}
+    if path.suffix not in read:
+        raise UserError(f"{path} has an unknown file type", f"use {', '.join(read)}")
+    return read[path.suffix](path)
 
-        try:
-            rows = pyarrow.parquet.read_table(path).to_pylist()
-        except pyarrow.ArrowException as error:
-            raise UserError(f"{path} is not a parquet file ({error})", "give another file") from error
-    else:
-        raise UserError(f"{path} has an unknown file type", "use .jsonl, .json or .parquet")
+
+def _json_lines(path: Path) -> Iterator[Row]:
+    # Windows writes a byte order mark.
+    for number, value in numbered_rows(path, encoding="utf-8-sig", make_object=_object):
+        fault = ValueError(f"is not JSON ({value})") if isinstance(value, ValueError) else _once(value)
+        yield Row(f"{path}, line {number}", fault)
+
+
+def _json(path: Path) -> Iterator[Row]:
+    try:
+        rows = json.loads(path.read_bytes(), object_pairs_hook=_object)
+    except (ValueError, RecursionError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise UserError(f"{path} is not JSON ({why})", "give a list of problems, or a .jsonl file") from error
+    if not isinstance(rows, list):
+        raise UserError(f"{path} is not a list of problems", "give a list, or a .jsonl file of problems")
     for number, row in enumerate(rows, 1):
+        yield Row(f"{path}, row {number}", _once(row))
+
+
+class _Doubled(dict[str, Any]):
+    """An object in which a name stands twice: `name`."""
+
+    name = ""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) == len(pairs):
+        return value
+    doubled = _Doubled(value)
+    names = [name for name, _ in pairs]
+    doubled.name = next(name for name in names if names.count(name) > 1)
+    return doubled
+
+
+def _once(value: Any) -> Any:
+    return ValueError(f"has the key {value.name!r} twice") if isinstance(value, _Doubled) else value
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    import pyarrow.parquet  # slow to import, and rarely needed
+
+    try:
+        _check_header(path, pyarrow.parquet.read_schema(path).names)
+        table = pyarrow.parquet.read_table(path)
+    except pyarrow.ArrowException as error:
+        raise UserError(f"{path} is not a parquet file ({error})", "give another file") from error
+    for number, row in enumerate(table.to_pylist(), 1):
         yield Row(f"{path}, row {number}", row)
+
+
+def _table(path: Path) -> Iterator[Row]:
+    """Yield the rows of a table with a header. Its separator is the most frequent of comma, semicolon and tab there."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 ({error.reason})", "save it as CSV in UTF-8") from error
+    csv.field_size_limit(2**31 - 1)
+    separator = max(",;\t", key=(text.splitlines() or [""])[0].count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    try:
+        header = next(reader, [])
+        _check_header(path, header)
+        line = reader.line_num + 1
+        for cells in reader:
+            if any(cell.strip() for cell in cells):
+                yield Row(f"{path}, line {line}", _named_cells(header, cells))
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise UserError(f"{path}, line {reader.line_num} is not CSV ({error})", "close its quotes") from error
+
+
+def _named_cells(header: Sequence[str], cells: Sequence[str]) -> dict[str, str] | ValueError:
+    if len(cells) != len(header):
+        return ValueError(f"has {len(cells)} cells, but the header has {len(header)} columns ({', '.join(header)})")
+    return {name: cell for name, cell in zip(header, cells, strict=True) if cell.strip()}
+
+
+def _check_header(path: Path, names: Sequence[str]) -> None:
+    doubled = [name for name in names if names.count(name) > 1]
+    if doubled:
+        raise UserError(f"{path} has the column {doubled[0]!r} twice", "rename one of them")

@@ -5,7 +5,7 @@
   out every number once. Six papers give 72 and 18. A problem's split depends only on its place in the contest: a file
   with more years does not move it.
 - Everything else: `balanced` picks the share for eval (20% unless --eval-fraction says otherwise).
-- MATH: problems of level 4 and 5, of which `balanced` picks 45 unless --math-count says otherwise.
+- MATH: problems of level 4 and 5 (or --levels), of which `balanced` picks 45 unless --math-count says otherwise.
 """
 
 from collections import defaultdict
@@ -49,19 +49,25 @@ def balanced(problems: Sequence[Problem], count: int) -> list[Problem]:
     return [problem for *_, problem in ranked[: max(count, 0)]]
 
 
-def choose_math(problems: Sequence[Problem], count: int | None) -> tuple[list[Problem], dict[str, int]]:
-    """Leave out problems with a level other than 4 and 5, and take `count` of the rest (None: all).
+def choose_math(
+    problems: Sequence[Problem], count: int | None, levels: Sequence[int] = MATH_LEVELS
+) -> tuple[list[Problem], dict[str, int]]:
+    """Leave out problems with another level than `levels`, and take `count` of the rest (None: all).
 
     Problems without a level are kept. Returns the problems, and how many were left out, by reason.
     """
     without_level = [problem for problem in problems if problem.level is None]
-    hard = [problem for problem in problems if problem.level in MATH_LEVELS]
+    hard = [problem for problem in problems if problem.level in levels]
     chosen = hard if count is None else balanced(hard, count)
     left_out = {
-        "another level than 4 and 5": len(problems) - len(without_level) - len(hard),
+        f"another level than {_in_words(levels)}": len(problems) - len(without_level) - len(hard),
         f"beyond the {count} of MATH": len(hard) - len(chosen),
     }
     return without_level + chosen, left_out
+
+
+def _in_words(levels: Sequence[int]) -> str:
+    return " and ".join(map(str, sorted(levels)))
 
 
 def split(problems: Sequence[Problem], eval_fraction: float | None) -> list[Problem]:
@@ -79,12 +85,19 @@ def split(problems: Sequence[Problem], eval_fraction: float | None) -> list[Prob
     return [replace(one, split="eval" if one.id in held_out else "train") for one in problems]
 
 
-def describe(problems: Sequence[Problem], eval_fraction: float | None, math_count: int | None) -> list[str]:
+def describe(
+    problems: Sequence[Problem],
+    eval_fraction: float | None,
+    math_count: int | None,
+    levels: Sequence[int] = MATH_LEVELS,
+) -> list[str]:
     """Return the rules that apply to these problems before they are split, in words for the card."""
     rules = []
     if any(one.level is not None for one in problems):
         number = "all" if math_count is None else f"up to {math_count}"
-        rules.append(f"MATH: {number} of levels 4 and 5, in turns from each level and subject, lowest SHA-256 first")
+        rules.append(
+            f"MATH: {number} of levels {_in_words(levels)}, in turns from each level and subject, lowest SHA-256 first"
+        )
     by_rule = [one for one in problems if one.split is None]
     by_place = [one for one in by_rule if one.paper and eval_fraction is None]
     fraction = DEFAULT_EVAL_FRACTION if eval_fraction is None else eval_fraction

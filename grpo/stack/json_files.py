@@ -4,10 +4,11 @@ import glob
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+MakeObject = Callable[[list[tuple[str, Any]]], Any]
 logger = logging.getLogger(__name__)
 
 
@@ -33,28 +34,35 @@ def replace_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     replace(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
-def parse(lines: Iterable[bytes], encoding: str = "utf-8") -> Iterator[tuple[int, Any]]:
+def parse(
+    lines: Iterable[bytes], encoding: str = "utf-8", make_object: MakeObject | None = None
+) -> Iterator[tuple[int, Any]]:
     """Yield number, from 1, and value of each line that is not blank. The value of an invalid line is its ValueError.
 
     Args:
         lines: separated at line feeds alone: a JSON text may contain other line separators of Unicode.
+        make_object: makes an object of its names and values; None for a dictionary.
     """
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                yield number, json.loads(line.decode(encoding))
+                yield number, json.loads(line.decode(encoding), object_pairs_hook=make_object)
             except ValueError as error:
                 yield number, error
+            except RecursionError:
+                yield number, ValueError("it is nested too deeply")
 
 
-def numbered_rows(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, Any]]:
+def numbered_rows(
+    path: Path, encoding: str = "utf-8", make_object: MakeObject | None = None
+) -> Iterator[tuple[int, Any]]:
     """Yield the lines of a file that a user gives, as :func:`parse`.
 
     Raises:
         OSError: if the file cannot be read.
     """
     with path.open("rb") as file:
-        yield from parse(file, encoding)
+        yield from parse(file, encoding, make_object)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

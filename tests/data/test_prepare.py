@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from data.instructions import INSTRUCTIONS
 from data.prepare import Options, Source, main, prepare
-from data.problems import INSTRUCTIONS
 from grpo.launch.data_files import read_records
 from grpo.stack.problem import UserError
 from reward.labels import parse_label

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.problems import INSTRUCTIONS, Problem, merge_repeats, parse_rows
+from data.instructions import INSTRUCTIONS
+from data.problems import Problem, merge_repeats, parse_rows
 from data.sources import Row
 from reward.answers import grade
 from tests.data.conftest import aime_rows, math_rows

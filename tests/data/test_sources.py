@@ -160,7 +160,7 @@ def test_rows_have_line_or_row_numbers(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("none.jsonl", None, "not a file"),
-        ("a.csv", b"x", "unknown file type"),
+        ("a.txt", b"x", "unknown file type"),
         ("a.json", b"{", "is not JSON"),
         ("a.json", b"{}", "is not a list of problems"),
         ("a.parquet", b"no parquet", "not a parquet file"),

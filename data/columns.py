@@ -1,0 +1,82 @@
+"""Which columns of a row hold the problem, its answer, and what else is known about it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from data.sources import Row
+from grpo.stack.problem import UserError
+
+# The first name that a row has counts.
+COLUMNS = {
+    "problem": ("problem", "question", "prompt"),
+    "answer": ("answer", "final_answer", "expected_answer", "label"),
+    "solution": ("solution",),
+    "year": ("year",),
+    "contest": ("contest", "part"),
+    "number": ("number", "problem_number"),
+    "link": ("url", "link"),
+    "id": ("id",),
+    "level": ("level",),
+    "subject": ("subject", "type"),
+}
+
+
+@dataclass(frozen=True)
+class OwnColumns:
+    """Columns that the user names; None for those of COLUMNS."""
+
+    problem: str | None = None
+    answer: str | None = None
+
+
+DEFAULT_COLUMNS = OwnColumns()
+
+
+def named(rows: Sequence[Row], source: str, own: OwnColumns) -> list[Row]:
+    """Return the rows with our column names; a value that is no object, or unclear, is or becomes a ValueError.
+
+    Raises:
+        UserError: if no row has a column with a problem, or with an answer or a solution.
+    """
+    found = {str(name): None for row in rows if isinstance(row.value, dict) for name in row.value}
+    columns = f"columns: {', '.join(found) or 'none'}"
+    for option, name in (("--problem-column", own.problem), ("--answer-column", own.answer)):
+        if name and _normal(name) not in map(_normal, found):
+            raise UserError(f"{source} has no column {name!r} ({columns})", f"name another {option}")
+    renamed = [Row(location, _known(value, own)) for location, value in rows]
+    objects = [row.value for row in renamed if isinstance(row.value, dict)]
+    if objects and not any("problem" in value for value in objects):
+        raise UserError(
+            f"{source} has no column with the problem ({columns})",
+            f"name it with --problem-column; known names are {', '.join(COLUMNS['problem'])}",
+        )
+    if objects and not any("answer" in value or "solution" in value for value in objects):
+        raise UserError(
+            f"{source} has no column with the answer ({columns})",
+            f"name it with --answer-column; known names are {', '.join((*COLUMNS['answer'], 'solution'))}",
+        )
+    return renamed
+
+
+def _known(value: Any, own: OwnColumns) -> Any:
+    if not isinstance(value, dict):
+        return value
+    given: dict[str, Any] = {}
+    for name, content in value.items():
+        if _normal(name) in given:
+            return ValueError(f"has the column {name!r} twice")
+        if content is not None:
+            given[_normal(name)] = content
+    columns = {}
+    for name, aliases in COLUMNS.items():
+        chosen = getattr(own, name, None)
+        for alias in (_normal(chosen),) if chosen else aliases:
+            if alias in given:
+                columns[name] = given[alias]
+                break
+    return columns
+
+
+def _normal(name: Any) -> str:
+    return str(name).strip().lower().replace(" ", "_")
