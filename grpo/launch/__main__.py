@@ -19,12 +19,13 @@ from grpo.launch import (
 )
 from grpo.launch.checks import reward
 from grpo.launch.config import Config, resolve
+from grpo.launch.evaluate_command import evaluate_command
 from grpo.launch.judge import RunJudge
 from grpo.launch.onsets import Onsets
-from grpo.launch.plan import Plan, describe, make_plan
+from grpo.launch.plan import Plan, describe, make_plan, shortfall
 from grpo.launch.supervise import exposure, joined_cluster, processes
 from grpo.launch.supervise.driver import supervise
-from grpo.run.progress import Progress
+from grpo.run.progress import Progress, find_adapter
 from grpo.run.run_files import RunFiles
 from grpo.run.saved_steps import step_name
 from grpo.stack.patch_digest import DIGEST_VARIABLE
@@ -87,6 +88,7 @@ def main() -> int:
         return REFUSED
     warnings = cluster.warnings + exposure.warnings(config, folder)
     if options.mode == "check":
+        warnings += [f"steps       {line.strip()}" for line in shortfall(plan, config)]
         begin = _where(config) if options.resume else []
         print("\n".join([*begin, *reward.describe(config), *judge.describe(run_judge, config), *warnings]))
         print("ready: machine, patches, model, data and configuration are fine")
@@ -145,10 +147,11 @@ def run(name: str, folder: Path, config: Config, plan: Plan, run_judge: RunJudge
     except OSError as error:  # a full disk does not change how the run ended
         print(f"{files.ends} was not written: {error}", file=sys.stderr)
     judge.finish(run_judge, folder)
-    print(
-        "\n".join(progress.summary(folder, Path(config.args.save_path), Path(config.args.ckpt_path))),
-        flush=True,
-    )
+    save_path, ckpt_path = Path(config.args.save_path), Path(config.args.ckpt_path)
+    lines = progress.summary(folder, save_path, ckpt_path)
+    if command := evaluate_command(config, find_adapter(save_path, ckpt_path)):
+        lines.append(f"evaluate     {command}")
+    print("\n".join(lines), flush=True)
     return code
 
 

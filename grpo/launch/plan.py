@@ -142,7 +142,7 @@ def describe(plan: Plan, config: Config) -> list[str]:
         f"{plan.gradient_accumulation} accumulated = {args.train_batch_size}",
     ]
     if plan.steps is not None:
-        lines += _describe_steps(plan, config)
+        lines += _describe_steps(plan, config) + shortfall(plan, config)
     lines.append(
         f"{device:<12}{config.engine_gpus} for {args.vllm_num_engines} engines of "
         f"{args.vllm_tensor_parallel_size}, {config.actor_ranks} for the actor; Ray gets {plan.ray_gpus} GPUs "
@@ -169,6 +169,17 @@ def _describe_steps(plan: Plan, config: Config) -> list[str]:
             f"eval        {plan.evals} times {plan.eval_prompts} problems x {args.eval_n_samples_per_prompt} samples"
         )
     return lines
+
+
+def shortfall(plan: Plan, config: Config) -> list[str]:
+    """Say so if the data end before the steps that were asked for."""
+    asked, per_episode = config.args.max_steps, plan.steps_per_episode
+    if not asked or plan.steps is None or not per_episode or asked <= plan.steps:
+        return []
+    return [
+        f"            the data give {plan.steps} steps, fewer than the {asked} asked for: NUM_EPISODES="
+        f"{math.ceil(asked / per_episode)} repeats them often enough"
+    ]
 
 
 def _describe_sizes(plan: Plan) -> list[str]:

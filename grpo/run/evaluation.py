@@ -3,7 +3,6 @@
 Records, metrics and intervals are the same as in `python -m eval.evaluate`; the reward function gives the grade.
 """
 
-import hashlib
 import logging
 import math
 import time
@@ -20,10 +19,10 @@ from grpo.rollout.seeds import begin_stage, seed_of
 from grpo.rollout.trajectory import response_tokens
 from grpo.run import measure
 from grpo.run.measure import SCORE
+from grpo.run.problem_ids import by_prompt
 from grpo.run.records import Record, read_answer, summarise_by_source
 from grpo.run.run_log import RunLog
 from grpo.run.sample_records import gold, numbers
-from grpo.stack.json_files import numbered_rows
 from grpo.stack.upstream.experience import Sample
 from grpo.stack.upstream.tokenizer import Tokenizer
 from grpo.stack.upstream.trainer import PPOTrainer
@@ -63,16 +62,11 @@ def evaluate(trainer: Controller, step: int, generate_kwargs: dict[str, Any]) ->
 def problems_by_prompt(trainer: Controller) -> dict[str, dict[str, str]]:
     """Return ``id`` and ``datasource`` of each held-out problem, by the prompt that the engines get.
 
-    OpenRLHF drops ids, so they are read again from the data file, whose order its loader keeps. A problem without an id
-    is named by the hash of its prompt.
+    The loader keeps the order of the data file.
     """
     assert trainer.args.eval_dataset and trainer.eval_dataloader is not None
-    ids = [row.get("id") for _, row in numbered_rows(Path(trainer.args.eval_dataset))]
     rows = [row for batch in trainer.eval_dataloader for row in zip(*batch, strict=True)]
-    return {
-        prompt: {"id": id or f"prompt-{hashlib.sha256(prompt.encode()).hexdigest()[:16]}", "datasource": source}
-        for (source, prompt, _), id in zip(rows, ids, strict=False)  # --max_samples may leave out the last ones
-    }
+    return by_prompt(Path(trainer.args.eval_dataset), [(source, prompt) for source, prompt, _ in rows])
 
 
 def describe(

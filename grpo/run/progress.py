@@ -111,16 +111,19 @@ class Progress:
         return self.metrics.rows[-1]["step"] if self.metrics.rows else 0
 
     def nothing_learned(self) -> list[str]:
-        """Say so if no group of any step had rewards that differ: GRPO has no gradient then."""
-        shares = [row["zero_spread_groups"] for row in self.metrics.rows if is_number(row.get("zero_spread_groups"))]
-        if not shares or min(shares) < 1:
+        """Say so if no group of any step had rewards that differ, so that GRPO had no gradient, or none was right."""
+        shares, correct = (
+            [row[name] for row in self.metrics.rows if is_number(row.get(name))]
+            for name in ("zero_spread_groups", "correct")
+        )
+        if shares and min(shares) == 1:
+            what = "no group had spread: nothing was learned. All samples of each prompt got the same reward"
+        elif correct and max(correct) == 0:
+            what = "no sample was right in any step: no right answer was learned"
+        else:
             return []
-        reward = [row["reward"] for row in self.metrics.rows if is_number(row.get("reward"))]
-        level = f" (reward {min(reward):.3f} to {max(reward):.3f})" if reward else ""
-        return [
-            f"no group had spread: nothing was learned. All samples of each prompt got the same reward{level}",
-            "             read samples/; the problems may be too hard, too easy, or in another format than the model's",
-        ]
+        why = "read samples/: the problems may be too hard or too easy for this model, or unlike those it knows"
+        return [what, f"             {why}"]
 
     def results(self, run_dir: Path, save_path: Path, ckpt_path: Path) -> list[str]:
         """Return the results of a run: what was measured, the adapter's path, and the command to rerun it."""

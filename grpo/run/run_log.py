@@ -7,12 +7,13 @@ import math
 import os
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from grpo.metrics.rolling import rolling_correlation
 from grpo.run import trackers
+from grpo.run.problem_ids import by_prompt
 from grpo.run.run_files import RunFiles
 from grpo.run.sample_records import describe_samples
 from grpo.run.trackers import Trackers
@@ -37,6 +38,7 @@ class RunLog:
         ckpt_dir: the folder whose free disk space is logged; None for ``run_dir``.
         trackers: get every step and evaluation too.
         sample_limit: the number of samples to write per step besides its extremes; None for all.
+        problems: ``id`` and ``datasource`` of the training problems by prompt, see :mod:`grpo.run.problem_ids`.
     """
 
     def __init__(
@@ -46,12 +48,14 @@ class RunLog:
         ckpt_dir: str | None = None,
         trackers: Trackers | None = None,
         sample_limit: int | None = None,
+        problems: Mapping[str, dict[str, str]] | None = None,
     ) -> None:
         self._files = RunFiles(Path(run_dir), Path(metrics_dir or run_dir))
         for folder in (self._files.samples, self._files.metrics.parent):
             folder.mkdir(parents=True, exist_ok=True)
         self._checkpoints = Path(ckpt_dir or run_dir)
         self._sample_limit = sample_limit
+        self._problems = problems or {}
         self.trackers = trackers or Trackers()
         self._window: deque[dict[str, Any]] = deque(read_rows(self._files.metrics), maxlen=WINDOW - 1)
         self._lost = 0
@@ -78,7 +82,7 @@ class RunLog:
             samples: ``Experience`` of one sample each.
         """
         try:
-            records = describe_samples(samples, tokenizer, self._sample_limit)
+            records = describe_samples(samples, tokenizer, self._sample_limit, self._problems)
         except Exception:  # this step's checkpoint comes next, and a failed log must not prevent it
             self._lost += 1
             logger.exception("the samples of step %d were not written", step)
@@ -199,9 +203,10 @@ def attach(trainer: PPOTrainer, states: dict[str, Any]) -> RunLog:
             :func:`grpo.checkpoint.trainer_state.of_controller`.
     """
     args = trainer.args
-    log = RunLog(
-        args.run_dir, args.metrics_dir, args.ckpt_path, trackers.start(args, states["global_step"]), args.log_samples
-    )
+    dataset = trainer.prompts_dataloader.dataset
+    problems = by_prompt(Path(args.prompt_data), zip(dataset.datasources, dataset.prompts, strict=True))
+    services = trackers.start(args, states["global_step"])
+    log = RunLog(args.run_dir, args.metrics_dir, args.ckpt_path, services, args.log_samples, problems)
     step = states["global_step"]
     if step and not log.has_step(step):
         log.write_step(step, states["status"])  # killed between saving and logging: the timings are lost

@@ -1,7 +1,7 @@
 """The records of samples/step_N.jsonl: what a step sampled, the rewards, and which samples to read first."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo.rollout.response_text import text_of
@@ -14,18 +14,24 @@ from reward.labels import parse_label
 Record = dict[str, Any]
 
 
-def describe_samples(samples: Sequence[Sample], tokenizer: Tokenizer, limit: int | None = None) -> list[Record]:
+def describe_samples(
+    samples: Sequence[Sample],
+    tokenizer: Tokenizer,
+    limit: int | None = None,
+    problems: Mapping[str, dict[str, str]] | None = None,
+) -> list[Record]:
     """Return the records of the first samples of a step, and always of its extremes (see :func:`extremes`).
 
-    A record has `sample` (its index in the rollout), `prompt`, `response` (with special tokens), `label`, `gold`,
-    `answer` (None if none can be extracted), `prompt_length` and `extremes` (what it is the extreme of). Rollouts in an
-    environment add `conversation`, the whole text of each of their samples. All logs of the reward function and the
-    `details` of :mod:`grpo.metrics.step_metrics` are included. A number that :func:`grpo.batch.rewards.complete` filled
-    in for the step's mean is None.
+    A record has `id` and `datasource` of the problem, `sample` (its index in the rollout), `prompt`, `response` (with
+    special tokens), `label`, `gold`, `answer` (None if none can be extracted), `prompt_length` and `extremes` (what it
+    is the extreme of). Rollouts in an environment add `conversation`, the whole text of each of their samples. All logs
+    of the reward function and the `details` of :mod:`grpo.metrics.step_metrics` are included. A number that
+    :func:`grpo.batch.rewards.complete` filled in for the step's mean is None.
 
     Args:
         samples: ``Experience`` of one sample each.
         limit: the number besides the extremes; None for all.
+        problems: id and data source by prompt; a prompt without them lacks both.
     """
     logs = [
         {**numbers(sample), **getattr(sample, "details", {}), **dict.fromkeys(getattr(sample, "missing", ()))}
@@ -33,7 +39,11 @@ def describe_samples(samples: Sequence[Sample], tokenizer: Tokenizer, limit: int
     ]
     why = extremes(logs)
     return [
-        _describe(index, sample, tokenizer, logs[index]) | {"extremes": why.get(index, [])}
+        {
+            **(problems or {}).get(sample.prompts[0], {}),
+            **_describe(index, sample, tokenizer, logs[index]),
+            "extremes": why.get(index, []),
+        }
         for index, sample in enumerate(samples)
         if limit is None or index < limit or index in why
     ]

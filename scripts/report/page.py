@@ -18,7 +18,7 @@ from grpo.metrics.metric_schema import SCHEMA, TIERS, Metric
 from grpo.run import run_settings as settings
 from grpo.run.measure import of_row
 from grpo.run.run_state import Run
-from scripts.report import chart, headline, panels, samples, scales
+from scripts.report import chart, headline, panels, problems, samples, scales
 
 FOLDER = Path(__file__).parent
 SECTIONS = [
@@ -26,6 +26,7 @@ SECTIONS = [
     ("evaluations", "Evaluations"),
     ("configuration", "Configuration"),
     ("samples", "Samples"),
+    ("problems", "Problems"),
     ("missing", "Not written"),
 ]
 
@@ -153,6 +154,7 @@ def _entry(run: Run, runs: Sequence[Run], marks: list[Mark] | None) -> dict[str,
         "given": settings.given(run),
         "settings": settings.settings(run),
         "groups": samples.groups(run, len(runs)),
+        "problems": problems.tables(run),
         "missing": panels.missing(run),
     }
 

@@ -125,18 +125,23 @@ def describe(row: Row, why: str) -> Sample:
     thinking, answer = split(row["response"])
     numbers = [(name, scales.text(value)) for name in row if (value := _number(row, name)) is not None]
     extra = [(name, str(row[name])) for name in ("datasource", "answer", "reason") if row.get(name) is not None]
-    prompt = pieces(str(row.get("prompt") or ""))
-    words = [piece.text.strip() for piece in prompt if not piece.is_header and piece.text.strip()]
+    prompt = str(row.get("prompt") or "")
     return Sample(
         why,
         {1.0: True, 0.0: False}.get(_number(row, "correct")),  # type: ignore[arg-type]
-        words[-1][:ABOUT] if words else "",
+        about(prompt),
         _gold(row.get("label")),
         [*extra, *((name, value) for name, value in numbers if name not in ("seed", "correct"))],
-        prompt,
+        pieces(prompt),
         pieces(thinking),
         None if answer is None else pieces(answer),
     )
+
+
+def about(prompt: str) -> str:
+    """Return the first words of the problem in a prompt."""
+    words = [piece.text.strip() for piece in pieces(prompt) if not piece.is_header and piece.text.strip()]
+    return words[-1][:ABOUT] if words else ""
 
 
 def split(response: str) -> tuple[str, str | None]:

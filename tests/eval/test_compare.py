@@ -1,6 +1,7 @@
 import json
 import statistics
 
+import numpy as np
 import pytest
 
 from eval import compare
@@ -139,3 +140,76 @@ def test_comparing_a_training_run_names_the_file_to_pass(tmp_path, subfolder):
         (run / "samples" / f"eval_{step}.jsonl").touch()
     with pytest.raises(UserError, match=f"name {run}/samples/eval_10.jsonl, the newest evaluation"):
         compare.read_grades(run / subfolder)
+
+
+def run_with(folder, step, rows, **flags):
+    """A run directory with one evaluation."""
+    (folder / "samples").mkdir(parents=True, exist_ok=True)
+    (folder / "command.sh").touch()
+    (folder / "config.json").write_text(json.dumps({"flags": flags, "given": flags}))
+    file = folder / "samples" / f"eval_{step}.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def rows_of(grades):
+    return [{"id": problem, "correct": grade} for problem, all_ in grades.items() for grade in all_]
+
+
+def test_the_settings_of_two_runs_are_compared(tmp_path, capsys):
+    a = run_with(tmp_path / "a", 10, rows_of(A), actor_learning_rate=1e-6, seed=1, run_dir="a")
+    b = run_with(tmp_path / "b", 10, rows_of(B), actor_learning_rate=2e-6, seed=1, run_dir="b")
+    assert compare.main([str(a), str(b)]) == 0
+    printed = capsys.readouterr().out
+    assert "  actor_learning_rate: 1e-06 in A, 2e-06 in B" in printed
+    assert "seed" not in printed and "run_dir" not in printed
+    c = run_with(tmp_path / "a", 20, rows_of(B), actor_learning_rate=1e-6, seed=1, run_dir="a")
+    assert compare.main([str(a), str(c)]) == 0
+    assert " in A, " not in capsys.readouterr().out.replace("better in B", ""), "one run has one configuration"
+
+
+def test_ungraded_problems_are_stated(tmp_path, capsys):
+    partly = A | {"p0": [None] * 4, "p1": [None] * 4}
+    a, b = run_with(tmp_path / "a", 0, rows_of(partly)), run_with(tmp_path / "a", 10, rows_of(B))
+    assert compare.main([str(a), str(b), "--json"]) == 0
+    output = capsys.readouterr()
+    assert "A graded 6 of 8 problems" in output.err and "only the 6 common ones count" in output.err
+    result = json.loads(output.out)
+    assert (result["n"], result["graded_a"], result["graded_b"]) == (6, [6, 8], [8, 8])
+
+
+def test_scores_of_a_reward_are_compared_with_scores_only(tmp_path, capsys):
+    scores = [{"id": f"p{n}", "measure": "score", "score": 10.0 * n, "correct": 0.0} for n in range(8)]
+    higher = [row | {"score": row["score"] + 1 + n % 2} for n, row in enumerate(scores)]
+    a, b = run_with(tmp_path / "a", 0, scores), run_with(tmp_path / "a", 10, higher)
+    assert compare.main([str(a), str(b)]) == 0
+    printed = capsys.readouterr().out
+    assert "A 35.000, B 36.500 score of your reward on 8 problems" in printed and "exact match" not in printed
+    assert "B - A = +1.500" in printed and "power" not in printed
+    half = 2.364624 * statistics.stdev([1, 2] * 4) / 8**0.5  # Student's t, 7 degrees of freedom, from a table
+    assert f"[{1.5 - half:+.3f}, {1.5 + half:+.3f}]" in printed
+    assert compare.main([str(a), str(run_with(tmp_path / "c", 0, rows_of(A)))]) == 2
+    assert "A measures the score of your reward and B the exact match" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("few", "many", "warned"), [(1, 8, True), (2, 16, True), (1, 4, False), (4, 16, False)])
+def test_very_unequal_numbers_of_samples_are_warned_of(tmp_path, capsys, few, many, warned):
+    a = run_with(tmp_path / "a", 0, rows_of({f"p{n}": [float(n % 3 == 0)] * few for n in range(18)}))
+    b = run_with(tmp_path / "a", 1, rows_of({f"p{n}": [float(n % 2 == 0)] * many for n in range(18)}))
+    assert compare.main([str(a), str(b)]) == 0
+    assert (f"evaluate both with {many}" in capsys.readouterr().err) == warned
+
+
+def test_the_test_rejects_too_often_where_it_warns_and_not_where_it_does_not():
+    """The level of the test is 5%. The problems are hard: rates from a beta distribution with 0.3 and 3."""
+    rng = np.random.default_rng(0)
+
+    def rejected(few, many, trials=600):
+        count = 0
+        for _ in range(trials):
+            rates = rng.beta(0.3, 3, size=12)
+            differences = rng.binomial(many, rates) / many - rng.binomial(few, rates) / few
+            count += estimators.sign_flip_p_value(list(differences)) <= 0.05
+        return count / trials
+
+    assert rejected(1, 16) > 0.08 and rejected(1, 4) <= 0.06

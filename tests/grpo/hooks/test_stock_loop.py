@@ -47,11 +47,14 @@ def fit_one_step(load, run_dir: Path) -> tuple[Tracker, list[dict]]:
         "args": argparse.Namespace(
             num_episodes=1, max_steps=None, dynamic_filtering=False, eval_steps=1, eval_at_start=True,
             eval_temperature=1.0, eval_n_samples_per_prompt=1, run_dir=str(run_dir), metrics_dir=None,
-            eval_dataset=str(data), ckpt_path=None, log_samples=None, use_tensorboard=None, use_wandb=None,
+            prompt_data=str(data), remote_rm_url=None, agent_func_path=None, eval_dataset=str(data),
+            ckpt_path=None, log_samples=None, use_tensorboard=None, use_wandb=None,
             use_trackio=False, length_schedule=None, generate_max_len=3,
         ),
         "init_checkpoint_states": lambda: start,
-        "prompts_dataloader": MagicMock(__len__=lambda _: 1),
+        "prompts_dataloader": MagicMock(
+            __len__=lambda _: 1, dataset=SimpleNamespace(prompts=["p"], datasources=["source"])
+        ),
         "eval_dataloader": [(["source"], ["p"], ["l"])],
         "samples_generator": SimpleNamespace(
             args=argparse.Namespace(seed=0), prompts_dataloader=MagicMock(),

@@ -1,6 +1,7 @@
 import asyncio
 import json
 import math
+import statistics
 from types import SimpleNamespace
 
 import pytest
@@ -11,8 +12,9 @@ from vllm import SamplingParams
 from eval.chat import Chat
 from eval.engine import Sample as EvalSample
 from grpo.rollout.budgeted_rollout import budgeted_response
+from grpo.rollout.multi_turn.settings import AGENT
 from grpo.rollout.thinking import Budget, delimiter
-from grpo.run import evaluation, records
+from grpo.run import evaluation, measure, records, saved_steps
 from reward.reward_func import reward_func
 from scripts.tiny_model.tokenizer import write_tokenizer
 from tests.grpo.rollout.replayed_engine import Engine
@@ -201,3 +203,49 @@ def test_with_a_budget_records_match_a_manual_evaluation(sample, tokenizer, firs
     graded = records.graded(by_hand) | by_hand
     assert graded == pytest.approx({name: written[name] for name in graded})
     assert graded.keys() >= logs.keys()
+
+
+def test_a_users_reward_is_measured_by_its_score(sample, tokenizer):
+    samples = [sample("<a>", 3.0, correct=0.0), sample("<a>", 1.0, correct=0.0), sample("<b>", -1.0, correct=1.0)]
+    described = evaluation.describe(samples, tokenizer, PROBLEMS, SEEDS.__getitem__, is_score=True)
+    result = records.summarise(described, [1])
+    assert result["score"] == 0.5 and "exact_match" not in result and result["pass_at_k"] == {}
+    low, high = t_interval([2.0, -1.0])
+    assert (result["ci_low"], result["ci_high"]) == pytest.approx((low, high))
+    assert (result["n"], result["problems"], result["ungraded"]) == (2, 2, 0)
+
+
+def t_interval(values: list[float]) -> tuple[float, float]:
+    """By the formula in float64: mean +- t * s / sqrt(n), with the quantile of t with one degree of freedom."""
+    mean, spread = statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
+    return mean - math.tan(math.pi * 0.475) * spread, mean + math.tan(math.pi * 0.475) * spread
+
+
+def test_problems_that_a_users_reward_failed_on_are_counted(sample, tokenizer):
+    samples = [sample("<a>", 3.0), sample("<b>", math.nan)]
+    described = evaluation.describe(samples, tokenizer, PROBLEMS, SEEDS.__getitem__, is_score=True)
+    result = records.summarise(described)
+    assert (result["score"], result["n"], result["problems"], result["ungraded"]) == (3.0, 1, 2, 1)
+    assert result["ci_low"] is None, "one problem has no interval"
+
+
+@pytest.mark.parametrize(
+    ("reward", "agent", "expected"),
+    [
+        ([str(measure.OUR_REWARD)], None, "exact_match"),
+        ([str(measure.USER_REWARD)], None, "score"),
+        (["http://localhost:1/reward"], None, "score"),
+        (None, str(AGENT), "exact_match"),
+        (str(measure.USER_REWARD), str(AGENT), "exact_match"),
+        (str(measure.USER_REWARD), "budget_executor.py", "score"),
+    ],
+)
+def test_what_a_run_measures(reward, agent, expected):
+    assert measure.of_run(SimpleNamespace(remote_rm_url=reward, agent_func_path=agent)) == expected
+
+
+def test_the_best_checkpoint_is_chosen_among_evaluations_of_as_many_problems(tmp_path):
+    rows = [{"step": 0, "exact_match": 0.9, "n": 3}, {"step": 5, "exact_match": 0.4, "n": 18},
+            {"step": 10, "exact_match": 0.5, "n": 18}, {"step": 15, "exact_match": None, "n": 0}]  # fmt: skip
+    (tmp_path / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert saved_steps.held_out(tmp_path / "eval.jsonl") == {5: 0.4, 10: 0.5}

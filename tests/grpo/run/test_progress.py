@@ -4,6 +4,8 @@ import json
 import os
 from pathlib import Path
 
+import pytest
+
 from grpo.run.progress import Progress, find_adapter
 from grpo.run.run_files import RunFiles
 from grpo.stack.json_files import replace
@@ -147,3 +149,62 @@ def test_extended_runs_adapter_is_that_of_its_last_step(tmp_path: Path) -> None:
     assert find_adapter(final, checkpoints) == checkpoints / "step_10" / "adapter"
     os.utime(final / "adapter_config.json")
     assert find_adapter(final, checkpoints) == final
+
+
+def lines_of(tmp_path: Path) -> list[str]:
+    progress = Progress(RunFiles(tmp_path, tmp_path), None)
+    progress.poll()
+    return progress.results(tmp_path, tmp_path / "final", tmp_path / "checkpoints")
+
+
+@pytest.mark.parametrize(("missing", "shown"), [(0.0, False), (0.125, True)])
+def test_samples_without_a_reward_show_on_the_line(tmp_path: Path, missing: float, shown: bool) -> None:
+    append(tmp_path / "metrics.jsonl", STEP | {"reward_missing": missing})
+    [line] = Progress(RunFiles(tmp_path, tmp_path), 40).poll()
+    assert ("no reward 12%" in line) == shown and ("no reward" in line) == shown
+
+
+def test_a_run_without_spread_says_that_nothing_was_learned(tmp_path: Path) -> None:
+    for step in (1, 2):
+        append(tmp_path / "metrics.jsonl", STEP | {"step": step, "zero_spread_groups": 1.0})
+    assert lines_of(tmp_path)[0].startswith("no group had spread: nothing was learned")
+    append(tmp_path / "metrics.jsonl", STEP | {"step": 3, "zero_spread_groups": 0.9})
+    assert not any("nothing was learned" in line for line in lines_of(tmp_path))
+
+
+def test_a_run_in_which_no_sample_was_right_says_so(tmp_path: Path) -> None:
+    append(tmp_path / "metrics.jsonl", STEP | {"correct": 0.0, "zero_spread_groups": 0.2})
+    assert lines_of(tmp_path)[0].startswith("no sample was right in any step")
+    append(tmp_path / "metrics.jsonl", STEP | {"step": 4, "correct": 0.01, "zero_spread_groups": 0.2})
+    assert not any("no sample was right" in line for line in lines_of(tmp_path))
+
+
+def test_an_evaluation_says_how_many_problems_were_graded(tmp_path: Path) -> None:
+    append(tmp_path / "eval.jsonl", EVAL | {"n": 12, "problems": 18})
+    append(tmp_path / "eval.jsonl", EVAL | {"step": 2, "exact_match": None, "n": 0, "problems": 18})
+    append(tmp_path / "eval.jsonl", EVAL | {"step": 4, "n": 18, "problems": 18, "exact_match": 0.5})
+    partly, none, whole = Progress(RunFiles(tmp_path, tmp_path), None).poll()
+    assert partly.endswith("exact match 0.250 [0.200, 0.310] (graded 12 of 18)")
+    assert none.endswith("not graded (graded 0 of 18)") and whole.endswith("(n=18)")
+    assert any("not comparable: not every problem was graded" in line for line in lines_of(tmp_path))
+
+
+def test_evaluations_of_all_problems_are_compared_without_a_warning(tmp_path: Path) -> None:
+    for step in (0, 4):
+        append(tmp_path / "eval.jsonl", EVAL | {"step": step, "n": 18, "problems": 18})
+    assert not any("not comparable" in line for line in lines_of(tmp_path))
+
+
+def test_the_score_of_a_users_reward_is_not_called_exact_match(tmp_path: Path) -> None:
+    score = {"score": 3.5, "ci_low": 3.0, "ci_high": 4.0, "n": 18, "problems": 18, "pass_at_k": {}}
+    for step in (0, 10):
+        append(tmp_path / "eval.jsonl", {"step": step, **score})
+    shown = [*Progress(RunFiles(tmp_path, tmp_path), None).poll(), *lines_of(tmp_path)]
+    assert shown[0] == "eval at step 0: score of your reward 3.500 [3.000, 4.000] (n=18)"
+    assert not any("exact match" in line for line in shown)
+
+
+def test_pass_at_k_is_on_the_line_of_an_evaluation(tmp_path: Path) -> None:
+    passed = {"1": {"value": 0.25}, "8": {"value": 0.625}}
+    append(tmp_path / "eval.jsonl", EVAL | {"pass_at_k": passed})
+    assert Progress(RunFiles(tmp_path, tmp_path), None).poll()[0].endswith("(n=256), pass@8 0.625")

@@ -91,9 +91,12 @@ def attach(folder, step):
     def nothing():
         pass
 
+    data = folder / "train.jsonl"
+    data.write_text('{"id": "first", "prompt": "p"}\n')
     off = dict.fromkeys(("metrics_dir", "ckpt_path", "log_samples", "use_tensorboard", "use_wandb", "use_trackio"))
     trainer = Namespace(
-        args=Namespace(run_dir=str(folder), **off),
+        args=Namespace(run_dir=str(folder), prompt_data=str(data), **off),
+        prompts_dataloader=Namespace(dataset=Namespace(prompts=["<p>"], datasources=["sums"])),
         samples_generator=Namespace(generate_samples=nothing),
         experience_maker=Namespace(make_experience_batch=nothing),
         ppo_train=nothing,
@@ -181,3 +184,9 @@ def test_broken_lines_are_left_out(tmp_path):
     assert [row["step"] for row in json_files.read_rows(file)] == [1, 4]
     RunFiles(tmp_path).rewind(3)
     assert file.read_text() == '{"step": 1}\n'
+
+
+def test_the_records_of_a_step_have_the_ids_of_the_data_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_log, "describe_samples", lambda samples, tokenizer, limit, problems: [problems["<p>"]])
+    attach(tmp_path, 0).write_rollouts(1, [], None)
+    assert read(tmp_path / "samples" / "step_1.jsonl") == [{"id": "first", "datasource": "sums"}]

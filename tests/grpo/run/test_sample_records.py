@@ -86,3 +86,10 @@ def test_limit_keeps_the_extremes(limit, indices):
 
 def test_a_label_of_another_form_is_its_own_gold():
     assert gold({"x": 1}) == {"x": 1} and gold("7") == "7"
+
+
+def test_a_record_has_the_id_of_its_problem() -> None:
+    problems = {sample([1]).prompts[0]: {"id": "sums-1", "datasource": "sums"}}
+    [record] = describe_samples([sample([1])], TOKENIZER, None, problems)
+    assert (record["id"], record["datasource"], record["sample"]) == ("sums-1", "sums", 0)
+    assert "id" not in describe_samples([sample([1])], TOKENIZER)[0]
