@@ -33,8 +33,8 @@ Each line of `metrics.jsonl` is one step. It has:
 
 Each line of `eval.jsonl` is one evaluation. It has:
 
-- the metrics of the source "eval", with the interval `ci_low` and `ci_high`
-- the number of problems `n` and of `samples`
+- the metrics of the source "eval", with the interval `ci_low` and `ci_high`; with a reward of your own, `score` instead
+- the number of graded problems `n`, of all `problems`, and of `samples`
 - the shares `ungraded`, `no_final`, `no_answer`, and `truncated`
 - mean lengths, `pass_at_k`, and `seconds`
 - all of these again for each data source, in `by_source`

@@ -23,7 +23,7 @@ class Metric:
 
     Attributes:
         name: its key in metrics.jsonl (in eval.jsonl for the source "eval"). "seconds.NAME" is a key of the object
-            `seconds`; "NAME.*" means one number per model.
+            `seconds`; "NAME.*" means one number per model of the judge or per file of REWARD.
         unit: "share" is from 0 to 1; "nat", "token", "sample", "s", "byte"; "" for a number without unit.
         tier: see TIERS.
         healthy: the inclusive range that needs no attention; a bound of None leaves that side open. None if the
@@ -48,6 +48,7 @@ SCHEMA = (
     Metric("correct_whole", "share", 1, "the same over the samples that were not cut; the difference bounds what the "
            "length limit costs", "experience"),
     Metric("reward", "", 1, "mean reward of the samples, including the judge's part", "openrlhf"),
+    Metric("reward.*", "", 1, "mean of this reward alone, before its weight", "reward", when="several files in REWARD"),
     Metric("answered", "share", 1, "samples with a readable answer", "reward", (0.8, None)),
     Metric("ppo_kl", "nat", 2, "mean log ratio of the sampling policy to the trained policy, over tokens",
            "openrlhf", (-0.05, 0.05)),
@@ -168,9 +169,11 @@ SCHEMA = (
     Metric("lost_writes", "", 5, "lines that could not be written so far", "launcher", (None, 0.0)),
     Metric("reward_std", "", 5, "standard deviation of the reward, over samples", "experience"),
     Metric("group_reward_std", "", 5, "standard deviation of the reward within a group, mean over groups", "openrlhf"),
-    Metric("score", "", 5, "the score of the reward function: correctness", "openrlhf"),
+    Metric("score", "", 5, "the score of the reward function: correctness, or the score of your own reward, which "
+           "evaluations then measure instead of exact_match", "openrlhf"),
     Metric("has_final", "share", 5, "samples with a final message", "reward"),
-    Metric("reward_error", "share", 5, "samples that could not be graded", "reward", (None, 0.01)),
+    Metric("reward_error", "share", 5, "samples that could not be graded, or that your own reward failed on", "reward",
+           (None, 0.01)),
     Metric("judge_regrouped", "share", 5, "samples rewarded by correctness alone because another sample of their group "
            "was not judged", "reward", when="JUDGE_FALLBACK=group"),
     Metric("total_length", "token", 5, "mean length of prompt and response", "openrlhf"),

@@ -125,3 +125,13 @@ def test_plan_without_model_and_data_lists_the_unknowns(setting, tmp_path) -> No
     assert plan.steps is None and plan.host_bytes is None
     assert "openai/gpt-oss-120b is neither a folder nor a model in the hub's cache: hf download" in text
     assert "none.jsonl does not exist" in text
+
+
+def test_steps_beyond_the_data_are_announced_with_what_would_give_them(setting) -> None:
+    config = setting.config(max_steps=50)
+    lines = "\n".join(describe(make_plan(config), config))
+    assert "the data give 6 steps, fewer than the 50 asked for: NUM_EPISODES=25 " in lines
+    assert make_plan(setting.config(max_steps=50, num_episodes=25)).steps == 50
+    for steps in (6, None):
+        config = setting.config(max_steps=steps)
+        assert "fewer than" not in "\n".join(describe(make_plan(config), config))

@@ -208,3 +208,9 @@ def test_pass_at_k_is_on_the_line_of_an_evaluation(tmp_path: Path) -> None:
     passed = {"1": {"value": 0.25}, "8": {"value": 0.625}}
     append(tmp_path / "eval.jsonl", EVAL | {"pass_at_k": passed})
     assert Progress(RunFiles(tmp_path, tmp_path), None).poll()[0].endswith("(n=256), pass@8 0.625")
+
+
+def test_each_of_several_rewards_is_on_the_line(tmp_path: Path) -> None:
+    append(tmp_path / "metrics.jsonl", STEP | {"reward": 0.5, "reward.right": 0.25, "reward.short": -0.125})
+    [line] = Progress(RunFiles(tmp_path, tmp_path), 40).poll()
+    assert "reward 0.500  reward.right 0.250  reward.short -0.125  correct" in line

@@ -40,7 +40,7 @@ def test_a_working_reward_is_no_problem(problems):
     [
         ("def reward_func(:\n", "has a syntax error: invalid syntax", "correct the file"),
         ("import missing_module_of_mine\n", "No module named 'missing_module_of_mine' (", "correct the file"),
-        ("def reward(q, p, l): return 1\n", "has no function reward_func", "docs/reward.md"),
+        ("def reward(q, p, l): return 1\n", "has no function reward_func", "docs/own-reward.md"),
         (function("raise ValueError('no gold')"), "ValueError: no gold (", "correct the file"),
         (function("return None"), "the return value is None", "return a number, a list"),
         (function("return [1.0, 2.0]"), "has 2 values for 1 sample", "return a number, a list"),
