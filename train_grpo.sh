@@ -42,6 +42,10 @@ while (($#)); do
             [[ $MODE == run ]] || refuse "--$MODE and $1 cannot be combined"
             MODE="${1#--}"
             ;;
+        --run-dir=* | --resume=* | --from-step=* | --steps=*)
+            set -- "${1%%=*}" "${1#*=}" "${@:2}"
+            continue
+            ;;
         --run-dir | --resume | --from-step | --steps)
             (($# > 1)) || refuse "$1 needs a value; see ./train_grpo.sh --help"
             case "$1" in
@@ -61,10 +65,20 @@ while (($#)); do
             sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
             exit 0
             ;;
-        *) refuse "unknown option $1; OpenRLHF flags go after --, options are in ./train_grpo.sh --help" ;;
+        [A-Z]*=*) refuse "$1 must come first: $1 ./train_grpo.sh" ;;
+        *)
+            VARIABLE="${1#--}" VARIABLE="${VARIABLE%%=*}" VARIABLE="${VARIABLE//-/_}" VARIABLE="${VARIABLE^^}"
+            if grep -q "\"\${$VARIABLE:\?=" "${BASH_SOURCE[0]}"; then
+                refuse "$1 is a variable, not an option: $VARIABLE=VALUE ./train_grpo.sh"
+            fi
+            refuse "unknown option $1; OpenRLHF flags go after --, options are in ./train_grpo.sh --help"
+            ;;
     esac
     shift
 done
+
+if [[ -n $RESUME && -n $RUN_DIR ]]; then refuse "--resume continues in its own folder; remove --run-dir"; fi
+if [[ -n $FROM_STEP && ! $FROM_STEP =~ ^[0-9]+$ ]]; then refuse "--from-step is '$FROM_STEP'; give a number"; fi
 
 # --- The tiny run: other values for the variables below, nothing else -------------------------------------------------
 
@@ -349,4 +363,4 @@ if [[ -n $FROM_STEP ]]; then OPTIONS+=(--from-step "$FROM_STEP"); fi
 
 exec "${LAUNCH[@]}" "$MODE" "${OPTIONS[@]}" -- \
     "${MODEL_ARGS[@]}" "${DATA_ARGS[@]}" "${ROLLOUT_ARGS[@]}" "${GRPO_ARGS[@]}" "${OPTIM_ARGS[@]}" "${LORA_ARGS[@]}" \
-    "${ENGINE_ARGS[@]}" "${ACTOR_ARGS[@]}" "${EVAL_ARGS[@]}" "${CKPT_ARGS[@]}" "${LOG_ARGS[@]}" "${EXTRA_ARGS[@]}"
+    "${ENGINE_ARGS[@]}" "${ACTOR_ARGS[@]}" "${EVAL_ARGS[@]}" "${CKPT_ARGS[@]}" "${LOG_ARGS[@]}" -- "${EXTRA_ARGS[@]}"

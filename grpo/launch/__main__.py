@@ -1,18 +1,21 @@
-"""python -m grpo.launch MODE [--name NAME] [--stand-in] [--run-dir DIR | --resume DIR|latest [--from-step N]] -- FLAGS
+"""python -m grpo.launch MODE [--name NAME] [--stand-in] [--run-dir DIR | --resume DIR|latest [--from-step N]]
+    -- FLAGS [-- FLAGS OF THE USER]
 python -m grpo.launch die-with-parent -- COMMAND
 
-FLAGS are OpenRLHF's. MODE is run, check, plan or dry-run. The judge's settings are GRPO_* variables. `train_grpo.sh` is
-the caller and has the documentation.
+FLAGS are OpenRLHF's; of one that is given twice, the last value wins. MODE is run, check, plan or dry-run. The judge's
+settings are GRPO_* variables. `train_grpo.sh` is the caller and has the documentation.
 `die-with-parent` runs a command of the set-up and ends all of its processes when the calling process ends.
 """
 
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from grpo.launch import (
     judge,
+    own_settings,
     preflight,
     resume,
     run_dir,
@@ -22,6 +25,7 @@ from grpo.launch.config import Config, resolve
 from grpo.launch.evaluate_command import evaluate_command
 from grpo.launch.judge import RunJudge
 from grpo.launch.onsets import Onsets
+from grpo.launch.own_settings import Changes
 from grpo.launch.plan import Plan, describe, make_plan, shortfall
 from grpo.launch.supervise import exposure, joined_cluster, processes
 from grpo.launch.supervise.driver import supervise
@@ -29,7 +33,7 @@ from grpo.run.progress import Progress, find_adapter
 from grpo.run.run_files import RunFiles
 from grpo.run.saved_steps import step_name
 from grpo.stack.patch_digest import DIGEST_VARIABLE
-from grpo.stack.problem import UserError
+from grpo.stack.problem import Problem, UserError
 from reward.settings import STAND_IN_VARIABLE
 
 REFUSED = 2
@@ -59,6 +63,10 @@ def main() -> int:
         return run_with_parent(rest)
     if options.from_step is not None and not options.resume:
         return refuse(UserError("--from-step only applies to a resumed run", "add --resume DIR"))
+    own = rest[rest.index("--") + 1 :] if "--" in rest else []
+    rest = [word for word in rest if word != "--"]
+    if wrong := list(own_settings.misspelt()):
+        return refuse_all(wrong)
     try:
         if options.resume:
             folder = resume.find_run(options.resume, options.name)
@@ -75,17 +83,19 @@ def main() -> int:
     if options.mode == "dry-run":
         print(run_dir.show_command(config.argv))
         return 0
+    changes = own_settings.changed(options.stand_in, own)
+    about = [*own_settings.describe(changes), *describe(plan, config)]
+    about += [*reward.describe(config), *judge.describe(run_judge, config)]
     if options.mode == "plan":
-        print("\n".join([*describe(plan, config), *reward.describe(config), *judge.describe(run_judge, config)]))
-        return 0
+        print("\n".join(about), flush=True)
+        wrong = preflight.problems_anywhere(config)
+        return refuse_all(wrong) if wrong else 0
     problems = preflight.problems(config, plan, folder, is_resumed=bool(options.resume))
     problems += judge.check(run_judge, config)
     cluster = joined_cluster.Admission() if problems else joined_cluster.look()
     problems += cluster.problems
     if problems:
-        print(f"refused, {len(problems)} problem{'s' * (len(problems) > 1)}:", file=sys.stderr)
-        print("\n".join(f"  {number}. {problem}" for number, problem in enumerate(problems, 1)), file=sys.stderr)
-        return REFUSED
+        return refuse_all(problems)
     warnings = cluster.warnings + exposure.warnings(config, folder)
     if options.mode == "check":
         warnings += [f"steps       {line.strip()}" for line in shortfall(plan, config)]
@@ -106,7 +116,8 @@ def main() -> int:
     except UserError as error:
         return refuse(error)
     news = warnings + (resume.take_back(config, folder) if options.resume else [])
-    return run(options.name, folder, config, plan, run_judge, held, news)
+    print("\n".join([f"run directory {folder}", *news, *about]), flush=True)
+    return run(options.name, folder, config, plan, run_judge, held, changes)
 
 
 def _where(config: Config) -> list[str]:
@@ -121,14 +132,19 @@ def refuse(error: UserError) -> int:
     return REFUSED
 
 
-def run(name: str, folder: Path, config: Config, plan: Plan, run_judge: RunJudge, held: int, news: list[str]) -> int:
-    """Run the trainer in the run directory under the lock `held`: a resumed run's `news` first, a summary last."""
+def refuse_all(problems: Sequence[Problem]) -> int:
+    """Print all problems; return the exit code."""
+    print(f"refused, {len(problems)} problem{'s' * (len(problems) > 1)}:", file=sys.stderr)
+    print("\n".join(f"  {number}. {problem}" for number, problem in enumerate(problems, 1)), file=sys.stderr)
+    return REFUSED
+
+
+def run(name: str, folder: Path, config: Config, plan: Plan, run_judge: RunJudge, held: int, changes: Changes) -> int:
+    """Run the trainer in the run directory under the lock `held`; a summary comes last."""
     os.environ.pop(STAND_IN_VARIABLE, None)  # left by another run
     status = preflight.patch_status()
     options = ["--stand-in"] if run_judge.is_stand_in else []
-    run_dir.write(folder, name, config, plan, status, options, run_judge.why_off)
-    rewards = [*reward.describe(config), *judge.describe(run_judge, config)]
-    print("\n".join([f"run directory {folder}", *news, *describe(plan, config), *rewards]), flush=True)
+    run_dir.write(folder, name, config, plan, status, options, run_judge.why_off, changes)
     files = RunFiles(folder, Path(config.args.metrics_dir))
     progress = Progress(files, plan.steps)
     progress.skip()

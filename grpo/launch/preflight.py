@@ -37,19 +37,35 @@ def problems(config: Config, plan: Plan, run_dir: Path, is_resumed: bool = False
         check_gpus(config, plan),  # first: without GPUs the rest does not matter
         check_python(),
         check_patches(),
-        check_flags(config),
-        check_batches(config),
-        check_data(config),
-        check_environment(config),
-        check_reward(config),
-        check_model(config),
-        check_thinking(config),
+        _settings(config),
+        _files(config),
         check_memory(plan),
         () if is_resumed else check_is_new(config, run_dir),
         check_disk(config, plan, run_dir),
         check_ray(),
     )
     return [problem for check in checks for problem in check]
+
+
+def problems_anywhere(config: Config) -> list[Problem]:
+    """Run the checks that do not depend on the machine. Files that are not here are not missed."""
+    args = config.args
+    files = [Path(name) for name in (args.pretrain, args.engine_model, args.prompt_data, args.eval_dataset) if name]
+    are_here = all(file.exists() for file in files)
+    return [*_settings(config), *(_files(config) if are_here else ())]
+
+
+def _settings(config: Config) -> Iterator[Problem]:
+    yield from check_flags(config)
+    yield from check_batches(config)
+
+
+def _files(config: Config) -> Iterator[Problem]:
+    yield from check_data(config)
+    yield from check_environment(config)
+    yield from check_reward(config)
+    yield from check_model(config)
+    yield from check_thinking(config)
 
 
 def check_python() -> Iterator[Problem]:

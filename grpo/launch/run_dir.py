@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.launch.config import Config, redact
+from grpo.launch.own_settings import Changes
 from grpo.launch.plan import Plan
 from grpo.rollout.multi_turn import settings as environment_settings
 from grpo.run.run_files import RunFiles
@@ -62,12 +63,14 @@ def write(
     patch_status: dict[str, Any],
     options: Sequence[str] = (),
     judge_off: str = "",
+    changes: Changes | None = None,
 ) -> None:
     """Write everything known before the run starts or continues into the run directory.
 
     Args:
         options: further options of the launcher that :func:`command_script` repeats.
         judge_off: why the judge is off; "" if it is on.
+        changes: what the user set, see :func:`grpo.launch.own_settings.changed`.
     """
     files, stack = RunFiles(run_dir, Path(config.args.metrics_dir)), "cpu" if on_cpu_stack() else "gpu"
     files.logs.mkdir(parents=True, exist_ok=True)
@@ -81,6 +84,7 @@ def write(
             "stack": stack,
             "flags": config.values,
             "given": config.given,
+            "changes": changes or {},
             "data_sha256": {
                 name: data_digest(Path(file))
                 for name in ("prompt_data", "eval_dataset")

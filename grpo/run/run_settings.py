@@ -15,7 +15,9 @@ def settings(run: Run) -> dict[str, str]:
     """Return everything known to affect a run: flags, judge, data, versions, hardware, patches."""
     env, patches = run.read(run.files.environment), run.read(run.files.patches)
     parts: dict[str, Any] = {
-        **{key: value for key, value in run.config.items() if key not in ("flags", "given", "plan", "judge")},
+        **{
+            key: value for key, value in run.config.items() if key not in ("flags", "given", "changes", "plan", "judge")
+        },
         **run.part("flags"),
         **run.part("judge"),
         **{key: value for key, value in env.items() if key != "packages"},
@@ -30,6 +32,13 @@ def given(run: Run) -> dict[str, str]:
     """Return the settings that were set explicitly rather than left to their defaults."""
     parts = {**run.part("given"), **run.part("judge"), **run.part("reward")}
     return {name: _text(value) for name, value in parts.items() if name not in PLACES}
+
+
+def set_by_user(run: Run) -> dict[str, list[str]]:
+    """Return the value and the default of each setting that the user gave another value."""
+    return {
+        name: [_text(part) for part in pair] for name, pair in run.part("changes").items() if isinstance(pair, list)
+    }
 
 
 def differences(runs: Sequence[Run]) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""Which variable of `train_grpo.sh` sets which flag of OpenRLHF, read from the script itself."""
+"""The settings of `train_grpo.sh`, and which flag of OpenRLHF each sets, read from the script itself."""
 
 import re
 from functools import cache
@@ -8,6 +8,7 @@ from grpo.stack.checkout import CHECKOUT
 _VALUE = re.compile(r'--(\w+) "\$\{?(\w+)(?:\[@\])?\}?"')
 _LIST = re.compile(r'read -ra (\w+) <<<"\$(\w+)"')
 _SWITCH = re.compile(r"if \[\[ \$(\w+) == 1 \]\]; then\s+\w+\+=\(--(\w+)[ )]")
+_DEFAULT = re.compile(r'"\$\{(\w+):?=((?:[^{}]|\{[^}]*\})*)\}"')
 _FLAG = re.compile(r"--(\w+)")
 
 
@@ -18,6 +19,19 @@ def by_flag() -> dict[str, str]:
     lists = dict(_LIST.findall(script))
     values = {flag: lists.get(variable, variable) for flag, variable in _VALUE.findall(script)}
     return values | {flag: variable for variable, flag in _SWITCH.findall(script)}
+
+
+@cache
+def defaults(is_tiny: bool) -> dict[str, str]:
+    """Return the settings of the script with their defaults, as they are written there.
+
+    Args:
+        is_tiny: whether those of `--tiny` come first.
+    """
+    script = (CHECKOUT / "train_grpo.sh").read_text(encoding="utf-8")
+    tiny, _, recipe = script.partition("# --- Hyperparameters ")
+    values = dict(_DEFAULT.findall(recipe))
+    return values | dict(_DEFAULT.findall(tiny)) if is_tiny else values
 
 
 def in_variables(text: str) -> str:

@@ -14,14 +14,18 @@ from .recipe import call
     ("options", "message"),
     [
         (["--tinny"], "unknown option --tinny"),
-        (["--lora_rank", "3"], "OpenRLHF flags go after --"),
+        (["--eps_clip_low_high", "0.2", "0.28"], "OpenRLHF flags go after --"),
+        (["--lora_rank", "3"], "--lora_rank is a variable, not an option: LORA_RANK=VALUE ./train_grpo.sh"),
+        (["--learning-rate=3"], "LEARNING_RATE=VALUE ./train_grpo.sh"),
+        (["LEARNING_RATE=3"], "must come first: LEARNING_RATE=3 ./train_grpo.sh"),
+        (["--dry-run", "--steps=many"], "STEPS: invalid int value"),
         (["--steps"], "--steps needs a value"),
         (["--check", "--plan"], "cannot be combined"),
         (["--dry-run", "--resume", "no/such/run"], "no/such/run is not a run directory"),
         (["--dry-run", "--resume", "latest"], "--resume DIR"),
-        (["--dry-run", "--resume", "here", "--run-dir", "there"], "not allowed with"),
+        (["--dry-run", "--resume", "here", "--run-dir", "there"], "remove --run-dir"),
         (["--dry-run", "--from-step", "10"], "--from-step only applies to a resumed run: add --resume DIR"),
-        (["--dry-run", "--resume", "here", "--from-step", "last"], "invalid int value: 'last'"),
+        (["--dry-run", "--resume", "here", "--from-step", "last"], "--from-step is 'last'; give a number"),
         (["--dry-run", "--", "--lora_rnk", "3"], "did you mean --lora_rank?"),
         (["--dry-run", "--steps", "many"], "STEPS: invalid int value"),
     ],
@@ -30,6 +34,23 @@ def test_a_bad_call_is_refused(checkout: Path, options: list[str], message: str)
     done = call(checkout, *options)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+def test_a_misspelt_variable_is_refused_before_anything_else(checkout: Path) -> None:
+    done = call(checkout, "--tiny", "--dry-run", LEARNIG_RATE="1")
+    assert done.returncode == 2
+    assert "LEARNIG_RATE is not a setting" in done.stderr and "did you mean LEARNING_RATE?" in done.stderr
+
+
+def test_the_plan_shows_what_was_set_and_refuses_what_the_check_refuses(checkout: Path) -> None:
+    done = call(checkout, "--plan", "--", "--use_kl_loss", LEARNING_RATE="2e-6", MICRO_TRAIN_BATCH_SIZE="7")
+    assert done.stdout.splitlines()[:3] == [
+        "set by you  MICRO_TRAIN_BATCH_SIZE=7 (default: 1)",
+        "            LEARNING_RATE=2e-6 (default: 1e-6)",
+        "            --use_kl_loss ",
+    ]
+    assert done.returncode == 2 and "is not a multiple of MICRO_TRAIN_BATCH_SIZE x ranks" in done.stderr
+    assert call(checkout, "--plan").returncode == 0, "the files of the model are not here, and not missed"
 
 
 @pytest.mark.parametrize(

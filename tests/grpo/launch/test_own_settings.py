@@ -1,0 +1,63 @@
+"""Settings of the user: misspelt ones are refused, and those that differ from the default are shown."""
+
+import re
+import site
+from pathlib import Path
+
+import pytest
+
+from grpo.launch import own_settings
+from grpo.stack.variables import defaults
+
+READ = re.compile(r"""(?:environ(?:\.get)?[\[(]|getenv\()\s*["']([A-Z][A-Z_0-9]+)["']""")
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("LEARNIG_RATE", "LEARNING_RATE"), ("LORA_RNK", "LORA_RANK"), ("TEMPRATURE", "TEMPERATURE"),
+        ("EVALSTEPS", "EVAL_STEPS"), ("N_SAMPLES_PER_PROMT", "N_SAMPLES_PER_PROMPT"), ("KL_COEFF", "KL_COEF"),
+        ("ROLLOUT_BATCHSIZE", "ROLLOUT_BATCH_SIZE"), ("GENERATE_MAX_LENGTH", "GENERATE_MAX_LEN"),
+        ("TRAIN_BATCH", "TRAIN_BATCH_SIZE"), ("LR_WARMUP", "LR_WARMUP_RATIO"), ("learning_rate", "LEARNING_RATE"),
+    ],
+)  # fmt: skip
+def test_a_misspelt_variable_is_refused_with_the_right_name(name, meant):
+    [problem] = own_settings.misspelt({name: "1", "LEARNING_RATE": "2", "HOME": "/root"})
+    assert problem.what.startswith(f"{name} is not a setting") and f"did you mean {meant}?" in problem.remedy
+
+
+def test_no_variable_of_another_program_is_refused():
+    """All variables that the pinned packages read, and some of shells and schedulers."""
+    packages = Path(site.getsitepackages()[0])
+    folders = ("ray", "vllm", "torch", "transformers", "deepspeed", "peft", "datasets", "huggingface_hub", "openai")
+    files = [file for folder in folders for file in (packages / folder).rglob("*.py")]
+    names = {name for file in files for name in READ.findall(file.read_text(encoding="utf-8", errors="replace"))}
+    assert len(names) > 700
+    names |= {"LANGUAGE", "EDITOR", "SHELL", "TERM", "SEEDS_DIR", "SLURM_NTASKS", "PBS_JOBNAME", "GRPO_JUDGE_PROXY"}
+    assert list(own_settings.misspelt(dict.fromkeys(names, ""))) == []
+
+
+def test_settings_that_differ_from_the_default_are_listed():
+    given = {"LEARNING_RATE": "2e-6", "LORA_RANK": "64", "STEPS": "5", "HOME": "/root"}
+    flags = ["--eps_clip_low_high", "0.2", "0.28", "--use_kl_loss"]
+    changes = own_settings.changed(False, flags, given)
+    assert changes == {
+        "STEPS": ["5", ""],
+        "LEARNING_RATE": ["2e-6", "1e-6"],
+        "--eps_clip_low_high": ["0.2 0.28", ""],
+        "--use_kl_loss": ["", ""],
+    }
+    assert own_settings.describe(changes) == [
+        "set by you  STEPS=5 (default: empty)",
+        "            LEARNING_RATE=2e-6 (default: 1e-6)",
+        "            --eps_clip_low_high 0.2 0.28",
+        "            --use_kl_loss ",
+    ]
+    assert own_settings.changed(True, [], {"LEARNING_RATE": "1e-6"}) == {"LEARNING_RATE": ["1e-6", "2e-3"]}
+
+
+def test_the_defaults_are_those_of_the_script():
+    recipe, tiny = defaults(is_tiny=False), defaults(is_tiny=True)
+    assert (recipe["LORA_RANK"], tiny["LORA_RANK"]) == ("64", "8")
+    assert (recipe["OFFLOAD"], recipe["NAME"], recipe["STEPS"]) == ("0", '$(basename "$MODEL")', "")
+    assert recipe.keys() == tiny.keys() and len(recipe) > 70
