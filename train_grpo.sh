@@ -72,7 +72,7 @@ if ((TINY)); then
     : "${NAME:=tiny}"
     : "${MODEL:=$TINY_DIR/mxfp4}"
     : "${ENGINE_MODEL:=$TINY_DIR/bf16}" # vLLM cannot load MXFP4 on CPU
-    : "${TRAIN_DATA:=$TINY_DIR/train.jsonl}" "${EVAL_DATA:=$TINY_DIR/eval.jsonl}"
+    : "${TRAIN_DATA:=$TINY_DIR/train.jsonl}"
     : "${NUM_ENGINES:=2}" "${ENGINE_TP:=1}" "${ACTOR_GPUS:=2}"
     : "${ROLLOUT_BATCH_SIZE:=16}" "${N_SAMPLES_PER_PROMPT:=8}" "${TRAIN_BATCH_SIZE:=64}"
     : "${MICRO_TRAIN_BATCH_SIZE:=16}" "${MICRO_ROLLOUT_BATCH_SIZE:=16}"
@@ -91,6 +91,10 @@ fi
 : "${MODEL:=openai/gpt-oss-120b}" # a folder, or a hub id that is already in the hub's cache
 : "${ENGINE_MODEL:=$MODEL}"       # what the engines load
 : "${TRAIN_DATA:=$HERE/data/prepared/train.jsonl}"
+# Held-out problems: eval.jsonl beside the training problems, as data.prepare writes it, if there is one
+OWN_EVAL_DATA="$(dirname -- "$TRAIN_DATA")/eval.jsonl"
+if [[ -f $OWN_EVAL_DATA ]]; then : "${EVAL_DATA:=$OWN_EVAL_DATA}"; fi
+if ((TINY)); then : "${EVAL_DATA:=$TINY_DIR/eval.jsonl}"; fi
 : "${EVAL_DATA:=$HERE/data/prepared/eval.jsonl}"
 # The reward: this project's (below), or .py files of your own with reward_func(queries, prompts, labels), separated by
 # blanks. REWARD_WEIGHTS has a weight for each of them (empty: 1); the reward is their weighted sum

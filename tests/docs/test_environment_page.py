@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.rollout.multi_turn.conversation import RolloutLimits, Outcome, converse, make_environment, scored
+from grpo.rollout.multi_turn.conversation import Outcome, RolloutLimits, converse, make_environment, scored
 from grpo.rollout.multi_turn.environment import Score, load
 from tests.docs.pages import page
 from tests.grpo.rollout.multi_turn.scripted import Spoken, call
