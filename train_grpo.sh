@@ -86,7 +86,7 @@ if ((TINY)); then
     : "${NAME:=tiny}"
     : "${MODEL:=$TINY_DIR/mxfp4}"
     : "${ENGINE_MODEL:=$TINY_DIR/bf16}" # vLLM cannot load MXFP4 on CPU
-    : "${TRAIN_DATA:=$TINY_DIR/train.jsonl}" "${EVAL_DATA:=$TINY_DIR/eval.jsonl}"
+    : "${TRAIN_DATA:=$TINY_DIR/train.jsonl}"
     : "${NUM_ENGINES:=2}" "${ENGINE_TP:=1}" "${ACTOR_GPUS:=2}"
     : "${ROLLOUT_BATCH_SIZE:=16}" "${N_SAMPLES_PER_PROMPT:=8}" "${TRAIN_BATCH_SIZE:=64}"
     : "${MICRO_TRAIN_BATCH_SIZE:=16}" "${MICRO_ROLLOUT_BATCH_SIZE:=16}"
@@ -105,6 +105,10 @@ fi
 : "${MODEL:=openai/gpt-oss-120b}" # a folder, or a hub id that is already in the hub's cache
 : "${ENGINE_MODEL:=$MODEL}"       # what the engines load
 : "${TRAIN_DATA:=$HERE/data/prepared/train.jsonl}"
+# Held-out problems: eval.jsonl beside the training problems, as data.prepare writes it, if there is one
+OWN_EVAL_DATA="$(dirname -- "$TRAIN_DATA")/eval.jsonl"
+if [[ -f $OWN_EVAL_DATA ]]; then : "${EVAL_DATA:=$OWN_EVAL_DATA}"; fi
+if ((TINY)); then : "${EVAL_DATA:=$TINY_DIR/eval.jsonl}"; fi
 : "${EVAL_DATA:=$HERE/data/prepared/eval.jsonl}"
 # The reward: this project's (below), or .py files of your own with reward_func(queries, prompts, labels), separated by
 # blanks. REWARD_WEIGHTS has a weight for each of them (empty: 1); the reward is their weighted sum
@@ -118,8 +122,8 @@ fi
 : "${ROLLOUT_BATCH_SIZE:=8}" "${N_SAMPLES_PER_PROMPT:=8}" "${MICRO_ROLLOUT_BATCH_SIZE:=1}"
 : "${PROMPT_MAX_LEN:=1024}" "${GENERATE_MAX_LEN:=3072}"
 : "${TEMPERATURE:=1.0}" "${TOP_P:=1.0}"
-# DYNAMIC_FILTERING=1 replaces prompts that teach nothing: those whose samples have a mean score outside (not at the ends
-# of) DYNAMIC_FILTERING_RANGE. The score is correctness, or that of your own reward
+# DYNAMIC_FILTERING=1 draws another prompt for each one whose samples teach nothing: their mean score is not strictly
+# between the two numbers of DYNAMIC_FILTERING_RANGE. The score is correctness, or that of your own reward
 : "${DYNAMIC_FILTERING:=0}" "${DYNAMIC_FILTERING_RANGE:=0 1}"
 # Reasoning effort for the chat template: low, medium or high (empty: the template's default, medium)
 : "${REASONING_EFFORT:=}"
@@ -211,17 +215,17 @@ if [[ $EXPERTS == bf16 ]]; then : "${OFFLOAD:=1}"; else : "${OFFLOAD:=0}"; fi
 
 : "${SEED:=42}"
 
-for SWITCH in DYNAMIC_FILTERING ENFORCE_EAGER OFFLOAD ADAM_OFFLOAD GRADIENT_CHECKPOINTING EVAL_AT_START JUDGE JUDGE_UNFINISHED \
-    JUDGE_PROXY USE_TENSORBOARD USE_WANDB USE_TRACKIO; do
+for SWITCH in ENFORCE_EAGER OFFLOAD ADAM_OFFLOAD GRADIENT_CHECKPOINTING EVAL_AT_START JUDGE JUDGE_UNFINISHED \
+    JUDGE_PROXY DYNAMIC_FILTERING USE_TENSORBOARD USE_WANDB USE_TRACKIO; do
     [[ ${!SWITCH} == [01] ]] || refuse "$SWITCH is '${!SWITCH}': set it to 1 (on) or 0 (off)"
 done
 
 # One file of ours calls the files of your own
-REWARD_FILES=""
+export GRPO_REWARD_FILES=""
 if [[ $REWARD != http://* && $REWARD != https://* && ! $REWARD -ef $HERE/reward/reward_func.py ]]; then
     read -ra FILES <<<"$REWARD"
     if [[ -f $REWARD ]]; then FILES=("$REWARD"); fi
-    REWARD_FILES="$(realpath -m -- "${FILES[@]}" | paste -sd :)"
+    GRPO_REWARD_FILES="$(realpath -m -- "${FILES[@]}" | paste -sd :)"
     REWARD="$HERE/reward/user_reward.py"
 fi
 
@@ -323,7 +327,7 @@ if [[ -e $LIBRARY ]]; then LIBRARY="$(realpath "$LIBRARY")"; fi
 
 # The engines call reward, judge and environment, so their settings are variables that reach every worker
 for VARIABLE in JUDGE JUDGE_MODELS CORRECTNESS_WEIGHT QUALITY_WEIGHT JUDGE_FALLBACK JUDGE_UNFINISHED JUDGE_TRIES \
-    REWARD_FILES REWARD_WEIGHTS ENVIRONMENT LIBRARY TURN_LIMIT ROLLOUT_SECONDS TOOL_SECONDS MAX_BRANCHES \
+    REWARD_WEIGHTS ENVIRONMENT LIBRARY TURN_LIMIT ROLLOUT_SECONDS TOOL_SECONDS MAX_BRANCHES \
     JUDGE_DEADLINE JUDGE_CALL_TIMEOUT JUDGE_RPM JUDGE_TPM JUDGE_CONCURRENCY \
     JUDGE_BASE_URL JUDGE_PROXY; do
     export "GRPO_$VARIABLE=${!VARIABLE}"

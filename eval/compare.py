@@ -79,7 +79,10 @@ def compare(a: dict[str, list[float]], b: dict[str, list[float]], measure: str =
     rates_a, rates_b = ([statistics.fmean(grades[problem]) for problem in shared] for grades in (a, b))
     differences = [right - left for left, right in zip(rates_a, rates_b, strict=True)]
     draws = min(len(shared) / sum(1 / len(grades[problem]) for problem in shared) for grades in (a, b))
-    mean_a, detectable = statistics.fmean(rates_a), None
+    mean_a = statistics.fmean(rates_a)
+    low: float | None
+    high: float | None
+    detectable = None
     if measure == EXACT_MATCH:
         low, high = estimators.difference_interval(rates_a, rates_b, draws)
         detectable = estimators.detectable_difference(differences, low, high, draws, room=1 - mean_a)

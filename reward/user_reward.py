@@ -33,16 +33,15 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
     returned = [_call(name, function, (queries, prompts, labels)) for name, _, function in _REWARDS]
     weights = [weight for _, weight, _ in _REWARDS]
     rewards = _weighted([one.rewards for one in returned], weights)
-    logs: dict[str, list[float]] = {
-        "reward_error": [float(math.isnan(reward)) for reward in rewards],
-        "reward_seconds": [time.monotonic() - started] * count,
-    }
+    logs: dict[str, list[float]] = {}
     for (name, _, _), one in zip(_REWARDS, returned, strict=True):
         prefix = f"{name}." if len(_REWARDS) > 1 else ""
         if prefix:
             logs[f"reward.{name}"] = one.rewards
         for key in one.logs[0] if one.logs else ():
             logs[prefix + key] = [sample[key] for sample in one.logs]
+    logs["reward_error"] = [float(not math.isfinite(reward)) for reward in rewards]
+    logs["reward_seconds"] = [time.monotonic() - started] * count
     columns = {"rewards": rewards, "scores": _weighted([one.scores for one in returned], weights)}
     if count == 1:
         first = {name: column[0] for name, column in columns.items()}
@@ -65,6 +64,6 @@ def _call(name: str, function: Callable[..., Any], arguments: tuple[Sequence[Any
 
 def _weighted(columns: Sequence[Sequence[float]], weights: Sequence[float]) -> list[float]:
     return [
-        math.fsum(weight * value for weight, value in zip(weights, row, strict=True))
+        sum(weight * value for weight, value in zip(weights, row, strict=True))  # not fsum: it raises for inf - inf
         for row in zip(*columns, strict=True)
     ]

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from grpo.run.measure import SCORE, of_row, value_of
+from grpo.run.measure import SCORE, is_whole, of_row, value_of
 from grpo.run.progress import is_number
 from grpo.run.run_files import RunFiles
 from grpo.run.run_state import Run
@@ -30,7 +30,7 @@ from grpo.stack import command
 from grpo.stack.checkout import CHECKOUT
 
 DONE, INCOMPLETE, REFUSED = range(3)
-_EVAL = ("step", "ci_low", "ci_high", "n")
+_EVAL = ("step", "ci_low", "ci_high", "n", "problems")
 
 
 def find(folder: Path) -> Iterator[Path]:
@@ -93,15 +93,15 @@ def _cells(run: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _held_out(first: dict[str, Any] | None, last: dict[str, Any] | None) -> str:
-    """Return the first value, and the last with its interval; a score of the user's reward says so."""
+    """Return the first value, and the last with its interval; the last alone if the two graded different problems."""
     if not first or not last:
         return "-"
     text = "score " if of_row(last) == SCORE else ""
-    text += f"{value_of(first):.3f} -> " if last["step"] != first["step"] else ""
+    text += f"{value_of(first):.3f} -> " if last["step"] != first["step"] and is_whole(first) and is_whole(last) else ""
     text += f"{value_of(last):.3f}"
     if is_number(last["ci_low"]) and is_number(last["ci_high"]):
         text += f" [{last['ci_low']:.3f}, {last['ci_high']:.3f}]"
-    return text
+    return text if is_whole(last) else f"{text} of {last['n']} of {last['problems']}"
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 
 from grpo.diagnosis.finding import NotJudged
 from grpo.diagnosis.series import Series
+from grpo.run.measure import is_whole
 from grpo.run.progress import by_step
 from grpo.run.run_state import Run
 from grpo.stack.problem import UserError
@@ -170,7 +171,10 @@ def of_rows(
     notes: list[str] = []
     columns, results = (_by_step(*part, notes) for part in ((rows, "metrics.jsonl"), (evals, "eval.jsonl")))
     graded = [row for row in results if math.isfinite(_number(row.get("exact_match")))]
-    return RunHistory(columns, graded, config or {}, notes)
+    whole = [row for row in graded if is_whole(row)]
+    if len(whole) < len(graded):
+        notes.append(f"eval.jsonl: {len(graded) - len(whole)} evaluations graded only some problems and are left out")
+    return RunHistory(columns, whole, config or {}, notes)
 
 
 def _by_step(rows: Iterable[Mapping[str, Any]], file: str, notes: list[str]) -> list[Mapping[str, Any]]:

@@ -166,7 +166,8 @@ def _describe_steps(plan: Plan, config: Config) -> list[str]:
     ]
     if plan.evals is not None:
         lines.append(
-            f"eval        {plan.evals} times {plan.eval_prompts} problems x {args.eval_n_samples_per_prompt} samples"
+            f"eval        {plan.evals} times {plan.eval_prompts} problems x {args.eval_n_samples_per_prompt} samples, "
+            f"from {args.eval_dataset}"
         )
     return lines
 

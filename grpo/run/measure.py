@@ -36,4 +36,5 @@ def value_of(row: Mapping[str, Any]) -> Any:
 
 def is_whole(row: Mapping[str, Any]) -> bool:
     """Say whether every problem of an evaluation was graded. Only then do two of them measure the same problems."""
-    return row.get("n") == row.get("problems", row.get("n"))
+    problems = row.get("problems")  # older runs lack it
+    return problems is None or row.get("n") == problems

@@ -69,6 +69,11 @@ def test_a_failure_is_no_reward_and_its_first_traceback_is_logged(load, caplog, 
     assert record.exc_info and "the reward bad failed on a sample" in record.getMessage()
 
 
+def test_infinite_rewards_are_none(load):
+    result = load(a=returning("float('inf')"), b=returning("float('-inf')"))(*CALL)
+    assert not math.isfinite(result["rewards"]) and result["extra_logs"]["reward_error"] == 1.0
+
+
 def test_a_function_may_import_a_module_beside_it(load, tmp_path):
     (tmp_path / "my_helper_of_rewards.py").write_text("WORTH = 0.25\n")
     reward_func = load(mine="from my_helper_of_rewards import WORTH\n" + returning("WORTH"))

@@ -40,7 +40,8 @@ def parts(tiny_model, tmp_path_factory) -> tuple[Path, list[str]]:
     """
     folder = tmp_path_factory.mktemp("loss")
     (folder / "reward.py").write_text(REWARD)
-    rows = [{"prompt": f"What is 960 plus {n}?", "label": json.dumps({"answer": str(960 + n)})} for n in (1, 2, 3, 4)]
+    # The launcher tries the reward on the first line before each part.
+    rows = [{"prompt": f"What is 960 plus {n}?", "label": json.dumps({"answer": str(960 + n)})} for n in (4, 1, 2, 3)]
     (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     run_dir, log = folder / "run", folder / "run" / "logs" / "driver.log"
     shared = {

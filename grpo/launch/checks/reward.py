@@ -21,7 +21,6 @@ from reward.labels import LabelError, parse_label
 from reward.user_files import RewardFile
 
 DEADLINE = 120.0  # seconds to import a file and to reward one sample
-_GRADES = ("correct", "answered", "has_final")  # of our grader; a reward of the user's may give its own
 _MARKUP = "<|start|>{role}<|message|>{content}<|end|>"
 _RESPONSE = (
     "<|channel|>analysis<|message|>I know it.<|end|><|start|>assistant<|channel|>final<|message|>"
@@ -90,7 +89,7 @@ def _check(file: RewardFile, sample: dict[str, Any]) -> Iterator[Problem]:
     if "error" in result:
         yield Problem(f"REWARD: {file.path} {result['error']}", result["remedy"])
         return
-    taken = [name for name in result["logs"] if name in BY_NAME and name not in _GRADES]
+    taken = [name for name in result["logs"] if name in BY_NAME and BY_NAME[name].source != "reward"]
     if taken:
         yield Problem(
             f"REWARD: {file.path} logs {taken[0]!r}, which is a metric of every run", "give that log another name"

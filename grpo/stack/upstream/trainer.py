@@ -63,6 +63,7 @@ class PPOTrainer(Protocol):
 
     Attributes:
         generate_kwargs: the arguments of ``generate_samples``.
+        prompts_dataloader: torch's ``DataLoader`` of OpenRLHF's ``PromptDataset``.
         eval_dataloader: torch's ``DataLoader`` of the held-out problems; None without ``--eval_dataset``.
     """
 
@@ -71,7 +72,7 @@ class PPOTrainer(Protocol):
     samples_generator: SamplesGenerator
     experience_maker: ExperienceMaker
     generate_kwargs: dict[str, Any]
-    prompts_dataloader: Iterable[Any]
+    prompts_dataloader: Any
     eval_dataloader: Iterable[Any] | None
     ppo_train: Callable[..., dict[str, Any]]
     broadcast_to_vllm: Callable[[], None]

@@ -123,3 +123,13 @@ def test_settings_use_the_names_of_the_launch_script():
     run = of_rows([], config=config)
     assert run.setting("LEARNING_RATE") == 1e-6 and run.setting("--dual_clip") == 3.0
     assert run.setting_number("QUALITY_WEIGHT") == 0.4 and run.setting("LORA_RANK") is None
+
+
+def test_evaluations_of_other_problems_are_not_compared():
+    evals = [
+        {"step": 0, "exact_match": 0.9, "n": 2, "problems": 18},
+        {"step": 5, "exact_match": 0.4, "n": 18, "problems": 18},
+    ]
+    run = of_rows([row(1), row(2)], evals)
+    assert run.held_out.steps.tolist() == [5]
+    assert any("1 evaluations graded only some problems" in note for note in run.notes)

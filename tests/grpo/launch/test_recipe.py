@@ -272,3 +272,33 @@ def test_errors_name_the_variables_of_the_script() -> None:
     table.pop("run_dir")  # NAME is a part of it
     table["remote_rm_url"] = "REWARD"  # for files of the user's own, by way of a file of ours
     assert by_flag() == table
+
+
+@pytest.mark.parametrize("options", [[], ["--tiny"]])
+def test_held_out_problems_are_those_beside_the_training_problems(checkout: Path, tmp_path: Path, options) -> None:
+    train, held_out = tmp_path / "train.jsonl", tmp_path / "eval.jsonl"
+    assert flags(checkout, *options, TRAIN_DATA=str(train))["--eval_dataset"] != str(held_out), "there are none yet"
+    held_out.touch()
+    assert flags(checkout, *options, TRAIN_DATA=str(train))["--eval_dataset"] == str(held_out)
+    assert flags(checkout, *options, TRAIN_DATA=str(train), EVAL_DATA="/v.jsonl")["--eval_dataset"] == "/v.jsonl"
+
+
+def test_files_of_ones_own_rewards_reach_the_engines_as_absolute_paths(checkout: Path, tmp_path: Path) -> None:
+    (tmp_path / "my reward.py").touch()
+    for given, files in (
+        ("/a.py /b/../c.py", "/a.py:/c.py"),
+        (str(tmp_path / "my reward.py"), str(tmp_path / "my reward.py")),
+    ):
+        passed = flags(checkout, REWARD=given)
+        assert passed["GRPO_REWARD_FILES"] == files
+        assert Path(passed["--remote_rm_url"]).name == "user_reward.py"
+    for ours in (str(checkout / "reward" / "reward_func.py"), f"{checkout}/reward/../reward/reward_func.py"):
+        passed = flags(checkout, REWARD=ours)
+        assert "GRPO_REWARD_FILES" not in passed and Path(passed["--remote_rm_url"]).name == "reward_func.py"
+
+
+def test_two_rewards_of_one_name_are_refused_by_a_plan_too(checkout: Path) -> None:
+    done = call(checkout, "--plan", REWARD="/a/x.py /b/x.py")
+    assert done.returncode == 2 and "REWARD names /a/x.py and /b/x.py" in done.stderr
+    done = call(checkout, "--plan", REWARD="/a/x.py /b/y.py", REWARD_WEIGHTS="1 0.5")
+    assert "reward      1 x /a/x.py + 0.5 x /b/y.py" in done.stdout

@@ -18,6 +18,7 @@ from grpo.launch import resume
 from grpo.run import run_state
 from grpo.run.run_files import RunFiles
 from grpo.stack.problem import UserError
+from reward import settings
 
 from .stopped_run import log, start, steps_in
 
@@ -260,3 +261,12 @@ def test_check_shows_where_the_run_would_continue(setting, save, monkeypatch, ca
     save(10)
     assert launch.main() == 0
     assert "continuing after step 10" in capsys.readouterr().out
+
+
+def test_a_changed_reward_of_the_users_own_is_shown(setting, monkeypatch) -> None:
+    setting.run_dir.mkdir()
+    config = {"judge": settings.variables(), "reward": {"REWARD_FILES": "/a.py", "REWARD_WEIGHTS": "1"}}
+    (setting.run_dir / "config.json").write_text(json.dumps(config))
+    monkeypatch.setenv("GRPO_REWARD_FILES", "/b.py")
+    monkeypatch.setenv("GRPO_REWARD_WEIGHTS", "1")
+    assert resume.reward_changes(setting.run_dir) == {"REWARD_FILES": ("/a.py", "/b.py")}

@@ -102,3 +102,12 @@ def test_a_file_that_is_missing_is_named(problems, setting, monkeypatch):
     monkeypatch.setenv("GRPO_REWARD_FILES", "/none.py")
     [problem] = setting.problems()
     assert "/none.py does not exist" in problem
+
+
+def test_a_reward_may_call_this_projects_and_change_it(problems):
+    assert problems(
+        "from reward.reward_func import reward_func as correctness\n"
+        "def reward_func(queries, prompts, labels):\n"
+        "    result = correctness(queries, prompts, labels)\n"
+        "    return {**result, 'rewards': result['rewards'] - 0.5}\n"
+    ) == []  # fmt: skip
