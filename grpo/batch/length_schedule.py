@@ -47,10 +47,13 @@ def parse(schedule: str) -> tuple[Stage, ...]:
     stages = []
     for number, text in enumerate(schedule.replace(" ", "").split(",")):
         fields = _STAGE.fullmatch(text)
-        if not fields or bool(fields["step"] or fields["percent"]) != (number > 0):
-            raise UserError(
-                f"{text!r} is not a stage", "write 1024,2048@50 (a step) or 1024,2048@20% (truncated samples)"
-            )
+        if not fields:
+            raise UserError(f"{text!r} is no limit", "write 1024,2048@50 (a step) or 1024,2048@20% (truncated samples)")
+        has_start = bool(fields["step"] or fields["percent"])
+        if has_start and not number:
+            raise UserError(f"the first limit, {text}, applies from the beginning", f"write {fields['length']} alone")
+        if number and not has_start:
+            raise UserError(f"nothing says when {text} begins", f"write {text}@50 (a step) or {text}@20% (truncated)")
         step, percent = fields["step"], fields["percent"]
         stages.append(
             Stage(int(fields["length"]), int(step) if step else None, float(percent) / 100 if percent else None)
@@ -58,6 +61,10 @@ def parse(schedule: str) -> tuple[Stage, ...]:
     lengths, steps = [stage.length for stage in stages], [stage.step for stage in stages if stage.step is not None]
     if lengths != sorted(set(lengths)) or steps != sorted(set(steps)) or lengths[0] < 1:
         raise UserError("limits and steps do not grow", "write 1024,2048@50,3072@100")
+    if steps and steps[0] <= 1 and stages[1].step is not None:
+        raise UserError(
+            f"the first limit, {lengths[0]}, is never used: step {steps[0]} ends it", "start later, from step 2 on"
+        )
     if any(stage.truncated is not None and not 0 < stage.truncated <= 1 for stage in stages):
         raise UserError(
             "a share of truncated samples is 0% or above 100%", "give more than 0%, at most 100%: 1024,2048@20%"

@@ -13,7 +13,7 @@ from grpo.diagnosis.finding import NotJudged
 from grpo.diagnosis.series import Series
 from grpo.run.measure import is_whole
 from grpo.run.progress import by_step
-from grpo.run.run_state import Run
+from grpo.run.run_state import RUNNING, Run
 from grpo.stack.problem import UserError
 from grpo.stack.variables import by_flag
 
@@ -205,5 +205,7 @@ def read(run_dir: Path) -> RunHistory:
     if run.config_fault:
         raise UserError(run.config_fault, "repair it, or move it away to diagnose without it")
     if not run.metrics:
-        raise UserError(f"{run.progress.metrics.path} has no complete step yet", "wait for the first one")
+        if run.state == RUNNING:
+            raise UserError(f"{run.progress.metrics.path} has no complete step yet", "wait for the first one")
+        raise UserError("the run ended before its first step", f"read the end of {run.files.logs / 'driver.log'}")
     return of_run(run)

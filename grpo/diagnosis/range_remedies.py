@@ -55,8 +55,12 @@ RANGES = {
         (Advice("REWARD", "a function that handles every response", "test it on the lines of samples/"),),
     ),
     "disk_free": Remedy(
-        "the disk for checkpoints is almost full",
-        (Advice("CKPT_DIR", "on another disk", "a full disk stops checkpoints"), advice.SAVE_LESS),
+        "a disk that the run writes to is almost full",
+        (
+            Advice("CKPT_DIR", "on another disk", "a full disk stops checkpoints"),
+            Advice("METRICS_DIR", "on another disk", "takes metrics and samples"),
+            advice.SAVE_LESS,
+        ),
     ),
     "lost_writes": Remedy(
         "lines of metrics or samples could not be written: the disk is full or missing",

@@ -155,6 +155,7 @@ def run(name: str, folder: Path, config: Config, plan: Plan, run_judge: RunJudge
         log_dir=files.logs,
         environment={DIGEST_VARIABLE: status["digest"], "GRPO_RUN_DIR": str(folder)},
         progress=lambda: [*progress.poll(), *onsets.new_lines()],
+        doing=progress.doing,
         stand_in_models=run_judge.stand_in_models,
         inherited=[held],
     )

@@ -133,13 +133,15 @@ def describe(judge: RunJudge, config: Config) -> list[str]:
         f"            {_slow_tries(chain)}",
         f"            {_calls(reward, config)}",
         f"            reward = {blend}; if all models fail: {reward.fallback}",
-        f"            per model at most {chain.requests_per_window:,} requests and {chain.tokens_per_window:,} "
-        f"prompt tokens per minute, {chain.concurrency} at once",
     ]
     if judge.endpoint:
         lines += [f"            {line}" for line in endpoint.describe(judge.endpoint)]
     if judge.is_stand_in:
-        lines.append("            NO KEY: a local server answers instead of Gemini; its scores mean nothing")
+        return [*lines, "            NO KEY: a local server answers instead of Gemini; its scores mean nothing"]
+    lines.append(
+        f"            per model at most {chain.requests_per_window:,} requests and {chain.tokens_per_window:,} "
+        f"prompt tokens per minute, {chain.concurrency} at once"
+    )
     return lines
 
 

@@ -55,8 +55,10 @@ def _lengths(args: argparse.Namespace) -> Iterator[Problem]:
 
 def _thinking(args: argparse.Namespace) -> Iterator[Problem]:
     if args.thinking_budget is None or args.answer_budget is None:
-        if args.thinking_budget is not args.answer_budget:
-            yield Problem("--thinking_budget and --answer_budget only work together", "set both or neither")
+        if args.thinking_budget is not None:
+            yield Problem("--thinking_budget is set, but --answer_budget is not", "set both, or neither")
+        elif args.answer_budget is not None:
+            yield Problem("--answer_budget is set, but --thinking_budget is not", "set both, or neither")
         return
     try:
         Budget(args.thinking_budget, args.answer_budget)

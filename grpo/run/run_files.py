@@ -24,8 +24,8 @@ class RunFiles:
 
     Args:
         folder: the run directory.
-        metrics_dir: the folder of metrics.jsonl and eval.jsonl. None looks it up: beside the other files (also after a
-            move or copy), or the METRICS_DIR that config.json records.
+        metrics_dir: the folder of metrics.jsonl, eval.jsonl and samples/. None looks it up: beside the other files
+            (also after a move or copy), or the METRICS_DIR that config.json records.
 
     Attributes:
         config, environment, patches, command: written by the launcher before the run.
@@ -40,10 +40,12 @@ class RunFiles:
         self.config, self.environment = folder / "config.json", folder / "env.json"
         self.patches, self.command = folder / "patches.json", folder / "command.sh"
         self.resumes, self.ends = folder / "resumes.jsonl", folder / "ends.jsonl"
-        self.lock, self.samples = folder / ".lock", folder / "samples"
+        self.lock = folder / ".lock"
         self.logs, self.checkpoints, self.final = folder / "logs", folder / "checkpoints", folder / "final"
         metrics = metrics_dir or self._metrics_dir()
         self.metrics, self.evals = metrics / "metrics.jsonl", metrics / "eval.jsonl"
+        beside = folder / "samples"  # of a run whose METRICS_DIR did not yet take them
+        self.samples = beside if beside.is_dir() else metrics / "samples"
 
     def _metrics_dir(self) -> Path:
         if any((self.folder / name).is_file() for name in ("metrics.jsonl", "eval.jsonl")):

@@ -33,9 +33,9 @@ class RunLog:
     """Appends to the files of one run.
 
     Args:
-        run_dir: the parent of ``samples/``.
-        metrics_dir: the folder of ``metrics.jsonl`` and ``eval.jsonl``; None for ``run_dir``.
-        ckpt_dir: the folder whose free disk space is logged; None for ``run_dir``.
+        run_dir: the run directory.
+        metrics_dir: the folder of ``metrics.jsonl``, ``eval.jsonl`` and ``samples/``; None for ``run_dir``.
+        ckpt_dir: the folder of the checkpoints; None for ``run_dir``.
         trackers: get every step and evaluation too.
         sample_limit: the number of samples to write per step besides its extremes; None for all.
         problems: ``id`` and ``datasource`` of the training problems by prompt, see :mod:`grpo.run.problem_ids`.
@@ -53,7 +53,7 @@ class RunLog:
         self._files = RunFiles(Path(run_dir), Path(metrics_dir or run_dir))
         for folder in (self._files.samples, self._files.metrics.parent):
             folder.mkdir(parents=True, exist_ok=True)
-        self._checkpoints = Path(ckpt_dir or run_dir)
+        self._folders = {Path(folder or run_dir) for folder in (run_dir, metrics_dir, ckpt_dir)}
         self._sample_limit = sample_limit
         self._problems = problems or {}
         self.trackers = trackers or Trackers()
@@ -123,7 +123,8 @@ class RunLog:
 
     def _resources(self) -> dict[str, float]:
         used = machine.memory_total() - machine.memory_available()
-        return {"host_memory": float(used), "disk_free": float(machine.disk_free(self._checkpoints))}
+        free = min(machine.disk_free(folder) for folder in self._folders)
+        return {"host_memory": float(used), "disk_free": float(free)}
 
     def has_step(self, step: int) -> bool:
         """Say whether metrics.jsonl has a line for this step."""

@@ -5,12 +5,12 @@ import statistics
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
 from grpo.diagnosis.finding import Diagnosis
-from grpo.launch.supervise.driver import tail
 from grpo.metrics.metric_schema import (
     BY_NAME,
     SCHEMA,
@@ -27,6 +27,7 @@ from grpo.run.run_state import (
     STOPPED,
     Run,
 )
+from grpo.run.saved_steps import saved_steps
 from scripts.watch.samples import NewestSamples, Sample
 from scripts.watch.text import duration, end_of, number, printable, sparkline
 
@@ -109,8 +110,7 @@ def _notes(run: Run, now: float) -> list[str]:
     log = run.files.logs / "driver.log"
     pace = run.seconds_a_step()
     if run.state == RUNNING and (run.last_line is None or run.last_line < (part_started or 0.0)):
-        last = tail(log, 1, bars=True)
-        notes.append("starting" + (f": {printable(last[0])[:200]}" if last else ""))
+        notes.append("engines and actor are starting" if run.last_line is None else "the resumed run is starting")
     elif run.state == RUNNING and pace and run.last_line and now - run.last_line > _QUIET_STEPS * pace + _QUIET_SECONDS:
         notes.append(f"no new line for {duration(now - run.last_line)}; see {log}")
     elif run.state == CRASHED:
@@ -119,15 +119,22 @@ def _notes(run: Run, now: float) -> list[str]:
             if run.code is None
             else f"the run failed with exit code {run.code}"
         )
-        notes.append(f"{how}; see {log}; ./train_grpo.sh --resume {run.folder} continues it")
+        notes.append(f"{how}; see {log}; {_way_on(run)}")
     elif run.state == STOPPED and run.code is not None:
-        notes.append(f"the run was stopped; ./train_grpo.sh --resume {run.folder} continues it")
+        notes.append(f"the run was stopped; {_way_on(run)}")
     for lines in (run.progress.metrics, run.progress.evals):
         if lines.broken:
             notes.append(f"{lines.broken} broken line{'s' * (lines.broken > 1)} skipped in {lines.path.name}")
     if not run.config:
         notes.append("config.json cannot be read")
     return notes
+
+
+def _way_on(run: Run) -> str:
+    checkpoints = run.part("flags").get("ckpt_path")
+    if checkpoints and not saved_steps(Path(checkpoints)):
+        return "it saved no checkpoint, so a new run starts from the beginning"
+    return f"./train_grpo.sh --resume {run.folder} continues it"
 
 
 def _findings(diagnosis: Diagnosis | None, width: int) -> list[Text]:

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,16 +104,31 @@ def check_is_new(config: Config, run_dir: Path) -> Iterator[Problem]:
 
 def check_disk(config: Config, plan: Plan, run_dir: Path) -> Iterator[Problem]:
     """Check free space and write access where results go."""
-    for folder in {run_dir, Path(config.args.ckpt_path), Path(config.args.metrics_dir)}:
-        parent = machine.existing_parent(folder)
-        if not os.access(parent, os.W_OK | os.X_OK) or not parent.is_dir():
-            yield Problem(f"{folder} cannot be created in {parent}", "choose a folder that you may write to")
-    free = machine.disk_free(Path(config.args.ckpt_path))
-    if plan.disk_bytes and free < plan.disk_bytes + machine.GB:
-        yield Problem(
-            f"{size(free)} of disk are free, but checkpoints need {size(plan.disk_bytes)} and logs 1 GB",
-            "set CKPT_DIR to another disk, or lower MAX_CHECKPOINTS",
-        )
+    checkpoints, metrics = Path(config.args.ckpt_path), Path(config.args.metrics_dir)
+    folders = {"CKPT_DIR": checkpoints, "METRICS_DIR": metrics, "--run-dir": run_dir}
+    for name, folder in folders.items():
+        if folder == run_dir and name != "--run-dir":
+            continue
+        if fault := _write_fault(folder):
+            yield Problem(f"{name}: {folder} cannot be written: {fault}", "choose a folder that you may write to")
+            continue
+        needed = (plan.disk_bytes or 0) if checkpoints.is_relative_to(folder) else 0
+        if machine.disk_free(folder) < needed + machine.GB:
+            free, more = size(machine.disk_free(folder)), f"checkpoints {size(needed)} and " if needed else ""
+            yield Problem(
+                f"{name}: {free} of disk are free in {folder}, but {more}logs need 1 GB",
+                "set CKPT_DIR or METRICS_DIR to another disk, or lower MAX_CHECKPOINTS",
+            )
+
+
+def _write_fault(folder: Path) -> str:
+    """Return why no file can be written in a folder, which may not exist yet; "" if one can."""
+    try:
+        with tempfile.TemporaryFile(dir=machine.existing_parent(folder)) as file:
+            file.write(b"1")
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def check_ray() -> Iterator[Problem]:

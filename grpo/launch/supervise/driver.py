@@ -41,6 +41,7 @@ def supervise(
     log_dir: Path | None,
     environment: dict[str, str] | None = None,
     progress: Lines = list,
+    doing: Callable[[], str] = lambda: "running",
     grace: float = GRACE_SECONDS,
     stand_in_models: Sequence[str] = (),
     inherited: Sequence[int] = (),
@@ -53,6 +54,7 @@ def supervise(
         log_dir: an existing folder for the output of the driver and of Ray; None prints to standard error.
         environment: variables on top of this process's own.
         progress: returns the lines to show since its last call; called every half second.
+        doing: returns what the run is doing, for the line that follows a quiet minute.
         grace: seconds between SIGTERM and SIGKILL.
         stand_in_models: ids for a local stand-in for Gemini; [] starts none.
         inherited: file descriptors that the keeper also holds until the run's last process is gone.
@@ -72,12 +74,15 @@ def supervise(
         ray=ray,
         grace=grace,
     )
-    return _Supervisor(job, log_dir, progress, inherited).run()
+    return _Supervisor(job, log_dir, progress, doing, inherited).run()
 
 
 class _Supervisor:
-    def __init__(self, job: Job, log_dir: Path | None, progress: Lines, inherited: Sequence[int]) -> None:
+    def __init__(
+        self, job: Job, log_dir: Path | None, progress: Lines, doing: Callable[[], str], inherited: Sequence[int]
+    ) -> None:
         self.job, self.log_dir, self.progress, self.inherited = job, log_dir, progress, inherited
+        self.doing = doing
         self.signalled: int | None = None
         self.code: int | None = None
         self.clean = False
@@ -189,12 +194,13 @@ class _Supervisor:
             self._show(f"these processes could not be ended; inspect them with: ps -fp {pids}")
 
     def _show_sign_of_life(self) -> None:
-        """After a quiet minute (a model loads), show the last line of the driver's log."""
+        """After a quiet minute (a model loads), say what is waited for, and how old the log's last line is."""
         if not self.log_dir or time.monotonic() - self.last_shown < QUIET_SECONDS:
             return
-        last = tail(self.log_dir / "driver.log", 1, bars=True) or ["driver.log is empty so far"]
         minutes = (time.monotonic() - self.started) / 60
-        self._show(f"  {minutes:.0f} min: {last[0][:100]}")
+        log = self.log_dir / "driver.log"
+        age = f"{time.time() - log.stat().st_mtime:.0f} s ago" if log.exists() else "never"
+        self._show(f"  {minutes:.0f} min: {self.doing()}; last line in {log.name}: {age}")
 
     def _show_tail(self, name: str) -> None:
         if not self.log_dir:
@@ -203,8 +209,8 @@ class _Supervisor:
         self._show(f"last lines of {log}:", *(f"  {redact(line)}" for line in tail(log, TAIL_LINES)))
 
 
-def tail(path: Path, count: int, bars: bool = False) -> list[str]:
-    """Return the last lines of a text file, [] if it is missing; `bars` keeps lines of progress bars (tqdm)."""
+def tail(path: Path, count: int) -> list[str]:
+    """Return the last lines of a text file without progress bars (tqdm), [] if it is missing."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 200_000))
@@ -212,7 +218,7 @@ def tail(path: Path, count: int, bars: bool = False) -> list[str]:
     except FileNotFoundError:
         return []
     lines = (_TERMINAL_CODE.sub("", line).rstrip() for line in text.replace("\r", "\n").split("\n"))
-    return [line for line in lines if line and (bars or "%|" not in line)][-count:]
+    return [line for line in lines if line and "%|" not in line][-count:]
 
 
 def _python_path() -> str:

@@ -36,3 +36,11 @@ def test_sample_files_are_in_the_order_of_their_steps(tmp_path):
         (tmp_path / "samples" / f"{name}.jsonl").touch()
     assert list(RunFiles(tmp_path).sample_files("step")) == [9, 10]
     assert list(RunFiles(tmp_path).sample_files("eval")) == [2]
+
+
+def test_metrics_dir_takes_the_samples_too(tmp_path):
+    run_dir, disk = tmp_path / "run", tmp_path / "disk"
+    run_dir.mkdir()
+    assert RunFiles(run_dir, disk).samples == disk / "samples"
+    (run_dir / "samples").mkdir()
+    assert RunFiles(run_dir, disk).samples == run_dir / "samples", "where a run of an earlier version has them"
