@@ -3,7 +3,7 @@ import json
 import pytest
 
 from grpo.checkpoint.rotation import kept_steps
-from grpo.run.saved_steps import exact_match, saved_steps
+from grpo.run.saved_steps import held_out, saved_steps
 
 
 @pytest.mark.parametrize(
@@ -25,11 +25,11 @@ def test_the_newest_and_the_best_are_kept(scores, count, kept):
 
 
 def test_scores_come_from_the_evaluations(tmp_path):
-    assert exact_match(tmp_path / "eval.jsonl") == {}
+    assert held_out(tmp_path / "eval.jsonl") == {}
     rows = [{"step": 0, "exact_match": 0.1}, {"step": 10, "exact_match": None}, {"step": 20, "exact_match": 0.3}]
     text = "".join(json.dumps(row) + "\n" for row in rows) + '{"step": 30, "exact'
     (tmp_path / "eval.jsonl").write_text(text)
-    assert exact_match(tmp_path / "eval.jsonl") == {0: 0.1, 20: 0.3}
+    assert held_out(tmp_path / "eval.jsonl") == {0: 0.1, 20: 0.3}
 
 
 def test_only_whole_checkpoints_count(tmp_path):
