@@ -1,7 +1,5 @@
 """The actor on one device, through PEFT and DeepSpeed's ZeRO-3: the numbers of bf16 experts on a CPU, and a step."""
 
-import os
-
 import pytest
 import torch
 
@@ -10,20 +8,21 @@ ROWS = 90
 
 
 @pytest.fixture(scope="module")
-def device():
+def device(tmp_path_factory):
     """The accelerator's device, in a process group of one rank."""
     deepspeed = pytest.importorskip("deepspeed")
     accelerator = deepspeed.accelerator.get_accelerator()
-    os.environ |= {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29511",
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_RANK": "0",
-    }
-    deepspeed.init_distributed(accelerator.communication_backend_name())
-    yield torch.device(accelerator.current_device_name())
-    torch.distributed.destroy_process_group()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCAL_RANK", "0")
+        # As deepspeed_start.shorten() does in a rank: compiling this operator takes a minute.
+        patch.setitem(deepspeed.ops.__compatible_ops__, "deepspeed_shm_comm", False)
+        meeting = f"file://{tmp_path_factory.mktemp('group') / 'rendezvous'}"
+        deepspeed.init_distributed(
+            accelerator.communication_backend_name(),
+            auto_mpi_discovery=False, init_method=meeting, rank=0, world_size=1,
+        )  # fmt: skip
+        yield torch.device(accelerator.current_device_name())
+        torch.distributed.destroy_process_group()
 
 
 def peft(model):
