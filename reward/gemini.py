@@ -94,7 +94,7 @@ class Client:
         options = genai.types.HttpOptions(
             base_url=base_url,
             api_version="v1beta",  # v1, the client's default, knows no preview models
-            httpx_client=transport.Client(key, proxy),
+            httpx_client=transport.HttpClient(key, proxy),
             httpx_async_client=httpx2.AsyncClient(trust_env=False),
         )
         no_replay = DebugConfig(client_mode=None, replays_directory=None, replay_id=None)
