@@ -1,7 +1,7 @@
 """Evaluates a model behind an OpenAI API in a multi-turn environment, the same one that training uses.
 
 python -m eval.conversations --environment retrieval --data eval.jsonl --model NAME --base-url http://HOST:PORT/v1 \
-    --out FOLDER
+    --turns 8 --seconds 300 --tool-seconds 20 --out FOLDER
 
 The key is OPENAI_API_KEY. FOLDER gets conversations.jsonl (messages, ending and score of each) and summary.json.
 Exit code: 0 done, 1 some conversations failed, 2 invalid input (no request was sent).
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from grpo.rollout.multi_turn.conversation import (
-    RolloutLimits,
     converse,
     is_message,
     make_environment,
@@ -26,6 +25,7 @@ from grpo.rollout.multi_turn.conversation import (
 from grpo.rollout.multi_turn.environment import Environment, load
 from grpo.rollout.multi_turn.openai_policy import OpenAIPolicy
 from grpo.rollout.multi_turn.retrieval import VARIABLE
+from grpo.rollout.multi_turn.settings import RolloutLimits
 from grpo.stack.json_files import numbered_rows, replace, replace_rows
 from grpo.stack.problem import UserError
 
@@ -48,15 +48,12 @@ def parser() -> argparse.ArgumentParser:
     command_line.add_argument("--concurrency", type=int, default=8, help="concurrent conversations (default: 8)")
     command_line.add_argument("--temperature", type=float, default=1.0, help="sampling temperature (default: 1.0)")
     command_line.add_argument("--max-tokens", type=int, default=4096, help="length limit of one turn (default: 4096)")
-    command_line.add_argument(
-        "--turns", type=int, default=RolloutLimits.turns, help=f"limit of turns (default: {RolloutLimits.turns})"
+    limits = command_line.add_argument_group(
+        "limits of a conversation", "like TURN_LIMIT, ROLLOUT_SECONDS and TOOL_SECONDS in train_grpo.sh"
     )
-    command_line.add_argument(
-        "--seconds",
-        type=float,
-        default=RolloutLimits.seconds,
-        help=f"time limit per conversation (default: {RolloutLimits.seconds:g})",
-    )
+    limits.add_argument("--turns", required=True, type=int, help="turns of the model")
+    limits.add_argument("--seconds", required=True, type=float, help="seconds per conversation")
+    limits.add_argument("--tool-seconds", required=True, type=float, help="seconds per tool call")
     return command_line
 
 
@@ -66,7 +63,7 @@ async def evaluate(options: argparse.Namespace, kind: type[Environment], rows: l
 
     # A redirect would send the key and the messages to an unknown host.
     client = AsyncOpenAI(base_url=options.base_url, http_client=DefaultAsyncHttpxClient(follow_redirects=False))
-    limits = RolloutLimits(turns=options.turns, seconds=options.seconds)
+    limits = RolloutLimits(options.turns, options.seconds, options.tool_seconds)
     free = asyncio.Semaphore(options.concurrency)
 
     async def one(row: dict[str, Any]) -> dict[str, Any]:
@@ -143,7 +140,7 @@ def main(argv: list[str] | None = None) -> int:
             raise UserError("OPENAI_API_KEY is not set", "export it (any text for a local server that needs no key)")
         if options.out.exists() and any(options.out.iterdir()):
             raise UserError(f"{options.out} is not empty", "give another --out")
-        for name in ("n", "concurrency", "max_tokens", "turns", "seconds"):
+        for name in ("n", "concurrency", "max_tokens", "turns", "seconds", "tool_seconds"):
             if getattr(options, name) <= 0:
                 raise UserError(f"--{name.replace('_', '-')} is {getattr(options, name)}", "give more than 0")
     except UserError as error:

@@ -53,12 +53,10 @@ def parser() -> argparse.ArgumentParser:
     command_line.add_argument("--k", type=int, nargs="+", help="values of k for pass@k (default: 1 and N)")
     command_line.add_argument("--limit", type=int, help="use only the first LIMIT problems")
     sampling = command_line.add_argument_group("sampling")
-    sampling.add_argument(
-        "--temperature", type=float, default=1.0, help="sampling temperature (default: 1.0, as in training)"
-    )
+    sampling.add_argument("--temperature", type=float, default=1.0, help="sampling temperature (default: 1.0)")
     sampling.add_argument("--top-p", type=float, default=1.0, help="nucleus sampling (default: 1.0)")
     sampling.add_argument(
-        "--max-tokens", type=int, default=3072, help="length limit of a response (default: 3072, as in training)"
+        "--max-tokens", type=int, required=True, help="length limit of a response, like GENERATE_MAX_LEN in training"
     )
     sampling.add_argument("--seed", type=int, default=0, help="seed of all samples (default: 0)")
     sampling.add_argument(

@@ -22,20 +22,20 @@ class Stepped:
     def __init__(self, engine: Any) -> None:
         self._engine = engine
 
-    def generate(self, prompt: Any, params: Any, request_id: str) -> "Outputs":
+    def generate(self, prompt: Any, params: Any, request_id: str) -> "SteppedOutput":
         """Return the outputs of one request, as they come."""
         self._engine.add_request(request_id, prompt, params)
-        return Outputs(self._engine, request_id)
+        return SteppedOutput(self._engine, request_id)
 
 
-class Outputs:
+class SteppedOutput:
     """The outputs of one request. Closing them early aborts it."""
 
     def __init__(self, engine: Any, request_id: str) -> None:
         self._engine, self._request_id = engine, request_id
         self._is_over = False
 
-    def __aiter__(self) -> "Outputs":
+    def __aiter__(self) -> "SteppedOutput":
         return self
 
     async def __anext__(self) -> Any:

@@ -93,7 +93,7 @@ def run(options: argparse.Namespace) -> dict[str, Any] | None:
         raise UserError("no key for Gemini is set", "export GEMINI_API_KEY")
     if stand_in:
         print(f"eval.teacher: a local stand-in at {stand_in} answers instead of Gemini", file=sys.stderr)
-    elif where.unused or where.proxy or where.base_url != endpoint.GOOGLE:
+    elif where.unused or where.proxy or where.base_url != settings.GOOGLE_URL:
         print("\n".join(f"eval.teacher: {line}" for line in endpoint.describe(where)), file=sys.stderr)
     problems = read_problems(options.data)[: options.limit]
     identity = {
@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> dict[str, Any] | None:
         "temperature": options.temperature,
         "google-genai": importlib.metadata.version("google-genai"),
     }
-    if not stand_in and where.base_url != endpoint.GOOGLE:
+    if not stand_in and where.base_url != settings.GOOGLE_URL:
         identity["base_url"] = where.base_url
     about = {"data": str(options.data.resolve()), "limit": options.limit, "git": git_revision()}
     ks = options.k or [options.n]

@@ -28,7 +28,7 @@ from pydantic import BaseModel
 
 from reward.endpoint import Endpoint
 from reward.gemini import CallError, Client, Kind, Reply, Tokens
-from reward.limits import Limits, NoSlot, Outcome, Slot
+from reward.limits import CallOutcome, Limits, NoSlot, Slot
 from reward.settings import STAND_IN_KEY, ChainSettings
 from reward.shared_state import SharedState
 
@@ -42,15 +42,15 @@ FULL_SHARE = 0.9
 BYTES_PER_TOKEN = 2.5
 
 _OUTCOMES = {
-    Kind.THROTTLED: Outcome.THROTTLED,
-    Kind.SPENT: Outcome.SPENT,
-    Kind.FAILED: Outcome.FAILED,
-    Kind.NO_ANSWER: Outcome.FAILED,
-    Kind.BAD_REPLY: Outcome.ANSWERED,
-    Kind.NEXT_MODEL: Outcome.ANSWERED,
-    Kind.NO_MODEL: Outcome.REFUSED,
-    Kind.NO_KEY: Outcome.ALL_REFUSED,
-    Kind.REDIRECTED: Outcome.ALL_REFUSED,
+    Kind.THROTTLED: CallOutcome.THROTTLED,
+    Kind.SPENT: CallOutcome.SPENT,
+    Kind.FAILED: CallOutcome.FAILED,
+    Kind.NO_ANSWER: CallOutcome.FAILED,
+    Kind.BAD_REPLY: CallOutcome.ANSWERED,
+    Kind.NEXT_MODEL: CallOutcome.ANSWERED,
+    Kind.NO_MODEL: CallOutcome.REFUSED,
+    Kind.NO_KEY: CallOutcome.ALL_REFUSED,
+    Kind.REDIRECTED: CallOutcome.ALL_REFUSED,
 }
 
 
@@ -182,7 +182,7 @@ class _Question:
 
     def _call(self, slot: Slot, position: int, end: float) -> Answer:
         seconds = min(self.chain.settings.call_timeout, end - time.monotonic())
-        outcome, why, tokens, retry_after = Outcome.FAILED, "", Tokens(), None
+        outcome, why, tokens, retry_after = CallOutcome.FAILED, "", Tokens(), None
         self.spent.calls[slot.model] += 1
         try:
             reply = self.chain.client.generate(
@@ -195,12 +195,12 @@ class _Question:
                 self.chain.settings.temperature,
                 functools.partial(self.chain.limits.mark_sent, slot),
             )
-            outcome, tokens = Outcome.ANSWERED, reply.tokens
+            outcome, tokens = CallOutcome.ANSWERED, reply.tokens
         except CallError as error:
             outcome, why = _OUTCOMES[error.kind], str(error)
             self.spent.failures[slot.model] += 1
             if error.kind is Kind.NO_ANSWER and seconds < FULL_SHARE * self.chain.settings.call_timeout:
-                outcome = Outcome.CUT
+                outcome = CallOutcome.CUT
             retry_after, tokens = error.retry_after, error.tokens or Tokens()
             raise
         finally:

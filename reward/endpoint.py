@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from reward import settings
-from reward.settings import SettingsError
+from reward.settings import GOOGLE_URL, SettingsError
 
 VARIABLES = ("JUDGE_BASE_URL", "JUDGE_PROXY")
-GOOGLE = settings.DEFAULTS["JUDGE_BASE_URL"]
 # google-genai sends requests to its address. We pass our own, so it would have no effect, and the user meant it.
 FOREIGN_VARIABLE = "GOOGLE_GEMINI_BASE_URL"
 
@@ -44,7 +43,7 @@ class Endpoint:
         unused: the variable that names a proxy for this address while JUDGE_PROXY is 0; None if no variable does.
     """
 
-    base_url: str = GOOGLE
+    base_url: str = GOOGLE_URL
     proxy: Proxy | None = None
     unused: str | None = None
 
@@ -98,7 +97,7 @@ def base_url() -> str:
         raise SettingsError("JUDGE_BASE_URL holds a user name or a password", "give the address without them")
     match = _ADDRESS.fullmatch(url)
     if match is None or int(match["port"] or 0) > _LAST_PORT:
-        raise SettingsError("JUDGE_BASE_URL is invalid", f"give https://HOST[:PORT][/PATH], such as {GOOGLE}")
+        raise SettingsError("JUDGE_BASE_URL is invalid", f"give https://HOST[:PORT][/PATH], such as {GOOGLE_URL}")
     if match["scheme"].lower() == "http" and not _is_loopback(match["host"]):
         raise SettingsError(
             f"JUDGE_BASE_URL would send the key unencrypted to {match['host']}", "use https; http is for 127.0.0.1 only"
@@ -107,7 +106,7 @@ def base_url() -> str:
 
 
 def _value(name: str) -> str:
-    return settings.variables().get(name, settings.DEFAULTS[name])
+    return settings.variables().get(name, settings.UNSET[name])
 
 
 def _is_loopback(host: str) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from reward.settings import DEFAULTS, STAND_IN_KEY
+from reward.settings import GOOGLE_URL, STAND_IN_KEY
 
 _MESSAGE_CHARS = 300
 
@@ -80,7 +80,7 @@ class Client:
         origin: who answers: True is Google, False the local stand-in, a text the address of another server.
     """
 
-    def __init__(self, key: str, base_url: str = DEFAULTS["JUDGE_BASE_URL"], proxy: str | None = None) -> None:
+    def __init__(self, key: str, base_url: str, proxy: str | None = None) -> None:
         import httpx2
         from google import genai  # seconds to import
         from google.genai.client import DebugConfig
@@ -88,13 +88,13 @@ class Client:
         from reward import transport
 
         self._key, self._types, self._when_sent = key, genai.types, transport.when_sent
-        self.origin: bool | str = base_url == DEFAULTS["JUDGE_BASE_URL"] or (key != STAND_IN_KEY and base_url)
+        self.origin: bool | str = base_url == GOOGLE_URL or (key != STAND_IN_KEY and base_url)
         # All that the environment could set is given here, or google-genai would read it there. The asynchronous
         # client sends nothing; google-genai would make one that reads proxies.
         options = genai.types.HttpOptions(
             base_url=base_url,
             api_version="v1beta",  # v1, the client's default, knows no preview models
-            httpx_client=transport.Client(key, proxy),
+            httpx_client=transport.HttpClient(key, proxy),
             httpx_async_client=httpx2.AsyncClient(trust_env=False),
         )
         no_replay = DebugConfig(client_mode=None, replays_directory=None, replay_id=None)

@@ -41,7 +41,7 @@ NOT_SENT, SENT = 1, 2
 _LOOK_AGAIN_SECONDS = 0.5
 
 
-class Outcome(Enum):
+class CallOutcome(Enum):
     """The outcome of a call, as evidence about its model."""
 
     ANSWERED = "answered"  # whatever the answer is worth
@@ -184,7 +184,7 @@ class Limits:
     def give_back(
         self,
         slot: Slot,
-        outcome: Outcome,
+        outcome: CallOutcome,
         *,
         why: str = "",
         tokens: int | None = None,
@@ -204,27 +204,27 @@ class Limits:
                 "WHERE id = ?",
                 (NOT_SENT, now, tokens, slot.id),
             )
-            if outcome in (Outcome.THROTTLED, Outcome.SPENT):
+            if outcome in (CallOutcome.THROTTLED, CallOutcome.SPENT):
                 connection.execute("DELETE FROM calls WHERE id = ?", (slot.id,))  # it used nothing of the quota
-                if outcome is Outcome.THROTTLED and self._is_spent(connection, slot.model, now):
-                    outcome = Outcome.SPENT
-            if outcome in (Outcome.ANSWERED, Outcome.THROTTLED):
+                if outcome is CallOutcome.THROTTLED and self._is_spent(connection, slot.model, now):
+                    outcome = CallOutcome.SPENT
+            if outcome in (CallOutcome.ANSWERED, CallOutcome.THROTTLED):
                 connection.execute(
                     "UPDATE models SET failures = 0, openings = 0, open_until = 0, probe_until = 0, is_shut = 0, "
                     "refused_since = iif(?, 0, refused_since) WHERE model = ?",
-                    (outcome is Outcome.ANSWERED, slot.model),
+                    (outcome is CallOutcome.ANSWERED, slot.model),
                 )
-            if outcome is Outcome.THROTTLED:
+            if outcome is CallOutcome.THROTTLED:
                 self._pause(connection, slot, now, retry_after)
-            elif outcome is Outcome.SPENT:
+            elif outcome is CallOutcome.SPENT:
                 self._open(connection, slot, now, why, retry_after or 0.0)
-            elif outcome is Outcome.FAILED:
+            elif outcome is CallOutcome.FAILED:
                 self._count_failure(connection, slot, now, why)
-            elif outcome is Outcome.CUT and slot.is_probe:
+            elif outcome is CallOutcome.CUT and slot.is_probe:
                 connection.execute("UPDATE models SET probe_until = 0 WHERE model = ?", (slot.model,))
-            elif outcome is Outcome.REFUSED:
+            elif outcome is CallOutcome.REFUSED:
                 self._shut(connection, [slot.model], now, why)
-            elif outcome is Outcome.ALL_REFUSED:
+            elif outcome is CallOutcome.ALL_REFUSED:
                 self._shut(connection, self._settings.models, now, why)
 
     def _is_spent(self, connection: sqlite3.Connection, model: str, now: float) -> bool:

@@ -27,9 +27,10 @@ VARIABLES = (
     "JUDGE_BASE_URL",
     "JUDGE_PROXY",
 )
-# Variables that the run directory of an older run lacks, with the values that such a run used.
-DEFAULTS = {
-    "JUDGE_BASE_URL": "https://generativelanguage.googleapis.com",
+GOOGLE_URL = "https://generativelanguage.googleapis.com"  # tells Google's judgements from those of other servers
+# The values of unset variables, in the directories of older runs and outside a run. `train_grpo.sh` sets all of them.
+UNSET = {
+    "JUDGE_BASE_URL": GOOGLE_URL,
     "JUDGE_PROXY": "0",
     "JUDGE_UNFINISHED": "0",
 }
@@ -160,7 +161,7 @@ def from_environment(environ: Mapping[str, str] | None = None) -> JudgeSettings 
         correctness_weight=correctness_weight,
         quality_weight=quality_weight,
         fallback=fallback,
-        judges_unfinished=_switch(values, "JUDGE_UNFINISHED", DEFAULTS["JUDGE_UNFINISHED"]),
+        judges_unfinished=_switch(values, "JUDGE_UNFINISHED", UNSET["JUDGE_UNFINISHED"]),
     )
 
 

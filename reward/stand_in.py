@@ -56,7 +56,7 @@ class Quota:
 
 
 @dataclass(frozen=True)
-class Request:
+class ReceivedRequest:
     """A generateContent request. `status`: of its answer; `time`: of the monotonic clock."""
 
     time: float
@@ -87,7 +87,7 @@ class StandIn:
         busy: int = 0,
     ) -> None:
         self.models, self.quota, self.faults, self.latency, self.key = models, quota, faults, latency, key
-        self.requests: list[Request] = []
+        self.requests: list[ReceivedRequest] = []
         self.refused = 0  # requests without a valid key
         self.ended = threading.Event()
         self._lock = threading.Lock()
@@ -130,7 +130,7 @@ class StandIn:
             self._number += 1
             fault = self.faults(number, model) or self._over_quota(model, body, now)
             status = fault.status if fault and fault.kind == "status" else 200
-            self.requests.append(Request(now, model, body, status))
+            self.requests.append(ReceivedRequest(now, model, body, status))
         return fault
 
     def _over_quota(self, model: str, body: dict[str, Any], now: float) -> Fault | None:

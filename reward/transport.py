@@ -25,7 +25,7 @@ class ReplyTooLarge(ValueError):
     """A reply has more than MAX_BYTES bytes."""
 
 
-class Client(httpx2.Client):
+class HttpClient(httpx2.Client):
     """Refuses redirects and replies that are too large. For all threads.
 
     Args:

@@ -43,7 +43,7 @@ _OTHER_FILES = 100_000_000  # bytes for the tokenizer and the rest
 
 
 @dataclass(frozen=True)
-class Output:
+class TensorOutput:
     """A tensor to be written; `pieces` gives its bytes in order, and is called once."""
 
     name: str
@@ -75,7 +75,7 @@ def refusal(what: str, faults: Sequence[FileFault]) -> UserError:
     return UserError(listed, "; ".join(dict.fromkeys(fault.remedy for fault in faults)))
 
 
-def unchanged(model: Model, dequantise: bool) -> dict[str, Output]:
+def unchanged(model: Model, dequantise: bool) -> dict[str, TensorOutput]:
     """Return a complete model's tensors unchanged, by name and in file order.
 
     Args:
@@ -91,7 +91,7 @@ def unchanged(model: Model, dequantise: bool) -> dict[str, Output]:
             if name.endswith("_blocks"):
                 outputs[parameter] = _converted(reader, parameter, parameters[parameter])
         elif tensor.dtype in ("BF16", "U8"):
-            outputs[name] = Output(name, tensor.dtype, tensor.shape, partial(_bytes_of, tensor))
+            outputs[name] = TensorOutput(name, tensor.dtype, tensor.shape, partial(_bytes_of, tensor))
         else:
             outputs[name] = _converted(reader, name, tensor.shape)
     return outputs
@@ -104,7 +104,7 @@ def _bytes_of(tensor: Tensor) -> Iterator[bytes]:
             yield file.read(min(_PIECE, tensor.stop - position))
 
 
-def _converted(reader: CheckpointReader, name: str, shape: tuple[int, ...]) -> Output:
+def _converted(reader: CheckpointReader, name: str, shape: tuple[int, ...]) -> TensorOutput:
     row = math.prod(shape[1:])
     step = max(1, _PIECE // row) * row
 
@@ -115,7 +115,7 @@ def _converted(reader: CheckpointReader, name: str, shape: tuple[int, ...]) -> O
             reader.fill(name, torch.Size(shape), start, piece)
             yield as_bytes(piece)
 
-    return Output(name, "BF16", shape, pieces)
+    return TensorOutput(name, "BF16", shape, pieces)
 
 
 def as_bytes(tensor: torch.Tensor) -> Any:
@@ -123,7 +123,9 @@ def as_bytes(tensor: torch.Tensor) -> Any:
     return tensor.contiguous().view(-1).view(torch.uint8).numpy().data
 
 
-def write_checkpoint(model: Model, outputs: dict[str, Output], target: Path, shard_bytes: int = SHARD_BYTES) -> None:
+def write_checkpoint(
+    model: Model, outputs: dict[str, TensorOutput], target: Path, shard_bytes: int = SHARD_BYTES
+) -> None:
     """Write `outputs`, the config and the tokenizer of `model` to `target`: whole, or not at all.
 
     Raises:
@@ -173,9 +175,9 @@ def aside(target: Path, needed: int) -> Iterator[Path]:
         raise
 
 
-def write_shards(outputs: list[Output], folder: Path, shard_bytes: int) -> None:
+def write_shards(outputs: list[TensorOutput], folder: Path, shard_bytes: int) -> None:
     """Write tensors in the given order to files of at most `shard_bytes` (or of one tensor), and the index."""
-    shards: list[list[Output]] = [[]]
+    shards: list[list[TensorOutput]] = [[]]
     filled = 0
     for output in outputs:
         if shards[-1] and filled + output.nbytes > shard_bytes:
@@ -192,7 +194,7 @@ def write_shards(outputs: list[Output], folder: Path, shard_bytes: int) -> None:
     _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))})
 
 
-def _write_shard(outputs: list[Output], path: Path) -> None:
+def _write_shard(outputs: list[TensorOutput], path: Path) -> None:
     """Write one safetensors file; the format is in `grpo.model.model_files.read_header`."""
     # Wide types first, so that every tensor starts at a multiple of its item size.
     ordered = sorted(outputs, key=lambda output: -ITEM_BYTES[output.dtype])

@@ -27,7 +27,15 @@ from grpo.model.model_files import Model
 from grpo.model.model_reader import CheckpointReader
 from grpo.stack.hub import model_folder
 from grpo.stack.problem import UserError
-from scripts.checkpoint_writer import SHARD_BYTES, Output, as_bytes, refusal, unchanged, whole_model, write_checkpoint
+from scripts.checkpoint_writer import (
+    SHARD_BYTES,
+    TensorOutput,
+    as_bytes,
+    refusal,
+    unchanged,
+    whole_model,
+    write_checkpoint,
+)
 
 
 @dataclass
@@ -101,13 +109,13 @@ def export_model(
     return merge
 
 
-def _merged(merge: Merge, module: str) -> Output:
+def _merged(merge: Merge, module: str) -> TensorOutput:
     name = f"{module}.weight"
 
     def pieces() -> Iterator[Any]:
         yield as_bytes(merge.weight(module))
 
-    return Output(name, "BF16", merge.model.tensors[name].shape, pieces)
+    return TensorOutput(name, "BF16", merge.model.tensors[name].shape, pieces)
 
 
 def main(argv: list[str] | None = None) -> int:

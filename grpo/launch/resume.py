@@ -166,8 +166,8 @@ def reward_changes(folder: Path) -> dict[str, tuple[Any, Any]]:
     """Return the settings of judge and reward that differ from the run so far: name -> (old, new)."""
     recorded = RunFiles(folder).read_config()
     old = {**(recorded.get("judge") or {}), **(recorded.get("reward") or {})}
-    # An older run lacks newer settings; it used their defaults.
-    old, new = settings.DEFAULTS | old, settings.DEFAULTS | settings.variables() | user_files.variables()
+    # The directory of an older run lacks newer settings.
+    old, new = settings.UNSET | old, settings.UNSET | settings.variables() | user_files.variables()
     names = (*settings.VARIABLES, *user_files.VARIABLES)
     return {n: (old.get(n), new.get(n)) for n in names if old.get(n) != new.get(n)}
 

@@ -12,7 +12,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class Rows:
+class ExpertRows:
     """The rows of a layer's tokens: ``R = T * k`` for T tokens that choose k experts each.
 
     Attributes:
@@ -28,7 +28,7 @@ class Rows:
     position: torch.Tensor
 
 
-def sort(choices: torch.Tensor, experts: int) -> Rows:
+def sort(choices: torch.Tensor, experts: int) -> ExpertRows:
     """Return the rows of tokens.
 
     Args:
@@ -39,15 +39,15 @@ def sort(choices: torch.Tensor, experts: int) -> Rows:
     position = torch.empty_like(order)
     position[order] = torch.arange(len(order), device=order.device)
     ends = torch.searchsorted(expert, torch.arange(experts, device=order.device), right=True, out_int32=True)
-    return Rows(order // choices.shape[1], expert, ends, position.view_as(choices))
+    return ExpertRows(order // choices.shape[1], expert, ends, position.view_as(choices))
 
 
-def gather(hidden: torch.Tensor, rows: Rows) -> torch.Tensor:
+def gather(hidden: torch.Tensor, rows: ExpertRows) -> torch.Tensor:
     """Return each row's hidden state, ``[R, H]``, from those of the tokens, ``[T, H]``."""
     return _Gather.apply(hidden, rows.token, rows.position)
 
 
-def combine(outputs: torch.Tensor, weights: torch.Tensor, rows: Rows) -> torch.Tensor:
+def combine(outputs: torch.Tensor, weights: torch.Tensor, rows: ExpertRows) -> torch.Tensor:
     """Return the weighted sum of each token's rows, ``[T, H]``.
 
     Args:

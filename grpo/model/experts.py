@@ -75,7 +75,7 @@ class Experts(nn.Module):
         combined = expert_rows.combine(outputs, routing_weights.gather(1, choices), rows)
         return combined.view_as(hidden_states)
 
-    def _product(self, name: str, states: torch.Tensor, rows: expert_rows.Rows) -> torch.Tensor:
+    def _product(self, name: str, states: torch.Tensor, rows: expert_rows.ExpertRows) -> torch.Tensor:
         weight = (getattr(self, part) for part in self._weights[name])
         return _GroupedProduct.apply(states, rows.ends, *weight)
 

@@ -68,7 +68,7 @@ def delimiter(name: str, encode: Encode) -> Delimiter:
         # As ordinary text it would tokenize differently after every other word, and be missed.
         raise DelimiterError(f"this tokenizer has no token {text}", "use harmony, or the text that ends its thinking")
     blanks = (encode(blank) for blank in ("\n", "\n\n", " "))
-    return Text(tokens, frozenset(tokens[0] for tokens in blanks if len(tokens) == 1))
+    return TextDelimiter(tokens, frozenset(tokens[0] for tokens in blanks if len(tokens) == 1))
 
 
 def _single(mark: str, encode: Encode) -> int:
@@ -79,7 +79,7 @@ def _single(mark: str, encode: Encode) -> int:
 
 
 @dataclass(frozen=True)
-class Text:
+class TextDelimiter:
     """A delimiter that is one sequence of tokens.
 
     Attributes:

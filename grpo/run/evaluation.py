@@ -30,13 +30,13 @@ from grpo.stack.upstream.trainer import PPOTrainer
 logger = logging.getLogger("openrlhf.grpo.evaluation")
 
 
-class Controller(PPOTrainer, Protocol):
+class LoggedTrainer(PPOTrainer, Protocol):
     """The trainer with the log of its run."""
 
     run_log: RunLog
 
 
-def evaluate(trainer: Controller, step: int, generate_kwargs: dict[str, Any]) -> None:
+def evaluate(trainer: LoggedTrainer, step: int, generate_kwargs: dict[str, Any]) -> None:
     """Evaluate the engines' policy on the held-out set, and log the result. Replaces ``PPOTrainer.evaluate``."""
     started = time.monotonic()
     begin_stage(trainer.samples_generator, f"eval {step}")
@@ -59,7 +59,7 @@ def evaluate(trainer: Controller, step: int, generate_kwargs: dict[str, Any]) ->
     logger.info("held-out evaluation at step %d: %s", step, result)
 
 
-def problems_by_prompt(trainer: Controller) -> dict[str, dict[str, str]]:
+def problems_by_prompt(trainer: LoggedTrainer) -> dict[str, dict[str, str]]:
     """Return ``id`` and ``datasource`` of each held-out problem, by the prompt that the engines get.
 
     The loader keeps the order of the data file.
@@ -101,7 +101,7 @@ def describe(
     return records
 
 
-def run_first(trainer: Controller, step: int) -> None:
+def run_first(trainer: LoggedTrainer, step: int) -> None:
     """Evaluate before the first step if ``--eval_at_start`` asks for it.
 
     After a resume, also run the evaluation that the previous part was killed before.
@@ -110,13 +110,13 @@ def run_first(trainer: Controller, step: int) -> None:
         run(trainer, step)
 
 
-def run_last(trainer: Controller, step: int) -> None:
+def run_last(trainer: LoggedTrainer, step: int) -> None:
     """Evaluate after the last step, unless evaluations are off (``--eval_steps -1``, which OpenRLHF makes infinite)."""
     if math.isfinite(trainer.args.eval_steps):
         run(trainer, step)
 
 
-def run(trainer: Controller, step: int) -> None:
+def run(trainer: LoggedTrainer, step: int) -> None:
     """Evaluate with the evaluation's own temperature and samples per prompt, unless this step has been evaluated."""
     if trainer.eval_dataloader is None or trainer.run_log.is_evaluated(step):
         return

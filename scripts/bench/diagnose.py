@@ -74,14 +74,14 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
     )
 
 
-def scores(runs: int, healthy: int, seed: int) -> tuple["Scores", "Scores", list[float]]:
+def scores(runs: int, healthy: int, seed: int) -> tuple["FindingCounts", "FindingCounts", list[float]]:
     """Score our rules and the fixed limits on obvious pathologies, and time ours in seconds per healthy run.
 
     Args:
         runs: per pathology.
         seed: of the first run.
     """
-    ours, stock = Scores(), Scores()
+    ours, stock = FindingCounts(), FindingCounts()
     seconds = []
     for number in range(seed, seed + healthy):
         one = make(number)
@@ -100,7 +100,7 @@ def scores(runs: int, healthy: int, seed: int) -> tuple["Scores", "Scores", list
     return ours, stock, seconds
 
 
-class Scores:
+class FindingCounts:
     """Counts of which findings were made in which runs."""
 
     def __init__(self) -> None:

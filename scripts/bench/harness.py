@@ -60,7 +60,7 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Difference:
+class TimeDifference:
     """How much longer one way takes than another in the same round: mean and standard error, in seconds.
 
     The speed of a machine, especially a virtual one, may change from second to second. The fastest of a few rounds then
@@ -71,7 +71,7 @@ class Difference:
     error: float
 
     @classmethod
-    def of(cls, ours: Sequence[float], stock: Sequence[float]) -> "Difference":
+    def of(cls, ours: Sequence[float], stock: Sequence[float]) -> "TimeDifference":
         """Compare rounds, at least two of each; raises StatisticsError for fewer."""
         pairs = [one - other for one, other in zip(ours, stock, strict=True)]
         return cls(statistics.mean(pairs), statistics.stdev(pairs) / math.sqrt(len(pairs)))

@@ -20,7 +20,7 @@ import torch
 
 from grpo.rollout.engine import ids_only
 from grpo.stack.problem import UserError
-from scripts.bench.harness import Difference, Result, Timing, time_in_turn
+from scripts.bench.harness import Result, TimeDifference, Timing, time_in_turn
 from scripts.bench.machine import Copy
 from scripts.bench.parts import step_worker, tiny_engine
 from scripts.bench.parts.random_model import FULL
@@ -121,7 +121,7 @@ def _result(
         name: [seconds / options.samples / options.length for seconds in timing.rounds]
         for name, timing in sampling.items()
     }
-    more, against_stock = (Difference.of(rounds["ours"], rounds[other]) for other in ("silent", "stock"))
+    more, against_stock = (TimeDifference.of(rounds["ours"], rounds[other]) for other in ("silent", "stock"))
     response = options.tokens * 3 // 4
     bare = measured["seconds"] - measured["collecting"]
     log_probs = max(0.0, more.mean)  # below 0 is noise, which must not offset the others

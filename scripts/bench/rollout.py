@@ -16,7 +16,7 @@ from typing import Any
 
 from grpo.rollout.engine import for_sample
 from grpo.stack.problem import UserError
-from scripts.bench.harness import Difference, Result, Timing, time_in_turn
+from scripts.bench.harness import Result, TimeDifference, Timing, time_in_turn
 from scripts.bench.machine import Copy
 from scripts.bench.parts.tiny_engine import PROMPT, TOKENS_A_SECOND, quiet, start_engine, write_model
 
@@ -85,8 +85,8 @@ def result(options: argparse.Namespace, stock: list[dict], ours: list[dict], tim
         raise RuntimeError(f"{equal:.0%} of the samples are equal, and {hit:.0f} hit a budget that none should reach")
     tokens = sum(end - start for sample in ours for start, end in sample["action_ranges"])
     seconds = statistics.mean(timings["stock"].rounds)
-    more = Difference.of(timings["ours"].rounds, timings["stock"].rounds)
-    processor = Difference.of(timings["ours"].processor, timings["stock"].processor)
+    more = TimeDifference.of(timings["ours"].rounds, timings["stock"].rounds)
+    processor = TimeDifference.of(timings["ours"].processor, timings["stock"].processor)
     least = max(more.low, processor.low) / seconds
     return Result(
         what=f"{options.samples} samples at a time, {tokens / options.samples:.0f} tokens each: a single call, and one "

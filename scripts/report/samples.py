@@ -28,7 +28,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Sample:
+class ReadRollout:
     """One rollout to read.
 
     Attributes:
@@ -55,7 +55,7 @@ class Group:
 
     title: str
     count: int
-    samples: list[Sample]
+    samples: list[ReadRollout]
 
 
 def groups(run: Run, runs: int) -> list[Group]:
@@ -120,13 +120,13 @@ def _number(row: Row, name: str) -> float | None:
     return float(value) if isinstance(value, int | float) and value == value else None
 
 
-def describe(row: Row, why: str) -> Sample:
+def describe(row: Row, why: str) -> ReadRollout:
     """Return a record of samples/ for the page."""
     thinking, answer = split(row["response"])
     numbers = [(name, scales.text(value)) for name in row if (value := _number(row, name)) is not None]
     extra = [(name, str(row[name])) for name in ("datasource", "answer", "reason") if row.get(name) is not None]
     prompt = str(row.get("prompt") or "")
-    return Sample(
+    return ReadRollout(
         why,
         {1.0: True, 0.0: False}.get(_number(row, "correct")),  # type: ignore[arg-type]
         about(prompt),

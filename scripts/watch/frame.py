@@ -28,7 +28,7 @@ from grpo.run.run_state import (
     Run,
 )
 from grpo.run.saved_steps import saved_steps
-from scripts.watch.samples import NewestSamples, Sample
+from scripts.watch.samples import NewestSamples, SampleLine
 from scripts.watch.text import duration, end_of, number, printable, sparkline
 
 _STATE_STYLES = {RUNNING: "bold green", FINISHED: "bold green", STOPPED: "bold yellow", CRASHED: "bold red"}
@@ -276,7 +276,7 @@ def _samples(samples: NewestSamples, width: int) -> list[Text]:
     return [title, *(line for sample in samples.shown for line in _sample(sample, width))]
 
 
-def _sample(sample: Sample, width: int) -> list[Text]:
+def _sample(sample: SampleLine, width: int) -> list[Text]:
     return [
         Text.assemble((sample.why, "bold"), "  ", sample.numbers),
         Text.assemble(("  asked ", "dim"), sample.question),

@@ -18,7 +18,7 @@ _SHOWN = 1000
 
 
 @dataclass(frozen=True)
-class Sample:
+class SampleLine:
     """What is shown of one sample: why it is shown, its numbers, beginning of the question, end of the response."""
 
     why: str
@@ -39,7 +39,7 @@ class NewestSamples:
         self._files = files
         self._seen: tuple[int, int, int] | None = None
         self.step: int | None = None
-        self.shown: list[Sample] = []
+        self.shown: list[SampleLine] = []
 
     def refresh(self) -> None:
         """Look for newer samples."""
@@ -57,7 +57,7 @@ class NewestSamples:
             self.step, self.shown, self._seen = newest, pick(read_rows(file)), seen
 
 
-def pick(rows: Sequence[Mapping[str, Any]]) -> list[Sample]:
+def pick(rows: Sequence[Mapping[str, Any]]) -> list[SampleLine]:
     """Return the wrong sample with the highest reward, the right one with the lowest, and the longest."""
     chosen: dict[int, tuple[str, Mapping[str, Any]]] = {}
     wrong = [row for row in rows if row.get("correct") == 0]
@@ -76,14 +76,14 @@ def pick(rows: Sequence[Mapping[str, Any]]) -> list[Sample]:
     return [_describe(why, row) for why, row in chosen.values()]
 
 
-def _describe(why: str, row: Mapping[str, Any]) -> Sample:
+def _describe(why: str, row: Mapping[str, Any]) -> SampleLine:
     known = {name: row[name] for name in ("reward", "judge_quality", "response_length") if is_number(row.get(name))}
     words = [f"{label} {number(known[name])}" for name, label in _LABELS.items() if name in known]
     if "response_length" in known:
         words.append(f"{known['response_length']:.0f} tokens" + (", cut" if row.get("truncated") == 1 else ""))
     if row.get("label") is not None:
         words.append(f"gold {_gold(row['label'])}")
-    return Sample(why, "  ".join(words), question(str(row.get("prompt", ""))), end(str(row.get("response", ""))))
+    return SampleLine(why, "  ".join(words), question(str(row.get("prompt", ""))), end(str(row.get("response", ""))))
 
 
 _LABELS = {"reward": "reward", "judge_quality": "quality"}

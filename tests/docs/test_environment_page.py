@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from grpo.rollout.multi_turn.conversation import Outcome, RolloutLimits, converse, make_environment, scored
+from grpo.rollout.multi_turn.conversation import Outcome, converse, make_environment, scored
 from grpo.rollout.multi_turn.environment import Score, load
 from tests.docs.pages import page
-from tests.grpo.rollout.multi_turn.scripted import Spoken, call
+from tests.grpo.rollout.multi_turn.scripted import LIMITS, Spoken, call
 
 
 def environment_code() -> str:
@@ -22,7 +22,7 @@ def play(folder: Path, *turns: dict) -> tuple[Outcome, Score]:
     file = folder / "guess.py"
     file.write_text(environment_code())
     environment = make_environment(load(str(file)), "Find a number from 1 to 9.", "7")
-    outcome = asyncio.run(converse(environment, Spoken(*turns), RolloutLimits()))
+    outcome = asyncio.run(converse(environment, Spoken(*turns), LIMITS))
     return outcome, asyncio.run(scored(environment, outcome))
 
 

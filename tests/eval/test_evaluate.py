@@ -46,7 +46,7 @@ def data(tmp_path) -> Path:
 
 
 def options(model: Path, data: Path, out: Path, *more: object):
-    words = ["--model", model, "--data", data, "--n", 2, "--out", out, *more]
+    words = ["--model", model, "--data", data, "--n", 2, "--max-tokens", 3072, "--out", out, *more]
     return evaluate.parser().parse_args(list(map(str, words)))
 
 
@@ -60,7 +60,7 @@ def refusal(capsys, *words: object) -> str:
 
 def test_invalid_arguments_are_rejected_before_heavy_imports(model, trained, data, tmp_path, capsys, checkpoint):
     out = tmp_path / "out"
-    good = ["--model", model, "--data", data, "--n", 2, "--out", out]
+    good = ["--model", model, "--data", data, "--n", 2, "--max-tokens", 3072, "--out", out]
     none = tmp_path / "none"
     assert "cannot be read" in refusal(capsys, *good, "--data", none)
     assert "is not a folder: name the folder of a checkpoint" in refusal(capsys, *good, "--model", none)
@@ -100,7 +100,7 @@ def test_invalid_arguments_are_rejected_before_heavy_imports(model, trained, dat
     ],
 )
 def test_invalid_budgets_are_rejected(model, data, tmp_path, capsys, budgets, what):
-    words = ["--model", model, "--data", data, "--n", 2, "--out", tmp_path / "out", *budgets]
+    words = ["--model", model, "--data", data, "--n", 2, "--max-tokens", 3072, "--out", tmp_path / "out", *budgets]
     assert what in refusal(capsys, *words)
     assert not (tmp_path / "out").exists()
 
@@ -110,7 +110,7 @@ def test_folder_started_without_budgets_cannot_continue_with_budgets(model, data
     made = identity.identity(given, model_files.read(model), None)
     with output.Output(given.out, made, {}, problems, 1, [1]) as folder:
         folder.append(problems[0], 0, {"response": "7"})
-    words = ["--model", model, "--data", data, "--n", 2, "--out", given.out]
+    words = ["--model", model, "--data", data, "--n", 2, "--max-tokens", 3072, "--out", given.out]
     said = refusal(capsys, *words, "--thinking-budget", 20, "--answer-budget", 8)
     differing = (
         "thinking_budget was None, is 20; answer_budget was None, is 8; thinking_delimiter was None, is harmony:"
@@ -119,7 +119,7 @@ def test_folder_started_without_budgets_cannot_continue_with_budgets(model, data
 
 
 def test_an_adapter_of_another_model_or_rank_is_refused(model, trained, data, tmp_path, capsys, checkpoint):
-    good = ["--model", model, "--data", data, "--n", 2, "--out", tmp_path / "out"]
+    good = ["--model", model, "--data", data, "--n", 2, "--max-tokens", 3072, "--out", tmp_path / "out"]
     other = shutil.copytree(trained, tmp_path / "other")
     tensors = load_file(other / adapter_files.WEIGHTS)
     deeper = {name.replace("layers.1.", "layers.7."): tensor for name, tensor in tensors.items()}
@@ -136,7 +136,20 @@ def test_an_adapter_of_another_model_or_rank_is_refused(model, trained, data, tm
 
 def test_damaged_adapter_is_rejected_and_missing_digests_are_reported(model, trained, data, tmp_path, capsys):
     adapter = shutil.copytree(trained, tmp_path / "adapter")
-    words = ["--model", model, "--data", data, "--n", 2, "--out", tmp_path / "out", "--adapter", adapter]
+    words = [
+        "--model",
+        model,
+        "--data",
+        data,
+        "--n",
+        2,
+        "--max-tokens",
+        3072,
+        "--out",
+        tmp_path / "out",
+        "--adapter",
+        adapter,
+    ]
     too_short = [*words, "--max-model-len", 1]
     assert f"{adapter} cannot be verified: it has no SHA256SUMS" in refusal(capsys, *too_short)
     digests.write(adapter)
@@ -152,7 +165,7 @@ def test_the_folder_of_a_teacher_is_refused(model, data, tmp_path, capsys):
     identity, problems = {"model": "a-model", "data_sha256": "x"}, read_problems(data)
     with output.Output(tmp_path / "out", identity, {}, problems, 1, [1]) as folder:
         folder.append(problems[0], 0, {"response": "7"})
-    words = ["--model", model, "--data", data, "--n", 2, "--out", tmp_path / "out"]
+    words = ["--model", model, "--data", data, "--n", 2, "--max-tokens", 3072, "--out", tmp_path / "out"]
     said = refusal(capsys, *words)
     assert "has samples of another configuration: model was a-model, is None" in said
     assert "give another --out" in said
@@ -160,7 +173,7 @@ def test_the_folder_of_a_teacher_is_refused(model, data, tmp_path, capsys):
 
 def test_missing_checkout_variables_are_rejected(model, data, tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE")
-    words = ["--model", model, "--data", data, "--n", 2, "--out", tmp_path / "out"]
+    words = ["--model", model, "--data", data, "--n", 2, "--max-tokens", 3072, "--out", tmp_path / "out"]
     assert "source scripts/env.sh" in refusal(capsys, *words)
 
 

@@ -4,8 +4,7 @@ import pytest
 
 from grpo.stack.checkout import CHECKOUT
 from reward import endpoint
-from reward.endpoint import GOOGLE
-from reward.settings import DEFAULTS, SettingsError
+from reward.settings import GOOGLE_URL, UNSET, SettingsError
 
 PASSWORD = "s3cret-of-the-user"
 PROXY = f"http://user:{PASSWORD}@proxy.example:3128"
@@ -29,11 +28,11 @@ def refusal(monkeypatch, **variables: str) -> str:
     return str(said.value)
 
 
-def test_the_default_is_the_scripts():
+def test_unset_variables_have_the_values_of_the_script():
     script = (CHECKOUT / "train_grpo.sh").read_text()
     for name in endpoint.VARIABLES:
-        assert f'"${{{name}:={DEFAULTS[name]}}}"' in script
-    assert endpoint.from_environment() == endpoint.Endpoint(GOOGLE)
+        assert f'"${{{name}:={UNSET[name]}}}"' in script
+    assert endpoint.from_environment() == endpoint.Endpoint(GOOGLE_URL)
 
 
 @pytest.mark.parametrize(
@@ -83,9 +82,9 @@ def test_an_address_for_google_genai_is_refused_unless_it_is_ours(monkeypatch):
     said = refusal(monkeypatch, GOOGLE_GEMINI_BASE_URL=f"https://user:{PASSWORD}@gateway.example")
     assert "GOOGLE_GEMINI_BASE_URL names another address than JUDGE_BASE_URL" in said
     assert "set JUDGE_BASE_URL to the address you mean" in said
-    for url in (GOOGLE, f"{GOOGLE}/", ""):
+    for url in (GOOGLE_URL, f"{GOOGLE_URL}/", ""):
         monkeypatch.setenv("GOOGLE_GEMINI_BASE_URL", url)
-        assert endpoint.from_environment().base_url == GOOGLE
+        assert endpoint.from_environment().base_url == GOOGLE_URL
     monkeypatch.setenv("GOOGLE_GEMINI_BASE_URL", "https://gateway.example/")
     monkeypatch.setenv("GRPO_JUDGE_BASE_URL", "https://gateway.example")
     assert endpoint.from_environment().base_url == "https://gateway.example"
@@ -97,13 +96,13 @@ def test_requested_proxy_is_reported_and_used(monkeypatch, name):
     route = endpoint.from_environment()
     assert route.proxy is None and route.unused == name
     first, second = endpoint.describe(route)
-    assert first == f"requests go to {GOOGLE}, without a proxy"
+    assert first == f"requests go to {GOOGLE_URL}, without a proxy"
     assert second == f"{name} names a proxy that is not used: JUDGE_PROXY=1 sends requests through it"
     monkeypatch.setenv("GRPO_JUDGE_PROXY", "1")
     route = endpoint.from_environment()
     assert route.proxy and route.proxy.url == PROXY and route.unused is None
     [line] = endpoint.describe(route)
-    assert line == f"requests go to {GOOGLE}, through the proxy http://proxy.example:3128 of {name}"
+    assert line == f"requests go to {GOOGLE_URL}, through the proxy http://proxy.example:3128 of {name}"
     assert PASSWORD not in repr(route)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from reward import limits
-from reward.limits import Limits, NoSlot, Outcome, Slot
+from reward.limits import CallOutcome, Limits, NoSlot, Slot
 from reward.shared_state import SharedState
 
 from .chains import chain_settings
@@ -57,7 +57,7 @@ def take(gate: Limits, tokens: int = 1, model: str = MODEL) -> Slot:
 def test_requests_of_a_window(state, clock):
     gate = make(state, requests_per_window=3)
     for _ in range(3):
-        gate.give_back(take(gate), Outcome.ANSWERED)
+        gate.give_back(take(gate), CallOutcome.ANSWERED)
     refusal = now_or_not(gate)
     assert isinstance(refusal, NoSlot) and "requests" in refusal.why
     assert refusal.until - clock.now == pytest.approx(10 * (1 + limits.SLACK))
@@ -66,8 +66,8 @@ def test_requests_of_a_window(state, clock):
 
 def test_tokens_of_a_window_as_the_server_counted_them(state):
     gate = make(state, tokens_per_window=100)
-    gate.give_back(take(gate, 90), Outcome.ANSWERED, tokens=20)
-    gate.give_back(take(gate, 70), Outcome.ANSWERED, tokens=70)
+    gate.give_back(take(gate, 90), CallOutcome.ANSWERED, tokens=20)
+    gate.give_back(take(gate, 70), CallOutcome.ANSWERED, tokens=70)
     refusal = now_or_not(gate, 11)
     assert isinstance(refusal, NoSlot) and "tokens" in refusal.why
     take(gate, 10)
@@ -86,7 +86,7 @@ def test_a_window_moves_on(state, clock):
         slot = gate.take(MODEL, 1, started + 30)
         assert isinstance(slot, Slot)
         gate.mark_sent(slot)
-        gate.give_back(slot, Outcome.ANSWERED)
+        gate.give_back(slot, CallOutcome.ANSWERED)
     assert clock.now - started >= 2 * 0.3
 
 
@@ -119,9 +119,9 @@ def test_cap_falls_to_the_accepted_number_and_grows_again(state, clock):
     for slot in slots:
         gate.mark_sent(slot)
     for slot in slots[:6]:
-        gate.give_back(slot, Outcome.ANSWERED)
+        gate.give_back(slot, CallOutcome.ANSWERED)
     for slot in slots[6:]:
-        gate.give_back(slot, Outcome.THROTTLED, retry_after=0.0)
+        gate.give_back(slot, CallOutcome.THROTTLED, retry_after=0.0)
 
     def cap():
         with state.transaction() as connection:
@@ -129,10 +129,10 @@ def test_cap_falls_to_the_accepted_number_and_grows_again(state, clock):
 
     assert cap() == 6
     clock.sleep(limits.WINDOWS_TO_GROW * 0.5 + 0.1)
-    gate.give_back(take(gate), Outcome.ANSWERED)
+    gate.give_back(take(gate), CallOutcome.ANSWERED)
     assert cap() == 7
     clock.sleep(limits.WINDOWS_TO_GROW * 0.5 + 0.1)
-    gate.give_back(take(gate), Outcome.ANSWERED)
+    gate.give_back(take(gate), CallOutcome.ANSWERED)
     assert cap() == 9
 
 
@@ -140,14 +140,14 @@ def test_first_call_429_does_not_set_the_quota(state, clock):
     gate = make(state, requests_per_window=20)
     slots = [take(gate) for _ in range(2)]
     for slot in slots:
-        gate.give_back(slot, Outcome.THROTTLED, retry_after=0.0)
+        gate.give_back(slot, CallOutcome.THROTTLED, retry_after=0.0)
     clock.sleep(limits.SLACK * 10)
     assert [isinstance(now_or_not(gate), Slot) for _ in range(6)] == [True] * 5 + [False], "a quarter of 20"
 
 
 def test_a_pause_is_for_the_model_and_all_threads(state, clock):
     gate = make(state)
-    gate.give_back(take(gate), Outcome.THROTTLED, retry_after=3.0)
+    gate.give_back(take(gate), CallOutcome.THROTTLED, retry_after=3.0)
     refusal = now_or_not(gate)
     assert isinstance(refusal, NoSlot) and not refusal.is_open
     assert refusal.until - clock.now == pytest.approx(3.0 + limits.SLACK * 10)
@@ -157,7 +157,7 @@ def test_a_pause_is_for_the_model_and_all_threads(state, clock):
 def test_the_breaker_lets_exactly_one_probe_through(state, clock):
     gate = make(state, window=1.2)  # opens for a twelfth of it, then for twice as long
     for _ in range(limits.FAILURES_TO_OPEN):
-        gate.give_back(take(gate), Outcome.FAILED)
+        gate.give_back(take(gate), CallOutcome.FAILED)
     refusal = now_or_not(gate)
     assert isinstance(refusal, NoSlot) and refusal.is_open
     clock.sleep(0.15)
@@ -165,24 +165,24 @@ def test_the_breaker_lets_exactly_one_probe_through(state, clock):
         slots = list(pool.map(lambda _: now_or_not(gate), range(20)))
     [probe] = [slot for slot in slots if isinstance(slot, Slot)]
     assert probe.is_probe
-    gate.give_back(probe, Outcome.FAILED)
+    gate.give_back(probe, CallOutcome.FAILED)
     refusal = now_or_not(gate)
     assert isinstance(refusal, NoSlot) and refusal.until - clock.now == pytest.approx(0.2)
     clock.sleep(0.25)
-    gate.give_back(take(gate), Outcome.ANSWERED)
+    gate.give_back(take(gate), CallOutcome.ANSWERED)
     assert not take(gate).is_probe
 
 
 def test_a_quota_that_is_spent_opens_the_breaker(state, clock):
     gate = make(state, window=1.2)
     slots = [take(gate) for _ in range(3)]
-    gate.give_back(slots[0], Outcome.ANSWERED)
+    gate.give_back(slots[0], CallOutcome.ANSWERED)
     for slot in slots[1:]:
-        gate.give_back(slot, Outcome.SPENT)
+        gate.give_back(slot, CallOutcome.SPENT)
     refusal = now_or_not(gate)
     assert isinstance(refusal, NoSlot) and refusal.is_open and refusal.until - clock.now == pytest.approx(0.1)
     clock.sleep(0.15)
-    gate.give_back(take(gate), Outcome.SPENT, retry_after=5.0)
+    gate.give_back(take(gate), CallOutcome.SPENT, retry_after=5.0)
     refusal = now_or_not(gate)
     assert isinstance(refusal, NoSlot) and refusal.is_open and refusal.until - clock.now == pytest.approx(5.0)
 
@@ -192,12 +192,12 @@ def test_only_429s_for_a_whole_window_open_the_breaker(state, clock):
     started = clock.now
     while not (isinstance(slot := gate.take(MODEL, 1, started + 30), NoSlot) and slot.is_open):
         assert isinstance(slot, Slot)
-        gate.give_back(slot, Outcome.THROTTLED, retry_after=0.01)
+        gate.give_back(slot, CallOutcome.THROTTLED, retry_after=0.01)
     assert clock.now - started >= 0.5
     clock.sleep(max(0.0, slot.until - clock.now) + 0.01)
     probe = take(gate)
     assert probe.is_probe
-    gate.give_back(probe, Outcome.THROTTLED, retry_after=0.01)
+    gate.give_back(probe, CallOutcome.THROTTLED, retry_after=0.01)
     refusal = now_or_not(gate)
     assert isinstance(refusal, NoSlot) and refusal.is_open, "a 429 does not close it"
 
@@ -205,7 +205,7 @@ def test_only_429s_for_a_whole_window_open_the_breaker(state, clock):
 def test_429s_among_answers_do_not_open_the_breaker(state, clock):
     gate, started = make(state, window=0.4), clock.now
     while clock.now < started + 1.0:
-        for outcome in (Outcome.THROTTLED, Outcome.ANSWERED):
+        for outcome in (CallOutcome.THROTTLED, CallOutcome.ANSWERED):
             slot = gate.take(MODEL, 1, started + 30)
             assert isinstance(slot, Slot)
             gate.give_back(slot, outcome, retry_after=0.01)
@@ -213,28 +213,28 @@ def test_429s_among_answers_do_not_open_the_breaker(state, clock):
 
 def test_probing_for_a_day_does_not_overflow(state, clock):
     gate = make(state, window=0.01)
-    gate.give_back(take(gate), Outcome.SPENT)
+    gate.give_back(take(gate), CallOutcome.SPENT)
     with state.transaction() as connection:
         connection.execute("UPDATE models SET openings = 2000")
     clock.sleep(0.01)
-    gate.give_back(take(gate), Outcome.SPENT)
+    gate.give_back(take(gate), CallOutcome.SPENT)
 
 
 def test_cut_call_is_no_evidence(state, clock):
     gate = make(state, window=1.2)
     for _ in range(2 * limits.FAILURES_TO_OPEN):
-        gate.give_back(take(gate), Outcome.CUT)
+        gate.give_back(take(gate), CallOutcome.CUT)
     for _ in range(limits.FAILURES_TO_OPEN):
-        gate.give_back(take(gate), Outcome.FAILED)
+        gate.give_back(take(gate), CallOutcome.FAILED)
     clock.sleep(0.15)
-    gate.give_back(take(gate), Outcome.CUT)
+    gate.give_back(take(gate), CallOutcome.CUT)
     assert take(gate).is_probe, "the next probe follows at once"
 
 
 def test_a_probe_that_died_is_replaced(state, clock):
     gate = make(state, window=1.2, call_timeout=0.1)
     for _ in range(limits.FAILURES_TO_OPEN):
-        gate.give_back(take(gate), Outcome.FAILED)
+        gate.give_back(take(gate), CallOutcome.FAILED)
     clock.sleep(0.15)
     assert take(gate).is_probe
     assert isinstance(now_or_not(gate), NoSlot)
@@ -246,7 +246,7 @@ def test_failures_of_calls_in_flight_do_not_prolong_the_breaker(state, clock):
     gate = make(state)
     slots = [take(gate) for _ in range(20)]
     for slot in slots:
-        gate.give_back(slot, Outcome.FAILED)
+        gate.give_back(slot, CallOutcome.FAILED)
     refusal = now_or_not(gate)
     assert isinstance(refusal, NoSlot) and refusal.until - clock.now == pytest.approx(10 / 12)
 

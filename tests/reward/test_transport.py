@@ -11,7 +11,7 @@ from reward import endpoint
 from reward.chain import ChainError, connect
 from reward.gemini import CallError, Client, Kind
 from reward.judge import Judge
-from reward.settings import STAND_IN_KEY, JudgeSettings
+from reward.settings import GOOGLE_URL, STAND_IN_KEY, JudgeSettings
 from reward.shared_state import SharedState
 from reward.stand_in import StandIn
 
@@ -133,7 +133,7 @@ def test_variables_do_not_change_googles_address(monkeypatch, no_network, ask):
     with Recorder() as other:
         for name in ("GOOGLE_GEMINI_BASE_URL", "GOOGLE_VERTEX_BASE_URL"):
             monkeypatch.setenv(name, other.url)
-        error = failure(Client(KEY), ask)
+        error = failure(Client(KEY, GOOGLE_URL), ask)
         assert other.seen == [] and error and error.kind is Kind.FAILED
     assert set(no_network) == {"generativelanguage.googleapis.com"}
 
@@ -192,7 +192,7 @@ def test_requested_proxy_sees_requests_except_to_the_stand_in(monkeypatch, tmp_p
 
 def test_origin_distinguishes_servers():
     """Judgements are kept by it."""
-    assert Client(KEY).origin is True
+    assert Client(KEY, GOOGLE_URL).origin is True
     assert Client(STAND_IN_KEY, "http://127.0.0.1:1").origin is False
     assert Client(KEY, "https://gateway.example").origin == "https://gateway.example"
 

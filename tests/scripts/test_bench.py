@@ -14,7 +14,7 @@ import scripts.bench
 from grpo.model import mxfp4
 from scripts.bench import __main__ as bench
 from scripts.bench import harness, rollout
-from scripts.bench.harness import Difference, Result, Timing, time_in_turn
+from scripts.bench.harness import Result, TimeDifference, Timing, time_in_turn
 from scripts.bench.machine import Copy, facts
 
 ROOT = Path(__file__).parents[2]
@@ -147,7 +147,7 @@ def test_a_budget_that_costs_the_processor_too_much_is_noticed_where_the_clock_i
 
 
 def test_a_difference_is_that_of_rounds_in_turn_with_its_standard_error():
-    difference = Difference.of([1.1, 2.3, 3.2], [1.0, 2.0, 3.0])
+    difference = TimeDifference.of([1.1, 2.3, 3.2], [1.0, 2.0, 3.0])
     assert (difference.mean, difference.error) == pytest.approx((0.2, 0.1 / 3**0.5))
     assert (difference.low, difference.high) == pytest.approx(
         (0.2 - 1.96 * difference.error, 0.2 + 1.96 * difference.error)

@@ -11,9 +11,9 @@ from openrlhf.utils.agent import AgentExecutorBase
 
 from grpo.rollout.chat_template import from_environment
 from grpo.rollout.multi_turn import environment as environments
-from grpo.rollout.multi_turn.conversation import RolloutLimits, make_environment
+from grpo.rollout.multi_turn.conversation import make_environment
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
-from grpo.rollout.multi_turn.settings import EnvironmentSettings
+from grpo.rollout.multi_turn.settings import EnvironmentSettings, RolloutLimits
 from grpo.rollout.multi_turn.templates import template_for
 from grpo.stack.upstream.engine import Engine
 from grpo.stack.upstream.tokenizer import FastTokenizer

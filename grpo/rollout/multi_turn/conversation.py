@@ -14,9 +14,9 @@ from grpo.rollout.multi_turn.environment import (
     Environment,
     Message,
     Score,
-    SetupError,
     ToolError,
 )
+from grpo.rollout.multi_turn.settings import RolloutLimits
 
 logger = logging.getLogger("openrlhf.grpo.conversation")
 
@@ -68,41 +68,6 @@ class Policy(Protocol):
             ContextFull: if not even one token fits.
             EnvironmentFault: for messages that cannot be rendered for the model.
         """
-
-
-@dataclass(frozen=True)
-class RolloutLimits:
-    """The limits that end a conversation early.
-
-    Attributes:
-        turns: of the policy.
-        seconds: for the whole conversation; a turn in progress is aborted.
-        tool_seconds: for one tool call; the model observes that it took too long.
-    """
-
-    turns: int = 8
-    seconds: float = 300.0
-    tool_seconds: float = 20.0
-
-    @classmethod
-    def from_variables(cls, variables: dict[str, str]) -> "RolloutLimits":
-        """Read TURN_LIMIT, ROLLOUT_SECONDS and TOOL_SECONDS; missing ones get their defaults.
-
-        Raises:
-            SetupError: for anything but a positive number.
-        """
-        limits: dict[str, float] = {}
-        for field, name in (("turns", "TURN_LIMIT"), ("seconds", "ROLLOUT_SECONDS"), ("tool_seconds", "TOOL_SECONDS")):
-            text = variables.get(name)
-            if not text:
-                continue
-            try:
-                limits[field] = int(text) if field == "turns" else float(text)
-            except ValueError:
-                limits[field] = 0
-            if not 0 < limits[field] < math.inf:
-                raise SetupError(f"{name} is {text!r}", "give a number above 0")
-        return cls(**limits)  # type: ignore[arg-type]
 
 
 @dataclass

@@ -11,12 +11,12 @@ from grpo.rollout.multi_turn.conversation import (
     ContextFull,
     EnvironmentFault,
     Outcome,
-    RolloutLimits,
     converse,
     scored,
 )
 from grpo.rollout.multi_turn.environment import Environment, Message, Score
 from grpo.rollout.multi_turn.history import RolloutHistory
+from grpo.rollout.multi_turn.settings import RolloutLimits
 from grpo.rollout.multi_turn.template import Template
 from grpo.rollout.trajectory import Origin, Trajectory
 from grpo.stack.upstream.engine import Engine

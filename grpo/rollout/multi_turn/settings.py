@@ -1,11 +1,14 @@
-"""The settings of rollouts in an environment, from the variables that train_grpo.sh exports."""
+"""The settings of rollouts in an environment, from the variables that train_grpo.sh exports.
 
+They have no defaults here: train_grpo.sh holds them.
+"""
+
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo.rollout.multi_turn.conversation import RolloutLimits
 from grpo.rollout.multi_turn.environment import SetupError
 from grpo.stack.upstream.arguments import Arguments
 
@@ -27,6 +30,21 @@ def variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
+class RolloutLimits:
+    """The limits that end a conversation early.
+
+    Attributes:
+        turns: of the policy.
+        seconds: for the whole conversation; a turn in progress is aborted.
+        tool_seconds: for one tool call; the model observes that it took too long.
+    """
+
+    turns: int
+    seconds: float
+    tool_seconds: float
+
+
+@dataclass(frozen=True)
 class EnvironmentSettings:
     """The settings of rollouts.
 
@@ -44,12 +62,28 @@ class EnvironmentSettings:
         """Read GRPO_ENVIRONMENT and the limits.
 
         Raises:
-            SetupError: for an invalid value, with the remedy.
+            SetupError: for a missing or an invalid value, with the remedy.
         """
         given = variables(environ)
         if not given:
             raise SetupError("ENVIRONMENT is missing", "set ENVIRONMENT to a name or to a .py file")
-        branches = given.get("MAX_BRANCHES", "3")
+        branches = given.get("MAX_BRANCHES", "")
         if not branches.isdecimal():
             raise SetupError(f"MAX_BRANCHES is {branches!r}", "give 0 or more")
-        return cls(given["ENVIRONMENT"], RolloutLimits.from_variables(given), int(branches) + 1)
+        limits = RolloutLimits(
+            turns=int(_limit(given, "TURN_LIMIT", int)),
+            seconds=_limit(given, "ROLLOUT_SECONDS", float),
+            tool_seconds=_limit(given, "TOOL_SECONDS", float),
+        )
+        return cls(given["ENVIRONMENT"], limits, int(branches) + 1)
+
+
+def _limit(given: Mapping[str, str], name: str, kind: type[float]) -> float:
+    text = given.get(name, "")
+    try:
+        limit = kind(text)
+    except ValueError:
+        limit = 0
+    if not 0 < limit < math.inf:
+        raise SetupError(f"{name} is {text!r}", "give a number above 0")
+    return limit

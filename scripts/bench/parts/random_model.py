@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from grpo.checkpoint import adapter_files
 from grpo.model.architecture import ATTENTION_PROJECTIONS, Architecture, is_packed
 from grpo.model.model_files import read_json
-from scripts.checkpoint_writer import Output, as_bytes, write_shards
+from scripts.checkpoint_writer import TensorOutput, as_bytes, write_shards
 from scripts.tiny_model.checkpoint import write_config, write_json
 from scripts.tiny_model.warm_start import tiny_config
 
@@ -62,7 +62,7 @@ def write_random_model(folder: Path, layers: int, experts: int, **sizes: int) ->
     outputs = []
     for name, shape in architecture.stored().items():
         dtype = "U8" if is_packed(name) else "BF16"
-        outputs.append(Output(name, dtype, shape, partial(_random, name, shape, generator)))
+        outputs.append(TensorOutput(name, dtype, shape, partial(_random, name, shape, generator)))
     write_shards(outputs, folder, SHARD_BYTES)
 
 

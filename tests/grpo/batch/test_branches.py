@@ -16,11 +16,11 @@ from grpo.batch import branches
 from grpo.metrics import step_metrics
 from grpo.metrics.token_recorder import MicroBatch
 from grpo.metrics.update_metrics import log_probs_by_sample
-from grpo.rollout.multi_turn.rollout import EnginePolicy, RolloutLimits, roll_out
+from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.templates import template_for
 from grpo.update.loss import PolicyLoss
 from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
-from tests.grpo.rollout.multi_turn.scripted import Library, ScriptedEngine, params
+from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, ScriptedEngine, params
 
 TOKENIZER = TOKENIZERS["qwen3"]
 N = 2  # samples a prompt
@@ -41,7 +41,7 @@ def arguments(estimator="dr_grpo"):
 def response(script, replies, reward):
     template = template_for(TOKENIZER)
     policy = EnginePolicy(template, ScriptedEngine(template.codec, script), params(), 900)
-    _, made = asyncio.run(roll_out(Library(replies=replies), policy, RolloutLimits(), 9))
+    _, made = asyncio.run(roll_out(Library(replies=replies), policy, LIMITS, 9))
     return {"prompt": "where?", "label": "", **made, "reward": reward, "scores": reward}
 
 
@@ -296,7 +296,7 @@ def test_a_branch_that_differs_is_left_out(monkeypatch, caplog):
 def test_a_rollout_without_sampled_tokens_is_not_trained_on(monkeypatch):
     template = template_for(TOKENIZER)
     policy = EnginePolicy(template, ScriptedEngine(template.codec, PLAIN), params(), 3)  # no room for the prompt
-    _, made = asyncio.run(roll_out(Library(), policy, RolloutLimits(), 9))
+    _, made = asyncio.run(roll_out(Library(), policy, LIMITS, 9))
     empty = {"prompt": "where?", "label": "", **made}
     (whole, nothing), batches = made_experiences([response(PLAIN, [], 1.0), empty], monkeypatch)
     assert nothing.info["reward_missing"] == 1 and not batches[0].advantages[1].any()

@@ -3,15 +3,19 @@
 import asyncio
 import json
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
-from grpo.rollout.multi_turn.conversation import RolloutLimits, converse
+from grpo.rollout.multi_turn.conversation import converse
 from grpo.rollout.multi_turn.environment import (
     Environment,
     Score,
     Tool,
     ToolError,
 )
+from grpo.rollout.multi_turn.settings import RolloutLimits
+
+LIMITS = RolloutLimits(turns=8, seconds=300, tool_seconds=20)
 
 
 def odd_tokens(codec, text, seed=0):
@@ -85,7 +89,7 @@ class Spoken:
 
 
 def talk(policy, environment, **limits):
-    return asyncio.run(converse(environment, policy, RolloutLimits(**limits)))
+    return asyncio.run(converse(environment, policy, replace(LIMITS, **limits)))
 
 
 class Library(Environment):

@@ -25,6 +25,12 @@ class Environment(environment.Environment):
 """
 
 
+@pytest.fixture(autouse=True)
+def limits(monkeypatch):
+    for name, value in {"TURN_LIMIT": "4", "ROLLOUT_SECONDS": "60", "TOOL_SECONDS": "20", "MAX_BRANCHES": "3"}.items():
+        monkeypatch.setenv(f"GRPO_{name}", value)
+
+
 def loaded_actor():
     """The actor's own class, without its engine, and with our executor as it loads it."""
     actor_class = LLMRayActor.__ray_metadata__.modified_class
@@ -35,8 +41,8 @@ def loaded_actor():
 
 def test_openrlhf_rolls_out_several_samples_of_a_prompt_in_an_environment(tmp_path, monkeypatch):
     (tmp_path / "rivers.txt").write_text("The Ona has 417 bridges.")
-    for name, value in {"ENVIRONMENT": "retrieval", "LIBRARY": str(tmp_path), "TURN_LIMIT": "4"}.items():
-        monkeypatch.setenv(f"GRPO_{name}", value)
+    monkeypatch.setenv("GRPO_ENVIRONMENT", "retrieval")
+    monkeypatch.setenv("GRPO_LIBRARY", str(tmp_path))
     tokenizer = TOKENIZERS["qwen3"]
     search = '<tool_call>\n{"name": "search", "arguments": {"query": "bridges"}}\n</tool_call>'
     script = [f"{search}\n{search}<|im_end|>", "It is \\boxed{417}.<|im_end|>"]

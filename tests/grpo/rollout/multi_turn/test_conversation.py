@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from grpo.rollout.multi_turn import retrieval
-from grpo.rollout.multi_turn.conversation import RolloutLimits, scored
+from grpo.rollout.multi_turn.conversation import scored
 from grpo.rollout.multi_turn.environment import (
     Environment,
     Score,
@@ -13,10 +13,10 @@ from grpo.rollout.multi_turn.environment import (
     load,
 )
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
-from grpo.rollout.multi_turn.settings import EnvironmentSettings
+from grpo.rollout.multi_turn.settings import EnvironmentSettings, RolloutLimits
 from grpo.rollout.multi_turn.templates import template_for
 from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
-from tests.grpo.rollout.multi_turn.scripted import Library, ScriptedEngine, Spoken, call, params, talk
+from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, ScriptedEngine, Spoken, call, params, talk
 
 TEXTS = {
     "rivers": "The longest river of the land is the Ona. It has 417 bridges, built in stone.",
@@ -107,7 +107,7 @@ def test_time_out_during_sampling_keeps_earlier_turns():
     text = '<tool_call>\n{"name": "search", "arguments": {}}\n</tool_call><|im_end|>'
     engine = ScriptedEngine(template.codec, [text], seconds=0.15)
     policy = EnginePolicy(template, engine, params(), 4000)
-    _, response = asyncio.run(roll_out(Library(), policy, RolloutLimits(turns=99, seconds=0.4), 4))
+    _, response = asyncio.run(roll_out(Library(), policy, RolloutLimits(turns=99, seconds=0.4, tool_seconds=20), 4))
     assert not response["truncated"] and response["extra_logs"]["ended_by_time"] == 1  # by no limit on tokens
     assert 1 <= len(response["action_ranges"]) == len(engine.calls) <= 2
     assert response["observation_tokens"] == response["engine"]["tokens"]
@@ -117,7 +117,7 @@ def test_rollout_is_truncated_when_tokens_run_out():
     template = template_for(TOKENIZERS["qwen3"])
     for room, most, is_truncated in ((900, 200, False), (900, 1, True), (3, 200, True)):  # of the context, of a turn
         policy = EnginePolicy(template, ScriptedEngine(template.codec, ["42<|im_end|>"]), params(most), room)
-        _, response = asyncio.run(roll_out(Library(), policy, RolloutLimits(), 4))
+        _, response = asyncio.run(roll_out(Library(), policy, LIMITS, 4))
         assert response["truncated"] is is_truncated and response["extra_logs"]["ended_by_length"] == is_truncated
 
 
@@ -170,13 +170,14 @@ def test_environments_are_loaded_by_name_or_file_and_refused_with_a_remedy(tmp_p
 
 
 def test_settings_come_from_variables():
-    assert EnvironmentSettings.from_variables({"GRPO_ENVIRONMENT": "retrieval"}).limits == RolloutLimits()
-    given = {"GRPO_ENVIRONMENT": "e", "GRPO_TURN_LIMIT": "3", "GRPO_TOOL_SECONDS": "0.5", "GRPO_MAX_BRANCHES": "0"}
-    assert EnvironmentSettings.from_variables(given) == EnvironmentSettings(
-        "e", RolloutLimits(3, RolloutLimits.seconds, 0.5), 1
-    )
+    given = {"ENVIRONMENT": "e", "TURN_LIMIT": "3", "ROLLOUT_SECONDS": "9", "TOOL_SECONDS": "0.5", "MAX_BRANCHES": "0"}
+    environ = {f"GRPO_{name}": value for name, value in given.items()}
+    assert EnvironmentSettings.from_variables(environ) == EnvironmentSettings("e", RolloutLimits(3, 9, 0.5), 1)
     for name, value in (("TURN_LIMIT", "0"), ("ROLLOUT_SECONDS", "x"), ("TOOL_SECONDS", "-1"), ("MAX_BRANCHES", "-1")):
-        with pytest.raises(SetupError, match=name):
-            EnvironmentSettings.from_variables({"GRPO_ENVIRONMENT": "e", f"GRPO_{name}": value})
+        with pytest.raises(SetupError, match=f"{name} is '{value}'"):
+            EnvironmentSettings.from_variables(environ | {f"GRPO_{name}": value})
+    for name in given.keys() - {"ENVIRONMENT"}:
+        with pytest.raises(SetupError, match=f"{name} is ''"):
+            EnvironmentSettings.from_variables({key: value for key, value in environ.items() if key != f"GRPO_{name}"})
     with pytest.raises(SetupError, match="set ENVIRONMENT"):
         EnvironmentSettings.from_variables({})

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from grpo.rollout.multi_turn import conversation
-from grpo.rollout.multi_turn.conversation import RolloutLimits, make_environment, scored
+from grpo.rollout.multi_turn.conversation import make_environment, scored
 from grpo.rollout.multi_turn.environment import Score, Tool
 from grpo.rollout.multi_turn.openai_policy import OpenAIPolicy
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.templates import template_for
 from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
-from tests.grpo.rollout.multi_turn.scripted import Library, ScriptedEngine, Spoken, call, params, talk
+from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, ScriptedEngine, Spoken, call, params, talk
 
 
 def test_an_environment_that_cannot_score_gives_no_reward(caplog):
@@ -58,7 +58,7 @@ def test_constructor_error_counts_as_environment_error(caplog):
     template = template_for(TOKENIZERS["qwen3"])
     engine = ScriptedEngine(template.codec, ["42<|im_end|>"])
     outcome, response = asyncio.run(
-        roll_out(make_environment(Unlucky, "q", "x"), EnginePolicy(template, engine, params(), 900), RolloutLimits(), 4)
+        roll_out(make_environment(Unlucky, "q", "x"), EnginePolicy(template, engine, params(), 900), LIMITS, 4)
     )
     assert outcome.ending == "error" and "its constructor failed (ValueError" in outcome.fault
     assert response["extra_logs"]["ended_by_error"] == 1 and response["reward"] != response["reward"]
@@ -103,7 +103,7 @@ def test_unrenderable_message_ends_its_rollout_but_not_the_run(caplog):
 
     template = template_for(TOKENIZERS["qwen3"])
     policy = EnginePolicy(template, ScriptedEngine(template.codec, ["42<|im_end|>"]), params(), 900)
-    outcome, response = asyncio.run(roll_out(Odd(), policy, RolloutLimits(), 4))
+    outcome, response = asyncio.run(roll_out(Odd(), policy, LIMITS, 4))
     assert outcome.ending == "error" and outcome.turns == 1 and response["reward"] != response["reward"]
     assert "oracle" in caplog.text
 
@@ -116,9 +116,7 @@ def test_a_conversation_without_a_first_message_has_no_reward(said):
 
     template = template_for(TOKENIZERS["plain"])
     engine = ScriptedEngine(template.codec, ["42" + template.stops[0]])
-    outcome, response = asyncio.run(
-        roll_out(Silent(), EnginePolicy(template, engine, params(), 900), RolloutLimits(), 4)
-    )
+    outcome, response = asyncio.run(roll_out(Silent(), EnginePolicy(template, engine, params(), 900), LIMITS, 4))
     assert outcome.ending == "error" and "start" in outcome.fault and not engine.calls
     assert response["reward"] != response["reward"]
 
@@ -175,7 +173,7 @@ class API:
 def in_training(environment):
     template = template_for(TOKENIZERS["qwen3"])
     policy = EnginePolicy(template, ScriptedEngine(template.codec, ["ok<|im_end|>"]), params(), 4000)
-    outcome, response = asyncio.run(roll_out(environment, policy, RolloutLimits(), 4))
+    outcome, response = asyncio.run(roll_out(environment, policy, LIMITS, 4))
     return outcome, response["reward"]
 
 

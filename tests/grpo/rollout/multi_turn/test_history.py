@@ -6,13 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo.rollout.multi_turn.conversation import RolloutLimits
 from grpo.rollout.multi_turn.history import RolloutHistory
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.templates import template_for
 from grpo.rollout.trajectory import Origin
 from tests.grpo.rollout.multi_turn.dialects import DIALECTS, SEARCH, TOKENIZERS
-from tests.grpo.rollout.multi_turn.scripted import Library, ScriptedEngine, params
+from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, ScriptedEngine, params
 from tests.grpo.rollout.multi_turn.test_templates import for_jinja
 
 ENDS = {"harmony": "<|return|>", "qwen3": "<|im_end|>", "plain": "<|endoftext|>"}
@@ -38,9 +37,7 @@ def rolled(dialect, script, environment=None, max_samples=99, max_length=4000, *
     template = template_for(TOKENIZERS[dialect])
     engine = ScriptedEngine(template.codec, script, **engine)
     policy = EnginePolicy(template, engine, params(), max_length)
-    outcome, response = asyncio.run(
-        roll_out(environment or Library(), policy, RolloutLimits(turns=8, seconds=20), max_samples)
-    )
+    outcome, response = asyncio.run(roll_out(environment or Library(), policy, LIMITS, max_samples))
     return policy, engine, outcome, response
 
 
