@@ -63,7 +63,7 @@ def load_gpt_oss(
         attention_check.check(config, torch.device(get_accelerator().current_device_name()))
     config._attn_implementation = attn_implementation
     with torch.device("meta"), no_init_weights():
-        model = GptOssForCausalLM(config)
+        model: Any = GptOssForCausalLM(config)
     experts.install(model, packed and architecture.Architecture.from_config(files.config).mxfp4)
 
     is_zero3 = sharded and ds_config and ds_config["zero_optimization"]["stage"] == 3
