@@ -5,12 +5,16 @@
 #   TRAIN_DATA=... EVAL_DATA=... ./train_grpo.sh                gpt-oss-120b: 8 x 80 GB GPUs, 64 GB host memory
 #   LEARNING_RATE=2e-6 ./train_grpo.sh --steps 20               any variable below can be set in the environment
 #   ./train_grpo.sh -- --eps_clip_low_high 0.2 0.28             any other OpenRLHF flag; the last value wins
+#   ./train_grpo.sh --gpus 2                                    the same on 2 x 80 GB GPUs
+#   MODEL=openai/gpt-oss-20b ./train_grpo.sh --gpus 2           gpt-oss-20b: 2 x 24 GB GPUs
 #
 # Options:
 #   --tiny          the tiny run
+#   --gpus N        a box with 8, 4 or 2 GPUs (default: 8)
 #   --check         check machine, patches, model, data and configuration, then exit; installs missing packages and
 #                   makes the tiny model first if needed
-#   --plan          print what the configuration means (batches, lengths, steps, memory, disk), then exit
+#   --plan          print what the configuration means (batches, lengths, steps, memory, disk), then exit; with code 2 if
+#                   a GPU cannot hold it
 #   --dry-run       print the resolved command, then exit
 #   --run-dir DIR   folder of this run (default: runs/NAME-TIME in the checkout)
 #   --resume DIR    continue the run in DIR from its newest checkpoint, with the settings given now; "latest" is the
@@ -28,7 +32,7 @@ set -euo pipefail
 
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)"
 TINY_DIR="$HERE/.cache/tiny-model"
-TINY=0 MODE=run RUN_DIR="" RESUME="" FROM_STEP="" EXTRA_ARGS=()
+TINY=0 GPUS=8 MODE=run RUN_DIR="" RESUME="" FROM_STEP="" EXTRA_ARGS=()
 
 refuse() {
     printf 'train_grpo.sh: %s\n' "$1" >&2
@@ -42,13 +46,14 @@ while (($#)); do
             [[ $MODE == run ]] || refuse "--$MODE and $1 cannot be combined"
             MODE="${1#--}"
             ;;
-        --run-dir=* | --resume=* | --from-step=* | --steps=*)
+        --gpus=* | --run-dir=* | --resume=* | --from-step=* | --steps=*)
             set -- "${1%%=*}" "${1#*=}" "${@:2}"
             continue
             ;;
-        --run-dir | --resume | --from-step | --steps)
+        --gpus | --run-dir | --resume | --from-step | --steps)
             (($# > 1)) || refuse "$1 needs a value; see ./train_grpo.sh --help"
             case "$1" in
+                --gpus) GPUS="$2" ;;
                 --run-dir) RUN_DIR="$2" ;;
                 --resume) RESUME="$2" ;;
                 --from-step) FROM_STEP="$2" ;;
@@ -79,6 +84,15 @@ done
 
 if [[ -n $RESUME && -n $RUN_DIR ]]; then refuse "--resume continues in its own folder; remove --run-dir"; fi
 if [[ -n $FROM_STEP && ! $FROM_STEP =~ ^[0-9]+$ ]]; then refuse "--from-step is '$FROM_STEP'; give a number"; fi
+
+# --- Smaller boxes: other values for the variables below, nothing else ------------------------------------------------
+
+case "$GPUS" in
+    8) ;; # the defaults below
+    4) : "${NUM_ENGINES:=1}" "${ENGINE_TP:=2}" "${ACTOR_GPUS:=2}" ;;
+    2) : "${NUM_ENGINES:=1}" "${ENGINE_TP:=1}" "${ACTOR_GPUS:=1}" "${ACTOR_SHARD:=none}" ;;
+    *) refuse "--gpus is '$GPUS': give 8, 4 or 2, or set NUM_ENGINES, ENGINE_TP and ACTOR_GPUS" ;;
+esac
 
 # --- The tiny run: other values for the variables below, nothing else -------------------------------------------------
 
@@ -115,11 +129,13 @@ if ((TINY)); then : "${EVAL_DATA:=$TINY_DIR/eval.jsonl}"; fi
 : "${REWARD:=$HERE/reward/reward_func.py}" "${REWARD_WEIGHTS:=}"
 : "${NAME:=$(basename "$MODEL")}"
 
-# GPUs: 2 x 2 for the engines, 4 for the actor
-: "${NUM_ENGINES:=2}" "${ENGINE_TP:=2}" "${ACTOR_GPUS:=4}"
+# GPUs: 2 x 2 for the engines, 4 for the actor. GPU_GB is the memory of a GPU, for plans on another machine (empty: that
+# of this machine's GPUs, or 80)
+: "${NUM_ENGINES:=2}" "${ENGINE_TP:=2}" "${ACTOR_GPUS:=4}" "${GPU_GB:=}"
 
-# Rollout: 8 prompts x 8 samples. 1024 + 3072 tokens; a response that is cut before its final answer is wrong
-: "${ROLLOUT_BATCH_SIZE:=8}" "${N_SAMPLES_PER_PROMPT:=8}" "${MICRO_ROLLOUT_BATCH_SIZE:=1}"
+# Rollout: 8 prompts x 8 samples. 1024 + 3072 tokens; a response that is cut before its final answer is wrong. --plan
+# says which lengths fit
+: "${ROLLOUT_BATCH_SIZE:=8}" "${N_SAMPLES_PER_PROMPT:=8}"
 : "${PROMPT_MAX_LEN:=1024}" "${GENERATE_MAX_LEN:=3072}"
 : "${TEMPERATURE:=1.0}" "${TOP_P:=1.0}"
 # DYNAMIC_FILTERING=1 draws another prompt for each one whose samples teach nothing: their mean score is not strictly
@@ -176,10 +192,11 @@ if ((TINY)); then : "${EVAL_DATA:=$TINY_DIR/eval.jsonl}"; fi
 #   token_mean      A / (tokens of the batch)
 #   constant        A / (S GENERATE_MAX_LEN), as in Dr. GRPO
 # TRAIN_BATCH_SIZE counts samples, not prompts: 64 samples in batches of 8 are 8 optimizer steps per rollout, and all
-# but the first are off-policy
+# but the first are off-policy. Micro-batches are the samples that a GPU computes at once, in the update and in passes
+# for log-probs; they do not change the objective (empty: as many as fit, see --plan)
 : "${ADVANTAGE_ESTIMATOR:=dr_grpo}" "${KL_COEF:=0}" "${EPS_CLIP:=0.2}"
 : "${LOSS_AGGREGATION:=token_mean}" "${OLD_LOG_PROBS:=trainer}" # or engine: uses the engine's log-probs in the ratio
-: "${TRAIN_BATCH_SIZE:=8}" "${MICRO_TRAIN_BATCH_SIZE:=1}"
+: "${TRAIN_BATCH_SIZE:=8}" "${MICRO_TRAIN_BATCH_SIZE:=}" "${MICRO_ROLLOUT_BATCH_SIZE:=}"
 : "${NUM_EPISODES:=50}" "${STEPS:=}" # empty: all episodes
 
 # Optimizer. The warm-up is a share of the optimizer steps. A run has more optimizer steps than global steps
@@ -195,11 +212,13 @@ if ((TINY)); then : "${EVAL_DATA:=$TINY_DIR/eval.jsonl}"; fi
 
 # Actor. Experts stay packed in MXFP4 as in the files: 65 GB, 16 GB on each of 4 GPUs. EXPERTS=bf16 takes 234 GB, too
 # much for 4 x 80 GB with activations, so the model is then kept in host memory. Attention: sinks (ours, in memory linear
-# in the length) or eager (transformers'). flash_attention_2 drops gpt-oss's attention sinks silently
+# in the length) or eager (transformers'). flash_attention_2 drops gpt-oss's attention sinks silently.
+# ACTOR_SHARD: zero3 gives each GPU a part of the frozen model, and gathers a layer when it is used. none keeps the whole
+# model on each GPU, so that only gradients of the adapter travel
 : "${EXPERTS:=packed}"
 if [[ $EXPERTS == bf16 ]]; then : "${OFFLOAD:=1}"; else : "${OFFLOAD:=0}"; fi
 : "${ADAM_OFFLOAD:=1}" "${GRADIENT_CHECKPOINTING:=1}"
-: "${ATTN_IMPLEMENTATION:=sinks}"
+: "${ATTN_IMPLEMENTATION:=sinks}" "${ACTOR_SHARD:=zero3}"
 : "${PERSISTENCE_THRESHOLD:=}" # elements; smaller parameters stay whole on every rank (empty: DeepSpeed's default)
 
 # Evaluation on held-out problems, also before the first step: pass@1, and pass@8 from 8 samples of each
@@ -236,8 +255,9 @@ read -ra FILTER_RANGE <<<"$DYNAMIC_FILTERING_RANGE"
 
 MODEL_ARGS=(
     --pretrain "$MODEL" --engine_model "$ENGINE_MODEL"
-    --experts "$EXPERTS" --attn_implementation "$ATTN_IMPLEMENTATION"
+    --experts "$EXPERTS" --attn_implementation "$ATTN_IMPLEMENTATION" --actor_shard "$ACTOR_SHARD"
 )
+if [[ -n $GPU_GB ]]; then MODEL_ARGS+=(--gpu_gb "$GPU_GB"); fi
 
 DATA_ARGS=(
     --prompt_data "$TRAIN_DATA" --eval_dataset "$EVAL_DATA"
@@ -254,12 +274,14 @@ fi
 
 ROLLOUT_ARGS=(
     --rollout_batch_size "$ROLLOUT_BATCH_SIZE" --n_samples_per_prompt "$N_SAMPLES_PER_PROMPT"
-    --micro_rollout_batch_size "$MICRO_ROLLOUT_BATCH_SIZE"
     --prompt_max_len "$PROMPT_MAX_LEN" --generate_max_len "$GENERATE_MAX_LEN"
     --temperature "$TEMPERATURE" --top_p "$TOP_P"
 )
 if [[ $DYNAMIC_FILTERING == 1 ]]; then
     ROLLOUT_ARGS+=(--dynamic_filtering --dynamic_filtering_reward_range "${FILTER_RANGE[@]}")
+fi
+if [[ -n $MICRO_ROLLOUT_BATCH_SIZE ]]; then
+    ROLLOUT_ARGS+=(--micro_rollout_batch_size "$MICRO_ROLLOUT_BATCH_SIZE")
 fi
 if [[ -n $LENGTH_SCHEDULE ]]; then ROLLOUT_ARGS+=(--length_schedule "$LENGTH_SCHEDULE"); fi
 if [[ -n $OVERLONG_BUFFER ]]; then
@@ -274,10 +296,11 @@ if [[ -n $ANSWER_BUDGET ]]; then ROLLOUT_ARGS+=(--answer_budget "$ANSWER_BUDGET"
 
 GRPO_ARGS=(
     --advantage_estimator "$ADVANTAGE_ESTIMATOR" --init_kl_coef "$KL_COEF" --eps_clip "$EPS_CLIP"
-    --train_batch_size "$TRAIN_BATCH_SIZE" --micro_train_batch_size "$MICRO_TRAIN_BATCH_SIZE"
+    --train_batch_size "$TRAIN_BATCH_SIZE"
     --num_episodes "$NUM_EPISODES" --seed "$SEED"
     --loss_aggregation "$LOSS_AGGREGATION" --old_log_probs "$OLD_LOG_PROBS"
 )
+if [[ -n $MICRO_TRAIN_BATCH_SIZE ]]; then GRPO_ARGS+=(--micro_train_batch_size "$MICRO_TRAIN_BATCH_SIZE"); fi
 if [[ -n $STEPS ]]; then GRPO_ARGS+=(--max_steps "$STEPS"); fi
 
 OPTIM_ARGS=(

@@ -31,7 +31,14 @@ PHASES = {
     ),
     "Start of a rank": (
         *("launcher.free_port", "launcher.install_rendezvous", "deepspeed.install_matmul"),
-        *("ppo_actor.router_logits", "deepspeed.offload", "deepspeed.tune", "actor.is_gpt_oss", "actor.load_gpt_oss"),
+        *(
+            "ppo_actor.loading",
+            "ppo_actor.router_logits",
+            "deepspeed.offload",
+            "deepspeed.tune",
+            "actor.is_gpt_oss",
+            "actor.load_gpt_oss",
+        ),
         *("ppo_actor.allocated_rows", "deepspeed_utils.with_parameters", "deepspeed.restore_rope"),
         *("ppo_actor.load_step", "ppo_actor.recorder", "ppo_actor.PolicyLoss", "ppo_actor.needs_nccl_group"),
     ),

@@ -44,9 +44,18 @@ def own_products():
         cpu_matmul.install.cache_clear()
 
 
-@pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory) -> Path:
-    """A gpt-oss checkpoint with random weights in the real file format: MXFP4 experts, shards, index."""
+# As gpt-oss-20b has other numbers than gpt-oss-120b: layers, experts; and, so that nothing relies on it, heads.
+SMALL_SHAPE = {
+    "num_hidden_layers": 3,
+    "num_local_experts": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "intermediate_size": 64,
+}
+
+
+def write_gpt_oss(directory: Path, shape: dict[str, int], vocabulary: int = 97, stop: int = 1, pad: int = 0) -> Path:
+    """Write a gpt-oss checkpoint with random weights in the real file format: MXFP4 experts, shards, index."""
     import torch  # here, since some tests need no torch
     from transformers import GptOssForCausalLM
 
@@ -54,15 +63,34 @@ def checkpoint(tmp_path_factory) -> Path:
     from scripts.tiny_model.warm_start import tiny_config
 
     torch.manual_seed(0)
-    config = tiny_config(vocab_size=97)
-    config.num_hidden_layers, config.layer_types = 2, config.layer_types[:2]
+    config = tiny_config(vocabulary)
+    config.update(shape)
+    config.layer_types = config.layer_types[: config.num_hidden_layers]
     model = GptOssForCausalLM(config)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.05)
-    directory = tmp_path_factory.mktemp("gpt-oss")
+    directory.mkdir(parents=True, exist_ok=True)
     write_shards(directory, packed_tensors(model), shard_bytes=300_000)
-    write_config(directory, config, stop_ids=[1], pad_id=0)
+    write_config(directory, config, stop_ids=[stop], pad_id=pad)
     return directory
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory) -> Path:
+    """A checkpoint in the shape of gpt-oss-120b, in small."""
+    return write_gpt_oss(tmp_path_factory.mktemp("gpt-oss"), {"num_hidden_layers": 2})
+
+
+@pytest.fixture(scope="session")
+def small_checkpoint(tmp_path_factory) -> Path:
+    """A checkpoint in the shape of gpt-oss-20b, in small."""
+    return write_gpt_oss(tmp_path_factory.mktemp("gpt-oss-small"), SMALL_SHAPE)
+
+
+@pytest.fixture(scope="session", params=["checkpoint", "small_checkpoint"], ids=["120b", "20b"])
+def either_checkpoint(request) -> Path:
+    """A checkpoint in one of the two shapes."""
+    return request.getfixturevalue(request.param)
 
 
 def write_trainer(folder: Path, shapes: dict[str, tuple[int, ...]], ranks: int = 2, optimizer_step: int = 8) -> Path:

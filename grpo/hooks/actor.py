@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from grpo.model import loading
-from grpo.model.architecture import PACKED
+from grpo.model.architecture import NO_SHARD, PACKED, ZERO3
 from grpo.stack.upstream.trainer import ModelOutput
 from grpo.update import log_probs, passes
 
@@ -16,9 +16,11 @@ def is_gpt_oss(path: str) -> bool:
     return loading.is_gpt_oss(path)
 
 
-def load_gpt_oss(path: str, attention: str, ds_config: dict[str, Any] | None, experts: str = PACKED) -> torch.nn.Module:
-    """Load a gpt-oss from its MXFP4 checkpoint into ZeRO-3 partitions."""
-    return loading.load_gpt_oss(path, attention, ds_config, packed=experts == PACKED)
+def load_gpt_oss(
+    path: str, attention: str, ds_config: dict[str, Any] | None, experts: str = PACKED, shard: str = ZERO3
+) -> torch.nn.Module:
+    """Load a gpt-oss from its MXFP4 checkpoint, into ZeRO-3 partitions or whole on each rank."""
+    return loading.load_gpt_oss(path, attention, ds_config, packed=experts == PACKED, sharded=shard != NO_SHARD)
 
 
 def logits_to_keep(action_mask: torch.Tensor | None) -> int:

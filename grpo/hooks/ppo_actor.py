@@ -37,6 +37,11 @@ class RankTrainer(ActorPPOTrainer, Protocol):
 # PolicyModelActor.init_model_from_pretrained
 
 
+def loading(args: Arguments) -> dict[str, Any]:
+    """Return how the actor holds its frozen base, for ``actor.load_gpt_oss``."""
+    return {"experts": args.experts, "shard": args.actor_shard}
+
+
 def router_logits(args: Arguments) -> bool:
     """Return whether the router's logits are computed."""
     return passes.router_logits(args)

@@ -14,7 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grpo.launch import (
+    gpu_memory,
     judge,
+    kernels,
+    micro_batches,
     own_settings,
     preflight,
     resume,
@@ -72,10 +75,10 @@ def main() -> int:
             folder = resume.find_run(options.resume, options.name)
             # Take the lock before looking for the newest checkpoint: the run may still be writing one.
             held = RunFiles(folder).hold() if options.mode == "run" else None
-            config = resume.resolve_resumed(rest, folder, options.from_step)
+            config = micro_batches.choose(resume.resolve_resumed(rest, folder, options.from_step))
         else:
             folder, held = (options.run_dir or run_dir.default_run_dir(options.name)).absolute(), None
-            config = resolve(rest, folder)
+            config = micro_batches.choose(resolve(rest, folder))
         run_judge = judge.of_run(config, options.stand_in)
     except UserError as error:
         return refuse(error)
@@ -85,7 +88,7 @@ def main() -> int:
         return 0
     changes = own_settings.changed(options.stand_in, own)
     about = [*own_settings.describe(changes), *describe(plan, config)]
-    about += [*reward.describe(config), *judge.describe(run_judge, config)]
+    about += [*gpu_memory.describe(config), *reward.describe(config), *judge.describe(run_judge, config)]
     if options.mode == "plan":
         print("\n".join(about), flush=True)
         wrong = preflight.problems_anywhere(config)
@@ -96,7 +99,7 @@ def main() -> int:
     problems += cluster.problems
     if problems:
         return refuse_all(problems)
-    warnings = cluster.warnings + exposure.warnings(config, folder)
+    warnings = cluster.warnings + exposure.warnings(config, folder) + kernels.warnings()
     if options.mode == "check":
         warnings += [f"steps       {line.strip()}" for line in shortfall(plan, config)]
         begin = _where(config) if options.resume else []

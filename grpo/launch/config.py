@@ -60,6 +60,12 @@ class Config:
         """Return every flag with its value."""
         return dict(sorted(vars(self.args).items()))
 
+    def changed(self, **values: Any) -> "Config":
+        """Return the configuration with other values of some flags."""
+        parser, given = trainer_parser(), self.given | values
+        argv = command_line(parser, given)
+        return Config(args=_strict(parser).parse_args(argv), given=given, argv=argv)
+
     @property
     def samples_per_rollout(self) -> int:
         """Return how many responses one global step generates."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from grpo.launch import loss_flags, model_flags, rollout_flags
 from grpo.launch.loss_flags import AGGREGATIONS
-from grpo.model.architecture import EXPERTS
+from grpo.model.architecture import EXPERTS, SHARDS
 from grpo.rollout.chat_template import EFFORTS
 from grpo.rollout.thinking import PRESETS
 from grpo.stack.problem import Problem
@@ -34,6 +34,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         required=True,
         choices=EXPERTS,
         help="how the actor holds experts: packed in MXFP4, as the files do, or bf16",
+    )
+    group.add_argument(
+        "--actor_shard",
+        required=True,
+        choices=SHARDS,
+        help="how the actor's ranks hold the frozen base: zero3 gives each a part, none gives each all of it",
+    )
+    group.add_argument(
+        "--gpu_gb", type=float, default=None, help="memory of a GPU, if --plan runs on another machine (default: 80)"
     )
     group.add_argument("--offload", action="store_true", help="keep the actor's ZeRO-3 parameters in host memory")
     group.add_argument(

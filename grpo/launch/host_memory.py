@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable
 
 from grpo.launch.config import Config
-from grpo.model.architecture import PACKED, Architecture
+from grpo.model.architecture import NO_SHARD, PACKED, Architecture
 from grpo.model.model_files import Model
 from grpo.stack.checkout import on_cpu_stack
 from grpo.stack.machine import GB
@@ -28,7 +28,8 @@ def host_memory(
     cpu = on_cpu_stack()
     parts = {}
     if cpu:
-        parts["model of the actor"] = sum(actor_bytes(config, model).values())
+        copies = config.actor_ranks if args.actor_shard == NO_SHARD else 1
+        parts["model of the actor"] = copies * sum(actor_bytes(config, model).values())
     elif args.offload:
         parts["offloaded model, pinned"] = pinned_bytes(actor_bytes(config, model).values(), config.actor_ranks)
     if args.adam_offload or cpu:

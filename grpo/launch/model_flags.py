@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Iterator
 
-from grpo.model.architecture import ATTENTION_PROJECTIONS
+from grpo.model.architecture import ATTENTION_PROJECTIONS, NO_SHARD
 from grpo.stack.problem import Problem
 
 ATTENTIONS = ("sinks", "eager")  # ours (grpo.model.attention), and transformers' own
@@ -65,6 +65,11 @@ def _zero3(args: argparse.Namespace) -> Iterator[Problem]:
         yield Problem(
             "gradient checkpointing with LoRA under ZeRO-3 raises a CheckpointError unless it is reentrant",
             "add --gradient_checkpointing_use_reentrant",
+        )
+    if args.offload and args.actor_shard == NO_SHARD:
+        yield Problem(
+            "--offload keeps shares of the model in host memory, but --actor_shard none has no shares",
+            "use --actor_shard zero3, or remove --offload",
         )
     for name in ("zpg", "ds_tensor_parallel_size"):
         if getattr(args, name) > 1:

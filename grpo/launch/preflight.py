@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from grpo.launch import gpu_memory
 from grpo.launch.checks.data import check_data, has_own_reward
 from grpo.launch.checks.environment import check_environment
 from grpo.launch.checks.machine import (
@@ -52,7 +53,7 @@ def problems_anywhere(config: Config) -> list[Problem]:
     args = config.args
     files = [Path(name) for name in (args.pretrain, args.engine_model, args.prompt_data, args.eval_dataset) if name]
     are_here = all(file.exists() for file in files)
-    return [*_settings(config), *(_files(config) if are_here else ())]
+    return [*_settings(config), *gpu_memory.problems(config), *(_files(config) if are_here else ())]
 
 
 def _settings(config: Config) -> Iterator[Problem]:

@@ -17,6 +17,9 @@ from grpo.model.model_files import (
 MODEL_TYPE = "gpt_oss"
 PACKED = "packed"
 EXPERTS = (PACKED, "bf16")  # how the actor holds experts
+NO_SHARD = "none"
+ZERO3 = "zero3"
+SHARDS = (ZERO3, NO_SHARD)  # how ranks hold the frozen base: a part each, or all of it
 
 
 ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")

@@ -17,8 +17,8 @@ from transformers import GptOssForCausalLM
 
 from grpo.model import expert_rows, mxfp4
 from grpo.model.fused import fused
+from grpo.model.sizes import UNPACKED_BYTES
 
-PART_BYTES = 1 << 30  # of unpacked weights at a time
 ALPHA, LIMIT = 1.702, 7.0  # of the activation; constants of transformers' GptOssExperts
 
 
@@ -131,7 +131,7 @@ def _parts(weight: Any, dim: int, dtype: torch.dtype) -> Iterator[torch.Tensor]:
         return
     blocks, scales = weight
     unit = 8 if dim == 1 else 1  # grouped products want rows of a multiple of 16 bytes
-    count = -(-blocks.numel() * 2 * dtype.itemsize // PART_BYTES)
+    count = -(-blocks.numel() * 2 * dtype.itemsize // UNPACKED_BYTES)
     size = -(-blocks.shape[dim] // (count * unit)) * unit
     for start in range(0, blocks.shape[dim], size):
         length = min(size, blocks.shape[dim] - start)

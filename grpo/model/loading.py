@@ -3,8 +3,12 @@
 Stock transformers builds the whole quantised model in the host memory of every rank: 4 x 233.7 GB for the 120b. This
 module builds the model on the meta device. Each rank then fills its own ZeRO-3 partition of each parameter from the
 safetensors files, so the ranks together hold the model about once. Experts stay packed as MXFP4, or become bf16.
+
+Where the base fits on each GPU, it may stay whole there. It then consists of buffers, which DeepSpeed neither
+partitions nor gathers. ZeRO-3 holds the adapter alone.
 """
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +31,11 @@ def is_gpt_oss(path: str | Path) -> bool:
 
 
 def load_gpt_oss(
-    path: str | Path, attn_implementation: str = attention.NAME, ds_config: dict | None = None, packed: bool = True
+    path: str | Path,
+    attn_implementation: str = attention.NAME,
+    ds_config: dict | None = None,
+    packed: bool = True,
+    sharded: bool = True,
 ) -> GptOssForCausalLM:
     """Load a gpt-oss checkpoint, partitioned by ZeRO-3 if ``ds_config`` asks for stage 3.
 
@@ -36,6 +44,7 @@ def load_gpt_oss(
         attn_implementation: one that applies attention sinks, see ``grpo.launch.flags``.
         ds_config: OpenRLHF's DeepSpeed configuration; None loads whole parameters on the CPU.
         packed: whether experts in MXFP4 stay so. All else is bf16.
+        sharded: False keeps the whole model on this rank's device, as buffers, whatever ``ds_config`` says.
 
     Raises:
         CheckpointError: if the checkpoint is incomplete or has another architecture.
@@ -54,15 +63,23 @@ def load_gpt_oss(
         attention_check.check(config, torch.device(get_accelerator().current_device_name()))
     config._attn_implementation = attn_implementation
     with torch.device("meta"), no_init_weights():
-        model = GptOssForCausalLM(config)
+        model: Any = GptOssForCausalLM(config)
     experts.install(model, packed and architecture.Architecture.from_config(files.config).mxfp4)
 
-    zero = ZeroPartitioner(ds_config) if ds_config and ds_config["zero_optimization"]["stage"] == 3 else None
+    is_zero3 = sharded and ds_config and ds_config["zero_optimization"]["stage"] == 3
+    zero = ZeroPartitioner(ds_config) if ds_config and is_zero3 else None
     reader = CheckpointReader(files)
     for name, parameter in list(model.named_parameters()):
         owner_name, _, leaf = name.rpartition(".")
         owner = model.get_submodule(owner_name)
-        owner.register_parameter(leaf, _load_parameter(reader, name, parameter, zero))
+        if sharded:
+            owner.register_parameter(leaf, _load_parameter(reader, name, parameter, zero))
+        else:
+            delattr(owner, leaf)
+            owner.register_buffer(leaf, _load_whole(reader, name, parameter))
+    if not sharded:
+        # PEFT asks for it, or else for a parameter's device.
+        model.hf_device_map = {"": torch.device(get_accelerator().current_device_name())}
     restore_rope(model)
     return model
 
@@ -71,17 +88,29 @@ def _load_parameter(
     reader: CheckpointReader, name: str, described: nn.Parameter, zero: ZeroPartitioner | None
 ) -> nn.Parameter:
     """Return a parameter of the shape of ``described``, which is on the meta device."""
-    shape = described.shape
-    dtype = torch.uint8 if described.dtype == torch.uint8 else torch.bfloat16
     if zero is None:
-        parameter = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=described.requires_grad)
-        reader.fill(name, shape, 0, parameter.data.view(-1))
-        return parameter
-    parameter = zero.partitioned_parameter(shape, dtype, described.requires_grad)
+        whole = _load_whole(reader, name, described, "cpu")
+        return nn.Parameter(whole, requires_grad=described.requires_grad)
+    shape = described.shape
+    parameter = zero.partitioned_parameter(shape, _dtype(described), described.requires_grad)
     start, stop = zero.local_range(shape)
     if stop > start:
         reader.fill(name, shape, start, parameter.ds_tensor.data[: stop - start])
     return parameter
+
+
+def _load_whole(
+    reader: CheckpointReader, name: str, described: nn.Parameter, device: str | None = None
+) -> torch.Tensor:
+    """Return the values of a parameter that is on the meta device, by default on this rank's device."""
+    device = device or get_accelerator().current_device_name()
+    whole = torch.empty(described.shape, dtype=_dtype(described), device=device)
+    reader.fill(name, described.shape, 0, whole.view(-1))
+    return whole
+
+
+def _dtype(described: nn.Parameter) -> torch.dtype:
+    return torch.uint8 if described.dtype == torch.uint8 else torch.bfloat16
 
 
 def restore_rope(model: nn.Module) -> None:
@@ -94,7 +123,8 @@ def restore_rope(model: nn.Module) -> None:
     module: Any
     for module in model.modules():
         if hasattr(module, "rope_init_fn") and hasattr(module, "inv_freq"):
-            device = next((p.device for p in model.parameters() if p.device.type != "meta"), torch.device("cpu"))
+            tensors = itertools.chain(model.parameters(), model.buffers())
+            device = next((t.device for t in tensors if t.device.type != "meta"), torch.device("cpu"))
             frequencies, module.attention_scaling = module.rope_init_fn(module.config, device)
             module.register_buffer("inv_freq", frequencies.float(), persistent=False)
             module.original_inv_freq = module.inv_freq

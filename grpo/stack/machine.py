@@ -15,18 +15,19 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class Gpu:
-    """One visible GPU; memory in bytes."""
+    """One visible GPU; memory in bytes, and CUDA's compute capability ("9.0")."""
 
     name: str
     memory: int
     used: int
+    capability: str
 
 
 def gpus() -> list[Gpu]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES allows; [] without a driver."""
     query = [
         "nvidia-smi",
-        "--query-gpu=index,uuid,name,memory.total,memory.used",
+        "--query-gpu=index,uuid,name,memory.total,memory.used,compute_cap",
         "--format=csv,noheader,nounits",
     ]
     try:
@@ -40,8 +41,8 @@ def parse_gpus(output: str) -> dict[tuple[str, str], Gpu]:
     """Return the rows that nvidia-smi printed, by index and UUID."""
     rows = {}
     for line in output.strip().splitlines():
-        index, uuid, name, total, used = (field.strip() for field in line.split(","))
-        rows[index, uuid] = Gpu(name, int(total) * 2**20, int(used) * 2**20)
+        index, uuid, name, total, used, capability = (field.strip() for field in line.split(","))
+        rows[index, uuid] = Gpu(name, int(total) * 2**20, int(used) * 2**20, capability)
     return rows
 
 

@@ -29,7 +29,7 @@ def defaults(is_tiny: bool) -> dict[str, str]:
         is_tiny: whether those of `--tiny` come first.
     """
     script = (CHECKOUT / "train_grpo.sh").read_text(encoding="utf-8")
-    tiny, _, recipe = script.partition("# --- Hyperparameters ")
+    tiny, _, recipe = script.partition("# --- The tiny run")[2].partition("# --- Hyperparameters ")
     values = dict(_DEFAULT.findall(recipe))
     return values | dict(_DEFAULT.findall(tiny)) if is_tiny else values
 

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from grpo.model.fused import fused
-
-CHUNK = 256  # tokens
+from grpo.model.sizes import SCORED_TOKENS
 
 
 class TokenScores(NamedTuple):
@@ -113,7 +112,7 @@ class _Scores(torch.autograd.Function):
         loss_entropy: bool,
     ) -> tuple[torch.Tensor, ...]:
         parts = []
-        for part, target in zip(hidden.split(CHUNK), targets.split(CHUNK), strict=True):
+        for part, target in zip(hidden.split(SCORED_TOKENS), targets.split(SCORED_TOKENS), strict=True):
             logits = nn.functional.linear(part, weight)
             parts.append((*_at_temperature(logits, target, rows, temperature), *_at_one(logits, rows, loss_entropy)))
         log_probs, entropy, unallocated, log_sum, entropy_at_one, log_sum_at_one = map(
@@ -128,8 +127,8 @@ class _Scores(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, targets, *saved = ctx.saved_tensors
         result = torch.empty_like(hidden)
-        for start in range(0, len(hidden), CHUNK):
-            part = slice(start, start + CHUNK)
+        for start in range(0, len(hidden), SCORED_TOKENS):
+            part = slice(start, start + SCORED_TOKENS)
             logits = nn.functional.linear(hidden[part], weight)
             of_part = [values[part] for values in (targets, gradients[0], gradients[1], *saved)]
             torch.mm(_d_logits(logits, *of_part, *ctx.options), weight, out=result[part])

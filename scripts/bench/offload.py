@@ -17,7 +17,7 @@ from typing import Any
 
 from grpo.launch import host_memory, plan
 from grpo.model import model_files
-from grpo.model.architecture import ATTENTION_PROJECTIONS, PACKED
+from grpo.model.architecture import ATTENTION_PROJECTIONS, PACKED, ZERO3
 from grpo.stack.problem import UserError
 from scripts.bench.harness import Result
 from scripts.bench.machine import Copy
@@ -73,7 +73,12 @@ def predicted(folder: Path, ranks: int, lora_rank: int) -> dict[str, int]:
     """Return the launcher's plan of what an actor's ranks hold: bytes by part."""
     model = model_files.read_whole(folder)
     args: Any = SimpleNamespace(
-        vllm_num_engines=0, vllm_tensor_parallel_size=1, offload=True, adam_offload=True, experts=PACKED
+        vllm_num_engines=0,
+        vllm_tensor_parallel_size=1,
+        offload=True,
+        adam_offload=True,
+        experts=PACKED,
+        actor_shard=ZERO3,
     )
     config: Any = SimpleNamespace(args=args, actor_ranks=ranks, engine_gpus=0)
     optimizer = model.lora_parameters(lora_rank, list(ATTENTION_PROJECTIONS)) * plan.OPTIMIZER_BYTES

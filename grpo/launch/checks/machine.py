@@ -6,18 +6,16 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from grpo.launch import gpu_memory
 from grpo.launch.config import Config
 from grpo.launch.plan import Plan, size
 from grpo.launch.supervise.ray_head import MAX_BASE_LENGTH
+from grpo.model.released import RELEASED
 from grpo.run.run_files import RunFiles
 from grpo.run.saved_steps import step_name
 from grpo.stack import machine
 from grpo.stack.checkout import on_cpu_stack
 from grpo.stack.problem import Problem
-
-# The gpt-oss models on the hub have at least 42 GB in bf16. The CPU stack is for the tiny models of tests.
-RELEASED_MODELS = ("openai/gpt-oss-120b", "openai/gpt-oss-20b")
-LARGEST_ON_CPU = 20 * machine.GB
 
 
 def check_gpus(config: Config, plan: Plan) -> Iterator[Problem]:
@@ -38,22 +36,13 @@ def check_gpus(config: Config, plan: Plan) -> Iterator[Problem]:
     for index, gpu in enumerate(gpus[: config.gpus]):
         if gpu.used > machine.GB:
             yield Problem(f"{size(gpu.used)} of GPU {index} are in use", "see nvidia-smi; wait, or use other GPUs")
-    if plan.model_actor_bytes and not config.args.offload:
-        share, memory = (
-            plan.model_actor_bytes / config.actor_ranks,
-            min(gpu.memory for gpu in gpus[: config.gpus]),
-        )
-        if share > 0.8 * memory:
-            yield Problem(
-                f"the model takes {size(int(share))} of the {size(memory)} on each actor GPU, which leaves too little",
-                "set EXPERTS=packed or OFFLOAD=1, or use more ACTOR_GPUS",
-            )
+    yield from gpu_memory.problems(config)
 
 
 def check_cpu_stack(config: Config, plan: Plan) -> Iterator[Problem]:
     """Refuse a model that is too large for CPUs, whether or not it is on this machine."""
     model, count = config.args.pretrain, plan.model_bf16_bytes
-    if model not in RELEASED_MODELS and (count or 0) <= LARGEST_ON_CPU:
+    if model not in RELEASED and (count or 0) <= gpu_memory.LARGEST_ON_CPU:
         return
     large = f"MODEL {model}" + (f", {size(count)} in bf16," if count else "")
     gpus = machine.gpus()

@@ -19,6 +19,7 @@ _RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
     "eps_clip": ("more than 0", lambda value: value > 0),
     "lr_warmup_ratio": ("a share from 0 to 1", lambda value: 0 <= value <= 1),
     "max_norm": ("0 (no clipping) or more", lambda value: value >= 0),
+    "gpu_gb": ("more than 0", lambda value: value > 0),
     "lora_alpha": ("1 or more", lambda value: value >= 1),
     "stage3_param_persistence_threshold": ("0 or more", lambda value: value >= 0),
     "eval_steps": ("1 or more, or -1 for no evaluation", lambda value: value >= 1 or value == -1),

@@ -11,6 +11,7 @@ class Arguments(Protocol):
     engine_model: str | None
     attn_implementation: str
     experts: str
+    actor_shard: str
     lora_rank: int
     lora_alpha: int
     target_modules: list[str]

@@ -9,18 +9,18 @@ from grpo.run.saved_steps import saved_steps
 
 
 @pytest.mark.timeout(500)
-def test_peft_loads_what_was_saved_from_partitions(checkpoint, run_ranks, tmp_path):
-    run_ranks(2, "save", checkpoint, tmp_path)
+def test_peft_loads_what_was_saved_from_partitions(either_checkpoint, run_ranks, tmp_path):
+    run_ranks(2, "save", either_checkpoint, tmp_path)
     directory = tmp_path / "checkpoints" / "step_3" / "adapter"
     whole = torch.load(tmp_path / "whole.pt")
     saved = load_file(directory / "adapter_model.safetensors")
     assert {name.replace(".default", "") for name in whole} == saved.keys()
-    model = PeftModel.from_pretrained(loading.load_gpt_oss(checkpoint), directory, autocast_adapter_dtype=False)
+    model = PeftModel.from_pretrained(loading.load_gpt_oss(either_checkpoint), directory, autocast_adapter_dtype=False)
     loaded = dict(model.named_parameters())
     for name, value in whole.items():
         assert torch.equal(loaded[name], value.to(torch.bfloat16)), name
 
-    model = model_files.read(checkpoint)
+    model = model_files.read(either_checkpoint)
     assert adapter_files.read(directory).base == adapter_files.fingerprint(model) is not None
     assert adapter_files.check_against(adapter_files.read(directory), model) == []
 

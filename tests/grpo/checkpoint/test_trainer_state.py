@@ -21,7 +21,7 @@ def folder(tmp_path_factory):
 def trained(checkpoint, run_ranks, folder):
     """Four steps on two ranks, each saved; one of the parameters is small enough to stay whole on every rank."""
     if not (folder / "losses_0.json").exists():
-        run_ranks(2, checkpoint, folder, 4, "", 600, 4, script=SCRIPT)
+        run_ranks(2, checkpoint, folder, 4, "", 600, 4, "zero3", script=SCRIPT)
     return folder
 
 
@@ -29,7 +29,7 @@ def trained(checkpoint, run_ranks, folder):
 def test_a_resumed_trainer_gives_the_same_numbers(trained, checkpoint, run_ranks, tmp_path):
     # After one step, not two: DeepSpeed's CPU Adam multiplies float32 powers of beta or makes them anew, and those
     # differ at the third step (0.999^3: 2e-5 of the bias correction).
-    run_ranks(2, checkpoint, tmp_path, 4, trained / "step_1", 600, 4, script=SCRIPT)
+    run_ranks(2, checkpoint, tmp_path, 4, trained / "step_1", 600, 4, "zero3", script=SCRIPT)
     for rank in (0, 1):
         whole = json.loads((trained / f"losses_{rank}.json").read_text())
         resumed = json.loads((tmp_path / f"losses_{rank}.json").read_text())
@@ -48,13 +48,32 @@ def test_a_resumed_trainer_gives_the_same_numbers(trained, checkpoint, run_ranks
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_another_number_of_ranks_loads_the_same_state(trained, checkpoint, run_ranks, tmp_path, ranks):
-    run_ranks(ranks, checkpoint, tmp_path, 2, trained / "step_1", 0, 4, script=SCRIPT)
+    run_ranks(ranks, checkpoint, tmp_path, 2, trained / "step_1", 0, 4, "zero3", script=SCRIPT)
     expected, actual = torch.load(trained / "whole_1.pt"), torch.load(tmp_path / "loaded.pt")
     assert expected.keys() == actual.keys()
     for name in expected:
         assert torch.equal(expected[name], actual[name]), name
     steps = json.loads((tmp_path / "losses_0.json").read_text())
     assert [step[2] for step in steps] == [2]  # one optimizer step, the second: after as many samples as on two ranks
+
+
+@pytest.mark.timeout(500)
+def test_a_whole_base_on_each_rank_gives_the_same_numbers(trained, checkpoint, run_ranks, tmp_path):
+    run_ranks(2, checkpoint, tmp_path, 4, "", 600, 4, "none", script=SCRIPT)
+    for name in ("losses_0.json", "losses_1.json"):
+        assert (tmp_path / name).read_text() == (trained / name).read_text()
+    for step in (1, 4):
+        expected, actual = torch.load(trained / f"whole_{step}.pt"), torch.load(tmp_path / f"whole_{step}.pt")
+        assert expected.keys() == actual.keys() and all(torch.equal(actual[name], expected[name]) for name in expected)
+    for file in (trained / "step_4").rglob("*.safetensors"):
+        assert file.read_bytes() == (tmp_path / file.relative_to(trained)).read_bytes()
+
+
+@pytest.mark.timeout(500)
+def test_a_whole_base_resumes_from_a_sharded_one(trained, checkpoint, run_ranks, tmp_path):
+    run_ranks(1, checkpoint, tmp_path, 2, trained / "step_1", 0, 4, "none", script=SCRIPT)
+    expected, actual = torch.load(trained / "whole_1.pt"), torch.load(tmp_path / "loaded.pt")
+    assert expected.keys() == actual.keys() and all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
 @pytest.mark.timeout(500)
@@ -93,4 +112,4 @@ def test_an_incomplete_state_is_refused(trained, tmp_path, name, damage):
 @pytest.mark.timeout(500)
 def test_the_state_of_another_adapter_is_refused(trained, checkpoint, run_ranks, tmp_path):
     with pytest.raises(AssertionError, match="belongs to an adapter other than"):
-        run_ranks(1, checkpoint, tmp_path, 4, trained / "step_2", 0, 8, script=SCRIPT)
+        run_ranks(1, checkpoint, tmp_path, 4, trained / "step_2", 0, 8, "zero3", script=SCRIPT)

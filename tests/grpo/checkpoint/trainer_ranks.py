@@ -1,4 +1,7 @@
-"""Train an adapter, save, resume: trainer_ranks.py MODEL OUT STEPS RESUME_FROM PERSISTENCE_THRESHOLD LORA_RANK."""
+"""Train an adapter, save, resume.
+
+trainer_ranks.py MODEL OUT STEPS RESUME_FROM PERSISTENCE_THRESHOLD LORA_RANK SHARD
+"""
 
 import json
 import os
@@ -6,6 +9,7 @@ import random
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import deepspeed
 import numpy
@@ -18,11 +22,12 @@ from peft import LoraConfig, get_peft_model
 from grpo.checkpoint import saving
 from grpo.lora import adapter
 from grpo.model import cpu_matmul, deepspeed_start, loading, zero
+from grpo.model.architecture import NO_SHARD
 
 ACCUMULATION = 6  # samples an optimizer step
 
 
-def engine(path: str, persistent: int, lora_rank: int):
+def engine(path: str, persistent: int, lora_rank: int, shard: str):
     """A DeepSpeed engine as OpenRLHF makes it: ZeRO-3, Adam on the host, bf16, a schedule."""
     config = {
         "train_micro_batch_size_per_gpu": 1,
@@ -31,18 +36,23 @@ def engine(path: str, persistent: int, lora_rank: int):
         "gradient_clipping": 1.0,
         "zero_optimization": {
             "stage": 3,
-            "offload_param": {"device": "cpu"},
+            "offload_param": {"device": "none" if shard == NO_SHARD else "cpu"},
             "offload_optimizer": {"device": "cpu"},
             "stage3_param_persistence_threshold": persistent,
         },
     }
-    config = zero.tune(config, None)
-    model = loading.load_gpt_oss(path, "eager", config)
+    args: Any = SimpleNamespace(actor_shard=shard, stage3_param_persistence_threshold=None)
+    config = zero.tune(config, args)
+    model = loading.load_gpt_oss(path, "eager", config, sharded=shard != NO_SHARD)
     lora = LoraConfig(r=lora_rank, lora_alpha=8, target_modules=["q_proj", "o_proj"])
     model = get_peft_model(model, lora, autocast_adapter_dtype=False)
     optimizer = DeepSpeedCPUAdam([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 8))
     return deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule, config=config)[0]
+
+
+def parameters_by_name(trained) -> dict[str, torch.nn.Parameter]:
+    return {name: parameter for name, parameter in trained.module.named_parameters() if "lora_" in name}
 
 
 def whole_state(trained) -> dict[str, torch.Tensor]:
@@ -57,10 +67,12 @@ def whole_state(trained) -> dict[str, torch.Tensor]:
     return state
 
 
-def main(path: str, out: str, steps: str, resume_from: str, persistent: str, lora_rank: str) -> None:
+def main(path: str, out: str, steps: str, resume_from: str, persistent: str, lora_rank: str, shard: str) -> None:
     cpu_matmul.install()
     torch.manual_seed(0)  # the adapter's first weights
-    trained = engine(path, int(persistent), int(lora_rank))
+    trained = engine(path, int(persistent), int(lora_rank), shard)
+    of_zero3 = {name for name, parameter in trained.module.named_parameters() if hasattr(parameter, "ds_id")}
+    assert (of_zero3 == set(parameters_by_name(trained))) is (shard == NO_SHARD), "ZeRO-3 holds only the adapter"
     for seed in (random.seed, numpy.random.seed, torch.manual_seed):
         seed(dist.get_rank())
     args = SimpleNamespace(ckpt_path=out, max_ckpt_num=9, metrics_dir=out, run_dir=out, resume_from=resume_from)

@@ -18,7 +18,9 @@ RUN_LOG = {
     "--n_samples_per_prompt": "8",
     "--rollout_batch_size": "8",
     "--train_batch_size": "8",
-    "--micro_train_batch_size": "1",
+    "--micro_train_batch_size": "2",
+    "--micro_rollout_batch_size": "2",
+    "--actor_shard": "zero3",
     "--prompt_max_len": "1024",
     "--generate_max_len": "3072",
     "--actor_learning_rate": "1e-06",
@@ -91,6 +93,8 @@ OVERRIDES = {
     "GPU_MEMORY_UTILIZATION": ("0.7", "--vllm_gpu_memory_utilization", "0.7"),
     "EXPERTS": ("bf16", "--experts", "bf16"),
     "OFFLOAD": ("1", "--offload", ""),
+    "ACTOR_SHARD": ("none", "--actor_shard", "none"),
+    "GPU_GB": ("40.5", "--gpu_gb", "40.5"),
     "ADAM_OFFLOAD": ("0", "--adam_offload", None),
     "GRADIENT_CHECKPOINTING": ("0", "--gradient_checkpointing", None),
     "PERSISTENCE_THRESHOLD": ("27", "--stage3_param_persistence_threshold", "27"),
@@ -175,6 +179,24 @@ def test_every_variable_can_be_set_from_outside(checkout: Path, options: list[st
             assert passed.get(flag) == expected, name
 
 
+@pytest.mark.parametrize("tiny", [[], ["--tiny"]])
+@pytest.mark.parametrize(
+    ("gpus", "engines", "tensor_parallel", "ranks", "shard"),
+    [("8", "2", "2", "4", "zero3"), ("4", "1", "2", "2", "zero3"), ("2", "1", "1", "1", "none")],
+)
+def test_a_box_is_other_values_of_four_variables(checkout, tiny, gpus, engines, tensor_parallel, ranks, shard) -> None:
+    full, passed = flags(checkout), flags(checkout, "--gpus", gpus)
+    if tiny and gpus != "8":  # --tiny alone has a smaller shape
+        passed = flags(checkout, *tiny, "--gpus", gpus)
+    shape = ("--vllm_num_engines", "--vllm_tensor_parallel_size", "--actor_num_gpus_per_node", "--actor_shard")
+    assert [passed[name] for name in shape] == [engines, tensor_parallel, ranks, shard]
+    sizes = {"--micro_train_batch_size", "--micro_rollout_batch_size"}
+    folders = {"--run_dir", "--save_path", "--ckpt_path", "--metrics_dir", "--wandb_run_name", "--use_tensorboard"}
+    if not tiny:
+        assert {name for name in full if full[name] != passed[name]} <= {*shape, *sizes, *folders}
+    assert flags(checkout, "--gpus", gpus, ENGINE_TP="8")["--vllm_tensor_parallel_size"] == "8"
+
+
 def test_tiny_is_the_same_run_with_other_values(checkout: Path) -> None:
     tiny, full = flags(checkout, "--tiny"), flags(checkout)
     assert tiny.keys() - full.keys() <= {"--max_steps", "--stage3_param_persistence_threshold"}
@@ -244,7 +266,17 @@ def test_dry_run_and_plan_write_nothing(checkout: Path) -> None:
 def test_help_names_every_option(checkout: Path) -> None:
     done = call(checkout, "--help")
     assert done.returncode == 0
-    for option in ("--tiny", "--check", "--plan", "--dry-run", "--run-dir", "--resume", "--from-step", "--steps"):
+    for option in (
+        "--tiny",
+        "--gpus",
+        "--check",
+        "--plan",
+        "--dry-run",
+        "--run-dir",
+        "--resume",
+        "--from-step",
+        "--steps",
+    ):
         assert option in done.stdout
     assert "set -euo" not in done.stdout
 

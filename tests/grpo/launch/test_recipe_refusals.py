@@ -20,6 +20,7 @@ from .recipe import call
         (["LEARNING_RATE=3"], "must come first: LEARNING_RATE=3 ./train_grpo.sh"),
         (["--dry-run", "--steps=many"], "STEPS: invalid int value"),
         (["--steps"], "--steps needs a value"),
+        (["--gpus", "3"], "--gpus is '3': give 8, 4 or 2, or set NUM_ENGINES, ENGINE_TP and ACTOR_GPUS"),
         (["--check", "--plan"], "cannot be combined"),
         (["--dry-run", "--resume", "no/such/run"], "no/such/run is not a run directory"),
         (["--dry-run", "--resume", "latest"], "--resume DIR"),
@@ -70,6 +71,13 @@ def test_a_bad_setting_of_the_judge_is_refused_at_once(checkout: Path, variables
     for option in ("--dry-run", "--plan"):
         done = call(checkout, option, **variables)
         assert done.returncode == 2 and message in done.stderr
+
+
+def test_a_plan_of_what_does_not_fit_ends_with_the_code_of_a_refusal(checkout: Path) -> None:
+    done = call(checkout, "--plan", "--gpus", "4", MODEL="openai/gpt-oss-120b", EXPERTS="bf16", OFFLOAD="0")
+    assert done.returncode == 2 and "frozen base, bf16" in done.stdout
+    assert "the actor needs" in done.stderr and "set EXPERTS=packed" in done.stderr
+    assert call(checkout, "--plan", "--gpus", "4", MODEL="openai/gpt-oss-120b").returncode == 0
 
 
 def test_the_password_of_a_proxy_is_shown_nowhere(checkout: Path) -> None:

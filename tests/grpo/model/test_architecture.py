@@ -24,9 +24,9 @@ def test_parameters_are_those_of_transformers(config: GptOssConfig) -> None:
     assert ours == {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
-def test_complete_checkpoint_has_no_fault(checkpoint: Path, tmp_path: Path) -> None:
-    dequantize_checkpoint(checkpoint, tmp_path / "bf16")
-    for folder in (checkpoint, tmp_path / "bf16"):
+def test_complete_checkpoint_has_no_fault(either_checkpoint: Path, tmp_path: Path) -> None:
+    dequantize_checkpoint(either_checkpoint, tmp_path / "bf16")
+    for folder in (either_checkpoint, tmp_path / "bf16"):
         assert architecture.check(model_files.read(folder)) == []
 
 

@@ -53,7 +53,7 @@ def test_bit_equal_to_the_loop(shape, tokens):
 
 def test_bit_equal_in_parts(monkeypatch):
     router, stock, _, packed = layer(SHAPES[0])
-    monkeypatch.setattr(experts, "PART_BYTES", 1000)
+    monkeypatch.setattr(experts, "UNPACKED_BYTES", 1000)
     states, upstream = torch.randn(2, 1, 50, 96).bfloat16().unbind()
     for values, wanted in zip(
         results(router, packed, states, upstream), results(router, stock, states, upstream), strict=True

@@ -17,16 +17,16 @@ EXPERTS = "model.layers.1.mlp.experts.gate_up_proj"
 
 
 @pytest.fixture(scope="module")
-def model(checkpoint):
-    return model_files.read_whole(checkpoint)
+def model(either_checkpoint):
+    return model_files.read_whole(either_checkpoint)
 
 
 @pytest.fixture(scope="module")
-def whole(checkpoint):
+def whole(either_checkpoint):
     return {
         name: parameter.data
         for packed in (True, False)
-        for name, parameter in loading.load_gpt_oss(checkpoint, packed=packed).named_parameters()
+        for name, parameter in loading.load_gpt_oss(either_checkpoint, packed=packed).named_parameters()
     }
 
 

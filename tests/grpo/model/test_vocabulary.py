@@ -23,10 +23,10 @@ def test_trainer_and_engine_have_the_same_softmax():
     assert not engine[..., 10:].exp().any()
 
 
-def test_actor_gives_unallocated_rows_no_probability(checkpoint):
+def test_actor_gives_unallocated_rows_no_probability(either_checkpoint):
     from openrlhf.models import Actor
 
-    actor = Actor(str(checkpoint), attn_implementation="eager")
+    actor = Actor(str(either_checkpoint), attn_implementation="eager")
     head = actor.model.get_output_embeddings().weight
     with torch.no_grad():
         head[90:] = head[:7] + 0.3  # likely rows, which a mask that does nothing would leave in

@@ -10,11 +10,11 @@ from grpo.stack.machine import Gpu
 
 
 def test_nvidia_smi_is_understood() -> None:
-    output = "0, GPU-aa, NVIDIA H100 80GB HBM3, 81559, 4\n1, GPU-bb, NVIDIA H100 80GB HBM3, 81559, 20000\n"
+    output = "0, GPU-aa, NVIDIA H100 80GB HBM3, 81559, 4, 9.0\n1, GPU-bb, NVIDIA H100 80GB HBM3, 81559, 20000, 9.0\n"
     rows = machine.parse_gpus(output)
     assert machine.visible(rows, None) == [
-        Gpu("NVIDIA H100 80GB HBM3", 81559 * 2**20, 4 * 2**20),
-        Gpu("NVIDIA H100 80GB HBM3", 81559 * 2**20, 20000 * 2**20),
+        Gpu("NVIDIA H100 80GB HBM3", 81559 * 2**20, 4 * 2**20, "9.0"),
+        Gpu("NVIDIA H100 80GB HBM3", 81559 * 2**20, 20000 * 2**20, "9.0"),
     ]
     assert len(machine.visible(rows, "1")) == len(machine.visible(rows, "GPU-bb")) == 1
     assert machine.visible(rows, "") == []

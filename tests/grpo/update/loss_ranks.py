@@ -1,9 +1,13 @@
-"""Our loss under ZeRO-3: loss_ranks.py MODEL OUT AGGREGATION. Writes gradients, and log-probs with the adapter off."""
+"""Our loss under ZeRO-3: loss_ranks.py MODEL OUT AGGREGATION MICRO_BATCH SHARD.
+
+Writes gradients, and log-probs with the adapter off.
+"""
 
 import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import deepspeed
 import torch
@@ -14,10 +18,11 @@ from peft import LoraConfig, get_peft_model
 
 from grpo.lora import adapter
 from grpo.model import cpu_matmul, deepspeed_start, loading, zero
+from grpo.model.architecture import NO_SHARD
 from grpo.update import reference
 from grpo.update.loss import PolicyLoss
 
-LENGTHS = (3, 17, 5, 9)  # of four samples, one a micro-batch
+LENGTHS = (3, 17, 5, 9)  # of four samples
 PROMPT = 2
 
 
@@ -34,6 +39,22 @@ def samples() -> list[SimpleNamespace]:
     return samples
 
 
+def joined(parts: list[SimpleNamespace]) -> SimpleNamespace:
+    """Samples as one micro-batch, padded on the left, as OpenRLHF pads them."""
+
+    def padded(rows: list[torch.Tensor]) -> torch.Tensor:
+        length = max(row.shape[1] for row in rows)
+        return torch.cat([torch.nn.functional.pad(row, (length - row.shape[1], 0)) for row in rows])
+
+    return SimpleNamespace(
+        ids=padded([part.ids for part in parts]),
+        attention_mask=padded([torch.ones_like(part.ids) for part in parts]),
+        action_mask=padded([part.action_mask for part in parts]),
+        advantages=torch.cat([part.advantages for part in parts]),
+        info={"sample": [part.info["sample"][0] for part in parts]},
+    )
+
+
 def with_adapter(model):
     """The model with an adapter of known values."""
     lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "o_proj"])
@@ -47,7 +68,8 @@ def fill(parameters) -> None:
 
 
 def log_probs(model, one: SimpleNamespace) -> torch.Tensor:
-    logits = model(input_ids=one.ids).logits[:, :-1].float()
+    positions = (one.attention_mask.cumsum(-1) - 1).clamp(min=0)
+    logits = model(one.ids, attention_mask=one.attention_mask, position_ids=positions).logits[:, :-1].float()
     return logits.log_softmax(-1).gather(-1, one.ids[:, 1:, None])[..., 0]
 
 
@@ -58,24 +80,25 @@ def arguments(aggregation: str) -> SimpleNamespace:
     )  # fmt: skip
 
 
-def engine(path: str):
-    """A DeepSpeed engine as OpenRLHF makes it, whose parameters are all partitioned."""
+def engine(path: str, micro_batch: int, shard: str):
+    """A DeepSpeed engine as OpenRLHF makes it, whose parameters are all partitioned, or whose base is whole."""
     config = {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": len(LENGTHS) // dist.get_world_size(),
+        "train_micro_batch_size_per_gpu": micro_batch,
+        "gradient_accumulation_steps": len(LENGTHS) // dist.get_world_size() // micro_batch,
         "bf16": {"enabled": True},
         "zero_optimization": {
             "stage": 3,
-            "offload_param": {"device": "cpu"},
+            "offload_param": {"device": "none" if shard == NO_SHARD else "cpu"},
             "offload_optimizer": {"device": "cpu"},
             "stage3_param_persistence_threshold": 0,
         },
     }
-    config = zero.tune(config, None)
-    model = with_adapter(loading.load_gpt_oss(path, "eager", config))
+    args: Any = SimpleNamespace(actor_shard=shard, stage3_param_persistence_threshold=None)
+    config = zero.tune(config, args)
+    model = with_adapter(loading.load_gpt_oss(path, "eager", config, sharded=shard != NO_SHARD))
     parameters = adapter.adapter_parameters(model)[1]
     with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0):
-        if dist.get_rank() == 0:
+        if shard == NO_SHARD or dist.get_rank() == 0:  # not partitioned before DeepSpeed's engine is made
             fill(parameters)
     optimizer = DeepSpeedCPUAdam([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
@@ -91,25 +114,28 @@ def base(trained, one: SimpleNamespace) -> torch.Tensor:
         return log_probs(trained, one)
 
 
-def main(path: str, out: str, aggregation: str) -> None:
+def main(path: str, out: str, aggregation: str, micro_batch: str, shard: str) -> None:
     cpu_matmul.install()
-    trained, ranks, rank = engine(path), dist.get_world_size(), dist.get_rank()
+    size = int(micro_batch)
+    trained, ranks, rank = engine(path, size, shard), dist.get_world_size(), dist.get_rank()
     strategy = SimpleNamespace(
         world_size=ranks, accumulated_gradient=trained.gradient_accumulation_steps(), all_reduce=total
     )
     loss = PolicyLoss(arguments(aggregation))
-    mine, gradients, off = samples()[rank::ranks], {}, []
-    for one in loss.batches(mine, SimpleNamespace(dynamic_batch=False), strategy):
-        off.append(base(trained, samples()[0]))  # between the passes of training, before and after its step
+    everything, gradients, off = [joined([sample]) for sample in samples()], {}, []
+    mine = samples()[rank::ranks]
+    batches = [joined(mine[start : start + size]) for start in range(0, len(mine), size)]
+    for one in loss.batches(batches, SimpleNamespace(dynamic_batch=False), strategy):
+        off.append(base(trained, everything[0]))  # between the passes of training, before and after its step
         current = log_probs(trained, one)
         trained.backward(loss(current, current.detach(), one.advantages.expand(current.shape), one.action_mask)[0])
         if trained.is_gradient_accumulation_boundary():
             for name, parameter in zip(*adapter.adapter_parameters(trained.module), strict=True):
                 gradients[name] = safe_get_full_grad(parameter).clone()
         trained.step()
-    off.append(base(trained, samples()[0]))
+    off.append(base(trained, everything[0]))
     with torch.no_grad():
-        on = log_probs(trained, samples()[0])
+        on = log_probs(trained, everything[0])
     if rank == 0:
         torch.save({"gradients": gradients, "off": off, "on": on}, Path(out) / "results.pt")
 

@@ -77,7 +77,7 @@ def test_memory_does_not_hold_the_logits_of_all_tokens(inputs, monkeypatch):
     monkeypatch.setattr(torch.nn.functional, "linear", watched)
     states = hidden.clone().requires_grad_()
     log_probs.token_scores(states, weight, targets, ROWS).log_probs.sum().backward()
-    assert largest == log_probs.CHUNK < TOKENS
+    assert largest == log_probs.SCORED_TOKENS < TOKENS
 
 
 def test_scores_are_padded_on_the_left():

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO-3 on two ranks, two micro-batches each, against one process with the whole batch."""
+"""DeepSpeed's ZeRO-3 on two ranks, two samples each, against one process with the whole batch."""
 
 import pytest
 import torch
@@ -10,13 +10,14 @@ from . import loss_ranks
 
 
 @pytest.mark.timeout(500)
-def test_ranks_and_accumulation_give_the_gradient_of_the_whole_batch(run_ranks, checkpoint, tmp_path):
-    run_ranks(2, checkpoint, tmp_path, "token_mean", script="update/loss_ranks.py")
+@pytest.mark.parametrize(("micro_batch", "shard"), [(1, "zero3"), (2, "none")])
+def test_any_micro_batches_give_the_gradient_of_the_whole_batch(run_ranks, checkpoint, tmp_path, micro_batch, shard):
+    run_ranks(2, checkpoint, tmp_path, "token_mean", micro_batch, shard, script="update/loss_ranks.py")
     saved = torch.load(tmp_path / "results.pt")
 
     cpu_matmul.install()
     model = loading.load_gpt_oss(checkpoint)
-    samples = loss_ranks.samples()
+    samples = [loss_ranks.joined([sample]) for sample in loss_ranks.samples()]
     with torch.no_grad():
         base = loss_ranks.log_probs(model, samples[0])
     model = loss_ranks.with_adapter(model)

@@ -15,15 +15,15 @@ from grpo.stack.machine import Gpu
 GB = 10**9
 
 
-H100 = Gpu("H100", 80 * GB, 0)
+H100 = Gpu("H100", 80 * GB, 0, "9.0")
 
 
 @pytest.mark.parametrize(
     ("gpus", "changes", "message"),
     [
         ([H100] * 7, {}, "8 GPUs are needed (4 engines, 4 actor), 7 are visible"),
-        ([H100] * 7 + [Gpu("H100", 80 * GB, 30 * GB)], {}, "30.0 GB of GPU 7 are in use"),
-        ([Gpu("tiny", 100, 0)] * 8, {"offload": None}, "leaves too little"),
+        ([H100] * 7 + [Gpu("H100", 80 * GB, 30 * GB, "9.0")], {}, "30.0 GB of GPU 7 are in use"),
+        ([Gpu("tiny", 100, 0, "9.0")] * 8, {"offload": None}, "of this machine)"),
         ([H100] * 8, {}, None),
         ([H100] * 4, {"vllm_num_engines": 1, "actor_num_gpus_per_node": 2}, None),
     ],

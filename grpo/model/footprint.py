@@ -1,0 +1,107 @@
+"""The memory of the actor on its GPU, by part, from the shapes of the model. Works without torch.
+
+Resident parts follow from shapes alone. What a pass needs is linear in its tokens. Two counts of it, named below, were
+read off measurements on an H100; docs/gpu.md compares the formula with those.
+"""
+
+import math
+from dataclasses import dataclass
+
+from grpo.model.architecture import Architecture
+from grpo.model.sizes import REDUCE_BUCKET, SCORED_TOKENS, UNPACKED_BYTES
+
+_BF16 = 2
+# Measured: hidden states that a layer's backward pass holds per token, besides what the experts' rows need,
+LAYER_STATES = 8.5
+# and hidden states outside of the layers: embeddings, the last norm, and their gradients.
+OUTER_STATES = 3
+_OPTIMIZER = 12  # bytes of an adapter's parameter: fp32 weight and two moments
+_GRADIENT = 4
+_EAGER_SCORES = 4  # copies of the scores that transformers' attention holds
+
+
+@dataclass(frozen=True)
+class Actor:
+    """How a rank of the actor holds a model and its adapter.
+
+    Attributes:
+        lora_parameters: of the whole adapter.
+        sharded: whether ZeRO-3 partitions the frozen base over the ranks.
+        offload: whether its partitions stay in host memory.
+        adam_offload: whether the optimizer does.
+        checkpointing: whether the backward pass computes layers again.
+        eager: whether transformers' own attention is used.
+    """
+
+    architecture: Architecture
+    lora_parameters: int
+    ranks: int
+    packed: bool
+    sharded: bool
+    offload: bool
+    adam_offload: bool
+    checkpointing: bool
+    eager: bool
+
+    def parts(self, rows: int, length: int) -> dict[str, int]:
+        """Return the bytes of each part by its name, at a micro-batch of ``rows`` sequences of ``length`` tokens."""
+        tokens = rows * length
+        parts = self._resident()
+        kind = "packed" if self.packed and self.architecture.mxfp4 else "bf16"
+        of_base = self._base_bytes()
+        if not self.offload:
+            parts = {f"frozen base, {kind}": math.ceil(sum(of_base.values()) / self._shares)} | parts
+        if self._shares > 1 or self.offload:
+            parts["gathered layer, and the largest tensor of the next"] = self._gathered(of_base)
+        layer = self._layer(tokens) + (self._eager_scores(rows, length) if self.eager else 0)
+        states = tokens * self.architecture.hidden * _BF16
+        if self.checkpointing:
+            parts["states between layers"] = (self.architecture.layers + OUTER_STATES) * states
+        else:
+            parts["states between layers"] = OUTER_STATES * states
+            layer *= self.architecture.layers
+        parts["computation of a layer" if self.checkpointing else "computation of all layers"] = layer
+        parts["unpacked experts"] = self._unpacked() if kind == "packed" else 0
+        parts["log-probs, in chunks"] = self._scores(tokens)
+        return {name: size for name, size in parts.items() if size}
+
+    @property
+    def _shares(self) -> int:
+        return self.ranks if self.sharded else 1
+
+    def _resident(self) -> dict[str, int]:
+        share = math.ceil(self.lora_parameters / self.ranks)
+        whole = 0 if self.sharded else self.lora_parameters  # and a share of it, for the optimizer
+        parts = {"adapter": _BF16 * (share + whole), "gradients": _BF16 * REDUCE_BUCKET}
+        if not self.adam_offload:
+            parts["gradients"] += _GRADIENT * share
+            parts["optimizer"] = _OPTIMIZER * share
+        return parts
+
+    def _base_bytes(self) -> dict[str, int]:
+        return self.architecture.actor_bytes(self.packed)
+
+    def _gathered(self, of_base: dict[str, int]) -> int:
+        layer = {name: size for name, size in of_base.items() if name.startswith("model.layers.0.")}
+        head = of_base["lm_head.weight"]
+        return max(sum(layer.values()), head) + max(layer.values())
+
+    def _unpacked(self) -> int:
+        """Return the bytes of unpacked weights: a part is in use while the next is unpacked."""
+        shape = self.architecture
+        whole = shape.experts * shape.hidden * 2 * shape.intermediate * _BF16
+        return min(whole, 2 * UNPACKED_BYTES)
+
+    def _layer(self, tokens: int) -> int:
+        """Return the bytes of a layer's backward pass. Each token has a row per chosen expert."""
+        shape = self.architecture
+        # A product's result is put together from its parts; or outputs, their gradients, and the saved gate_up.
+        of_row = max(shape.hidden + 4 * shape.intermediate, 3 * shape.hidden + 2 * shape.intermediate)
+        return int(tokens * _BF16 * (shape.experts_per_token * of_row + LAYER_STATES * shape.hidden))
+
+    def _eager_scores(self, rows: int, length: int) -> int:
+        return _EAGER_SCORES * rows * self.architecture.heads * length**2 * _BF16
+
+    def _scores(self, tokens: int) -> int:
+        """Return the bytes of a chunk's logits and of their gradient."""
+        return min(tokens, SCORED_TOKENS) * self.architecture.vocabulary * 2 * _BF16

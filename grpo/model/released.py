@@ -1,0 +1,20 @@
+"""The architectures of the released gpt-oss models, so that a run can be planned before a model is downloaded."""
+
+from grpo.model.architecture import Architecture
+
+_SHARED = {
+    "hidden": 2880,
+    "heads": 64,
+    "key_value_heads": 8,
+    "head_dim": 64,
+    "experts_per_token": 4,
+    "intermediate": 2880,
+    "vocabulary": 201_088,
+}
+
+# From the config.json of each.
+CONTEXT = 131_072  # tokens
+RELEASED = {
+    "openai/gpt-oss-120b": Architecture(layers=36, experts=128, attention_bias=True, mxfp4=True, **_SHARED),
+    "openai/gpt-oss-20b": Architecture(layers=24, experts=32, attention_bias=True, mxfp4=True, **_SHARED),
+}

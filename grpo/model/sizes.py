@@ -1,0 +1,5 @@
+"""Sizes that bound the actor's memory on a GPU. Works without torch, since the plan uses them too."""
+
+UNPACKED_BYTES = 1 << 30  # of unpacked expert weights at a time
+REDUCE_BUCKET = 1 << 26  # elements of gradients that ranks reduce at a time: an adapter of rank 64 of the 120b fits
+SCORED_TOKENS = 256  # whose logits exist at a time
