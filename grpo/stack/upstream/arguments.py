@@ -43,7 +43,7 @@ class Arguments(Protocol):
     dynamic_filtering: bool
     thinking_budget: int | None
     answer_budget: int | None
-    thinking_delimiter: str
+    thinking_delimiter: str | None
 
     # Advantages and the loss
     advantage_estimator: str

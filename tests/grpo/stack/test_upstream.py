@@ -117,7 +117,7 @@ def test_a_flag_has_the_type_that_the_parser_gives_it(name, flags):
     hint = get_type_hints(Arguments)[name]
     optional = NoneType in get_args(hint)
     value = next(kind for kind in get_args(hint) if kind is not NoneType) if optional else hint
-    assert optional == (flag.default is None and name not in ALWAYS_SET)
+    assert optional == (flag.default is None and not flag.required and name not in ALWAYS_SET)
     if isinstance(flag, argparse._StoreTrueAction):
         assert value is bool
     elif flag.nargs:

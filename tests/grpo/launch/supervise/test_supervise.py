@@ -298,7 +298,6 @@ def test_the_tail_of_a_log_is_readable(tmp_path: Path) -> None:
         "first\n\x1b[36m(actor)\x1b[0m loading\n\nstep:  50%|#| 1/2\rstep: 100%|#| 2/2\nValueError: reason\n"
     )
     assert tail(log, 2) == ["(actor) loading", "ValueError: reason"]
-    assert tail(log, 2, bars=True) == ["step: 100%|#| 2/2", "ValueError: reason"]
     assert tail(tmp_path / "absent.log", 2) == []
 
 
