@@ -46,7 +46,7 @@ OBJECTS = [
     (trainer.PromptLoader, set(), {"torch/utils/data/dataloader.py": {"DataLoader"}}),
     (trainer.PPOTrainer, set(), {PPO_TRAINER: {"BasePPOTrainer", "PPOTrainer"}}),
     (trainer.ActorPPOTrainer, set(), {PPO_ACTOR: {"ActorPPOTrainer"}}),
-    (trainer.Actor, {"allocated"}, {"openrlhf/models/actor.py": {"Actor"}}),
+    (trainer.Actor, set(), {"openrlhf/models/actor.py": {"Actor"}}),
     (trainer.ModelOutput, {"scores"}, {"transformers/utils/generic.py": {"ModelOutput"}}),
     (trainer.Strategy, set(), {STRATEGY: {"DeepspeedStrategy"}}),
     (trainer.ReplayBuffer, set(), {REPLAY_BUFFER: {"NaiveReplayBuffer"}}),
