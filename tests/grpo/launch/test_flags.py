@@ -24,7 +24,16 @@ GOOD = {
 }  # fmt: skip
 
 
-REQUIRED = ["--experts", "packed", "--loss_aggregation", "token_mean", "--old_log_probs", "trainer"]
+REQUIRED = [
+    "--experts",
+    "packed",
+    "--actor_shard",
+    "zero3",
+    "--loss_aggregation",
+    "token_mean",
+    "--old_log_probs",
+    "trainer",
+]
 CORRECTED = {"enable_vllm_is_correction": True}
 
 

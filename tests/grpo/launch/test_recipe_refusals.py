@@ -46,7 +46,7 @@ def test_a_misspelt_variable_is_refused_before_anything_else(checkout: Path) -> 
 def test_the_plan_shows_what_was_set_and_refuses_what_the_check_refuses(checkout: Path) -> None:
     done = call(checkout, "--plan", "--", "--use_kl_loss", LEARNING_RATE="2e-6", MICRO_TRAIN_BATCH_SIZE="7")
     assert done.stdout.splitlines()[:3] == [
-        "set by you  MICRO_TRAIN_BATCH_SIZE=7 (default: 1)",
+        "set by you  MICRO_TRAIN_BATCH_SIZE=7 (default: empty)",
         "            LEARNING_RATE=2e-6 (default: 1e-6)",
         "            --use_kl_loss ",
     ]
