@@ -30,6 +30,9 @@
 # Exit code: 0 done, 2 refused before anything started, 130 Ctrl-C, otherwise that of the driver.
 set -euo pipefail
 
+# The braces make bash read all of this file before it runs any of it: it may be edited while a run starts.
+{
+
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)"
 TINY_DIR="$HERE/.cache/tiny-model"
 TINY=0 GPUS=8 MODE=run RUN_DIR="" RESUME="" FROM_STEP="" EXTRA_ARGS=()
@@ -391,3 +394,5 @@ if [[ -n $FROM_STEP ]]; then OPTIONS+=(--from-step "$FROM_STEP"); fi
 exec "${LAUNCH[@]}" "$MODE" "${OPTIONS[@]}" -- \
     "${MODEL_ARGS[@]}" "${DATA_ARGS[@]}" "${ROLLOUT_ARGS[@]}" "${GRPO_ARGS[@]}" "${OPTIM_ARGS[@]}" "${LORA_ARGS[@]}" \
     "${ENGINE_ARGS[@]}" "${ACTOR_ARGS[@]}" "${EVAL_ARGS[@]}" "${CKPT_ARGS[@]}" "${LOG_ARGS[@]}" -- "${EXTRA_ARGS[@]}"
+
+}
