@@ -100,6 +100,17 @@ def test_a_run_that_has_ended_is_summed_up(make_run, capsys, code, state, reason
     assert "exact match  0.500 [0.400, 0.600] (n=18) at step 5" in text and "command.sh" in text
 
 
+@pytest.mark.parametrize("code", [130, None, 3])
+def test_resuming_is_advised_only_with_a_checkpoint(make_run, capsys, code) -> None:
+    run = make_run()
+    run.hold()
+    run.let_go(code)
+    assert "it saved no checkpoint" in printed(capsys, str(run.folder))
+    (run.folder / "checkpoints" / "step_5").mkdir(parents=True)
+    text = " ".join(printed(capsys, str(run.folder)).split())
+    assert "--resume" in text and "saved no checkpoint" not in text
+
+
 def test_a_run_of_a_version_without_a_command_file(make_run, capsys) -> None:
     run = make_run()
     run.step(3)
