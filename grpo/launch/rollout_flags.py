@@ -60,6 +60,8 @@ def _thinking(args: argparse.Namespace) -> Iterator[Problem]:
         elif args.answer_budget is not None:
             yield Problem("--answer_budget is set, but --thinking_budget is not", "set both, or neither")
         return
+    if args.thinking_delimiter is None:
+        yield Problem("--thinking_budget only works with --thinking_delimiter", "add --thinking_delimiter harmony")
     try:
         Budget(args.thinking_budget, args.answer_budget)
     except UserError as error:

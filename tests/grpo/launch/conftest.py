@@ -139,6 +139,7 @@ def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
     flags: dict[str, object] = {
         "pretrain": model,
         "experts": "packed",
+        "actor_shard": "zero3",
         "thinking_delimiter": "harmony",
         "attn_implementation": "eager",
         "prompt_data": write_data(tmp_path / "train.jsonl", 20),

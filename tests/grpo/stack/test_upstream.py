@@ -16,8 +16,8 @@ from grpo.launch.config import trainer_parser
 from grpo.stack.upstream import engine, experience, tokenizer, trainer
 from grpo.stack.upstream.arguments import Arguments
 
-# Flags that default to None but are set by the launcher or OpenRLHF in every run.
-ALWAYS_SET = {"pretrain", "prompt_data", "vllm_num_engines", "eps_clip_low_high"}
+# Flags that default to None but are set by the launcher or OpenRLHF wherever they are read.
+ALWAYS_SET = {"thinking_delimiter", "pretrain", "prompt_data", "vllm_num_engines", "eps_clip_low_high"}
 EXPERIENCE_MAKER = "openrlhf/trainer/ppo_utils/experience_maker.py"
 REPLAY_BUFFER = "openrlhf/trainer/ppo_utils/replay_buffer.py"
 PPO_TRAINER = "openrlhf/trainer/ppo_trainer.py"
@@ -120,7 +120,7 @@ def test_a_flag_has_the_type_that_the_parser_gives_it(name, flags):
     hint = get_type_hints(Arguments)[name]
     optional = NoneType in get_args(hint)
     value = next(kind for kind in get_args(hint) if kind is not NoneType) if optional else hint
-    assert optional == (flag.default is None and name not in ALWAYS_SET)
+    assert optional == (flag.default is None and not flag.required and name not in ALWAYS_SET)
     if isinstance(flag, argparse._StoreTrueAction):
         assert value is bool
     elif flag.nargs:
