@@ -61,7 +61,7 @@ def _thinking(args: argparse.Namespace) -> Iterator[Problem]:
             yield Problem("--answer_budget is set, but --thinking_budget is not", "set both, or neither")
         return
     if args.thinking_delimiter is None:
-        yield Problem("--thinking_budget is set, but --thinking_delimiter is not", "set it to harmony for gpt-oss")
+        yield Problem("--thinking_budget only works with --thinking_delimiter", "add --thinking_delimiter harmony")
     try:
         Budget(args.thinking_budget, args.answer_budget)
     except UserError as error:

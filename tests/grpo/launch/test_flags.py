@@ -33,8 +33,9 @@ REQUIRED = [
     "token_mean",
     "--old_log_probs",
     "trainer",
+    "--thinking_delimiter",
+    "harmony",
 ]
-REQUIRED += ["--thinking_delimiter", "harmony"]
 CORRECTED = {"enable_vllm_is_correction": True}
 
 
@@ -124,6 +125,7 @@ def test_checkpoints_that_meet_evaluations_are_accepted(steps):
         ({"thinking_budget": 9, "answer_budget": 1}, "give 2 or more"),
         ({"thinking_budget": 9, "answer_budget": 9, "agent_func_path": "a.py"}, "remove one of them"),
         ({"thinking_budget": 9, "answer_budget": 9, "enable_prefix_caching": False}, "add --enable_prefix_caching"),
+        ({"thinking_budget": 9, "answer_budget": 9, "thinking_delimiter": None}, "add --thinking_delimiter harmony"),
         ({"thinking_budget": 9, "answer_budget": 9, "max_len": 3079}, "remove it"),
         ({"ds_tensor_parallel_size": 2}, "--ds_tensor_parallel_size 2"),
         ({"deepcompile": True}, "--deepcompile"),
