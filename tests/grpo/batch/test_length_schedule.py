@@ -47,7 +47,7 @@ def test_an_invalid_schedule_is_refused_with_an_example(text):
     [
         ("24@2,48", "the first limit, 24@2, applies from the beginning", "write 24 alone"),
         ("24,48", "nothing says when 48 begins", "write 48@50 (a step)"),
-        ("36,48@1", "the first limit, 36, is never used", "step 2 or later"),
+        ("36,48@1", "the first limit, 36, is never used", "from step 2 on"),
     ],
 )
 def test_a_limit_that_begins_at_the_wrong_time_is_named(text, what, remedy):

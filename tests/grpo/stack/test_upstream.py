@@ -17,7 +17,7 @@ from grpo.stack.upstream import engine, experience, tokenizer, trainer
 from grpo.stack.upstream.arguments import Arguments
 
 # Flags that default to None but are set by the launcher or OpenRLHF wherever they are read.
-ALWAYS_SET = {"thinking_delimiter", "pretrain", "prompt_data", "vllm_num_engines", "eps_clip_low_high"}
+ALWAYS_SET = {"pretrain", "prompt_data", "vllm_num_engines", "eps_clip_low_high"}
 EXPERIENCE_MAKER = "openrlhf/trainer/ppo_utils/experience_maker.py"
 REPLAY_BUFFER = "openrlhf/trainer/ppo_utils/replay_buffer.py"
 PPO_TRAINER = "openrlhf/trainer/ppo_trainer.py"
