@@ -8,10 +8,10 @@ from typing import Any
 from grpo.launch.config import Config
 from grpo.launch.data_files import read_records
 from grpo.launch.host_memory import actor_bytes, host_memory
+from grpo.launch.learning_rate import LearningRate
 from grpo.launch.lengths import describe_lengths
 from grpo.launch.supervise.ray_head import RayHead
 from grpo.model.model_files import CheckpointError, Model, read_whole
-from grpo.run.run_log import optimizer_steps
 from grpo.stack.checkout import on_cpu_stack
 from grpo.stack.machine import GB
 from grpo.stack.problem import UserError
@@ -101,7 +101,7 @@ def _add_steps(plan: Plan, config: Config) -> None:
         plan.steps = min(plan.steps, args.max_steps)
     # OpenRLHF's own formula (prepare_datasets) for the length of the learning-rate schedule.
     per_episode = plan.prompts * args.n_samples_per_prompt // args.train_batch_size
-    plan.scheduled_optimizer_steps = optimizer_steps(args, per_episode * args.num_episodes * args.max_epochs)
+    plan.scheduled_optimizer_steps = per_episode * args.num_episodes * args.max_epochs
     if plan.eval_prompts and args.eval_steps > 0:
         plan.evals = math.ceil(plan.steps / args.eval_steps) + int(args.eval_at_start)  # always the last step
 
@@ -160,10 +160,15 @@ def _describe_steps(plan: Plan, config: Config) -> list[str]:
         f"steps       {plan.prompts} prompts = {plan.steps_per_episode} global steps per episode "
         f"({plan.unused_prompts_per_episode} prompts left over), {args.num_episodes} episodes{limit}: "
         f"{plan.steps} global steps",
-        f"schedule    {args.lr_scheduler} over {plan.scheduled_optimizer_steps} optimizer steps, "
-        f"warm-up {math.ceil((plan.scheduled_optimizer_steps or 0) * args.lr_warmup_ratio)}, "
-        f"peak learning rate {args.actor_learning_rate:g}",
     ]
+    if plan.steps and plan.optimizer_steps_per_rollout and plan.gradient_accumulation:
+        rate = LearningRate.of_run(
+            args,
+            plan.scheduled_optimizer_steps or 0,
+            plan.optimizer_steps_per_rollout,
+            plan.gradient_accumulation,
+        )
+        lines += rate.describe(plan.steps)
     if plan.evals is not None:
         lines.append(
             f"eval        {plan.evals} times {plan.eval_prompts} problems x {args.eval_n_samples_per_prompt} samples, "
