@@ -232,8 +232,8 @@ if [[ $EXPERTS == bf16 ]]; then : "${OFFLOAD:=1}"; else : "${OFFLOAD:=0}"; fi
 # and the last one before a fall of correctness. CKPT_DIR and METRICS_DIR may be on other disks
 : "${SAVE_STEPS:=10}" "${MAX_CHECKPOINTS:=2}" "${CKPT_DIR:=}" "${METRICS_DIR:=}"
 
-# Metrics go to metrics.jsonl and to TensorBoard files in the run directory, and to W&B (WANDB_API_KEY) and Trackio if
-# these are installed and on. LOG_SAMPLES is how many samples of a step are written besides its extremes (empty: all)
+# Metrics go to metrics.jsonl and to TensorBoard files in the run directory, and to W&B and Trackio if these are on (see
+# docs/runs.md; WANDB_PROJECT and WANDB_NAME name the page). LOG_SAMPLES is how many samples of a step are written besides its extremes (empty: all)
 : "${USE_TENSORBOARD:=1}" "${USE_WANDB:=0}" "${USE_TRACKIO:=0}" "${LOG_SAMPLES:=}"
 
 : "${SEED:=42}"

@@ -10,7 +10,7 @@ from grpo.model.model_files import CheckpointError, Model
 from grpo.rollout import chat_template
 from grpo.stack.checkout import on_cpu_stack
 from grpo.stack.hub import absence
-from grpo.stack.problem import Problem
+from grpo.stack.problem import Problem, UserError
 
 
 def check_model(config: Config) -> Iterator[Problem]:

@@ -119,11 +119,11 @@ def test_text_points_out_surprises(setting) -> None:
 
 
 def test_plan_without_model_and_data_lists_the_unknowns(setting, tmp_path) -> None:
-    config = setting.config(pretrain="openai/gpt-oss-120b", prompt_data=tmp_path / "none.jsonl")
+    config = setting.config(pretrain="someone/gpt-oss", prompt_data=tmp_path / "none.jsonl")
     plan = make_plan(config)
     text = "\n".join(describe(plan, config))
     assert plan.steps is None and plan.host_bytes is None
-    assert "openai/gpt-oss-120b is neither a folder nor a model in the hub's cache: hf download" in text
+    assert "someone/gpt-oss is neither a folder nor a model in the hub's cache: hf download" in text
     assert "none.jsonl does not exist" in text
 
 
