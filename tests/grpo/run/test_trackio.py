@@ -32,7 +32,7 @@ def test_a_run_is_logged_and_continued(tmp_path, monkeypatch):
     with sqlite3.connect(database) as opened:
         rows = opened.execute("select run_name, step, metrics from metrics order by step").fetchall()
     assert [(name, step) for name, step, _ in rows] == [("mine", 1), ("mine", 2)]
-    assert '"train/reward":0.2' in rows[1][2].replace(" ", "")
+    assert b'"train/reward":0.2' in bytes(rows[1][2]).replace(b" ", b"")
     assert b"a-secret-key" not in database.read_bytes()
 
 
