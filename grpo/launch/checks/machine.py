@@ -8,6 +8,7 @@ from pathlib import Path
 
 from grpo.launch import gpu_memory
 from grpo.launch.config import Config
+from grpo.launch.host_memory import LARGEST_ON_CPU
 from grpo.launch.plan import Plan, size
 from grpo.launch.supervise.ray_head import MAX_BASE_LENGTH
 from grpo.model.released import RELEASED
@@ -42,7 +43,7 @@ def check_gpus(config: Config, plan: Plan) -> Iterator[Problem]:
 def check_cpu_stack(config: Config, plan: Plan) -> Iterator[Problem]:
     """Refuse a model that is too large for CPUs, whether or not it is on this machine."""
     model, count = config.args.pretrain, plan.model_bf16_bytes
-    if model not in RELEASED and (count or 0) <= gpu_memory.LARGEST_ON_CPU:
+    if model not in RELEASED and (count or 0) <= LARGEST_ON_CPU:
         return
     large = f"MODEL {model}" + (f", {size(count)} in bf16," if count else "")
     gpus = machine.gpus()

@@ -26,6 +26,7 @@ class Arguments(Protocol):
     label_key: str | None
     apply_chat_template: bool
     reasoning_effort: str | None
+    template_variables: str | None
     remote_rm_url: str | None
     agent_func_path: str | None
 

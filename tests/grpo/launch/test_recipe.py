@@ -67,6 +67,7 @@ OVERRIDES = {
     "DYNAMIC_FILTERING_RANGE": ("0.1 0.9", "--dynamic_filtering_reward_range", "0.1 0.9"),
     "TOP_P": ("0.6", "--top_p", "0.6"),
     "REASONING_EFFORT": ("high", "--reasoning_effort", "high"),
+    "TEMPLATE_VARIABLES": ('{"a": "b c"}', "--template_variables", '{"a": "b c"}'),
     "THINKING_BUDGET": ("34", "--thinking_budget", "34"),
     "ANSWER_BUDGET": ("35", "--answer_budget", "35"),
     "THINKING_DELIMITER": ("think", "--thinking_delimiter", "think"),
