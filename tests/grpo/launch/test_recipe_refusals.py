@@ -114,5 +114,5 @@ def test_without_a_gpu_the_full_run_says_so_first(checkout: Path, tmp_path: Path
     cache = {"HF_HUB_CACHE": str(tmp_path), "JUDGE": "0", "PATH": f"{sys.prefix}/bin:/usr/bin:/bin"}
     done = call(checkout, "--check", "--run-dir", str(tmp_path / "run"), **cache)
     assert done.returncode == 2
-    assert "1. MODEL openai/gpt-oss-120b needs 8 GPUs, but this machine has none" in done.stderr
+    assert "1. MODEL openai/gpt-oss-120b, 233.7 GB in bf16, needs 8 GPUs, but this machine has none" in done.stderr
     assert "hf download openai/gpt-oss-120b" in done.stderr
