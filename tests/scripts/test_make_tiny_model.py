@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Mxfp4Config
 from data.synthetic import distinct_problems
 from scripts import make_tiny_model
 from scripts.dequantize_checkpoint import dequantize_checkpoint
-from scripts.tiny_model import demonstrations, tokenizer
+from scripts.tiny_model import checkpoint, demonstrations, tokenizer, weights
+from scripts.tiny_model import warm_start as warm_start_module
 from scripts.tiny_model.accuracy import is_correct
 from scripts.tiny_model.warm_start import prompt_text, warm_start
 
@@ -49,9 +50,8 @@ def built(tmp_path_factory):
     )
     assert result.returncode == 0, result.stderr
     assert "of this model on its own sums and differences, not on your data: " in result.stdout
-    phases = [line for line in result.stdout.splitlines() if line.startswith("tiny model ")]
-    assert [line.split()[2] for line in phases] == ["1/4", "2/4", "3/4", "4/4"]
-    assert all("second" in line for line in phases), "each says how long it takes"
+    phases = [line for line in result.stdout.splitlines() if line.startswith("tiny model: ")]
+    assert len(phases) == 4 and all("second" in line for line in phases), "each says how long it takes"
     steps = [line.partition(":")[0] for line in result.stdout.splitlines() if line.startswith("warm start ")]
     assert steps == ["warm start 1/2", "warm start 2/2"] and "\r" not in result.stdout + result.stderr
     return folder / "mxfp4", folder / "bf16"
@@ -169,6 +169,23 @@ def test_second_call_builds_and_changes_nothing(built, directory, monkeypatch):
     facts = make_tiny_model.make(built[0], built[1], seed=0, steps=STEPS)
     assert facts["steps"] == STEPS
     assert {file.name: file.stat().st_mtime_ns for file in built[directory].iterdir()} == before
+
+
+def test_the_kept_weights_are_those_of_the_present_code():
+    """After a change of that code: python -m scripts.make_tiny_model --out DIR --keep."""
+    facts = weights.facts(seed=0, steps=make_tiny_model.STEPS)
+    assert facts is not None and facts["parameters"] == checkpoint.count_parameters(weights.read())
+    assert weights.facts(seed=1, steps=make_tiny_model.STEPS) is None
+
+
+def test_kept_weights_are_written_without_a_training(built, tmp_path, monkeypatch):
+    monkeypatch.setattr(weights, "FILE", tmp_path / "weights.safetensors")
+    monkeypatch.setattr(weights, "CARD", tmp_path / "weights.json")
+    weights.keep(sorted(built[0].glob("*.safetensors")), read_json(built[0] / "build.json")["facts"])
+    monkeypatch.setattr(warm_start_module, "warm_start", None)  # not to be called
+    make_tiny_model.make(tmp_path / "mxfp4", None, seed=0, steps=STEPS)
+    for file in built[0].iterdir():
+        assert (tmp_path / "mxfp4" / file.name).read_bytes() == file.read_bytes(), file.name
 
 
 def test_same_seed_gives_the_same_files(built, tmp_path):
