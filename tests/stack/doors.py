@@ -53,15 +53,11 @@ def reward_func(queries, prompts, labels):
     return own.reward_func(queries, prompts, labels)
 """
 STEPS = 2  # until it is held
-REFERENCE = ("--", "--use_kl_loss", "--kl_estimator", "k3")
 
 
 @dataclass
 class Run:
-    """A run that is going: 2 engines with TP=2, 4 actor ranks, and problems in the form of AIME.
-
-    It has options of rollout, loss, and lengths together, each of which has its unit tests.
-    """
+    """A run that is going: 2 engines with TP=2, 4 actor ranks, and problems in the form of AIME."""
 
     folder: Path
     launcher: subprocess.Popen[str]
@@ -117,15 +113,13 @@ def going(folder: Path) -> Iterator[Run]:
     variables = {
         "NUM_ENGINES": "2", "ENGINE_TP": "2", "ACTOR_GPUS": "4",
         "TRAIN_DATA": str(folder / "data" / "train.jsonl"), "EVAL_DATA": str(folder / "data" / "eval.jsonl"),
-        "PROMPT_MAX_LEN": "512", "GENERATE_MAX_LEN": "30", "ROLLOUT_BATCH_SIZE": "4", "N_SAMPLES_PER_PROMPT": "4",
+        "PROMPT_MAX_LEN": "512", "GENERATE_MAX_LEN": "48", "ROLLOUT_BATCH_SIZE": "4", "N_SAMPLES_PER_PROMPT": "4",
         "TRAIN_BATCH_SIZE": "16", "MICRO_TRAIN_BATCH_SIZE": "4", "MICRO_ROLLOUT_BATCH_SIZE": "4", "NUM_EPISODES": "5",
-        "THINKING_BUDGET": "8", "ANSWER_BUDGET": "16", "LENGTH_SCHEDULE": "28,30@2", "OVERLONG_BUFFER": "24",
-        "KL_COEF": "0.001", "LOSS_AGGREGATION": "constant", "LR_WARMUP_RATIO": "0", "LOG_SAMPLES": "4",
         "REWARD": str(folder / "reward.py"), "JUDGE": "0", "WANDB_API_KEY": PLANTED,
         "CKPT_DIR": str(checkpoints), "SAVE_STEPS": "1", "EVAL_STEPS": str(STEPS),
     }  # fmt: skip
     launcher = subprocess.Popen(
-        [ROOT / "train_grpo.sh", "--tiny", "--steps", "50", "--run-dir", folder / "run", *REFERENCE],
+        [ROOT / "train_grpo.sh", "--tiny", "--steps", "50", "--run-dir", folder / "run"],
         env={**os.environ, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

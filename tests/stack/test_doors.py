@@ -12,17 +12,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
 
 from grpo.launch.supervise import processes
 
 from . import doors
-from .recorded import Agreement, of_the_next_token, read_samples
-from .rounding import reference_model
 from .runs import lines, processes_of
 
 pytestmark = pytest.mark.timeout(1200)
-DELIMITER = "<|end|><|start|>assistant<|channel|>final<|message|>"
 as_somebody_else = pytest.mark.skipif(
     not doors.can_be_somebody_else(), reason="needs root, ip and curl to be somebody else"
 )
@@ -148,35 +144,6 @@ def test_the_shape_of_the_8_gpu_run_on_aime_data(run: doors.Run) -> None:
     assert all(step["grad_norm"] >= 0 and step["reward_error"] == 0 for step in steps)
     assert [(row["step"], row["n"]) for row in run.evaluations()][:2] == [(0, 18), (doors.STEPS, 18)]
     assert processes_of(run.folder) == {}
-
-
-def test_a_thinking_budget_a_reference_and_a_schedule_of_lengths(run: doors.Run) -> None:
-    """The first limit of 28 leaves 6 of 8 tokens for the thinking, after 6 for the delimiter and 16 for the answer."""
-    run.end()
-    first, second = lines(run.folder / "metrics.jsonl")[: doors.STEPS]
-    for step, limit, thinking in ((first, 28, 6), (second, 30, 8)):
-        assert step["length_limit"] == limit and step["thinking_length"] <= thinking and step["answer_length"] <= 16
-        assert 0 < step["thinking_truncated"] <= 1
-        assert step["response_length"] <= thinking + 16, "forced tokens are no part of the response"
-        assert step["delimiter_log_prob"] < 0 and step["grad_norm"] > 0 and step["dropped_values"] == 0
-        # A thought that was cut is within 24 tokens of the limit; with its answer it lacks 6 to the whole penalty.
-        assert 0 < step["length_penalty"] <= 0.5 * 18 / 24
-    assert 0 <= first["kl"] < second["kl"], "k3 is never below 0, and the adapter is new in the first step"
-    samples = lines(run.folder / "samples" / "step_2.jsonl")
-    assert 4 <= len(samples) <= 4 + 6
-    cut = [sample for sample in samples if sample["thinking_truncated"] == 1]
-    assert cut and all(DELIMITER in sample["response"] for sample in cut)
-    assert run.evaluations()[1]["thinking_truncated"] > 0
-
-
-def test_log_probs_of_both_calls_belong_to_their_own_tokens(run: doors.Run, tiny_model: Path) -> None:
-    run.end()
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model / "mxfp4")
-    forced = tuple(tokenizer.encode(DELIMITER, add_special_tokens=False))
-    samples = read_samples(lines(run.folder / "samples" / "step_1.jsonl"), tokenizer, forced)
-    agreement = Agreement.of(samples, reference_model(tiny_model / "mxfp4"))
-    assert agreement.holds()
-    assert agreement.notices(of_the_next_token(agreement.exact)), "the comparison proves nothing"
 
 
 def holders(folder: Path, text: str) -> list[Path]:
