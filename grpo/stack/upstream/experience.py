@@ -26,6 +26,8 @@ class Rows(Protocol):
         info: logs by name, ``[B]`` each. What the hooks add: the limit of lengths (``length_limit``), checks
             (``token_mismatch``), missing rewards (``reward_missing``), penalties (``length_penalty``) and the number of
             the rollout (``sample``).
+        routing: for each row, the engine's choice of experts. Only with ROUTING_REPLAY; read it with
+            :func:`grpo.batch.recorded_routing.of`.
     """
 
     index: list[int]
@@ -37,6 +39,7 @@ class Rows(Protocol):
     prompts: list[str]
     labels: list[Any]
     info: "dict[str, torch.Tensor]"
+    routing: "list[torch.Tensor]"
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
 
@@ -91,7 +94,9 @@ class BufferItem(Protocol):
     Attributes:
         info: the logs of the row.
         branches: the items of its branches. ``replay_buffer.with_branches`` sets it.
+        routing: see :class:`Rows`, of this row. ``replay_buffer.with_branches`` sets it.
     """
 
     info: dict[str, Any]
+    routing: "list[torch.Tensor]"
     branches: "list[BufferItem]"
