@@ -147,7 +147,7 @@ def adapter_off(actor: torch.nn.Module) -> AbstractContextManager[None]:
 
 def routing_replayed(
     actor: torch.nn.Module, sequences: torch.Tensor, routing: Sequence[torch.Tensor] | None
-) -> AbstractContextManager[None]:
+) -> AbstractContextManager[Any]:
     """Replay the engine's choice of experts within the context, if it was recorded."""
     return passes.routing_replayed(actor, sequences, routing)
 

@@ -10,6 +10,7 @@ padding and for the last token, which no engine computes; there the router makes
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -22,10 +23,28 @@ def encode(experts: torch.Tensor) -> torch.Tensor:
     return (experts + 1).to(torch.uint8)
 
 
+@dataclass
+class Replay:
+    """What the routers did with recorded choices.
+
+    Attributes:
+        known: the tokens with a record.
+        differing: of each call of a router, at how many of them it would have chosen other experts by itself; scalar
+            tensors, so that a layer does not wait for its device.
+    """
+
+    known: int
+    differing: list[torch.Tensor] = field(default_factory=list)
+
+    def counts(self) -> tuple[int, int]:
+        """Return how many choices would have differed, and how many were replayed."""
+        return sum(int(count) for count in self.differing), self.known * len(self.differing)
+
+
 @contextlib.contextmanager
 def replayed(
     model: nn.Module, routings: Sequence[torch.Tensor] | None, length: int, device: torch.device | str
-) -> Iterator[None]:
+) -> Iterator[Replay | None]:
     """Let the routers of ``model`` take recorded choices within the context, also when layers are recomputed.
 
     Args:
@@ -37,14 +56,16 @@ def replayed(
         ValueError: if a routing does not fit the model or its row.
     """
     if routings is None:
-        yield
+        yield None
         return
     routers = [module for module in model.modules() if isinstance(module, GptOssTopKRouter)]
-    padded = _padded(routings, length, routers).to(device)
+    padded = _padded(routings, length, routers)
+    replay = Replay(known=int((padded[:, 0, 0] > 0).sum()))
+    padded = padded.to(device)
     for number, router in enumerate(routers):
-        router.forward = partial(_forward, router, padded[:, number])
+        router.forward = partial(_forward, router, padded[:, number], replay)
     try:
-        yield
+        yield replay
     finally:
         for router in routers:
             del router.forward  # the class's own again
@@ -69,17 +90,19 @@ def _padded(routings: Sequence[torch.Tensor], length: int, routers: Sequence[Gpt
 
 
 def _forward(
-    router: GptOssTopKRouter, recorded: torch.Tensor, hidden_states: torch.Tensor
+    router: GptOssTopKRouter, recorded: torch.Tensor, replay: Replay, hidden_states: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return weights and choices as ``GptOssTopKRouter.forward`` does, with the recorded choices.
 
     Args:
         recorded: uint8 ``[B * L, k]``.
+        replay: gets a count.
         hidden_states: ``[B, L, H]``.
     """
     logits = nn.functional.linear(hidden_states.reshape(-1, router.hidden_dim), router.weight, router.bias)
     own = logits.topk(router.top_k, dim=-1).indices
     chosen = torch.where(recorded > 0, recorded.long() - 1, own)
+    replay.differing.append((own.sort().values != chosen.sort().values).any(-1).sum())
     values, order = logits.gather(1, chosen).topk(router.top_k, dim=-1)  # in the order of the router's own choice
     indices = chosen.gather(1, order)
     weights = torch.zeros_like(logits).scatter_(1, indices, values.softmax(dim=1, dtype=values.dtype))

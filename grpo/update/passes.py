@@ -123,7 +123,7 @@ def of_batches(samples: Sequence[Batch]) -> dict[str, Any]:
 
 def routing_replayed(
     actor: nn.Module, sequences: torch.Tensor, routings: Sequence[torch.Tensor] | None
-) -> AbstractContextManager[None]:
+) -> AbstractContextManager[routing.Replay | None]:
     """Let the actor's routers take recorded choices within the context, if there are any.
 
     Args:
@@ -149,7 +149,8 @@ class Replayed:
 
     def __iter__(self) -> Iterator[Batch]:
         for micro_batch in self.micro_batches:
-            with routing_replayed(self.actor, micro_batch.sequences, recorded_routing.of(micro_batch)):
+            with routing_replayed(self.actor, micro_batch.sequences, recorded_routing.of(micro_batch)) as replay:
+                micro_batch.replay = replay
                 yield micro_batch
 
 

@@ -77,6 +77,8 @@ class Batch(Rows, Protocol):
             sets it, for the forward passes.
         branches: for each rollout, its branches of one row each. ``experience_maker.apart`` sets it; a micro-batch
             without branches lacks it. Read it with :func:`grpo.batch.branches.of_batch`.
+        replay: the :class:`grpo.model.routing.Replay` of this micro-batch's passes in the update, None without one.
+            ``ppo_actor.whole_batches`` sets it.
     """
 
     action_log_probs: "torch.Tensor | None"
@@ -86,6 +88,7 @@ class Batch(Rows, Protocol):
     returns: "torch.Tensor"
     branch_counts: list[int]
     branches: "list[list[Batch]]"
+    replay: Any
 
 
 class BufferItem(Protocol):

@@ -1,7 +1,8 @@
 import pytest
 import torch
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
-from grpo.model import routing
+from grpo.model import loading, routing
 from tests.grpo.routed_model import CHOSEN, EXPERTS, LAYERS, LENGTH, ROWS, TOKENS, others, own_choices, small_model
 
 
@@ -44,6 +45,18 @@ def test_recorded_experts_are_taken_with_weights_from_the_own_logits():
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
+def test_it_counts_choices_that_the_router_would_have_made_differently():
+    model = small_model()
+    _, choices = own_choices(model)
+    choices[1][3:] = 0  # unknown
+    kept = choices[0][2, -1].clone()  # of the last layer, so no later choice depends on it
+    for instead, differing in ((kept.flip(0), 0), (kept % EXPERTS + 1, 1)):
+        choices[0][2, -1] = instead
+        with routing.replayed(model, choices, LENGTH, "cpu") as replay:
+            model(TOKENS)
+        assert replay.counts() == (differing, LAYERS * (LENGTH + 3))
+
+
 def test_unknown_positions_and_padding_choose_for_themselves():
     model = small_model()
     plain, choices = own_choices(model)
@@ -73,6 +86,41 @@ def test_recomputed_layers_take_the_same_choice():
         model.enable_input_require_grads()
         recomputed = gradients_of_leaf(model)
     assert torch.equal(recomputed, expected[0])
+
+
+def test_packed_and_bf16_experts_replay_alike(either_checkpoint):
+    """As transformers' own experts do, bit for bit, also in layers that are computed again."""
+    stock = loading.load_gpt_oss(either_checkpoint, "eager", packed=False).train()
+    config = stock.config
+    scores = torch.rand(ROWS, LENGTH, config.num_hidden_layers, config.num_local_experts)
+    recorded = list(routing.encode(scores.topk(config.num_experts_per_tok).indices))
+    use_stock_experts(stock)
+    expected = pass_of(stock, recorded)
+    for packed in (True, False):
+        model = loading.load_gpt_oss(either_checkpoint, "eager", packed=packed).train()
+        model.gradient_checkpointing_enable({"use_reentrant": True})
+        model.enable_input_require_grads()
+        plain = model(TOKENS).logits
+        logits, gradient = pass_of(model, recorded)
+        assert torch.equal(logits, expected[0]) and torch.equal(gradient, expected[1])
+        assert (plain - logits).abs().max() > 1e-3
+
+
+def use_stock_experts(model):
+    for layer in model.model.layers:
+        experts = GptOssExperts(model.config).bfloat16().train()
+        experts.load_state_dict(layer.mlp.experts.state_dict())
+        layer.mlp.experts = experts
+
+
+def pass_of(model, recorded):
+    """The logits with a recorded routing, and the gradient of the first layer's queries."""
+    model.requires_grad_(False)
+    model.model.layers[0].self_attn.q_proj.weight.requires_grad_(True)
+    with routing.replayed(model, recorded, LENGTH, "cpu"):
+        logits = model(TOKENS).logits
+        logits.float().square().mean().backward()
+    return logits, model.model.layers[0].self_attn.q_proj.weight.grad
 
 
 def gradients_of_leaf(model):

@@ -32,7 +32,7 @@ TRANSFORMERS = "transformers/tokenization_utils_"
 OBJECTS = [
     (experience.Rows, {"__dataclass_fields__", "routing"}, {EXPERIENCE_MAKER: {"Experience"}}),
     (experience.Sample, {"branches", "missing", "details"}, {EXPERIENCE_MAKER: {"Experience"}}),
-    (experience.Batch, {"branches", "branch_counts"}, {EXPERIENCE_MAKER: {"Experience"}}),
+    (experience.Batch, {"branches", "branch_counts", "replay"}, {EXPERIENCE_MAKER: {"Experience"}}),
     (experience.BufferItem, {"branches", "routing"}, {REPLAY_BUFFER: {"BufferItem"}}),
     (
         trainer.SamplesGenerator,
