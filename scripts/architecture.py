@@ -57,8 +57,7 @@ PHASES = {
     ),
     "A step: batch": (
         *("experience_maker.complete", "experience_maker.with_branches", "experience_maker.old_log_probs"),
-        *("ppo_actor.training_path", "ppo_actor.routing_replayed"),
-        *("actor.logits_to_keep", "actor.scoring", "actor.scores"),
+        *("ppo_actor.routing_replayed", "actor.logits_to_keep", "actor.scoring", "actor.scores"),
         *("experience_maker.recorded_routing", "ppo_actor.adapter_off"),
         *("experience_maker.apart", "experience_maker.penalise_length"),
         *("experience_maker.give_advantages", "ppo_trainer.before_training"),

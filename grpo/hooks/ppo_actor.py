@@ -70,11 +70,6 @@ def needs_nccl_group(args: Arguments, use_cuda_ipc: bool) -> bool:
     return sync.needs_nccl_group(args, use_cuda_ipc)
 
 
-def training_path(actor: torch.nn.Module) -> None:
-    """Put the actor into the mode in which old log-probs match the loss's."""
-    passes.training_path(actor)
-
-
 def whole_batches(trainer: RankTrainer, loader: DataLoader) -> Iterable[Batch]:
     """Return the micro-batches; each sets its routing, and what the loss needs from its whole optimizer batch."""
     actor = cast(torch.nn.Module, trainer.actor)

@@ -23,17 +23,6 @@ def router_logits(args: Arguments) -> bool:
     return args.aux_loss_coef > 1e-8  # OpenRLHF's ActorPPOTrainer adds the loss above this
 
 
-def training_path(model: nn.Module) -> None:
-    """Put ``model`` into training mode, but without dropout.
-
-    The importance ratio compares log-probs of the loss with old ones, so both come from this path.
-    """
-    model.train()
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.eval()
-
-
 def is_on_policy(args: Arguments) -> bool:
     """Return whether a rollout is one optimizer step, so that the trained policy is the one that sampled."""
     samples = args.rollout_batch_size * args.n_samples_per_prompt * args.max_epochs
@@ -106,7 +95,7 @@ def set_old_log_probs(actor: nn.Module, optimizer_batches: Sequence[Sequence[Bat
     first, *later = optimizer_batches
     for micro_batch in first:
         micro_batch.action_log_probs = None
-    training_path(actor)
+    actor.eval()  # OpenRLHF's training_step puts it back
     device = get_accelerator().current_device_name()
     for micro_batch in (one for batch in later for one in batch):
         tensors = [micro_batch.sequences, micro_batch.action_mask, micro_batch.attention_mask]

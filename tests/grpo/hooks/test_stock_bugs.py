@@ -80,26 +80,6 @@ def test_an_mxfp4_checkpoint_loads(load, checkpoint):
     )
 
 
-def test_old_log_probs_take_the_training_path(load, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")  # where stock would stop without a GPU
-    seen = []
-
-    class Model(nn.Module):
-        def forward(self, *_, **__):
-            seen.append(self.training)
-            return torch.zeros(1)
-
-    actor_class = load("trainer.ray.ppo_actor").PolicyModelActor.__ray_metadata__.modified_class
-    this = SimpleNamespace(actor=Model(), strategy=SimpleNamespace(ring_attn_group=None))
-    ids = torch.zeros(1, 2, dtype=torch.long)
-
-    def check():
-        actor_class.forward(this, ids, ids, ids)
-        assert seen == [True]
-
-    fails_on_stock(load, check)
-
-
 def test_a_pass_of_the_actor_replays_a_routing(load, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")
 

@@ -2,18 +2,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
 
 from grpo.model import routing
 from grpo.update import passes
 from tests.grpo.routed_model import TOKENS, others, small_model
-
-
-def test_training_path_has_no_dropout():
-    model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)).eval()
-    passes.training_path(model)
-    assert model[0].training
-    assert not model[1].training
 
 
 def arguments(**changes) -> SimpleNamespace:
@@ -112,9 +104,10 @@ def micro_batch(routings):
 
 
 def test_old_log_probs_of_later_optimizer_steps_replay_the_routing():
-    actor = Rank()
+    actor = Rank().train()
     later = [micro_batch(None), micro_batch(others())]
     passes.set_old_log_probs(actor, [[micro_batch(None)], later])
+    assert not actor.training, "they would have dropout"
     plain, replayed = (batch.action_log_probs for batch in later)
     assert torch.equal(plain, actor(TOKENS))
     assert (plain - replayed).abs().max() > 1e-4
