@@ -114,7 +114,8 @@ class Recorder:
     """
 
     def __init__(self, runner: GPUModelRunner) -> None:
-        self._buffers = [layer.mlp.experts.chosen for layer in runner.model.model.layers]
+        model: Any = runner.model
+        self._buffers = [layer.mlp.experts.chosen for layer in model.model.layers]
         groups = runner.kv_cache_config.kv_cache_groups
         # Groups of a sliding window drop the beginning of a long request.
         self._group = next(n for n, group in enumerate(groups) if isinstance(group.kv_cache_spec, FullAttentionSpec))
@@ -204,8 +205,8 @@ def _recorder(runner: GPUModelRunner) -> Recorder | None:
     if not _is_on(runner.vllm_config) or get_tensor_model_parallel_rank() != 0:
         return None
     if not hasattr(runner, "routing_recorder"):
-        runner.routing_recorder = Recorder(runner)
-    return runner.routing_recorder
+        runner.routing_recorder = Recorder(runner)  # type: ignore[attr-defined]
+    return runner.routing_recorder  # type: ignore[attr-defined]
 
 
 def _is_on(config: VllmConfig) -> bool:
@@ -226,7 +227,7 @@ def install() -> None:
 
     def forward_with_choice(self: FusedMoE, hidden_states: torch.Tensor, router_logits: torch.Tensor) -> Any:
         if hasattr(self, "chosen"):
-            router_logits = choose(router_logits, self.chosen)
+            router_logits = choose(router_logits, self.get_buffer("chosen"))
         return original_experts(self, hidden_states, router_logits)
 
     def execute_with_record(self: GPUModelRunner, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:

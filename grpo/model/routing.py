@@ -63,7 +63,7 @@ def replayed(
     replay = Replay(known=int((padded[:, 0, 0] > 0).sum()))
     padded = padded.to(device)
     for number, router in enumerate(routers):
-        router.forward = partial(_forward, router, padded[:, number], replay)
+        router.forward = partial(_forward, router, padded[:, number], replay)  # type: ignore[method-assign]
     try:
         yield replay
     finally:

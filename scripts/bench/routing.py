@@ -153,7 +153,9 @@ class Trainer:
 
     def measure(self, responses: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Return the metrics of both ways, and the share of tokens and layers in which the two choose differently."""
-        engine, trainer, differ = {}, {"stock": {}, "ours": {}}, []
+        engine: dict[int, torch.Tensor] = {}
+        trainer: dict[str, dict[int, torch.Tensor]] = {"stock": {}, "ours": {}}
+        differ = []
         for number, response in enumerate(responses):
             tokens, first = response["observation_tokens"], response["prompt"] - 1
             recorded = torch.from_numpy(response["routing"])
