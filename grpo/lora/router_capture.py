@@ -148,7 +148,8 @@ class Recorder:
         slots = table.slot_mapping.np[:total]
         tokens = runner.input_ids.gpu[:total].cpu().numpy().copy()
         choices = torch.stack([buffer[:total] for buffer in self._buffers], dim=1).cpu().numpy()
-        # First what the requests find in the cache, then what they put there.
+        # First what the pass put into the cache: another request of the same pass may find it there.
+        self._tokens[slots], self._choices[slots] = tokens, choices
         row = 0
         for number, request in enumerate(requests):
             first, row = row, row + scheduled[request]
@@ -162,7 +163,6 @@ class Recorder:
                 at += cached % table.block_size
                 call.add(call.length, self._tokens[at], self._choices[at])
             call.add(start, tokens[first:row], choices[first:row])
-        self._tokens[slots], self._choices[slots] = tokens, choices
 
     def _call(self, request: str, params: Any) -> Call | None:
         rollout = (params.extra_args or {}).get(ROLLOUT) if params is not None else None

@@ -108,6 +108,17 @@ def test_a_prompt_in_the_prefix_cache_has_the_choices_that_made_the_cache():
     assert taken(recorder, "B") == [[1, 2, 3, 4, 7, 8]]
 
 
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_a_prompt_that_another_request_computes_in_the_same_pass(first):
+    """vLLM's scheduler offers a block to the next request as soon as it is planned."""
+    runner = Runner(a=named("A"), b=named("B"))
+    recorder = Recorder(runner)
+    fed = {"a": (0, [1, 2, 3, 4, 5], [5, 6]), "b": (4, [7, 8], [5, 9])}
+    runner.step(recorder, **dict(sorted(fed.items(), reverse=first == "b")))
+    assert taken(recorder, "A") == [[1, 2, 3, 4, 5]]
+    assert taken(recorder, "B") == [[1, 2, 3, 4, 7, 8]]
+
+
 def test_a_preempted_request_keeps_the_choices_that_it_sampled_from():
     runner = Runner(a=named("A"))
     recorder = Recorder(runner)
