@@ -9,7 +9,7 @@ from pathlib import Path
 
 from patches import drift, git, install, package, refresh, worktree
 from patches.errors import Exit, PatchError
-from patches.series import PACKAGE, Series, folder, known_versions
+from patches.series import PACKAGE, Series, folder, known_versions, sha256
 from patches.wheel import Tree, Wheel, download, read_wheel, released_after
 
 COMMANDS = {
@@ -170,7 +170,7 @@ def _old(options: argparse.Namespace) -> tuple[Series, Wheel]:
         old = Wheel.of(version, {path: text for path, text in texts.items() if text is not None}, metadata)
     else:
         old = read_wheel(options.from_wheel, version) if options.from_wheel else download(version)
-    if not refresh.is_pristine(series, old.tree):
+    if {path: sha256(text) for path, text in old.tree.items()} != series.pristine:
         raise PatchError(Exit.NO_WHEEL, f"the package of {version} is not the one of the manifest")
     return series, old
 

@@ -56,7 +56,9 @@ def patched_texts(target: Path, series: Series, wheel: Tree | None) -> Texts:
     pristine = pristine_texts(target, series, list(series.patched), wheel)
     texts, complaint = git.apply(pristine, series.files())
     if complaint:
-        raise PatchError(Exit.BAD_SERIES, f"the patches of {series.version} do not apply:\n{complaint}")
+        files = series.files()
+        first = next(files[n - 1] for n in range(1, len(files) + 1) if git.apply(pristine, files[:n])[1])
+        raise PatchError(Exit.BAD_SERIES, f"{first} does not apply:\n{complaint}")
     for path, text in texts.items():
         if sha256(text) != series.patched.get(path, ""):
             message = f"the patches turn {path} into {sha256(text)}, the manifest says {series.patched.get(path)}"
@@ -100,8 +102,10 @@ def build(target: Path, series: Series, *, revert: bool, wheel: Tree | None, edi
         if revert and originals.recorded(own) == wanted:
             steps.append(Step(record, old, own.read_bytes()))
         else:
-            paths = [*series.patched, *changing]
-            now = {path: texts[path] if path in texts else read_installed(target, path) for path in paths}
+            now = dict.fromkeys(originals.recorded(record) or {}) | {
+                path: read_installed(target, path) for path in wanted
+            }
+            now |= texts
             steps.append(Step(record, old, originals.rewritten(old, now)))
     return steps
 

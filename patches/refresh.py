@@ -14,7 +14,7 @@ from pathlib import Path
 
 from patches import anchors, git, worktree
 from patches.errors import Exit, PatchError
-from patches.series import PACKAGE, Series, folder, sha256
+from patches.series import PACKAGE, Series, folder
 from patches.wheel import Tree, Wheel
 
 WIDTH = 58  # of each of the two columns of a report
@@ -46,9 +46,10 @@ def start(work: Path, series: Series, old: Wheel, new: Wheel) -> Outcome:
             git.git(
                 work, "config", f"refresh.requires.{name}", f"{old.requires.get(name, 'nothing')} -> {wanted or 'any'}"
             )
-    check = f"{shlex.quote(sys.executable)} -c {shlex.quote(COMPILES)}"
-    words = ("--onto", "upstream", "old", "patches", "--empty=drop", "--exec", check)
-    git.attempt(work, "rebase", *words)
+    (work / ".git" / "compiles.py").write_text(COMPILES)
+    check = f"{shlex.quote(sys.executable)} .git/compiles.py"
+    words = ("--onto", "upstream", "old", "patches", "--empty=drop", "--reschedule-failed-exec", "--exec", check)
+    _rebase(work, *words)
     return _report(work, {})
 
 
@@ -76,12 +77,16 @@ def go_on(work: Path, retired: dict[str, str]) -> Outcome:
         if left:
             return Outcome(False, f"there are conflict marks left in {', '.join(left)}\n{_advice(work)}")
         git.git(work, "add", "--all")
-        if not git.attempt(work, "rev-parse", "--verify", "--quiet", "REBASE_HEAD").returncode or not changed:
-            git.attempt(work, "rebase", "--continue")
-        else:  # it stopped after a commit that does not compile
+        if changed and not (work / ".git" / "REBASE_HEAD").is_file():  # it stopped at a commit that does not compile
             git.git(work, "commit", "--quiet", "--amend", "--no-edit")
-            git.attempt(work, "rebase", "--continue")
+        _rebase(work, "--continue")
     return _report(work, retired)
+
+
+def _rebase(work: Path, *words: str) -> None:
+    done = git.attempt(work, "rebase", *words)
+    if done.returncode and not _is_stopped(work):
+        raise PatchError(Exit.BAD_WORKTREE, f"git rebase failed in {work}: {done.stderr.decode(errors='replace')}")
 
 
 def _is_stopped(work: Path) -> bool:
@@ -176,9 +181,12 @@ def _ending(work: Path, series: Series, to: str, changed: list[str]) -> str:
     own = [name for name in changed if name.endswith(".patch")]
     count = f"{len(fresh.patches)} patches, {len(fresh.retired)} retired"
     lines = [f"{series.version} -> {to}: {count}; {len(own)} differ from {fresh.base}'s", f"written: {folder(to)}"]
+    relying: dict[tuple[str, str], list[str]] = {}
     for patch in series.files():
-        for place, difference in anchors.changes(patch, old, new):
-            lines += ["", f"upstream changed what {patch.name} relies on: {place}", textwrap.indent(difference, "  ")]
+        for change in anchors.changes(patch, old, new):
+            relying.setdefault(change, []).append(patch.stem)
+    for (place, difference), names in relying.items():
+        lines += ["", f"upstream changed {place}, on which {', '.join(names)} rely:", textwrap.indent(difference, "  ")]
     lines += ["", "pins and lock entries to change:", *(_pins(work, to) or ["  none"])]
     tests = sorted({test for patch in fresh.files() for test in re.findall(r"tests/\w[\w/.]*\.py", patch.read_text())})
     lines += ["", "tests to run:", f"  pytest {' '.join(tests)} tests/patches tests/grpo/hooks"]
@@ -199,8 +207,3 @@ def _pins(work: Path, to: str) -> list[str]:
                 here = file.relative_to(root)
                 lines.append(f"  {here}:{number}: {line.strip().rstrip(',')}  ({wanted[match[1].lower()]})")
     return lines
-
-
-def is_pristine(series: Series, tree: Tree) -> bool:
-    """Return whether a tree is exactly the version's package."""
-    return {path: sha256(text) for path, text in tree.items()} == series.pristine

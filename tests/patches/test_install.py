@@ -16,7 +16,7 @@ import pytest
 from patches import digest, expected_digest
 from patches.errors import Exit
 
-from .conftest import CHANGES, HEADER, Change, write_series
+from .conftest import HEADER, Change, write_series
 
 ACTOR = "models/actor.py"
 
@@ -242,7 +242,7 @@ def test_a_failed_write_rolls_back(world, before, after, look):
         assert world.call("apply") == 0
         assert look(world.site) == after
     renames = [undone for event, undone in outcomes if event == "os.rename"]
-    assert len(renames) == 4 and all(renames)
+    assert len(renames) > 10 and all(renames)  # the kept originals too
 
 
 def test_a_file_that_changes_meanwhile_is_kept(world, before, look, monkeypatch, capsys):
