@@ -4,12 +4,12 @@ import argparse
 import json
 import signal
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from patches import drift, git, install, package, refresh, worktree
 from patches.errors import Exit, PatchError
-from patches.series import PACKAGE, Series, folder, known_versions, sha256
+from patches.series import PACKAGE, Series, folder, known_versions, read_order, sha256
 from patches.wheel import Tree, Wheel, download, read_wheel, released_after
 
 COMMANDS = {
@@ -229,6 +229,9 @@ def _import(options: argparse.Namespace) -> Answer:
         series = Series.load(version)
         texts = install.pristine_texts(target, series, list(series.pristine), None)
         tree = {path: text for path, text in texts.items() if text is not None}
+    # The order is the series file's: after a merge of two branches, the manifest may be that of one of them.
+    names = [name for name in read_order(folder(series.base) / "series") if name not in series.retired]
+    series = replace(series, patches=dict.fromkeys(names, ""))
     worktree.make(to, version, tree, series)
     text = (
         f"made {to}: OpenRLHF {version} and {len(series.patches)} patches\nnext: ./apply_patches.sh export --from {to}"
