@@ -21,7 +21,7 @@
 #                   newest run of this NAME
 #   --from-step N   with --resume: continue from step N instead of the newest; newer checkpoints are moved to
 #                   checkpoints/set-aside-TIME
-#   --steps N       stop after N global steps
+#   --steps N       stop after N global steps; the schedule of the learning rate stays that of all episodes
 #   --help          this text
 #
 # If RAY_ADDRESS is set, the run joins that Ray cluster; otherwise it starts its own.
@@ -29,6 +29,9 @@
 # if both are set), and WANDB_API_KEY. Without a key for the judge, --tiny starts a local server instead, and says so.
 # Exit code: 0 done, 2 refused before anything started, 130 Ctrl-C, otherwise that of the driver.
 set -euo pipefail
+
+# The braces make bash read all of this file before it runs any of it: it may be edited while a run starts.
+{
 
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)"
 TINY_DIR="$HERE/.cache/tiny-model"
@@ -107,7 +110,7 @@ if ((TINY)); then
     : "${PROMPT_MAX_LEN:=128}" "${GENERATE_MAX_LEN:=48}"
     : "${EVAL_N_SAMPLES_PER_PROMPT:=1}"
     : "${LEARNING_RATE:=2e-3}" # a new adapter on a model of a few million parameters needs large steps
-    : "${LR_SCHEDULER:=constant_with_warmup}"
+    : "${LR_SCHEDULER:=constant_with_warmup}" "${LR_WARMUP_RATIO:=0.005}" # one optimizer step
     : "${LORA_RANK:=8}" "${LORA_ALPHA:=16}"
     : "${PERSISTENCE_THRESHOLD:=0}" # partitions everything, as with the 120b
     : "${NUM_EPISODES:=1}" "${STEPS:=10}" "${SAVE_STEPS:=5}"
@@ -141,8 +144,9 @@ if ((TINY)); then : "${EVAL_DATA:=$TINY_DIR/eval.jsonl}"; fi
 # DYNAMIC_FILTERING=1 draws another prompt for each one whose samples teach nothing: their mean score is not strictly
 # between the two numbers of DYNAMIC_FILTERING_RANGE. The score is correctness, or that of your own reward
 : "${DYNAMIC_FILTERING:=0}" "${DYNAMIC_FILTERING_RANGE:=0 1}"
-# Reasoning effort for the chat template: low, medium or high (empty: the template's default, medium)
-: "${REASONING_EFFORT:=}"
+# Reasoning effort for the chat template: low, medium or high (empty: the template's default, medium), and its other
+# variables as JSON: {"model_identity": "You are a mathematician."}
+: "${REASONING_EFFORT:=}" "${TEMPLATE_VARIABLES:=}"
 # After THINKING_BUDGET tokens the thinking is cut, and the answer gets ANSWER_BUDGET tokens. Both and the delimiter
 # must fit into GENERATE_MAX_LEN (empty: GENERATE_MAX_LEN limits the two together). THINKING_DELIMITER ends the
 # thinking: harmony (gpt-oss), think (</think>), or any text. Not supported with ENVIRONMENT
@@ -199,8 +203,8 @@ if ((TINY)); then : "${EVAL_DATA:=$TINY_DIR/eval.jsonl}"; fi
 : "${TRAIN_BATCH_SIZE:=8}" "${MICRO_TRAIN_BATCH_SIZE:=}" "${MICRO_ROLLOUT_BATCH_SIZE:=}"
 : "${NUM_EPISODES:=50}" "${STEPS:=}" # empty: all episodes
 
-# Optimizer. The warm-up is a share of the optimizer steps. A run has more optimizer steps than global steps
-# (see --plan)
+# Optimizer. The warm-up is a share of the optimizer steps of all episodes; STEPS ends a run and leaves its schedule as
+# it is. A run has more optimizer steps than global steps. --plan prints the learning rate of the first steps
 : "${LEARNING_RATE:=1e-6}" "${LR_WARMUP_RATIO:=0.03}" "${LR_SCHEDULER:=cosine_with_min_lr}"
 : "${MAX_GRAD_NORM:=1.0}"
 
@@ -228,8 +232,8 @@ if [[ $EXPERTS == bf16 ]]; then : "${OFFLOAD:=1}"; else : "${OFFLOAD:=0}"; fi
 # and the last one before a fall of correctness. CKPT_DIR and METRICS_DIR may be on other disks
 : "${SAVE_STEPS:=10}" "${MAX_CHECKPOINTS:=2}" "${CKPT_DIR:=}" "${METRICS_DIR:=}"
 
-# Metrics go to metrics.jsonl and to TensorBoard files in the run directory, and to W&B (WANDB_API_KEY) and Trackio if
-# these are installed and on. LOG_SAMPLES is how many samples of a step are written besides its extremes (empty: all)
+# Metrics go to metrics.jsonl and to TensorBoard files in the run directory, and to W&B and Trackio if these are on (see
+# docs/runs.md; WANDB_PROJECT and WANDB_NAME name the page). LOG_SAMPLES is how many samples of a step are written besides its extremes (empty: all)
 : "${USE_TENSORBOARD:=1}" "${USE_WANDB:=0}" "${USE_TRACKIO:=0}" "${LOG_SAMPLES:=}"
 
 : "${SEED:=42}"
@@ -265,6 +269,7 @@ DATA_ARGS=(
     --remote_rm_url "$REWARD"
 )
 if [[ -n $REASONING_EFFORT ]]; then DATA_ARGS+=(--reasoning_effort "$REASONING_EFFORT"); fi
+if [[ -n $TEMPLATE_VARIABLES ]]; then DATA_ARGS+=(--template_variables "$TEMPLATE_VARIABLES"); fi
 # An environment formats the chat itself
 if [[ -n $ENVIRONMENT ]]; then
     DATA_ARGS+=(--agent_func_path "$HERE/grpo/rollout/multi_turn/agent.py")
@@ -391,3 +396,5 @@ if [[ -n $FROM_STEP ]]; then OPTIONS+=(--from-step "$FROM_STEP"); fi
 exec "${LAUNCH[@]}" "$MODE" "${OPTIONS[@]}" -- \
     "${MODEL_ARGS[@]}" "${DATA_ARGS[@]}" "${ROLLOUT_ARGS[@]}" "${GRPO_ARGS[@]}" "${OPTIM_ARGS[@]}" "${LORA_ARGS[@]}" \
     "${ENGINE_ARGS[@]}" "${ACTOR_ARGS[@]}" "${EVAL_ARGS[@]}" "${CKPT_ARGS[@]}" "${LOG_ARGS[@]}" -- "${EXTRA_ARGS[@]}"
+
+}

@@ -39,10 +39,10 @@ def named(rows: Sequence[Row], source: str, own: OwnColumns) -> list[Row]:
     Raises:
         UserError: if no row has a column with a problem, or with an answer or a solution.
     """
-    found = {str(name): None for row in rows if isinstance(row.value, dict) for name in row.value}
-    columns = f"columns: {', '.join(found) or 'none'}"
+    names = {str(name): None for row in rows if isinstance(row.value, dict) for name in row.value}
+    columns = f"columns: {', '.join(names) or 'none'}"
     for option, name in (("--problem-column", own.problem), ("--answer-column", own.answer)):
-        if name and _normal(name) not in map(_normal, found):
+        if name and _normal(name) not in map(_normal, names):
             raise UserError(f"{source} has no column {name!r} ({columns})", f"name another {option}")
     renamed = [Row(location, _known(value, own)) for location, value in rows]
     objects = [row.value for row in renamed if isinstance(row.value, dict)]

@@ -41,7 +41,7 @@ def choose(
 
     Returns the problems kept, how many were left out by reason, and for each level (or data source, without levels)
     the measured problems, their mean rate, and how many of them are kept.
-    Raises UserError if the range is none, or no training problem has a rate.
+    Raises UserError if the range is invalid, or no training problem has a rate.
     """
     low, high = between
     if not 0 <= low < high <= 1:

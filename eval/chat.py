@@ -17,13 +17,13 @@ class Chat:
     Args:
         model: the model's folder.
         date: today's date for templates that ask for it, such as gpt-oss's.
-        reasoning_effort: low, medium or high for gpt-oss; None for the template's default.
+        variables: more variables for the template, see :func:`grpo.rollout.chat_template.variables`.
 
     Raises:
         UserError: if the model has no tokenizer or chat template.
     """
 
-    def __init__(self, model: Path, date: datetime.date, reasoning_effort: str | None) -> None:
+    def __init__(self, model: Path, date: datetime.date, variables: Mapping[str, Any]) -> None:
         from transformers import AutoTokenizer  # takes seconds
 
         try:
@@ -34,9 +34,7 @@ class Chat:
             ) from None
         if not self.tokenizer.chat_template:
             raise UserError(f"{model} has no chat template", "add chat_template.jinja to it")
-        self._variables: dict[str, Any] = {"strftime_now": date.strftime}
-        if reasoning_effort:
-            self._variables["reasoning_effort"] = reasoning_effort
+        self._variables = {"strftime_now": date.strftime, **variables}
 
     def prompt(self, problem: EvalProblem) -> list[int]:
         """Return the tokens that the engine gets: a chat with the problem as the user's message."""

@@ -27,6 +27,7 @@ from eval.table import result_table
 from grpo.checkpoint import digests
 from grpo.checkpoint.adapter_files import Adapter
 from grpo.model.model_files import Model
+from grpo.rollout.chat_template import variables
 from grpo.rollout.thinking import PRESETS, Budget, Delimiter
 from grpo.stack.hub import model_folder
 from grpo.stack.problem import UserError
@@ -62,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
     sampling.add_argument(
         "--reasoning-effort", choices=("low", "medium", "high"), help="for the chat template (default: the template's)"
     )
+    sampling.add_argument("--template-variables", metavar="JSON", help="more variables for the chat template")
     sampling.add_argument(
         "--date", type=datetime.date.fromisoformat, help="YYYY-MM-DD, for templates that use it (default: today)"
     )
@@ -105,7 +107,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     if adapter and not digests.is_sealed(adapter.folder):
         print(f"eval.evaluate: {digests.unverified(adapter.folder)}", file=sys.stderr)
     options.date = options.date or _first_date(options.out)
-    chat = Chat(model.folder, options.date, options.reasoning_effort)
+    chat = Chat(model.folder, options.date, variables(options.reasoning_effort, options.template_variables))
     if options.thinking_budget is not None and options.thinking_delimiter is None:
         options.thinking_delimiter = PRESETS[0]
     thinking = check_thinking(options, chat.encode)

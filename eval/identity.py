@@ -12,7 +12,8 @@ from grpo.model.model_files import Model
 from grpo.stack.checkout import git_revision, on_cpu_stack
 
 _SAMPLING = ("temperature", "top_p", "max_tokens", "seed", "reasoning_effort", "tensor_parallel", "eager")
-_BUDGETS = ("thinking_budget", "answer_budget", "thinking_delimiter")  # None if unset: such folders lack these keys
+# None if unset: such folders lack these keys.
+_OPTIONAL = ("thinking_budget", "answer_budget", "thinking_delimiter", "template_variables")
 _MODEL_FILES = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("chat_template.jinja", "model.safetensors.index.json"),
@@ -27,7 +28,7 @@ def identity(options: Namespace, model: Model, adapter: Adapter | None) -> dict[
         "adapter_scale": adapter.scale if adapter else None,
         "data_sha256": file_digest(options.data),
         **{name: getattr(options, name) for name in _SAMPLING},
-        **{name: value for name in _BUDGETS if (value := getattr(options, name)) is not None},
+        **{name: value for name in _OPTIONAL if (value := getattr(options, name)) is not None},
         "date": options.date.isoformat(),
         **versions(),
     }

@@ -47,8 +47,8 @@ def _what(error: BaseException, path: Path) -> str:
     """Return the last line of a traceback, and the last place in the user's file."""
     (line,) = traceback.format_exception_only(error)[-1:]
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    place = f" ({path}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
-    return line.strip() + place
+    location = f" ({path}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
+    return line.strip() + location
 
 
 def _error(what: str, remedy: str) -> dict[str, Any]:

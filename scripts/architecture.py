@@ -23,7 +23,7 @@ BEGIN, END = "<!-- hooks: written by python -m scripts.architecture -->\n", "<!-
 PHASES = {
     "Start of the driver": (
         *("package.check_digest", "train_ppo_ray.add_flags", "train_ppo_ray.validate"),
-        *("train_ppo_ray.hand_on_thinking_budget", "train_ppo_ray.hand_on_reasoning_effort"),
+        *("train_ppo_ray.hand_on_thinking_budget", "train_ppo_ray.hand_on_template_variables"),
         *("train_ppo_ray.runtime_env", "train_ppo_ray.engine_model", "train_ppo_ray.adapter_config"),
         *("vllm_engine.WORKER", "vllm_engine.engine_arguments"),
         *("train_ppo_ray.actor_is_reference", "train_ppo_ray.reference_from", "train_ppo_ray.engines_ready"),
@@ -42,7 +42,7 @@ PHASES = {
         *("ppo_actor.load_step", "ppo_actor.recorder", "ppo_actor.PolicyLoss", "ppo_actor.needs_nccl_group"),
     ),
     "Before the first step": (
-        *("prompts_dataset.render_with", "ppo_trainer.optimizer_steps", "ppo_trainer.length_limits"),
+        *("prompts_dataset.render_with", "ppo_trainer.length_limits"),
         *("ppo_trainer.restore", "ppo_trainer.start_log", "ppo_trainer.evaluate_first"),
     ),
     "A step: sampling": (

@@ -10,16 +10,17 @@ import math
 import pickle
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.optim.lr_scheduler import LambdaLR
 
 from grpo.lora import adapter
 from grpo.model.model_files import CheckpointError
 from grpo.stack.problem import UserError
-from grpo.stack.upstream.trainer import PPOTrainer, TrainerEngine, ZeroOptimizer
+from grpo.stack.upstream.trainer import PPOTrainer, TrainerEngine, ZeroOptimizer, ZeroParameter
 
 KINDS = ("master", "exp_avg", "exp_avg_sq")
 _OTHER = "resume from another step: --resume DIR --from-step N"
@@ -186,12 +187,12 @@ def _moments(adam: torch.optim.Optimizer, flat: torch.Tensor) -> dict[str, Any]:
     return adam.state[flat] or {"step": 0, **{kind: torch.zeros_like(flat.data) for kind in KINDS[1:]}}
 
 
-def _parameters(engine: TrainerEngine) -> list[tuple[str, Any]]:
+def _parameters(engine: TrainerEngine) -> list[tuple[str, ZeroParameter]]:
     names, parameters = adapter.adapter_parameters(engine.module)
-    return list(zip(names, parameters, strict=True))
+    return list(zip(names, cast("list[ZeroParameter]", parameters), strict=True))
 
 
-def _set_schedule(scheduler: Any, optimizer: ZeroOptimizer, saved: dict[str, Any]) -> None:
+def _set_schedule(scheduler: LambdaLR, optimizer: ZeroOptimizer, saved: dict[str, Any]) -> None:
     """Continue at the saved position of the schedule, with this run's learning rate and length."""
     scheduler.last_epoch, scheduler._step_count = saved["last_epoch"], saved["_step_count"]
     shares = [share(scheduler.last_epoch) for share in scheduler.lr_lambdas]

@@ -158,7 +158,7 @@ def number_of(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _number(value: Any) -> float:
+def _number(value: object) -> float:
     """Return a value of a line as a number; NaN for null, text and booleans."""
     number = number_of(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
     return math.nan if number is None else number

@@ -7,7 +7,7 @@ import torch
 
 from grpo.model import loading
 from grpo.model.architecture import NO_SHARD, PACKED, ZERO3
-from grpo.stack.upstream.trainer import ModelOutput
+from grpo.stack.upstream.trainer import Actor, ModelOutput
 from grpo.update import log_probs, passes
 
 
@@ -28,7 +28,7 @@ def logits_to_keep(action_mask: torch.Tensor | None) -> int:
     return passes.logits_to_keep(action_mask)
 
 
-def scoring(actor: Any, targets: torch.Tensor, entropy: bool) -> AbstractContextManager[None]:
+def scoring(actor: Actor, targets: torch.Tensor, entropy: bool) -> AbstractContextManager[None]:
     """Let the model return scores of the tokens instead of logits, within the context.
 
     Args:

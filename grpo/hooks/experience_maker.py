@@ -97,7 +97,9 @@ def with_branches(batches: list[Batch], samples: Sequence[Sample], pad_token_id:
     return branches.with_branches(batches, samples, pad_token_id)
 
 
-def old_log_probs(maker: ExperienceMaker, samples: Sequence[Batch], **batches: list[torch.Tensor]) -> Any:
+def old_log_probs(
+    maker: ExperienceMaker, samples: Sequence[Batch], **batches: list[torch.Tensor]
+) -> "list[ObjectRef[Any]] | ObjectRef[Any]":
     """Start the forward passes for the old log-probs, if the loss reads them."""
     return passes.old_log_probs_ref(maker, samples, **batches)
 

@@ -28,11 +28,6 @@ class Controller(PPOTrainer, Protocol):
 # Before the loop
 
 
-def optimizer_steps(args: Arguments, steps: int) -> int:
-    """Return the number of optimizer steps that the learning rate is scheduled for."""
-    return run_log.optimizer_steps(args, steps)
-
-
 def length_limits(args: Arguments, states: dict[str, Any]) -> length_schedule.Schedule:
     """Return the run's limits on response length, in the state of the checkpoint."""
     return length_schedule.Schedule(args, states.get("lengths"))

@@ -35,8 +35,8 @@ def hand_on_thinking_budget(args: Arguments) -> None:
     thinking_settings.hand_on(args)
 
 
-def hand_on_reasoning_effort(args: Arguments) -> None:
-    """Pass the reasoning effort to the engines, where environments render prompts."""
+def hand_on_template_variables(args: Arguments) -> None:
+    """Pass the chat template's variables to the engines, where environments render prompts."""
     chat_template.hand_on(args)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grpo.launch import (
+    cost,
     gpu_memory,
     judge,
     kernels,
@@ -89,6 +90,7 @@ def main() -> int:
     changes = own_settings.changed(options.stand_in, own)
     about = [*own_settings.describe(changes), *describe(plan, config)]
     about += [*gpu_memory.describe(config), *reward.describe(config), *judge.describe(run_judge, config)]
+    about += cost.describe(plan, config, run_judge)
     if options.mode == "plan":
         print("\n".join(about), flush=True)
         wrong = preflight.problems_anywhere(config)

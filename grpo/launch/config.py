@@ -170,7 +170,9 @@ def resolve(flags: list[str], run_dir: Path) -> Config:
     files = RunFiles(run_dir, Path(given["metrics_dir"]))
     given.setdefault("ckpt_path", str(files.checkpoints))
     given["save_path"] = str(files.final)
-    given.setdefault("wandb_run_name", run_dir.name)
+    # W&B's own variables; Trackio gets the same names.
+    given.setdefault("wandb_run_name", os.environ.get("WANDB_NAME") or run_dir.name)
+    given.setdefault("wandb_project", os.environ.get("WANDB_PROJECT") or "gptoss-grpo")
     if given.get("use_tensorboard") == "1":
         given["use_tensorboard"] = str(run_dir / "tensorboard")
     argv = command_line(parser, given)

@@ -21,6 +21,7 @@ def evaluate_command(config: Config, adapter: Path | None) -> str | None:
         "temperature": f"{args.eval_temperature:g}",
         "tensor-parallel": args.vllm_tensor_parallel_size,
         "reasoning-effort": args.reasoning_effort,
+        "template-variables": args.template_variables,
         "thinking-budget": args.thinking_budget,
         "answer-budget": args.answer_budget,
         "out": f"evals/{Path(args.run_dir).name}",

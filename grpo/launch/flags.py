@@ -80,6 +80,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         choices=EFFORTS,
         help="reasoning effort for the chat template (default: the template's)",
     )
+    group.add_argument("--template_variables", default=None, help="more variables for the chat template, as JSON")
     group.add_argument(
         "--thinking_budget", type=int, default=None, help="tokens after which the thinking is cut and the answer begins"
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.launch.config import Config
+from grpo.launch.host_memory import is_for_gpus
 from grpo.launch.plan import size
 from grpo.model import model_files
 from grpo.model.architecture import ATTENTION_PROJECTIONS, NO_SHARD, PACKED, ZERO3, Architecture
@@ -16,11 +17,8 @@ from grpo.model.model_files import CheckpointError
 from grpo.model.released import CONTEXT, RELEASED
 from grpo.rollout.multi_turn import settings
 from grpo.stack import machine
-from grpo.stack.checkout import on_cpu_stack
 from grpo.stack.problem import Problem
 
-# The CPU stack is for the tiny models of tests. The gpt-oss models on the hub have at least 42 GB in bf16.
-LARGEST_ON_CPU = 20 * machine.GB
 ASSUMED_GB = 80
 _GIB = 2**30
 _SHORTEST = 1024  # tokens that are worth training on
@@ -74,7 +72,7 @@ def needs(config: Config, **changes: Any) -> Needs | None:
     actor, engine = _architecture(args.pretrain), _architecture(args.engine_model)
     if actor is None or engine is None:
         return None
-    if on_cpu_stack() and sum(actor.actor_bytes(packed=False).values()) <= LARGEST_ON_CPU:
+    if not is_for_gpus(actor):
         return None
     gpu, source = _gpu(args)
     rows = args.micro_train_batch_size * _branches(args)

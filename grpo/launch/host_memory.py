@@ -10,6 +10,8 @@ from grpo.model.model_files import Model
 from grpo.stack.checkout import on_cpu_stack
 from grpo.stack.machine import GB
 
+# The CPU stack is for the tiny models of tests. The gpt-oss models on the hub have at least 42 GB in bf16.
+LARGEST_ON_CPU = 20 * GB
 # Host memory of one process with torch and vLLM imported. CPU: fitted to 7.9 GB (2 engines, 2 ranks) and
 # 12.4 GB (2 engines with TP=2, 4 ranks). GPU: assumed; CUDA's host part is larger.
 _PROCESS_BYTES = {True: 0.75 * GB, False: 2 * GB}
@@ -25,7 +27,7 @@ def host_memory(
         object_store_bytes: of Ray's object store, in /dev/shm.
     """
     args = config.args
-    cpu = on_cpu_stack()
+    cpu = not is_for_gpus(Architecture.from_config(model.config))
     parts = {}
     if cpu:
         copies = config.actor_ranks if args.actor_shard == NO_SHARD else 1
@@ -40,6 +42,11 @@ def host_memory(
     parts["Ray's object store, in /dev/shm"] = object_store_bytes
     parts[f"{processes(config)} processes"] = int(processes(config) * _PROCESS_BYTES[cpu])
     return parts
+
+
+def is_for_gpus(architecture: Architecture) -> bool:
+    """Return whether a run of this model is planned for GPUs: always, except for tiny models on the CPU stack."""
+    return not on_cpu_stack() or sum(architecture.actor_bytes(packed=False).values()) > LARGEST_ON_CPU
 
 
 def actor_bytes(config: Config, model: Model) -> dict[str, int]:

@@ -7,11 +7,13 @@ from typing import Any
 
 from grpo.launch.config import Config
 from grpo.launch.data_files import read_records
-from grpo.launch.host_memory import actor_bytes, host_memory
+from grpo.launch.host_memory import actor_bytes, host_memory, is_for_gpus
+from grpo.launch.learning_rate import LearningRate
 from grpo.launch.lengths import describe_lengths
 from grpo.launch.supervise.ray_head import RayHead
+from grpo.model.architecture import Architecture
 from grpo.model.model_files import CheckpointError, Model, read_whole
-from grpo.run.run_log import optimizer_steps
+from grpo.model.released import RELEASED, as_model
 from grpo.stack.checkout import on_cpu_stack
 from grpo.stack.machine import GB
 from grpo.stack.problem import UserError
@@ -48,6 +50,8 @@ class Plan:
     checkpoint_bytes: int | None = None
     disk_bytes: int | None = None
     object_store_bytes: int = _MIN_STORE
+    architecture: Architecture | None = None
+    download_bytes: int | None = None
     ray_gpus: int = 0
     ray_cpus: int = 0
     unknown: list[str] = field(default_factory=list)
@@ -77,8 +81,8 @@ def make_plan(config: Config) -> Plan:
     )
     _add_steps(plan, config)
     try:
-        model = read_whole(Path(args.pretrain))
-        engine_model = read_whole(Path(args.engine_model))
+        model = as_model(args.pretrain) or read_whole(Path(args.pretrain))
+        engine_model = as_model(args.engine_model) or read_whole(Path(args.engine_model))
         _add_sizes(plan, config, model, engine_model)
     except CheckpointError as error:
         plan.unknown.append(f"memory and disk: {error}")
@@ -101,7 +105,7 @@ def _add_steps(plan: Plan, config: Config) -> None:
         plan.steps = min(plan.steps, args.max_steps)
     # OpenRLHF's own formula (prepare_datasets) for the length of the learning-rate schedule.
     per_episode = plan.prompts * args.n_samples_per_prompt // args.train_batch_size
-    plan.scheduled_optimizer_steps = optimizer_steps(args, per_episode * args.num_episodes * args.max_epochs)
+    plan.scheduled_optimizer_steps = per_episode * args.num_episodes * args.max_epochs
     if plan.eval_prompts and args.eval_steps > 0:
         plan.evals = math.ceil(plan.steps / args.eval_steps) + int(args.eval_at_start)  # always the last step
 
@@ -110,7 +114,11 @@ def _add_sizes(plan: Plan, config: Config, model: Model, engine_model: Model) ->
     args = config.args
     targets = args.target_modules if isinstance(args.target_modules, list) else [args.target_modules]
     plan.lora_parameters = model.lora_parameters(args.lora_rank, targets)
+    plan.architecture = Architecture.from_config(model.config)
     plan.model_bf16_bytes, plan.model_file_bytes = model.bf16_bytes, model.file_bytes
+    if args.pretrain in RELEASED:  # not here: a model in the hub's cache goes by its folder
+        plan.download_bytes = sum(plan.architecture.actor_bytes(packed=True).values())
+        plan.model_file_bytes = plan.download_bytes
     plan.model_actor_bytes = sum(actor_bytes(config, model).values())
     plan.lora_optimizer_bytes = plan.lora_parameters * OPTIMIZER_BYTES
     adapter = plan.lora_parameters * WEIGHT_BYTES
@@ -129,7 +137,8 @@ def _add_sizes(plan: Plan, config: Config, model: Model, engine_model: Model) ->
 def describe(plan: Plan, config: Config) -> list[str]:
     """Describe the plan in lines for people."""
     args = config.args
-    device = "GPUs (none)" if on_cpu_stack() else "GPUs"
+    is_simulated = on_cpu_stack() and not (plan.architecture and is_for_gpus(plan.architecture))
+    device = "GPUs (none)" if is_simulated else "GPUs"
     lines = [
         f"rollout     {args.rollout_batch_size} prompts x {args.n_samples_per_prompt} samples = "
         f"{plan.samples_per_rollout} samples, at most {args.prompt_max_len} + {args.generate_max_len} tokens "
@@ -150,6 +159,11 @@ def describe(plan: Plan, config: Config) -> list[str]:
     )
     if plan.host_bytes is not None:
         lines += _describe_sizes(plan)
+    if plan.download_bytes:
+        lines.append(
+            f"download    {size(plan.download_bytes)}: {args.pretrain} is not on this machine; "
+            f"hf download {args.pretrain} --exclude 'original/*' 'metal/*'"
+        )
     return lines + [f"unknown     {reason}" for reason in plan.unknown]
 
 
@@ -160,10 +174,15 @@ def _describe_steps(plan: Plan, config: Config) -> list[str]:
         f"steps       {plan.prompts} prompts = {plan.steps_per_episode} global steps per episode "
         f"({plan.unused_prompts_per_episode} prompts left over), {args.num_episodes} episodes{limit}: "
         f"{plan.steps} global steps",
-        f"schedule    {args.lr_scheduler} over {plan.scheduled_optimizer_steps} optimizer steps, "
-        f"warm-up {math.ceil((plan.scheduled_optimizer_steps or 0) * args.lr_warmup_ratio)}, "
-        f"peak learning rate {args.actor_learning_rate:g}",
     ]
+    if plan.steps and plan.optimizer_steps_per_rollout and plan.gradient_accumulation:
+        rate = LearningRate.of_run(
+            args,
+            plan.scheduled_optimizer_steps or 0,
+            plan.optimizer_steps_per_rollout,
+            plan.gradient_accumulation,
+        )
+        lines += rate.describe(plan.steps)
     if plan.evals is not None:
         lines.append(
             f"eval        {plan.evals} times {plan.eval_prompts} problems x {args.eval_n_samples_per_prompt} samples, "

@@ -26,6 +26,7 @@ from grpo.launch.checks.settings import check_batches, check_flags
 from grpo.launch.checks.thinking import check_thinking
 from grpo.launch.config import Config
 from grpo.launch.plan import Plan
+from grpo.run import trackers
 from grpo.stack.checkout import CHECKOUT, on_cpu_stack
 from grpo.stack.problem import Problem
 
@@ -44,6 +45,7 @@ def problems(config: Config, plan: Plan, run_dir: Path, is_resumed: bool = False
         () if is_resumed else check_is_new(config, run_dir),
         check_disk(config, plan, run_dir),
         check_ray(),
+        check_trackers(config),
     )
     return [problem for check in checks for problem in check]
 
@@ -93,6 +95,14 @@ def pins() -> dict[str, str]:
     requirements = project["dependencies"] + project["optional-dependencies"][stack]
     pinned = (re.fullmatch(r"([\w.-]+)(?:\[.*\])?==([\w.]+)", requirement) for requirement in requirements)
     return {match[1]: match[2] for match in pinned if match}
+
+
+def check_trackers(config: Config) -> Iterator[Problem]:
+    """Check that the trackers can start: they end a run that they cannot log."""
+    if config.args.use_wandb and (problem := trackers.wandb_problem()):
+        yield problem
+    if config.args.use_trackio and (fault := trackers.trackio_fault()):
+        yield Problem(f"Trackio cannot be imported: {fault}", f"{trackers.INSTALL['trackio']}, or set USE_TRACKIO=0")
 
 
 def patch_status() -> dict[str, Any]:

@@ -1,33 +1,33 @@
 """Counts the tokens of prompts in a separate process, where transformers skips torch: 2 seconds instead of 10.
 
-python -m grpo.launch.prompt_lengths MODEL_DIR [REASONING_EFFORT] <PROMPTS.json
+python -m grpo.launch.prompt_lengths MODEL_DIR VARIABLES_JSON <PROMPTS.json
 """
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
-from grpo.rollout.chat_template import variables
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.problem import UserError
 
 
-def count(model: str, prompts: Sequence[Any], effort: str | None = None) -> list[int]:
+def count(model: str, prompts: Sequence[Any], variables: Mapping[str, Any] = MappingProxyType({})) -> list[int]:
     """Return the number of tokens of each prompt under the model's chat template.
 
     Args:
         model: a folder with tokenizer and template.
         prompts: each the user's message, or a list of messages.
-        effort: the reasoning effort passed to the template; None for the template's default.
+        variables: passed to the template.
 
     Raises:
         UserError: if the model's tokenizer or template cannot be used.
     """
     done = subprocess.run(
-        [sys.executable, "-m", "grpo.launch.prompt_lengths", model, *([effort] if effort else [])],
+        [sys.executable, "-m", "grpo.launch.prompt_lengths", model, json.dumps(dict(variables))],
         cwd=CHECKOUT,
         env={**os.environ, "USE_TORCH": "0", "TRANSFORMERS_VERBOSITY": "error"},
         input=json.dumps(prompts),
@@ -46,8 +46,8 @@ def main() -> int:
     """Print the lengths as a JSON list, or fail with a traceback."""
     from data.checks import prompt_lengths
 
-    model, *effort = sys.argv[1:]
-    print(json.dumps(prompt_lengths(model, json.load(sys.stdin), **variables(*effort or (None,)))))
+    model, variables = sys.argv[1:]
+    print(json.dumps(prompt_lengths(model, json.load(sys.stdin), **json.loads(variables))))
     return 0
 
 

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Iterator
 
 from grpo.batch import length_schedule
+from grpo.rollout import chat_template
 from grpo.rollout.multi_turn.settings import has_environment
 from grpo.rollout.thinking import Budget
 from grpo.stack.problem import Problem, UserError
@@ -17,6 +18,10 @@ def problems(args: argparse.Namespace) -> Iterator[Problem]:
     """Yield each problem of these arguments with its remedy."""
     if args.temperature <= 0:
         yield Problem(f"--temperature {args.temperature:g} draws the same sample every time", "give more than 0")
+    try:
+        chat_template.parse(args.template_variables)
+    except UserError as error:
+        yield error.problem
     yield from _lengths(args)
     yield from _thinking(args)
     if has_environment(args):
@@ -60,6 +65,8 @@ def _thinking(args: argparse.Namespace) -> Iterator[Problem]:
         elif args.answer_budget is not None:
             yield Problem("--answer_budget is set, but --thinking_budget is not", "set both, or neither")
         return
+    if args.thinking_delimiter is None:
+        yield Problem("--thinking_budget only works with --thinking_delimiter", "add --thinking_delimiter harmony")
     try:
         Budget(args.thinking_budget, args.answer_budget)
     except UserError as error:

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from vllm.config import get_current_vllm_config
+from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.model_executor.layers.linear import LinearMethodBase
 from vllm.model_executor.models.gpt_oss import GptOssForCausalLM, OAIAttention
@@ -58,7 +58,7 @@ class SidePath(LinearMethodBase):
     def create_weights(self, *args: Any, **kwargs: Any) -> None:
         self.base.create_weights(*args, **kwargs)
 
-    def process_weights_after_loading(self, layer: Any) -> None:
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         self.base.process_weights_after_loading(layer)
 
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -189,7 +189,7 @@ def mask_vocabulary(model: GptOssForCausalLM, rows: int) -> None:
     normalised over the remaining rows, as in the trainer.
     """
 
-    def masked(_module: Any, _inputs: Any, logits: torch.Tensor | None) -> torch.Tensor | None:
+    def masked(_module: object, _inputs: object, logits: torch.Tensor | None) -> torch.Tensor | None:
         return None if logits is None else mask_(logits, rows)  # only one worker of an engine gets logits
 
     model.logits_processor.register_forward_hook(masked)
@@ -211,7 +211,7 @@ def _install() -> None:
     OAIAttention.__init__ = init_with_side_path  # type: ignore[method-assign]
     original_model = GptOssForCausalLM.__init__
 
-    def init_with_mask(self: GptOssForCausalLM, vllm_config: Any, prefix: str = "") -> None:
+    def init_with_mask(self: GptOssForCausalLM, vllm_config: VllmConfig, prefix: str = "") -> None:
         original_model(self, vllm_config=vllm_config, prefix=prefix)
         tokenizer = cached_tokenizer_from_config(vllm_config.model_config)
         if tokenizer is not None:

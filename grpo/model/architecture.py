@@ -75,6 +75,12 @@ class Architecture:
             )
         return architecture
 
+    def config(self) -> dict[str, Any]:
+        """Return the part of config.json that :meth:`from_config` reads."""
+        numbers = {key: getattr(self, field) for field, key in _KEYS.items()}
+        method = {"quantization_config": {"quant_method": "mxfp4"}} if self.mxfp4 else {}
+        return {"model_type": MODEL_TYPE, "attention_bias": self.attention_bias, **numbers, **method}
+
     def parameters(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every parameter by its name in transformers' `GptOssForCausalLM`."""
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocabulary, self.hidden)}

@@ -3,22 +3,22 @@
 An attention that drops gpt-oss's sinks, or the window, gives plausible numbers and no error.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from grpo.model import attention
 from grpo.stack.problem import UserError
 
+if TYPE_CHECKING:
+    from transformers import GptOssConfig
+
 LENGTH = 300  # tokens: more than a block of queries, and more than two windows of gpt-oss
 LIMIT = 0.02  # of the norm; bf16 rounds by 0.002, and lost sinks differ by more than 0.1
 
 
-def check(config: Any, device: torch.device) -> None:
+def check(config: "GptOssConfig", device: torch.device) -> None:
     """Compare attention with sinks in bf16 with its definition in float64, for each kind of layer.
-
-    Args:
-        config: transformers' ``GptOssConfig``.
 
     Raises:
         UserError: if result or gradients differ by more than rounding does.
@@ -52,7 +52,7 @@ def definition(
 
 
 @torch.enable_grad()
-def _error(config: Any, window: int | None, device: torch.device) -> float:
+def _error(config: "GptOssConfig", window: int | None, device: torch.device) -> float:
     """Return the largest relative error of the result and of the gradients."""
     heads, shared, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     generator = torch.Generator().manual_seed(0)

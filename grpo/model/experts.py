@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import GptOssForCausalLM
+from transformers import GptOssConfig, GptOssForCausalLM
 
 from grpo.model import expert_rows, mxfp4
 from grpo.model.fused import fused
@@ -37,7 +37,7 @@ class Experts(nn.Module):
     gate_up_proj_bias: nn.Parameter
     down_proj_bias: nn.Parameter
 
-    def __init__(self, config: Any, packed: bool) -> None:
+    def __init__(self, config: GptOssConfig, packed: bool) -> None:
         super().__init__()
         self.num_experts = experts = config.num_local_experts
         hidden, inner = config.hidden_size, config.intermediate_size

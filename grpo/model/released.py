@@ -1,6 +1,9 @@
 """The architectures of the released gpt-oss models, so that a run can be planned before a model is downloaded."""
 
+from pathlib import Path
+
 from grpo.model.architecture import Architecture
+from grpo.model.model_files import Model, Tensor
 
 _SHARED = {
     "hidden": 2880,
@@ -18,3 +21,12 @@ RELEASED = {
     "openai/gpt-oss-120b": Architecture(layers=36, experts=128, attention_bias=True, mxfp4=True, **_SHARED),
     "openai/gpt-oss-20b": Architecture(layers=24, experts=32, attention_bias=True, mxfp4=True, **_SHARED),
 }
+
+
+def as_model(name: str) -> Model | None:
+    """Return a released model as its files would be read, before they are here; None for another name."""
+    if name not in RELEASED:
+        return None
+    architecture, folder = RELEASED[name], Path(name)
+    tensors = {tensor: Tensor(folder, "", shape, 0, 0) for tensor, shape in architecture.stored().items()}
+    return Model(folder, architecture.config(), tensors)

@@ -55,7 +55,7 @@ def hand_on(args: Arguments) -> None:
 
     OpenRLHF ignores ``--remote_rm_url`` if an executor is named, and passes no arguments to it.
     """
-    if args.thinking_budget is None or args.answer_budget is None:
+    if args.thinking_budget is None or args.answer_budget is None or args.thinking_delimiter is None:
         return
     os.environ.update(
         environment(args.thinking_budget, args.answer_budget, args.thinking_delimiter, args.remote_rm_url or "")

@@ -195,7 +195,7 @@ def interval(row: dict[str, Any]) -> str:
     return text + (f" (n={row['n']})" if "n" in row else "")
 
 
-def is_number(value: Any) -> TypeGuard[float]:
+def is_number(value: object) -> TypeGuard[float]:
     """Tell whether a value of a line is a finite number: not null, text or a boolean."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 

@@ -149,7 +149,7 @@ def _pass_at(counts: Sequence[tuple[int, int]], k: int) -> dict[str, float | Non
     return {"value": statistics.fmean(values), "ci_low": low, "ci_high": high}
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 

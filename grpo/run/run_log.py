@@ -223,15 +223,3 @@ def attach(trainer: PPOTrainer, states: dict[str, Any]) -> RunLog:
 def is_finished(args: Arguments, step: int) -> bool:
     """Say whether the run has completed the steps that ``--max_steps`` asks for."""
     return args.max_steps is not None and step >= args.max_steps
-
-
-def optimizer_steps(args: Arguments, steps: int) -> int:
-    """Return the length of the learning-rate schedule: OpenRLHF's, shortened if ``--max_steps`` ends the run earlier.
-
-    Args:
-        steps: OpenRLHF's count of optimizer steps over all episodes.
-    """
-    if args.max_steps is None:
-        return steps
-    per_step = args.rollout_batch_size * args.n_samples_per_prompt * args.max_epochs // args.train_batch_size
-    return min(steps, args.max_steps * per_step)

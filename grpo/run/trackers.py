@@ -6,10 +6,18 @@ for it. A tracker that fails later is switched off with a warning. Keys come onl
 
 import importlib.util
 import logging
+import os
+import re
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from grpo.stack import secrets
+from grpo.stack.problem import Problem
 from grpo.stack.upstream.arguments import Arguments
 
 logger = logging.getLogger("openrlhf.grpo.trackers")
@@ -45,7 +53,10 @@ class TensorBoard:
 
 
 class Wandb:
-    """Weights & Biases, with WANDB_API_KEY; a resumed run continues its own page."""
+    """Weights & Biases, in the folder wandb of the run directory; a resumed run continues its own page.
+
+    The key comes from WANDB_API_KEY or `wandb login`. With WANDB_MODE=offline, there is none.
+    """
 
     def __init__(self, args: Arguments, step: int) -> None:
         import wandb
@@ -55,8 +66,9 @@ class Wandb:
             project=args.wandb_project,
             group=args.wandb_group,
             name=args.wandb_run_name,
-            id=args.wandb_run_name,
+            id=re.sub(r"[^\w.-]", "-", Path(args.run_dir).name),
             resume="allow",
+            dir=args.run_dir,
             config=secrets.without_wandb_key(args),
         )
         self._run.define_metric("*", step_metric="global_step")
@@ -140,6 +152,45 @@ def start(args: Arguments, step: int) -> Trackers:
 def missing_packages(args: Arguments) -> list[tuple[str, str]]:
     """Return flag and package of each requested tracker that is not installed."""
     return [(flag, name) for flag, name, _ in KNOWN if getattr(args, flag) and not importlib.util.find_spec(name)]
+
+
+# W&B itself says where the key comes from. It runs in another process, since it starts a service.
+_ASK_WANDB = """
+import sys, wandb
+settings = wandb.setup(wandb.Settings(silent=True)).settings
+online = settings.mode in ("online", "shared")
+print(settings.base_url if online else "", not online or wandb.login(prompt=False, verify=False))
+"""
+_OFFLINE = "set WANDB_MODE=offline: wandb sync sends the files later"
+
+
+def wandb_problem() -> Problem | None:
+    """Return why W&B cannot start: it has no key, or cannot reach its server. Offline it needs neither."""
+    done = subprocess.run([sys.executable, "-c", _ASK_WANDB], capture_output=True, text=True)
+    if done.returncode:
+        return Problem(f"USE_WANDB is 1, but wandb fails: {done.stderr.strip()[-300:]}", "mend it, or set USE_WANDB=0")
+    server, _, has_key = done.stdout.strip().splitlines()[-1].rpartition(" ")
+    if has_key != "True":
+        return Problem("USE_WANDB is 1, but W&B has no key", f"export WANDB_API_KEY, run `wandb login`, or {_OFFLINE}")
+    proxies = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
+    if server and not any(os.environ.get(name) for name in proxies):
+        address = urlsplit(server)
+        try:
+            socket.create_connection((address.hostname, address.port or 443), timeout=5).close()
+        except OSError as error:
+            return Problem(f"W&B's server {server} does not answer ({error})", _OFFLINE)
+    return None
+
+
+INSTALL = {"trackio": "uv pip install --no-deps -r requirements/trackio.txt"}  # others are in the locks
+
+
+def trackio_fault() -> str:
+    """Return why Trackio cannot be imported; "" if it can, or is not installed, which another check reports."""
+    if not importlib.util.find_spec("trackio"):
+        return ""
+    done = subprocess.run([sys.executable, "-c", "import trackio"], capture_output=True, text=True)
+    return done.stderr.strip().splitlines()[-1] if done.returncode else ""
 
 
 def _flat(numbers: Mapping[str, Any], prefix: str) -> dict[str, float]:

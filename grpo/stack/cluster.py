@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Secrets are not in this list, since Ray writes a job's runtime_env to its logs. Export them before `ray start`.
 FORWARDED_PREFIXES = (
     *("GRPO_", "VLLM_", "OMP_", "MKL_", "ONEDNN_", "DNNL_", "ATEN_CPU_", "NCCL_", "DS_", "TORCH", "PYTORCH_"),
-    *("HF_HUB_", "HF_HOME"),
+    *("HF_HUB_", "HF_HOME", "WANDB_", "TRACKIO_"),
 )
 FORWARDED_NAMES = ("PYTHONPATH", "PATH", "TOKENIZERS_PARALLELISM", "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES")
 

@@ -60,7 +60,9 @@ def is_of_engine(args: Arguments) -> bool:
     return bool(args.old_log_probs == "engine")
 
 
-def old_log_probs_ref(maker: ExperienceMaker, samples: Sequence[Batch], **batches: list[torch.Tensor]) -> Any:
+def old_log_probs_ref(
+    maker: ExperienceMaker, samples: Sequence[Batch], **batches: list[torch.Tensor]
+) -> "list[ray.ObjectRef[Any]] | ray.ObjectRef[Any]":
     """Start the forward passes for the old log-probs, or none if the ratio does not use them or the update makes them.
 
     Without a pass, a KL penalty in the reward compares the engine's log-probs with the reference. The engine is the

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from peft.tuners.lora import LoraLayer
 from torch import nn
@@ -10,6 +10,10 @@ from torch import nn
 from grpo.lora import adapter
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.trainer import ActorGroup
+
+if TYPE_CHECKING:
+    import torch
+    from ray import ObjectRef
 
 
 def is_actor(args: Arguments) -> bool:
@@ -46,14 +50,14 @@ class ActorAsReference:
     def __init__(self, actors: ActorGroup) -> None:
         self._actors = actors
 
-    def async_run_method_batch(self, method_name: str, **batches: Any) -> Any:
+    def async_run_method_batch(self, method_name: str, **batches: "list[torch.Tensor]") -> "list[ObjectRef[Any]]":
         """Start the passes for the reference's log-probs; the actors run them after their earlier calls."""
         return self._actors.async_run_method_batch(method_name=f"reference_{method_name}", **batches)
 
-    def async_run_method(self, method_name: str, **kwargs: Any) -> Any:
+    def async_run_method(self, method_name: str, **kwargs: Any) -> "list[ObjectRef[Any]]":
         """Pass on methods that concern only the device, such as "empty_cache"."""
         return self._actors.async_run_method(method_name=method_name, **kwargs)
 
-    def async_init_model_from_pretrained(self, *_: Any, **__: Any) -> list[Any]:
+    def async_init_model_from_pretrained(self, *_: object, **__: object) -> "list[ObjectRef[Any]]":
         """Return []: the reference has no model to load."""
         return []

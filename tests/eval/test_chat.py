@@ -22,22 +22,22 @@ def model(tmp_path_factory) -> Path:
 
 
 def test_the_prompt_is_the_models_own_chat(model):
-    chat = Chat(model, DATE, None)
+    chat = Chat(model, DATE, {})
     text = chat.tokenizer.decode(chat.prompt(PROBLEM))
     assert text.endswith("<|start|>user<|message|>What is 1 plus 2?<|end|><|start|>assistant")
     assert "Reasoning: low" in text
-    assert "Reasoning: high" in chat.tokenizer.decode(Chat(model, DATE, "high").prompt(PROBLEM))
+    assert "Reasoning: high" in chat.tokenizer.decode(Chat(model, DATE, {"reasoning_effort": "high"}).prompt(PROBLEM))
 
 
 def test_template_that_uses_the_date_gets_the_date_of_the_evaluation(model, tmp_path):
     write_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("{{ strftime_now('%Y-%m-%d') }} {{ messages[0].content }}")
-    chat = Chat(tmp_path, DATE, None)
+    chat = Chat(tmp_path, DATE, {})
     assert chat.tokenizer.decode(chat.prompt(PROBLEM)) == "2030-01-02 What is 1 plus 2?"
 
 
 def test_a_sample_keeps_its_special_tokens_and_counts_its_answer(model):
-    chat = Chat(model, DATE, None)
+    chat = Chat(model, DATE, {})
     answer = "\\boxed{3}<|return|>"
     text = THINKING + "<|channel|>final<|message|>" + answer
     tokens, answer_tokens = (chat.tokenizer.encode(part, add_special_tokens=False) for part in (text, answer))
@@ -51,8 +51,8 @@ def test_a_sample_keeps_its_special_tokens_and_counts_its_answer(model):
 
 def test_a_model_without_tokenizer_or_template_is_refused(model, tmp_path):
     with pytest.raises(UserError, match="cannot be loaded"):
-        Chat(tmp_path, DATE, None)
+        Chat(tmp_path, DATE, {})
     write_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(UserError, match="no chat template"):
-        Chat(tmp_path, DATE, None)
+        Chat(tmp_path, DATE, {})

@@ -1,4 +1,4 @@
-"""A verdict that does not depend on which answer is the gold one."""
+"""Verdicts on two answers, each of which is once the gold one."""
 
 from reward.answers import grade
 
@@ -8,3 +8,8 @@ def both(first: str, second: str) -> bool:
     one, other = grade(f"\\boxed{{{first}}}", second).correct, grade(f"\\boxed{{{second}}}", first).correct
     assert one == other, (first, second)
     return one
+
+
+def both_ways(first: str, second: str) -> tuple[bool, bool]:
+    """Whether the first answer is correct if the second is the gold one, and the other way round."""
+    return grade(f"\\boxed{{{first}}}", second).correct, grade(f"\\boxed{{{second}}}", first).correct

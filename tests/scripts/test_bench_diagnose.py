@@ -14,7 +14,8 @@ from scripts.bench import diagnose as diagnose_bench
 from scripts.bench.diagnose import LEAST_SCORE, scores
 from scripts.bench.parts import naive_rules
 from scripts.bench.parts.synthetic_ills import ILLS, LEAST
-from scripts.bench.parts.synthetic_runs import PROFILES, make
+from scripts.bench.parts.synthetic_latent import PROFILES
+from scripts.bench.parts.synthetic_runs import make
 
 TINY = ("--runs", "2", "--healthy", "4", "--watched", "1", "--seed", "3000000", "--copy-megabytes", "1")
 

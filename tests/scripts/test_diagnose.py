@@ -74,3 +74,13 @@ def test_it_starts_without_torch(run_dir):
     """A look at a run must not take the seconds and the memory of the training stack."""
     code = "import sys; from scripts import diagnose; sys.exit(bool({'torch', 'ray', 'vllm'} & sys.modules.keys()))"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+
+
+def test_a_run_without_a_step_is_waited_for_only_while_it_runs(make_run, capsys):
+    run = make_run()
+    run.hold()
+    assert diagnose.main([str(run.folder)]) == 2
+    assert "has no complete step yet: wait for the first one" in capsys.readouterr().err
+    run.let_go(1)
+    assert diagnose.main([str(run.folder)]) == 2
+    assert "ended before its first step: read the end of" in capsys.readouterr().err

@@ -2,14 +2,8 @@
 
 import io
 import json
-import os
-import pty
-import signal
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
@@ -52,8 +46,7 @@ def test_an_empty_run(make_run, capsys) -> None:
     run = make_run()
     assert "crashed" in printed(capsys, str(run.folder))
     run.hold()
-    (run.folder / "logs" / "driver.log").write_text("loading [bold]shard 3[/]\n")
-    assert "starting: loading [bold]shard 3[/]" in printed(capsys, str(run.folder), "--once")
+    assert "engines and actor are starting" in printed(capsys, str(run.folder), "--once")
 
 
 def test_one_frame_of_an_active_run(make_run, capsys) -> None:
@@ -104,6 +97,17 @@ def test_a_run_that_has_ended_is_summed_up(make_run, capsys, code, state, reason
     text = printed(capsys, str(run.folder))
     assert f"{state}  step 5/40" in text and reason in text
     assert "exact match  0.500 [0.400, 0.600] (n=18) at step 5" in text and "command.sh" in text
+
+
+@pytest.mark.parametrize("code", [130, None, 3])
+def test_resuming_is_advised_only_with_a_checkpoint(make_run, capsys, code) -> None:
+    run = make_run()
+    run.hold()
+    run.let_go(code)
+    assert "it saved no checkpoint" in printed(capsys, str(run.folder))
+    (run.folder / "checkpoints" / "step_5" / "adapter").mkdir(parents=True)
+    text = " ".join(printed(capsys, str(run.folder)).split())
+    assert "--resume" in text and "saved no checkpoint" not in text
 
 
 def test_a_run_of_a_version_without_a_command_file(make_run, capsys) -> None:
@@ -257,72 +261,6 @@ def test_a_run_that_writes_while_it_is_watched(make_run, capsys) -> None:
     assert set(steps) == set(range(1, 7)) and steps.count(1) == steps.count(2) == steps.count(3) == 1
     assert lines[-1].startswith("step 6/40  reward 0.750")
     assert "finished  step 6/40" in text
-
-
-def in_terminal(folder: Path, *words: str) -> tuple[subprocess.Popen, int]:
-    """Start the view in a pseudo terminal; return the process and the terminal's other side."""
-    outside, inside = pty.openpty()
-    command = [sys.executable, "-m", "scripts.watch", str(folder), "--every", "0.1", *words]
-    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "50"}
-    process = subprocess.Popen(
-        command,
-        stdin=inside,
-        stdout=inside,
-        stderr=inside,
-        env=environment,
-        start_new_session=True,
-        # The shell disables it for background jobs, which may include the tests.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    os.close(inside)
-    return process, outside
-
-
-def read_until(outside: int, wanted: str) -> str:
-    text = b""
-    while wanted.encode() not in text:
-        try:
-            text += os.read(outside, 65536)
-        except OSError:  # the other side was closed
-            break
-    assert wanted in text.decode()
-    return text.decode()
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
-def test_terminal_view_is_redrawn_and_the_screen_restored(make_run, number, code) -> None:
-    run = make_run()
-    run.hold()
-    run.step(1)
-    process, outside = in_terminal(run.folder)
-    try:
-        read_until(outside, "step 1/40")
-        run.step(2)
-        read_until(outside, "step 2/40")
-        process.send_signal(number)
-        end = read_until(outside, "\x1b[?1049l")
-        assert process.wait(10) == code and "Traceback" not in end
-    finally:
-        process.kill()
-        process.wait()
-        os.close(outside)
-
-
-def test_terminal_view_ends_with_the_run(make_run) -> None:
-    run = make_run()
-    run.hold()
-    run.step(1)
-    process, outside = in_terminal(run.folder)
-    try:
-        read_until(outside, "step 1/40")
-        run.let_go(0)
-        end = read_until(outside, "again ")
-        assert "finished" in end.partition("\x1b[?1049l")[2]
-        assert process.wait(10) == 0
-    finally:
-        process.kill()
-        process.wait()
-        os.close(outside)
 
 
 def test_a_frame_of_a_thousand_steps_is_no_larger_than_one_of_a_hundred(make_run) -> None:

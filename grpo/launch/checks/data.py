@@ -8,6 +8,7 @@ from grpo.launch import data_files, prompt_lengths
 from grpo.launch.checks.model import can_format_chats
 from grpo.launch.config import Config
 from grpo.launch.data_files import Record
+from grpo.rollout.chat_template import variables
 from grpo.rollout.multi_turn.settings import has_environment
 from grpo.run.measure import OUR_REWARD
 from grpo.stack.problem import Problem, UserError
@@ -71,7 +72,9 @@ def check_lengths(config: Config, file: str, records: Sequence[Record]) -> Itera
         return
     try:
         prompts = [json.loads(record.prompt) for record in records]
-        lengths = prompt_lengths.count(args.pretrain, prompts, args.reasoning_effort)
+        lengths = prompt_lengths.count(
+            args.pretrain, prompts, variables(args.reasoning_effort, args.template_variables)
+        )
     except UserError as error:
         yield error.problem
         return

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from grpo.launch import gpu_memory
 from grpo.launch.config import Config
+from grpo.launch.host_memory import LARGEST_ON_CPU
 from grpo.launch.plan import Plan, size
 from grpo.launch.supervise.ray_head import MAX_BASE_LENGTH
 from grpo.model.released import RELEASED
@@ -42,7 +43,7 @@ def check_gpus(config: Config, plan: Plan) -> Iterator[Problem]:
 def check_cpu_stack(config: Config, plan: Plan) -> Iterator[Problem]:
     """Refuse a model that is too large for CPUs, whether or not it is on this machine."""
     model, count = config.args.pretrain, plan.model_bf16_bytes
-    if model not in RELEASED and (count or 0) <= gpu_memory.LARGEST_ON_CPU:
+    if model not in RELEASED and (count or 0) <= LARGEST_ON_CPU:
         return
     large = f"MODEL {model}" + (f", {size(count)} in bf16," if count else "")
     gpus = machine.gpus()
@@ -92,18 +93,21 @@ def check_is_new(config: Config, run_dir: Path) -> Iterator[Problem]:
 
 
 def check_disk(config: Config, plan: Plan, run_dir: Path) -> Iterator[Problem]:
-    """Check free space and write access where results go."""
+    """Check write access and free space where results go, on each disk once."""
     checkpoints, metrics = Path(config.args.ckpt_path), Path(config.args.metrics_dir)
-    folders = {"CKPT_DIR": checkpoints, "METRICS_DIR": metrics, "--run-dir": run_dir}
-    for name, folder in folders.items():
-        if folder == run_dir and name != "--run-dir":
-            continue
+    folders = {checkpoints: "CKPT_DIR", metrics: "METRICS_DIR", run_dir: "--run-dir"}
+    disks = set()
+    for folder, name in folders.items():
         if fault := _write_fault(folder):
             yield Problem(f"{name}: {folder} cannot be written: {fault}", "choose a folder that you may write to")
             continue
-        needed = (plan.disk_bytes or 0) if checkpoints.is_relative_to(folder) else 0
+        disk = machine.existing_parent(folder).stat().st_dev
+        if disk in disks:
+            continue
+        disks.add(disk)
+        needed = (plan.disk_bytes or 0) if folder == checkpoints else 0
         if machine.disk_free(folder) < needed + machine.GB:
-            free, more = size(machine.disk_free(folder)), f"checkpoints {size(needed)} and " if needed else ""
+            free, more = size(machine.disk_free(folder)), f"checkpoints need {size(needed)} and " if needed else ""
             yield Problem(
                 f"{name}: {free} of disk are free in {folder}, but {more}logs need 1 GB",
                 "set CKPT_DIR or METRICS_DIR to another disk, or lower MAX_CHECKPOINTS",

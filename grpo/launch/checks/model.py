@@ -7,10 +7,10 @@ from pathlib import Path
 from grpo.launch.config import Config
 from grpo.model import architecture, model_files
 from grpo.model.model_files import CheckpointError, Model
-from grpo.rollout.chat_template import reads_effort
+from grpo.rollout import chat_template
 from grpo.stack.checkout import on_cpu_stack
 from grpo.stack.hub import absence
-from grpo.stack.problem import Problem
+from grpo.stack.problem import Problem, UserError
 
 
 def check_model(config: Config) -> Iterator[Problem]:
@@ -57,8 +57,20 @@ def check_actor_model(config: Config, model: Model) -> Iterator[Problem]:
         yield Problem(f"{model.folder} has no tokenizer.json", "download the checkpoint with its tokenizer")
     if args.apply_chat_template and not has_chat_template(model.folder):
         yield Problem(f"{model.folder} has no chat template", "add chat_template.jinja to the checkpoint")
-    elif args.reasoning_effort and not reads_effort(model.folder):
-        yield Problem(f"the chat template of {model.folder} does not read a reasoning effort", "unset REASONING_EFFORT")
+    else:
+        yield from _check_variables(config, model.folder)
+
+
+def _check_variables(config: Config, folder: Path) -> Iterator[Problem]:
+    """Refuse variables that the chat template would ignore."""
+    args = config.args
+    try:
+        names = chat_template.variables(args.reasoning_effort, args.template_variables)
+    except UserError:
+        return  # check_flags explains it
+    for name in chat_template.unread(folder, names):
+        source = "REASONING_EFFORT" if name == "reasoning_effort" else "TEMPLATE_VARIABLES"
+        yield Problem(f"the chat template of {folder} does not read {name}", f"remove it from {source}")
 
 
 def can_format_chats(folder: Path) -> bool:

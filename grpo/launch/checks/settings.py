@@ -1,6 +1,5 @@
 """Flags and variables that contradict each other, or that would only fail after loading."""
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -44,10 +43,11 @@ def check_flags(config: Config) -> Iterator[Problem]:
         yield Problem(f"DYNAMIC_FILTERING_RANGE is {low:g} {high:g}", "give two numbers, the smaller one first")
     if args.eval_dataset and not args.remote_rm_url and not args.agent_func_path:
         yield Problem("evaluations need a reward function", "set REWARD to a .py file with reward_func")
-    if args.use_wandb and not os.environ.get("WANDB_API_KEY"):
-        yield Problem("USE_WANDB is 1, but WANDB_API_KEY is not set", "export WANDB_API_KEY, or set USE_WANDB=0")
     for flag, package in trackers.missing_packages(args):
-        yield Problem(f"{in_variables(f'--{flag}')} needs {package}, which is not installed", f"pip install {package}")
+        yield Problem(
+            f"{in_variables(f'--{flag}')} needs {package}, which is not installed",
+            trackers.INSTALL.get(package, "run scripts/setup.sh"),
+        )
     for script in (args.remote_rm_url or "").split(","):
         if script and not script.endswith(".py") and not script.startswith(("http://", "https://")):
             yield Problem(

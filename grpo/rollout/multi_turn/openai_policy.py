@@ -1,8 +1,11 @@
 """A model behind an API of the OpenAI protocol in place of the engine; it uses the same environments."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo.rollout.multi_turn.environment import Message
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
 
 _SENT = ("role", "content", "tool_calls", "tool_call_id")
 
@@ -11,12 +14,12 @@ class OpenAIPolicy:
     """Asks an API for each turn.
 
     Args:
-        client: ``openai.AsyncOpenAI``; its retries and its time limit apply.
+        client: its retries and its time limit apply.
         model: the model's name there.
         options: of the request, such as ``temperature`` and ``max_completion_tokens``.
     """
 
-    def __init__(self, client: Any, model: str, **options: Any) -> None:
+    def __init__(self, client: "AsyncOpenAI", model: str, **options: Any) -> None:
         self._client, self._model, self._options = client, model, options
         self.tokens = 0
 
@@ -27,9 +30,8 @@ class OpenAIPolicy:
             openai.OpenAIError: if the API does not answer.
         """
         options = self._options | ({"tools": tools} if tools else {})
-        reply = await self._client.chat.completions.create(
-            model=self._model, messages=[_sent(message) for message in messages], **options
-        )
+        sent: list[Any] = [_sent(message) for message in messages]
+        reply = await self._client.chat.completions.create(model=self._model, messages=sent, **options)
         self.tokens += reply.usage.completion_tokens if reply.usage else 0
         choice = reply.choices[0]
         message: Message = {"role": "assistant", "content": choice.message.content or ""}

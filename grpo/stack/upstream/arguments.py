@@ -26,6 +26,7 @@ class Arguments(Protocol):
     label_key: str | None
     apply_chat_template: bool
     reasoning_effort: str | None
+    template_variables: str | None
     remote_rm_url: str | None
     agent_func_path: str | None
 
@@ -43,7 +44,7 @@ class Arguments(Protocol):
     dynamic_filtering: bool
     thinking_budget: int | None
     answer_budget: int | None
-    thinking_delimiter: str
+    thinking_delimiter: str | None
 
     # Advantages and the loss
     advantage_estimator: str

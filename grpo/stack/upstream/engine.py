@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import torch
     from ray import ObjectRef
+    from vllm.inputs import TokensPrompt
+    from vllm.model_executor.layers.linear import LinearMethodBase
     from vllm.outputs import RequestOutput
     from vllm.sampling_params import SamplingParams
 
@@ -26,7 +28,7 @@ class Outputs(Protocol):
 class Streams(Protocol):
     """An engine that streams: vLLM's ``AsyncLLM``, or :class:`eval.stepped.Stepped`."""
 
-    def generate(self, prompt: Any, params: "SamplingParams", /, request_id: str) -> Outputs:
+    def generate(self, prompt: "TokensPrompt", params: "SamplingParams", /, request_id: str) -> Outputs:
         """Answer one prompt; yield an output for each report."""
 
 
@@ -57,7 +59,7 @@ class LinearLayer(Protocol):
         lora_A, lora_B: the buffers of the side path, see :class:`grpo.lora.side_path.SidePath`.
     """
 
-    quant_method: Any
+    quant_method: "LinearMethodBase"
     lora_A: "torch.Tensor"
     lora_B: "torch.Tensor"
 

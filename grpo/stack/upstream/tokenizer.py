@@ -1,7 +1,10 @@
 """The tokenizer of the model, from transformers."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import tokenizers
 
 
 class Tokenizer(Protocol):
@@ -13,7 +16,7 @@ class Tokenizer(Protocol):
         is_fast: whether the library ``tokenizers`` does the work.
     """
 
-    added_tokens_decoder: Mapping[int, Any]
+    added_tokens_decoder: "Mapping[int, tokenizers.AddedToken]"
     eos_token: str | None
     is_fast: bool
 
@@ -34,10 +37,6 @@ class Tokenizer(Protocol):
 
 
 class FastTokenizer(Tokenizer, Protocol):
-    """A tokenizer with ``is_fast``.
+    """A tokenizer with ``is_fast``."""
 
-    Attributes:
-        backend_tokenizer: ``tokenizers.Tokenizer``.
-    """
-
-    backend_tokenizer: Any
+    backend_tokenizer: "tokenizers.Tokenizer"

@@ -10,17 +10,43 @@ from grpo.stack.upstream.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import torch
+    from peft import PeftModel
+    from ray import ObjectRef
+    from torch.optim.lr_scheduler import LambdaLR
 
     from grpo.stack.upstream.engine import EngineActor
 
 # On the controller
 
 
+class PromptDataset(Protocol):
+    """``PromptDataset``: for each prompt its text and its source."""
+
+    prompts: Sequence[str]
+    datasources: Sequence[str]
+
+
+class PromptSampler(Protocol):
+    """torch's ``RandomSampler``."""
+
+    generator: "torch.Generator"
+
+
+class PromptLoader(Protocol):
+    """torch's ``DataLoader`` of prompts."""
+
+    dataset: PromptDataset
+    sampler: PromptSampler
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return an iterator over an episode's prompts."""
+
+
 class SamplesGenerator(Protocol):
     """Draws prompts, and has the engines answer them.
 
     Attributes:
-        prompts_dataloader: torch's ``DataLoader`` of the training prompts.
+        prompts_dataloader: of the training prompts.
         stage: what is being sampled, "train 7" or "eval 10". ``ppo_trainer.begin_step`` sets it.
         drawn: how often the stage has drawn each prompt. Set with ``stage``.
         unscored: consecutive samples without a score. ``experience_maker.begin_batch`` sets it.
@@ -29,7 +55,7 @@ class SamplesGenerator(Protocol):
 
     args: Arguments
     tokenizer: Tokenizer
-    prompts_dataloader: Any
+    prompts_dataloader: "PromptLoader"
     generate_samples: Callable[..., tuple[list[Sample], float | None, int, bool]]
     generate_eval_samples: Callable[..., list[Sample]]
     _process_response_into_experience: Callable[..., Sample]
@@ -51,10 +77,10 @@ class ExperienceMaker(Protocol):
 class ActorGroup(Protocol):
     """``RayActorGroup``: all ranks of a model. Calls return Ray's references."""
 
-    def async_run_method(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
+    def async_run_method(self, method_name: str, *args: Any, **kwargs: Any) -> "list[ObjectRef[Any]]":
         """Call a method of every rank."""
 
-    def async_run_method_batch(self, method_name: str, **kwargs: Any) -> Any:
+    def async_run_method_batch(self, method_name: str, **kwargs: Any) -> "list[ObjectRef[Any]]":
         """Call a method of every rank with its part of each list."""
 
 
@@ -63,8 +89,8 @@ class PPOTrainer(Protocol):
 
     Attributes:
         generate_kwargs: the arguments of ``generate_samples``.
-        prompts_dataloader: torch's ``DataLoader`` of OpenRLHF's ``PromptDataset``.
-        eval_dataloader: torch's ``DataLoader`` of the held-out problems; None without ``--eval_dataset``.
+        prompts_dataloader: of the training prompts.
+        eval_dataloader: of the held-out problems; None without ``--eval_dataset``.
     """
 
     args: Arguments
@@ -72,7 +98,7 @@ class PPOTrainer(Protocol):
     samples_generator: SamplesGenerator
     experience_maker: ExperienceMaker
     generate_kwargs: dict[str, Any]
-    prompts_dataloader: Any
+    prompts_dataloader: "PromptLoader"
     eval_dataloader: Iterable[Any] | None
     ppo_train: Callable[..., dict[str, Any]]
     broadcast_to_vllm: Callable[[], None]
@@ -93,9 +119,16 @@ class ActorPPOTrainer(Protocol):
 
 
 class Actor(Protocol):
-    """The policy after ``DeepspeedStrategy.prepare``."""
+    """The policy after ``DeepspeedStrategy.prepare``.
+
+    Attributes:
+        temperature: of the sampling; logits are divided by it.
+        allocated: rows of the vocabulary that stand for a token; None for all. The patch ``token_scores`` sets it.
+    """
 
     model: "TrainerEngine"
+    temperature: float
+    allocated: int | None
 
 
 class Scores(Protocol):
@@ -156,15 +189,13 @@ class TrainerEngine(Protocol):
     """DeepSpeed's ``DeepSpeedEngine`` with ZeRO-3.
 
     Attributes:
-        module: the PeftModel.
         optimizer: DeepSpeed's ``DeepSpeedZeroOptimizer_Stage3``.
-        lr_scheduler: torch's ``LambdaLR``.
         global_steps: optimizer steps; ``micro_steps`` counts micro-batches.
     """
 
-    module: Any
+    module: "PeftModel"
     optimizer: "ZeroOptimizer"
-    lr_scheduler: Any
+    lr_scheduler: "LambdaLR"
     global_steps: int
     global_samples: int
     skipped_steps: int
@@ -218,5 +249,5 @@ class ZeroParameter(Protocol):
     def partition(self, param_list: "Sequence[ZeroParameter]") -> None:
         """Give up the gathered values of parameters."""
 
-    def all_gather(self, param_list: "Sequence[ZeroParameter]") -> Any:
+    def all_gather(self, param_list: "Sequence[ZeroParameter]") -> object:
         """Gather the values of parameters on every rank."""

@@ -3,8 +3,9 @@
 import pickle
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]
 MODULES = ("models.actor", "trainer.ray.ppo_actor")
 
 
-def openrlhf_modules(package: str | None) -> list[Any]:
+def openrlhf_modules(package: str | None) -> list[ModuleType]:
     """Return the modules of a training step: from the folder `package`, or the installed, patched ones."""
     modules = []
     for name in MODULES:
@@ -29,7 +30,7 @@ def openrlhf_modules(package: str | None) -> list[Any]:
     return modules
 
 
-def build_actor(job: dict[str, Any], actor_class: Any, args: Any) -> Any:
+def build_actor(job: dict[str, Any], actor_class: Callable[..., Any], args: SimpleNamespace) -> Any:
     """Return OpenRLHF's Actor with an adapter of known values in bf16, the dtype that DeepSpeed casts it to."""
     extra = {} if job["package"] else {"router_logits": passes.router_logits(args), "experts": job["experts"]}
     actor = actor_class(
@@ -47,7 +48,7 @@ def build_actor(job: dict[str, Any], actor_class: Any, args: Any) -> Any:
     return actor
 
 
-def adapter_of(actor: Any) -> dict[str, torch.nn.Parameter]:
+def adapter_of(actor: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     return {name: parameter for name, parameter in actor.named_parameters() if parameter.requires_grad}
 
 
@@ -63,7 +64,9 @@ def rollout(job: dict[str, Any]) -> dict[str, torch.Tensor]:
     }
 
 
-def loss_of(job: dict[str, Any], trainer_module: Any, args: Any, batch: dict[str, torch.Tensor]) -> Any:
+def loss_of(
+    job: dict[str, Any], trainer_module: ModuleType, args: SimpleNamespace, batch: dict[str, torch.Tensor]
+) -> torch.nn.Module:
     """Return stock's loss, or ours with the one sequence as the whole batch: the two are equal."""
     if job["package"]:
         return trainer_module.PolicyLoss()
@@ -73,7 +76,12 @@ def loss_of(job: dict[str, Any], trainer_module: Any, args: Any, batch: dict[str
     return loss
 
 
-def update(job: dict[str, Any], trainer: Any, training_step: Any, batch: dict[str, torch.Tensor]) -> dict[str, float]:
+def update(
+    job: dict[str, Any],
+    trainer: SimpleNamespace,
+    training_step: Callable[..., dict[str, float]],
+    batch: dict[str, torch.Tensor],
+) -> dict[str, float]:
     """Compute the old log-probs if asked for, and one training step; the gradients stay on the adapter."""
     actor, old = trainer.actor, torch.zeros(batch["action_mask"].shape)
     actor.zero_grad()
@@ -94,7 +102,7 @@ class TimedMetrics:
         notes: of the last step, pickled.
     """
 
-    def __init__(self, actor: Any, args: Any) -> None:
+    def __init__(self, actor: torch.nn.Module, args: SimpleNamespace) -> None:
         from grpo.metrics.token_recorder import ActorMetrics
 
         engine = SimpleNamespace(global_steps=0, module=actor.model)
@@ -135,7 +143,7 @@ def main() -> None:
 
     batch = rollout(job)
 
-    def ignore(*_: Any, **__: Any) -> None:
+    def ignore(*_: object, **__: object) -> None:
         """The optimizer is the same in all and not part of the measurement."""
 
     timed = TimedMetrics(actor, args) if job.get("notes") else None

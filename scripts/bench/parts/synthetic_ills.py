@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from scripts.bench.parts.synthetic_runs import Ill, Latent, correlated
+from scripts.bench.parts.synthetic_latent import Ill, Latent, correlated
 
 
 def _onset(latent: Latent, rng: np.random.Generator) -> int:

@@ -1,6 +1,5 @@
 """Rollouts with several samples through OpenRLHF's own classes: makers, replay buffer and loss."""
 
-import asyncio
 import math
 from collections import Counter
 from copy import deepcopy
@@ -8,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker, SamplesGenerator
 from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 from torch.utils.data import DataLoader
 
@@ -16,62 +14,9 @@ from grpo.batch import branches
 from grpo.metrics import step_metrics
 from grpo.metrics.token_recorder import MicroBatch
 from grpo.metrics.update_metrics import log_probs_by_sample
-from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
-from grpo.rollout.multi_turn.templates import template_for
 from grpo.update.loss import PolicyLoss
-from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
-from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, ScriptedEngine, params
 
-TOKENIZER = TOKENIZERS["qwen3"]
-N = 2  # samples a prompt
-THOUGHTFUL = ["<think>\nhm\n</think>\n\nthere<|im_end|>"] * 3 + ["42<|im_end|>"]
-PLAIN = ["42<|im_end|>"]
-
-
-def arguments(estimator="dr_grpo"):
-    return SimpleNamespace(
-        remote_rm_url=["agent"], n_samples_per_prompt=N, micro_rollout_batch_size=2, use_dynamic_batch=False,
-        advantage_estimator=estimator, gamma=1.0, lambd=1.0, reward_clip_range=(-10, 10), init_kl_coef=0,
-        overlong_buffer_len=None, stop_properly_penalty_coef=None, use_kl_loss=False, ring_attn_size=1,
-        ds_tensor_parallel_size=1, colocate_all_models=False, colocate_actor_ref=False, rollout_batch_size=2,
-        max_epochs=1, train_batch_size=4,
-    )  # fmt: skip
-
-
-def response(script, replies, reward):
-    template = template_for(TOKENIZER)
-    policy = EnginePolicy(template, ScriptedEngine(template.codec, script), params(), 900)
-    _, made = asyncio.run(roll_out(Library(replies=replies), policy, LIMITS, 9))
-    return {"prompt": "where?", "label": "", **made, "reward": reward, "scores": reward}
-
-
-def made_experiences(responses, monkeypatch, *estimator):
-    """Return the result of make_experience_batch, with log-probs that identify their tokens instead of the actor's."""
-    args = arguments(*estimator)
-    generator = SamplesGenerator.__new__(SamplesGenerator)
-    generator.args, generator.tokenizer = args, TOKENIZER
-    rollouts = [branches.experience_of(generator, one, max_new_tokens=900) for one in responses]
-    maker = RemoteExperienceMaker(
-        None, None, None, None, SimpleNamespace(value=0.0), SimpleNamespace(args=args), TOKENIZER
-    )
-
-    def make_experience(batches):
-        for batch in batches:
-            batch.action_log_probs = -batch.sequences[:, 1:] / 100.0
-            batch.kl = torch.zeros_like(batch.action_log_probs)
-            batch.info["kl"] = torch.zeros(len(batch.sequences))
-        return batches
-
-    monkeypatch.setattr(maker, "make_experience", make_experience)
-    return rollouts, maker.make_experience_batch(rollouts)
-
-
-def four(monkeypatch, *estimator, branching=True):
-    """Two prompts with two samples each. The first and the last rollout have branches, or none does."""
-    scripts = [THOUGHTFUL if branching else PLAIN, PLAIN, PLAIN, THOUGHTFUL if branching else PLAIN]
-    replies = [["a", "b", "c"], [], [], ["a"]]
-    responses = [response(*each) for each in zip(scripts, replies, [1.0, 0.0, 0.5, 0.5], strict=True)]
-    return made_experiences(responses, monkeypatch, *estimator)
+from .made_experiences import PLAIN, THOUGHTFUL, TOKENIZER, arguments, buffered, four, made_experiences, response
 
 
 @pytest.mark.parametrize("estimator", ["dr_grpo", "rloo", "group_norm"])
@@ -87,13 +32,6 @@ def test_baselines_count_rollouts_and_branches_share_the_advantage(monkeypatch, 
                 mask = row.action_mask[number if row is batch else 0].bool()
                 assert mask.any() and (advantage[mask] == want).all()
         assert torch.equal(batch.info["group_reward_std"], plain.info["group_reward_std"])
-
-
-def buffered(made, micro):
-    buffer = NaiveReplayBuffer(micro, cpu_offload=False)
-    for batch in made:
-        buffer.append(batch)
-    return buffer
 
 
 def test_token_records_of_ranks_are_matched_to_their_rollouts(monkeypatch):
@@ -245,85 +183,3 @@ def test_the_length_of_a_response_counts_sampled_tokens_of_all_samples(monkeypat
     for rollout in rollouts:
         counted = sum(int(row.action_mask.sum()) for row in (rollout, *rollout.branches))
         assert int(rollout.info["response_length"]) == counted
-
-
-@pytest.mark.parametrize("harm", ["token", "mask", "log-prob", "cut"])
-def test_the_trainers_tokens_are_compared_with_the_engines(monkeypatch, caplog, harm):
-    good, bad = response(PLAIN, [], 1.0), response(PLAIN, [], 0.0)
-    start, end = bad["action_ranges"][0]
-    if harm == "token":
-        bad["observation_tokens"][start + 1] += 1
-    elif harm == "mask":
-        bad["action_ranges"] = [(start - 1, end)]
-    elif harm == "log-prob":
-        bad["rollout_log_probs"][start + 1] = 0.0
-    else:
-        bad["observation_tokens"] = bad["observation_tokens"][:-1]
-    (fine, harmed), made = made_experiences([good, bad], monkeypatch)
-    assert fine.info["token_mismatch"] == 0 and harmed.info["token_mismatch"] == 1
-    at = {"token": start + 1, "mask": start - 1, "log-prob": start + 1, "cut": end - 1}[harm]
-    assert f"at position {at}, after" in caplog.text
-    assert not made[0].advantages.any()  # it has no advantage, and only the other one counts for the baseline
-
-
-def test_a_plain_response_without_a_log_prob_is_counted_and_not_trained_on(monkeypatch, caplog):
-    plain = {"prompt": "p", "label": "", "action_ranges": [(2, 4)], "observation_tokens": [5, 6, 7, 8]}
-    good = plain | {"reward": 1.0, "scores": 1.0, "rollout_log_probs": [0.0, 0.0, -1.0, 0.0]}
-    bad = plain | {"reward": 0.0, "scores": 0.0, "rollout_log_probs": [0.0, 0.0, -1.0, math.nan]}
-    (fine, harmed), (batch,) = made_experiences([good, bad], monkeypatch)
-    assert fine.info["token_mismatch"] == 0 and harmed.info["token_mismatch"] == 1
-    assert batch.action_mask.bool().any(-1).tolist() == [True, False] and batch.rollout_log_probs.isfinite().all()
-    assert "no log-prob for the token at position 3" in caplog.text
-
-
-def test_a_single_response_with_an_account_is_checked(monkeypatch, caplog):
-    """For instance, the response of a thinking budget."""
-    one = response(PLAIN, [], 1.0)
-    del one["branches"]
-    one["observation_tokens"][-1] += 1
-    (harmed, _), _ = made_experiences([one, response(PLAIN, [], 0.0)], monkeypatch)
-    assert harmed.info["token_mismatch"] == 1 and "a sample differs first" in caplog.text
-
-
-def test_a_branch_that_differs_is_left_out(monkeypatch, caplog):
-    one = response(THOUGHTFUL, ["a", "b"], 1.0)
-    one["branches"][0]["observation_tokens"][3] += 1
-    (rollout, _), _ = made_experiences([one, response(PLAIN, [], 0.0)], monkeypatch)
-    assert len(rollout.branches) == 1 and rollout.info["token_mismatch"] == 1
-    assert "a sample differs first at position 3" in caplog.text
-
-
-def test_a_rollout_without_sampled_tokens_is_not_trained_on(monkeypatch):
-    template = template_for(TOKENIZER)
-    policy = EnginePolicy(template, ScriptedEngine(template.codec, PLAIN), params(), 3)  # no room for the prompt
-    _, made = asyncio.run(roll_out(Library(), policy, LIMITS, 9))
-    empty = {"prompt": "where?", "label": "", **made}
-    (whole, nothing), batches = made_experiences([response(PLAIN, [], 1.0), empty], monkeypatch)
-    assert nothing.info["reward_missing"] == 1 and not batches[0].advantages[1].any()
-    for name in ("response_length", "total_length"):
-        assert name in nothing.missing and nothing.info[name] == whole.info[name], "the mean of those that have one"
-    assert batches[0].action_mask[0].any() and not batches[0].action_mask[1].any()
-
-
-def test_rollout_without_a_reward_does_not_affect_the_update(monkeypatch):
-    """This also holds for its branches, and with a length penalty, which would give it an advantage."""
-    args = arguments()
-    args.overlong_buffer_len, args.overlong_penalty_factor = 900.0, 0.5
-    monkeypatch.setitem(globals(), "arguments", lambda *_: args)
-    good, bad = response(PLAIN, [], 1.0), response(THOUGHTFUL, ["a", "b"], math.nan)
-    _, (batch,) = made_experiences([good, bad], monkeypatch)
-    assert batch.rewards[0] < 1 and batch.rewards[1] == batch.rewards[0]  # only the others count for the baseline
-    assert len(batch.branches[1]) == 2
-    for row, number in [(batch, 1), *((row, 0) for row in batch.branches[1])]:
-        assert not row.action_mask[number].any() and not row.advantages[number].any()
-    item = next(iter(DataLoader(buffer := buffered([batch], 2), batch_size=2, collate_fn=buffer.collate_fn)))
-    assert item.action_mask.bool().any(-1).tolist() == [True, False, False, False]
-
-
-def test_sample_cut_by_the_trainer_before_its_response_is_accepted():
-    empty = SimpleNamespace(
-        action_mask=torch.zeros(1, 4), advantages=torch.ones(1, 4), returns=torch.ones(1, 4), info={},
-        branches=[[SimpleNamespace(action_mask=torch.ones(1, 4))]],
-    )  # fmt: skip
-    branches.give_advantages([empty])
-    assert not empty.branches[0][0].advantages.any()

@@ -32,7 +32,7 @@ def test_a_schedule_is_read():
 @pytest.mark.parametrize(
     "text",
     [
-        "", "1024@5", "1024,2048", "1024,2048@", "1024,2048@x", "2048,1024@5", "1024,2048@50,3072@50", "0,5@5",
+        "", "1024,2048@", "1024,2048@x", "2048,1024@5", "1024,2048@50,3072@50", "0,5@5",
         "1024,2048@0%", "1024,2048@101%", "1024;2048@5", "-5,6@5", "1024,,2048@5",
     ],
 )  # fmt: skip
@@ -40,6 +40,20 @@ def test_an_invalid_schedule_is_refused_with_an_example(text):
     with pytest.raises(UserError) as refused:
         parse(text)
     assert "1024,2048@" in refused.value.problem.remedy and "write" not in refused.value.problem.what
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "remedy"),
+    [
+        ("24@2,48", "the first limit, 24@2, applies from the beginning", "write 24 alone"),
+        ("24,48", "nothing says when 48 begins", "write 48@50 (a step)"),
+        ("36,48@1", "the first limit, 36, is never used", "from step 2 on"),
+    ],
+)
+def test_a_limit_that_begins_at_the_wrong_time_is_named(text, what, remedy):
+    with pytest.raises(UserError) as refused:
+        parse(text)
+    assert what in refused.value.problem.what and remedy in refused.value.problem.remedy
 
 
 def test_without_a_schedule_the_limit_is_the_flag():

@@ -30,7 +30,7 @@ def saved(tmp_path_factory) -> Path:
 def checkpoints(saved: Path, checkpoint: Path, run_ranks, tmp_path: Path) -> Path:
     """A copy of the steps 0 and 1 that two ranks have saved."""
     if not saved_steps(saved):
-        run_ranks(2, checkpoint, saved, 1, "", 600, 4, script="checkpoint/trainer_ranks.py")
+        run_ranks(2, checkpoint, saved, 1, "", 600, 4, "zero3", script="checkpoint/trainer_ranks.py")
     return shutil.copytree(saved, tmp_path / "checkpoints")
 
 

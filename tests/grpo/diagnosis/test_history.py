@@ -102,8 +102,8 @@ def test_metrics_on_another_disk_are_found(tmp_path):
     [
         ({}, "nor metrics.jsonl"),
         ({"config.json": "{}"}, "nor metrics.jsonl"),
-        ({"metrics.jsonl": ""}, "no complete step"),
-        ({"metrics.jsonl": '{"step": 1}'}, "no complete step"),
+        ({"metrics.jsonl": ""}, "ended before its first step"),
+        ({"metrics.jsonl": '{"step": 1}'}, "ended before its first step"),
         ({"metrics.jsonl": '{"step": 1}\n', "config.json": "{"}, "cannot be read"),
         ({"metrics.jsonl": '{"step": 1}\n', "config.json": "[]"}, "was not written by the launcher"),
         ({"metrics.jsonl": '{"step": 1}\n', "config.json": '{"flags": 3}'}, "was not written by the launcher"),

@@ -18,7 +18,10 @@ from grpo.model.architecture import Architecture
 from grpo.model.model_files import INDEX, ITEM_BYTES, read_json
 from grpo.run.measure import USER_REWARD
 from grpo.stack import machine
+from grpo.stack.checkout import CHECKOUT
+from reward import models, settings
 
+from .judge_variables import KEY, VARIABLES
 from .recipe import ROOT
 
 GB = 10**9
@@ -136,6 +139,7 @@ def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
     flags: dict[str, object] = {
         "pretrain": model,
         "experts": "packed",
+        "actor_shard": "zero3",
         "thinking_delimiter": "harmony",
         "attn_implementation": "eager",
         "prompt_data": write_data(tmp_path / "train.jsonl", 20),
@@ -229,3 +233,20 @@ def save(setting, make_trainer) -> Callable[..., None]:
                 digests.write(folder / part)
 
     return write
+
+
+@pytest.fixture
+def configure(setting, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Config]:
+    """The setting with our reward function and a key; settings of the judge by name."""
+
+    def begin(key: str | None = KEY, **changes: str) -> Config:
+        for name, value in (VARIABLES | changes).items():
+            monkeypatch.setenv(f"GRPO_{name}", value)
+        for name in (*settings.KEY_VARIABLES, "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        if key:
+            monkeypatch.setenv("GEMINI_API_KEY", key)
+        monkeypatch.setattr(models, "RETRY_SECONDS", 0.01)
+        return setting.config(remote_rm_url=CHECKOUT / "reward" / "reward_func.py")
+
+    return begin

@@ -24,7 +24,18 @@ GOOD = {
 }  # fmt: skip
 
 
-REQUIRED = ["--experts", "packed", "--loss_aggregation", "token_mean", "--old_log_probs", "trainer"]
+REQUIRED = [
+    "--experts",
+    "packed",
+    "--actor_shard",
+    "zero3",
+    "--loss_aggregation",
+    "token_mean",
+    "--old_log_probs",
+    "trainer",
+    "--thinking_delimiter",
+    "harmony",
+]
 CORRECTED = {"enable_vllm_is_correction": True}
 
 
@@ -100,7 +111,7 @@ def test_checkpoints_that_meet_evaluations_are_accepted(steps):
         ({"dual_clip": 1.0}, "more than 1"),
         ({"eps_clip_low_high": [1.0, 0.2]}, "between 0 and 1"),
         ({"policy_loss_type": "gspo"}, "--loss_aggregation sequence_mean"),
-        ({"length_schedule": "1024,2048"}, "'2048' is not a stage: write 1024,2048@50"),
+        ({"length_schedule": "1024,2048"}, "nothing says when 2048 begins: write 2048@50"),
         ({"length_schedule": "1024,2048@50"}, "--generate_max_len 3072"),
         ({"overlong_buffer_len": 0}, "more than 0"),
         ({"overlong_buffer_len": 2000, "length_schedule": "1024,3072@50"}, "up to the first limit 1024"),
@@ -108,12 +119,13 @@ def test_checkpoints_that_meet_evaluations_are_accepted(steps):
         ({"stop_properly_penalty_coef": 2.0}, "share from 0 to 1"),
         ({"load_checkpoint": True}, "--load_checkpoint"),
         ({"zpg": 2}, "--zpg 2"),
-        ({"thinking_budget": 9}, "set both or neither"),
-        ({"answer_budget": 9}, "set both or neither"),
+        ({"thinking_budget": 9}, "set both, or neither"),
+        ({"answer_budget": 9}, "set both, or neither"),
         ({"thinking_budget": -1, "answer_budget": 9}, "give 0 or more"),
         ({"thinking_budget": 9, "answer_budget": 1}, "give 2 or more"),
         ({"thinking_budget": 9, "answer_budget": 9, "agent_func_path": "a.py"}, "remove one of them"),
         ({"thinking_budget": 9, "answer_budget": 9, "enable_prefix_caching": False}, "add --enable_prefix_caching"),
+        ({"thinking_budget": 9, "answer_budget": 9, "thinking_delimiter": None}, "add --thinking_delimiter harmony"),
         ({"thinking_budget": 9, "answer_budget": 9, "max_len": 3079}, "remove it"),
         ({"ds_tensor_parallel_size": 2}, "--ds_tensor_parallel_size 2"),
         ({"deepcompile": True}, "--deepcompile"),

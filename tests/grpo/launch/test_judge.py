@@ -1,11 +1,6 @@
 """Checks of the judge before a run, against a server with Gemini's API."""
 
-import math
 import socket
-import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -14,46 +9,13 @@ from grpo.launch.config import Config
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.problem import UserError
 from reward import models, settings
-from reward.limits import Limits, Slot
 from reward.models import RETIRED
-from reward.shared_state import Judgements, SharedState
 from reward.stand_in import StandIn
 from tests.reward.recorder import Recorder, redirector
 
-KEY = "AIza-not-a-real-key-0123456789"
-VARIABLES = {
-    "JUDGE": "1",
-    "JUDGE_MODELS": "first second",
-    "CORRECTNESS_WEIGHT": "0.6",
-    "QUALITY_WEIGHT": "0.4",
-    "JUDGE_FALLBACK": "correctness",
-    "JUDGE_UNFINISHED": "1",
-    "JUDGE_TRIES": "3",
-    "JUDGE_DEADLINE": "240",
-    "JUDGE_CALL_TIMEOUT": "90",
-    "JUDGE_RPM": "120",
-    "JUDGE_TPM": "1000000",
-    "JUDGE_CONCURRENCY": "32",
-    "JUDGE_PROXY": "0",
-}
+from .judge_variables import KEY, VARIABLES
+
 PASSWORD = "s3cret-of-the-proxy"
-
-
-@pytest.fixture
-def configure(setting, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Config]:
-    """The setting with our reward function and a key; settings of the judge by name."""
-
-    def begin(key: str | None = KEY, **changes: str) -> Config:
-        for name, value in (VARIABLES | changes).items():
-            monkeypatch.setenv(f"GRPO_{name}", value)
-        for name in (*settings.KEY_VARIABLES, "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
-            monkeypatch.delenv(name, raising=False)
-        if key:
-            monkeypatch.setenv("GEMINI_API_KEY", key)
-        monkeypatch.setattr(models, "RETRY_SECONDS", 0.01)
-        return setting.config(remote_rm_url=CHECKOUT / "reward" / "reward_func.py")
-
-    return begin
 
 
 def problems(config: Config, url: str = "http://127.0.0.1:1", may_stand_in: bool = False) -> list[str]:
@@ -262,45 +224,6 @@ def test_malformed_key_is_rejected(configure, may_stand_in: bool) -> None:
     judge.of_run(configure("AIza\x07-not-a-key", JUDGE="0"), may_stand_in)
 
 
-def test_run_starts_with_cached_judgements_and_nothing_else(configure, tmp_path: Path) -> None:
-    run_judge = judge.of_run(configure(), False)
-    judge.prepare(run_judge, tmp_path)
-    state = SharedState(tmp_path / "judge.sqlite")
-    Judgements(state).store("key", "value")
-    Judgements(state).add_to_mean(True, 0.5)
-    with state.transaction() as connection:  # as an earlier version of the table
-        connection.execute("DROP TABLE models")
-        connection.execute("CREATE TABLE models (model TEXT PRIMARY KEY)")
-    judge.prepare(run_judge, tmp_path)
-    assert run_judge.settings
-    slot = Limits(state, run_judge.settings.chain).take("first", 1, 0.0)
-    assert isinstance(slot, Slot)
-    assert Judgements(state).find_or_claim("key", 0.0) == "value"
-    assert math.isnan(Judgements(state).mean_quality(True))
-
-
-def test_finished_run_leaves_one_judge_file(configure, tmp_path: Path) -> None:
-    run_judge = judge.of_run(configure(), False)
-    judge.finish(run_judge, tmp_path)
-    assert list(tmp_path.glob("judge*")) == [], "nothing is made where there was nothing"
-    judge.prepare(run_judge, tmp_path)
-    killed = (
-        "import os, sys; from pathlib import Path; from reward.shared_state import Judgements, SharedState;"
-        "Judgements(SharedState(Path(sys.argv[1]))).store('key', 'value'); os._exit(0)"
-    )
-    subprocess.run([sys.executable, "-c", killed, str(tmp_path / "judge.sqlite")], cwd=CHECKOUT, check=True)
-    assert len(list(tmp_path.glob("judge*"))) > 1
-    judge.finish(run_judge, tmp_path)
-    assert [file.name for file in tmp_path.glob("judge*")] == ["judge.sqlite"]
-    assert Judgements(SharedState(tmp_path / "judge.sqlite")).find_or_claim("key", 0.0) == "value"
-
-
-def test_a_broken_file_does_not_hide_how_a_run_ended(configure, tmp_path: Path, caplog) -> None:
-    (tmp_path / "judge.sqlite").write_bytes(b"no database" * 1000)
-    judge.finish(judge.of_run(configure(), False), tmp_path)
-    assert "was not merged" in caplog.text
-
-
 def test_the_limits_of_the_stand_in_are_its_own(configure) -> None:
     """This holds even for low limits of the user, which describe a quota at Google."""
     config = configure(None, JUDGE_RPM="1", JUDGE_TPM="1")
@@ -309,13 +232,6 @@ def test_the_limits_of_the_stand_in_are_its_own(configure) -> None:
     assert stand_in.chain.tokens_per_window == settings.STAND_IN_TPM
     google = judge.of_run(config, False).settings
     assert google and (google.chain.requests_per_window, google.chain.tokens_per_window) == (1, 1)
-
-
-def test_a_file_of_judgements_that_is_broken_is_refused(configure, tmp_path: Path) -> None:
-    (tmp_path / "judge.sqlite").write_bytes(b"no database" * 1000)
-    with pytest.raises(UserError, match="move it away"):
-        judge.prepare(judge.of_run(configure(), False), tmp_path)
-    judge.prepare(judge.of_run(configure(JUDGE="0"), False), tmp_path)
 
 
 def test_a_rollout_that_cannot_be_judged_in_time_is_refused(configure) -> None:

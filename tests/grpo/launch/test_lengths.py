@@ -56,7 +56,7 @@ def test_an_environment_is_named_with_its_limits(setting, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"length_schedule": "10,20"}, "'20' is not a stage"),
+        ({"length_schedule": "10,20"}, "nothing says when 20 begins"),
         ({**BUDGETS, "thinking_budget": -1}, "the thinking budget is -1"),
         (BUDGETS, "tokenizer.json cannot be read"),
     ],

@@ -67,6 +67,7 @@ OVERRIDES = {
     "DYNAMIC_FILTERING_RANGE": ("0.1 0.9", "--dynamic_filtering_reward_range", "0.1 0.9"),
     "TOP_P": ("0.6", "--top_p", "0.6"),
     "REASONING_EFFORT": ("high", "--reasoning_effort", "high"),
+    "TEMPLATE_VARIABLES": ('{"a": "b c"}', "--template_variables", '{"a": "b c"}'),
     "THINKING_BUDGET": ("34", "--thinking_budget", "34"),
     "ANSWER_BUDGET": ("35", "--answer_budget", "35"),
     "THINKING_DELIMITER": ("think", "--thinking_delimiter", "think"),
@@ -334,3 +335,18 @@ def test_two_rewards_of_one_name_are_refused_by_a_plan_too(checkout: Path) -> No
     assert done.returncode == 2 and "REWARD names /a/x.py and /b/x.py" in done.stderr
     done = call(checkout, "--plan", REWARD="/a/x.py /b/y.py", REWARD_WEIGHTS="1 0.5")
     assert "reward      1 x /a/x.py + 0.5 x /b/y.py" in done.stdout
+
+
+def test_the_script_may_be_edited_while_a_run_starts(tmp_path: Path) -> None:
+    """Set-up takes minutes. Bash reads a script piece by piece, and would go on somewhere in the edited file."""
+    script, scripts = tmp_path / "train_grpo.sh", tmp_path / "scripts"
+    scripts.mkdir()
+    script.write_text((ROOT / "train_grpo.sh").read_text())
+    (scripts / "setup.sh").write_text(f"#!/bin/sh\nprintf '# edited\\n%s' \"$(cat {script})\" >{script}\n")
+    (scripts / "env.sh").write_text(f"PATH={tmp_path}:$PATH\n")
+    (tmp_path / "python").write_text('#!/bin/sh\necho "launched $*"\n')
+    for file in (script, scripts / "setup.sh", tmp_path / "python"):
+        file.chmod(0o755)
+    done = subprocess.run([script, "--dry-run"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == "" and done.stdout.startswith("launched -P -m grpo.launch dry-run --name gpt-oss-120b")
+    assert script.read_text().startswith("# edited")

@@ -46,7 +46,7 @@ def test_a_misspelt_variable_is_refused_before_anything_else(checkout: Path) -> 
 def test_the_plan_shows_what_was_set_and_refuses_what_the_check_refuses(checkout: Path) -> None:
     done = call(checkout, "--plan", "--", "--use_kl_loss", LEARNING_RATE="2e-6", MICRO_TRAIN_BATCH_SIZE="7")
     assert done.stdout.splitlines()[:3] == [
-        "set by you  MICRO_TRAIN_BATCH_SIZE=7 (default: 1)",
+        "set by you  MICRO_TRAIN_BATCH_SIZE=7 (default: empty)",
         "            LEARNING_RATE=2e-6 (default: 1e-6)",
         "            --use_kl_loss ",
     ]
@@ -114,5 +114,5 @@ def test_without_a_gpu_the_full_run_says_so_first(checkout: Path, tmp_path: Path
     cache = {"HF_HUB_CACHE": str(tmp_path), "JUDGE": "0", "PATH": f"{sys.prefix}/bin:/usr/bin:/bin"}
     done = call(checkout, "--check", "--run-dir", str(tmp_path / "run"), **cache)
     assert done.returncode == 2
-    assert "1. MODEL openai/gpt-oss-120b needs 8 GPUs, but this machine has none" in done.stderr
+    assert "1. MODEL openai/gpt-oss-120b, 233.7 GB in bf16, needs 8 GPUs, but this machine has none" in done.stderr
     assert "hf download openai/gpt-oss-120b" in done.stderr

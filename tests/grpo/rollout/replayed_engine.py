@@ -9,6 +9,7 @@ from vllm import SamplingParams
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 
+from grpo.rollout.thinking import delimiter
 from scripts.tiny_model.tokenizer import STOP_TOKENS, build_tokenizer
 
 TOKENIZER = build_tokenizer()
@@ -18,6 +19,13 @@ CONTEXT = 64
 
 def ids(text: str) -> list[int]:
     return TOKENIZER.encode(text, add_special_tokens=False).ids
+
+
+HARMONY = delimiter("harmony", ids)
+PROMPT = ids("<|start|>user<|message|>2+2<|end|><|start|>assistant")
+ANALYSIS = "<|channel|>analysis<|message|>"
+FINAL = "<|end|><|start|>assistant<|channel|>final<|message|>"
+WHOLE = ANALYSIS + "777" + FINAL + "88<|return|>"
 
 
 @dataclass

@@ -11,6 +11,7 @@ from grpo.run import trackers
 def arguments(tmp_path, **changes):
     off = {"use_tensorboard": None, "use_wandb": None, "use_trackio": False}
     names = {"wandb_org": None, "wandb_project": "p", "wandb_group": None, "wandb_run_name": "run-1"}
+    names["run_dir"] = str(tmp_path / "run-1")
     return SimpleNamespace(**off | names | changes)
 
 

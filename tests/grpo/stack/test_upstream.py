@@ -16,7 +16,7 @@ from grpo.launch.config import trainer_parser
 from grpo.stack.upstream import engine, experience, tokenizer, trainer
 from grpo.stack.upstream.arguments import Arguments
 
-# Flags that default to None but are set by the launcher or OpenRLHF in every run.
+# Flags that default to None but are set by the launcher or OpenRLHF wherever they are read.
 ALWAYS_SET = {"pretrain", "prompt_data", "vllm_num_engines", "eps_clip_low_high"}
 EXPERIENCE_MAKER = "openrlhf/trainer/ppo_utils/experience_maker.py"
 REPLAY_BUFFER = "openrlhf/trainer/ppo_utils/replay_buffer.py"
@@ -41,6 +41,9 @@ OBJECTS = [
     ),
     (trainer.ExperienceMaker, set(), {EXPERIENCE_MAKER: {"RemoteExperienceMaker"}}),
     (trainer.ActorGroup, set(), {LAUNCHER: {"RayActorGroup"}}),
+    (trainer.PromptDataset, set(), {"openrlhf/datasets/prompts_dataset.py": {"PromptDataset"}}),
+    (trainer.PromptSampler, set(), {"torch/utils/data/sampler.py": {"RandomSampler"}}),
+    (trainer.PromptLoader, set(), {"torch/utils/data/dataloader.py": {"DataLoader"}}),
     (trainer.PPOTrainer, set(), {PPO_TRAINER: {"BasePPOTrainer", "PPOTrainer"}}),
     (trainer.ActorPPOTrainer, set(), {PPO_ACTOR: {"ActorPPOTrainer"}}),
     (trainer.Actor, set(), {"openrlhf/models/actor.py": {"Actor"}}),
@@ -117,7 +120,7 @@ def test_a_flag_has_the_type_that_the_parser_gives_it(name, flags):
     hint = get_type_hints(Arguments)[name]
     optional = NoneType in get_args(hint)
     value = next(kind for kind in get_args(hint) if kind is not NoneType) if optional else hint
-    assert optional == (flag.default is None and name not in ALWAYS_SET)
+    assert optional == (flag.default is None and not flag.required and name not in ALWAYS_SET)
     if isinstance(flag, argparse._StoreTrueAction):
         assert value is bool
     elif flag.nargs:

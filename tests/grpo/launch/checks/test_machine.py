@@ -60,12 +60,19 @@ def test_a_used_run_directory_is_refused(setting) -> None:
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_read_only_location_is_rejected(setting, tmp_path: Path) -> None:
     (tmp_path / "locked").mkdir(mode=0o555)
-    assert "cannot be created" in setting.problems(ckpt_path=tmp_path / "locked" / "checkpoints")[0]
+    assert "cannot be written" in setting.problems(ckpt_path=tmp_path / "locked" / "checkpoints")[0]
 
 
 def test_file_instead_of_a_folder_is_rejected(setting, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert any("cannot be created" in problem for problem in setting.problems(ckpt_path=tmp_path / "file" / "x"))
+    wrong = setting.problems(ckpt_path=tmp_path / "file" / "x")
+    assert any("CKPT_DIR" in problem and "cannot be written: Not a directory" in problem for problem in wrong)
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_the_reason(setting) -> None:
+    """Nobody may create files there, not even root."""
+    [problem] = [problem for problem in setting.problems(metrics_dir="/proc/metrics") if "METRICS_DIR" in problem]
+    assert "/proc/metrics cannot be written: " in problem and "of disk are free" not in problem
 
 
 @pytest.mark.parametrize(

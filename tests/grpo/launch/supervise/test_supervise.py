@@ -13,12 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from grpo.launch.supervise import keeper
-from grpo.launch.supervise.driver import tail
 from tests.supervised import children, command_line, is_alive, naming, wait_until
 
 ROOT = Path(__file__).parents[4]
-
 LAUNCHER = """
 import sys
 from pathlib import Path
@@ -26,7 +23,6 @@ from grpo.launch.supervise.driver import supervise
 folder, *driver = sys.argv[1:]
 sys.exit(supervise([sys.executable, *driver], ray=None, log_dir=Path(folder), grace=2.0))
 """
-
 # A stand-in for the trainer. It starts: a child; one that detaches and has an empty environment; one that ignores
 # SIGTERM; and holds a shared-memory segment. Then it ends as it is told.
 DRIVER = """
@@ -290,26 +286,3 @@ def test_die_with_parent_passes_the_exit_code_on(tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 7
     assert "1" in (done.stdout + done.stderr).splitlines()
-
-
-def test_the_tail_of_a_log_is_readable(tmp_path: Path) -> None:
-    log = tmp_path / "driver.log"
-    log.write_text(
-        "first\n\x1b[36m(actor)\x1b[0m loading\n\nstep:  50%|#| 1/2\rstep: 100%|#| 2/2\nValueError: reason\n"
-    )
-    assert tail(log, 2) == ["(actor) loading", "ValueError: reason"]
-    assert tail(log, 2, bars=True) == ["step: 100%|#| 2/2", "ValueError: reason"]
-    assert tail(tmp_path / "absent.log", 2) == []
-
-
-def test_ray_logs_of_earlier_parts_are_kept_under_a_number(tmp_path: Path) -> None:
-    kept = tmp_path / "ray"
-    keeper.make_way(kept)
-    kept.symlink_to(tmp_path / "gone")  # launcher and keeper were both killed
-    keeper.make_way(kept)
-    assert not kept.is_symlink()
-    for part in ("first", "second"):
-        kept.mkdir()
-        (kept / "raylet.out").write_text(part)
-        keeper.make_way(kept)
-    assert [(tmp_path / f"ray.{n}" / "raylet.out").read_text() for n in (1, 2)] == ["first", "second"]

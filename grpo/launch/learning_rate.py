@@ -1,0 +1,83 @@
+"""The learning rate of each global step, as the run will have it in metrics.jsonl. Works without torch."""
+
+import math
+from argparse import Namespace
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LearningRate:
+    """The schedule of a run, in optimizer steps. `--max_steps` ends a run and does not shorten its schedule.
+
+    Attributes:
+        name: of a schedule of transformers, one of :data:`grpo.launch.flags.SCHEDULES`.
+        peak: the learning rate after the warm-up.
+        warm_up, length: optimizer steps of the warm-up and of the whole schedule.
+        per_step: optimizer steps of a global step.
+        accumulated: micro-batches of an optimizer step, on a rank.
+    """
+
+    name: str
+    peak: float
+    warm_up: int
+    length: int
+    per_step: int
+    accumulated: int
+
+    @classmethod
+    def of_run(cls, args: Namespace, length: int, per_step: int, accumulated: int) -> "LearningRate":
+        """Return the schedule that OpenRLHF makes from its arguments."""
+        warm_up = math.ceil(length * args.lr_warmup_ratio)
+        return cls(args.lr_scheduler, args.actor_learning_rate, warm_up, length, per_step, accumulated)
+
+    def of_optimizer_step(self, done: int) -> float:
+        """Return the learning rate after so many optimizer steps, by transformers' formulas."""
+        if self.name == "constant":
+            return self.peak
+        if self.name.startswith("cosine"):
+            return self.peak * self._cosine(done)
+        if done < self.warm_up:
+            return self.peak * done / self.warm_up
+        if self.name == "inverse_sqrt":
+            scale = self.warm_up or 10_000
+            return self.peak / math.sqrt((done + scale - self.warm_up) / scale)
+        return self.peak
+
+    def _cosine(self, done: int) -> float:
+        """Return the share of the peak; it falls to a tenth, which OpenRLHF sets as the minimum."""
+        late = 0
+        if self.name == "cosine_warmup_with_min_lr":  # its warm-up does not begin at 0
+            if done < self.warm_up:
+                return (done + 1) / self.warm_up
+            late = 1
+        elif done < self.warm_up:
+            return done / self.warm_up
+        progress = (done - self.warm_up + late) / max(1, self.length - self.warm_up)
+        return max(0.0, 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * progress)))
+
+    def of_step(self, step: int) -> float:
+        """Return `actor_lr` of a global step: the mean over its micro-batches.
+
+        OpenRLHF notes the learning rate after each micro-batch. After the last of an optimizer step, that is the next
+        one's.
+        """
+        first = (step - 1) * self.per_step
+        rates = [
+            (self.accumulated - 1) * self.of_optimizer_step(done) + self.of_optimizer_step(done + 1)
+            for done in range(first, first + self.per_step)
+        ]
+        return sum(rates) / (self.per_step * self.accumulated)
+
+    def describe(self, steps: int) -> list[str]:
+        """Describe warm-up and learning rates of a run of so many global steps in lines for people."""
+        warm_up = math.ceil(self.warm_up / self.per_step)
+        # The mean of a step reaches the peak after the warm-up.
+        highest = max(range(1, min(steps, warm_up + 2) + 1), key=lambda step: (round(self.of_step(step), 15), -step))
+        shown = sorted({1, 2, 3, highest, steps} & set(range(1, steps + 1)))
+        rates = ", ".join(f"{self.of_step(step):.3g} in step {step}" for step in shown)
+        of_steps = f"{warm_up} global step{'s' * (warm_up != 1)}"
+        cut = f"; the run ends before it, after step {steps}" if warm_up > steps else ""
+        return [
+            f"schedule    {self.name} over {self.length} optimizer steps, warm-up {self.warm_up} ({of_steps}{cut})",
+            f"            learning rate: {rates}; the peak of the schedule is {self.peak:g}",
+        ]

@@ -1,0 +1,56 @@
+"""What a run costs, against the table of docs/gpu.md."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+
+from grpo.launch import cost, judge
+from grpo.launch.judge import RunJudge
+from grpo.launch.plan import describe, make_plan
+from grpo.model.released import RELEASED
+
+LARGE = "openai/gpt-oss-120b"
+
+
+def config_of(setting, model: str = LARGE, **changes):
+    lengths = {"prompt_max_len": 1024, "generate_max_len": 3072}
+    return setting.config(pretrain=model, engine_model=model, lora_rank=64, **lengths | changes)
+
+
+@pytest.mark.parametrize(("response", "seconds"), [(3072, 26 + 7 + 11), (15_360, 51 + 18 + 11)])
+def test_seconds_of_an_update_are_those_of_the_table(setting, response: int, seconds: int) -> None:
+    config = config_of(setting, generate_max_len=response, micro_train_batch_size=1)
+    assert cost.seconds_of_update(config, RELEASED[LARGE]) == pytest.approx(seconds, abs=0.5)
+
+
+def test_hours_and_judge_calls_of_the_whole_run(setting) -> None:
+    config = config_of(setting, micro_train_batch_size=1)
+    plan = make_plan(config)
+    judged = RunJudge(SimpleNamespace(chain=SimpleNamespace(max_output_tokens=99)), is_stand_in=True)
+    text = "\n".join(cost.describe(plan, config, judged))
+    assert plan.steps == 6 and f"{6 * 64} calls in 6 steps" in text
+    assert f"up to {6 * 64 * (1000 + 3072) / 1e6:.1f} million prompt tokens" in text
+    step = 44 + 64 * 3072 / 2000
+    assert int(re.search(r"of (\d+) s", text)[1]) == pytest.approx(step, abs=1)
+    assert "assumes 1,000 tokens/s" in text
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes"),
+    [(LARGE, ("65.2 GB on disk", "233.7 GB in bf16")), ("openai/gpt-oss-20b", ("13.8 GB on disk", "41.8 GB in bf16"))],
+)
+def test_a_released_model_is_planned_without_its_files(setting, model: str, sizes: tuple[str, ...]) -> None:
+    config = config_of(setting, model)
+    plan = make_plan(config)
+    text = "\n".join(describe(plan, config))
+    assert all(size in text for size in sizes) and f"hf download {model}" in text
+    assert "unknown" not in text and plan.host_bytes and plan.disk_bytes
+    assert not [part for part in plan.host_memory if "engines" in part], "the engines are on GPUs"
+
+
+def test_a_tiny_model_has_no_hours(setting) -> None:
+    config = setting.config()
+    assert not [
+        line for line in cost.describe(make_plan(config), config, judge.of_run(config, True)) if "hours" in line
+    ]

@@ -1,0 +1,55 @@
+import warnings
+from argparse import Namespace
+
+import pytest
+import torch
+from transformers import get_scheduler
+
+from grpo.launch.flags import SCHEDULES
+from grpo.launch.learning_rate import LearningRate
+
+PEAK, LENGTH = 2e-3, 40
+
+
+def recorded(name: str, warm_up: int, per_step: int, accumulated: int) -> list[float]:
+    """What OpenRLHF's loop notes with transformers' schedule: the mean over the micro-batches of each step."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=PEAK)
+    schedule = get_scheduler(name, optimizer, warm_up, LENGTH, scheduler_specific_kwargs={"min_lr": 0.1 * PEAK})
+    means = []
+    for _ in range(LENGTH // per_step):
+        noted = []
+        for micro_batch in range(per_step * accumulated):
+            if (micro_batch + 1) % accumulated == 0:
+                optimizer.step()
+                schedule.step()
+            noted.append(schedule.get_last_lr()[0])
+        means.append(sum(noted) / len(noted))
+    return means
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(("per_step", "accumulated", "ratio"), [(8, 2, 0.1), (1, 1, 0.03), (2, 3, 0.0), (4, 1, 0.2)])
+def test_every_schedule_is_that_of_the_run(name, per_step, accumulated, ratio) -> None:
+    args = Namespace(lr_scheduler=name, actor_learning_rate=PEAK, lr_warmup_ratio=ratio)
+    rate = LearningRate.of_run(args, LENGTH, per_step, accumulated)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = recorded(name, rate.warm_up, per_step, accumulated)
+    got = [rate.of_step(step) for step in range(1, len(expected) + 1)]
+    assert got == pytest.approx(expected, rel=1e-9, abs=1e-15)
+
+
+def test_the_text_has_warm_up_in_global_steps_first_rates_peak_and_end() -> None:
+    rate = LearningRate("cosine_with_min_lr", 1e-6, 27, 900, 9, 1)
+    text = "\n".join(rate.describe(100))
+    assert "over 900 optimizer steps, warm-up 27 (3 global steps)" in text
+    for step in (1, 2, 3, 4, 100):
+        assert f"{rate.of_step(step):.3g} in step {step}" in text
+    assert rate.of_step(4) == max(rate.of_step(step) for step in range(1, 101))
+
+
+def test_a_run_that_ends_in_its_warm_up_says_so() -> None:
+    assert (
+        "the run ends before it, after step 2" in LearningRate("constant_with_warmup", 1, 30, 99, 3, 1).describe(2)[0]
+    )
+    assert "ends before" not in LearningRate("constant_with_warmup", 1, 30, 99, 3, 1).describe(10)[0]

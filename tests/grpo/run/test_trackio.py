@@ -1,0 +1,43 @@
+"""Trackio with its own package, if it is installed: uv pip install --no-deps -r requirements/trackio.txt."""
+
+import importlib.util
+import sqlite3
+from types import SimpleNamespace
+
+import pytest
+
+from grpo.run import trackers
+from grpo.stack.checkout import CHECKOUT
+
+needs_package = pytest.mark.skipif(not importlib.util.find_spec("trackio"), reason="Trackio is not installed")
+
+
+def test_the_remedy_names_a_file_that_pins_trackio():
+    file = CHECKOUT / "requirements/trackio.txt"
+    assert str(file.relative_to(CHECKOUT)) in trackers.INSTALL["trackio"]
+    assert "\ntrackio==" in file.read_text()
+
+
+@needs_package
+def test_a_run_is_logged_and_continued(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
+    monkeypatch.delenv("TRACKIO_SPACE_ID", raising=False)
+    assert trackers.trackio_fault() == ""
+    args = SimpleNamespace(use_wandb="a-secret-key", wandb_project="p", wandb_run_name="mine")
+    for step in (1, 2):
+        started = trackers.Trackers([trackers.Trackio(args, step - 1)])
+        started.log("train", step, {"reward": step / 10})
+        started.close()
+    (database,) = tmp_path.glob("*.db")
+    with sqlite3.connect(database) as opened:
+        rows = opened.execute("select run_name, step, metrics from metrics order by step").fetchall()
+    assert [(name, step) for name, step, _ in rows] == [("mine", 1), ("mine", 2)]
+    assert b'"train/reward":0.2' in bytes(rows[1][2]).replace(b" ", b"")
+    assert b"a-secret-key" not in database.read_bytes()
+
+
+def test_a_package_that_cannot_be_imported_is_named(tmp_path, monkeypatch):
+    (tmp_path / "trackio.py").write_text("import no_such_package\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert trackers.trackio_fault() == "ModuleNotFoundError: No module named 'no_such_package'"

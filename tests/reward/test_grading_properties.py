@@ -1,0 +1,93 @@
+"""Properties of grading: it is reflexive and symmetric, ignores ornaments, and never raises."""
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from reward import equivalence
+
+from .verdicts import both_ways
+
+numbers = st.integers(-99, 999).map(str) | st.sampled_from(
+    ["0.25", "\\frac{3}{4}", "1\\frac12", "50\\%", "\\$3", "7_{12}"]
+)
+atoms = numbers | st.sampled_from(
+    [
+        "x",
+        "y_1",
+        "\\pi",
+        "\\infty",
+        "i",
+        "I",
+        "AB",
+        "\\text{odd}",
+        "3\\text{}",
+        "\\mathrm{}",
+        "\\{1\\}",
+        "½",
+        "3\\text{ cm}",
+        "45^\\circ",
+        "\\emptyset",
+    ]
+)
+
+
+def _larger(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    several = st.lists(inner, min_size=1, max_size=3)
+    return st.one_of(
+        st.builds(
+            "{}{}{}".format,
+            inner,
+            st.sampled_from("+-*/^=<") | st.sampled_from(["\\pm ", "\\le ", "\\cup ", " or "]),
+            inner,
+        ),
+        st.builds("{}{}{}".format, st.sampled_from("[("), several.map(",".join), st.sampled_from("])")),
+        several.map(lambda parts: "\\{" + ", ".join(parts) + "\\}"),
+        inner.map("\\sqrt{{{}}}".format),
+        st.builds("\\frac{{{}}}{{{}}}".format, inner, inner),
+        st.builds("\\begin{{pmatrix}}{}&{}\\end{{pmatrix}}".format, inner, inner),
+    )
+
+
+answers = st.recursive(atoms, _larger, max_leaves=4)
+
+
+@given(answers)
+def test_grading_is_reflexive(answer: str) -> None:
+    assume(answer != "\\mathrm{}")  # by itself it is not an answer
+    assert both_ways(answer, answer) == (True, True)
+    assert both_ways(answer, f" ${answer}$.") == (True, True)
+
+
+@given(
+    answers,
+    st.sampled_from(
+        ["\\mathbf{{{}}}", "\\large {}", "{{\\bf {}}}", "\\textcolor{{red}}{{{}}}", "{{}}{}", "{}\\blacksquare"]
+    ),
+)
+def test_fonts_and_colours_are_ignored(answer: str, ornament: str) -> None:
+    assume(both_ways(answer, answer) == (True, True))  # \mathrm{} by itself is not an answer
+    assert both_ways(answer, ornament.format(answer)) == (True, True)
+
+
+@settings(max_examples=60)
+@given(answers, answers)
+def test_grading_is_symmetric(a: str, b: str) -> None:
+    """Except for the last side of an equation, which may be an answer but not a gold answer."""
+    assert equivalence.equal(a, b) == equivalence.equal(b, a)
+
+
+@settings(max_examples=300)
+@given(
+    answers | st.text(st.sampled_from("{}()[]\\,.^_+-=<>|!'% 019xfpi°½²₂"), max_size=30) | st.text(max_size=30),
+    st.text(max_size=10),
+)
+def test_grading_raises_on_no_text(answer: str, gold: str) -> None:
+    both_ways(answer, gold)
+
+
+@settings(max_examples=50)
+@given(st.fractions(max_denominator=50), st.fractions(max_denominator=50))
+def test_fractions_are_graded_by_their_value(a, b) -> None:
+    spellings = [f"{a.numerator}/{a.denominator}", f"\\frac{{{a.numerator}}}{{{a.denominator}}}"]
+    other = f"\\frac{{{3 * b.numerator}}}{{{3 * b.denominator}}}"
+    assert all(both_ways(spelling, other) == (a == b, a == b) for spelling in spellings)

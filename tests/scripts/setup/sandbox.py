@@ -1,0 +1,67 @@
+"""A checkout in which the set-up script runs without network: a stand-in uv installs the two packages of a lock."""
+
+import os
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+# Writes each locked package's metadata as uv does, INSTALLER last, and a `deepspeed` that compiles at once.
+STAND_IN_UV = """#!{python}
+import os, pathlib, signal, sys, time
+root = pathlib.Path(__file__).parents[2]
+if "--version" in sys.argv:
+    print("uv {version}")
+    sys.exit()
+with open(root / "uv-calls", "a") as calls:
+    calls.write(" ".join(sys.argv[1:]) + "\\n")
+site = next((root / ".venv" / "lib").glob("python3.*/site-packages"))
+if "uninstall" in sys.argv:
+    for folder in site.glob(sys.argv[-1].replace("-", "_") + "-*.dist-info"):
+        (folder / "INSTALLER").unlink()
+    sys.exit()
+time.sleep(float(os.environ.get("UV_SLEEPS", 0)))
+for line in pathlib.Path(sys.argv[-1]).read_text().split():
+    name, _, version = line.replace("-", "_").partition("==")
+    for old in site.glob(name + "-*.dist-info"):
+        [file.unlink() for file in old.iterdir()]
+        old.rmdir()
+    info = site / f"{{name}}-{{version}}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\\nName: {{name}}\\nVersion: {{version}}\\n")
+    (info / "RECORD").write_text("")
+    if os.environ.get("UV_DIES_AT") == name:
+        os.killpg(0, signal.SIGKILL)
+    (info / "INSTALLER").write_text("uv")
+builder = site / "deepspeed" / "ops" / "op_builder.py"
+builder.parent.mkdir(parents=True, exist_ok=True)
+builder.write_text('''
+import os, pathlib
+class CPUAdamBuilder:
+    name = "cpu_adam"
+    def load(self):
+        folder = pathlib.Path(os.environ["TORCH_EXTENSIONS_DIR"]) / self.name
+        folder.mkdir()
+        (folder / (self.name + ".so")).write_text(os.environ["DS_ACCELERATOR"])
+''')
+"""
+
+
+def write_program(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def setup(root: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(root / "scripts" / "setup.sh"), *arguments],
+        env=os.environ | environ,
+        capture_output=True,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def uv_calls(root: Path) -> int:
+    calls = root / "uv-calls"
+    return len(calls.read_text().splitlines()) if calls.exists() else 0
