@@ -154,10 +154,10 @@ def _diff(options: argparse.Namespace) -> Answer:
 
 def _old(options: argparse.Namespace) -> tuple[Series, Wheel]:
     """Return the series to start from and the wheel of its version: given, as installed, or downloaded."""
-    version = options.version
+    version, target = options.version, None
     try:
-        target: Path | None = package.check_target(options.target or package.find_target())
-        installed = package.installed_version(target)
+        found = package.check_target(options.target or package.find_target())
+        target, installed = found, package.installed_version(found)
     except PatchError as error:
         if options.target or error.code not in (Exit.MISSING, Exit.UNKNOWN_VERSION):
             raise

@@ -28,22 +28,22 @@ _SETTINGS = {
 }
 
 
-def git(folder: Path, *words: str, data: bytes = b"", fails: bool = False, **variables: str) -> bytes:
+def git(folder: Path, *words: str, fails: bool = False, env: dict[str, str] | None = None) -> bytes:
     """Return git's standard output. If it fails: raises BAD_WORKTREE, or with `fails` returns b""."""
-    done = attempt(folder, *words, data=data, **variables)
+    done = attempt(folder, *words, env=env)
     if done.returncode and not fails:
         what = done.stderr.decode(errors="replace").strip()
         raise PatchError(Exit.BAD_WORKTREE, f"git {words[0]} failed in {folder}: {what}")
     return b"" if done.returncode else done.stdout
 
 
-def attempt(folder: Path, *words: str, data: bytes = b"", **variables: str) -> subprocess.CompletedProcess[bytes]:
+def attempt(folder: Path, *words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:
     """Run git in a folder. Raises NO_GIT if there is no git."""
     # git sets GIT_DIR and similar variables in hooks; they would point at another repository.
-    env = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")} | _ISOLATED | variables
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")} | _ISOLATED
     settings = [word for key, value in _SETTINGS.items() for word in ("-c", f"{key}={value}")]
     try:
-        return subprocess.run(["git", "-C", str(folder), *settings, *words], input=data, capture_output=True, env=env)
+        return subprocess.run(["git", "-C", str(folder), *settings, *words], stdin=subprocess.DEVNULL, capture_output=True, env=clean | (env or {}))
     except FileNotFoundError as error:
         remedy = "install git (Debian: apt install git), then the same command again"
         raise PatchError(Exit.NO_GIT, f"git is not installed, and `git {words[0]}` is needed here", remedy) from error
@@ -61,7 +61,7 @@ def apply(texts: dict[str, bytes | None], patches: list[Path], *words: str) -> t
             "--whitespace=nowarn",
             *words,
             *map(str, patches),
-            GIT_CEILING_DIRECTORIES=str(folder.parent),
+            env={"GIT_CEILING_DIRECTORIES": str(folder.parent)},
         )
         files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".rej")
         after = {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
@@ -75,7 +75,7 @@ def diff(old: dict[str, bytes | None], new: dict[str, bytes | None]) -> bytes:
             (Path(name) / side).mkdir()
             write(Path(name) / side, texts)
         words = ("diff", "--no-index", "--no-prefix", "--no-renames", "a", "b")
-        return attempt(Path(name), *words, GIT_CEILING_DIRECTORIES=name).stdout
+        return attempt(Path(name), *words, env={"GIT_CEILING_DIRECTORIES": name}).stdout
 
 
 def write(folder: Path, texts: dict[str, bytes | None]) -> None:

@@ -107,10 +107,10 @@ def _series_text(path: Path, names: list[str]) -> bytes:
 def _does_the_same(worktree: Path, commit: str, patch: Path) -> bool:
     """Return whether a patch file turns the commit's parent into the commit."""
     index = {"GIT_INDEX_FILE": str((worktree / ".git" / "index-of-export").resolve())}
-    git.git(worktree, "read-tree", f"{commit}^", **index)
-    if git.attempt(worktree, "apply", "--cached", "--whitespace=nowarn", str(patch), **index).returncode:
+    git.git(worktree, "read-tree", f"{commit}^", env=index)
+    if git.attempt(worktree, "apply", "--cached", "--whitespace=nowarn", str(patch), env=index).returncode:
         return False
-    return git.git(worktree, "write-tree", **index) == git.git(worktree, "rev-parse", f"{commit}^{{tree}}")
+    return git.git(worktree, "write-tree", env=index) == git.git(worktree, "rev-parse", f"{commit}^{{tree}}")
 
 
 def _patch(worktree: Path, commit: str) -> tuple[str, bytes]:
