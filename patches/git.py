@@ -43,7 +43,8 @@ def attempt(folder: Path, *words: str, env: dict[str, str] | None = None) -> sub
     clean = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")} | _ISOLATED
     settings = [word for key, value in _SETTINGS.items() for word in ("-c", f"{key}={value}")]
     try:
-        return subprocess.run(["git", "-C", str(folder), *settings, *words], stdin=subprocess.DEVNULL, capture_output=True, env=clean | (env or {}))
+        command = ["git", "-C", str(folder), *settings, *words]
+        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=clean | (env or {}))
     except FileNotFoundError as error:
         remedy = "install git (Debian: apt install git), then the same command again"
         raise PatchError(Exit.NO_GIT, f"git is not installed, and `git {words[0]}` is needed here", remedy) from error
