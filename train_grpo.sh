@@ -367,24 +367,16 @@ done
 LAUNCH=(python -P -m grpo.launch)
 
 set_up() {
-    if [[ $MODE == run || ! -d $HERE/.venv ]]; then "$HERE/scripts/setup.sh" --quiet "$@"; fi
+    if [[ $MODE == run || ! -d $HERE/.venv ]]; then "$HERE/scripts/setup.sh" --quiet; fi
     # shellcheck source=scripts/env.sh
     source "$HERE/scripts/env.sh"
 }
 
-# The tiny model and its problems are made once, and again after their code has changed. The model only needs the
-# packages: one core trains it while the others compile the rest of the set-up
+set_up
+# The tiny model and its problems are made once, and again after their code has changed
 if ((TINY)) && [[ $MODE == run || $MODE == check ]]; then
-    set_up --packages
-    mkdir -p "$TINY_DIR"
-    "${LAUNCH[@]}" die-with-parent -- python -P -m scripts.make_tiny_model \
-        --out "$TINY_DIR/mxfp4" --dequantized-out "$TINY_DIR/bf16" &
-    BUILDER=$!
-    set_up --plain # on a terminal, the model shows its progress
-    wait "$BUILDER"
+    python -P -m scripts.make_tiny_model --out "$TINY_DIR/mxfp4" --dequantized-out "$TINY_DIR/bf16"
     python -P -m data.prepare --source synthetic --train-count 1024 --eval-count 256 --out "$TINY_DIR" >/dev/null
-else
-    set_up
 fi
 
 OPTIONS=(--name "$NAME")

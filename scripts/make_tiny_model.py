@@ -1,10 +1,13 @@
 """Build a tiny gpt-oss checkpoint in the real file format, warm-started on the synthetic task.
 
-    python -m scripts.make_tiny_model --out DIR [--dequantized-out DIR] [--seed N]
+    python -m scripts.make_tiny_model --out DIR [--dequantized-out DIR] [--seed N] [--steps N] [--keep]
 
 DIR gets MXFP4 experts in sharded safetensors, config.json, tokenizer and chat template, as openai/gpt-oss-120b has
-them. The second directory gets the same weights in bf16, for engines without an MXFP4 kernel. A build takes about two
-to four minutes on one core. A second call with the same arguments and code checks the files and returns.
+them. The second directory gets the same weights in bf16, for engines without an MXFP4 kernel.
+
+The weights are kept in scripts/tiny_model. With another seed or number of steps, or after a change of the code that
+they depend on, the model is trained: two to four minutes on one core. `--keep` then replaces the kept weights.
+A second call with the same arguments and code checks the files and returns.
 """
 
 import argparse
@@ -109,52 +112,65 @@ def one_builder(directory: Path) -> Iterator[None]:
 
 def say(phase: str) -> None:
     """Print the present phase, and about how long it takes on one slow core."""
-    print(f"tiny model {phase}", flush=True)
+    print(f"tiny model: {phase}", flush=True)
 
 
 def write_model(directory: Path, seed: int, steps: int) -> dict:
-    """Train and write the MXFP4 checkpoint; return its facts, including its accuracy as stored."""
+    """Write the MXFP4 checkpoint, of kept weights or after a training; return its facts."""
     # Heavy imports are here so that a cached call returns at once.
-    say("1/4 tokenizer and libraries: about 20 seconds")
+    say("loading libraries (about 10 seconds)")
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils.quantization_config import Mxfp4Config
+    from transformers import AutoTokenizer
 
-    from scripts.tiny_model import checkpoint
-    from scripts.tiny_model.accuracy import sampled_accuracy
+    from scripts.tiny_model import checkpoint, weights
     from scripts.tiny_model.tokenizer import STOP_TOKENS, write_tokenizer
-    from scripts.tiny_model.warm_start import warm_start
+    from scripts.tiny_model.warm_start import tiny_config, warm_start
 
     torch.set_num_threads(THREADS)
     write_tokenizer(directory)
     tokenizer = AutoTokenizer.from_pretrained(directory)
     # Rows beyond the last token, as in the real vocabulary of 201,088.
     vocab_size = (len(tokenizer) // 64 + 1) * 64
-    say(f"2/4 warm start, {steps} training steps on one core: about {round(steps * STEP_SECONDS)} seconds")
-    model = warm_start(tokenizer, vocab_size, steps, seed)
-    say("3/4 writing the MXFP4 files and evaluating them on held-out problems: about 20 seconds")
+    kept = weights.facts(seed, steps)
+    if kept:
+        tensors = weights.read()
+    else:
+        say(f"warm start, {steps} training steps on one core (about {round(steps * STEP_SECONDS)} seconds)")
+        tensors = dict(checkpoint.packed_tensors(warm_start(tokenizer, vocab_size, steps, seed)))
     stop_ids = tokenizer.convert_tokens_to_ids(list(STOP_TOKENS))
-    checkpoint.write_config(directory, model.config, stop_ids, tokenizer.pad_token_id)
-    checkpoint.write_shards(directory, checkpoint.packed_tensors(model), SHARD_BYTES)
+    checkpoint.write_config(directory, tiny_config(vocab_size), stop_ids, tokenizer.pad_token_id)
+    checkpoint.write_shards(directory, iter(sorted(tensors.items())), SHARD_BYTES)
+    return kept or {
+        "seed": seed,
+        "steps": steps,
+        "parameters": checkpoint.count_parameters(tensors),
+        "vocabulary": [len(tokenizer), vocab_size],
+        "accuracy": accuracy(directory, seed),
+        "held_out": HELD_OUT,
+    }
+
+
+def accuracy(directory: Path, seed: int) -> float:
+    """Return the share of held-out problems that the checkpoint as stored answers right."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.quantization_config import Mxfp4Config
+
+    from scripts.tiny_model.accuracy import sampled_accuracy
+
+    say("evaluating it on held-out problems (about 20 seconds)")
     written = AutoModelForCausalLM.from_pretrained(
         directory,
         dtype=torch.bfloat16,
         attn_implementation="eager",
         quantization_config=Mxfp4Config(dequantize=True),
     ).eval()
-    return {
-        "seed": seed,
-        "steps": steps,
-        "parameters": sum(parameter.numel() for parameter in written.parameters()),
-        "vocabulary": [len(tokenizer), vocab_size],
-        "accuracy": sampled_accuracy(written, tokenizer, HELD_OUT, seed),
-        "held_out": HELD_OUT,
-    }
+    return sampled_accuracy(written, AutoTokenizer.from_pretrained(directory), HELD_OUT, seed)
 
 
 def write_dequantized(directory: Path, source: Path, facts: dict) -> dict:
     """Write the bf16 copy of `source`."""
-    say("4/4 writing a bf16 copy for engines without MXFP4: a few seconds")
+    say("writing a bf16 copy for engines without MXFP4 (a few seconds)")
     from scripts.dequantize_checkpoint import dequantize_checkpoint
 
     dequantize_checkpoint(source, directory)
@@ -182,6 +198,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dequantized-out", type=Path, help="directory of the bf16 copy")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps of the warm start")
+    parser.add_argument("--keep", action="store_true", help="keep the weights with the code, for all later calls")
     arguments = parser.parse_args(argv)
     if arguments.dequantized_out and arguments.dequantized_out.resolve() == arguments.out.resolve():
         parser.error("--dequantized-out and --out must differ")
@@ -192,6 +209,10 @@ def main(argv: list[str] | None = None) -> int:
     except FileExistsError as error:
         print(f"make_tiny_model: {error}", file=sys.stderr)
         return 2
+    if arguments.keep:
+        from scripts.tiny_model import weights
+
+        weights.keep(sorted(arguments.out.glob("*.safetensors")), facts)
     used, rows = facts["vocabulary"]
     print(f"tiny gpt-oss: {facts['parameters']:,} parameters, {used} tokens in {rows} rows, seed {facts['seed']}")
     for directory in filter(None, (arguments.out, arguments.dequantized_out)):

@@ -1,13 +1,11 @@
 #!/usr/bin/env bash
-# Makes this checkout ready to run: scripts/setup.sh [--cpu|--gpu] [--quiet] [--plain] [--packages]
+# Makes this checkout ready to run: scripts/setup.sh [--cpu|--gpu] [--quiet]
 #
 # Creates .venv, installs the locked packages, compiles DeepSpeed's CPU Adam and the MXFP4 kernel, applies the patches
 # and verifies all of it. It skips what is already done, so a second call takes seconds and continues an interrupted
 # one. The default stack is that of .venv. For a new .venv it is GPU if nvidia-smi lists a GPU, otherwise CPU.
 # $PYTHON selects the Python (3.11 or 3.12).
 # --quiet prints only work that takes time, and errors.
-# --plain counts no seconds on the terminal, for a caller whose other program shows its progress there.
-# --packages stops after the packages and the MXFP4 kernel, which is enough to make the tiny model.
 set -euo pipefail
 
 UV_VERSION=0.13.8
@@ -28,26 +26,23 @@ main() {
     # shellcheck source=scripts/env.sh
     source "$root/scripts/env.sh"
     ensure_mxfp4_kernel
-    if ((packages_only)); then return; fi
     ensure_operator cpu_adam CPUAdamBuilder
     ensure_patches
     say "ready: $stack stack, $("$venv/bin/python" --version)"
 }
 
 parse_arguments() {
-    stack="" quiet=0 plain=0 packages_only=0
+    stack="" quiet=0
     while (($#)); do
         case "$1" in
             --cpu | --gpu) stack="${1#--}" ;;
             --quiet) quiet=1 ;;
-            --plain) plain=1 ;;
-            --packages) packages_only=1 ;;
             -h | --help)
                 sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
                 exit 0
                 ;;
             *)
-                printf 'setup: error: unknown argument %s; usage: scripts/setup.sh [--cpu|--gpu] [--quiet] [--plain] [--packages]\n' "$1" >&2
+                printf 'setup: error: unknown argument %s; usage: scripts/setup.sh [--cpu|--gpu] [--quiet]\n' "$1" >&2
                 exit 2
                 ;;
         esac
@@ -76,13 +71,13 @@ fail() {
     exit 1
 }
 
-# On a terminal the present line may show progress: ours, or that of a program beside this one.
+# On a terminal the present line may count seconds.
 erase_line() { if [[ -t 1 ]]; then printf '\r\033[K'; fi; }
 
 # Runs a command that can take minutes. On a terminal, one line counts the seconds meanwhile.
 counted() {
     local counter="" status=0
-    if [[ -t 1 ]] && ((!plain)); then
+    if [[ -t 1 ]]; then
         while sleep 1 && kill -0 $$; do printf '\r\033[Ksetup [%3ds] ...' "$SECONDS"; done 2>/dev/null 9>&- &
         counter=$!
     fi

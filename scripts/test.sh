@@ -8,11 +8,10 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-fast=0
 pytest_arguments=()
 for argument in "$@"; do
     case "$argument" in
-        --fast) fast=1 pytest_arguments+=(-m "not stack") ;;
+        --fast) pytest_arguments+=(-m "not stack") ;;
         -h | --help)
             sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
             exit 0
@@ -55,16 +54,9 @@ for folder in patches grpo reward data eval scripts; do
     if [[ -f $folder/__init__.py ]]; then packages+=("$folder"); fi
 done
 
-stage "packages" scripts/setup.sh --packages
+stage "set-up" scripts/setup.sh
 # shellcheck source=scripts/env.sh
 source scripts/env.sh
-# The tests of the real stack need the tiny model, which takes minutes of one core and only the packages. A test that
-# needs it waits for it. Its maker ends with this process, which becomes pytest below.
-if ((!fast)); then
-    nice -n 10 python -P -m grpo.launch die-with-parent -- python -P -m scripts.make_tiny_model \
-        --out .cache/tiny-model/mxfp4 --dequantized-out .cache/tiny-model/bf16 >/dev/null 2>&1 &
-fi
-stage "set-up" scripts/setup.sh
 stage "ruff check" ruff check .
 stage "ruff format" ruff format --check .
 stage "shellcheck" lint_shell

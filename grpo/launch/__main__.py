@@ -1,10 +1,8 @@
 """python -m grpo.launch MODE [--name NAME] [--stand-in] [--run-dir DIR | --resume DIR|latest [--from-step N]]
     -- FLAGS [-- FLAGS OF THE USER]
-python -m grpo.launch die-with-parent -- COMMAND
 
 FLAGS are OpenRLHF's; of one that is given twice, the last value wins. MODE is run, check, plan or dry-run. The judge's
 settings are GRPO_* variables. `train_grpo.sh` is the caller and has the documentation.
-`die-with-parent` runs a command of the set-up and ends all of its processes when the calling process ends.
 """
 
 import argparse
@@ -31,7 +29,7 @@ from grpo.launch.judge import RunJudge
 from grpo.launch.onsets import Onsets
 from grpo.launch.own_settings import Changes
 from grpo.launch.plan import Plan, describe, make_plan, shortfall
-from grpo.launch.supervise import exposure, joined_cluster, processes
+from grpo.launch.supervise import exposure, joined_cluster
 from grpo.launch.supervise.driver import supervise
 from grpo.run.progress import Progress, find_adapter
 from grpo.run.run_files import RunFiles
@@ -41,13 +39,12 @@ from grpo.stack.problem import Problem, UserError
 from reward.settings import STAND_IN_VARIABLE
 
 REFUSED = 2
-DIE_WITH_PARENT = "die-with-parent"
 
 
 def arguments(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Return our own options, and the words after `--`."""
     parser = argparse.ArgumentParser(allow_abbrev=False, prog="python -m grpo.launch", usage=__doc__)
-    parser.add_argument("mode", choices=["run", "check", "plan", "dry-run", DIE_WITH_PARENT])
+    parser.add_argument("mode", choices=["run", "check", "plan", "dry-run"])
     parser.add_argument("--name", default="run", help="first part of the run directory's name")
     parser.add_argument(
         "--stand-in", action="store_true", help="if there is no key, start a local server in place of the judge"
@@ -63,8 +60,6 @@ def arguments(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
 def main() -> int:
     """Run one of the modes; return the exit code."""
     options, rest = arguments(sys.argv[1:])
-    if options.mode == DIE_WITH_PARENT:
-        return run_with_parent(rest)
     if options.from_step is not None and not options.resume:
         return refuse(UserError("--from-step only applies to a resumed run", "add --resume DIR"))
     own = rest[rest.index("--") + 1 :] if "--" in rest else []
@@ -175,15 +170,6 @@ def run(name: str, folder: Path, config: Config, plan: Plan, run_judge: RunJudge
         lines.append(f"evaluate     {command}")
     print("\n".join(lines), flush=True)
     return code
-
-
-def run_with_parent(command: list[str]) -> int:
-    """Run a command; leave none of its processes behind, even if the calling shell is killed."""
-    caller = os.getppid()
-    processes.die_with_parent()
-    if os.getppid() != caller:
-        return REFUSED
-    return supervise(command, ray=None, log_dir=None)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,12 @@ def packed_tensors(model: GptOssForCausalLM) -> Iterator[tuple[str, torch.Tensor
             yield name, value.detach().to(torch.bfloat16).contiguous()
 
 
+def count_parameters(tensors: dict[str, torch.Tensor]) -> int:
+    """Return how many values the tensors of a checkpoint hold: two in a byte of blocks, none in scales."""
+    values = {"blocks": 2, "scales": 0}
+    return sum(tensor.numel() * values.get(name.rpartition("_")[2], 1) for name, tensor in tensors.items())
+
+
 def write_shards(directory: Path, tensors: Iterator[tuple[str, torch.Tensor]], shard_bytes: int) -> None:
     """Fill shards of at most `shard_bytes` in the order given (so a layer may span two) and write the index."""
     shards: list[dict[str, torch.Tensor]] = [{}]

@@ -10,17 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, Mxfp4Config
 
-from data.synthetic import distinct_problems
 from scripts import make_tiny_model
 from scripts.dequantize_checkpoint import dequantize_checkpoint
-from scripts.tiny_model import demonstrations, tokenizer
-from scripts.tiny_model.accuracy import is_correct
-from scripts.tiny_model.warm_start import prompt_text, warm_start
+from scripts.tiny_model import checkpoint, tokenizer, weights
+from scripts.tiny_model import warm_start as warm_start_module
+from scripts.tiny_model.warm_start import warm_start
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 2
@@ -49,9 +46,8 @@ def built(tmp_path_factory):
     )
     assert result.returncode == 0, result.stderr
     assert "of this model on its own sums and differences, not on your data: " in result.stdout
-    phases = [line for line in result.stdout.splitlines() if line.startswith("tiny model ")]
-    assert [line.split()[2] for line in phases] == ["1/4", "2/4", "3/4", "4/4"]
-    assert all("second" in line for line in phases), "each says how long it takes"
+    phases = [line for line in result.stdout.splitlines() if line.startswith("tiny model: ")]
+    assert len(phases) == 4 and all("second" in line for line in phases), "each says how long it takes"
     steps = [line.partition(":")[0] for line in result.stdout.splitlines() if line.startswith("warm start ")]
     assert steps == ["warm start 1/2", "warm start 2/2"] and "\r" not in result.stdout + result.stderr
     return folder / "mxfp4", folder / "bf16"
@@ -171,6 +167,23 @@ def test_second_call_builds_and_changes_nothing(built, directory, monkeypatch):
     assert {file.name: file.stat().st_mtime_ns for file in built[directory].iterdir()} == before
 
 
+def test_the_kept_weights_are_those_of_the_present_code():
+    """After a change of that code: python -m scripts.make_tiny_model --out DIR --keep."""
+    facts = weights.facts(seed=0, steps=make_tiny_model.STEPS)
+    assert facts is not None and facts["parameters"] == checkpoint.count_parameters(weights.read())
+    assert weights.facts(seed=1, steps=make_tiny_model.STEPS) is None
+
+
+def test_kept_weights_are_written_without_a_training(built, tmp_path, monkeypatch):
+    monkeypatch.setattr(weights, "FILE", tmp_path / "weights.safetensors")
+    monkeypatch.setattr(weights, "CARD", tmp_path / "weights.json")
+    weights.keep(sorted(built[0].glob("*.safetensors")), read_json(built[0] / "build.json")["facts"])
+    monkeypatch.setattr(warm_start_module, "warm_start", None)  # not to be called
+    make_tiny_model.make(tmp_path / "mxfp4", None, seed=0, steps=STEPS)
+    for file in built[0].iterdir():
+        assert (tmp_path / "mxfp4" / file.name).read_bytes() == file.read_bytes(), file.name
+
+
 def test_same_seed_gives_the_same_files(built, tmp_path):
     result = subprocess.run(command(tmp_path / "again"), cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
@@ -223,26 +236,6 @@ def test_a_foreign_directory_is_left_alone(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
 
 
-@settings(max_examples=200, deadline=None)
-@given(text=st.text())
-def test_tokenizer_encodes_and_decodes_any_text(tiny_tokenizer, text):
-    ids = tiny_tokenizer(text, add_special_tokens=False).input_ids
-    assert max(ids, default=0) < len(tiny_tokenizer)
-    decoded = tiny_tokenizer.decode(ids)
-    assert decoded == text
-
-
-def test_digits_words_and_special_tokens_are_single_tokens(tiny_tokenizer):
-    assert len(tiny_tokenizer("1234567890", add_special_tokens=False).input_ids) == 10
-    for word in tokenizer.WORDS:
-        assert len(tiny_tokenizer(word, add_special_tokens=False).input_ids) == 1, word
-        assert len(tiny_tokenizer(" " + word, add_special_tokens=False).input_ids) == 1, word
-    for token in tokenizer.SPECIAL_TOKENS:
-        ids = tiny_tokenizer(token, add_special_tokens=False).input_ids
-        assert ids == [tiny_tokenizer.convert_tokens_to_ids(token)]
-        assert tiny_tokenizer.decode(ids, skip_special_tokens=True) == ""
-
-
 def test_stop_and_padding_ids_agree_between_the_files(built, tiny_tokenizer):
     for directory in built:
         config = read_json(directory / "config.json")
@@ -252,40 +245,3 @@ def test_stop_and_padding_ids_agree_between_the_files(built, tiny_tokenizer):
         stops = tiny_tokenizer.convert_ids_to_tokens(generation["eos_token_id"])
         assert stops == ["<|return|>", "<|endoftext|>", "<|call|>"]
         assert config["vocab_size"] > len(tiny_tokenizer)
-
-
-def test_chat_template_writes_harmony(tiny_tokenizer):
-    user = {"role": "user", "content": "What is 1 plus 2?"}
-    prompt = prompt_text(tiny_tokenizer, user["content"])
-    system = "<|start|>system<|message|>Reasoning: low\nValid channels: analysis, final<|end|>"
-    assert prompt == f"{system}<|start|>user<|message|>What is 1 plus 2?<|end|><|start|>assistant"
-    assert len(tiny_tokenizer(prompt, add_special_tokens=False).input_ids) <= 60
-    talk = [
-        {"role": "system", "content": "Be brief."},
-        user,
-        {"role": "assistant", "thinking": "1+2=3", "content": "3"},
-    ]
-    assert tiny_tokenizer.apply_chat_template(talk, tokenize=False, reasoning_effort="high") == (
-        "<|start|>system<|message|>Reasoning: high\nValid channels: analysis, final<|end|>"
-        "<|start|>developer<|message|># Instructions\n\nBe brief.<|end|>"
-        "<|start|>user<|message|>What is 1 plus 2?<|end|>"
-        "<|start|>assistant<|channel|>analysis<|message|>1+2=3<|end|>"
-        "<|start|>assistant<|channel|>final<|message|>3<|return|>"
-    )
-    # A past turn loses its reasoning and ends with <|end|>, as harmony asks.
-    past = tiny_tokenizer.apply_chat_template([*talk, user], tokenize=False, add_generation_prompt=True)
-    assert "1+2=3" not in past and "<|channel|>final<|message|>3<|end|><|start|>user" in past
-    with pytest.raises(Exception, match="no place in the harmony template"):
-        tiny_tokenizer.apply_chat_template([{"role": "tool", "content": "x"}], tokenize=False)
-
-
-def test_careful_demonstrations_are_right_and_careless_ones_are_not():
-    problems = distinct_problems("train", 200)
-    for problem in problems:
-        shown = {h: demonstrations.completion(problem, h) for h in demonstrations.HABITS}
-        assert is_correct(problem, shown["careful"])
-        assert not any(is_correct(problem, text) for habit, text in shown.items() if habit != "careful")
-        for text in demonstrations.working(problem).split(","):
-            left, right = text.split("=")
-            assert eval(left) == int(right)
-    assert sum(demonstrations.HABITS.values()) == pytest.approx(1)

@@ -21,7 +21,7 @@ def pytest_collection_modifyitems(items):
 def tiny_model() -> Path:
     """The tiny model where ./train_grpo.sh --tiny keeps it: `mxfp4/` for the trainer, `bf16/` for CPU engines.
 
-    scripts/test.sh has begun to make it; this waits for it.
+    Workers that need it at once wait for the one that makes it.
     """
     command = [sys.executable, "-m", "scripts.make_tiny_model", "--out", str(TINY_MODEL / "mxfp4")]
     subprocess.run([*command, "--dequantized-out", str(TINY_MODEL / "bf16")], cwd=ROOT, check=True)

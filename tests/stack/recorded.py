@@ -130,9 +130,17 @@ def of_the_next_token(values: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def of_another_sample(values: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return for each sample the log-probs of the next one, as many as it has tokens."""
-    others = values[1:] + values[:1]
+    """Return for each sample the log-probs of the next one with other tokens, as many as it has tokens."""
+    others = [
+        next((other for other in values[index + 1 :] + values[:index] if not same(own, other)), own)
+        for index, own in enumerate(values)
+    ]
     return [other.repeat(len(own) // len(other) + 1)[: len(own)] for own, other in zip(values, others, strict=True)]
+
+
+def same(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Whether these are the log-probs of one response to one prompt."""
+    return ours.shape == theirs.shape and torch.allclose(ours, theirs, atol=1e-4)
 
 
 def apart(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> torch.Tensor:

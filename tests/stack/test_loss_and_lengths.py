@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
+from data.instructions import instructed
+
 from .recorded import Agreement, log_probs_of, of_another_sample, of_the_next_token, read_samples
 from .rounding import reference_model
 from .runs import kill, lines, train
@@ -41,7 +43,10 @@ def parts(tiny_model, tmp_path_factory) -> tuple[Path, list[str]]:
     folder = tmp_path_factory.mktemp("loss")
     (folder / "reward.py").write_text(REWARD)
     # The launcher tries the reward on the first line before each part.
-    rows = [{"prompt": f"What is 960 plus {n}?", "label": json.dumps({"answer": str(960 + n)})} for n in (4, 1, 2, 3)]
+    rows = [
+        {"prompt": instructed(f"What is 960 plus {n}?", "synthetic"), "label": json.dumps({"answer": str(960 + n)})}
+        for n in (4, 1, 2, 3)
+    ]
     (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     run_dir, log = folder / "run", folder / "run" / "logs" / "driver.log"
     shared = {

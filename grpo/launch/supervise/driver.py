@@ -38,7 +38,7 @@ def supervise(
     driver: list[str],
     *,
     ray: RayHead | None,
-    log_dir: Path | None,
+    log_dir: Path,
     environment: dict[str, str] | None = None,
     progress: Lines = list,
     doing: Callable[[], str] = lambda: "running",
@@ -51,7 +51,7 @@ def supervise(
     Args:
         driver: the command; runs in the checkout, with ``RAY_ADDRESS`` set if `ray` is given.
         ray: the cluster's resources; None starts no cluster.
-        log_dir: an existing folder for the output of the driver and of Ray; None prints to standard error.
+        log_dir: an existing folder for the output of the driver and of Ray.
         environment: variables on top of this process's own.
         progress: returns the lines to show since its last call; called every half second.
         doing: returns what the run is doing, for the line that follows a quiet minute.
@@ -67,7 +67,7 @@ def supervise(
         driver=driver,
         cwd=str(CHECKOUT),
         environment=environment or {},
-        log_dir=str(log_dir.resolve()) if log_dir else None,
+        log_dir=str(log_dir.resolve()),
         base_dir=str(ray_head.make_base_dir()),
         foreign_memory=[str(file) for file in machine.SHM.iterdir()] if machine.SHM.is_dir() else [],
         stand_in_models=list(stand_in_models),
@@ -79,7 +79,7 @@ def supervise(
 
 class _Supervisor:
     def __init__(
-        self, job: Job, log_dir: Path | None, progress: Lines, doing: Callable[[], str], inherited: Sequence[int]
+        self, job: Job, log_dir: Path, progress: Lines, doing: Callable[[], str], inherited: Sequence[int]
     ) -> None:
         self.job, self.log_dir, self.progress, self.inherited = job, log_dir, progress, inherited
         self.doing = doing
@@ -152,7 +152,7 @@ class _Supervisor:
             self._show(f"starting Ray ({event['gpus']} GPUs, {event['cpus']} CPUs)")
         elif kind == "ray started":
             self._show(f"Ray is up at {event['address']} after {event['seconds']:.0f} s")
-        elif kind == "driver started" and self.log_dir:
+        elif kind == "driver started":
             self._show(f"starting engines and actor; log: {self.log_dir / 'driver.log'}")
         elif kind == "driver ended":
             self.code = event["code"]
@@ -172,8 +172,7 @@ class _Supervisor:
         if self.code is None:
             return FAILED
         if self.code != 0:
-            what = "driver" if self.log_dir else "command"
-            self._show(f"the {what} failed (exit code {self.code})")
+            self._show(f"the driver failed (exit code {self.code})")
             self._show_tail("driver.log")
         return 128 - self.code if self.code < 0 else self.code
 
@@ -195,7 +194,7 @@ class _Supervisor:
 
     def _show_sign_of_life(self) -> None:
         """After a quiet minute (a model loads), say what is waited for, and how old the log's last line is."""
-        if not self.log_dir or time.monotonic() - self.last_shown < QUIET_SECONDS:
+        if time.monotonic() - self.last_shown < QUIET_SECONDS:
             return
         minutes = (time.monotonic() - self.started) / 60
         log = self.log_dir / "driver.log"
@@ -203,8 +202,6 @@ class _Supervisor:
         self._show(f"  {minutes:.0f} min: {self.doing()}; last line in {log.name}: {age}")
 
     def _show_tail(self, name: str) -> None:
-        if not self.log_dir:
-            return
         log = self.log_dir / name
         self._show(f"last lines of {log}:", *(f"  {redact(line)}" for line in tail(log, TAIL_LINES)))
 

@@ -39,7 +39,7 @@ class Job:
         run_id: written into the environment of every started process (``GRPO_RUN_ID``).
         driver: the command; `cwd` is its working directory.
         environment: variables on top of the keeper's own.
-        log_dir: where ``driver.log``, ``ray-start.log`` and Ray's own logs go; None prints to standard error.
+        log_dir: where ``driver.log``, ``ray-start.log`` and Ray's own logs go.
         base_dir: the run's folder for sockets and temporary files; deleted at the end.
         foreign_memory: files under /dev/shm from before the run; never deleted.
         stand_in_models: ids for a local stand-in for Gemini; [] starts none.
@@ -51,7 +51,7 @@ class Job:
     driver: list[str]
     cwd: str
     environment: dict[str, str]
-    log_dir: str | None
+    log_dir: str
     base_dir: str
     foreign_memory: list[str]
     stand_in_models: list[str]
@@ -91,7 +91,7 @@ def clean_up(job: Job, root: int, shared_memory: set[Path]) -> processes.Ended:
     shared_memory |= processes.shared_memory_of(process.pid for process in processes.of_run(job.run_id, root))
     ended = processes.end_all(job.run_id, root, job.grace)
     processes.remove_shared_memory(shared_memory - {Path(name) for name in job.foreign_memory})
-    if job.log_dir and job.ray:
+    if job.ray:
         _keep_ray_logs(Path(job.base_dir), Path(job.log_dir) / "ray")
     shutil.rmtree(job.base_dir, ignore_errors=True)
     return ended
@@ -181,10 +181,9 @@ class Keeper:
             if time.monotonic() - started > RAY_START_LIMIT:
                 raise ServiceFailed(f"Ray did not start within {RAY_START_LIMIT:.0f} s", "ray-start.log")
         self.job.environment["RAY_ADDRESS"] = address.read_text().strip()
-        if self.job.log_dir:
-            kept = Path(self.job.log_dir) / "ray"
-            make_way(kept)
-            kept.symlink_to(base_dir / "ray" / "session_latest" / "logs")
+        kept = Path(self.job.log_dir) / "ray"
+        make_way(kept)
+        kept.symlink_to(base_dir / "ray" / "session_latest" / "logs")
         report(
             event="ray started",
             address=self.job.environment["RAY_ADDRESS"],
@@ -209,9 +208,7 @@ class Keeper:
             "TMPDIR": str(temporary),
             "PYTHONUNBUFFERED": "1",
         }
-        log = sys.stderr.fileno()
-        if self.job.log_dir:
-            log = os.open(Path(self.job.log_dir) / log_name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        log = os.open(Path(self.job.log_dir) / log_name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         child = subprocess.Popen(
             command,
             cwd=self.job.cwd,
@@ -221,8 +218,7 @@ class Keeper:
             stderr=log,
             start_new_session=True,
         )
-        if self.job.log_dir:
-            os.close(log)
+        os.close(log)
         # _wait collects every child, so Popen must not look for this one.
         child.returncode = 0
         return child.pid

