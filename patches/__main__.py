@@ -2,13 +2,15 @@
 
 import argparse
 import json
+import shlex
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from patches import drift, git, install, package, refresh, worktree
-from patches.errors import Exit, PatchError
+from patches.errors import AGAIN, Exit, PatchError
 from patches.series import PACKAGE, Series, folder, known_versions, read_order, sha256
 from patches.wheel import Tree, Wheel, download, read_wheel, released_after
 
@@ -60,14 +62,15 @@ def main(argv: list[str] | None = None) -> int:
     try:
         code, report, text = RUN[options.command](options)
     except PatchError as error:
-        code, text = error.code, ""
-        report = {"code": int(code), "error": str(error), "next": error.next_command}
+        again = shlex.join(["./apply_patches.sh", *(sys.argv[1:] if argv is None else argv)])
+        advice = error.next_command.replace(AGAIN, again)
+        code, text, report = error.code, "", {"error": str(error), "next": advice}
         if code in (Exit.MISSING, Exit.UNKNOWN_VERSION):
             report["state"] = "missing" if code == Exit.MISSING else "unknown version"
         if not options.json:
             print(f"error: {error}", file=sys.stderr)
-            if error.next_command:
-                print(f"next: {error.next_command}", file=sys.stderr)
+            if advice:
+                print(f"next: {advice}", file=sys.stderr)
     if options.json:
         print(json.dumps(report | {"code": int(code)}, indent=2))
     elif text:
@@ -102,7 +105,8 @@ def _wheel_tree(options: argparse.Namespace, version: str) -> Tree | None:
 def _describe(status: package.Status) -> str:
     lines = [f"{status.message}: OpenRLHF {status.version} in {status.target}"]
     if status.state not in ("applied", "pristine"):
-        lines += [f"  {each.path}: {each.state}" + (f" ({each.note})" if each.note else "") for each in status.files]
+        odd = [each for each in status.files if each.state != "applied"]
+        lines += [f"  {each.path}: {each.state}" + (f" ({each.note})" if each.note else "") for each in odd]
     return "\n".join(lines + ([f"next: {status.next}"] if status.next else []))
 
 
@@ -152,26 +156,25 @@ def _diff(options: argparse.Namespace) -> Answer:
     return Exit.OK, {"hand_edits": status.state == "edited", "diff": text}, text.rstrip("\n")
 
 
-def _old(options: argparse.Namespace) -> tuple[Series, Wheel]:
+def _old(
+    options: argparse.Namespace, given: Path | None, load: Callable[[str], Series] = Series.load_checked
+) -> tuple[Series, Wheel]:
     """Return the series to start from and the wheel of its version: given, as installed, or downloaded."""
-    version, target = options.version, None
-    try:
-        found = package.check_target(options.target or package.find_target())
-        target, installed = found, package.installed_version(found)
-    except PatchError as error:
-        if options.target or error.code not in (Exit.MISSING, Exit.UNKNOWN_VERSION):
-            raise
-        target, installed = None, ""
-    version = version or (installed if installed in known_versions() else worktree.only_version())
-    series = Series.load_checked(version)
-    if target and installed == version and not options.from_wheel:
-        texts = install.pristine_texts(target, series, list(series.pristine), None)
-        metadata = (target.parent / f"{PACKAGE}-{version}.dist-info" / "METADATA").read_text(encoding="utf-8")
-        old = Wheel.of(version, {path: text for path, text in texts.items() if text is not None}, metadata)
+    if given:
+        old = read_wheel(given, options.version or (worktree.only_version() if given.is_dir() else None))
+        series = load(old.version)
     else:
-        old = read_wheel(options.from_wheel, version) if options.from_wheel else download(version)
+        target, installed = _target(options) if options.target or package.is_installed() else (None, "")
+        series = load(options.version or (installed if installed in known_versions() else worktree.only_version()))
+        metadata = target and target.parent / f"{PACKAGE}-{series.version}.dist-info" / "METADATA"
+        if target and metadata and metadata.is_file():
+            texts = install.pristine_texts(target, series, list(series.pristine), None)
+            tree = {path: text for path, text in texts.items() if text is not None}
+            old = Wheel.of(series.version, tree, metadata.read_text(encoding="utf-8"))
+        else:
+            old = download(series.version, "--from-wheel")
     if {path: sha256(text) for path, text in old.tree.items()} != series.pristine:
-        raise PatchError(Exit.NO_WHEEL, f"the package of {version} is not the one of the manifest")
+        raise PatchError(Exit.NO_WHEEL, f"the package of {old.version} is not the one of the manifest")
     return series, old
 
 
@@ -179,7 +182,7 @@ def _refresh(options: argparse.Namespace) -> Answer:
     if getattr(options, "continue"):
         outcome = refresh.go_on(_work(options), dict(options.retire or []))
     else:
-        series, old = _old(options)
+        series, old = _old(options, options.from_wheel)
         new = read_wheel(options.wheel, options.to) if options.wheel else download(options.to)
         outcome = refresh.start(options.work or Path(f"{PACKAGE}-{options.to}-refresh"), series, old, new)
     code = Exit.OK if outcome.done else Exit.CONFLICTS
@@ -195,18 +198,15 @@ def _work(options: argparse.Namespace) -> Path:
 
 
 def _drift(options: argparse.Namespace) -> Answer:
-    series, old = _old(options)
+    series, old = _old(options, options.from_wheel)
     if options.wheel:
         paths = sorted(options.wheel.glob("*.whl")) if options.wheel.is_dir() else [options.wheel]
         wheels = [each for each in map(read_wheel, paths) if each.version != series.version]
     else:
         wheels = [download(version) for version in released_after(series.version)]
     drifts = [drift.measure(series, old.tree, each) for each in sorted(wheels, key=Wheel.order)]
-    return (
-        Exit.OK,
-        {"from": series.version, "versions": [asdict(each) for each in drifts]},
-        "\n".join(drift.table(drifts)),
-    )
+    report = {"from": series.version, "versions": [asdict(each) for each in drifts]}
+    return Exit.OK, report, "\n".join(drift.table(drifts))
 
 
 def _export(options: argparse.Namespace) -> Answer:
@@ -220,36 +220,16 @@ def _export(options: argparse.Namespace) -> Answer:
 
 def _import(options: argparse.Namespace) -> Answer:
     to = Path(options.to)
-    if options.wheel:
-        wheel = read_wheel(options.wheel, options.version)
-        version, tree = wheel.version, wheel.tree
-        series = Series.load(version)
-    else:
-        target, version = _target(options)
-        series = Series.load(version)
-        texts = install.pristine_texts(target, series, list(series.pristine), None)
-        tree = {path: text for path, text in texts.items() if text is not None}
+    series, old = _old(options, options.wheel, Series.load)
     # The order is the series file's: after a merge of two branches, the manifest may be that of one of them.
     names = [name for name in read_order(folder(series.base) / "series") if name not in series.retired]
-    series = replace(series, patches=dict.fromkeys(names, ""))
-    worktree.make(to, version, tree, series)
-    text = (
-        f"made {to}: OpenRLHF {version} and {len(series.patches)} patches\nnext: ./apply_patches.sh export --from {to}"
-    )
-    return Exit.OK, {"worktree": str(to), "version": version, "patches": len(series.patches)}, text
+    worktree.make(to, old.version, old.tree, replace(series, patches=dict.fromkeys(names, "")))
+    text = f"made {to}: OpenRLHF {old.version} and {len(names)} patches\n"
+    text += f"next: ./apply_patches.sh export --from {shlex.quote(str(to))}"
+    return Exit.OK, {"worktree": str(to), "version": old.version, "patches": len(names)}, text
 
 
-RUN = {
-    "apply": _change,
-    "status": _status,
-    "revert": _change,
-    "verify": _verify,
-    "diff": _diff,
-    "refresh": _refresh,
-    "drift": _drift,
-    "export": _export,
-    "import": _import,
-}
+RUN = dict(zip(COMMANDS, (_change, _status, _change, _verify, _diff, _refresh, _drift, _export, _import), strict=True))
 
 if __name__ == "__main__":
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `diff | head` ends quietly

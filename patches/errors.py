@@ -25,6 +25,9 @@ class Exit(IntEnum):
     NO_GIT = 33  # git is missing
 
 
+AGAIN = "AGAIN"  # in a next command, it stands for the command that failed
+
+
 class PatchError(Exception):
     """A problem with its exit code and, if there is one, the next command to type."""
 

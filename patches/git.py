@@ -5,7 +5,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from patches.errors import Exit, PatchError
+from patches.errors import AGAIN, Exit, PatchError
 
 AUTHOR, DATE = "gptoss-grpo <patches@localhost>", "Sat, 1 Jan 2000 00:00:00 +0000"
 _NAME, _EMAIL = AUTHOR.removesuffix(">").split(" <")
@@ -46,8 +46,8 @@ def attempt(folder: Path, *words: str, env: dict[str, str] | None = None) -> sub
         command = ["git", "-C", str(folder), *settings, *words]
         return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=clean | (env or {}))
     except FileNotFoundError as error:
-        remedy = "install git (Debian: apt install git), then the same command again"
-        raise PatchError(Exit.NO_GIT, f"git is not installed, and `git {words[0]}` is needed here", remedy) from error
+        message = f"git is not installed, and `git {words[0]}` is needed here"
+        raise PatchError(Exit.NO_GIT, message, f"apt install git && {AGAIN}") from error
 
 
 def apply(texts: dict[str, bytes | None], patches: list[Path], *words: str) -> tuple[dict[str, bytes | None], str]:

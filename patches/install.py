@@ -21,7 +21,7 @@ from patches.errors import Exit, PatchError
 from patches.history import recover
 from patches.package import Status, inspect, locate, next_command, read_file, read_installed
 from patches.series import Series, sha256
-from patches.wheel import Tree, download_command
+from patches.wheel import Tree, with_download
 
 Texts = dict[str, bytes | None]  # path -> text, None for an absent file
 
@@ -46,8 +46,7 @@ def pristine_texts(target: Path, series: Series, paths: list[str], wheel: Tree |
     texts |= recover(target, series, lost)
     if unknown := [path for path in lost if texts[path] is None]:
         message = f"OpenRLHF's own text of {', '.join(unknown)} is not kept here"
-        remedy = f"{download_command(series.version, 'FOLDER')}, then the same command with --wheel FOLDER"
-        raise PatchError(Exit.NO_WHEEL, message, remedy)
+        raise PatchError(Exit.NO_WHEEL, message, with_download(series.version, "--wheel"))
     return texts
 
 
@@ -167,7 +166,7 @@ def save_edits(target: Path, series: Series, wheel: Tree | None, to: Path) -> No
                 file.flush()
                 os.fsync(file.fileno())
         except FileExistsError as error:
-            raise PatchError(Exit.USAGE, f"{to} exists", "the same command with another name") from error
+            raise PatchError(Exit.USAGE, f"{to} exists", inspect(target, series).next) from error
 
 
 def _lock_path(target: Path) -> Path:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from patches import originals
-from patches.errors import Exit, PatchError
+from patches.errors import AGAIN, Exit, PatchError
 from patches.series import PACKAGE, Series, sha256
 
 STATES = {  # state name -> exit code of `status`
@@ -28,6 +28,10 @@ def find_target() -> Path:
         message = f"OpenRLHF is not installed in {sys.prefix}"
         raise PatchError(Exit.MISSING, message, "scripts/setup.sh, or ./apply_patches.sh --target DIR/openrlhf")
     return Path(spec.origin).parent
+
+
+def is_installed() -> bool:
+    return importlib.util.find_spec(PACKAGE) is not None
 
 
 def check_target(target: Path) -> Path:
@@ -65,12 +69,13 @@ def _no_version(target: Path) -> PatchError:
     named = [shlex.quote(folder) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     if shlex.quote(str(target.parent)) in named:
         message += f": PYTHONPATH names {target.parent}, and that package hides the installed one"
-        return PatchError(Exit.UNKNOWN_VERSION, message, "unset PYTHONPATH, then the same command again")
+        return PatchError(Exit.UNKNOWN_VERSION, message, f"unset PYTHONPATH && {AGAIN}")
     finders = Path(sys.prefix).glob(f"lib/python*/site-packages/{PACKAGE}-*.dist-info/direct_url.json")
     if any('"editable"' in path.read_text() for path in finders):
-        message += ": it is an editable install, whose files belong to a checkout of OpenRLHF"
-        remedy = "install the wheel instead: scripts/setup.sh"
-        return PatchError(Exit.UNKNOWN_VERSION, message, remedy)
+        message += (
+            ": it is an editable install, whose files belong to a checkout of OpenRLHF; install the wheel instead"
+        )
+        return PatchError(Exit.UNKNOWN_VERSION, message, "scripts/setup.sh")
     return PatchError(Exit.UNKNOWN_VERSION, message, next_command(target, "VERSION", "status"))
 
 

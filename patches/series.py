@@ -13,6 +13,8 @@ from patches.errors import Exit, PatchError
 
 ROOT = Path(__file__).resolve().parent  # holds one folder per upstream version
 PACKAGE = "openrlhf"
+RESTORE = "git stash push --include-untracked -- patches"  # as committed; own edits stay in the stash
+WITH_LF = f"git config core.autocrlf false && {RESTORE}"
 
 
 def sha256(text: bytes | None) -> str | None:
@@ -80,18 +82,13 @@ class Series:
         ]  # fmt: skip
         for is_wrong, message in problems:
             if is_wrong:
-                remedy = (
-                    f"git checkout -- {folder(series.base)} {here}"
-                    if series.base != version
-                    else f"git checkout -- {here}"
-                )
-                raise PatchError(Exit.BAD_SERIES, f"{here}: {message}", remedy)
+                raise PatchError(Exit.BAD_SERIES, f"{here}: {message}", RESTORE)
         for name, digest in found.items():
             if digest != series.patches[name]:
-                crlf = "; it has CRLF line ends" if b"\r\n" in series.file(name).read_bytes() else ""
-                remedy = "git config core.autocrlf false && git checkout -- patches"
-                message = f"{series.file(name)} is not the patch that the manifest names{crlf}"
-                raise PatchError(Exit.BAD_SERIES, message, remedy if crlf else f"git checkout -- {series.file(name)}")
+                has_crlf = b"\r\n" in series.file(name).read_bytes()
+                message = f"{series.file(name)} is not the patch that the manifest names"
+                message += "; it has CRLF line ends" if has_crlf else ""
+                raise PatchError(Exit.BAD_SERIES, message, WITH_LF if has_crlf else RESTORE)
         return series
 
     def file(self, name: str) -> Path:
@@ -123,9 +120,8 @@ def _differing(order: list[str], series: Series) -> str:
 def read_order(path: Path) -> list[str]:
     """Return the patch names of a series file: one per line, `#` starts a comment."""
     if not path.is_file():
-        raise PatchError(Exit.BAD_SERIES, f"{path} is missing", f"git checkout -- {path}")
+        raise PatchError(Exit.BAD_SERIES, f"{path} is missing", RESTORE)
     lines = path.read_bytes().decode().split("\n")
     if any(line.endswith("\r") for line in lines):
-        remedy = "git config core.autocrlf false && git checkout -- patches"
-        raise PatchError(Exit.BAD_SERIES, f"{path} has CRLF line ends; check it out again with LF", remedy)
+        raise PatchError(Exit.BAD_SERIES, f"{path} has CRLF line ends; check it out again with LF", WITH_LF)
     return [name for line in lines if (name := line.split("#")[0].strip())]

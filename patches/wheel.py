@@ -11,7 +11,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from patches.errors import Exit, PatchError
+from patches.errors import AGAIN, Exit, PatchError
 from patches.series import PACKAGE
 
 Tree = dict[str, bytes]  # path -> text; an absent file has no key
@@ -78,24 +78,21 @@ def _download(version: str, to: str) -> list[str]:
     return [*_pip(), "download", "--no-deps", "--only-binary=:all:", "--dest", to, f"{PACKAGE}=={version}"]
 
 
-def download_command(version: str, to: str) -> str:
-    """Return the command that fetches a wheel, to be typed."""
-    return shlex.join(_download(version, to))
+def with_download(version: str, flag: str) -> str:
+    """Return the command to type that fetches a wheel and gives it to the command that failed."""
+    return f"{shlex.join(_download(version, 'wheels'))} && {AGAIN} {flag} wheels"
 
 
-def download(version: str) -> Wheel:
-    """Fetch the wheel of a version. Raises NO_WHEEL if it cannot."""
+def download(version: str, flag: str = "--wheel") -> Wheel:
+    """Fetch the wheel of a version. Raises NO_WHEEL if it cannot; `flag` gives a wheel to the present command."""
     with tempfile.TemporaryDirectory(prefix="openrlhf-wheel-") as folder:
         command = [*_download(version, folder), "--quiet", "--disable-pip-version-check"]
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         if not done.returncode:
             return read_wheel(Path(folder), version)
     reason = "\n".join((done.stderr or done.stdout).strip().splitlines()[-3:])
-    message = f"could not download {PACKAGE} {version}:\n{reason}"
-    remedy = (
-        f"on a machine with network: {download_command(version, 'FOLDER')}, then the same command with --wheel FOLDER"
-    )
-    raise PatchError(Exit.NO_WHEEL, message, remedy)
+    message = f"could not download {PACKAGE} {version} (another machine may reach the index):\n{reason}"
+    raise PatchError(Exit.NO_WHEEL, message, with_download(version, flag))
 
 
 def released_after(version: str) -> list[str]:
@@ -104,8 +101,6 @@ def released_after(version: str) -> list[str]:
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     listed = re.search(r"^Available versions: (.*)", done.stdout, re.MULTILINE)
     if not listed:
-        raise PatchError(
-            Exit.NO_WHEEL, f"cannot list the versions of {PACKAGE}:\n{done.stderr.strip()}", shlex.join(command)
-        )
-
+        message = f"cannot list the versions of {PACKAGE}:\n{done.stderr.strip()}"
+        raise PatchError(Exit.NO_WHEEL, message, shlex.join(command))
     return sorted((each for each in listed[1].split(", ") if _order(each) > _order(version)), key=_order)

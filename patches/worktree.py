@@ -6,10 +6,11 @@ patch's name without `.patch`, its body is the patch's header.
 
 import os
 import re
+import shlex
 from pathlib import Path
 
 from patches import git
-from patches.errors import Exit, PatchError
+from patches.errors import AGAIN, Exit, PatchError
 from patches.series import PACKAGE, Series, folder, known_versions, read_order, sha256
 from patches.wheel import Tree
 
@@ -19,7 +20,7 @@ FIELDS = ("Description", "Origin", "Forwarded", "Relies-On", "Verified-By")  # t
 def make(to: Path, version: str, pristine: Tree, series: Series | None) -> None:
     """Create the repository; `to` must be absent or empty. Patches need not have the manifest's hashes."""
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise PatchError(Exit.BAD_WORKTREE, f"{to} exists and is not empty", "name a new folder")
+        raise PatchError(Exit.BAD_WORKTREE, f"{to} exists and is not empty; name another folder")
     to.mkdir(parents=True, exist_ok=True)
     git.git(to, "init", "--quiet", "--template=", "--initial-branch=patches")
     for key, value in (("user.name", "patches"), ("user.email", "patches@localhost"), ("rerere.enabled", "true")):
@@ -52,22 +53,22 @@ def export(worktree: Path, version: str, base: str, retired: dict[str, str], roo
 
     A version with a base gets only the patches that differ: those for which the base's file does not do the same.
     """
+    here = f"git -C {shlex.quote(str(worktree))}"
     if git.git(worktree, "status", "--porcelain", "--", ".", ":(exclude,glob)**/__pycache__/**").strip():
-        remedy = f"git -C {worktree} commit (one patch is one commit), then the same command again"
-        raise PatchError(Exit.BAD_WORKTREE, f"{worktree} has uncommitted changes", remedy)
+        message = f"{worktree} has uncommitted changes; one patch is one commit"
+        raise PatchError(Exit.BAD_WORKTREE, message, f"{here} commit --all && {AGAIN}")
     lines = git.git(worktree, "rev-list", "--reverse", "--parents", f"{root}..HEAD").decode().splitlines()
     commits = [line.split() for line in lines]
     if any(len(words) != 2 for words in commits):
-        raise PatchError(
-            Exit.BAD_WORKTREE, f"the history of {worktree} is not linear", "rebase it onto its root commit"
-        )
+        message = f"the history of {worktree} is not linear"
+        raise PatchError(Exit.BAD_WORKTREE, message, f"{here} rebase --root && {AGAIN}")
     contents: dict[str, bytes] = {}
     patches: dict[str, str] = {}
     for commit, _ in commits:
         name, text = _patch(worktree, commit)
         if name in patches:
-            remedy = f"squash them: git -C {worktree} rebase --interactive --root"
-            raise PatchError(Exit.BAD_WORKTREE, f"several commits are named {name}", remedy)
+            message = f"several commits are named {name}; squash them"
+            raise PatchError(Exit.BAD_WORKTREE, message, f"{here} rebase --interactive --root && {AGAIN}")
         of_base = folder(base) / name
         if base != version and of_base.is_file() and _does_the_same(worktree, commit, of_base):
             text = of_base.read_bytes()
@@ -160,5 +161,5 @@ def only_version() -> str:
     known = [version for version in known_versions() if Series.load(version).base == version]
     if len(known) != 1:
         what = f"there are base series for {', '.join(known) or 'no version'}"
-        raise PatchError(Exit.USAGE, f"which version? {what}", "the same command with --version V")
+        raise PatchError(Exit.USAGE, f"which version? {what}", f"{AGAIN} --version {known[0]}" if known else "")
     return known[0]

@@ -191,6 +191,25 @@ def test_a_series_is_whole_or_refused(world, before, look, capsys, name, message
         assert world.call("apply") == world.call("verify") == 0
 
 
+def test_a_damaged_checkout_is_restored_by_the_advice_and_edits_are_kept(world):
+    def git(*words: str) -> str:
+        command = ["git", "-C", world.checkout, "-c", "user.name=a", "-c", "user.email=a@localhost", *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "release"]):
+        git(*words)
+    folder = world.checkout / "patches" / "openrlhf-1.0"
+    edited = (folder / "first.patch").read_bytes().replace(b"= 103", b"= 104")
+    (folder / "first.patch").write_bytes(edited)
+    (folder / "second.patch").unlink()
+    (folder / "stray.patch").write_bytes(b"")
+    report = world.status()
+    assert report["code"] == Exit.BAD_SERIES
+    git(*shlex.split(report["next"].replace("git stash push", "stash push")))
+    assert world.status()["state"] == "pristine"
+    assert git("show", "stash@{0}:patches/openrlhf-1.0/first.patch").encode() == edited
+
+
 def test_a_patch_may_be_retired_with_a_reason_alone(world, before, after, look, capsys):
     folder = world.checkout / "patches" / "openrlhf-1.0"
     data = json.loads((folder / "manifest.json").read_text())
