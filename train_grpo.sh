@@ -200,6 +200,8 @@ if ((TINY)); then : "${EVAL_DATA:=$TINY_DIR/eval.jsonl}"; fi
 # for log-probs; they do not change the objective (empty: as many as fit, see --plan)
 : "${ADVANTAGE_ESTIMATOR:=dr_grpo}" "${KL_COEF:=0}" "${EPS_CLIP:=0.2}"
 : "${LOSS_AGGREGATION:=token_mean}" "${OLD_LOG_PROBS:=trainer}" # or engine: uses the engine's log-probs in the ratio
+# ROUTING_REPLAY=1: near a tie, rounding decides which experts a token gets. The actor then takes the engine's choice
+: "${ROUTING_REPLAY:=0}"
 : "${TRAIN_BATCH_SIZE:=8}" "${MICRO_TRAIN_BATCH_SIZE:=}" "${MICRO_ROLLOUT_BATCH_SIZE:=}"
 : "${NUM_EPISODES:=50}" "${STEPS:=}" # empty: all episodes
 
@@ -239,7 +241,7 @@ if [[ $EXPERTS == bf16 ]]; then : "${OFFLOAD:=1}"; else : "${OFFLOAD:=0}"; fi
 : "${SEED:=42}"
 
 for SWITCH in ENFORCE_EAGER OFFLOAD ADAM_OFFLOAD GRADIENT_CHECKPOINTING EVAL_AT_START JUDGE JUDGE_UNFINISHED \
-    JUDGE_PROXY DYNAMIC_FILTERING USE_TENSORBOARD USE_WANDB USE_TRACKIO; do
+    JUDGE_PROXY DYNAMIC_FILTERING ROUTING_REPLAY USE_TENSORBOARD USE_WANDB USE_TRACKIO; do
     [[ ${!SWITCH} == [01] ]] || refuse "$SWITCH is '${!SWITCH}': set it to 1 (on) or 0 (off)"
 done
 
@@ -305,6 +307,7 @@ GRPO_ARGS=(
     --num_episodes "$NUM_EPISODES" --seed "$SEED"
     --loss_aggregation "$LOSS_AGGREGATION" --old_log_probs "$OLD_LOG_PROBS"
 )
+if [[ $ROUTING_REPLAY == 1 ]]; then GRPO_ARGS+=(--routing_replay); fi
 if [[ -n $MICRO_TRAIN_BATCH_SIZE ]]; then GRPO_ARGS+=(--micro_train_batch_size "$MICRO_TRAIN_BATCH_SIZE"); fi
 if [[ -n $STEPS ]]; then GRPO_ARGS+=(--max_steps "$STEPS"); fi
 

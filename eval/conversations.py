@@ -1,7 +1,7 @@
 """Evaluates a model behind an OpenAI API in a multi-turn environment, the same one that training uses.
 
 python -m eval.conversations --environment retrieval --data eval.jsonl --model NAME --base-url http://HOST:PORT/v1 \
-    --turns 8 --seconds 300 --tool-seconds 20 --out FOLDER
+    --out FOLDER [--turns N] [--seconds S] [--tool-seconds S]
 
 The key is OPENAI_API_KEY. FOLDER gets conversations.jsonl (messages, ending and score of each) and summary.json.
 Exit code: 0 done, 1 some conversations failed, 2 invalid input (no request was sent).
@@ -28,6 +28,7 @@ from grpo.rollout.multi_turn.retrieval import VARIABLE
 from grpo.rollout.multi_turn.settings import RolloutLimits
 from grpo.stack.json_files import numbered_rows, replace, replace_rows
 from grpo.stack.problem import UserError
+from grpo.stack.variables import defaults
 
 _DATA = "give a .jsonl file with prompt and label in every line"
 
@@ -48,12 +49,11 @@ def parser() -> argparse.ArgumentParser:
     command_line.add_argument("--concurrency", type=int, default=8, help="concurrent conversations (default: 8)")
     command_line.add_argument("--temperature", type=float, default=1.0, help="sampling temperature (default: 1.0)")
     command_line.add_argument("--max-tokens", type=int, default=4096, help="length limit of one turn (default: 4096)")
-    limits = command_line.add_argument_group(
-        "limits of a conversation", "like TURN_LIMIT, ROLLOUT_SECONDS and TOOL_SECONDS in train_grpo.sh"
-    )
-    limits.add_argument("--turns", required=True, type=int, help="turns of the model")
-    limits.add_argument("--seconds", required=True, type=float, help="seconds per conversation")
-    limits.add_argument("--tool-seconds", required=True, type=float, help="seconds per tool call")
+    limits = command_line.add_argument_group("limits of a conversation", "Their defaults are those of train_grpo.sh.")
+    training = defaults(is_tiny=False)
+    limits.add_argument("--turns", default=training["TURN_LIMIT"], type=int, help="turns of the model")
+    limits.add_argument("--seconds", default=training["ROLLOUT_SECONDS"], type=float, help="seconds per conversation")
+    limits.add_argument("--tool-seconds", default=training["TOOL_SECONDS"], type=float, help="seconds per tool call")
     return command_line
 
 

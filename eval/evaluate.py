@@ -31,6 +31,7 @@ from grpo.rollout.chat_template import variables
 from grpo.rollout.thinking import PRESETS, Budget, Delimiter
 from grpo.stack.hub import model_folder
 from grpo.stack.problem import UserError
+from grpo.stack.variables import defaults
 
 
 def parser() -> argparse.ArgumentParser:
@@ -56,9 +57,9 @@ def parser() -> argparse.ArgumentParser:
     sampling = command_line.add_argument_group("sampling")
     sampling.add_argument("--temperature", type=float, default=1.0, help="sampling temperature (default: 1.0)")
     sampling.add_argument("--top-p", type=float, default=1.0, help="nucleus sampling (default: 1.0)")
-    sampling.add_argument(
-        "--max-tokens", type=int, required=True, help="length limit of a response, like GENERATE_MAX_LEN in training"
-    )
+    limit = int(defaults(is_tiny=False)["GENERATE_MAX_LEN"])
+    about_limit = f"length limit of a response (default: {limit}, that of train_grpo.sh)"
+    sampling.add_argument("--max-tokens", type=int, default=limit, help=about_limit)
     sampling.add_argument("--seed", type=int, default=0, help="seed of all samples (default: 0)")
     sampling.add_argument(
         "--reasoning-effort", choices=("low", "medium", "high"), help="for the chat template (default: the template's)"

@@ -48,7 +48,7 @@ PHASES = {
     "A step: sampling": (
         *("ppo_trainer.begin_step", "ppo_trainer.generate_arguments", "experience_maker.begin_batch"),
         *("experience_maker.samples_per_prompt", "experience_maker.seeded", "vllm_engine.for_sample"),
-        *("agent.ids_only", "agent.UNKNOWN_LOG_PROB", "agent.text_of", "agent.score_of"),
+        *("agent.ids_only", "agent.UNKNOWN_LOG_PROB", "agent.text_of", "agent.score_of", "vllm_engine.with_routing"),
         *("experience_maker.experience_of", "experience_maker.reward_of", "experience_maker.score_of"),
         *("experience_maker.sampled_length", "experience_maker.is_truncated", "experience_maker.length_limit"),
         *("experience_maker.scalar", "experience_maker.known_scores", "experience_maker.carry_over"),
@@ -56,8 +56,9 @@ PHASES = {
     ),
     "A step: batch": (
         *("experience_maker.complete", "experience_maker.with_branches", "experience_maker.old_log_probs"),
-        *("ppo_actor.training_path", "actor.logits_to_keep", "actor.scoring", "actor.scores"),
-        *("ppo_actor.adapter_off", "experience_maker.apart", "experience_maker.penalise_length"),
+        *("ppo_actor.routing_replayed", "actor.logits_to_keep", "actor.scoring", "actor.scores"),
+        *("experience_maker.recorded_routing", "ppo_actor.adapter_off"),
+        *("experience_maker.apart", "experience_maker.penalise_length"),
         *("experience_maker.give_advantages", "ppo_trainer.before_training"),
         *("replay_buffer.with_branches", "replay_buffer.joined"),
     ),

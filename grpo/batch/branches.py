@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from grpo.batch import recorded_routing
 from grpo.rollout.invariant import check_experience, missing_log_prob
 from grpo.stack.upstream.experience import Batch, BufferItem, Rows, Sample
 from grpo.stack.upstream.trainer import SamplesGenerator
@@ -53,10 +54,12 @@ def experience_of(generator: SamplesGenerator, response: dict[str, Any], **gener
 
 
 def _is_sound(row: Rows, response: dict[str, Any], generator: SamplesGenerator, rollout: Rows) -> bool:
+    missing = recorded_routing.attach(row, response)
     if "engine" in response:
         mismatch = check_experience(row, response["engine"], generator.tokenizer.decode)
     else:
         mismatch = missing_log_prob(row)
+    mismatch = mismatch or missing
     if mismatch is None:
         return True
     logger.error("token mismatch: %s; this sample is not trained on", mismatch)
@@ -72,6 +75,8 @@ def with_branches(batches: list[Batch], rollouts: Sequence[Sample], pad_token_id
         rollouts: ``Experience`` of one rollout each.
     """
     if not any(of_sample(rollout) for rollout in rollouts):
+        for batch in batches:
+            recorded_routing.join(batch, [rollouts[index] for index in batch.index])
         return batches
     return [_with_rows([rollouts[index] for index in batch.index], pad_token_id) for batch in batches]
 
@@ -83,6 +88,7 @@ def _with_rows(rollouts: Sequence[Sample], pad_token_id: int) -> Batch:
             row.index, row.rewards, row.scores, row.info = [], rollout.rewards, rollout.scores, dict(rollout.info)
             rows.append(row)
     joined = type(rollouts[0]).concat_experiences([*rollouts, *rows], pad_token_id)
+    recorded_routing.join(joined, [*rollouts, *rows])
     joined.branch_counts = [len(of_sample(rollout)) for rollout in rollouts]
     return joined
 
@@ -113,6 +119,7 @@ def _rows(batch: Batch, start: int, end: int) -> Batch:
         elif isinstance(value, torch.Tensor | list):
             value = value[start:end]
         setattr(part, field.name, value)
+    recorded_routing.part(part, batch, start, end)
     return part
 
 
@@ -176,15 +183,22 @@ def samples_of(batch: Batch) -> Iterator[list[tuple[Batch, int]]]:
 
 
 def attach_items(items: list[BufferItem], batch: Batch, split: Callable[[Batch], list[BufferItem]]) -> list[BufferItem]:
-    """Attach the items of the branches to the replay buffer's items of a micro-batch, in place.
+    """Attach routings, and the items of the branches, to the replay buffer's items of a micro-batch, in place.
 
     Args:
         items: of the rollouts, in order.
         batch: the micro-batch of these items.
         split: makes items of an ``Experience``, without padding.
     """
+    _attach_routing(items, batch)
     for item, branches in zip(items, of_batch(batch), strict=True):
-        item.branches = [part for row in branches for part in split(row)]
+        item.branches = [part for row in branches for part in _attach_routing(split(row), row)]
+    return items
+
+
+def _attach_routing(items: list[BufferItem], batch: Batch) -> list[BufferItem]:
+    for number, item in enumerate(items):
+        recorded_routing.part(item, batch, number, number + 1)
     return items
 
 
@@ -197,6 +211,8 @@ def joined(make: Callable[..., Batch], items: Sequence[BufferItem], *options: An
     Args:
         make: OpenRLHF's ``make_experience_batch``.
     """
-    batch = make([*items, *(row for item in items for row in getattr(item, "branches", ()))], *options)
+    rows = [*items, *(row for item in items for row in getattr(item, "branches", ()))]
+    batch = make(rows, *options)
+    recorded_routing.join(batch, rows)
     batch.info = {key: values if key == "sample" else values[: len(items)] for key, values in batch.info.items()}
     return batch

@@ -104,6 +104,11 @@ def old_log_probs(
     return passes.old_log_probs_ref(maker, samples, **batches)
 
 
+def recorded_routing(samples: Sequence[Batch]) -> dict[str, Any]:
+    """Return the argument of the reference's passes that replays the engine's choice of experts."""
+    return passes.of_batches(samples)
+
+
 def apart(batches: list[Batch]) -> list[Batch]:
     """Move the branches out of the micro-batches: advantages are computed for rollouts."""
     return branches.apart(batches)

@@ -1,6 +1,6 @@
 """Hooks of openrlhf/trainer/ray/ppo_actor.py: a rank of the actor, its update and its checkpoints."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol, cast
@@ -70,16 +70,12 @@ def needs_nccl_group(args: Arguments, use_cuda_ipc: bool) -> bool:
     return sync.needs_nccl_group(args, use_cuda_ipc)
 
 
-def training_path(actor: torch.nn.Module) -> None:
-    """Put the actor into the mode in which old log-probs match the loss's."""
-    passes.training_path(actor)
-
-
 def whole_batches(trainer: RankTrainer, loader: DataLoader) -> Iterable[Batch]:
-    """Return the micro-batches; each sets what the loss needs from its whole optimizer batch."""
+    """Return the micro-batches; each sets its routing, and what the loss needs from its whole optimizer batch."""
     actor = cast(torch.nn.Module, trainer.actor)
     prepare = partial(passes.set_old_log_probs, actor) if passes.is_in_update(trainer.args) else None
-    return trainer.actor_loss_fn.batches(loader, trainer.replay_buffer, trainer.strategy, prepare)
+    batches = trainer.actor_loss_fn.batches(loader, trainer.replay_buffer, trainer.strategy, prepare)
+    return passes.Replayed(actor, batches)
 
 
 def old_log_probs(args: Arguments, experience: Batch, current: torch.Tensor) -> torch.Tensor:
@@ -142,6 +138,13 @@ def sync_adapter(trainer: RankTrainer) -> None:
 def adapter_off(actor: torch.nn.Module) -> AbstractContextManager[None]:
     """Disable the adapter within the context, for the reference's log-probs."""
     return reference.adapter_off(actor)
+
+
+def routing_replayed(
+    actor: torch.nn.Module, sequences: torch.Tensor, routing: Sequence[torch.Tensor] | None
+) -> AbstractContextManager[Any]:
+    """Replay the engine's choice of experts within the context, if it was recorded."""
+    return passes.routing_replayed(actor, sequences, routing)
 
 
 def save_step(actor: Actor, args: Arguments, states: dict[str, Any]) -> None:

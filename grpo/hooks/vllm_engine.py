@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 from grpo.lora import engine_actor
-from grpo.rollout import engine
-from grpo.stack.upstream.engine import AsyncLLM
+from grpo.rollout import engine, routing
+from grpo.stack.upstream.engine import AsyncLLM, Engine
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,3 +26,10 @@ async def load_adapter(llm: AsyncLLM, buffer: "np.ndarray", specs: list[dict[str
 def for_sample(params: "SamplingParams", number: int) -> "SamplingParams":
     """Return the sampling parameters of one sample of a prompt."""
     return engine.for_sample(params, number)
+
+
+async def with_routing(
+    engine: Engine, params: "SamplingParams", responses: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Add the recorded choice of experts to the responses to a prompt."""
+    return await routing.with_routing(engine, params, responses)

@@ -69,6 +69,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="whose log-probs of the samples are the denominator of the loss ratio",
     )
     group.add_argument(
+        "--routing_replay",
+        action="store_true",
+        help="the actor takes the engine's choice of experts for each token of the samples",
+    )
+    group.add_argument(
         "--length_schedule",
         default=None,
         help="response length in tokens: 1024,2048@50,3072@100 changes it at these steps, 1024,3072@20%% once this "

@@ -10,6 +10,8 @@ from torch import nn
 
 from grpo.stack.upstream.arguments import Arguments
 
+RECORDS = "routing_replay"  # in vLLM's additional_config: whether workers record routings
+
 
 @dataclass(frozen=True)
 class TensorSpec:
@@ -143,5 +145,6 @@ def is_trained(args: Arguments) -> bool:
 
 
 def engine_config(args: Arguments) -> dict[str, Any]:
-    """Return vLLM's ``additional_config``, which tells the engines' workers the adapter's rank and scale."""
-    return {"lora_rank": args.lora_rank, "lora_scale": args.lora_alpha / args.lora_rank}
+    """Return vLLM's ``additional_config``: the adapter's rank and scale, and whether to record routings."""
+    records = {RECORDS: True} if args.routing_replay else {}
+    return {"lora_rank": args.lora_rank, "lora_scale": args.lora_alpha / args.lora_rank, **records}

@@ -22,6 +22,7 @@ from vllm.model_executor.layers.linear import LinearMethodBase
 from vllm.model_executor.models.gpt_oss import GptOssForCausalLM, OAIAttention
 from vllm.tokenizers import cached_tokenizer_from_config
 
+from grpo.lora import router_capture
 from grpo.lora.adapter import (
     TensorSpec,
     checksum,
@@ -149,7 +150,7 @@ def layers_of(flat: torch.Tensor, specs: list[dict]) -> dict[str, dict[str, tupl
     return layers
 
 
-class AdapterWorker:
+class AdapterWorker(router_capture.RecordingWorker):
     """vLLM's ``worker_extension_cls``: methods that ``collective_rpc`` calls on every worker."""
 
     def load_adapter(self, path: str, specs: list[dict], offset: int = 0) -> dict[str, int]:
@@ -168,6 +169,7 @@ class AdapterWorker:
             warnings.simplefilter("ignore")  # PyTorch warns that the mapping is read-only
             data = torch.from_numpy(mapped(path, os.stat(path).st_ino)[offset : offset + size])
         arrived, layers = layers_of(data.view(torch.bfloat16), specs), self.model_runner.model.model.layers  # type: ignore[attr-defined]
+        self.forget_routing()
         applied = Applied()
         for number, layer in enumerate(layers):
             fill(layer.attn, arrived.get(str(number), {}), applied)
@@ -221,5 +223,6 @@ def _install() -> None:
 
 
 _install()
+router_capture.install()
 cpu_matmul.install()  # the same matrix products as in the trainer
 rendezvous.install()  # vLLM imports this module before its workers meet

@@ -77,6 +77,8 @@ SCHEMA = (
            "experience", (None, 0.05)),
     Metric("logprob_diff_last", "nat", 2, "mean of these differences over the last third; a drift with the position is "
            "an error of one side", "experience", (None, 0.05)),
+    Metric("routing_differs", "share", 2, "choices of experts, over tokens and layers, that the actor would have made "
+           "differently from the engine", "actor", when="ROUTING_REPLAY"),
     Metric("improbable_tokens", "share", 2, "sampled tokens with a probability below 1e-4 in the engine",
            "experience", (None, 0.001)),
     Metric("response_length", "token", 3, "mean length of a response", "openrlhf"),

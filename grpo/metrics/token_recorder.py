@@ -35,6 +35,8 @@ class MicroBatch:
         entropy: of the policy at the token, nat, at the temperature of the loss.
         unallocated: probability of the unallocated vocabulary rows, before they are masked.
         of_loss: the loss's value for each token, by the name of the metric that is its mean.
+        routing: at how many tokens and layers the actor would have chosen other experts than the engine, and how many
+            choices it replayed.
     """
 
     samples: list[int]
@@ -47,6 +49,7 @@ class MicroBatch:
     entropy: torch.Tensor
     unallocated: torch.Tensor
     of_loss: dict[str, torch.Tensor] = field(default_factory=dict)
+    routing: tuple[int, int] = (0, 0)
 
 
 class ActorMetrics:
@@ -113,6 +116,7 @@ class ActorMetrics:
                 entropy=noted(at_actions[0]),
                 unallocated=noted(at_actions[1]),
                 of_loss={name: noted(values) for name, values in (of_loss or {}).items()},
+                routing=(0, 0) if experience.replay is None else experience.replay.counts(),
             )
         )
 

@@ -33,6 +33,9 @@ def policy_metrics(micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
         metrics["policy_loss_spike"] = losses.max() / usual.quantile(0.5)
     for name in {name: None for batch in micro_batches for name in batch.of_loss}:
         metrics[name] = torch.cat([batch.of_loss[name] for batch in micro_batches]).double().mean()
+    differing, replayed = (sum(counts) for counts in zip(*(batch.routing for batch in micro_batches), strict=True))
+    if replayed:
+        metrics["routing_differs"] = differing / replayed
     if "clip_ratio_low" in metrics:
         metrics["ppo_clip_ratio"] = metrics["clip_ratio_low"] + metrics["clip_ratio_high"]
     return {name: float(value) for name, value in metrics.items()}

@@ -3,7 +3,7 @@
 from copy import copy, deepcopy
 from typing import TYPE_CHECKING, Any
 
-from grpo.rollout import reward_threads
+from grpo.rollout import reward_threads, routing
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
@@ -22,7 +22,7 @@ def for_sample(params: "SamplingParams", number: int) -> "SamplingParams":
     mine = copy(params)
     if mine.seed is not None:
         mine.seed += number
-    return mine
+    return routing.for_sample(mine, number)
 
 
 def ids_only(params: "SamplingParams") -> "SamplingParams":

@@ -1,6 +1,8 @@
 """Which forward passes the actor makes and what they compute: nothing unused."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -8,25 +10,17 @@ import torch
 from deepspeed.accelerator import get_accelerator
 from torch import nn
 
+from grpo.batch import recorded_routing
+from grpo.model import routing
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.experience import Batch
 from grpo.stack.upstream.trainer import ExperienceMaker
+from grpo.update.loss import WholeBatches
 
 
 def router_logits(args: Arguments) -> bool:
     """Return whether the router's logits are computed: only the balancing loss of a mixture of experts reads them."""
     return args.aux_loss_coef > 1e-8  # OpenRLHF's ActorPPOTrainer adds the loss above this
-
-
-def training_path(model: nn.Module) -> None:
-    """Put ``model`` into training mode, but without dropout.
-
-    The importance ratio compares log-probs of the loss with old ones, so both come from this path.
-    """
-    model.train()
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.eval()
 
 
 def is_on_policy(args: Arguments) -> bool:
@@ -81,6 +75,7 @@ def old_log_probs_ref(
     is_read = _reads_kl(args)
     is_unknown = is_read and any(batch.rollout_log_probs is None for batch in samples)  # a user's agent may lack them
     if (makes_old_log_probs(args) and not is_in_update(args)) or is_unknown:
+        batches |= of_batches(samples)
         return maker.actor_model_group.async_run_method_batch(method_name="forward", **batches)
     instead = [batch.rollout_log_probs if is_read else torch.zeros(batch.action_mask.shape) for batch in samples]
     copies = args.ring_attn_size * args.ds_tensor_parallel_size  # OpenRLHF takes one of this many equal results
@@ -100,12 +95,52 @@ def set_old_log_probs(actor: nn.Module, optimizer_batches: Sequence[Sequence[Bat
     first, *later = optimizer_batches
     for micro_batch in first:
         micro_batch.action_log_probs = None
-    training_path(actor)
+    actor.eval()  # OpenRLHF's training_step puts it back
     device = get_accelerator().current_device_name()
     for micro_batch in (one for batch in later for one in batch):
         tensors = [micro_batch.sequences, micro_batch.action_mask, micro_batch.attention_mask]
         sequences, action_mask, attention_mask = (tensor.to(device) for tensor in tensors)
-        micro_batch.action_log_probs = actor(sequences, action_mask, attention_mask=attention_mask).cpu()
+        with routing_replayed(actor, sequences, recorded_routing.of(micro_batch)):
+            micro_batch.action_log_probs = actor(sequences, action_mask, attention_mask=attention_mask).cpu()
+
+
+def of_batches(samples: Sequence[Batch]) -> dict[str, Any]:
+    """Return the arguments of the actor's passes that replay the recorded routings; {} if nothing was recorded."""
+    routings = [recorded_routing.of(batch) for batch in samples]
+    return {} if None in routings else {"routing": routings}
+
+
+def routing_replayed(
+    actor: nn.Module, sequences: torch.Tensor, routings: Sequence[torch.Tensor] | None
+) -> AbstractContextManager[routing.Replay | None]:
+    """Let the actor's routers take recorded choices within the context, if there are any.
+
+    Args:
+        sequences: of the micro-batch, ``[B, S]``.
+        routings: of its rows.
+    """
+    device = get_accelerator().current_device_name()
+    return routing.replayed(actor, routings, sequences.shape[1], device)
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """Micro-batches; the actor's routers take the choices recorded for one until the next is asked for.
+
+    Backward passes need them, too: they compute layers again.
+    """
+
+    actor: nn.Module
+    micro_batches: WholeBatches
+
+    def __len__(self) -> int:
+        return len(self.micro_batches)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for micro_batch in self.micro_batches:
+            with routing_replayed(self.actor, micro_batch.sequences, recorded_routing.of(micro_batch)) as replay:
+                micro_batch.replay = replay
+                yield micro_batch
 
 
 def old_log_probs(args: Arguments, experience: Batch, current: torch.Tensor) -> torch.Tensor:

@@ -12,8 +12,6 @@ from grpo.rollout.multi_turn import retrieval
 from tests.grpo.rollout.multi_turn.scripted import call
 from tests.reward.recorder import Recorder, redirector
 
-LIMITS = ("--turns", "8", "--seconds", "300", "--tool-seconds", "20")
-
 
 class StandInAPI(BaseHTTPRequestHandler):
     """A stand-in for a model behind the OpenAI protocol: searches, reads what it found, then answers."""
@@ -64,7 +62,6 @@ def test_the_same_environment_evaluates_a_model_behind_an_api(api, tmp_path, mon
     data, out = tmp_path / "data.jsonl", tmp_path / "out"
     data.write_text('{"id": "b", "prompt": "How many bridges?", "label": "417"}\n')
     command = [
-        *LIMITS,
         "--environment",
         "retrieval",
         "--data",
@@ -99,7 +96,7 @@ def test_redirects_get_neither_key_nor_messages(tmp_path, monkeypatch, status):
     (data := tmp_path / "data.jsonl").write_text('{"id": "a", "prompt": "q", "label": "fine"}\n')
     monkeypatch.setenv("OPENAI_API_KEY", key := "a-key-of-the-user")
     with Recorder() as foreign, redirector(status, f"http://{key}@{foreign.host}") as server:
-        command = [*LIMITS, "--environment", str(file), "--data", str(data), "--base-url", server.url, "--model", "m"]
+        command = ["--environment", str(file), "--data", str(data), "--base-url", server.url, "--model", "m"]
         assert conversations.main([*command, "--out", str(tmp_path / "out")]) == 1
         assert foreign.seen == [] and len(server.seen) == 1
     text = (tmp_path / "out" / "conversations.jsonl").read_text()
@@ -135,7 +132,7 @@ def test_failing_environment_fails_only_its_own_conversation(api, tmp_path, monk
         "".join(json.dumps({"id": label, "prompt": "q", "label": label}) + "\n" for label in labels)
     )
     monkeypatch.setenv("OPENAI_API_KEY", "none")
-    command = [*LIMITS, "--environment", str(file), "--data", str(data), "--base-url", api]
+    command = ["--environment", str(file), "--data", str(data), "--base-url", api]
     command += ["--out", str(tmp_path / "out")]
     assert conversations.main([*command, "--model", "m", "--turns", "1"]) == 1
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())

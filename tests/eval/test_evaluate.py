@@ -17,6 +17,7 @@ from grpo.checkpoint import adapter_files, digests
 from grpo.lora import adapter
 from grpo.model import model_files
 from grpo.stack.problem import UserError
+from grpo.stack.variables import defaults
 from scripts.dequantize_checkpoint import dequantize_checkpoint
 from scripts.tiny_model.tokenizer import write_tokenizer
 from tests.scripts.conftest import save_adapter
@@ -240,3 +241,8 @@ finally:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "--reasoning-effort" in done.stdout
+
+
+def test_limits_are_by_default_those_of_the_script():
+    words = ["--model", "m", "--data", "d", "--out", "o"]
+    assert evaluate.parser().parse_args(words).max_tokens == int(defaults(is_tiny=False)["GENERATE_MAX_LEN"]) == 3072

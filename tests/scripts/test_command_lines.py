@@ -49,7 +49,7 @@ def test_an_abbreviation_is_a_bad_call(capsys: pytest.CaptureFixture[str]) -> No
         (prepare, ["--source", "none.jsonl", "--out", "out"]),
         (prepare, ["--source", "synthetic", "--out", "file"]),
         (compare, ["none", "none"]),
-        (evaluate, ["--model", "none", "--data", "none", "--n", "1", "--max-tokens", "8", "--out", "out"]),
+        (evaluate, ["--model", "none", "--data", "none", "--n", "1", "--out", "out"]),
         (regrade, ["none"]),
         (table, ["none"]),
         (dequantize_checkpoint, ["none", "out"]),

@@ -36,3 +36,10 @@ def test_the_metrics_cost_what_their_parts_cost():
     costs = details["trainer_seconds"] + details["controller_seconds"] + log_probs
     assert result["ours"] - result["stock"] == pytest.approx(costs, rel=0.05)
     assert details["share_of_the_step"] == pytest.approx(costs / result["stock"], rel=0.05)
+
+
+@pytest.mark.timeout(300)
+def test_near_ties_the_recorded_routing_brings_log_probs_together(tiny_model):
+    result = result_of("routing", "--model", tiny_model / "bf16", "--seeds", 3)
+    assert result["details"]["choices_that_differ"] > 0, "no router is near a tie: the comparison would prove nothing"
+    assert result["ours"] < result["stock"]

@@ -14,6 +14,8 @@ from .searching_model import EXCERPT, question, teach
 SHORT = {
     "NUM_ENGINES": "1",
     "ACTOR_GPUS": "1",
+    "ROLLOUT_BATCH_SIZE": "8",
+    "TRAIN_BATCH_SIZE": "32",
     "PROMPT_MAX_LEN": "384",
     "TURN_LIMIT": "3",
     "EVAL_AT_START": "0",
@@ -43,7 +45,7 @@ class Environment(environment.Environment):
 
 
 @pytest.mark.timeout(600)
-def test_the_tiny_model_trains_on_every_sample_of_a_rollout(tiny_model, tmp_path):
+def test_the_tiny_model_trains_on_every_sample_of_a_rollout(finished, tmp_path):
     own = tmp_path / "insistent.py"
     own.write_text(INSISTENT)
     train("--run-dir", tmp_path / "run", "--steps", 2, ENVIRONMENT=str(own), LOSS_AGGREGATION="sequence_mean", **SHORT)
@@ -54,6 +56,8 @@ def test_the_tiny_model_trains_on_every_sample_of_a_rollout(tiny_model, tmp_path
         assert step["reward_missing"] == step["ended_by_error"] == 1 / 8
         assert 7 / 8 < step["turns"] <= 21 / 8 and 0 < step["branches"] <= step["turns"] - 7 / 8
         assert step["grad_norm"] > 0 and step["optimizer_steps"] == 2  # as many as without branches
+    mine, others = (lines(run / "samples" / "step_1.jsonl") for run in (tmp_path / "run", finished))
+    assert {row["prompt"] for row in mine} <= {row["prompt"] for row in others}, "one seed, the same prompts"
 
 
 def write_questions(file, numbers):

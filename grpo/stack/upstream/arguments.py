@@ -58,6 +58,7 @@ class Arguments(Protocol):
     dual_clip: float | None
     entropy_loss_coef: float | None
     old_log_probs: str
+    routing_replay: bool
     enable_vllm_is_correction: bool
     vllm_is_correction_type: str
     vllm_is_truncated_threshold: tuple[float, float]  # low and high; the parser gives a list

@@ -26,6 +26,8 @@ class Rows(Protocol):
         info: logs by name, ``[B]`` each. What the hooks add: the limit of lengths (``length_limit``), checks
             (``token_mismatch``), missing rewards (``reward_missing``), penalties (``length_penalty``) and the number of
             the rollout (``sample``).
+        routing: for each row, the engine's choice of experts. Only with ROUTING_REPLAY; read it with
+            :func:`grpo.batch.recorded_routing.of`.
     """
 
     index: list[int]
@@ -37,6 +39,7 @@ class Rows(Protocol):
     prompts: list[str]
     labels: list[Any]
     info: "dict[str, torch.Tensor]"
+    routing: "list[torch.Tensor]"
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
 
@@ -74,6 +77,8 @@ class Batch(Rows, Protocol):
             sets it, for the forward passes.
         branches: for each rollout, its branches of one row each. ``experience_maker.apart`` sets it; a micro-batch
             without branches lacks it. Read it with :func:`grpo.batch.branches.of_batch`.
+        replay: the :class:`grpo.model.routing.Replay` of this micro-batch's passes in the update, None without one.
+            ``ppo_actor.whole_batches`` sets it.
     """
 
     action_log_probs: "torch.Tensor | None"
@@ -83,6 +88,7 @@ class Batch(Rows, Protocol):
     returns: "torch.Tensor"
     branch_counts: list[int]
     branches: "list[list[Batch]]"
+    replay: Any
 
 
 class BufferItem(Protocol):
@@ -91,7 +97,9 @@ class BufferItem(Protocol):
     Attributes:
         info: the logs of the row.
         branches: the items of its branches. ``replay_buffer.with_branches`` sets it.
+        routing: see :class:`Rows`, of this row. ``replay_buffer.with_branches`` sets it.
     """
 
     info: dict[str, Any]
+    routing: "list[torch.Tensor]"
     branches: "list[BufferItem]"

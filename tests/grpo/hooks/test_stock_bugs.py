@@ -15,6 +15,7 @@ from grpo.model import loading
 from grpo.stack.cluster import EPHEMERAL_PORTS
 from scripts.dequantize_checkpoint import dequantize_checkpoint
 from tests.grpo.conftest import fails_on_stock
+from tests.grpo.routed_model import TOKENS, others, small_model
 
 
 def test_flash_attn_is_not_needed(load):
@@ -79,24 +80,28 @@ def test_an_mxfp4_checkpoint_loads(load, checkpoint):
     )
 
 
-def test_old_log_probs_take_the_training_path(load, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")  # where stock would stop without a GPU
-    seen = []
+def test_a_pass_of_the_actor_replays_a_routing(load, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")
 
-    class Model(nn.Module):
-        def forward(self, *_, **__):
-            seen.append(self.training)
-            return torch.zeros(1)
+    class Actor(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = small_model()
+
+        def forward(self, sequences, *_, **__):
+            return self.model(sequences).logits
 
     actor_class = load("trainer.ray.ppo_actor").PolicyModelActor.__ray_metadata__.modified_class
-    this = SimpleNamespace(actor=Model(), strategy=SimpleNamespace(ring_attn_group=None))
-    ids = torch.zeros(1, 2, dtype=torch.long)
+    this = SimpleNamespace(actor=Actor(), strategy=SimpleNamespace(ring_attn_group=None))
+    mask = torch.ones_like(TOKENS)
 
     def check():
-        actor_class.forward(this, ids, ids, ids)
-        assert seen == [True]
+        plain = actor_class.forward(this, TOKENS, mask, mask)
+        replayed = actor_class.forward(this, TOKENS, mask, mask, routing=others())
+        assert (plain - replayed).abs().max() > 1e-3
+        assert torch.equal(actor_class.forward(this, TOKENS, mask, mask), plain)
 
-    fails_on_stock(load, check)
+    fails_on_stock(load, check, TypeError)
 
 
 def test_rotary_frequencies_stay_fp32(load, checkpoint, monkeypatch):

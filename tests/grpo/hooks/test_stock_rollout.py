@@ -51,6 +51,7 @@ def generator(load, **changes):
         "n_samples_per_prompt": 2,
         "enable_vllm_is_correction": False,
         "seed": 1,
+        "routing_replay": False,
         **changes,
     }
     this.args = argparse.Namespace(**values)

@@ -5,12 +5,12 @@ import sys
 import tempfile
 import zlib
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from vllm import SamplingParams
 
 from grpo.lora import adapter
 from grpo.lora.engine_actor import SharedMemory, SyncError, check_receipts, load_into_engine
@@ -164,6 +164,6 @@ def test_every_sample_of_a_prompt_has_its_own_seed():
     async def seeds(params):  # as in the engine, whose event loop is running
         return [for_sample(params, number).seed for number in range(3)]
 
-    params = SimpleNamespace(seed=5, max_tokens=3)
+    params = SamplingParams(seed=5, max_tokens=3)
     assert asyncio.run(seeds(params)) == [5, 6, 7] and params.seed == 5
-    assert asyncio.run(seeds(SimpleNamespace(seed=None))) == [None] * 3
+    assert asyncio.run(seeds(SamplingParams(seed=None))) == [None] * 3

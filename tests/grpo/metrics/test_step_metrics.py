@@ -15,6 +15,7 @@ from torch import nn
 from grpo.metrics import step_metrics, token_recorder
 from grpo.metrics.metric_schema import BY_NAME
 from grpo.metrics.update_metrics import policy_metrics
+from grpo.model.routing import Replay
 from grpo.update import passes
 from grpo.update.log_probs import TokenScores, token_scores
 from grpo.update.loss import PolicyLoss, rollouts_of
@@ -93,6 +94,8 @@ def train_rank(trainer: SimpleNamespace, experiences: list[Experience], samples:
         old = passes.old_log_probs(trainer.args, batch, log_probs)
         value = loss(log_probs, old, batch.advantages, batch.action_mask, batch.rollout_log_probs)[0]
         loss.divergence(log_probs.square(), -log_probs, batch.action_mask)
+        # of two layers and every token, the first token of each row would have gone to other experts in one
+        batch.replay = Replay(int(batch.attention_mask.sum()), [torch.tensor(len(batch.sequences)), torch.tensor(0)])
         metrics.note(batch, log_probs, output, value, loss.per_token)
         metrics.after_backward_and_step()
     trainer.actor.model.global_steps += 1
@@ -151,6 +154,7 @@ def test_step_metrics_match_float64_for_any_batching_and_ranks(seed, size, ranks
         "sampled_tokens": len(log_probs),
         "kl": (log_probs**2).mean(), "logprobs_diff": -log_probs.mean(),
         "grad_norm": 2.0, "grad_norm_max": 2.0,
+        "routing_differs": COUNT / (2 * sum(len(sample["tokens"]) for sample in samples)),
     }  # fmt: skip
     for name, value in expected.items():
         assert status[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name

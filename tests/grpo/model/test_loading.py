@@ -51,6 +51,16 @@ def test_logits_equal_transformers(either_checkpoint, reference, packed):
         assert torch.equal(ours, reference(tokens).logits)
 
 
+@pytest.mark.parametrize("packed", [True, False])
+def test_logits_are_those_of_training_in_eval_mode_too(either_checkpoint, packed):
+    """Old log-probs come from the one, the loss from the other."""
+    tokens = torch.randint(0, 97, (2, 50), generator=torch.Generator().manual_seed(0))
+    model = loading.load_gpt_oss(either_checkpoint, packed=packed)
+    trained = model.train()(tokens).logits
+    with torch.no_grad():
+        assert torch.equal(model.eval()(tokens).logits, trained)
+
+
 def test_rope_is_restored_to_fp32_after_a_cast(checkpoint):
     model = loading.load_gpt_oss(checkpoint).bfloat16()
     loading.restore_rope(model)

@@ -30,10 +30,10 @@ ZERO = "deepspeed/runtime/zero/"
 TRANSFORMERS = "transformers/tokenization_utils_"
 # The protocol, what hooks add, the source files with their classes (None: the whole file).
 OBJECTS = [
-    (experience.Rows, {"__dataclass_fields__"}, {EXPERIENCE_MAKER: {"Experience"}}),
+    (experience.Rows, {"__dataclass_fields__", "routing"}, {EXPERIENCE_MAKER: {"Experience"}}),
     (experience.Sample, {"branches", "missing", "details"}, {EXPERIENCE_MAKER: {"Experience"}}),
-    (experience.Batch, {"branches", "branch_counts"}, {EXPERIENCE_MAKER: {"Experience"}}),
-    (experience.BufferItem, {"branches"}, {REPLAY_BUFFER: {"BufferItem"}}),
+    (experience.Batch, {"branches", "branch_counts", "replay"}, {EXPERIENCE_MAKER: {"Experience"}}),
+    (experience.BufferItem, {"branches", "routing"}, {REPLAY_BUFFER: {"BufferItem"}}),
     (
         trainer.SamplesGenerator,
         {"stage", "drawn", "unscored", "carried_samples"},

@@ -2,16 +2,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
 
+from grpo.model import routing
 from grpo.update import passes
-
-
-def test_training_path_has_no_dropout():
-    model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)).eval()
-    passes.training_path(model)
-    assert model[0].training
-    assert not model[1].training
+from tests.grpo.routed_model import TOKENS, others, small_model
 
 
 def arguments(**changes) -> SimpleNamespace:
@@ -87,3 +81,54 @@ def test_the_current_log_probs_give_the_gradient_of_the_old_ones():
 def test_logits_are_kept_from_the_token_before_the_first_sampled_one(sampled, kept):
     mask = None if sampled is None else torch.tensor(sampled, dtype=torch.bool)
     assert passes.logits_to_keep(mask) == kept
+
+
+class Rank(torch.nn.Module):
+    """An actor with a real model; its log-probs are those of every token."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = small_model()
+
+    def forward(self, sequences, *_, **__):
+        logits = self.model(sequences).logits[:, :-1].log_softmax(-1)
+        return logits.gather(-1, sequences[:, 1:, None])[..., 0]
+
+
+def micro_batch(routings):
+    mask = torch.ones_like(TOKENS)
+    made = SimpleNamespace(sequences=TOKENS, action_mask=mask[:, 1:], attention_mask=mask)
+    if routings is not None:
+        made.routing = routings
+    return made
+
+
+def test_old_log_probs_of_later_optimizer_steps_replay_the_routing():
+    actor = Rank().train()
+    later = [micro_batch(None), micro_batch(others())]
+    passes.set_old_log_probs(actor, [[micro_batch(None)], later])
+    assert not actor.training, "they would have dropout"
+    plain, replayed = (batch.action_log_probs for batch in later)
+    assert torch.equal(plain, actor(TOKENS))
+    assert (plain - replayed).abs().max() > 1e-4
+    with routing.replayed(actor, others(), TOKENS.shape[1], "cpu"):
+        assert torch.equal(replayed, actor(TOKENS))
+
+
+def test_a_micro_batch_replays_its_own_routing_until_the_next_one():
+    """Forward and backward passes happen between the two."""
+    actor = Rank()
+    plain = actor(TOKENS)
+    given = [micro_batch(others(1)), micro_batch(None), micro_batch(others(2))]
+    made = [actor(batch.sequences) for batch in passes.Replayed(actor, given)]
+    assert len(passes.Replayed(actor, given)) == 3
+    assert torch.equal(made[1], plain) and torch.equal(actor(TOKENS), plain)
+    for values, seed in ((made[0], 1), (made[2], 2)):
+        with routing.replayed(actor, others(seed), TOKENS.shape[1], "cpu"):
+            assert torch.equal(values, actor(TOKENS))
+
+
+def test_actor_and_reference_get_the_routings_of_their_micro_batches():
+    batches = [micro_batch(others(1)), micro_batch(others(2))]
+    assert passes.of_batches(batches) == {"routing": [batch.routing for batch in batches]}
+    assert passes.of_batches([micro_batch(None)]) == {}

@@ -1,0 +1,50 @@
+"""The engine's choice of experts for each row, on its way from the responses to the forward passes.
+
+``routing`` of an ``Experience`` is a list: for each row, uint8 ``[S, layers, k]`` of :mod:`grpo.model.routing`, without
+padding. Rows of a run without ROUTING_REPLAY lack it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from grpo.rollout.routing import KEY
+from grpo.stack.upstream.experience import Rows
+
+
+def of(rows: Rows) -> list[torch.Tensor] | None:
+    """Return the routings of rows; None if they were not recorded."""
+    return getattr(rows, "routing", None)
+
+
+def attach(row: Rows, response: dict[str, Any]) -> str | None:
+    """Give a row the routing of its response; name the first token without one that a later token depends on.
+
+    Args:
+        row: ``Experience`` of one sample, which OpenRLHF may have cut.
+        response: of an agent executor.
+    """
+    if KEY not in response:
+        return None
+    routing = torch.tensor(response[KEY][: row.sequences.shape[1]])
+    row.routing = [routing]
+    # The last token predicts nothing.
+    missing = (routing[:-1] == 0).flatten(1).any(dim=1).nonzero()
+    if len(missing) and not response.get("is_empty"):
+        return f"the engine recorded no routing for the token at position {int(missing[0])}"
+    return None
+
+
+def join(target: Any, rows: Sequence[Any]) -> None:
+    """Give rows that were joined the routings of their parts."""
+    parts = [of(row) for row in rows]
+    if all(part is not None for part in parts):
+        target.routing = [routing for part in parts if part is not None for routing in part]
+
+
+def part(target: Any, batch: Rows, start: int, end: int) -> None:
+    """Give some rows of a batch their routings."""
+    routing = of(batch)
+    if routing is not None:
+        target.routing = routing[start:end]

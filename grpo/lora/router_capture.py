@@ -1,0 +1,243 @@
+"""Records inside a vLLM worker which experts each token got.
+
+The choice is made here, before vLLM's kernel, which then sees only the chosen experts' logits: all others are -inf.
+Any kernel must therefore take what is recorded, also the kernels that choose by themselves. vLLM's own flag
+(``enable_return_routed_experts``) misses those, and returns zeros without an error.
+
+A layer writes its choice to a buffer of its own, at a fixed address, so captured graphs write there too. After each
+forward pass, the recorder copies the buffers and notes for each request which token was fed at which position. A
+request that finds its prompt in the prefix cache did not compute these positions. The recorder therefore also keeps the
+choices by slot of the KV cache: who reads a slot of the cache, reads the choices that made it.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.config import VllmConfig, get_current_vllm_config
+from vllm.distributed import get_tensor_model_parallel_rank
+from vllm.model_executor.layers.fused_moe import FusedMoE
+from vllm.model_executor.layers.quantization.mxfp4 import Mxfp4Backend
+from vllm.model_executor.models.gpt_oss import MLPBlock
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from grpo.lora.adapter import RECORDS
+from grpo.lora.engine_actor import ROLLOUT
+from grpo.model.routing import encode
+from grpo.stack.problem import UserError
+
+KNOWN_MXFP4 = (Mxfp4Backend.MARLIN, Mxfp4Backend.TRITON)
+
+
+def choose(logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """Choose each token's experts, note them, and return logits that leave a kernel no other choice.
+
+    Args:
+        logits: of the router, ``[T, E]``.
+        chosen: uint8 ``[at least T, k]``, gets the choice in the form of :mod:`grpo.model.routing`.
+    """
+    values, experts = logits.topk(chosen.shape[1], dim=-1)
+    chosen[: len(logits)] = encode(experts)
+    return torch.full_like(logits, -torch.inf).scatter(1, experts, values)
+
+
+def unsupported(config: VllmConfig) -> list[str]:
+    """Return the settings of an engine with which tokens and choices cannot be matched."""
+    parallel = config.parallel_config
+    settings = {
+        "data parallelism": parallel.data_parallel_size > 1,
+        "expert parallelism": parallel.enable_expert_parallel,
+        "pipeline parallelism": parallel.pipeline_parallel_size > 1,
+        "context parallelism": parallel.prefill_context_parallel_size > 1 or parallel.decode_context_parallel_size > 1,
+        "micro-batches that overlap (enable_dbo)": parallel.use_ubatching,
+        "speculative decoding": config.speculative_config is not None,
+        "a KV cache from elsewhere (kv_transfer_config)": config.kv_transfer_config is not None,
+    }
+    return [name for name, is_on in settings.items() if is_on]
+
+
+def prepare(experts: FusedMoE, config: VllmConfig) -> None:
+    """Give the experts of a layer the buffer for their tokens' choices.
+
+    Raises:
+        UserError: if this engine's choices cannot be recorded.
+    """
+    faults = unsupported(config)
+    backend = getattr(experts.quant_method, "mxfp4_backend", None)
+    if backend is not None and backend not in KNOWN_MXFP4:
+        faults.append(f"the MXFP4 kernels {backend.name}, whose handling of excluded experts is not known")
+    if experts.global_num_experts > 255:
+        faults.append(f"{experts.global_num_experts} experts, of which a byte holds 255")
+    if faults:
+        raise UserError(f"ROUTING_REPLAY=1 does not work with {' and '.join(faults)}", "set ROUTING_REPLAY=0")
+    size = config.scheduler_config.max_num_batched_tokens, experts.top_k
+    experts.register_buffer("chosen", torch.zeros(size, dtype=torch.uint8), persistent=False)
+
+
+@dataclass
+class Call:
+    """What one request was fed, from its first position on.
+
+    Attributes:
+        tokens: int32 arrays, one after the other.
+        choices: uint8 ``[n, layers, k]`` for each of them.
+        length: how many tokens they hold.
+    """
+
+    tokens: list[np.ndarray] = field(default_factory=list)
+    choices: list[np.ndarray] = field(default_factory=list)
+    length: int = 0
+
+    def add(self, start: int, tokens: np.ndarray, choices: np.ndarray) -> None:
+        """Add tokens from position ``start`` on, at most ``length``. What is known stays: tokens were sampled from it.
+
+        A preempted request computes its positions again.
+        """
+        known = self.length - start
+        if known < len(tokens):
+            self.tokens.append(tokens[known:])
+            self.choices.append(choices[known:])
+            self.length = start + len(tokens)
+
+    def as_bytes(self) -> tuple[bytes, bytes]:
+        """Return tokens and choices as plain values."""
+        return np.concatenate(self.tokens).tobytes(), np.concatenate(self.choices).tobytes()
+
+
+class Recorder:
+    """The record of one worker.
+
+    Args:
+        runner: vLLM's model runner, with the model and the KV cache.
+    """
+
+    def __init__(self, runner: GPUModelRunner) -> None:
+        model: Any = runner.model
+        self._buffers = [layer.mlp.experts.chosen for layer in model.model.layers]
+        groups = runner.kv_cache_config.kv_cache_groups
+        # Groups of a sliding window drop the beginning of a long request.
+        self._group = next(n for n, group in enumerate(groups) if isinstance(group.kv_cache_spec, FullAttentionSpec))
+        slots = runner.kv_cache_config.num_blocks * groups[self._group].kv_cache_spec.block_size
+        # Memory is taken as it is written.
+        self._tokens = np.zeros(slots, dtype=np.int32)
+        self._choices = np.zeros((slots, *self.shape), dtype=np.uint8)
+        self.clear()
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return layers and experts a token."""
+        return len(self._buffers), self._buffers[0].shape[1]
+
+    def clear(self) -> None:
+        """Forget all requests."""
+        self._calls: dict[str, Call] = {}  # by request
+        self._rollouts: dict[str, list[str]] = {}  # requests by rollout
+
+    def note(self, runner: GPUModelRunner, scheduled: dict[str, int]) -> None:
+        """Note the forward pass that just ended.
+
+        Args:
+            scheduled: how many tokens each request was fed.
+        """
+        batch = runner.input_batch
+        requests = list(batch.req_ids)
+        total = sum(scheduled[request] for request in requests)
+        table = batch.block_table[self._group]
+        slots = table.slot_mapping.np[:total]
+        tokens = runner.input_ids.gpu[:total].cpu().numpy().copy()
+        choices = torch.stack([buffer[:total] for buffer in self._buffers], dim=1).cpu().numpy()
+        # First what the pass put into the cache: another request of the same pass may find it there.
+        self._tokens[slots], self._choices[slots] = tokens, choices
+        row = 0
+        for number, request in enumerate(requests):
+            first, row = row, row + scheduled[request]
+            call = self._call(request, runner.requests[request].sampling_params)
+            if call is None:
+                continue
+            start = int(batch.num_computed_tokens_cpu[number])
+            if start > call.length:
+                cached = np.arange(call.length, start)
+                at = table.block_table.np[number, cached // table.block_size] * table.block_size
+                at += cached % table.block_size
+                call.add(call.length, self._tokens[at], self._choices[at])
+            call.add(start, tokens[first:row], choices[first:row])
+
+    def _call(self, request: str, params: Any) -> Call | None:
+        rollout = (params.extra_args or {}).get(ROLLOUT) if params is not None else None
+        if rollout is None:
+            return None
+        if request not in self._calls:
+            self._calls[request] = Call()
+            self._rollouts.setdefault(rollout, []).append(request)
+        return self._calls[request]
+
+    def take(self, rollout: str) -> list[tuple[bytes, bytes]]:
+        """Return the calls of a rollout in the order of their beginnings, and forget them."""
+        return [self._calls.pop(request).as_bytes() for request in self._rollouts.pop(rollout, ())]
+
+
+class RecordingWorker:
+    """Methods of a worker that ``collective_rpc`` calls."""
+
+    def take_routing(self, rollouts: list[str]) -> dict[str, Any] | None:
+        """Return what was recorded of rollouts; None from all workers but the first, which choose the same experts.
+
+        Returns:
+            ``shape``: layers and experts a token. ``calls``: for each rollout, the int32 tokens and the uint8 choices
+            of each of its calls, as bytes.
+        """
+        recorder = _recorder(self.model_runner)  # type: ignore[attr-defined]
+        if recorder is None:
+            return None
+        return {"shape": list(recorder.shape), "calls": [recorder.take(rollout) for rollout in rollouts]}
+
+    def forget_routing(self) -> None:
+        """Forget what nobody took, for example of rollouts that ended with an error."""
+        recorder = _recorder(self.model_runner)  # type: ignore[attr-defined]
+        if recorder is not None:
+            recorder.clear()
+
+
+def _recorder(runner: GPUModelRunner) -> Recorder | None:
+    """Return the recorder of a worker, made at its first use; None if this worker does not record."""
+    if not _is_on(runner.vllm_config) or get_tensor_model_parallel_rank() != 0:
+        return None
+    if not hasattr(runner, "routing_recorder"):
+        runner.routing_recorder = Recorder(runner)  # type: ignore[attr-defined]
+    return runner.routing_recorder  # type: ignore[attr-defined]
+
+
+def _is_on(config: VllmConfig) -> bool:
+    settings = config.additional_config
+    return isinstance(settings, dict) and bool(settings.get(RECORDS))
+
+
+def install() -> None:
+    """Patch vLLM's layers and its model runner to record, in engines that are configured for it."""
+    original_block, original_experts = MLPBlock.__init__, FusedMoE.forward_impl
+    original_runner = GPUModelRunner.execute_model
+
+    def init_with_buffer(self: MLPBlock, *args: Any, **kwargs: Any) -> None:
+        original_block(self, *args, **kwargs)
+        config = get_current_vllm_config()
+        if _is_on(config):
+            prepare(self.experts, config)
+
+    def forward_with_choice(self: FusedMoE, hidden_states: torch.Tensor, router_logits: torch.Tensor) -> Any:
+        if hasattr(self, "chosen"):
+            router_logits = choose(router_logits, self.get_buffer("chosen"))
+        return original_experts(self, hidden_states, router_logits)
+
+    def execute_with_record(self: GPUModelRunner, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original_runner(self, scheduler_output, *args, **kwargs)
+        if scheduler_output.total_num_scheduled_tokens:
+            recorder = _recorder(self)
+            if recorder is not None:
+                recorder.note(self, scheduler_output.num_scheduled_tokens)
+        return result
+
+    MLPBlock.__init__ = init_with_buffer  # type: ignore[method-assign]
+    FusedMoE.forward_impl = forward_with_choice  # type: ignore[method-assign]
+    GPUModelRunner.execute_model = execute_with_record  # type: ignore[method-assign]

@@ -1,0 +1,90 @@
+"""The experts that the engine chose for the tokens of each rollout, from the engine's workers to its response.
+
+All calls of a rollout carry its name: turns, and the answer after a cut thought. A position's choice depends only on
+the tokens up to it, so a call's choices hold for every sample that begins with the same tokens. The first call that
+computed a position counts: a token was sampled from it, and later calls only read the cache or compute it again.
+Imports no DeepSpeed.
+"""
+
+import uuid
+from collections.abc import Sequence
+from copy import copy
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from grpo.lora.engine_actor import ROLLOUT
+from grpo.stack.upstream.engine import Engine
+
+if TYPE_CHECKING:
+    from vllm.sampling_params import SamplingParams
+
+KEY = "routing"  # of a response
+
+Call = tuple[np.ndarray, np.ndarray]
+
+
+def recorded(params: "SamplingParams") -> "SamplingParams":
+    """Return sampling parameters of a prompt whose samples the engine records."""
+    return _named(params, uuid.uuid4().hex)
+
+
+def for_sample(params: "SamplingParams", number: int) -> "SamplingParams":
+    """Return the sampling parameters of one sample of a prompt, with its own name if it is recorded."""
+    name = _name(params)
+    return params if name is None else _named(params, f"{name}-{number}")
+
+
+def _name(params: "SamplingParams") -> str | None:
+    return (params.extra_args or {}).get(ROLLOUT)
+
+
+def _named(params: "SamplingParams", name: str) -> "SamplingParams":
+    mine = copy(params)
+    mine.extra_args = {**(params.extra_args or {}), ROLLOUT: name}
+    return mine
+
+
+async def with_routing(
+    engine: Engine, params: "SamplingParams", responses: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Add the recorded choices to the responses to a prompt and to their branches, if they were recorded.
+
+    Args:
+        params: of the prompt.
+        responses: one for each sample, in order.
+    """
+    if _name(params) is None:
+        return responses
+    names = [_name(for_sample(params, number)) for number in range(len(responses))]
+    answers = await engine.llm.collective_rpc("take_routing", args=(names,))
+    [answer] = [answer for answer in answers if answer is not None]
+    for response, calls in zip(responses, answer["calls"], strict=True):
+        made = [_call(call, answer["shape"]) for call in calls]
+        for sample in (response, *response.get("branches", ())):
+            sample[KEY] = assembled(sample["observation_tokens"], made, answer["shape"])
+    return responses
+
+
+def _call(call: Sequence[bytes], shape: Sequence[int]) -> Call:
+    tokens, choices = call
+    return np.frombuffer(tokens, np.int32), np.frombuffer(choices, np.uint8).reshape(-1, *shape)
+
+
+def assembled(tokens: Sequence[int], calls: Sequence[Call], shape: Sequence[int]) -> np.ndarray:
+    """Return the choices for the tokens of a sample, uint8 ``[S, layers, k]``; 0 where no call computed them.
+
+    Args:
+        calls: the tokens that each call was fed, and the choices for them.
+        shape: layers, and experts a token.
+    """
+    wanted = np.asarray(tokens)
+    routing, known = np.zeros((len(wanted), *shape), np.uint8), np.zeros(len(wanted), bool)
+    for fed, choices in calls:
+        common = min(len(fed), len(wanted))
+        differing = np.flatnonzero(fed[:common] != wanted[:common])
+        end = differing[0] if len(differing) else common
+        new = ~known[:end]
+        routing[:end][new] = choices[:end][new]
+        known[:end] = True
+    return routing

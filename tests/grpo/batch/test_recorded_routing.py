@@ -1,0 +1,79 @@
+"""Routings through OpenRLHF's own classes, from the response to the micro-batches of a rank."""
+
+import pytest
+import torch
+from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
+from torch.utils.data import DataLoader
+
+from grpo.batch import branches, recorded_routing
+
+from .test_branches import PLAIN, THOUGHTFUL, buffered, made_experiences, response
+
+SHAPE = (3, 2)
+
+
+def routing_of(tokens):
+    """A routing that identifies its tokens and their positions; none for the last token."""
+    values = (torch.tensor(tokens) + 7 * torch.arange(len(tokens))) % 250 + 1
+    values[-1] = 0
+    return values.to(torch.uint8)[:, None, None].expand(-1, *SHAPE).numpy()
+
+
+def with_routing(made):
+    for sample in (made, *made.get("branches", ())):
+        sample["routing"] = routing_of(sample["observation_tokens"])
+    return made
+
+
+def responses(with_record=True, branching=True):
+    scripts = [THOUGHTFUL if branching else PLAIN, PLAIN, PLAIN, THOUGHTFUL if branching else PLAIN]
+    replies = [["a", "b", "c"], [], [], ["a"]]
+    made = [response(*each) for each in zip(scripts, replies, [1.0, 0.0, 0.5, 0.5], strict=True)]
+    return [with_routing(one) for one in made] if with_record else made
+
+
+def micro_batches(made):
+    return list(DataLoader(buffered(made, 2), batch_size=2, collate_fn=NaiveReplayBuffer(2).collate_fn))
+
+
+@pytest.mark.parametrize("branching", [True, False])
+def test_every_row_keeps_its_own_routing(monkeypatch, branching):
+    rollouts, made = made_experiences(responses(branching=branching), monkeypatch)
+    assert all(rollout.rewards.isfinite().all() for rollout in rollouts)
+    seen = 0
+    for batch in micro_batches(made):
+        assert len(batch.routing) == len(batch.sequences)
+        for tokens, mask, routing in zip(batch.sequences, batch.attention_mask, batch.routing, strict=True):
+            expected = torch.tensor(routing_of(tokens[mask.bool()].tolist()))
+            assert torch.equal(routing, expected)
+            seen += 1
+    assert seen == sum(1 + len(rollout.branches) for rollout in rollouts)
+
+
+def test_passes_before_the_update_get_the_rows_of_their_micro_batch(monkeypatch):
+    rollouts, _ = made_experiences(responses(), monkeypatch)
+    batches = [type("Batch", (), {"index": [0, 1]})(), type("Batch", (), {"index": [2, 3]})()]
+    for batch in branches.with_branches(batches, rollouts, 0):
+        for tokens, mask, routing in zip(batch.sequences, batch.attention_mask, batch.routing, strict=True):
+            assert torch.equal(routing, torch.tensor(routing_of(tokens[mask.bool()].tolist())))
+
+
+def test_without_a_record_a_batch_is_what_it_was(monkeypatch):
+    _, plain = made_experiences(responses(with_record=False), monkeypatch)
+    _, recorded = made_experiences(responses(), monkeypatch)
+    for one, other in zip(micro_batches(plain), micro_batches(recorded), strict=True):
+        assert recorded_routing.of(one) is None and not hasattr(one, "routing")
+        assert vars(one).keys() == vars(other).keys() - {"routing"}
+        assert one.info.keys() == other.info.keys()
+        for name in ("sequences", "action_mask", "attention_mask", "rollout_log_probs", "advantages"):
+            assert torch.equal(getattr(one, name), getattr(other, name))
+
+
+@pytest.mark.parametrize("position", [0, 3, -2])
+def test_a_rollout_with_a_token_without_routing_is_not_trained_on(monkeypatch, caplog, position):
+    made = responses(branching=False)
+    made[1]["routing"] = made[1]["routing"].copy()
+    made[1]["routing"][position] = 0
+    rollouts, _ = made_experiences(made, monkeypatch)
+    assert [float(rollout.info["token_mismatch"]) for rollout in rollouts] == [0, 1, 0, 0]
+    assert f"no routing for the token at position {position % len(made[1]['routing'])}" in caplog.text

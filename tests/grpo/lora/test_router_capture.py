@@ -1,0 +1,190 @@
+"""The recorder on a scripted model runner; tests/stack/test_routing_replay.py runs it in vLLM."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+
+from grpo.lora import router_capture
+from grpo.lora.router_capture import Recorder, choose
+
+LAYERS, CHOSEN, BLOCK, BLOCKS = 3, 2, 4, 16
+
+
+def test_a_kernel_that_chooses_by_itself_must_take_what_is_recorded():
+    """Also where logits are equal."""
+    logits = torch.randn(200, 16).bfloat16().mul(2).round()  # full of ties
+    noted = torch.zeros(300, 4, dtype=torch.uint8)
+    masked = choose(logits, noted)
+    assert ((masked == logits) | (masked == -torch.inf)).all()
+    assert torch.equal((masked > -torch.inf).nonzero()[:, 1].view(200, 4), noted[:200].long().sort().values - 1)
+    chosen = noted[:200].long() - 1
+    expected = torch.zeros(200, 16).double().scatter(1, chosen, logits.double().gather(1, chosen).softmax(-1))
+    torch.testing.assert_close(masked.double().softmax(-1), expected, rtol=0, atol=1e-12)
+    assert not noted[200:].any()
+
+
+class Runner:
+    """The parts of vLLM's model runner that the recorder reads. Choices of a token are 10 * token + layer, modulo 256.
+
+    Args:
+        extra: of the requests, by name.
+    """
+
+    def __init__(self, **extra):
+        buffers = [SimpleNamespace(mlp=SimpleNamespace(experts=SimpleNamespace(chosen=None))) for _ in range(LAYERS)]
+        self._layers = buffers
+        for layer in buffers:
+            layer.mlp.experts.chosen = torch.zeros(64, CHOSEN, dtype=torch.uint8)
+        self.model = SimpleNamespace(model=SimpleNamespace(layers=buffers))
+        sizes = {"block_size": BLOCK, "num_kv_heads": 1, "head_size": 8, "dtype": torch.bfloat16}
+        specs = [SlidingWindowSpec(**sizes, sliding_window=4), FullAttentionSpec(**sizes)]
+        groups = [SimpleNamespace(kv_cache_spec=spec) for spec in specs]
+        self.kv_cache_config = SimpleNamespace(kv_cache_groups=groups, num_blocks=BLOCKS)
+        self.requests = {
+            name: SimpleNamespace(sampling_params=SimpleNamespace(extra_args=e)) for name, e in extra.items()
+        }
+
+    def step(self, recorder, **fed):
+        """Run a pass: for each request, its first position, its tokens and its blocks."""
+        tokens = [token for _, these, _ in fed.values() for token in these]
+        for number, layer in enumerate(self._layers):
+            layer.mlp.experts.chosen[: len(tokens)] = choices(tokens)[:, number]
+        blocks = np.zeros((len(fed), BLOCKS), np.int32)
+        slots = []
+        for row, (start, these, mine) in enumerate(fed.values()):
+            blocks[row, : len(mine)] = mine
+            slots += [mine[at // BLOCK] * BLOCK + at % BLOCK for at in range(start, start + len(these))]
+        table = SimpleNamespace(
+            block_size=BLOCK,
+            block_table=SimpleNamespace(np=blocks),
+            slot_mapping=SimpleNamespace(np=np.array(slots)),
+        )
+        self.input_batch = SimpleNamespace(
+            req_ids=list(fed),
+            num_computed_tokens_cpu=np.array([start for start, _, _ in fed.values()]),
+            block_table=[None, table],
+        )
+        self.input_ids = SimpleNamespace(gpu=torch.tensor(tokens, dtype=torch.int32))
+        recorder.note(self, {name: len(these) for name, (_, these, _) in fed.items()})
+
+
+def choices(tokens):
+    of_token = torch.tensor(tokens)[:, None, None] * 10 + torch.arange(LAYERS)[None, :, None]
+    return (of_token % 256).to(torch.uint8).expand(-1, -1, CHOSEN)
+
+
+def taken(recorder, rollout):
+    calls = recorder.take(rollout)
+    tokens = [np.frombuffer(tokens, np.int32).tolist() for tokens, _ in calls]
+    for these, (_, bytes_) in zip(tokens, calls, strict=True):
+        got = torch.frombuffer(bytearray(bytes_), dtype=torch.uint8).view(-1, LAYERS, CHOSEN)
+        assert torch.equal(got, choices(these)), "a token has another token's choice"
+    return tokens
+
+
+def named(rollout):
+    return {"routing_of": rollout}
+
+
+def test_prompts_in_chunks_and_sampled_tokens_of_several_requests():
+    runner = Runner(a=named("A"), b=named("B"), c=None)
+    recorder = Recorder(runner)
+    runner.step(recorder, a=(0, [1, 2, 3], [5, 6]), c=(0, [9, 9], [7]))
+    runner.step(recorder, c=(2, [9], [7]), a=(3, [4, 5], [5, 6]), b=(0, [6, 7], [8]))
+    runner.step(recorder, a=(5, [8], [5, 6]), b=(2, [1], [8]))
+    assert taken(recorder, "A") == [[1, 2, 3, 4, 5, 8]]
+    assert taken(recorder, "B") == [[6, 7, 1]]
+    assert taken(recorder, "A") == []
+
+
+def test_a_prompt_in_the_prefix_cache_has_the_choices_that_made_the_cache():
+    runner = Runner(a=None, b=named("B"))
+    recorder = Recorder(runner)
+    runner.step(recorder, a=(0, [1, 2, 3, 4, 5], [5, 6]))
+    runner.step(recorder, b=(4, [7, 8], [5, 9]))
+    assert taken(recorder, "B") == [[1, 2, 3, 4, 7, 8]]
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_a_prompt_that_another_request_computes_in_the_same_pass(first):
+    """vLLM's scheduler offers a block to the next request as soon as it is planned."""
+    runner = Runner(a=named("A"), b=named("B"))
+    recorder = Recorder(runner)
+    fed = {"a": (0, [1, 2, 3, 4, 5], [5, 6]), "b": (4, [7, 8], [5, 9])}
+    runner.step(recorder, **dict(sorted(fed.items(), reverse=first == "b")))
+    assert taken(recorder, "A") == [[1, 2, 3, 4, 5]]
+    assert taken(recorder, "B") == [[1, 2, 3, 4, 7, 8]]
+
+
+def test_a_preempted_request_keeps_the_choices_that_it_sampled_from():
+    runner = Runner(a=named("A"))
+    recorder = Recorder(runner)
+    runner.step(recorder, a=(0, [1, 2, 3], [5]))
+    runner.step(recorder, a=(0, [1, 2, 3, 4], [6, 7]))
+    runner.step(recorder, a=(4, [5], [6, 7]))
+    assert taken(recorder, "A") == [[1, 2, 3, 4, 5]]
+
+
+def test_calls_of_a_rollout_come_in_order_and_can_be_forgotten():
+    runner = Runner(a=named("A"), b=named("A"))
+    recorder = Recorder(runner)
+    runner.step(recorder, a=(0, [1, 2], [5]))
+    runner.step(recorder, b=(0, [3], [6]))
+    runner.step(recorder, a=(2, [4], [5]))
+    assert taken(recorder, "A") == [[1, 2, 4], [3]]
+    runner.step(recorder, a=(0, [1], [5]))
+    recorder.clear()
+    assert taken(recorder, "A") == []
+
+
+def engine_config(**changes):
+    parallel = {
+        "data_parallel_size": 1, "enable_expert_parallel": False, "pipeline_parallel_size": 1,
+        "prefill_context_parallel_size": 1, "decode_context_parallel_size": 1, "use_ubatching": False,
+    }  # fmt: skip
+    plain = {"speculative_config": None, "kv_transfer_config": None}
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(**{name: changes.get(name, value) for name, value in parallel.items()}),
+        **{name: changes.get(name, value) for name, value in plain.items()},
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=8),
+    )
+
+
+def experts(backend=None, count=16):
+    method = SimpleNamespace() if backend is None else SimpleNamespace(mxfp4_backend=backend)
+    layer = torch.nn.Module()
+    layer.quant_method, layer.global_num_experts, layer.top_k = method, count, 2
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"data_parallel_size": 2}, "data parallelism"),
+        ({"enable_expert_parallel": True}, "expert parallelism"),
+        ({"pipeline_parallel_size": 2}, "pipeline parallelism"),
+        ({"prefill_context_parallel_size": 2}, "context parallelism"),
+        ({"decode_context_parallel_size": 2}, "context parallelism"),
+        ({"use_ubatching": True}, "enable_dbo"),
+        ({"speculative_config": object()}, "speculative decoding"),
+        ({"kv_transfer_config": object()}, "kv_transfer_config"),
+    ],
+)
+def test_engines_that_cannot_be_recorded_are_refused_by_name(changes, name):
+    with pytest.raises(Exception, match=f"ROUTING_REPLAY=1 does not work with .*{name}"):
+        router_capture.prepare(experts(), engine_config(**changes))
+
+
+def test_kernels_and_models_that_are_not_known_are_refused_by_name():
+    backend = router_capture.Mxfp4Backend
+    with pytest.raises(Exception, match="SM100_FI_MXFP4_BF16"):
+        router_capture.prepare(experts(backend.SM100_FI_MXFP4_BF16), engine_config())
+    with pytest.raises(Exception, match="256 experts"):
+        router_capture.prepare(experts(count=256), engine_config())
+    for known in (None, *router_capture.KNOWN_MXFP4):
+        layer = experts(known)
+        router_capture.prepare(layer, engine_config())
+        assert layer.chosen.shape == (8, 2)

@@ -1,0 +1,157 @@
+import pytest
+import torch
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+
+from grpo.model import loading, routing
+from tests.grpo.routed_model import CHOSEN, EXPERTS, LAYERS, LENGTH, ROWS, TOKENS, others, own_choices, small_model
+
+
+def gradients(model, logits):
+    return torch.autograd.grad(logits.float().square().mean(), [p for p in model.parameters() if p.requires_grad])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_replaying_the_own_choice_changes_no_bit(dtype):
+    model = small_model(dtype)
+    plain, choices = own_choices(model)
+    in_another_order = [choice.flip(-1) for choice in choices]
+    for routings in (choices, in_another_order):
+        with routing.replayed(model, routings, LENGTH, "cpu"):
+            replayed = model(TOKENS).logits
+        assert torch.equal(replayed, plain)
+        for ours, stock in zip(gradients(model, replayed), gradients(model, plain), strict=True):
+            assert torch.equal(ours, stock)
+        plain, _ = own_choices(model)
+
+
+def test_recorded_experts_are_taken_with_weights_from_the_own_logits():
+    """Against a softmax over the chosen logits in float64, and with a gradient for the router."""
+    router = small_model().double().model.layers[0].mlp.router
+    states = torch.randn(1, LENGTH, 32, dtype=torch.double, requires_grad=True)
+    recorded = others()[0][:, :1]
+    holder = torch.nn.ModuleList([router])
+    with routing.replayed(holder, [recorded], LENGTH, "cpu"):
+        weights, indices = router(states)
+    experts = recorded[:, 0].long() - 1
+    assert torch.equal(indices.sort().values, experts.sort().values)
+    logits = states[0] @ router.weight.T + router.bias
+    expected = torch.zeros_like(logits).scatter(1, experts, logits.gather(1, experts).softmax(-1))
+    torch.testing.assert_close(weights, expected, rtol=0, atol=1e-12)
+    upstream = torch.randn_like(weights)
+    wanted = torch.autograd.grad(expected, [states, router.weight, router.bias], upstream, retain_graph=True)
+    for ours, theirs in zip(
+        torch.autograd.grad(weights, [states, router.weight, router.bias], upstream), wanted, strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+def test_it_counts_choices_that_the_router_would_have_made_differently():
+    model = small_model()
+    _, choices = own_choices(model)
+    choices[1][3:] = 0  # unknown
+    kept = choices[0][2, -1].clone()  # of the last layer, so no later choice depends on it
+    for instead, differing in ((kept.flip(0), 0), (kept % EXPERTS + 1, 1)):
+        choices[0][2, -1] = instead
+        with routing.replayed(model, choices, LENGTH, "cpu") as replay:
+            model(TOKENS)
+        assert replay.counts() == (differing, LAYERS * (LENGTH + 3))
+
+
+def test_unknown_positions_and_padding_choose_for_themselves():
+    model = small_model()
+    plain, choices = own_choices(model)
+    partly = [choice[: LENGTH - 2].clone() for choice in choices]  # shorter than the row
+    partly[0][3] = 0
+    with routing.replayed(model, partly, LENGTH, "cpu"):
+        assert torch.equal(model(TOKENS).logits, plain)
+
+
+def test_other_choices_and_choices_shifted_by_a_token_change_the_result():
+    model = small_model()
+    plain, choices = own_choices(model)
+    shifted = [choice.roll(1, dims=0) for choice in choices]
+    for routings in (others(), shifted):
+        with routing.replayed(model, routings, LENGTH, "cpu"):
+            assert (model(TOKENS).logits - plain).abs().max() > 1e-3
+    assert torch.equal(model(TOKENS).logits, plain), "the choice outlives its context"
+
+
+def test_recomputed_layers_take_the_same_choice():
+    model = small_model()
+    model.requires_grad_(False)
+    model.model.layers[0].self_attn.q_proj.weight.requires_grad_(True)
+    with routing.replayed(model, others(), LENGTH, "cpu"):
+        expected = gradients(model, model(TOKENS).logits)
+        model.gradient_checkpointing_enable({"use_reentrant": True})
+        model.enable_input_require_grads()
+        recomputed = gradients_of_leaf(model)
+    assert torch.equal(recomputed, expected[0])
+
+
+def test_packed_and_bf16_experts_replay_alike(either_checkpoint):
+    """As transformers' own experts do, bit for bit, also in layers that are computed again."""
+    stock = loading.load_gpt_oss(either_checkpoint, "eager", packed=False).train()
+    config = stock.config
+    scores = torch.rand(ROWS, LENGTH, config.num_hidden_layers, config.num_local_experts)
+    recorded = list(routing.encode(scores.topk(config.num_experts_per_tok).indices))
+    use_stock_experts(stock)
+    expected = pass_of(stock, recorded)
+    for packed in (True, False):
+        model = loading.load_gpt_oss(either_checkpoint, "eager", packed=packed).train()
+        model.gradient_checkpointing_enable({"use_reentrant": True})
+        model.enable_input_require_grads()
+        plain = model(TOKENS).logits
+        logits, gradient = pass_of(model, recorded)
+        assert torch.equal(logits, expected[0]) and torch.equal(gradient, expected[1])
+        assert (plain - logits).abs().max() > 1e-3
+
+
+def use_stock_experts(model):
+    for layer in model.model.layers:
+        experts = GptOssExperts(model.config).bfloat16().train()
+        experts.load_state_dict(layer.mlp.experts.state_dict())
+        layer.mlp.experts = experts
+
+
+def pass_of(model, recorded):
+    """The logits with a recorded routing, and the gradient of the first layer's queries."""
+    model.requires_grad_(False)
+    model.model.layers[0].self_attn.q_proj.weight.requires_grad_(True)
+    with routing.replayed(model, recorded, LENGTH, "cpu"):
+        logits = model(TOKENS).logits
+        logits.float().square().mean().backward()
+    return logits, model.model.layers[0].self_attn.q_proj.weight.grad
+
+
+def gradients_of_leaf(model):
+    model(TOKENS).logits.float().square().mean().backward()  # reentrant checkpoints know no autograd.grad
+    return model.model.layers[0].self_attn.q_proj.weight.grad
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((LENGTH, LAYERS + 1, CHOSEN), "4 layers and 2 experts a token does not fit the actor, which has 3 layers"),
+        ((LENGTH, LAYERS, CHOSEN + 1), "3 layers and 3 experts a token does not fit the actor, which has 3 layers"),
+        ((LENGTH + 1, LAYERS, CHOSEN), "8 tokens does not fit a row of 7"),
+    ],
+)
+def test_routings_of_another_shape_are_refused(shape, message):
+    model = small_model()
+    routings = [torch.ones(shape, dtype=torch.uint8)] * ROWS
+    with pytest.raises(ValueError, match=message), routing.replayed(model, routings, LENGTH, "cpu"):
+        pass
+
+
+def test_experts_that_the_actor_lacks_are_refused():
+    routings = [torch.full((LENGTH, LAYERS, CHOSEN), EXPERTS + 1, dtype=torch.uint8)] * ROWS
+    model = small_model()
+    refused = pytest.raises(ValueError, match="expert 8, but the actor has 8")
+    with refused, routing.replayed(model, routings, LENGTH, "cpu"):
+        pass
+
+
+def test_without_routings_nothing_is_touched():
+    model = small_model()
+    with routing.replayed(model, None, LENGTH, "cpu"):
+        assert all("forward" not in vars(layer.mlp.router) for layer in model.model.layers)
