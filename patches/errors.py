@@ -10,9 +10,8 @@ class Exit(IntEnum):
     FAILED = 1  # an error without a code of its own
     USAGE = 2  # wrong command line
     PRISTINE = 10
-    PARTIAL = 11  # the first n of N patches are applied
-    DRIFTED = 12  # known files, but no prefix of the series explains the mixture
-    EDITED = 13  # a touched file has contents that no patch of the series produces
+    DRIFTED = 12  # every file is known, but they are not all of the present series
+    EDITED = 13  # a file of the package has contents that neither OpenRLHF nor this tool wrote
     UNKNOWN_VERSION = 14  # no patch folder for the installed OpenRLHF version
     MISSING = 15  # no OpenRLHF found
     BAD_SERIES = 20  # series, manifest and patches contradict each other, or a patch does not apply
@@ -20,9 +19,13 @@ class Exit(IntEnum):
     LOCKED = 22  # another call held the lock longer than the time-out
     UNSAFE_FILE = 23  # a symbolic link or another file that is not regular
     NO_COMPILE = 24  # a patched file is not valid Python
-    CONFLICTS = 30  # refresh: some hunks do not fit the new version
+    CONFLICTS = 30  # refresh: it waits for a decision of the user
     NO_WHEEL = 31  # a wheel is missing, unreadable or of another version
-    BAD_WORKTREE = 32  # export/import: the git worktree is not in the expected form
+    BAD_WORKTREE = 32  # export, import, refresh: the git worktree is not in the expected form
+    NO_GIT = 33  # git is missing
+
+
+AGAIN = "AGAIN"  # in a next command, it stands for the command that failed
 
 
 class PatchError(Exception):

@@ -1,13 +1,12 @@
 """The transaction: build and compile the new files aside, then rename them in one by one.
 
-Every rename is atomic and both hashes of every file are known. A call killed at any instant therefore leaves a mixture
-of known files, which the next `apply` or `revert` completes.
+Every rename is atomic, and every text that leaves or arrives is kept beside the package first. A call killed at any
+instant therefore leaves a mixture of known files, which the next `apply` or `revert` completes.
 """
 
 import contextlib
 import errno
 import fcntl
-import functools
 import os
 import shutil
 import tempfile
@@ -17,56 +16,97 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from patches import git, originals
 from patches.errors import Exit, PatchError
-from patches.manifest import sha256
-from patches.series import Series, Tree
-from patches.state import inspect, locate, next_command, read_installed
-from patches.wheel import download, read_wheel
+from patches.history import recover
+from patches.package import Status, inspect, locate, next_command, read_file, read_installed
+from patches.series import Series, sha256
+from patches.wheel import Tree, with_download
+
+Texts = dict[str, bytes | None]  # path -> text, None for an absent file
 
 
 @dataclass(frozen=True)
 class Step:
     """One file to replace, create (`old` is None) or delete (`new` is None)."""
 
-    path: str
+    file: Path
     old: bytes | None
     new: bytes | None
 
 
-def build(target: Path, series: Series, *, revert: bool, wheel: Tree | None = None) -> list[Step]:
-    """Return the steps that bring every file to its last state, or with `revert` to the pristine one.
+def pristine_texts(target: Path, series: Series, paths: list[str], wheel: Tree | None) -> Texts:
+    """Return OpenRLHF's own texts: installed, kept, from the wheel, or from the history of this repository."""
+    texts: Texts = dict.fromkeys(paths)
+    for path in paths:
+        digest = series.pristine.get(path)
+        known = (read_installed(target, path), originals.text_of(target, digest), (wheel or {}).get(path))
+        texts[path] = next((text for text in known if digest and sha256(text) == digest), None)
+    lost = [path for path in paths if texts[path] is None and path in series.pristine]
+    texts |= recover(target, series, lost)
+    if unknown := [path for path in lost if texts[path] is None]:
+        message = f"OpenRLHF's own text of {', '.join(unknown)} is not kept here"
+        raise PatchError(Exit.NO_WHEEL, message, with_download(series.version, "--wheel"))
+    return texts
 
-    Unknown files are refused (EDITED), or taken pristine from `wheel`. The same holds for files of an earlier release
-    of the patches, for which the wheel is downloaded if none is given. Every new text is checked against the manifest
-    and compiled.
+
+def patched_texts(target: Path, series: Series, wheel: Tree | None) -> Texts:
+    """Return the texts of the touched files after the series, checked against the manifest and compiled."""
+    pristine = pristine_texts(target, series, list(series.patched), wheel)
+    texts, complaint = git.apply(pristine, series.files())
+    if complaint:
+        files = series.files()
+        first = next(files[n - 1] for n in range(1, len(files) + 1) if git.apply(pristine, files[:n])[1])
+        raise PatchError(Exit.BAD_SERIES, f"{first} does not apply:\n{complaint}")
+    for path, text in texts.items():
+        if sha256(text) != series.patched.get(path, ""):
+            message = f"the patches turn {path} into {sha256(text)}, the manifest says {series.patched.get(path)}"
+            raise PatchError(Exit.BAD_SERIES, message)
+        compile_text(path, text)
+    return texts
+
+
+def hand_edits(target: Path, series: Series, status: Status, wheel: Tree | None) -> tuple[Texts, Texts]:
+    """Return the edited files as they were left before the edit, and as they are."""
+    edited = [each.path for each in status.files if each.is_edited]
+    left = originals.recorded(originals.record(target, series.version)) or {}
+    before: Texts = {path: originals.text_of(target, left.get(path)) for path in edited}
+    unknown = [path for path in edited if before[path] is None]
+    if any(each.state == "applied" for each in status.files) and set(unknown) & set(series.patched):
+        before |= {path: text for path, text in patched_texts(target, series, wheel).items() if path in unknown}
+        unknown = [path for path in unknown if path not in series.patched]
+    return before | pristine_texts(target, series, unknown, wheel), {
+        path: read_installed(target, path) for path in edited
+    }
+
+
+def build(target: Path, series: Series, *, revert: bool, wheel: Tree | None, edits_to: Path | None) -> list[Step]:
+    """Return the steps that bring every file of the package, and RECORD, to the patched or the pristine state.
+
+    Hand edits are refused (EDITED), unless `edits_to` says where they are saved.
     """
-    status = inspect(target, series.manifest)
-    if status.state == "edited" and wheel is None:
-        lines = [f"  {r.path}: found {r.found}, expected {r.expected} {r.note}".rstrip() for r in status.files
-                 if r.state in ("edited", "missing")]  # fmt: skip
+    status = inspect(target, series)
+    if status.state == "edited" and edits_to is None:
+        lines = [f"  {each.path}: {each.state} {each.note}".rstrip() for each in status.files if each.is_edited]
         raise PatchError(Exit.EDITED, "\n".join([status.message, *lines]), status.next)
-    if wheel is None and any(record.is_earlier for record in status.files):
-        wheel = _downloaded(series.manifest.version)
-    steps = []
-    for record in status.files:
-        old = read_installed(target, record.path)
-        text, start = (old, record.position) if sha256(old) == record.found else (None, None)
-        if start is None:
-            text, start = (wheel or {}).get(record.path), 0
-            if sha256(text) != series.manifest.chain(record.path)[0]:
-                message = f"{record.path}: the wheel's file is not the pristine one of {series.manifest.version}"
-                raise PatchError(Exit.NO_WHEEL, message)
-        new = series.move(record.path, text, start, 0 if revert else record.last)
-        if new != old:
-            compile_text(record.path, new)
-            steps.append(Step(record.path, old, new))
+    wanted = series.pristine if revert else series.expected()
+    changing = [each.path for each in status.files if each.found != wanted.get(each.path)]
+    texts = pristine_texts(target, series, changing, wheel)
+    if changing and not revert:
+        texts |= patched_texts(target, series, wheel)
+    steps = [Step(locate(target, path), read_installed(target, path), texts[path]) for path in changing]
+    record = originals.record(target, series.version)
+    if originals.recorded(record) not in (None, wanted):
+        own, old = originals.folder(target) / "RECORD", record.read_bytes()
+        if revert and originals.recorded(own) == wanted:
+            steps.append(Step(record, old, own.read_bytes()))
+        else:
+            now = dict.fromkeys(originals.recorded(record) or {}) | {
+                path: read_installed(target, path) for path in wanted
+            }
+            now |= texts
+            steps.append(Step(record, old, originals.rewritten(old, now)))
     return steps
-
-
-@functools.cache
-def _downloaded(version: str) -> Tree:
-    with tempfile.TemporaryDirectory(prefix="openrlhf-wheel-") as scratch:
-        return read_wheel(download(version, Path(scratch)), version)[1]
 
 
 def compile_text(path: str, text: bytes | None) -> None:
@@ -81,29 +121,52 @@ def compile_text(path: str, text: bytes | None) -> None:
         raise PatchError(Exit.NO_COMPILE, f"{path} does not compile once patched: {error}") from error
 
 
-def change(target: Path, series: Series, *, revert: bool, wheel: Tree | None, wait: float) -> list[Step]:
+def change(
+    target: Path, series: Series, *, revert: bool, wheel: Tree | None, edits_to: Path | None, wait: float
+) -> list[Step]:
     """Apply the whole series, or revert it, all or nothing. Returns what changed.
 
     Waits up to `wait` seconds for another call on the same target (LOCKED).
     """
-    # Without changes to make, neither lock nor write access is needed. A killed call leaves its lock file behind.
-    is_clean = not _lock_path(target).exists() or not os.access(target.parent, os.W_OK)
-    if is_clean and not build(target, series, revert=revert, wheel=wheel):
-        return []
+
+    def steps_now() -> list[Step]:
+        return build(target, series, revert=revert, wheel=wheel, edits_to=edits_to)
+
     try:
-        with _locked(target, series.manifest.version, wait):
+        # Without changes to make, neither lock nor write access is needed. A killed call leaves its lock file behind.
+        is_clean = not _lock_path(target).exists() or not os.access(target.parent, os.W_OK)
+        if is_clean and not steps_now():
+            return []
+        with _locked(target, series.version, wait):
             for path in target.parent.glob(f".{target.name}-patch-*"):
                 shutil.rmtree(path)  # we hold the lock, so its creator is gone
-            steps = build(target, series, revert=revert, wheel=wheel)
+            steps = steps_now()
             _check_writable(target, steps)
-            _install(target, steps)
-            _remove_empty_folders(target, series)
+            if edits_to:
+                save_edits(target, series, wheel, edits_to)
+            if steps:
+                _install(target, series, steps, pristine_texts(target, series, list(series.patched), wheel))
+            _remove_empty_folders(target, series, steps)
+            originals.prune(target, series, is_applied=not revert)
             return steps
     except OSError as error:
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             raise _read_only(error.filename) from error
-        advice = next_command(target, series.manifest.version, "status")
+        advice = next_command(target, series.version, "status")
         raise PatchError(Exit.FAILED, str(error), advice) from error
+
+
+def save_edits(target: Path, series: Series, wheel: Tree | None, to: Path) -> None:
+    """Write the hand edits as a patch; a file that exists is not overwritten."""
+    before, now = hand_edits(target, series, inspect(target, series), wheel)
+    if before:
+        try:
+            with to.open("xb") as file:
+                file.write(git.diff(before, now))
+                file.flush()
+                os.fsync(file.fileno())
+        except FileExistsError as error:
+            raise PatchError(Exit.USAGE, f"{to} exists", inspect(target, series).next) from error
 
 
 def _lock_path(target: Path) -> Path:
@@ -150,45 +213,55 @@ def _read_only(path: object) -> PatchError:
 
 
 def _check_writable(target: Path, steps: list[Step]) -> None:
-    for folder in sorted({locate(target, step.path).parent for step in steps}):
+    for folder in sorted({step.file.parent for step in steps}):
         while not folder.is_dir():
             folder = folder.parent
         if not os.access(folder, os.W_OK | os.X_OK):
             raise _read_only(folder)
 
 
-def _install(target: Path, steps: list[Step]) -> None:
-    if not steps:
-        return
+def _install(target: Path, series: Series, steps: list[Step], touched: Texts) -> None:
     aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-patch-", dir=target.parent))
     done: list[Step] = []
     try:
         staged = [_stage(target, step, aside / str(number)) for number, step in enumerate(steps)]
+        _keep(target, series, steps, touched)
         for step, new_file in zip(steps, staged, strict=True):
-            if read_installed(target, step.path) != step.old:
-                message = f"{step.path} changed while it was being patched; nothing was changed"
-                raise PatchError(Exit.FAILED, message, f"./apply_patches.sh status --target {target}")
+            if read_file(step.file) != step.old:
+                message = f"{step.file} changed while it was being patched; nothing was changed"
+                raise PatchError(Exit.FAILED, message, next_command(target, series.version, "status"))
             done.append(step)
-            _put(target, step, new_file)
+            _put(step, new_file)
     except BaseException:
         for step in reversed(done):
-            if read_installed(target, step.path) == step.new:
-                back = Step(step.path, step.new, step.old)
-                _put(target, back, _stage(target, back, aside / "back"))
+            if read_file(step.file) == step.new:
+                back = Step(step.file, step.new, step.old)
+                _put(back, _stage(target, back, aside / "back"))
         raise
     finally:
         shutil.rmtree(aside)
-    for folder in {locate(target, step.path).parent for step in steps}:
+    for folder in {step.file.parent for step in steps}:
         if folder.is_dir():
             _sync(folder)
+
+
+def _keep(target: Path, series: Series, steps: list[Step], touched: Texts) -> None:
+    """Keep OpenRLHF's own texts, RECORD, and the new texts. Hand edits are saved elsewhere, by the user's choice."""
+    own = {path: read_installed(target, path) for path in series.pristine} | touched
+    texts = [text for path, text in own.items() if sha256(text) == series.pristine.get(path)]
+    for text in [*texts, *(step.new for step in steps if step.file.name != "RECORD")]:
+        if text is not None:
+            originals.keep(target, str(sha256(text)), text)
+    record = originals.record(target, series.version)
+    if originals.recorded(record) == series.pristine:
+        originals.keep(target, "RECORD", record.read_bytes())
 
 
 def _stage(target: Path, step: Step, aside: Path) -> Path | None:
     """Write the new text aside with the old file's mode and owner; a new file takes __init__.py's."""
     if step.new is None:
         return None
-    file = locate(target, step.path)
-    like = (file if step.old is not None else target / "__init__.py").lstat()
+    like = (step.file if step.old is not None else target / "__init__.py").lstat()
     aside.write_bytes(step.new)
     os.chmod(aside, like.st_mode & 0o7777)
     with contextlib.suppress(PermissionError):  # only root may give files away; group write is enough for us
@@ -201,14 +274,13 @@ def _stage(target: Path, step: Step, aside: Path) -> Path | None:
     return aside
 
 
-def _put(target: Path, step: Step, new_file: Path | None) -> None:
-    file = locate(target, step.path)
-    _drop_bytecode(file)
+def _put(step: Step, new_file: Path | None) -> None:
+    _drop_bytecode(step.file)
     if new_file is None:
-        file.unlink()
+        step.file.unlink()
     else:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(new_file, file)  # a new inode: other hard links of the old file keep their bytes
+        step.file.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(new_file, step.file)  # a new inode: other hard links of the old file keep their bytes
 
 
 def _drop_bytecode(source: Path) -> None:
@@ -227,12 +299,11 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def _remove_empty_folders(target: Path, series: Series) -> None:
+def _remove_empty_folders(target: Path, series: Series, steps: list[Step]) -> None:
     """Remove the folders that held only files created by the patches."""
-    for path in series.manifest.files:
-        folder = locate(target, path).parent
-        if series.manifest.chain(path)[0] is not None:
-            continue
-        while folder != target and folder.is_dir() and all(p.name == "__pycache__" for p in folder.iterdir()):
+    ours = {locate(target, path) for path in series.patched if path not in series.pristine}
+    for file in ours | {step.file for step in steps if step.new is None}:
+        folder = file.parent
+        while folder != target and folder.is_dir() and all(path.name == "__pycache__" for path in folder.iterdir()):
             shutil.rmtree(folder)
             folder = folder.parent

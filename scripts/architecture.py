@@ -14,9 +14,8 @@ from pathlib import Path
 from grpo import hooks
 from grpo.stack import command
 from grpo.stack.checkout import CHECKOUT
-from patches.manifest import folder
+from patches.package import find_target, installed_version
 from patches.series import Series
-from patches.state import find_target, installed_version
 
 PAGE = CHECKOUT / "docs" / "architecture.md"
 BEGIN, END = "<!-- hooks: written by python -m scripts.architecture -->\n", "<!-- end of hooks -->\n"
@@ -104,15 +103,15 @@ def _modules() -> list[str]:
 def _patches(version: str) -> Iterator[tuple[str, tuple[str, str]]]:
     """Yield each hook with the patch that calls it and the upstream file, the first patch last."""
     calls = []
-    for patch in Series.load(version).patches:
+    for patch in Series.load(version).files():
         file = ""
-        for line in (folder(version) / patch.name).read_text().splitlines():
+        for line in patch.read_text().splitlines():
             if line.startswith("+++ b/"):
                 file = line.removeprefix("+++ b/")
             elif line.startswith("+"):
                 module = "package" if file.endswith("__init__.py") else Path(file).stem
                 pattern = r"^\+(check_digest)\(" if module == "package" else r"\bhooks\.(\w+)"
-                where = (patch.name.removesuffix(".patch"), file)
+                where = (patch.stem, file)
                 calls += [(f"{module}.{name}", where) for name in re.findall(pattern, line)]
     return reversed(calls)
 

@@ -63,5 +63,7 @@ def weights(
         elif kind == "mis":
             mean = rollout_mean(log_ratio, mask, rollouts).exp()
             kept = ((mean >= low) & (mean <= high)).expand_as(mask)
+        elif kind != "tis":
+            raise ValueError(f"unknown importance correction {kind!r}; tis, icepop and mis are known")
         weight = torch.where(kept, weight, 0.0)
         return weight, {"importance_cut": (weight != ratio).float(), "importance_weight": weight}

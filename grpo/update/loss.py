@@ -143,7 +143,8 @@ class PolicyLoss(nn.Module):
             advantages, action_mask: ``[B, A]``.
 
         Raises:
-            ValueError: with the correction, for samples without the engine's log-probs.
+            ValueError: for an unknown kind of loss or correction; with the correction, for samples without the engine's
+                log-probs.
         """
         args, mask = self.args, action_mask.bool()
         advantages, self.per_token = self._clip(advantages)
@@ -151,6 +152,8 @@ class PolicyLoss(nn.Module):
         token_log_ratio = log_ratio
         if args.policy_loss_type == "gspo":  # one ratio per rollout, https://arxiv.org/abs/2507.18071
             log_ratio = importance.rollout_mean(log_ratio, mask, self.rollouts).expand_as(log_ratio)
+        elif args.policy_loss_type != "ppo":
+            raise ValueError(f"unknown policy loss {args.policy_loss_type!r}: ppo and gspo are known")
         ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
         low, high = args.eps_clip_low_high
         plain, clipped = ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages

@@ -1,10 +1,13 @@
 """A small `openrlhf` package of our own, three patches on it, and a checkout that holds them."""
 
+import base64
+import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,9 +16,8 @@ from pathlib import Path
 import pytest
 
 import patches
-from patches import manifest
+from patches import git, series, worktree
 from patches.__main__ import main
-from patches.series import Change, write_folder
 
 VERSION = "1.0"
 ACTOR = "".join(f"LINE_{i} = {i}\n" for i in range(1, 31)).encode()
@@ -30,15 +32,33 @@ PRISTINE = {
 }
 ACTOR_1 = ACTOR.replace(b"LINE_3 = 3\n", b"LINE_3 = 103\nMORE = 1\n")
 ACTOR_2 = ACTOR_1.replace(b"LINE_20 = 20\n", b"LINE_20 = 20\nEXTRA = 1\n")
+HEADER = """\
+Description: {}.
+ A second line.
+Relies-On: openrlhf/trainer/loop.py: step
+Verified-By: tests/patches/test_install.py.
+Origin: vendor
+Forwarded: no"""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One patch as an author has it: its name, its header, and each file before and after."""
+
+    name: str
+    header: str
+    files: dict[str, tuple[bytes | None, bytes | None]]
+
+
 CHANGES = [
     Change(
-        "first.patch",
-        "What: the first.\nWhy: a test.",
+        "first",
+        HEADER.format("the first"),
         {"openrlhf/models/actor.py": (ACTOR, ACTOR_1), "openrlhf/hooks/new.py": (None, b"NEW = 1\n")},
     ),
     Change(
-        "second.patch",
-        "What: the second.\n\n\n# A line that git would take for a comment.",
+        "second",
+        HEADER.format("the second") + "\n\n\n# A line that git would take for a comment.",
         {
             "openrlhf/models/actor.py": (ACTOR_1, ACTOR_2),
             "openrlhf/trainer/loop.py": (
@@ -48,8 +68,8 @@ CHANGES = [
         },
     ),
     Change(
-        "third.patch",
-        "What: the third.",
+        "third",
+        HEADER.format("the third"),
         {"openrlhf/trainer/old.py": (b"GONE = True\n", None), "openrlhf/hooks/empty.py": (None, b"")},
     ),
 ]
@@ -57,20 +77,39 @@ CHANGES = [
 
 def write_package(site: Path, tree: dict[str, bytes], version: str) -> Path:
     """Lay a package out as an installer does; returns the `openrlhf` folder."""
-    for path, text in tree.items():
+    info = f"openrlhf-{version}.dist-info"
+    metadata = (
+        f"Metadata-Version: 2.1\nName: openrlhf\nVersion: {version}\nRequires-Dist: torch==2.{version}\n".encode()
+    )
+    files = tree | {f"{info}/METADATA": metadata}
+    rows = []
+    for path, text in files.items():
         file = site / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(text)
-    info = site / f"openrlhf-{version}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: openrlhf\nVersion: {version}\n")
+        code = base64.urlsafe_b64encode(hashlib.sha256(text).digest()).decode().rstrip("=")
+        rows.append(f"{path},sha256={code},{len(text)}\n")
+    (site / info / "RECORD").write_text("".join(rows) + f"{info}/RECORD,,\n")
     return site / "openrlhf"
 
 
 def snapshot(site: Path) -> dict[str, bytes]:
-    """Every file below `site`, leftovers included, bytecode left out."""
+    """Every file below `site`, leftovers included; without bytecode, RECORD, and the kept originals."""
     files = [p for p in site.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
-    return {p.relative_to(site).as_posix(): p.read_bytes() for p in files}
+    left = [p for p in files if p.name != "RECORD" and ".openrlhf-originals" not in p.parts]
+    return {p.relative_to(site).as_posix(): p.read_bytes() for p in left}
+
+
+def write_series(version: str, changes: list[Change], pristine: dict[str, bytes] = PRISTINE) -> None:
+    """Write the patch folder of a version, by way of a git worktree."""
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name) / "work"
+        worktree.make(work, version, pristine, None)
+        for change in changes:
+            git.write(work, {path: new for path, (_, new) in change.files.items()})
+            git.git(work, "add", "--all", "--force")
+            git.git(work, "commit", "--cleanup=verbatim", "-qm", f"{change.name}\n\n{change.header}")
+        worktree.export(work, version, version, {}, f"HEAD~{len(changes)}", series.folder(version))
 
 
 @dataclass(frozen=True)
@@ -87,10 +126,13 @@ class World:
     def env(self) -> dict[str, str]:
         return {**os.environ, "PYTHONPATH": str(self.checkout), "PYTHON": sys.executable}
 
-    def run(self, *words: str, cwd: Path | None = None, **options) -> subprocess.CompletedProcess[str]:
-        """A real `python -m patches` process on the target."""
+    def run(
+        self, *words: str, cwd: Path | None = None, path: Path | None = None, **options
+    ) -> subprocess.CompletedProcess[str]:
+        """A real `python -m patches` process on the target; `path` replaces PATH."""
         command = [sys.executable, "-P", "-m", "patches", *words, "--target", str(self.target)]
-        return subprocess.run(command, env=self.env(), cwd=cwd, text=True, capture_output=True, timeout=60, **options)
+        env = self.env() | ({"PATH": str(path)} if path else {})
+        return subprocess.run(command, env=env, cwd=cwd, text=True, capture_output=True, timeout=60, **options)
 
     def drive(self, action: str, number: int, *words: str) -> subprocess.Popen[str]:
         """A real process in which `DRIVER` does `action` just before write operation `number`."""
@@ -149,8 +191,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     for source in Path(patches.__file__).parent.glob("*.py"):
         shutil.copy(source, checkout / "patches")
     shutil.copy(Path(patches.__file__).parent.parent / "apply_patches.sh", checkout)
-    write_folder(checkout / "patches" / f"openrlhf-{VERSION}", VERSION, CHANGES)
-    monkeypatch.setattr(manifest, "ROOT", checkout / "patches")
+    monkeypatch.setattr(series, "ROOT", checkout / "patches")
+    write_series(VERSION, CHANGES)
     return World(target, checkout)
 
 
@@ -187,7 +229,7 @@ def make_wheel() -> Callable[[Path, dict[str, bytes], str], Path]:
             for name, text in tree.items():
                 if name.startswith("openrlhf/"):
                     archive.writestr(f"openrlhf-{version}.data/purelib/{name}", text)
-            metadata = f"Metadata-Version: 2.1\nName: openrlhf\nVersion: {version}\n"
+            metadata = f"Metadata-Version: 2.1\nName: openrlhf\nVersion: {version}\nRequires-Dist: torch==2.{version}\n"
             archive.writestr(f"openrlhf-{version}.dist-info/METADATA", metadata)
             tags = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
             archive.writestr(f"openrlhf-{version}.dist-info/WHEEL", tags)

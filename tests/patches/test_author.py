@@ -8,7 +8,8 @@ import pytest
 
 from patches.__main__ import main
 from patches.errors import Exit
-from patches.manifest import Manifest
+
+from .conftest import HEADER
 
 pytestmark = pytest.mark.skipif(not shutil.which("git"), reason="export and import need git")
 
@@ -33,7 +34,7 @@ def worktree(world, tmp_path):
 @pytest.mark.parametrize("installed", ["pristine", "applied", "wheel"])
 def test_the_round_trip_is_byte_identical(world, before, folder, look, make_wheel, tmp_path, installed):
     kept = look(folder)
-    work, again = tmp_path / "work", tmp_path / "again"
+    work = tmp_path / "work"
     if installed == "wheel":
         assert main(["import", "--wheel", str(make_wheel(tmp_path, before, "1.0")), "--to", str(work)]) == 0
     else:
@@ -45,8 +46,7 @@ def test_the_round_trip_is_byte_identical(world, before, folder, look, make_whee
     times = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     assert main(["export", "--from", str(work)]) == 0
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == times
-    assert main(["export", "--from", str(work), "--version", "1.0", "--out", str(again)]) == 0
-    assert look(again) == look(folder) == kept
+    assert look(folder) == kept
 
 
 def test_the_worktree_is_the_patched_package(world, worktree, after):
@@ -78,12 +78,13 @@ def test_a_new_commit_becomes_a_patch(world, worktree, folder, capsys):
     (worktree / "openrlhf" / "__pycache__" / "untouched.cpython-311.pyc").write_bytes(b"x")
     assert main(["export", "--from", str(worktree)]) == Exit.BAD_WORKTREE
     assert "uncommitted changes" in capsys.readouterr().err
-    git(worktree, "commit", "-qam", "fourth", "-m", "What: the fourth.\nWhy: a test.")
+    git(worktree, "commit", "-qam", "fourth", "-m", HEADER.format("the fourth"))
     assert main(["export", "--from", str(worktree)]) == 0
     assert (folder / "fourth.patch").read_text() == (
-        "What: the fourth.\nWhy: a test.\n\n"
-        "--- a/openrlhf/untouched.py\n+++ b/openrlhf/untouched.py\n"
-        "@@ -1,1 +1,1 @@\n-KEPT = True\n+KEPT = False\n"
+        "From: gptoss-grpo <patches@localhost>\nDate: Sat, 1 Jan 2000 00:00:00 +0000\nSubject: fourth\n\n"
+        + HEADER.format("the fourth")
+        + "\n\n--- a/openrlhf/untouched.py\n+++ b/openrlhf/untouched.py\n"
+        "@@ -1 +1 @@\n-KEPT = True\n+KEPT = False\n"
     )
     assert (folder / "series").read_text().endswith("third.patch\nfourth.patch\n")
     assert world.call("apply") == 0
@@ -99,13 +100,13 @@ def test_a_new_commit_becomes_a_patch(world, worktree, folder, capsys):
 @pytest.mark.parametrize(
     ("path", "content", "message", "complaint"),
     [
-        ("openrlhf/a.py", b"a\r\n", ["name", "-m", "What: x."], "CRLF"),
-        ("openrlhf/a.py", b"a\0", ["name", "-m", "What: x."], "NUL"),
-        ("outside.py", b"a\n", ["name", "-m", "What: x."], "not below openrlhf/"),
-        ("openrlhf/a.py", b"a\n", ["A subject", "-m", "What: x."], "file stem"),
-        ("openrlhf/a.py", b"a\n", ["name"], "the body must say"),
-        ("openrlhf/a.py", b"a\n", ["first", "-m", "What: x."], "several commits are named first.patch"),
-        ("openrlhf/a.py", b"a\n", ["name", "-m", "--- a/openrlhf/b.py"], "lines of a diff"),
+        ("openrlhf/a.py", b"a\r\n", ["name", "-m", HEADER], "CRLF"),
+        ("openrlhf/a.py", b"a\0", ["name", "-m", HEADER], "NUL"),
+        ("outside.py", b"a\n", ["name", "-m", HEADER], "not below openrlhf/"),
+        ("openrlhf/a.py", b"a\n", ["A subject", "-m", HEADER], "file stem"),
+        ("openrlhf/a.py", b"a\n", ["name"], "the body must be a header with Description"),
+        ("openrlhf/a.py", b"a\n", ["first", "-m", HEADER], "several commits are named first.patch"),
+        ("openrlhf/a.py", b"a\n", ["name", "-m", HEADER + "\n--- a/openrlhf/b.py"], "lines of a diff"),
     ],
 )
 def test_commit_that_cannot_be_a_patch_is_rejected(worktree, folder, look, capsys, path, content, message, complaint):
@@ -124,15 +125,16 @@ def test_missing_repository_and_non_empty_folder_are_rejected(world, tmp_path, w
     assert world.call("import", "--to", str(worktree)) == Exit.BAD_WORKTREE
 
 
-def test_export_elsewhere_keeps_the_earlier_hashes(world, worktree, folder, look, tmp_path):
-    (worktree / "openrlhf" / "untouched.py").write_text("KEPT = False\n")
-    git(worktree, "commit", "-qam", "fourth", "-m", "What: the fourth.")
-    assert main(["export", "--from", str(worktree)]) == 0
-    git(
-        worktree, "reset", "-q", "--hard", "HEAD~2"
-    )  # files of the third and fourth commit now belong to an earlier release
-    aside = tmp_path / "aside"
-    assert main(["export", "--from", str(worktree), "--out", str(aside)]) == 0
-    assert Manifest.load("1.0", aside).earlier
-    assert main(["export", "--from", str(worktree)]) == 0
-    assert look(aside) == look(folder)
+def test_git_am_takes_the_files(world, worktree, folder, before, tmp_path):
+    """Plain `git am`, in a repository with the pristine package alone."""
+    other = tmp_path / "other"
+    for path, text in before.items():
+        (other / path).parent.mkdir(parents=True, exist_ok=True)
+        (other / path).write_bytes(text)
+    git(other.parent, "init", "-q", str(other))
+    git(other, "add", "-A")
+    git(other, "commit", "-qm", "pristine")
+    order = (folder / "series").read_text().splitlines()[1:]
+    git(other, "am", "-q", "--keep-cr", *(str(folder / name) for name in order))
+    assert git(other, "rev-parse", "HEAD:openrlhf") == git(worktree, "rev-parse", "HEAD:openrlhf")
+    assert git(other, "log", "-1", "--format=%B").startswith("third\n\nDescription: the third.\n A second line.\n")

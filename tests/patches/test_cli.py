@@ -1,8 +1,10 @@
 """The command line: exit codes, JSON, targets, the shell wrapper."""
 
 import ast
+import hashlib
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,8 @@ import pytest
 import patches
 from patches import PatchError, digest, expected_digest
 from patches.errors import Exit
+
+from .conftest import CHANGES, PRISTINE, write_series
 
 
 def test_exit_codes_are_distinct_and_in_the_help(world):
@@ -38,7 +42,7 @@ def test_status_json(world):
         "openrlhf/trainer/old.py": "pristine",
     }
     applied = json.loads(world.run("apply", "--json").stdout)
-    assert applied["code"] == 0 and applied["state"] == "applied" and len(applied["changed"]) == 5
+    assert applied["code"] == 0 and applied["state"] == "applied" and len(applied["changed"]) == 6
     report = world.status()
     assert report["state"] == "applied" and report["digest"] == report["expected_digest"]
     assert report["applied"] == 3 and report["next"] == ""
@@ -113,8 +117,9 @@ def test_the_wrapper_finds_the_environment_from_any_folder(world, before, after,
         (elsewhere / name).mkdir(parents=True)
         (elsewhere / name / "__init__.py").write_text("raise SystemExit('imported the wrong one')\n")
     # Finding the package must not import it.
-    (world.target / "__init__.py").write_text("raise SystemExit('imported')\n")
     kept = {"openrlhf/__init__.py": b"raise SystemExit('imported')\n"}
+    (world.target / "__init__.py").write_bytes(kept["openrlhf/__init__.py"])
+    write_series("1.0", CHANGES, PRISTINE | kept)
     done = _wrapper(world, elsewhere)
     assert done.returncode == 0, done.stderr
     assert look(world.site) == after | kept
@@ -139,6 +144,7 @@ def test_the_wrapper_prefers_the_checkouts_own_environment(world):
         ("nonsense",),
         ("status", "--dry-run"),
         ("refresh",),
+        ("refresh", "--to", "1", "--continue"),
         ("export",),
         ("apply", "--to", "1"),
         ("--nonsense",),
@@ -149,54 +155,120 @@ def test_wrong_usage(world, words):
     assert done.returncode == Exit.USAGE and "usage:" in done.stderr
 
 
-def test_verify_finds_what_the_hashes_of_the_install_cannot(world, capsys):
-    world.call("apply")
-    assert world.call("verify") == 0
-    folder = world.checkout / "patches" / "openrlhf-1.0"
-    for name, message, damage in (
-        ("series", "list different patches", lambda text: text.replace(b"third.patch\n", b"")),
+@pytest.mark.parametrize(
+    ("name", "message", "damage"),
+    [
+        ("series", "differ on third.patch", lambda text: text.replace(b"third.patch\n", b"")),
+        ("series", "differ on the order", lambda text: b"second.patch\nfirst.patch\nthird.patch\n"),
+        ("series", "twice", lambda text: text + b"third.patch\n"),
         ("series", "CRLF", lambda text: text.replace(b"\n", b"\r\n")),
-        (
-            "first.patch",
-            "(reversed) does not apply",
-            lambda text: text.replace(b"= 103", b"= 104"),
-        ),
+        ("first.patch", "is not the patch that the manifest names", lambda text: text.replace(b"= 103", b"= 104")),
         ("first.patch", "CRLF", lambda text: text.replace(b"\n", b"\r\n")),
-        ("third.patch", "differ on openrlhf/trainer/cold.py", lambda text: text.replace(b"old", b"cold")),
-        ("manifest.json", "differ", lambda text: text.replace(b'"second.patch": ', b'"third.patch": ')),
+        ("first.patch", "missing: first.patch", None),
+        (
+            "manifest.json",
+            "differ on secant.patch, second.patch",
+            lambda text: text.replace(b'"second.patch": ', b'"secant.patch": '),
+        ),
         ("manifest.json", "is not a manifest", lambda text: text[:-20]),
-        ("stray.patch", "the folder has", lambda text: b"What: not in the series.\n"),
-    ):
-        kept = (folder / name).read_bytes() if (folder / name).exists() else None
-        (folder / name).write_bytes(damage(kept or b""))
-        capsys.readouterr()
-        assert world.call("verify") == Exit.BAD_SERIES, name
-        assert message in capsys.readouterr().err, name
-        assert world.call("revert") in (0, Exit.BAD_SERIES)
-        if kept is None:
-            (folder / name).unlink()
-        else:
-            (folder / name).write_bytes(kept)
-        assert world.call("apply") == 0
+        ("manifest.json", "is of version 1.1", lambda text: text.replace(b'"version": "1.0"', b'"version": "1.1"')),
+        ("stray.patch", "not in the series: stray.patch", lambda text: b"What: not in the series.\n"),
+    ],
+)
+def test_a_series_is_whole_or_refused(world, before, look, capsys, name, message, damage):
+    file = world.checkout / "patches" / "openrlhf-1.0" / name
+    kept = file.read_bytes() if file.exists() else b""
+    if damage:
+        file.write_bytes(damage(kept))
+    else:
+        file.unlink()
+    for command in ("apply", "status", "verify", "diff", "revert"):
+        assert world.call(command) == Exit.BAD_SERIES, command
+        assert message in capsys.readouterr().err, command
+    assert look(world.site) == before
+    if kept:
+        file.write_bytes(kept)
+        assert world.call("apply") == world.call("verify") == 0
+
+
+def test_a_damaged_checkout_is_restored_by_the_advice_and_edits_are_kept(world):
+    def git(*words: str) -> str:
+        command = ["git", "-C", world.checkout, "-c", "user.name=a", "-c", "user.email=a@localhost", *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "release"]):
+        git(*words)
+    folder = world.checkout / "patches" / "openrlhf-1.0"
+    edited = (folder / "first.patch").read_bytes().replace(b"= 103", b"= 104")
+    (folder / "first.patch").write_bytes(edited)
+    (folder / "second.patch").unlink()
+    (folder / "stray.patch").write_bytes(b"")
+    report = world.status()
+    assert report["code"] == Exit.BAD_SERIES
+    git(*shlex.split(report["next"].replace("git stash push", "stash push")))
+    assert world.status()["state"] == "pristine"
+    assert git("show", "stash@{0}:patches/openrlhf-1.0/first.patch").encode() == edited
+
+
+def test_a_patch_may_be_retired_with_a_reason_alone(world, before, after, look, capsys):
+    folder = world.checkout / "patches" / "openrlhf-1.0"
+    data = json.loads((folder / "manifest.json").read_text())
+    del (
+        data["patches"]["third.patch"],
+        data["patched"]["openrlhf/trainer/old.py"],
+        data["patched"]["openrlhf/hooks/empty.py"],
+    )
+    (folder / "third.patch").unlink()
+    for reason, code in ((None, Exit.BAD_SERIES), ("", Exit.BAD_SERIES), ("1.0 has it", Exit.OK)):
+        data["retired"] = {} if reason is None else {"third.patch": reason}
+        (folder / "manifest.json").write_text(json.dumps(data))
+        assert world.call("apply") == code, reason
+    expected = {path: text for path, text in after.items() if path != "openrlhf/hooks/empty.py"}
+    assert look(world.site) == expected | {"openrlhf/trainer/old.py": before["openrlhf/trainer/old.py"]}
 
 
 def test_a_wrong_hunk_is_named(world, before, look, capsys):
-    path = world.checkout / "patches" / "openrlhf-1.0" / "second.patch"
-    path.write_bytes(path.read_bytes().replace(b" LINE_20 = 20", b" LINE_20 = 21"))
+    _rewrite(world, b" LINE_20 = 20", b" LINE_20 = 21")
     assert world.call("apply") == Exit.BAD_SERIES
     error = capsys.readouterr().err
-    assert "second.patch does not apply: openrlhf/models/actor.py hunk 1 at line 21" in error
-    assert "'LINE_20 = 21'" in error and "'LINE_20 = 20'" in error
+    assert "second.patch does not apply" in error and "openrlhf/models/actor.py" in error
     assert look(world.site) == before
 
 
 def test_a_patch_that_applies_to_something_else_is_refused(world, before, look, capsys):
-    path = world.checkout / "patches" / "openrlhf-1.0" / "second.patch"
-    path.write_bytes(path.read_bytes().replace(b"+EXTRA = 1", b"+EXTRA = 2"))
+    _rewrite(world, b"+EXTRA = 1", b"+EXTRA = 2")
     assert world.call("apply") == Exit.BAD_SERIES
     error = capsys.readouterr().err
-    assert "second.patch applied on openrlhf/models/actor.py gives" in error and "the manifest says" in error
+    assert "the patches turn openrlhf/models/actor.py into" in error and "the manifest says" in error
     assert look(world.site) == before
+
+
+def _rewrite(world, old: bytes, new: bytes) -> None:
+    """Change second.patch, and its hash in the manifest."""
+    folder = world.checkout / "patches" / "openrlhf-1.0"
+    path, manifest = folder / "second.patch", folder / "manifest.json"
+    text = path.read_bytes()
+    path.write_bytes(text.replace(old, new))
+    digests = [hashlib.sha256(each).hexdigest() for each in (text, path.read_bytes())]
+    assert digests[0] != digests[1]
+    manifest.write_text(manifest.read_text().replace(*digests))
+
+
+def test_advice_can_be_typed_for_odd_places(world, tmp_path, package, before):
+    """A path with a space, an editable install, PYTHONPATH before the installed package."""
+    pristine = {path: text for path, text in before.items() if path.startswith("openrlhf/")}
+    odd = package(tmp_path / "my site", pristine, "1.0")
+    done = world.run("status", "--target", str(odd))
+    assert f"--target '{odd}'" not in done.stdout  # the last --target counts, the world's
+    command = [sys.executable, "-P", "-m", "patches", "status", "--json", "--target", str(odd)]
+    advice = json.loads(subprocess.run(command, env=world.env(), capture_output=True, text=True).stdout)["next"]
+    words = shlex.split(advice)
+    assert subprocess.run(words, cwd=world.checkout, env=world.env(), capture_output=True).returncode == 0
+    shutil.rmtree(odd.parent / "openrlhf-1.0.dist-info")
+    env = world.env() | {"PYTHONPATH": f"{world.checkout}:{odd.parent}"}
+    command = [sys.executable, "-P", "-m", "patches"]
+    error = subprocess.run(command, env=env, capture_output=True, text=True).stderr
+    assert "PYTHONPATH names" in error and "unset PYTHONPATH" in error
 
 
 def test_diff_is_a_patch_that_git_would_take(world, before, capsys, tmp_path):

@@ -1,7 +1,10 @@
 """Apply, revert and the states between, on real files."""
 
+import base64
+import csv
 import ctypes
 import fcntl
+import hashlib
 import os
 import py_compile
 import subprocess
@@ -12,14 +15,10 @@ import pytest
 
 from patches import digest, expected_digest
 from patches.errors import Exit
-from patches.series import Change, Series, write_folder
+
+from .conftest import HEADER, Change, write_series
 
 ACTOR = "models/actor.py"
-
-
-def write_series(world, files) -> None:
-    folder = world.checkout / "patches" / "openrlhf-1.0"
-    write_folder(folder, "1.0", [Change("only.patch", "What: x.", files)])
 
 
 def test_apply_twice_then_revert_is_byte_exact(world, before, after, look):
@@ -40,25 +39,6 @@ def test_dry_run_changes_nothing(world, before, look, capsys):
     assert look(world.site) == before
 
 
-@pytest.mark.parametrize("applied", [1, 2])
-def test_a_prefix_is_reported_and_continued(world, before, after, look, applied):
-    series = Series.load("1.0")
-    for path in series.manifest.files:
-        touching = sum(path in {d.path for d in patch.files} for patch in series.patches[:applied])
-        text = series.move(path, before.get(path), 0, touching)
-        file = world.site / path
-        file.unlink(missing_ok=True)
-        if text is not None:
-            file.parent.mkdir(exist_ok=True)
-            file.write_bytes(text)
-    status = world.status()
-    assert (status["state"], status["applied"], status["total"]) == ("partial", applied, 3)
-    assert status["code"] == Exit.PARTIAL == world.call("status")
-    assert world.call("verify") == Exit.PARTIAL
-    assert world.call("apply") == 0
-    assert look(world.site) == after
-
-
 def test_mixed_state_is_drifted_and_can_be_applied_or_reverted(world, before, after, look):
     mixed = after | {"openrlhf/models/actor.py": before["openrlhf/models/actor.py"]}
     for command, end in (("apply", after), ("revert", before)):
@@ -72,12 +52,95 @@ def test_mixed_state_is_drifted_and_can_be_applied_or_reverted(world, before, af
 def test_a_hand_edit_is_never_overwritten(world, after, look, capsys):
     world.call("apply")
     (world.target / ACTOR).write_bytes(b"mine = 1\n")
-    for command in ("status", "apply", "revert", "verify", "diff"):
+    for command in ("status", "apply", "revert", "verify"):
         capsys.readouterr()
         assert world.call(command) == Exit.EDITED
         out = "".join(capsys.readouterr())
-        assert "openrlhf/models/actor.py" in out and "--wheel" in out
+        assert "openrlhf/models/actor.py: edited" in out and "apply --edits-to hand-edits-1.patch" in out
     assert look(world.site) == after | {"openrlhf/models/actor.py": b"mine = 1\n"}
+
+
+@pytest.mark.parametrize("command", ["apply", "revert"])
+def test_hand_edits_are_shown_and_saved_before_they_are_replaced(world, before, after, look, capsys, tmp_path, command):
+    world.call("apply")
+    site = world.site
+    (world.target / ACTOR).write_bytes(b"# mine\n" + (world.target / ACTOR).read_bytes())
+    (world.target / "stray.py").write_bytes(b"x = 1\n")
+    (world.target / "untouched.py").unlink()
+    mine = look(site)
+    capsys.readouterr()
+    assert world.call("diff") == 0
+    shown = capsys.readouterr().out
+    assert "+# mine" in shown and "+x = 1" in shown and "-KEPT = True" in shown and "EXTRA" not in shown
+    saved = tmp_path / "edits.patch"
+    assert world.call(command, "--edits-to", str(saved)) == 0
+    assert look(site) == (after if command == "apply" else before)
+    assert saved.read_text() == shown
+    assert world.call("apply") == 0
+    subprocess.run(["patch", "-p1", "-s", "-d", str(site), "-i", str(saved)], check=True)
+    assert look(site) == mine
+    assert world.call("apply", "--edits-to", str(saved)) == Exit.USAGE
+    assert look(site) == mine
+
+
+@pytest.mark.parametrize(
+    ("damage", "state"),
+    [
+        (lambda target: (target / "untouched.py").unlink(), "missing"),
+        (lambda target: (target / "untouched.py").write_bytes(b"KEPT = 2\n"), "edited"),
+        (lambda target: (target / "models" / "extra.py").write_bytes(b""), "stray"),
+        (lambda target: (target / "extra.pyc").write_bytes(b""), "stray"),
+    ],
+)
+@pytest.mark.parametrize("start", ["apply", "revert"])
+def test_the_whole_package_is_watched(world, damage, state, start):
+    world.call(start)
+    digest_before = digest(world.target)
+    damage(world.target)
+    status = world.status()
+    assert status["state"] == "edited" and state in [record["state"] for record in status["files"]]
+    assert digest(world.target) != digest_before
+    assert world.call("apply") == Exit.EDITED
+
+
+def test_record_is_true_after_an_apply_and_as_before_after_a_revert(world):
+    file = world.site / "openrlhf-1.0.dist-info" / "RECORD"
+    kept = file.read_bytes()
+    assert world.call("apply") == 0
+    listed = {}
+    for path, code, size in csv.reader(file.read_text().splitlines()):
+        text = (world.site / path).read_bytes()
+        if code:
+            assert code == "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(text).digest()).decode().rstrip("=")
+            assert int(size) == len(text)
+        listed[path] = code
+    installed = {p.relative_to(world.site).as_posix() for p in world.target.rglob("*.py")}
+    assert {path for path in listed if path.startswith("openrlhf/")} == installed
+    file.write_bytes(kept)
+    assert world.call("status") == Exit.DRIFTED
+    assert world.call("apply") == 0 and world.call("status") == 0
+    assert world.call("revert") == 0
+    assert file.read_bytes() == kept and not (world.site / ".openrlhf-originals").exists()
+
+
+def test_a_package_without_record_can_be_patched(world, before, look):
+    (world.site / "openrlhf-1.0.dist-info" / "RECORD").unlink()
+    for command in ("apply", "status", "verify", "revert"):
+        assert world.call(command) == 0
+    assert look(world.site) == before
+
+
+def test_without_git_only_what_needs_it_fails(world, after, look, monkeypatch, tmp_path):
+    done = world.run("apply", path=tmp_path)
+    assert done.returncode == Exit.NO_GIT and "git is not installed" in done.stderr
+    assert f"next: apt install git && ./apply_patches.sh apply --target {world.target}\n" in done.stderr
+    world.call("apply")
+    for command in ("status", "apply"):
+        assert world.run(command, path=tmp_path).returncode == 0
+    (world.target / ACTOR).write_bytes(b"mine = 1\n")
+    assert world.run("status", path=tmp_path).returncode == Exit.EDITED
+    (world.target / ACTOR).write_bytes(after["openrlhf/models/actor.py"])
+    assert world.run("revert", path=tmp_path).returncode == 0
 
 
 def test_a_deleted_file_is_reported(world, capsys):
@@ -103,8 +166,6 @@ def test_the_digest_follows_the_bytes(world):
     assert expected_digest("1.0") not in digests
     world.call("apply")
     assert digest(world.target) == expected_digest("1.0") == world.status()["digest"]
-    (world.target / "untouched.py").write_bytes(b"other = 1\n")
-    assert digest(world.target) == expected_digest("1.0")
     (world.target / "hooks" / "empty.py").write_bytes(b"\n")
     assert digest(world.target) != expected_digest("1.0")
 
@@ -142,35 +203,35 @@ def test_symbolic_links_are_refused(world, tmp_path, look):
 
 
 def test_result_with_invalid_syntax_is_rejected(world, before, look, capsys):
-    write_series(world, {"openrlhf/models/actor.py": (before["openrlhf/models/actor.py"], b"def (:\n")})
+    files = {"openrlhf/models/actor.py": (before["openrlhf/models/actor.py"], b"def (:\n")}
+    write_series("1.0", [Change("only", HEADER.format("x"), files)])
     assert world.call("apply") == Exit.NO_COMPILE
     assert "openrlhf/models/actor.py does not compile" in capsys.readouterr().err
     assert look(world.site) == before
 
 
-def test_the_wheel_gives_back_edited_files(world, before, after, look, make_wheel, tmp_path):
-    world.call("apply")
-    wheel = make_wheel(tmp_path, before, "1.0")
+def test_the_wheel_stands_in_for_originals_that_are_not_kept(world, before, after, look, make_wheel, tmp_path, capsys):
     (world.target / ACTOR).write_bytes(b"mine = 1\n")
-    (world.target / "hooks" / "new.py").write_bytes(b"mine = 1\n")
-    assert world.call("apply", "--wheel", str(wheel)) == 0
-    assert look(world.site) == after
-    (world.target / ACTOR).unlink()
-    assert world.call("revert", "--wheel", str(wheel)) == 0
-    assert look(world.site) == before
-    (world.target / ACTOR).write_bytes(b"mine = 1\n")
-    other = make_wheel(tmp_path, before, "1.1")
-    assert world.call("apply", "--wheel", str(other)) == Exit.NO_WHEEL
+    edits, number = tmp_path / "edits", iter(range(9))
+    words = lambda: ("apply", "--edits-to", f"{edits}{next(number)}")  # noqa: E731
+    assert world.call(*words()) == Exit.NO_WHEEL
+    error = capsys.readouterr().err
+    again = f"./apply_patches.sh apply --edits-to {edits}0 --target {world.target} --wheel wheels"
+    assert "pip download" in error and f"--dest wheels openrlhf==1.0 && {again}\n" in error
     wrong = make_wheel(tmp_path, before | {"openrlhf/models/actor.py": b"other = 1\n"}, "1.0")
-    assert world.call("apply", "--wheel", str(wrong)) == Exit.NO_WHEEL
+    assert world.call(*words(), "--wheel", str(wrong)) == Exit.NO_WHEEL
+    assert world.call(*words(), "--wheel", str(make_wheel(tmp_path, before, "1.1"))) == Exit.NO_WHEEL
     assert (world.target / ACTOR).read_bytes() == b"mine = 1\n"
+    make_wheel(tmp_path, before, "1.0")
+    assert world.call(*words(), "--wheel", str(tmp_path)) == 0  # the folder has wheels of two versions
+    assert look(world.site) == after
 
 
 def test_a_failed_write_rolls_back(world, before, after, look):
     """Every write operation fails once: an error, and the old files or (in the clean-up) the new ones."""
     names = set(before) | set(after)
     outcomes = []
-    for number in range(200):
+    for number in range(300):
         assert world.call("revert") == 0
         done = world.drive("fail", number, "apply")
         errors = done.communicate(timeout=60)[1]
@@ -184,7 +245,7 @@ def test_a_failed_write_rolls_back(world, before, after, look):
         assert world.call("apply") == 0
         assert look(world.site) == after
     renames = [undone for event, undone in outcomes if event == "os.rename"]
-    assert len(renames) == 4 and all(renames)
+    assert len(renames) > 10 and all(renames)  # the kept originals too
 
 
 def test_a_file_that_changes_meanwhile_is_kept(world, before, look, monkeypatch, capsys):

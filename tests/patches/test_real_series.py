@@ -1,42 +1,71 @@
-"""The patch folders of this repository: consistent, and exact on the installed OpenRLHF."""
+"""The patch folders of this repository: whole, exact on the installed OpenRLHF, and true about what they rely on."""
+
+import re
 
 import pytest
 
-from patches import PatchError
+from patches import PatchError, anchors
+from patches.__main__ import main
 from patches.errors import Exit
-from patches.install import compile_text
-from patches.manifest import folder, known_versions
-from patches.series import Series
-from patches.state import find_target, inspect, installed_version, read_installed
+from patches.install import patched_texts, pristine_texts
+from patches.package import find_target, installed_version
+from patches.series import Series, folder, known_versions
 
 
 @pytest.mark.parametrize("version", known_versions())
-def test_series_manifest_and_patches_agree(version):
-    """Every hash in the manifest comes out of the patches, forwards and backwards."""
-    series = Series.load(version)
-    assert series.patches
+def test_the_series_is_whole(version):
+    series = Series.load_checked(version)
+    assert series.patches and series.patched.keys() & series.pristine.keys()
+
+
+@pytest.fixture(scope="module")
+def target():
+    """The installed package."""
     try:
-        target = find_target()
-        installed = installed_version(target)
+        return find_target()
     except PatchError as error:
-        assert error.code in (Exit.MISSING, Exit.UNKNOWN_VERSION)
-        pytest.skip(f"OpenRLHF {version} is not installed here: {error}")
-    if installed != version:
-        pytest.skip(f"OpenRLHF {installed} is installed, not {version}")
-    status = inspect(target, series.manifest)
-    assert status.state != "edited", status.message
-    pristine = {}
-    for record in status.files:
-        assert record.position is not None
-        text = read_installed(target, record.path)
-        pristine[record.path] = series.move(record.path, text, record.position, 0)
-    series.check(pristine)
-    for path, text in pristine.items():
-        compile_text(path, series.move(path, text, 0, len(series.manifest.chain(path)) - 1))
+        assert error.code == Exit.MISSING
+        pytest.skip(f"OpenRLHF is not installed here: {error}")
+
+
+def test_the_patches_lead_from_the_pristine_files_to_the_manifests(target):
+    series = Series.load_checked(installed_version(target))
+    assert patched_texts(target, series, None).keys() == series.patched.keys()
+
+
+def test_every_anchor_of_a_patch_is_in_the_pristine_files(target):
+    series = Series.load_checked(installed_version(target))
+    texts = pristine_texts(target, series, list(series.pristine), None)
+    count = 0
+    for patch in series.files():
+        for path, name in anchors.named_in(patch):
+            assert anchors.source(texts.get(path), name), f"{patch.name}: {path}: {name}"
+            count += 1
+    assert count > 2 * len(series.patches)
+
+
+def test_patches_are_as_export_writes_them(target, tmp_path):
+    version = installed_version(target)
+    kept = {path.name: path.read_bytes() for path in folder(version).iterdir()}
+    assert main(["import", "--to", str(tmp_path / "work")]) == 0
+    assert main(["export", "--from", str(tmp_path / "work"), "--version", version]) == 0
+    assert {path.name: path.read_bytes() for path in folder(version).iterdir()} == kept
 
 
 @pytest.mark.parametrize("version", known_versions())
-def test_patches_are_as_export_writes_them(version):
-    for patch in Series.load(version).patches:
-        assert patch.render() == (folder(version) / patch.name).read_bytes()
-        assert patch.header
+def test_headers_follow_dep_3(version):
+    for path in Series.load_checked(version).files():
+        header = path.read_text().partition("\n--- ")[0]
+        fields = re.findall(r"^([A-Z][\w-]+): *\S", header, re.MULTILINE)
+        wanted = {
+            "Description",
+            "Why",
+            "Relies-On",
+            "Verified-By",
+            "Origin",
+            "Forwarded",
+            "Applied-Upstream",
+            "Delete-When",
+        }
+        assert wanted <= set(fields), path.name
+        assert re.search(r"^Forwarded: (no|not-needed|https?://\S+)$", header, re.MULTILINE), path.name

@@ -1,74 +1,126 @@
-"""An installation with the patches of an earlier release."""
+"""An installation with the patches of another release of this project."""
 
+import shutil
+import subprocess
 from dataclasses import replace
 
 import pytest
 
 from patches.errors import Exit
-from patches.manifest import Manifest
-from patches.series import write_folder
+from patches.series import folder
 
-from .conftest import CHANGES, VERSION
+from .conftest import CHANGES, VERSION, write_series
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    """No package index, and no pip that could reach one."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", "")
 
 
 @pytest.fixture
-def upgraded(world, before, make_wheel, tmp_path, monkeypatch):
-    """An installation with the patches of a release whose successor changed one patch and dropped another."""
+def other_release(before):
+    """Exchanges the series for one that changes one patch and drops another; returns the files that it leaves."""
+
+    def exchange():
+        first, second, _ = CHANGES
+        actor, loop = second.files["openrlhf/models/actor.py"], second.files["openrlhf/trainer/loop.py"]
+        changed = actor[1].replace(b"EXTRA = 1", b"EXTRA = 2")
+        files = {"openrlhf/models/actor.py": (actor[0], changed), "openrlhf/trainer/loop.py": loop}
+        write_series(VERSION, [first, replace(second, files=files)])
+        return before | {path: new for path, (_, new) in (first.files | files).items()}
+
+    return exchange
+
+
+def test_upgrade_and_downgrade_work_offline(world, other_release, before, after, look):
     assert world.call("apply") == Exit.OK
-    first, second, _ = CHANGES
-    actor, loop = second.files["openrlhf/models/actor.py"], second.files["openrlhf/trainer/loop.py"]
-    changed = actor[1].replace(b"EXTRA = 1", b"EXTRA = 2")
-    files = {"openrlhf/models/actor.py": (actor[0], changed), "openrlhf/trainer/loop.py": loop}
-    write_folder(world.checkout / "patches" / f"openrlhf-{VERSION}", VERSION, [first, replace(second, files=files)])
-    make_wheel(tmp_path, before, VERSION)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    expected = before | {path: new for path, (_, new) in (first.files | files).items()}
-    return expected
-
-
-def test_patches_of_an_earlier_release_are_replaced(world, upgraded, before, look):
+    upgraded = other_release()
     status = world.status()
-    assert (status["state"], status["code"]) == ("drifted", Exit.DRIFTED)
-    assert "earlier release" in status["message"]
-    assert world.run("diff").returncode == Exit.DRIFTED  # nothing but the wheel leads back to the pristine text
-    done = world.run("apply")
-    assert done.returncode == Exit.OK, done.stderr
-    assert look(world.site) == upgraded
-    assert world.status()["state"] == "applied"
+    assert (status["state"], status["code"]) == ("drifted", Exit.DRIFTED) and "another release" in status["message"]
+    assert world.run("apply").returncode == Exit.OK
+    assert look(world.site) == upgraded and world.status()["state"] == "applied"
+    write_series(VERSION, CHANGES)
+    assert world.run("apply").returncode == Exit.OK
+    assert look(world.site) == after
+    other_release()
     assert world.run("revert").returncode == Exit.OK
     assert look(world.site) == before
 
 
-def test_patches_of_an_earlier_release_can_be_reverted_at_once(world, upgraded, before, look):
+def test_a_hand_edit_on_another_release_is_shown_exactly_and_never_overwritten(world, other_release, look, tmp_path):
+    assert world.call("apply") == Exit.OK
+    file = world.target / "models" / "actor.py"
+    file.write_bytes(file.read_bytes() + b"# mine\n")
+    edited = look(world.site)
+    upgraded = other_release()
+    assert world.run("apply").returncode == Exit.EDITED and look(world.site) == edited
+    shown = world.run("diff").stdout
+    assert [line for line in shown.splitlines() if line[:1] in "+-"][2:] == ["+# mine"]
+    assert world.run("apply", "--edits-to", str(tmp_path / "edits")).returncode == Exit.OK
+    assert look(world.site) == upgraded and (tmp_path / "edits").read_text() == shown
+
+
+def test_an_upgrade_killed_before_every_write_is_completed_by_any_release(world, other_release, before, after, look):
+    """SIGKILL before each write of an upgrade; then the old release, the new one, or a revert finishes it."""
+    for number in range(0, 300, 7):
+        write_series(VERSION, CHANGES)
+        assert world.call("apply") == 0 and look(world.site) == after
+        upgraded = other_release()
+        process = world.drive("kill", number, "apply")
+        process.communicate(timeout=60)
+        if process.returncode == 0:
+            break
+        command, expected = (("apply", upgraded), ("revert", before), ("apply", after))[number % 3]
+        if expected is after:
+            write_series(VERSION, CHANGES)
+        assert world.call(command) == 0, number
+        assert look(world.site) == expected, number
+    assert number > 30
+
+
+def commit(world) -> None:
+    for words in (["init", "-q"], ["add", "patches"], ["commit", "-qm", "release"]):
+        command = ["git", "-C", world.checkout, "-c", "user.name=a", "-c", "user.email=a@localhost", *words]
+        subprocess.run(command, check=True)
+
+
+@pytest.mark.parametrize("command", ["apply", "revert"])
+def test_an_installation_without_originals_is_explained_by_the_history(world, other_release, before, look, command):
+    """As releases left it that kept no originals and no true RECORD."""
+    record = world.site / "openrlhf-1.0.dist-info" / "RECORD"
+    wheels_own = record.read_bytes()
+    assert world.call("apply") == Exit.OK
+    commit(world)
+    shutil.rmtree(world.site / ".openrlhf-originals")
+    record.write_bytes(wheels_own)
+    upgraded = other_release()
+    assert world.status()["state"] == "drifted"
+    assert world.run(command).returncode == Exit.OK
+    assert look(world.site) == (upgraded if command == "apply" else before)
     assert world.run("revert").returncode == Exit.OK
-    assert look(world.site) == before
+    assert look(world.site) == before and record.read_bytes() == wheels_own
 
 
-def test_a_hand_edit_on_an_earlier_release_is_never_overwritten(world, upgraded, look):
+def test_a_hand_edit_without_originals_stays(world, other_release, look):
+    assert world.call("apply") == Exit.OK
+    commit(world)
+    shutil.rmtree(world.site / ".openrlhf-originals")
     file = world.target / "trainer" / "loop.py"
     file.write_bytes(file.read_bytes() + b"\n# mine\n")
     edited = look(world.site)
-    assert world.run("apply").returncode == Exit.EDITED
+    other_release()
+    done = world.run("apply")
+    assert done.returncode == Exit.EDITED and "trainer/loop.py: edited" in done.stderr
     assert look(world.site) == edited
 
 
-def test_without_the_wheel_an_earlier_release_stays_as_it_is(world, upgraded, look, monkeypatch, tmp_path):
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "nothing"))
-    installed = look(world.site)
-    done = world.run("apply")
-    assert done.returncode == Exit.NO_WHEEL and "pip download" in done.stderr
-    assert look(world.site) == installed
-
-
-def test_exporting_twice_remembers_the_earlier_release_once(world, upgraded):
-    folder = world.checkout / "patches" / f"openrlhf-{VERSION}"
-    known = Manifest.load(VERSION).earlier
-    assert known.keys() == {"openrlhf/models/actor.py", "openrlhf/trainer/old.py", "openrlhf/hooks/empty.py"}
-    assert known["openrlhf/trainer/old.py"] == [None]  # the file that a dropped patch had deleted
-    for _ in range(2):
-        write_folder(folder, VERSION, CHANGES[:1])
-    known = Manifest.load(VERSION).earlier
-    assert [len(known[path]) for path in sorted(known)] == [1, 2, 1, 1]
-    write_folder(folder, VERSION, CHANGES)  # back to the first release: what it leaves is known by its patches again
-    assert known["openrlhf/models/actor.py"][0] not in Manifest.load(VERSION).earlier["openrlhf/models/actor.py"]
+def test_after_a_reinstall_everything_is_applied_again(world, before, after, look, package):
+    assert world.call("apply") == Exit.OK
+    shutil.rmtree(world.target)
+    shutil.rmtree(world.site / "openrlhf-1.0.dist-info")
+    package(world.site, {path: text for path, text in before.items() if path.startswith("openrlhf/")}, VERSION)
+    assert world.status()["state"] == "pristine"
+    assert world.call("apply") == Exit.OK and look(world.site) == after
+    assert folder(VERSION).is_dir()

@@ -1,6 +1,7 @@
 """OpenRLHF without our patches."""
 
 import importlib
+import importlib.metadata
 import importlib.util
 import shutil
 import subprocess
@@ -21,7 +22,8 @@ def installed() -> Path:
 def pristine(target: Path) -> Path:
     """Copy the installed package to `target` and remove all patches; returns `target`."""
     shutil.copytree(installed(), target, ignore=shutil.ignore_patterns("__pycache__"))
-    command = [sys.executable, "-m", "patches", "revert", "--target", str(target), "--version", "0.9.3"]
+    command = [sys.executable, "-m", "patches", "revert", "--target", str(target)]
+    command += ["--version", importlib.metadata.version("openrlhf")]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     return target
 

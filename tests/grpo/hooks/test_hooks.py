@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from grpo import hooks
-from patches.manifest import folder, known_versions
-from patches.series import Series
+from patches.series import Series, known_versions
 
 MODULES = sorted(path.stem for path in Path(hooks.__path__[0]).glob("*.py") if path.stem != "__init__")
 IMPORT = re.compile(r"\+\s*from grpo\.hooks import (\w+) as hooks\n?")
@@ -18,9 +17,9 @@ IMPORT = re.compile(r"\+\s*from grpo\.hooks import (\w+) as hooks\n?")
 
 def _changes(version):
     """Yield patch, upstream file, and each added or removed line with its sign."""
-    for patch in Series.load(version).patches:
+    for patch in Series.load(version).files():
         file = None
-        for line in (folder(version) / patch.name).read_text().splitlines():
+        for line in patch.read_text().splitlines():
             if line.startswith("+++ b/"):
                 file = line.removeprefix("+++ b/")
             elif file and line[:1] in "+-" and not line.startswith("--- a/"):

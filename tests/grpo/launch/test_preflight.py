@@ -23,7 +23,7 @@ def test_all_problems_are_listed_at_once(setting) -> None:
     ("status", "message"),
     [
         ({"state": "pristine", "applied": 0, "message": "not patched", "next": "./apply_patches.sh"}, "not patched"),
-        ({"applied": 2, "message": "2 of 3"}, "2 of 3"),
+        ({"state": "drifted", "message": "some are not"}, "some are not"),
         ({"digest": "other"}, "differs from what the patches produce"),
     ],
 )

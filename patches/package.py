@@ -1,0 +1,264 @@
+"""The installed package: where it is, its version, and its state, derived from the hashes of all its files."""
+
+import importlib.util
+import itertools
+import os
+import shlex
+import stat
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from patches import originals
+from patches.errors import AGAIN, Exit, PatchError
+from patches.series import PACKAGE, Series, sha256
+
+STATES = {  # state name -> exit code of `status`
+    "applied": Exit.OK,
+    "pristine": Exit.PRISTINE,
+    "drifted": Exit.DRIFTED,
+    "edited": Exit.EDITED,
+}
+
+
+def find_target() -> Path:
+    """Return the `openrlhf` package that the running Python would import, without importing it."""
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or not spec.origin:
+        message = f"OpenRLHF is not installed in {sys.prefix}"
+        raise PatchError(Exit.MISSING, message, "scripts/setup.sh, or ./apply_patches.sh --target DIR/openrlhf")
+    return Path(spec.origin).parent
+
+
+def is_installed() -> bool:
+    return importlib.util.find_spec(PACKAGE) is not None
+
+
+def check_target(target: Path) -> Path:
+    """Return the absolute path of a package directory. Raises if it is absent or a symbolic link."""
+    target = Path(os.path.abspath(target))
+    if target.is_symlink():
+        real = target.resolve()
+        message = f"{target} is a symbolic link; patching it would change {real}"
+        raise PatchError(Exit.UNSAFE_FILE, message, f"./apply_patches.sh --target {shlex.quote(str(real))}")
+    if not (target / "__init__.py").is_file():
+        message = f"{target} is not an OpenRLHF package: __init__.py is missing"
+        raise PatchError(Exit.MISSING, message, "./apply_patches.sh --target DIR/openrlhf")
+    return target
+
+
+def installed_version(target: Path) -> str:
+    """Return OpenRLHF's version from the dist-info METADATA next to the package."""
+    versions = {}
+    for path in sorted(target.parent.glob(f"{PACKAGE}-*.dist-info/METADATA")):
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("Version:"):
+                versions[line.removeprefix("Version:").strip()] = path
+                break
+    if len(versions) == 1:
+        return next(iter(versions))
+    if versions:
+        message = f"several versions ({', '.join(versions)}) of OpenRLHF are recorded in {target.parent}"
+        raise PatchError(Exit.UNKNOWN_VERSION, message, "./apply_patches.sh status --version VERSION")
+    raise _no_version(target)
+
+
+def _no_version(target: Path) -> PatchError:
+    """Say why there is no dist-info next to a package: a checkout on the path, an editable install, a copy."""
+    message = f"there is no {PACKAGE}-*.dist-info with a version next to {target}"
+    named = [shlex.quote(folder) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    if shlex.quote(str(target.parent)) in named:
+        message += f": PYTHONPATH names {target.parent}, and that package hides the installed one"
+        return PatchError(Exit.UNKNOWN_VERSION, message, f"unset PYTHONPATH && {AGAIN}")
+    finders = Path(sys.prefix).glob(f"lib/python*/site-packages/{PACKAGE}-*.dist-info/direct_url.json")
+    if any('"editable"' in path.read_text() for path in finders):
+        message += (
+            ": it is an editable install, whose files belong to a checkout of OpenRLHF; install the wheel instead"
+        )
+        return PatchError(Exit.UNKNOWN_VERSION, message, "scripts/setup.sh")
+    return PatchError(Exit.UNKNOWN_VERSION, message, next_command(target, "VERSION", "status"))
+
+
+def next_command(target: Path, version: str, words: str) -> str:
+    """Return the command to type for this target, with flags wherever the defaults would be wrong."""
+    try:
+        flags = "" if target == check_target(find_target()) else f" --target {shlex.quote(str(target))}"
+    except PatchError:
+        flags = f" --target {shlex.quote(str(target))}"
+    dist_infos = list(target.parent.glob(f"{PACKAGE}-*.dist-info"))
+    if [path.name for path in dist_infos] != [f"{PACKAGE}-{version}.dist-info"]:
+        flags += f" --version {version}"
+    return f"./apply_patches.sh {words}{flags}"
+
+
+def locate(target: Path, path: str) -> Path:
+    """Return the location of `openrlhf/...` in the target. Raises UNSAFE_FILE at a symbolic link on the way."""
+    file = target
+    for part in path.split("/")[1:]:
+        file = file / part
+        if file.is_symlink():
+            message = f"{file} is a symbolic link to {os.readlink(file)}; patches never follow one"
+            remedy = f"reinstall without links: uv pip install --link-mode copy --reinstall --no-deps {PACKAGE}"
+            raise PatchError(Exit.UNSAFE_FILE, message, remedy)
+    return file
+
+
+def read_file(file: Path) -> bytes | None:
+    """Return the bytes of a regular file, None if it is absent."""
+    try:
+        if not stat.S_ISREG(file.lstat().st_mode):
+            raise PatchError(Exit.UNSAFE_FILE, f"{file} is not a regular file")
+        return file.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def read_installed(target: Path, path: str) -> bytes | None:
+    """Return the bytes of `openrlhf/...` in the target, None if it is absent."""
+    return read_file(locate(target, path))
+
+
+def scan(target: Path) -> dict[str, str]:
+    """Return the sha256 of every file of the package; Python's bytecode folders are left out."""
+    found = {}
+    for folder, folders, names in os.walk(target):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        inside = Path(folder).relative_to(target.parent)
+        for name in [*names, *(name for name in folders if Path(folder, name).is_symlink())]:
+            path = (inside / name).as_posix().replace(target.name, PACKAGE, 1)
+            if (digest := sha256(read_installed(target, path))) is not None:
+                found[path] = digest
+    return dict(sorted(found.items()))
+
+
+def digest(target: str | os.PathLike[str], version: str | None = None) -> str:
+    """Return one sha256 over all files of the installed package (plus version, series).
+
+    It equals `expected_digest(version)` exactly if all patches are applied and nothing else changed the package.
+    Imports neither OpenRLHF nor anything heavy; `target` is the `openrlhf` directory. Raises PatchError if there is no
+    OpenRLHF, or no patches for its version.
+    """
+    package = check_target(Path(target))
+    return Series.load(version or installed_version(package)).digest(scan(package))
+
+
+def expected_digest(version: str) -> str:
+    """Return the digest of a fully patched OpenRLHF of this version."""
+    series = Series.load(version)
+    return series.digest(series.expected())
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """A file that the series touches, or that is not as it must be. Hashes are None for an absent file."""
+
+    path: str
+    state: str  # applied, pristine, of an earlier release, edited, missing or stray
+    found: str | None
+    expected: str | None
+    note: str = ""
+
+    @property
+    def is_edited(self) -> bool:
+        return self.state in ("edited", "missing", "stray")
+
+
+@dataclass(frozen=True)
+class Status:
+    """What `status` reports; `state` is one of STATES, `next` the command to type."""
+
+    state: str
+    target: str
+    version: str
+    message: str
+    next: str
+    applied: int
+    total: int
+    digest: str
+    expected_digest: str
+    files: list[FileRecord] = field(default_factory=list)
+
+    @property
+    def code(self) -> Exit:
+        return STATES[self.state]
+
+    def as_json(self) -> dict:
+        return asdict(self) | {"code": int(self.code)}
+
+
+def inspect(target: Path, series: Series) -> Status:
+    """Derive the state of an installed package from the hashes of its files."""
+    found, expected, recorded = (
+        scan(target),
+        series.expected(),
+        originals.recorded(originals.record(target, series.version)),
+    )
+    paths = sorted(found.keys() | series.pristine.keys() | expected.keys())
+    records = [_record(target, series, path, found.get(path), recorded) for path in paths]
+    records = [each for each in records if each.path in series.patched or each.state not in ("applied", "pristine")]
+    records = _recognised(target, series, records)
+    edited = [each.path for each in records if each.is_edited]
+    advice = next_command(target, series.version, "apply")
+    if edited:
+        state, message = "edited", f"{len(edited)} file(s) edited by hand: {', '.join(edited)}"
+        # It saves the edits before it replaces the files.
+        free = next(name for n in itertools.count(1) if not Path(name := f"hand-edits-{n}.patch").exists())
+        advice = next_command(target, series.version, f"apply --edits-to {free}")
+    elif any(each.state == "of an earlier release" for each in records):
+        state, message = "drifted", "some files are as another release of the patches left them"
+    elif found == series.pristine:
+        state, message = "pristine", "not patched"
+    elif found != expected:
+        state, message = "drifted", "some files are patched, and some are not"
+    elif recorded not in (None, expected):
+        state, message = "drifted", "patched, but RECORD does not list the files as they are"
+    else:
+        state, message, advice = "applied", f"applied {len(series.patches)} of {len(series.patches)}", ""
+    return Status(
+        state=state,
+        target=str(target),
+        version=series.version,
+        message=message,
+        next=advice,
+        applied=len(series.patches) if state == "applied" else 0,
+        total=len(series.patches),
+        digest=series.digest(found),
+        expected_digest=series.digest(expected),
+        files=records,
+    )
+
+
+def _record(target: Path, series: Series, path: str, found: str | None, recorded: dict[str, str] | None) -> FileRecord:
+    expected, note = (series.pristine | series.patched).get(path), ""
+    is_left = recorded is not None and found == recorded.get(path)
+    if found == expected:
+        state = "applied"
+    elif found == series.pristine.get(path):
+        state = "pristine"
+    elif is_left or (path in series.patched and originals.text_of(target, found) is not None):
+        state = "of an earlier release"
+    elif found is None:
+        state, note = "missing", "the file is gone"
+    elif expected is None and path not in series.pristine:
+        state, note = "stray", "neither OpenRLHF nor the patches have this file"
+    else:
+        state, text = "edited", read_installed(target, path) or b""
+        if b"\0" in text:
+            note = "it has a NUL byte, so it is not a text file"
+        elif b"\r\n" in text and sha256(text.replace(b"\r\n", b"\n")) in (expected, series.pristine.get(path)):
+            note = "only its line endings differ: CRLF instead of LF"
+    return FileRecord(path, state, found, expected, note)
+
+
+def _recognised(target: Path, series: Series, records: list[FileRecord]) -> list[FileRecord]:
+    """Tell what an earlier release left, before originals were kept, from a hand edit."""
+    unknown = [each.path for each in records if each.is_edited]
+    if not unknown:
+        return records
+    from patches.history import recover  # needs git, and is not loaded in the workers of a run
+
+    known = recover(target, series, unknown)
+    return [
+        FileRecord(each.path, "of an earlier release", each.found, each.expected) if each.path in known else each
+        for each in records
+    ]
