@@ -32,16 +32,8 @@ FLAGS = [
     *("--rollout_batch_size", "8", "--n_samples_per_prompt", "8", "--micro_rollout_batch_size", "4"),
     *("--train_batch_size", "8", "--micro_train_batch_size", "1", "--max_ckpt_num", "2"),
     *("--actor_num_gpus_per_node", "2", "--vllm_num_engines", "2"),
-    *(
-        "--experts",
-        "packed",
-        "--actor_shard",
-        "zero3",
-        "--loss_aggregation",
-        "token_mean",
-        "--old_log_probs",
-        "trainer",
-    ),
+    *("--experts", "packed", "--actor_shard", "zero3"),
+    *("--loss_aggregation", "token_mean", "--old_log_probs", "trainer"),
 ]
 LONG = 900  # positions at which bf16 rotary frequencies would be far off
 

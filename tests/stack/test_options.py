@@ -1,4 +1,4 @@
-"""Options of rollout, loss and lengths together on the real stack, each of which has its unit tests."""
+"""Options of rollout, loss and lengths together in the box of 2 GPUs. Each of them has its unit tests."""
 
 import pytest
 from transformers import AutoTokenizer
@@ -15,9 +15,8 @@ def test_a_thinking_budget_a_reference_and_a_schedule_of_lengths(finished, tiny_
     """The first limit of 28 leaves 6 of 8 tokens for the thinking, after 6 for the delimiter and 16 for the answer."""
     run_dir = tmp_path / "run"
     train(
-        "--run-dir", run_dir, "--steps", 2, "--", "--use_kl_loss", "--kl_estimator", "k3",
-        NUM_ENGINES="1", ACTOR_GPUS="1", THINKING_BUDGET="8", ANSWER_BUDGET="16",
-        GENERATE_MAX_LEN="30", LENGTH_SCHEDULE="28,30@2",
+        "--gpus", 2, "--run-dir", run_dir, "--steps", 2, "--", "--use_kl_loss", "--kl_estimator", "k3",
+        THINKING_BUDGET="8", ANSWER_BUDGET="16", GENERATE_MAX_LEN="30", LENGTH_SCHEDULE="28,30@2",
         KL_COEF="0.001", LOSS_AGGREGATION="constant", OVERLONG_BUFFER="24", EVAL_AT_START="0", LOG_SAMPLES="4",
     )  # fmt: skip
     first, second = lines(run_dir / "metrics.jsonl")

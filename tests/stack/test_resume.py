@@ -1,9 +1,15 @@
-"""A run that is continued from a checkpoint is the run that was not interrupted."""
+"""A run that is continued from a checkpoint is the run that was not interrupted, however its GPUs hold the base.
+
+The checkpoint is of ranks that share the base. test_loss_and_lengths.py goes the other way, and to more ranks.
+"""
 
 import shutil
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
+
+from scripts.export_model import export_model
 
 from .runs import lines, processes_of, train
 
@@ -11,6 +17,8 @@ from .runs import lines, processes_of, train
 @pytest.fixture(scope="module")
 def resumed(finished, tmp_path_factory) -> Path:
     """The finished run with a damaged last checkpoint: it is rejected, and the run continues from the step before.
+
+    Each rank now holds the whole base.
 
     What a kill leaves: test_loss_and_lengths.py kills a run in a step, and
     tests/grpo/checkpoint/test_kill.py one that saves, at every instant.
@@ -25,7 +33,7 @@ def resumed(finished, tmp_path_factory) -> Path:
     refused = train(*call, "--check", code=2, SAVE_STEPS="2")
     assert "trainer/rank_0.pt was changed" in refused and "--from-step 8 continues" in refused
     (run_dir / "checkpoints" / ".step_10.partial" / "adapter").mkdir(parents=True)
-    assert "continuing after step 8" in train(*call, "--from-step", 8, SAVE_STEPS="2")
+    assert "continuing after step 8" in train(*call, "--from-step", 8, SAVE_STEPS="2", ACTOR_SHARD="none")
     return run_dir
 
 
@@ -63,3 +71,19 @@ def test_it_ends_with_its_checkpoints_and_no_process(resumed):
     assert (resumed / "final" / "adapter_model.safetensors").is_file()
     assert [row["step"] for row in lines(resumed / "resumes.jsonl")] == [8]
     assert processes_of(resumed) == {}
+
+
+@pytest.mark.timeout(1500)
+def test_adapters_of_whole_and_shared_bases_are_alike_and_are_exported(finished, resumed, tiny_model, tmp_path):
+    adapters = [run / "checkpoints" / "step_10" / "adapter" for run in (finished, resumed)]
+    shared, whole = map(layout, adapters)
+    assert whole == shared
+    merge = export_model(tiny_model / "mxfp4", adapters[1], tmp_path / "exported")
+    assert 2 * merge.merged == len(whole)
+
+
+def layout(adapter: Path) -> dict[str, tuple]:
+    """Shape and type of each tensor."""
+    with safe_open(adapter / "adapter_model.safetensors", "pt") as file:
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
+        return {name: (*values.get_shape(), values.get_dtype()) for name, values in slices.items()}

@@ -176,8 +176,13 @@ def test_taken_and_aborted_routings_leave_nothing(engine):
 
 @pytest.mark.timeout(900)
 def test_a_run_replays_in_every_pass(tiny_model, tmp_path):
-    """Two optimizer steps, and a KL in the reward: passes for old log-probs and for the reference come before them."""
-    train("--run-dir", tmp_path / "run", "--steps", 2, ROUTING_REPLAY="1", KL_COEF="0.001", EVAL_AT_START="0")
+    """In the box of 4 GPUs: one engine on two of them, two ranks.
+
+    Two optimizer steps, and a KL in the reward: passes for old log-probs and for the reference come before them.
+    """
+    train(
+        "--gpus", 4, "--run-dir", tmp_path / "run", "--steps", 2, ROUTING_REPLAY="1", KL_COEF="0.001", EVAL_AT_START="0"
+    )
     steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [step["token_mismatch"] for step in steps] == [0, 0]
     assert steps[1]["kl"] > 0 and steps[1]["ppo_kl"] != 0

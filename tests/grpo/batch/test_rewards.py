@@ -176,7 +176,7 @@ def test_carried_samples_come_back_once(monkeypatch):
 
 def test_seeds_follow_from_run_stage_and_prompt():
     def drawn_seeds(run_seed: int, stage: str, prompts: list[str]) -> dict[str, list[int]]:
-        generator = SimpleNamespace(args=SimpleNamespace(seed=run_seed))
+        generator = SimpleNamespace(args=SimpleNamespace(seed=run_seed, routing_replay=False))
         seeds.begin_stage(generator, stage)
         drawn: dict[str, list[int]] = {prompt: [] for prompt in prompts}
         params = SimpleNamespace(seed=None, temperature=1.0)
