@@ -12,7 +12,7 @@ from pathlib import Path
 from patches import drift, git, install, package, refresh, worktree
 from patches.errors import AGAIN, Exit, PatchError
 from patches.series import PACKAGE, Series, folder, known_versions, read_order, sha256
-from patches.wheel import Tree, Wheel, download, read_wheel, released_after
+from patches.wheel import Tree, Wheel, download, order, read_wheel, released_after
 
 COMMANDS = {
     "apply": "apply the whole series; a second time changes nothing (default)",
@@ -204,7 +204,7 @@ def _drift(options: argparse.Namespace) -> Answer:
         wheels = [each for each in map(read_wheel, paths) if each.version != series.version]
     else:
         wheels = [download(version) for version in released_after(series.version)]
-    drifts = [drift.measure(series, old.tree, each) for each in sorted(wheels, key=Wheel.order)]
+    drifts = [drift.measure(series, old.tree, each) for each in sorted(wheels, key=lambda wheel: order(wheel.version))]
     report = {"from": series.version, "versions": [asdict(each) for each in drifts]}
     return Exit.OK, report, "\n".join(drift.table(drifts))
 

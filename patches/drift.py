@@ -1,5 +1,6 @@
 """How far each released OpenRLHF after the pin has moved away from the series."""
 
+import re
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from pathlib import Path
 
 from patches import anchors, git, refresh
 from patches.series import Series
-from patches.wheel import Tree, Wheel
+from patches.wheel import Tree, Wheel, order
 
 STACK = ("torch", "transformers", "vllm", "deepspeed", "ray", "peft", "flash-attn")
 
@@ -20,6 +21,7 @@ class Drift:
     fitting: list[str]
     stops: list[str]
     upstream: list[str]
+    partly: list[str]  # patches whose header says what upstream does by now
     relies: list[str]  # patches whose anchors upstream changed
     stack: dict[str, str]
 
@@ -44,8 +46,17 @@ def measure(series: Series, old: Tree, new: Wheel) -> Drift:
             else:
                 fitting.append(patch)
     relies = [patch.name for patch in series.files() if next(anchors.changes(patch, old, new.tree), None)]
+    partly = [claim for patch in series.files() if (claim := _claim(patch, new.version))]
     stack = {name: new.requires[name] or "any" for name in STACK if name in new.requires}
-    return Drift(new.version, fitting, stops, upstream, relies, stack)
+    return Drift(new.version, fitting, stops, upstream, partly, relies, stack)
+
+
+def _claim(patch: Path, version: str) -> str:
+    """Return what a header says that upstream does since a version, if that is not later than the given one."""
+    since = re.search(
+        r"^Applied-Upstream: *(\d[\w.]*) *(.*(?:\n .*)*)", patch.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    return f"{patch.stem} {' '.join(since[2].split())}" if since and order(since[1]) <= order(version) else ""
 
 
 def _commits(work: Path) -> list[str]:
@@ -60,6 +71,7 @@ def table(drifts: list[Drift]) -> Iterator[str]:
         for what, names in (
             ("stop", each.stops),
             ("upstream has", each.upstream),
+            ("upstream does in part", each.partly),
             ("relied-on code changed", each.relies),
         ):
             if names:

@@ -31,12 +31,9 @@ class Wheel:
         lines = re.findall(r"^Requires-Dist: *([\w.-]+)(?:\[[^]]*\])? *([^;\n]*)", metadata, re.MULTILINE)
         return cls(version, tree, {name.lower(): specifier.strip("() ") for name, specifier in reversed(lines)})
 
-    def order(self) -> list[int]:
-        """Return the key by which versions sort."""
-        return _order(self.version)
 
-
-def _order(version: str) -> list[int]:
+def order(version: str) -> list[int]:
+    """Return the key by which versions sort."""
     return [int(part) for part in re.findall(r"\d+", version)]
 
 
@@ -103,4 +100,4 @@ def released_after(version: str) -> list[str]:
     if not listed:
         message = f"cannot list the versions of {PACKAGE}:\n{done.stderr.strip()}"
         raise PatchError(Exit.NO_WHEEL, message, shlex.join(command))
-    return sorted((each for each in listed[1].split(", ") if _order(each) > _order(version)), key=_order)
+    return sorted((each for each in listed[1].split(", ") if order(each) > order(version)), key=order)

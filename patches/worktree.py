@@ -20,7 +20,7 @@ FIELDS = ("Description", "Origin", "Forwarded", "Relies-On", "Verified-By")  # t
 def make(to: Path, version: str, pristine: Tree, series: Series | None) -> None:
     """Create the repository; `to` must be absent or empty. Patches need not have the manifest's hashes."""
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise PatchError(Exit.BAD_WORKTREE, f"{to} exists and is not empty; name another folder")
+        raise PatchError(Exit.BAD_WORKTREE, f"{to} exists and is not empty; remove it, or name another folder")
     to.mkdir(parents=True, exist_ok=True)
     git.git(to, "init", "--quiet", "--template=", "--initial-branch=patches")
     for key, value in (("user.name", "patches"), ("user.email", "patches@localhost"), ("rerere.enabled", "true")):

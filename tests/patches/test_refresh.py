@@ -195,6 +195,21 @@ def test_unavailable_wheel_is_a_clear_error(world, tmp_path, make_wheel, monkeyp
     assert known_versions() == ["1.0"]
 
 
+def test_drift_tells_what_upstream_does_in_part_by_then(world, before, after, make_wheel, tmp_path, capsys):
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    header = HEADER.format("x") + "\nApplied-Upstream: 1.2 (the flag);\n not the rest\nDelete-When: never"
+    change = Change("flag", header, {LOOP: (before[LOOP], after[LOOP])})
+    write_series("1.0", [change])
+    for version in ("1.1", "1.2", "1.10"):
+        make_wheel(wheels, before, version)
+    capsys.readouterr()
+    assert world.call("drift", "--wheel", str(wheels), "--json") == 0
+    versions = json.loads(capsys.readouterr().out)["versions"]
+    told = ["flag (the flag); not the rest"]
+    assert {each["version"]: each["partly"] for each in versions} == {"1.1": [], "1.2": told, "1.10": told}
+
+
 def test_drift_tells_what_fits_stops_and_is_upstream(world, before, after, make_wheel, tmp_path, capsys):
     wheels = tmp_path / "wheels"
     wheels.mkdir()
