@@ -57,7 +57,7 @@ def test_the_tiny_model_trains_on_every_sample_of_a_rollout(finished, tmp_path):
         assert 7 / 8 < step["turns"] <= 21 / 8 and 0 < step["branches"] <= step["turns"] - 7 / 8
         assert step["grad_norm"] > 0 and step["optimizer_steps"] == 2  # as many as without branches
     mine, others = (lines(run / "samples" / "step_1.jsonl") for run in (tmp_path / "run", finished))
-    assert {row["prompt"] for row in mine} <= {row["prompt"] for row in others}, "one seed, the same prompts"
+    assert {row["id"] for row in mine} <= {row["id"] for row in others}, "one seed, the same prompts"
 
 
 def write_questions(file, numbers):

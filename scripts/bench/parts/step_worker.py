@@ -91,7 +91,7 @@ def update(
             old = actor(batch["sequences"], batch["action_mask"], batch["attention_mask"])
     empty: dict[str, Any] = {"base_action_log_probs": None, "rollout_log_probs": None}
     empty["info"] = {} if job["package"] else {"sample": torch.zeros(1)}
-    return training_step(trainer, SimpleNamespace(**batch, **empty, action_log_probs=old), 0.0, 0)
+    return training_step(trainer, SimpleNamespace(**batch, **empty, action_log_probs=old, replay=None), 0.0, 0)
 
 
 class TimedMetrics:
