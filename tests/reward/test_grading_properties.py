@@ -1,6 +1,6 @@
 """Properties of grading: it is reflexive and symmetric, ignores ornaments, and never raises."""
 
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reward import equivalence
@@ -21,7 +21,7 @@ atoms = numbers | st.sampled_from(
         "AB",
         "\\text{odd}",
         "3\\text{}",
-        "\\mathrm{}",
+        "3\\mathrm{}",
         "\\{1\\}",
         "½",
         "3\\text{ cm}",
@@ -53,7 +53,6 @@ answers = st.recursive(atoms, _larger, max_leaves=4)
 
 @given(answers)
 def test_grading_is_reflexive(answer: str) -> None:
-    assume(answer != "\\mathrm{}")  # by itself it is not an answer
     assert both_ways(answer, answer) == (True, True)
     assert both_ways(answer, f" ${answer}$.") == (True, True)
 
@@ -65,7 +64,6 @@ def test_grading_is_reflexive(answer: str) -> None:
     ),
 )
 def test_fonts_and_colours_are_ignored(answer: str, ornament: str) -> None:
-    assume(both_ways(answer, answer) == (True, True))  # \mathrm{} by itself is not an answer
     assert both_ways(answer, ornament.format(answer)) == (True, True)
 
 
