@@ -202,6 +202,9 @@ if ((TINY)); then : "${EVAL_DATA:=$TINY_DIR/eval.jsonl}"; fi
 : "${LOSS_AGGREGATION:=token_mean}" "${OLD_LOG_PROBS:=trainer}" # or engine: uses the engine's log-probs in the ratio
 # ROUTING_REPLAY=1: near a tie, rounding decides which experts a token gets. The actor then takes the engine's choice
 : "${ROUTING_REPLAY:=0}"
+# The run stops if engines and actor differ on the first rollouts by more than this, in nat on average, or in a way that
+# rounding does not explain (0: no check)
+: "${PARITY_LIMIT:=0.05}"
 : "${TRAIN_BATCH_SIZE:=8}" "${MICRO_TRAIN_BATCH_SIZE:=}" "${MICRO_ROLLOUT_BATCH_SIZE:=}"
 : "${NUM_EPISODES:=50}" "${STEPS:=}" # empty: all episodes
 
@@ -305,7 +308,7 @@ GRPO_ARGS=(
     --advantage_estimator "$ADVANTAGE_ESTIMATOR" --init_kl_coef "$KL_COEF" --eps_clip "$EPS_CLIP"
     --train_batch_size "$TRAIN_BATCH_SIZE"
     --num_episodes "$NUM_EPISODES" --seed "$SEED"
-    --loss_aggregation "$LOSS_AGGREGATION" --old_log_probs "$OLD_LOG_PROBS"
+    --loss_aggregation "$LOSS_AGGREGATION" --old_log_probs "$OLD_LOG_PROBS" --parity_limit "$PARITY_LIMIT"
 )
 if [[ $ROUTING_REPLAY == 1 ]]; then GRPO_ARGS+=(--routing_replay); fi
 if [[ -n $MICRO_TRAIN_BATCH_SIZE ]]; then GRPO_ARGS+=(--micro_train_batch_size "$MICRO_TRAIN_BATCH_SIZE"); fi

@@ -48,7 +48,7 @@ PHASES = {
     "A step: sampling": (
         *("ppo_trainer.begin_step", "ppo_trainer.generate_arguments", "experience_maker.begin_batch"),
         *("experience_maker.samples_per_prompt", "experience_maker.seeded", "vllm_engine.for_sample"),
-        *("agent.ids_only", "agent.UNKNOWN_LOG_PROB", "agent.text_of", "agent.score_of", "vllm_engine.with_routing"),
+        *("agent.ids_only", "agent.UNKNOWN_LOG_PROB", "agent.text_of", "agent.score_of", "vllm_engine.with_origin"),
         *("experience_maker.experience_of", "experience_maker.reward_of", "experience_maker.score_of"),
         *("experience_maker.sampled_length", "experience_maker.is_truncated", "experience_maker.length_limit"),
         *("experience_maker.scalar", "experience_maker.known_scores", "experience_maker.carry_over"),

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from grpo.batch import recorded_routing
+from grpo.rollout.engine import SAMPLED_BY
 from grpo.rollout.invariant import check_experience, missing_log_prob
 from grpo.stack.upstream.experience import Batch, BufferItem, Rows, Sample
 from grpo.stack.upstream.trainer import SamplesGenerator
@@ -38,6 +39,7 @@ def experience_of(generator: SamplesGenerator, response: dict[str, Any], **gener
     make = generator._process_response_into_experience
     experience = make(response, **generate_kwargs)
     experience.info.setdefault("token_mismatch", torch.zeros(1))
+    experience.sampled_by = response.get(SAMPLED_BY)
     rows = [(make({**response, **branch}, **generate_kwargs), branch) for branch in response.get("branches", ())]
     sound = [row for row, branch in rows if _is_sound(row, branch, generator, experience)]
     if not _is_sound(experience, response, generator, experience) and experience.rewards is not None:

@@ -7,7 +7,7 @@ from grpo.batch import length_schedule
 from grpo.checkpoint import trainer_state
 from grpo.metrics import step_metrics
 from grpo.rollout import seeds
-from grpo.run import evaluation, run_log
+from grpo.run import evaluation, parity_gate, run_log
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.experience import Batch, Sample
 from grpo.stack.upstream.trainer import PPOTrainer
@@ -18,10 +18,12 @@ class Controller(PPOTrainer, Protocol):
 
     Attributes:
         lengths: the limits on response length, from :func:`length_limits`.
+        parity_gate: compares engines and trainer, from :func:`start_log`.
         run_log: the run directory, from :func:`start_log`.
     """
 
     lengths: length_schedule.Schedule
+    parity_gate: parity_gate.ParityGate
     run_log: run_log.RunLog
 
 
@@ -38,8 +40,9 @@ def restore(trainer: PPOTrainer, states: dict[str, Any]) -> None:
     trainer_state.restore_controller(trainer, states)
 
 
-def start_log(trainer: PPOTrainer, states: dict[str, Any]) -> run_log.RunLog:
-    """Start the run's log, and time the phases of the trainer's steps."""
+def start_log(trainer: Controller, states: dict[str, Any]) -> run_log.RunLog:
+    """Start the run's log, time the phases of the trainer's steps, and close the parity gate."""
+    trainer.parity_gate = parity_gate.ParityGate()
     return run_log.attach(trainer, states)
 
 
@@ -66,8 +69,9 @@ def generate_arguments(trainer: Controller, step: int) -> dict[str, Any]:
     return trainer.lengths.limited(trainer.generate_kwargs, step)
 
 
-def before_training(experiences: Sequence[Batch]) -> None:
-    """Number the samples, so that the ranks' records can be matched to them."""
+def before_training(trainer: Controller, step: int, experiences: Sequence[Batch], samples: Sequence[Sample]) -> None:
+    """Check that engines and trainer agree. Number the samples, so that the ranks' records can be matched to them."""
+    trainer.parity_gate.check(trainer, step, experiences, samples)
     step_metrics.before_training(experiences)
 
 

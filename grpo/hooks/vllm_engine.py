@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from grpo.lora import engine_actor
-from grpo.rollout import engine, routing
+from grpo.rollout import engine
 from grpo.stack.upstream.engine import AsyncLLM, Engine
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ def for_sample(params: "SamplingParams", number: int) -> "SamplingParams":
     return engine.for_sample(params, number)
 
 
-async def with_routing(
-    engine: Engine, params: "SamplingParams", responses: list[dict[str, Any]]
+async def with_origin(
+    engine_actor: Engine, params: "SamplingParams", responses: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Add the recorded choice of experts to the responses to a prompt."""
-    return await routing.with_routing(engine, params, responses)
+    """Add the engine's id, and its recorded choice of experts, to the responses to a prompt."""
+    return await engine.with_origin(engine_actor, params, responses)

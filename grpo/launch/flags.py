@@ -74,6 +74,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="the actor takes the engine's choice of experts for each token of the samples",
     )
     group.add_argument(
+        "--parity_limit",
+        type=float,
+        required=True,
+        help="stop if the log-probs of engines and trainer differ by more than this on average, nat (0: no check)",
+    )
+    group.add_argument(
         "--length_schedule",
         default=None,
         help="response length in tokens: 1024,2048@50,3072@100 changes it at these steps, 1024,3072@20%% once this "

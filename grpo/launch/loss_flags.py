@@ -1,6 +1,7 @@
 """Flags of the loss and of the KL term that the trainer refuses."""
 
 import argparse
+import math
 from collections.abc import Iterator
 
 from grpo.stack.problem import Problem
@@ -32,6 +33,8 @@ def _ratio(args: argparse.Namespace) -> Iterator[Problem]:
             "trainer's",
             "use --top_p 1, or neither --enable_vllm_is_correction nor --old_log_probs engine",
         )
+    if not 0 <= args.parity_limit < math.inf:
+        yield Problem(f"--parity_limit is {args.parity_limit:g}", "give nat, such as 0.05, or 0 for no check")
     if args.policy_loss_type == "gspo" and args.loss_aggregation != "sequence_mean":
         yield Problem(
             "--policy_loss_type gspo has one ratio for the whole rollout", "use --loss_aggregation sequence_mean"

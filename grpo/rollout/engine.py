@@ -4,9 +4,29 @@ from copy import copy, deepcopy
 from typing import TYPE_CHECKING, Any
 
 from grpo.rollout import reward_threads, routing
+from grpo.stack.upstream.engine import Engine
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
+
+
+SAMPLED_BY = "sampled_by"  # of a response
+
+
+async def with_origin(
+    engine: Engine, params: "SamplingParams", responses: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Add to the responses to a prompt which engine sampled them, and its choice of experts if that was recorded.
+
+    Args:
+        params: of the prompt.
+        responses: one for each sample, in order.
+    """
+    import ray  # evaluations without Ray share this module
+
+    for response in responses:
+        response[SAMPLED_BY] = ray.get_runtime_context().get_actor_id()
+    return await routing.with_routing(engine, params, responses)
 
 
 def for_sample(params: "SamplingParams", number: int) -> "SamplingParams":

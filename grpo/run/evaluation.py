@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -21,19 +21,12 @@ from grpo.run import measure
 from grpo.run.measure import SCORE
 from grpo.run.problem_ids import by_prompt
 from grpo.run.records import Record, read_answer, summarise_by_source
-from grpo.run.run_log import RunLog
+from grpo.run.run_log import LoggedTrainer
 from grpo.run.sample_records import gold, numbers
 from grpo.stack.upstream.experience import Sample
 from grpo.stack.upstream.tokenizer import Tokenizer
-from grpo.stack.upstream.trainer import PPOTrainer
 
 logger = logging.getLogger("openrlhf.grpo.evaluation")
-
-
-class LoggedTrainer(PPOTrainer, Protocol):
-    """The trainer with the log of its run."""
-
-    run_log: RunLog
 
 
 def evaluate(trainer: LoggedTrainer, step: int, generate_kwargs: dict[str, Any]) -> None:

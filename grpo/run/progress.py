@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
+from grpo.metrics import parity
 from grpo.run.measure import NAMES, is_whole, of_row, value_of
 from grpo.run.run_files import RunFiles
 from grpo.run.saved_steps import saved_steps, step_name
@@ -86,6 +87,7 @@ class Progress:
     def __init__(self, files: RunFiles, steps: int | None) -> None:
         self.steps = steps
         self.metrics, self.evals = JsonLines(files.metrics), JsonLines(files.evals)
+        self.parity = JsonLines(files.parity)
         self.files = (self.metrics, self.evals)
         self.started = time.monotonic()
 
@@ -93,10 +95,12 @@ class Progress:
         """Mark what a resumed run has already written as shown."""
         self.metrics.new_rows()
         self.evals.new_rows()
+        self.parity.new_rows()
 
     def poll(self) -> list[str]:
-        """Return a line for every step and eval since the last call, in the order of their steps."""
-        lines = [(row["step"], 0, step_line(row, self.steps)) for row in self.metrics.new_rows()]
+        """Return a line for every step and eval since the last call, and a table for every comparison, in order."""
+        lines = [(row["step"], -1, "\n".join(parity_lines(row))) for row in self.parity.new_rows()]
+        lines += [(row["step"], 0, step_line(row, self.steps)) for row in self.metrics.new_rows()]
         lines += [(row["step"], 1, eval_line(row)) for row in self.evals.new_rows()]
         return [line for _, _, line in sorted(lines)]
 
@@ -160,6 +164,16 @@ def step_line(row: dict[str, Any], steps: int | None) -> str:
         phases = ", ".join(f"{name} {value:.1f}" for name, value in shown.items())
         parts.append(f"{seconds.get('total', sum(seconds.values())):.1f} s ({phases})")
     return "  ".join(parts)
+
+
+def parity_lines(row: dict[str, Any]) -> list[str]:
+    """Return one comparison of engines and trainer as a verdict and a table."""
+    comparison = parity.Comparison.from_dict(row)
+    problems = [f"    {problem['what']}; {problem['remedy']}" for problem in row["problems"]]
+    verdict = "engines and actor differ" if problems else "engines and actor agree"
+    adapter = "with the adapter" if comparison.has_adapter else "the adapter is still zero"
+    head = f"step {row['step']}: {verdict} ({adapter}): |difference| of log-probs in nat, by position of the token"
+    return [head, *(f"  {line}" for line in comparison.table()), *problems]
 
 
 def eval_line(row: dict[str, Any]) -> str:

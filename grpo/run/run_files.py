@@ -33,6 +33,7 @@ class RunFiles:
         samples, logs: the folders of the rollouts and of the processes' logs.
         checkpoints, final: the default folders of checkpoints and of the final adapter, see :meth:`folder_of`.
         metrics, evals: a line for each step, and for each evaluation.
+        parity: a line for each comparison of engines and trainer, see :mod:`grpo.run.parity_gate`.
     """
 
     def __init__(self, folder: Path, metrics_dir: Path | None = None) -> None:
@@ -44,6 +45,7 @@ class RunFiles:
         self.logs, self.checkpoints, self.final = folder / "logs", folder / "checkpoints", folder / "final"
         metrics = metrics_dir or self._metrics_dir()
         self.metrics, self.evals = metrics / "metrics.jsonl", metrics / "eval.jsonl"
+        self.parity = metrics / "parity.jsonl"
         beside = folder / "samples"  # of a run whose METRICS_DIR did not yet take them
         self.samples = beside if beside.is_dir() else metrics / "samples"
 

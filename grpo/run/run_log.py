@@ -9,7 +9,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from grpo.metrics.rolling import rolling_correlation
 from grpo.run import trackers
@@ -147,6 +147,10 @@ class RunLog:
         self.trackers.log("eval", step, result)
         self._step_started = time.monotonic()
 
+    def write_parity(self, row: dict[str, Any]) -> None:
+        """Append the line of one comparison of engines and trainer to parity.jsonl."""
+        self._append(self._files.parity, row)
+
     def write_samples(self, name: str, samples: Sequence[dict[str, Any]]) -> None:
         """Write one file of rollouts, ``samples/<name>.jsonl``, one JSON object per sample."""
         rows = [_finite(sample) for sample in samples]
@@ -191,6 +195,12 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+class LoggedTrainer(PPOTrainer, Protocol):
+    """The trainer with the log of its run."""
+
+    run_log: RunLog
 
 
 def attach(trainer: PPOTrainer, states: dict[str, Any]) -> RunLog:

@@ -4,13 +4,7 @@ Real Ray, DeepSpeed and vLLM: a ZeRO-3 actor on two ranks with parameter offload
 compiled; the tiny model. Eager engines with TP=1 are compared in test_end_to_end.py and test_evaluate.py.
 """
 
-import argparse
-import os
-import runpy
-import sys
-import tempfile
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,138 +12,13 @@ import ray
 import torch
 from transformers import AutoTokenizer
 
-from grpo.lora import adapter
-from grpo.lora.engine_actor import check_receipts, shared_file
-from grpo.stack import cluster
+from grpo.lora.engine_actor import shared_file
+from grpo.metrics.scored_rollouts import compare
 
 from .rounding import Rounding, distributions, log_probs, most_apart, reference_model, simulate
+from .trainer_and_engines import Stack, on_engine, send, training_args
 
-FLAGS = [
-    *("--zero_stage", "3", "--offload", "--adam_offload", "--stage3_param_persistence_threshold", "0"),
-    *("--gradient_checkpointing", "--gradient_checkpointing_use_reentrant", "--attn_implementation", "eager"),
-    *("--lora_rank", "8", "--lora_alpha", "16", "--target_modules", "q_proj", "k_proj", "v_proj", "o_proj"),
-    *("--init_kl_coef", "0", "--advantage_estimator", "dr_grpo", "--remote_rm_url", "reward.py"),
-    *("--rollout_batch_size", "8", "--n_samples_per_prompt", "8", "--micro_rollout_batch_size", "4"),
-    *("--train_batch_size", "8", "--micro_train_batch_size", "1", "--max_ckpt_num", "2"),
-    *("--actor_num_gpus_per_node", "2", "--vllm_num_engines", "2"),
-    *("--experts", "packed", "--actor_shard", "zero3"),
-    *("--loss_aggregation", "token_mean", "--old_log_probs", "trainer"),
-]
 LONG = 900  # positions at which bf16 rotary frequencies would be far off
-
-
-def training_args(monkeypatch, *flags: str) -> argparse.Namespace:
-    """Parse flags with the parser of OpenRLHF's command line, which exists only inside its `__main__` block."""
-    captured = {}
-
-    def capture(parser, *_):
-        captured["parser"] = parser
-        raise StopIteration
-
-    with monkeypatch.context() as patch, pytest.raises(StopIteration):
-        patch.setattr(argparse.ArgumentParser, "parse_args", capture)
-        patch.setattr(sys, "argv", ["train_ppo_ray"])
-        runpy.run_module("openrlhf.cli.train_ppo_ray", run_name="__main__")
-    args = captured["parser"].parse_args([*FLAGS, *flags])
-    args.eps_clip_low_high = (args.eps_clip, args.eps_clip)
-    return args
-
-
-def randomise(actor) -> None:
-    """Give the adapter values that change the log-probs much more than rounding does. Runs in every trainer rank."""
-    import deepspeed
-    import torch
-
-    generator = torch.Generator().manual_seed(5)
-    for name, parameter in actor.actor.model.module.named_parameters():
-        if "lora_" in name:
-            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
-                parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.08)
-
-
-def compiled_kernels() -> str:
-    """The folder of torch.compile's kernel cache, separate for each instruction set.
-
-    PyTorch 2.10 reuses a cached AVX-512 kernel even if only AVX2 is allowed, and crashes.
-    """
-    return f"{tempfile.gettempdir()}/torchinductor-{os.getuid()}-{torch.backends.cpu.get_cpu_capability()}"
-
-
-class Stack:
-    """A started trainer and engines: TP=2, and one that torch.compile compiles.
-
-    Attributes:
-        stale: what each engine said of the token after the long text before the sync, see :meth:`next_token`.
-    """
-
-    stale: list[dict[int, float]]
-
-    def __init__(self, args: argparse.Namespace, model) -> None:
-        from openrlhf.trainer.ray import create_vllm_engines
-        from openrlhf.trainer.ray.launcher import RayActorGroup
-        from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
-        from openrlhf.trainer.ray.vllm_engine import LLMRayActor
-        from openrlhf.utils import get_strategy
-
-        self.args = args
-        self.engines = []
-        for tensor_parallel, eager in ((2, True), (1, False)):
-            with pytest.MonkeyPatch.context() as patch:
-                if not eager:
-                    compiling = {
-                        "env_vars": {"TORCHDYNAMO_DISABLE": "0", "TORCHINDUCTOR_CACHE_DIR": compiled_kernels()}
-                    }
-                    patch.setattr(LLMRayActor, "options", partial(LLMRayActor.options, runtime_env=compiling))
-                self.engines += create_vllm_engines(
-                    1, tensor_parallel, str(model / "bf16"), 1, False, True, eager, 1024,
-                    gpu_memory_utilization=0.5, adapter_config=adapter.engine_config(args),
-                )  # fmt: skip
-        self.trainer = RayActorGroup(1, 2, PolicyModelActor)
-        refs = self.trainer.async_init_model_from_pretrained(get_strategy(args), str(model / "mxfp4"), 10, self.engines)
-        ray.get(refs + cluster.engines_ready(self.engines))
-
-    def every_rank(self, function):
-        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test module
-        return ray.get([actor.__ray_call__.remote(function) for actor in self.trainer._actor_handlers])
-
-    def trainer_log_probs(self, tokens: list[int]) -> torch.Tensor:
-        """Log-probs of tokens 1.. from the trainer, `[len - 1]`. Both ranks compute: a forward pass is collective."""
-        sequence = torch.tensor([tokens])
-        mask = torch.ones_like(sequence)
-        refs = self.trainer.async_run_method("forward", sequence, mask[:, 1:], mask)
-        return ray.get(refs)[0][0]
-
-    def engine_log_probs(self, engine, tokens: list[int]) -> torch.Tensor:
-        """The same from an engine, which scores the tokens as a prompt."""
-        from vllm import SamplingParams
-
-        output = ray.get(engine.generate.remote(tokens, SamplingParams(max_tokens=1, prompt_logprobs=0)))
-        pairs = zip(tokens[1:], output.prompt_logprobs[1:], strict=True)
-        return torch.tensor([at[token].logprob for token, at in pairs])
-
-    def next_token(self, engine, tokens: list[int], cached: bool = True) -> tuple[dict[int, float], int]:
-        """The log-probs of the likeliest next tokens, and how many tokens of the prompt came from the prefix cache.
-
-        Args:
-            cached: vLLM looks into the cache; it does not where the prompt's own log-probs are asked for.
-        """
-        from vllm import SamplingParams
-
-        params = SamplingParams(max_tokens=1, logprobs=5, prompt_logprobs=None if cached else 0, seed=1)
-        output = ray.get(engine.generate.remote(tokens, params))
-        at = output.outputs[0].logprobs[0]
-        return {token: entry.logprob for token, entry in at.items()}, output.num_cached_tokens
-
-    def adapter(self) -> tuple[torch.Tensor, list[adapter.TensorSpec]]:
-        """The adapter as the trainer gathers it."""
-
-        def gather(actor):
-            from grpo.lora import adapter
-
-            flat, specs = adapter.gather(actor.actor.model.module)
-            return flat.cpu(), specs
-
-        return self.every_rank(gather)[0]
 
 
 @pytest.fixture(scope="module")
@@ -182,8 +51,7 @@ def synced(stack, texts) -> torch.Tensor:
     """After a sync with a non-zero adapter: the trainer's log-probs of all texts, one after the other."""
     before = stack.engine_log_probs(stack.engines[0], texts[0])
     stack.stale = [stack.next_token(engine, texts[-1])[0] for engine in stack.engines]
-    stack.every_rank(randomise)
-    ray.get(stack.trainer.async_run_method("broadcast_to_vllm"))
+    stack.randomise(0.08)
     after = stack.engine_log_probs(stack.engines[0], texts[0])
     assert (before - after).abs().mean() > 0.1, "the adapter changes nothing: the comparison would prove nothing"
     return torch.cat([stack.trainer_log_probs(text) for text in texts])
@@ -259,12 +127,6 @@ def test_one_wrong_tensor_is_noticed(stack, texts, synced, rounding, name, facto
         assert not rounding.covers(synced, engine), f"engine {number}: {name} x {factor} went unnoticed"
 
 
-def send(engine, flat: torch.Tensor, specs: list[adapter.TensorSpec]) -> None:
-    buffer = flat.view(torch.uint8).numpy()
-    receipts = ray.get(engine.load_adapter.remote(buffer, [asdict(spec) for spec in specs]))
-    check_receipts([receipts], adapter.Receipt.of(flat, specs))
-
-
 def test_engines_never_sample_unallocated_rows(stack, texts, reference):
     """Not even if a request favours these rows over all others."""
     from vllm import SamplingParams
@@ -309,3 +171,83 @@ def test_rope_is_fp32_in_the_trainer(stack):
         lambda actor: [str(b.dtype) for n, b in actor.actor.model.module.named_buffers() if "inv_freq" in n]
     )
     assert dtypes == [["torch.float32"], ["torch.float32"]]
+
+
+# The parity gate
+
+
+@pytest.fixture(scope="module")
+def prompts(stack, synced, texts) -> list[list[int]]:
+    """Beginnings of the texts, after a sync with a smaller adapter: less of what follows hangs on ties of routers."""
+    stack.randomise(0.04)
+    return [text[:length] for text in texts[:-1] for length in range(10, 21, 2)]
+
+
+def found(stack, prompts: list[list[int]]) -> list[str]:
+    comparison = compare(stack.rollouts(prompts))
+    print(*comparison.table(), sep="\n")
+    return [problem.what for problem in comparison.problems(limit=0.05)]
+
+
+@pytest.mark.timeout(900)
+def test_the_gate_lets_agreement_pass(stack, prompts):
+    assert found(stack, prompts) == []
+
+
+@pytest.mark.timeout(900)
+def test_the_gate_notices_another_temperature(stack, prompts):
+    def divide_by(temperature: float) -> None:
+        stack.every_rank(lambda actor: setattr(actor.actor, "temperature", temperature))
+
+    divide_by(0.9)
+    noticed = found(stack, prompts)
+    divide_by(1.0)
+    assert any("times the trainer's" in what for what in noticed)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("fault", ["not applied", "slices swapped"])
+def test_the_gate_notices_an_adapter(stack, prompts, fault):
+    flat, specs = stack.adapter()
+    wrong = torch.zeros_like(flat) if fault == "not applied" else flat.clone()
+    for spec in specs if fault == "slices swapped" else ():
+        if "lora_B" in spec.name and "o_proj" not in spec.name:  # the rows of these belong to TP ranks
+            part = slice(spec.offset, spec.offset + spec.numel)
+            wrong[part] = torch.cat(flat[part].chunk(2)[::-1])
+    send(stack.engines[0], wrong, specs)
+    noticed = found(stack, prompts)
+    send(stack.engines[0], flat, specs)
+    assert any(what.startswith("engine 0: nearer to the model without its adapter") for what in noticed)
+    assert not any(what.startswith("engine 1") for what in noticed)
+
+
+@pytest.mark.timeout(900)
+def test_the_gate_notices_a_stale_prefix_cache(stack, prompts, texts):
+    def keep_the_cache(engine, is_kept: bool) -> None:
+        async def nothing() -> bool:
+            return True
+
+        if is_kept:
+            engine.llm.reset_prefix_cache = nothing
+        else:
+            del engine.llm.reset_prefix_cache
+
+    flat, specs = stack.adapter()
+    engine, long = stack.engines[0], [texts[-1][: LONG - 60 + extra] for extra in range(24)]
+    assert not any(what.startswith("engine 0") for what in found(stack, long))
+    send(engine, torch.zeros_like(flat), specs)
+    stack.rollouts(long[-1:])
+    on_engine(engine, keep_the_cache, True)
+    send(engine, flat, specs)
+    noticed = found(stack, long)
+    on_engine(engine, keep_the_cache, False)
+    send(engine, flat, specs)
+    assert any(what.startswith("engine 0") for what in noticed)
+
+
+@pytest.mark.timeout(900)
+def test_the_gate_notices_other_sinks(stack, prompts):
+    stack.add_to_sinks(4.0)
+    noticed = found(stack, prompts)
+    stack.add_to_sinks(-4.0)
+    assert any(what.startswith("all: ") for what in noticed)

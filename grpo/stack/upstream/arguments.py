@@ -59,6 +59,7 @@ class Arguments(Protocol):
     entropy_loss_coef: float | None
     old_log_probs: str
     routing_replay: bool
+    parity_limit: float
     enable_vllm_is_correction: bool
     vllm_is_correction_type: str
     vllm_is_truncated_threshold: tuple[float, float]  # low and high; the parser gives a list

@@ -91,8 +91,10 @@ class EngineActor(Protocol):
     """A handle of ``LLMRayActor``.
 
     Attributes:
+        _actor_id: Ray's id of the actor.
         load_adapter: added by the patch ``ppo_actor``; calls ``vllm_engine.load_adapter``.
     """
 
+    _actor_id: Any
     get_num_unfinished_requests: RemoteMethod
     load_adapter: RemoteMethod

@@ -48,6 +48,7 @@ class Sample(Rows, Protocol):
 
     Attributes:
         rewards, scores: float32 ``[1]``; None if a reward model scores later.
+        sampled_by: the id of the engine's Ray actor. ``experience_maker.experience_of`` sets it.
         branches: one row for each branch. ``experience_maker.experience_of`` sets it for rollouts in an environment;
             others lack it. Read it with :func:`grpo.batch.branches.of_sample`.
         missing: names of the numbers that the sample lacked. ``experience_maker.complete`` sets it.
@@ -56,6 +57,7 @@ class Sample(Rows, Protocol):
 
     rewards: "torch.Tensor | None"
     scores: "torch.Tensor | None"
+    sampled_by: str | None
     branches: "list[Sample]"
     missing: set[str]
     details: dict[str, Any]

@@ -95,6 +95,8 @@ class PPOTrainer(Protocol):
 
     args: Arguments
     tokenizer: Tokenizer
+    actor_model_group: "ActorGroup"
+    vllm_engines: "Sequence[EngineActor]"
     samples_generator: SamplesGenerator
     experience_maker: ExperienceMaker
     generate_kwargs: dict[str, Any]

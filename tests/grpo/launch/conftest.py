@@ -157,6 +157,7 @@ def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
         "init_kl_coef": 0,
         "loss_aggregation": "token_mean",
         "old_log_probs": "trainer",
+        "parity_limit": 0.05,
         "train_batch_size": 8,
         "micro_train_batch_size": 1,
         "num_episodes": 3,

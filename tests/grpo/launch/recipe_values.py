@@ -65,6 +65,7 @@ OVERRIDES = {
     "LOSS_AGGREGATION": ("constant", "--loss_aggregation", "constant"),
     "OLD_LOG_PROBS": ("engine", "--old_log_probs", "engine"),
     "ROUTING_REPLAY": ("1", "--routing_replay", ""),
+    "PARITY_LIMIT": ("0.07", "--parity_limit", "0.07"),
     "LENGTH_SCHEDULE": ("7,15@5", "--length_schedule", "7,15@5"),
     "OVERLONG_BUFFER": ("6", "--overlong_buffer_len", "6.0"),
     "OVERLONG_PENALTY": ("0.375", "--overlong_penalty_factor", "0.375"),

@@ -33,6 +33,8 @@ REQUIRED = [
     "token_mean",
     "--old_log_probs",
     "trainer",
+    "--parity_limit",
+    "0.05",
     "--thinking_delimiter",
     "harmony",
 ]
@@ -104,6 +106,8 @@ def test_checkpoints_that_meet_evaluations_are_accepted(steps):
         ({"kl_target": 0.1}, "use --init_kl_coef alone"),
         ({"vllm_is_truncated_threshold": [2.0, 0.5], **CORRECTED}, "the lower one first"),
         ({"old_log_probs": "engine", **CORRECTED}, "corrects for the engine twice"),
+        ({"parity_limit": -1.0}, "such as 0.05"),
+        ({"parity_limit": float("nan")}, "such as 0.05"),
         ({"top_p": 0.9, **CORRECTED}, "use --top_p 1"),
         ({"top_p": 0.9, "old_log_probs": "engine"}, "use --top_p 1"),
         ({"top_p": 0.9, "init_kl_coef": 0.001}, "truncates the engine's distribution"),

@@ -1,0 +1,86 @@
+"""What the comparison of engines and trainer computes and finds, on log-probs with known faults."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from grpo.metrics.parity import Comparison
+from grpo.metrics.scored_rollouts import Rollout, compare
+
+LENGTH, ROLLOUTS = 60, 32
+
+
+def rollouts(fault: str = "", noise: float = 0.002, effect: float = 0.1) -> list[Rollout]:
+    """Rollouts of two engines on two ranks, with rounding and a fault of engine 1."""
+    generator = torch.Generator().manual_seed(3)
+
+    def normal() -> torch.Tensor:
+        return torch.randn(LENGTH, generator=generator)
+
+    made = []
+    for number in range(ROLLOUTS):
+        base = -normal().exp()
+        scored = base + effect * normal()
+        sampled = scored + noise * normal()
+        if number % 2 and fault == "adapter":
+            sampled = base + noise * normal()
+        if number % 2 and fault == "temperature":
+            sampled = sampled / 0.9
+        if number % 2 and fault == "drift":
+            sampled = sampled + 0.2 * torch.linspace(0, 1, LENGTH).square() * normal()
+        if number % 2 and fault == "sinks":
+            sampled = sampled + 0.1 * normal()
+        made.append(Rollout(number % 2, number // 16, torch.arange(10, 10 + LENGTH), sampled, scored, base))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("adapter", "nearer to the model without its adapter"),
+        ("temperature", "times the trainer's"),
+        ("drift", "grows with the position"),
+        ("sinks", "mean difference"),
+    ],
+)
+def test_a_fault_is_found_in_its_engine(fault, words):
+    found = [problem.what for problem in compare(rollouts(fault)).problems(limit=0.05)]
+    assert any(what.startswith("engine 1: ") and words in what for what in found)
+    assert not any(what.startswith("engine 0") for what in found)
+
+
+@pytest.mark.parametrize("effect", [0.0, 0.001, 0.1])
+def test_rounding_is_no_fault(effect):
+    comparison = compare(rollouts(effect=effect))
+    assert list(comparison.problems(limit=0.05)) == []
+    assert comparison.has_adapter == (effect > 0)
+
+
+def test_few_tokens_are_not_judged():
+    few = [Rollout(0, 0, torch.arange(3), torch.zeros(3), -torch.ones(3), -torch.ones(3))]
+    assert list(compare(few).problems(limit=0.05)) == []
+
+
+def test_numbers_are_those_of_their_definition():
+    comparison = compare(rollouts("drift"))
+    row = next(row for row in comparison.rows if row.name == "engine 1")
+    mine = [rollout for rollout in rollouts("drift") if rollout.engine == 1]
+    sampled, scored = (torch.stack([getattr(one, side) for one in mine]).double() for side in ("sampled", "scored"))
+    assert row.tokens == sampled.numel()
+    assert row.mean == pytest.approx((sampled - scored).abs().mean().item())
+    quarters = (sampled - scored).abs().unflatten(1, (4, LENGTH // 4)).mean((0, 2))
+    assert row.quarters == pytest.approx(quarters.tolist())
+    slope = torch.linalg.lstsq(
+        torch.stack([scored.flatten(), torch.ones(scored.numel())], 1).double(), sampled.flatten()
+    )
+    assert row.scale == pytest.approx(slope.solution[0].item())
+
+
+def test_a_comparison_survives_a_json_file():
+    comparison = compare(rollouts(effect=0.0))
+    row = json.loads(json.dumps(comparison.as_dict()).replace("NaN", "null"))
+    back = Comparison.from_dict(row | {"step": 1})
+    assert back.table() == comparison.table()
+    assert math.isnan(back.rows[0].to_base)

@@ -1,0 +1,102 @@
+"""When the gate compares, on what, and what it does with the result. Log-probs of real engines: tests/stack."""
+
+from types import SimpleNamespace
+
+import pytest
+import ray
+import torch
+
+from grpo.run.parity_gate import ParityGate
+from grpo.stack.problem import UserError
+
+ROWS, LENGTH, ENGINES = 16, 21, ("aa", "bb")
+
+
+class Group:
+    """Ranks whose passes return the log-probs in the sequences, as the policy and as its base."""
+
+    def __init__(self, ranks: int, adapter: float) -> None:
+        self.ranks, self.adapter, self.calls = ranks, adapter, []
+
+    def async_run_method_batch(self, method_name, sequences, action_mask, attention_mask):
+        assert len(sequences) % self.ranks == 0
+        self.calls.append(method_name)
+        base = [-(batch[:, 1:] % 7) / 2 for batch in sequences]
+        moved = self.adapter * (method_name == "forward")
+        return [[values + moved * (values + 2) for values in base]]
+
+
+def run(ranks=2, adapter=0.0, shift=0.0, batches=4, **flags):
+    """A trainer, its micro-batches and samples; engine "bb" is off by `shift`."""
+    args = SimpleNamespace(
+        **{"parity_limit": 0.05, "top_p": 1.0, "lora_rank": 8, "actor_num_nodes": 1, "actor_num_gpus_per_node": ranks}
+        | flags
+    )
+    group, written = Group(ranks, adapter), []
+    engines = [SimpleNamespace(_actor_id=SimpleNamespace(hex=lambda name=name: name)) for name in ENGINES]
+    log = SimpleNamespace(write_parity=written.append)
+    trainer = SimpleNamespace(args=args, actor_model_group=group, vllm_engines=engines, run_log=log, written=written)
+    generator, made, samples = torch.Generator().manual_seed(1), [], []
+    for _ in range(batches):
+        sequences = torch.randint(100, (ROWS, LENGTH), generator=generator)
+        index = list(range(len(samples), len(samples) + ROWS))
+        samples += [SimpleNamespace(sampled_by=ENGINES[number % 2]) for number in index]
+        base = -(sequences[:, 1:] % 7) / 2
+        off = torch.tensor([shift * (number % 2) for number in index])[:, None]
+        mask = torch.ones(ROWS, LENGTH - 1, dtype=torch.long)
+        made.append(
+            SimpleNamespace(
+                sequences=sequences,
+                action_mask=mask,
+                attention_mask=torch.ones_like(sequences),
+                rollout_log_probs=base + adapter * (base + 2) + off,
+                index=index,
+            )
+        )
+    return trainer, made, samples
+
+
+@pytest.fixture(autouse=True)
+def without_ray(monkeypatch):
+    monkeypatch.setattr(ray, "get", lambda references: references)
+
+
+def test_it_compares_until_the_adapter_has_an_effect():
+    gate = ParityGate()
+    for step, adapter in enumerate((0.0, 0.0, 0.1, 0.1), start=1):
+        trainer, batches, samples = run(adapter=adapter)
+        gate.check(trainer, step, batches, samples)
+        assert [row["step"] for row in trainer.written] == ([step] if step <= 3 else [])
+
+
+def test_a_difference_stops_the_run_and_is_written():
+    trainer, batches, samples = run(shift=0.2)
+    with pytest.raises(UserError, match=r"engine 1: the mean difference is 0\.2000 nat"):
+        ParityGate().check(trainer, 1, batches, samples)
+    [row] = trainer.written
+    assert any(problem["what"].startswith("engine 1") for problem in row["problems"])
+
+
+@pytest.mark.parametrize("flags", [{"parity_limit": 0}, {"top_p": 0.9}, {"lora_rank": 0}])
+def test_some_runs_are_not_compared(flags):
+    trainer, batches, samples = run(shift=0.2, **flags)
+    ParityGate().check(trainer, 1, batches, samples)
+    assert trainer.written == trainer.actor_model_group.calls == []
+
+
+@pytest.mark.parametrize(("ranks", "batches", "scored"), [(2, 4, 64), (2, 12, 64), (8, 8, 128), (1, 1, 16)])
+def test_every_rank_scores_as_many_micro_batches(ranks, batches, scored):
+    trainer, made, samples = run(ranks, batches=batches)
+    ParityGate().check(trainer, 1, made, samples)
+    rows = {row["name"]: row["tokens"] for row in trainer.written[0]["rows"]}
+    assert rows["all"] == scored * (LENGTH - 1)
+    assert {rows[f"rank {rank}"] for rank in range(ranks)} == {rows["all"] // ranks}
+    assert rows["engine 0"] == rows["engine 1"]
+
+
+def test_samples_of_unknown_engines_are_left_out():
+    trainer, batches, samples = run()
+    for sample in samples:
+        sample.sampled_by = None
+    ParityGate().check(trainer, 1, batches, samples)
+    assert trainer.written == []

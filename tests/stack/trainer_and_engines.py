@@ -1,0 +1,203 @@
+"""A trainer on two ranks, an engine with TP=2, and one that is compiled, started without a run around them."""
+
+import argparse
+import os
+import runpy
+import sys
+import tempfile
+from dataclasses import asdict
+from functools import partial
+
+import pytest
+import ray
+import torch
+
+from grpo.lora import adapter
+from grpo.lora.engine_actor import check_receipts
+from grpo.metrics.scored_rollouts import Rollout
+from grpo.stack import cluster
+
+FLAGS = [
+    *("--zero_stage", "3", "--offload", "--adam_offload", "--stage3_param_persistence_threshold", "0"),
+    *("--gradient_checkpointing", "--gradient_checkpointing_use_reentrant", "--attn_implementation", "eager"),
+    *("--lora_rank", "8", "--lora_alpha", "16", "--target_modules", "q_proj", "k_proj", "v_proj", "o_proj"),
+    *("--init_kl_coef", "0", "--advantage_estimator", "dr_grpo", "--remote_rm_url", "reward.py"),
+    *("--rollout_batch_size", "8", "--n_samples_per_prompt", "8", "--micro_rollout_batch_size", "4"),
+    *("--train_batch_size", "8", "--micro_train_batch_size", "1", "--max_ckpt_num", "2"),
+    *("--actor_num_gpus_per_node", "2", "--vllm_num_engines", "2"),
+    *("--experts", "packed", "--actor_shard", "zero3"),
+    *("--loss_aggregation", "token_mean", "--old_log_probs", "trainer", "--parity_limit", "0.05"),
+]
+
+
+def training_args(monkeypatch, *flags: str) -> argparse.Namespace:
+    """Parse flags with the parser of OpenRLHF's command line, which exists only inside its `__main__` block."""
+    captured = {}
+
+    def capture(parser, *_):
+        captured["parser"] = parser
+        raise StopIteration
+
+    with monkeypatch.context() as patch, pytest.raises(StopIteration):
+        patch.setattr(argparse.ArgumentParser, "parse_args", capture)
+        patch.setattr(sys, "argv", ["train_ppo_ray"])
+        runpy.run_module("openrlhf.cli.train_ppo_ray", run_name="__main__")
+    args = captured["parser"].parse_args([*FLAGS, *flags])
+    args.eps_clip_low_high = (args.eps_clip, args.eps_clip)
+    return args
+
+
+def randomise(actor, scale: float) -> None:
+    """Give the adapter values that change the log-probs much more than rounding does. Runs in every trainer rank."""
+    import deepspeed
+    import torch
+
+    generator = torch.Generator().manual_seed(5)
+    for name, parameter in actor.actor.model.module.named_parameters():
+        if "lora_" in name:
+            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+                parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * scale)
+
+
+def add_to_sinks(actor, amount: float) -> None:
+    """Runs in every trainer rank."""
+    import deepspeed
+
+    for name, parameter in actor.actor.model.module.named_parameters():
+        if name.endswith("sinks"):
+            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+                parameter.data += amount
+
+
+def compiled_kernels() -> str:
+    """The folder of torch.compile's kernel cache, separate for each instruction set.
+
+    PyTorch 2.10 reuses a cached AVX-512 kernel even if only AVX2 is allowed, and crashes.
+    """
+    return f"{tempfile.gettempdir()}/torchinductor-{os.getuid()}-{torch.backends.cpu.get_cpu_capability()}"
+
+
+class Stack:
+    """A started trainer and engines: TP=2, and one that torch.compile compiles.
+
+    Attributes:
+        stale: what each engine said of the token after the long text before the sync, see :meth:`next_token`.
+    """
+
+    stale: list[dict[int, float]]
+
+    def __init__(self, args: argparse.Namespace, model) -> None:
+        from openrlhf.trainer.ray import create_vllm_engines
+        from openrlhf.trainer.ray.launcher import RayActorGroup
+        from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
+        from openrlhf.trainer.ray.vllm_engine import LLMRayActor
+        from openrlhf.utils import get_strategy
+
+        self.args = args
+        self.engines = []
+        for tensor_parallel, eager in ((2, True), (1, False)):
+            with pytest.MonkeyPatch.context() as patch:
+                if not eager:
+                    compiling = {
+                        "env_vars": {"TORCHDYNAMO_DISABLE": "0", "TORCHINDUCTOR_CACHE_DIR": compiled_kernels()}
+                    }
+                    patch.setattr(LLMRayActor, "options", partial(LLMRayActor.options, runtime_env=compiling))
+                self.engines += create_vllm_engines(
+                    1, tensor_parallel, str(model / "bf16"), 1, False, True, eager, 1024,
+                    gpu_memory_utilization=0.5, adapter_config=adapter.engine_config(args),
+                )  # fmt: skip
+        self.trainer = RayActorGroup(1, 2, PolicyModelActor)
+        refs = self.trainer.async_init_model_from_pretrained(get_strategy(args), str(model / "mxfp4"), 10, self.engines)
+        ray.get(refs + cluster.engines_ready(self.engines))
+
+    def every_rank(self, function):
+        ray.cloudpickle.register_pickle_by_value(
+            sys.modules[function.__module__]
+        )  # workers cannot import a test module
+        return ray.get([actor.__ray_call__.remote(function) for actor in self.trainer._actor_handlers])
+
+    def randomise(self, scale: float) -> None:
+        """Give the adapter other values, and sync."""
+        self.every_rank(lambda actor: randomise(actor, scale))
+        ray.get(self.trainer.async_run_method("broadcast_to_vllm"))
+
+    def add_to_sinks(self, amount: float) -> None:
+        """Change the attention sinks of the trainer."""
+        self.every_rank(lambda actor: add_to_sinks(actor, amount))
+
+    def trainer_log_probs(self, tokens: list[int]) -> torch.Tensor:
+        """Log-probs of tokens 1.. from the trainer, `[len - 1]`. Both ranks compute: a forward pass is collective."""
+        sequence = torch.tensor([tokens])
+        mask = torch.ones_like(sequence)
+        refs = self.trainer.async_run_method("forward", sequence, mask[:, 1:], mask)
+        return ray.get(refs)[0][0]
+
+    def engine_log_probs(self, engine, tokens: list[int]) -> torch.Tensor:
+        """The same from an engine, which scores the tokens as a prompt."""
+        from vllm import SamplingParams
+
+        output = ray.get(engine.generate.remote(tokens, SamplingParams(max_tokens=1, prompt_logprobs=0)))
+        pairs = zip(tokens[1:], output.prompt_logprobs[1:], strict=True)
+        return torch.tensor([at[token].logprob for token, at in pairs])
+
+    def next_token(self, engine, tokens: list[int], cached: bool = True) -> tuple[dict[int, float], int]:
+        """The log-probs of the likeliest next tokens, and how many tokens of the prompt came from the prefix cache.
+
+        Args:
+            cached: vLLM looks into the cache; it does not where the prompt's own log-probs are asked for.
+        """
+        from vllm import SamplingParams
+
+        params = SamplingParams(max_tokens=1, logprobs=5, prompt_logprobs=None if cached else 0, seed=1)
+        output = ray.get(engine.generate.remote(tokens, params))
+        at = output.outputs[0].logprobs[0]
+        return {token: entry.logprob for token, entry in at.items()}, output.num_cached_tokens
+
+    def rollouts(self, prompts: list[list[int]]) -> list[Rollout]:
+        """What every engine samples after these prompts, and what the trainer says of it."""
+        from vllm import SamplingParams
+
+        rollouts = []
+        for number, engine in enumerate(self.engines):
+            params = SamplingParams(max_tokens=24, temperature=1.0, seed=number, logprobs=0)
+            outputs = ray.get([engine.generate.remote(prompt, params) for prompt in prompts])
+            answers = [output.outputs[0] for output in outputs]
+            texts = [prompt + list(answer.token_ids) for prompt, answer in zip(prompts, answers, strict=True)]
+            scored, base = (self._scored(texts, method) for method in ("forward", "reference_forward"))
+            for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+                positions = torch.arange(len(prompt), len(texts[row]))
+                steps = zip(answer.token_ids, answer.logprobs, strict=True)
+                sampled = torch.tensor([at[token].logprob for token, at in steps])
+                rollouts.append(
+                    Rollout(number, 0, positions, sampled, scored[row, positions - 1], base[row, positions - 1])
+                )
+        return rollouts
+
+    def _scored(self, texts: list[list[int]], method: str) -> torch.Tensor:
+        longest = max(map(len, texts))
+        tokens = torch.tensor([text + [0] * (longest - len(text)) for text in texts])
+        mask = torch.tensor([[1] * len(text) + [0] * (longest - len(text)) for text in texts])
+        return ray.get(self.trainer.async_run_method(method, tokens, mask[:, 1:], mask))[0]
+
+    def adapter(self) -> tuple[torch.Tensor, list[adapter.TensorSpec]]:
+        """The adapter as the trainer gathers it."""
+
+        def gather(actor):
+            from grpo.lora import adapter
+
+            flat, specs = adapter.gather(actor.actor.model.module)
+            return flat.cpu(), specs
+
+        return self.every_rank(gather)[0]
+
+
+def on_engine(engine, function, *args):
+    """Call a function with OpenRLHF's engine actor in its process."""
+    ray.cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
+    return ray.get(engine.__ray_call__.remote(function, *args))
+
+
+def send(engine, flat: torch.Tensor, specs: list[adapter.TensorSpec]) -> None:
+    buffer = flat.view(torch.uint8).numpy()
+    receipts = ray.get(engine.load_adapter.remote(buffer, [asdict(spec) for spec in specs]))
+    check_receipts([receipts], adapter.Receipt.of(flat, specs))
