@@ -225,9 +225,9 @@ if ((TINY)); then : "${EVAL_DATA:=$TINY_DIR/eval.jsonl}"; fi
 # ACTOR_SHARD: zero3 gives each GPU a part of the frozen model, and gathers a layer when it is used. none keeps the whole
 # model on each GPU, so that only gradients of the adapter travel
 : "${EXPERTS:=packed}"
-if [[ $EXPERTS == bf16 ]]; then : "${OFFLOAD:=1}"; else : "${OFFLOAD:=0}"; fi
-: "${ADAM_OFFLOAD:=1}" "${GRADIENT_CHECKPOINTING:=1}"
 : "${ATTN_IMPLEMENTATION:=sinks}" "${ACTOR_SHARD:=zero3}"
+if [[ $EXPERTS == bf16 && $ACTOR_SHARD == zero3 ]]; then : "${OFFLOAD:=1}"; else : "${OFFLOAD:=0}"; fi
+: "${ADAM_OFFLOAD:=1}" "${GRADIENT_CHECKPOINTING:=1}"
 : "${PERSISTENCE_THRESHOLD:=}" # elements; smaller parameters stay whole on every rank (empty: DeepSpeed's default)
 
 # Evaluation on held-out problems, also before the first step: pass@1, and pass@8 from 8 samples of each

@@ -187,8 +187,7 @@ def _count(text: str) -> int | None:
     return number
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command line; return 2, with the reasons on stderr, if the source is refused."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         allow_abbrev=False,
         prog="python -m data.prepare",
@@ -239,6 +238,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--train-count", type=int, default=512, help="synthetic only (default %(default)s)")
     parser.add_argument("--eval-count", type=int, default=128, help="synthetic only (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="synthetic only (default %(default)s)")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; return 2, with the reasons on stderr, if the source is refused."""
+    parser = _parser()
     arguments = vars(parser.parse_args(argv))
     out = arguments.pop("out")
     named = {None: arguments.pop("source"), "train": arguments.pop("train"), "eval": arguments.pop("eval")}

@@ -60,7 +60,9 @@ def read_source(name: str) -> tuple[list[Row], dict[str, Any]]:
     path = Path(name)
     if not path.is_file():
         known = ", ".join(f"`{known}`" for known in (*HUB, "synthetic"))
-        raise UserError(f"{name} is not a file", f"give a .jsonl, .json, .parquet or .csv file, or one of {known}")
+        raise UserError(
+            f"{name} is not a file", f"give a .jsonl, .json, .parquet, .csv or .tsv file, or one of {known}"
+        )
     rows = list(_read_file(path))
     if not rows:
         raise UserError(f"{name} is empty", "give a file with a row for each problem")

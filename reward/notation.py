@@ -52,9 +52,12 @@ _HALF = r"((?:[^{}]|\{[^{}]*\})*?)"
 _OVER = re.compile(rf"(?:\{{|\A){_HALF}\\(over|choose)(?![A-Za-z]){_HALF}(?:\}}|\Z)")
 # A group means nothing unless it is the argument of a command.
 _GROUP = re.compile(r"\\[A-Za-z]+ ?\{|\\.|[_^}\]] ?\{|\{([^{}]*)\}")
+_FUNCTION = "arcsin|arccos|arctan|sin|cos|tan|cot|sec|csc|ln|log"
+# A function's name in an upright font. Without an argument, \text{sec} is a unit.
+_UPRIGHT_NAME = re.compile(rf"\\operatorname ?\{{ ?\\?({_FUNCTION}) ?\}}|\\text ?\{{ ?({_FUNCTION}) ?\}}(?= ?[(^_])")
 # Names that plain text writes without a backslash.
 _BARE_NAME = re.compile(
-    r"(?<![A-Za-z\\])(?:(sqrt|pi|theta|arcsin|arccos|arctan|sin|cos|tan|cot|sec|csc|ln|log)|infinity|inf|oo)(?![A-Za-z])"
+    rf"(?<![A-Za-z\\])(?<!\\text\{{)(?<!\\text\{{ )(?:(sqrt|pi|theta|{_FUNCTION})|infinity|inf|oo)(?![A-Za-z])"
 )
 # Python's sign of a power, which is Markdown's for bold text elsewhere.
 _POWER = re.compile(r"(?<=[0-9A-Za-z)}])\*\*(?=[0-9A-Za-z(\\{+-])")
@@ -109,6 +112,7 @@ def spell(answer: str) -> str:
     if "\\" in text:
         text = _ORNAMENT.sub("", text)
         text = _COMMAND.sub(lambda match: _COMMANDS.get(match[1], match[0]) if match[1] else " ", text)
+        text = _UPRIGHT_NAME.sub(lambda match: f"\\{match[1] or match[2]} ", text)
         if "\\over" in text or "\\choose" in text:
             text = _OVER.sub(_fraction, text)
     text = _BARE_NAME.sub(lambda match: f"\\{match[1] or 'infty'} ", text)

@@ -2,7 +2,8 @@
 
     python -P -m reward.trial FILE RESULT <SAMPLE.json
 
-The sample has `query`, `prompt` and `label`. RESULT gets JSON: `reward`, `score` and `logs`, or `error` and `remedy`.
+The sample has `query`, `prompt` and `label`; without one (null), the file is only loaded. RESULT gets JSON: `reward`,
+`score` and `logs`, or `error` and `remedy`.
 """
 
 import json
@@ -19,7 +20,7 @@ from reward.returned import ACCEPTED, ReturnError, read
 _EXAMPLE = f"define {user_files.FUNCTION}(queries, prompts, labels); docs/own-reward.md has an example"
 
 
-def attempt(path: Path, sample: dict[str, Any]) -> dict[str, Any]:
+def attempt(path: Path, sample: dict[str, Any] | None) -> dict[str, Any]:
     """Return the reward of the sample, or what is wrong with the file."""
     try:
         function = user_files.load(path)
@@ -29,6 +30,8 @@ def attempt(path: Path, sample: dict[str, Any]) -> dict[str, Any]:
         return _error(f"has no function {user_files.FUNCTION}", _EXAMPLE)
     except (Exception, SystemExit) as error:
         return _error(f"cannot be imported: {_what(error, path)}", "correct the file")
+    if sample is None:
+        return {"logs": {}}
     called = "on the first line of TRAIN_DATA"
     try:
         value = function([sample["query"]], [sample["prompt"]], [sample["label"]])

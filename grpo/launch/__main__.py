@@ -83,9 +83,7 @@ def main() -> int:
         print(run_dir.show_command(config.argv))
         return 0
     changes = own_settings.changed(options.stand_in, own)
-    about = [*own_settings.describe(changes), *describe(plan, config)]
-    about += [*gpu_memory.describe(config), *reward.describe(config), *judge.describe(run_judge, config)]
-    about += cost.describe(plan, config, run_judge)
+    about = [*own_settings.describe(changes), *_about(plan, config, run_judge)]
     if options.mode == "plan":
         print("\n".join(about), flush=True)
         wrong = preflight.problems_anywhere(config)
@@ -118,6 +116,12 @@ def main() -> int:
     news = warnings + (resume.take_back(config, folder) if options.resume else [])
     print("\n".join([f"run directory {folder}", *news, *about]), flush=True)
     return run(options.name, folder, config, plan, run_judge, held, changes)
+
+
+def _about(plan: Plan, config: Config, run_judge: RunJudge) -> list[str]:
+    """Return what the plan says of a run."""
+    about = [*describe(plan, config), *gpu_memory.describe(config), *reward.describe(config)]
+    return [*about, *judge.describe(run_judge, config), *cost.describe(plan, config, run_judge)]
 
 
 def _where(config: Config) -> list[str]:

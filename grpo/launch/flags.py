@@ -54,6 +54,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="keep parameters with fewer elements than this whole on every rank (default: DeepSpeed's)",
     )
+    _add_algorithm(group)
+
+
+def _add_algorithm(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--loss_aggregation",
         required=True,

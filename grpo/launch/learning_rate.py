@@ -70,6 +70,8 @@ class LearningRate:
 
     def describe(self, steps: int) -> list[str]:
         """Describe warm-up and learning rates of a run of so many global steps in lines for people."""
+        if steps < 1:
+            return []  # the launcher refuses the run
         warm_up = math.ceil(self.warm_up / self.per_step)
         # The mean of a step reaches the peak after the warm-up.
         highest = max(range(1, min(steps, warm_up + 2) + 1), key=lambda step: (round(self.of_step(step), 15), -step))

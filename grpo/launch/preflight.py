@@ -40,7 +40,8 @@ def problems(config: Config, plan: Plan, run_dir: Path, is_resumed: bool = False
         check_python(),
         check_patches(),
         _settings(config),
-        _files(config),
+        _inputs(config, is_missed=True),
+        _of_model(config),
         check_memory(plan),
         () if is_resumed else check_is_new(config, run_dir),
         check_disk(config, plan, run_dir),
@@ -51,11 +52,15 @@ def problems(config: Config, plan: Plan, run_dir: Path, is_resumed: bool = False
 
 
 def problems_anywhere(config: Config) -> list[Problem]:
-    """Run the checks that do not depend on the machine. Files that are not here are not missed."""
-    args = config.args
-    files = [Path(name) for name in (args.pretrain, args.engine_model, args.prompt_data, args.eval_dataset) if name]
-    are_here = all(file.exists() for file in files)
-    return [*_settings(config), *gpu_memory.problems(config), *(_files(config) if are_here else ())]
+    """Run the checks that do not depend on the machine. A model and problems that are not here are not missed."""
+    models = [Path(name) for name in (config.args.pretrain, config.args.engine_model) if name]
+    are_here = all(model.exists() for model in models)
+    return [
+        *_settings(config),
+        *gpu_memory.problems(config),
+        *_inputs(config, is_missed=False),
+        *(_of_model(config) if are_here else ()),
+    ]
 
 
 def _settings(config: Config) -> Iterator[Problem]:
@@ -63,10 +68,13 @@ def _settings(config: Config) -> Iterator[Problem]:
     yield from check_batches(config)
 
 
-def _files(config: Config) -> Iterator[Problem]:
-    yield from check_data(config)
+def _inputs(config: Config, is_missed: bool) -> Iterator[Problem]:
+    yield from check_data(config, is_missed)
     yield from check_environment(config)
     yield from check_reward(config)
+
+
+def _of_model(config: Config) -> Iterator[Problem]:
     yield from check_model(config)
     yield from check_thinking(config)
 

@@ -59,3 +59,15 @@ def test_divisors_and_multiples_of_integers_are_integers(
         text = form.format(name) + brackets.format(comma.join(map(str, numbers)))
         assert both(text, str(value)) and not both(text, str(value + 1))
         assert grade(f"\\boxed{{{text} = {value}}}", str(value)).correct
+
+
+@pytest.mark.parametrize("upright", ["\\operatorname{%s}", "\\mathrm{%s}", "\\text{%s}", "\\operatorname{\\%s}"])
+@pytest.mark.parametrize("name", ["sin", "sec", "arctan", "log", "ln"])
+@pytest.mark.parametrize("argument", ["(x)", "^2(x)", "^{2}(x)+1"])
+def test_a_name_in_an_upright_font_is_the_function(upright, name, argument):
+    assert both(upright % name + argument, f"\\{name}{argument}")
+    assert not both(upright % name + argument, f"\\cos{argument}")
+
+
+def test_a_unit_is_no_function():
+    assert both("5\\text{sec}", "5\\text{ seconds}")

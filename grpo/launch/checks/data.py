@@ -16,10 +16,15 @@ from grpo.stack.problem import Problem, UserError
 _VARIABLES = {"train": "TRAIN_DATA", "eval": "EVAL_DATA"}
 
 
-def check_data(config: Config) -> Iterator[Problem]:
-    """Read both data files. With too few prompts, a stock trainer ends without a step and without an error."""
+def check_data(config: Config, is_missed: bool = True) -> Iterator[Problem]:
+    """Read both data files. With too few prompts, a stock trainer ends without a step and without an error.
+
+    Args:
+        is_missed: whether a file that does not exist is a problem.
+    """
     args = config.args
     files = {"train": args.prompt_data, "eval": args.eval_dataset}
+    files = {split: path for split, path in files.items() if is_missed or not path or Path(path).exists()}
     read: dict[str, list[Record]] = {}
     for split, path in files.items():
         if not path:
@@ -71,10 +76,12 @@ def check_lengths(config: Config, file: str, records: Sequence[Record]) -> Itera
     if not args.apply_chat_template or not can_format_chats(Path(args.pretrain)):
         return
     try:
+        names = variables(args.reasoning_effort, args.template_variables)
+    except UserError:
+        return  # check_flags explains it
+    try:
         prompts = [json.loads(record.prompt) for record in records]
-        lengths = prompt_lengths.count(
-            args.pretrain, prompts, variables(args.reasoning_effort, args.template_variables)
-        )
+        lengths = prompt_lengths.count(args.pretrain, prompts, names)
     except UserError as error:
         yield error.problem
         return

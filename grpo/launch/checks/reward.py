@@ -31,6 +31,8 @@ _RESPONSE = (
 def check_reward(config: Config) -> Iterator[Problem]:
     """Call each function of the user's own on the first line of TRAIN_DATA, with a right answer as the response.
 
+    Without that line, the files are only loaded.
+
     Raises:
         SettingsError: for invalid settings, which :func:`grpo.launch.judge.of_run` refuses before.
     """
@@ -44,7 +46,7 @@ def check_reward(config: Config) -> Iterator[Problem]:
         if not file.path.is_file() or file.path.suffix != ".py":
             is_file = "is no .py file" if file.path.exists() else "does not exist"
             yield Problem(f"REWARD: {file.path} {is_file}", "set REWARD to a .py file with reward_func")
-        elif sample is not None:  # without data, that is the problem
+        else:
             yield from _check(file, sample)
 
 
@@ -84,7 +86,7 @@ def first_sample(config: Config) -> dict[str, Any] | None:
     return {"query": prompt + _RESPONSE.format(answer=answer), "prompt": prompt, "label": label}
 
 
-def _check(file: RewardFile, sample: dict[str, Any]) -> Iterator[Problem]:
+def _check(file: RewardFile, sample: dict[str, Any] | None) -> Iterator[Problem]:
     result = try_file(file.path, sample)
     if "error" in result:
         yield Problem(f"REWARD: {file.path} {result['error']}", result["remedy"])
@@ -96,7 +98,7 @@ def _check(file: RewardFile, sample: dict[str, Any]) -> Iterator[Problem]:
         )
 
 
-def try_file(path: Path, sample: dict[str, Any], deadline: float = DEADLINE) -> dict[str, Any]:
+def try_file(path: Path, sample: dict[str, Any] | None, deadline: float = DEADLINE) -> dict[str, Any]:
     """Return the result of :mod:`reward.trial` for one file; `error` and `remedy` if it ends without one."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"

@@ -55,6 +55,25 @@ def test_the_plan_shows_what_was_set_and_refuses_what_the_check_refuses(checkout
 
 
 @pytest.mark.parametrize(
+    ("options", "variables", "message"),
+    [
+        ([], {"TRAIN_DATA": "{folder}/rows.jsonl"}, "rows.jsonl, line 1 is not JSON"),
+        ([], {"REWARD": "{folder}/reward.py"}, "reward.py has a syntax error"),
+        ([], {"ENVIRONMENT": "{folder}/none.py"}, "none.py does not exist"),
+        (["--steps", "-3"], {}, "STEPS -3 trains nothing"),
+        (["--gpus", "2"], {"EXPERTS": "bf16"}, "set EXPERTS=packed"),
+        ([], {"TEMPLATE_VARIABLES": '{"a":'}, "is no JSON"),
+    ],
+)
+def test_a_plan_without_a_model_reads_the_files_that_are_here(checkout, tmp_path, options, variables, message):
+    for name, text in (("rows.jsonl", '{"a"'), ("reward.py", "def (")):
+        (tmp_path / name).write_text(text)
+    given = {name: value.replace("{folder}", str(tmp_path)) for name, value in variables.items()}
+    done = call(checkout, "--plan", *options, **given)
+    assert done.returncode == 2 and message in done.stderr and "refused, 1 problem" in done.stderr
+
+
+@pytest.mark.parametrize(
     ("variables", "message"),
     [
         ({"JUDGE": "2"}, "JUDGE is '2': set it to 1 (on) or 0 (off)"),
