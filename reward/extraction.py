@@ -79,8 +79,8 @@ def answers_of(text: str) -> tuple[Answers | None, str | None]:
     """The answers that a message names, or (None, why it names none)."""
     boxes, reason = _boxes(text)
     if reason == NO_ANSWER:
-        announced = after_phrase(text)
-        return (Answers(announced[0], announced), None) if announced else (None, NO_ANSWER)
+        announced, earlier = after_phrase(text)
+        return (Answers(announced[0], announced, earlier), None) if announced else (None, NO_ANSWER)
     if not boxes:
         return None, reason
     last = boxes[-1]

@@ -57,6 +57,9 @@ _REJECTED = re.compile(
     r"(?:then )?(?:the |our |its )?\Z",
     re.IGNORECASE,
 )
+_CORRECTING = re.compile(
+    r"\b(?:no|wait|actually|instead|wrong|incorrect|mistaken?|sorry|correction|original)\b[^.!?\n]*\Z", re.IGNORECASE
+)
 _CANDIDATE_WORDS = re.compile(r"\b(?:either|both|maybe|perhaps|possibly)\b|[*`]|\\[()]|(?<!\\)\$")
 _OTHER_RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|leq|geq|neq|in|equiv|approx|sim|p?mod|bmod)(?![A-Za-z])|\u2248")
 _BEFORE_A_BOX = re.compile(
@@ -74,8 +77,10 @@ _UNFINISHED = re.compile(r"(?:[=+\-/^_{&\[]|\\(?:cdot|times|text|mathrm|textbf)\
 _MAX_LABEL = 30
 
 
-def after_phrase(text: str) -> tuple[str, ...]:
-    """The answers that the last phrase announces; empty if the text has no such phrase, or nothing follows it.
+def after_phrase(text: str) -> tuple[tuple[str, ...], str | None]:
+    """The answers that the last phrase announces, and another one that an earlier phrase announces, None if none does.
+
+    No answers if the text has no such phrase, or nothing follows it.
 
     An earlier phrase counts if the last one only judges the answer ("is correct"). A phrase of one case or of another
     answer ("if zero counts, the answer is 205") adds to the answer of an earlier phrase.
@@ -86,18 +91,30 @@ def after_phrase(text: str) -> tuple[str, ...]:
         answers = _announced(text, phrase.end())
         if answers and not _PROSE.match(", ".join(answers)):
             if one_case:
-                return answers if answers == one_case else answers + one_case
+                return answers if answers == one_case else answers + one_case, None
             if not _ONE_CASE.search(text, max(0, phrase.start() - MAX_LEAD_CHARS), phrase.start()):
-                return answers
+                return answers, None if _corrects(text, phrase.start()) else _unlike(text, phrase.start(), answers[0])
             one_case = answers
         judged = judged or answers
-    return one_case or judged
+    return one_case or judged, None
+
+
+def _corrects(text: str, begin: int) -> bool:
+    """Whether the words before a phrase take back what was said: "No, the answer is 204"."""
+    return _CORRECTING.search(text, max(0, begin - MAX_LEAD_CHARS), begin) is not None
+
+
+def _unlike(text: str, begin: int, announced: str) -> str | None:
+    return earlier_answer(text, begin, announced) if _is_value(announced, announced) else None
 
 
 def earlier_answer(text: str, begin: int, boxed: str) -> str | None:
-    """The answer that the last phrase before a box announces, if the box at `begin` is not derived from it.
+    """The answer that the last phrase before `begin` announces, if the answer there is not derived from it.
 
-    None also stands for what is no plain value ("the answer is at most 300"), and for a phrase whose answer is the box.
+    None also stands for what is no plain value ("the answer is at most 300"), and for a phrase that announces the same.
+
+    Args:
+        boxed: the answer at `begin`, of a box or of a phrase.
     """
     for phrase in islice(reversed(list(_PHRASE.finditer(text, 0, begin))), MAX_PHRASES):
         if _REJECTED.search(text, max(0, phrase.start() - MAX_LEAD_CHARS), phrase.start()):

@@ -176,6 +176,31 @@ def test_a_later_phrase_corrects_an_earlier_one() -> None:
     assert grade("The answer is 205. For the original problem, the answer is 204.", "204").correct
 
 
+@pytest.mark.parametrize("gold", ["204", "205", "206"])
+@pytest.mark.parametrize(
+    "response",
+    [
+        "Answer: {}\nAnswer: {}", "#### {}\n#### {}", "The answer is {}. The answer is {}.",
+        "**Answer:** {}\n\nThe final answer is ${}$.", "The answer is {}. The answer is 99. The answer is {}.",
+    ],
+)  # fmt: skip
+def test_answers_announced_one_after_the_other_are_several(response: str, gold: str) -> None:
+    assert not grade(response.format("204", "205"), gold).correct
+    assert not grade(response.format("205", "204"), gold).correct
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "Answer: 204\nAnswer: 204", "The answer is 101/103, so the answer is 204.",
+        "The answer is at most 300. The answer is 204.", "The wrong answer is 12. The answer is 204.",
+        "The answer is 2552204 mod 1000, so the answer is 204.",
+    ],
+)  # fmt: skip
+def test_one_answer_may_be_announced_again_or_derived(response: str) -> None:
+    assert grade(response, "204").correct
+
+
 @pytest.mark.parametrize("interval", ["(1,2]", "[1,2)", "(1,2)", "[1,2]", "(1;2]", "[1;2)"])
 @pytest.mark.parametrize("form", ["${}$", "\\({}\\)", "$x \\in {}$", "{}"])
 @pytest.mark.parametrize("after", ["; done", "; this was all.", ". Done.", ", since $x>1$", "; here $a=5$"])
