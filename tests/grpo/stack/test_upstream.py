@@ -31,7 +31,7 @@ TRANSFORMERS = "transformers/tokenization_utils_"
 # The protocol, what hooks add, the source files with their classes (None: the whole file).
 OBJECTS = [
     (experience.Rows, {"__dataclass_fields__", "routing"}, {EXPERIENCE_MAKER: {"Experience"}}),
-    (experience.Sample, {"branches", "missing", "details"}, {EXPERIENCE_MAKER: {"Experience"}}),
+    (experience.Sample, {"sampled_by", "branches", "missing", "details"}, {EXPERIENCE_MAKER: {"Experience"}}),
     (experience.Batch, {"branches", "branch_counts", "replay"}, {EXPERIENCE_MAKER: {"Experience"}}),
     (experience.BufferItem, {"branches", "routing"}, {REPLAY_BUFFER: {"BufferItem"}}),
     (
@@ -54,7 +54,7 @@ OBJECTS = [
     (trainer.ZeroOptimizer, set(), {ZERO + "stage3.py": None, "deepspeed/runtime/base_optimizer.py": None}),
     (trainer.ZeroParameter, set(), {ZERO + "partition_parameters.py": None}),
     (engine.Engine, set(), {VLLM_ENGINE: {"LLMRayActor"}}),
-    (engine.EngineActor, set(), {VLLM_ENGINE: {"LLMRayActor"}}),
+    (engine.EngineActor, {"_actor_id"}, {VLLM_ENGINE: {"LLMRayActor"}}),
     (engine.LinearLayer, {"lora_A", "lora_B"}, {VLLM_LINEAR: {"LinearBase"}, "torch/nn/modules/module.py": {"Module"}}),
     (engine.Attention, set(), {"vllm/model_executor/models/gpt_oss.py": {"OAIAttention"}}),
     (engine.Streams, set(), {"vllm/v1/engine/async_llm.py": {"AsyncLLM"}}),
