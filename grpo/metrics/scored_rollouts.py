@@ -33,7 +33,7 @@ class Rollout:
 
 
 def compare(rollouts: Sequence[Rollout]) -> Comparison:
-    """Compare engines and trainer on rollouts, of which at least one has a token."""
+    """Compare engines and trainer on rollouts, at least one, each with tokens."""
     positions = torch.cat([rollout.positions for rollout in rollouts]).sort().values
     ends = [int(part[-1]) for part in positions.tensor_split(QUARTERS) if len(part)]
     has_adapter = any(not torch.equal(rollout.scored, rollout.base) for rollout in rollouts)
@@ -64,7 +64,6 @@ def _to_base(rollouts: Sequence[Rollout]) -> float:
         [
             ((one.sampled - one.scored).abs().double() - (one.sampled - one.base).abs().double()).mean()
             for one in rollouts
-            if len(one.positions)
         ]
     )
     error = float(nearer.std()) / math.sqrt(len(nearer)) if len(nearer) > 1 else 0.0

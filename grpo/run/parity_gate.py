@@ -42,7 +42,7 @@ class ParityGate:
         if self._is_open or not is_compared(trainer.args):
             return
         rollouts = scored(trainer, batches, samples)
-        if not any(len(rollout.positions) for rollout in rollouts):
+        if not rollouts:
             return
         comparison, limit = compare(rollouts), trainer.args.parity_limit
         self._is_open = comparison.has_adapter
@@ -69,7 +69,7 @@ def scored(trainer: LoggedTrainer, batches: Sequence[Batch], samples: Sequence[S
     """Let the ranks score some micro-batches, evenly spaced, with their adapter and without it.
 
     Returns:
-        The rollouts whose engine is known; branches are left out.
+        The rollouts whose engine is known and that have sampled tokens; branches are left out.
     """
     ranks = trainer.args.actor_num_nodes * trainer.args.actor_num_gpus_per_node
     per_batch = len(batches[0].sequences)
@@ -88,9 +88,9 @@ def scored(trainer: LoggedTrainer, batches: Sequence[Batch], samples: Sequence[S
     for number, batch in enumerate(chosen):
         for row, index in enumerate(batch.index):
             sampled_by = getattr(samples[index], "sampled_by", None)
-            if batch.rollout_log_probs is None or sampled_by not in engines:
+            mask = batch.action_mask[row].bool()  # nothing of a rollout without a reward
+            if batch.rollout_log_probs is None or sampled_by not in engines or not mask.any():
                 continue
-            mask = batch.action_mask[row].bool()
             sides = (side[row][mask] for side in (batch.rollout_log_probs, now[number], base[number]))
             positions = mask.nonzero().flatten() + 1  # column t predicts token t + 1
             rollouts.append(Rollout(engines[sampled_by], number * ranks // count, positions, *sides))

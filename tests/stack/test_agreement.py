@@ -158,14 +158,6 @@ def test_the_object_store_can_be_mapped_by_others(ray_cluster):
 
 
 @pytest.mark.timeout(900)
-def test_an_adapter_of_another_model_is_refused(stack, synced):
-    flat, specs = stack.adapter()
-    other = [asdict(spec) | {"name": spec.name.replace("layers.0.", "layers.40.")} for spec in specs]
-    with pytest.raises(Exception, match="fit no attention layer"):
-        ray.get(stack.engines[0].load_adapter.remote(flat.view(torch.uint8).numpy(), other))
-
-
-@pytest.mark.timeout(900)
 def test_rope_is_fp32_in_the_trainer(stack):
     dtypes = stack.every_rank(
         lambda actor: [str(b.dtype) for n, b in actor.actor.model.module.named_buffers() if "inv_freq" in n]
@@ -251,3 +243,12 @@ def test_the_gate_notices_other_sinks(stack, prompts):
     noticed = found(stack, prompts)
     stack.add_to_sinks(-4.0)
     assert any(what.startswith("all: ") for what in noticed)
+
+
+@pytest.mark.timeout(900)
+def test_an_adapter_of_another_model_is_refused(stack, synced):
+    """The last test: the engine ends with it."""
+    flat, specs = stack.adapter()
+    other = [asdict(spec) | {"name": spec.name.replace("layers.0.", "layers.40.")} for spec in specs]
+    with pytest.raises(Exception, match="fit no attention layer"):
+        ray.get(stack.engines[0].load_adapter.remote(flat.view(torch.uint8).numpy(), other))

@@ -100,3 +100,18 @@ def test_samples_of_unknown_engines_are_left_out():
         sample.sampled_by = None
     ParityGate().check(trainer, 1, batches, samples)
     assert trainer.written == []
+
+
+def test_rollouts_without_a_reward_are_left_out():
+    """All of one rank, and some of the other: branches.give_advantages empties their masks."""
+    trainer, batches, samples = run(batches=4)
+    for batch in batches[2:]:
+        batch.action_mask[:] = 0
+    batches[0].action_mask[:3] = 0
+    ParityGate().check(trainer, 1, batches, samples)
+    rows = {row["name"]: row["tokens"] for row in trainer.written[0]["rows"]}
+    assert rows["all"] == rows["rank 0"] == (2 * ROWS - 3) * (LENGTH - 1) and "rank 1" not in rows
+    for batch in batches:
+        batch.action_mask[:] = 0
+    ParityGate().check(trainer, 1, batches, samples)
+    assert len(trainer.written) == 1
