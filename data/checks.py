@@ -20,9 +20,15 @@ def check_overlap(
 ) -> tuple[list[Problem], list[str], dict[str, list[dict[str, Any]]]]:
     """Find problems of train that are also in eval: the same contest place, text, or a near-duplicate.
 
-    Returns the problems to keep, a line for each that decontaminate left out of train, and for the card the
-    near-duplicates within a split and the groups of variants (which may span both).
-    Raises UserError for an overlap, unless decontaminate is set.
+    Args:
+        decontaminate: leave the problems of train that overlap out.
+
+    Returns:
+        The problems to keep; a line for each that was left out; for the card, the near-duplicates within a split and
+        the groups of variants (which may span both).
+
+    Raises:
+        UserError: for an overlap, unless `decontaminate` is set.
     """
     pairs, groups = duplicates.find([one.text for one in problems], [canonical(one.answer) for one in problems])
     overlaps = {}  # problem of train -> its place in eval
@@ -60,9 +66,16 @@ def check_lengths(
 ) -> tuple[list[Problem], list[str], dict[str, Any]]:
     """Measure the prompts in tokens and find those longer than `limit`.
 
-    Returns the problems to keep, a line for each that drop_long left out, and for the card the largest length of each
-    split and its 99th percentile (the smallest length that 99% do not exceed).
-    Raises UserError for a prompt that is too long, unless drop_long is set.
+    Args:
+        limit: tokens; None for no limit.
+        drop_long: leave long prompts out.
+
+    Returns:
+        The problems to keep; a line for each that was left out; for the card, the largest length of each split and its
+        99th percentile (the smallest length that 99% do not exceed).
+
+    Raises:
+        UserError: for a prompt that is too long, unless `drop_long` is set.
     """
     lengths = dict(zip(problems, prompt_lengths(tokenizer_name, [one.prompt for one in problems]), strict=True))
     too_long = {one: length for one, length in lengths.items() if limit is not None and length > limit}

@@ -4,10 +4,11 @@ r"""Turns problems of AIME, MATH, a file of your own or the synthetic task into 
     python -m data.prepare --source aime.jsonl --train math --skip-bad --out data/prepared  # and 45 of MATH to train on
     python -m data.prepare --source synthetic --out data/prepared --train-count 512
 
-A source is a .jsonl, .json, .parquet or .csv file (data/columns.py has the names of its columns), `aime` or `math` for
-the pinned data sets of the hub, or `synthetic`. Sources of --source are split by the rules in data/splits.py. Sources
-of --train and --eval go whole into that split. Every output line is a record: `prompt` (the user's message), `label`
-(JSON with `answer` and `split`), `datasource` and `id`. The same input gives the same bytes, in any row order.
+A source is a .jsonl, .json, .parquet or .csv file, `aime` or `math` for the pinned data sets of the hub, or
+`synthetic`. The columns of a file are named in data/columns.py. Sources of --source are split by the rules in
+data/splits.py. Sources of --train and --eval go whole into that split. Every output line is a record: `prompt` (the
+user's message), `label` (JSON with `answer` and `split`), `datasource` and `id`. The same input gives the same bytes,
+in any row order.
 
 It refuses the following, and lists every place:
 - rows that are unreadable, incomplete or not gradable (--skip-bad leaves them out);

@@ -1,7 +1,7 @@
 r"""Validates rows and turns them into problems; finds rows that are the same problem.
 
-A row has a problem and an answer. A row of AIME also has its place (year, contest I or II, number from 1 to 15), a row
-of MATH its level and subject. :mod:`data.columns` has the names of the columns. A problem may be a prompt that
+A row has a problem and an answer. A row of AIME also has its place: year, contest I or II, number from 1 to 15. A row
+of MATH has its level and subject. :mod:`data.columns` has the names of the columns. A problem may be a prompt that
 `data.prepare` has written, and an answer its label. Without an answer the last box of the solution counts. Without
 place columns, the place is read from a link to the problem's page or from an id such as 2024-II-4. A part of a place
 means nothing, unless other rows of the file have a whole one. Papers count from 1; a paper with a number 0 counts from

@@ -39,9 +39,12 @@ def choose(
 ) -> tuple[list[Problem], dict[str, int], dict[str, dict[str, Any]]]:
     """Leave out training problems whose solve rate is unknown or outside a range, whose ends belong to it.
 
-    Returns the problems kept, how many were left out by reason, and for each level (or data source, without levels)
-    the measured problems, their mean rate, and how many of them are kept.
-    Raises UserError if the range is invalid, or no training problem has a rate.
+    Returns:
+        The problems kept; how many were left out, by reason; and by level (or data source, without levels) the measured
+        problems, their mean rate, and how many of them are kept.
+
+    Raises:
+        UserError: if the range is invalid, or no training problem has a rate.
     """
     low, high = between
     if not 0 <= low < high <= 1:

@@ -1,9 +1,9 @@
 """The rules that choose problems and split them; none draws at random or depends on the row order.
 
-- AIME: each paper gives three of its 15 problems to eval, one of each third (easy, middle, hard). With k = (2 * year +
-  contest) mod 5 these are the numbers 1 + k, 6 + (k + 3) mod 5 and 11 + (k + 1) mod 5, so five consecutive papers hold
-  out every number once. Six papers give 72 and 18. A problem's split depends only on its place in the contest: a file
-  with more years does not move it.
+- AIME: each paper gives three of its 15 problems to eval, one of each third (easy, middle, hard). With
+  k = (2 * year + contest) mod 5 these are 1 + k, 6 + (k + 3) mod 5, and 11 + (k + 1) mod 5. Thus five consecutive
+  papers hold out every number once. Six papers give 72 and 18. A problem's split depends only on its place in the
+  contest: a file with more years does not move it.
 - Everything else: `balanced` picks the share for eval (20% unless --eval-fraction says otherwise).
 - MATH: problems of level 4 and 5 (or --levels), of which `balanced` picks 45 unless --math-count says otherwise.
 """

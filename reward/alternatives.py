@@ -2,12 +2,12 @@ r"""Other answers that the text after an announced one offers: "204. If zero cou
 
 A response is never right by naming several answers. What a model's further number or equation means cannot be known, so
 it counts as another answer unless the text says what else it is:
-- A further value is offered as an answer if it stands where an answer would, at the start of a clause or after words
-  that propose it ("or", "no", "it is", "we get"), and nothing follows it but the end of the clause or a condition.
+- A further value is offered as an answer at the start of a clause or after words that propose it ("or", "no", "it is",
+  "we get"). Only the end of the clause or a condition may follow it.
 - A further equation such as `$x = 205$` is offered in the same places. It is an explanation after words that introduce
   one ("where", "with", "since", "for", "here"), and as a part of a longer statement.
-- A number is harmless if it counts something ("17 primes"), belongs to a statement, is denied ("not 205", "205
-  fails"), continues a harmless list, or repeats the answer.
+- A number is harmless if it counts something ("17 primes") or is denied ("not 205", "205 fails"). It is also harmless
+  as a part of a statement or of a harmless list, and if it repeats the answer.
 
 The search ends at a heading such as "Explanation:"; the steps below it have results of their own.
 """

@@ -1,15 +1,18 @@
 r"""Are two answers equal? The structure is compared here; `decide` compares the values of two expressions.
 
-Answers are read as unordered collections (sets, lists without brackets, plus-minus), tuples and intervals (ordered,
-with their brackets), unions, relations, matrices, numbers in a base, words, and expressions. Each pair of parts is
-compared within its kind, so that math-verify, which confuses kinds and drops subscripts, text and the case of letters,
-never sees more than one plain expression.
+Answers are of one of these kinds:
+- unordered collections: sets, lists without brackets, plus-minus;
+- tuples and intervals, which have an order and keep their brackets;
+- unions, relations, matrices, numbers in a base, words, and expressions.
+
+Each pair of parts is compared within its kind. math-verify confuses kinds, and drops subscripts, text and the case of
+letters, so it never sees more than one plain expression.
 
 Decisions about equality, since conventions differ:
 - A value without a unit equals the same value with any unit; two different units are unequal (see `units`).
 - `x = 5` equals `5` and `y = 2x+1` equals `2x+1`; `x = 5` and `y = 5` are unequal.
 - Capital letters alone are a name: `ABC` and `CAB` are unequal, while `xy` equals `yx`.
-- `x = 1, y = 2` equals `y = 2, x = 1`, `(x, y) = (1, 2)`, and the values alone in the order of the names: symbols go
+- `x = 1, y = 2` equals `y = 2, x = 1`, `(x, y) = (1, 2)`, and the values alone in the order of the names. Symbols go
   by the alphabet, lengths as listed (in a tuple only if that is the alphabet's order). A set of values has no order.
 - `{5}` equals `5`; `1, 2` equals `{2, 1}` but neither `(1, 2)` nor `[1, 2]`.
 - `1 \le x < 2` equals `[1, 2)`, and `x \in S` equals `S`.
@@ -94,7 +97,7 @@ def _same(a: Node, b: Node, decide: Decide) -> bool:
 def _same_solutions(
     names: list[str], rows: list[Node], other: Node, solved_other: tuple[list[str], list[Node]] | None, decide: Decide
 ) -> bool:
-    """Whether `x = 1, y = 2 or x = 2, y = 1` is another list of solutions, or a list of pairs without names."""
+    """Whether solutions such as `x = 1, y = 2 or x = 2, y = 1` equal another list, with names or of pairs without."""
     if solved_other is None:
         listed = other.parts if other.kind == "collection" and not other.mark else ()
         return _matched(rows, listed, decide)

@@ -11,8 +11,8 @@ counted from the sending. A call gets no slot while
   so, or all replies of a whole window are 429s.
 
 A quota below the configured one shows in a 429. The cap on requests then falls to the number that the server accepted
-in the last window, but to a quarter at least, since somebody else may have used the quota. It
-grows by a twentieth after `WINDOWS_TO_GROW` windows without a 429, by two after as many again, and so on.
+in the last window. Somebody else may have used the quota, so it never falls below a quarter at once. It grows by a
+twentieth after `WINDOWS_TO_GROW` windows without a 429, by two after as many again, and so on.
 A process that dies keeps its slots until `call_timeout` is over.
 """
 

@@ -1,7 +1,10 @@
 r"""The text around an answer, as tokens: words, values, equations, signs, and the ends of sentences.
 
-A formula is one token. It is a value (`$205$`, `$120+84$`), an equation that gives a name a value (`$x = 205$`), a
-statement (`$2+3 = 5$`), a symbol (`$y$`), or as good as a word.
+A formula is one token of one of these kinds:
+- a value (`$205$`, `$120+84$`);
+- an equation that gives a name a value (`$x = 205$`);
+- a statement (`$2+3 = 5$`);
+- a symbol (`$y$`), or as good as a word.
 """
 
 import re

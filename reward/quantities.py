@@ -1,9 +1,12 @@
 r"""Equations that say a value: `m+n = 204` is 204, while `2x = 204` still has to be solved.
 
-The left side has to be a name or a constant. A name is what a question may ask for: a variable, a function applied to
-something, a length, a measure such as `|S|`, the cosine of an angle (`\cos A`, not `\cos x`), words, and sums, products
-or quotients of several of these. A constant is a statement about numbers, which has to be true: `100+105 = 204` states
-nothing.
+The left side has to be a name or a constant. A name is what a question may ask for:
+- a variable, or a function applied to something;
+- a length, a measure such as `|S|`, the cosine of an angle (`\cos A`, not `\cos x`);
+- words;
+- sums, products or quotients of several of these.
+
+A constant is a statement about numbers, which has to be true: `100+105 = 204` states nothing.
 """
 
 import re

@@ -5,7 +5,7 @@ otherwise correctness alone. Samples of an evaluation are never judged: their re
 response without a final answer has correctness 0; JUDGE_UNFINISHED decides whether the judge scores its
 reasoning. An empty response has quality 0 and is not sent.
 
-OpenRLHF loads this file by its path in each engine, so the checkout must be on PYTHONPATH, and calls
+OpenRLHF loads this file by its path in each engine, so the checkout must be on PYTHONPATH. It calls
 `reward_func` in a thread, one sample at a time. Nothing raises here: OpenRLHF turns an exception into a
 missing reward that breaks the batch later. A sample that could not be graded says so in `reward_error`,
 and its other values are NaN: `grpo.batch.rewards.complete` gives it an advantage of zero. A sample that could not be
@@ -50,8 +50,8 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
 
     Returns `rewards`, `scores` (correctness: 0.0 or 1.0, NaN where grading failed) and `extra_logs` (LOG_KEYS, and
     those of :class:`reward.judge.Verdict` if a judge is configured).
-    Each value is a float for the one sample that OpenRLHF sends a call (it wraps the value in
-    `torch.tensor([value])`, where a list would add a dimension), and a list of n floats for any other n.
+    Each value is a list of n floats. For one sample, which is what OpenRLHF sends, it is a float: OpenRLHF wraps it in
+    `torch.tensor([value])`, where a list would add a dimension.
     """
     samples = [_timed_one(queries, prompts, labels, i) for i in range(len(queries))]
 
@@ -160,8 +160,8 @@ def response_of(query: str, prompt: str) -> str:
     1. The query starts with the prompt.
     2. The prompt was cut at its start, or decoding changed it: its last 200 characters (or half of it)
        mark its end. They are looked for no further than the prompt can reach: a response may quote them.
-    3. Otherwise, the response is the run of assistant messages after the last one of another role,
-       all of them, since a harmony response has several (analysis, then final).
+    3. Otherwise, the response is all assistant messages after the last one of another role. A harmony
+       response has several (analysis, then final).
     If the prompt opens the assistant's message further (`<|start|>assistant<|channel|>final<|message|>`),
     that header belongs to the response. Raises ValueError when no rule fits.
     """

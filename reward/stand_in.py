@@ -28,10 +28,14 @@ class Fault:
     """The fault of one request.
 
     Attributes:
-        kind: "status" (an error of `status`), "hang" (no answer for `seconds`), "close" (the connection), "slow" (a
-            good answer, a byte every `seconds`), "blocked" (the prompt), "filtered" (the reply), "cut", "empty",
-            "not json", "no reply" (JSON that is not a reply), "out of range", or "says" (a reply with the text of
-            `message`).
+        kind: one of the following.
+
+            - "status": an error of `status`;
+            - "hang": no answer for `seconds`; "slow": a good answer, a byte every `seconds`;
+            - "close": of the connection;
+            - "blocked": the prompt; "filtered": the reply;
+            - "cut", "empty", "not json", "out of range", "no reply" (JSON that is not a reply): a bad reply;
+            - "says": a reply with the text of `message`.
         message: of the error. ``{key}`` in it becomes the key that came with the request.
         retry_delay: of the error, in seconds, as RetryInfo; `retry_after` as a header.
         quota: of a 429: the quotaId and quotaValue that were exceeded.

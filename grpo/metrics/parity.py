@@ -8,6 +8,8 @@ Four numbers, each of which sees what the others miss:
 - The **scale**: the slope of the engine's log-probs on the trainer's. Rounding leaves it at 1, another temperature does
   not.
 - Whether an engine is **nearer to the model without the adapter** than to the one with it, paired by sample.
+
+In all of them, a token counts with at most 0.5 nat: see :data:`grpo.metrics.scored_rollouts.CLIP`.
 """
 
 import math
@@ -33,8 +35,8 @@ class Row:
         mean: mean difference of engine and trainer, nat.
         quarters: the same over each quarter of all tokens by position; NaN where it has no token.
         scale: slope of the engine's log-probs on the trainer's; NaN if these do not vary.
-        to_base: how much nearer the engine is to the model without its adapter than to the one with it, in standard
-            errors of the mean over samples; NaN for an adapter of zero.
+        to_base: how much nearer the engine is to the model without its adapter than to the one with it. The unit is
+            the standard error of the mean over samples; NaN for an adapter of zero.
     """
 
     name: str

@@ -9,6 +9,9 @@ import torch
 from grpo.metrics.parity import Comparison, Row
 
 QUARTERS = 4
+# A token whose router is close to a tie can differ by several nat, from rounding alone. A fault moves more than a few.
+CLIP = 0.5  # nat
+ROUNDS = 20
 
 
 @dataclass(frozen=True)
@@ -47,24 +50,30 @@ def compare(rollouts: Sequence[Rollout]) -> Comparison:
 def _row(name: str, rollouts: Sequence[Rollout], ends: Sequence[int]) -> Row:
     positions = torch.cat([rollout.positions for rollout in rollouts])
     sampled, scored = (torch.cat([getattr(one, side) for one in rollouts]).double() for side in ("sampled", "scored"))
-    difference = (sampled - scored).abs()
+    difference = (sampled - scored).clamp(-CLIP, CLIP)
     quarter = torch.bucketize(positions, torch.tensor(ends))
-    means = [float(difference[quarter == number].mean()) for number in range(len(ends))]
-    return Row(name, len(positions), float(difference.mean()), means, _slope(sampled, scored), _to_base(rollouts))
+    means = [float(difference[quarter == number].abs().mean()) for number in range(len(ends))]
+    mean = float(difference.abs().mean())
+    return Row(name, len(positions), mean, means, _slope(sampled, scored), _to_base(rollouts))
 
 
 def _slope(of: torch.Tensor, on: torch.Tensor) -> float:
-    centered = on - on.mean()
-    variance = float((centered * centered).sum())
-    return float((centered * of).sum()) / variance if variance else math.nan
+    """Return the slope of a robust regression with Huber's loss (Huber 1964), by reweighted least squares."""
+    weights, slope = torch.ones_like(on), math.nan
+    for _ in range(ROUNDS):
+        x, y = (side - (weights * side).sum() / weights.sum() for side in (on, of))
+        variance = float((weights * x * x).sum())
+        if not variance:
+            break
+        slope = float((weights * x * y).sum()) / variance
+        weights = CLIP / (y - slope * x).abs().clamp(min=CLIP)
+    return slope
 
 
 def _to_base(rollouts: Sequence[Rollout]) -> float:
-    nearer = torch.stack(
-        [
-            ((one.sampled - one.scored).abs().double() - (one.sampled - one.base).abs().double()).mean()
-            for one in rollouts
-        ]
-    )
+    def distance(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return (one - other).abs().double().clamp(max=CLIP).mean()
+
+    nearer = torch.stack([distance(one.sampled, one.scored) - distance(one.sampled, one.base) for one in rollouts])
     error = float(nearer.std()) / math.sqrt(len(nearer)) if len(nearer) > 1 else 0.0
     return float(nearer.mean()) / error if error else math.nan

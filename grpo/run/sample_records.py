@@ -22,11 +22,15 @@ def describe_samples(
 ) -> list[Record]:
     """Return the records of the first samples of a step, and always of its extremes (see :func:`extremes`).
 
-    A record has `id` and `datasource` of the problem, `sample` (its index in the rollout), `prompt`, `response` (with
-    special tokens), `label`, `gold`, `answer` (None if none can be extracted), `prompt_length` and `extremes` (what it
-    is the extreme of). Rollouts in an environment add `conversation`, the whole text of each of their samples. All logs
-    of the reward function and the `details` of :mod:`grpo.metrics.step_metrics` are included. A number that
-    :func:`grpo.batch.rewards.complete` filled in for the step's mean is None.
+    A record has:
+
+    - `id` and `datasource` of the problem, `label`, `gold`, `prompt` and `prompt_length`;
+    - `sample` (its index in the rollout), `response` (with special tokens), `answer` (None if none can be extracted);
+    - `extremes`, what it is the extreme of;
+    - `conversation` for rollouts in an environment, the whole text of each of their samples;
+    - all logs of the reward function, and the `details` of :mod:`grpo.metrics.step_metrics`.
+
+    A number that :func:`grpo.batch.rewards.complete` filled in for the step's mean is None.
 
     Args:
         samples: ``Experience`` of one sample each.

@@ -1,7 +1,8 @@
 """Attention with sinks, forward and backward: transformers' eager attention and ours, with gpt-oss-120b's heads.
 
-`stock` and `ours` are the peak of memory that a pass of a full layer takes beside its inputs, the memory of the process
-on a CPU and that of the allocator on a GPU. Ours is measured at half the length as well: its growth is linear.
+`stock` and `ours` are the peak of memory that a pass of a full layer takes beside its inputs. On a CPU that is the
+memory of the process, on a GPU that of the allocator. Ours is measured at half the length as well: its growth is
+linear.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """How far log-probs of trainer and engine differ, with the trainer's own choice of experts and with the engine's.
 
-The engine is vLLM's, and the trainer's model is the actor's, both in bf16 with the weights of the tiny model, whose
-routers are moved close to ties: their weights shrink, and a constant, which no softmax sees, makes rounding coarser.
+The engine is vLLM's, and the trainer's model is the actor's. Both hold the weights of the tiny model in bf16, with
+routers moved close to ties: their weights shrink, and a constant, which no softmax sees, makes rounding coarser.
 `stock` and `ours` are `logprob_diff_mean` over all seeds.
 """
 

@@ -58,6 +58,16 @@ def test_rounding_is_no_fault(effect):
     assert comparison.has_adapter == (effect > 0)
 
 
+def test_a_few_tokens_with_other_experts_are_no_fault():
+    """Seen in a healthy run: the engine is certain of one token of a group, the trainer's experts find it unlikely."""
+    healthy = rollouts()
+    for rollout in healthy[:6]:
+        rollout.sampled[7], rollout.scored[7], rollout.base[7] = -0.02, -5.0, -5.0
+    comparison = compare(healthy)
+    assert list(comparison.problems(limit=0.05)) == []
+    assert comparison.rows[0].mean < 0.01
+
+
 def test_few_tokens_are_not_judged():
     few = [Rollout(0, 0, torch.arange(3), torch.zeros(3), -torch.ones(3), -torch.ones(3))]
     assert list(compare(few).problems(limit=0.05)) == []
@@ -69,8 +79,9 @@ def test_numbers_are_those_of_their_definition():
     mine = [rollout for rollout in rollouts("drift") if rollout.engine == 1]
     sampled, scored = (torch.stack([getattr(one, side) for one in mine]).double() for side in ("sampled", "scored"))
     assert row.tokens == sampled.numel()
-    assert row.mean == pytest.approx((sampled - scored).abs().mean().item())
-    quarters = (sampled - scored).abs().unflatten(1, (4, LENGTH // 4)).mean((0, 2))
+    difference = (sampled - scored).clamp(-0.5, 0.5)
+    assert row.mean == pytest.approx(difference.abs().mean().item())
+    quarters = difference.abs().unflatten(1, (4, LENGTH // 4)).mean((0, 2))
     assert row.quarters == pytest.approx(quarters.tolist())
     slope = torch.linalg.lstsq(
         torch.stack([scored.flatten(), torch.ones(scored.numel())], 1).double(), sampled.flatten()
