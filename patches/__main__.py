@@ -190,11 +190,11 @@ def _refresh(options: argparse.Namespace) -> Answer:
 
 
 def _work(options: argparse.Namespace) -> Path:
-    found = [options.work] if options.work else sorted(Path.cwd().glob(f"{PACKAGE}-*-refresh"))
-    if len(found) != 1:
-        what = f"there are {', '.join(path.name for path in found)}" if found else "none is in this folder"
+    folders = [options.work] if options.work else sorted(Path.cwd().glob(f"{PACKAGE}-*-refresh"))
+    if len(folders) != 1:
+        what = f"there are {', '.join(path.name for path in folders)}" if folders else "none is in this folder"
         raise PatchError(Exit.USAGE, f"which refresh? {what}", "./apply_patches.sh refresh --continue --work DIR")
-    return found[0]
+    return folders[0]
 
 
 def _drift(options: argparse.Namespace) -> Answer:

@@ -29,7 +29,7 @@ def recover(target: Path, series: Series, paths: list[str]) -> dict[str, bytes |
 def _recover(
     installed: tuple[tuple[str, bytes | None], ...], version: str, pristine: tuple[tuple[str, str], ...]
 ) -> dict[str, bytes | None]:
-    wanted, found = dict(installed), {}
+    wanted, recovered = dict(installed), {}
     for files in _releases(version):
         if not wanted:
             break
@@ -37,9 +37,9 @@ def _recover(
         after, _ = git.apply(wanted, files[::-1], "--reverse", "--reject", *only)
         for path in list(wanted):
             if sha256(after[path]) == dict(pristine).get(path):
-                found[path] = after[path]
+                recovered[path] = after[path]
                 del wanted[path]
-    return found
+    return recovered
 
 
 def _releases(version: str) -> Iterator[list[Path]]:

@@ -90,7 +90,7 @@ def build(target: Path, series: Series, *, revert: bool, wheel: Tree | None, edi
         lines = [f"  {each.path}: {each.state} {each.note}".rstrip() for each in status.files if each.is_edited]
         raise PatchError(Exit.EDITED, "\n".join([status.message, *lines]), status.next)
     wanted = series.pristine if revert else series.expected()
-    changing = [each.path for each in status.files if each.found != wanted.get(each.path)]
+    changing = [each.path for each in status.files if each.installed != wanted.get(each.path)]
     texts = pristine_texts(target, series, changing, wheel)
     if changing and not revert:
         texts |= patched_texts(target, series, wheel)

@@ -54,12 +54,12 @@ def recorded(file: Path) -> dict[str, str] | None:
     """Return the sha256 of each file of the package that a RECORD lists, None if there is no RECORD."""
     if not file.is_file():
         return None
-    found = {}
+    digests = {}
     for line in file.read_text(encoding="utf-8").splitlines():
         path, _, rest = line.partition(",sha256=")
         if path.startswith(f"{PACKAGE}/") and rest:
-            found[path] = base64.urlsafe_b64decode(rest.partition(",")[0] + "==").hex()
-    return found
+            digests[path] = base64.urlsafe_b64decode(rest.partition(",")[0] + "==").hex()
+    return digests
 
 
 def rewritten(text: bytes, files: dict[str, bytes | None]) -> bytes:

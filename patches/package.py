@@ -120,15 +120,15 @@ def read_installed(target: Path, path: str) -> bytes | None:
 
 def scan(target: Path) -> dict[str, str]:
     """Return the sha256 of every file of the package; Python's bytecode folders are left out."""
-    found = {}
+    digests = {}
     for folder, folders, names in os.walk(target):
         folders[:] = [name for name in folders if name != "__pycache__"]
         inside = Path(folder).relative_to(target.parent)
         for name in [*names, *(name for name in folders if Path(folder, name).is_symlink())]:
             path = (inside / name).as_posix().replace(target.name, PACKAGE, 1)
             if (digest := sha256(read_installed(target, path))) is not None:
-                found[path] = digest
-    return dict(sorted(found.items()))
+                digests[path] = digest
+    return dict(sorted(digests.items()))
 
 
 def digest(target: str | os.PathLike[str], version: str | None = None) -> str:
@@ -154,7 +154,7 @@ class FileRecord:
 
     path: str
     state: str  # applied, pristine, of an earlier release, edited, missing or stray
-    found: str | None
+    installed: str | None
     expected: str | None
     note: str = ""
 
@@ -188,13 +188,13 @@ class Status:
 
 def inspect(target: Path, series: Series) -> Status:
     """Derive the state of an installed package from the hashes of its files."""
-    found, expected, recorded = (
+    installed, expected, recorded = (
         scan(target),
         series.expected(),
         originals.recorded(originals.record(target, series.version)),
     )
-    paths = sorted(found.keys() | series.pristine.keys() | expected.keys())
-    records = [_record(target, series, path, found.get(path), recorded) for path in paths]
+    paths = sorted(installed.keys() | series.pristine.keys() | expected.keys())
+    records = [_record(target, series, path, installed.get(path), recorded) for path in paths]
     records = [each for each in records if each.path in series.patched or each.state not in ("applied", "pristine")]
     records = _recognised(target, series, records)
     edited = [each.path for each in records if each.is_edited]
@@ -206,9 +206,9 @@ def inspect(target: Path, series: Series) -> Status:
         advice = next_command(target, series.version, f"apply --edits-to {free}")
     elif any(each.state == "of an earlier release" for each in records):
         state, message = "drifted", "some files are as another release of the patches left them"
-    elif found == series.pristine:
+    elif installed == series.pristine:
         state, message = "pristine", "not patched"
-    elif found != expected:
+    elif installed != expected:
         state, message = "drifted", "some files are patched, and some are not"
     elif recorded not in (None, expected):
         state, message = "drifted", "patched, but RECORD does not list the files as they are"
@@ -222,22 +222,24 @@ def inspect(target: Path, series: Series) -> Status:
         next=advice,
         applied=len(series.patches) if state == "applied" else 0,
         total=len(series.patches),
-        digest=series.digest(found),
+        digest=series.digest(installed),
         expected_digest=series.digest(expected),
         files=records,
     )
 
 
-def _record(target: Path, series: Series, path: str, found: str | None, recorded: dict[str, str] | None) -> FileRecord:
+def _record(
+    target: Path, series: Series, path: str, installed: str | None, recorded: dict[str, str] | None
+) -> FileRecord:
     expected, note = (series.pristine | series.patched).get(path), ""
-    is_left = recorded is not None and found == recorded.get(path)
-    if found == expected:
+    is_left = recorded is not None and installed == recorded.get(path)
+    if installed == expected:
         state = "applied"
-    elif found == series.pristine.get(path):
+    elif installed == series.pristine.get(path):
         state = "pristine"
-    elif is_left or (path in series.patched and originals.text_of(target, found) is not None):
+    elif is_left or (path in series.patched and originals.text_of(target, installed) is not None):
         state = "of an earlier release"
-    elif found is None:
+    elif installed is None:
         state, note = "missing", "the file is gone"
     elif expected is None and path not in series.pristine:
         state, note = "stray", "neither OpenRLHF nor the patches have this file"
@@ -247,7 +249,7 @@ def _record(target: Path, series: Series, path: str, found: str | None, recorded
             note = "it has a NUL byte, so it is not a text file"
         elif b"\r\n" in text and sha256(text.replace(b"\r\n", b"\n")) in (expected, series.pristine.get(path)):
             note = "only its line endings differ: CRLF instead of LF"
-    return FileRecord(path, state, found, expected, note)
+    return FileRecord(path, state, installed, expected, note)
 
 
 def _recognised(target: Path, series: Series, records: list[FileRecord]) -> list[FileRecord]:
@@ -259,6 +261,6 @@ def _recognised(target: Path, series: Series, records: list[FileRecord]) -> list
 
     known = recover(target, series, unknown)
     return [
-        FileRecord(each.path, "of an earlier release", each.found, each.expected) if each.path in known else each
+        FileRecord(each.path, "of an earlier release", each.installed, each.expected) if each.path in known else each
         for each in records
     ]

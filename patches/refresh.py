@@ -132,14 +132,14 @@ def _stop(work: Path) -> str:
         moved = _moved(work, name)
         lines += ["", name + (f" (moved from {moved})" if moved else "")]
         marks = re.compile(r"^<{7} .*?\n(.*?)^\|{7} .*?\n(.*?)^={7}\n(.*?)^>{7} .*?$", re.DOTALL | re.MULTILINE)
-        found = list(marks.finditer(text))
-        for match in found:
+        conflicts = list(marks.finditer(text))
+        for match in conflicts:
             theirs, base, ours = (match[number].splitlines() for number in (1, 2, 3))
             lines += [
                 f"  line {text[: match.start()].count(chr(10)) + 1}",
                 *_columns(_change(base, theirs), _change(base, ours)),
             ]
-        if not found:
+        if not conflicts:
             lines += ["  upstream deleted or replaced this file; ours:", *_ours(work, name)]
     return "\n".join(lines)
 
@@ -185,8 +185,12 @@ def _ending(work: Path, series: Series, to: str, changed: list[str]) -> str:
     for patch in series.files():
         for change in anchors.changes(patch, old, new):
             relying.setdefault(change, []).append(patch.stem)
-    for (place, difference), names in relying.items():
-        lines += ["", f"upstream changed {place}, on which {', '.join(names)} rely:", textwrap.indent(difference, "  ")]
+    for (anchor, difference), names in relying.items():
+        lines += [
+            "",
+            f"upstream changed {anchor}, on which {', '.join(names)} rely:",
+            textwrap.indent(difference, "  "),
+        ]
     lines += ["", "pins and lock entries to change:", *(_pins(work, to) or ["  none"])]
     tests = sorted({test for patch in fresh.files() for test in re.findall(r"tests/\w[\w/.]*\.py", patch.read_text())})
     lines += ["", "tests to run:", f"  pytest {' '.join(tests)} tests/patches tests/grpo/hooks"]

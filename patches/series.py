@@ -69,7 +69,9 @@ class Series:
         series = cls.load(version)
         order = read_order(folder(series.base) / "series")
         here = folder(version)
-        found = {name: sha256(series.file(name).read_bytes()) for name in series.patches if series.file(name).is_file()}
+        digests = {
+            name: sha256(series.file(name).read_bytes()) for name in series.patches if series.file(name).is_file()
+        }
         present = {path.name for path in here.glob("*.patch")}
         problems = [
             (len(set(order)) < len(order), "the series file lists a patch twice"),
@@ -77,13 +79,13 @@ class Series:
              not set(series.retired) <= set(order),
              f"the manifest and {folder(series.base) / 'series'} differ on {_differing(order, series)}"),
             (any(not reason.strip() for reason in series.retired.values()), "a retired patch has no reason"),
-            (bool(missing := sorted(set(series.patches) - set(found))), f"missing: {', '.join(missing)}"),
+            (bool(missing := sorted(set(series.patches) - set(digests))), f"missing: {', '.join(missing)}"),
             (bool(stray := sorted(present - set(series.patches))), f"not in the series: {', '.join(stray)}"),
         ]  # fmt: skip
         for is_wrong, message in problems:
             if is_wrong:
                 raise PatchError(Exit.BAD_SERIES, f"{here}: {message}", RESTORE)
-        for name, digest in found.items():
+        for name, digest in digests.items():
             if digest != series.patches[name]:
                 has_crlf = b"\r\n" in series.file(name).read_bytes()
                 message = f"{series.file(name)} is not the patch that the manifest names"
@@ -103,9 +105,9 @@ class Series:
         """Return the sha256 of every file of the package once patched."""
         return {path: state for path, state in (self.pristine | self.patched).items() if state is not None}
 
-    def digest(self, found: dict[str, str]) -> str:
+    def digest(self, files: dict[str, str]) -> str:
         """Return one sha256 over version, series and every file of the package."""
-        record = [self.version, list(self.patches), sorted(found.items())]
+        record = [self.version, list(self.patches), sorted(files.items())]
         return hashlib.sha256(json.dumps(record).encode()).hexdigest()
 
     def render(self) -> bytes:

@@ -40,10 +40,10 @@ def order(version: str) -> list[int]:
 def read_wheel(path: Path, version: str | None = None) -> Wheel:
     """Read a wheel, or the one of this version in a folder. Raises NO_WHEEL, also if it is of another version."""
     if path.is_dir():
-        found = sorted(path.glob(f"{PACKAGE}-{version or '*'}-*.whl"))
-        if not found:
+        wheels = sorted(path.glob(f"{PACKAGE}-{version or '*'}-*.whl"))
+        if not wheels:
             raise PatchError(Exit.NO_WHEEL, f"{path} has no wheel of {PACKAGE} {version or ''}".rstrip())
-        path = found[0]  # those for other Pythons hold the same files
+        path = wheels[0]  # those for other Pythons hold the same files
     try:
         with zipfile.ZipFile(path) as archive:
             names = [name for name in archive.namelist() if not name.endswith("/")]

@@ -112,12 +112,12 @@ async def sampled(model: Path, seeds: Sequence[int]) -> list[list[dict[str, Any]
     questions = [[{"role": "user", "content": f"What is {a} + {3 * a}?"}] for a in range(3, 3 + PROMPTS)]
     prompts = [tokenizer.apply_chat_template(question, add_generation_prompt=True) for question in questions]
     try:
-        found = []
+        sampled = []
         for seed in seeds:
             params = SamplingParams(max_tokens=TOKENS, min_tokens=TOKENS // 2, seed=seed, logprobs=0)
             calls = (actor.generate_responses(p, "", rollout_routing.recorded(params), 256, tokenizer) for p in prompts)
-            found.append([response for responses in await asyncio.gather(*calls) for response in responses])
-        return found
+            sampled.append([response for responses in await asyncio.gather(*calls) for response in responses])
+        return sampled
     finally:
         actor.llm.shutdown()
 

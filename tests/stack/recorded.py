@@ -36,7 +36,7 @@ def read_samples(records: list[dict], tokenizer, forced: tuple[int, ...] = ()) -
     Args:
         forced: the delimiter of a thinking budget.
     """
-    found = []
+    kept = []
     for record in records:
         texts = record.get("conversation", [record["prompt"] + record["response"]])
         tokens = tokenizer.encode(texts[-1], add_special_tokens=False)
@@ -47,8 +47,8 @@ def read_samples(records: list[dict], tokenizer, forced: tuple[int, ...] = ()) -
         is_known = len(texts) == 1 and sum(sampled) == record["response_length"]
         if is_known and record.get("logprob_diff_mean") is not None:
             mask = torch.tensor([False] * (length - 1) + sampled)
-            found.append(Sample(tokens, mask, record["logprob_diff_mean"]))
-    return found
+            kept.append(Sample(tokens, mask, record["logprob_diff_mean"]))
+    return kept
 
 
 def whose_are(response: list[int], tokenizer) -> list[bool]:

@@ -175,7 +175,7 @@ def prompts(stack, synced, texts) -> list[list[int]]:
     return [text[:length] for text in texts[:-1] for length in range(10, 21, 2)]
 
 
-def found(stack, prompts: list[list[int]]) -> list[str]:
+def problems(stack, prompts: list[list[int]]) -> list[str]:
     comparison = compare(stack.rollouts(prompts))
     print(*comparison.table(), sep="\n")
     return [problem.what for problem in comparison.problems(limit=0.05)]
@@ -183,7 +183,7 @@ def found(stack, prompts: list[list[int]]) -> list[str]:
 
 @pytest.mark.timeout(900)
 def test_the_gate_lets_agreement_pass(stack, prompts):
-    assert found(stack, prompts) == []
+    assert problems(stack, prompts) == []
 
 
 @pytest.mark.timeout(900)
@@ -192,7 +192,7 @@ def test_the_gate_notices_another_temperature(stack, prompts):
         stack.every_rank(lambda actor: setattr(actor.actor, "temperature", temperature))
 
     divide_by(0.9)
-    noticed = found(stack, prompts)
+    noticed = problems(stack, prompts)
     divide_by(1.0)
     assert any("times the trainer's" in what for what in noticed)
 
@@ -207,7 +207,7 @@ def test_the_gate_notices_an_adapter(stack, prompts, fault):
             part = slice(spec.offset, spec.offset + spec.numel)
             wrong[part] = torch.cat(flat[part].chunk(2)[::-1])
     send(stack.engines[0], wrong, specs)
-    noticed = found(stack, prompts)
+    noticed = problems(stack, prompts)
     send(stack.engines[0], flat, specs)
     assert any(what.startswith("engine 0: nearer to the model without its adapter") for what in noticed)
     assert not any(what.startswith("engine 1") for what in noticed)
@@ -226,12 +226,12 @@ def test_the_gate_notices_a_stale_prefix_cache(stack, prompts, texts):
 
     flat, specs = stack.adapter()
     engine, long = stack.engines[0], [texts[-1][: LONG - 60 + extra] for extra in range(24)]
-    assert not any(what.startswith("engine 0") for what in found(stack, long))
+    assert not any(what.startswith("engine 0") for what in problems(stack, long))
     send(engine, torch.zeros_like(flat), specs)
     stack.rollouts(long[-1:])
     on_engine(engine, keep_the_cache, True)
     send(engine, flat, specs)
-    noticed = found(stack, long)
+    noticed = problems(stack, long)
     on_engine(engine, keep_the_cache, False)
     send(engine, flat, specs)
     assert any(what.startswith("engine 0") for what in noticed)
@@ -240,7 +240,7 @@ def test_the_gate_notices_a_stale_prefix_cache(stack, prompts, texts):
 @pytest.mark.timeout(900)
 def test_the_gate_notices_other_sinks(stack, prompts):
     stack.add_to_sinks(4.0)
-    noticed = found(stack, prompts)
+    noticed = problems(stack, prompts)
     stack.add_to_sinks(-4.0)
     assert any(what.startswith("all: ") for what in noticed)
 

@@ -69,8 +69,8 @@ def test_the_small_model_fits_on_gpus_of_24_gb(box, length):
     ],
 )
 def test_what_cannot_fit_is_refused_with_a_remedy_that_helps(box, gpus, changes, what, remedy):
-    found = refusals(box(gpus, **changes))
-    assert any(what in problem and remedy in problem for problem in found), found
+    problems = refusals(box(gpus, **changes))
+    assert any(what in problem and remedy in problem for problem in problems), problems
 
 
 def test_the_plan_lists_the_parts_of_actor_and_engine(box):

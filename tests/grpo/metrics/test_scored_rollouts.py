@@ -46,9 +46,9 @@ def rollouts(fault: str = "", noise: float = 0.002, effect: float = 0.1) -> list
     ],
 )
 def test_a_fault_is_found_in_its_engine(fault, words):
-    found = [problem.what for problem in compare(rollouts(fault)).problems(limit=0.05)]
-    assert any(what.startswith("engine 1: ") and words in what for what in found)
-    assert not any(what.startswith("engine 0") for what in found)
+    whats = [problem.what for problem in compare(rollouts(fault)).problems(limit=0.05)]
+    assert any(what.startswith("engine 1: ") and words in what for what in whats)
+    assert not any(what.startswith("engine 0") for what in whats)
 
 
 @pytest.mark.parametrize("effect", [0.0, 0.001, 0.1])
