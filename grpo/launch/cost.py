@@ -13,40 +13,40 @@ _PER_TOKEN = (69 - 33) / 16 / (16_384 - 4_096)
 _PER_SAMPLE = 33 / 16 - 4_096 * _PER_TOKEN
 _GATHERS = 11 / 16
 _MEASURED = RELEASED["openai/gpt-oss-120b"]
+_STEPS = 100
 _ENGINE_TOKENS = 1_000  # assumed: tokens per second of an engine
 _INSTRUCTIONS = 1_000  # assumed: tokens of the judge's instructions, problem and gold answer
 
 
 def describe(plan: Plan, config: Config, judge: RunJudge) -> list[str]:
-    """Return lines for people; [] if the number of steps is unknown."""
-    if not plan.steps:
-        return []
-    return [*_calls(plan, config, judge), *_hours(plan, config)]
+    """Return lines for people. If the data are not known, they are for the steps asked for, or for 100 steps."""
+    steps = plan.steps if plan.steps is not None else config.args.max_steps or _STEPS
+    return [*_calls(plan, config, judge, steps), *_hours(plan, config, steps)]
 
 
-def _calls(plan: Plan, config: Config, judge: RunJudge) -> list[str]:
-    if judge.settings is None or plan.steps is None:
+def _calls(plan: Plan, config: Config, judge: RunJudge, steps: int) -> list[str]:
+    if judge.settings is None:
         return []
-    calls = plan.steps * plan.samples_per_rollout
+    calls = steps * plan.samples_per_rollout
     tokens = calls * (_INSTRUCTIONS + config.args.generate_max_len)
     return [
-        f"judge cost  {calls:,} calls in {plan.steps:,} steps, plus failed tries; up to {tokens / 1e6:,.1f} million "
+        f"judge cost  {calls:,} calls in {steps:,} steps, plus failed tries; up to {tokens / 1e6:,.1f} million "
         "prompt tokens, if",
         f"            responses fill the limit and problem and instructions take {_INSTRUCTIONS:,} (assumed); a reply "
         f"has at most {judge.settings.chain.max_output_tokens:,}",
     ]
 
 
-def _hours(plan: Plan, config: Config) -> list[str]:
+def _hours(plan: Plan, config: Config, steps: int) -> list[str]:
     args, architecture = config.args, plan.architecture
-    if architecture is None or not is_for_gpus(architecture) or plan.steps is None:
+    if architecture is None or not is_for_gpus(architecture):
         return []
     update = seconds_of_update(config, architecture)
     tokens = plan.samples_per_rollout * args.generate_max_len
     sampling = tokens / (_ENGINE_TOKENS * args.vllm_num_engines)
-    hours = plan.steps * (update + sampling) / 3600
+    hours = steps * (update + sampling) / 3600
     return [
-        f"hours       {hours:,.1f} for {plan.steps:,} steps of {update + sampling:,.0f} s, if all responses fill the "
+        f"hours       {hours:,.1f} for {steps:,} steps of {update + sampling:,.0f} s, if all responses fill the "
         "limit; without evaluations and saving",
         f"            update {update:,.0f} s: calculated from one H100, see docs/gpu.md; sampling {sampling:,.0f} s: "
         f"assumes {_ENGINE_TOKENS:,} tokens/s of each engine",

@@ -5,7 +5,6 @@ import statistics
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.text import Text
@@ -131,8 +130,7 @@ def _notes(run: Run, now: float) -> list[str]:
 
 
 def _way_on(run: Run) -> str:
-    checkpoints = run.part("flags").get("ckpt_path")
-    if checkpoints and not saved_steps(Path(checkpoints)):
+    if not saved_steps(run.files.folder_of("ckpt_path", run.config)):
         return "it saved no checkpoint, so a new run starts from the beginning"
     return f"./train_grpo.sh --resume {run.folder} continues it"
 

@@ -36,6 +36,14 @@ def test_hours_and_judge_calls_of_the_whole_run(setting) -> None:
     assert "assumes 1,000 tokens/s" in text
 
 
+@pytest.mark.parametrize(("asked", "steps"), [(20, 20), (None, 100)])
+def test_without_data_the_cost_is_that_of_the_steps_asked_for(setting, asked: int | None, steps: int) -> None:
+    config = config_of(setting, prompt_data="absent.jsonl", max_steps=asked)
+    judged = RunJudge(SimpleNamespace(chain=SimpleNamespace(max_output_tokens=99)), is_stand_in=True)
+    text = "\n".join(cost.describe(make_plan(config), config, judged))
+    assert f"{steps * 64:,} calls in {steps} steps" in text and f"for {steps} steps of" in text
+
+
 @pytest.mark.parametrize(
     ("model", "sizes"),
     [(LARGE, ("65.2 GB on disk", "233.7 GB in bf16")), ("openai/gpt-oss-20b", ("13.8 GB on disk", "41.8 GB in bf16"))],
