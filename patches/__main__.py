@@ -12,6 +12,7 @@ from pathlib import Path
 from patches import drift, git, install, package, refresh, worktree
 from patches.errors import AGAIN, Exit, PatchError
 from patches.series import PACKAGE, Series, folder, known_versions, read_order, sha256
+from patches.texts import hand_edits, patched_texts, pristine_texts
 from patches.wheel import Tree, Wheel, download, order, read_wheel, released_after
 
 COMMANDS = {
@@ -138,7 +139,7 @@ def _verify(options: argparse.Namespace) -> Answer:
     series = Series.load_checked(version)
     status = package.inspect(target, series)
     if status.code == Exit.OK:
-        install.patched_texts(target, series, _wheel_tree(options, version))
+        patched_texts(target, series, _wheel_tree(options, version))
     text = f"verified {len(series.expected())} files and {status.total} patches: OpenRLHF {version} in {target}"
     return status.code, status.as_json(), text if status.code == Exit.OK else _describe(status)
 
@@ -148,9 +149,9 @@ def _diff(options: argparse.Namespace) -> Answer:
     series, tree = Series.load_checked(version), _wheel_tree(options, version)
     status = package.inspect(target, series)
     if status.state == "edited":
-        old, new = install.hand_edits(target, series, status, tree)
+        old, new = hand_edits(target, series, status, tree)
     else:
-        old = install.pristine_texts(target, series, list(series.patched), tree)
+        old = pristine_texts(target, series, list(series.patched), tree)
         new = {path: package.read_installed(target, path) for path in old}
     text = git.diff(old, new).decode(errors="replace")
     return Exit.OK, {"hand_edits": status.state == "edited", "diff": text}, text.rstrip("\n")
@@ -168,7 +169,7 @@ def _old(
         series = load(options.version or (installed if installed in known_versions() else worktree.only_version()))
         metadata = target and target.parent / f"{PACKAGE}-{series.version}.dist-info" / "METADATA"
         if target and metadata and metadata.is_file():
-            texts = install.pristine_texts(target, series, list(series.pristine), None)
+            texts = pristine_texts(target, series, list(series.pristine), None)
             tree = {path: text for path, text in texts.items() if text is not None}
             old = Wheel.of(series.version, tree, metadata.read_text(encoding="utf-8"))
         else:

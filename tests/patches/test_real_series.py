@@ -7,9 +7,9 @@ import pytest
 from patches import PatchError, anchors
 from patches.__main__ import main
 from patches.errors import Exit
-from patches.install import patched_texts, pristine_texts
 from patches.package import find_target, installed_version
 from patches.series import Series, folder, known_versions
+from patches.texts import patched_texts, pristine_texts
 
 
 @pytest.mark.parametrize("version", known_versions())
