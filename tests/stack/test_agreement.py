@@ -16,7 +16,15 @@ from grpo.lora.engine_actor import shared_file
 from grpo.metrics.scored_rollouts import compare
 
 from .rounding import Rounding, distributions, log_probs, most_apart, reference_model, simulate
-from .trainer_and_engines import Stack, on_engine, send, training_args
+from .trainer_and_engines import (
+    LONGEST,
+    Stack,
+    on_engine,
+    restore_frequencies,
+    round_frequencies,
+    send,
+    training_args,
+)
 
 LONG = 900  # positions at which bf16 rotary frequencies would be far off
 
@@ -243,6 +251,18 @@ def test_the_gate_notices_other_sinks(stack, prompts):
     noticed = problems(stack, prompts)
     stack.add_to_sinks(-4.0)
     assert any(what.startswith("all: ") for what in noticed)
+
+
+@pytest.mark.timeout(900)
+def test_the_gate_notices_rotary_frequencies_in_bf16(stack, prompts, texts):
+    """Errors grow with the distance of two tokens: after a short prompt there is none."""
+    long = [token for text in texts[:-1] * 20 for token in text]
+    mixed = [*prompts[:12], *(long[: LONGEST - 40 - 7 * number] for number in range(12))]
+    assert problems(stack, mixed) == []
+    stack.every_rank(round_frequencies)
+    noticed = problems(stack, mixed)
+    stack.every_rank(restore_frequencies)
+    assert any(what.startswith("all: the difference grows with the position") for what in noticed)
 
 
 @pytest.mark.timeout(900)

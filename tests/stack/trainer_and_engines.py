@@ -17,6 +17,7 @@ from grpo.lora.engine_actor import check_receipts
 from grpo.metrics.scored_rollouts import Rollout
 from grpo.stack import cluster
 
+LONGEST = 4096  # tokens of prompt and response
 FLAGS = [
     *("--zero_stage", "3", "--offload", "--adam_offload", "--stage3_param_persistence_threshold", "0"),
     *("--gradient_checkpointing", "--gradient_checkpointing_use_reentrant", "--attn_implementation", "eager"),
@@ -69,6 +70,21 @@ def add_to_sinks(actor, amount: float) -> None:
                 parameter.data += amount
 
 
+def round_frequencies(actor) -> None:
+    """Round the rotary frequencies to bf16, as DeepSpeed does where nothing prevents it. Runs in every trainer rank."""
+    for name, buffer in actor.actor.model.module.named_buffers():
+        if name.endswith("inv_freq"):
+            buffer.exact = buffer.clone()
+            buffer.copy_(buffer.bfloat16())
+
+
+def restore_frequencies(actor) -> None:
+    """Undo :func:`round_frequencies`."""
+    for name, buffer in actor.actor.model.module.named_buffers():
+        if name.endswith("inv_freq"):
+            buffer.copy_(buffer.exact)
+
+
 def compiled_kernels() -> str:
     """The folder of torch.compile's kernel cache, separate for each instruction set.
 
@@ -103,7 +119,7 @@ class Stack:
                     }
                     patch.setattr(LLMRayActor, "options", partial(LLMRayActor.options, runtime_env=compiling))
                 self.engines += create_vllm_engines(
-                    1, tensor_parallel, str(model / "bf16"), 1, False, True, eager, 1024,
+                    1, tensor_parallel, str(model / "bf16"), 1, False, True, eager, LONGEST,
                     gpu_memory_utilization=0.5, adapter_config=adapter.engine_config(args),
                 )  # fmt: skip
         self.trainer = RayActorGroup(1, 2, PolicyModelActor)
