@@ -26,7 +26,7 @@ main() {
     # shellcheck source=scripts/env.sh
     source "$root/scripts/env.sh"
     ensure_mxfp4_kernel
-    ensure_operator cpu_adam CPUAdamBuilder
+    ensure_cpu_adam
     ensure_patches
     say "ready: $stack stack, $("$venv/bin/python" --version)"
 }
@@ -192,29 +192,27 @@ check_compiler() {
 }
 
 # Otherwise it is compiled at first use, which looks like a hang.
-ensure_operator() {
-    local name="$1" builder="$2" folder="$TORCH_EXTENSIONS_DIR/$1" log="$TORCH_EXTENSIONS_DIR/$1.log"
-    release_lock "$folder" "$name.so"
-    if [[ -f $folder/$name.so && ! -e $folder/lock ]] && is_up_to_date "$folder"; then
-        say "DeepSpeed's $name: compiled"
+ensure_cpu_adam() {
+    local folder="$TORCH_EXTENSIONS_DIR/cpu_adam" log="$TORCH_EXTENSIONS_DIR/cpu_adam.log"
+    release_lock "$folder" cpu_adam.so
+    if [[ -f $folder/cpu_adam.so && ! -e $folder/lock ]] && is_up_to_date "$folder"; then
+        say "DeepSpeed's cpu_adam: compiled"
         return
     fi
     check_compiler "$venv/bin/python"
     rm -rf "$folder"
     mkdir -p "$TORCH_EXTENSIONS_DIR"
-    work "compiling DeepSpeed's $name (one to two minutes)"
-    if ! counted build_operator "$builder" "$log"; then
+    work "compiling DeepSpeed's cpu_adam (one to two minutes)"
+    if ! counted build_cpu_adam "$log"; then
         tail -n 25 "$log" >&2
-        local remedy="the C++ compiler (${CXX:-c++}) may be too old or broken"
-        if [[ $stack == gpu ]]; then remedy+="; on the GPU stack it also needs CUDA's nvcc (CUDA_HOME)"; fi
-        fail "compiling DeepSpeed's $name failed: $remedy; the whole log is $log"
+        fail "compiling DeepSpeed's cpu_adam failed (see above; the whole log is $log); it needs ${CXX:-c++} with C++17, \
+and no CUDA; CXX=g++-12 scripts/setup.sh uses another compiler"
     fi
-    work "$name compiled"
+    work "cpu_adam compiled"
 }
 
-build_operator() {
-    "$venv/bin/python" -c "from deepspeed.ops.op_builder import $1; $1().load()" >"$2" 2>&1
-}
+# -P: the caller's directory may be another checkout.
+build_cpu_adam() { "$venv/bin/python" -P -m grpo.model.cpu_adam >"$1" 2>&1; }
 
 # torch asks ninja at every load. If two processes or a kill damaged its files, it would compile each time.
 is_up_to_date() {
@@ -232,7 +230,7 @@ release_lock() {
     if [[ -f $operator && $lock -nt $operator ]]; then rm -f "$lock"; fi
 }
 
-# The module checks whether its build matches the source. -P: the caller's directory may be another checkout.
+# The module checks whether its build matches the source.
 ensure_mxfp4_kernel() {
     local output
     output="$("$venv/bin/python" -P -m grpo.model.mxfp4_kernel 2>&1)" ||

@@ -1,10 +1,12 @@
-"""What DeepSpeed does at its start, and a rank can do without: about six seconds of CPU time a rank."""
+"""What DeepSpeed does at its start, and a rank can do without: a CUDA toolkit, about six seconds of CPU time."""
 
 import functools
 import gc
 
 import cpuinfo
 import deepspeed
+
+from grpo.model import cpu_adam
 
 
 def shorten() -> None:
@@ -13,7 +15,9 @@ def shorten() -> None:
     - An operator for inference on CPUs is neither compiled, which takes minutes, nor loaded.
     - DeepSpeed asks for the processor's features three times, each time in a new process.
     - It collects garbage ten times. Freezing excludes everything imported so far from those collections.
+    - Its CPU Adam is the one that needs no CUDA toolkit.
     """
+    cpu_adam.install()
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
     gc.freeze()

@@ -171,6 +171,9 @@ def test_errors_name_the_remedy(checkout: Path) -> None:
     assert uv_calls(checkout) == 0  # before the download
     assert "usage" in setup(checkout, "--tpu").stderr
     assert "lock-gpu.txt is missing" in setup(checkout, "--gpu").stderr
+    broken = setup(checkout, "--cpu", COMPILER_SAYS="no member named filesystem")
+    assert broken.returncode == 1 and "no member named filesystem" in broken.stderr
+    assert "it needs c++ with C++17" in broken.stderr and "nvcc" not in broken.stderr
     write_program(checkout / "apply_patches.sh", "#!/bin/sh\necho actor.py was edited by hand; exit 3\n")
     patched = setup(checkout, "--cpu")
     assert patched.returncode == 1 and "edited by hand" in patched.stderr
