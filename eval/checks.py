@@ -16,6 +16,7 @@ from grpo.rollout.thinking import (
     Encode,
     delimiter,
 )
+from grpo.stack import machine
 from grpo.stack.checkout import on_cpu_stack
 from grpo.stack.problem import UserError
 
@@ -80,7 +81,8 @@ def check_thinking(options: Namespace, encode: Encode) -> tuple[Delimiter, Budge
 
 
 def check_environment() -> None:
-    """Refuse an environment in which vLLM on a CPU takes half the memory; raises UserError."""
+    """Number the GPUs for vLLM, and refuse variables with which it takes half the memory on a CPU; raises UserError."""
+    machine.number_gpus()
     if on_cpu_stack() and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
         raise UserError("the variables of this checkout are not set", "run: source scripts/env.sh")
 

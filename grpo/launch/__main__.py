@@ -34,6 +34,7 @@ from grpo.launch.supervise.driver import supervise
 from grpo.run.progress import Progress, find_adapter
 from grpo.run.run_files import RunFiles
 from grpo.run.saved_steps import step_name
+from grpo.stack import machine
 from grpo.stack.patch_digest import DIGEST_VARIABLE
 from grpo.stack.problem import Problem, UserError
 from reward.settings import STAND_IN_VARIABLE
@@ -67,6 +68,7 @@ def main() -> int:
     if wrong := list(own_settings.misspelt()):
         return refuse_all(wrong)
     try:
+        machine.number_gpus()
         if options.resume:
             folder = resume.find_run(options.resume, options.name)
             # Take the lock before looking for the newest checkpoint: the run may still be writing one.

@@ -26,6 +26,7 @@ from reward import user_files
 # Only these variables are recorded: they change results or speed and never hold a secret.
 RECORDED_VARIABLES = (
     "ATEN_CPU_CAPABILITY",
+    "CUDA_DEVICE_ORDER",
     "CUDA_VISIBLE_DEVICES",
     "DS_ACCELERATOR",
     "HF_HOME",

@@ -6,6 +6,9 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from grpo.stack.checkout import on_cpu_stack
+from grpo.stack.problem import UserError
+
 SHM = Path("/dev/shm")
 GB = 1e9
 
@@ -15,16 +18,23 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class Gpu:
-    """One visible GPU; memory in bytes, and CUDA's compute capability ("9.0")."""
+    """One GPU; memory in bytes, and CUDA's compute capability ("9.0"); `index` and `uuid` are nvidia-smi's."""
 
     name: str
     memory: int
     used: int
     capability: str
+    index: int = 0
+    uuid: str = ""
 
 
 def gpus() -> list[Gpu]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES allows; [] without a driver."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES allows, in its order; [] without a driver."""
+    return visible(all_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def all_gpus() -> list[Gpu]:
+    """Return the GPUs of this machine in nvidia-smi's order; [] without a driver."""
     query = [
         "nvidia-smi",
         "--query-gpu=index,uuid,name,memory.total,memory.used,compute_cap",
@@ -34,24 +44,63 @@ def gpus() -> list[Gpu]:
         output = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
     except (FileNotFoundError, subprocess.SubprocessError):
         return []
-    return visible(parse_gpus(output), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return parse_gpus(output)
 
 
-def parse_gpus(output: str) -> dict[tuple[str, str], Gpu]:
-    """Return the rows that nvidia-smi printed, by index and UUID."""
-    rows = {}
+def parse_gpus(output: str) -> list[Gpu]:
+    """Return the rows that nvidia-smi printed."""
+    found = []
     for line in output.strip().splitlines():
         index, uuid, name, total, used, capability = (field.strip() for field in line.split(","))
-        rows[index, uuid] = Gpu(name, int(total) * 2**20, int(used) * 2**20, capability)
-    return rows
+        found.append(Gpu(name, int(total) * 2**20, int(used) * 2**20, capability, int(index), uuid))
+    return found
 
 
-def visible(rows: dict[tuple[str, str], Gpu], devices: str | None) -> list[Gpu]:
-    """Return the GPUs that this CUDA_VISIBLE_DEVICES value allows; None allows all."""
+def visible(present: list[Gpu], devices: str | None) -> list[Gpu]:
+    """Return the GPUs that this CUDA_VISIBLE_DEVICES value names, in its order; None names all."""
     if devices is None:
-        return list(rows.values())
-    names = [name.strip() for name in devices.split(",") if name.strip()]
-    return [gpu for (index, uuid), gpu in rows.items() if any(n == index or uuid.startswith(n) for n in names)]
+        return present
+    return [gpu for name in _names(devices) if (gpu := _named(present, name))]
+
+
+def number_gpus() -> None:
+    """Make CUDA_VISIBLE_DEVICES name GPUs by nvidia-smi's indices, for this process and those that it starts.
+
+    vLLM turns every entry into a number. A UUID would stop its workers, after everything else has started.
+
+    Raises:
+        UserError: if an entry names no GPU, several, one that an earlier entry named, or a part of one (MIG).
+    """
+    if on_cpu_stack() or os.environ.get("RAY_ADDRESS") or not (present := all_gpus()):
+        return
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # otherwise CUDA numbers the fastest GPU first
+    names, chosen = _names(os.environ.get("CUDA_VISIBLE_DEVICES", "")), list[str]()
+    for name in names:
+        gpu = _named(present, name)
+        if name.startswith("MIG-"):
+            raise UserError(
+                f"CUDA_VISIBLE_DEVICES names {name}, a part of a GPU",
+                "name whole GPUs by index or UUID, as nvidia-smi -L lists them; nvidia-smi -mig 0 ends the partition",
+            )
+        if gpu is None or str(gpu.index) in chosen:
+            wrong = "not one GPU of this machine" if gpu is None else "a GPU that is already in the list"
+            raise UserError(
+                f"CUDA_VISIBLE_DEVICES names {name}, {wrong}",
+                "name each GPU once, by index or UUID, as nvidia-smi -L lists them",
+            )
+        chosen.append(str(gpu.index))
+    if chosen != names:
+        os.environ.update(CUDA_VISIBLE_DEVICES=",".join(chosen), CUDA_DEVICE_ORDER="PCI_BUS_ID")
+
+
+def _names(devices: str) -> list[str]:
+    return [name.strip() for name in devices.split(",") if name.strip()]
+
+
+def _named(present: list[Gpu], name: str) -> Gpu | None:
+    """Return the only GPU with this index, or with a UUID that begins so; None if there is none or several."""
+    found = [gpu for gpu in present if name == str(gpu.index) or (name[:4] == "GPU-" and gpu.uuid.startswith(name))]
+    return found[0] if len(found) == 1 else None
 
 
 def memory_total() -> int:

@@ -1,23 +1,84 @@
 """The system's output on GPUs, memory and disk is parsed."""
 
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from grpo.stack import machine
 from grpo.stack.machine import Gpu
+from grpo.stack.problem import UserError
+
+OUTPUT = """\
+0, GPU-5a1e0c7d-2, NVIDIA H100 80GB HBM3, 81559, 4, 9.0
+1, GPU-5a9b3f10-8, NVIDIA H100 80GB HBM3, 81559, 20000, 9.0
+2, GPU-c20d1188-4, NVIDIA H100 80GB HBM3, 81559, 4, 9.0
+"""
 
 
 def test_nvidia_smi_is_understood() -> None:
-    output = "0, GPU-aa, NVIDIA H100 80GB HBM3, 81559, 4, 9.0\n1, GPU-bb, NVIDIA H100 80GB HBM3, 81559, 20000, 9.0\n"
-    rows = machine.parse_gpus(output)
-    assert machine.visible(rows, None) == [
-        Gpu("NVIDIA H100 80GB HBM3", 81559 * 2**20, 4 * 2**20, "9.0"),
-        Gpu("NVIDIA H100 80GB HBM3", 81559 * 2**20, 20000 * 2**20, "9.0"),
-    ]
-    assert len(machine.visible(rows, "1")) == len(machine.visible(rows, "GPU-bb")) == 1
-    assert machine.visible(rows, "") == []
+    first, second, third = machine.parse_gpus(OUTPUT)
+    assert first == Gpu("NVIDIA H100 80GB HBM3", 81559 * 2**20, 4 * 2**20, "9.0", 0, "GPU-5a1e0c7d-2")
+    present = [first, second, third]
+    assert machine.visible(present, None) == present
+    assert machine.visible(present, "") == []
+    assert machine.visible(present, "2, 0") == machine.visible(present, "GPU-c2,GPU-5a1") == [third, first]
+
+
+@pytest.fixture
+def three_gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], str | None]:
+    """Return what CUDA_VISIBLE_DEVICES becomes on the GPU stack of a machine with three GPUs."""
+
+    def numbered(devices: str | None, order: str = "PCI_BUS_ID") -> str | None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if devices is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
+        machine.number_gpus()
+        assert os.environ["CUDA_DEVICE_ORDER"] == order
+        return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+    monkeypatch.setattr(machine, "all_gpus", lambda: machine.parse_gpus(OUTPUT))
+    monkeypatch.setenv("DS_ACCELERATOR", "cuda")
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "set and removed, so that it is restored")
+    monkeypatch.delenv("CUDA_DEVICE_ORDER")
+    return numbered
+
+
+def test_uuids_become_indices_in_the_users_order(three_gpus, monkeypatch) -> None:
+    assert three_gpus("GPU-c20d1188-4,GPU-5a1e") == "2,0"
+    assert three_gpus("GPU-5a9b, 2") == "1,2"
+    for other in ("2,0", "", None):
+        assert three_gpus(other) == other
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    assert three_gpus("1,0", "FASTEST_FIRST") == "1,0"  # the user's word
+    assert three_gpus("GPU-c2") == "2"  # its index is in nvidia-smi's order
+
+
+@pytest.mark.parametrize(
+    ("devices", "what", "remedy"),
+    [
+        ("GPU-c2,MIG-7f-1", "MIG-7f-1, a part of a GPU", "nvidia-smi -mig 0"),
+        ("0,3", "3, not one GPU", "nvidia-smi -L"),
+        ("GPU-ffff", "GPU-ffff, not one GPU", "nvidia-smi -L"),
+        ("GPU-5a", "GPU-5a, not one GPU", "nvidia-smi -L"),
+        ("GPU-c2,2", "2, a GPU that is already", "once"),
+    ],
+)
+def test_names_that_are_no_whole_gpu_are_refused(three_gpus, devices: str, what: str, remedy: str) -> None:
+    with pytest.raises(UserError) as refused:
+        three_gpus(devices)
+    assert what in refused.value.problem.what and remedy in refused.value.problem.remedy
+
+
+def test_names_of_gpus_do_not_matter_on_the_cpu_stack_or_in_a_joined_cluster(three_gpus, monkeypatch) -> None:
+    for name, value in (("DS_ACCELERATOR", "cpu"), ("RAY_ADDRESS", "host:6379")):
+        with monkeypatch.context() as other:
+            other.setenv(name, value)
+            other.setenv("CUDA_VISIBLE_DEVICES", "MIG-7f-1")
+            machine.number_gpus()
+            assert os.environ["CUDA_VISIBLE_DEVICES"] == "MIG-7f-1"
 
 
 def test_the_machine_is_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
