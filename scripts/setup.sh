@@ -156,7 +156,9 @@ ensure_packages() {
     ensure_uv
     local uv=("$venv/bin/uv" pip)
     if [[ ! -t 2 ]] || ((quiet)); then uv+=(--quiet); fi
-    work "installing $(wc -l <<<"$wrong") packages of the $stack stack (8 GB on disk; the download can take minutes)"
+    local size="9 GB"
+    if [[ $stack == gpu ]]; then size="11 GB"; fi
+    work "installing $(wc -l <<<"$wrong") packages of the $stack stack ($size on disk; the download can take minutes)"
     if grep -qE '^(torch|deepspeed) ' <<<"$wrong"; then rm -rf "$venv/torch_extensions"; fi
     local rival
     rival="$(sed -n 's/: in the way of .*//p' <<<"$wrong")"

