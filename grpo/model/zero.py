@@ -23,7 +23,8 @@ def tune(ds_config: dict[str, Any], args: Arguments | None) -> dict[str, Any]:
     - Parameter offload is pinned if there is a GPU.
     - Gathers of several parameters run one after the other. DeepSpeed 0.18.5 otherwise holds them twice. On gloo it
       launches one all-gather per parameter and waits only for the last, and gloo completes them in any order: a gather
-      could return early and later overwrite what was written to the parameter.
+      could return early and later overwrite what was written to the parameter. DeepSpeed then gathers one parameter
+      ahead: no module waits for a larger gather that only a later one needs.
     - The buffer in which gradients are reduced has the size of an adapter: 0.1 GB in place of 1 GB.
     - If ZeRO-3 holds the adapter alone, each rank keeps it whole. Only its gradients and its optimizer are partitioned.
 
