@@ -1,5 +1,6 @@
 """Hooks of openrlhf/models/actor.py: loading the model, and one forward pass of it."""
 
+import os
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -20,7 +21,8 @@ def load_gpt_oss(
     path: str, attention: str, ds_config: dict[str, Any] | None, experts: str = PACKED, shard: str = ZERO3
 ) -> torch.nn.Module:
     """Load a gpt-oss from its MXFP4 checkpoint, into ZeRO-3 partitions or whole on each rank."""
-    return loading.load_gpt_oss(path, attention, ds_config, packed=experts == PACKED, sharded=shard != NO_SHARD)
+    with loading.share_of_cores(int(os.environ.get("WORLD_SIZE", "1"))):
+        return loading.load_gpt_oss(path, attention, ds_config, packed=experts == PACKED, sharded=shard != NO_SHARD)
 
 
 def logits_to_keep(action_mask: torch.Tensor | None) -> int:

@@ -1,6 +1,8 @@
 """Hooks of openrlhf/trainer/ray/launcher.py: how the actor's ranks meet."""
 
-from grpo.stack import cluster, rendezvous
+import os
+
+from grpo.stack import cluster, numa, rendezvous
 
 
 def free_port() -> int:
@@ -9,8 +11,14 @@ def free_port() -> int:
 
 
 def install_rendezvous() -> None:
-    """Let the ranks meet in a private file, before the process group is made, and shorten DeepSpeed's start."""
+    """Let the ranks meet in a private file, before the process group is made.
+
+    It is called first in every rank, so it also binds the rank to the cores next to its GPU, and shortens DeepSpeed's
+    start.
+    """
     from grpo.model import deepspeed_start  # imports DeepSpeed, which the engines' actors do without
 
+    if bound := numa.bind_to_gpu():
+        print(f"rank {os.environ['RANK']}: {bound}", flush=True)
     deepspeed_start.shorten()
     rendezvous.install()

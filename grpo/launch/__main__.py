@@ -18,6 +18,7 @@ from grpo.launch import (
     kernels,
     micro_batches,
     own_settings,
+    placement,
     preflight,
     resume,
     run_dir,
@@ -122,7 +123,8 @@ def main() -> int:
 
 def _about(plan: Plan, config: Config, run_judge: RunJudge) -> list[str]:
     """Return what the plan says of a run."""
-    about = [*describe(plan, config), *gpu_memory.describe(config), *reward.describe(config)]
+    about = [*describe(plan, config), *placement.describe(config), *gpu_memory.describe(config)]
+    about += reward.describe(config)
     return [*about, *judge.describe(run_judge, config), *cost.describe(plan, config, run_judge)]
 
 

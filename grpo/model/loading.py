@@ -8,7 +8,10 @@ Where the base fits on each GPU, it may stay whole there. It then consists of bu
 partitions nor gathers. ZeRO-3 holds the adapter alone.
 """
 
+import contextlib
 import itertools
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +85,23 @@ def load_gpt_oss(
         model.hf_device_map = {"": torch.device(get_accelerator().current_device_name())}
     restore_rope(model)
     return model
+
+
+@contextlib.contextmanager
+def share_of_cores(ranks: int) -> Iterator[None]:
+    """Let PyTorch use this rank's share of the cores within the context.
+
+    Ray starts its actors with OMP_NUM_THREADS=1. Training on a GPU needs no more; copying and unpacking weights does.
+
+    Args:
+        ranks: the number of ranks that load at the same time.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(before, len(os.sched_getaffinity(0)) // ranks))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _load_parameter(

@@ -18,7 +18,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU; memory in bytes, and CUDA's compute capability ("9.0"); `index` and `uuid` are nvidia-smi's."""
+    """One GPU; memory in bytes, and CUDA's compute capability ("9.0"). The last three are nvidia-smi's names of it."""
 
     name: str
     memory: int
@@ -26,6 +26,7 @@ class Gpu:
     capability: str
     index: int = 0
     uuid: str = ""
+    bus: str = ""
 
 
 def gpus() -> list[Gpu]:
@@ -37,7 +38,7 @@ def all_gpus() -> list[Gpu]:
     """Return the GPUs of this machine in nvidia-smi's order; [] without a driver."""
     query = [
         "nvidia-smi",
-        "--query-gpu=index,uuid,name,memory.total,memory.used,compute_cap",
+        "--query-gpu=index,uuid,name,memory.total,memory.used,compute_cap,pci.bus_id",
         "--format=csv,noheader,nounits",
     ]
     try:
@@ -51,8 +52,8 @@ def parse_gpus(output: str) -> list[Gpu]:
     """Return the rows that nvidia-smi printed."""
     found = []
     for line in output.strip().splitlines():
-        index, uuid, name, total, used, capability = (field.strip() for field in line.split(","))
-        found.append(Gpu(name, int(total) * 2**20, int(used) * 2**20, capability, int(index), uuid))
+        index, uuid, name, total, used, capability, bus = (field.strip() for field in line.split(","))
+        found.append(Gpu(name, int(total) * 2**20, int(used) * 2**20, capability, int(index), uuid, bus))
     return found
 
 

@@ -92,6 +92,23 @@ def peft_model(checkpoint):
 
 
 @pytest.fixture
+def sysfs(tmp_path, monkeypatch):
+    """Write what Linux says of NUMA: the node of each GPU by its PCI bus, and the cores of each node."""
+    from grpo.stack import numa
+
+    def write(gpus: dict[str, int], cores: dict[int, str]) -> None:
+        files = {f"bus/pci/devices/0000:{bus}:00.0/numa_node": str(node) for bus, node in gpus.items()}
+        files |= {f"devices/system/node/node{node}/cpulist": text for node, text in cores.items()}
+        for name, text in files.items():
+            file = tmp_path / "sys" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"{text}\n")
+
+    monkeypatch.setattr(numa, "SYSFS", tmp_path / "sys")
+    return write
+
+
+@pytest.fixture
 def single_rank(monkeypatch):
     """The only rank of a group."""
     import torch

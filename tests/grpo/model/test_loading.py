@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 
 import pytest
@@ -6,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, Mxfp4Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from grpo.hooks import actor
 from grpo.model import loading, mxfp4
 
 
@@ -40,6 +42,22 @@ def test_partitions_are_bit_equal_to_transformers(either_checkpoint, checkpoint,
     world, offload, kind = (2, "offload", "packed") if is_large else (3, "no-offload", "bf16")
     run_ranks(world, "load", either_checkpoint, tmp_path / "gathered.pt", offload, kind)
     assert is_bit_equal(torch.load(tmp_path / "gathered.pt"), reference, kind == "packed")
+
+
+def test_loading_uses_the_cores_that_ray_leaves_idle(monkeypatch):
+    seen = []
+    monkeypatch.setattr(loading, "load_gpt_oss", lambda *_, **__: seen.append(torch.get_num_threads()))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
+    before = torch.get_num_threads()
+    try:
+        for threads, world in ((1, 4), (2, 12)):  # Ray's OMP_NUM_THREADS, and one of the user
+            torch.set_num_threads(threads)
+            monkeypatch.setenv("WORLD_SIZE", str(world))
+            actor.load_gpt_oss("folder", "eager", None)
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [3, 2]
 
 
 @pytest.mark.parametrize("packed", [True, False])

@@ -12,15 +12,16 @@ from grpo.stack.machine import Gpu
 from grpo.stack.problem import UserError
 
 OUTPUT = """\
-0, GPU-5a1e0c7d-2, NVIDIA H100 80GB HBM3, 81559, 4, 9.0
-1, GPU-5a9b3f10-8, NVIDIA H100 80GB HBM3, 81559, 20000, 9.0
-2, GPU-c20d1188-4, NVIDIA H100 80GB HBM3, 81559, 4, 9.0
+0, GPU-5a1e0c7d-2, NVIDIA H100 80GB HBM3, 81559, 4, 9.0, 00000000:19:00.0
+1, GPU-5a9b3f10-8, NVIDIA H100 80GB HBM3, 81559, 20000, 9.0, 00000000:3B:00.0
+2, GPU-c20d1188-4, NVIDIA H100 80GB HBM3, 81559, 4, 9.0, 00000000:9B:00.0
 """
 
 
 def test_nvidia_smi_is_understood() -> None:
     first, second, third = machine.parse_gpus(OUTPUT)
-    assert first == Gpu("NVIDIA H100 80GB HBM3", 81559 * 2**20, 4 * 2**20, "9.0", 0, "GPU-5a1e0c7d-2")
+    memory = 81559 * 2**20
+    assert first == Gpu("NVIDIA H100 80GB HBM3", memory, 4 * 2**20, "9.0", 0, "GPU-5a1e0c7d-2", "00000000:19:00.0")
     present = [first, second, third]
     assert machine.visible(present, None) == present
     assert machine.visible(present, "") == []

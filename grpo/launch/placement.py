@@ -1,0 +1,30 @@
+"""Which GPUs serve whom."""
+
+import os
+
+from grpo.launch.config import Config
+from grpo.stack import machine, numa
+from grpo.stack.checkout import on_cpu_stack
+from grpo.stack.machine import Gpu
+
+
+def describe(config: Config) -> list[str]:
+    """Name the GPUs of each engine and of the actor, in lines for people; [] without enough GPUs here.
+
+    Ray gives GPUs in the order of CUDA_VISIBLE_DEVICES. The engines ask first, then the actor.
+    """
+    gpus = [] if on_cpu_stack() or os.environ.get("RAY_ADDRESS") else machine.gpus()
+    if len(gpus) < config.gpus:
+        return []
+    width, engines = config.args.vllm_tensor_parallel_size, range(config.args.vllm_num_engines)
+    shares = {f"engine {number}": gpus[number * width : (number + 1) * width] for number in engines}
+    shares["actor"] = gpus[config.engine_gpus : config.gpus]
+    lines = [f"{name}: {_names(share)}" for name, share in shares.items()]
+    return [f"{'placement' if number == 0 else '':<12}{line}" for number, line in enumerate(lines)]
+
+
+def _names(gpus: list[Gpu]) -> str:
+    numbers = ", ".join(str(gpu.index) for gpu in gpus)
+    nodes = sorted({node for gpu in gpus if (node := numa.node_of(gpu)) is not None})
+    where = f" (NUMA node{'s' * (len(nodes) > 1)} {', '.join(map(str, nodes))})" if nodes else ""
+    return f"GPU{'s' * (len(gpus) > 1)} {numbers}{where}"

@@ -1,0 +1,48 @@
+from types import SimpleNamespace
+
+import pytest
+
+from grpo.launch import placement
+from grpo.stack import machine
+from grpo.stack.machine import Gpu
+
+CONFIG = SimpleNamespace(
+    gpus=8,
+    engine_gpus=4,
+    actor_ranks=4,
+    args=SimpleNamespace(vllm_num_engines=2, vllm_tensor_parallel_size=2),
+)
+
+
+@pytest.fixture
+def eight_gpus(monkeypatch: pytest.MonkeyPatch, sysfs) -> None:
+    buses = ["19", "3b", "4c", "5d", "9b", "bb", "cb", "db"]
+    sysfs({bus: number // 4 for number, bus in enumerate(buses)}, {0: "0-47", 1: "48-95"})
+    gpus = [Gpu("H100", 1, 0, "9.0", number, bus=f"00000000:{bus.upper()}:00.0") for number, bus in enumerate(buses)]
+    monkeypatch.setattr(machine, "all_gpus", lambda: gpus)
+    monkeypatch.setenv("DS_ACCELERATOR", "cuda")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def test_the_plan_says_which_gpus_serve_whom(eight_gpus, monkeypatch) -> None:
+    assert placement.describe(CONFIG) == [
+        "placement   engine 0: GPUs 0, 1 (NUMA node 0)",
+        "            engine 1: GPUs 2, 3 (NUMA node 0)",
+        "            actor: GPUs 4, 5, 6, 7 (NUMA node 1)",
+    ]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4,5,6,7,0,1,2")
+    assert placement.describe(CONFIG)[0] == "placement   engine 0: GPUs 3, 4 (NUMA nodes 0, 1)"
+    assert placement.describe(CONFIG)[2] == "            actor: GPUs 7, 0, 1, 2 (NUMA nodes 0, 1)"
+
+
+def test_without_nodes_gpus_alone_are_named(eight_gpus, sysfs) -> None:
+    sysfs(dict.fromkeys(["19", "3b"], -1), {0: "0-47"})
+    assert placement.describe(CONFIG)[0] == "placement   engine 0: GPUs 0, 1"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("CUDA_VISIBLE_DEVICES", "0,1"), ("RAY_ADDRESS", "host:1"), ("DS_ACCELERATOR", "cpu")]
+)
+def test_gpus_that_are_not_here_are_not_named(eight_gpus, monkeypatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    assert placement.describe(CONFIG) == []

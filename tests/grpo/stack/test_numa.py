@@ -1,0 +1,91 @@
+"""Cores next to a GPU, on a recorded layout of a machine with two processors and four GPUs."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpo.stack import machine, numa
+from grpo.stack.machine import Gpu
+
+OUTPUT = """\
+0, GPU-0a, NVIDIA H100 80GB HBM3, 81559, 4, 9.0, 00000000:19:00.0
+1, GPU-1b, NVIDIA H100 80GB HBM3, 81559, 4, 9.0, 00000000:3B:00.0
+2, GPU-2c, NVIDIA H100 80GB HBM3, 81559, 4, 9.0, 00000000:9B:00.0
+3, GPU-3d, NVIDIA H100 80GB HBM3, 81559, 4, 9.0, 00000000:DB:00.0
+"""
+
+
+@pytest.fixture
+def gpus(sysfs) -> list[Gpu]:
+    sysfs({"19": 0, "3b": 0, "9b": 1, "db": 1}, {0: "0-47,96-143", 1: "48-95,144-191"})
+    return machine.parse_gpus(OUTPUT)
+
+
+def test_every_gpu_has_its_node(gpus: list[Gpu]) -> None:
+    assert [numa.node_of(gpu) for gpu in gpus] == [0, 0, 1, 1]
+    assert numa.cores_of(1) == {*range(48, 96), *range(144, 192)}
+
+
+def test_a_machine_with_one_node_or_a_container_has_none(gpus: list[Gpu], sysfs) -> None:
+    sysfs({"19": -1}, {0: "0,1"})
+    assert [numa.node_of(gpu) for gpu in gpus[:2]] == [None, 0], "Linux knows no node of the first"
+    assert numa.node_of(Gpu("GPU", 1, 0, "9.0", bus="00000000:FF:00.0")) is None
+    assert numa.cores_of(0) == {0, 1}
+
+
+@pytest.fixture
+def rank(gpus: list[Gpu], monkeypatch: pytest.MonkeyPatch) -> dict[int, set[int]]:
+    """A rank of the GPU stack to which Ray gave GPU 2; the cores of each of its threads."""
+    bound: dict[int, set[int]] = {}
+    monkeypatch.setattr(machine, "all_gpus", lambda: gpus)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(192)))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda thread, cores: bound.update({thread: cores}))
+    monkeypatch.setenv("DS_ACCELERATOR", "cuda")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    return bound
+
+
+def test_a_rank_is_bound_with_all_its_threads(rank: dict[int, set[int]]) -> None:
+    assert numa.bind_to_gpu() == "GPU 2: bound to 96 cores of NUMA node 1"
+    assert os.getpid() in rank
+    assert set(map(frozenset, rank.values())) == {frozenset(numa.cores_of(1))}
+
+
+def test_a_rank_that_sees_all_gpus_takes_its_own(rank: dict[int, set[int]], monkeypatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert numa.bind_to_gpu() == "GPU 1: bound to 96 cores of NUMA node 0"
+
+
+def test_the_cores_of_a_container_are_respected(rank: dict[int, set[int]], monkeypatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 50})
+    assert "bound to 1 cores" in numa.bind_to_gpu() and rank[os.getpid()] == {50}
+    rank.clear()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    assert "may use no core of its NUMA node 1" in numa.bind_to_gpu() and not rank
+
+
+def test_nothing_is_bound_where_there_is_nothing_to_know(rank, sysfs, monkeypatch) -> None:
+    sysfs({"9b": -1}, {0: "0-191"})
+    assert "NUMA node is unknown" in numa.bind_to_gpu() and not rank
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    assert numa.bind_to_gpu() == "" and not rank
+
+
+def test_this_machines_threads_can_be_bound(rank, sysfs, monkeypatch) -> None:
+    monkeypatch.undo()
+    cores = os.sched_getaffinity(0)
+    script = (
+        "import os, threading; from grpo.stack import machine, numa\n"
+        "machine.all_gpus = lambda: [machine.Gpu('G', 1, 0, '9.0')]\n"
+        f"numa.node_of, numa.cores_of = lambda gpu: 0, lambda node: {{{min(cores)}}}\n"
+        "end = threading.Event(); other = threading.Thread(target=end.wait); other.start()\n"
+        "print(numa.bind_to_gpu(), os.sched_getaffinity(0), os.sched_getaffinity(other.native_id)); end.set()\n"
+    )
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(numa.__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith(f"{{{min(cores)}}} {{{min(cores)}}}")
