@@ -88,8 +88,8 @@ async def load_into_engine(llm: AsyncLLM, buffer: np.ndarray, specs: list[dict])
         specs: the fields of the ``TensorSpec`` of each tensor.
 
     Returns:
-        Every worker's report: its ``rank``, the number of ``workers``, the number of ``tensors`` applied, and the
-        ``checksum`` of its side paths (see :class:`grpo.lora.adapter.Receipt`).
+        Every worker's report: its ``rank``, the number of ``workers``, the number of ``tensors`` applied, the
+        ``checksum`` of its side paths (see :class:`grpo.lora.adapter.Receipt`), and its ``memory`` in bytes.
 
     Raises:
         SyncError: if the prefix cache could not be reset. Its entries were computed with the old adapter.

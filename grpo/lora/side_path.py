@@ -12,6 +12,7 @@ import functools
 import os
 import warnings
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -168,7 +169,8 @@ class AdapterWorker(router_capture.RecordingWorker):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch warns that the mapping is read-only
             data = torch.from_numpy(mapped(path, os.stat(path).st_ino)[offset : offset + size])
-        arrived, layers = layers_of(data.view(torch.bfloat16), specs), self.model_runner.model.model.layers  # type: ignore[attr-defined]
+        runner: Any = self.model_runner  # type: ignore[attr-defined]
+        arrived, layers = layers_of(data.view(torch.bfloat16), specs), runner.model.model.layers
         self.forget_routing()
         applied = Applied()
         for number, layer in enumerate(layers):
@@ -181,7 +183,18 @@ class AdapterWorker(router_capture.RecordingWorker):
             "workers": get_tensor_model_parallel_world_size(),
             "checksum": int(checksum(applied.sums, tuple(applied.rows))) % 2**64,
             "tensors": applied.tensors,
+            "memory": held_memory(runner.device),
         }
+
+
+def held_memory(device: torch.device) -> int:
+    """Return the most bytes that PyTorch held on a GPU since the last call; on a CPU, those of this process now."""
+    if device.type == "cpu":
+        resident = Path("/proc/self/statm").read_text().split()[1]  # proc(5), in pages
+        return int(resident) * os.sysconf("SC_PAGE_SIZE")
+    peak = torch.cuda.max_memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return peak
 
 
 def mask_vocabulary(model: GptOssForCausalLM, rows: int) -> None:

@@ -31,12 +31,15 @@ def needs_nccl_group(args: Arguments, use_cuda_ipc: bool) -> bool:
     return not is_trained(args) and not use_cuda_ipc
 
 
-def sync_adapter(model: torch.nn.Module, engines: Sequence[EngineActor]) -> None:
+def sync_adapter(model: torch.nn.Module, engines: Sequence[EngineActor]) -> int | None:
     """Bring every engine to the trainer's adapter. A collective call: every trainer rank makes it.
 
     Args:
         model: the PeftModel of this rank.
         engines: the ``LLMRayActor`` handles.
+
+    Returns:
+        the most memory that any engine's worker held since the last sync, in bytes; None on all ranks but the first.
 
     Raises:
         FloatingPointError: if the adapter is not finite.
@@ -44,16 +47,21 @@ def sync_adapter(model: torch.nn.Module, engines: Sequence[EngineActor]) -> None
         ray.exceptions.RayError: if an engine died or does not answer within ``TIMEOUT_SECONDS``.
     """
     flat, specs = gather(model)
-    if dist.get_rank() == 0:
-        send(flat.cpu(), specs, engines)
+    memory = send(flat.cpu(), specs, engines) if dist.get_rank() == 0 else None
     dist.barrier()
+    return memory
 
 
-def send(flat: torch.Tensor, specs: list[TensorSpec], engines: Sequence[EngineActor]) -> None:
-    """Send a flat adapter (on the CPU) to every engine and verify what arrived. Raises as :func:`sync_adapter`."""
+def send(flat: torch.Tensor, specs: list[TensorSpec], engines: Sequence[EngineActor]) -> int:
+    """Send a flat adapter (on the CPU) to every engine and verify what arrived.
+
+    Returns the most memory of any worker, and raises, as :func:`sync_adapter`.
+    """
     # numpy has no bf16: as bytes, Ray shares it without pickling
     reference = ray.put(flat.view(torch.uint8).numpy())
     fields = [asdict(spec) for spec in specs]
     calls = [engine.load_adapter.remote(reference, fields) for engine in engines]
     expected = Receipt.of(flat, specs)  # while the engines are working
-    check_receipts(ray.get(calls, timeout=TIMEOUT_SECONDS), expected)
+    receipts = ray.get(calls, timeout=TIMEOUT_SECONDS)
+    check_receipts(receipts, expected)
+    return max(receipt["memory"] for workers in receipts for receipt in workers)

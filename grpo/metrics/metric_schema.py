@@ -167,6 +167,8 @@ SCHEMA = (
     Metric("host_memory", "byte", 5, "memory in use on this machine", "launcher"),
     Metric("device_memory", "byte", 5, "peak memory that PyTorch held on the device of any rank in this step; 0 on a "
            "CPU", "actor"),
+    Metric("engine_memory", "byte", 5, "peak memory that PyTorch held in any worker of an engine in the step before; "
+           "on a CPU, the memory of its process", "actor"),
     Metric("disk_free", "byte", 5, "free disk space, the least of the folders that the run writes to", "launcher",
            (5e9, None)),
     Metric("lost_writes", "", 5, "lines that could not be written so far", "launcher", (None, 0.0)),

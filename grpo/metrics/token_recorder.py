@@ -66,6 +66,11 @@ class ActorMetrics:
         self._norms: list[float] = []
         self._micro_batches: list[MicroBatch] = []
         self._seen_steps = self._engine.global_steps
+        self._engine_memory: int | None = None
+
+    def note_engines(self, memory: int | None) -> None:
+        """Keep what a sync reports of the engines' memory in bytes; None on ranks that it does not report to."""
+        self._engine_memory = memory
 
     def note(self, *arguments: Any) -> None:
         """Record a micro-batch, see :meth:`_note`. A failure is counted and does not end the run."""
@@ -137,8 +142,10 @@ class ActorMetrics:
         - ``grad_norms``: L2 norm before clipping of each optimizer step, over all ranks.
         - ``metric_errors``: number of micro-batches that could not be recorded.
         - ``optimizer_step``: optimizer steps since the run started.
-        - ``sync_bytes``, ``device_memory``: see :mod:`grpo.metrics.metric_schema`.
+        - ``sync_bytes``, ``device_memory``: see :mod:`grpo.metrics.metric_schema`; so is ``engine_memory``, which only
+          the first rank has, from the first sync on.
         """
+        engines = {} if self._engine_memory is None else {"engine_memory": float(self._engine_memory)}
         norms, self._norms = self._norms, []
         micro_batches, self._micro_batches = self._micro_batches, []
         errors, self._errors = self._errors, 0
@@ -149,6 +156,7 @@ class ActorMetrics:
             "optimizer_step": float(self._seen_steps),
             "sync_bytes": float(adapter_bytes(self._engine.module)),
             "device_memory": float(_peak_device_memory()),
+            **engines,
         }
 
 

@@ -126,7 +126,7 @@ def test_engines_get_the_adapter_without_pefts_names(load, peft_model, single_ra
     def load_adapter(buffer, specs):
         tensors = [adapter.TensorSpec(**spec) for spec in specs]
         expected = adapter.Receipt.of(torch.from_numpy(buffer).view(torch.bfloat16), tensors)
-        return [{"rank": 0, "workers": 1, "checksum": expected.checksum(1), "tensors": len(specs)}]
+        return [{"rank": 0, "workers": 1, "checksum": expected.checksum(1), "tensors": len(specs), "memory": 9}]
 
     engine = SimpleNamespace(
         update_weight=SimpleNamespace(remote=lambda name, **_: named.append(name)),
@@ -139,12 +139,15 @@ def test_engines_get_the_adapter_without_pefts_names(load, peft_model, single_ra
     trainer.strategy = SimpleNamespace(args=trainer.args)
     trainer.actor = SimpleNamespace(model=SimpleNamespace(module=peft_model))
     trainer.vllm_engines, trainer.use_cuda_ipc = [engine], False
+    noted = []
+    trainer.metrics = SimpleNamespace(note_engines=noted.append)
     trainer._model_update_group = SimpleNamespace(broadcast=lambda *_, **__: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
 
     def check():
         trainer.broadcast_to_vllm()
         assert not [name for name in named if "base_layer" in name or "lora_" in name]
+        assert noted == [9]
 
     fails_on_stock(load, check)
 
