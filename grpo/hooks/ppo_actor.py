@@ -129,7 +129,8 @@ def trains_adapter(args: Arguments) -> bool:
 
 def sync_adapter(trainer: RankTrainer) -> None:
     """Send the adapter to the engines, and note the memory that they report."""
-    trainer.metrics.note_engines(sync.sync_adapter(trainer.actor.model.module, trainer.vllm_engines))
+    memory = sync.sync_adapter(trainer.actor.model.module, trainer.vllm_engines)
+    trainer.metrics.note_engines(memory)
 
 
 # PolicyModelActor
