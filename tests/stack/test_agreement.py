@@ -257,7 +257,7 @@ def test_the_gate_notices_other_sinks(stack, prompts):
 def test_the_gate_notices_rotary_frequencies_in_bf16(stack, prompts, texts):
     """Errors grow with the distance of two tokens: after a short prompt there is none."""
     long = [token for text in texts[:-1] * 20 for token in text]
-    mixed = [*prompts[:12], *(long[: LONGEST - 40 - 7 * number] for number in range(12))]
+    mixed = [*prompts[:8], *(long[: LONGEST - 40 - 7 * number] for number in range(8))]
     assert problems(stack, mixed) == []
     stack.every_rank(round_frequencies)
     noticed = problems(stack, mixed)

@@ -1,6 +1,7 @@
 """A trainer on two ranks, an engine with TP=2, and one that is compiled, started without a run around them."""
 
 import argparse
+import operator
 import os
 import runpy
 import sys
@@ -16,6 +17,8 @@ from grpo.lora import adapter
 from grpo.lora.engine_actor import check_receipts
 from grpo.metrics.scored_rollouts import Rollout
 from grpo.stack import cluster
+
+from .rounding import batches
 
 LONGEST = 4096  # tokens of prompt and response
 FLAGS = [
@@ -184,16 +187,20 @@ class Stack:
                 positions = torch.arange(len(prompt), len(texts[row]))
                 steps = zip(answer.token_ids, answer.logprobs, strict=True)
                 sampled = torch.tensor([at[token].logprob for token, at in steps])
-                rollouts.append(
-                    Rollout(number, 0, positions, sampled, scored[row, positions - 1], base[row, positions - 1])
-                )
+                now, without = scored[row][positions - 1], base[row][positions - 1]
+                rollouts.append(Rollout(number, 0, positions, sampled, now, without))
         return rollouts
 
-    def _scored(self, texts: list[list[int]], method: str) -> torch.Tensor:
-        longest = max(map(len, texts))
-        tokens = torch.tensor([text + [0] * (longest - len(text)) for text in texts])
-        mask = torch.tensor([[1] * len(text) + [0] * (longest - len(text)) for text in texts])
-        return ray.get(self.trainer.async_run_method(method, tokens, mask[:, 1:], mask))[0]
+    def _scored(self, texts: list[list[int]], method: str) -> list[torch.Tensor]:
+        scored: list[tuple[int, torch.Tensor]] = []
+        for batch in batches(list(map(len, texts))):
+            longest = max(len(texts[index]) for index in batch)
+            tokens = torch.tensor([texts[index] + [0] * (longest - len(texts[index])) for index in batch])
+            mask = torch.tensor([[1] * len(texts[index]) + [0] * (longest - len(texts[index])) for index in batch])
+            scored += zip(
+                batch, ray.get(self.trainer.async_run_method(method, tokens, mask[:, 1:], mask))[0], strict=True
+            )
+        return [values for _, values in sorted(scored, key=operator.itemgetter(0))]
 
     def adapter(self) -> tuple[torch.Tensor, list[adapter.TensorSpec]]:
         """The adapter as the trainer gathers it."""
