@@ -20,6 +20,8 @@ esac
 
 # DeepSpeed's compiled operators live and die with the environment they were compiled against.
 export TORCH_EXTENSIONS_DIR="$VIRTUAL_ENV/torch_extensions"
+# Compiled engines keep their kernels from run to run. By default these go to TMPDIR, and each run has its own.
+export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-$VIRTUAL_ENV/torchinductor}"
 # The tokenizer is used in processes that fork.
 export TOKENIZERS_PARALLELISM="${TOKENIZERS_PARALLELISM:-false}"
 

@@ -1,9 +1,11 @@
 """Trainer and engines agree on the log-probs of the same tokens after a sync, and a wrong adapter is noticed.
 
-Real Ray, DeepSpeed and vLLM: a ZeRO-3 actor on two ranks with parameter offload; an engine with TP=2, and one that is
-compiled; the tiny model. Eager engines with TP=1 are compared in test_end_to_end.py and test_evaluate.py.
+Real Ray, DeepSpeed and vLLM: a ZeRO-3 actor on two ranks with parameter offload; an engine with TP=2 through Ray's
+executor, as on GPUs, and one that is compiled; the tiny model. Eager engines with TP=1 are compared in
+test_end_to_end.py and test_evaluate.py.
 """
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from transformers import AutoTokenizer
 from grpo.lora.engine_actor import shared_file
 from grpo.metrics.scored_rollouts import compare
 
+from . import ray_on_cpu
 from .rounding import Rounding, distributions, log_probs, most_apart, reference_model, simulate
 from .trainer_and_engines import (
     LONGEST,
@@ -30,7 +33,17 @@ LONG = 900  # positions at which bf16 rotary frequencies would be far off
 
 
 @pytest.fixture(scope="module")
-def stack(tiny_model, ray_cluster, tmp_path_factory):
+def executor_on_cpu(tmp_path_factory):
+    """Engines that are started from here on run their workers through Ray's executor."""
+    folder = tmp_path_factory.mktemp("platform")
+    ray_on_cpu.install(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        yield
+
+
+@pytest.fixture(scope="module")
+def stack(tiny_model, executor_on_cpu, ray_cluster, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         checkpoints = tmp_path_factory.mktemp("run") / "checkpoints"
         args = training_args(patch, "--pretrain", str(tiny_model / "mxfp4"), "--ckpt_path", str(checkpoints))
@@ -81,6 +94,14 @@ def rounding(reference, texts) -> Rounding:
 def after_the_text(reference, texts) -> torch.Tensor:
     """How far two implementations may be apart on each token that may follow the long text."""
     return most_apart(simulate(reference, lambda: distributions(reference, texts[-1:])[0][-1]))
+
+
+@pytest.mark.timeout(900)
+def test_the_workers_of_an_engine_run_in_ray_as_on_gpus(stack):
+    def executor(engine) -> str:
+        return engine.llm.vllm_config.parallel_config.distributed_executor_backend
+
+    assert [on_engine(engine, executor) for engine in stack.engines] == ["ray", "uni"]
 
 
 @pytest.mark.timeout(900)

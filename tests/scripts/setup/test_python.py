@@ -95,6 +95,7 @@ def test_env_is_shared_and_sourcing_twice_changes_nothing(checkout: Path) -> Non
     before = sourced(checkout, TWICE)
     assert before["PATH"].split(":")[0] == str(checkout / ".venv" / "bin")
     assert before["PYTHONPATH"] == str(checkout)
+    assert before["TORCHINDUCTOR_CACHE_DIR"] == str(checkout / ".venv" / "torchinductor"), "outside of a run's TMPDIR"
     assert "DS_ACCELERATOR" not in before and "VLLM_CPU_KVCACHE_SPACE" not in before
     assert setup(checkout, "--cpu").returncode == 0
     after = sourced(checkout, TWICE, VLLM_CPU_KVCACHE_SPACE="3", PYTHONPATH="/elsewhere")
