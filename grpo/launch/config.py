@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from grpo.run.run_files import RunFiles
 from grpo.stack.hub import model_folder
 from grpo.stack.problem import UserError
-from grpo.stack.secrets import is_secret
+from grpo.stack.secrets import secrets
 from grpo.stack.variables import in_variables
 
 # Set from the run directory, not by flags.
@@ -233,19 +233,6 @@ def command_line(parser: argparse.ArgumentParser, given: dict[str, Any]) -> list
         elif value is not True:
             words.append(str(value))
     return words
-
-
-def secrets(environ: dict[str, str] | None = None) -> dict[str, str]:
-    """Return the environment variables that hold secrets; a value under 8 characters counts as a word."""
-    variables = dict(os.environ) if environ is None else environ
-    return {name: value for name, value in variables.items() if is_secret(name) and len(value) >= 8}
-
-
-def redact(text: str) -> str:
-    """Return `text` with the values of secret environment variables replaced by their names."""
-    for name, value in secrets().items():
-        text = text.replace(value, f"<{name}>")
-    return text
 
 
 def _refuse_secrets(flags: list[str]) -> None:

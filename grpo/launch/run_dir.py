@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo.launch.config import Config, redact
+from grpo.launch.config import Config
 from grpo.launch.own_settings import Changes
 from grpo.launch.plan import Plan
 from grpo.rollout.multi_turn import settings as environment_settings
@@ -20,6 +20,7 @@ from grpo.run.run_files import RunFiles
 from grpo.stack import machine
 from grpo.stack.checkout import CHECKOUT, git_revision, on_cpu_stack
 from grpo.stack.json_files import replace
+from grpo.stack.secrets import redact
 from reward import settings as judge_settings
 from reward import user_files
 

@@ -9,6 +9,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 TINY_MODEL = CHECKOUT / ".cache" / "tiny-model"  # where train_grpo.sh --tiny makes it
+GPU_REPORT = CHECKOUT / ".cache" / "gpu_check.json"  # of scripts.gpu_check
 
 
 def on_cpu_stack() -> bool:

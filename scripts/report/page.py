@@ -13,11 +13,11 @@ import jinja2
 from markupsafe import Markup, escape
 
 from grpo.diagnosis.finding import Diagnosis, Finding
-from grpo.launch.config import secrets
 from grpo.metrics.metric_schema import SCHEMA, TIERS, Metric
 from grpo.run import run_settings as settings
 from grpo.run.measure import of_row
 from grpo.run.run_state import Run
+from grpo.stack.secrets import secrets
 from scripts.report import chart, headline, panels, problems, samples, scales
 
 FOLDER = Path(__file__).parent

@@ -18,12 +18,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from grpo.launch.config import redact
 from grpo.launch.supervise import keeper, processes, ray_head
 from grpo.launch.supervise.keeper import Job
 from grpo.launch.supervise.ray_head import RayHead
 from grpo.stack import machine
 from grpo.stack.checkout import CHECKOUT
+from grpo.stack.secrets import redact
 
 GRACE_SECONDS = 10.0
 QUIET_SECONDS = 60.0
