@@ -1,20 +1,13 @@
-"""What a whole run costs: calls and tokens of the judge, and hours on H100s with their assumptions."""
+"""What a whole run costs: calls and tokens of the judge, and hours with their ranges and assumptions."""
 
 from grpo.launch.config import Config
 from grpo.launch.host_memory import is_for_gpus
 from grpo.launch.judge import RunJudge
+from grpo.launch.phases import Rates, phases
 from grpo.launch.plan import Plan
 from grpo.model.architecture import Architecture
-from grpo.model.released import RELEASED
 
-# docs/gpu.md, for 16 samples on each GPU of the 120b's actor: training and old log-probs take 33 s at 4096 tokens and
-# 69 s at 16,384; gathers of ZeRO-3 take 11 s. So a sample takes a fixed time, which unpacks weights, and one per token.
-_PER_TOKEN = (69 - 33) / 16 / (16_384 - 4_096)
-_PER_SAMPLE = 33 / 16 - 4_096 * _PER_TOKEN
-_GATHERS = 11 / 16
-_MEASURED = RELEASED["openai/gpt-oss-120b"]
 _STEPS = 100
-_ENGINE_TOKENS = 1_000  # assumed: tokens per second of an engine
 _INSTRUCTIONS = 1_000  # assumed: tokens of the judge's instructions, problem and gold answer
 
 
@@ -38,29 +31,26 @@ def _calls(plan: Plan, config: Config, judge: RunJudge, steps: int) -> list[str]
 
 
 def _hours(plan: Plan, config: Config, steps: int) -> list[str]:
-    args, architecture = config.args, plan.architecture
-    if architecture is None or not is_for_gpus(architecture):
+    if plan.architecture is None or not is_for_gpus(plan.architecture):
         return []
-    update = seconds_of_update(config, architecture)
-    tokens = plan.samples_per_rollout * args.generate_max_len
-    sampling = tokens / (_ENGINE_TOKENS * args.vllm_num_engines)
-    hours = steps * (update + sampling) / 3600
+    parts = list(phases(config, plan.architecture, Rates.of_report()))
+    step, low, high = (sum(getattr(phase, name) for phase in parts) for name in ("seconds", "low", "high"))
+    name, value = (max(len(phase.name) for phase in parts), max(len(f"{phase.seconds:,.0f}") for phase in parts))
+
+    def hours(seconds: float) -> str:
+        return f"{steps * seconds / 3600:,.1f}"
+
     return [
-        f"hours       {hours:,.1f} for {steps:,} steps of {update + sampling:,.0f} s, if all responses fill the "
-        "limit; without evaluations and saving",
-        f"            update {update:,.0f} s: calculated from one H100, see docs/gpu.md; sampling {sampling:,.0f} s: "
-        f"assumes {_ENGINE_TOKENS:,} tokens/s of each engine",
+        f"hours       {hours(step)} ({hours(low)} to {hours(high)}) for {steps:,} steps of {step:,.0f} s, if all "
+        "responses fill the limit; without evaluations and saving",
+        *(
+            f"            {phase.name:{name}}  {phase.seconds:{value},.0f} s ({phase.low:,.0f} to {phase.high:,.0f}): "
+            f"{phase.source}"
+            for phase in parts
+        ),
     ]
 
 
-def seconds_of_update(config: Config, architecture: Architecture) -> float:
-    """Return the seconds of a step after sampling, on H100s, if every sample has the longest length.
-
-    Time per token scales with the layers, time per sample and gathers with the experts' weights as well.
-    """
-    layers = architecture.layers / _MEASURED.layers
-    weights = layers * architecture.experts / _MEASURED.experts
-    samples = config.samples_per_rollout * config.args.max_epochs / config.actor_ranks
-    gathers = _GATHERS if config.args.actor_shard == "zero3" and config.actor_ranks > 1 else 0
-    fixed = weights * (_PER_SAMPLE + gathers) / config.args.micro_train_batch_size
-    return samples * (fixed + layers * _PER_TOKEN * config.max_model_len)
+def seconds_of_update(config: Config, architecture: Architecture, rates: Rates) -> float:
+    """Return the seconds of a step after sampling, if every sample has the longest length."""
+    return sum(phase.seconds for phase in phases(config, architecture, rates) if phase.name != "sampling")

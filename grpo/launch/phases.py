@@ -1,0 +1,136 @@
+"""The seconds of a step, phase by phase: from the figures that scripts.gpu_check measured here, or from stated ones.
+
+Figures are of gpt-oss-120b. Time per token scales with the layers, time per sample and gathers with the experts'
+weights as well.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from grpo.launch.config import Config
+from grpo.model.architecture import NO_SHARD, Architecture
+from grpo.model.released import RELEASED
+from grpo.stack.checkout import GPU_REPORT
+from grpo.stack.machine import GB
+
+LARGE = RELEASED["openai/gpt-oss-120b"]
+ENGINE_TOKENS = 1_000  # assumed: tokens per second of an engine
+_PASSES = 3  # over the weights: old log-probs, forward, backward
+_WEIGHTS = sum(LARGE.actor_bytes(packed=True).values())
+_HOST_COPIES = 25.0  # assumed: GB/s of pinned memory to a GPU, over PCIe 5
+
+
+@dataclass(frozen=True)
+class Line:
+    """Seconds of a sample on one GPU: a fixed part, which unpacks weights, and a part for each token."""
+
+    of_sample: float
+    of_token: float
+
+    @classmethod
+    def through(cls, lengths: Sequence[int], seconds: Sequence[float]) -> "Line":
+        """Return the line through the first and the last length."""
+        of_token = (seconds[-1] - seconds[0]) / (lengths[-1] - lengths[0])
+        return cls(seconds[0] - lengths[0] * of_token, of_token)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a GPU does with gpt-oss-120b, and how far off that may be.
+
+    Attributes:
+        source: where the figures are from.
+        low, high: factors on the times of the update.
+        gather: GB/s of each GPU in an all-gather.
+        gather_source: where that is from.
+        host: GB/s of pinned memory to a GPU.
+    """
+
+    source: str
+    train: Line
+    old: Line
+    low: float
+    high: float
+    gather: float = 200.0
+    gather_source: str = "assumes 200 GB/s"
+    host: float = _HOST_COPIES
+
+    @classmethod
+    def stated(cls, why: str = "") -> "Rates":
+        """Return the figures of docs/gpu.md: 16 samples of two lengths on one H100, and an assumed range."""
+        lengths = (4_096, 16_384)
+        return cls(
+            "calculated from one H100, see docs/gpu.md; range assumed" + (f"; {why}" if why else ""),
+            Line.through(lengths, (26 / 16, 51 / 16)),
+            Line.through(lengths, (7 / 16, 18 / 16)),
+            low=0.8,
+            high=1.5,
+        )
+
+    @classmethod
+    def of_layer(cls, numbers: Mapping[str, Any]) -> "Rates":
+        """Return what one layer predicts, given the numbers of gpu_check's rung "layer".
+
+        On an H100, two layers and lm_head through DeepSpeed took 0.92 to 1.29 times the sum of their parts.
+        """
+        parts = zip(numbers["train_s"], numbers["forward_s"], numbers["scores_s"], strict=True)
+        train, old = zip(*((LARGE.layers * t + s, LARGE.layers * f + s) for t, f, s in parts), strict=True)
+        lengths = numbers["tokens"]
+        return cls("measured on this machine", Line.through(lengths, train), Line.through(lengths, old), 0.9, 1.3)
+
+    @classmethod
+    def of_report(cls, report: Path = GPU_REPORT) -> "Rates":
+        """Return the figures of gpu_check's report; those that it lacks are the stated ones."""
+        try:
+            rungs = json.loads(report.read_text(encoding="utf-8"))["rungs"]
+            numbers = {rung["name"]: rung["numbers"] for rung in rungs if rung["verdict"] == "passed"}
+            rates = cls.of_layer(numbers["layer"]) if "layer" in numbers else cls.stated()
+            if "all-reduce" in numbers:
+                measured = float(numbers["all-reduce"]["all_gather_gb_per_s"])
+                rates = replace(rates, gather=measured, gather_source=f"measured {measured:.0f} GB/s")
+            if "host copies" in numbers:
+                rates = replace(rates, host=float(numbers["host copies"]["to_device_gb_per_s"]))
+        except FileNotFoundError:
+            return cls.stated()
+        except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+            return cls.stated(f"{report} cannot be used ({type(error).__name__}: {error})")
+        return rates
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a step in seconds: what is expected, at least, at most; and from what that follows."""
+
+    name: str
+    seconds: float
+    low: float
+    high: float
+    source: str
+
+
+def phases(config: Config, architecture: Architecture, rates: Rates) -> Iterator[Phase]:
+    """Yield the phases of a step in which every sample has the longest length."""
+    args = config.args
+    layers = architecture.layers / LARGE.layers
+    weights = layers * architecture.experts / LARGE.experts
+    samples = config.samples_per_rollout * args.max_epochs / config.actor_ranks
+    batches = samples / args.micro_train_batch_size
+    tokens = config.samples_per_rollout * args.generate_max_len
+    sampling = tokens / (ENGINE_TOKENS * args.vllm_num_engines)
+    assumed = f"assumes {ENGINE_TOKENS:,} tokens/s of each engine, from half to twice as many"
+    yield Phase("sampling", sampling, sampling / 2, sampling * 2, assumed)
+    for name, line in (("old log-probs", rates.old), ("training", rates.train)):
+        seconds = batches * weights * line.of_sample + samples * layers * line.of_token * config.max_model_len
+        yield Phase(name, seconds, seconds * rates.low, seconds * rates.high, rates.source)
+    if args.actor_shard == NO_SHARD or config.actor_ranks == 1:
+        return
+    moved = batches * _PASSES * weights * _WEIGHTS / GB
+    gathers = moved * (config.actor_ranks - 1) / config.actor_ranks / rates.gather
+    yield Phase("gathers", gathers, 0.0, gathers, f"{rates.gather_source}; 0 if all are overlapped")
+    if args.offload:
+        copies = moved / config.actor_ranks / rates.host
+        source = f"OFFLOAD=1 at {rates.host:.0f} GB/s; 0 if all are overlapped"
+        yield Phase("copies from the host", copies, 0.0, copies, source)
