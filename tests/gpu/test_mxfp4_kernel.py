@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from grpo.model import mxfp4
-
-# E2M1's values in the order of their codes: OCP Microscaling Formats (MX) specification 1.0, section 5.3.3.
-VALUES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
+from grpo.stack.problem import UserError
+from scripts.gpu_check import kernels
 
 
 @pytest.fixture
@@ -16,17 +15,17 @@ def unpack(device):
     return lambda blocks, scales: unpack(blocks.to(device), scales.to(device)).cpu()
 
 
-def defined(blocks, scales):
-    """Return what the specification says, in float64: ``[experts, out, in]``."""
-    codes = torch.stack([blocks & 15, blocks >> 4], -1).flatten(-2).long()
-    values = torch.cat([VALUES, -VALUES])[codes]
-    return (values * torch.exp2(scales.double() - 127).unsqueeze(-1)).flatten(-2)
+def test_every_byte_with_every_scale(device):
+    assert kernels.mxfp4(int(device == "cuda")).numbers["wrong"] == 0
 
 
-def test_every_byte_with_every_scale(unpack):
-    blocks = torch.arange(256, dtype=torch.uint8).expand(1, 255, 256).reshape(1, 255, 16, 16).contiguous()
-    scales = torch.arange(255, dtype=torch.uint8).view(1, 255, 1).expand(1, 255, 16).contiguous()
-    assert torch.equal(unpack(blocks, scales), defined(blocks, scales).bfloat16())
+def test_one_wrong_value_is_noticed(device, monkeypatch):
+    right = kernels.defined
+    monkeypatch.setattr(
+        kernels, "defined", lambda blocks, scales: right(blocks, scales).index_fill(0, torch.tensor(0), 1)
+    )
+    with pytest.raises(UserError, match="values are unpacked wrong"):
+        kernels.mxfp4(int(device == "cuda"))
 
 
 def test_scale_255_matches_transformers(unpack):
@@ -42,4 +41,4 @@ def test_parts_of_a_tensor(unpack, part):
     blocks = torch.randint(0, 256, (5, 24, 6, 16), dtype=torch.uint8, generator=generator)
     scales = torch.randint(0, 255, (5, 24, 6), dtype=torch.uint8, generator=generator)
     blocks, scales = blocks.narrow(*part), scales.narrow(*part)
-    assert torch.equal(unpack(blocks, scales), defined(blocks, scales).bfloat16())
+    assert torch.equal(unpack(blocks, scales), kernels.defined(blocks, scales).bfloat16())

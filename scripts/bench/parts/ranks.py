@@ -16,8 +16,12 @@ LIMIT_SECONDS = 1800
 start_process: Callable[..., Any] = subprocess.Popen  # tests have a faster one
 
 
-def run_ranks(worker: str, world: int, job: dict[str, Any]) -> list[dict[str, Any]]:
-    """Run `scripts.bench.parts.WORKER` on `world` ranks and return each rank's report, by rank.
+def run_ranks(worker: str, world: int, job: dict[str, Any], own_gpu: bool = False) -> list[dict[str, Any]]:
+    """Run a worker on `world` ranks and return each rank's report, by rank.
+
+    Args:
+        worker: a module of this folder, or the full name of another one.
+        own_gpu: whether each rank sees one GPU alone, as in Ray's actors.
 
     Raises:
         ValueError: if a rank fails, with the end of its log.
@@ -33,7 +37,8 @@ def run_ranks(worker: str, world: int, job: dict[str, Any]) -> list[dict[str, An
         "LOCAL_RANK": "0",
         "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // world)),
     }
-    command = [sys.executable, "-m", f"scripts.bench.parts.{worker}"]
+    command = [sys.executable, "-m", worker if "." in worker else f"scripts.bench.parts.{worker}"]
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name] or list(range(world))
     with tempfile.TemporaryDirectory(prefix="bench-ranks-") as scratch:
         reports = [Path(scratch, f"{rank}.json") for rank in range(world)]
         ranks = []
@@ -41,6 +46,8 @@ def run_ranks(worker: str, world: int, job: dict[str, Any]) -> list[dict[str, An
             for rank, report in enumerate(reports):
                 log = report.with_suffix(".log").open("w")
                 environment = {**shared, "RANK": str(rank)}
+                if own_gpu:
+                    environment["CUDA_VISIBLE_DEVICES"] = str(visible[rank])
                 arguments = [json.dumps(job), str(report)]
                 ranks.append(
                     start_process([*command, *arguments], env=environment, stdout=log, stderr=subprocess.STDOUT)

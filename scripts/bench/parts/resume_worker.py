@@ -67,7 +67,7 @@ def fingerprint(engine: Any) -> dict[str, Any]:
 def _digest(tensors: Any) -> str:
     total = hashlib.sha256()
     for tensor in tensors:
-        total.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
+        total.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("file", ["test_mxfp4_kernel.py", "test_attention_kernel.py"])
 def test_kernels_in_the_interpreter(file):
     # In a separate process: Triton reads the variable on import.

@@ -1,0 +1,71 @@
+"""Check what this machine's GPUs can do, rung by rung, before the first run.
+
+    python -m scripts.gpu_check [--out FILE] [--only RUNG ...]
+
+Each rung takes seconds to minutes, and ends with a verdict: passed, failed with a remedy, or skipped with the reason.
+The report is one JSON file. `./train_grpo.sh --plan` uses its figures, and `python -m scripts.bundle` packs it.
+A machine with one GPU and PyTorch, transformers and Triton alone is checked as far as these go.
+
+Exit code: 0 no rung failed, also without a GPU; 1 a rung failed; 2 invalid call.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from grpo.stack.checkout import GPU_REPORT
+from scripts.gpu_check import rung, seen
+from scripts.gpu_check.ladder import LADDER, climb
+from scripts.gpu_check.rung import Result
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; return the exit code."""
+    assert __doc__
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False,
+        prog="python -m scripts.gpu_check",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    names = [each.name for each in LADDER]
+    parser.add_argument("--out", type=Path, metavar="FILE", help=f"the report (default: {GPU_REPORT})")
+    parser.add_argument(
+        "--only", nargs="+", choices=names, metavar="RUNG", help=f"some rungs; writes no report without --out ({names})"
+    )
+    options = parser.parse_args(argv)
+    out = options.out or (None if options.only else GPU_REPORT)
+    if out and out.is_dir():
+        parser.error(f"--out {out} is a folder; name a file")
+    found = seen.look()
+    print("\n".join(_machine(found)), flush=True)
+    chosen = [each for each in LADDER if not options.only or each.name in options.only]
+    results = climb(chosen, found, _say, out)
+    print("\n".join(_summary(results, out)))
+    return int(any(result.verdict == rung.FAILED for result in results))
+
+
+def _machine(found: dict[str, Any]) -> list[str]:
+    versions = ", ".join(f"{name} {version or 'missing'}" for name, version in found["versions"].items())
+    gpus = [f"{gpu['name']} ({gpu['memory_gb']} GB, {gpu['capability']})" for gpu in found["gpus"]]
+    lines = [f"versions  {versions}", f"GPUs      {', '.join(gpus) or 'none'}"]
+    return lines + ([f"fault     PyTorch cannot be used: {found['fault']}"] if found["fault"] else [])
+
+
+def _say(result: Result) -> None:
+    print(f"{result.verdict:<8}  {result.name:<18} {result.seconds:6.1f} s  {result.line}", flush=True)
+    if result.remedy:
+        print(f"          -> {result.remedy}", flush=True)
+
+
+def _summary(results: list[Result], out: Path | None) -> list[str]:
+    by_verdict = {verdict: [r.name for r in results if r.verdict == verdict] for verdict in (rung.FAILED, rung.SKIPPED)}
+    lines = [f"{verdict}: {', '.join(names)}" for verdict, names in by_verdict.items() if names]
+    passed = len(results) - sum(map(len, by_verdict.values()))
+    lines.append(f"{passed} of {len(results)} rungs passed" + (f"; report: {out}" if out else ""))
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""Sums and gathers over all ranks, and reports GB/s per rank. Each rank of the rung "all-reduce" runs this."""
+
+import os
+
+import torch
+import torch.distributed as dist
+
+from scripts.bench.harness import time_in_turn
+from scripts.bench.parts.ranks import job_of_this_rank, report
+
+
+def main() -> None:
+    job = job_of_this_rank()
+    device = torch.device(job["device"])
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    values = torch.full((job["megabytes"] << 19,), rank + 1, dtype=torch.bfloat16, device=device)  # 2 bytes each
+    dist.all_reduce(values)
+    right = bool((values == ranks * (ranks + 1) // 2).all())
+    part = torch.full((len(values) // ranks,), rank + 1, dtype=torch.bfloat16, device=device)
+    whole = torch.empty(ranks * len(part), dtype=torch.bfloat16, device=device)
+    dist.all_gather_into_tensor(whole, part)
+    right &= bool((whole.view(ranks, -1) == torch.arange(1, ranks + 1, device=device)[:, None]).all())
+    values.zero_()
+    timings = time_in_turn(
+        {"reduce": lambda: dist.all_reduce(values), "gather": lambda: dist.all_gather_into_tensor(whole, part)},
+        5,
+        device,
+    )
+    # What a rank's link carries: NCCL's tests call it bus bandwidth.
+    share = (ranks - 1) / ranks / 1e9
+    report(
+        right=right,
+        all_reduce=2 * share * values.nbytes / timings["reduce"].seconds,
+        all_gather=share * whole.nbytes / timings["gather"].seconds,
+    )
+    dist.barrier()
+    dist.destroy_process_group()
+    os._exit(0)  # a thread of the C++ libraries sometimes aborts the interpreter's own exit
+
+
+if __name__ == "__main__":
+    main()

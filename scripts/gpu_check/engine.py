@@ -1,0 +1,149 @@
+"""The rung about engines: the tiny model in vLLM, over Ray, with the adapter of a sync, against the actor's model.
+
+On a GPU, vLLM runs MXFP4 with its own kernels, on two GPUs if there are as many. The tiny model is the one of
+`./train_grpo.sh --tiny`, which solves sums: its answers are no noise.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from grpo.launch.supervise import ray_head
+from grpo.stack import rendezvous
+from grpo.stack.checkout import TINY_MODEL
+from grpo.stack.problem import UserError
+from scripts.gpu_check.rung import Passed, device_of
+from scripts.gpu_check.scoring import scored, with_adapter
+
+if TYPE_CHECKING:
+    from grpo.metrics.scored_rollouts import Rollout
+
+LIMIT = 0.05  # nat; PARITY_LIMIT's default
+RANK, SCALE = 8, 0.04  # of an adapter that changes log-probs by more than the limit
+LONGEST = 512
+
+
+def check(gpus: int) -> Passed:
+    """Send a random adapter to an engine, sample, and score the same tokens with the actor's model."""
+    device, workers = device_of(gpus), min(gpus or 2, 2)
+    scratch = Path(tempfile.mkdtemp(prefix="grpo-", dir="/tmp"))  # short: sockets lie in it
+    os.environ.update(ray_head.variables() | rendezvous.variables(scratch / "rendezvous"))  # before Ray is imported
+    try:
+        return _compared(scratch, device, workers, gpus)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _compared(scratch: Path, device: str, workers: int, gpus: int) -> Passed:
+    folder = tiny_model()
+    from transformers import AutoTokenizer
+
+    from grpo.lora import adapter, sync
+    from grpo.metrics.parity import FEWEST_TOKENS
+    from grpo.metrics.scored_rollouts import compare
+    from grpo.model import loading
+    from grpo.model.vocabulary import allocated
+
+    tokenizer = AutoTokenizer.from_pretrained(folder / "mxfp4")
+    model = with_adapter(loading.load_gpt_oss(folder / "mxfp4"), RANK, SCALE).to(device).eval()
+    flat, specs = adapter.gather(model)
+    prompts = [_prompt(tokenizer, number) for number in range(32)]
+    # vLLM on a CPU has no kernel for MXFP4.
+    with started(folder / ("mxfp4" if gpus else "bf16"), scratch, workers, gpus) as engine:
+        sync.send(flat.cpu(), specs, [engine])
+        answers = sample(engine, prompts)
+    found = rollouts(model, prompts, answers, allocated(tokenizer), device)
+    comparison = compare(found)
+    without = torch.cat([(one.sampled - one.base).abs() for one in found]).mean().item()
+    mean = comparison.rows[0].mean
+    line = f"{'MXFP4' if gpus else 'bf16'}, TP={workers} over Ray: {mean:.4f} nat from the actor"
+    line += f", {without:.3f} without the adapter"
+    if problems := list(comparison.problems(LIMIT)):
+        raise UserError(f"{line}: {problems[0].what}", f"{problems[0].remedy}; see docs/parity.md")
+    if comparison.rows[0].tokens < FEWEST_TOKENS:
+        raise UserError(f"{line}: {comparison.rows[0].tokens} tokens are too few to judge")
+    if without < 2 * LIMIT:
+        raise UserError(f"{line}: the adapter changes nothing, so nothing was proven")
+    return Passed(line, {"difference_nat": mean, "without_adapter_nat": without, "workers": workers})
+
+
+def tiny_model() -> Path:
+    """Make the tiny model where `./train_grpo.sh --tiny` keeps it."""
+    from scripts import make_tiny_model
+
+    words = ["--out", str(TINY_MODEL / "mxfp4"), "--dequantized-out", str(TINY_MODEL / "bf16")]
+    if make_tiny_model.main(words):
+        raise RuntimeError(f"the tiny model was not made in {TINY_MODEL}")
+    return TINY_MODEL
+
+
+@contextmanager
+def started(model: Path, scratch: Path, workers: int, gpus: int) -> Iterator[Any]:
+    """Start Ray and one engine, as OpenRLHF does in a run, and end both."""
+    import ray
+    from openrlhf.trainer.ray import create_vllm_engines
+
+    from grpo.lora import adapter
+    from grpo.stack import cluster
+
+    ray.init(
+        address="local", num_cpus=workers + 4, num_gpus=max(gpus, workers), include_dashboard=False,
+        object_store_memory=300_000_000, log_to_driver=True, _temp_dir=str(scratch / "ray"),
+    )  # fmt: skip
+    try:
+        args: Any = SimpleNamespace(lora_rank=RANK, lora_alpha=2 * RANK, routing_replay=False)
+        (engine,) = create_vllm_engines(
+            1, workers, str(model), 1, False, True, True, LONGEST,
+            gpu_memory_utilization=0.3, adapter_config=adapter.engine_config(args),
+        )  # fmt: skip
+        ray.get(cluster.engines_ready([engine]))
+        yield engine
+    finally:
+        ray.shutdown()
+
+
+def _prompt(tokenizer: Any, number: int) -> list[int]:
+    messages = [{"role": "user", "content": f"What is {number + 3} + {2 * number + 5}?"}]
+    return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+
+
+def sample(engine: Any, prompts: Sequence[list[int]]) -> list[tuple[list[int], list[float]]]:
+    """Return the sampled tokens and their log-probs, for each prompt."""
+    import ray
+    from vllm import SamplingParams
+
+    params = SamplingParams(max_tokens=40, temperature=1.0, seed=1, logprobs=0)
+    outputs = [output.outputs[0] for output in ray.get([engine.generate.remote(prompt, params) for prompt in prompts])]
+    return [
+        (list(one.token_ids), [at[token].logprob for token, at in zip(one.token_ids, one.logprobs, strict=True)])
+        for one in outputs
+    ]
+
+
+@torch.no_grad()
+def rollouts(
+    model: Any, prompts: Sequence[list[int]], answers: Sequence[tuple[list[int], list[float]]], rows: int, device: str
+) -> "list[Rollout]":
+    """Return what the parity gate compares: log-probs of the engine, and of the model with and without its adapter."""
+    from grpo.metrics.scored_rollouts import Rollout
+
+    texts = [prompt + ids for prompt, (ids, _) in zip(prompts, answers, strict=True)]
+    longest = max(map(len, texts))
+    ids = torch.tensor([text + [0] * (longest - len(text)) for text in texts], device=device)
+    tokens = torch.tensor([[True] * len(text) + [False] * (longest - len(text)) for text in texts], device=device)
+    now = scored(model, ids, tokens, rows).cpu()
+    with model.disable_adapter():
+        base = scored(model, ids, tokens, rows).cpu()
+    result = []
+    for row, (text, prompt, (_, sampled)) in enumerate(zip(texts, prompts, answers, strict=True)):
+        positions = torch.arange(len(prompt), len(text))
+        of_row = now[row, positions - 1], base[row, positions - 1]
+        result.append(Rollout(0, 0, positions, torch.tensor(sampled), *of_row))
+    return result

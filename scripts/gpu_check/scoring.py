@@ -1,0 +1,39 @@
+"""Log-probs through the model that the actor wraps; for rungs and for tests/gpu."""
+
+from typing import Any
+
+import torch
+
+
+def with_adapter(model: Any, rank: int, scale: float) -> Any:
+    """Return a model in PEFT, with gradient checkpointing and a random adapter that is the same on every device."""
+    from peft import LoraConfig, get_peft_model
+
+    from grpo.model.architecture import ATTENTION_PROJECTIONS
+
+    model.enable_input_require_grads()
+    lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(ATTENTION_PROJECTIONS))
+    model = get_peft_model(model, lora, autocast_adapter_dtype=False)
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            shape = getattr(parameter, "ds_shape", parameter.shape)
+            parameter.data = (torch.randn(shape, generator=generator) * scale).to(parameter.device, torch.bfloat16)
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    return model.train()
+
+
+def scored(model: Any, ids: torch.Tensor, tokens: torch.Tensor, rows: int) -> torch.Tensor:
+    """Return the log-probs of all tokens but the first, `[B, S - 1]`; zeros for padding.
+
+    Args:
+        ids: `[B, S]`.
+        tokens: bool `[B, S]`, False for padding.
+        rows: the number of allocated rows of the vocabulary.
+    """
+    from grpo.update import log_probs
+
+    positions = (tokens.long().cumsum(-1) - 1).clamp(min=0)
+    with log_probs.scoring(model, ids.roll(-1, 1), rows, 1.0, False):
+        output = model(ids, attention_mask=tokens.long(), position_ids=positions)
+    return log_probs.scores(output["logits"], ids).log_probs[:, :-1] * tokens[:, 1:]

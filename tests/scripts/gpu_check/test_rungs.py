@@ -1,0 +1,189 @@
+"""Rungs on a CPU, at small sizes: what is right passes, and what is broken is noticed.
+
+The kernels that need Triton run in tests/gpu, on a CPU through tests/grpo/model/test_kernels.py.
+"""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from grpo.lora import adapter
+from grpo.model import mxfp4
+from grpo.run.run_log import RunLog
+from grpo.stack.problem import UserError
+from grpo.update import log_probs
+from scripts.bench.parts import ranks
+from scripts.gpu_check import gate, kernels, layer, machine, rung, trainer
+from tests import forked
+
+SMALL = {
+    "hidden_size": 128,
+    "intermediate_size": 128,
+    "num_local_experts": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+
+
+def test_experts_pass_and_a_wrong_scale_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed = kernels.experts(0, count=8, hidden=64, tokens=50)
+    assert 0 < max(passed.numbers["errors"].values()) < 0.01
+    right = mxfp4.unpacked
+    monkeypatch.setattr(mxfp4, "unpacked", lambda *packed: right(*packed) * 1.05)
+    with pytest.raises(UserError, match="other results"):
+        kernels.experts(0, count=8, hidden=64, tokens=50)
+
+
+def test_log_probs_pass_and_another_temperature_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert max(kernels.log_probs(0, 60, 2000).numbers["errors"].values()) < 0.01
+    right = log_probs.token_scores
+    monkeypatch.setattr(log_probs, "token_scores", lambda *given: right(*given, temperature=0.9))
+    with pytest.raises(UserError, match="differs from float64"):
+        kernels.log_probs(0, 60, 2000)
+
+
+def test_a_value_that_is_not_a_number_is_no_rounding() -> None:
+    with pytest.raises(UserError, match="d key differs from float64 by nan"):
+        kernels.judged("attention", {"result": 0.001, "d key": float("nan")})
+
+
+def test_a_receipt_passes_and_a_lost_row_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kernels.receipt(0).numbers["tensors"] == 24
+    right = adapter.row_sums
+    monkeypatch.setattr(adapter, "row_sums", lambda matrix: right(matrix).roll(1))
+    with pytest.raises(UserError, match="receipt of"):
+        monkeypatch.setattr(adapter.Receipt, "of", lambda flat, specs: adapter.Receipt(24, 1, 2))
+        kernels.receipt(0)
+
+
+@pytest.mark.timeout(300)
+def test_the_side_path_equals_peft_in_halves() -> None:
+    # In a process of its own: vLLM's classes are changed by the import.
+    side_path = rung.Rung("side path", "side_path:check", "", packages=("vllm", "peft"), seconds=250)
+    result = rung.run_apart(side_path, 0)
+    assert result.verdict == rung.PASSED, result
+    errors = result.numbers["errors"]
+    assert {"o_proj in 2 parts", "q_proj in 2 parts", "k_proj in PEFT"} < errors.keys()
+    assert 0 < max(errors.values()) < 0.01
+
+
+def test_a_layer_is_timed_at_two_lengths() -> None:
+    numbers = layer.check(0, (64, 128), 512, SMALL).numbers
+    for name in ("forward_s", "train_s", "scores_s", "peak_gb"):
+        assert len(numbers[name]) == 2
+    assert min(numbers["train_s"]) > 0 and numbers["launches"] > 100
+
+
+def test_a_layer_that_does_not_repeat_itself_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = layer.experts.activate
+    monkeypatch.setattr(layer.experts, "activate", lambda *given: right(*given) * torch.rand(()))
+    with pytest.raises(UserError, match="differs when it is repeated"):
+        layer.check(0, (32, 64), 512, SMALL)
+
+
+def test_the_layer_of_the_ladder_has_the_sizes_of_the_120b() -> None:
+    config = layer.config_of()
+    with torch.device("meta"):
+        built = layer.GptOssDecoderLayer(config, 1)
+        built.mlp = layer.Routed(config)
+    size = sum(p.numel() * (1 if p.dtype == torch.uint8 else 2) for p in built.parameters())
+    assert size / 1e9 == pytest.approx(1.69, abs=0.1)  # docs/gpu.md: the packed weights of a layer
+
+
+@pytest.mark.timeout(400)
+def test_zero3_resumes_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "start_process", forked.Program)
+    numbers = trainer.check(0, experts=4, intermediate=64).numbers
+    assert numbers["ranks"] == 2 and numbers["losses_apart"] < 1e-3
+
+
+@pytest.mark.parametrize("part", ["draws", "master"])
+def test_a_resume_with_other_states_is_noticed(part: str) -> None:
+    first = [{"draws": [1, 2], "saved": {"master": "a", "schedule": [2]}}]
+    again = json.loads(json.dumps(first))
+    trainer.compare(first, again)
+    if part == "draws":
+        again[0]["draws"] = [1, 3]
+    else:
+        again[0]["saved"]["master"] = "b"
+    with pytest.raises(UserError, match=f"rank 0: {part} differs after a resume"):
+        trainer.compare(first, again)
+
+
+@pytest.mark.timeout(200)
+def test_ranks_sum_and_gather() -> None:
+    numbers = machine.all_reduce(0, megabytes=2).numbers
+    assert numbers["ranks"] == 2 and numbers["all_reduce_gb_per_s"] > 0 < numbers["all_gather_gb_per_s"]
+
+
+MATRIX = """\
+\t\x1b[4mGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\x1b[0m
+GPU0\t X \t{link}\tSYS\t0-23\t0
+GPU1\t{link}\t X \tSYS\t24-47\t1
+NIC0\tSYS\tSYS\t X
+"""
+
+
+@pytest.mark.parametrize(("link", "name"), [("NV18", "NVLink"), ("PHB", "PCIe"), ("SYS", "PCIe"), ("??", "unknown")])
+def test_links_are_read_from_the_matrix(link: str, name: str) -> None:
+    assert machine.parse_links(MATRIX.format(link=link), 2) == name
+
+
+def test_copies_and_memory_are_measured() -> None:
+    assert machine.host_copies(0, 4).numbers["to_device_gb_per_s"] > 0
+    assert machine.pinned(0, 0.125).numbers["available_gb"] > 0.25
+    with pytest.raises(UserError, match="GB of host memory are available"):
+        machine.pinned(0, 1e6)
+
+
+def test_numa_nodes_are_read(tmp_path: Path) -> None:
+    properties = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0)
+    assert machine.numa_node(properties, tmp_path) == -1
+    (tmp_path / "0000:1b:00.0").mkdir()
+    (tmp_path / "0000:1b:00.0" / "numa_node").write_text("1\n")
+    assert machine.numa_node(properties, tmp_path) == 1
+    assert (machine.where(1), machine.where(-1)) == ("beside node 1", "beside an unknown node")
+    assert machine.numa(0).numbers["nodes"] >= 1
+
+
+def test_a_compiler_without_headers_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(machine.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    with pytest.raises(UserError, match=r"Python\.h"):
+        machine.toolkit(0)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(UserError, match="no C compiler"):
+        machine.toolkit(0)
+
+
+@pytest.mark.parametrize(("gpus", "workers", "actor"), [(2, "1", "1"), (3, "1", "2"), (4, "2", "2"), (8, "2", "2")])
+def test_the_tiny_run_fits_the_gpus(gpus: int, workers: str, actor: str) -> None:
+    chosen = gate.settings(gpus)
+    assert (chosen["ENGINE_TP"], chosen["ACTOR_GPUS"]) == (workers, actor)
+    assert int(workers) * int(chosen["NUM_ENGINES"]) + int(actor) <= gpus
+
+
+def parity(run_dir: Path, *rows: dict) -> Path:
+    for row in rows:
+        RunLog(str(run_dir)).write_parity({"problems": [], "rows": [{"mean": 0.01}]} | row)
+    return run_dir
+
+
+def test_the_gate_must_have_compared_an_adapter(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="never compared"):
+        gate.verdict(parity(tmp_path, {"has_adapter": False}), 0)
+    passed = gate.verdict(parity(tmp_path, {"has_adapter": True}), 0)
+    assert passed.numbers == {"mean_nat": [0.01, 0.01]}
+    with pytest.raises(UserError, match="ended with 3"):
+        gate.verdict(tmp_path, 3)
+
+
+def test_what_the_gate_found_comes_first(tmp_path: Path) -> None:
+    problem = {"what": "all: mean difference of 0.3 nat", "remedy": "sinks dropped"}
+    with pytest.raises(UserError, match=r"mean difference of 0\.3 nat") as error:
+        gate.verdict(parity(tmp_path, {"has_adapter": False, "problems": [problem]}), 1)
+    assert "sinks dropped" in error.value.problem.remedy
