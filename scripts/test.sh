@@ -1,17 +1,20 @@
 #!/usr/bin/env bash
-# Checks everything on this machine: scripts/test.sh [--fast] [pytest arguments]
+# Checks everything on this machine: scripts/test.sh [--fast | --gpu] [pytest arguments]
 #
 # Set-up, lint, types, the installed patches, then the tests; the last line is pytest's. It stops at the first stage
 # that fails. --fast skips the tests that start Ray or vLLM (minutes).
+# --gpu runs set-up, patches, and tests/gpu alone, in one process. Without a GPU its tests are skipped by name.
 # pytest arguments are passed on: scripts/test.sh --fast tests/reward -k boxed
 # Tests run in up to four processes, all tests of a file in the same one; -n 0 uses one process.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 pytest_arguments=()
+gpu=0
 for argument in "$@"; do
     case "$argument" in
         --fast) pytest_arguments+=(-m "not stack") ;;
+        --gpu) gpu=1 ;;
         -h | --help)
             sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
             exit 0
@@ -57,6 +60,11 @@ done
 stage "set-up" scripts/setup.sh
 # shellcheck source=scripts/env.sh
 source scripts/env.sh
+if ((gpu)); then
+    stage "patches" python -m patches verify
+    printf '== tests\n'
+    exec pytest -n 0 "${pytest_arguments[@]}" tests/gpu
+fi
 stage "ruff check" ruff check .
 stage "ruff format" ruff format --check .
 stage "shellcheck" lint_shell
