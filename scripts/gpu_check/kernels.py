@@ -119,13 +119,12 @@ def _expert_definition(
 def attention(gpus: int, length: int = 300, window: int = 128) -> Passed:
     """Attention with sinks, full and sliding, with padding, forward and backward."""
     device = device_of(gpus)
-    errors = {}
-    for window in (None, 128):
-        kind = "sliding" if window else "full"
-        names = ("result", "d query", "d key", "d value", "d sinks")
-        errors |= {
-            f"{kind} {name}": relative(*pair) for name, pair in zip(names, attend(device, window, 300, 64), strict=True)
-        }
+    names = ("result", "d query", "d key", "d value", "d sinks")
+    windows: dict[str, int | None] = {"full": None, "sliding": window}
+    errors: dict[str, float] = {}
+    for kind, of_kind in windows.items():
+        for name, pair in zip(names, attend(device, of_kind, length, 64), strict=True):
+            errors[f"{kind} {name}"] = relative(*pair)
     return judged(f"attention with sinks, {length} tokens", errors)
 
 
