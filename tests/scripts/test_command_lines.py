@@ -12,7 +12,7 @@ import pytest
 
 from data import prepare
 from eval import compare, evaluate, regrade, table
-from scripts import dequantize_checkpoint, diagnose, export_model, inspect_checkpoint, make_tiny_model, runs
+from scripts import bundle, dequantize_checkpoint, diagnose, export_model, inspect_checkpoint, make_tiny_model, runs
 from scripts.report import __main__ as report
 from scripts.watch import __main__ as watch
 
@@ -53,6 +53,7 @@ def test_an_abbreviation_is_a_bad_call(capsys: pytest.CaptureFixture[str]) -> No
         (regrade, ["none"]),
         (table, ["none"]),
         (dequantize_checkpoint, ["none", "out"]),
+        (bundle, ["none", "--out", "out"]),
         (diagnose, ["none"]),
         (export_model, ["--model", "none", "--adapter", "none", "--out", "out"]),
         (inspect_checkpoint, ["none"]),

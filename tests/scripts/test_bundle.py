@@ -1,0 +1,128 @@
+"""A bundle has what a report needs, and no secret in any spelling."""
+
+import base64
+import json
+import stat
+import tarfile
+import urllib.parse
+from pathlib import Path
+
+import pytest
+
+from grpo.run.run_state import Run
+from scripts import bundle
+
+SECRET = "k3y/with+odd=characters"
+
+
+@pytest.fixture
+def run(make_run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("SERVICE_API_KEY", SECRET)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bundle, "GPU_REPORT", tmp_path / "gpu_check.json")
+    run = make_run()
+    run.step(1)
+    run.evaluate(1, 0.5)
+    run.samples(1, {"prompt": "a private problem"})
+    (run.folder / "env.json").write_text('{"packages": {"torch": "2.10"}}')
+    (run.folder / "checkpoints" / "step_1").mkdir(parents=True)
+    (run.folder / "checkpoints" / "step_1" / "adapter.safetensors").write_bytes(b"weights")
+    return run
+
+
+def read(file: Path) -> dict[str, str]:
+    with tarfile.open(file) as archive:
+        return {name.partition("/")[2]: archive.extractfile(name).read().decode() for name in archive.getnames()}
+
+
+def test_it_has_what_a_report_needs_and_no_samples(run, tmp_path: Path, capsys) -> None:
+    (run.folder / "logs" / "driver.log").write_text("".join(f"line {number}\n" for number in range(5000)))
+    (run.folder / "logs" / "engines").mkdir()
+    (run.folder / "logs" / "engines" / "0.log").write_text("ready\n")
+    assert bundle.main([str(run.folder)]) == 0
+    assert "tiny-1.tar.gz" in capsys.readouterr().out
+    found = read(tmp_path / "tiny-1.tar.gz")
+    assert {"config.json", "env.json", "command.sh", "metrics.jsonl", "eval.jsonl", "bundle.json"} <= found.keys()
+    assert not [name for name in found if "samples" in name or "checkpoints" in name]
+    lines = found["logs/driver.log"].splitlines()
+    assert (len(lines), lines[0], lines[-1]) == (2000, "line 3000", "line 4999") and found["logs/engines/0.log"]
+    about = json.loads(found["bundle.json"])
+    assert about["step"] == 1 and "parity.jsonl" in about["missing"] and "config.json" not in about["missing"]
+    assert stat.S_IMODE((tmp_path / "tiny-1.tar.gz").stat().st_mode) == 0o600
+
+
+def test_samples_come_only_on_request(run, tmp_path: Path) -> None:
+    assert bundle.main([str(run.folder), "--samples", "--out", "with.tar.gz"]) == 0
+    assert "a private problem" in read(tmp_path / "with.tar.gz")["samples/step_1.jsonl"]
+
+
+def test_the_report_of_gpu_check_is_packed(run, tmp_path: Path) -> None:
+    report = tmp_path / "gpu_check.json"
+    report.write_text('{"rungs": []}')
+    bundle.pack(Run(run.folder), tmp_path / "one.tar.gz", samples=False, report=report)
+    assert json.loads(read(tmp_path / "one.tar.gz")["gpu_check.json"]) == {"rungs": []}
+
+
+SPELLINGS = {
+    "plain": SECRET,
+    "json": json.dumps({"key": SECRET}),
+    "url": "https://host/?key=" + urllib.parse.quote(SECRET, safe=""),
+    "base64": base64.b64encode(f"user:{SECRET}".encode()).decode(),
+    "assigned": "OTHER_TOKEN=not-in-this-shell-1234",
+    "in json": '{"GEMINI_API_KEY": "not-in-this-shell-1234"}',
+    "a key": "Authorization failed for AIza" + "b" * 35,
+}
+PARTS = (SECRET, urllib.parse.quote(SECRET, safe=""), "not-in-this-shell-1234", "AIzabbb")
+PARTS += (base64.b64encode(f"user:{SECRET}".encode()).decode()[8:-4],)
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_no_secret_is_in_the_archive(run, tmp_path: Path, spelling: str) -> None:
+    planted = SPELLINGS[spelling]
+    for name in ("logs/engine.log", "config.json", "samples/step_2.jsonl", "patches.json", "env.json"):
+        file = run.folder / name
+        before = file.read_text() if file.is_file() and name != "config.json" else ""
+        file.write_text(before + (json.dumps({"flags": {}, "x": planted}) if name == "config.json" else planted + "\n"))
+    assert bundle.main([str(run.folder), "--samples", "--out", "one.tar.gz"]) == 0
+    found = read(tmp_path / "one.tar.gz")
+    assert {"logs/engine.log", "config.json", "samples/step_2.jsonl", "patches.json", "env.json"} <= found.keys()
+    whole = "\n".join(found.values())
+    assert [part for part in PARTS if part in whole] == []
+
+
+@pytest.mark.parametrize("cut", range(0, 80))
+def test_a_secret_at_the_windows_border_leaves_no_part(run, cut: int) -> None:
+    """The window begins at every place within and around the secret, also in its longest spelling."""
+    log = run.folder / "logs" / "long.log"
+    quoted = urllib.parse.quote(SECRET, safe="")
+    after = "the end\n" + "x" * 40 + "\n"
+    log.write_text(f"{'a' * 400} {SECRET} {quoted} {after}")
+    window = max(1, len(SECRET) + len(quoted) + len(after) + 2 - cut)
+    kept = bundle.tail(log, window=window)
+    for value in (SECRET, quoted):
+        assert not [start for start in range(len(value) - 5) if value[start : start + 6] in kept]
+
+
+def test_other_words_stay() -> None:
+    text = "MAX_TOKENS=4096 PAD_ID: 12345678 LEARNING_RATE=0.000001 tokens: 123456789 step 1: reward 0.5"
+    assert bundle.clean(text) == text
+
+
+def test_an_archive_is_not_overwritten(run, tmp_path: Path, capsys) -> None:
+    (tmp_path / "tiny-1.tar.gz").write_text("older")
+    assert bundle.main([str(run.folder)]) == 2
+    assert "--out" in capsys.readouterr().err and (tmp_path / "tiny-1.tar.gz").read_text() == "older"
+
+
+def test_an_unreadable_file_is_named_and_the_rest_is_packed(run, tmp_path: Path, monkeypatch, capsys) -> None:
+    (run.folder / "logs" / "engine.log").write_text("ready\n")
+
+    def broken(file: Path) -> str:
+        raise OSError("Input/output error")
+
+    monkeypatch.setattr(bundle, "tail", broken)
+    assert bundle.main([str(run.folder)]) == 1
+    assert "logs/engine.log could not be read (Input/output error)" in capsys.readouterr().err
+    found = read(tmp_path / "tiny-1.tar.gz")
+    assert "metrics.jsonl" in found and "logs/engine.log" in json.loads(found["bundle.json"])["unreadable"]
+    assert not list(tmp_path.glob(".tiny*"))
