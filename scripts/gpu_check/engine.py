@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from grpo.metrics.scored_rollouts import Rollout
 
 LIMIT = 0.05  # nat; PARITY_LIMIT's default
-RANK, SCALE = 8, 0.04  # of an adapter that changes log-probs by more than the limit
+RANK, SCALE = 8, 0.05  # of an adapter that changes log-probs by more than the limit
 LONGEST = 512
 
 
