@@ -33,7 +33,7 @@ DONE, INCOMPLETE, REFUSED = range(3)
 LOG_LINES = 2000
 LOG_BYTES = 16 << 20  # of a log's end: its lines may be long
 _KEYS = re.compile(r"AIza[\w-]{35}|\bhf_[A-Za-z0-9]{30,}|\bsk-[\w-]{20,}|\bgh[pousr]_[A-Za-z0-9]{30,}")
-_ASSIGNED = re.compile(r"""\b([A-Z][A-Z0-9_]{2,})(["']?\s*[=:]\s*["']?)([^\s"',;<>]{8,})""")
+_ASSIGNED = re.compile(r"""\b([A-Z][A-Z0-9_]{2,})(\\*["']?\s*[=:]\s*\\*["']?)([^\s"',;<>\\]{8,})""")
 
 
 def clean(text: str) -> str:
