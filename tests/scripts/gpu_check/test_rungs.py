@@ -4,6 +4,8 @@ The kernels that need Triton run in tests/gpu, on a CPU through tests/grpo/model
 """
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -44,6 +46,26 @@ def test_log_probs_pass_and_another_temperature_is_noticed(monkeypatch: pytest.M
     monkeypatch.setattr(log_probs, "token_scores", lambda *given: right(*given, temperature=0.9))
     with pytest.raises(UserError, match="differs from float64"):
         kernels.log_probs(0, 60, 2000)
+
+
+ALONE = """
+from importlib.machinery import PathFinder
+
+ABSENT = {"vllm", "ray", "deepspeed", "peft", "openrlhf", "datasets", "pyarrow", "rich", "jinja2", "psutil", "httpx2"}
+real = PathFinder.find_spec
+PathFinder.find_spec = staticmethod(lambda name, *rest: None if name.partition(".")[0] in ABSENT else real(name, *rest))
+from scripts.gpu_check import __main__, collective_worker, engine, gate, kernels, layer, machine, side_path, trainer
+kernels.experts(0, count=8, hidden=64, tokens=20)
+kernels.log_probs(0, 20, 500)
+kernels.receipt(0)
+layer.config_of()
+print("done")
+"""
+
+
+def test_pytorch_transformers_and_triton_are_enough_for_the_kernels() -> None:
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=110)
+    assert done.stdout == "done\n", done.stderr
 
 
 def test_a_value_that_is_not_a_number_is_no_rounding() -> None:
