@@ -38,7 +38,8 @@ def run_ranks(worker: str, world: int, job: dict[str, Any], own_gpu: bool = Fals
         "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // world)),
     }
     command = [sys.executable, "-m", worker if "." in worker else f"scripts.bench.parts.{worker}"]
-    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name] or list(range(world))
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    visible = visible or [str(number) for number in range(world)]
     with tempfile.TemporaryDirectory(prefix="bench-ranks-") as scratch:
         reports = [Path(scratch, f"{rank}.json") for rank in range(world)]
         ranks = []
@@ -47,7 +48,7 @@ def run_ranks(worker: str, world: int, job: dict[str, Any], own_gpu: bool = Fals
                 log = report.with_suffix(".log").open("w")
                 environment = {**shared, "RANK": str(rank)}
                 if own_gpu:
-                    environment["CUDA_VISIBLE_DEVICES"] = str(visible[rank])
+                    environment["CUDA_VISIBLE_DEVICES"] = visible[rank]
                 arguments = [json.dumps(job), str(report)]
                 ranks.append(
                     start_process([*command, *arguments], env=environment, stdout=log, stderr=subprocess.STDOUT)
