@@ -8,15 +8,13 @@ import sysconfig
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 from grpo.stack import machine
+from grpo.stack import numa as numa_nodes
 from grpo.stack.problem import UserError
 from scripts.gpu_check import seen
 from scripts.gpu_check.rung import Passed, Skipped, device_of
 
-_NODES = Path("/sys/devices/system/node")
-_PCI = Path("/sys/bus/pci/devices")
 _OFFLOADED_120B = 66  # GB that OFFLOAD=1 pins for gpt-oss-120b with packed experts
 _SLOW = 5.0  # GB/s: below it a link is broken, or is PCIe with a few lanes
 
@@ -140,28 +138,29 @@ def host_copies(gpus: int, megabytes: int = 1024) -> Passed:
 
 
 def numa(gpus: int) -> Passed:
-    """Say which GPU is next to which NUMA node."""
-    import torch
+    """Say which GPUs are next to which NUMA node, and how many of its cores this process may use."""
+    del gpus
+    listed = machine.gpus()
+    if not listed:
+        raise Skipped("nvidia-smi, which tells where GPUs are, lists none")
+    groups: dict[int | None, list[str]] = {}
+    for gpu in listed:
+        groups.setdefault(numa_nodes.node_of(gpu), []).append(str(gpu.index))
+    parts = []
+    for node, indices in groups.items():
+        of_node = (
+            f"node {node} ({_usable(node)} usable cores)" if node is not None else "an unknown node, or the only one"
+        )
+        parts.append(f"GPUs {', '.join(indices)} beside {of_node}")
+    return Passed("; ".join(parts), {"gpus_of_nodes": {str(node): indices for node, indices in groups.items()}})
 
-    nodes = sorted(int(path.name.removeprefix("node")) for path in _NODES.glob("node[0-9]*"))
-    beside = {index: numa_node(torch.cuda.get_device_properties(index)) for index in range(gpus)}
-    groups: dict[int, list[int]] = {}
-    for index, node in beside.items():
-        groups.setdefault(node, []).append(index)
-    parts = [f"GPUs {', '.join(map(str, of))} {where(node)}" for node, of in sorted(groups.items())]
-    return Passed(f"{len(nodes) or 1} nodes; " + "; ".join(parts), {"nodes": len(nodes) or 1, "of_gpus": beside})
 
-
-def where(node: int) -> str:
-    """Say it for people; the kernel says -1 if it does not know, as in many virtual machines."""
-    return f"beside node {node}" if node >= 0 else "beside an unknown node"
-
-
-def numa_node(properties: Any, devices: Path = _PCI) -> int:
-    """Return the NUMA node of a GPU, given its properties in PyTorch; -1 if the kernel does not tell."""
-    address = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
-    file = devices / address / "numa_node"
-    return int(file.read_text()) if file.is_file() else -1
+def _usable(node: int) -> int:
+    """Return how many cores of a node this process may use; ranks are bound to them."""
+    cores = len(numa_nodes.cores_of(node) & os.sched_getaffinity(0))
+    if not cores:
+        raise UserError(f"this process may use no core of NUMA node {node}", "give the container cores of each node")
+    return cores
 
 
 def pinned(gpus: int, gigabytes: float = 8.0) -> Passed:

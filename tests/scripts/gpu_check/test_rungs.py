@@ -4,6 +4,7 @@ The kernels that need Triton run in tests/gpu, on a CPU through tests/grpo/model
 """
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -162,14 +163,24 @@ def test_copies_and_memory_are_measured() -> None:
         machine.pinned(0, 1e6)
 
 
-def test_numa_nodes_are_read(tmp_path: Path) -> None:
-    properties = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0)
-    assert machine.numa_node(properties, tmp_path) == -1
-    (tmp_path / "0000:1b:00.0").mkdir()
-    (tmp_path / "0000:1b:00.0" / "numa_node").write_text("1\n")
-    assert machine.numa_node(properties, tmp_path) == 1
-    assert (machine.where(1), machine.where(-1)) == ("beside node 1", "beside an unknown node")
-    assert machine.numa(0).numbers["nodes"] >= 1
+def test_gpus_are_listed_by_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [SimpleNamespace(index=number, bus=str(node)) for number, node in enumerate((0, 0, 1))]
+    monkeypatch.setattr("grpo.stack.machine.gpus", lambda: gpus)
+    monkeypatch.setattr("grpo.stack.numa.node_of", lambda gpu: int(gpu.bus))
+    own = os.sched_getaffinity(0)
+    monkeypatch.setattr("grpo.stack.numa.cores_of", lambda node: own)
+    passed = machine.numa(3)
+    assert passed.numbers["gpus_of_nodes"] == {"0": ["0", "1"], "1": ["2"]}
+    assert f"GPUs 0, 1 beside node 0 ({len(own)} usable cores); GPUs 2 beside node 1" in passed.line
+    monkeypatch.setattr("grpo.stack.numa.cores_of", lambda node: own if node == 0 else set())
+    with pytest.raises(UserError, match="no core of NUMA node 1"):
+        machine.numa(3)
+
+
+def test_without_nvidia_smi_the_nodes_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grpo.stack.machine.gpus", list)
+    with pytest.raises(rung.Skipped):
+        machine.numa(1)
 
 
 def test_a_compiler_without_headers_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
