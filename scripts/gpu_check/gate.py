@@ -1,6 +1,7 @@
 """The last rung: three steps of `./train_grpo.sh --tiny` on GPUs, and what its parity gate found."""
 
 import os
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -30,7 +31,9 @@ def check(gpus: int) -> Passed:
     run_dir = Path(tempfile.mkdtemp(prefix="gpu-check-run-"), "tiny")
     command = ["./train_grpo.sh", "--tiny", "--steps", "3", "--run-dir", str(run_dir)]
     code = subprocess.run(command, cwd=CHECKOUT, env=os.environ | settings(gpus), stdin=subprocess.DEVNULL).returncode
-    return verdict(run_dir, code)
+    passed = verdict(run_dir, code)
+    shutil.rmtree(run_dir.parent)
+    return passed
 
 
 def verdict(run_dir: Path, code: int) -> Passed:

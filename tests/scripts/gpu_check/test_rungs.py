@@ -201,6 +201,7 @@ def test_the_tiny_run_fits_the_gpus(gpus: int, workers: str, actor: str) -> None
 
 
 def parity(run_dir: Path, *rows: dict) -> Path:
+    run_dir.mkdir(parents=True, exist_ok=True)
     for row in rows:
         RunLog(str(run_dir)).write_parity({"problems": [], "rows": [{"mean": 0.01}]} | row)
     return run_dir
@@ -220,3 +221,21 @@ def test_what_the_gate_found_comes_first(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"mean difference of 0\.3 nat") as error:
         gate.verdict(parity(tmp_path, {"has_adapter": False, "problems": [problem]}), 1)
     assert "sinks dropped" in error.value.problem.remedy
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_the_run_is_kept_if_it_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int) -> None:
+    monkeypatch.setattr(gate.tempfile, "mkdtemp", lambda prefix: str(tmp_path / "made"))
+
+    def run(command: list[str], env: dict[str, str], **rest: object) -> SimpleNamespace:
+        assert command[:4] == ["./train_grpo.sh", "--tiny", "--steps", "3"] and env["JUDGE"] == "0"
+        parity(Path(command[5]), {"has_adapter": True})
+        return SimpleNamespace(returncode=code)
+
+    monkeypatch.setattr(gate.subprocess, "run", run)
+    if code:
+        with pytest.raises(UserError, match="ended with 1"):
+            gate.check(2)
+    else:
+        assert gate.check(2).numbers == {"mean_nat": [0.01]}
+    assert (tmp_path / "made").exists() is (code == 1)
