@@ -218,8 +218,10 @@ def main(argv: list[str] | None = None) -> int:
     for directory in filter(None, (arguments.out, arguments.dequantized_out)):
         size = sum(path.stat().st_size for path in directory.iterdir())
         print(f"  {directory}: {size / 1e6:.1f} MB")
-    score = f"{facts['accuracy']:.1%} of {facts['held_out']}"
-    print(f"  held-out exact match of this model on its own sums and differences, not on your data: {score}")
+    score = f"{facts['accuracy']:.1%} of {facts['held_out']}, one sample each"
+    print(
+        f"  held-out exact match of this model on its own sums and differences, not on your data: {score}, one sample each"
+    )
     print(f"  {time.monotonic() - started:.0f} s")
     return 0
 

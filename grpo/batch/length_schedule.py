@@ -51,7 +51,10 @@ def parse(schedule: str) -> tuple[Stage, ...]:
             raise UserError(f"{text!r} is no limit", "write 1024,2048@50 (a step) or 1024,2048@20% (truncated samples)")
         has_start = bool(fields["step"] or fields["percent"])
         if has_start and not number:
-            raise UserError(f"the first limit, {text}, applies from the beginning", f"write {fields['length']} alone")
+            raise UserError(
+                f"the first limit, {text}, applies from the beginning",
+                f"write {fields['length']} in its place; each later limit says when it begins: 1024,2048@50",
+            )
         if number and not has_start:
             raise UserError(f"nothing says when {text} begins", f"write {text}@50 (a step) or {text}@20% (truncated)")
         step, percent = fields["step"], fields["percent"]

@@ -32,7 +32,7 @@ from grpo.launch.own_settings import Changes
 from grpo.launch.plan import Plan, describe, make_plan, shortfall
 from grpo.launch.supervise import exposure, joined_cluster
 from grpo.launch.supervise.driver import supervise
-from grpo.run.progress import Progress, find_adapter
+from grpo.run.progress import Progress, find_adapter, way_on
 from grpo.run.run_files import RunFiles
 from grpo.run.saved_steps import step_name
 from grpo.stack import machine
@@ -174,8 +174,11 @@ def run(name: str, folder: Path, config: Config, plan: Plan, run_judge: RunJudge
     judge.finish(run_judge, folder)
     save_path, ckpt_path = Path(config.args.save_path), Path(config.args.ckpt_path)
     lines = progress.summary(folder, save_path, ckpt_path)
-    if command := evaluate_command(config, find_adapter(save_path, ckpt_path)):
+    adapter = find_adapter(save_path, ckpt_path)
+    if adapter and (command := evaluate_command(config, adapter)):
         lines.append(f"evaluate     {command}")
+    if code:
+        lines.append(f"not finished {way_on(folder, ckpt_path)}")
     print("\n".join(lines), flush=True)
     return code
 

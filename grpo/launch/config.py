@@ -203,7 +203,8 @@ def _strict(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     def refuse(message: str) -> NoReturn:
         raise UserError(
             in_variables(message.removeprefix("argument ")),
-            "python -m openrlhf.cli.train_ppo_ray --help lists each flag and its values",
+            "see the comment beside the variable in train_grpo.sh; for a flag after --, "
+            "python -m openrlhf.cli.train_ppo_ray --help",
         )
 
     parser.error = refuse  # type: ignore[method-assign]

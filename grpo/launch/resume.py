@@ -1,7 +1,6 @@
 """Continuing a run: which run, from which checkpoint, and whether this configuration fits it."""
 
 import json
-import re
 import time
 from pathlib import Path
 from typing import Any
@@ -38,13 +37,19 @@ def find_run(which: str, name: str) -> Path:
         if not RunFiles(folder).config.is_file():
             raise UserError(f"{folder} is not a run directory: config.json is missing", "name a run directory")
         return folder
-    folders = (CHECKOUT / "runs").glob(f"{name}-*")
-    mine = [one for one in folders if re.fullmatch(r"(-again)?-\d{8}-\d{6}", one.name.removeprefix(name))]
-    configs = [config for config in (RunFiles(one).config for one in mine) if config.is_file()]
-    newest = max(configs, key=lambda file: file.stat().st_mtime, default=None)
-    if newest is None:
-        raise UserError(f"runs/ has no run named {name}-...", "name its directory: --resume DIR")
-    return newest.parent
+    runs = [RunFiles(file.parent) for file in (CHECKOUT / "runs").glob("*/config.json")]
+    mine = [run for run in runs if _name_of(run) == name]
+    if not mine:
+        raise UserError(f"runs/ has no run named {name}", "name its directory: --resume DIR")
+    return max(mine, key=lambda run: run.config.stat().st_mtime).folder
+
+
+def _name_of(run: RunFiles) -> str | None:
+    """Return the name of a run; None if its configuration cannot be read."""
+    try:
+        return run.read_config().get("name")
+    except UserError:
+        return None
 
 
 def resolve_resumed(flags: list[str], folder: Path, from_step: int | None = None) -> Config:

@@ -61,9 +61,9 @@ def _lengths(args: argparse.Namespace) -> Iterator[Problem]:
 def _thinking(args: argparse.Namespace) -> Iterator[Problem]:
     if args.thinking_budget is None or args.answer_budget is None:
         if args.thinking_budget is not None:
-            yield Problem("--thinking_budget is set, but --answer_budget is not", "set both, or neither")
+            yield Problem("--thinking_budget is set, but --answer_budget is not", "also set ANSWER_BUDGET, in tokens")
         elif args.answer_budget is not None:
-            yield Problem("--answer_budget is set, but --thinking_budget is not", "set both, or neither")
+            yield Problem("--answer_budget is set, but --thinking_budget is not", "also set THINKING_BUDGET, in tokens")
         return
     if args.thinking_delimiter is None:
         yield Problem("--thinking_budget only works with --thinking_delimiter", "add --thinking_delimiter harmony")

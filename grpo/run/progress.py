@@ -214,6 +214,13 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
+def way_on(run_dir: Path, ckpt_path: Path) -> str:
+    """Return how a run that has not finished goes on."""
+    if saved_steps(ckpt_path):
+        return f"./train_grpo.sh --resume {run_dir} continues it"
+    return "it saved no checkpoint, so a new run starts from the beginning"
+
+
 def find_adapter(save_path: Path, ckpt_path: Path) -> Path | None:
     """Return the folder of the newest adapter: the final one or the last checkpoint's; None if no adapter was saved.
 

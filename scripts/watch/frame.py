@@ -18,7 +18,7 @@ from grpo.metrics.metric_schema import (
     flat,
 )
 from grpo.run.measure import EXACT_MATCH, of_row
-from grpo.run.progress import interval
+from grpo.run.progress import interval, way_on
 from grpo.run.run_state import (
     CRASHED,
     FINISHED,
@@ -26,7 +26,6 @@ from grpo.run.run_state import (
     STOPPED,
     Run,
 )
-from grpo.run.saved_steps import saved_steps
 from scripts.watch.samples import NewestSamples, SampleLine
 from scripts.watch.text import duration, end_of, number, printable, sparkline
 
@@ -107,7 +106,7 @@ def _notes(run: Run, now: float) -> list[str]:
     notes = []
     part_started = run.resumes[-1]["time"] if run.resumes else run.started
     log = run.files.logs / "driver.log"
-    pace = run.seconds_a_step()
+    pace, checkpoints = run.seconds_a_step(), run.files.folder_of("ckpt_path", run.config)
     if run.state == RUNNING and (run.last_line is None or run.last_line < (part_started or 0.0)):
         notes.append("engines and actor are starting" if run.last_line is None else "the resumed run is starting")
     elif run.state == RUNNING and pace and run.last_line and now - run.last_line > _QUIET_STEPS * pace + _QUIET_SECONDS:
@@ -118,21 +117,15 @@ def _notes(run: Run, now: float) -> list[str]:
             if run.code is None
             else f"the run failed with exit code {run.code}"
         )
-        notes.append(f"{how}; see {log}; {_way_on(run)}")
+        notes.append(f"{how}; see {log}; {way_on(run.folder, checkpoints)}")
     elif run.state == STOPPED and run.code is not None:
-        notes.append(f"the run was stopped; {_way_on(run)}")
+        notes.append(f"the run was stopped; {way_on(run.folder, checkpoints)}")
     for lines in (run.progress.metrics, run.progress.evals):
         if lines.broken:
             notes.append(f"{lines.broken} broken line{'s' * (lines.broken > 1)} skipped in {lines.path.name}")
     if not run.config:
         notes.append("config.json cannot be read")
     return notes
-
-
-def _way_on(run: Run) -> str:
-    if not saved_steps(run.files.folder_of("ckpt_path", run.config)):
-        return "it saved no checkpoint, so a new run starts from the beginning"
-    return f"./train_grpo.sh --resume {run.folder} continues it"
 
 
 def _findings(diagnosis: Diagnosis | None, width: int) -> list[Text]:

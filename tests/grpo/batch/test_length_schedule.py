@@ -45,7 +45,7 @@ def test_an_invalid_schedule_is_refused_with_an_example(text):
 @pytest.mark.parametrize(
     ("text", "what", "remedy"),
     [
-        ("24@2,48", "the first limit, 24@2, applies from the beginning", "write 24 alone"),
+        ("24@2,48", "the first limit, 24@2, applies from the beginning", "write 24 in its place"),
         ("24,48", "nothing says when 48 begins", "write 48@50 (a step)"),
         ("36,48@1", "the first limit, 36, is never used", "from step 2 on"),
     ],

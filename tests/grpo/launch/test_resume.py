@@ -156,13 +156,17 @@ def test_latest_is_the_newest_run_of_that_name(tmp_path, monkeypatch: pytest.Mon
     monkeypatch.setattr(resume, "CHECKOUT", tmp_path)
     with pytest.raises(UserError, match="no run named tiny"):
         resume.find_run("latest", "tiny")
-    for age, name in enumerate(["tiny-20260101-000000", "tiny-20260102-000000", "tiny-large-20260103-000000"]):
-        folder = tmp_path / "runs" / name
+    runs = {"tiny-20260101-000000": "tiny", "a-name-of-its-own": "tiny", "tiny-20260103-000000": "tiny-large"}
+    for age, (folder_name, name) in enumerate(runs.items()):
+        folder = tmp_path / "runs" / folder_name
         folder.mkdir(parents=True)
-        (folder / "config.json").write_text("{}")
+        (folder / "config.json").write_text(json.dumps({"name": name}))
         stamp = 1_700_000_000 + age
         os.utime(folder / "config.json", (stamp, stamp))
-    assert resume.find_run("latest", "tiny").name == "tiny-20260102-000000"
+    damaged = tmp_path / "runs" / "damaged"
+    damaged.mkdir()
+    (damaged / "config.json").write_text("{")
+    assert resume.find_run("latest", "tiny").name == "a-name-of-its-own"
 
 
 def test_active_run_is_rejected(tmp_path) -> None:

@@ -38,7 +38,7 @@ def test_schedule_stage_may_shorten_thinking_but_not_remove_it(setting) -> None:
         ({"generate_max_len": 29}, "16 + delimiter 6 + ANSWER_BUDGET 8 = 30 tokens", "set GENERATE_MAX_LEN to 30"),
         ({"thinking_delimiter": "think"}, "this tokenizer has no token </think>", "THINKING_DELIMITER: use harmony"),
         ({"generate_max_len": 40, "overlong_buffer_len": 16}, "limit responses to 24", "OVERLONG_BUFFER above 16"),
-        ({"answer_budget": None}, "THINKING_BUDGET is set, but ANSWER_BUDGET is not", "set both, or neither"),
+        ({"answer_budget": None}, "THINKING_BUDGET is set, but ANSWER_BUDGET is not", "also set ANSWER_BUDGET"),
         ({"thinking_budget": -1}, "the thinking budget is -1", "give 0 or more"),
         ({"enable_prefix_caching": None}, "computes every cut thought twice", "add --enable_prefix_caching"),
         ({"agent_func_path": "/a.py"}, "does not work with ENVIRONMENT", "remove one of them"),
