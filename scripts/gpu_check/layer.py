@@ -161,7 +161,7 @@ def check(
             lengths, numbers["train_s"], numbers["forward_s"], numbers["peak_gb"], strict=True
         )
     ]
-    return Passed(f"{'; '.join(parts)}; {numbers['launches']} launches{_step(numbers) if gpus else ''}", numbers)
+    return Passed(f"{'; '.join(parts)}; {numbers['launches']} launches{_step(numbers)}", numbers)
 
 
 def unpacking(layer: GptOssDecoderLayer, device: torch.device) -> float:

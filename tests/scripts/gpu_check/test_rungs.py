@@ -95,7 +95,9 @@ def test_the_side_path_equals_peft_in_halves() -> None:
 
 
 def test_a_layer_is_timed_at_two_lengths() -> None:
-    numbers = layer.check(0, (64, 128), 512, SMALL).numbers
+    passed = layer.check(0, (64, 128), 512, SMALL)
+    assert "64 tokens" in passed.line and "s to train on 16 samples of 64" in passed.line
+    numbers = passed.numbers
     for name in ("forward_s", "train_s", "scores_s", "peak_gb"):
         assert len(numbers[name]) == 2
     assert min(numbers["train_s"]) > 0 and numbers["launches"] > 100
