@@ -219,9 +219,7 @@ def main(argv: list[str] | None = None) -> int:
         size = sum(path.stat().st_size for path in directory.iterdir())
         print(f"  {directory}: {size / 1e6:.1f} MB")
     score = f"{facts['accuracy']:.1%} of {facts['held_out']}, one sample each"
-    print(
-        f"  held-out exact match of this model on its own sums and differences, not on your data: {score}, one sample each"
-    )
+    print(f"  held-out exact match of this model on its own sums and differences, not on your data: {score}")
     print(f"  {time.monotonic() - started:.0f} s")
     return 0
 
