@@ -14,7 +14,8 @@
 #   --check         check machine, patches, model, data and configuration, then exit; installs missing packages and
 #                   makes the tiny model first if needed
 #   --plan          print what the configuration means (batches, lengths, steps, memory, disk), then exit; with code 2 if
-#                   a GPU cannot hold it
+#                   a GPU cannot hold it, or settings, data, reward or environment are wrong; it does not look at this
+#                   machine's GPUs, memory or folders
 #   --dry-run       print the resolved command, then exit
 #   --run-dir DIR   folder of this run (default: runs/NAME-TIME in the checkout)
 #   --resume DIR    continue the run in DIR from its newest checkpoint, with the settings given now; "latest" is the
