@@ -1,4 +1,5 @@
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -25,6 +26,13 @@ def save_adapter(base: Path, folder: Path, **settings) -> Path:
             torch.nn.init.normal_(parameter, std=0.05)
     model.save_pretrained(str(folder))
     return folder
+
+
+@pytest.fixture(autouse=True)
+def level_of_the_log() -> Iterator[None]:
+    """Commands that show broken lines themselves silence the log of their process, which here is that of all tests."""
+    yield
+    logging.getLogger("grpo").setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")
