@@ -1,4 +1,6 @@
-"""Log-probs of tokens from hidden states, with the gradient: through full fp32 logits, and in chunks.
+"""Log-probs and entropy of tokens from hidden states, with the gradient of the log-probs.
+
+OpenRLHF's functions take them from full fp32 logits, ours work in chunks.
 
 `stock` and `ours` are the peak of memory beside the inputs: of the process on a CPU, of the allocator on a GPU. Ours is
 measured at half the length as well: it hardly grows.
@@ -8,6 +10,7 @@ import argparse
 from collections.abc import Callable
 
 import torch
+from openrlhf.models.utils import compute_entropy, log_probs_from_logits
 
 from grpo.stack.problem import UserError
 from grpo.update.log_probs import token_scores
@@ -17,6 +20,7 @@ from scripts.bench.parts.memory import peak_of
 
 ON_ANY_DEVICE = True
 HIDDEN, UNALLOCATED = 2880, 1069
+Pair = tuple[torch.Tensor, torch.Tensor]  # log-probs and entropy, [tokens] each
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,22 +41,25 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
     hidden = torch.randn(options.tokens, HIDDEN, device=copy.device).bfloat16().requires_grad_()
     targets = torch.randint(rows, (options.tokens,), device=copy.device)
 
-    def pass_of(log_probs: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], tokens: int) -> Callable[[], object]:
+    def pass_of(scores: Callable[[torch.Tensor, torch.Tensor], Pair], tokens: int) -> Callable[[], object]:
         def run_pass() -> tuple[torch.Tensor, torch.Tensor]:
-            values = log_probs(hidden[:tokens], targets[:tokens])
-            return values.detach(), torch.autograd.grad(values.sum(), hidden)[0]
+            log_probs, entropy = scores(hidden[:tokens], targets[:tokens])
+            # The entropy is logged after the step, so that its graph lives as long.
+            return torch.autograd.grad(log_probs.sum(), hidden)[0], entropy.detach()
 
         return run_pass
 
-    def stock(states: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    def stock(states: torch.Tensor, chosen: torch.Tensor) -> Pair:
         logits = torch.nn.functional.linear(states, weight)[:, :rows].float()
-        return logits.gather(-1, chosen.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
+        return log_probs_from_logits(logits, chosen), compute_entropy(logits)
 
-    def ours(states: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        return token_scores(states, weight, chosen, rows).log_probs
+    def ours(states: torch.Tensor, chosen: torch.Tensor) -> Pair:
+        scores = token_scores(states, weight, chosen, rows)
+        return scores.log_probs, scores.entropy
 
     passes = {"stock": pass_of(stock, options.tokens), "ours": pass_of(ours, options.tokens)}
-    difference = (stock(hidden, targets) - ours(hidden, targets)).abs().max().item()
+    with torch.no_grad():
+        difference = (stock(hidden, targets)[0] - ours(hidden, targets)[0]).abs().max().item()
     peaks = {name: peak_of(run_pass, copy.device) for name, run_pass in passes.items()}
     half = peak_of(pass_of(ours, options.tokens // 2), copy.device)
     timings = time_in_turn(passes, options.repeat, copy.device)
