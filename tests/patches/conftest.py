@@ -124,7 +124,10 @@ class World:
         return self.target.parent
 
     def env(self) -> dict[str, str]:
-        return {**os.environ, "PYTHONPATH": str(self.checkout), "PYTHON": sys.executable}
+        temporary = self.checkout.parent / "temporary"  # what a killed process leaves goes with the test's folder
+        temporary.mkdir(exist_ok=True)
+        own = {"PYTHONPATH": str(self.checkout), "PYTHON": sys.executable, "TMPDIR": str(temporary)}
+        return {**os.environ, **own}
 
     def run(
         self, *words: str, cwd: Path | None = None, path: Path | None = None, **options

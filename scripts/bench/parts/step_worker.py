@@ -160,20 +160,21 @@ def main() -> None:
             ring_attn_group=None, optimizer_step=ignore, backward=lambda loss, *_: loss.backward()
         ),
     )
-    seconds, peaks, collecting, status = [], [], [], {}
+    seconds, processor, peaks, collecting, status = [], [], [], [], {}
     for _ in range(job["repeat"] + 1):  # the first pass is not counted: it reads the weights
-        peak, begin = memory.Peak(), time.perf_counter()
+        peak, begin, processor_begin = memory.Peak(), time.perf_counter(), time.process_time()
         before = timed.seconds if timed else 0.0
         status = update(job, trainer, trainer_module.ActorPPOTrainer.training_step, batch)
         seconds.append(time.perf_counter() - begin)
+        processor.append(time.process_time() - processor_begin)
         peaks.append(peak.growth())
         collecting.append(timed.seconds - before if timed else 0.0)
     if timed:
         Path(job["notes"]).write_bytes(timed.notes)
     torch.save({name: parameter.grad for name, parameter in adapter_of(actor).items()}, job["gradients"])
     report(
-        seconds=min(seconds[1:]), peak_bytes=max(peaks[1:]), collecting=min(collecting[1:]), loss=status["policy_loss"],
-        entropy=status.get("entropy_loss"),
+        seconds=min(seconds[1:]), processor_seconds=min(processor[1:]), peak_bytes=max(peaks[1:]),
+        collecting=min(collecting[1:]), loss=status["policy_loss"], entropy=status.get("entropy_loss"),
     )  # fmt: skip
 
 
