@@ -150,7 +150,7 @@ if ((TINY)); then : "${EVAL_DATA:=$TINY_DIR/eval.jsonl}"; fi
 : "${REASONING_EFFORT:=}" "${TEMPLATE_VARIABLES:=}"
 # After THINKING_BUDGET tokens the thinking is cut, and the answer gets ANSWER_BUDGET tokens. Both and the delimiter
 # must fit into GENERATE_MAX_LEN (empty: GENERATE_MAX_LEN limits the two together). THINKING_DELIMITER ends the
-# thinking: harmony (gpt-oss), think (</think>), or any text. Not supported with ENVIRONMENT
+# thinking: harmony (gpt-oss), think (</think>), or a text with one of them in it. Not supported with ENVIRONMENT
 : "${THINKING_BUDGET:=}" "${ANSWER_BUDGET:=}" "${THINKING_DELIMITER:=harmony}"
 
 # Reward: CORRECTNESS_WEIGHT x correctness + QUALITY_WEIGHT x quality. A judge scores the quality; the weights must add
