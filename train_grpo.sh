@@ -150,7 +150,7 @@ if ((TINY)); then : "${EVAL_DATA:=$TINY_DIR/eval.jsonl}"; fi
 : "${REASONING_EFFORT:=}" "${TEMPLATE_VARIABLES:=}"
 # After THINKING_BUDGET tokens the thinking is cut, and the answer gets ANSWER_BUDGET tokens. Both and the delimiter
 # must fit into GENERATE_MAX_LEN (empty: GENERATE_MAX_LEN limits the two together). THINKING_DELIMITER ends the
-# thinking: harmony (gpt-oss), think (</think>), or any text. Not supported with ENVIRONMENT
+# thinking: harmony (gpt-oss), think (</think>), or a text with one of them in it. Not supported with ENVIRONMENT
 : "${THINKING_BUDGET:=}" "${ANSWER_BUDGET:=}" "${THINKING_DELIMITER:=harmony}"
 
 # Reward: CORRECTNESS_WEIGHT x correctness + QUALITY_WEIGHT x quality. A judge scores the quality; the weights must add
@@ -186,9 +186,11 @@ if ((TINY)); then : "${EVAL_DATA:=$TINY_DIR/eval.jsonl}"; fi
 # LIBRARY, a folder of .txt and .md files or a .jsonl file with title and text), a .py file with a class Environment, or
 # empty for single answers. The environment gives the reward; REWARD and the judge are not used. Limits: turns per
 # rollout, seconds per rollout and per tool call, and additional samples of a rollout whose history was rewritten (for
-# example because thinking was removed). The actor holds all samples of a rollout in memory at once
+# example because thinking was removed). The actor holds all samples of a rollout in memory at once. TEMPLATE: gpt-oss
+# reads tool results as vLLM and openai-harmony serve them (served), or as JSON strings, as its chat template on the hub
+# writes them (hub)
 : "${ENVIRONMENT:=}" "${LIBRARY:=}" "${TURN_LIMIT:=8}" "${ROLLOUT_SECONDS:=300}" "${TOOL_SECONDS:=20}"
-: "${MAX_BRANCHES:=3}"
+: "${MAX_BRANCHES:=3}" "${TEMPLATE:=served}"
 
 # GRPO. KL_COEF above 0 subtracts the KL divergence from the model without its adapter from the reward: one more forward
 # pass, no memory ("-- --use_kl_loss --kl_estimator k3" moves it into the loss).
@@ -363,7 +365,7 @@ if [[ -e $LIBRARY ]]; then LIBRARY="$(realpath "$LIBRARY")"; fi
 
 # The engines call reward, judge and environment, so their settings are variables that reach every worker
 for VARIABLE in JUDGE JUDGE_MODELS CORRECTNESS_WEIGHT QUALITY_WEIGHT JUDGE_FALLBACK JUDGE_UNFINISHED JUDGE_TRIES \
-    REWARD_WEIGHTS ENVIRONMENT LIBRARY TURN_LIMIT ROLLOUT_SECONDS TOOL_SECONDS MAX_BRANCHES \
+    REWARD_WEIGHTS ENVIRONMENT LIBRARY TURN_LIMIT ROLLOUT_SECONDS TOOL_SECONDS MAX_BRANCHES TEMPLATE \
     JUDGE_DEADLINE JUDGE_CALL_TIMEOUT JUDGE_RPM JUDGE_TPM JUDGE_CONCURRENCY \
     JUDGE_BASE_URL JUDGE_PROXY; do
     export "GRPO_$VARIABLE=${!VARIABLE}"

@@ -47,8 +47,8 @@ def router_logits(args: Arguments) -> bool:
     return passes.router_logits(args)
 
 
-def allocated_rows(tokenizer: Tokenizer) -> int:
-    """Return how many rows of the vocabulary represent tokens."""
+def allocated_rows(tokenizer: Tokenizer) -> vocabulary.Allocated:
+    """Return the rows of the vocabulary that represent tokens."""
     return vocabulary.allocated(tokenizer)
 
 

@@ -31,7 +31,7 @@ from grpo.lora.adapter import (
     unflatten,
 )
 from grpo.model import cpu_matmul
-from grpo.model.vocabulary import allocated, mask_
+from grpo.model.vocabulary import Allocated, allocated, mask_
 from grpo.stack import rendezvous
 from grpo.stack.upstream.engine import Attention, LinearLayer
 
@@ -197,15 +197,15 @@ def held_memory(device: torch.device) -> int:
     return peak
 
 
-def mask_vocabulary(model: GptOssForCausalLM, rows: int) -> None:
-    """Let a vLLM model sample only allocated tokens: the logits of all rows from ``rows`` on become -inf.
+def mask_vocabulary(model: GptOssForCausalLM, kept: Allocated) -> None:
+    """Let a vLLM model sample only allocated tokens: the logits of all other rows become -inf.
 
     It runs once per pass for all requests, outside of what is compiled or captured. The engine's log-probs are
     normalised over the remaining rows, as in the trainer.
     """
 
     def masked(_module: object, _inputs: object, logits: torch.Tensor | None) -> torch.Tensor | None:
-        return None if logits is None else mask_(logits, rows)  # only one worker of an engine gets logits
+        return None if logits is None else mask_(logits, kept)  # only one worker of an engine gets logits
 
     model.logits_processor.register_forward_hook(masked)
 

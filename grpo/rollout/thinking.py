@@ -5,9 +5,10 @@ middle is completed. Knows no engine; :mod:`grpo.rollout.budgeted_rollout` calls
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+from grpo.rollout.thinking_marks import HarmonyMessages, TextDelimiter
 from grpo.stack.problem import UserError
 
 PRESETS = ("harmony", "think")
@@ -48,17 +49,22 @@ class Delimiter(Protocol):
 def delimiter(name: str, encode: Encode) -> Delimiter:
     """Return a delimiter as this tokenizer encodes it.
 
+    The thinking's own end does not depend on the text that a budget inserts: that of gpt-oss is its format's, and that
+    of a text with `</think>` is this token. Of a model with neither, it is the text itself.
+
     Args:
         name: one of PRESETS ("harmony" of gpt-oss, "think" for `</think>`), or the delimiter's text.
         encode: text to token ids, without adding any.
 
     Raises:
-        DelimiterError: if it is empty, or if the tokenizer lacks a preset's special token.
+        DelimiterError: if it is empty, if the tokenizer lacks a preset's special token, or if gpt-oss could not answer
+            after it.
     """
+    messages = _harmony(encode)
     if name == "harmony":
-        start, channel, message, end = (_single(mark, encode) for mark in ("start", "channel", "message", "end"))
-        role, analysis, final = (tuple(encode(word)) for word in ("assistant", "analysis", "final"))
-        return HarmonyMessages(start, channel, message, end, role, analysis, final)
+        if messages is None:
+            raise DelimiterError("this tokenizer lacks tokens of harmony, the format of gpt-oss", "use think")
+        return messages
     text = "</think>" if name == "think" else name
     tokens = tuple(encode(text))
     misspelt = name not in PRESETS and name.strip().lower() in PRESETS
@@ -67,167 +73,35 @@ def delimiter(name: str, encode: Encode) -> Delimiter:
     if name == "think" and len(tokens) > 1:
         # As ordinary text it would tokenize differently after every other word, and be missed.
         raise DelimiterError(f"this tokenizer has no token {text}", "use harmony, or the text that ends its thinking")
+    mark = tuple(encode("</think>"))
+    is_marked = len(mark) == 1 and mark[0] in tokens
+    if messages is not None and not is_marked:
+        return _harmony_text(messages, name, tokens)
     blanks = (encode(blank) for blank in ("\n", "\n\n", " "))
-    return TextDelimiter(tokens, frozenset(tokens[0] for tokens in blanks if len(tokens) == 1))
+    blank_tokens = frozenset(tokens[0] for tokens in blanks if len(tokens) == 1)
+    return TextDelimiter(tokens, mark if is_marked else tokens, blank_tokens)
 
 
-def _single(mark: str, encode: Encode) -> int:
-    tokens = encode(f"<|{mark}|>")
-    if len(tokens) != 1:
-        raise DelimiterError(f"this tokenizer has no token <|{mark}|>; harmony is the format of gpt-oss", "use think")
-    return tokens[0]
+def _harmony(encode: Encode) -> HarmonyMessages | None:
+    """Return the format of gpt-oss; None for a tokenizer without its special tokens."""
+    marks = [encode(f"<|{mark}|>") for mark in ("start", "channel", "message", "end")]
+    if any(len(tokens) != 1 for tokens in marks):
+        return None
+    words = (tuple(encode(word)) for word in ("assistant", "analysis", "final"))
+    return HarmonyMessages(*(tokens[0] for tokens in marks), *words)
 
 
-@dataclass(frozen=True)
-class TextDelimiter:
-    """A delimiter that is one sequence of tokens.
-
-    Attributes:
-        tokens: see :class:`Delimiter`.
-        blanks: tokens that may follow a delimiter at the end of a prompt.
-    """
-
-    tokens: tuple[int, ...]
-    blanks: frozenset[int] = frozenset()
-
-    def watch(self, prompt: Sequence[int]) -> "TextWatch":
-        """See :class:`Delimiter`."""
-        watch = TextWatch(self.tokens)
-        end = len(prompt)
-        while not self._ends_at(prompt, end) and end and prompt[end - 1] in self.blanks:
-            end -= 1
-        if self._ends_at(prompt, end):
-            watch.closed = True
-            return watch
-        for token in prompt[max(0, len(prompt) - len(self.tokens) + 1) :]:
-            watch.feed(token)
-        return watch
-
-    def _ends_at(self, prompt: Sequence[int], end: int) -> bool:
-        return end >= len(self.tokens) and tuple(prompt[end - len(self.tokens) : end]) == self.tokens
-
-
-class TextWatch:
-    """Searches for one sequence of tokens (Knuth, Morris and Pratt: each token is read once)."""
-
-    def __init__(self, tokens: Sequence[int]) -> None:
-        self.closed = False
-        self._tokens = tokens
-        self._matched = 0
-        self._shorter = _borders(tokens)
-
-    def feed(self, token: int) -> None:
-        """See :class:`Watch`."""
-        if self.closed:
-            return
-        while self._matched and self._tokens[self._matched] != token:
-            self._matched = self._shorter[self._matched]
-        self._matched += self._tokens[self._matched] == token
-        self.closed = self._matched == len(self._tokens)
-
-    def rest(self) -> list[int]:
-        """See :class:`Watch`."""
-        return [] if self.closed else list(self._tokens[self._matched :])
-
-
-def _borders(tokens: Sequence[int]) -> list[int]:
-    """Return, for each prefix length, the length of the longest proper prefix that is also a suffix of it."""
-    borders = [0, 0]
-    for end in range(1, len(tokens)):
-        border = borders[end]
-        while border and tokens[border] != tokens[end]:
-            border = borders[border]
-        borders.append(border + (tokens[border] == tokens[end]))
-    return borders
-
-
-@dataclass(frozen=True)
-class HarmonyMessages:
-    """The messages of gpt-oss: `<|start|>assistant<|channel|>analysis<|message|>...<|end|>`, then the final one.
-
-    Thinking is the assistant's analysis messages without a recipient. Any other message of the assistant ends it, at
-    its `<|message|>`: a final one, a commentary, or a tool call in any channel.
-
-    Attributes:
-        start, channel, message, end: ids of the special tokens.
-        role, analysis, final: token ids of these words.
-    """
-
-    start: int
-    channel: int
-    message: int
-    end: int
-    role: tuple[int, ...]
-    analysis: tuple[int, ...]
-    final: tuple[int, ...]
-
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        """See :class:`Delimiter`."""
-        return (self.end, *self.header)
-
-    @property
-    def header(self) -> tuple[int, ...]:
-        """Return the token ids with which the final message begins."""
-        return (self.start, *self.role, self.channel, *self.final, self.message)
-
-    def watch(self, prompt: Sequence[int]) -> "HarmonyWatch":
-        """See :class:`Delimiter`."""
-        watch = HarmonyWatch(self)
-        begin = len(prompt) - 1
-        while begin >= 0 and prompt[begin] != self.start:
-            begin -= 1
-        last = prompt[begin:] if begin >= 0 else []
-        if self.end in last:
-            last = last[last.index(self.end) :]  # a finished message is not part of the response
-        for token in last:
-            watch.feed(token)
-        return watch
-
-
-class HarmonyWatch:
-    """Follows the messages of one response: in a header, in a message, or between two."""
-
-    def __init__(self, harmony: HarmonyMessages) -> None:
-        self.closed = False
-        self._harmony = harmony
-        self._header: list[int] | None = None
-        self._is_between = False
-
-    def feed(self, token: int) -> None:
-        """See :class:`Watch`."""
-        if self.closed:
-            return
-        harmony = self._harmony
-        if self._header is None and token != harmony.channel and token != harmony.start:
-            self._is_between = token == harmony.end
-        elif token == harmony.start or self._header is None:  # a header may lack its beginning
-            self._header = [token]
-        else:
-            self._header.append(token)
-            if token == harmony.message:
-                self.closed = not self._is_thinking(self._header)
-                self._header = None
-                self._is_between = False
-
-    def _is_thinking(self, header: list[int]) -> bool:
-        harmony = self._harmony
-        named = (harmony.channel, *harmony.analysis, harmony.message)
-        return tuple(header) in (named, (harmony.start, *harmony.role, *named))
-
-    def rest(self) -> list[int]:
-        """See :class:`Watch`. A header other than the final one's is closed first, with one extra token."""
-        harmony = self._harmony
-        if self.closed:
-            return []
-        if self._header is None:
-            return list(harmony.header if self._is_between else harmony.tokens)
-        final, have = harmony.header, tuple(self._header)
-        if have[0] == harmony.channel:
-            final = final[final.index(harmony.channel) :]
-        if final[: len(have)] == have:
-            return list(final[len(have) :])
-        return [harmony.message, *harmony.tokens]
+def _harmony_text(messages: HarmonyMessages, name: str, tokens: tuple[int, ...]) -> HarmonyMessages:
+    """Return the delimiter of a text that contains the end of gpt-oss's thinking."""
+    end = messages.tokens
+    at = next((at for at in range(len(tokens)) if tokens[at : at + len(end)] == end), None)
+    before, after = (tokens[:at], tokens[at + len(end) :]) if at is not None else (tokens, ())
+    if at is None or {*before, *after} & {messages.start, messages.channel, messages.message, messages.end}:
+        raise DelimiterError(
+            f"after the thinking delimiter {name!r}, gpt-oss would not answer in its final message",
+            "use harmony, or a text with <|end|><|start|>assistant<|channel|>final<|message|> in it",
+        )
+    return replace(messages, before=before, after=after)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from openrlhf.models.utils import compute_entropy, log_probs_from_logits
 
+from grpo.model.vocabulary import Allocated
 from grpo.stack.problem import UserError
 from grpo.update.log_probs import token_scores
 from scripts.bench.harness import Result, time_in_turn
@@ -54,7 +55,7 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
         return log_probs_from_logits(logits, chosen), compute_entropy(logits)
 
     def ours(states: torch.Tensor, chosen: torch.Tensor) -> Pair:
-        scores = token_scores(states, weight, chosen, rows)
+        scores = token_scores(states, weight, chosen, Allocated(rows))
         return scores.log_probs, scores.entropy
 
     passes = {"stock": pass_of(stock, options.tokens), "ours": pass_of(ours, options.tokens)}

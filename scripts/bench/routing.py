@@ -129,13 +129,13 @@ class Trainer:
         from transformers import AutoTokenizer
 
         self._model = loading.load_gpt_oss(folder).train()
-        self._rows = vocabulary.allocated(AutoTokenizer.from_pretrained(folder))
+        self._kept = vocabulary.allocated(AutoTokenizer.from_pretrained(folder))
 
     @torch.no_grad()
     def _log_probs(self, tokens: list[int], recorded: torch.Tensor | None) -> torch.Tensor:
         routings = None if recorded is None else [recorded]
         with routing.replayed(self._model, routings, len(tokens), "cpu"):
-            logits = self._model(torch.tensor([tokens])).logits[0, :-1, : self._rows].float()
+            logits = vocabulary.mask_(self._model(torch.tensor([tokens])).logits[0, :-1].float(), self._kept)
         return logits.log_softmax(-1).gather(-1, torch.tensor(tokens[1:])[:, None])[:, 0]
 
     @torch.no_grad()

@@ -24,6 +24,7 @@ from scripts.gpu_check.scoring import scored, with_adapter
 
 if TYPE_CHECKING:
     from grpo.metrics.scored_rollouts import Rollout
+    from grpo.model.vocabulary import Allocated
 
 LIMIT = 0.05  # nat; PARITY_LIMIT's default
 RANK, SCALE = 8, 0.05  # of an adapter that changes log-probs by more than the limit
@@ -130,7 +131,11 @@ def sample(engine: Any, prompts: Sequence[list[int]]) -> list[tuple[list[int], l
 
 @torch.no_grad()
 def rollouts(
-    model: Any, prompts: Sequence[list[int]], answers: Sequence[tuple[list[int], list[float]]], rows: int, device: str
+    model: Any,
+    prompts: Sequence[list[int]],
+    answers: Sequence[tuple[list[int], list[float]]],
+    kept: "Allocated",
+    device: str,
 ) -> "list[Rollout]":
     """Return what the parity gate compares: log-probs of the engine, and of the model with and without its adapter."""
     from grpo.metrics.scored_rollouts import Rollout
@@ -139,9 +144,9 @@ def rollouts(
     longest = max(map(len, texts))
     ids = torch.tensor([text + [0] * (longest - len(text)) for text in texts], device=device)
     tokens = torch.tensor([[True] * len(text) + [False] * (longest - len(text)) for text in texts], device=device)
-    now = scored(model, ids, tokens, rows).cpu()
+    now = scored(model, ids, tokens, kept).cpu()
     with model.disable_adapter():
-        base = scored(model, ids, tokens, rows).cpu()
+        base = scored(model, ids, tokens, kept).cpu()
     result = []
     for row, (text, prompt, (_, sampled)) in enumerate(zip(texts, prompts, answers, strict=True)):
         positions = torch.arange(len(prompt), len(text))

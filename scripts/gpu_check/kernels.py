@@ -158,6 +158,7 @@ def attend(device: str, window: int | None, length: int, size: int) -> list[tupl
 def log_probs(gpus: int, tokens: int = 600, vocabulary: int = 20_000) -> Passed:
     """Log-probs and entropy in chunks, with the gradient, against float64 over the same bf16 inputs."""
     device = device_of(gpus)
+    from grpo.model.vocabulary import Allocated
     from grpo.update.log_probs import token_scores
 
     generator = torch.Generator().manual_seed(0)
@@ -172,7 +173,7 @@ def log_probs(gpus: int, tokens: int = 600, vocabulary: int = 20_000) -> Passed:
     (wanted,) = torch.autograd.grad(chosen.sum(), exact)
 
     given = hidden.to(device).requires_grad_()
-    scores = token_scores(given, weight.to(device), targets.to(device), rows)
+    scores = token_scores(given, weight.to(device), targets.to(device), Allocated(rows))
     (gradient,) = torch.autograd.grad(scores.log_probs.sum(), given)
     errors = {
         "log-probs": relative(scores.log_probs, chosen.detach()),

@@ -11,6 +11,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssDecoderLayer, Gpt
 
 from grpo.model import attention, experts, mxfp4
 from grpo.model.released import RELEASED
+from grpo.model.vocabulary import Allocated
 from grpo.stack.problem import UserError
 from grpo.update.log_probs import token_scores
 from scripts.bench.harness import time_in_turn
@@ -107,7 +108,7 @@ def scoring(tokens: int, vocabulary: int, hidden: int, device: str) -> Callable[
     targets = torch.randint(vocabulary - 1, (tokens,), device=device)
 
     def score() -> torch.Tensor:
-        values = token_scores(states, weight, targets, vocabulary - 1).log_probs
+        values = token_scores(states, weight, targets, Allocated(vocabulary - 1)).log_probs
         return torch.autograd.grad(values.sum(), states)[0]
 
     return score

@@ -1,8 +1,11 @@
 """Log-probs through the model that the actor wraps; for rungs and for tests/gpu."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from grpo.model.vocabulary import Allocated
 
 
 def with_adapter(model: Any, rank: int, scale: float) -> Any:
@@ -23,17 +26,17 @@ def with_adapter(model: Any, rank: int, scale: float) -> Any:
     return model.train()
 
 
-def scored(model: Any, ids: torch.Tensor, tokens: torch.Tensor, rows: int) -> torch.Tensor:
+def scored(model: Any, ids: torch.Tensor, tokens: torch.Tensor, kept: "Allocated") -> torch.Tensor:
     """Return the log-probs of all tokens but the first, `[B, S - 1]`; zeros for padding.
 
     Args:
         ids: `[B, S]`.
         tokens: bool `[B, S]`, False for padding.
-        rows: the number of allocated rows of the vocabulary.
+        kept: the allocated rows of the vocabulary.
     """
     from grpo.update import log_probs
 
     positions = (tokens.long().cumsum(-1) - 1).clamp(min=0)
-    with log_probs.scoring(model, ids.roll(-1, 1), rows, 1.0, False):
+    with log_probs.scoring(model, ids.roll(-1, 1), kept, 1.0, False):
         output = model(ids, attention_mask=tokens.long(), position_ids=positions)
     return log_probs.scores(output["logits"], ids).log_probs[:, :-1] * tokens[:, 1:]

@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+from grpo.model.vocabulary import Allocated
 from scripts.gpu_check.scoring import scored, with_adapter
 
 ROWS = 90
+KEPT = Allocated(ROWS)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,7 @@ def test_log_probs_and_gradients_match_the_cpu(device, checkpoint):
     tokens = torch.ones_like(ids, dtype=torch.bool)
     tokens[0, :7] = False
     cpu = with_adapter(loading.load_gpt_oss(checkpoint, "eager", packed=False), 4, 0.1)
-    expected = scored(cpu, ids, tokens, ROWS)
+    expected = scored(cpu, ids, tokens, KEPT)
     expected.sum().backward()
     wanted = {name: p.grad.float() for name, p in cpu.named_parameters() if p.requires_grad}
 
@@ -52,7 +54,7 @@ def test_log_probs_and_gradients_match_the_cpu(device, checkpoint):
         model=model, optimizer=torch.optim.AdamW(trained, lr=1e-2, weight_decay=0), config=config
     )
     loading.restore_rope(engine)
-    before = scored(engine, ids.to(device), tokens.to(device), ROWS)
+    before = scored(engine, ids.to(device), tokens.to(device), KEPT)
     assert (before.detach().cpu() - expected.detach()).abs().mean() < 0.02
     engine.backward(before.sum())
     for name, parameter in engine.module.named_parameters():
@@ -61,6 +63,6 @@ def test_log_probs_and_gradients_match_the_cpu(device, checkpoint):
             assert (gradient - wanted[name]).norm() < 0.05 * wanted[name].norm() + 1e-3, name
     engine.step()
     with torch.no_grad():
-        after = scored(engine, ids.to(device), tokens.to(device), ROWS)
+        after = scored(engine, ids.to(device), tokens.to(device), KEPT)
     assert after.isfinite().all()
     assert (after - before).abs().max() > 1e-3

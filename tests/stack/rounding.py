@@ -60,12 +60,12 @@ def share_beyond(differences: torch.Tensor, error: torch.Tensor) -> float:
 
 
 def reference_model(folder: Path, adapter: Path | None = None) -> torch.nn.Module:
-    """Load a checkpoint in float32 with transformers, and an adapter with PEFT; `rows` is how many tokens it has."""
+    """Load a checkpoint in float32 with transformers, and an adapter with PEFT; `kept` are the rows of tokens."""
     model = loading.load_gpt_oss(folder)
     if adapter is not None:
         model = PeftModel.from_pretrained(model, adapter, autocast_adapter_dtype=False)
     loading.restore_rope(model.eval().float())
-    model.rows = vocabulary.allocated(AutoTokenizer.from_pretrained(folder))
+    model.kept = vocabulary.allocated(AutoTokenizer.from_pretrained(folder))
     return model
 
 
@@ -126,14 +126,14 @@ def log_probs(model, texts: list[list[int]], temperature: float = 1.0) -> list[t
 
 
 def distributions(model, texts: list[list[int]], temperature: float = 1.0) -> list[torch.Tensor]:
-    """Log-probs after each token, `[len(text), rows]`, among the rows of the vocabulary that stand for tokens."""
+    """Log-probs after each token, `[len(text), V]`, among the rows of the vocabulary that stand for tokens."""
     by_index = {}
     for indices in batches([len(text) for text in texts]):
         longest = max(len(texts[index]) for index in indices)
         # Tokens after a text change nothing in it.
         tokens = torch.tensor([texts[index] + [0] * (longest - len(texts[index])) for index in indices])
         with torch.no_grad():
-            logits = model(tokens).logits[:, :, : model.rows].float()
+            logits = vocabulary.mask_(model(tokens).logits.float(), model.kept)
         for index, values in zip(indices, (logits / temperature).log_softmax(-1), strict=True):
             by_index[index] = values[: len(texts[index])]
     return [by_index[index] for index in range(len(texts))]

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoTokenizer
 from vllm import SamplingParams
 
+from grpo.model.vocabulary import Allocated
 from grpo.rollout.budgeted_rollout import budgeted_response
 from grpo.rollout.thinking import Budget, delimiter
 from grpo.rollout.trajectory import Origin
@@ -104,7 +105,7 @@ def test_the_second_call_finds_the_thought_in_the_cache(cut):
 @pytest.mark.timeout(400)
 def test_delimiter_log_prob_matches_an_engine_without_a_cache(cut, tiny_model):
     model = reference_model(tiny_model / "bf16")
-    model.rows = model.config.vocab_size  # this engine lacks our worker, which would mask some rows
+    model.kept = Allocated(model.config.vocab_size)  # this engine lacks our worker, which would mask some rows
 
     def of_delimiters() -> torch.Tensor:
         return torch.stack([values[-cut.forced :].sum() for values in log_probs(model, cut.texts)])

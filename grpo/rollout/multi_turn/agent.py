@@ -29,7 +29,7 @@ class AgentExecutor(AgentExecutorBase):
         settings = EnvironmentSettings.from_variables(os.environ)
         self._environment: type[environments.Environment] = environments.load(settings.environment)
         self._limits: RolloutLimits = settings.limits
-        self._max_samples = settings.max_samples
+        self._max_samples, self._source = settings.max_samples, settings.template
 
     async def execute(
         self,
@@ -46,7 +46,7 @@ class AgentExecutor(AgentExecutorBase):
             prompt: `prompt` of the data file, not rendered.
             max_length: of prompt and turns together, in tokens.
         """
-        template = template_for(hf_tokenizer, from_environment(os.environ))
+        template = template_for(hf_tokenizer, from_environment(os.environ), self._source)
         policy = EnginePolicy(template, llm_engine, sampling_params, max_length)
         environment = make_environment(self._environment, prompt, label)
         _, response = await roll_out(environment, policy, self._limits, self._max_samples)

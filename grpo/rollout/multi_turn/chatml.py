@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from grpo.rollout.multi_turn.environment import Message
+from grpo.rollout.multi_turn.environment import Message, functions_of
 from grpo.rollout.multi_turn.parts import Part
 from grpo.rollout.multi_turn.template import Template, text_of
 from grpo.rollout.multi_turn.tool_calls import render_calls, with_calls
@@ -68,7 +68,7 @@ class Plain(Template):
 
     def head(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Part]:
         """Return the tools, one per line, and the messages before the first turn."""
-        listed = "".join(json.dumps(tool["function"], ensure_ascii=False) + "\n" for tool in tools)
+        listed = "".join(json.dumps(tool["function"], ensure_ascii=False) + "\n" for tool in functions_of(tools))
         begin = self.codec.structure(f"[tools]\n{listed}\n") if tools else []
         return begin + [part for message in messages for part in self._message(message)]
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from grpo.rollout.multi_turn.environment import Message
+from grpo.rollout.multi_turn.environment import Message, functions_of
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -29,7 +29,7 @@ class OpenAIPolicy:
         Raises:
             openai.OpenAIError: if the API does not answer.
         """
-        options = self._options | ({"tools": tools} if tools else {})
+        options = self._options | ({"tools": functions_of(tools)} if tools else {})
         sent: list[Any] = [_sent(message) for message in messages]
         reply = await self._client.chat.completions.create(model=self._model, messages=sent, **options)
         self.tokens += reply.usage.completion_tokens if reply.usage else 0

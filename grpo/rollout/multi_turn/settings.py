@@ -14,7 +14,10 @@ from grpo.stack.upstream.arguments import Arguments
 
 AGENT = Path(__file__).with_name("agent.py")  # the value of --agent_func_path
 PREFIX = "GRPO_"
-VARIABLES = ("ENVIRONMENT", "LIBRARY", "TURN_LIMIT", "ROLLOUT_SECONDS", "TOOL_SECONDS", "MAX_BRANCHES")
+VARIABLES = ("ENVIRONMENT", "LIBRARY", "TURN_LIMIT", "ROLLOUT_SECONDS", "TOOL_SECONDS", "MAX_BRANCHES", "TEMPLATE")
+
+# How gpt-oss's tool results look: as openai-harmony and vLLM render them, or as its chat template on the hub does.
+TEMPLATES = ("served", "hub")
 
 
 def has_environment(args: Arguments) -> bool:
@@ -51,11 +54,13 @@ class EnvironmentSettings:
     Attributes:
         environment: the name of one of ours, or a .py file.
         max_samples: trained samples per rollout; the actor holds them in memory at once.
+        template: one of TEMPLATES.
     """
 
     environment: str
     limits: RolloutLimits
     max_samples: int
+    template: str
 
     @classmethod
     def from_variables(cls, environ: Mapping[str, str]) -> "EnvironmentSettings":
@@ -75,7 +80,10 @@ class EnvironmentSettings:
             seconds=_limit(given, "ROLLOUT_SECONDS", float),
             tool_seconds=_limit(given, "TOOL_SECONDS", float),
         )
-        return cls(given["ENVIRONMENT"], limits, int(branches) + 1)
+        template = given.get("TEMPLATE", "")
+        if template not in TEMPLATES:
+            raise SetupError(f"TEMPLATE is {template!r}", f"give {' or '.join(TEMPLATES)}")
+        return cls(given["ENVIRONMENT"], limits, int(branches) + 1, template)
 
 
 def _limit(given: Mapping[str, str], name: str, kind: type[float]) -> float:

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from grpo.rollout.multi_turn.environment import Message
+from grpo.rollout.multi_turn.environment import Message, functions_of
 from grpo.rollout.multi_turn.parts import Codec, Part
 from grpo.stack.problem import UserError
 from grpo.stack.upstream.tokenizer import FastTokenizer
@@ -64,12 +64,16 @@ class Template(ABC):
         disguised = [_map(message, lambda text: pattern.sub(lambda m: f"\ue000{names.index(m[0])}\ue001", text))
                      for message in messages]  # fmt: skip
         text = self.codec.tokenizer.apply_chat_template(
-            disguised, tools=list(tools) or None, tokenize=False, add_generation_prompt=False, **self._variables
+            disguised, tokenize=False, add_generation_prompt=False, **self._variables | self.describe(tools)
         )
         return [
             part if part.token is not None else self.codec.content(_undisguised(part.text, names))[0]
             for part in self.codec.structure(text)
         ]
+
+    def describe(self, tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return the variables of the chat template that describe tools."""
+        return {"tools": functions_of(tools) or None}
 
     @abstractmethod
     def tail(self, messages: Sequence[Message], first: int) -> list[Part]:

@@ -9,8 +9,12 @@ from grpo.stack.problem import UserError
 from grpo.stack.upstream.tokenizer import FastTokenizer
 
 
-def template_for(tokenizer: FastTokenizer, variables: dict[str, Any] | None = None) -> Template:
+def template_for(tokenizer: FastTokenizer, variables: dict[str, Any] | None = None, source: str = "served") -> Template:
     """Return the format of a tokenizer, recognised by its special tokens.
+
+    Args:
+        variables: see :class:`Template`.
+        source: for gpt-oss, see :data:`grpo.rollout.multi_turn.settings.TEMPLATES`.
 
     Raises:
         UserError: for a tokenizer without a fast backend or without an end-of-text token.
@@ -19,7 +23,7 @@ def template_for(tokenizer: FastTokenizer, variables: dict[str, Any] | None = No
         raise UserError("several turns need a fast tokenizer", "leave out --disable_fast_tokenizer")
     added = tokenizer.get_added_vocab()
     if {"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>"} <= added.keys():
-        return HarmonyTemplate(tokenizer, variables)
+        return HarmonyTemplate(tokenizer, variables, quotes_answers=source == "hub")
     if "<|im_start|>" in added:
         return Qwen3(tokenizer, variables)
     if tokenizer.eos_token in added:

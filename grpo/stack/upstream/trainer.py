@@ -125,12 +125,12 @@ class Actor(Protocol):
 
     Attributes:
         temperature: of the sampling; logits are divided by it.
-        allocated: rows of the vocabulary that stand for a token; None for all. The patch ``token_scores`` sets it.
+        allocated: a ``grpo.model.vocabulary.Allocated``; None for all rows. The patch ``token_scores`` sets it.
     """
 
     model: "TrainerEngine"
     temperature: float
-    allocated: int | None
+    allocated: Any
 
 
 class Scores(Protocol):

@@ -16,6 +16,7 @@ from grpo.metrics import step_metrics, token_recorder
 from grpo.metrics.metric_schema import BY_NAME
 from grpo.metrics.update_metrics import policy_metrics
 from grpo.model.routing import Replay
+from grpo.model.vocabulary import Allocated
 from grpo.update import passes
 from grpo.update.log_probs import TokenScores, token_scores
 from grpo.update.loss import PolicyLoss, rollouts_of
@@ -87,7 +88,7 @@ def train_rank(trainer: SimpleNamespace, experiences: list[Experience], samples:
             log_probs[row, begin:end] = torch.tensor(sample["log_probs"])
         # With the identity as lm_head, hidden states are logits.
         targets = torch.zeros(logits.shape[:2], dtype=torch.long).flatten()
-        scores = token_scores(logits.flatten(0, 1), torch.eye(VOCABULARY), targets, ALLOCATED)
+        scores = token_scores(logits.flatten(0, 1), torch.eye(VOCABULARY), targets, Allocated(ALLOCATED))
         output = SimpleNamespace(scores=TokenScores(*(values.view(logits.shape[:2]) for values in scores)))
         loss = PolicyLoss(trainer.args)
         loss.scale, loss.rollouts = 1.0, rollouts_of(batch)

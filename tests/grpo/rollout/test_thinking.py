@@ -51,11 +51,54 @@ def test_a_preset_is_the_tokens_that_its_text_has():
 
 @pytest.mark.parametrize(
     "name, what",
-    [("", "is invalid"), (" ", "is invalid"), ("Harmony", "use harmony or think"), ("think", "tokenizer has no token")],
+    [
+        ("", "is invalid"),
+        (" ", "is invalid"),
+        ("Harmony", "use harmony or think"),
+        ("think", "tokenizer has no token"),
+        # gpt-oss would go on in its analysis, or in a message that is not the final one
+        ("Time is up. The answer:", "would not answer in its final message"),
+        ("Time is up.<|end|>", "would not answer in its final message"),
+        ("<|start|>assistant<|channel|>final<|message|>", "would not answer in its final message"),
+        ("<|end|><|start|>assistant<|channel|>commentary<|message|>", "would not answer in its final message"),
+        (FORCED + "I think<|end|>", "would not answer in its final message"),
+        (FORCED + FORCED, "would not answer in its final message"),
+    ],
 )
 def test_a_delimiter_that_the_tokenizer_cannot_make_is_refused(name, what):
     with pytest.raises(DelimiterError, match=what):
         made(name)
+
+
+ENOUGH = f"Time is up.{FORCED}The answer"
+
+
+@pytest.mark.parametrize(
+    ("response", "rest"),
+    [
+        (ANALYSIS + "so", ENOUGH),
+        (ANALYSIS + "so<|end|>", "<|start|>assistant<|channel|>final<|message|>The answer"),
+        (ANALYSIS + "so<|end|><|start|>assistant<|channel|>", "final<|message|>The answer"),
+        (ANALYSIS + "so<|end|><|start|>assistant<|channel|>analysis", "<|message|>" + ENOUGH),
+        (ANALYSIS + FORCED + "4", ""),  # the model's own end, which has none of the text
+        (ANALYSIS + "so<|end|><|start|>assistant<|channel|>commentary to=functions.f<|message|>", ""),
+    ],
+)
+def test_a_text_is_inserted_and_the_models_own_end_is_recognised(response, rest):
+    assert list(made(ENOUGH).tokens) == ids(ENOUGH)
+    watch = watched(ENOUGH, PROMPT, response)
+    assert watch.closed == (rest == "")
+    assert text(watch.rest()) == rest
+    assert watched(ENOUGH, PROMPT, response + rest).closed
+
+
+def test_the_own_end_of_a_model_with_think_tokens_is_recognised_without_the_inserted_text():
+    enough = "Time is up.\n</think>\n\nThe answer"
+    assert watched(enough, "2 + 2<think>", "so\n</think>4", THINK).closed
+    open_ = watched(enough, "2 + 2<think>", "so", THINK)
+    assert not open_.closed and text(open_.rest(), THINK) == enough
+    old = "<think>so</think>4\n2 + 2"  # thinking of an earlier turn
+    assert not watched(enough, old, "so", THINK).closed
 
 
 def test_harmony_requires_its_special_tokens():

@@ -3,9 +3,13 @@
 import pytest
 import torch
 
+from grpo.model.vocabulary import Allocated
 from grpo.update import log_probs
 
 TOKENS, HIDDEN, VOCABULARY, ROWS = 600, 64, 1000, 950
+RESERVED = (0, 7, 8, 949)
+KEPT = Allocated(ROWS, RESERVED)
+TOKEN_IDS = [row for row in range(ROWS) if row not in RESERVED]
 
 
 @pytest.fixture
@@ -13,25 +17,30 @@ def inputs():
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(TOKENS, HIDDEN, generator=generator)
     weight = torch.randn(VOCABULARY, HIDDEN, generator=generator) / 8
-    targets = torch.randint(0, ROWS, (TOKENS,), generator=generator)
+    targets = torch.tensor(TOKEN_IDS)[torch.randint(len(TOKEN_IDS), (TOKENS,), generator=generator)]
     upstream = torch.randn(2, TOKENS, generator=generator)
     return hidden, weight, targets, upstream
 
 
 def exact(hidden, weight, targets, temperature):
     logits = hidden.double() @ weight.double().T
-    plain = logits[:, :ROWS].log_softmax(-1)
-    scaled = (logits[:, :ROWS] / temperature).log_softmax(-1)
-    chosen = scaled.gather(-1, targets[:, None]).squeeze(-1)
-    unallocated = (logits / temperature).softmax(-1)[:, ROWS:].sum(-1)
+    plain = logits[:, TOKEN_IDS].log_softmax(-1)
+    scaled = (logits[:, TOKEN_IDS] / temperature).log_softmax(-1)
+    chosen = scaled.gather(-1, places(targets)).squeeze(-1)
+    unallocated = 1 - (logits / temperature).softmax(-1)[:, TOKEN_IDS].sum(-1)
     return chosen, -(plain.exp() * plain).sum(-1), -(scaled.exp() * scaled).sum(-1), unallocated
+
+
+def places(targets):
+    """Where the targets stand among the tokens, ``[tokens, 1]``."""
+    return torch.tensor([TOKEN_IDS.index(target) for target in targets.tolist()])[:, None]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_scores_and_gradient_against_float64(inputs, temperature):
     hidden, weight, targets, upstream = inputs
     ours, theirs = hidden.clone().requires_grad_(), hidden.double().requires_grad_()
-    scores = log_probs.token_scores(ours, weight, targets, ROWS, temperature, loss_entropy=True)
+    scores = log_probs.token_scores(ours, weight, targets, KEPT, temperature, loss_entropy=True)
     expected = exact(theirs, weight, targets, temperature)
     for values, wanted in zip(scores, expected, strict=True):
         torch.testing.assert_close(values.double(), wanted, rtol=1e-5, atol=2e-5)
@@ -44,9 +53,9 @@ def test_bf16_equals_full_logits(inputs):
     hidden, weight, targets, upstream = inputs
     hidden, weight = hidden.bfloat16(), weight.bfloat16()
     ours, theirs = hidden.clone().requires_grad_(), hidden.clone().requires_grad_()
-    scores = log_probs.token_scores(ours, weight, targets, ROWS)
-    full = torch.nn.functional.linear(theirs, weight)[:, :ROWS].float().log_softmax(-1)
-    full = full.gather(-1, targets[:, None]).squeeze(-1)
+    scores = log_probs.token_scores(ours, weight, targets, KEPT)
+    full = torch.nn.functional.linear(theirs, weight)[:, TOKEN_IDS].float().log_softmax(-1)
+    full = full.gather(-1, places(targets)).squeeze(-1)
     torch.testing.assert_close(scores.log_probs, full)
     (gradient,) = torch.autograd.grad(scores.log_probs, ours, upstream[0])
     (wanted,) = torch.autograd.grad(full, theirs, upstream[0])
@@ -56,7 +65,7 @@ def test_bf16_equals_full_logits(inputs):
 def test_an_unused_entropy_is_zero_and_has_no_gradient(inputs):
     hidden, weight, targets, _ = inputs
     states = hidden.clone().requires_grad_()
-    scores = log_probs.token_scores(states, weight, targets, ROWS)
+    scores = log_probs.token_scores(states, weight, targets, KEPT)
     assert not scores.loss_entropy.any()
     assert not scores.entropy.requires_grad
     (gradient,) = torch.autograd.grad(scores.loss_entropy.sum(), states)
@@ -76,7 +85,7 @@ def test_memory_does_not_hold_the_logits_of_all_tokens(inputs, monkeypatch):
 
     monkeypatch.setattr(torch.nn.functional, "linear", watched)
     states = hidden.clone().requires_grad_()
-    log_probs.token_scores(states, weight, targets, ROWS).log_probs.sum().backward()
+    log_probs.token_scores(states, weight, targets, KEPT).log_probs.sum().backward()
     assert largest == log_probs.SCORED_TOKENS < TOKENS
 
 

@@ -18,6 +18,7 @@ def in_environment(setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GRPO_LIBRARY", str(tmp_path / "library"))
     for name in ("TURN_LIMIT", "ROLLOUT_SECONDS", "TOOL_SECONDS", "MAX_BRANCHES"):
         monkeypatch.setenv(f"GRPO_{name}", "9")
+    monkeypatch.setenv("GRPO_TEMPLATE", "served")
     setting.flags |= {"agent_func_path": AGENT, "apply_chat_template": None}
     return setting
 
@@ -38,6 +39,7 @@ def test_a_sound_environment_passes_without_a_judge(in_environment, monkeypatch:
         ({"TURN_LIMIT": "0"}, {}, "TURN_LIMIT is '0'", "above 0"),
         ({"TOOL_SECONDS": "soon"}, {}, "TOOL_SECONDS is 'soon'", "above 0"),
         ({"MAX_BRANCHES": "-1"}, {}, "MAX_BRANCHES is '-1'", "0 or more"),
+        ({"TEMPLATE": "huggingface"}, {}, "TEMPLATE is 'huggingface'", "served or hub"),
         ({}, {"apply_chat_template": True}, "which formats its own chat", "remove it"),
         ({}, {"advantage_estimator": "reinforce"}, "ADVANTAGE_ESTIMATOR reinforce", "dr_grpo"),
         ({}, {"init_kl_coef": 0.01}, "KL_COEF 0.01 without --use_kl_loss", "add --use_kl_loss"),

@@ -17,7 +17,8 @@ def tokenizer(setting) -> None:
 def test_fitting_budgets_are_accepted(setting) -> None:
     # <|end|><|start|>assistant<|channel|>final<|message|> are 6 tokens
     assert setting.problems(**BUDGETS, generate_max_len=30) == []
-    assert setting.problems(**BUDGETS, thinking_delimiter="that is enough") == []
+    enough = "that is enough<|end|><|start|>assistant<|channel|>final<|message|>"
+    assert setting.problems(**BUDGETS, thinking_delimiter=enough, generate_max_len=38) == []
     assert setting.problems() == []
 
 
@@ -37,6 +38,7 @@ def test_schedule_stage_may_shorten_thinking_but_not_remove_it(setting) -> None:
     [
         ({"generate_max_len": 29}, "16 + delimiter 6 + ANSWER_BUDGET 8 = 30 tokens", "set GENERATE_MAX_LEN to 30"),
         ({"thinking_delimiter": "think"}, "this tokenizer has no token </think>", "THINKING_DELIMITER: use harmony"),
+        ({"thinking_delimiter": "that is enough"}, "would not answer in its final message", "use harmony, or a text"),
         ({"generate_max_len": 40, "overlong_buffer_len": 16}, "limit responses to 24", "OVERLONG_BUFFER above 16"),
         ({"answer_budget": None}, "THINKING_BUDGET is set, but ANSWER_BUDGET is not", "also set ANSWER_BUDGET"),
         ({"thinking_budget": -1}, "the thinking budget is -1", "give 0 or more"),

@@ -14,7 +14,9 @@ CORPUS = [
 
 HARMONY = """\
 {%- set head = messages[0].role in ("system", "developer") -%}
-{{- "<|start|>system<|message|>You are a model.\\n\\n# Valid channels: analysis, commentary, final.<|end|>" -}}
+{{- "<|start|>system<|message|>You are a model.\\n\\nReasoning: " + (reasoning_effort or "medium") -}}
+{%- for name in builtin_tools or [] -%}{{- "\\n\\n## " + name -}}{%- endfor -%}
+{{- "\\n\\n# Valid channels: analysis, commentary, final.<|end|>" -}}
 {%- if head or tools -%}
 {{- "<|start|>developer<|message|>" -}}
 {%- if head -%}{{- "# Instructions\\n\\n" + messages[0].content -}}{%- endif -%}

@@ -171,9 +171,11 @@ def test_environments_are_loaded_by_name_or_file_and_refused_with_a_remedy(tmp_p
 
 def test_settings_come_from_variables():
     given = {"ENVIRONMENT": "e", "TURN_LIMIT": "3", "ROLLOUT_SECONDS": "9", "TOOL_SECONDS": "0.5", "MAX_BRANCHES": "0"}
+    given["TEMPLATE"] = "hub"
     environ = {f"GRPO_{name}": value for name, value in given.items()}
-    assert EnvironmentSettings.from_variables(environ) == EnvironmentSettings("e", RolloutLimits(3, 9, 0.5), 1)
-    for name, value in (("TURN_LIMIT", "0"), ("ROLLOUT_SECONDS", "x"), ("TOOL_SECONDS", "-1"), ("MAX_BRANCHES", "-1")):
+    assert EnvironmentSettings.from_variables(environ) == EnvironmentSettings("e", RolloutLimits(3, 9, 0.5), 1, "hub")
+    wrong = {"TURN_LIMIT": "0", "ROLLOUT_SECONDS": "x", "TOOL_SECONDS": "-1", "MAX_BRANCHES": "-1", "TEMPLATE": "own"}
+    for name, value in wrong.items():
         with pytest.raises(SetupError, match=f"{name} is '{value}'"):
             EnvironmentSettings.from_variables(environ | {f"GRPO_{name}": value})
     for name in given.keys() - {"ENVIRONMENT"}:

@@ -33,8 +33,8 @@ def answer(dialect, text="42"):
     return ("<|channel|>final<|message|>" if dialect == "harmony" else "") + text + ENDS[dialect]
 
 
-def rolled(dialect, script, environment=None, max_samples=99, max_length=4000, **engine):
-    template = template_for(TOKENIZERS[dialect])
+def rolled(dialect, script, environment=None, max_samples=99, max_length=4000, source="served", **engine):
+    template = template_for(TOKENIZERS[dialect], source=source)
     engine = ScriptedEngine(template.codec, script, **engine)
     policy = EnginePolicy(template, engine, params(), max_length)
     outcome, response = asyncio.run(roll_out(environment or Library(), policy, LIMITS, max_samples))
@@ -55,7 +55,7 @@ def assert_exact(policy, engine):
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_history_that_grows_is_one_sample_and_each_prompt_is_the_full_render(dialect):
     script = [thought(dialect, "hm") + call(dialect), call(dialect, "sun"), answer(dialect)]
-    policy, engine, outcome, response = rolled(dialect, script)
+    policy, engine, outcome, response = rolled(dialect, script, source="hub")
     assert outcome.ending == "done" and len(policy.history.samples) == 1 and not response["branches"]
     assert_exact(policy, engine)
     codec = policy.history.codec

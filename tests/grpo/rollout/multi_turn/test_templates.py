@@ -79,7 +79,7 @@ def test_a_render_is_the_full_render_of_the_models_template_token_for_token(dial
     full = tokenizer.apply_chat_template(
         for_jinja(dialect, messages), tools=tools or None, tokenize=False, add_generation_prompt=True
     )
-    template = template_for(tokenizer)
+    template = template_for(tokenizer, source="hub")
     tokens = [token for piece, _ in template.codec.encode(template.render(messages, tools)) for token in piece]
     assert template.codec.decode(tokens) == full
     assert tokens == tokenizer.encode(full, add_special_tokens=False)
@@ -164,11 +164,15 @@ def test_turn_is_parsed_by_channel_and_a_cut_turn_up_to_its_end():
     template, encode = template_for(TOKENIZERS["harmony"]), TOKENIZERS["harmony"].encode
     whole = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>42<|return|>"
     read = {"role": "assistant", "content": "42", "reasoning_content": "hm"}
-    assert template.parse(encode(whole)) == read
+    assert fields(template.parse(encode(whole))) == read
     for end in range(len(encode(whole))):
         cut = template.parse(encode(whole)[:end])  # nothing raises, and no tool is called
         assert "tool_calls" not in cut and cut["content"] in ("", "4", "42")
-    assert template.parse([]) == {"role": "assistant", "content": ""}
+    assert fields(template.parse([])) == {"role": "assistant", "content": ""}
+
+
+def fields(message):
+    return {name: value for name, value in message.items() if name != "sampled"}
 
 
 @pytest.mark.parametrize("dialect", ["qwen3", "plain"])
