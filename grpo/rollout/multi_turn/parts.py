@@ -7,7 +7,7 @@ token inside a message's content stays text: an environment cannot end a turn or
 import bisect
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from grpo.rollout.trajectory import Origin
 from grpo.stack.upstream.tokenizer import FastTokenizer
@@ -94,9 +94,7 @@ class Codec:
         """Return the tokens of text, none of them special."""
         if not self.pattern.search(text):
             return self.tokenizer.encode(text, add_special_tokens=False)
-        backend = self.tokenizer.backend_tokenizer
-        if backend.normalizer is not None:
-            text = backend.normalizer.normalize_str(text)
+        backend, text = self.tokenizer.backend_tokenizer, self._normal(text)
         pieces = backend.pre_tokenizer.pre_tokenize_str(text) if backend.pre_tokenizer is not None else [(text, None)]
         return [token.id for piece, _ in pieces for token in backend.model.tokenize(piece)]
 
@@ -135,21 +133,40 @@ class Codec:
     def continuation(self, tokens: Sequence[int], parts: Sequence[Part]) -> list[Part] | Difference:
         """Return what a render adds to tokens, or where the two differ.
 
-        Tokens are compared by their text. Tokens that a tokenizer would not have chosen are therefore no difference.
+        Tokens are compared by their text, as the tokenizer normalises it. Tokens that a tokenizer would not have chosen
+        are therefore no difference.
         """
         runs = _runs(parts)
-        rendered = [Unit("".join(part.text for part in run), run[0].token) for run in runs]
+        rendered = [Unit(self._normal(_text(run)), run[0].token) for run in runs]
         units = self.units(tokens)
-        for number, unit in enumerate(units):
-            other = rendered[number] if number < len(rendered) else Unit("", None)
-            if unit.same(other):
+        for number, written in enumerate(units):
+            unit = replace(written, text=self._normal(written.text))
+            other = rendered[number] if number < len(rendered) else None
+            if other and unit.same(other):
                 continue
             is_last = number == len(units) - 1
-            if is_last and unit.token is None and other.token is None and other.text.startswith(unit.text):
-                rest = _drop(runs[number], len(unit.text))
-                return rest + [part for run in runs[number + 1 :] for part in run]
+            if other and is_last and unit.token is None and other.token is None:
+                rest = self._rest(runs[number], written.text)
+                if rest is not None:
+                    return rest + [part for run in runs[number + 1 :] for part in run]
             return self._difference(tokens, unit, rendered[number:])
         return [part for run in runs[len(units) :] for part in run]
+
+    def _rest(self, run: Sequence[Part], begun: str) -> list[Part] | None:
+        """Return a run of text without its beginning; None if it has another one."""
+        text = _text(run)
+        if text.startswith(begun):
+            return _drop(run, len(begun))
+        text, begun = self._normal(text), self._normal(begun)
+        if not text.startswith(begun):
+            return None
+        origins = {part.origin for part in run}
+        return [Part(text[len(begun) :], max(origins, key=lambda origin: origin is Origin.ENVIRONMENT))]
+
+    def _normal(self, text: str) -> str:
+        """Return text as the tokenizer normalises it before it encodes it, for example in NFC."""
+        normalizer = self.tokenizer.backend_tokenizer.normalizer
+        return text if normalizer is None else normalizer.normalize_str(text)
 
     def _difference(self, tokens: Sequence[int], unit: Unit, rendered: Sequence[Unit]) -> Difference:
         """Return where a unit and the rest of a render diverge."""
@@ -159,7 +176,9 @@ class Codec:
         position = unit.start  # the token in which the texts diverge
         if same:
             ends = range(unit.start, unit.end)
-            position += bisect.bisect_right(ends, same, key=lambda end: len(self._text(tokens[unit.start : end + 1])))
+            position += bisect.bisect_right(
+                ends, same, key=lambda end: len(self._normal(self._text(tokens[unit.start : end + 1])))
+            )
         render = "".join(each.text for each in rendered)
         return Difference(position, unit.start, self.decode(tokens[position : position + 12]), render[same : same + 60])
 
@@ -175,6 +194,10 @@ def _runs(parts: Sequence[Part]) -> list[list[Part]]:
         else:
             runs.append([part])
     return runs
+
+
+def _text(run: Sequence[Part]) -> str:
+    return "".join(part.text for part in run)
 
 
 def _drop(run: Sequence[Part], count: int) -> list[Part]:

@@ -5,12 +5,13 @@ import asyncio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import normalizers
 
 from grpo.rollout.multi_turn.history import RolloutHistory
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.templates import template_for
 from grpo.rollout.trajectory import Origin
-from tests.grpo.rollout.multi_turn.dialects import DIALECTS, SEARCH, TOKENIZERS
+from tests.grpo.rollout.multi_turn.dialects import DIALECTS, SEARCH, TOKENIZERS, build
 from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, ScriptedEngine, params
 from tests.grpo.rollout.multi_turn.test_templates import for_jinja
 
@@ -231,3 +232,44 @@ def test_an_edit_late_in_a_long_text_is_named_before_the_test_times_out():
     (why,) = history.differences
     assert "sampled ' world <|im_end|>" in why  # the token holds the space too
     assert "rendered 'WORLD" in why
+
+
+COMPOSED = build("qwen3")
+COMPOSED.backend_tokenizer.normalizer = normalizers.NFC()
+
+
+@pytest.mark.parametrize("prompt", ["cafe\u0301 \u1100\u1161 a\u0308b\u0323", "\u212b and \u2126", "\u0301 first"])
+@pytest.mark.parametrize("said", ["42", "e\u0301 as sampled"])
+def test_text_that_the_tokenizer_composes_begins_no_branch(prompt, said, monkeypatch):
+    """As Qwen3's does. The engine may sample what it would not encode: a letter, then its accent."""
+    monkeypatch.setitem(TOKENIZERS, "qwen3", COMPOSED)
+    environment = Library(prompt=prompt, prefix=prompt, replies=["e\u0301?", "\u0301?"])
+    for seed in range(5):
+        script = [call("qwen3", "cafe\u0301"), answer("qwen3", said), call("qwen3"), answer("qwen3")]
+        policy, engine, outcome, _ = rolled("qwen3", script, environment, seed=seed)
+        assert outcome.turns >= 4 and policy.history.differences == []
+        assert_exact(policy, engine)
+        environment.replies = ["e\u0301?", "\u0301?"]
+
+
+@pytest.mark.parametrize("change", [("cafe\u0301", "cafe"), ("cafe\u0301", "cafe\u0300"), ("cafe", "cafe\u0301")])
+def test_an_edit_of_an_accent_begins_a_branch(change, monkeypatch):
+    monkeypatch.setitem(TOKENIZERS, "qwen3", COMPOSED)
+    template = template_for(COMPOSED)
+    history, (before, after) = RolloutHistory(template.codec), change
+    first = history.prompt(template.render([{"role": "user", "content": before}]))
+    history.add([1], [-1.0])
+    history.prompt(template.render([{"role": "user", "content": after}]))
+    history.add([1], [-1.0])
+    (why,) = history.differences
+    assert int(why.split()[1].rstrip(",")) <= first.index(template.codec.added["<|im_end|>"])
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_history_that_was_cut_short_begins_a_branch(dialect):
+    codec = template_for(TOKENIZERS[dialect]).codec
+    history = RolloutHistory(codec)
+    history.prompt(codec.structure("hello"))
+    history.add(codec.encode_text(" world"), [-1.0] * len(codec.encode_text(" world")))
+    for shorter in ("hello", ""):
+        assert history.prompt(codec.structure(shorter)) == codec.encode_text(shorter)
