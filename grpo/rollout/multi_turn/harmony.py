@@ -7,7 +7,7 @@ to rendered ones, so its renderer does not fit. The tests compare the two.
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -43,23 +43,32 @@ class HarmonyTemplate(Template):
     """The format of gpt-oss: messages with channels, a tool call at the end of a turn, <|return|> after an answer.
 
     It renders history as openai-harmony and vLLM do, which serve the model. The chat template of gpt-oss renders the
-    same, except that it writes tools' answers as JSON strings.
+    same, except that it writes tools' answers as JSON strings, and an empty line after instructions without tools.
 
     A turn stays as it was sampled, but for the <|return|> at its end, which is <|end|> in a later prompt. What was
     thought before the last answer is left out: analysis, and the calls of built-in tools there with their answers.
 
     Args:
         tokenizer, variables: see :class:`Template`.
-        quotes_answers: whether tools' answers become JSON strings.
+        follows_hub: whether it follows the chat template in these.
     """
 
     stops = ("<|return|>", "<|call|>", "<|endoftext|>")
 
     def __init__(
-        self, tokenizer: FastTokenizer, variables: dict[str, Any] | None = None, quotes_answers: bool = False
+        self, tokenizer: FastTokenizer, variables: dict[str, Any] | None = None, follows_hub: bool = False
     ) -> None:
         super().__init__(tokenizer, variables)
-        self._quotes_answers = quotes_answers
+        self._follows_hub = follows_hub
+
+    def head(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Part]:
+        """See :meth:`Template.head`."""
+        parts = super().head(messages, tools)
+        instructions = text_of(messages[0]) if messages and messages[0]["role"] in ("system", "developer") else ""
+        if self._follows_hub or not instructions:
+            return parts
+        added = f"# Instructions\n\n{instructions}\n\n"
+        return [replace(part, text=part.text[:-2]) if part.text == added else part for part in parts]
 
     def describe(self, tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """See :meth:`Template.describe`."""
@@ -119,7 +128,7 @@ class HarmonyTemplate(Template):
         if _is_built_in(call.recipient if call else name):
             author, channel = name, (call.channel if call else "") or "analysis"
         said = text_of(message)
-        said = json.dumps(said, ensure_ascii=False) if self._quotes_answers else said
+        said = json.dumps(said, ensure_ascii=False) if self._follows_hub else said
         return self._spoken(f"{author} to=assistant<|channel|>{channel}", said)
 
     def _spoken(self, header: str, content: str, end: str = "<|end|>") -> Spoken:

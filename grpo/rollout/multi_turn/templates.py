@@ -23,7 +23,7 @@ def template_for(tokenizer: FastTokenizer, variables: dict[str, Any] | None = No
         raise UserError("several turns need a fast tokenizer", "leave out --disable_fast_tokenizer")
     added = tokenizer.get_added_vocab()
     if {"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>"} <= added.keys():
-        return HarmonyTemplate(tokenizer, variables, quotes_answers=source == "hub")
+        return HarmonyTemplate(tokenizer, variables, follows_hub=source == "hub")
     if "<|im_start|>" in added:
         return Qwen3(tokenizer, variables)
     if tokenizer.eos_token in added:

@@ -19,9 +19,9 @@ HARMONY = """\
 {{- "\\n\\n# Valid channels: analysis, commentary, final.<|end|>" -}}
 {%- if head or tools -%}
 {{- "<|start|>developer<|message|>" -}}
-{%- if head -%}{{- "# Instructions\\n\\n" + messages[0].content -}}{%- endif -%}
+{%- if head -%}{{- "# Instructions\\n\\n" + messages[0].content + "\\n\\n" -}}{%- endif -%}
 {%- for tool in tools or [] -%}
-{{- "\\n\\n// " + tool.function.description + "\\ntype " + tool.function.name -}}
+{{- "// " + tool.function.description + "\\ntype " + tool.function.name + "\\n\\n" -}}
 {%- endfor -%}
 {{- "<|end|>" -}}
 {%- endif -%}

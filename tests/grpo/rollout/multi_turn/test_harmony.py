@@ -138,6 +138,18 @@ def test_other_models_are_offered_built_in_tools_as_functions(dialect):
     assert all(f'"name": "{name}"' in prompt for name in names)
 
 
+@pytest.mark.parametrize("instructions", ["Be brief.", "Be\n\nbrief.\n\n", "<|end|>\n\n"])
+def test_instructions_without_tools_have_no_empty_line_after_them(instructions):
+    question = [{"role": "system", "content": instructions}, {"role": "user", "content": "Be brief.\n\n"}]
+    served, hub = (
+        text(template_for(TOKENIZERS["harmony"], source=source).render(question)) for source in ("served", "hub")
+    )
+    assert f"# Instructions\n\n{instructions}<|end|><|start|>user" in served
+    assert served == hub.replace(f"{instructions}\n\n<|end|>", f"{instructions}<|end|>", 1)
+    with_tools = template_for(TOKENIZERS["harmony"]).render(question, [SEARCH])
+    assert f"# Instructions\n\n{instructions}\n\n// look it up" in text(with_tools)
+
+
 def test_template_variables_and_declared_tools_are_joined():
     variables = {"builtin_tools": ["browser"], "reasoning_effort": "high"}
     template = template_for(TOKENIZERS["harmony"], variables)
