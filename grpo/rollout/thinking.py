@@ -87,8 +87,9 @@ def _harmony(encode: Encode) -> HarmonyMessages | None:
     marks = [encode(f"<|{mark}|>") for mark in ("start", "channel", "message", "end")]
     if any(len(tokens) != 1 for tokens in marks):
         return None
-    words = (tuple(encode(word)) for word in ("assistant", "analysis", "final"))
-    return HarmonyMessages(*(tokens[0] for tokens in marks), *words)
+    start, channel, message, end = (tokens[0] for tokens in marks)
+    role, analysis, final = (tuple(encode(word)) for word in ("assistant", "analysis", "final"))
+    return HarmonyMessages(start, channel, message, end, role, analysis, final)
 
 
 def _harmony_text(messages: HarmonyMessages, name: str, tokens: tuple[int, ...]) -> HarmonyMessages:

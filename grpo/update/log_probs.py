@@ -137,7 +137,7 @@ class _Scores(torch.autograd.Function):
             part = slice(start, start + SCORED_TOKENS)
             logits = nn.functional.linear(hidden[part], weight)
             of_part = [values[part] for values in (targets, gradients[0], gradients[1], *saved)]
-            torch.mm(_d_logits(logits, *of_part, reserved, *ctx.options), weight, out=result[part])
+            torch.mm(_d_logits(logits, reserved, *of_part, *ctx.options), weight, out=result[part])
         return result, None, None, None, None, None, None
 
 
@@ -175,13 +175,13 @@ def _at_one(logits: torch.Tensor, rows: int, reserved: torch.Tensor, used: bool)
 @fused
 def _d_logits(
     logits: torch.Tensor,
+    reserved: torch.Tensor,
     targets: torch.Tensor,
     d_log_probs: torch.Tensor,
     d_entropy: torch.Tensor,
     log_sum: torch.Tensor,
     entropy_at_one: torch.Tensor,
     log_sum_at_one: torch.Tensor,
-    reserved: torch.Tensor,
     rows: int,
     temperature: float,
     loss_entropy: bool,
