@@ -376,7 +376,20 @@ done
 # -P: do not import a folder named grpo from the current directory
 LAUNCH=(python -P -m grpo.launch)
 
+# Set-up would exchange the packages of this checkout, perhaps under a run that uses them
+check_openrlhf() {
+    local found
+    found="$(compgen -G "$HERE/.venv/lib/python3.*/site-packages/openrlhf-*.dist-info")" || return 0
+    found="${found##*/openrlhf-}"
+    found="${found%.dist-info}"
+    if [[ -n ${OPENRLHF_VERSION:-} && $OPENRLHF_VERSION != "$found" ]]; then
+        refuse "OPENRLHF_VERSION is $OPENRLHF_VERSION, but .venv has OpenRLHF $found: unset it, or run \
+OPENRLHF_VERSION=$OPENRLHF_VERSION ./scripts/setup.sh"
+    fi
+}
+
 set_up() {
+    check_openrlhf
     if [[ $MODE == run || ! -d $HERE/.venv ]]; then "$HERE/scripts/setup.sh" --quiet; fi
     # shellcheck source=scripts/env.sh
     source "$HERE/scripts/env.sh"

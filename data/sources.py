@@ -108,6 +108,7 @@ def read_hub(hub: HubSet) -> tuple[list[Row], dict[str, Any]]:
 
 def _unreachable(hub: HubSet) -> str | None:
     """Ask the hub once for a set. Return why it does not answer; None if it does or the set is a folder."""
+    from httpx import TransportError
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -117,7 +118,7 @@ def _unreachable(hub: HubSet) -> str | None:
         HfApi().dataset_info(hub.repository, revision=hub.revision, timeout=10)
     except HfHubHTTPError:  # any answer counts
         return None
-    except OSError as error:  # from requests, and from the hub's offline mode
+    except (OSError, TransportError) as error:  # OSError: huggingface-hub before 1.0, and its offline mode
         return f"the hub cannot be reached ({type(error).__name__}), and it is not in the cache of data sets"
     return None
 

@@ -39,7 +39,9 @@ class Chat:
     def prompt(self, problem: EvalProblem) -> list[int]:
         """Return the tokens that the engine gets: a chat with the problem as the user's message."""
         messages = [{"role": "user", "content": problem.prompt}]
-        return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, **self._variables)
+        return self.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=False, **self._variables
+        )
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text, without special additions."""

@@ -155,6 +155,9 @@ def _rooms(module: str) -> Iterator[tuple[str, str]]:
         own = _link(Path("grpo", "hooks", f"{module}.py"))
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             yield f"{module}.{node.targets[0].id}", _named_by(node.value) or own
+        elif isinstance(node, ast.ClassDef):
+            bases = [files.get(ast.unparse(part)) for base in node.bases for part in ast.walk(base)]
+            yield f"{module}.{node.name}", ", ".join(filter(None, bases)) or own
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             known = files | dict(_imported(node))
             for argument in node.args.args:

@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
-# Writes requirements/lock-cpu.txt and lock-gpu.txt anew from pyproject.toml: `scripts/lock.sh [uv pip compile options]`,
-# for instance `scripts/lock.sh --upgrade`. Versions already locked are kept where they still fit.
+# Writes the locks anew from pyproject.toml: `scripts/lock.sh [uv pip compile options]`, for instance
+# `scripts/lock.sh --upgrade`. Versions already locked are kept where they still fit.
+#
+# requirements/lock-cpu.txt and lock-gpu.txt are for the OpenRLHF that pyproject.toml pins. Another supported version has
+# a folder, such as requirements/0.9.6: its pins.txt has the pins that differ, and its locks lie beside it.
 #
 # One lock serves Python 3.11 and 3.12: both are resolved, and a difference is an error to settle in
 # requirements/constraints.txt. No hashes: torch comes as different builds of one version, depending on the index.
@@ -15,28 +18,37 @@ fi
 scratch="$(mktemp -d)"
 trap 'rm -rf "$scratch"' EXIT
 
-for stack in cpu gpu; do
-    lock="requirements/lock-$stack.txt"
+# lock STACK FOLDER [PINS]: writes the lock of a stack into a folder.
+lock() {
+    local stack="$1" folder="$2" options=() platform python resolved old
+    if (($# > 2)); then options=(--override "$3"); fi
     # The oldest glibc that each stack's vLLM wheel supports.
     platform=$([[ $stack == cpu ]] && echo x86_64-manylinux_2_28 || echo x86_64-manylinux_2_31)
+    # A new folder starts from the versions of the others.
+    old="$folder/lock-$stack.txt"
+    if [[ ! -f $old ]]; then old="requirements/lock-$stack.txt"; fi
     for python in 3.11 3.12; do
-        resolved="$scratch/$stack-$python.txt"
-        if [[ -f $lock ]]; then cp "$lock" "$resolved"; fi
+        resolved="$scratch/$python.txt"
+        if [[ -f $old ]]; then cp "$old" "$resolved"; fi
         "$uv" pip compile pyproject.toml --extra "$stack" --extra dev --quiet \
-            --override "requirements/overrides-$stack.txt" --constraint requirements/constraints.txt \
+            --override "requirements/overrides-$stack.txt" "${options[@]}" --constraint requirements/constraints.txt \
             --python-version "$python" --python-platform "$platform" \
-            --no-annotate --no-header --no-emit-index-url --output-file "$resolved" "$@" >/dev/null
+            --no-annotate --no-header --no-emit-index-url --output-file "$resolved" "${extra[@]}" >/dev/null
     done
-    if ! diff "$scratch/$stack-3.11.txt" "$scratch/$stack-3.12.txt" >&2; then
+    if ! diff "$scratch/3.11.txt" "$scratch/3.12.txt" >&2; then
         echo "lock.sh: Python 3.11 (<) and 3.12 (>) resolve differently; add a line to requirements/constraints.txt" >&2
         exit 1
     fi
-done
-for stack in cpu gpu; do
     {
         echo "# Written by scripts/lock.sh; installed by scripts/setup.sh --$stack with --no-deps."
-        grep -v '^#' "$scratch/$stack-3.11.txt"
-    } >"$scratch/lock"
-    mv "$scratch/lock" "requirements/lock-$stack.txt"
-    echo "lock.sh: requirements/lock-$stack.txt has $(grep -vc '^#' "requirements/lock-$stack.txt") packages"
+        grep -v '^#' "$scratch/3.11.txt"
+    } >"$folder/lock-$stack.txt"
+    rm "$scratch"/*
+    echo "lock.sh: $folder/lock-$stack.txt has $(grep -vc '^#' "$folder/lock-$stack.txt") packages"
+}
+
+extra=("$@")
+for stack in cpu gpu; do
+    lock "$stack" requirements
+    for pins in requirements/*/pins.txt; do lock "$stack" "${pins%/*}" "$pins"; done
 done

@@ -4,7 +4,8 @@
 # Creates .venv, installs the locked packages, compiles DeepSpeed's CPU Adam and the MXFP4 kernel, applies the patches
 # and verifies all of it. It skips what is already done, so a second call takes seconds and continues an interrupted
 # one. The default stack is that of .venv. For a new .venv it is GPU if nvidia-smi lists a GPU, otherwise CPU.
-# $PYTHON selects the Python (3.11 or 3.12).
+# $PYTHON selects the Python (3.11 or 3.12). $OPENRLHF_VERSION selects the OpenRLHF (0.9.3 or 0.9.6) and the packages
+# that fit it. The default is what .venv has, and 0.9.3 for a new .venv.
 # --quiet prints only work that takes time, and errors.
 set -euo pipefail
 
@@ -28,7 +29,7 @@ main() {
     ensure_mxfp4_kernel
     ensure_cpu_adam
     ensure_patches
-    say "ready: $stack stack, $("$venv/bin/python" --version)"
+    say "ready: $stack stack, OpenRLHF $version, $("$venv/bin/python" --version)"
 }
 
 parse_arguments() {
@@ -56,7 +57,28 @@ parse_arguments() {
             stack=gpu
         elif nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then stack=gpu; else stack=cpu; fi
     fi
-    lock="$root/requirements/lock-$stack.txt"
+    select_lock
+}
+
+# Sets `version` and `lock`. The locks of the default version lie in requirements, those of another one in its folder.
+select_lock() {
+    local folder="$root/requirements" default installed supported
+    default="$(sed -n 's/^ *"openrlhf==\(.*\)",$/\1/p' "$root/pyproject.toml")"
+    installed="$(compgen -G "$venv/lib/python3.*/site-packages/openrlhf-*.dist-info" || true)"
+    installed="${installed##*/openrlhf-}"
+    installed="${installed%.dist-info}"
+    # A .venv with a version that this checkout does not support gets the default one.
+    if [[ ! -f $folder/$installed/pins.txt ]]; then installed=""; fi
+    version="${OPENRLHF_VERSION:-${installed:-$default}}"
+    if [[ $version != "$default" ]]; then
+        folder+="/$version"
+        if [[ ! -f $folder/pins.txt ]]; then
+            supported=("$root"/requirements/*/pins.txt)
+            supported=("${supported[@]%/pins.txt}")
+            fail "OPENRLHF_VERSION=$version is not supported; supported are: $default ${supported[*]##*/}"
+        fi
+    fi
+    lock="$folder/lock-$stack.txt"
     [[ -f $lock ]] || fail "$lock is missing; restore it with git checkout"
 }
 
@@ -149,7 +171,7 @@ check_env() { "$venv/bin/python" "$root/scripts/check_env.py" "$lock" "$@"; }
 ensure_packages() {
     local wrong
     if wrong="$(check_env --repair)"; then
-        say "packages: as locked in requirements/lock-$stack.txt"
+        say "packages: as locked in ${lock#"$root/"}"
         return
     fi
     check_compiler "$venv/bin/python"
@@ -158,7 +180,8 @@ ensure_packages() {
     if [[ ! -t 2 ]] || ((quiet)); then uv+=(--quiet); fi
     local size="9 GB"
     if [[ $stack == gpu ]]; then size="11 GB"; fi
-    work "installing $(wc -l <<<"$wrong") packages of the $stack stack ($size on disk; the download can take minutes)"
+    work "installing $(wc -l <<<"$wrong") packages of the $stack stack for OpenRLHF $version ($size on disk; the download \
+can take minutes)"
     if grep -qE '^(torch|deepspeed) ' <<<"$wrong"; then rm -rf "$venv/torch_extensions"; fi
     local rival
     rival="$(sed -n 's/: in the way of .*//p' <<<"$wrong")"

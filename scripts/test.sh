@@ -2,7 +2,8 @@
 # Checks everything on this machine: scripts/test.sh [--fast | --gpu] [pytest arguments]
 #
 # Set-up, lint, types, the installed patches, then the tests; the last line is pytest's. It stops at the first stage
-# that fails. --fast skips the tests that start Ray or vLLM (minutes).
+# that fails. --fast skips the tests that start Ray or vLLM (minutes). Without arguments, the patches and hooks of the
+# other supported OpenRLHF are tested, too, on the installed packages.
 # --gpu runs set-up, patches, and tests/gpu alone, in one process. Without a GPU its tests are skipped by name.
 # pytest arguments are passed on: scripts/test.sh --fast tests/reward -k boxed
 # Tests run in up to four processes, all tests of a file in the same one; -n 0 uses one process.
@@ -52,6 +53,18 @@ lint_shell() {
     shellcheck --external-sources "${files[@]}"
 }
 
+# The hooks on another OpenRLHF, patched in a folder of its own that comes before the installed one.
+other_openrlhf() {
+    local version="$1" folder="$scratch/openrlhf-$1"
+    uv pip install --quiet --python .venv/bin/python --no-deps --target "$folder" "openrlhf==$version" &&
+        python -m patches apply --target "$folder/openrlhf" >/dev/null &&
+        python -m patches verify --target "$folder/openrlhf" &&
+        PYTHONPATH="$folder:$PYTHONPATH" pytest -q --no-header -n 0 \
+            tests/grpo/hooks tests/grpo/stack/test_upstream.py tests/patches/test_real_series.py
+}
+
+check_env() { python scripts/check_env.py "$1" >/dev/null; }
+
 packages=()
 for folder in patches grpo reward data eval scripts; do
     if [[ -f $folder/__init__.py ]]; then packages+=("$folder"); fi
@@ -68,8 +81,20 @@ fi
 stage "ruff check" ruff check .
 stage "ruff format" ruff format --check .
 stage "shellcheck" lint_shell
-stage "mypy" mypy "${packages[@]}"
+# The libraries' types differ between the supported versions of OpenRLHF; the code has those of the default one.
+if check_env requirements/lock-cpu.txt || check_env requirements/lock-gpu.txt; then stage "mypy" mypy "${packages[@]}"; fi
 stage "patches" python -m patches verify
+if (($# == 0)); then
+    scratch=$(mktemp -d)
+    trap 'rm -rf "$scratch"' EXIT
+    for folder in patches/openrlhf-*; do
+        version="${folder##*-}"
+        if [[ -z $(compgen -G ".venv/lib/python3.*/site-packages/openrlhf-$version.dist-info") ]]; then
+            stage "OpenRLHF $version" other_openrlhf "$version"
+        fi
+    done
+    rm -rf "$scratch"
+fi
 # Not a stage: pytest's closing line must be the last one. The real stack comes first, in one process, and the other
 # files run beside it.
 printf '== tests\n'

@@ -16,10 +16,7 @@ from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.experience import Batch
 from grpo.stack.upstream.tokenizer import Tokenizer
 from grpo.stack.upstream.trainer import Actor, ActorPPOTrainer, ModelOutput
-from grpo.update import passes, reference
-from grpo.update.loss import PolicyLoss
-
-__all__ = ["PolicyLoss"]
+from grpo.update import loss, passes, reference
 
 
 class RankTrainer(ActorPPOTrainer, Protocol):
@@ -31,7 +28,7 @@ class RankTrainer(ActorPPOTrainer, Protocol):
     """
 
     metrics: token_recorder.ActorMetrics
-    actor_loss_fn: PolicyLoss
+    actor_loss_fn: loss.PolicyLoss
 
 
 # PolicyModelActor.init_model_from_pretrained
@@ -58,6 +55,16 @@ def load_step(actor: Actor, args: Arguments) -> dict[str, Any]:
 
 
 # ActorPPOTrainer
+
+
+class PolicyLoss(loss.PolicyLoss):
+    """The loss, in place of OpenRLHF's."""
+
+    @property
+    def correction(self) -> str:
+        """Return the kind of importance correction. From 0.9.4 on, OpenRLHF has another name for one."""
+        name = super().correction
+        return "mis" if name == "seq-mask-tis" else name
 
 
 def recorder(trainer: ActorPPOTrainer) -> token_recorder.ActorMetrics:
@@ -106,10 +113,10 @@ def entropy_loss(trainer: RankTrainer, entropy: torch.Tensor, experience: Batch)
 
 
 def note_tokens(
-    trainer: RankTrainer, experience: Batch, log_probs: torch.Tensor, output: ModelOutput, loss: torch.Tensor
+    trainer: RankTrainer, experience: Batch, log_probs: torch.Tensor, output: ModelOutput, policy_loss: torch.Tensor
 ) -> None:
     """Record the numbers of every sampled token of a micro-batch, before its backward pass."""
-    trainer.metrics.note(experience, log_probs, output, loss, trainer.actor_loss_fn.per_token)
+    trainer.metrics.note(experience, log_probs, output, policy_loss, trainer.actor_loss_fn.per_token)
 
 
 def note_step(trainer: RankTrainer) -> None:

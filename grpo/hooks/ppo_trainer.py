@@ -94,7 +94,7 @@ def log_rollouts(trainer: Controller, step: int, samples: Sequence[Sample]) -> N
 
 def states(trainer: Controller, status: dict[str, Any]) -> dict[str, Any]:
     """Return the controller's states for a checkpoint, besides OpenRLHF's own."""
-    return trainer_state.of_controller(status)
+    return trainer_state.of_controller(_without_double(status))
 
 
 def lengths_after(trainer: Controller, step: int, samples: Sequence[Sample]) -> dict[str, Any]:
@@ -104,7 +104,15 @@ def lengths_after(trainer: Controller, step: int, samples: Sequence[Sample]) -> 
 
 def log_step(trainer: Controller, step: int, status: dict[str, Any]) -> None:
     """Append the line of the step to metrics.jsonl."""
-    trainer.run_log.write_step(step, status)
+    trainer.run_log.write_step(step, _without_double(status))
+
+
+def _without_double(status: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what OpenRLHF adds from 0.9.4 on, and the log has already.
+
+    These are the seconds of phases, and the gradient norm, as a mean over micro-batches instead of optimizer steps.
+    """
+    return {name: value for name, value in status.items() if name != "actor_grad_norm" and "timing/" not in name}
 
 
 def evaluate(trainer: Controller, step: int) -> None:

@@ -23,7 +23,7 @@ from grpo.launch import (
     resume,
     run_dir,
 )
-from grpo.launch.checks import reward
+from grpo.launch.checks import packages, reward
 from grpo.launch.config import Config, resolve
 from grpo.launch.evaluate_command import evaluate_command
 from grpo.launch.judge import RunJudge
@@ -123,7 +123,7 @@ def main() -> int:
 
 def _about(plan: Plan, config: Config, run_judge: RunJudge) -> list[str]:
     """Return what the plan says of a run."""
-    about = [*describe(plan, config), *placement.describe(config), *gpu_memory.describe(config)]
+    about = [packages.describe(), *describe(plan, config), *placement.describe(config), *gpu_memory.describe(config)]
     about += reward.describe(config)
     return [*about, *judge.describe(run_judge, config), *cost.describe(plan, config, run_judge)]
 

@@ -1,11 +1,8 @@
 """Checks everything that can fail before Ray starts, each with its remedy. Takes seconds and no torch."""
 
-import importlib.metadata
 import json
-import re
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,13 +18,14 @@ from grpo.launch.checks.machine import (
     check_ray,
 )
 from grpo.launch.checks.model import check_model
+from grpo.launch.checks.packages import check_packages
 from grpo.launch.checks.reward import check_reward
 from grpo.launch.checks.settings import check_batches, check_flags
 from grpo.launch.checks.thinking import check_thinking
 from grpo.launch.config import Config
 from grpo.launch.plan import Plan
 from grpo.run import trackers
-from grpo.stack.checkout import CHECKOUT, on_cpu_stack
+from grpo.stack.checkout import CHECKOUT
 from grpo.stack.problem import Problem
 
 __all__ = ["Problem", "has_own_reward", "problems"]
@@ -37,7 +35,7 @@ def problems(config: Config, plan: Plan, run_dir: Path, is_resumed: bool = False
     """Run every check. An empty list means that the run can start, or continue if `is_resumed`."""
     checks = (
         check_gpus(config, plan),  # first: without GPUs the rest does not matter
-        check_python(),
+        check_packages(),
         check_patches(),
         _settings(config),
         _inputs(config, is_missed=True),
@@ -77,32 +75,6 @@ def _inputs(config: Config, is_missed: bool) -> Iterator[Problem]:
 def _of_model(config: Config) -> Iterator[Problem]:
     yield from check_model(config)
     yield from check_thinking(config)
-
-
-def check_python() -> Iterator[Problem]:
-    """Compare Python and the pinned packages with pyproject.toml."""
-    if sys.version_info[:2] not in ((3, 11), (3, 12)):
-        version = ".".join(map(str, sys.version_info[:2]))
-        yield Problem(
-            f"this is Python {version}, but the stack needs 3.11 or 3.12", "run scripts/setup.sh, which makes .venv"
-        )
-    for name, wanted in pins().items():
-        try:
-            # A local part ("+cpu") names the build, not the version.
-            installed = importlib.metadata.version(name).partition("+")[0]
-        except importlib.metadata.PackageNotFoundError:
-            installed = "missing"
-        if installed != wanted:
-            yield Problem(f"{name} is {installed}, but the pinned version is {wanted}", "run scripts/setup.sh")
-
-
-def pins() -> dict[str, str]:
-    """Return the exactly pinned packages of pyproject.toml for the stack in use."""
-    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    stack = "cpu" if on_cpu_stack() else "gpu"
-    requirements = project["dependencies"] + project["optional-dependencies"][stack]
-    pinned = (re.fullmatch(r"([\w.-]+)(?:\[.*\])?==([\w.]+)", requirement) for requirement in requirements)
-    return {match[1]: match[2] for match in pinned if match}
 
 
 def check_trackers(config: Config) -> Iterator[Problem]:

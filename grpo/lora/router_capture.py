@@ -214,21 +214,36 @@ def _is_on(config: VllmConfig) -> bool:
     return isinstance(settings, dict) and bool(settings.get(RECORDS))
 
 
+def _install_choice() -> None:
+    """Patch the method that has a layer's hidden states and logits: of the layer itself in vLLM 0.15, later of a runner
+    that is called with the layer.
+    """
+    owner: Any = FusedMoE
+    at = 0  # of the layer in the arguments
+    if not hasattr(FusedMoE, "forward_impl"):
+        from vllm.model_executor.layers.fused_moe.runner.default_moe_runner import DefaultMoERunner
+
+        owner, at = DefaultMoERunner, 1
+    original = owner.forward_impl
+
+    def forward_with_choice(*arguments: Any) -> Any:
+        layer, hidden_states, router_logits, *rest = arguments[at:]
+        if hasattr(layer, "chosen"):
+            router_logits = choose(router_logits, layer.get_buffer("chosen"))
+        return original(*arguments[:at], layer, hidden_states, router_logits, *rest)
+
+    owner.forward_impl = forward_with_choice
+
+
 def install() -> None:
     """Patch vLLM's layers and its model runner to record, in engines that are configured for it."""
-    original_block, original_experts = MLPBlock.__init__, FusedMoE.forward_impl
-    original_runner = GPUModelRunner.execute_model
+    original_block, original_runner = MLPBlock.__init__, GPUModelRunner.execute_model
 
     def init_with_buffer(self: MLPBlock, *args: Any, **kwargs: Any) -> None:
         original_block(self, *args, **kwargs)
         config = get_current_vllm_config()
         if _is_on(config):
             prepare(self.experts, config)
-
-    def forward_with_choice(self: FusedMoE, hidden_states: torch.Tensor, router_logits: torch.Tensor) -> Any:
-        if hasattr(self, "chosen"):
-            router_logits = choose(router_logits, self.get_buffer("chosen"))
-        return original_experts(self, hidden_states, router_logits)
 
     def execute_with_record(self: GPUModelRunner, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         result = original_runner(self, scheduler_output, *args, **kwargs)
@@ -238,6 +253,6 @@ def install() -> None:
                 recorder.note(self, scheduler_output.num_scheduled_tokens)
         return result
 
+    _install_choice()
     MLPBlock.__init__ = init_with_buffer  # type: ignore[method-assign]
-    FusedMoE.forward_impl = forward_with_choice  # type: ignore[method-assign]
     GPUModelRunner.execute_model = execute_with_record  # type: ignore[method-assign]

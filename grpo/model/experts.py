@@ -17,6 +17,7 @@ from transformers import GptOssConfig, GptOssForCausalLM
 
 from grpo.model import expert_rows, mxfp4
 from grpo.model.fused import fused
+from grpo.model.routing import WEIGHS_CHOSEN
 from grpo.model.sizes import UNPACKED_BYTES
 
 ALPHA, LIMIT = 1.702, 7.0  # of the activation; constants of transformers' GptOssExperts
@@ -59,20 +60,20 @@ class Experts(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, router_indices: torch.Tensor, routing_weights: torch.Tensor
     ) -> torch.Tensor:
-        """Return the layer's result ``[B, L, H]``.
+        """Return the layer's result, of the shape of ``hidden_states``.
 
         Args:
-            hidden_states: ``[B, L, H]``.
+            hidden_states: ``[B, L, H]``, or ``[B * L, H]`` from transformers 5 on.
             router_indices: the experts that each token chose, long ``[B * L, k]``.
-            routing_weights: ``[B * L, E]``, zero where a token did not choose an expert.
+            routing_weights: of the choices, ``[B * L, k]``; before transformers 5 of all experts, ``[B * L, E]``.
         """
-        choices = router_indices.sort(dim=-1).values
+        choices, order = router_indices.sort(dim=-1)
         rows = expert_rows.sort(choices, self.num_experts)
         states = expert_rows.gather(hidden_states.reshape(-1, hidden_states.shape[-1]), rows)
         gate_up = self._product("gate_up_proj", states, rows)
         active = activate(gate_up, self.gate_up_proj_bias, rows.expert)
         outputs = self._product("down_proj", active, rows) + self.down_proj_bias[rows.expert]
-        combined = expert_rows.combine(outputs, routing_weights.gather(1, choices), rows)
+        combined = expert_rows.combine(outputs, routing_weights.gather(1, order if WEIGHS_CHOSEN else choices), rows)
         return combined.view_as(hidden_states)
 
     def _product(self, name: str, states: torch.Tensor, rows: expert_rows.ExpertRows) -> torch.Tensor:

@@ -19,13 +19,17 @@ import torch
 from deepspeed.accelerator import get_accelerator
 from torch import nn
 from transformers import AutoConfig, GptOssConfig, GptOssForCausalLM
-from transformers.modeling_utils import no_init_weights
 
 from grpo.model import architecture, attention, attention_check, experts, model_files
 from grpo.model.model_files import CheckpointError
 from grpo.model.model_reader import CheckpointReader
 from grpo.model.zero import ZeroPartitioner
 from grpo.stack.hub import downloaded_folder
+
+try:
+    from transformers.initialization import no_init_weights  # transformers 5
+except ImportError:
+    from transformers.modeling_utils import no_init_weights  # transformers 4
 
 
 def is_gpt_oss(path: str | Path) -> bool:
@@ -136,15 +140,16 @@ def _dtype(described: nn.Parameter) -> torch.dtype:
 def restore_rope(model: nn.Module) -> None:
     """Recompute the rotary frequencies of ``model`` in fp32.
 
-    DeepSpeed 0.18.5 casts the whole module to bf16, including this buffer. YaRN's angles are then wrong by 0.8 rad at
+    DeepSpeed casts the whole module to bf16, including this buffer. YaRN's angles are then wrong by 0.8 rad at
     position 512 and by 3 rad at 2048, while vLLM keeps fp32. This also fills the buffer of a model built on the meta
     device.
     """
     module: Any
     for module in model.modules():
-        if hasattr(module, "rope_init_fn") and hasattr(module, "inv_freq"):
+        if hasattr(module, "rope_type") and hasattr(module, "inv_freq"):
             tensors = itertools.chain(model.parameters(), model.buffers())
             device = next((t.device for t in tensors if t.device.type != "meta"), torch.device("cpu"))
-            frequencies, module.attention_scaling = module.rope_init_fn(module.config, device)
-            module.register_buffer("inv_freq", frequencies.float(), persistent=False)
+            fresh = type(module)(module.config, device)
+            module.attention_scaling = fresh.attention_scaling
+            module.register_buffer("inv_freq", fresh.inv_freq.float(), persistent=False)
             module.original_inv_freq = module.inv_freq

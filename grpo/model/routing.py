@@ -15,12 +15,23 @@ from functools import partial
 
 import torch
 from torch import nn
-from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts, GptOssTopKRouter
+
+# A router of transformers 4 returns weights of all experts, zero for those not chosen, and the choice. From 5 on it
+# returns its logits, weights of the chosen experts, and the choice.
+WEIGHS_CHOSEN = hasattr(GptOssExperts, "_apply_gate")
 
 
 def encode(experts: torch.Tensor) -> torch.Tensor:
     """Return chosen experts in the form of a routing: uint8, and 0 stays free."""
     return (experts + 1).to(torch.uint8)
+
+
+def as_returned(weights: torch.Tensor, indices: torch.Tensor, experts: int) -> torch.Tensor:
+    """Return weights of chosen experts, ``[T, k]``, as a router of the installed transformers returns them."""
+    if WEIGHS_CHOSEN:
+        return weights
+    return weights.new_zeros(len(weights), experts).scatter(1, indices, weights)
 
 
 @dataclass
@@ -91,8 +102,8 @@ def _padded(routings: Sequence[torch.Tensor], length: int, routers: Sequence[Gpt
 
 def _forward(
     router: GptOssTopKRouter, recorded: torch.Tensor, replay: Replay, hidden_states: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return weights and choices as ``GptOssTopKRouter.forward`` does, with the recorded choices.
+) -> tuple[torch.Tensor, ...]:
+    """Return logits, weights and choices as ``GptOssTopKRouter.forward`` does, with the recorded choices.
 
     Args:
         recorded: uint8 ``[B * L, k]``.
@@ -105,5 +116,5 @@ def _forward(
     replay.differing.append((own.sort().values != chosen.sort().values).any(-1).sum())
     values, order = logits.gather(1, chosen).topk(router.top_k, dim=-1)  # in the order of the router's own choice
     indices = chosen.gather(1, order)
-    weights = torch.zeros_like(logits).scatter_(1, indices, values.softmax(dim=1, dtype=values.dtype))
-    return weights, indices
+    weights = as_returned(values.softmax(dim=1, dtype=values.dtype), indices, router.num_experts)
+    return (logits, weights, indices) if WEIGHS_CHOSEN else (weights, indices)

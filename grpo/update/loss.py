@@ -54,6 +54,11 @@ class PolicyLoss(nn.Module):
         self.scale: float | None = None
         self.rollouts = torch.zeros(0, dtype=torch.long)
 
+    @property
+    def correction(self) -> str:
+        """Return the kind of :func:`grpo.update.importance.weights`."""
+        return self.args.vllm_is_correction_type
+
     def batches(
         self,
         loader: DataLoader,
@@ -166,7 +171,7 @@ class PolicyLoss(nn.Module):
                 raise ValueError("the samples have no log-probs of the engine, which --enable_vllm_is_correction needs")
             mismatch = torch.where(mask, old_log_probs - rollout_log_probs, 0.0).detach()
             weights, values = importance.weights(
-                mismatch, mask, self.rollouts, args.vllm_is_correction_type, args.vllm_is_truncated_threshold
+                mismatch, mask, self.rollouts, self.correction, args.vllm_is_truncated_threshold
             )
             self.per_token |= {**values, "vllm_kl": -mismatch}
             loss, vllm_kl = weights * loss, token_mean(-mismatch, mask)

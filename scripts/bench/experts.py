@@ -15,6 +15,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from grpo.model import mxfp4
 from grpo.model.experts import Experts
+from grpo.model.routing import WEIGHS_CHOSEN, as_returned
 from grpo.stack.problem import UserError
 from scripts.bench.harness import Result, time_in_turn
 from scripts.bench.machine import Copy
@@ -96,10 +97,11 @@ def _layers(options: argparse.Namespace, device: torch.device) -> dict[str, torc
 def _pass_of(layer: torch.nn.Module, options: argparse.Namespace, device: torch.device) -> Callable[[], Any]:
     """Return a function that makes one pass, and returns the result and the gradient of the states."""
     torch.manual_seed(1)
-    states, upstream = torch.randn(2, 1, options.tokens, options.hidden, device=device).bfloat16().unbind()
+    batch = (2, options.tokens) if WEIGHS_CHOSEN else (2, 1, options.tokens)
+    states, upstream = torch.randn(*batch, options.hidden, device=device).bfloat16().unbind()
     logits = torch.randn(options.tokens, options.experts, device=device)
     top, choices = logits.topk(CHOSEN)
-    weights = torch.zeros_like(logits).scatter(1, choices, top.softmax(-1)).bfloat16()
+    weights = as_returned(top.softmax(-1), choices, options.experts).bfloat16()
 
     def run_pass() -> tuple[torch.Tensor, torch.Tensor]:
         given = states.clone().requires_grad_()

@@ -110,7 +110,9 @@ async def sampled(model: Path, seeds: Sequence[int]) -> list[list[dict[str, Any]
     actor.executor = _Sampled()
     tokenizer = AutoTokenizer.from_pretrained(model)
     questions = [[{"role": "user", "content": f"What is {a} + {3 * a}?"}] for a in range(3, 3 + PROMPTS)]
-    prompts = [tokenizer.apply_chat_template(question, add_generation_prompt=True) for question in questions]
+    prompts = [
+        tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=False) for question in questions
+    ]
     try:
         sampled = []
         for seed in seeds:

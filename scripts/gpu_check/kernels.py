@@ -60,6 +60,7 @@ def judged(what: str, errors: dict[str, float], limit: float = ROUNDING) -> Pass
 def experts(gpus: int, count: int = 32, hidden: int = 256, tokens: int = 300) -> Passed:
     """Grouped products over packed and bf16 experts, forward and backward; both equal each other bit for bit."""
     device = device_of(gpus)
+    from grpo.model import routing
     from grpo.model.experts import Experts
 
     generator = torch.Generator().manual_seed(0)
@@ -68,6 +69,7 @@ def experts(gpus: int, count: int = 32, hidden: int = 256, tokens: int = 300) ->
     states, upstream = torch.randn(2, 1, tokens, hidden, generator=generator).bfloat16().unbind()
     top, choices = torch.randn(tokens, count, generator=generator).topk(4)
     weights = torch.zeros(tokens, count).scatter(1, choices, top.softmax(-1)).bfloat16()
+    as_given = routing.as_returned(top.softmax(-1), choices, count).bfloat16()
     exact = states.double().requires_grad_()
     expected = _expert_definition(values, exact, choices, weights.double())
     (wanted,) = torch.autograd.grad(expected, exact, upstream.double())
@@ -78,7 +80,7 @@ def experts(gpus: int, count: int = 32, hidden: int = 256, tokens: int = 300) ->
         for name, parameter in layer.named_parameters():
             parameter.data = values[name].to(device)
         given = states.to(device).requires_grad_()
-        result = layer(given, router_indices=choices.to(device), routing_weights=weights.to(device))
+        result = layer(given, router_indices=choices.to(device), routing_weights=as_given.to(device))
         results[packed] = [result.detach(), *torch.autograd.grad(result, given, upstream.to(device))]
     if not all(map(torch.equal, results[True], results[False])):
         raise UserError("packed experts and bf16 experts have other results")

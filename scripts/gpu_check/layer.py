@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import GptOssConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssDecoderLayer, GptOssRotaryEmbedding
 
-from grpo.model import attention, experts, mxfp4
+from grpo.model import attention, experts, mxfp4, routing
 from grpo.model.released import RELEASED
 from grpo.model.vocabulary import Allocated
 from grpo.stack.problem import UserError
@@ -34,7 +34,7 @@ class Routed(torch.nn.Module):
     def forward(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits = self.router(states.flatten(0, -2))
         top, choices = logits.topk(self.chosen)
-        weights = torch.zeros_like(logits).scatter(1, choices, top.softmax(-1))
+        weights = routing.as_returned(top.softmax(-1), choices, logits.shape[1])
         return self.experts(states, router_indices=choices, routing_weights=weights), weights
 
 

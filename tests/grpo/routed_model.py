@@ -24,7 +24,7 @@ def own_choices(model, tokens=TOKENS):
     """The logits, and the choices of each row's tokens as a routing, from transformers' own routers."""
     seen = []
     routers = [module for module in model.modules() if isinstance(module, GptOssTopKRouter)]
-    handles = [router.register_forward_hook(lambda _, __, out: seen.append(out[1])) for router in routers]
+    handles = [router.register_forward_hook(lambda _, __, out: seen.append(out[-1])) for router in routers]
     logits = model(tokens).logits
     for handle in handles:
         handle.remove()
@@ -36,3 +36,10 @@ def others(generator_seed=3):
     generator = torch.Generator().manual_seed(generator_seed)
     scores = torch.rand(ROWS, LENGTH, LAYERS, EXPERTS, generator=generator)
     return list(routing.encode(scores.topk(CHOSEN).indices))
+
+
+def of_all_experts(weights, indices, experts=EXPERTS):
+    """A router's weights as one for each expert, ``[T, experts]``."""
+    if not routing.WEIGHS_CHOSEN:
+        return weights
+    return torch.zeros(len(weights), experts, dtype=weights.dtype).scatter(1, indices, weights)

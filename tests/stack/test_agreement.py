@@ -58,7 +58,9 @@ def texts(stack, tiny_model) -> list[list[int]]:
     tokenizer = AutoTokenizer.from_pretrained(tiny_model / "mxfp4")
     prompts = [f"What is {a} + {3 * a}?" for a in range(3, 11)]
     ids = [
-        tokenizer.apply_chat_template([{"role": "user", "content": prompt}], add_generation_prompt=True)
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False
+        )
         for prompt in prompts
     ]
     params = SamplingParams(max_tokens=40, temperature=1.0, seed=1, logprobs=0)

@@ -84,7 +84,7 @@ def is_greedy(model, tokenizer, data: Path, samples: list[dict]) -> bool:
     chosen = []
     for sample in samples:
         chat = [{"role": "user", "content": prompts[sample["id"]]}]
-        prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True)
+        prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
         response = tokenizer.encode(sample["response"], add_special_tokens=False)
         if len(response) == sample["response_length"]:  # else it was spelled with other tokens
             chosen.append((prompt, response))

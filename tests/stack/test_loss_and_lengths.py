@@ -13,6 +13,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from data.instructions import instructed
+from tests.upstream import masked_correction
 
 from .recorded import Agreement, log_probs_of, of_another_sample, of_the_next_token, read_samples
 from .rounding import reference_model
@@ -73,7 +74,7 @@ def parts(tiny_model, tmp_path_factory) -> tuple[Path, list[str]]:
     first = log.read_text()
     assert 4 <= len(lines(metrics)) < 6, "it was killed too late"
     (folder / BROKEN).touch()
-    correction = ("--enable_vllm_is_correction", "--vllm_is_correction_type", "mis")
+    correction = ("--enable_vllm_is_correction", "--vllm_is_correction_type", masked_correction())
     thresholds = ("--vllm_is_truncated_threshold", 0.9995, 1.0005)
     output = train("--resume", run_dir, "--steps", 7, "--", *correction, *thresholds, EXPERTS="bf16", **shared)
     assert "continuing after step 3" in output

@@ -18,7 +18,9 @@ def merge_stock(base: str, adapter: str, target: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(
         base, dtype=torch.bfloat16, quantization_config=Mxfp4Config(dequantize=True)
     )
-    PeftModel.from_pretrained(model, adapter).merge_and_unload().save_pretrained(target)
+    merged = PeftModel.from_pretrained(model, adapter).merge_and_unload()
+    # transformers 5 would otherwise want to pack the experts again, which it cannot; transformers 4 ignores it.
+    merged.save_pretrained(target, save_original_format=False)
 
 
 def merge_ours(base: str, adapter: str, target: str) -> None:

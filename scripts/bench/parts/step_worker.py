@@ -157,7 +157,10 @@ def main() -> None:
         actor_scheduler=SimpleNamespace(get_last_lr=lambda: [0.0]),
         metrics=timed or SimpleNamespace(note=ignore, after_backward_and_step=ignore),
         strategy=SimpleNamespace(
-            ring_attn_group=None, optimizer_step=ignore, backward=lambda loss, *_: loss.backward()
+            ring_attn_group=None,
+            optimizer_step=ignore,
+            backward=lambda loss, *_: loss.backward(),
+            get_grad_norm=lambda _: 0.0,  # read from OpenRLHF 0.9.4 on
         ),
     )
     seconds, processor, peaks, collecting, status = [], [], [], [], {}

@@ -95,6 +95,7 @@ def trainer_of(args, policy, micro, accumulated, note, optimizer_step=lambda *_,
         args=args, ring_attn_group=None, world_size=1, accumulated_gradient=accumulated, is_rank_0=lambda: False,
         backward=lambda loss, *_: (loss / accumulated).backward(),  # as DeepSpeed does
         optimizer_step=optimizer_step, all_reduce=lambda values, op="mean": values,
+        get_grad_norm=lambda actor: 0.0,  # read from OpenRLHF 0.9.4 on
     )  # fmt: skip
     trainer.args, trainer.actor, trainer.max_epochs, trainer.ema_model = args, policy, 1, None
     trainer.aux_loss, trainer.actor_optim, trainer.dataloader_pin_memory = False, None, False

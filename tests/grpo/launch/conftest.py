@@ -12,6 +12,7 @@ import pytest
 
 from grpo.checkpoint import adapter_files, digests
 from grpo.launch import preflight, prompt_lengths
+from grpo.launch.checks import packages
 from grpo.launch.config import Config, resolve
 from grpo.launch.plan import make_plan
 from grpo.model.architecture import Architecture
@@ -123,7 +124,7 @@ def cpu_stack(monkeypatch: pytest.MonkeyPatch) -> None:
 def enough_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values that differ between machines; tests of a check set their own."""
     monkeypatch.setattr(preflight, "patch_status", lambda: CLEAN)
-    monkeypatch.setattr(preflight, "pins", dict)
+    monkeypatch.setattr(packages, "pins", dict)
     # The checkpoint's tokenizer is an empty file.
     monkeypatch.setattr(prompt_lengths, "count", lambda model, prompts, effort=None: [8] * len(prompts))
     monkeypatch.setattr(machine, "memory_available", lambda: 900 * GB)

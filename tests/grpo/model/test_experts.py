@@ -6,6 +6,7 @@ from transformers import GptOssConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts, GptOssTopKRouter
 
 from grpo.model import experts, mxfp4
+from grpo.model.routing import WEIGHS_CHOSEN
 
 # Sizes of experts, chosen experts, hidden and intermediate, as gpt-oss-120b and -20b have them in small.
 SHAPES = [(8, 4, 96, 64), (4, 4, 64, 96), (16, 2, 32, 32), (5, 1, 64, 32)]
@@ -35,8 +36,9 @@ def layer(shape, dtype=torch.bfloat16):
 def results(router, module, states, upstream):
     """Return the output, and the gradients of states and router."""
     states = states.clone().requires_grad_()
-    weights, choices = router(states)
-    output = module(states, router_indices=choices, routing_weights=weights)
+    given = states.flatten(0, 1) if WEIGHS_CHOSEN else states
+    *_, weights, choices = router(given)
+    output = module(given, router_indices=choices, routing_weights=weights).view_as(states)
     return output, *torch.autograd.grad(output, [states, *router.parameters()], upstream)
 
 

@@ -3,7 +3,18 @@ import torch
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from grpo.model import loading, routing
-from tests.grpo.routed_model import CHOSEN, EXPERTS, LAYERS, LENGTH, ROWS, TOKENS, others, own_choices, small_model
+from tests.grpo.routed_model import (
+    CHOSEN,
+    EXPERTS,
+    LAYERS,
+    LENGTH,
+    ROWS,
+    TOKENS,
+    of_all_experts,
+    others,
+    own_choices,
+    small_model,
+)
 
 
 def gradients(model, logits):
@@ -31,7 +42,8 @@ def test_recorded_experts_are_taken_with_weights_from_the_own_logits():
     recorded = others()[0][:, :1]
     holder = torch.nn.ModuleList([router])
     with routing.replayed(holder, [recorded], LENGTH, "cpu"):
-        weights, indices = router(states)
+        *_, weights, indices = router(states[0])
+    weights = of_all_experts(weights, indices)
     experts = recorded[:, 0].long() - 1
     assert torch.equal(indices.sort().values, experts.sort().values)
     logits = states[0] @ router.weight.T + router.bias

@@ -11,6 +11,7 @@ from types import NoneType
 from typing import get_args, get_origin, get_type_hints
 
 import pytest
+import transformers
 
 from grpo.launch.config import trainer_parser
 from grpo.stack.upstream import engine, experience, tokenizer, trainer
@@ -27,7 +28,13 @@ STRATEGY = "openrlhf/utils/deepspeed/deepspeed.py"
 VLLM_ENGINE = "openrlhf/trainer/ray/vllm_engine.py"
 VLLM_LINEAR = "vllm/model_executor/layers/linear.py"
 ZERO = "deepspeed/runtime/zero/"
-TRANSFORMERS = "transformers/tokenization_utils_"
+TOKENIZER = "transformers/tokenization_utils_base.py"
+# The file and the class have other names in transformers 5; PreTrainedTokenizerFast is an alias there.
+FAST_TOKENIZER, FAST_CLASS = (
+    ("transformers/tokenization_utils_tokenizers.py", "TokenizersBackend")
+    if hasattr(transformers, "TokenizersBackend")
+    else ("transformers/tokenization_utils_fast.py", "PreTrainedTokenizerFast")
+)
 # The protocol, what hooks add, the source files with their classes (None: the whole file).
 OBJECTS = [
     (experience.Rows, {"__dataclass_fields__", "routing"}, {EXPERIENCE_MAKER: {"Experience"}}),
@@ -59,8 +66,8 @@ OBJECTS = [
     (engine.Attention, set(), {"vllm/model_executor/models/gpt_oss.py": {"OAIAttention"}}),
     (engine.Streams, set(), {"vllm/v1/engine/async_llm.py": {"AsyncLLM"}}),
     (engine.AsyncLLM, set(), {"vllm/v1/engine/async_llm.py": {"AsyncLLM"}}),
-    (tokenizer.Tokenizer, set(), {TRANSFORMERS + "base.py": None, TRANSFORMERS + "fast.py": None}),
-    (tokenizer.FastTokenizer, set(), {TRANSFORMERS + "fast.py": {"PreTrainedTokenizerFast"}}),
+    (tokenizer.Tokenizer, set(), {TOKENIZER: None, FAST_TOKENIZER: None}),
+    (tokenizer.FastTokenizer, set(), {FAST_TOKENIZER: {FAST_CLASS}}),
 ]
 
 

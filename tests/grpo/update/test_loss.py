@@ -7,7 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from grpo.hooks import ppo_actor
 from grpo.update.loss import PolicyLoss
+from tests.upstream import masked_correction
 
 AGGREGATIONS = ["sequence_mean", "token_mean", "constant"]
 MAX_LENGTH = 40
@@ -25,7 +27,7 @@ def arguments(**changes) -> SimpleNamespace:
 
 def whole(args: SimpleNamespace, mask: torch.Tensor) -> PolicyLoss:
     """A loss for which this mask is the whole batch, a rollout a row, in one micro-batch on one rank."""
-    loss = PolicyLoss(args)
+    loss = ppo_actor.PolicyLoss(args)
     loss.rollouts = torch.arange(len(mask))
     loss.scale = 1 / loss.normaliser([mask], [loss.rollouts], lambda counts: counts)
     return loss
@@ -252,7 +254,11 @@ def stock_loss(args: SimpleNamespace):
         {"policy_loss_type": "gspo", "loss_aggregation": "sequence_mean"},
         {"enable_vllm_is_correction": True, "vllm_is_correction_type": "icepop"},
         {"enable_vllm_is_correction": True, "vllm_is_truncated_threshold": [0.0, 2.0]},
-        {"enable_vllm_is_correction": True, "vllm_is_correction_type": "mis", "vllm_is_truncated_threshold": [0.9, 99]},
+        {
+            "enable_vllm_is_correction": True,
+            "vllm_is_correction_type": masked_correction(),
+            "vllm_is_truncated_threshold": [0.9, 99],
+        },
     ],
     ids=lambda changes: " ".join(map(str, changes.values())) or "plain",
 )

