@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from grpo.batch.branches import left_out
 from grpo.batch.rewards import fill
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.experience import Batch
@@ -50,11 +51,14 @@ def penalise(experiences: Sequence[Batch], args: Arguments) -> None:
 
 
 def _fill(experiences: Sequence[Batch], args: Arguments) -> None:
-    """Fill missing rewards from the penalised rewards of their groups: the raw ones would move the baseline."""
-    if not any(experience.info.get("reward_missing", torch.zeros(1)).any() for experience in experiences):
+    """Fill the rewards of samples that are left out from the penalised rewards of their groups.
+
+    The raw ones would move the baseline.
+    """
+    missing = torch.cat([left_out(experience) for experience in experiences])
+    if not missing.any():
         return
     order = torch.tensor([number for experience in experiences for number in experience.index])
-    missing = torch.cat([experience.info["reward_missing"] for experience in experiences]) > 0
     rewards = torch.cat([experience.rewards for experience in experiences])
     sorted_ = torch.empty_like(rewards)
     sorted_[order] = torch.where(missing, math.nan, rewards)

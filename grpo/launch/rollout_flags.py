@@ -22,10 +22,29 @@ def problems(args: argparse.Namespace) -> Iterator[Problem]:
         chat_template.parse(args.template_variables)
     except UserError as error:
         yield error.problem
+    yield from _groups(args)
     yield from _lengths(args)
     yield from _thinking(args)
     if has_environment(args):
         yield from _environment(args)
+
+
+def _groups(args: argparse.Namespace) -> Iterator[Problem]:
+    low, high = args.dynamic_filtering_reward_range
+    if args.dynamic_filtering and not low < high:
+        yield Problem(
+            f"--dynamic_filtering_reward_range is {low:g} {high:g}", "give two numbers, the smaller one first"
+        )
+    if args.dynamic_filtering_batches < 1:
+        yield Problem(f"--dynamic_filtering_batches {args.dynamic_filtering_batches} draws nothing", "give 1 or more")
+    if args.retire_after is not None and args.retire_after < 1:
+        yield Problem(f"--retire_after is {args.retire_after}", "give 1 or more solved groups, or leave it empty")
+    if args.retire_for < 1:
+        yield Problem(f"--retire_for {args.retire_for} leaves no problem out", "give 1 or more global steps")
+    if args.drop_repetition is not None and not 0 < args.drop_repetition < 1:
+        yield Problem(f"--drop_repetition is {args.drop_repetition:g}", "give a share between 0 and 1, such as 0.8")
+    if args.drop_gibberish is not None and not args.drop_gibberish > 0:
+        yield Problem(f"--drop_gibberish is {args.drop_gibberish:g}", "give nat per token, such as 5")
 
 
 def _lengths(args: argparse.Namespace) -> Iterator[Problem]:

@@ -14,6 +14,7 @@ GOOD = {
     "enable_vllm_is_correction": False, "vllm_is_truncated_threshold": [0.5, 5.0], "top_p": 1.0, "dual_clip": None,
     "eps_clip_low_high": None, "policy_loss_type": "ppo", "generate_max_len": 3072, "overlong_buffer_len": None,
     "overlong_penalty_factor": 1, "stop_properly_penalty_coef": None,
+    "dynamic_filtering": False, "dynamic_filtering_reward_range": [0, 1],
     "zpg": 1, "ds_tensor_parallel_size": 1, "deepcompile": False, "use_liger_kernel": False,
     "save_steps": 20, "eval_steps": 10, "eval_dataset": "eval.jsonl",
     "load_checkpoint": False, "advantage_estimator": "dr_grpo", "actor_learning_rate": 1e-6, "temperature": 1.0,
