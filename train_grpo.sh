@@ -158,7 +158,8 @@ if ((TINY)); then : "${EVAL_DATA:=$TINY_DIR/eval.jsonl}"; fi
 : "${REASONING_EFFORT:=}" "${TEMPLATE_VARIABLES:=}"
 # After THINKING_BUDGET tokens the thinking is cut, and the answer gets ANSWER_BUDGET tokens. Both and the delimiter
 # must fit into GENERATE_MAX_LEN (empty: GENERATE_MAX_LEN limits the two together). THINKING_DELIMITER ends the
-# thinking: harmony (gpt-oss), think (</think>), or a text with one of them in it. Not supported with ENVIRONMENT
+# thinking: harmony (gpt-oss), think (</think>), or a text with one of them in it. With ENVIRONMENT the budgets are those
+# of each turn
 : "${THINKING_BUDGET:=}" "${ANSWER_BUDGET:=}" "${THINKING_DELIMITER:=harmony}"
 
 # Reward: CORRECTNESS_WEIGHT x correctness + QUALITY_WEIGHT x quality. A judge scores the quality; the weights must add
@@ -187,7 +188,7 @@ if ((TINY)); then : "${EVAL_DATA:=$TINY_DIR/eval.jsonl}"; fi
 # Length. LENGTH_SCHEDULE raises the limit up to GENERATE_MAX_LEN: at global steps, "1024,2048@50,3072@100", or once
 # this share of samples was truncated in the last 5 steps, "1024,3072@20%". Evaluations always have GENERATE_MAX_LEN.
 # The reward falls by up to OVERLONG_PENALTY over the last OVERLONG_BUFFER tokens before the limit (empty: no penalty).
-# DAPO subtracts up to 1 from rewards of -1 and 1, Magistral 0.1
+# DAPO subtracts up to 1 from rewards of -1 and 1, Magistral 0.1. With ENVIRONMENT, the tokens of all turns count
 : "${LENGTH_SCHEDULE:=}" "${OVERLONG_BUFFER:=}" "${OVERLONG_PENALTY:=0.5}"
 
 # Several turns: an environment with tools instead of single answers. ENVIRONMENT is "retrieval" (search and read

@@ -35,6 +35,7 @@ def penalise(experiences: Sequence[Batch], args: Arguments) -> None:
 
     Stock OpenRLHF measures from the first to the last sampled token, including the environment's tokens in between, and
     takes the limit from the flags. Here only sampled tokens count, against the limit under which a sample was drawn.
+    Those of a conversation are its tokens in all turns (``info["rollout_tokens"]``), also of branches.
     ``info["length_penalty"]`` is the penalty; ``info["reward"]`` does not change.
 
     Args:
@@ -42,7 +43,7 @@ def penalise(experiences: Sequence[Batch], args: Arguments) -> None:
     """
     if args.overlong_buffer_len is not None:
         for experience in experiences:
-            lengths = experience.action_mask.bool().sum(-1)
+            lengths = experience.info.get("rollout_tokens", experience.action_mask.bool().sum(-1))
             limits = experience.info["length_limit"].to(lengths.device)
             penalty = soft_penalty(lengths, limits, args.overlong_buffer_len, args.overlong_penalty_factor)
             experience.rewards = experience.rewards - penalty

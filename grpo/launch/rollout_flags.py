@@ -90,9 +90,9 @@ def _thinking(args: argparse.Namespace) -> Iterator[Problem]:
         Budget(args.thinking_budget, args.answer_budget)
     except UserError as error:
         yield error.problem
-    if args.agent_func_path:
+    if args.agent_func_path and not has_environment(args):
         yield Problem(
-            "--thinking_budget does not work with ENVIRONMENT or --agent_func_path: only one can run the rollouts",
+            "--thinking_budget does not work with --agent_func_path: only one can run the rollouts",
             "remove one of them",
         )
     if not args.enable_prefix_caching:
@@ -105,7 +105,7 @@ def _thinking(args: argparse.Namespace) -> Iterator[Problem]:
 
 
 def _environment(args: argparse.Namespace) -> Iterator[Problem]:
-    """Yield flags without meaning for multi-turn rollouts; :func:`_thinking` covers THINKING_BUDGET."""
+    """Yield flags without meaning for multi-turn rollouts."""
     if args.apply_chat_template:
         yield Problem(
             "--apply_chat_template does not work with an environment, which formats its own chat", "remove it"
@@ -122,11 +122,6 @@ def _environment(args: argparse.Namespace) -> Iterator[Problem]:
             f"--init_kl_coef {args.init_kl_coef:g} without --use_kl_loss gives every token its own advantage, but a "
             "multi-turn rollout needs one for all its tokens",
             "add --use_kl_loss --kl_estimator k3",
-        )
-    if args.overlong_buffer_len is not None:
-        yield Problem(
-            "--overlong_buffer_len applies to single responses, but a multi-turn rollout has several",
-            "remove it, and let the environment's score penalise length",
         )
     if args.stop_properly_penalty_coef is not None:
         yield Problem(

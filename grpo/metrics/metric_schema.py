@@ -117,6 +117,8 @@ SCHEMA = (
     Metric("turns", "", 3, "turns per rollout", "rollout", when="ENVIRONMENT"),
     Metric("tool_calls", "", 3, "tool calls per rollout", "rollout", when="ENVIRONMENT"),
     Metric("tool_errors", "", 3, "failed tool calls per rollout", "rollout", when="ENVIRONMENT"),
+    Metric("rollout_tokens", "token", 3, "tokens that a rollout sampled in all its turns", "rollout",
+           when="ENVIRONMENT"),
     Metric("ended_by_turns", "share", 3, "rollouts that ended at the limit of turns",
            "rollout", (None, 0.3), when="ENVIRONMENT"),
     Metric("ended_by_time", "share", 3, "rollouts that ended at the limit of time",
