@@ -14,6 +14,7 @@ from openrlhf.trainer.ppo_utils import experience_maker
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from grpo.batch import filtering
+from grpo.hooks import ppo_trainer as hooks
 
 SETTINGS = {
     "seed": 3, "rollout_batch_size": 3, "n_samples_per_prompt": 4, "dynamic_filtering": True,
@@ -82,6 +83,7 @@ class Run:
         strategy = SimpleNamespace(args=self.args)
         self.generator = experience_maker.SamplesGenerator(strategy, loader, None, None, [engine])
         self.generator._process_response_into_experience = _sample
+        self._trainer = SimpleNamespace(samples_generator=self.generator, prompts_dataloader=loader)
         self.rows: list[tuple[list, dict]] = []
         self.states: list[dict] = []
         self._step = 0
@@ -89,7 +91,7 @@ class Run:
     def until(self, step: int, episodes: int = 200) -> "Run":
         """Make global steps until this one, as OpenRLHF's loop does."""
         while self._step < step and episodes:
-            filtering.begin_step(self.generator, self._step + 1)
+            hooks.begin_step(self._trainer, self._step + 1)
             samples, pass_rate, _, is_exhausted = self.generator.generate_samples()
             if is_exhausted:
                 episodes -= 1
@@ -98,15 +100,14 @@ class Run:
             metrics = filtering.finish_step(self.generator) | {"pass_rate": pass_rate}
             self.rows.append(([(sample.prompts[0], float(sample.draw)) for sample in samples], metrics))
             loader = self.generator.prompts_dataloader.state_dict()
-            self.states.append({"step": self._step, "loader": loader, "groups": filtering.state(self.generator)})
+            self.states.append({"global_step": self._step, "loader": loader, **hooks.states(self._trainer, {})})
         return self
 
     def resume(self, state: dict) -> "Run":
         """Continue from what a checkpoint holds, as OpenRLHF's loop and our hooks do."""
-        self._step = state["step"]
+        self._step = state["global_step"]
         self.generator.prompts_dataloader.load_state_dict(state["loader"])
-        self.generator._dataloader_iter = iter(self.generator.prompts_dataloader)
-        filtering.restore(self.generator, state["groups"])
+        hooks.restore(self._trainer, state)
         return self
 
 
