@@ -143,14 +143,23 @@ if ((TINY)); then : "${EVAL_DATA:=$TINY_DIR/eval.jsonl}"; fi
 : "${PROMPT_MAX_LEN:=1024}" "${GENERATE_MAX_LEN:=3072}"
 : "${TEMPERATURE:=1.0}" "${TOP_P:=1.0}"
 # DYNAMIC_FILTERING=1 draws another prompt for each one whose samples teach nothing: their mean score is not strictly
-# between the two numbers of DYNAMIC_FILTERING_RANGE. The score is correctness, or that of your own reward
-: "${DYNAMIC_FILTERING:=0}" "${DYNAMIC_FILTERING_RANGE:=0 1}"
+# between the two numbers of DYNAMIC_FILTERING_RANGE. The score is correctness, or that of your own reward. A step draws
+# at most DYNAMIC_FILTERING_BATCHES x ROLLOUT_BATCH_SIZE prompts; then the groups nearest to the range fill it
+: "${DYNAMIC_FILTERING:=0}" "${DYNAMIC_FILTERING_RANGE:=0 1}" "${DYNAMIC_FILTERING_BATCHES:=4}"
+# A problem with RETIRE_AFTER groups in a row in which every sample had the score 1 rests for RETIRE_FOR global steps
+# (empty: never). Then it comes back; one more such group, and it rests again
+: "${RETIRE_AFTER:=}" "${RETIRE_FOR:=50}"
+# Degenerate rollouts are left out of the update and of their group's mean, and counted (empty: none). DROP_REPETITION:
+# more than this share of the 3-grams in some 512 tokens occurred earlier in them, such as 0.8. DROP_GIBBERISH: some 64
+# tokens have a higher mean surprise to the engine, in nat per token, such as 5
+: "${DROP_REPETITION:=}" "${DROP_GIBBERISH:=}"
 # Reasoning effort for the chat template: low, medium or high (empty: the template's default, medium), and its other
 # variables as JSON: {"model_identity": "You are a mathematician."}
 : "${REASONING_EFFORT:=}" "${TEMPLATE_VARIABLES:=}"
 # After THINKING_BUDGET tokens the thinking is cut, and the answer gets ANSWER_BUDGET tokens. Both and the delimiter
 # must fit into GENERATE_MAX_LEN (empty: GENERATE_MAX_LEN limits the two together). THINKING_DELIMITER ends the
-# thinking: harmony (gpt-oss), think (</think>), or a text with one of them in it. Not supported with ENVIRONMENT
+# thinking: harmony (gpt-oss), think (</think>), or a text with one of them in it. With ENVIRONMENT the budgets are those
+# of each turn
 : "${THINKING_BUDGET:=}" "${ANSWER_BUDGET:=}" "${THINKING_DELIMITER:=harmony}"
 
 # Reward: CORRECTNESS_WEIGHT x correctness + QUALITY_WEIGHT x quality. A judge scores the quality; the weights must add
@@ -179,7 +188,7 @@ if ((TINY)); then : "${EVAL_DATA:=$TINY_DIR/eval.jsonl}"; fi
 # Length. LENGTH_SCHEDULE raises the limit up to GENERATE_MAX_LEN: at global steps, "1024,2048@50,3072@100", or once
 # this share of samples was truncated in the last 5 steps, "1024,3072@20%". Evaluations always have GENERATE_MAX_LEN.
 # The reward falls by up to OVERLONG_PENALTY over the last OVERLONG_BUFFER tokens before the limit (empty: no penalty).
-# DAPO subtracts up to 1 from rewards of -1 and 1, Magistral 0.1
+# DAPO subtracts up to 1 from rewards of -1 and 1, Magistral 0.1. With ENVIRONMENT, the tokens of all turns count
 : "${LENGTH_SCHEDULE:=}" "${OVERLONG_BUFFER:=}" "${OVERLONG_PENALTY:=0.5}"
 
 # Several turns: an environment with tools instead of single answers. ENVIRONMENT is "retrieval" (search and read
@@ -293,7 +302,11 @@ ROLLOUT_ARGS=(
 )
 if [[ $DYNAMIC_FILTERING == 1 ]]; then
     ROLLOUT_ARGS+=(--dynamic_filtering --dynamic_filtering_reward_range "${FILTER_RANGE[@]}")
+    ROLLOUT_ARGS+=(--dynamic_filtering_batches "$DYNAMIC_FILTERING_BATCHES")
 fi
+if [[ -n $DROP_REPETITION ]]; then ROLLOUT_ARGS+=(--drop_repetition "$DROP_REPETITION"); fi
+if [[ -n $DROP_GIBBERISH ]]; then ROLLOUT_ARGS+=(--drop_gibberish "$DROP_GIBBERISH"); fi
+if [[ -n $RETIRE_AFTER ]]; then ROLLOUT_ARGS+=(--retire_after "$RETIRE_AFTER" --retire_for "$RETIRE_FOR"); fi
 if [[ -n $MICRO_ROLLOUT_BATCH_SIZE ]]; then
     ROLLOUT_ARGS+=(--micro_rollout_batch_size "$MICRO_ROLLOUT_BATCH_SIZE")
 fi

@@ -51,8 +51,8 @@ PHASES = {
         *("agent.ids_only", "agent.UNKNOWN_LOG_PROB", "agent.text_of", "agent.score_of", "vllm_engine.with_origin"),
         *("experience_maker.experience_of", "experience_maker.reward_of", "experience_maker.score_of"),
         *("experience_maker.sampled_length", "experience_maker.is_truncated", "experience_maker.length_limit"),
-        *("experience_maker.scalar", "experience_maker.known_scores", "experience_maker.carry_over"),
-        "experience_maker.in_order",
+        *("experience_maker.scalar", "experience_maker.kept", "experience_maker.end_batch"),
+        *("experience_maker.in_order", "experience_maker.pass_rate"),
     ),
     "A step: batch": (
         *("experience_maker.complete", "experience_maker.with_branches", "experience_maker.old_log_probs"),

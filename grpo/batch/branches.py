@@ -131,8 +131,8 @@ def give_advantages(batches: list[Batch]) -> list[Batch]:
     A rollout has one advantage for all its tokens, read from its last sampled token. This needs an estimator with a
     group baseline and no KL penalty in the reward; with an environment, the launcher refuses the others.
 
-    A rollout without a reward (``info["reward_missing"]``) loses its action mask. With an advantage of zero, its tokens
-    would still count in the KL, the entropy, the loss's token count, and the metrics.
+    A rollout without a reward (``info["reward_missing"]``) and a degenerate one lose their action mask. With an
+    advantage of zero, their tokens would still count in the KL, the entropy, the loss's token count, and the metrics.
     """
     for batch in batches:
         is_trained = _is_trained(batch)
@@ -151,11 +151,14 @@ def give_advantages(batches: list[Batch]) -> list[Batch]:
 
 
 def _is_trained(batch: Batch) -> torch.Tensor:
-    """Return 1 for each rollout with its own reward and 0 for the others, ``[B]``, of the mask's dtype."""
-    missing = batch.info.get("reward_missing")
-    if missing is None:
-        return torch.ones(len(batch.action_mask), dtype=batch.action_mask.dtype)
-    return (missing == 0).to(batch.action_mask.dtype)
+    """Return 1 for each rollout that is trained on and 0 for the others, ``[B]``, of the mask's dtype."""
+    return 1 - left_out(batch).to(batch.action_mask.dtype)
+
+
+def left_out(batch: Batch) -> torch.Tensor:
+    """Return which rollouts take no part in the update, bool ``[B]``: without a reward, or degenerate."""
+    flags = [batch.info.get(name, torch.zeros(len(batch.action_mask))) for name in ("reward_missing", "degenerate")]
+    return (flags[0] > 0) | (flags[1] > 0)
 
 
 def _last(values: torch.Tensor, batch: Batch, number: int) -> torch.Tensor | float:

@@ -1,53 +1,192 @@
-"""Which groups dynamic filtering keeps, and what an unfinished batch leaves to the next."""
+"""Which groups a step draws, and which of them it trains on: a window of the solve rate, refilled up to a bound.
 
+A group outside the window is left out, and another prompt drawn for it. Which prompts a step draws, and which groups it
+keeps, follow from the order of the prompts and from the seeds, not from which engine is faster: a step repeated after a
+resume has the same groups.
+"""
+
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-import ray
-
+from grpo.batch.retirement import Retirement
 from grpo.batch.rewards import no_reward
+from grpo.rollout import seeds
+from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.experience import Sample
 from grpo.stack.upstream.trainer import SamplesGenerator
 
+logger = logging.getLogger("openrlhf.grpo.filtering")
 
-def known_scores(generator: SamplesGenerator, group: Sequence[Sample]) -> list[float]:
-    """Return the scores by which dynamic filtering judges a group, without missing ones; [NaN] if all are missing.
 
-    A group without scores is dropped, and another prompt drawn. An error that hits every rollout would silently use up
-    all prompts.
+class StepGroups:
+    """The groups of one global step, over all its batches: a step may begin in one episode and end in the next.
+
+    Attributes:
+        step: the global step.
+        resting: the prompts that it does not draw.
+        drawn: prompt and solve rate of each finished group, see :func:`solve_rate`.
+        rejected: the samples of the groups outside the window, and their distances from it.
+        accepted: the samples of the groups inside it, from an episode that ended before the batch was full.
+        filled: how many rejected groups the step trains on, because it may draw no more.
+    """
+
+    def __init__(self, step: int, resting: frozenset[str] = frozenset()) -> None:
+        self.step, self.resting = step, resting
+        self.drawn: list[tuple[str, float]] = []
+        self.rejected: list[tuple[float, list[Sample]]] = []
+        self.accepted: list[Sample] = []
+        self.filled = 0
+
+
+def begin_step(generator: SamplesGenerator, step: int) -> None:
+    """Prepare a global step; a step that continues in the next episode keeps its groups."""
+    seeds.begin_stage(generator, f"train {step}")
+    if not hasattr(generator, "retirement"):
+        restore(generator, None)
+    if getattr(generator, "groups", None) is None or generator.groups.step != step:
+        generator.groups = StepGroups(step, _resting(generator, step))
+
+
+def state(generator: SamplesGenerator) -> dict[str, Any]:
+    """Return what a checkpoint keeps of the groups so far, as plain values."""
+    return generator.retirement.state()
+
+
+def restore(generator: SamplesGenerator, saved: dict[str, Any] | None) -> None:
+    """Continue from :func:`state`; None at the start of a run, and for a checkpoint without it."""
+    generator.retirement = Retirement(generator.args.retire_after, generator.args.retire_for)
+    if saved is not None:
+        generator.retirement.restore(saved)
+
+
+def _resting(generator: SamplesGenerator, step: int) -> frozenset[str]:
+    if generator.args.retire_after is None:
+        return frozenset()
+    prompts = generator.prompts_dataloader.dataset.prompts
+    return generator.retirement.resting(step, prompts, in_play=generator.args.rollout_batch_size)
+
+
+def begin_batch(
+    generator: SamplesGenerator, num_prompts: int, prompts: Iterator[Any], dynamic_filtering: bool
+) -> tuple[list[Sample], int, Iterator[Any]]:
+    """Return the samples that the batch has already, how many prompts to draw at first, and the prompts to draw from.
 
     Args:
-        generator: OpenRLHF's ``SamplesGenerator``, after :func:`begin_batch`.
-        group: ``Experience`` of one sample each.
+        generator: OpenRLHF's ``SamplesGenerator``, after :func:`begin_step` or, in an evaluation, ``begin_stage``.
+        num_prompts: groups of a full batch.
+        prompts: the iterator of OpenRLHF's prompt loader.
+    """
+    generator.unscored = []
+    if not _is_training(generator):
+        return [], num_prompts, prompts
+    groups = generator.groups
+    carried, groups.accepted = groups.accepted, []
+    missing = num_prompts - len(carried) // generator.args.n_samples_per_prompt
+    left = _left(generator) if dynamic_filtering else missing
+    return carried, min(missing, left), _drawable(prompts, left, groups.resting)
+
+
+def _is_training(generator: SamplesGenerator) -> bool:
+    return generator.stage.startswith("train")
+
+
+def _left(generator: SamplesGenerator) -> int:
+    """Return how many prompts the step may still draw."""
+    args = generator.args
+    return args.rollout_batch_size * args.dynamic_filtering_batches - generator.drawn.total()
+
+
+def _drawable(prompts: Iterator[Any], most: int, resting: frozenset[str]) -> Iterator[Any]:
+    """Yield up to `most` items of OpenRLHF's prompt loader, without the resting ones."""
+    for _ in range(most):
+        for item in prompts:
+            if item[1][0] not in resting:  # a source, a prompt and a label, in lists of one
+                yield item
+                break
+        else:
+            return
+
+
+def kept(generator: SamplesGenerator, group: list[Sample], dynamic_filtering: bool) -> list[Sample]:
+    """Return the samples of a finished group, or [] if dynamic filtering leaves it out.
 
     Raises:
-        UserError: if a whole batch of consecutive groups came without a score.
+        UserError: if a whole batch of consecutive groups came without a score. An error that hits every rollout would
+            silently use up all prompts.
     """
-    scores = [float(score[0]) for sample in group if (score := sample.scores) is not None and score.isfinite().all()]
-    if scores:
-        generator.unscored.clear()
-        return scores
-    generator.unscored += group
+    if not _is_training(generator):
+        return group
+    rate = solve_rate(group)
+    generator.groups.drawn.append((group[0].prompts[0], rate))
+    if not dynamic_filtering or group[0].scores is None:  # a reward model scores them later
+        return group
+    generator.unscored = [*generator.unscored, *group] if math.isnan(rate) else []
     if len(generator.unscored) >= generator.args.rollout_batch_size * generator.args.n_samples_per_prompt:
         raise no_reward(generator.unscored)
-    return [math.nan]
+    low, high = generator.args.dynamic_filtering_reward_range
+    if low < rate < high:
+        return group
+    distance = math.inf if math.isnan(rate) else max(low - rate, rate - high)
+    generator.groups.rejected.append((distance, group))
+    logger.info("left out: a group with a mean score of %.3g, not between %g and %g", rate, low, high)
+    return []
 
 
-def begin_batch(generator: SamplesGenerator, num_prompts: int, dynamic_filtering: bool) -> tuple[list[Sample], int]:
-    """Return the samples that :func:`carry_over` kept, and how many more prompts to draw."""
-    carried: list[Sample] = []
-    if dynamic_filtering:
-        carried, generator.carried_samples = getattr(generator, "carried_samples", []), []
-    generator.unscored = []
-    return carried, num_prompts - len(carried) // generator.args.n_samples_per_prompt
+def solve_rate(group: Sequence[Sample]) -> float:
+    """Return the mean score of a group's samples that have one; NaN if none has."""
+    scores = [float(score[0]) for sample in group if (score := sample.scores) is not None and score.isfinite().all()]
+    return math.fsum(scores) / len(scores) if scores else math.nan
 
 
-def carry_over(generator: SamplesGenerator, accepted: list[Sample], pending: list[ray.ObjectRef]) -> None:
-    """Keep samples of an unfinished batch for the next rollout, and cancel running ones.
+def end_batch(generator: SamplesGenerator, accepted: list[Sample], exhausted: bool) -> tuple[list[Sample], bool]:
+    """Return the samples of a batch, and whether the episode ran out of prompts before it was full.
 
-    The prompt loader ran out while dynamic filtering was filling a batch. Stock OpenRLHF drops the accepted samples.
-    They are still on-policy in the next rollout: no training step lies in between.
+    - If the prompts ran out, the accepted groups wait for the first prompts of the next episode. They are still
+      on-policy: no training step lies in between.
+    - If the step may draw no more, the rejected groups nearest to the window fill the batch.
+
+    Args:
+        accepted: those that :func:`kept` returned, and those of :func:`begin_batch`.
     """
-    for reference in pending:
-        ray.cancel(reference)
-    generator.carried_samples = accepted
+    if not _is_training(generator):
+        return accepted, exhausted
+    groups, order, args = generator.groups, list(generator.drawn), generator.args
+    missing = args.rollout_batch_size - len(accepted) // args.n_samples_per_prompt
+    if missing and args.dynamic_filtering and _left(generator) <= 0:
+        nearest = sorted(groups.rejected, key=lambda one: (one[0], order.index(one[1][0].prompts[0])))[:missing]
+        groups.filled = missing
+        return [*accepted, *(sample for _, group in nearest for sample in group)], False
+    if missing:
+        groups.accepted = accepted
+        return [], True
+    return accepted, exhausted
+
+
+def pass_rate(generator: SamplesGenerator) -> float:
+    """Return the groups of the step inside the window, in percent of those drawn."""
+    groups = generator.groups
+    return 100 * (1 - len(groups.rejected) / len(groups.drawn)) if groups.drawn else 0.0
+
+
+def finish_step(generator: SamplesGenerator) -> dict[str, float]:
+    """Note the solve rates of a step for the retirement of problems; return the step's metrics of its groups."""
+    args, groups = generator.args, generator.groups
+    metrics = _window_metrics(args, groups) if args.dynamic_filtering else {}
+    if args.retire_after is not None:
+        returned = sum(generator.retirement.was_away(prompt) for prompt in {prompt for prompt, _ in groups.drawn})
+        metrics |= {"problems_resting": float(len(groups.resting)), "problems_returned": float(returned)}
+        generator.retirement.note(groups.step, groups.drawn)
+    return metrics
+
+
+def _window_metrics(args: Arguments, groups: StepGroups) -> dict[str, float]:
+    low, high = args.dynamic_filtering_reward_range
+    rates = [rate for _, rate in groups.drawn if not math.isnan(rate)]
+    metrics = {"groups_drawn": float(len(groups.drawn)), "groups_filled": float(groups.filled)}
+    if rates:
+        metrics["score_drawn"] = math.fsum(rates) / len(rates)
+        metrics["groups_too_hard"] = sum(rate <= low for rate in rates) / len(groups.drawn)
+        metrics["groups_too_easy"] = sum(rate >= high for rate in rates) / len(groups.drawn)
+    return metrics

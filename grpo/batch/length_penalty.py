@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from grpo.batch.branches import left_out
 from grpo.batch.rewards import fill
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.experience import Batch
@@ -34,6 +35,7 @@ def penalise(experiences: Sequence[Batch], args: Arguments) -> None:
 
     Stock OpenRLHF measures from the first to the last sampled token, including the environment's tokens in between, and
     takes the limit from the flags. Here only sampled tokens count, against the limit under which a sample was drawn.
+    Those of a conversation are its tokens in all turns (``info["rollout_tokens"]``), also of branches.
     ``info["length_penalty"]`` is the penalty; ``info["reward"]`` does not change.
 
     Args:
@@ -41,7 +43,7 @@ def penalise(experiences: Sequence[Batch], args: Arguments) -> None:
     """
     if args.overlong_buffer_len is not None:
         for experience in experiences:
-            lengths = experience.action_mask.bool().sum(-1)
+            lengths = experience.info.get("rollout_tokens", experience.action_mask.bool().sum(-1))
             limits = experience.info["length_limit"].to(lengths.device)
             penalty = soft_penalty(lengths, limits, args.overlong_buffer_len, args.overlong_penalty_factor)
             experience.rewards = experience.rewards - penalty
@@ -50,11 +52,14 @@ def penalise(experiences: Sequence[Batch], args: Arguments) -> None:
 
 
 def _fill(experiences: Sequence[Batch], args: Arguments) -> None:
-    """Fill missing rewards from the penalised rewards of their groups: the raw ones would move the baseline."""
-    if not any(experience.info.get("reward_missing", torch.zeros(1)).any() for experience in experiences):
+    """Fill the rewards of samples that are left out from the penalised rewards of their groups.
+
+    The raw ones would move the baseline.
+    """
+    missing = torch.cat([left_out(experience) for experience in experiences])
+    if not missing.any():
         return
     order = torch.tensor([number for experience in experiences for number in experience.index])
-    missing = torch.cat([experience.info["reward_missing"] for experience in experiences]) > 0
     rewards = torch.cat([experience.rewards for experience in experiences])
     sorted_ = torch.empty_like(rewards)
     sorted_[order] = torch.where(missing, math.nan, rewards)

@@ -1,11 +1,11 @@
 """Hooks of openrlhf/trainer/ppo_utils/experience_maker.py: prompts to samples, samples to micro-batches."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from grpo.batch import branches, filtering, length_penalty, rewards
+from grpo.batch import branches, degenerate, filtering, length_penalty, rewards
 from grpo.rollout import seeds, trajectory
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.experience import Batch, Sample
@@ -19,14 +19,11 @@ if TYPE_CHECKING:
 # SamplesGenerator
 
 
-def begin_batch(generator: SamplesGenerator, num_prompts: int, dynamic_filtering: bool) -> tuple[list[Sample], int]:
-    """Return the samples left over from the last batch, and how many more prompts to draw."""
-    return filtering.begin_batch(generator, num_prompts, dynamic_filtering)
-
-
-def carry_over(generator: SamplesGenerator, accepted: list[Sample], pending: "list[ObjectRef]") -> None:
-    """Keep the samples of an unfinished batch for the next one, and cancel running ones."""
-    filtering.carry_over(generator, accepted, pending)
+def begin_batch(
+    generator: SamplesGenerator, num_prompts: int, prompts: Iterator[Any], dynamic_filtering: bool
+) -> tuple[list[Sample], int, Iterator[Any]]:
+    """Return the samples that the batch has already, how many prompts to draw at first, and the prompts."""
+    return filtering.begin_batch(generator, num_prompts, prompts, dynamic_filtering)
 
 
 def samples_per_prompt(args: Arguments, generate_kwargs: dict[str, Any]) -> int:
@@ -74,9 +71,19 @@ def scalar(value: object) -> float:
     return rewards.scalar(value)
 
 
-def known_scores(generator: SamplesGenerator, group: Sequence[Sample]) -> list[float]:
-    """Return the scores of a group by which dynamic filtering judges it."""
-    return filtering.known_scores(generator, group)
+def kept(generator: SamplesGenerator, group: list[Sample], dynamic_filtering: bool) -> list[Sample]:
+    """Return the samples of a finished group; [] if dynamic filtering leaves it out."""
+    return filtering.kept(generator, group, dynamic_filtering)
+
+
+def end_batch(generator: SamplesGenerator, accepted: list[Sample], exhausted: bool) -> tuple[list[Sample], bool]:
+    """Return the samples of a batch, and whether the prompts ran out before it was full."""
+    return filtering.end_batch(generator, accepted, exhausted)
+
+
+def pass_rate(generator: SamplesGenerator) -> float:
+    """Return the groups that dynamic filtering kept, in percent of those that the step drew."""
+    return filtering.pass_rate(generator)
 
 
 def in_order(generator: SamplesGenerator, samples: list[Sample]) -> list[Sample]:
@@ -87,9 +94,10 @@ def in_order(generator: SamplesGenerator, samples: list[Sample]) -> list[Sample]
 # RemoteExperienceMaker
 
 
-def complete(samples: Sequence[Sample], group_size: int) -> None:
-    """Give every sample a reward and the same logs."""
-    rewards.complete(samples, group_size)
+def complete(samples: Sequence[Sample], args: Arguments) -> None:
+    """Mark degenerate samples, and give every sample a reward and the same logs."""
+    degenerate.mark(samples, args)
+    rewards.complete(samples, args.n_samples_per_prompt)
 
 
 def with_branches(batches: list[Batch], samples: Sequence[Sample], pad_token_id: int) -> list[Batch]:

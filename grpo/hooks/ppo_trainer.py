@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from grpo.batch import length_schedule
+from grpo.batch import filtering, length_schedule
 from grpo.checkpoint import trainer_state
 from grpo.metrics import step_metrics
-from grpo.rollout import seeds
 from grpo.run import evaluation, parity_gate, run_log
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.experience import Batch, Sample
@@ -38,6 +37,7 @@ def length_limits(args: Arguments, states: dict[str, Any]) -> length_schedule.Sc
 def restore(trainer: PPOTrainer, states: dict[str, Any]) -> None:
     """Restore the controller's state from a checkpoint."""
     trainer_state.restore_controller(trainer, states)
+    filtering.restore(trainer.samples_generator, states.get("groups"))
 
 
 def start_log(trainer: Controller, states: dict[str, Any]) -> run_log.RunLog:
@@ -60,8 +60,8 @@ def is_finished(args: Arguments, step: int) -> bool:
 
 
 def begin_step(trainer: Controller, step: int) -> None:
-    """Set the step that the seeds of its samples follow from."""
-    seeds.begin_stage(trainer.samples_generator, f"train {step}")
+    """Set the step that the seeds of its samples follow from, and the problems that it leaves out."""
+    filtering.begin_step(trainer.samples_generator, step)
 
 
 def generate_arguments(trainer: Controller, step: int) -> dict[str, Any]:
@@ -84,6 +84,7 @@ def after_training(
     status: dict[str, Any], experiences: Sequence[Batch], samples: Sequence[Sample], trainer: Controller
 ) -> None:
     """Add the metrics to the status of the step."""
+    status |= filtering.finish_step(trainer.samples_generator)
     step_metrics.after_training(status, experiences, samples, trainer.args, trainer.tokenizer)
 
 
@@ -94,7 +95,8 @@ def log_rollouts(trainer: Controller, step: int, samples: Sequence[Sample]) -> N
 
 def states(trainer: Controller, status: dict[str, Any]) -> dict[str, Any]:
     """Return the controller's states for a checkpoint, besides OpenRLHF's own."""
-    return trainer_state.of_controller(_without_double(status))
+    kept = trainer_state.of_controller(_without_double(status))
+    return kept | {"groups": filtering.state(trainer.samples_generator)}
 
 
 def lengths_after(trainer: Controller, step: int, samples: Sequence[Sample]) -> dict[str, Any]:

@@ -55,6 +55,32 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="keep parameters with fewer elements than this whole on every rank (default: DeepSpeed's)",
     )
     _add_algorithm(group)
+    _add_groups(group)
+
+
+def _add_groups(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--dynamic_filtering_batches",
+        type=int,
+        default=4,
+        help="with --dynamic_filtering: draw at most this many times --rollout_batch_size prompts in a step",
+    )
+    group.add_argument(
+        "--retire_after", type=int, default=None, help="leave out a problem after this many solved groups in a row"
+    )
+    group.add_argument("--retire_for", type=int, default=50, help="global steps that such a problem is left out")
+    group.add_argument(
+        "--drop_repetition",
+        type=float,
+        default=None,
+        help="leave out of the update rollouts in which a larger share of some 512 tokens repeats itself",
+    )
+    group.add_argument(
+        "--drop_gibberish",
+        type=float,
+        default=None,
+        help="leave out of the update rollouts with some 64 tokens of more surprise to the engine, nat per token",
+    )
 
 
 def _add_algorithm(group: argparse._ArgumentGroup) -> None:

@@ -1,5 +1,6 @@
 """What a configuration means: batches, steps, tokens, memory, disk."""
 
+import argparse
 import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -134,6 +135,20 @@ def _add_sizes(plan: Plan, config: Config, model: Model, engine_model: Model) ->
     plan.disk_bytes = kept * plan.checkpoint_bytes + adapter
 
 
+def _groups(args: argparse.Namespace) -> list[str]:
+    """Describe which groups a step draws besides those of its batch, and which problems rest."""
+    lines = []
+    if args.dynamic_filtering:
+        (low, high), most = args.dynamic_filtering_reward_range, args.dynamic_filtering_batches
+        lines.append(
+            f"groups      with a mean score between {low:g} and {high:g}; at most {most} x {args.rollout_batch_size} = "
+            f"{most * args.rollout_batch_size} prompts a step"
+        )
+    if args.retire_after is not None:
+        lines.append(f"problems    rest for {args.retire_for} steps after {args.retire_after} solved groups in a row")
+    return lines
+
+
 def describe(plan: Plan, config: Config) -> list[str]:
     """Describe the plan in lines for people."""
     args = config.args
@@ -143,6 +158,7 @@ def describe(plan: Plan, config: Config) -> list[str]:
         f"rollout     {args.rollout_batch_size} prompts x {args.n_samples_per_prompt} samples = "
         f"{plan.samples_per_rollout} samples, at most {args.prompt_max_len} + {args.generate_max_len} tokens "
         f"each ({plan.max_tokens_per_rollout:,} in total)",
+        *_groups(args),
         *describe_lengths(config),
         f"update      {plan.samples_per_rollout} samples / train batch {args.train_batch_size} (samples, not "
         f"prompts) = {plan.optimizer_steps_per_rollout} optimizer steps per rollout"

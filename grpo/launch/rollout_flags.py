@@ -22,10 +22,29 @@ def problems(args: argparse.Namespace) -> Iterator[Problem]:
         chat_template.parse(args.template_variables)
     except UserError as error:
         yield error.problem
+    yield from _groups(args)
     yield from _lengths(args)
     yield from _thinking(args)
     if has_environment(args):
         yield from _environment(args)
+
+
+def _groups(args: argparse.Namespace) -> Iterator[Problem]:
+    low, high = args.dynamic_filtering_reward_range
+    if args.dynamic_filtering and not low < high:
+        yield Problem(
+            f"--dynamic_filtering_reward_range is {low:g} {high:g}", "give two numbers, the smaller one first"
+        )
+    if args.dynamic_filtering_batches < 1:
+        yield Problem(f"--dynamic_filtering_batches {args.dynamic_filtering_batches} draws nothing", "give 1 or more")
+    if args.retire_after is not None and args.retire_after < 1:
+        yield Problem(f"--retire_after is {args.retire_after}", "give 1 or more solved groups, or leave it empty")
+    if args.retire_for < 1:
+        yield Problem(f"--retire_for {args.retire_for} leaves no problem out", "give 1 or more global steps")
+    if args.drop_repetition is not None and not 0 < args.drop_repetition < 1:
+        yield Problem(f"--drop_repetition is {args.drop_repetition:g}", "give a share between 0 and 1, such as 0.8")
+    if args.drop_gibberish is not None and not args.drop_gibberish > 0:
+        yield Problem(f"--drop_gibberish is {args.drop_gibberish:g}", "give nat per token, such as 5")
 
 
 def _lengths(args: argparse.Namespace) -> Iterator[Problem]:
@@ -71,9 +90,9 @@ def _thinking(args: argparse.Namespace) -> Iterator[Problem]:
         Budget(args.thinking_budget, args.answer_budget)
     except UserError as error:
         yield error.problem
-    if args.agent_func_path:
+    if args.agent_func_path and not has_environment(args):
         yield Problem(
-            "--thinking_budget does not work with ENVIRONMENT or --agent_func_path: only one can run the rollouts",
+            "--thinking_budget does not work with --agent_func_path: only one can run the rollouts",
             "remove one of them",
         )
     if not args.enable_prefix_caching:
@@ -86,7 +105,7 @@ def _thinking(args: argparse.Namespace) -> Iterator[Problem]:
 
 
 def _environment(args: argparse.Namespace) -> Iterator[Problem]:
-    """Yield flags without meaning for multi-turn rollouts; :func:`_thinking` covers THINKING_BUDGET."""
+    """Yield flags without meaning for multi-turn rollouts."""
     if args.apply_chat_template:
         yield Problem(
             "--apply_chat_template does not work with an environment, which formats its own chat", "remove it"
@@ -103,11 +122,6 @@ def _environment(args: argparse.Namespace) -> Iterator[Problem]:
             f"--init_kl_coef {args.init_kl_coef:g} without --use_kl_loss gives every token its own advantage, but a "
             "multi-turn rollout needs one for all its tokens",
             "add --use_kl_loss --kl_estimator k3",
-        )
-    if args.overlong_buffer_len is not None:
-        yield Problem(
-            "--overlong_buffer_len applies to single responses, but a multi-turn rollout has several",
-            "remove it, and let the environment's score penalise length",
         )
     if args.stop_properly_penalty_coef is not None:
         yield Problem(

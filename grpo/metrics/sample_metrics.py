@@ -4,18 +4,16 @@
 without spread, a quality without judged samples) is left out.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 
 import torch
 
 from grpo.batch.branches import samples_of
+from grpo.batch.degenerate import repetition
 from grpo.metrics.thinking_metrics import thinking_metrics
 from grpo.rollout.response_text import FINAL_HEADER, answer_length
 from grpo.stack.upstream.experience import Batch
 from grpo.stack.upstream.tokenizer import Tokenizer
-
-NGRAM = 3
 
 _JUDGED = ("judge_quality", "judge_calls", "judge_cached", "judge_failed")
 
@@ -132,10 +130,3 @@ def _parts(
         "thinking_length": torch.tensor(thinking).double().mean(),
         "answer_length": torch.tensor(final).double().mean() if final else None,
     }
-
-
-def repetition(tokens: Sequence[int], size: int = NGRAM) -> float:
-    """Return the share of a response's n-grams that occurred earlier in it; 0 if it is too short for two."""
-    grams = Counter(zip(*(tokens[start:] for start in range(size)), strict=False))
-    total = grams.total()
-    return 1 - len(grams) / total if total else 0.0

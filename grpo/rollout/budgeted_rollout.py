@@ -29,7 +29,7 @@ class Rollout:
         is_closed: whether the thinking ended, naturally or by force.
         is_truncated: whether the answer was cut.
         delimiter_log_prob: sum over the forced tokens, in nats; NaN if none was forced or the engine cannot say.
-        account: the engine's own tokens, separate from ``trajectory``.
+        parts: what the engine returned in each call, one or two.
     """
 
     trajectory: Trajectory = field(default_factory=Trajectory)
@@ -37,7 +37,15 @@ class Rollout:
     is_closed: bool = False
     is_truncated: bool = False
     delimiter_log_prob: float = math.nan
-    account: EngineAccount = field(default_factory=EngineAccount)
+    parts: "list[Part]" = field(default_factory=list)
+
+    @property
+    def account(self) -> EngineAccount:
+        """Return the engine's own tokens, separate from ``trajectory``."""
+        account = EngineAccount()
+        for part in self.parts:
+            account.note(part.given, part.tokens, part.log_probs)
+        return account
 
     @property
     def response(self) -> list[int]:
@@ -57,6 +65,28 @@ class Rollout:
             "answer_truncated": float(self.is_truncated),
             "delimiter_log_prob": self.delimiter_log_prob,
         }
+
+
+def logs_of_turns(turns: Sequence[Rollout]) -> dict[str, float]:
+    """Return the numbers of a conversation whose turns had budgets, under the names of :meth:`Rollout.logs`.
+
+    Lengths are sums over the turns. ``thinking_truncated`` is 1 if the thinking of any turn was cut,
+    ``thinking_closed`` if every turn ended its own in time.
+    """
+    each = [turn.logs() for turn in turns]
+
+    def known(name: str) -> list[float]:
+        return [logs[name] for logs in each if math.isfinite(logs[name])]
+
+    forced, answers = known("delimiter_log_prob"), known("answer_length")
+    return {
+        "thinking_truncated": max(known("thinking_truncated"), default=math.nan),
+        "thinking_closed": min(known("thinking_closed"), default=math.nan),
+        "thinking_length": sum(known("thinking_length")) if each else math.nan,
+        "answer_length": sum(answers) if answers else math.nan,
+        "answer_truncated": max(known("answer_truncated"), default=math.nan),
+        "delimiter_log_prob": sum(forced) / len(forced) if forced else math.nan,
+    }
 
 
 async def budgeted_response(
@@ -93,7 +123,7 @@ async def budgeted_response(
     if gate.limit > 0:
         most = gate.limit if watch.closed else budget.thinking + budget.answer
         part = await _call(llm, rollout.trajectory.tokens, _changed(params, max_tokens=most), gate.goes_on)
-        rollout.account.note(part.given, part.tokens, part.log_probs)
+        rollout.parts.append(part)
         rollout.trajectory.append(part.tokens, Origin.SAMPLED, part.log_probs)
         is_over = part.is_over
     rollout.thought = gate.thought
@@ -121,7 +151,7 @@ async def _answer(
         skip_reading_prefix_cache=False,
     )
     part = await _call(llm, made.tokens, second)
-    rollout.account.note(part.given, part.tokens, part.log_probs)
+    rollout.parts.append(part)
     rollout.delimiter_log_prob = _log_prob_of_end(part.prompt, forced, len(made.tokens))
     made.append(part.tokens, Origin.SAMPLED, part.log_probs)
     rollout.is_closed, rollout.is_truncated = True, not part.is_over
@@ -137,7 +167,7 @@ def answer_seed(seed: int) -> int:
 
 
 @dataclass
-class _Part:
+class Part:
     """The result of one call.
 
     Attributes:
@@ -159,9 +189,9 @@ class _Part:
 
 async def _call(
     llm: Streams, prompt: Sequence[int], params: "SamplingParams", goes_on: Callable[[int], bool] = lambda token: True
-) -> _Part:
+) -> Part:
     """Make one call, and end it after the token at which `goes_on` says so; later tokens are dropped."""
-    part = _Part([], [])
+    part = Part([], [])
     stream = llm.generate({"prompt_token_ids": list(prompt)}, params, request_id=uuid.uuid4().hex)
     async with aclosing(stream) as outputs:  # closing an unfinished stream aborts the request
         async for output in outputs:

@@ -51,9 +51,12 @@ def log_probs_of(output: "CompletionOutput") -> list[float] | None:
     if output.logprobs is None or len(output.logprobs) != len(tokens):
         return None
     sampled = [choices.get(token) for token, choices in zip(tokens, output.logprobs, strict=True)]
-    values = [float("nan") if choice is None else float(choice.logprob) for choice in sampled]
-    # The log-prob of a sampled token is finite and at most 0, up to rounding.
-    return values if all(-float("inf") < value < 1e-3 for value in values) else None
+    return sound([float("nan") if choice is None else float(choice.logprob) for choice in sampled])
+
+
+def sound(log_probs: list[float]) -> list[float] | None:
+    """Return the log-probs of sampled tokens if each is finite and at most 0, up to rounding; else None."""
+    return log_probs if all(-float("inf") < value < 1e-3 for value in log_probs) else None
 
 
 class EngineAccount:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from grpo.rollout.multi_turn.settings import has_environment
 from grpo.rollout.thinking import Budget
 from grpo.stack.problem import UserError
 from grpo.stack.upstream.arguments import Arguments
@@ -45,6 +46,11 @@ class ThinkingSettings:
         return cls(Budget(int(thinking), int(answer)), delimiter, reward)
 
 
+def given(environ: Mapping[str, str]) -> ThinkingSettings | None:
+    """Return the settings that :func:`hand_on` wrote; None if the run has no thinking budget."""
+    return ThinkingSettings.from_environment(environ) if _VARIABLES["thinking"] in environ else None
+
+
 def environment(thinking: int, answer: int, delimiter: str, reward: str) -> dict[str, str]:
     """Return the variables from which :meth:`ThinkingSettings.from_environment` reads these values."""
     return dict(zip(_VARIABLES.values(), map(str, (thinking, answer, delimiter, reward)), strict=True))
@@ -53,11 +59,13 @@ def environment(thinking: int, answer: int, delimiter: str, reward: str) -> dict
 def hand_on(args: Arguments) -> None:
     """Let the engines roll out with a thinking budget if ``--thinking_budget`` is given. Called before Ray starts.
 
-    OpenRLHF ignores ``--remote_rm_url`` if an executor is named, and passes no arguments to it.
+    OpenRLHF ignores ``--remote_rm_url`` if an executor is named, and passes no arguments to it. An environment has its
+    own executor, which reads the same settings.
     """
     if args.thinking_budget is None or args.answer_budget is None or args.thinking_delimiter is None:
         return
     os.environ.update(
         environment(args.thinking_budget, args.answer_budget, args.thinking_delimiter, args.remote_rm_url or "")
     )
-    args.agent_func_path = str(EXECUTOR)
+    if not has_environment(args):
+        args.agent_func_path = str(EXECUTOR)

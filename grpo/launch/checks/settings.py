@@ -38,9 +38,6 @@ def check_flags(config: Config) -> Iterator[Problem]:
         value = getattr(args, name)
         if value is not None and not is_good(value):
             yield Problem(in_variables(f"--{name} is {value:g}"), f"give {wanted}")
-    low, high = args.dynamic_filtering_reward_range
-    if args.dynamic_filtering and not low < high:
-        yield Problem(f"DYNAMIC_FILTERING_RANGE is {low:g} {high:g}", "give two numbers, the smaller one first")
     if args.eval_dataset and not args.remote_rm_url and not args.agent_func_path:
         yield Problem("evaluations need a reward function", "set REWARD to a .py file with reward_func")
     for flag, package in trackers.missing_packages(args):

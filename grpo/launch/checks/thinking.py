@@ -6,6 +6,7 @@ from pathlib import Path
 
 from grpo.batch.length_schedule import Schedule
 from grpo.launch.config import Config
+from grpo.rollout.multi_turn.settings import has_environment
 from grpo.rollout.thinking import Delimiter, DelimiterError, delimiter
 from grpo.stack.problem import Problem
 
@@ -35,7 +36,8 @@ def check_thinking(config: Config) -> Iterator[Problem]:
         )
     yield from _first_limit(args, len(made.tokens))
     sampled, last = args.thinking_budget + args.answer_budget, args.generate_max_len
-    if args.overlong_buffer_len is not None and sampled <= last - args.overlong_buffer_len:
+    is_single = not has_environment(args)  # a conversation has several such responses
+    if is_single and args.overlong_buffer_len is not None and sampled <= last - args.overlong_buffer_len:
         yield Problem(
             f"OVERLONG_BUFFER {args.overlong_buffer_len:g} has no effect: the penalty begins above "
             f"{last - args.overlong_buffer_len:g} tokens, but the budgets limit responses to {sampled}",

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from openrlhf.utils.agent import AgentExecutorBase
 
+from grpo.rollout import thinking_settings
 from grpo.rollout.chat_template import from_environment
 from grpo.rollout.multi_turn import environment as environments
 from grpo.rollout.multi_turn.conversation import make_environment
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.settings import EnvironmentSettings, RolloutLimits
 from grpo.rollout.multi_turn.templates import template_for
+from grpo.rollout.thinking import Budget, Delimiter, delimiter
 from grpo.stack.upstream.engine import Engine
 from grpo.stack.upstream.tokenizer import FastTokenizer
 
@@ -30,6 +32,8 @@ class AgentExecutor(AgentExecutorBase):
         self._environment: type[environments.Environment] = environments.load(settings.environment)
         self._limits: RolloutLimits = settings.limits
         self._max_samples, self._source = settings.max_samples, settings.template
+        self._thinking = thinking_settings.given(os.environ)
+        self._delimiter: Delimiter | None = None
 
     async def execute(
         self,
@@ -47,7 +51,17 @@ class AgentExecutor(AgentExecutorBase):
             max_length: of prompt and turns together, in tokens.
         """
         template = template_for(hf_tokenizer, from_environment(os.environ), self._source)
-        policy = EnginePolicy(template, llm_engine, sampling_params, max_length)
+        policy = EnginePolicy(template, llm_engine, sampling_params, max_length, self._budget(hf_tokenizer))
         environment = make_environment(self._environment, prompt, label)
         _, response = await roll_out(environment, policy, self._limits, self._max_samples)
         return {"prompt": prompt, "label": label, **response}
+
+    def _budget(self, tokenizer: FastTokenizer) -> tuple[Delimiter, Budget] | None:
+        """Return the delimiter and the budget of each turn's thinking; None without a budget."""
+        if self._thinking is None:
+            return None
+        if self._delimiter is None:
+            self._delimiter = delimiter(
+                self._thinking.delimiter, lambda text: tokenizer.encode(text, add_special_tokens=False)
+            )
+        return self._delimiter, self._thinking.budget

@@ -59,7 +59,14 @@ def make_environment(kind: type[Environment], prompt: str, label: str) -> Enviro
 
 
 class Policy(Protocol):
-    """The model that answers: the engine in training, or a model behind an API."""
+    """The model that answers: the engine in training, or a model behind an API.
+
+    Attributes:
+        tokens: how many it has sampled.
+    """
+
+    @property
+    def tokens(self) -> int: ...
 
     async def respond(self, messages: list[Message], tools: list[dict[str, Any]]) -> tuple[Message, bool]:
         """Return the assistant's message, and whether a length limit cut it.
@@ -185,6 +192,7 @@ async def _turns(environment: Environment, policy: Policy, limits: RolloutLimits
         message, is_cut = await policy.respond(messages, tools)
         messages.append(message)
         outcome.turns += 1
+        environment.sampled_tokens = policy.tokens
         if is_cut:
             outcome.ending = "length"
             return

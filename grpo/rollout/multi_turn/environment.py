@@ -120,9 +120,14 @@ class Environment(ABC):
     Args:
         prompt: `prompt` of a line of the data file.
         label: `label` of the same line.
+
+    Attributes:
+        sampled_tokens: how many tokens the model has sampled in this conversation; those of tools and of users do not
+            count. `score` may read it, for instance to charge for them.
     """
 
     tools: Sequence[Tool | BuiltInTool] = ()
+    sampled_tokens: int = 0
 
     def __init__(self, prompt: str, label: str) -> None:
         self.prompt, self.label = prompt, label

@@ -69,12 +69,17 @@ class RolloutHistory:
         self._next.append(tokens, Origin.FORCED)
         self._commit(self._next, self._why)
 
+    def add_forced(self, tokens: Sequence[int]) -> None:
+        """Insert tokens into the turn that was kept last, such as the end of its thinking."""
+        self._next.append(tokens, Origin.FORCED)
+
     def branch(self, prompt: Sequence[int], why: str) -> None:
         """Let the next turn begin a sample with the prompt that the engine really got."""
         self._next, self._why = Trajectory(), why
         self._next.append(prompt, Origin.PROMPT)
 
     def _commit(self, sample: Trajectory, why: str | None) -> None:
+        self._why = None  # what is added next belongs to the same sample
         if self.samples and why is None:
             self.samples[-1] = sample
             return

@@ -5,8 +5,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from grpo.rollout.budgeted_rollout import Rollout, budgeted_response, logs_of_turns
 from grpo.rollout.engine import ids_only
-from grpo.rollout.invariant import EngineAccount, describe, log_probs_of
+from grpo.rollout.invariant import EngineAccount, describe, log_probs_of, sound
 from grpo.rollout.multi_turn.conversation import (
     ContextFull,
     EnvironmentFault,
@@ -18,6 +19,7 @@ from grpo.rollout.multi_turn.environment import Environment, Message, Score
 from grpo.rollout.multi_turn.history import RolloutHistory
 from grpo.rollout.multi_turn.settings import RolloutLimits
 from grpo.rollout.multi_turn.template import Template
+from grpo.rollout.thinking import Budget, Delimiter
 from grpo.rollout.trajectory import Origin, Trajectory
 from grpo.stack.upstream.engine import Engine
 
@@ -36,15 +38,26 @@ class EnginePolicy:
         engine: only its ``generate`` is called.
         params: of the first turn; ``max_tokens`` limits every turn.
         max_length: of the context, prompt and turn together, in tokens.
+        thinking: the delimiter and the budget of each turn; None for no budget.
 
     Attributes:
+        tokens: how many it has sampled.
         mismatches: turns in which the engine had other tokens than we gave it, or no log-probs.
     """
 
-    def __init__(self, template: Template, engine: Engine, params: "SamplingParams", max_length: int) -> None:
+    def __init__(
+        self,
+        template: Template,
+        engine: Engine,
+        params: "SamplingParams",
+        max_length: int,
+        thinking: tuple[Delimiter, Budget] | None = None,
+    ) -> None:
         self.history = RolloutHistory(template.codec)
         self.accounts: list[EngineAccount] = []
-        self.mismatches = 0
+        self.mismatches = self.tokens = 0
+        self._thinking = thinking
+        self._budgeted: list[Rollout] = []
         self._template, self._engine, self._params, self._max_length = template, engine, params, max_length
         self._turn = 0
 
@@ -57,7 +70,7 @@ class EnginePolicy:
         """Sample a turn; see :class:`grpo.rollout.multi_turn.conversation.Policy`.
 
         Raises:
-            ContextFull: if the history leaves no room for a token.
+            ContextFull: if the history leaves no room for a token, or for the delimiter and an answer.
             EnvironmentFault: for messages that the template cannot render.
         """
         try:
@@ -65,20 +78,48 @@ class EnginePolicy:
         except Exception as error:  # for example an unknown role or missing content
             raise EnvironmentFault(f"its messages cannot be rendered ({type(error).__name__}: {error})") from error
         prompt = self.history.prompt(rendered)
-        room = self._max_length - len(prompt)
-        if room < 1:
-            raise ContextFull
-        output = await self._engine.generate(prompt, self._params_of_turn(room))
-        sampled = output.outputs[0]
-        tokens = list(sampled.token_ids)
-        self._keep(prompt, list(output.prompt_token_ids or ()), tokens, log_probs_of(sampled))
+        tokens, is_cut = await (
+            self._plain(prompt) if self._thinking is None else self._limited(prompt, *self._thinking)
+        )
         self._turn += 1
         message = self._template.parse(tokens)
         for number, call in enumerate(message.get("tool_calls") or []):
             call["id"] = f"call_{self._turn}_{number}"
-        return message, sampled.finish_reason == "length"
+        return message, is_cut
 
-    def _params_of_turn(self, room: int) -> "SamplingParams":
+    async def _plain(self, prompt: list[int]) -> tuple[list[int], bool]:
+        """Keep a turn of one call; return its tokens, and whether a length limit cut it."""
+        output = await self._engine.generate(prompt, self._params_of_turn(prompt, least=1))
+        sampled = output.outputs[0]
+        tokens = list(sampled.token_ids)
+        self._keep(prompt, list(output.prompt_token_ids or ()), tokens, log_probs_of(sampled))
+        return tokens, sampled.finish_reason == "length"
+
+    async def _limited(self, prompt: list[int], delimiter: Delimiter, budget: Budget) -> tuple[list[int], bool]:
+        """Keep a turn with a thinking budget, of one or two calls; return as :meth:`_plain`."""
+        params = self._params_of_turn(prompt, least=len(delimiter.tokens) + 2)
+        turn = await budgeted_response(self._engine.llm, prompt, params, delimiter, budget, self._max_length)
+        forced = [token for token, origin in zip(turn.trajectory.tokens, turn.trajectory.origins, strict=True)
+                  if origin is Origin.FORCED]  # fmt: skip
+        asked = prompt
+        for number, part in enumerate(turn.parts):
+            if forced and number == len(turn.parts) - 1:  # the answer
+                asked = [*asked, *forced]
+                self.history.add_forced(forced)
+            self._keep(asked, part.given, part.tokens, sound(part.log_probs))
+            asked = [*asked, *part.tokens]
+        self._budgeted.append(turn)
+        return turn.response, turn.is_truncated
+
+    def logs(self) -> dict[str, float]:
+        """Return the numbers of its turns for the metrics."""
+        thinking = {} if self._thinking is None else logs_of_turns(self._budgeted)
+        return {"token_mismatch": float(self.mismatches), "rollout_tokens": float(self.tokens), **thinking}
+
+    def _params_of_turn(self, prompt: list[int], least: int) -> "SamplingParams":
+        room = self._max_length - len(prompt)
+        if room < least:
+            raise ContextFull
         params = ids_only(self._params)
         params.max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         params.min_tokens = min(params.min_tokens, params.max_tokens)
@@ -98,6 +139,7 @@ class EnginePolicy:
             self.history.add_untrained(tokens)
         else:
             self.history.add(tokens, log_probs)
+        self.tokens += len(tokens)
         while len(self.accounts) < len(self.history.samples):
             self.accounts.append(EngineAccount())
         self.accounts[-1].note(given, tokens, log_probs)
@@ -134,7 +176,7 @@ async def roll_out(
             **outcome.logs(),
             "branches": float(len(policy.history.differences)),
             "branches_dropped": float(len(kept) - len(used)),
-            "token_mismatch": float(policy.mismatches),
+            **policy.logs(),
             "environment_tokens": float(_environment_tokens(policy.history.samples)),
             **score.logs,
         },

@@ -42,6 +42,12 @@ class Arguments(Protocol):
     temperature: float
     top_p: float
     dynamic_filtering: bool
+    dynamic_filtering_reward_range: tuple[float, float]  # low and high; the parser gives a list
+    dynamic_filtering_batches: int
+    retire_after: int | None
+    retire_for: int
+    drop_repetition: float | None
+    drop_gibberish: float | None
     thinking_budget: int | None
     answer_budget: int | None
     thinking_delimiter: str | None

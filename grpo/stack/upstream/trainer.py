@@ -50,7 +50,10 @@ class SamplesGenerator(Protocol):
         stage: what is being sampled, "train 7" or "eval 10". ``ppo_trainer.begin_step`` sets it.
         drawn: how often the stage has drawn each prompt. Set with ``stage``.
         unscored: consecutive samples without a score. ``experience_maker.begin_batch`` sets it.
-        carried_samples: what an unfinished batch left to the next. ``experience_maker.carry_over`` sets it.
+        groups: the groups of the current step, a :class:`grpo.batch.filtering.StepGroups`. ``ppo_trainer.begin_step``
+            sets it.
+        retirement: the problems that rest, a :class:`grpo.batch.retirement.Retirement`. ``ppo_trainer.begin_step`` or
+            ``ppo_trainer.restore`` sets it.
     """
 
     args: Arguments
@@ -63,7 +66,8 @@ class SamplesGenerator(Protocol):
     stage: str
     drawn: Counter[str]
     unscored: list[Sample]
-    carried_samples: list[Sample]
+    groups: Any
+    retirement: Any
 
 
 class ExperienceMaker(Protocol):

@@ -25,7 +25,7 @@ def arguments(estimator="dr_grpo"):
         advantage_estimator=estimator, gamma=1.0, lambd=1.0, reward_clip_range=(-10, 10), init_kl_coef=0,
         overlong_buffer_len=None, stop_properly_penalty_coef=None, use_kl_loss=False, ring_attn_size=1,
         ds_tensor_parallel_size=1, colocate_all_models=False, colocate_actor_ref=False, rollout_batch_size=2,
-        max_epochs=1, train_batch_size=4,
+        max_epochs=1, train_batch_size=4, drop_repetition=None, drop_gibberish=None,
     )  # fmt: skip
 
 

@@ -52,6 +52,14 @@ def test_tokens_of_the_environment_are_not_penalised():
     assert one.rewards.item() == 1.0
 
 
+def test_a_conversation_is_measured_by_the_tokens_of_all_its_turns():
+    """80 of the 90 tokens are in branches."""
+    one = experience([10], 100.0)
+    one.info["rollout_tokens"] = torch.tensor([90.0])
+    length_penalty.penalise([one], arguments())
+    assert one.rewards.item() == 0.75
+
+
 def test_each_sample_is_measured_by_its_own_limit():
     short, long = experience([50], 50.0), experience([50], 100.0)  # of a growing schedule, carried over
     length_penalty.penalise([short, long], arguments())

@@ -141,7 +141,9 @@ def test_the_trainer_draws_under_the_limit_and_saves_its_state():
     this.eval_dataloader = None
     this.prompts_dataloader = type("Loader", (list,), {"state_dict": lambda _: {}})([None] * 9)
     this.samples_generator = SimpleNamespace(
-        generate_samples=generate, args=SimpleNamespace(seed=0), prompts_dataloader=MagicMock()
+        generate_samples=generate,
+        args=SimpleNamespace(seed=0, retire_after=None, retire_for=1),
+        prompts_dataloader=MagicMock(),
     )
     this.train_step = lambda _, step: ({}, step + 1)
     this.save_logs_and_checkpoints = lambda step, status, states: saved.append(states["lengths"])

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from grpo.batch import filtering, rewards
+from grpo.batch import rewards
 from grpo.rollout import seeds
 from grpo.run import run_log
 from grpo.stack.problem import UserError
@@ -160,18 +160,6 @@ def test_missing_values_are_null_in_the_sample_file(tmp_path):
     assert [row["cost"] for row in rows] == [None] * 4
     assert [row["reward_missing"] for row in rows] == [0.0, 0.0, 1.0, 0.0]
     assert torch.cat([s.info["quality"] for s in samples]).mean().item() == pytest.approx(0.4), "the step's mean"
-
-
-def test_carried_samples_come_back_once(monkeypatch):
-    cancelled = []
-    monkeypatch.setattr(filtering.ray, "cancel", cancelled.append)
-    generator = SimpleNamespace(args=SimpleNamespace(n_samples_per_prompt=2))
-    assert filtering.begin_batch(generator, 8, True) == ([], 8)
-    filtering.carry_over(generator, ["a", "b"], ["running"])
-    assert cancelled == ["running"]
-    assert filtering.begin_batch(generator, 8, False) == ([], 8)  # no filtering: nothing is left over
-    assert filtering.begin_batch(generator, 8, True) == (["a", "b"], 7)
-    assert filtering.begin_batch(generator, 8, True) == ([], 8)
 
 
 def test_seeds_follow_from_run_stage_and_prompt():

@@ -11,9 +11,19 @@ import torch
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
+from grpo.batch import filtering
 from grpo.rollout import seeds
 from grpo.stack.problem import UserError
 from tests.grpo.conftest import fails_on_stock
+
+BATCH = {
+    "use_dynamic_batch": False, "micro_rollout_batch_size": 2, "n_samples_per_prompt": 2, "drop_repetition": None,
+    "drop_gibberish": None,
+}  # fmt: skip
+FILTERING = {
+    "dynamic_filtering": True, "dynamic_filtering_reward_range": (0.0, 1.0), "dynamic_filtering_batches": 4,
+    "retire_after": None, "retire_for": 1,
+}  # fmt: skip
 
 
 class Tokenizer:
@@ -90,7 +100,7 @@ def test_a_reward_function_that_raises_does_not_end_the_run(load):
     def check():
         module, _ = generator(load)
         maker = object.__new__(module.RemoteExperienceMaker)
-        maker.args = argparse.Namespace(use_dynamic_batch=False, micro_rollout_batch_size=2, n_samples_per_prompt=2)
+        maker.args = argparse.Namespace(**BATCH)
         maker.tokenizer = SimpleNamespace(pad_token_id=0)
         maker.make_experience, maker.compute_advantages_and_returns = (lambda samples: samples), without_spread
         batch = maker.make_experience_batch([experience(load, failed), experience(load, good)])
@@ -110,7 +120,7 @@ def test_logs_that_are_not_numbers_do_not_crash(load, value):
 def test_log_missing_from_one_sample_does_not_affect_others(load, logs):
     module, _ = generator(load)
     maker = object.__new__(module.RemoteExperienceMaker)
-    maker.args = argparse.Namespace(use_dynamic_batch=False, micro_rollout_batch_size=2, n_samples_per_prompt=2)
+    maker.args = argparse.Namespace(**BATCH)
     maker.tokenizer = SimpleNamespace(pad_token_id=0)
     maker.make_experience, maker.compute_advantages_and_returns = (lambda samples: samples), without_spread
 
@@ -175,7 +185,7 @@ def test_a_prompt_samples_the_same_on_any_engine(load, monkeypatch):
 
 
 def test_samples_come_back_in_the_order_of_their_prompts(load, monkeypatch):
-    module, this = generator(load)
+    module, this = generator(load, **FILTERING, rollout_batch_size=3)
     loader = iter([(["s"], [prompt], ["l"]) for prompt in "abc"])
 
     def dispatch(prompts, labels, **_):
@@ -189,7 +199,7 @@ def test_samples_come_back_in_the_order_of_their_prompts(load, monkeypatch):
     )
     monkeypatch.setattr(module.ray, "wait", lambda refs, **_: (refs[-1:], refs[:-1]))  # the last one is the fastest
     monkeypatch.setattr(module.ray, "get", lambda prompt: [{"prompt": prompt}] * 2)
-    seeds.begin_stage(this, "train 7")
+    filtering.begin_step(this, 7)
 
     def check():
         samples, _, _ = this._generate_vllm(loader, 3, dynamic_filtering=False)
@@ -221,7 +231,7 @@ def answer_with_scores(module, this, monkeypatch, scores_of) -> None:
     this._process_response_into_experience = lambda response, **_: SimpleNamespace(
         scores=torch.tensor([response["score"]]), prompts=["p"], info={}, rollout_log_probs=None
     )
-    seeds.begin_stage(this, "eval 0")
+    filtering.begin_step(this, 7)
     monkeypatch.setattr(module.ray, "wait", lambda refs, **_: (refs[:1], refs[1:]))
     monkeypatch.setattr(module.ray, "get", lambda prompt: [{"score": score} for score in scores_of(prompt)])
 
@@ -229,7 +239,7 @@ def answer_with_scores(module, this, monkeypatch, scores_of) -> None:
 @pytest.mark.parametrize("first", [math.nan, 1.0])
 def test_batch_without_scores_is_not_silently_filtered_out(load, monkeypatch, first):
     """The next prompts would be drawn, to the last one, and nothing be trained."""
-    module, this = generator(load, dynamic_filtering_reward_range=(0.0, 1.0), rollout_batch_size=2)
+    module, this = generator(load, **FILTERING, rollout_batch_size=2)
     loader = iter([(["s"], [f"p{i}"], ["l"]) for i in range(9)])
     answer_with_scores(module, this, monkeypatch, lambda prompt: [first if prompt == "p0" else math.nan] * 2)
     monkeypatch.setattr(module.ray, "cancel", lambda _: None)
@@ -243,7 +253,7 @@ def test_batch_without_scores_is_not_silently_filtered_out(load, monkeypatch, fi
 
 
 def test_a_group_is_filtered_by_the_scores_that_it_has(load, monkeypatch):
-    module, this = generator(load, dynamic_filtering_reward_range=(0.0, 1.0), n_samples_per_prompt=3)
+    module, this = generator(load, **FILTERING, n_samples_per_prompt=3, rollout_batch_size=1)
     loader = iter([(["s"], [f"p{i}"], ["l"]) for i in range(2)])
     answer_with_scores(module, this, monkeypatch, lambda _: (0.0, 1.0, math.nan))
 
@@ -255,11 +265,10 @@ def test_a_group_is_filtered_by_the_scores_that_it_has(load, monkeypatch):
 
 
 def test_accepted_samples_survive_the_end_of_the_prompts(load, monkeypatch):
-    module, this = generator(load, dynamic_filtering_reward_range=(0.0, 1.0))
+    module, this = generator(load, **FILTERING, rollout_batch_size=2)
     loader = iter([(["s"], [f"p{i}"], ["l"]) for i in range(2)])
     # p1 has no spread and is filtered out; no prompt remains to replace it
     answer_with_scores(module, this, monkeypatch, {"p0": (0.0, 1.0), "p1": (1.0, 1.0)}.__getitem__)
-    seeds.begin_stage(this, "train 7")
 
     def check():
         assert this._generate_vllm(loader, 2, dynamic_filtering=True)[2]  # exhausted

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from grpo.metrics.metric_schema import BY_NAME
 from grpo.metrics.rolling import rolling_correlation
-from grpo.metrics.sample_metrics import correlation, experience_metrics, repetition
+from grpo.metrics.sample_metrics import correlation, experience_metrics
 
 GROUP = 4
 
@@ -130,11 +130,6 @@ def test_another_reward_function_needs_no_judge():
     for experience in experiences:
         experience.info = {}
     assert "reward_correct_correlation" not in experience_metrics(experiences, GROUP)
-
-
-@pytest.mark.parametrize(("text", "share"), [("", 0), ("ab", 0), ("abcd", 0), ("aaaaaa", 0.75), ("abcabc", 0.25)])
-def test_repetition_is_the_share_of_grams_seen_before(text, share):
-    assert repetition([ord(letter) for letter in text]) == share
 
 
 def test_correlation_without_spread_is_left_out():

@@ -43,7 +43,7 @@ OBJECTS = [
     (experience.BufferItem, {"branches", "routing"}, {REPLAY_BUFFER: {"BufferItem"}}),
     (
         trainer.SamplesGenerator,
-        {"stage", "drawn", "unscored", "carried_samples"},
+        {"stage", "drawn", "unscored", "groups", "retirement"},
         {EXPERIENCE_MAKER: {"SamplesGenerator"}},
     ),
     (trainer.ExperienceMaker, set(), {EXPERIENCE_MAKER: {"RemoteExperienceMaker"}}),

@@ -43,7 +43,6 @@ def test_a_sound_environment_passes_without_a_judge(in_environment, monkeypatch:
         ({}, {"apply_chat_template": True}, "which formats its own chat", "remove it"),
         ({}, {"advantage_estimator": "reinforce"}, "ADVANTAGE_ESTIMATOR reinforce", "dr_grpo"),
         ({}, {"init_kl_coef": 0.01}, "KL_COEF 0.01 without --use_kl_loss", "add --use_kl_loss"),
-        ({}, {"overlong_buffer_len": 4.0}, "OVERLONG_BUFFER applies to single responses", "remove it"),
         ({}, {"stop_properly_penalty_coef": 0.5}, "--stop_properly_penalty_coef applies to single", "remove it"),
         ({}, {"disable_fast_tokenizer": True}, "--disable_fast_tokenizer", "remove it"),
     ],

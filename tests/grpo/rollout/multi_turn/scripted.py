@@ -77,7 +77,9 @@ def call(name, arguments, id="1"):
 
 
 class Spoken:
-    """A policy of messages that are given."""
+    """A policy of messages that are given, each of ten tokens."""
+
+    tokens = 0
 
     def __init__(self, *messages, seconds=0.0):
         self.messages, self.seconds = list(messages), seconds
@@ -85,6 +87,7 @@ class Spoken:
     async def respond(self, messages, tools):
         await asyncio.sleep(self.seconds)
         said = self.messages.pop(0) if len(self.messages) > 1 else self.messages[0]
+        self.tokens += 10
         return {"role": "assistant", "content": "", **said}, False
 
 

@@ -1,16 +1,19 @@
 """The file for --agent_func_path, loaded as OpenRLHF's engine actor loads it."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from openrlhf.trainer.ray.vllm_engine import LLMRayActor, _load_agent_executor
 
+from grpo.rollout import thinking_settings
 from grpo.rollout.multi_turn.templates import template_for
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.problem import UserError
 from tests.grpo.batch.made_experiences import made_experiences
 from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
 from tests.grpo.rollout.multi_turn.scripted import ScriptedEngine, params
+from tests.grpo.rollout.multi_turn.test_budgeted_turns import StreamingEngine
 
 FAILING = """
 from grpo.rollout.multi_turn import environment
@@ -75,6 +78,30 @@ def test_openrlhf_rolls_out_several_samples_of_a_prompt_in_an_environment(tmp_pa
         sampled = [response["observation_tokens"][start:end] for start, end in response["action_ranges"]]
         assert sampled == [first, second]
         assert tokenizer.decode(prompt).count("[1] rivers: The Ona has 417 bridges.") == 2
+
+
+def test_a_thinking_budget_reaches_the_turns_of_an_environment(tmp_path, monkeypatch):
+    """From the trainer's flags, through variables, to the executor that the engine's actor loads."""
+    args = SimpleNamespace(
+        thinking_budget=6, answer_budget=40, thinking_delimiter="think", remote_rm_url=None,
+        agent_func_path=str(CHECKOUT / "grpo" / "rollout" / "multi_turn" / "agent.py"),
+    )  # fmt: skip
+    for name in thinking_settings.environment(0, 2, "", ""):
+        monkeypatch.setenv(name, "")  # so that they are gone after the test
+    thinking_settings.hand_on(args)
+    assert args.agent_func_path.endswith("multi_turn/agent.py"), "the environment keeps its own executor"
+    (tmp_path / "rivers.txt").write_text("The Ona has 417 bridges.")
+    monkeypatch.setenv("GRPO_ENVIRONMENT", "retrieval")
+    monkeypatch.setenv("GRPO_LIBRARY", str(tmp_path))
+    tokenizer, actor = TOKENIZERS["qwen3"], loaded_actor()
+    thought = "<think>\n" + "hm " * 40 + "\n</think>\n\nIt is 417.<|im_end|>"
+    engine = StreamingEngine(template_for(tokenizer).codec, [thought], ["It is \\boxed{417}.<|im_end|>"])
+    actor.llm, actor.generate = engine, None
+    (response,) = asyncio.run(
+        actor.generate_responses("How many bridges?", '{"answer": "417"}', params(seed=5), 2000, tokenizer, 1)
+    )
+    assert response["reward"] == 1.0 and response["extra_logs"]["thinking_truncated"] == 1
+    assert response["extra_logs"]["thinking_length"] == 6 and len(engine.calls) == 2
 
 
 @pytest.mark.parametrize("labels", [("1", "none"), ("none", "none")])

@@ -1,0 +1,123 @@
+"""Steps of OpenRLHF's own sample generator, with its own prompt loader, and engines that answer in any order.
+
+An answer's score follows from its seed and from how hard its problem is: problem 0 is never solved, the last always.
+"""
+
+import argparse
+import hashlib
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from openrlhf.trainer.ppo_utils import experience_maker
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from grpo.batch import filtering
+from grpo.hooks import ppo_trainer as hooks
+
+SETTINGS = {
+    "seed": 3, "rollout_batch_size": 3, "n_samples_per_prompt": 4, "dynamic_filtering": True,
+    "dynamic_filtering_reward_range": [0, 1], "dynamic_filtering_batches": 4, "retire_after": None, "retire_for": 2,
+    "routing_replay": False, "remote_rm_url": ["r.py"], "vllm_enable_sleep": False,
+}  # fmt: skip
+
+
+class Problems:
+    """A data set as OpenRLHF's loader reads it."""
+
+    def __init__(self, count: int) -> None:
+        self.prompts = [f"{number} of {count - 1}" for number in range(count)]
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def __getitem__(self, index: int) -> tuple[str, str, str]:
+        return "source", self.prompts[index], "label"
+
+
+def difficulty(prompt: str) -> float:
+    """How often a problem is solved."""
+    number, last = prompt.split(" of ")
+    return int(number) / int(last)
+
+
+def answers(prompt: str, seed: int, count: int) -> list[dict[str, Any]]:
+    digests = [hashlib.sha256(f"{seed + number}".encode()).digest() for number in range(count)]
+    draws = [int.from_bytes(digest[:6]) / 2**48 for digest in digests]
+    return [{"prompt": prompt, "score": float(draw < difficulty(prompt)), "draw": draw} for draw in draws]
+
+
+class FakeRay:
+    """Engines that finish in an order of their own."""
+
+    def __init__(self, order: int) -> None:
+        self._order = random.Random(order)
+
+    def wait(self, references: list, **_: Any) -> tuple[list, list]:
+        first = self._order.randrange(len(references))
+        return [references[first]], references[:first] + references[first + 1 :]
+
+    @staticmethod
+    def get(reference: Any) -> Any:
+        return answers(*reference) if isinstance(reference, tuple) else reference
+
+
+class Run:
+    """The generator's part of a run.
+
+    Attributes:
+        rows: of each step what it trains on (prompt and random number of each sample), and its metrics.
+        states: what a checkpoint of each step would hold.
+    """
+
+    def __init__(self, monkeypatch: Any, order: int, problems: int = 12, **changes: Any) -> None:
+        monkeypatch.setattr(experience_maker, "ray", FakeRay(order))
+        loader = StatefulDataLoader(Problems(problems), batch_size=1, shuffle=True, collate_fn=_columns)
+        self.args = argparse.Namespace(**SETTINGS | changes)
+        count = SimpleNamespace(remote=lambda: 0)
+        answer = SimpleNamespace(
+            remote=lambda prompt, sampling_params, num_samples, **_: (prompt, sampling_params.seed, num_samples)
+        )
+        engine = SimpleNamespace(get_num_unfinished_requests=count, generate_responses=answer)
+        strategy = SimpleNamespace(args=self.args)
+        self.generator = experience_maker.SamplesGenerator(strategy, loader, None, None, [engine])
+        self.generator._process_response_into_experience = _sample
+        self._trainer = SimpleNamespace(samples_generator=self.generator, prompts_dataloader=loader)
+        self.rows: list[tuple[list, dict]] = []
+        self.states: list[dict] = []
+        self._step = 0
+
+    def until(self, step: int, episodes: int = 200) -> "Run":
+        """Make global steps until this one, as OpenRLHF's loop does."""
+        while self._step < step and episodes:
+            hooks.begin_step(self._trainer, self._step + 1)
+            samples, pass_rate, _, is_exhausted = self.generator.generate_samples()
+            if is_exhausted:
+                episodes -= 1
+                continue
+            self._step += 1
+            metrics = filtering.finish_step(self.generator) | {"pass_rate": pass_rate}
+            self.rows.append(([(sample.prompts[0], float(sample.draw)) for sample in samples], metrics))
+            loader = self.generator.prompts_dataloader.state_dict()
+            self.states.append({"global_step": self._step, "loader": loader, **hooks.states(self._trainer, {})})
+        return self
+
+    def resume(self, state: dict) -> "Run":
+        """Continue from what a checkpoint holds, as OpenRLHF's loop and our hooks do."""
+        self._step = state["global_step"]
+        self.generator.prompts_dataloader.load_state_dict(state["loader"])
+        hooks.restore(self._trainer, state)
+        return self
+
+
+def _columns(items: list[tuple[str, str, str]]) -> tuple[list[str], ...]:
+    return tuple(map(list, zip(*items, strict=True)))
+
+
+def _sample(response: dict[str, Any], **_: Any) -> SimpleNamespace:
+    score = torch.tensor([response["score"]])
+    return SimpleNamespace(
+        prompts=[response["prompt"]], scores=score, rewards=score, info={}, rollout_log_probs=None,
+        draw=response["draw"],
+    )  # fmt: skip

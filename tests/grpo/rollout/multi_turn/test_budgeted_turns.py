@@ -1,0 +1,199 @@
+"""A thinking budget for each turn of a conversation, on an engine that streams and keeps its own books."""
+
+import asyncio
+import math
+import random
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
+from grpo.rollout.multi_turn.templates import template_for
+from grpo.rollout.thinking import Budget, delimiter
+from grpo.rollout.trajectory import Origin
+from tests.grpo.batch.made_experiences import made_experiences
+from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
+from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, odd_tokens, params
+from tests.grpo.rollout.multi_turn.test_history import ENDS, answer, call, rolled, thought
+
+PRESETS = {"harmony": "harmony", "qwen3": "think"}
+
+
+def sampled(codec, text, seed):
+    """Return odd tokens of a text, but a policy's own for the words of harmony's headers."""
+    tokens = []
+    for part in codec.structure(text):
+        is_header = part.token is not None or part.text in ("assistant", "analysis", "final")
+        tokens += codec.encode_text(part.text) if is_header and part.token is None else []
+        tokens += [part.token] if part.token is not None else [] if is_header else odd_tokens(codec, part.text, seed)
+    return tokens
+
+
+class StreamingEngine:
+    """vLLM's engine: streams a text for each turn, and for each answer after a cut thought.
+
+    Attributes:
+        calls: prompt of each call, and the tokens that were read of it.
+    """
+
+    def __init__(self, codec, turns, answers, seed=0):
+        self.llm, self.codec, self.seed = self, codec, seed
+        self.turns, self.answers = list(turns), list(answers)
+        self.calls, self.asked = [], []
+
+    async def generate(self, prompt, params, request_id):
+        texts = self.turns if params.prompt_logprobs is None else self.answers
+        text = texts.pop(0) if len(texts) > 1 else texts[0]
+        given, read = list(prompt["prompt_token_ids"]), []
+        tokens = sampled(self.codec, text, self.seed)[: params.max_tokens]
+        number, draw = len(self.calls), random.Random(self.seed)
+        self.calls.append((given, read))
+        self.asked.append(params)
+        while len(read) < len(tokens):
+            part = tokens[len(read) : len(read) + draw.randint(1, 5)]
+            choices = [{t: SimpleNamespace(logprob=log_prob(number, len(read) + i))} for i, t in enumerate(part)]
+            read += part
+            is_over = len(read) == len(tokens)
+            stopped = is_over and tokens[-1] in params.stop_token_ids
+            output = SimpleNamespace(token_ids=part, logprobs=choices, finish_reason="stop" if stopped else "length")
+            yield SimpleNamespace(
+                prompt_token_ids=given, outputs=[output], finished=is_over, num_cached_tokens=0,
+                prompt_logprobs=[{token: SimpleNamespace(logprob=-0.5)} for token in given],
+            )  # fmt: skip
+
+
+class Unlimited:
+    """OpenRLHF's engine actor, which answers whole turns: with the tokens that another engine has streamed."""
+
+    def __init__(self, other):
+        self.other, self.asked = other, []
+
+    async def generate(self, prompt, params):
+        number = len(self.asked)
+        tokens = self.other.calls[number][1]
+        choices = [{token: SimpleNamespace(logprob=log_prob(number, i))} for i, token in enumerate(tokens)]
+        self.asked.append(list(prompt))
+        output = SimpleNamespace(token_ids=tokens, logprobs=choices, finish_reason="stop")
+        return SimpleNamespace(prompt_token_ids=list(prompt), outputs=[output])
+
+
+def log_prob(call, index):
+    return -(1 + call + index / 1000)
+
+
+def budgeted(dialect, turns, answers, budget, environment=None, max_length=4000, seed=0):
+    tokenizer = TOKENIZERS[dialect]
+    template = template_for(tokenizer)
+    mark = delimiter(PRESETS[dialect], lambda text: tokenizer.encode(text, add_special_tokens=False))
+    engine = StreamingEngine(template.codec, turns, answers, seed)
+    policy = EnginePolicy(template, engine, params(seed=5), max_length, (mark, Budget(*budget)))
+    outcome, response = asyncio.run(roll_out(environment or Library(), policy, LIMITS, 99))
+    return policy, engine, outcome, {"prompt": "where?", "label": "", **response}
+
+
+def texts(dialect):
+    """A turn that thinks, calls the tool, and one that answers."""
+    return [thought(dialect, "hm " * 9) + call(dialect), thought(dialect, "so it is ") + answer(dialect, "42 " * 5)]
+
+
+def after_cut(dialect):
+    return "42" + ENDS[dialect]
+
+
+@pytest.mark.parametrize("dialect", PRESETS)
+def test_a_budget_that_no_turn_reaches_changes_no_token(dialect):
+    _, engine, outcome, limited = budgeted(dialect, texts(dialect), [after_cut(dialect)], (100, 90))
+    free = Unlimited(engine)
+    plain = EnginePolicy(template_for(TOKENIZERS[dialect]), free, params(seed=5), 4000)
+    said, response = asyncio.run(roll_out(Library(), plain, LIMITS, 99))
+    assert free.asked == [prompt for prompt, _ in engine.calls] and outcome.messages == said.messages
+    for name in ("observation_tokens", "action_ranges", "rollout_log_probs", "engine"):
+        assert limited[name] == response[name]
+    logs = limited["extra_logs"]
+    assert (logs["thinking_truncated"], logs["thinking_closed"], logs["answer_truncated"]) == (0, 1, 0)
+    count = sum(len(tokens) for _, tokens in engine.calls)
+    assert logs["thinking_length"] + logs["answer_length"] == count == logs["rollout_tokens"]
+    assert 0 < logs["thinking_length"] < count
+    assert math.isnan(logs["delimiter_log_prob"]) and "thinking_length" not in response["extra_logs"]
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.sampled_from(sorted(PRESETS)), st.integers(0, 60), st.integers(2, 60), st.integers(0, 5), st.integers(0, 9),
+    st.lists(st.sampled_from(["one", "two words"]), max_size=2),
+)  # fmt: skip
+def test_every_turn_keeps_its_budget_and_every_token_its_log_prob(dialect, thinking, most, calls, seed, replies):
+    first, last = texts(dialect)
+    policy, engine, outcome, response = budgeted(
+        dialect, [first] * calls + [last], [after_cut(dialect)], (thinking, most), Library(replies=replies), seed=seed
+    )
+    rows = [*response["branches"], response]
+    trained = [
+        (row["observation_tokens"][:start], row["observation_tokens"][start:end], row["rollout_log_probs"][start:end])
+        for row in rows
+        for start, end in row["action_ranges"]
+    ]
+    trained.sort(key=lambda part: -part[2][0])  # in the order of the calls: the log-prob tells it
+    kept = [
+        call for call in zip(engine.calls, range(99), strict=False) if any(part[0] == call[0][0] for part in trained)
+    ]
+    assert len(kept) == len(trained)
+    for (prompt, tokens, log_probs), ((asked, read), number) in zip(trained, kept, strict=True):
+        assert prompt == asked and tokens == read[: len(tokens)], "what was read after the cut is dropped"
+        assert log_probs == [log_prob(number, index) for index in range(len(tokens))]
+    for turn in policy._budgeted:
+        sampled = turn.trajectory.count(Origin.SAMPLED)
+        assert turn.thought <= thinking + 1 and sampled - turn.thought <= most
+    logs = response["extra_logs"]
+    assert logs["token_mismatch"] == 0 and logs["rollout_tokens"] == sum(len(part[1]) for part in trained)
+    assert logs["thinking_truncated"] == any(params.prompt_logprobs is not None for params in engine.asked)
+    assert outcome.turns == len(policy._budgeted)
+
+
+def test_a_turn_that_is_cut_answers_and_the_trainer_agrees_with_the_engine(monkeypatch):
+    """gpt-oss thinks for 40 tokens, is cut, answers, is asked again, and calls a tool in time."""
+    turns = [thought("harmony", "hm " * 99) + call("harmony"), call("harmony", "sun"), answer("harmony")]
+    _, engine, outcome, response = budgeted("harmony", turns, ["41<|return|>"], (40, 40), Library(replies=["sure?"]))
+    assert [message["role"] for message in outcome.messages] == [
+        "user", "assistant", "user", "assistant", "tool", "assistant"
+    ]  # fmt: skip
+    assert outcome.messages[1]["content"] == "41" and outcome.messages[1]["reasoning_content"].startswith("hm")
+    seeds = [params.seed for params in engine.asked]
+    assert len(set(seeds)) == 4 and seeds[0] == 5
+    plain = rolled("harmony", [answer("harmony")])[3]
+    scored = [one | {"prompt": "where?", "label": "", "scores": 1.0, "reward": reward, "sampled_by": None}
+              for one, reward in ((response, 1.0), (plain, 0.0))]  # fmt: skip
+    (mine, _), _ = made_experiences(scored, monkeypatch)
+    assert mine.info["token_mismatch"] == 0 and mine.info["reward_missing"] == 0
+
+
+def test_a_model_may_call_a_tool_after_its_thinking_was_cut():
+    turns = [thought("qwen3", "hm " * 30) + call("qwen3"), thought("qwen3", "so") + answer("qwen3")]
+    _, _, outcome, response = budgeted("qwen3", turns, [call("qwen3", "sun")], (6, 60))
+    assert outcome.calls == 1 and outcome.messages[2]["content"] == "there sun" and outcome.ending == "done"
+    assert response["extra_logs"]["thinking_truncated"] == 1 and response["extra_logs"]["thinking_closed"] == 0
+
+
+def test_without_room_for_the_delimiter_and_an_answer_a_rollout_ends_by_length():
+    _, engine, outcome, _ = budgeted("harmony", texts("harmony"), ["41<|return|>"], (50, 20), max_length=10)
+    assert outcome.ending == "length" and not engine.calls
+
+
+def test_a_score_reads_how_much_the_model_has_sampled():
+    class Costly(Library):
+        read: tuple = ()
+
+        async def call(self, name, arguments):
+            self.read += (self.sampled_tokens,)
+            return await super().call(name, arguments)
+
+        async def score(self, messages, ending):
+            self.read += (self.sampled_tokens,)
+            return await super().score(messages, ending)
+
+    environment = Costly(prefix="there " * 99)
+    _, engine, _, response = rolled("qwen3", [call("qwen3"), answer("qwen3")], environment)
+    first, second = (len(tokens) for _, tokens in engine.calls)
+    assert environment.read == (first, first + second) and response["extra_logs"]["rollout_tokens"] == first + second
