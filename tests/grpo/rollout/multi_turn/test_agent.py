@@ -27,6 +27,17 @@ class Environment(environment.Environment):
         return environment.Score(float(self.gold), 1.0)
 """
 
+QUOTING = """
+from grpo.rollout.multi_turn import environment
+
+class Environment(environment.Environment):
+    async def call(self, name, arguments):
+        return '"417"\\n'
+
+    async def score(self, messages, ending):
+        return environment.Score(1.0, 1.0)
+"""
+
 
 @pytest.fixture(autouse=True)
 def limits(monkeypatch):
@@ -102,6 +113,22 @@ def test_a_thinking_budget_reaches_the_turns_of_an_environment(tmp_path, monkeyp
     )
     assert response["reward"] == 1.0 and response["extra_logs"]["thinking_truncated"] == 1
     assert response["extra_logs"]["thinking_length"] == 6 and len(engine.calls) == 2
+
+
+@pytest.mark.parametrize(("template", "result"), [("served", '"417"\n'), ("hub", '"\\"417\\"\\n"')])
+def test_settings_of_the_template_reach_gpt_oss_in_an_environment(tmp_path, monkeypatch, template, result):
+    (tmp_path / "quoting.py").write_text(QUOTING)
+    monkeypatch.setenv("GRPO_ENVIRONMENT", str(tmp_path / "quoting.py"))
+    monkeypatch.setenv("GRPO_TEMPLATE", template)
+    monkeypatch.setenv("GRPO_TEMPLATE_VARIABLES", '{"reasoning_effort": "high", "builtin_tools": ["browser"]}')
+    tokenizer, actor = TOKENIZERS["harmony"], loaded_actor()
+    call = "<|channel|>commentary to=functions.search json<|message|>{}<|call|>"
+    engine = ScriptedEngine(template_for(tokenizer).codec, [call, "<|channel|>final<|message|>42<|return|>"])
+    actor.generate = engine.generate
+    asyncio.run(actor.generate_responses("q", "1", params(seed=5), 2000, tokenizer, 1))
+    prompt = tokenizer.decode(engine.calls[1][0])
+    assert "Reasoning: high\n\n## browser\n\n#" in prompt
+    assert prompt.endswith(f"<|channel|>commentary<|message|>{result}<|end|><|start|>assistant")
 
 
 @pytest.mark.parametrize("labels", [("1", "none"), ("none", "none")])

@@ -49,7 +49,7 @@ def test_no_reserved_id_of_gpt_oss_is_sampled(gpt_oss):
 @st.composite
 def chats(draw):
     """Histories of a chat API: thinking or none, parallel calls and their results in any order."""
-    messages = [{"role": "user", "content": draw(TEXT)}]
+    messages = [draw(SPOKEN)]
     for turn in range(draw(st.integers(0, 4))):
         message = {"role": "assistant", "content": ""} | draw(THINKING)
         calls = draw(st.lists(CALL, max_size=3))
@@ -63,10 +63,11 @@ def chats(draw):
             ]
             messages += [message, *results]
         else:
-            messages += [message | {"content": draw(SAID)}, {"role": "user", "content": draw(TEXT)}]
+            messages += [message | {"content": draw(SAID)}, draw(SPOKEN)]
     return messages
 
 
+SPOKEN = st.fixed_dictionaries({"role": st.sampled_from(["user", "developer"]), "content": TEXT})
 THINKING = st.one_of(st.just({}), SAID.map(lambda text: {"reasoning_content": text}))
 CALL = st.fixed_dictionaries({
     "name": st.sampled_from(TOOLS),
