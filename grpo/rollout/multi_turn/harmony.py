@@ -113,9 +113,10 @@ class HarmonyTemplate(Template):
             return [*turn, self._spoken("assistant<|channel|>final", content)]
         if content:
             turn.append(self._spoken("assistant<|channel|>commentary", content))
-        return turn + [self._call(**call["function"]) for call in calls]
+        return turn + [self._call(call["function"]["name"], call["function"]["arguments"]) for call in calls]
 
     def _call(self, name: str, arguments: str) -> Spoken:
+        self._check_name(name)
         if not _is_built_in(name):
             return self._spoken(f"assistant to=functions.{name}<|channel|>commentary json", arguments, "<|call|>")
         body = _code(arguments) if name == "python" else arguments
@@ -124,12 +125,18 @@ class HarmonyTemplate(Template):
     def _result(self, message: Message, call: Spoken | None) -> Spoken:
         """Return a tool's answer, in the name of the tool that was called."""
         name = call.recipient.removeprefix("functions.") if call else message.get("name") or ""
+        self._check_name(name)
         author, channel = f"functions.{name}", "commentary"
         if _is_built_in(call.recipient if call else name):
             author, channel = name, (call.channel if call else "") or "analysis"
         said = text_of(message)
         said = json.dumps(said, ensure_ascii=False) if self._follows_hub else said
         return self._spoken(f"{author} to=assistant<|channel|>{channel}", said)
+
+    def _check_name(self, name: str) -> None:
+        """Refuse a name with a special token, which would end the header. The model cannot write one."""
+        if self.codec.pattern.search(name):
+            raise UserError(f"the name of a tool is {name!r}", "use a name without special tokens")
 
     def _spoken(self, header: str, content: str, end: str = "<|end|>") -> Spoken:
         structure = self.codec.structure
