@@ -42,8 +42,6 @@ def complete(samples: Sequence[Sample], group_size: int) -> None:
     - A reward is missing if the reward function failed, or JUDGE_FALLBACK=mean_quality had no mean yet. It becomes the
       mean of its group, which leaves the others' baseline unchanged. ``info["reward_missing"]`` counts it, and
       :func:`grpo.batch.branches.give_advantages` removes the sample from the update.
-    - A degenerate sample (:mod:`grpo.batch.degenerate`) gets the mean of its group, too, and no part in the update. Its
-      own reward stays in ``info["reward"]``.
     - A missing log, including ``info["reward"]`` and ``info["score"]``, becomes the mean of the batch. The step's
       average is then over the samples that have it: a group without any reward counts as nothing, not as 0.
     - ``missing`` names what a sample lacked; :func:`grpo.run.run_log.describe_samples` records it.
@@ -65,9 +63,7 @@ def complete(samples: Sequence[Sample], group_size: int) -> None:
         raise no_reward(samples)
     known = torch.where(missing, math.nan, rewards)
     logged = torch.where(missing, known.nanmean().nan_to_num(0.0), rewards)  # OpenRLHF always reads it
-    left_out = _log(samples, "degenerate") > 0
-    filled = fill(torch.where(left_out, math.nan, known), group_size)
-    for sample, reward, mean, gone in zip(samples, filled, logged, missing, strict=True):
+    for sample, reward, mean, gone in zip(samples, fill(known, group_size), logged, missing, strict=True):
         sample.missing = {"reward"} if gone else set()
         sample.rewards = reward.view(1)
         sample.info["reward"] = mean.view(1)

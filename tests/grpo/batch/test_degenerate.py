@@ -91,11 +91,13 @@ def test_nothing_is_marked_without_a_limit():
 
 
 def response(reward: float, kind: str) -> dict:
-    tokens = [5] * 60 if kind == "loop" else list(range(100, 160))
-    log_probs = [-9.0 if kind == "gibberish" else -0.5] * 60
+    length = 60 if kind == "fine" else 90
+    tokens = [5] * length if kind == "loop" else list(range(100, 100 + length))
+    log_probs = [-9.0 if kind == "gibberish" else -0.5] * length
     return {
         "prompt": "p", "label": "", "reward": reward, "scores": reward, "truncated": False, "extra_logs": {},
-        "observation_tokens": [3, 4, *tokens], "action_ranges": [(2, 62)], "rollout_log_probs": [0.0, 0.0, *log_probs],
+        "observation_tokens": [3, 4, *tokens], "action_ranges": [(2, 2 + length)],
+        "rollout_log_probs": [0.0, 0.0, *log_probs],
     }  # fmt: skip
 
 
