@@ -38,8 +38,8 @@ def reward_func(queries, prompts, labels):
 def parts(tiny_model, tmp_path_factory) -> tuple[Path, list[str]]:
     """The run directory of steps 1 to 3 and, resumed with other options, 4 to 7; and the driver's log of each part.
 
-    The first part, on one rank with the whole base, is killed in step 5: step 4 is taken back. The second one has two
-    ranks that share the base, its experts in bf16 and in host memory.
+    The first part, in the box of 2 GPUs with the whole base on one rank, is killed in step 5: step 4 is taken back. The
+    second one has two ranks that share the base, its experts in bf16 and in host memory.
     """
     folder = tmp_path_factory.mktemp("loss")
     (folder / "reward.py").write_text(REWARD)
@@ -68,9 +68,8 @@ def parts(tiny_model, tmp_path_factory) -> tuple[Path, list[str]]:
         seen = seen or log.stat().st_size
         return b"Train epoch" in log.read_bytes()[seen:]
 
-    options = {"OLD_LOG_PROBS": "engine", "ACTOR_GPUS": "1", "ACTOR_SHARD": "none"}
-    first_part = ("--run-dir", run_dir, "--steps", 7, "--", "--advantage_clip", CLIP)
-    kill(run_dir, is_in_step_5, *first_part, **options, **shared)
+    first_part = ("--gpus", 2, "--run-dir", run_dir, "--steps", 7, "--", "--advantage_clip", CLIP)
+    kill(run_dir, is_in_step_5, *first_part, OLD_LOG_PROBS="engine", **shared)
     first = log.read_text()
     assert 4 <= len(lines(metrics)) < 6, "it was killed too late"
     (folder / BROKEN).touch()
