@@ -253,11 +253,12 @@ done
 
 # One file of ours calls the files of your own
 export GRPO_REWARD_FILES=""
+REWARD_PROGRAM="$REWARD"
 if [[ $REWARD != http://* && $REWARD != https://* && ! $REWARD -ef $HERE/reward/reward_func.py ]]; then
     read -ra FILES <<<"$REWARD"
     if [[ -f $REWARD ]]; then FILES=("$REWARD"); fi
     GRPO_REWARD_FILES="$(realpath -m -- "${FILES[@]}" | paste -sd :)"
-    REWARD="$HERE/reward/user_reward.py"
+    REWARD_PROGRAM="$HERE/reward/user_reward.py"
 fi
 
 # --- Flags ------------------------------------------------------------------------------------------------------------
@@ -274,7 +275,7 @@ if [[ -n $GPU_GB ]]; then MODEL_ARGS+=(--gpu_gb "$GPU_GB"); fi
 DATA_ARGS=(
     --prompt_data "$TRAIN_DATA" --eval_dataset "$EVAL_DATA"
     --input_key prompt --label_key label
-    --remote_rm_url "$REWARD"
+    --remote_rm_url "$REWARD_PROGRAM"
 )
 if [[ -n $REASONING_EFFORT ]]; then DATA_ARGS+=(--reasoning_effort "$REASONING_EFFORT"); fi
 if [[ -n $TEMPLATE_VARIABLES ]]; then DATA_ARGS+=(--template_variables "$TEMPLATE_VARIABLES"); fi

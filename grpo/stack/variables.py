@@ -7,6 +7,7 @@ from grpo.stack.checkout import CHECKOUT
 
 _VALUE = re.compile(r'--(\w+) "\$\{?(\w+)(?:\[@\])?\}?"')
 _LIST = re.compile(r'read -ra (\w+) <<<"\$(\w+)"')
+_COPY = re.compile(r'^(\w+)="\$(\w+)"$', re.MULTILINE)
 _SWITCH = re.compile(r"if \[\[ \$(\w+) == 1 \]\]; then\s+\w+\+=\(--(\w+)[ )]")
 _DEFAULT = re.compile(r'"\$\{(\w+):?=((?:[^{}]|\{[^}]*\})*)\}"')
 _FLAG = re.compile(r"--(\w+)")
@@ -16,8 +17,8 @@ _FLAG = re.compile(r"--(\w+)")
 def by_flag() -> dict[str, str]:
     """Return the variable that sets each flag: {"lora_rank": "LORA_RANK", "offload": "OFFLOAD", ...}."""
     script = (CHECKOUT / "train_grpo.sh").read_text(encoding="utf-8").partition("# --- Run ---")[0]
-    lists = dict(_LIST.findall(script))
-    values = {flag: lists.get(variable, variable) for flag, variable in _VALUE.findall(script)}
+    settings = dict(_LIST.findall(script) + _COPY.findall(script))
+    values = {flag: settings.get(variable, variable) for flag, variable in _VALUE.findall(script)}
     return values | {flag: variable for variable, flag in _SWITCH.findall(script)}
 
 

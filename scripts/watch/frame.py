@@ -246,11 +246,11 @@ def _out_of_range(rows: Numbers, width: int) -> list[Text]:
 
 
 def _schema_differences(run: Run, rows: Numbers, width: int) -> list[Text]:
-    """Return the columns of tiers 1 and 2 that a run has not written, and its columns that the schema lacks."""
+    """Return the columns that every run writes but this one has not, of tiers 1 and 2, and those the schema lacks."""
     if not rows:
         return []
     written = {name for row in (*rows, *_numbers(run.graded)) for name in row}
-    missing = [metric.name for metric in (*_tier(1), *_tier(2)) if metric.name not in written]
+    missing = [metric.name for metric in (*_tier(1), *_tier(2)) if not metric.when and metric.name not in written]
     lines = _wrapped(["not written: " + ", ".join(missing)], width, "dim") if missing else []
     unknown = [
         f"{printable(name)} {number(value)}"

@@ -54,6 +54,11 @@ def test_the_plan_shows_what_was_set_and_refuses_what_the_check_refuses(checkout
     assert call(checkout, "--plan").returncode == 0, "the files of the model are not here, and not missed"
 
 
+def test_the_plan_shows_a_reward_of_ones_own(checkout: Path, tmp_path: Path) -> None:
+    (own := tmp_path / "own.py").write_text("def reward_func(queries, prompts, labels): ...")
+    assert f"set by you  REWARD={own} (default" in call(checkout, "--plan", REWARD=str(own)).stdout
+
+
 @pytest.mark.parametrize(
     ("options", "variables", "message"),
     [
