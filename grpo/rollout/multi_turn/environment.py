@@ -15,7 +15,7 @@ from typing import Any
 from grpo.stack.problem import UserError
 
 Message = dict[str, Any]
-BUILT_IN = {"retrieval": Path(__file__).with_name("retrieval.py")}
+BUILT_IN = {name: Path(__file__).with_name(f"{name}.py") for name in ("python", "retrieval")}
 
 
 class SetupError(UserError):
@@ -169,6 +169,10 @@ class Environment(ABC):
             ending: "done", or the limit that ended it: "turns", "time" or "length".
         """
 
+    async def close(self) -> None:
+        """Release what the conversation used. Called once, last, whatever happened; most need nothing."""
+        return None
+
 
 def load(name: str) -> type[Environment]:
     """Return the class ``Environment`` of a .py file, or of one of our environments by its name.
@@ -199,7 +203,7 @@ def load(name: str) -> type[Environment]:
             f"{path} has no class Environment that extends grpo.rollout.multi_turn.environment.Environment",
             "give the class this name and this base",
         )
-    for name in ("start", "call", "reply", "score"):
+    for name in ("start", "call", "reply", "score", "close"):
         method = getattr(kind, name)
         if getattr(method, "__isabstractmethod__", False) or not inspect.iscoroutinefunction(method):
             raise SetupError(

@@ -22,9 +22,8 @@ from grpo.rollout.multi_turn.environment import (
     Tool,
     ToolError,
 )
+from grpo.rollout.multi_turn.grading import graded
 from grpo.stack.json_files import numbered_rows
-from reward.answers import grade
-from reward.labels import parse_label
 
 VARIABLE = "GRPO_LIBRARY"
 MAX_HITS = 10
@@ -160,13 +159,7 @@ class Environment(environment.Environment):
 
     async def score(self, messages: list[Message], ending: str) -> Score:
         """See :meth:`grpo.rollout.multi_turn.environment.Environment.score`."""
-        last = messages[-1]
-        text = last.get("content") or "" if last["role"] == "assistant" and not last.get("tool_calls") else ""
-        # The grader reads harmony responses: only a final message has an answer.
-        final = f"<|channel|>final<|message|>{text}" + ("<|return|>" if ending == "done" else "")
-        graded = await asyncio.to_thread(grade, final, parse_label(self.label).answer)
-        correct = float(graded.correct)
-        return Score(correct, correct, {"correct": correct, "answered": float(graded.answer is not None)})
+        return await graded(messages, ending, self.label)
 
 
 def _search(path: str, arguments: dict[str, Any]) -> str:

@@ -1,0 +1,89 @@
+"""The interpreter inside a sandbox: runs code, one call after the other, and keeps the variables."""
+
+import ast
+import contextlib
+import io
+import json
+import linecache
+import os
+import random
+import struct
+import sys
+import traceback
+from typing import Any
+
+MOST_CHARS = 1_000_000  # what one call may print
+LENGTH = struct.Struct("!Q")  # before each message
+
+
+class _Output(io.StringIO):
+    """Ends code that prints without end."""
+
+    def write(self, text: str) -> int:
+        if self.tell() + len(text) > MOST_CHARS:
+            raise RuntimeError(f"the code printed more than {MOST_CHARS} characters")
+        return super().write(text)
+
+
+def serve(channel: int) -> None:
+    """Run each code that comes through a socket, until it is closed."""
+    _seed()
+    names: dict[str, Any] = {"__name__": "__main__"}
+    number = 0
+    while (head := _read(channel, LENGTH.size)) is not None:
+        code = _read(channel, LENGTH.unpack(head)[0])
+        if code is None:
+            return
+        number += 1
+        reply = json.dumps(run(code.decode(), f"<call {number}>", names)).encode()
+        _write(channel, LENGTH.pack(len(reply)) + reply)
+
+
+def run(code: str, file: str, names: dict[str, Any]) -> dict[str, Any]:
+    """Return what code printed, with the value of a last line that is an expression, as notebooks show it."""
+    output = _Output()
+    linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)  # for tracebacks
+    failed = False
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        try:
+            _execute(code, file, names)
+        except SystemExit:
+            pass  # exit() ends the code; the variables stay
+        except BaseException as error:
+            failed = True
+            frames = error.__traceback__.tb_next.tb_next if error.__traceback__ else None  # without ours
+            text = "".join(traceback.format_exception(type(error), error, frames))
+            return {"output": output.getvalue() + text, "failed": failed}
+    return {"output": output.getvalue(), "failed": failed}
+
+
+def _execute(code: str, file: str, names: dict[str, Any]) -> None:
+    tree = ast.parse(code, file)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, file, "exec"), names)
+    if isinstance(last, ast.Expr):
+        value = eval(compile(ast.Expression(last.value), file, "eval"), names)
+        if value is not None:
+            print(repr(value))
+
+
+def _seed() -> None:
+    """Let equal code give equal output in every rollout."""
+    random.seed(0)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(0)
+
+
+def _read(channel: int, size: int) -> bytes | None:
+    data = b""
+    while len(data) < size:
+        piece = os.read(channel, size - len(data))
+        if not piece:
+            return None
+        data += piece
+    return data
+
+
+def _write(channel: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(channel, data) :]

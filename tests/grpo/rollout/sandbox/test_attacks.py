@@ -1,0 +1,352 @@
+"""Attacks from inside a sandbox. Each really runs, and each is looked at from outside."""
+
+import asyncio
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from grpo.rollout.sandbox.confinement import Limits
+from grpo.rollout.sandbox.probe import ATTEMPTS, escapes
+from grpo.rollout.sandbox.sandbox import GuestDied, Sandbox
+
+ROOT = Path(__file__).parents[4]
+SMALL = Limits(memory_mb=256, cpu_seconds=2, output_chars=1000)
+
+
+def attack(code, seconds=20.0, then="1 + 1", limits=SMALL):
+    """Run code in a sandbox, then other code; return both texts, or None for what did not return."""
+
+    async def both():
+        sandbox = await Sandbox.start(limits)
+        texts = []
+        for each in (code, then):
+            try:
+                async with asyncio.timeout(seconds):
+                    texts.append((await sandbox.run(each)).text)
+            except (GuestDied, TimeoutError):
+                texts.append(None)
+                break
+        sandbox.close()
+        return texts
+
+    return asyncio.run(both())
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state.rpartition(")")[2].split()[0] != "Z"
+
+
+def wait_until(condition, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
+
+
+def test_nothing_escapes_and_each_attempt_is_one():
+    assert asyncio.run(escapes(Limits(memory_mb=64))) == []
+    secret = Path("/var/tmp/sandbox-probe")
+    values = {"secret": str(secret), "parent": os.getpid(), "memory": 1000}
+    for what, code in ATTEMPTS.items():  # outside a sandbox, each is possible
+        secret.write_text("x")
+        done = subprocess.run([sys.executable, "-c", code.format(**values)], capture_output=True, text=True)
+        assert done.returncode == 0, f"{what}: {done.stderr}"
+    secret.unlink(missing_ok=True)
+
+
+FORK = """
+import os
+count = 0
+for _ in range(1000):
+    try:
+        os.fork()
+        count += 1
+    except OSError:
+        pass
+count
+"""
+
+
+def test_a_fork_bomb_makes_no_process():
+    assert attack(FORK) == ["0\n", "2\n"]
+
+
+@pytest.mark.parametrize("call", [
+    "import os; os.posix_spawn('/bin/true', ['true'], {})", "import os; assert os.system('true') == 0",
+    "import ctypes; assert ctypes.CDLL(None).syscall(435, 0, 0) >= 0",  # clone3
+    "import multiprocessing as m; m.Process().start()",
+])  # fmt: skip
+def test_no_other_way_makes_a_process(call):
+    text, after = attack(call)
+    assert "Error" in text and after == "2\n"
+
+
+FILL = """
+import os, tempfile
+made = 0
+for folder in ('.', '/', '/tmp', '/var/tmp', '/dev/shm', os.path.expanduser('~'), os.path.dirname(os.__file__)):
+    for number in range(20):
+        try:
+            open(os.path.join(folder, f'filled-{number}'), 'wb').write(b'x' * 10**6)
+            made += 1
+        except OSError:
+            pass
+made
+"""
+
+
+def test_the_disk_cannot_be_filled():
+    free = os.statvfs("/").f_bfree
+    assert attack(FILL)[0] == "0\n"
+    assert not list(Path("/tmp").glob("filled-*")) and os.statvfs("/").f_bfree > free - 10**5
+
+
+@pytest.mark.parametrize("code", [
+    "open({path!r}, 'a').write('x')",
+    "open({path!r}, 'r+').write('x')",
+    "import os; os.truncate({path!r}, 0)",
+    "import os; os.open({path!r}, os.O_RDONLY | os.O_TRUNC)",
+    "import os; os.remove({path!r})",
+    "import os; os.chmod({path!r}, 0)",
+    "import os; os.rename({path!r}, '/tmp/taken')",
+    "import os; os.symlink('/etc/passwd', {path!r} + '2')",
+    "import os; os.mkdir({path!r} + '3')",
+    "import os; os.link({path!r}, {path!r} + '4')",
+    "import os; os.memfd_create('x')",
+    "import os; os.setxattr({path!r}, 'user.x', b'x')",
+    "import os; os.utime({path!r})",
+    "import os; os.mkfifo({path!r} + '5')",
+])  # fmt: skip
+def test_nothing_outside_is_changed(code, tmp_path):
+    tmp_path.chmod(0o777)
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("kept")
+    file.chmod(0o666)
+    before = file.stat()
+    text, _ = attack(code.format(path=str(file)))
+    assert "PermissionError" in text or "OSError" in text
+    assert file.read_text() == "kept" and file.stat().st_mode == before.st_mode and os.listdir(tmp_path) == [file.name]
+
+
+SECRETS = """
+import ctypes, os, sys
+found = []
+for name in ('/proc/self/environ', '/proc/self/mem', '/proc/{parent}/environ', '/proc/{parent}/cmdline',
+             '/proc/1/environ', '/proc/{parent}/fd', '/proc/{parent}/maps', {file!r}, {root!r},
+             '/root/.netrc', '/etc/passwd'):
+    try:
+        found.append(open(name, 'rb').read() if not os.path.isdir(name) else os.listdir(name))
+    except OSError:
+        pass
+found.append(dict(os.environ))
+environ = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), 'environ')
+block = ctypes.cast(environ[0], ctypes.c_void_p).value
+found.append(ctypes.string_at(block - 2000, 3000))  # the arguments and variables this process began with
+for other in range(3, 64):
+    try:
+        os.read(other, 0); found.append(other)
+    except OSError:
+        pass
+print(found)
+"""
+
+
+def test_the_runs_secrets_and_files_cannot_be_read(tmp_path):
+    """In a process of its own: the variables that a process began with are the ones to look for."""
+    (tmp_path / "train.jsonl").write_text("the gold answers")
+    code = SECRETS.format(parent="PARENT", file=str(tmp_path / "train.jsonl"), root=str(ROOT))
+    script = f"""
+import os
+from tests.grpo.rollout.sandbox.test_attacks import attack
+from grpo.rollout.sandbox.confinement import Limits
+print(attack({code!r}.replace("PARENT", str(os.getpid())), limits=Limits(output_chars=10**6))[0])
+"""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "GEMINI_API_KEY": "a-secret-key",
+        "WANDB_API_KEY": "a-secret-key",
+    }
+    said = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, cwd=ROOT)
+    assert said.returncode == 0, said.stderr
+    assert "PATH" in said.stdout, "it saw the variables it may see"
+    for secret in ("a-secret-key", "API_KEY", "the gold answers", "train_grpo.sh", "root:"):
+        assert secret not in said.stdout
+    assert said.stdout.rstrip().endswith("3]"), "its own socket is the only open file"
+
+
+def test_no_network_not_even_to_this_machine():
+    server = socket.create_server(("127.0.0.1", 0))
+    port = server.getsockname()[1]
+    for code in (
+        f"import socket; socket.create_connection(('127.0.0.1', {port}))",
+        "import socket; socket.socketpair()",
+        f"import urllib.request as u; u.urlopen('http://127.0.0.1:{port}')",
+        "import ctypes; assert ctypes.CDLL(None).syscall(425, 8, 0) >= 0",  # io_uring, which could open sockets
+    ):
+        assert "Error" in attack(code)[0]
+    assert not select.select([server], [], [], 0)[0]
+    server.close()
+
+
+DEAF = """
+import signal
+for number in range(1, 65):
+    try:
+        signal.signal(number, signal.SIG_IGN)
+    except (OSError, ValueError):
+        pass
+while True:
+    try:
+        while True: pass
+    except BaseException:
+        pass
+"""
+
+
+@pytest.mark.parametrize("code", [
+    "while True: pass",
+    DEAF,
+    "sum(range(10**13))", "9**9**9", "import ctypes; l = ctypes.CDLL(None)\nwhile True: l.usleep(10**6)",
+])  # fmt: skip
+def test_endless_code_ends_at_its_deadline_with_its_process(code):
+    async def late():
+        sandbox = await Sandbox.start(Limits())
+        pid = int((await sandbox.run("import os; os.getpid()")).text)
+        assert is_running(pid)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await sandbox.run(code)
+        assert not sandbox.is_open
+        wait_until(lambda: not is_running(pid))
+
+    asyncio.run(late())
+
+
+def test_processor_time_is_limited_even_if_nobody_waits():
+    assert attack("while True: pass", seconds=60) == [None]
+
+
+FLOOD = """
+import os
+while True:
+    try: os.write(3, b'x' * 10**6)
+    except OSError: pass
+"""
+
+
+@pytest.mark.parametrize("code", [
+    FLOOD,
+    "import os; os.write(3, bytes(8))",
+    "import os; os.write(3, (2).to_bytes(8) + b'[]')",
+    "import os; os.close(3)",
+])  # fmt: skip
+def test_a_forged_reply_ends_the_sandbox_at_most(code):
+    assert attack(code)[0] is None
+
+
+def test_huge_output_is_cut_and_endless_output_is_an_error():
+    text, after = attack("print('a' * 900_000, 'z')")
+    assert len(text) < 1100 and "characters left out" in text and text.endswith("z\n") and after == "2\n"
+    text, after = attack("while True: print('a' * 1000)")
+    assert "printed more than 1000000 characters" in text and len(text) < 1100 and after == "2\n"
+
+
+def test_memory_is_limited_and_state_survives_it():
+    text, after = attack(
+        "kept = 7; filled = []\nwhile True: filled.append(bytearray(10**7))", then="len(filled) * 0 + kept"
+    )
+    assert "MemoryError" in text and after == "7\n"
+
+
+@pytest.mark.parametrize("code", [
+    "import os; os._exit(0)", "import ctypes; ctypes.string_at(0)", "import os; os.abort()",
+])  # fmt: skip
+def test_a_crash_costs_only_its_own_sandbox(code):
+    async def two():
+        first, second = await Sandbox.start(SMALL), await Sandbox.start(SMALL)
+        await second.run("x = 1")
+        with pytest.raises(GuestDied):
+            await first.run(code)
+        assert not first.is_open and (await second.run("x")).text == "1\n"
+        second.close()
+
+    asyncio.run(two())
+
+
+def test_no_other_process_can_be_touched():
+    victim = subprocess.Popen(["sleep", "60"])
+    calls = (f"kill({victim.pid}, 9)", f"ptrace(16, {victim.pid}, 0, 0)", f"tgkill({victim.pid}, {victim.pid}, 15)")
+    text, _ = attack("import ctypes; c = ctypes.CDLL(None)\n" + "\n".join(f"print(c.{call})" for call in calls))
+    assert text == "-1\n" * 3 and victim.poll() is None
+    victim.kill()
+    victim.wait()
+
+
+LEAVE = """
+import asyncio, time
+from grpo.rollout.sandbox.confinement import Limits
+from grpo.rollout.sandbox.sandbox import Sandbox
+async def main():
+    boxes = [await Sandbox.start(Limits()) for _ in range(3)]
+    print(*[(await box.run("import os; os.getpid()")).text.strip() for box in boxes], flush=True)
+    await asyncio.gather(*(box.run("while True: pass") for box in boxes))
+asyncio.run(main())
+"""
+
+
+def test_guests_and_their_nursery_end_with_a_killed_engine():
+    engine = subprocess.Popen([sys.executable, "-c", LEAVE], stdout=subprocess.PIPE, text=True, cwd=ROOT)  # fmt: skip
+    guests = [int(pid) for pid in engine.stdout.readline().split()]
+    nursery = int(Path(f"/proc/{guests[0]}/stat").read_text().rpartition(")")[2].split()[1])
+    assert len(guests) == 3 and all(map(is_running, [*guests, nursery]))
+    os.kill(engine.pid, signal.SIGKILL)
+    engine.wait()
+    wait_until(lambda: not any(map(is_running, [*guests, nursery])))
+
+
+CHECK = """
+import asyncio, os
+from grpo.rollout.sandbox.confinement import Limits
+from grpo.rollout.sandbox.probe import escapes
+status = open("/proc/self/status").read()
+print(os.geteuid(), int(status.partition("CapEff:")[2].split()[0], 16), asyncio.run(escapes(Limits())))
+"""
+
+
+WITHOUT_LANDLOCK = """
+import asyncio, ctypes
+from grpo.rollout.multi_turn import environment
+library = ctypes.CDLL("libseccomp.so.2")
+library.seccomp_init.restype = ctypes.c_void_p
+rules = ctypes.c_void_p(library.seccomp_init(0x7FFF0000))
+assert not library.seccomp_rule_add_array(rules, 0x00050000 | 38, 444, 0, None)  # no such call, as on an old kernel
+assert not library.seccomp_load(rules)
+environment.load("python").check()
+"""
+
+
+def test_a_machine_without_landlock_is_refused_with_a_remedy():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_LANDLOCK], capture_output=True, text=True, cwd=ROOT)
+    assert "SetupError: the python environment cannot confine code: Landlock is not available" in done.stderr
+    assert "Linux 5.13" in done.stderr
+
+
+def test_an_ordinary_user_has_the_same_sandbox():
+    """A user without any capability. In the namespace it is user 1000; outside it may be root's files it can read."""
+    user = ["unshare", "--user", "--map-user=1000", "--map-group=1000"]
+    if subprocess.run([*user, "true"], capture_output=True).returncode:
+        pytest.skip("user namespaces are off")
+    done = subprocess.run([*user, sys.executable, "-c", CHECK], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "1000 0 []\n", done.stderr
