@@ -198,6 +198,7 @@ async def _turns(environment: Environment, policy: Policy, limits: RolloutLimits
             return
         if calls := message.get("tool_calls"):
             outcome.calls += len(calls)
+        if calls and not environment.answers_calls:
             answers = await asyncio.gather(*(_call(environment, call, limits.tool_seconds) for call in calls))
             outcome.errors += sum(is_error for _, is_error in answers)
             messages += [answer for answer, _ in answers]

@@ -15,6 +15,7 @@ from typing import Any
 from grpo.stack.problem import UserError
 
 Message = dict[str, Any]
+VERIFIERS = "verifiers:"  # begins the name of an environment of the verifiers package
 BUILT_IN = {name: Path(__file__).with_name(f"{name}.py") for name in ("python", "retrieval")}
 
 
@@ -124,10 +125,12 @@ class Environment(ABC):
     Attributes:
         sampled_tokens: how many tokens the model has sampled in this conversation; those of tools and of users do not
             count. `score` may read it, for instance to charge for them.
+        answers_calls: whether `reply` also gets the messages with tool calls; `call` is then not used.
     """
 
     tools: Sequence[Tool | BuiltInTool] = ()
     sampled_tokens: int = 0
+    answers_calls: bool = False
 
     def __init__(self, prompt: str, label: str) -> None:
         self.prompt, self.label = prompt, label
@@ -175,11 +178,13 @@ class Environment(ABC):
 
 
 def load(name: str) -> type[Environment]:
-    """Return the class ``Environment`` of a .py file, or of one of our environments by its name.
+    """Return the class ``Environment`` of a .py file, of one of our environments, or of one of the verifiers package.
 
     Raises:
         SetupError: if it is missing.
     """
+    if name.startswith(VERIFIERS):
+        return _of_verifiers(name.removeprefix(VERIFIERS))
     path = BUILT_IN.get(name, Path(name))
     if path.suffix == ".py" and not path.is_file():
         raise SetupError(f"ENVIRONMENT {name} does not exist", f"name a Python file, or one of {', '.join(BUILT_IN)}")
@@ -210,3 +215,14 @@ def load(name: str) -> type[Environment]:
                 f"the Environment of {path} has no coroutine {name}", f"define `async def {name}(self, ...)`"
             )
     return kind
+
+
+def _of_verifiers(name: str) -> type[Environment]:
+    if not importlib.util.find_spec("verifiers"):
+        raise SetupError(
+            f"ENVIRONMENT {VERIFIERS}{name} needs the verifiers package",
+            "run: uv pip install --no-deps -r requirements/verifiers.txt",
+        )
+    from grpo.rollout.multi_turn.verifiers_environment import environment_of
+
+    return environment_of(name)
