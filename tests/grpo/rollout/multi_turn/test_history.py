@@ -234,8 +234,13 @@ def test_an_edit_late_in_a_long_text_is_named_before_the_test_times_out():
     assert "rendered 'WORLD" in why
 
 
-COMPOSED = build("qwen3")
-COMPOSED.backend_tokenizer.normalizer = normalizers.NFC()
+def composed(dialect):
+    made = build(dialect)
+    made.backend_tokenizer.normalizer = normalizers.NFC()
+    return made
+
+
+COMPOSED = composed("qwen3")
 
 
 @pytest.mark.parametrize("prompt", ["cafe\u0301 \u1100\u1161 a\u0308b\u0323", "\u212b and \u2126", "\u0301 first"])
@@ -250,6 +255,21 @@ def test_text_that_the_tokenizer_composes_begins_no_branch(prompt, said, monkeyp
         assert outcome.turns >= 4 and policy.history.differences == []
         assert_exact(policy, engine)
         environment.replies = ["e\u0301?", "\u0301?"]
+
+
+@pytest.mark.parametrize("prompt", ["q", "cafe\u0301"])
+@pytest.mark.parametrize("accent", ["\u0301", "\u0301 and on"])
+def test_a_cut_text_that_the_tokenizer_composes_is_extended(prompt, accent):
+    template = template_for(composed("plain"))
+    history, talk = RolloutHistory(template.codec), [{"role": "user", "content": prompt}]
+    before = history.prompt(template.render(talk))
+    sampled = [token for text in ("half of e", accent) for token in template.codec.encode_text(text)]
+    history.add(sampled, [-1.0] * len(sampled))
+    talk += [template.parse(sampled), {"role": "user", "content": "go on"}]
+    after = history.prompt(template.render(talk))
+    assert after[: len(before) + len(sampled)] == before + sampled
+    end = "<|endoftext|>\n\n[user]\ngo on\n\n[assistant]\n"
+    assert template.codec.decode(after[len(before) + len(sampled) :]) == end
 
 
 @pytest.mark.parametrize("change", [("cafe\u0301", "cafe"), ("cafe\u0301", "cafe\u0300"), ("cafe", "cafe\u0301")])
