@@ -145,23 +145,12 @@ class Codec:
             if other and unit.same(other):
                 continue
             is_last = number == len(units) - 1
-            if other and is_last and unit.token is None and other.token is None:
-                rest = self._rest(runs[number], written.text)
-                if rest is not None:
-                    return rest + [part for run in runs[number + 1 :] for part in run]
+            is_text = other and unit.token is None and other.token is None
+            if is_last and is_text and _text(runs[number]).startswith(written.text):
+                rest = _drop(runs[number], len(written.text))
+                return rest + [part for run in runs[number + 1 :] for part in run]
             return self._difference(tokens, unit, rendered[number:])
         return [part for run in runs[len(units) :] for part in run]
-
-    def _rest(self, run: Sequence[Part], begun: str) -> list[Part] | None:
-        """Return a run of text without its beginning; None if it has another one."""
-        text = _text(run)
-        if text.startswith(begun):
-            return _drop(run, len(begun))
-        text, begun = self._normal(text), self._normal(begun)
-        if not text.startswith(begun):
-            return None
-        origins = {part.origin for part in run}
-        return [Part(text[len(begun) :], max(origins, key=lambda origin: origin is Origin.ENVIRONMENT))]
 
     def _normal(self, text: str) -> str:
         """Return text as the tokenizer normalises it before it encodes it, for example in NFC."""
