@@ -75,6 +75,7 @@ ENTROPY = Advice("--entropy_loss_coef", "0.001", "rewards exploration", enough=_
 WARMER = Advice("TEMPERATURE", "1.0", "the samples of a group must differ", enough=lambda now: now >= 1)
 GO_BACK = Advice("--resume", "DIR --from-step N", "continue from the last checkpoint before it, which rotation keeps")
 LONGER_WARM_UP = Advice("LR_WARMUP_RATIO", "twice as long", "the learning rate rises more slowly", 2.0)
+FILTERING = Advice("DYNAMIC_FILTERING", "1", "draws another problem for each group without spread", enough=_is_on)
 EASIER_DATA = Advice("TRAIN_DATA", "problems that the policy solves sometimes", "groups need different rewards")
 LABELS = Advice("TRAIN_DATA", "with correct labels", "compare `label` with the answers in samples/")
 SAVE_LESS = Advice("MAX_CHECKPOINTS", "1", "keeps fewer checkpoints on that disk")

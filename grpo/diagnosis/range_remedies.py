@@ -29,6 +29,10 @@ RANGES = {
         "responses repeat themselves: updates have damaged the policy, or the length limit is too generous",
         (advice.RATE_DOWN, advice.KL, advice.WARMER, advice.OVERLONG),
     ),
+    "degenerate": Remedy(
+        "rollouts loop or turn into gibberish: updates have damaged the policy, or a limit is too strict",
+        (advice.RATE_DOWN, advice.KL, advice.OVERLONG),
+    ),
     "high_reward_wrong": Remedy(
         "wrong samples are rewarded like right ones: the judge is fooled, or the weight of correctness is too low",
         (advice.CORRECTNESS, advice.QUALITY, advice.JUDGE),
@@ -37,7 +41,7 @@ RANGES = {
     "reward_correct_correlation_rolling": _CORRELATION,
     "zero_spread_groups": Remedy(
         "the problems are too hard or too easy: the rewards within a group are equal and give no gradient",
-        (advice.EASIER_DATA, advice.LARGER_GROUPS, advice.WARMER),
+        (advice.FILTERING, advice.EASIER_DATA, advice.LARGER_GROUPS, advice.WARMER),
     ),
     "judge_failed": Remedy(
         "the judge fails on some samples, which are then rewarded by another measure than the rest",

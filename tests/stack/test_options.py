@@ -22,6 +22,7 @@ def test_a_thinking_budget_a_reference_and_a_schedule_of_lengths(finished, tiny_
         THINKING_BUDGET="8", ANSWER_BUDGET="16", GENERATE_MAX_LEN="30", LENGTH_SCHEDULE="28,30@2",
         KL_COEF="0.001", LOSS_AGGREGATION="constant", OVERLONG_BUFFER="24", ROUTING_REPLAY="1",
         EVAL_AT_START="0", LOG_SAMPLES="4",
+        DYNAMIC_FILTERING="1", DYNAMIC_FILTERING_BATCHES="1", RETIRE_AFTER="1", DROP_GIBBERISH="20",
     )  # fmt: skip
     first, second = lines(run_dir / "metrics.jsonl")
     for step, limit, thinking in ((first, 28, 6), (second, 30, 8)):
@@ -34,6 +35,12 @@ def test_a_thinking_budget_a_reference_and_a_schedule_of_lengths(finished, tiny_
         assert 0 < step["routing_differs"] < 0.05
         # A thought that was cut is within 24 tokens of the limit; with its answer it lacks 6 to the whole penalty.
         assert 0 < step["length_penalty"] <= 0.5 * 18 / 24
+        # The step may draw no more than its batch, so the groups outside the window fill it.
+        assert step["groups_drawn"] == 16 and step["score_drawn"] == pytest.approx(step["score"])
+        assert step["groups_filled"] == 16 * (step["groups_too_hard"] + step["groups_too_easy"])
+        assert step["dynamic_filtering_pass_rate"] == pytest.approx(100 * (1 - step["groups_filled"] / 16))
+        assert step["degenerate"] == step["degenerate_gibberish"] == 0, "no token has a surprise of 20 nat"
+    assert (first["problems_resting"], second["problems_resting"]) == (0, 16 * first["groups_too_easy"])
     assert 0 <= first["kl"] < second["kl"], "k3 is never below 0, and the adapter is new in the first step"
     assert second["ppo_kl"] != 0, "replayed in the pass for old log-probs, too"
     mine, others = ({row["prompt"] for row in lines(run / "samples" / "step_1.jsonl")} for run in (run_dir, finished))
