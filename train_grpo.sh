@@ -192,13 +192,16 @@ if ((TINY)); then : "${EVAL_DATA:=$TINY_DIR/eval.jsonl}"; fi
 : "${LENGTH_SCHEDULE:=}" "${OVERLONG_BUFFER:=}" "${OVERLONG_PENALTY:=0.5}"
 
 # Several turns: an environment with tools instead of single answers. ENVIRONMENT is "retrieval" (search and read
-# LIBRARY, a folder of .txt and .md files or a .jsonl file with title and text), a .py file with a class Environment, or
-# empty for single answers. The environment gives the reward; REWARD and the judge are not used. Limits: turns per
-# rollout, seconds per rollout and per tool call, and additional samples of a rollout whose history was rewritten (for
-# example because thinking was removed). The actor holds all samples of a rollout in memory at once. TEMPLATE: gpt-oss
-# reads tool results as vLLM and openai-harmony serve them (served), or as JSON strings, as its chat template on the hub
-# writes them (hub)
-: "${ENVIRONMENT:=}" "${LIBRARY:=}" "${TURN_LIMIT:=8}" "${ROLLOUT_SECONDS:=300}" "${TOOL_SECONDS:=20}"
+# LIBRARY, a folder of .txt and .md files or a .jsonl file with title and text), a .py file with a class Environment,
+# verifiers:NAME for an environment of that package, or empty for single answers. The environment gives the reward;
+# REWARD and the judge are not used. Several, separated by blanks, share the problems; "single" among them is single
+# answers. A line of the data names its environment, or ENVIRONMENT_WEIGHTS shares the lines out (empty: equally)
+: "${ENVIRONMENT:=}" "${ENVIRONMENT_WEIGHTS:=}" "${LIBRARY:=}"
+# Limits of a rollout: turns per rollout, seconds per rollout and per tool call, and additional samples of a rollout
+# whose history was rewritten (for example because thinking was removed). The actor holds all samples of a rollout in
+# memory at once. TEMPLATE: gpt-oss reads tool results as vLLM and openai-harmony serve them (served), or as JSON
+# strings, as its chat template on the hub writes them (hub)
+: "${TURN_LIMIT:=8}" "${ROLLOUT_SECONDS:=300}" "${TOOL_SECONDS:=20}"
 : "${MAX_BRANCHES:=3}" "${TEMPLATE:=served}"
 
 # GRPO. KL_COEF above 0 subtracts the KL divergence from the model without its adapter from the reward: one more forward
@@ -373,12 +376,18 @@ if [[ $USE_TRACKIO == 1 ]]; then LOG_ARGS+=(--use_trackio); fi
 if [[ -n $LOG_SAMPLES ]]; then LOG_ARGS+=(--log_samples "$LOG_SAMPLES"); fi
 
 # Make paths absolute
-if [[ -f $ENVIRONMENT ]]; then ENVIRONMENT="$(realpath "$ENVIRONMENT")"; fi
+read -ra ENVIRONMENTS <<<"$ENVIRONMENT"
+if [[ -f $ENVIRONMENT ]]; then ENVIRONMENTS=("$ENVIRONMENT"); fi
+for I in "${!ENVIRONMENTS[@]}"; do
+    if [[ -f ${ENVIRONMENTS[I]} ]]; then ENVIRONMENTS[I]="$(realpath "${ENVIRONMENTS[I]}")"; fi
+done
+ENVIRONMENT="${ENVIRONMENTS[*]}"
 if [[ -e $LIBRARY ]]; then LIBRARY="$(realpath "$LIBRARY")"; fi
 
 # The engines call reward, judge and environment, so their settings are variables that reach every worker
 for VARIABLE in JUDGE JUDGE_MODELS CORRECTNESS_WEIGHT QUALITY_WEIGHT JUDGE_FALLBACK JUDGE_UNFINISHED JUDGE_TRIES \
-    REWARD_WEIGHTS ENVIRONMENT LIBRARY TURN_LIMIT ROLLOUT_SECONDS TOOL_SECONDS MAX_BRANCHES TEMPLATE \
+    REWARD_WEIGHTS ENVIRONMENT ENVIRONMENT_WEIGHTS LIBRARY TURN_LIMIT ROLLOUT_SECONDS TOOL_SECONDS MAX_BRANCHES \
+    TEMPLATE \
     JUDGE_DEADLINE JUDGE_CALL_TIMEOUT JUDGE_RPM JUDGE_TPM JUDGE_CONCURRENCY \
     JUDGE_BASE_URL JUDGE_PROXY; do
     export "GRPO_$VARIABLE=${!VARIABLE}"

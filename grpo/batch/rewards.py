@@ -130,6 +130,8 @@ def _log(samples: Sequence[Sample], key: str) -> torch.Tensor:
 
 def _complete_logs(samples: Sequence[Sample]) -> None:
     keys = dict.fromkeys(key for sample in samples for key in sample.info)
+    # Each environment of several has numbers of its own.
+    level = logging.DEBUG if any(key.startswith("environment_share.") for key in keys) else logging.WARNING
     for key in keys:
         values = _log(samples, key)
         finite = values.isfinite()
@@ -142,7 +144,7 @@ def _complete_logs(samples: Sequence[Sample]) -> None:
         if finite.any():
             for sample, value in zip(samples, torch.where(finite, values, values[finite].mean()), strict=True):
                 sample.info[key] = value.view(1)
-        logger.warning("log %r is missing or not finite in %d of %d samples", key, (~finite).sum(), len(samples))
+        logger.log(level, "log %r is missing or not finite in %d of %d samples", key, (~finite).sum(), len(samples))
 
 
 def reward_of(args: Arguments, response: dict[str, Any], key: str) -> float | None:

@@ -1,19 +1,23 @@
 """Describes length schedule, thinking budget and environment in lines for people."""
 
 from argparse import Namespace
+from collections import Counter
+from pathlib import Path
 
 from grpo.batch.length_schedule import WINDOW, Stage, stages_of
 from grpo.launch.checks.thinking import read_delimiter
 from grpo.launch.config import Config
 from grpo.rollout.multi_turn import settings
+from grpo.rollout.multi_turn.mixture import Mixture
 from grpo.rollout.thinking import Budget
+from grpo.stack.problem import UserError
 
 
 def describe_lengths(config: Config) -> list[str]:
     """Return a line for each of them that is set. If one is invalid, the line says so; the preflight refuses it."""
     try:
         return [*_schedule(config.args), *_thinking(config.args), *_environment(config.args)]
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, UserError) as error:
         return [f"unknown     lengths: {error}"]
 
 
@@ -52,5 +56,11 @@ def _environment(args: Namespace) -> list[str]:
     variables = settings.variables()
     if not settings.has_environment(args) or not variables:
         return []
-    limits = ", ".join(f"{name} {value}" for name, value in variables.items() if name != "ENVIRONMENT")
-    return [f"environment {variables['ENVIRONMENT']}" + (f": {limits}" if limits else "")]
+    limits = ", ".join(f"{name} {value}" for name, value in variables.items() if not name.startswith("ENVIRONMENT"))
+    lines = [f"environment {variables['ENVIRONMENT']}" + (f": {limits}" if limits else "")]
+    mixture = Mixture.from_variables(variables)
+    if mixture.is_several:
+        counts = Counter(mixture.of_file(Path(args.prompt_data), args.input_key).values())
+        shares = ", ".join(f"{name} {counts[name]}" for name in mixture.names)
+        lines.append(f"problems    {shares} of {counts.total()}")
+    return lines

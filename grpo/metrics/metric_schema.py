@@ -42,6 +42,8 @@ class Metric:
     when: str = ""
 
 
+SEVERAL = "several environments in ENVIRONMENT"
+
 SCHEMA = (
     Metric("exact_match", "share", 1, "held-out problems solved, by exact match alone (pass@1)", "eval"),
     Metric("correct", "share", 1, "training samples whose answer is the gold answer", "reward"),
@@ -127,6 +129,12 @@ SCHEMA = (
            "rollout", (None, 0.3), when="ENVIRONMENT"),
     Metric("ended_by_error", "share", 3, "rollouts that ended with an error of the environment; they have no reward",
            "rollout", (None, 0.0), when="ENVIRONMENT"),
+    Metric("environment_share.*", "share", 3, "rollouts in this environment", "rollout", when=SEVERAL),
+    Metric("environment_score.*", "share", 3, "mean score in this environment", "rollout", when=SEVERAL),
+    Metric("environment_reward.*", "", 3, "mean reward in this environment", "rollout", when=SEVERAL),
+    Metric("environment_turns.*", "", 3, "turns per rollout in this environment", "rollout", when=SEVERAL),
+    Metric("environment_errors.*", "share", 3, "rollouts in this environment that ended with an error of it", "rollout",
+           (None, 0.0), when=SEVERAL),
     Metric("environment_tokens", "token", 3, "tokens from tools and users since the history was last rewritten",
            "rollout", when="ENVIRONMENT"),
     Metric("reward_correct_correlation", "", 4, "correlation of reward and correctness within the step",

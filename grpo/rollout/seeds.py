@@ -6,6 +6,8 @@ from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from grpo.rollout import routing
+from grpo.rollout.multi_turn.mixture import KEY
+from grpo.rollout.multi_turn.settings import environments_by_prompt
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.experience import Sample
 from grpo.stack.upstream.trainer import SamplesGenerator
@@ -39,7 +41,8 @@ def begin_stage(generator: SamplesGenerator, name: str) -> None:
 def seeded(generator: SamplesGenerator, params: "SamplingParams", prompt: str) -> "SamplingParams":
     """Return sampling parameters whose seed follows from the run's seed, the stage and the prompt.
 
-    With ROUTING_REPLAY, the engine also records the routing of training samples.
+    With ROUTING_REPLAY, the engine also records the routing of training samples. With several environments, the
+    parameters name the prompt's.
 
     A step repeated after a resume therefore samples the same responses, whichever engine gets the prompt and in
     whatever order. A prompt that a stage draws twice gets other samples the second time.
@@ -51,6 +54,8 @@ def seeded(generator: SamplesGenerator, params: "SamplingParams", prompt: str) -
     generator.drawn[prompt] += 1
     mine = copy(params)
     mine.seed = seed_of(generator, prompt)
+    if name := environments_by_prompt(generator.args).get(prompt):
+        mine.extra_args = {**(mine.extra_args or {}), KEY: name}
     is_recorded = generator.args.routing_replay and generator.stage.startswith("train")
     return routing.recorded(mine) if is_recorded else mine
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from grpo.rollout.multi_turn.settings import environments_by_prompt
 from grpo.rollout.response_text import generated
 from grpo.rollout.seeds import begin_stage, seed_of
 from grpo.rollout.trajectory import response_tokens
@@ -59,7 +60,11 @@ def problems_by_prompt(trainer: LoggedTrainer) -> dict[str, dict[str, str]]:
     """
     assert trainer.args.eval_dataset and trainer.eval_dataloader is not None
     rows = [row for batch in trainer.eval_dataloader for row in zip(*batch, strict=True)]
-    return by_prompt(Path(trainer.args.eval_dataset), [(source, prompt) for source, prompt, _ in rows])
+    return by_prompt(
+        Path(trainer.args.eval_dataset),
+        [(source, prompt) for source, prompt, _ in rows],
+        environments_by_prompt(trainer.args),
+    )
 
 
 def describe(

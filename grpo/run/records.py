@@ -24,6 +24,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from grpo.rollout.multi_turn.mixture import FIELD
 from grpo.run.estimators import interval, mean_interval, pass_at_k
 from grpo.run.measure import EXACT_MATCH, SCORE
 from reward.answers import NO_FINAL, Grade, grade
@@ -111,12 +112,17 @@ def summarise(records: Sequence[Record], ks: Iterable[int] = ()) -> dict[str, An
 
 
 def summarise_by_source(records: Sequence[Record], ks: Sequence[int]) -> dict[str, Any]:
-    """Return :func:`summarise` of all records, and of each data source under ``by_source``."""
-    parts = defaultdict(list)
+    """Return :func:`summarise` of all records, and of each data source under ``by_source``.
+
+    Records of several environments name theirs; then it is also of each environment, under ``by_environment``.
+    """
+    parts: dict[str, dict[str, list[Record]]] = {"by_source": {}, "by_environment": {}}
     for record in records:
-        parts[record["datasource"]].append(record)
-    by_source = {source: summarise(part, ks) for source, part in parts.items()}
-    return summarise(records, ks) | {"by_source": by_source}
+        parts["by_source"].setdefault(record["datasource"], []).append(record)
+        if FIELD in record:
+            parts["by_environment"].setdefault(record[FIELD], []).append(record)
+    summaries = {key: {name: summarise(part, ks) for name, part in by.items()} for key, by in parts.items() if by}
+    return summarise(records, ks) | summaries
 
 
 def _thinking_length(record: Record) -> float | None:

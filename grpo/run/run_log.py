@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from grpo.metrics.rolling import rolling_correlation
+from grpo.rollout.multi_turn.settings import environments_by_prompt
 from grpo.run import trackers
 from grpo.run.problem_ids import by_prompt
 from grpo.run.run_files import RunFiles
@@ -215,7 +216,9 @@ def attach(trainer: PPOTrainer, states: dict[str, Any]) -> RunLog:
     """
     args = trainer.args
     dataset = trainer.prompts_dataloader.dataset
-    problems = by_prompt(Path(args.prompt_data), zip(dataset.datasources, dataset.prompts, strict=True))
+    problems = by_prompt(
+        Path(args.prompt_data), zip(dataset.datasources, dataset.prompts, strict=True), environments_by_prompt(args)
+    )
     services = trackers.start(args, states["global_step"])
     log = RunLog(args.run_dir, args.metrics_dir, args.ckpt_path, services, args.log_samples, problems)
     step = states["global_step"]

@@ -93,3 +93,12 @@ def test_cut_thoughts_and_cut_answers_are_counted_separately():
     summary = records.summarise([*samples, graded("c", 0.0, thinking_truncated=0.0)])
     assert (summary["thinking_truncated"], summary["truncated"]) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
     assert "thinking_truncated" not in records.summarise([graded("a", 1.0)])
+
+
+def test_metrics_of_each_of_several_environments():
+    samples = [graded("a", 1.0, environment="single"), graded("b", 0.0, environment="python"), graded("c", 1.0)]
+    result = records.summarise_by_source(samples, [1])
+    assert result["exact_match"] == pytest.approx(2 / 3)
+    parts = result["by_environment"]
+    assert {name: part["exact_match"] for name, part in parts.items()} == {"single": 1.0, "python": 0.0}
+    assert "by_environment" not in records.summarise_by_source(samples[2:], [1])

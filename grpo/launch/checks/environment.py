@@ -4,19 +4,40 @@
 """
 
 import os
-from collections.abc import Iterator
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from grpo.launch.config import Config
 from grpo.rollout.multi_turn.environment import SetupError, load
+from grpo.rollout.multi_turn.mixture import SINGLE
 from grpo.rollout.multi_turn.settings import EnvironmentSettings, has_environment
+from grpo.stack.json_files import numbered_rows
 from grpo.stack.problem import Problem
+from reward.labels import LabelError, parse_label
 
 
 def check_environment(config: Config) -> Iterator[Problem]:
-    """Load the environment and run its own check."""
+    """Load the environments, run their own checks, and read which problems are for each of them."""
     if not has_environment(config.args):
         return
+    args = config.args
     try:
-        load(EnvironmentSettings.from_variables(os.environ).environment).check()
+        mixture = EnvironmentSettings.from_variables(os.environ).mixture
+        for member in mixture.members:
+            load(member.source).check()
+        for file in (args.prompt_data, args.eval_dataset):
+            if file and Path(file).is_file():
+                check_labels(Path(file), mixture.of_file(Path(file), args.input_key), args)
     except SetupError as error:
         yield Problem(error.problem.what, error.problem.remedy or "fix what the check() of the environment reports")
+
+
+def check_labels(file: Path, environments: Mapping[str, str], args: Namespace) -> None:
+    """Raise SetupError for the first label of a single answer that cannot be read."""
+    for number, row in numbered_rows(file):
+        if isinstance(row, dict) and environments.get(str(row.get(args.input_key))) == SINGLE:
+            try:
+                parse_label(row.get(args.label_key))
+            except LabelError as error:
+                raise SetupError(f"{file}, line {number} is for single answers: {error.what}", error.remedy) from None

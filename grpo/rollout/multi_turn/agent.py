@@ -5,7 +5,7 @@ base class, which is why this file imports OpenRLHF although it is no hook.
 """
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from openrlhf.utils.agent import AgentExecutorBase
 
@@ -13,9 +13,11 @@ from grpo.rollout import thinking_settings
 from grpo.rollout.chat_template import from_environment
 from grpo.rollout.multi_turn import environment as environments
 from grpo.rollout.multi_turn.conversation import make_environment
+from grpo.rollout.multi_turn.mixture import KEY, SINGLE
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.settings import EnvironmentSettings, RolloutLimits
 from grpo.rollout.multi_turn.templates import template_for
+from grpo.rollout.response_text import text_of
 from grpo.rollout.thinking import Budget, Delimiter, delimiter
 from grpo.stack.upstream.engine import Engine
 from grpo.stack.upstream.tokenizer import FastTokenizer
@@ -29,7 +31,8 @@ class AgentExecutor(AgentExecutorBase):
 
     def __init__(self) -> None:
         settings = EnvironmentSettings.from_variables(os.environ)
-        self._environment: type[environments.Environment] = environments.load(settings.environment)
+        self._mixture = settings.mixture
+        self._kinds = {member.name: environments.load(member.source) for member in settings.mixture.members}
         self._limits: RolloutLimits = settings.limits
         self._max_samples, self._source = settings.max_samples, settings.template
         self._thinking = thinking_settings.given(os.environ)
@@ -52,8 +55,12 @@ class AgentExecutor(AgentExecutorBase):
         """
         template = template_for(hf_tokenizer, from_environment(os.environ), self._source)
         policy = EnginePolicy(template, llm_engine, sampling_params, max_length, self._budget(hf_tokenizer))
-        environment = make_environment(self._environment, prompt, label)
+        name = (sampling_params.extra_args or {}).get(KEY, self._mixture.names[0])
+        environment = make_environment(self._kinds[name], prompt, label)
+        if name == SINGLE:
+            cast(Any, environment).response = lambda: text_of(hf_tokenizer, policy.history.response())
         _, response = await roll_out(environment, policy, self._limits, self._max_samples)
+        response["extra_logs"] |= self._mixture.logs(name, response)
         return {"prompt": prompt, "label": label, **response}
 
     def _budget(self, tokenizer: FastTokenizer) -> tuple[Delimiter, Budget] | None:

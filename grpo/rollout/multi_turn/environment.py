@@ -16,7 +16,7 @@ from grpo.stack.problem import UserError
 
 Message = dict[str, Any]
 VERIFIERS = "verifiers:"  # begins the name of an environment of the verifiers package
-BUILT_IN = {name: Path(__file__).with_name(f"{name}.py") for name in ("python", "retrieval")}
+BUILT_IN = {name: Path(__file__).with_name(f"{name}.py") for name in ("python", "retrieval", "single")}
 
 
 class SetupError(UserError):

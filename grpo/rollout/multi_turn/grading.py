@@ -13,6 +13,11 @@ async def graded(messages: list[Message], ending: str, label: str) -> Score:
     text = last.get("content") or "" if last["role"] == "assistant" and not last.get("tool_calls") else ""
     # The grader reads harmony responses: only a final message has an answer.
     final = f"<|channel|>final<|message|>{text}" + ("<|return|>" if ending == "done" else "")
-    result = await asyncio.to_thread(grade, final, parse_label(label).answer)
+    return await verdict(final, label)
+
+
+async def verdict(response: str, label: str) -> Score:
+    """Return 1 for the gold answer in a response with special tokens, else 0."""
+    result = await asyncio.to_thread(grade, response, parse_label(label).answer)
     correct = float(result.correct)
     return Score(correct, correct, {"correct": correct, "answered": float(result.answer is not None)})

@@ -73,6 +73,10 @@ class RolloutHistory:
         """Insert tokens into the turn that was kept last, such as the end of its thinking."""
         self._next.append(tokens, Origin.FORCED)
 
+    def response(self) -> list[int]:
+        """Return the tokens of the last sample after its prompt."""
+        return self.samples[-1].tokens[self.samples[-1].count(Origin.PROMPT) :] if self.samples else []
+
     def branch(self, prompt: Sequence[int], why: str) -> None:
         """Let the next turn begin a sample with the prompt that the engine really got."""
         self._next, self._why = Trajectory(), why

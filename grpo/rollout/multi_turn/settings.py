@@ -3,18 +3,23 @@
 They have no defaults here: train_grpo.sh holds them.
 """
 
+import functools
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from grpo.rollout.multi_turn.environment import SetupError
+from grpo.rollout.multi_turn.mixture import Mixture
 from grpo.stack.upstream.arguments import Arguments
 
 AGENT = Path(__file__).with_name("agent.py")  # the value of --agent_func_path
 PREFIX = "GRPO_"
-VARIABLES = ("ENVIRONMENT", "LIBRARY", "TURN_LIMIT", "ROLLOUT_SECONDS", "TOOL_SECONDS", "MAX_BRANCHES", "TEMPLATE")
+VARIABLES = (
+    *("ENVIRONMENT", "ENVIRONMENT_WEIGHTS", "LIBRARY", "TEMPLATE"),
+    *("TURN_LIMIT", "ROLLOUT_SECONDS", "TOOL_SECONDS", "MAX_BRANCHES"),
+)
 
 # How gpt-oss's tool results look: as openai-harmony and vLLM render them, or as its chat template on the hub does.
 TEMPLATES = ("served", "hub")
@@ -30,6 +35,27 @@ def variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     environ = os.environ if environ is None else environ
     given = {name: environ[PREFIX + name] for name in VARIABLES if environ.get(PREFIX + name)}
     return given if "ENVIRONMENT" in given else {}
+
+
+def environments_by_prompt(args: Arguments) -> dict[str, str]:
+    """Return the environment of each prompt of the run's data; {} without several environments.
+
+    Raises:
+        SetupError: for data or settings that do not fit.
+    """
+    given = variables()
+    if not given or not has_environment(args):
+        return {}
+    files = tuple(file for file in (args.prompt_data, args.eval_dataset) if file)
+    return _by_prompt(files, args.input_key, given["ENVIRONMENT"], given.get("ENVIRONMENT_WEIGHTS", ""))
+
+
+@functools.cache
+def _by_prompt(files: Sequence[str], key: str, environment: str, weights: str) -> dict[str, str]:
+    mixture = Mixture.from_variables({"ENVIRONMENT": environment, "ENVIRONMENT_WEIGHTS": weights})
+    if not mixture.is_several:
+        return {}
+    return {prompt: name for file in files for prompt, name in mixture.of_file(Path(file), key).items()}
 
 
 @dataclass(frozen=True)
@@ -52,12 +78,12 @@ class EnvironmentSettings:
     """The settings of rollouts.
 
     Attributes:
-        environment: the name of one of ours, or a .py file.
+        mixture: the environments.
         max_samples: trained samples per rollout; the actor holds them in memory at once.
         template: one of TEMPLATES.
     """
 
-    environment: str
+    mixture: Mixture
     limits: RolloutLimits
     max_samples: int
     template: str
@@ -83,7 +109,7 @@ class EnvironmentSettings:
         template = given.get("TEMPLATE", "")
         if template not in TEMPLATES:
             raise SetupError(f"TEMPLATE is {template!r}", f"give {' or '.join(TEMPLATES)}")
-        return cls(given["ENVIRONMENT"], limits, int(branches) + 1, template)
+        return cls(Mixture.from_variables(given), limits, int(branches) + 1, template)
 
 
 def _limit(given: Mapping[str, str], name: str, kind: type[float]) -> float:

@@ -110,6 +110,7 @@ OVERRIDES = {
     "USE_TRACKIO": ("1", "--use_trackio", ""),
     "LOG_SAMPLES": ("27", "--log_samples", "27"),
     "ENVIRONMENT": ("retrieval", "GRPO_ENVIRONMENT", "retrieval"),
+    "ENVIRONMENT_WEIGHTS": ("1", "GRPO_ENVIRONMENT_WEIGHTS", "1"),
     "LIBRARY": ("/l", "GRPO_LIBRARY", "/l"),
     "TURN_LIMIT": ("34", "GRPO_TURN_LIMIT", "34"),
     "ROLLOUT_SECONDS": ("35", "GRPO_ROLLOUT_SECONDS", "35"),

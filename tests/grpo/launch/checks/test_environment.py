@@ -1,10 +1,12 @@
 """An environment that cannot be is refused before a run, with the remedy."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from grpo.launch.judge import of_run
+from grpo.launch.lengths import describe_lengths
 from grpo.launch.run_dir import command_script
 from grpo.rollout.multi_turn.settings import AGENT
 
@@ -62,3 +64,47 @@ def test_every_form_of_the_loss_goes_with_an_environment(in_environment, aggrega
 def test_the_environment_is_in_the_command_that_starts_the_run_again(in_environment, tmp_path: Path) -> None:
     script = command_script(tmp_path / "run", "name", in_environment.config())
     assert "export GRPO_ENVIRONMENT=retrieval" in script and f"export GRPO_LIBRARY={tmp_path / 'library'}" in script
+
+
+GUESS = """
+from grpo.rollout.multi_turn import environment
+
+class Environment(environment.Environment):
+    async def score(self, messages, ending):
+        return environment.Score(1.0, 1.0)
+"""
+
+
+@pytest.fixture
+def several(in_environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A setting with single answers, which get three of four problems, and an environment of a file."""
+    (tmp_path / "guess.py").write_text(GUESS)
+    monkeypatch.setenv("GRPO_ENVIRONMENT", f"single {tmp_path / 'guess.py'}")
+    monkeypatch.setenv("GRPO_ENVIRONMENT_WEIGHTS", "3 1")
+    return in_environment
+
+
+def write_rows(file: str, change) -> None:
+    rows = [json.loads(line) for line in Path(file).read_text().splitlines()]
+    Path(file).write_text("".join(json.dumps(change(row)) + "\n" for row in rows))
+
+
+def test_several_environments_pass_and_the_plan_counts_their_problems(several) -> None:
+    assert several.problems() == []
+    config = several.config()
+    count = len(Path(config.args.prompt_data).read_text().splitlines())
+    quarter = count - round(0.75 * count)
+    assert f"problems    single {count - quarter}, guess {quarter} of {count}" in describe_lengths(config)
+
+
+def test_single_answers_need_labels_that_the_grader_reads(several) -> None:
+    file = several.config().args.prompt_data
+    write_rows(file, lambda row: row | {"environment": "guess", "label": '{"split": "none"}'})
+    assert several.problems() == []
+    write_rows(file, lambda row: row | {"environment": "single"})
+    assert "line 1 is for single answers: a label has no answer" in several.problems()[0]
+
+
+def test_a_line_for_an_environment_that_the_run_has_not_is_refused(several) -> None:
+    write_rows(several.config().args.prompt_data, lambda row: row | {"environment": "python"})
+    assert "line 1 is for the environment 'python'" in several.problems()[0]
