@@ -12,8 +12,8 @@ from grpo.rollout.multi_turn.environment import (
     SetupError,
     load,
 )
-from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.mixture import Member, Mixture
+from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.settings import EnvironmentSettings, RolloutLimits
 from grpo.rollout.multi_turn.templates import template_for
 from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
