@@ -12,6 +12,7 @@ from grpo.rollout.multi_turn.environment import (
     SetupError,
     load,
 )
+from grpo.rollout.multi_turn.mixture import Member, Mixture
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.settings import EnvironmentSettings, RolloutLimits
 from grpo.rollout.multi_turn.templates import template_for
@@ -173,7 +174,9 @@ def test_settings_come_from_variables():
     given = {"ENVIRONMENT": "e", "TURN_LIMIT": "3", "ROLLOUT_SECONDS": "9", "TOOL_SECONDS": "0.5", "MAX_BRANCHES": "0"}
     given["TEMPLATE"] = "hub"
     environ = {f"GRPO_{name}": value for name, value in given.items()}
-    assert EnvironmentSettings.from_variables(environ) == EnvironmentSettings("e", RolloutLimits(3, 9, 0.5), 1, "hub")
+    mixture = Mixture([Member("e", "e", 1.0)])
+    settings = EnvironmentSettings(mixture, RolloutLimits(3, 9, 0.5), 1, "hub")
+    assert EnvironmentSettings.from_variables(environ) == settings
     wrong = {"TURN_LIMIT": "0", "ROLLOUT_SECONDS": "x", "TOOL_SECONDS": "-1", "MAX_BRANCHES": "-1", "TEMPLATE": "own"}
     for name, value in wrong.items():
         with pytest.raises(SetupError, match=f"{name} is '{value}'"):
