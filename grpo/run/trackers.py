@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from grpo.stack import secrets
+from grpo.stack.checkout import CHECKOUT, requirements
 from grpo.stack.problem import Problem
 from grpo.stack.upstream.arguments import Arguments
 
@@ -182,7 +183,8 @@ def wandb_problem() -> Problem | None:
     return None
 
 
-INSTALL = {"trackio": "uv pip install --no-deps -r requirements/trackio.txt"}  # others are in the locks
+_TRACKIO = requirements("trackio.txt").relative_to(CHECKOUT)
+INSTALL = {"trackio": f"uv pip install --no-deps -r {_TRACKIO}"}  # others are in the locks
 
 
 def trackio_fault() -> str:

@@ -1,5 +1,6 @@
 """The checkout: its location, the stack it installed, its revision."""
 
+import importlib.metadata
 import os
 import subprocess
 from pathlib import Path
@@ -10,6 +11,16 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 TINY_MODEL = CHECKOUT / ".cache" / "tiny-model"  # where train_grpo.sh --tiny makes it
 GPU_REPORT = CHECKOUT / ".cache" / "gpu_check.json"  # of scripts.gpu_check
+
+
+def requirements(name: str) -> Path:
+    """Return a file of requirements/: that of the installed OpenRLHF, if there is one, else the common one."""
+    try:
+        version = importlib.metadata.version("openrlhf")
+    except importlib.metadata.PackageNotFoundError:
+        version = ""
+    own = CHECKOUT / "requirements" / version / name
+    return own if own.is_file() else CHECKOUT / "requirements" / name
 
 
 def on_cpu_stack() -> bool:
