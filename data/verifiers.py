@@ -13,7 +13,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from grpo.rollout.multi_turn.environment import load
 from grpo.stack import command
@@ -39,7 +39,7 @@ def write(name: str, out: Path, train: int | None, held_out: int) -> dict[str, i
         raise UserError(f"{name} is no environment of the verifiers package", "name it as verifiers:NAME")
     from grpo.rollout.multi_turn.verifiers_environment import rows
 
-    own, evaluated = rows(kind)
+    own, evaluated = rows(cast(Any, kind))
     if evaluated is None:
         own, evaluated = own[:-held_out], own[-held_out:]
     parts = {"train": own[:train], "eval": evaluated[:held_out]}

@@ -88,7 +88,8 @@ class Mixture:
 
     def _shared_out(self, prompts: Iterable[str]) -> dict[str, str]:
         order = sorted(set(prompts), key=lambda prompt: hashlib.sha256(prompt.encode()).digest())
-        assigned, begin, sum_of_weights = {}, 0, 0.0
+        assigned: dict[str, str] = {}
+        begin, sum_of_weights = 0, 0.0
         for member in self.members:
             sum_of_weights += member.weight
             end = round(sum_of_weights * len(order))

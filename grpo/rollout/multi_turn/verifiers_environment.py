@@ -253,7 +253,7 @@ class PolicyClient(Client[None, list[Message], tuple[Message, bool], Tool]):
         """Return messages of the package in the form of the OpenAI protocol."""
         return [from_package(message) for message in messages], {}
 
-    async def get_native_response(  # type: ignore[override]
+    async def get_native_response(  # type: ignore[override, unused-ignore]
         self, prompt: list[Message], model: str, sampling_args: Any, tools: list[Tool] | None = None, **others: Any
     ) -> tuple[Message, bool]:
         """Return the policy's turn, and whether a length limit cut it. Sampling is the run's, not the environment's."""
