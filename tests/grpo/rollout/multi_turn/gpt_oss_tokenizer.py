@@ -35,10 +35,9 @@ def load(folder: Path, monkeypatch) -> tuple[HarmonyEncoding, PreTrainedTokenize
     # An id may also have a name without a meaning.
     special = sorted(words._special_tokens, key=lambda name: (words._special_tokens[name], "reserved" in name))
     named = {words._special_tokens[name]: name for name in reversed(special)}
+    # By position: the last argument has another name in transformers 5.
     converter = TikTokenConverter(
-        vocab_file=str(folder / NAME),
-        pattern=words._pat_str,
-        additional_special_tokens=[named[number] for number in range(WORDS, TOKENS)],
+        str(folder / NAME), words._pat_str, False, [named[number] for number in range(WORDS, TOKENS)]
     )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=converter.converted(), eos_token="<|return|>")
     return load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS), tokenizer
