@@ -1,42 +1,46 @@
 """Evaluates a model behind an OpenAI API in a multi-turn environment, the same one that training uses.
 
-python -m eval.conversations --environment retrieval --data eval.jsonl --model NAME --base-url http://HOST:PORT/v1 \
-    --out FOLDER [--turns N] [--seconds S] [--tool-seconds S]
+    python -m eval.conversations --environment retrieval --data eval.jsonl --model NAME --base-url http://HOST:PORT/v1 \
+        --out DIR [--n N] [--turns N] [--seconds S] [--tool-seconds S]
 
-The key is OPENAI_API_KEY. FOLDER gets conversations.jsonl (messages, ending and score of each) and summary.json.
-Exit code: 0 done, 1 some conversations failed, 2 invalid input (no request was sent).
+The key is OPENAI_API_KEY. DIR gets config.json, samples.jsonl (every conversation), grades.jsonl and result.json, as
+from eval.evaluate; eval.compare compares them. A conversation is written when it ends. After an interruption, or if the
+API did not answer for some, the same command continues.
+
+Exit code: 0 done, 1 conversations are missing or have no reward, 2 refused before a request was sent, 130 Ctrl-C.
 """
 
 import argparse
 import asyncio
-import json
-import math
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from grpo.rollout.multi_turn.conversation import (
-    converse,
-    is_message,
-    make_environment,
-    scored,
-)
-from grpo.rollout.multi_turn.environment import Environment, load
-from grpo.rollout.multi_turn.openai_policy import OpenAIPolicy
-from grpo.rollout.multi_turn.retrieval import VARIABLE
-from grpo.rollout.multi_turn.settings import RolloutLimits
-from grpo.stack.json_files import numbered_rows, replace, replace_rows
-from grpo.stack.problem import UserError
-from grpo.stack.variables import defaults
+from tqdm import tqdm
 
-_DATA = "give a .jsonl file with prompt and label in every line"
+from eval import harness
+from eval.identity import file_digest
+from eval.output import Output, write_result
+from eval.problems import EvalProblem, read_problems
+from eval.table import result_table
+from grpo.rollout.multi_turn.conversation import make_environment, play
+from grpo.rollout.multi_turn.environment import Environment
+from grpo.rollout.multi_turn.openai_policy import OpenAIPolicy
+from grpo.stack.checkout import git_revision
+from grpo.stack.problem import UserError
+
+Failures = list[tuple[EvalProblem, int, str]]
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line's parser."""
+    assert __doc__
     command_line = argparse.ArgumentParser(
-        prog="eval.conversations", description=(__doc__ or "").partition("\n")[0], allow_abbrev=False
+        prog="python -m eval.conversations",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command_line.add_argument(
         "--environment", required=True, help="like ENVIRONMENT in train_grpo.sh: a name or a .py file"
@@ -44,49 +48,70 @@ def parser() -> argparse.ArgumentParser:
     command_line.add_argument("--data", required=True, type=Path, help="a .jsonl file with prompt and label")
     command_line.add_argument("--model", required=True, help="name of the model at the API")
     command_line.add_argument("--base-url", help="address of the API (default: OpenAI's)")
-    command_line.add_argument("--out", required=True, type=Path, help="a new or empty folder")
+    command_line.add_argument("--out", required=True, type=Path, help="folder of this evaluation")
     command_line.add_argument("--n", type=int, default=1, help="conversations per problem (default: 1)")
+    command_line.add_argument("--k", type=int, nargs="+", help="values of k for pass@k (default: 1 and N)")
+    command_line.add_argument("--limit", type=int, help="use only the first LIMIT problems")
     command_line.add_argument("--concurrency", type=int, default=8, help="concurrent conversations (default: 8)")
     command_line.add_argument("--temperature", type=float, default=1.0, help="sampling temperature (default: 1.0)")
     command_line.add_argument("--max-tokens", type=int, default=4096, help="length limit of one turn (default: 4096)")
-    limits = command_line.add_argument_group("limits of a conversation", "Their defaults are those of train_grpo.sh.")
-    training = defaults(is_tiny=False)
-    limits.add_argument("--turns", default=training["TURN_LIMIT"], type=int, help="turns of the model")
-    limits.add_argument("--seconds", default=training["ROLLOUT_SECONDS"], type=float, help="seconds per conversation")
-    limits.add_argument("--tool-seconds", default=training["TOOL_SECONDS"], type=float, help="seconds per tool call")
+    harness.add_limits(command_line)
     return command_line
 
 
-async def evaluate(options: argparse.Namespace, kind: type[Environment], rows: list[Any]) -> list[Any]:
-    """Return a record of each conversation in environments of a kind, in problem order."""
+def run(options: argparse.Namespace) -> tuple[dict[str, Any] | None, Failures]:
+    """Start or continue an evaluation; return its result, None if conversations are missing, and these with the reason.
+
+    Raises:
+        UserError: before a request is sent.
+    """
+    for name in ("n", "limit", "concurrency", "max_tokens"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name.replace('_', '-')} is {value}", "give 1 or more")
+    harness.limits_of(options)
+    kind = harness.load_environment(options.environment)
+    problems = read_problems(options.data, is_graded=False)[: options.limit]
+    if not os.environ.get("OPENAI_API_KEY"):
+        raise UserError("OPENAI_API_KEY is not set", "export it (any text for a local server that needs no key)")
+    identity = {
+        **{name: getattr(options, name) for name in ("model", "base_url", "temperature", "max_tokens")},
+        "data_sha256": file_digest(options.data),
+        **harness.identity_of(options),
+    }
+    about = {"data": str(options.data.resolve()), "limit": options.limit, "git": git_revision()}
+    with Output(options.out, identity, about, problems, options.n, options.k or sorted({1, options.n})) as output:
+        failures = asyncio.run(_ask(options, kind, output)) if output.missing else []
+        return (None if failures else write_result(options.out)), failures
+
+
+async def _ask(options: argparse.Namespace, kind: type[Environment], output: Output) -> Failures:
+    """Hold the missing conversations; return those that the API did not answer, and why."""
     from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAIError
 
     # A redirect would send the key and the messages to an unknown host.
     client = AsyncOpenAI(base_url=options.base_url, http_client=DefaultAsyncHttpxClient(follow_redirects=False))
-    limits = RolloutLimits(options.turns, options.seconds, options.tool_seconds)
-    free = asyncio.Semaphore(options.concurrency)
+    free, failures = asyncio.Semaphore(options.concurrency), []
+    existing, missing = len(output.samples), output.missing
+    with tqdm(total=existing + len(missing), initial=existing, desc=options.out.name, unit="conversation") as bar:
 
-    async def one(row: dict[str, Any]) -> dict[str, Any]:
-        settings = {"temperature": options.temperature, "max_completion_tokens": options.max_tokens}
-        policy = OpenAIPolicy(client, options.model, **settings)
-        about = {"id": row.get("id"), "prompt": row["prompt"], "label": row["label"]}
-        async with free:
-            environment = make_environment(kind, row["prompt"], row["label"])
-            try:
-                outcome = await converse(environment, policy, limits)
-            except OpenAIError as error:
-                return {**about, "error": _why(error, client.api_key)}
-            score = await scored(environment, outcome)
-        logs = {**outcome.logs(), **score.logs, "tokens": policy.tokens}
-        results = {"reward": score.reward, "score": score.score, **logs}
-        numbers = {key: value if math.isfinite(value) else None for key, value in results.items()}
-        fault = {"error": outcome.fault} if outcome.fault else {}
-        # The environment may have edited them in place into something that JSON cannot represent.
-        messages = [message if is_message(message) else repr(message) for message in outcome.messages]
-        return {**about, "ending": outcome.ending, **fault, **numbers, "messages": messages}
+        async def one(problem: EvalProblem, number: int) -> None:
+            settings = {"temperature": options.temperature, "max_completion_tokens": options.max_tokens}
+            policy = OpenAIPolicy(client, options.model, **settings)
+            async with free:
+                environment = make_environment(kind, problem.prompt, problem.label)
+                try:
+                    outcome, score = await play(environment, policy, harness.limits_of(options))
+                except OpenAIError as error:
+                    failures.append((problem, number, _why(error, client.api_key)))
+                else:
+                    output.append(problem, number, harness.record_of(outcome, score, policy.tokens))
+            bar.update()
 
-    async with client:
-        return await asyncio.gather(*(one(row) for row in rows for _ in range(options.n)))
+        async with client, asyncio.TaskGroup() as conversations:
+            for problem, number in missing:
+                conversations.create_task(one(problem, number))
+    return failures
 
 
 def _why(error: Exception, key: str) -> str:
@@ -101,58 +126,24 @@ def _why(error: Exception, key: str) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def read_rows(file: Path) -> list[dict[str, Any]]:
-    """Return the lines of a data file.
-
-    Raises:
-        UserError: if the file cannot be read, or a line lacks prompt or label.
-    """
-    try:
-        rows = list(numbered_rows(file))
-    except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror})", _DATA) from None
-    for number, row in rows:
-        if not isinstance(row, dict) or not {"prompt", "label"} <= row.keys():
-            raise UserError(f"{file}, line {number} is not a JSON object with prompt and label", _DATA)
-    if not rows:
-        raise UserError(f"{file} is empty", _DATA)
-    return [row for _, row in rows]
-
-
-def summarise(records: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the mean of each number over the conversations that have it, and the failures, which have no reward."""
-    keys = dict.fromkeys(key for record in records for key, value in record.items() if isinstance(value, float | int))
-    means = {key: [record[key] for record in records if record.get(key) is not None] for key in keys if key != "id"}
-    about = {"conversations": len(records), "failed": sum(record.get("reward") is None for record in records)}
-    return about | {key: sum(values) / len(values) for key, values in means.items()}
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     options = parser().parse_args(argv)
-    if os.environ.get("LIBRARY"):  # as train_grpo.sh takes it
-        os.environ.setdefault(VARIABLE, os.environ["LIBRARY"])
     try:
-        environment = load(options.environment)
-        environment.check()
-        rows = read_rows(options.data)
-        if not os.environ.get("OPENAI_API_KEY"):
-            raise UserError("OPENAI_API_KEY is not set", "export it (any text for a local server that needs no key)")
-        if options.out.exists() and any(options.out.iterdir()):
-            raise UserError(f"{options.out} is not empty", "give another --out")
-        for name in ("n", "concurrency", "max_tokens", "turns", "seconds", "tool_seconds"):
-            if getattr(options, name) <= 0:
-                raise UserError(f"--{name.replace('_', '-')} is {getattr(options, name)}", "give more than 0")
+        result, failures = run(options)
     except UserError as error:
         print(f"eval.conversations: {error}", file=sys.stderr)
         return 2
-    records = asyncio.run(evaluate(options, environment, rows))
-    summary = summarise(records)
-    options.out.mkdir(parents=True, exist_ok=True)
-    replace_rows(options.out / "conversations.jsonl", records)
-    replace(options.out / "summary.json", json.dumps(summary, indent=1) + "\n")
-    print("\n".join(f"{key:20} {value:g}" for key, value in summary.items()))
-    return 1 if summary["failed"] else 0
+    except KeyboardInterrupt:
+        print(f"eval.conversations: interrupted; the same command continues {options.out}", file=sys.stderr)
+        return 130
+    for problem, number, why in failures:
+        print(f"eval.conversations: no answer in conversation {number} of {problem.id}: {why}", file=sys.stderr)
+    if result is None:
+        print("eval.conversations: conversations are missing; the same command continues", file=sys.stderr)
+        return 1
+    print("\n".join([*result_table(result), *harness.lines(result)]))
+    return 1 if result["ungraded"] else 0
 
 
 if __name__ == "__main__":

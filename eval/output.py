@@ -173,6 +173,8 @@ def write_result(folder: Path) -> dict[str, Any]:
     grades = [records.graded(samples[key]) for key in wanted]
     replace_rows(folder / GRADES, grades)
     result = records.summarise_by_source(grades, config["k"])
+    if means := records.means_of_conversations(grades):
+        result["means"] = means
     _write_json(folder / RESULT, result)
     return result
 

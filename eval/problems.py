@@ -20,18 +20,22 @@ class EvalProblem:
     datasource: str
 
 
-def read_problems(file: Path) -> list[EvalProblem]:
+def read_problems(file: Path, is_graded: bool = True) -> list[EvalProblem]:
     """Return the problems of a prepared `.jsonl` file, in file order.
+
+    Args:
+        is_graded: whether the grader reads the labels. Otherwise an environment gets them as they are, and a problem
+            without an id is named by the hash of its prompt.
 
     Raises:
         UserError: if the file is missing or empty, or a line lacks prompt, label or a unique id.
     """
-    remedy = "write it with python -m data.prepare"
+    remedy = "write it with python -m data.prepare" if is_graded else "give prompt and label in every line"
     problems: dict[str, EvalProblem] = {}
     try:
         for number, row in numbered_rows(file):
             try:
-                problem = _parse(row)
+                problem = _parse(row, is_graded)
                 if problem.id in problems:
                     raise ValueError(f"an earlier line has the same id {problem.id}")
             except ValueError as error:
@@ -44,15 +48,19 @@ def read_problems(file: Path) -> list[EvalProblem]:
     return list(problems.values())
 
 
-def _parse(row: Any) -> EvalProblem:
+def _parse(row: Any, is_graded: bool) -> EvalProblem:
     if isinstance(row, UnicodeDecodeError):
         raise ValueError(f"not UTF-8 ({row.reason})")
     if not isinstance(row, dict):
         raise ValueError("not a JSON object")
+    if not is_graded and isinstance(row.get("prompt"), str):
+        row = {"id": f"prompt-{hashlib.sha256(row['prompt'].encode()).hexdigest()[:16]}", **row}
     for key in ("prompt", "id"):
         if not isinstance(row.get(key), str) or not row[key].strip():
             raise ValueError(f"{key!r} is missing or empty")
-    answer = parse_label(row.get("label")).answer
+    if not is_graded and not isinstance(row.get("label"), str):
+        raise ValueError("'label' is missing, or no text")
+    answer = parse_label(row.get("label")).answer if is_graded else row["label"]
     return EvalProblem(row["id"], row["prompt"], answer, str(row.get("datasource", "default")))
 
 

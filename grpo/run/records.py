@@ -9,9 +9,12 @@ What was generated:
   counts. `truncated` refers to the answer.
 
 What the grader says about it:
-- `correct`: 1.0 or 0.0; None if it could not be graded, which counts neither way.
+- `correct`: 1.0 or 0.0, or the score of a conversation; None if it could not be graded, which counts neither way.
 - `answered`, `has_final`: 1.0 if there is an answer, a final message.
 - `answer`, `reason`: the extracted answer, or why there is none.
+
+A conversation's record has its `ending`, `messages`, `score`, `reward`, and the logs of the environment, which gave
+them.
 
 A run's records also have `prompt` and the logs of the reward function, from which their `correct` comes. With a reward
 of the user's own, `measure` is "score" (:mod:`grpo.run.measure`), and `score` counts instead of `correct`.
@@ -34,10 +37,14 @@ logger = logging.getLogger(__name__)
 
 Record = dict[str, Any]
 
+TEXTS = ("response", "messages", "conversation")  # of a sample, which its grade leaves out
+
 
 def graded(sample: Record) -> Record:
     """Return a sample's record with its grade, without its text."""
-    record = {key: value for key, value in sample.items() if key != "response"}
+    record = {key: value for key, value in sample.items() if key not in TEXTS}
+    if "ending" in sample:
+        return record | {"correct": sample["score"]}
     result = _grade(sample, sample["label"])
     if isinstance(result, Exception):
         return record | {"correct": None, "answered": None, "has_final": None, "answer": None, "reason": repr(result)}
@@ -123,6 +130,15 @@ def summarise_by_source(records: Sequence[Record], ks: Sequence[int]) -> dict[st
             parts["by_environment"].setdefault(record[FIELD], []).append(record)
     summaries = {key: {name: summarise(part, ks) for name, part in by.items()} for key, by in parts.items() if by}
     return summarise(records, ks) | summaries
+
+
+def means_of_conversations(records: Sequence[Record]) -> dict[str, float]:
+    """Return the mean of each number of conversations, over those that have it; {} for single answers."""
+    about = ("id", "sample", "seed", "correct", "response_length", "truncated")
+    records = [record for record in records if "ending" in record]
+    names = dict.fromkeys(key for record in records for key, value in record.items() if _is_number(value))
+    means = {name: _mean(record.get(name) for record in records) for name in names if name not in about}
+    return {name: mean for name, mean in means.items() if mean is not None}
 
 
 def _thinking_length(record: Record) -> float | None:

@@ -8,6 +8,7 @@ from typing import ClassVar
 import pytest
 
 from eval import conversations
+from eval.compare import compare_evaluations, read_grades
 from grpo.rollout.multi_turn import retrieval
 from tests.grpo.rollout.multi_turn.scripted import call
 from tests.reward.recorder import Recorder, redirector
@@ -17,21 +18,23 @@ class StandInAPI(BaseHTTPRequestHandler):
     """A stand-in for a model behind the OpenAI protocol: searches, reads what it found, then answers."""
 
     seen: ClassVar[list] = []
+    thinking: ClassVar[dict] = {}
+    answer = failing = ""
 
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.seen.append(asked)
         results = [message["content"] for message in asked["messages"] if message["role"] == "tool"]
-        message = {"role": "assistant", "content": None}
+        message = {"role": "assistant", "content": None, **self.thinking}
         if not results:
             message["tool_calls"] = [call("search", {"query": "bridges"}, "x1"), call("read", {"document": 1}, "x2")]
         else:
-            message["content"] = "\\boxed{417}" if "417" in "".join(results) else "unknown"
+            message["content"] = self.answer or ("\\boxed{417}" if "417" in "".join(results) else "unknown")
         choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if not results else "stop"}
         usage = {"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14}
         body = json.dumps({"id": "c", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice],
                            "usage": usage}).encode()  # fmt: skip
-        self.send_response(200 if asked["model"] == "m" else 400)
+        self.send_response(400 if asked["messages"][0]["content"] == self.failing else 200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -43,7 +46,7 @@ class StandInAPI(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def api():
-    StandInAPI.seen = []
+    StandInAPI.seen, StandInAPI.thinking, StandInAPI.answer, StandInAPI.failing = [], {}, "", ""
     server = ThreadingHTTPServer(("127.0.0.1", 0), StandInAPI)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -77,21 +80,86 @@ def test_the_same_environment_evaluates_a_model_behind_an_api(api, tmp_path, mon
     assert conversations.main([*command, "--model", "m"]) == 2 and not StandInAPI.seen
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     assert conversations.main([*command, "--model", "m"]) == 0
-    summary = json.loads((out / "summary.json").read_text())
-    assert summary["conversations"] == 3 and summary["correct"] == 1 and summary["tokens"] == 10
-    records = [json.loads(line) for line in (out / "conversations.jsonl").read_text().splitlines()]
-    assert all(record["ending"] == "done" and "417 bridges" in record["messages"][3]["content"] for record in records)
+    result = json.loads((out / "result.json").read_text())
+    assert result["exact_match"] == 1 and result["samples"] == 3 and result["ci_low"] is not None
+    assert result["means"]["reward"] == result["means"]["ended_by_turns"] + 1 == 1 and result["response_length"] == 10
+    assert "turns                    2" in capsys.readouterr().out
+    for record in rows(out / "samples.jsonl"):
+        assert record["ending"] == "done" and "417 bridges" in record["messages"][3]["content"]
     assert {tool["function"]["name"] for tool in StandInAPI.seen[0]["tools"]} == {"search", "read"}
     assert all("name" not in message for asked in StandInAPI.seen for message in asked["messages"])
-    assert conversations.main([*command, "--model", "m"]) == 2  # the folder is not empty
-    assert "is not empty" in capsys.readouterr().err
-    command[-3] = str(tmp_path / "other")
-    assert conversations.main([*command, "--model", "unknown"]) == 1
-    assert json.loads((tmp_path / "other" / "summary.json").read_text())["failed"] == 3
+    asked = len(StandInAPI.seen)
+    assert conversations.main([*command, "--model", "m"]) == 0 and len(StandInAPI.seen) == asked
+    assert conversations.main([*command, "--model", "m", "--turns", "3"]) == 2
+    assert "turns was 8, is 3" in capsys.readouterr().err
+
+
+def test_the_thinking_between_tool_calls_goes_back_to_a_server_that_names_it_reasoning(api, tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    for name, sent in (("reasoning", ["hm"]), ("reasoning_content", [])):
+        StandInAPI.seen, StandInAPI.thinking = [], {name: "hm"}
+        assert conversations.main(asking(api, tmp_path, name)) == 0
+        assert [
+            message.get("reasoning") for message in StandInAPI.seen[1]["messages"] if "reasoning" in message
+        ] == sent
+        (record,) = rows(tmp_path / name / "samples.jsonl")
+        thought = [message.get("reasoning_content") for message in record["messages"] if message["role"] == "assistant"]
+        assert thought == ["hm", "hm"]
+
+
+def test_what_the_api_did_not_answer_is_asked_again_and_the_rest_is_kept(api, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    command = asking(api, tmp_path, "out", prompts=("one", "two", "three"))
+    StandInAPI.failing = "two"
+    assert conversations.main(command) == 1
+    said = capsys.readouterr().err
+    assert "no answer in conversation 0 of two: BadRequestError" in said and "the same command continues" in said
+    assert {row["id"] for row in rows(tmp_path / "out" / "samples.jsonl")} == {"one", "three"}
+    assert not (tmp_path / "out" / "result.json").exists()
+    StandInAPI.failing, StandInAPI.seen = "", []
+    assert conversations.main(command) == 0
+    assert {asked["messages"][0]["content"] for asked in StandInAPI.seen} == {"two"}
+    assert [row["id"] for row in rows(tmp_path / "out" / "grades.jsonl")] == ["one", "two", "three"]
+
+
+def test_two_evaluations_of_conversations_are_compared(api, tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    for name, answer in (("a", "unknown"), ("b", "\\boxed{417}")):
+        StandInAPI.answer = answer
+        assert conversations.main(asking(api, tmp_path, name, prompts=("one", "two"))) == 0
+    result = compare_evaluations(*(read_grades(tmp_path / name) for name in "ab"))
+    assert (result["a"], result["b"], result["better"]) == (0.0, 1.0, 2)
+
+
+def asking(api, folder, out, prompts=("one",)):
+    """Return the command line of conversations in an environment with a tool."""
+    (file := folder / "asking.py").write_text(ASKING)
+    (data := folder / "data.jsonl").write_text(
+        "".join(json.dumps({"id": prompt, "prompt": prompt, "label": "417"}) + "\n" for prompt in prompts)
+    )
+    return ["--environment", str(file), "--data", str(data), "--base-url", api, "--model", "m", "--out",
+            str(folder / out)]  # fmt: skip
+
+
+def rows(file):
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+ASKING = """
+from grpo.rollout.multi_turn import environment
+
+class Environment(environment.Environment):
+    async def call(self, name, arguments):
+        return "nothing"
+
+    async def score(self, messages, ending):
+        correct = float(self.label in messages[-1]["content"])
+        return environment.Score(correct, correct)
+"""
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_redirects_get_neither_key_nor_messages(tmp_path, monkeypatch, status):
+def test_redirects_get_neither_key_nor_messages(tmp_path, monkeypatch, capsys, status):
     (file := tmp_path / "failing.py").write_text(FAILING)
     (data := tmp_path / "data.jsonl").write_text('{"id": "a", "prompt": "q", "label": "fine"}\n')
     monkeypatch.setenv("OPENAI_API_KEY", key := "a-key-of-the-user")
@@ -99,9 +167,9 @@ def test_redirects_get_neither_key_nor_messages(tmp_path, monkeypatch, status):
         command = ["--environment", str(file), "--data", str(data), "--base-url", server.url, "--model", "m"]
         assert conversations.main([*command, "--out", str(tmp_path / "out")]) == 1
         assert foreign.seen == [] and len(server.seen) == 1
-    text = (tmp_path / "out" / "conversations.jsonl").read_text()
+    text = capsys.readouterr().err
     said = f"redirects ({status}) to the host {foreign.host}; redirects are not followed: set --base-url"
-    assert said in json.loads(text)["error"] and key not in text
+    assert said in text and key not in text
 
 
 FAILING = """
@@ -135,10 +203,10 @@ def test_failing_environment_fails_only_its_own_conversation(api, tmp_path, monk
     command = ["--environment", str(file), "--data", str(data), "--base-url", api]
     command += ["--out", str(tmp_path / "out")]
     assert conversations.main([*command, "--model", "m", "--turns", "1"]) == 1
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert summary["conversations"] == 6 and summary["failed"] == 4
-    assert summary["reward"] == 0.5 and summary["ended_by_error"] == pytest.approx(4 / 6)
-    records = list(map(json.loads, (tmp_path / "out" / "conversations.jsonl").read_text().splitlines()))
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert (result["samples"], result["ungraded"], result["n"], result["problems"]) == (6, 4, 2, 6)
+    assert result["means"]["reward"] == 0.5 and result["means"]["ended_by_error"] == pytest.approx(4 / 6)
+    records = sorted(rows(tmp_path / "out" / "samples.jsonl"), key=lambda row: labels.index(row["id"]))
     for record, wrong in zip(records, [None, None, "constructor", "start", "score", "score"], strict=True):
         assert record["reward"] == (None if wrong else 0.5) and (record["ending"] == "error") == bool(wrong)
         assert wrong in record["error"] if wrong else "error" not in record

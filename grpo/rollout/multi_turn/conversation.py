@@ -105,6 +105,18 @@ class Outcome:
         }
 
 
+async def play(environment: Environment, policy: Policy, limits: RolloutLimits) -> tuple[Outcome, Score]:
+    """Return a finished conversation and its score. The environment is closed then, whatever happened."""
+    try:
+        outcome = await converse(environment, policy, limits)
+        return outcome, await scored(environment, outcome)
+    finally:
+        try:
+            await environment.close()
+        except Exception as error:  # what it holds may leak, but the rollout is whole
+            _log("close of an environment failed: %r", error, error=error)
+
+
 async def converse(environment: Environment, policy: Policy, limits: RolloutLimits) -> Outcome:
     """Let the policy and the environment talk until one of them or a limit ends it.
 

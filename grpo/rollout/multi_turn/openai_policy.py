@@ -22,6 +22,7 @@ class OpenAIPolicy:
     def __init__(self, client: "AsyncOpenAI", model: str, **options: Any) -> None:
         self._client, self._model, self._options = client, model, options
         self.tokens = 0
+        self._takes_reasoning = False
 
     async def respond(self, messages: list[Message], tools: list[dict[str, Any]]) -> tuple[Message, bool]:
         """See :class:`grpo.rollout.multi_turn.conversation.Policy`.
@@ -30,14 +31,15 @@ class OpenAIPolicy:
             openai.OpenAIError: if the API does not answer.
         """
         options = self._options | ({"tools": functions_of(tools)} if tools else {})
-        sent: list[Any] = [_sent(message) for message in messages]
+        sent: list[Any] = [_sent(message, self._takes_reasoning) for message in messages]
         reply = await self._client.chat.completions.create(model=self._model, messages=sent, **options)
         self.tokens += reply.usage.completion_tokens if reply.usage else 0
         choice = reply.choices[0]
         message: Message = {"role": "assistant", "content": choice.message.content or ""}
-        thinking = (choice.message.model_extra or {}).get("reasoning_content")  # an extra field of vLLM and others
-        if thinking:
+        more = choice.message.model_extra or {}  # vLLM and others have the thinking there
+        if thinking := more.get("reasoning") or more.get("reasoning_content"):
             message["reasoning_content"] = thinking
+        self._takes_reasoning |= bool(more.get("reasoning"))
         calls = [call for call in choice.message.tool_calls or [] if call.type == "function"]
         if calls:
             message["tool_calls"] = [
@@ -51,9 +53,16 @@ class OpenAIPolicy:
         return message, choice.finish_reason == "length"
 
 
-def _sent(message: Message) -> Message:
-    """Return a message with only the protocol's fields: thinking and headers are dropped."""
+def _sent(message: Message, takes_reasoning: bool) -> Message:
+    """Return a message with only the protocol's fields: headers are dropped.
+
+    Args:
+        takes_reasoning: whether the thinking goes back, as `reasoning`. The server's template keeps it between tool
+            calls, as in training. A server that does not name it so may refuse it.
+    """
     sent = {key: message[key] for key in _SENT if key in message}
+    if takes_reasoning and message.get("reasoning_content"):
+        sent["reasoning"] = message["reasoning_content"]
     if calls := sent.pop("tool_calls", None):
         sent["tool_calls"] = [{key: call[key] for key in ("id", "type", "function")} for call in calls]
     return sent

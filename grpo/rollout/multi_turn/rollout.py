@@ -12,8 +12,7 @@ from grpo.rollout.multi_turn.conversation import (
     ContextFull,
     EnvironmentFault,
     Outcome,
-    converse,
-    scored,
+    play,
 )
 from grpo.rollout.multi_turn.environment import Environment, Message, Score
 from grpo.rollout.multi_turn.history import RolloutHistory
@@ -158,8 +157,7 @@ async def roll_out(
     each with ``observation_tokens``, ``action_ranges``, ``rollout_log_probs`` and ``engine``. At most `max_samples` are
     trained on; the earliest are dropped.
     """
-    outcome = await converse(environment, policy, limits)
-    score = await scored(environment, outcome)
+    outcome, score = await play(environment, policy, limits)
     kept = [
         (sample, account)
         for sample, account in zip(policy.history.samples, policy.accounts, strict=True)

@@ -1,0 +1,90 @@
+"""What evaluations in an environment share, for a model behind an API and for one in an engine: limits and records."""
+
+import argparse
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from eval.identity import file_digest
+from grpo.rollout.multi_turn.conversation import Outcome, is_message
+from grpo.rollout.multi_turn.environment import Environment, Score, load
+from grpo.rollout.multi_turn.retrieval import VARIABLE
+from grpo.rollout.multi_turn.settings import RolloutLimits
+from grpo.stack.problem import UserError
+from grpo.stack.variables import defaults
+
+LIMITS = ("turns", "seconds", "tool_seconds")
+
+
+def add_limits(command_line: argparse.ArgumentParser) -> None:
+    """Add the limits of a conversation, whose defaults are those of train_grpo.sh."""
+    group = command_line.add_argument_group("limits of a conversation", "Their defaults are those of train_grpo.sh.")
+    training = defaults(is_tiny=False)
+    group.add_argument("--turns", default=training["TURN_LIMIT"], type=int, help="turns of the model")
+    group.add_argument("--seconds", default=training["ROLLOUT_SECONDS"], type=float, help="seconds per conversation")
+    group.add_argument("--tool-seconds", default=training["TOOL_SECONDS"], type=float, help="seconds per tool call")
+
+
+def limits_of(options: argparse.Namespace) -> RolloutLimits:
+    """Return the limits.
+
+    Raises:
+        UserError: for one that is not above 0.
+    """
+    for name in LIMITS:
+        if not getattr(options, name) > 0:
+            raise UserError(f"--{name.replace('_', '-')} is {getattr(options, name):g}", "give more than 0")
+    return RolloutLimits(options.turns, options.seconds, options.tool_seconds)
+
+
+def load_environment(name: str) -> type[Environment]:
+    """Return the class of an environment that can be used.
+
+    Raises:
+        grpo.rollout.multi_turn.environment.SetupError: if it cannot.
+    """
+    if os.environ.get("LIBRARY"):  # as train_grpo.sh takes it
+        os.environ.setdefault(VARIABLE, os.environ["LIBRARY"])
+    kind = load(name)
+    kind.check()
+    return kind
+
+
+def identity_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what a conversation depends on besides the model: the environment and its limits."""
+    file = Path(options.environment)
+    digest = {"environment_sha256": file_digest(file)} if file.is_file() else {}
+    library = {"library": os.environ[VARIABLE]} if os.environ.get(VARIABLE) else {}
+    return {
+        "environment": options.environment,
+        **digest,
+        **library,
+        **{name: getattr(options, name) for name in LIMITS},
+    }
+
+
+def record_of(outcome: Outcome, score: Score, tokens: int, logs: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """Return what a conversation adds to its record, see :mod:`grpo.run.records`.
+
+    Args:
+        tokens: how many the model has sampled.
+        logs: more numbers.
+    """
+    numbers = {"reward": score.reward, "score": score.score, **outcome.logs(), **(logs or {}), **score.logs}
+    # The environment may have edited them in place into something that JSON cannot represent.
+    messages = [message if is_message(message) else repr(message) for message in outcome.messages]
+    return {
+        **{key: value if math.isfinite(value) else None for key, value in numbers.items()},
+        "ending": outcome.ending,
+        **({"error": outcome.fault} if outcome.fault else {}),
+        "response_length": tokens,
+        "truncated": float(outcome.ending == "length"),
+        "messages": messages,
+    }
+
+
+def lines(result: Mapping[str, Any]) -> list[str]:
+    """Return the means over an evaluation's conversations as lines for people."""
+    return [f"{name:24} {value:g}" for name, value in result.get("means", {}).items()]
