@@ -134,7 +134,7 @@ SCHEMA = (
     Metric("environment_reward.*", "", 3, "mean reward in this environment", "rollout", when=SEVERAL),
     Metric("environment_turns.*", "", 3, "turns per rollout in this environment", "rollout", when=SEVERAL),
     Metric("environment_errors.*", "share", 3, "rollouts in this environment that ended with an error of it", "rollout",
-           (None, 0.0), when=SEVERAL),
+           when=SEVERAL),
     Metric("environment_tokens", "token", 3, "tokens from tools and users since the history was last rewritten",
            "rollout", when="ENVIRONMENT"),
     Metric("reward_correct_correlation", "", 4, "correlation of reward and correctness within the step",
