@@ -42,7 +42,7 @@ def serve(channel: int) -> None:
 def run(code: str, file: str, names: dict[str, Any]) -> dict[str, Any]:
     """Return what code printed, with the value of a last line that is an expression, as notebooks show it."""
     output = _Output()
-    linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)  # for tracebacks
+    linecache.cache[file] = (len(code), None, [f"{line}\n" for line in code.splitlines()], file)  # for tracebacks
     failed = False
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         try:
@@ -51,7 +51,9 @@ def run(code: str, file: str, names: dict[str, Any]) -> dict[str, Any]:
             pass  # exit() ends the code; the variables stay
         except BaseException as error:
             failed = True
-            frames = error.__traceback__.tb_next.tb_next if error.__traceback__ else None  # without ours
+            frames = error.__traceback__
+            for _ in range(2):  # without those of this file
+                frames = frames and frames.tb_next
             text = "".join(traceback.format_exception(type(error), error, frames))
             return {"output": output.getvalue() + text, "failed": failed}
     return {"output": output.getvalue(), "failed": failed}

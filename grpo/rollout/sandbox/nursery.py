@@ -53,7 +53,7 @@ def _fork(control: socket.socket, limits: bytes, end: int) -> None:
         pid = os.fork()
     except OSError as error:
         os.close(end)
-        control.send(error.strerror.encode())
+        control.send(str(error).encode())
         return
     if not pid:
         try:

@@ -75,7 +75,7 @@ class _Nursery:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-s", "-P", str(_NURSERY)],
-                stdin=theirs, stdout=subprocess.DEVNULL, env=environment, cwd="/", start_new_session=True,
+                stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=environment, cwd="/", start_new_session=True,
             )  # fmt: skip
         self._control = ours
         _confirm(ours.recv(4096))
