@@ -152,9 +152,12 @@ def test_the_pages_of_mapped_files_are_counted_when_they_are_read(tmp_path):
     assert memory.mapped_bytes(tmp_path) == 0
 
 
-def test_the_peak_of_memory_is_noticed():
+def test_the_peak_of_memory_is_noticed_on_a_heap_with_freed_memory():
+    heap = [bytearray(100_000) for _ in range(2000)]  # blocks of this size come from the heap
+    top = bytearray(100_000)  # keeps the heap from shrinking
+    heap.clear()
     peak = memory.Peak()
     block = bytearray(50_000_000)
     block[::4096] = b"x" * len(block[::4096])
-    del block
+    del block, top
     assert peak.growth() == pytest.approx(50_000_000, rel=0.1)

@@ -1,5 +1,6 @@
-"""Peak memory of a process (Linux: /proc), or of a GPU."""
+"""Peak memory of a process (Linux with glibc: /proc), or of a GPU."""
 
+import ctypes
 import gc
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,8 @@ class Peak:
     """Peak memory of this process since the object was created."""
 
     def __init__(self) -> None:
+        # Freed memory that the heap still holds would serve the next allocations, and the peak would miss them.
+        ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak to the present value
         self._before = resident()
 
