@@ -191,17 +191,18 @@ if ((TINY)); then : "${EVAL_DATA:=$TINY_DIR/eval.jsonl}"; fi
 # DAPO subtracts up to 1 from rewards of -1 and 1, Magistral 0.1. With ENVIRONMENT, the tokens of all turns count
 : "${LENGTH_SCHEDULE:=}" "${OVERLONG_BUFFER:=}" "${OVERLONG_PENALTY:=0.5}"
 
-# Several turns: an environment with tools instead of single answers. ENVIRONMENT is "retrieval" (search and read
-# LIBRARY, a folder of .txt and .md files or a .jsonl file with title and text), a .py file with a class Environment,
-# verifiers:NAME for an environment of that package, or empty for single answers. The environment gives the reward;
-# REWARD and the judge are not used. Several, separated by blanks, share the problems; "single" among them is single
-# answers. A line of the data names its environment, or ENVIRONMENT_WEIGHTS shares the lines out (empty: equally)
+# Several turns: an environment with tools instead of single answers. ENVIRONMENT is "python" (a Python interpreter
+# without network and disk), "retrieval" (search and read LIBRARY, a folder of .txt and .md files or a .jsonl file with
+# title and text), a .py file with a class Environment, verifiers:NAME for an environment of that package, or empty for
+# single answers. The environment gives the reward; REWARD and the judge are not used. Several, separated by blanks,
+# share the problems; "single" among them is single answers. A line of the data names its environment, or
+# ENVIRONMENT_WEIGHTS shares the lines out (empty: equally)
 : "${ENVIRONMENT:=}" "${ENVIRONMENT_WEIGHTS:=}" "${LIBRARY:=}"
-# Limits of a rollout: turns per rollout, seconds per rollout and per tool call, and additional samples of a rollout
-# whose history was rewritten (for example because thinking was removed). The actor holds all samples of a rollout in
-# memory at once. TEMPLATE: gpt-oss reads tool results as vLLM and openai-harmony serve them (served), or as JSON
-# strings, as its chat template on the hub writes them (hub)
-: "${TURN_LIMIT:=8}" "${ROLLOUT_SECONDS:=300}" "${TOOL_SECONDS:=20}"
+# Limits of a rollout: turns per rollout, seconds per rollout, per tool call and per score, and additional samples of a
+# rollout whose history was rewritten (for example because thinking was removed). The actor holds all samples of a
+# rollout in memory at once. TEMPLATE: gpt-oss reads tool results as vLLM and openai-harmony serve them (served), or as
+# JSON strings, as its chat template on the hub writes them (hub)
+: "${TURN_LIMIT:=8}" "${ROLLOUT_SECONDS:=300}" "${TOOL_SECONDS:=20}" "${SCORE_SECONDS:=60}"
 : "${MAX_BRANCHES:=3}" "${TEMPLATE:=served}"
 
 # GRPO. KL_COEF above 0 subtracts the KL divergence from the model without its adapter from the reward: one more forward
@@ -386,8 +387,8 @@ if [[ -e $LIBRARY ]]; then LIBRARY="$(realpath "$LIBRARY")"; fi
 
 # The engines call reward, judge and environment, so their settings are variables that reach every worker
 for VARIABLE in JUDGE JUDGE_MODELS CORRECTNESS_WEIGHT QUALITY_WEIGHT JUDGE_FALLBACK JUDGE_UNFINISHED JUDGE_TRIES \
-    REWARD_WEIGHTS ENVIRONMENT ENVIRONMENT_WEIGHTS LIBRARY TURN_LIMIT ROLLOUT_SECONDS TOOL_SECONDS MAX_BRANCHES \
-    TEMPLATE \
+    REWARD_WEIGHTS ENVIRONMENT ENVIRONMENT_WEIGHTS LIBRARY TURN_LIMIT ROLLOUT_SECONDS TOOL_SECONDS SCORE_SECONDS \
+    MAX_BRANCHES TEMPLATE \
     JUDGE_DEADLINE JUDGE_CALL_TIMEOUT JUDGE_RPM JUDGE_TPM JUDGE_CONCURRENCY \
     JUDGE_BASE_URL JUDGE_PROXY; do
     export "GRPO_$VARIABLE=${!VARIABLE}"

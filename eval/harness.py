@@ -15,7 +15,7 @@ from grpo.rollout.multi_turn.settings import RolloutLimits
 from grpo.stack.problem import UserError
 from grpo.stack.variables import defaults
 
-LIMITS = ("turns", "seconds", "tool_seconds")
+LIMITS = ("turns", "seconds", "tool_seconds", "score_seconds")
 
 
 def add_limits(command_line: argparse.ArgumentParser) -> None:
@@ -25,6 +25,7 @@ def add_limits(command_line: argparse.ArgumentParser) -> None:
     group.add_argument("--turns", default=training["TURN_LIMIT"], type=int, help="turns of the model")
     group.add_argument("--seconds", default=training["ROLLOUT_SECONDS"], type=float, help="seconds per conversation")
     group.add_argument("--tool-seconds", default=training["TOOL_SECONDS"], type=float, help="seconds per tool call")
+    group.add_argument("--score-seconds", default=training["SCORE_SECONDS"], type=float, help="seconds per score")
 
 
 def limits_of(options: argparse.Namespace) -> RolloutLimits:
@@ -36,7 +37,7 @@ def limits_of(options: argparse.Namespace) -> RolloutLimits:
     for name in LIMITS:
         if not getattr(options, name) > 0:
             raise UserError(f"--{name.replace('_', '-')} is {getattr(options, name):g}", "give more than 0")
-    return RolloutLimits(options.turns, options.seconds, options.tool_seconds)
+    return RolloutLimits(options.turns, options.seconds, options.tool_seconds, options.score_seconds)
 
 
 def load_environment(name: str) -> type[Environment]:

@@ -144,6 +144,14 @@ RANGES = {
         "the environment raises an exception on some rollouts, which get no reward; see the engines' log",
         (Advice("ENVIRONMENT", "that handles every action", "test it on the failed rollouts in samples/"),),
     ),
+    "environment_blocked": Remedy(
+        "a coroutine of the environment does not return control, and its thread stays; see the engines' log",
+        (Advice("ENVIRONMENT", "that awaits what takes long", "use `await asyncio.to_thread` for blocking calls"),),
+    ),
+    "close_failed": Remedy(
+        "what an environment used may stay open: its close failed; see the engines' log",
+        (Advice("ENVIRONMENT", "whose close cannot fail", "test it on rollouts that end at each limit"),),
+    ),
     "branches_dropped": Remedy(
         "histories are rewritten more often than MAX_BRANCHES allows",
         (Advice("MAX_BRANCHES", "twice as many", "fewer are dropped, but the actor needs more memory", 2.0),),

@@ -23,7 +23,7 @@ def play(folder: Path, *turns: dict) -> tuple[Outcome, Score]:
     file.write_text(environment_code())
     environment = make_environment(load(str(file)), "Find a number from 1 to 9.", "7")
     outcome = asyncio.run(converse(environment, Spoken(*turns), LIMITS))
-    return outcome, asyncio.run(scored(environment, outcome))
+    return outcome, asyncio.run(scored(environment, outcome, 60))
 
 
 def guess(number: object) -> dict:

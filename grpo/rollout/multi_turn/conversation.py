@@ -16,6 +16,7 @@ from grpo.rollout.multi_turn.environment import (
     Score,
     ToolError,
 )
+from grpo.rollout.multi_turn.isolation import EnvironmentFault, Isolated
 from grpo.rollout.multi_turn.settings import RolloutLimits
 
 logger = logging.getLogger("openrlhf.grpo.conversation")
@@ -27,10 +28,6 @@ logged_errors: set[tuple[object, ...]] = set()  # errors whose traceback this pr
 
 class ContextFull(Exception):
     """The model's context has no room for another turn."""
-
-
-class EnvironmentFault(Exception):
-    """An error of an environment outside its tools. Its rollout gets no reward; the others continue."""
 
 
 class Unmade(Environment):
@@ -86,6 +83,8 @@ class Outcome:
         turns: of the policy; an aborted turn does not count.
         calls, errors: tool calls, and how many of them failed.
         fault: the environment's error that ended it, or its scoring error; "" if no error occurred.
+        is_blocked: whether the environment blocked its thread beyond a deadline.
+        is_closed: whether its `close` succeeded.
     """
 
     messages: list[Message]
@@ -94,6 +93,8 @@ class Outcome:
     calls: int = 0
     errors: int = 0
     fault: str = ""
+    is_blocked: bool = False
+    is_closed: bool = True
 
     def logs(self) -> dict[str, float]:
         """Return the numbers of a rollout, with the same names for every rollout."""
@@ -102,19 +103,27 @@ class Outcome:
             "tool_calls": float(self.calls),
             "tool_errors": float(self.errors),
             **{f"ended_by_{limit}": float(self.ending == limit) for limit in ("turns", "time", "length", "error")},
+            "environment_blocked": float(self.is_blocked),
+            "close_failed": float(not self.is_closed),
         }
 
 
 async def play(environment: Environment, policy: Policy, limits: RolloutLimits) -> tuple[Outcome, Score]:
-    """Return a finished conversation and its score. The environment is closed then, whatever happened."""
+    """Return a finished conversation and its score. The environment is closed then, whatever happened.
+
+    The environment runs in a thread of its own, so it may block without stopping other rollouts.
+    """
+    own = Isolated(environment)
     try:
-        outcome = await converse(environment, policy, limits)
-        return outcome, await scored(environment, outcome)
-    finally:
-        try:
-            await environment.close()
-        except Exception as error:  # what it holds may leak, but the rollout is whole
-            _log("close of an environment failed: %r", error, error=error)
+        outcome = await converse(own, policy, limits)
+        await own.is_free()  # what blocks now must not use the time of the score
+        score = await scored(own, outcome, limits.score_seconds)
+    except BaseException:
+        await own.end()
+        raise
+    outcome.is_closed = await own.end()
+    outcome.is_blocked = own.is_blocked
+    return outcome, score
 
 
 async def converse(environment: Environment, policy: Policy, limits: RolloutLimits) -> Outcome:
@@ -240,15 +249,25 @@ async def _call(environment: Environment, call: dict[str, Any], seconds: float) 
         if not isinstance(content, str):
             logger.error("%s returned a %s instead of text", name, type(content).__name__)
             raise ToolError(f"{name} returned a {type(content).__name__} instead of text")
+        _check_text(name, content)
         is_error = False
     except ToolError as error:
-        content = f"error: {error}"
+        content = f"error: {error}".encode("utf-8", "backslashreplace").decode()
+    except EnvironmentFault:
+        raise
     except TimeoutError:
         content = f"error: {name} took more than {seconds:g} seconds"
     except Exception as error:  # the environment's error must not end the run; tool_errors counts it
         _log("the tool %r failed on %s: %r", name, call["function"]["arguments"], error, error=error)
         content = f"error: {name} failed"
     return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": content}, is_error
+
+
+def _check_text(name: str, content: str) -> None:
+    try:
+        content.encode()
+    except UnicodeEncodeError as error:  # a lone surrogate, which JSON's escapes can write and no tokenizer reads
+        raise ToolError(f"{name} returned text that is not valid Unicode ({error.reason})") from None
 
 
 def _arguments(text: str) -> dict[str, Any]:
@@ -261,17 +280,20 @@ def _arguments(text: str) -> dict[str, Any]:
     return arguments
 
 
-async def scored(environment: Environment, outcome: Outcome) -> Score:
+async def scored(environment: Environment, outcome: Outcome, seconds: float) -> Score:
     """Return the environment's score in floats; NaN if it fails or has failed, which counts as a missing reward.
 
-    If scoring fails, the outcome records the fault and its ending becomes "error".
+    If scoring fails or takes more than `seconds`, the outcome records the fault and its ending becomes "error".
     """
     if outcome.ending == "error":
         return Score(math.nan, math.nan)
+    limit = asyncio.timeout(seconds)
     try:
-        return _in_floats(await environment.score(outcome.messages, outcome.ending))
+        async with limit:
+            return _in_floats(await environment.score(outcome.messages, outcome.ending))
     except Exception as error:  # as for a reward function: one missing reward must not end a run
-        outcome.ending, outcome.fault = "error", f"score failed ({type(error).__name__}: {error})"
+        why = f"it took more than {seconds:g} seconds" if limit.expired() else f"{type(error).__name__}: {error}"
+        outcome.ending, outcome.fault = "error", f"score failed ({why})"
         _log("a rollout could not be scored and gets no reward: %s", outcome.fault, error=error)
         return Score(math.nan, math.nan)
 

@@ -10,12 +10,12 @@ from grpo.rollout.engine import ids_only
 from grpo.rollout.invariant import EngineAccount, describe, log_probs_of, sound
 from grpo.rollout.multi_turn.conversation import (
     ContextFull,
-    EnvironmentFault,
     Outcome,
     play,
 )
 from grpo.rollout.multi_turn.environment import Environment, Message, Score
 from grpo.rollout.multi_turn.history import RolloutHistory
+from grpo.rollout.multi_turn.isolation import EnvironmentFault
 from grpo.rollout.multi_turn.settings import RolloutLimits
 from grpo.rollout.multi_turn.template import Template
 from grpo.rollout.thinking import Budget, Delimiter

@@ -18,7 +18,7 @@ AGENT = Path(__file__).with_name("agent.py")  # the value of --agent_func_path
 PREFIX = "GRPO_"
 VARIABLES = (
     *("ENVIRONMENT", "ENVIRONMENT_WEIGHTS", "LIBRARY", "TEMPLATE"),
-    *("TURN_LIMIT", "ROLLOUT_SECONDS", "TOOL_SECONDS", "MAX_BRANCHES"),
+    *("TURN_LIMIT", "ROLLOUT_SECONDS", "TOOL_SECONDS", "SCORE_SECONDS", "MAX_BRANCHES"),
 )
 
 # How gpt-oss's tool results look: as openai-harmony and vLLM render them, or as its chat template on the hub does.
@@ -66,11 +66,13 @@ class RolloutLimits:
         turns: of the policy.
         seconds: for the whole conversation; a turn in progress is aborted.
         tool_seconds: for one tool call; the model observes that it took too long.
+        score_seconds: for the score; a rollout beyond it has no reward.
     """
 
     turns: int
     seconds: float
     tool_seconds: float
+    score_seconds: float
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,7 @@ class EnvironmentSettings:
             turns=int(_limit(given, "TURN_LIMIT", int)),
             seconds=_limit(given, "ROLLOUT_SECONDS", float),
             tool_seconds=_limit(given, "TOOL_SECONDS", float),
+            score_seconds=_limit(given, "SCORE_SECONDS", float),
         )
         template = given.get("TEMPLATE", "")
         if template not in TEMPLATES:

@@ -18,7 +18,7 @@ def in_environment(setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "library" / "a.txt").write_text("a text")
     monkeypatch.setenv("GRPO_ENVIRONMENT", "retrieval")
     monkeypatch.setenv("GRPO_LIBRARY", str(tmp_path / "library"))
-    for name in ("TURN_LIMIT", "ROLLOUT_SECONDS", "TOOL_SECONDS", "MAX_BRANCHES"):
+    for name in ("TURN_LIMIT", "ROLLOUT_SECONDS", "TOOL_SECONDS", "SCORE_SECONDS", "MAX_BRANCHES"):
         monkeypatch.setenv(f"GRPO_{name}", "9")
     monkeypatch.setenv("GRPO_TEMPLATE", "served")
     setting.flags |= {"agent_func_path": AGENT, "apply_chat_template": None}

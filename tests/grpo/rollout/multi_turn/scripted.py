@@ -15,7 +15,7 @@ from grpo.rollout.multi_turn.environment import (
 )
 from grpo.rollout.multi_turn.settings import RolloutLimits
 
-LIMITS = RolloutLimits(turns=8, seconds=300, tool_seconds=20)
+LIMITS = RolloutLimits(turns=8, seconds=300, tool_seconds=20, score_seconds=60)
 
 
 def odd_tokens(codec, text, seed=0):

@@ -41,7 +41,14 @@ class Environment(environment.Environment):
 
 @pytest.fixture(autouse=True)
 def limits(monkeypatch):
-    values = {"TURN_LIMIT": "4", "ROLLOUT_SECONDS": "60", "TOOL_SECONDS": "20", "MAX_BRANCHES": "3", "TEMPLATE": "hub"}
+    values = {
+        "TURN_LIMIT": "4",
+        "ROLLOUT_SECONDS": "60",
+        "TOOL_SECONDS": "20",
+        "SCORE_SECONDS": "60",
+        "MAX_BRANCHES": "3",
+        "TEMPLATE": "hub",
+    }
     for name, value in values.items():
         monkeypatch.setenv(f"GRPO_{name}", value)
 

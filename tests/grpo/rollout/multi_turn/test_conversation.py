@@ -50,7 +50,7 @@ def test_a_library_is_searched_and_read(corpus):
     assert rest.endswith("At its end stands a tower.")
     assert [message["tool_call_id"] for message in outcome.messages if message["role"] == "tool"] == ["a", "b", "c"]
     assert (outcome.ending, outcome.turns, outcome.calls, outcome.errors) == ("done", 2, 3, 0)
-    assert asyncio.run(scored(environment, outcome)) == Score(1.0, 1.0, {"correct": 1.0, "answered": 1.0})
+    assert asyncio.run(scored(environment, outcome, 60)) == Score(1.0, 1.0, {"correct": 1.0, "answered": 1.0})
 
 
 @pytest.mark.parametrize("wrong, heard", [
@@ -108,7 +108,9 @@ def test_time_out_during_sampling_keeps_earlier_turns():
     text = '<tool_call>\n{"name": "search", "arguments": {}}\n</tool_call><|im_end|>'
     engine = ScriptedEngine(template.codec, [text], seconds=0.15)
     policy = EnginePolicy(template, engine, params(), 4000)
-    _, response = asyncio.run(roll_out(Library(), policy, RolloutLimits(turns=99, seconds=0.4, tool_seconds=20), 4))
+    _, response = asyncio.run(
+        roll_out(Library(), policy, RolloutLimits(turns=99, seconds=0.4, tool_seconds=20, score_seconds=60), 4)
+    )
     assert not response["truncated"] and response["extra_logs"]["ended_by_time"] == 1  # by no limit on tokens
     assert 1 <= len(response["action_ranges"]) == len(engine.calls) <= 2
     assert response["observation_tokens"] == response["engine"]["tokens"]
@@ -171,13 +173,27 @@ def test_environments_are_loaded_by_name_or_file_and_refused_with_a_remedy(tmp_p
 
 
 def test_settings_come_from_variables():
-    given = {"ENVIRONMENT": "e", "TURN_LIMIT": "3", "ROLLOUT_SECONDS": "9", "TOOL_SECONDS": "0.5", "MAX_BRANCHES": "0"}
+    given = {
+        "ENVIRONMENT": "e",
+        "TURN_LIMIT": "3",
+        "ROLLOUT_SECONDS": "9",
+        "TOOL_SECONDS": "0.5",
+        "SCORE_SECONDS": "4",
+        "MAX_BRANCHES": "0",
+    }
     given["TEMPLATE"] = "hub"
     environ = {f"GRPO_{name}": value for name, value in given.items()}
     mixture = Mixture([Member("e", "e", 1.0)])
-    settings = EnvironmentSettings(mixture, RolloutLimits(3, 9, 0.5), 1, "hub")
+    settings = EnvironmentSettings(mixture, RolloutLimits(3, 9, 0.5, 4), 1, "hub")
     assert EnvironmentSettings.from_variables(environ) == settings
-    wrong = {"TURN_LIMIT": "0", "ROLLOUT_SECONDS": "x", "TOOL_SECONDS": "-1", "MAX_BRANCHES": "-1", "TEMPLATE": "own"}
+    wrong = {
+        "TURN_LIMIT": "0",
+        "ROLLOUT_SECONDS": "x",
+        "TOOL_SECONDS": "-1",
+        "SCORE_SECONDS": "inf",
+        "MAX_BRANCHES": "-1",
+        "TEMPLATE": "own",
+    }
     for name, value in wrong.items():
         with pytest.raises(SetupError, match=f"{name} is '{value}'"):
             EnvironmentSettings.from_variables(environ | {f"GRPO_{name}": value})

@@ -3,15 +3,18 @@
 import asyncio
 import json
 import math
+import threading
+import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy
 import pytest
 import torch
 
-from grpo.rollout.multi_turn import conversation
-from grpo.rollout.multi_turn.conversation import make_environment, scored
-from grpo.rollout.multi_turn.environment import Score, Tool
+from grpo.rollout.multi_turn import conversation, isolation
+from grpo.rollout.multi_turn.conversation import is_message, make_environment, play, scored
+from grpo.rollout.multi_turn.environment import Score, Tool, ToolError
 from grpo.rollout.multi_turn.openai_policy import OpenAIPolicy
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.templates import template_for
@@ -24,7 +27,7 @@ def test_an_environment_that_cannot_score_gives_no_reward(caplog):
         async def score(self, messages, ending):
             raise KeyError("gold")
 
-    score = asyncio.run(scored(Unsure(), talk(Spoken({"content": "x"}), Unsure())))
+    score = asyncio.run(scored(Unsure(), talk(Spoken({"content": "x"}), Unsure()), 60))
     assert score.reward != score.reward and "could not be scored" in caplog.text
 
 
@@ -42,7 +45,7 @@ def test_environment_error_ends_its_rollout_but_not_the_run(method, error, caplo
     outcome = talk(Spoken({"content": "x"}), environment)
     assert outcome.ending == "error" and outcome.logs()["ended_by_error"] == 1
     assert type(error).__name__ in caplog.text
-    score = asyncio.run(scored(environment, outcome))
+    score = asyncio.run(scored(environment, outcome, 60))
     assert score.reward != score.reward
 
 
@@ -92,7 +95,7 @@ def test_invalid_return_value_is_an_environment_error(name, value, caplog):
     setattr(Wrong, name, value if name == "tools" else answer)
     environment = Wrong()
     outcome = talk(Spoken({"content": "x"}), environment)
-    score = asyncio.run(scored(environment, outcome))
+    score = asyncio.run(scored(environment, outcome, 60))
     assert outcome.ending == "error" and score.reward != score.reward and "no reward" in caplog.text
 
 
@@ -153,7 +156,7 @@ def test_traceback_shows_the_error_and_not_only_its_cause(method, caplog, monkey
     setattr(Careful, method, fail)
     environment = Careful()
     outcome = talk(Spoken({"tool_calls": [call("search", {})]} if method == "call" else {}, {}), environment)
-    asyncio.run(scored(environment, outcome))
+    asyncio.run(scored(environment, outcome, 60))
     (record,) = caplog.records
     assert record.exc_info[0] is RuntimeError and "in lost" in caplog.text and "in fail" in caplog.text
 
@@ -179,7 +182,7 @@ def in_training(environment):
 
 def in_evaluation(environment):
     outcome = talk(OpenAIPolicy(API(), "m"), environment)
-    return outcome, asyncio.run(scored(environment, outcome)).reward
+    return outcome, asyncio.run(scored(environment, outcome, 60)).reward
 
 
 NO_MESSAGES = [None, "hello", {}, {"content": "hello"}, {"role": None}, {"role": "user", "content": {1, 2}},
@@ -257,7 +260,166 @@ def test_scores_of_any_number_type_become_floats():
             return Score(numpy.float32(0.5), True, {"steps": 3, "seconds": math.nan})
 
     environment = Counted()
-    score = asyncio.run(scored(environment, talk(Spoken({}), environment)))
+    score = asyncio.run(scored(environment, talk(Spoken({}), environment), 60))
     values = [score.reward, score.score, score.logs["steps"]]
     assert values == [0.5, 1.0, 3.0] and all(type(value) is float for value in values)
     assert math.isnan(score.logs["seconds"]), "a log that a rollout does not have"
+
+
+def wait_until(condition, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
+
+
+SOON = replace(LIMITS, tool_seconds=0.2, score_seconds=0.2)
+
+
+class Tidy(Library):
+    """Knows whether it was closed."""
+
+    closed = 0
+
+    async def close(self):
+        self.closed += 1
+
+
+def played(environment, *messages, limits=SOON):
+    return asyncio.run(play(environment, Spoken(*messages), limits))
+
+
+class Blocking(Tidy):
+    """Blocks where it is told to, until it is released."""
+
+    def __init__(self, method):
+        super().__init__()
+        self.released = threading.Event()
+        setattr(self, method, self.block)
+
+    async def block(self, *_):
+        self.released.wait()
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(isolation, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(isolation, "CLOSE_SECONDS", 0.2)
+
+
+SEARCHES = {"tool_calls": [call("search", {"query": "x"})]}
+
+
+@pytest.mark.parametrize("method", ["start", "call", "reply", "score"])
+def test_a_method_that_blocks_its_thread_costs_only_its_own_rollout(method, impatient):
+    blocking, sound = Blocking(method), [Tidy() for _ in range(8)]
+    said = ({"content": "x"},) if method in ("reply", "score") else (SEARCHES, {"content": "x"})
+    limits = replace(SOON, seconds=1.0)
+
+    async def together():
+        rollouts = (play(each, Spoken(SEARCHES, {"content": "x"}), limits) for each in sound)
+        return await asyncio.gather(play(blocking, Spoken(*said), limits), *rollouts)
+
+    (outcome, score), *others = asyncio.run(together())
+    assert outcome.ending == "error" and outcome.logs()["environment_blocked"] == 1 and math.isnan(score.reward)
+    assert outcome.logs()["close_failed"] == 1
+    assert ("0.2 seconds" if method == "score" else "it blocked its thread") in outcome.fault
+    for other, scored_ in others:
+        assert other.ending == "done" and scored_.reward == 1 and not other.is_blocked and other.is_closed
+    blocking.released.set()
+    wait_until(lambda: blocking.closed == 1)  # as soon as its thread is free
+
+
+def test_a_score_that_never_returns_is_a_missing_reward(impatient):
+    class Endless(Tidy):
+        async def score(self, messages, ending):
+            await asyncio.sleep(3600)
+
+    outcome, score = played(environment := Endless(), {"content": "x"})
+    assert outcome.fault == "score failed (it took more than 0.2 seconds)" and math.isnan(score.reward)
+    assert outcome.logs()["ended_by_error"] == 1 and not outcome.is_blocked and environment.closed == 1
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udfffb"])
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("dialect", TOKENIZERS)
+def test_a_lone_surrogate_from_a_tool_is_a_tool_error(text, fails, dialect):
+    class Echo(Library):
+        async def call(self, name, arguments):
+            if fails:
+                raise ToolError(text)
+            return text
+
+    outcome, score = played(Echo(), SEARCHES, {"content": "ok"})
+    assert (outcome.ending, outcome.errors, score.reward) == ("done", 1, 1.0)
+    assert "error: " in outcome.messages[2]["content"] and is_message(outcome.messages[2])
+    if not fails:
+        assert "search returned text that is not valid Unicode" in outcome.messages[2]["content"]
+
+
+async def fail(*_):
+    raise KeyError("gold")
+
+
+@pytest.mark.parametrize("method", ["start", "reply", "score", "call"])
+def test_close_runs_once_after_a_fault(method):
+    environment = Tidy()
+    setattr(environment, method, fail)
+    outcome, _ = played(environment, SEARCHES, {"content": "x"})
+    assert environment.closed == 1 and outcome.is_closed
+
+
+def test_close_runs_after_a_policy_that_fails():
+    class Lost:
+        async def respond(self, messages, tools):
+            raise ConnectionError("the engine")
+
+    environment = Tidy()
+    with pytest.raises(ConnectionError):
+        asyncio.run(play(environment, Lost(), SOON))
+    assert environment.closed == 1
+
+
+def test_close_runs_after_a_cancelled_rollout_and_a_call_in_progress_is_cancelled():
+    class Slow(Tidy):
+        reached = False
+
+        async def call(self, name, arguments):
+            Slow.reached = True
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                Slow.reached = False
+
+    environment = Slow()
+
+    async def cancelled():
+        rollout = asyncio.create_task(play(environment, Spoken(SEARCHES), LIMITS))
+        while not Slow.reached:
+            await asyncio.sleep(0.01)
+        rollout.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await rollout
+        assert environment.closed == 1
+
+    asyncio.run(cancelled())
+    assert not Slow.reached
+
+
+async def sleep(*_):
+    await asyncio.sleep(3600)
+
+
+@pytest.mark.parametrize("close", [fail, sleep])
+def test_a_close_that_fails_or_hangs_is_counted_and_keeps_the_reward(close, impatient, caplog):
+    environment = Tidy()
+    environment.close = close
+    outcome, score = played(environment, {"content": "x"})
+    assert score.reward == 1 and outcome.logs()["close_failed"] == 1 and "close of an environment" in caplog.text
+
+
+def test_no_thread_stays_after_a_rollout():
+    before = threading.active_count()
+    for _ in range(3):
+        played(Tidy(), {"content": "x"})
+    wait_until(lambda: threading.active_count() <= before)

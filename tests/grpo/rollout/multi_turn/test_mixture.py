@@ -44,7 +44,14 @@ def data(tmp_path, *rows):
 def two(tmp_path, monkeypatch):
     """A run with single answers and an environment of a file's own, and its arguments."""
     (tmp_path / "guess.py").write_text(GUESS)
-    values = {"TURN_LIMIT": "4", "ROLLOUT_SECONDS": "60", "TOOL_SECONDS": "20", "MAX_BRANCHES": "3", "TEMPLATE": "hub"}
+    values = {
+        "TURN_LIMIT": "4",
+        "ROLLOUT_SECONDS": "60",
+        "TOOL_SECONDS": "20",
+        "SCORE_SECONDS": "60",
+        "MAX_BRANCHES": "3",
+        "TEMPLATE": "hub",
+    }
     for name, value in (values | {"ENVIRONMENT": f"single {tmp_path / 'guess.py'}"}).items():
         monkeypatch.setenv(f"GRPO_{name}", value)
     rows = ({"prompt": "Is it 42?", "environment": "single"}, {"prompt": "Is it 7?", "environment": "guess"})

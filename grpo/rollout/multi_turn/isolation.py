@@ -1,0 +1,117 @@
+"""An environment in a thread and an event loop of its own: what blocks in it does not stop the engine's rollouts."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from grpo.rollout.multi_turn.environment import BuiltInTool, Environment, Message, Score, Tool
+
+logger = logging.getLogger("openrlhf.grpo.isolation")
+
+GRACE_SECONDS = 5.0  # after a deadline, for the thread to show that it is not blocked
+CLOSE_SECONDS = 10.0
+
+
+class EnvironmentFault(Exception):
+    """An error of an environment outside its tools. Its rollout gets no reward; the others continue."""
+
+
+class Isolated(Environment):
+    """An environment whose coroutines run in their own thread. A caller's deadline holds even if one of them blocks.
+
+    Attributes:
+        is_blocked: whether a coroutine has not let go of the thread after its deadline. The thread then stays until
+            it does, and the environment answers no more.
+    """
+
+    def __init__(self, environment: Environment) -> None:
+        self._inner, self._is_late, self.is_blocked = environment, False, False
+        self.answers_calls = environment.answers_calls
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._serve, name="environment", daemon=True).start()
+
+    @property
+    def tools(self) -> Sequence[Tool | BuiltInTool]:  # type: ignore[override]  # a property of some environments, too
+        """Return the environment's tools."""
+        return self._inner.tools
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Return the environment's count."""
+        return self._inner.sampled_tokens
+
+    @sampled_tokens.setter
+    def sampled_tokens(self, count: int) -> None:
+        self._inner.sampled_tokens = count
+
+    async def start(self) -> list[Message]:
+        """See :meth:`grpo.rollout.multi_turn.environment.Environment.start`."""
+        return await self._ask(self._inner.start)
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> str:
+        """See :meth:`grpo.rollout.multi_turn.environment.Environment.call`."""
+        return await self._ask(self._inner.call, name, arguments)
+
+    async def reply(self, messages: list[Message]) -> list[Message] | None:
+        """See :meth:`grpo.rollout.multi_turn.environment.Environment.reply`."""
+        return await self._ask(self._inner.reply, messages)
+
+    async def score(self, messages: list[Message], ending: str) -> Score:
+        """See :meth:`grpo.rollout.multi_turn.environment.Environment.score`."""
+        return await self._ask(self._inner.score, messages, ending)
+
+    async def is_free(self) -> bool:
+        """Return whether the thread answers; after a deadline, it has GRACE_SECONDS for it."""
+        if self._is_late and not self.is_blocked:
+            ping = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop)
+            done, _ = await asyncio.wait([asyncio.wrap_future(ping)], timeout=GRACE_SECONDS)
+            self._is_late, self.is_blocked = False, not done
+        return not self.is_blocked
+
+    async def end(self) -> bool:
+        """Close the environment and end the thread; return whether closing succeeded in time.
+
+        The thread does both, also if the caller is cancelled meanwhile, or later if it is blocked now.
+        """
+        closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
+        seconds = 0.0 if self.is_blocked else CLOSE_SECONDS + GRACE_SECONDS
+        done, _ = await asyncio.wait([asyncio.wrap_future(closing)], timeout=seconds)
+        self.is_blocked = not done
+        if not done:
+            logger.error("close of an environment does not return")
+        return bool(done) and closing.result()
+
+    async def _ask(self, method: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+        if not await self.is_free():
+            raise EnvironmentFault("it blocked its thread beyond a deadline: await what takes long in it")
+        running = asyncio.run_coroutine_threadsafe(_awaited(method, *arguments), self._loop)
+        try:
+            return await asyncio.wrap_future(running)
+        except asyncio.CancelledError:
+            self._is_late = True
+            raise
+
+    async def _close(self) -> bool:
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._inner.close()
+            return True
+        except Exception as error:
+            logger.error("close of an environment failed: %r", error, exc_info=error)
+            return False
+        finally:
+            self._loop.call_later(0, self._loop.stop)  # after the caller has this result
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.close()
+
+
+async def _awaited(method: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+    return await method(*arguments)
