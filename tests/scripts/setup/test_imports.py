@@ -1,0 +1,71 @@
+"""The installed stack has every import of our code, also those inside functions, and every module of OpenRLHF."""
+
+import ast
+import subprocess
+import sys
+from importlib.metadata import files
+from pathlib import Path
+
+import pytest
+
+from .sandbox import ROOT
+
+PACKAGES = ("data", "eval", "grpo", "patches", "reward", "scripts")
+
+# Users install these by hand.
+OPTIONAL = {
+    "trackio",
+    "verifiers",
+    "grpo.rollout.multi_turn.verifiers_environment",
+    "grpo.rollout.multi_turn.verifiers_messages",
+}
+
+# Of these, each supported OpenRLHF has one or the other.
+OF_ONE_VERSION = {
+    "transformers.initialization",
+    "vllm.model_executor.layers.fused_moe.runner.default_moe_runner",
+}
+
+IMPORT = """
+import importlib, sys, traceback
+failed = 0
+for line in sys.stdin.read().splitlines():
+    module, _, name = line.partition(" ")
+    try:
+        value = importlib.import_module(module)
+        if name and not hasattr(value, name):
+            importlib.import_module(f"{module}.{name}")
+    except Exception as error:
+        failed = 1
+        print(f"{line}: {type(error).__name__}: {error}", file=sys.stderr)
+sys.exit(failed)
+"""
+
+
+def imports_of(file: Path) -> set[str]:
+    """Return "module" and "module name" of all absolute imports in a Python file."""
+    lines = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            lines |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            lines |= {f"{node.module} {alias.name}" for alias in node.names}
+    return {line for line in lines if not OPTIONAL & {line.split()[0], line.split()[0].partition(".")[0]}}
+
+
+def check(lines: set[str]) -> None:
+    assert lines
+    text = "\n".join(sorted(lines))
+    run = subprocess.run([sys.executable, "-c", IMPORT], input=text, capture_output=True, text=True, cwd=ROOT)
+    assert run.returncode == 0, run.stderr
+
+
+def test_our_imports_resolve():
+    lines = set().union(*(imports_of(file) for package in PACKAGES for file in (ROOT / package).rglob("*.py")))
+    check({line for line in lines if line.split()[0] not in OF_ONE_VERSION})
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_every_module_of_openrlhf_can_be_imported():
+    modules = [path.with_suffix("") for path in files("openrlhf") or [] if path.suffix == ".py"]
+    check({".".join(module.parts).removesuffix(".__init__") for module in modules if module.parts[0] == "openrlhf"})
