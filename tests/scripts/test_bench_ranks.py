@@ -6,6 +6,7 @@ import shutil
 import struct
 
 import pytest
+import torch
 
 from grpo.model import model_files
 from grpo.model.architecture import Architecture
@@ -152,12 +153,20 @@ def test_the_pages_of_mapped_files_are_counted_when_they_are_read(tmp_path):
     assert memory.mapped_bytes(tmp_path) == 0
 
 
-def test_the_peak_of_memory_is_noticed_on_a_heap_with_freed_memory():
-    heap = [bytearray(100_000) for _ in range(2000)]  # blocks of this size come from the heap
-    top = bytearray(100_000)  # keeps the heap from shrinking
-    heap.clear()
+def test_the_peak_of_memory_is_noticed():
     peak = memory.Peak()
-    block = bytearray(50_000_000)
-    block[::4096] = b"x" * len(block[::4096])
-    del block, top
+    with mmap.mmap(-1, 50_000_000) as block:  # not from the heap, which may hold freed memory
+        block[:: mmap.PAGESIZE] = b"x" * len(block[:: mmap.PAGESIZE])
     assert peak.growth() == pytest.approx(50_000_000, rel=0.1)
+
+
+def test_the_peak_of_tensors_is_exact_and_leaves_out_what_was_freed_before_it():
+    kept = torch.zeros(1000)
+
+    def run():
+        first = torch.zeros(10_000_000)
+        second = first[:5_000_000] + kept[0]
+        del first
+        return torch.zeros(1_000_000) + second[0]
+
+    assert memory.peak_of(run, torch.device("cpu")) == 60_000_000

@@ -1,11 +1,12 @@
-"""Peak memory of a process (Linux with glibc: /proc), or of a GPU."""
+"""Peak memory of a process (Linux: /proc), or of the tensors that a function allocates."""
 
-import ctypes
 import gc
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 
 def resident() -> int:
@@ -17,24 +18,31 @@ class Peak:
     """Peak memory of this process since the object was created."""
 
     def __init__(self) -> None:
-        # Freed memory that the heap still holds would serve the next allocations, and the peak would miss them.
-        ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak to the present value
         self._before = resident()
 
     def growth(self) -> int:
-        """Return the bytes of the peak above the initial value; mapped files count."""
+        """Return the bytes of the peak above the initial value; mapped files count.
+
+        Freed memory that the process keeps serves it again without raising the peak: measure what is done once.
+        """
         return _status("VmHWM") - self._before
 
 
 def peak_of(function: Callable[[], object], device: torch.device) -> int:
-    """Return the peak of memory in bytes that a call takes, on a CPU that of the process. The first call warms up."""
+    """Return the peak in bytes of the tensors that a call allocates. The first call warms up.
+
+    On a CPU the profiler counts them: the process keeps freed memory, or gives it back, as malloc sees fit.
+    """
     function()
     gc.collect()
     if device.type == "cpu":
-        peak = Peak()
-        function()
-        return peak.growth()
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            function()
+        assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
+        events = profiler.profiler.kineto_results.events()
+        changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+        return max(accumulate((change for _, change in changes), initial=0))
     torch.accelerator.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)

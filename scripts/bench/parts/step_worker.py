@@ -171,13 +171,13 @@ def main() -> None:
         seconds.append(time.perf_counter() - begin)
         processor.append(time.process_time() - processor_begin)
         collecting.append(timed.seconds - before if timed else 0.0)
-    peak = memory.Peak()  # in a pass of its own: it empties the heap, which slows the pass
-    status = update(job, trainer, trainer_module.ActorPPOTrainer.training_step, batch)
+    step = trainer_module.ActorPPOTrainer.training_step
+    peak = memory.peak_of(lambda: update(job, trainer, step, batch), torch.device("cpu"))
     if timed:
         Path(job["notes"]).write_bytes(timed.notes)
     torch.save({name: parameter.grad for name, parameter in adapter_of(actor).items()}, job["gradients"])
     report(
-        seconds=min(seconds[1:]), processor_seconds=min(processor[1:]), peak_bytes=peak.growth(),
+        seconds=min(seconds[1:]), processor_seconds=min(processor[1:]), peak_bytes=peak,
         collecting=min(collecting[1:]), loss=status["policy_loss"], entropy=status.get("entropy_loss"),
     )  # fmt: skip
 
