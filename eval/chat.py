@@ -19,6 +19,9 @@ class Chat:
         date: today's date for templates that ask for it, such as gpt-oss's.
         variables: more variables for the template, see :func:`grpo.rollout.chat_template.variables`.
 
+    Attributes:
+        variables: of the template, with the date.
+
     Raises:
         UserError: if the model has no tokenizer or chat template.
     """
@@ -34,13 +37,13 @@ class Chat:
             ) from None
         if not self.tokenizer.chat_template:
             raise UserError(f"{model} has no chat template", "add chat_template.jinja to it")
-        self._variables = {"strftime_now": date.strftime, **variables}
+        self.variables = {"strftime_now": date.strftime, **variables}
 
     def prompt(self, problem: EvalProblem) -> list[int]:
         """Return the tokens that the engine gets: a chat with the problem as the user's message."""
         messages = [{"role": "user", "content": problem.prompt}]
         return self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_dict=False, **self._variables
+            messages, add_generation_prompt=True, return_dict=False, **self.variables
         )
 
     def encode(self, text: str) -> list[int]:

@@ -20,7 +20,7 @@ from typing import Any
 from tqdm import tqdm
 
 from eval import harness
-from eval.identity import file_digest
+from eval.identity import file_digest, of_environment
 from eval.output import Output, write_result
 from eval.problems import EvalProblem, read_problems
 from eval.table import result_table
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> tuple[dict[str, Any] | None, Failures]:
     identity = {
         **{name: getattr(options, name) for name in ("model", "base_url", "temperature", "max_tokens")},
         "data_sha256": file_digest(options.data),
-        **harness.identity_of(options),
+        **of_environment(options),
     }
     about = {"data": str(options.data.resolve()), "limit": options.limit, "git": git_revision()}
     with Output(options.out, identity, about, problems, options.n, options.k or sorted({1, options.n})) as output:

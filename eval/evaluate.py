@@ -1,11 +1,12 @@
 """Sample a model, or a model with an adapter, on held-out problems, and grade the samples.
 
-    python -m eval.evaluate --model M [--adapter A] --data F [--n N] --out DIR
+    python -m eval.evaluate --model M [--adapter A] --data F [--n N] --out DIR [--environment E]
 
 M is a folder, or a hub id in the hub's cache. A is an adapter of a training run (`checkpoints/step_N/adapter`,
 `final`). F is a file from `python -m data.prepare`. DIR gets config.json, samples.jsonl (every generation, with special
-tokens), grades.jsonl and result.json. After an interruption, the same command continues. A larger --n, another --k or
---limit reuses the existing samples. Sample 3 of a problem has the same seed whatever --n, --limit and --batch are.
+tokens), grades.jsonl and result.json. With an environment, a sample is a conversation, which the environment scores.
+After an interruption, the same command continues. A larger --n, another --k or --limit reuses the existing samples.
+Sample 3 of a problem has the same seed whatever --n, --limit and --batch are.
 
 Exit code: 0 done, 2 refused before the model is loaded, 130 Ctrl-C.
 """
@@ -14,24 +15,30 @@ import argparse
 import datetime
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
+from eval import harness
 from eval.chat import Chat
 from eval.checks import check_environment, check_length, check_model, check_options, check_thinking, read_adapter
 from eval.identity import about, identity
 from eval.output import CONFIG, Output, read_config, write_result
-from eval.problems import read_problems, seed_of
+from eval.problems import EvalProblem, read_problems, seed_of
 from eval.table import result_table
 from grpo.checkpoint import digests
 from grpo.checkpoint.adapter_files import Adapter
 from grpo.model.model_files import Model
 from grpo.rollout.chat_template import variables
+from grpo.rollout.multi_turn.environment import Environment
+from grpo.rollout.multi_turn.settings import TEMPLATES
 from grpo.rollout.thinking import PRESETS, Budget, Delimiter
 from grpo.stack.hub import model_folder
 from grpo.stack.problem import UserError
 from grpo.stack.variables import defaults
+
+if TYPE_CHECKING:
+    from eval.in_environment import Setting
 
 
 def parser() -> argparse.ArgumentParser:
@@ -76,11 +83,15 @@ def parser() -> argparse.ArgumentParser:
     thinking.add_argument(
         "--thinking-delimiter", help=f"what ends the thinking: {', '.join(PRESETS)}, or a text (default: {PRESETS[0]})"
     )
+    command_line.add_argument("--environment", help="like ENVIRONMENT in train_grpo.sh: a name or a .py file")
+    command_line.add_argument(
+        "--template", choices=TEMPLATES, default="served", help="how gpt-oss reads tool results (default: served)"
+    )
+    harness.add_limits(command_line)
     engine = command_line.add_argument_group("engine")
     engine.add_argument("--tensor-parallel", type=int, default=1, help="GPUs that share the model (default: 1)")
-    engine.add_argument(
-        "--max-model-len", type=int, help="context length in tokens (default: longest prompt + --max-tokens)"
-    )
+    length = "longest prompt + --max-tokens; in an environment, PROMPT_MAX_LEN of train_grpo.sh + --max-tokens"
+    engine.add_argument("--max-model-len", type=int, help=f"context length in tokens (default: {length})")
     engine.add_argument(
         "--gpu-memory-utilization",
         type=float,
@@ -102,7 +113,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     """
     check_options(options)
     check_environment()
-    problems = read_problems(options.data)[: options.limit]
+    kind = harness.load_environment(options.environment) if options.environment else None
+    problems = read_problems(options.data, is_graded=kind is None)[: options.limit]
     model = check_model(Path(model_folder(options.model)), options.tensor_parallel)
     adapter = read_adapter(options.adapter, model) if options.adapter else None
     if adapter and not digests.is_sealed(adapter.folder):
@@ -112,13 +124,22 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     if options.thinking_budget is not None and options.thinking_delimiter is None:
         options.thinking_delimiter = PRESETS[0]
     thinking = check_thinking(options, chat.encode)
-    prompts = {problem.id: chat.prompt(problem) for problem in problems}
-    options.max_model_len = check_length(prompts, options.max_tokens, options.max_model_len, model)
+    prompts = {} if kind else {problem.id: chat.prompt(problem) for problem in problems}
+    options.max_model_len = (
+        options.max_model_len or int(defaults(is_tiny=False)["PROMPT_MAX_LEN"]) + options.max_tokens
+        if kind
+        else check_length(prompts, options.max_tokens, options.max_model_len, model)
+    )
+    setting = _setting(options, kind, chat, thinking) if kind else None
     ks = options.k or sorted({1, options.n})
     settings = identity(options, model, adapter), about(options, model)
     with Output(options.out, *settings, problems, options.n, ks) as output:
         if output.missing:
-            _draw(options, model, adapter, chat, prompts, thinking, output)
+            llm = _engine(options, model, adapter, has_calls=bool(thinking or setting))
+            if setting:
+                _converse(llm, setting, output)
+            else:
+                _draw(llm, options, chat, prompts, thinking, output)
         return write_result(options.out)
 
 
@@ -129,9 +150,8 @@ def _first_date(folder: Path) -> datetime.date:
 
 
 def _draw(
+    llm: Any,
     options: argparse.Namespace,
-    model: Model,
-    adapter: Adapter | None,
     chat: Chat,
     prompts: dict[str, list[int]],
     thinking: tuple[Delimiter, Budget] | None,
@@ -144,17 +164,63 @@ def _draw(
         engine.Request((problem, number), prompts[problem.id], seed_of(options.seed, problem.id, number))
         for problem, number in output.missing
     ]
-    names = ("tensor_parallel", "max_model_len", "gpu_memory_utilization", "batch", "eager")
-    settings = {name: getattr(options, name) for name in names}
-    llm = engine.start(model.folder, adapter, engine.EngineOptions(**settings, prefix_caching=thinking is not None))
     existing, wanted = len(output.samples), len(output.samples) + len(requests)
     with tqdm(total=wanted, initial=existing, desc=options.out.name, unit="sample") as bar:
-        sampling = {name: getattr(options, name) for name in ("temperature", "top_p", "max_tokens")}
-        for request, sample in engine.generate(llm, requests, sampling, thinking):
+        for request, sample in engine.generate(llm, requests, _sampling(options), thinking):
             problem, number = request.key
             record = chat.record(sample.tokens, sample.finish_reason, sample.logs)
             output.append(problem, number, {"seed": request.seed, **record})
             bar.update()
+
+
+def _engine(options: argparse.Namespace, model: Model, adapter: Adapter | None, has_calls: bool) -> Any:
+    """Return vLLM's engine.
+
+    Args:
+        has_calls: whether a sample takes several calls, whose prompts have the same beginning.
+    """
+    from eval import engine  # imports torch
+
+    names = ("tensor_parallel", "max_model_len", "gpu_memory_utilization", "batch", "eager")
+    settings = {name: getattr(options, name) for name in names}
+    return engine.start(model.folder, adapter, engine.EngineOptions(**settings, prefix_caching=has_calls))
+
+
+def _setting(
+    options: argparse.Namespace, kind: type[Environment], chat: Chat, thinking: tuple[Delimiter, Budget] | None
+) -> "Setting":
+    from eval.in_environment import Setting  # imports torch
+    from grpo.rollout.multi_turn.templates import template_for
+
+    return Setting(
+        name=options.environment,
+        kind=kind,
+        limits=harness.limits_of(options),
+        template=template_for(chat.tokenizer, chat.variables, options.template),
+        tokenizer=chat.tokenizer,
+        sampling=_sampling(options),
+        max_length=options.max_model_len,
+        thinking=thinking,
+        seed=options.seed,
+    )
+
+
+def _sampling(options: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in ("temperature", "top_p", "max_tokens")}
+
+
+def _converse(llm: Any, setting: "Setting", output: Output) -> None:
+    """Hold the missing conversations."""
+    from eval import in_environment
+
+    missing, existing = output.missing, len(output.samples)
+    with tqdm(total=existing + len(missing), initial=existing, desc=output.folder.name, unit="conversation") as bar:
+
+        def write(problem: EvalProblem, number: int, record: dict[str, Any]) -> None:
+            output.append(problem, number, record)
+            bar.update()
+
+        in_environment.draw(llm.llm_engine, setting, missing, write)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -168,7 +234,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"eval.evaluate: interrupted; the same command continues {options.out}", file=sys.stderr)
         return 130
-    print("\n".join(result_table(result)))
+    print("\n".join([*result_table(result), *harness.lines(result)]))
     return 0
 
 

@@ -4,10 +4,8 @@ import argparse
 import math
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from eval.identity import file_digest
 from grpo.rollout.multi_turn.conversation import Outcome, is_message
 from grpo.rollout.multi_turn.environment import Environment, Score, load
 from grpo.rollout.multi_turn.retrieval import VARIABLE
@@ -51,19 +49,6 @@ def load_environment(name: str) -> type[Environment]:
     kind = load(name)
     kind.check()
     return kind
-
-
-def identity_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Return what a conversation depends on besides the model: the environment and its limits."""
-    file = Path(options.environment)
-    digest = {"environment_sha256": file_digest(file)} if file.is_file() else {}
-    library = {"library": os.environ[VARIABLE]} if os.environ.get(VARIABLE) else {}
-    return {
-        "environment": options.environment,
-        **digest,
-        **library,
-        **{name: getattr(options, name) for name in LIMITS},
-    }
 
 
 def record_of(outcome: Outcome, score: Score, tokens: int, logs: Mapping[str, float] | None = None) -> dict[str, Any]:

@@ -2,13 +2,16 @@
 
 import hashlib
 import importlib.metadata
+import os
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from eval import harness
 from grpo.checkpoint import adapter_files
 from grpo.checkpoint.adapter_files import Adapter
 from grpo.model.model_files import Model
+from grpo.rollout.multi_turn.retrieval import VARIABLE
 from grpo.stack.checkout import git_revision, on_cpu_stack
 
 _SAMPLING = ("temperature", "top_p", "max_tokens", "seed", "reasoning_effort", "tensor_parallel", "eager")
@@ -29,9 +32,29 @@ def identity(options: Namespace, model: Model, adapter: Adapter | None) -> dict[
         "data_sha256": file_digest(options.data),
         **{name: getattr(options, name) for name in _SAMPLING},
         **{name: value for name in _OPTIONAL if (value := getattr(options, name)) is not None},
+        **_of_environment(options),
         "date": options.date.isoformat(),
         **versions(),
     }
+
+
+def of_environment(options: Namespace) -> dict[str, Any]:
+    """Return what a conversation depends on besides the model: the environment and its limits."""
+    file = Path(options.environment)
+    digest = {"environment_sha256": file_digest(file)} if file.is_file() else {}
+    library = {"library": os.environ[VARIABLE]} if os.environ.get(VARIABLE) else {}
+    return {
+        "environment": options.environment,
+        **digest,
+        **library,
+        **{name: getattr(options, name) for name in harness.LIMITS},
+    }
+
+
+def _of_environment(options: Namespace) -> dict[str, Any]:
+    if not options.environment:
+        return {}
+    return {"template": options.template, "max_model_len": options.max_model_len, **of_environment(options)}
 
 
 def versions() -> dict[str, str]:

@@ -1,0 +1,84 @@
+"""Samples a model in an engine in conversations with an environment: on tokens, by the code of training."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from eval import harness
+from eval.looped import LoopedEngine
+from eval.problems import EvalProblem, seed_of
+from grpo.rollout.multi_turn.conversation import make_environment, play
+from grpo.rollout.multi_turn.environment import Environment
+from grpo.rollout.multi_turn.mixture import SINGLE
+from grpo.rollout.multi_turn.rollout import EnginePolicy
+from grpo.rollout.multi_turn.settings import RolloutLimits
+from grpo.rollout.multi_turn.template import Template
+from grpo.rollout.response_text import text_of
+from grpo.rollout.thinking import Budget, Delimiter
+from grpo.stack.upstream.engine import Engine
+from grpo.stack.upstream.tokenizer import FastTokenizer
+
+Write = Callable[[EvalProblem, int, dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the conversations of an evaluation share.
+
+    Attributes:
+        name: of the environment, as in ENVIRONMENT.
+        sampling: temperature, top_p, and max_tokens of a turn.
+        max_length: of the whole context, in tokens.
+        thinking: delimiter and budget of each turn; None for no budget.
+        seed: of the evaluation.
+    """
+
+    name: str
+    kind: type[Environment]
+    limits: RolloutLimits
+    template: Template
+    tokenizer: FastTokenizer
+    sampling: dict[str, Any]
+    max_length: int
+    thinking: tuple[Delimiter, Budget] | None
+    seed: int
+
+
+def draw(llm_engine: Any, setting: Setting, missing: Sequence[tuple[EvalProblem, int]], write: Write) -> None:
+    """Hold the conversations, as many at a time as the engine computes; write each when it ends.
+
+    Args:
+        llm_engine: vLLM's ``LLMEngine``.
+        missing: problem and number of each.
+    """
+    asyncio.run(_draw(llm_engine, setting, missing, write))
+
+
+async def _draw(llm_engine: Any, setting: Setting, missing: Sequence[tuple[EvalProblem, int]], write: Write) -> None:
+    engine = LoopedEngine(llm_engine)
+    free = asyncio.Semaphore(llm_engine.vllm_config.scheduler_config.max_num_seqs)
+
+    async def one(problem: EvalProblem, number: int) -> None:
+        async with free:
+            write(problem, number, await converse(cast(Engine, engine), setting, problem, number))
+
+    async with asyncio.TaskGroup() as conversations:
+        for problem, number in missing:
+            conversations.create_task(one(problem, number))
+
+
+async def converse(engine: Engine, setting: Setting, problem: EvalProblem, number: int) -> dict[str, Any]:
+    """Hold one conversation, and return what it adds to its record."""
+    from vllm import SamplingParams
+
+    seed = seed_of(setting.seed, problem.id, number)
+    params = SamplingParams(**setting.sampling, min_tokens=1, seed=seed)
+    policy = EnginePolicy(setting.template, engine, params, setting.max_length, setting.thinking)
+    environment = make_environment(setting.kind, problem.prompt, problem.label)
+    if setting.name == SINGLE:
+        cast(Any, environment).response = lambda: text_of(setting.tokenizer, policy.history.response())
+    outcome, score = await play(environment, policy, setting.limits)
+    texts = [text_of(setting.tokenizer, sample.tokens) for sample in policy.history.samples]
+    record = harness.record_of(outcome, score, policy.tokens, policy.logs())
+    return {"seed": seed, **record, "conversation": texts}

@@ -1,0 +1,62 @@
+"""Conversations of an evaluation: the samples and numbers of training, in the records of an evaluation."""
+
+import asyncio
+import json
+
+import pytest
+
+from eval.in_environment import Setting, converse
+from eval.problems import EvalProblem, seed_of
+from grpo.rollout.multi_turn.mixture import SINGLE
+from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
+from grpo.rollout.multi_turn.single import Environment as Single
+from grpo.rollout.multi_turn.templates import template_for
+from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
+from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, ScriptedEngine, params
+
+PROBLEM = EvalProblem("p", "where?", "42", "made")
+SEARCH = '<tool_call>\n{"name": "search", "arguments": {"query": "x"}}\n</tool_call><|im_end|>'
+
+
+def setting(kind=Library, name="library", **changes) -> Setting:
+    tokenizer = TOKENIZERS["qwen3"]
+    settings = {
+        "name": name, "kind": kind, "limits": LIMITS, "template": template_for(tokenizer), "tokenizer": tokenizer,
+        "sampling": {"temperature": 1.0, "top_p": 1.0, "max_tokens": 200}, "max_length": 4000, "thinking": None,
+        "seed": 5,
+    }  # fmt: skip
+    return Setting(**{**settings, **changes})
+
+
+def held(setting: Setting, *turns: str, number: int = 0) -> tuple[dict, ScriptedEngine]:
+    engine = ScriptedEngine(setting.template.codec, list(turns))
+    return asyncio.run(converse(engine, setting, PROBLEM, number)), engine
+
+
+def test_tokens_and_numbers_are_those_of_a_training_rollout():
+    given = setting()
+    record, engine = held(given, SEARCH, "42<|im_end|>")
+    again = ScriptedEngine(given.template.codec, [SEARCH, "42<|im_end|>"])
+    policy = EnginePolicy(given.template, again, params(seed=seed_of(5, "p", 0)), 4000)
+    outcome, response = asyncio.run(roll_out(Library("where?", "42"), policy, LIMITS, 4))
+    assert engine.calls == again.calls and [one.seed for one in engine.params] == [one.seed for one in again.params]
+    assert record["messages"] == outcome.messages and record["reward"] == response["reward"] == 1.0
+    assert record["ending"] == "done" and record["tool_calls"] == 1 and record["token_mismatch"] == 0
+    assert record["response_length"] == sum(len(tokens) for _, tokens in engine.calls)
+    assert record["seed"] == seed_of(5, "p", 0) and json.dumps(record)
+
+
+def test_each_sample_has_a_seed_of_its_own():
+    seeds = {held(setting(), "42<|im_end|>", number=number)[1].params[0].seed for number in range(5)}
+    assert len(seeds) == 5
+
+
+def test_the_conversation_is_kept_as_text():
+    record, _ = held(setting(), SEARCH, "42<|im_end|>")
+    (text,) = record["conversation"]
+    assert text.count("<tool_call>") == 1 and "there x" in text and text.endswith("42<|im_end|>")
+
+
+@pytest.mark.parametrize(("answer", "score"), [("\\boxed{42}", 1.0), ("\\boxed{41}", 0.0)])
+def test_single_answers_are_graded(answer, score):
+    assert held(setting(Single, SINGLE), answer + "<|im_end|>")[0]["score"] == score
