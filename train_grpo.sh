@@ -36,7 +36,7 @@ set -euo pipefail
 
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)"
 TINY_DIR="$HERE/.cache/tiny-model"
-TINY=0 GPUS=8 MODE=run RUN_DIR="" RESUME="" FROM_STEP="" EXTRA_ARGS=()
+TINY=0 TINY_TOOLS="" GPUS=8 MODE=run RUN_DIR="" RESUME="" FROM_STEP="" EXTRA_ARGS=()
 
 refuse() {
     printf 'train_grpo.sh: %s\n' "$1" >&2
@@ -102,6 +102,13 @@ esac
 
 if ((TINY)); then
     : "${NAME:=tiny}"
+    # A built-in environment gets a tiny model that uses its tools unreliably, and problems that need them
+    if [[ ${ENVIRONMENT-} =~ ^(python|retrieval)$ && -z ${MODEL-}${TRAIN_DATA-} ]]; then
+        TINY_TOOLS="$TINY_DIR/$ENVIRONMENT"
+        : "${MODEL:=$TINY_TOOLS/mxfp4}" "${ENGINE_MODEL:=$TINY_TOOLS/bf16}" "${TRAIN_DATA:=$TINY_TOOLS/data/train.jsonl}"
+        : "${EVAL_DATA:=$TINY_TOOLS/data/eval.jsonl}" "${PROMPT_MAX_LEN:=208}" "${TURN_LIMIT:=3}"
+        if [[ $ENVIRONMENT == retrieval ]]; then : "${LIBRARY:=$TINY_TOOLS/data/library.jsonl}"; fi
+    fi
     : "${MODEL:=$TINY_DIR/mxfp4}"
     : "${ENGINE_MODEL:=$TINY_DIR/bf16}" # vLLM cannot load MXFP4 on CPU
     : "${TRAIN_DATA:=$TINY_DIR/train.jsonl}"
@@ -423,6 +430,9 @@ set_up
 if ((TINY)) && [[ $MODE == run || $MODE == check ]]; then
     python -P -m scripts.make_tiny_model --out "$TINY_DIR/mxfp4" --dequantized-out "$TINY_DIR/bf16"
     python -P -m data.prepare --source synthetic --train-count 1024 --eval-count 256 --out "$TINY_DIR" >/dev/null
+    if [[ -n $TINY_TOOLS ]]; then
+        python -P -m scripts.make_tiny_tools --environment "$ENVIRONMENT" --base "$TINY_DIR/bf16" --out "$TINY_TOOLS"
+    fi
 fi
 
 OPTIONS=(--name "$NAME")
