@@ -36,7 +36,7 @@ set -euo pipefail
 
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)"
 TINY_DIR="$HERE/.cache/tiny-model"
-TINY=0 GPUS=8 MODE=run RUN_DIR="" RESUME="" FROM_STEP="" EXTRA_ARGS=()
+TINY=0 GPUS=8 MODE=run RUN_DIR="" RESUME="" FROM_STEP="" EXTRA_ARGS=() AGAIN=()
 
 refuse() {
     printf 'train_grpo.sh: %s\n' "$1" >&2
@@ -45,7 +45,7 @@ refuse() {
 
 while (($#)); do
     case "$1" in
-        --tiny) TINY=1 ;;
+        --tiny) TINY=1 AGAIN+=(--tiny) ;;
         --check | --plan | --dry-run)
             [[ $MODE == run ]] || refuse "--$MODE and $1 cannot be combined"
             MODE="${1#--}"
@@ -57,11 +57,11 @@ while (($#)); do
         --gpus | --run-dir | --resume | --from-step | --steps)
             (($# > 1)) || refuse "$1 needs a value; see ./train_grpo.sh --help"
             case "$1" in
-                --gpus) GPUS="$2" ;;
+                --gpus) GPUS="$2" AGAIN+=("${@:1:2}") ;;
                 --run-dir) RUN_DIR="$2" ;;
                 --resume) RESUME="$2" ;;
                 --from-step) FROM_STEP="$2" ;;
-                --steps) STEPS="$2" ;;
+                --steps) STEPS="$2" AGAIN+=("${@:1:2}") ;;
             esac
             shift
             ;;
@@ -425,7 +425,7 @@ if ((TINY)) && [[ $MODE == run || $MODE == check ]]; then
     python -P -m data.prepare --source synthetic --train-count 1024 --eval-count 256 --out "$TINY_DIR" >/dev/null
 fi
 
-OPTIONS=(--name "$NAME")
+OPTIONS=(--name "$NAME" --options="${AGAIN[*]}")
 if ((TINY)); then OPTIONS+=(--stand-in); fi
 if [[ -n $RUN_DIR ]]; then OPTIONS+=(--run-dir "$RUN_DIR"); fi
 if [[ -n $RESUME ]]; then OPTIONS+=(--resume "$RESUME"); fi

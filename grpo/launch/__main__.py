@@ -51,6 +51,9 @@ def arguments(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--stand-in", action="store_true", help="if there is no key, start a local server in place of the judge"
     )
+    parser.add_argument(
+        "--options", default="", help="options of train_grpo.sh that a resumed run needs again, separated by blanks"
+    )
     folder = parser.add_mutually_exclusive_group()
     folder.add_argument("--run-dir", type=Path, default=None, help="a new folder (default: runs/NAME-TIME)")
     folder.add_argument("--resume", metavar="DIR|latest", default=None, help="continue this run")
@@ -118,7 +121,7 @@ def main() -> int:
         return refuse(error)
     news = warnings + (resume.take_back(config, folder) if options.resume else [])
     print("\n".join([f"run directory {folder}", *news, *about]), flush=True)
-    return run(options.name, folder, config, plan, run_judge, held, changes)
+    return run(options, folder, config, plan, run_judge, held, changes)
 
 
 def _about(plan: Plan, config: Config, run_judge: RunJudge) -> list[str]:
@@ -147,17 +150,27 @@ def refuse_all(problems: Sequence[Problem]) -> int:
     return REFUSED
 
 
-def run(name: str, folder: Path, config: Config, plan: Plan, run_judge: RunJudge, held: int, changes: Changes) -> int:
+def run(
+    options: argparse.Namespace,
+    folder: Path,
+    config: Config,
+    plan: Plan,
+    run_judge: RunJudge,
+    held: int,
+    changes: Changes,
+) -> int:
     """Run the trainer in the run directory under the lock `held`; a summary comes last."""
     os.environ.pop(STAND_IN_VARIABLE, None)  # left by another run
     status = preflight.patch_status()
-    options = ["--stand-in"] if run_judge.is_stand_in else []
-    run_dir.write(folder, name, config, plan, status, options, run_judge.why_off, changes)
+    stand_in = ["--stand-in"] if run_judge.is_stand_in else []
+    again = options.options.split()
+    run_dir.write(folder, options.name, config, plan, status, stand_in, run_judge.why_off, changes, again)
     files = RunFiles(folder, Path(config.args.metrics_dir))
     progress = Progress(files, plan.steps)
     progress.skip()
     onsets = Onsets(progress, files.read_config())
-    code = supervise(
+    save_path, ckpt_path = Path(config.args.save_path), Path(config.args.ckpt_path)
+    end = supervise(
         [sys.executable, "-m", "openrlhf.cli.train_ppo_ray", *config.argv],
         ray=None if os.environ.get("RAY_ADDRESS") else plan.ray_head,
         log_dir=files.logs,
@@ -166,21 +179,29 @@ def run(name: str, folder: Path, config: Config, plan: Plan, run_judge: RunJudge
         doing=progress.doing,
         stand_in_models=run_judge.stand_in_models,
         inherited=[held],
+        folders={"checkpoints": ckpt_path, "metrics": Path(config.args.metrics_dir), "the run directory": folder},
     )
     try:
-        files.note_end(code)
+        files.note_end(end.code, end.cause)
     except OSError as error:  # a full disk does not change how the run ended
         print(f"{files.ends} was not written: {error}", file=sys.stderr)
     judge.finish(run_judge, folder)
-    save_path, ckpt_path = Path(config.args.save_path), Path(config.args.ckpt_path)
     lines = progress.summary(folder, save_path, ckpt_path)
     adapter = find_adapter(save_path, ckpt_path)
     if adapter and (command := evaluate_command(config, adapter)):
         lines.append(f"evaluate     {command}")
-    if code:
-        lines.append(f"not finished {way_on(folder, ckpt_path)}")
+    if end.code:
+        # The last lines of all: why, and what to do.
+        if end.cause:
+            lines += [
+                f"failed       {end.cause.what}",
+                *([f"             {end.cause.remedy}"] if end.cause.remedy else []),
+            ]
+        lines.append(f"not finished {way_on(folder, ckpt_path, files.read_config())}")
+    else:
+        lines.append(f"again        {files.command}")
     print("\n".join(lines), flush=True)
-    return code
+    return end.code
 
 
 if __name__ == "__main__":

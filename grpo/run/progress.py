@@ -2,6 +2,7 @@
 
 import math
 import os
+import shlex
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -136,7 +137,7 @@ class Progress:
         return [what, f"             {why}"]
 
     def results(self, run_dir: Path, save_path: Path, ckpt_path: Path) -> list[str]:
-        """Return the results of a run: what was measured, the adapter's path, and the command to rerun it."""
+        """Return the results of a run: what was measured, and the paths of adapter and run."""
         lines = self.nothing_learned()
         if self.evals.rows:
             first, last = self.evals.rows[0], self.evals.rows[-1]
@@ -147,7 +148,6 @@ class Progress:
         adapter = find_adapter(save_path, ckpt_path)
         lines.append(f"adapter      {adapter or 'not saved'}")
         lines.append(f"run          {run_dir}")
-        lines.append(f"again        {run_dir / 'command.sh'}")
         return lines
 
 
@@ -214,11 +214,20 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def way_on(run_dir: Path, ckpt_path: Path) -> str:
-    """Return how a run that has not finished goes on."""
-    if saved_steps(ckpt_path):
-        return f"./train_grpo.sh --resume {run_dir} continues it"
-    return "it saved no checkpoint, so a new run starts from the beginning"
+def way_on(run_dir: Path, ckpt_path: Path, config: Mapping[str, Any]) -> str:
+    """Return how a run that has not finished goes on: the command, with the options and settings of its last part."""
+    steps = saved_steps(ckpt_path)
+    then = f"continues after step {steps[-1]}" if steps else "starts at step 0: the run saved no checkpoint"
+    return f"{resume_command(run_dir, config)} {then}"
+
+
+def resume_command(run_dir: Path, config: Mapping[str, Any]) -> str:
+    """Return the command that continues a run, given the content of its config.json."""
+    changes = config.get("changes") or {}
+    settings = [f"{name}={shlex.quote(value)}" for name, (value, _) in changes.items() if not name.startswith("--")]
+    flags = [f"{name} {value}".strip() for name, (value, _) in changes.items() if name.startswith("--")]
+    words = [*settings, "./train_grpo.sh", *(config.get("options") or []), "--resume", shlex.quote(str(run_dir))]
+    return " ".join([*words, *(["--", *flags] if flags else [])])
 
 
 def find_adapter(save_path: Path, ckpt_path: Path) -> Path | None:

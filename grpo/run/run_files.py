@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.stack.json_files import read_rows, replace_rows
-from grpo.stack.problem import UserError
+from grpo.stack.problem import Problem, UserError
 
 # A process that checks whether the run is alive takes the lock for a moment, see RunFiles.is_held.
 LOCK_TRIES = 5
@@ -131,9 +131,10 @@ class RunFiles:
             os.close(descriptor)
         return False
 
-    def note_end(self, code: int) -> None:
-        """Append the exit code of this part of the run to ends.jsonl. A killed launcher leaves no line."""
-        _append(self.ends, {"time": time.time(), "code": code})
+    def note_end(self, code: int, cause: Problem | None = None) -> None:
+        """Append the exit code of this part of the run to ends.jsonl, and why. A killed launcher leaves no line."""
+        why = {"cause": cause.what, "remedy": cause.remedy} if cause else {}
+        _append(self.ends, {"time": time.time(), "code": code, **why})
 
     def note_resume(self, step: int, changed: Mapping[str, Any], set_aside: Mapping[str, str]) -> None:
         """Append a resume to resumes.jsonl.

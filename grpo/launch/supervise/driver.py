@@ -13,16 +13,19 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from grpo.launch.supervise import keeper, processes, ray_head
+from grpo.launch.supervise import cause, keeper, last_words, processes, ray_head
 from grpo.launch.supervise.keeper import Job
 from grpo.launch.supervise.ray_head import RayHead
+from grpo.launch.supervise.witness import Death
 from grpo.stack import machine
 from grpo.stack.checkout import CHECKOUT
+from grpo.stack.problem import Problem
 from grpo.stack.secrets import redact
 
 GRACE_SECONDS = 10.0
@@ -32,6 +35,19 @@ FAILED = 1
 _TERMINAL_CODE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 Lines = Callable[[], list[str]]
+
+
+@dataclass(frozen=True)
+class End:
+    """How a run ended.
+
+    Attributes:
+        code: the driver's exit code; 128 + n if signal n ended the driver or the launcher; 1 if a service failed.
+        cause: why it failed; None if it did not, or if a signal to the launcher ended it.
+    """
+
+    code: int
+    cause: Problem | None = None
 
 
 def supervise(
@@ -45,7 +61,8 @@ def supervise(
     grace: float = GRACE_SECONDS,
     stand_in_models: Sequence[str] = (),
     inherited: Sequence[int] = (),
-) -> int:
+    folders: Mapping[str, Path] | None = None,
+) -> End:
     """Run `driver`, with its own Ray cluster if `ray` is given, and leave no process of it behind.
 
     Args:
@@ -58,9 +75,7 @@ def supervise(
         grace: seconds between SIGTERM and SIGKILL.
         stand_in_models: ids for a local stand-in for Gemini; [] starts none.
         inherited: file descriptors that the keeper also holds until the run's last process is gone.
-
-    Returns:
-        The driver's exit code; 128 + n if signal n ended the driver or this process; 1 if a service failed.
+        folders: more folders that the run writes to, by what the user calls them.
     """
     job = Job(
         run_id=uuid.uuid4().hex,
@@ -74,7 +89,9 @@ def supervise(
         ray=ray,
         grace=grace,
     )
-    return _Supervisor(job, log_dir, progress, doing, inherited).run()
+    supervisor = _Supervisor(job, log_dir, progress, doing, inherited)
+    supervisor.folders |= folders or {}
+    return supervisor.run()
 
 
 class _Supervisor:
@@ -86,10 +103,15 @@ class _Supervisor:
         self.signalled: int | None = None
         self.code: int | None = None
         self.clean = False
+        self.deaths: list[Death] = []
+        self.cause: Problem | None = None
+        self.last_log = ""  # of the service that failed
+        self.folders = {"the logs": log_dir, "temporary files": Path(job.base_dir), "shared memory": machine.SHM}
+        self.out_of_memory = cause.out_of_memory_kills()
         self.started = self.last_shown = time.monotonic()
 
-    def run(self) -> int:
-        """Start the keeper, follow it until the end, return the exit code of the run."""
+    def run(self) -> End:
+        """Start the keeper, follow it until the end, return how the run ended."""
         processes.become_subreaper()
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # A signal that the caller ignores (nohup, a background job) stays ignored.
@@ -108,7 +130,7 @@ class _Supervisor:
             self._follow(child)
         finally:
             self._end(child)
-        return self._exit_code()
+        return self._how_it_ended()
 
     def _note_signal(self, signum: int, frame: FrameType | None) -> None:
         self.signalled = self.signalled or signum
@@ -154,27 +176,43 @@ class _Supervisor:
             self._show(f"Ray is up at {event['address']} after {event['seconds']:.0f} s")
         elif kind == "driver started":
             self._show(f"starting engines and actor; log: {self.log_dir / 'driver.log'}")
+        elif kind == "died":
+            self.deaths.append(Death(event["role"], event["pid"], event["code"], event["time"]))
         elif kind == "driver ended":
             self.code = event["code"]
+            self._find_cause(event["code"])
         elif kind == "stand-in started":
             self._show(f"no key: a local stand-in for Gemini answers at {event['address']}; its scores mean nothing")
         elif kind == "service failed":
-            self.code = FAILED
-            self._show(event["message"])
-            self._show_tail(event["log"])
+            self.code, self.last_log = FAILED, event["log"]
+            self._find_cause(None)
+            self.cause = self.cause or Problem(event["message"], "")
         elif kind == "clean":
             self.clean = True
             self._show_left(event["left"])
 
-    def _exit_code(self) -> int:
+    def _find_cause(self, code: int | None) -> None:
+        """Look for the cause at once: the clean-up frees disks and ends processes."""
+        if code == 0 or self.signalled:
+            return
+        killed = cause.out_of_memory_kills() - self.out_of_memory
+        words = last_words.read(self.log_dir) if code is not None else None
+        log = self.log_dir / "driver.log"
+        self.cause = cause.find(cause.Evidence(log, self.folders, code, self.deaths, words, killed))
+
+    def _how_it_ended(self) -> End:
         if self.signalled:
-            return 128 + self.signalled
+            return End(128 + self.signalled)
         if self.code is None:
-            return FAILED
-        if self.code != 0:
-            self._show(f"the driver failed (exit code {self.code})")
+            return End(FAILED, Problem("the keeper was killed", ""))
+        if self.code == 0:
+            return End(0)
+        if self.last_log:
+            self._show_tail(self.last_log)
+        elif self.code < 0 or not self.cause:
             self._show_tail("driver.log")
-        return 128 - self.code if self.code < 0 else self.code
+        unknown = Problem(f"the driver ended with exit code {self.code}", f"see {self.log_dir / 'driver.log'}")
+        return End(128 - self.code if self.code < 0 else self.code, self.cause or unknown)
 
     def _show(self, *lines: str) -> None:
         """Print lines. If nobody reads them any more (`| head`), end the run as a shell would."""

@@ -21,8 +21,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from grpo.launch.supervise import processes, ray_head
+from grpo.launch.supervise import last_words, processes, ray_head
 from grpo.launch.supervise.ray_head import RayHead
+from grpo.launch.supervise.witness import Witness, how
 from grpo.stack import rendezvous
 from reward.settings import STAND_IN_VARIABLE
 
@@ -131,6 +132,7 @@ class Keeper:
         # Services that must live as long as the driver: name and log by pid.
         self.services: dict[int, tuple[str, str]] = {}
         self.watch = processes.SharedMemoryWatch()
+        self.witness = Witness()
         self.next_scan = 0.0
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(signum, self._note_signal)
@@ -191,6 +193,9 @@ class Keeper:
         )
 
     def _run_driver(self) -> int:
+        file = last_words.file_of(Path(self.job.log_dir))
+        file.unlink(missing_ok=True)  # of an earlier part of the run
+        self.job.environment[last_words.FILE_VARIABLE] = str(file.absolute())
         pid = self._spawn(self.job.driver, "driver.log")
         report(event="driver started", pid=pid)
         while pid not in self.exits:
@@ -238,9 +243,17 @@ class Keeper:
         if self.watch.fd in ready:
             self._note_shared_memory()
         self.exits.update(processes.reap())
+        self._note_deaths()
         for pid, (name, log) in self.services.items():
             if pid in self.exits:
-                raise ServiceFailed(f"{name} ended by itself, with exit code {self.exits[pid]}", log)
+                raise ServiceFailed(f"{name} {how(self.exits[pid])} (pid {pid})", log)
+
+    def _note_deaths(self) -> None:
+        """Report which of the run's important processes have died."""
+        for death in self.witness.deaths():
+            report(event="died", **asdict(death))
+        if self.witness.is_due():
+            self.witness.meet(processes.of_run(self.job.run_id, os.getpid()))
 
     def _note_shared_memory(self) -> None:
         """Look up which new files are ours, once for a burst of new files."""
