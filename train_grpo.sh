@@ -259,6 +259,10 @@ if [[ $EXPERTS == bf16 && $ACTOR_SHARD == zero3 ]]; then : "${OFFLOAD:=1}"; else
 
 : "${SEED:=42}"
 
+# Faults. After a crash the run continues from its newest checkpoint, at most RESTARTS times without a new one in between
+# (0: never). The same error after the same step twice ends it, and so does one before the first step or evaluation
+: "${RESTARTS:=3}"
+
 for SWITCH in ENFORCE_EAGER OFFLOAD ADAM_OFFLOAD GRADIENT_CHECKPOINTING EVAL_AT_START JUDGE JUDGE_UNFINISHED \
     JUDGE_PROXY DYNAMIC_FILTERING ROUTING_REPLAY USE_TENSORBOARD USE_WANDB USE_TRACKIO; do
     [[ ${!SWITCH} == [01] ]] || refuse "$SWITCH is '${!SWITCH}': set it to 1 (on) or 0 (off)"
@@ -376,6 +380,8 @@ if [[ $USE_TENSORBOARD == 1 ]]; then LOG_ARGS+=(--use_tensorboard 1); fi
 if [[ $USE_TRACKIO == 1 ]]; then LOG_ARGS+=(--use_trackio); fi
 if [[ -n $LOG_SAMPLES ]]; then LOG_ARGS+=(--log_samples "$LOG_SAMPLES"); fi
 
+FAULT_ARGS=(--restarts "$RESTARTS")
+
 # Make paths absolute
 read -ra ENVIRONMENTS <<<"$ENVIRONMENT"
 if [[ -f $ENVIRONMENT ]]; then ENVIRONMENTS=("$ENVIRONMENT"); fi
@@ -433,6 +439,7 @@ if [[ -n $FROM_STEP ]]; then OPTIONS+=(--from-step "$FROM_STEP"); fi
 
 exec "${LAUNCH[@]}" "$MODE" "${OPTIONS[@]}" -- \
     "${MODEL_ARGS[@]}" "${DATA_ARGS[@]}" "${ROLLOUT_ARGS[@]}" "${GRPO_ARGS[@]}" "${OPTIM_ARGS[@]}" "${LORA_ARGS[@]}" \
-    "${ENGINE_ARGS[@]}" "${ACTOR_ARGS[@]}" "${EVAL_ARGS[@]}" "${CKPT_ARGS[@]}" "${LOG_ARGS[@]}" -- "${EXTRA_ARGS[@]}"
+    "${ENGINE_ARGS[@]}" "${ACTOR_ARGS[@]}" "${EVAL_ARGS[@]}" "${CKPT_ARGS[@]}" "${LOG_ARGS[@]}" "${FAULT_ARGS[@]}" -- \
+    "${EXTRA_ARGS[@]}"
 
 }

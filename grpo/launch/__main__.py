@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from grpo.launch import (
     cost,
@@ -20,6 +21,7 @@ from grpo.launch import (
     own_settings,
     placement,
     preflight,
+    restarts,
     resume,
     run_dir,
 )
@@ -30,17 +32,20 @@ from grpo.launch.judge import RunJudge
 from grpo.launch.onsets import Onsets
 from grpo.launch.own_settings import Changes
 from grpo.launch.plan import Plan, describe, make_plan, shortfall
+from grpo.launch.restarts import Verdict
 from grpo.launch.supervise import exposure, joined_cluster
-from grpo.launch.supervise.driver import supervise
+from grpo.launch.supervise.driver import End, supervise
 from grpo.run.progress import Progress, find_adapter, way_on
 from grpo.run.run_files import RunFiles
-from grpo.run.saved_steps import step_name
+from grpo.run.saved_steps import saved_steps, step_name
 from grpo.stack import machine
+from grpo.stack.json_files import read_rows
 from grpo.stack.patch_digest import DIGEST_VARIABLE
 from grpo.stack.problem import Problem, UserError
 from reward.settings import STAND_IN_VARIABLE
 
 REFUSED = 2
+DRIVER = (sys.executable, "-m", "openrlhf.cli.train_ppo_ray")
 
 
 def arguments(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -54,6 +59,7 @@ def arguments(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--options", default="", help="options of train_grpo.sh that a resumed run needs again, separated by blanks"
     )
+    parser.add_argument("--held", type=int, metavar="FD", help="the run's lock, from the launcher before a restart")
     folder = parser.add_mutually_exclusive_group()
     folder.add_argument("--run-dir", type=Path, default=None, help="a new folder (default: runs/NAME-TIME)")
     folder.add_argument("--resume", metavar="DIR|latest", default=None, help="continue this run")
@@ -76,7 +82,9 @@ def main() -> int:
         if options.resume:
             folder = resume.find_run(options.resume, options.name)
             # Take the lock before looking for the newest checkpoint: the run may still be writing one.
-            held = RunFiles(folder).hold() if options.mode == "run" else None
+            held = options.held
+            if held is None and options.mode == "run":
+                held = RunFiles(folder).hold()
             config = micro_batches.choose(resume.resolve_resumed(rest, folder, options.from_step))
         else:
             folder, held = (options.run_dir or run_dir.default_run_dir(options.name)).absolute(), None
@@ -171,7 +179,7 @@ def run(
     onsets = Onsets(progress, files.read_config())
     save_path, ckpt_path = Path(config.args.save_path), Path(config.args.ckpt_path)
     end = supervise(
-        [sys.executable, "-m", "openrlhf.cli.train_ppo_ray", *config.argv],
+        [*DRIVER, *config.argv],
         ray=None if os.environ.get("RAY_ADDRESS") else plan.ray_head,
         log_dir=files.logs,
         environment={DIGEST_VARIABLE: status["digest"], "GRPO_RUN_DIR": str(folder)},
@@ -181,27 +189,45 @@ def run(
         inherited=[held],
         folders={"checkpoints": ckpt_path, "metrics": Path(config.args.metrics_dir), "the run directory": folder},
     )
-    try:
-        files.note_end(end.code, end.cause)
-    except OSError as error:  # a full disk does not change how the run ended
-        print(f"{files.ends} was not written: {error}", file=sys.stderr)
+    verdict = _note_end(files, config, progress, end)
     judge.finish(run_judge, folder)
     lines = progress.summary(folder, save_path, ckpt_path)
     adapter = find_adapter(save_path, ckpt_path)
     if adapter and (command := evaluate_command(config, adapter)):
         lines.append(f"evaluate     {command}")
-    if end.code:
-        # The last lines of all: why, and what to do.
-        if end.cause:
-            lines += [
-                f"failed       {end.cause.what}",
-                *([f"             {end.cause.remedy}"] if end.cause.remedy else []),
-            ]
-        lines.append(f"not finished {way_on(folder, ckpt_path, files.read_config())}")
-    else:
+    if end.code == 0:
         lines.append(f"again        {files.command}")
-    print("\n".join(lines), flush=True)
-    return end.code
+    if end.cause:
+        lines += [f"failed       {end.cause.what}"]
+        lines += [f"  remedy     {end.cause.remedy}"] if end.cause.remedy else []
+    print("\n".join([*lines, *verdict.lines]), flush=True)
+    code = end.code
+    if verdict.wait is not None:
+        signalled = restarts.wait(verdict.wait)
+        if signalled is None:
+            restarts.go_on(options, folder, held)
+        code = 128 + (signalled or 0)
+    if code:
+        print(f"not finished {way_on(folder, ckpt_path, files.read_config())}", flush=True)
+    return code
+
+
+def _note_end(files: RunFiles, config: Config, progress: Progress, end: End) -> Verdict:
+    """Record how a part of the run ended, and decide whether the run goes on by itself."""
+    verdict = Verdict(None, [])
+    more: dict[str, Any] = {}
+    if end.cause:
+        saved = saved_steps(config.args.ckpt_path)
+        more = {"cause": end.cause.what, "remedy": end.cause.remedy}
+        more |= {"step": progress.step, "saved": saved[-1] if saved else 0}
+        verdict = restarts.decide([*read_rows(files.ends), more], config.args.restarts, progress.has_moved())
+        more["restart"] = verdict.wait is not None
+    try:
+        files.note_end(end.code, **more)
+    except OSError as error:  # a full disk does not change how the run ended
+        print(f"{files.ends} was not written: {error}", file=sys.stderr)
+        return Verdict(None, [])
+    return verdict
 
 
 if __name__ == "__main__":

@@ -91,12 +91,18 @@ class Progress:
         self.parity = JsonLines(files.parity)
         self.files = (self.metrics, self.evals)
         self.started = time.monotonic()
+        self._before = 0
 
     def skip(self) -> None:
         """Mark what a resumed run has already written as shown."""
         self.metrics.new_rows()
         self.evals.new_rows()
         self.parity.new_rows()
+        self._before = len(self.metrics.rows) + len(self.evals.rows)
+
+    def has_moved(self) -> bool:
+        """Return whether a step or an evaluation was logged since :meth:`skip`."""
+        return len(self.metrics.rows) + len(self.evals.rows) > self._before
 
     def poll(self) -> list[str]:
         """Return a line for every step and eval since the last call, and a table for every comparison, in order."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.stack.json_files import read_rows, replace_rows
-from grpo.stack.problem import Problem, UserError
+from grpo.stack.problem import UserError
 
 # A process that checks whether the run is alive takes the lock for a moment, see RunFiles.is_held.
 LOCK_TRIES = 5
@@ -131,10 +131,13 @@ class RunFiles:
             os.close(descriptor)
         return False
 
-    def note_end(self, code: int, cause: Problem | None = None) -> None:
-        """Append the exit code of this part of the run to ends.jsonl, and why. A killed launcher leaves no line."""
-        why = {"cause": cause.what, "remedy": cause.remedy} if cause else {}
-        _append(self.ends, {"time": time.time(), "code": code, **why})
+    def note_end(self, code: int, **more: Any) -> None:
+        """Append the exit code of this part of the run to ends.jsonl. A killed launcher leaves no line.
+
+        Args:
+            more: of a failure: ``cause``, ``remedy``, and what :func:`grpo.launch.restarts.decide` needs.
+        """
+        _append(self.ends, {"time": time.time(), "code": code, **more})
 
     def note_resume(self, step: int, changed: Mapping[str, Any], set_aside: Mapping[str, str]) -> None:
         """Append a resume to resumes.jsonl.

@@ -11,6 +11,7 @@ from grpo.launch.supervise.witness import Death, how
 from grpo.stack import machine
 from grpo.stack.problem import Problem
 
+SLACK = 0.05  # seconds for the keeper to notice a death that the driver learns of, too
 FULL_BYTES = 16 * 2**20  # nothing of a run is written to a disk with less
 _FULL = re.compile(r"No space left on device|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]")
 # Exceptions that only say that another process has died.
@@ -71,7 +72,7 @@ def _full_disk(words: LastWords | None, folders: dict[str, Path]) -> Problem | N
 def _first_death(evidence: Evidence) -> Death | None:
     """Return the death that ended the run: one before the driver's exception, which else ended the others itself."""
     words = evidence.words
-    before = [death for death in evidence.deaths if not words or death.time <= words.time]
+    before = [death for death in evidence.deaths if not words or death.time <= words.time + SLACK]
     by_signal = [death for death in before if death.code is not None and death.code < 0]
     # A process that ends by its own exception is the cause if the driver only knows that something died.
     is_only_told = words is None or words.kind in _OF_DEATHS

@@ -237,7 +237,7 @@ class Keeper:
         """
         if self.signalled:
             raise Stopped(f"the keeper got {signal.Signals(self.signalled).name}")
-        ready, _, _ = select.select([sys.stdin.fileno(), self.watch.fd], [], [], seconds)
+        ready, _, _ = select.select([sys.stdin.fileno(), self.watch.fd, *self.witness.handles()], [], [], seconds)
         if sys.stdin.fileno() in ready:
             raise Stopped("the launcher asked to stop or ended")
         if self.watch.fd in ready:

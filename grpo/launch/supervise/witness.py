@@ -12,10 +12,12 @@ import struct
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
 SCAN_SECONDS = 2.0
+ASKED = 5  # times for an exit code
 # Start of a process's title: what the user calls it. Ray and vLLM set these titles.
 ROLES = {
     "ray::LLMRayActor": "an engine",
@@ -89,13 +91,18 @@ class Witness:
                 self._watched[handle] = (role, process.pid)
                 self._poll.register(handle, select.POLLIN)
 
+    def handles(self) -> list[int]:
+        """Return the file descriptors that become readable when a process dies."""
+        return list(self._watched)
+
     def deaths(self) -> list[Death]:
         """Return the deaths since the last call; those by a signal come first."""
         died = []
         for handle, _ in self._poll.poll(0):
+            noticed = time.time()
             role, pid = self._watched.pop(handle)
             self._poll.unregister(handle)
-            died.append(Death(role, pid, _exit_code(handle), time.time()))
+            died.append(Death(role, pid, _exit_code(handle, pid), noticed))
             os.close(handle)
         return sorted(died, key=lambda death: death.code is None or death.code >= 0)
 
@@ -104,12 +111,31 @@ class Witness:
         return {pid: role for role, pid in self._watched.values()}
 
 
-def _exit_code(handle: int) -> int | None:
-    """Return how the process of a pidfd ended; None if the kernel does not tell, or its parent has yet to ask."""
+def _exit_code(handle: int, pid: int) -> int | None:
+    """Return how the process of a pidfd ended; None if the kernel does not tell."""
+    for _ in range(ASKED):
+        code = _of_zombie(pid)
+        code = _of_reaped(handle) if code is None else code
+        if code is not None:
+            return code
+        time.sleep(0.01)  # between the two
+    return None
+
+
+def _of_zombie(pid: int) -> int | None:
+    """Return the exit code of a process whose parent has not asked for it (proc_pid_stat(5))."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return os.waitstatus_to_exitcode(int(fields[-1])) if state == "Z" else None
+
+
+def _of_reaped(handle: int) -> int | None:
     info = bytearray(_INFO.pack(_WITH_EXIT, *[0] * 13))
     try:
         fcntl.ioctl(handle, _GET_INFO, info)
-    except OSError:  # before Linux 6.13, or not reaped before 6.15
+    except OSError:  # before Linux 6.13, or not reaped
         return None
     mask, *_, status = _INFO.unpack(info)
     return os.waitstatus_to_exitcode(status) if mask & _WITH_EXIT else None

@@ -105,6 +105,7 @@ OVERRIDES = {
     "CKPT_DIR": ("/c", "--ckpt_path", "/c"),
     "METRICS_DIR": ("/s", "--metrics_dir", "/s"),
     "SEED": ("26", "--seed", "26"),
+    "RESTARTS": ("28", "--restarts", "28"),
     "USE_TENSORBOARD": ("0", "--use_tensorboard", None),
     "USE_WANDB": ("1", "--use_wandb", "1"),
     "USE_TRACKIO": ("1", "--use_trackio", ""),

@@ -1,0 +1,19 @@
+"""Flags of the launcher for faults: what it does when a run crashes, hangs or is told to end."""
+
+import argparse
+from collections.abc import Iterator
+
+from grpo.stack.problem import Problem
+
+
+def add_flags(group: argparse._ArgumentGroup) -> None:
+    """Add the flags; the launcher reads them, the trainer ignores them."""
+    group.add_argument(
+        "--restarts", type=int, default=0, help="after a crash, continue at most this often without a new checkpoint"
+    )
+
+
+def problems(args: argparse.Namespace) -> Iterator[Problem]:
+    """Yield each problem of these arguments with its remedy."""
+    if args.restarts < 0:
+        yield Problem(f"--restarts is {args.restarts}", "give 0 or more")

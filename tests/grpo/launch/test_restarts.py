@@ -1,0 +1,128 @@
+"""A run that loses a process goes on by itself. Launcher and keeper are real, and so are the deaths."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from grpo.launch import restarts
+from tests.supervised import wait_until
+
+LAUNCHER = Path(__file__).with_name("faulty_launcher.py")
+ENGINE_DIES = {"step": 3, "phase": "generate", "target": "engine", "send": "SIGKILL"}
+TRAINER_DIES = {"step": 4, "phase": "train", "target": "trainer", "send": "SIGSEGV"}
+
+
+class Run:
+    """A run of the launcher around the stand-in trainer; `faults` has one entry for each of its starts."""
+
+    def __init__(self, setting, steps: int, faults: list[dict], **flags: object) -> None:
+        self.folder = setting.run_dir
+        (setting.folder / "faults.jsonl").write_text("".join(json.dumps(fault) + "\n" for fault in faults))
+        words = setting.words(**{"max_steps": steps, "save_steps": 1, "eval_steps": 10, "restarts": 3} | flags)
+        root = str(LAUNCHER.parents[3])
+        self.launcher = subprocess.Popen(
+            [sys.executable, str(LAUNCHER), "run", "--name", "test", "--run-dir", str(self.folder), "--", *words],
+            env={**os.environ, "PYTHONPATH": root, "FAULTY_FOLDER": str(setting.folder)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def finish(self) -> list[str]:
+        output, _ = self.launcher.communicate(timeout=100)
+        return output.splitlines()
+
+    def rows(self, name: str) -> list[dict]:
+        file = self.folder / name
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def wait_for_step(self, step: int) -> None:
+        wait_until(lambda: any(row["step"] == step for row in self.rows("metrics.jsonl")), "the step did not come", 60)
+
+    def learnt(self) -> list[tuple]:
+        return [(row["step"], row["reward"]) for row in self.rows("metrics.jsonl")]
+
+
+@pytest.fixture
+def start(setting, save) -> Iterator[Callable[..., Run]]:
+    runs: list[Run] = []
+
+    def begin(steps: int, faults: list[dict], **flags: object) -> Run:
+        save(*range(1, steps + 1), target=setting.folder / "stock", is_sealed=True)
+        runs.append(Run(setting, steps, faults, **flags))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.launcher.terminate()
+        run.launcher.wait(timeout=60)
+
+
+def test_a_run_that_loses_its_engine_and_then_its_driver_makes_all_its_steps(start) -> None:
+    run = start(5, [ENGINE_DIES, TRAINER_DIES])
+    output = run.finish()
+    text = "\n".join(output)
+    assert run.launcher.returncode == 0, text
+    assert run.learnt() == [(step, step / 10) for step in range(1, 6)]
+    assert [row["step"] for row in run.rows("resumes.jsonl")] == [2, 3]
+    first, second, last = run.rows("ends.jsonl")
+    assert first["cause"].startswith("an engine") and first["restart"] and (first["step"], first["saved"]) == (2, 2)
+    assert second["cause"] == "the driver was killed by SIGSEGV" and second["restart"] and last["code"] == 0
+    assert "first error  at step 2: an engine was killed by SIGKILL" in text
+    assert text.count("restart      1 of 3") == 2, "a new checkpoint sets the count back"
+
+
+def test_the_same_error_after_the_same_step_ends_the_run(start) -> None:
+    run = start(5, [ENGINE_DIES] * 3)
+    output = run.finish()
+    assert run.launcher.returncode == 1
+    assert "no restart   the same error after step 2 a second time" in output
+    assert output[-1].startswith("not finished ./train_grpo.sh --resume") and "after step 2" in output[-1]
+    assert [row["restart"] for row in run.rows("ends.jsonl")] == [True, False]
+
+
+def test_a_signal_between_two_parts_ends_the_run(start) -> None:
+    run = start(5, [ENGINE_DIES])
+    wait_until(lambda: bool(run.rows("ends.jsonl")) or run.launcher.poll() is not None, "the engine did not die", 60)
+    os.kill(run.launcher.pid, signal.SIGINT)
+    output = run.finish()
+    assert run.launcher.returncode == 130 and output[-1].startswith("not finished"), output
+    assert not psutil.pid_exists(run.launcher.pid)
+
+
+def end(cause: str = "an engine died (pid 7)", step: int = 4, saved: int = 3, restart: bool = True) -> dict:
+    return {"cause": cause, "step": step, "saved": saved, "restart": restart}
+
+
+def test_a_run_is_not_restarted_before_its_first_step_or_without_restarts() -> None:
+    assert restarts.decide([end()], 3, has_progressed=False).wait is None
+    assert restarts.decide([end()], 0, has_progressed=True) == restarts.Verdict(None, [])
+    assert restarts.decide([end()], 3, has_progressed=True).wait == restarts.FIRST_WAIT
+
+
+def test_the_waits_grow_until_the_restarts_are_used_up() -> None:
+    ends = [end(step=step) for step in range(4, 8)]
+    waits = [restarts.decide(ends[: count + 1], 3, has_progressed=True).wait for count in range(4)]
+    assert waits == [10.0, 30.0, 90.0, None]
+    assert restarts.decide([*ends, end(step=9, saved=8)], 3, has_progressed=True).wait == 10.0
+
+
+def test_process_ids_do_not_make_an_error_another_one() -> None:
+    same = restarts.decide([end(), end("an engine died (pid 8)")], 3, has_progressed=True)
+    other = restarts.decide([end(), end("an actor rank died (pid 8)")], 3, has_progressed=True)
+    assert same.wait is None and "first error  at step 4: an engine died (pid 7)" in same.lines
+    assert other.wait == 30.0
+
+
+def test_a_resume_by_hand_begins_anew() -> None:
+    ends = [end(), end(restart=False), end()]
+    assert restarts.decide(ends, 3, has_progressed=False).wait is None
+    assert restarts.decide(ends, 3, has_progressed=True).wait == restarts.FIRST_WAIT
