@@ -262,6 +262,9 @@ if [[ $EXPERTS == bf16 && $ACTOR_SHARD == zero3 ]]; then : "${OFFLOAD:=1}"; else
 # Faults. After a crash the run continues from its newest checkpoint, at most RESTARTS times without a new one in between
 # (0: never). The same error after the same step twice ends it, and so does one before the first step or evaluation
 : "${RESTARTS:=3}"
+# A run hangs if a phase (generate, train, sync, ...) lasts HANG_MINUTES and 5 times as long as usual; 4 x HANG_MINUTES if
+# the run has not completed this phase before (0: never). Its stacks go to logs/, and it is ended or restarted
+: "${HANG_MINUTES:=30}"
 
 for SWITCH in ENFORCE_EAGER OFFLOAD ADAM_OFFLOAD GRADIENT_CHECKPOINTING EVAL_AT_START JUDGE JUDGE_UNFINISHED \
     JUDGE_PROXY DYNAMIC_FILTERING ROUTING_REPLAY USE_TENSORBOARD USE_WANDB USE_TRACKIO; do
@@ -380,7 +383,7 @@ if [[ $USE_TENSORBOARD == 1 ]]; then LOG_ARGS+=(--use_tensorboard 1); fi
 if [[ $USE_TRACKIO == 1 ]]; then LOG_ARGS+=(--use_trackio); fi
 if [[ -n $LOG_SAMPLES ]]; then LOG_ARGS+=(--log_samples "$LOG_SAMPLES"); fi
 
-FAULT_ARGS=(--restarts "$RESTARTS")
+FAULT_ARGS=(--restarts "$RESTARTS" --hang_minutes "$HANG_MINUTES")
 
 # Make paths absolute
 read -ra ENVIRONMENTS <<<"$ENVIRONMENT"

@@ -28,6 +28,7 @@ from grpo.launch import (
 from grpo.launch.checks import packages, reward
 from grpo.launch.config import Config, resolve
 from grpo.launch.evaluate_command import evaluate_command
+from grpo.launch.hang import HangWatch
 from grpo.launch.judge import RunJudge
 from grpo.launch.onsets import Onsets
 from grpo.launch.own_settings import Changes
@@ -184,10 +185,10 @@ def run(
         log_dir=files.logs,
         environment={DIGEST_VARIABLE: status["digest"], "GRPO_RUN_DIR": str(folder)},
         progress=lambda: [*progress.poll(), *onsets.new_lines()],
-        doing=progress.doing,
         stand_in_models=run_judge.stand_in_models,
         inherited=[held],
         folders={"checkpoints": ckpt_path, "metrics": Path(config.args.metrics_dir), "the run directory": folder},
+        watch=HangWatch(files, progress, config.args.hang_minutes),
     )
     verdict = _note_end(files, config, progress, end)
     judge.finish(run_judge, folder)

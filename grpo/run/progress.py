@@ -116,12 +116,6 @@ class Progress:
         minutes = (time.monotonic() - self.started) / 60
         return [f"{self.step} steps in {minutes:.1f} minutes", *self.results(run_dir, save_path, ckpt_path)]
 
-    def doing(self) -> str:
-        """Return what the run is doing now, as far as its lines tell."""
-        if not self.metrics.rows and not self.evals.rows:
-            return "engines and actor are starting"
-        return f"step {self.step + 1} or its evaluation is running"
-
     @property
     def step(self) -> int:
         """Return the last completed step; 0 before the first."""

@@ -4,6 +4,7 @@ Two processes watch over a run. This one talks to the user; the keeper (:mod:`gr
 processes. Either may be killed at any moment: the other one then ends the run.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 from grpo.launch.supervise import cause, keeper, last_words, processes, ray_head
+from grpo.launch.supervise.examination import is_stopped
 from grpo.launch.supervise.keeper import Job
 from grpo.launch.supervise.ray_head import RayHead
 from grpo.launch.supervise.witness import Death
@@ -35,6 +37,18 @@ FAILED = 1
 _TERMINAL_CODE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 Lines = Callable[[], list[str]]
+
+
+class Watch:
+    """Looks at a run from outside; this one sees nothing. See :class:`grpo.launch.hang.HangWatch`."""
+
+    def doing(self) -> str:
+        """Return what the run is doing, for the line that follows a quiet minute."""
+        return "running"
+
+    def hang(self) -> Problem | None:
+        """Return what hangs; None if nothing does."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -57,11 +71,11 @@ def supervise(
     log_dir: Path,
     environment: dict[str, str] | None = None,
     progress: Lines = list,
-    doing: Callable[[], str] = lambda: "running",
     grace: float = GRACE_SECONDS,
     stand_in_models: Sequence[str] = (),
     inherited: Sequence[int] = (),
     folders: Mapping[str, Path] | None = None,
+    watch: Watch | None = None,
 ) -> End:
     """Run `driver`, with its own Ray cluster if `ray` is given, and leave no process of it behind.
 
@@ -71,11 +85,11 @@ def supervise(
         log_dir: an existing folder for the output of the driver and of Ray.
         environment: variables on top of this process's own.
         progress: returns the lines to show since its last call; called every half second.
-        doing: returns what the run is doing, for the line that follows a quiet minute.
         grace: seconds between SIGTERM and SIGKILL.
         stand_in_models: ids for a local stand-in for Gemini; [] starts none.
         inherited: file descriptors that the keeper also holds until the run's last process is gone.
         folders: more folders that the run writes to, by what the user calls them.
+        watch: tells what the run is doing, and whether it hangs; None: nobody looks.
     """
     job = Job(
         run_id=uuid.uuid4().hex,
@@ -89,17 +103,17 @@ def supervise(
         ray=ray,
         grace=grace,
     )
-    supervisor = _Supervisor(job, log_dir, progress, doing, inherited)
+    supervisor = _Supervisor(job, log_dir, progress, inherited, watch or Watch())
     supervisor.folders |= folders or {}
     return supervisor.run()
 
 
 class _Supervisor:
-    def __init__(
-        self, job: Job, log_dir: Path, progress: Lines, doing: Callable[[], str], inherited: Sequence[int]
-    ) -> None:
+    def __init__(self, job: Job, log_dir: Path, progress: Lines, inherited: Sequence[int], watch: Watch) -> None:
         self.job, self.log_dir, self.progress, self.inherited = job, log_dir, progress, inherited
-        self.doing = doing
+        self.watch = watch
+        self.hang: Problem | None = None
+        self.stopped: dict[int, str] = {}  # roles by pid
         self.signalled: int | None = None
         self.code: int | None = None
         self.clean = False
@@ -123,6 +137,7 @@ class _Supervisor:
             env={**os.environ, "PYTHONPATH": _python_path()},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            bufsize=0,  # select sees no line that Python has buffered
             start_new_session=True,
             pass_fds=self.inherited,
         )
@@ -140,7 +155,6 @@ class _Supervisor:
         assert child.stdin and child.stdout
         try:
             child.stdin.write(self.job.dump().encode() + b"\n")
-            child.stdin.flush()
         except BrokenPipeError:
             return
         while not self.signalled:
@@ -152,6 +166,13 @@ class _Supervisor:
                 self._on_event(json.loads(line))
             self._show(*self.progress())
             self._show_sign_of_life()
+            if not self.hang and (hang := self.watch.hang()):
+                self.hang = hang
+                self._show(f"{hang.what}; looking at every process")
+                with contextlib.suppress(BrokenPipeError):  # the keeper is dead, and its output ends
+                    child.stdin.write(b"examine\n")
+            if self.code is not None:  # a hang, and its examination is written
+                return
 
     def _end(self, child: subprocess.Popen[bytes]) -> None:
         """Close the keeper's input, which ends the run. If the keeper is dead, do its work."""
@@ -178,6 +199,14 @@ class _Supervisor:
             self._show(f"starting engines and actor; log: {self.log_dir / 'driver.log'}")
         elif kind == "died":
             self.deaths.append(Death(event["role"], event["pid"], event["code"], event["time"]))
+        elif kind == "stopped":
+            self.stopped[event["pid"]] = event["role"]
+            self._show(
+                f"{event['role']} is stopped (pid {event['pid']}); the run waits until: kill -CONT {event['pid']}"
+            )
+        elif kind == "examined":
+            self.code = FAILED
+            self.cause = self._hang_with(event["file"])
         elif kind == "driver ended":
             self.code = event["code"]
             self._find_cause(event["code"])
@@ -199,6 +228,11 @@ class _Supervisor:
         words = last_words.read(self.log_dir) if code is not None else None
         log = self.log_dir / "driver.log"
         self.cause = cause.find(cause.Evidence(log, self.folders, code, self.deaths, words, killed))
+
+    def _hang_with(self, file: str) -> Problem:
+        assert self.hang
+        stopped = [f"{role} is stopped (pid {pid})" for pid, role in self.stopped.items() if is_stopped(pid)]
+        return Problem("; ".join([self.hang.what, *stopped]), f"stacks and states of all processes: {file}")
 
     def _how_it_ended(self) -> End:
         if self.signalled:
@@ -231,13 +265,11 @@ class _Supervisor:
             self._show(f"these processes could not be ended; inspect them with: ps -fp {pids}")
 
     def _show_sign_of_life(self) -> None:
-        """After a quiet minute (a model loads), say what is waited for, and how old the log's last line is."""
+        """After a quiet minute (a model loads), say what is waited for, and for how long."""
         if time.monotonic() - self.last_shown < QUIET_SECONDS:
             return
         minutes = (time.monotonic() - self.started) / 60
-        log = self.log_dir / "driver.log"
-        age = f"{time.time() - log.stat().st_mtime:.0f} s ago" if log.exists() else "never"
-        self._show(f"  {minutes:.0f} min: {self.doing()}; last line in {log.name}: {age}")
+        self._show(f"  {minutes:.0f} min: {self.watch.doing()}")
 
     def _show_tail(self, name: str) -> None:
         log = self.log_dir / name

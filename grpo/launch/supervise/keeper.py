@@ -5,7 +5,8 @@ The services are Ray and, in a small run without a judge's key, the server that 
 It is a subreaper in its own session, so neither a Ctrl-C nor a closed terminal reaches it. The launcher holds the other
 end of its standard input. A closed input means stop; a killed launcher closes it too.
 
-Input: one line of JSON (:class:`Job`), then nothing. Output: one line of JSON for each event.
+Input: one line of JSON (:class:`Job`), later perhaps a line to ask for an examination of the processes.
+Output: one line of JSON for each event.
 """
 
 import json
@@ -21,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from grpo.launch.supervise import last_words, processes, ray_head
+from grpo.launch.supervise import examination, last_words, processes, ray_head
 from grpo.launch.supervise.ray_head import RayHead
 from grpo.launch.supervise.witness import Witness, how
 from grpo.stack import rendezvous
@@ -133,6 +134,8 @@ class Keeper:
         self.services: dict[int, tuple[str, str]] = {}
         self.watch = processes.SharedMemoryWatch()
         self.witness = Witness()
+        self.stopped: set[int] = set()
+        self.driver = 0  # its pid
         self.next_scan = 0.0
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(signum, self._note_signal)
@@ -197,6 +200,7 @@ class Keeper:
         file.unlink(missing_ok=True)  # of an earlier part of the run
         self.job.environment[last_words.FILE_VARIABLE] = str(file.absolute())
         pid = self._spawn(self.job.driver, "driver.log")
+        self.driver = pid
         report(event="driver started", pid=pid)
         while pid not in self.exits:
             self._wait(0.2)
@@ -239,7 +243,10 @@ class Keeper:
             raise Stopped(f"the keeper got {signal.Signals(self.signalled).name}")
         ready, _, _ = select.select([sys.stdin.fileno(), self.watch.fd, *self.witness.handles()], [], [], seconds)
         if sys.stdin.fileno() in ready:
-            raise Stopped("the launcher asked to stop or ended")
+            # A line asks for an examination; the end of the input means stop.
+            if not os.read(sys.stdin.fileno(), 4096):
+                raise Stopped("the launcher asked to stop or ended")
+            self._examine()
         if self.watch.fd in ready:
             self._note_shared_memory()
         self.exits.update(processes.reap())
@@ -254,6 +261,20 @@ class Keeper:
             report(event="died", **asdict(death))
         if self.witness.is_due():
             self.witness.meet(processes.of_run(self.job.run_id, os.getpid()))
+            stopped = {pid for pid in self.witness.watched() if examination.is_stopped(pid)}
+            for pid in stopped - self.stopped:
+                report(event="stopped", role=self.witness.watched()[pid], pid=pid)
+            self.stopped = stopped
+
+    def _examine(self) -> None:
+        """Write down what every important process is doing, and tell the launcher where."""
+        file = Path(self.job.log_dir) / f"hang-{time.strftime('%Y%m%d-%H%M%S')}.txt"
+        try:
+            environment = {**os.environ, **self.job.environment}
+            examination.write(file, {self.driver: "the driver", **self.witness.watched()}, environment)
+        except OSError as error:  # a full disk must not keep a hanging run
+            print(f"{file} was not written: {error}", file=sys.stderr)
+        report(event="examined", file=str(file))
 
     def _note_shared_memory(self) -> None:
         """Look up which new files are ours, once for a burst of new files."""

@@ -106,6 +106,7 @@ OVERRIDES = {
     "METRICS_DIR": ("/s", "--metrics_dir", "/s"),
     "SEED": ("26", "--seed", "26"),
     "RESTARTS": ("28", "--restarts", "28"),
+    "HANG_MINUTES": ("29.5", "--hang_minutes", "29.5"),
     "USE_TENSORBOARD": ("0", "--use_tensorboard", None),
     "USE_WANDB": ("1", "--use_wandb", "1"),
     "USE_TRACKIO": ("1", "--use_trackio", ""),

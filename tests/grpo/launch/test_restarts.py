@@ -98,6 +98,24 @@ def test_a_signal_between_two_parts_ends_the_run(start) -> None:
     assert not psutil.pid_exists(run.launcher.pid)
 
 
+def test_an_engine_that_is_stopped_is_noticed_looked_at_and_replaced(start) -> None:
+    run = start(4, [ENGINE_DIES | {"send": "SIGSTOP"}], hang_minutes=0.1)
+    output = run.finish()
+    text = "\n".join(output)
+    assert run.launcher.returncode == 0, text
+    assert run.learnt() == [(step, step / 10) for step in range(1, 5)]
+    [told] = [line for line in output if "kill -CONT" in line]
+    pid = told.rpartition(" ")[2]
+    assert told.startswith(f"an engine is stopped (pid {pid})")
+    first, _ = run.rows("ends.jsonl")
+    assert first["restart"] and first["cause"].startswith("no progress: step 3: generate for 0.1 min (usually 0.0 min)")
+    assert first["cause"].endswith(f"an engine is stopped (pid {pid})")
+    [report] = run.folder.glob("logs/hang-*.txt")
+    stacks = report.read_text()
+    assert f"== an engine (pid {pid}): T (stopped)" in stacks and "== the driver" in stacks
+    assert "generate (" in stacks and "faulty_trainer.py" in stacks, "the stack of the trainer"
+
+
 def end(cause: str = "an engine died (pid 7)", step: int = 4, saved: int = 3, restart: bool = True) -> dict:
     return {"cause": cause, "step": step, "saved": saved, "restart": restart}
 
