@@ -28,7 +28,8 @@
 # If RAY_ADDRESS is set, the run joins that Ray cluster; otherwise it starts its own.
 # Secrets are read from the environment and never written: GEMINI_API_KEY for the judge (or GOOGLE_API_KEY, which wins
 # if both are set), and WANDB_API_KEY. Without a key for the judge, --tiny starts a local server instead, and says so.
-# Exit code: 0 done, 2 refused before anything started, 130 Ctrl-C, otherwise that of the driver.
+# Exit code: 0 done, 2 refused before anything started, 3 ended by a rule, 130 Ctrl-C, 143 SIGTERM, otherwise that of the
+# driver.
 set -euo pipefail
 
 # The braces make bash read all of this file before it runs any of it: it may be edited while a run starts.
@@ -265,9 +266,16 @@ if [[ $EXPERTS == bf16 && $ACTOR_SHARD == zero3 ]]; then : "${OFFLOAD:=1}"; else
 # A run hangs if a phase (generate, train, sync, ...) lasts HANG_MINUTES and 5 times as long as usual; 4 x HANG_MINUTES if
 # the run has not completed this phase before (0: never). Its stacks go to logs/, and it is ended or restarted
 : "${HANG_MINUTES:=30}"
+# On SIGTERM (a spot machine's notice) the run saves its last completed step, and ends after at most SIGTERM_SECONDS and
+# 10 seconds more (0: it ends at once, as on Ctrl-C). A step in training is completed first, if it takes no longer
+: "${SIGTERM_SECONDS:=90}"
+# Rules that save and end the run with exit code 3, off by default (empty, or 0): held-out exact match STOP_FALL below its
+# best, such as 0.1; STOP_NON_FINITE=1, a loss that is not finite (not saved); STOP_DISK_GB left on a disk;
+# STOP_JUDGE_FAILED, such as 0.5: the judge fails on a larger share of the samples of 3 steps in a row
+: "${STOP_FALL:=}" "${STOP_NON_FINITE:=0}" "${STOP_DISK_GB:=}" "${STOP_JUDGE_FAILED:=}"
 
 for SWITCH in ENFORCE_EAGER OFFLOAD ADAM_OFFLOAD GRADIENT_CHECKPOINTING EVAL_AT_START JUDGE JUDGE_UNFINISHED \
-    JUDGE_PROXY DYNAMIC_FILTERING ROUTING_REPLAY USE_TENSORBOARD USE_WANDB USE_TRACKIO; do
+    JUDGE_PROXY DYNAMIC_FILTERING ROUTING_REPLAY STOP_NON_FINITE USE_TENSORBOARD USE_WANDB USE_TRACKIO; do
     [[ ${!SWITCH} == [01] ]] || refuse "$SWITCH is '${!SWITCH}': set it to 1 (on) or 0 (off)"
 done
 
@@ -383,7 +391,11 @@ if [[ $USE_TENSORBOARD == 1 ]]; then LOG_ARGS+=(--use_tensorboard 1); fi
 if [[ $USE_TRACKIO == 1 ]]; then LOG_ARGS+=(--use_trackio); fi
 if [[ -n $LOG_SAMPLES ]]; then LOG_ARGS+=(--log_samples "$LOG_SAMPLES"); fi
 
-FAULT_ARGS=(--restarts "$RESTARTS" --hang_minutes "$HANG_MINUTES")
+FAULT_ARGS=(--restarts "$RESTARTS" --hang_minutes "$HANG_MINUTES" --sigterm_seconds "$SIGTERM_SECONDS")
+if [[ -n $STOP_FALL ]]; then FAULT_ARGS+=(--stop_fall "$STOP_FALL"); fi
+if [[ $STOP_NON_FINITE == 1 ]]; then FAULT_ARGS+=(--stop_non_finite); fi
+if [[ -n $STOP_DISK_GB ]]; then FAULT_ARGS+=(--stop_disk_gb "$STOP_DISK_GB"); fi
+if [[ -n $STOP_JUDGE_FAILED ]]; then FAULT_ARGS+=(--stop_judge_failed "$STOP_JUDGE_FAILED"); fi
 
 # Make paths absolute
 read -ra ENVIRONMENTS <<<"$ENVIRONMENT"

@@ -24,6 +24,7 @@ from grpo.launch import (
     restarts,
     resume,
     run_dir,
+    stop_rules,
 )
 from grpo.launch.checks import packages, reward
 from grpo.launch.config import Config, resolve
@@ -35,9 +36,10 @@ from grpo.launch.own_settings import Changes
 from grpo.launch.plan import Plan, describe, make_plan, shortfall
 from grpo.launch.restarts import Verdict
 from grpo.launch.supervise import exposure, joined_cluster
-from grpo.launch.supervise.driver import End, supervise
+from grpo.launch.supervise.driver import STOPPED, End, Saving, supervise
 from grpo.run.progress import Progress, find_adapter, way_on
 from grpo.run.run_files import RunFiles
+from grpo.run.save_request import SaveRequest
 from grpo.run.saved_steps import saved_steps, step_name
 from grpo.stack import machine
 from grpo.stack.json_files import read_rows
@@ -179,6 +181,9 @@ def run(
     progress.skip()
     onsets = Onsets(progress, files.read_config())
     save_path, ckpt_path = Path(config.args.save_path), Path(config.args.ckpt_path)
+    folders = {"checkpoints": ckpt_path, "metrics": Path(config.args.metrics_dir), "the run directory": folder}
+    request = SaveRequest(files.save_request)
+    request.close()  # of an earlier part
     end = supervise(
         [*DRIVER, *config.argv],
         ray=None if os.environ.get("RAY_ADDRESS") else plan.ray_head,
@@ -187,9 +192,13 @@ def run(
         progress=lambda: [*progress.poll(), *onsets.new_lines()],
         stand_in_models=run_judge.stand_in_models,
         inherited=[held],
-        folders={"checkpoints": ckpt_path, "metrics": Path(config.args.metrics_dir), "the run directory": folder},
-        watch=HangWatch(files, progress, config.args.hang_minutes),
+        folders=folders,
+        watch=HangWatch(
+            files, progress, config.args.hang_minutes, lambda: stop_rules.find(config.args, progress, folders)
+        ),
+        saving=Saving(request, config.args.sigterm_seconds),
     )
+    request.close()
     verdict = _note_end(files, config, progress, end)
     judge.finish(run_judge, folder)
     lines = progress.summary(folder, save_path, ckpt_path)
@@ -221,7 +230,8 @@ def _note_end(files: RunFiles, config: Config, progress: Progress, end: End) -> 
         saved = saved_steps(config.args.ckpt_path)
         more = {"cause": end.cause.what, "remedy": end.cause.remedy}
         more |= {"step": progress.step, "saved": saved[-1] if saved else 0}
-        verdict = restarts.decide([*read_rows(files.ends), more], config.args.restarts, progress.has_moved())
+        if end.code not in (REFUSED, STOPPED):
+            verdict = restarts.decide([*read_rows(files.ends), more], config.args.restarts, progress.has_moved())
         more["restart"] = verdict.wait is not None
     try:
         files.note_end(end.code, **more)

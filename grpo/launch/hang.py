@@ -3,9 +3,10 @@
 import json
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
-from grpo.launch.supervise.driver import Watch
+from grpo.launch.supervise.driver import Stop, Watch
 from grpo.run.progress import Progress, is_number
 from grpo.run.run_files import RunFiles
 from grpo.stack.problem import Problem
@@ -23,9 +24,13 @@ class HangWatch(Watch):
         files: the run directory; the trainer notes each phase that it begins.
         progress: the lines so far.
         minutes: the shortest time without progress that counts as a hang; 0 for none.
+        rules: returns why the run must end, see :mod:`grpo.launch.stop_rules`.
     """
 
-    def __init__(self, files: RunFiles, progress: Progress, minutes: float) -> None:
+    def __init__(
+        self, files: RunFiles, progress: Progress, minutes: float, rules: Callable[[], Stop | None] = lambda: None
+    ) -> None:
+        self._rules = rules
         self._files, self._progress, self._floor = files, progress, minutes * 60
         self._files.phase.unlink(missing_ok=True)  # of an earlier part
         self._seen: Any = None
@@ -64,6 +69,10 @@ class HangWatch(Watch):
             return f"engines and actor are starting, for {minutes:.1f} min"
         often = "" if usual is None else f" (usually {usual / 60:.1f} min)"
         return f"step {self._step}: {self._phase} for {minutes:.1f} min{often}"
+
+    def stop(self) -> Stop | None:
+        """Return the rule that ends the run; None if it may go on."""
+        return self._rules()
 
     def _usual(self) -> float | None:
         if self._phase == EVALUATE:

@@ -18,8 +18,8 @@ from grpo.stack.json_files import read_rows
 from grpo.stack.problem import UserError
 
 RUNNING, FINISHED, STOPPED, CRASHED = "running", "finished", "stopped", "crashed"
-# Exit codes of a run that somebody stopped: Ctrl-C, kill, a closed terminal or pipe.
-_STOPPED_CODES = {128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM)}
+# Exit codes of a run that somebody or a rule stopped: Ctrl-C, kill, a closed terminal or pipe; 3.
+_STOPPED_CODES = {3} | {128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM)}
 # Steps used for the pace: few enough to follow responses that become longer.
 RECENT = 20
 

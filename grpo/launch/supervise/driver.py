@@ -25,6 +25,7 @@ from grpo.launch.supervise.examination import is_stopped
 from grpo.launch.supervise.keeper import Job
 from grpo.launch.supervise.ray_head import RayHead
 from grpo.launch.supervise.witness import Death
+from grpo.run.save_request import SaveRequest
 from grpo.stack import machine
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.problem import Problem
@@ -34,9 +35,18 @@ GRACE_SECONDS = 10.0
 QUIET_SECONDS = 60.0
 TAIL_LINES = 30
 FAILED = 1
+STOPPED = 3  # by a rule
 _TERMINAL_CODE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 Lines = Callable[[], list[str]]
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Why a rule ends a run, and whether its adapter is worth a checkpoint."""
+
+    reason: Problem
+    is_saved: bool = True
 
 
 class Watch:
@@ -49,6 +59,18 @@ class Watch:
     def hang(self) -> Problem | None:
         """Return what hangs; None if nothing does."""
         return None
+
+    def stop(self) -> Stop | None:
+        """Return why the run must end; None if it may go on."""
+        return None
+
+
+@dataclass(frozen=True)
+class Saving:
+    """How to ask the trainer for a checkpoint before the run ends, and how many seconds it gets; 0 asks for none."""
+
+    request: SaveRequest
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -76,6 +98,7 @@ def supervise(
     inherited: Sequence[int] = (),
     folders: Mapping[str, Path] | None = None,
     watch: Watch | None = None,
+    saving: Saving | None = None,
 ) -> End:
     """Run `driver`, with its own Ray cluster if `ray` is given, and leave no process of it behind.
 
@@ -90,6 +113,7 @@ def supervise(
         inherited: file descriptors that the keeper also holds until the run's last process is gone.
         folders: more folders that the run writes to, by what the user calls them.
         watch: tells what the run is doing, and whether it hangs; None: nobody looks.
+        saving: a SIGTERM to this process or a rule that ends the run lets it save first; None ends it at once.
     """
     job = Job(
         run_id=uuid.uuid4().hex,
@@ -105,6 +129,7 @@ def supervise(
     )
     supervisor = _Supervisor(job, log_dir, progress, inherited, watch or Watch())
     supervisor.folders |= folders or {}
+    supervisor.saving = saving if saving and saving.seconds else None
     return supervisor.run()
 
 
@@ -114,6 +139,10 @@ class _Supervisor:
         self.watch = watch
         self.hang: Problem | None = None
         self.stopped: dict[int, str] = {}  # roles by pid
+        self.saving: Saving | None = None
+        self.save_until: float | None = None
+        self.told: int | None = None  # a signal that lets the run save first
+        self.stop: Stop | None = None
         self.signalled: int | None = None
         self.code: int | None = None
         self.clean = False
@@ -148,7 +177,10 @@ class _Supervisor:
         return self._how_it_ended()
 
     def _note_signal(self, signum: int, frame: FrameType | None) -> None:
-        self.signalled = self.signalled or signum
+        if signum == signal.SIGTERM and self.saving and not self.told:
+            self.told = signum
+        else:  # also a second SIGTERM
+            self.signalled = self.signalled or signum
 
     def _follow(self, child: subprocess.Popen[bytes]) -> None:
         """Show events and progress until the keeper closes its output or a signal arrives."""
@@ -173,10 +205,29 @@ class _Supervisor:
                     child.stdin.write(b"examine\n")
             if self.code is not None:  # a hang, and its examination is written
                 return
+            self.stop = self.stop or self.watch.stop()
+            if (self.told or self.stop) and self._has_saved():
+                return
+
+    def _has_saved(self) -> bool:
+        """Ask for a checkpoint, once; return whether it is there, or its time is up."""
+        if not self.saving or (self.stop and not self.stop.is_saved):
+            return True
+        if self.save_until is None:
+            self.saving.request.ask()
+            self.save_until = time.monotonic() + self.saving.seconds
+            why = signal.Signals(self.told).name if self.told else self.stop.reason.what if self.stop else ""
+            self._show(f"{why}: saving the last completed step, for at most {self.saving.seconds:.0f} s")
+        is_saved = not self.saving.request.is_open()
+        if not is_saved and time.monotonic() < self.save_until:
+            return False
+        self._show("saved" if is_saved else "not saved: the time is up")
+        return True
 
     def _end(self, child: subprocess.Popen[bytes]) -> None:
         """Close the keeper's input, which ends the run. If the keeper is dead, do its work."""
         assert child.stdin and child.stdout
+        self.signalled = self.signalled or self.told
         if self.signalled:
             cause = "Ctrl-C" if self.signalled == signal.SIGINT else signal.Signals(self.signalled).name
             self._show(f"{cause}: ending the run (at most {self.job.grace:.0f} s)")
@@ -215,7 +266,8 @@ class _Supervisor:
         elif kind == "service failed":
             self.code, self.last_log = FAILED, event["log"]
             self._find_cause(None)
-            self.cause = self.cause or Problem(event["message"], "")
+            if event["killed"] or not self.cause:
+                self.cause = Problem(event["message"], "")
         elif kind == "clean":
             self.clean = True
             self._show_left(event["left"])
@@ -237,6 +289,8 @@ class _Supervisor:
     def _how_it_ended(self) -> End:
         if self.signalled:
             return End(128 + self.signalled)
+        if self.stop and self.code != 0:
+            return End(STOPPED, self.stop.reason)
         if self.code is None:
             return End(FAILED, Problem("the keeper was killed", ""))
         if self.code == 0:

@@ -81,11 +81,12 @@ class ServiceFailed(Exception):
 
     Args:
         log: the file in the log folder with the details.
+        is_killed: whether a signal ended it, so that no other process is the cause.
     """
 
-    def __init__(self, message: str, log: str) -> None:
+    def __init__(self, message: str, log: str, is_killed: bool = False) -> None:
         super().__init__(message)
-        self.log = log
+        self.log, self.is_killed = log, is_killed
 
 
 def clean_up(job: Job, root: int, shared_memory: set[Path]) -> processes.Ended:
@@ -156,7 +157,7 @@ class Keeper:
         except Stopped as stop:
             report(event="stopping", reason=str(stop))
         except ServiceFailed as failure:
-            report(event="service failed", message=str(failure), log=failure.log)
+            report(event="service failed", message=str(failure), log=failure.log, killed=failure.is_killed)
         finally:
             ended = clean_up(self.job, os.getpid(), self.shared_memory)
             report(event="clean", ended=len(ended.signalled), killed=len(ended.killed), left=sorted(ended.left))
@@ -253,7 +254,7 @@ class Keeper:
         self._note_deaths()
         for pid, (name, log) in self.services.items():
             if pid in self.exits:
-                raise ServiceFailed(f"{name} {how(self.exits[pid])} (pid {pid})", log)
+                raise ServiceFailed(f"{name} {how(self.exits[pid])} (pid {pid})", log, self.exits[pid] < 0)
 
     def _note_deaths(self) -> None:
         """Report which of the run's important processes have died."""

@@ -1,7 +1,8 @@
 """A stand-in for the trainer with an engine. At each start it takes a line of faults.jsonl, and suffers that fault.
 
 It logs the same numbers for a step whenever it makes it, and copies checkpoints that a test has prepared. A fault names
-its ``step`` and ``phase``, and what happens then: ``raise`` a message, or ``send`` a signal to the ``target``.
+its ``step`` and ``phase``, and what happens then: ``raise`` a message, or ``send`` a signal to the ``target``. Or it
+lingers ``at`` a step, where it saves if asked, unless it ``is_deaf``; or ``status`` has numbers for steps.
 """
 
 import json
@@ -14,7 +15,9 @@ import time
 from pathlib import Path
 
 from grpo.launch.supervise import last_words
+from grpo.run.run_files import RunFiles
 from grpo.run.run_log import RunLog
+from grpo.run.save_request import SaveRequest
 
 ENGINE = "import setproctitle, time; setproctitle.setproctitle('ray::LLMRayActor.generate'); time.sleep(300)"
 
@@ -51,10 +54,17 @@ def main() -> None:
     if not log.is_evaluated(done):
         log.write_eval(done, {"exact_match": 0.5, "n": 4, "problems": 4, "seconds": 0.1})
 
+    request = SaveRequest(RunFiles(run_dir).save_request)
+
     def generate(step: int) -> None:
+        if fault.get("status"):
+            time.sleep(0.5)  # the launcher looks twice a second
         suffer(fault, step, "generate", engine)
-        for _ in range(5):
+        for _ in range(5 if fault.get("at") != step else 200):
             time.sleep(0.1)
+            if request.is_open() and not fault.get("is_deaf"):
+                copy(step - 1)
+                request.close()
             while engine.poll() is None and status_of(engine.pid) == "T":
                 time.sleep(0.1)  # OpenRLHF waits without limit
             if engine.poll() is not None:
@@ -63,8 +73,12 @@ def main() -> None:
     def train(step: int) -> None:
         suffer(fault, step, "train", engine)
 
-    def save(step: int) -> None:
+    def copy(step: int) -> None:
         shutil.copytree(folder / "stock" / f"step_{step}", run_dir / "checkpoints" / f"step_{step}", dirs_exist_ok=True)
+
+    def save(step: int) -> None:
+        if step % int(flag("save_steps") or 1) == 0:
+            copy(step)
         suffer(fault, step, "save", engine)
 
     phases = [log.timed(phase.__name__, phase) for phase in (generate, train, save)]

@@ -1,6 +1,7 @@
 """How long a phase of a run may take. test_restarts.py stops a real process."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -44,10 +45,12 @@ def test_a_phase_may_take_several_times_as_long_as_usual(files, times: tuple, li
 
 def test_a_phase_that_lasts_is_a_hang_until_the_next_one_begins(files) -> None:
     log_steps(files, 1e-3)
-    log, seen = RunLog(str(files.folder)), watch(files, minutes=1e-6)
+    log, seen = RunLog(str(files.folder)), watch(files, minutes=1e-3)
     log.timed("generate", lambda: None)()
     seen.look()
-    assert seen.hang() and seen.hang().what.startswith("no progress: step 2: generate for")
+    time.sleep(0.1)
+    hang = seen.hang()
+    assert hang and hang.what.startswith("no progress: step 2: generate for")
     log.timed("train", lambda: None)()
     assert seen.hang() is None
 

@@ -116,6 +116,42 @@ def test_an_engine_that_is_stopped_is_noticed_looked_at_and_replaced(start) -> N
     assert "generate (" in stacks and "faulty_trainer.py" in stacks, "the stack of the trainer"
 
 
+@pytest.mark.parametrize("is_deaf", [False, True])
+def test_sigterm_saves_before_it_ends_or_ends_in_time(start, is_deaf: bool) -> None:
+    run = start(4, [{"at": 4, "is_deaf": is_deaf}], save_steps=2, eval_steps=2, sigterm_seconds=2)
+    run.wait_for_step(3)
+    os.kill(run.launcher.pid, signal.SIGTERM)
+    output = run.finish()
+    text = "\n".join(output)
+    assert run.launcher.returncode == 143, text
+    assert "SIGTERM: saving the last completed step, for at most 2 s" in output
+    saved = sorted(path.name for path in (run.folder / "checkpoints").glob("step_*"))
+    assert saved == (["step_2"] if is_deaf else ["step_2", "step_3"])
+    assert "not saved: the time is up" in output if is_deaf else "saved" in output
+    assert output[-1].endswith(f"continues after step {2 if is_deaf else 3}")
+    assert not (run.folder / ".save-request").exists() and "restart" not in run.rows("ends.jsonl")[-1]
+
+
+def test_a_second_sigterm_ends_at_once(start) -> None:
+    run = start(4, [{"at": 4, "is_deaf": True}], sigterm_seconds=60)
+    run.wait_for_step(3)
+    os.kill(run.launcher.pid, signal.SIGTERM)
+    wait_until((run.folder / ".save-request").exists, "nobody asked for a checkpoint", 10)
+    os.kill(run.launcher.pid, signal.SIGTERM)
+    output = run.finish()
+    assert run.launcher.returncode == 143 and "not saved: the time is up" not in output
+
+
+def test_a_rule_ends_the_run_with_its_reason(start) -> None:
+    lost = {"at": 4, "status": {"3": {"policy_loss": float("nan")}}}
+    run = start(4, [lost], save_steps=2, eval_steps=2, stop_non_finite=True)
+    output = run.finish()
+    assert run.launcher.returncode == 3, output
+    assert "failed       step 3: the loss is not finite" in output
+    assert output[-1].endswith("continues after step 2"), "what is not finite is not saved"
+    assert [row["code"] for row in run.rows("ends.jsonl")] == [3], "a rule is no crash"
+
+
 def end(cause: str = "an engine died (pid 7)", step: int = 4, saved: int = 3, restart: bool = True) -> dict:
     return {"cause": cause, "step": step, "saved": saved, "restart": restart}
 
