@@ -16,6 +16,7 @@ import pytest
 
 from grpo.launch.supervise import joined_cluster, processes, ray_head, witness
 from grpo.launch.supervise.ray_head import RayHead
+from tests.faults import assert_seen
 from tests.supervised import children, command_line, is_alive, naming, wait_until
 
 pytestmark = pytest.mark.timeout(400)
@@ -263,7 +264,7 @@ def test_ray_dies(tmp_path: Path, start) -> None:
     os.kill(head, signal.SIGKILL)
     output = run.finish()
     assert run.launcher.returncode == 1
-    assert "failed: Ray was killed by SIGKILL" in output
+    assert_seen("Ray's head is killed", output)
     assert_nothing_left(driver)
 
 
@@ -278,6 +279,10 @@ def test_a_process_is_killed_and_named(tmp_path: Path, start, which: str) -> Non
     output = run.finish()
     assert run.launcher.returncode == 1
     assert f"failed: {which} was killed by SIGKILL (pid {victim})" in output, output
+    if which == "Ray's raylet":
+        assert_seen("Ray's raylet is killed", output)
+    elif which == "Ray's GCS server":
+        assert_seen("Ray's GCS server is killed", output)
     assert_nothing_left(driver)
 
 

@@ -17,6 +17,7 @@ from grpo.launch.supervise.cause import Evidence
 from grpo.launch.supervise.last_words import LastWords
 from grpo.launch.supervise.witness import Death, Witness
 from grpo.stack.problem import UserError
+from tests.faults import assert_seen
 from tests.supervised import wait_until
 
 EXIT_CODES_ARE_KNOWN = tuple(map(int, os.uname().release.split("-")[0].split(".")[:2])) >= (6, 15)
@@ -129,6 +130,7 @@ def test_a_full_disk_is_told_even_if_nobody_could_write_so(tmp_path: Path, full:
     folders = {"the logs": tmp_path, "checkpoints": full}
     found = cause.find(evidence(tmp_path, folders=folders, deaths=[KILLED], words=words("ActorDiedError", "died")))
     assert found and found.what == f"the disk of checkpoints is full: {full}" and "free disk space" in found.remedy
+    assert_seen("a disk is full", str(found))
     with pytest.raises(OSError) as raised:
         (full / "more").write_bytes(b"0" * 2**20)
     found = cause.find(evidence(tmp_path, words=last_words.of(raised.value)))

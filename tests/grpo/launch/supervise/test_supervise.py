@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.faults import assert_seen
 from tests.supervised import children, command_line, is_alive, naming, wait_until
 
 ROOT = Path(__file__).parents[4]
@@ -205,6 +206,7 @@ def test_ctrl_c_many_times(tmp_path: Path, start, bystander) -> None:
         time.sleep(0.05)
     output = run.finish()
     assert run.shell.returncode == 130
+    assert_seen("Ctrl-C ten times", output)
     assert_nothing_left(driver)
     assert "Traceback" not in output
 
@@ -232,7 +234,8 @@ def test_the_keeper_is_killed(tmp_path: Path, start, bystander) -> None:
     output = run.finish()
     assert run.shell.returncode == 1
     assert_nothing_left(driver)
-    assert "the keeper was killed" in output and "Traceback" not in output
+    assert_seen("the keeper is killed", output)
+    assert "Traceback" not in output
 
 
 def test_the_keeper_gets_sigterm(tmp_path: Path, start, bystander) -> None:
