@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 def test_a_fault_of_the_table_is_injected(fault: str) -> None:
     assert faults.table()[fault], "the table must say what the user sees"
     tests = [file for file in (ROOT / "tests").rglob("test_*.py") if f'assert_seen("{fault}"' in file.read_text()]
-    assert len(tests) == 1, f"tests of this row: {tests}"
+    assert tests
 
 
 def test_a_row_that_was_not_seen_is_noticed() -> None:

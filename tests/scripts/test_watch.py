@@ -87,7 +87,13 @@ def test_a_value_out_of_its_range_has_a_mark(make_run) -> None:
 
 @pytest.mark.parametrize(
     ("code", "state", "reason"),
-    [(0, "finished", ""), (130, "stopped", "was stopped"), (None, "crashed", "killed"), (3, "crashed", "exit code 3")],
+    [
+        (0, "finished", ""),
+        (130, "stopped", "was stopped"),
+        (None, "crashed", "killed"),
+        (3, "stopped", "was stopped"),
+        (4, "crashed", "exit code 4"),
+    ],
 )
 def test_a_run_that_has_ended_is_summed_up(make_run, capsys, code, state, reason) -> None:
     run = make_run()

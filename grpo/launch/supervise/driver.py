@@ -252,9 +252,8 @@ class _Supervisor:
             self.deaths.append(Death(event["role"], event["pid"], event["code"], event["time"]))
         elif kind == "stopped":
             self.stopped[event["pid"]] = event["role"]
-            self._show(
-                f"{event['role']} is stopped (pid {event['pid']}); the run waits until: kill -CONT {event['pid']}"
-            )
+            told = f"{event['role']} is stopped (pid {event['pid']}) and the run waits for it"
+            self._show(f"{told}; to let it go on: kill -CONT {event['pid']}")
         elif kind == "examined":
             self.code = FAILED
             self.cause = self._hang_with(event["file"])
