@@ -36,7 +36,8 @@ from grpo.launch.own_settings import Changes
 from grpo.launch.plan import Plan, describe, make_plan, shortfall
 from grpo.launch.restarts import Verdict
 from grpo.launch.supervise import exposure, joined_cluster
-from grpo.launch.supervise.driver import STOPPED, End, Saving, supervise
+from grpo.launch.supervise.driver import STOPPED, supervise
+from grpo.launch.supervise.watch import End, Saving
 from grpo.run.progress import Progress, find_adapter, way_on
 from grpo.run.run_files import RunFiles
 from grpo.run.save_request import SaveRequest

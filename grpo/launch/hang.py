@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from grpo.launch.supervise.driver import Stop, Watch
+from grpo.launch.supervise.watch import Stop, Watch
 from grpo.run.progress import Progress, is_number
 from grpo.run.run_files import RunFiles
 from grpo.stack.problem import Problem

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from grpo.launch.supervise.driver import Stop
+from grpo.launch.supervise.watch import Stop
 from grpo.run.measure import value_of
 from grpo.run.progress import Progress, is_number
 from grpo.stack import machine

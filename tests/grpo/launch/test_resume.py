@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from grpo.checkpoint import adapter_files
 from grpo.launch import __main__ as launch
 from grpo.launch import resume
-from grpo.launch.supervise.driver import End
+from grpo.launch.supervise.watch import End
 from grpo.run import run_state
 from grpo.run.run_files import RunFiles
 from grpo.stack.problem import UserError

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from grpo.launch import stop_rules
-from grpo.launch.supervise.driver import Stop
+from grpo.launch.supervise.watch import Stop
 from grpo.run.progress import Progress
 from grpo.run.run_files import RunFiles
 from grpo.stack import machine
