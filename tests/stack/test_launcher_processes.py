@@ -17,7 +17,7 @@ import pytest
 from grpo.launch.supervise import joined_cluster, processes, ray_head, witness
 from grpo.launch.supervise.ray_head import RayHead
 from tests.faults import assert_seen
-from tests.supervised import children, command_line, is_alive, naming, wait_until
+from tests.supervised import children, command_line, is_alive, naming, wait_until, watched_by
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -272,9 +272,13 @@ def test_ray_dies(tmp_path: Path, start) -> None:
 def test_a_process_is_killed_and_named(tmp_path: Path, start, which: str) -> None:
     run = start(tmp_path, "work")
     driver = run.driver()
-    time.sleep(witness.SCAN_SECONDS + 1)
-    below = psutil.Process(run.keeper()).children(recursive=True)
-    victim = next(process.pid for process in below if witness.role_of(process) == which)
+    keeper = run.keeper()
+
+    def watched() -> list[int]:
+        return [pid for pid in watched_by(keeper) if pid > 0 and witness.role_of(psutil.Process(pid)) == which]
+
+    wait_until(lambda: bool(watched()), f"the keeper does not watch {which}")
+    victim = watched()[0]
     os.kill(victim, signal.SIGKILL)
     output = run.finish()
     assert run.launcher.returncode == 1

@@ -1,6 +1,7 @@
 """Why a run failed, in one line with a remedy: which process died how, a full disk, or the exception that ended it."""
 
 import re
+import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,6 @@ from grpo.launch.supervise.witness import Death, how
 from grpo.stack import machine
 from grpo.stack.problem import Problem
 
-SLACK = 0.05  # seconds for the keeper to notice a death that the driver learns of, too
 FULL_BYTES = 16 * 2**20  # nothing of a run is written to a disk with less
 _FULL = re.compile(r"No space left on device|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]")
 # Exceptions that only say that another process has died.
@@ -45,14 +45,15 @@ def find(evidence: Evidence) -> Problem | None:
     words = evidence.words
     if full := _full_disk(words, evidence.folders):
         return full
-    death = _first_death(evidence)
-    if death:
+    is_killed = evidence.code is not None and evidence.code < 0
+    driver = Problem(f"the driver {how(evidence.code)}", _memory_remedy(evidence)) if is_killed else None
+    if driver and evidence.code != -signal.SIGABRT:  # Ray aborts a driver that has lost its cluster
+        return driver
+    if death := _first_death(evidence):
         return _of_death(death, evidence)
     if words:
         return Problem(f"{words.kind}: {words.what}", words.remedy)
-    if evidence.code is not None and evidence.code < 0:
-        return Problem(f"the driver {how(evidence.code)}", _memory_remedy(evidence))
-    return None
+    return driver
 
 
 def full_disks(folders: dict[str, Path]) -> Iterable[str]:
@@ -72,7 +73,7 @@ def _full_disk(words: LastWords | None, folders: dict[str, Path]) -> Problem | N
 def _first_death(evidence: Evidence) -> Death | None:
     """Return the death that ended the run: one before the driver's exception, which else ended the others itself."""
     words = evidence.words
-    before = [death for death in evidence.deaths if not words or death.time <= words.time + SLACK]
+    before = [death for death in evidence.deaths if not words or death.pid not in words.living]
     by_signal = [death for death in before if death.code is not None and death.code < 0]
     # A process that ends by its own exception is the cause if the driver only knows that something died.
     is_only_told = words is None or words.kind in _OF_DEATHS

@@ -203,7 +203,7 @@ class _Supervisor:
         elif kind == "driver started":
             self._show(f"starting engines and actor; log: {self.log_dir / 'driver.log'}")
         elif kind == "died":
-            self.deaths.append(Death(event["role"], event["pid"], event["code"], event["time"]))
+            self.deaths.append(Death(event["role"], event["pid"], event["code"]))
         elif kind == "stopped":
             self.stopped[event["pid"]] = event["role"]
             told = f"{event['role']} is stopped (pid {event['pid']}) and the run waits for it"

@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
@@ -24,7 +25,7 @@ from typing import Any
 
 from grpo.launch.supervise import examination, last_words, processes, ray_head
 from grpo.launch.supervise.ray_head import RayHead
-from grpo.launch.supervise.witness import Witness, how
+from grpo.launch.supervise.witness import Death, Witness, how
 from grpo.stack import rendezvous
 from reward.settings import STAND_IN_VARIABLE
 
@@ -205,6 +206,8 @@ class Keeper:
         report(event="driver started", pid=pid)
         while pid not in self.exits:
             self._wait(0.2)
+        if self.exits[pid]:
+            self._report_deaths(self.witness.last_deaths())
         return self.exits[pid]
 
     def _spawn(self, command: list[str], log_name: str) -> int:
@@ -251,21 +254,25 @@ class Keeper:
         if self.watch.fd in ready:
             self._note_shared_memory()
         self.exits.update(processes.reap())
-        self._note_deaths()
+        self._report_deaths(self.witness.deaths())
+        if self.witness.is_due():
+            self._meet()
         for pid, (name, log) in self.services.items():
             if pid in self.exits:
                 raise ServiceFailed(f"{name} {how(self.exits[pid])} (pid {pid})", log, self.exits[pid] < 0)
 
-    def _note_deaths(self) -> None:
-        """Report which of the run's important processes have died."""
-        for death in self.witness.deaths():
+    def _report_deaths(self, deaths: Iterable[Death]) -> None:
+        for death in deaths:
             report(event="died", **asdict(death))
-        if self.witness.is_due():
-            self.witness.meet(processes.of_run(self.job.run_id, os.getpid()))
-            stopped = {pid for pid in self.witness.watched() if examination.is_stopped(pid)}
-            for pid in stopped - self.stopped:
-                report(event="stopped", role=self.witness.watched()[pid], pid=pid)
-            self.stopped = stopped
+
+    def _meet(self) -> None:
+        """Watch the run's new processes, and report those that somebody has stopped."""
+        self.witness.meet(processes.of_run(self.job.run_id, os.getpid()))
+        watched = self.witness.watched()
+        stopped = {pid for pid in watched if examination.is_stopped(pid)}
+        for pid in stopped - self.stopped:
+            report(event="stopped", role=watched[pid], pid=pid)
+        self.stopped = stopped
 
     def _examine(self) -> None:
         """Write down what every important process is doing, and tell the launcher where."""

@@ -7,11 +7,11 @@ import json
 import os
 import re
 import sys
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
+from grpo.launch.supervise import witness
 from grpo.stack.json_files import replace
 from grpo.stack.problem import UserError
 from grpo.stack.secrets import redact
@@ -24,12 +24,19 @@ _MESSAGE = re.compile(r"\b[A-Za-z_][\w.]*(?:Error|Exception): .+")
 
 @dataclass(frozen=True)
 class LastWords:
-    """What ended the driver: the exception's type and message, the remedy if it has one, and when (time.time)."""
+    """What ended the driver.
+
+    Attributes:
+        kind: the exception's type.
+        what: its message.
+        remedy: "" if it has none.
+        living: the processes with a role that lived when it reached the driver. They are not its cause.
+    """
 
     kind: str
     what: str
     remedy: str
-    time: float
+    living: list[int]
 
 
 def file_of(log_dir: Path) -> Path:
@@ -59,11 +66,11 @@ def of(error: BaseException) -> LastWords:
         error = cause  # of ray.exceptions.RayTaskError
     kind = type(error).__name__
     if isinstance(error, UserError):
-        return LastWords(kind, redact(error.problem.what), redact(error.problem.remedy), time.time())
+        return LastWords(kind, redact(error.problem.what), redact(error.problem.remedy), witness.living())
     what = str(error)
     if _CREATION in what and (messages := _MESSAGE.findall(what)):  # the exception is only in the text
         kind, _, what = messages[-1].partition(": ")
-    return LastWords(kind, redact(what[:LONGEST].strip()), "", time.time())
+    return LastWords(kind, redact(what[:LONGEST].strip()), "", witness.living())
 
 
 def read(log_dir: Path) -> LastWords | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 SCAN_SECONDS = 2.0
-ASKED = 5  # times for an exit code
+ENDING_SECONDS = 5.0  # a process that has begun to end may need, to free a GPU
 # Start of a process's title: what the user calls it. Ray and vLLM set these titles.
 ROLES = {
     "ray::LLMRayActor": "an engine",
@@ -36,12 +36,11 @@ _WITH_EXIT = 1 << 3
 
 @dataclass(frozen=True)
 class Death:
-    """The end of a process: its code, -n if signal n ended it, None if this kernel does not tell; when (time.time)."""
+    """The end of a process: its code, -n if signal n ended it, None if this kernel does not tell."""
 
     role: str
     pid: int
     code: int | None
-    time: float
 
     def __str__(self) -> str:
         return f"{self.role} {how(self.code)} (pid {self.pid})"
@@ -55,7 +54,10 @@ def how(code: int | None) -> str:
 
 
 def role_of(process: psutil.Process) -> str | None:
-    """Return what a process is in a run; None if its end would not end the run."""
+    """Return what a process is in a run; None if its end would not end the run, or has begun.
+
+    A process that ends loses its title before its sockets, so before others learn of its end.
+    """
     try:
         words = process.cmdline()
     except (psutil.NoSuchProcess, psutil.AccessDenied):
@@ -63,6 +65,11 @@ def role_of(process: psutil.Process) -> str | None:
     title = words[0] if words else ""
     named = next((role for start, role in ROLES.items() if title.startswith(start)), None)
     return named or DAEMONS.get(os.path.basename(title))
+
+
+def living() -> list[int]:
+    """Return the processes of this machine's runs that have a role."""
+    return [process.pid for process in psutil.process_iter() if role_of(process)]
 
 
 class Witness:
@@ -99,12 +106,20 @@ class Witness:
         """Return the deaths since the last call; those by a signal come first."""
         died = []
         for handle, _ in self._poll.poll(0):
-            noticed = time.time()
             role, pid = self._watched.pop(handle)
             self._poll.unregister(handle)
-            died.append(Death(role, pid, _exit_code(handle, pid), noticed))
+            died.append(Death(role, pid, _exit_code(handle, pid)))
             os.close(handle)
         return sorted(died, key=lambda death: death.code is None or death.code >= 0)
+
+    def last_deaths(self) -> list[Death]:
+        """Wait for those that have begun to end, and return the deaths since the last call."""
+        until = time.monotonic() + ENDING_SECONDS
+        died = self.deaths()
+        while set(self.watched()) - set(living()) and time.monotonic() < until:
+            time.sleep(0.05)
+            died += self.deaths()
+        return died
 
     def watched(self) -> dict[int, str]:
         """Return the roles of the living, by pid."""
@@ -113,29 +128,19 @@ class Witness:
 
 def _exit_code(handle: int, pid: int) -> int | None:
     """Return how the process of a pidfd ended; None if the kernel does not tell."""
-    for _ in range(ASKED):
-        code = _of_zombie(pid)
-        code = _of_reaped(handle) if code is None else code
-        if code is not None:
-            return code
-        time.sleep(0.01)  # between the two
-    return None
-
-
-def _of_zombie(pid: int) -> int | None:
-    """Return the exit code of a process whose parent has not asked for it (proc_pid_stat(5))."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
-        return None
-    return os.waitstatus_to_exitcode(int(fields[-1])) if state == "Z" else None
+        return _of_reaped(handle)
+    # Its parent has not asked for the code, or asks just now (proc_pid_stat(5)); else it is another process.
+    return os.waitstatus_to_exitcode(int(fields[-1])) if state in "ZX" else _of_reaped(handle)
 
 
 def _of_reaped(handle: int) -> int | None:
     info = bytearray(_INFO.pack(_WITH_EXIT, *[0] * 13))
     try:
         fcntl.ioctl(handle, _GET_INFO, info)
-    except OSError:  # before Linux 6.13, or not reaped
+    except OSError:  # before Linux 6.13
         return None
     mask, *_, status = _INFO.unpack(info)
     return os.waitstatus_to_exitcode(status) if mask & _WITH_EXIT else None

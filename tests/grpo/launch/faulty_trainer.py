@@ -18,6 +18,7 @@ from grpo.launch.supervise import last_words
 from grpo.run.run_files import RunFiles
 from grpo.run.run_log import RunLog
 from grpo.run.save_request import SaveRequest
+from tests.supervised import wait_until, watched_by
 
 ENGINE = "import setproctitle, time; setproctitle.setproctitle('ray::LLMRayActor.generate'); time.sleep(300)"
 
@@ -39,7 +40,7 @@ def suffer(fault: dict, step: int, phase: str, engine: subprocess.Popen) -> None
     if "raise" in fault:
         raise RuntimeError(fault["raise"])
     pid = engine.pid if fault["target"] == "engine" else os.getpid()
-    time.sleep(2.5)  # the keeper looks every two seconds for new processes
+    wait_until(lambda: engine.pid in watched_by(os.getppid()), "the keeper does not watch the engine")
     os.kill(pid, signal.Signals[fault["send"]])
 
 
