@@ -180,29 +180,61 @@ def run(
     files = RunFiles(folder, Path(config.args.metrics_dir))
     progress = Progress(files, plan.steps)
     progress.skip()
+    environment = {DIGEST_VARIABLE: status["digest"], "GRPO_RUN_DIR": str(folder)}
+    end = _train(files, config, plan, progress, environment, run_judge.stand_in_models, held)
+    verdict = _note_end(files, config, progress, end)
+    judge.finish(run_judge, folder)
+    print("\n".join([*_summary(files, config, progress, end), *verdict.lines]), flush=True)
+    code = end.code
+    if verdict.wait is not None:
+        signalled = restarts.wait(verdict.wait)
+        if signalled is None:
+            restarts.go_on(options, folder, held)
+        code = 128 + (signalled or 0)
+    if code:
+        print(f"not finished {way_on(folder, Path(config.args.ckpt_path), files.read_config())}", flush=True)
+    return code
+
+
+def _train(
+    files: RunFiles,
+    config: Config,
+    plan: Plan,
+    progress: Progress,
+    environment: dict[str, str],
+    stand_in_models: Sequence[str],
+    held: int,
+) -> End:
+    """Run the trainer under supervision; return how it ended."""
+    args = config.args
     onsets = Onsets(progress, files.read_config())
-    save_path, ckpt_path = Path(config.args.save_path), Path(config.args.ckpt_path)
-    folders = {"checkpoints": ckpt_path, "metrics": Path(config.args.metrics_dir), "the run directory": folder}
+    folders = {
+        "checkpoints": Path(args.ckpt_path),
+        "metrics": Path(args.metrics_dir),
+        "the run directory": files.folder,
+    }
     request = SaveRequest(files.save_request)
     request.close()  # of an earlier part
     end = supervise(
         [*DRIVER, *config.argv],
         ray=None if os.environ.get("RAY_ADDRESS") else plan.ray_head,
         log_dir=files.logs,
-        environment={DIGEST_VARIABLE: status["digest"], "GRPO_RUN_DIR": str(folder)},
+        environment=environment,
         progress=lambda: [*progress.poll(), *onsets.new_lines()],
-        stand_in_models=run_judge.stand_in_models,
+        stand_in_models=stand_in_models,
         inherited=[held],
         folders=folders,
-        watch=HangWatch(
-            files, progress, config.args.hang_minutes, lambda: stop_rules.find(config.args, progress, folders)
-        ),
-        saving=Saving(request, config.args.sigterm_seconds),
+        watch=HangWatch(files, progress, args.hang_minutes, lambda: stop_rules.find(args, progress, folders)),
+        saving=Saving(request, args.sigterm_seconds),
     )
     request.close()
-    verdict = _note_end(files, config, progress, end)
-    judge.finish(run_judge, folder)
-    lines = progress.summary(folder, save_path, ckpt_path)
+    return end
+
+
+def _summary(files: RunFiles, config: Config, progress: Progress, end: End) -> list[str]:
+    """Return what a part of the run has reached, and why it failed."""
+    save_path, ckpt_path = Path(config.args.save_path), Path(config.args.ckpt_path)
+    lines = progress.summary(files.folder, save_path, ckpt_path)
     adapter = find_adapter(save_path, ckpt_path)
     if adapter and (command := evaluate_command(config, adapter)):
         lines.append(f"evaluate     {command}")
@@ -211,16 +243,7 @@ def run(
     if end.cause:
         lines += [f"failed       {end.cause.what}"]
         lines += [f"  remedy     {end.cause.remedy}"] if end.cause.remedy else []
-    print("\n".join([*lines, *verdict.lines]), flush=True)
-    code = end.code
-    if verdict.wait is not None:
-        signalled = restarts.wait(verdict.wait)
-        if signalled is None:
-            restarts.go_on(options, folder, held)
-        code = 128 + (signalled or 0)
-    if code:
-        print(f"not finished {way_on(folder, ckpt_path, files.read_config())}", flush=True)
-    return code
+    return lines
 
 
 def _note_end(files: RunFiles, config: Config, progress: Progress, end: End) -> Verdict:

@@ -83,16 +83,7 @@ def go_on(options: argparse.Namespace, folder: Path, held: int) -> None:
         held: the file descriptor of the run's lock; the new launcher keeps it.
     """
     os.set_inheritable(held, True)
-    words = [
-        "run",
-        "--name",
-        options.name,
-        f"--options={options.options}",
-        "--resume",
-        str(folder),
-        "--held",
-        str(held),
-    ]
+    words = ["run", f"--name={options.name}", f"--options={options.options}", f"--resume={folder}", f"--held={held}"]
     words += ["--stand-in"] if options.stand_in else []
     flags = sys.argv[sys.argv.index("--") :]
     os.execv(sys.executable, [sys.executable, *LAUNCHER, *words, *flags])

@@ -32,7 +32,7 @@ from grpo.launch.supervise.driver import supervise
 folder, *driver = sys.argv[1:]
 ray = None if "RAY_ADDRESS" in os.environ else {SMALL}
 end = supervise([sys.executable, *driver], ray=ray, log_dir=Path(folder), grace=5.0)
-print("failed:", end.cause)
+print(f"failed       {end.cause}")
 sys.exit(end.code)
 """
 
@@ -282,7 +282,7 @@ def test_a_process_is_killed_and_named(tmp_path: Path, start, which: str) -> Non
     os.kill(victim, signal.SIGKILL)
     output = run.finish()
     assert run.launcher.returncode == 1
-    assert f"failed: {which} was killed by SIGKILL (pid {victim})" in output, output
+    assert f"failed       {which} was killed by SIGKILL (pid {victim})" in output, output
     if which == "Ray's raylet":
         assert_seen("Ray's raylet is killed", output)
     elif which == "Ray's GCS server":

@@ -7,7 +7,6 @@ processes. Either may be killed at any moment: the other one then ends the run.
 import contextlib
 import json
 import os
-import re
 import select
 import signal
 import subprocess
@@ -17,11 +16,12 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 from grpo.launch.supervise import cause, keeper, last_words, processes, ray_head
 from grpo.launch.supervise.examination import is_stopped
-from grpo.launch.supervise.keeper import Job
+from grpo.launch.supervise.job import Job
+from grpo.launch.supervise.log_tail import tail
 from grpo.launch.supervise.ray_head import RayHead
 from grpo.launch.supervise.watch import End, Saving, Stop, Watch
 from grpo.launch.supervise.witness import Death
@@ -35,7 +35,6 @@ QUIET_SECONDS = 60.0
 TAIL_LINES = 30
 FAILED = 1
 STOPPED = 3  # by a rule
-_TERMINAL_CODE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 Lines = Callable[[], list[str]]
 
@@ -81,19 +80,25 @@ def supervise(
         ray=ray,
         grace=grace,
     )
-    supervisor = _Supervisor(job, log_dir, progress, inherited, watch or Watch())
-    supervisor.folders |= folders or {}
-    supervisor.saving = saving if saving and saving.seconds else None
-    return supervisor.run()
+    return _Supervisor(job, log_dir, progress, inherited, folders or {}, watch or Watch(), saving).run()
 
 
 class _Supervisor:
-    def __init__(self, job: Job, log_dir: Path, progress: Lines, inherited: Sequence[int], watch: Watch) -> None:
+    def __init__(
+        self,
+        job: Job,
+        log_dir: Path,
+        progress: Lines,
+        inherited: Sequence[int],
+        folders: Mapping[str, Path],
+        watch: Watch,
+        saving: Saving | None,
+    ) -> None:
         self.job, self.log_dir, self.progress, self.inherited = job, log_dir, progress, inherited
         self.watch = watch
+        self.saving = saving if saving and saving.seconds else None
         self.hang: Problem | None = None
         self.stopped: dict[int, str] = {}  # roles by pid
-        self.saving: Saving | None = None
         self.save_until: float | None = None
         self.told: int | None = None  # a signal that lets the run save first
         self.stop: Stop | None = None
@@ -104,6 +109,7 @@ class _Supervisor:
         self.cause: Problem | None = None
         self.last_log = ""  # of the service that failed
         self.folders = {"the logs": log_dir, "temporary files": Path(job.base_dir), "shared memory": machine.SHM}
+        self.folders |= folders
         self.out_of_memory = cause.out_of_memory_kills()
         self.started = self.last_shown = time.monotonic()
 
@@ -152,16 +158,21 @@ class _Supervisor:
                 self._on_event(json.loads(line))
             self._show(*self.progress())
             self._show_sign_of_life()
-            if not self.hang and (hang := self.watch.hang()):
-                self.hang = hang
-                self._show(f"{hang.what}; looking at every process")
-                with contextlib.suppress(BrokenPipeError):  # the keeper is dead, and its output ends
-                    child.stdin.write(b"examine\n")
-            if self.code is not None:  # a hang, and its examination is written
+            self._look_for_hang(child.stdin)
+            if self.code is not None:
                 return
             self.stop = self.stop or self.watch.stop()
             if (self.told or self.stop) and self._has_saved():
                 return
+
+    def _look_for_hang(self, keeper_input: IO[bytes]) -> None:
+        """Ask the keeper to examine a run that hangs, once; its answer ends the run."""
+        if self.hang or not (hang := self.watch.hang()):
+            return
+        self.hang = hang
+        self._show(f"{hang.what}; looking at every process")
+        with contextlib.suppress(BrokenPipeError):  # the keeper is dead, and its output ends
+            keeper_input.write(b"examine\n")
 
     def _has_saved(self) -> bool:
         """Ask for a checkpoint, once; return whether it is there, or its time is up."""
@@ -281,18 +292,6 @@ class _Supervisor:
     def _show_tail(self, name: str) -> None:
         log = self.log_dir / name
         self._show(f"last lines of {log}:", *(f"  {redact(line)}" for line in tail(log, TAIL_LINES)))
-
-
-def tail(path: Path, count: int) -> list[str]:
-    """Return the last lines of a text file without progress bars (tqdm), [] if it is missing."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 200_000))
-            text = file.read().decode(errors="replace")
-    except FileNotFoundError:
-        return []
-    lines = (_TERMINAL_CODE.sub("", line).rstrip() for line in text.replace("\r", "\n").split("\n"))
-    return [line for line in lines if line and "%|" not in line][-count:]
 
 
 def _python_path() -> str:

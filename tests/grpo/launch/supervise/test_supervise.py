@@ -23,7 +23,7 @@ from pathlib import Path
 from grpo.launch.supervise.driver import supervise
 folder, *driver = sys.argv[1:]
 end = supervise([sys.executable, *driver], ray=None, log_dir=Path(folder), grace=2.0)
-print(f"failed: {end.cause}")
+print(f"failed       {end.cause}")
 sys.exit(end.code)
 """
 # A stand-in for the trainer. It starts: a child; one that detaches and has an empty environment; one that ignores
@@ -182,7 +182,7 @@ def test_the_judges_stand_in_lives_as_long_as_the_run(tmp_path: Path, bystander,
     if how == "end":
         assert launcher.returncode == 0
     if how == "kill the stand-in":
-        assert launcher.returncode == 1 and "failed: the judge's stand-in was killed by SIGKILL" in output
+        assert launcher.returncode == 1 and "failed       the judge's stand-in was killed by SIGKILL" in output
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
