@@ -32,7 +32,7 @@ from grpo.launch.supervise.driver import supervise
 folder, *driver = sys.argv[1:]
 ray = None if "RAY_ADDRESS" in os.environ else {SMALL}
 end = supervise([sys.executable, *driver], ray=ray, log_dir=Path(folder), grace=5.0)
-print(f"failed       {end.cause}")
+print("failed      ", end.cause)
 sys.exit(end.code)
 """
 
