@@ -28,7 +28,8 @@
 # If RAY_ADDRESS is set, the run joins that Ray cluster; otherwise it starts its own.
 # Secrets are read from the environment and never written: GEMINI_API_KEY for the judge (or GOOGLE_API_KEY, which wins
 # if both are set), and WANDB_API_KEY. Without a key for the judge, --tiny starts a local server instead, and says so.
-# Exit code: 0 done, 2 refused before anything started, 130 Ctrl-C, otherwise that of the driver.
+# Exit code: 0 done, 2 refused before anything started, 3 ended by a rule, 130 Ctrl-C, 143 SIGTERM, otherwise that of the
+# driver.
 set -euo pipefail
 
 # The braces make bash read all of this file before it runs any of it: it may be edited while a run starts.
@@ -36,7 +37,7 @@ set -euo pipefail
 
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)"
 TINY_DIR="$HERE/.cache/tiny-model"
-TINY=0 TINY_TOOLS="" GPUS=8 MODE=run RUN_DIR="" RESUME="" FROM_STEP="" EXTRA_ARGS=()
+TINY=0 TINY_TOOLS="" GPUS=8 MODE=run RUN_DIR="" RESUME="" FROM_STEP="" EXTRA_ARGS=() AGAIN=()
 
 refuse() {
     printf 'train_grpo.sh: %s\n' "$1" >&2
@@ -45,7 +46,7 @@ refuse() {
 
 while (($#)); do
     case "$1" in
-        --tiny) TINY=1 ;;
+        --tiny) TINY=1 AGAIN+=(--tiny) ;;
         --check | --plan | --dry-run)
             [[ $MODE == run ]] || refuse "--$MODE and $1 cannot be combined"
             MODE="${1#--}"
@@ -57,11 +58,11 @@ while (($#)); do
         --gpus | --run-dir | --resume | --from-step | --steps)
             (($# > 1)) || refuse "$1 needs a value; see ./train_grpo.sh --help"
             case "$1" in
-                --gpus) GPUS="$2" ;;
+                --gpus) GPUS="$2" AGAIN+=("${@:1:2}") ;;
                 --run-dir) RUN_DIR="$2" ;;
                 --resume) RESUME="$2" ;;
                 --from-step) FROM_STEP="$2" ;;
-                --steps) STEPS="$2" ;;
+                --steps) STEPS="$2" AGAIN+=("${@:1:2}") ;;
             esac
             shift
             ;;
@@ -266,8 +267,22 @@ if [[ $EXPERTS == bf16 && $ACTOR_SHARD == zero3 ]]; then : "${OFFLOAD:=1}"; else
 
 : "${SEED:=42}"
 
+# Faults. After a crash the run continues from its newest checkpoint, at most RESTARTS times without a new one in between
+# (0: never). The same error after the same step twice ends it, and so does one before the first step or evaluation
+: "${RESTARTS:=3}"
+# A run hangs if a phase (generate, train, sync, ...) lasts HANG_MINUTES and 5 times as long as usual; 4 x HANG_MINUTES if
+# the run has not completed this phase before (0: never). Its stacks go to logs/, and it is ended or restarted
+: "${HANG_MINUTES:=30}"
+# On SIGTERM (a spot machine's notice) the run saves its last completed step, and ends after at most SIGTERM_SECONDS and
+# 10 seconds more (0: it ends at once, as on Ctrl-C). A step in training is completed first, if it takes no longer
+: "${SIGTERM_SECONDS:=90}"
+# Rules that save and end the run with exit code 3, off by default (empty, or 0): held-out exact match STOP_FALL below its
+# best, such as 0.1; STOP_NON_FINITE=1, a loss that is not finite (not saved); STOP_DISK_GB left on a disk;
+# STOP_JUDGE_FAILED, such as 0.5: the judge fails on a larger share of the samples of 3 steps in a row
+: "${STOP_FALL:=}" "${STOP_NON_FINITE:=0}" "${STOP_DISK_GB:=}" "${STOP_JUDGE_FAILED:=}"
+
 for SWITCH in ENFORCE_EAGER OFFLOAD ADAM_OFFLOAD GRADIENT_CHECKPOINTING EVAL_AT_START JUDGE JUDGE_UNFINISHED \
-    JUDGE_PROXY DYNAMIC_FILTERING ROUTING_REPLAY USE_TENSORBOARD USE_WANDB USE_TRACKIO; do
+    JUDGE_PROXY DYNAMIC_FILTERING ROUTING_REPLAY STOP_NON_FINITE USE_TENSORBOARD USE_WANDB USE_TRACKIO; do
     [[ ${!SWITCH} == [01] ]] || refuse "$SWITCH is '${!SWITCH}': set it to 1 (on) or 0 (off)"
 done
 
@@ -383,6 +398,12 @@ if [[ $USE_TENSORBOARD == 1 ]]; then LOG_ARGS+=(--use_tensorboard 1); fi
 if [[ $USE_TRACKIO == 1 ]]; then LOG_ARGS+=(--use_trackio); fi
 if [[ -n $LOG_SAMPLES ]]; then LOG_ARGS+=(--log_samples "$LOG_SAMPLES"); fi
 
+FAULT_ARGS=(--restarts "$RESTARTS" --hang_minutes "$HANG_MINUTES" --sigterm_seconds "$SIGTERM_SECONDS")
+if [[ -n $STOP_FALL ]]; then FAULT_ARGS+=(--stop_fall "$STOP_FALL"); fi
+if [[ $STOP_NON_FINITE == 1 ]]; then FAULT_ARGS+=(--stop_non_finite); fi
+if [[ -n $STOP_DISK_GB ]]; then FAULT_ARGS+=(--stop_disk_gb "$STOP_DISK_GB"); fi
+if [[ -n $STOP_JUDGE_FAILED ]]; then FAULT_ARGS+=(--stop_judge_failed "$STOP_JUDGE_FAILED"); fi
+
 # Make paths absolute
 read -ra ENVIRONMENTS <<<"$ENVIRONMENT"
 if [[ -f $ENVIRONMENT ]]; then ENVIRONMENTS=("$ENVIRONMENT"); fi
@@ -435,7 +456,7 @@ if ((TINY)) && [[ $MODE == run || $MODE == check ]]; then
     fi
 fi
 
-OPTIONS=(--name "$NAME")
+OPTIONS=(--name "$NAME" --options="${AGAIN[*]}")
 if ((TINY)); then OPTIONS+=(--stand-in); fi
 if [[ -n $RUN_DIR ]]; then OPTIONS+=(--run-dir "$RUN_DIR"); fi
 if [[ -n $RESUME ]]; then OPTIONS+=(--resume "$RESUME"); fi
@@ -443,6 +464,7 @@ if [[ -n $FROM_STEP ]]; then OPTIONS+=(--from-step "$FROM_STEP"); fi
 
 exec "${LAUNCH[@]}" "$MODE" "${OPTIONS[@]}" -- \
     "${MODEL_ARGS[@]}" "${DATA_ARGS[@]}" "${ROLLOUT_ARGS[@]}" "${GRPO_ARGS[@]}" "${OPTIM_ARGS[@]}" "${LORA_ARGS[@]}" \
-    "${ENGINE_ARGS[@]}" "${ACTOR_ARGS[@]}" "${EVAL_ARGS[@]}" "${CKPT_ARGS[@]}" "${LOG_ARGS[@]}" -- "${EXTRA_ARGS[@]}"
+    "${ENGINE_ARGS[@]}" "${ACTOR_ARGS[@]}" "${EVAL_ARGS[@]}" "${CKPT_ARGS[@]}" "${LOG_ARGS[@]}" "${FAULT_ARGS[@]}" -- \
+    "${EXTRA_ARGS[@]}"
 
 }

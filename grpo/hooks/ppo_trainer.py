@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from grpo.batch import filtering, length_schedule
 from grpo.checkpoint import trainer_state
+from grpo.checkpoint.on_request import SaveOnRequest
 from grpo.metrics import step_metrics
 from grpo.run import evaluation, parity_gate, run_log
 from grpo.stack.upstream.arguments import Arguments
@@ -41,9 +42,14 @@ def restore(trainer: PPOTrainer, states: dict[str, Any]) -> None:
 
 
 def start_log(trainer: Controller, states: dict[str, Any]) -> run_log.RunLog:
-    """Start the run's log, time the phases of the trainer's steps, and close the parity gate."""
+    """Start the run's log, time the phases of the trainer's steps, and close the parity gate.
+
+    From here on, the launcher can ask for a checkpoint.
+    """
     trainer.parity_gate = parity_gate.ParityGate()
-    return run_log.attach(trainer, states)
+    log = run_log.attach(trainer, states)
+    SaveOnRequest(trainer, states["global_step"])
+    return log
 
 
 def evaluate_first(trainer: Controller, step: int) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from grpo.launch import flags
+from grpo.launch.supervise import last_words
 from grpo.rollout import chat_template, thinking_settings
 from grpo.stack import cluster
 from grpo.stack.upstream.arguments import Arguments
@@ -26,8 +27,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def validate(args: argparse.Namespace) -> None:
-    """Refuse flags that cannot work together, before anything starts."""
+    """Refuse flags that cannot work together, before anything starts. From here on, the launcher learns of errors."""
     flags.validate(args)
+    last_words.install()
 
 
 def hand_on_thinking_budget(args: Arguments) -> None:

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from grpo.launch import (
     cost,
@@ -20,27 +21,35 @@ from grpo.launch import (
     own_settings,
     placement,
     preflight,
+    restarts,
     resume,
     run_dir,
+    stop_rules,
 )
 from grpo.launch.checks import packages, reward
 from grpo.launch.config import Config, resolve
 from grpo.launch.evaluate_command import evaluate_command
+from grpo.launch.hang import HangWatch
 from grpo.launch.judge import RunJudge
 from grpo.launch.onsets import Onsets
 from grpo.launch.own_settings import Changes
 from grpo.launch.plan import Plan, describe, make_plan, shortfall
+from grpo.launch.restarts import Verdict
 from grpo.launch.supervise import exposure, joined_cluster
-from grpo.launch.supervise.driver import supervise
+from grpo.launch.supervise.driver import STOPPED, supervise
+from grpo.launch.supervise.watch import End, Saving
 from grpo.run.progress import Progress, find_adapter, way_on
 from grpo.run.run_files import RunFiles
-from grpo.run.saved_steps import step_name
+from grpo.run.save_request import SaveRequest
+from grpo.run.saved_steps import saved_steps, step_name
 from grpo.stack import machine
+from grpo.stack.json_files import read_rows
 from grpo.stack.patch_digest import DIGEST_VARIABLE
 from grpo.stack.problem import Problem, UserError
 from reward.settings import STAND_IN_VARIABLE
 
 REFUSED = 2
+DRIVER = (sys.executable, "-m", "openrlhf.cli.train_ppo_ray")
 
 
 def arguments(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -51,6 +60,10 @@ def arguments(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--stand-in", action="store_true", help="if there is no key, start a local server in place of the judge"
     )
+    parser.add_argument(
+        "--options", default="", help="options of train_grpo.sh that a resumed run needs again, separated by blanks"
+    )
+    parser.add_argument("--held", type=int, metavar="FD", help="the run's lock, from the launcher before a restart")
     folder = parser.add_mutually_exclusive_group()
     folder.add_argument("--run-dir", type=Path, default=None, help="a new folder (default: runs/NAME-TIME)")
     folder.add_argument("--resume", metavar="DIR|latest", default=None, help="continue this run")
@@ -73,7 +86,9 @@ def main() -> int:
         if options.resume:
             folder = resume.find_run(options.resume, options.name)
             # Take the lock before looking for the newest checkpoint: the run may still be writing one.
-            held = RunFiles(folder).hold() if options.mode == "run" else None
+            held = options.held
+            if held is None and options.mode == "run":
+                held = RunFiles(folder).hold()
             config = micro_batches.choose(resume.resolve_resumed(rest, folder, options.from_step))
         else:
             folder, held = (options.run_dir or run_dir.default_run_dir(options.name)).absolute(), None
@@ -118,7 +133,7 @@ def main() -> int:
         return refuse(error)
     news = warnings + (resume.take_back(config, folder) if options.resume else [])
     print("\n".join([f"run directory {folder}", *news, *about]), flush=True)
-    return run(options.name, folder, config, plan, run_judge, held, changes)
+    return run(options, folder, config, plan, run_judge, held, changes)
 
 
 def _about(plan: Plan, config: Config, run_judge: RunJudge) -> list[str]:
@@ -147,40 +162,107 @@ def refuse_all(problems: Sequence[Problem]) -> int:
     return REFUSED
 
 
-def run(name: str, folder: Path, config: Config, plan: Plan, run_judge: RunJudge, held: int, changes: Changes) -> int:
+def run(
+    options: argparse.Namespace,
+    folder: Path,
+    config: Config,
+    plan: Plan,
+    run_judge: RunJudge,
+    held: int,
+    changes: Changes,
+) -> int:
     """Run the trainer in the run directory under the lock `held`; a summary comes last."""
     os.environ.pop(STAND_IN_VARIABLE, None)  # left by another run
     status = preflight.patch_status()
-    options = ["--stand-in"] if run_judge.is_stand_in else []
-    run_dir.write(folder, name, config, plan, status, options, run_judge.why_off, changes)
+    stand_in = ["--stand-in"] if run_judge.is_stand_in else []
+    again = options.options.split()
+    run_dir.write(folder, options.name, config, plan, status, stand_in, run_judge.why_off, changes, again)
     files = RunFiles(folder, Path(config.args.metrics_dir))
     progress = Progress(files, plan.steps)
     progress.skip()
+    environment = {DIGEST_VARIABLE: status["digest"], "GRPO_RUN_DIR": str(folder)}
+    end = _train(files, config, plan, progress, environment, run_judge.stand_in_models, held)
+    verdict = _note_end(files, config, progress, end)
+    judge.finish(run_judge, folder)
+    print("\n".join([*_summary(files, config, progress, end), *verdict.lines]), flush=True)
+    code = end.code
+    if verdict.wait is not None:
+        signalled = restarts.wait(verdict.wait)
+        if signalled is None:
+            restarts.go_on(options, folder, held)
+        code = 128 + (signalled or 0)
+    if code:
+        print(f"not finished {way_on(folder, Path(config.args.ckpt_path), files.read_config())}", flush=True)
+    return code
+
+
+def _train(
+    files: RunFiles,
+    config: Config,
+    plan: Plan,
+    progress: Progress,
+    environment: dict[str, str],
+    stand_in_models: Sequence[str],
+    held: int,
+) -> End:
+    """Run the trainer under supervision; return how it ended."""
+    args = config.args
     onsets = Onsets(progress, files.read_config())
-    code = supervise(
-        [sys.executable, "-m", "openrlhf.cli.train_ppo_ray", *config.argv],
+    folders = {
+        "checkpoints": Path(args.ckpt_path),
+        "metrics": Path(args.metrics_dir),
+        "the run directory": files.folder,
+    }
+    request = SaveRequest(files.save_request)
+    request.close()  # of an earlier part
+    end = supervise(
+        [*DRIVER, *config.argv],
         ray=None if os.environ.get("RAY_ADDRESS") else plan.ray_head,
         log_dir=files.logs,
-        environment={DIGEST_VARIABLE: status["digest"], "GRPO_RUN_DIR": str(folder)},
+        environment=environment,
         progress=lambda: [*progress.poll(), *onsets.new_lines()],
-        doing=progress.doing,
-        stand_in_models=run_judge.stand_in_models,
+        stand_in_models=stand_in_models,
         inherited=[held],
+        folders=folders,
+        watch=HangWatch(files, progress, args.hang_minutes, lambda: stop_rules.find(args, progress, folders)),
+        saving=Saving(request, args.sigterm_seconds),
     )
-    try:
-        files.note_end(code)
-    except OSError as error:  # a full disk does not change how the run ended
-        print(f"{files.ends} was not written: {error}", file=sys.stderr)
-    judge.finish(run_judge, folder)
+    request.close()
+    return end
+
+
+def _summary(files: RunFiles, config: Config, progress: Progress, end: End) -> list[str]:
+    """Return what a part of the run has reached, and why it failed."""
     save_path, ckpt_path = Path(config.args.save_path), Path(config.args.ckpt_path)
-    lines = progress.summary(folder, save_path, ckpt_path)
+    lines = progress.summary(files.folder, save_path, ckpt_path)
     adapter = find_adapter(save_path, ckpt_path)
     if adapter and (command := evaluate_command(config, adapter)):
         lines.append(f"evaluate     {command}")
-    if code:
-        lines.append(f"not finished {way_on(folder, ckpt_path)}")
-    print("\n".join(lines), flush=True)
-    return code
+    if end.code == 0:
+        lines.append(f"again        {files.command}")
+    if end.cause:
+        lines += [f"failed       {end.cause.what}"]
+        lines += [f"  remedy     {end.cause.remedy}"] if end.cause.remedy else []
+    return lines
+
+
+def _note_end(files: RunFiles, config: Config, progress: Progress, end: End) -> Verdict:
+    """Record how a part of the run ended, and decide whether the run goes on by itself."""
+    verdict = Verdict(None, [])
+    more: dict[str, Any] = {}
+    if end.cause:
+        saved = saved_steps(config.args.ckpt_path)
+        more = {"cause": end.cause.what, "remedy": end.cause.remedy}
+        more |= {"step": progress.step, "saved": saved[-1] if saved else 0}
+        if end.code not in (REFUSED, STOPPED):
+            verdict = restarts.decide([*read_rows(files.ends), more], config.args.restarts, progress.has_moved())
+        more["restart"] = verdict.wait is not None
+    try:
+        files.note_end(end.code, **more)
+    except OSError as error:  # a full disk does not change how the run ended
+        print(f"{files.ends} was not written: {error}", file=sys.stderr)
+        return Verdict(None, [])
+    return verdict
 
 
 if __name__ == "__main__":

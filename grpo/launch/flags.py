@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Iterator
 
-from grpo.launch import loss_flags, model_flags, rollout_flags
+from grpo.launch import fault_flags, loss_flags, model_flags, rollout_flags
 from grpo.launch.loss_flags import AGGREGATIONS
 from grpo.model.architecture import EXPERTS, SHARDS
 from grpo.rollout.chat_template import EFFORTS
@@ -56,6 +56,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     _add_algorithm(group)
     _add_groups(group)
+    fault_flags.add_flags(group)
 
 
 def _add_groups(group: argparse._ArgumentGroup) -> None:
@@ -150,6 +151,7 @@ def problems(args: argparse.Namespace) -> Iterator[Problem]:
     yield from loss_flags.problems(args)
     yield from _loop(args)
     yield from rollout_flags.problems(args)
+    yield from fault_flags.problems(args)
 
 
 def _loop(args: argparse.Namespace) -> Iterator[Problem]:

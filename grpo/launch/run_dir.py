@@ -66,6 +66,7 @@ def write(
     options: Sequence[str] = (),
     judge_off: str = "",
     changes: Changes | None = None,
+    again: Sequence[str] = (),
 ) -> None:
     """Write everything known before the run starts or continues into the run directory.
 
@@ -73,6 +74,7 @@ def write(
         options: further options of the launcher that :func:`command_script` repeats.
         judge_off: why the judge is off; "" if it is on.
         changes: what the user set, see :func:`grpo.launch.own_settings.changed`.
+        again: the options of train_grpo.sh with which the run is resumed.
     """
     files, stack = RunFiles(run_dir, Path(config.args.metrics_dir)), "cpu" if on_cpu_stack() else "gpu"
     files.logs.mkdir(parents=True, exist_ok=True)
@@ -87,6 +89,7 @@ def write(
             "flags": config.values,
             "given": config.given,
             "changes": changes or {},
+            "options": list(again),
             "data_sha256": {
                 name: data_digest(Path(file))
                 for name in ("prompt_data", "eval_dataset")

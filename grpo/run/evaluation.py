@@ -33,6 +33,7 @@ logger = logging.getLogger("openrlhf.grpo.evaluation")
 def evaluate(trainer: LoggedTrainer, step: int, generate_kwargs: dict[str, Any]) -> None:
     """Evaluate the engines' policy on the held-out set, and log the result. Replaces ``PPOTrainer.evaluate``."""
     started = time.monotonic()
+    trainer.run_log.note_phase("evaluate", step)
     begin_stage(trainer.samples_generator, f"eval {step}")
     # The loader draws from torch's generator. An evaluation must not change the training that follows.
     with torch.random.fork_rng(devices=[]):

@@ -2,6 +2,7 @@
 
 import math
 import os
+import shlex
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -90,12 +91,18 @@ class Progress:
         self.parity = JsonLines(files.parity)
         self.files = (self.metrics, self.evals)
         self.started = time.monotonic()
+        self._before = 0
 
     def skip(self) -> None:
         """Mark what a resumed run has already written as shown."""
         self.metrics.new_rows()
         self.evals.new_rows()
         self.parity.new_rows()
+        self._before = len(self.metrics.rows) + len(self.evals.rows)
+
+    def has_moved(self) -> bool:
+        """Return whether a step or an evaluation was logged since :meth:`skip`."""
+        return len(self.metrics.rows) + len(self.evals.rows) > self._before
 
     def poll(self) -> list[str]:
         """Return a line for every step and eval since the last call, and a table for every comparison, in order."""
@@ -108,12 +115,6 @@ class Progress:
         """Return the last lines that a run shows the user."""
         minutes = (time.monotonic() - self.started) / 60
         return [f"{self.step} steps in {minutes:.1f} minutes", *self.results(run_dir, save_path, ckpt_path)]
-
-    def doing(self) -> str:
-        """Return what the run is doing now, as far as its lines tell."""
-        if not self.metrics.rows and not self.evals.rows:
-            return "engines and actor are starting"
-        return f"step {self.step + 1} or its evaluation is running"
 
     @property
     def step(self) -> int:
@@ -136,7 +137,7 @@ class Progress:
         return [what, f"             {why}"]
 
     def results(self, run_dir: Path, save_path: Path, ckpt_path: Path) -> list[str]:
-        """Return the results of a run: what was measured, the adapter's path, and the command to rerun it."""
+        """Return the results of a run: what was measured, and the paths of adapter and run."""
         lines = self.nothing_learned()
         if self.evals.rows:
             first, last = self.evals.rows[0], self.evals.rows[-1]
@@ -147,7 +148,6 @@ class Progress:
         adapter = find_adapter(save_path, ckpt_path)
         lines.append(f"adapter      {adapter or 'not saved'}")
         lines.append(f"run          {run_dir}")
-        lines.append(f"again        {run_dir / 'command.sh'}")
         return lines
 
 
@@ -214,11 +214,20 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def way_on(run_dir: Path, ckpt_path: Path) -> str:
-    """Return how a run that has not finished goes on."""
-    if saved_steps(ckpt_path):
-        return f"./train_grpo.sh --resume {run_dir} continues it"
-    return "it saved no checkpoint, so a new run starts from the beginning"
+def way_on(run_dir: Path, ckpt_path: Path, config: Mapping[str, Any]) -> str:
+    """Return how a run that has not finished goes on: the command, with the options and settings of its last part."""
+    steps = saved_steps(ckpt_path)
+    then = f"continues after step {steps[-1]}" if steps else "starts at step 0: the run saved no checkpoint"
+    return f"{resume_command(run_dir, config)} {then}"
+
+
+def resume_command(run_dir: Path, config: Mapping[str, Any]) -> str:
+    """Return the command that continues a run, given the content of its config.json."""
+    changes = config.get("changes") or {}
+    settings = [f"{name}={shlex.quote(value)}" for name, (value, _) in changes.items() if not name.startswith("--")]
+    flags = [f"{name} {value}".strip() for name, (value, _) in changes.items() if name.startswith("--")]
+    words = [*settings, "./train_grpo.sh", *(config.get("options") or []), "--resume", shlex.quote(str(run_dir))]
+    return " ".join([*words, *(["--", *flags] if flags else [])])
 
 
 def find_adapter(save_path: Path, ckpt_path: Path) -> Path | None:

@@ -30,6 +30,8 @@ class RunFiles:
     Attributes:
         config, environment, patches, command: written by the launcher before the run.
         resumes, ends: a line for each resume, and for each end that the launcher saw.
+        phase: what the trainer is doing now.
+        save_request: exists while the launcher waits for a checkpoint, see :mod:`grpo.checkpoint.on_request`.
         samples, logs: the folders of the rollouts and of the processes' logs.
         checkpoints, final: the default folders of checkpoints and of the final adapter, see :meth:`folder_of`.
         metrics, evals: a line for each step, and for each evaluation.
@@ -41,8 +43,9 @@ class RunFiles:
         self.config, self.environment = folder / "config.json", folder / "env.json"
         self.patches, self.command = folder / "patches.json", folder / "command.sh"
         self.resumes, self.ends = folder / "resumes.jsonl", folder / "ends.jsonl"
-        self.lock = folder / ".lock"
+        self.lock, self.save_request = folder / ".lock", folder / ".save-request"
         self.logs, self.checkpoints, self.final = folder / "logs", folder / "checkpoints", folder / "final"
+        self.phase = self.logs / "phase.json"
         metrics = metrics_dir or self._metrics_dir()
         self.metrics, self.evals = metrics / "metrics.jsonl", metrics / "eval.jsonl"
         self.parity = metrics / "parity.jsonl"
@@ -131,9 +134,13 @@ class RunFiles:
             os.close(descriptor)
         return False
 
-    def note_end(self, code: int) -> None:
-        """Append the exit code of this part of the run to ends.jsonl. A killed launcher leaves no line."""
-        _append(self.ends, {"time": time.time(), "code": code})
+    def note_end(self, code: int, **more: Any) -> None:
+        """Append the exit code of this part of the run to ends.jsonl. A killed launcher leaves no line.
+
+        Args:
+            more: of a failure: ``cause``, ``remedy``, and what :func:`grpo.launch.restarts.decide` needs.
+        """
+        _append(self.ends, {"time": time.time(), "code": code, **more})
 
     def note_resume(self, step: int, changed: Mapping[str, Any], set_aside: Mapping[str, str]) -> None:
         """Append a resume to resumes.jsonl.

@@ -19,7 +19,7 @@ from grpo.run.run_files import RunFiles
 from grpo.run.sample_records import describe_samples
 from grpo.run.trackers import Trackers
 from grpo.stack import machine
-from grpo.stack.json_files import read_rows, replace_rows
+from grpo.stack.json_files import read_rows, replace, replace_rows
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.experience import Sample
 from grpo.stack.upstream.tokenizer import Tokenizer
@@ -52,13 +52,14 @@ class RunLog:
         problems: Mapping[str, dict[str, str]] | None = None,
     ) -> None:
         self._files = RunFiles(Path(run_dir), Path(metrics_dir or run_dir))
-        for folder in (self._files.samples, self._files.metrics.parent):
+        for folder in (self._files.samples, self._files.metrics.parent, self._files.logs):
             folder.mkdir(parents=True, exist_ok=True)
         self._folders = {Path(folder or run_dir) for folder in (run_dir, metrics_dir, ckpt_dir)}
         self._sample_limit = sample_limit
         self._problems = problems or {}
         self.trackers = trackers or Trackers()
         self._window: deque[dict[str, Any]] = deque(read_rows(self._files.metrics), maxlen=WINDOW - 1)
+        self._step = self._window[-1]["step"] if self._window else 0
         self._lost = 0
         self._seconds: dict[str, float] = defaultdict(float)
         self._step_started = time.monotonic()
@@ -69,12 +70,18 @@ class RunLog:
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             started = time.monotonic()
+            self.note_phase(phase, self._step + 1)
             try:
                 return function(*args, **kwargs)
             finally:
                 self._seconds[phase] += time.monotonic() - started
 
         return wrapper
+
+    def note_phase(self, phase: str, step: int) -> None:
+        """Say what the run does from now on, for whoever watches that it gets on."""
+        note = json.dumps({"phase": phase, "step": step, "time": time.time()})
+        self._attempt(self._files.phase, lambda file: replace(file, note + "\n"))
 
     def write_rollouts(self, step: int, samples: Sequence[Sample], tokenizer: Tokenizer) -> None:
         """Write one global step's rollouts before its checkpoint: a run resumed from it does not draw them again.
@@ -119,6 +126,7 @@ class RunLog:
             "grad_norms": status.get("grad_norms", []),
         }
         self._append(self._files.metrics, row)
+        self._step = step
         self._window.append(row)
         self.trackers.log("train", step, {name: value for name, value in row.items() if name not in ("step", "time")})
 

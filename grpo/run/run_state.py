@@ -18,8 +18,8 @@ from grpo.stack.json_files import read_rows
 from grpo.stack.problem import UserError
 
 RUNNING, FINISHED, STOPPED, CRASHED = "running", "finished", "stopped", "crashed"
-# Exit codes of a run that somebody stopped: Ctrl-C, kill, a closed terminal or pipe.
-_STOPPED_CODES = {128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM)}
+# Exit codes of a run that somebody or a rule stopped: Ctrl-C, kill, a closed terminal or pipe; 3.
+_STOPPED_CODES = {3} | {128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM)}
 # Steps used for the pace: few enough to follow responses that become longer.
 RECENT = 20
 
@@ -39,6 +39,7 @@ class Run:
         resumes: the lines of resumes.jsonl.
         progress: all lines of metrics.jsonl and eval.jsonl.
         code: the exit code of its last part; None if it is running or its end was not recorded.
+        cause: why that part failed; "" if it did not, or if that is unknown.
         state: RUNNING, FINISHED, STOPPED (by somebody) or CRASHED (also if killed or the machine went down). A run of a
             version that does not record its end is STOPPED.
 
@@ -74,14 +75,15 @@ class Run:
         self.progress.steps = self.planned
         lines = self.progress.poll()
         self.metrics, self.evals = (by_step(file.rows) for file in self.progress.files)
-        self.code = None if held else self._exit_code()
+        end = {} if held else self._last_end()
+        self.code, self.cause = end.get("code"), end.get("cause") or ""
         self.state = RUNNING if held else self._end()
         return lines
 
-    def _exit_code(self) -> int | None:
+    def _last_end(self) -> dict[str, Any]:
         ends = read_rows(self.files.ends)
         is_of_last_part = ends and (not self.resumes or ends[-1]["time"] >= self.resumes[-1]["time"])
-        return ends[-1]["code"] if is_of_last_part else None
+        return ends[-1] if is_of_last_part else {}
 
     def _end(self) -> str:
         if self.code is not None:

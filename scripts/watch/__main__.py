@@ -21,7 +21,7 @@ from rich.live import Live
 
 from grpo.diagnosis.diagnose import diagnose
 from grpo.diagnosis.history import of_run
-from grpo.run.run_state import RUNNING, Run
+from grpo.run.run_state import FINISHED, RUNNING, Run
 from grpo.stack import command
 from grpo.stack.problem import UserError
 from scripts.watch.frame import frame
@@ -103,6 +103,8 @@ def main(argv: list[str] | None = None) -> int:
         print_frame(run, console)
         if run.state != RUNNING:
             print(*run.progress.results(run.folder, run.save_path, run.ckpt_path), sep="\n")
+        if run.state == FINISHED:
+            print(f"again        {run.files.command}")
     except (UserError, OSError) as error:
         print(f"watch: {error}", file=sys.stderr)
         return REFUSED

@@ -115,11 +115,11 @@ def _notes(run: Run, now: float) -> list[str]:
         how = (
             "the run was killed, or the machine went down"
             if run.code is None
-            else f"the run failed with exit code {run.code}"
+            else f"the run failed: {run.cause or f'exit code {run.code}'}"
         )
-        notes.append(f"{how}; see {log}; {way_on(run.folder, checkpoints)}")
+        notes.append(f"{how}; see {log}; {way_on(run.folder, checkpoints, run.config)}")
     elif run.state == STOPPED and run.code is not None:
-        notes.append(f"the run was stopped; {way_on(run.folder, checkpoints)}")
+        notes.append(f"the run was stopped; {way_on(run.folder, checkpoints, run.config)}")
     for lines in (run.progress.metrics, run.progress.evals):
         if lines.broken:
             notes.append(f"{lines.broken} broken line{'s' * (lines.broken > 1)} skipped in {lines.path.name}")

@@ -87,7 +87,13 @@ def test_a_value_out_of_its_range_has_a_mark(make_run) -> None:
 
 @pytest.mark.parametrize(
     ("code", "state", "reason"),
-    [(0, "finished", ""), (130, "stopped", "was stopped"), (None, "crashed", "killed"), (3, "crashed", "exit code 3")],
+    [
+        (0, "finished", ""),
+        (130, "stopped", "was stopped"),
+        (None, "crashed", "killed"),
+        (3, "stopped", "was stopped"),
+        (4, "crashed", "exit code 4"),
+    ],
 )
 def test_a_run_that_has_ended_is_summed_up(make_run, capsys, code, state, reason) -> None:
     run = make_run()
@@ -97,7 +103,8 @@ def test_a_run_that_has_ended_is_summed_up(make_run, capsys, code, state, reason
     run.let_go(code)
     text = printed(capsys, str(run.folder))
     assert f"{state}  step 5/40" in text and reason in text
-    assert "exact match  0.500 [0.400, 0.600] (n=18) at step 5" in text and "command.sh" in text
+    assert "exact match  0.500 [0.400, 0.600] (n=18) at step 5" in text
+    assert ("command.sh" in text) == (code == 0), "what starts anew is no advice for a run that has not finished"
 
 
 @pytest.mark.parametrize("code", [130, None, 3])
@@ -105,7 +112,7 @@ def test_resuming_is_advised_only_with_a_checkpoint(make_run, capsys, code) -> N
     run = make_run()
     run.hold()
     run.let_go(code)
-    assert "it saved no checkpoint" in " ".join(printed(capsys, str(run.folder)).split())
+    assert "starts at step 0: the run saved no checkpoint" in " ".join(printed(capsys, str(run.folder)).split())
     (run.folder / "checkpoints" / "step_5" / "adapter").mkdir(parents=True)
     text = " ".join(printed(capsys, str(run.folder)).split())
     assert "--resume" in text and "saved no checkpoint" not in text
@@ -276,4 +283,4 @@ def test_a_frame_of_a_thousand_steps_is_no_larger_than_one_of_a_hundred(make_run
         state = Run(run.folder)
         state.refresh()
         sizes.append(shown(state).count("\n"))
-    assert sizes[0] == sizes[1]
+    assert sizes[1] <= sizes[0]

@@ -46,6 +46,22 @@ def kill(run_dir: Path, reached: Callable[[], bool], *options: object, **variabl
     _wait_for(lambda: not processes_of(run_dir) and _is_free(run_dir))
 
 
+def terminate(reached: Callable[[], bool], *options: object, **variables: str) -> str:
+    """Start a run, and send its launcher SIGTERM when it has got to a place; return what it printed."""
+    launcher = subprocess.Popen(
+        **_call(options, variables), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        _wait_for(reached, launcher)
+        launcher.send_signal(signal.SIGTERM)
+        output, _ = launcher.communicate(timeout=LIMIT)
+    finally:
+        launcher.kill()
+        launcher.wait()
+    assert launcher.returncode == 128 + signal.SIGTERM, output[-5000:]
+    return output
+
+
 def _call(options: tuple[object, ...], variables: dict[str, str]) -> dict:
     return {
         "args": [ROOT / "train_grpo.sh", "--tiny", *map(str, options)],

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
-from grpo.launch.supervise import joined_cluster, processes, ray_head
+from grpo.launch.supervise import joined_cluster, processes, ray_head, witness
 from grpo.launch.supervise.ray_head import RayHead
-from tests.supervised import children, command_line, is_alive, naming, wait_until
+from tests.faults import assert_seen
+from tests.supervised import children, command_line, is_alive, naming, wait_until, watched_by
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -29,7 +31,9 @@ from grpo.launch.supervise.ray_head import RayHead
 from grpo.launch.supervise.driver import supervise
 folder, *driver = sys.argv[1:]
 ray = None if "RAY_ADDRESS" in os.environ else {SMALL}
-sys.exit(supervise([sys.executable, *driver], ray=ray, log_dir=Path(folder), grace=5.0))
+end = supervise([sys.executable, *driver], ray=ray, log_dir=Path(folder), grace=5.0)
+print("failed      ", end.cause)
+sys.exit(end.code)
 """
 
 # A stand-in for the trainer, with the same kinds of processes: a Ray actor on each GPU that starts a subprocess (as
@@ -39,12 +43,14 @@ import json, os, subprocess, sys, time
 from multiprocessing import shared_memory
 from pathlib import Path
 import ray
+from grpo.launch.supervise import last_words
 from grpo.stack.cluster import runtime_env
+last_words.install()
 folder, how = sys.argv[1:]
 ray.init(runtime_env=runtime_env())
 
 @ray.remote(num_gpus=1, num_cpus=1)
-class Engine:
+class LLMRayActor:
     def start(self):
         sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
         core = subprocess.Popen(sleep)
@@ -52,7 +58,10 @@ class Engine:
         self.segment = shared_memory.SharedMemory(create=True, size=1000)
         return [os.getpid(), core.pid, detached.pid], self.segment.name
 
-engines = [Engine.remote() for _ in range(2)]
+    def work(self):
+        time.sleep(600)
+
+engines = [LLMRayActor.remote() for _ in range(2)]
 started = ray.get([engine.start.remote() for engine in engines])
 pids = [os.getpid()] + [pid for pids, _ in started for pid in pids]
 names = [name for _, name in started]
@@ -60,6 +69,8 @@ file = Path(folder) / "driver.json"
 file.with_suffix(".tmp").write_text(json.dumps(
     {"pids": pids, "segments": names, "run": os.environ["GRPO_RUN_ID"], "temporary": os.environ["TMPDIR"]}))
 file.with_suffix(".tmp").rename(file)
+if how == "work":
+    ray.get([engine.work.remote() for engine in engines])
 # The keeper looks at most twice a second who owns new shared memory.
 time.sleep(600 if how == "wait" else 2)
 sys.exit(int(how))
@@ -253,7 +264,29 @@ def test_ray_dies(tmp_path: Path, start) -> None:
     os.kill(head, signal.SIGKILL)
     output = run.finish()
     assert run.launcher.returncode == 1
-    assert "Ray ended by itself" in output
+    assert_seen("Ray's head is killed", output)
+    assert_nothing_left(driver)
+
+
+@pytest.mark.parametrize("which", ["an engine", "Ray's raylet", "Ray's GCS server"])
+def test_a_process_is_killed_and_named(tmp_path: Path, start, which: str) -> None:
+    run = start(tmp_path, "work")
+    driver = run.driver()
+    keeper = run.keeper()
+
+    def watched() -> list[int]:
+        return [pid for pid in watched_by(keeper) if pid > 0 and witness.role_of(psutil.Process(pid)) == which]
+
+    wait_until(lambda: bool(watched()), f"the keeper does not watch {which}")
+    victim = watched()[0]
+    os.kill(victim, signal.SIGKILL)
+    output = run.finish()
+    assert run.launcher.returncode == 1
+    assert f"failed       {which} was killed by SIGKILL (pid {victim})" in output, output
+    if which == "Ray's raylet":
+        assert_seen("Ray's raylet is killed", output)
+    elif which == "Ray's GCS server":
+        assert_seen("Ray's GCS server is killed", output)
     assert_nothing_left(driver)
 
 

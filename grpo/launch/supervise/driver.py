@@ -4,32 +4,37 @@ Two processes watch over a run. This one talks to the user; the keeper (:mod:`gr
 processes. Either may be killed at any moment: the other one then ends the run.
 """
 
+import contextlib
 import json
 import os
-import re
 import select
 import signal
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
-from grpo.launch.supervise import keeper, processes, ray_head
-from grpo.launch.supervise.keeper import Job
+from grpo.launch.supervise import cause, keeper, last_words, processes, ray_head
+from grpo.launch.supervise.examination import is_stopped
+from grpo.launch.supervise.job import Job
+from grpo.launch.supervise.log_tail import tail
 from grpo.launch.supervise.ray_head import RayHead
+from grpo.launch.supervise.watch import End, Saving, Stop, Watch
+from grpo.launch.supervise.witness import Death
 from grpo.stack import machine
 from grpo.stack.checkout import CHECKOUT
+from grpo.stack.problem import Problem
 from grpo.stack.secrets import redact
 
 GRACE_SECONDS = 10.0
 QUIET_SECONDS = 60.0
 TAIL_LINES = 30
 FAILED = 1
-_TERMINAL_CODE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+STOPPED = 3  # by a rule
 
 Lines = Callable[[], list[str]]
 
@@ -41,11 +46,13 @@ def supervise(
     log_dir: Path,
     environment: dict[str, str] | None = None,
     progress: Lines = list,
-    doing: Callable[[], str] = lambda: "running",
     grace: float = GRACE_SECONDS,
     stand_in_models: Sequence[str] = (),
     inherited: Sequence[int] = (),
-) -> int:
+    folders: Mapping[str, Path] | None = None,
+    watch: Watch | None = None,
+    saving: Saving | None = None,
+) -> End:
     """Run `driver`, with its own Ray cluster if `ray` is given, and leave no process of it behind.
 
     Args:
@@ -54,13 +61,12 @@ def supervise(
         log_dir: an existing folder for the output of the driver and of Ray.
         environment: variables on top of this process's own.
         progress: returns the lines to show since its last call; called every half second.
-        doing: returns what the run is doing, for the line that follows a quiet minute.
         grace: seconds between SIGTERM and SIGKILL.
         stand_in_models: ids for a local stand-in for Gemini; [] starts none.
         inherited: file descriptors that the keeper also holds until the run's last process is gone.
-
-    Returns:
-        The driver's exit code; 128 + n if signal n ended the driver or this process; 1 if a service failed.
+        folders: more folders that the run writes to, by what the user calls them.
+        watch: tells what the run is doing, and whether it hangs; None: nobody looks.
+        saving: a SIGTERM to this process or a rule that ends the run lets it save first; None ends it at once.
     """
     job = Job(
         run_id=uuid.uuid4().hex,
@@ -74,22 +80,41 @@ def supervise(
         ray=ray,
         grace=grace,
     )
-    return _Supervisor(job, log_dir, progress, doing, inherited).run()
+    return _Supervisor(job, log_dir, progress, inherited, folders or {}, watch or Watch(), saving).run()
 
 
 class _Supervisor:
     def __init__(
-        self, job: Job, log_dir: Path, progress: Lines, doing: Callable[[], str], inherited: Sequence[int]
+        self,
+        job: Job,
+        log_dir: Path,
+        progress: Lines,
+        inherited: Sequence[int],
+        folders: Mapping[str, Path],
+        watch: Watch,
+        saving: Saving | None,
     ) -> None:
         self.job, self.log_dir, self.progress, self.inherited = job, log_dir, progress, inherited
-        self.doing = doing
+        self.watch = watch
+        self.saving = saving if saving and saving.seconds else None
+        self.hang: Problem | None = None
+        self.stopped: dict[int, str] = {}  # roles by pid
+        self.save_until: float | None = None
+        self.told: int | None = None  # a signal that lets the run save first
+        self.stop: Stop | None = None
         self.signalled: int | None = None
         self.code: int | None = None
         self.clean = False
+        self.deaths: list[Death] = []
+        self.cause: Problem | None = None
+        self.last_log = ""  # of the service that failed
+        self.folders = {"the logs": log_dir, "temporary files": Path(job.base_dir), "shared memory": machine.SHM}
+        self.folders |= folders
+        self.out_of_memory = cause.out_of_memory_kills()
         self.started = self.last_shown = time.monotonic()
 
-    def run(self) -> int:
-        """Start the keeper, follow it until the end, return the exit code of the run."""
+    def run(self) -> End:
+        """Start the keeper, follow it until the end, return how the run ended."""
         processes.become_subreaper()
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # A signal that the caller ignores (nohup, a background job) stays ignored.
@@ -101,6 +126,7 @@ class _Supervisor:
             env={**os.environ, "PYTHONPATH": _python_path()},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            bufsize=0,  # select sees no line that Python has buffered
             start_new_session=True,
             pass_fds=self.inherited,
         )
@@ -108,17 +134,19 @@ class _Supervisor:
             self._follow(child)
         finally:
             self._end(child)
-        return self._exit_code()
+        return self._how_it_ended()
 
     def _note_signal(self, signum: int, frame: FrameType | None) -> None:
-        self.signalled = self.signalled or signum
+        if signum == signal.SIGTERM and self.saving and not self.told:
+            self.told = signum
+        else:  # also a second SIGTERM
+            self.signalled = self.signalled or signum
 
     def _follow(self, child: subprocess.Popen[bytes]) -> None:
         """Show events and progress until the keeper closes its output or a signal arrives."""
         assert child.stdin and child.stdout
         try:
             child.stdin.write(self.job.dump().encode() + b"\n")
-            child.stdin.flush()
         except BrokenPipeError:
             return
         while not self.signalled:
@@ -130,10 +158,41 @@ class _Supervisor:
                 self._on_event(json.loads(line))
             self._show(*self.progress())
             self._show_sign_of_life()
+            self._look_for_hang(child.stdin)
+            if self.code is not None:
+                return
+            self.stop = self.stop or self.watch.stop()
+            if (self.told or self.stop) and self._has_saved():
+                return
+
+    def _look_for_hang(self, keeper_input: IO[bytes]) -> None:
+        """Ask the keeper to examine a run that hangs, once; its answer ends the run."""
+        if self.hang or not (hang := self.watch.hang()):
+            return
+        self.hang = hang
+        self._show(f"{hang.what}; looking at every process")
+        with contextlib.suppress(BrokenPipeError):  # the keeper is dead, and its output ends
+            keeper_input.write(b"examine\n")
+
+    def _has_saved(self) -> bool:
+        """Ask for a checkpoint, once; return whether it is there, or its time is up."""
+        if not self.saving or (self.stop and not self.stop.is_saved):
+            return True
+        if self.save_until is None:
+            self.saving.request.ask()
+            self.save_until = time.monotonic() + self.saving.seconds
+            why = signal.Signals(self.told).name if self.told else self.stop.reason.what if self.stop else ""
+            self._show(f"{why}: saving the last completed step, for at most {self.saving.seconds:.0f} s")
+        is_saved = not self.saving.request.is_open()
+        if not is_saved and time.monotonic() < self.save_until:
+            return False
+        self._show("saved" if is_saved else "not saved: the time is up")
+        return True
 
     def _end(self, child: subprocess.Popen[bytes]) -> None:
         """Close the keeper's input, which ends the run. If the keeper is dead, do its work."""
         assert child.stdin and child.stdout
+        self.signalled = self.signalled or self.told
         if self.signalled:
             cause = "Ctrl-C" if self.signalled == signal.SIGINT else signal.Signals(self.signalled).name
             self._show(f"{cause}: ending the run (at most {self.job.grace:.0f} s)")
@@ -154,27 +213,58 @@ class _Supervisor:
             self._show(f"Ray is up at {event['address']} after {event['seconds']:.0f} s")
         elif kind == "driver started":
             self._show(f"starting engines and actor; log: {self.log_dir / 'driver.log'}")
+        elif kind == "died":
+            self.deaths.append(Death(event["role"], event["pid"], event["code"]))
+        elif kind == "stopped":
+            self.stopped[event["pid"]] = event["role"]
+            told = f"{event['role']} is stopped (pid {event['pid']}) and the run waits for it"
+            self._show(f"{told}; to let it go on: kill -CONT {event['pid']}")
+        elif kind == "examined":
+            self.code = FAILED
+            self.cause = self._hang_with(event["file"])
         elif kind == "driver ended":
             self.code = event["code"]
+            self._find_cause(event["code"])
         elif kind == "stand-in started":
             self._show(f"no key: a local stand-in for Gemini answers at {event['address']}; its scores mean nothing")
         elif kind == "service failed":
-            self.code = FAILED
-            self._show(event["message"])
-            self._show_tail(event["log"])
+            self.code, self.last_log = FAILED, event["log"]
+            self._find_cause(None)
+            if event["killed"] or not self.cause:
+                self.cause = Problem(event["message"], "")
         elif kind == "clean":
             self.clean = True
             self._show_left(event["left"])
 
-    def _exit_code(self) -> int:
+    def _find_cause(self, code: int | None) -> None:
+        """Look for the cause at once: the clean-up frees disks and ends processes."""
+        if code == 0 or self.signalled:
+            return
+        killed = cause.out_of_memory_kills() - self.out_of_memory
+        words = last_words.read(self.log_dir) if code is not None else None
+        log = self.log_dir / "driver.log"
+        self.cause = cause.find(cause.Evidence(log, self.folders, code, self.deaths, words, killed))
+
+    def _hang_with(self, file: str) -> Problem:
+        assert self.hang
+        stopped = [f"{role} is stopped (pid {pid})" for pid, role in self.stopped.items() if is_stopped(pid)]
+        return Problem("; ".join([self.hang.what, *stopped]), f"stacks and states of all processes: {file}")
+
+    def _how_it_ended(self) -> End:
         if self.signalled:
-            return 128 + self.signalled
+            return End(128 + self.signalled)
+        if self.stop and self.code != 0:
+            return End(STOPPED, self.stop.reason)
         if self.code is None:
-            return FAILED
-        if self.code != 0:
-            self._show(f"the driver failed (exit code {self.code})")
+            return End(FAILED, Problem("the keeper was killed", ""))
+        if self.code == 0:
+            return End(0)
+        if self.last_log:
+            self._show_tail(self.last_log)
+        elif self.code < 0 or not self.cause:
             self._show_tail("driver.log")
-        return 128 - self.code if self.code < 0 else self.code
+        unknown = Problem(f"the driver ended with exit code {self.code}", f"see {self.log_dir / 'driver.log'}")
+        return End(128 - self.code if self.code < 0 else self.code, self.cause or unknown)
 
     def _show(self, *lines: str) -> None:
         """Print lines. If nobody reads them any more (`| head`), end the run as a shell would."""
@@ -193,29 +283,15 @@ class _Supervisor:
             self._show(f"these processes could not be ended; inspect them with: ps -fp {pids}")
 
     def _show_sign_of_life(self) -> None:
-        """After a quiet minute (a model loads), say what is waited for, and how old the log's last line is."""
+        """After a quiet minute (a model loads), say what is waited for, and for how long."""
         if time.monotonic() - self.last_shown < QUIET_SECONDS:
             return
         minutes = (time.monotonic() - self.started) / 60
-        log = self.log_dir / "driver.log"
-        age = f"{time.time() - log.stat().st_mtime:.0f} s ago" if log.exists() else "never"
-        self._show(f"  {minutes:.0f} min: {self.doing()}; last line in {log.name}: {age}")
+        self._show(f"  {minutes:.0f} min: {self.watch.doing()}")
 
     def _show_tail(self, name: str) -> None:
         log = self.log_dir / name
         self._show(f"last lines of {log}:", *(f"  {redact(line)}" for line in tail(log, TAIL_LINES)))
-
-
-def tail(path: Path, count: int) -> list[str]:
-    """Return the last lines of a text file without progress bars (tqdm), [] if it is missing."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 200_000))
-            text = file.read().decode(errors="replace")
-    except FileNotFoundError:
-        return []
-    lines = (_TERMINAL_CODE.sub("", line).rstrip() for line in text.replace("\r", "\n").split("\n"))
-    return [line for line in lines if line and "%|" not in line][-count:]
 
 
 def _python_path() -> str:

@@ -5,7 +5,8 @@ The services are Ray and, in a small run without a judge's key, the server that 
 It is a subreaper in its own session, so neither a Ctrl-C nor a closed terminal reaches it. The launcher holds the other
 end of its standard input. A closed input means stop; a killed launcher closes it too.
 
-Input: one line of JSON (:class:`Job`), then nothing. Output: one line of JSON for each event.
+Input: a :class:`grpo.launch.supervise.job.Job`, and later perhaps a line to ask for an examination of the processes.
+Output: one line of JSON for each event.
 """
 
 import json
@@ -16,58 +17,22 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from grpo.launch.supervise import processes, ray_head
+from grpo.launch.supervise import examination, last_words, processes, ray_head
+from grpo.launch.supervise.job import Job
 from grpo.launch.supervise.ray_head import RayHead
+from grpo.launch.supervise.witness import Death, Witness, how
 from grpo.stack import rendezvous
 from reward.settings import STAND_IN_VARIABLE
 
 RAY_START_LIMIT = 180.0
 STAND_IN_START_LIMIT = 60.0
 SHM_SCAN_SECONDS = 0.5
-
-
-@dataclass
-class Job:
-    """The run to supervise.
-
-    Attributes:
-        run_id: written into the environment of every started process (``GRPO_RUN_ID``).
-        driver: the command; `cwd` is its working directory.
-        environment: variables on top of the keeper's own.
-        log_dir: where ``driver.log``, ``ray-start.log`` and Ray's own logs go.
-        base_dir: the run's folder for sockets and temporary files; deleted at the end.
-        foreign_memory: files under /dev/shm from before the run; never deleted.
-        stand_in_models: ids for a local stand-in for Gemini; [] starts none.
-        ray: the cluster to start; None starts none (``RAY_ADDRESS`` in the environment names one to join).
-        grace: seconds between SIGTERM and SIGKILL.
-    """
-
-    run_id: str
-    driver: list[str]
-    cwd: str
-    environment: dict[str, str]
-    log_dir: str
-    base_dir: str
-    foreign_memory: list[str]
-    stand_in_models: list[str]
-    ray: RayHead | None
-    grace: float
-
-    def dump(self) -> str:
-        """Return one line of JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def load(cls, line: str) -> "Job":
-        """Read what :meth:`dump` wrote."""
-        values = json.loads(line)
-        values["ray"] = RayHead(**values["ray"]) if values["ray"] else None
-        return cls(**values)
 
 
 class Stopped(Exception):
@@ -79,11 +44,12 @@ class ServiceFailed(Exception):
 
     Args:
         log: the file in the log folder with the details.
+        is_killed: whether a signal ended it, so that no other process is the cause.
     """
 
-    def __init__(self, message: str, log: str) -> None:
+    def __init__(self, message: str, log: str, is_killed: bool = False) -> None:
         super().__init__(message)
-        self.log = log
+        self.log, self.is_killed = log, is_killed
 
 
 def clean_up(job: Job, root: int, shared_memory: set[Path]) -> processes.Ended:
@@ -131,6 +97,9 @@ class Keeper:
         # Services that must live as long as the driver: name and log by pid.
         self.services: dict[int, tuple[str, str]] = {}
         self.watch = processes.SharedMemoryWatch()
+        self.witness = Witness()
+        self.stopped: set[int] = set()
+        self.driver = 0  # its pid
         self.next_scan = 0.0
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(signum, self._note_signal)
@@ -151,7 +120,7 @@ class Keeper:
         except Stopped as stop:
             report(event="stopping", reason=str(stop))
         except ServiceFailed as failure:
-            report(event="service failed", message=str(failure), log=failure.log)
+            report(event="service failed", message=str(failure), log=failure.log, killed=failure.is_killed)
         finally:
             ended = clean_up(self.job, os.getpid(), self.shared_memory)
             report(event="clean", ended=len(ended.signalled), killed=len(ended.killed), left=sorted(ended.left))
@@ -191,10 +160,16 @@ class Keeper:
         )
 
     def _run_driver(self) -> int:
+        file = last_words.file_of(Path(self.job.log_dir))
+        file.unlink(missing_ok=True)  # of an earlier part of the run
+        self.job.environment[last_words.FILE_VARIABLE] = str(file.absolute())
         pid = self._spawn(self.job.driver, "driver.log")
+        self.driver = pid
         report(event="driver started", pid=pid)
         while pid not in self.exits:
             self._wait(0.2)
+        if self.exits[pid]:
+            self._report_deaths(self.witness.last_deaths())
         return self.exits[pid]
 
     def _spawn(self, command: list[str], log_name: str) -> int:
@@ -232,15 +207,44 @@ class Keeper:
         """
         if self.signalled:
             raise Stopped(f"the keeper got {signal.Signals(self.signalled).name}")
-        ready, _, _ = select.select([sys.stdin.fileno(), self.watch.fd], [], [], seconds)
+        ready, _, _ = select.select([sys.stdin.fileno(), self.watch.fd, *self.witness.handles()], [], [], seconds)
         if sys.stdin.fileno() in ready:
-            raise Stopped("the launcher asked to stop or ended")
+            # A line asks for an examination; the end of the input means stop.
+            if not os.read(sys.stdin.fileno(), 4096):
+                raise Stopped("the launcher asked to stop or ended")
+            self._examine()
         if self.watch.fd in ready:
             self._note_shared_memory()
         self.exits.update(processes.reap())
+        self._report_deaths(self.witness.deaths())
+        if self.witness.is_due():
+            self._meet()
         for pid, (name, log) in self.services.items():
             if pid in self.exits:
-                raise ServiceFailed(f"{name} ended by itself, with exit code {self.exits[pid]}", log)
+                raise ServiceFailed(f"{name} {how(self.exits[pid])} (pid {pid})", log, self.exits[pid] < 0)
+
+    def _report_deaths(self, deaths: Iterable[Death]) -> None:
+        for death in deaths:
+            report(event="died", **asdict(death))
+
+    def _meet(self) -> None:
+        """Watch the run's new processes, and report those that somebody has stopped."""
+        self.witness.meet(processes.of_run(self.job.run_id, os.getpid()))
+        watched = self.witness.watched()
+        stopped = {pid for pid in watched if examination.is_stopped(pid)}
+        for pid in stopped - self.stopped:
+            report(event="stopped", role=watched[pid], pid=pid)
+        self.stopped = stopped
+
+    def _examine(self) -> None:
+        """Write down what every important process is doing, and tell the launcher where."""
+        file = Path(self.job.log_dir) / f"hang-{time.strftime('%Y%m%d-%H%M%S')}.txt"
+        try:
+            environment = {**os.environ, **self.job.environment}
+            examination.write(file, {self.driver: "the driver", **self.witness.watched()}, environment)
+        except OSError as error:  # a full disk must not keep a hanging run
+            print(f"{file} was not written: {error}", file=sys.stderr)
+        report(event="examined", file=str(file))
 
     def _note_shared_memory(self) -> None:
         """Look up which new files are ours, once for a burst of new files."""

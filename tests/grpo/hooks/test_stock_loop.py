@@ -45,7 +45,7 @@ def fit_one_step(load, run_dir: Path) -> tuple[Tracker, list[dict]]:
     rollouts = iter([([sample(0.5, 0.0)], None, 1, False), ([], None, 0, True)])
     values = {
         "args": argparse.Namespace(
-            num_episodes=1, max_steps=None, dynamic_filtering=False, eval_steps=1, eval_at_start=True,
+            num_episodes=1, max_steps=None, dynamic_filtering=False, eval_steps=1, eval_at_start=True, save_steps=1,
             eval_temperature=1.0, eval_n_samples_per_prompt=1, run_dir=str(run_dir), metrics_dir=None,
             prompt_data=str(data), remote_rm_url=None, agent_func_path=None, eval_dataset=str(data),
             ckpt_path=None, log_samples=None, use_tensorboard=None, use_wandb=None,

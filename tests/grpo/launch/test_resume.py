@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from grpo.checkpoint import adapter_files
 from grpo.launch import __main__ as launch
 from grpo.launch import resume
+from grpo.launch.supervise.watch import End
 from grpo.run import run_state
 from grpo.run.run_files import RunFiles
 from grpo.stack.problem import UserError
@@ -208,9 +209,9 @@ def test_second_start_in_a_directory_is_rejected(setting, monkeypatch, capsys) -
 
 @pytest.mark.parametrize(("code", "state"), [(0, "finished"), (130, "stopped"), (1, "crashed")])
 def test_finished_run_records_how_it_ended(setting, monkeypatch, code, state) -> None:
-    def supervise(*_, **__) -> int:
+    def supervise(*_, **__) -> End:
         assert run_state.Run(setting.run_dir).state == "running"
-        return code
+        return End(code)
 
     monkeypatch.setattr(sys, "argv", ["launch", "run", "--run-dir", str(setting.run_dir), "--", *setting.words()])
     monkeypatch.setattr(launch.preflight, "problems", lambda *_, **__: [])

@@ -1,0 +1,83 @@
+"""Notices a run that does not get on: a phase that lasts several times as long as usual."""
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from grpo.launch.supervise.watch import Stop, Watch
+from grpo.run.progress import Progress, is_number
+from grpo.run.run_files import RunFiles
+from grpo.stack.problem import Problem
+
+TIMES_USUAL = 5.0
+FIRST_TIMES = 4.0  # of HANG_MINUTES: for a phase that this run has not completed yet
+RECENT = 10
+START, EVALUATE = "start", "evaluate"
+
+
+class HangWatch(Watch):
+    """Watches the phases of a run, by this process's own clock.
+
+    Args:
+        files: the run directory; the trainer notes each phase that it begins.
+        progress: the lines so far.
+        minutes: the shortest time without progress that counts as a hang; 0 for none.
+        rules: returns why the run must end, see :mod:`grpo.launch.stop_rules`.
+    """
+
+    def __init__(
+        self, files: RunFiles, progress: Progress, minutes: float, rules: Callable[[], Stop | None] = lambda: None
+    ) -> None:
+        self._rules = rules
+        self._files, self._progress, self._floor = files, progress, minutes * 60
+        self._files.phase.unlink(missing_ok=True)  # of an earlier part
+        self._seen: Any = None
+        self._phase, self._step = START, 0
+        self._since = time.monotonic()
+
+    def look(self) -> None:
+        """Note whether the run has got on since the last call."""
+        try:
+            phase = json.loads(self._files.phase.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            phase = None
+        seen = (phase, len(self._progress.metrics.rows), len(self._progress.evals.rows))
+        if seen != self._seen:
+            self._seen, self._since = seen, time.monotonic()
+            if phase:
+                self._phase, self._step = phase["phase"], phase["step"]
+
+    def hang(self) -> Problem | None:
+        """Return what hangs; None if the run gets on, or may still."""
+        self.look()
+        if not self._floor or time.monotonic() - self._since <= self.limit():
+            return None
+        return Problem(f"no progress: {self.doing()}", "")
+
+    def limit(self) -> float:
+        """Return the seconds that the current phase may take."""
+        usual = self._usual()
+        return FIRST_TIMES * self._floor if usual is None else max(self._floor, TIMES_USUAL * usual)
+
+    def doing(self) -> str:
+        """Return what the run is doing, since when, and how long that usually takes."""
+        self.look()
+        minutes, usual = (time.monotonic() - self._since) / 60, self._usual()
+        if self._phase == START:
+            return f"engines and actor are starting, for {minutes:.1f} min"
+        often = "" if usual is None else f" (usually {usual / 60:.1f} min)"
+        return f"step {self._step}: {self._phase} for {minutes:.1f} min{often}"
+
+    def stop(self) -> Stop | None:
+        """Return the rule that ends the run; None if it may go on."""
+        return self._rules()
+
+    def _usual(self) -> float | None:
+        if self._phase == EVALUATE:
+            times = [row.get("seconds") for row in self._progress.evals.rows]
+        else:
+            times = [row["seconds"].get(self._phase) for row in self._progress.metrics.rows if "seconds" in row]
+        known = [seconds for seconds in times[-RECENT:] if is_number(seconds)]
+        return statistics.median(known) if known else None

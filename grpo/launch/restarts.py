@@ -1,0 +1,89 @@
+"""Continues a run after a crash, as `--resume` by hand does: a new launcher takes this one's place.
+
+The history is in ends.jsonl: a line with ``restart`` is of a part that was continued by itself.
+"""
+
+import argparse
+import os
+import re
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FIRST_WAIT, GROWTH = 10.0, 3.0  # seconds: 10, 30, 90
+LAUNCHER = ("-P", "-m", "grpo.launch")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a part of a run is continued: after how many seconds (None: not), and what to tell the user."""
+
+    wait: float | None
+    lines: list[str]
+
+
+def decide(ends: Sequence[Mapping[str, Any]], limit: int, has_progressed: bool) -> Verdict:
+    """Decide whether a run goes on after its last end.
+
+    Args:
+        ends: the lines of ends.jsonl. The last one is of this end and has ``cause``, ``step`` (the last completed one)
+            and ``saved`` (the step of the newest checkpoint, or 0).
+        limit: restarts without a new checkpoint.
+        has_progressed: whether this part has logged a step or an evaluation.
+    """
+    if limit == 0:
+        return Verdict(None, [])
+    last, chain = ends[-1], _chain(ends)
+    first = [f"first error  at step {chain[0]['step']}: {chain[0]['cause']}"] if chain else []
+    if not has_progressed and not chain:
+        return Verdict(None, ["no restart   the run failed before its first step or evaluation"])
+    if chain and (chain[-1]["step"], _kind(chain[-1])) == (last["step"], _kind(last)):
+        return Verdict(None, [*first, f"no restart   the same error after step {last['step']} a second time"])
+    used = sum(end["saved"] == last["saved"] for end in chain)
+    if used >= limit:
+        return Verdict(None, [*first, f"no restart   {used} without a new checkpoint, and RESTARTS is {limit}"])
+    wait = FIRST_WAIT * GROWTH**used
+    origin = f"step {last['saved']}" if last["saved"] else "the start"
+    return Verdict(wait, [*first, f"restart      {used + 1} of {limit} in {wait:.0f} s, from {origin}"])
+
+
+def _chain(ends: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the ends before the last one that were followed by a restart, without a resume by hand in between."""
+    chain: list[Mapping[str, Any]] = []
+    for end in reversed(ends[:-1]):
+        if not end.get("restart"):
+            break
+        chain.insert(0, end)
+    return chain
+
+
+def _kind(end: Mapping[str, Any]) -> str:
+    """Return the cause without process ids and other numbers."""
+    return re.sub(r"\d+", "", end["cause"])
+
+
+def wait(seconds: float) -> int | None:
+    """Wait, and return the number of a signal to end instead; None if none came."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        came = signal.sigtimedwait(_SIGNALS, seconds)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    return came.si_signo if came else None
+
+
+def go_on(options: argparse.Namespace, folder: Path, held: int) -> None:
+    """Replace this process by a launcher that resumes the run in `folder`, with the same flags. Does not return.
+
+    Args:
+        held: the file descriptor of the run's lock; the new launcher keeps it.
+    """
+    os.set_inheritable(held, True)
+    words = ["run", f"--name={options.name}", f"--options={options.options}", f"--resume={folder}", f"--held={held}"]
+    words += ["--stand-in"] if options.stand_in else []
+    flags = sys.argv[sys.argv.index("--") :]
+    os.execv(sys.executable, [sys.executable, *LAUNCHER, *words, *flags])

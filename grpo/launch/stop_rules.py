@@ -1,0 +1,48 @@
+"""Rules that end a run, off by default: what they look at are the lines that the run logs."""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from grpo.launch.supervise.watch import Stop
+from grpo.run.measure import value_of
+from grpo.run.progress import Progress, is_number
+from grpo.stack import machine
+from grpo.stack.problem import Problem
+
+JUDGE_STEPS = 3  # in a row
+LOSS = "policy_loss"
+
+
+def find(args: argparse.Namespace, progress: Progress, folders: dict[str, Path]) -> Stop | None:
+    """Return the first rule of these flags that applies; None if the run may go on."""
+    return next(_stops(args, progress, folders), None)
+
+
+def _stops(args: argparse.Namespace, progress: Progress, folders: dict[str, Path]) -> Iterator[Stop]:
+    rows = progress.metrics.rows
+    if args.stop_non_finite and rows and rows[-1].get("dropped_values") and not is_number(rows[-1].get(LOSS)):
+        what = f"step {rows[-1]['step']}: the loss is not finite"
+        yield Stop(Problem(what, "continue from an earlier step with a lower LEARNING_RATE"), is_saved=False)
+    if args.stop_fall is not None and (reason := _fall(args.stop_fall, progress)):
+        yield Stop(reason)
+    if args.stop_disk_gb is not None:
+        for name, folder in folders.items():
+            free = machine.disk_free(folder) / machine.GB
+            if free < args.stop_disk_gb:
+                yield Stop(Problem(f"the disk of {name} has {free:.1f} GB left: {folder}", "free disk space"))
+    if args.stop_judge_failed is not None:
+        shares = [row.get("judge_failed") for row in rows[-JUDGE_STEPS:]]
+        if len(shares) == JUDGE_STEPS and all(is_number(share) and share > args.stop_judge_failed for share in shares):
+            what = f"the judge failed on more than {args.stop_judge_failed:.0%} of the samples of {JUDGE_STEPS} steps"
+            yield Stop(Problem(what, "see the judge's errors in docs/reward.md"))
+
+
+def _fall(amount: float, progress: Progress) -> Problem | None:
+    """Compare the newest evaluation with the best one."""
+    values = [(value, row["step"]) for row in progress.evals.rows if is_number(value := value_of(row))]
+    if not values or max(values)[0] - values[-1][0] < amount:
+        return None
+    (best, at), (now, step) = max(values), values[-1]
+    what = f"held-out exact match fell from {best:.3f} at step {at} to {now:.3f} at step {step}"
+    return Problem(what, f"the best checkpoint is kept: --from-step {at}" if at else "see docs/tuning.md")

@@ -1,0 +1,103 @@
+"""Why a run failed, in one line with a remedy: which process died how, a full disk, or the exception that ended it."""
+
+import re
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo.launch.supervise import last_words
+from grpo.launch.supervise.last_words import LastWords
+from grpo.launch.supervise.witness import Death, how
+from grpo.stack import machine
+from grpo.stack.problem import Problem
+
+FULL_BYTES = 16 * 2**20  # nothing of a run is written to a disk with less
+_FULL = re.compile(r"No space left on device|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]")
+# Exceptions that only say that another process has died.
+_OF_DEATHS = {"ActorDiedError", "ActorUnavailableError", "EngineDeadError", "WorkerCrashedError", "NodeDiedError"}
+OOM_COUNTER = Path("/proc/vmstat")
+
+
+@dataclass
+class Evidence:
+    """What is known of a failed run.
+
+    Attributes:
+        log: the driver's log.
+        folders: where the run writes, by what the user calls them.
+        code: the driver's exit code, -n after signal n; None if a service failed first.
+        deaths: in the order in which they were seen.
+        words: the exception that ended the driver; None if it left none.
+        out_of_memory: processes that the kernel ended for memory on this machine during the run.
+    """
+
+    log: Path
+    folders: dict[str, Path]
+    code: int | None
+    deaths: Sequence[Death]
+    words: LastWords | None
+    out_of_memory: int = 0
+
+
+def find(evidence: Evidence) -> Problem | None:
+    """Return the first cause that the evidence shows; None if only the log can tell."""
+    words = evidence.words
+    if full := _full_disk(words, evidence.folders):
+        return full
+    is_killed = evidence.code is not None and evidence.code < 0
+    driver = Problem(f"the driver {how(evidence.code)}", _memory_remedy(evidence)) if is_killed else None
+    if driver and evidence.code != -signal.SIGABRT:  # Ray aborts a driver that has lost its cluster
+        return driver
+    if death := _first_death(evidence):
+        return _of_death(death, evidence)
+    if words:
+        return Problem(f"{words.kind}: {words.what}", words.remedy)
+    return driver
+
+
+def full_disks(folders: dict[str, Path]) -> Iterable[str]:
+    """Yield the full disks among those of the run's folders."""
+    for name, folder in folders.items():
+        if folder.is_dir() and machine.disk_free(folder) < FULL_BYTES:
+            yield f"the disk of {name} is full: {folder}"
+
+
+def _full_disk(words: LastWords | None, folders: dict[str, Path]) -> Problem | None:
+    full = list(full_disks(folders))
+    if words and _FULL.search(words.what):
+        full = [*full, words.what] if full else [f"a disk is full: {words.what}"]
+    return Problem("; ".join(full), "free disk space, or set CKPT_DIR or METRICS_DIR to another disk") if full else None
+
+
+def _first_death(evidence: Evidence) -> Death | None:
+    """Return the death that ended the run: one before the driver's exception, which else ended the others itself."""
+    words = evidence.words
+    before = [death for death in evidence.deaths if not words or death.pid not in words.living]
+    by_signal = [death for death in before if death.code is not None and death.code < 0]
+    # A process that ends by its own exception is the cause if the driver only knows that something died.
+    is_only_told = words is None or words.kind in _OF_DEATHS
+    return next(iter(by_signal or (before if is_only_told else [])), None)
+
+
+def _of_death(death: Death, evidence: Evidence) -> Problem:
+    own = last_words.words_of(death.pid, evidence.log) if death.code is None or death.code >= 0 else None
+    return Problem(f"{death}: {own}" if own else str(death), _memory_remedy(evidence))
+
+
+def _memory_remedy(evidence: Evidence) -> str:
+    if not evidence.out_of_memory:
+        return ""
+    return (
+        f"the kernel ended {evidence.out_of_memory} processes of this machine for lack of memory during the run: "
+        "end other programs, or see the host memory in --plan"
+    )
+
+
+def out_of_memory_kills() -> int:
+    """Return how many processes the kernel has ended for lack of memory since the machine started."""
+    try:
+        fields = dict(line.split() for line in OOM_COUNTER.read_text().splitlines())
+    except OSError:
+        return 0
+    return int(fields.get("oom_kill", 0))

@@ -1,0 +1,74 @@
+"""What the processes of a run that does not get on are doing: stacks, states, and the cluster, in one file."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+LIMIT = 90.0  # seconds for all stacks
+ONE_LIMIT = 15.0
+CLUSTER_LIMIT = 30.0
+
+# A separate driver: the cluster may be what hangs.
+_CLUSTER = """
+import ray
+from ray._private import state
+ray.init(log_to_driver=False)
+for node in ray.nodes():
+    print("node", node["NodeManagerHostname"], "alive" if node["Alive"] else "dead", node["Resources"])
+print("free", ray.available_resources())
+for actor in state.actors().values():
+    print("actor", actor["ActorClassName"], actor["State"], "pid", actor["Pid"])
+"""
+
+
+def write(file: Path, processes: Mapping[int, str], environment: Mapping[str, str]) -> None:
+    """Write what is known of these processes, by pid, and of the cluster that the environment names."""
+    with file.open("w", encoding="utf-8") as report:
+        for part in (*_stacks(processes), _cluster(environment)):
+            report.write(part + "\n\n")
+            report.flush()
+
+
+def _stacks(processes: Mapping[int, str]) -> Iterator[str]:
+    until = time.monotonic() + LIMIT
+    for pid, role in processes.items():
+        head = f"== {role} (pid {pid}): {state_of(pid)}"
+        yield f"{head}\n{_stack(pid)}" if time.monotonic() < until else f"{head}\nno time left for its stack"
+
+
+def state_of(pid: int) -> str:
+    """Return a process's state, number of threads, and where it waits in the kernel."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+        waits = Path(f"/proc/{pid}/wchan").read_text()
+    except OSError:
+        return "it has ended"
+    fields = dict(line.split(":\t", 1) for line in status if ":\t" in line)
+    return f"{fields['State'].strip()}, {fields['Threads'].strip()} threads, waits in {waits or 'nothing'}"
+
+
+def is_stopped(pid: int) -> bool:
+    """Tell whether somebody has stopped a process (SIGSTOP)."""
+    return state_of(pid).startswith("T (stopped)")
+
+
+def _stack(pid: int) -> str:
+    # It only reads: a stopped process cannot take part.
+    command = [str(Path(sys.executable).with_name("py-spy")), "dump", "--nonblocking", "--pid", str(pid)]
+    return _output(command, ONE_LIMIT)
+
+
+def _cluster(environment: Mapping[str, str]) -> str:
+    if not environment.get("RAY_ADDRESS"):
+        return "== no Ray cluster"
+    return "== Ray\n" + _output([sys.executable, "-c", _CLUSTER], CLUSTER_LIMIT, environment)
+
+
+def _output(command: list[str], limit: float, environment: Mapping[str, str] | None = None) -> str:
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return done.stdout + (done.stderr if done.returncode else "")

@@ -1,0 +1,94 @@
+"""Keeps the exception that ended the driver, as fields, for the launcher to print.
+
+The exceptions of all processes reach the driver through Ray. The end of its log is whatever was written last.
+"""
+
+import json
+import os
+import re
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+
+from grpo.launch.supervise import witness
+from grpo.stack.json_files import replace
+from grpo.stack.problem import UserError
+from grpo.stack.secrets import redact
+
+LONGEST = 600
+_CREATION = "raised in its creation task"  # Ray, of an actor that did not start
+FILE_VARIABLE = "GRPO_FAILURE_FILE"
+_MESSAGE = re.compile(r"\b[A-Za-z_][\w.]*(?:Error|Exception): .+")
+
+
+@dataclass(frozen=True)
+class LastWords:
+    """What ended the driver.
+
+    Attributes:
+        kind: the exception's type.
+        what: its message.
+        remedy: "" if it has none.
+        living: the processes with a role that lived when it reached the driver. They are not its cause.
+    """
+
+    kind: str
+    what: str
+    remedy: str
+    living: list[int]
+
+
+def file_of(log_dir: Path) -> Path:
+    """Return where the exception is kept."""
+    return log_dir / "failure.json"
+
+
+def install() -> None:
+    """Keep the exception that ends this process, if it is the driver of a run. Call once."""
+    file, before = os.environ.get(FILE_VARIABLE), sys.excepthook
+    if not file:
+        return
+
+    def keep(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        try:
+            replace(Path(file), json.dumps(asdict(of(error))) + "\n")
+        except OSError as failure:  # a full disk: the launcher sees it by itself
+            print(f"the exception was not kept: {failure}", file=sys.stderr)
+        before(kind, error, trace)
+
+    sys.excepthook = keep
+
+
+def of(error: BaseException) -> LastWords:
+    """Return the first cause of an exception, through the processes that it passed."""
+    while isinstance(cause := getattr(error, "cause", None), BaseException):
+        error = cause  # of ray.exceptions.RayTaskError
+    kind = type(error).__name__
+    if isinstance(error, UserError):
+        return LastWords(kind, redact(error.problem.what), redact(error.problem.remedy), witness.living())
+    what = str(error)
+    if _CREATION in what and (messages := _MESSAGE.findall(what)):  # the exception is only in the text
+        kind, _, what = messages[-1].partition(": ")
+    return LastWords(kind, redact(what[:LONGEST].strip()), "", witness.living())
+
+
+def read(log_dir: Path) -> LastWords | None:
+    """Return what :func:`install` kept; None if the driver left nothing."""
+    try:
+        return LastWords(**json.loads(file_of(log_dir).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def words_of(pid: int, log: Path) -> str | None:
+    """Return the last exception that a process wrote to the driver's log, where Ray names the writer of each line."""
+    mark, found = f"pid={pid})", None
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if mark in line and (match := _MESSAGE.search(line)):
+            found = match[0][:LONGEST]
+    return redact(found) if found else None

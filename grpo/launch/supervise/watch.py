@@ -1,0 +1,51 @@
+"""What the supervisor asks while a run goes on, and what it says of the end."""
+
+from dataclasses import dataclass
+
+from grpo.run.save_request import SaveRequest
+from grpo.stack.problem import Problem
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Why a rule ends a run, and whether its adapter is worth a checkpoint."""
+
+    reason: Problem
+    is_saved: bool = True
+
+
+class Watch:
+    """Looks at a run from outside; this one sees nothing. See :class:`grpo.launch.hang.HangWatch`."""
+
+    def doing(self) -> str:
+        """Return what the run is doing, for the line that follows a quiet minute."""
+        return "running"
+
+    def hang(self) -> Problem | None:
+        """Return what hangs; None if nothing does."""
+        return None
+
+    def stop(self) -> Stop | None:
+        """Return why the run must end; None if it may go on."""
+        return None
+
+
+@dataclass(frozen=True)
+class Saving:
+    """How to ask the trainer for a checkpoint before the run ends, and how many seconds it gets; 0 asks for none."""
+
+    request: SaveRequest
+    seconds: float
+
+
+@dataclass(frozen=True)
+class End:
+    """How a run ended.
+
+    Attributes:
+        code: the driver's exit code; 128 + n if signal n ended the driver or the launcher; 1 if a service failed.
+        cause: why it failed; None if it did not, or if a signal to the launcher ended it.
+    """
+
+    code: int
+    cause: Problem | None = None

@@ -1,0 +1,146 @@
+"""Notes which process of a run ended first, and how.
+
+Ray's daemon, not the keeper, is the parent of engines and actor ranks, and it throws their exit codes away. A pidfd
+tells when such a process has ended, and from Linux 6.15 on how (pidfd_open(2), PIDFD_GET_INFO).
+"""
+
+import fcntl
+import os
+import select
+import signal
+import struct
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+SCAN_SECONDS = 2.0
+ENDING_SECONDS = 5.0  # a process that has begun to end may need, to free a GPU
+# Start of a process's title: what the user calls it. Ray and vLLM set these titles.
+ROLES = {
+    "ray::LLMRayActor": "an engine",
+    "ray::PolicyModelActor": "an actor rank",
+    "ray::ReferenceModelActor": "a reference rank",
+    "ray::PPOTrainer": "the controller",
+    "VLLM::EngineCore": "the core of an engine",
+    "VLLM::Worker": "a worker of an engine",
+}
+DAEMONS = {"raylet": "Ray's raylet", "gcs_server": "Ray's GCS server"}
+
+_INFO = struct.Struct("=QQ11Ii")  # struct pidfd_info of linux/pidfd.h: mask, cgroup, ids, exit status
+_GET_INFO = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11
+_WITH_EXIT = 1 << 3
+
+
+@dataclass(frozen=True)
+class Death:
+    """The end of a process: its code, -n if signal n ended it, None if this kernel does not tell."""
+
+    role: str
+    pid: int
+    code: int | None
+
+    def __str__(self) -> str:
+        return f"{self.role} {how(self.code)} (pid {self.pid})"
+
+
+def how(code: int | None) -> str:
+    """Return how a process ended, in words."""
+    if code is None:
+        return "died"
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def role_of(process: psutil.Process) -> str | None:
+    """Return what a process is in a run; None if its end would not end the run, or has begun.
+
+    A process that ends loses its title before its sockets, so before others learn of its end.
+    """
+    try:
+        words = process.cmdline()
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return None
+    title = words[0] if words else ""
+    named = next((role for start, role in ROLES.items() if title.startswith(start)), None)
+    return named or DAEMONS.get(os.path.basename(title))
+
+
+def living() -> list[int]:
+    """Return the processes of this machine's runs that have a role."""
+    return [process.pid for process in psutil.process_iter() if role_of(process)]
+
+
+class Witness:
+    """Watches the processes that a run cannot lose."""
+
+    def __init__(self) -> None:
+        self._watched: dict[int, tuple[str, int]] = {}  # role and pid by pidfd
+        self._poll = select.poll()
+        self._next_scan = 0.0
+
+    def is_due(self) -> bool:
+        """Tell whether the last :meth:`meet` is long enough ago."""
+        return time.monotonic() >= self._next_scan
+
+    def meet(self, processes: Iterable[psutil.Process]) -> None:
+        """Watch those of the run's processes that have got a role since the last call."""
+        self._next_scan = time.monotonic() + SCAN_SECONDS
+        known = {pid for _, pid in self._watched.values()}
+        for process in processes:
+            role = None if process.pid in known else role_of(process)
+            if role:
+                try:
+                    handle = os.pidfd_open(process.pid)
+                except ProcessLookupError:
+                    continue
+                self._watched[handle] = (role, process.pid)
+                self._poll.register(handle, select.POLLIN)
+
+    def handles(self) -> list[int]:
+        """Return the file descriptors that become readable when a process dies."""
+        return list(self._watched)
+
+    def deaths(self) -> list[Death]:
+        """Return the deaths since the last call; those by a signal come first."""
+        died = []
+        for handle, _ in self._poll.poll(0):
+            role, pid = self._watched.pop(handle)
+            self._poll.unregister(handle)
+            died.append(Death(role, pid, _exit_code(handle, pid)))
+            os.close(handle)
+        return sorted(died, key=lambda death: death.code is None or death.code >= 0)
+
+    def last_deaths(self) -> list[Death]:
+        """Wait for those that have begun to end, and return the deaths since the last call."""
+        until = time.monotonic() + ENDING_SECONDS
+        died = self.deaths()
+        while set(self.watched()) - set(living()) and time.monotonic() < until:
+            time.sleep(0.05)
+            died += self.deaths()
+        return died
+
+    def watched(self) -> dict[int, str]:
+        """Return the roles of the living, by pid."""
+        return {pid: role for role, pid in self._watched.values()}
+
+
+def _exit_code(handle: int, pid: int) -> int | None:
+    """Return how the process of a pidfd ended; None if the kernel does not tell."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return _of_reaped(handle)
+    # Its parent has not asked for the code, or asks just now (proc_pid_stat(5)); else it is another process.
+    return os.waitstatus_to_exitcode(int(fields[-1])) if state in "ZX" else _of_reaped(handle)
+
+
+def _of_reaped(handle: int) -> int | None:
+    info = bytearray(_INFO.pack(_WITH_EXIT, *[0] * 13))
+    try:
+        fcntl.ioctl(handle, _GET_INFO, info)
+    except OSError:  # before Linux 6.13
+        return None
+    mask, *_, status = _INFO.unpack(info)
+    return os.waitstatus_to_exitcode(status) if mask & _WITH_EXIT else None

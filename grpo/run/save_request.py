@@ -1,0 +1,26 @@
+"""The launcher asks the trainer to save a checkpoint now: a file in the run directory until it is done."""
+
+from pathlib import Path
+
+
+class SaveRequest:
+    """A request for a checkpoint of the last completed step.
+
+    Args:
+        file: exists as long as the request is open.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def ask(self) -> None:
+        """Open the request."""
+        self._file.touch()
+
+    def is_open(self) -> bool:
+        """Tell whether a checkpoint is asked for."""
+        return self._file.exists()
+
+    def close(self) -> None:
+        """Say that the newest checkpoint is that of the last completed step; or forget the request."""
+        self._file.unlink(missing_ok=True)

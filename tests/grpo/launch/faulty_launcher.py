@@ -1,0 +1,27 @@
+"""The real launcher, keeper and run directory around a stand-in for the trainer, which suffers planned faults.
+
+Run as a program, it is `python -m grpo.launch` for a model of zeros on a machine with enough of everything.
+"""
+
+import sys
+from pathlib import Path
+
+from grpo.launch import __main__ as launch
+from grpo.launch import preflight, prompt_lengths, restarts
+from grpo.launch.supervise.driver import supervise
+from grpo.stack import machine
+
+TRAINER = Path(__file__).with_name("faulty_trainer.py")
+CLEAN = {"state": "applied", "applied": 3, "total": 3, "digest": "d", "expected_digest": "d", "message": "", "next": ""}
+
+preflight.patch_status = lambda: CLEAN
+prompt_lengths.count = lambda model, prompts, effort=None: [8] * len(prompts)
+machine.memory_available = lambda: 900 * 10**9
+machine.shared_memory_free = lambda: 64 * 10**9
+launch.supervise = lambda driver, **options: supervise(driver, **options | {"ray": None})
+launch.DRIVER = (sys.executable, str(TRAINER))
+restarts.LAUNCHER = (str(Path(__file__)),)
+restarts.FIRST_WAIT = 0.5
+
+if __name__ == "__main__":
+    sys.exit(launch.main())

@@ -1,0 +1,98 @@
+"""A stand-in for the trainer with an engine. At each start it takes a line of faults.jsonl, and suffers that fault.
+
+It logs the same numbers for a step whenever it makes it, and copies checkpoints that a test has prepared. A fault names
+its ``step`` and ``phase``, and what happens then: ``raise`` a message, or ``send`` a signal to the ``target``. Or it
+lingers ``at`` a step, where it saves if asked, unless it ``is_deaf``; or ``status`` has numbers for steps.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from grpo.launch.supervise import last_words
+from grpo.run.run_files import RunFiles
+from grpo.run.run_log import RunLog
+from grpo.run.save_request import SaveRequest
+from tests.supervised import wait_until, watched_by
+
+ENGINE = "import setproctitle, time; setproctitle.setproctitle('ray::LLMRayActor.generate'); time.sleep(300)"
+
+
+def flag(name: str) -> str | None:
+    return sys.argv[sys.argv.index(f"--{name}") + 1] if f"--{name}" in sys.argv else None
+
+
+def take_fault(folder: Path) -> dict:
+    file = folder / "faults.jsonl"
+    first, *rest = [*file.read_text().splitlines(), "{}"]
+    file.write_text("".join(f"{line}\n" for line in rest if line != "{}"))
+    return json.loads(first)
+
+
+def suffer(fault: dict, step: int, phase: str, engine: subprocess.Popen) -> None:
+    if (fault.get("step"), fault.get("phase")) != (step, phase):
+        return
+    if "raise" in fault:
+        raise RuntimeError(fault["raise"])
+    pid = engine.pid if fault["target"] == "engine" else os.getpid()
+    wait_until(lambda: engine.pid in watched_by(os.getppid()), "the keeper does not watch the engine")
+    os.kill(pid, signal.Signals[fault["send"]])
+
+
+def main() -> None:
+    last_words.install()
+    folder, run_dir = Path(os.environ["FAULTY_FOLDER"]), Path(os.environ["GRPO_RUN_DIR"])
+    fault = take_fault(folder)
+    engine = subprocess.Popen([sys.executable, "-c", ENGINE])
+    log = RunLog(str(run_dir), ckpt_dir=str(run_dir))
+    resumed = flag("resume_from")
+    done, last = int(resumed.rpartition("_")[2]) if resumed else 0, int(flag("max_steps") or 0)
+    if not log.is_evaluated(done):
+        log.write_eval(done, {"exact_match": 0.5, "n": 4, "problems": 4, "seconds": 0.1})
+
+    request = SaveRequest(RunFiles(run_dir).save_request)
+
+    def generate(step: int) -> None:
+        if fault.get("status"):
+            time.sleep(0.5)  # the launcher looks twice a second
+        suffer(fault, step, "generate", engine)
+        for _ in range(5 if fault.get("at") != step else 200):
+            time.sleep(0.1)
+            if request.is_open() and not fault.get("is_deaf"):
+                copy(step - 1)
+                request.close()
+            while engine.poll() is None and status_of(engine.pid) == "T":
+                time.sleep(0.1)  # OpenRLHF waits without limit
+            if engine.poll() is not None:
+                raise RuntimeError("Connection closed by peer")
+
+    def train(step: int) -> None:
+        suffer(fault, step, "train", engine)
+
+    def copy(step: int) -> None:
+        shutil.copytree(folder / "stock" / f"step_{step}", run_dir / "checkpoints" / f"step_{step}", dirs_exist_ok=True)
+
+    def save(step: int) -> None:
+        if step % int(flag("save_steps") or 1) == 0:
+            copy(step)
+        suffer(fault, step, "save", engine)
+
+    phases = [log.timed(phase.__name__, phase) for phase in (generate, train, save)]
+    for step in range(done + 1, last + 1):
+        for phase in phases:
+            phase(step)
+        log.write_step(step, {"reward": step / 10, "policy_loss": 0.1, **fault.get("status", {}).get(str(step), {})})
+    engine.kill()
+
+
+def status_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+if __name__ == "__main__":
+    main()

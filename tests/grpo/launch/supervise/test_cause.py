@@ -1,0 +1,180 @@
+"""The end of a failed run names its cause. The processes are real, and so are the signals and the full disk."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+from ray import exceptions
+
+from grpo.launch.supervise import cause, last_words
+from grpo.launch.supervise.cause import Evidence
+from grpo.launch.supervise.last_words import LastWords
+from grpo.launch.supervise.witness import Death, Witness
+from grpo.stack.problem import UserError
+from tests.faults import assert_seen
+from tests.supervised import wait_until
+
+EXIT_CODES_ARE_KNOWN = tuple(map(int, os.uname().release.split("-")[0].split(".")[:2])) >= (6, 15)
+
+
+@pytest.fixture
+def spawn() -> Iterator[Callable[[str, str], subprocess.Popen]]:
+    """Start processes with the titles of a run's. Their parent does not tell how they end."""
+    started: list[subprocess.Popen] = []
+
+    def begin(title: str, code: str = "time.sleep(100)") -> subprocess.Popen:
+        program = f"import setproctitle, time; setproctitle.setproctitle({title!r}); print(1, flush=True); {code}"
+        child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+        assert child.stdout and child.stdout.readline()
+        started.append(child)
+        return child
+
+    yield begin
+    for child in started:
+        child.kill()
+        child.wait()
+
+
+def met(*children: subprocess.Popen) -> Witness:
+    witness = Witness()
+    witness.meet([psutil.Process(child.pid) for child in children])
+    return witness
+
+
+def deaths_of(witness: Witness) -> list[Death]:
+    found: list[Death] = []
+    wait_until(lambda: bool(found.extend(witness.deaths()) or found), "nobody died", 10)
+    return found
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+def test_a_death_is_seen_with_its_signal(spawn, signum: signal.Signals) -> None:
+    engine, rank = spawn("ray::LLMRayActor.generate"), spawn("ray::PolicyModelActor.fit")
+    witness = met(engine, rank, spawn("ray::IDLE"))
+    assert witness.watched() == {engine.pid: "an engine", rank.pid: "an actor rank"}
+    engine.send_signal(signum)
+    engine.wait()
+    [death] = deaths_of(witness)
+    assert (death.role, death.pid) == ("an engine", engine.pid)
+    if EXIT_CODES_ARE_KNOWN:
+        assert str(death) == f"an engine was killed by {signum.name} (pid {engine.pid})"
+    assert witness.watched() == {rank.pid: "an actor rank"}
+
+
+def test_who_lives_when_an_exception_comes_is_not_its_cause(spawn) -> None:
+    engine, rank = spawn("ray::LLMRayActor.generate"), spawn("ray::PolicyModelActor.fit")
+    witness = met(engine, rank)
+    engine.kill()
+    engine.wait()
+    kept = last_words.of(RuntimeError("Connection closed by peer"))
+    assert rank.pid in kept.living and engine.pid not in kept.living
+    assert [death.pid for death in witness.last_deaths()] == [engine.pid]
+
+
+def evidence(tmp_path: Path, **changes: object) -> Evidence:
+    known: dict = {"log": tmp_path / "driver.log", "folders": {}, "code": 1, "deaths": [], "words": None}
+    return Evidence(**known | changes)
+
+
+def words(kind: str, what: str, remedy: str = "", living: Sequence[int] = ()) -> LastWords:
+    return LastWords(kind, what, remedy, [*living])
+
+
+KILLED = Death("an actor rank", 7, -9)
+
+
+@pytest.mark.parametrize("kind", ["RuntimeError", "ActorDiedError"])
+def test_a_killed_process_is_the_cause_of_what_others_then_say(tmp_path: Path, kind: str) -> None:
+    found = cause.find(evidence(tmp_path, deaths=[KILLED], words=words(kind, "Connection closed by peer")))
+    assert found and found.what == "an actor rank was killed by SIGKILL (pid 7)"
+
+
+def test_a_process_that_the_failing_driver_ends_is_not_the_cause(tmp_path: Path) -> None:
+    found = cause.find(evidence(tmp_path, deaths=[KILLED], words=words("ValueError", "wrong", "mend", living=[7])))
+    assert found and (found.what, found.remedy) == ("ValueError: wrong", "mend")
+
+
+def test_a_process_that_ends_itself_speaks_for_itself(tmp_path: Path) -> None:
+    log = tmp_path / "driver.log"
+    log.write_text(
+        "(EngineCore_DP0 pid=8) ERROR 11-23 [core.py:1] torch.OutOfMemoryError: CUDA out of memory\n"
+        "(EngineCore_DP0 pid=9) ValueError: of another engine\n(LLMRayActor pid=6) RuntimeError: later\n"
+    )
+    died = Death("the core of an engine", 8, 1)
+    found = cause.find(evidence(tmp_path, deaths=[died], words=words("EngineDeadError", "see the stack trace above")))
+    assert found and found.what == (
+        "the core of an engine ended with exit code 1 (pid 8): torch.OutOfMemoryError: CUDA out of memory"
+    )
+
+
+def test_memory_that_ran_out_is_the_remedy(tmp_path: Path) -> None:
+    found = cause.find(evidence(tmp_path, deaths=[KILLED], out_of_memory=1))
+    assert found and "lack of memory" in found.remedy
+
+
+def test_a_driver_without_words(tmp_path: Path) -> None:
+    assert cause.find(evidence(tmp_path, code=3)) is None
+    found = cause.find(evidence(tmp_path, code=-11, deaths=[KILLED]))
+    assert found and found.what == "the driver was killed by SIGSEGV", "Ray then ended the rank"
+    found = cause.find(evidence(tmp_path, code=-6, deaths=[KILLED]))
+    assert found and found.what == str(KILLED), "Ray then aborted the driver"
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[Path]:
+    """A file system without a free byte."""
+    folder = tmp_path / "full"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)], check=False).returncode:
+        pytest.skip("needs the right to mount")
+    (folder / "fill").write_bytes(b"0" * 2**20)
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_is_told_even_if_nobody_could_write_so(tmp_path: Path, full: Path) -> None:
+    folders = {"the logs": tmp_path, "checkpoints": full}
+    found = cause.find(evidence(tmp_path, folders=folders, deaths=[KILLED], words=words("ActorDiedError", "died")))
+    assert found and found.what == f"the disk of checkpoints is full: {full}" and "free disk space" in found.remedy
+    assert_seen("a disk is full", str(found))
+    with pytest.raises(OSError) as raised:
+        (full / "more").write_bytes(b"0" * 2**20)
+    found = cause.find(evidence(tmp_path, words=last_words.of(raised.value)))
+    assert found and found.what.startswith("a disk is full: ")
+
+
+def test_the_driver_keeps_the_exception_of_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THE_API_KEY", "a-secret-value")
+    first = UserError("the adapter a-secret-value is not finite", "lower LEARNING_RATE")
+    outer = exceptions.RayTaskError("fit", "Traceback ...", exceptions.RayTaskError("save", "Traceback ...", first))
+    kept = last_words.of(outer)
+    assert (kept.kind, kept.what, kept.remedy) == (
+        *("UserError", "the adapter <THE_API_KEY> is not finite"),
+        "lower LEARNING_RATE",
+    )
+
+
+def test_an_exception_at_the_start_of_an_actor_is_found_in_the_message_of_its_death() -> None:
+    trace = 'Traceback (most recent call last):\n  File "x"\nKeyError: 1\n\nTraceback (most recent call last):\n'
+    failed = exceptions.RayTaskError("__init__", trace + "ValueError: no such model", ValueError("no such model"))
+    kept = last_words.of(exceptions.ActorDiedError(failed))
+    assert (kept.kind, kept.what) == ("ValueError", "no such model")
+
+
+def test_what_ends_a_process_is_kept_for_the_launcher(tmp_path: Path) -> None:
+    program = "from grpo.launch.supervise import last_words; last_words.install(); raise ValueError('the reason')"
+    file = last_words.file_of(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, last_words.FILE_VARIABLE: str(file)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert "ValueError: the reason" in done.stderr
+    kept = last_words.read(tmp_path)
+    assert kept and (kept.kind, kept.what) == ("ValueError", "the reason")

@@ -1,0 +1,191 @@
+"""A run that loses a process goes on by itself. Launcher and keeper are real, and so are the deaths."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from grpo.launch import restarts
+from tests.faults import assert_seen
+from tests.supervised import wait_until
+
+pytestmark = pytest.mark.timeout(600)
+
+LAUNCHER = Path(__file__).with_name("faulty_launcher.py")
+ENGINE_DIES = {"step": 3, "phase": "generate", "target": "engine", "send": "SIGKILL"}
+TRAINER_DIES = {"step": 4, "phase": "train", "target": "trainer", "send": "SIGSEGV"}
+
+
+class Run:
+    """A run of the launcher around the stand-in trainer; `faults` has one entry for each of its starts."""
+
+    def __init__(self, setting, steps: int, faults: list[dict], **flags: object) -> None:
+        self.folder = setting.run_dir
+        (setting.folder / "faults.jsonl").write_text("".join(json.dumps(fault) + "\n" for fault in faults))
+        words = setting.words(**{"max_steps": steps, "save_steps": 1, "eval_steps": 10, "restarts": 3} | flags)
+        root = str(LAUNCHER.parents[3])
+        self.launcher = subprocess.Popen(
+            [sys.executable, str(LAUNCHER), "run", "--name", "test", "--run-dir", str(self.folder), "--", *words],
+            env={**os.environ, "PYTHONPATH": root, "FAULTY_FOLDER": str(setting.folder)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def finish(self) -> list[str]:
+        output, _ = self.launcher.communicate(timeout=500)
+        return output.splitlines()
+
+    def rows(self, name: str) -> list[dict]:
+        file = self.folder / name
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def wait_for_step(self, step: int) -> None:
+        wait_until(lambda: any(row["step"] == step for row in self.rows("metrics.jsonl")), "the step did not come")
+
+    def learnt(self) -> list[tuple]:
+        return [(row["step"], row["reward"]) for row in self.rows("metrics.jsonl")]
+
+
+@pytest.fixture
+def start(setting, save) -> Iterator[Callable[..., Run]]:
+    runs: list[Run] = []
+
+    def begin(steps: int, faults: list[dict], **flags: object) -> Run:
+        save(*range(1, steps + 1), target=setting.folder / "stock", is_sealed=True)
+        runs.append(Run(setting, steps, faults, **flags))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.launcher.terminate()
+        run.launcher.wait(timeout=150)
+
+
+def test_a_run_that_loses_its_engine_and_then_its_driver_makes_all_its_steps(start) -> None:
+    run = start(5, [ENGINE_DIES, TRAINER_DIES])
+    output = run.finish()
+    text = "\n".join(output)
+    assert run.launcher.returncode == 0, text
+    assert run.learnt() == [(step, step / 10) for step in range(1, 6)]
+    assert [row["step"] for row in run.rows("resumes.jsonl")] == [2, 3]
+    first, second, last = run.rows("ends.jsonl")
+    assert first["cause"].startswith("an engine") and first["restart"] and (first["step"], first["saved"]) == (2, 2)
+    assert second["cause"] == "the driver was killed by SIGSEGV" and second["restart"] and last["code"] == 0
+    assert_seen("an engine is killed", text)
+    assert_seen("the driver crashes", text)
+    assert "first error  at step 2: an engine was killed by SIGKILL" in text
+    assert text.count("restart      1 of 3") == 2, "a new checkpoint sets the count back"
+
+
+def test_the_same_error_after_the_same_step_ends_the_run(start) -> None:
+    run = start(5, [ENGINE_DIES] * 3)
+    output = run.finish()
+    assert run.launcher.returncode == 1
+    assert_seen("the same error comes twice", "\n".join(output))
+    assert output[-1].startswith("not finished ./train_grpo.sh --resume") and "after step 2" in output[-1]
+    assert [row["restart"] for row in run.rows("ends.jsonl")] == [True, False]
+
+
+def test_a_signal_between_two_parts_ends_the_run(start) -> None:
+    run = start(5, [ENGINE_DIES])
+    wait_until(lambda: bool(run.rows("ends.jsonl")) or run.launcher.poll() is not None, "the engine did not die")
+    os.kill(run.launcher.pid, signal.SIGINT)
+    output = run.finish()
+    assert run.launcher.returncode == 130, output
+    assert_seen("a signal during the wait for a restart", output[-1])
+    assert not psutil.pid_exists(run.launcher.pid)
+
+
+def test_an_engine_that_is_stopped_is_noticed_looked_at_and_replaced(start) -> None:
+    run = start(4, [ENGINE_DIES | {"send": "SIGSTOP"}], hang_minutes=0.2)
+    output = run.finish()
+    text = "\n".join(output)
+    assert run.launcher.returncode == 0, text
+    assert run.learnt() == [(step, step / 10) for step in range(1, 5)]
+    assert_seen("an engine is stopped", text)
+    [told] = [line for line in output if "kill -CONT" in line]
+    pid = told.rpartition(" ")[2]
+    assert told.startswith(f"an engine is stopped (pid {pid})")
+    first, _ = run.rows("ends.jsonl")
+    assert first["restart"] and first["cause"].startswith("no progress: step 3: generate for 0.")
+    assert first["cause"].endswith(f"an engine is stopped (pid {pid})")
+    [report] = run.folder.glob("logs/hang-*.txt")
+    stacks = report.read_text()
+    assert f"== an engine (pid {pid}): T (stopped)" in stacks and "== the driver" in stacks
+    assert "generate (" in stacks and "faulty_trainer.py" in stacks, "the stack of the trainer"
+
+
+@pytest.mark.parametrize("is_deaf", [False, True])
+def test_sigterm_saves_before_it_ends_or_ends_in_time(start, is_deaf: bool) -> None:
+    run = start(4, [{"at": 4, "is_deaf": is_deaf}], save_steps=2, eval_steps=2, sigterm_seconds=2)
+    run.wait_for_step(3)
+    os.kill(run.launcher.pid, signal.SIGTERM)
+    output = run.finish()
+    text = "\n".join(output)
+    assert run.launcher.returncode == 143, text
+    saved = sorted(path.name for path in (run.folder / "checkpoints").glob("step_*"))
+    assert saved == (["step_2"] if is_deaf else ["step_2", "step_3"])
+    if is_deaf:
+        assert_seen("SIGTERM, and no time to save", text)
+    else:
+        assert_seen("SIGTERM", text)
+    assert output[-1].endswith(f"continues after step {2 if is_deaf else 3}")
+    assert not (run.folder / ".save-request").exists() and "restart" not in run.rows("ends.jsonl")[-1]
+
+
+def test_a_second_sigterm_ends_at_once(start) -> None:
+    run = start(4, [{"at": 4, "is_deaf": True}], sigterm_seconds=60)
+    run.wait_for_step(3)
+    os.kill(run.launcher.pid, signal.SIGTERM)
+    wait_until((run.folder / ".save-request").exists, "nobody asked for a checkpoint")
+    os.kill(run.launcher.pid, signal.SIGTERM)
+    output = run.finish()
+    assert run.launcher.returncode == 143 and "not saved: the time is up" not in output
+
+
+def test_a_rule_ends_the_run_with_its_reason(start) -> None:
+    lost = {"at": 4, "status": {"3": {"policy_loss": float("nan")}}}
+    run = start(4, [lost], save_steps=2, eval_steps=2, stop_non_finite=True)
+    output = run.finish()
+    assert run.launcher.returncode == 3, output
+    assert_seen("the loss is not finite", "\n".join(output))
+    assert output[-1].endswith("continues after step 2"), "what is not finite is not saved"
+    assert [row["code"] for row in run.rows("ends.jsonl")] == [3], "a rule is no crash"
+
+
+def end(cause: str = "an engine died (pid 7)", step: int = 4, saved: int = 3, restart: bool = True) -> dict:
+    return {"cause": cause, "step": step, "saved": saved, "restart": restart}
+
+
+def test_a_run_is_not_restarted_before_its_first_step_or_without_restarts() -> None:
+    assert restarts.decide([end()], 3, has_progressed=False).wait is None
+    assert restarts.decide([end()], 0, has_progressed=True) == restarts.Verdict(None, [])
+    assert restarts.decide([end()], 3, has_progressed=True).wait == restarts.FIRST_WAIT
+
+
+def test_the_waits_grow_until_the_restarts_are_used_up() -> None:
+    ends = [end(step=step) for step in range(4, 8)]
+    waits = [restarts.decide(ends[: count + 1], 3, has_progressed=True).wait for count in range(4)]
+    assert waits == [10.0, 30.0, 90.0, None]
+    assert restarts.decide([*ends, end(step=9, saved=8)], 3, has_progressed=True).wait == 10.0
+
+
+def test_process_ids_do_not_make_an_error_another_one() -> None:
+    same = restarts.decide([end(), end("an engine died (pid 8)")], 3, has_progressed=True)
+    other = restarts.decide([end(), end("an actor rank died (pid 8)")], 3, has_progressed=True)
+    assert same.wait is None and "first error  at step 4: an engine died (pid 7)" in same.lines
+    assert other.wait == 30.0
+
+
+def test_a_resume_by_hand_begins_anew() -> None:
+    ends = [end(), end(restart=False), end()]
+    assert restarts.decide(ends, 3, has_progressed=False).wait is None
+    assert restarts.decide(ends, 3, has_progressed=True).wait == restarts.FIRST_WAIT

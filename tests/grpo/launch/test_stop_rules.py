@@ -1,0 +1,66 @@
+"""Rules that end a run. test_restarts.py ends a real process by one of them."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from grpo.launch import stop_rules
+from grpo.launch.supervise.watch import Stop
+from grpo.run.progress import Progress
+from grpo.run.run_files import RunFiles
+from grpo.stack import machine
+
+OFF = {"stop_fall": None, "stop_non_finite": False, "stop_disk_gb": None, "stop_judge_failed": None}
+WORST = {"step": 4, "dropped_values": 1, "judge_failed": 1.0}
+
+
+def found(folder: Path, metrics: list[dict], evals: list[float], **flags: object) -> Stop | None:
+    rows = [{"step": 10 * number, "exact_match": value} for number, value in enumerate(evals)]
+    for name, lines in (("metrics", metrics), ("eval", rows)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    progress = Progress(RunFiles(folder, folder), None)
+    progress.poll()
+    return stop_rules.find(argparse.Namespace(**OFF | flags), progress, {"metrics": folder})
+
+
+def test_no_rule_is_on_by_default(tmp_path: Path) -> None:
+    assert found(tmp_path, [WORST] * 3, [0.9, 0.0]) is None
+
+
+@pytest.mark.parametrize(
+    ("evals", "reason"),
+    [
+        ([0.5, 0.75, 0.7], None),
+        ([0.5, 0.75, 0.5], "held-out exact match fell from 0.750 at step 10 to 0.500 at step 20"),
+        ([], None),
+    ],
+)
+def test_a_fall_of_the_held_out_score_is_from_the_best(tmp_path: Path, evals: list[float], reason: str | None) -> None:
+    stop = found(tmp_path, [WORST], evals, stop_fall=0.25)
+    assert (stop.reason.what if stop else None) == reason
+    if stop:
+        assert "--from-step 10" in stop.reason.remedy and stop.is_saved
+
+
+def test_a_loss_that_is_not_finite_is_not_saved(tmp_path: Path) -> None:
+    stop = found(tmp_path, [WORST], [], stop_non_finite=True)
+    assert stop and stop.reason.what == "step 4: the loss is not finite" and not stop.is_saved
+    other = {"step": 5, "dropped_values": 1, "policy_loss": 0.1}
+    assert found(tmp_path, [WORST, other], [], stop_non_finite=True) is None, "another number was lost"
+
+
+def test_a_disk_that_fills(tmp_path: Path) -> None:
+    free = machine.disk_free(tmp_path) / machine.GB
+    assert found(tmp_path, [], [], stop_disk_gb=free / 2) is None
+    stop = found(tmp_path, [], [], stop_disk_gb=free * 2)
+    assert stop and stop.reason.what.startswith("the disk of metrics has ") and str(tmp_path) in stop.reason.what
+
+
+@pytest.mark.parametrize(("shares", "ends"), [((0.6, 0.9, 0.6), True), ((0.6, 0.5, 0.6), False), ((0.6, 0.6), False)])
+def test_a_judge_that_fails_for_three_steps(tmp_path: Path, shares: tuple, ends: bool) -> None:
+    rows = [{"step": step, "judge_failed": share} for step, share in enumerate(shares, 1)]
+    stop = found(tmp_path, rows, [], stop_judge_failed=0.5)
+    assert bool(stop) == ends
+    assert stop is None or "more than 50% of the samples of 3 steps" in stop.reason.what
