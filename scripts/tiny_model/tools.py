@@ -8,6 +8,7 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from transformers import GptOssForCausalLM, PreTrainedTokenizerFast
@@ -16,6 +17,7 @@ from data.synthetic import distinct_problems
 from grpo.rollout.multi_turn import python, retrieval
 from grpo.rollout.multi_turn.template import Template
 from grpo.rollout.multi_turn.templates import template_for
+from grpo.stack.upstream.tokenizer import FastTokenizer
 from scripts.tiny_model.checkpoint import EXPERT_WEIGHTS
 
 ENVIRONMENTS = {"python": python, "retrieval": retrieval}
@@ -120,7 +122,7 @@ def conversation(template: Template, environment: str, exercise: Exercise, habit
 
 def teach(model: GptOssForCausalLM, tokenizer: PreTrainedTokenizerFast, environment: str) -> Iterator[float]:
     """Train the model in float32; yield the loss of each step. The experts stay, so their MXFP4 values are exact."""
-    template, draw = template_for(tokenizer), random.Random(0)
+    template, draw = template_for(cast(FastTokenizer, tokenizer)), random.Random(0)
     torch.manual_seed(0)
     for name, parameter in model.named_parameters():
         parameter.requires_grad = not name.endswith(EXPERT_WEIGHTS)
