@@ -2,14 +2,18 @@
 
 import io
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from openrlhf.trainer import ppo_trainer
 
 from grpo.batch.ahead import Batches
+from grpo.metrics import step_metrics
+from grpo.run import evaluation, run_log
 
 from .drawn_steps import Run
 
@@ -77,7 +81,7 @@ class Slow:
     """A generator whose batches are sampled when they are told to."""
 
     def __init__(self, error: Exception | None = None) -> None:
-        self.args = SimpleNamespace(retire_after=None, retire_for=1, seed=0)
+        self.args = SimpleNamespace(retire_after=None, retire_for=1, seed=0, dynamic_filtering=False)
         self.sampler = SimpleNamespace(generator=torch.Generator())
         self.prompts_dataloader = SimpleNamespace(sampler=self.sampler)
         self.may_end, self.error = threading.Event(), error
@@ -107,6 +111,79 @@ def test_what_goes_wrong_meanwhile_is_raised_before_the_sync():
     for _ in range(2):
         with pytest.raises(ValueError, match="an engine died"):
             batches.wait()
+
+
+class Loop:
+    """OpenRLHF's own loop, whose parts note what is being sampled meanwhile.
+
+    Sampling ahead ends only once the step before has trained: a loop that does not overlap the two stands still.
+    """
+
+    def __init__(self, monkeypatch):
+        self.sampling, self.trained, self.seen = 0, 0, []
+        self.changed = threading.Condition()
+        self.trainer = this = object.__new__(ppo_trainer.PPOTrainer.__ray_metadata__.modified_class)
+        this.args = SimpleNamespace(
+            pipeline=True, num_episodes=1, max_steps=3, eval_steps=1, parity_limit=0.0, length_schedule=None,
+            generate_max_len=9, dynamic_filtering=False, resume_from=None, use_dynamic_batch=False,
+        )  # fmt: skip
+        this.generate_kwargs, this.kl_ctl, this.vllm_engines = {}, None, ["engine"]
+        this.tokenizer = SimpleNamespace(batch_decode=lambda *_, **__: [""])
+        this.prompts_dataloader = type("Loader", (list,), {"state_dict": lambda _: {}})([None] * 9)
+        this.eval_dataloader, this.critic_model_group = ["problem"], None
+        this.wandb_logger = this.tensorboard_logger = None
+        this.samples_generator = Slow()
+        this.samples_generator.generate_samples = self._generate
+        this.experience_maker = SimpleNamespace(make_experience_batch=lambda samples: samples)
+        this.actor_model_group = SimpleNamespace(async_run_method_batch=lambda **_: [])
+        this.ppo_train = self._train
+        this.broadcast_to_vllm = lambda: self._note("sync")
+        this.save_logs_and_checkpoints = lambda *_: self._note("save")
+        trackers = SimpleNamespace(close=lambda: None)
+        log = SimpleNamespace(
+            write_rollouts=lambda *_: None, write_step=lambda *_: None, trackers=trackers, timed=lambda _, call: call
+        )
+        monkeypatch.setattr(ppo_trainer.ray, "get", lambda references: references)
+        monkeypatch.setattr(run_log, "attach", lambda *_: log)
+        monkeypatch.setattr(evaluation, "run", lambda _, step: self._note(f"evaluation {step}"))
+        monkeypatch.setattr(evaluation, "run_first", lambda *_: None)
+        monkeypatch.setattr(evaluation, "run_last", lambda *_: None)
+        for name in ("before_training", "after_training"):
+            monkeypatch.setattr(step_metrics, name, lambda *_: None)
+
+    def _note(self, what):
+        self.seen.append((what, self.sampling))
+
+    def _generate(self, **_):
+        with self.changed:
+            self.sampling += 1
+            self.changed.notify_all()
+            batch = int(self.trainer.samples_generator.stage.removeprefix("train "))
+            assert self.changed.wait_for(lambda: self.trained >= batch - 1, 60)
+        time.sleep(0.2)  # a loop that does not wait for it has sent the adapter by then
+        self.sampling -= 1
+        info = {"reward": torch.tensor([1.0]), "truncated": torch.zeros(1), "length_limit": torch.tensor([9.0])}
+        return [SimpleNamespace(sequences=torch.tensor([[1]]), info=info)], None, 1, False
+
+    def _train(self, _):
+        with self.changed:
+            if self.trained + 1 < self.trainer.args.max_steps:
+                assert self.changed.wait_for(lambda: self.sampling, 60)
+            self._note("train")
+            self.trained += 1
+            self.changed.notify_all()
+        return {"grad_norms": [0.1, 0.1]}
+
+
+def test_openrlhfs_loop_samples_only_while_it_trains(monkeypatch):
+    loop = Loop(monkeypatch)
+    loop.trainer.fit()
+    step = [("sync", 0), ("save", 0)]
+    assert loop.seen == [
+        *[("train", 1), *step, ("evaluation 1", 0)],
+        *[("train", 1), *step, ("evaluation 2", 0)],
+        *[("train", 0), *step, ("evaluation 3", 0)],  # no step comes after it
+    ]
 
 
 def test_a_sample_keeps_its_branches():
