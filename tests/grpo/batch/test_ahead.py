@@ -119,13 +119,14 @@ class Loop:
     Sampling ahead ends only once the step before has trained: a loop that does not overlap the two stands still.
     """
 
-    def __init__(self, monkeypatch):
+    def __init__(self, monkeypatch, run_dir):
         self.sampling, self.trained, self.seen = 0, 0, []
         self.changed = threading.Condition()
         self.trainer = this = object.__new__(ppo_trainer.PPOTrainer.__ray_metadata__.modified_class)
         this.args = SimpleNamespace(
             pipeline=True, num_episodes=1, max_steps=3, eval_steps=1, parity_limit=0.0, length_schedule=None,
             generate_max_len=9, dynamic_filtering=False, resume_from=None, use_dynamic_batch=False,
+            run_dir=str(run_dir), save_steps=1,
         )  # fmt: skip
         this.generate_kwargs, this.kl_ctl, this.vllm_engines = {}, None, ["engine"]
         this.tokenizer = SimpleNamespace(batch_decode=lambda *_, **__: [""])
@@ -175,8 +176,8 @@ class Loop:
         return {"grad_norms": [0.1, 0.1]}
 
 
-def test_openrlhfs_loop_samples_only_while_it_trains(monkeypatch):
-    loop = Loop(monkeypatch)
+def test_openrlhfs_loop_samples_only_while_it_trains(monkeypatch, tmp_path):
+    loop = Loop(monkeypatch, tmp_path)
     loop.trainer.fit()
     step = [("sync", 0), ("save", 0)]
     assert loop.seen == [

@@ -139,7 +139,7 @@ def test_resumed_run_has_the_limits_of_an_uninterrupted_run(truncated, data):
     assert begun + resumed == whole
 
 
-def test_the_trainer_draws_under_the_limit_and_saves_its_state():
+def test_the_trainer_draws_under_the_limit_and_saves_its_state(tmp_path):
     """OpenRLHF's own loop, on a generator that takes what it is asked for."""
     from openrlhf.trainer import ppo_trainer
 
@@ -147,7 +147,7 @@ def test_the_trainer_draws_under_the_limit_and_saves_its_state():
     this, drawn, saved = object.__new__(trainer_class), [], []
     this.args = SimpleNamespace(
         length_schedule="5,8@2,9@3", generate_max_len=9, num_episodes=1, max_steps=3, eval_steps=100,
-        dynamic_filtering=False, resume_from=None, pipeline=False,
+        dynamic_filtering=False, resume_from=None, pipeline=False, run_dir=str(tmp_path), save_steps=1,
     )  # fmt: skip
     this.generate_kwargs = {"max_new_tokens": 9}
 
@@ -162,6 +162,7 @@ def test_the_trainer_draws_under_the_limit_and_saves_its_state():
         args=SimpleNamespace(seed=0, retire_after=None, retire_for=1),
         prompts_dataloader=MagicMock(),
     )
+    this.experience_maker = SimpleNamespace(make_experience_batch=None)
     this.train_step = lambda _, step: ({}, step + 1)
     this.save_logs_and_checkpoints = lambda step, status, states: saved.append(states["lengths"])
     this.wandb_logger = this.tensorboard_logger = this.tokenizer = None
