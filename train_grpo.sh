@@ -215,6 +215,9 @@ if ((TINY)); then : "${EVAL_DATA:=$TINY_DIR/eval.jsonl}"; fi
 
 # GRPO. KL_COEF above 0 subtracts the KL divergence from the model without its adapter from the reward: one more forward
 # pass, no memory ("-- --use_kl_loss --kl_estimator k3" moves it into the loss).
+# PIPELINE=1: while the actor trains on a batch, the engines sample the next one, so a step takes the longer of the two.
+# The policy that samples is then one global step behind; the ratio compares with it (OLD_LOG_PROBS=engine). See
+# docs/pipeline.md
 # LOSS_AGGREGATION is the weight of a token, with advantage A, length L of its sample, and S samples in the batch:
 #   sequence_mean   A / (L S): tokens of long samples weigh less, which favours long wrong samples
 #   token_mean      A / (tokens of the batch)
@@ -223,6 +226,8 @@ if ((TINY)); then : "${EVAL_DATA:=$TINY_DIR/eval.jsonl}"; fi
 # but the first are off-policy. Micro-batches are the samples that a GPU computes at once, in the update and in passes
 # for log-probs; they do not change the objective (empty: as many as fit, see --plan)
 : "${ADVANTAGE_ESTIMATOR:=dr_grpo}" "${KL_COEF:=0}" "${EPS_CLIP:=0.2}"
+: "${PIPELINE:=0}"
+if [[ $PIPELINE == 1 ]]; then : "${OLD_LOG_PROBS:=engine}"; fi
 : "${LOSS_AGGREGATION:=token_mean}" "${OLD_LOG_PROBS:=trainer}" # or engine: uses the engine's log-probs in the ratio
 # ROUTING_REPLAY=1: near a tie, rounding decides which experts a token gets. The actor then takes the engine's choice
 : "${ROUTING_REPLAY:=0}"
@@ -282,7 +287,7 @@ if [[ $EXPERTS == bf16 && $ACTOR_SHARD == zero3 ]]; then : "${OFFLOAD:=1}"; else
 : "${STOP_FALL:=}" "${STOP_NON_FINITE:=0}" "${STOP_DISK_GB:=}" "${STOP_JUDGE_FAILED:=}"
 
 for SWITCH in ENFORCE_EAGER OFFLOAD ADAM_OFFLOAD GRADIENT_CHECKPOINTING EVAL_AT_START JUDGE JUDGE_UNFINISHED \
-    JUDGE_PROXY DYNAMIC_FILTERING ROUTING_REPLAY STOP_NON_FINITE USE_TENSORBOARD USE_WANDB USE_TRACKIO; do
+    JUDGE_PROXY DYNAMIC_FILTERING PIPELINE ROUTING_REPLAY STOP_NON_FINITE USE_TENSORBOARD USE_WANDB USE_TRACKIO; do
     [[ ${!SWITCH} == [01] ]] || refuse "$SWITCH is '${!SWITCH}': set it to 1 (on) or 0 (off)"
 done
 
@@ -353,6 +358,7 @@ GRPO_ARGS=(
     --num_episodes "$NUM_EPISODES" --seed "$SEED"
     --loss_aggregation "$LOSS_AGGREGATION" --old_log_probs "$OLD_LOG_PROBS" --parity_limit "$PARITY_LIMIT"
 )
+if [[ $PIPELINE == 1 ]]; then GRPO_ARGS+=(--pipeline); fi
 if [[ $ROUTING_REPLAY == 1 ]]; then GRPO_ARGS+=(--routing_replay); fi
 if [[ -n $MICRO_TRAIN_BATCH_SIZE ]]; then GRPO_ARGS+=(--micro_train_batch_size "$MICRO_TRAIN_BATCH_SIZE"); fi
 if [[ -n $STEPS ]]; then GRPO_ARGS+=(--max_steps "$STEPS"); fi

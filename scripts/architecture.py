@@ -46,7 +46,7 @@ PHASES = {
         *("ppo_trainer.restore", "ppo_trainer.start_log", "ppo_trainer.evaluate_first"),
     ),
     "A step: sampling": (
-        *("ppo_trainer.begin_step", "ppo_trainer.generate_arguments", "experience_maker.begin_batch"),
+        *("ppo_trainer.next_batch", "experience_maker.begin_batch"),
         *("experience_maker.samples_per_prompt", "experience_maker.seeded", "vllm_engine.for_sample"),
         *("agent.ids_only", "agent.UNKNOWN_LOG_PROB", "agent.text_of", "agent.score_of", "vllm_engine.with_origin"),
         *("experience_maker.experience_of", "experience_maker.reward_of", "experience_maker.score_of"),

@@ -61,6 +61,18 @@ def restore(generator: SamplesGenerator, saved: dict[str, Any] | None) -> None:
         generator.retirement.restore(saved)
 
 
+def plain(groups: StepGroups) -> dict[str, Any]:
+    """Return the groups of a sampled batch as plain values: what :func:`finish_step` reads."""
+    return {"step": groups.step, "resting": sorted(groups.resting), "drawn": groups.drawn, "filled": groups.filled}
+
+
+def groups_of(state: dict[str, Any]) -> StepGroups:
+    """Return the groups of :func:`plain`."""
+    groups = StepGroups(state["step"], frozenset(state["resting"]))
+    groups.drawn, groups.filled = state["drawn"], state["filled"]
+    return groups
+
+
 def _resting(generator: SamplesGenerator, step: int) -> frozenset[str]:
     if generator.args.retire_after is None:
         return frozenset()
@@ -170,9 +182,9 @@ def pass_rate(generator: SamplesGenerator) -> float:
     return 100 * (1 - len(groups.rejected) / len(groups.drawn)) if groups.drawn else 0.0
 
 
-def finish_step(generator: SamplesGenerator) -> dict[str, float]:
+def finish_step(generator: SamplesGenerator, groups: StepGroups) -> dict[str, float]:
     """Note the solve rates of a step for the retirement of problems; return the step's metrics of its groups."""
-    args, groups = generator.args, generator.groups
+    args = generator.args
     metrics = _window_metrics(args, groups) if args.dynamic_filtering else {}
     if args.retire_after is not None:
         returned = sum(generator.retirement.was_away(prompt) for prompt in {prompt for prompt, _ in groups.drawn})

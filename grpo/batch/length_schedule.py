@@ -119,13 +119,16 @@ class Schedule:
     def after_step(self, step: int, samples: Sequence[Sample]) -> dict[str, Any]:
         """Count the truncated samples of a step, and return the state for a resume as plain values.
 
-        Cut thinking counts too: under a thinking budget, a limit rarely cuts the answer.
+        Cut thinking counts too: under a thinking budget, a limit rarely cuts the answer. With PIPELINE=1, samples may
+        have been drawn before the limit grew; they do not count for the new one.
 
         Args:
             step: the global step for which these were drawn.
             samples: ``Experience`` of one sample each.
         """
         number = self._stage(step)
+        if float(samples[0].info["length_limit"]) != self._stages[number].length:
+            return self._state()
         if self._stages[number].length != self._limit:
             self._limit, self._truncated = self._stages[number].length, []
         share = sum(_was_cut(sample.info) for sample in samples) / len(samples)
@@ -134,6 +137,9 @@ class Schedule:
         mean = sum(self._truncated) / WINDOW + 1e-9  # 1e-9: a share of exactly 20% reaches 20% despite rounding
         if after and after.truncated and len(self._truncated) == WINDOW and mean >= after.truncated:
             self._grown = after.length
+        return self._state()
+
+    def _state(self) -> dict[str, Any]:
         return {"grown": self._grown, "limit": self._limit, "truncated": self._truncated}
 
 

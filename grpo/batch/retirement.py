@@ -10,7 +10,7 @@ class Retirement:
     """Leaves out problems whose last groups were solved by every sample.
 
     A problem that comes back rests again after one more solved group. A group with a wrong sample starts the count
-    anew. Problems are named by the hash of their prompt, so that checkpoints hold no prompts.
+    anew. Problems are named by the hash of their prompt, which is shorter in a checkpoint.
 
     Args:
         after: consecutive solved groups until a problem rests; None: never.

@@ -1,9 +1,10 @@
 """Hooks of openrlhf/trainer/ppo_trainer.py: the loop over steps, on the controller."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any, Protocol
 
-from grpo.batch import filtering, length_schedule
+from grpo.batch import ahead, filtering, length_schedule
 from grpo.checkpoint import trainer_state
 from grpo.checkpoint.on_request import SaveOnRequest
 from grpo.metrics import step_metrics
@@ -17,11 +18,13 @@ class Controller(PPOTrainer, Protocol):
     """``PPOTrainer`` with what the hooks add to it.
 
     Attributes:
+        batches: hands out the batch of each step, from :func:`start_log`.
         lengths: the limits on response length, from :func:`length_limits`.
         parity_gate: compares engines and trainer, from :func:`start_log`.
         run_log: the run directory, from :func:`start_log`.
     """
 
+    batches: ahead.Batches
     lengths: length_schedule.Schedule
     parity_gate: parity_gate.ParityGate
     run_log: run_log.RunLog
@@ -44,12 +47,22 @@ def restore(trainer: PPOTrainer, states: dict[str, Any]) -> None:
 def start_log(trainer: Controller, states: dict[str, Any]) -> run_log.RunLog:
     """Start the run's log, time the phases of the trainer's steps, and close the parity gate.
 
-    From here on, the launcher can ask for a checkpoint.
+    A batch that a checkpoint holds is the next one. From here on, the launcher can ask for a checkpoint.
     """
     trainer.parity_gate = parity_gate.ParityGate()
+    generator, args = trainer.samples_generator, trainer.args
+    trainer.batches = ahead.Batches(generator, lambda step: _sampling_arguments(trainer, step), args.num_episodes)
+    if "ahead" in states:
+        from openrlhf.trainer.ppo_utils.experience_maker import Experience  # its module imports vLLM
+
+        trainer.batches.restore(states["ahead"], Experience)
     log = run_log.attach(trainer, states)
     SaveOnRequest(trainer, states["global_step"])
     return log
+
+
+def _sampling_arguments(trainer: Controller, step: int) -> dict[str, Any]:
+    return trainer.lengths.limited(trainer.generate_kwargs, step)
 
 
 def evaluate_first(trainer: Controller, step: int) -> None:
@@ -65,19 +78,31 @@ def is_finished(args: Arguments, step: int) -> bool:
     return run_log.is_finished(args, step)
 
 
-def begin_step(trainer: Controller, step: int) -> None:
-    """Set the step that the seeds of its samples follow from, and the problems that it leaves out."""
-    filtering.begin_step(trainer.samples_generator, step)
+def next_batch(trainer: Controller, episode: int, step: int) -> ahead.Result:
+    """Return the rollouts of a step. With PIPELINE=1, start to sample those of the step after it.
 
-
-def generate_arguments(trainer: Controller, step: int) -> dict[str, Any]:
-    """Return the arguments of sampling, with this step's limit on response length."""
-    return trainer.lengths.limited(trainer.generate_kwargs, step)
+    Returns:
+        as OpenRLHF's ``generate_samples``: rollouts, pass rate of dynamic filtering, prompts drawn, whether the episode
+        ended before the batch was full.
+    """
+    result = trainer.batches.take(episode, step)
+    if trainer.args.pipeline and not result[-1] and not is_finished(trainer.args, step):
+        trainer.batches.sample_ahead(episode, step + 1)
+    return result
 
 
 def before_training(trainer: Controller, step: int, experiences: Sequence[Batch], samples: Sequence[Sample]) -> None:
-    """Check that engines and trainer agree. Number the samples, so that the ranks' records can be matched to them."""
-    trainer.parity_gate.check(trainer, step, experiences, samples)
+    """Check that engines and trainer agree. Number the samples, so that the ranks' records can be matched to them.
+
+    The two are compared on rollouts of the policy that the trainer holds now. With PIPELINE=1 those are in the batch of
+    the next step, for which a comparison therefore waits.
+    """
+    gate = trainer.parity_gate
+    if trainer.batches.staleness() == 0:
+        gate.check(trainer, step, experiences, samples)
+    elif gate.is_due(trainer.args) and (samples := trainer.batches.wait()):
+        # Micro-batches are made of copies, since making them changes the samples.
+        gate.check(trainer, step, trainer.experience_maker.make_experience_batch(deepcopy(samples)), samples)
     step_metrics.before_training(experiences)
 
 
@@ -89,9 +114,16 @@ def merge_status(status: dict[str, Any], result: dict[str, Any]) -> None:
 def after_training(
     status: dict[str, Any], experiences: Sequence[Batch], samples: Sequence[Sample], trainer: Controller
 ) -> None:
-    """Add the metrics to the status of the step."""
-    status |= filtering.finish_step(trainer.samples_generator)
+    """Add the metrics to the status of the step. Wait until nothing is being sampled: the sync is next."""
+    batches = trainer.batches
+    assert batches.current is not None
+    status |= filtering.finish_step(trainer.samples_generator, batches.current.groups)
+    if trainer.args.pipeline:
+        status["staleness"] = float(batches.staleness())
+    batches.policy += len(status.get("grad_norms", []))
     step_metrics.after_training(status, experiences, samples, trainer.args, trainer.tokenizer)
+    if trainer.args.pipeline:
+        trainer.run_log.timed("wait", batches.wait)()
 
 
 def log_rollouts(trainer: Controller, step: int, samples: Sequence[Sample]) -> None:
@@ -101,8 +133,9 @@ def log_rollouts(trainer: Controller, step: int, samples: Sequence[Sample]) -> N
 
 def states(trainer: Controller, status: dict[str, Any]) -> dict[str, Any]:
     """Return the controller's states for a checkpoint, besides OpenRLHF's own."""
-    kept = trainer_state.of_controller(_without_double(status))
-    return kept | {"groups": filtering.state(trainer.samples_generator)}
+    kept = trainer_state.of_controller(_without_double(status)) | {"groups": filtering.state(trainer.samples_generator)}
+    waiting = trainer.batches.state()
+    return kept if waiting is None else kept | {"ahead": waiting}
 
 
 def lengths_after(trainer: Controller, step: int, samples: Sequence[Sample]) -> dict[str, Any]:

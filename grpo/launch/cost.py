@@ -1,9 +1,11 @@
 """What a whole run costs: calls and tokens of the judge, and hours with their ranges and assumptions."""
 
+from collections.abc import Sequence
+
 from grpo.launch.config import Config
 from grpo.launch.host_memory import is_for_gpus
 from grpo.launch.judge import RunJudge
-from grpo.launch.phases import Rates, phases
+from grpo.launch.phases import SAMPLING, Phase, Rates, phases
 from grpo.launch.plan import Plan
 from grpo.model.architecture import Architecture
 
@@ -34,7 +36,7 @@ def _hours(plan: Plan, config: Config, steps: int) -> list[str]:
     if plan.architecture is None or not is_for_gpus(plan.architecture):
         return []
     parts = list(phases(config, plan.architecture, Rates.of_report()))
-    step, low, high = (sum(getattr(phase, name) for phase in parts) for name in ("seconds", "low", "high"))
+    step, low, high = (_step(parts, name, config.args.pipeline) for name in ("seconds", "low", "high"))
     name, value = (max(len(phase.name) for phase in parts), max(len(f"{phase.seconds:,.0f}") for phase in parts))
 
     def hours(seconds: float) -> str:
@@ -48,9 +50,26 @@ def _hours(plan: Plan, config: Config, steps: int) -> list[str]:
             f"{phase.source}"
             for phase in parts
         ),
+        *_other_way(parts, step, config.args.pipeline),
     ]
+
+
+def _step(parts: Sequence[Phase], which: str, is_pipeline: bool) -> float:
+    """Return the seconds of a step: with PIPELINE=1 the longer of sampling and all else."""
+    sampling = sum(getattr(phase, which) for phase in parts if phase.name == SAMPLING)
+    others = sum(getattr(phase, which) for phase in parts if phase.name != SAMPLING)
+    return max(sampling, others) if is_pipeline else sampling + others
+
+
+def _other_way(parts: Sequence[Phase], step: float, is_pipeline: bool) -> list[str]:
+    other = _step(parts, "seconds", not is_pipeline)
+    if is_pipeline:
+        return [
+            f"            PIPELINE=1: a step takes the longer of sampling and the rest; 0 would take {other:,.0f} s"
+        ]
+    return [f"            PIPELINE=1 would take {other:,.0f} s, the longer of sampling and the rest"]
 
 
 def seconds_of_update(config: Config, architecture: Architecture, rates: Rates) -> float:
     """Return the seconds of a step after sampling, if every sample has the longest length."""
-    return sum(phase.seconds for phase in phases(config, architecture, rates) if phase.name != "sampling")
+    return sum(phase.seconds for phase in phases(config, architecture, rates) if phase.name != SAMPLING)

@@ -100,6 +100,9 @@ def _add_algorithm(group: argparse._ArgumentGroup) -> None:
         help="whose log-probs of the samples are the denominator of the loss ratio",
     )
     group.add_argument(
+        "--pipeline", action="store_true", help="sample the next step's batch while the actor trains on this one's"
+    )
+    group.add_argument(
         "--routing_replay",
         action="store_true",
         help="the actor takes the engine's choice of experts for each token of the samples",
@@ -157,7 +160,13 @@ def problems(args: argparse.Namespace) -> Iterator[Problem]:
 def _loop(args: argparse.Namespace) -> Iterator[Problem]:
     if args.async_train:
         yield Problem(
-            "--async_train is not supported: its trainer does not write metrics.jsonl or eval.jsonl", "remove it"
+            "--async_train is not supported: its trainer does not write metrics.jsonl or eval.jsonl",
+            "remove it; --pipeline samples while the actor trains",
+        )
+    if args.pipeline and args.colocate_all_models:
+        yield Problem(
+            "--pipeline samples and trains at once, but --colocate_all_models gives engines and actor the same GPUs",
+            "remove one of them",
         )
     if args.load_checkpoint:
         yield Problem(

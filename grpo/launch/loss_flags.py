@@ -9,6 +9,11 @@ from grpo.stack.problem import Problem
 AGGREGATIONS = ("sequence_mean", "token_mean", "constant")  # of the loss, see grpo.update.loss
 
 
+def corrects_for_sampling(args: argparse.Namespace) -> bool:
+    """Return whether the loss compares the trained policy with the one that sampled, as the engine recorded it."""
+    return bool(args.old_log_probs == "engine" or args.enable_vllm_is_correction)
+
+
 def problems(args: argparse.Namespace) -> Iterator[Problem]:
     """Yield each problem of these arguments with its remedy."""
     yield from _ratio(args)
@@ -26,6 +31,11 @@ def _ratio(args: argparse.Namespace) -> Iterator[Problem]:
         yield Problem(
             "--old_log_probs engine with --enable_vllm_is_correction corrects for the engine twice",
             "remove one of them",
+        )
+    if args.pipeline and not corrects_for_sampling(args):
+        yield Problem(
+            "--pipeline trains on samples of an earlier policy, and nothing corrects for that",
+            "use --old_log_probs engine, or add --enable_vllm_is_correction",
         )
     if args.top_p < 1 and (args.enable_vllm_is_correction or args.old_log_probs == "engine"):
         yield Problem(

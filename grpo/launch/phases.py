@@ -17,6 +17,7 @@ from grpo.stack.checkout import GPU_REPORT
 from grpo.stack.machine import GB
 
 LARGE = RELEASED["openai/gpt-oss-120b"]
+SAMPLING = "sampling"  # the phase of the engines; the others are the actor's
 ENGINE_TOKENS = 1_000  # assumed: tokens per second of an engine
 _PASSES = 3  # over the weights: old log-probs, forward, backward
 _WEIGHTS = sum(LARGE.actor_bytes(packed=True).values())
@@ -121,8 +122,10 @@ def phases(config: Config, architecture: Architecture, rates: Rates) -> Iterator
     tokens = config.samples_per_rollout * args.generate_max_len
     sampling = tokens / (ENGINE_TOKENS * args.vllm_num_engines)
     assumed = f"assumes {ENGINE_TOKENS:,} tokens/s of each engine, from half to twice as many"
-    yield Phase("sampling", sampling, sampling / 2, sampling * 2, assumed)
+    yield Phase(SAMPLING, sampling, sampling / 2, sampling * 2, assumed)
     for name, line in (("old log-probs", rates.old), ("training", rates.train)):
+        if name == "old log-probs" and args.old_log_probs == "engine":
+            continue
         seconds = batches * weights * line.of_sample + samples * layers * line.of_token * config.max_model_len
         yield Phase(name, seconds, seconds * rates.low, seconds * rates.high, rates.source)
     if args.actor_shard == NO_SHARD or config.actor_ranks == 1:

@@ -129,10 +129,24 @@ def _add_sizes(plan: Plan, config: Config, model: Model, engine_model: Model) ->
     plan.host_memory = host_memory(config, model, engine_model, plan.lora_optimizer_bytes, plan.object_store_bytes)
     plan.host_bytes = sum(plan.host_memory.values())
     plan.checkpoint_bytes = adapter + plan.lora_parameters * _SAVED_STATE
+    if args.pipeline:  # the batch of the next step
+        routing = plan.architecture.layers * plan.architecture.experts_per_token if args.routing_replay else 0
+        plan.checkpoint_bytes += plan.max_tokens_per_rollout * (_TOKEN_BYTES + routing)
     # At least the newest and the best; one from before a drop in correctness; one more until the oldest is deleted;
     # and the final adapter.
     kept = max(args.max_ckpt_num, 2) + 2 if args.save_steps > 0 else 0
     plan.disk_bytes = kept * plan.checkpoint_bytes + adapter
+
+
+def _staleness(plan: Plan, args: argparse.Namespace) -> list[str]:
+    if not args.pipeline:
+        return []
+    first, last = plan.optimizer_steps_per_rollout, 2 * plan.optimizer_steps_per_rollout - 1
+    return [
+        f"            PIPELINE=1: the policy that sampled is {first}"
+        + (f" to {last}" if last > first else "")
+        + f" optimizer step{'s' * (last > 1)} behind; the ratio compares with it"
+    ]
 
 
 def _groups(args: argparse.Namespace) -> list[str]:
@@ -162,7 +176,8 @@ def describe(plan: Plan, config: Config) -> list[str]:
         *describe_lengths(config),
         f"update      {plan.samples_per_rollout} samples / train batch {args.train_batch_size} (samples, not "
         f"prompts) = {plan.optimizer_steps_per_rollout} optimizer steps per rollout"
-        + (", all but the first off-policy" if plan.optimizer_steps_per_rollout > 1 else ""),
+        + (", all but the first off-policy" if plan.optimizer_steps_per_rollout > 1 and not args.pipeline else ""),
+        *_staleness(plan, args),
         f"            {config.actor_ranks} ranks x micro batch {args.micro_train_batch_size} x "
         f"{plan.gradient_accumulation} accumulated = {args.train_batch_size}",
     ]

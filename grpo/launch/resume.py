@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.checkpoint import adapter_files, digests
+from grpo.launch import loss_flags
 from grpo.launch.config import Config, resolve
 from grpo.launch.run_dir import data_digest
 from grpo.model.model_files import CheckpointError, read
@@ -62,7 +63,7 @@ def resolve_resumed(flags: list[str], folder: Path, from_step: int | None = None
 
     Raises:
         UserError: if a flag is invalid (:func:`grpo.launch.config.resolve`), the run used another model, adapter or
-            data file, or the checkpoint is missing or damaged.
+            data file, the checkpoint is missing or damaged, or its batch does not fit the loss.
     """
     flags = [*flags, *_own_folders(flags, folder)]
     config = resolve(flags, folder)
@@ -74,6 +75,7 @@ def resolve_resumed(flags: list[str], folder: Path, from_step: int | None = None
     if steps:
         step = steps[-1] if from_step is None else from_step
         check_whole(checkpoints / step_name(step), base)
+        _check_ahead(checkpoints / step_name(step), config)
         config = resolve([*flags, "--resume_from", str(checkpoints / step_name(step))], folder)
     wrong = {name: values for name, values in changes(config, folder).items() if name in FIXED}
     wrong |= {name: pair for name, pair in _moved(config, folder).items() if pair[0] != pair[1]}
@@ -95,6 +97,21 @@ def check_whole(step: Path, base: Path) -> None:
         others = _other_steps(step.parent, step_of(step), base)
         anew = f"no other step is whole; restore a copy, or move {step.parent} away to start again"
         raise UserError(wrong.what, others or wrong.remedy or anew)
+
+
+def _check_ahead(step: Path, config: Config) -> None:
+    """Refuse settings that would train on a batch of an earlier policy as if it were the current one's."""
+    if loss_flags.corrects_for_sampling(config.args):
+        return
+    from grpo.checkpoint import trainer_state  # imports torch, which takes seconds
+
+    state, _ = trainer_state.read(step / "trainer")
+    if "ahead" in state["client_states"]:
+        raise UserError(
+            f"{step} has a batch that an earlier policy sampled (PIPELINE=1), and these settings do not correct for "
+            "that",
+            "restore PIPELINE=1, or set OLD_LOG_PROBS=engine",
+        )
 
 
 def _other_steps(checkpoints: Path, step: int, base: Path) -> str:

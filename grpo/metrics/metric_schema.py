@@ -173,7 +173,10 @@ SCHEMA = (
     Metric("actor_lr", "", 5, "learning rate, mean over the micro-batches of the step", "openrlhf"),
     Metric("optimizer_step", "", 5, "optimizer steps since the run started", "actor"),
     Metric("optimizer_steps", "", 5, "optimizer steps in this rollout; all but the first are off-policy", "actor"),
-    Metric("seconds.generate", "s", 5, "sampling and reward", "launcher"),
+    Metric("staleness", "", 5, "optimizer steps between the policy that sampled the rollouts and the one that the step "
+           "begins with", "launcher", when="PIPELINE"),
+    Metric("seconds.generate", "s", 5, "sampling and reward; with PIPELINE, of the next step's batch", "launcher"),
+    Metric("seconds.wait", "s", 5, "waiting for the engines after the update", "launcher", when="PIPELINE"),
     Metric("reward_seconds", "s", 5, "time from the response to its reward, including the judge, mean over samples",
            "reward"),
     Metric("seconds.old_log_probs", "s", 5, "log-probs that the reward reads, and advantages", "launcher"),

@@ -28,6 +28,10 @@ class ParityGate:
     def __init__(self) -> None:
         self._is_open = False
 
+    def is_due(self, args: Arguments) -> bool:
+        """Return whether the next step is compared."""
+        return not self._is_open and is_compared(args)
+
     def check(self, trainer: LoggedTrainer, step: int, batches: Sequence[Batch], samples: Sequence[Sample]) -> None:
         """Compare on some of the step's rollouts, and write the result to parity.jsonl.
 
@@ -39,7 +43,7 @@ class ParityGate:
         Raises:
             UserError: if rounding does not explain the difference.
         """
-        if self._is_open or not is_compared(trainer.args):
+        if not self.is_due(trainer.args):
             return
         rollouts = scored(trainer, batches, samples)
         if not rollouts:

@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import os
+import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -60,6 +61,7 @@ class RunLog:
         self.trackers = trackers or Trackers()
         self._window: deque[dict[str, Any]] = deque(read_rows(self._files.metrics), maxlen=WINDOW - 1)
         self._step = self._window[-1]["step"] if self._window else 0
+        self._loop = threading.get_ident()  # with PIPELINE=1, another thread samples beside the loop's phases
         self._lost = 0
         self._seconds: dict[str, float] = defaultdict(float)
         self._step_started = time.monotonic()
@@ -70,7 +72,8 @@ class RunLog:
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             started = time.monotonic()
-            self.note_phase(phase, self._step + 1)
+            if threading.get_ident() == self._loop:
+                self.note_phase(phase, self._step + 1)
             try:
                 return function(*args, **kwargs)
             finally:

@@ -22,7 +22,7 @@ def test_a_hook_that_no_phase_names_is_noticed(monkeypatch):
     [
         # through an attribute of an object whose type the module declares
         ("ppo_actor.note_tokens", ["metrics/token_recorder.py", "update/loss.py"]),
-        ("ppo_trainer.generate_arguments", ["batch/length_schedule.py"]),
+        ("ppo_trainer.lengths_after", ["batch/length_schedule.py"]),
         ("ppo_trainer.close", ["run/run_log.py"]),
         ("ppo_actor.sync_adapter", ["lora/sync.py", "metrics/token_recorder.py"]),
         ("vllm_engine.WORKER", ["lora/side_path.py"]),

@@ -1,5 +1,7 @@
 """The options of the loss, rewards that fail, and a schedule of lengths over a kill and a resume: one run in two parts.
 
+It samples a step ahead, so a batch waits in the checkpoint while the run is killed.
+
 The learning rate is next to nothing. So the policy stays what sampled, ratios and weights are what rounding makes of
 1, and the losses of the real stack can be told from the samples.
 """
@@ -13,6 +15,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from data.instructions import instructed
+from grpo.checkpoint import trainer_state
+from grpo.rollout.response_text import text_of
 from tests.upstream import masked_correction
 
 from .recorded import Agreement, log_probs_of, of_another_sample, of_the_next_token, read_samples
@@ -37,7 +41,7 @@ def reward_func(queries, prompts, labels):
 
 @pytest.fixture(scope="module")
 def parts(tiny_model, tmp_path_factory) -> tuple[Path, list[str]]:
-    """The run directory of steps 1 to 3 and, resumed with other options, 4 to 7; and the driver's log of each part.
+    """The run directory of steps 1 to 3 and, resumed with other options, 4 to 8; and the driver's log of each part.
 
     The first part, in the box of 2 GPUs with the whole base on one rank, is killed in step 5: step 4 is taken back. The
     second one has two ranks that share the base, its experts in bf16 and in host memory.
@@ -52,8 +56,8 @@ def parts(tiny_model, tmp_path_factory) -> tuple[Path, list[str]]:
     (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     run_dir, log = folder / "run", folder / "run" / "logs" / "driver.log"
     shared = {
-        "NUM_ENGINES": "1",
-        "REWARD": str(folder / "reward.py"), "TRAIN_DATA": str(folder / "train.jsonl"), "NUM_EPISODES": "7",
+        "NUM_ENGINES": "1", "PIPELINE": "1",
+        "REWARD": str(folder / "reward.py"), "TRAIN_DATA": str(folder / "train.jsonl"), "NUM_EPISODES": "8",
         "ROLLOUT_BATCH_SIZE": "4", "N_SAMPLES_PER_PROMPT": "4", "MICRO_ROLLOUT_BATCH_SIZE": "4",
         "TRAIN_BATCH_SIZE": str(TRAIN_BATCH), "MICRO_TRAIN_BATCH_SIZE": "1", "LEARNING_RATE": "1e-9",
         "LOSS_AGGREGATION": "sequence_mean", "TEMPERATURE": str(TEMPERATURE), "EPS_CLIP": str(EPS_CLIP),
@@ -69,14 +73,15 @@ def parts(tiny_model, tmp_path_factory) -> tuple[Path, list[str]]:
         seen = seen or log.stat().st_size
         return b"Train epoch" in log.read_bytes()[seen:]
 
-    first_part = ("--gpus", 2, "--run-dir", run_dir, "--steps", 7, "--", "--advantage_clip", CLIP)
-    kill(run_dir, is_in_step_5, *first_part, OLD_LOG_PROBS="engine", **shared)
+    first_part = ("--gpus", 2, "--run-dir", run_dir, "--steps", 8, "--", "--advantage_clip", CLIP)
+    kill(run_dir, is_in_step_5, *first_part, **shared)
     first = log.read_text()
     assert 4 <= len(lines(metrics)) < 6, "it was killed too late"
     (folder / BROKEN).touch()
     correction = ("--enable_vllm_is_correction", "--vllm_is_correction_type", masked_correction())
     thresholds = ("--vllm_is_truncated_threshold", 0.9995, 1.0005)
-    output = train("--resume", run_dir, "--steps", 7, "--", *correction, *thresholds, EXPERTS="bf16", **shared)
+    shared |= {"EXPERTS": "bf16", "OLD_LOG_PROBS": "trainer"}
+    output = train("--resume", run_dir, "--steps", 8, "--", *correction, *thresholds, **shared)
     assert "continuing after step 3" in output
     return run_dir, [first, log.read_text()[len(first) :]]
 
@@ -96,7 +101,7 @@ def share(part: list[dict], samples: list[dict]) -> float:
 @pytest.fixture(scope="module")
 def agreement(parts, tiny_model) -> Agreement:
     """Of all samples that the trainer knows; the policy stays the tiny model."""
-    records = [record for _, samples in steps_of(parts[0], 1, 7) for record in samples]
+    records = [record for _, samples in steps_of(parts[0], 1, 8) for record in samples]
     samples = read_samples(records, AutoTokenizer.from_pretrained(tiny_model / "mxfp4"))
     return Agreement.of(samples, reference_model(tiny_model / "mxfp4"), TEMPERATURE)
 
@@ -134,7 +139,7 @@ def test_ratio_uses_the_engine_and_advantages_are_clipped(parts, agreement):
 @pytest.mark.timeout(600)
 def test_failing_rewards_of_whole_prompts_neither_end_the_run_nor_train(parts):
     """Three prompts of four: one of the two ranks has nothing to train on, and many optimizer batches neither."""
-    for row, samples in steps_of(parts[0], 4, 7):
+    for row, samples in steps_of(parts[0], 5, 8):
         rewarded = [sample for sample in samples if sample["reward"] is not None]
         assert {sample["gold"] for sample in rewarded} == {"964"} and len(rewarded) == 4
         assert row["reward_missing"] == 0.75 and row["dropped_values"] == row["metric_errors"] == 0
@@ -151,7 +156,7 @@ def test_masked_importance_sampling_drops_samples_on_which_trainer_and_engine_di
     All that are trained are on one rank, which has half of each batch.
     """
     kinds = set()
-    for row, samples in steps_of(parts[0], 4, 7):
+    for row, samples in steps_of(parts[0], 5, 8):
         rewarded = [sample for sample in samples if sample["reward"] is not None]
         telling = [sample for sample in rewarded if abs(sample["advantage"]) > 1e-3]
         dropped = [sample for sample in telling if sample["micro_batch_loss"] == 0]
@@ -172,12 +177,32 @@ def test_masked_importance_sampling_drops_samples_on_which_trainer_and_engine_di
 
 @pytest.mark.timeout(600)
 def test_limit_continues_after_a_resume_without_new_engines(parts):
-    """The last limit comes after five steps that were truncated, two before and three after the resume."""
+    """The last limit comes after five steps that were truncated, two before and three after the resume.
+
+    The batch of step 7 was drawn before the fifth of them, step 6, was over.
+    """
     run_dir, logs = parts
-    steps = steps_of(run_dir, 1, 7)
-    assert [row["length_limit"] for row, _ in steps] == [20, 24, 24, 24, 24, 24, 28]
+    steps = steps_of(run_dir, 1, 8)
+    assert [row["length_limit"] for row, _ in steps] == [20, 24, 24, 24, 24, 24, 24, 28]
     for row, samples in steps:
         lengths = [sample["response_length"] for sample in samples]
         assert row["truncated"] > 0.01 and max(lengths) == row["length_limit"]
     engines = [set(re.findall(r"LLMRayActor pid=(\d+)", log)) for log in logs]
     assert [len(pids) for pids in engines] == [1, 1]
+
+
+@pytest.mark.timeout(600)
+def test_the_batch_that_was_sampled_ahead_survives_the_kill(parts, tiny_model):
+    """With its rewards: those of the second part fail for three prompts of four. An episode is one step."""
+    run_dir, _ = parts
+    state, _ = trainer_state.read(run_dir / "checkpoints" / "step_3" / "trainer")
+    *exhausted, (batch, _, _, is_exhausted) = state["client_states"]["ahead"]["results"]
+    assert len(exhausted) == 1 and not is_exhausted
+    [(row, samples)] = steps_of(run_dir, 4, 4)
+    assert row["reward_missing"] == 0 and row["metric_errors"] == row["dropped_values"] == 0
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model / "mxfp4")
+    for saved, sample in zip(batch, samples, strict=True):
+        sampled = saved["sequences"][0, 1:][saved["action_mask"][0].bool()].tolist()
+        assert [sample["prompt"]] == saved["prompts"] and sample["response"] == text_of(tokenizer, sampled)
+        assert [sample["reward"]] == pytest.approx(saved["rewards"].tolist())
+    assert [row["staleness"] for row, _ in steps_of(run_dir, 1, 8)] == [0, *[len(samples) / TRAIN_BATCH] * 7]

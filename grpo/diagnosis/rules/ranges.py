@@ -19,12 +19,15 @@ SOLVED = 0.9  # of the samples: above it, groups lack spread for a good reason
 
 # The scale of a gradient depends on the model. The rule of instability therefore compares it with its own start.
 RELATIVE = {"grad_norm", "grad_norm_max"}
+# With PIPELINE=1 these include the update that the engines' policy lacks.
+OF_ONE_POLICY = {"logprob_diff_mean", "logprob_diff_max", "logprob_diff_first", "logprob_diff_last", "vllm_kl"}
 WATCHED = [metric.name for metric in SCHEMA if metric.healthy and metric.name not in RELATIVE]
 
 
 def out_of_range(run: RunHistory) -> list[Finding] | str:
     """A metric has been out of its healthy range for the last steps, and is not recovering."""
-    seen = [series for name in WATCHED if len(series := run.column(name)) >= AT_ONCE.get(name, LASTING)]
+    watched = [name for name in WATCHED if name not in OF_ONE_POLICY or not run.setting("PIPELINE")]
+    seen = [series for name in watched if len(series := run.column(name)) >= AT_ONCE.get(name, LASTING)]
     findings = [one for series in seen if (one := _judge_at_once(run, series) or _judge(run, series))]
     if not findings and len(run.rows) < LASTING:
         raise NotJudged(f"only {len(run.rows)} steps; {LASTING} are needed")

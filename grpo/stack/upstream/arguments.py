@@ -65,6 +65,7 @@ class Arguments(Protocol):
     entropy_loss_coef: float | None
     old_log_probs: str
     routing_replay: bool
+    pipeline: bool
     parity_limit: float
     enable_vllm_is_correction: bool
     vllm_is_correction_type: str

@@ -47,12 +47,12 @@ class SamplesGenerator(Protocol):
 
     Attributes:
         prompts_dataloader: of the training prompts.
-        stage: what is being sampled, "train 7" or "eval 10". ``ppo_trainer.begin_step`` sets it.
+        stage: what is being sampled, "train 7" or "eval 10". ``ppo_trainer.next_batch`` sets it.
         drawn: how often the stage has drawn each prompt. Set with ``stage``.
         unscored: consecutive samples without a score. ``experience_maker.begin_batch`` sets it.
-        groups: the groups of the current step, a :class:`grpo.batch.filtering.StepGroups`. ``ppo_trainer.begin_step``
-            sets it.
-        retirement: the problems that rest, a :class:`grpo.batch.retirement.Retirement`. ``ppo_trainer.begin_step`` or
+        groups: the groups of the step that is sampled, a :class:`grpo.batch.filtering.StepGroups`.
+            ``ppo_trainer.next_batch`` sets it.
+        retirement: the problems that rest, a :class:`grpo.batch.retirement.Retirement`. ``ppo_trainer.next_batch`` or
             ``ppo_trainer.restore`` sets it.
     """
 

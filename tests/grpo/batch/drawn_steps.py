@@ -13,13 +13,14 @@ import torch
 from openrlhf.trainer.ppo_utils import experience_maker
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from grpo.batch import filtering
+from grpo.batch import ahead, filtering
 from grpo.hooks import ppo_trainer as hooks
 
 SETTINGS = {
     "seed": 3, "rollout_batch_size": 3, "n_samples_per_prompt": 4, "dynamic_filtering": True,
     "dynamic_filtering_reward_range": [0, 1], "dynamic_filtering_batches": 4, "retire_after": None, "retire_for": 2,
     "routing_replay": False, "remote_rm_url": ["r.py"], "vllm_enable_sleep": False,
+    "pipeline": False, "num_episodes": 200, "max_steps": None,
 }  # fmt: skip
 
 
@@ -83,31 +84,39 @@ class Run:
         strategy = SimpleNamespace(args=self.args)
         self.generator = experience_maker.SamplesGenerator(strategy, loader, None, None, [engine])
         self.generator._process_response_into_experience = _sample
-        self._trainer = SimpleNamespace(samples_generator=self.generator, prompts_dataloader=loader)
+        self.batches = ahead.Batches(self.generator, lambda _: {}, self.args.num_episodes)
+        self._trainer = SimpleNamespace(
+            samples_generator=self.generator, prompts_dataloader=loader, batches=self.batches, args=self.args
+        )
         self.rows: list[tuple[list, dict]] = []
         self.states: list[dict] = []
-        self._step = 0
+        self._step = self._episode = 0
 
-    def until(self, step: int, episodes: int = 200) -> "Run":
-        """Make global steps until this one, as OpenRLHF's loop does."""
-        while self._step < step and episodes:
-            hooks.begin_step(self._trainer, self._step + 1)
-            samples, pass_rate, _, is_exhausted = self.generator.generate_samples()
+    def until(self, step: int) -> "Run":
+        """Make global steps until this one, as OpenRLHF's loop does; the policy's number is that of its last step."""
+        while self._step < step and self._episode < self.args.num_episodes:
+            samples, pass_rate, _, is_exhausted = hooks.next_batch(self._trainer, self._episode, self._step + 1)
             if is_exhausted:
-                episodes -= 1
+                self._episode += 1
                 continue
             self._step += 1
-            metrics = filtering.finish_step(self.generator) | {"pass_rate": pass_rate}
+            metrics = filtering.finish_step(self.generator, self.batches.current.groups) | {"pass_rate": pass_rate}
+            metrics["staleness"] = self.batches.staleness()
+            self.batches.policy += 1
+            self.batches.wait()
             self.rows.append(([(sample.prompts[0], float(sample.draw)) for sample in samples], metrics))
             loader = self.generator.prompts_dataloader.state_dict()
-            self.states.append({"global_step": self._step, "loader": loader, **hooks.states(self._trainer, {})})
+            state = {"global_step": self._step, "episode": self._episode, "loader": loader}
+            self.states.append(state | hooks.states(self._trainer, {}))
         return self
 
     def resume(self, state: dict) -> "Run":
         """Continue from what a checkpoint holds, as OpenRLHF's loop and our hooks do."""
-        self._step = state["global_step"]
+        self._step, self._episode = state["global_step"], state["episode"]
         self.generator.prompts_dataloader.load_state_dict(state["loader"])
         hooks.restore(self._trainer, state)
+        if "ahead" in state:
+            self.batches.restore(state["ahead"], SimpleNamespace)
         return self
 
 

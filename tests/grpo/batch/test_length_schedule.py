@@ -21,8 +21,14 @@ def schedule(text: str | None, state=None) -> Schedule:
     return Schedule(SimpleNamespace(length_schedule=text, generate_max_len=3072), state)
 
 
-def samples(truncated: int, of: int = 10) -> list[SimpleNamespace]:
-    return [SimpleNamespace(info={"truncated": torch.tensor([number < truncated])}) for number in range(of)]
+def samples(truncated: int, limit: int, of: int = 10) -> list[SimpleNamespace]:
+    return [sample(limit, truncated=float(number < truncated)) for number in range(of)]
+
+
+def sample(limit: int, **info: float) -> SimpleNamespace:
+    return SimpleNamespace(
+        info={name: torch.tensor([value]) for name, value in {"length_limit": limit, **info}.items()}
+    )
 
 
 def test_a_schedule_is_read():
@@ -73,7 +79,7 @@ def test_limit_grows_after_lasting_truncation():
     truncated = [9] + [0] * WINDOW + [2] * (3 * WINDOW)
     for step, count in enumerate(truncated, start=1):
         limits.append(one.limit(step))
-        one.after_step(step, samples(count))
+        one.after_step(step, samples(count, limits[-1]))
     grown = limits.index(2048)
     assert limits[:grown] == [1024] * (1 + 2 * WINDOW)  # one bad step is forgotten; then five in a row are 20%
     assert limits[grown : grown + WINDOW] == [2048] * WINDOW and limits[grown + WINDOW] == 3072
@@ -83,7 +89,7 @@ def test_cut_thoughts_let_the_limit_grow():
     """Under a thinking budget `truncated` is the answer's, which keeps its part of any limit."""
     one = schedule("1024,3072@50%")
     cut = [
-        SimpleNamespace(info={"truncated": torch.tensor([answer]), "thinking_truncated": torch.tensor([thought])})
+        sample(1024, truncated=answer, thinking_truncated=thought)
         for answer, thought in ((0.0, 1.0), (1.0, 1.0), (0.0, 0.0), (0.0, 0.0))
     ]
     for step in range(1, 1 + WINDOW):
@@ -93,11 +99,22 @@ def test_cut_thoughts_let_the_limit_grow():
     assert one.limit(1 + WINDOW) == 3072
 
 
+def test_samples_drawn_before_the_limit_grew_do_not_count_for_the_new_one():
+    """PIPELINE=1: each batch is drawn before the one before it is counted."""
+    one, limits = schedule("1024,2048@50%,3072@50%"), [1024]
+    for step in range(1, 2 * WINDOW + 3):
+        limits.append(one.limit(step + 1))
+        one.after_step(step, samples(10, limits[step - 1]))
+    assert limits == [1024] * (WINDOW + 1) + [2048] * (WINDOW + 1) + [3072]
+
+
 def test_steps_and_truncation_can_be_mixed():
     one = schedule("1024,2048@3,3072@50%")
     for step in range(1, 3 + WINDOW):
         assert one.limit(step) == (1024 if step < 3 else 2048)
-        one.after_step(step, samples(10))  # responses cut at the first limit do not count for the second
+        one.after_step(
+            step, samples(10, one.limit(step))
+        )  # responses cut at the first limit do not count for the second
     assert one.limit(3 + WINDOW) == 3072
 
 
@@ -110,7 +127,7 @@ def test_resumed_run_has_the_limits_of_an_uninterrupted_run(truncated, data):
         limits, state = [], {}
         for step in range(first, last + 1):
             limits.append(one.limit(step))
-            state = one.after_step(step, samples(truncated[step - 1]))
+            state = one.after_step(step, samples(truncated[step - 1], limits[-1]))
         return limits, state
 
     whole, _ = run(schedule(text), 1, len(truncated))
@@ -122,7 +139,7 @@ def test_resumed_run_has_the_limits_of_an_uninterrupted_run(truncated, data):
     assert begun + resumed == whole
 
 
-def test_the_trainer_draws_under_the_limit_and_saves_its_state():
+def test_the_trainer_draws_under_the_limit_and_saves_its_state(tmp_path):
     """OpenRLHF's own loop, on a generator that takes what it is asked for."""
     from openrlhf.trainer import ppo_trainer
 
@@ -130,13 +147,13 @@ def test_the_trainer_draws_under_the_limit_and_saves_its_state():
     this, drawn, saved = object.__new__(trainer_class), [], []
     this.args = SimpleNamespace(
         length_schedule="5,8@2,9@3", generate_max_len=9, num_episodes=1, max_steps=3, eval_steps=100,
-        dynamic_filtering=False, resume_from=None,
+        dynamic_filtering=False, resume_from=None, pipeline=False, run_dir=str(tmp_path), save_steps=1,
     )  # fmt: skip
     this.generate_kwargs = {"max_new_tokens": 9}
 
     def generate(**kwargs):
         drawn.append(kwargs["max_new_tokens"])
-        return samples(1), None, 1, False
+        return samples(1, kwargs["max_new_tokens"]), None, 1, False
 
     this.eval_dataloader = None
     this.prompts_dataloader = type("Loader", (list,), {"state_dict": lambda _: {}})([None] * 9)
@@ -145,6 +162,7 @@ def test_the_trainer_draws_under_the_limit_and_saves_its_state():
         args=SimpleNamespace(seed=0, retire_after=None, retire_for=1),
         prompts_dataloader=MagicMock(),
     )
+    this.experience_maker = SimpleNamespace(make_experience_batch=None)
     this.train_step = lambda _, step: ({}, step + 1)
     this.save_logs_and_checkpoints = lambda step, status, states: saved.append(states["lengths"])
     this.wandb_logger = this.tensorboard_logger = this.tokenizer = None

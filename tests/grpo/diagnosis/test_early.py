@@ -181,6 +181,14 @@ def test_lost_sync_is_reported_soon_despite_small_differences() -> None:
     assert named_after(rows) == {"mismatch": 15}
 
 
+def test_with_pipeline_a_difference_of_trainer_and_engine_includes_an_update() -> None:
+    rows = [row(step, logprob_diff_mean=0.2, logprob_diff_last=0.3) for step in range(1, 12)]
+    assert {finding.name for finding in diagnose(of_rows(rows, (), CONFIG)).findings} == {"mismatch"}
+    ahead = CONFIG | {"flags": CONFIG["flags"] | {"pipeline": True, "old_log_probs": "engine"}}
+    diagnosis = diagnose(of_rows(rows, (), ahead))
+    assert not diagnosis.findings and "see ppo_kl" in diagnosis.not_judged["mismatch"]
+
+
 def test_lost_line_is_reported_at_once_and_full_disk_in_the_second_step() -> None:
     assert named_after([row(1), row(2, lost_writes=1)]) == {"out_of_range:lost_writes": 2}
     # 3e9 bytes are left: too few for the one checkpoint of 4e9, enough for that of 1e9.

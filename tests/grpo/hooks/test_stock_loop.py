@@ -27,7 +27,7 @@ class Tracker:
 
 
 def sample(reward: float, correct: float) -> SimpleNamespace:
-    numbers = {"correct": correct, "truncated": 0.0, "response_length": 3.0}
+    numbers = {"correct": correct, "truncated": 0.0, "response_length": 3.0, "length_limit": 3.0}
     return SimpleNamespace(
         prompts=["p"], labels=["l"], rewards=torch.tensor([reward]), scores=torch.tensor([reward]),
         sequences=torch.ones(1, 4, dtype=torch.long), action_mask=torch.ones(1, 3), attention_mask=torch.ones(1, 4),
@@ -49,7 +49,7 @@ def fit_one_step(load, run_dir: Path) -> tuple[Tracker, list[dict]]:
             eval_temperature=1.0, eval_n_samples_per_prompt=1, run_dir=str(run_dir), metrics_dir=None,
             prompt_data=str(data), remote_rm_url=None, agent_func_path=None, eval_dataset=str(data),
             ckpt_path=None, log_samples=None, use_tensorboard=None, use_wandb=None,
-            use_trackio=False, length_schedule=None, generate_max_len=3,
+            use_trackio=False, length_schedule=None, generate_max_len=3, pipeline=False,
         ),
         "init_checkpoint_states": lambda: start,
         "prompts_dataloader": MagicMock(

@@ -69,6 +69,7 @@ OVERRIDES = {
     "KL_COEF": ("0.1", "--init_kl_coef", "0.1"),
     "LOSS_AGGREGATION": ("constant", "--loss_aggregation", "constant"),
     "OLD_LOG_PROBS": ("engine", "--old_log_probs", "engine"),
+    "PIPELINE": ("1", "--pipeline", ""),
     "ROUTING_REPLAY": ("1", "--routing_replay", ""),
     "PARITY_LIMIT": ("0.07", "--parity_limit", "0.07"),
     "LENGTH_SCHEDULE": ("7,15@5", "--length_schedule", "7,15@5"),

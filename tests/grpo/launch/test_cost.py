@@ -44,6 +44,22 @@ def test_hours_and_judge_calls_of_the_whole_run(setting) -> None:
     assert "assumes 1,000 tokens/s" in text
 
 
+def test_a_step_ahead_takes_the_longer_of_sampling_and_the_rest(setting) -> None:
+    judged = RunJudge(SimpleNamespace(chain=SimpleNamespace(max_output_tokens=99)), is_stand_in=True)
+
+    def seconds(**changes: object) -> list[int]:
+        """Of a step, and of one with the other value of PIPELINE."""
+        config = config_of(setting, micro_train_batch_size=1, old_log_probs="engine", **changes)
+        text = "\n".join(cost.describe(make_plan(config), config, judged))
+        assert "old log-probs" not in text
+        return [int(re.search(pattern, text)[1]) for pattern in (r"of (\d+) s, if", r"would take (\d+) s")]
+
+    sampling, rest = 64 * 3072 / 2000, 26 + 12
+    assert seconds() == pytest.approx([sampling + rest, sampling], abs=1)
+    assert seconds(pipeline=True) == pytest.approx([sampling, sampling + rest], abs=1)
+    assert seconds(pipeline=True, vllm_num_engines=8)[0] == pytest.approx(rest, abs=1)
+
+
 @pytest.mark.parametrize(("asked", "steps"), [(20, 20), (None, 100)])
 def test_without_data_the_cost_is_that_of_the_steps_asked_for(setting, asked: int | None, steps: int) -> None:
     config = config_of(setting, prompt_data="absent.jsonl", max_steps=asked)

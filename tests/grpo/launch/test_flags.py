@@ -9,7 +9,7 @@ GOOD = {
     "packing_samples": False, "use_dynamic_batch": False, "ring_attn_size": 1, "attn_implementation": "eager",
     "lora_rank": 64, "load_in_4bit": False, "zero_stage": 3, "gradient_checkpointing": True,
     "gradient_checkpointing_use_reentrant": True, "vllm_enable_sleep": False, "async_train": False,
-    "deepspeed_enable_sleep": False,
+    "deepspeed_enable_sleep": False, "colocate_all_models": False,
     "enable_ema": False, "init_kl_coef": 0, "use_kl_loss": False, "kl_estimator": "k1", "kl_target": None,
     "enable_vllm_is_correction": False, "vllm_is_truncated_threshold": [0.5, 5.0], "top_p": 1.0, "dual_clip": None,
     "eps_clip_low_high": None, "policy_loss_type": "ppo", "generate_max_len": 3072, "overlong_buffer_len": None,
@@ -61,6 +61,8 @@ def test_the_launchers_configuration_is_accepted():
         {"old_log_probs": "engine"},
         {"policy_loss_type": "gspo", "loss_aggregation": "sequence_mean"},
         {"length_schedule": "1024,2048@50,3072@20%", "overlong_buffer_len": 512},
+        {"pipeline": True, "old_log_probs": "engine"},
+        {"pipeline": True, **CORRECTED},
     ],
 )
 def test_forms_of_the_loss_are_accepted(changes):
@@ -107,6 +109,9 @@ def test_checkpoints_that_meet_evaluations_are_accepted(steps):
         ({"kl_target": 0.1}, "use --init_kl_coef alone"),
         ({"vllm_is_truncated_threshold": [2.0, 0.5], **CORRECTED}, "the lower one first"),
         ({"old_log_probs": "engine", **CORRECTED}, "corrects for the engine twice"),
+        ({"pipeline": True}, "use --old_log_probs engine, or add --enable_vllm_is_correction"),
+        ({"pipeline": True, "top_p": 0.9, "old_log_probs": "engine"}, "use --top_p 1"),
+        ({"pipeline": True, "old_log_probs": "engine", "colocate_all_models": True}, "the same GPUs: remove one"),
         ({"parity_limit": -1.0}, "such as 0.05"),
         ({"parity_limit": float("nan")}, "such as 0.05"),
         ({"top_p": 0.9, **CORRECTED}, "use --top_p 1"),

@@ -118,6 +118,19 @@ def test_text_points_out_surprises(setting) -> None:
     assert "unknown" not in text
 
 
+def test_a_batch_ahead_is_stale_and_takes_room_in_a_checkpoint(setting) -> None:
+    ahead = {"pipeline": True, "old_log_probs": "engine"}
+    texts = {}
+    for train_batch, shown in ((8, "is 8 to 15 optimizer steps behind"), (64, "is 1 optimizer step behind")):
+        config = setting.config(train_batch_size=train_batch, **ahead)
+        texts[shown] = "\n".join(describe(make_plan(config), config))
+    assert all(shown in text and "off-policy" not in text for shown, text in texts.items())
+    in_turn, plan = make_plan(setting.config()), make_plan(setting.config(**ahead))
+    assert plan.checkpoint_bytes - in_turn.checkpoint_bytes == 32 * plan.max_tokens_per_rollout
+    replayed = make_plan(setting.config(routing_replay=True, **ahead))
+    assert replayed.checkpoint_bytes - plan.checkpoint_bytes == 2 * 2 * plan.max_tokens_per_rollout, "layers, choices"
+
+
 def test_plan_without_model_and_data_lists_the_unknowns(setting, tmp_path) -> None:
     config = setting.config(pretrain="someone/gpt-oss", prompt_data=tmp_path / "none.jsonl")
     plan = make_plan(config)

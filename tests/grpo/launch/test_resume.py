@@ -51,6 +51,22 @@ def test_a_damaged_checkpoint_is_refused_before_anything_is_taken_back(setting, 
     assert resume.resumed_step(resume.resolve_resumed(setting.words(), setting.run_dir, 10)) == 10  # as it says
 
 
+def test_a_batch_of_an_earlier_policy_is_refused_without_a_correction(setting, save) -> None:
+    """Resuming a run of PIPELINE=1 with the default loss."""
+    start(setting)
+    save(10, 20)
+    file = setting.run_dir / "checkpoints" / "step_20" / "trainer" / "state.pt"
+    state = torch.load(file)
+    state["client_states"]["ahead"] = {"step": 21}
+    torch.save(state, file)
+    with pytest.raises(UserError, match="set OLD_LOG_PROBS=engine"):
+        resume.resolve_resumed(setting.words(), setting.run_dir)
+    for words in (["--old_log_probs", "engine"], ["--enable_vllm_is_correction"]):
+        resumed = resume.resolve_resumed([*setting.words(), *words], setting.run_dir)
+        assert resume.resumed_step(resumed) == 20
+    assert resume.resumed_step(resume.resolve_resumed(setting.words(), setting.run_dir, 10)) == 10
+
+
 @pytest.mark.parametrize(
     ("part", "message"),
     [

@@ -6,6 +6,7 @@ import pytest
 import ray
 import torch
 
+from grpo.hooks import ppo_trainer as hooks
 from grpo.run.parity_gate import ParityGate
 from grpo.stack.problem import UserError
 
@@ -51,6 +52,7 @@ def run(ranks=2, adapter=0.0, shift=0.0, batches=4, **flags):
                 attention_mask=torch.ones_like(sequences),
                 rollout_log_probs=base + adapter * (base + 2) + off,
                 index=index,
+                info={},
             )
         )
     return trainer, made, samples
@@ -115,3 +117,27 @@ def test_rollouts_without_a_reward_are_left_out():
         batch.action_mask[:] = 0
     ParityGate().check(trainer, 1, batches, samples)
     assert len(trainer.written) == 1
+
+
+def test_with_a_batch_ahead_the_policy_of_now_is_compared_on_the_next_one():
+    """The step's own samples are of the policy before: on them, engines and trainer differ."""
+    trainer, batches, samples = run(adapter=0.1)
+    _, stale, old = run(adapter=0.1, shift=0.2)
+    waited, made = [], []
+
+    def wait():
+        waited.append(True)
+        return samples
+
+    trainer.batches = SimpleNamespace(staleness=lambda: 4, wait=wait)
+    trainer.experience_maker = SimpleNamespace(make_experience_batch=lambda copies: made.append(copies) or batches)
+    trainer.parity_gate = ParityGate()
+    for step in (2, 3):
+        hooks.before_training(trainer, step, stale, old)
+    assert [row["step"] for row in trainer.written] == [2] and not trainer.written[0]["problems"]
+    assert len(waited) == 1, "later steps do not wait"
+    assert made[0] is not samples and made[0][0] is not samples[0], "making micro-batches changes them"
+    trainer.batches.staleness = lambda: 0
+    trainer.parity_gate = ParityGate()
+    with pytest.raises(UserError, match="engine 1"):
+        hooks.before_training(trainer, 4, stale, old)

@@ -1,5 +1,6 @@
 import json
 import math
+import threading
 import time
 from argparse import Namespace
 
@@ -38,6 +39,21 @@ def test_a_step_has_its_phases_and_its_numbers(tmp_path):
     assert "generated_samples" not in first
     assert 0.04 <= first["seconds"]["train"] <= first["seconds"]["total"]
     assert "train" not in second["seconds"]
+
+
+def test_what_another_thread_does_meanwhile_is_timed_and_is_not_what_the_run_does(tmp_path):
+    log = run_log.RunLog(str(tmp_path))
+    beside = threading.Thread(target=log.timed("generate", time.sleep), args=(0.02,))
+
+    def train():
+        beside.start()
+        beside.join()
+        return json.loads(RunFiles(tmp_path).phase.read_text())["phase"]
+
+    assert log.timed("train", train)() == "train"
+    log.write_step(1, {})
+    [row] = read(tmp_path / "metrics.jsonl")
+    assert row["seconds"]["generate"] >= 0.02 and row["lost_writes"] == 0
 
 
 def test_non_finite_values_are_left_out_counted_and_named(tmp_path, caplog):
