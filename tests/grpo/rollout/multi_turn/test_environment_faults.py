@@ -418,6 +418,18 @@ def test_a_close_that_fails_or_hangs_is_counted_and_keeps_the_reward(close, impa
     assert score.reward == 1 and outcome.logs()["close_failed"] == 1 and "close of an environment" in caplog.text
 
 
+def test_an_environment_that_answers_calls_itself_still_does():
+    class Own(Tidy):
+        answers_calls = True
+
+        async def reply(self, messages):
+            calls = messages[-1].get("tool_calls") or []
+            return [{"role": "tool", "tool_call_id": each["id"], "content": "mine"} for each in calls] or None
+
+    outcome, _ = played(Own(), SEARCHES, {"content": "x"})
+    assert outcome.messages[2]["content"] == "mine" and (outcome.ending, outcome.turns) == ("done", 2)
+
+
 def test_no_thread_stays_after_a_rollout():
     before = threading.active_count()
     for _ in range(3):
