@@ -207,7 +207,7 @@ class Keeper:
         """
         if self.signalled:
             raise Stopped(f"the keeper got {signal.Signals(self.signalled).name}")
-        ready, _, _ = select.select([sys.stdin.fileno(), self.watch.fd, *self.witness.handles()], [], [], seconds)
+        ready, _, _ = select.select([sys.stdin.fileno(), self.watch.fd, self.witness], [], [], seconds)
         if sys.stdin.fileno() in ready:
             # A line asks for an examination; the end of the input means stop.
             if not os.read(sys.stdin.fileno(), 4096):

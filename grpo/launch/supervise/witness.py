@@ -77,7 +77,7 @@ class Witness:
 
     def __init__(self) -> None:
         self._watched: dict[int, tuple[str, int]] = {}  # role and pid by pidfd
-        self._poll = select.poll()
+        self._deaths = select.epoll()  # hands them over in the order in which they happened
         self._next_scan = 0.0
 
     def is_due(self) -> bool:
@@ -96,18 +96,18 @@ class Witness:
                 except ProcessLookupError:
                     continue
                 self._watched[handle] = (role, process.pid)
-                self._poll.register(handle, select.POLLIN)
+                self._deaths.register(handle, select.EPOLLIN)
 
-    def handles(self) -> list[int]:
-        """Return the file descriptors that become readable when a process dies."""
-        return list(self._watched)
+    def fileno(self) -> int:
+        """Return the file descriptor that becomes readable when a process dies."""
+        return self._deaths.fileno()
 
     def deaths(self) -> list[Death]:
-        """Return the deaths since the last call; those by a signal come first."""
+        """Return the deaths since the last call in their order, but those by a signal first."""
         died = []
-        for handle, _ in self._poll.poll(0):
+        for handle, _ in self._deaths.poll(0):
             role, pid = self._watched.pop(handle)
-            self._poll.unregister(handle)
+            self._deaths.unregister(handle)
             died.append(Death(role, pid, _exit_code(handle, pid)))
             os.close(handle)
         return sorted(died, key=lambda death: death.code is None or death.code >= 0)

@@ -11,7 +11,7 @@ from grpo.metrics.metric_schema import SCHEMA
 from scripts.report.page import render
 from scripts.report.runs import read
 from tests.scripts.report.browser import PROGRAMS, Browser, program
-from tests.scripts.report.conftest import Finding, sample, write_lines
+from tests.scripts.report.conftest import UNSEEN, Finding, sample, write_lines
 
 pytestmark = pytest.mark.skipif(
     program() is None, reason=f"no browser on this machine ({', '.join(PROGRAMS)}): apt-get install chromium"
@@ -81,8 +81,7 @@ def check_page(browser: Browser, page: Path, width: int) -> list[dict]:
 def test_every_chart_is_there(browser, several, width, scheme):
     open_page(browser, several, width=width, scheme=scheme, touch=width == min(WIDTHS))
     charts = check_page(browser, several, width)
-    unseen = {"seconds.old_log_probs", "seconds.save"}
-    assert [chart["name"] for chart in charts] == [m.name for m in SCHEMA if m.name not in unseen]
+    assert [chart["name"] for chart in charts] == [m.name for m in SCHEMA if m.name not in UNSEEN]
     assert all(chart["width"] and len(chart["ink"]) == 2 for chart in charts)
     assert browser.value("window.hit") is None
 

@@ -66,6 +66,16 @@ def test_a_death_is_seen_with_its_signal(spawn, signum: signal.Signals) -> None:
     assert witness.watched() == {rank.pid: "an actor rank"}
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_deaths_that_are_noticed_late_keep_their_order(spawn, order: Sequence[int]) -> None:
+    children = [spawn(title) for title in ("gcs_server", "raylet", "ray::LLMRayActor.generate")]
+    witness = met(*children)
+    for place in order:
+        children[place].kill()
+        children[place].wait()
+    assert [death.pid for death in witness.deaths()] == [children[place].pid for place in order]
+
+
 def test_who_lives_when_an_exception_comes_is_not_its_cause(spawn) -> None:
     engine, rank = spawn("ray::LLMRayActor.generate"), spawn("ray::PolicyModelActor.fit")
     witness = met(engine, rank)
