@@ -112,7 +112,7 @@ if (($# == 0)); then
     done
     rm -rf "$scratch"
 fi
-# Not a stage: pytest's closing line must be the last one. The real stack comes first, in one process, and the other
+# Not a stage: pytest's closing line must be the last one. Whole runs come first, in one process, and the other
 # files run beside it.
 printf '== tests\n'
 cores=$(nproc)

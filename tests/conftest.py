@@ -13,26 +13,39 @@ hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=Tr
 hypothesis.settings.load_profile("repeatable")
 
 
+# Files of tests/stack that need at most one small engine. Memory allows them beside a whole run, of which it allows one.
+SMALL = {f"tests/stack/test_{name}.py" for name in ("evaluate", "gpu_check", "launcher_processes", "thinking_budget")}
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Keep the tests of a file in one process, in the order of the file, and those of the real stack all in one."""
+    """Keep the tests of a file in one process, in the order of the file, and those of whole runs all in one."""
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            return "stack" if file.startswith("tests/stack/") else file
+            return "whole runs" if _starts_whole_runs(file) else file
 
     return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(items):
-    """Start with the tests of the real stack. One process runs them all, and the other files run beside it.
+    """Start with what takes longest: one process makes the whole runs, and the other files run beside it.
 
-    Files without the tiny model come first: it may still be in the making.
+    Files without the tiny model come before others of their kind: it may still be in the making.
     """
     waiting = {item.path for item in items if "tiny_model" in item.fixturenames}
-    items.sort(key=lambda item: (not item.nodeid.startswith("tests/stack/"), item.path in waiting))
+
+    def place(item: pytest.Item) -> tuple[bool, bool, bool]:
+        file = item.nodeid.partition("::")[0]
+        return not _starts_whole_runs(file), file not in SMALL, item.path in waiting
+
+    items.sort(key=place)
+
+
+def _starts_whole_runs(file: str) -> bool:
+    return file.startswith("tests/stack/") and file not in SMALL
 
 
 @pytest.fixture(autouse=True)

@@ -5,11 +5,13 @@
 
 import os
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from grpo.launch.checks.model import has_chat_template
 from grpo.launch.config import Config
-from grpo.rollout.multi_turn.environment import SetupError, load
+from grpo.rollout import chat_template
+from grpo.rollout.multi_turn.environment import BuiltInTool, Environment, SetupError, load
 from grpo.rollout.multi_turn.mixture import SINGLE
 from grpo.rollout.multi_turn.settings import EnvironmentSettings, has_environment
 from grpo.stack.json_files import numbered_rows
@@ -25,12 +27,27 @@ def check_environment(config: Config) -> Iterator[Problem]:
     try:
         mixture = EnvironmentSettings.from_variables(os.environ).mixture
         for member in mixture.members:
-            load(member.source).check()
+            environment = load(member.source)
+            environment.check()
+            yield from check_tools(environment, Path(args.pretrain), member.source)
         for file in (args.prompt_data, args.eval_dataset):
             if file and Path(file).is_file():
                 check_labels(Path(file), mixture.of_file(Path(file), args.input_key), args)
     except SetupError as error:
         yield Problem(error.problem.what, error.problem.remedy or "fix what the check() of the environment reports")
+
+
+def check_tools(environment: type[Environment], folder: Path, source: str) -> Iterator[Problem]:
+    """Refuse tools that the model would never learn of. Tools that only an instance knows are not checked."""
+    tools = environment.tools if isinstance(environment.tools, Sequence) else ()
+    if not has_chat_template(folder):
+        return  # another check reports it
+    names = {"builtin_tools" if isinstance(tool, BuiltInTool) else "tools" for tool in tools}
+    for name in chat_template.unread(folder, sorted(names)):
+        yield Problem(
+            f"the chat template of {folder} does not read {name}, so the model would not know the tools of {source}",
+            "use the chat_template.jinja that comes with gpt-oss, or an environment without these tools",
+        )
 
 
 def check_labels(file: Path, environments: Mapping[str, str], args: Namespace) -> None:

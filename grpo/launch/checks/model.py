@@ -8,6 +8,7 @@ from grpo.launch.config import Config
 from grpo.model import architecture, model_files
 from grpo.model.model_files import CheckpointError, Model
 from grpo.rollout import chat_template
+from grpo.rollout.multi_turn.settings import has_environment
 from grpo.stack.checkout import on_cpu_stack
 from grpo.stack.hub import absence
 from grpo.stack.problem import Problem, UserError
@@ -55,7 +56,8 @@ def check_actor_model(config: Config, model: Model) -> Iterator[Problem]:
         )
     if not has_tokenizer(model.folder):
         yield Problem(f"{model.folder} has no tokenizer.json", "download the checkpoint with its tokenizer")
-    if args.apply_chat_template and not has_chat_template(model.folder):
+    formats_chats = args.apply_chat_template or has_environment(args)
+    if formats_chats and not has_chat_template(model.folder):
         yield Problem(f"{model.folder} has no chat template", "add chat_template.jinja to the checkpoint")
     else:
         yield from _check_variables(config, model.folder)

@@ -61,7 +61,7 @@ def write_checkpoint(folder: Path, mxfp4: bool = False, **changes: int) -> Path:
     config = CONFIG | changes | quantization
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text("{}")
-    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    (folder / "chat_template.jinja").write_text("{{ tools }}{{ builtin_tools }}{{ messages }}")
     shards: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {}
     for name, shape in Architecture.from_config(config).stored().items():
         number = 2 if name.startswith("model.layers.1.") else 1

@@ -1,6 +1,7 @@
 """An environment that cannot be is refused before a run, with the remedy."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -108,3 +109,15 @@ def test_single_answers_need_labels_that_the_grader_reads(several) -> None:
 def test_a_line_for_an_environment_that_the_run_has_not_is_refused(several) -> None:
     write_rows(several.config().args.prompt_data, lambda row: row | {"environment": "python"})
     assert "line 1 is for the environment 'python'" in several.problems()[0]
+
+
+@pytest.mark.parametrize(("source", "name"), [("retrieval", "tools"), ("python", "builtin_tools")])
+def test_tools_that_the_chat_template_leaves_out_are_refused(in_environment, tmp_path, monkeypatch, source, name):
+    monkeypatch.setenv("GRPO_ENVIRONMENT", source)
+    model = Path(shutil.copytree(in_environment.flags["pretrain"], tmp_path / "own-model"))
+    template = model / "chat_template.jinja"
+    template.write_text(template.read_text().replace(name, "gadgets"))
+    [problem] = in_environment.problems(pretrain=str(model))
+    assert f"does not read {name}, so the model would not know the tools of {source}" in problem
+    template.unlink()
+    assert [each for each in in_environment.problems(pretrain=str(model)) if "has no chat template" in each]
