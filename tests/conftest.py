@@ -13,7 +13,7 @@ hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=Tr
 hypothesis.settings.load_profile("repeatable")
 
 
-# Files of tests/stack that need at most one small engine. Memory allows them beside a whole run, of which it allows one.
+# Files of tests/stack that need at most one small engine. One whole run fits into memory beside them.
 SMALL = {f"tests/stack/test_{name}.py" for name in ("evaluate", "gpu_check", "launcher_processes", "thinking_budget")}
 
 
