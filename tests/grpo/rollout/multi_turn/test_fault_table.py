@@ -1,0 +1,118 @@
+"""The fault table of docs/environments.md: each fault is injected into one of eight rollouts, and costs what it says.
+
+With -s, it prints the seconds that each fault added to the eight rollouts.
+"""
+
+import asyncio
+import math
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from grpo.rollout.multi_turn import isolation
+from grpo.rollout.multi_turn.conversation import make_environment, play
+from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, Spoken, call
+
+PAGE = Path(__file__).parents[4] / "docs" / "environments.md"
+SOON = replace(LIMITS, tool_seconds=1.0, score_seconds=1.0, seconds=2.0)
+SEARCH = {"tool_calls": [call("search", {"query": "x"})]}
+
+RELEASED = threading.Event()  # lets blocked threads end
+
+
+def rows() -> dict[str, tuple[str, str]]:
+    """Return what the table says of each fault: the metric that counts it, and its cost."""
+    table = PAGE.read_text(encoding="utf-8").split("| fault |")[1].split("\n\n")[0]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    return {fault: (re.findall(r"`(\w+)`", counted)[0], cost) for fault, _, counted, cost in cells}
+
+
+async def raises(*_: object) -> None:
+    raise KeyError("gold")
+
+
+async def hangs(*_: object) -> None:
+    await asyncio.sleep(3600)
+
+
+async def blocks(*_: object) -> None:
+    RELEASED.wait()
+
+
+async def says_nonsense(*_: object) -> object:
+    return "nonsense"
+
+
+async def says_no_unicode(*_: object) -> str:
+    return "\ud800"
+
+
+def with_method(name: str, method: Callable) -> Callable[[], Library]:
+    return lambda: make_environment(type("Faulty", (Library,), {name: method}), "where?", "")
+
+
+def without_constructor() -> Library:
+    def fail(*_: object) -> None:
+        raise KeyError("gold")
+
+    return make_environment(type("Faulty", (Library,), {"__init__": fail}), "where?", "")
+
+
+UNKNOWN = {"tool_calls": [call("find", {})]}
+NO_JSON = {"tool_calls": [call("search", "{")]}
+FAULTS: dict[str, list[tuple[Callable[[], Library], dict]]] = {
+    "a tool is unknown, or fails": [(Library, UNKNOWN), (with_method("call", raises), SEARCH)],
+    "a tool takes longer than `TOOL_SECONDS`": [(with_method("call", hangs), SEARCH)],
+    "a tool gets arguments that are not JSON, or returns invalid Unicode": [
+        (Library, NO_JSON),
+        (with_method("call", says_no_unicode), SEARCH),
+    ],
+    "the constructor, `start`, or `reply` fails, or returns what is not a message": [
+        (without_constructor, SEARCH),
+        *((with_method(name, method), SEARCH) for name in ("start", "reply") for method in (raises, says_nonsense)),
+    ],
+    "`score` fails, or returns no finite number": [
+        (with_method("score", method), SEARCH) for method in (raises, says_nonsense)
+    ],
+    "`score` takes longer than `SCORE_SECONDS`": [(with_method("score", hangs), SEARCH)],
+    "a method blocks its thread (`time.sleep`, an endless loop)": [
+        (with_method(name, blocks), SEARCH) for name in ("start", "call", "reply", "score")
+    ],
+    "`close` fails": [(with_method("close", raises), SEARCH)],
+    "`close` takes longer than 10 s": [(with_method("close", hangs), SEARCH)],
+}
+
+
+def play_eight(make: Callable[[], Library], said: dict) -> tuple[list, float]:
+    """Return the outcomes and scores of eight concurrent rollouts, the first with a fault, and their seconds."""
+
+    async def together() -> list:
+        members = [(make(), said), *((Library(), SEARCH) for _ in range(7))]
+        return await asyncio.gather(*(play(each, Spoken(first, {"content": "x"}), SOON) for each, first in members))
+
+    started = time.monotonic()
+    return asyncio.run(together()), time.monotonic() - started
+
+
+def test_every_fault_of_the_table_is_injected():
+    assert list(rows()) == list(FAULTS)
+
+
+@pytest.mark.parametrize(("fault", "number"), [(fault, i) for fault in FAULTS for i in range(len(FAULTS[fault]))])
+def test_a_fault_costs_what_the_table_says(fault, number, monkeypatch, caplog):
+    monkeypatch.setattr(isolation, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(isolation, "CLOSE_SECONDS", 0.3)
+    metric, cost = rows()[fault]
+    RELEASED.clear()
+    ((outcome, score), *others), seconds = play_eight(*FAULTS[fault][number])
+    RELEASED.set()
+    assert outcome.logs()[metric] == 1
+    assert math.isnan(score.reward) == cost.startswith("its reward")
+    for other, other_score in others:
+        assert (other.ending, other_score.reward, other.logs()[metric]) == ("done", 1.0, 0)
+    print(f"{seconds - play_eight(Library, SEARCH)[1]:.2f} s: {fault} ({number})")
