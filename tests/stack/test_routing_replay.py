@@ -105,7 +105,10 @@ def choices(model, sample) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     @torch.no_grad()
     def logits() -> torch.Tensor:
         seen = []
-        hooks = [router.register_forward_pre_hook(lambda _, given: seen.append(given[0][0])) for router in routers]
+        hooks = [
+            router.register_forward_pre_hook(lambda _, given: seen.append(given[0].flatten(0, -2)))
+            for router in routers
+        ]
         with routing.replayed(model, [recorded], len(tokens), "cpu"):
             model(torch.tensor([tokens]))
         for hook in hooks:
