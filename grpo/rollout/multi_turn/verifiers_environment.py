@@ -270,9 +270,17 @@ class PolicyClient(Client[None, list[Message], tuple[Message, bool], Tool]):
         """There is no connection to close."""
 
 
+_starting = threading.Lock()
+
+
+def package_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop of all environments of the package in this process, started at the first call."""
+    with _starting:  # rollouts begin at once, each in its own thread
+        return _started()
+
+
 @functools.cache
-def _loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop of all environments of the package in this process."""
+def _started() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="verifiers", daemon=True).start()
     return loop
@@ -280,7 +288,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 async def _there(coroutine: Coroutine[Any, Any, Value]) -> Value:
     """Run a coroutine on the package's loop; a cancelled caller cancels it."""
-    return cast(Value, await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, _loop())))
+    return cast(Value, await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, package_loop())))
 
 
 def rows(kind: type[VerifiersEnvironment]) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import math
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -256,6 +257,29 @@ def test_environments_of_other_kinds_are_refused_by_name(adding, kind, reason):
 def test_an_environment_that_is_not_installed_is_refused():
     with pytest.raises(SetupError, match="no-such-one cannot be loaded"):
         load("verifiers:no-such-one")
+
+
+BEGIN_AT_ONCE = """
+import asyncio, threading, time
+from grpo.rollout.multi_turn import verifiers_environment
+
+make = asyncio.new_event_loop
+asyncio.new_event_loop = lambda: time.sleep(0.2) or make()
+together = threading.Barrier(8)
+threads = [
+    threading.Thread(target=lambda: together.wait() >= 0 and verifiers_environment.package_loop()) for _ in range(8)
+]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(sum(thread.name == "verifiers" for thread in threading.enumerate()))
+"""
+
+
+@needs_package
+def test_rollouts_that_begin_at_once_share_one_loop():
+    """In a process of its own, where none has begun. A request to a second loop would never be answered."""
+    done = subprocess.run([sys.executable, "-c", BEGIN_AT_ONCE], capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
 
 
 @needs_package
