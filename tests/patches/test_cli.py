@@ -53,7 +53,7 @@ def test_errors_are_json_too(world):
     done = world.run("status", "--json")
     report = json.loads(done.stdout)
     assert done.returncode == report["code"] == Exit.MISSING
-    assert report["state"] == "missing" and report["next"] and done.stderr == ""
+    assert "is missing" in report["error"] and report["next"] and done.stderr == ""
 
 
 def test_the_next_command_can_be_typed(world):

@@ -173,7 +173,7 @@ def test_the_old_wheel_can_stand_in_for_the_install(world, before, refresh, make
         main(["refresh", "--target", str(world.target), "--to", "1.1", "--work", str(tmp_path / "no")]) == Exit.NO_WHEEL
     )
     old = make_wheel(tmp_path, before, "1.0")
-    assert refresh(before, "--from-wheel", str(old))[0] == 0
+    assert refresh(before, "--wheel", str(old))[0] == 0
 
 
 def test_refresh_starts_only_in_a_new_folder(before, refresh, work):
