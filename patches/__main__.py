@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
         if not options.json:
             print(f"error: {error}" + (f"\nnext: {advice}" if advice else ""), file=sys.stderr)
     if options.json:
-        print(json.dumps(report | {"code": int(code)}, indent=2))
+        print(json.dumps({"text": text, "code": int(code)} | report, indent=2))
     elif text:
         print(text)
     return int(code)
@@ -78,7 +78,7 @@ def _change(options: Options) -> Answer:
     lines = [f"{verb} {path}" for path in changed] or ["nothing to change"]
     if not options.dry_run:
         lines.append(f"{status.message}: OpenRLHF {series.version} in {target}")
-    return Exit.OK, status.as_json() | {"changed": changed, "dry_run": options.dry_run}, "\n".join(lines)
+    return Exit.OK, status.as_json() | {"changed": changed}, "\n".join(lines)
 
 
 def _verify(options: Options) -> Answer:
@@ -87,8 +87,8 @@ def _verify(options: Options) -> Answer:
     if status.code != Exit.OK:
         return status.code, status.as_json(), _describe(status)
     patched_texts(target, series, wheel)
-    text = f"verified {len(series.expected())} files and {status.total} patches: OpenRLHF {series.version} in {target}"
-    return Exit.OK, status.as_json(), text
+    what = f"{len(series.expected())} files and {len(series.patches)} patches"
+    return Exit.OK, status.as_json(), f"verified {what}: OpenRLHF {series.version} in {target}"
 
 
 def _diff(options: Options) -> Answer:
@@ -116,8 +116,7 @@ def _start(options: Options, load: Callable[[str], Series] = Series.load_checked
 
 def _installed_wheel(options: Options, series: Series) -> Wheel | None:
     target = options.target or package.installed()
-    metadata = target and package.dist_info(target, series.version) / "METADATA"
-    if not metadata or not metadata.is_file():
+    if not target or not (metadata := package.dist_info(target, series.version) / "METADATA").is_file():
         return None
     texts = pristine_texts(target, series, list(series.pristine), None)
     tree = {path: text for path, text in texts.items() if text is not None}
@@ -131,8 +130,7 @@ def _refresh(options: Options) -> Answer:
         outcome = refresh.start(options.work or Path(f"{PACKAGE}-{options.to}-refresh"), series, old, new)
     else:
         outcome = refresh.go_on(_work(options), dict(options.retire))
-    code = Exit.OK if outcome.done else Exit.CONFLICTS
-    return code, {"done": outcome.done, "changed": outcome.changed, "report": outcome.text}, outcome.text
+    return Exit.OK if outcome.done else Exit.CONFLICTS, {}, outcome.text
 
 
 def _work(options: Options) -> Path:
@@ -159,7 +157,7 @@ def _export(options: Options) -> Answer:
     root = git.git(work, "rev-list", "--max-parents=0", "HEAD").decode().split()[-1]
     changed = worktree.export(work, version, series.base, series.retired, root, folder(version))
     text = "\n".join(f"wrote {name}" for name in changed) or "nothing to change"
-    return Exit.OK, {"folder": str(folder(version)), "changed": changed}, text
+    return Exit.OK, {}, text
 
 
 def _import(options: Options) -> Answer:
@@ -170,7 +168,7 @@ def _import(options: Options) -> Answer:
     worktree.make(to, old.version, old.tree, replace(series, patches=dict.fromkeys(names, "")))
     text = f"made {to}: OpenRLHF {old.version} and {len(names)} patches\n"
     text += f"next: ./apply_patches.sh export --from {shlex.quote(str(to))}"
-    return Exit.OK, {"worktree": str(to), "version": old.version, "patches": len(names)}, text
+    return Exit.OK, {}, text
 
 
 # command -> what runs it, its help, and its flags; "!" marks a flag that must be there, "|" separates alternatives

@@ -25,10 +25,10 @@ def recover(target: Path, series: Series, paths: list[str]) -> dict[str, bytes |
 
 @functools.cache
 def _recover(wanted: tuple[tuple[str, bytes | None, str | None], ...], version: str) -> dict[str, bytes | None]:
-    installed, pristine = ({each[0]: each[n] for each in wanted} for n in (1, 2))
+    pristine = {path: digest for path, _, digest in wanted}
     recovered: dict[str, bytes | None] = {}
     for files in _releases(version):
-        left = {path: text for path, text in installed.items() if path not in recovered}
+        left: dict[str, bytes | None] = {path: text for path, text, _ in wanted if path not in recovered}
         if not left:
             break
         after, _ = git.apply(left, files[::-1], "--reverse", "--reject", *(f"--include={path}" for path in left))

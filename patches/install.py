@@ -81,7 +81,7 @@ def change(
                 save_edits(target, series, wheel, edits_to)
             if steps:
                 _install(target, series, steps, pristine_texts(target, series, list(series.patched), wheel))
-            _remove_empty_folders(target, series, steps)
+            _remove_empty_folders(target)
             originals.prune(target, series, is_applied=not revert)
             return steps
     except OSError as error:
@@ -158,9 +158,6 @@ def _install(target: Path, series: Series, steps: list[Step], touched: Texts) ->
         raise
     finally:
         shutil.rmtree(aside)
-    for folder in {step.file.parent for step in steps}:
-        if folder.is_dir():
-            _sync(folder)
 
 
 def _keep(target: Path, series: Series, steps: list[Step], touched: Texts) -> None:
@@ -202,19 +199,9 @@ def _put(step: Step, new_file: Path | None) -> None:
         os.replace(new_file, step.file)  # a new inode: other hard links of the old file keep their bytes
 
 
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _remove_empty_folders(target: Path, series: Series, steps: list[Step]) -> None:
-    """Remove the folders that held only files created by the patches."""
-    ours = {locate(target, path) for path in series.patched if path not in series.pristine}
-    for file in ours | {step.file for step in steps if step.new is None}:
-        folder = file.parent
-        while folder != target and folder.is_dir() and all(path.name == "__pycache__" for path in folder.iterdir()):
+def _remove_empty_folders(target: Path) -> None:
+    """Remove the folders without files; those of files that the patches created are empty after a revert."""
+    for name, _, _ in os.walk(target, topdown=False):
+        folder = Path(name)
+        if folder.name != "__pycache__" and all(path.name == "__pycache__" for path in folder.iterdir()):
             shutil.rmtree(folder)
-            folder = folder.parent

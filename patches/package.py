@@ -170,8 +170,6 @@ class Status:
     version: str
     message: str
     next: str
-    applied: int
-    total: int
     digest: str
     expected_digest: str
     files: list[FileRecord] = field(default_factory=list)
@@ -228,8 +226,6 @@ def inspect(target: Path, series: Series) -> Status:
         version=series.version,
         message=message,
         next=advice,
-        applied=len(series.patches) if state == "applied" else 0,
-        total=len(series.patches),
         digest=series.digest(installed),
         expected_digest=series.digest(expected),
         files=[

@@ -34,7 +34,6 @@ class Outcome:
 
     done: bool
     text: str
-    changed: tuple[str, ...] = ()
 
 
 def start(work: Path, series: Series, old: Wheel, new: Wheel) -> Outcome:
@@ -68,7 +67,8 @@ def go_on(work: Path, retired: dict[str, str]) -> Outcome:
             return Outcome(False, f"there are conflict marks left in {', '.join(left)}\n{_advice(work)}")
         git.git(work, "add", "--all")
         if not (work / ".git" / "REBASE_HEAD").is_file():  # it stopped at a commit that does not compile
-            git.git(work, "commit", "--quiet", "--amend", "--no-edit")
+            if git.attempt(work, "commit", "--quiet", "--amend", "--no-edit").returncode:
+                git.git(work, "reset", "--quiet", "HEAD^")  # nothing is left of it
         _rebase(work, "--continue")
     return _report(work, retired)
 
@@ -99,7 +99,7 @@ def _report(work: Path, retired: dict[str, str]) -> Outcome:
         words = ["--work", str(work), *(word for name in gone for word in ("--retire", name, "REASON"))]
         return Outcome(False, f"{text}next: ./apply_patches.sh refresh --continue {shlex.join(words)}")
     changed = worktree.export(work, to, series.base, retired, "upstream", folder(to))
-    return Outcome(True, _ending(work, series, Series.load_checked(to), changed), tuple(changed))
+    return Outcome(True, _ending(work, series, Series.load_checked(to), changed))
 
 
 def _wheel(work: Path, commit: str) -> Wheel:
@@ -159,9 +159,9 @@ def _ending(work: Path, series: Series, fresh: Series, changed: list[str]) -> st
         for change in anchors.changes(patch, old.tree, new.tree):
             relying.setdefault(change, []).append(patch.stem)
     for (anchor, difference), names in relying.items():
-        lines += ["", f"upstream changed {anchor}, on which {', '.join(names)} rely:"]
+        lines += ["", f"upstream changed {anchor}, which these patches rely on: {', '.join(names)}"]
         lines.append(textwrap.indent(difference, "  "))
-    lines += ["", "pins and lock entries to change:", *(_pins(old, new) or ["  none"])]
+    lines += ["", "pins and lock entries to change (docs/versions.md says how):", *_pins(old, new)]
     tests = sorted({test for patch in fresh.files() for test in re.findall(r"tests/\w[\w/.]*\.py", patch.read_text())})
     lines += ["", "tests to run:", f"  pytest {' '.join(tests)} tests/patches tests/grpo/hooks"]
     return "\n".join(lines)
