@@ -66,9 +66,9 @@ def go_on(work: Path, retired: dict[str, str]) -> Outcome:
         if left := sorted(set(re.findall(r"^(.*):\d+: leftover conflict marker", marks, re.MULTILINE))):
             return Outcome(False, f"there are conflict marks left in {', '.join(left)}\n{_advice(work)}")
         git.git(work, "add", "--all")
-        if not (work / ".git" / "REBASE_HEAD").is_file():  # it stopped at a commit that does not compile
-            if git.attempt(work, "commit", "--quiet", "--amend", "--no-edit").returncode:
-                git.git(work, "reset", "--quiet", "HEAD^")  # nothing is left of it
+        is_conflict = (work / ".git" / "REBASE_HEAD").is_file()  # otherwise it stopped at a commit that is no Python
+        if not is_conflict and git.attempt(work, "commit", "--quiet", "--amend", "--no-edit").returncode:
+            git.git(work, "reset", "--quiet", "HEAD^")  # nothing is left of it
         _rebase(work, "--continue")
     return _report(work, retired)
 
