@@ -3,7 +3,7 @@
 import re
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from patches import anchors, git, refresh
@@ -13,54 +13,46 @@ from patches.wheel import Tree, Wheel, order
 STACK = ("torch", "transformers", "vllm", "deepspeed", "ray", "peft", "flash-attn")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Drift:
     """The series on one version: patches that fit, stops, patches that upstream has, and what it wants."""
 
     version: str
-    fitting: list[str]
-    stops: list[str]
-    upstream: list[str]
-    partly: list[str]  # patches whose header says what upstream does by now
-    relies: list[str]  # patches whose anchors upstream changed
     stack: dict[str, str]
+    fitting: list[str] = field(default_factory=list)
+    stops: list[str] = field(default_factory=list)
+    upstream: list[str] = field(default_factory=list)
+    partly: list[str] = field(default_factory=list)  # patches whose header says what upstream does by now
+    relies: list[str] = field(default_factory=list)  # patches whose anchors upstream changed
 
 
 def measure(series: Series, old: Tree, new: Wheel) -> Drift:
     """Rebase patch by patch. Where git stops, the patch's side is taken, so that the rest can follow."""
-    fitting, stops, upstream = [], [], []
+    wanted = new.requires()
+    drift = Drift(new.version, {name: wanted[name] for name in STACK if name in wanted})
     with tempfile.TemporaryDirectory(prefix="openrlhf-drift-") as name:
         work = Path(name) / "work"
-        refresh.set_up(work, series, old, new)
+        refresh.set_up(work, series, Wheel(series.version, old, ""), new)
         git.git(work, "checkout", "--quiet", "--detach", "upstream")
-        for patch, commit in zip(series.patches, _commits(work), strict=True):
+        for patch, commit in zip(series.patches, git.lines(work, "rev-list", "--reverse", "old..series"), strict=True):
             before = git.git(work, "rev-parse", "HEAD^{tree}")
             if git.attempt(work, "cherry-pick", "--allow-empty", "--keep-redundant-commits", commit).returncode:
-                stops.append(patch)
+                drift.stops.append(patch)
                 git.git(work, "cherry-pick", "--abort")
                 if git.attempt(work, "cherry-pick", "--keep-redundant-commits", "-Xtheirs", commit).returncode:
                     git.git(work, "add", "--all")
                     git.git(work, "commit", "--quiet", "--allow-empty", "-m", patch)
             elif git.git(work, "rev-parse", "HEAD^{tree}") == before:
-                upstream.append(patch)
+                drift.upstream.append(patch)
             else:
-                fitting.append(patch)
-    relies = [patch.name for patch in series.files() if next(anchors.changes(patch, old, new.tree), None)]
-    partly = [claim for patch in series.files() if (claim := _claim(patch, new.version))]
-    stack = {name: new.requires[name] or "any" for name in STACK if name in new.requires}
-    return Drift(new.version, fitting, stops, upstream, partly, relies, stack)
-
-
-def _claim(patch: Path, version: str) -> str:
-    """Return what a header says that upstream does since a version, if that is not later than the given one."""
-    since = re.search(
-        r"^Applied-Upstream: *(\d[\w.]*) *(.*(?:\n .*)*)", patch.read_text(encoding="utf-8"), re.MULTILINE
-    )
-    return f"{patch.stem} {' '.join(since[2].split())}" if since and order(since[1]) <= order(version) else ""
-
-
-def _commits(work: Path) -> list[str]:
-    return git.git(work, "rev-list", "--reverse", "old..series").decode().split()
+                drift.fitting.append(patch)
+    for file in series.files():
+        if next(anchors.changes(file, old, new.tree), None):
+            drift.relies.append(file.name)
+        since = re.search(r"^Applied-Upstream: *(\d[\w.]*) *(.*(?:\n .*)*)", file.read_text(encoding="utf-8"), re.M)
+        if since and order(since[1]) <= order(new.version):
+            drift.partly.append(f"{file.stem} {' '.join(since[2].split())}")
+    return drift
 
 
 def table(drifts: list[Drift]) -> Iterator[str]:

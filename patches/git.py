@@ -37,6 +37,11 @@ def git(folder: Path, *words: str, fails: bool = False, env: dict[str, str] | No
     return b"" if done.returncode else done.stdout
 
 
+def lines(folder: Path, *words: str) -> list[str]:
+    """Return the lines of git's standard output."""
+    return git(folder, *words).decode(errors="replace").splitlines()
+
+
 def attempt(folder: Path, *words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:
     """Run git in a folder. Raises NO_GIT if there is no git."""
     # git sets GIT_DIR and similar variables in hooks; they would point at another repository.
@@ -56,14 +61,8 @@ def apply(texts: dict[str, bytes | None], patches: list[Path], *words: str) -> t
         folder = Path(name).resolve()
         write(folder, texts)
         # Without a ceiling git would take a repository above the temporary folder for the one to patch.
-        done = attempt(
-            folder,
-            "apply",
-            "--whitespace=nowarn",
-            *words,
-            *map(str, patches),
-            env={"GIT_CEILING_DIRECTORIES": str(folder.parent)},
-        )
+        ceiling = {"GIT_CEILING_DIRECTORIES": str(folder.parent)}
+        done = attempt(folder, "apply", "--whitespace=nowarn", *words, *map(str, patches), env=ceiling)
         files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".rej")
         after = {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
         return dict.fromkeys(texts) | after, done.stderr.decode(errors="replace").strip() if done.returncode else ""

@@ -1,9 +1,7 @@
 """OpenRLHF's own files from an installation without kept originals, by taking earlier releases of the series back."""
 
 import functools
-import io
 import shutil
-import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,40 +19,36 @@ def recover(target: Path, series: Series, paths: list[str]) -> dict[str, bytes |
     """
     if not paths or not shutil.which("git"):
         return {}  # then they count as edited by hand, and nothing replaces them
-    installed = {path: read_installed(target, path) for path in paths}
-    return _recover(tuple(sorted(installed.items())), series.version, tuple(sorted(series.pristine.items())))
+    wanted = tuple((path, read_installed(target, path), series.pristine.get(path)) for path in paths)
+    return _recover(wanted, series.version)
 
 
 @functools.cache
-def _recover(
-    installed: tuple[tuple[str, bytes | None], ...], version: str, pristine: tuple[tuple[str, str], ...]
-) -> dict[str, bytes | None]:
-    wanted, recovered = dict(installed), {}
+def _recover(wanted: tuple[tuple[str, bytes | None, str | None], ...], version: str) -> dict[str, bytes | None]:
+    pristine = {path: digest for path, _, digest in wanted}
+    recovered: dict[str, bytes | None] = {}
     for files in _releases(version):
-        if not wanted:
+        left: dict[str, bytes | None] = {path: text for path, text, _ in wanted if path not in recovered}
+        if not left:
             break
-        only = (f"--include={path}" for path in wanted)
-        after, _ = git.apply(wanted, files[::-1], "--reverse", "--reject", *only)
-        for path in list(wanted):
-            if sha256(after[path]) == dict(pristine).get(path):
-                recovered[path] = after[path]
-                del wanted[path]
+        after, _ = git.apply(left, files[::-1], "--reverse", "--reject", *(f"--include={path}" for path in left))
+        recovered |= {path: after[path] for path in left if sha256(after[path]) == pristine[path]}
     return recovered
 
 
 def _releases(version: str) -> Iterator[list[Path]]:
+    """Yield the patches of the present series, and of each earlier commit that changed it."""
     try:
         yield Series.load_checked(version).files()
     except PatchError as error:
         if error.code != Exit.BAD_SERIES:
             raise
-    here = folder(version)
-    root, path = here.parents[1], here.relative_to(here.parents[1]).as_posix()
-    commits = git.git(root, "log", "--format=%H", "--", path, fails=True).decode().split()
-    for commit in commits:
-        archive = git.git(root, "archive", commit, path, fails=True)
+    root = folder(version).parents[1]
+    path = folder(version).relative_to(root)
+    for commit in git.git(root, "log", "--format=%H", "--", str(path), fails=True).decode().split():
         with tempfile.TemporaryDirectory(prefix="openrlhf-release-") as name:
-            with tarfile.open(fileobj=io.BytesIO(archive or bytes(1024))) as files:
-                files.extractall(name, filter="data")
-            if (Path(name) / path / "series").is_file():
-                yield [Path(name) / path / patch for patch in read_order(Path(name) / path / "series")]
+            release = Path(name) / path
+            words = ("restore", "--worktree", "--source", commit, "--", str(path))
+            git.attempt(root, *words, env={"GIT_WORK_TREE": name, "GIT_INDEX_FILE": f"{name}/index"})
+            if (release / "series").is_file():
+                yield [release / patch for patch in read_order(release / "series")]

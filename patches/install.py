@@ -39,7 +39,7 @@ def build(target: Path, series: Series, *, revert: bool, wheel: Tree | None, edi
     """
     status = inspect(target, series)
     if status.state == "edited" and edits_to is None:
-        lines = [f"  {each.path}: {each.state} {each.note}".rstrip() for each in status.files if each.is_edited]
+        lines = [f"  {each.path}: {each.state}" for each in status.files if each.is_edited]
         raise PatchError(Exit.EDITED, "\n".join([status.message, *lines]), status.next)
     wanted = series.pristine if revert else series.expected()
     changing = [each.path for each in status.files if each.installed != wanted.get(each.path)]
@@ -47,17 +47,13 @@ def build(target: Path, series: Series, *, revert: bool, wheel: Tree | None, edi
     if changing and not revert:
         texts |= patched_texts(target, series, wheel)
     steps = [Step(locate(target, path), read_installed(target, path), texts[path]) for path in changing]
-    record = originals.record(target, series.version)
-    if originals.recorded(record) not in (None, wanted):
-        own, old = originals.folder(target) / "RECORD", record.read_bytes()
-        if revert and originals.recorded(own) == wanted:
-            steps.append(Step(record, old, own.read_bytes()))
-        else:
-            now = dict.fromkeys(originals.recorded(record) or {}) | {
-                path: read_installed(target, path) for path in wanted
-            }
-            now |= texts
-            steps.append(Step(record, old, originals.rewritten(old, now)))
+    record, own = originals.record(target, series.version), originals.folder(target) / "RECORD"
+    listed = originals.recorded(record)
+    if listed not in (None, wanted):
+        now = dict.fromkeys(listed) | {path: read_installed(target, path) for path in wanted} | texts
+        is_kept = originals.recorded(own) == wanted
+        old = record.read_bytes()
+        steps.append(Step(record, old, own.read_bytes() if is_kept else originals.rewritten(old, now)))
     return steps
 
 
@@ -81,17 +77,18 @@ def change(
             for path in target.parent.glob(f".{target.name}-patch-*"):
                 shutil.rmtree(path)  # we hold the lock, so its creator is gone
             steps = steps_now()
-            _check_writable(target, steps)
             if edits_to:
                 save_edits(target, series, wheel, edits_to)
             if steps:
                 _install(target, series, steps, pristine_texts(target, series, list(series.patched), wheel))
-            _remove_empty_folders(target, series, steps)
+            _remove_empty_folders(target)
             originals.prune(target, series, is_applied=not revert)
             return steps
     except OSError as error:
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            raise _read_only(error.filename) from error
+            message = f"{error.filename2 or error.filename} is read-only for this user; nothing was changed"
+            advice = "install OpenRLHF into your own environment, then run ./apply_patches.sh"
+            raise PatchError(Exit.READ_ONLY, message, advice) from error
         advice = next_command(target, series.version, "status")
         raise PatchError(Exit.FAILED, str(error), advice) from error
 
@@ -101,10 +98,7 @@ def save_edits(target: Path, series: Series, wheel: Tree | None, to: Path) -> No
     before, now = hand_edits(target, series, inspect(target, series), wheel)
     if before:
         try:
-            with to.open("xb") as file:
-                file.write(git.diff(before, now))
-                file.flush()
-                os.fsync(file.fileno())
+            originals.write_new(to, git.diff(before, now))
         except FileExistsError as error:
             raise PatchError(Exit.USAGE, f"{to} exists", inspect(target, series).next) from error
 
@@ -144,22 +138,6 @@ def _is_at(lock: int, path: Path) -> bool:
         return False
 
 
-def _read_only(path: object) -> PatchError:
-    return PatchError(
-        Exit.READ_ONLY,
-        f"cannot write to {path}: it is read-only for this user; nothing was changed",
-        "install OpenRLHF into your own environment, then run ./apply_patches.sh",
-    )
-
-
-def _check_writable(target: Path, steps: list[Step]) -> None:
-    for folder in sorted({step.file.parent for step in steps}):
-        while not folder.is_dir():
-            folder = folder.parent
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise _read_only(folder)
-
-
 def _install(target: Path, series: Series, steps: list[Step], touched: Texts) -> None:
     aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-patch-", dir=target.parent))
     done: list[Step] = []
@@ -180,19 +158,16 @@ def _install(target: Path, series: Series, steps: list[Step], touched: Texts) ->
         raise
     finally:
         shutil.rmtree(aside)
-    for folder in {step.file.parent for step in steps}:
-        if folder.is_dir():
-            _sync(folder)
 
 
 def _keep(target: Path, series: Series, steps: list[Step], touched: Texts) -> None:
     """Keep OpenRLHF's own texts, RECORD, and the new texts. Hand edits are saved elsewhere, by the user's choice."""
     own = {path: read_installed(target, path) for path in series.pristine} | touched
     texts = [text for path, text in own.items() if sha256(text) == series.pristine.get(path)]
-    for text in [*texts, *(step.new for step in steps if step.file.name != "RECORD")]:
+    record = originals.record(target, series.version)
+    for text in [*texts, *(step.new for step in steps if step.file != record)]:
         if text is not None:
             originals.keep(target, str(sha256(text)), text)
-    record = originals.record(target, series.version)
     if originals.recorded(record) == series.pristine:
         originals.keep(target, "RECORD", record.read_bytes())
 
@@ -202,7 +177,7 @@ def _stage(target: Path, step: Step, aside: Path) -> Path | None:
     if step.new is None:
         return None
     like = (step.file if step.old is not None else target / "__init__.py").lstat()
-    aside.write_bytes(step.new)
+    originals.write_new(aside, step.new)
     os.chmod(aside, like.st_mode & 0o7777)
     with contextlib.suppress(PermissionError):  # only root may give files away; group write is enough for us
         os.chown(aside, like.st_uid, like.st_gid)
@@ -210,12 +185,13 @@ def _stage(target: Path, step: Step, aside: Path) -> Path | None:
     # file's, whatever the clock says, ensures that no .pyc of the old file ever matches.
     now = max(int(time.time()), int(like.st_mtime) + 1)
     os.utime(aside, (now, now))
-    _sync(aside)
     return aside
 
 
 def _put(step: Step, new_file: Path | None) -> None:
-    _drop_bytecode(step.file)
+    cache = step.file.parent / "__pycache__"
+    for bytecode in [] if cache.is_symlink() else cache.glob(f"{step.file.stem}.*.pyc"):
+        bytecode.unlink(missing_ok=True)
     if new_file is None:
         step.file.unlink()
     else:
@@ -223,27 +199,9 @@ def _put(step: Step, new_file: Path | None) -> None:
         os.replace(new_file, step.file)  # a new inode: other hard links of the old file keep their bytes
 
 
-def _drop_bytecode(source: Path) -> None:
-    cache = source.parent / "__pycache__"
-    if source.suffix == ".py" and cache.is_dir() and not cache.is_symlink():
-        for path in list(cache.iterdir()):
-            if path.name.startswith(f"{source.stem}.") and path.suffix == ".pyc":
-                path.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _remove_empty_folders(target: Path, series: Series, steps: list[Step]) -> None:
-    """Remove the folders that held only files created by the patches."""
-    ours = {locate(target, path) for path in series.patched if path not in series.pristine}
-    for file in ours | {step.file for step in steps if step.new is None}:
-        folder = file.parent
-        while folder != target and folder.is_dir() and all(path.name == "__pycache__" for path in folder.iterdir()):
+def _remove_empty_folders(target: Path) -> None:
+    """Remove the folders without files; those of files that the patches created are empty after a revert."""
+    for name, _, _ in os.walk(target, topdown=False):
+        folder = Path(name)
+        if folder.name != "__pycache__" and all(path.name == "__pycache__" for path in folder.iterdir()):
             shutil.rmtree(folder)
-            folder = folder.parent

@@ -29,11 +29,17 @@ def keep(target: Path, name: str, text: bytes) -> None:
     if not file.is_file() or file.read_bytes() != text:
         file.parent.mkdir(exist_ok=True)
         aside = file.with_name(f".{name}.new")
-        with aside.open("wb") as handle:
-            handle.write(text)
-            handle.flush()
-            os.fsync(handle.fileno())
+        aside.unlink(missing_ok=True)
+        write_new(aside, text)
         os.replace(aside, file)
+
+
+def write_new(file: Path, text: bytes) -> None:
+    """Write a file that does not exist yet, safely on disk."""
+    with file.open("xb") as handle:
+        handle.write(text)
+        handle.flush()
+        os.fsync(handle.fileno())
 
 
 def prune(target: Path, series: Series, is_applied: bool) -> None:
@@ -68,7 +74,5 @@ def rewritten(text: bytes, files: dict[str, bytes | None]) -> bytes:
     for path, new in files.items():
         code = base64.urlsafe_b64encode(bytes.fromhex(sha256(new) or "")).decode().rstrip("=")
         rows[path] = None if new is None else f"{path},sha256={code},{len(new)}"
-    lines = [
-        rows.pop(path) if (path := line.partition(",")[0]) in rows else line for line in text.decode().splitlines()
-    ]
+    lines = [rows.pop(line.partition(",")[0], line) for line in text.decode().splitlines()]
     return (end.join(line for line in (*lines, *rows.values()) if line is not None) + end).encode()

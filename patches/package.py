@@ -3,6 +3,7 @@
 import importlib.util
 import itertools
 import os
+import re
 import shlex
 import stat
 import sys
@@ -19,19 +20,22 @@ STATES = {  # state name -> exit code of `status`
     "drifted": Exit.DRIFTED,
     "edited": Exit.EDITED,
 }
+EDITED = ("edited", "missing", "stray")
+EARLIER = "of an earlier release"
+
+
+def installed() -> Path | None:
+    """Return the `openrlhf` package that the running Python would import, without importing it."""
+    spec = importlib.util.find_spec(PACKAGE)
+    return Path(spec.origin).parent if spec and spec.origin else None
 
 
 def find_target() -> Path:
-    """Return the `openrlhf` package that the running Python would import, without importing it."""
-    spec = importlib.util.find_spec(PACKAGE)
-    if spec is None or not spec.origin:
-        message = f"OpenRLHF is not installed in {sys.prefix}"
-        raise PatchError(Exit.MISSING, message, "scripts/setup.sh, or ./apply_patches.sh --target DIR/openrlhf")
-    return Path(spec.origin).parent
-
-
-def is_installed() -> bool:
-    return importlib.util.find_spec(PACKAGE) is not None
+    """Return the installed `openrlhf` package. Raises MISSING."""
+    if target := installed():
+        return target
+    message = f"OpenRLHF is not installed in {sys.prefix}"
+    raise PatchError(Exit.MISSING, message, "scripts/setup.sh, or ./apply_patches.sh --target DIR/openrlhf")
 
 
 def check_target(target: Path) -> Path:
@@ -47,16 +51,17 @@ def check_target(target: Path) -> Path:
     return target
 
 
+def dist_info(target: Path, version: str) -> Path:
+    return target.parent / f"{PACKAGE}-{version}.dist-info"
+
+
 def installed_version(target: Path) -> str:
     """Return OpenRLHF's version from the dist-info METADATA next to the package."""
-    versions = {}
-    for path in sorted(target.parent.glob(f"{PACKAGE}-*.dist-info/METADATA")):
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("Version:"):
-                versions[line.removeprefix("Version:").strip()] = path
-                break
+    files = target.parent.glob(f"{PACKAGE}-*.dist-info/METADATA")
+    found = (re.search(r"^Version: *(\S+)", file.read_text("utf-8", "replace"), re.MULTILINE) for file in files)
+    versions = sorted({match[1] for match in found if match})
     if len(versions) == 1:
-        return next(iter(versions))
+        return versions[0]
     if versions:
         message = f"several versions ({', '.join(versions)}) of OpenRLHF are recorded in {target.parent}"
         raise PatchError(Exit.UNKNOWN_VERSION, message, "./apply_patches.sh status --version VERSION")
@@ -66,27 +71,20 @@ def installed_version(target: Path) -> str:
 def _no_version(target: Path) -> PatchError:
     """Say why there is no dist-info next to a package: a checkout on the path, an editable install, a copy."""
     message = f"there is no {PACKAGE}-*.dist-info with a version next to {target}"
-    named = [shlex.quote(folder) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
-    if shlex.quote(str(target.parent)) in named:
+    if str(target.parent) in os.environ.get("PYTHONPATH", "").split(os.pathsep):
         message += f": PYTHONPATH names {target.parent}, and that package hides the installed one"
         return PatchError(Exit.UNKNOWN_VERSION, message, f"unset PYTHONPATH && {AGAIN}")
     finders = Path(sys.prefix).glob(f"lib/python*/site-packages/{PACKAGE}-*.dist-info/direct_url.json")
     if any('"editable"' in path.read_text() for path in finders):
-        message += (
-            ": it is an editable install, whose files belong to a checkout of OpenRLHF; install the wheel instead"
-        )
+        message += ": it is an editable install, whose files belong to a checkout; install the wheel instead"
         return PatchError(Exit.UNKNOWN_VERSION, message, "scripts/setup.sh")
     return PatchError(Exit.UNKNOWN_VERSION, message, next_command(target, "VERSION", "status"))
 
 
 def next_command(target: Path, version: str, words: str) -> str:
     """Return the command to type for this target, with flags wherever the defaults would be wrong."""
-    try:
-        flags = "" if target == check_target(find_target()) else f" --target {shlex.quote(str(target))}"
-    except PatchError:
-        flags = f" --target {shlex.quote(str(target))}"
-    dist_infos = list(target.parent.glob(f"{PACKAGE}-*.dist-info"))
-    if [path.name for path in dist_infos] != [f"{PACKAGE}-{version}.dist-info"]:
+    flags = "" if target == installed() else f" --target {shlex.quote(str(target))}"
+    if list(target.parent.glob(f"{PACKAGE}-*.dist-info")) != [dist_info(target, version)]:
         flags += f" --version {version}"
     return f"./apply_patches.sh {words}{flags}"
 
@@ -98,7 +96,8 @@ def locate(target: Path, path: str) -> Path:
         file = file / part
         if file.is_symlink():
             message = f"{file} is a symbolic link to {os.readlink(file)}; patches never follow one"
-            remedy = f"reinstall without links: uv pip install --link-mode copy --reinstall --no-deps {PACKAGE}"
+            wheel = f"{PACKAGE}=={installed_version(target)}"
+            remedy = f"reinstall without links: uv pip install --link-mode copy --reinstall --no-deps {wheel}"
             raise PatchError(Exit.UNSAFE_FILE, message, remedy)
     return file
 
@@ -156,11 +155,10 @@ class FileRecord:
     state: str  # applied, pristine, of an earlier release, edited, missing or stray
     installed: str | None
     expected: str | None
-    note: str = ""
 
     @property
     def is_edited(self) -> bool:
-        return self.state in ("edited", "missing", "stray")
+        return self.state in EDITED
 
 
 @dataclass(frozen=True)
@@ -172,8 +170,6 @@ class Status:
     version: str
     message: str
     next: str
-    applied: int
-    total: int
     digest: str
     expected_digest: str
     files: list[FileRecord] = field(default_factory=list)
@@ -188,23 +184,33 @@ class Status:
 
 def inspect(target: Path, series: Series) -> Status:
     """Derive the state of an installed package from the hashes of its files."""
-    installed, expected, recorded = (
-        scan(target),
-        series.expected(),
-        originals.recorded(originals.record(target, series.version)),
-    )
-    paths = sorted(installed.keys() | series.pristine.keys() | expected.keys())
-    records = [_record(target, series, path, installed.get(path), recorded) for path in paths]
-    records = [each for each in records if each.path in series.patched or each.state not in ("applied", "pristine")]
-    records = _recognised(target, series, records)
-    edited = [each.path for each in records if each.is_edited]
+    installed, expected = scan(target), series.expected()
+    recorded = originals.recorded(originals.record(target, series.version))
+    states = {}
+    for path in sorted(installed.keys() | series.pristine.keys() | expected.keys()):
+        now = installed.get(path)
+        is_left = recorded is not None and now == recorded.get(path)
+        if now == expected.get(path):
+            states[path] = "applied"
+        elif now == series.pristine.get(path):
+            states[path] = "pristine"
+        elif is_left or (path in series.patched and originals.text_of(target, now) is not None):
+            states[path] = EARLIER
+        elif now is None:
+            states[path] = "missing"
+        else:
+            states[path] = "edited" if path in expected or path in series.pristine else "stray"
+    if unknown := [path for path, state in states.items() if state in EDITED]:
+        from patches.history import recover  # needs git, and is not loaded in the workers of a run
+
+        states |= dict.fromkeys(recover(target, series, unknown), EARLIER)
     advice = next_command(target, series.version, "apply")
-    if edited:
+    if edited := [path for path, state in states.items() if state in EDITED]:
         state, message = "edited", f"{len(edited)} file(s) edited by hand: {', '.join(edited)}"
         # It saves the edits before it replaces the files.
         free = next(name for n in itertools.count(1) if not Path(name := f"hand-edits-{n}.patch").exists())
         advice = next_command(target, series.version, f"apply --edits-to {free}")
-    elif any(each.state == "of an earlier release" for each in records):
+    elif EARLIER in states.values():
         state, message = "drifted", "some files are as another release of the patches left them"
     elif installed == series.pristine:
         state, message = "pristine", "not patched"
@@ -220,47 +226,11 @@ def inspect(target: Path, series: Series) -> Status:
         version=series.version,
         message=message,
         next=advice,
-        applied=len(series.patches) if state == "applied" else 0,
-        total=len(series.patches),
         digest=series.digest(installed),
         expected_digest=series.digest(expected),
-        files=records,
+        files=[
+            FileRecord(path, state, installed.get(path), expected.get(path))
+            for path, state in states.items()
+            if path in series.patched or state not in ("applied", "pristine")
+        ],
     )
-
-
-def _record(
-    target: Path, series: Series, path: str, installed: str | None, recorded: dict[str, str] | None
-) -> FileRecord:
-    expected, note = (series.pristine | series.patched).get(path), ""
-    is_left = recorded is not None and installed == recorded.get(path)
-    if installed == expected:
-        state = "applied"
-    elif installed == series.pristine.get(path):
-        state = "pristine"
-    elif is_left or (path in series.patched and originals.text_of(target, installed) is not None):
-        state = "of an earlier release"
-    elif installed is None:
-        state, note = "missing", "the file is gone"
-    elif expected is None and path not in series.pristine:
-        state, note = "stray", "neither OpenRLHF nor the patches have this file"
-    else:
-        state, text = "edited", read_installed(target, path) or b""
-        if b"\0" in text:
-            note = "it has a NUL byte, so it is not a text file"
-        elif b"\r\n" in text and sha256(text.replace(b"\r\n", b"\n")) in (expected, series.pristine.get(path)):
-            note = "only its line endings differ: CRLF instead of LF"
-    return FileRecord(path, state, installed, expected, note)
-
-
-def _recognised(target: Path, series: Series, records: list[FileRecord]) -> list[FileRecord]:
-    """Tell what an earlier release left, before originals were kept, from a hand edit."""
-    unknown = [each.path for each in records if each.is_edited]
-    if not unknown:
-        return records
-    from patches.history import recover  # needs git, and is not loaded in the workers of a run
-
-    known = recover(target, series, unknown)
-    return [
-        FileRecord(each.path, "of an earlier release", each.installed, each.expected) if each.path in known else each
-        for each in records
-    ]

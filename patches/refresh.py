@@ -15,9 +15,10 @@ from pathlib import Path
 from patches import anchors, git, worktree
 from patches.errors import Exit, PatchError
 from patches.series import PACKAGE, Series, folder
-from patches.wheel import Tree, Wheel
+from patches.wheel import Wheel
 
 WIDTH = 58  # of each of the two columns of a report
+CONFLICT = re.compile(r"^<{7} .*?\n(.*?)^\|{7} .*?\n(.*?)^={7}\n(.*?)^>{7} .*?$", re.DOTALL | re.MULTILINE)
 # Runs after each commit: merged text can be invalid Python.
 COMPILES = """
 import subprocess
@@ -33,19 +34,11 @@ class Outcome:
 
     done: bool
     text: str
-    changed: tuple[str, ...] = ()
 
 
 def start(work: Path, series: Series, old: Wheel, new: Wheel) -> Outcome:
     """Make the repository with both versions and the series, and rebase until git stops or is through."""
-    set_up(work, series, old.tree, new)
-    for key, value in (("base", series.base), ("from", series.version), ("to", new.version)):
-        git.git(work, "config", f"refresh.{key}", value)
-    for name, wanted in new.requires.items():
-        if wanted != old.requires.get(name):
-            git.git(
-                work, "config", f"refresh.requires.{name}", f"{old.requires.get(name, 'nothing')} -> {wanted or 'any'}"
-            )
+    set_up(work, series, old, new)
     (work / ".git" / "compiles.py").write_text(COMPILES)
     check = f"{shlex.quote(sys.executable)} .git/compiles.py"
     words = ("--onto", "upstream", "old", "patches", "--empty=drop", "--reschedule-failed-exec", "--exec", check)
@@ -53,32 +46,29 @@ def start(work: Path, series: Series, old: Wheel, new: Wheel) -> Outcome:
     return _report(work, {})
 
 
-def set_up(work: Path, series: Series, old: Tree, new: Wheel) -> None:
+def set_up(work: Path, series: Series, old: Wheel, new: Wheel) -> None:
     """Make the repository: `old` has the series on top, and `upstream` is the new version, a child of `old`."""
-    worktree.make(work, series.version, old, series)
+    worktree.make(work, series.version, old.tree, series, old.metadata)
     git.git(work, "tag", "old", "HEAD" + f"~{len(series.patches)}")
     git.git(work, "tag", "series")
     git.git(work, "checkout", "--quiet", "-b", "upstream", "old")
-    worktree.commit_tree(work, new.tree, f"{PACKAGE} {new.version}")
+    worktree.commit_tree(work, new.tree, new.version, new.metadata)
     git.git(work, "checkout", "--quiet", "patches")
 
 
 def go_on(work: Path, retired: dict[str, str]) -> Outcome:
     """Take the user's edits, and rebase on; at the end write the new series. `retired` has reasons by patch."""
-    if not git.git(work, "config", "refresh.to", fails=True):
-        raise PatchError(
-            Exit.BAD_WORKTREE, f"{work} is not the folder of a refresh", "./apply_patches.sh refresh --to V"
-        )
+    if not (work / ".git").is_dir() or not git.git(work, "rev-parse", "--verify", "-q", "old", fails=True):
+        advice = "./apply_patches.sh refresh --to VERSION"
+        raise PatchError(Exit.BAD_WORKTREE, f"{work} is not the folder of a refresh", advice)
     if _is_stopped(work):
-        changed = git.git(work, "diff", "--name-only", "HEAD").decode().split()
-        left = [
-            name for name in changed if (work / name).is_file() and b"\n<<<<<<< " in b"\n" + (work / name).read_bytes()
-        ]
-        if left:
+        marks = git.attempt(work, "diff", "--check", "HEAD").stdout.decode(errors="replace")
+        if left := sorted(set(re.findall(r"^(.*):\d+: leftover conflict marker", marks, re.MULTILINE))):
             return Outcome(False, f"there are conflict marks left in {', '.join(left)}\n{_advice(work)}")
         git.git(work, "add", "--all")
-        if changed and not (work / ".git" / "REBASE_HEAD").is_file():  # it stopped at a commit that does not compile
-            git.git(work, "commit", "--quiet", "--amend", "--no-edit")
+        is_conflict = (work / ".git" / "REBASE_HEAD").is_file()  # otherwise it stopped at a commit that is no Python
+        if not is_conflict and git.attempt(work, "commit", "--quiet", "--amend", "--no-edit").returncode:
+            git.git(work, "reset", "--quiet", "HEAD^")  # nothing is left of it
         _rebase(work, "--continue")
     return _report(work, retired)
 
@@ -100,59 +90,49 @@ def _advice(work: Path) -> str:
 def _report(work: Path, retired: dict[str, str]) -> Outcome:
     if _is_stopped(work):
         return Outcome(False, f"{_stop(work)}\n{_advice(work)}")
-    settings = {key: git.git(work, "config", f"refresh.{key}").decode().strip() for key in ("base", "from", "to")}
-    series = Series.load(settings["from"])
-    names = [f"{name}.patch" for name in git.git(work, "log", "--format=%s", "upstream..patches").decode().split()]
+    version, to = (_wheel(work, commit).version for commit in ("old", "upstream"))
+    series = Series.load(version)
+    names = [f"{name}.patch" for name in git.lines(work, "log", "--format=%s", "upstream..patches")]
     retired = {name: reason for name, reason in (series.retired | retired).items() if name not in names}
-    gone = [name for name in series.patches if name not in names and name not in retired]
-    if gone:
-        words = " ".join(f"--retire {name} REASON" for name in gone)
+    if gone := [name for name in series.patches if name not in names and name not in retired]:
         text = f"nothing is left of {', '.join(gone)}: upstream has these changes, or you took them out. Say why.\n"
-        return Outcome(
-            False, f"{text}next: ./apply_patches.sh refresh --continue --work {shlex.quote(str(work))} {words}"
-        )
-    to, base = settings["to"], settings["base"]
-    changed = worktree.export(work, to, base, retired, "upstream", folder(to))
-    return Outcome(True, _ending(work, series, to, changed), tuple(changed))
+        words = ["--work", str(work), *(word for name in gone for word in ("--retire", name, "REASON"))]
+        return Outcome(False, f"{text}next: ./apply_patches.sh refresh --continue {shlex.join(words)}")
+    changed = worktree.export(work, to, series.base, retired, "upstream", folder(to))
+    return Outcome(True, _ending(work, series, Series.load_checked(to), changed))
+
+
+def _wheel(work: Path, commit: str) -> Wheel:
+    """Return one of the two versions, as committed."""
+    subject, _, metadata = git.git(work, "log", "-1", "--format=%B", commit).decode().partition("\n")
+    tree = {name: worktree.text_at(work, commit, name) for name in worktree.files_at(work, commit)}
+    return Wheel(subject.removeprefix(f"{PACKAGE} "), tree, metadata)
 
 
 def _stop(work: Path) -> str:
     """Describe where the rebase stopped: per conflict, upstream's change and ours side by side."""
-    done = len((work / ".git/rebase-merge/done").read_text().split("\npick")) if _is_stopped(work) else 0
-    total = len(git.git(work, "rev-list", "old..series").split())
-    unmerged = git.git(work, "diff", "--name-only", "--diff-filter=U").decode().split()
+    done = len((work / ".git/rebase-merge/done").read_text().split("\npick"))
+    total = len(git.lines(work, "rev-list", "old..series"))
+    unmerged = git.lines(work, "diff", "--name-only", "--diff-filter=U")
+    [subject] = git.lines(work, "log", "-1", "--format=%s", "REBASE_HEAD" if unmerged else "HEAD")
+    where = f"stopped at {subject}.patch ({done} of {total})"
     if not unmerged:
-        subject = git.git(work, "log", "-1", "--format=%s").decode().strip()
-        return f"stopped at {subject}.patch ({done} of {total}): merged, it is not valid Python"
-    subject = git.git(work, "log", "-1", "--format=%s", "REBASE_HEAD").decode().strip()
-    lines = [f"stopped at {subject}.patch ({done} of {total})"]
+        return f"{where}: merged, it is not valid Python"
+    lines = [where]
+    renames = git.lines(work, "diff", "--name-status", "-M40", "--diff-filter=R", "old", "upstream")
+    moved = {new: old for _, old, new in (line.split("\t") for line in renames)}
     for name in unmerged:
-        file = work / name
-        text = file.read_bytes().decode(errors="replace") if file.is_file() else ""
-        moved = _moved(work, name)
-        lines += ["", name + (f" (moved from {moved})" if moved else "")]
-        marks = re.compile(r"^<{7} .*?\n(.*?)^\|{7} .*?\n(.*?)^={7}\n(.*?)^>{7} .*?$", re.DOTALL | re.MULTILINE)
-        conflicts = list(marks.finditer(text))
-        for match in conflicts:
+        text = (work / name).read_text(encoding="utf-8", errors="replace") if (work / name).is_file() else ""
+        lines += ["", name + (f" (moved from {moved[name]})" if name in moved else "")]
+        for match in CONFLICT.finditer(text):
             theirs, base, ours = (match[number].splitlines() for number in (1, 2, 3))
-            lines += [
-                f"  line {text[: match.start()].count(chr(10)) + 1}",
-                *_columns(_change(base, theirs), _change(base, ours)),
-            ]
-        if not conflicts:
-            lines += ["  upstream deleted or replaced this file; ours:", *_ours(work, name)]
+            lines.append(f"  line {text[: match.start()].count(chr(10)) + 1}")
+            lines += _columns(_change(base, theirs), _change(base, ours))
+        if not CONFLICT.search(text):
+            diff = git.lines(work, "show", "--format=", "-U1", "REBASE_HEAD", "--", name)
+            ours = [f"  {line}" for line in diff if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+            lines += ["  upstream deleted or replaced this file; ours:", *ours]
     return "\n".join(lines)
-
-
-def _moved(work: Path, name: str) -> str:
-    """Return the old place of a file that upstream moved."""
-    listed = git.git(work, "diff", "--name-status", "-M40", "--diff-filter=R", "old", "upstream").decode().splitlines()
-    return next((line.split("\t")[1] for line in listed if line.split("\t")[2] == name), "")
-
-
-def _ours(work: Path, name: str) -> list[str]:
-    diff = git.git(work, "show", "--format=", "-U1", "REBASE_HEAD", "--", name).decode(errors="replace")
-    return [f"  {line}" for line in diff.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
 
 
 def _change(base: list[str], side: list[str]) -> list[str]:
@@ -160,54 +140,45 @@ def _change(base: list[str], side: list[str]) -> list[str]:
 
 
 def _columns(left: list[str], right: list[str]) -> list[str]:
-    def folded(lines: list[str]) -> list[str]:
-        wrap = textwrap.TextWrapper(
-            WIDTH, subsequent_indent="    ", drop_whitespace=False, replace_whitespace=False
-        ).wrap
-        return [part for line in lines for part in wrap(line) or [""]]
-
-    rows = zip_longest(["UPSTREAM", *folded(left)], ["OURS", *folded(right)], fillvalue="")
-    return [f"  {one:{WIDTH}} | {other}".rstrip() for one, other in rows]
+    wrapper = textwrap.TextWrapper(WIDTH, subsequent_indent="    ", drop_whitespace=False, replace_whitespace=False)
+    sides = (
+        [head, *(part for line in lines for part in wrapper.wrap(line) or [""])]
+        for head, lines in (("UPSTREAM", left), ("OURS", right))
+    )
+    return [f"  {one:{WIDTH}} | {other}".rstrip() for one, other in zip_longest(*sides, fillvalue="")]
 
 
-def _tree(work: Path, commit: str) -> Tree:
-    return {name: worktree.text_at(work, commit, name) for name in worktree.files_at(work, commit)}
-
-
-def _ending(work: Path, series: Series, to: str, changed: list[str]) -> str:
+def _ending(work: Path, series: Series, fresh: Series, changed: list[str]) -> str:
     """List what remains: what upstream changed around the hooks, pins and lock entries, and tests."""
-    old, new = _tree(work, "old"), _tree(work, "upstream")
-    fresh = Series.load_checked(to)
+    old, new = _wheel(work, "old"), _wheel(work, "upstream")
     own = [name for name in changed if name.endswith(".patch")]
-    count = f"{len(fresh.patches)} patches, {len(fresh.retired)} retired"
-    lines = [f"{series.version} -> {to}: {count}; {len(own)} differ from {fresh.base}'s", f"written: {folder(to)}"]
+    count = f"{len(fresh.patches)} patches, {len(fresh.retired)} retired; {len(own)} differ from {fresh.base}'s"
+    lines = [f"{old.version} -> {new.version}: {count}", f"written: {folder(new.version)}"]
     relying: dict[tuple[str, str], list[str]] = {}
     for patch in series.files():
-        for change in anchors.changes(patch, old, new):
+        for change in anchors.changes(patch, old.tree, new.tree):
             relying.setdefault(change, []).append(patch.stem)
     for (anchor, difference), names in relying.items():
-        lines += [
-            "",
-            f"upstream changed {anchor}, on which {', '.join(names)} rely:",
-            textwrap.indent(difference, "  "),
-        ]
-    lines += ["", "pins and lock entries to change:", *(_pins(work, to) or ["  none"])]
+        lines += ["", f"upstream changed {anchor}, which these patches rely on: {', '.join(names)}"]
+        lines.append(textwrap.indent(difference, "  "))
+    lines += ["", "pins and lock entries to change (docs/versions.md says how):", *_pins(old, new)]
     tests = sorted({test for patch in fresh.files() for test in re.findall(r"tests/\w[\w/.]*\.py", patch.read_text())})
     lines += ["", "tests to run:", f"  pytest {' '.join(tests)} tests/patches tests/grpo/hooks"]
     return "\n".join(lines)
 
 
-def _pins(work: Path, to: str) -> list[str]:
+def _pins(old: Wheel, new: Wheel) -> list[str]:
     """Return the lines of our requirements that pin OpenRLHF, or what the new version wants otherwise."""
-    wanted = {PACKAGE: f"{PACKAGE} {to}"}
-    for line in git.git(work, "config", "--get-regexp", r"^refresh\.requires\.", fails=True).decode().splitlines():
-        key, _, change = line.partition(" ")
-        wanted[key.removeprefix("refresh.requires.")] = f"upstream: {change}"
-    lines, root = [], folder(to).parents[1]
+    before, root, lines = old.requires(), folder(new.version).parents[1], []
+    wanted = {
+        name: f"upstream: {before.get(name, 'nothing')} -> {after}"
+        for name, after in new.requires().items()
+        if after != before.get(name)
+    } | {PACKAGE: f"{PACKAGE} {new.version}"}
     for file in (root / "pyproject.toml", *sorted((root / "requirements").glob("*.txt"))):
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines() if file.is_file() else [], 1):
             match = re.match(r'\s*"?([\w.-]+?)(?:-cpu)?(?:\[.*\])?\s*(?:==|@|>)', line)
             if match and match[1].lower() in wanted:
-                here = file.relative_to(root)
-                lines.append(f"  {here}:{number}: {line.strip().rstrip(',')}  ({wanted[match[1].lower()]})")
+                pin = line.strip().rstrip(",")
+                lines.append(f"  {file.relative_to(root)}:{number}: {pin}  ({wanted[match[1].lower()]})")
     return lines

@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from patches.errors import Exit, PatchError
+from patches.errors import AGAIN, Exit, PatchError
 
 ROOT = Path(__file__).resolve().parent  # holds one folder per upstream version
 PACKAGE = "openrlhf"
@@ -30,6 +30,15 @@ def known_versions() -> list[str]:
     """Return the OpenRLHF versions that have a patch folder."""
     prefix = f"{PACKAGE}-"
     return sorted(path.parent.name.removeprefix(prefix) for path in ROOT.glob(f"{prefix}*/manifest.json"))
+
+
+def base_version() -> str:
+    """Return the version whose folder holds the whole series."""
+    known = [version for version in known_versions() if Series.load(version).base == version]
+    if len(known) != 1:
+        what = f"there are base series for {', '.join(known) or 'no version'}"
+        raise PatchError(Exit.USAGE, f"which version? {what}", f"{AGAIN} --version {known[0]}" if known else "")
+    return known[0]
 
 
 @dataclass(frozen=True)
@@ -67,30 +76,28 @@ class Series:
     def load_checked(cls, version: str) -> "Series":
         """Load, and raise BAD_SERIES unless every patch is there, unchanged, or retired with a reason."""
         series = cls.load(version)
-        order = read_order(folder(series.base) / "series")
-        here = folder(version)
-        digests = {
-            name: sha256(series.file(name).read_bytes()) for name in series.patches if series.file(name).is_file()
-        }
-        present = {path.name for path in here.glob("*.patch")}
+        order, here = read_order(folder(series.base) / "series"), folder(version)
+        named = [*series.patches, *series.retired]
+        texts = {file.name: file.read_bytes() for file in series.files() if file.is_file()}
+        missing = sorted(series.patches.keys() - texts.keys())
+        stray = sorted({path.name for path in here.glob("*.patch")} - series.patches.keys())
+        wrong = [name for name, text in texts.items() if sha256(text) != series.patches[name]]
+        has_crlf = any(b"\r\n" in texts[name] for name in wrong)
         problems = [
             (len(set(order)) < len(order), "the series file lists a patch twice"),
             ([name for name in order if name not in series.retired] != list(series.patches) or
              not set(series.retired) <= set(order),
-             f"the manifest and {folder(series.base) / 'series'} differ on {_differing(order, series)}"),
+             f"the manifest and {folder(series.base) / 'series'} differ on "
+             f"{', '.join(sorted(set(order) ^ set(named))) or 'the order'}"),
             (any(not reason.strip() for reason in series.retired.values()), "a retired patch has no reason"),
-            (bool(missing := sorted(set(series.patches) - set(digests))), f"missing: {', '.join(missing)}"),
-            (bool(stray := sorted(present - set(series.patches))), f"not in the series: {', '.join(stray)}"),
+            (missing, f"missing: {', '.join(missing)}"),
+            (stray, f"not in the series: {', '.join(stray)}"),
+            (has_crlf, f"{', '.join(wrong)} has CRLF line ends"),
+            (wrong, f"{', '.join(wrong)} is not the patch that the manifest names"),
         ]  # fmt: skip
         for is_wrong, message in problems:
             if is_wrong:
-                raise PatchError(Exit.BAD_SERIES, f"{here}: {message}", RESTORE)
-        for name, digest in digests.items():
-            if digest != series.patches[name]:
-                has_crlf = b"\r\n" in series.file(name).read_bytes()
-                message = f"{series.file(name)} is not the patch that the manifest names"
-                message += "; it has CRLF line ends" if has_crlf else ""
-                raise PatchError(Exit.BAD_SERIES, message, WITH_LF if has_crlf else RESTORE)
+                raise PatchError(Exit.BAD_SERIES, f"{here}: {message}", WITH_LF if has_crlf else RESTORE)
         return series
 
     def file(self, name: str) -> Path:
@@ -112,11 +119,6 @@ class Series:
 
     def render(self) -> bytes:
         return (json.dumps(self.__dict__, indent=2) + "\n").encode()
-
-
-def _differing(order: list[str], series: Series) -> str:
-    named = [*series.patches, *series.retired]
-    return ", ".join(sorted(set(order) ^ set(named))) or "the order"
 
 
 def read_order(path: Path) -> list[str]:

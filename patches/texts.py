@@ -24,7 +24,7 @@ def pristine_texts(target: Path, series: Series, paths: list[str], wheel: Tree |
     texts |= recover(target, series, lost)
     if unknown := [path for path in lost if texts[path] is None]:
         message = f"OpenRLHF's own text of {', '.join(unknown)} is not kept here"
-        raise PatchError(Exit.NO_WHEEL, message, with_download(series.version, "--wheel"))
+        raise PatchError(Exit.NO_WHEEL, message, with_download(series.version))
     return texts
 
 

@@ -4,20 +4,19 @@ The root commit is the pristine package (`openrlhf/` at the top). Each later com
 patch's name without `.patch`, its body is the patch's header.
 """
 
-import os
 import re
 import shlex
 from pathlib import Path
 
 from patches import git
 from patches.errors import AGAIN, Exit, PatchError
-from patches.series import PACKAGE, Series, folder, known_versions, read_order, sha256
+from patches.series import PACKAGE, Series, folder, read_order, sha256
 from patches.wheel import Tree
 
 FIELDS = ("Description", "Origin", "Forwarded", "Relies-On", "Verified-By")  # the header of a patch has at least these
 
 
-def make(to: Path, version: str, pristine: Tree, series: Series | None) -> None:
+def make(to: Path, version: str, pristine: Tree, series: Series | None, metadata: str = "") -> None:
     """Create the repository; `to` must be absent or empty. Patches need not have the manifest's hashes."""
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise PatchError(Exit.BAD_WORKTREE, f"{to} exists and is not empty; remove it, or name another folder")
@@ -25,22 +24,23 @@ def make(to: Path, version: str, pristine: Tree, series: Series | None) -> None:
     git.git(to, "init", "--quiet", "--template=", "--initial-branch=patches")
     for key, value in (("user.name", "patches"), ("user.email", "patches@localhost"), ("rerere.enabled", "true")):
         git.git(to, "config", key, value)
-    commit_tree(to, pristine, f"{PACKAGE} {version}")
+    commit_tree(to, pristine, version, metadata)
     if series and series.patches:
         git.git(to, "am", "--quiet", "--keep-cr", "--whitespace=nowarn", "--", *map(str, series.files()))
 
 
-def commit_tree(to: Path, tree: Tree, message: str) -> None:
-    """Commit exactly these files."""
+def commit_tree(to: Path, tree: Tree, version: str, metadata: str) -> None:
+    """Commit exactly these files, with a wheel's metadata as the message's body."""
     git.git(to, "rm", "-r", "-q", "--cached", "--ignore-unmatch", ".")
-    git.write(to, dict.fromkeys(git.git(to, "ls-files", "--others").decode().splitlines()) | tree)
+    git.write(to, dict.fromkeys(git.lines(to, "ls-files", "--others")) | tree)
     git.git(to, "add", "--all", "--force")
-    git.git(to, "commit", "--quiet", "--allow-empty", "-m", message)
+    message = ("-m", f"{PACKAGE} {version}", "-m", metadata)
+    git.git(to, "commit", "--quiet", "--allow-empty", "--cleanup=whitespace", *message)
 
 
 def files_at(worktree: Path, commit: str) -> dict[str, str]:
     """Return the sha256 of every file of the package in a commit."""
-    names = git.git(worktree, "ls-tree", "-r", "--name-only", commit, "--", PACKAGE).decode().splitlines()
+    names = git.lines(worktree, "ls-tree", "-r", "--name-only", commit, "--", PACKAGE)
     return {name: str(sha256(text_at(worktree, commit, name))) for name in names}
 
 
@@ -57,14 +57,12 @@ def export(worktree: Path, version: str, base: str, retired: dict[str, str], roo
     if git.git(worktree, "status", "--porcelain", "--", ".", ":(exclude,glob)**/__pycache__/**").strip():
         message = f"{worktree} has uncommitted changes; one patch is one commit"
         raise PatchError(Exit.BAD_WORKTREE, message, f"{here} commit --all && {AGAIN}")
-    lines = git.git(worktree, "rev-list", "--reverse", "--parents", f"{root}..HEAD").decode().splitlines()
-    commits = [line.split() for line in lines]
-    if any(len(words) != 2 for words in commits):
+    if git.git(worktree, "rev-list", "--merges", f"{root}..HEAD"):
         message = f"the history of {worktree} is not linear"
         raise PatchError(Exit.BAD_WORKTREE, message, f"{here} rebase --root && {AGAIN}")
     contents: dict[str, bytes] = {}
     patches: dict[str, str] = {}
-    for commit, _ in commits:
+    for commit in git.lines(worktree, "rev-list", "--reverse", f"{root}..HEAD"):
         name, text = _patch(worktree, commit)
         if name in patches:
             message = f"several commits are named {name}; squash them"
@@ -85,16 +83,10 @@ def export(worktree: Path, version: str, base: str, retired: dict[str, str], roo
 
 def _write_changed(out: Path, contents: dict[str, bytes]) -> list[str]:
     out.mkdir(parents=True, exist_ok=True)
-    stale = [path.name for path in sorted(out.glob("*.patch")) if path.name not in contents]
-    for name in stale:
-        (out / name).unlink()
-    changed = [name for name, data in contents.items()
-               if not (out / name).is_file() or (out / name).read_bytes() != data]  # fmt: skip
-    for name in changed:
-        aside = out / f".{name}.new"
-        aside.write_bytes(contents[name])
-        os.replace(aside, out / name)
-    return stale + changed
+    now = {path.name: path.read_bytes() for path in out.iterdir() if path.suffix == ".patch" or path.name in contents}
+    changed = {name: contents.get(name) for name in sorted(now | contents) if now.get(name) != contents.get(name)}
+    git.write(out, changed)
+    return list(changed)
 
 
 def _series_text(path: Path, names: list[str]) -> bytes:
@@ -117,35 +109,29 @@ def _does_the_same(worktree: Path, commit: str, patch: Path) -> bool:
 def _patch(worktree: Path, commit: str) -> tuple[str, bytes]:
     """Return name and text of the patch of a commit: mail headers, its message and its difference."""
     subject, _, header = git.git(worktree, "log", "-1", "--format=%B", commit).decode().strip().partition("\n")
-    here = f"commit {commit[:12]} ({subject!r})"
     header = re.sub(r"\n{3,}", "\n\n", header.strip())  # as `git am` does
-    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", subject):
-        raise PatchError(Exit.BAD_WORKTREE, f"{here}: the subject must be a file stem like 'ppo_actor'")
-    if missing := [field for field in FIELDS if not re.search(rf"^{field}: *\S", header, re.MULTILINE)]:
-        raise PatchError(Exit.BAD_WORKTREE, f"{here}: the body must be a header with {', '.join(missing)}")
-    if re.search(r"^(--- (a/|/dev/null)|diff -|---$)", header, re.MULTILINE) or "\r" in header:
-        raise PatchError(Exit.BAD_WORKTREE, f"{here}: the body contains lines of a diff or CRLF line ends")
-    raw = git.git(worktree, "diff-tree", "-r", "-z", "--no-renames", f"{commit}^", commit).decode().split("\0")
-    for entry, path in zip(raw[0:-1:2], raw[1::2], strict=True):
-        if not path.startswith(f"{PACKAGE}/"):
-            raise PatchError(Exit.BAD_WORKTREE, f"{here} changes {path}, which is not below {PACKAGE}/")
-        if set(entry[1:].split(" ")[:2]) - {"100644", "000000"}:
-            raise PatchError(Exit.BAD_WORKTREE, f"{here}: {path} is not a regular file of mode 644")
-        old, new = text_at(worktree, f"{commit}^", path), text_at(worktree, commit, path)
-        if b"\0" in old + new or (b"\r" in new and b"\r" not in old):
-            raise PatchError(
-                Exit.BAD_WORKTREE, f"{here}: {path} gets NUL bytes or CRLF line ends; only text can be patched"
-            )
-    if len(raw) == 1:
-        raise PatchError(Exit.BAD_WORKTREE, f"{here} changes nothing")
     # One line of context: the least upstream text that still shows where a hunk belongs.
-    diff = git.git(worktree, "diff-tree", "-p", "-U1", "--no-renames", "--full-index", f"{commit}^", commit)
-    diff = diff.partition(b"\n")[2] if not diff.startswith(b"diff ") else diff
-    return f"{subject}.patch", _mail(subject, header) + _plain(diff)
-
-
-def _mail(subject: str, header: str) -> bytes:
-    return f"From: {git.AUTHOR}\nDate: {git.DATE}\nSubject: {subject}\n\n{header}\n\n".encode()
+    diff = git.git(worktree, "diff-tree", "-p", "-U1", "--no-commit-id", "--no-renames", "--full-index", commit)
+    paths = git.lines(worktree, "diff-tree", "-r", "--name-only", "--no-commit-id", "--no-renames", commit)
+    outside = [path for path in paths if not path.startswith(f"{PACKAGE}/")]
+    missing = [field for field in FIELDS if not re.search(rf"^{field}: *\S", header, re.MULTILINE)]
+    has_diff = re.search(r"^(--- (a/|/dev/null)|diff -|---$)|\r", header, re.MULTILINE)
+    other_mode = re.search(rb"^(new|old|new file) mode (?!100644)", diff, re.MULTILINE)
+    is_binary = re.search(rb"^Binary files |^\+.*\r$", diff, re.MULTILINE)
+    problems = (
+        (not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", subject), "the subject must be a file stem like 'ppo_actor'"),
+        (missing, f"the body must be a header with {', '.join(missing)}"),
+        (has_diff, "the body has lines of a diff, or CRLF line ends"),
+        (outside, f"it changes {', '.join(outside)}, which is not below {PACKAGE}/"),
+        (other_mode, "a file is not a regular one of mode 644"),
+        (is_binary, "NUL bytes or CRLF line ends; only text can be patched"),
+        (not diff, "it changes nothing"),
+    )  # fmt: skip
+    for is_wrong, message in problems:
+        if is_wrong:
+            raise PatchError(Exit.BAD_WORKTREE, f"commit {commit[:12]} ({subject!r}): {message}")
+    mail = f"From: {git.AUTHOR}\nDate: {git.DATE}\nSubject: {subject}\n\n{header}\n\n"
+    return f"{subject}.patch", mail.encode() + _plain(diff)
 
 
 def _plain(diff: bytes) -> bytes:
@@ -155,11 +141,3 @@ def _plain(diff: bytes) -> bytes:
     if not all(b"\n--- " in part for part in parts):
         return diff  # an empty file comes or goes; only git's own lines say so
     return b"".join(b"--- " + part.partition(b"\n--- ")[2] for part in parts)
-
-
-def only_version() -> str:
-    known = [version for version in known_versions() if Series.load(version).base == version]
-    if len(known) != 1:
-        what = f"there are base series for {', '.join(known) or 'no version'}"
-        raise PatchError(Exit.USAGE, f"which version? {what}", f"{AGAIN} --version {known[0]}" if known else "")
-    return known[0]

@@ -178,10 +178,11 @@ ensure_packages() {
     ensure_uv
     local uv=("$venv/bin/uv" pip)
     if [[ ! -t 2 ]] || ((quiet)); then uv+=(--quiet); fi
-    local size="9 GB"
-    if [[ $stack == gpu ]]; then size="11 GB"; fi
-    work "installing $(wc -l <<<"$wrong") packages of the $stack stack for OpenRLHF $version ($size on disk; the download \
-can take minutes)"
+    if grep -q '^openrlhf .*: found' <<<"$wrong"; then refuse_hand_edits; fi
+    local size=""
+    if grep -q '^vllm.*: missing' <<<"$wrong"; then size="$([[ $stack == gpu ]] && echo 11 || echo 9) GB on disk; "; fi
+    work "installing $(wc -l <<<"$wrong") packages of the $stack stack for OpenRLHF $version (${size}the download can \
+take minutes)"
     if grep -qE '^(torch|deepspeed) ' <<<"$wrong"; then rm -rf "$venv/torch_extensions"; fi
     local rival
     rival="$(sed -n 's/: in the way of .*//p' <<<"$wrong")"
@@ -193,6 +194,15 @@ can take minutes)"
         fail "installing failed (see above); the next call of scripts/setup.sh continues"
     wrong="$(check_env)" || fail "these packages still differ from the lock:"$'\n'"$wrong"
     work "packages installed"
+}
+
+# The installer replaces the files of another version of OpenRLHF, edited or not.
+refuse_hand_edits() {
+    local output
+    output="$("$root/apply_patches.sh" status 2>&1 || true)"
+    if grep -q ': edited$' <<<"$output"; then
+        fail "OpenRLHF $version would replace files that were edited by hand; save them first:"$'\n'"$output"
+    fi
 }
 
 ensure_uv() {

@@ -47,7 +47,7 @@ def test_every_anchor_of_a_patch_is_in_the_pristine_files(target):
 def test_patches_are_as_export_writes_them(target, tmp_path):
     version = installed_version(target)
     kept = {path.name: path.read_bytes() for path in folder(version).iterdir()}
-    assert main(["import", "--to", str(tmp_path / "work")]) == 0
+    assert main(["import", "--to", str(tmp_path / "work"), "--version", version]) == 0
     assert main(["export", "--from", str(tmp_path / "work"), "--version", version]) == 0
     assert {path.name: path.read_bytes() for path in folder(version).iterdir()} == kept
 

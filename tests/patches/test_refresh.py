@@ -26,7 +26,7 @@ def refresh(world, make_wheel, tmp_path, capsys):
         code = (world.call if tree is not None else call)(
             "refresh", *start, *words, "--work", str(tmp_path / "work"), "--json"
         )
-        return code, json.loads(capsys.readouterr().out)["report"]
+        return code, json.loads(capsys.readouterr().out)["text"]
 
     def call(*words: str) -> int:
         return main([*words])
@@ -134,19 +134,31 @@ def test_a_patch_that_the_user_empties_is_retired_too(before, refresh, work):
     assert refresh(None, "--continue", "--retire", "second.patch", "not needed")[0] == 0
 
 
-def test_merged_text_that_is_no_python_is_a_stop(world, before, refresh, work):
-    """Lines that merge into invalid code: an `await` in a function that is no longer a coroutine."""
+@pytest.fixture
+def no_python(world, before, refresh):
+    """A stop at lines that merge into invalid code: an `await` in a function that is no longer a coroutine."""
     loop = b"async def step():\n    a = 1\n    b = 2\n    return a + b\n"
     waiting = loop.replace(b"2\n", b"2\n    await hook()\n")
     write_series("1.0", [Change("wait", HEADER.format("x"), {LOOP: (loop, waiting)})], PRISTINE | {LOOP: loop})
     (world.site / LOOP).write_bytes(loop)
-    code, report = refresh(before | {LOOP: loop.replace(b"async def", b"def")})
+    return refresh(before | {LOOP: loop.replace(b"async def", b"def")})
+
+
+def test_merged_text_that_is_no_python_is_a_stop(no_python, refresh, work):
+    code, report = no_python
     assert code == Exit.CONFLICTS and "stopped at wait.patch" in report and "not valid Python" in report
     assert refresh(None, "--continue")[0] == Exit.CONFLICTS  # nothing was mended
     (work / LOOP).write_bytes((work / LOOP).read_bytes().replace(b"await hook()", b"hook()"))
     code, report = refresh(None, "--continue")
     assert code == 0, report
     assert b"+    hook()" in (folder("1.1") / "wait.patch").read_bytes()
+
+
+def test_a_patch_that_is_no_python_can_be_emptied(no_python, refresh, work):
+    (work / LOOP).write_bytes((work / LOOP).read_bytes().replace(b"    await hook()\n", b""))
+    code, report = refresh(None, "--continue")
+    assert code == Exit.CONFLICTS and "nothing is left of wait.patch" in report
+    assert refresh(None, "--continue", "--retire", "wait.patch", "not needed")[0] == 0
 
 
 def test_the_end_names_changed_ground_pins_and_tests(world, before, refresh):
@@ -160,7 +172,8 @@ def test_the_end_names_changed_ground_pins_and_tests(world, before, refresh):
     (world.site / LOOP).write_bytes(flag)
     code, report = refresh(before | {LOOP: flag.replace(b"'b'", b"'c'")})
     assert code == 0, report
-    assert f"upstream changed {LOOP}: --kind, on which flag rely" in report and "choices=['a', 'c']" in report
+    assert f"upstream changed {LOOP}: --kind, which these patches rely on: flag" in report
+    assert "choices=['a', 'c']" in report
     assert f"{LOOP}: gone" not in report
     assert "requirements/lock-cpu.txt:1: openrlhf==1.0  (openrlhf 1.1)" in report
     assert "requirements/lock-cpu.txt:3: torch==2.1.0  (upstream: ==2.1.0 -> ==2.1.1)" in report
@@ -173,7 +186,7 @@ def test_the_old_wheel_can_stand_in_for_the_install(world, before, refresh, make
         main(["refresh", "--target", str(world.target), "--to", "1.1", "--work", str(tmp_path / "no")]) == Exit.NO_WHEEL
     )
     old = make_wheel(tmp_path, before, "1.0")
-    assert refresh(before, "--from-wheel", str(old))[0] == 0
+    assert refresh(before, "--wheel", str(old))[0] == 0
 
 
 def test_refresh_starts_only_in_a_new_folder(before, refresh, work):

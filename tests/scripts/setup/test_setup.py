@@ -174,6 +174,12 @@ def test_openrlhfs_version_stays_until_another_one_is_named(checkout: Path) -> N
     for named, expected in (("", "0.9.3"), ("0.9.6", "0.9.6"), ("", "0.9.6"), ("0.9.3", "0.9.3"), ("", "0.9.3")):
         done = setup(checkout, "--cpu", OPENRLHF_VERSION=named)
         assert f"ready: cpu stack, OpenRLHF {expected}," in done.stdout, done.stderr
+        assert ("9 GB" in done.stdout) == (uv_calls(checkout) == 1 and "installing" in done.stdout)
+    assert uv_calls(checkout) == 3
+    says = "#!/bin/sh\necho '  openrlhf/models/actor.py: edited'; echo next: save; exit 13\n"
+    write_program(checkout / "apply_patches.sh", says)
+    edited = setup(checkout, "--cpu", OPENRLHF_VERSION="0.9.6")
+    assert edited.returncode == 1 and "edited by hand" in edited.stderr and "next: save" in edited.stderr
     assert uv_calls(checkout) == 3
     unknown = setup(checkout, "--cpu", OPENRLHF_VERSION="0.9.7")
     assert unknown.returncode == 1 and "0.9.7 is not supported; supported are: 0.9.3 0.9.6" in unknown.stderr
