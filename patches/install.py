@@ -158,6 +158,10 @@ def _install(target: Path, series: Series, steps: list[Step], touched: Texts) ->
         raise
     finally:
         shutil.rmtree(aside)
+    for folder in {step.file.parent for step in steps if step.file.parent.is_dir()}:
+        handle = os.open(folder, os.O_RDONLY)
+        os.fsync(handle)  # the new names, too, survive a power cut
+        os.close(handle)
 
 
 def _keep(target: Path, series: Series, steps: list[Step], touched: Texts) -> None:
