@@ -11,7 +11,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from grpo.batch import filtering, saved_samples
+from grpo.batch import filtering
+from grpo.batch.saved_samples import filled, plain
 from grpo.stack.upstream.experience import Sample
 from grpo.stack.upstream.trainer import SamplesGenerator
 
@@ -134,9 +135,7 @@ class Batches:
             "step": batch.step,
             "staleness": self.policy - batch.policy,
             "groups": filtering.plain(batch.groups),
-            "results": [
-                ([saved_samples.plain(sample) for sample in samples], *rest) for samples, *rest in batch.results
-            ],
+            "results": [([plain(sample) for sample in samples], *rest) for samples, *rest in batch.results],
         }
 
     def restore(self, state: dict[str, Any], make: Callable[[], Sample]) -> None:
@@ -146,7 +145,7 @@ class Batches:
             make: returns an empty sample.
         """
         results: list[Result] = [
-            ([saved_samples.filled(make, sample) for sample in samples], *rest) for samples, *rest in state["results"]
+            ([filled(make, sample) for sample in samples], *rest) for samples, *rest in state["results"]
         ]
         groups = filtering.groups_of(state["groups"])
         self._next = StepBatch(state["step"], self.policy - state["staleness"], groups, results)

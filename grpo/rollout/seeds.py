@@ -86,7 +86,7 @@ def places(generator: SamplesGenerator) -> Callable[[Sample], int]:
 
     With PARTIAL_ROLLOUTS, a batch has groups of several steps, whose numbers the run counts.
     """
-    order = {prompt: number for number, prompt in enumerate(generator.drawn)}
-    if generator.args.partial_rollouts:
+    if generator.args.partial_rollouts and generator.stage.startswith("train"):
         return lambda sample: sample.number
+    order = {prompt: number for number, prompt in enumerate(generator.drawn)}
     return lambda sample: order.get(sample.prompts[0], -1)

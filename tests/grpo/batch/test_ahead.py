@@ -124,7 +124,8 @@ class Loop:
         self.changed = threading.Condition()
         self.trainer = this = object.__new__(ppo_trainer.PPOTrainer.__ray_metadata__.modified_class)
         this.args = SimpleNamespace(
-            pipeline=True, partial_rollouts=0, num_episodes=1, max_steps=3, eval_steps=1, parity_limit=0.0, length_schedule=None,
+            pipeline=True, num_episodes=1, max_steps=3, eval_steps=1, parity_limit=0.0, length_schedule=None,
+            partial_rollouts=0,
             generate_max_len=9, dynamic_filtering=False, resume_from=None, use_dynamic_batch=False,
             run_dir=str(run_dir), save_steps=1,
         )  # fmt: skip

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from openrlhf.trainer.ppo_utils import experience_maker
 
 from grpo.batch import unfinished
+from grpo.rollout import seeds
 
 from .drawn_steps import FakeRay, Run
 from .test_ahead import any_settings, saved
@@ -99,6 +100,19 @@ def test_without_partial_rollouts_the_unfinished_groups_of_a_checkpoint_are_drop
     resumed = Run(monkeypatch, order=1, pipeline=True).resume(saved(whole.states[1])).until(4)
     assert trained(resumed)[0] == trained(whole)[2]
     assert not unfinished.of(resumed.generator).groups
+
+
+def test_an_evaluation_between_two_steps_leaves_the_unfinished_groups_alone(monkeypatch):
+    changes = {"partial_rollouts": 2, "seed": 4}
+    whole = run_of(monkeypatch, 1, **changes).until(STEPS)
+    run = run_of(monkeypatch, 1, **changes).until(3)
+    groups = dict(unfinished.of(run.generator).groups)
+    seeds.begin_stage(run.generator, "eval 3")
+    problems = [(["source"], [prompt], ["label"]) for prompt in ("1 of 2", "2 of 2")]
+    samples, *_ = run.generator._generate_vllm(iter(problems), 2, False)
+    assert [sample.prompts for sample in samples] == [["1 of 2"]] * GROUP + [["2 of 2"]] * GROUP
+    assert unfinished.of(run.generator).groups == groups
+    assert run.until(STEPS).rows == whole.rows
 
 
 def sample(*policies: int) -> SimpleNamespace:
