@@ -219,7 +219,8 @@ if ((TINY)); then : "${EVAL_DATA:=$TINY_DIR/eval.jsonl}"; fi
 # The policy that samples is then one global step behind; the ratio compares with it (OLD_LOG_PROBS=engine). See
 # docs/pipeline.md
 # PARTIAL_ROLLOUTS with PIPELINE=1: so many prompts may have unfinished rollouts at the sync, so that the longest do not
-# hold up the step. The next policy continues them, PARTIAL_POLICIES policies at most (0: a step waits for all its own)
+# hold up the step. The next policy continues them, PARTIAL_POLICIES policies at most (0: a step waits for all its own).
+# See docs/unfinished-rollouts.md
 # LOSS_AGGREGATION is the weight of a token, with advantage A, length L of its sample, and S samples in the batch:
 #   sequence_mean   A / (L S): tokens of long samples weigh less, which favours long wrong samples
 #   token_mean      A / (tokens of the batch)

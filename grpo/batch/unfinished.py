@@ -8,6 +8,7 @@ before the next sync, however long that takes.
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import ray
@@ -211,7 +212,8 @@ def restore(generator: SamplesGenerator, saved: dict[str, Any], make: Callable[[
     for group in saved["groups"]:
         params = SamplingParams(**group["call"]["sampling_params"])
         call = group["call"] | {"sampling_params": params}
-        mine.groups[params.seed] = Group(group["number"], call, group["policies"], known=group["known"])
+        seed = group["call"]["sampling_params"]["seed"]
+        mine.groups[seed] = Group(group["number"], call, group["policies"], known=group["known"])
 
 
 def _plain(params: Any) -> dict[str, Any]:
@@ -237,6 +239,11 @@ def _is_of(sample: Sample, policy: int) -> bool:
 def _sampled(sample: Sample) -> torch.Tensor:
     """Return the policies of the sampled tokens of a sample."""
     return sample.policies[sample.action_mask[0].bool()]
+
+
+def runs_of(sample: Sample) -> list[list[int]]:
+    """Return which policies sampled a rollout: the number of each, in optimizer steps, and its tokens in a row."""
+    return [[int(policy), len(list(tokens))] for policy, tokens in groupby(_sampled(sample).tolist())]
 
 
 def metrics(samples: Sequence[Sample], policy: int, args: Arguments) -> dict[str, float]:

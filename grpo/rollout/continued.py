@@ -21,6 +21,7 @@ import torch
 from grpo.stack.upstream.engine import AsyncLLM, Engine
 
 if TYPE_CHECKING:
+    from vllm.inputs import TokensPrompt
     from vllm.outputs import RequestOutput
     from vllm.sampling_params import SamplingParams
 
@@ -122,7 +123,10 @@ class Call:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Call":
         """Return the call of :meth:`plain`."""
-        return cls(**{name: value.tolist() if torch.is_tensor(value) else value for name, value in values.items()})
+        plain: dict[str, Any] = {
+            name: value.tolist() if torch.is_tensor(value) else value for name, value in values.items()
+        }
+        return cls(**plain)
 
 
 def continued_seed(seed: int, done: int) -> int:
@@ -178,7 +182,7 @@ class ContinuedLLM:
         while call.reason is None:
             await self._may_run.wait()
             name, policy = uuid.uuid4().hex, self.policy
-            request = {"prompt_token_ids": call.prompt + call.tokens}
+            request: TokensPrompt = {"prompt_token_ids": call.prompt + call.tokens}
             self._running.add(name)
             try:
                 async with aclosing(self._llm.generate(request, call.rest(params), request_id=name)) as outputs:

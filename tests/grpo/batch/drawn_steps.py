@@ -74,6 +74,7 @@ class Run:
         known: the calls of a checkpoint that the engines got.
         rows: of each step what it trains on (prompt and random number of each sample), and its metrics.
         states: what a checkpoint of each step would hold.
+        oldest: of each step, by how many policies its oldest group is behind.
     """
 
     def __init__(self, monkeypatch: Any, order: int, problems: int = 12, **changes: Any) -> None:
@@ -103,6 +104,7 @@ class Run:
         )
         self.rows: list[tuple[list, dict]] = []
         self.states: list[dict] = []
+        self.oldest: list[float] = []
         self._step = self._episode = 0
 
     def until(self, step: int) -> "Run":
@@ -115,6 +117,8 @@ class Run:
             self._step += 1
             metrics = filtering.finish_step(self.generator, self.batches.current.groups) | {"pass_rate": pass_rate}
             metrics["staleness"] = self.batches.staleness()
+            # Not of a resumed run: these engines do not know what a checkpoint holds of a group.
+            self.oldest.append(unfinished.metrics(samples, self.batches.policy, self.args).get("staleness_max", 0.0))
             self.batches.policy += 1
             self.batches.wait()
             unfinished.cut(self.generator)

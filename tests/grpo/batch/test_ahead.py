@@ -81,7 +81,8 @@ class Slow:
     """A generator whose batches are sampled when they are told to."""
 
     def __init__(self, error: Exception | None = None) -> None:
-        self.args = SimpleNamespace(retire_after=None, retire_for=1, seed=0, dynamic_filtering=False)
+        values = {"retire_after": None, "retire_for": 1, "seed": 0, "dynamic_filtering": False, "partial_rollouts": 0}
+        self.args = SimpleNamespace(**values)
         self.sampler = SimpleNamespace(generator=torch.Generator())
         self.prompts_dataloader = SimpleNamespace(sampler=self.sampler)
         self.may_end, self.error = threading.Event(), error

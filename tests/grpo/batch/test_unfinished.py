@@ -3,6 +3,7 @@
 import hashlib
 from collections import Counter
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -65,10 +66,11 @@ def test_every_step_has_whole_groups_and_every_group_has_one_step(monkeypatch, c
         assert all(group.policies <= changes["partial_policies"] for group in groups)
         counts.append(len(groups))
     assert any(counts), "nothing was unfinished"
+    assert max(run.oldest) <= changes["partial_policies"]
     for samples in trained(run):
         assert Counter(prompt for prompt, _ in samples).total() == BATCH * GROUP
-        groups = [samples[start : start + GROUP] for start in range(0, BATCH * GROUP, GROUP)]
-        assert all(len({prompt for prompt, _ in group}) == 1 for group in groups)
+        parts = [samples[start : start + GROUP] for start in range(0, BATCH * GROUP, GROUP)]
+        assert all(len({prompt for prompt, _ in part}) == 1 for part in parts)
     draws = [draw for samples in trained(run) for _, draw in samples]
     assert len(draws) == len(set(draws)), "a sample was trained on twice"
 
@@ -115,22 +117,29 @@ def test_an_evaluation_between_two_steps_leaves_the_unfinished_groups_alone(monk
     assert run.until(STEPS).rows == whole.rows
 
 
-def sample(*policies: int) -> SimpleNamespace:
+def sample(*policies: int) -> Any:
     mask = torch.tensor([[policy >= 0 for policy in policies]])
     return SimpleNamespace(policies=torch.tensor(policies), action_mask=mask)
 
 
+def test_a_record_tells_which_policy_sampled_which_tokens():
+    assert unfinished.runs_of(sample(-1, 3, 3, -1, 3, 5)) == [[3, 3], [5, 1]]
+    assert unfinished.runs_of(sample(-1)) == []
+
+
 def test_metrics_count_sampled_tokens():
-    args = SimpleNamespace(partial_rollouts=1)
+    args: Any = SimpleNamespace(partial_rollouts=1)
+    bare: Any = SimpleNamespace()
     assert unfinished.metrics([sample(-1, 3, 3, 5), sample(-1, 7, -1)], 7, args) == {
         "staleness": (4 + 4 + 2 + 0) / 4, "staleness_max": 4.0, "rollouts_continued": 0.5,
     }  # fmt: skip
-    assert unfinished.metrics([SimpleNamespace()], 7, args) == {}, "a batch of a run without partial rollouts"
-    assert unfinished.metrics([sample(3)], 7, SimpleNamespace(partial_rollouts=0)) == {}
+    assert unfinished.metrics([bare], 7, args) == {}, "a batch of a run without partial rollouts"
+    args.partial_rollouts = 0
+    assert unfinished.metrics([sample(3)], 7, args) == {}
 
 
 @pytest.mark.parametrize(("partial_rollouts", "left"), [(1, [2, 3]), (0, [0, 1, 2, 3])])
 def test_engines_and_trainer_are_compared_on_groups_of_one_policy(partial_rollouts, left):
     samples = [sample(-1, 7, 7), sample(-1, 6, 7), sample(-1, 7, 7), sample(-1, -1, 7)]
-    args = SimpleNamespace(partial_rollouts=partial_rollouts, n_samples_per_prompt=2)
+    args: Any = SimpleNamespace(partial_rollouts=partial_rollouts, n_samples_per_prompt=2)
     assert unfinished.of_one_policy(samples, 7, args) == [samples[index] for index in left]
