@@ -218,6 +218,9 @@ if ((TINY)); then : "${EVAL_DATA:=$TINY_DIR/eval.jsonl}"; fi
 # PIPELINE=1: while the actor trains on a batch, the engines sample the next one, so a step takes the longer of the two.
 # The policy that samples is then one global step behind; the ratio compares with it (OLD_LOG_PROBS=engine). See
 # docs/pipeline.md
+# PARTIAL_ROLLOUTS with PIPELINE=1: so many prompts may have unfinished rollouts at the sync, so that the longest do not
+# hold up the step. The next policy continues them, PARTIAL_POLICIES policies at most (0: a step waits for all its own).
+# See docs/unfinished-rollouts.md
 # LOSS_AGGREGATION is the weight of a token, with advantage A, length L of its sample, and S samples in the batch:
 #   sequence_mean   A / (L S): tokens of long samples weigh less, which favours long wrong samples
 #   token_mean      A / (tokens of the batch)
@@ -226,7 +229,7 @@ if ((TINY)); then : "${EVAL_DATA:=$TINY_DIR/eval.jsonl}"; fi
 # but the first are off-policy. Micro-batches are the samples that a GPU computes at once, in the update and in passes
 # for log-probs; they do not change the objective (empty: as many as fit, see --plan)
 : "${ADVANTAGE_ESTIMATOR:=dr_grpo}" "${KL_COEF:=0}" "${EPS_CLIP:=0.2}"
-: "${PIPELINE:=0}"
+: "${PIPELINE:=0}" "${PARTIAL_ROLLOUTS:=0}" "${PARTIAL_POLICIES:=2}"
 if [[ $PIPELINE == 1 ]]; then : "${OLD_LOG_PROBS:=engine}"; fi
 : "${LOSS_AGGREGATION:=token_mean}" "${OLD_LOG_PROBS:=trainer}" # or engine: uses the engine's log-probs in the ratio
 # ROUTING_REPLAY=1: near a tie, rounding decides which experts a token gets. The actor then takes the engine's choice
@@ -359,6 +362,9 @@ GRPO_ARGS=(
     --loss_aggregation "$LOSS_AGGREGATION" --old_log_probs "$OLD_LOG_PROBS" --parity_limit "$PARITY_LIMIT"
 )
 if [[ $PIPELINE == 1 ]]; then GRPO_ARGS+=(--pipeline); fi
+if [[ $PARTIAL_ROLLOUTS != 0 ]]; then
+    GRPO_ARGS+=(--partial_rollouts "$PARTIAL_ROLLOUTS" --partial_policies "$PARTIAL_POLICIES")
+fi
 if [[ $ROUTING_REPLAY == 1 ]]; then GRPO_ARGS+=(--routing_replay); fi
 if [[ -n $MICRO_TRAIN_BATCH_SIZE ]]; then GRPO_ARGS+=(--micro_train_batch_size "$MICRO_TRAIN_BATCH_SIZE"); fi
 if [[ -n $STEPS ]]; then GRPO_ARGS+=(--max_steps "$STEPS"); fi

@@ -25,7 +25,7 @@ PHASES = {
         *("package.check_digest", "train_ppo_ray.add_flags", "train_ppo_ray.validate"),
         *("train_ppo_ray.hand_on_thinking_budget", "train_ppo_ray.hand_on_template_variables"),
         *("train_ppo_ray.runtime_env", "train_ppo_ray.engine_model", "train_ppo_ray.adapter_config"),
-        *("vllm_engine.WORKER", "vllm_engine.engine_arguments"),
+        *("vllm_engine.WORKER", "vllm_engine.engine_arguments", "vllm_engine.continuable"),
         *("train_ppo_ray.actor_is_reference", "train_ppo_ray.reference_from", "train_ppo_ray.engines_ready"),
     ),
     "Start of a rank": (
@@ -47,7 +47,8 @@ PHASES = {
     ),
     "A step: sampling": (
         *("ppo_trainer.next_batch", "experience_maker.begin_batch"),
-        *("experience_maker.samples_per_prompt", "experience_maker.seeded", "vllm_engine.for_sample"),
+        *("experience_maker.samples_per_prompt", "experience_maker.seeded", "experience_maker.send"),
+        *("experience_maker.pending", "experience_maker.goes_on", "vllm_engine.for_sample"),
         *("agent.ids_only", "agent.UNKNOWN_LOG_PROB", "agent.text_of", "agent.score_of", "vllm_engine.with_origin"),
         *("experience_maker.experience_of", "experience_maker.reward_of", "experience_maker.score_of"),
         *("experience_maker.sampled_length", "experience_maker.is_truncated", "experience_maker.length_limit"),

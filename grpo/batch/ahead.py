@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo.batch import filtering
+from grpo.batch.saved_samples import filled, plain
 from grpo.stack.upstream.experience import Sample
 from grpo.stack.upstream.trainer import SamplesGenerator
 
@@ -114,6 +115,7 @@ class Batches:
 
     def _begin(self, step: int) -> StepBatch:
         filtering.begin_step(self._generator, step)
+        self._generator.policy = self.policy
         return StepBatch(step, self.policy, self._generator.groups, [])
 
     def _sample(self, episode: int, arguments: dict[str, Any]) -> list[Result]:
@@ -133,7 +135,7 @@ class Batches:
             "step": batch.step,
             "staleness": self.policy - batch.policy,
             "groups": filtering.plain(batch.groups),
-            "results": [([_plain(sample) for sample in samples], *rest) for samples, *rest in batch.results],
+            "results": [([plain(sample) for sample in samples], *rest) for samples, *rest in batch.results],
         }
 
     def restore(self, state: dict[str, Any], make: Callable[[], Sample]) -> None:
@@ -143,22 +145,7 @@ class Batches:
             make: returns an empty sample.
         """
         results: list[Result] = [
-            ([_filled(make, sample) for sample in samples], *rest) for samples, *rest in state["results"]
+            ([filled(make, sample) for sample in samples], *rest) for samples, *rest in state["results"]
         ]
         groups = filtering.groups_of(state["groups"])
         self._next = StepBatch(state["step"], self.policy - state["staleness"], groups, results)
-
-
-def _plain(sample: Sample) -> dict[str, Any]:
-    values = dict(vars(sample))
-    if "branches" in values:
-        values["branches"] = [_plain(branch) for branch in values["branches"]]
-    return values
-
-
-def _filled(make: Callable[[], Sample], values: dict[str, Any]) -> Sample:
-    sample = make()
-    vars(sample).update(values)
-    if "branches" in values:
-        sample.branches = [_filled(make, branch) for branch in values["branches"]]
-    return sample

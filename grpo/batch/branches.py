@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from grpo.batch import recorded_routing
+from grpo.rollout import continued
 from grpo.rollout.engine import SAMPLED_BY
 from grpo.rollout.invariant import check_experience, missing_log_prob
 from grpo.stack.upstream.experience import Batch, BufferItem, Rows, Sample
@@ -37,7 +38,13 @@ def experience_of(generator: SamplesGenerator, response: dict[str, Any], **gener
             sampled token has a log-prob.
     """
     make = generator._process_response_into_experience
+    if continued.LIMIT in response:  # the step's may be another one than that of its beginning
+        generate_kwargs = {**generate_kwargs, "max_new_tokens": response[continued.LIMIT]}
     experience = make(response, **generate_kwargs)
+    if continued.POLICIES in response:
+        experience.group = response[continued.GROUP]
+        policies = torch.from_numpy(response[continued.POLICIES])
+        experience.policies = policies[1 : experience.sequences.shape[1]]
     experience.info.setdefault("token_mismatch", torch.zeros(1))
     experience.sampled_by = response.get(SAMPLED_BY)
     rows = [(make({**response, **branch}, **generate_kwargs), branch) for branch in response.get("branches", ())]

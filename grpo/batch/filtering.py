@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from grpo.batch import unfinished
 from grpo.batch.retirement import Retirement
 from grpo.batch.rewards import no_reward
 from grpo.rollout import seeds
@@ -94,8 +95,10 @@ def begin_batch(
     if not _is_training(generator):
         return [], num_prompts, prompts
     groups = generator.groups
-    carried, groups.accepted = groups.accepted, []
-    missing = num_prompts - len(carried) // generator.args.n_samples_per_prompt
+    spare, running = unfinished.begin_batch(generator)
+    carried, groups.accepted = [*groups.accepted, *spare], []
+    ready = len(carried) // generator.args.n_samples_per_prompt
+    missing = max(0, num_prompts + generator.args.partial_rollouts - ready - running)
     left = _left(generator) if dynamic_filtering else missing
     return carried, min(missing, left), _drawable(prompts, left, groups.resting)
 
@@ -130,6 +133,7 @@ def kept(generator: SamplesGenerator, group: list[Sample], dynamic_filtering: bo
     """
     if not _is_training(generator):
         return group
+    unfinished.landed(generator, group)
     rate = solve_rate(group)
     generator.groups.drawn.append((group[0].prompts[0], rate))
     if not dynamic_filtering or group[0].scores is None:  # a reward model scores them later
@@ -164,10 +168,11 @@ def end_batch(generator: SamplesGenerator, accepted: list[Sample], exhausted: bo
     """
     if not _is_training(generator):
         return accepted, exhausted
-    groups, order, args = generator.groups, list(generator.drawn), generator.args
+    groups, place, args = generator.groups, seeds.places(generator), generator.args
+    accepted = unfinished.batch_of(generator, accepted)
     missing = args.rollout_batch_size - len(accepted) // args.n_samples_per_prompt
     if missing and args.dynamic_filtering and _left(generator) <= 0:
-        nearest = sorted(groups.rejected, key=lambda one: (one[0], order.index(one[1][0].prompts[0])))[:missing]
+        nearest = sorted(groups.rejected, key=lambda one: (one[0], place(one[1][0])))[:missing]
         groups.filled = missing
         return [*accepted, *(sample for _, group in nearest for sample in group)], False
     if missing:

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from grpo.batch import branches, degenerate, filtering, length_penalty, rewards
+from grpo.batch import branches, degenerate, filtering, length_penalty, rewards, unfinished
 from grpo.rollout import seeds, trajectory
 from grpo.stack.upstream.arguments import Arguments
+from grpo.stack.upstream.engine import EngineActor
 from grpo.stack.upstream.experience import Batch, Sample
 from grpo.stack.upstream.trainer import ExperienceMaker, SamplesGenerator
 from grpo.update import passes
@@ -34,6 +35,22 @@ def samples_per_prompt(args: Arguments, generate_kwargs: dict[str, Any]) -> int:
 def seeded(generator: SamplesGenerator, params: "SamplingParams", prompt: str) -> "SamplingParams":
     """Return sampling parameters whose seed follows from run, step and prompt."""
     return seeds.seeded(generator, params, prompt)
+
+
+def send(generator: SamplesGenerator, engine: EngineActor, **call: Any) -> "ObjectRef[Any]":
+    """Let an engine answer a prompt."""
+    reference: ObjectRef[Any] = unfinished.send(generator, engine, **call)
+    return reference
+
+
+def pending(generator: SamplesGenerator, references: "list[ObjectRef[Any]]") -> "list[ObjectRef[Any]]":
+    """Return what is being sampled: what was sent now, and what an earlier policy has not finished."""
+    return unfinished.pending(generator, references)
+
+
+def goes_on(generator: SamplesGenerator, references: "Sequence[ObjectRef[Any]]", accepted: Sequence[Sample]) -> bool:
+    """Return whether the batch waits for more groups."""
+    return unfinished.goes_on(generator, references, accepted)
 
 
 def experience_of(generator: SamplesGenerator, response: dict[str, Any], **generate_kwargs: Any) -> Sample:

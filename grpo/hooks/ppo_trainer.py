@@ -1,10 +1,10 @@
 """Hooks of openrlhf/trainer/ppo_trainer.py: the loop over steps, on the controller."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any, Protocol
 
-from grpo.batch import ahead, filtering, length_schedule
+from grpo.batch import ahead, filtering, length_schedule, unfinished
 from grpo.checkpoint import trainer_state
 from grpo.checkpoint.on_request import SaveOnRequest
 from grpo.metrics import step_metrics
@@ -52,13 +52,21 @@ def start_log(trainer: Controller, states: dict[str, Any]) -> run_log.RunLog:
     trainer.parity_gate = parity_gate.ParityGate()
     generator, args = trainer.samples_generator, trainer.args
     trainer.batches = ahead.Batches(generator, lambda step: _sampling_arguments(trainer, step), args.num_episodes)
-    if "ahead" in states:
+    if "ahead" in states or "unfinished" in states:
         from openrlhf.trainer.ppo_utils.experience_maker import Experience  # its module imports vLLM
 
-        trainer.batches.restore(states["ahead"], Experience)
+        _restore_samples(trainer, states, Experience)
     log = run_log.attach(trainer, states)
     SaveOnRequest(trainer, states["global_step"])
     return log
+
+
+def _restore_samples(trainer: Controller, states: dict[str, Any], make: Callable[[], Sample]) -> None:
+    if "unfinished" in states:
+        trainer.batches.policy = states["unfinished"]["policy"]
+        unfinished.restore(trainer.samples_generator, states["unfinished"], make)
+    if "ahead" in states:
+        trainer.batches.restore(states["ahead"], make)
 
 
 def _sampling_arguments(trainer: Controller, step: int) -> dict[str, Any]:
@@ -97,10 +105,11 @@ def before_training(trainer: Controller, step: int, experiences: Sequence[Batch]
     The two are compared on rollouts of the policy that the trainer holds now. With PIPELINE=1 those are in the batch of
     the next step, for which a comparison therefore waits.
     """
-    gate = trainer.parity_gate
-    if trainer.batches.staleness() == 0:
+    gate, batches, args = trainer.parity_gate, trainer.batches, trainer.args
+    whole = unfinished.of_one_policy(samples, batches.policy, args)
+    if batches.staleness() == 0 and len(whole) == len(samples):
         gate.check(trainer, step, experiences, samples)
-    elif gate.is_due(trainer.args) and (samples := trainer.batches.wait()):
+    elif gate.is_due(args) and (samples := unfinished.of_one_policy(batches.wait(), batches.policy, args)):
         # Micro-batches are made of copies, since making them changes the samples.
         gate.check(trainer, step, trainer.experience_maker.make_experience_batch(deepcopy(samples)), samples)
     step_metrics.before_training(experiences)
@@ -120,10 +129,12 @@ def after_training(
     status |= filtering.finish_step(trainer.samples_generator, batches.current.groups)
     if trainer.args.pipeline:
         status["staleness"] = float(batches.staleness())
+        status |= unfinished.metrics(samples, batches.policy, trainer.args)
     batches.policy += len(status.get("grad_norms", []))
     step_metrics.after_training(status, experiences, samples, trainer.args, trainer.tokenizer)
     if trainer.args.pipeline:
         trainer.run_log.timed("wait", batches.wait)()
+        unfinished.cut(trainer.samples_generator)
 
 
 def log_rollouts(trainer: Controller, step: int, samples: Sequence[Sample]) -> None:
@@ -134,6 +145,7 @@ def log_rollouts(trainer: Controller, step: int, samples: Sequence[Sample]) -> N
 def states(trainer: Controller, status: dict[str, Any]) -> dict[str, Any]:
     """Return the controller's states for a checkpoint, besides OpenRLHF's own."""
     kept = trainer_state.of_controller(_without_double(status)) | {"groups": filtering.state(trainer.samples_generator)}
+    kept |= unfinished.state(trainer.samples_generator, trainer.batches.policy)
     waiting = trainer.batches.state()
     return kept if waiting is None else kept | {"ahead": waiting}
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo.lora import engine_actor
 from grpo.rollout import engine
+from grpo.rollout.continued import ContinuedLLM
 from grpo.stack.upstream.engine import AsyncLLM, Engine
 
 if TYPE_CHECKING:
@@ -16,6 +17,11 @@ WORKER = "grpo.lora.side_path.AdapterWorker"  # vLLM imports it in its workers
 def engine_arguments() -> dict[str, Any]:
     """Return the engine arguments that OpenRLHF does not set."""
     return engine.arguments()
+
+
+def continuable(llm: AsyncLLM) -> ContinuedLLM:
+    """Return vLLM's engine as one whose rollouts survive a sync."""
+    return ContinuedLLM(llm)
 
 
 async def load_adapter(llm: AsyncLLM, buffer: "np.ndarray", specs: list[dict[str, Any]]) -> list[dict[str, int]]:
@@ -31,5 +37,5 @@ def for_sample(params: "SamplingParams", number: int) -> "SamplingParams":
 async def with_origin(
     engine_actor: Engine, params: "SamplingParams", responses: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Add the engine's id, and its recorded choice of experts, to the responses to a prompt."""
+    """Add the engine's id, and what it recorded of their tokens, to the responses to a prompt."""
     return await engine.with_origin(engine_actor, params, responses)

@@ -7,6 +7,7 @@ from grpo.launch import fault_flags, loss_flags, model_flags, rollout_flags
 from grpo.launch.loss_flags import AGGREGATIONS
 from grpo.model.architecture import EXPERTS, SHARDS
 from grpo.rollout.chat_template import EFFORTS
+from grpo.rollout.multi_turn.settings import has_environment
 from grpo.rollout.thinking import PRESETS
 from grpo.stack.problem import Problem
 
@@ -103,6 +104,18 @@ def _add_algorithm(group: argparse._ArgumentGroup) -> None:
         "--pipeline", action="store_true", help="sample the next step's batch while the actor trains on this one's"
     )
     group.add_argument(
+        "--partial_rollouts",
+        type=int,
+        default=0,
+        help="with --pipeline: so many groups may be unfinished at a sync; the next policy continues them",
+    )
+    group.add_argument(
+        "--partial_policies",
+        type=int,
+        default=2,
+        help="with --partial_rollouts: a group that so many policies have sampled ends before the next sync",
+    )
+    group.add_argument(
         "--routing_replay",
         action="store_true",
         help="the actor takes the engine's choice of experts for each token of the samples",
@@ -153,6 +166,7 @@ def problems(args: argparse.Namespace) -> Iterator[Problem]:
     yield from model_flags.problems(args)
     yield from loss_flags.problems(args)
     yield from _loop(args)
+    yield from _partial(args)
     yield from rollout_flags.problems(args)
     yield from fault_flags.problems(args)
 
@@ -185,4 +199,37 @@ def _loop(args: argparse.Namespace) -> Iterator[Problem]:
         yield Problem(
             f"--save_steps {save} and --eval_steps {evaluate} rarely coincide, so the best checkpoint is unknown",
             "make one a multiple of the other",
+        )
+
+
+def _partial(args: argparse.Namespace) -> Iterator[Problem]:
+    if args.partial_rollouts < 0:
+        yield Problem(f"--partial_rollouts is {args.partial_rollouts}", "give 0 or more groups")
+    if args.partial_rollouts <= 0:
+        return
+    if not args.pipeline:
+        yield Problem(
+            "--partial_rollouts continues rollouts over a sync, and without --pipeline none is running then",
+            "add --pipeline, or use --partial_rollouts 0",
+        )
+    if args.partial_rollouts >= args.rollout_batch_size:
+        yield Problem(
+            f"--partial_rollouts {args.partial_rollouts} is not below --rollout_batch_size {args.rollout_batch_size}",
+            "lower it: so many groups are sampled besides those of a step",
+        )
+    if args.partial_policies < 2:
+        yield Problem(
+            f"--partial_policies {args.partial_policies} would continue nothing",
+            "give 2 or more, or use --partial_rollouts 0",
+        )
+    if args.routing_replay:
+        yield Problem(
+            "--partial_rollouts does not work with --routing_replay: the choice of experts is not recorded over a sync",
+            "remove one of them",
+        )
+    if has_environment(args):
+        yield Problem(
+            "--partial_rollouts does not work with an environment: its time limits do not stop during a sync, and its "
+            "calls cannot be repeated after a resume",
+            "use --partial_rollouts 0",
         )

@@ -129,9 +129,10 @@ def _add_sizes(plan: Plan, config: Config, model: Model, engine_model: Model) ->
     plan.host_memory = host_memory(config, model, engine_model, plan.lora_optimizer_bytes, plan.object_store_bytes)
     plan.host_bytes = sum(plan.host_memory.values())
     plan.checkpoint_bytes = adapter + plan.lora_parameters * _SAVED_STATE
-    if args.pipeline:  # the batch of the next step
+    if args.pipeline:  # the batch of the next step, and unfinished groups
         routing = plan.architecture.layers * plan.architecture.experts_per_token if args.routing_replay else 0
-        plan.checkpoint_bytes += plan.max_tokens_per_rollout * (_TOKEN_BYTES + routing)
+        saved = plan.max_tokens_per_rollout * (args.rollout_batch_size + args.partial_rollouts)
+        plan.checkpoint_bytes += saved // args.rollout_batch_size * (_TOKEN_BYTES + routing)
     # At least the newest and the best; one from before a drop in correctness; one more until the oldest is deleted;
     # and the final adapter.
     kept = max(args.max_ckpt_num, 2) + 2 if args.save_steps > 0 else 0
@@ -145,7 +146,19 @@ def _staleness(plan: Plan, args: argparse.Namespace) -> list[str]:
     return [
         f"            PIPELINE=1: the policy that sampled is {first}"
         + (f" to {last}" if last > first else "")
-        + f" optimizer step{'s' * (last > 1)} behind; the ratio compares with it"
+        + f" optimizer step{'s' * (last > 1)} behind; the ratio compares with it",
+        *_partial(plan, args),
+    ]
+
+
+def _partial(plan: Plan, args: argparse.Namespace) -> list[str]:
+    if not args.partial_rollouts:
+        return []
+    oldest = (args.partial_policies + 1) * plan.optimizer_steps_per_rollout - 1
+    return [
+        f"            PARTIAL_ROLLOUTS={args.partial_rollouts}: the engines sample "
+        f"{args.rollout_batch_size + args.partial_rollouts} prompts at a time; a token is at most {oldest} optimizer "
+        "steps behind"
     ]
 
 

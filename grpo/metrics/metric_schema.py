@@ -174,7 +174,10 @@ SCHEMA = (
     Metric("optimizer_step", "", 5, "optimizer steps since the run started", "actor"),
     Metric("optimizer_steps", "", 5, "optimizer steps in this rollout; all but the first are off-policy", "actor"),
     Metric("staleness", "", 5, "optimizer steps between the policy that sampled the rollouts and the one that the step "
-           "begins with", "launcher", when="PIPELINE"),
+           "begins with, mean over tokens", "launcher", when="PIPELINE"),
+    Metric("staleness_max", "", 5, "staleness of the oldest token", "launcher", when="PARTIAL_ROLLOUTS"),
+    Metric("rollouts_continued", "share", 5, "rollouts that more than one policy sampled", "launcher",
+           when="PARTIAL_ROLLOUTS"),
     Metric("seconds.generate", "s", 5, "sampling and reward; with PIPELINE, of the next step's batch", "launcher"),
     Metric("seconds.wait", "s", 5, "waiting for the engines after the update", "launcher", when="PIPELINE"),
     Metric("reward_seconds", "s", 5, "time from the response to its reward, including the judge, mean over samples",

@@ -102,7 +102,7 @@ async def budgeted_response(
     The first call asks for the whole response and streams. It continues if the thinking ends in time; otherwise it is
     aborted. A budget that is not reached therefore costs nothing and changes no token; a second call would restart the
     random generator. An abort loses at most the tokens of one report (:func:`grpo.rollout.engine.arguments`) and those
-    in flight. The second call finds the thinking in the engine's prefix cache: weights never change during a rollout.
+    in flight. The second call finds the thinking in the engine's prefix cache, unless a sync came between.
 
     Args:
         params: ``SamplingParams``; ``max_tokens`` is for the whole response. Without ``logprobs`` the delimiter has no

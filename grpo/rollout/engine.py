@@ -3,7 +3,7 @@
 from copy import copy, deepcopy
 from typing import TYPE_CHECKING, Any
 
-from grpo.rollout import reward_threads, routing
+from grpo.rollout import continued, reward_threads, routing
 from grpo.stack.upstream.engine import Engine
 
 if TYPE_CHECKING:
@@ -16,7 +16,9 @@ SAMPLED_BY = "sampled_by"  # of a response
 async def with_origin(
     engine: Engine, params: "SamplingParams", responses: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Add to the responses to a prompt which engine sampled them, and its choice of experts if that was recorded.
+    """Add to the responses to a prompt which engine sampled them.
+
+    Also the policies of their tokens, and the engine's choice of experts, if those were recorded.
 
     Args:
         params: of the prompt.
@@ -26,7 +28,7 @@ async def with_origin(
 
     for response in responses:
         response[SAMPLED_BY] = ray.get_runtime_context().get_actor_id()
-    return await routing.with_routing(engine, params, responses)
+    return await routing.with_routing(engine, params, continued.with_policies(engine, params, responses))
 
 
 def for_sample(params: "SamplingParams", number: int) -> "SamplingParams":
@@ -42,7 +44,7 @@ def for_sample(params: "SamplingParams", number: int) -> "SamplingParams":
     mine = copy(params)
     if mine.seed is not None:
         mine.seed += number
-    return routing.for_sample(mine, number)
+    return routing.for_sample(continued.for_sample(mine), number)
 
 
 def ids_only(params: "SamplingParams") -> "SamplingParams":

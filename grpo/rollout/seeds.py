@@ -2,10 +2,11 @@
 
 import hashlib
 from collections import Counter
+from collections.abc import Callable
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from grpo.rollout import routing
+from grpo.rollout import continued, routing
 from grpo.rollout.multi_turn.mixture import KEY
 from grpo.rollout.multi_turn.settings import environments_by_prompt
 from grpo.stack.upstream.arguments import Arguments
@@ -41,8 +42,8 @@ def begin_stage(generator: SamplesGenerator, name: str) -> None:
 def seeded(generator: SamplesGenerator, params: "SamplingParams", prompt: str) -> "SamplingParams":
     """Return sampling parameters whose seed follows from the run's seed, the stage and the prompt.
 
-    With ROUTING_REPLAY, the engine also records the routing of training samples. With several environments, the
-    parameters name the prompt's.
+    With ROUTING_REPLAY, the engine also records the routing of training samples, and with PARTIAL_ROLLOUTS it can
+    continue them. With several environments, the parameters name the prompt's.
 
     A step repeated after a resume therefore samples the same responses, whichever engine gets the prompt and in
     whatever order. A prompt that a stage draws twice gets other samples the second time.
@@ -56,8 +57,11 @@ def seeded(generator: SamplesGenerator, params: "SamplingParams", prompt: str) -
     mine.seed = seed_of(generator, prompt)
     if name := environments_by_prompt(generator.args).get(prompt):
         mine.extra_args = {**(mine.extra_args or {}), KEY: name}
-    is_recorded = generator.args.routing_replay and generator.stage.startswith("train")
-    return routing.recorded(mine) if is_recorded else mine
+    if not generator.stage.startswith("train"):
+        return mine
+    if generator.args.partial_rollouts:
+        mine = continued.continuable(mine)
+    return routing.recorded(mine) if generator.args.routing_replay else mine
 
 
 def seed_of(generator: SamplesGenerator, prompt: str) -> int:
@@ -67,12 +71,22 @@ def seed_of(generator: SamplesGenerator, prompt: str) -> int:
 
 
 def in_order(generator: SamplesGenerator, samples: list[Sample]) -> list[Sample]:
-    """Return the samples of a batch in the order in which their prompts were drawn, carried ones first.
+    """Return the samples of a batch in the order of their groups.
 
     They arrive in the order in which engines finish, which would otherwise decide micro-batches and optimizer steps.
 
     Args:
         samples: ``Experience`` of one sample each; samples of a group stay next to each other.
     """
+    return sorted(samples, key=places(generator))
+
+
+def places(generator: SamplesGenerator) -> Callable[[Sample], int]:
+    """Return what says where a sample's group stands in the order in which prompts were drawn; carried ones are first.
+
+    With PARTIAL_ROLLOUTS, a batch has groups of several steps, whose numbers the run counts.
+    """
+    if generator.args.partial_rollouts and generator.stage.startswith("train"):
+        return lambda sample: sample.number
     order = {prompt: number for number, prompt in enumerate(generator.drawn)}
-    return sorted(samples, key=lambda sample: order.get(sample.prompts[0], -1))
+    return lambda sample: order.get(sample.prompts[0], -1)

@@ -4,6 +4,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from grpo.batch import unfinished
 from grpo.rollout.response_text import text_of
 from grpo.rollout.trajectory import response_tokens
 from grpo.run.records import read_answer
@@ -27,6 +28,7 @@ def describe_samples(
     - `id` and `datasource` of the problem, `label`, `gold`, `prompt` and `prompt_length`;
     - `sample` (its index in the rollout), `response` (with special tokens), `answer` (None if none can be extracted);
     - `extremes`, what it is the extreme of;
+    - `policies` with PARTIAL_ROLLOUTS: each policy and how many tokens in a row it sampled;
     - `conversation` for rollouts in an environment, the whole text of each of their samples;
     - all logs of the reward function, and the `details` of :mod:`grpo.metrics.step_metrics`.
 
@@ -65,6 +67,7 @@ def _describe(index: int, sample: Sample, tokenizer: Tokenizer, logs: dict[str, 
         "answer": read_answer({"id": "the step", "sample": index, "response": response})["answer"],
         "prompt_length": int(sample.attention_mask.sum()) - len(tokens),
         **_conversation(sample, tokenizer),
+        **({"policies": unfinished.runs_of(sample)} if hasattr(sample, "policies") else {}),
         **logs,
     }
 

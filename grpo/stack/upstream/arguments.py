@@ -66,6 +66,8 @@ class Arguments(Protocol):
     old_log_probs: str
     routing_replay: bool
     pipeline: bool
+    partial_rollouts: int
+    partial_policies: int
     parity_limit: float
     enable_vllm_is_correction: bool
     vllm_is_correction_type: str

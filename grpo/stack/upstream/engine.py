@@ -38,6 +38,9 @@ class AsyncLLM(Streams, Protocol):
     async def collective_rpc(self, method: str, *, args: Sequence[Any] = ()) -> list[Any]:
         """Call a method of every worker."""
 
+    async def abort(self, request_id: Sequence[str]) -> None:
+        """End requests; each still yields an output, with the tokens that it has."""
+
     async def reset_prefix_cache(self) -> bool:
         """Drop the prefix cache; return whether it could be dropped."""
 
@@ -93,8 +96,14 @@ class EngineActor(Protocol):
     Attributes:
         _actor_id: Ray's id of the actor.
         load_adapter: added by the patch ``ppo_actor``; calls ``vllm_engine.load_adapter``.
+        cut, go_on, calls: added by the patch ``partial_rollouts``; those of
+            :class:`grpo.rollout.continued.ContinuedLLM`.
     """
 
     _actor_id: Any
+    generate_responses: RemoteMethod
+    cut: RemoteMethod
+    go_on: RemoteMethod
+    calls: RemoteMethod
     get_num_unfinished_requests: RemoteMethod
     load_adapter: RemoteMethod

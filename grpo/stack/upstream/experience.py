@@ -51,6 +51,10 @@ class Sample(Rows, Protocol):
         sampled_by: the id of the engine's Ray actor. ``experience_maker.experience_of`` sets it.
         branches: one row for each branch. ``experience_maker.experience_of`` sets it for rollouts in an environment;
             others lack it. Read it with :func:`grpo.batch.branches.of_sample`.
+        policies: int64 ``[A]``, the policy that sampled each token, in optimizer steps; -1 for other tokens.
+            ``experience_maker.experience_of`` sets it, with PARTIAL_ROLLOUTS.
+        group: the seed of the prompt. Set with ``policies``.
+        number: how many groups the run began before this one's. Set with PARTIAL_ROLLOUTS.
         missing: names of the numbers that the sample lacked. ``experience_maker.complete`` sets it.
         details: what is known about the sample after the update. ``ppo_trainer.after_training`` sets it.
     """
@@ -59,6 +63,9 @@ class Sample(Rows, Protocol):
     scores: "torch.Tensor | None"
     sampled_by: str | None
     branches: "list[Sample]"
+    policies: "torch.Tensor"
+    group: int
+    number: int
     missing: set[str]
     details: dict[str, Any]
 

@@ -52,12 +52,16 @@ class SamplesGenerator(Protocol):
         unscored: consecutive samples without a score. ``experience_maker.begin_batch`` sets it.
         groups: the groups of the step that is sampled, a :class:`grpo.batch.filtering.StepGroups`.
             ``ppo_trainer.next_batch`` sets it.
+        policy: the optimizer steps of the policy that samples. ``ppo_trainer.next_batch`` sets it.
+        unfinished: the groups that no step has trained on yet, a :class:`grpo.batch.unfinished.Unfinished`; only with
+            PARTIAL_ROLLOUTS.
         retirement: the problems that rest, a :class:`grpo.batch.retirement.Retirement`. ``ppo_trainer.next_batch`` or
             ``ppo_trainer.restore`` sets it.
     """
 
     args: Arguments
     tokenizer: Tokenizer
+    vllm_engines: "Sequence[EngineActor]"
     prompts_dataloader: "PromptLoader"
     generate_samples: Callable[..., tuple[list[Sample], float | None, int, bool]]
     generate_eval_samples: Callable[..., list[Sample]]
@@ -67,6 +71,8 @@ class SamplesGenerator(Protocol):
     drawn: Counter[str]
     unscored: list[Sample]
     groups: Any
+    policy: int
+    unfinished: Any
     retirement: Any
 
 

@@ -9,18 +9,20 @@ import random
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from openrlhf.trainer.ppo_utils import experience_maker
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from grpo.batch import ahead, filtering
+from grpo.batch import ahead, filtering, unfinished
 from grpo.hooks import ppo_trainer as hooks
+from grpo.rollout import continued
 
 SETTINGS = {
     "seed": 3, "rollout_batch_size": 3, "n_samples_per_prompt": 4, "dynamic_filtering": True,
     "dynamic_filtering_reward_range": [0, 1], "dynamic_filtering_batches": 4, "retire_after": None, "retire_for": 2,
     "routing_replay": False, "remote_rm_url": ["r.py"], "vllm_enable_sleep": False,
-    "pipeline": False, "num_episodes": 200, "max_steps": None,
+    "pipeline": False, "num_episodes": 200, "max_steps": None, "partial_rollouts": 0, "partial_policies": 2,
 }  # fmt: skip
 
 
@@ -43,10 +45,11 @@ def difficulty(prompt: str) -> float:
     return int(number) / int(last)
 
 
-def answers(prompt: str, seed: int, count: int) -> list[dict[str, Any]]:
+def answers(prompt: str, seed: int, count: int, policy: int) -> list[dict[str, Any]]:
     digests = [hashlib.sha256(f"{seed + number}".encode()).digest() for number in range(count)]
     draws = [int.from_bytes(digest[:6]) / 2**48 for digest in digests]
-    return [{"prompt": prompt, "score": float(draw < difficulty(prompt)), "draw": draw} for draw in draws]
+    origin = {continued.POLICIES: np.array([-1, policy]), continued.GROUP: seed, continued.LIMIT: 1}
+    return [{"prompt": prompt, "score": float(draw < difficulty(prompt)), "draw": draw} | origin for draw in draws]
 
 
 class FakeRay:
@@ -68,19 +71,30 @@ class Run:
     """The generator's part of a run.
 
     Attributes:
+        known: the calls of a checkpoint that the engines got.
         rows: of each step what it trains on (prompt and random number of each sample), and its metrics.
         states: what a checkpoint of each step would hold.
+        oldest: of each step, by how many policies its oldest group is behind.
     """
 
     def __init__(self, monkeypatch: Any, order: int, problems: int = 12, **changes: Any) -> None:
-        monkeypatch.setattr(experience_maker, "ray", FakeRay(order))
+        for module in (experience_maker, unfinished):
+            monkeypatch.setattr(module, "ray", FakeRay(order))
         loader = StatefulDataLoader(Problems(problems), batch_size=1, shuffle=True, collate_fn=_columns)
         self.args = argparse.Namespace(**SETTINGS | changes)
         count = SimpleNamespace(remote=lambda: 0)
         answer = SimpleNamespace(
-            remote=lambda prompt, sampling_params, num_samples, **_: (prompt, sampling_params.seed, num_samples)
+            remote=lambda prompt, sampling_params, num_samples, **_: (
+                *(prompt, sampling_params.seed, num_samples),
+                self.generator.policy,
+            )
         )
-        engine = SimpleNamespace(get_num_unfinished_requests=count, generate_responses=answer)
+        self.known: dict[str, Any] = {}
+        engine = SimpleNamespace(
+            get_num_unfinished_requests=count, generate_responses=answer, cut=SimpleNamespace(remote=lambda: None),
+            go_on=SimpleNamespace(remote=lambda policy, rollouts, known: self.known.update(known)),
+            calls=SimpleNamespace(remote=lambda rollouts: {name: [{"of": name}] for name in rollouts}),
+        )  # fmt: skip
         strategy = SimpleNamespace(args=self.args)
         self.generator = experience_maker.SamplesGenerator(strategy, loader, None, None, [engine])
         self.generator._process_response_into_experience = _sample
@@ -90,6 +104,7 @@ class Run:
         )
         self.rows: list[tuple[list, dict]] = []
         self.states: list[dict] = []
+        self.oldest: list[float] = []
         self._step = self._episode = 0
 
     def until(self, step: int) -> "Run":
@@ -102,8 +117,11 @@ class Run:
             self._step += 1
             metrics = filtering.finish_step(self.generator, self.batches.current.groups) | {"pass_rate": pass_rate}
             metrics["staleness"] = self.batches.staleness()
+            # Not of a resumed run: these engines do not know what a checkpoint holds of a group.
+            self.oldest.append(unfinished.metrics(samples, self.batches.policy, self.args).get("staleness_max", 0.0))
             self.batches.policy += 1
             self.batches.wait()
+            unfinished.cut(self.generator)
             self.rows.append(([(sample.prompts[0], float(sample.draw)) for sample in samples], metrics))
             loader = self.generator.prompts_dataloader.state_dict()
             state = {"global_step": self._step, "episode": self._episode, "loader": loader}
@@ -115,6 +133,9 @@ class Run:
         self._step, self._episode = state["global_step"], state["episode"]
         self.generator.prompts_dataloader.load_state_dict(state["loader"])
         hooks.restore(self._trainer, state)
+        if "unfinished" in state:
+            self.batches.policy = state["unfinished"]["policy"]
+            unfinished.restore(self.generator, state["unfinished"], SimpleNamespace)
         if "ahead" in state:
             self.batches.restore(state["ahead"], SimpleNamespace)
         return self
@@ -128,5 +149,5 @@ def _sample(response: dict[str, Any], **_: Any) -> SimpleNamespace:
     score = torch.tensor([response["score"]])
     return SimpleNamespace(
         prompts=[response["prompt"]], scores=score, rewards=score, info={}, rollout_log_probs=None,
-        draw=response["draw"],
+        draw=response["draw"], sequences=torch.tensor([[0, 1]]), action_mask=torch.tensor([[1]]),
     )  # fmt: skip

@@ -81,7 +81,8 @@ class Slow:
     """A generator whose batches are sampled when they are told to."""
 
     def __init__(self, error: Exception | None = None) -> None:
-        self.args = SimpleNamespace(retire_after=None, retire_for=1, seed=0, dynamic_filtering=False)
+        values = {"retire_after": None, "retire_for": 1, "seed": 0, "dynamic_filtering": False, "partial_rollouts": 0}
+        self.args = SimpleNamespace(**values)
         self.sampler = SimpleNamespace(generator=torch.Generator())
         self.prompts_dataloader = SimpleNamespace(sampler=self.sampler)
         self.may_end, self.error = threading.Event(), error
@@ -125,6 +126,7 @@ class Loop:
         self.trainer = this = object.__new__(ppo_trainer.PPOTrainer.__ray_metadata__.modified_class)
         this.args = SimpleNamespace(
             pipeline=True, num_episodes=1, max_steps=3, eval_steps=1, parity_limit=0.0, length_schedule=None,
+            partial_rollouts=0,
             generate_max_len=9, dynamic_filtering=False, resume_from=None, use_dynamic_batch=False,
             run_dir=str(run_dir), save_steps=1,
         )  # fmt: skip

@@ -49,7 +49,7 @@ def fit_one_step(load, run_dir: Path) -> tuple[Tracker, list[dict]]:
             eval_temperature=1.0, eval_n_samples_per_prompt=1, run_dir=str(run_dir), metrics_dir=None,
             prompt_data=str(data), remote_rm_url=None, agent_func_path=None, eval_dataset=str(data),
             ckpt_path=None, log_samples=None, use_tensorboard=None, use_wandb=None,
-            use_trackio=False, length_schedule=None, generate_max_len=3, pipeline=False,
+            use_trackio=False, length_schedule=None, generate_max_len=3, pipeline=False, partial_rollouts=0,
         ),
         "init_checkpoint_states": lambda: start,
         "prompts_dataloader": MagicMock(
@@ -57,7 +57,8 @@ def fit_one_step(load, run_dir: Path) -> tuple[Tracker, list[dict]]:
         ),
         "eval_dataloader": [(["source"], ["p"], ["l"])],
         "samples_generator": SimpleNamespace(
-            args=argparse.Namespace(seed=0, retire_after=None, retire_for=1), prompts_dataloader=MagicMock(),
+            args=argparse.Namespace(seed=0, retire_after=None, retire_for=1, partial_rollouts=0),
+            prompts_dataloader=MagicMock(),
             generate_samples=lambda **_: next(rollouts), generate_eval_samples=lambda **_: [sample(0.7, 1.0)],
         ),
         "experience_maker": SimpleNamespace(make_experience_batch=None),

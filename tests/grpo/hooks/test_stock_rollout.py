@@ -62,6 +62,7 @@ def generator(load, **changes):
         "enable_vllm_is_correction": False,
         "seed": 1,
         "routing_replay": False,
+        "partial_rollouts": 0,
         **changes,
     }
     this.args = argparse.Namespace(**values)

@@ -70,6 +70,8 @@ OVERRIDES = {
     "LOSS_AGGREGATION": ("constant", "--loss_aggregation", "constant"),
     "OLD_LOG_PROBS": ("engine", "--old_log_probs", "engine"),
     "PIPELINE": ("1", "--pipeline", ""),
+    "PARTIAL_ROLLOUTS": ("3", "--partial_rollouts", "3"),
+    "PARTIAL_POLICIES": ("5", "--partial_policies", "5"),
     "ROUTING_REPLAY": ("1", "--routing_replay", ""),
     "PARITY_LIMIT": ("0.07", "--parity_limit", "0.07"),
     "LENGTH_SCHEDULE": ("7,15@5", "--length_schedule", "7,15@5"),

@@ -19,6 +19,7 @@ GOOD = {
     "save_steps": 20, "eval_steps": 10, "eval_dataset": "eval.jsonl",
     "load_checkpoint": False, "advantage_estimator": "dr_grpo", "actor_learning_rate": 1e-6, "temperature": 1.0,
     "lr_scheduler": "cosine_with_min_lr",
+    "rollout_batch_size": 8,
     "agent_func_path": None, "enable_prefix_caching": True, "max_len": None, "prompt_max_len": 8,
     "apply_chat_template": False, "disable_fast_tokenizer": False,
     "vllm_gpu_memory_utilization": 0.9, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
@@ -40,6 +41,7 @@ REQUIRED = [
     "harmony",
 ]
 CORRECTED = {"enable_vllm_is_correction": True}
+PARTIAL = {"pipeline": True, "old_log_probs": "engine", "partial_rollouts": 2}
 
 
 def parsed(**changes) -> argparse.Namespace:
@@ -63,6 +65,7 @@ def test_the_launchers_configuration_is_accepted():
         {"length_schedule": "1024,2048@50,3072@20%", "overlong_buffer_len": 512},
         {"pipeline": True, "old_log_probs": "engine"},
         {"pipeline": True, **CORRECTED},
+        PARTIAL,
     ],
 )
 def test_forms_of_the_loss_are_accepted(changes):
@@ -112,6 +115,12 @@ def test_checkpoints_that_meet_evaluations_are_accepted(steps):
         ({"pipeline": True}, "use --old_log_probs engine, or add --enable_vllm_is_correction"),
         ({"pipeline": True, "top_p": 0.9, "old_log_probs": "engine"}, "use --top_p 1"),
         ({"pipeline": True, "old_log_probs": "engine", "colocate_all_models": True}, "the same GPUs: remove one"),
+        ({"partial_rollouts": 2}, "add --pipeline"),
+        ({**PARTIAL, "partial_rollouts": -1}, "0 or more"),
+        ({**PARTIAL, "partial_rollouts": 8}, "not below --rollout_batch_size 8"),
+        ({**PARTIAL, "partial_policies": 1}, "give 2 or more"),
+        ({**PARTIAL, "routing_replay": True}, "--routing_replay"),
+        ({**PARTIAL, "agent_func_path": str(AGENT)}, "time limits do not stop during a sync"),
         ({"parity_limit": -1.0}, "such as 0.05"),
         ({"parity_limit": float("nan")}, "such as 0.05"),
         ({"top_p": 0.9, **CORRECTED}, "use --top_p 1"),

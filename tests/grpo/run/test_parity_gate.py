@@ -31,6 +31,7 @@ def run(ranks=2, adapter=0.0, shift=0.0, batches=4, **flags):
     """A trainer, its micro-batches and samples; engine "bb" is off by `shift`."""
     args = SimpleNamespace(
         **{"parity_limit": 0.05, "top_p": 1.0, "lora_rank": 8, "actor_num_nodes": 1, "actor_num_gpus_per_node": ranks}
+        | {"partial_rollouts": 0}
         | flags
     )
     group, written = Group(ranks, adapter), []
@@ -129,7 +130,7 @@ def test_with_a_batch_ahead_the_policy_of_now_is_compared_on_the_next_one():
         waited.append(True)
         return samples
 
-    trainer.batches = SimpleNamespace(staleness=lambda: 4, wait=wait)
+    trainer.batches = SimpleNamespace(staleness=lambda: 4, wait=wait, policy=7)
     trainer.experience_maker = SimpleNamespace(make_experience_batch=lambda copies: made.append(copies) or batches)
     trainer.parity_gate = ParityGate()
     for step in (2, 3):

@@ -57,7 +57,7 @@ def two(tmp_path, monkeypatch):
     rows = ({"prompt": "Is it 42?", "environment": "single"}, {"prompt": "Is it 7?", "environment": "guess"})
     return SimpleNamespace(
         agent_func_path=str(AGENT), prompt_data=str(data(tmp_path, *rows)), eval_dataset=None, input_key="prompt",
-        seed=1, routing_replay=False,
+        seed=1, routing_replay=False, partial_rollouts=0,
     )  # fmt: skip
 
 

@@ -1,0 +1,145 @@
+"""Batches of a run whose groups may be unfinished at a sync, with OpenRLHF's own sample generator."""
+
+import hashlib
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from openrlhf.trainer.ppo_utils import experience_maker
+
+from grpo.batch import unfinished
+from grpo.rollout import seeds
+
+from .drawn_steps import FakeRay, Run
+from .test_ahead import any_settings, saved
+
+STEPS, BATCH, GROUP = 8, 3, 4
+CHANGES = st.fixed_dictionaries(
+    {
+        "problems": st.integers(5, 14),
+        "dynamic_filtering": st.booleans(),
+        "partial_rollouts": st.integers(1, BATCH - 1),
+        "partial_policies": st.integers(2, 4),
+        "seed": st.integers(0, 99),
+    }
+)
+
+
+class Engines(FakeRay):
+    """Some groups always take longer than all others that are sampled with them."""
+
+    def __init__(self, salt: int):
+        self.salt = salt
+
+    def wait(self, references, **_):
+        first = min(references, key=self._length)
+        return [first], [reference for reference in references if reference != first]
+
+    def _length(self, reference) -> str:
+        return hashlib.sha256(f"{self.salt} {reference[1]}".encode()).hexdigest()
+
+
+def run_of(monkeypatch, salt: int, **changes) -> Run:
+    run = Run(monkeypatch, order=0, pipeline=True, **changes)
+    for module in (experience_maker, unfinished):
+        monkeypatch.setattr(module, "ray", Engines(salt))
+    return run
+
+
+def trained(run: Run) -> list[list[tuple[str, float]]]:
+    return [samples for samples, _ in run.rows]
+
+
+@any_settings
+@given(CHANGES, st.integers(0, 9))
+def test_every_step_has_whole_groups_and_every_group_has_one_step(monkeypatch, changes, salt):
+    run = run_of(monkeypatch, salt, **changes)
+    counts = []
+    for step in range(1, STEPS + 1):
+        run.until(step)
+        groups = unfinished.of(run.generator).groups.values()
+        assert len(groups) <= changes["partial_rollouts"], "the sync cut a group that the next step needs"
+        assert all(group.policies <= changes["partial_policies"] for group in groups)
+        counts.append(len(groups))
+    assert any(counts), "nothing was unfinished"
+    assert max(run.oldest) <= changes["partial_policies"]
+    for samples in trained(run):
+        assert Counter(prompt for prompt, _ in samples).total() == BATCH * GROUP
+        parts = [samples[start : start + GROUP] for start in range(0, BATCH * GROUP, GROUP)]
+        assert all(len({prompt for prompt, _ in part}) == 1 for part in parts)
+    draws = [draw for samples in trained(run) for _, draw in samples]
+    assert len(draws) == len(set(draws)), "a sample was trained on twice"
+
+
+@any_settings
+@given(CHANGES, st.integers(0, 9))
+def test_no_group_is_lost_between_two_steps(monkeypatch, changes, salt):
+    run = run_of(monkeypatch, salt, **changes | {"dynamic_filtering": False}).until(STEPS)
+    mine = unfinished.of(run.generator)
+    waiting = {sample.number for sample in [*run.batches.wait(), *mine.spare]}
+    numbers = {group.number for group in mine.groups.values()} | waiting
+    assert mine.begun - len(numbers) == STEPS * BATCH
+
+
+@any_settings
+@given(CHANGES, st.integers(0, 9), st.integers(1, STEPS - 1))
+def test_a_resumed_run_has_the_batches_of_an_uninterrupted_one(monkeypatch, changes, salt, at):
+    whole = run_of(monkeypatch, salt, **changes).until(STEPS)
+    state = saved(whole.states[at - 1])
+    resumed = run_of(monkeypatch, salt, **changes).resume(state).until(STEPS)
+    assert resumed.rows == whole.rows[at:]
+    names = [name for group in state["unfinished"]["groups"] for name in group["known"]]
+    assert resumed.known == {name: [{"of": name}] for name in names}
+    assert len(names) == GROUP * len(state["unfinished"]["groups"])
+
+
+def test_without_partial_rollouts_the_unfinished_groups_of_a_checkpoint_are_dropped(monkeypatch):
+    whole = run_of(monkeypatch, 1, partial_rollouts=2).until(3)
+    resumed = Run(monkeypatch, order=1, pipeline=True).resume(saved(whole.states[1])).until(4)
+    assert trained(resumed)[0] == trained(whole)[2]
+    assert not unfinished.of(resumed.generator).groups
+
+
+def test_an_evaluation_between_two_steps_leaves_the_unfinished_groups_alone(monkeypatch):
+    changes = {"partial_rollouts": 2, "seed": 4}
+    whole = run_of(monkeypatch, 1, **changes).until(STEPS)
+    run = run_of(monkeypatch, 1, **changes).until(3)
+    groups = dict(unfinished.of(run.generator).groups)
+    seeds.begin_stage(run.generator, "eval 3")
+    problems = [(["source"], [prompt], ["label"]) for prompt in ("1 of 2", "2 of 2")]
+    samples, *_ = run.generator._generate_vllm(iter(problems), 2, False)
+    assert [sample.prompts for sample in samples] == [["1 of 2"]] * GROUP + [["2 of 2"]] * GROUP
+    assert unfinished.of(run.generator).groups == groups
+    assert run.until(STEPS).rows == whole.rows
+
+
+def sample(*policies: int) -> Any:
+    mask = torch.tensor([[policy >= 0 for policy in policies]])
+    return SimpleNamespace(policies=torch.tensor(policies), action_mask=mask)
+
+
+def test_a_record_tells_which_policy_sampled_which_tokens():
+    assert unfinished.runs_of(sample(-1, 3, 3, -1, 3, 5)) == [[3, 3], [5, 1]]
+    assert unfinished.runs_of(sample(-1)) == []
+
+
+def test_metrics_count_sampled_tokens():
+    args: Any = SimpleNamespace(partial_rollouts=1)
+    bare: Any = SimpleNamespace()
+    assert unfinished.metrics([sample(-1, 3, 3, 5), sample(-1, 7, -1)], 7, args) == {
+        "staleness": (4 + 4 + 2 + 0) / 4, "staleness_max": 4.0, "rollouts_continued": 0.5,
+    }  # fmt: skip
+    assert unfinished.metrics([bare], 7, args) == {}, "a batch of a run without partial rollouts"
+    args.partial_rollouts = 0
+    assert unfinished.metrics([sample(3)], 7, args) == {}
+
+
+@pytest.mark.parametrize(("partial_rollouts", "left"), [(1, [2, 3]), (0, [0, 1, 2, 3])])
+def test_engines_and_trainer_are_compared_on_groups_of_one_policy(partial_rollouts, left):
+    samples = [sample(-1, 7, 7), sample(-1, 6, 7), sample(-1, 7, 7), sample(-1, -1, 7)]
+    args: Any = SimpleNamespace(partial_rollouts=partial_rollouts, n_samples_per_prompt=2)
+    assert unfinished.of_one_policy(samples, 7, args) == [samples[index] for index in left]
