@@ -26,7 +26,7 @@ from scripts.bench.parts.tiny_engine import start_engine
 from .rounding import Rounding, log_probs, reference_model
 
 LENGTH, SAMPLES, SEED = 480, 4, 11
-QUESTION = [{"role": "user", "content": "What is 3 + 9? " * 3}]
+QUESTION = [{"role": "user", "content": "What is 3 + 9? " * 20}]
 NAMES = [continued.rollout_of(SEED, number) for number in range(SAMPLES)]
 MODULES = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
