@@ -112,7 +112,8 @@ def _calls(engines: list[Any], flat: torch.Tensor, specs: list[TensorSpec]) -> t
     """Return how often one sync calls the first engine, the stock way and ours: each call waits for an answer."""
     from grpo.lora import sync
 
-    stock, ours = ([CountedEngine(engine) for engine in engines] for _ in range(2))
+    stock: list[Any] = [CountedEngine(engine) for engine in engines]
+    ours: list[Any] = [CountedEngine(engine) for engine in engines]
     _tensor_by_tensor(flat, specs, stock)
     sync.send(flat, specs, ours)
     return stock[0].calls, ours[0].calls
