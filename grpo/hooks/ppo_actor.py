@@ -16,7 +16,7 @@ from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.experience import Batch
 from grpo.stack.upstream.tokenizer import Tokenizer
 from grpo.stack.upstream.trainer import Actor, ActorPPOTrainer, ModelOutput
-from grpo.update import loss, passes, reference
+from grpo.update import loss, old_policy, passes, reference
 
 
 class RankTrainer(ActorPPOTrainer, Protocol):
@@ -80,7 +80,7 @@ def needs_nccl_group(args: Arguments, use_cuda_ipc: bool) -> bool:
 def whole_batches(trainer: RankTrainer, loader: DataLoader) -> Iterable[Batch]:
     """Return the micro-batches; each sets its routing, and what the loss needs from its whole optimizer batch."""
     actor = cast(torch.nn.Module, trainer.actor)
-    prepare = partial(passes.set_old_log_probs, actor) if passes.is_in_update(trainer.args) else None
+    prepare = partial(passes.set_old_log_probs, actor) if old_policy.is_in_update(trainer.args) else None
     batches = trainer.actor_loss_fn.batches(loader, trainer.replay_buffer, trainer.strategy, prepare)
     return passes.Replayed(actor, batches)
 

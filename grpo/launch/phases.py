@@ -1,7 +1,6 @@
 """The seconds of a step, phase by phase: from the figures that scripts.gpu_check measured here, or from stated ones.
 
-Figures are of gpt-oss-120b. Time per token scales with the layers, time per sample and gathers with the experts'
-weights as well.
+Figures are of gpt-oss-120b. Time per token scales with the layers, time per sample with the experts' weights as well.
 """
 
 import json
@@ -11,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from grpo.launch.config import Config
-from grpo.model.architecture import NO_SHARD, Architecture
+from grpo.model.architecture import NO_SHARD, PACKED, Architecture
 from grpo.model.released import RELEASED
 from grpo.stack.checkout import GPU_REPORT
 from grpo.stack.machine import GB
+from grpo.update import old_policy
 
 LARGE = RELEASED["openai/gpt-oss-120b"]
 SAMPLING = "sampling"  # the phase of the engines; the others are the actor's
 ENGINE_TOKENS = 1_000  # assumed: tokens per second of an engine
-_PASSES = 3  # over the weights: old log-probs, forward, backward
-_WEIGHTS = sum(LARGE.actor_bytes(packed=True).values())
+_OLD, _REFERENCE, _TRAINING = "old log-probs", "reference", "training"
+_GATHERS = {_OLD: 1, _REFERENCE: 1, _TRAINING: 2}  # of the weights: forward, backward
 _HOST_COPIES = 25.0  # assumed: GB/s of pinned memory to a GPU, over PCIe 5
 
 
@@ -45,6 +45,7 @@ class Rates:
     Attributes:
         source: where the figures are from.
         low, high: factors on the times of the update.
+        longest: tokens up to which times were measured.
         gather: GB/s of each GPU in an all-gather.
         gather_source: where that is from.
         host: GB/s of pinned memory to a GPU.
@@ -55,6 +56,7 @@ class Rates:
     old: Line
     low: float
     high: float
+    longest: int
     gather: float = 200.0
     gather_source: str = "assumes 200 GB/s"
     host: float = _HOST_COPIES
@@ -69,6 +71,7 @@ class Rates:
             Line.through(lengths, (7 / 16, 18 / 16)),
             low=0.8,
             high=1.5,
+            longest=lengths[-1],
         )
 
     @classmethod
@@ -80,7 +83,8 @@ class Rates:
         parts = zip(numbers["train_s"], numbers["forward_s"], numbers["scores_s"], strict=True)
         train, old = zip(*((LARGE.layers * t + s, LARGE.layers * f + s) for t, f, s in parts), strict=True)
         lengths = numbers["tokens"]
-        return cls("measured on this machine", Line.through(lengths, train), Line.through(lengths, old), 0.9, 1.3)
+        lines = Line.through(lengths, train), Line.through(lengths, old)
+        return cls("measured on this machine", *lines, low=0.9, high=1.3, longest=lengths[-1])
 
     @classmethod
     def of_report(cls, report: Path = GPU_REPORT) -> "Rates":
@@ -115,25 +119,42 @@ class Phase:
 def phases(config: Config, architecture: Architecture, rates: Rates) -> Iterator[Phase]:
     """Yield the phases of a step in which every sample has the longest length."""
     args = config.args
-    layers = architecture.layers / LARGE.layers
-    weights = layers * architecture.experts / LARGE.experts
-    samples = config.samples_per_rollout * args.max_epochs / config.actor_ranks
-    batches = samples / args.micro_train_batch_size
     tokens = config.samples_per_rollout * args.generate_max_len
     sampling = tokens / (ENGINE_TOKENS * args.vllm_num_engines)
     assumed = f"assumes {ENGINE_TOKENS:,} tokens/s of each engine, from half to twice as many"
     yield Phase(SAMPLING, sampling, sampling / 2, sampling * 2, assumed)
-    for name, line in (("old log-probs", rates.old), ("training", rates.train)):
-        if name == "old log-probs" and args.old_log_probs == "engine":
-            continue
-        seconds = batches * weights * line.of_sample + samples * layers * line.of_token * config.max_model_len
-        yield Phase(name, seconds, seconds * rates.low, seconds * rates.high, rates.source)
+    yield from _passes(config, architecture, rates)
     if args.actor_shard == NO_SHARD or config.actor_ranks == 1:
         return
-    moved = batches * _PASSES * weights * _WEIGHTS / GB
+    weights = sum(architecture.actor_bytes(args.experts == PACKED).values()) / GB
+    count = sum(_GATHERS[name] * samples for name, samples in _samples(config).items())
+    moved = count / args.micro_train_batch_size * weights
     gathers = moved * (config.actor_ranks - 1) / config.actor_ranks / rates.gather
     yield Phase("gathers", gathers, 0.0, gathers, f"{rates.gather_source}; 0 if all are overlapped")
     if args.offload:
         copies = moved / config.actor_ranks / rates.host
         source = f"OFFLOAD=1 at {rates.host:.0f} GB/s; 0 if all are overlapped"
         yield Phase("copies from the host", copies, 0.0, copies, source)
+
+
+def _passes(config: Config, architecture: Architecture, rates: Rates) -> Iterator[Phase]:
+    """Yield the actor's passes."""
+    layers = architecture.layers / LARGE.layers
+    weights = layers * architecture.experts / LARGE.experts
+    beyond = max(1.0, config.max_model_len / rates.longest)  # attention's time grows with the square of the length
+    source = rates.source + (f"; beyond {rates.longest:,} tokens extrapolated" if beyond > 1 else "")
+    for name, samples in _samples(config).items():
+        line, batches = rates.train if name == _TRAINING else rates.old, samples / config.args.micro_train_batch_size
+        seconds = batches * weights * line.of_sample + samples * layers * line.of_token * config.max_model_len
+        yield Phase(name, seconds, seconds * rates.low, seconds * rates.high * beyond, source)
+
+
+def _samples(config: Config) -> dict[str, float]:
+    """Return how many samples of a step a rank computes in each kind of pass that the run makes."""
+    args = config.args
+    shares = {
+        _OLD: old_policy.share_of_old_pass(args),
+        _REFERENCE: float(args.init_kl_coef > 0),
+        _TRAINING: args.max_epochs,
+    }
+    return {name: share * config.samples_per_rollout / config.actor_ranks for name, share in shares.items() if share}

@@ -15,7 +15,7 @@ from grpo.lora.adapter import adapter_parameters
 from grpo.model.zero import whole_shape
 from grpo.stack.upstream.experience import Batch
 from grpo.stack.upstream.trainer import ActorPPOTrainer, ModelOutput
-from grpo.update import passes
+from grpo.update import old_policy, passes
 
 logger = logging.getLogger("openrlhf.grpo.token_recorder")
 
@@ -102,7 +102,7 @@ class ActorMetrics:
         mask = experience.action_mask.bool()
         old = passes.old_log_probs(self._args, experience, log_probs)
         sampled: torch.Tensor | None = old
-        if passes.is_of_engine(self._args):
+        if old_policy.is_of_engine(self._args):
             sampled = None if self._norms else log_probs
         at_actions = [_at_actions(values, experience) for values in (output.scores.entropy, output.scores.unallocated)]
 

@@ -16,42 +16,12 @@ from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.experience import Batch
 from grpo.stack.upstream.trainer import ExperienceMaker
 from grpo.update.loss import WholeBatches
+from grpo.update.old_policy import is_in_update, is_of_engine, is_on_policy, makes_old_log_probs, reads_kl
 
 
 def router_logits(args: Arguments) -> bool:
     """Return whether the router's logits are computed: only the balancing loss of a mixture of experts reads them."""
     return args.aux_loss_coef > 1e-8  # OpenRLHF's ActorPPOTrainer adds the loss above this
-
-
-def is_on_policy(args: Arguments) -> bool:
-    """Return whether a rollout is one optimizer step, so that the trained policy is the one that sampled."""
-    samples = args.rollout_batch_size * args.n_samples_per_prompt * args.max_epochs
-    return bool(samples == args.train_batch_size)
-
-
-def makes_old_log_probs(args: Arguments) -> bool:
-    """Return whether the ratio uses log-probs from before the update, for which the trainer makes an extra pass.
-
-    It does not if the policy has not moved, or if the ratio uses the engine's log-probs.
-    """
-    return not (is_on_policy(args) or is_of_engine(args))
-
-
-def is_in_update(args: Arguments) -> bool:
-    """Return whether old log-probs come from the update itself: only the first optimizer step then saves a pass.
-
-    A KL penalty in the reward reads them earlier, and a second epoch needs them for the first optimizer step, too.
-    """
-    return makes_old_log_probs(args) and args.max_epochs == 1 and not _reads_kl(args)
-
-
-def _reads_kl(args: Arguments) -> bool:
-    return args.init_kl_coef > 0 and not args.use_kl_loss
-
-
-def is_of_engine(args: Arguments) -> bool:
-    """Return whether the loss's ratio uses the engine's log-probs of the samples."""
-    return bool(args.old_log_probs == "engine")
 
 
 def old_log_probs_ref(
@@ -72,7 +42,7 @@ def old_log_probs_ref(
         reads them.
     """
     args = maker.args
-    is_read = _reads_kl(args)
+    is_read = reads_kl(args)
     is_unknown = is_read and any(batch.rollout_log_probs is None for batch in samples)  # a user's agent may lack them
     if (makes_old_log_probs(args) and not is_in_update(args)) or is_unknown:
         batches |= of_batches(samples)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from grpo.model import attention, cpu_matmul
-from grpo.update import passes
+from grpo.update import old_policy, passes
 from grpo.update.loss import PolicyLoss
 from scripts.bench.parts import memory, stock
 from scripts.bench.parts.ranks import job_of_this_rank, report
@@ -85,7 +85,7 @@ def update(
     """Compute the old log-probs if asked for, and one training step; the gradients stay on the adapter."""
     actor, old = trainer.actor, torch.zeros(batch["action_mask"].shape)
     actor.zero_grad()
-    if job["package"] or not passes.is_on_policy(trainer.args):
+    if job["package"] or not old_policy.is_on_policy(trainer.args):
         actor.eval()
         with torch.no_grad():
             old = actor(batch["sequences"], batch["action_mask"], batch["attention_mask"])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from grpo.model import routing
-from grpo.update import passes
+from grpo.update import old_policy, passes
 from tests.grpo.routed_model import TOKENS, others, small_model
 
 
@@ -20,7 +20,7 @@ def arguments(**changes) -> SimpleNamespace:
     [({}, True), ({"train_batch_size": 32}, False), ({"max_epochs": 2}, False), ({"init_kl_coef": 0.1}, True)],
 )
 def test_one_optimizer_step_a_rollout_is_on_policy(changes, expected):
-    assert passes.is_on_policy(arguments(**changes)) is expected
+    assert old_policy.is_on_policy(arguments(**changes)) is expected
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_one_optimizer_step_a_rollout_is_on_policy(changes, expected):
     ],
 )
 def test_old_log_probs_are_computed_if_the_ratio_uses_them(changes, expected):
-    assert passes.makes_old_log_probs(arguments(**changes)) is expected
+    assert old_policy.makes_old_log_probs(arguments(**changes)) is expected
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_old_log_probs_are_computed_if_the_ratio_uses_them(changes, expected):
     ],
 )
 def test_old_log_probs_are_computed_in_the_update_if_nothing_reads_them_before(changes, expected):
-    assert passes.is_in_update(arguments(train_batch_size=32, **changes)) is expected
+    assert old_policy.is_in_update(arguments(train_batch_size=32, **changes)) is expected
 
 
 def test_ratio_can_use_the_engines_log_probs():
