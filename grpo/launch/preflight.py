@@ -17,7 +17,7 @@ from grpo.launch.checks.machine import (
     check_memory,
     check_ray,
 )
-from grpo.launch.checks.model import check_model
+from grpo.launch.checks.model import check_model, check_released
 from grpo.launch.checks.packages import check_packages
 from grpo.launch.checks.reward import check_reward
 from grpo.launch.checks.settings import check_batches, check_flags
@@ -57,7 +57,7 @@ def problems_anywhere(config: Config) -> list[Problem]:
         *_settings(config),
         *gpu_memory.problems(config),
         *_inputs(config, is_missed=False),
-        *(_of_model(config) if are_here else ()),
+        *(_of_model(config) if are_here else check_released(config)),
     ]
 
 

@@ -29,4 +29,4 @@ def as_model(name: str) -> Model | None:
         return None
     architecture, folder = RELEASED[name], Path(name)
     tensors = {tensor: Tensor(folder, "", shape, 0, 0) for tensor, shape in architecture.stored().items()}
-    return Model(folder, architecture.config(), tensors)
+    return Model(folder, architecture.config() | {"max_position_embeddings": CONTEXT}, tensors)

@@ -7,6 +7,7 @@ from pathlib import Path
 from grpo.launch.config import Config
 from grpo.model import architecture, model_files
 from grpo.model.model_files import CheckpointError, Model
+from grpo.model.released import as_model
 from grpo.rollout import chat_template
 from grpo.rollout.multi_turn.settings import has_environment
 from grpo.stack.checkout import on_cpu_stack
@@ -48,12 +49,7 @@ def check_actor_model(config: Config, model: Model) -> Iterator[Problem]:
     for target in args.target_modules if isinstance(args.target_modules, list) else []:
         if not model.lora_parameters(1, [target]):
             yield Problem(f"the model has no linear layer {target}", "set TARGET_MODULES to names of its layers")
-    context = model.config.get("max_position_embeddings")
-    if context and config.max_model_len > context:
-        yield Problem(
-            f"PROMPT_MAX_LEN + GENERATE_MAX_LEN is {config.max_model_len} tokens, but the model's context is {context}",
-            "shorten one of them",
-        )
+    yield from _check_context(config, model)
     if not has_tokenizer(model.folder):
         yield Problem(f"{model.folder} has no tokenizer.json", "download the checkpoint with its tokenizer")
     formats_chats = args.apply_chat_template or has_environment(args)
@@ -61,6 +57,15 @@ def check_actor_model(config: Config, model: Model) -> Iterator[Problem]:
         yield Problem(f"{model.folder} has no chat template", "add chat_template.jinja to the checkpoint")
     else:
         yield from _check_variables(config, model.folder)
+
+
+def _check_context(config: Config, model: Model) -> Iterator[Problem]:
+    context = model.config.get("max_position_embeddings")
+    if context and config.max_model_len > context:
+        yield Problem(
+            f"PROMPT_MAX_LEN + GENERATE_MAX_LEN is {config.max_model_len} tokens, but the model's context is {context}",
+            "shorten one of them",
+        )
 
 
 def _check_variables(config: Config, folder: Path) -> Iterator[Problem]:
@@ -99,14 +104,26 @@ def check_engine_model(config: Config, model: Model, actor: Model | None) -> Ite
             "vLLM on CPU cannot load an MXFP4 checkpoint",
             "python -m scripts.dequantize_checkpoint --help, then set ENGINE_MODEL to the copy",
         )
-    tensor_parallel = config.args.vllm_tensor_parallel_size
-    heads, key_heads = model.config.get("num_attention_heads"), model.config.get("num_key_value_heads")
-    for what, count in (("attention heads", heads), ("key/value heads", key_heads)):
-        if count and count % tensor_parallel:
-            yield Problem(f"ENGINE_TP {tensor_parallel} does not divide the {count} {what}", "use a divisor of both")
+    yield from _check_workers(config, model)
     for key in ("model_type", "num_hidden_layers", "hidden_size", "vocab_size"):
         if actor and actor.config.get(key) != model.config.get(key):
             yield Problem(
                 f"{key} is {model.config.get(key)} in ENGINE_MODEL and {actor.config.get(key)} in MODEL",
                 "use the same model for both",
             )
+
+
+def _check_workers(config: Config, model: Model) -> Iterator[Problem]:
+    tensor_parallel = config.args.vllm_tensor_parallel_size
+    heads, key_heads = model.config.get("num_attention_heads"), model.config.get("num_key_value_heads")
+    for what, count in (("attention heads", heads), ("key/value heads", key_heads)):
+        if count and count % tensor_parallel:
+            yield Problem(f"ENGINE_TP {tensor_parallel} does not divide the {count} {what}", "use a divisor of both")
+
+
+def check_released(config: Config) -> Iterator[Problem]:
+    """Check what the shapes of released models tell before their files are here."""
+    if actor := as_model(config.args.pretrain):
+        yield from _check_context(config, actor)
+    if engine := as_model(config.args.engine_model):
+        yield from _check_workers(config, engine)

@@ -104,6 +104,18 @@ def test_a_plan_of_what_does_not_fit_ends_with_the_code_of_a_refusal(checkout: P
     assert call(checkout, "--plan", "--gpus", "4", MODEL="openai/gpt-oss-120b").returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("variables", "what"),
+    [
+        ({"GENERATE_MAX_LEN": "199000", "GPU_GB": "192"}, "the model's context is 131072"),
+        ({"ENGINE_TP": "3"}, "ENGINE_TP 3 does not divide the 64 attention heads"),
+    ],
+)
+def test_a_plan_of_what_no_gpu_could_run_is_refused_before_the_model_is_here(checkout: Path, variables, what) -> None:
+    done = call(checkout, "--plan", MODEL="openai/gpt-oss-120b", **variables)
+    assert done.returncode == 2 and what in done.stderr
+
+
 def test_the_password_of_a_proxy_is_shown_nowhere(checkout: Path) -> None:
     proxy = {"HTTPS_PROXY": "http://user:s3cret-of-the-proxy@proxy.example:3128", "GEMINI_API_KEY": "not-a-key"}
     for switch, said in (("0", "HTTPS_PROXY names a proxy that is not used"), ("1", "http://proxy.example:3128 of")):
