@@ -32,7 +32,18 @@ from grpo.stack.secrets import is_secret, redact, secrets
 DONE, INCOMPLETE, REFUSED = range(3)
 LOG_LINES = 2000
 LOG_BYTES = 16 << 20  # of a log's end: its lines may be long
-_KEYS = re.compile(r"AIza[\w-]{35}|\bhf_[A-Za-z0-9]{30,}|\bsk-[\w-]{20,}|\bgh[pousr]_[A-Za-z0-9]{30,}")
+_KEYS = re.compile(
+    r"AIza[\w-]{35}|\bAQ\.[\w-]{40,}|\bhf_[A-Za-z0-9]{30,}|\bsk-[\w-]{20,}|\bgh[pousr]_[A-Za-z0-9]{30,}"
+    r"|\bgithub_pat_\w{30,}|\bAKIA[A-Z0-9]{16}\b"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----",
+    re.DOTALL,
+)
+# Names that mean nothing else in small letters, too ("tokens" may be a number), parameters of URLs, and headers.
+_NAMED = re.compile(
+    r"""(?i)((?:api[-_]?key|(?:access|auth|refresh)[-_]?token|secret|passw(?:or)?d|authorization)\\*["']?\s*[=:,]\s*"""
+    r"""\\*["']?(?:(?:bearer|basic)\s+)?|[?&](?:key|token|sig|signature)=)([^\s"',;<>\\&]{8,})"""
+)
+_IN_ADDRESS = re.compile(r"""(://[^\s/:@"']+:)[^\s/@"']+@""")
 _ASSIGNED = re.compile(r"""\b([A-Z][A-Z0-9_]{2,})(\\*["']?\s*[=:]\s*\\*["']?)([^\s"',;<>\\]{8,})""")
 
 
@@ -42,7 +53,8 @@ def clean(text: str) -> str:
     def unassigned(match: re.Match[str]) -> str:
         return f"{match[1]}{match[2]}<{match[1]}>" if is_secret(match[1]) else match[0]
 
-    return _KEYS.sub("<key>", _ASSIGNED.sub(unassigned, redact(text)))
+    text = _KEYS.sub("<key>", _ASSIGNED.sub(unassigned, redact(text)))
+    return _IN_ADDRESS.sub(r"\1<secret>@", _NAMED.sub(r"\1<secret>", text))
 
 
 def tail(file: Path, lines: int = LOG_LINES, window: int = LOG_BYTES) -> str:

@@ -71,8 +71,20 @@ SPELLINGS = {
     "assigned": "OTHER_TOKEN=not-in-this-shell-1234",
     "in json": '{"GEMINI_API_KEY": "not-in-this-shell-1234"}',
     "a key": "Authorization failed for AIza" + "b" * 35,
+    "a new key": "Authorization failed for AQ.Ab8" + "b" * 40,
+    "of GitHub": "remote: github_pat_" + "b" * 30,
+    "in small letters": "api_key=not-in-this-shell-1234",
+    "with a slash": "secret: abc/not-in-this-shell-1234",
+    "in small letters, in json": '{"wandb_api_key": "not-in-this-shell-1234"}',
+    "in json in json": json.dumps('{"password": "not-in-this-shell-1234"}'),
+    "in a tuple": "('OPENAI_API_KEY', 'not-in-this-shell-1234')",
+    "a header": "x-goog-api-key: not-in-this-shell-1234",
+    "a bearer": "{'Authorization': 'Bearer not-in-this-shell-1234'}",
+    "a parameter": "https://host/path?alt=sse&key=not-in-this-shell-1234",
+    "a proxy": "http://user:not-in-this-shell-1234@proxy.example:3128",
+    "a private key": "-----BEGIN PRIVATE KEY-----\nnot-in-this-shell-1234\n-----END PRIVATE KEY-----",
 }
-PARTS = (SECRET, urllib.parse.quote(SECRET, safe=""), "not-in-this-shell-1234", "AIzabbb")
+PARTS = (SECRET, urllib.parse.quote(SECRET, safe=""), "not-in-this-shell-1234", "AIzabbb", "AQ.Ab8", "pat_bbb")
 PARTS += (base64.b64encode(f"user:{SECRET}".encode()).decode()[8:-4],)
 
 
@@ -104,7 +116,9 @@ def test_a_secret_at_the_windows_border_leaves_no_part(run, cut: int) -> None:
 
 
 def test_other_words_stay() -> None:
-    text = "MAX_TOKENS=4096 PAD_ID: 12345678 LEARNING_RATE=0.000001 tokens: 123456789 step 1: reward 0.5"
+    text = "MAX_TOKENS=4096 PAD_ID: 12345678 LEARNING_RATE=0.000001 tokens: 123456789 step 1: reward 0.5 "
+    text += '{"max_tokens": 12345678, "eos_token": "<|return|>", "token_ids": [200002]} key: 12345678 '
+    text += "https://host/path?page=12345678 http://127.0.0.1:12345/a@b: no password was given"
     assert bundle.clean(text) == text
 
 
