@@ -78,3 +78,17 @@ def test_weights_are_packed_and_frozen():
     in_bf16 = 2 * 8 * (96 * 128 + 64 * 96)
     assert sum(size for name, size in sizes.items() if "_bias" not in name) == in_bf16 * 17 / 64
     assert not any(parameter.requires_grad for parameter in packed.parameters())
+
+
+def test_a_pass_keeps_no_unpacked_weight():
+    """The backward pass unpacks again: of the weights, the graph holds the packed parameters themselves."""
+    router, *_, packed = layer(SHAPES[0])
+    states, kept = torch.randn(1, 3, 96).bfloat16().requires_grad_(), []
+    given = states.flatten(0, 1) if WEIGHS_CHOSEN else states
+    *_, weights, choices = router(given)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        packed(given, router_indices=choices, routing_weights=weights)
+    addresses = {parameter.data_ptr() for parameter in packed.parameters()}
+    assert sum(tensor.dtype == torch.uint8 and tensor.data_ptr() in addresses for tensor in kept) == 4
+    smallest = packed.down_proj_blocks.numel() * 2
+    assert all(tensor.numel() < smallest for tensor in kept if tensor.dtype != torch.uint8)
