@@ -58,7 +58,7 @@ def run(code: str, file: str, names: dict[str, Any]) -> tuple[str, bool]:
 
 
 def _execute(code: str, file: str, names: dict[str, Any]) -> None:
-    tree = compile(code, file, "exec", ast.PyCF_ONLY_AST)  # ast.parse would be seen in the traceback
+    tree: ast.Module = compile(code, file, "exec", flags=ast.PyCF_ONLY_AST + 0)  # a traceback would show ast.parse
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     exec(compile(tree, file, "exec"), names)
     if isinstance(last, ast.Expr):
