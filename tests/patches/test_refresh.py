@@ -142,8 +142,8 @@ def test_the_name_of_a_retired_patch_needs_no_ending(before, after, refresh):
     new = before | {LOOP: after[LOOP]}
     new[ACTOR] = after[ACTOR].replace(b" = 103\nMORE = 1\n", b" = 3\n")
     refresh(new)
-    code, report = refresh(None, "--continue", "--retire", "second", "1.1 has it")
-    assert code == 0 and Series.load_checked("1.1").retired == {"second.patch": "1.1 has it"}
+    assert refresh(None, "--continue", "--retire", "second", "1.1 has it")[0] == 0
+    assert Series.load_checked("1.1").retired == {"second.patch": "1.1 has it"}
 
 
 def test_a_patch_that_the_user_empties_is_retired_too(before, refresh, work):
