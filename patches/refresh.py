@@ -61,6 +61,12 @@ def go_on(work: Path, retired: dict[str, str]) -> Outcome:
     if not (work / ".git").is_dir() or not git.git(work, "rev-parse", "--verify", "-q", "old", fails=True):
         advice = "./apply_patches.sh refresh --to VERSION"
         raise PatchError(Exit.BAD_WORKTREE, f"{work} is not the folder of a refresh", advice)
+    retired = {f"{name.removesuffix('.patch')}.patch": reason for name, reason in retired.items()}
+    known = Series.load(_wheel(work, "old").version).patches
+    for name, reason in retired.items():
+        if name not in known or not reason.strip():
+            what = f"{name} needs a reason" if name in known else f"there is no patch {name} in the series"
+            raise PatchError(Exit.USAGE, what)
     if _is_stopped(work):
         marks = git.attempt(work, "diff", "--check", "HEAD").stdout.decode(errors="replace")
         if left := sorted(set(re.findall(r"^(.*):\d+: leftover conflict marker", marks, re.MULTILINE))):
@@ -93,13 +99,15 @@ def _report(work: Path, retired: dict[str, str]) -> Outcome:
     version, to = (_wheel(work, commit).version for commit in ("old", "upstream"))
     series = Series.load(version)
     names = [f"{name}.patch" for name in git.lines(work, "log", "--format=%s", "upstream..patches")]
+    if kept := [name for name in retired if name in names]:
+        raise PatchError(Exit.USAGE, f"{', '.join(kept)} still changes the package; take its commit out in {work}")
     retired = {name: reason for name, reason in (series.retired | retired).items() if name not in names}
     if gone := [name for name in series.patches if name not in names and name not in retired]:
         text = f"nothing is left of {', '.join(gone)}: upstream has these changes, or you took them out. Say why.\n"
         words = ["--work", str(work), *(word for name in gone for word in ("--retire", name, "REASON"))]
         return Outcome(False, f"{text}next: ./apply_patches.sh refresh --continue {shlex.join(words)}")
-    changed = worktree.export(work, to, series.base, retired, "upstream", folder(to))
-    return Outcome(True, _ending(work, series, Series.load_checked(to), changed))
+    worktree.export(work, to, series.base, retired, "upstream", folder(to))
+    return Outcome(True, _ending(work, series, Series.load_checked(to)))
 
 
 def _wheel(work: Path, commit: str) -> Wheel:
@@ -148,10 +156,10 @@ def _columns(left: list[str], right: list[str]) -> list[str]:
     return [f"  {one:{WIDTH}} | {other}".rstrip() for one, other in zip_longest(*sides, fillvalue="")]
 
 
-def _ending(work: Path, series: Series, fresh: Series, changed: list[str]) -> str:
+def _ending(work: Path, series: Series, fresh: Series) -> str:
     """List what remains: what upstream changed around the hooks, pins and lock entries, and tests."""
     old, new = _wheel(work, "old"), _wheel(work, "upstream")
-    own = [name for name in changed if name.endswith(".patch")]
+    own = [file for file in fresh.files() if file.parent != folder(fresh.base)]
     count = f"{len(fresh.patches)} patches, {len(fresh.retired)} retired; {len(own)} differ from {fresh.base}'s"
     lines = [f"{old.version} -> {new.version}: {count}", f"written: {folder(new.version)}"]
     relying: dict[tuple[str, str], list[str]] = {}

@@ -113,6 +113,8 @@ def trainer_parser() -> argparse.ArgumentParser:
         UserError: if OpenRLHF is missing, has another layout, or is not patched.
     """
     source = trainer_source()
+    if not source.is_file():  # deleted, or another package of this name comes first in PYTHONPATH
+        raise UserError(f"OpenRLHF's command line is missing: {source}", "run ./apply_patches.sh status")
     tree = ast.parse(source.read_text(encoding="utf-8"), filename=str(source))
     main = next(
         (node for node in tree.body if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)),

@@ -26,7 +26,8 @@ def refresh(world, make_wheel, tmp_path, capsys):
         code = (world.call if tree is not None else call)(
             "refresh", *start, *words, "--work", str(tmp_path / "work"), "--json"
         )
-        return code, json.loads(capsys.readouterr().out)["text"]
+        said = json.loads(capsys.readouterr().out)
+        return code, said["text"] or said["error"]
 
     def call(*words: str) -> int:
         return main([*words])
@@ -76,6 +77,7 @@ def test_a_stop_shows_both_changes_and_goes_on_with_the_users_text(world, before
     _edit(work / ACTOR, b"LINE_3 = 107\nMORE = 1\n")
     code, report = refresh(None, "--continue")
     assert code == 0 and "1 differ from 1.0's" in report
+    assert refresh(None, "--continue") == (0, report), "a second time changes nothing"
     assert sorted(path.name for path in folder("1.1").iterdir()) == ["first.patch", "manifest.json"]
     assert list(Series.load_checked("1.1").patches) == ["first.patch", "second.patch", "third.patch"]
     target = installed_from("1.1", new, package, tmp_path / "newer")
@@ -120,6 +122,27 @@ def test_a_patch_that_upstream_took_is_retired_with_a_reason(before, after, refr
     assert f"--work {work} --retire second.patch REASON" in report and known_versions() == ["1.0"]
     code, report = refresh(None, "--continue", "--retire", "second.patch", "1.1 has it")
     assert code == 0 and "2 patches, 1 retired" in report
+    assert Series.load_checked("1.1").retired == {"second.patch": "1.1 has it"}
+
+
+def test_only_a_patch_of_which_nothing_is_left_is_retired(before, after, refresh):
+    new = before | {LOOP: after[LOOP]}
+    new[ACTOR] = after[ACTOR].replace(b" = 103\nMORE = 1\n", b" = 3\n")
+    refresh(new)
+    for words, said in (
+        (("nonsense", "why"), "there is no patch nonsense.patch in the series"),
+        (("first", "why"), "first.patch still changes the package"),
+        (("second", " "), "second.patch needs a reason"),
+    ):
+        code, report = refresh(None, "--continue", "--retire", *words)
+        assert code == Exit.USAGE and said in report and known_versions() == ["1.0"]
+
+
+def test_the_name_of_a_retired_patch_needs_no_ending(before, after, refresh):
+    new = before | {LOOP: after[LOOP]}
+    new[ACTOR] = after[ACTOR].replace(b" = 103\nMORE = 1\n", b" = 3\n")
+    refresh(new)
+    assert refresh(None, "--continue", "--retire", "second", "1.1 has it")[0] == 0
     assert Series.load_checked("1.1").retired == {"second.patch": "1.1 has it"}
 
 

@@ -49,7 +49,7 @@ def make_environment(kind: type[Environment], prompt: str, label: str) -> Enviro
     """Return the environment of a rollout, or an :class:`Unmade` if its constructor fails."""
     try:
         return kind(prompt, label)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         fault = EnvironmentFault(f"its constructor failed ({type(error).__name__}: {error})")
         fault.__cause__ = error
         return Unmade(fault)

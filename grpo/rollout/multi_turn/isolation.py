@@ -81,7 +81,7 @@ class Isolated(Environment):
         self.is_blocked = not done
         if not done:
             logger.error("close of an environment does not return")
-        return bool(done) and closing.result()
+        return bool(done) and not closing.cancelled() and closing.result()
 
     async def _ask(self, method: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
         if not await self.is_free():
@@ -90,15 +90,18 @@ class Isolated(Environment):
         try:
             return await asyncio.wrap_future(running)
         except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task and not task.cancelling():  # libraries' cancel scopes leak; it must not look like the caller's
+                raise RuntimeError("a cancellation inside the environment") from None
             self._is_late = True
             raise
 
     async def _close(self) -> bool:
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
-                await self._inner.close()
+                await _awaited(self._inner.close)
             return True
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             logger.error("close of an environment failed: %r", error, exc_info=error)
             return False
         finally:
@@ -114,4 +117,9 @@ class Isolated(Environment):
 
 
 async def _awaited(method: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
-    return await method(*arguments)
+    try:
+        return await method(*arguments)
+    except (Exception, asyncio.CancelledError):
+        raise
+    except BaseException as error:  # such as SystemExit, which would end the thread, and the engine after it
+        raise RuntimeError(f"it raised {type(error).__name__}: {error}") from error

@@ -19,14 +19,16 @@ _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _SIGKILL = 1, 38, 9
 # Calls that compute, read open files, and allocate memory.
 CALLS = (
     *("read", "pread64", "write", "close", "lseek", "fstat", "newfstatat", "statx", "stat", "lstat", "getdents64"),
-    *("brk", "mmap", "munmap", "mremap", "mprotect", "madvise", "futex"),
+    *("brk", "mmap", "munmap", "mremap", "mprotect", "futex"),
     *("rt_sigaction", "rt_sigprocmask", "rt_sigreturn", "sigaltstack", "restart_syscall"),
     *("clock_gettime", "clock_getres", "clock_nanosleep", "nanosleep", "gettimeofday", "time", "select", "pselect6"),
     *("getpid", "gettid", "getuid", "geteuid", "getgid", "getegid", "getcwd", "getrusage", "getrandom"),
     *("uname", "sched_getaffinity", "sched_yield", "exit", "exit_group"),
 )
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-_ALLOW, _REFUSE, _MASKED_EQ = 0x7FFF0000, 0x00050000 | errno.EPERM, 7
+_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EPERM
+_LESS, _MASKED_EQ = 2, 7
+_POISON = 100  # from this advice on, madvise takes pages of memory away from the whole machine, if root asks
 
 # The numbers of Landlock's calls and rights are the same on all processors.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF, _PATH_BENEATH = 444, 445, 446, 1
@@ -141,7 +143,7 @@ def _restrict_files(paths: Iterable[str]) -> None:
 
 
 def _restrict_calls() -> None:
-    """Refuse all system calls but CALLS, and opening of files for writing."""
+    """Refuse all system calls but CALLS, opening files for reading, and advice on memory of its own."""
     library = seccomp()
     library.seccomp_init.restype = ctypes.c_void_p
     rules = ctypes.c_void_p(library.seccomp_init(_REFUSE))
@@ -149,9 +151,12 @@ def _restrict_calls() -> None:
         number = library.seccomp_syscall_resolve_name(name.encode())
         if number >= 0:  # some processors lack the older calls
             _check(library.seccomp_rule_add_array(rules, _ALLOW, number, 0, None))
-    flags = _Comparison(2, _MASKED_EQ, _WRITING, 0)
-    openat = library.seccomp_syscall_resolve_name(b"openat")
-    _check(library.seccomp_rule_add_array(rules, _ALLOW, openat, 1, ctypes.byref(flags)))
+    for name, third in (
+        ("openat", _Comparison(2, _MASKED_EQ, _WRITING, 0)),
+        ("madvise", _Comparison(2, _LESS, _POISON, 0)),
+    ):
+        number = library.seccomp_syscall_resolve_name(name.encode())
+        _check(library.seccomp_rule_add_array(rules, _ALLOW, number, 1, ctypes.byref(third)))
     _check(library.seccomp_load(rules))
 
 

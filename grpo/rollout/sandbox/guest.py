@@ -3,7 +3,6 @@
 import ast
 import contextlib
 import io
-import json
 import linecache
 import os
 import random
@@ -12,7 +11,7 @@ import sys
 import traceback
 from typing import Any
 
-MOST_CHARS = 1_000_000  # what one call may print
+MOST_CHARS = 1_000_000  # what one call may print, and of an error
 LENGTH = struct.Struct("!Q")  # before each message
 
 
@@ -35,32 +34,31 @@ def serve(channel: int) -> None:
         if code is None:
             return
         number += 1
-        reply = json.dumps(run(code.decode(), f"<call {number}>", names)).encode()
+        text, failed = run(code.decode("utf-8", "surrogatepass"), f"<call {number}>", names)
+        reply = (b"1" if failed else b"0") + text.encode("utf-8", "surrogatepass")
         _write(channel, LENGTH.pack(len(reply)) + reply)
 
 
-def run(code: str, file: str, names: dict[str, Any]) -> dict[str, Any]:
-    """Return what code printed, with the value of a last line that is an expression, as notebooks show it."""
+def run(code: str, file: str, names: dict[str, Any]) -> tuple[str, bool]:
+    """Return what code printed, with the value of a last line that is an expression, and whether it failed."""
     output = _Output()
     linecache.cache[file] = (len(code), None, [f"{line}\n" for line in code.splitlines()], file)  # for tracebacks
-    failed = False
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         try:
             _execute(code, file, names)
         except SystemExit:
             pass  # exit() ends the code; the variables stay
         except BaseException as error:
-            failed = True
             frames = error.__traceback__
             for _ in range(2):  # without those of this file
                 frames = frames and frames.tb_next
             text = "".join(traceback.format_exception(type(error), error, frames))
-            return {"output": output.getvalue() + text, "failed": failed}
-    return {"output": output.getvalue(), "failed": failed}
+            return output.getvalue() + text[:MOST_CHARS], True
+    return output.getvalue(), False
 
 
 def _execute(code: str, file: str, names: dict[str, Any]) -> None:
-    tree = ast.parse(code, file)
+    tree: ast.Module = compile(code, file, "exec", flags=ast.PyCF_ONLY_AST + 0)  # a traceback would show ast.parse
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     exec(compile(tree, file, "exec"), names)
     if isinstance(last, ast.Expr):

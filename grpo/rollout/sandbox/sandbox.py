@@ -11,7 +11,6 @@ import sys
 import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from grpo.rollout.sandbox.confinement import Limits, Unconfined
 from grpo.rollout.sandbox.guest import LENGTH, MOST_CHARS
@@ -20,7 +19,7 @@ _NURSERY = Path(__file__).with_name("nursery.py")
 _KEPT = ("PATH", "LD_LIBRARY_PATH")  # of our environment; it may hold keys
 _FIXED = {"LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
 _ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL")}  # a guest cannot make threads
-_MOST_BYTES = 16 * MOST_CHARS  # of a reply: JSON writes a character in up to 12
+_MOST_BYTES = 1 + 4 * 2 * MOST_CHARS  # of a reply: output and error, up to 4 bytes for a character
 
 
 class GuestDied(Exception):
@@ -143,23 +142,24 @@ class Sandbox:
             if size > _MOST_BYTES:
                 raise GuestDied
             return self._output(await self._read(size))
-        except (OSError, ValueError, KeyError, TypeError) as error:  # code may write anything into the socket
+        except (OSError, ValueError) as error:  # code may write anything into the socket
             self.close()
             raise GuestDied from error
         except BaseException:
             self.close()
             raise
 
-    def _output(self, reply: bytes) -> Output:
-        said: dict[str, Any] = json.loads(reply)
-        text = str(said["output"]).encode("utf-8", "backslashreplace").decode()
+    def _output(self, reply: bytearray) -> Output:
+        """Return what a reply says: whether the code failed, as 0 or 1, and its text."""
+        failed = (b"0", b"1").index(reply[:1])
+        text = reply[1:].decode("utf-8", "surrogatepass").encode("utf-8", "backslashreplace").decode()
         most, left = self._limits.output_chars, len(text) - self._limits.output_chars
         if left > 0:
             text = f"{text[: most // 2]}\n[{left} characters left out]\n{text[-(most - most // 2) :]}"
-        return Output(text, bool(said["failed"]))
+        return Output(text, bool(failed))
 
-    async def _read(self, size: int) -> bytes:
-        data = b""
+    async def _read(self, size: int) -> bytearray:
+        data = bytearray()
         while len(data) < size:
             piece = await asyncio.get_running_loop().sock_recv(self._channel, min(size - len(data), 2**20))
             if not piece:

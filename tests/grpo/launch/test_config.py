@@ -123,3 +123,11 @@ def test_the_engines_load_the_model_of_the_actor_unless_told_otherwise(setting, 
     assert setting.config().args.engine_model == str(tmp_path / "model")
     (tmp_path / "copy").mkdir()
     assert setting.config(engine_model=tmp_path / "copy").args.engine_model == str(tmp_path / "copy")
+
+
+def test_a_package_without_the_trainers_command_line_is_refused_with_a_remedy(tmp_path, monkeypatch):
+    (tmp_path / "cli").mkdir()
+    missing = tmp_path / "cli" / "train_ppo_ray.py"
+    monkeypatch.setattr("grpo.launch.config.trainer_source", lambda: missing)
+    with pytest.raises(UserError, match=f"{missing}.*apply_patches.sh status"):
+        trainer_parser()

@@ -1,6 +1,7 @@
 """Attacks from inside a sandbox. Each really runs, and each is looked at from outside."""
 
 import asyncio
+import errno
 import os
 import select
 import signal
@@ -15,28 +16,7 @@ import pytest
 from grpo.rollout.sandbox.confinement import Limits
 from grpo.rollout.sandbox.probe import ATTEMPTS, escapes
 from grpo.rollout.sandbox.sandbox import GuestDied, Sandbox
-
-ROOT = Path(__file__).parents[4]
-SMALL = Limits(memory_mb=256, cpu_seconds=2, output_chars=1000)
-
-
-def attack(code, seconds=20.0, then="1 + 1", limits=SMALL):
-    """Run code in a sandbox, then other code; return both texts, or None for what did not return."""
-
-    async def both():
-        sandbox = await Sandbox.start(limits)
-        texts = []
-        for each in (code, then):
-            try:
-                async with asyncio.timeout(seconds):
-                    texts.append((await sandbox.run(each)).text)
-            except (GuestDied, TimeoutError):
-                texts.append(None)
-                break
-        sandbox.close()
-        return texts
-
-    return asyncio.run(both())
+from tests.grpo.rollout.sandbox.attacker import ROOT, SMALL, attack
 
 
 def is_running(pid: int) -> bool:
@@ -168,7 +148,7 @@ def test_the_runs_secrets_and_files_cannot_be_read(tmp_path):
     code = SECRETS.format(parent="PARENT", file=str(tmp_path / "train.jsonl"), root=str(ROOT))
     script = f"""
 import os
-from tests.grpo.rollout.sandbox.test_attacks import attack
+from tests.grpo.rollout.sandbox.attacker import attack
 from grpo.rollout.sandbox.confinement import Limits
 print(attack({code!r}.replace("PARENT", str(os.getpid())), limits=Limits(output_chars=10**6))[0])
 """
@@ -238,36 +218,19 @@ def test_processor_time_is_limited_even_if_nobody_waits():
     assert attack("while True: pass", seconds=60) == [None]
 
 
-FLOOD = """
-import os
-while True:
-    try: os.write(3, b'x' * 10**6)
-    except OSError: pass
-"""
-
-
-@pytest.mark.parametrize("code", [
-    FLOOD,
-    "import os; os.write(3, bytes(8))",
-    "import os; os.write(3, (2).to_bytes(8) + b'[]')",
-    "import os; os.close(3)",
-])  # fmt: skip
-def test_a_forged_reply_ends_the_sandbox_at_most(code):
-    assert attack(code)[0] is None
-
-
-def test_huge_output_is_cut_and_endless_output_is_an_error():
-    text, after = attack("print('a' * 900_000, 'z')")
-    assert len(text) < 1100 and "characters left out" in text and text.endswith("z\n") and after == "2\n"
-    text, after = attack("while True: print('a' * 1000)")
-    assert "printed more than 1000000 characters" in text and len(text) < 1100 and after == "2\n"
-
-
 def test_memory_is_limited_and_state_survives_it():
     text, after = attack(
         "kept = 7; filled = []\nwhile True: filled.append(bytearray(10**7))", then="len(filled) * 0 + kept"
     )
     assert "MemoryError" in text and after == "7\n"
+
+
+def test_pages_of_the_machine_cannot_be_taken_out_of_use():
+    """Root may poison memory for every process with madvise; the address is nobody's, so that a test does no harm."""
+    for advice in (100, 101, 2**32 + 100):  # MADV_HWPOISON, MADV_SOFT_OFFLINE
+        code = "c = ctypes.CDLL(None, use_errno=True)\nc.madvise(ctypes.c_void_p(2**40), ctypes.c_size_t(4096), "
+        text, _ = attack(f"import ctypes\n{code}ctypes.c_long({advice})), ctypes.get_errno()")
+        assert text == f"(-1, {errno.EPERM})\n"
 
 
 @pytest.mark.parametrize("code", [

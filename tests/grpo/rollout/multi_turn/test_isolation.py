@@ -1,0 +1,101 @@
+"""What an environment raises besides errors stays in its own rollout: it must not cancel or end the engine's."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from grpo.rollout.multi_turn.conversation import make_environment, play
+from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, Spoken, call
+
+SEARCH = {"tool_calls": [call("search", {"query": "x"})]}
+SOON = replace(LIMITS, seconds=5.0, tool_seconds=2.0, score_seconds=2.0)
+
+
+class Stop(BaseException):
+    """As some libraries have, to pass `except Exception`."""
+
+
+async def leaks_a_cancellation(*_):
+    raise asyncio.CancelledError  # as cancel scopes of libraries do
+
+
+async def cancels_itself(*_):
+    asyncio.current_task().cancel()
+    await asyncio.sleep(0)
+
+
+async def cancels_all(*_):
+    for task in asyncio.all_tasks():
+        task.cancel()
+
+
+async def exits(*_):
+    raise SystemExit(2)  # as a parser of arguments does
+
+
+async def interrupts(*_):
+    raise KeyboardInterrupt
+
+
+async def stops(*_):
+    raise Stop
+
+
+def played(method, function):
+    faulty = make_environment(type("Faulty", (Library,), {method: function}), "where?", "")
+
+    async def both():
+        return await asyncio.gather(
+            play(faulty, Spoken(SEARCH, {"content": "x"}), SOON), play(Library(), Spoken({"content": "x"}), SOON)
+        )
+
+    return asyncio.run(both())
+
+
+@pytest.mark.parametrize("method", ["start", "call", "reply", "score", "close"])
+@pytest.mark.parametrize("function", [leaks_a_cancellation, cancels_itself, cancels_all, exits, interrupts, stops])
+def test_it_costs_its_own_rollout_at_most(method, function):
+    (outcome, score), (other, others_score) = played(method, function)
+    assert other.ending == "done" and others_score.reward == 1.0
+    assert not outcome.is_blocked
+    if method == "call":
+        assert outcome.errors == 1 and outcome.messages[-2]["content"] == "error: search failed"
+    if method in ("call", "close"):
+        assert outcome.ending == "done" and score.reward == 1.0
+    else:
+        assert outcome.ending == "error" and score.reward != score.reward
+    assert outcome.is_closed == (method != "close")
+
+
+def test_a_constructor_that_exits_costs_its_own_rollout():
+    class Exits(Library):
+        def __init__(self, prompt, label):
+            raise SystemExit(2)
+
+    outcome, score = asyncio.run(play(make_environment(Exits, "q", "1"), Spoken({"content": "x"}), SOON))
+    assert outcome.ending == "error" and "SystemExit" in outcome.fault and score.reward != score.reward
+
+
+def test_cancelling_the_rollout_still_cancels_it():
+    ended = []
+
+    class Waits(Library):
+        async def call(self, name, arguments):
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                ended.append("call")
+
+        async def close(self):
+            ended.append("close")
+
+    async def cancelled():
+        rollout = asyncio.create_task(play(Waits(), Spoken(SEARCH), LIMITS))
+        await asyncio.sleep(0.2)
+        rollout.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await rollout
+
+    asyncio.run(cancelled())
+    assert ended == ["call", "close"]
