@@ -94,11 +94,15 @@ def place(nodes: Sequence[Node], home: str, engines: int, width: int, ranks: int
 def _actor_nodes(nodes: Sequence[Node], ranks: int) -> Iterator[list[str]]:
     """Yield sets of nodes that hold all ranks: the smallest first, and among these those with the launcher's node."""
     usable = [node for node in nodes if node.gpus]
+    largest = sorted(usable, key=lambda node: -node.gpus)
     tried = 0
     for count in range(1, len(usable) + 1):
+        if sum(node.gpus for node in largest[:count]) < ranks:
+            continue
         for chosen in combinations(usable, count):
             tried += 1
             if tried > _MOST_CHOICES:
+                yield [node.address for node in largest[:count]]
                 return
             if sum(node.gpus for node in chosen) >= ranks:
                 yield [node.address for node in chosen]

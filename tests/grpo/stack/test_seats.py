@@ -54,3 +54,15 @@ def test_seats_travel_in_a_variable() -> None:
     chosen = Seats(A, (B,), (A, A))
     assert seats.read({seats.VARIABLE: chosen.dump()}) == chosen
     assert seats.read({}) is None
+
+
+def test_an_actor_of_several_nodes_finds_them_among_many() -> None:
+    nodes = [Node(f"10.0.1.{number}", 8) for number in range(20)]
+    found = place(nodes, "10.0.1.3", engines=10, width=2, ranks=40)
+    assert len(set(found.ranks)) == 5 and found.ranks[0] == "10.0.1.3"
+
+
+def test_an_actor_finds_large_nodes_behind_many_small_ones() -> None:
+    nodes = [Node(f"10.0.1.{number}", 2) for number in range(40)] + [Node(f"10.0.2.{number}", 8) for number in range(6)]
+    found = place(nodes, "10.0.1.0", engines=4, width=2, ranks=48)
+    assert set(found.ranks) == {f"10.0.2.{number}" for number in range(6)}
