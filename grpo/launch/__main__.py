@@ -24,6 +24,7 @@ from grpo.launch import (
     restarts,
     resume,
     run_dir,
+    scaling,
     stop_rules,
 )
 from grpo.launch.checks import packages, reward
@@ -138,9 +139,13 @@ def main() -> int:
 
 def _about(plan: Plan, config: Config, run_judge: RunJudge) -> list[str]:
     """Return what the plan says of a run."""
-    about = [packages.describe(), *describe(plan, config), *placement.describe(config), *gpu_memory.describe(config)]
+    about = [packages.describe(), *describe(plan, config), *_placed(plan, config), *gpu_memory.describe(config)]
     about += reward.describe(config)
     return [*about, *judge.describe(run_judge, config), *cost.describe(plan, config, run_judge)]
+
+
+def _placed(plan: Plan, config: Config) -> list[str]:
+    return scaling.describe(plan, config) or placement.describe(config)
 
 
 def _where(config: Config) -> list[str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from grpo.launch import nodes
 from grpo.launch.config import Config
 from grpo.model.architecture import NO_SHARD, Architecture
 from grpo.model.released import RELEASED
@@ -21,6 +22,7 @@ SAMPLING = "sampling"  # the phase of the engines; the others are the actor's
 ENGINE_TOKENS = 1_000  # assumed: tokens per second of an engine
 _PASSES = 3  # over the weights: old log-probs, forward, backward
 _WEIGHTS = sum(LARGE.actor_bytes(packed=True).values())
+NETWORK = 50.0  # assumed: GB/s between nodes, into each of them (400 Gb/s)
 _HOST_COPIES = 25.0  # assumed: GB/s of pinned memory to a GPU, over PCIe 5
 
 
@@ -132,7 +134,12 @@ def phases(config: Config, architecture: Architecture, rates: Rates) -> Iterator
         return
     moved = batches * _PASSES * weights * _WEIGHTS / GB
     gathers = moved * (config.actor_ranks - 1) / config.actor_ranks / rates.gather
-    yield Phase("gathers", gathers, 0.0, gathers, f"{rates.gather_source}; 0 if all are overlapped")
+    source = rates.gather_source
+    places = nodes.of_config(config)
+    between = moved * nodes.gathered_from_others(places) / NETWORK if places else 0.0
+    if between > gathers:
+        gathers, source = between, f"between nodes; assumes {NETWORK:.0f} GB/s into each"
+    yield Phase("gathers", gathers, 0.0, gathers, f"{source}; 0 if all are overlapped")
     if args.offload:
         copies = moved / config.actor_ranks / rates.host
         source = f"OFFLOAD=1 at {rates.host:.0f} GB/s; 0 if all are overlapped"

@@ -202,7 +202,7 @@ def describe(plan: Plan, config: Config) -> list[str]:
         f"and {plan.ray_cpus} CPUs"
     )
     if plan.host_bytes is not None:
-        lines += _describe_sizes(plan)
+        lines += _describe_sizes(plan, config)
     if plan.download_bytes:
         lines.append(
             f"download    {size(plan.download_bytes)}: {args.pretrain} is not on this machine; "
@@ -246,12 +246,15 @@ def shortfall(plan: Plan, config: Config) -> list[str]:
     ]
 
 
-def _describe_sizes(plan: Plan) -> list[str]:
+def _describe_sizes(plan: Plan, config: Config) -> list[str]:
+    hosts = "the host"
+    if config.args.nodes > 1:
+        hosts = f"all hosts together, and {size(plan.object_store_bytes)} in /dev/shm of each after the first"
     return [
         f"model       {size(plan.model_file_bytes)} on disk, {size(plan.model_actor_bytes)} in the actor "
         f"({size(plan.model_bf16_bytes)} in bf16); "
         f"LoRA {plan.lora_parameters:,} parameters, optimizer {size(plan.lora_optimizer_bytes)}",
-        f"memory      {size(plan.host_bytes)} on the host:",
+        f"memory      {size(plan.host_bytes)} on {hosts}:",
         *(f"            {size(count):>9}  {name}" for name, count in plan.host_memory.items()),
         f"disk        {size(plan.disk_bytes)}: checkpoints of {size(plan.checkpoint_bytes)}, final adapter",
     ]

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from grpo.launch import gpu_memory
+from grpo.launch import gpu_memory, nodes
 from grpo.launch.config import Config
 from grpo.launch.host_memory import LARGEST_ON_CPU
 from grpo.launch.plan import Plan, size
@@ -22,12 +22,22 @@ from grpo.stack.checkout import on_cpu_stack
 from grpo.stack.problem import Problem
 
 
+def check_nodes(config: Config) -> Iterator[Problem]:
+    """Check that engines and actor can be placed, and that several nodes have a cluster."""
+    yield from nodes.problems(config)
+    if config.args.nodes > 1 and not os.environ.get("RAY_ADDRESS"):
+        yield Problem(
+            f"NODES is {config.args.nodes}, but no RAY_ADDRESS names their Ray cluster",
+            "start Ray on every node and export RAY_ADDRESS=HOST:PORT; docs/cluster.md says how",
+        )
+
+
 def check_gpus(config: Config, plan: Plan) -> Iterator[Problem]:
-    """Check the GPUs that Ray needs, unless it simulates them or joins another cluster."""
+    """Check the GPUs that Ray needs, unless it simulates them or they are on several nodes or in another cluster."""
     if on_cpu_stack():
         yield from check_cpu_stack(config, plan)
         return
-    if os.environ.get("RAY_ADDRESS"):
+    if os.environ.get("RAY_ADDRESS") or config.args.nodes > 1:
         return
     gpus = machine.gpus()
     if len(gpus) < config.gpus:
