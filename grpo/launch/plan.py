@@ -23,7 +23,7 @@ from grpo.stack.problem import UserError
 WEIGHT_BYTES, OPTIMIZER_BYTES = 2, 16
 _SAVED_STATE = 12  # the same without the gradient
 # Object store: a few adapters in flight, and rollouts (ids, masks, log-probs, advantages: 32 bytes a token).
-_ADAPTERS_IN_STORE, _TOKEN_BYTES, _MIN_STORE = 8, 32, 512 * 2**20
+_ADAPTERS_IN_STORE, TOKEN_BYTES, _MIN_STORE = 8, 32, 512 * 2**20
 
 
 @dataclass
@@ -124,7 +124,7 @@ def _add_sizes(plan: Plan, config: Config, model: Model, engine_model: Model) ->
     plan.lora_optimizer_bytes = plan.lora_parameters * OPTIMIZER_BYTES
     adapter = plan.lora_parameters * WEIGHT_BYTES
     plan.object_store_bytes = max(
-        _MIN_STORE, _ADAPTERS_IN_STORE * adapter + 4 * plan.max_tokens_per_rollout * _TOKEN_BYTES
+        _MIN_STORE, _ADAPTERS_IN_STORE * adapter + 4 * plan.max_tokens_per_rollout * TOKEN_BYTES
     )
     plan.host_memory = host_memory(config, model, engine_model, plan.lora_optimizer_bytes, plan.object_store_bytes)
     plan.host_bytes = sum(plan.host_memory.values())
@@ -132,7 +132,7 @@ def _add_sizes(plan: Plan, config: Config, model: Model, engine_model: Model) ->
     if args.pipeline:  # the batch of the next step, and unfinished groups
         routing = plan.architecture.layers * plan.architecture.experts_per_token if args.routing_replay else 0
         saved = plan.max_tokens_per_rollout * (args.rollout_batch_size + args.partial_rollouts)
-        plan.checkpoint_bytes += saved // args.rollout_batch_size * (_TOKEN_BYTES + routing)
+        plan.checkpoint_bytes += saved // args.rollout_batch_size * (TOKEN_BYTES + routing)
     # At least the newest and the best; one from before a drop in correctness; one more until the oldest is deleted;
     # and the final adapter.
     kept = max(args.max_ckpt_num, 2) + 2 if args.save_steps > 0 else 0
