@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from grpo.launch import nodes
+from grpo.launch import equal_nodes
 from grpo.launch.config import Config
 from grpo.model.architecture import NO_SHARD, Architecture
 from grpo.model.released import RELEASED
@@ -135,8 +135,8 @@ def phases(config: Config, architecture: Architecture, rates: Rates) -> Iterator
     moved = batches * _PASSES * weights * _WEIGHTS / GB
     gathers = moved * (config.actor_ranks - 1) / config.actor_ranks / rates.gather
     source = rates.gather_source
-    places = nodes.of_config(config)
-    between = moved * nodes.gathered_from_others(places) / NETWORK if places else 0.0
+    places = equal_nodes.of_config(config)
+    between = moved * equal_nodes.gathered_from_others(places) / NETWORK if places else 0.0
     if between > gathers:
         gathers, source = between, f"between nodes; assumes {NETWORK:.0f} GB/s into each"
     yield Phase("gathers", gathers, 0.0, gathers, f"{source}; 0 if all are overlapped")

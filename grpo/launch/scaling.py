@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from grpo.launch import cost, gpu_memory, micro_batches, nodes
+from grpo.launch import cost, equal_nodes, gpu_memory, micro_batches
 from grpo.launch.checks.settings import check_batches
 from grpo.launch.config import Config
 from grpo.launch.host_memory import is_for_gpus
@@ -31,10 +31,10 @@ class Choice:
 
 def describe(plan: Plan, config: Config) -> list[str]:
     """Return lines for people; [] if the user said nothing about nodes, or if the run does not fit on them."""
-    places = nodes.of_config(config) if nodes.is_stated(config) else None
+    places = equal_nodes.of_config(config) if equal_nodes.is_stated(config) else None
     if places is None:
         return []
-    count, gpus = config.args.nodes, nodes.gpus_of_node(config)
+    count, gpus = config.args.nodes, equal_nodes.gpus_of_node(config)
     adapter = (plan.lora_parameters or 0) * WEIGHT_BYTES
     lines = [f"nodes       {count} of {gpus} GPUs, {config.gpus} of {count * gpus} used; node 1 is the launcher's"]
     lines += [f"  node {node:<5}{_node(config, places, str(node), adapter)}" for node in range(1, count + 1)]
@@ -56,7 +56,7 @@ def _node(config: Config, places: Seats, node: str, adapter: int) -> str:
         parts.append(f"actor rank{_span(ranks[0], ranks[-1])} on GPU{_span(first, first + len(ranks) - 1)}")
     if not parts:
         return "nothing; leave it out (NODES), or raise NUM_ENGINES or ACTOR_GPUS"
-    received = nodes.sync_bytes(places, node, adapter)
+    received = equal_nodes.sync_bytes(places, node, adapter)
     if received:
         return f"{', '.join(parts)}; a sync brings {size(received)}, once for all its engines"
     return f"{', '.join(parts)}; a sync " + ("starts here" if node == places.ranks[0] else "brings nothing")
@@ -77,7 +77,7 @@ def _traffic(plan: Plan, config: Config, places: Seats, adapter: int) -> Iterato
             f"  sync      {size(receivers * adapter)} over the network, {size(adapter)} to each node that gets it; "
             f"{size(engines * adapter)} if each engine got its own"
         )
-    share = nodes.gathered_from_others(places)
+    share = equal_nodes.gathered_from_others(places)
     if share and config.args.actor_shard != NO_SHARD and plan.model_actor_bytes:
         yield (
             f"  gathers   up to {size(int(share * plan.model_actor_bytes))} into a node in each pass over the model; "
@@ -114,11 +114,11 @@ def choices(config: Config, count: int, architecture: Architecture, rates: Rates
     A run does not get fewer engines or ranks than it has, nor more engines than samples.
     """
     args, found = config.args, []
-    gpus, width = nodes.gpus_of_node(config), args.vllm_tensor_parallel_size
+    gpus, width = equal_nodes.gpus_of_node(config), args.vllm_tensor_parallel_size
     for ranks in range(config.actor_ranks, count * gpus):
         if args.train_batch_size % ranks:
             continue
-        engines = min(nodes.most_engines(count, gpus, width, ranks), config.samples_per_rollout)
+        engines = min(equal_nodes.most_engines(count, gpus, width, ranks), config.samples_per_rollout)
         if engines < args.vllm_num_engines:
             break
         changed = _with(config, count, engines, ranks)
@@ -129,7 +129,7 @@ def choices(config: Config, count: int, architecture: Architecture, rates: Rates
 
 def _with(config: Config, count: int, engines: int, ranks: int) -> Config:
     """Return the configuration with other numbers; micro-batches that were chosen for it are chosen anew."""
-    changes = {"nodes": count, "gpus_per_node": nodes.gpus_of_node(config), "vllm_num_engines": engines}
+    changes = {"nodes": count, "gpus_per_node": equal_nodes.gpus_of_node(config), "vllm_num_engines": engines}
     changes |= {"actor_num_nodes": 1, "actor_num_gpus_per_node": ranks}
     changed = replace(config, args=Namespace(**vars(config.args) | changes))
     share = max(1, config.args.train_batch_size // ranks)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo.launch.nodes import fewest_nodes, on_equal_nodes
+from grpo.launch.equal_nodes import fewest_nodes, place
 from grpo.launch.plan import TOKEN_BYTES
 from grpo.stack.machine import GB
 from grpo.stack.problem import UserError
@@ -111,7 +111,7 @@ def _sizes(most: int) -> list[int]:
 def _places(options: argparse.Namespace, engines: int) -> Seats:
     shape = (engines, options.engine_gpus, options.actor_gpus)
     count = fewest_nodes(options.gpus_per_node, *shape)
-    places = on_equal_nodes(count, options.gpus_per_node, *shape)
+    places = place(count, options.gpus_per_node, *shape)
     assert places is not None  # `count` nodes have room
     return places
 

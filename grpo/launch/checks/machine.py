@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from grpo.launch import gpu_memory, nodes
+from grpo.launch import equal_nodes, gpu_memory
 from grpo.launch.config import Config
 from grpo.launch.host_memory import LARGEST_ON_CPU
 from grpo.launch.plan import Plan, size
@@ -24,7 +24,7 @@ from grpo.stack.problem import Problem
 
 def check_nodes(config: Config) -> Iterator[Problem]:
     """Check that engines and actor can be placed, and that several nodes have a cluster."""
-    yield from nodes.problems(config)
+    yield from equal_nodes.problems(config)
     if config.args.nodes > 1 and not os.environ.get("RAY_ADDRESS"):
         yield Problem(
             f"NODES is {config.args.nodes}, but no RAY_ADDRESS names their Ray cluster",

@@ -28,10 +28,10 @@ def of_config(config: Config) -> Seats | None:
     if args.colocate_all_models:
         return None
     shape = (args.vllm_num_engines, args.vllm_tensor_parallel_size, config.actor_ranks)
-    return on_equal_nodes(args.nodes, gpus_of_node(config), *shape)
+    return place(args.nodes, gpus_of_node(config), *shape)
 
 
-def on_equal_nodes(count: int, gpus: int, engines: int, width: int, ranks: int) -> Seats | None:
+def place(count: int, gpus: int, engines: int, width: int, ranks: int) -> Seats | None:
     """Return the places on so many free nodes; None if there is no room."""
     nodes = [Node(str(number), gpus) for number in range(1, count + 1)]
     try:

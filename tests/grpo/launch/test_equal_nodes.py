@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo.launch import nodes, placement, scaling
-from grpo.launch.nodes import on_equal_nodes
+from grpo.launch import equal_nodes, placement, scaling
+from grpo.launch.equal_nodes import place
 from grpo.stack import machine
 from grpo.stack.machine import Gpu
 
@@ -24,7 +24,7 @@ SMALL = st.tuples(st.integers(1, 4), st.integers(1, 8), st.integers(1, 10), st.i
 def test_everybody_has_a_place_and_no_gpu_is_used_twice(shape) -> None:
     """An engine has one address, so it is never split; a node never gives more GPUs than it has."""
     count, gpus, engines, width, ranks = shape
-    places = on_equal_nodes(*shape)
+    places = place(*shape)
     if places is None:
         return
     assert (len(places.engines), len(places.ranks)) == (engines, ranks)
@@ -38,7 +38,7 @@ def test_everybody_has_a_place_and_no_gpu_is_used_twice(shape) -> None:
 @given(SHAPES)
 def test_ranks_are_on_the_fewest_nodes_that_can_hold_them(shape) -> None:
     _, gpus, _, _, ranks = shape
-    places = on_equal_nodes(*shape)
+    places = place(*shape)
     if places is not None:
         assert len(set(places.ranks)) == -(-ranks // gpus)
         assert places.ranks[0] == "1" and list(places.ranks) == sorted(places.ranks)
@@ -55,16 +55,16 @@ def test_nothing_that_fits_so_is_refused(shape) -> None:
         for numbers in product(range(gpus // width + 1), repeat=count)
         if sum(numbers) == engines
     )
-    assert (on_equal_nodes(*shape) is not None) == fits
+    assert (place(*shape) is not None) == fits
 
 
 @settings(max_examples=300, deadline=None)
 @given(SHAPES)
 def test_a_sync_brings_the_adapter_once_to_nodes_with_engines_but_without_its_sender(shape) -> None:
-    places = on_equal_nodes(*shape)
+    places = place(*shape)
     if places is None:
         return
-    received = {node: nodes.sync_bytes(places, node, 7) for node in places.nodes}
+    received = {node: equal_nodes.sync_bytes(places, node, 7) for node in places.nodes}
     assert received == {node: 7 * (node in places.engines and node != places.ranks[0]) for node in places.nodes}
 
 
@@ -79,7 +79,7 @@ def test_one_node_is_filled_as_it_is_without_any_word_of_nodes(engines: int, wid
         actor_ranks=ranks,
         args=SimpleNamespace(vllm_num_engines=engines, vllm_tensor_parallel_size=width),
     )
-    places = on_equal_nodes(1, total, engines, width, ranks)
+    places = place(1, total, engines, width, ranks)
     assert places is not None and set(places.engines) | set(places.ranks) == {"1"}
     with pytest.MonkeyPatch.context() as patch:
         gpus = [Gpu("H100", 1, 0, "9.0", number, bus="") for number in range(total)]
@@ -97,10 +97,10 @@ def test_one_node_is_filled_as_it_is_without_any_word_of_nodes(engines: int, wid
 
 
 def test_gathers_of_ranks_on_several_nodes_cross_the_network() -> None:
-    one, two, uneven = (on_equal_nodes(*shape) for shape in ((2, 8, 2, 2, 8), (3, 8, 2, 2, 16), (2, 8, 3, 1, 12)))
+    one, two, uneven = (place(*shape) for shape in ((2, 8, 2, 2, 8), (3, 8, 2, 2, 16), (2, 8, 3, 1, 12)))
     assert one and two and uneven
-    assert nodes.gathered_from_others(one) == 0 and nodes.gathered_from_others(two) == 0.5
-    assert nodes.gathered_from_others(uneven) == pytest.approx(8 / 12), "4 ranks have the 8 others elsewhere"
+    assert equal_nodes.gathered_from_others(one) == 0 and equal_nodes.gathered_from_others(two) == 0.5
+    assert equal_nodes.gathered_from_others(uneven) == pytest.approx(8 / 12), "4 ranks have the 8 others elsewhere"
 
 
 @settings(max_examples=400, deadline=None)
@@ -109,12 +109,12 @@ def test_remedies_are_the_least_change_that_fits(shape) -> None:
     count, gpus, engines, width, ranks = shape
     if width > gpus:
         return
-    enough = nodes.fewest_nodes(gpus, engines, width, ranks)
-    assert on_equal_nodes(enough, gpus, engines, width, ranks)
-    assert not on_equal_nodes(enough - 1, gpus, engines, width, ranks)
-    most = nodes.most_engines(count, gpus, width, ranks)
-    assert most == 0 or on_equal_nodes(count, gpus, most, width, ranks)
-    assert not on_equal_nodes(count, gpus, most + 1, width, ranks)
+    enough = equal_nodes.fewest_nodes(gpus, engines, width, ranks)
+    assert place(enough, gpus, engines, width, ranks)
+    assert not place(enough - 1, gpus, engines, width, ranks)
+    most = equal_nodes.most_engines(count, gpus, width, ranks)
+    assert most == 0 or place(count, gpus, most, width, ranks)
+    assert not place(count, gpus, most + 1, width, ranks)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_what_cannot_be_placed_is_refused(setting, monkeypatch, enough_of_everyt
 
 @pytest.mark.parametrize("changes", [{}, {"gpus_per_node": 8}, {"nodes": 2, "gpus_per_node": 4}])
 def test_what_can_be_placed_is_not_refused(setting, changes) -> None:
-    assert list(nodes.problems(setting.config(**changes))) == []
+    assert list(equal_nodes.problems(setting.config(**changes))) == []
 
 
 def test_several_nodes_need_a_cluster(setting, monkeypatch, enough_of_everything) -> None:
