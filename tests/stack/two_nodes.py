@@ -21,12 +21,16 @@ TOKEN = "0123456789abcdef" * 4
 PORT = 6379
 START_LIMIT = 180.0
 OBJECT_STORE = 100 * 2**20
-# What a node does first: nothing of the machine's /tmp and /dev/shm is left in sight.
+# What a node does first: of the machine's /tmp and /dev/shm it sees the shared folder alone.
 INIT = """
 hostname {name}
 mount -t tmpfs -o size=2g tmpfs /dev/shm
+mount -t tmpfs tmpfs /mnt
+mkdir /mnt/shared
+mount --bind {shared} /mnt/shared
 mount -t tmpfs -o size=2g tmpfs /tmp
-{shared}
+mkdir -p {shared}
+mount --move /mnt/shared {shared}
 exec sleep infinity
 """
 
@@ -133,9 +137,7 @@ def two_nodes(shared: Path, gpus: tuple[int, int]) -> Iterator[Cluster]:
 
 
 def _begin(namespace: str, name: str, shared: Path) -> subprocess.Popen[bytes]:
-    # The folder is under /tmp, which the node replaces: hold it open and mount it again.
-    keep = f"mkdir -p {shared} && mount --bind /proc/self/fd/9 {shared} && exec 9<&-"
-    script = f"exec 9<{shared}\n" + INIT.format(name=name, shared=keep)
+    script = INIT.format(name=name, shared=shared)
     separate = ("unshare", "--mount", "--pid", "--uts", "--ipc", "--fork", "--mount-proc", "--kill-child")
     process = subprocess.Popen(["ip", "netns", "exec", namespace, *separate, "sh", "-euc", script])
     deadline = time.monotonic() + 30
