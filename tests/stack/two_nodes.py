@@ -20,7 +20,7 @@ from .runs import ROOT
 TOKEN = "0123456789abcdef" * 4
 PORT = 6379
 START_LIMIT = 180.0
-OBJECT_STORE = 100 * 2**20
+OBJECT_STORE = 512 * 2**20  # what a tiny run asks for; only used pages take memory
 # What a node does first: of the machine's /tmp and /dev/shm it sees the shared folder alone.
 INIT = """
 hostname {name}
