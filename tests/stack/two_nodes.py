@@ -1,7 +1,7 @@
 """Two nodes on one machine: network namespaces joined by a virtual wire, each with its own processes and memory.
 
 A node has its own addresses, host name, process ids, /dev/shm and folder for temporary files. They share the checkout,
-as the docs ask for, and a folder if a test asks for one.
+as the docs ask for, and nothing else.
 """
 
 import contextlib
@@ -20,13 +20,17 @@ from .runs import ROOT
 TOKEN = "0123456789abcdef" * 4
 PORT = 6379
 START_LIMIT = 180.0
-OBJECT_STORE = 100 * 2**20
-# What a node does first: nothing of the machine's /tmp and /dev/shm is left in sight.
+OBJECT_STORE = 512 * 2**20  # what a tiny run asks for; only used pages take memory
+# What a node does first: of the machine's /tmp and /dev/shm it sees a folder at most.
 INIT = """
 hostname {name}
 mount -t tmpfs -o size=2g tmpfs /dev/shm
+mount -t tmpfs tmpfs /mnt
+mkdir /mnt/seen
+mount --bind {seen} /mnt/seen
 mount -t tmpfs -o size=2g tmpfs /tmp
-{shared}
+mkdir -p {seen}
+mount --move /mnt/seen {seen}
 exec sleep infinity
 """
 
@@ -50,6 +54,10 @@ class Node:
         """The command that runs `words` on this node."""
         enter = ["nsenter", f"--target={self.pid}", "--net", "--mount", "--pid", "--uts", "--ipc", "--wd=/"]
         return [*enter, *map(str, words)]
+
+    def run(self, *words: object) -> str:
+        """What a command on this node prints."""
+        return subprocess.run(self.command(*words), capture_output=True, text=True, timeout=60, check=True).stdout
 
     def lose(self) -> None:
         """Take the node away: its wire is cut first, as if it had lost its power."""
@@ -102,8 +110,8 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def two_nodes(shared: Path, gpus: tuple[int, int]) -> Iterator[Cluster]:
-    """Make two nodes with so many GPUs that Ray simulates. Both see the folder `shared`."""
+def two_nodes(folders: tuple[Path, Path], gpus: tuple[int, int]) -> Iterator[Cluster]:
+    """Make two nodes with so many GPUs, which Ray simulates. Each sees its folder, and nothing else of /tmp."""
     number = os.getpid()
     subnet = f"10.232.{number % 250}"
     names, wires = [f"grpo-n{i}-{number}" for i in (1, 2)], [f"gn{i}{number % 10**6}" for i in (1, 2)]
@@ -112,12 +120,12 @@ def two_nodes(shared: Path, gpus: tuple[int, int]) -> Iterator[Cluster]:
         for name in names:
             _run("ip", "netns", "add", name)
         _run("ip", "link", "add", wires[0], "netns", names[0], "type", "veth", "peer", wires[1], "netns", names[1])
-        for i, (name, wire) in enumerate(zip(names, wires, strict=True), 1):
+        for i, (name, wire, folder) in enumerate(zip(names, wires, folders, strict=True), 1):
             _run("ip", "-n", name, "address", "add", f"{subnet}.{i}/24", "dev", wire)
             _run("ip", "-n", name, "link", "set", wire, "up")
             _run("ip", "-n", name, "link", "set", "lo", "up")
             _run("ip", "-n", name, "route", "add", "default", "dev", wire)
-            nodes.append(Node(name, f"{subnet}.{i}", wire, _begin(name, f"node-{i}", shared)))
+            nodes.append(Node(name, f"{subnet}.{i}", wire, _begin(name, f"node-{i}", folder)))
         cluster = Cluster(*nodes)
         for node, count in zip(nodes, gpus, strict=True):
             cluster.start_ray(node, count)
@@ -132,10 +140,8 @@ def two_nodes(shared: Path, gpus: tuple[int, int]) -> Iterator[Cluster]:
             subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
 
 
-def _begin(namespace: str, name: str, shared: Path) -> subprocess.Popen[bytes]:
-    # The folder is under /tmp, which the node replaces: hold it open and mount it again.
-    keep = f"mkdir -p {shared} && mount --bind /proc/self/fd/9 {shared} && exec 9<&-"
-    script = f"exec 9<{shared}\n" + INIT.format(name=name, shared=keep)
+def _begin(namespace: str, name: str, seen: Path) -> subprocess.Popen[bytes]:
+    script = INIT.format(name=name, seen=seen)
     separate = ("unshare", "--mount", "--pid", "--uts", "--ipc", "--fork", "--mount-proc", "--kill-child")
     process = subprocess.Popen(["ip", "netns", "exec", namespace, *separate, "sh", "-euc", script])
     deadline = time.monotonic() + 30
