@@ -6,7 +6,7 @@ once. Then the engines of a node copy it within their memory. The judge's server
 one place for the whole cluster are compared with limits on each node.
 
 `--measured` takes reports of `bench sync --json` and `bench judge --json`. The smallest report of `sync` gives the
-fixed part of a sync; the others, and `judge`, are compared with what the simulation says of them.
+seconds of a copy in memory; the others, and `judge`, are compared with what the simulation says of them.
 """
 
 import argparse
@@ -54,11 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Rates:
-    """Bytes per second between nodes, and of copies in memory (read and written); `fixed` seconds of every sync."""
+    """Bytes per second between nodes; seconds of one copy of the adapter in memory."""
 
     network: float
-    memory: float
-    fixed: float = 0.0
+    of_copy: float
 
 
 def run(options: argparse.Namespace, copy: Copy) -> Result:
@@ -68,7 +67,7 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in wrong) or "--engine-gpus"
         raise UserError(f"{names}: out of range", "give more than 0, and an engine no more GPUs than a node has")
     reports = [_read(file) for file in options.measured]
-    rates = Rates(options.network * GB, (options.memory or copy.best) * GB, fixed_part(reports))
+    rates = Rates(options.network * GB, _of_copy(options, copy, reports))
     places = {engines: _places(options, engines) for engines in _sizes(options.engines)}
     largest = places[options.engines]
     scaling = {
@@ -95,7 +94,7 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
             **dict(_compared(reports)),
         },
         extrapolation=(
-            f"assumes {options.network:g} GB/s out of and into each node, {rates.memory / GB:.1f} GB/s of copies in it",
+            f"assumes {options.network:g} GB/s out of and into each node, and {rates.of_copy:.3g} s of a copy in memory",
             "assumes that all nodes take the adapter from its sender; Ray may also pass it on from node to node",
             f"assumes {options.samples} samples of {options.tokens} tokens at {options.engine_tokens:g} tokens/s from "
             f"each engine, {TOKEN_BYTES} bytes per token, and replies of the judge in {options.judge_latency:g} s",
@@ -130,8 +129,7 @@ def sync_seconds(places: Seats, workers: int, rates: Rates, is_once: bool) -> fl
     for transfer, time in zip(sent, transfer_times(sent, rates.network, rates.network), strict=True):
         arrived[transfer.receiver] = max(arrived[transfer.receiver], time)
     copies = {node: traffic(places.engines.count(node), workers) - _OWN_COPIES for node in arrived}
-    of_copy = 2 * ADAPTER / rates.memory
-    return rates.fixed + _OWN_COPIES * of_copy + max(arrived[node] + copies[node] * of_copy for node in arrived)
+    return _OWN_COPIES * rates.of_copy + max(arrived[node] + copies[node] * rates.of_copy for node in arrived)
 
 
 def sampling_seconds(options: argparse.Namespace) -> float:
@@ -186,10 +184,17 @@ def _read(file: Path) -> dict[str, Any]:
     raise UserError(f"--measured {file} is of bench {report['name']}", "give one of bench sync or bench judge")
 
 
-def fixed_part(reports: Sequence[dict[str, Any]]) -> float:
-    """Return the seconds of a sync that do not depend on its size, from the smallest report of `sync`; at least 0."""
-    syncs = sorted((report for report in reports if report["name"] == "sync"), key=_copies)
-    return max(0.0, syncs[0]["ours"] - _copies(syncs[0]) * syncs[0]["details"]["one_copy_s"]) if syncs else 0.0
+def _of_copy(options: argparse.Namespace, copy: Copy, reports: Sequence[dict[str, Any]]) -> float:
+    """Return the seconds of a copy of the adapter: from `--memory`, a measured sync, or this machine's copies."""
+    syncs = _syncs(reports)
+    if options.memory is None and syncs:
+        return float(syncs[0]["ours"] / _copies(syncs[0]))
+    return float(2 * ADAPTER / ((options.memory or copy.best) * GB))
+
+
+def _syncs(reports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the reports of `sync`, the smallest first."""
+    return sorted((report for report in reports if report["name"] == "sync"), key=_copies)
 
 
 def _copies(report: dict[str, Any]) -> float:
@@ -198,12 +203,10 @@ def _copies(report: dict[str, Any]) -> float:
 
 def _compared(reports: Sequence[dict[str, Any]]) -> Iterator[tuple[str, float]]:
     """Yield what was measured and what the model says of it."""
-    fixed = fixed_part(reports)
-    if syncs := sorted((report for report in reports if report["name"] == "sync"), key=_copies):
-        yield "fixed_s", fixed
+    syncs = _syncs(reports)
     for number, report in enumerate(syncs[1:], 2):
         yield f"sync_{number}_measured_s", report["ours"]
-        yield f"sync_{number}_model_s", fixed + _copies(report) * report["details"]["one_copy_s"]
+        yield f"sync_{number}_model_s", _copies(report) * syncs[0]["ours"] / _copies(syncs[0])
     for report in reports:
         if report["name"] == "judge":
             found = judged_as(report)

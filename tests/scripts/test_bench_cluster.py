@@ -64,18 +64,17 @@ def test_transfers_agree_with_a_simulation_in_small_steps(drawn) -> None:
 @pytest.mark.parametrize("on_nodes", [(4,), (4, 4), (4,) * 16, (3, 1)])
 def test_a_sync_is_the_senders_part_the_network_and_the_copies_of_a_node(on_nodes, workers: int) -> None:
     places = Seats("home", tuple(f"n{node}" for node, count in enumerate(on_nodes) for _ in range(count)), ("home",))
-    network, memory, fixed = 2e9, 20e9, 0.25
-    copy = 2 * ADAPTER / memory
-    rates = Rates(network, memory, fixed)
+    network, copy = 2e9, 0.01
+    rates = Rates(network, copy)
     # A worker of two copies half of what is split, A of q, k, v and B of o, and all of the rest.
     split = {"q_proj": (2880, 4096), "k_proj": (2880, 512), "v_proj": (2880, 512), "o_proj": (2880, 4096)}
     whole = sum(sum(widths) for widths in split.values())
     halves = 4096 + 512 + 512 + 4096
     worker = 1 if workers == 1 else (whole - halves / 2) / whole
     copies = max(on_nodes) * workers * worker
-    ours = fixed + 1.5 * copy + len(on_nodes) * ADAPTER / network + copies * copy
+    ours = 1.5 * copy + len(on_nodes) * ADAPTER / network + copies * copy
     assert sync_seconds(places, workers, rates, is_once=True) == pytest.approx(ours)
-    stock = fixed + 1.5 * copy + sum(on_nodes) * ADAPTER / network + copies * copy
+    stock = 1.5 * copy + sum(on_nodes) * ADAPTER / network + copies * copy
     if len(set(on_nodes)) == 1:  # otherwise the node with fewer engines is done earlier
         assert sync_seconds(places, workers, rates, is_once=False) == pytest.approx(stock)
     assert sync_seconds(places, workers, rates, is_once=False) >= sync_seconds(places, workers, rates, is_once=True)
@@ -84,7 +83,7 @@ def test_a_sync_is_the_senders_part_the_network_and_the_copies_of_a_node(on_node
 def test_engines_beside_the_sender_need_no_network() -> None:
     places = Seats("home", ("home",) * 3, ("home",))
     assert cluster.transfers(places, is_once=True) == cluster.transfers(places, is_once=False) == []
-    assert sync_seconds(places, 1, Rates(1.0, 2 * ADAPTER), True) == pytest.approx(1.5 + 3)
+    assert sync_seconds(places, 1, Rates(1.0, 1.0), True) == pytest.approx(1.5 + 3)
 
 
 @settings(max_examples=100, deadline=None)
@@ -157,11 +156,12 @@ def test_measured_points_are_compared_with_the_model(tmp_path, capsys) -> None:
     files = [tmp_path / str(number) for number in range(3)]
     for file, report in zip(files, reports, strict=True):
         file.write_text(json.dumps(report))
-    words = ["cluster", "--json", "--copy-megabytes", "1", "--engines", "2", "--measured", *map(str, files)]
+    words = ["cluster", "--json", "--copy-megabytes", "1", "--engines", "2", "--engine-gpus", "1"]
+    words += ["--measured", *map(str, files)]
     assert bench.main(words) == 0
     details = json.loads(capsys.readouterr().out)["details"]
-    assert details["fixed_s"] == pytest.approx(0.1) and details["sync_2_measured_s"] == 0.4
-    assert details["sync_2_model_s"] == pytest.approx(0.1 + 3.5 * 0.01)
+    assert (details["sync_2_measured_s"], details["sync_2_model_s"]) == (0.4, pytest.approx(0.125 / 2.5 * 3.5))
+    assert details["2_engines"]["ours_s"] == pytest.approx(ADAPTER / 1e9 + 0.05 * (1.5 + 2), abs=1e-3)
     assert details["judge_model_s"] == pytest.approx(15.2) and details["judge_measured_s"] == 15.3
     assert details["judge_model_calls"] == 64
 
