@@ -3,11 +3,14 @@
 import json
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from grpo.launch.supervise import processes
+from grpo.stack import seats
+from grpo.stack.seats import Seats
 from tests.faults import assert_seen
 
 from . import two_nodes
@@ -78,6 +81,45 @@ def test_a_lost_node_is_named_and_the_run_waits_for_another(tiny_model: Path, fo
         assert not [row for row in lines(run / "ends.jsonl") if not row["restart"]]
     saved = [json.loads(line) for line in (run / "ends.jsonl").read_text().splitlines()][-1]["saved"]
     assert saved >= 1 and (run / "checkpoints" / f"step_{saved}").is_dir()
+
+
+DRIVER = """
+import os, ray, subprocess, sys, time
+ray.init(log_to_driver=False, runtime_env={"env_vars": {name: os.environ[name] for name in ("PYTHONPATH", "GRPO_RUN_ID")}})
+from grpo.launch.supervise import nodes
+from grpo.stack import cluster, seats
+nodes.settle()
+
+@ray.remote
+class Engine:
+    def start(self):  # as vLLM does: a process of its own, which outlives this one
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(900)"], start_new_session=True)
+
+engine = Engine.options(**cluster.at(seats.read().others[0])).remote()
+ray.get(engine.start.remote())
+print("up", flush=True)
+time.sleep(900)
+"""
+
+
+def test_a_node_ends_what_was_started_there_if_the_launchers_node_is_lost(folders: tuple[Path, Path]) -> None:
+    with two_nodes.two_nodes(folders, gpus=(0, 0)) as cluster:
+        before = files_of(cluster.second)
+        places = Seats(cluster.first.address, (cluster.second.address,), (cluster.first.address,))
+        variables = {seats.VARIABLE: places.dump(), processes.RUN_ID_VARIABLE: "a-run", "TMPDIR": "/tmp/grpo-a/tmp"}
+        driver = subprocess.Popen(
+            cluster.first.command(sys.executable, "-c", DRIVER),
+            env=cluster.environment(RAY_ADDRESS=cluster.address, **variables),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        seen_until("up", driver)
+        assert len(run_processes(cluster.second)) >= 3, "the actor of the agent, the engine, and its own process"
+        assert "/tmp/grpo-a" in files_of(cluster.second)
+        cluster.first.lose()
+        driver.wait(60)
+        wait_for(lambda: not run_processes(cluster.second))
+        wait_for(lambda: files_of(cluster.second) == before)
 
 
 def seen_until(text: str, launcher: "subprocess.Popen[str]") -> str:
