@@ -84,10 +84,10 @@ def test_a_lost_node_is_named_and_the_run_waits_for_another(tiny_model: Path, fo
 
 
 DRIVER = """
-import os, ray, subprocess, sys, time
-ray.init(log_to_driver=False, runtime_env={"env_vars": {name: os.environ[name] for name in ("PYTHONPATH", "GRPO_RUN_ID")}})
+import ray, subprocess, sys, time
 from grpo.launch.supervise import nodes
 from grpo.stack import cluster, seats
+ray.init(log_to_driver=False, runtime_env=cluster.runtime_env())
 nodes.settle()
 
 @ray.remote
