@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from grpo.launch.supervise import processes
@@ -74,8 +75,10 @@ def test_a_lost_node_is_named_and_the_run_waits_for_another(tiny_model: Path, fo
             cluster.second.lose()
             shown = seen_until("waiting for GPUs", launcher)
         finally:
-            launcher.send_signal(signal.SIGINT)
+            for child in psutil.Process(launcher.pid).children():  # nsenter hands on no signal
+                child.send_signal(signal.SIGINT)
             rest, _ = launcher.communicate(timeout=LIMIT)
+        assert "a signal ended the wait for GPUs" in rest and "Traceback" not in rest
         assert f"failed       node {cluster.second.address} was lost" in shown, shown + rest
         assert_seen("a node of a cluster is lost", shown)
         assert not [row for row in lines(run / "ends.jsonl") if not row["restart"]]
