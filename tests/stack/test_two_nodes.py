@@ -52,7 +52,7 @@ def test_engines_on_the_other_node_give_the_numbers_of_one_node(
         )
         assert f"{cluster.second.address}: engines 0, 1" in output
         wait_for(lambda: not run_processes(cluster.second))
-        assert files_of(cluster.second) == before, "nothing of the run is left on the other node"
+        assert set(files_of(cluster.second)) <= set(before), "nothing of the run is left on the other node"
         assert not list(folders[1].iterdir())
     run = folders[0] / "run"
     expected, actual = lines(tmp_path / "alone" / "metrics.jsonl"), lines(run / "metrics.jsonl")
@@ -122,7 +122,7 @@ def test_a_node_ends_what_was_started_there_if_the_launchers_node_is_lost(folder
         cluster.first.lose()
         driver.wait(60)
         wait_for(lambda: not run_processes(cluster.second))
-        wait_for(lambda: files_of(cluster.second) == before)
+        wait_for(lambda: set(files_of(cluster.second)) <= set(before))  # Ray ends too, and deletes its own
 
 
 def seen_until(text: str, launcher: "subprocess.Popen[str]") -> str:
