@@ -25,7 +25,7 @@
 #   --steps N       stop after N global steps; the schedule of the learning rate stays that of all episodes
 #   --help          this text
 #
-# If RAY_ADDRESS is set, the run joins that Ray cluster; otherwise it starts its own.
+# If RAY_ADDRESS is set, the run joins that Ray cluster of one or several nodes; otherwise it starts its own.
 # Secrets are read from the environment and never written: GEMINI_API_KEY for the judge (or GOOGLE_API_KEY, which wins
 # if both are set), and WANDB_API_KEY. Without a key for the judge, --tiny starts a local server instead, and says so.
 # Exit code: 0 done, 2 refused before anything started, 3 ended by a rule, 130 Ctrl-C, 143 SIGTERM, otherwise that of the

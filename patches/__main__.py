@@ -207,7 +207,8 @@ FLAGS: dict[str, dict] = {
 def _parser() -> argparse.ArgumentParser:
     codes = ", ".join(f"{code.value} {code.name.lower().replace('_', ' ')}" for code in Exit)
     what = "Version-pinned patches on the installed OpenRLHF."
-    parser = argparse.ArgumentParser(prog="./apply_patches.sh", description=what, epilog=f"exit codes: {codes}")
+    epilog = f"exit codes: {codes}"
+    parser = argparse.ArgumentParser(prog="./apply_patches.sh", description=what, epilog=epilog, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (run, what, flags) in COMMANDS.items():
         command = commands.add_parser(name, help=what, description=what, allow_abbrev=False)

@@ -219,14 +219,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refuse_key(self) -> bool:
         key = self.headers.get("x-goog-api-key")
-        if not key:
-            self._error(403, "Method doesn't allow unregistered callers.", "PERMISSION_DENIED")
-        elif self.stand_in.key is not None and key != self.stand_in.key:
+        if key and self.stand_in.key in (None, key):
+            return False
+        self.stand_in.refused += 1  # before the reply: whoever has it may read the count
+        if key:
             details = [{"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "API_KEY_INVALID"}]
             self._error(400, "API key not valid. Please pass a valid API key.", "INVALID_ARGUMENT", details=details)
         else:
-            return False
-        self.stand_in.refused += 1
+            self._error(403, "Method doesn't allow unregistered callers.", "PERMISSION_DENIED")
         return True
 
     def _error(

@@ -119,10 +119,11 @@ def main() -> int:
     if problems:
         return refuse_all(problems)
     warnings = cluster.warnings + exposure.warnings(config, folder) + kernels.warnings()
+    nodes = joined_cluster.describe(cluster.seats) if cluster.seats else []
     if options.mode == "check":
         warnings += [f"steps       {line.strip()}" for line in shortfall(plan, config)]
         begin = _where(config) if options.resume else []
-        print("\n".join([*begin, *reward.describe(config), *judge.describe(run_judge, config), *warnings]))
+        print("\n".join([*begin, *reward.describe(config), *judge.describe(run_judge, config), *nodes, *warnings]))
         print("ready: machine, patches, model, data and configuration are fine")
         return 0
     # Problems, samples, judgements and logs are private. Every process of the run inherits this mask.
@@ -138,7 +139,6 @@ def main() -> int:
     except UserError as error:
         return refuse(error)
     news = warnings + (resume.take_back(config, folder) if options.resume else [])
-    nodes = joined_cluster.describe(cluster.seats) if cluster.seats else []
     print("\n".join([f"run directory {folder}", *news, *about, *nodes]), flush=True)
     return run(options, folder, config, plan, run_judge, held, changes, cluster.seats)
 

@@ -9,6 +9,7 @@ The learning rate is next to nothing. So the policy stays what sampled, ratios a
 import json
 import math
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,8 @@ def parts(tiny_model, tmp_path_factory) -> tuple[Path, list[str]]:
     assert 4 <= len(lines(metrics)) < 6, "it was killed too late"
     (folder / BROKEN).touch()
     correction = ("--enable_vllm_is_correction", "--vllm_is_correction_type", masked_correction())
-    thresholds = ("--vllm_is_truncated_threshold", 0.9995, 1.0005)
+    most = usual_difference(run_dir)
+    thresholds = ("--vllm_is_truncated_threshold", 1 - most, 1 + most)
     shared |= {"EXPERTS": "bf16", "OLD_LOG_PROBS": "trainer"}
     output = train("--resume", run_dir, "--steps", 8, "--", *correction, *thresholds, **shared)
     assert "continuing after step 3" in output
@@ -91,6 +93,15 @@ def steps_of(run_dir: Path, start: int, end: int) -> list[tuple[dict, list[dict]
     rows = lines(run_dir / "metrics.jsonl")[start - 1 : end]
     assert [row["step"] for row in rows] == list(range(start, end + 1))
     return [(row, lines(run_dir / "samples" / f"step_{row['step']}.jsonl")) for row in rows]
+
+
+def usual_difference(run_dir: Path) -> float:
+    """How far the mean of a sample's log-probs usually is from the engine's, by the sizes of the first steps.
+
+    Differences of about 20 tokens that round up or down at random have a mean of about a quarter of their size.
+    """
+    samples = [sample for _, samples in steps_of(run_dir, 1, 3) for sample in samples]
+    return statistics.median(sample["logprob_diff_mean"] for sample in samples if "logprob_diff_mean" in sample) / 4
 
 
 def share(part: list[dict], samples: list[dict]) -> float:
@@ -155,7 +166,7 @@ def test_masked_importance_sampling_drops_samples_on_which_trainer_and_engine_di
 
     All that are trained are on one rank, which has half of each batch.
     """
-    kinds = set()
+    kinds, most_difference = set(), usual_difference(parts[0])
     for row, samples in steps_of(parts[0], 5, 8):
         rewarded = [sample for sample in samples if sample["reward"] is not None]
         telling = [sample for sample in rewarded if abs(sample["advantage"]) > 1e-3]
@@ -165,7 +176,7 @@ def test_masked_importance_sampling_drops_samples_on_which_trainer_and_engine_di
             trained = TRAIN_BATCH * -sample["advantage"] / sample["micro_batch_loss"]
             assert trained == pytest.approx(round(trained), rel=0.02) and round(trained) in (1, TRAIN_BATCH // 2)
         # The mean of a sample's differences is no larger than the mean of their sizes.
-        assert all(sample["logprob_diff_mean"] >= 0.0005 - 1e-6 for sample in dropped)
+        assert all(sample["logprob_diff_mean"] >= most_difference * 0.99 for sample in dropped)
         most = 1 - share(dropped, rewarded)  # of the tokens, and of what they weigh
         assert share(kept, rewarded) - 0.01 < row["importance_weight"] < most + 0.001
         assert 1 - row["importance_cut"] - 0.01 < row["importance_weight"]

@@ -3,11 +3,15 @@
 import json
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from grpo.launch.supervise import processes
+from grpo.stack import seats
+from grpo.stack.seats import Seats
 from tests.faults import assert_seen
 
 from . import two_nodes
@@ -48,7 +52,7 @@ def test_engines_on_the_other_node_give_the_numbers_of_one_node(
         )
         assert f"{cluster.second.address}: engines 0, 1" in output
         wait_for(lambda: not run_processes(cluster.second))
-        assert files_of(cluster.second) == before, "nothing of the run is left on the other node"
+        assert set(files_of(cluster.second)) <= set(before), "nothing of the run is left on the other node"
         assert not list(folders[1].iterdir())
     run = folders[0] / "run"
     expected, actual = lines(tmp_path / "alone" / "metrics.jsonl"), lines(run / "metrics.jsonl")
@@ -71,13 +75,54 @@ def test_a_lost_node_is_named_and_the_run_waits_for_another(tiny_model: Path, fo
             cluster.second.lose()
             shown = seen_until("waiting for GPUs", launcher)
         finally:
-            launcher.send_signal(signal.SIGINT)
+            for child in psutil.Process(launcher.pid).children():  # nsenter hands on no signal
+                child.send_signal(signal.SIGINT)
             rest, _ = launcher.communicate(timeout=LIMIT)
+        assert "a signal ended the wait for GPUs" in rest and "Traceback" not in rest
         assert f"failed       node {cluster.second.address} was lost" in shown, shown + rest
         assert_seen("a node of a cluster is lost", shown)
         assert not [row for row in lines(run / "ends.jsonl") if not row["restart"]]
     saved = [json.loads(line) for line in (run / "ends.jsonl").read_text().splitlines()][-1]["saved"]
     assert saved >= 1 and (run / "checkpoints" / f"step_{saved}").is_dir()
+
+
+DRIVER = """
+import ray, subprocess, sys, time
+from grpo.launch.supervise import nodes
+from grpo.stack import cluster, seats
+ray.init(log_to_driver=False, runtime_env=cluster.runtime_env())
+nodes.settle()
+
+@ray.remote
+class Engine:
+    def start(self):  # as vLLM does: a process of its own, which outlives this one
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(900)"], start_new_session=True)
+
+engine = Engine.options(**cluster.at(seats.read().others[0])).remote()
+ray.get(engine.start.remote())
+print("up", flush=True)
+time.sleep(900)
+"""
+
+
+def test_a_node_ends_what_was_started_there_if_the_launchers_node_is_lost(folders: tuple[Path, Path]) -> None:
+    with two_nodes.two_nodes(folders, gpus=(0, 0)) as cluster:
+        before = files_of(cluster.second)
+        places = Seats(cluster.first.address, (cluster.second.address,), (cluster.first.address,))
+        variables = {seats.VARIABLE: places.dump(), processes.RUN_ID_VARIABLE: "a-run", "TMPDIR": "/tmp/grpo-a/tmp"}
+        driver = subprocess.Popen(
+            cluster.first.command(sys.executable, "-c", DRIVER),
+            env=cluster.environment(RAY_ADDRESS=cluster.address, **variables),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        seen_until("up", driver)
+        assert len(run_processes(cluster.second)) >= 3, "the actor of the agent, the engine, and its own process"
+        assert "/tmp/grpo-a" in files_of(cluster.second)
+        cluster.first.lose()
+        driver.wait(60)
+        wait_for(lambda: not run_processes(cluster.second))
+        wait_for(lambda: set(files_of(cluster.second)) <= set(before))  # Ray ends too, and deletes its own
 
 
 def seen_until(text: str, launcher: "subprocess.Popen[str]") -> str:

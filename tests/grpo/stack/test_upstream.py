@@ -38,12 +38,16 @@ FAST_TOKENIZER, FAST_CLASS = (
 # The protocol, what hooks add, the source files with their classes (None: the whole file).
 OBJECTS = [
     (experience.Rows, {"__dataclass_fields__", "routing"}, {EXPERIENCE_MAKER: {"Experience"}}),
-    (experience.Sample, {"sampled_by", "branches", "missing", "details"}, {EXPERIENCE_MAKER: {"Experience"}}),
+    (
+        experience.Sample,
+        {"sampled_by", "branches", "missing", "details", "policies", "group", "number"},
+        {EXPERIENCE_MAKER: {"Experience"}},
+    ),
     (experience.Batch, {"branches", "branch_counts", "replay"}, {EXPERIENCE_MAKER: {"Experience"}}),
     (experience.BufferItem, {"branches", "routing"}, {REPLAY_BUFFER: {"BufferItem"}}),
     (
         trainer.SamplesGenerator,
-        {"stage", "drawn", "unscored", "groups", "retirement"},
+        {"stage", "drawn", "unscored", "groups", "retirement", "unfinished", "policy"},
         {EXPERIENCE_MAKER: {"SamplesGenerator"}},
     ),
     (trainer.ExperienceMaker, set(), {EXPERIENCE_MAKER: {"RemoteExperienceMaker"}}),

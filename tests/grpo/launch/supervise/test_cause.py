@@ -211,3 +211,11 @@ def test_other_nodes_are_not_asked_for_in_a_run_on_one(monkeypatch: pytest.Monke
     monkeypatch.delenv(seats.VARIABLE, raising=False)
     said = words("ActorDiedError", "x")
     assert last_words.with_nodes(said) is said
+
+
+def test_a_head_that_does_not_answer_is_the_cause(tmp_path: Path) -> None:
+    silent = evidence(
+        tmp_path, code=-signal.SIGABRT, deaths=[Death("the controller", 7, -9)], silent_head="10.0.0.9:6379"
+    )
+    found = cause.find(silent)
+    assert found and found.what == "the head of the Ray cluster at 10.0.0.9:6379 was lost"
