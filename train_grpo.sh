@@ -13,9 +13,9 @@
 #   --gpus N        a box with 8, 4 or 2 GPUs (default: 8)
 #   --check         check machine, patches, model, data and configuration, then exit; installs missing packages and
 #                   makes the tiny model first if needed
-#   --plan          print what the configuration means (batches, lengths, steps, memory, disk), then exit; with code 2 if
-#                   a GPU cannot hold it, or settings, data, reward or environment are wrong; it does not look at this
-#                   machine's GPUs, memory or folders
+#   --plan          print what the configuration means (batches, lengths, steps, nodes, memory, disk), then exit; with
+#                   code 2 if a GPU cannot hold it, or nodes, settings, data, reward or environment are wrong; it does
+#                   not look at this machine's GPUs, memory or folders
 #   --dry-run       print the resolved command, then exit
 #   --run-dir DIR   folder of this run (default: runs/NAME-TIME in the checkout)
 #   --resume DIR    continue the run in DIR from its newest checkpoint, with the settings given now; "latest" is the
@@ -25,7 +25,7 @@
 #   --steps N       stop after N global steps; the schedule of the learning rate stays that of all episodes
 #   --help          this text
 #
-# If RAY_ADDRESS is set, the run joins that Ray cluster; otherwise it starts its own.
+# If RAY_ADDRESS is set, the run joins that Ray cluster of one or several nodes; otherwise it starts its own.
 # Secrets are read from the environment and never written: GEMINI_API_KEY for the judge (or GOOGLE_API_KEY, which wins
 # if both are set), and WANDB_API_KEY. Without a key for the judge, --tiny starts a local server instead, and says so.
 # Exit code: 0 done, 2 refused before anything started, 3 ended by a rule, 130 Ctrl-C, 143 SIGTERM, otherwise that of the
@@ -144,6 +144,10 @@ if ((TINY)); then : "${EVAL_DATA:=$TINY_DIR/eval.jsonl}"; fi
 # GPUs: 2 x 2 for the engines, 4 for the actor. GPU_GB is the memory of a GPU, for plans on another machine (empty: that
 # of this machine's GPUs, or 80)
 : "${NUM_ENGINES:=2}" "${ENGINE_TP:=2}" "${ACTOR_GPUS:=4}" "${GPU_GB:=}"
+# NODES machines of GPUS_PER_NODE GPUs (empty: those of --gpus) form the Ray cluster at RAY_ADDRESS. The counts above are
+# those of the whole run. An engine never spans nodes. --plan says who runs where. See docs/cluster.md
+if [[ ${NODES:-1} != 1 ]]; then : "${GPUS_PER_NODE:=$GPUS}"; fi
+: "${NODES:=1}" "${GPUS_PER_NODE:=}"
 
 # Rollout: 8 prompts x 8 samples. 1024 + 3072 tokens; a response that is cut before its final answer is wrong. --plan
 # says which lengths fit
@@ -382,6 +386,9 @@ ENGINE_ARGS=(
 )
 if [[ $ENFORCE_EAGER == 1 ]]; then ENGINE_ARGS+=(--enforce_eager); fi
 
+NODE_ARGS=(--nodes "$NODES")
+if [[ -n $GPUS_PER_NODE ]]; then NODE_ARGS+=(--gpus_per_node "$GPUS_PER_NODE"); fi
+
 ACTOR_ARGS=(--actor_num_nodes 1 --actor_num_gpus_per_node "$ACTOR_GPUS" --zero_stage 3)
 if [[ $OFFLOAD == 1 ]]; then ACTOR_ARGS+=(--offload); fi
 if [[ $ADAM_OFFLOAD == 1 ]]; then ACTOR_ARGS+=(--adam_offload); fi
@@ -476,7 +483,8 @@ if [[ -n $FROM_STEP ]]; then OPTIONS+=(--from-step "$FROM_STEP"); fi
 
 exec "${LAUNCH[@]}" "$MODE" "${OPTIONS[@]}" -- \
     "${MODEL_ARGS[@]}" "${DATA_ARGS[@]}" "${ROLLOUT_ARGS[@]}" "${GRPO_ARGS[@]}" "${OPTIM_ARGS[@]}" "${LORA_ARGS[@]}" \
-    "${ENGINE_ARGS[@]}" "${ACTOR_ARGS[@]}" "${EVAL_ARGS[@]}" "${CKPT_ARGS[@]}" "${LOG_ARGS[@]}" "${FAULT_ARGS[@]}" -- \
+    "${ENGINE_ARGS[@]}" "${NODE_ARGS[@]}" "${ACTOR_ARGS[@]}" "${EVAL_ARGS[@]}" "${CKPT_ARGS[@]}" "${LOG_ARGS[@]}" \
+    "${FAULT_ARGS[@]}" -- \
     "${EXTRA_ARGS[@]}"
 
 }

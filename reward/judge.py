@@ -147,6 +147,13 @@ class Judge:
             spent = error.spent if isinstance(error, ChainError) else Spent()
             return Verdict(failed=1.0, seconds=time.monotonic() - started, **_costs(spent))
 
+    def rewarded(
+        self, correct: float, problem: str, response: str, gold: str, is_finished: bool
+    ) -> tuple[float, Verdict]:
+        """Judge one response; return its reward, see :meth:`reward`, and the verdict."""
+        verdict = self.judge(problem, response, gold, is_finished)
+        return self.reward(correct, verdict), verdict
+
     def _ask(self, key: str, prompt: str, system: str, started: float) -> Verdict:
         scores = None
         try:

@@ -15,7 +15,6 @@ is known, which `grpo.batch.rewards.complete` treats as above.
 
 import functools
 import logging
-import os
 import re
 import threading
 import time
@@ -23,11 +22,11 @@ from collections.abc import Sequence
 from math import nan
 from typing import Any
 
-from reward import chain, endpoint, equivalence, settings
+from reward import equivalence, judge_place, settings
 from reward.answers import NO_FINAL, grade
 from reward.judge import Judge, Verdict, problem_of
+from reward.judge_place import DistantJudge
 from reward.labels import parse_label
-from reward.shared_state import SharedState
 
 logger = logging.getLogger(__name__)
 
@@ -98,9 +97,7 @@ def _reward_one(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
 def _judge_one(prompt: str, response: str, gold: str, correct: float, is_answered: bool) -> tuple[float, Verdict]:
     """The blended reward of a training sample, and its verdict."""
     try:
-        judge = _judge()
-        verdict = judge.judge(problem_of(prompt), response, gold, is_answered)
-        return judge.reward(correct, verdict), verdict
+        return _judge().rewarded(correct, problem_of(prompt), response, gold, is_answered)
     except Exception as error:  # no key, no run directory, a full disk: the same boundary
         _log_once(error, "could not be judged and counts in judge_failed")
         is_mean = settings.variables().get("JUDGE_FALLBACK") == "mean_quality"
@@ -134,23 +131,15 @@ def _models() -> tuple[str, ...]:
 _judge_lock = threading.Lock()
 
 
-def _judge() -> Judge:
-    """The judge of this process, which is made once."""
+def _judge() -> Judge | DistantJudge:
+    """The judge that this process asks, which is made once."""
     with _judge_lock:
         return _make_judge()
 
 
 @functools.cache
-def _make_judge() -> Judge:
-    configured = settings.from_environment()
-    if configured is None:
-        raise settings.SettingsError("the judge is off", "see `why_off`")
-    state = SharedState(settings.state_file())
-    stand_in = os.environ.get(settings.STAND_IN_VARIABLE)
-    if stand_in:
-        configured = settings.for_stand_in(configured)
-    where = None if stand_in else endpoint.from_environment()
-    return Judge(configured, state, chain.connect(configured.chain, state, settings.api_key(), stand_in, where))
+def _make_judge() -> Judge | DistantJudge:
+    return judge_place.of_process()
 
 
 def response_of(query: str, prompt: str) -> str:

@@ -24,9 +24,11 @@ PHASES = {
     "Start of the driver": (
         *("package.check_digest", "train_ppo_ray.add_flags", "train_ppo_ray.validate"),
         *("train_ppo_ray.hand_on_thinking_budget", "train_ppo_ray.hand_on_template_variables"),
-        *("train_ppo_ray.runtime_env", "train_ppo_ray.engine_model", "train_ppo_ray.adapter_config"),
-        *("vllm_engine.WORKER", "vllm_engine.engine_arguments", "vllm_engine.continuable"),
-        *("train_ppo_ray.actor_is_reference", "train_ppo_ray.reference_from", "train_ppo_ray.engines_ready"),
+        *("train_ppo_ray.runtime_env", "train_ppo_ray.settle_nodes"),
+        *("train_ppo_ray.engine_model", "train_ppo_ray.adapter_config", "vllm_engine.bundles"),
+        *("vllm_engine.WORKER", "vllm_engine.engine_arguments", "vllm_engine.continuable", "launcher.bundles"),
+        *("train_ppo_ray.actor_is_reference", "train_ppo_ray.reference_from", "train_ppo_ray.controller_place"),
+        "train_ppo_ray.engines_ready",
     ),
     "Start of a rank": (
         *("launcher.free_port", "launcher.install_rendezvous", "deepspeed.install_matmul"),

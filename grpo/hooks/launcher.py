@@ -5,6 +5,11 @@ import os
 from grpo.stack import cluster, numa, rendezvous
 
 
+def bundles(ranks: int) -> list[dict[str, float]]:
+    """Return the resources of each actor rank: ranks are packed on as few nodes as possible."""
+    return cluster.rank_bundles(ranks)
+
+
 def free_port() -> int:
     """Return a port at which ranks can meet in a joined cluster."""
     return cluster.free_port()

@@ -47,6 +47,18 @@ def runtime_env() -> dict[str, dict[str, str]]:
     return cluster.runtime_env()
 
 
+def settle_nodes() -> None:
+    """In a cluster of several nodes, start what the run needs on each. Ray is connected."""
+    from grpo.launch.supervise import nodes  # imports Ray
+
+    nodes.settle()
+
+
+def controller_place() -> dict[str, Any]:
+    """Return the options with which the controller runs on the launcher's node."""
+    return cluster.at_home()
+
+
 def engine_model(args: Arguments) -> str:
     """Return the checkpoint that the engines load: their own, or the actor's."""
     return args.engine_model or args.pretrain

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from grpo.lora import engine_actor
 from grpo.rollout import engine
 from grpo.rollout.continued import ContinuedLLM
+from grpo.stack import cluster
 from grpo.stack.upstream.engine import AsyncLLM, Engine
 
 if TYPE_CHECKING:
@@ -17,6 +18,11 @@ WORKER = "grpo.lora.side_path.AdapterWorker"  # vLLM imports it in its workers
 def engine_arguments() -> dict[str, Any]:
     """Return the engine arguments that OpenRLHF does not set."""
     return engine.arguments()
+
+
+def bundles(engines: int, width: int) -> list[dict[str, float]]:
+    """Return the resources of each engine's workers: an engine is never split over nodes."""
+    return cluster.engine_bundles(engines, width)
 
 
 def continuable(llm: AsyncLLM) -> ContinuedLLM:

@@ -24,6 +24,7 @@ from grpo.launch import (
     restarts,
     resume,
     run_dir,
+    scaling,
     stop_rules,
 )
 from grpo.launch.checks import packages, reward
@@ -35,17 +36,19 @@ from grpo.launch.onsets import Onsets
 from grpo.launch.own_settings import Changes
 from grpo.launch.plan import Plan, describe, make_plan, shortfall
 from grpo.launch.restarts import Verdict
-from grpo.launch.supervise import exposure, joined_cluster
+from grpo.launch.supervise import exposure, joined_cluster, node_check
 from grpo.launch.supervise.driver import STOPPED, supervise
 from grpo.launch.supervise.watch import End, Saving
 from grpo.run.progress import Progress, find_adapter, way_on
 from grpo.run.run_files import RunFiles
 from grpo.run.save_request import SaveRequest
 from grpo.run.saved_steps import saved_steps, step_name
-from grpo.stack import machine
+from grpo.stack import machine, seats
 from grpo.stack.json_files import read_rows
 from grpo.stack.patch_digest import DIGEST_VARIABLE
 from grpo.stack.problem import Problem, UserError
+from grpo.stack.seats import Seats
+from reward import judge_place
 from reward.settings import STAND_IN_VARIABLE
 
 REFUSED = 2
@@ -108,15 +111,19 @@ def main() -> int:
         return refuse_all(wrong) if wrong else 0
     problems = preflight.problems(config, plan, folder, is_resumed=bool(options.resume))
     problems += judge.check(run_judge, config)
-    cluster = joined_cluster.Admission() if problems else joined_cluster.look()
+    patience = joined_cluster.ROOM_SECONDS if options.held is not None else 0.0  # a restart
+    cluster = joined_cluster.Admission() if problems else joined_cluster.look(config, patience)
     problems += cluster.problems
+    if cluster.seats and not problems:
+        problems += node_check.problems(cluster.seats, config, plan, folder)
     if problems:
         return refuse_all(problems)
     warnings = cluster.warnings + exposure.warnings(config, folder) + kernels.warnings()
+    nodes = joined_cluster.describe(cluster.seats) if cluster.seats else []
     if options.mode == "check":
         warnings += [f"steps       {line.strip()}" for line in shortfall(plan, config)]
         begin = _where(config) if options.resume else []
-        print("\n".join([*begin, *reward.describe(config), *judge.describe(run_judge, config), *warnings]))
+        print("\n".join([*begin, *reward.describe(config), *judge.describe(run_judge, config), *nodes, *warnings]))
         print("ready: machine, patches, model, data and configuration are fine")
         return 0
     # Problems, samples, judgements and logs are private. Every process of the run inherits this mask.
@@ -132,15 +139,19 @@ def main() -> int:
     except UserError as error:
         return refuse(error)
     news = warnings + (resume.take_back(config, folder) if options.resume else [])
-    print("\n".join([f"run directory {folder}", *news, *about]), flush=True)
-    return run(options, folder, config, plan, run_judge, held, changes)
+    print("\n".join([f"run directory {folder}", *news, *about, *nodes]), flush=True)
+    return run(options, folder, config, plan, run_judge, held, changes, cluster.seats)
 
 
 def _about(plan: Plan, config: Config, run_judge: RunJudge) -> list[str]:
     """Return what the plan says of a run."""
-    about = [packages.describe(), *describe(plan, config), *placement.describe(config), *gpu_memory.describe(config)]
+    about = [packages.describe(), *describe(plan, config), *_placed(plan, config), *gpu_memory.describe(config)]
     about += reward.describe(config)
     return [*about, *judge.describe(run_judge, config), *cost.describe(plan, config, run_judge)]
+
+
+def _placed(plan: Plan, config: Config) -> list[str]:
+    return scaling.describe(plan, config) or placement.describe(config)
 
 
 def _where(config: Config) -> list[str]:
@@ -170,9 +181,11 @@ def run(
     run_judge: RunJudge,
     held: int,
     changes: Changes,
+    places: Seats | None = None,
 ) -> int:
     """Run the trainer in the run directory under the lock `held`; a summary comes last."""
-    os.environ.pop(STAND_IN_VARIABLE, None)  # left by another run
+    for left in (STAND_IN_VARIABLE, judge_place.VARIABLE):  # by another run
+        os.environ.pop(left, None)
     status = preflight.patch_status()
     stand_in = ["--stand-in"] if run_judge.is_stand_in else []
     again = options.options.split()
@@ -181,6 +194,10 @@ def run(
     progress = Progress(files, plan.steps)
     progress.skip()
     environment = {DIGEST_VARIABLE: status["digest"], "GRPO_RUN_DIR": str(folder)}
+    if places:
+        environment |= {seats.VARIABLE: places.dump()} | (
+            {judge_place.VARIABLE: judge_place.NAME} if run_judge.settings else {}
+        )
     end = _train(files, config, plan, progress, environment, run_judge.stand_in_models, held)
     verdict = _note_end(files, config, progress, end)
     judge.finish(run_judge, folder)

@@ -70,6 +70,11 @@ def _other_way(parts: Sequence[Phase], step: float, is_pipeline: bool) -> list[s
     return [f"            PIPELINE=1 would take {other:,.0f} s, the longer of sampling and the rest"]
 
 
+def seconds_of_step(config: Config, architecture: Architecture, rates: Rates) -> float:
+    """Return the seconds of a step, if every sample has the longest length."""
+    return _step(list(phases(config, architecture, rates)), "seconds", config.args.pipeline)
+
+
 def seconds_of_update(config: Config, architecture: Architecture, rates: Rates) -> float:
     """Return the seconds of a step after sampling, if every sample has the longest length."""
     return sum(phase.seconds for phase in phases(config, architecture, rates) if phase.name != SAMPLING)

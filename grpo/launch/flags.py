@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Iterator
 
-from grpo.launch import fault_flags, loss_flags, model_flags, rollout_flags
+from grpo.launch import fault_flags, loss_flags, model_flags, node_flags, rollout_flags
 from grpo.launch.loss_flags import AGGREGATIONS
 from grpo.model.architecture import EXPERTS, SHARDS
 from grpo.rollout.chat_template import EFFORTS
@@ -57,6 +57,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     _add_algorithm(group)
     _add_groups(group)
+    node_flags.add_flags(group)
     fault_flags.add_flags(group)
 
 
@@ -168,6 +169,7 @@ def problems(args: argparse.Namespace) -> Iterator[Problem]:
     yield from _loop(args)
     yield from _partial(args)
     yield from rollout_flags.problems(args)
+    yield from node_flags.problems(args)
     yield from fault_flags.problems(args)
 
 

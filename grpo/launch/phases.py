@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from grpo.launch import equal_nodes
 from grpo.launch.config import Config
 from grpo.model.architecture import NO_SHARD, PACKED, Architecture
 from grpo.model.released import RELEASED
@@ -21,6 +22,7 @@ SAMPLING = "sampling"  # the phase of the engines; the others are the actor's
 ENGINE_TOKENS = 1_000  # assumed: tokens per second of an engine
 _OLD, _REFERENCE, _TRAINING = "old log-probs", "reference", "training"
 _GATHERS = {_OLD: 1, _REFERENCE: 1, _TRAINING: 2}  # of the weights: forward, backward
+NETWORK = 50.0  # assumed: GB/s between nodes, into each of them (400 Gb/s)
 _HOST_COPIES = 25.0  # assumed: GB/s of pinned memory to a GPU, over PCIe 5
 
 
@@ -130,7 +132,12 @@ def phases(config: Config, architecture: Architecture, rates: Rates) -> Iterator
     count = sum(_GATHERS[name] * samples for name, samples in _samples(config).items())
     moved = count / args.micro_train_batch_size * weights
     gathers = moved * (config.actor_ranks - 1) / config.actor_ranks / rates.gather
-    yield Phase("gathers", gathers, 0.0, gathers, f"{rates.gather_source}; 0 if all are overlapped")
+    source = rates.gather_source
+    places = equal_nodes.of_config(config)
+    between = moved * equal_nodes.gathered_from_others(places) / NETWORK if places else 0.0
+    if between > gathers:
+        gathers, source = between, f"between nodes; assumes {NETWORK:.0f} GB/s into each"
+    yield Phase("gathers", gathers, 0.0, gathers, f"{source}; 0 if all are overlapped")
     if args.offload:
         copies = moved / config.actor_ranks / rates.host
         source = f"OFFLOAD=1 at {rates.host:.0f} GB/s; 0 if all are overlapped"

@@ -23,7 +23,7 @@ from grpo.stack.problem import UserError
 WEIGHT_BYTES, OPTIMIZER_BYTES = 2, 16
 _SAVED_STATE = 12  # the same without the gradient
 # Object store: a few adapters in flight, and rollouts (ids, masks, log-probs, advantages: 32 bytes a token).
-_ADAPTERS_IN_STORE, _TOKEN_BYTES, _MIN_STORE = 8, 32, 512 * 2**20
+_ADAPTERS_IN_STORE, TOKEN_BYTES, _MIN_STORE = 8, 32, 512 * 2**20
 
 
 @dataclass
@@ -124,7 +124,7 @@ def _add_sizes(plan: Plan, config: Config, model: Model, engine_model: Model) ->
     plan.lora_optimizer_bytes = plan.lora_parameters * OPTIMIZER_BYTES
     adapter = plan.lora_parameters * WEIGHT_BYTES
     plan.object_store_bytes = max(
-        _MIN_STORE, _ADAPTERS_IN_STORE * adapter + 4 * plan.max_tokens_per_rollout * _TOKEN_BYTES
+        _MIN_STORE, _ADAPTERS_IN_STORE * adapter + 4 * plan.max_tokens_per_rollout * TOKEN_BYTES
     )
     plan.host_memory = host_memory(config, model, engine_model, plan.lora_optimizer_bytes, plan.object_store_bytes)
     plan.host_bytes = sum(plan.host_memory.values())
@@ -132,7 +132,7 @@ def _add_sizes(plan: Plan, config: Config, model: Model, engine_model: Model) ->
     if args.pipeline:  # the batch of the next step, and unfinished groups
         routing = plan.architecture.layers * plan.architecture.experts_per_token if args.routing_replay else 0
         saved = plan.max_tokens_per_rollout * (args.rollout_batch_size + args.partial_rollouts)
-        plan.checkpoint_bytes += saved // args.rollout_batch_size * (_TOKEN_BYTES + routing)
+        plan.checkpoint_bytes += saved // args.rollout_batch_size * (TOKEN_BYTES + routing)
     # At least the newest and the best; one from before a drop in correctness; one more until the oldest is deleted;
     # and the final adapter.
     kept = max(args.max_ckpt_num, 2) + 2 if args.save_steps > 0 else 0
@@ -202,7 +202,7 @@ def describe(plan: Plan, config: Config) -> list[str]:
         f"and {plan.ray_cpus} CPUs"
     )
     if plan.host_bytes is not None:
-        lines += _describe_sizes(plan)
+        lines += _describe_sizes(plan, config)
     if plan.download_bytes:
         lines.append(
             f"download    {size(plan.download_bytes)}: {args.pretrain} is not on this machine; "
@@ -246,12 +246,15 @@ def shortfall(plan: Plan, config: Config) -> list[str]:
     ]
 
 
-def _describe_sizes(plan: Plan) -> list[str]:
+def _describe_sizes(plan: Plan, config: Config) -> list[str]:
+    hosts = "the host"
+    if config.args.nodes > 1:
+        hosts = f"all hosts together, and {size(plan.object_store_bytes)} in /dev/shm of each after the first"
     return [
         f"model       {size(plan.model_file_bytes)} on disk, {size(plan.model_actor_bytes)} in the actor "
         f"({size(plan.model_bf16_bytes)} in bf16); "
         f"LoRA {plan.lora_parameters:,} parameters, optimizer {size(plan.lora_optimizer_bytes)}",
-        f"memory      {size(plan.host_bytes)} on the host:",
+        f"memory      {size(plan.host_bytes)} on {hosts}:",
         *(f"            {size(count):>9}  {name}" for name, count in plan.host_memory.items()),
         f"disk        {size(plan.disk_bytes)}: checkpoints of {size(plan.checkpoint_bytes)}, final adapter",
     ]

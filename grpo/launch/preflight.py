@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from grpo.launch import gpu_memory
+from grpo.launch import equal_nodes, gpu_memory
 from grpo.launch.checks.data import check_data, has_own_reward
 from grpo.launch.checks.environment import check_environment
 from grpo.launch.checks.machine import (
@@ -15,6 +15,7 @@ from grpo.launch.checks.machine import (
     check_gpus,
     check_is_new,
     check_memory,
+    check_nodes,
     check_ray,
 )
 from grpo.launch.checks.model import check_model, check_released
@@ -34,6 +35,7 @@ __all__ = ["Problem", "has_own_reward", "problems"]
 def problems(config: Config, plan: Plan, run_dir: Path, is_resumed: bool = False) -> list[Problem]:
     """Run every check. An empty list means that the run can start, or continue if `is_resumed`."""
     checks = (
+        check_nodes(config),
         check_gpus(config, plan),  # first: without GPUs the rest does not matter
         check_packages(),
         check_patches(),
@@ -55,6 +57,7 @@ def problems_anywhere(config: Config) -> list[Problem]:
     are_here = all(model.exists() for model in models)
     return [
         *_settings(config),
+        *equal_nodes.problems(config),
         *gpu_memory.problems(config),
         *_inputs(config, is_missed=False),
         *(_of_model(config) if are_here else check_released(config)),

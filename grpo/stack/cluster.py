@@ -1,12 +1,13 @@
-"""What the driver tells Ray, the ports of a run, and when its engines are ready."""
+"""What the driver tells Ray, the places it asks for, the ports of a run, and when its engines are ready."""
 
 import os
 import random
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from grpo.stack import seats
 from grpo.stack.secrets import is_secret
 from grpo.stack.upstream.engine import EngineActor
 
@@ -36,9 +37,40 @@ def runtime_env(environ: dict[str, str] | None = None) -> dict[str, dict[str, st
         if (name in FORWARDED_NAMES or name.startswith(FORWARDED_PREFIXES))
         and (name in FORWARDED_NAMES or not is_secret(name))
     }
+    if seats.read(environ) and "TMPDIR" in environ:
+        variables["TMPDIR"] = environ["TMPDIR"]  # of the run, on every node, so that it can be deleted
     variables.setdefault("TOKENIZERS_PARALLELISM", "true")
     variables.setdefault("NCCL_DEBUG", "WARN")
     return {"env_vars": variables}
+
+
+def engine_bundles(engines: int, width: int) -> list[dict[str, float]]:
+    """Return the resources of each engine's workers, in their order, on the nodes that the launcher has chosen."""
+    chosen = seats.read()
+    addresses = [node for node in chosen.engines for _ in range(width)] if chosen else [None] * (engines * width)
+    return [_bundle(address) for address in addresses]
+
+
+def rank_bundles(ranks: int) -> list[dict[str, float]]:
+    """Return the resources of each actor rank, in their order, on the nodes that the launcher has chosen."""
+    chosen = seats.read()
+    return [_bundle(address) for address in (chosen.ranks if chosen else [None] * ranks)]
+
+
+def _bundle(address: str | None) -> dict[str, float]:
+    # Every node has one unit of a resource that is named for it.
+    return {"GPU": 1, "CPU": 1} | ({f"node:{address}": 0.001} if address else {})
+
+
+def at(address: str | None) -> dict[str, Any]:
+    """Return the options of an actor or task that place it on a node without taking a CPU; {} for None."""
+    return {"num_cpus": 0, "resources": {f"node:{address}": 0.001}} if address else {}
+
+
+def at_home() -> dict[str, Any]:
+    """Return the options that place an actor on the launcher's node; {} for a run on one node."""
+    chosen = seats.read()
+    return at(chosen.home) if chosen else {}
 
 
 def engines_ready(engines: Sequence[EngineActor] | None) -> "list[ObjectRef[int]]":

@@ -37,7 +37,7 @@ from reward.shared_state import SharedState
 from reward.stand_in import Fault, Quota, StandIn
 from scripts.bench.harness import Result
 from scripts.bench.machine import Copy
-from scripts.bench.parts.judge_worker import MINUTE, MODEL, chain_settings
+from scripts.bench.parts.judge_worker import CONCURRENCY, MINUTE, MODEL, chain_settings
 from scripts.bench.parts.ranks import run_ranks
 
 DOWN_THREADS = 8
@@ -68,7 +68,14 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
     ways = {ours: _judge_rollout(options, ours) for ours in (False, True)}
     if not min(way["judged"] for way in ways.values()):
         raise ValueError("a way judged no sample: give a larger --quota or --deadline")
-    details: dict[str, Any] = {"quota": options.quota, "window_s": options.window, "deadline_s": options.deadline}
+    details: dict[str, Any] = {
+        "samples": options.samples,
+        "quota": options.quota,
+        "window_s": options.window,
+        "latency_s": options.latency,
+        "deadline_s": options.deadline,
+        "concurrency": CONCURRENCY,
+    }
     for name, way in (("stock", ways[False]), ("ours", ways[True])):
         details |= {f"{name}_{key}": value for key, value in way.items()}
     details |= _recover(options.window) | _policy_bias()

@@ -15,7 +15,18 @@ from tests.docs.known import is_variable
 from tests.docs.pages import ROOT, pages
 
 LANGUAGES = {"bash", "text", "python", "json", "mermaid"}
-FOREIGN = {"cd", "export", "git", "hf", "pip", "pre-commit", "sha256sum"}  # programs whose arguments are not ours
+FOREIGN = {
+    "cd",
+    "export",
+    "git",
+    "hf",
+    "kubectl",
+    "pip",
+    "pre-commit",
+    "ray",
+    "sbatch",
+    "sha256sum",
+}  # programs whose arguments are not ours
 BEGINS = ("./", "scripts/", "python -m ", "source ")
 PARSES = {"scripts.bench": 2}  # calls of parse_args of a module that has more than one: the name comes first
 
@@ -98,6 +109,8 @@ def check(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     elif program == "scripts/lock.sh":  # it has no --help: its head comment is its documentation
         head = (ROOT / program).read_text().partition("set -")[0]
         assert [word for word in rest if not re.search(rf"{word}(?![\w-])", head)] == []
+    elif program.startswith("docs/"):
+        assert (ROOT / program).is_file()
     elif program == "source":
         assert len(rest) == 1 and (ROOT / rest[0]).is_file()
     elif program == "export":

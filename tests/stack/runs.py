@@ -36,14 +36,14 @@ def kill(run_dir: Path, reached: Callable[[], bool], *options: object, **variabl
         return False
 
     try:
-        _wait_for(is_there, launcher)
+        wait_for(is_there, launcher)
         for process in started:
             with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
                 os.kill(process, signal.SIGKILL)
     finally:
         launcher.kill()
         launcher.wait()
-    _wait_for(lambda: not processes_of(run_dir) and _is_free(run_dir))
+    wait_for(lambda: not processes_of(run_dir) and _is_free(run_dir))
 
 
 def terminate(reached: Callable[[], bool], *options: object, **variables: str) -> str:
@@ -52,7 +52,7 @@ def terminate(reached: Callable[[], bool], *options: object, **variables: str) -
         **_call(options, variables), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     try:
-        _wait_for(reached, launcher)
+        wait_for(reached, launcher)
         launcher.send_signal(signal.SIGTERM)
         output, _ = launcher.communicate(timeout=LIMIT)
     finally:
@@ -70,7 +70,7 @@ def _call(options: tuple[object, ...], variables: dict[str, str]) -> dict:
     }
 
 
-def _wait_for(condition: Callable[[], bool], launcher: subprocess.Popen | None = None) -> None:
+def wait_for(condition: Callable[[], bool], launcher: subprocess.Popen | None = None) -> None:
     started = time.monotonic()
     while not condition():
         assert launcher is None or launcher.poll() is None, "the launcher ended"

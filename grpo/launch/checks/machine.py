@@ -9,10 +9,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from grpo.launch import gpu_memory
+from grpo.launch import equal_nodes, gpu_memory
 from grpo.launch.config import Config
 from grpo.launch.host_memory import LARGEST_ON_CPU
 from grpo.launch.plan import Plan, size
+from grpo.launch.supervise import ray_head
 from grpo.launch.supervise.ray_head import MAX_BASE_LENGTH
 from grpo.model.released import RELEASED
 from grpo.run.run_files import RunFiles
@@ -22,12 +23,22 @@ from grpo.stack.checkout import on_cpu_stack
 from grpo.stack.problem import Problem
 
 
+def check_nodes(config: Config) -> Iterator[Problem]:
+    """Check that engines and actor can be placed, and that several nodes have a cluster."""
+    yield from equal_nodes.problems(config)
+    if config.args.nodes > 1 and not os.environ.get("RAY_ADDRESS"):
+        yield Problem(
+            f"NODES is {config.args.nodes}, but no RAY_ADDRESS names their Ray cluster",
+            "start Ray on every node and export RAY_ADDRESS=HOST:PORT; docs/cluster.md says how",
+        )
+
+
 def check_gpus(config: Config, plan: Plan) -> Iterator[Problem]:
-    """Check the GPUs that Ray needs, unless it simulates them or joins another cluster."""
+    """Check the GPUs that Ray needs, unless it simulates them or they are on several nodes or in another cluster."""
     if on_cpu_stack():
         yield from check_cpu_stack(config, plan)
         return
-    if os.environ.get("RAY_ADDRESS"):
+    if os.environ.get("RAY_ADDRESS") or config.args.nodes > 1:
         return
     gpus = machine.gpus()
     if len(gpus) < config.gpus:
@@ -153,14 +164,8 @@ def check_ray() -> Iterator[Problem]:
     address = os.environ.get("RAY_ADDRESS")
     if address == "auto":
         yield Problem("RAY_ADDRESS is auto", "name the cluster as HOST:PORT, or unset RAY_ADDRESS")
-    elif address:
-        host, _, port = address.removeprefix("ray://").rpartition(":")
-        try:
-            socket.create_connection((host, int(port)), timeout=5).close()
-        except (OSError, ValueError) as error:
-            yield Problem(
-                f"no Ray cluster answers at RAY_ADDRESS {address} ({error})", "start it, or unset RAY_ADDRESS"
-            )
+    elif address and (why := ray_head.silence(address)):
+        yield Problem(f"no Ray cluster answers at RAY_ADDRESS {address} ({why})", "start it, or unset RAY_ADDRESS")
     if address:
         return
     try:

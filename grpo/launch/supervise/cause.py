@@ -2,9 +2,10 @@
 
 import re
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from grpo.launch.supervise import last_words
 from grpo.launch.supervise.last_words import LastWords
@@ -14,8 +15,10 @@ from grpo.stack.problem import Problem
 
 FULL_BYTES = 16 * 2**20  # nothing of a run is written to a disk with less
 _FULL = re.compile(r"No space left on device|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]")
-# Exceptions that only say that another process has died.
-_OF_DEATHS = {"ActorDiedError", "ActorUnavailableError", "EngineDeadError", "WorkerCrashedError", "NodeDiedError"}
+LOST_REMEDY = (
+    "see whether the machine runs and has a network; start Ray on it again, or on another one, until the cluster has "
+    "enough free GPUs"
+)
 OOM_COUNTER = Path("/proc/vmstat")
 
 
@@ -30,6 +33,7 @@ class Evidence:
         deaths: in the order in which they were seen.
         words: the exception that ended the driver; None if it left none.
         out_of_memory: processes that the kernel ended for memory on this machine during the run.
+        silent_head: the address of a joined cluster that does not answer any more; "" if it does.
     """
 
     log: Path
@@ -38,6 +42,7 @@ class Evidence:
     deaths: Sequence[Death]
     words: LastWords | None
     out_of_memory: int = 0
+    silent_head: str = ""
 
 
 def find(evidence: Evidence) -> Problem | None:
@@ -49,11 +54,20 @@ def find(evidence: Evidence) -> Problem | None:
     driver = Problem(f"the driver {how(evidence.code)}", _memory_remedy(evidence)) if is_killed else None
     if driver and evidence.code != -signal.SIGABRT:  # Ray aborts a driver that has lost its cluster
         return driver
+    if words and words.lost:
+        return Problem(_lost(words.lost), LOST_REMEDY)
+    if evidence.silent_head:
+        return Problem(f"the head of the Ray cluster at {evidence.silent_head} was lost", LOST_REMEDY)
     if death := _first_death(evidence):
         return _of_death(death, evidence)
     if words:
         return Problem(f"{words.kind}: {words.what}", words.remedy)
     return driver
+
+
+def _lost(addresses: Sequence[str]) -> str:
+    several = len(addresses) > 1
+    return f"node{'s' * several} {', '.join(addresses)} {'were' if several else 'was'} lost"
 
 
 def full_disks(folders: dict[str, Path]) -> Iterable[str]:
@@ -74,10 +88,17 @@ def _first_death(evidence: Evidence) -> Death | None:
     """Return the death that ended the run: one before the driver's exception, which else ended the others itself."""
     words = evidence.words
     before = [death for death in evidence.deaths if not words or death.pid not in words.living]
+    before += [
+        death for address, deaths in (words.elsewhere if words else {}).items() for death in _on(address, deaths)
+    ]
     by_signal = [death for death in before if death.code is not None and death.code < 0]
     # A process that ends by its own exception is the cause if the driver only knows that something died.
-    is_only_told = words is None or words.kind in _OF_DEATHS
+    is_only_told = words is None or words.kind in last_words.OF_DEATHS
     return next(iter(by_signal or (before if is_only_told else [])), None)
+
+
+def _on(address: str, deaths: Sequence[Mapping[str, Any]]) -> Iterable[Death]:
+    return (Death(f"{death['role']} on node {address}", death["pid"], death["code"]) for death in deaths)
 
 
 def _of_death(death: Death, evidence: Evidence) -> Problem:

@@ -243,7 +243,9 @@ class _Supervisor:
         killed = cause.out_of_memory_kills() - self.out_of_memory
         words = last_words.read(self.log_dir) if code is not None else None
         log = self.log_dir / "driver.log"
-        self.cause = cause.find(cause.Evidence(log, self.folders, code, self.deaths, words, killed))
+        joined = "" if self.job.ray else os.environ.get("RAY_ADDRESS", "")
+        silent = joined if joined and ray_head.silence(joined) else ""
+        self.cause = cause.find(cause.Evidence(log, self.folders, code, self.deaths, words, killed, silent))
 
     def _hang_with(self, file: str) -> Problem:
         assert self.hang

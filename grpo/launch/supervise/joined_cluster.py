@@ -1,70 +1,139 @@
-"""Checks the Ray cluster at RAY_ADDRESS before a run joins it: it must be this machine alone.
+"""Checks the Ray cluster at RAY_ADDRESS before a run joins it, and chooses which of its nodes serves whom.
 
-The judge's limits, the run directory and the shared memory of a sync all need one machine.
+The launcher's own machine is one of the nodes: it gets driver, controller, judge, metrics and samples. A cluster of
+several nodes must require a token, since its ports are open to the network.
 """
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 
-from grpo.stack.problem import Problem
+from grpo.launch.config import Config
+from grpo.stack import seats
+from grpo.stack.problem import Problem, UserError
+from grpo.stack.seats import Node, Seats
 
-# A separate driver, which leaves nothing of Ray in the launcher.
+# A separate driver, which leaves nothing of Ray in the launcher. Free resources are known to whoever is connected.
 _PROBE = """
 import json, ray
+from ray._private import state
 ray.init(log_to_driver=False)
-print(json.dumps([node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]]))
+home, free = ray.get_runtime_context().get_node_id(), state.available_resources_per_node()
+print(json.dumps([
+    [node["NodeManagerHostname"], node["NodeManagerAddress"], free.get(node["NodeID"], {}).get("GPU", 0),
+     node["Resources"].get("GPU", 0), node["NodeID"] == home]
+    for node in ray.nodes() if node["Alive"]
+]))
 """
 PROBE_SECONDS = 60.0
-REMEDY = "unset RAY_ADDRESS so that the run starts Ray itself, or join a cluster on this node only"
+# After a restart: Ray needs seconds to free the GPUs of a run that failed, and a lost node may come back.
+ROOM_SECONDS, LOOK_AGAIN_SECONDS = 600.0, 10.0
+REMEDY = "unset RAY_ADDRESS so that the run starts Ray itself, or join a cluster that this machine is a node of"
+TOKEN_REMEDY = "start it with RAY_AUTH_MODE=token and a RAY_AUTH_TOKEN and export both here, or unset RAY_ADDRESS"
+
+
+@dataclass(frozen=True)
+class Member:
+    """A living node: its host name, its address, its free GPUs, all its GPUs, and whether it is this machine."""
+
+    name: str
+    address: str
+    free: int
+    gpus: int
+    is_home: bool
 
 
 @dataclass
 class Admission:
-    """The result for a cluster: why it cannot be joined, and what the user should know about it."""
+    """The result for a cluster: why it cannot be joined, what the user should know, and the places of the run.
+
+    Attributes:
+        seats: None if the cluster is this machine alone.
+    """
 
     problems: list[Problem] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    seats: Seats | None = None
 
 
-def look() -> Admission:
-    """Join the cluster at RAY_ADDRESS and leave it again. Takes some seconds; does nothing without RAY_ADDRESS."""
+def look(config: Config, patience: float = 0.0) -> Admission:
+    """Join the cluster at RAY_ADDRESS and leave it again. Takes some seconds; does nothing without RAY_ADDRESS.
+
+    Args:
+        patience: seconds to wait for free GPUs in a cluster of several nodes.
+    """
     address = os.environ.get("RAY_ADDRESS")
+    os.environ.pop(seats.VARIABLE, None)  # of an earlier part of the run
     if not address:
         return Admission()
     cluster = f"the cluster at RAY_ADDRESS {address}"
     has_token = os.environ.get("RAY_AUTH_MODE", "disabled") != "disabled"
     # First without a token, to see whether the cluster admits anyone.
-    names, why = _probe({**os.environ, "RAY_AUTH_MODE": "disabled"})
-    is_open = names is not None
+    members, why = _probe({**os.environ, "RAY_AUTH_MODE": "disabled"})
+    is_open = members is not None
     if not is_open and has_token:
-        names, why = _probe(dict(os.environ))
-    if names is None:
+        members, why = _probe(dict(os.environ))
+    if members is None:
         remedy = (
             REMEDY if has_token else f"{REMEDY}; if it requires a token, export RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
         )
         return Admission([Problem(f"{cluster} cannot be joined: {why}", remedy)])
-    if len(names) != 1:
-        return Admission([Problem(f"{cluster} has {len(names)} nodes: {', '.join(names)}", REMEDY)])
-    if names[0] != socket.gethostname():
-        return Admission(
-            [Problem(f"{cluster} runs on another machine, {names[0]}", f"start the run there, or {REMEDY}")]
-        )
-    return Admission(warnings=[_warning(cluster)] if is_open else [])
+    names = ", ".join(member.name for member in members)
+    if not any(member.is_home and member.name == socket.gethostname() for member in members):
+        return Admission([Problem(f"{cluster} runs on other machines: {names}", f"start the run there, or {REMEDY}")])
+    if len(members) == 1:
+        return Admission(warnings=[_warning(cluster)] if is_open else [])
+    if is_open:
+        what = f"{cluster} has {len(members)} nodes ({names}) and admits anyone who can reach it"
+        return Admission([Problem(what, TOKEN_REMEDY)])
+    try:
+        return Admission(seats=_take_places(config, members, patience))
+    except UserError as error:
+        return Admission([error.problem])
 
 
 def _warning(cluster: str) -> str:
     return (
         f"WARNING: {cluster} is open: anyone who can reach it can run code as its user and read this run's keys. "
-        "Start it with RAY_AUTH_MODE=token and a RAY_AUTH_TOKEN and export both here, or unset RAY_ADDRESS"
+        f"{TOKEN_REMEDY[0].upper()}{TOKEN_REMEDY[1:]}"
     )
 
 
-def _probe(environment: dict[str, str]) -> tuple[list[str] | None, str]:
-    """Return the names of the nodes, or None and why the cluster could not be joined."""
+def _take_places(config: Config, members: list[Member], patience: float) -> Seats:
+    """Choose the places of the run.
+
+    Raises:
+        UserError: if the free GPUs do not suffice.
+    """
+    until = time.monotonic() + patience
+    while True:
+        nodes = [Node(member.address, member.free) for member in members]
+        home = next(member.address for member in members if member.is_home)
+        args = config.args
+        try:
+            return seats.place(nodes, home, args.vllm_num_engines, args.vllm_tensor_parallel_size, config.actor_ranks)
+        except UserError:
+            if time.monotonic() > until:
+                raise
+        have, all_gpus = sum(node.gpus for node in nodes), sum(member.gpus for member in members)
+        print(
+            f"waiting for GPUs: {have} of {all_gpus} on {len(nodes)} nodes are free, {config.gpus} needed", flush=True
+        )
+        try:
+            time.sleep(LOOK_AGAIN_SECONDS)
+            members = _probe(dict(os.environ))[0] or members
+        except KeyboardInterrupt:
+            print("not finished: a signal ended the wait for GPUs; --resume continues", flush=True)
+            raise SystemExit(128 + signal.SIGINT) from None
+
+
+def _probe(environment: dict[str, str]) -> tuple[list[Member] | None, str]:
+    """Return the living nodes, or None and why the cluster could not be joined."""
     command = [sys.executable, "-c", _PROBE]
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PROBE_SECONDS)
@@ -72,4 +141,24 @@ def _probe(environment: dict[str, str]) -> tuple[list[str] | None, str]:
         return None, f"it did not answer within {PROBE_SECONDS:.0f} s"
     if done.returncode:
         return None, (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    return json.loads(done.stdout.splitlines()[-1]), ""
+    rows = json.loads(done.stdout.splitlines()[-1])
+    return [Member(name, address, int(free), int(gpus), home) for name, address, free, gpus, home in rows], ""
+
+
+def describe(found: Seats) -> list[str]:
+    """Name the node of each part of the run, in lines for people."""
+    lines: list[str] = []
+    for node in found.nodes:
+        parts = ["the launcher, the controller and the judge"] if node == found.home else []
+        parts += [f"engines {_numbers(found.engines, node)}"] if node in found.engines else []
+        parts += [f"actor ranks {_numbers(found.ranks, node)}"] if node in found.ranks else []
+        lines.append(f"{'' if lines else 'nodes':<12}{node}: {'; '.join(parts)}")
+    return lines
+
+
+def _numbers(addresses: tuple[str, ...], node: str) -> str:
+    """Return the numbers of what is on a node: "3" or "0 to 7"."""
+    numbers = [number for number, address in enumerate(addresses) if address == node]
+    if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]} to {numbers[-1]}"
+    return ", ".join(map(str, numbers))

@@ -7,16 +7,24 @@ import json
 import os
 import re
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from dataclasses import replace as changed
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from grpo.launch.supervise import witness
+from grpo.stack import seats
 from grpo.stack.json_files import replace
 from grpo.stack.problem import UserError
 from grpo.stack.secrets import redact
 
 LONGEST = 600
+# Exceptions that only say that another process has died.
+OF_DEATHS = {
+    *("ActorDiedError", "ActorUnavailableError", "EngineDeadError", "NodeDiedError", "ObjectLostError"),
+    *("OwnerDiedError", "RayActorError", "WorkerCrashedError"),
+}
 _CREATION = "raised in its creation task"  # Ray, of an actor that did not start
 FILE_VARIABLE = "GRPO_FAILURE_FILE"
 _MESSAGE = re.compile(r"\b[A-Za-z_][\w.]*(?:Error|Exception): .+")
@@ -31,12 +39,16 @@ class LastWords:
         what: its message.
         remedy: "" if it has none.
         living: the processes with a role that lived when it reached the driver. They are not its cause.
+        lost: the addresses of nodes that the run has lost.
+        elsewhere: those who died on other nodes before, by address, as fields of a ``Death``.
     """
 
     kind: str
     what: str
     remedy: str
     living: list[int]
+    lost: list[str] = field(default_factory=list)
+    elsewhere: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
 
 def file_of(log_dir: Path) -> Path:
@@ -52,7 +64,7 @@ def install() -> None:
 
     def keep(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         try:
-            replace(Path(file), json.dumps(asdict(of(error))) + "\n")
+            replace(Path(file), json.dumps(asdict(with_nodes(of(error)))) + "\n")
         except OSError as failure:  # a full disk: the launcher sees it by itself
             print(f"the exception was not kept: {failure}", file=sys.stderr)
         before(kind, error, trace)
@@ -71,6 +83,16 @@ def of(error: BaseException) -> LastWords:
     if _CREATION in what and (messages := _MESSAGE.findall(what)):  # the exception is only in the text
         kind, _, what = messages[-1].partition(": ")
     return LastWords(kind, redact(what[:LONGEST].strip()), "", witness.living())
+
+
+def with_nodes(words: LastWords) -> LastWords:
+    """Add what happened on the other nodes; the driver is still connected to Ray. Nothing without other nodes."""
+    if seats.read() is None:
+        return words
+    from grpo.launch.supervise import nodes  # imports Ray
+
+    lost = nodes.lost(is_death=words.kind in OF_DEATHS)
+    return changed(words, lost=lost, elsewhere={} if lost else nodes.deaths())
 
 
 def read(log_dir: Path) -> LastWords | None:

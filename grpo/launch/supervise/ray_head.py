@@ -6,6 +6,7 @@ token, which other local users do not have.
 
 import os
 import secrets
+import socket
 import sys
 import tempfile
 import time
@@ -57,6 +58,16 @@ def variables() -> dict[str, str]:
         "RAY_prestart_worker_first_driver": "0",
         "RAY_enable_worker_prestart": "0",
     }
+
+
+def silence(address: str) -> str:
+    """Return why nothing answers at HOST:PORT; "" if something does."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except (OSError, ValueError) as error:
+        return str(error)
+    return ""
 
 
 def start_command(head: RayHead, base_dir: Path) -> list[str]:

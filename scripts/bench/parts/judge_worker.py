@@ -18,14 +18,14 @@ from reward.shared_state import SharedState
 from scripts.bench.parts.ranks import job_of_this_rank, report
 
 MODEL = "gemini-stand-in"
-ATTEMPTS, MINUTE = 3, 60.0
+ATTEMPTS, MINUTE, CONCURRENCY = 3, 60.0, 32
 
 
 def chain_settings(
     deadline: float, window: float, *, call_timeout: float, quota: int = 120, tries: int = ATTEMPTS
 ) -> ChainSettings:
     """Return the settings of a chain of the stand-in's model. Durations in seconds."""
-    return ChainSettings((MODEL,), tries, deadline, call_timeout, quota, 1_000_000, concurrency=32, window=window)
+    return ChainSettings((MODEL,), tries, deadline, call_timeout, quota, 1_000_000, CONCURRENCY, window=window)
 
 
 def response(rank: str, number: int) -> str:

@@ -12,6 +12,7 @@ from torch import nn
 
 from grpo.lora import adapter
 from grpo.model import loading
+from grpo.stack import seats
 from grpo.stack.cluster import EPHEMERAL_PORTS
 from scripts.dequantize_checkpoint import dequantize_checkpoint
 from tests.grpo.conftest import fails_on_stock
@@ -28,6 +29,27 @@ def test_the_ranks_meet_on_a_port_outside_the_ephemeral_range(load):
 
     def check():
         assert not first <= port <= last
+
+    fails_on_stock(load, check)
+
+
+class Asked(Exception):
+    """Ray was asked for a place."""
+
+
+def test_a_rank_runs_on_the_node_that_the_launcher_has_chosen(load, monkeypatch):
+    monkeypatch.setenv(seats.VARIABLE, seats.Seats("a", ("a",), ("b",)).dump())
+    module, bundles = load("trainer.ray.launcher"), []
+
+    def group(asked, **_):
+        bundles.extend(asked)
+        raise Asked
+
+    def check():
+        monkeypatch.setattr(module, "placement_group", group)
+        with contextlib.suppress(Asked):
+            module.RayActorGroup(1, 1, MagicMock())
+        assert bundles == [{"GPU": 1, "CPU": 1, "node:b": 0.001}]
 
     fails_on_stock(load, check)
 

@@ -46,6 +46,8 @@ OVERRIDES = {
     "NUM_ENGINES": ("3", "--vllm_num_engines", "3"),
     "ENGINE_TP": ("4", "--vllm_tensor_parallel_size", "4"),
     "ACTOR_GPUS": ("5", "--actor_num_gpus_per_node", "5"),
+    "NODES": ("3", "--nodes", "3"),
+    "GPUS_PER_NODE": ("41", "--gpus_per_node", "41"),
     "ROLLOUT_BATCH_SIZE": ("11", "--rollout_batch_size", "11"),
     "N_SAMPLES_PER_PROMPT": ("12", "--n_samples_per_prompt", "12"),
     "MICRO_ROLLOUT_BATCH_SIZE": ("13", "--micro_rollout_batch_size", "13"),

@@ -2,7 +2,8 @@ import socket
 
 import pytest
 
-from grpo.stack import cluster
+from grpo.stack import cluster, seats
+from grpo.stack.seats import Seats
 from grpo.stack.secrets import is_secret
 
 
@@ -25,6 +26,30 @@ def test_workers_get_what_they_need_and_no_secret():
     # OpenRLHF's own two
     assert variables["TOKENIZERS_PARALLELISM"] == "true"
     assert variables["NCCL_DEBUG"] == "WARN"
+
+
+CHOSEN = Seats("a", ("b", "c"), ("a", "b"))
+
+
+def test_places_are_those_that_the_launcher_has_chosen(monkeypatch):
+    monkeypatch.setenv(seats.VARIABLE, CHOSEN.dump())
+    nodes = cluster.engine_bundles(2, 2)
+    assert nodes == [{"GPU": 1, "CPU": 1, f"node:{node}": 0.001} for node in "bbcc"], "the workers of an engine follow"
+    assert cluster.rank_bundles(2) == [{"GPU": 1, "CPU": 1, f"node:{node}": 0.001} for node in "ab"]
+    assert cluster.at_home() == {"num_cpus": 0, "resources": {"node:a": 0.001}}
+
+
+def test_one_node_leaves_the_places_to_ray(monkeypatch):
+    monkeypatch.delenv(seats.VARIABLE, raising=False)
+    assert cluster.engine_bundles(2, 2) == [{"GPU": 1, "CPU": 1}] * 4
+    assert cluster.rank_bundles(3) == [{"GPU": 1, "CPU": 1}] * 3
+    assert cluster.at_home() == {}
+
+
+def test_temporary_files_have_one_folder_on_all_nodes_of_a_run():
+    environ = {"TMPDIR": "/tmp/grpo-a/tmp"}
+    assert "TMPDIR" not in cluster.runtime_env(environ)["env_vars"]
+    assert environ.items() <= cluster.runtime_env(environ | {seats.VARIABLE: CHOSEN.dump()})["env_vars"].items()
 
 
 def test_workers_compute_with_the_instructions_that_the_user_allows():

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,7 @@ from grpo.launch.supervise import cause, last_words
 from grpo.launch.supervise.cause import Evidence
 from grpo.launch.supervise.last_words import LastWords
 from grpo.launch.supervise.witness import Death, Witness
+from grpo.stack import seats
 from grpo.stack.problem import UserError
 from tests.faults import assert_seen
 from tests.supervised import wait_until
@@ -188,3 +190,32 @@ def test_what_ends_a_process_is_kept_for_the_launcher(tmp_path: Path) -> None:
     assert "ValueError: the reason" in done.stderr
     kept = last_words.read(tmp_path)
     assert kept and (kept.kind, kept.what) == ("ValueError", "the reason")
+
+
+def test_a_lost_node_is_the_cause_of_what_others_then_say(tmp_path: Path) -> None:
+    lost = replace(words("ActorDiedError", "The actor died unexpectedly"), lost=["10.0.0.2"])
+    found = cause.find(evidence(tmp_path, deaths=[Death("the controller", 7, None)], words=lost))
+    assert found and found.what == "node 10.0.0.2 was lost" and "start Ray on it again" in found.remedy
+    found = cause.find(evidence(tmp_path, words=replace(lost, lost=["10.0.0.2", "10.0.0.3"])))
+    assert found and found.what == "nodes 10.0.0.2, 10.0.0.3 were lost"
+
+
+def test_a_death_on_another_node_is_named_with_the_node(tmp_path: Path) -> None:
+    elsewhere = {"10.0.0.2": [{"role": "an engine", "pid": 7, "code": -9}]}
+    said = replace(words("ActorDiedError", "The actor died unexpectedly", living=[7]), elsewhere=elsewhere)
+    found = cause.find(evidence(tmp_path, words=said))
+    assert found and found.what == "an engine on node 10.0.0.2 was killed by SIGKILL (pid 7)"
+
+
+def test_other_nodes_are_not_asked_for_in_a_run_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(seats.VARIABLE, raising=False)
+    said = words("ActorDiedError", "x")
+    assert last_words.with_nodes(said) is said
+
+
+def test_a_head_that_does_not_answer_is_the_cause(tmp_path: Path) -> None:
+    silent = evidence(
+        tmp_path, code=-signal.SIGABRT, deaths=[Death("the controller", 7, -9)], silent_head="10.0.0.9:6379"
+    )
+    found = cause.find(silent)
+    assert found and found.what == "the head of the Ray cluster at 10.0.0.9:6379 was lost"

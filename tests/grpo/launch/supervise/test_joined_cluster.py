@@ -1,38 +1,68 @@
-"""Only a cluster of this machine alone can be joined. A small package stands in for Ray."""
+"""Which clusters a run joins, and who gets which node there. A small package stands in for Ray."""
 
 import json
 import socket
 import sys
+import time
+from argparse import Namespace
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from grpo.launch import __main__ as launcher
 from grpo.launch import judge, preflight
+from grpo.launch.config import Config
 from grpo.launch.supervise import joined_cluster
+from grpo.stack import seats
+from grpo.stack.seats import Seats
 
 HERE = socket.gethostname()
 RAY = """
-import time
+import json, time
 def init(log_to_driver): {init}
-def nodes(): return {nodes}
+def nodes(): return json.loads({nodes!r})
+class Context:
+    def get_node_id(self): return "0"
+get_runtime_context = Context
 print("what Ray says on its way")
+"""
+STATE = """
+import json
+def available_resources_per_node(): return json.loads({free!r})
 """
 
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """Install a fake Ray with these nodes (name, is it alive) and return the problems found."""
+    """Install a fake Ray with these nodes (name, is it alive) and return the problems found.
 
-    def check(*nodes: tuple[str, bool], init: str = "pass") -> list[str]:
-        rows = [{"NodeManagerHostname": name, "Alive": alive} for name, alive in nodes]
-        (tmp_path / "ray.py").write_text(RAY.format(init=init, nodes=f"__import__('json').loads({json.dumps(rows)!r})"))
+    The first node is this one. Each has 8 GPUs, of which `free` are free.
+    """
+
+    def check(*nodes: tuple[str, bool], init: str = "pass", free: int = 8) -> list[str]:
+        rows = [
+            {"NodeManagerHostname": name, "NodeManagerAddress": f"10.0.0.{i + 1}", "NodeID": str(i), "Alive": alive}
+            | {"Resources": {"GPU": 8.0}}
+            for i, (name, alive) in enumerate(nodes)
+        ]
+        (tmp_path / "ray" / "_private").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "ray" / "__init__.py").write_text(RAY.format(init=init, nodes=json.dumps(rows)))
+        gpus = {str(i): {"GPU": float(free)} for i in range(len(nodes))}
+        (tmp_path / "ray" / "_private" / "state.py").write_text(STATE.format(free=json.dumps(gpus)))
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
         monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-        return [str(problem) for problem in joined_cluster.look().problems]
+        return [str(problem) for problem in look().problems]
 
     return check
+
+
+def look(patience: float = 0.0) -> joined_cluster.Admission:
+    args = Namespace(vllm_num_engines=4, vllm_tensor_parallel_size=2)
+    return joined_cluster.look(cast(Config, SimpleNamespace(args=args, actor_ranks=8, gpus=16)), patience)
 
 
 def test_this_machine_alone_is_joined(cluster) -> None:
@@ -42,30 +72,64 @@ def test_this_machine_alone_is_joined(cluster) -> None:
 
 def test_cluster_without_authentication_is_reported_as_open(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster((HERE, True))
-    [warning] = joined_cluster.look().warnings
+    [warning] = look().warnings
     assert "10.0.0.1:6379 is open" in warning and "RAY_AUTH_MODE=token" in warning
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    assert joined_cluster.look().warnings == [warning], "what we would send does not close it"
+    assert look().warnings == [warning], "what we would send does not close it"
 
 
 def test_cluster_that_requires_a_token_is_joined_with_ours(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    wants_token = "{'token': 'welcome'}[__import__('os').environ['RAY_AUTH_MODE']]"
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    assert cluster((HERE, True), init=wants_token) == []
-    assert joined_cluster.look() == joined_cluster.Admission()
+    assert cluster((HERE, True), init=WANTS_TOKEN) == []
+    assert look() == joined_cluster.Admission()
     monkeypatch.delenv("RAY_AUTH_MODE")
-    [problem] = cluster((HERE, True), init=wants_token)
+    [problem] = cluster((HERE, True), init=WANTS_TOKEN)
     assert "cannot be joined: KeyError: 'disabled'" in problem
 
 
-def test_several_nodes_are_refused(cluster) -> None:
+WANTS_TOKEN = "{'token': 'welcome'}[__import__('os').environ['RAY_AUTH_MODE']]"
+
+
+def test_several_nodes_are_refused_without_a_token(cluster) -> None:
     [problem] = cluster((HERE, True), ("second", True))
-    assert f"10.0.0.1:6379 has 2 nodes: {HERE}, second" in problem and "unset RAY_ADDRESS" in problem
+    assert f"10.0.0.1:6379 has 2 nodes ({HERE}, second) and admits anyone" in problem
+    assert "RAY_AUTH_MODE=token" in problem
+
+
+def test_several_nodes_are_joined_with_a_token(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    assert cluster((HERE, True), ("second", True), ("lost", False), init=WANTS_TOKEN) == []
+    found = look()
+    assert found.seats == Seats("10.0.0.1", ("10.0.0.2",) * 4, ("10.0.0.1",) * 8) and found.warnings == []
+    assert joined_cluster.describe(found.seats) == [
+        "nodes       10.0.0.1: the launcher, the controller and the judge; actor ranks 0 to 7",
+        "            10.0.0.2: engines 0 to 3",
+    ]
+
+
+def test_a_cluster_without_enough_free_gpus_is_refused(
+    cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    [problem] = cluster((HERE, True), ("second", True), init=WANTS_TOKEN, free=3)
+    assert "no room for 4 engines of 2 GPUs and 8 actor ranks" in problem and "10.0.0.2 has 3" in problem
+    assert capsys.readouterr().out == ""
+
+
+def test_a_restart_waits_for_gpus(cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A lost node comes back while the launcher waits."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    cluster((HERE, True), ("second", True), init=WANTS_TOKEN, free=3)
+    comes_back = partial(cluster, (HERE, True), ("second", True), init=WANTS_TOKEN)
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: comes_back())
+    monkeypatch.setattr(joined_cluster, "time", clock)
+    assert look(patience=600).seats
+    assert "waiting for GPUs: 6 of 16 on 2 nodes are free, 16 needed" in capsys.readouterr().out
 
 
 def test_another_machine_is_refused(cluster) -> None:
     [problem] = cluster(("second", True))
-    assert "runs on another machine, second" in problem and "start the run there" in problem
+    assert "runs on other machines: second" in problem and "start the run there" in problem
 
 
 def test_a_cluster_that_cannot_be_joined_is_named_with_the_reason(cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,4 +154,5 @@ def test_the_launcher_refuses(
 
 def test_without_a_cluster_to_join_ray_is_not_contacted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joined_cluster.sys, "executable", "/nonexistent")
-    assert joined_cluster.look() == joined_cluster.Admission()
+    monkeypatch.setenv(seats.VARIABLE, "of an earlier part")
+    assert look() == joined_cluster.Admission()

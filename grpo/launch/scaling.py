@@ -1,0 +1,139 @@
+"""What the nodes of a run do and receive, and what a further node would bring: lines of the plan."""
+
+from argparse import Namespace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from grpo.launch import cost, equal_nodes, gpu_memory, micro_batches
+from grpo.launch.checks.settings import check_batches
+from grpo.launch.config import Config
+from grpo.launch.host_memory import is_for_gpus
+from grpo.launch.phases import ENGINE_TOKENS, Rates
+from grpo.launch.plan import WEIGHT_BYTES, Plan, size
+from grpo.model.architecture import NO_SHARD, Architecture
+from grpo.stack.seats import Seats
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A way to use the nodes, and the seconds of a step."""
+
+    engines: int
+    ranks: int
+    seconds: float
+
+    def ways(self, config: Config) -> str:
+        """Return the settings that differ from the run's."""
+        settings = {"NUM_ENGINES": (self.engines, config.args.vllm_num_engines)}
+        settings["ACTOR_GPUS"] = (self.ranks, config.actor_ranks)
+        return " and ".join(f"{name}={new}" for name, (new, old) in settings.items() if new != old)
+
+
+def describe(plan: Plan, config: Config) -> list[str]:
+    """Return lines for people; [] if the user said nothing about nodes, or if the run does not fit on them."""
+    places = equal_nodes.of_config(config) if equal_nodes.is_stated(config) else None
+    if places is None:
+        return []
+    count, gpus = config.args.nodes, equal_nodes.gpus_of_node(config)
+    adapter = (plan.lora_parameters or 0) * WEIGHT_BYTES
+    lines = [f"nodes       {count} of {gpus} GPUs, {config.gpus} of {count * gpus} used; node 1 is the launcher's"]
+    lines += [f"  node {node:<5}{_node(config, places, str(node), adapter)}" for node in range(1, count + 1)]
+    lines += _traffic(plan, config, places, adapter)
+    if plan.architecture and is_for_gpus(plan.architecture):
+        lines += _further(config, plan.architecture, Rates.of_report())
+    return lines
+
+
+def _node(config: Config, places: Seats, node: str, adapter: int) -> str:
+    """Say who has which GPUs of a node. On each, Ray gives them to the engines first, as they ask first."""
+    width = config.args.vllm_tensor_parallel_size
+    engines = [number for number, place in enumerate(places.engines) if place == node]
+    ranks = [number for number, place in enumerate(places.ranks) if place == node]
+    parts, first = [], len(engines) * width
+    if engines:
+        parts.append(f"engine{_span(engines[0], engines[-1])} on GPU{_span(0, first - 1)}")
+    if ranks:
+        parts.append(f"actor rank{_span(ranks[0], ranks[-1])} on GPU{_span(first, first + len(ranks) - 1)}")
+    if not parts:
+        return "nothing; leave it out (NODES), or raise NUM_ENGINES or ACTOR_GPUS"
+    received = equal_nodes.sync_bytes(places, node, adapter)
+    if received:
+        return f"{', '.join(parts)}; a sync brings {size(received)}, once for all its engines"
+    return f"{', '.join(parts)}; a sync " + ("starts here" if node == places.ranks[0] else "brings nothing")
+
+
+def _span(first: int, last: int) -> str:
+    """Return numbers for people, after a noun in the singular."""
+    if last - first < 2:
+        return f" {first}" if first == last else f"s {first}, {last}"
+    return f"s {first} to {last}"
+
+
+def _traffic(plan: Plan, config: Config, places: Seats, adapter: int) -> Iterator[str]:
+    engines = sum(node != places.ranks[0] for node in places.engines)
+    if engines:
+        receivers = len(set(places.engines) - {places.ranks[0]})
+        yield (
+            f"  sync      {size(receivers * adapter)} over the network, {size(adapter)} to each node that gets it; "
+            f"{size(engines * adapter)} if each engine got its own"
+        )
+    share = equal_nodes.gathered_from_others(places)
+    if share and config.args.actor_shard != NO_SHARD and plan.model_actor_bytes:
+        yield (
+            f"  gathers   up to {size(int(share * plan.model_actor_bytes))} into a node in each pass over the model; "
+            "ACTOR_SHARD=none needs none, if a GPU holds the model"
+        )
+
+
+def _further(config: Config, architecture: Architecture, rates: Rates) -> Iterator[str]:
+    """Yield what the nodes would do if they were full, and what one more would bring then."""
+    count = config.args.nodes
+    now = cost.seconds_of_step(config, architecture, rates)
+    full = _best(choices(config, count, architecture, rates))
+    if full and full.seconds < now:
+        yield f"  unused    {full.ways(config)}: {full.seconds:,.0f} s a step instead of {now:,.0f}"
+        now = full.seconds
+    best = _best(choices(config, count + 1, architecture, rates))
+    if best is None or best.seconds >= now:
+        yield f"  node {count + 1:<5}would bring nothing: with any numbers that fit, a step takes {now:,.0f} s or more"
+        return
+    gain = f"{best.seconds:,.0f} s a step instead of {now:,.0f}"
+    yield f"  node {count + 1:<5}would bring {gain}, with {best.ways(config)},"
+    samples = config.samples_per_rollout / best.engines
+    yield f"            if an engine samples {ENGINE_TOKENS:,} tokens/s even with {samples:.1f} samples at once"
+
+
+def _best(found: Iterable[Choice]) -> Choice | None:
+    """Return the fastest; of those that are as fast within a second, the one with the fewest ranks."""
+    return min(found, key=lambda choice: (round(choice.seconds), choice.ranks), default=None)
+
+
+def choices(config: Config, count: int, architecture: Architecture, rates: Rates) -> list[Choice]:
+    """Return the ways to use so many nodes: numbers of ranks that the batches allow, and all engines that then fit.
+
+    A run does not get fewer engines or ranks than it has, nor more engines than samples.
+    """
+    args, found = config.args, []
+    gpus, width = equal_nodes.gpus_of_node(config), args.vllm_tensor_parallel_size
+    for ranks in range(config.actor_ranks, count * gpus):
+        if args.train_batch_size % ranks:
+            continue
+        engines = min(equal_nodes.most_engines(count, gpus, width, ranks), config.samples_per_rollout)
+        if engines < args.vllm_num_engines:
+            break
+        changed = _with(config, count, engines, ranks)
+        if not list(check_batches(changed)) and not list(gpu_memory.problems(changed)):
+            found.append(Choice(engines, ranks, cost.seconds_of_step(changed, architecture, rates)))
+    return found
+
+
+def _with(config: Config, count: int, engines: int, ranks: int) -> Config:
+    """Return the configuration with other numbers; micro-batches that were chosen for it are chosen anew."""
+    changes = {"nodes": count, "gpus_per_node": equal_nodes.gpus_of_node(config), "vllm_num_engines": engines}
+    changes |= {"actor_num_nodes": 1, "actor_num_gpus_per_node": ranks}
+    changed = replace(config, args=Namespace(**vars(config.args) | changes))
+    share = max(1, config.args.train_batch_size // ranks)
+    for name in ("micro_train_batch_size", "micro_rollout_batch_size"):
+        if getattr(changed.args, name) > share:
+            setattr(changed.args, name, micro_batches.largest(changed))
+    return changed

@@ -1,0 +1,79 @@
+"""The other nodes of a run, from the driver: starts agents and the judge there, and tells what was lost."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from grpo.launch.supervise import processes
+from grpo.launch.supervise.node_agent import NodeAgent
+from grpo.stack import cluster, seats
+from reward import judge_place
+
+# Until Ray has missed enough heartbeats of a node whose wire was cut.
+NOTICE_SECONDS = 45.0
+ANSWER_SECONDS = 15.0
+
+# They live as long as these handles.
+_agents: dict[str, Any] = {}
+_judge: list[Any] = []
+
+
+def settle() -> None:
+    """Start an agent on each other node, and the judge on this one; do nothing for a run on one node.
+
+    Raises:
+        ray.exceptions.RayError: if one does not start.
+    """
+    chosen = seats.read()
+    if chosen is None:
+        return
+    run_id, folder = os.environ[processes.RUN_ID_VARIABLE], str(Path(os.environ["TMPDIR"]).parent)
+    agent = ray.remote(NodeAgent)
+    for address in chosen.others:
+        _agents[address] = agent.options(**cluster.at(address)).remote(run_id, folder)
+    ray.get([one.answer.remote() for one in _agents.values()])
+    _judge.append(judge_place.start(cluster.at(chosen.home)))
+
+
+def lost(is_death: bool) -> list[str]:
+    """Return the nodes of the run that Ray has lost; [] for a run on one node.
+
+    Args:
+        is_death: whether something died, so that it is worth to wait until Ray knows of its node.
+    """
+    until = time.monotonic() + (NOTICE_SECONDS if is_death else 0.0)
+    while _agents:
+        alive = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+        gone = [address for address in _agents if address not in alive]
+        if gone or time.monotonic() > until or not _is_silent():
+            return gone
+        time.sleep(1.0)
+    return []
+
+
+def _is_silent() -> bool:
+    """Tell whether an agent does not answer, so that its node may be lost."""
+    return len(_answers("answer", 5.0)) < len(_agents)
+
+
+def deaths() -> dict[str, list[dict[str, Any]]]:
+    """Return the deaths on the other nodes by address, as fields of a ``Death``."""
+    return _answers("deaths", ANSWER_SECONDS)
+
+
+def _answers(method: str, seconds: float) -> dict[str, Any]:
+    """Return what the agents of the nodes answer in time."""
+    calls = {getattr(one, method).remote(): address for address, one in _agents.items()}
+    if not calls:
+        return {}
+    ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=seconds)
+    answers = {}
+    for call in ready:
+        try:
+            answers[calls[call]] = ray.get(call)
+        except ray.exceptions.RayError:  # its node is lost
+            continue
+    return answers

@@ -1,0 +1,226 @@
+"""The files of docs/cluster: what starts a cluster is valid, does what the page says, and holds no secret."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.docs.pages import ROOT, page
+from tests.docs.test_project_files import locked
+
+FOLDER = ROOT / "docs" / "cluster"
+CHECKOUT = "/shared/gptoss-grpo"
+# A stand-in for a command: it notes its words, and then does what FAKE_name says.
+FAKE = """#!/usr/bin/env bash
+printf '%s\\n' "$(basename "$0") $*" >>"$FAKE_LOG"
+what="FAKE_$(basename "$0" .sh)"
+eval "${!what:-}"
+"""
+# Fields of KubeRay's RayCluster and of Kubernetes' pods that the file uses, from the reference of their APIs:
+# https://ray-project.github.io/kuberay/reference/api/ and https://kubernetes.io/docs/reference/kubernetes-api/
+FIELDS = {
+    "RayCluster": {"apiVersion", "kind", "metadata", "spec"},
+    "spec": {"rayVersion", "authOptions", "headGroupSpec", "workerGroupSpecs"},
+    "authOptions": {"mode"},
+    "headGroupSpec": {"rayStartParams", "template"},
+    "workerGroupSpecs": {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"},
+    "pod": {"initContainers", "containers", "volumes", "terminationGracePeriodSeconds"},
+    "container": {"name", "image", "workingDir", "command", "env", "envFrom", "resources", "volumeMounts"},
+}
+
+
+def load(name: str) -> Any:
+    return yaml.safe_load((FOLDER / name).read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def stand_ins(tmp_path: Path) -> dict[str, str]:
+    """An environment whose ray, srun and python only note their calls; `checkout` has a launcher like them."""
+    checkout, programs = tmp_path / "checkout", tmp_path / "bin"
+    (checkout / "scripts").mkdir(parents=True)
+    programs.mkdir()
+    (checkout / "scripts" / "env.sh").touch()
+    for file in (checkout / "train_grpo.sh", *(programs / name for name in ("ray", "srun", "python", "hostname"))):
+        file.write_text(FAKE)
+        file.chmod(0o755)
+    return {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "FAKE_LOG": str(tmp_path / "calls"),
+        "FAKE_hostname": 'if [[ ${1:-} == --ip-address ]]; then echo "10.0.0.7 fe80::1"; else echo node-a; fi',
+        "SLURM_SUBMIT_DIR": str(checkout),
+        "SLURM_JOB_NUM_NODES": "3",
+    }
+
+
+def calls(environment: dict[str, str]) -> list[str]:
+    return Path(environment["FAKE_LOG"]).read_text().splitlines()
+
+
+def slurm(environment: dict[str, str], *options: str) -> "subprocess.Popen[str]":
+    words = ["bash", str(FOLDER / "slurm.sh"), *options]
+    return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+TOKEN = "feedfacefeedface"
+JOINED = 'case "$*" in *secrets*) echo ' + TOKEN + " ;; *) echo 3 ;; esac"
+
+
+def test_the_job_starts_ray_on_every_node_and_the_launcher_on_the_first(stand_ins) -> None:
+    launcher = 'until grep -q ^srun "$FAKE_LOG"; do sleep 0.05; done; '
+    launcher += 'printf "%s\\n" "$RAY_ADDRESS $NODES $RAY_AUTH_MODE $RAY_AUTH_TOKEN" >"$FAKE_LOG.launcher"; exit 3'
+    environment = stand_ins | {"FAKE_python": JOINED, "FAKE_train_grpo": launcher}
+    job = slurm(environment, "--steps", "20")
+    output, _ = job.communicate(timeout=60)
+    assert job.returncode == 3, f"the launcher's exit code is that of the job: {output}"
+    noted = calls(environment)
+    assert (
+        "ray start --head --node-ip-address=10.0.0.7 --port=6379 --include-dashboard=false --disable-usage-stats"
+        in noted
+    )
+    (others,) = [call for call in noted if call.startswith("srun")]
+    assert "--nodes=2 --ntasks=2 --exclude=node-a" in others
+    assert others.endswith("ray start --address=10.0.0.7:6379 --disable-usage-stats --block")
+    assert "train_grpo.sh --steps 20" in noted
+    assert Path(f"{environment['FAKE_LOG']}.launcher").read_text().split() == ["10.0.0.7:6379", "3", "token", TOKEN]
+    assert not [call for call in noted if TOKEN in call], "everybody can read command lines"
+
+
+def test_the_job_keeps_a_given_token_and_needs_no_other_nodes(stand_ins) -> None:
+    environment = stand_ins | {"FAKE_python": "echo 1", "SLURM_JOB_NUM_NODES": "1", "RAY_AUTH_TOKEN": TOKEN}
+    environment["FAKE_train_grpo"] = f"[[ $RAY_AUTH_TOKEN == {TOKEN} ]]"
+    job = slurm(environment)
+    output, _ = job.communicate(timeout=60)
+    assert job.returncode == 0, output
+    assert not [call for call in calls(environment) if "srun" in call or "secrets" in call]
+
+
+def test_slurms_signal_reaches_the_launcher_and_the_job_waits_for_it(stand_ins, tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    launcher = f'trap "sleep 1; touch {saved}; exit 143" TERM; touch {tmp_path}/up; while :; do sleep 0.1; done'
+    environment = stand_ins | {"FAKE_python": JOINED, "FAKE_train_grpo": launcher}
+    job = slurm(environment)
+    try:
+        until = time.monotonic() + 60
+        while not (tmp_path / "up").exists():
+            assert time.monotonic() < until and job.poll() is None
+            time.sleep(0.05)
+        job.send_signal(signal.SIGTERM)
+        output, _ = job.communicate(timeout=60)
+    finally:
+        job.kill()
+    assert job.returncode == 143, output
+    assert saved.exists(), "the job ended before the run had saved"
+
+
+def submit(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([FOLDER / "ray-job.sh", *words], env=environment, capture_output=True, text=True, timeout=60)
+
+
+def test_a_run_is_submitted_with_its_settings(stand_ins) -> None:
+    environment = stand_ins | {"RAY_AUTH_TOKEN": TOKEN, "FAKE_ray": "[[ $RAY_AUTH_MODE == token ]]"}
+    words = ("http://10.0.0.1:8265", CHECKOUT, "NUM_ENGINES=6", "LEARNING_RATE=2e-6", "--steps", "20")
+    done = submit(environment, *words)
+    assert done.returncode == 0, done.stderr
+    (call,) = calls(environment)
+    assert call == (
+        f"ray job submit --address http://10.0.0.1:8265 --no-wait -- env --chdir={CHECKOUT} "
+        "--unset=RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES NUM_ENGINES=6 LEARNING_RATE=2e-6 "
+        "./train_grpo.sh --steps 20"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["http://h:8265"], "the path of the checkout"),
+        (["http://h:8265", CHECKOUT, "GEMINI_API_KEY=x"], "GEMINI_API_KEY would be readable"),
+        (["http://h:8265", CHECKOUT, "JUDGE_MODELS=a b"], "blanks or signs"),
+        (["http://h:8265", CHECKOUT, "NAME=$(id)"], "blanks or signs"),
+    ],
+)
+def test_what_a_job_must_not_contain_is_refused(stand_ins, words: list[str], why: str) -> None:
+    done = submit(stand_ins | {"RAY_AUTH_TOKEN": TOKEN}, *words)
+    assert done.returncode == 2 and why in done.stderr
+    assert not Path(stand_ins["FAKE_LOG"]).exists()
+
+
+def test_a_job_needs_the_token(stand_ins) -> None:
+    done = submit(stand_ins, "http://h:8265", CHECKOUT)
+    assert done.returncode == 2 and "export RAY_AUTH_TOKEN" in done.stderr
+
+
+def test_ray_accepts_the_file_of_ray_up() -> None:
+    """By the code and the schema with which `ray up` reads it."""
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    config = prepare_config(load("ray-up.yaml"))
+    validate_config(config)
+    (kind,) = config["available_node_types"].values()
+    assert config["max_workers"] == kind["min_workers"] == len(config["provider"]["worker_ips"])
+    head, worker = (config[f"{kind}_start_ray_commands"][-1] for kind in ("head", "worker"))
+    for command in (head, worker):
+        assert "source scripts/env.sh && export RAY_AUTH_MODE=token" in command
+    assert f"--node-ip-address={config['provider']['head_ip']}" in head and "$RAY_HEAD_IP:6379" in worker
+
+
+def test_the_cluster_of_kuberay_has_known_fields() -> None:
+    cluster = load("kuberay.yaml")
+    assert set(cluster) == FIELDS["RayCluster"]
+    assert (cluster["apiVersion"], cluster["kind"]) == ("ray.io/v1", "RayCluster")
+    spec = cluster["spec"]
+    assert set(spec) == FIELDS["spec"] and set(spec["authOptions"]) == FIELDS["authOptions"]
+    (workers,) = spec["workerGroupSpecs"]
+    assert set(spec["headGroupSpec"]) == FIELDS["headGroupSpec"] and set(workers) == FIELDS["workerGroupSpecs"]
+    for group in (spec["headGroupSpec"], workers):
+        pod = group["template"]["spec"]
+        assert set(pod) <= FIELDS["pod"]
+        for container in pod["containers"] + pod.get("initContainers", []):
+            assert set(container) <= FIELDS["container"]
+            assert {mount["name"] for mount in container["volumeMounts"]} == {
+                volume["name"] for volume in pod["volumes"]
+            }
+
+
+def test_the_cluster_of_kuberay_fits_this_project() -> None:
+    spec = load("kuberay.yaml")["spec"]
+    (workers,) = spec["workerGroupSpecs"]
+    assert spec["authOptions"] == {"mode": "token"}
+    assert spec["rayVersion"] == locked("ray")
+    assert workers["replicas"] == workers["minReplicas"] == workers["maxReplicas"], "a run does not grow"
+    for group in (spec["headGroupSpec"], workers):
+        (container,) = group["template"]["spec"]["containers"]
+        assert container["image"].startswith(f"rayproject/ray:{locked('ray')}-py312")
+        assert container["command"] == ["source", "scripts/env.sh"] and container["workingDir"] == CHECKOUT
+        assert "/dev/shm" in [mount["mountPath"] for mount in container["volumeMounts"]]
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
+    assert "envFrom" not in workers["template"]["spec"]["containers"][0], "only the launcher's node needs keys"
+
+
+def test_a_job_that_is_stopped_has_time_to_save() -> None:
+    script = (ROOT / "train_grpo.sh").read_text()
+    needed = int(re.findall(r"SIGTERM_SECONDS:=(\d+)", script)[0]) + 10
+    (seconds,) = re.findall(r"--signal=B:TERM@(\d+)", (FOLDER / "slurm.sh").read_text())
+    head = load("kuberay.yaml")["spec"]["headGroupSpec"]["template"]["spec"]
+    stop = {variable["name"]: variable["value"] for variable in head["containers"][0]["env"]}
+    given = [seconds, head["terminationGracePeriodSeconds"], stop["RAY_JOB_STOP_WAIT_TIME_S"]]
+    given += re.findall(r"RAY_JOB_STOP_WAIT_TIME_S=(\d+)", (FOLDER / "ray-job.sh").read_text())
+    assert len(given) == 4 and all(int(number) > needed for number in given)
+
+
+@pytest.mark.parametrize("file", sorted(FOLDER.iterdir()), ids=lambda file: file.name)
+def test_no_file_has_a_secret_and_the_page_links_to_each(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    given = re.findall(r"^[^#\n]*?\b\w*(?:TOKEN|KEY|SECRET|PASSWORD)\w*[=:] *[\"']?(\w{6,})", text, re.MULTILINE)
+    assert given == [] and not re.search(r"[0-9a-f]{32}", text)
+    assert f"cluster/{file.name}" in page("docs/cluster.md").links
+    assert f"docs/cluster/{file.name}" in text.partition("set -")[0], "its first lines say how it is called"
+    if file.suffix == ".sh":
+        assert os.access(file, os.X_OK)
+        subprocess.run(["bash", "-n", file], check=True, timeout=30)
+        subprocess.run(["shellcheck", "--external-sources", file], check=True, cwd=ROOT, timeout=60)

@@ -1,0 +1,118 @@
+"""What the plan says of nodes, against numbers worked out by hand."""
+
+import re
+
+import pytest
+
+from grpo.launch import cost, scaling
+from grpo.launch.phases import LARGE as SHAPE
+from grpo.launch.phases import NETWORK, Rates, phases
+from grpo.launch.plan import describe as describe_plan
+from grpo.launch.plan import make_plan
+
+LARGE = "openai/gpt-oss-120b"
+RECIPE = {
+    "pretrain": LARGE, "engine_model": LARGE, "attn_implementation": "sinks", "lora_rank": 64, "offload": None,
+    "prompt_max_len": 1024, "generate_max_len": 3072, "gpu_gb": 80, "vllm_gpu_memory_utilization": 0.9,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was measured on this machine, the figures are the stated ones."""
+    monkeypatch.setattr(cost.Rates, "of_report", cost.Rates.stated)
+
+
+@pytest.fixture
+def lines(setting):
+    """A function from flags to the lines on nodes."""
+
+    def of(**changes) -> list[str]:
+        config = setting.config(**RECIPE | changes)
+        return scaling.describe(make_plan(config), config)
+
+    return of
+
+
+def test_a_run_that_says_nothing_of_nodes_has_the_plan_of_before(lines) -> None:
+    assert lines() == []
+
+
+def test_nodes_say_who_runs_there_and_what_a_sync_brings(lines) -> None:
+    assert lines(nodes=3, gpus_per_node=8, vllm_num_engines=7)[:5] == [
+        "nodes       3 of 8 GPUs, 18 of 24 used; node 1 is the launcher's",
+        "  node 1    actor ranks 0 to 3 on GPUs 0 to 3; a sync starts here",
+        "  node 2    engines 0 to 3 on GPUs 0 to 7; a sync brings 95.6 MB, once for all its engines",
+        "  node 3    engines 4 to 6 on GPUs 0 to 5; a sync brings 95.6 MB, once for all its engines",
+        "  sync      191.1 MB over the network, 95.6 MB to each node that gets it; 668.9 MB if each engine got its own",
+    ]
+    beside = lines(nodes=2, gpus_per_node=8, vllm_num_engines=6)
+    assert beside[1] == "  node 1    engines 4, 5 on GPUs 0 to 3, actor ranks 0 to 3 on GPUs 4 to 7; a sync starts here"
+
+
+def test_a_node_without_work_is_named(lines) -> None:
+    text = lines(nodes=3, gpus_per_node=8)
+    assert text[3] == "  node 3    nothing; leave it out (NODES), or raise NUM_ENGINES or ACTOR_GPUS"
+
+
+def test_ranks_on_several_nodes_gather_over_the_network(lines, setting) -> None:
+    shape = {"nodes": 3, "gpus_per_node": 8, "actor_num_gpus_per_node": 16, "train_batch_size": 16}
+    text = "\n".join(lines(**shape))
+    assert "up to 32.6 GB into a node in each pass over the model; ACTOR_SHARD=none needs none" in text
+    config = setting.config(**RECIPE | shape)
+    gathers = next(phase for phase in phases(config, SHAPE, Rates.stated()) if phase.name == "gathers")
+    # 64 samples on 16 ranks in micro-batches of 1, three passes; a node lacks half of the weights
+    assert gathers.seconds == pytest.approx(4 * 3 * 65.2e9 / 2 / (NETWORK * 1e9), rel=0.01)
+    assert "between nodes; assumes 50 GB/s" in gathers.source
+    one = setting.config(**RECIPE | {"actor_num_gpus_per_node": 8, "nodes": 2, "gpus_per_node": 8})
+    assert "200 GB/s" in next(phase for phase in phases(one, SHAPE, Rates.stated()) if phase.name == "gathers").source
+
+
+def test_a_further_node_brings_what_the_cost_model_says(lines, setting) -> None:
+    # TRAIN_BATCH_SIZE 4 leaves 4 ranks: the further node can only hold engines.
+    shape = {"train_batch_size": 4, "gpus_per_node": 8}
+    text = "\n".join(lines(**shape))
+    now, then = (
+        cost.seconds_of_step(setting.config(**RECIPE | shape | {"vllm_num_engines": count}), SHAPE, Rates.stated())
+        for count in (2, 6)
+    )
+    tokens = 64 * 3072
+    assert now - then == pytest.approx(tokens / 2000 - tokens / 6000)
+    assert f"  node 2    would bring {then:.0f} s a step instead of {now:.0f}, with NUM_ENGINES=6," in text
+    assert "1,000 tokens/s even with 10.7 samples at once" in text
+
+
+def test_nodes_that_are_not_full_are_filled_before_a_further_one(lines) -> None:
+    text = "\n".join(lines(train_batch_size=4, nodes=2, gpus_per_node=8))
+    filled = re.search(r"  unused    NUM_ENGINES=6: (\d+) s a step instead of \d+", text)
+    assert filled and re.search(
+        rf"  node 3    would bring \d+ s a step instead of {filled[1]}, with NUM_ENGINES=10", text
+    )
+
+
+def test_a_further_node_for_ranks_keeps_the_batches_whole(setting) -> None:
+    config = setting.config(**RECIPE | {"train_batch_size": 8, "gpus_per_node": 8})
+    found = scaling.choices(config, 3, SHAPE, Rates.stated())
+    assert [(choice.engines, choice.ranks) for choice in found] == [(10, 4), (8, 8)]
+
+
+def test_engines_without_samples_bring_nothing(lines, setting) -> None:
+    config = setting.config(**RECIPE | {"train_batch_size": 4, "gpus_per_node": 80})
+    assert {choice.engines for choice in scaling.choices(config, 2, SHAPE, Rates.stated())} == {64}
+    text = lines(
+        train_batch_size=4, nodes=2, gpus_per_node=80, vllm_num_engines=64, pipeline=True, old_log_probs="engine"
+    )
+    assert "  node 3    would bring nothing" in "\n".join(text)
+
+
+def test_nodes_too_small_say_nothing_and_a_tiny_model_has_no_seconds(lines, setting) -> None:
+    assert lines(nodes=2, gpus_per_node=8, vllm_num_engines=9) == []
+    config = setting.config(nodes=2, gpus_per_node=4)
+    text = scaling.describe(make_plan(config), config)
+    assert text[1].startswith("  node 1    actor ranks 0 to 3") and "would bring" not in "\n".join(text)
+
+
+def test_the_memory_of_several_hosts_is_not_that_of_one(setting) -> None:
+    for count, hosts in ((1, "on the host:"), (2, "on all hosts together, and 798.0 MB in /dev/shm of each after")):
+        config = setting.config(**RECIPE | {"nodes": count, "gpus_per_node": 8})
+        assert hosts in "\n".join(describe_plan(make_plan(config), config))

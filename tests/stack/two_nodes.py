@@ -1,0 +1,170 @@
+"""Two nodes on one machine: network namespaces joined by a virtual wire, each with its own processes and memory.
+
+A node has its own addresses, host name, process ids, /dev/shm and folder for temporary files. They share the checkout,
+as the docs ask for, and nothing else.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .runs import ROOT
+
+TOKEN = "0123456789abcdef" * 4
+PORT = 6379
+START_LIMIT = 180.0
+OBJECT_STORE = 512 * 2**20  # what a tiny run asks for; only used pages take memory
+# What a node does first: of the machine's /tmp and /dev/shm it sees a folder at most.
+INIT = """
+hostname {name}
+mount -t tmpfs -o size=2g tmpfs /dev/shm
+mount -t tmpfs tmpfs /mnt
+mkdir /mnt/seen
+mount --bind {seen} /mnt/seen
+mount -t tmpfs -o size=2g tmpfs /tmp
+mkdir -p {seen}
+mount --move /mnt/seen {seen}
+exec sleep infinity
+"""
+
+
+@dataclass
+class Node:
+    """One node: its namespace, its address, the first of its processes."""
+
+    namespace: str
+    address: str
+    wire: str
+    init: subprocess.Popen[bytes]
+
+    @property
+    def pid(self) -> int:
+        """Process 1 of the node, as this machine numbers it; its end ends all others of the node."""
+        children = Path(f"/proc/{self.init.pid}/task/{self.init.pid}/children").read_text().split()
+        return int(children[0])
+
+    def command(self, *words: object) -> list[str]:
+        """The command that runs `words` on this node."""
+        enter = ["nsenter", f"--target={self.pid}", "--net", "--mount", "--pid", "--uts", "--ipc", "--wd=/"]
+        return [*enter, *map(str, words)]
+
+    def run(self, *words: object) -> str:
+        """What a command on this node prints."""
+        return subprocess.run(self.command(*words), capture_output=True, text=True, timeout=60, check=True).stdout
+
+    def lose(self) -> None:
+        """Take the node away: its wire is cut first, as if it had lost its power."""
+        subprocess.run(["ip", "-n", self.namespace, "link", "set", self.wire, "down"], check=True)
+        os.kill(self.pid, signal.SIGKILL)
+        self.init.wait(60)
+
+
+@dataclass
+class Cluster:
+    """A Ray cluster of two nodes. The run is launched on `first`."""
+
+    first: Node
+    second: Node
+
+    @property
+    def address(self) -> str:
+        """Where the cluster answers."""
+        return f"{self.first.address}:{PORT}"
+
+    def environment(self, **variables: str) -> dict[str, str]:
+        """The variables of somebody who may join."""
+        return {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, **variables}
+
+    def start_ray(self, node: Node, gpus: int) -> None:
+        """Start Ray on a node, as the docs say."""
+        head = ("--head", f"--port={PORT}", "--include-dashboard=false")
+        where = head if node is self.first else (f"--address={self.address}",)
+        words = ("-m", "ray.scripts.scripts", "start", *where, f"--node-ip-address={node.address}")
+        more = (f"--num-gpus={gpus}", "--num-cpus=8", f"--object-store-memory={OBJECT_STORE}")
+        command = node.command(sys.executable, *words, *more, "--disable-usage-stats")
+        # Workers that nobody has asked for would only take memory.
+        environment = self.environment(RAY_prestart_worker_first_driver="0", RAY_enable_worker_prestart="0")
+        done = subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, timeout=START_LIMIT,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout
+
+    def train(self, *options: object, **variables: str) -> "subprocess.Popen[str]":
+        """Start the launcher on the first node, without a key for the judge."""
+        keys = {"GEMINI_API_KEY": "", "GOOGLE_API_KEY": "", "RAY_ADDRESS": self.address}
+        return subprocess.Popen(
+            self.first.command(ROOT / "train_grpo.sh", "--tiny", *options),
+            env=self.environment(**keys, **variables),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+
+@contextlib.contextmanager
+def two_nodes(folders: tuple[Path, Path], gpus: tuple[int, int]) -> Iterator[Cluster]:
+    """Make two nodes with so many GPUs, which Ray simulates. Each sees its folder, and nothing else of /tmp."""
+    number = os.getpid()
+    subnet = f"10.232.{number % 250}"
+    names, wires = [f"grpo-n{i}-{number}" for i in (1, 2)], [f"gn{i}{number % 10**6}" for i in (1, 2)]
+    nodes: list[Node] = []
+    try:
+        for name in names:
+            _run("ip", "netns", "add", name)
+        _run("ip", "link", "add", wires[0], "netns", names[0], "type", "veth", "peer", wires[1], "netns", names[1])
+        for i, (name, wire, folder) in enumerate(zip(names, wires, folders, strict=True), 1):
+            _run("ip", "-n", name, "address", "add", f"{subnet}.{i}/24", "dev", wire)
+            _run("ip", "-n", name, "link", "set", wire, "up")
+            _run("ip", "-n", name, "link", "set", "lo", "up")
+            _run("ip", "-n", name, "route", "add", "default", "dev", wire)
+            nodes.append(Node(name, f"{subnet}.{i}", wire, _begin(name, f"node-{i}", folder)))
+        cluster = Cluster(*nodes)
+        for node, count in zip(nodes, gpus, strict=True):
+            cluster.start_ray(node, count)
+        yield cluster
+    finally:
+        for node in nodes:
+            if node.init.poll() is None:
+                with contextlib.suppress(ProcessLookupError, IndexError):
+                    os.kill(node.pid, signal.SIGKILL)
+                node.init.wait(60)
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+
+
+def _begin(namespace: str, name: str, seen: Path) -> subprocess.Popen[bytes]:
+    script = INIT.format(name=name, seen=seen)
+    separate = ("unshare", "--mount", "--pid", "--uts", "--ipc", "--fork", "--mount-proc", "--kill-child")
+    process = subprocess.Popen(["ip", "netns", "exec", namespace, *separate, "sh", "-euc", script])
+    deadline = time.monotonic() + 30
+    while not _is_ready(process):
+        assert process.poll() is None and time.monotonic() < deadline, "the node did not start"
+        time.sleep(0.05)
+    return process
+
+
+def _is_ready(process: subprocess.Popen[bytes]) -> bool:
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return bool(children) and Path(f"/proc/{children[0]}/comm").read_text().strip() == "sleep"
+
+
+def _run(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True)
+
+
+def can_make_nodes() -> bool:
+    """Whether this user may make network namespaces."""
+    if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "unshare", "nsenter"))):
+        return False
+    name = f"grpo-try-{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], check=False, capture_output=True).returncode == 0
+    subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+    return made
