@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from grpo.launch.supervise import processes
-from grpo.run.progress import find_adapter
 from grpo.run.run_files import RunFiles
 from grpo.stack.json_files import read_rows
 from scripts.soak import faults, proof, table
@@ -169,15 +168,14 @@ class Soak:
             first, files = RunFiles(self._out / "run_0"), run.files
             for one, other in ((first.metrics, files.metrics), (first.evals, files.evals)):
                 report.differences += proof.differences(read_rows(one), read_rows(other))
-            if self._adapter(0) != self._adapter(report.number):
+            adapters = [
+                self._out / f"run_{each}" / "final" / "adapter_model.safetensors" for each in (0, report.number)
+            ]
+            if not all(file.is_file() for file in adapters) or not proof.same_tensors(*adapters):
                 report.differences.append("the final adapter")
         if self._disk and report.number:
             shutil.rmtree(self._disk / f"run_{report.number}", ignore_errors=True)
         return report
-
-    def _adapter(self, number: int) -> bytes:
-        folder = find_adapter(self._out / f"run_{number}" / "final", self._out / "none")
-        return (folder / "adapter_model.safetensors").read_bytes() if folder else b""
 
 
 if __name__ == "__main__":

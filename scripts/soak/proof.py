@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
+from safetensors.torch import load_file
 
 # What differs between two runs of the same numbers: times, memory, disks, and what the faults themselves count.
 OTHER = {
@@ -29,6 +31,12 @@ def differences(expected: Sequence[Mapping[str, Any]], actual: Sequence[Mapping[
         for name in sorted(row.keys() | other.keys())
         if name.partition(".")[0] not in OTHER and row.get(name) != other.get(name)
     ]
+
+
+def same_tensors(one: Path, other: Path) -> bool:
+    """Return whether two files hold the same tensors, bit for bit; the order of their metadata is random."""
+    a, b = load_file(one), load_file(other)
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def in_files(folders: Iterable[Path], secrets: Iterable[str]) -> list[str]:

@@ -8,6 +8,8 @@ import sys
 
 import psutil
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from scripts.soak import faults, proof, table
 from scripts.soak.table import Hit, Report
@@ -104,3 +106,12 @@ def test_the_table_says_what_is_not_fine(tmp_path):
     reports[1].leaks = ["a", "b", "c"]
     assert "| a; b; and 1 more |" in table.markdown(reports)
     assert table.markdown(reports).endswith("not fine: runs 1\n")
+
+
+def test_tensors_are_compared_and_not_their_files(tmp_path):
+    files = [tmp_path / f"{name}.safetensors" for name in "abc"]
+    tensors = {"x": torch.ones(3), "y": torch.zeros(2)}
+    save_file(tensors, files[0], {"format": "pt"})
+    save_file(tensors, files[1])
+    save_file(tensors | {"y": torch.tensor([0.0, 1e-8])}, files[2])
+    assert proof.same_tensors(files[0], files[1]) and not proof.same_tensors(files[0], files[2])
