@@ -11,7 +11,6 @@ import argparse
 import random
 import secrets
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -22,11 +21,11 @@ from grpo.launch.supervise import processes
 from grpo.run.run_files import RunFiles
 from grpo.stack.json_files import read_rows
 from scripts.soak import faults, proof, table
+from scripts.soak.disk import SmallDisk
 from scripts.soak.faults import Fault
 from scripts.soak.table import Hit, Report
 from scripts.soak.tiny_run import TinyRun
 
-DISK = "64m"
 LOOK_SECONDS, SEARCH_SECONDS = 1.0, 5.0
 MOST_RESUMES = 20
 SETTLE_SECONDS = 90.0  # the keeper may outlive a launcher that is killed
@@ -44,35 +43,34 @@ def main() -> int:
     options = parser.parse_args()
     options.out.mkdir(parents=True)
     processes.become_subreaper()
-    with _small_disk(options.out / "disk") as disk:
+    with _small_disk(options.out.absolute() / "disk") as disk:
         reports = Soak(options, options.out.absolute(), disk).run()
     print(table.write(options.out, reports))
     return 0 if all(report.is_fine() for report in reports) else 1
 
 
 @contextmanager
-def _small_disk(folder: Path) -> Iterator[Path | None]:
-    """Mount a small disk at a folder for checkpoints; None if this user may not."""
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK},mode=700", "tmpfs", str(folder)]
-    if subprocess.run(command, capture_output=True).returncode:
-        print("no disk is filled: only root may mount a small one")
+def _small_disk(folder: Path) -> Iterator[SmallDisk | None]:
+    """Mount a disk for checkpoints; None if this user may not."""
+    try:
+        disk = SmallDisk(folder)
+    except PermissionError as error:
+        print(f"no disk is filled: {error}")
         yield None
         return
     try:
-        yield folder
+        yield disk
     finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+        disk.close()
 
 
 class Soak:
     """All runs of a soak, one after the other."""
 
-    def __init__(self, options: argparse.Namespace, out: Path, disk: Path | None) -> None:
+    def __init__(self, options: argparse.Namespace, out: Path, disk: SmallDisk | None) -> None:
         self._options, self._out, self._disk = options, out, disk
-        self._ballast = disk / "ballast" if disk else None
         self._random = random.Random(options.seed)
-        self._faults = faults.all_faults(self._ballast)
+        self._faults = faults.all_faults(disk)
         self._waiting: list[Fault] = []
         self._keys = {name: f"planted-{secrets.token_hex(16)}" for name in proof.NAMES}
         self._next_fault, self._hit_at = float("inf"), 0.0
@@ -88,6 +86,8 @@ class Soak:
             verdict = "fine" if report.is_fine() else "NOT FINE"
             print(f"run {report.number}: {len(report.hits)} faults, {verdict}", flush=True)
             if not report.number:
+                if not report.is_fine():
+                    break  # nothing can be compared with it
                 self._plan()
         return self._reports
 
@@ -98,17 +98,25 @@ class Soak:
         folder = self._out / f"run_{number}"
         settings = {**BASICS, **self._keys}
         if self._disk:
-            settings["CKPT_DIR"] = str(self._disk / f"run_{number}")
+            settings["CKPT_DIR"] = str(self._disk.folder / f"run_{number}")
         run = TinyRun(folder, self._options.steps, settings)
         report = Report(number, 0.0, is_complete=False)
+        try:
+            leaks = self._until_complete(run, report)
+        finally:
+            run.kill_everything()
+        self._settle(run)
+        return self._proven(run, report, leaks)
+
+    def _until_complete(self, run: TinyRun, report: Report) -> set[str]:
+        """Follow a run, inject faults, and continue it; return where keys were found in processes."""
         leaks: set[str] = set()
         next_search = 0.0
         while run.resumes <= MOST_RESUMES:
             is_running = run.is_running()
             self._follow(run, report)
             if time.monotonic() >= next_search or not is_running:
-                ours = {process.pid for process in run.processes()} | {run.launcher}
-                leaks |= set(proof.in_processes(self._keys.values(), ours))
+                leaks |= set(proof.in_processes(self._keys.values(), run.all_pids))
                 next_search = time.monotonic() + SEARCH_SECONDS
             if not is_running:
                 if run.code == 0:
@@ -117,8 +125,7 @@ class Soak:
             elif time.monotonic() >= self._next_fault:
                 self._inject(run, report)
             time.sleep(LOOK_SECONDS)
-        self._settle(run)
-        return self._proven(run, report, leaks)
+        return leaks
 
     def _inject(self, run: TinyRun, report: Report) -> None:
         if not self._waiting:
@@ -151,8 +158,8 @@ class Soak:
 
     def _settle(self, run: TinyRun) -> None:
         """Wait until the keeper has ended what a killed launcher left; free the small disk."""
-        if self._ballast:
-            self._ballast.unlink(missing_ok=True)
+        if self._disk:
+            self._disk.free()
         until = time.monotonic() + SETTLE_SECONDS
         while run.processes() and time.monotonic() < until:
             processes.reap()
@@ -162,8 +169,7 @@ class Soak:
         report.minutes = (time.monotonic() - run.started) / 60
         report.is_complete = len(run.rows()) == self._options.steps and run.code == 0
         report.left = run.left()
-        folders = [folder for folder in (self._out, self._disk) if folder]
-        report.leaks = sorted(leaks | set(proof.in_files(folders, self._keys.values())))
+        report.leaks = sorted(leaks | set(proof.in_files([self._out], self._keys.values())))
         if report.number:
             first, files = RunFiles(self._out / "run_0"), run.files
             for one, other in ((first.metrics, files.metrics), (first.evals, files.evals)):
@@ -174,7 +180,7 @@ class Soak:
             if not all(file.is_file() for file in adapters) or not proof.same_tensors(*adapters):
                 report.differences.append("the final adapter")
         if self._disk and report.number:
-            shutil.rmtree(self._disk / f"run_{report.number}", ignore_errors=True)
+            shutil.rmtree(self._disk.folder / f"run_{report.number}", ignore_errors=True)
         return report
 
 

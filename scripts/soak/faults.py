@@ -1,7 +1,6 @@
 """The faults of a soak: what each one does to a run, and how a person would end it."""
 
 import os
-import shutil
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,9 +9,8 @@ from pathlib import Path
 import psutil
 
 from grpo.launch.supervise.witness import DAEMONS, ROLES
+from scripts.soak.disk import SmallDisk
 from scripts.soak.tiny_run import TinyRun
-
-SPARE_BYTES = 100_000  # left on a disk that is filled: less than a checkpoint of the tiny run
 
 # How a process is found: the name of its role, and the start of its title or a part of its command line.
 TITLES = {role: title for title, role in ROLES.items()} | {role: title for title, role in DAEMONS.items()}
@@ -34,18 +32,14 @@ class Fault:
     inject: Callable[[TinyRun], bool]
 
 
-def all_faults(ballast: Path | None) -> list[Fault]:
-    """Return every fault.
-
-    Args:
-        ballast: a file on the small disk of the checkpoints, to fill it; None leaves that fault out.
-    """
+def all_faults(disk: SmallDisk | None) -> list[Fault]:
+    """Return every fault; without a disk, none fills it."""
     faults = [Fault(f"SIGKILL: {role}", _signal(role, signal.SIGKILL)) for role in KILLED]
     faults += [Fault(f"SIGSTOP: {role}", _signal(role, signal.SIGSTOP)) for role in STOPPED]
     faults += [Fault("SIGTERM", lambda run: run.signal(signal.SIGTERM)), Fault("Ctrl-C twice", _interrupt_twice)]
     faults += [Fault("everything is killed, and a line of metrics is cut", _power_cut)]
-    if ballast:
-        faults.append(Fault("the disk of the checkpoints is full", lambda _: _fill(ballast)))
+    if disk:
+        faults.append(Fault("the disk of the checkpoints is full", lambda _: disk.fill()))
     return faults
 
 
@@ -95,12 +89,3 @@ def _power_cut(run: TinyRun) -> bool:
         return False
     run.kill_everything()
     return cut_last_line(run.files.metrics)
-
-
-def _fill(ballast: Path) -> bool:
-    free = shutil.disk_usage(ballast.parent).free - SPARE_BYTES
-    if free <= 0:
-        return False
-    with ballast.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, free)
-    return True

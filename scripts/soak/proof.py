@@ -1,7 +1,7 @@
 """What a soak proves of each run: its numbers are those of an undisturbed run, and its keys are nowhere."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,18 +46,27 @@ def in_files(folders: Iterable[Path], secrets: Iterable[str]) -> list[str]:
     return sorted(str(file) for file in files if _contains(file, needles))
 
 
-def in_processes(secrets: Iterable[str], ours: set[int]) -> list[str]:
-    """Return the processes with a secret in their command line, and the foreign ones with one in their environment."""
+def in_processes(secrets: Iterable[str], ours: Callable[[], set[int]]) -> list[str]:
+    """Return the processes with a secret in their command line, and the foreign ones with one in their environment.
+
+    Args:
+        ours: returns the run's own processes; asked afterwards, so that it knows those that have just begun.
+    """
     needles, found = [secret.encode() for secret in secrets], []
     for pid in psutil.pids():
-        for name in ("cmdline", "environ")[: 1 if pid in ours else 2]:
+        for name in ("cmdline", "environ"):
             try:
                 content = Path(f"/proc/{pid}/{name}").read_bytes()
             except OSError:  # it has ended, or is another user's
                 continue
             if any(needle in content for needle in needles):
-                found.append(f"{name} of {pid}")
-    return found
+                found.append((name, pid))
+    mine = ours() if found else set()
+    return [f"{name} of {pid}" for name, pid in found if name == "cmdline" or _is_foreign(pid, mine)]
+
+
+def _is_foreign(pid: int, ours: set[int]) -> bool:
+    return pid not in ours and psutil.pid_exists(pid)
 
 
 def _contains(file: Path, needles: Sequence[bytes]) -> bool:

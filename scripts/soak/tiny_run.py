@@ -51,11 +51,6 @@ class TinyRun:
         self.started = time.monotonic()
         self._launcher = self._start("--run-dir", str(folder))
 
-    @property
-    def launcher(self) -> int:
-        """Return the process id of the launcher."""
-        return self._launcher.pid
-
     def _start(self, *words: str) -> subprocess.Popen[bytes]:
         environment = {**os.environ, "GEMINI_API_KEY": "", "GOOGLE_API_KEY": "", **self._settings}
         with self._log.open("ab") as log:
@@ -72,7 +67,8 @@ class TinyRun:
     def resume(self) -> None:
         """Continue the run by hand, after its last part has ended."""
         self.resumes, self.code = self.resumes + 1, None
-        self._launcher = self._start("--resume", str(self.files.folder))
+        how = "--resume" if self.files.is_run() else "--run-dir"  # it ended before it began
+        self._launcher = self._start(how, str(self.files.folder))
 
     def is_running(self) -> bool:
         """Return whether a part of the run goes on; note what it starts."""
@@ -85,6 +81,10 @@ class TinyRun:
         mine = psutil.Process().children(recursive=True)
         return [process for process in mine if process.pid != self._launcher.pid and processes.is_alive(process)]
 
+    def all_pids(self) -> set[int]:
+        """Return the ids of the run's processes, launcher included."""
+        return {self._launcher.pid, *(process.pid for process in self.processes())}
+
     def signal(self, signum: signal.Signals) -> bool:
         """Send a signal to the launcher, as a terminal does; return whether it runs."""
         if self._launcher.poll() is not None:
@@ -94,7 +94,10 @@ class TinyRun:
 
     def kill_everything(self) -> None:
         """End all processes at once, as a power cut does."""
-        for process in [psutil.Process(self._launcher.pid), *self.processes()]:
+        mine = self.processes()
+        if self._launcher.poll() is None:
+            self._launcher.kill()
+        for process in mine:
             processes.send(process, signal.SIGKILL)
         self._launcher.wait()
 
