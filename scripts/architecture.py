@@ -26,7 +26,8 @@ PHASES = {
         *("train_ppo_ray.hand_on_thinking_budget", "train_ppo_ray.hand_on_template_variables"),
         *("train_ppo_ray.runtime_env", "train_ppo_ray.settle_nodes"),
         *("train_ppo_ray.engine_model", "train_ppo_ray.adapter_config", "vllm_engine.bundles"),
-        *("vllm_engine.WORKER", "vllm_engine.engine_arguments", "vllm_engine.continuable", "launcher.bundles"),
+        *("vllm_engine.WORKER", "vllm_engine.MOST_RESTARTS", "vllm_engine.end_orphans"),
+        *("vllm_engine.engine_arguments", "vllm_engine.continuable", "launcher.bundles"),
         *("train_ppo_ray.actor_is_reference", "train_ppo_ray.reference_from", "train_ppo_ray.controller_place"),
         "train_ppo_ray.engines_ready",
     ),
@@ -50,7 +51,8 @@ PHASES = {
     "A step: sampling": (
         *("ppo_trainer.next_batch", "experience_maker.begin_batch"),
         *("experience_maker.samples_per_prompt", "experience_maker.seeded", "experience_maker.send"),
-        *("experience_maker.pending", "experience_maker.goes_on", "vllm_engine.for_sample"),
+        *("experience_maker.loads", "experience_maker.pending", "experience_maker.goes_on", "experience_maker.wait"),
+        *("vllm_engine.require_policy", "vllm_engine.has_policy", "vllm_engine.for_sample"),
         *("agent.ids_only", "agent.UNKNOWN_LOG_PROB", "agent.text_of", "agent.score_of", "vllm_engine.with_origin"),
         *("experience_maker.experience_of", "experience_maker.reward_of", "experience_maker.score_of"),
         *("experience_maker.sampled_length", "experience_maker.is_truncated", "experience_maker.length_limit"),
@@ -70,7 +72,12 @@ PHASES = {
         *("ppo_actor.kl_loss", "ppo_actor.entropy_loss", "ppo_actor.note_tokens", "ppo_actor.note_step"),
         *("ppo_actor.notes", "ppo_trainer.merge_status", "ppo_trainer.after_training"),
     ),
-    "A step: sync": ("ppo_actor.trains_adapter", "ppo_actor.sync_adapter", "vllm_engine.load_adapter"),
+    "A step: sync": (
+        "ppo_actor.trains_adapter",
+        "ppo_actor.sync_adapter",
+        "vllm_engine.load_adapter",
+        "ppo_trainer.note_sync",
+    ),
     "A step: log and checkpoint": (
         *("ppo_trainer.log_rollouts", "ppo_trainer.states", "ppo_trainer.lengths_after", "ppo_actor.save_step"),
         *("ppo_trainer.log_step", "ppo_trainer.evaluate", "ppo_trainer.is_finished"),

@@ -15,7 +15,7 @@ import ray
 import torch
 
 from grpo.batch import saved_samples
-from grpo.rollout import continued
+from grpo.rollout import continued, replacement
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.engine import EngineActor
 from grpo.stack.upstream.experience import Sample
@@ -94,10 +94,12 @@ def begin_batch(generator: SamplesGenerator) -> tuple[list[Sample], int]:
     rollouts = [name for group in mine.groups.values() for name in group.rollouts]
     known = {name: calls for group in mine.groups.values() for name, calls in group.known.items()}
     ray.get([engine.go_on.remote(generator.policy, rollouts, known) for engine in generator.vllm_engines])
+    replacement.of(generator).policy = generator.policy
     for at, group in enumerate(mine.groups.values()):
         if group.reference is None:
             engine = generator.vllm_engines[at % len(generator.vllm_engines)]
-            group.reference = engine.generate_responses.remote(**group.call, hf_tokenizer=generator.tokenizer)
+            call = group.call | {"hf_tokenizer": generator.tokenizer}
+            group.reference = replacement.of(generator).send(engine, call)
             group.known = {}
     spare, mine.spare = mine.spare, []
     return spare, len(mine.groups)
@@ -105,7 +107,7 @@ def begin_batch(generator: SamplesGenerator) -> tuple[list[Sample], int]:
 
 def send(generator: SamplesGenerator, engine: EngineActor, **call: Any) -> Any:
     """Send a prompt to an engine; return Ray's reference to the responses."""
-    reference = engine.generate_responses.remote(**call)
+    reference = replacement.of(generator).send(engine, call)
     if is_on(generator):
         mine = of(generator)
         kept = {name: value for name, value in call.items() if name != "hf_tokenizer"}
@@ -119,6 +121,17 @@ def pending(generator: SamplesGenerator, references: list[Any]) -> list[Any]:
     if not is_on(generator):
         return references
     return [group.reference for group in of(generator).groups.values()]
+
+
+def wait(generator: SamplesGenerator, references: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Wait for the responses to a prompt. Return what is there, and what is still being sampled.
+
+    If an engine was replaced, its rollouts begin anew, under the policy of this step.
+    """
+    ready, again = replacement.of(generator).wait(references)
+    for group in of(generator).groups.values() if is_on(generator) else ():
+        group.reference = again.get(group.reference, group.reference)
+    return ready, [again.get(reference, reference) for reference in references if reference not in ready]
 
 
 def goes_on(generator: SamplesGenerator, references: Sequence[Any], accepted: Sequence[Sample]) -> bool:

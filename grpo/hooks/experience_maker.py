@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from grpo.batch import branches, degenerate, filtering, length_penalty, rewards, unfinished
-from grpo.rollout import seeds, trajectory
+from grpo.rollout import replacement, seeds, trajectory
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.engine import EngineActor
 from grpo.stack.upstream.experience import Batch, Sample
@@ -46,6 +46,18 @@ def send(generator: SamplesGenerator, engine: EngineActor, **call: Any) -> "Obje
 def pending(generator: SamplesGenerator, references: "list[ObjectRef[Any]]") -> "list[ObjectRef[Any]]":
     """Return what is being sampled: what was sent now, and what an earlier policy has not finished."""
     return unfinished.pending(generator, references)
+
+
+def wait(
+    generator: SamplesGenerator, references: "list[ObjectRef[Any]]"
+) -> "tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]":
+    """Wait for responses. Return what is there, and what is still being sampled; an engine that died is replaced."""
+    return unfinished.wait(generator, references)
+
+
+def loads(generator: SamplesGenerator) -> list[int]:
+    """Return the number of requests that each engine has not finished."""
+    return replacement.of(generator).loads(generator.vllm_engines)
 
 
 def goes_on(generator: SamplesGenerator, references: "Sequence[ObjectRef[Any]]", accepted: Sequence[Sample]) -> bool:

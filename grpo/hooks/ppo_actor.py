@@ -134,10 +134,11 @@ def trains_adapter(args: Arguments) -> bool:
     return adapter.is_trained(args)
 
 
-def sync_adapter(trainer: RankTrainer) -> None:
-    """Send the adapter to the engines, and note the memory that they report."""
-    memory = sync.sync_adapter(trainer.actor.model.module, trainer.vllm_engines)
-    trainer.metrics.note_engines(memory)
+def sync_adapter(trainer: RankTrainer) -> sync.Sent | None:
+    """Send the adapter to the engines, and note the memory that they report. Return what rank 0 has sent."""
+    sent = sync.sync_adapter(trainer.actor.model.module, trainer.vllm_engines)
+    trainer.metrics.note_engines(sent.memory if sent else None)
+    return sent
 
 
 # PolicyModelActor

@@ -8,6 +8,7 @@ from grpo.batch import ahead, filtering, length_schedule, unfinished
 from grpo.checkpoint import trainer_state
 from grpo.checkpoint.on_request import SaveOnRequest
 from grpo.metrics import step_metrics
+from grpo.rollout import replacement
 from grpo.run import evaluation, parity_gate, run_log
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.experience import Batch, Sample
@@ -58,6 +59,8 @@ def start_log(trainer: Controller, states: dict[str, Any]) -> run_log.RunLog:
         _restore_samples(trainer, states, Experience)
     log = run_log.attach(trainer, states)
     SaveOnRequest(trainer, states["global_step"])
+    engines = replacement.of(generator)
+    engines.phase, engines.note = log.replacing, log.write_replaced
     return log
 
 
@@ -130,11 +133,21 @@ def after_training(
     if trainer.args.pipeline:
         status["staleness"] = float(batches.staleness())
         status |= unfinished.metrics(samples, batches.policy, trainer.args)
+    status["engines_replaced"] = float(replacement.of(trainer.samples_generator).replaced_since())
     batches.policy += len(status.get("grad_norms", []))
     step_metrics.after_training(status, experiences, samples, trainer.args, trainer.tokenizer)
     if trainer.args.pipeline:
         trainer.run_log.timed("wait", batches.wait)()
         unfinished.cut(trainer.samples_generator)
+
+
+def note_sync(trainer: PPOTrainer, sent: Sequence[Any]) -> None:
+    """Keep what a sync has sent, for an engine that is started again.
+
+    Args:
+        sent: what each rank returned; with an adapter, the first one's is a :class:`grpo.lora.sync.Sent`.
+    """
+    replacement.of(trainer.samples_generator).adapter = sent[0]
 
 
 def log_rollouts(trainer: Controller, step: int, samples: Sequence[Sample]) -> None:

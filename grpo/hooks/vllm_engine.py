@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from grpo.lora import engine_actor
-from grpo.rollout import engine
+from grpo.rollout import engine, replacement
 from grpo.rollout.continued import ContinuedLLM
 from grpo.stack import cluster
 from grpo.stack.upstream.engine import AsyncLLM, Engine
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     from vllm.sampling_params import SamplingParams
 
+MOST_RESTARTS = replacement.MOST  # Ray's, of an engine
 WORKER = "grpo.lora.side_path.AdapterWorker"  # vLLM imports it in its workers
 
 
@@ -25,14 +26,33 @@ def bundles(engines: int, width: int) -> list[dict[str, float]]:
     return cluster.engine_bundles(engines, width)
 
 
+def end_orphans() -> None:
+    """End what this actor left when it died before."""
+    engine.end_orphans()
+
+
 def continuable(llm: AsyncLLM) -> ContinuedLLM:
-    """Return vLLM's engine as one whose rollouts survive a sync."""
-    return ContinuedLLM(llm)
+    """Return vLLM's engine as one whose rollouts survive a sync, and which knows whether it holds the policy."""
+    return ContinuedLLM(llm, has_policy=not engine.was_started_before())
 
 
-async def load_adapter(llm: AsyncLLM, buffer: "np.ndarray", specs: list[dict[str, Any]]) -> list[dict[str, int]]:
-    """Hand the adapter to the workers of this engine; return their receipts."""
-    return await engine_actor.load_into_engine(llm, buffer, specs)
+async def load_adapter(
+    llm: ContinuedLLM, buffer: "np.ndarray | None", specs: list[dict[str, Any]]
+) -> list[dict[str, int]]:
+    """Hand the adapter to the workers of this engine; return their receipts. None: the policy is the base model."""
+    receipts = [] if buffer is None else await engine_actor.load_into_engine(llm, buffer, specs)
+    llm.has_policy = True
+    return receipts
+
+
+def has_policy(llm: ContinuedLLM) -> bool:
+    """Return whether an engine holds the run's policy. Raises vLLM's ``EngineDeadError`` if its process has died."""
+    return engine.has_policy(llm)
+
+
+def require_policy(llm: ContinuedLLM) -> None:
+    """Refuse to sample from an engine that was started again, until it holds the run's policy."""
+    engine.require_policy(llm)
 
 
 def for_sample(params: "SamplingParams", number: int) -> "SamplingParams":

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from grpo.launch.supervise.watch import Stop, Watch
-from grpo.run.progress import Progress, is_number
+from grpo.run.progress import JsonLines, Progress, is_number
 from grpo.run.run_files import RunFiles
 from grpo.stack.problem import Problem
 
@@ -33,6 +33,8 @@ class HangWatch(Watch):
         self._rules = rules
         self._files, self._progress, self._floor = files, progress, minutes * 60
         self._files.phase.unlink(missing_ok=True)  # of an earlier part
+        self._replaced = JsonLines(files.replaced)
+        self._replaced.new_rows()  # of an earlier part
         self._seen: Any = None
         self._phase, self._step = START, 0
         self._since = time.monotonic()
@@ -69,6 +71,14 @@ class HangWatch(Watch):
             return f"engines and actor are starting, for {minutes:.1f} min"
         often = "" if usual is None else f" (usually {usual / 60:.1f} min)"
         return f"step {self._step}: {self._phase} for {minutes:.1f} min{often}"
+
+    def survived(self) -> list[str]:
+        """Return a line for each engine that died and was replaced since the last call."""
+        return [
+            f"step {row['step']}: an engine died and was replaced in {row['seconds']:.0f} s; "
+            f"its prompts are sampled again ({row['prompts']})"
+            for row in self._replaced.new_rows()
+        ]
 
     def stop(self) -> Stop | None:
         """Return the rule that ends the run; None if it may go on."""

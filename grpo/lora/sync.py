@@ -7,7 +7,8 @@ are vLLM processes. They map the object store themselves and copy their slices i
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import ray
 import torch
@@ -26,12 +27,29 @@ from grpo.stack.upstream.engine import EngineActor
 TIMEOUT_SECONDS = 600.0
 
 
+@dataclass(frozen=True)
+class Sent:
+    """An adapter in Ray's object store, for engines that start later.
+
+    Attributes:
+        buffer: Ray's reference to the flat adapter.
+        fields: those of each tensor's ``TensorSpec``.
+        expected: what the workers of an engine confirm.
+        memory: the most memory that any engine's worker held since the sync before, in bytes.
+    """
+
+    buffer: Any
+    fields: list[dict[str, Any]]
+    expected: Receipt
+    memory: int
+
+
 def needs_nccl_group(args: Arguments, use_cuda_ipc: bool) -> bool:
     """Return whether rank 0 and the engines need an NCCL group: to broadcast the model itself, not for an adapter."""
     return not is_trained(args) and not use_cuda_ipc
 
 
-def sync_adapter(model: torch.nn.Module, engines: Sequence[EngineActor]) -> int | None:
+def sync_adapter(model: torch.nn.Module, engines: Sequence[EngineActor]) -> Sent | None:
     """Bring every engine to the trainer's adapter. A collective call: every trainer rank makes it.
 
     Args:
@@ -39,7 +57,7 @@ def sync_adapter(model: torch.nn.Module, engines: Sequence[EngineActor]) -> int 
         engines: the ``LLMRayActor`` handles.
 
     Returns:
-        the most memory that any engine's worker held since the last sync, in bytes; None on all ranks but the first.
+        what was sent; None on all ranks but the first.
 
     Raises:
         FloatingPointError: if the adapter is not finite.
@@ -47,16 +65,13 @@ def sync_adapter(model: torch.nn.Module, engines: Sequence[EngineActor]) -> int 
         ray.exceptions.RayError: if an engine died or does not answer within ``TIMEOUT_SECONDS``.
     """
     flat, specs = gather(model)
-    memory = send(flat.cpu(), specs, engines) if dist.get_rank() == 0 else None
+    sent = send(flat.cpu(), specs, engines) if dist.get_rank() == 0 else None
     dist.barrier()
-    return memory
+    return sent
 
 
-def send(flat: torch.Tensor, specs: list[TensorSpec], engines: Sequence[EngineActor]) -> int:
-    """Send a flat adapter (on the CPU) to every engine and verify what arrived.
-
-    Returns the most memory of any worker, and raises, as :func:`sync_adapter`.
-    """
+def send(flat: torch.Tensor, specs: list[TensorSpec], engines: Sequence[EngineActor]) -> Sent:
+    """Send a flat adapter (on the CPU) to every engine and verify what arrived. Raises as :func:`sync_adapter`."""
     # numpy has no bf16: as bytes, Ray shares it without pickling
     reference = ray.put(flat.view(torch.uint8).numpy())
     fields = [asdict(spec) for spec in specs]
@@ -64,4 +79,5 @@ def send(flat: torch.Tensor, specs: list[TensorSpec], engines: Sequence[EngineAc
     expected = Receipt.of(flat, specs)  # while the engines are working
     receipts = ray.get(calls, timeout=TIMEOUT_SECONDS)
     check_receipts(receipts, expected)
-    return max(receipt["memory"] for workers in receipts for receipt in workers)
+    memory = max(receipt["memory"] for workers in receipts for receipt in workers)
+    return Sent(reference, fields, expected, memory)

@@ -198,6 +198,8 @@ SCHEMA = (
     Metric("disk_free", "byte", 5, "free disk space, the least of the folders that the run writes to", "launcher",
            (5e9, None)),
     Metric("lost_writes", "", 5, "lines that could not be written so far", "launcher", (None, 0.0)),
+    Metric("engines_replaced", "", 5, "engines that died and were replaced since the step before", "launcher",
+           (None, 0.0)),
     Metric("reward_std", "", 5, "standard deviation of the reward, over samples", "experience"),
     Metric("group_reward_std", "", 5, "standard deviation of the reward within a group, mean over groups", "openrlhf"),
     Metric("score", "", 5, "the score of the reward function: correctness, or the score of your own reward, which "

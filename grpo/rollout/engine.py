@@ -1,8 +1,10 @@
 """Sampling in the engine actor. Imports no DeepSpeed: vLLM's process stays free of it."""
 
+import logging
 from copy import copy, deepcopy
 from typing import TYPE_CHECKING, Any
 
+from grpo.lora.engine_actor import NoPolicyError
 from grpo.rollout import continued, reward_threads, routing
 from grpo.stack.upstream.engine import Engine
 
@@ -10,7 +12,50 @@ if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
 
 
+logger = logging.getLogger("openrlhf.grpo.engine")
+
 SAMPLED_BY = "sampled_by"  # of a response
+
+
+def end_orphans() -> None:
+    """End what this process's actor left when it died before."""
+    from grpo.rollout import orphans  # imports Ray
+
+    if (actor := orphans.own_actor()) and (pids := orphans.end(actor)):
+        logger.warning("ended %s: left by the engine that died", pids)
+
+
+def was_started_before() -> bool:
+    """Return whether Ray has started this process's actor again after it died. Note what it would leave."""
+    import ray
+
+    from grpo.rollout import orphans
+
+    if not (actor := orphans.own_actor()):
+        return False
+    orphans.remember(actor)
+    return bool(ray.get_runtime_context().was_current_actor_reconstructed)
+
+
+def has_policy(llm: continued.ContinuedLLM) -> bool:
+    """Return whether an engine holds the run's policy.
+
+    Raises:
+        EngineDeadError: vLLM's, if its process has died.
+    """
+    if llm.errored:
+        raise llm.dead_error
+    return llm.has_policy
+
+
+def require_policy(llm: continued.ContinuedLLM) -> None:
+    """Refuse to sample from an engine without the run's policy.
+
+    Raises:
+        NoPolicyError: if the engine was started again and has no adapter yet.
+    """
+    if not llm.has_policy:
+        raise NoPolicyError("this engine was started again and does not hold the adapter yet")
 
 
 async def with_origin(

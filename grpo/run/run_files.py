@@ -31,6 +31,7 @@ class RunFiles:
         config, environment, patches, command: written by the launcher before the run.
         resumes, ends: a line for each resume, and for each end that the launcher saw.
         phase: what the trainer is doing now.
+        replaced: a line for each engine that died and was replaced.
         save_request: exists while the launcher waits for a checkpoint, see :mod:`grpo.checkpoint.on_request`.
         samples, logs: the folders of the rollouts and of the processes' logs.
         checkpoints, final: the default folders of checkpoints and of the final adapter, see :meth:`folder_of`.
@@ -45,7 +46,7 @@ class RunFiles:
         self.resumes, self.ends = folder / "resumes.jsonl", folder / "ends.jsonl"
         self.lock, self.save_request = folder / ".lock", folder / ".save-request"
         self.logs, self.checkpoints, self.final = folder / "logs", folder / "checkpoints", folder / "final"
-        self.phase = self.logs / "phase.json"
+        self.phase, self.replaced = self.logs / "phase.json", self.logs / "replaced.jsonl"
         metrics = metrics_dir or self._metrics_dir()
         self.metrics, self.evals = metrics / "metrics.jsonl", metrics / "eval.jsonl"
         self.parity = metrics / "parity.jsonl"

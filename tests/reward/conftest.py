@@ -1,10 +1,13 @@
 """A judge against the local stand-in for Gemini: real HTTP, google-genai's real client."""
 
+import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+import reward.reward_func as module
 from reward.chain import Chain, connect
 from reward.gemini import Client
 from reward.judge import Judge
@@ -15,6 +18,21 @@ from reward.stand_in import StandIn
 from .chains import chain_settings
 
 MODELS = ("first", "second", "third")
+FILE = Path(module.__file__)
+SETTINGS = {
+    "JUDGE": "1",
+    "JUDGE_MODELS": " ".join(MODELS),
+    "CORRECTNESS_WEIGHT": "0.6",
+    "QUALITY_WEIGHT": "0.4",
+    "JUDGE_FALLBACK": "correctness",
+    "JUDGE_UNFINISHED": "1",
+    "JUDGE_TRIES": "1",
+    "JUDGE_DEADLINE": "20",
+    "JUDGE_CALL_TIMEOUT": "10",
+    "JUDGE_RPM": "1000",
+    "JUDGE_TPM": "10000000",
+    "JUDGE_CONCURRENCY": "8",
+}
 
 
 @pytest.fixture
@@ -61,3 +79,24 @@ def make_chain(tmp_path: Path) -> Callable[..., Chain]:
         return Chain(chain_settings(*models, **values), state, Client(key or STAND_IN_KEY, server.url))
 
     return make
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., ModuleType]:
+    """Load reward_func.py by its path, as each engine does, with these settings; variables by name."""
+
+    def begin(server: StandIn | None, **changes: str) -> ModuleType:
+        for name, value in (SETTINGS | changes).items():
+            monkeypatch.setenv(f"GRPO_{name}", value)
+        monkeypatch.setenv("GRPO_RUN_DIR", str(tmp_path))
+        for name in ("GEMINI_API_KEY", "GOOGLE_API_KEY", "GRPO_JUDGE_STAND_IN"):
+            monkeypatch.delenv(name, raising=False)
+        if server:
+            monkeypatch.setenv("GRPO_JUDGE_STAND_IN", server.url)
+        spec = importlib.util.spec_from_file_location("reward_func", FILE)
+        assert spec and spec.loader
+        loaded = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(loaded)
+        return loaded
+
+    return begin

@@ -1,65 +1,20 @@
 """The reward function with a judge: requests, rewards, and failures of the judge."""
 
-import importlib.util
 import json
 import logging
 import math
 import re
-from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-import reward.reward_func as module
 from reward import settings
 from reward.judge import Verdict
 from reward.reward_func import LOG_KEYS
-from reward.stand_in import Fault, StandIn
+from reward.stand_in import Fault
 from reward.stand_in_replies import text_of
 
 from .harmony import PROMPT, RIGHT, WRONG
 from .recorder import Recorder, redirector
-
-FILE = Path(module.__file__)
-
-
-MODELS = "first second third"
-SETTINGS = {
-    "JUDGE": "1",
-    "JUDGE_MODELS": MODELS,
-    "CORRECTNESS_WEIGHT": "0.6",
-    "QUALITY_WEIGHT": "0.4",
-    "JUDGE_FALLBACK": "correctness",
-    "JUDGE_UNFINISHED": "1",
-    "JUDGE_TRIES": "1",
-    "JUDGE_DEADLINE": "20",
-    "JUDGE_CALL_TIMEOUT": "10",
-    "JUDGE_RPM": "1000",
-    "JUDGE_TPM": "10000000",
-    "JUDGE_CONCURRENCY": "8",
-}
-
-
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., ModuleType]:
-    """Load reward_func.py by its path, as each engine does, with these settings; variables by name."""
-
-    def begin(server: StandIn | None, **changes: str) -> ModuleType:
-        for name, value in (SETTINGS | changes).items():
-            monkeypatch.setenv(f"GRPO_{name}", value)
-        monkeypatch.setenv("GRPO_RUN_DIR", str(tmp_path))
-        for name in ("GEMINI_API_KEY", "GOOGLE_API_KEY", "GRPO_JUDGE_STAND_IN"):
-            monkeypatch.delenv(name, raising=False)
-        if server:
-            monkeypatch.setenv("GRPO_JUDGE_STAND_IN", server.url)
-        spec = importlib.util.spec_from_file_location("reward_func", FILE)
-        assert spec and spec.loader
-        loaded = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(loaded)
-        return loaded
-
-    return begin
 
 
 def test_the_address_is_asked_and_its_redirect_is_not_followed(load, monkeypatch) -> None:

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -46,18 +46,25 @@ def kill(run_dir: Path, reached: Callable[[], bool], *options: object, **variabl
     wait_for(lambda: not processes_of(run_dir) and _is_free(run_dir))
 
 
-def terminate(reached: Callable[[], bool], *options: object, **variables: str) -> str:
-    """Start a run, and send its launcher SIGTERM when it has got to a place; return what it printed."""
+@contextlib.contextmanager
+def started(*options: object, **variables: str) -> Iterator[subprocess.Popen]:
+    """Start a run whose output is read; end its launcher at the end of the context."""
     launcher = subprocess.Popen(
         **_call(options, variables), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     try:
-        wait_for(reached, launcher)
-        launcher.send_signal(signal.SIGTERM)
-        output, _ = launcher.communicate(timeout=LIMIT)
+        yield launcher
     finally:
         launcher.kill()
         launcher.wait()
+
+
+def terminate(reached: Callable[[], bool], *options: object, **variables: str) -> str:
+    """Start a run, and send its launcher SIGTERM when it has got to a place; return what it printed."""
+    with started(*options, **variables) as launcher:
+        wait_for(reached, launcher)
+        launcher.send_signal(signal.SIGTERM)
+        output, _ = launcher.communicate(timeout=LIMIT)
     assert launcher.returncode == 128 + signal.SIGTERM, output[-5000:]
     return output
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from grpo.launch.supervise import cause, keeper, last_words, processes, ray_head
+from grpo.launch.supervise import cause, keeper, last_words, processes, ray_head, witness
 from grpo.launch.supervise.examination import is_stopped
 from grpo.launch.supervise.job import Job
 from grpo.launch.supervise.log_tail import tail
@@ -156,6 +156,7 @@ class _Supervisor:
                 if not line:
                     return
                 self._on_event(json.loads(line))
+            self._show_survived()
             self._show(*self.progress())
             self._show_sign_of_life()
             self._look_for_hang(child.stdin)
@@ -164,6 +165,11 @@ class _Supervisor:
             self.stop = self.stop or self.watch.stop()
             if (self.told or self.stop) and self._has_saved():
                 return
+
+    def _show_survived(self) -> None:
+        if lines := self.watch.survived():
+            self.deaths = [death for death in self.deaths if death.role not in witness.OF_ENGINES]
+            self._show(*lines)
 
     def _look_for_hang(self, keeper_input: IO[bytes]) -> None:
         """Ask the keeper to examine a run that hangs, once; its answer ends the run."""

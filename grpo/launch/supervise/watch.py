@@ -25,6 +25,10 @@ class Watch:
         """Return what hangs; None if nothing does."""
         return None
 
+    def survived(self) -> list[str]:
+        """Return a line for each engine that died and was replaced since the last call."""
+        return []
+
     def stop(self) -> Stop | None:
         """Return why the run must end; None if it may go on."""
         return None

@@ -27,6 +27,7 @@ ROLES = {
     "VLLM::EngineCore": "the core of an engine",
     "VLLM::Worker": "a worker of an engine",
 }
+OF_ENGINES = {"an engine", "the core of an engine", "a worker of an engine"}
 DAEMONS = {"raylet": "Ray's raylet", "gcs_server": "Ray's GCS server"}
 
 _INFO = struct.Struct("=QQ11Ii")  # struct pidfd_info of linux/pidfd.h: mask, cgroup, ids, exit status

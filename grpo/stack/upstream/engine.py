@@ -38,6 +38,14 @@ class AsyncLLM(Streams, Protocol):
     async def collective_rpc(self, method: str, *, args: Sequence[Any] = ()) -> list[Any]:
         """Call a method of every worker."""
 
+    @property
+    def errored(self) -> bool:
+        """Return whether the engine's process has died."""
+
+    @property
+    def dead_error(self) -> BaseException:
+        """Return the error that says so."""
+
     async def abort(self, request_id: Sequence[str]) -> None:
         """End requests; each still yields an output, with the tokens that it has."""
 
@@ -96,6 +104,7 @@ class EngineActor(Protocol):
     Attributes:
         _actor_id: Ray's id of the actor.
         load_adapter: added by the patch ``ppo_actor``; calls ``vllm_engine.load_adapter``.
+        has_policy: added by the patch ``replacement``; calls ``vllm_engine.has_policy``.
         cut, go_on, calls: added by the patch ``partial_rollouts``; those of
             :class:`grpo.rollout.continued.ContinuedLLM`.
     """
@@ -107,3 +116,4 @@ class EngineActor(Protocol):
     calls: RemoteMethod
     get_num_unfinished_requests: RemoteMethod
     load_adapter: RemoteMethod
+    has_policy: RemoteMethod

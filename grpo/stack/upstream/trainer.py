@@ -55,6 +55,7 @@ class SamplesGenerator(Protocol):
         policy: the optimizer steps of the policy that samples. ``ppo_trainer.next_batch`` sets it.
         unfinished: the groups that no step has trained on yet, a :class:`grpo.batch.unfinished.Unfinished`; only with
             PARTIAL_ROLLOUTS.
+        engine_calls: what the engines are asked, a :class:`grpo.rollout.replacement.EngineCalls`.
         retirement: the problems that rest, a :class:`grpo.batch.retirement.Retirement`. ``ppo_trainer.next_batch`` or
             ``ppo_trainer.restore`` sets it.
     """
@@ -73,6 +74,7 @@ class SamplesGenerator(Protocol):
     groups: Any
     policy: int
     unfinished: Any
+    engine_calls: Any
     retirement: Any
 
 

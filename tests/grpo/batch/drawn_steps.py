@@ -5,6 +5,7 @@ An answer's score follows from its seed and from how hard its problem is: proble
 
 import argparse
 import hashlib
+import itertools
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from grpo.batch import ahead, filtering, unfinished
 from grpo.hooks import ppo_trainer as hooks
-from grpo.rollout import continued
+from grpo.rollout import continued, replacement
 
 SETTINGS = {
     "seed": 3, "rollout_batch_size": 3, "n_samples_per_prompt": 4, "dynamic_filtering": True,
@@ -45,7 +46,7 @@ def difficulty(prompt: str) -> float:
     return int(number) / int(last)
 
 
-def answers(prompt: str, seed: int, count: int, policy: int) -> list[dict[str, Any]]:
+def answers(prompt: str, seed: int, count: int, policy: int, call: int) -> list[dict[str, Any]]:
     digests = [hashlib.sha256(f"{seed + number}".encode()).digest() for number in range(count)]
     draws = [int.from_bytes(digest[:6]) / 2**48 for digest in digests]
     origin = {continued.POLICIES: np.array([-1, policy]), continued.GROUP: seed, continued.LIMIT: 1}
@@ -78,15 +79,15 @@ class Run:
     """
 
     def __init__(self, monkeypatch: Any, order: int, problems: int = 12, **changes: Any) -> None:
-        for module in (experience_maker, unfinished):
+        for module in (experience_maker, unfinished, replacement):
             monkeypatch.setattr(module, "ray", FakeRay(order))
         loader = StatefulDataLoader(Problems(problems), batch_size=1, shuffle=True, collate_fn=_columns)
         self.args = argparse.Namespace(**SETTINGS | changes)
-        count = SimpleNamespace(remote=lambda: 0)
+        count, calls = SimpleNamespace(remote=lambda: 0), itertools.count()
         answer = SimpleNamespace(
             remote=lambda prompt, sampling_params, num_samples, **_: (
                 *(prompt, sampling_params.seed, num_samples),
-                self.generator.policy,
+                *(self.generator.policy, next(calls)),
             )
         )
         self.known: dict[str, Any] = {}

@@ -3,6 +3,7 @@
 import io
 import threading
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -144,7 +145,12 @@ class Loop:
         this.save_logs_and_checkpoints = lambda *_: self._note("save")
         trackers = SimpleNamespace(close=lambda: None)
         log = SimpleNamespace(
-            write_rollouts=lambda *_: None, write_step=lambda *_: None, trackers=trackers, timed=lambda _, call: call
+            replacing=nullcontext,
+            write_replaced=lambda _: None,
+            write_rollouts=lambda *_: None,
+            write_step=lambda *_: None,
+            trackers=trackers,
+            timed=lambda _, call: call,
         )
         monkeypatch.setattr(ppo_trainer.ray, "get", lambda references: references)
         monkeypatch.setattr(run_log, "attach", lambda *_: log)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from openrlhf.trainer.ppo_utils import experience_maker
 
 from grpo.batch import unfinished
-from grpo.rollout import seeds
+from grpo.rollout import replacement, seeds
 
 from .drawn_steps import FakeRay, Run
 from .test_ahead import any_settings, saved
@@ -45,7 +45,7 @@ class Engines(FakeRay):
 
 def run_of(monkeypatch, salt: int, **changes) -> Run:
     run = Run(monkeypatch, order=0, pipeline=True, **changes)
-    for module in (experience_maker, unfinished):
+    for module in (experience_maker, unfinished, replacement):
         monkeypatch.setattr(module, "ray", Engines(salt))
     return run
 

@@ -22,6 +22,7 @@ from grpo.stack import machine
 from grpo.stack.checkout import CHECKOUT
 from reward import models, settings
 
+from .faulty_run import Run
 from .judge_variables import KEY, VARIABLES
 from .recipe import ROOT
 
@@ -252,3 +253,18 @@ def configure(setting, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Config]
         return setting.config(remote_rm_url=CHECKOUT / "reward" / "reward_func.py")
 
     return begin
+
+
+@pytest.fixture
+def start(setting, save) -> Iterator[Callable[..., Run]]:
+    runs: list[Run] = []
+
+    def begin(steps: int, faults: list[dict], **flags: object) -> Run:
+        save(*range(1, steps + 1), target=setting.folder / "stock", is_sealed=True)
+        runs.append(Run(setting, steps, faults, **flags))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.launcher.terminate()
+        run.launcher.wait(timeout=150)

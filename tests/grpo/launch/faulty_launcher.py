@@ -10,6 +10,7 @@ from grpo.launch import __main__ as launch
 from grpo.launch import preflight, prompt_lengths, restarts
 from grpo.launch.supervise.driver import supervise
 from grpo.stack import machine
+from tests.grpo.launch import clock
 
 TRAINER = Path(__file__).with_name("faulty_trainer.py")
 CLEAN = {"state": "applied", "applied": 3, "total": 3, "digest": "d", "expected_digest": "d", "message": "", "next": ""}
@@ -22,6 +23,8 @@ launch.supervise = lambda driver, **options: supervise(driver, **options | {"ray
 launch.DRIVER = (sys.executable, str(TRAINER))
 restarts.LAUNCHER = (str(Path(__file__)),)
 restarts.FIRST_WAIT = 0.5
+
+clock.follow()
 
 if __name__ == "__main__":
     sys.exit(launch.main())

@@ -1,8 +1,9 @@
 """A stand-in for the trainer with an engine. At each start it takes a line of faults.jsonl, and suffers that fault.
 
 It logs the same numbers for a step whenever it makes it, and copies checkpoints that a test has prepared. A fault names
-its ``step`` and ``phase``, and what happens then: ``raise`` a message, or ``send`` a signal to the ``target``. Or it
-lingers ``at`` a step, where it saves if asked, unless it ``is_deaf``; or ``status`` has numbers for steps.
+its ``step`` and ``phase``, and what happens then: ``raise`` a message, let the clock ``jump`` by seconds, or ``send`` a
+signal to the ``target`` and ``cut`` the last line of the metrics before. Or it lingers ``at`` a step, where it saves if
+asked, unless it ``is_deaf``; or ``status`` has numbers for steps.
 """
 
 import json
@@ -18,6 +19,7 @@ from grpo.launch.supervise import last_words
 from grpo.run.run_files import RunFiles
 from grpo.run.run_log import RunLog
 from grpo.run.save_request import SaveRequest
+from tests.grpo.launch import clock
 from tests.supervised import wait_until, watched_by
 
 ENGINE = "import setproctitle, time; setproctitle.setproctitle('ray::LLMRayActor.generate'); time.sleep(300)"
@@ -37,6 +39,11 @@ def take_fault(folder: Path) -> dict:
 def suffer(fault: dict, step: int, phase: str, engine: subprocess.Popen) -> None:
     if (fault.get("step"), fault.get("phase")) != (step, phase):
         return
+    if "jump" in fault:
+        return clock.jump(fault["jump"])
+    if "cut" in fault:
+        file = RunFiles(Path(os.environ["GRPO_RUN_DIR"])).metrics
+        file.write_bytes(file.read_bytes()[:-20])
     if "raise" in fault:
         raise RuntimeError(fault["raise"])
     pid = engine.pid if fault["target"] == "engine" else os.getpid()
@@ -46,12 +53,15 @@ def suffer(fault: dict, step: int, phase: str, engine: subprocess.Popen) -> None
 
 def main() -> None:
     last_words.install()
+    clock.follow()
     folder, run_dir = Path(os.environ["FAULTY_FOLDER"]), Path(os.environ["GRPO_RUN_DIR"])
     fault = take_fault(folder)
     engine = subprocess.Popen([sys.executable, "-c", ENGINE])
     log = RunLog(str(run_dir), ckpt_dir=str(run_dir))
     resumed = flag("resume_from")
     done, last = int(resumed.rpartition("_")[2]) if resumed else 0, int(flag("max_steps") or 0)
+    if done and not log.has_step(done):
+        log.write_step(done, {"reward": done / 10, "policy_loss": 0.1})  # from the checkpoint
     if not log.is_evaluated(done):
         log.write_eval(done, {"exact_match": 0.5, "n": 4, "problems": 4, "seconds": 0.1})
 

@@ -1,12 +1,7 @@
 """A run that loses a process goes on by itself. Launcher and keeper are real, and so are the deaths."""
 
-import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -17,56 +12,8 @@ from tests.supervised import wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
-LAUNCHER = Path(__file__).with_name("faulty_launcher.py")
 ENGINE_DIES = {"step": 3, "phase": "generate", "target": "engine", "send": "SIGKILL"}
 TRAINER_DIES = {"step": 4, "phase": "train", "target": "trainer", "send": "SIGSEGV"}
-
-
-class Run:
-    """A run of the launcher around the stand-in trainer; `faults` has one entry for each of its starts."""
-
-    def __init__(self, setting, steps: int, faults: list[dict], **flags: object) -> None:
-        self.folder = setting.run_dir
-        (setting.folder / "faults.jsonl").write_text("".join(json.dumps(fault) + "\n" for fault in faults))
-        words = setting.words(**{"max_steps": steps, "save_steps": 1, "eval_steps": 10, "restarts": 3} | flags)
-        root = str(LAUNCHER.parents[3])
-        self.launcher = subprocess.Popen(
-            [sys.executable, str(LAUNCHER), "run", "--name", "test", "--run-dir", str(self.folder), "--", *words],
-            env={**os.environ, "PYTHONPATH": root, "FAULTY_FOLDER": str(setting.folder)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-
-    def finish(self) -> list[str]:
-        output, _ = self.launcher.communicate(timeout=500)
-        return output.splitlines()
-
-    def rows(self, name: str) -> list[dict]:
-        file = self.folder / name
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-    def wait_for_step(self, step: int) -> None:
-        wait_until(lambda: any(row["step"] == step for row in self.rows("metrics.jsonl")), "the step did not come")
-
-    def learnt(self) -> list[tuple]:
-        return [(row["step"], row["reward"]) for row in self.rows("metrics.jsonl")]
-
-
-@pytest.fixture
-def start(setting, save) -> Iterator[Callable[..., Run]]:
-    runs: list[Run] = []
-
-    def begin(steps: int, faults: list[dict], **flags: object) -> Run:
-        save(*range(1, steps + 1), target=setting.folder / "stock", is_sealed=True)
-        runs.append(Run(setting, steps, faults, **flags))
-        return runs[-1]
-
-    yield begin
-    for run in runs:
-        run.launcher.terminate()
-        run.launcher.wait(timeout=150)
 
 
 def test_a_run_that_loses_its_engine_and_then_its_driver_makes_all_its_steps(start) -> None:

@@ -1,0 +1,160 @@
+"""An engine that dies while it samples is replaced: its prompts are sampled again with their seeds.
+
+Ray starts its actor again, in its place and with its arguments. A started actor answers no prompt until it holds the
+run's policy, so the controller installs the adapter of the last sync before it sends the lost prompts again.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, RayActorError
+
+from grpo.lora.engine_actor import NoPolicyError, check_receipts
+from grpo.stack.upstream.engine import EngineActor
+from grpo.stack.upstream.trainer import SamplesGenerator
+
+if TYPE_CHECKING:
+    from grpo.lora.sync import Sent
+
+logger = logging.getLogger("openrlhf.grpo.replacement")
+
+MOST = 3  # in one part of a run; the next death of an engine ends it
+START_SECONDS = 3600.0  # the launcher notices a start that hangs
+_LOOK_SECONDS = 1.0
+
+
+@dataclass
+class Call:
+    """A prompt that an engine answers: the arguments of its ``generate_responses``."""
+
+    engine: EngineActor
+    arguments: dict[str, Any]
+
+
+class EngineCalls:
+    """What a run's engines are asked, and what replaces those that die.
+
+    Attributes:
+        replaced: how many engines so far.
+        policy: the number of the policy that samples; None without PARTIAL_ROLLOUTS.
+        adapter: what the last sync sent; None before the first, when the policy is the base model.
+        note: called for each replacement with what it was: ``engine``, ``seconds``, ``prompts``.
+        phase: the context in which an engine is replaced.
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[Any, Call] = {}  # by Ray's reference to the responses
+        self.replaced = self._told = 0
+        self.policy: int | None = None
+        self.adapter: Sent | None = None
+        self.note: Callable[[dict[str, Any]], None] = lambda _: None
+        self.phase: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    def send(self, engine: EngineActor, arguments: dict[str, Any]) -> Any:
+        """Send a prompt to an engine; return Ray's reference to the responses."""
+        reference = engine.generate_responses.remote(**arguments)
+        self._calls[reference] = Call(engine, arguments)
+        return reference
+
+    def wait(self, references: list[Any]) -> tuple[list[Any], dict[Any, Any]]:
+        """Wait for the responses to a prompt.
+
+        Returns:
+            those that are there; and if an engine was replaced, the new reference of each prompt that it lost.
+
+        Raises:
+            RayActorError: if an engine died and is not replaced, because there were too many or it did not start.
+        """
+        ready, _ = ray.wait(references, num_returns=1, timeout=10.0)
+        for reference in ready:
+            if error := _loss(reference):
+                return [], self._replace(self._calls[reference].engine, error, references)
+            self._calls.pop(reference, None)
+        return ready, {}
+
+    def loads(self, engines: Sequence[EngineActor]) -> list[int]:
+        """Return the number of requests that each engine has not finished. One that died is replaced."""
+        asked = [engine.get_num_unfinished_requests.remote() for engine in engines]
+        return [self._load(engine, reference) for engine, reference in zip(engines, asked, strict=True)]
+
+    def _load(self, engine: EngineActor, reference: Any) -> int:
+        if error := _loss(reference):
+            self._replace(engine, error, [])
+            return 0
+        return int(ray.get(reference))
+
+    def replaced_since(self) -> int:
+        """Return how many engines were replaced since the last call."""
+        self._told, before = self.replaced, self._told
+        return self.replaced - before
+
+    def _replace(self, engine: EngineActor, error: Exception, references: Sequence[Any]) -> dict[Any, Any]:
+        """Wait until an engine lives again, and send its lost prompts again."""
+        if self.replaced >= MOST:
+            raise error
+        started = time.monotonic()
+        logger.warning("an engine died (%s); it is started again", str(error).partition("\n")[0])
+        with self.phase():
+            if not isinstance(error, RayActorError | NoPolicyError):  # only vLLM's process died
+                ray.kill(engine, no_restart=False)  # type: ignore[arg-type]
+            if not _has_policy(engine, error):
+                self._install(engine)
+                self.replaced += 1
+        mine = [reference for reference in references if self._calls[reference].engine == engine]
+        lost = [reference for reference in mine if _is_over(reference) and _loss(reference)]
+        again = {reference: self.send(engine, self._calls.pop(reference).arguments) for reference in lost}
+        seconds = time.monotonic() - started
+        self.note({"engine": engine._actor_id.hex(), "seconds": seconds, "prompts": len(lost)})
+        return again
+
+    def _install(self, engine: EngineActor) -> None:
+        if self.adapter is None:
+            ray.get(engine.load_adapter.remote(None, []))
+        else:
+            receipts = ray.get(engine.load_adapter.remote(self.adapter.buffer, self.adapter.fields))
+            check_receipts([receipts], self.adapter.expected)
+        if self.policy is not None:
+            ray.get(engine.go_on.remote(self.policy, [], {}))
+
+
+def of(generator: SamplesGenerator) -> EngineCalls:
+    """Return the calls of a generator's engines."""
+    if not hasattr(generator, "engine_calls"):
+        generator.engine_calls = EngineCalls()
+    calls: EngineCalls = generator.engine_calls
+    return calls
+
+
+def _is_over(reference: Any) -> bool:
+    return bool(ray.wait([reference], timeout=0)[0])
+
+
+def _loss(reference: Any) -> Exception | None:
+    """Return the death of the engine that would have answered; None if it has, or failed otherwise."""
+    from vllm.v1.engine.exceptions import EngineDeadError  # imports vLLM
+
+    try:
+        ray.get(reference)
+    except (RayActorError, EngineDeadError, NoPolicyError) as error:
+        return error
+    except Exception:  # OpenRLHF's loop raises it
+        return None
+    return None
+
+
+def _has_policy(engine: EngineActor, error: Exception) -> bool:
+    """Wait until an engine has started; return whether it holds the run's policy."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    until = time.monotonic() + START_SECONDS
+    while time.monotonic() < until:
+        try:
+            return bool(ray.get(engine.has_policy.remote()))
+        except (ActorUnavailableError, EngineDeadError):  # it starts, or has yet to end
+            time.sleep(_LOOK_SECONDS)
+    raise error

@@ -1,0 +1,91 @@
+"""The faults of a soak: what each one does to a run, and how a person would end it."""
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from grpo.launch.supervise.witness import DAEMONS, ROLES
+from scripts.soak.disk import SmallDisk
+from scripts.soak.tiny_run import TinyRun
+
+# How a process is found: the name of its role, and the start of its title or a part of its command line.
+TITLES = {role: title for title, role in ROLES.items()} | {role: title for title, role in DAEMONS.items()}
+PARTS = {
+    "the driver": "openrlhf.cli.train_ppo_ray",
+    "the keeper": "grpo.launch.supervise.keeper",
+    "Ray's head": "grpo.launch.supervise.ray_head",
+}
+ENGINES = ("an engine", "the core of an engine")
+STOPPED = (*ENGINES, "an actor rank", "the driver")
+KILLED = (*STOPPED, "the controller", "Ray's raylet", "Ray's GCS server", "Ray's head", "the keeper", "the launcher")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault: its name in the table, and what injects it; False if the run has nothing yet that it could hit."""
+
+    name: str
+    inject: Callable[[TinyRun], bool]
+
+
+def all_faults(disk: SmallDisk | None) -> list[Fault]:
+    """Return every fault; without a disk, none fills it."""
+    faults = [Fault(f"SIGKILL: {role}", _signal(role, signal.SIGKILL)) for role in KILLED]
+    faults += [Fault(f"SIGSTOP: {role}", _signal(role, signal.SIGSTOP)) for role in STOPPED]
+    faults += [Fault("SIGTERM", lambda run: run.signal(signal.SIGTERM)), Fault("Ctrl-C twice", _interrupt_twice)]
+    faults += [Fault("everything is killed, and a line of metrics is cut", _power_cut)]
+    if disk:
+        faults.append(Fault("the disk of the checkpoints is full", lambda _: disk.fill()))
+    return faults
+
+
+def find(role: str, processes: Sequence[psutil.Process]) -> psutil.Process | None:
+    """Return the process with a role; None if there is none."""
+    for process in processes:
+        try:
+            words = process.cmdline()
+        except psutil.Error:
+            continue
+        title = words[0] if words else ""
+        if role in PARTS and PARTS[role] in words:
+            return process
+        if role in TITLES and (title.startswith(TITLES[role]) or os.path.basename(title) == TITLES[role]):
+            return process
+    return None
+
+
+def cut_last_line(file: Path) -> bool:
+    """Cut the last line of a file in its middle, as a power cut may; False if it has none."""
+    lines = file.read_bytes().splitlines(keepends=True) if file.is_file() else []
+    if not lines:
+        return False
+    file.write_bytes(b"".join(lines[:-1]) + lines[-1][: len(lines[-1]) // 2])
+    return True
+
+
+def _signal(role: str, signum: signal.Signals) -> Callable[[TinyRun], bool]:
+    def inject(run: TinyRun) -> bool:
+        if role == "the launcher":
+            return run.signal(signum)
+        victim = find(role, run.processes())
+        if victim is None:
+            return False
+        victim.send_signal(signum)
+        return True
+
+    return inject
+
+
+def _interrupt_twice(run: TinyRun) -> bool:
+    return run.signal(signal.SIGINT) and (run.signal(signal.SIGINT) or True)
+
+
+def _power_cut(run: TinyRun) -> bool:
+    if not run.files.metrics.is_file():
+        return False
+    run.kill_everything()
+    return cut_last_line(run.files.metrics)

@@ -1,0 +1,44 @@
+"""A run of the launcher around the stand-in trainer, which suffers planned faults."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.supervised import wait_until
+
+LAUNCHER = Path(__file__).with_name("faulty_launcher.py")
+
+
+class Run:
+    """A run of the launcher around the stand-in trainer; `faults` has one entry for each of its starts."""
+
+    def __init__(self, setting, steps: int, faults: list[dict], **flags: object) -> None:
+        self.folder = setting.run_dir
+        (setting.folder / "faults.jsonl").write_text("".join(json.dumps(fault) + "\n" for fault in faults))
+        words = setting.words(**{"max_steps": steps, "save_steps": 1, "eval_steps": 10, "restarts": 3} | flags)
+        root = str(LAUNCHER.parents[3])
+        self.environment = {**os.environ, "PYTHONPATH": root, "FAULTY_FOLDER": str(setting.folder)}
+        self.launcher = subprocess.Popen(
+            [sys.executable, str(LAUNCHER), "run", "--name", "test", "--run-dir", str(self.folder), "--", *words],
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def finish(self) -> list[str]:
+        output, _ = self.launcher.communicate(timeout=500)
+        return output.splitlines()
+
+    def rows(self, name: str) -> list[dict]:
+        file = self.folder / name
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def wait_for_step(self, step: int) -> None:
+        wait_until(lambda: any(row["step"] == step for row in self.rows("metrics.jsonl")), "the step did not come")
+
+    def learnt(self) -> list[tuple]:
+        return [(row["step"], row["reward"]) for row in self.rows("metrics.jsonl")]

@@ -1,0 +1,68 @@
+"""Faults of machine and user that cost a run little or nothing. Launcher and keeper are real."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.faults import Stopwatch, assert_seen, longest_gap, note, with_seconds
+
+from .faulty_run import LAUNCHER
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.mark.parametrize("seconds", [-86_400, 86_400])
+def test_a_clock_that_jumps_changes_nothing(start, seconds: int) -> None:
+    run = start(5, [{"step": 3, "phase": "generate", "jump": seconds}], hang_minutes=1)
+    watch = Stopwatch()
+    output = "\n".join(run.finish())
+    assert run.launcher.returncode == 0, output
+    assert run.learnt() == [(step, step / 10) for step in range(1, 6)]
+    times = [row["time"] for row in run.rows("metrics.jsonl")]
+    assert abs(times[2] - times[1] - seconds) < watch.seconds() + 1, "the clock did not jump"
+    assert "no progress" not in output and "restart" not in output
+    assert_seen("the clock jumps by a day", output)
+    note("the clock jumps by a day", 0.0)
+
+
+def test_a_second_launch_into_the_same_directory_is_refused(start, setting) -> None:
+    run = start(4, [{"at": 3}])
+    run.wait_for_step(2)
+    watch = Stopwatch()
+    for option in ("--run-dir", "--resume"):
+        command = [sys.executable, str(LAUNCHER), "run", option, str(run.folder), "--", *setting.words(max_steps=4)]
+        second = subprocess.run(command, env=run.environment, capture_output=True, text=True)
+        assert second.returncode == 2, second.stdout + second.stderr
+        if option == "--resume":
+            assert_seen("a second launch into the directory of a run", second.stderr)
+    note("a second launch into the directory of a run", watch.seconds() / 2)
+    output = run.finish()
+    assert run.launcher.returncode == 0, output
+    assert run.learnt() == [(step, step / 10) for step in range(1, 5)]
+
+
+def test_a_corrupt_row_of_data_is_refused_with_its_line(start, setting) -> None:
+    with open(setting.flags["prompt_data"], "a") as file:
+        file.write('{"input": "cut of\n')
+    watch = Stopwatch()
+    run = start(4, [])
+    output = "\n".join(run.finish())
+    assert run.launcher.returncode == 2, output
+    assert_seen("a row of the data is corrupt", output)
+    note("a row of the data is corrupt", watch.seconds())
+
+
+def test_a_line_of_metrics_that_is_cut_is_written_again(start) -> None:
+    run = start(5, [{"step": 3, "phase": "generate", "target": "engine", "send": "SIGKILL", "cut": True}])
+    output = "\n".join(run.finish())
+    assert run.launcher.returncode == 0, output
+    assert run.learnt() == [(step, step / 10) for step in range(1, 6)]
+    assert_seen("a line of metrics is cut", output)
+    note("a line of metrics is cut", longest_gap(run.rows("metrics.jsonl")))
+
+
+def test_seconds_are_written_into_the_table() -> None:
+    text = "| fault | phase | sees | seconds | left |\n|---|\n| a | b | `c` | 1 | d |\n| e | f | g | 2 | h |\n"
+    assert with_seconds(text, {"a": 12.4}) == text.replace("| 1 |", "| 12 |")
+    assert with_seconds(text, {}) == text

@@ -1,0 +1,192 @@
+"""An engine that dies is started again, gets the adapter, and samples its lost prompts with their seeds."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from ray.exceptions import ActorDiedError, ActorUnavailableError
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from grpo.lora.adapter import Receipt
+from grpo.lora.engine_actor import NoPolicyError, SyncError
+from grpo.lora.sync import Sent
+from grpo.rollout import replacement
+from grpo.rollout.replacement import EngineCalls
+
+EXPECTED = Receipt(tensors=1, split=1, whole=0)
+DEATHS = {"actor": ActorUnavailableError("gone", None), "core": EngineDeadError(), "idle": NoPolicyError("new")}
+
+
+class Reference:
+    """What a call returns, or raises."""
+
+    def __init__(self, engine: "Engine | None", value: Any) -> None:
+        self.engine, self.value = engine, value
+
+
+class Engine:
+    """An engine that dies as it is told, and is started again by Ray, at first without an adapter."""
+
+    def __init__(self, number: int) -> None:
+        self._actor_id = SimpleNamespace(hex=lambda: f"{number}")
+        self.adapter: Any = "initial"
+        self.policies: list[int] = []
+        self.asked = 0  # whether it has started
+        self.confirms = 1
+        self.generate_responses = SimpleNamespace(remote=self._generate)
+        self.has_policy = SimpleNamespace(remote=self._has_policy)
+        self.load_adapter = SimpleNamespace(remote=self._load)
+        self.go_on = SimpleNamespace(remote=lambda policy, *_: self.policies.append(policy))
+        self.get_num_unfinished_requests = SimpleNamespace(remote=lambda: Reference(self, 0))
+
+    def _generate(self, **call: Any) -> Reference:
+        return Reference(self, (call["prompt"], call["seed"], self.adapter))
+
+    def _has_policy(self) -> Any:
+        self.asked += 1
+        return DEATHS["actor"] if self.asked % 3 else self.adapter is not None
+
+    def _load(self, buffer: Any, fields: Any) -> Any:
+        self.adapter = buffer or "base"
+        return Reference(None, [{"rank": 0, "workers": 1, "tensors": 1, "checksum": self.confirms}])
+
+
+class Ray:
+    """Ray with engines of which some die."""
+
+    def __init__(self) -> None:
+        self.lost: dict[Reference, Exception] = {}
+        self.killed: list[Engine] = []
+
+    def wait(self, references: list, **_: Any) -> tuple[list, list]:
+        return references[:1], references[1:]
+
+    def get(self, reference: Any) -> Any:
+        if isinstance(reference, list):
+            return [self.get(one) for one in reference]
+        if reference in self.lost:
+            raise self.lost[reference]
+        if isinstance(reference, Exception):
+            raise reference
+        return reference.value if isinstance(reference, Reference) else reference
+
+    def kill(self, engine: Engine, no_restart: bool) -> None:
+        assert not no_restart
+        self.killed.append(engine)
+
+    def die(self, engine: Engine, references: list[Reference], error: Exception) -> None:
+        engine.adapter, engine.asked = None, 0
+        self.lost |= {reference: error for reference in references if reference.engine is engine}
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
+    mine = Ray()
+    monkeypatch.setattr(replacement, "ray", mine)
+    monkeypatch.setattr(replacement, "_LOOK_SECONDS", 0.0)
+    return mine
+
+
+def sampled(ray: Ray, deaths: list[tuple[int, int, str]], adapter: Any, prompts: int = 6) -> tuple[set, EngineCalls]:
+    """Sample prompts with two engines; the engine `which` dies before the response number `at`."""
+    engines, calls = [Engine(0), Engine(1)], EngineCalls()
+    calls.adapter = adapter
+    pending = [calls.send(engines[n % 2], {"prompt": n, "seed": 100 + n}) for n in range(prompts)]
+    answers: list = []
+    while pending:
+        for at, which, how in deaths:
+            if at == len(answers) and (at, which, how) not in ray.killed:
+                ray.die(engines[which], pending, DEATHS[how])
+                ray.killed.append((at, which, how))
+        ready, again = calls.wait(pending)
+        answers += [ray.get(reference)[:2] for reference in ready]
+        pending = [again.get(reference, reference) for reference in pending if reference not in ready]
+    assert len(answers) == prompts, "a prompt was answered twice"
+    assert not calls._calls
+    return set(answers), calls
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 1), st.sampled_from(sorted(DEATHS))), max_size=3, unique=True),
+    st.booleans(),
+)
+def test_every_prompt_is_answered_once_with_its_seed(ray: Ray, deaths: list, is_synced: bool) -> None:
+    ray.lost, ray.killed = {}, []
+    adapter = Sent("adapter", [], EXPECTED, 0) if is_synced else None
+    answers, calls = sampled(ray, deaths, adapter)
+    assert answers == {(n, 100 + n) for n in range(6)}
+    assert calls.replaced <= len(deaths)
+
+
+@pytest.mark.parametrize("how", DEATHS)
+@pytest.mark.parametrize("is_synced", [False, True])
+def test_it_holds_the_policy_before_it_samples(ray: Ray, how: str, is_synced: bool) -> None:
+    engine, calls, notes = Engine(0), EngineCalls(), []
+    calls.note, calls.policy = notes.append, 7
+    calls.adapter = Sent("adapter", [], EXPECTED, 0) if is_synced else None
+    sent = [calls.send(engine, {"prompt": n, "seed": n}) for n in range(3)]
+    ray.die(engine, sent, DEATHS[how])
+    ready, again = calls.wait(sent)
+    assert ready == [] and set(again) == set(sent)
+    policy = "adapter" if is_synced else "base"
+    assert [ray.get(reference) for reference in again.values()] == [(n, n, policy) for n in range(3)]
+    assert ray.killed == ([engine] if how == "core" else []), "Ray does not know that vLLM's process has died"
+    assert engine.policies == [7]
+    [note] = notes
+    assert note["prompts"] == 3 and note["engine"] == "0" and calls.replaced_since() == 1 == calls.replaced
+    assert calls.replaced_since() == 0
+
+
+def test_an_engine_that_was_only_out_of_reach_keeps_its_adapter(ray: Ray) -> None:
+    engine, calls = Engine(0), EngineCalls()
+    sent = calls.send(engine, {"prompt": 1, "seed": 1})
+    ray.lost[sent] = DEATHS["actor"]
+    _, again = calls.wait([sent])
+    assert ray.get(again[sent]) == (1, 1, "initial") and calls.replaced == 0
+
+
+def test_an_engine_that_is_dead_when_prompts_are_drawn_is_replaced(ray: Ray) -> None:
+    engines, calls = [Engine(0), Engine(1)], EngineCalls()
+    asked = Reference(engines[0], 0)
+    engines[0].get_num_unfinished_requests = SimpleNamespace(remote=lambda: asked)
+    ray.die(engines[0], [asked], DEATHS["actor"])
+    assert calls.loads(engines) == [0, 0]
+    assert engines[0].adapter == "base" and calls.replaced == 1
+
+
+def test_after_too_many_deaths_the_last_one_ends_the_run(ray: Ray) -> None:
+    engine, calls = Engine(0), EngineCalls()
+    calls.replaced = replacement.MOST
+    sent = calls.send(engine, {"prompt": 1, "seed": 1})
+    ray.die(engine, [sent], DEATHS["actor"])
+    with pytest.raises(ActorUnavailableError):
+        calls.wait([sent])
+
+
+def test_an_engine_that_does_not_start_ends_the_run(ray: Ray) -> None:
+    engine, calls = Engine(0), EngineCalls()
+    sent = calls.send(engine, {"prompt": 1, "seed": 1})
+    ray.die(engine, [sent], DEATHS["actor"])
+    engine.has_policy = SimpleNamespace(remote=ActorDiedError)
+    with pytest.raises(ActorDiedError):
+        calls.wait([sent])
+
+
+def test_an_adapter_that_does_not_arrive_whole_ends_the_run(ray: Ray) -> None:
+    engine, calls = Engine(0), EngineCalls()
+    engine.confirms = 2
+    calls.adapter = Sent("adapter", [], EXPECTED, 0)
+    sent = calls.send(engine, {"prompt": 1, "seed": 1})
+    ray.die(engine, [sent], DEATHS["actor"])
+    with pytest.raises(SyncError):
+        calls.wait([sent])
+
+
+def test_another_error_is_left_to_the_loop(ray: Ray) -> None:
+    calls = EngineCalls()
+    sent = calls.send(Engine(0), {"prompt": 1, "seed": 1})
+    ray.lost[sent] = ValueError("of the reward")
+    assert calls.wait([sent]) == ([sent], {})
