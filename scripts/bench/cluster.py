@@ -94,7 +94,7 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
             **dict(_compared(reports)),
         },
         extrapolation=(
-            f"assumes {options.network:g} GB/s out of and into each node, and {rates.of_copy:.3g} s of a memory copy",
+            f"assumes {options.network:g} GB/s out of and into each node, and {rates.of_copy:.3g} s a copy in memory",
             "assumes that all nodes take the adapter from its sender; Ray may also pass it on from node to node",
             f"assumes {options.samples} samples of {options.tokens} tokens at {options.engine_tokens:g} tokens/s from "
             f"each engine, {TOKEN_BYTES} bytes per token, and replies of the judge in {options.judge_latency:g} s",

@@ -9,6 +9,7 @@ from grpo.launch.phases import LARGE as SHAPE
 from grpo.launch.phases import NETWORK, Rates, phases
 from grpo.launch.plan import describe as describe_plan
 from grpo.launch.plan import make_plan
+from tests.docs.pages import page
 
 LARGE = "openai/gpt-oss-120b"
 RECIPE = {
@@ -48,6 +49,13 @@ def test_nodes_say_who_runs_there_and_what_a_sync_brings(lines) -> None:
     ]
     beside = lines(nodes=2, gpus_per_node=8, vllm_num_engines=6)
     assert beside[1] == "  node 1    engines 4, 5 on GPUs 0 to 3, actor ranks 0 to 3 on GPUs 4 to 7; a sync starts here"
+
+
+def test_the_page_shows_what_the_plan_prints(lines) -> None:
+    (shown,) = [block for _, block in page("docs/cluster.md").blocks if block.startswith("nodes")]
+    sizes = {"micro_train_batch_size": 2, "micro_rollout_batch_size": 2}
+    printed = [line.rstrip(",") for line in lines(nodes=2, gpus_per_node=8, vllm_num_engines=6, **sizes)]
+    assert [line for line in shown.splitlines() if line not in printed] == []
 
 
 def test_a_node_without_work_is_named(lines) -> None:
