@@ -90,7 +90,9 @@ class Cluster:
         more = (f"--num-gpus={gpus}", "--num-cpus=8", f"--object-store-memory={OBJECT_STORE}")
         command = node.command(sys.executable, *words, *more, "--disable-usage-stats")
         # Workers that nobody has asked for would only take memory.
-        environment = self.environment(RAY_prestart_worker_first_driver="0", RAY_enable_worker_prestart="0")
+        quiet = {"RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0"}
+        # A node ends this long after its head, not a minute.
+        environment = self.environment(RAY_gcs_rpc_server_reconnect_timeout_s="10", **quiet)
         done = subprocess.run(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, timeout=START_LIMIT,
