@@ -31,7 +31,16 @@ mount --bind {seen} /mnt/seen
 mount -t tmpfs -o size=2g tmpfs /tmp
 mkdir -p {seen}
 mount --move /mnt/seen {seen}
-exec sleep infinity
+exec {python} -c "$FIRST"
+"""
+# Process 1: it reaps, as that of a machine does.
+FIRST = """
+import os, time
+while True:
+    try:
+        os.wait()
+    except ChildProcessError:
+        time.sleep(0.1)
 """
 
 
@@ -143,9 +152,11 @@ def two_nodes(folders: tuple[Path, Path], gpus: tuple[int, int]) -> Iterator[Clu
 
 
 def _begin(namespace: str, name: str, seen: Path) -> subprocess.Popen[bytes]:
-    script = INIT.format(name=name, seen=seen)
+    script = INIT.format(name=name, seen=seen, python=sys.executable)
     separate = ("unshare", "--mount", "--pid", "--uts", "--ipc", "--fork", "--mount-proc", "--kill-child")
-    process = subprocess.Popen(["ip", "netns", "exec", namespace, *separate, "sh", "-euc", script])
+    process = subprocess.Popen(
+        ["ip", "netns", "exec", namespace, *separate, "sh", "-euc", script], env={**os.environ, "FIRST": FIRST}
+    )
     deadline = time.monotonic() + 30
     while not _is_ready(process):
         assert process.poll() is None and time.monotonic() < deadline, "the node did not start"
@@ -155,7 +166,7 @@ def _begin(namespace: str, name: str, seen: Path) -> subprocess.Popen[bytes]:
 
 def _is_ready(process: subprocess.Popen[bytes]) -> bool:
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return bool(children) and Path(f"/proc/{children[0]}/comm").read_text().strip() == "sleep"
+    return bool(children) and Path(f"/proc/{children[0]}/comm").read_text().startswith("python")
 
 
 def _run(*words: str) -> None:
