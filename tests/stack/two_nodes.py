@@ -31,7 +31,16 @@ mount --bind {seen} /mnt/seen
 mount -t tmpfs -o size=2g tmpfs /tmp
 mkdir -p {seen}
 mount --move /mnt/seen {seen}
-exec sleep infinity
+exec {python} -c "$FIRST"
+"""
+# Process 1: it reaps, as that of a machine does.
+FIRST = """
+import os, time
+while True:
+    try:
+        os.wait()
+    except ChildProcessError:
+        time.sleep(0.1)
 """
 
 
@@ -90,7 +99,9 @@ class Cluster:
         more = (f"--num-gpus={gpus}", "--num-cpus=8", f"--object-store-memory={OBJECT_STORE}")
         command = node.command(sys.executable, *words, *more, "--disable-usage-stats")
         # Workers that nobody has asked for would only take memory.
-        environment = self.environment(RAY_prestart_worker_first_driver="0", RAY_enable_worker_prestart="0")
+        quiet = {"RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0"}
+        # A node ends this long after its head, not a minute.
+        environment = self.environment(RAY_gcs_rpc_server_reconnect_timeout_s="10", **quiet)
         done = subprocess.run(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, timeout=START_LIMIT,
@@ -141,9 +152,11 @@ def two_nodes(folders: tuple[Path, Path], gpus: tuple[int, int]) -> Iterator[Clu
 
 
 def _begin(namespace: str, name: str, seen: Path) -> subprocess.Popen[bytes]:
-    script = INIT.format(name=name, seen=seen)
+    script = INIT.format(name=name, seen=seen, python=sys.executable)
     separate = ("unshare", "--mount", "--pid", "--uts", "--ipc", "--fork", "--mount-proc", "--kill-child")
-    process = subprocess.Popen(["ip", "netns", "exec", namespace, *separate, "sh", "-euc", script])
+    process = subprocess.Popen(
+        ["ip", "netns", "exec", namespace, *separate, "sh", "-euc", script], env={**os.environ, "FIRST": FIRST}
+    )
     deadline = time.monotonic() + 30
     while not _is_ready(process):
         assert process.poll() is None and time.monotonic() < deadline, "the node did not start"
@@ -153,7 +166,7 @@ def _begin(namespace: str, name: str, seen: Path) -> subprocess.Popen[bytes]:
 
 def _is_ready(process: subprocess.Popen[bytes]) -> bool:
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return bool(children) and Path(f"/proc/{children[0]}/comm").read_text().strip() == "sleep"
+    return bool(children) and Path(f"/proc/{children[0]}/comm").read_text().startswith("python")
 
 
 def _run(*words: str) -> None:

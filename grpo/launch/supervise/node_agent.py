@@ -53,13 +53,16 @@ class NodeAgent:
         if code := starting.wait():  # it goes on in a child of its own
             raise RuntimeError(f"the agent of this node ended with exit code {code}")
 
+        self._raylet = os.getppid()
         threading.Thread(target=self._meet, daemon=True).start()
 
     def _meet(self) -> None:
-        while True:
+        # Ray's daemon ends once its head is silent, and its workers may outlive it.
+        while os.getppid() == self._raylet:
             with self._lock:
                 self._witness.meet(processes.of_run(self._run_id, os.getpid()))
             time.sleep(SCAN_SECONDS)
+        os._exit(1)
 
     def answer(self) -> bool:
         """Return True, from a node that lives."""
