@@ -3,11 +3,13 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +18,7 @@ import pytest
 
 from grpo.launch.supervise import joined_cluster, processes, ray_head, witness
 from grpo.launch.supervise.ray_head import RayHead
-from tests.faults import assert_seen
+from tests.faults import Stopwatch, assert_seen, note
 from tests.supervised import children, command_line, is_alive, naming, wait_until, watched_by
 
 pytestmark = pytest.mark.timeout(400)
@@ -217,6 +219,28 @@ def test_the_driver_ends(tmp_path: Path, start, code: int) -> None:
     assert not [path for path in logs if b"s3cret-value" in path.read_bytes()], "a secret is in a log"
 
 
+@contextmanager
+def busy(ports: Sequence[int]) -> Iterator[None]:
+    """Listen on ports; some may be busy already."""
+    with ExitStack() as stack:
+        for port in ports:
+            listener = stack.enter_context(socket.socket())
+            with suppress(OSError):
+                listener.bind(("", port))
+                listener.listen()
+        yield
+
+
+def test_a_run_starts_although_the_usual_ports_are_busy(tmp_path: Path, start) -> None:
+    # Ray's, its client's, its dashboard's, its workers' first, PyTorch's, and vLLM's
+    with busy([6379, 8265, 10001, 10002, 29500, 8000]):
+        run, watch = start(tmp_path, "0"), Stopwatch()
+        output = run.finish()
+    assert run.launcher.returncode == 0, output
+    assert_seen("the usual ports are busy", output)
+    note("the usual ports are busy", watch.seconds())
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal(tmp_path: Path, start, signum: signal.Signals) -> None:
     run = start(tmp_path, "wait")
@@ -261,8 +285,10 @@ def test_ray_dies(tmp_path: Path, start) -> None:
     driver = run.driver()
     keeper = run.keeper()
     [head] = [pid for pid in children(keeper) if "--head" in command_line(pid)]
+    watch = Stopwatch()
     os.kill(head, signal.SIGKILL)
     output = run.finish()
+    note("Ray's head is killed", watch.seconds())
     assert run.launcher.returncode == 1
     assert_seen("Ray's head is killed", output)
     assert_nothing_left(driver)
@@ -279,14 +305,17 @@ def test_a_process_is_killed_and_named(tmp_path: Path, start, which: str) -> Non
 
     wait_until(lambda: bool(watched()), f"the keeper does not watch {which}")
     victim = watched()[0]
+    watch = Stopwatch()
     os.kill(victim, signal.SIGKILL)
     output = run.finish()
     assert run.launcher.returncode == 1
     assert f"failed       {which} was killed by SIGKILL (pid {victim})" in output, output
     if which == "Ray's raylet":
         assert_seen("Ray's raylet is killed", output)
+        note("Ray's raylet is killed", watch.seconds())
     elif which == "Ray's GCS server":
         assert_seen("Ray's GCS server is killed", output)
+        note("Ray's GCS server is killed", watch.seconds())
     assert_nothing_left(driver)
 
 
