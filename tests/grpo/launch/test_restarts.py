@@ -36,6 +36,14 @@ def test_a_run_that_loses_its_engine_and_then_its_driver_makes_all_its_steps(sta
     assert text.count("restart      1 of 3") == 2, "a new checkpoint sets the count back"
 
 
+def test_an_engine_that_was_replaced_is_not_the_cause_of_a_later_failure(start) -> None:
+    run = start(5, [ENGINE_DIES | {"replace": "of the step after"}], restarts=0)
+    text = "\n".join(run.finish())
+    assert run.launcher.returncode == 1, text
+    assert "step 3: an engine died and was replaced in 1 s" in text
+    assert "failed       RuntimeError: of the step after" in text
+
+
 def test_the_same_error_after_the_same_step_ends_the_run(start) -> None:
     run = start(5, [ENGINE_DIES] * 3)
     output = run.finish()
