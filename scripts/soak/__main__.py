@@ -24,10 +24,11 @@ from scripts.soak import faults, proof, table
 from scripts.soak.disk import SmallDisk
 from scripts.soak.faults import Fault
 from scripts.soak.table import Hit, Report
-from scripts.soak.tiny_run import TinyRun
+from scripts.soak.tiny_run import START, TinyRun
 
 LOOK_SECONDS, SEARCH_SECONDS = 1.0, 5.0
 MOST_RESUMES = 20
+IN_START = 0.2  # of the faults; a start may take longer than all steps
 SETTLE_SECONDS = 90.0  # the keeper may outlive a launcher that is killed
 BASICS = {"HANG_MINUTES": "1.5", "SIGTERM_SECONDS": "60"}
 
@@ -73,7 +74,7 @@ class Soak:
         self._faults = faults.all_faults(disk)
         self._waiting: list[Fault] = []
         self._keys = {name: f"planted-{secrets.token_hex(16)}" for name in proof.NAMES}
-        self._next_fault, self._hit_at = float("inf"), 0.0
+        self._next_fault, self._hit_at, self._may_hit_start = float("inf"), 0.0, False
         self._reports: list[Report] = []
 
     def run(self) -> list[Report]:
@@ -93,6 +94,7 @@ class Soak:
 
     def _plan(self) -> None:
         self._next_fault = time.monotonic() + 60 * self._options.every * self._random.uniform(0.5, 1.5)
+        self._may_hit_start = self._random.random() < IN_START
 
     def _one(self, number: int) -> Report:
         folder = self._out / f"run_{number}"
@@ -131,6 +133,8 @@ class Soak:
         if not self._waiting:
             self._waiting = self._random.sample(self._faults, len(self._faults))
         phase, step = run.phase()
+        if phase == START and not self._may_hit_start:
+            return
         hit = Hit(self._waiting[0].name, phase, step)
         run.news()
         if self._waiting[0].inject(run):

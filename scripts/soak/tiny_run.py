@@ -19,6 +19,7 @@ from grpo.stack.json_files import read_rows
 # One engine and one rank of the actor: at most 6 GB.
 SETTINGS = {"NUM_ENGINES": "1", "ACTOR_GPUS": "1", "SAVE_STEPS": "1", "RESTARTS": "3", "MAX_CHECKPOINTS": "2"}
 SIGNS = ("failed ", "restart ", "no restart", "not finished", "an engine died", "refused", "ending the run", "saving")
+START = "start"
 TERMINAL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -112,7 +113,7 @@ class TinyRun:
         try:
             noted = json.loads(self.files.phase.read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            return "start", rows[-1]["step"] + 1 if rows else 1
+            return START, rows[-1]["step"] + 1 if rows else 1
         return str(noted["phase"]), int(noted["step"])
 
     def rows(self) -> list[dict]:

@@ -1,13 +1,14 @@
 """After any end of a run with a real Ray cluster, nothing of it is left, and other users' clusters keep working."""
 
-import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,111 +17,12 @@ import pytest
 
 from grpo.launch.supervise import joined_cluster, processes, ray_head, witness
 from grpo.launch.supervise.ray_head import RayHead
-from tests.faults import assert_seen
+from tests.faults import Stopwatch, assert_seen, note
 from tests.supervised import children, command_line, is_alive, naming, wait_until, watched_by
 
+from .launched_cluster import PROBE, Run, environment
+
 pytestmark = pytest.mark.timeout(400)
-
-ROOT = Path(__file__).parents[2]
-SMALL = "RayHead(num_gpus=2, num_cpus=6, object_store_bytes=100_000_000)"
-
-LAUNCHER = f"""
-import os, sys
-from pathlib import Path
-from grpo.launch.supervise.ray_head import RayHead
-from grpo.launch.supervise.driver import supervise
-folder, *driver = sys.argv[1:]
-ray = None if "RAY_ADDRESS" in os.environ else {SMALL}
-end = supervise([sys.executable, *driver], ray=ray, log_dir=Path(folder), grace=5.0)
-print("failed      ", end.cause)
-sys.exit(end.code)
-"""
-
-# A stand-in for the trainer, with the same kinds of processes: a Ray actor on each GPU that starts a subprocess (as
-# vLLM's engine core is one), a detached one with an empty environment, and a shared-memory segment.
-DRIVER = """
-import json, os, subprocess, sys, time
-from multiprocessing import shared_memory
-from pathlib import Path
-import ray
-from grpo.launch.supervise import last_words
-from grpo.stack.cluster import runtime_env
-last_words.install()
-folder, how = sys.argv[1:]
-ray.init(runtime_env=runtime_env())
-
-@ray.remote(num_gpus=1, num_cpus=1)
-class LLMRayActor:
-    def start(self):
-        sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
-        core = subprocess.Popen(sleep)
-        detached = subprocess.Popen(sleep, start_new_session=True, env={})
-        self.segment = shared_memory.SharedMemory(create=True, size=1000)
-        return [os.getpid(), core.pid, detached.pid], self.segment.name
-
-    def work(self):
-        time.sleep(600)
-
-engines = [LLMRayActor.remote() for _ in range(2)]
-started = ray.get([engine.start.remote() for engine in engines])
-pids = [os.getpid()] + [pid for pids, _ in started for pid in pids]
-names = [name for _, name in started]
-file = Path(folder) / "driver.json"
-file.with_suffix(".tmp").write_text(json.dumps(
-    {"pids": pids, "segments": names, "run": os.environ["GRPO_RUN_ID"], "temporary": os.environ["TMPDIR"]}))
-file.with_suffix(".tmp").rename(file)
-if how == "work":
-    ray.get([engine.work.remote() for engine in engines])
-# The keeper looks at most twice a second who owns new shared memory.
-time.sleep(600 if how == "wait" else 2)
-sys.exit(int(how))
-"""
-
-# Runs one task on a cluster.
-PROBE = """
-import ray
-ray.init()
-@ray.remote
-def add(a, b):
-    return a + b
-print("sum", ray.get(add.remote(20, 22)))
-"""
-
-
-def environment(**changes: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", **changes}
-
-
-class Run:
-    """A launcher in its own session."""
-
-    def __init__(self, folder: Path, how: str, **changes: str) -> None:
-        self.folder = folder
-        self.launcher = subprocess.Popen(
-            [sys.executable, "-c", LAUNCHER, str(folder), "-c", DRIVER, str(folder), how],
-            cwd=ROOT,
-            env=environment(**changes),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-            # as in a terminal: a script's background jobs ignore Ctrl-C, and their children inherit that
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )
-
-    def driver(self) -> dict:
-        file = self.folder / "driver.json"
-        wait_until(lambda: file.exists() or self.launcher.poll() is not None, "the driver did not start")
-        if not file.exists():
-            pytest.fail(f"the launcher ended early: {self.launcher.communicate()[0]}")
-        return json.loads(file.read_text())
-
-    def keeper(self) -> int:
-        [pid] = children(self.launcher.pid)
-        return pid
-
-    def finish(self) -> str:
-        return self.launcher.communicate(timeout=150)[0]
 
 
 @pytest.fixture
@@ -217,6 +119,28 @@ def test_the_driver_ends(tmp_path: Path, start, code: int) -> None:
     assert not [path for path in logs if b"s3cret-value" in path.read_bytes()], "a secret is in a log"
 
 
+@contextmanager
+def busy(ports: Sequence[int]) -> Iterator[None]:
+    """Listen on ports; some may be busy already."""
+    with ExitStack() as stack:
+        for port in ports:
+            listener = stack.enter_context(socket.socket())
+            with suppress(OSError):
+                listener.bind(("", port))
+                listener.listen()
+        yield
+
+
+def test_a_run_starts_although_the_usual_ports_are_busy(tmp_path: Path, start) -> None:
+    # Ray's, its client's, its dashboard's, its workers' first, PyTorch's, and vLLM's
+    with busy([6379, 8265, 10001, 10002, 29500, 8000]):
+        run, watch = start(tmp_path, "0"), Stopwatch()
+        output = run.finish()
+    assert run.launcher.returncode == 0, output
+    assert_seen("the usual ports are busy", output)
+    note("the usual ports are busy", watch.seconds())
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal(tmp_path: Path, start, signum: signal.Signals) -> None:
     run = start(tmp_path, "wait")
@@ -261,8 +185,10 @@ def test_ray_dies(tmp_path: Path, start) -> None:
     driver = run.driver()
     keeper = run.keeper()
     [head] = [pid for pid in children(keeper) if "--head" in command_line(pid)]
+    watch = Stopwatch()
     os.kill(head, signal.SIGKILL)
     output = run.finish()
+    note("Ray's head is killed", watch.seconds())
     assert run.launcher.returncode == 1
     assert_seen("Ray's head is killed", output)
     assert_nothing_left(driver)
@@ -279,14 +205,17 @@ def test_a_process_is_killed_and_named(tmp_path: Path, start, which: str) -> Non
 
     wait_until(lambda: bool(watched()), f"the keeper does not watch {which}")
     victim = watched()[0]
+    watch = Stopwatch()
     os.kill(victim, signal.SIGKILL)
     output = run.finish()
     assert run.launcher.returncode == 1
     assert f"failed       {which} was killed by SIGKILL (pid {victim})" in output, output
     if which == "Ray's raylet":
         assert_seen("Ray's raylet is killed", output)
+        note("Ray's raylet is killed", watch.seconds())
     elif which == "Ray's GCS server":
         assert_seen("Ray's GCS server is killed", output)
+        note("Ray's GCS server is killed", watch.seconds())
     assert_nothing_left(driver)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import assert_seen
+from tests.faults import assert_seen, note
 from tests.supervised import wait_until
 
 from .runs import lines, processes_of, started
@@ -43,6 +43,7 @@ def replaced(request, tiny_model, tmp_path_factory) -> Path:
     assert launcher.returncode == 0, output[-5000:]
     if request.param == "an engine":
         assert_seen("an engine is killed while it samples", output)
+        note("an engine is killed while it samples", lines(run_dir / "logs" / "replaced.jsonl")[0]["seconds"])
     assert re.search(rf"step {AT}: an engine died and was replaced", output) and "restart" not in output
     return run_dir
 

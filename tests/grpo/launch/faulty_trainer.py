@@ -2,8 +2,9 @@
 
 It logs the same numbers for a step whenever it makes it, and copies checkpoints that a test has prepared. A fault names
 its ``step`` and ``phase``, and what happens then: ``raise`` a message, let the clock ``jump`` by seconds, or ``send`` a
-signal to the ``target`` and ``cut`` the last line of the metrics before. Or it lingers ``at`` a step, where it saves if
-asked, unless it ``is_deaf``; or ``status`` has numbers for steps.
+signal to the ``target`` and ``cut`` the last line of the metrics before. With ``replace``, another engine takes the
+place of the dead one, and the next step fails. Or it lingers ``at`` a step, where it saves if asked, unless it
+``is_deaf``; or ``status`` has numbers for steps.
 """
 
 import json
@@ -37,6 +38,8 @@ def take_fault(folder: Path) -> dict:
 
 
 def suffer(fault: dict, step: int, phase: str, engine: subprocess.Popen) -> None:
+    if fault.get("replace") and (step, phase) == (fault["step"] + 1, fault["phase"]):
+        raise RuntimeError(fault["replace"])
     if (fault.get("step"), fault.get("phase")) != (step, phase):
         return
     if "jump" in fault:
@@ -70,7 +73,13 @@ def main() -> None:
     def generate(step: int) -> None:
         if fault.get("status"):
             time.sleep(0.5)  # the launcher looks twice a second
+        nonlocal engine
         suffer(fault, step, "generate", engine)
+        if fault.get("replace") and step == fault["step"]:
+            engine.wait()
+            engine = subprocess.Popen([sys.executable, "-c", ENGINE])
+            log.write_replaced({"engine": "a", "seconds": 1.0, "prompts": 2})
+            time.sleep(1.5)  # the launcher looks twice a second
         for _ in range(5 if fault.get("at") != step else 200):
             time.sleep(0.1)
             if request.is_open() and not fault.get("is_deaf"):

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from grpo.run.saved_steps import saved_steps
+from scripts.soak.disk import SmallDisk
 from tests.faults import Stopwatch, assert_seen, longest_gap, note, with_seconds
 
 from .faulty_run import LAUNCHER
@@ -60,6 +62,26 @@ def test_a_line_of_metrics_that_is_cut_is_written_again(start) -> None:
     assert run.learnt() == [(step, step / 10) for step in range(1, 6)]
     assert_seen("a line of metrics is cut", output)
     note("a line of metrics is cut", longest_gap(run.rows("metrics.jsonl")))
+
+
+def test_a_disk_that_fills_while_the_run_goes_on_is_named(start, setting) -> None:
+    try:
+        disk = SmallDisk(setting.run_dir)
+    except PermissionError as error:
+        pytest.skip(str(error))
+    try:
+        run = start(30, [], restarts=0)
+        run.wait_for_step(2)
+        watch = Stopwatch()
+        assert disk.fill()
+        output = "\n".join(run.finish())
+        assert run.launcher.returncode == 1, output
+        assert_seen("a disk is full", output)
+        note("a disk is full", watch.seconds())
+        steps = saved_steps(run.folder / "checkpoints")
+        assert len(steps) >= 1, "earlier checkpoints stay"
+    finally:
+        disk.close()
 
 
 def test_seconds_are_written_into_the_table() -> None:

@@ -2,12 +2,13 @@
 
 import os
 import signal
+import time
 
 import psutil
 import pytest
 
 from grpo.launch import restarts
-from tests.faults import assert_seen
+from tests.faults import Stopwatch, assert_seen, longest_gap, note
 from tests.supervised import wait_until
 
 pytestmark = pytest.mark.timeout(600)
@@ -27,9 +28,20 @@ def test_a_run_that_loses_its_engine_and_then_its_driver_makes_all_its_steps(sta
     assert first["cause"].startswith("an engine") and first["restart"] and (first["step"], first["saved"]) == (2, 2)
     assert second["cause"] == "the driver was killed by SIGSEGV" and second["restart"] and last["code"] == 0
     assert_seen("an engine is killed", text)
+    times = [row["time"] for row in run.rows("metrics.jsonl")]
+    note("an engine is killed", times[2] - times[1] - (times[1] - times[0]))
+    note("the driver crashes", times[3] - times[2] - (times[1] - times[0]))
     assert_seen("the driver crashes", text)
     assert "first error  at step 2: an engine was killed by SIGKILL" in text
     assert text.count("restart      1 of 3") == 2, "a new checkpoint sets the count back"
+
+
+def test_an_engine_that_was_replaced_is_not_the_cause_of_a_later_failure(start) -> None:
+    run = start(5, [ENGINE_DIES | {"replace": "of the step after"}], restarts=0)
+    text = "\n".join(run.finish())
+    assert run.launcher.returncode == 1, text
+    assert "step 3: an engine died and was replaced in 1 s" in text
+    assert "failed       RuntimeError: of the step after" in text
 
 
 def test_the_same_error_after_the_same_step_ends_the_run(start) -> None:
@@ -37,6 +49,7 @@ def test_the_same_error_after_the_same_step_ends_the_run(start) -> None:
     output = run.finish()
     assert run.launcher.returncode == 1
     assert_seen("the same error comes twice", "\n".join(output))
+    note("the same error comes twice", time.time() - run.rows("metrics.jsonl")[-1]["time"])
     assert output[-1].startswith("not finished ./train_grpo.sh --resume") and "after step 2" in output[-1]
     assert [row["restart"] for row in run.rows("ends.jsonl")] == [True, False]
 
@@ -44,8 +57,10 @@ def test_the_same_error_after_the_same_step_ends_the_run(start) -> None:
 def test_a_signal_between_two_parts_ends_the_run(start) -> None:
     run = start(5, [ENGINE_DIES])
     wait_until(lambda: bool(run.rows("ends.jsonl")) or run.launcher.poll() is not None, "the engine did not die")
+    watch = Stopwatch()
     os.kill(run.launcher.pid, signal.SIGINT)
     output = run.finish()
+    note("a signal during the wait for a restart", watch.seconds())
     assert run.launcher.returncode == 130, output
     assert_seen("a signal during the wait for a restart", output[-1])
     assert not psutil.pid_exists(run.launcher.pid)
@@ -58,6 +73,7 @@ def test_an_engine_that_is_stopped_is_noticed_looked_at_and_replaced(start) -> N
     assert run.launcher.returncode == 0, text
     assert run.learnt() == [(step, step / 10) for step in range(1, 5)]
     assert_seen("an engine is stopped", text)
+    note("an engine is stopped", longest_gap(run.rows("metrics.jsonl")))
     [told] = [line for line in output if "kill -CONT" in line]
     pid = told.rpartition(" ")[2]
     assert told.startswith(f"an engine is stopped (pid {pid})")
@@ -74,16 +90,19 @@ def test_an_engine_that_is_stopped_is_noticed_looked_at_and_replaced(start) -> N
 def test_sigterm_saves_before_it_ends_or_ends_in_time(start, is_deaf: bool) -> None:
     run = start(4, [{"at": 4, "is_deaf": is_deaf}], save_steps=2, eval_steps=2, sigterm_seconds=2)
     run.wait_for_step(3)
+    watch = Stopwatch()
     os.kill(run.launcher.pid, signal.SIGTERM)
     output = run.finish()
-    text = "\n".join(output)
+    seconds, text = watch.seconds(), "\n".join(output)
     assert run.launcher.returncode == 143, text
     saved = sorted(path.name for path in (run.folder / "checkpoints").glob("step_*"))
     assert saved == (["step_2"] if is_deaf else ["step_2", "step_3"])
     if is_deaf:
         assert_seen("SIGTERM, and no time to save", text)
+        note("SIGTERM, and no time to save", seconds)
     else:
         assert_seen("SIGTERM", text)
+        note("SIGTERM", seconds)
     assert output[-1].endswith(f"continues after step {2 if is_deaf else 3}")
     assert not (run.folder / ".save-request").exists() and "restart" not in run.rows("ends.jsonl")[-1]
 
@@ -104,6 +123,7 @@ def test_a_rule_ends_the_run_with_its_reason(start) -> None:
     output = run.finish()
     assert run.launcher.returncode == 3, output
     assert_seen("the loss is not finite", "\n".join(output))
+    note("the loss is not finite", time.time() - run.rows("metrics.jsonl")[-1]["time"])
     assert output[-1].endswith("continues after step 2"), "what is not finite is not saved"
     assert [row["code"] for row in run.rows("ends.jsonl")] == [3], "a rule is no crash"
 

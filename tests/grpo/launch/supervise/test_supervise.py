@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.faults import assert_seen
+from tests.faults import Stopwatch, assert_seen, note
 from tests.supervised import children, command_line, is_alive, naming, wait_until
 
 ROOT = Path(__file__).parents[4]
@@ -201,12 +201,14 @@ def test_a_signal_from_the_terminal(tmp_path: Path, start, bystander, signum: si
 def test_ctrl_c_many_times(tmp_path: Path, start, bystander) -> None:
     run = start(tmp_path, "wait")
     driver = run.driver()
+    watch = Stopwatch()
     for _ in range(10):
         os.killpg(run.shell.pid, signal.SIGINT)
         time.sleep(0.05)
     output = run.finish()
     assert run.shell.returncode == 130
     assert_seen("Ctrl-C ten times", output)
+    note("Ctrl-C ten times", watch.seconds())
     assert_nothing_left(driver)
     assert "Traceback" not in output
 
@@ -230,8 +232,10 @@ def test_the_whole_process_group_of_the_launcher_is_killed(tmp_path: Path, start
 def test_the_keeper_is_killed(tmp_path: Path, start, bystander) -> None:
     run = start(tmp_path, "wait")
     driver = run.driver()
+    watch = Stopwatch()
     os.kill(run.keeper(), signal.SIGKILL)
     output = run.finish()
+    note("the keeper is killed", watch.seconds())
     assert run.shell.returncode == 1
     assert_nothing_left(driver)
     assert_seen("the keeper is killed", output)
