@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoTokenizer, GptOssForCausalLM
 
+from grpo.launch.checks.environment import check_tools
 from grpo.rollout.multi_turn.conversation import play
 from grpo.rollout.multi_turn.environment import load
 from grpo.rollout.multi_turn.retrieval import VARIABLE
@@ -25,6 +27,8 @@ ENVIRONMENTS = list(tools.ENVIRONMENTS)
 def tokenizer(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokenizer")
     write_tokenizer(folder)
+    file = folder / "chat_template.jinja"
+    file.write_text(tools.chat_template(file.read_text()))
     return AutoTokenizer.from_pretrained(folder)
 
 
@@ -37,6 +41,20 @@ def the_library(tmp_path, monkeypatch):
 
 def environment_of(name: str, row: dict):
     return load(name)(row["prompt"], row["label"])
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_the_chat_template_names_the_tools(name, tokenizer):
+    environment = tools.ENVIRONMENTS[name].Environment
+    problems = check_tools(environment, Path(tokenizer.name_or_path), name)
+    assert not list(problems), "the launcher takes the model"
+    template, user = template_for(tokenizer), [{"role": "user", "content": "How many?"}]
+    without, named = (
+        "".join(part.text for part in template.head(user, descriptions))
+        for descriptions in ([], [tool.as_openai() for tool in environment.tools])
+    )
+    lines = "".join(f"\nTool: {tool.name}" for tool in environment.tools)
+    assert lines and named == without.replace("final<|end|>", f"final{lines}<|end|>", 1)
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
