@@ -10,10 +10,13 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import psutil
 import pytest
 
+from grpo.launch.config import Config
 from grpo.launch.supervise import joined_cluster, processes, ray_head, witness
 from grpo.launch.supervise.ray_head import RayHead
 from tests.faults import assert_seen
@@ -27,6 +30,8 @@ SMALL = "RayHead(num_gpus=2, num_cpus=6, object_store_bytes=100_000_000)"
 LAUNCHER = f"""
 import os, sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 from grpo.launch.supervise.ray_head import RayHead
 from grpo.launch.supervise.driver import supervise
 folder, *driver = sys.argv[1:]
@@ -42,6 +47,8 @@ DRIVER = """
 import json, os, subprocess, sys, time
 from multiprocessing import shared_memory
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 import ray
 from grpo.launch.supervise import last_words
 from grpo.stack.cluster import runtime_env
@@ -292,7 +299,8 @@ def test_a_process_is_killed_and_named(tmp_path: Path, start, which: str) -> Non
 
 def test_a_cluster_of_this_machine_may_be_joined(foreign: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", foreign.address)
-    verdict = joined_cluster.look()
+    args = SimpleNamespace(vllm_num_engines=1, vllm_tensor_parallel_size=1)
+    verdict = joined_cluster.look(cast(Config, SimpleNamespace(args=args, actor_ranks=1, gpus=2)))
     assert verdict.problems == []
     [warning] = verdict.warnings
     assert "is open" in warning
