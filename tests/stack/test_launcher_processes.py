@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import psutil
 import pytest
 
+from grpo.launch.config import Config
 from grpo.launch.supervise import joined_cluster, processes, ray_head, witness
 from grpo.launch.supervise.ray_head import RayHead
 from tests.faults import Stopwatch, assert_seen, note
@@ -221,7 +224,8 @@ def test_a_process_is_killed_and_named(tmp_path: Path, start, which: str) -> Non
 
 def test_a_cluster_of_this_machine_may_be_joined(foreign: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", foreign.address)
-    verdict = joined_cluster.look()
+    args = SimpleNamespace(vllm_num_engines=1, vllm_tensor_parallel_size=1)
+    verdict = joined_cluster.look(cast(Config, SimpleNamespace(args=args, actor_ranks=1, gpus=2)))
     assert verdict.problems == []
     [warning] = verdict.warnings
     assert "is open" in warning

@@ -25,8 +25,8 @@ SMALL = {
     "ROLLOUT_BATCH_SIZE": "4", "N_SAMPLES_PER_PROMPT": "4", "TRAIN_BATCH_SIZE": "16", "MICRO_TRAIN_BATCH_SIZE": "4",
     "MICRO_ROLLOUT_BATCH_SIZE": "4", "EVAL_STEPS": "-1", "EVAL_AT_START": "0", "SAVE_STEPS": "1",
 }  # fmt: skip
-# Of a step, what depends on the time.
-OF_TIME = ("time", "seconds", "memory")
+# In names of metrics: what depends on the time and on the machine.
+OF_THE_MACHINE = ("time", "second", "memory", "disk")
 
 
 @pytest.fixture
@@ -137,8 +137,8 @@ def seen_until(text: str, launcher: "subprocess.Popen[str]") -> str:
 
 
 def numbers(row: dict) -> dict:
-    """A step without what depends on the time."""
-    return {name: value for name, value in row.items() if not any(word in name for word in OF_TIME)}
+    """A step without what depends on the time and on the machine."""
+    return {name: value for name, value in row.items() if not any(word in name for word in OF_THE_MACHINE)}
 
 
 def run_processes(node: two_nodes.Node) -> list[str]:

@@ -86,15 +86,14 @@ def look(config: Config, patience: float = 0.0) -> Admission:
     names = ", ".join(member.name for member in members)
     if not any(member.is_home and member.name == socket.gethostname() for member in members):
         return Admission([Problem(f"{cluster} runs on other machines: {names}", f"start the run there, or {REMEDY}")])
-    if len(members) == 1:
-        return Admission(warnings=[_warning(cluster)] if is_open else [])
-    if is_open:
+    if is_open and len(members) > 1:
         what = f"{cluster} has {len(members)} nodes ({names}) and admits anyone who can reach it"
         return Admission([Problem(what, TOKEN_REMEDY)])
     try:
-        return Admission(seats=_take_places(config, members, patience))
+        found = _take_places(config, members, patience)
     except UserError as error:
         return Admission([error.problem])
+    return Admission(warnings=[_warning(cluster)] if is_open else [], seats=found)
 
 
 def _warning(cluster: str) -> str:
@@ -104,8 +103,8 @@ def _warning(cluster: str) -> str:
     )
 
 
-def _take_places(config: Config, members: list[Member], patience: float) -> Seats:
-    """Choose the places of the run.
+def _take_places(config: Config, members: list[Member], patience: float) -> Seats | None:
+    """Choose the places of the run; None in a cluster of this machine alone, where Ray does.
 
     Raises:
         UserError: if the free GPUs do not suffice.
@@ -116,14 +115,14 @@ def _take_places(config: Config, members: list[Member], patience: float) -> Seat
         home = next(member.address for member in members if member.is_home)
         args = config.args
         try:
-            return seats.place(nodes, home, args.vllm_num_engines, args.vllm_tensor_parallel_size, config.actor_ranks)
+            found = seats.place(nodes, home, args.vllm_num_engines, args.vllm_tensor_parallel_size, config.actor_ranks)
+            return found if len(members) > 1 else None
         except UserError:
             if time.monotonic() > until:
                 raise
         have, all_gpus = sum(node.gpus for node in nodes), sum(member.gpus for member in members)
-        print(
-            f"waiting for GPUs: {have} of {all_gpus} on {len(nodes)} nodes are free, {config.gpus} needed", flush=True
-        )
+        on = f"{len(nodes)} node{'s' * (len(nodes) > 1)}"
+        print(f"waiting for GPUs: {have} of {all_gpus} on {on} are free, {config.gpus} needed", flush=True)
         try:
             time.sleep(LOOK_AGAIN_SECONDS)
             members = _probe(dict(os.environ))[0] or members

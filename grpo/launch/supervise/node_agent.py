@@ -108,10 +108,10 @@ class Agent:
 def main() -> None:
     """Go into the background and be the agent of this node."""
     run_id, folder = sys.argv[1:]
-    if os.fork():
-        os._exit(0)
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # Ray's and the shell's; the pipe tells when to end
         signal.signal(signum, signal.SIG_IGN)
+    if os.fork():
+        os._exit(0)
     Agent(run_id, Path(folder)).run()
 
 

@@ -40,13 +40,13 @@ def available_resources_per_node(): return json.loads({free!r})
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """Install a fake Ray with these nodes (name, is it alive) and return the problems found.
 
-    The first node is this one. Each has 8 GPUs, of which `free` are free.
+    The first node is this one. Each has 16 GPUs, of which `free` are free.
     """
 
-    def check(*nodes: tuple[str, bool], init: str = "pass", free: int = 8) -> list[str]:
+    def check(*nodes: tuple[str, bool], init: str = "pass", free: int = 16) -> list[str]:
         rows = [
             {"NodeManagerHostname": name, "NodeManagerAddress": f"10.0.0.{i + 1}", "NodeID": str(i), "Alive": alive}
-            | {"Resources": {"GPU": 8.0}}
+            | {"Resources": {"GPU": 16.0}}
             for i, (name, alive) in enumerate(nodes)
         ]
         (tmp_path / "ray" / "_private").mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,25 @@ def test_a_restart_waits_for_gpus(cluster, monkeypatch: pytest.MonkeyPatch, caps
     clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: comes_back())
     monkeypatch.setattr(joined_cluster, "time", clock)
     assert look(patience=600).seats
-    assert "waiting for GPUs: 6 of 16 on 2 nodes are free, 16 needed" in capsys.readouterr().out
+    assert "waiting for GPUs: 6 of 32 on 2 nodes are free, 16 needed" in capsys.readouterr().out
+
+
+def test_one_node_without_enough_free_gpus_is_refused(cluster) -> None:
+    [problem] = cluster((HERE, True), free=15)
+    assert "no room for 4 engines of 2 GPUs and 8 actor ranks" in problem
+
+
+def test_a_restart_waits_for_a_lost_node(
+    cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The launcher's node alone is left, and is too small; then the lost node is back."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    cluster((HERE, True), ("second", False), init=WANTS_TOKEN, free=8)
+    comes_back = partial(cluster, (HERE, True), ("second", True), init=WANTS_TOKEN, free=8)
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: comes_back())
+    monkeypatch.setattr(joined_cluster, "time", clock)
+    assert look(patience=600).seats == Seats("10.0.0.1", ("10.0.0.2",) * 4, ("10.0.0.1",) * 8)
+    assert "waiting for GPUs: 8 of 16 on 1 node are free, 16 needed" in capsys.readouterr().out
 
 
 def test_another_machine_is_refused(cluster) -> None:
