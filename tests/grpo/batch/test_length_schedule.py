@@ -168,7 +168,13 @@ def test_the_trainer_draws_under_the_limit_and_saves_its_state(tmp_path):
     this.save_logs_and_checkpoints = lambda step, status, states: saved.append(states["lengths"])
     this.wandb_logger = this.tensorboard_logger = this.tokenizer = None
     trackers = SimpleNamespace(close=lambda: None)
-    log = SimpleNamespace(write_rollouts=lambda *_: None, write_step=lambda *_: None, trackers=trackers)
+    log = SimpleNamespace(
+        write_rollouts=lambda *_: None,
+        write_step=lambda *_: None,
+        trackers=trackers,
+        replacing=None,
+        write_replaced=None,
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_log, "attach", lambda *_: log)
         patch.setattr(run_log, "is_finished", lambda _, step: step >= 3)
