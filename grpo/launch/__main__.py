@@ -254,7 +254,7 @@ def _summary(files: RunFiles, config: Config, progress: Progress, end: End) -> l
     lines = progress.summary(files.folder, save_path, ckpt_path)
     adapter = find_adapter(save_path, ckpt_path)
     if adapter and (command := evaluate_command(config, adapter)):
-        lines.append(f"evaluate     {command}")
+        lines.append(f"evaluate     source scripts/env.sh && {command}")
     if end.code == 0:
         lines.append(f"again        {files.command}")
     if end.cause:

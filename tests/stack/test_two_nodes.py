@@ -12,7 +12,7 @@ import pytest
 from grpo.launch.supervise import processes
 from grpo.stack import seats
 from grpo.stack.seats import Seats
-from tests.faults import assert_seen
+from tests.faults import Stopwatch, assert_seen, note
 
 from . import two_nodes
 from .runs import LIMIT, lines, train, wait_for
@@ -73,7 +73,9 @@ def test_a_lost_node_is_named_and_the_run_waits_for_another(tiny_model: Path, fo
             metrics = run / "metrics.jsonl"
             wait_for(lambda: metrics.exists() and len(lines(metrics)) >= 2, launcher)
             cluster.second.lose()
+            watch = Stopwatch()
             shown = seen_until("waiting for GPUs", launcher)
+            note("a node of a cluster is lost", watch.seconds())
         finally:
             for child in psutil.Process(launcher.pid).children():  # nsenter hands on no signal
                 child.send_signal(signal.SIGINT)
