@@ -214,7 +214,9 @@ def test_training_waits_for_the_engines(load, monkeypatch):
     engine = SimpleNamespace(get_num_unfinished_requests=remote(no_model))
     monkeypatch.setattr(module, "create_vllm_engines", lambda *_, **__: [engine])
     monkeypatch.setattr(module, "RayActorGroup", lambda *_, **__: group)
-    monkeypatch.setattr("openrlhf.trainer.ppo_trainer.PPOTrainer", remote(trainer))
+    controller = remote(trainer)
+    controller.options = lambda **_: controller
+    monkeypatch.setattr("openrlhf.trainer.ppo_trainer.PPOTrainer", controller)
 
     def check():
         with contextlib.suppress(RuntimeError):
