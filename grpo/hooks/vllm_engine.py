@@ -50,9 +50,9 @@ def has_policy(llm: ContinuedLLM) -> bool:
     return engine.has_policy(llm)
 
 
-def require_policy(llm: ContinuedLLM) -> None:
+def require_policy(actor: Engine) -> None:
     """Refuse to sample from an engine that was started again, until it holds the run's policy."""
-    engine.require_policy(llm)
+    engine.require_policy(actor)
 
 
 def for_sample(params: "SamplingParams", number: int) -> "SamplingParams":

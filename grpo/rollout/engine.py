@@ -48,13 +48,13 @@ def has_policy(llm: continued.ContinuedLLM) -> bool:
     return llm.has_policy
 
 
-def require_policy(llm: continued.ContinuedLLM) -> None:
-    """Refuse to sample from an engine without the run's policy.
+def require_policy(actor: Engine) -> None:
+    """Refuse to sample from an engine without the run's policy. Evaluations and tests have engines without one.
 
     Raises:
         NoPolicyError: if the engine was started again and has no adapter yet.
     """
-    if not llm.has_policy:
+    if not getattr(getattr(actor, "llm", None), "has_policy", True):
         raise NoPolicyError("this engine was started again and does not hold the adapter yet")
 
 
