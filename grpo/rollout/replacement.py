@@ -42,7 +42,7 @@ class EngineCalls:
     Attributes:
         replaced: how many engines so far.
         policy: the number of the policy that samples; None without PARTIAL_ROLLOUTS.
-        adapter: what the last sync sent; None before the first, when the policy is the base model.
+        adapter: what the last sync sent; None before the first; the policy is then the base model.
         note: called for each replacement with what it was: ``engine``, ``seconds``, ``prompts``.
         phase: the context in which an engine is replaced.
     """
