@@ -70,6 +70,13 @@ RANGES = {
         "lines of metrics or samples could not be written: the disk is full or missing",
         (Advice("METRICS_DIR", "on another disk", "lines that cannot be written are lost"), advice.SAVE_LESS),
     ),
+    "engines_replaced": Remedy(
+        "engines die again and again: out of memory, or a GPU at fault; the console names the engine and its signal",
+        (
+            Advice("GPU_MEMORY_UTILIZATION", "0.05 lower", "leaves memory to what vLLM does not count"),
+            Advice("--check", "before the next start", "it tests GPUs, memory, and shared memory"),
+        ),
+    ),
     **dict.fromkeys(("ppo_kl", "ppo_clip_ratio", "clip_ratio_low", "clip_ratio_high"), _FAR),
     "policy_loss_spike": Remedy(
         "some micro-batches have a very large ratio or advantage; samples/step_N.jsonl marks the sample (largest loss)",

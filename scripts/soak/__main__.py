@@ -35,7 +35,7 @@ BASICS = {"HANG_MINUTES": "1.5", "SIGTERM_SECONDS": "60"}
 
 def main() -> int:
     """Make the runs; print and write the tables; return 1 if a run is not as it should be."""
-    parser = argparse.ArgumentParser(usage=__doc__)
+    parser = argparse.ArgumentParser(usage=__doc__, allow_abbrev=False)
     parser.add_argument("--minutes", type=float, default=120.0, help="start no further run after this time")
     parser.add_argument("--every", type=float, default=4.0, help="minutes between two faults, on average")
     parser.add_argument("--steps", type=int, default=8, help="global steps of a run")
