@@ -15,6 +15,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
 
 from grpo.lora.engine_actor import NoPolicyError, check_receipts
+from grpo.stack import cluster
 from grpo.stack.upstream.engine import EngineActor
 from grpo.stack.upstream.trainer import SamplesGenerator
 
@@ -156,5 +157,7 @@ def _has_policy(engine: EngineActor, error: Exception) -> bool:
         try:
             return bool(ray.get(engine.has_policy.remote()))
         except (ActorUnavailableError, EngineDeadError):  # it starts, or has yet to end
+            if cluster.lost_nodes():  # Ray would wait for its node without limit
+                break
             time.sleep(_LOOK_SECONDS)
     raise error

@@ -73,6 +73,17 @@ def at_home() -> dict[str, Any]:
     return at(chosen.home) if chosen else {}
 
 
+def lost_nodes() -> list[str]:
+    """Return the addresses of the run's nodes that Ray has lost; [] for a run on one node."""
+    chosen = seats.read()
+    if chosen is None:
+        return []
+    import ray  # takes a second, and most callers have one node
+
+    alive = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    return [address for address in chosen.nodes if address not in alive]
+
+
 def engines_ready(engines: Sequence[EngineActor] | None) -> "list[ObjectRef[int]]":
     """Return one reference per vLLM engine that resolves when the engine has started, or raises the reason why not.
 

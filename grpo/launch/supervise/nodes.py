@@ -46,8 +46,7 @@ def lost(is_death: bool) -> list[str]:
     """
     until = time.monotonic() + (NOTICE_SECONDS if is_death else 0.0)
     while _agents:
-        alive = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
-        gone = [address for address in _agents if address not in alive]
+        gone = cluster.lost_nodes()
         if gone or time.monotonic() > until or not _is_silent():
             return gone
         time.sleep(1.0)

@@ -175,6 +175,16 @@ def test_an_engine_that_does_not_start_ends_the_run(ray: Ray) -> None:
         calls.wait([sent])
 
 
+def test_an_engine_on_a_lost_node_ends_the_run(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, calls = Engine(0), EngineCalls()
+    sent = calls.send(engine, {"prompt": 1, "seed": 1})
+    ray.die(engine, [sent], DEATHS["actor"])
+    engine.has_policy = SimpleNamespace(remote=lambda: DEATHS["actor"])  # Ray waits for the node without limit
+    monkeypatch.setattr(replacement.cluster, "lost_nodes", lambda: ["10.0.0.2"])
+    with pytest.raises(ActorUnavailableError):
+        calls.wait([sent])
+
+
 def test_an_adapter_that_does_not_arrive_whole_ends_the_run(ray: Ray) -> None:
     engine, calls = Engine(0), EngineCalls()
     engine.confirms = 2
