@@ -25,6 +25,7 @@ SMALL = {
     "ROLLOUT_BATCH_SIZE": "4", "N_SAMPLES_PER_PROMPT": "4", "TRAIN_BATCH_SIZE": "16", "MICRO_TRAIN_BATCH_SIZE": "4",
     "MICRO_ROLLOUT_BATCH_SIZE": "4", "EVAL_STEPS": "-1", "EVAL_AT_START": "0", "SAVE_STEPS": "1",
 }  # fmt: skip
+KEY = "planted-0123456789"
 # In names of metrics: what depends on the time and on the machine.
 OF_THE_MACHINE = ("time", "second", "memory", "disk")
 
@@ -43,8 +44,11 @@ def test_engines_on_the_other_node_give_the_numbers_of_one_node(
     train("--run-dir", tmp_path / "alone", "--steps", 2, **SMALL)
     with two_nodes.two_nodes(folders, gpus=(2, 2)) as cluster:
         before = files_of(cluster.second)
-        launcher = cluster.train("--run-dir", folders[0] / "run", "--steps", 2, **SMALL)
-        output, _ = launcher.communicate(timeout=LIMIT)
+        launcher = cluster.train("--run-dir", folders[0] / "run", "--steps", 2, **SMALL, HF_TOKEN=KEY)
+        output = seen_until("step 1/2", launcher)
+        assert holders(cluster.first) == ["environ"], "the launcher and what it starts itself, in their environment"
+        assert holders(cluster.second) == []
+        output += launcher.communicate(timeout=LIMIT)[0]
         assert launcher.returncode == 0, output[-5000:]
         assert (
             f"nodes       {cluster.first.address}: the launcher, the controller and the judge; actor ranks 0, 1"
@@ -121,6 +125,15 @@ def test_a_node_ends_what_was_started_there_if_the_launchers_node_is_lost(folder
         seen_until("up", driver)
         assert len(run_processes(cluster.second)) >= 3, "the actor of the agent, the engine, and its own process"
         assert "/tmp/grpo-a" in files_of(cluster.second)
+        state = subprocess.run(
+            cluster.first.command(sys.executable, "-P", "-m", "grpo.launch.supervise.cluster_state"),
+            env=cluster.environment(RAY_ADDRESS=cluster.address, **variables),
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+        )
+        assert f"== node {cluster.second.address}" in state.stdout, state.stderr
+        assert "<module> (<string>:1)" in state.stdout, "the stack of the process that the engine started"
         cluster.first.lose()
         driver.wait(60)
         wait_for(lambda: not run_processes(cluster.second))
@@ -141,6 +154,13 @@ def seen_until(text: str, launcher: "subprocess.Popen[str]") -> str:
 def numbers(row: dict) -> dict:
     """A step without what depends on the time and on the machine."""
     return {name: value for name, value in row.items() if not any(word in name for word in OF_THE_MACHINE)}
+
+
+def holders(node: two_nodes.Node) -> list[str]:
+    """The kinds of files on a node that have the planted key: of processes, of its memory, of its disk."""
+    places = "/proc/[0-9]*/environ /proc/[0-9]*/cmdline /tmp /dev/shm"
+    found = node.run("sh", "-c", f"grep -rla '[p]{KEY[1:]}' {places} 2>/dev/null || true").split()
+    return sorted({Path(file).name for file in found})
 
 
 def run_processes(node: two_nodes.Node) -> list[str]:

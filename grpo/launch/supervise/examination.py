@@ -1,39 +1,38 @@
 """What the processes of a run that does not get on are doing: stacks, states, and the cluster, in one file."""
 
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-LIMIT = 90.0  # seconds for all stacks
+from grpo.launch.supervise import processes
+from grpo.launch.supervise.witness import role_of
+from grpo.stack import seats
+
+LIMIT = 90.0  # seconds for all stacks of a node
 ONE_LIMIT = 15.0
 CLUSTER_LIMIT = 30.0
 
-# A separate driver: the cluster may be what hangs.
-_CLUSTER = """
-import ray
-from ray._private import state
-ray.init(log_to_driver=False)
-for node in ray.nodes():
-    print("node", node["NodeManagerHostname"], "alive" if node["Alive"] else "dead", node["Resources"])
-print("free", ray.available_resources())
-for actor in state.actors().values():
-    print("actor", actor["ActorClassName"], actor["State"], "pid", actor["Pid"])
-"""
 
-
-def write(file: Path, processes: Mapping[int, str], environment: Mapping[str, str]) -> None:
+def write(file: Path, watched: Mapping[int, str], environment: Mapping[str, str]) -> None:
     """Write what is known of these processes, by pid, and of the cluster that the environment names."""
     with file.open("w", encoding="utf-8") as report:
-        for part in (*_stacks(processes), _cluster(environment)):
+        for part in (*_stacks(watched), _cluster(environment)):
             report.write(part + "\n\n")
             report.flush()
 
 
-def _stacks(processes: Mapping[int, str]) -> Iterator[str]:
+def of_node(run_id: str) -> str:
+    """Return what the run's processes on this node are doing, without the calling process."""
+    found = processes.of_run(run_id, os.getpid())
+    return "\n\n".join(_stacks({process.pid: role_of(process) or "a process" for process in found}))
+
+
+def _stacks(watched: Mapping[int, str]) -> Iterator[str]:
     until = time.monotonic() + LIMIT
-    for pid, role in processes.items():
+    for pid, role in watched.items():
         head = f"== {role} (pid {pid}): {state_of(pid)}"
         yield f"{head}\n{_stack(pid)}" if time.monotonic() < until else f"{head}\nno time left for its stack"
 
@@ -63,7 +62,9 @@ def _stack(pid: int) -> str:
 def _cluster(environment: Mapping[str, str]) -> str:
     if not environment.get("RAY_ADDRESS"):
         return "== no Ray cluster"
-    return "== Ray\n" + _output([sys.executable, "-c", _CLUSTER], CLUSTER_LIMIT, environment)
+    limit = CLUSTER_LIMIT + (LIMIT if seats.read(environment) else 0.0)  # on several nodes, with their stacks
+    command = [sys.executable, "-P", "-m", "grpo.launch.supervise.cluster_state"]
+    return "== Ray\n" + _output(command, limit, environment)
 
 
 def _output(command: list[str], limit: float, environment: Mapping[str, str] | None = None) -> str:

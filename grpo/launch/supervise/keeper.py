@@ -240,7 +240,7 @@ class Keeper:
         """Write down what every important process is doing, and tell the launcher where."""
         file = Path(self.job.log_dir) / f"hang-{time.strftime('%Y%m%d-%H%M%S')}.txt"
         try:
-            environment = {**os.environ, **self.job.environment}
+            environment = {**os.environ, **self.job.environment, processes.RUN_ID_VARIABLE: self.job.run_id}
             examination.write(file, {self.driver: "the driver", **self.witness.watched()}, environment)
         except OSError as error:  # a full disk must not keep a hanging run
             print(f"{file} was not written: {error}", file=sys.stderr)
