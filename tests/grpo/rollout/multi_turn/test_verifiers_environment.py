@@ -126,7 +126,7 @@ def rolled_out(kind, script, dialect="qwen3", label=None, **limits):
 
     async def run():
         try:
-            return await roll_out(made, policy, replace(LIMITS, **limits), 4)
+            return await roll_out(lambda: made, policy, replace(LIMITS, **limits), 4)
         finally:
             await made.close()
 
