@@ -82,7 +82,7 @@ FAULTS: dict[str, list[tuple[Callable[[], Library], dict]]] = {
         (with_method("score", method), SEARCH) for method in (raises, says_nonsense)
     ],
     "`score` takes longer than `SCORE_SECONDS`": [(with_method("score", hangs), SEARCH)],
-    "a method blocks its thread (`time.sleep`, an endless loop)": [
+    "the constructor or a method blocks its thread (`time.sleep`, an endless loop)": [
         (blocks_when_made, SEARCH),
         *((with_method(name, blocks), SEARCH) for name in ("start", "call", "reply", "score")),
     ],
