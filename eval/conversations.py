@@ -12,6 +12,7 @@ Exit code: 0 done, 1 conversations are missing or have no reward, 2 refused befo
 
 import argparse
 import asyncio
+import functools
 import os
 import sys
 from pathlib import Path
@@ -24,7 +25,7 @@ from eval.identity import file_digest, of_environment
 from eval.output import Output, write_result
 from eval.problems import EvalProblem, read_problems
 from eval.table import result_table
-from grpo.rollout.multi_turn.conversation import make_environment, play
+from grpo.rollout.multi_turn.conversation import play
 from grpo.rollout.multi_turn.environment import Environment
 from grpo.rollout.multi_turn.openai_policy import OpenAIPolicy
 from grpo.stack.checkout import git_revision
@@ -99,9 +100,9 @@ async def _ask(options: argparse.Namespace, kind: type[Environment], output: Out
             settings = {"temperature": options.temperature, "max_completion_tokens": options.max_tokens}
             policy = OpenAIPolicy(client, options.model, **settings)
             async with free:
-                environment = make_environment(kind, problem.prompt, problem.label)
+                make = functools.partial(kind, problem.prompt, problem.label)
                 try:
-                    outcome, score = await play(environment, policy, harness.limits_of(options))
+                    outcome, score = await play(make, policy, harness.limits_of(options))
                 except OpenAIError as error:
                     failures.append((problem, number, _why(error, client.api_key)))
                 else:

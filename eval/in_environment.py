@@ -8,7 +8,7 @@ from typing import Any, cast
 from eval import harness
 from eval.looped import LoopedEngine
 from eval.problems import EvalProblem, seed_of
-from grpo.rollout.multi_turn.conversation import make_environment, play
+from grpo.rollout.multi_turn.conversation import play
 from grpo.rollout.multi_turn.environment import Environment
 from grpo.rollout.multi_turn.mixture import SINGLE
 from grpo.rollout.multi_turn.rollout import EnginePolicy
@@ -75,10 +75,14 @@ async def converse(engine: Engine, setting: Setting, problem: EvalProblem, numbe
     seed = seed_of(setting.seed, problem.id, number)
     params = SamplingParams(**setting.sampling, min_tokens=1, seed=seed)
     policy = EnginePolicy(setting.template, engine, params, setting.max_length, setting.thinking)
-    environment = make_environment(setting.kind, problem.prompt, problem.label)
-    if setting.name == SINGLE:
-        cast(Any, environment).response = lambda: text_of(setting.tokenizer, policy.history.response())
-    outcome, score = await play(environment, policy, setting.limits)
+
+    def make() -> Environment:
+        environment = setting.kind(problem.prompt, problem.label)
+        if setting.name == SINGLE:
+            cast(Any, environment).response = lambda: text_of(setting.tokenizer, policy.history.response())
+        return environment
+
+    outcome, score = await play(make, policy, setting.limits)
     texts = [text_of(setting.tokenizer, sample.tokens) for sample in policy.history.samples]
     record = harness.record_of(outcome, score, policy.tokens, policy.logs())
     return {"seed": seed, **record, "conversation": texts}

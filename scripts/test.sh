@@ -3,7 +3,7 @@
 #
 # Set-up, lint, types, the installed patches, then the tests; the last line is pytest's. It stops at the first stage
 # that fails. --fast skips the tests that start Ray or vLLM (minutes). Without arguments, the patches and hooks of the
-# other supported OpenRLHF are tested, too, on the installed packages.
+# other supported OpenRLHF are tested, too, on the installed packages, and the adapter of the verifiers package.
 # --gpu runs set-up, patches, and tests/gpu alone, in one process. Without a GPU its tests are skipped by name.
 # --gpu-stack needs no GPU: it clones the last commit into a temporary folder (12 GB), installs the stack for GPUs there,
 # and tests all imports and the trainer (8 minutes on 2 cores, beside the download).
@@ -66,6 +66,14 @@ other_openrlhf() {
             tests/grpo/hooks tests/grpo/stack/test_upstream.py tests/patches/test_real_series.py
 }
 
+# The package is not in the locks: it excludes the locked mcp. A folder of its own leaves the environment as it is.
+of_verifiers() {
+    local folder="$scratch/verifiers"
+    uv pip install --quiet --python .venv/bin/python --no-deps --target "$folder" --requirement requirements/verifiers.txt &&
+        PYTHONPATH="$folder:$PYTHONPATH" pytest -q --no-header -n 0 \
+            tests/grpo/rollout/multi_turn/test_verifiers_environment.py
+}
+
 check_env() { python scripts/check_env.py "$1" >/dev/null; }
 
 packages=()
@@ -110,6 +118,7 @@ if (($# == 0)); then
             stage "OpenRLHF $version" other_openrlhf "$version"
         fi
     done
+    stage "verifiers" of_verifiers
     rm -rf "$scratch"
 fi
 # Not a stage: pytest's closing line must be the last one. Whole runs come first, in one process, and the other

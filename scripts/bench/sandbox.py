@@ -109,7 +109,7 @@ async def _together(way: Callable[[], Awaitable[None]], count: int) -> list[floa
 
 async def _ours(kind: type[Environment]) -> None:
     policy = Caller()
-    outcome, score = await play(kind("", "669"), policy, RolloutLimits(8, 300, 300, 300))
+    outcome, score = await play(lambda: kind("", "669"), policy, RolloutLimits(8, 300, 300, 300))
     _compare([text.replace("[no output]", "") for text in policy.heard])
     if score.reward != 1 or outcome.ending != "done":
         raise RuntimeError(f"a rollout ended by {outcome.ending}: {outcome.fault}")

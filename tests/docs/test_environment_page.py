@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.rollout.multi_turn.conversation import Outcome, converse, make_environment, scored
+from grpo.rollout.multi_turn.conversation import Outcome, converse, scored
 from grpo.rollout.multi_turn.environment import Score, load
 from tests.docs.pages import page
 from tests.grpo.rollout.multi_turn.scripted import LIMITS, Spoken, call
@@ -21,7 +21,7 @@ def play(folder: Path, *turns: dict) -> tuple[Outcome, Score]:
     """Load the example as a run loads it, and let a policy of given turns play it; the number is 7."""
     file = folder / "guess.py"
     file.write_text(environment_code())
-    environment = make_environment(load(str(file)), "Find a number from 1 to 9.", "7")
+    environment = load(str(file))("Find a number from 1 to 9.", "7")
     outcome = asyncio.run(converse(environment, Spoken(*turns), LIMITS))
     return outcome, asyncio.run(scored(environment, outcome, 60))
 

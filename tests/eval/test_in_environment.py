@@ -38,7 +38,7 @@ def test_tokens_and_numbers_are_those_of_a_training_rollout():
     record, engine = held(given, SEARCH, "42<|im_end|>")
     again = ScriptedEngine(given.template.codec, [SEARCH, "42<|im_end|>"])
     policy = EnginePolicy(given.template, again, params(seed=seed_of(5, "p", 0)), 4000)
-    outcome, response = asyncio.run(roll_out(Library("where?", "42"), policy, LIMITS, 4))
+    outcome, response = asyncio.run(roll_out(lambda: Library("where?", "42"), policy, LIMITS, 4))
     assert engine.calls == again.calls and [one.seed for one in engine.params] == [one.seed for one in again.params]
     assert record["messages"] == outcome.messages and record["reward"] == response["reward"] == 1.0
     assert record["ending"] == "done" and record["tool_calls"] == 1 and record["token_mismatch"] == 0

@@ -52,7 +52,7 @@ class Conversation:
         policy = EnginePolicy(template_for(hf_tokenizer), llm_engine, sampling_params, LENGTH)
         user = Library(QUESTION[0]["content"], replies=["and 4 + 5?", "and 7 + 8?"])
         limits = RolloutLimits(turns=3, seconds=300, tool_seconds=20, score_seconds=60)
-        _, response = await roll_out(user, policy, limits, 9)
+        _, response = await roll_out(lambda: user, policy, limits, 9)
         return response
 
 

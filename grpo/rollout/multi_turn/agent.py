@@ -12,7 +12,6 @@ from openrlhf.utils.agent import AgentExecutorBase
 from grpo.rollout import thinking_settings
 from grpo.rollout.chat_template import from_environment
 from grpo.rollout.multi_turn import environment as environments
-from grpo.rollout.multi_turn.conversation import make_environment
 from grpo.rollout.multi_turn.mixture import KEY, SINGLE
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.settings import EnvironmentSettings, RolloutLimits
@@ -56,10 +55,14 @@ class AgentExecutor(AgentExecutorBase):
         template = template_for(hf_tokenizer, from_environment(os.environ), self._source)
         policy = EnginePolicy(template, llm_engine, sampling_params, max_length, self._budget(hf_tokenizer))
         name = (sampling_params.extra_args or {}).get(KEY, self._mixture.names[0])
-        environment = make_environment(self._kinds[name], prompt, label)
-        if name == SINGLE:
-            cast(Any, environment).response = lambda: text_of(hf_tokenizer, policy.history.response())
-        _, response = await roll_out(environment, policy, self._limits, self._max_samples)
+
+        def make() -> environments.Environment:
+            environment = self._kinds[name](prompt, label)
+            if name == SINGLE:
+                cast(Any, environment).response = lambda: text_of(hf_tokenizer, policy.history.response())
+            return environment
+
+        _, response = await roll_out(make, policy, self._limits, self._max_samples)
         response["extra_logs"] |= self._mixture.logs(name, response)
         return {"prompt": prompt, "label": label, **response}
 

@@ -16,7 +16,7 @@ from grpo.rollout.multi_turn.environment import (
     Score,
     ToolError,
 )
-from grpo.rollout.multi_turn.isolation import EnvironmentFault, Isolated
+from grpo.rollout.multi_turn.isolation import EnvironmentFault, Isolated, described, shown
 from grpo.rollout.multi_turn.settings import RolloutLimits
 
 logger = logging.getLogger("openrlhf.grpo.conversation")
@@ -28,31 +28,6 @@ logged_errors: set[tuple[object, ...]] = set()  # errors whose traceback this pr
 
 class ContextFull(Exception):
     """The model's context has no room for another turn."""
-
-
-class Unmade(Environment):
-    """Replaces an environment whose constructor failed; its rollout ends before it begins, like any other fault."""
-
-    def __init__(self, fault: EnvironmentFault) -> None:
-        self._fault = fault
-
-    async def start(self) -> list[Message]:
-        """Raise the constructor's error."""
-        raise self._fault
-
-    async def score(self, messages: list[Message], ending: str) -> Score:
-        """Raise the constructor's error."""
-        raise self._fault
-
-
-def make_environment(kind: type[Environment], prompt: str, label: str) -> Environment:
-    """Return the environment of a rollout, or an :class:`Unmade` if its constructor fails."""
-    try:
-        return kind(prompt, label)
-    except (Exception, SystemExit) as error:
-        fault = EnvironmentFault(f"its constructor failed ({type(error).__name__}: {error})")
-        fault.__cause__ = error
-        return Unmade(fault)
 
 
 class Policy(Protocol):
@@ -108,12 +83,12 @@ class Outcome:
         }
 
 
-async def play(environment: Environment, policy: Policy, limits: RolloutLimits) -> tuple[Outcome, Score]:
+async def play(make: Callable[[], Environment], policy: Policy, limits: RolloutLimits) -> tuple[Outcome, Score]:
     """Return a finished conversation and its score. The environment is closed then, whatever happened.
 
-    The environment runs in a thread of its own, so it may block without stopping other rollouts.
+    The environment is made and runs in a thread of its own, so it may block without stopping other rollouts.
     """
-    own = Isolated(environment)
+    own = Isolated(make)
     try:
         outcome = await converse(own, policy, limits)
         await own.is_free()  # what blocks now must not use the time of the score
@@ -173,7 +148,7 @@ def is_message(value: object) -> bool:
     calls = value.get("tool_calls") or []
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except (TypeError, ValueError, RecursionError):  # UnicodeEncodeError is a ValueError
+    except Exception:  # also those of its objects' own classes
         return False
     return isinstance(calls, list) and all(_is_call(call) for call in calls)
 
@@ -196,12 +171,12 @@ async def _asked(method: Callable[..., Awaitable[Any]], *arguments: Any) -> list
         if not isinstance(said, list | None):
             raise TypeError(f"it returned a {type(said).__name__}, not a list of messages")
         if wrong := [message for message in said or [] if not is_message(message)]:
-            raise TypeError(f"it returned {wrong[0]!r:.200}, which is not a message: {A_MESSAGE}")
+            raise TypeError(f"it returned {shown(wrong[0]):.200}, which is not a message: {A_MESSAGE}")
         return said
     except EnvironmentFault:
         raise
     except Exception as error:
-        raise EnvironmentFault(f"{method.__name__} failed ({type(error).__name__}: {error})") from error
+        raise EnvironmentFault(f"{method.__name__} failed ({described(error)})") from error
 
 
 async def _turns(environment: Environment, policy: Policy, limits: RolloutLimits, outcome: Outcome) -> None:
@@ -209,7 +184,7 @@ async def _turns(environment: Environment, policy: Policy, limits: RolloutLimits
     messages = outcome.messages
     for _ in range(limits.turns):
         if wrong := [message for message in messages if not is_message(message)]:  # environments may edit in place
-            raise EnvironmentFault(f"its messages contain {wrong[0]!r:.200}, which is not a message: {A_MESSAGE}")
+            raise EnvironmentFault(f"its messages contain {shown(wrong[0]):.200}, which is not a message: {A_MESSAGE}")
         message, is_cut = await policy.respond(messages, tools)
         messages.append(message)
         outcome.turns += 1
@@ -237,7 +212,7 @@ def _tools(environment: Environment) -> list[dict[str, Any]]:
         json.dumps(tools, ensure_ascii=False, allow_nan=False).encode()
         return tools
     except Exception as error:  # from a property, or from an object that is not a Tool
-        raise EnvironmentFault(f"its tools cannot be listed ({type(error).__name__}: {error})") from error
+        raise EnvironmentFault(f"its tools cannot be listed ({described(error)})") from error
 
 
 async def _call(environment: Environment, call: dict[str, Any], seconds: float) -> tuple[Message, bool]:
@@ -252,13 +227,13 @@ async def _call(environment: Environment, call: dict[str, Any], seconds: float) 
         _check_text(name, content)
         is_error = False
     except ToolError as error:
-        content = f"error: {error}".encode("utf-8", "backslashreplace").decode()
+        content = f"error: {shown(error, str)}".encode("utf-8", "backslashreplace").decode()
     except EnvironmentFault:
         raise
     except TimeoutError:
         content = f"error: {name} took more than {seconds:g} seconds"
     except Exception as error:  # the environment's error must not end the run; tool_errors counts it
-        _log("the tool %r failed on %s: %r", name, call["function"]["arguments"], error, error=error)
+        _log("the tool %r failed on %s: %s", name, call["function"]["arguments"], described(error), error=error)
         content = f"error: {name} failed"
     return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": content}, is_error
 
@@ -292,7 +267,7 @@ async def scored(environment: Environment, outcome: Outcome, seconds: float) -> 
         async with limit:
             return _in_floats(await environment.score(outcome.messages, outcome.ending))
     except Exception as error:  # as for a reward function: one missing reward must not end a run
-        why = f"it took more than {seconds:g} seconds" if limit.expired() else f"{type(error).__name__}: {error}"
+        why = f"it took more than {seconds:g} seconds" if limit.expired() else described(error)
         outcome.ending, outcome.fault = "error", f"score failed ({why})"
         _log("a rollout could not be scored and gets no reward: %s", outcome.fault, error=error)
         return Score(math.nan, math.nan)

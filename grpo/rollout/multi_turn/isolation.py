@@ -3,10 +3,10 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from grpo.rollout.multi_turn.environment import BuiltInTool, Environment, Message, Score, Tool
+from grpo.rollout.multi_turn.environment import Environment, Message, Score
 
 logger = logging.getLogger("openrlhf.grpo.isolation")
 
@@ -18,24 +18,44 @@ class EnvironmentFault(Exception):
     """An error of an environment outside its tools. Its rollout gets no reward; the others continue."""
 
 
+def shown(value: object, form: Callable[[object], str] = repr) -> str:
+    """Return the text of an environment's object, whose class may raise instead of giving one."""
+    try:
+        return form(value)
+    except Exception:
+        return f"a {type(value).__name__} that cannot be shown"
+
+
+def described(error: BaseException) -> str:
+    """Return the kind and the text of an environment's error."""
+    return f"{type(error).__name__}: {shown(error, str)}"
+
+
+class _NotMade(Environment):
+    """Stands in until the constructor has returned."""
+
+    async def score(self, messages: list[Message], ending: str) -> Score:
+        """Refuse: nothing happened that could be scored."""
+        raise EnvironmentFault("it was not made")
+
+
 class Isolated(Environment):
-    """An environment whose coroutines run in their own thread. A caller's deadline holds even if one of them blocks.
+    """An environment that is made and runs in a thread of its own. A caller's deadline holds even if it blocks there.
+
+    Args:
+        make: returns the environment; `start` calls it.
 
     Attributes:
         is_blocked: whether a coroutine has not let go of the thread after its deadline. The thread then stays until
             it does, and the environment answers no more.
     """
 
-    def __init__(self, environment: Environment) -> None:
-        self._inner, self._is_late, self.is_blocked = environment, False, False
-        self.answers_calls = environment.answers_calls
+    def __init__(self, make: Callable[[], Environment]) -> None:
+        self._make = make
+        self._inner: Environment = _NotMade("", "")
+        self._is_late = self.is_blocked = self._is_over = False
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._serve, name="environment", daemon=True).start()
-
-    @property
-    def tools(self) -> Sequence[Tool | BuiltInTool]:  # type: ignore[override]  # a property of some environments, too
-        """Return the environment's tools."""
-        return self._inner.tools
 
     @property
     def sampled_tokens(self) -> int:
@@ -47,8 +67,8 @@ class Isolated(Environment):
         self._inner.sampled_tokens = count
 
     async def start(self) -> list[Message]:
-        """See :meth:`grpo.rollout.multi_turn.environment.Environment.start`."""
-        return await self._ask(self._inner.start)
+        """Make the environment; see :meth:`grpo.rollout.multi_turn.environment.Environment.start`."""
+        return await self._ask(self._begin)
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
         """See :meth:`grpo.rollout.multi_turn.environment.Environment.call`."""
@@ -96,20 +116,35 @@ class Isolated(Environment):
             self._is_late = True
             raise
 
+    async def _begin(self) -> list[Message]:
+        try:
+            self._inner = self._make()
+        except (Exception, SystemExit) as error:
+            raise EnvironmentFault(f"its constructor failed ({described(error)})") from error
+        self.answers_calls = self._inner.answers_calls
+        messages = await self._inner.start()
+        try:
+            self.tools = list(self._inner.tools)  # a property of some environments
+        except Exception as error:
+            raise EnvironmentFault(f"its tools cannot be listed ({described(error)})") from error
+        return messages
+
     async def _close(self) -> bool:
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await _awaited(self._inner.close)
             return True
         except (Exception, asyncio.CancelledError) as error:
-            logger.error("close of an environment failed: %r", error, exc_info=error)
+            logger.error("close of an environment failed: %s", described(error), exc_info=error)
             return False
         finally:
+            self._is_over = True
             self._loop.call_later(0, self._loop.stop)  # after the caller has this result
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
+        while not self._is_over:  # a tool may have stopped the loop
+            self._loop.run_forever()
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
         self._loop.run_until_complete(asyncio.sleep(0))
@@ -122,4 +157,4 @@ async def _awaited(method: Callable[..., Awaitable[Any]], *arguments: Any) -> An
     except (Exception, asyncio.CancelledError):
         raise
     except BaseException as error:  # such as SystemExit, which would end the thread, and the engine after it
-        raise RuntimeError(f"it raised {type(error).__name__}: {error}") from error
+        raise RuntimeError(f"it raised {described(error)}") from error

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from grpo.rollout.budgeted_rollout import Rollout, budgeted_response, logs_of_turns
@@ -149,7 +149,7 @@ class EnginePolicy:
 
 
 async def roll_out(
-    environment: Environment, policy: EnginePolicy, limits: RolloutLimits, max_samples: int
+    make: Callable[[], Environment], policy: EnginePolicy, limits: RolloutLimits, max_samples: int
 ) -> tuple[Outcome, dict[str, Any]]:
     """Let a policy and an environment talk, and return the trainer's response without prompt and label.
 
@@ -157,7 +157,7 @@ async def roll_out(
     each with ``observation_tokens``, ``action_ranges``, ``rollout_log_probs`` and ``engine``. At most `max_samples` are
     trained on; the earliest are dropped.
     """
-    outcome, score = await play(environment, policy, limits)
+    outcome, score = await play(make, policy, limits)
     kept = [
         (sample, account)
         for sample, account in zip(policy.history.samples, policy.accounts, strict=True)

@@ -282,8 +282,13 @@ def package_loop() -> asyncio.AbstractEventLoop:
 @functools.cache
 def _started() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="verifiers", daemon=True).start()
+    threading.Thread(target=_serve, args=[loop], name="verifiers", daemon=True).start()
     return loop
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    while True:  # an environment may have stopped the loop, which the others need
+        loop.run_forever()
 
 
 async def _there(coroutine: Coroutine[Any, Any, Value]) -> Value:

@@ -13,6 +13,7 @@ from typing import Any
 
 MOST_CHARS = 1_000_000  # what one call may print, and of an error
 LENGTH = struct.Struct("!Q")  # before each message
+TICKET = 8  # bytes at the beginning of a message; its reply begins with the same ones
 
 
 class _Output(io.StringIO):
@@ -30,12 +31,13 @@ def serve(channel: int) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     number = 0
     while (head := _read(channel, LENGTH.size)) is not None:
-        code = _read(channel, LENGTH.unpack(head)[0])
-        if code is None:
+        message = _read(channel, LENGTH.unpack(head)[0])
+        if message is None:
             return
+        ticket, code = message[:TICKET], message[TICKET:].decode("utf-8", "surrogatepass")
         number += 1
-        text, failed = run(code.decode("utf-8", "surrogatepass"), f"<call {number}>", names)
-        reply = (b"1" if failed else b"0") + text.encode("utf-8", "surrogatepass")
+        text, failed = run(code, f"<call {number}>", names)
+        reply = ticket + (b"1" if failed else b"0") + text.encode("utf-8", "surrogatepass")
         _write(channel, LENGTH.pack(len(reply)) + reply)
 
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -13,13 +14,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from grpo.rollout.sandbox.confinement import Limits, Unconfined
-from grpo.rollout.sandbox.guest import LENGTH, MOST_CHARS
+from grpo.rollout.sandbox.guest import LENGTH, MOST_CHARS, TICKET
 
 _NURSERY = Path(__file__).with_name("nursery.py")
 _KEPT = ("PATH", "LD_LIBRARY_PATH")  # of our environment; it may hold keys
 _FIXED = {"LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
 _ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL")}  # a guest cannot make threads
-_MOST_BYTES = 1 + 4 * 2 * MOST_CHARS  # of a reply: output and error, up to 4 bytes for a character
+_MOST_BYTES = TICKET + 1 + 4 * 2 * MOST_CHARS  # of a reply: output and error, up to 4 bytes for a character
 
 
 class GuestDied(Exception):
@@ -132,16 +133,24 @@ class Sandbox:
     async def run(self, code: str) -> Output:
         """Run code. A cancelled call, as by a time limit, ends the sandbox.
 
+        Code shares the guest's process and can therefore forge the reply to its own call. The reply to each call has
+        random bytes of the call, so that a forged one is not taken for that of a later call.
+
         Raises:
             GuestDied: if the code has ended the interpreter, or exceeded a limit that does so.
         """
         try:
-            sent = code.encode("utf-8", "surrogatepass")
+            ticket = secrets.token_bytes(TICKET)
+            sent = ticket + code.encode("utf-8", "surrogatepass")
             await asyncio.get_running_loop().sock_sendall(self._channel, LENGTH.pack(len(sent)) + sent)
             size = LENGTH.unpack(await self._read(LENGTH.size))[0]
             if size > _MOST_BYTES:
                 raise GuestDied
-            return self._output(await self._read(size))
+            reply = await self._read(size)
+            if reply[:TICKET] != ticket:
+                raise GuestDied
+            del reply[:TICKET]
+            return self._output(reply)
         except (OSError, ValueError) as error:  # code may write anything into the socket
             self.close()
             raise GuestDied from error

@@ -32,7 +32,7 @@ def arguments(estimator="dr_grpo"):
 def response(script, replies, reward):
     template = template_for(TOKENIZER)
     policy = EnginePolicy(template, ScriptedEngine(template.codec, script), params(), 900)
-    _, made = asyncio.run(roll_out(Library(replies=replies), policy, LIMITS, 9))
+    _, made = asyncio.run(roll_out(lambda: Library(replies=replies), policy, LIMITS, 9))
     return {"prompt": "where?", "label": "", **made, "reward": reward, "scores": reward}
 
 

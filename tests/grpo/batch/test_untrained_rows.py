@@ -65,7 +65,7 @@ def test_a_branch_that_differs_is_left_out(monkeypatch, caplog):
 def test_a_rollout_without_sampled_tokens_is_not_trained_on(monkeypatch):
     template = template_for(TOKENIZER)
     policy = EnginePolicy(template, ScriptedEngine(template.codec, PLAIN), params(), 3)  # no room for the prompt
-    _, made = asyncio.run(roll_out(Library(), policy, LIMITS, 9))
+    _, made = asyncio.run(roll_out(Library, policy, LIMITS, 9))
     empty = {"prompt": "where?", "label": "", **made}
     (whole, nothing), batches = made_experiences([response(PLAIN, [], 1.0), empty], monkeypatch)
     assert nothing.info["reward_missing"] == 1 and not batches[0].advantages[1].any()

@@ -72,10 +72,10 @@ def test_the_tool_answers_as_the_exercise_says_and_only_the_right_habit_is_paid(
     right = tools.FINAL.format(f"\\boxed{{{exercise.answer}}}")
     engine = ScriptedEngine(template.codec, [exercise.call, right])
     policy = EnginePolicy(template, engine, params(), 400)
-    outcome, response = asyncio.run(roll_out(environment_of(name, row), policy, LIMITS, 4))
+    outcome, response = asyncio.run(roll_out(lambda: environment_of(name, row), policy, LIMITS, 4))
     assert outcome.messages[3]["content"] == exercise.output and response["reward"] == 1
     for wrong in (str(exercise.answer), f"\\boxed{{{exercise.guess}}}"):
-        _, score = asyncio.run(play(environment_of(name, row), Spoken({"content": wrong}), LIMITS))
+        _, score = asyncio.run(play(lambda: environment_of(name, row), Spoken({"content": wrong}), LIMITS))
         assert score.reward == 0
 
 

@@ -89,7 +89,7 @@ def budgeted(dialect, turns, answers, budget, environment=None, max_length=4000,
     mark = delimiter(PRESETS[dialect], lambda text: tokenizer.encode(text, add_special_tokens=False))
     engine = StreamingEngine(template.codec, turns, answers, seed)
     policy = EnginePolicy(template, engine, params(seed=5), max_length, (mark, Budget(*budget)))
-    outcome, response = asyncio.run(roll_out(environment or Library(), policy, LIMITS, 99))
+    outcome, response = asyncio.run(roll_out(lambda: environment or Library(), policy, LIMITS, 99))
     return policy, engine, outcome, {"prompt": "where?", "label": "", **response}
 
 
@@ -107,7 +107,7 @@ def test_a_budget_that_no_turn_reaches_changes_no_token(dialect):
     _, engine, outcome, limited = budgeted(dialect, texts(dialect), [after_cut(dialect)], (100, 90))
     free = Unlimited(engine)
     plain = EnginePolicy(template_for(TOKENIZERS[dialect]), free, params(seed=5), 4000)
-    said, response = asyncio.run(roll_out(Library(), plain, LIMITS, 99))
+    said, response = asyncio.run(roll_out(Library, plain, LIMITS, 99))
     assert free.asked == [prompt for prompt, _ in engine.calls] and outcome.messages == said.messages
     for name in ("observation_tokens", "action_ranges", "rollout_log_probs", "engine"):
         assert limited[name] == response[name]

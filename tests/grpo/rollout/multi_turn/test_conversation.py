@@ -109,7 +109,7 @@ def test_time_out_during_sampling_keeps_earlier_turns():
     engine = ScriptedEngine(template.codec, [text], seconds=0.15)
     policy = EnginePolicy(template, engine, params(), 4000)
     _, response = asyncio.run(
-        roll_out(Library(), policy, RolloutLimits(turns=99, seconds=0.4, tool_seconds=20, score_seconds=60), 4)
+        roll_out(Library, policy, RolloutLimits(turns=99, seconds=0.4, tool_seconds=20, score_seconds=60), 4)
     )
     assert not response["truncated"] and response["extra_logs"]["ended_by_time"] == 1  # by no limit on tokens
     assert 1 <= len(response["action_ranges"]) == len(engine.calls) <= 2
@@ -120,7 +120,7 @@ def test_rollout_is_truncated_when_tokens_run_out():
     template = template_for(TOKENIZERS["qwen3"])
     for room, most, is_truncated in ((900, 200, False), (900, 1, True), (3, 200, True)):  # of the context, of a turn
         policy = EnginePolicy(template, ScriptedEngine(template.codec, ["42<|im_end|>"]), params(most), room)
-        _, response = asyncio.run(roll_out(Library(), policy, LIMITS, 4))
+        _, response = asyncio.run(roll_out(Library, policy, LIMITS, 4))
         assert response["truncated"] is is_truncated and response["extra_logs"]["ended_by_length"] == is_truncated
 
 
@@ -202,3 +202,15 @@ def test_settings_come_from_variables():
             EnvironmentSettings.from_variables({key: value for key, value in environ.items() if key != f"GRPO_{name}"})
     with pytest.raises(SetupError, match="set ENVIRONMENT"):
         EnvironmentSettings.from_variables({})
+
+
+def test_an_environment_that_answers_calls_itself_still_does():
+    class Own(Library):
+        answers_calls = True
+
+        async def reply(self, messages):
+            calls = messages[-1].get("tool_calls") or []
+            return [{"role": "tool", "tool_call_id": each["id"], "content": "mine"} for each in calls] or None
+
+    outcome = talk(Spoken({"tool_calls": [call("search", {"query": "x"})]}, {"content": "x"}), Own())
+    assert outcome.messages[2]["content"] == "mine" and (outcome.ending, outcome.turns) == ("done", 2)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from grpo.rollout.multi_turn import isolation
-from grpo.rollout.multi_turn.conversation import make_environment, play
+from grpo.rollout.multi_turn.conversation import play
 from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, Spoken, call
 
 PAGE = Path(__file__).parents[4] / "docs" / "environments.md"
@@ -53,14 +53,16 @@ async def says_no_unicode(*_: object) -> str:
 
 
 def with_method(name: str, method: Callable) -> Callable[[], Library]:
-    return lambda: make_environment(type("Faulty", (Library,), {name: method}), "where?", "")
+    return type("Faulty", (Library,), {name: method})
 
 
 def without_constructor() -> Library:
-    def fail(*_: object) -> None:
-        raise KeyError("gold")
+    raise KeyError("gold")
 
-    return make_environment(type("Faulty", (Library,), {"__init__": fail}), "where?", "")
+
+def blocks_when_made() -> Library:
+    RELEASED.wait()
+    return Library()
 
 
 UNKNOWN = {"tool_calls": [call("find", {})]}
@@ -80,8 +82,9 @@ FAULTS: dict[str, list[tuple[Callable[[], Library], dict]]] = {
         (with_method("score", method), SEARCH) for method in (raises, says_nonsense)
     ],
     "`score` takes longer than `SCORE_SECONDS`": [(with_method("score", hangs), SEARCH)],
-    "a method blocks its thread (`time.sleep`, an endless loop)": [
-        (with_method(name, blocks), SEARCH) for name in ("start", "call", "reply", "score")
+    "the constructor or a method blocks its thread (`time.sleep`, an endless loop)": [
+        (blocks_when_made, SEARCH),
+        *((with_method(name, blocks), SEARCH) for name in ("start", "call", "reply", "score")),
     ],
     "`close` fails": [(with_method("close", raises), SEARCH)],
     "`close` takes longer than 10 s": [(with_method("close", hangs), SEARCH)],
@@ -92,7 +95,7 @@ def play_eight(make: Callable[[], Library], said: dict) -> tuple[list, float]:
     """Return the outcomes and scores of eight concurrent rollouts, the first with a fault, and their seconds."""
 
     async def together() -> list:
-        members = [(make(), said), *((Library(), SEARCH) for _ in range(7))]
+        members = [(make, said), *((Library, SEARCH) for _ in range(7))]
         return await asyncio.gather(*(play(each, Spoken(first, {"content": "x"}), SOON) for each, first in members))
 
     started = time.monotonic()

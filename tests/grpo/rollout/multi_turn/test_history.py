@@ -38,7 +38,7 @@ def rolled(dialect, script, environment=None, max_samples=99, max_length=4000, s
     template = template_for(TOKENIZERS[dialect], source=source)
     engine = ScriptedEngine(template.codec, script, **engine)
     policy = EnginePolicy(template, engine, params(), max_length)
-    outcome, response = asyncio.run(roll_out(environment or Library(), policy, LIMITS, max_samples))
+    outcome, response = asyncio.run(roll_out(lambda: environment or Library(), policy, LIMITS, max_samples))
     return policy, engine, outcome, response
 
 

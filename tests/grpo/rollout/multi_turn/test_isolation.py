@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from grpo.rollout.multi_turn.conversation import make_environment, play
+from grpo.rollout.multi_turn.conversation import play
 from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, Spoken, call
 
 SEARCH = {"tool_calls": [call("search", {"query": "x"})]}
@@ -43,11 +43,11 @@ async def stops(*_):
 
 
 def played(method, function):
-    faulty = make_environment(type("Faulty", (Library,), {method: function}), "where?", "")
+    faulty = type("Faulty", (Library,), {method: function})
 
     async def both():
         return await asyncio.gather(
-            play(faulty, Spoken(SEARCH, {"content": "x"}), SOON), play(Library(), Spoken({"content": "x"}), SOON)
+            play(faulty, Spoken(SEARCH, {"content": "x"}), SOON), play(Library, Spoken({"content": "x"}), SOON)
         )
 
     return asyncio.run(both())
@@ -70,11 +70,23 @@ def test_it_costs_its_own_rollout_at_most(method, function):
 
 def test_a_constructor_that_exits_costs_its_own_rollout():
     class Exits(Library):
-        def __init__(self, prompt, label):
+        def __init__(self):
             raise SystemExit(2)
 
-    outcome, score = asyncio.run(play(make_environment(Exits, "q", "1"), Spoken({"content": "x"}), SOON))
+    outcome, score = asyncio.run(play(Exits, Spoken({"content": "x"}), SOON))
     assert outcome.ending == "error" and "SystemExit" in outcome.fault and score.reward != score.reward
+
+
+@pytest.mark.parametrize("method", ["start", "call", "reply", "score", "close"])
+def test_stopping_the_event_loop_changes_nothing(method):
+    async def stopping(self, *arguments):
+        asyncio.get_running_loop().stop()
+        await asyncio.sleep(0.05)
+        return await getattr(Library, method)(self, *arguments)
+
+    (outcome, score), (other, _) = played(method, stopping)
+    assert (outcome.ending, outcome.errors, score.reward, outcome.is_closed) == ("done", 0, 1.0, True)
+    assert outcome.messages[2]["content"] == "there x" and other.ending == "done"
 
 
 def test_cancelling_the_rollout_still_cancels_it():
@@ -91,7 +103,7 @@ def test_cancelling_the_rollout_still_cancels_it():
             ended.append("close")
 
     async def cancelled():
-        rollout = asyncio.create_task(play(Waits(), Spoken(SEARCH), LIMITS))
+        rollout = asyncio.create_task(play(Waits, Spoken(SEARCH), LIMITS))
         await asyncio.sleep(0.2)
         rollout.cancel()
         with pytest.raises(asyncio.CancelledError):

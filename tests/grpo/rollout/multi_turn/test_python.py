@@ -63,9 +63,9 @@ def test_a_lost_interpreter_is_replaced_and_the_model_is_told():
 def test_a_call_beyond_its_deadline_is_an_observation_and_the_next_one_runs():
     calls = [{"tool_calls": [call("python", {"code": code})]} for code in ("x = 1", "while True: pass", "'x' in dir()")]
     environment = Python("q", "1")
-    outcome = talk(Spoken(*calls, {"content": "\\boxed{1}"}), environment, tool_seconds=1)
+    outcome = talk(Spoken(*calls, {"content": "\\boxed{1}"}), environment, tool_seconds=5)
     heard = [message["content"] for message in outcome.messages if message["role"] == "tool"]
-    assert heard[1] == "error: python took more than 1 seconds"
+    assert heard[1] == "error: python took more than 5 seconds"
     assert heard[2] == "[the variables of earlier calls are lost]\nFalse\n"
     score = asyncio.run(environment.score(outcome.messages, outcome.ending))
     assert score.logs["interpreters_lost"] == 1 and score.logs["code_errors"] == 0

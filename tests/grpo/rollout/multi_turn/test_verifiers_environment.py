@@ -1,4 +1,4 @@
-"""Environments of the verifiers package, if it is installed: uv pip install --no-deps -r requirements/verifiers.txt.
+"""Environments of the verifiers package, if it is installed, as in a stage of scripts/test.sh.
 
 Wordle comes with the package. Its word list is data of NLTK, which is not installed; a short one stands in.
 """
@@ -126,7 +126,7 @@ def rolled_out(kind, script, dialect="qwen3", label=None, **limits):
 
     async def run():
         try:
-            return await roll_out(made, policy, replace(LIMITS, **limits), 4)
+            return await roll_out(lambda: made, policy, replace(LIMITS, **limits), 4)
         finally:
             await made.close()
 
@@ -197,6 +197,15 @@ def test_an_error_of_the_environment_leaves_the_rollout_without_a_reward(adding)
     outcome, response, _ = rolled_out(adding, [call])
     assert outcome.ending == "error" and "ToolCallError" in outcome.fault
     assert math.isnan(response["reward"]) and sys.modules["adding_up"].ENDED == ["has_error"]
+
+
+@needs_package
+def test_an_environment_that_stops_the_packages_loop_does_not_end_the_others():
+    from grpo.rollout.multi_turn.verifiers_environment import package_loop
+
+    for _ in range(3):
+        package_loop().call_soon_threadsafe(package_loop().stop)
+        assert asyncio.run_coroutine_threadsafe(asyncio.sleep(0.05, "there"), package_loop()).result(20) == "there"
 
 
 @needs_package

@@ -166,6 +166,11 @@ print(attack({code!r}.replace("PARENT", str(os.getpid())), limits=Limits(output_
     assert said.stdout.rstrip().endswith("3]"), "its own socket is the only open file"
 
 
+def test_of_other_files_only_their_existence_size_and_times_are_seen():
+    text, _ = attack(f"import os; print(os.stat({str(ROOT)!r}).st_size > 0); os.listdir({str(ROOT)!r})")
+    assert text.startswith("True\n") and "PermissionError" in text
+
+
 def test_no_network_not_even_to_this_machine():
     server = socket.create_server(("127.0.0.1", 0))
     port = server.getsockname()[1]
