@@ -68,6 +68,7 @@ def _status(options: Options) -> Answer:
 def _change(options: Options) -> Answer:
     target, series, wheel = _installed(options)
     how = {"revert": options.command == "revert", "wheel": wheel, "edits_to": options.edits_to}
+    has_edits = package.inspect(target, series).state == "edited"
     if options.dry_run:
         steps = install.build(target, series, **how)
     else:
@@ -76,6 +77,9 @@ def _change(options: Options) -> Answer:
     changed = [step.file.relative_to(target.parent).as_posix() for step in steps]
     verb = "would change" if options.dry_run else "changed"
     lines = [f"{verb} {path}" for path in changed] or ["nothing to change"]
+    if options.edits_to:
+        saved = f"{'would save' if options.dry_run else 'saved'} your edits in {options.edits_to}"
+        lines.append(saved if has_edits else "there are no hand edits to save")
     if not options.dry_run:
         lines.append(f"{status.message}: OpenRLHF {series.version} in {target}")
     return Exit.OK, status.as_json() | {"changed": changed}, "\n".join(lines)
@@ -125,9 +129,11 @@ def _installed_wheel(options: Options, series: Series) -> Wheel | None:
 
 def _refresh(options: Options) -> Answer:
     if options.to:
+        work = options.work or Path(f"{PACKAGE}-{options.to}-refresh")
+        refresh.check(options.to, options.version or base_version(), work)
         series, old = _start(options)
         new = read_wheels(options.wheel).get(options.to) or download(options.to)
-        outcome = refresh.start(options.work or Path(f"{PACKAGE}-{options.to}-refresh"), series, old, new)
+        outcome = refresh.start(work, series, old, new)
     else:
         outcome = refresh.go_on(_work(options), dict(options.retire))
     return Exit.OK if outcome.done else Exit.CONFLICTS, {}, outcome.text
@@ -144,9 +150,11 @@ def _work(options: Options) -> Path:
 def _drift(options: Options) -> Answer:
     series, old = _start(options)
     given = read_wheels(options.wheel)
-    wheels = given.values() if given else [download(version) for version in released_after(series.version)]
-    later = sorted((each for each in wheels if each.version != series.version), key=lambda each: order(each.version))
-    drifts = [drift.measure(series, old.tree, wheel) for wheel in later]
+    later = sorted(given.keys() - {series.version}, key=order) if given else released_after(series.version)
+    drifts = []
+    for number, version in enumerate(later, 1):
+        print(f"OpenRLHF {version} ({number} of {len(later)})", file=sys.stderr, flush=True)
+        drifts.append(drift.measure(series, old.tree, given.get(version) or download(version)))
     report = {"from": series.version, "versions": [asdict(each) for each in drifts]}
     return Exit.OK, report, "\n".join(drift.table(drifts))
 
@@ -154,6 +162,9 @@ def _drift(options: Options) -> Answer:
 def _export(options: Options) -> Answer:
     version, work = options.version or base_version(), getattr(options, "from")
     series = Series.load(version)
+    if refresh.is_refresh(work):
+        message = f"{work} is the folder of a refresh, which writes the series itself once no conflict is left"
+        raise PatchError(Exit.BAD_WORKTREE, message, refresh.go_on_command(work))
     root = git.git(work, "rev-list", "--max-parents=0", "HEAD").decode().split()[-1]
     changed = worktree.export(work, version, series.base, series.retired, root, folder(version))
     text = "\n".join(f"wrote {name}" for name in changed) or "nothing to change"

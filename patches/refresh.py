@@ -3,6 +3,7 @@
 Where git stops, the user edits and continues. git keeps the resolutions, and follows files that moved.
 """
 
+import json
 import re
 import shlex
 import sys
@@ -17,6 +18,7 @@ from patches.errors import Exit, PatchError
 from patches.series import PACKAGE, Series, folder
 from patches.wheel import Wheel
 
+REASONS = ".git/reasons.json"  # why patches are retired, as given so far
 WIDTH = 58  # of each of the two columns of a report
 CONFLICT = re.compile(r"^<{7} .*?\n(.*?)^\|{7} .*?\n(.*?)^={7}\n(.*?)^>{7} .*?$", re.DOTALL | re.MULTILINE)
 # Runs after each commit: merged text can be invalid Python.
@@ -34,6 +36,29 @@ class Outcome:
 
     done: bool
     text: str
+
+
+def check(to: str, since: str, work: Path) -> None:
+    """Refuse a refresh that cannot start, before anything is downloaded."""
+    if not re.fullmatch(r"\d+(\.\d+)*((a|b|rc|\.post|\.dev)\d+)*", to):
+        raise PatchError(Exit.USAGE, f"--to {to} is not a version of OpenRLHF; give one such as 1.2.3")
+    if to == since:
+        advice = "./apply_patches.sh refresh --to VERSION"
+        raise PatchError(Exit.USAGE, f"the refresh starts from {since}, which already has the series", advice)
+    if is_refresh(work):
+        message = f"{work} holds a refresh already; go on with it, or remove the folder to start again"
+        raise PatchError(Exit.BAD_WORKTREE, message, go_on_command(work))
+
+
+def is_refresh(work: Path) -> bool:
+    """Return whether a folder is the repository of a refresh."""
+    return (work / ".git").is_dir() and bool(
+        git.git(work, "rev-parse", "--verify", "-q", "refs/tags/series", fails=True)
+    )
+
+
+def go_on_command(work: Path) -> str:
+    return f"./apply_patches.sh refresh --continue --work {shlex.quote(str(work))}"
 
 
 def start(work: Path, series: Series, old: Wheel, new: Wheel) -> Outcome:
@@ -58,7 +83,7 @@ def set_up(work: Path, series: Series, old: Wheel, new: Wheel) -> None:
 
 def go_on(work: Path, retired: dict[str, str]) -> Outcome:
     """Take the user's edits, and rebase on; at the end write the new series. `retired` has reasons by patch."""
-    if not (work / ".git").is_dir() or not git.git(work, "rev-parse", "--verify", "-q", "old", fails=True):
+    if not is_refresh(work):
         advice = "./apply_patches.sh refresh --to VERSION"
         raise PatchError(Exit.BAD_WORKTREE, f"{work} is not the folder of a refresh", advice)
     retired = {f"{name.removesuffix('.patch')}.patch": reason for name, reason in retired.items()}
@@ -67,6 +92,8 @@ def go_on(work: Path, retired: dict[str, str]) -> Outcome:
         if name not in known or not reason.strip():
             what = f"{name} needs a reason" if name in known else f"there is no patch {name} in the series"
             raise PatchError(Exit.USAGE, what)
+    retired = _noted(work) | retired
+    (work / REASONS).write_text(json.dumps(retired), encoding="utf-8")
     if _is_stopped(work):
         marks = git.attempt(work, "diff", "--check", "HEAD").stdout.decode(errors="replace")
         if left := sorted(set(re.findall(r"^(.*):\d+: leftover conflict marker", marks, re.MULTILINE))):
@@ -77,6 +104,11 @@ def go_on(work: Path, retired: dict[str, str]) -> Outcome:
             git.git(work, "reset", "--quiet", "HEAD^")  # nothing is left of it
         _rebase(work, "--continue")
     return _report(work, retired)
+
+
+def _noted(work: Path) -> dict[str, str]:
+    """Return the reasons that earlier calls gave."""
+    return json.loads((work / REASONS).read_text(encoding="utf-8")) if (work / REASONS).is_file() else {}
 
 
 def _rebase(work: Path, *words: str) -> None:
@@ -90,7 +122,7 @@ def _is_stopped(work: Path) -> bool:
 
 
 def _advice(work: Path) -> str:
-    return f"next: edit in {work}, then ./apply_patches.sh refresh --continue --work {shlex.quote(str(work))}"
+    return f"next: edit in {work}, then {go_on_command(work)}"
 
 
 def _report(work: Path, retired: dict[str, str]) -> Outcome:
@@ -100,6 +132,7 @@ def _report(work: Path, retired: dict[str, str]) -> Outcome:
     series = Series.load(version)
     names = [f"{name}.patch" for name in git.lines(work, "log", "--format=%s", "upstream..patches")]
     if kept := [name for name in retired if name in names]:
+        (work / REASONS).unlink(missing_ok=True)  # the user may decide otherwise
         raise PatchError(Exit.USAGE, f"{', '.join(kept)} still changes the package; take its commit out in {work}")
     retired = {name: reason for name, reason in (series.retired | retired).items() if name not in names}
     if gone := [name for name in series.patches if name not in names and name not in retired]:

@@ -44,6 +44,7 @@ from grpo.run.run_files import RunFiles
 from grpo.run.save_request import SaveRequest
 from grpo.run.saved_steps import saved_steps, step_name
 from grpo.stack import machine, seats
+from grpo.stack.counted import counted
 from grpo.stack.json_files import read_rows
 from grpo.stack.patch_digest import DIGEST_VARIABLE
 from grpo.stack.problem import Problem, UserError
@@ -120,11 +121,12 @@ def main() -> int:
         return refuse_all(problems)
     warnings = cluster.warnings + exposure.warnings(config, folder) + kernels.warnings()
     nodes = joined_cluster.describe(cluster.seats) if cluster.seats else []
+    done = resume.complete(config, plan) if options.resume else []
     if options.mode == "check":
         warnings += [f"steps       {line.strip()}" for line in shortfall(plan, config)]
         begin = _where(config) if options.resume else []
         print("\n".join([*begin, *reward.describe(config), *judge.describe(run_judge, config), *nodes, *warnings]))
-        print("ready: machine, patches, model, data and configuration are fine")
+        print("\n".join(done) or "ready: machine, patches, model, data and configuration are fine")
         return 0
     # Problems, samples, judgements and logs are private. Every process of the run inherits this mask.
     os.umask(0o077)
@@ -138,7 +140,7 @@ def main() -> int:
         judge.prepare(run_judge, folder)
     except UserError as error:
         return refuse(error)
-    news = warnings + (resume.take_back(config, folder) if options.resume else [])
+    news = warnings + (resume.take_back(config, folder) if options.resume else []) + done
     print("\n".join([f"run directory {folder}", *news, *about, *nodes]), flush=True)
     return run(options, folder, config, plan, run_judge, held, changes, cluster.seats)
 
@@ -168,7 +170,7 @@ def refuse(error: UserError) -> int:
 
 def refuse_all(problems: Sequence[Problem]) -> int:
     """Print all problems; return the exit code."""
-    print(f"refused, {len(problems)} problem{'s' * (len(problems) > 1)}:", file=sys.stderr)
+    print(f"refused, {counted(len(problems), 'problem')}:", file=sys.stderr)
     print("\n".join(f"  {number}. {problem}" for number, problem in enumerate(problems, 1)), file=sys.stderr)
     return REFUSED
 

@@ -8,6 +8,7 @@ from grpo.launch.judge import RunJudge
 from grpo.launch.phases import SAMPLING, Phase, Rates, phases
 from grpo.launch.plan import Plan
 from grpo.model.architecture import Architecture
+from grpo.stack.counted import counted
 
 _STEPS = 100
 _INSTRUCTIONS = 1_000  # assumed: tokens of the judge's instructions, problem and gold answer
@@ -25,8 +26,8 @@ def _calls(plan: Plan, config: Config, judge: RunJudge, steps: int) -> list[str]
     calls = steps * plan.samples_per_rollout
     tokens = calls * (_INSTRUCTIONS + config.args.generate_max_len)
     return [
-        f"judge cost  {calls:,} calls in {steps:,} steps, plus failed tries; up to {tokens / 1e6:,.1f} million "
-        "prompt tokens, if",
+        f"judge cost  {counted(calls, 'call')} in {counted(steps, 'step')}, plus failed tries; up to "
+        f"{tokens / 1e6:,.1f} million prompt tokens, if",
         f"            responses fill the limit and problem and instructions take {_INSTRUCTIONS:,} (assumed); a reply "
         f"has at most {judge.settings.chain.max_output_tokens:,}",
     ]
@@ -43,8 +44,8 @@ def _hours(plan: Plan, config: Config, steps: int) -> list[str]:
         return f"{steps * seconds / 3600:,.1f}"
 
     return [
-        f"hours       {hours(step)} ({hours(low)} to {hours(high)}) for {steps:,} steps of {step:,.0f} s, if all "
-        "responses fill the limit; without evaluations and saving",
+        f"hours       {hours(step)} ({hours(low)} to {hours(high)}) for {counted(steps, 'step')} of {step:,.0f} s, "
+        "if all responses fill the limit; without evaluations and saving",
         *(
             f"            {phase.name:{name}}  {phase.seconds:{value},.0f} s ({phase.low:,.0f} to {phase.high:,.0f}): "
             f"{phase.source}"

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from grpo.launch import node_flags
 from grpo.launch.config import Config
 from grpo.stack import seats
+from grpo.stack.counted import counted
 from grpo.stack.problem import Problem, UserError
 from grpo.stack.seats import Node, Seats
 
@@ -81,11 +82,12 @@ def problems(config: Config) -> Iterator[Problem]:
         )
         return
     engines, ranks = args.vllm_num_engines, config.actor_ranks
-    have = f"{args.nodes} node{'s' * (args.nodes > 1)} of {gpus}"
+    have = f"{counted(args.nodes, 'node')} of {gpus}"
     whole = "" if config.gpus > args.nodes * gpus else ", since an engine does not span nodes"
     fit = most_engines(args.nodes, gpus, width, ranks)
     yield Problem(
-        f"{engines} engines of {width} GPUs and {ranks} actor GPUs do not fit on {have}{whole}",
+        f"{counted(engines, 'engine')} of {counted(width, 'GPU')} and {counted(ranks, 'actor GPU')} do not fit on "
+        f"{have}{whole}",
         f"set NODES={fewest_nodes(gpus, engines, width, ranks)}, or lower "
         + (f"NUM_ENGINES to {fit}" if fit else "ACTOR_GPUS"),
     )

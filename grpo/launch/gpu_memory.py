@@ -169,8 +169,8 @@ def longest(config: Config) -> int:
 def problems(config: Config) -> Iterator[Problem]:
     """Yield what cannot fit, with the first remedy that would help."""
     need = needs(config)
-    if need is None:
-        return
+    if need is None or need.length > _positions(config.args.pretrain):
+        return  # beyond the model's positions, another check refuses the length
     if not need.actor_fits:
         yield Problem(
             f"the actor needs {size(need.of_actor)} on each GPU, which has {size(need.gpu)} ({need.source})",
@@ -186,6 +186,13 @@ def problems(config: Config) -> Iterator[Problem]:
         )
 
 
+def _positions(name: str) -> int:
+    """Return the longest sequence of a model in tokens."""
+    if name in RELEASED:
+        return CONTEXT
+    return model_files.read_json(Path(name) / "config.json").get("max_position_embeddings", CONTEXT)
+
+
 def _remedy(config: Config) -> str:
     """Return the first change that makes the actor fit."""
     changes: list[tuple[dict[str, Any], str]] = [
@@ -194,17 +201,21 @@ def _remedy(config: Config) -> str:
         ({"experts": PACKED, "offload": False}, "EXPERTS=packed"),
         ({"micro_train_batch_size": 1}, "MICRO_TRAIN_BATCH_SIZE=1"),
         ({"adam_offload": True}, "ADAM_OFFLOAD=1"),
-        ({"actor_shard": ZERO3}, "ACTOR_SHARD=zero3"),
     ]
+    more = "use more ACTOR_GPUS"
+    if config.args.actor_shard == NO_SHARD:
+        more += " with ACTOR_SHARD=zero3"
+    if config.actor_ranks > 1:
+        changes.append(({"actor_shard": ZERO3}, "ACTOR_SHARD=zero3"))
     for change, variable in changes:
         if _would_fit(config, change):
             return f"set {variable}"
     limit = longest(config)
     if limit >= _SHORTEST:
-        return f"lower PROMPT_MAX_LEN + GENERATE_MAX_LEN to {limit:,}, or use more ACTOR_GPUS"
+        return f"lower PROMPT_MAX_LEN + GENERATE_MAX_LEN to {limit:,}, or {more}"
     if _would_fit(config, {"offload": True, "actor_shard": ZERO3}):
-        return "set OFFLOAD=1 and ACTOR_SHARD=zero3, or use more ACTOR_GPUS"
-    return "use more ACTOR_GPUS, or GPUs with more memory"
+        return f"set OFFLOAD=1 and ACTOR_SHARD=zero3, or {more}"
+    return f"{more}, or GPUs with more memory"
 
 
 def _would_fit(config: Config, change: dict[str, Any]) -> bool:

@@ -4,6 +4,8 @@ import math
 from argparse import Namespace
 from dataclasses import dataclass
 
+from grpo.stack.counted import counted
+
 
 @dataclass(frozen=True)
 class LearningRate:
@@ -77,9 +79,10 @@ class LearningRate:
         highest = max(range(1, min(steps, warm_up + 2) + 1), key=lambda step: (round(self.of_step(step), 15), -step))
         shown = sorted({1, 2, 3, highest, steps} & set(range(1, steps + 1)))
         rates = ", ".join(f"{self.of_step(step):.3g} in step {step}" for step in shown)
-        of_steps = f"{warm_up} global step{'s' * (warm_up != 1)}"
+        of_steps = f"{counted(warm_up, 'global step')}"
         cut = f"; the run ends before it, after step {steps}" if warm_up > steps else ""
         return [
-            f"schedule    {self.name} over {self.length} optimizer steps, warm-up {self.warm_up} ({of_steps}{cut})",
+            f"schedule    {self.name} over {counted(self.length, 'optimizer step')}, "
+            f"warm-up {self.warm_up} ({of_steps}{cut})",
             f"            learning rate: {rates}; the peak of the schedule is {self.peak:g}",
         ]

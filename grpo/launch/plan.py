@@ -16,6 +16,7 @@ from grpo.model.architecture import Architecture
 from grpo.model.model_files import CheckpointError, Model, read_whole
 from grpo.model.released import RELEASED, as_model
 from grpo.stack.checkout import on_cpu_stack
+from grpo.stack.counted import counted
 from grpo.stack.machine import GB
 from grpo.stack.problem import UserError
 
@@ -157,8 +158,8 @@ def _partial(plan: Plan, args: argparse.Namespace) -> list[str]:
     oldest = (args.partial_policies + 1) * plan.optimizer_steps_per_rollout - 1
     return [
         f"            PARTIAL_ROLLOUTS={args.partial_rollouts}: the engines sample "
-        f"{args.rollout_batch_size + args.partial_rollouts} prompts at a time; a token is at most {oldest} optimizer "
-        "steps behind"
+        f"{args.rollout_batch_size + args.partial_rollouts} prompts at a time; a token is at most "
+        f"{counted(oldest, 'optimizer step')} behind"
     ]
 
 
@@ -172,7 +173,10 @@ def _groups(args: argparse.Namespace) -> list[str]:
             f"{most * args.rollout_batch_size} prompts a step"
         )
     if args.retire_after is not None:
-        lines.append(f"problems    rest for {args.retire_for} steps after {args.retire_after} solved groups in a row")
+        lines.append(
+            f"problems    rest for {counted(args.retire_for, 'step')} after "
+            f"{counted(args.retire_after, 'solved group')} in a row"
+        )
     return lines
 
 
@@ -188,18 +192,18 @@ def describe(plan: Plan, config: Config) -> list[str]:
         *_groups(args),
         *describe_lengths(config),
         f"update      {plan.samples_per_rollout} samples / train batch {args.train_batch_size} (samples, not "
-        f"prompts) = {plan.optimizer_steps_per_rollout} optimizer steps per rollout"
+        f"prompts) = {counted(plan.optimizer_steps_per_rollout, 'optimizer step')} per rollout"
         + (", all but the first off-policy" if plan.optimizer_steps_per_rollout > 1 and not args.pipeline else ""),
         *_staleness(plan, args),
-        f"            {config.actor_ranks} ranks x micro batch {args.micro_train_batch_size} x "
+        f"            {counted(config.actor_ranks, 'rank')} x micro batch {args.micro_train_batch_size} x "
         f"{plan.gradient_accumulation} accumulated = {args.train_batch_size}",
     ]
     if plan.steps is not None:
         lines += _describe_steps(plan, config) + shortfall(plan, config)
     lines.append(
-        f"{device:<12}{config.engine_gpus} for {args.vllm_num_engines} engines of "
-        f"{args.vllm_tensor_parallel_size}, {config.actor_ranks} for the actor; Ray gets {plan.ray_gpus} GPUs "
-        f"and {plan.ray_cpus} CPUs"
+        f"{device:<12}{config.engine_gpus} for {counted(args.vllm_num_engines, 'engine')} of "
+        f"{args.vllm_tensor_parallel_size}, {config.actor_ranks} for the actor; Ray gets "
+        f"{counted(plan.ray_gpus, 'GPU')} and {counted(plan.ray_cpus, 'CPU')}"
     )
     if plan.host_bytes is not None:
         lines += _describe_sizes(plan, config)
@@ -215,9 +219,10 @@ def _describe_steps(plan: Plan, config: Config) -> list[str]:
     args = config.args
     limit = f", stopped at {args.max_steps}" if args.max_steps else ""
     lines = [
-        f"steps       {plan.prompts} prompts = {plan.steps_per_episode} global steps per episode "
-        f"({plan.unused_prompts_per_episode} prompts left over), {args.num_episodes} episodes{limit}: "
-        f"{plan.steps} global steps",
+        f"steps       {counted(plan.prompts or 0, 'prompt')} = "
+        f"{counted(plan.steps_per_episode or 0, 'global step')} per episode "
+        f"({counted(plan.unused_prompts_per_episode or 0, 'prompt')} left over), "
+        f"{counted(args.num_episodes, 'episode')}{limit}: {counted(plan.steps or 0, 'global step')}",
     ]
     if plan.steps and plan.optimizer_steps_per_rollout and plan.gradient_accumulation:
         rate = LearningRate.of_run(
@@ -229,7 +234,8 @@ def _describe_steps(plan: Plan, config: Config) -> list[str]:
         lines += rate.describe(plan.steps)
     if plan.evals is not None:
         lines.append(
-            f"eval        {plan.evals} times {plan.eval_prompts} problems x {args.eval_n_samples_per_prompt} samples, "
+            f"eval        {counted(plan.evals, 'time')} {counted(plan.eval_prompts or 0, 'problem')} x "
+            f"{counted(args.eval_n_samples_per_prompt, 'sample')}, "
             f"from {args.eval_dataset}"
         )
     return lines
@@ -241,7 +247,7 @@ def shortfall(plan: Plan, config: Config) -> list[str]:
     if not asked or plan.steps is None or not per_episode or asked <= plan.steps:
         return []
     return [
-        f"            the data give {plan.steps} steps, fewer than the {asked} asked for: NUM_EPISODES="
+        f"            the data give {counted(plan.steps, 'step')}, fewer than the {asked} asked for: NUM_EPISODES="
         f"{math.ceil(asked / per_episode)} repeats them often enough"
     ]
 

@@ -8,11 +8,14 @@ from typing import Any
 from grpo.checkpoint import adapter_files, digests
 from grpo.launch import loss_flags
 from grpo.launch.config import Config, resolve
+from grpo.launch.plan import Plan
 from grpo.launch.run_dir import data_digest
 from grpo.model.model_files import CheckpointError, read
 from grpo.run.run_files import RunFiles
 from grpo.run.saved_steps import saved_steps, step_name, step_of
 from grpo.stack.checkout import CHECKOUT
+from grpo.stack.counted import counted
+from grpo.stack.json_files import read_rows
 from grpo.stack.problem import Problem, UserError
 from grpo.stack.variables import in_variables
 from reward import settings, user_files
@@ -204,10 +207,30 @@ def describe(config: Config) -> list[str]:
     """Return where a resumed run continues, one line each."""
     step = resumed_step(config)
     if not step:
-        return [f"starting at step 0: {config.args.ckpt_path} has no checkpoint"]
+        return [f"starting at step 0: {config.args.ckpt_path} has no checkpoint{_repeated(config)}"]
     source = Path(config.args.resume_from)
     unverified = [] if digests.is_sealed(source / "trainer") else [digests.unverified(source)]
-    return [f"continuing after step {step}", *unverified]
+    return [f"continuing after step {step}{_repeated(config)}", *unverified]
+
+
+def _repeated(config: Config) -> str:
+    """Name the steps that the run had completed after the checkpoint; "" without any."""
+    first = resumed_step(config) + 1
+    rows = read_rows(RunFiles(Path(config.args.run_dir), Path(config.args.metrics_dir)).metrics)
+    last = max((row["step"] for row in rows), default=0)
+    if last < first:
+        return ""
+    return f"; step {first} is run again" if last == first else f"; steps {first} to {last} are run again"
+
+
+def complete(config: Config, plan: Plan) -> list[str]:
+    """Say so, in one line, if a resumed run has made all its steps."""
+    args, step = config.args, resumed_step(config)
+    if not step or plan.steps is None or step < plan.steps:
+        return []
+    is_cut = args.max_steps and args.max_steps < (plan.steps_per_episode or 0) * args.num_episodes
+    limits = "STEPS" if is_cut else "STEPS and NUM_EPISODES" if args.max_steps else "NUM_EPISODES"
+    return [f"complete: all {counted(plan.steps, 'step')} are done; raise {limits} to go on"]
 
 
 def newer_steps(config: Config) -> list[int]:
@@ -219,6 +242,7 @@ def take_back(config: Config, folder: Path) -> list[str]:
     """Take the run directory back to the checkpoint; return what a user should know, one line each."""
     step = resumed_step(config)
     changed = {f"--{name}": values for name, values in changes(config, folder).items()} | reward_changes(folder)
+    begin = describe(config)
     # Before the logs: after a kill in between, the same command still finds this checkpoint as the newest.
     moved = _set_aside(config)
     files = RunFiles(folder, Path(config.args.metrics_dir))
@@ -229,7 +253,7 @@ def take_back(config: Config, folder: Path) -> list[str]:
         set_aside={name: str(path) for name, path in moved.items()},
     )
     return [
-        *describe(config),
+        *begin,
         *(f"  {name} was newer and was moved to {path}" for name, path in moved.items()),
         *(in_variables(f"  {n} was {old}, now {new}") for n, (old, new) in changed.items()),
     ]

@@ -11,6 +11,8 @@ _COPY = re.compile(r'^(\w+)="\$(\w+)"$', re.MULTILINE)
 _SWITCH = re.compile(r"if \[\[ \$(\w+) == 1 \]\]; then\s+\w+\+=\(--(\w+)[ )]")
 _DEFAULT = re.compile(r'"\$\{(\w+):?=((?:[^{}]|\{[^}]*\})*)\}"')
 _FLAG = re.compile(r"--(\w+)")
+# A remedy: "add --flag" or "use --flag value"
+_REMEDY = re.compile(r"\b(?:add|use) --(\w+)(?: ([\w.]+)(?=,|$))?")
 
 
 @cache
@@ -19,7 +21,14 @@ def by_flag() -> dict[str, str]:
     script = (CHECKOUT / "train_grpo.sh").read_text(encoding="utf-8").partition("# --- Run ---")[0]
     settings = dict(_LIST.findall(script) + _COPY.findall(script))
     values = {flag: settings.get(variable, variable) for flag, variable in _VALUE.findall(script)}
-    return values | {flag: variable for variable, flag in _SWITCH.findall(script)}
+    return values | switches()
+
+
+@cache
+def switches() -> dict[str, str]:
+    """Return the variable that is 1 or 0 for each flag without a value: {"offload": "OFFLOAD", ...}."""
+    script = (CHECKOUT / "train_grpo.sh").read_text(encoding="utf-8").partition("# --- Run ---")[0]
+    return {flag: variable for variable, flag in _SWITCH.findall(script)}
 
 
 @cache
@@ -37,4 +46,11 @@ def defaults(is_tiny: bool) -> dict[str, str]:
 
 def in_variables(text: str) -> str:
     """Return a message with flags replaced by the user's variables that set them."""
-    return _FLAG.sub(lambda match: by_flag().get(match[1], match[0]), text)
+    return _FLAG.sub(lambda match: by_flag().get(match[1], match[0]), _REMEDY.sub(_setting, text))
+
+
+def _setting(remedy: re.Match[str]) -> str:
+    flag, value = remedy[1], remedy[2] or ("1" if remedy[1] in switches() else "")
+    if flag not in by_flag():
+        return remedy[0]
+    return f"set {by_flag()[flag]}" + (f"={value}" if value else "")

@@ -70,10 +70,16 @@ def test_hand_edits_are_shown_and_saved_before_they_are_replaced(world, before, 
     shown = capsys.readouterr().out
     assert "+# mine" in shown and "+x = 1" in shown and "-KEPT = True" in shown and "EXTRA" not in shown
     saved = tmp_path / "edits.patch"
+    assert world.call(command, "--edits-to", str(saved), "--dry-run") == 0
+    assert f"would save your edits in {saved}" in capsys.readouterr().out and not saved.exists()
     assert world.call(command, "--edits-to", str(saved)) == 0
+    assert f"saved your edits in {saved}" in capsys.readouterr().out
     assert look(site) == (after if command == "apply" else before)
     assert saved.read_text() == shown
     assert world.call("apply") == 0
+    capsys.readouterr()
+    assert world.call("apply", "--edits-to", str(tmp_path / "none.patch")) == 0
+    assert "there are no hand edits to save" in capsys.readouterr().out
     subprocess.run(["patch", "-p1", "-s", "-d", str(site), "-i", str(saved)], check=True)
     assert look(site) == mine
     assert world.call("apply", "--edits-to", str(saved)) == Exit.USAGE

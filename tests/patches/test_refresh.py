@@ -219,6 +219,39 @@ def test_refresh_starts_only_in_a_new_folder(before, refresh, work):
     assert (work / "mine").read_text() == "x"
 
 
+def test_a_second_start_names_the_refresh_that_is_under_way(world, before, refresh, work, capsys):
+    refresh(before | {ACTOR: before[ACTOR].replace(b"LINE_3 = 3\n", b"LINE_3 = 7\n")})
+    capsys.readouterr()
+    assert world.call("refresh", "--to", "1.1", "--work", str(work)) == Exit.BAD_WORKTREE
+    said = capsys.readouterr().err
+    assert f"{work} holds a refresh" in said and f"./apply_patches.sh refresh --continue --work {work}" in said
+
+
+def test_an_export_from_a_refresh_is_refused(before, refresh, work, capsys):
+    refresh(before | {ACTOR: before[ACTOR].replace(b"LINE_3 = 3\n", b"LINE_3 = 7\n")})
+    assert main(["export", "--from", str(work)]) == Exit.BAD_WORKTREE
+    said = capsys.readouterr().err
+    assert f"./apply_patches.sh refresh --continue --work {work}" in said and "commit --all" not in said
+
+
+@pytest.mark.parametrize(("version", "said"), [("banana", "is not a version"), ("1.0", "starts from 1.0")])
+def test_what_cannot_be_refreshed_to_is_refused_before_a_download(world, tmp_path, monkeypatch, capsys, version, said):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    assert main(["refresh", "--to", version, "--work", str(tmp_path / "out")]) == Exit.USAGE
+    assert said in capsys.readouterr().err
+
+
+def test_a_reason_given_before_the_end_is_kept(before, after, refresh, work):
+    new = before | {LOOP: after[LOOP], ACTOR: after[ACTOR].replace(b" = 103\nMORE = 1\n", b" = 7\n")}
+    code, report = refresh(new)
+    assert code == Exit.CONFLICTS and "stopped at first.patch" in report
+    assert refresh(None, "--continue", "--retire", "second", "1.1 has it")[0] == Exit.CONFLICTS
+    _edit(work / ACTOR, b"LINE_3 = 107\nMORE = 1\n")
+    code, report = refresh(None, "--continue")
+    assert code == 0, report
+    assert Series.load_checked("1.1").retired == {"second.patch": "1.1 has it"}
+
+
 def test_unavailable_wheel_is_a_clear_error(world, tmp_path, make_wheel, monkeypatch, capsys):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     words = ("refresh", "--to", "9.9.9", "--work", str(tmp_path / "out"))
@@ -256,7 +289,9 @@ def test_drift_tells_what_fits_stops_and_is_upstream(world, before, after, make_
     make_wheel(wheels, before, "1.0")
     capsys.readouterr()
     assert world.call("drift", "--wheel", str(wheels), "--json") == 0
-    first, second = json.loads(capsys.readouterr().out)["versions"]
+    said = capsys.readouterr()
+    first, second = json.loads(said.out)["versions"]
+    assert "OpenRLHF 1.10 (2 of 2)" in said.err
     names = ["first.patch", "second.patch", "third.patch"]
     assert (first["version"], first["fitting"], first["stops"], first["relies"]) == ("1.1", names, [], [])
     assert (second["version"], second["stops"]) == ("1.10", ["first.patch", "third.patch"])

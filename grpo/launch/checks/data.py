@@ -11,6 +11,7 @@ from grpo.launch.data_files import Record
 from grpo.rollout.chat_template import variables
 from grpo.rollout.multi_turn.settings import has_environment
 from grpo.run.measure import OUR_REWARD
+from grpo.stack.counted import counted
 from grpo.stack.problem import Problem, UserError
 
 _VARIABLES = {"train": "TRAIN_DATA", "eval": "EVAL_DATA"}
@@ -39,7 +40,8 @@ def check_data(config: Config, is_missed: bool = True) -> Iterator[Problem]:
     count = len(read.get("train", ()))
     if 0 < count < args.rollout_batch_size:
         yield Problem(
-            f"{args.prompt_data} has {count} prompts, but a rollout needs {args.rollout_batch_size}: no step would run",
+            f"{args.prompt_data} has {counted(count, 'prompt')}, but a rollout needs {args.rollout_batch_size}: "
+            "no step would run",
             f"set ROLLOUT_BATCH_SIZE to {count} or less, or use more data",
         )
     for split, records in read.items():

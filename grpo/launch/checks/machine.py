@@ -20,6 +20,7 @@ from grpo.run.run_files import RunFiles
 from grpo.run.saved_steps import step_name
 from grpo.stack import machine
 from grpo.stack.checkout import on_cpu_stack
+from grpo.stack.counted import counted
 from grpo.stack.problem import Problem
 
 
@@ -43,7 +44,7 @@ def check_gpus(config: Config, plan: Plan) -> Iterator[Problem]:
     gpus = machine.gpus()
     if len(gpus) < config.gpus:
         yield Problem(
-            f"{config.gpus} GPUs are needed ({config.engine_gpus} engines, {config.actor_ranks} actor), "
+            f"{config.gpus} GPUs are needed ({config.engine_gpus} for engines, {config.actor_ranks} for the actor), "
             f"{len(gpus)} are visible",
             "lower NUM_ENGINES, ENGINE_TP or ACTOR_GPUS; see nvidia-smi and CUDA_VISIBLE_DEVICES",
         )
@@ -89,7 +90,7 @@ def check_cpu_stack(config: Config, plan: Plan) -> Iterator[Problem]:
         )
     else:
         yield Problem(
-            f"{large} needs {config.gpus} GPUs, but this machine has none",
+            f"{large} needs {counted(config.gpus, 'GPU')}, but this machine has none",
             "use a machine with GPUs (scripts/setup.sh then installs the GPU stack), or run ./train_grpo.sh --tiny",
         )
 

@@ -63,8 +63,9 @@ def _check_context(config: Config, model: Model) -> Iterator[Problem]:
     context = model.config.get("max_position_embeddings")
     if context and config.max_model_len > context:
         yield Problem(
-            f"PROMPT_MAX_LEN + GENERATE_MAX_LEN is {config.max_model_len} tokens, but the model's context is {context}",
-            "shorten one of them",
+            f"PROMPT_MAX_LEN + GENERATE_MAX_LEN is {config.max_model_len:,} tokens, but the model's context is "
+            f"{context:,}",
+            f"lower their sum to {context:,}",
         )
 
 

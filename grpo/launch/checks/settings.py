@@ -7,6 +7,7 @@ from grpo.launch import flags
 from grpo.launch.config import Config
 from grpo.run import trackers
 from grpo.run.measure import OUR_REWARD, USER_REWARD
+from grpo.stack.counted import counted
 from grpo.stack.problem import Problem
 from grpo.stack.variables import in_variables
 
@@ -73,7 +74,7 @@ def check_batches(config: Config) -> Iterator[Problem]:
     if samples % (args.micro_rollout_batch_size * ranks):
         yield Problem(
             f"{samples} samples cannot be split evenly into micro batches of {args.micro_rollout_batch_size} "
-            f"on {ranks} ranks: ranks with less work would wait forever",
+            f"on {counted(ranks, 'rank')}: ranks with less work would wait forever",
             "make ROLLOUT_BATCH_SIZE x N_SAMPLES_PER_PROMPT a multiple of MICRO_ROLLOUT_BATCH_SIZE x ACTOR_GPUS",
         )
     if args.n_samples_per_prompt < 2 and args.advantage_estimator in _GROUP_ESTIMATORS:

@@ -27,6 +27,7 @@ from grpo.launch.supervise.watch import End, Saving, Stop, Watch
 from grpo.launch.supervise.witness import Death
 from grpo.stack import machine
 from grpo.stack.checkout import CHECKOUT
+from grpo.stack.counted import counted
 from grpo.stack.problem import Problem
 from grpo.stack.secrets import redact
 
@@ -214,7 +215,7 @@ class _Supervisor:
     def _on_event(self, event: dict[str, Any]) -> None:
         kind = event["event"]
         if kind == "starting ray":
-            self._show(f"starting Ray ({event['gpus']} GPUs, {event['cpus']} CPUs)")
+            self._show(f"starting Ray ({counted(event['gpus'], 'GPU')}, {counted(event['cpus'], 'CPU')})")
         elif kind == "ray started":
             self._show(f"Ray is up at {event['address']} after {event['seconds']:.0f} s")
         elif kind == "driver started":

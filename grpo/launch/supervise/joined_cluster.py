@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from grpo.launch.config import Config
 from grpo.stack import seats
+from grpo.stack.counted import counted
 from grpo.stack.problem import Problem, UserError
 from grpo.stack.seats import Node, Seats
 
@@ -87,7 +88,7 @@ def look(config: Config, patience: float = 0.0) -> Admission:
     if not any(member.is_home and member.name == socket.gethostname() for member in members):
         return Admission([Problem(f"{cluster} runs on other machines: {names}", f"start the run there, or {REMEDY}")])
     if is_open and len(members) > 1:
-        what = f"{cluster} has {len(members)} nodes ({names}) and admits anyone who can reach it"
+        what = f"{cluster} has {counted(len(members), 'node')} ({names}) and admits anyone who can reach it"
         return Admission([Problem(what, TOKEN_REMEDY)])
     try:
         found = _take_places(config, members, patience)
@@ -121,7 +122,7 @@ def _take_places(config: Config, members: list[Member], patience: float) -> Seat
             if time.monotonic() > until:
                 raise
         have, all_gpus = sum(node.gpus for node in nodes), sum(member.gpus for member in members)
-        on = f"{len(nodes)} node{'s' * (len(nodes) > 1)}"
+        on = counted(len(nodes), "node")
         print(f"waiting for GPUs: {have} of {all_gpus} on {on} are free, {config.gpus} needed", flush=True)
         try:
             time.sleep(LOOK_AGAIN_SECONDS)
@@ -149,15 +150,15 @@ def describe(found: Seats) -> list[str]:
     lines: list[str] = []
     for node in found.nodes:
         parts = ["the launcher, the controller and the judge"] if node == found.home else []
-        parts += [f"engines {_numbers(found.engines, node)}"] if node in found.engines else []
-        parts += [f"actor ranks {_numbers(found.ranks, node)}"] if node in found.ranks else []
+        parts += [f"engine{_numbers(found.engines, node)}"] if node in found.engines else []
+        parts += [f"actor rank{_numbers(found.ranks, node)}"] if node in found.ranks else []
         lines.append(f"{'' if lines else 'nodes':<12}{node}: {'; '.join(parts)}")
     return lines
 
 
 def _numbers(addresses: tuple[str, ...], node: str) -> str:
-    """Return the numbers of what is on a node: "3" or "0 to 7"."""
+    """Return the numbers of what is on a node, after a noun in the singular: " 3" or "s 0 to 7"."""
     numbers = [number for number, address in enumerate(addresses) if address == node]
     if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
-        return f"{numbers[0]} to {numbers[-1]}"
-    return ", ".join(map(str, numbers))
+        return f"s {numbers[0]} to {numbers[-1]}"
+    return f"{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"

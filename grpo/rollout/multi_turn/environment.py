@@ -17,6 +17,7 @@ from grpo.stack.problem import UserError
 Message = dict[str, Any]
 VERIFIERS = "verifiers:"  # begins the name of an environment of the verifiers package
 BUILT_IN = {name: Path(__file__).with_name(f"{name}.py") for name in ("python", "retrieval", "single")}
+_FORMS = f"name a .py file, {VERIFIERS}NAME, or one of {', '.join(BUILT_IN)}"
 
 
 class SetupError(UserError):
@@ -187,11 +188,9 @@ def load(name: str) -> type[Environment]:
         return _of_verifiers(name.removeprefix(VERIFIERS))
     path = BUILT_IN.get(name, Path(name))
     if path.suffix == ".py" and not path.is_file():
-        raise SetupError(f"ENVIRONMENT {name} does not exist", f"name a Python file, or one of {', '.join(BUILT_IN)}")
+        raise SetupError(f"ENVIRONMENT {name} does not exist", _FORMS)
     if path.suffix != ".py":
-        raise SetupError(
-            f"ENVIRONMENT {name} is neither a .py file nor one of {', '.join(BUILT_IN)}", "name one of these"
-        )
+        raise SetupError(f"ENVIRONMENT {name} is not an environment", _FORMS)
     spec = importlib.util.spec_from_file_location(f"environment_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise SetupError(f"ENVIRONMENT {path} cannot be loaded", "name a Python file")

@@ -121,9 +121,9 @@ def test_remedies_are_the_least_change_that_fits(shape) -> None:
     ("changes", "what", "remedy"),
     [
         ({"nodes": 0}, "NODES is 0", "give 1 or more"),
-        ({"nodes": 2}, "how many GPUs each has is unknown", "add GPUS_PER_NODE"),
+        ({"nodes": 2}, "how many GPUs each has is unknown", "set GPUS_PER_NODE"),
         ({"nodes": 2, "gpus_per_node": 0}, "GPUS_PER_NODE is 0", "give 1 or more"),
-        ({"nodes": 2, "gpus_per_node": 8, "colocate_all_models": True}, "share GPUs", "NODES 1"),
+        ({"nodes": 2, "gpus_per_node": 8, "colocate_all_models": True}, "share GPUs", "NODES=1"),
         (
             {"nodes": 4, "gpus_per_node": 8, "vllm_tensor_parallel_size": 16},
             "an engine has ENGINE_TP 16 GPUs, but a node has 8",
@@ -137,7 +137,7 @@ def test_remedies_are_the_least_change_that_fits(shape) -> None:
         (
             {"nodes": 2, "gpus_per_node": 5, "vllm_num_engines": 3, "vllm_tensor_parallel_size": 3,
              "actor_num_gpus_per_node": 1},
-            "3 engines of 3 GPUs and 1 actor GPUs do not fit on 2 nodes of 5, since an engine does not span nodes",
+            "3 engines of 3 GPUs and 1 actor GPU do not fit on 2 nodes of 5, since an engine does not span nodes",
             "set NODES=3, or lower NUM_ENGINES to 2",
         ),
         ({"gpus_per_node": 4}, "do not fit on 1 node of 4", "set NODES=2, or lower ACTOR_GPUS"),

@@ -115,7 +115,7 @@ def test_checkpoints_that_meet_evaluations_are_accepted(steps):
         ({"pipeline": True}, "use --old_log_probs engine, or add --enable_vllm_is_correction"),
         ({"pipeline": True, "top_p": 0.9, "old_log_probs": "engine"}, "use --top_p 1"),
         ({"pipeline": True, "old_log_probs": "engine", "colocate_all_models": True}, "the same GPUs: remove one"),
-        ({"partial_rollouts": 2}, "add --pipeline"),
+        ({"partial_rollouts": 2}, "add --pipeline, or use --partial_rollouts 0"),
         ({**PARTIAL, "partial_rollouts": -1}, "0 or more"),
         ({**PARTIAL, "partial_rollouts": 8}, "not below --rollout_batch_size 8"),
         ({**PARTIAL, "partial_policies": 1}, "give 2 or more"),

@@ -3,6 +3,7 @@
 import pytest
 
 from grpo.launch import gpu_memory
+from grpo.launch.preflight import problems_anywhere
 from grpo.stack import machine
 from grpo.stack.machine import Gpu
 
@@ -71,6 +72,19 @@ def test_the_small_model_fits_on_gpus_of_24_gb(box, length):
 def test_what_cannot_fit_is_refused_with_a_remedy_that_helps(box, gpus, changes, what, remedy):
     problems = refusals(box(gpus, **changes))
     assert any(what in problem and remedy in problem for problem in problems), problems
+
+
+def test_one_rank_has_nothing_to_share(box):
+    """Partitions of a model on one rank are the whole model."""
+    for length in range(32_000, 36_000, 100):
+        assert not any("set ACTOR_SHARD=zero3" in each for each in refusals(box("2", length))), length
+    assert "use more ACTOR_GPUS with ACTOR_SHARD=zero3" in refusals(box("2", 36_000))[0]
+
+
+def test_a_length_beyond_the_models_positions_is_refused_with_the_limit(box):
+    said = "\n".join(map(str, problems_anywhere(box("2", 140_000))))
+    assert "is 140,000 tokens, but the model's context is 131,072" in said and "lower their sum to 131,072" in said
+    assert "on each GPU" not in said and "an engine may use" not in said
 
 
 def test_the_plan_lists_the_parts_of_actor_and_engine(box):

@@ -118,6 +118,20 @@ def test_text_points_out_surprises(setting) -> None:
     assert "unknown" not in text
 
 
+def test_one_of_a_kind_is_in_the_singular(setting) -> None:
+    ones = {"vllm_num_engines": 1, "vllm_tensor_parallel_size": 1, "actor_num_gpus_per_node": 1, "num_episodes": 1}
+    config = setting.config(**ones, max_steps=1, train_batch_size=64)
+    text = "\n".join(describe(make_plan(config), config))
+    for part in (
+        "1 optimizer step per rollout",
+        "1 rank x micro batch",
+        "1 for 1 engine of 1",
+        "1 episode, ",
+        "1 global step\n",
+    ):
+        assert part in text, text
+
+
 def test_a_batch_ahead_is_stale_and_takes_room_in_a_checkpoint(setting) -> None:
     ahead = {"pipeline": True, "old_log_probs": "engine"}
     texts = {}

@@ -117,10 +117,24 @@ def test_what_comes_after_the_checkpoint_is_taken_back(setting, save) -> None:
     assert steps_in(folder / "metrics.jsonl") == list(range(1, 11))
     assert steps_in(folder / "eval.jsonl") == [0, 2, 4, 6, 8, 10]
     assert sorted(path.stem for path in samples.iterdir()) == ["eval_10", "step_10", "step_9"]
-    assert news[0] == "continuing after step 10"
+    assert news[0] == "continuing after step 10; steps 11 to 13 are run again"
     assert any("LEARNING_RATE was 1e-06, now 0.0001" in line for line in news)
     entry = json.loads((folder / "resumes.jsonl").read_text())
     assert entry["step"] == 10 and entry["changed"]["actor_learning_rate"] == [1e-6, 1e-4]
+
+
+@pytest.mark.parametrize(
+    ("logged", "said"),
+    [(10, ""), (11, "; step 11 is run again"), (13, "; steps 11 to 13 are run again")],
+)
+def test_the_steps_that_are_run_again_are_named(setting, save, logged, said) -> None:
+    start(setting)
+    save(10, is_sealed=True)
+    log(setting.run_dir, "metrics.jsonl", range(1, logged + 1))
+    config = resume.resolve_resumed(setting.words(), setting.run_dir)
+    assert resume.describe(config) == [f"continuing after step 10{said}"]
+    assert resume.take_back(config, setting.run_dir) == [f"continuing after step 10{said}"]
+    assert resume.describe(config) == ["continuing after step 10"]
 
 
 def test_changed_judge_settings_are_reported(setting, save, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,6 +296,27 @@ def test_check_shows_where_the_run_would_continue(setting, save, monkeypatch, ca
     save(10)
     assert launch.main() == 0
     assert "continuing after step 10" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("saved", "settings", "said"),
+    [
+        (4, {}, "ready:"),
+        (6, {}, "complete: all 6 steps are done; raise NUM_EPISODES to go on"),
+        (4, {"max_steps": 4}, "complete: all 4 steps are done; raise STEPS to go on"),
+        (6, {"max_steps": 6}, "complete: all 6 steps are done; raise STEPS and NUM_EPISODES to go on"),
+    ],
+)
+def test_a_check_of_a_complete_run_says_how_it_goes_on(
+    setting, save, monkeypatch, capsys, saved, settings, said
+) -> None:
+    start(setting, **settings)
+    save(saved)
+    words = ["launch", "check", "--resume", str(setting.run_dir), "--", *setting.words(**settings)]
+    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setattr(launch.preflight, "problems", lambda *_, **__: [])
+    assert launch.main() == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith(said)
 
 
 def test_a_changed_reward_of_the_users_own_is_shown(setting, monkeypatch) -> None:

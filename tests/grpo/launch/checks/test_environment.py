@@ -36,7 +36,12 @@ def test_a_sound_environment_passes_without_a_judge(in_environment, monkeypatch:
 @pytest.mark.parametrize(
     ("variables", "changes", "what", "remedy"),
     [
-        ({"ENVIRONMENT": "retrieve"}, {}, "ENVIRONMENT retrieve is neither a .py file", "name one of these"),
+        (
+            {"ENVIRONMENT": "retrieve"},
+            {},
+            "ENVIRONMENT retrieve is not an environment",
+            "verifiers:NAME, or one of python",
+        ),
         ({"LIBRARY": "/none"}, {}, "LIBRARY /none is neither a folder", "name a folder of .txt"),
         ({"LIBRARY": ""}, {}, "has no library", "set LIBRARY"),
         ({"TURN_LIMIT": "0"}, {}, "TURN_LIMIT is '0'", "above 0"),

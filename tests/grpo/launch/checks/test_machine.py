@@ -21,7 +21,7 @@ H100 = Gpu("H100", 80 * GB, 0, "9.0")
 @pytest.mark.parametrize(
     ("gpus", "changes", "message"),
     [
-        ([H100] * 7, {}, "8 GPUs are needed (4 engines, 4 actor), 7 are visible"),
+        ([H100] * 7, {}, "8 GPUs are needed (4 for engines, 4 for the actor), 7 are visible"),
         ([H100] * 7 + [Gpu("H100", 80 * GB, 30 * GB, "9.0", index=7)], {}, "30.0 GB of GPU 7 are in use"),
         ([Gpu("tiny", 100, 0, "9.0")] * 8, {"offload": None}, "of this machine)"),
         ([H100] * 8, {}, None),
