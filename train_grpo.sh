@@ -15,7 +15,7 @@
 #                   makes the tiny model first if needed
 #   --plan          print what the configuration means (batches, lengths, steps, nodes, memory, disk), then exit; with
 #                   code 2 if a GPU cannot hold it, or nodes, settings, data, reward or environment are wrong; it does
-#                   not look at this machine's GPUs, memory or folders
+#                   not look at this machine's GPUs, memory or folders, and data that is missing is only named
 #   --dry-run       print the resolved command, then exit
 #   --run-dir DIR   folder of this run (default: runs/NAME-TIME in the checkout)
 #   --resume DIR    continue the run in DIR from its newest checkpoint, with the settings given now; "latest" is the
@@ -274,7 +274,8 @@ if [[ $EXPERTS == bf16 && $ACTOR_SHARD == zero3 ]]; then : "${OFFLOAD:=1}"; else
 : "${SAVE_STEPS:=10}" "${MAX_CHECKPOINTS:=2}" "${CKPT_DIR:=}" "${METRICS_DIR:=}"
 
 # Metrics go to metrics.jsonl and to TensorBoard files in the run directory, and to W&B and Trackio if these are on (see
-# docs/runs.md; WANDB_PROJECT and WANDB_NAME name the page). LOG_SAMPLES is how many samples of a step are written besides its extremes (empty: all)
+# docs/trackers.md; WANDB_PROJECT and WANDB_NAME name the page). LOG_SAMPLES is how many samples of a step are written
+# besides its extremes (empty: all)
 : "${USE_TENSORBOARD:=1}" "${USE_WANDB:=0}" "${USE_TRACKIO:=0}" "${LOG_SAMPLES:=}"
 
 : "${SEED:=42}"

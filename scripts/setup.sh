@@ -75,7 +75,7 @@ select_lock() {
         if [[ ! -f $folder/pins.txt ]]; then
             supported=("$root"/requirements/*/pins.txt)
             supported=("${supported[@]%/pins.txt}")
-            fail "OPENRLHF_VERSION=$version is not supported; supported are: $default ${supported[*]##*/}"
+            fail "OPENRLHF_VERSION=$version is not supported; supported are: $default ${supported[*]##*/}" 2
         fi
     fi
     lock="$folder/lock-$stack.txt"
@@ -87,10 +87,11 @@ work() {
     erase_line
     printf 'setup [%3ds] %s\n' "$SECONDS" "$1"
 }
+# Ends the set-up with a message and an exit code (default 1).
 fail() {
     erase_line
     printf 'setup: error: %s\n' "$1" >&2
-    exit 1
+    exit "${2:-1}"
 }
 
 # On a terminal the present line may count seconds.
