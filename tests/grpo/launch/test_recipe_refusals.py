@@ -107,7 +107,7 @@ def test_a_plan_of_what_does_not_fit_ends_with_the_code_of_a_refusal(checkout: P
 @pytest.mark.parametrize(
     ("variables", "what"),
     [
-        ({"GENERATE_MAX_LEN": "199000", "GPU_GB": "192"}, "the model's context is 131072"),
+        ({"GENERATE_MAX_LEN": "199000", "GPU_GB": "192"}, "the model's context is 131,072"),
         ({"ENGINE_TP": "3"}, "ENGINE_TP 3 does not divide the 64 attention heads"),
     ],
 )
