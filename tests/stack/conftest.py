@@ -1,4 +1,5 @@
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,13 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker("stack")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interrupts():
+    """Let what the tests start be interrupted: a shell makes what it runs in the background ignore SIGINT."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
