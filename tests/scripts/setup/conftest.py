@@ -18,6 +18,12 @@ def bare_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def default_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set up the default OpenRLHF, also where the tests run with another one."""
+    monkeypatch.delenv("OPENRLHF_VERSION", raising=False)
+
+
 @pytest.fixture
 def checkout(tmp_path: Path, bare_venv: Path) -> Path:
     """The real scripts with a small lock, a bare .venv that has the stand-in uv, and stand-in patches."""

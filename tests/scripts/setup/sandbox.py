@@ -56,14 +56,10 @@ def write_program(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-# Without the variables that choose what is set up.
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "OPENRLHF_VERSION"}
-
-
 def setup(root: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(root / "scripts" / "setup.sh"), *arguments],
-        env=ENVIRONMENT | environ,
+        env=os.environ | environ,
         capture_output=True,
         text=True,
         start_new_session=True,

@@ -14,7 +14,7 @@ import pytest
 
 from scripts import check_env
 
-from .sandbox import ENVIRONMENT, setup, uv_calls, write_program
+from .sandbox import setup, uv_calls, write_program
 
 
 def test_first_and_second_call(checkout: Path) -> None:
@@ -121,7 +121,7 @@ def test_an_edited_kernel_is_compiled_anew_and_a_broken_one_names_the_error(chec
 
 def test_two_at_once_install_once(checkout: Path) -> None:
     command = [str(checkout / "scripts" / "setup.sh"), "--cpu"]
-    environ = ENVIRONMENT | {"UV_SLEEPS": "3"}
+    environ = os.environ | {"UV_SLEEPS": "3"}
     both = [subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     outputs = [process.communicate(timeout=60)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
