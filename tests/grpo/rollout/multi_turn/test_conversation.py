@@ -158,7 +158,10 @@ def test_environments_are_loaded_by_name_or_file_and_refused_with_a_remedy(tmp_p
         file.write_text(text)
         with pytest.raises(SetupError, match=wrong):
             load(str(file))
-    for name, wrong in (("retrieve", r"is not an environment: name a \.py file"), (str(tmp_path / "gone.py"), "does not exist")):
+    for name, wrong in (
+        ("retrieve", r"is not an environment: name a \.py file"),
+        (str(tmp_path / "gone.py"), "does not exist"),
+    ):
         with pytest.raises(SetupError, match=wrong):
             load(name)
     monkeypatch.delenv(retrieval.VARIABLE, raising=False)
