@@ -10,7 +10,7 @@ from eval.looped import LoopedEngine
 from eval.problems import EvalProblem, seed_of
 from grpo.rollout.multi_turn.conversation import play
 from grpo.rollout.multi_turn.environment import Environment
-from grpo.rollout.multi_turn.mixture import SINGLE
+from grpo.rollout.multi_turn.mixture import maker
 from grpo.rollout.multi_turn.rollout import EnginePolicy
 from grpo.rollout.multi_turn.settings import RolloutLimits
 from grpo.rollout.multi_turn.template import Template
@@ -75,13 +75,13 @@ async def converse(engine: Engine, setting: Setting, problem: EvalProblem, numbe
     seed = seed_of(setting.seed, problem.id, number)
     params = SamplingParams(**setting.sampling, min_tokens=1, seed=seed)
     policy = EnginePolicy(setting.template, engine, params, setting.max_length, setting.thinking)
-
-    def make() -> Environment:
-        environment = setting.kind(problem.prompt, problem.label)
-        if setting.name == SINGLE:
-            cast(Any, environment).response = lambda: text_of(setting.tokenizer, policy.history.response())
-        return environment
-
+    make = maker(
+        setting.kind,
+        setting.name,
+        problem.prompt,
+        problem.label,
+        lambda: text_of(setting.tokenizer, policy.history.response()),
+    )
     outcome, score = await play(make, policy, setting.limits)
     texts = [text_of(setting.tokenizer, sample.tokens) for sample in policy.history.samples]
     record = harness.record_of(outcome, score, policy.tokens, policy.logs())

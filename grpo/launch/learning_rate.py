@@ -79,7 +79,7 @@ class LearningRate:
         highest = max(range(1, min(steps, warm_up + 2) + 1), key=lambda step: (round(self.of_step(step), 15), -step))
         shown = sorted({1, 2, 3, highest, steps} & set(range(1, steps + 1)))
         rates = ", ".join(f"{self.of_step(step):.3g} in step {step}" for step in shown)
-        of_steps = f"{counted(warm_up, 'global step')}"
+        of_steps = counted(warm_up, "global step")
         cut = f"; the run ends before it, after step {steps}" if warm_up > steps else ""
         return [
             f"schedule    {self.name} over {counted(self.length, 'optimizer step')}, "

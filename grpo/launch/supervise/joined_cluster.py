@@ -150,15 +150,15 @@ def describe(found: Seats) -> list[str]:
     lines: list[str] = []
     for node in found.nodes:
         parts = ["the launcher, the controller and the judge"] if node == found.home else []
-        parts += [f"engine{_numbers(found.engines, node)}"] if node in found.engines else []
-        parts += [f"actor rank{_numbers(found.ranks, node)}"] if node in found.ranks else []
+        parts += [_named("engine", found.engines, node)] if node in found.engines else []
+        parts += [_named("actor rank", found.ranks, node)] if node in found.ranks else []
         lines.append(f"{'' if lines else 'nodes':<12}{node}: {'; '.join(parts)}")
     return lines
 
 
-def _numbers(addresses: tuple[str, ...], node: str) -> str:
-    """Return the numbers of what is on a node, after a noun in the singular: " 3" or "s 0 to 7"."""
+def _named(noun: str, addresses: tuple[str, ...], node: str) -> str:
+    """Return a noun with the numbers of what is on a node: "engine 3" or "engines 0 to 7"."""
     numbers = [number for number, address in enumerate(addresses) if address == node]
     if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
-        return f"s {numbers[0]} to {numbers[-1]}"
-    return f"{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+        return f"{noun}s {numbers[0]} to {numbers[-1]}"
+    return f"{noun}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"

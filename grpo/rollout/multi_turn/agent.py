@@ -5,14 +5,14 @@ base class, which is why this file imports OpenRLHF although it is no hook.
 """
 
 import os
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from openrlhf.utils.agent import AgentExecutorBase
 
 from grpo.rollout import thinking_settings
 from grpo.rollout.chat_template import from_environment
 from grpo.rollout.multi_turn import environment as environments
-from grpo.rollout.multi_turn.mixture import KEY, SINGLE
+from grpo.rollout.multi_turn.mixture import KEY, maker
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.settings import EnvironmentSettings, RolloutLimits
 from grpo.rollout.multi_turn.templates import template_for
@@ -55,13 +55,7 @@ class AgentExecutor(AgentExecutorBase):
         template = template_for(hf_tokenizer, from_environment(os.environ), self._source)
         policy = EnginePolicy(template, llm_engine, sampling_params, max_length, self._budget(hf_tokenizer))
         name = (sampling_params.extra_args or {}).get(KEY, self._mixture.names[0])
-
-        def make() -> environments.Environment:
-            environment = self._kinds[name](prompt, label)
-            if name == SINGLE:
-                cast(Any, environment).response = lambda: text_of(hf_tokenizer, policy.history.response())
-            return environment
-
+        make = maker(self._kinds[name], name, prompt, label, lambda: text_of(hf_tokenizer, policy.history.response()))
         _, response = await roll_out(make, policy, self._limits, self._max_samples)
         response["extra_logs"] |= self._mixture.logs(name, response)
         return {"prompt": prompt, "label": label, **response}

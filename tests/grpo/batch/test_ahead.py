@@ -132,8 +132,8 @@ class Loop:
             run_dir=str(run_dir), save_steps=1,
         )  # fmt: skip
         this.generate_kwargs, this.kl_ctl, this.vllm_engines = {}, None, ["engine"]
-        decode = lambda *_, **__: [""]  # noqa: E731
-        this.tokenizer = SimpleNamespace(decode=decode, batch_decode=decode)  # as OpenRLHF 0.9.6 and 0.9.3 call it
+        # OpenRLHF 0.9.3 and 0.9.6 call one or the other.
+        this.tokenizer = SimpleNamespace(**dict.fromkeys(("batch_decode", "decode"), lambda *_, **__: [""]))
         this.prompts_dataloader = type("Loader", (list,), {"state_dict": lambda _: {}})([None] * 9)
         this.eval_dataloader, this.critic_model_group = ["problem"], None
         this.wandb_logger = this.tensorboard_logger = None

@@ -76,7 +76,7 @@ def test_a_method_that_blocks_its_thread_costs_only_its_own_rollout(method, impa
     limits = replace(SOON, seconds=1.0)
 
     async def together():
-        rollouts = (play(Tidy, Spoken(SEARCHES, {"content": "x"}), limits) for _ in range(8))
+        rollouts = (play(Tidy, Spoken(SEARCHES, {"content": "x"}), LIMITS) for _ in range(8))
         return await asyncio.gather(play(blocking.made, Spoken(*said), limits), *rollouts)
 
     (outcome, score), *others = asyncio.run(together())
