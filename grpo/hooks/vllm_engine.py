@@ -32,8 +32,8 @@ def end_orphans() -> None:
 
 
 def continuable(llm: AsyncLLM) -> ContinuedLLM:
-    """Return vLLM's engine as one whose rollouts survive a sync, and which knows whether it holds the policy."""
-    return ContinuedLLM(llm, has_policy=not engine.was_started_before())
+    """Return vLLM's engine as one whose rollouts survive a sync, and whose process ends with its core."""
+    return engine.continuable(llm)
 
 
 async def load_adapter(

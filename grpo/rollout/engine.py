@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo.lora.engine_actor import NoPolicyError
 from grpo.rollout import continued, reward_threads, routing
-from grpo.stack.upstream.engine import Engine
+from grpo.stack.upstream.engine import AsyncLLM, Engine
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
@@ -19,22 +19,28 @@ SAMPLED_BY = "sampled_by"  # of a response
 
 def end_orphans() -> None:
     """End what this process's actor left when it died before."""
-    from grpo.rollout import orphans  # imports Ray
+    from grpo.rollout import cores  # imports Ray
 
-    if (actor := orphans.own_actor()) and (pids := orphans.end(actor)):
+    if (actor := cores.own_actor()) and (pids := cores.end(actor)):
         logger.warning("ended %s: left by the engine that died", pids)
 
 
-def was_started_before() -> bool:
-    """Return whether Ray has started this process's actor again after it died. Note what it would leave."""
+def continuable(llm: AsyncLLM) -> continued.ContinuedLLM:
+    """Return vLLM's engine as one whose rollouts survive a sync, and which knows whether it holds the policy.
+
+    It does not if Ray has started this process's actor again after it died. Actor and core die together from now on.
+    """
     import ray
 
-    from grpo.rollout import orphans
+    from grpo.rollout import cores
 
-    if not (actor := orphans.own_actor()):
-        return False
-    orphans.remember(actor)
-    return bool(ray.get_runtime_context().was_current_actor_reconstructed)
+    is_again = False
+    if actor := cores.own_actor():
+        mine = cores.own()
+        cores.remember(actor, mine)
+        cores.end_with(llm, mine)
+        is_again = bool(ray.get_runtime_context().was_current_actor_reconstructed)
+    return continued.ContinuedLLM(llm, has_policy=not is_again)
 
 
 def has_policy(llm: continued.ContinuedLLM) -> bool:

@@ -101,8 +101,6 @@ class EngineCalls:
         started = time.monotonic()
         logger.warning("an engine died (%s); it is started again", str(error).partition("\n")[0])
         with self.phase():
-            if not isinstance(error, RayActorError | NoPolicyError):  # only vLLM's process died
-                ray.kill(engine, no_restart=False)  # type: ignore[arg-type]
             if not _has_policy(engine, error):
                 self._install(engine)
                 self.replaced += 1

@@ -1,0 +1,84 @@
+"""Lets an engine's Ray actor and its core, which is vLLM's own process, die together.
+
+If the actor dies, the core would live on and keep the GPU: each actor notes its cores with Ray, and if Ray starts it
+again, on the same node, it ends them first. If the core dies, vLLM never answers calls of its workers that are under
+way: the actor ends too, and Ray reports its death to everyone who waits.
+"""
+
+import json
+import logging
+import os
+import select
+import threading
+from collections.abc import Sequence
+
+import psutil
+import ray
+from ray.experimental import internal_kv
+
+from grpo.stack.upstream.engine import AsyncLLM
+
+logger = logging.getLogger("openrlhf.grpo.engine")
+
+CORE = "VLLM::EngineCore"  # the title that vLLM gives
+LIMIT = 60.0
+_LOOK_MILLISECONDS = 1000
+_NAMESPACE = b"grpo-cores"
+
+
+def own() -> list[psutil.Process]:
+    """Return the cores of this process, the actor of an engine."""
+    return [child for child in psutil.Process(os.getpid()).children() if _title(child).startswith(CORE)]
+
+
+def end_with(llm: AsyncLLM, cores: Sequence[psutil.Process]) -> None:
+    """From now on, end this process as soon as vLLM reports an error of its engine, or one of its cores has died."""
+    ends = select.poll()
+    for core in cores:
+        ends.register(os.pidfd_open(core.pid), select.POLLIN)  # leaves the exit code to vLLM, which waits as well
+
+    def watch() -> None:
+        while not llm.errored and not ends.poll(_LOOK_MILLISECONDS):
+            pass
+        logger.error("the core of this engine has died: the engine ends, too")
+        os._exit(1)
+
+    threading.Thread(target=watch, name="watch of the core", daemon=True).start()
+
+
+def remember(actor: str, cores: Sequence[psutil.Process]) -> None:
+    """Note the cores of an actor."""
+    known = json.dumps([(core.pid, core.create_time()) for core in cores])
+    internal_kv._internal_kv_put(actor.encode(), known.encode(), namespace=_NAMESPACE)
+
+
+def end(actor: str) -> list[int]:
+    """End the cores that an actor noted before it died, and wait until they are gone; return their pids."""
+    known = internal_kv._internal_kv_get(actor.encode(), namespace=_NAMESPACE)
+    orphans = [core for pid, created in json.loads(known or "[]") if (core := _process(pid, created))]
+    for core in orphans:
+        core.kill()
+    psutil.wait_procs(orphans, timeout=LIMIT)
+    return [core.pid for core in orphans]
+
+
+def own_actor() -> str | None:
+    """Return the id of this process's actor; None outside of Ray."""
+    actor: str | None = ray.get_runtime_context().get_actor_id() if ray.is_initialized() else None
+    return actor
+
+
+def _process(pid: int, created: float) -> psutil.Process | None:
+    """Return a process, unless it has ended and its id belongs to another one."""
+    try:
+        process = psutil.Process(pid)
+        return process if process.create_time() == created else None
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return next(iter(process.cmdline()), "")
+    except psutil.Error:
+        return ""

@@ -1,0 +1,96 @@
+"""An engine's actor and its core die together; no other process does."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from grpo.rollout import cores
+from tests.supervised import command_line, is_alive, wait_until
+
+TITLED = "import setproctitle, time; setproctitle.setproctitle({!r}); time.sleep(300)"
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, bytes]:
+    """Ray's store of keys and values."""
+    kept: dict[bytes, bytes] = {}
+    monkeypatch.setattr(cores.internal_kv, "_internal_kv_put", lambda key, value, **_: kept.update({key: value}))
+    monkeypatch.setattr(cores.internal_kv, "_internal_kv_get", lambda key, **_: kept.get(key))
+    return kept
+
+
+@pytest.fixture
+def titled() -> Iterator:
+    processes: list[subprocess.Popen] = []
+
+    def start(title: str) -> subprocess.Popen:
+        processes.append(subprocess.Popen([sys.executable, "-c", TITLED.format(title)]))
+        wait_until(lambda: command_line(processes[-1].pid).startswith(title), "no title")
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def test_an_engine_notes_its_cores_which_are_ended_once(store, titled) -> None:
+    core, other = titled("VLLM::EngineCore"), titled("VLLM::Something")
+    cores.remember("actor", cores.own())
+    assert [pid for pid, _ in json.loads(store[b"actor"])] == [core.pid]
+    assert cores.end("another actor") == []
+    assert cores.end("actor") == [core.pid]
+    assert not is_alive(core.pid) and is_alive(other.pid)
+    assert cores.end("actor") == []
+
+
+def test_a_process_that_got_the_same_id_is_left_alone(store) -> None:
+    me = psutil.Process(os.getpid())
+    store[b"actor"] = json.dumps([(me.pid, me.create_time() - 1)]).encode()
+    assert cores.end("actor") == []
+
+
+def test_outside_of_ray_there_is_no_actor() -> None:
+    assert cores.own_actor() is None
+
+
+# An engine's actor that waits without end, as for a call that a dead core does not answer
+ACTOR = """
+import subprocess, sys, time
+from types import SimpleNamespace
+from grpo.rollout import cores
+
+titled = "import setproctitle, time; setproctitle.setproctitle('VLLM::EngineCore'); print(flush=True); time.sleep(300)"
+core = subprocess.Popen([sys.executable, "-c", titled], stdout=subprocess.PIPE)
+core.stdout.readline()
+[found] = cores.own()
+llm = SimpleNamespace(errored=False)
+cores.end_with(llm, [found])
+print(found.pid, flush=True)
+sys.stdin.readline()
+llm.errored = True
+time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize("how", ["killed", "errored"])
+def test_an_actor_ends_with_its_core(how: str) -> None:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", ACTOR], **pipes) as actor:
+        core = psutil.Process(int(actor.stdout.readline()))
+        try:
+            assert actor.poll() is None
+            if how == "killed":
+                core.kill()
+            else:
+                actor.stdin.write("\n")
+                actor.stdin.flush()
+            assert actor.wait(60) == 1
+        finally:
+            core.kill()
+            actor.kill()
