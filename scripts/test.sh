@@ -8,7 +8,7 @@
 # --gpu-stack needs no GPU: it clones the last commit into a temporary folder (12 GB), installs the stack for GPUs there,
 # and tests all imports and the trainer (8 minutes on 2 cores, beside the download).
 # pytest arguments are passed on: scripts/test.sh --fast tests/reward -k boxed
-# Tests run in up to four processes, all tests of a file in the same one; -n 0 uses one process.
+# Tests run in three processes, with four cores in four; all tests of a file in the same one. -n 0 uses one process.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -38,6 +38,22 @@ stage() {
         exit "$status"
     fi
     printf '== %s: %d s\n' "$name" $((SECONDS - begin))
+}
+
+# Runs one stage beside what follows, up to `wait_for_stages`, which prints what it printed.
+beside=()
+stage_beside() {
+    stage "$@" >"$scratch/stage ${#beside[@]}" 2>&1 &
+    beside+=($!)
+}
+
+wait_for_stages() {
+    local index failed=0
+    for index in "${!beside[@]}"; do
+        wait "${beside[index]}" || failed=$?
+        cat "$scratch/stage $index"
+    done
+    if ((failed)); then exit "$failed"; fi
 }
 
 # Every shell script of the checkout, recognised by its first line.
@@ -106,23 +122,26 @@ fi
 stage "ruff check" ruff check .
 stage "ruff format" ruff format --check .
 stage "shellcheck" lint_shell
-# The libraries' types differ between the supported versions of OpenRLHF; the code has those of the default one.
-if check_env requirements/lock-cpu.txt || check_env requirements/lock-gpu.txt; then stage "mypy" mypy "${packages[@]}"; fi
 stage "patches" python -m patches verify
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+# The libraries' types differ between the supported versions of OpenRLHF; the code has those of the default one.
+if check_env requirements/lock-cpu.txt || check_env requirements/lock-gpu.txt; then
+    stage_beside "mypy" mypy "${packages[@]}"
+fi
 if (($# == 0)); then
-    scratch=$(mktemp -d)
-    trap 'rm -rf "$scratch"' EXIT
     for folder in patches/openrlhf-*; do
         version="${folder##*-}"
         if [[ -z $(compgen -G ".venv/lib/python3.*/site-packages/openrlhf-$version.dist-info") ]]; then
-            stage "OpenRLHF $version" other_openrlhf "$version"
+            stage_beside "OpenRLHF $version" other_openrlhf "$version"
         fi
     done
-    stage "verifiers" of_verifiers
-    rm -rf "$scratch"
+    stage_beside "verifiers" of_verifiers
 fi
-# Not a stage: pytest's closing line must be the last one. Whole runs come first, in one process, and the other
-# files run beside it.
+wait_for_stages
+rm -rf "$scratch"
+# Not a stage: pytest's closing line must be the last one. tests/conftest.py has the order: much of the time is waiting,
+# so there are more processes than cores.
 printf '== tests\n'
 cores=$(nproc)
-exec pytest --durations=10 -n $((cores < 4 ? cores : 4)) --no-loadscope-reorder "${pytest_arguments[@]}"
+exec pytest --durations=10 -n $((cores < 4 ? 3 : 4)) --no-loadscope-reorder "${pytest_arguments[@]}"

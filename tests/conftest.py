@@ -13,39 +13,47 @@ hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=Tr
 hypothesis.settings.load_profile("repeatable")
 
 
-# Files of tests/stack that need at most one small engine. One whole run fits into memory beside them.
-SMALL = {f"tests/stack/test_{name}.py" for name in ("evaluate", "gpu_check", "launcher_processes", "thinking_budget")}
+# Two processes make the larger parts of tests/stack, each one file after the other; together they fit into memory. One
+# makes the whole runs that are compared with the same run, the other what starts several engines or ranks by itself.
+CHAINS = {
+    "whole runs": ("end_to_end", "resume", "two_nodes", "options", "environment", "loss_and_lengths"),
+    "engines": ("agreement", "bench", "doors"),
+}
+WAITING = "tests/stack/test_lost_nodes.py"  # for minutes, until Ray notices
+
+
+def _chain(file: str) -> str:
+    """The chain of a file; "" for one that any process may run at any time."""
+    return next((name for name, files in CHAINS.items() if file in map("tests/stack/test_{}.py".format, files)), "")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Keep the tests of a file in one process, in the order of the file, and those of whole runs all in one."""
+    """Keep the tests of a file in one process, in the order of the file, and those of a chain all in one."""
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            return "whole runs" if _starts_whole_runs(file) else file
+            return _chain(file) or file
 
     return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(items):
-    """Start with what takes longest: one process makes the whole runs, and the other files run beside it.
+    """Start with what takes longest: the chains, then what waits, then the rest of tests/stack.
 
     Files without the tiny model come before others of their kind: it may still be in the making.
     """
+    order = [*(f"tests/stack/test_{name}.py" for files in CHAINS.values() for name in files), WAITING]
     waiting = {item.path for item in items if "tiny_model" in item.fixturenames}
 
-    def place(item: pytest.Item) -> tuple[bool, bool, bool]:
+    def place(item: pytest.Item) -> tuple[int, bool, bool]:
         file = item.nodeid.partition("::")[0]
-        return not _starts_whole_runs(file), file not in SMALL, item.path in waiting
+        at = order.index(file) if file in order else len(order)
+        return at, not file.startswith("tests/stack/"), item.path in waiting
 
     items.sort(key=place)
-
-
-def _starts_whole_runs(file: str) -> bool:
-    return file.startswith("tests/stack/") and file not in SMALL
 
 
 @pytest.fixture(autouse=True)

@@ -32,7 +32,6 @@ from grpo.launch.config import Config, resolve
 from grpo.launch.evaluate_command import evaluate_command
 from grpo.launch.hang import HangWatch
 from grpo.launch.judge import RunJudge
-from grpo.launch.onsets import Onsets
 from grpo.launch.own_settings import Changes
 from grpo.launch.plan import Plan, describe, make_plan, shortfall
 from grpo.launch.restarts import Verdict
@@ -225,6 +224,8 @@ def _train(
     held: int,
 ) -> End:
     """Run the trainer under supervision; return how it ended."""
+    from grpo.launch.onsets import Onsets  # here, since only a run needs numpy
+
     args = config.args
     onsets = Onsets(progress, files.read_config())
     folders = {

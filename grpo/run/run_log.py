@@ -18,7 +18,6 @@ from grpo.rollout.multi_turn.settings import environments_by_prompt
 from grpo.run import trackers
 from grpo.run.problem_ids import by_prompt
 from grpo.run.run_files import RunFiles
-from grpo.run.sample_records import describe_samples
 from grpo.run.trackers import Trackers
 from grpo.stack import machine
 from grpo.stack.json_files import read_rows, replace, replace_rows
@@ -109,8 +108,10 @@ class RunLog:
         Args:
             samples: ``Experience`` of one sample each.
         """
+        from grpo.run import sample_records  # imports PyTorch and Ray
+
         try:
-            records = describe_samples(samples, tokenizer, self._sample_limit, self._problems)
+            records = sample_records.describe_samples(samples, tokenizer, self._sample_limit, self._problems)
         except Exception:  # this step's checkpoint comes next, and a failed log must not prevent it
             self._lost += 1
             logger.exception("the samples of step %d were not written", step)

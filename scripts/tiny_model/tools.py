@@ -152,9 +152,17 @@ def teach(model: GptOssForCausalLM, tokenizer: PreTrainedTokenizerFast, environm
         targets = torch.tensor([targets + [IGNORED] * (size - len(targets)) for _, targets in batch])
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / 10, (STEPS - step) / (STEPS / 3))
-        loss = model(input_ids=ids, labels=targets).loss
+        loss = _loss(model, ids, targets)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         yield loss.item()
+
+
+def _loss(model: GptOssForCausalLM, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the mean cross-entropy; what all conversations begin with, most of their tokens, is computed once."""
+    begin = int((ids == ids[0]).all(0).long().cumprod(0).sum())
+    cache = model.model(input_ids=ids[:1, :begin], use_cache=True).past_key_values
+    cache.batch_repeat_interleave(len(ids))
+    return model(input_ids=ids[:, begin:], past_key_values=cache, labels=targets[:, begin:]).loss

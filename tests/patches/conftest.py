@@ -147,6 +147,17 @@ class World:
         """The same command line in this process."""
         return main([*words, "--target", str(self.target)])
 
+    def keep(self) -> Callable[[], None]:
+        """Return what brings the installation back as it is now, without a call."""
+        copy = self.site.with_name("kept")
+        shutil.copytree(self.site, copy)
+
+        def bring_back() -> None:
+            shutil.rmtree(self.site)
+            shutil.copytree(copy, self.site)
+
+        return bring_back
+
     def status(self) -> dict:
         done = self.run("status", "--json")
         return json.loads(done.stdout)
@@ -186,16 +197,25 @@ sys.exit(main())
 """
 
 
-@pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    target = write_package(tmp_path / "site", PRISTINE, VERSION)
-    checkout = tmp_path / "checkout"
+@pytest.fixture(scope="session")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout with the tool and the patches; tests copy it, since git takes a second to write the patches."""
+    checkout = tmp_path_factory.mktemp("stock") / "checkout"
     (checkout / "patches").mkdir(parents=True)
     for source in Path(patches.__file__).parent.glob("*.py"):
         shutil.copy(source, checkout / "patches")
     shutil.copy(Path(patches.__file__).parent.parent / "apply_patches.sh", checkout)
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(series, "ROOT", checkout / "patches")
+        write_series(VERSION, CHANGES)
+    return checkout
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stock: Path) -> World:
+    target = write_package(tmp_path / "site", PRISTINE, VERSION)
+    checkout = shutil.copytree(stock, tmp_path / "checkout")
     monkeypatch.setattr(series, "ROOT", checkout / "patches")
-    write_series(VERSION, CHANGES)
     return World(target, checkout)
 
 

@@ -70,12 +70,12 @@ def make_judge(tmp_path: Path) -> Callable[..., Judge]:
 
 @pytest.fixture
 def make_chain(tmp_path: Path) -> Callable[..., Chain]:
-    """Make a chain that asks a stand-in; settings of the chain by name."""
+    """Make a chain that asks a stand-in; settings of the chain by name. Chains of one file share their state."""
 
-    def make(server: StandIn, key: str | None = None, **settings: object) -> Chain:
+    def make(server: StandIn, key: str | None = None, file: str = "judge.sqlite", **settings: object) -> Chain:
         models = settings.pop("models", MODELS)
         values = {"deadline": 20.0, "call_timeout": 10.0} | settings
-        state = SharedState(tmp_path / "judge.sqlite")
+        state = SharedState(tmp_path / file)
         return Chain(chain_settings(*models, **values), state, Client(key or STAND_IN_KEY, server.url))
 
     return make

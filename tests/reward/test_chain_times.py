@@ -53,26 +53,30 @@ def test_deadline_includes_all_waiting(serve, make_chain, fault):
     assert "first: " in str(failure.value)
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, [2, 1, 1]),
-        ({"call_timeout": 0.5}, [3, 3, 3]),
-        ({"models": ("first",)}, [3]),
-        ({"call_timeout": 8.0}, [1, 1, 1]),
-    ],
-    ids=["as the defaults, in small", "all fit", "one model", "a call may take the deadline"],
-)
-def test_slow_failures_get_the_tries_that_are_foretold(serve, make_chain, monkeypatch, changes, expected):
-    """Every model gets one try, and JUDGE_TRIES if the deadline leaves room."""
+SLOW_FAILURES = {
+    "as the defaults, in small": ({}, [2, 1, 1]),
+    "all fit": ({"call_timeout": 0.5}, [3, 3, 3]),
+    "one model": ({"models": ("first",)}, [3]),
+    "a call may take the deadline": ({"call_timeout": 8.0}, [1, 1, 1]),
+}
+
+
+def test_slow_failures_get_the_tries_that_are_foretold(serve, make_chain, monkeypatch):
+    """Every model gets one try, and JUDGE_TRIES if the deadline leaves room. All cases wait at the same time."""
     monkeypatch.setattr(module, "FIRST_DELAY", 0.01)
-    server = serve(faults=lambda number, model: Fault("hang", seconds=600))
-    chain = make_chain(server, **({"deadline": 8.0, "call_timeout": 3.0, "tries": 3} | changes))
-    foretold = module.tries_without_answer(chain.settings)
-    assert [len(seconds) for seconds in foretold] == expected
-    with pytest.raises(ChainError) as failure:
-        chain.ask("How many?")
-    assert [failure.value.spent.calls[model] for model in chain.settings.models] == expected
+    chains = {}
+    for name, (changes, expected) in SLOW_FAILURES.items():
+        server = serve(faults=lambda number, model: Fault("hang", seconds=600))
+        settings = {"deadline": 8.0, "call_timeout": 3.0, "tries": 3} | changes
+        chains[name] = make_chain(server, file=f"{name}.sqlite", **settings)
+        foretold = module.tries_without_answer(chains[name].settings)
+        assert [len(seconds) for seconds in foretold] == expected, name
+    with ThreadPoolExecutor(len(chains)) as pool:
+        answers = {name: pool.submit(chain.ask, "How many?") for name, chain in chains.items()}
+    for name, (_, expected) in SLOW_FAILURES.items():
+        with pytest.raises(ChainError) as failure:
+            answers[name].result()
+        assert [failure.value.spent.calls[model] for model in chains[name].settings.models] == expected, name
 
 
 @given(

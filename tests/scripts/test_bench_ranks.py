@@ -139,7 +139,7 @@ def test_sizes_match_the_120b():
     assert random_model.FULL.projection("q_proj") == (4096, 2880)
 
 
-def test_a_rank_that_fails_ends_the_benchmark(capsys):
+def test_a_rank_that_fails_ends_the_benchmark(forked_ranks):
     with pytest.raises(ValueError, match=r"load_worker ended with 1: (.|\n)*nowhere"):
         ranks.run_ranks("load_worker", 1, {"model": "/nowhere", "ours": True})
 

@@ -39,7 +39,11 @@ class Rounding:
         def compute() -> torch.Tensor:
             return torch.cat(log_probs(model, texts))
 
-        exact, passes = compute(), simulate(model, compute)
+        return cls.of(compute(), simulate(model, compute))
+
+    @classmethod
+    def of(cls, exact: torch.Tensor, passes: list[torch.Tensor]) -> "Rounding":
+        """What a pass in float32 and simulated ones say of the same positions."""
         error = (torch.stack(passes) - exact).square().mean(0).sqrt().clamp(min=1e-6)
         return cls(error, often=max(share_beyond(a - b, error) for a, b in combinations(passes, 2)))
 
@@ -120,9 +124,12 @@ def round_output(module, inputs, output):
 def log_probs(model, texts: list[list[int]], temperature: float = 1.0) -> list[torch.Tensor]:
     """Of tokens 1.. of each text, `[len(text) - 1]`."""
     all_values = distributions(model, [text[:-1] for text in texts], temperature)
-    return [
-        values.gather(-1, torch.tensor(text[1:])[:, None])[:, 0] for values, text in zip(all_values, texts, strict=True)
-    ]
+    return [of_text(text, values) for text, values in zip(texts, all_values, strict=True)]
+
+
+def of_text(text: list[int], after: torch.Tensor) -> torch.Tensor:
+    """Of tokens 1.. of a text, `[len(text) - 1]`, by the log-probs after each token."""
+    return after[: len(text) - 1].gather(-1, torch.tensor(text[1:])[:, None])[:, 0]
 
 
 def distributions(model, texts: list[list[int]], temperature: float = 1.0) -> list[torch.Tensor]:

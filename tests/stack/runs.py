@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -59,14 +60,23 @@ def started(*options: object, **variables: str) -> Iterator[subprocess.Popen]:
         launcher.wait()
 
 
-def terminate(reached: Callable[[], bool], *options: object, **variables: str) -> str:
-    """Start a run, and send its launcher SIGTERM when it has got to a place; return what it printed."""
+@dataclass
+class Terminated:
+    """A run that gets SIGTERM, and in the end what it printed."""
+
+    launcher: subprocess.Popen
+    output: str = ""
+
+
+@contextlib.contextmanager
+def terminating(*options: object, **variables: str) -> Iterator[Terminated]:
+    """Start a run, and send its launcher SIGTERM at the end of the context."""
     with started(*options, **variables) as launcher:
-        wait_for(reached, launcher)
+        run = Terminated(launcher)
+        yield run
         launcher.send_signal(signal.SIGTERM)
-        output, _ = launcher.communicate(timeout=LIMIT)
-    assert launcher.returncode == 128 + signal.SIGTERM, output[-5000:]
-    return output
+        run.output, _ = launcher.communicate(timeout=LIMIT)
+    assert launcher.returncode == 128 + signal.SIGTERM, run.output[-5000:]
 
 
 def _call(options: tuple[object, ...], variables: dict[str, str]) -> dict:

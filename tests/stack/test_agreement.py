@@ -18,7 +18,7 @@ from grpo.lora.engine_actor import shared_file
 from grpo.metrics.scored_rollouts import Rollout, compare
 
 from . import ray_on_cpu
-from .rounding import Rounding, distributions, log_probs, most_apart, reference_model, simulate
+from .rounding import Rounding, distributions, most_apart, of_text, reference_model, simulate
 from .trainer_and_engines import (
     LONGEST,
     Stack,
@@ -88,14 +88,26 @@ def reference(stack, synced, tiny_model) -> torch.nn.Module:
 
 
 @pytest.fixture(scope="module")
-def rounding(reference, texts) -> Rounding:
-    return Rounding.simulated(reference, texts)
+def passes(reference, texts) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """A pass in float32, then simulated ones in bf16: the log-probs of all texts, and of what may follow the last."""
+
+    def compute() -> tuple[torch.Tensor, torch.Tensor]:
+        after = distributions(reference, texts)
+        return torch.cat([of_text(text, values) for text, values in zip(texts, after, strict=True)]), after[-1][-1]
+
+    return [compute(), *simulate(reference, compute)]
 
 
 @pytest.fixture(scope="module")
-def after_the_text(reference, texts) -> torch.Tensor:
+def rounding(passes) -> Rounding:
+    exact, *rounded = (of_texts for of_texts, _ in passes)
+    return Rounding.of(exact, rounded)
+
+
+@pytest.fixture(scope="module")
+def after_the_text(passes) -> torch.Tensor:
     """How far two implementations may be apart on each token that may follow the long text."""
-    return most_apart(simulate(reference, lambda: distributions(reference, texts[-1:])[0][-1]))
+    return most_apart([after for _, after in passes[1:]])
 
 
 @pytest.mark.timeout(900)
@@ -107,8 +119,8 @@ def test_the_workers_of_an_engine_run_in_ray_as_on_gpus(stack):
 
 
 @pytest.mark.timeout(900)
-def test_the_trainer_uses_what_it_saves(reference, texts, synced, rounding):
-    assert rounding.covers(synced, torch.cat(log_probs(reference, texts)))
+def test_the_trainer_uses_what_it_saves(synced, passes, rounding):
+    assert rounding.covers(synced, passes[0][0])
 
 
 @pytest.mark.timeout(900)
@@ -257,10 +269,12 @@ def test_the_gate_notices_a_stale_prefix_cache(stack, prompts, texts):
             del engine.llm.reset_prefix_cache
 
     flat, specs = stack.adapter()
-    engine, long = stack.engines[0], [texts[-1][: LONG - 60 + extra] for extra in range(24)]
+    shortest = LONG - 60 - sum(map(len, texts[:-1]))  # the long text repeats the others
+    assert shortest > 3 * 128, "fewer than three blocks of the CPU's cache"
+    engine, long = stack.engines[0], [texts[-1][: shortest + extra] for extra in range(24)]
     assert not any(what.startswith("engine 0") for what in problems(stack, long))
     send(engine, torch.zeros_like(flat), specs)
-    stack.rollouts(long[-1:])
+    stack.next_token(engine, long[-1])
     on_engine(engine, keep_the_cache, True)
     send(engine, flat, specs)
     noticed = problems(stack, long)

@@ -1,95 +1,138 @@
 """A run that is continued from a checkpoint is the run that was not interrupted, however its GPUs hold the base.
 
+Neither is it another run if an engine is killed while it samples: that engine is replaced.
+
 The checkpoint is of ranks that share the base. test_loss_and_lengths.py goes the other way, and to more ranks.
 """
 
+import json
+import os
+import re
 import shutil
+import signal
+import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from safetensors import safe_open
 
 from scripts.export_model import export_model
-from tests.faults import assert_seen
+from tests.faults import assert_seen, note
 
-from .runs import lines, processes_of, terminate, train
+from .runs import lines, processes_of, terminating, train, wait_for
+
+LAST = 6  # the steps of the finished run
+SAVED, NEXT = LAST - 2, LAST - 1
+
+
+def phase_of(run_dir: Path) -> tuple:
+    try:
+        phase = json.loads((run_dir / "logs" / "phase.json").read_text())
+    except FileNotFoundError:
+        return ()
+    return phase["phase"], phase["step"]
+
+
+def kill_engine(run_dir: Path) -> None:
+    victim = next(pid for pid, line in processes_of(run_dir).items() if line.startswith("ray::LLMRayActor"))
+    os.kill(victim, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
 def resumed(finished, tmp_path_factory) -> Path:
-    """The finished run with a damaged last checkpoint: it is rejected, and the run continues from the step before.
+    """The finished run with a damaged last checkpoint: it is rejected, and the run continues from the one before.
 
-    Each rank now holds the whole base. After step 9 comes a SIGTERM: the step is saved, and the run resumed once more.
+    Each rank now holds the whole base. In the next step an engine is killed. After it comes a SIGTERM: the step is
+    saved, and the run resumed once more, with one engine and one rank.
 
     What a kill leaves: test_loss_and_lengths.py kills a run in a step, and
     tests/grpo/checkpoint/test_kill.py one that saves, at every instant.
     """
     run_dir = tmp_path_factory.mktemp("runs") / "resumed"
     shutil.copytree(finished, run_dir)
-    state = run_dir / "checkpoints" / "step_10" / "trainer" / "rank_0.pt"
+    state = run_dir / "checkpoints" / f"step_{LAST}" / "trainer" / "rank_0.pt"
     content = bytearray(state.read_bytes())
     content[len(content) // 2] ^= 1
     state.write_bytes(content)
-    call = ("--resume", run_dir, "--steps", 10)
+    call = ("--resume", run_dir, "--steps", LAST)
     refused = train(*call, "--check", code=2, SAVE_STEPS="2")
-    assert "trainer/rank_0.pt was changed" in refused and "--from-step 8 continues" in refused
-    (run_dir / "checkpoints" / ".step_10.partial" / "adapter").mkdir(parents=True)
+    assert "trainer/rank_0.pt was changed" in refused and f"--from-step {SAVED} continues" in refused
+    (run_dir / "checkpoints" / f".step_{LAST}.partial" / "adapter").mkdir(parents=True)
     metrics = run_dir / "metrics.jsonl"
     settings = {"SAVE_STEPS": "2", "ACTOR_SHARD": "none"}
 
-    def has_made_step_9() -> bool:
-        # The launcher takes the file back to step 8 first.
-        return (run_dir / "resumes.jsonl").exists() and any(row["step"] == 9 for row in lines(metrics))
+    def has_made_the_next_step() -> bool:
+        # The launcher takes the file back to the checkpoint first.
+        return (run_dir / "resumes.jsonl").exists() and any(row["step"] == NEXT for row in lines(metrics))
 
-    output = terminate(has_made_step_9, *call, "--from-step", 8, **settings)
-    assert "continuing after step 8" in output
-    assert_seen("SIGTERM", output)
-    assert "continuing after step" in train(*call, **settings)
+    with terminating(*call, "--from-step", SAVED, **settings) as run:
+        wait_for(lambda: phase_of(run_dir) == ("generate", NEXT), run.launcher)
+        time.sleep(0.3)  # the prompts are with the engines
+        kill_engine(run_dir)
+        wait_for(has_made_the_next_step, run.launcher)
+    assert f"continuing after step {SAVED}" in run.output
+    assert_seen("SIGTERM", run.output)
+    assert_seen("an engine is killed while it samples", run.output)
+    note("an engine is killed while it samples", lines(run_dir / "logs" / "replaced.jsonl")[0]["seconds"])
+    assert re.search(rf"step {NEXT}: an engine died and was replaced", run.output) and "restart" not in run.output
+    assert "continuing after step" in train(*call, **settings, NUM_ENGINES="1", ACTOR_GPUS="1")
     return run_dir
 
 
 @pytest.mark.timeout(1500)
 def test_metrics_equal_those_of_an_uninterrupted_run(finished, resumed):
     expected, actual = lines(finished / "metrics.jsonl"), lines(resumed / "metrics.jsonl")
-    assert [row["step"] for row in actual] == [row["step"] for row in expected] == list(range(1, 11))
-    assert actual[:8] == expected[:8]
+    assert [row["step"] for row in actual] == [row["step"] for row in expected] == list(range(1, LAST + 1))
+    assert actual[:SAVED] == expected[:SAVED]
     for row, wanted in zip(actual, expected, strict=True):
         for name in ("actor_lr", "optimizer_step", "optimizer_steps"):
             assert row[name] == wanted[name]
         # Engines that batch requests otherwise may round a near tie to another token.
         for name in ("reward", "correct", "response_length", "advantage_std"):
             assert row[name] == pytest.approx(wanted[name], rel=0.15, abs=0.03), (row["step"], name)
-    assert [row["step"] for row in lines(resumed / "eval.jsonl")] == [0, 10]
+    assert [row["step"] for row in lines(resumed / "eval.jsonl")] == [0, LAST]
 
 
 @pytest.mark.timeout(1500)
 def test_it_draws_the_same_prompts_and_samples(finished, resumed):
-    for step in (9, 10):
+    for step in (NEXT, LAST):
         expected, actual = (lines(run / "samples" / f"step_{step}.jsonl") for run in (finished, resumed))
         assert [row["prompt"] for row in actual] == [row["prompt"] for row in expected]
-    # The first step after the checkpoint samples from the same policy with the same seeds.
-    expected, actual = (lines(run / "samples" / "step_9.jsonl") for run in (finished, resumed))
+        assert Counter(row["id"] for row in actual) == Counter(row["id"] for row in expected)
+    # The first step after the checkpoint samples from the same policy with the same seeds, also what an engine lost.
+    expected, actual = (lines(run / "samples" / f"step_{NEXT}.jsonl") for run in (finished, resumed))
     same = sum(a["response"] == b["response"] for a, b in zip(actual, expected, strict=True))
     assert same >= 0.9 * len(expected)
+
+
+@pytest.mark.timeout(1500)
+def test_an_engine_was_replaced_and_agrees_with_the_actor(resumed):
+    rows = lines(resumed / "metrics.jsonl")
+    assert [row["engines_replaced"] for row in rows] == [float(row["step"] == NEXT) for row in rows]
+    [record] = lines(resumed / "logs" / "replaced.jsonl")
+    assert record["step"] == NEXT and record["prompts"] > 0
+    assert {row["step"] for row in lines(resumed / "parity.jsonl")} >= {1, NEXT}
+    assert not [problem for row in lines(resumed / "parity.jsonl") for problem in row["problems"]]
 
 
 @pytest.mark.timeout(1500)
 def test_it_ends_with_its_checkpoints_and_no_process(resumed):
     (aside,) = (resumed / "checkpoints").glob("set-aside-*")
     kept = {path.name for path in (resumed / "checkpoints").iterdir()}
-    # If the SIGTERM came late, step 10 was saved by itself.
-    assert kept in ({"step_9", "step_10", aside.name}, {"step_8", "step_10", aside.name})
-    assert [path.name for path in aside.iterdir()] == ["step_10"]
+    # If the SIGTERM came late, the last step was saved by itself.
+    assert kept in [{f"step_{before}", f"step_{LAST}", aside.name} for before in (SAVED, NEXT)]
+    assert [path.name for path in aside.iterdir()] == [f"step_{LAST}"]
     assert (resumed / f"final-{aside.name}" / "adapter_model.safetensors").is_file()
     assert (resumed / "final" / "adapter_model.safetensors").is_file()
-    assert [row["step"] for row in lines(resumed / "resumes.jsonl")] in ([8, 9], [8, 10])
+    assert [row["step"] for row in lines(resumed / "resumes.jsonl")] in ([SAVED, NEXT], [SAVED, LAST])
     assert [row["code"] for row in lines(resumed / "ends.jsonl")][-2:] == [143, 0]
     assert processes_of(resumed) == {}
 
 
 @pytest.mark.timeout(1500)
 def test_adapters_of_whole_and_shared_bases_are_alike_and_are_exported(finished, resumed, tiny_model, tmp_path):
-    adapters = [run / "checkpoints" / "step_10" / "adapter" for run in (finished, resumed)]
+    adapters = [run / "checkpoints" / f"step_{LAST}" / "adapter" for run in (finished, resumed)]
     shared, whole = map(layout, adapters)
     assert whole == shared
     merge = export_model(tiny_model / "mxfp4", adapters[1], tmp_path / "exported")

@@ -118,9 +118,12 @@ class Stack:
             with pytest.MonkeyPatch.context() as patch:
                 if not eager:
                     compiling = {
-                        "env_vars": {"TORCHDYNAMO_DISABLE": "0", "TORCHINDUCTOR_CACHE_DIR": compiled_kernels()}
+                        "TORCHDYNAMO_DISABLE": "0",
+                        "TORCHINDUCTOR_CACHE_DIR": compiled_kernels(),
+                        "TORCHINDUCTOR_VEC_ISA_OK": "1",  # not tried anew in each process, which takes ten seconds
                     }
-                    patch.setattr(LLMRayActor, "options", partial(LLMRayActor.options, runtime_env=compiling))
+                    options = partial(LLMRayActor.options, runtime_env={"env_vars": compiling})
+                    patch.setattr(LLMRayActor, "options", options)
                 self.engines += create_vllm_engines(
                     1, tensor_parallel, str(model / "bf16"), 1, False, True, eager, LONGEST,
                     gpu_memory_utilization=0.5, adapter_config=adapter.engine_config(args),

@@ -15,13 +15,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
+from grpo.launch.supervise import processes
+
 from .runs import ROOT
 
 TOKEN = "0123456789abcdef" * 4
 PORT = 6379
 START_LIMIT = 180.0
 OBJECT_STORE = 512 * 2**20  # what a tiny run asks for; only used pages take memory
-# What a node does first: of the machine's /tmp and /dev/shm it sees a folder at most.
+# What a node does first: of the machine's /tmp and /dev/shm it sees a folder at most. No server for names can be
+# reached from it, and asking one takes 10 s each time.
 INIT = """
 hostname {name}
 mount -t tmpfs -o size=2g tmpfs /dev/shm
@@ -31,6 +36,10 @@ mount --bind {seen} /mnt/seen
 mount -t tmpfs -o size=2g tmpfs /tmp
 mkdir -p {seen}
 mount --move /mnt/seen {seen}
+printf "127.0.0.1 localhost\\n{address} {name}\\n" > /mnt/hosts
+mount --bind /mnt/hosts /etc/hosts
+: > /mnt/resolv.conf
+mount --bind /mnt/resolv.conf /etc/resolv.conf
 exec {python} -c "$FIRST"
 """
 # Process 1: it reaps, as that of a machine does.
@@ -136,7 +145,8 @@ def two_nodes(folders: tuple[Path, Path], gpus: tuple[int, int]) -> Iterator[Clu
             _run("ip", "-n", name, "link", "set", wire, "up")
             _run("ip", "-n", name, "link", "set", "lo", "up")
             _run("ip", "-n", name, "route", "add", "default", "dev", wire)
-            nodes.append(Node(name, f"{subnet}.{i}", wire, _begin(name, f"node-{i}", folder)))
+            address = f"{subnet}.{i}"
+            nodes.append(Node(name, address, wire, _begin(name, f"node-{i}", address, folder)))
         cluster = Cluster(*nodes)
         for node, count in zip(nodes, gpus, strict=True):
             cluster.start_ray(node, count)
@@ -151,8 +161,8 @@ def two_nodes(folders: tuple[Path, Path], gpus: tuple[int, int]) -> Iterator[Clu
             subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
 
 
-def _begin(namespace: str, name: str, seen: Path) -> subprocess.Popen[bytes]:
-    script = INIT.format(name=name, seen=seen, python=sys.executable)
+def _begin(namespace: str, name: str, address: str, seen: Path) -> subprocess.Popen[bytes]:
+    script = INIT.format(name=name, address=address, seen=seen, python=sys.executable)
     separate = ("unshare", "--mount", "--pid", "--uts", "--ipc", "--fork", "--mount-proc", "--kill-child")
     process = subprocess.Popen(
         ["ip", "netns", "exec", namespace, *separate, "sh", "-euc", script], env={**os.environ, "FIRST": FIRST}
@@ -173,6 +183,13 @@ def _run(*words: str) -> None:
     subprocess.run(words, check=True, capture_output=True)
 
 
+def folders_of(parent: Path) -> tuple[Path, Path]:
+    """Make a folder for each node, which the other does not see."""
+    for name in ("first", "second"):
+        (parent / name).mkdir()
+    return parent / "first", parent / "second"
+
+
 def can_make_nodes() -> bool:
     """Whether this user may make network namespaces."""
     if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "unshare", "nsenter"))):
@@ -181,3 +198,36 @@ def can_make_nodes() -> bool:
     made = subprocess.run(["ip", "netns", "add", name], check=False, capture_output=True).returncode == 0
     subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
     return made
+
+
+def seen_until(text: str, launcher: "subprocess.Popen[str]") -> str:
+    """What the launcher prints up to a line with a text."""
+    assert launcher.stdout
+    shown = ""
+    for line in launcher.stdout:
+        shown += line
+        if text in line:
+            return shown
+    raise AssertionError(f"not seen: {text}\n{shown[-5000:]}")
+
+
+def holders(node: Node, key: str) -> list[str]:
+    """The kinds of files on a node that have a planted key: of processes, of its memory, of its disk."""
+    places = "/proc/[0-9]*/environ /proc/[0-9]*/cmdline /tmp /dev/shm"
+    found = node.run("sh", "-c", f"grep -rla '[{key[0]}]{key[1:]}' {places} 2>/dev/null || true").split()
+    return sorted({Path(file).name for file in found})
+
+
+def run_processes(node: Node) -> list[str]:
+    """The processes of a node that have the id of a run."""
+    needle = processes.RUN_ID_VARIABLE
+    found = node.run("sh", "-c", f"grep -l {needle} /proc/[0-9]*/environ || true")
+    return found.split()
+
+
+def files_of(node: Node) -> list[str]:
+    """What is in a node's /dev/shm and /tmp, except Ray's own folder."""
+    return sorted(node.run("find", "/dev/shm", "/tmp", "-maxdepth", "1", "-not", "-name", "ray").split())
+
+
+needs_nodes = pytest.mark.skipif(not can_make_nodes(), reason="needs root and network namespaces")

@@ -19,7 +19,7 @@ preflight.patch_status = lambda: CLEAN
 prompt_lengths.count = lambda model, prompts, effort=None: [8] * len(prompts)
 machine.memory_available = lambda: 900 * 10**9
 machine.shared_memory_free = lambda: 64 * 10**9
-launch.supervise = lambda driver, **options: supervise(driver, **options | {"ray": None})
+launch.supervise = lambda driver, **options: supervise(driver, **options | {"ray": None, "grace": 2.0})
 launch.DRIVER = (sys.executable, str(TRAINER))
 restarts.LAUNCHER = (str(Path(__file__)),)
 restarts.FIRST_WAIT = 0.5

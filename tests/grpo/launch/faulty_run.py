@@ -15,7 +15,7 @@ class Run:
     """A run of the launcher around the stand-in trainer; `faults` has one entry for each of its starts."""
 
     def __init__(self, setting, steps: int, faults: list[dict], **flags: object) -> None:
-        self.folder = setting.run_dir
+        self.folder, self._go_on = setting.run_dir, setting.folder / "go-on"
         (setting.folder / "faults.jsonl").write_text("".join(json.dumps(fault) + "\n" for fault in faults))
         words = setting.words(**{"max_steps": steps, "save_steps": 1, "eval_steps": 10, "restarts": 3} | flags)
         root = str(LAUNCHER.parents[3])
@@ -28,6 +28,10 @@ class Run:
             text=True,
             start_new_session=True,
         )
+
+    def go_on(self) -> None:
+        """Let a trainer that lingers at a step go on."""
+        self._go_on.touch()
 
     def finish(self) -> list[str]:
         output, _ = self.launcher.communicate(timeout=500)

@@ -3,8 +3,8 @@
 It logs the same numbers for a step whenever it makes it, and copies checkpoints that a test has prepared. A fault names
 its ``step`` and ``phase``, and what happens then: ``raise`` a message, let the clock ``jump`` by seconds, or ``send`` a
 signal to the ``target`` and ``cut`` the last line of the metrics before. With ``replace``, another engine takes the
-place of the dead one, and the next step fails. Or it lingers ``at`` a step, where it saves if asked, unless it
-``is_deaf``; or ``status`` has numbers for steps.
+place of the dead one, and the next step fails. Or it lingers ``at`` a step until the test lets it go on; it
+saves if asked meanwhile, unless it ``is_deaf``. Or ``status`` has numbers for steps.
 """
 
 import json
@@ -80,7 +80,9 @@ def main() -> None:
             engine = subprocess.Popen([sys.executable, "-c", ENGINE])
             log.write_replaced({"engine": "a", "seconds": 1.0, "prompts": 2})
             time.sleep(1.5)  # the launcher looks twice a second
-        for _ in range(5 if fault.get("at") != step else 200):
+        for turn in range(5 if fault.get("at") != step else 2000):
+            if turn >= 5 and (folder / "go-on").exists():
+                break
             time.sleep(0.1)
             if request.is_open() and not fault.get("is_deaf"):
                 copy(step - 1)

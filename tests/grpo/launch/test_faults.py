@@ -39,6 +39,7 @@ def test_a_second_launch_into_the_same_directory_is_refused(start, setting) -> N
         if option == "--resume":
             assert_seen("a second launch into the directory of a run", second.stderr)
     note("a second launch into the directory of a run", watch.seconds() / 2)
+    run.go_on()
     output = run.finish()
     assert run.launcher.returncode == 0, output
     assert run.learnt() == [(step, step / 10) for step in range(1, 5)]

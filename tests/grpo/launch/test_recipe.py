@@ -1,5 +1,6 @@
 """`train_grpo.sh`: options, defaults, and that every variable in it can be set from outside."""
 
+import functools
 import re
 import shlex
 import subprocess
@@ -13,11 +14,22 @@ from .recipe import ROOT, call
 from .recipe_values import OVERRIDES, RUN_LOG
 
 
-def flags(checkout: Path, *options: str, **variables: str) -> dict[str, str]:
-    """Return the flags of the resolved command, and the variables before it, with their values."""
-    done = call(checkout, "--dry-run", *options, **variables)
+@functools.cache  # half a second for each call
+def command_of(checkout: Path, options: tuple[str, ...], variables: frozenset[tuple[str, str]]) -> str:
+    done = call(checkout, "--dry-run", *options, **dict(variables))
     assert done.returncode == 0, done.stderr
-    words = shlex.split(done.stdout.replace("\\\n", " "))
+    return done.stdout
+
+
+def flags(checkout: Path, *options: str, is_new: bool = False, **variables: str) -> dict[str, str]:
+    """Return the flags of the resolved command, and the variables before it, with their values.
+
+    Args:
+        is_new: files have changed, so the same call may give another command.
+    """
+    if is_new:
+        command_of.cache_clear()
+    words = shlex.split(command_of(checkout, options, frozenset(variables.items())).replace("\\\n", " "))
     start = words.index("python")
     assert words[start : start + 3] == ["python", "-m", "openrlhf.cli.train_ppo_ray"]
     passed: dict[str, list[str]] = {name: [value] for name, _, value in (w.partition("=") for w in words[:start])}
@@ -189,7 +201,7 @@ def test_held_out_problems_are_those_beside_the_training_problems(checkout: Path
     train, held_out = tmp_path / "train.jsonl", tmp_path / "eval.jsonl"
     assert flags(checkout, *options, TRAIN_DATA=str(train))["--eval_dataset"] != str(held_out), "there are none yet"
     held_out.touch()
-    assert flags(checkout, *options, TRAIN_DATA=str(train))["--eval_dataset"] == str(held_out)
+    assert flags(checkout, *options, is_new=True, TRAIN_DATA=str(train))["--eval_dataset"] == str(held_out)
     assert flags(checkout, *options, TRAIN_DATA=str(train), EVAL_DATA="/v.jsonl")["--eval_dataset"] == "/v.jsonl"
 
 

@@ -4,7 +4,7 @@ import threading
 import time
 from argparse import Namespace
 
-from grpo.run import run_log
+from grpo.run import run_log, sample_records
 from grpo.run.run_files import RunFiles
 from grpo.run.trackers import Trackers
 from grpo.stack import json_files
@@ -185,6 +185,8 @@ def test_broken_lines_are_left_out(tmp_path):
 
 
 def test_the_records_of_a_step_have_the_ids_of_the_data_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_log, "describe_samples", lambda samples, tokenizer, limit, problems: [problems["<p>"]])
+    monkeypatch.setattr(
+        sample_records, "describe_samples", lambda samples, tokenizer, limit, problems: [problems["<p>"]]
+    )
     attach(tmp_path, 0).write_rollouts(1, [], None)
     assert read(tmp_path / "samples" / "step_1.jsonl") == [{"id": "first", "datasource": "sums"}]

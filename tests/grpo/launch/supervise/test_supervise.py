@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 from grpo.launch.supervise.driver import supervise
 folder, *driver = sys.argv[1:]
-end = supervise([sys.executable, *driver], ray=None, log_dir=Path(folder), grace=2.0)
+end = supervise([sys.executable, *driver], ray=None, log_dir=Path(folder), grace=1.0)
 print(f"failed       {end.cause}")
 sys.exit(end.code)
 """
@@ -143,7 +143,7 @@ file.with_suffix(".tmp").write_text(os.environ["GRPO_JUDGE_STAND_IN"])
 file.with_suffix(".tmp").rename(file)
 time.sleep(300 if sys.argv[2] == "wait" else 0)
 """
-JUDGED_LAUNCHER = LAUNCHER.replace("grace=2.0", 'grace=2.0, stand_in_models=["first", "second"]')
+JUDGED_LAUNCHER = LAUNCHER.replace("grace=1.0", 'grace=1.0, stand_in_models=["first", "second"]')
 
 
 def is_served(address: str) -> bool:
