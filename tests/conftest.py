@@ -13,13 +13,13 @@ hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=Tr
 hypothesis.settings.load_profile("repeatable")
 
 
-# Two processes make the larger parts of tests/stack, each one file after the other; together they fit into memory. One
-# makes the whole runs that are compared with the same run, the other what starts several engines or ranks by itself.
+# Two processes make the larger parts of tests/stack, each one file after the other; any two of them fit into 24 GB. One
+# makes the whole runs, of which most are compared with the same run. The other starts engines and ranks by itself, and
+# then waits for minutes, until Ray notices that a node is lost. The largest run comes last: then the other has ended.
 CHAINS = {
-    "whole runs": ("end_to_end", "resume", "two_nodes", "options", "environment", "loss_and_lengths"),
-    "engines": ("agreement", "bench", "doors"),
+    "whole runs": ("end_to_end", "resume", "two_nodes", "options", "environment", "loss_and_lengths", "doors"),
+    "engines": ("agreement", "bench", "lost_nodes"),
 }
-WAITING = "tests/stack/test_lost_nodes.py"  # for minutes, until Ray notices
 
 
 def _chain(file: str) -> str:
@@ -41,11 +41,11 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_collection_modifyitems(items):
-    """Start with what takes longest: the chains, then what waits, then the rest of tests/stack.
+    """Start with what takes longest: the chains, then the rest of tests/stack.
 
     Files without the tiny model come before others of their kind: it may still be in the making.
     """
-    order = [*(f"tests/stack/test_{name}.py" for files in CHAINS.values() for name in files), WAITING]
+    order = [f"tests/stack/test_{name}.py" for files in CHAINS.values() for name in files]
     waiting = {item.path for item in items if "tiny_model" in item.fixturenames}
 
     def place(item: pytest.Item) -> tuple[int, bool, bool]:
