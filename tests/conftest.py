@@ -41,7 +41,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_collection_modifyitems(items):
-    """Start with what takes longest: the chains, then the rest of tests/stack.
+    """Start with the chains. The rest of tests/stack comes last, when there is memory for its engines.
 
     Files without the tiny model come before others of their kind: it may still be in the making.
     """
@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(items):
     def place(item: pytest.Item) -> tuple[int, bool, bool]:
         file = item.nodeid.partition("::")[0]
         at = order.index(file) if file in order else len(order)
-        return at, not file.startswith("tests/stack/"), item.path in waiting
+        return at, file.startswith("tests/stack/"), item.path in waiting
 
     items.sort(key=place)
 
