@@ -8,7 +8,7 @@
 # --gpu-stack needs no GPU: it clones the last commit into a temporary folder (12 GB), installs the stack for GPUs there,
 # and tests all imports and the trainer (8 minutes on 2 cores, beside the download).
 # pytest arguments are passed on: scripts/test.sh --fast tests/reward -k boxed
-# Tests run in three processes, with four cores in four; all tests of a file in the same one. -n 0 uses one process.
+# Tests run in up to four processes, all tests of a file in the same one; -n 0 uses one process.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -140,8 +140,7 @@ if (($# == 0)); then
 fi
 wait_for_stages
 rm -rf "$scratch"
-# Not a stage: pytest's closing line must be the last one. tests/conftest.py has the order: much of the time is waiting,
-# so there are more processes than cores.
+# Not a stage: pytest's closing line must be the last one. tests/conftest.py has the order.
 printf '== tests\n'
 cores=$(nproc)
-exec pytest --durations=10 -n $((cores < 4 ? 3 : 4)) --no-loadscope-reorder "${pytest_arguments[@]}"
+exec pytest --durations=10 -n $((cores < 4 ? cores : 4)) --no-loadscope-reorder "${pytest_arguments[@]}"

@@ -13,39 +13,46 @@ hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=Tr
 hypothesis.settings.load_profile("repeatable")
 
 
-# Two processes make the larger parts of tests/stack, each one file after the other; any two of them fit into 24 GB. One
-# makes the whole runs, of which most are compared with the same run. The other starts engines and ranks by itself, and
-# then waits for minutes, until Ray notices that a node is lost. The largest run comes last: then the other has ended.
-CHAINS = {
-    "whole runs": ("end_to_end", "resume", "two_nodes", "options", "environment", "loss_and_lengths", "doors"),
-    "engines": ("agreement", "bench", "lost_nodes"),
-}
+# One process makes the larger parts of tests/stack, one file after the other: two whole runs at once take too much
+# memory beside other tests, and Ray ends if it starts too slowly. The largest run comes last.
+LARGE = (
+    "end_to_end",
+    "resume",
+    "two_nodes",
+    "options",
+    "environment",
+    "loss_and_lengths",
+    "agreement",
+    "bench",
+    "doors",
+)
+# It waits for minutes, until Ray notices that a node is lost.
+WAITING = "tests/stack/test_lost_nodes.py"
 
 
-def _chain(file: str) -> str:
-    """The chain of a file; "" for one that any process may run at any time."""
-    return next((name for name, files in CHAINS.items() if file in map("tests/stack/test_{}.py".format, files)), "")
+def _is_large(file: str) -> bool:
+    return file in map("tests/stack/test_{}.py".format, LARGE)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Keep the tests of a file in one process, in the order of the file, and those of a chain all in one."""
+    """Keep the tests of a file in one process, in the order of the file, and the large ones all in one."""
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            return _chain(file) or file
+            return "large" if _is_large(file) else file
 
     return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(items):
-    """Start with the chains. The rest of tests/stack comes last, when there is memory for its engines.
+    """Start with what is large, and beside it with what waits. The rest of tests/stack comes last.
 
     Files without the tiny model come before others of their kind: it may still be in the making.
     """
-    order = [f"tests/stack/test_{name}.py" for files in CHAINS.values() for name in files]
+    order = [*map("tests/stack/test_{}.py".format, LARGE), WAITING]
     waiting = {item.path for item in items if "tiny_model" in item.fixturenames}
 
     def place(item: pytest.Item) -> tuple[int, bool, bool]:
