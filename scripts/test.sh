@@ -40,7 +40,7 @@ stage() {
     printf '== %s: %d s\n' "$name" $((SECONDS - begin))
 }
 
-# Runs one stage beside what follows, up to `wait_for_stages`, which prints what it printed.
+# Starts one stage in the background. `wait_for_stages` waits for all of them and prints their output.
 beside=()
 stage_beside() {
     stage "$@" >"$scratch/stage ${#beside[@]}" 2>&1 &

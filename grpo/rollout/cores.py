@@ -1,8 +1,8 @@
 """Lets an engine's Ray actor and its core, which is vLLM's own process, die together.
 
-If the actor dies, the core would live on and keep the GPU: each actor notes its cores with Ray, and if Ray starts it
-again, on the same node, it ends them first. If the core dies, vLLM never answers calls of its workers that are under
-way: the actor ends too, and Ray reports its death to everyone who waits.
+If only the actor died, the core would keep the GPU. Each actor therefore notes its cores with Ray. If Ray restarts the
+actor on the same node, it ends them first. If only the core died, vLLM would never answer pending calls to its workers.
+The actor therefore ends too, and Ray reports its death to every caller.
 """
 
 import json
@@ -32,7 +32,7 @@ def own() -> list[psutil.Process]:
 
 
 def end_with(llm: AsyncLLM, cores: Sequence[psutil.Process]) -> None:
-    """From now on, end this process as soon as vLLM reports an error of its engine, or one of its cores has died."""
+    """End this process as soon as vLLM reports that its engine has failed, or one of the cores dies."""
     ends = select.poll()
     for core in cores:
         ends.register(os.pidfd_open(core.pid), select.POLLIN)  # leaves the exit code to vLLM, which waits as well
@@ -40,7 +40,7 @@ def end_with(llm: AsyncLLM, cores: Sequence[psutil.Process]) -> None:
     def watch() -> None:
         while not llm.errored and not ends.poll(_LOOK_MILLISECONDS):
             pass
-        logger.error("the core of this engine has died: the engine ends, too")
+        logger.error("the core of this engine has died; the engine ends too")
         os._exit(1)
 
     threading.Thread(target=watch, name="watch of the core", daemon=True).start()

@@ -28,7 +28,7 @@ def end_orphans() -> None:
 def continuable(llm: AsyncLLM) -> continued.ContinuedLLM:
     """Return vLLM's engine as one whose rollouts survive a sync, and which knows whether it holds the policy.
 
-    It does not if Ray has started this process's actor again after it died. Actor and core die together from now on.
+    An engine whose actor Ray has restarted does not hold it. From now on, actor and core die together.
     """
     import ray
 

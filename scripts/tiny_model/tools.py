@@ -161,7 +161,7 @@ def teach(model: GptOssForCausalLM, tokenizer: PreTrainedTokenizerFast, environm
 
 
 def _loss(model: GptOssForCausalLM, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the mean cross-entropy; what all conversations begin with, most of their tokens, is computed once."""
+    """Return the mean cross-entropy. Most tokens are a prefix that all conversations share; it is computed once."""
     begin = int((ids == ids[0]).all(0).long().cumprod(0).sum())
     cache = model.model(input_ids=ids[:1, :begin], use_cache=True).past_key_values
     cache.batch_repeat_interleave(len(ids))

@@ -148,7 +148,7 @@ class World:
         return main([*words, "--target", str(self.target)])
 
     def keep(self) -> Callable[[], None]:
-        """Return what brings the installation back as it is now, without a call."""
+        """Return a function that restores the installation to its present state."""
         copy = self.site.with_name("kept")
         shutil.copytree(self.site, copy)
 

@@ -47,19 +47,6 @@ def kill(run_dir: Path, reached: Callable[[], bool], *options: object, **variabl
     wait_for(lambda: not processes_of(run_dir) and _is_free(run_dir))
 
 
-@contextlib.contextmanager
-def started(*options: object, **variables: str) -> Iterator[subprocess.Popen]:
-    """Start a run whose output is read; end its launcher at the end of the context."""
-    launcher = subprocess.Popen(
-        **_call(options, variables), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    try:
-        yield launcher
-    finally:
-        launcher.kill()
-        launcher.wait()
-
-
 @dataclass
 class Terminated:
     """A run that gets SIGTERM, and in the end what it printed."""
@@ -71,11 +58,16 @@ class Terminated:
 @contextlib.contextmanager
 def terminating(*options: object, **variables: str) -> Iterator[Terminated]:
     """Start a run, and send its launcher SIGTERM at the end of the context."""
-    with started(*options, **variables) as launcher:
-        run = Terminated(launcher)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    launcher = subprocess.Popen(**_call(options, variables), **pipes)
+    run = Terminated(launcher)
+    try:
         yield run
         launcher.send_signal(signal.SIGTERM)
         run.output, _ = launcher.communicate(timeout=LIMIT)
+    finally:
+        launcher.kill()
+        launcher.wait()
     assert launcher.returncode == 128 + signal.SIGTERM, run.output[-5000:]
 
 

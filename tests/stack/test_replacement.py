@@ -1,4 +1,4 @@
-"""An engine whose core is killed ends, and is replaced: nobody waits for a call that the core does not answer.
+"""An engine whose core is killed ends and is replaced. Nobody waits for a call that a dead core cannot answer.
 
 vLLM's core is a process of its own. test_resume.py kills the actor of an engine, in a whole run.
 """
@@ -69,7 +69,7 @@ def test_a_call_that_a_dead_core_does_not_answer_is_not_waited_for(engine):
 
 
 def test_prompts_are_sampled_again_with_their_seeds(engine, tiny_model):
-    """Ray has started the engine again, which lacks the policy: so it is replaced twice here."""
+    """The engine is replaced twice: the test before this one has killed its core, too."""
     killed, replaced = sampled(engine, tiny_model, is_killed=False)
     assert replaced == 1
     again, replaced = sampled(engine, tiny_model, is_killed=True)

@@ -1,6 +1,6 @@
 """A run that is continued from a checkpoint is the run that was not interrupted, however its GPUs hold the base.
 
-Neither is it another run if an engine is killed while it samples: that engine is replaced.
+An engine that is killed while it samples is replaced, and the numbers stay the same.
 
 The checkpoint is of ranks that share the base. test_loss_and_lengths.py goes the other way, and to more ranks.
 """
