@@ -13,8 +13,8 @@ hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=Tr
 hypothesis.settings.load_profile("repeatable")
 
 
-# One process makes the larger parts of tests/stack, one file after the other. Two whole runs at once, beside other tests,
-# take more than 24 GB, and Ray gives up if it starts too slowly. The largest run comes last.
+# One process makes the larger parts of tests/stack, one file after the other. Two whole runs at once, beside other
+# tests, take more than 24 GB, and Ray gives up if it starts too slowly. The largest run comes last.
 LARGE = (
     "end_to_end",
     "resume",
