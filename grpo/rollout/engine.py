@@ -75,10 +75,10 @@ async def with_origin(
         params: of the prompt.
         responses: one for each sample, in order.
     """
-    import ray  # evaluations without Ray share this module
+    from grpo.rollout import cores  # imports Ray; evaluations without Ray share this module
 
     for response in responses:
-        response[SAMPLED_BY] = ray.get_runtime_context().get_actor_id()
+        response[SAMPLED_BY] = cores.own_actor()
     return await routing.with_routing(engine, params, continued.with_policies(engine, params, responses))
 
 

@@ -1,15 +1,18 @@
 """An engine's actor and its core die together; no other process does."""
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import psutil
 import pytest
+import ray
 
-from grpo.rollout import cores
+from grpo.rollout import cores, engine
 from tests.supervised import command_line, is_alive, wait_until
 
 TITLED = "import setproctitle, time; setproctitle.setproctitle({!r}); time.sleep(300)"
@@ -94,3 +97,9 @@ def test_an_actor_ends_with_its_core(how: str) -> None:
         finally:
             core.kill()
             actor.kill()
+
+
+def test_an_engine_outside_of_ray_starts_no_cluster():
+    params = SimpleNamespace(extra_args=None)
+    assert asyncio.run(engine.with_origin(SimpleNamespace(), params, [{}])) == [{engine.SAMPLED_BY: None}]
+    assert not ray.is_initialized()
