@@ -57,7 +57,8 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 def of_controller(status: dict[str, Any]) -> dict[str, Any]:
     """Return what OpenRLHF's ``PPOTrainer`` adds to its ``client_states``: random states and the step's metrics."""
-    return {"random": random_state(), "status": {k: v for k, v in status.items() if isinstance(v, int | float)}}
+    kept = {name: value for name, value in status.items() if isinstance(value, int | float) or name == "grad_norms"}
+    return {"random": random_state(), "status": kept}
 
 
 def restore_controller(trainer: PPOTrainer, states: dict[str, Any]) -> None:

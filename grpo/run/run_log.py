@@ -118,17 +118,20 @@ class RunLog:
             return
         self.write_samples(f"step_{step}", records)
 
-    def write_step(self, step: int, status: dict[str, Any]) -> None:
+    def write_step(self, step: int, status: dict[str, Any], *, is_timed: bool = True) -> None:
         """Append the line of one global step to metrics.jsonl, and start the clock of the next.
 
         Numbers keep OpenRLHF's names. ``seconds`` holds the phases and their ``total``, ``grad_norms`` the norm of each
         optimizer step. A number that is not finite is left out, counted and logged.
+
+        Args:
+            is_timed: whether this process has made the step, so that its seconds are known.
         """
         seconds, self._seconds = dict(self._seconds), defaultdict(float)
         seconds["total"], self._step_started = time.monotonic() - self._step_started, time.monotonic()
         row: dict[str, Any] = {name: value for name, value in status.items() if isinstance(value, int | float)}
         row |= self._resources()
-        if "sampled_tokens" in row:
+        if is_timed and "sampled_tokens" in row:
             row["tokens_per_second"] = row["sampled_tokens"] / seconds["total"]
         rolling = rolling_correlation([*self._window, row])
         if rolling is not None:
@@ -140,7 +143,7 @@ class RunLog:
         row = {
             "step": step,
             "time": time.time(),
-            "seconds": seconds,
+            **({"seconds": seconds} if is_timed else {}),
             "lost_writes": self._lost,
             **row,
             "dropped_values": len(dropped),
@@ -252,7 +255,7 @@ def attach(trainer: PPOTrainer, states: dict[str, Any]) -> RunLog:
     log = RunLog(args.run_dir, args.metrics_dir, args.ckpt_path, services, args.log_samples, problems)
     step = states["global_step"]
     if step and not log.has_step(step):
-        log.write_step(step, states["status"])  # killed between saving and logging: the timings are lost
+        log.write_step(step, states["status"], is_timed=False)  # killed between saving and logging
     trainer.samples_generator.generate_samples = log.timed("generate", trainer.samples_generator.generate_samples)
     maker = trainer.experience_maker
     maker.make_experience_batch = log.timed("old_log_probs", maker.make_experience_batch)

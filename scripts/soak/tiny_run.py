@@ -18,7 +18,9 @@ from grpo.stack.json_files import read_rows
 
 # One engine and one rank of the actor: at most 6 GB.
 SETTINGS = {"NUM_ENGINES": "1", "ACTOR_GPUS": "1", "SAVE_STEPS": "1", "RESTARTS": "3", "MAX_CHECKPOINTS": "2"}
-SIGNS = ("failed ", "restart ", "no restart", "not finished", "an engine died", "refused", "ending the run", "saving")
+SIGNS = re.compile(
+    r"^(failed|restart|no restart|not finished|refused)\b|an engine died|is stopped \(|no progress|: saving|ending the run"
+)
 START = "start"
 TERMINAL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -124,7 +126,7 @@ class TinyRun:
         """Return the lines since the last call that tell of a fault, without what changes from run to run."""
         text = self._log.read_bytes().decode(errors="replace") if self._log.exists() else ""
         new, self._shown = text[self._shown :], len(text)
-        lines = [line for line in new.splitlines() if any(sign in line for sign in SIGNS)]
+        lines = [line for line in new.splitlines() if SIGNS.search(line)]
         return [re.sub(r"\s+", " ", line.replace(str(self.files.folder), "DIR")).strip() for line in lines]
 
     def _look(self) -> None:

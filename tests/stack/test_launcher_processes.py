@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from grpo.launch.config import Config
-from grpo.launch.supervise import joined_cluster, processes, ray_head, witness
+from grpo.launch.supervise import base_dir, joined_cluster, processes, ray_head, witness
 from grpo.launch.supervise.ray_head import RayHead
 from tests.faults import Stopwatch, assert_seen, note
 from tests.supervised import children, command_line, is_alive, naming, wait_until, watched_by
@@ -63,7 +63,7 @@ class Cluster:
 @pytest.fixture(scope="module")
 def foreign() -> Iterator[Cluster]:
     """Another user's Ray cluster on the same machine, with a process that has our driver's command line."""
-    base, mark = ray_head.make_base_dir(), f"foreign-{uuid.uuid4().hex}"
+    (base, held), mark = base_dir.make(), f"foreign-{uuid.uuid4().hex}"
     command = ray_head.start_command(RayHead(num_gpus=2, num_cpus=4, object_store_bytes=100_000_000), base)
     head = subprocess.Popen(
         command,
@@ -87,6 +87,7 @@ def foreign() -> Iterator[Cluster]:
         head.wait()
         assert not ended.left
         subprocess.run(["rm", "-rf", str(base)], check=True)
+        os.close(held)
 
 
 def probe(address: str) -> int:

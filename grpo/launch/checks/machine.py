@@ -13,8 +13,7 @@ from grpo.launch import equal_nodes, gpu_memory
 from grpo.launch.config import Config
 from grpo.launch.host_memory import LARGEST_ON_CPU
 from grpo.launch.plan import Plan, size
-from grpo.launch.supervise import ray_head
-from grpo.launch.supervise.ray_head import MAX_BASE_LENGTH
+from grpo.launch.supervise import base_dir, ray_head
 from grpo.model.released import RELEASED
 from grpo.run.run_files import RunFiles
 from grpo.run.saved_steps import step_name
@@ -174,7 +173,9 @@ def check_ray() -> Iterator[Problem]:
             probe.bind(("", 0))
     except OSError as error:
         yield Problem(f"no port can be opened ({error})", "allow listening sockets in this sandbox or container")
-    if not os.access("/tmp", os.W_OK) and len(os.environ.get("TMPDIR", "")) > MAX_BASE_LENGTH - len("/grpo-12345678"):
+    if not os.access("/tmp", os.W_OK) and len(os.environ.get("TMPDIR", "")) > base_dir.MAX_LENGTH - len(
+        "/grpo-12345678"
+    ):
         yield Problem(
             "TMPDIR is too long for sockets, and /tmp is not writable",
             "set TMPDIR to a folder of at most 15 characters",

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from grpo.launch.supervise import cause, keeper, last_words, processes, ray_head, witness
+from grpo.launch.supervise import base_dir, cause, keeper, last_words, processes, ray_head, witness
 from grpo.launch.supervise.examination import is_stopped
 from grpo.launch.supervise.job import Job
 from grpo.launch.supervise.log_tail import tail
@@ -69,19 +69,23 @@ def supervise(
         watch: tells what the run is doing, and whether it hangs; None: nobody looks.
         saving: a SIGTERM to this process or a rule that ends the run lets it save first; None ends it at once.
     """
+    base, held = base_dir.make()
     job = Job(
         run_id=uuid.uuid4().hex,
         driver=driver,
         cwd=str(CHECKOUT),
         environment=environment or {},
         log_dir=str(log_dir.resolve()),
-        base_dir=str(ray_head.make_base_dir()),
+        base_dir=str(base),
         foreign_memory=[str(file) for file in machine.SHM.iterdir()] if machine.SHM.is_dir() else [],
         stand_in_models=list(stand_in_models),
         ray=ray,
         grace=grace,
     )
-    return _Supervisor(job, log_dir, progress, inherited, folders or {}, watch or Watch(), saving).run()
+    try:
+        return _Supervisor(job, log_dir, progress, [*inherited, held], folders or {}, watch or Watch(), saving).run()
+    finally:
+        os.close(held)
 
 
 class _Supervisor:

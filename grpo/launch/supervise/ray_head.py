@@ -1,23 +1,17 @@
-"""How our own Ray cluster is started: its command, its folder, its token.
+"""How our own Ray cluster is started: its command, its address, its token.
 
 Whoever can submit a job to Ray runs code as this user. So the cluster listens on loopback alone and requires the run's
 token, which other local users do not have.
 """
 
-import os
 import secrets
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-# A socket path holds at most 107 bytes (unix(7)); Ray adds
-# "/ray/session_2026-01-31_23-59-59_999999_4194304/sockets/plasma_store", vLLM "/tmp/<uuid>", to our folder.
-MAX_BASE_LENGTH = 107 - len("/ray/session_2026-01-31_23-59-59_999999_4194304/sockets/plasma_store.lock")
 
 REGISTRATION_SECONDS = 120.0
 
@@ -29,14 +23,6 @@ class RayHead:
     num_gpus: int
     num_cpus: int
     object_store_bytes: int
-
-
-def make_base_dir() -> Path:
-    """Create the run's own folder for sockets and temporary files: short, private, deleted with the run."""
-    parent = tempfile.gettempdir()
-    if len(os.path.join(parent, "grpo-12345678")) > MAX_BASE_LENGTH:
-        parent = "/tmp"
-    return Path(tempfile.mkdtemp(prefix="grpo-", dir=parent))
 
 
 def address_file(base_dir: Path) -> Path:

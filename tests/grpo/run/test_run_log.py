@@ -4,6 +4,7 @@ import threading
 import time
 from argparse import Namespace
 
+from grpo.checkpoint.trainer_state import of_controller
 from grpo.run import run_log, sample_records
 from grpo.run.run_files import RunFiles
 from grpo.run.trackers import Trackers
@@ -116,7 +117,8 @@ def attach(folder, step):
         broadcast_to_vllm=nothing,
         save_logs_and_checkpoints=nothing,
     )
-    states = {"global_step": step, "status": {"reward": 0.25}} if step else {"global_step": 0}
+    status = {"reward": 0.25, "sampled_tokens": 300, "grad_norms": [0.5, 1.5], "generated_samples": ["text", 1.0]}
+    states = {"global_step": step, **of_controller(status)} if step else {"global_step": 0}
     return run_log.attach(trainer, states)
 
 
@@ -125,11 +127,10 @@ def test_a_kill_between_checkpoint_and_log_loses_no_line(tmp_path):
     for _ in range(2):  # resumed, killed at once, and resumed again
         attach(tmp_path, 2)
     attach(tmp_path, 2).write_step(3, {"reward": 0.75})
-    assert [(row["step"], row["reward"]) for row in read(tmp_path / "metrics.jsonl")] == [
-        (1, 0.5),
-        (2, 0.25),
-        (3, 0.75),
-    ]
+    rows = read(tmp_path / "metrics.jsonl")
+    assert [(row["step"], row["reward"]) for row in rows] == [(1, 0.5), (2, 0.25), (3, 0.75)]
+    assert rows[1]["grad_norms"] == [0.5, 1.5]
+    assert not rows[1].keys() & {"seconds", "tokens_per_second"}, "nobody has measured them"
 
 
 def test_trackers_get_the_line_of_a_step(tmp_path):
