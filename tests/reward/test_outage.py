@@ -6,7 +6,7 @@ Requests, limits, breakers and rewards are real.
 import pytest
 
 from grpo.run.progress import step_line
-from reward import chain, limits
+from reward import chain, judge, limits
 from reward.stand_in import Fault
 from tests.faults import assert_seen, note
 
@@ -26,7 +26,7 @@ class SlowClock(Clock):
 @pytest.mark.timeout(300)
 def test_an_hour_without_the_judge_costs_each_sample_its_deadline_at_most(serve, load, monkeypatch) -> None:
     clock = SlowClock()
-    for part in (limits, chain):
+    for part in (limits, chain, judge):
         monkeypatch.setattr(part, "time", clock)
     is_away = [False]
     server = serve(faults=lambda number, model: Fault("status", 503) if is_away[0] else None)
