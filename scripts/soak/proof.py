@@ -9,6 +9,8 @@ import psutil
 import torch
 from safetensors.torch import load_file
 
+from grpo.launch.supervise.processes import is_alive
+
 # What differs between two runs of the same numbers: times, memory, disks, and what the faults themselves count.
 OTHER = {
     *("time", "seconds", "tokens_per_second", "host_memory", "device_memory", "engine_memory", "disk_free"),
@@ -66,7 +68,11 @@ def in_processes(secrets: Iterable[str], ours: Callable[[], set[int]]) -> list[s
 
 
 def _is_foreign(pid: int, ours: set[int]) -> bool:
-    return pid not in ours and psutil.pid_exists(pid)
+    """Return whether a living process is not the run's. One of the run that has just ended waits to be reaped."""
+    try:
+        return pid not in ours and is_alive(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _contains(file: Path, needles: Sequence[bytes]) -> bool:

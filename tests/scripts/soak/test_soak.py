@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from grpo.launch.supervise.processes import is_alive
 from scripts.soak import faults, proof, table
 from scripts.soak.disk import SmallDisk
 from scripts.soak.table import Hit, Report
@@ -74,6 +75,13 @@ def test_a_key_is_found_on_command_lines_and_in_foreign_environments():
         ours = {named.pid, private.pid}
         assert proof.in_processes([key], lambda: ours) == [f"cmdline of {named.pid}"]
         wait_until(lambda: len(proof.in_processes([key], set)) == 2, "the environment was not read")
+
+        def has_just_ended() -> set[int]:
+            private.kill()
+            wait_until(lambda: not is_alive(psutil.Process(private.pid)), "it lives")
+            return {named.pid}
+
+        assert proof.in_processes([key], has_just_ended) == [f"cmdline of {named.pid}"]
     finally:
         for process in (named, private):
             process.kill()
