@@ -165,10 +165,10 @@ def _inputs(node: str, home: Mapping[str, Any], there: Mapping[str, Any], needs:
         if there["files"][name] != home["files"][name]:
             state = "has another" if there["files"][name] else "does not have"
             yield Problem(f"{node} {state} {name}", "copy it there, or keep it in a folder that all nodes share")
-    for name in needs.shared:
-        if there["tokens"][name] != home["tokens"][name]:
-            yield Problem(
-                f"{node} has actor ranks, and does not see what the launcher's node writes to {Path(name).parent}",
-                "set --run-dir and CKPT_DIR to a folder that all nodes with actor ranks and the launcher's node share, "
-                "or let the actor fit on the launcher's node",
-            )
+    unseen = [Path(name).parent for name in needs.shared if there["tokens"][name] != home["tokens"][name]]
+    for folder in dict.fromkeys(unseen):
+        yield Problem(
+            f"{node} has actor ranks, and does not see what the launcher's node writes to {folder}",
+            "set --run-dir and CKPT_DIR to a folder that all nodes with actor ranks and the launcher's node share, "
+            "or let the actor fit on the launcher's node",
+        )

@@ -1,5 +1,6 @@
 """Nodes that differ from the launcher's are refused by name."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,13 @@ def test_an_equal_node_is_fit() -> None:
 def test_a_difference_is_named_with_node_and_remedy(changes: dict[str, Any], what: str) -> None:
     [problem] = found(**changes)
     assert what in problem and "\n    -> " in problem
+
+
+def test_a_folder_that_is_not_shared_is_named_once() -> None:
+    needs = replace(NEEDS, shared=("/runs/.token", "/runs/.other"))
+    here = {**HOME, "tokens": dict.fromkeys(needs.shared, "t")}
+    [problem] = node.compare("10.0.0.2", here, {**here, "tokens": dict.fromkeys(needs.shared)}, needs)
+    assert "writes to /runs" in problem.what
 
 
 def test_gpus_of_the_cpu_stack_are_rays_alone() -> None:
