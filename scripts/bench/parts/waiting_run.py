@@ -15,7 +15,6 @@ import ray
 
 from grpo.launch.config import trainer_parser
 from grpo.stack.json_files import read_rows
-from scripts.tiny_model.tokenizer import write_tokenizer
 
 PROMPTS, SAMPLES, RANKS = 4, 4, 2
 _TOKENS = (9, 10, 11, 12)  # of a response
@@ -122,6 +121,8 @@ def _start(kind: type, latencies: Latencies) -> Any:
 
 
 def _arguments(folder: Path, steps: int, is_ahead: bool) -> Any:
+    from scripts.tiny_model.tokenizer import write_tokenizer  # imports PyTorch, which the actors do not need
+
     model, data = folder / "tokenizer", folder / "train.jsonl"
     model.mkdir()
     write_tokenizer(model)
