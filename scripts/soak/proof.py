@@ -63,7 +63,8 @@ def in_processes(secrets: Iterable[str], ours: Callable[[], set[int]]) -> list[s
                 continue
             if any(needle in content for needle in needles):
                 found.append((name, pid))
-    mine = ours() if found else set()
+    # Twice: a process that ends while the list is made hides its children, which then get another parent.
+    mine = ours() | ours() if found else set()
     return [f"{name} of {pid}" for name, pid in found if name == "cmdline" or _is_foreign(pid, mine)]
 
 
