@@ -79,9 +79,11 @@ def test_a_key_is_found_on_command_lines_and_in_foreign_environments():
         lists = iter([{named.pid}, {named.pid, private.pid}])  # the first misses the child of one that has just ended
         assert proof.in_processes([key], lambda: next(lists)) == [f"cmdline of {named.pid}"]
 
+        victim = psutil.Process(private.pid)
+
         def has_just_ended() -> set[int]:
-            private.kill()
-            wait_until(lambda: not is_alive(psutil.Process(private.pid)), "it lives")
+            victim.kill()  # and is not reaped
+            wait_until(lambda: not is_alive(victim), "it lives")
             return {named.pid}
 
         assert proof.in_processes([key], has_just_ended) == [f"cmdline of {named.pid}"]
