@@ -63,7 +63,8 @@ def end(actor: str) -> list[int]:
 
 
 def own_actor() -> str | None:
-    """Return the id of this process's actor; None outside of Ray, where Ray's own function would start a cluster."""
+    """Return the id of this process's actor; None outside of Ray."""
+    # Ray's function starts a cluster if there is none.
     actor: str | None = ray.get_runtime_context().get_actor_id() if ray.is_initialized() else None
     return actor
 

@@ -125,7 +125,7 @@ class RunLog:
         optimizer step. A number that is not finite is left out, counted and logged.
 
         Args:
-            is_timed: whether this process has made the step, so that its seconds are known.
+            is_timed: whether this process made the step, and so knows its seconds.
         """
         seconds, self._seconds = dict(self._seconds), defaultdict(float)
         seconds["total"], self._step_started = time.monotonic() - self._step_started, time.monotonic()

@@ -52,7 +52,7 @@ def in_processes(secrets: Iterable[str], ours: Callable[[], set[int]]) -> list[s
     """Return the processes with a secret in their command line, and the foreign ones with one in their environment.
 
     Args:
-        ours: returns the run's own processes; asked afterwards, so that it knows those that have just begun.
+        ours: returns the run's own processes. It is asked afterwards, so that it knows those that have just begun.
     """
     needles, found = [secret.encode() for secret in secrets], []
     for pid in psutil.pids():
@@ -63,13 +63,13 @@ def in_processes(secrets: Iterable[str], ours: Callable[[], set[int]]) -> list[s
                 continue
             if any(needle in content for needle in needles):
                 found.append((name, pid))
-    # Twice: a process that ends while the list is made hides its children, which then get another parent.
+    # Asked twice: a process that ends during the first listing hides its children there.
     mine = ours() | ours() if found else set()
     return [f"{name} of {pid}" for name, pid in found if name == "cmdline" or _is_foreign(pid, mine)]
 
 
 def _is_foreign(pid: int, ours: set[int]) -> bool:
-    """Return whether a living process is not the run's. One of the run that has just ended waits to be reaped."""
+    """Return whether a process lives and is not the run's. Until it is reaped, one that has ended still has its id."""
     try:
         return pid not in ours and is_alive(psutil.Process(pid))
     except psutil.NoSuchProcess:

@@ -173,9 +173,7 @@ def check_ray() -> Iterator[Problem]:
             probe.bind(("", 0))
     except OSError as error:
         yield Problem(f"no port can be opened ({error})", "allow listening sockets in this sandbox or container")
-    if not os.access("/tmp", os.W_OK) and len(os.environ.get("TMPDIR", "")) > base_dir.MAX_LENGTH - len(
-        "/grpo-12345678"
-    ):
+    if not os.access("/tmp", os.W_OK) and len(os.environ.get("TMPDIR", "")) > base_dir.LONGEST_PARENT:
         yield Problem(
             "TMPDIR is too long for sockets, and /tmp is not writable",
             "set TMPDIR to a folder of at most 15 characters",

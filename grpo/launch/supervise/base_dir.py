@@ -1,9 +1,10 @@
 """A run's own folder for sockets and temporary files: short, private, deleted with the run.
 
-If everything is killed at once, as in a power cut, nobody deletes it. So the launcher and the keeper hold a lock in it,
-and the next launch deletes the folders whose lock nobody holds.
+If everything is killed at once, as in a power cut, nobody deletes it. So the launcher and the keeper hold a lock in it.
+The next launch deletes each folder whose lock nobody holds.
 """
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -12,25 +13,26 @@ from pathlib import Path
 
 # A socket path holds at most 107 bytes (unix(7)); Ray adds
 # "/ray/session_2026-01-31_23-59-59_999999_4194304/sockets/plasma_store", vLLM "/tmp/<uuid>", to our folder.
-MAX_LENGTH = 107 - len("/ray/session_2026-01-31_23-59-59_999999_4194304/sockets/plasma_store.lock")
-
+_ADDED = "/ray/session_2026-01-31_23-59-59_999999_4194304/sockets/plasma_store.lock"
 _PREFIX, _LOCK = "grpo-", "lock"
+# Characters of the longest path that may hold the folder; 8 of the folder's name are random.
+LONGEST_PARENT = 107 - len(_ADDED) - len(f"/{_PREFIX}12345678")
 
 
 def make() -> tuple[Path, int]:
     """Create a run's folder, and delete those of runs that were killed.
 
     Returns:
-        The folder, and a file descriptor: the folder is kept while a process has it open.
+        The folder, and the file descriptor of its lock. The folder stays while a process has the descriptor open.
     """
     parent = tempfile.gettempdir()
-    if len(os.path.join(parent, f"{_PREFIX}12345678")) > MAX_LENGTH:
+    if len(parent) > LONGEST_PARENT:
         parent = "/tmp"
     _delete_dead(Path(parent))
     made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=parent))
     descriptor = os.open(made / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-    # Only now has it the name of a run's folder: another launch never sees it without its lock.
+    # It gets the name of a run's folder only now, so that no other launch sees it without its lock.
     return made.rename(made.with_name(made.name.removeprefix("."))), descriptor
 
 
@@ -40,12 +42,11 @@ def _delete_dead(parent: Path) -> None:
             if folder.lstat().st_uid != os.geteuid():
                 continue
             descriptor = os.open(folder / _LOCK, os.O_RDWR)
-        except OSError:  # it is no run's folder, or was deleted meanwhile
+        except OSError:  # not a run's folder, or deleted meanwhile
             continue
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-        except BlockingIOError:
-            continue  # the run lives
+            with contextlib.suppress(BlockingIOError):  # the run lives
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(descriptor)

@@ -13,6 +13,7 @@ from grpo.launch.supervise import base_dir
 RUN = """
 import time
 from grpo.launch.supervise import base_dir
+base_dir.LONGEST_PARENT = 1000
 folder, held = base_dir.make()
 (folder / "ray").mkdir()
 print(folder, flush=True)
@@ -22,7 +23,7 @@ time.sleep(300)
 
 @pytest.fixture
 def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(base_dir, "MAX_LENGTH", len(str(tmp_path)) + 20)  # else it would be /tmp
+    monkeypatch.setattr(base_dir, "LONGEST_PARENT", len(str(tmp_path)))  # else it would be /tmp
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     return tmp_path
 
@@ -30,8 +31,8 @@ def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_folders_of_living_runs_are_kept_and_others_deleted(parent: Path) -> None:
     for name in ("grpo-somebody-elses", "other"):  # without a lock
         (parent / name).mkdir()
-    command = [sys.executable, "-c", f"from grpo.launch.supervise import base_dir; base_dir.MAX_LENGTH = 1000\n{RUN}"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(parent)}) as run:
+    variables = {**os.environ, "TMPDIR": str(parent)}
+    with subprocess.Popen([sys.executable, "-c", RUN], stdout=subprocess.PIPE, text=True, env=variables) as run:
         try:
             theirs = Path(run.stdout.readline().strip())
             assert theirs.parent == parent
