@@ -7,6 +7,7 @@ The actor therefore ends too, and Ray reports its death to every caller.
 
 import json
 import logging
+import multiprocessing
 import os
 import select
 import threading
@@ -20,15 +21,22 @@ from grpo.stack.upstream.engine import AsyncLLM
 
 logger = logging.getLogger("openrlhf.grpo.engine")
 
-CORE = "VLLM::EngineCore"  # the title that vLLM gives
+_NAME = "EngineCore"  # what vLLM calls a core as a child of multiprocessing. The process's title may be missing.
 LIMIT = 60.0
 _LOOK_MILLISECONDS = 1000
 _NAMESPACE = b"grpo-cores"
 
 
 def own() -> list[psutil.Process]:
-    """Return the cores of this process, the actor of an engine."""
-    return [child for child in psutil.Process(os.getpid()).children() if _title(child).startswith(CORE)]
+    """Return the cores of this process, the actor of an engine.
+
+    Raises:
+        RuntimeError: if it has none.
+    """
+    pids = [child.pid for child in multiprocessing.active_children() if child.name.startswith(_NAME)]
+    if not pids:
+        raise RuntimeError("vLLM started no core that this process knows")
+    return [psutil.Process(pid) for pid in pids]
 
 
 def end_with(llm: AsyncLLM, cores: Sequence[psutil.Process]) -> None:
@@ -76,10 +84,3 @@ def _process(pid: int, created: float) -> psutil.Process | None:
         return process if process.create_time() == created else None
     except psutil.NoSuchProcess:
         return None
-
-
-def _title(process: psutil.Process) -> str:
-    try:
-        return next(iter(process.cmdline()), "")
-    except psutil.Error:
-        return ""

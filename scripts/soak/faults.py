@@ -1,6 +1,5 @@
 """The faults of a soak: what each one does to a run, and how a person would end it."""
 
-import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,12 +7,11 @@ from pathlib import Path
 
 import psutil
 
-from grpo.launch.supervise.witness import DAEMONS, ROLES
+from grpo.launch.supervise.witness import role_of
 from scripts.soak.disk import SmallDisk
 from scripts.soak.tiny_run import TinyRun
 
-# How a process is found: the name of its role, and the start of its title or a part of its command line.
-TITLES = {role: title for title, role in ROLES.items()} | {role: title for title, role in DAEMONS.items()}
+# A part of the command line of those whose end the keeper does not watch
 PARTS = {
     "the driver": "openrlhf.cli.train_ppo_ray",
     "the keeper": "grpo.launch.supervise.keeper",
@@ -47,14 +45,10 @@ def find(role: str, processes: Sequence[psutil.Process]) -> psutil.Process | Non
     """Return the process with a role; None if there is none."""
     for process in processes:
         try:
-            words = process.cmdline()
+            if role_of(process) == role or (role in PARTS and PARTS[role] in process.cmdline()):
+                return process
         except psutil.Error:
             continue
-        title = words[0] if words else ""
-        if role in PARTS and PARTS[role] in words:
-            return process
-        if role in TITLES and (title.startswith(TITLES[role]) or os.path.basename(title) == TITLES[role]):
-            return process
     return None
 
 

@@ -39,7 +39,7 @@ def test_the_key_is_in_no_error_and_no_log(serve, make_chain, caplog, tmp_path, 
     """This includes errors in which the server repeats the key."""
     fault = Fault("status", status, "you said {key}, I say {key}", retry_delay=0.01)
     server = serve(faults=lambda number, model: fault)
-    chain = make_chain(server, KEY, deadline=1.0, window=0.2)
+    chain = make_chain(server, KEY, window=0.2)
     with caplog.at_level(logging.DEBUG), pytest.raises(ChainError) as failure:
         chain.ask("How many?")
     assert "<key>" in str(failure.value)

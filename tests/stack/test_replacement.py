@@ -3,7 +3,6 @@
 vLLM's core is a process of its own. test_resume.py kills the actor of an engine, in a whole run.
 """
 
-import os
 import signal
 
 import psutil
@@ -35,9 +34,8 @@ def engine(tiny_model, ray_cluster):
 
 
 def core_of(engine) -> psutil.Process:
-    children = psutil.Process(on_engine(engine, lambda actor: os.getpid())).children()
-    [core] = [child for child in children if child.cmdline()[0].startswith(cores.CORE)]
-    return core
+    [pid] = on_engine(engine, lambda actor: [core.pid for core in cores.own()])
+    return psutil.Process(pid)
 
 
 def sampled(engine, tiny_model, *, is_killed: bool) -> tuple[list[list[list[int]]], int]:

@@ -18,16 +18,18 @@ import psutil
 
 SCAN_SECONDS = 2.0
 ENDING_SECONDS = 5.0  # a process that has begun to end may need, to free a GPU
+_ENGINE, _CORE, _WORKER = "an engine", "the core of an engine", "a worker of an engine"
 # Start of a process's title: what the user calls it. Ray and vLLM set these titles.
 ROLES = {
-    "ray::LLMRayActor": "an engine",
+    "ray::LLMRayActor": _ENGINE,
     "ray::PolicyModelActor": "an actor rank",
     "ray::ReferenceModelActor": "a reference rank",
     "ray::PPOTrainer": "the controller",
-    "VLLM::EngineCore": "the core of an engine",
-    "VLLM::Worker": "a worker of an engine",
+    "VLLM::EngineCore": _CORE,
+    "VLLM::Worker": _WORKER,
 }
-OF_ENGINES = {"an engine", "the core of an engine", "a worker of an engine"}
+OF_ENGINES = {_ENGINE, _CORE, _WORKER}
+_SPAWNED = "--multiprocessing-fork"  # in the command line of a process that Python's multiprocessing has spawned
 DAEMONS = {"raylet": "Ray's raylet", "gcs_server": "Ray's GCS server"}
 
 _INFO = struct.Struct("=QQ11Ii")  # struct pidfd_info of linux/pidfd.h: mask, cgroup, ids, exit status
@@ -59,13 +61,33 @@ def role_of(process: psutil.Process) -> str | None:
 
     A process that ends loses its title before its sockets, so before others learn of its end.
     """
+    words = _words(process)
+    named = next((role for start, role in ROLES.items() if words[0].startswith(start)), None)
+    return named or DAEMONS.get(os.path.basename(words[0])) or (_untitled(process) if _SPAWNED in words else None)
+
+
+def _untitled(process: psutil.Process) -> str | None:
+    """Return the role of a process of vLLM without a title, by its place below the engine's actor.
+
+    setproctitle sets none if the first variable of the environment has been changed since the process began. Ray starts
+    its actors with their variables in random order.
+    """
     try:
-        words = process.cmdline()
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        parent, *others = process.parents()
+        if role_of(parent) == _ENGINE:
+            has_core = any(_words(child)[0].startswith("VLLM::") for child in parent.children())
+            return None if has_core else _CORE
+        return _WORKER if others and role_of(others[0]) == _ENGINE else None
+    except psutil.Error:
         return None
-    title = words[0] if words else ""
-    named = next((role for start, role in ROLES.items() if title.startswith(start)), None)
-    return named or DAEMONS.get(os.path.basename(title))
+
+
+def _words(process: psutil.Process) -> list[str]:
+    """Return the command line of a process; [""] if it has ended."""
+    try:
+        return process.cmdline() or [""]
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return [""]
 
 
 def living() -> list[int]:

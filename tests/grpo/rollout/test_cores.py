@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -13,9 +15,6 @@ import pytest
 import ray
 
 from grpo.rollout import cores, engine
-from tests.supervised import command_line, is_alive, wait_until
-
-TITLED = "import setproctitle, time; setproctitle.setproctitle({!r}); time.sleep(300)"
 
 
 @pytest.fixture
@@ -28,28 +27,37 @@ def store(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, bytes]:
 
 
 @pytest.fixture
-def titled() -> Iterator:
-    processes: list[subprocess.Popen] = []
+def child() -> Iterator:
+    """Start a process as vLLM starts a core; like some cores, it has no title."""
+    processes: list[multiprocessing.process.BaseProcess] = []
 
-    def start(title: str) -> subprocess.Popen:
-        processes.append(subprocess.Popen([sys.executable, "-c", TITLED.format(title)]))
-        wait_until(lambda: command_line(processes[-1].pid).startswith(title), "no title")
+    def start(name: str) -> multiprocessing.process.BaseProcess:
+        processes.append(multiprocessing.get_context("spawn").Process(target=time.sleep, args=(300,), name=name))
+        processes[-1].start()
         return processes[-1]
 
     yield start
     for process in processes:
         process.kill()
-        process.wait()
+        process.join()
 
 
-def test_an_engine_notes_its_cores_which_are_ended_once(store, titled) -> None:
-    core, other = titled("VLLM::EngineCore"), titled("VLLM::Something")
+def test_an_engine_notes_its_cores_which_are_ended_once(store, child, monkeypatch) -> None:
+    core, other = child("EngineCore_DP0"), child("Something")
+    # Here the core's parent ends it, and multiprocessing, not psutil, must ask for its exit code.
+    monkeypatch.setattr(cores.psutil, "wait_procs", lambda orphans, timeout: [core.join(timeout) for _ in orphans])
     cores.remember("actor", cores.own())
     assert [pid for pid, _ in json.loads(store[b"actor"])] == [core.pid]
     assert cores.end("another actor") == []
     assert cores.end("actor") == [core.pid]
-    assert not is_alive(core.pid) and is_alive(other.pid)
+    assert not core.is_alive() and other.is_alive()
     assert cores.end("actor") == []
+
+
+def test_an_engine_whose_core_is_unknown_does_not_start(child) -> None:
+    child("Something")
+    with pytest.raises(RuntimeError, match="no core"):
+        cores.own()
 
 
 def test_a_process_that_got_the_same_id_is_left_alone(store) -> None:
@@ -64,13 +72,11 @@ def test_outside_of_ray_there_is_no_actor() -> None:
 
 # An engine's actor that waits without end, as for a call that a dead core does not answer
 ACTOR = """
-import subprocess, sys, time
+import multiprocessing, sys, time
 from types import SimpleNamespace
 from grpo.rollout import cores
 
-titled = "import setproctitle, time; setproctitle.setproctitle('VLLM::EngineCore'); print(flush=True); time.sleep(300)"
-core = subprocess.Popen([sys.executable, "-c", titled], stdout=subprocess.PIPE)
-core.stdout.readline()
+multiprocessing.get_context("spawn").Process(target=time.sleep, args=(300,), name="EngineCore_DP0").start()
 [found] = cores.own()
 llm = SimpleNamespace(errored=False)
 cores.end_with(llm, [found])

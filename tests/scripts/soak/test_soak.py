@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from grpo.launch.supervise.processes import is_alive
+from grpo.launch.supervise.witness import DAEMONS, ROLES
 from scripts.soak import faults, proof, table
 from scripts.soak.disk import SmallDisk
 from scripts.soak.table import Hit, Report
@@ -37,7 +38,9 @@ def test_a_fault_hits_the_process_with_the_role(processes):
     roles = ("an engine", "the core of an engine", "Ray's raylet", "the driver")
     assert [faults.find(role, processes) for role in roles] == processes
     assert faults.find("the keeper", processes) is None
-    assert {*faults.KILLED} - {*faults.TITLES, *faults.PARTS} == {"the launcher"}, "a role that nobody finds"
+    assert {*faults.KILLED} - {*ROLES.values(), *DAEMONS.values(), *faults.PARTS} == {"the launcher"}, (
+        "a role that nobody finds"
+    )
 
 
 def test_a_line_is_cut_in_its_middle(tmp_path):

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from ray import exceptions
 
-from grpo.launch.supervise import cause, last_words
+from grpo.launch.supervise import cause, last_words, witness
 from grpo.launch.supervise.cause import Evidence
 from grpo.launch.supervise.last_words import LastWords
 from grpo.launch.supervise.witness import Death, Witness
@@ -52,6 +52,46 @@ def deaths_of(witness: Witness) -> list[Death]:
     found: list[Death] = []
     wait_until(lambda: bool(found.extend(witness.deaths()) or found), "nobody died", 10)
     return found
+
+
+# An engine's actor that spawns a core, which spawns a worker. Each prints its pid.
+ENGINE = """
+import multiprocessing, os, setproctitle, time
+
+def run(code):
+    multiprocessing.get_context("spawn").Process(target=exec, args=(code,)).start()
+
+worker = "import os, time; print(os.getpid(), flush=True); time.sleep(100)"
+core = f"import multiprocessing as m; m.get_context('spawn').Process(target=exec, args=({worker!r},)).start(); {worker}"
+title = "import setproctitle; setproctitle.setproctitle('VLLM::EngineCore'); "
+if __name__ == "__main__":
+    setproctitle.setproctitle("ray::LLMRayActor.generate")
+    for code in CHILDREN:
+        run(code)
+    time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize(
+    ("children", "roles"),
+    [
+        ("[core]", ["a worker of an engine", "the core of an engine"]),
+        ("[title + core]", ["a worker of an engine", "the core of an engine"]),
+        ("[title + worker, worker]", [None, "the core of an engine"]),
+    ],
+)
+def test_processes_of_vllm_need_no_title(children: str, roles: list[str | None]) -> None:
+    """setproctitle sometimes sets none. Others that an engine spawns, such as a pool of workers, have no role."""
+    program = [sys.executable, "-c", ENGINE.replace("CHILDREN", children)]
+    with subprocess.Popen(program, stdout=subprocess.PIPE) as engine:
+        try:
+            assert engine.stdout
+            started = [psutil.Process(int(engine.stdout.readline())) for _ in roles]
+            found = [witness.role_of(process) for process in started]
+            assert sorted(found, key=str) == sorted(roles, key=str)
+        finally:
+            for process in [*psutil.Process(engine.pid).children(recursive=True), engine]:
+                process.kill()
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
