@@ -141,6 +141,7 @@ fi
 wait_for_stages
 rm -rf "$scratch"
 # Not a stage: pytest's closing line must be the last one. tests/conftest.py has the order.
+export PYTHONPATH="$PYTHONPATH:$PWD/tests/startup"
 printf '== tests\n'
 cores=$(nproc)
 exec pytest --durations=10 -n $((cores < 4 ? cores : 4)) --no-loadscope-reorder "${pytest_arguments[@]}"
