@@ -105,6 +105,25 @@ def start(options: Mapping[str, Any]) -> Any:
     return actor
 
 
+def require() -> None:
+    """Check, in the controller, that the actor lives if the run has one.
+
+    Without it every sample would get what JUDGE_FALLBACK says, for the rest of the run.
+
+    Raises:
+        RuntimeError: if it has died.
+    """
+    name = os.environ.get(VARIABLE)
+    if not name:
+        return
+    import ray
+
+    try:
+        ray.get_actor(name)
+    except ValueError:
+        raise RuntimeError("the judge's process has died, and with it the rewards of all nodes") from None
+
+
 def variables() -> dict[str, str]:
     """Return the variables of this process that Ray does not hand on: keys, and where requests go."""
     names = {*settings.KEY_VARIABLES, endpoint.FOREIGN_VARIABLE}

@@ -79,6 +79,12 @@ def complete(samples: Sequence[Sample], group_size: int) -> None:
 
 def no_reward(samples: Sequence[Sample]) -> UserError:
     """Return the error of a batch in which no sample has a reward, with the likely reason."""
+    if "ended_by_error" not in samples[0].info and (_log(samples, "token_mismatch") > 0).all():
+        return UserError(
+            f"the engines returned no finite log-probs, or other tokens, for every rollout ({len(samples)})",
+            "logs/driver.log names the tokens. If an update destroyed the adapter, continue from an earlier step with "
+            "a lower LEARNING_RATE",
+        )
     if "ended_by_error" not in samples[0].info:
         return UserError(
             f"the reward function failed for every sample of the rollout ({len(samples)})",

@@ -17,11 +17,13 @@ import ray
 
 from grpo.run.run_files import RunFiles
 from grpo.run.save_request import SaveRequest
+from grpo.stack.secrets import redact
 from grpo.stack.upstream.trainer import PPOTrainer
 
 logger = logging.getLogger("openrlhf.grpo.on_request")
 
 LOOK_SECONDS = 0.2
+LONGEST = 300  # characters of a failure
 
 
 class SaveOnRequest:
@@ -71,9 +73,17 @@ class SaveOnRequest:
         while True:
             time.sleep(LOOK_SECONDS)
             if self._request.is_open():
-                with self._ranks_idle:
-                    self._save()
-                self._request.close()
+                try:
+                    with self._ranks_idle:
+                        self._save()
+                    if self._step:
+                        self._request.close()
+                    else:
+                        self._request.fail("no step is complete yet")
+                except Exception as error:  # the launcher tells the user, and ends the run
+                    logger.exception("step %d was not saved", self._step)
+                    why = getattr(error, "cause", None) or error  # Ray's own text is a traceback
+                    self._request.fail(redact(f"{type(why).__name__}: {why}")[:LONGEST])
 
     def _save(self) -> None:
         if self._saved == self._step:

@@ -8,7 +8,9 @@ settings are GRPO_* variables. `train_grpo.sh` is the caller and has the documen
 import argparse
 import os
 import sys
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from grpo.launch import (
     resume,
     run_dir,
     scaling,
+    signals,
     stop_rules,
 )
 from grpo.launch.checks import packages, reward
@@ -35,7 +38,8 @@ from grpo.launch.judge import RunJudge
 from grpo.launch.own_settings import Changes
 from grpo.launch.plan import Plan, describe, make_plan, shortfall
 from grpo.launch.restarts import Verdict
-from grpo.launch.supervise import exposure, joined_cluster, node_check
+from grpo.launch.signals import Signalled
+from grpo.launch.supervise import exposure, joined_cluster, last_words, node_check
 from grpo.launch.supervise.driver import STOPPED, supervise
 from grpo.launch.supervise.watch import End, Saving
 from grpo.run.progress import Progress, find_adapter, way_on
@@ -78,6 +82,17 @@ def arguments(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
 def main() -> int:
     """Run one of the modes; return the exit code."""
     options, rest = arguments(sys.argv[1:])
+    signals.raise_them()
+    try:
+        return _main(options, rest)
+    except Signalled as came:
+        print(f"{came.name}: nothing was started", file=sys.stderr)
+        if options.held is not None:
+            return _end_restarts(Path(options.resume), came.code)
+        return came.code
+
+
+def _main(options: argparse.Namespace, rest: list[str]) -> int:
     if options.from_step is not None and not options.resume:
         return refuse(UserError("--from-step only applies to a resumed run", "add --resume DIR"))
     own = rest[rest.index("--") + 1 :] if "--" in rest else []
@@ -109,15 +124,11 @@ def main() -> int:
         print("\n".join(about), flush=True)
         wrong = preflight.problems_anywhere(config)
         return refuse_all(wrong) if wrong else 0
-    problems = preflight.problems(config, plan, folder, is_resumed=bool(options.resume))
-    problems += judge.check(run_judge, config)
-    patience = joined_cluster.ROOM_SECONDS if options.held is not None else 0.0  # a restart
-    cluster = joined_cluster.Admission() if problems else joined_cluster.look(config, patience)
-    problems += cluster.problems
-    if cluster.seats and not problems:
-        problems += node_check.problems(cluster.seats, config, plan, folder)
-    if problems:
-        return refuse_all(problems)
+    cluster = _admitted(options, config, plan, folder, run_judge)
+    if problems := cluster.problems:
+        code = refuse_all(problems)
+        first = {"cause": problems[0].what, "remedy": problems[0].remedy}
+        return code if options.held is None else _end_restarts(folder, code, **first)
     warnings = cluster.warnings + exposure.warnings(config, folder) + kernels.warnings()
     nodes = joined_cluster.describe(cluster.seats) if cluster.seats else []
     done = resume.complete(config, plan) if options.resume else []
@@ -142,6 +153,45 @@ def main() -> int:
     news = warnings + (resume.take_back(config, folder) if options.resume else []) + done
     print("\n".join([f"run directory {folder}", *news, *about, *nodes]), flush=True)
     return run(options, folder, config, plan, run_judge, held, changes, cluster.seats)
+
+
+def _admitted(
+    options: argparse.Namespace, config: Config, plan: Plan, folder: Path, run_judge: RunJudge
+) -> joined_cluster.Admission:
+    """Make all checks, a restart for ten minutes again and again: what has crashed may still hold memory or GPUs."""
+    is_restart = options.held is not None
+    until = time.monotonic() + (joined_cluster.ROOM_SECONDS if is_restart else 0.0)
+    while True:
+        problems = preflight.problems(config, plan, folder, is_resumed=bool(options.resume))
+        # A run goes on without its judge, so a restart does not wait for it.
+        problems += [] if is_restart else judge.check(run_judge, config)
+        patience = max(0.0, until - time.monotonic())
+        cluster = joined_cluster.Admission(problems) if problems else joined_cluster.look(config, patience)
+        if cluster.seats and not cluster.problems:
+            cluster = replace(cluster, problems=node_check.problems(cluster.seats, config, plan, folder))
+        if not cluster.problems or time.monotonic() >= until:
+            return cluster
+        print(f"waiting      {cluster.problems[0].what}", flush=True)
+        time.sleep(joined_cluster.LOOK_AGAIN_SECONDS)
+
+
+def _end_restarts(folder: Path, code: int, **more: str) -> int:
+    """Record that a restart was not made, and say how the run continues; return the exit code."""
+    files = RunFiles(folder)
+    _note(files, code, **more)
+    config = files.read_config()
+    print(f"not finished {way_on(folder, files.folder_of('ckpt_path', config), config)}", flush=True)
+    return code
+
+
+def _note(files: RunFiles, code: int, **more: Any) -> bool:
+    """Record how a part of the run ended; return whether the disk had room for it."""
+    try:
+        files.note_end(code, **more)
+    except OSError as error:  # it does not change how the run ended
+        print(f"{files.ends} was not written: {error}", file=sys.stderr)
+        return False
+    return True
 
 
 def _about(plan: Plan, config: Config, run_judge: RunJudge) -> list[str]:
@@ -200,15 +250,17 @@ def run(
             {judge_place.VARIABLE: judge_place.NAME} if run_judge.settings else {}
         )
     end = _train(files, config, plan, progress, environment, run_judge.stand_in_models, held)
-    verdict = _note_end(files, config, progress, end)
-    judge.finish(run_judge, folder)
-    print("\n".join([*_summary(files, config, progress, end), *verdict.lines]), flush=True)
     code = end.code
-    if verdict.wait is not None:
-        signalled = restarts.wait(verdict.wait)
-        if signalled is None:
+    try:
+        verdict = _note_end(files, config, progress, end)
+        judge.finish(run_judge, folder)
+        print("\n".join([*_summary(files, config, progress, end), *verdict.lines]), flush=True)
+        if verdict.wait is not None:
+            time.sleep(verdict.wait)
             restarts.go_on(options, folder, held)
-        code = 128 + (signalled or 0)
+    except Signalled as came:
+        code = came.code
+        _note(files, code)
     if code:
         print(f"not finished {way_on(folder, Path(config.args.ckpt_path), files.read_config())}", flush=True)
     return code
@@ -248,6 +300,8 @@ def _train(
         saving=Saving(request, args.sigterm_seconds),
     )
     request.close()
+    if end.cause and (stop := stop_rules.of_failure(args, progress.step, last_words.read(files.logs))):
+        return End(STOPPED, stop)
     return end
 
 
@@ -277,12 +331,7 @@ def _note_end(files: RunFiles, config: Config, progress: Progress, end: End) -> 
         if end.code not in (REFUSED, STOPPED):
             verdict = restarts.decide([*read_rows(files.ends), more], config.args.restarts, progress.has_moved())
         more["restart"] = verdict.wait is not None
-    try:
-        files.note_end(end.code, **more)
-    except OSError as error:  # a full disk does not change how the run ended
-        print(f"{files.ends} was not written: {error}", file=sys.stderr)
-        return Verdict(None, [])
-    return verdict
+    return verdict if _note(files, end.code, **more) else Verdict(None, [])
 
 
 if __name__ == "__main__":

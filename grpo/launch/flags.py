@@ -1,6 +1,7 @@
 """The command-line flags that we add to OpenRLHF's trainer, and the combinations that it refuses."""
 
 import argparse
+import math
 from collections.abc import Iterator
 
 from grpo.launch import fault_flags, loss_flags, model_flags, node_flags, rollout_flags
@@ -192,7 +193,7 @@ def _loop(args: argparse.Namespace) -> Iterator[Problem]:
         yield Problem(f"--max_steps {args.max_steps} trains nothing", "give 1 or more, or remove it")
     if args.log_samples is not None and args.log_samples < 0:
         yield Problem(f"--log_samples is {args.log_samples}", "give 0 or more, or remove it to write all samples")
-    if args.actor_learning_rate <= 0:
+    if not 0 < args.actor_learning_rate < math.inf:
         yield Problem(f"--actor_learning_rate {args.actor_learning_rate:g} does not learn", "give more than 0")
     if args.lr_scheduler not in SCHEDULES:
         yield Problem(f"--lr_scheduler {args.lr_scheduler} is not supported", f"use one of {', '.join(SCHEDULES)}")

@@ -6,16 +6,16 @@ The history is in ends.jsonl: a line with ``restart`` is of a part that was cont
 import argparse
 import os
 import re
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo.launch import signals
+
 FIRST_WAIT, GROWTH = 10.0, 3.0  # seconds: 10, 30, 90
 LAUNCHER = ("-P", "-m", "grpo.launch")
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -66,22 +66,13 @@ def _kind(end: Mapping[str, Any]) -> str:
     return re.sub(r"\d+", "", end["cause"])
 
 
-def wait(seconds: float) -> int | None:
-    """Wait, and return the number of a signal to end instead; None if none came."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    try:
-        came = signal.sigtimedwait(_SIGNALS, seconds)
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-    return came.si_signo if came else None
-
-
 def go_on(options: argparse.Namespace, folder: Path, held: int) -> None:
     """Replace this process by a launcher that resumes the run in `folder`, with the same flags. Does not return.
 
     Args:
         held: the file descriptor of the run's lock; the new launcher keeps it.
     """
+    signals.hold_back()  # an interpreter that starts would die of one without a word
     os.set_inheritable(held, True)
     words = ["run", f"--name={options.name}", f"--options={options.options}", f"--resume={folder}", f"--held={held}"]
     words += ["--stand-in"] if options.stand_in else []

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
+from grpo.launch.supervise.last_words import LastWords
 from grpo.launch.supervise.watch import Stop
 from grpo.run.measure import value_of
 from grpo.run.progress import Progress, is_number
@@ -20,10 +21,9 @@ def find(args: argparse.Namespace, progress: Progress, folders: dict[str, Path])
 
 
 def _stops(args: argparse.Namespace, progress: Progress, folders: dict[str, Path]) -> Iterator[Stop]:
-    rows = progress.metrics.rows
+    rows = progress.metrics.of_this_part()  # a rule that ended an earlier part must not end this one at once
     if args.stop_non_finite and rows and rows[-1].get("dropped_values") and not is_number(rows[-1].get(LOSS)):
-        what = f"step {rows[-1]['step']}: the loss is not finite"
-        yield Stop(Problem(what, "continue from an earlier step with a lower LEARNING_RATE"), is_saved=False)
+        yield Stop(_not_finite(rows[-1]["step"]), is_saved=False)
     if args.stop_fall is not None and (reason := _fall(args.stop_fall, progress)):
         yield Stop(reason)
     if args.stop_disk_gb is not None:
@@ -38,10 +38,27 @@ def _stops(args: argparse.Namespace, progress: Progress, folders: dict[str, Path
             yield Stop(Problem(what, "see the judge's errors in docs/reward.md"))
 
 
+def of_failure(args: argparse.Namespace, step: int, words: LastWords | None) -> Problem | None:
+    """Return the rule that explains the exception of the driver; None if none does.
+
+    ZeRO-3 applies a gradient that is not finite. :func:`grpo.lora.adapter.gather` raises at the sync after it, before
+    the step is logged.
+
+    Args:
+        step: the last step that was logged.
+    """
+    is_rule = args.stop_non_finite and words and words.kind == FloatingPointError.__name__
+    return _not_finite(step + 1) if is_rule else None
+
+
+def _not_finite(step: int) -> Problem:
+    return Problem(f"step {step}: the loss is not finite", "continue from an earlier step with a lower LEARNING_RATE")
+
+
 def _fall(amount: float, progress: Progress) -> Problem | None:
     """Compare the newest evaluation with the best one."""
     values = [(value, row["step"]) for row in progress.evals.rows if is_number(value := value_of(row))]
-    if not values or max(values)[0] - values[-1][0] < amount:
+    if not progress.evals.of_this_part() or not values or max(values)[0] - values[-1][0] < amount:
         return None
     (best, at), (now, step) = max(values), values[-1]
     what = f"held-out exact match fell from {best:.3f} at step {at} to {now:.3f} at step {step}"

@@ -59,11 +59,13 @@ def gather(model: nn.Module) -> tuple[torch.Tensor, list[TensorSpec]]:
     flat = gather_flat(parameters).to(torch.bfloat16)
     specs = layout(names, map(whole_shape, parameters))
     if not flat.sum().isfinite():  # summing in another dtype would copy the adapter
+        # The sum of finite values may overflow, too.
         broken = [name for name, tensor in unflatten(flat, specs).items() if not tensor.isfinite().all()]
-        raise FloatingPointError(
-            f"{len(broken)} of {len(names)} adapter tensors are not finite, the first is {broken[0]}: the last step "
-            "destroyed the adapter. Look at its samples, and start again with a lower LEARNING_RATE"
-        )
+        if broken:
+            raise FloatingPointError(
+                f"{len(broken)} of {len(names)} adapter tensors are not finite, the first is {broken[0]}: the last "
+                "step destroyed the adapter. Look at its samples, and start again with a lower LEARNING_RATE"
+            )
     return flat, specs
 
 

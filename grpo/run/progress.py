@@ -37,14 +37,25 @@ class JsonLines:
     Attributes:
         rows: the lines so far, all with a `step`. Once the run replaces the file, only the new file's lines.
         broken: the number of lines left out.
+        before: step and time of the lines of earlier parts of the run.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.rows: list[dict[str, Any]] = []
         self.broken = 0
+        self.before: frozenset[tuple[Any, Any]] = frozenset()
         self._offset = 0
         self._inode: int | None = None
+
+    def skip(self) -> None:
+        """Read the lines of earlier parts of the run."""
+        self.new_rows()
+        self.before = frozenset(map(_key, self.rows))
+
+    def of_this_part(self) -> list[dict[str, Any]]:
+        """Return the lines since :meth:`skip`."""
+        return [row for row in self.rows if _key(row) not in self.before]
 
     def new_rows(self) -> list[dict[str, Any]]:
         """Return the complete lines since the last call. A line still being written waits; a broken one is left out.
@@ -57,7 +68,7 @@ class JsonLines:
             with self.path.open("rb") as file:
                 stat = os.fstat(file.fileno())
                 if stat.st_size < self._offset or self._inode not in (None, stat.st_ino):
-                    known = {(row["step"], row.get("time")) for row in self.rows}
+                    known = set(map(_key, self.rows))
                     self.rows, self.broken, self._offset = [], 0, 0
                 self._inode = stat.st_ino
                 file.seek(self._offset)
@@ -69,7 +80,11 @@ class JsonLines:
         rows = [row for row in objects if _has_step(row)]
         self.broken += broken + len(objects) - len(rows)
         self.rows += rows
-        return [row for row in rows if (row["step"], row.get("time")) not in known]
+        return [row for row in rows if _key(row) not in known]
+
+
+def _key(row: Mapping[str, Any]) -> tuple[Any, Any]:
+    return row["step"], row.get("time")
 
 
 def _has_step(row: dict[str, Any]) -> bool:
@@ -91,18 +106,15 @@ class Progress:
         self.parity = JsonLines(files.parity)
         self.files = (self.metrics, self.evals)
         self.started = time.monotonic()
-        self._before = 0
 
     def skip(self) -> None:
         """Mark what a resumed run has already written as shown."""
-        self.metrics.new_rows()
-        self.evals.new_rows()
-        self.parity.new_rows()
-        self._before = len(self.metrics.rows) + len(self.evals.rows)
+        for file in (self.metrics, self.evals, self.parity):
+            file.skip()
 
     def has_moved(self) -> bool:
         """Return whether a step or an evaluation was logged since :meth:`skip`."""
-        return len(self.metrics.rows) + len(self.evals.rows) > self._before
+        return bool(self.metrics.of_this_part() or self.evals.of_this_part())
 
     def poll(self) -> list[str]:
         """Return a line for every step and eval since the last call, and a table for every comparison, in order."""

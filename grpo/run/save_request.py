@@ -7,7 +7,7 @@ class SaveRequest:
     """A request for a checkpoint of the last completed step.
 
     Args:
-        file: exists as long as the request is open.
+        file: exists as long as the request is open, or has why it failed.
     """
 
     def __init__(self, file: Path) -> None:
@@ -15,11 +15,22 @@ class SaveRequest:
 
     def ask(self) -> None:
         """Open the request."""
-        self._file.touch()
+        self._file.write_text("", encoding="utf-8")
 
     def is_open(self) -> bool:
         """Tell whether a checkpoint is asked for."""
-        return self._file.exists()
+        return self._file.exists() and not self.failure()
+
+    def fail(self, why: str) -> None:
+        """Say that the checkpoint could not be saved."""
+        self._file.write_text(why, encoding="utf-8")
+
+    def failure(self) -> str:
+        """Return why the checkpoint could not be saved; "" if it may still be, or has been."""
+        try:
+            return self._file.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return ""
 
     def close(self) -> None:
         """Say that the newest checkpoint is that of the last completed step; or forget the request."""

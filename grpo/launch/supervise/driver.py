@@ -11,6 +11,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +34,8 @@ from grpo.stack.secrets import redact
 
 GRACE_SECONDS = 10.0
 QUIET_SECONDS = 60.0
+EXAMINATION_SECONDS = 400.0  # longer than the limits in examination.py together
+CLEAN_UP_SECONDS = 60.0  # that a keeper may take beside the grace, before it is killed
 TAIL_LINES = 30
 FAILED = 1
 STOPPED = 3  # by a rule
@@ -103,6 +106,7 @@ class _Supervisor:
         self.watch = watch
         self.saving = saving if saving and saving.seconds else None
         self.hang: Problem | None = None
+        self.examined_until = 0.0
         self.stopped: dict[int, str] = {}  # roles by pid
         self.save_until: float | None = None
         self.told: int | None = None  # a signal that lets the run save first
@@ -121,10 +125,11 @@ class _Supervisor:
     def run(self) -> End:
         """Start the keeper, follow it until the end, return how the run ended."""
         processes.become_subreaper()
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # A signal that the caller ignores (nohup, a background job) stays ignored.
-            if signal.getsignal(signum) is not signal.SIG_IGN:
-                signal.signal(signum, self._note_signal)
+        before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        # A signal that the caller ignores (nohup, a background job) stays ignored.
+        caught = {signum: handler for signum, handler in before.items() if handler is not signal.SIG_IGN}
+        for signum in caught:
+            signal.signal(signum, self._note_signal)
         child = subprocess.Popen(
             [sys.executable, "-m", "grpo.launch.supervise.keeper"],
             cwd=CHECKOUT,
@@ -139,6 +144,8 @@ class _Supervisor:
             self._follow(child)
         finally:
             self._end(child)
+            for signum, handler in caught.items():
+                signal.signal(signum, handler)
         return self._how_it_ended()
 
     def _note_signal(self, signum: int, frame: FrameType | None) -> None:
@@ -177,10 +184,13 @@ class _Supervisor:
             self._show(*lines)
 
     def _look_for_hang(self, keeper_input: IO[bytes]) -> None:
-        """Ask the keeper to examine a run that hangs, once; its answer ends the run."""
+        """Ask the keeper to examine a run that hangs, once; its answer, or none in time, ends the run."""
+        if self.hang and time.monotonic() > self.examined_until:
+            self.code = FAILED
+            self.cause = Problem(f"{self.hang.what}; the keeper does not answer", "")
         if self.hang or not (hang := self.watch.hang()):
             return
-        self.hang = hang
+        self.hang, self.examined_until = hang, time.monotonic() + EXAMINATION_SECONDS
         self._show(f"{hang.what}; looking at every process")
         with contextlib.suppress(BrokenPipeError):  # the keeper is dead, and its output ends
             keeper_input.write(b"examine\n")
@@ -194,10 +204,10 @@ class _Supervisor:
             self.save_until = time.monotonic() + self.saving.seconds
             why = signal.Signals(self.told).name if self.told else self.stop.reason.what if self.stop else ""
             self._show(f"{why}: saving the last completed step, for at most {self.saving.seconds:.0f} s")
-        is_saved = not self.saving.request.is_open()
-        if not is_saved and time.monotonic() < self.save_until:
+        if self.saving.request.is_open() and time.monotonic() < self.save_until:
             return False
-        self._show("saved" if is_saved else "not saved: the time is up")
+        why = "the time is up" if self.saving.request.is_open() else self.saving.request.failure()
+        self._show(f"not saved: {why}" if why else "saved")
         return True
 
     def _end(self, child: subprocess.Popen[bytes]) -> None:
@@ -208,9 +218,13 @@ class _Supervisor:
             cause = "Ctrl-C" if self.signalled == signal.SIGINT else signal.Signals(self.signalled).name
             self._show(f"{cause}: ending the run (at most {self.job.grace:.0f} s)")
         child.stdin.close()
+        is_examining = self.hang is not None and self.code is None
+        late = threading.Timer(0.0 if is_examining else self.job.grace + CLEAN_UP_SECONDS, child.kill)
+        late.start()
         for line in child.stdout:
             self._on_event(json.loads(line))
         child.wait()
+        late.cancel()
         if not self.clean:
             self._show("the keeper was killed: ending the run")
             self._show_left(keeper.clean_up(self.job, os.getpid(), set()).left)

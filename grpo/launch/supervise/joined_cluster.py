@@ -6,7 +6,6 @@ several nodes must require a token, since its ports are open to the network.
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -124,12 +123,8 @@ def _take_places(config: Config, members: list[Member], patience: float) -> Seat
         have, all_gpus = sum(node.gpus for node in nodes), sum(member.gpus for member in members)
         on = counted(len(nodes), "node")
         print(f"waiting for GPUs: {have} of {all_gpus} on {on} are free, {config.gpus} needed", flush=True)
-        try:
-            time.sleep(LOOK_AGAIN_SECONDS)
-            members = _probe(dict(os.environ))[0] or members
-        except KeyboardInterrupt:
-            print("not finished: a signal ended the wait for GPUs; --resume continues", flush=True)
-            raise SystemExit(128 + signal.SIGINT) from None
+        time.sleep(LOOK_AGAIN_SECONDS)
+        members = _probe(dict(os.environ))[0] or members
 
 
 def _probe(environment: dict[str, str]) -> tuple[list[Member] | None, str]:

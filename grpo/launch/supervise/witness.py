@@ -25,6 +25,7 @@ ROLES = {
     "ray::PolicyModelActor": "an actor rank",
     "ray::ReferenceModelActor": "a reference rank",
     "ray::PPOTrainer": "the controller",
+    "ray::JudgeActor": "the judge",
     "VLLM::EngineCore": _CORE,
     "VLLM::Worker": _WORKER,
 }

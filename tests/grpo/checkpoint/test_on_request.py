@@ -1,6 +1,7 @@
 """A checkpoint between two steps: only while the ranks are idle, and with the state of the last completed step."""
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -67,11 +68,31 @@ def test_the_last_completed_step_is_saved_as_it_was(trainer: Trainer, request_: 
 def test_a_step_that_is_saved_already_and_a_run_without_a_step_need_nothing(trainer: Trainer, request_) -> None:
     request_.ask()
     answered(request_)
+    assert request_.failure() == "no step is complete yet"
     for step in range(1, SAVE_STEPS + 1):
         trainer.step(step)
     request_.ask()
     answered(request_)
-    assert trainer.saved == [{"global_step": SAVE_STEPS}]
+    assert trainer.saved == [{"global_step": SAVE_STEPS}] and not request_.failure()
+
+
+def test_a_checkpoint_that_cannot_be_saved_says_why_and_may_be_asked_for_again(trainer, request_, monkeypatch) -> None:
+    trainer.step(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(ray, "get", raises(OSError(28, "No space left on device")))
+        request_.ask()
+        answered(request_)
+    assert request_.failure() == "OSError: [Errno 28] No space left on device"
+    request_.ask()
+    answered(request_)
+    assert not request_.failure()
+
+
+def raises(error: Exception) -> Callable:
+    def function(*_: object) -> None:
+        raise error
+
+    return function
 
 
 def test_a_request_waits_for_the_end_of_the_update(trainer: Trainer, request_: SaveRequest) -> None:

@@ -3,11 +3,13 @@
 Run as a program, it is `python -m grpo.launch` for a model of zeros on a machine with enough of everything.
 """
 
+import os
 import sys
 from pathlib import Path
 
 from grpo.launch import __main__ as launch
 from grpo.launch import preflight, prompt_lengths, restarts
+from grpo.launch.supervise import driver, joined_cluster
 from grpo.launch.supervise.driver import supervise
 from grpo.stack import machine
 from tests.grpo.launch import clock
@@ -19,10 +21,13 @@ preflight.patch_status = lambda: CLEAN
 prompt_lengths.count = lambda model, prompts, effort=None: [8] * len(prompts)
 machine.memory_available = lambda: 900 * 10**9
 machine.shared_memory_free = lambda: 64 * 10**9
-launch.supervise = lambda driver, **options: supervise(driver, **options | {"ray": None, "grace": 2.0})
+launch.supervise = lambda command, **options: supervise(command, **options | {"ray": None, "grace": 2.0})
 launch.DRIVER = (sys.executable, str(TRAINER))
 restarts.LAUNCHER = (str(Path(__file__)),)
 restarts.FIRST_WAIT = 0.5
+driver.EXAMINATION_SECONDS = driver.CLEAN_UP_SECONDS = float(os.environ.get("FAULTY_PATIENCE", "60"))
+joined_cluster.LOOK_AGAIN_SECONDS = 0.2
+joined_cluster.ROOM_SECONDS = float(os.environ.get("FAULTY_ROOM", "600"))
 
 clock.follow()
 

@@ -1,12 +1,14 @@
 """A stand-in for the trainer with an engine. At each start it takes a line of faults.jsonl, and suffers that fault.
 
 It logs the same numbers for a step whenever it makes it, and copies checkpoints that a test has prepared. A fault names
-its ``step`` and ``phase``, and what happens then: ``raise`` a message, let the clock ``jump`` by seconds, or ``send`` a
-signal to the ``target`` and ``cut`` the last line of the metrics before. With ``replace``, another engine takes the
-place of the dead one, and the next step fails. Or it lingers ``at`` a step until the test lets it go on; it
-saves if asked meanwhile, unless it ``is_deaf``. Or ``status`` has numbers for steps.
+its ``step`` and ``phase``, and what happens then: ``raise`` a message with an exception of a ``kind``, let the clock
+``jump`` by seconds, or ``send`` a signal to the ``target`` and ``cut`` the last line of the metrics before. With
+``replace``, another engine takes the place of the dead one, and the next step fails. Or it lingers ``at`` a step until
+the test lets it go on; it saves if asked meanwhile, unless it ``is_deaf`` or the saving ``fails``. Or ``status`` has
+numbers for steps.
 """
 
+import builtins
 import json
 import os
 import shutil
@@ -48,7 +50,7 @@ def suffer(fault: dict, step: int, phase: str, engine: subprocess.Popen) -> None
         file = RunFiles(Path(os.environ["GRPO_RUN_DIR"])).metrics
         file.write_bytes(file.read_bytes()[:-20])
     if "raise" in fault:
-        raise RuntimeError(fault["raise"])
+        raise getattr(builtins, fault.get("kind", "RuntimeError"))(fault["raise"])
     pid = engine.pid if fault["target"] == "engine" else os.getpid()
     wait_until(lambda: engine.pid in watched_by(os.getppid()), "the keeper does not watch the engine")
     os.kill(pid, signal.Signals[fault["send"]])
@@ -84,7 +86,9 @@ def main() -> None:
             if turn >= 5 and (folder / "go-on").exists():
                 break
             time.sleep(0.1)
-            if request.is_open() and not fault.get("is_deaf"):
+            if request.is_open() and "fails" in fault:
+                request.fail(fault["fails"])
+            elif request.is_open() and not fault.get("is_deaf"):
                 copy(step - 1)
                 request.close()
             while engine.poll() is None and status_of(engine.pid) == "T":

@@ -3,12 +3,15 @@
 import os
 import signal
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
 
 from grpo.launch import restarts
 from tests.faults import Stopwatch, assert_seen, longest_gap, note
+from tests.grpo.launch.faulty_run import Run
 from tests.supervised import wait_until
 
 pytestmark = pytest.mark.timeout(600)
@@ -66,6 +69,48 @@ def test_a_signal_between_two_parts_ends_the_run(start) -> None:
     assert not psutil.pid_exists(run.launcher.pid)
 
 
+@pytest.fixture
+def lacking(start, setting, monkeypatch) -> Callable[..., tuple[Run, Path]]:
+    """Start a run whose engine dies, and whose problems are away when it restarts."""
+
+    def begin(room: float) -> tuple[Run, Path]:
+        monkeypatch.setenv("FAULTY_ROOM", str(room))
+        run, problems = start(5, [ENGINE_DIES]), setting.folder / "train.jsonl"
+        run.wait_for_step(1)
+        return run, problems.rename(problems.with_suffix(".away"))
+
+    return begin
+
+
+def test_a_restart_waits_for_what_it_lacks(lacking) -> None:
+    run, away = lacking(room=600)
+    assert any(line.startswith("waiting      ") and "train.jsonl" in line for line in run.launcher.stdout)
+    away.rename(away.with_suffix(".jsonl"))
+    output = run.finish()
+    assert run.launcher.returncode == 0, output
+    assert run.learnt() == [(step, step / 10) for step in range(1, 6)]
+
+
+def test_a_restart_that_lacks_something_for_too_long_ends_the_run(lacking) -> None:
+    run, _ = lacking(room=1)
+    output = run.finish()
+    assert run.launcher.returncode == 2, output
+    assert "refused, 1 problem:" in output and output[-1].startswith("not finished ./train_grpo.sh --resume")
+    first, last = run.rows("ends.jsonl")
+    assert first["restart"] and "restart" not in last and "train.jsonl" in last["cause"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_a_restart_that_waits_ends_the_run(lacking, number: signal.Signals) -> None:
+    run, _ = lacking(room=600)
+    assert any(line.startswith("waiting      ") for line in run.launcher.stdout)
+    os.kill(run.launcher.pid, number)
+    output = run.finish()
+    assert run.launcher.returncode == 128 + number, output
+    assert output[-1].startswith("not finished ./train_grpo.sh --resume") and "after step 2" in output[-1]
+    assert [row.get("restart") for row in run.rows("ends.jsonl")] == [True, None]
+
+
 def test_an_engine_that_is_stopped_is_noticed_looked_at_and_replaced(start) -> None:
     run = start(4, [ENGINE_DIES | {"send": "SIGSTOP"}], hang_minutes=0.2)
     output = run.finish()
@@ -84,6 +129,24 @@ def test_an_engine_that_is_stopped_is_noticed_looked_at_and_replaced(start) -> N
     stacks = report.read_text()
     assert f"== an engine (pid {pid}): T (stopped)" in stacks and "== the driver" in stacks
     assert "generate (" in stacks and "faulty_trainer.py" in stacks, "the stack of the trainer"
+
+
+@pytest.mark.parametrize("has_patience", [False, True])
+def test_a_keeper_that_is_stopped_keeps_no_run_that_hangs(start, monkeypatch, has_patience: bool) -> None:
+    monkeypatch.setenv("FAULTY_PATIENCE", "600" if has_patience else "1")
+    run = start(4, [{"at": 3}], hang_minutes=0.1)
+    run.wait_for_step(2)
+    [keeper] = psutil.Process(run.launcher.pid).children()
+    keeper.suspend()
+    assert any("no progress" in line for line in run.launcher.stdout)
+    if has_patience:
+        os.kill(run.launcher.pid, signal.SIGINT)
+    output = run.finish()
+    assert "the keeper was killed: ending the run" in output
+    assert run.launcher.returncode == (130 if has_patience else 0), output
+    if not has_patience:
+        assert run.rows("ends.jsonl")[0]["cause"].endswith("the keeper does not answer")
+    assert not psutil.pid_exists(keeper.pid)
 
 
 @pytest.mark.parametrize("is_deaf", [False, True])
@@ -107,6 +170,13 @@ def test_sigterm_saves_before_it_ends_or_ends_in_time(start, is_deaf: bool) -> N
     assert not (run.folder / ".save-request").exists() and "restart" not in run.rows("ends.jsonl")[-1]
 
 
+def test_a_checkpoint_that_fails_on_sigterm_says_why(start) -> None:
+    run = start(4, [{"at": 4, "fails": "OSError: a full disk"}], sigterm_seconds=60)
+    run.wait_for_step(3)
+    os.kill(run.launcher.pid, signal.SIGTERM)
+    assert "not saved: OSError: a full disk" in run.finish() and run.launcher.returncode == 143
+
+
 def test_a_second_sigterm_ends_at_once(start) -> None:
     run = start(4, [{"at": 4, "is_deaf": True}], sigterm_seconds=60)
     run.wait_for_step(3)
@@ -117,8 +187,14 @@ def test_a_second_sigterm_ends_at_once(start) -> None:
     assert run.launcher.returncode == 143 and "not saved: the time is up" not in output
 
 
-def test_a_rule_ends_the_run_with_its_reason(start) -> None:
-    lost = {"at": 4, "status": {"3": {"policy_loss": float("nan")}}}
+@pytest.mark.parametrize(
+    "lost",
+    [
+        {"at": 4, "status": {"3": {"policy_loss": float("nan")}}},
+        {"step": 3, "phase": "train", "kind": "FloatingPointError", "raise": "8 of 8 adapter tensors are not finite"},
+    ],
+)
+def test_a_rule_ends_the_run_with_its_reason(start, lost: dict) -> None:
     run = start(4, [lost], save_steps=2, eval_steps=2, stop_non_finite=True)
     output = run.finish()
     assert run.launcher.returncode == 3, output

@@ -2,11 +2,13 @@
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from grpo.launch import stop_rules
+from grpo.launch.supervise.last_words import LastWords
 from grpo.launch.supervise.watch import Stop
 from grpo.run.progress import Progress
 from grpo.run.run_files import RunFiles
@@ -16,11 +18,16 @@ OFF = {"stop_fall": None, "stop_non_finite": False, "stop_disk_gb": None, "stop_
 WORST = {"step": 4, "dropped_values": 1, "judge_failed": 1.0}
 
 
-def found(folder: Path, metrics: list[dict], evals: list[float], **flags: object) -> Stop | None:
+def found(
+    folder: Path, metrics: list[dict], evals: list[float], *, is_old: bool = False, **flags: object
+) -> Stop | None:
+    """Return the rule that applies to these lines; `is_old`: an earlier part of the run has logged them."""
     rows = [{"step": 10 * number, "exact_match": value} for number, value in enumerate(evals)]
     for name, lines in (("metrics", metrics), ("eval", rows)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     progress = Progress(RunFiles(folder, folder), None)
+    if is_old:
+        progress.skip()
     progress.poll()
     return stop_rules.find(argparse.Namespace(**OFF | flags), progress, {"metrics": folder})
 
@@ -49,6 +56,23 @@ def test_a_loss_that_is_not_finite_is_not_saved(tmp_path: Path) -> None:
     assert stop and stop.reason.what == "step 4: the loss is not finite" and not stop.is_saved
     other = {"step": 5, "dropped_values": 1, "policy_loss": 0.1}
     assert found(tmp_path, [WORST, other], [], stop_non_finite=True) is None, "another number was lost"
+
+
+def test_what_ended_an_earlier_part_does_not_end_this_one(tmp_path: Path) -> None:
+    rules = {"stop_fall": 0.25, "stop_non_finite": True, "stop_judge_failed": 0.5}
+    assert found(tmp_path, [WORST] * 3, [0.75, 0.5], **rules)
+    assert found(tmp_path, [WORST] * 3, [0.75, 0.5], is_old=True, **rules) is None
+
+
+def test_an_adapter_that_is_not_finite_is_the_loss_that_was_not() -> None:
+    """The sync notices it before the step is logged."""
+    words, args = LastWords("FloatingPointError", "8 of 8 adapter tensors", "", []), argparse.Namespace(**OFF)
+    assert stop_rules.of_failure(args, 3, words) is None
+    args.stop_non_finite = True
+    stop = stop_rules.of_failure(args, 3, words)
+    assert stop and stop.what == "step 4: the loss is not finite"
+    assert stop_rules.of_failure(args, 3, replace(words, kind="RuntimeError")) is None
+    assert stop_rules.of_failure(args, 3, None) is None
 
 
 def test_a_disk_that_fills(tmp_path: Path) -> None:
