@@ -106,12 +106,12 @@ def start(options: Mapping[str, Any]) -> Any:
 
 
 def require() -> None:
-    """Check, in the controller, that the actor lives if the run has one.
+    """Check, in the controller, that the actor answers if the run has one.
 
     Without it every sample would get what JUDGE_FALLBACK says, for the rest of the run.
 
     Raises:
-        RuntimeError: if it has died.
+        RuntimeError: if it has died, or does not answer.
     """
     name = os.environ.get(VARIABLE)
     if not name:
@@ -119,9 +119,9 @@ def require() -> None:
     import ray
 
     try:
-        ray.get_actor(name)
-    except ValueError:
-        raise RuntimeError("the judge's process has died, and with it the rewards of all nodes") from None
+        ray.get(ray.get_actor(name).__ray_ready__.remote(), timeout=SPARE_SECONDS)
+    except (ValueError, ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+        raise RuntimeError(f"the judge's process has died, or does not answer ({type(error).__name__})") from None
 
 
 def variables() -> dict[str, str]:

@@ -10,8 +10,10 @@
 #SBATCH --exclusive
 #SBATCH --mem=0
 #SBATCH --time=24:00:00
+#SBATCH --no-kill
 #SBATCH --signal=B:TERM@180
-# The last line: 180 s before its time is up, Slurm sends SIGTERM to this script alone, and the run saves.
+# --no-kill: a job that loses a node goes on, and the run restarts if the other nodes have enough GPUs. --signal: 180 s
+# before its time is up, Slurm sends SIGTERM to this script alone, and the run saves.
 set -euo pipefail
 
 PORT=6379
@@ -39,7 +41,12 @@ RAY_ADDRESS="" ray start --head --node-ip-address="$address" --port="$PORT" --in
     --disable-usage-stats
 others=$((SLURM_JOB_NUM_NODES - 1))
 if ((others)); then
-    srun --nodes="$others" --ntasks="$others" --exclude="$(hostname)" --kill-on-bad-exit=0 \
+    # Keys stay on this node.
+    mapfile -t without < <(python -c 'import os
+from grpo.stack.secrets import is_secret
+for name in os.environ:
+    if is_secret(name) and name != "RAY_AUTH_TOKEN": print(f"--unset={name}")')
+    env "${without[@]}" srun --nodes="$others" --ntasks="$others" --exclude="$(hostname)" --kill-on-bad-exit=0 \
         ray start --address="$RAY_ADDRESS" --disable-usage-stats --block &
 fi
 

@@ -56,7 +56,7 @@ def settle_nodes() -> None:
 
 def controller_place() -> dict[str, Any]:
     """Return the options with which the controller runs on the launcher's node."""
-    return cluster.at_home()
+    return cluster.controller_options()
 
 
 def engine_model(args: Arguments) -> str:
@@ -86,5 +86,9 @@ def reference_from(actor_model: ActorGroup) -> "ActorAsReference":
 
 
 def engines_ready(engines: Sequence[EngineActor] | None) -> "list[ObjectRef[int]]":
-    """Return one reference per engine that resolves when the engine has started, or raises its start-up error."""
+    """Return one reference per engine that resolves when the engine has started, or raises its start-up error.
+
+    The controller, which exists by now, gets the trackers' keys.
+    """
+    cluster.give_controller_keys()
     return cluster.engines_ready(engines)

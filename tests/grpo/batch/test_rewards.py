@@ -91,6 +91,12 @@ def test_run_stops_if_all_rewards_are_missing():
         rewards.complete([sample(None), sample(None)], group_size=2)
 
 
+def test_a_run_whose_engines_have_no_log_probs_does_not_blame_the_reward():
+    with pytest.raises(UserError, match="no finite log-probs") as error:
+        rewards.complete([sample(math.nan, token_mismatch=1.0) for _ in range(4)], 2)
+    assert "lower LEARNING_RATE" in error.value.problem.remedy
+
+
 def test_an_environment_that_fails_for_every_rollout_stops_the_run():
     with pytest.raises(UserError, match=r"environment gave none of 2 .* an error of its own ended 1"):
         rewards.complete([sample(None, ended_by_error=1.0), sample(None, ended_by_error=0.0)], group_size=2)

@@ -1,4 +1,5 @@
 import argparse
+import math
 
 import pytest
 
@@ -95,6 +96,7 @@ def test_checkpoints_that_meet_evaluations_are_accepted(steps):
         ({"advantage_estimator": "gae"}, "use dr_grpo"),
         ({"max_steps": 0}, "give 1 or more"),
         ({"actor_learning_rate": 0.0}, "more than 0"),
+        ({"actor_learning_rate": math.nan}, "more than 0"),
         ({"temperature": 0.0}, "more than 0"),
         ({"lr_scheduler": "cosin"}, "--lr_scheduler cosin is not supported: use one of constant, "),
         ({"lr_scheduler": "linear"}, "use one of"),
