@@ -3,7 +3,7 @@
 #
 #   ./train_grpo.sh --tiny                     tiny gpt-oss, synthetic problems: 3 to 8 minutes on 2 cores, 12 GB
 #   TRAIN_DATA=... EVAL_DATA=... ./train_grpo.sh                gpt-oss-120b: 8 x 80 GB GPUs, 64 GB host memory
-#   LEARNING_RATE=2e-6 ./train_grpo.sh --steps 20               any variable below can be set in the environment
+#   LEARNING_RATE=2e-6 ./train_grpo.sh --steps 20               any variable of this script can be set in the environment
 #   ./train_grpo.sh -- --eps_clip_low_high 0.2 0.28             any other OpenRLHF flag; the last value wins
 #   ./train_grpo.sh --gpus 2                                    the same on 2 x 80 GB GPUs
 #   MODEL=openai/gpt-oss-20b ./train_grpo.sh --gpus 2           gpt-oss-20b: 2 x 24 GB GPUs

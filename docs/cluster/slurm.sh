@@ -29,7 +29,8 @@ if [[ -z ${RAY_AUTH_TOKEN:-} ]]; then RAY_AUTH_TOKEN="$(python -c 'import secret
 export RAY_AUTH_TOKEN
 export RAY_enable_worker_prestart=0
 
-read -r address _ <<<"$(hostname --ip-address)"
+# Without loopback. If a node has several networks, set HEAD_ADDRESS to its address in the right one.
+read -r address _ <<<"${HEAD_ADDRESS:-$(hostname --all-ip-addresses)}"
 export RAY_ADDRESS="$address:$PORT"
 
 nodes_that_joined() {
@@ -46,7 +47,7 @@ if ((others)); then
 from grpo.stack.secrets import is_secret
 for name in os.environ:
     if is_secret(name) and name != "RAY_AUTH_TOKEN": print(f"--unset={name}")')
-    env "${without[@]}" srun --nodes="$others" --ntasks="$others" --exclude="$(hostname)" --kill-on-bad-exit=0 \
+    env "${without[@]}" srun --nodes="$others" --ntasks="$others" --exclude="$SLURMD_NODENAME" --kill-on-bad-exit=0 \
         ray start --address="$RAY_ADDRESS" --disable-usage-stats --block &
 fi
 

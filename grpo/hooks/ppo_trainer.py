@@ -117,9 +117,11 @@ def before_training(trainer: Controller, step: int, experiences: Sequence[Batch]
     whole = unfinished.of_one_policy(samples, batches.policy, args)
     if batches.staleness() == 0 and len(whole) == len(samples):
         gate.check(trainer, step, experiences, samples)
-    elif gate.is_due(args) and (samples := unfinished.of_one_policy(batches.wait(), batches.policy, args)):
-        # Micro-batches are made of copies, since making them changes the samples.
-        gate.check(trainer, step, trainer.experience_maker.make_experience_batch(deepcopy(samples)), samples)
+    elif gate.is_due(args):
+        batch = trainer.run_log.timed("wait", batches.wait)()
+        if samples := unfinished.of_one_policy(batch, batches.policy, args):
+            # Micro-batches are made of copies, since making them changes the samples.
+            gate.check(trainer, step, trainer.experience_maker.make_experience_batch(deepcopy(samples)), samples)
     step_metrics.before_training(experiences)
 
 

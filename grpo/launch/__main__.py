@@ -315,7 +315,7 @@ def _summary(files: RunFiles, config: Config, progress: Progress, end: End) -> l
     if end.code == 0:
         lines.append(f"again        {files.command}")
     if end.cause:
-        lines += [f"failed       {end.cause.what}"]
+        lines += [f"{'stopped' if end.code == STOPPED else 'failed':<12} {end.cause.what}"]
         lines += [f"  remedy     {end.cause.remedy}"] if end.cause.remedy else []
     return lines
 

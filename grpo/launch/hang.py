@@ -80,6 +80,10 @@ class HangWatch(Watch):
             for row in self._replaced.new_rows()
         ]
 
+    def has_unsaved(self) -> bool:
+        """Return whether a step was completed in this part of the run."""
+        return bool(self._progress.metrics.of_this_part())
+
     def stop(self) -> Stop | None:
         """Return the rule that ends the run; None if it may go on."""
         return self._rules()

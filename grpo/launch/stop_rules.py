@@ -30,12 +30,13 @@ def _stops(args: argparse.Namespace, progress: Progress, folders: dict[str, Path
         for name, folder in folders.items():
             free = machine.disk_free(folder) / machine.GB
             if free < args.stop_disk_gb:
-                yield Stop(Problem(f"the disk of {name} has {free:.1f} GB left: {folder}", "free disk space"))
+                what = f"the disk of {name} has {free:.1f} GB left: {folder}"
+                yield Stop(Problem(what, "free disk space, or lower STOP_DISK_GB"))
     if args.stop_judge_failed is not None:
         shares = [row.get("judge_failed") for row in rows[-JUDGE_STEPS:]]
         if len(shares) == JUDGE_STEPS and all(is_number(share) and share > args.stop_judge_failed for share in shares):
             what = f"the judge failed on more than {args.stop_judge_failed:.0%} of the samples of {JUDGE_STEPS} steps"
-            yield Stop(Problem(what, "see the judge's errors in docs/reward.md"))
+            yield Stop(Problem(what, "see the judge's errors in docs/reward.md, or raise STOP_JUDGE_FAILED"))
 
 
 def of_failure(args: argparse.Namespace, step: int, words: LastWords | None) -> Problem | None:

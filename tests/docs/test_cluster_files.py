@@ -31,7 +31,7 @@ FIELDS = {
     "headGroupSpec": {"rayStartParams", "template"},
     "workerGroupSpecs": {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"},
     "pod": {"initContainers", "containers", "volumes", "terminationGracePeriodSeconds"},
-    "container": {"name", "image", "workingDir", "command", "env", "envFrom", "resources", "volumeMounts"},
+    "container": {"name", "image", "workingDir", "command", "env", "envFrom", "resources", "volumeMounts", "lifecycle"},
 }
 
 
@@ -52,7 +52,8 @@ def stand_ins(tmp_path: Path) -> dict[str, str]:
     return {
         "PATH": f"{programs}:{os.environ['PATH']}",
         "FAKE_LOG": str(tmp_path / "calls"),
-        "FAKE_hostname": 'if [[ ${1:-} == --ip-address ]]; then echo "10.0.0.7 fe80::1"; else echo node-a; fi',
+        "FAKE_hostname": 'if [[ ${1:-} == --all-ip-addresses ]]; then echo "10.0.0.7 fe80::1"; fi',
+        "SLURMD_NODENAME": "node-a",
         "SLURM_SUBMIT_DIR": str(checkout),
         "SLURM_JOB_NUM_NODES": "3",
     }
@@ -68,13 +69,14 @@ def slurm(environment: dict[str, str], *options: str) -> "subprocess.Popen[str]"
 
 
 TOKEN = "feedfacefeedface"
-JOINED = 'case "$*" in *secrets*) echo ' + TOKEN + " ;; *) echo 3 ;; esac"
+JOINED = f'case "$*" in *is_secret*) echo --unset=GEMINI_API_KEY ;; *secrets*) echo {TOKEN} ;; *) echo 3 ;; esac'
 
 
 def test_the_job_starts_ray_on_every_node_and_the_launcher_on_the_first(stand_ins) -> None:
     launcher = 'until grep -q ^srun "$FAKE_LOG"; do sleep 0.05; done; '
     launcher += 'printf "%s\\n" "$RAY_ADDRESS $NODES $RAY_AUTH_MODE $RAY_AUTH_TOKEN" >"$FAKE_LOG.launcher"; exit 3'
-    environment = stand_ins | {"FAKE_python": JOINED, "FAKE_train_grpo": launcher}
+    environment = stand_ins | {"FAKE_python": JOINED, "FAKE_train_grpo": launcher, "GEMINI_API_KEY": "planted"}
+    environment["FAKE_srun"] = 'printf "%s\n" "${GEMINI_API_KEY-none}" >"$FAKE_LOG.key"'
     job = slurm(environment, "--steps", "20")
     output, _ = job.communicate(timeout=60)
     assert job.returncode == 3, f"the launcher's exit code is that of the job: {output}"
@@ -89,6 +91,7 @@ def test_the_job_starts_ray_on_every_node_and_the_launcher_on_the_first(stand_in
     assert "train_grpo.sh --steps 20" in noted
     assert Path(f"{environment['FAKE_LOG']}.launcher").read_text().split() == ["10.0.0.7:6379", "3", "token", TOKEN]
     assert not [call for call in noted if TOKEN in call], "everybody can read command lines"
+    assert Path(f"{environment['FAKE_LOG']}.key").read_text() == "none\n", "a key left the launcher's node"
 
 
 def test_the_job_keeps_a_given_token_and_needs_no_other_nodes(stand_ins) -> None:

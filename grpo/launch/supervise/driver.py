@@ -199,6 +199,8 @@ class _Supervisor:
         """Ask for a checkpoint, once; return whether it is there, or its time is up."""
         if not self.saving or (self.stop and not self.stop.is_saved):
             return True
+        if self.save_until is None and not self.watch.has_unsaved():
+            return True
         if self.save_until is None:
             self.saving.request.ask()
             self.save_until = time.monotonic() + self.saving.seconds

@@ -29,6 +29,10 @@ class Watch:
         """Return a line for each engine that died and was replaced since the last call."""
         return []
 
+    def has_unsaved(self) -> bool:
+        """Return whether a step was completed in this part of the run, so that saving can be worth the wait."""
+        return True
+
     def stop(self) -> Stop | None:
         """Return why the run must end; None if it may go on."""
         return None
