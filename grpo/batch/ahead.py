@@ -15,6 +15,7 @@ from grpo.batch import filtering
 from grpo.batch.saved_samples import filled, plain
 from grpo.stack.upstream.experience import Sample
 from grpo.stack.upstream.trainer import SamplesGenerator
+from reward import judge_place
 
 # Of OpenRLHF's ``generate_samples``: rollouts, pass rate of dynamic filtering, prompts drawn, whether the episode ended
 Result = tuple[list[Sample], float | None, int, bool]
@@ -75,11 +76,15 @@ class Batches:
         Args:
             episode: of OpenRLHF's loop, from 0.
             step: the global step.
+
+        Raises:
+            RuntimeError: if the judge of a run on several nodes has died.
         """
         if self._next is None:
             self._next = self._begin(step)
             self._next.results = self._sample(episode, self._arguments(step))
         batch = self._next.wait()
+        judge_place.require()
         result = batch.results.pop(0)
         if not batch.results:
             self.current, self._next = batch, None

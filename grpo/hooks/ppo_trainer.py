@@ -13,7 +13,6 @@ from grpo.run import evaluation, parity_gate, run_log
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.experience import Batch, Sample
 from grpo.stack.upstream.trainer import PPOTrainer
-from reward import judge_place
 
 
 class Controller(PPOTrainer, Protocol):
@@ -96,12 +95,8 @@ def next_batch(trainer: Controller, episode: int, step: int) -> ahead.Result:
     Returns:
         as OpenRLHF's ``generate_samples``: rollouts, pass rate of dynamic filtering, prompts drawn, whether the episode
         ended before the batch was full.
-
-    Raises:
-        RuntimeError: if the judge of a run on several nodes has died.
     """
     result = trainer.batches.take(episode, step)
-    judge_place.require()
     if trainer.args.pipeline and not result[-1] and not is_finished(trainer.args, step):
         trainer.batches.sample_ahead(episode, step + 1)
     return result

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from grpo.metrics.rolling import rolling_correlation
 from grpo.rollout.multi_turn.settings import environments_by_prompt
 from grpo.run import trackers
+from grpo.run.measure import EXACT_MATCH
 from grpo.run.problem_ids import by_prompt
 from grpo.run.run_files import RunFiles
 from grpo.run.trackers import Trackers
@@ -173,12 +174,17 @@ class RunLog:
         Its seconds are not part of any training step.
         """
         self._append(self._files.evals, {"step": step, "time": time.time(), **result})
-        rows = read_rows(self._files.metrics)
-        if rows and rows[-1].get("step") == step and "exact_match" in result:
-            rows[-1]["exact_match"] = result["exact_match"]
-            self._attempt(self._files.metrics, lambda file: replace_rows(file, rows))
+        self.add_exact_match(step)
         self.trackers.log("eval", step, result)
         self._step_started = time.monotonic()
+
+    def add_exact_match(self, step: int) -> None:
+        """Add the exact match of a step's evaluation to the step's line, the last one, if there was an evaluation."""
+        rows, evaluations = read_rows(self._files.metrics), read_rows(self._files.evals)
+        found = [row[EXACT_MATCH] for row in evaluations if row.get("step") == step and EXACT_MATCH in row]
+        if found and rows and rows[-1].get("step") == step and rows[-1].get(EXACT_MATCH) != found[-1]:
+            rows[-1][EXACT_MATCH] = found[-1]
+            self._attempt(self._files.metrics, lambda file: replace_rows(file, rows))
 
     def write_parity(self, row: dict[str, Any]) -> None:
         """Append the line of one comparison of engines and trainer to parity.jsonl."""
@@ -254,8 +260,9 @@ def attach(trainer: PPOTrainer, states: dict[str, Any]) -> RunLog:
     services = trackers.start(args, states["global_step"])
     log = RunLog(args.run_dir, args.metrics_dir, args.ckpt_path, services, args.log_samples, problems)
     step = states["global_step"]
-    if step and not log.has_step(step):
-        log.write_step(step, states["status"], is_timed=False)  # killed between saving and logging
+    if step and not log.has_step(step):  # killed between saving and logging, or the line was cut
+        log.write_step(step, states["status"], is_timed=False)
+    log.add_exact_match(step)
     trainer.samples_generator.generate_samples = log.timed("generate", trainer.samples_generator.generate_samples)
     maker = trainer.experience_maker
     maker.make_experience_batch = log.timed("old_log_probs", maker.make_experience_batch)

@@ -4,6 +4,8 @@ import threading
 import time
 from argparse import Namespace
 
+import pytest
+
 from grpo.checkpoint.trainer_state import of_controller
 from grpo.run import run_log, sample_records
 from grpo.run.run_files import RunFiles
@@ -131,6 +133,20 @@ def test_a_kill_between_checkpoint_and_log_loses_no_line(tmp_path):
     assert [(row["step"], row["reward"]) for row in rows] == [(1, 0.5), (2, 0.25), (3, 0.75)]
     assert rows[1]["grad_norms"] == [0.5, 1.5]
     assert not rows[1].keys() & {"seconds", "tokens_per_second"}, "nobody has measured them"
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_kill_after_an_evaluation_loses_no_exact_match(tmp_path, is_cut):
+    """The line of the step was cut, or is whole and still without the result."""
+    attach(tmp_path, 0).write_step(2, {"reward": 0.25})
+    attach(tmp_path, 2).write_eval(2, {"exact_match": 0.75})
+    file = tmp_path / "metrics.jsonl"
+    whole = file.read_text()
+    assert read(file)[0]["exact_match"] == 0.75
+    file.write_text("" if is_cut else whole.replace('"exact_match": 0.75', '"another": 1'))
+    attach(tmp_path, 2)
+    [row] = read(file)
+    assert (row["step"], row["reward"], row["exact_match"]) == (2, 0.25, 0.75)
 
 
 def test_trackers_get_the_line_of_a_step(tmp_path):

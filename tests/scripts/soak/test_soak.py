@@ -28,6 +28,7 @@ def processes():
         wait_until(lambda title=title: command_line(started[-1].pid).startswith(title), "no title")
     words = ["-c", "import time; time.sleep(100)", "-m", "openrlhf.cli.train_ppo_ray"]
     started.append(subprocess.Popen([sys.executable, *words]))
+    wait_until(lambda: command_line(started[-1].pid).endswith(words[-1]), "it did not start")
     yield [psutil.Process(process.pid) for process in started]
     for process in started:
         process.kill()
