@@ -68,6 +68,12 @@ def test_too_little_disk_is_refused(setting, monkeypatch: pytest.MonkeyPatch) ->
     assert "CKPT_DIR" in problem
 
 
+def test_a_rule_that_would_end_the_run_at_once_is_refused(setting) -> None:
+    assert not setting.problems(stop_disk_gb=0.001)
+    [problem] = setting.problems(stop_disk_gb=1e9)
+    assert "CKPT_DIR" in problem and "lower STOP_DISK_GB" in problem
+
+
 def test_a_used_run_directory_is_refused(setting) -> None:
     setting.run_dir.mkdir()
     assert setting.problems() == [], "an empty one is fine"
