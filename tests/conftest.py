@@ -19,12 +19,11 @@ LARGE = (
     "end_to_end",
     "resume",
     "two_nodes",
-    "options",
     "environment",
     "loss_and_lengths",
     "agreement",
     "bench",
-    "doors",
+    "eight_gpus",
 )
 # It waits for minutes, until Ray notices that a node is lost.
 WAITING = "tests/stack/test_lost_nodes.py"
