@@ -7,7 +7,7 @@ import json
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,6 +135,12 @@ def ask(seats: Seats, question: Question) -> tuple[dict[str, Any] | None, str]:
     return json.loads(done.stdout.splitlines()[-1]), ""
 
 
+def object_stores(nodes: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the bytes of each living node's object store, by address. A node that came back is listed dead, too."""
+    living = (node for node in nodes if node["Alive"])
+    return {node["NodeManagerAddress"]: node["Resources"].get("object_store_memory", 0) for node in living}
+
+
 def main() -> None:
     """Ask the nodes named on standard input; print their facts by address."""
     import ray
@@ -143,7 +149,7 @@ def main() -> None:
 
     request = json.loads(sys.stdin.read())
     ray.init(log_to_driver=False, runtime_env=cluster.runtime_env())
-    stores = {node["NodeManagerAddress"]: node["Resources"].get("object_store_memory", 0) for node in ray.nodes()}
+    stores = object_stores(ray.nodes())
     task = ray.remote(max_retries=0)(_facts)
     arguments = [request[name] for name in ("models", "files", "tokens")]
     calls = {address: task.options(**cluster.at(address)).remote(*arguments) for address in request["nodes"]}

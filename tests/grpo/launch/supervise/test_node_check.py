@@ -90,3 +90,10 @@ def test_nodes_that_do_not_answer_are_a_problem(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(node_check.subprocess, "run", run)
     assert node_check.ask(ACTOR_HERE, node_check.Question([], [], []))[0] is None
+
+
+def test_a_node_that_came_back_has_the_object_store_of_the_living_one() -> None:
+    lost = {"NodeManagerAddress": "10.0.0.2", "Alive": False, "Resources": {}}
+    living = {"NodeManagerAddress": "10.0.0.2", "Alive": True, "Resources": {"object_store_memory": 7.0}}
+    for nodes in ([lost, living], [living, lost]):
+        assert node_check.object_stores(nodes) == {"10.0.0.2": 7.0}
