@@ -280,6 +280,8 @@ class _Supervisor:
         return Problem("; ".join([self.hang.what, *stopped]), f"stacks and states of all processes: {file}")
 
     def _how_it_ended(self) -> End:
+        if not self.signalled and self.told and self.code != 0:  # it came during the clean-up
+            self.signalled = self.told
         if self.signalled:
             return End(128 + self.signalled)
         if self.stop and self.code != 0:
