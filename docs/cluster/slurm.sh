@@ -29,7 +29,7 @@ if [[ -z ${RAY_AUTH_TOKEN:-} ]]; then RAY_AUTH_TOKEN="$(python -c 'import secret
 export RAY_AUTH_TOKEN
 export RAY_enable_worker_prestart=0
 
-# Without loopback. If a node has several networks, set HEAD_ADDRESS to its address in the right one.
+# The first address besides loopback. If a node has several networks, set HEAD_ADDRESS to its address in the right one.
 read -r address _ <<<"${HEAD_ADDRESS:-$(hostname --all-ip-addresses)}"
 export RAY_ADDRESS="$address:$PORT"
 

@@ -76,10 +76,7 @@ class SaveOnRequest:
                 try:
                     with self._ranks_idle:
                         self._save()
-                    if self._step:
-                        self._request.close()
-                    else:
-                        self._request.fail("no step is complete yet")
+                    self._request.close()
                 except Exception as error:  # the launcher tells the user, and ends the run
                     logger.exception("step %d was not saved", self._step)
                     why = getattr(error, "cause", None) or error  # Ray's own text is a traceback

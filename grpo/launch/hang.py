@@ -80,7 +80,7 @@ class HangWatch(Watch):
             for row in self._replaced.new_rows()
         ]
 
-    def has_unsaved(self) -> bool:
+    def has_new_steps(self) -> bool:
         """Return whether a step was completed in this part of the run."""
         return bool(self._progress.metrics.of_this_part())
 

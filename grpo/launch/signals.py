@@ -1,31 +1,47 @@
 """Signals to the launcher while no trainer runs: during the checks, and between two parts of a run.
 
-While it runs, :mod:`grpo.launch.supervise.driver` notes them, since it lets the run save first.
+While a trainer runs, :mod:`grpo.launch.supervise.driver` notes signals instead, since the run may save first.
 """
 
 import signal
 from types import FrameType
+from typing import Any
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Signalled(BaseException):
-    """A signal asks the launcher to end. Like KeyboardInterrupt, it is no Exception, which much code catches."""
+    """A signal asks the launcher to end. `except Exception` does not catch it, as with KeyboardInterrupt."""
 
     def __init__(self, number: int) -> None:
-        self.name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-        self.code = 128 + number
+        self.name, self.code = name_of(number), 128 + number
         super().__init__(self.name)
 
 
-def raise_them() -> None:
-    """Raise :class:`Signalled` from now on, also for signals that came since :func:`hold_back`.
+def name_of(number: int) -> str:
+    """Return what the user calls a signal."""
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+
+
+def handle(handler: Any) -> dict[signal.Signals, Any]:
+    """Install a handler of the signals that end a run; return the handlers before, for :func:`restore`.
 
     A signal that the caller ignores (nohup, a background job) stays ignored.
     """
-    for number in _ENDING:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _raise)
+    before = {number: signal.getsignal(number) for number in _ENDING}
+    restore({number: handler for number, old in before.items() if old is not signal.SIG_IGN})
+    return before
+
+
+def restore(handlers: dict[signal.Signals, Any]) -> None:
+    """Install these handlers."""
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def raise_them() -> None:
+    """Raise :class:`Signalled` from now on, also for signals that came since :func:`hold_back`."""
+    handle(_raise)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
 
 

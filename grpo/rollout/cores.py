@@ -72,7 +72,7 @@ def end(actor: str) -> list[int]:
 
 def own_actor() -> str | None:
     """Return the id of this process's actor; None outside of Ray."""
-    # Ray's function starts a cluster if there is none.
+    # Outside of Ray, get_runtime_context() would start a cluster.
     actor: str | None = ray.get_runtime_context().get_actor_id() if ray.is_initialized() else None
     return actor
 

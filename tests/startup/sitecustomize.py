@@ -1,7 +1,6 @@
-"""Imported by every Python that scripts/test.sh starts: collect garbage less often.
+"""Makes Python collect garbage less often. Every process that scripts/test.sh's pytest starts imports this module.
 
-A whole run of the tests starts about two hundred processes that import PyTorch, vLLM or DeepSpeed. By default Python
-spends a sixth of such an import on looking for garbage among the new modules.
+Many of them import PyTorch, vLLM and DeepSpeed. By default Python spends a sixth of such an import on it.
 """
 
 import gc

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
+from grpo.launch import signals
 from grpo.launch.supervise import base_dir, cause, keeper, last_words, processes, ray_head, witness
 from grpo.launch.supervise.examination import is_stopped
 from grpo.launch.supervise.job import Job
@@ -125,11 +126,7 @@ class _Supervisor:
     def run(self) -> End:
         """Start the keeper, follow it until the end, return how the run ended."""
         processes.become_subreaper()
-        before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-        # A signal that the caller ignores (nohup, a background job) stays ignored.
-        caught = {signum: handler for signum, handler in before.items() if handler is not signal.SIG_IGN}
-        for signum in caught:
-            signal.signal(signum, self._note_signal)
+        handlers = signals.handle(self._note_signal)
         child = subprocess.Popen(
             [sys.executable, "-m", "grpo.launch.supervise.keeper"],
             cwd=CHECKOUT,
@@ -144,8 +141,7 @@ class _Supervisor:
             self._follow(child)
         finally:
             self._end(child)
-            for signum, handler in caught.items():
-                signal.signal(signum, handler)
+            signals.restore(handlers)
         return self._how_it_ended()
 
     def _note_signal(self, signum: int, frame: FrameType | None) -> None:
@@ -199,9 +195,9 @@ class _Supervisor:
         """Ask for a checkpoint, once; return whether it is there, or its time is up."""
         if not self.saving or (self.stop and not self.stop.is_saved):
             return True
-        if self.save_until is None and not self.watch.has_unsaved():
-            return True
         if self.save_until is None:
+            if not self.watch.has_new_steps():
+                return True
             self.saving.request.ask()
             self.save_until = time.monotonic() + self.saving.seconds
             why = signal.Signals(self.told).name if self.told else self.stop.reason.what if self.stop else ""
@@ -217,8 +213,7 @@ class _Supervisor:
         assert child.stdin and child.stdout
         self.signalled = self.signalled or self.told
         if self.signalled:
-            cause = "Ctrl-C" if self.signalled == signal.SIGINT else signal.Signals(self.signalled).name
-            self._show(f"{cause}: ending the run (at most {self.job.grace:.0f} s)")
+            self._show(f"{signals.name_of(self.signalled)}: ending the run (at most {self.job.grace:.0f} s)")
         child.stdin.close()
         is_examining = self.hang is not None and self.code is None
         late = threading.Timer(0.0 if is_examining else self.job.grace + CLEAN_UP_SECONDS, child.kill)
@@ -280,8 +275,8 @@ class _Supervisor:
         return Problem("; ".join([self.hang.what, *stopped]), f"stacks and states of all processes: {file}")
 
     def _how_it_ended(self) -> End:
-        if not self.signalled and self.told and self.code != 0:  # it came during the clean-up
-            self.signalled = self.told
+        if self.code != 0:  # a SIGTERM may have come during the clean-up
+            self.signalled = self.signalled or self.told
         if self.signalled:
             return End(128 + self.signalled)
         if self.stop and self.code != 0:

@@ -29,7 +29,7 @@ class Watch:
         """Return a line for each engine that died and was replaced since the last call."""
         return []
 
-    def has_unsaved(self) -> bool:
+    def has_new_steps(self) -> bool:
         """Return whether a step was completed in this part of the run, so that saving can be worth the wait."""
         return True
 

@@ -68,7 +68,6 @@ def test_the_last_completed_step_is_saved_as_it_was(trainer: Trainer, request_: 
 def test_a_step_that_is_saved_already_and_a_run_without_a_step_need_nothing(trainer: Trainer, request_) -> None:
     request_.ask()
     answered(request_)
-    assert request_.failure() == "no step is complete yet"
     for step in range(1, SAVE_STEPS + 1):
         trainer.step(step)
     request_.ask()

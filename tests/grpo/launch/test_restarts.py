@@ -71,7 +71,7 @@ def test_a_signal_between_two_parts_ends_the_run(start) -> None:
 
 @pytest.fixture
 def lacking(start, setting, monkeypatch) -> Callable[..., tuple[Run, Path]]:
-    """Start a run whose engine dies, and whose problems are away when it restarts."""
+    """Start a run whose engine dies, and whose training data is missing when it restarts."""
 
     def begin(room: float) -> tuple[Run, Path]:
         monkeypatch.setenv("FAULTY_ROOM", str(room))
