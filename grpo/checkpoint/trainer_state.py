@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.optim.lr_scheduler import LambdaLR
 
 from grpo.lora import adapter
+from grpo.model import cpu_adam
 from grpo.model.model_files import CheckpointError
 from grpo.stack.problem import UserError
 from grpo.stack.upstream.trainer import PPOTrainer, TrainerEngine, ZeroOptimizer, ZeroParameter
@@ -123,6 +124,7 @@ def load(engine: TrainerEngine, directory: Path) -> dict[str, Any]:
             "use the same model, LORA_RANK and TARGET_MODULES",
         )
     optimizer = engine.optimizer
+    cpu_adam.catch_up(optimizer.optimizer, state["optimizer_step"], len(optimizer.fp32_partitioned_groups_flat))
     for flat in optimizer.fp32_partitioned_groups_flat:
         zeros = {kind: torch.zeros_like(flat.data) for kind in KINDS[1:]}
         optimizer.optimizer.state[flat] = {"step": state["optimizer_step"], **zeros}
