@@ -2,7 +2,8 @@
 # A run on the nodes of a Slurm job: sbatch docs/cluster/slurm.sh [options of train_grpo.sh], from the checkout.
 #
 # The checkout with its .venv is on a file system that all nodes share. Settings and keys come from the environment of
-# sbatch: NUM_ENGINES=6 sbatch docs/cluster/slurm.sh --steps 100. Set the numbers below for your nodes.
+# sbatch: NUM_ENGINES=6 sbatch docs/cluster/slurm.sh --steps 100. Set the numbers below for your nodes. Keys stay on the
+# first node. If rewards or environments of your own need some: KEYS_ON_ALL_NODES="NAME NAME".
 #SBATCH --job-name=grpo
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -42,12 +43,12 @@ RAY_ADDRESS="" ray start --head --node-ip-address="$address" --port="$PORT" --in
     --disable-usage-stats
 others=$((SLURM_JOB_NUM_NODES - 1))
 if ((others)); then
-    # Keys stay on this node.
-    mapfile -t without < <(python -c 'import os
+    secrets="$(python -c 'import os
 from grpo.stack.secrets import is_secret
-for name in os.environ:
-    if is_secret(name) and name != "RAY_AUTH_TOKEN": print(f"--unset={name}")')
-    env "${without[@]}" srun --nodes="$others" --ntasks="$others" --exclude="$SLURMD_NODENAME" --kill-on-bad-exit=0 \
+kept = {"RAY_AUTH_TOKEN", *os.environ.get("KEYS_ON_ALL_NODES", "").split()}
+print("\n".join(name for name in os.environ if is_secret(name) and name not in kept))')"
+    mapfile -t without < <(sed -n 's/^./--unset=&/p' <<<"$secrets")
+    env "${without[@]}" srun --no-kill --nodes="$others" --ntasks="$others" --exclude="$SLURMD_NODENAME" --kill-on-bad-exit=0 \
         ray start --address="$RAY_ADDRESS" --disable-usage-stats --block &
 fi
 

@@ -84,7 +84,6 @@ class Batches:
             self._next = self._begin(step)
             self._next.results = self._sample(episode, self._arguments(step))
         batch = self._next.wait()
-        judge_place.require()
         result = batch.results.pop(0)
         if not batch.results:
             self.current, self._next = batch, None
@@ -129,6 +128,7 @@ class Batches:
             results.append(self._generator.generate_samples(**arguments))
             if not results[-1][-1]:
                 break
+        judge_place.require()
         return results
 
     def state(self) -> dict[str, Any] | None:

@@ -17,13 +17,13 @@ import ray
 
 from grpo.run.run_files import RunFiles
 from grpo.run.save_request import SaveRequest
+from grpo.stack.problem import UserError
 from grpo.stack.secrets import redact
 from grpo.stack.upstream.trainer import PPOTrainer
 
 logger = logging.getLogger("openrlhf.grpo.on_request")
 
 LOOK_SECONDS = 0.2
-LONGEST = 300  # characters of a failure
 
 
 class SaveOnRequest:
@@ -80,7 +80,8 @@ class SaveOnRequest:
                 except Exception as error:  # the launcher tells the user, and ends the run
                     logger.exception("step %d was not saved", self._step)
                     why = getattr(error, "cause", None) or error  # Ray's own text is a traceback
-                    self._request.fail(redact(f"{type(why).__name__}: {why}")[:LONGEST])
+                    what = why.problem.what if isinstance(why, UserError) else f"{type(why).__name__}: {why}"
+                    self._request.fail(redact(what))
 
     def _save(self) -> None:
         if self._saved == self._step:

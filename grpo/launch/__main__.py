@@ -82,10 +82,11 @@ def arguments(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
 def main() -> int:
     """Run one of the modes; return the exit code."""
     options, rest = arguments(sys.argv[1:])
-    signals.raise_them()
     try:
+        signals.raise_them()
         return _main(options, rest)
     except Signalled as came:
+        signals.ignore()
         print(f"{came.name}: nothing was started", file=sys.stderr)
         if options.held is not None:
             return _end_restarts(Path(options.resume), came.code)
@@ -94,11 +95,11 @@ def main() -> int:
 
 def _main(options: argparse.Namespace, rest: list[str]) -> int:
     if options.from_step is not None and not options.resume:
-        return refuse(UserError("--from-step only applies to a resumed run", "add --resume DIR"))
+        return refuse(options, UserError("--from-step only applies to a resumed run", "add --resume DIR"))
     own = rest[rest.index("--") + 1 :] if "--" in rest else []
     rest = [word for word in rest if word != "--"]
     if wrong := list(own_settings.misspelt()):
-        return refuse_all(wrong)
+        return refuse_all(options, wrong)
     try:
         machine.number_gpus()
         if options.resume:
@@ -113,7 +114,7 @@ def _main(options: argparse.Namespace, rest: list[str]) -> int:
             config = micro_batches.choose(resolve(rest, folder))
         run_judge = judge.of_run(config, options.stand_in)
     except UserError as error:
-        return refuse(error)
+        return refuse(options, error)
     plan = make_plan(config)
     if options.mode == "dry-run":
         print(run_dir.show_command(config.argv))
@@ -123,12 +124,10 @@ def _main(options: argparse.Namespace, rest: list[str]) -> int:
     if options.mode == "plan":
         print("\n".join(about), flush=True)
         wrong = preflight.problems_anywhere(config)
-        return refuse_all(wrong) if wrong else 0
+        return refuse_all(options, wrong) if wrong else 0
     cluster = _admitted(options, config, plan, folder, run_judge)
-    if problems := cluster.problems:
-        code = refuse_all(problems)
-        first = {"cause": problems[0].what, "remedy": problems[0].remedy}
-        return code if options.held is None else _end_restarts(folder, code, **first)
+    if cluster.problems:
+        return refuse_all(options, cluster.problems)
     warnings = cluster.warnings + exposure.warnings(config, folder) + kernels.warnings()
     nodes = joined_cluster.describe(cluster.seats) if cluster.seats else []
     done = resume.complete(config, plan) if options.resume else []
@@ -145,11 +144,11 @@ def _main(options: argparse.Namespace, rest: list[str]) -> int:
         try:
             held = RunFiles(folder).hold()
         except UserError as error:
-            return refuse(error)
+            return refuse(options, error)
     try:
         judge.prepare(run_judge, folder)
     except UserError as error:
-        return refuse(error)
+        return refuse(options, error)
     news = warnings + (resume.take_back(config, folder) if options.resume else []) + done
     print("\n".join([f"run directory {folder}", *news, *about, *nodes]), flush=True)
     return run(options, folder, config, plan, run_judge, held, changes, cluster.seats)
@@ -161,6 +160,7 @@ def _admitted(
     """Make all checks, a restart for ten minutes again and again: what has crashed may still hold memory or GPUs."""
     is_restart = options.held is not None
     until = time.monotonic() + (joined_cluster.ROOM_SECONDS if is_restart else 0.0)
+    shown = ""
     while True:
         problems = preflight.problems(config, plan, folder, is_resumed=bool(options.resume))
         # A run goes on without its judge, so a restart does not wait for it.
@@ -171,7 +171,9 @@ def _admitted(
             cluster = replace(cluster, problems=node_check.problems(cluster.seats, config, plan, folder))
         if not cluster.problems or time.monotonic() >= until:
             return cluster
-        print(f"waiting      {cluster.problems[0].what}", flush=True)
+        if (why := cluster.problems[0].what) != shown:
+            print(f"waiting      {why}", flush=True)
+        shown = why
         time.sleep(joined_cluster.LOOK_AGAIN_SECONDS)
 
 
@@ -211,17 +213,24 @@ def _where(config: Config) -> list[str]:
     return [*resume.describe(config), *([f"  these newer steps would be moved away: {newer}"] if newer else [])]
 
 
-def refuse(error: UserError) -> int:
+def refuse(options: argparse.Namespace, error: UserError) -> int:
     """Print why nothing is started; return the exit code."""
     print(f"refused: {error}", file=sys.stderr)
-    return REFUSED
+    return _refused(options, error.problem)
 
 
-def refuse_all(problems: Sequence[Problem]) -> int:
+def refuse_all(options: argparse.Namespace, problems: Sequence[Problem]) -> int:
     """Print all problems; return the exit code."""
     print(f"refused, {counted(len(problems), 'problem')}:", file=sys.stderr)
     print("\n".join(f"  {number}. {problem}" for number, problem in enumerate(problems, 1)), file=sys.stderr)
-    return REFUSED
+    return _refused(options, problems[0])
+
+
+def _refused(options: argparse.Namespace, first: Problem) -> int:
+    """Return the exit code; a restart also leaves a record, and says how the run continues."""
+    if options.held is None:
+        return REFUSED
+    return _end_restarts(Path(options.resume), REFUSED, cause=first.what, remedy=first.remedy)
 
 
 def run(
@@ -249,9 +258,10 @@ def run(
         environment |= {seats.VARIABLE: places.dump()} | (
             {judge_place.VARIABLE: judge_place.NAME} if run_judge.settings else {}
         )
-    end = _train(files, config, plan, progress, environment, run_judge.stand_in_models, held)
-    code = end.code
+    code = None
     try:
+        end = _train(files, config, plan, progress, environment, run_judge.stand_in_models, held)
+        code = end.code
         verdict = _note_end(files, config, progress, end)
         judge.finish(run_judge, folder)
         print("\n".join([*_summary(files, config, progress, end), *verdict.lines]), flush=True)
@@ -259,8 +269,10 @@ def run(
             time.sleep(verdict.wait)
             restarts.go_on(options, folder, held)
     except Signalled as came:
-        code = came.code
-        _note(files, code)
+        signals.ignore()
+        if code != 0:  # what is finished stays finished
+            code = came.code
+            _note(files, code)
     if code:
         print(f"not finished {way_on(folder, Path(config.args.ckpt_path), files.read_config())}", flush=True)
     return code

@@ -194,7 +194,8 @@ def _loop(args: argparse.Namespace) -> Iterator[Problem]:
     if args.log_samples is not None and args.log_samples < 0:
         yield Problem(f"--log_samples is {args.log_samples}", "give 0 or more, or remove it to write all samples")
     if not 0 < args.actor_learning_rate < math.inf:
-        yield Problem(f"--actor_learning_rate {args.actor_learning_rate:g} does not learn", "give more than 0")
+        what = f"--actor_learning_rate is {args.actor_learning_rate:g}"
+        yield Problem(what, "give a finite number above 0")
     if args.lr_scheduler not in SCHEDULES:
         yield Problem(f"--lr_scheduler {args.lr_scheduler} is not supported", f"use one of {', '.join(SCHEDULES)}")
     save, evaluate = args.save_steps, args.eval_steps

@@ -45,6 +45,11 @@ def raise_them() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
 
 
+def ignore() -> None:
+    """Ignore signals from now on: the launcher is ending, and says how."""
+    handle(signal.SIG_IGN)
+
+
 def hold_back() -> None:
     """Keep signals pending until :func:`raise_them`, also across an exec."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)

@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
+LONGEST = 300  # bytes of why a checkpoint could not be saved
+
 
 class SaveRequest:
     """A request for a checkpoint of the last completed step.
 
     Args:
-        file: exists as long as the request is open, or has why it failed.
+        file: exists as long as the request is open, or has why it failed. It begins with room for that: a disk that is
+            full has none later.
     """
 
     def __init__(self, file: Path) -> None:
@@ -15,7 +18,7 @@ class SaveRequest:
 
     def ask(self) -> None:
         """Open the request."""
-        self._file.write_text("", encoding="utf-8")
+        self._file.write_text(" " * LONGEST, encoding="utf-8")
 
     def is_open(self) -> bool:
         """Tell whether a checkpoint is asked for."""
@@ -23,12 +26,13 @@ class SaveRequest:
 
     def fail(self, why: str) -> None:
         """Say that the checkpoint could not be saved."""
-        self._file.write_text(why, encoding="utf-8")
+        with self._file.open("r+b") as file:
+            file.write(why.encode()[:LONGEST])
 
     def failure(self) -> str:
         """Return why the checkpoint could not be saved; "" if it may still be, or has been."""
         try:
-            return self._file.read_text(encoding="utf-8")
+            return self._file.read_text(encoding="utf-8", errors="ignore").strip()
         except FileNotFoundError:
             return ""
 

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -69,14 +70,17 @@ def slurm(environment: dict[str, str], *options: str) -> "subprocess.Popen[str]"
 
 
 TOKEN = "feedfacefeedface"
-JOINED = f'case "$*" in *is_secret*) echo --unset=GEMINI_API_KEY ;; *secrets*) echo {TOKEN} ;; *) echo 3 ;; esac'
+JOINED = (
+    f'case "$*" in *is_secret*) PYTHONPATH={ROOT} {sys.executable} "$@" ;; *secrets*) echo {TOKEN} ;; *) echo 3 ;; esac'
+)
 
 
 def test_the_job_starts_ray_on_every_node_and_the_launcher_on_the_first(stand_ins) -> None:
     launcher = 'until grep -q ^srun "$FAKE_LOG"; do sleep 0.05; done; '
     launcher += 'printf "%s\\n" "$RAY_ADDRESS $NODES $RAY_AUTH_MODE $RAY_AUTH_TOKEN" >"$FAKE_LOG.launcher"; exit 3'
-    environment = stand_ins | {"FAKE_python": JOINED, "FAKE_train_grpo": launcher, "GEMINI_API_KEY": "planted"}
-    environment["FAKE_srun"] = 'printf "%s\n" "${GEMINI_API_KEY-none}" >"$FAKE_LOG.key"'
+    environment = stand_ins | {"FAKE_python": JOINED, "FAKE_train_grpo": launcher}
+    environment |= {"GEMINI_API_KEY": "planted", "SEARCH_API_KEY": "of-a-reward", "KEYS_ON_ALL_NODES": "SEARCH_API_KEY"}
+    environment["FAKE_srun"] = 'printf "%s %s\n" "${GEMINI_API_KEY-none}" "$SEARCH_API_KEY" >"$FAKE_LOG.keys"'
     job = slurm(environment, "--steps", "20")
     output, _ = job.communicate(timeout=60)
     assert job.returncode == 3, f"the launcher's exit code is that of the job: {output}"
@@ -86,12 +90,13 @@ def test_the_job_starts_ray_on_every_node_and_the_launcher_on_the_first(stand_in
         in noted
     )
     (others,) = [call for call in noted if call.startswith("srun")]
-    assert "--nodes=2 --ntasks=2 --exclude=node-a" in others
+    assert "--no-kill --nodes=2 --ntasks=2 --exclude=node-a" in others
     assert others.endswith("ray start --address=10.0.0.7:6379 --disable-usage-stats --block")
     assert "train_grpo.sh --steps 20" in noted
     assert Path(f"{environment['FAKE_LOG']}.launcher").read_text().split() == ["10.0.0.7:6379", "3", "token", TOKEN]
     assert not [call for call in noted if TOKEN in call], "everybody can read command lines"
-    assert Path(f"{environment['FAKE_LOG']}.key").read_text() == "none\n", "a key left the launcher's node"
+    keys = Path(f"{environment['FAKE_LOG']}.keys").read_text()
+    assert keys == "none of-a-reward\n", "a key left the launcher's node that may not, or one that may did not"
 
 
 def test_the_job_keeps_a_given_token_and_needs_no_other_nodes(stand_ins) -> None:

@@ -73,6 +73,7 @@ def supervise(
         watch: tells what the run is doing, and whether it hangs; None: nobody looks.
         saving: a SIGTERM to this process or a rule that ends the run lets it save first; None ends it at once.
     """
+    last_words.file_of(log_dir).unlink(missing_ok=True)  # of an earlier part of the run
     base, held = base_dir.make()
     job = Job(
         run_id=uuid.uuid4().hex,
@@ -198,7 +199,11 @@ class _Supervisor:
         if self.save_until is None:
             if not self.watch.has_new_steps():
                 return True
-            self.saving.request.ask()
+            try:
+                self.saving.request.ask()
+            except OSError as error:
+                self._show(f"not saved: {error}")
+                return True
             self.save_until = time.monotonic() + self.saving.seconds
             why = signal.Signals(self.told).name if self.told else self.stop.reason.what if self.stop else ""
             self._show(f"{why}: saving the last completed step, for at most {self.saving.seconds:.0f} s")
@@ -211,7 +216,8 @@ class _Supervisor:
     def _end(self, child: subprocess.Popen[bytes]) -> None:
         """Close the keeper's input, which ends the run. If the keeper is dead, do its work."""
         assert child.stdin and child.stdout
-        self.signalled = self.signalled or self.told
+        if self.code != 0:
+            self.signalled = self.signalled or self.told
         if self.signalled:
             self._show(f"{signals.name_of(self.signalled)}: ending the run (at most {self.job.grace:.0f} s)")
         child.stdin.close()
@@ -275,16 +281,17 @@ class _Supervisor:
         return Problem("; ".join([self.hang.what, *stopped]), f"stacks and states of all processes: {file}")
 
     def _how_it_ended(self) -> End:
-        if self.code != 0:  # a SIGTERM may have come during the clean-up
-            self.signalled = self.signalled or self.told
+        if self.code == 0:
+            return End(0)
+        self.signalled = self.signalled or self.told  # a SIGTERM may have come during the clean-up
         if self.signalled:
+            if self.cause:
+                self._show(f"{'failed':<12} {self.cause.what}")
             return End(128 + self.signalled)
-        if self.stop and self.code != 0:
+        if self.stop:
             return End(STOPPED, self.stop.reason)
         if self.code is None:
             return End(FAILED, Problem("the keeper was killed", ""))
-        if self.code == 0:
-            return End(0)
         if self.last_log:
             self._show_tail(self.last_log)
         elif self.code < 0 or not self.cause:

@@ -161,7 +161,6 @@ class Keeper:
 
     def _run_driver(self) -> int:
         file = last_words.file_of(Path(self.job.log_dir))
-        file.unlink(missing_ok=True)  # of an earlier part of the run
         self.job.environment[last_words.FILE_VARIABLE] = str(file.absolute())
         pid = self._spawn(self.job.driver, "driver.log")
         self.driver = pid

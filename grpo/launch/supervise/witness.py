@@ -74,11 +74,11 @@ def _untitled(process: psutil.Process) -> str | None:
     its actors with their variables in random order.
     """
     try:
-        parent, *others = process.parents()
-        if role_of(parent) == _ENGINE:
-            has_core = any(_words(child)[0].startswith("VLLM::") for child in parent.children())
+        parents = process.parents()  # [] if the parent ends meanwhile
+        if parents and role_of(parents[0]) == _ENGINE:
+            has_core = any(_words(child)[0].startswith("VLLM::") for child in parents[0].children())
             return None if has_core else _CORE
-        return _WORKER if others and role_of(others[0]) == _ENGINE else None
+        return _WORKER if len(parents) > 1 and role_of(parents[1]) == _ENGINE else None
     except psutil.Error:
         return None
 

@@ -15,6 +15,7 @@ from openrlhf.trainer import ppo_trainer
 from grpo.batch.ahead import Batches
 from grpo.metrics import step_metrics
 from grpo.run import evaluation, run_log
+from reward import judge_place
 
 from .drawn_steps import Run
 
@@ -113,6 +114,20 @@ def test_what_goes_wrong_meanwhile_is_raised_before_the_sync():
     for _ in range(2):
         with pytest.raises(ValueError, match="an engine died"):
             batches.wait()
+
+
+def test_a_batch_that_a_dead_judge_spoilt_is_not_saved(monkeypatch):
+    def require():
+        raise RuntimeError("the judge's process has died")
+
+    monkeypatch.setattr(judge_place, "require", require)
+    generator = Slow()
+    batches = Batches(generator, lambda _: {}, episodes=1)
+    batches.sample_ahead(0, 2)
+    generator.may_end.set()
+    for call in (batches.wait, batches.state):
+        with pytest.raises(RuntimeError, match="the judge's process has died"):
+            call()
 
 
 class Loop:

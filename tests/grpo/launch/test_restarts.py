@@ -12,7 +12,7 @@ import pytest
 from grpo.launch import restarts
 from tests.faults import Stopwatch, assert_seen, longest_gap, note
 from tests.grpo.launch.faulty_run import Run
-from tests.supervised import wait_until
+from tests.supervised import command_line, wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -69,6 +69,16 @@ def test_a_signal_between_two_parts_ends_the_run(start) -> None:
     assert not psutil.pid_exists(run.launcher.pid)
 
 
+def test_a_signal_to_a_launcher_that_starts_for_a_restart_ends_the_run(start) -> None:
+    run = start(5, [ENGINE_DIES])
+    wait_until(lambda: "--held" in command_line(run.launcher.pid), "there was no restart")
+    os.kill(run.launcher.pid, signal.SIGTERM)
+    output = run.finish()
+    assert run.launcher.returncode == 143, output
+    assert output[-1].startswith("not finished ./train_grpo.sh --resume") and "after step 2" in output[-1]
+    assert [row.get("restart") for row in run.rows("ends.jsonl")] == [True, None]
+
+
 @pytest.fixture
 def lacking(start, setting, monkeypatch) -> Callable[..., tuple[Run, Path]]:
     """Start a run whose engine dies, and whose training data is missing when it restarts."""
@@ -98,6 +108,18 @@ def test_a_restart_that_lacks_something_for_too_long_ends_the_run(lacking) -> No
     assert "refused, 1 problem:" in output and output[-1].startswith("not finished ./train_grpo.sh --resume")
     first, last = run.rows("ends.jsonl")
     assert first["restart"] and "restart" not in last and "train.jsonl" in last["cause"]
+
+
+def test_a_restart_that_finds_other_problems_ends_the_run(start, setting) -> None:
+    run, problems = start(5, [ENGINE_DIES]), setting.folder / "train.jsonl"
+    run.wait_for_step(1)
+    problems.write_text(problems.read_text() * 2)
+    output = run.finish()
+    assert run.launcher.returncode == 2, output
+    assert any(line.startswith("refused: ") and "was changed" in line for line in output)
+    assert output[-1].startswith("not finished ./train_grpo.sh --resume")
+    first, last = run.rows("ends.jsonl")
+    assert first["restart"] and "restart" not in last and "was changed" in last["cause"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
