@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch.optim.lr_scheduler import LambdaLR
 
 from grpo.lora import adapter
-from grpo.model import cpu_adam
 from grpo.model.model_files import CheckpointError
 from grpo.stack.problem import UserError
 from grpo.stack.upstream.trainer import PPOTrainer, TrainerEngine, ZeroOptimizer, ZeroParameter
@@ -124,7 +123,7 @@ def load(engine: TrainerEngine, directory: Path) -> dict[str, Any]:
             "use the same model, LORA_RANK and TARGET_MODULES",
         )
     optimizer = engine.optimizer
-    cpu_adam.catch_up(optimizer.optimizer, state["optimizer_step"], len(optimizer.fp32_partitioned_groups_flat))
+    catch_up(optimizer.optimizer, state["optimizer_step"], len(optimizer.fp32_partitioned_groups_flat))
     for flat in optimizer.fp32_partitioned_groups_flat:
         zeros = {kind: torch.zeros_like(flat.data) for kind in KINDS[1:]}
         optimizer.optimizer.state[flat] = {"step": state["optimizer_step"], **zeros}
@@ -146,6 +145,27 @@ def load(engine: TrainerEngine, directory: Path) -> dict[str, Any]:
     if len(files) == dist.get_world_size():  # random states only fit the same number of ranks
         set_random_state(files[dist.get_rank()]["random"])
     return state["client_states"]
+
+
+def catch_up(adam: torch.optim.Optimizer, steps: int, parameters: int) -> None:
+    """Let a new ``DeepSpeedCPUAdam`` step on as one that has made `steps` steps; does nothing to another optimizer.
+
+    The operator keeps float32 powers of the betas outside Adam's state, and multiplies them at each step. A new one
+    computes them anew, which rounds otherwise: the bias corrections of a resumed run would differ in their last bits.
+    Steps on an element of their own bring the powers to where `steps` steps leave them.
+
+    Args:
+        parameters: on how many tensors each step works. Each of them moves the powers.
+    """
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    if not isinstance(adam, DeepSpeedCPUAdam):
+        return
+    group, zeros = adam.param_groups[0], [torch.zeros(1) for _ in range(4)]
+    settings = (*group["betas"], group["eps"], group["weight_decay"], group["bias_correction"])
+    for step in range(1, steps + 1):
+        for _ in range(parameters):
+            adam.ds_opt_adam.adam_update(adam.opt_id, step, group["lr"], *settings, *zeros)
 
 
 def read(directory: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:

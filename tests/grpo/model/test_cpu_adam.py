@@ -1,4 +1,3 @@
-import copy
 from pathlib import Path
 
 import pytest
@@ -54,33 +53,3 @@ def test_deepspeeds_own_build_depends_on_the_toolkit(toolkit: str | None) -> Non
             flags.cxx_args()
     else:
         assert "-lcurand" in flags.extra_ldflags()
-
-
-@pytest.mark.parametrize(("stopped_after", "tensors"), [(6, 1), (8, 2)])
-def test_an_optimizer_that_catches_up_steps_on_as_one_that_was_not_stopped(stopped_after: int, tensors: int) -> None:
-    """To the bit. After some numbers of steps it would also without: there a power is what its product rounds to."""
-    weights = [torch.nn.Parameter(torch.randn(1000)) for _ in range(tensors)]
-    settings = {"lr": 0.1, "betas": (0.9, 0.95)}
-    whole = DeepSpeedCPUAdam(weights, **settings)
-
-    def step(optimizer: DeepSpeedCPUAdam, of: list[torch.nn.Parameter], number: int) -> None:
-        for weight in of:
-            weight.grad = torch.randn(1000, generator=torch.Generator().manual_seed(number))
-        optimizer.step()
-
-    for number in range(stopped_after):
-        step(whole, weights, number)
-    others = [torch.nn.Parameter(weight.detach().clone()) for weight in weights]
-    again = DeepSpeedCPUAdam(others, **settings)
-    again.load_state_dict(copy.deepcopy(whole.state_dict()))
-    cpu_adam.catch_up(again, stopped_after, tensors)
-    for number in range(stopped_after, 20):
-        step(whole, weights, number)
-        step(again, others, number)
-    assert all(torch.equal(weight, other) for weight, other in zip(weights, others, strict=True))
-
-
-def test_other_optimizers_have_nothing_to_catch_up() -> None:
-    weight = torch.nn.Parameter(torch.ones(2))
-    cpu_adam.catch_up(torch.optim.AdamW([weight]), 3, 1)
-    assert torch.equal(weight, torch.ones(2))
