@@ -3,7 +3,7 @@
 #
 # The checkout with its .venv is on a file system that all nodes share. Settings and keys come from the environment of
 # sbatch: NUM_ENGINES=6 sbatch docs/cluster/slurm.sh --steps 100. Set the numbers below for your nodes. Keys stay on the
-# first node. If rewards or environments of your own need some: KEYS_ON_ALL_NODES="NAME NAME".
+# first node. If rewards or environments of your own need some: PASS_TO_ALL_NODES="NAME NAME".
 #SBATCH --job-name=grpo
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -45,11 +45,11 @@ others=$((SLURM_JOB_NUM_NODES - 1))
 if ((others)); then
     secrets="$(python -c 'import os
 from grpo.stack.secrets import is_secret
-kept = {"RAY_AUTH_TOKEN", *os.environ.get("KEYS_ON_ALL_NODES", "").split()}
+kept = {"RAY_AUTH_TOKEN", *os.environ.get("PASS_TO_ALL_NODES", "").split()}
 print("\n".join(name for name in os.environ if is_secret(name) and name not in kept))')"
     mapfile -t without < <(sed -n 's/^./--unset=&/p' <<<"$secrets")
-    env "${without[@]}" srun --no-kill --nodes="$others" --ntasks="$others" --exclude="$SLURMD_NODENAME" --kill-on-bad-exit=0 \
-        ray start --address="$RAY_ADDRESS" --disable-usage-stats --block &
+    env "${without[@]}" srun --no-kill --kill-on-bad-exit=0 --nodes="$others" --ntasks="$others" \
+        --exclude="$SLURMD_NODENAME" ray start --address="$RAY_ADDRESS" --disable-usage-stats --block &
 fi
 
 until [[ $(nodes_that_joined) == "$SLURM_JOB_NUM_NODES" ]]; do

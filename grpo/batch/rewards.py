@@ -81,7 +81,7 @@ def no_reward(samples: Sequence[Sample]) -> UserError:
     """Return the error of a batch in which no sample has a reward, with the likely reason."""
     if "ended_by_error" not in samples[0].info and (_log(samples, "token_mismatch") > 0).all():
         return UserError(
-            f"for all {len(samples)} rollouts, the engines returned log-probs that are not finite, or of other tokens",
+            f"all {len(samples)} rollouts have log-probs from engines that are not finite or belong to other tokens",
             "logs/driver.log names the tokens. If an update destroyed the adapter, continue from an earlier step with "
             "a lower LEARNING_RATE",
         )

@@ -151,7 +151,7 @@ def catch_up(adam: torch.optim.Optimizer, steps: int, parameters: int) -> None:
     """Let a new ``DeepSpeedCPUAdam`` step on as one that has made `steps` steps; does nothing to another optimizer.
 
     The operator keeps float32 powers of the betas outside Adam's state, and multiplies them at each step. A new one
-    computes them anew, which rounds otherwise: the bias corrections of a resumed run would differ in their last bits.
+    computes them anew, which rounds differently: the bias corrections of a resumed run would differ in their last bits.
     Steps on an element of their own bring the powers to where `steps` steps leave them.
 
     Args:

@@ -86,7 +86,6 @@ def main() -> int:
         signals.raise_them()
         return _main(options, rest)
     except Signalled as came:
-        signals.ignore()
         print(f"{came.name}: nothing was started", file=sys.stderr)
         if options.held is not None:
             return _end_restarts(Path(options.resume), came.code)
@@ -181,7 +180,10 @@ def _end_restarts(folder: Path, code: int, **more: str) -> int:
     """Record that a restart was not made, and say how the run continues; return the exit code."""
     files = RunFiles(folder)
     _note(files, code, **more)
-    config = files.read_config()
+    try:
+        config = files.read_config()
+    except UserError:  # the refusal has named it
+        config = {}
     print(f"not finished {way_on(folder, files.folder_of('ckpt_path', config), config)}", flush=True)
     return code
 
@@ -269,7 +271,6 @@ def run(
             time.sleep(verdict.wait)
             restarts.go_on(options, folder, held)
     except Signalled as came:
-        signals.ignore()
         if code != 0:  # what is finished stays finished
             code = came.code
             _note(files, code)

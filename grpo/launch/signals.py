@@ -40,14 +40,9 @@ def restore(handlers: dict[signal.Signals, Any]) -> None:
 
 
 def raise_them() -> None:
-    """Raise :class:`Signalled` from now on, also for signals that came since :func:`hold_back`."""
+    """Raise :class:`Signalled` at the next signal, also for one that came since :func:`hold_back`; ignore others."""
     handle(_raise)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
-
-
-def ignore() -> None:
-    """Ignore signals from now on: the launcher is ending, and says how."""
-    handle(signal.SIG_IGN)
 
 
 def hold_back() -> None:
@@ -56,4 +51,5 @@ def hold_back() -> None:
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
+    handle(signal.SIG_IGN)  # the launcher ends from here on, and says how
     raise Signalled(number)

@@ -1,5 +1,6 @@
 """The launcher asks the trainer to save a checkpoint now: a file in the run directory until it is done."""
 
+import contextlib
 from pathlib import Path
 
 LONGEST = 300  # bytes of why a checkpoint could not be saved
@@ -9,8 +10,8 @@ class SaveRequest:
     """A request for a checkpoint of the last completed step.
 
     Args:
-        file: exists as long as the request is open, or has why it failed. It begins with room for that: a disk that is
-            full has none later.
+        file: exists as long as the request is open, or holds the reason for a failure. Space for the reason is reserved
+            at the start, since a full disk has none later.
     """
 
     def __init__(self, file: Path) -> None:
@@ -18,7 +19,9 @@ class SaveRequest:
 
     def ask(self) -> None:
         """Open the request."""
-        self._file.write_text(" " * LONGEST, encoding="utf-8")
+        self._file.touch()
+        with contextlib.suppress(OSError):  # a full disk: the checkpoint may be on another one
+            self._file.write_text(" " * LONGEST, encoding="utf-8")
 
     def is_open(self) -> bool:
         """Tell whether a checkpoint is asked for."""

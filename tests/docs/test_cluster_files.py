@@ -79,7 +79,7 @@ def test_the_job_starts_ray_on_every_node_and_the_launcher_on_the_first(stand_in
     launcher = 'until grep -q ^srun "$FAKE_LOG"; do sleep 0.05; done; '
     launcher += 'printf "%s\\n" "$RAY_ADDRESS $NODES $RAY_AUTH_MODE $RAY_AUTH_TOKEN" >"$FAKE_LOG.launcher"; exit 3'
     environment = stand_ins | {"FAKE_python": JOINED, "FAKE_train_grpo": launcher}
-    environment |= {"GEMINI_API_KEY": "planted", "SEARCH_API_KEY": "of-a-reward", "KEYS_ON_ALL_NODES": "SEARCH_API_KEY"}
+    environment |= {"GEMINI_API_KEY": "planted", "SEARCH_API_KEY": "of-a-reward", "PASS_TO_ALL_NODES": "SEARCH_API_KEY"}
     environment["FAKE_srun"] = 'printf "%s %s\n" "${GEMINI_API_KEY-none}" "$SEARCH_API_KEY" >"$FAKE_LOG.keys"'
     job = slurm(environment, "--steps", "20")
     output, _ = job.communicate(timeout=60)
@@ -90,7 +90,7 @@ def test_the_job_starts_ray_on_every_node_and_the_launcher_on_the_first(stand_in
         in noted
     )
     (others,) = [call for call in noted if call.startswith("srun")]
-    assert "--no-kill --nodes=2 --ntasks=2 --exclude=node-a" in others
+    assert "--no-kill --kill-on-bad-exit=0 --nodes=2 --ntasks=2 --exclude=node-a" in others
     assert others.endswith("ray start --address=10.0.0.7:6379 --disable-usage-stats --block")
     assert "train_grpo.sh --steps 20" in noted
     assert Path(f"{environment['FAKE_LOG']}.launcher").read_text().split() == ["10.0.0.7:6379", "3", "token", TOKEN]

@@ -148,9 +148,8 @@ def check_disk(config: Config, plan: Plan, run_dir: Path) -> Iterator[Problem]:
                 "set CKPT_DIR or METRICS_DIR to another disk, or lower MAX_CHECKPOINTS",
             )
         limit = config.args.stop_disk_gb
-        if limit is not None and (free_gb := (machine.disk_free(folder) - needed) / machine.GB) < limit:
-            more = f" besides {size(needed)} of checkpoints" if needed else ""
-            what = f"{name}: {free_gb:.1f} GB of disk are free in {folder}{more}, and STOP_DISK_GB is {limit:g}"
+        if limit is not None and (free_gb := machine.disk_free(folder) / machine.GB) < limit:
+            what = f"{name}: {free_gb:.1f} GB of disk are free in {folder}, and STOP_DISK_GB is {limit:g}"
             yield Problem(what, "free disk space, or lower STOP_DISK_GB")
 
 

@@ -284,9 +284,9 @@ class _Supervisor:
         if self.code == 0:
             return End(0)
         self.signalled = self.signalled or self.told  # a SIGTERM may have come during the clean-up
+        if (self.signalled or self.stop) and self.cause and "killed by SIGTERM" not in self.cause.what:
+            self._show(f"{'failed':<12} {self.cause.what}")
         if self.signalled:
-            if self.cause:
-                self._show(f"{'failed':<12} {self.cause.what}")
             return End(128 + self.signalled)
         if self.stop:
             return End(STOPPED, self.stop.reason)

@@ -92,7 +92,7 @@ def test_run_stops_if_all_rewards_are_missing():
 
 
 def test_a_run_whose_engines_have_no_log_probs_does_not_blame_the_reward():
-    with pytest.raises(UserError, match="not finite, or of other tokens") as error:
+    with pytest.raises(UserError, match="not finite or belong to other tokens") as error:
         rewards.complete([sample(math.nan, token_mismatch=1.0) for _ in range(4)], 2)
     assert "lower LEARNING_RATE" in error.value.problem.remedy
 

@@ -30,7 +30,7 @@ def trained(checkpoint, run_ranks, folder):
 
 @pytest.mark.timeout(500)
 def test_a_resumed_trainer_gives_the_same_numbers(trained, checkpoint, run_ranks, tmp_path):
-    # After two steps: the third power of 0.999 is one that a new Adam rounds otherwise.
+    # After two steps: the third power of 0.999 is one that a new Adam rounds differently.
     run_ranks(2, checkpoint, tmp_path, 4, trained / "step_2", 600, 4, "zero3", script=SCRIPT)
     for rank in (0, 1):
         whole = json.loads((trained / f"losses_{rank}.json").read_text())
@@ -132,7 +132,7 @@ def test_the_state_of_another_adapter_is_refused(trained, checkpoint, run_ranks,
 
 @pytest.mark.parametrize(("stopped_after", "tensors"), [(6, 1), (8, 2)])
 def test_an_optimizer_that_catches_up_steps_on_as_one_that_was_not_stopped(stopped_after: int, tensors: int) -> None:
-    """To the bit. After some numbers of steps it would also without: there a power is what its product rounds to."""
+    """To the bit. At other step counts, power and product may round alike."""
     weights = [torch.nn.Parameter(torch.randn(1000)) for _ in range(tensors)]
     settings = {"lr": 0.1, "betas": (0.9, 0.95)}
     whole = DeepSpeedCPUAdam(weights, **settings)

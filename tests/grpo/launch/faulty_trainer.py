@@ -78,9 +78,10 @@ def main() -> None:
         nonlocal engine
         suffer(fault, step, "generate", engine)
         if fault.get("replace") and step == fault["step"]:
-            engine.wait()
+            os.waitid(os.P_PID, engine.pid, os.WEXITED | os.WNOWAIT)  # a pidfd has no pid once its process is reaped
             wait_until(lambda: engine.pid not in watched_by(os.getppid()), "the keeper has not seen the death")
-            time.sleep(0.5)  # it tells the launcher; another engine would take longer to start
+            engine.wait()
+            time.sleep(0.5)  # the keeper tells the launcher; another engine would take longer to start
             engine = subprocess.Popen([sys.executable, "-c", ENGINE])
             log.write_replaced({"engine": "a", "seconds": 1.0, "prompts": 2})
             time.sleep(1.5)  # the launcher looks twice a second

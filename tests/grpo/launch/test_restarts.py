@@ -110,16 +110,18 @@ def test_a_restart_that_lacks_something_for_too_long_ends_the_run(lacking) -> No
     assert first["restart"] and "restart" not in last and "train.jsonl" in last["cause"]
 
 
-def test_a_restart_that_finds_other_problems_ends_the_run(start, setting) -> None:
-    run, problems = start(5, [ENGINE_DIES]), setting.folder / "train.jsonl"
+@pytest.mark.parametrize("damaged", ["train.jsonl", "config.json"])
+def test_a_restart_that_finds_other_problems_ends_the_run(start, setting, damaged: str) -> None:
+    run = start(5, [ENGINE_DIES])
     run.wait_for_step(1)
-    problems.write_text(problems.read_text() * 2)
+    file = (setting.folder if damaged == "train.jsonl" else run.folder) / damaged
+    file.write_text(file.read_text() * 2)
     output = run.finish()
     assert run.launcher.returncode == 2, output
-    assert any(line.startswith("refused: ") and "was changed" in line for line in output)
+    assert any(line.startswith("refused: ") and damaged in line for line in output)
     assert output[-1].startswith("not finished ./train_grpo.sh --resume")
     first, last = run.rows("ends.jsonl")
-    assert first["restart"] and "restart" not in last and "was changed" in last["cause"]
+    assert first["restart"] and "restart" not in last and damaged in last["cause"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -124,14 +124,22 @@ def assert_nothing_left(driver: dict) -> None:
 
 @pytest.mark.parametrize(("how", "code"), [("0", 0), ("3", 3), ("signal", 128 + signal.SIGUSR1)])
 def test_the_driver_ends_by_itself(tmp_path: Path, start, bystander, how: str, code: int) -> None:
-    of_an_earlier_part = tmp_path / "failure.json"
-    of_an_earlier_part.touch()
     run = start(tmp_path, how)
     output = run.finish()
-    assert run.shell.returncode == code and not of_an_earlier_part.exists()
+    assert run.shell.returncode == code
     assert_nothing_left(run.driver())
     assert ("the last words of the driver" in output) == (code != 0), "shown only where it helps"
     assert (str(tmp_path / "driver.log") in output) and "Traceback" not in output
+
+
+def test_the_failure_of_an_earlier_part_is_forgotten_although_no_driver_starts(tmp_path: Path, start) -> None:
+    failure = tmp_path / "failure.json"
+    failure.touch()
+    run = start(tmp_path, "wait")
+    wait_until(lambda: bool(children(run.shell.pid)), "the keeper did not start")
+    os.kill(run.keeper(), signal.SIGKILL)
+    assert "the keeper was killed" in run.finish()
+    assert not failure.exists()
 
 
 # A stand-in for the trainer that asks the judge's stand-in, with google-genai's client.
