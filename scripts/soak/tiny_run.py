@@ -137,11 +137,10 @@ class TinyRun:
 
     def _note_files(self, process: psutil.Process) -> None:
         try:
-            maps = Path(f"/proc/{process.pid}/maps").read_text(errors="replace")
             variables = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
         except OSError:  # it has ended
             return
-        self.shared |= {Path(path) for path in re.findall(r"(/dev/shm/\S+)$", maps, re.MULTILINE)}
+        self.shared |= processes.shared_memory_of([process.pid])
         folders = [Path(os.fsdecode(value[7:])) for value in variables if value.startswith(b"TMPDIR=")]
         self.temporary |= {folder.parent for folder in folders if folder.parent.name.startswith("grpo-")}
 

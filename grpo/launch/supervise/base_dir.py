@@ -1,7 +1,7 @@
 """A run's own folder for sockets and temporary files: short, private, deleted with the run.
 
 If everything is killed at once, as in a power cut, nobody deletes it. So the launcher and the keeper hold a lock in it.
-The next launch deletes each folder whose lock nobody holds.
+The next launch deletes each folder whose lock nobody holds, and the shared memory that the keeper has noted in it.
 """
 
 import contextlib
@@ -9,12 +9,16 @@ import fcntl
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
+
+from grpo.launch.supervise import processes
+from grpo.stack import machine
 
 # A socket path holds at most 107 bytes (unix(7)); Ray adds
 # "/ray/session_2026-01-31_23-59-59_999999_4194304/sockets/plasma_store", vLLM "/tmp/<uuid>", to our folder.
 _ADDED = "/ray/session_2026-01-31_23-59-59_999999_4194304/sockets/plasma_store.lock"
-_PREFIX, _LOCK = "grpo-", "lock"
+_PREFIX, _LOCK, _SHARED_MEMORY = "grpo-", "lock", "shared-memory"
 # Characters of the longest path that may hold the folder; 8 of the folder's name are random.
 LONGEST_PARENT = 107 - len(_ADDED) - len(f"/{_PREFIX}12345678")
 
@@ -36,6 +40,19 @@ def make() -> tuple[Path, int]:
     return made.rename(made.with_name(made.name.removeprefix("."))), descriptor
 
 
+def note_shared_memory(folder: Path, files: Iterable[Path]) -> None:
+    """Note the run's files under /dev/shm, for whoever cleans up after a keeper that was killed."""
+    with contextlib.suppress(OSError):  # a full disk: they stay only if the keeper is killed, too
+        (folder / _SHARED_MEMORY).write_text("\n".join(sorted(file.name for file in files)), encoding="utf-8")
+
+
+def shared_memory(folder: Path) -> set[Path]:
+    """Return what :func:`note_shared_memory` has noted."""
+    file = folder / _SHARED_MEMORY
+    names = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return {machine.SHM / Path(name).name for name in names if name}
+
+
 def _delete_dead(parent: Path) -> None:
     for folder in parent.glob(f"{_PREFIX}*"):
         try:
@@ -47,6 +64,7 @@ def _delete_dead(parent: Path) -> None:
         try:
             with contextlib.suppress(BlockingIOError):  # the run lives
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                processes.remove_shared_memory(shared_memory(folder))
                 shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(descriptor)

@@ -230,7 +230,9 @@ class _Supervisor:
         late.cancel()
         if not self.clean:
             self._show("the keeper was killed: ending the run")
-            self._show_left(keeper.clean_up(self.job, os.getpid(), set()).left)
+            self._show_left(
+                keeper.clean_up(self.job, os.getpid(), base_dir.shared_memory(Path(self.job.base_dir))).left
+            )
         self._show(*self.progress())
 
     def _on_event(self, event: dict[str, Any]) -> None:

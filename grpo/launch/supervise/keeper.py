@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from grpo.launch.supervise import examination, last_words, processes, ray_head
+from grpo.launch.supervise import base_dir, examination, last_words, processes, ray_head
 from grpo.launch.supervise.job import Job
 from grpo.launch.supervise.ray_head import RayHead
 from grpo.launch.supervise.witness import Death, Witness, how
@@ -141,10 +141,10 @@ class Keeper:
     def _start_ray(self, head: RayHead) -> None:
         report(event="starting ray", gpus=head.num_gpus, cpus=head.num_cpus)
         started = time.monotonic()
-        base_dir = Path(self.job.base_dir)
-        self.job.environment |= ray_head.variables() | rendezvous.variables(base_dir / "rendezvous")
-        self.services[self._spawn(ray_head.start_command(head, base_dir), "ray-start.log")] = ("Ray", "ray-start.log")
-        address = ray_head.address_file(base_dir)
+        base = Path(self.job.base_dir)
+        self.job.environment |= ray_head.variables() | rendezvous.variables(base / "rendezvous")
+        self.services[self._spawn(ray_head.start_command(head, base), "ray-start.log")] = ("Ray", "ray-start.log")
+        address = ray_head.address_file(base)
         while not (address.is_file() and address.read_text().strip()):
             self._wait(0.1)
             if time.monotonic() - started > RAY_START_LIMIT:
@@ -152,7 +152,7 @@ class Keeper:
         self.job.environment["RAY_ADDRESS"] = address.read_text().strip()
         kept = Path(self.job.log_dir) / "ray"
         make_way(kept)
-        kept.symlink_to(base_dir / "ray" / "session_latest" / "logs")
+        kept.symlink_to(base / "ray" / "session_latest" / "logs")
         report(
             event="ray started",
             address=self.job.environment["RAY_ADDRESS"],
@@ -251,6 +251,8 @@ class Keeper:
         self.watch.drain()
         running = processes.of_run(self.job.run_id, os.getpid())
         self.shared_memory |= processes.shared_memory_of(process.pid for process in running)
+        ours = self.shared_memory - {Path(name) for name in self.job.foreign_memory}
+        base_dir.note_shared_memory(Path(self.job.base_dir), ours)
         self.next_scan = time.monotonic() + SHM_SCAN_SECONDS
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from grpo.launch.supervise import base_dir
 from tests.faults import Stopwatch, assert_seen, note
 from tests.supervised import children, command_line, is_alive, naming, wait_until
 
@@ -237,6 +239,21 @@ def test_the_whole_process_group_of_the_launcher_is_killed(tmp_path: Path, start
     os.killpg(run.shell.pid, signal.SIGKILL)
     assert_nothing_left(driver)
     run.finish()
+
+
+def test_the_next_launch_deletes_what_is_left_if_everything_is_killed(tmp_path: Path, start) -> None:
+    run = start(tmp_path, "wait")
+    driver = run.driver()
+    base = Path(driver["temporary"]).parent
+    wait_until(lambda: {file.name for file in base_dir.shared_memory(base)} >= set(driver["shm"]), "it is not noted")
+    for pid in (run.shell.pid, run.keeper(), *driver["pids"]):
+        os.kill(pid, signal.SIGKILL)
+    run.finish()
+    assert all(Path("/dev/shm", name).exists() for name in driver["shm"])
+    made, held = base_dir.make()
+    os.close(held)
+    shutil.rmtree(made)
+    assert_nothing_left(driver)
 
 
 def test_the_keeper_is_killed(tmp_path: Path, start, bystander) -> None:
