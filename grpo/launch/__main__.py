@@ -37,6 +37,7 @@ from grpo.launch.hang import HangWatch
 from grpo.launch.judge import RunJudge
 from grpo.launch.own_settings import Changes
 from grpo.launch.plan import Plan, describe, make_plan, shortfall
+from grpo.launch.refusals import REFUSED, end_restarts, note, refuse, refuse_all
 from grpo.launch.restarts import Verdict
 from grpo.launch.signals import Signalled
 from grpo.launch.supervise import exposure, joined_cluster, last_words, node_check
@@ -47,15 +48,13 @@ from grpo.run.run_files import RunFiles
 from grpo.run.save_request import SaveRequest
 from grpo.run.saved_steps import saved_steps, step_name
 from grpo.stack import machine, seats
-from grpo.stack.counted import counted
 from grpo.stack.json_files import read_rows
 from grpo.stack.patch_digest import DIGEST_VARIABLE
-from grpo.stack.problem import Problem, UserError
+from grpo.stack.problem import UserError
 from grpo.stack.seats import Seats
 from reward import judge_place
 from reward.settings import STAND_IN_VARIABLE
 
-REFUSED = 2
 DRIVER = (sys.executable, "-m", "openrlhf.cli.train_ppo_ray")
 
 
@@ -88,7 +87,7 @@ def main() -> int:
     except Signalled as came:
         print(f"{came.name}: nothing was started", file=sys.stderr)
         if options.held is not None:
-            return _end_restarts(Path(options.resume), came.code)
+            return end_restarts(Path(options.resume), came.code)
         return came.code
 
 
@@ -176,28 +175,6 @@ def _admitted(
         time.sleep(joined_cluster.LOOK_AGAIN_SECONDS)
 
 
-def _end_restarts(folder: Path, code: int, **more: str) -> int:
-    """Record that a restart was not made, and say how the run continues; return the exit code."""
-    files = RunFiles(folder)
-    _note(files, code, **more)
-    try:
-        config = files.read_config()
-    except UserError:  # the refusal has named it
-        config = {}
-    print(f"not finished {way_on(folder, files.folder_of('ckpt_path', config), config)}", flush=True)
-    return code
-
-
-def _note(files: RunFiles, code: int, **more: Any) -> bool:
-    """Record how a part of the run ended; return whether the disk had room for it."""
-    try:
-        files.note_end(code, **more)
-    except OSError as error:  # it does not change how the run ended
-        print(f"{files.ends} was not written: {error}", file=sys.stderr)
-        return False
-    return True
-
-
 def _about(plan: Plan, config: Config, run_judge: RunJudge) -> list[str]:
     """Return what the plan says of a run."""
     about = [packages.describe(), *describe(plan, config), *_placed(plan, config), *gpu_memory.describe(config)]
@@ -213,26 +190,6 @@ def _where(config: Config) -> list[str]:
     """Return where a resumed run would continue, and which steps it would set aside."""
     newer = ", ".join(step_name(step) for step in resume.newer_steps(config))
     return [*resume.describe(config), *([f"  these newer steps would be moved away: {newer}"] if newer else [])]
-
-
-def refuse(options: argparse.Namespace, error: UserError) -> int:
-    """Print why nothing is started; return the exit code."""
-    print(f"refused: {error}", file=sys.stderr)
-    return _refused(options, error.problem)
-
-
-def refuse_all(options: argparse.Namespace, problems: Sequence[Problem]) -> int:
-    """Print all problems; return the exit code."""
-    print(f"refused, {counted(len(problems), 'problem')}:", file=sys.stderr)
-    print("\n".join(f"  {number}. {problem}" for number, problem in enumerate(problems, 1)), file=sys.stderr)
-    return _refused(options, problems[0])
-
-
-def _refused(options: argparse.Namespace, first: Problem) -> int:
-    """Return the exit code; a restart also leaves a record, and says how the run continues."""
-    if options.held is None:
-        return REFUSED
-    return _end_restarts(Path(options.resume), REFUSED, cause=first.what, remedy=first.remedy)
 
 
 def run(
@@ -273,7 +230,7 @@ def run(
     except Signalled as came:
         if code != 0:  # what is finished stays finished
             code = came.code
-            _note(files, code)
+            note(files, code)
     if code:
         print(f"not finished {way_on(folder, Path(config.args.ckpt_path), files.read_config())}", flush=True)
     return code
@@ -344,7 +301,7 @@ def _note_end(files: RunFiles, config: Config, progress: Progress, end: End) -> 
         if end.code not in (REFUSED, STOPPED):
             verdict = restarts.decide([*read_rows(files.ends), more], config.args.restarts, progress.has_moved())
         more["restart"] = verdict.wait is not None
-    return verdict if _note(files, end.code, **more) else Verdict(None, [])
+    return verdict if note(files, end.code, **more) else Verdict(None, [])
 
 
 if __name__ == "__main__":

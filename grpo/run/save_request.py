@@ -3,7 +3,7 @@
 import contextlib
 from pathlib import Path
 
-LONGEST = 300  # bytes of why a checkpoint could not be saved
+LONGEST = 300  # bytes of the reason for a failure
 
 
 class SaveRequest:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from grpo.launch.supervise import processes
 from grpo.stack import machine
+from grpo.stack.json_files import replace
 
 # A socket path holds at most 107 bytes (unix(7)); Ray adds
 # "/ray/session_2026-01-31_23-59-59_999999_4194304/sockets/plasma_store", vLLM "/tmp/<uuid>", to our folder.
@@ -43,7 +44,7 @@ def make() -> tuple[Path, int]:
 def note_shared_memory(folder: Path, files: Iterable[Path]) -> None:
     """Note the run's files under /dev/shm, for whoever cleans up after a keeper that was killed."""
     with contextlib.suppress(OSError):  # a full disk: they stay only if the keeper is killed, too
-        (folder / _SHARED_MEMORY).write_text("\n".join(sorted(file.name for file in files)), encoding="utf-8")
+        replace(folder / _SHARED_MEMORY, "\n".join(sorted(file.name for file in files)))
 
 
 def shared_memory(folder: Path) -> set[Path]:

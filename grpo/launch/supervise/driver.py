@@ -230,9 +230,8 @@ class _Supervisor:
         late.cancel()
         if not self.clean:
             self._show("the keeper was killed: ending the run")
-            self._show_left(
-                keeper.clean_up(self.job, os.getpid(), base_dir.shared_memory(Path(self.job.base_dir))).left
-            )
+            noted = base_dir.shared_memory(Path(self.job.base_dir))
+            self._show_left(keeper.clean_up(self.job, os.getpid(), noted).left)
         self._show(*self.progress())
 
     def _on_event(self, event: dict[str, Any]) -> None:
@@ -286,6 +285,7 @@ class _Supervisor:
         if self.code == 0:
             return End(0)
         self.signalled = self.signalled or self.told  # a SIGTERM may have come during the clean-up
+        # A SIGTERM to all processes at once is no failure.
         if (self.signalled or self.stop) and self.cause and "killed by SIGTERM" not in self.cause.what:
             self._show(f"{'failed':<12} {self.cause.what}")
         if self.signalled:

@@ -1,0 +1,56 @@
+"""Refusals: why nothing is started. That of a restart is recorded in ends.jsonl, and says how the run continues."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from grpo.run.progress import way_on
+from grpo.run.run_files import RunFiles
+from grpo.stack.counted import counted
+from grpo.stack.problem import Problem, UserError
+
+REFUSED = 2
+
+
+def refuse(options: argparse.Namespace, error: UserError) -> int:
+    """Print why nothing is started; return the exit code."""
+    print(f"refused: {error}", file=sys.stderr)
+    return _refused(options, error.problem)
+
+
+def refuse_all(options: argparse.Namespace, problems: Sequence[Problem]) -> int:
+    """Print all problems; return the exit code."""
+    print(f"refused, {counted(len(problems), 'problem')}:", file=sys.stderr)
+    print("\n".join(f"  {number}. {problem}" for number, problem in enumerate(problems, 1)), file=sys.stderr)
+    return _refused(options, problems[0])
+
+
+def _refused(options: argparse.Namespace, first: Problem) -> int:
+    """Return the exit code; a restart also leaves a record, and says how the run continues."""
+    if options.held is None:
+        return REFUSED
+    return end_restarts(Path(options.resume), REFUSED, cause=first.what, remedy=first.remedy)
+
+
+def end_restarts(folder: Path, code: int, **more: str) -> int:
+    """Record that a restart was not made, and say how the run continues; return the exit code."""
+    files = RunFiles(folder)
+    note(files, code, **more)
+    try:
+        config = files.read_config()
+    except UserError:  # the refusal has named it
+        config = {}
+    print(f"not finished {way_on(folder, files.folder_of('ckpt_path', config), config)}", flush=True)
+    return code
+
+
+def note(files: RunFiles, code: int, **more: Any) -> bool:
+    """Record how a part of the run ended; return whether the disk had room for it."""
+    try:
+        files.note_end(code, **more)
+    except OSError as error:  # it does not change how the run ended
+        print(f"{files.ends} was not written: {error}", file=sys.stderr)
+        return False
+    return True
