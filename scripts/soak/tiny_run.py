@@ -15,6 +15,7 @@ from grpo.launch.supervise import processes
 from grpo.run.run_files import RunFiles
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.json_files import read_rows
+from grpo.stack.machine import SHM
 
 # One engine and one rank of the actor: at most 6 GB.
 SETTINGS = {"NUM_ENGINES": "1", "ACTOR_GPUS": "1", "SAVE_STEPS": "1", "RESTARTS": "3", "MAX_CHECKPOINTS": "2"}
@@ -39,7 +40,7 @@ class TinyRun:
         code: the exit code of the last part; None while it runs.
         resumes: how often it was continued by hand.
         seen: every process that it has had.
-        shared: its files under /dev/shm; ``temporary``: its folders for temporary files.
+        temporary: its folders for temporary files.
     """
 
     def __init__(self, folder: Path, steps: int, settings: Mapping[str, str]) -> None:
@@ -47,7 +48,7 @@ class TinyRun:
         self.code: int | None = None
         self.resumes = 0
         self.seen: set[psutil.Process] = set()
-        self.shared: set[Path] = set()
+        self._foreign = set(SHM.iterdir())
         self.temporary: set[Path] = set()
         self._steps, self._settings = steps, {**SETTINGS, **settings}
         self._log = folder.with_suffix(".log")
@@ -106,9 +107,13 @@ class TinyRun:
         self._launcher.wait()
 
     def left(self) -> list[str]:
-        """Return what the run has left: processes, shared memory, temporary folders."""
+        """Return what the run has left: processes, shared memory, temporary folders.
+
+        Every new file under /dev/shm that nobody uses counts: a file that no look has seen in use has no known owner.
+        """
         alive = [f"process {process.pid}" for process in self.seen if processes.is_alive(process)]
-        return [*alive, *(str(path) for path in sorted(self.shared | self.temporary) if path.exists())]
+        shared = set(SHM.iterdir()) - self._foreign - processes.shared_memory_of(psutil.pids())
+        return [*alive, *map(str, sorted(shared)), *(str(path) for path in sorted(self.temporary) if path.exists())]
 
     def phase(self) -> tuple[str, int]:
         """Return what the run is doing, and in which step."""
@@ -133,14 +138,13 @@ class TinyRun:
     def _look(self) -> None:
         for process in self.processes():
             self.seen.add(process)
-            self._note_files(process)
+            self._note_folders(process)
 
-    def _note_files(self, process: psutil.Process) -> None:
+    def _note_folders(self, process: psutil.Process) -> None:
         try:
             variables = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
         except OSError:  # it has ended
             return
-        self.shared |= processes.shared_memory_of([process.pid])
         folders = [Path(os.fsdecode(value[7:])) for value in variables if value.startswith(b"TMPDIR=")]
         self.temporary |= {folder.parent for folder in folders if folder.parent.name.startswith("grpo-")}
 

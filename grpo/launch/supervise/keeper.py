@@ -54,9 +54,9 @@ class ServiceFailed(Exception):
 
 def clean_up(job: Job, root: int, shared_memory: set[Path]) -> processes.Ended:
     """End every process of the run below `root`, keep Ray's logs, delete shared memory and `base_dir`."""
-    shared_memory |= processes.shared_memory_of(process.pid for process in processes.of_run(job.run_id, root))
     ended = processes.end_all(job.run_id, root, job.grace)
-    processes.remove_shared_memory(shared_memory - {Path(name) for name in job.foreign_memory})
+    foreign = {Path(name) for name in job.foreign_memory}
+    processes.remove_shared_memory((shared_memory | ended.shared_memory) - foreign)
     if job.ray:
         _keep_ray_logs(Path(job.base_dir), Path(job.log_dir) / "ray")
     shutil.rmtree(job.base_dir, ignore_errors=True)

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -90,19 +89,16 @@ class Agent:
             if sys.stdin.fileno() in ready and not os.read(sys.stdin.fileno(), 4096):
                 break
             self.watch.drain()
-            self.shared_memory |= processes.shared_memory_of(process.pid for process in self._running())
+            running = processes.of_run(self.run_id, os.getpid())
+            self.shared_memory |= processes.shared_memory_of(process.pid for process in running)
             time.sleep(SHM_SCAN_SECONDS)  # one look for a burst of files
         self.clean_up()
 
     def clean_up(self) -> None:
         """End the run's processes on this node, and delete what they leave."""
-        self.shared_memory |= processes.shared_memory_of(process.pid for process in self._running())
-        processes.end_all(self.run_id, os.getpid(), GRACE_SECONDS)
-        processes.remove_shared_memory(self.shared_memory - self.foreign)
+        ended = processes.end_all(self.run_id, os.getpid(), GRACE_SECONDS)
+        processes.remove_shared_memory((self.shared_memory | ended.shared_memory) - self.foreign)
         shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _running(self) -> Iterable[Any]:
-        return processes.of_run(self.run_id, os.getpid())
 
 
 def main() -> None:

@@ -25,11 +25,17 @@ _POLL_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Ended:
-    """How the processes of a run ended: all pids, those that needed SIGKILL, those that still run."""
+    """How the processes of a run ended.
+
+    Attributes:
+        signalled: all pids; ``killed``: those that needed SIGKILL; ``left``: those that still run.
+        shared_memory: the files under /dev/shm that they used meanwhile.
+    """
 
     signalled: frozenset[int]
     killed: frozenset[int]
     left: frozenset[int]
+    shared_memory: frozenset[Path]
 
 
 def become_subreaper() -> None:
@@ -110,18 +116,25 @@ def reap() -> dict[int, int]:
 def end_all(run_id: str, root: int, grace: float, limit: float = 30.0) -> Ended:
     """End every process of a run: SIGTERM, then SIGKILL after `grace` seconds, repeated until no process is left.
 
-    Scans again on every turn, since a dying process may still start others. Gives up `limit` seconds after
-    `grace`: a process in an uninterruptible system call cannot be ended.
+    Scans again on every turn, since a dying process may still start others, and an engine that starts may still create
+    shared memory. Gives up `limit` seconds after `grace`: a process in an uninterruptible system call cannot be ended.
     """
     started = time.monotonic()
     signalled: set[int] = set()
     killed: set[int] = set()
+    memory: set[Path] = set()
+    looked_at: set[str] = set()
     while True:
         reap()
+        names = set(os.listdir(SHM))
         alive = of_run(run_id, root)
+        if names - looked_at:
+            memory |= shared_memory_of(process.pid for process in alive)
+            looked_at = names
         waited = time.monotonic() - started
         if not alive or waited > grace + limit:
-            return Ended(frozenset(signalled), frozenset(killed), frozenset(process.pid for process in alive))
+            left = frozenset(process.pid for process in alive)
+            return Ended(frozenset(signalled), frozenset(killed), left, frozenset(memory))
         for process in alive:
             if waited >= grace:
                 if send(process, signal.SIGKILL):

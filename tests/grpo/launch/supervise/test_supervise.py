@@ -28,16 +28,22 @@ end = supervise([sys.executable, *driver], ray=None, log_dir=Path(folder), grace
 print(f"failed       {end.cause}")
 sys.exit(end.code)
 """
-# A stand-in for the trainer. It starts: a child; one that detaches and has an empty environment; one that ignores
-# SIGTERM; and holds a shared-memory segment. Then it ends as it is told.
+# A stand-in for the trainer. It starts: a child; one that detaches and has an empty environment; one that answers a
+# SIGTERM with new shared memory; and holds a shared-memory segment. Then it ends as it is told.
 DRIVER = """
 import json, multiprocessing, os, signal, subprocess, sys, time
 from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
 folder, how = sys.argv[1:]
 sleep = [sys.executable, "-c", "import time; time.sleep(300)"]
-stubborn = [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True);"
-            "time.sleep(300)"]
+stubborn = [sys.executable, "-c", "import mmap, os, signal, time\\n"
+            "def more(*_):\\n"
+            "    global memory\\n"
+            "    file = open(f'/dev/shm/late-{os.getpid()}', 'w+b')\\n"
+            "    file.truncate(10)\\n"
+            "    memory = mmap.mmap(file.fileno(), 10)\\n"
+            "signal.signal(15, more); print(1, flush=True)\\n"
+            "while True: time.sleep(300)"]
 detach = [sys.executable, "-c", "import os, sys, time; os.fork() and os._exit(0); os.setsid(); "
           "os.fork() and os._exit(0); print(os.getpid(), flush=True); time.sleep(300)"]
 child = subprocess.Popen(sleep)
@@ -52,8 +58,8 @@ name = "sem." + semaphore._semlock.name[1:]
 resource_tracker.unregister(segment._name, "shared_memory")
 resource_tracker.unregister(semaphore._semlock.name, "semaphore")
 file = Path(folder) / "driver.json"
-temporary = os.environ["TMPDIR"]
-file.with_suffix(".tmp").write_text(json.dumps({"pids": pids, "shm": [segment.name, name], "temporary": temporary}))
+about = {"pids": pids, "shm": [segment.name, name], "late": f"late-{ignoring.pid}", "temporary": os.environ["TMPDIR"]}
+file.with_suffix(".tmp").write_text(json.dumps(about))
 file.with_suffix(".tmp").rename(file)
 print("the last words of the driver", flush=True)
 # The keeper looks at most twice a second who owns new shared memory.
@@ -120,7 +126,8 @@ def start() -> Iterator[Callable[..., Run]]:
 
 def assert_nothing_left(driver: dict) -> None:
     wait_until(lambda: not any(map(is_alive, driver["pids"])), f"left: {[p for p in driver['pids'] if is_alive(p)]}")
-    wait_until(lambda: not any(Path("/dev/shm", name).exists() for name in driver["shm"]), "shared memory is left")
+    names = [*driver["shm"], driver["late"]]
+    wait_until(lambda: not any(Path("/dev/shm", name).exists() for name in names), "shared memory is left")
     wait_until(lambda: not Path(driver["temporary"]).parent.exists(), "the temporary folder is left")
 
 
