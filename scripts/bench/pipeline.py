@@ -16,6 +16,7 @@ from pathlib import Path
 
 from grpo.launch.supervise import ray_head
 from grpo.stack.problem import UserError
+from scripts import local_ray
 from scripts.bench.harness import Result
 from scripts.bench.machine import Copy
 
@@ -36,25 +37,16 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
     scratch = Path(tempfile.mkdtemp(prefix="bench-pipeline-"))
     os.environ.update(ray_head.variables())  # before Ray is imported
     with contextlib.redirect_stdout(sys.stderr):  # what OpenRLHF prints and logs; the result is on stdout
-        import ray
-
         from scripts.bench.parts.waiting_run import Latencies, rows_of
 
         latencies = Latencies(options.sampling, options.judge, options.training, options.sync)
         try:
-            ray.init(
-                address="local",
-                num_cpus=4,
-                include_dashboard=False,
-                log_to_driver=False,
-                _temp_dir=str(scratch / "ray"),
-            )
-            runs = {
-                name: rows_of(scratch / name, latencies, options.steps, is_ahead)
-                for name, is_ahead in (("stock", False), ("ours", True))
-            }
+            with local_ray.started(scratch / "ray", cpus=4):
+                runs = {
+                    name: rows_of(scratch / name, latencies, options.steps, is_ahead)
+                    for name, is_ahead in (("stock", False), ("ours", True))
+                }
         finally:
-            ray.shutdown()
             shutil.rmtree(scratch, ignore_errors=True)
     seconds, details = {}, {"in_turn_s": latencies.in_turn(), "ahead_s": latencies.ahead()}
     for name, rows in runs.items():

@@ -20,6 +20,7 @@ from grpo.model.architecture import ATTENTION_PROJECTIONS
 from grpo.model.model_files import read_json
 from grpo.stack import rendezvous
 from grpo.stack.problem import UserError
+from scripts import local_ray
 from scripts.bench.harness import Result, time_in_turn
 from scripts.bench.machine import Copy
 from scripts.bench.parts.random_model import FULL, write_random_config
@@ -42,35 +43,25 @@ def run(options: argparse.Namespace, copy: Copy) -> Result:
         )
     scratch = Path(tempfile.mkdtemp(prefix="bench-sync-"))
     os.environ.update(ray_head.variables() | rendezvous.variables(scratch / "rendezvous"))  # before Ray is imported
-    import ray
-
     from grpo.lora import sync
 
     try:
         workers = options.engines * options.tensor_parallel
-        ray.init(
-            address="local",
-            num_cpus=workers + 4,
-            num_gpus=workers,
-            include_dashboard=False,
-            log_to_driver=False,
-            _temp_dir=str(scratch / "ray"),
-        )
-        _write_config(scratch / "model", options)
-        engines = _engines(options, scratch / "model")
-        flat, specs = _adapter(options.layers)
-        target = torch.empty_like(flat)
-        timings = time_in_turn(
-            {
-                "stock": lambda: _tensor_by_tensor(flat, specs, engines),
-                "ours": lambda: sync.send(flat, specs, engines),
-                "copy": lambda: target.copy_(flat),
-            },
-            options.repeat,
-        )
-        stock_calls, our_calls = _calls(engines, flat, specs)
+        with local_ray.started(scratch / "ray", workers + 4, workers):
+            _write_config(scratch / "model", options)
+            engines = _engines(options, scratch / "model")
+            flat, specs = _adapter(options.layers)
+            target = torch.empty_like(flat)
+            timings = time_in_turn(
+                {
+                    "stock": lambda: _tensor_by_tensor(flat, specs, engines),
+                    "ours": lambda: sync.send(flat, specs, engines),
+                    "copy": lambda: target.copy_(flat),
+                },
+                options.repeat,
+            )
+            stock_calls, our_calls = _calls(engines, flat, specs)
     finally:
-        ray.shutdown()
         shutil.rmtree(scratch, ignore_errors=True)
     seconds = {name: timing.seconds for name, timing in timings.items()}
     return Result(

@@ -19,6 +19,7 @@ from grpo.launch.supervise import ray_head
 from grpo.stack import rendezvous
 from grpo.stack.checkout import TINY_MODEL
 from grpo.stack.problem import UserError
+from scripts import local_ray
 from scripts.gpu_check.rung import Passed, device_of
 from scripts.gpu_check.scoring import scored, with_adapter
 
@@ -95,11 +96,7 @@ def started(model: Path, scratch: Path, workers: int, gpus: int) -> Iterator[Any
     from grpo.lora import adapter
     from grpo.stack import cluster
 
-    ray.init(
-        address="local", num_cpus=workers + 4, num_gpus=max(gpus, workers), include_dashboard=False,
-        object_store_memory=300_000_000, log_to_driver=True, _temp_dir=str(scratch / "ray"),
-    )  # fmt: skip
-    try:
+    with local_ray.started(scratch / "ray", workers + 4, max(gpus, workers), 300_000_000, shows_logs=True):
         args: Any = SimpleNamespace(lora_rank=RANK, lora_alpha=2 * RANK, routing_replay=False)
         (engine,) = create_vllm_engines(
             1, workers, str(model), 1, False, True, True, LONGEST,
@@ -107,8 +104,6 @@ def started(model: Path, scratch: Path, workers: int, gpus: int) -> Iterator[Any
         )  # fmt: skip
         ray.get(cluster.engines_ready([engine]))
         yield engine
-    finally:
-        ray.shutdown()
 
 
 def _prompt(tokenizer: Any, number: int) -> list[int]:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts import local_ray
+
 from .runs import ROOT, train
 
 TINY_MODEL = ROOT / ".cache" / "tiny-model"
@@ -49,18 +51,7 @@ def finished(tiny_model, tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def ray_cluster():
     """The test's own Ray cluster, ended only through the handles of its processes."""
-    import ray
-
     temporary = tempfile.mkdtemp(prefix="ray-test-", dir="/tmp")
-    ray.init(
-        address="local",
-        num_cpus=16,
-        num_gpus=8,
-        include_dashboard=False,
-        object_store_memory=300_000_000,
-        _temp_dir=temporary,
-        log_to_driver=True,
-    )
-    yield
-    ray.shutdown()
+    with local_ray.started(Path(temporary), cpus=16, gpus=8, store=300_000_000, shows_logs=True):
+        yield
     shutil.rmtree(temporary, ignore_errors=True)

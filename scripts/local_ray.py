@@ -1,0 +1,46 @@
+"""A Ray cluster on this machine for a benchmark or a check, which leaves nothing behind."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from grpo.launch.supervise import processes
+
+END_SECONDS = 30.0
+
+
+@contextmanager
+def started(
+    folder: Path, cpus: int, gpus: int = 0, store: int | None = None, *, shows_logs: bool = False
+) -> Iterator[None]:
+    """Start Ray and connect to it; at the end, stop it and delete the shared memory of its processes.
+
+    Ray kills vLLM's processes, which then leave queues of up to 160 MiB and semaphores under /dev/shm.
+
+    Args:
+        folder: for Ray's files.
+        cpus: and ``gpus``: what Ray may hand out; they need not exist.
+        store: bytes of the object store; None takes Ray's default.
+        shows_logs: whether the output of Ray's workers is printed.
+    """
+    import ray  # only now: it reads its variables when it is imported
+
+    try:
+        ray.init(
+            address="local",
+            num_cpus=cpus,
+            num_gpus=gpus,
+            include_dashboard=False,
+            object_store_memory=store,
+            log_to_driver=shows_logs,
+            _temp_dir=str(folder),
+        )
+        yield
+    finally:
+        mine = psutil.Process().children(recursive=True)
+        memory = processes.shared_memory_of(process.pid for process in mine)
+        ray.shutdown()
+        psutil.wait_procs(mine, timeout=END_SECONDS)
+        processes.remove_shared_memory(memory)
