@@ -1,5 +1,7 @@
-"""A Ray cluster on this machine for a benchmark or a check, which leaves nothing behind."""
+"""A Ray cluster on this machine for a benchmark or a check."""
 
+import contextlib
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +17,7 @@ END_SECONDS = 30.0
 def started(
     folder: Path, cpus: int, gpus: int = 0, store: int | None = None, *, shows_logs: bool = False
 ) -> Iterator[None]:
-    """Start Ray and connect to it; at the end, stop it and delete the shared memory of its processes.
+    """Start Ray and connect to it; at the end, stop it and delete the shared memory that its processes use then.
 
     Ray kills vLLM's processes, which then leave queues of up to 160 MiB and semaphores under /dev/shm.
 
@@ -39,8 +41,21 @@ def started(
         )
         yield
     finally:
-        mine = psutil.Process().children(recursive=True)
+        mine = _processes_of_ray()
         memory = processes.shared_memory_of(process.pid for process in mine)
         ray.shutdown()
-        psutil.wait_procs(mine, timeout=END_SECONDS)
+        _, alive = psutil.wait_procs(mine, timeout=END_SECONDS)
+        for process in alive:
+            processes.send(process, signal.SIGKILL)
+        psutil.wait_procs(alive, timeout=END_SECONDS)
         processes.remove_shared_memory(memory)
+
+
+def _processes_of_ray() -> list[psutil.Process]:
+    """Return Ray's services and workers; this process may have other children, which live as long as it does."""
+    mine: list[psutil.Process] = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):  # it has ended
+            if "/ray/" in " ".join(child.cmdline()):
+                mine += [child, *child.children(recursive=True)]
+    return mine

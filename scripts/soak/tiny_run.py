@@ -109,11 +109,12 @@ class TinyRun:
     def left(self) -> list[str]:
         """Return what the run has left: processes, shared memory, temporary folders.
 
-        Every new file under /dev/shm that nobody uses counts: a file that no look has seen in use has no known owner.
+        Counts every new file under /dev/shm that no process uses, since nothing tells who created it. So nothing else
+        may create files there meanwhile.
         """
         alive = [f"process {process.pid}" for process in self.seen if processes.is_alive(process)]
         shared = set(SHM.iterdir()) - self._foreign - processes.shared_memory_of(psutil.pids())
-        return [*alive, *map(str, sorted(shared)), *(str(path) for path in sorted(self.temporary) if path.exists())]
+        return [*alive, *(str(path) for path in sorted(shared | self.temporary) if path.exists())]
 
     def phase(self) -> tuple[str, int]:
         """Return what the run is doing, and in which step."""

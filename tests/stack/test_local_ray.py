@@ -2,18 +2,20 @@
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from scripts import local_ray
 
 
 def test_shared_memory_of_rays_processes_is_deleted():
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder, local_ray.started(Path(folder), cpus=1):
-        file = Path("/dev/shm", segment_of_an_actor())
+        engine, name = engine_with_a_segment()  # Ray ends an actor that nobody refers to
+        file = Path("/dev/shm", name)
         assert file.exists()
-    assert not file.exists()
+    assert engine and not file.exists()
 
 
-def segment_of_an_actor() -> str:
+def engine_with_a_segment() -> tuple[Any, str]:
     import ray
 
     @ray.remote(num_cpus=0)
@@ -22,10 +24,10 @@ def segment_of_an_actor() -> str:
             from multiprocessing import resource_tracker, shared_memory
 
             self.segment = shared_memory.SharedMemory(create=True, size=1000)
-            resource_tracker.unregister(self.segment._name, "shared_memory")  # as if it were killed, too
+            resource_tracker.unregister(self.segment._name, "shared_memory")  # as if the tracker had been killed, too
 
         def name(self):
             return self.segment.name
 
     engine = Engine.remote()
-    return ray.get(engine.name.remote())
+    return engine, ray.get(engine.name.remote())

@@ -28,8 +28,9 @@ class Ended:
     """How the processes of a run ended.
 
     Attributes:
-        signalled: all pids; ``killed``: those that needed SIGKILL; ``left``: those that still run.
-        shared_memory: the files under /dev/shm that they used meanwhile.
+        signalled: the pids of all that got a signal.
+        killed: those that needed SIGKILL; ``left``: those that still run.
+        shared_memory: the files under /dev/shm that they used while they were being ended; some may be others' files.
     """
 
     signalled: frozenset[int]
@@ -152,7 +153,8 @@ def shared_memory_of(pids: Iterable[int]) -> set[Path]:
     """
     inodes: set[int] = set()
     for pid in pids:
-        inodes |= _mapped_inodes(pid) | _open_inodes(pid)
+        # In this order: a file may be mapped and then closed while we look.
+        inodes |= _open_inodes(pid) | _mapped_inodes(pid)
     return {Path(entry.path) for entry in os.scandir(SHM) if entry.inode() in inodes}
 
 

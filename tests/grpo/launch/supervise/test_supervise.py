@@ -36,21 +36,22 @@ from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
 folder, how = sys.argv[1:]
 sleep = [sys.executable, "-c", "import time; time.sleep(300)"]
-stubborn = [sys.executable, "-c", "import mmap, os, signal, time\\n"
+stubborn = [sys.executable, "-c", "import mmap, os, signal, sys, time\\n"
             "def more(*_):\\n"
             "    global memory\\n"
             "    file = open(f'/dev/shm/late-{os.getpid()}', 'w+b')\\n"
             "    file.truncate(10)\\n"
             "    memory = mmap.mmap(file.fileno(), 10)\\n"
+            "    open(sys.argv[1], 'w').close()\\n"
             "signal.signal(15, more); print(1, flush=True)\\n"
-            "while True: time.sleep(300)"]
+            "while True: time.sleep(300)", folder + "/late"]
 detach = [sys.executable, "-c", "import os, sys, time; os.fork() and os._exit(0); os.setsid(); "
           "os.fork() and os._exit(0); print(os.getpid(), flush=True); time.sleep(300)"]
 child = subprocess.Popen(sleep)
-ignoring = subprocess.Popen(stubborn, stdout=subprocess.PIPE)
-ignoring.stdout.readline()
+answering = subprocess.Popen(stubborn, stdout=subprocess.PIPE)
+answering.stdout.readline()
 detached = subprocess.Popen(detach, stdout=subprocess.PIPE, env={})
-pids = [os.getpid(), child.pid, ignoring.pid, int(detached.stdout.readline())]
+pids = [os.getpid(), child.pid, answering.pid, int(detached.stdout.readline())]
 segment = shared_memory.SharedMemory(create=True, size=1000)
 semaphore = multiprocessing.get_context("spawn").Lock()
 name = "sem." + semaphore._semlock.name[1:]
@@ -58,7 +59,7 @@ name = "sem." + semaphore._semlock.name[1:]
 resource_tracker.unregister(segment._name, "shared_memory")
 resource_tracker.unregister(semaphore._semlock.name, "semaphore")
 file = Path(folder) / "driver.json"
-about = {"pids": pids, "shm": [segment.name, name], "late": f"late-{ignoring.pid}", "temporary": os.environ["TMPDIR"]}
+about = {"pids": pids, "shm": [segment.name, name], "late": f"late-{answering.pid}", "temporary": os.environ["TMPDIR"]}
 file.with_suffix(".tmp").write_text(json.dumps(about))
 file.with_suffix(".tmp").rename(file)
 print("the last words of the driver", flush=True)
@@ -212,6 +213,7 @@ def test_a_signal_from_the_terminal(tmp_path: Path, start, bystander, signum: si
     output = run.finish()
     assert run.shell.returncode == 128 + signum
     assert_nothing_left(driver)
+    assert (tmp_path / "late").exists(), "nothing was created in the time of grace"
     [line] = [line for line in output.splitlines() if "ending the run" in line]
     assert line.startswith("Ctrl-C" if signum == signal.SIGINT else signum.name)
     assert "Traceback" not in output
