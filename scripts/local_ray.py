@@ -3,7 +3,6 @@
 import contextlib
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -13,17 +12,17 @@ from grpo.launch.supervise import processes
 END_SECONDS = 30.0
 
 
-@contextmanager
+@contextlib.contextmanager
 def started(
     folder: Path, cpus: int, gpus: int = 0, store: int | None = None, *, shows_logs: bool = False
 ) -> Iterator[None]:
-    """Start Ray and connect to it; at the end, stop it and delete the shared memory that its processes use then.
+    """Start Ray and connect to it; at the end, stop it and delete the shared memory that its processes still use.
 
     Ray kills vLLM's processes, which then leave queues of up to 160 MiB and semaphores under /dev/shm.
 
     Args:
         folder: for Ray's files.
-        cpus: and ``gpus``: what Ray may hand out; they need not exist.
+        cpus: and ``gpus``: how many Ray schedules; they need not exist.
         store: bytes of the object store; None takes Ray's default.
         shows_logs: whether the output of Ray's workers is printed.
     """
@@ -41,7 +40,7 @@ def started(
         )
         yield
     finally:
-        mine = _processes_of_ray()
+        mine = _started_from(Path(ray.__file__).parent)
         memory = processes.shared_memory_of(process.pid for process in mine)
         ray.shutdown()
         _, alive = psutil.wait_procs(mine, timeout=END_SECONDS)
@@ -51,11 +50,14 @@ def started(
         processes.remove_shared_memory(memory)
 
 
-def _processes_of_ray() -> list[psutil.Process]:
-    """Return Ray's services and workers; this process may have other children, which live as long as it does."""
+def _started_from(package: Path) -> list[psutil.Process]:
+    """Return the children of this process that run a file of a package, and their descendants.
+
+    Other children, such as multiprocessing's resource tracker, may live as long as this process.
+    """
     mine: list[psutil.Process] = []
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):  # it has ended
-            if "/ray/" in " ".join(child.cmdline()):
+            if any(word.startswith(f"{package}/") for word in child.cmdline()):
                 mine += [child, *child.children(recursive=True)]
     return mine

@@ -4,7 +4,8 @@ Makes one tiny run without a fault, and then tiny runs into which a random fault
 continued until it is complete: by itself, or with --resume. Its numbers must equal those of the first one, digit for
 digit. Keys that are planted in its environment must be in no file, no command line, and no foreign process.
 
-It needs 6 GB of memory, and root for one of the faults: a small disk that fills.
+It needs 6 GB of memory, and root for one of the faults: a small disk that fills. Nothing else may create files under
+/dev/shm meanwhile: the soak would count them as left behind.
 """
 
 import argparse

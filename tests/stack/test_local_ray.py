@@ -1,18 +1,33 @@
-"""Ray for a benchmark leaves no shared memory, whatever its processes do with theirs."""
+"""Stopping the Ray of a benchmark deletes its shared memory and ends no other process."""
 
+import subprocess
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from scripts import local_ray
 
 
-def test_shared_memory_of_rays_processes_is_deleted():
+@pytest.fixture
+def other_child() -> Iterator[subprocess.Popen[bytes]]:
+    """A child of this process in the home folder that Ray's images have."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)", "/home/ray/"])
+    yield child
+    child.kill()
+    child.wait()
+
+
+def test_only_rays_processes_end_and_their_shared_memory_is_deleted(other_child):
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder, local_ray.started(Path(folder), cpus=1):
         engine, name = engine_with_a_segment()  # Ray ends an actor that nobody refers to
         file = Path("/dev/shm", name)
         assert file.exists()
     assert engine and not file.exists()
+    assert other_child.poll() is None
 
 
 def engine_with_a_segment() -> tuple[Any, str]:

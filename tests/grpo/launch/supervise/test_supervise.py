@@ -213,7 +213,7 @@ def test_a_signal_from_the_terminal(tmp_path: Path, start, bystander, signum: si
     output = run.finish()
     assert run.shell.returncode == 128 + signum
     assert_nothing_left(driver)
-    assert (tmp_path / "late").exists(), "nothing was created in the time of grace"
+    assert (tmp_path / "late").exists(), "nothing was created in the grace period"
     [line] = [line for line in output.splitlines() if "ending the run" in line]
     assert line.startswith("Ctrl-C" if signum == signal.SIGINT else signum.name)
     assert "Traceback" not in output
