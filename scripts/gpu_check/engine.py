@@ -19,7 +19,6 @@ from grpo.launch.supervise import ray_head
 from grpo.stack import rendezvous
 from grpo.stack.checkout import TINY_MODEL
 from grpo.stack.problem import UserError
-from scripts import local_ray
 from scripts.gpu_check.rung import Passed, device_of
 from scripts.gpu_check.scoring import scored, with_adapter
 
@@ -95,6 +94,7 @@ def started(model: Path, scratch: Path, workers: int, gpus: int) -> Iterator[Any
 
     from grpo.lora import adapter
     from grpo.stack import cluster
+    from scripts import local_ray
 
     with local_ray.started(scratch / "ray", workers + 4, max(gpus, workers), 300_000_000, shows_logs=True):
         args: Any = SimpleNamespace(lora_rank=RANK, lora_alpha=2 * RANK, routing_replay=False)
