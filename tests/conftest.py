@@ -13,36 +13,35 @@ hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=Tr
 hypothesis.settings.load_profile("repeatable")
 
 
-# One process makes the larger parts of tests/stack, one file after the other. Two whole runs at once, beside other
-# tests, take more than 24 GB, and Ray gives up if it starts too slowly. The largest run comes last.
-LARGE = (
-    "end_to_end",
-    "resume",
-    "two_nodes",
-    "options",
-    "environment",
-    "loss_and_lengths",
-    "agreement",
-    "bench",
-    "doors",
+# The larger parts of tests/stack in two chains: the files of a chain run one after the other. The first shares a run.
+# Two whole runs at once, beside other tests, take more than 24 GB, and Ray gives up if it starts too slowly: with fewer
+# than four cores, one process makes both chains.
+CHAINS = (
+    ("end_to_end", "resume", "two_nodes", "options", "environment"),
+    ("loss_and_lengths", "agreement", "doors"),
 )
 # It waits for minutes, until Ray notices that a node is lost.
 WAITING = "tests/stack/test_lost_nodes.py"
+TWO_CHAINS = 4  # cores
 
 
-def _is_large(file: str) -> bool:
-    return file in map("tests/stack/test_{}.py".format, LARGE)
+def _chain_of(file: str) -> int | None:
+    chains = (map("tests/stack/test_{}.py".format, chain) for chain in CHAINS)
+    return next((number for number, chain in enumerate(chains) if file in chain), None)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Keep the tests of a file in one process, in the order of the file, and the large ones all in one."""
+    """Keep the tests of a file in one process, in the order of the file, and those of a chain, too."""
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            return "large" if _is_large(file) else file
+            chain = _chain_of(file)
+            if chain is None:
+                return file
+            return f"chain {chain}" if config.option.numprocesses >= TWO_CHAINS else "both chains"
 
     return Scheduling(config, log)
 
@@ -52,7 +51,7 @@ def pytest_collection_modifyitems(items):
 
     Files without the tiny model come before others of their kind: it may still be in the making.
     """
-    order = [*map("tests/stack/test_{}.py".format, LARGE), WAITING]
+    order = [*(f"tests/stack/test_{name}.py" for chain in CHAINS for name in chain), WAITING]
     waiting = {item.path for item in items if "tiny_model" in item.fixturenames}
 
     def place(item: pytest.Item) -> tuple[int, bool, bool]:
