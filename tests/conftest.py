@@ -14,15 +14,15 @@ hypothesis.settings.load_profile("repeatable")
 
 
 # The larger parts of tests/stack in two chains: the files of a chain run one after the other. The first shares a run.
-# Two whole runs at once, beside other tests, take more than 24 GB, and Ray gives up if it starts too slowly: with fewer
-# than four cores, one process makes both chains.
+# Two whole runs at once, beside other tests, take more than 24 GB, and Ray gives up if it starts too slowly: a smaller
+# machine makes both chains in one process.
 CHAINS = (
     ("end_to_end", "resume", "two_nodes", "options", "environment"),
-    ("loss_and_lengths", "agreement", "doors"),
+    ("loss_and_lengths", "agreement", "bench", "doors"),
 )
 # It waits for minutes, until Ray notices that a node is lost.
 WAITING = "tests/stack/test_lost_nodes.py"
-TWO_CHAINS = 4  # cores
+TWO_CHAINS_CORES, TWO_CHAINS_BYTES = 4, 30 * 10**9
 
 
 def _chain_of(file: str) -> int | None:
@@ -33,7 +33,11 @@ def _chain_of(file: str) -> int | None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """Keep the tests of a file in one process, in the order of the file, and those of a chain, too."""
+    import psutil
     from xdist.scheduler import LoadFileScheduling
+
+    has_memory = psutil.virtual_memory().total >= TWO_CHAINS_BYTES
+    are_two = has_memory and config.option.numprocesses >= TWO_CHAINS_CORES
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
@@ -41,7 +45,7 @@ def pytest_xdist_make_scheduler(config, log):
             chain = _chain_of(file)
             if chain is None:
                 return file
-            return f"chain {chain}" if config.option.numprocesses >= TWO_CHAINS else "both chains"
+            return f"chain {chain}" if are_two else "both chains"
 
     return Scheduling(config, log)
 

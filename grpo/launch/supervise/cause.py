@@ -15,6 +15,8 @@ from grpo.stack.problem import Problem
 
 FULL_BYTES = 16 * 2**20  # nothing of a run is written to a disk with less
 _FULL = re.compile(r"No space left on device|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]")
+# Ray's memory monitor: raylet's text of ray.exceptions.OutOfMemoryError
+_LOW_MEMORY = re.compile(r"Memory on the node \(IP: ([^,]+),.*?\) was ([\d.]+)GB / ([\d.]+)GB", re.DOTALL)
 LOST_REMEDY = (
     "see whether the machine runs and has a network; start Ray on it again, or on another one, until the cluster has "
     "enough free GPUs"
@@ -61,7 +63,7 @@ def find(evidence: Evidence) -> Problem | None:
     if death := _first_death(evidence):
         return _of_death(death, evidence)
     if words:
-        return Problem(f"{words.kind}: {words.what}", words.remedy)
+        return Problem(f"{words.kind}: {words.what}", words.remedy or _memory_remedy(evidence))
     return driver
 
 
@@ -107,12 +109,14 @@ def _of_death(death: Death, evidence: Evidence) -> Problem:
 
 
 def _memory_remedy(evidence: Evidence) -> str:
-    if not evidence.out_of_memory:
-        return ""
-    return (
-        f"the kernel ended {evidence.out_of_memory} processes of this machine for lack of memory during the run: "
-        "end other programs, or see the host memory in --plan"
-    )
+    remedy = "end other programs, or see the host memory in --plan"
+    if evidence.words and (low := _LOW_MEMORY.search(evidence.words.what)):
+        address, used, total = low.groups()
+        return f"Ray ended it for lack of memory: {used} of {total} GB were in use on {address}: {remedy}"
+    if evidence.out_of_memory:
+        killed = f"{evidence.out_of_memory} processes of this machine"
+        return f"the kernel ended {killed} for lack of memory during the run: {remedy}"
+    return ""
 
 
 def out_of_memory_kills() -> int:

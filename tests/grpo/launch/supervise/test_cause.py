@@ -138,6 +138,11 @@ def words(kind: str, what: str, remedy: str = "", living: Sequence[int] = ()) ->
 
 
 KILLED = Death("an actor rank", 7, -9)
+# The form of Ray 2.55.1
+LOW_MEMORY = (
+    "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 10.0.0.7, ID: 30eba0aca0) "
+    "was 22.37GB / 23.54GB (0.950401), which exceeds the memory usage threshold of 0.950000; Object store memory"
+)
 
 
 @pytest.mark.parametrize("kind", ["RuntimeError", "ActorDiedError"])
@@ -167,6 +172,16 @@ def test_a_process_that_ends_itself_speaks_for_itself(tmp_path: Path) -> None:
 def test_memory_that_ran_out_is_the_remedy(tmp_path: Path) -> None:
     found = cause.find(evidence(tmp_path, deaths=[KILLED], out_of_memory=1))
     assert found and "lack of memory" in found.remedy
+
+
+def test_memory_that_ran_out_for_ray_is_the_remedy(tmp_path: Path) -> None:
+    """Ray's memory monitor kills before the kernel does."""
+    told = last_words.of(exceptions.OutOfMemoryError(LOW_MEMORY))
+    for deaths in ([KILLED], []):
+        found = cause.find(evidence(tmp_path, deaths=deaths, words=told))
+        assert found and "22.37 of 23.54 GB were in use on 10.0.0.7" in found.remedy
+    found = cause.find(evidence(tmp_path, words=words("OutOfMemoryError", "CUDA out of memory")))
+    assert found and not found.remedy
 
 
 def test_a_driver_without_words(tmp_path: Path) -> None:
