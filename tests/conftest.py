@@ -6,6 +6,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from grpo.stack import machine
+
 # An example takes longer if the machine is busy, or if it is the first to start a worker process.
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=1000)
 # The same commit gets the same examples, and so the same verdict.
@@ -13,7 +15,7 @@ hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=Tr
 hypothesis.settings.load_profile("repeatable")
 
 
-# The larger parts of tests/stack in two chains: the files of a chain run one after the other. The first shares a run.
+# The larger parts of tests/stack in two chains: the files of a chain run one after the other. The first has one run.
 # Two whole runs at once, beside other tests, take more than 24 GB, and Ray gives up if it starts too slowly: a smaller
 # machine makes both chains in one process.
 CHAINS = (
@@ -22,7 +24,7 @@ CHAINS = (
 )
 # It waits for minutes, until Ray notices that a node is lost.
 WAITING = "tests/stack/test_lost_nodes.py"
-TWO_CHAINS_CORES, TWO_CHAINS_BYTES = 4, 30 * 10**9
+TWO_CHAINS_PROCESSES, TWO_CHAINS_BYTES = 4, 36 * 10**9
 
 
 def _chain_of(file: str) -> int | None:
@@ -33,11 +35,10 @@ def _chain_of(file: str) -> int | None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """Keep the tests of a file in one process, in the order of the file, and those of a chain, too."""
-    import psutil
     from xdist.scheduler import LoadFileScheduling
 
-    has_memory = psutil.virtual_memory().total >= TWO_CHAINS_BYTES
-    are_two = has_memory and config.option.numprocesses >= TWO_CHAINS_CORES
+    has_memory = machine.memory_total() >= TWO_CHAINS_BYTES
+    are_two = has_memory and len(config.option.tx) >= TWO_CHAINS_PROCESSES
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:

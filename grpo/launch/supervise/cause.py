@@ -15,8 +15,9 @@ from grpo.stack.problem import Problem
 
 FULL_BYTES = 16 * 2**20  # nothing of a run is written to a disk with less
 _FULL = re.compile(r"No space left on device|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]")
-# Ray's memory monitor: raylet's text of ray.exceptions.OutOfMemoryError
-_LOW_MEMORY = re.compile(r"Memory on the node \(IP: ([^,]+),.*?\) was ([\d.]+)GB / ([\d.]+)GB", re.DOTALL)
+# What Ray's memory monitor says: the text of ray.exceptions.OutOfMemoryError
+_LOW_MEMORY = re.compile(r"Memory on the node \(IP: ([^,]+),.*?\) was ([\d.]+)GB / ([\d.]+)GB")
+_MORE_MEMORY = "end other programs, or see the host memory in --plan"
 LOST_REMEDY = (
     "see whether the machine runs and has a network; start Ray on it again, or on another one, until the cluster has "
     "enough free GPUs"
@@ -63,7 +64,7 @@ def find(evidence: Evidence) -> Problem | None:
     if death := _first_death(evidence):
         return _of_death(death, evidence)
     if words:
-        return Problem(f"{words.kind}: {words.what}", words.remedy or _memory_remedy(evidence))
+        return Problem(f"{words.kind}: {words.what}", words.remedy or _rays_memory_remedy(words))
     return driver
 
 
@@ -95,7 +96,7 @@ def _first_death(evidence: Evidence) -> Death | None:
     ]
     by_signal = [death for death in before if death.code is not None and death.code < 0]
     # A process that ends by its own exception is the cause if the driver only knows that something died.
-    is_only_told = words is None or words.kind in last_words.OF_DEATHS
+    is_only_told = words is None or words.kind in last_words.OF_DEATHS or bool(_LOW_MEMORY.search(words.what))
     return next(iter(by_signal or (before if is_only_told else [])), None)
 
 
@@ -105,18 +106,26 @@ def _on(address: str, deaths: Sequence[Mapping[str, Any]]) -> Iterable[Death]:
 
 def _of_death(death: Death, evidence: Evidence) -> Problem:
     own = last_words.words_of(death.pid, evidence.log) if death.code is None or death.code >= 0 else None
-    return Problem(f"{death}: {own}" if own else str(death), _memory_remedy(evidence))
+    remedy = _rays_memory_remedy(evidence.words) if death.code in (None, -signal.SIGKILL) else ""
+    return Problem(f"{death}: {own}" if own else str(death), remedy or _memory_remedy(evidence))
 
 
 def _memory_remedy(evidence: Evidence) -> str:
-    remedy = "end other programs, or see the host memory in --plan"
-    if evidence.words and (low := _LOW_MEMORY.search(evidence.words.what)):
-        address, used, total = low.groups()
-        return f"Ray ended it for lack of memory: {used} of {total} GB were in use on {address}: {remedy}"
-    if evidence.out_of_memory:
-        killed = f"{evidence.out_of_memory} processes of this machine"
-        return f"the kernel ended {killed} for lack of memory during the run: {remedy}"
-    return ""
+    """Return what to do if the kernel has ended processes for lack of memory; "" if it has not."""
+    if not evidence.out_of_memory:
+        return ""
+    return (
+        f"the kernel ended {evidence.out_of_memory} processes of this machine for lack of memory during the run: "
+        f"{_MORE_MEMORY}"
+    )
+
+
+def _rays_memory_remedy(words: LastWords | None) -> str:
+    """Return what to do if Ray has killed a worker before the memory was full; "" if it has not."""
+    if words is None or not (low := _LOW_MEMORY.search(words.what)):
+        return ""
+    address, used, total = low.groups()
+    return f"Ray killed it for lack of memory ({used} of {total} GB were in use on {address}): {_MORE_MEMORY}"
 
 
 def out_of_memory_kills() -> int:

@@ -142,6 +142,7 @@ KILLED = Death("an actor rank", 7, -9)
 LOW_MEMORY = (
     "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 10.0.0.7, ID: 30eba0aca0) "
     "was 22.37GB / 23.54GB (0.950401), which exceeds the memory usage threshold of 0.950000; Object store memory"
+    " usage: [- objects spillable: 0" + "; - bytes spillable: 0" * 30
 )
 
 
@@ -177,10 +178,15 @@ def test_memory_that_ran_out_is_the_remedy(tmp_path: Path) -> None:
 def test_memory_that_ran_out_for_ray_is_the_remedy(tmp_path: Path) -> None:
     """Ray's memory monitor kills before the kernel does."""
     told = last_words.of(exceptions.OutOfMemoryError(LOW_MEMORY))
-    for deaths in ([KILLED], []):
+    for deaths in ([KILLED], [replace(KILLED, code=None)], []):
         found = cause.find(evidence(tmp_path, deaths=deaths, words=told))
         assert found and "22.37 of 23.54 GB were in use on 10.0.0.7" in found.remedy
-    found = cause.find(evidence(tmp_path, words=words("OutOfMemoryError", "CUDA out of memory")))
+        assert not deaths or str(deaths[0]) == found.what
+    crashed = replace(KILLED, code=-11)
+    for others in ({"deaths": [crashed]}, {"code": -11}):
+        found = cause.find(evidence(tmp_path, words=told, **others))
+        assert found and "SIGSEGV" in found.what and not found.remedy
+    found = cause.find(evidence(tmp_path, deaths=[KILLED], words=words("OutOfMemoryError", "CUDA out of memory")))
     assert found and not found.remedy
 
 
