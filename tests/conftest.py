@@ -15,7 +15,7 @@ hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=Tr
 hypothesis.settings.load_profile("repeatable")
 
 
-# The larger parts of tests/stack in two chains: the files of a chain run one after the other. The first has one run.
+# The larger parts of tests/stack in two chains: the files of a chain run one after the other. The first shares a run.
 # Two whole runs at once, beside other tests, take more than 24 GB, and Ray gives up if it starts too slowly: a smaller
 # machine makes both chains in one process.
 CHAINS = (

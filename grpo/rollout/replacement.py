@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError
 
 from grpo.lora.engine_actor import NoPolicyError, check_receipts
 from grpo.stack import cluster
@@ -69,8 +69,7 @@ class EngineCalls:
             those that are there; and if an engine was replaced, the new reference of each prompt that it lost.
 
         Raises:
-            RayActorError: or another sign of death, if an engine died and is not replaced, because there were too many
-                or it did not start.
+            RayActorError: if an engine died and is not replaced, because there were too many or it did not start.
         """
         ready, _ = ray.wait(references, num_returns=1, timeout=10.0)
         for reference in ready:
@@ -140,7 +139,7 @@ def _loss(reference: Any) -> Exception | None:
 
     try:
         ray.get(reference)
-    except (RayActorError, OutOfMemoryError, EngineDeadError, NoPolicyError) as error:
+    except (RayActorError, EngineDeadError, NoPolicyError) as error:
         return error
     except Exception:  # OpenRLHF's loop raises it
         return None
@@ -155,7 +154,7 @@ def _has_policy(engine: EngineActor, error: Exception) -> bool:
     while time.monotonic() < until:
         try:
             return bool(ray.get(engine.has_policy.remote()))
-        except (ActorUnavailableError, OutOfMemoryError, EngineDeadError):  # it starts, or has yet to end
+        except (ActorUnavailableError, EngineDeadError):  # it starts, or has yet to end
             if cluster.lost_nodes():  # Ray would wait for its node without limit
                 break
             time.sleep(_LOOK_SECONDS)
