@@ -6,8 +6,6 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from grpo.stack import machine
-
 # An example takes longer if the machine is busy, or if it is the first to start a worker process.
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=1000)
 # The same commit gets the same examples, and so the same verdict.
@@ -15,38 +13,36 @@ hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=Tr
 hypothesis.settings.load_profile("repeatable")
 
 
-# The larger parts of tests/stack in two chains: the files of a chain run one after the other. The first shares a run.
-# Two whole runs at once, beside other tests, take more than 24 GB, and Ray gives up if it starts too slowly: a smaller
-# machine makes both chains in one process.
-CHAINS = (
-    ("end_to_end", "resume", "two_nodes", "options", "environment"),
-    ("loss_and_lengths", "agreement", "bench", "doors"),
+# One process makes the larger parts of tests/stack, one file after the other. Two whole runs at once, beside other
+# tests, take more than 24 GB, and Ray gives up if it starts too slowly. The largest run comes last.
+LARGE = (
+    "end_to_end",
+    "resume",
+    "two_nodes",
+    "options",
+    "environment",
+    "loss_and_lengths",
+    "agreement",
+    "bench",
+    "doors",
 )
 # It waits for minutes, until Ray notices that a node is lost.
 WAITING = "tests/stack/test_lost_nodes.py"
-TWO_CHAINS_PROCESSES, TWO_CHAINS_BYTES = 4, 36 * 10**9
 
 
-def _chain_of(file: str) -> int | None:
-    chains = (map("tests/stack/test_{}.py".format, chain) for chain in CHAINS)
-    return next((number for number, chain in enumerate(chains) if file in chain), None)
+def _is_large(file: str) -> bool:
+    return file in map("tests/stack/test_{}.py".format, LARGE)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Keep the tests of a file in one process, in the order of the file, and those of a chain, too."""
+    """Keep the tests of a file in one process, in the order of the file, and the large ones all in one."""
     from xdist.scheduler import LoadFileScheduling
-
-    has_memory = machine.memory_total() >= TWO_CHAINS_BYTES
-    are_two = has_memory and len(config.option.tx) >= TWO_CHAINS_PROCESSES
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            chain = _chain_of(file)
-            if chain is None:
-                return file
-            return f"chain {chain}" if are_two else "both chains"
+            return "large" if _is_large(file) else file
 
     return Scheduling(config, log)
 
@@ -56,7 +52,7 @@ def pytest_collection_modifyitems(items):
 
     Files without the tiny model come before others of their kind: it may still be in the making.
     """
-    order = [*(f"tests/stack/test_{name}.py" for chain in CHAINS for name in chain), WAITING]
+    order = [*map("tests/stack/test_{}.py".format, LARGE), WAITING]
     waiting = {item.path for item in items if "tiny_model" in item.fixturenames}
 
     def place(item: pytest.Item) -> tuple[int, bool, bool]:

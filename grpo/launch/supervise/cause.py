@@ -15,9 +15,9 @@ from grpo.stack.problem import Problem
 
 FULL_BYTES = 16 * 2**20  # nothing of a run is written to a disk with less
 _FULL = re.compile(r"No space left on device|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]")
-# What Ray's memory monitor says: the text of ray.exceptions.OutOfMemoryError
+# Ray's memory monitor writes this into ray.exceptions.OutOfMemoryError.
 _LOW_MEMORY = re.compile(r"Memory on the node \(IP: ([^,]+),.*?\) was ([\d.]+)GB / ([\d.]+)GB")
-_MORE_MEMORY = "end other programs, or see the host memory in --plan"
+_FREE_MEMORY = "end other programs, or see the host memory in --plan"
 LOST_REMEDY = (
     "see whether the machine runs and has a network; start Ray on it again, or on another one, until the cluster has "
     "enough free GPUs"
@@ -96,7 +96,7 @@ def _first_death(evidence: Evidence) -> Death | None:
     ]
     by_signal = [death for death in before if death.code is not None and death.code < 0]
     # A process that ends by its own exception is the cause if the driver only knows that something died.
-    is_only_told = words is None or words.kind in last_words.OF_DEATHS or bool(_LOW_MEMORY.search(words.what))
+    is_only_told = words is None or words.kind in last_words.OF_DEATHS or bool(_rays_memory_remedy(words))
     return next(iter(by_signal or (before if is_only_told else [])), None)
 
 
@@ -116,16 +116,17 @@ def _memory_remedy(evidence: Evidence) -> str:
         return ""
     return (
         f"the kernel ended {evidence.out_of_memory} processes of this machine for lack of memory during the run: "
-        f"{_MORE_MEMORY}"
+        f"{_FREE_MEMORY}"
     )
 
 
 def _rays_memory_remedy(words: LastWords | None) -> str:
-    """Return what to do if Ray has killed a worker before the memory was full; "" if it has not."""
-    if words is None or not (low := _LOW_MEMORY.search(words.what)):
+    """Return what to do if Ray's memory monitor has killed a worker; "" if it has not."""
+    low = _LOW_MEMORY.search(words.what) if words else None
+    if not low:
         return ""
     address, used, total = low.groups()
-    return f"Ray killed it for lack of memory ({used} of {total} GB were in use on {address}): {_MORE_MEMORY}"
+    return f"Ray killed a worker for lack of memory ({used} of {total} GB were in use on {address}): {_FREE_MEMORY}"
 
 
 def out_of_memory_kills() -> int:
