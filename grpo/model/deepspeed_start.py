@@ -5,6 +5,7 @@ import gc
 
 import cpuinfo
 import deepspeed
+from deepspeed.ops.adam import cpu_adam as deepspeed_cpu_adam
 
 from grpo.model import cpu_adam
 
@@ -19,5 +20,6 @@ def shorten() -> None:
     """
     cpu_adam.install()
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
+    # DeepSpeed's CPU Adam has imported the function by name.
+    cpuinfo.get_cpu_info = deepspeed_cpu_adam.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
     gc.freeze()

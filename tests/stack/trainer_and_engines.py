@@ -175,14 +175,14 @@ class Stack:
         at = output.outputs[0].logprobs[0]
         return {token: entry.logprob for token, entry in at.items()}, output.num_cached_tokens
 
-    def rollouts(self, prompts: list[list[int]]) -> list[Rollout]:
-        """What every engine samples after these prompts, and what the trainer says of it."""
+    def rollouts(self, prompts: list[list[int]], numbers: tuple[int, ...] = (0, 1)) -> list[Rollout]:
+        """What these engines sample after these prompts, and what the trainer says of it."""
         from vllm import SamplingParams
 
         rollouts = []
-        for number, engine in enumerate(self.engines):
+        for number in numbers:
             params = SamplingParams(max_tokens=24, temperature=1.0, seed=number, logprobs=0)
-            outputs = ray.get([engine.generate.remote(prompt, params) for prompt in prompts])
+            outputs = ray.get([self.engines[number].generate.remote(prompt, params) for prompt in prompts])
             answers = [output.outputs[0] for output in outputs]
             texts = [prompt + list(answer.token_ids) for prompt, answer in zip(prompts, answers, strict=True)]
             scored, base = (self._scored(texts, method) for method in ("forward", "reference_forward"))

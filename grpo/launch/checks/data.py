@@ -1,7 +1,8 @@
 """The data files of a run: prompts and labels."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 from grpo.launch import data_files, prompt_lengths
@@ -46,7 +47,7 @@ def check_data(config: Config, is_missed: bool = True) -> Iterator[Problem]:
         )
     for split, records in read.items():
         yield from check_repeats(files[split], records, split)
-        yield from check_lengths(config, files[split], records)
+    yield from check_lengths(config, {files[split]: records for split, records in read.items()})
     yield from check_leaks(files, read.get("train", ()), read.get("eval", ()))
 
 
@@ -72,7 +73,7 @@ def _repeats(keys: Iterable[tuple[str, int]]) -> list[tuple[int, int]]:
     return [(first[key], line) for key, line in keys if first.setdefault(key, line) != line]
 
 
-def check_lengths(config: Config, file: str, records: Sequence[Record]) -> Iterator[Problem]:
+def check_lengths(config: Config, files: Mapping[str, Sequence[Record]]) -> Iterator[Problem]:
     """Find prompts of more than PROMPT_MAX_LEN tokens: OpenRLHF silently cuts off their beginning."""
     args = config.args
     if not args.apply_chat_template or not can_format_chats(Path(args.pretrain)):
@@ -81,19 +82,21 @@ def check_lengths(config: Config, file: str, records: Sequence[Record]) -> Itera
         names = variables(args.reasoning_effort, args.template_variables)
     except UserError:
         return  # check_flags explains it
+    prompts = [json.loads(record.prompt) for records in files.values() for record in records]
     try:
-        prompts = [json.loads(record.prompt) for record in records]
-        lengths = prompt_lengths.count(args.pretrain, prompts, names)
+        lengths = iter(prompt_lengths.count(args.pretrain, prompts, names))
     except UserError as error:
         yield error.problem
         return
-    too_long = [record.line for record, length in zip(records, lengths, strict=True) if length > args.prompt_max_len]
-    if too_long:
-        yield Problem(
-            f"{file}: {len(too_long)} of {len(records)} prompts have more than PROMPT_MAX_LEN {args.prompt_max_len} "
-            f"tokens, for example line {too_long[0]}: their beginning would be cut off",
-            f"set PROMPT_MAX_LEN to {max(lengths)}, or remove them with python -m data.prepare --drop-long",
-        )
+    for file, records in files.items():
+        of_file = list(islice(lengths, len(records)))
+        too_long = [record.line for record, size in zip(records, of_file, strict=True) if size > args.prompt_max_len]
+        if too_long:
+            yield Problem(
+                f"{file}: {len(too_long)} of {len(records)} prompts have more than PROMPT_MAX_LEN "
+                f"{args.prompt_max_len} tokens, for example line {too_long[0]}: their beginning would be cut off",
+                f"set PROMPT_MAX_LEN to {max(of_file)}, or remove them with python -m data.prepare --drop-long",
+            )
 
 
 def check_leaks(files: dict[str, str], train: Sequence[Record], held_out: Sequence[Record]) -> Iterator[Problem]:

@@ -115,9 +115,8 @@ def test_an_id_of_two_held_out_problems_is_refused(setting, tmp_path: Path) -> N
 
 
 def test_prompts_that_would_be_cut_are_refused(setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths = {"train.jsonl": [64] * 20, "eval.jsonl": [64, 65, 10, 90, 64]}
-    given = iter(lengths.values())
-    monkeypatch.setattr(prompt_lengths, "count", lambda *_: next(given))
+    of_train, of_eval = [64] * 20, [64, 65, 10, 90, 64]
+    monkeypatch.setattr(prompt_lengths, "count", lambda *_: of_train + of_eval)
     [problem] = setting.problems()
     assert "eval.jsonl: 2 of 5 prompts have more than PROMPT_MAX_LEN 64 tokens, for example line 2" in problem
     assert "set PROMPT_MAX_LEN to 90" in problem.split("->")[1]
