@@ -1,6 +1,7 @@
 """A Ray cluster on this machine for a benchmark or a check."""
 
 import contextlib
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,10 +19,10 @@ def started(
 ) -> Iterator[None]:
     """Start Ray and connect to it; at the end, stop it and delete the shared memory that its processes still use.
 
-    Ray kills vLLM's processes, which then leave queues of up to 160 MiB and semaphores under /dev/shm.
+    Ray kills vLLM's processes, which then leave queues of up to 160 MiB and semaphores under /dev/shm, and sockets.
 
     Args:
-        folder: for Ray's files.
+        folder: for the files of Ray and the sockets of vLLM. The caller deletes it.
         cpus: and ``gpus``: how many Ray schedules; they need not exist.
         store: bytes of the object store; None takes Ray's default.
         shows_logs: whether the output of Ray's workers is printed.
@@ -29,15 +30,16 @@ def started(
     import ray  # only now: it reads its variables when it is imported
 
     try:
-        ray.init(
-            address="local",
-            num_cpus=cpus,
-            num_gpus=gpus,
-            include_dashboard=False,
-            object_store_memory=store,
-            log_to_driver=shows_logs,
-            _temp_dir=str(folder),
-        )
+        with _variable("VLLM_RPC_BASE_PATH", str(folder)):  # Ray's processes inherit it
+            ray.init(
+                address="local",
+                num_cpus=cpus,
+                num_gpus=gpus,
+                include_dashboard=False,
+                object_store_memory=store,
+                log_to_driver=shows_logs,
+                _temp_dir=str(folder),
+            )
         yield
     finally:
         mine = _started_from(Path(ray.__file__).parent)
@@ -48,6 +50,19 @@ def started(
             processes.send(process, signal.SIGKILL)
         psutil.wait_procs(alive, timeout=END_SECONDS)
         processes.remove_shared_memory(memory)
+
+
+@contextlib.contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable, and restore it."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
 
 
 def _started_from(package: Path) -> list[psutil.Process]:

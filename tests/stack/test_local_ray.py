@@ -23,14 +23,15 @@ def other_child() -> Iterator[subprocess.Popen[bytes]]:
 
 def test_only_rays_processes_end_and_their_shared_memory_is_deleted(other_child):
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder, local_ray.started(Path(folder), cpus=1):
-        engine, name = engine_with_a_segment()  # Ray ends an actor that nobody refers to
+        engine, name, sockets = engine_with_a_segment()  # Ray ends an actor that nobody refers to
         file = Path("/dev/shm", name)
         assert file.exists()
+        assert sockets == folder, "vLLM's sockets go with the folder"
     assert engine and not file.exists()
     assert other_child.poll() is None
 
 
-def engine_with_a_segment() -> tuple[Any, str]:
+def engine_with_a_segment() -> tuple[Any, str, str]:
     import ray
 
     @ray.remote(num_cpus=0)
@@ -44,5 +45,10 @@ def engine_with_a_segment() -> tuple[Any, str]:
         def name(self):
             return self.segment.name
 
+        def sockets(self):
+            from vllm import envs
+
+            return envs.VLLM_RPC_BASE_PATH
+
     engine = Engine.remote()
-    return engine, ray.get(engine.name.remote())
+    return engine, ray.get(engine.name.remote()), ray.get(engine.sockets.remote())
