@@ -14,17 +14,18 @@ hypothesis.settings.load_profile("repeatable")
 
 
 # One process makes the larger parts of tests/stack, one file after the other. Two whole runs at once, beside other
-# tests, take more than 24 GB, and Ray gives up if it starts too slowly. The largest run comes last.
+# tests, take more than 24 GB, and Ray gives up if it starts too slowly. doors is the largest: it comes after WAITING,
+# and before the rest of tests/stack begins.
 LARGE = (
     "end_to_end",
     "resume",
     "two_nodes",
+    "doors",
     "options",
     "environment",
     "loss_and_lengths",
     "agreement",
     "bench",
-    "doors",
 )
 # It waits for minutes, until Ray notices that a node is lost.
 WAITING = "tests/stack/test_lost_nodes.py"
