@@ -142,10 +142,10 @@ wait_for_stages
 rm -rf "$scratch"
 # Not a stage: pytest's closing line must be the last one. tests/conftest.py has the order.
 export PYTHONPATH="$PYTHONPATH:$PWD/tests/startup"
+processes=$(($(env -u OMP_NUM_THREADS nproc) + 1)) # one more than cores: many tests wait
 # By default Ray's workers have a niceness of 15: they starve beside other tests, and what waits for them takes CPU time.
 export RAY_worker_niceness=0
 # Threads that share a tiny product wait for each other where other tests have the cores. Tests of threads set their own.
 export OMP_NUM_THREADS=1
 printf '== tests\n'
-processes=$(($(nproc) + 1)) # many tests wait
 exec pytest --durations=10 -n $((processes < 4 ? processes : 4)) --no-loadscope-reorder "${pytest_arguments[@]}"

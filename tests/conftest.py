@@ -14,8 +14,8 @@ hypothesis.settings.load_profile("repeatable")
 
 
 # One process makes the larger parts of tests/stack, one file after the other. Two whole runs at once, beside other
-# tests, take more than 24 GB, and Ray gives up if it starts too slowly. doors is the largest: it comes after WAITING,
-# and before the rest of tests/stack begins.
+# tests, take more than 24 GB, and Ray gives up if it starts too slowly. doors is the largest: at its place in the list
+# WAITING, in another process, has usually ended, and the rest of tests/stack has not begun.
 LARGE = (
     "end_to_end",
     "resume",

@@ -83,6 +83,8 @@ def check_lengths(config: Config, files: Mapping[str, Sequence[Record]]) -> Iter
     except UserError:
         return  # check_flags explains it
     prompts = [json.loads(record.prompt) for records in files.values() for record in records]
+    if not prompts:
+        return
     try:
         lengths = iter(prompt_lengths.count(args.pretrain, prompts, names))
     except UserError as error:

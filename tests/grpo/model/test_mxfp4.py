@@ -24,6 +24,15 @@ def bits(tensor):
 
 
 @pytest.fixture(scope="module", autouse=True)
+def several_threads():
+    """The kernel uses as many threads as PyTorch, which scripts/test.sh lets have one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", autouse=True)
 def built_kernel(tmp_path_factory):
     """The kernel of this source, compiled for the tests, not the one compiled by the set-up.
 
