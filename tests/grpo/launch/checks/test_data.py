@@ -134,3 +134,11 @@ def test_tokens_are_counted_as_openrlhf_counts_them(tmp_path: Path, monkeypatch:
 def test_unusable_tokenizer_is_a_problem(setting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_lengths, "count", COUNT)  # of a tokenizer.json that is an empty object
     assert any("cannot count prompts" in problem for problem in setting.problems())
+
+
+def test_a_broken_tokenizer_is_not_blamed_if_no_file_can_be_read(setting, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(prompt_lengths, "count", COUNT)
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text("{")
+    problems = setting.problems(prompt_data=broken, eval_dataset=broken)
+    assert len(problems) == 2 and not [problem for problem in problems if "cannot count prompts" in problem]
