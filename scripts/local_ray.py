@@ -1,7 +1,6 @@
 """A Ray cluster on this machine for a benchmark or a check."""
 
 import contextlib
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ def started(
 ) -> Iterator[None]:
     """Start Ray and connect to it; at the end, stop it and delete the shared memory that its processes still use.
 
-    Ray kills vLLM's processes, which then leave queues of up to 160 MiB and semaphores under /dev/shm, and sockets.
+    Ray kills vLLM's processes. They then leave sockets, and queues of up to 160 MiB and semaphores under /dev/shm.
 
     Args:
         folder: for the files of Ray and the sockets of vLLM. The caller deletes it.
@@ -30,16 +29,16 @@ def started(
     import ray  # only now: it reads its variables when it is imported
 
     try:
-        with _variable("VLLM_RPC_BASE_PATH", str(folder)):  # Ray's processes inherit it
-            ray.init(
-                address="local",
-                num_cpus=cpus,
-                num_gpus=gpus,
-                include_dashboard=False,
-                object_store_memory=store,
-                log_to_driver=shows_logs,
-                _temp_dir=str(folder),
-            )
+        ray.init(
+            address="local",
+            num_cpus=cpus,
+            num_gpus=gpus,
+            include_dashboard=False,
+            object_store_memory=store,
+            log_to_driver=shows_logs,
+            runtime_env={"env_vars": {"VLLM_RPC_BASE_PATH": str(folder)}},
+            _temp_dir=str(folder),
+        )
         yield
     finally:
         mine = _started_from(Path(ray.__file__).parent)
@@ -50,19 +49,6 @@ def started(
             processes.send(process, signal.SIGKILL)
         psutil.wait_procs(alive, timeout=END_SECONDS)
         processes.remove_shared_memory(memory)
-
-
-@contextlib.contextmanager
-def _variable(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable, and restore it."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        del os.environ[name]
-        if before is not None:
-            os.environ[name] = before
 
 
 def _started_from(package: Path) -> list[psutil.Process]:

@@ -8,7 +8,8 @@
 # --gpu-stack needs no GPU: it clones the last commit into a temporary folder (12 GB), installs the stack for GPUs there,
 # and tests all imports and the trainer (8 minutes on 2 cores, beside the download).
 # pytest arguments are passed on: scripts/test.sh --fast tests/reward -k boxed
-# Tests run in one process more than there are cores, four at most, all tests of a file in the same one; -n 0 uses one.
+# Tests run in up to four processes, one more than there are cores. All tests of a file run in the same process.
+# -n 0 uses one process.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -143,9 +144,9 @@ rm -rf "$scratch"
 # Not a stage: pytest's closing line must be the last one. tests/conftest.py has the order.
 export PYTHONPATH="$PYTHONPATH:$PWD/tests/startup"
 processes=$(($(env -u OMP_NUM_THREADS nproc) + 1)) # one more than cores: many tests wait
-# By default Ray's workers have a niceness of 15: they starve beside other tests, and what waits for them takes CPU time.
+# Ray's workers have a niceness of 15 by default, so they starve beside other tests.
 export RAY_worker_niceness=0
-# Threads that share a tiny product wait for each other where other tests have the cores. Tests of threads set their own.
+# On busy cores, the threads of a tiny matrix product mostly wait for each other. Tests that need threads set their number.
 export OMP_NUM_THREADS=1
 printf '== tests\n'
 exec pytest --durations=10 -n $((processes < 4 ? processes : 4)) --no-loadscope-reorder "${pytest_arguments[@]}"

@@ -13,9 +13,9 @@ hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=Tr
 hypothesis.settings.load_profile("repeatable")
 
 
-# One process makes the larger parts of tests/stack, one file after the other. Two whole runs at once, beside other
-# tests, take more than 24 GB, and Ray gives up if it starts too slowly. doors is the largest: at its place in the list
-# WAITING, in another process, has usually ended, and the rest of tests/stack has not begun.
+# One process runs the larger parts of tests/stack, one file after the other. Two whole runs at once, beside other
+# tests, take more than 24 GB, and Ray gives up if it starts too slowly. doors takes the most memory. At its place in
+# this list, WAITING has usually ended in another process, and the rest of tests/stack has not begun.
 LARGE = (
     "end_to_end",
     "resume",

@@ -95,9 +95,9 @@ def _first_death(evidence: Evidence) -> Death | None:
         death for address, deaths in (words.elsewhere if words else {}).items() for death in _on(address, deaths)
     ]
     by_signal = [death for death in before if death.code is not None and death.code < 0]
-    # A process that ends by its own exception is the cause if the driver only knows that something died.
-    is_only_told = words is None or words.kind in last_words.OF_DEATHS or bool(_rays_memory_remedy(words))
-    return next(iter(by_signal or (before if is_only_told else [])), None)
+    # If the driver saw only that something died, a process that ended by its own exception is the cause.
+    saw_only_a_death = words is None or words.kind in last_words.OF_DEATHS or bool(_rays_memory_remedy(words))
+    return next(iter(by_signal or (before if saw_only_a_death else [])), None)
 
 
 def _on(address: str, deaths: Sequence[Mapping[str, Any]]) -> Iterable[Death]:

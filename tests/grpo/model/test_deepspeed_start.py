@@ -20,7 +20,8 @@ subprocess.Popen = Popen
 deepspeed_start.shorten()
 assert gc.get_freeze_count() > 10_000
 DeepSpeedCPUAdam([torch.nn.Parameter(torch.zeros(4))])
-[features] = [command for command in asked if any("cpuinfo" in word for word in command)]
+features = [command for command in asked if any("cpuinfo" in word for word in command)]
+assert len(features) == 1, asked
 assert build_shm_op() is None
 """
 

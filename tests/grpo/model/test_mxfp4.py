@@ -25,7 +25,7 @@ def bits(tensor):
 
 @pytest.fixture(scope="module", autouse=True)
 def several_threads():
-    """The kernel uses as many threads as PyTorch, which scripts/test.sh lets have one."""
+    """The kernel uses as many threads as PyTorch, and scripts/test.sh gives PyTorch one."""
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     yield
