@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains gpt-oss-120b with GRPO and LoRA on one node of 8 GPUs, or a tiny gpt-oss without a GPU.
 #
-#   ./train_grpo.sh --tiny                     tiny gpt-oss, synthetic problems: 3 to 8 minutes on 2 cores, 12 GB
+#   ./train_grpo.sh --tiny                     tiny gpt-oss, synthetic problems: 3 minutes on 2 cores, 12 GB
 #   TRAIN_DATA=... EVAL_DATA=... ./train_grpo.sh                gpt-oss-120b: 8 x 80 GB GPUs, 64 GB host memory
 #   LEARNING_RATE=2e-6 ./train_grpo.sh --steps 20               any variable of this script can be set in the environment
 #   ./train_grpo.sh -- --eps_clip_low_high 0.2 0.28             any other OpenRLHF flag; the last value wins
