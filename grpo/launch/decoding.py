@@ -1,4 +1,4 @@
-"""The seconds that engines sample for: a pass for each token of the longest response. docs/step-time.md names the sources.
+"""The seconds that engines sample for: a pass for each token of the longest response. Sources: docs/step-time.md.
 
 A pass takes the longer of two: what the CPU launches, which CUDA graphs save, and what an H100 computes.
 """
@@ -26,6 +26,7 @@ _SCHEDULING = 1.6e-3  # published: what asynchronous scheduling saves
 RAY = 2e-3  # assumed: Ray carries a pass to the workers of an engine and back
 _PROMPTS = 15_000  # published: prompt tokens per second of a GPU
 MOST_AT_ONCE = 128  # sequences of an engine: `max_num_seqs`, which OpenRLHF does not set
+_MEASURED_AT = 568  # tokens of a sequence in gpu_check's passes
 _UNSURE = {True: (0.8, 1.2), False: (0.6, 1.3)}  # assumed: factors on a calculated time, eager and not
 
 Factors = Mapping[bool, Sequence[tuple[int, float]]]
@@ -108,9 +109,9 @@ class Engine:
 
 def factors(numbers: Mapping[str, Any]) -> Factors:
     """Return the factors, given the numbers of gpu_check's rung "engine speed": passes of an engine of one GPU."""
-    found = {}
+    model, found = RELEASED[f"openai/{numbers['model']}"], {}
     for eager, name in ((True, "eager"), (False, "graphs")):
-        engine = Engine(RELEASED[numbers["model"]], 1, eager, {})
+        engine = Engine(model, 1, eager, {})
         passes = sorted((int(count), float(seconds)) for count, seconds in numbers["decode_s"].get(name, {}).items())
-        found[eager] = [(count, seconds / engine.of_pass(count, 0)) for count, seconds in passes]
+        found[eager] = [(count, seconds / engine.of_pass(count, _MEASURED_AT)) for count, seconds in passes]
     return found

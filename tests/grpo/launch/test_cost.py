@@ -4,12 +4,13 @@ import re
 
 import pytest
 
-from grpo.launch import cost, gpu_memory, judge, micro_batches
+from grpo.launch import cost, engine_share, gpu_memory, judge, micro_batches
 from grpo.launch.judge import RunJudge
 from grpo.launch.phases import ACTOR, Rates, phases
 from grpo.launch.plan import describe, make_plan
 from tests.docs.pages import page
 
+from .boxes import BOXES
 from .conftest import judge_of, write_aime
 
 LARGE = "openai/gpt-oss-120b"
@@ -89,17 +90,6 @@ def test_without_data_the_cost_is_that_of_the_steps_asked_for(setting, asked: in
     assert f"{steps * 64:,} calls in {steps} steps" in text and f"for {steps} steps of" in text
 
 
-BOXES = {  # of the README's table: what `--gpus` sets
-    "8x80GB": {},
-    "4x80GB": {"vllm_num_engines": 1, "actor_num_gpus_per_node": 2},
-    "2x80GB": {
-        "vllm_num_engines": 1,
-        "vllm_tensor_parallel_size": 1,
-        "actor_num_gpus_per_node": 1,
-        "actor_shard": "none",
-    },
-}
-BOXES["2x24GB"] = BOXES["2x80GB"]
 RECIPE = {
     "attn_implementation": "sinks", "eval_steps": 10, "eval_n_samples_per_prompt": 8, "enforce_eager": True,
     "num_episodes": 50, "vllm_gpu_memory_utilization": 0.9, "gpu_gb": 80,
@@ -110,6 +100,7 @@ RECIPE = {
 def planned(setting, model: str = LARGE, **flags):
     """The configuration of `train_grpo.sh` with AIME's 72 and 18 problems, and its plan."""
     config = micro_batches.choose(config_of(setting, model, **RECIPE | write_aime(setting.folder) | flags))
+    config = engine_share.choose(config)
     return config, make_plan(config)
 
 
@@ -117,8 +108,8 @@ def planned(setting, model: str = LARGE, **flags):
 def test_the_readme_has_the_plans_numbers(setting, row: list[str]) -> None:
     model, gpus, host, longest, hours = row
     name = f"openai/gpt-oss-{model.partition(',')[0]}"
-    flags = RECIPE | {"gpu_gb": gpus.partition("x")[2].removesuffix("GB"), "max_steps": 100}
-    config, plan = planned(setting, name, **flags | BOXES[gpus])
+    box, _, size = gpus.removesuffix("GB").partition("x")
+    config, plan = planned(setting, name, **BOXES[box] | {"gpu_gb": size, "max_steps": 100})
     assert f"{plan.download_bytes / 1e9:.0f}GB" in model and host == f"{plan.host_bytes / 1e9:.0f}GB"
     assert longest == f"{gpu_memory.longest(config):,}"
     assert f"hours       {hours.removesuffix('h')} (" in text_of(config)

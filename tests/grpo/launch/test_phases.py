@@ -189,14 +189,14 @@ def test_evaluations_are_spread_over_the_steps(setting) -> None:
 
 def test_measured_passes_replace_calculated_ones(setting, tmp_path: Path) -> None:
     passes = {"eager": {"1": 0.050, "32": 0.060}, "graphs": {"16": 0.010}}
-    file = report(tmp_path, {"name": "engine speed", "numbers": {"decode_s": passes, "model": MODEL}})
+    file = report(tmp_path, {"name": "engine speed", "numbers": {"decode_s": passes, "model": "gpt-oss-120b"}})
     measured = Rates.of_report(file).decoding
-    assert Engine(LARGE, 1, True, measured).of_pass(32, 0) == pytest.approx(0.060)
-    assert Engine(LARGE, 1, False, measured).of_pass(16, 0) == pytest.approx(0.010)
+    assert Engine(LARGE, 1, True, measured).of_pass(32, 568) == pytest.approx(0.060)
+    assert Engine(LARGE, 1, False, measured).of_pass(16, 568) == pytest.approx(0.010)
     one, two = (Engine(LARGE, width, True, measured) for width in (1, 2))
-    assert 0.050 < one.of_pass(16, 0) < 0.060
-    plain = [Engine(LARGE, width, True, {}).of_pass(16, 0) for width in (1, 2)]
-    assert two.of_pass(16, 0) / one.of_pass(16, 0) == pytest.approx(plain[1] / plain[0])
+    assert 0.050 < one.of_pass(16, 568) < 0.060
+    plain = [Engine(LARGE, width, True, {}).of_pass(16, 568) for width in (1, 2)]
+    assert two.of_pass(16, 0) / one.of_pass(16, 568) == pytest.approx(plain[1] / plain[0])
     changes = {"vllm_num_engines": 2, "vllm_tensor_parallel_size": 1, "enforce_eager": True}
     assert by_name(config_of(setting, **changes), Rates.of_report(file))["sampling"].source.endswith(
         "measured on this machine"
