@@ -187,11 +187,17 @@ def _between(plan: Plan, config: Config, rates: Rates) -> Iterator[Phase]:
 
 def _gathers(config: Config, architecture: Architecture, rates: Rates) -> Iterator[Phase]:
     args = config.args
-    if args.actor_shard == NO_SHARD or config.actor_ranks == 1:
+    if args.actor_shard == NO_SHARD:
         return
     weights = sum(architecture.actor_bytes(args.experts == PACKED).values()) / GB
     count = sum(_GATHERS[name] * samples for name, samples in _samples(config).items())
     moved = count / args.micro_train_batch_size * weights
+    if args.offload:
+        copies = moved / config.actor_ranks / rates.host
+        source = f"OFFLOAD=1 at {rates.host:.0f} GB/s; 0 if all are overlapped"
+        yield Phase("copies from the host", copies, 0.0, copies, source)
+    if config.actor_ranks == 1:
+        return
     gathers = moved * (config.actor_ranks - 1) / config.actor_ranks / rates.gather
     source = rates.gather_source
     places = equal_nodes.of_config(config)
@@ -199,10 +205,6 @@ def _gathers(config: Config, architecture: Architecture, rates: Rates) -> Iterat
     if between > gathers:
         gathers, source = between, f"between nodes; assumes {NETWORK:.0f} GB/s into each"
     yield Phase("gathers", gathers, 0.0, gathers, f"{source}; 0 if all are overlapped")
-    if args.offload:
-        copies = moved / config.actor_ranks / rates.host
-        source = f"OFFLOAD=1 at {rates.host:.0f} GB/s; 0 if all are overlapped"
-        yield Phase("copies from the host", copies, 0.0, copies, source)
 
 
 def _passes(config: Config, architecture: Architecture, rates: Rates) -> Iterator[Phase]:
