@@ -66,7 +66,7 @@ def worker_output(projections: list[Any], x: torch.Tensor, part: int, parts: int
     """Return what one of so many workers of an engine computes."""
     from grpo.lora.side_path import SidePath
 
-    weights, below, above = zip(*map(matrices, projections), strict=True)
+    weights, below, above = map(list, zip(*map(matrices, projections), strict=True))
     if len(projections) > 1:
         weights, above = ([matrix.chunk(parts)[part] for matrix in each] for each in (weights, above))
     else:
