@@ -119,6 +119,15 @@ def test_the_workers_of_an_engine_run_in_ray_as_on_gpus(stack):
 
 
 @pytest.mark.timeout(900)
+def test_the_second_engine_is_compiled(stack):
+    def compiles(engine) -> bool:
+        mode = engine.llm.vllm_config.compilation_config.mode
+        return mode.name == "DYNAMO_TRACE_ONCE" and os.environ["TORCHDYNAMO_DISABLE"] == "0"
+
+    assert [on_engine(engine, compiles) for engine in stack.engines] == [False, True]
+
+
+@pytest.mark.timeout(900)
 def test_the_trainer_uses_what_it_saves(synced, passes, rounding):
     assert rounding.covers(synced, passes[0][0])
 
