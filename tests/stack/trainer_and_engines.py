@@ -99,6 +99,7 @@ def compiling() -> dict[str, str]:
         "TORCHDYNAMO_DISABLE": "0",
         "TORCHINDUCTOR_CACHE_DIR": kernels,
         "TORCHINDUCTOR_VEC_ISA_OK": "1",  # not tried anew in each process, which takes ten seconds
+        "VLLM_DISABLE_COMPILE_CACHE": "1",  # on a CPU, code in it names layers of the process that compiled it
     }
 
 
