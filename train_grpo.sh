@@ -252,8 +252,7 @@ if [[ $PIPELINE == 1 ]]; then : "${OLD_LOG_PROBS:=engine}"; fi
 # LoRA on the attention only: the experts stay frozen, so the engines keep their MXFP4 kernels
 : "${LORA_RANK:=64}" "${LORA_ALPHA:=128}" "${TARGET_MODULES:=q_proj k_proj v_proj o_proj}"
 
-# Engines. 0 compiles them and captures CUDA graphs. The adapter is a side path in their layers: compiled engines are
-# tested with it on CPU, CUDA graphs have not been run
+# Engines. Eager: the adapter is a side path in the layers. It is tested with torch.compile on CPU, not in CUDA graphs
 : "${ENFORCE_EAGER:=1}" "${GPU_MEMORY_UTILIZATION:=0.90}"
 
 # Actor. Experts stay packed in MXFP4 as in the files: 65 GB, 16 GB on each of 4 GPUs. EXPERTS=bf16 takes 234 GB, too

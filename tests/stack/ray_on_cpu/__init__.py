@@ -8,7 +8,6 @@ beside the entry point that vLLM looks for.
 import shutil
 from pathlib import Path
 
-from vllm.config import CompilationMode
 from vllm.platforms.cpu import CpuPlatform
 
 NAME = "ray_on_cpu"
@@ -23,6 +22,8 @@ class RayOnCpu(CpuPlatform):
 
     @classmethod
     def check_and_update_config(cls, vllm_config) -> None:
+        from vllm.config import CompilationMode  # imports the platform
+
         config, compilation = vllm_config.parallel_config, vllm_config.compilation_config
         executor, mode, backend = config.distributed_executor_backend, compilation.mode, compilation.backend
         super().check_and_update_config(vllm_config)
