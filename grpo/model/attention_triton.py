@@ -37,10 +37,17 @@ def _store(pointer, strides, batch, head, index, length, values, D: tl.constexpr
 
 
 @triton.jit
-def _visible(tokens, batch, query, key, length, window):
-    """Return which keys the queries see. The arguments have shapes that broadcast."""
+def _places(tokens, batch, key, length):
+    """Load where keys stand in their sequence; padding stands behind every query."""
     is_token = tl.load(tokens + batch.to(tl.int64) * length + key, mask=key < length, other=0) != 0
-    return is_token & (key <= query) & (query - key < window)
+    return tl.where(is_token, key, 2147483647)
+
+
+@triton.jit
+def _visible(query, place, window):
+    """Return which keys the queries see. The arguments have shapes that broadcast."""
+    # As an unsigned number, a negative distance is beyond every window: one comparison does for two.
+    return (query - place).to(tl.uint32, bitcast=True) < window
 
 
 @triton.jit
@@ -61,7 +68,8 @@ def _forward(
         keys = _rows(k, k_strides, batch, head // GROUP, key, length, D, BD)
         values = _rows(v, v_strides, batch, head // GROUP, key, length, D, BD)
         scores = tl.dot(queries, tl.trans(keys)) * scale
-        scores = tl.where(_visible(tokens, batch, query[:, None], key[None, :], length, window), scores, float("-inf"))
+        seen = _visible(query[:, None], _places(tokens, batch, key, length)[None, :], window)
+        scores = tl.where(seen, scores, float("-inf"))
         new = tl.maximum(maximum, tl.max(scores, 1))
         shrink = tl.exp2(maximum - new)
         weights = tl.exp2(scores - new[:, None])
@@ -96,6 +104,7 @@ def _backward_keys(
     key = block * BN + tl.arange(0, BN)
     keys = _rows(k, k_strides, batch, head, key, length, D, BD)
     values = _rows(v, v_strides, batch, head, key, length, D, BD)
+    places = _places(tokens, batch, key, length)
     of_keys = tl.zeros((BN, BD), dtype=tl.float32)
     of_values = tl.zeros((BN, BD), dtype=tl.float32)
     last = tl.minimum(length, (block + 1) * BN + window - 1)
@@ -109,7 +118,7 @@ def _backward_keys(
             log_sum = tl.load(log_sums + row + query, mask=query < length, other=float("inf"))
             delta = tl.load(deltas + row + query, mask=query < length, other=0.0)
             scores = tl.dot(keys, tl.trans(queries)) * scale
-            seen = _visible(tokens, batch, query[None, :], key[:, None], length, window)
+            seen = _visible(query[None, :], places[:, None], window)
             weights = tl.where(seen, tl.exp2(scores - log_sum[None, :]), 0.0)
             of_values = tl.dot(weights.to(gradients.dtype), gradients, of_values)
             of_scores = weights * (tl.dot(values, tl.trans(gradients)) - delta[None, :])
@@ -139,7 +148,7 @@ def _backward_queries(
         keys = _rows(k, k_strides, batch, head // GROUP, key, length, D, BD)
         values = _rows(v, v_strides, batch, head // GROUP, key, length, D, BD)
         scores = tl.dot(queries, tl.trans(keys)) * scale
-        seen = _visible(tokens, batch, query[:, None], key[None, :], length, window)
+        seen = _visible(query[:, None], _places(tokens, batch, key, length)[None, :], window)
         weights = tl.where(seen, tl.exp2(scores - log_sum[:, None]), 0.0)
         of_scores = weights * (tl.dot(gradients, tl.trans(values)) - delta[:, None])
         result = tl.dot(of_scores.to(keys.dtype), keys, result)
@@ -202,9 +211,9 @@ class SinkAttention(torch.autograd.Function):
         return d_query, d_key, d_value, -of_sinks.sum((0, 2)).to(sinks.dtype), None, None, None
 
 
-# Rows of queries and of keys that a program holds, and how it is scheduled.
+# Rows of queries and of keys that a program holds, and how it is scheduled. More rows do not fit in the registers.
 _FORWARD = 64, 64, {"num_warps": 4, "num_stages": 3}
-_BACKWARD_KEYS = 128, 64, {"num_warps": 4, "num_stages": 2}
+_BACKWARD_KEYS = 64, 64, {"num_warps": 4, "num_stages": 2}
 _BACKWARD_QUERIES = 64, 64, {"num_warps": 4, "num_stages": 2}
 
 
