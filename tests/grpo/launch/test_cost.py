@@ -48,7 +48,7 @@ def test_hours_calls_tokens_and_price_of_the_whole_run(setting) -> None:
     sampling = int(re.search(r"sampling +(\d+) s", text)[1])
     assert int(re.search(r"of (\d+) s, if all", text)[1]) == pytest.approx(sampling + 60 + 43, abs=2)
     assert re.search(r"training +26 s \(21 to 39\): calculated from one H100", text)
-    assert "38 ms for each of 3,072 tokens, 32 samples an engine, eager; calculated, see docs/step-time.md" in text
+    assert "34 ms for each of 3,072 tokens, 32 samples an engine, eager; calculated, see docs/step-time.md" in text
 
 
 def test_a_step_ahead_takes_the_longer_of_engines_and_actor(setting) -> None:
