@@ -13,8 +13,10 @@ from scripts.gpu_check import rung
 from scripts.gpu_check.rung import Result, Rung
 
 _STACK = ("torch", "transformers", "deepspeed", "peft")
+_WHOLE = (*_STACK, "vllm", "ray", "openrlhf")
 _SETUP = "run ./scripts/setup.sh --gpu, then this check again"
 _KERNEL = "report it with this report: the GPU, PyTorch and Triton decide it; do not train with this kernel"
+_LOOP = "see docs/parity.md; python -m scripts.bundle RUN_DIR packs the run for a report"
 LADDER = (
     Rung("driver", "machine:driver", "install NVIDIA's driver, and start the container with --gpus all", gpus=0),
     Rung("toolkit", "machine:toolkit", "install gcc and Python's headers (Debian: gcc, python3-dev)"),
@@ -35,21 +37,9 @@ LADDER = (
     Rung("receipt", "kernels:receipt", "report it: a sync would be refused though it is right"),
     Rung("layer", "layer:check", _KERNEL, packages=("transformers", "triton"), seconds=600),
     Rung("ZeRO-3 and resume", "trainer:check", _SETUP, packages=_STACK, seconds=600),
-    Rung(
-        "engine",
-        "engine:check",
-        _SETUP,
-        packages=(*_STACK, "vllm", "ray", "openrlhf"),
-        seconds=900,
-    ),
-    Rung(
-        "parity gate",
-        "gate:check",
-        "see docs/parity.md; python -m scripts.bundle RUN_DIR packs the run for a report",
-        gpus=2,
-        packages=(*_STACK, "vllm", "ray", "openrlhf"),
-        seconds=1500,
-    ),
+    Rung("engine", "engine:check", _SETUP, packages=_WHOLE, seconds=900),
+    Rung("whole loop", "whole_loop:eager", _LOOP, packages=_WHOLE, seconds=900),
+    Rung("whole loop with graphs", "whole_loop:graphs", _LOOP, packages=_WHOLE, seconds=1200),
 )
 
 
