@@ -133,9 +133,7 @@ def share_of_cores(ranks: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _load_parameter(
-    reader: Reader, name: str, described: nn.Parameter, zero: ZeroPartitioner | None
-) -> nn.Parameter:
+def _load_parameter(reader: Reader, name: str, described: nn.Parameter, zero: ZeroPartitioner | None) -> nn.Parameter:
     """Return a parameter of the shape of ``described``, which is on the meta device."""
     if zero is None:
         whole = _load_whole(reader, name, described, "cpu")
@@ -148,9 +146,7 @@ def _load_parameter(
     return parameter
 
 
-def _load_whole(
-    reader: Reader, name: str, described: nn.Parameter, device: str | None = None
-) -> torch.Tensor:
+def _load_whole(reader: Reader, name: str, described: nn.Parameter, device: str | None = None) -> torch.Tensor:
     """Return the values of a parameter that is on the meta device, by default on this rank's device."""
     device = device or get_accelerator().current_device_name()
     whole = torch.empty(described.shape, dtype=_dtype(described), device=device)

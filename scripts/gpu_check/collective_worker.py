@@ -1,4 +1,4 @@
-"""Sums and gathers over all ranks, in bf16 and bytes, and reports GB/s per rank. Each rank of the rung "all-reduce" runs this."""
+"""Sums over all ranks, gathers bf16 and bytes, and reports GB/s per rank; a rank of the rung "all-reduce" runs it."""
 
 import os
 

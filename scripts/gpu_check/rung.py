@@ -91,8 +91,14 @@ def device_of(gpus: int) -> str:
     return "cuda" if gpus else "cpu"
 
 
-def run_here(rung: Rung, gpus: int) -> Result:
-    """Run a rung in this process."""
+def run_here(rung: Rung, gpus: int, notes: Path | None = None) -> Result:
+    """Run a rung in this process.
+
+    Args:
+        notes: the file in which :func:`note` keeps numbers.
+    """
+    global _notes
+    _notes = notes
     module, _, function = rung.check.partition(":")
     begin = time.monotonic()
 
@@ -144,8 +150,7 @@ def main() -> None:
     described, gpus, file, notes = sys.argv[1:]
     # Under its real name: the rungs use that module.
     rung = importlib.import_module("scripts.gpu_check.rung")
-    rung._notes = Path(notes)
-    result = rung.run_here(rung.Rung(**json.loads(described)), int(gpus))
+    result = rung.run_here(rung.Rung(**json.loads(described)), int(gpus), Path(notes))
     Path(file).write_text(json.dumps(asdict(result), default=str), encoding="utf-8")
 
 

@@ -61,7 +61,8 @@ def gathered(reports: Sequence[dict[str, Any]]) -> dict[str, int]:
     for number, report in enumerate(reports):
         if wrong := report["wrong"]:
             also = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-            raise UserError(f"rank {number % (len(reports) // 2)} computed with another {wrong[0]}{also} than the files have")
+            rank = number % (len(reports) // 2)
+            raise UserError(f"rank {rank} computed with another {wrong[0]}{also} than the files have")
     counts = sum((Counter(report["right"]) for report in reports), Counter[str]())
     if set(counts) != {"uint8", "bfloat16"}:
         raise UserError(f"parameters of {', '.join(counts) or 'no dtype'} were compared, not those in uint8 and bf16")

@@ -9,7 +9,6 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +100,9 @@ def verdict(run_dir: Path, code: int, steps: int) -> dict[str, Any]:
 
 def _line(numbers: dict[str, Any]) -> str:
     means, rewards = ", ".join(f"{mean:.4f}" for mean in numbers["mean_nat"]), numbers["reward"]
+    of_step = numbers["seconds"]["total"]
     return (
         f"{STEPS} steps, and {len(rewards) - STEPS} after a resume, engine in {numbers['engine_model']}: reward "
-        f"{rewards[0]:.3f} to {rewards[-1]:.3f}, comparisons {means} nat apart; a step {numbers['seconds']['total']:.1f} s, "
+        f"{rewards[0]:.3f} to {rewards[-1]:.3f}, comparisons {means} nat apart; a step {of_step:.1f} s, "
         f"started in {numbers['start_s']:.0f} s"
     )

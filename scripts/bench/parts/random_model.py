@@ -24,34 +24,45 @@ BF16_BYTES = 2 * sum(math.prod(shape) for shape in FULL.parameters().values())
 SHARD_BYTES = 1_000_000_000
 
 
-def write_random_config(
-    folder: Path, layers: int, experts: int, vocabulary: int = 1024, stop_ids: Sequence[int] = (1,), **sizes: int
-) -> Architecture:
-    """Write the config.json of an MXFP4 checkpoint; return its architecture.
-
-    Args:
-        sizes: other fields of `Architecture`; by default those of the 120b.
-    """
-    chosen = min(FULL.experts_per_token, experts)
-    values: dict[str, Any] = {"layers": layers, "experts": experts, "vocabulary": vocabulary}
-    shape = replace(FULL, **{"experts_per_token": chosen} | values | sizes)
-    config = tiny_config(vocabulary)
+def write_config_of(folder: Path, shape: Architecture, stop_ids: Sequence[int] = (1,)) -> None:
+    """Write the config.json of a model of this shape."""
+    config = tiny_config(shape.vocabulary)
     numbers = {key: value for key, value in shape.config().items() if type(value) is int}
     kinds = ("sliding_attention", "full_attention")
-    config.update(numbers | {"layer_types": [kinds[layer % 2] for layer in range(layers)], "sliding_window": 128})
+    layers = [kinds[layer % 2] for layer in range(shape.layers)]
+    config.update(numbers | {"layer_types": layers, "sliding_window": 128})
     folder.mkdir(parents=True, exist_ok=True)
     write_config(folder, config, stop_ids=list(stop_ids), pad_id=0)
-    return Architecture.from_config(read_json(folder / "config.json"))
+    if not shape.mxfp4:
+        written = read_json(folder / "config.json")
+        del written["quantization_config"]
+        write_json(folder / "config.json", written)
 
 
-def write_random_model(folder: Path, layers: int, experts: int, **sizes: Any) -> None:
+def write_random_config(
+    folder: Path, layers: int, experts: int, vocabulary: int = 1024, intermediate: int = FULL.intermediate
+) -> Architecture:
+    """Write the config.json of an MXFP4 checkpoint with the 120b's attention; return its architecture."""
+    chosen = min(FULL.experts_per_token, experts)
+    shape = replace(
+        FULL, layers=layers, experts=experts, experts_per_token=chosen, vocabulary=vocabulary, intermediate=intermediate
+    )
+    write_config_of(folder, shape)
+    return shape
+
+
+def write_random_model(folder: Path, layers: int, experts: int, **sizes: int) -> None:
     """Write the whole checkpoint; arguments as for `write_random_config`."""
-    architecture = write_random_config(folder, layers, experts, **sizes)
+    write_random_weights(folder, write_random_config(folder, layers, experts, **sizes))
+
+
+def write_random_weights(folder: Path, shape: Architecture) -> None:
+    """Write the tensors of a checkpoint."""
     generator = torch.Generator().manual_seed(0)
     outputs = []
-    for name, shape in architecture.stored().items():
+    for name, size in shape.stored().items():
         dtype = "U8" if is_packed(name) else "BF16"
-        outputs.append(TensorOutput(name, dtype, shape, partial(_random, name, shape, generator)))
+        outputs.append(TensorOutput(name, dtype, size, partial(_random, name, size, generator)))
     write_shards(outputs, folder, SHARD_BYTES)
 
 

@@ -60,8 +60,8 @@ def start_engine(model: Path, samples: int, length: int, load_format: str = "dum
     from openrlhf.trainer.ray.vllm_engine import LLMRayActor
 
     arguments = vllm.AsyncEngineArgs(
-        model=str(model), load_format=load_format, dtype="bfloat16", max_model_len=length, enforce_eager=True,
-        max_num_seqs=samples, enable_prefix_caching=True, **engine.arguments(), **options,
+        model=str(model), load_format=load_format, dtype="bfloat16", max_model_len=length, max_num_seqs=samples,
+        enable_prefix_caching=True, **engine.arguments(), **{"enforce_eager": True} | options,
     )  # fmt: skip
     actor = object.__new__(LLMRayActor.__ray_metadata__.modified_class)
     actor.llm = vllm.AsyncLLMEngine.from_engine_args(arguments)

@@ -56,7 +56,8 @@ from importlib.machinery import PathFinder
 ABSENT = {"vllm", "ray", "deepspeed", "peft", "openrlhf", "datasets", "pyarrow", "rich", "jinja2", "httpx2"}
 real = PathFinder.find_spec
 PathFinder.find_spec = staticmethod(lambda name, *rest: None if name.partition(".")[0] in ABSENT else real(name, *rest))
-from scripts.gpu_check import __main__, collective_worker, engine, kernels, layer, machine, side_path, trainer, whole_loop
+from scripts.gpu_check import __main__, actor, collective_worker, engine, engine_speed, full_size, kernels, layer
+from scripts.gpu_check import machine, side_path, trainer, whole_loop, width
 kernels.experts(0, count=8, hidden=64, tokens=20)
 kernels.log_probs(0, 20, 500)
 kernels.receipt(0)
