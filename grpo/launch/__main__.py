@@ -16,6 +16,7 @@ from typing import Any
 
 from grpo.launch import (
     cost,
+    engine_share,
     gpu_memory,
     judge,
     kernels,
@@ -106,10 +107,11 @@ def _main(options: argparse.Namespace, rest: list[str]) -> int:
             held = options.held
             if held is None and options.mode == "run":
                 held = RunFiles(folder).hold()
-            config = micro_batches.choose(resume.resolve_resumed(rest, folder, options.from_step))
+            config = resume.resolve_resumed(rest, folder, options.from_step)
         else:
             folder, held = (options.run_dir or run_dir.default_run_dir(options.name)).absolute(), None
-            config = micro_batches.choose(resolve(rest, folder))
+            config = resolve(rest, folder)
+        config = engine_share.choose(micro_batches.choose(config))
         run_judge = judge.of_run(config, options.stand_in)
     except UserError as error:
         return refuse(options, error)

@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from grpo.launch import cost, equal_nodes, gpu_memory, micro_batches
+from grpo.launch import cost, equal_nodes, gpu_limits, micro_batches
 from grpo.launch.checks.settings import check_batches
 from grpo.launch.config import Config
 from grpo.launch.host_memory import is_for_gpus
@@ -122,7 +122,7 @@ def choices(config: Config, count: int, architecture: Architecture, rates: Rates
         if engines < args.vllm_num_engines:
             break
         changed = _with(config, count, engines, ranks)
-        if not list(check_batches(changed)) and not list(gpu_memory.problems(changed)):
+        if not list(check_batches(changed)) and not list(gpu_limits.problems(changed)):
             found.append(Choice(engines, ranks, cost.seconds_of_step(changed, architecture, rates)))
     return found
 

@@ -46,13 +46,9 @@ class Actor:
     def parts(self, rows: int, length: int) -> dict[str, int]:
         """Return the bytes of each part by its name, at a micro-batch of ``rows`` sequences of ``length`` tokens."""
         tokens = rows * length
-        parts = self._resident()
-        kind = "packed" if self.packed and self.architecture.mxfp4 else "bf16"
-        of_base = self._base_bytes()
-        if not self.offload:
-            parts = {f"frozen base, {kind}": math.ceil(sum(of_base.values()) / self._shares)} | parts
+        parts = self.held()
         if self._shares > 1 or self.offload:
-            parts["gathered layer, and the largest tensor of the next"] = self._gathered(of_base)
+            parts["gathered layer, and the largest tensor of the next"] = self._gathered(self._base_bytes())
         layer = self._layer(tokens) + (self._eager_scores(rows, length) if self.eager else 0)
         states = tokens * self.architecture.hidden * _BF16
         if self.checkpointing:
@@ -61,9 +57,21 @@ class Actor:
             parts["states between layers"] = OUTER_STATES * states
             layer *= self.architecture.layers
         parts["computation of a layer" if self.checkpointing else "computation of all layers"] = layer
-        parts["unpacked experts"] = self._unpacked() if kind == "packed" else 0
+        parts["unpacked experts"] = self._unpacked() if self._kind == "packed" else 0
         parts["log-probs, in chunks"] = self._scores(tokens)
         return {name: size for name, size in parts.items() if size}
+
+    def held(self) -> dict[str, int]:
+        """Return the bytes of each part that stays between passes, by its name."""
+        if self.offload:
+            return self._resident()
+        return {f"frozen base, {self._kind}": math.ceil(sum(self._base_bytes().values()) / self._shares)} | (
+            self._resident()
+        )
+
+    @property
+    def _kind(self) -> str:
+        return "packed" if self.packed and self.architecture.mxfp4 else "bf16"
 
     @property
     def _shares(self) -> int:

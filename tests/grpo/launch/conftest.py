@@ -22,6 +22,7 @@ from grpo.stack import machine
 from grpo.stack.checkout import CHECKOUT
 from reward import models, settings
 
+from . import boxes
 from .faulty_run import Run
 from .judge_variables import KEY, VARIABLES
 from .recipe import ROOT
@@ -179,6 +180,17 @@ def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
         "eval_at_start": True,
     }
     return Setting(tmp_path, flags)
+
+
+@pytest.fixture
+def box(setting: Setting) -> Callable[..., Config]:
+    """A function from a box, a length and other flags to the configuration of a released model on it."""
+
+    def config(gpus: str, length: int = 4096, model: str = boxes.LARGE, **changes: object) -> Config:
+        names = {"pretrain": model, "engine_model": model, "generate_max_len": length - 1024}
+        return setting.config(**boxes.RECIPE | boxes.BOXES[gpus] | names | changes)
+
+    return config
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from .recipe import call
         (["LEARNING_RATE=3"], "must come first: LEARNING_RATE=3 ./train_grpo.sh"),
         (["--dry-run", "--steps=many"], "STEPS: invalid int value"),
         (["--steps"], "--steps needs a value"),
-        (["--gpus", "3"], "--gpus is '3': give 8, 4 or 2, or set NUM_ENGINES, ENGINE_TP and ACTOR_GPUS"),
+        (["--gpus", "3"], "--gpus is '3': give 8, 4, 2 or 1, or set NUM_ENGINES, ENGINE_TP, ACTOR_GPUS and COLOCATE"),
         (["--check", "--plan"], "cannot be combined"),
         (["--dry-run", "--resume", "no/such/run"], "no/such/run is not a run directory"),
         (["--dry-run", "--resume", "latest"], "--resume DIR"),
