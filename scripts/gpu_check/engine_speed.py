@@ -32,8 +32,8 @@ class Lengths:
     """Tokens of a prompt, and of the two responses whose times are compared."""
 
     prompt: int = 512
-    short: int = 8
-    long: int = 104
+    short: int = 16
+    long: int = 112
 
 
 def check(gpus: int) -> Passed:
@@ -65,18 +65,23 @@ def measured(
         shape: of the model; with ``mxfp4``, its experts are packed, which vLLM on a CPU does not support.
         sequences: numbers of sequences that are decoded at once.
     """
-    numbers: dict[str, Any] = {"model": model, "gpu": gpu, "decode_s": {}, "start_s": {}}
+    numbers: dict[str, Any] = {"model": model, "gpu": gpu}
+    for name in ("decode_s", "start_s", "cache_tokens", "memory_gb"):
+        numbers[name] = {}  # by way
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), shape)
         for way in ways:
             begin = time.perf_counter()
             with started(Path(folder), way, sequences, lengths) as engine:
                 numbers["start_s"][way] = time.perf_counter() - begin
-                numbers |= engine.describe()
+                for name, value in engine.describe().items():
+                    numbers[name][way] = value
                 if way == EAGER:
                     numbers["distinct_experts"] = engine.distinct_experts(max(sequences), shape)
-                numbers["decode_s"][way] = {str(count): engine.seconds_per_pass(count) for count in sequences}
-            note(**numbers)  # graphs may fail
+                numbers["decode_s"][way] = {}
+                for count in sequences:
+                    numbers["decode_s"][way][str(count)] = engine.seconds_per_pass(count)
+                    note(**numbers)  # graphs may fail
     return Passed(_line(numbers, shape), numbers)
 
 
@@ -99,7 +104,7 @@ class Engine:
         self._actor, self._loop, self._prompts, self._lengths = actor, loop, prompts, lengths
 
     def describe(self) -> dict[str, float]:
-        """Return the size of the cache and the memory in use."""
+        """Return the tokens of the cache and the memory in use."""
         [described] = self._call("describe")
         needed = len(self._prompts) * (self._lengths.prompt + self._lengths.long)
         if described["cache_tokens"] < needed:
@@ -112,9 +117,12 @@ class Engine:
         Raises:
             UserError: if they are fewer than half of what independent choices would give.
         """
+        self.generate(count, self._lengths.short)  # with the prompts in the prefix cache, all are decoded at once
         self._call("watch_routers", count)
         self.generate(count, self._lengths.short)
         [of_layers] = self._call("distinct_experts")
+        if not of_layers:
+            raise UserError(f"no pass had {count} sequences at once")
         found = sum(of_layers) / len(of_layers)
         independent = shape.experts * (1 - (1 - shape.experts_per_token / shape.experts) ** count)
         if found < independent / 2:
@@ -193,11 +201,13 @@ def started(folder: Path, way: str, sequences: Sequence[int], lengths: Lengths) 
 
 def _line(numbers: dict[str, Any], shape: Architecture) -> str:
     parts = [
-        f"{way} " + ", ".join(f"{1e3 * seconds:.1f}" for seconds in by_count.values())
+        f"{way} "
+        + ", ".join(f"{1e3 * seconds:.1f}" for seconds in by_count.values())
+        + f", {numbers['memory_gb'][way]:.1f} GB in use, cache of {numbers['cache_tokens'][way]:,} tokens"
         for way, by_count in numbers["decode_s"].items()
     ]
     counts = ", ".join(next(iter(numbers["decode_s"].values())))
-    line = f"{numbers['model']}: ms a pass at {counts} sequences: {'; '.join(parts)}; "
+    line = f"{numbers['model']}: ms a pass at {counts} sequences: {'; '.join(parts)}"
     if "distinct_experts" in numbers:
-        line += f"{numbers['distinct_experts']:.0f} of {shape.experts} experts a layer; "
-    return line + f"{numbers['memory_gb']:.1f} GB in use, cache of {numbers['cache_tokens']:,} tokens"
+        line += f"; {numbers['distinct_experts']:.0f} of {shape.experts} experts a layer"
+    return line
