@@ -195,6 +195,8 @@ if [[ ${NODES:-1} != 1 ]]; then : "${GPUS_PER_NODE:=$GPUS}"; fi
 # Your quota for each model: requests (RPM) and prompt tokens (TPM) per minute, and concurrent calls, over all engines.
 # The local server of --tiny has no quota and ignores RPM and TPM
 : "${JUDGE_RPM:=120}" "${JUDGE_TPM:=1000000}" "${JUDGE_CONCURRENCY:=32}"
+# What --plan multiplies: USD for a million prompt tokens and for a million tokens of replies, such as "2 12"
+: "${JUDGE_PRICE:=}"
 # Where key and prompts are sent. Variables of google-genai have no effect, and redirects are not followed.
 # JUDGE_PROXY=1 uses the proxy in HTTPS_PROXY or ALL_PROXY; 0 uses no proxy
 : "${JUDGE_BASE_URL:=https://generativelanguage.googleapis.com}" "${JUDGE_PROXY:=0}"
@@ -445,7 +447,7 @@ if [[ -e $LIBRARY ]]; then LIBRARY="$(realpath "$LIBRARY")"; fi
 for VARIABLE in JUDGE JUDGE_MODELS CORRECTNESS_WEIGHT QUALITY_WEIGHT JUDGE_FALLBACK JUDGE_UNFINISHED JUDGE_TRIES \
     REWARD_WEIGHTS ENVIRONMENT ENVIRONMENT_WEIGHTS LIBRARY TURN_LIMIT ROLLOUT_SECONDS TOOL_SECONDS SCORE_SECONDS \
     MAX_BRANCHES TEMPLATE \
-    JUDGE_DEADLINE JUDGE_CALL_TIMEOUT JUDGE_RPM JUDGE_TPM JUDGE_CONCURRENCY \
+    JUDGE_DEADLINE JUDGE_CALL_TIMEOUT JUDGE_RPM JUDGE_TPM JUDGE_CONCURRENCY JUDGE_PRICE \
     JUDGE_BASE_URL JUDGE_PROXY; do
     export "GRPO_$VARIABLE=${!VARIABLE}"
 done

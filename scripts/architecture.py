@@ -29,7 +29,7 @@ PHASES = {
         *("vllm_engine.WORKER", "vllm_engine.MOST_RESTARTS", "vllm_engine.end_orphans"),
         *("vllm_engine.engine_arguments", "vllm_engine.continuable", "launcher.bundles"),
         *("train_ppo_ray.actor_is_reference", "train_ppo_ray.reference_from", "train_ppo_ray.controller_place"),
-        "train_ppo_ray.engines_ready",
+        *("train_ppo_ray.engines_before_actor", "train_ppo_ray.engines_ready"),
     ),
     "Start of a rank": (
         *("launcher.free_port", "launcher.install_rendezvous", "deepspeed.install_matmul"),
