@@ -117,7 +117,7 @@ def test_the_readme_has_the_plans_numbers(setting, row: list[str]) -> None:
 
 def test_the_readme_says_what_the_plain_command_costs(setting) -> None:
     config, plan = planned(setting)
-    (line,) = [line for line in page("README.md").text.split("\n\n") if line.startswith("The plain command")]
+    (line,) = [line for line in page("README.md").text.split("\n\n") if line.startswith("Plain:")]
     numbers = [float(number.replace(",", "")) for number in re.findall(r"\d[\d,.]*\d", line)]
     text = text_of(config)
     hours = float(re.search(r"hours +([\d.]+)", text)[1])
