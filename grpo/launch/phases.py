@@ -20,7 +20,8 @@ from grpo.stack.checkout import GPU_REPORT
 from grpo.stack.machine import GB
 from grpo.update import old_policy
 
-ENGINES, ACTOR, BETWEEN = "engines", "actor", "between"  # whose a phase is; between steps both wait
+# Whose a phase is: for the judge, nobody of the others need wait with PIPELINE=1; between steps all do.
+ENGINES, JUDGE, ACTOR, BETWEEN = "engines", "judge", "actor", "between"
 INSTRUCTIONS = 1_000  # assumed: tokens of the judge's instructions, problem and gold answer
 _CALL = (20, 30, 40)  # assumed: seconds of a call of the judge, at least, as expected, and at most
 _COPIES = 1e9  # assumed: bytes per second of an adapter to the engines, and of a checkpoint to its disk
@@ -164,11 +165,12 @@ def _judging(config: Config, judge: RunJudge) -> Iterator[Phase]:
         return
     chain, calls = judge.settings.chain, config.samples_per_rollout
     tokens = calls * (INSTRUCTIONS + config.args.generate_max_len)
-    waits = chain.window * max((calls - 1) // chain.requests_per_window, tokens // chain.tokens_per_window)
+    for_quota = chain.window * max((calls - 1) // chain.requests_per_window, tokens // chain.tokens_per_window)
     rounds = math.ceil(calls / chain.concurrency)
-    least, expected, most = (min(chain.deadline, each) for each in (_CALL[0], *(rounds * s + waits for s in _CALL[1:])))
+    least, expected, most = (min(chain.deadline, each) for each in (_CALL[0], *(rounds * s + for_quota for s in _CALL[1:])))
     source = f"{calls} calls after the last token, {chain.concurrency} at once; assumes {_CALL[1]} s for a call"
-    yield Phase("judge", expected, least, most, source, ENGINES)
+    waits_for_rewards = config.args.dynamic_filtering or config.args.partial_rollouts > 0
+    yield Phase("judge", expected, least, most, source, ENGINES if waits_for_rewards else JUDGE)
 
 
 def _between(plan: Plan, config: Config, rates: Rates) -> Iterator[Phase]:
