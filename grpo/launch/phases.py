@@ -167,7 +167,9 @@ def _judging(config: Config, judge: RunJudge) -> Iterator[Phase]:
     tokens = calls * (INSTRUCTIONS + config.args.generate_max_len)
     for_quota = chain.window * max((calls - 1) // chain.requests_per_window, tokens // chain.tokens_per_window)
     rounds = math.ceil(calls / chain.concurrency)
-    least, expected, most = (min(chain.deadline, each) for each in (_CALL[0], *(rounds * s + for_quota for s in _CALL[1:])))
+    least, expected, most = (
+        min(chain.deadline, each) for each in (_CALL[0], *(rounds * s + for_quota for s in _CALL[1:]))
+    )
     source = f"{calls} calls after the last token, {chain.concurrency} at once; assumes {_CALL[1]} s for a call"
     waits_for_rewards = config.args.dynamic_filtering or config.args.partial_rollouts > 0
     yield Phase("judge", expected, least, most, source, ENGINES if waits_for_rewards else JUDGE)
