@@ -165,6 +165,15 @@ def test_the_other_stack_is_removed_first(checkout: Path) -> None:
     assert "lock-gpu.txt" in calls[2]
 
 
+def test_it_tells_the_stack_that_is_there_or_that_a_new_environment_gets(checkout: Path, tmp_path: Path) -> None:
+    write_program(tmp_path / "bin" / "nvidia-smi", "#!/bin/sh\necho 'GPU 0: NVIDIA H100 80GB HBM3'\n")
+    with_gpu = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    assert setup(checkout, "--show-stack", **with_gpu).stdout == "gpu\n", "the machine's"
+    assert uv_calls(checkout) == 0 and not (checkout / ".setup.lock").exists()
+    assert setup(checkout, "--cpu").returncode == 0
+    assert setup(checkout, "--show-stack", **with_gpu).stdout == "cpu\n", "that of .venv"
+
+
 def test_openrlhfs_version_stays_until_another_one_is_named(checkout: Path) -> None:
     other = checkout / "requirements" / "0.9.6"
     other.mkdir()
