@@ -7,7 +7,7 @@ from grpo.launch.config import Config
 from grpo.launch.decoding import ALL_REDUCE, RAY
 from grpo.launch.host_memory import is_for_gpus
 from grpo.launch.judge import RunJudge
-from grpo.launch.phases import ACTOR, BETWEEN, ENGINES, INSTRUCTIONS, Phase, Rates, phases, sampling
+from grpo.launch.phases import ACTOR, BETWEEN, ENGINES, INSTRUCTIONS, JUDGE, Phase, Rates, phases, sampling
 from grpo.launch.plan import Plan
 from grpo.model.architecture import Architecture
 from grpo.stack.counted import counted
@@ -65,11 +65,16 @@ def _hours(plan: Plan, config: Config, judge: RunJudge, steps: int) -> list[str]
 
 
 def _step(parts: Sequence[Phase], which: str, is_pipeline: bool) -> float:
-    """Return the seconds of a step: with PIPELINE=1, engines and actor work at the same time."""
-    engines, actor, between = (
-        sum(getattr(phase, which) for phase in parts if phase.whose == whose) for whose in (ENGINES, ACTOR, BETWEEN)
+    """Return the seconds of a step: with PIPELINE=1, engines, judge, and actor work at the same time.
+
+    A batch then passes through all of them in two steps; see docs/pipeline.md.
+    """
+    engines, judge, actor, between = (
+        sum(getattr(phase, which) for phase in parts if phase.whose == whose)
+        for whose in (ENGINES, JUDGE, ACTOR, BETWEEN)
     )
-    return (max(engines, actor) if is_pipeline else engines + actor) + between
+    of_batch = engines + judge + actor + between
+    return max(engines + between, actor + between, of_batch / 2) if is_pipeline else of_batch
 
 
 def _other_ways(plan: Plan, config: Config, judge: RunJudge, rates: Rates) -> Iterator[str]:
@@ -79,7 +84,7 @@ def _other_ways(plan: Plan, config: Config, judge: RunJudge, rates: Rates) -> It
         return f"{seconds_of_step(plan, config.assuming(**changes), judge, rates):,.0f} s a step"
 
     if not args.colocate_all_models:
-        how = "engines and actor take turns" if args.pipeline else "the longer of engines and actor"
+        how = "engines and actor take turns" if args.pipeline else "engines, judge, and actor work at the same time"
         yield f"{_INDENT}PIPELINE={1 - args.pipeline} would take {seconds(pipeline=not args.pipeline)}: {how}"
     yield f"{_INDENT}ENFORCE_EAGER={1 - args.enforce_eager} would take {seconds(enforce_eager=not args.enforce_eager)}"
 

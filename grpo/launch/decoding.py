@@ -19,7 +19,7 @@ ALL_REDUCE = 8e-6  # assumed: seconds of one between GPUs of a node; a layer has
 # Seconds of the CPU in eager mode, for a layer.
 _EXPERTS = 0.51e-3  # measured without a GPU: 0.44 to 0.58 ms of Python for the routing and two products of experts
 _ATTENTION = 0.25e-3  # assumed: norms, projections, and attention
-_SIDE_PATH = 14 * 10e-6  # assumed: 10 us for each launch of the adapter's side path
+_SIDE_PATH = 4 * 10e-6  # assumed: 10 us for each launch of the adapter's side path
 _LAUNCH = 20e-6  # assumed: for an all-reduce
 # Seconds between passes. With one GPU vLLM schedules the next pass during this one.
 _SCHEDULING = 1.6e-3  # published: what asynchronous scheduling saves

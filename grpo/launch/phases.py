@@ -20,7 +20,8 @@ from grpo.stack.checkout import GPU_REPORT
 from grpo.stack.machine import GB
 from grpo.update import old_policy
 
-ENGINES, ACTOR, BETWEEN = "engines", "actor", "between"  # whose a phase is; between steps both wait
+# Whose a phase is: for the judge, nobody of the others need wait with PIPELINE=1; between steps all do.
+ENGINES, JUDGE, ACTOR, BETWEEN = "engines", "judge", "actor", "between"
 INSTRUCTIONS = 1_000  # assumed: tokens of the judge's instructions, problem and gold answer
 _CALL = (20, 30, 40)  # assumed: seconds of a call of the judge, at least, as expected, and at most
 _COPIES = 1e9  # assumed: bytes per second of an adapter to the engines, and of a checkpoint to its disk
@@ -164,11 +165,14 @@ def _judging(config: Config, judge: RunJudge) -> Iterator[Phase]:
         return
     chain, calls = judge.settings.chain, config.samples_per_rollout
     tokens = calls * (INSTRUCTIONS + config.args.generate_max_len)
-    waits = chain.window * max((calls - 1) // chain.requests_per_window, tokens // chain.tokens_per_window)
+    for_quota = chain.window * max((calls - 1) // chain.requests_per_window, tokens // chain.tokens_per_window)
     rounds = math.ceil(calls / chain.concurrency)
-    least, expected, most = (min(chain.deadline, each) for each in (_CALL[0], *(rounds * s + waits for s in _CALL[1:])))
+    least, expected, most = (
+        min(chain.deadline, each) for each in (_CALL[0], *(rounds * s + for_quota for s in _CALL[1:]))
+    )
     source = f"{calls} calls after the last token, {chain.concurrency} at once; assumes {_CALL[1]} s for a call"
-    yield Phase("judge", expected, least, most, source, ENGINES)
+    waits_for_rewards = config.args.dynamic_filtering or config.args.partial_rollouts > 0
+    yield Phase("judge", expected, least, most, source, ENGINES if waits_for_rewards else JUDGE)
 
 
 def _between(plan: Plan, config: Config, rates: Rates) -> Iterator[Phase]:
@@ -187,11 +191,17 @@ def _between(plan: Plan, config: Config, rates: Rates) -> Iterator[Phase]:
 
 def _gathers(config: Config, architecture: Architecture, rates: Rates) -> Iterator[Phase]:
     args = config.args
-    if args.actor_shard == NO_SHARD or config.actor_ranks == 1:
+    if args.actor_shard == NO_SHARD:
         return
     weights = sum(architecture.actor_bytes(args.experts == PACKED).values()) / GB
     count = sum(_GATHERS[name] * samples for name, samples in _samples(config).items())
     moved = count / args.micro_train_batch_size * weights
+    if args.offload:
+        copies = moved / config.actor_ranks / rates.host
+        source = f"OFFLOAD=1 at {rates.host:.0f} GB/s; 0 if all are overlapped"
+        yield Phase("copies from the host", copies, 0.0, copies, source)
+    if config.actor_ranks == 1:
+        return
     gathers = moved * (config.actor_ranks - 1) / config.actor_ranks / rates.gather
     source = rates.gather_source
     places = equal_nodes.of_config(config)
@@ -199,10 +209,6 @@ def _gathers(config: Config, architecture: Architecture, rates: Rates) -> Iterat
     if between > gathers:
         gathers, source = between, f"between nodes; assumes {NETWORK:.0f} GB/s into each"
     yield Phase("gathers", gathers, 0.0, gathers, f"{source}; 0 if all are overlapped")
-    if args.offload:
-        copies = moved / config.actor_ranks / rates.host
-        source = f"OFFLOAD=1 at {rates.host:.0f} GB/s; 0 if all are overlapped"
-        yield Phase("copies from the host", copies, 0.0, copies, source)
 
 
 def _passes(config: Config, architecture: Architecture, rates: Rates) -> Iterator[Phase]:

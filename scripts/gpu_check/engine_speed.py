@@ -180,13 +180,13 @@ def started(folder: Path, way: str, sequences: Sequence[int], lengths: Lengths) 
     from scripts.bench.parts.tiny_engine import start_engine
 
     most, longest = max(sequences), lengths.prompt + lengths.long + 1
-    options: dict[str, Any] = {"enforce_eager": way == EAGER}
+    options: dict[str, Any] = {}
     if way == GRAPHS:  # by default vLLM captures dozens of sizes, which takes a minute
         options["compilation_config"] = {"cudagraph_capture_sizes": sorted(sequences)}
     if torch.cuda.is_available():
         options["gpu_memory_utilization"] = UTILIZATION
     actor = start_engine(
-        folder, most, longest, worker_extension_cls=WORKER,
+        folder, most, longest, eager=way == EAGER, worker_extension_cls=WORKER,
         additional_config={"lora_rank": 64, "lora_scale": 2.0}, **options,
     )  # fmt: skip
     vocabulary = read_json(folder / "config.json")["vocab_size"]

@@ -123,7 +123,7 @@ def sample(
     from scripts.bench.parts.tiny_engine import start_engine
 
     args: Any = SimpleNamespace(lora_rank=RANK, lora_alpha=2 * RANK, routing_replay=True)
-    options = {"gpu_memory_utilization": _UTILIZATION} if gpus else {}
+    options: dict[str, Any] = {"gpu_memory_utilization": _UTILIZATION} if gpus else {}
     length = max(map(len, prompts)) + TOKENS + 1
     actor = start_engine(
         model, len(prompts), length, "auto", worker_extension_cls="grpo.lora.side_path.AdapterWorker",

@@ -112,6 +112,8 @@ def test_measured_links_replace_assumed_ones(setting, tmp_path: Path) -> None:
 
 def test_whole_models_and_single_ranks_gather_nothing(setting, tmp_path: Path) -> None:
     assert "gathers" not in by_name(config_of(setting, actor_shard="none"), Rates.stated())
+    one = by_name(config_of(setting, actor_num_gpus_per_node=1, offload=True), Rates.stated())
+    assert "gathers" not in one and one["copies from the host"].seconds > 0, "it still copies its base to the GPU"
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_the_side_path_equals_peft_in_halves() -> None:
     result = rung.run_apart(side_path, 0)
     assert result.verdict == rung.PASSED, result
     errors = result.numbers["errors"]
-    assert {"o_proj in 2 parts", "q_proj in 2 parts", "k_proj in PEFT"} < errors.keys()
+    assert {"o in 2 parts", "qkv in 2 parts", "qkv in PEFT"} < errors.keys()
     assert 0 < max(errors.values()) < 0.01
 
 
