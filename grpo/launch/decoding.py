@@ -26,7 +26,7 @@ _SCHEDULING = 1.6e-3  # published: what asynchronous scheduling saves
 RAY = 2e-3  # assumed: Ray carries a pass to the workers of an engine and back
 _PROMPTS = 15_000  # published: prompt tokens per second of a GPU
 MOST_AT_ONCE = 128  # sequences of an engine: `max_num_seqs`, which OpenRLHF does not set
-_MEASURED_AT = 568  # tokens of a sequence in gpu_check's passes
+_MEASURED_AT = 576  # tokens of a sequence in gpu_check's passes
 _UNSURE = {True: (0.8, 1.2), False: (0.6, 1.3)}  # assumed: factors on a calculated time, eager and not
 
 Factors = Mapping[bool, Sequence[tuple[int, float]]]

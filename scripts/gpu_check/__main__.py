@@ -63,7 +63,7 @@ def _machine(found: dict[str, Any]) -> list[str]:
 
 
 def _say(result: Result) -> None:
-    print(f"{result.verdict:<8}  {result.name:<18} {result.seconds:6.1f} s  {result.line}", flush=True)
+    print(f"{result.verdict:<8}  {result.name:<30} {result.seconds:6.1f} s  {result.line}", flush=True)
     if result.remedy:
         print(f"          -> {result.remedy}", flush=True)
 

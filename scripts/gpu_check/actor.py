@@ -34,7 +34,7 @@ class RandomWeights:
     def fill(self, name: str, shape: torch.Size, start: int, out: torch.Tensor) -> None:
         """Fill a whole parameter."""
         assert (start, out.numel()) == (0, shape.numel())
-        fill_(name, out)
+        fill_(name, out, shape[-1])
 
 
 def planned(shape: Architecture, tokens: int) -> int:

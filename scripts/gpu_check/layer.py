@@ -66,7 +66,7 @@ def build(config: GptOssConfig, device: str) -> GptOssDecoderLayer:
         owner, _, leaf = name.rpartition(".")
         dtype = torch.uint8 if described.dtype == torch.uint8 else torch.bfloat16
         values = torch.empty(described.shape, dtype=dtype, device=device)
-        fill_(name, values)
+        fill_(name, values, values.shape[-1])
         layer.get_submodule(owner).register_parameter(leaf, torch.nn.Parameter(values, requires_grad=False))
     return layer.train()
 

@@ -16,12 +16,13 @@ import torch
 
 from grpo.model.architecture import Architecture
 from grpo.model.released import RELEASED
-from scripts.gpu_check.engine import RANK, SCALE, judge, prompt_of, rollouts
+from scripts.gpu_check.engine import RANK, judge, prompt_of, rollouts
 from scripts.gpu_check.rung import Passed, device_of, note
 from scripts.gpu_check.scoring import with_adapter
 
 LAYERS = 2  # one sliding, one full
 PROMPTS, TOKENS = 32, 96
+SCALE = 0.7
 _UTILIZATION = 0.4  # two layers and their actor fit into 24 GB
 
 
@@ -48,7 +49,7 @@ def measured(gpus: int, shape: Architecture) -> Passed:
         packed = Path(folder, "mxfp4")
         write_model(packed, shape)
         tokenizer = AutoTokenizer.from_pretrained(packed)
-        model = with_adapter(loading.load_gpt_oss(packed), RANK, SCALE)  # on the host until the engine is gone
+        model = with_adapter(loading.load_gpt_oss(packed), RANK, scale_of(shape))  # on the host, for now
         flat, specs = adapter.gather(model)
         prompts = [prompt_of(tokenizer, number) for number in range(PROMPTS)]
         responses = sample(gpus, _for_engine(packed, gpus), flat, specs, prompts)
@@ -67,6 +68,11 @@ def measured(gpus: int, shape: Architecture) -> Passed:
     share = differing / choices
     numbers = {**passed.numbers, "without_replay_nat": free, "choices_differing": share}
     return Passed(f"{passed.line}; without replay {free:.4f}, as {share:.1%} of the choices differ", numbers)
+
+
+def scale_of(shape: Architecture) -> float:
+    """Return the scale of an adapter whose projections change about as much as they compute."""
+    return SCALE * (shape.hidden * RANK) ** -0.25
 
 
 def write_model(folder: Path, shape: Architecture) -> None:

@@ -86,5 +86,5 @@ def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> It
     """Yield a tensor in parts of its first dimension."""
     part = torch.empty(shape[1:], dtype=torch.uint8 if is_packed(name) else torch.bfloat16)
     for _ in range(shape[0]):
-        fill_(name, part, generator)
+        fill_(name, part, shape[-1], generator)
         yield as_bytes(part)

@@ -6,12 +6,13 @@ import torch
 _SCALES = (118, 122)
 
 
-def fill_(name: str, values: torch.Tensor, generator: torch.Generator | None = None) -> None:
-    """Fill a tensor in place.
+def fill_(name: str, values: torch.Tensor, inputs: int, generator: torch.Generator | None = None) -> None:
+    """Fill a tensor, or a part of it, in place.
 
     Args:
         name: of the tensor in a checkpoint, in transformers, or in vLLM.
         values: contiguous; in uint8 scales of MXFP4, or blocks, whose last dimension is a multiple of 8.
+        inputs: the last dimension of the whole tensor. A weight keeps the size of what it is applied to.
         generator: on the tensor's device; by default that of the device.
     """
     if values.dtype == torch.uint8 and name.endswith(("_scales", "_scale")):
@@ -22,4 +23,4 @@ def fill_(name: str, values: torch.Tensor, generator: torch.Generator | None = N
         values.fill_(1)
     else:
         # Embeddings are as large as what a layer adds to them. Otherwise all tokens of a sequence grow alike.
-        values.normal_(0, 1 if "embed" in name else 0.02, generator=generator)
+        values.normal_(0, 1 if "embed" in name else inputs**-0.5, generator=generator)

@@ -45,7 +45,7 @@ def test_the_plan_is_that_of_the_docs() -> None:
 def test_random_values_have_a_sensible_scale() -> None:
     def filled(name: str, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         values = torch.empty(shape, dtype=dtype)
-        fill_(name, values, torch.Generator().manual_seed(0))
+        fill_(name, values, shape[-1], torch.Generator().manual_seed(0))
         return values
 
     for name in ("mlp.experts.down_proj_blocks", "mlp.experts.w2_weight"):  # of transformers, of vLLM
@@ -56,7 +56,7 @@ def test_random_values_have_a_sensible_scale() -> None:
         assert (filled(name, 9) == 1).all()
     for name in ("model.embed_tokens.weight", "model.embedding.weight"):
         assert 0.9 < float(filled(name, 99, 99).float().std()) < 1.1
-    assert 0.015 < float(filled("lm_head.weight", 99, 99).float().std()) < 0.025
+    assert 0.09 < float(filled("lm_head.weight", 99, 99).float().std()) < 0.11
 
 
 ACTOR = f"""
