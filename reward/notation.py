@@ -64,6 +64,8 @@ _POWER = re.compile(r"(?<=[0-9A-Za-z)}])\*\*(?=[0-9A-Za-z(\\{+-])")
 _SHORT_FORMS = tuple(
     (re.compile(pattern), full)
     for pattern, full in (
+        # a number or a constant in an upright font
+        (r"\\(?:text|operatorname) ?\{ ?(-?[0-9][0-9,.]*(?<![,.])|[ei]|\\pi) ?\}", r" \1 "),
         (r"\\(sin|cos|tan) ?\^ ?\{ ?-1 ?\}", r"\\arc\1 "),
         (r"\\text ?\{([^{}]*)\} ?/ ?\\text ?\{([^{}]*)\}", r"\\text{\1/\2}"),
         (r"\\text ?\{ ?([0-9A-Z]+) ?\}(?=_)", r"\1"),
