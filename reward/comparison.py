@@ -50,6 +50,7 @@ def equal(first: str, second: str, decide: Decide) -> bool:
 def _same(a: Node, b: Node, decide: Decide) -> bool:
     if a == b:
         return True
+    a, b = _by_solutions(a), _by_solutions(b)
     named_a, named_b = _named_values(a), _named_values(b)
     if named_a and named_b:
         return named_a.keys() == named_b.keys() and all(_same(named_a[name], named_b[name], decide) for name in named_a)
@@ -85,6 +86,17 @@ def _same(a: Node, b: Node, decide: Decide) -> bool:
     if a.mark != b.mark or a.text != b.text or len(a.parts) != len(b.parts):
         return False
     return all(_same(x, y, decide) for x, y in zip(a.parts, b.parts, strict=True))
+
+
+def _by_solutions(node: Node) -> Node:
+    """`x = 1, y = 2, x = 2, y = 1` as a collection of two solutions, which are collections; other nodes unchanged."""
+    pairs = [solved(part) if part.kind == "relation" else None for part in node.parts]
+    names = [pair[0] for pair in pairs if pair]
+    size = len(set(names))
+    if node.kind != "collection" or not 1 < size < len(names) or names[:size] * (len(pairs) // size) != names:
+        return node
+    starts = range(0, len(names), size)
+    return node._replace(parts=tuple(node._replace(parts=node.parts[at : at + size]) for at in starts))
 
 
 def _named_values(node: Node) -> dict[str, Node]:

@@ -44,6 +44,10 @@ _COMMANDS = {
     "neq": "\\ne", "lt": "<", "gt": ">", "lbrace": "\\{", "rbrace": "\\}", "lbrack": "[", "rbrack": "]",
     "varnothing": "\\emptyset", "degree": "°", "textdegree": "°", "R": "\\mathbb{R}",
 }  # fmt: skip
+# A command after a doubled backslash, as in JSON: a row of a matrix begins with a blank or a third backslash.
+_DOUBLED = re.compile(
+    r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|left|right|pi|text|mathrm|leq?|geq?|infty|cdot|times|cup|circ|pm)(?![A-Za-z]))"
+)
 _COMMAND = re.compile(r"\\(?:([A-Za-z]+)|(?<!\\\\)[,;:> ])")  # "\\ " ends a row of a matrix
 # Commands that go with their argument: colours and spaces.
 _ORNAMENT = re.compile(r"\\(?:(?:text|f)?color(?:box)?|[hv]space\*?|h?phantom) ?\{[^{}]*\}")
@@ -112,7 +116,7 @@ def spell(answer: str) -> str:
     text = text.replace("\\$", "\0").replace("$", "").replace("\0", "\\$")
     text = _THOUSANDS.sub(lambda match: _SEPARATOR.sub("", match[0]), text).replace("{,}", ",").replace("\\!", "")
     if "\\" in text:
-        text = _ORNAMENT.sub("", text)
+        text = _ORNAMENT.sub("", _DOUBLED.sub(r"\\", text))
         text = _COMMAND.sub(lambda match: _COMMANDS.get(match[1], match[0]) if match[1] else " ", text)
         text = _UPRIGHT_NAME.sub(lambda match: f"\\{match[1] or match[2]} ", text)
         if "\\over" in text or "\\choose" in text:
