@@ -2,8 +2,8 @@ r"""Finds the final answer in a response and compares it with the gold answer.
 
 A response of gpt-oss is a sequence of harmony messages; only the last message of the `final` channel is read,
 because a boxed value in the `analysis` channel is a thought, not an answer. Text of other models is read as a whole,
-without their thoughts before `</think>`. The last `\boxed{...}` that is not empty is the answer. Without a box it is the
-text after the last phrase such as "the answer is" (`extraction`).
+without their thoughts before `</think>`. The last `\boxed{...}` that is not empty is the answer. Without a box it is
+the text after the last phrase such as "the answer is" (`extraction`).
 
 Two integers are compared as integers, which is all that AIME needs. Other answers go to `equivalence`. If the gold
 answer is not a relation, `quantities` reads equations: `m+n = 204` is 204.
@@ -66,9 +66,7 @@ def grade(response: str, gold: str, prompt: str | None = None) -> Grade:
     answer = canonical(content)
     if not answer:
         return Grade(False, None, NO_ANSWER)
-    is_correct = _equal(content, answer, gold)
-    if is_correct and prompt and is_copied(content, gold, prompt):
-        is_correct = False
+    is_correct = _equal(content, answer, gold) and not (prompt and is_copied(content, gold, prompt))
     return Grade(is_correct, answer, None)
 
 

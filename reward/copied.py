@@ -1,4 +1,4 @@
-r"""Is an answer a formula that the problem asks to evaluate? `12+34` equals 46 and says nothing that the problem does not.
+r"""Is an answer a formula copied from the problem? `12+34` equals 46, and says nothing that the problem does not.
 
 String work. The formulas are compared as they are spelled, so that `34+12` is no copy of `12+34`.
 """

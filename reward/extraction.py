@@ -23,12 +23,14 @@ _BRACE = re.compile(
     rf"(?P<box>\\f?box(?:ed)?(?![A-Za-z])\s*(?:\{{|\Z|(?P<bare>{_NUMBER})))|\\(?:[{{}}]|\\(?!f?box))|[{{}}]"
 )
 
-# What may stand between the boxes of one list: signs, "and" or "or", and a name: `x = \boxed{1}$ or $x = \boxed{2}`.
+# What may stand between the boxes of one list: signs, "and" or "or", labels of items, and a name:
+# `x = \boxed{1}$ or $x = \boxed{2}`.
 _JOINING = r"(?:and|or)(?![A-Za-z])"
 _SEPARATOR = re.compile(
     rf"(?:[\s$.,;()\[\]{{}}~&*]|\\[,;:! ()\[\]\\$]|\\(?:q?quad|lor|vee)(?![A-Za-z])|(?<![A-Za-z]){_JOINING}"
     rf"|\\(?:text|mbox|textrm|mathrm)\{{[\s,.]*(?:{_JOINING}[\s,.]*)*\}}"
-    r"|(?<![A-Za-z])(?:[A-Za-z]|\\[a-z]+)(?:_(?:[A-Za-z0-9]|\{[A-Za-z0-9]+\}))?[\s&]*=)*\Z"
+    r"|(?<![A-Za-z])(?:[A-Za-z]|\\[a-z]+)(?:_(?:[A-Za-z0-9]|\{[A-Za-z0-9]+\}))?[\s&]*="
+    r"|(?<=\n)[-\u2022]\s|(?<![\w.])(?:[0-9]{1,2}|[a-z])[.)])*\Z"
 )
 _UNIT = re.compile(
     r"(?:[ ~]|\\[,;:! ])*(?P<unit>\\?%|(?:\^ ?\{ ?\\circ ?\}|\^ ?\\circ|°)(?:[ ~]*\\(?:text|mathrm) ?\{ ?[CF] ?\})?"
@@ -115,7 +117,7 @@ def _answer(text: str, box: _Box) -> tuple[str, int]:
     if unit and not split_unit(spell(f"1{unit['unit']}"))[1]:
         unit = None
     end = unit.end() if unit else box.end
-    if not unit and not _CURRENCY.search(text, max(0, box.begin - 3), box.begin) or split_unit(spell(content))[1]:
+    if (not unit and not _CURRENCY.search(text, max(0, box.begin - 3), box.begin)) or split_unit(spell(content))[1]:
         return content, end
     return f"{content}{unit['unit']}" if unit else f"\\${content}", end
 

@@ -49,8 +49,11 @@ _DOUBLED = re.compile(
     r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|left|right|pi|text|mathrm|leq?|geq?|infty|cdot|times|cup|circ|pm)(?![A-Za-z]))"
 )
 _COMMAND = re.compile(r"\\(?:([A-Za-z]+)|(?<!\\\\)[,;:> ])")  # "\\ " ends a row of a matrix
-# Commands that go with their argument: colours and spaces.
-_ORNAMENT = re.compile(r"\\(?:(?:text|f)?color(?:box)?|[hv]space\*?|h?phantom) ?\{[^{}]*\}")
+# Commands that go with their argument: colours and spaces, also that of a row.
+_ORNAMENT = re.compile(
+    r"(?<=\\\\)\[-?[0-9.]+ ?(?:pt|em|ex|mm)\]"
+    r"|\\(?:(?:text|f)?color(?:box)?|[hv]space\*?|h?phantom) ?\{[^{}]*\}"
+)
 # TeX's own fractions and binomials, in a group or alone; their parts hold one level of groups.
 _HALF = r"((?:[^{}]|\{[^{}]*\})*?)"
 _OVER = re.compile(rf"(?:\{{|\A){_HALF}\\(over|choose)(?![A-Za-z]){_HALF}(?:\}}|\Z)")

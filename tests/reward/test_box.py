@@ -119,7 +119,7 @@ def test_hedging_beside_the_box_wins_nothing(hedge: str) -> None:
 JOINING = [
     ", ", " and ", " or ", "; ", " , and ", "$ or $", "$, $", "$ and $", r"\text{ or }", r"\text{ and }", r" \quad ",
     r"\\ ", " ", "\n", ". ", r" \lor ", "$ or $x=", r" \text{, and } ", "$, $y = ", r" \\ y &= ", r"$, $\theta_1 = ",
-    " & ", r",\;", "** and **", r"\%, ", r"\text{ cm}, ", r"^\circ, ",
+    " & ", "$\n- $", "$\n2. $", "$ (b) $", r",\;", "** and **", r"\%, ", r"\text{ cm}, ", r"^\circ, ",
 ]  # fmt: skip
 
 
@@ -134,7 +134,9 @@ def test_joined_boxes_are_one_list(boxes: tuple[str, str], joining: str) -> None
     assert grade(f"${boxes[0]}{joining}\\boxed{{\\frac{{408}}{{2}}}}$", "204").correct
 
 
-@pytest.mark.parametrize("between", [", which gives ", " minus one is ", " pairs or ", " = ", " - ", "/", r"\sqrt{", ": "])
+@pytest.mark.parametrize(
+    "between", [", which gives ", " minus one is ", " pairs or ", " = ", " - ", "/", r"\sqrt{", ": "]
+)
 def test_other_boxes_are_no_list(between: str) -> None:
     assert grade(f"\\boxed{{205}}{between}\\boxed{{204}}", "204").correct
 

@@ -84,6 +84,7 @@ EQUAL = [
     # doubled backslashes
     ("\\\\left(\\\\frac{1}{2},\\\\sqrt{2}\\\\right)", "(0.5,\\sqrt2)"), ("2\\\\pi", "2\\pi"),
     ("\\begin{pmatrix}1\\\\\\frac12\\end{pmatrix}", "\\begin{pmatrix}1\\\\ 0.5\\end{pmatrix}"),
+    ("\\begin{pmatrix}1\\\\[4pt]2\\end{pmatrix}", "\\begin{pmatrix}1\\\\2\\end{pmatrix}"),
     # constants
     ("\\sqrt[3]{20+14\\sqrt2}+\\sqrt[3]{20-14\\sqrt2}", "4"), ("\\sqrt[3]{2+\\sqrt5}+\\sqrt[3]{2-\\sqrt5}", "1"),
     ("\\sqrt[3]{-8}", "-2"), ("\\sqrt[3]{20+14\\sqrt2}", "2+\\sqrt2"), ("\\cos 36^\\circ", "\\frac{1+\\sqrt5}{4}"),
