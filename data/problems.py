@@ -21,7 +21,7 @@ from data.instructions import INSTRUCTIONS, bare, instructed
 from data.sources import Row
 from reward.answers import MARKER, canonical, grade
 from reward.expression import is_absurd, is_plain
-from reward.extraction import last_box
+from reward.extraction import boxed
 from reward.labels import parse_label
 from reward.literals import rational
 from reward.notation import MAX_ANSWER_CHARS, spell
@@ -187,8 +187,9 @@ def _answer(row: dict[str, Any]) -> str:
             raise ValueError(f"has the number {answer:g} as its answer, which JSON rounds: write its digits as a text")
         answer = int(answer)
     if answer is None and isinstance(row.get("solution"), str):
-        answer, reason = last_box(row["solution"])
-        if answer is None:
+        answers, reason = boxed(row["solution"])
+        answer = ", ".join(dict.fromkeys(answers))
+        if reason:
             raise ValueError(f"has no `answer`, and none in its solution: {reason}")
     if isinstance(answer, bool) or not isinstance(answer, str | int) or not str(answer).strip():
         raise ValueError("has no `answer` (a text or an integer)")

@@ -2,8 +2,8 @@ r"""Finds the final answer in a response and compares it with the gold answer.
 
 A response of gpt-oss is a sequence of harmony messages; only the last message of the `final` channel is read,
 because a boxed value in the `analysis` channel is a thought, not an answer. Text of other models is read as a whole,
-without their thoughts before `</think>`. The last complete `\boxed{...}` is the answer. Without a box it is the text
-after the last phrase such as "the answer is". Finding it takes string work in linear time.
+without their thoughts before `</think>`. The last `\boxed{...}` that is not empty is the answer. Without a box it is
+the text after the last phrase such as "the answer is" (`extraction`).
 
 Two integers are compared as integers, which is all that AIME needs. Other answers go to `equivalence`. If the gold
 answer is not a relation, `quantities` reads equations: `m+n = 204` is 204.
@@ -12,15 +12,15 @@ answer is not a relation, `quantities` reads equations: `m+n = 204` is 204.
 import re
 from dataclasses import dataclass
 
+from reward.copied import is_copied
 from reward.equivalence import equal
-from reward.extraction import Answers, answers_of
+from reward.extraction import NO_ANSWER, answers_of
 from reward.literals import in_base, integer
 from reward.notation import MAX_ANSWER_CHARS, spell, squeeze
 from reward.quantities import equated
 from reward.units import split_unit
 
 NO_FINAL = "no final message"
-EMPTY = "empty answer"
 TOO_LONG = "answer too long"
 
 MARKER = re.compile(r"<\|(?:start|channel|message|constrain|end|return|call)\|>")
@@ -44,8 +44,10 @@ class Grade:
     reason: str | None
 
 
-def grade(response: str, gold: str) -> Grade:
+def grade(response: str, gold: str, prompt: str | None = None) -> Grade:
     """Grades the answer in `response` against `gold`. Thread-safe; needs no network.
+
+    A formula that is copied from `prompt`, the problem's text, is not an answer unless `gold` is spelled like it.
 
     Raises nothing on any text. Raises `equivalence.Unavailable` if two answers need algebra and no worker
     process is available. Pairs of integers never need it.
@@ -54,15 +56,18 @@ def grade(response: str, gold: str) -> Grade:
     if message is None:
         return Grade(False, None, NO_FINAL)
     answers, reason = answers_of(message)
-    if answers is None:
+    if reason:
         return Grade(False, None, reason)
-    content = _in_one(answers)
+    content = answers[-1]
+    if not all(_agree(other, content) for other in answers[:-1]):
+        content = ", ".join(dict.fromkeys(answers))
     if len(content) > MAX_ANSWER_CHARS:
         return Grade(False, None, TOO_LONG)
     answer = canonical(content)
     if not answer:
-        return Grade(False, None, EMPTY)
-    return Grade(_equal(content, answer, gold), answer, None)
+        return Grade(False, None, NO_ANSWER)
+    is_correct = _equal(content, answer, gold) and not (prompt and is_copied(content, gold, prompt))
+    return Grade(is_correct, answer, None)
 
 
 def final_message(response: str) -> str | None:
@@ -70,13 +75,13 @@ def final_message(response: str) -> str | None:
 
     A message ends at the next marker or at the end of the text: a reply cut by the token limit counts.
     A marker in the text counts as the token: `grpo.rollout.response_text` breaks those that a model only spells.
-    Without markers, the text before the last `</think>` is dropped; a `<think>` that is never closed gives None.
+    Without markers, the text before the last `</think>` is dropped. A `<think>` that is never closed gives None, and so
+    does a blank text.
     """
     if not MARKER.search(response):
         thought_end = response.rfind("</think>")
-        if response.rfind("<think>") > thought_end:
-            return None
-        return response if thought_end < 0 else response[thought_end + len("</think>") :]
+        message = response if thought_end < 0 else response[thought_end + len("</think>") :]
+        return message if message.strip() and "<think>" not in message else None
     start = None
     for header in _FINAL_HEADER.finditer(response):
         if _is_by_assistant(response, header.start()):
@@ -127,16 +132,6 @@ def _equal(content: str, answer: str, gold: str) -> bool:
         if gold_digits:
             return False
     return equal(content, gold)
-
-
-def _in_one(answers: Answers) -> str:
-    """The answer, or a list of all that are named if they do not agree: then no single one is credited."""
-    content = answers.answer
-    if not all(_agree(other, content) for other in answers.listed):
-        content = ", ".join(dict.fromkeys(answers.listed))
-    if answers.earlier is not None and not _agree(answers.earlier, content):
-        content = f"{answers.earlier}, {content}"
-    return content
 
 
 def _agree(first: str, second: str) -> bool:

@@ -12,8 +12,8 @@ Decisions about equality, since conventions differ:
 - A value without a unit equals the same value with any unit; two different units are unequal (see `units`).
 - `x = 5` equals `5` and `y = 2x+1` equals `2x+1`; `x = 5` and `y = 5` are unequal.
 - Capital letters alone are a name: `ABC` and `CAB` are unequal, while `xy` equals `yx`.
-- `x = 1, y = 2` equals `y = 2, x = 1`, `(x, y) = (1, 2)`, and the values alone in the order of the names. Symbols go
-  by the alphabet, lengths as listed (in a tuple only if that is the alphabet's order). A set of values has no order.
+- `x = 1, y = 2` equals `y = 2, x = 1`, `(x, y) = (1, 2)`, and the values alone in the order in which they are listed;
+  those of `x_1 = 1, x_2 = 2` have no order.
 - `{5}` equals `5`; `1, 2` equals `{2, 1}` but neither `(1, 2)` nor `[1, 2]`.
 - `1 \le x < 2` equals `[1, 2)`, and `x \in S` equals `S`.
 - `\mathbb{R} \setminus \{0\}` equals `(-\infty, 0) \cup (0, \infty)` and `x \ne 0`.
@@ -24,10 +24,9 @@ Decisions about equality, since conventions differ:
 import re
 from collections.abc import Callable, Sequence
 
-from reward.named import alphabetical, assignments, solutions
 from reward.notation import spell, squeeze
 from reward.splitting import Unreadable
-from reward.structure import Node, read, solved
+from reward.structure import Node, name_of, read, solved
 
 # decide(first, second, question) says whether two expressions are equal (EQUAL), or whether the first is a multiple of
 # the second by a constant that is not zero (MULTIPLE) or is positive (POSITIVE_MULTIPLE).
@@ -51,17 +50,12 @@ def equal(first: str, second: str, decide: Decide) -> bool:
 def _same(a: Node, b: Node, decide: Decide) -> bool:
     if a == b:
         return True
-    solutions_a, solutions_b = solutions(a), solutions(b)
-    if solutions_a:
-        return _same_solutions(*solutions_a, b, solutions_b, decide)
-    if solutions_b:
-        return _same_solutions(*solutions_b, a, None, decide)
-    named_a, named_b = assignments(a), assignments(b)
+    a, b = _by_solutions(a), _by_solutions(b)
+    named_a, named_b = _named_values(a), _named_values(b)
     if named_a and named_b:
-        first, second = dict(named_a), dict(named_b)
-        return first.keys() == second.keys() and all(_same(first[name], second[name], decide) for name in first)
+        return named_a.keys() == named_b.keys() and all(_same(named_a[name], named_b[name], decide) for name in named_a)
     if named_a or named_b:
-        return _are_values(a, named_a, b, decide) if named_a else _are_values(b, named_b or [], a, decide)
+        return _are_values(named_a, b, decide) if named_a else _are_values(named_b, a, decide)
     if a.kind == "relation" and b.kind == "relation":
         return _same_relation(a, b, decide)
     if a.kind == "relation" or b.kind == "relation":
@@ -94,37 +88,37 @@ def _same(a: Node, b: Node, decide: Decide) -> bool:
     return all(_same(x, y, decide) for x, y in zip(a.parts, b.parts, strict=True))
 
 
-def _same_solutions(
-    names: list[str], rows: list[Node], other: Node, solved_other: tuple[list[str], list[Node]] | None, decide: Decide
-) -> bool:
-    """Whether solutions such as `x = 1, y = 2 or x = 2, y = 1` equal another list, with names or of pairs without."""
-    if solved_other is None:
-        listed = other.parts if other.kind == "collection" and not other.mark else ()
-        return _matched(rows, listed, decide)
-    if sorted(solved_other[0]) != sorted(names):
-        return False
-    order = [solved_other[0].index(name) for name in names]
-    listed = tuple(row._replace(parts=tuple(row.parts[index] for index in order)) for row in solved_other[1])
-    return _matched(rows, listed, decide)
+def _by_solutions(node: Node) -> Node:
+    """`x = 1, y = 2, x = 2, y = 1` as a collection of two solutions, which are collections; other nodes unchanged."""
+    pairs = [solved(part) if part.kind == "relation" else None for part in node.parts]
+    names = [pair[0] for pair in pairs if pair]
+    size = len(set(names))
+    if node.kind != "collection" or not 1 < size < len(names) or names[:size] * (len(pairs) // size) != names:
+        return node
+    starts = range(0, len(names), size)
+    return node._replace(parts=tuple(node._replace(parts=node.parts[at : at + size]) for at in starts))
 
 
-def _are_values(node: Node, named: Sequence[tuple[str, Node]], other: Node, decide: Decide) -> bool:
-    """Whether unnamed values equal the named ones. Order matters, except in a list of one name's values (x_1, x_2).
+def _named_values(node: Node) -> dict[str, Node]:
+    """The values of `x = 1, y = 2` or `(x, y) = (1, 2)` by their names; {} for `x = 1, x = 2` and anything else."""
+    if node.kind == "relation" and node.mark == "=" and all(part.kind == "bracket" for part in node.parts):
+        names, values = (part.parts for part in node.parts)
+        pairs = list(zip(map(name_of, names), values, strict=False)) if len(names) == len(values) else []
+    else:
+        parts = node.parts if node.kind == "collection" else ()
+        pairs = [(part.kind == "relation" and part.mark == "=" and solved(part)) or (None, part) for part in parts]
+    named = {name: value for name, value in pairs if name}
+    return named if len(named) == len(pairs) > 1 else {}
 
-    A set has no order. A tuple goes by the alphabet, so it says nothing of lengths that are listed otherwise.
-    """
+
+def _are_values(named: dict[str, Node], other: Node, decide: Decide) -> bool:
+    """Whether a list or a tuple has the named values, in their order unless they are all of one letter: x_1, x_2."""
     is_list = other.kind == "collection" and not other.mark
-    is_tuple = other.kind == "bracket" and other.mark == "()"
-    if not (is_list or is_tuple) or len(named) != len(other.parts):
+    if is_list and len({name.partition("_")[0] for name in named}) == 1:
+        return _matched(tuple(named.values()), other.parts, decide)
+    if not (is_list and not other.text) and not (other.kind == "bracket" and other.mark == "()"):
         return False
-    names = [name for name, _ in named]
-    if is_list and len({name.partition("_")[0] for name in names}) == 1:
-        return _matched([value for _, value in named], other.parts, decide)
-    if (is_list and other.text) or (
-        is_tuple and node.kind == "collection" and names != sorted(names, key=alphabetical)
-    ):
-        return False
-    return all(_same(value, part, decide) for (_, value), part in zip(named, other.parts, strict=True))
+    return len(named) == len(other.parts) and all(map(lambda x, y: _same(x, y, decide), named.values(), other.parts))
 
 
 def _matched(first: Sequence[Node], second: Sequence[Node], decide: Decide) -> bool:

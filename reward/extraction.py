@@ -1,16 +1,17 @@
-r"""Finds the answer in a message: in its last `\boxed{...}`, or after the last phrase such as "the answer is".
+r"""Finds the answer in a message: in its last box that is not empty, or else after the last phrase (`phrases`).
 
-String work in linear time. A response is not right by naming several answers. Boxes of one sentence are one list,
-unless words such as "so" and "gives" conclude the last one from the others. A list also holds what stands before the
-box ("205 or") or after it (`alternatives`). A phrase before the box may contradict it (`phrases`).
+A box commits the model to its content, so that no text outside of it is read but a unit directly beside it. Boxes with
+nothing but commas, "and" or "or" between them are one list. A box inside a box means nothing. String work in linear
+time.
 """
 
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from reward.alternatives import MAX_CHARS, other_answers
-from reward.phrases import CONCLUDING, after_phrase, earlier_answer
+from reward.notation import spell
+from reward.phrases import after_phrase
+from reward.units import split_unit
 
 NO_ANSWER = "no \\boxed and no answer phrase"
 CUT_IN_BOX = "cut inside \\boxed"
@@ -22,48 +23,22 @@ _BRACE = re.compile(
     rf"(?P<box>\\f?box(?:ed)?(?![A-Za-z])\s*(?:\{{|\Z|(?P<bare>{_NUMBER})))|\\(?:[{{}}]|\\(?!f?box))|[{{}}]"
 )
 
-# Signs, joining words, labels and names separate the boxes of one list.
-_JOINING = r"(?:and|or|also|maybe|perhaps|possibly|alternatively|otherwise|else|either|both)(?![A-Za-z])"
-_BOX_SEPARATOR = re.compile(
-    rf"(?:[\s$.,;:!?/*()\[\]~&|{{}}-]|\\[,;:! ()\[\]\\]|\\(?:q?quad|lor|vee)(?![A-Za-z])|(?<![A-Za-z]){_JOINING}"
-    rf"|\\(?:text|mbox|textrm|mathrm)\{{[\s,.]*(?:{_JOINING}[\s,.]*)*\}}|(?<![A-Za-z])[A-Za-z](?:_[A-Za-z0-9])?\s*="
-    r"|(?<![\w.])(?:[0-9]{1,2}|[a-z])[.)])*\Z",
-    re.IGNORECASE,
+# What may stand between the boxes of one list: signs, "and" or "or", labels of items, and a name:
+# `x = \boxed{1}$ or $x = \boxed{2}`.
+_JOINING = r"(?:and|or)(?![A-Za-z])"
+_SEPARATOR = re.compile(
+    rf"(?:[\s$.,;()\[\]{{}}~&*]|\\[,;:! ()\[\]\\$]|\\(?:q?quad|lor|vee)(?![A-Za-z])|(?<![A-Za-z]){_JOINING}"
+    rf"|\\(?:text|mbox|textrm|mathrm)\{{[\s,.]*(?:{_JOINING}[\s,.]*)*\}}"
+    r"|(?<![A-Za-z])(?:[A-Za-z]|\\[a-z]+)(?:_(?:[A-Za-z0-9]|\{[A-Za-z0-9]+\}))?[\s&]*="
+    r"|(?<=\n)[-\u2022]\s|(?<![\w.])(?:[0-9]{1,2}|[a-z])[.)])*\Z"
 )
-# Words in one sentence do so, too, unless the second box follows from the first. A new sentence is a new statement
-# unless it offers an alternative.
-_NEW_SENTENCE = re.compile(r"[.!?](?=[\s*$)]|\\\])|\n")
-_ALTERNATIVE = re.compile(r"\b(?:or|maybe|perhaps|possibly|alternatively|otherwise|else)\b", re.IGNORECASE)
-_CLOSING = re.compile(
-    r"(?:[\s}.]|\\[,;:! ]|\^\\circ|\\end\{[a-z*]+\}"
-    r"|\\(?:text|mathrm|mbox)\{[a-z ./]*\}(?:\^\{?[23]\}?)?)*(?P<end>\$\$?|\\[\])])"
+_UNIT = re.compile(
+    r"(?:[ ~]|\\[,;:! ])*(?P<unit>\\?%|(?:\^ ?\{ ?\\circ ?\}|\^ ?\\circ|°)(?:[ ~]*\\(?:text|mathrm) ?\{ ?[CF] ?\})?"
+    r"|\\(?:text|mbox|textrm|mathrm) ?\{[^{}]{1,40}\}(?:\^\{?[23]\}?)?)"
 )
-_EQUATED = re.compile(r"[\s$&{}]*=[\s$&{}]*\Z")
-# A value before the box: any one before "or", one that begins a line before a comma, and one that equals the box.
-_VALUE = rf"(?P<value>\$[^$\n]{{1,80}}\$|(?<![\w.,]){_NUMBER})"
-_NAMED = r"(?:[\s$(\[{*]|\\[,;:! (\[]|\\text\{|[A-Za-z](?:_[A-Za-z0-9])?\s*=)*\Z"
-_BEFORE = re.compile(
-    rf"(?:{_VALUE}[\s$,*]*(?:\\(?:text|mbox)\{{\s*)?(?:(?:or|vs\.?|versus)\b|\\lor|\\vee|/)[\s}}]*"
-    rf"|(?:\A|\n)[\s$*]*{_VALUE.replace('value', 'first')}[\s$*]*(?:,|;|and\b|&)\s*"
-    rf"|(?:\A|\n) ?[-*\u2022] [\s$*]*{_VALUE.replace('value', 'item')}[\s$*]*\n ?[-*\u2022] \s*){_NAMED}"
-    rf"|(?:\$|\\[\[(])\s*(?P<equated>{_NUMBER})\s*=\s*\Z",
-    re.IGNORECASE,
-)
+_CURRENCY = re.compile(r"\\\$ ?\Z")
 MAX_BOXES = 64
 MAX_SEPARATOR_CHARS = 80
-
-
-class Answers(NamedTuple):
-    """The answers of a message, as they are written.
-
-    answer:  what the last box holds, or what the last phrase announces.
-    listed:  all that stand beside it, itself included, in the order of the text.
-    earlier: what a phrase announced before the box, None if nothing.
-    """
-
-    answer: str
-    listed: tuple[str, ...]
-    earlier: str | None = None
 
 
 class _Box(NamedTuple):
@@ -75,41 +50,34 @@ class _Box(NamedTuple):
     end: int
 
 
-def answers_of(text: str) -> tuple[Answers | None, str | None]:
-    """The answers that a message names, or (None, why it names none)."""
-    boxes, reason = _boxes(text)
-    if reason == NO_ANSWER:
-        announced, earlier = after_phrase(text)
-        return (Answers(announced[0], announced, earlier), None) if announced else (None, NO_ANSWER)
-    if not boxes:
-        return None, reason
-    last = boxes[-1]
-    answer = text[last.start : last.stop]
-    listed, begin = _listed(text, boxes)
-    if before := _BEFORE.search(text, max(0, begin - MAX_SEPARATOR_CHARS), begin):
-        listed.insert(0, next(value for value in before.groups() if value).strip("$"))
-    others = other_answers(listed[-1], _after_formula(text, last))
-    return Answers(listed[-1], (*listed, *others), earlier_answer(text, begin, answer)), None
+def answers_of(text: str) -> tuple[tuple[str, ...], str | None]:
+    """The answers that a message gives as one list, mostly of one, and None; or none and the reason."""
+    answers, reason = boxed(text)
+    if reason != NO_ANSWER:
+        return answers, reason
+    announced = after_phrase(text)
+    return ((announced,), None) if announced else ((), NO_ANSWER)
 
 
-def last_box(text: str) -> tuple[str | None, str | None]:
-    """What the last box of a reference solution holds, or the last boxes if they are a list; or (None, why not).
+def boxed(text: str) -> tuple[tuple[str, ...], str | None]:
+    """The content of the last box that is not empty, after those of the boxes listed with it; or none and the reason.
 
-    The text around them explains them: a reference does not hedge.
+    A box that is opened after the last one and never closed means that the text was cut in its answer.
     """
-    boxes, reason = _boxes(text)
-    if not boxes:
-        return None, reason
-    return ", ".join(dict.fromkeys(_listed(text, boxes)[0])), None
+    boxes, is_cut = _boxes(text)
+    if is_cut:
+        return (), CUT_IN_BOX
+    while boxes and not spell(_content(text, boxes[-1])):
+        empty = boxes.pop()
+        while boxes and boxes[-1].begin > empty.begin:  # inside it
+            boxes.pop()
+    return (_listed(text, boxes), None) if boxes else ((), NO_ANSWER)
 
 
-def _boxes(text: str) -> tuple[list[_Box], str | None]:
-    r"""The boxes that are closed, by their ends, or none and the reason.
-
-    A box opened after the last of them and never closed means that the text was cut in its answer.
-    """
+def _boxes(text: str) -> tuple[list[_Box], bool]:
+    """The boxes that are closed, by their ends, and whether another one is open after them."""
     if "\\boxed" not in text and "\\fbox" not in text:
-        return [], NO_ANSWER
+        return [], False
     open_braces: list[tuple[int, int | None]] = []  # where the content starts, and where the box does, if it is one
     boxes: list[_Box] = []
     for match in _BRACE.finditer(text):
@@ -124,45 +92,49 @@ def _boxes(text: str) -> tuple[list[_Box], str | None]:
             if box is not None:
                 boxes.append(_Box(box, start, match.start(), match.end()))
     last_end = boxes[-1].stop if boxes else -1
-    if any(box is not None and start > last_end for start, box in open_braces):
-        return [], CUT_IN_BOX
-    return boxes, None if boxes else NO_ANSWER
+    return boxes, any(box is not None and start > last_end for start, box in open_braces)
 
 
-def _after_formula(text: str, box: _Box) -> str:
-    """The text after a box: what its formula still says, if anything, and what follows that."""
-    after = text[box.end : box.end + MAX_CHARS]
-    line = text.rfind("\n", 0, box.begin) + 1
-    is_open = text.count("$", line, box.begin) % 2
-    closing = _CLOSING.match(after)
-    if not closing or (closing["end"] == "$" and not is_open):
-        return f"${after}" if is_open else after
-    return after[closing.end() :]
-
-
-def _listed(text: str, boxes: Sequence[_Box]) -> tuple[list[str], int]:
-    """The content of the last box after those of the boxes that are listed before it, and where they begin."""
-    last = boxes[-1]
-    contents, begin = [text[last.start : last.stop]], last.begin
-    for box in reversed(boxes[:-1]):
+def _listed(text: str, boxes: Sequence[_Box]) -> tuple[str, ...]:
+    """The answers of the last box, and of those before it that are listed with it."""
+    answers: list[str] = []
+    begin = len(text)
+    for box in reversed(boxes):
         if box.end > begin:
             continue  # inside one of these
-        if len(contents) == MAX_BOXES or begin - box.end > MAX_SEPARATOR_CHARS:
+        answer, end = _answer(text, box)
+        is_listed = begin - end <= MAX_SEPARATOR_CHARS and _SEPARATOR.match(text[end:begin])
+        if answers and (len(answers) == MAX_BOXES or not is_listed):
             break
-        between = text[box.end : begin]
-        if _EQUATED.match(between):
-            contents[-1] = f"{text[box.start : box.stop]} = {contents[-1]}"
-        elif _lists(between):
-            contents.append(text[box.start : box.stop])
-        else:
-            break
+        answers.append(answer)
         begin = box.begin
-    return contents[::-1], begin
+    return tuple(answers[::-1])
 
 
-def _lists(between: str) -> bool:
-    """Whether the text between two boxes makes them one list, and not two statements."""
-    if _BOX_SEPARATOR.match(between):
-        return True
-    is_new = _NEW_SENTENCE.search(between) and not _ALTERNATIVE.search(between)
-    return not is_new and not CONCLUDING.search(between)
+def _answer(text: str, box: _Box) -> tuple[str, int]:
+    """What a box says, with the unit beside it if it has none itself, and where that ends."""
+    content, unit = _content(text, box), _UNIT.match(text, box.end)
+    if unit and not split_unit(spell(f"1{unit['unit']}"))[1]:
+        unit = None
+    end = unit.end() if unit else box.end
+    if (not unit and not _CURRENCY.search(text, max(0, box.begin - 3), box.begin)) or split_unit(spell(content))[1]:
+        return content, end
+    return f"{content}{unit['unit']}" if unit else f"\\${content}", end
+
+
+def _content(text: str, box: _Box) -> str:
+    """What a box holds, without the boxes inside it."""
+    content = text[box.start : box.stop]
+    if "box" not in content:
+        return content
+    pieces, are_boxes, at = [], [], 0  # whether each open group is a box
+    for match in _BRACE.finditer(content):
+        begin, end = match.span()
+        if match["bare"]:
+            end = match.start("bare")
+        elif match[0].endswith("{") and match[0] != "\\{":
+            are_boxes.append(bool(match["box"]))
+        if match["box"] or (match[0] == "}" and are_boxes and are_boxes.pop()):
+            pieces.append(content[at:begin])
+            at = end
+    return " ".join([*pieces, content[at:]]).strip()

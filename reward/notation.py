@@ -44,9 +44,16 @@ _COMMANDS = {
     "neq": "\\ne", "lt": "<", "gt": ">", "lbrace": "\\{", "rbrace": "\\}", "lbrack": "[", "rbrack": "]",
     "varnothing": "\\emptyset", "degree": "°", "textdegree": "°", "R": "\\mathbb{R}",
 }  # fmt: skip
+# A command after a doubled backslash, as in JSON: a row of a matrix begins with a blank or a third backslash.
+_DOUBLED = re.compile(
+    r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|left|right|pi|text|mathrm|leq?|geq?|infty|cdot|times|cup|circ|pm)(?![A-Za-z]))"
+)
 _COMMAND = re.compile(r"\\(?:([A-Za-z]+)|(?<!\\\\)[,;:> ])")  # "\\ " ends a row of a matrix
-# Commands that go with their argument: colours and spaces.
-_ORNAMENT = re.compile(r"\\(?:(?:text|f)?color(?:box)?|[hv]space\*?|h?phantom) ?\{[^{}]*\}")
+# Commands that go with their argument: colours and spaces, also that of a row.
+_ORNAMENT = re.compile(
+    r"(?<=\\\\)\[-?[0-9.]+ ?(?:pt|em|ex|mm)\]"
+    r"|\\(?:(?:text|f)?color(?:box)?|[hv]space\*?|h?phantom) ?\{[^{}]*\}"
+)
 # TeX's own fractions and binomials, in a group or alone; their parts hold one level of groups.
 _HALF = r"((?:[^{}]|\{[^{}]*\})*?)"
 _OVER = re.compile(rf"(?:\{{|\A){_HALF}\\(over|choose)(?![A-Za-z]){_HALF}(?:\}}|\Z)")
@@ -64,6 +71,8 @@ _POWER = re.compile(r"(?<=[0-9A-Za-z)}])\*\*(?=[0-9A-Za-z(\\{+-])")
 _SHORT_FORMS = tuple(
     (re.compile(pattern), full)
     for pattern, full in (
+        # a number or a constant in an upright font
+        (r"\\(?:text|operatorname) ?\{ ?(-?[0-9][0-9,.]*(?<![,.])|[ei]|\\pi) ?\}", r" \1 "),
         (r"\\(sin|cos|tan) ?\^ ?\{ ?-1 ?\}", r"\\arc\1 "),
         (r"\\text ?\{([^{}]*)\} ?/ ?\\text ?\{([^{}]*)\}", r"\\text{\1/\2}"),
         (r"\\text ?\{ ?([0-9A-Z]+) ?\}(?=_)", r"\1"),
@@ -110,7 +119,7 @@ def spell(answer: str) -> str:
     text = text.replace("\\$", "\0").replace("$", "").replace("\0", "\\$")
     text = _THOUSANDS.sub(lambda match: _SEPARATOR.sub("", match[0]), text).replace("{,}", ",").replace("\\!", "")
     if "\\" in text:
-        text = _ORNAMENT.sub("", text)
+        text = _ORNAMENT.sub("", _DOUBLED.sub(r"\\", text))
         text = _COMMAND.sub(lambda match: _COMMANDS.get(match[1], match[0]) if match[1] else " ", text)
         text = _UPRIGHT_NAME.sub(lambda match: f"\\{match[1] or match[2]} ", text)
         if "\\over" in text or "\\choose" in text:

@@ -76,7 +76,7 @@ def _reward_one(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
     try:
         label = parse_label(labels[i])
         response = response_of(queries[i], prompts[i])
-        result = grade(response, label.answer)
+        result = grade(response, label.answer, problem_of(prompts[i]))
     except Exception as error:  # the boundary to OpenRLHF: see the module's docstring
         _log_once(error, "could not be graded and counts as reward_error")
         return {"reward": nan, "correct": nan, "answered": nan, "has_final": nan, "reward_error": 1.0, **_unjudged()}

@@ -67,7 +67,7 @@ def read_answer(sample: Record) -> Record:
 
 def _grade(sample: Record, gold: str) -> Grade | Exception:
     try:
-        return grade(sample["response"], gold)
+        return grade(sample["response"], gold, sample.get("prompt"))
     except Exception as error:  # a sample that crashes the grader must not take down the others or a run
         logger.error("sample %s of %s could not be graded: %r", sample["sample"], sample["id"], error)
         return error

@@ -16,6 +16,11 @@ def test_thoughts_of_another_model_are_not_an_answer() -> None:
     assert grade("<think>a</think><think>\\boxed{7}", "7").reason == NO_FINAL
 
 
+@pytest.mark.parametrize("blank", ["", " \n", "<think>7</think>", "<think>7</think>\n\n"])
+def test_a_blank_response_is_no_final_message(blank: str) -> None:
+    assert final_message(blank) is None and grade(blank, "7").reason == NO_FINAL
+
+
 def test_only_the_last_final_message_counts() -> None:
     assert grade(harmony("maybe \\boxed{8}", "\\boxed{7}"), "7").correct
     assert grade(harmony("\\boxed{7}", "\\boxed{8}"), "7").answer == "8"

@@ -41,6 +41,14 @@ def test_correct_wrong_and_unfinished() -> None:
     assert one(PROMPT + RIGHT, label=json.dumps({"answer": "007", "split": "eval"}))["correct"] == 1.0
 
 
+def test_a_formula_of_the_prompt_is_no_answer() -> None:
+    copied = RIGHT.replace("boxed{7}", "boxed{3+4}")
+    assert one(PROMPT + copied)["correct"] == 0.0 and one(PROMPT + copied)["answered"] == 1.0
+    assert one(PROMPT + copied, label="3+4")["correct"] == 1.0
+    other = PROMPT.replace("3 + 4", "5 + 2")
+    assert one(other + copied, other)["correct"] == 1.0
+
+
 def fresh() -> ModuleType:
     """The reward function as an engine loads it: nothing is logged yet."""
     spec = importlib.util.spec_from_file_location("reward_func", FILE)

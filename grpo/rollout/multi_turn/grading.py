@@ -13,11 +13,12 @@ async def graded(messages: list[Message], ending: str, label: str) -> Score:
     text = last.get("content") or "" if last["role"] == "assistant" and not last.get("tool_calls") else ""
     # The grader reads harmony responses: only a final message has an answer.
     final = f"<|channel|>final<|message|>{text}" + ("<|return|>" if ending == "done" else "")
-    return await verdict(final, label)
+    return await verdict(final, label, messages)
 
 
-async def verdict(response: str, label: str) -> Score:
+async def verdict(response: str, label: str, messages: list[Message]) -> Score:
     """Return 1 for the gold answer in a response with special tokens, else 0."""
-    result = await asyncio.to_thread(grade, response, parse_label(label).answer)
+    prompt = next((str(message.get("content")) for message in messages if message["role"] == "user"), None)
+    result = await asyncio.to_thread(grade, response, parse_label(label).answer, prompt)
     correct = float(result.correct)
     return Score(correct, correct, {"correct": correct, "answered": float(result.answer is not None)})

@@ -20,4 +20,4 @@ class Environment(environment.Environment):
         """Return whether the final answer is the gold one."""
         if self.response is None:
             return await graded(messages, ending, self.label)
-        return await verdict(self.response(), self.label)
+        return await verdict(self.response(), self.label, messages)

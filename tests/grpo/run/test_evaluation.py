@@ -120,7 +120,7 @@ def test_a_sample_that_the_reward_failed_on_is_ungraded(sample, tokenizer):
 
 
 def test_text_that_breaks_the_grader_does_not_end_the_run(sample, tokenizer, monkeypatch, caplog):
-    def broken(response, gold):
+    def broken(response, gold, prompt):
         raise AttributeError("a fault of the grader")
 
     monkeypatch.setattr(records, "grade", broken)

@@ -1,56 +1,18 @@
-"""The answer of a message is in its last box, or after its last phrase."""
+"""Without a box, the answer is what the last phrase such as "the answer is" announces."""
 
 import pytest
 
-from reward.answers import EMPTY, TOO_LONG, grade
-from reward.extraction import CUT_IN_BOX, NO_ANSWER, last_box
+from reward.answers import grade
+from reward.extraction import NO_ANSWER
 
 from .harmony import harmony
-
-
-@pytest.mark.parametrize(
-    ("text", "answer", "reason"),
-    [
-        ("\\boxed{1} then \\boxed{2}", "2", None),
-        ("\\boxed {7}", "7", None),
-        ("\\\\boxed{7}", "7", None),
-        ("\\boxed{\\boxed{7}}", "7", None),
-        ("\\boxed{\\{7,8\\}}", "\\{7,8\\}", None),
-        ("{{{ \\boxed{7}", "7", None),
-        ("}}} \\boxed{7}", "7", None),
-        ("write \\boxed{ before it: \\boxed{7}", "7", None),
-        ("7", None, NO_ANSWER),
-        ("", None, NO_ANSWER),
-        ("\\boxedness{7}", None, NO_ANSWER),
-        ("\\boxed{}", None, EMPTY),
-        ("\\boxed{ \\, }", None, EMPTY),
-        ("\\fbox{7}", "7", None),
-        ("\\boxed 7", "7", None),
-        ("it is $\\boxed 7.$", "7", None),
-        ("\\boxed 17, so \\boxed{7}", "7", None),
-        ("\\boxed{1}, so \\boxed7", "7", None),
-        ("\\boxed 7.5", "7.5", None),
-        ("\\boxed 7, 8", "7, 8", None),
-        ("\\boxed x", None, NO_ANSWER),
-        ("\\boxed{7", None, CUT_IN_BOX),
-        ("The answer is 7. So \\boxed{7", None, CUT_IN_BOX),
-        ("\\boxed{7} so \\boxed{12", None, CUT_IN_BOX),
-        ("\\boxed{\\frac{1}{2}", None, CUT_IN_BOX),
-        ("\\boxed", None, CUT_IN_BOX),
-        ("\\boxed{" + "7" * 5000 + "}", None, TOO_LONG),
-    ],
-)
-def test_answer_comes_from_the_right_box(text: str, answer: str | None, reason: str | None) -> None:
-    result = grade(text, "7")
-    assert (result.answer, result.reason) == (answer, reason)
-    assert result.correct == (answer == "7")
 
 
 @pytest.mark.parametrize(
     "text",
     [
         "The answer is 7.", "the answer is 7", "So the final answer is: **7**", "**Final Answer:** $7$", "Answer: 7",
-        "### Final Answer\n\n7", "**Answer**\n\n$7$", "The answer is 8. No: the answer is 7!", "#### 7",
+        "### Final Answer\n\n7", "**Answer**\n\n$7$", "The answer is 8. No: the answer is $7$!", "#### 7",
         "The answer to the problem is 7, because 3 + 4 = 7.", "the answer is \\(7\\).", "the answer is\n\\[\n7\n\\]",
         "The answer is $7$ cm. That was all.", "The answer is 7.0.", "The answer is 7<|im_end|>",
         "the answer equals `7`",
@@ -95,40 +57,6 @@ def test_an_answer_is_not_cut_at_a_blank(blank: str) -> None:
     assert grade(f"The answer is $x{blank}={blank}204$.", "204").correct
 
 
-SEVERAL = [
-    "{}; or {}", "{}; and {}", "{}. Or {}.", "{}\nor {}", "{}\n\n{}", "{}\n\nor\n\n{}", "{} as well as {}",
-    "{}, so is {}",
-    "{} for odd n or {} for even n", "{} when n is odd, and {} when n is even", "{} if n > 2, {} otherwise",
-    "{}! Maybe {}.",
-    "{}. {}.", "{}? {}?", "{}. Also {}.", "{} (or {})", "{}; alternatively {}", "either {} or {}", "{}, {}", "{} or {}",
-    "{} and {}", "{}; {}", "{}. But {} as well.", "{} / {}", "{}; otherwise {}", "{}, perhaps {}", "{} {}",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("naming", SEVERAL)
-@pytest.mark.parametrize("form", ["{}", "${}$", "**{}**", "\\({}\\)", "$\\frac{{{}}}{{1}}$"])
-def test_naming_several_answers_is_not_right(naming: str, form: str) -> None:
-    for values in ((204, 205), (205, 204)):
-        named = naming.format(*(form.format(value) for value in values))
-        for text in (f"The answer is {named}", f"**Answer:** {named}", f"#### {named}", f"\\boxed{{{named}}}"):
-            last_box = "\\boxed" in text
-            if not last_box or "\n" not in naming:
-                assert not grade(text, "204").correct, text
-
-
-@pytest.mark.parametrize(
-    "separator", [" or ", ", ", " and ", "; ", "$ or $", "\\text{ or }", ", or ", " \\quad ", "$, \\quad $"]
-)
-@pytest.mark.parametrize("boxes", [("\\boxed{204}", "\\boxed{205}"), ("\\boxed 204", "\\fbox{205}")])
-def test_boxes_side_by_side_are_one_list(boxes: tuple[str, str], separator: str) -> None:
-    for text in (separator.join(boxes), separator.join(boxes[::-1])):
-        text = f"So ${text}$ it is."
-        assert not grade(text, "204").correct and not grade(text, "205").correct
-        assert grade(text, "204, 205").correct
-    assert grade(f"${boxes[0]}{separator}{boxes[0]}$", "204").correct
-    assert grade(f"First {boxes[0]}, which gives {boxes[1]}", "205").correct
-
-
 @pytest.mark.parametrize(
     "after",
     [
@@ -151,7 +79,6 @@ def test_text_after_one_answer_changes_nothing(after: str) -> None:
         ("the answer is 8. The answer is even", "even"),
         ("the answer is correct", "correct"),
         ("the answer is $7$ or $8$.", "7or8"),
-        ("\\boxed{8} The answer is 7", "8, 7"),
         ("the answer isn't 7", None),
         ("the answer is", None),
         ("answering 7", None),
@@ -180,8 +107,9 @@ def test_the_announced_answer_may_be_a_sentence(phrase: str, form: str, sentence
     text = phrase + sentence.format(form.format(34))
     for end in (".", "", ". I hope it is correct."):
         assert grade(text + end, "34").correct and not grade(text + end, "35").correct
-    for other in (" or 35.", ". Or 35.", "; or 35"):
-        assert not grade(text + other, "34").correct and not grade(text + other, "35").correct
+    assert not grade(f"{text} or 35.", "34").correct and not grade(f"{text} or 35.", "35").correct
+    for other in (". Or 35.", "; or 35"):
+        assert not grade(text + other, "35").correct
 
 
 @pytest.mark.parametrize(
@@ -191,8 +119,50 @@ def test_a_sentence_may_deny_or_bound(sentence: str) -> None:
     assert not grade(sentence.format(34), "34").correct
 
 
-@pytest.mark.parametrize("before", ["$x=1/5$, or ", "The answer is 3. ", "205 or ", ""])
-@pytest.mark.parametrize("after", ["", " percent.", ", since there are 5.", ". Or $x=3$.", ", $n=7$"])
-def test_gold_of_a_reference_solution_is_the_content_of_its_boxes(before: str, after: str) -> None:
-    assert last_box(f"{before}$\\boxed{{20}}${after}") == ("20", None)
-    assert last_box(f"{before}$\\boxed{{20}}$ and $\\boxed{{30}}${after}") == ("20, 30", None)
+NAMING = ["{} or {}", "either {} or {}", "{}, {}", "{} and {}", "{}, or {}", "{} (or {})", "{} {}", "{}, perhaps {}"]
+
+
+@pytest.mark.parametrize("naming", NAMING)
+@pytest.mark.parametrize("form", ["{}", "${}$", "**{}**", "\\({}\\)", "$\\frac{{{}}}{{1}}$"])
+def test_naming_several_answers_is_not_right(naming: str, form: str) -> None:
+    for values in ((204, 205), (205, 204)):
+        named = naming.format(*(form.format(value) for value in values))
+        for text in (f"The answer is {named}", f"**Answer:** {named}", f"#### {named}", f"\\boxed{{{named}}}"):
+            assert not grade(text, "204").correct, text
+
+
+@pytest.mark.parametrize("hedge", [". If zero counts, 205.", "\n205", "; otherwise 205", " if n is odd, else 205"])
+def test_hedging_after_an_answer_wins_nothing(hedge: str) -> None:
+    assert not grade(f"The answer is 204{hedge}", "205").correct
+
+
+def test_the_last_phrase_counts_alone() -> None:
+    for text in ("The answer is 205. The answer is 204.", "Answer: 205\nAnswer: 204", "#### 205\n#### 204"):
+        assert grade(text, "204").correct and not grade(text, "205").correct
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "other"),
+    [
+        ("Answer: $3! = 6$", "6", "3"), ("The answer is $8! = 40320$.", "40320", "8"), ("The answer is 4!", "24", "4"),
+        ("The answer is 4!.", "24", "4"), ("The answer is \\(4!\\).", "24", "4"), ("#### n!", "n!", "n"),
+        ("The answer is $(n+1)! $", "(n+1)!", "n+1"), ("The answer is $1/2004!$.", "1/2004!", "1/2006!"),
+        ("The answer is 4! Each of the 4 has a place.", "24", "4"), ("The answer is **4!**", "24", "4"),
+        ("The answer is $4$! It has to be.", "4", "24"), ("The answer is **4**!", "4", "24"),
+        ("The answer is \\(4\\)!", "4", "24"), ("The answer is even! I am sure.", "\\text{even}", "\\text{odd}"),
+    ],
+)  # fmt: skip
+def test_an_exclamation_mark_after_a_number_is_a_factorial(text: str, gold: str, other: str) -> None:
+    assert grade(text, gold).correct and not grade(text, other).correct
+
+
+@pytest.mark.parametrize("interval", ["(1,2]", "[1,2)", "(1,2)", "[1,2]", "(1;2]", "[1;2)"])
+@pytest.mark.parametrize("form", ["${}$", "\\({}\\)", "$x \\in {}$", "{}"])
+@pytest.mark.parametrize("after", ["; done", "; this was all.", ". Done.", ", since $x>1$", "; here $a=5$"])
+def test_interval_ends_at_its_closing_bracket(interval: str, form: str, after: str) -> None:
+    assert grade(f"The answer is {form.format(interval)}{after}", interval).correct
+
+
+@pytest.mark.parametrize("piece", ["1, ", "if n > 2, ", "$x", "or (", "-- ", "\n- ", "a=", "**", "! "])
+def test_a_long_explanation_is_graded_before_the_test_times_out(piece: str) -> None:
+    assert grade("The answer is 204.\n\nExplanation\n" + piece * (10**6 // len(piece)), "204").correct
