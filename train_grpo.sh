@@ -9,7 +9,7 @@
 #   MODEL=openai/gpt-oss-20b ./train_grpo.sh --gpus 1           gpt-oss-20b: one GPU of 48 GB
 #
 # Options:
-#   --tiny          the tiny run
+#   --tiny          the tiny run, on GPUs if .venv has the GPU stack: on 4, or on 2 or 1 if this machine has fewer
 #   --gpus N        a box with 8, 4, 2 or 1 GPUs (default: 8)
 #   --check         check machine, patches, model, data and configuration, then exit; installs missing packages and
 #                   makes the tiny model first if needed
@@ -42,6 +42,15 @@ TINY=0 TINY_TOOLS="" GPUS=8 MODE=run RUN_DIR="" RESUME="" FROM_STEP="" EXTRA_ARG
 refuse() {
     printf 'train_grpo.sh: %s\n' "$1" >&2
     exit 2
+}
+
+# Prints how many GPUs of this machine a run may use
+count_gpus() {
+    if [[ -v CUDA_VISIBLE_DEVICES ]]; then
+        tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c .
+    else
+        nvidia-smi -L 2>/dev/null | grep -c '^GPU'
+    fi
 }
 
 while (($#)); do
@@ -90,6 +99,14 @@ done
 if [[ -n $RESUME && -n $RUN_DIR ]]; then refuse "--resume continues in its own folder; remove --run-dir"; fi
 if [[ -n $FROM_STEP && ! $FROM_STEP =~ ^[0-9]+$ ]]; then refuse "--from-step is '$FROM_STEP'; give a number"; fi
 
+# The tiny run fits the machine: it takes 4 GPUs, and a machine with fewer is a smaller box
+if ((TINY)); then
+    STACK="$("$HERE/scripts/setup.sh" --show-stack)"
+    if [[ $STACK == gpu && $GPUS == 8 && -z ${RAY_ADDRESS-} ]]; then
+        case "$(count_gpus)" in 1) GPUS=1 ;; 2 | 3) GPUS=2 ;; esac
+    fi
+fi
+
 # --- Smaller boxes: other values for the variables below, nothing else ------------------------------------------------
 
 case "$GPUS" in
@@ -104,15 +121,17 @@ esac
 
 if ((TINY)); then
     : "${NAME:=tiny}"
+    TINY_FORMAT=mxfp4
+    if [[ $STACK == cpu ]]; then TINY_FORMAT=bf16; fi # vLLM cannot load MXFP4 on CPU
     # A built-in environment gets a tiny model that uses its tools unreliably, and problems that need them
     if [[ ${ENVIRONMENT-} =~ ^(python|retrieval)$ && -z ${MODEL-}${TRAIN_DATA-} ]]; then
         TINY_TOOLS="$TINY_DIR/$ENVIRONMENT"
-        : "${MODEL:=$TINY_TOOLS/mxfp4}" "${ENGINE_MODEL:=$TINY_TOOLS/bf16}" "${TRAIN_DATA:=$TINY_TOOLS/data/train.jsonl}"
+        : "${MODEL:=$TINY_TOOLS/mxfp4}" "${ENGINE_MODEL:=$TINY_TOOLS/$TINY_FORMAT}"
+        : "${TRAIN_DATA:=$TINY_TOOLS/data/train.jsonl}"
         : "${EVAL_DATA:=$TINY_TOOLS/data/eval.jsonl}" "${PROMPT_MAX_LEN:=208}" "${TURN_LIMIT:=3}"
         if [[ $ENVIRONMENT == retrieval ]]; then : "${LIBRARY:=$TINY_TOOLS/data/library.jsonl}"; fi
     fi
-    : "${MODEL:=$TINY_DIR/mxfp4}"
-    : "${ENGINE_MODEL:=$TINY_DIR/bf16}" # vLLM cannot load MXFP4 on CPU
+    : "${MODEL:=$TINY_DIR/mxfp4}" "${ENGINE_MODEL:=$TINY_DIR/$TINY_FORMAT}"
     : "${TRAIN_DATA:=$TINY_DIR/train.jsonl}"
     : "${NUM_ENGINES:=2}" "${ENGINE_TP:=1}" "${ACTOR_GPUS:=2}"
     : "${ROLLOUT_BATCH_SIZE:=16}" "${N_SAMPLES_PER_PROMPT:=8}" "${TRAIN_BATCH_SIZE:=64}"
@@ -195,6 +214,8 @@ if [[ ${NODES:-1} != 1 ]]; then : "${GPUS_PER_NODE:=$GPUS}"; fi
 # Your quota for each model: requests (RPM) and prompt tokens (TPM) per minute, and concurrent calls, over all engines.
 # The local server of --tiny has no quota and ignores RPM and TPM
 : "${JUDGE_RPM:=120}" "${JUDGE_TPM:=1000000}" "${JUDGE_CONCURRENCY:=32}"
+# What --plan multiplies: USD for a million prompt tokens and for a million tokens of replies, such as "2 12"
+: "${JUDGE_PRICE:=}"
 # Where key and prompts are sent. Variables of google-genai have no effect, and redirects are not followed.
 # JUDGE_PROXY=1 uses the proxy in HTTPS_PROXY or ALL_PROXY; 0 uses no proxy
 : "${JUDGE_BASE_URL:=https://generativelanguage.googleapis.com}" "${JUDGE_PROXY:=0}"
@@ -445,7 +466,7 @@ if [[ -e $LIBRARY ]]; then LIBRARY="$(realpath "$LIBRARY")"; fi
 for VARIABLE in JUDGE JUDGE_MODELS CORRECTNESS_WEIGHT QUALITY_WEIGHT JUDGE_FALLBACK JUDGE_UNFINISHED JUDGE_TRIES \
     REWARD_WEIGHTS ENVIRONMENT ENVIRONMENT_WEIGHTS LIBRARY TURN_LIMIT ROLLOUT_SECONDS TOOL_SECONDS SCORE_SECONDS \
     MAX_BRANCHES TEMPLATE \
-    JUDGE_DEADLINE JUDGE_CALL_TIMEOUT JUDGE_RPM JUDGE_TPM JUDGE_CONCURRENCY \
+    JUDGE_DEADLINE JUDGE_CALL_TIMEOUT JUDGE_RPM JUDGE_TPM JUDGE_CONCURRENCY JUDGE_PRICE \
     JUDGE_BASE_URL JUDGE_PROXY; do
     export "GRPO_$VARIABLE=${!VARIABLE}"
 done

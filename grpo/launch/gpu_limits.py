@@ -28,14 +28,14 @@ def problems(config: Config) -> Iterator[Problem]:
             f"{who} {size(need.peak)} on each GPU, which has {size(need.gpu)} ({need.source})",
             _remedy(config, need.shared),
         )
-    elif need.shared and not (need.fits and need.cache_tokens >= need.length):
+    elif need.shared and not (need.fits and need.engine_fits):
         share = engine_share.left(need)
         yield Problem(
             f"GPU_MEMORY_UTILIZATION is {config.args.vllm_gpu_memory_utilization:g}, but an engine needs "
             f"{size(need.smallest_engine)} of each GPU, and the actor leaves {size(need.left_to_engine)}",
             f"set GPU_MEMORY_UTILIZATION={share:g}, or unset it",
         )
-    if not need.shared and need.cache_tokens < need.length:
+    if not need.shared and not need.engine_fits:
         yield Problem(
             f"an engine may use {size(need.engine_limit)} of each GPU ({need.source}), which has no room for "
             f"{size(need.engine['weights'])} of weights and a key/value cache of {need.length:,} tokens",
@@ -52,10 +52,11 @@ def _positions(name: str) -> int:
 
 def _remedy_of_engine(config: Config, need: Needs) -> str:
     more = needs(config, vllm_gpu_memory_utilization=_LARGEST_SHARE)
-    if more and more.cache_tokens >= need.length:
+    if more and more.engine_fits:
         return f"set GPU_MEMORY_UTILIZATION={_LARGEST_SHARE:g}, or raise ENGINE_TP"
-    shorter = "lower PROMPT_MAX_LEN + GENERATE_MAX_LEN" if need.cache_tokens > 0 else "use GPUs with more memory"
-    return f"raise ENGINE_TP, or {shorter}"
+    limit = need.cache.longest(need.cache_room)
+    shorter = f"lower PROMPT_MAX_LEN + GENERATE_MAX_LEN to {limit:,}"
+    return f"raise ENGINE_TP, or {shorter if limit >= _SHORTEST else 'use GPUs with more memory'}"
 
 
 def _remedy(config: Config, is_shared: bool) -> str:

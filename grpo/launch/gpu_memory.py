@@ -16,7 +16,7 @@ from grpo.launch.host_memory import is_for_gpus
 from grpo.launch.plan import size
 from grpo.model import model_files
 from grpo.model.architecture import ATTENTION_PROJECTIONS, NO_SHARD, PACKED, Architecture
-from grpo.model.footprint import Actor
+from grpo.model.footprint import PROMPT_CHUNK, Actor, Cache
 from grpo.model.model_files import CheckpointError
 from grpo.model.released import CONTEXT, RELEASED
 from grpo.rollout.multi_turn import settings
@@ -39,7 +39,7 @@ class Needs:
         held: bytes of the actor while it computes nothing.
         rows: sequences of the actor's micro-batch, and `length` the tokens of each.
         engine_limit: bytes that an engine may use.
-        cache_token: bytes of a token in the key/value cache of a GPU.
+        cache: the key/value cache of a GPU of an engine.
         shared: whether engine and actor have the same GPUs.
         sleeps: whether a shared GPU's engine gives up weights and cache during the update.
     """
@@ -52,7 +52,7 @@ class Needs:
     length: int
     engine: dict[str, int]
     engine_limit: int
-    cache_token: int
+    cache: Cache
     shared: bool
     sleeps: bool
 
@@ -64,7 +64,7 @@ class Needs:
     @property
     def smallest_engine(self) -> int:
         """Return the bytes of an engine whose cache holds one of the longest sequences."""
-        return sum(self.engine.values()) + self.length * self.cache_token
+        return sum(self.engine.values()) + self.cache.bytes(self.length, PROMPT_CHUNK)
 
     @property
     def peak(self) -> int:
@@ -88,9 +88,19 @@ class Needs:
         return self.gpu - (self.held if self.sleeps else self.of_actor)
 
     @property
-    def cache_tokens(self) -> int:
-        """Return how many tokens the key/value cache of an engine holds; below 0 if not even the weights fit."""
-        return (self.engine_limit - sum(self.engine.values())) // self.cache_token
+    def cache_room(self) -> int:
+        """Return the bytes of the key/value cache on an engine's GPU; below 0 if not even the weights fit."""
+        return self.engine_limit - sum(self.engine.values())
+
+    @property
+    def engine_fits(self) -> bool:
+        """Return whether vLLM starts: its cache has room for one of the longest sequences."""
+        return self.smallest_engine <= self.engine_limit
+
+    @property
+    def at_once(self) -> int:
+        """Return how many of the longest sequences the cache holds."""
+        return max(0, self.cache_room // self.cache.bytes(self.length))
 
 
 def needs(config: Config, **changes: Any) -> Needs | None:
@@ -117,7 +127,7 @@ def needs(config: Config, **changes: Any) -> Needs | None:
         length=length,
         engine=_engine(args, engine),
         engine_limit=int(args.vllm_gpu_memory_utilization * gpu),
-        cache_token=_cache_token(args, engine),
+        cache=Cache(engine, args.vllm_tensor_parallel_size),
         shared=args.colocate_all_models,
         sleeps=args.vllm_enable_sleep,
     )
@@ -181,11 +191,6 @@ def _engine(args: Namespace, architecture: Architecture) -> dict[str, int]:
     }
 
 
-def _cache_token(args: Namespace, architecture: Architecture) -> int:
-    of_layer = 2 * architecture.key_value_heads * architecture.head_dim * 2
-    return max(1, architecture.layers * of_layer // args.vllm_tensor_parallel_size)
-
-
 def longest(config: Config, **changes: Any) -> int:
     """Return the tokens of the longest sequence that the actor can train on alone; 0 if none fits.
 
@@ -204,9 +209,7 @@ def describe(config: Config) -> list[str]:
     need = needs(config)
     if need is None:
         return []
-    cache, limit = need.cache_tokens, longest(config)
-    left = max(0, cache * need.cache_token)
-    at_once = f"{cache:,} tokens, {cache // need.length} of the longest sequences at once"
+    limit = longest(config)
     return [
         f"GPU memory  {size(need.gpu)} each ({need.source}); calculated, not measured",
         f"  actor     {size(need.of_actor)} on each of its {config.actor_ranks}, at micro-batches of {need.rows} x "
@@ -217,7 +220,7 @@ def describe(config: Config) -> list[str]:
         else "            no sequence fits, however short",
         f"  engine    {size(need.engine_limit)} on each of {config.engine_gpus}:",
         *(f"            {size(count):>9}  {name}" for name, count in need.engine.items()),
-        f"            {size(left):>9}  key/value cache: " + (at_once if cache > 0 else "no room"),
+        f"            {size(max(0, need.cache_room)):>9}  key/value cache: {describe_cache(need)}",
         *_describe_sharing(need),
     ]
 
@@ -229,3 +232,9 @@ def _describe_sharing(need: Needs) -> list[str]:
         awake, asleep = size(need.held), size(need.engine[_BUFFERS])
         return [f"  shared    the actor holds {awake} while the engine samples, the engine {asleep} during the update"]
     return ["  shared    engine and actor take turns, and both keep what they hold"]
+
+
+def describe_cache(need: Needs) -> str:
+    """Say what an engine's cache holds."""
+    limit = min(CONTEXT, need.cache.longest(need.cache_room))
+    return f"{need.at_once} of the longest sequences at once, or one of {limit:,} tokens" if limit else "no room"

@@ -60,7 +60,8 @@ def problems_anywhere(config: Config) -> list[Problem]:
         *equal_nodes.problems(config),
         *gpu_limits.problems(config),
         *_inputs(config, is_missed=False),
-        *(_of_model(config) if are_here else check_released(config)),
+        *(check_model(config) if are_here else check_released(config)),
+        *check_thinking(config),
     ]
 
 

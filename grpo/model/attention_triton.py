@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 LOG2_E = 1.4426950408889634  # the kernels compute powers of 2
+_ROWS = 64  # of queries, and of keys, that a program holds; 128 would not fit in the registers
 _EVERYTHING = 1 << 30  # the window of a layer without one
 
 
@@ -37,16 +38,23 @@ def _store(pointer, strides, batch, head, index, length, values, D: tl.constexpr
 
 
 @triton.jit
-def _visible(tokens, batch, query, key, length, window):
-    """Return which keys the queries see. The arguments have shapes that broadcast."""
+def _places(tokens, batch, key, length):
+    """Load where keys stand in their sequence; padding stands behind every query."""
     is_token = tl.load(tokens + batch.to(tl.int64) * length + key, mask=key < length, other=0) != 0
-    return is_token & (key <= query) & (query - key < window)
+    return tl.where(is_token, key, 2147483647)
+
+
+@triton.jit
+def _visible(query, place, window):
+    """Return which keys the queries see. The arguments have shapes that broadcast."""
+    # As an unsigned number, a negative distance is beyond every window: one comparison does for two.
+    return (query - place).to(tl.uint32, bitcast=True) < window
 
 
 @triton.jit
 def _forward(
     q, k, v, sinks, tokens, out, log_sums, q_strides, k_strides, v_strides, out_strides,
-    heads, length, window, scale,
+    heads, length, padded, window, scale,
     GROUP: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     block, batch, head = tl.program_id(0), tl.program_id(1) // heads, tl.program_id(1) % heads
@@ -61,7 +69,8 @@ def _forward(
         keys = _rows(k, k_strides, batch, head // GROUP, key, length, D, BD)
         values = _rows(v, v_strides, batch, head // GROUP, key, length, D, BD)
         scores = tl.dot(queries, tl.trans(keys)) * scale
-        scores = tl.where(_visible(tokens, batch, query[:, None], key[None, :], length, window), scores, float("-inf"))
+        seen = _visible(query[:, None], _places(tokens, batch, key, length)[None, :], window)
+        scores = tl.where(seen, scores, float("-inf"))
         new = tl.maximum(maximum, tl.max(scores, 1))
         shrink = tl.exp2(maximum - new)
         weights = tl.exp2(scores - new[:, None])
@@ -69,26 +78,27 @@ def _forward(
         result = tl.dot(weights.to(values.dtype), values, result * shrink[:, None])
         maximum = new
     _store(out, out_strides, batch, head, query, length, result / total[:, None], D, BD)
-    tl.store(log_sums + tl.program_id(1).to(tl.int64) * length + query, maximum + tl.log2(total), mask=query < length)
+    log_sum = tl.where(query < length, maximum + tl.log2(total), float("inf"))
+    tl.store(log_sums + tl.program_id(1).to(tl.int64) * padded + query, log_sum)
 
 
 @triton.jit
 def _deltas(
-    out, d_out, deltas, out_strides, d_out_strides, heads, length, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr
-):
+    out, d_out, deltas, out_strides, d_out_strides, heads, length, padded,
+    D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
     """Compute ``sum(d_out * out)`` of each query and head: what its scores' gradients have in common."""
     batch, head = tl.program_id(1) // heads, tl.program_id(1) % heads
     query = tl.program_id(0) * BM + tl.arange(0, BM)
     results = _rows(out, out_strides, batch, head, query, length, D, BD).to(tl.float32)
     gradients = _rows(d_out, d_out_strides, batch, head, query, length, D, BD).to(tl.float32)
-    target = deltas + tl.program_id(1).to(tl.int64) * length + query
-    tl.store(target, tl.sum(results * gradients, 1), mask=query < length)
+    tl.store(deltas + tl.program_id(1).to(tl.int64) * padded + query, tl.sum(results * gradients, 1))
 
 
 @triton.jit
 def _backward_keys(
     q, k, v, tokens, d_out, log_sums, deltas, d_k, d_v, q_strides, k_strides, v_strides, d_out_strides, d_k_strides,
-    heads, length, window, scale, factor,
+    heads, length, padded, window, scale, factor,
     GROUP: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a block of keys and values, summed over the queries of its group of heads."""
@@ -96,20 +106,21 @@ def _backward_keys(
     key = block * BN + tl.arange(0, BN)
     keys = _rows(k, k_strides, batch, head, key, length, D, BD)
     values = _rows(v, v_strides, batch, head, key, length, D, BD)
+    places = _places(tokens, batch, key, length)
     of_keys = tl.zeros((BN, BD), dtype=tl.float32)
     of_values = tl.zeros((BN, BD), dtype=tl.float32)
     last = tl.minimum(length, (block + 1) * BN + window - 1)
     for member in range(GROUP):
         of_head = head * GROUP + member
-        row = (batch * heads + of_head).to(tl.int64) * length
+        row = (batch * heads + of_head).to(tl.int64) * padded
         for start in range(block * BN // BM * BM, last, BM):
             query = start + tl.arange(0, BM)
             queries = _rows(q, q_strides, batch, of_head, query, length, D, BD)
             gradients = _rows(d_out, d_out_strides, batch, of_head, query, length, D, BD)
-            log_sum = tl.load(log_sums + row + query, mask=query < length, other=float("inf"))
-            delta = tl.load(deltas + row + query, mask=query < length, other=0.0)
+            log_sum = tl.load(log_sums + row + query)
+            delta = tl.load(deltas + row + query)
             scores = tl.dot(keys, tl.trans(queries)) * scale
-            seen = _visible(tokens, batch, query[None, :], key[:, None], length, window)
+            seen = _visible(query[None, :], places[:, None], window)
             weights = tl.where(seen, tl.exp2(scores - log_sum[None, :]), 0.0)
             of_values = tl.dot(weights.to(gradients.dtype), gradients, of_values)
             of_scores = weights * (tl.dot(values, tl.trans(gradients)) - delta[None, :])
@@ -121,7 +132,7 @@ def _backward_keys(
 @triton.jit
 def _backward_queries(
     q, k, v, tokens, d_out, log_sums, deltas, d_q, q_strides, k_strides, v_strides, d_out_strides, d_q_strides,
-    heads, length, window, scale, factor,
+    heads, length, padded, window, scale, factor,
     GROUP: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a block of queries."""
@@ -129,9 +140,9 @@ def _backward_queries(
     query = block * BM + tl.arange(0, BM)
     queries = _rows(q, q_strides, batch, head, query, length, D, BD)
     gradients = _rows(d_out, d_out_strides, batch, head, query, length, D, BD)
-    row = tl.program_id(1).to(tl.int64) * length
-    log_sum = tl.load(log_sums + row + query, mask=query < length, other=float("inf"))
-    delta = tl.load(deltas + row + query, mask=query < length, other=0.0)
+    row = tl.program_id(1).to(tl.int64) * padded
+    log_sum = tl.load(log_sums + row + query)
+    delta = tl.load(deltas + row + query)
     result = tl.zeros((BM, BD), dtype=tl.float32)
     first = tl.maximum(block * BM - window + 1, 0) // BN * BN
     for start in range(first, tl.minimum((block + 1) * BM, length), BN):
@@ -139,7 +150,7 @@ def _backward_queries(
         keys = _rows(k, k_strides, batch, head // GROUP, key, length, D, BD)
         values = _rows(v, v_strides, batch, head // GROUP, key, length, D, BD)
         scores = tl.dot(queries, tl.trans(keys)) * scale
-        seen = _visible(tokens, batch, query[:, None], key[None, :], length, window)
+        seen = _visible(query[:, None], _places(tokens, batch, key, length)[None, :], window)
         weights = tl.where(seen, tl.exp2(scores - log_sum[:, None]), 0.0)
         of_scores = weights * (tl.dot(gradients, tl.trans(values)) - delta[:, None])
         result = tl.dot(of_scores.to(keys.dtype), keys, result)
@@ -164,14 +175,15 @@ class SinkAttention(torch.autograd.Function):
         batch, heads, length, size = query.shape
         # In the order [B, L, H, D], which the output projection reads.
         out = torch.empty(batch, length, heads, size, dtype=query.dtype, device=query.device).transpose(1, 2)
-        log_sums = torch.empty(batch, heads, length, dtype=torch.float32, device=query.device)
+        padded = triton.cdiv(length, _ROWS) * _ROWS  # so that no load of a row's sum needs a mask
+        log_sums = torch.empty(batch, heads, padded, dtype=torch.float32, device=query.device)
         ctx.shape = dict(GROUP=heads // key.shape[1], D=size, BD=max(16, triton.next_power_of_2(size)))
-        ctx.numbers = heads, length, _EVERYTHING if window is None else window, scaling * LOG2_E
+        ctx.shape |= dict(BM=_ROWS, BN=_ROWS)
+        ctx.numbers = heads, length, padded, _EVERYTHING if window is None else window, scaling * LOG2_E
         ctx.scaling = scaling
-        bm, bn, options = _FORWARD
-        _forward[(triton.cdiv(length, bm), batch * heads)](
+        _forward[(triton.cdiv(length, _ROWS), batch * heads)](
             query, key, value, sinks, tokens, out, log_sums, *_strides(query, key, value, out),
-            *ctx.numbers, **ctx.shape, BM=bm, BN=bn, **options,
+            *ctx.numbers, **ctx.shape, num_warps=4, num_stages=3,
         )  # fmt: skip
         ctx.save_for_backward(query, key, value, sinks, tokens, out, log_sums)
         return out
@@ -182,30 +194,22 @@ class SinkAttention(torch.autograd.Function):
         d_out = _last_contiguous(gradients[0])
         batch, heads, length, _ = query.shape
         deltas = torch.empty_like(log_sums)
-        of_shape = {name: ctx.shape[name] for name in ("D", "BD")}
-        _deltas[(triton.cdiv(length, 64), batch * heads)](
-            out, d_out, deltas, *_strides(out, d_out), heads, length, **of_shape, BM=64
+        of_shape = {name: ctx.shape[name] for name in ("D", "BD", "BM")}
+        _deltas[(triton.cdiv(length, _ROWS), batch * heads)](
+            out, d_out, deltas, *_strides(out, d_out), heads, length, deltas.shape[2], **of_shape
         )
         d_query, d_key, d_value = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (query, key, value))
         shared = query, key, value, tokens, d_out, log_sums, deltas
-        bm, bn, options = _BACKWARD_KEYS
-        _backward_keys[(triton.cdiv(length, bn), batch * key.shape[1])](
+        _backward_keys[(triton.cdiv(length, _ROWS), batch * key.shape[1])](
             *shared, d_key, d_value, *_strides(query, key, value, d_out, d_key),
-            *ctx.numbers, ctx.scaling, **ctx.shape, BM=bm, BN=bn, **options,
+            *ctx.numbers, ctx.scaling, **ctx.shape, num_warps=4, num_stages=2,
         )  # fmt: skip
-        bm, bn, options = _BACKWARD_QUERIES
-        _backward_queries[(triton.cdiv(length, bm), batch * heads)](
+        _backward_queries[(triton.cdiv(length, _ROWS), batch * heads)](
             *shared, d_query, *_strides(query, key, value, d_out, d_query),
-            *ctx.numbers, ctx.scaling, **ctx.shape, BM=bm, BN=bn, **options,
+            *ctx.numbers, ctx.scaling, **ctx.shape, num_warps=4, num_stages=2,
         )  # fmt: skip
         of_sinks = torch.exp2(sinks.float()[:, None] * LOG2_E - log_sums) * deltas
         return d_query, d_key, d_value, -of_sinks.sum((0, 2)).to(sinks.dtype), None, None, None
-
-
-# Rows of queries and of keys that a program holds, and how it is scheduled.
-_FORWARD = 64, 64, {"num_warps": 4, "num_stages": 3}
-_BACKWARD_KEYS = 128, 64, {"num_warps": 4, "num_stages": 2}
-_BACKWARD_QUERIES = 64, 64, {"num_warps": 4, "num_stages": 2}
 
 
 def _last_contiguous(values: torch.Tensor) -> torch.Tensor:

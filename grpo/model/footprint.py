@@ -1,4 +1,4 @@
-"""The memory of the actor on its GPU, by part, from the shapes of the model. Works without torch.
+"""The memory of the actor on its GPU, by part, and of an engine's cache, from a model's shapes. Works without torch.
 
 Resident parts follow from shapes alone. What a pass needs is linear in its tokens. Two counts of it, named below, were
 read off measurements on an H100; docs/gpu.md compares the formula with those.
@@ -18,6 +18,9 @@ OUTER_STATES = 3
 _OPTIMIZER = 12  # bytes of an adapter's parameter: fp32 weight and two moments
 _GRADIENT = 4
 _EAGER_SCORES = 4  # copies of the scores that transformers' attention holds
+WINDOW = 128  # tokens that a sliding layer of gpt-oss sees
+_BLOCK = 16  # tokens of a block of vLLM's cache
+PROMPT_CHUNK = 2_048  # tokens that vLLM computes at once: `max_num_batched_tokens` of an engine that does not set it
 
 
 @dataclass(frozen=True)
@@ -113,3 +116,35 @@ class Actor:
     def _scores(self, tokens: int) -> int:
         """Return the bytes of a chunk's logits and of their gradient."""
         return min(tokens, SCORED_TOKENS) * self.architecture.vocabulary * 2 * _BF16
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The key/value cache of a GPU of an engine.
+
+    vLLM gives blocks of 16 tokens from one pool: to all full layers of a sequence, and to all sliding ones, which are
+    every second layer and keep a window.
+
+    Attributes:
+        workers: GPUs of the engine.
+    """
+
+    architecture: Architecture
+    workers: int
+
+    def bytes(self, tokens: int, chunk: int = 1) -> int:
+        """Return the bytes of a sequence, ``chunk`` tokens of which are computed at once."""
+        sliding = min(tokens, WINDOW - 1 + chunk)
+        return self._block * (math.ceil(tokens / _BLOCK) + math.ceil(sliding / _BLOCK) + 1)
+
+    def longest(self, room: int) -> int:
+        """Return the tokens of the longest sequence with which vLLM starts, given bytes; 0 if there is none."""
+        blocks = room // self._block - 1
+        kept = math.ceil((WINDOW - 1 + PROMPT_CHUNK) / _BLOCK)
+        return max(0, _BLOCK * max(blocks - kept, min(blocks // 2, kept)))
+
+    @property
+    def _block(self) -> int:
+        shape = self.architecture
+        of_layer = 2 * _BLOCK * shape.key_value_heads * shape.head_dim * _BF16
+        return max(1, math.ceil(shape.layers / 2) * of_layer // self.workers)

@@ -157,7 +157,8 @@ def _check_packed(blocks: torch.Tensor, scales: torch.Tensor) -> None:
 def _scale_factors(device: torch.device) -> torch.Tensor:
     """float32 `[256]`: 2**(s - 127); infinite for 255, beyond the float32 range."""
     exponents = torch.arange(256, device=device) - SCALE_BIAS
-    return torch.ldexp(torch.ones((), device=device), exponents)
+    # PyTorch 2.11 allocates a result of the first argument's shape.
+    return torch.ldexp(torch.ones(256, device=device), exponents)
 
 
 def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

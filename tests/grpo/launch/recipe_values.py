@@ -143,6 +143,7 @@ OVERRIDES = {
     "JUDGE_RPM": ("31", "GRPO_JUDGE_RPM", "31"),
     "JUDGE_TPM": ("32", "GRPO_JUDGE_TPM", "32"),
     "JUDGE_CONCURRENCY": ("33", "GRPO_JUDGE_CONCURRENCY", "33"),
+    "JUDGE_PRICE": ("1 2", "GRPO_JUDGE_PRICE", "1 2"),
     "JUDGE_BASE_URL": ("https://a.example", "GRPO_JUDGE_BASE_URL", "https://a.example"),
     "JUDGE_PROXY": ("1", "GRPO_JUDGE_PROXY", "1"),
 }

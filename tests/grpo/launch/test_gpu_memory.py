@@ -23,12 +23,15 @@ def test_the_plan_lists_the_parts_of_actor_and_engine(box):
 
 
 def test_the_key_value_cache_of_the_large_model(box):
-    """Per token 36 layers x keys and values x 8 heads x 64 numbers of bf16, halved by ENGINE_TP=2."""
+    """A token takes keys and values x 8 heads x 64 numbers of bf16 of 18 layers, halved by ENGINE_TP=2."""
     need = gpu_memory.needs(box("8"))
-    assert need.cache_token == 36 * 2 * 8 * 64 * 2 // 2
-    assert need.cache_tokens * need.cache_token == pytest.approx(
-        need.engine_limit - sum(need.engine.values()), rel=1e-5
+    sequence = (4096 + 128 + 16) * 18 * 2 * 8 * 64 * 2 // 2
+    assert need.cache.bytes(4096) == sequence and need.at_once == (77.3e9 - 32.6e9 - 4e9 - 0.1e9) // sequence
+    assert (
+        gpu_memory.describe_cache(need) == f"{need.at_once} of the longest sequences at once, or one of 131,072 tokens"
     )
+    one = gpu_memory.needs(box("8"), vllm_tensor_parallel_size=1)
+    assert one.engine_fits and one.at_once < need.at_once / 4
 
 
 def test_the_memory_of_a_gpu_is_read_given_or_assumed(box, monkeypatch):
