@@ -63,8 +63,7 @@ PHASES = {
         *("experience_maker.complete", "experience_maker.with_branches", "experience_maker.old_log_probs"),
         *("ppo_actor.routing_replayed", "actor.logits_to_keep", "actor.scoring", "actor.scores"),
         *("experience_maker.recorded_routing", "ppo_actor.adapter_off"),
-        *("experience_maker.apart", "experience_maker.penalise_length"),
-        *("experience_maker.give_advantages", "ppo_trainer.before_training"),
+        *("experience_maker.apart", "experience_maker.give_advantages", "ppo_trainer.before_training"),
         *("replay_buffer.with_branches", "replay_buffer.joined"),
     ),
     "A step: update": (

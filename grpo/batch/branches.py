@@ -163,9 +163,10 @@ def _is_trained(batch: Batch) -> torch.Tensor:
 
 
 def left_out(batch: Batch) -> torch.Tensor:
-    """Return which rollouts take no part in the update, bool ``[B]``: without a reward, or degenerate."""
+    """Return which rollouts take no part in the update, bool ``[B]``: no reward, degenerate, or no sampled token."""
     flags = [batch.info.get(name, torch.zeros(len(batch.action_mask))) for name in ("reward_missing", "degenerate")]
-    return (flags[0] > 0) | (flags[1] > 0)
+    is_empty = [not any(rows.action_mask[row].any() for rows, row in rollout) for rollout in samples_of(batch)]
+    return (flags[0] > 0) | (flags[1] > 0) | torch.tensor(is_empty)
 
 
 def _last(values: torch.Tensor, batch: Batch, number: int) -> torch.Tensor | float:
@@ -188,7 +189,7 @@ def samples_of(batch: Batch) -> Iterator[list[tuple[Batch, int]]]:
     """Yield the rows of each rollout, the earliest first: a micro-batch and the number of the row in it.
 
     Args:
-        batch: of :func:`give_advantages`.
+        batch: of :func:`apart`.
     """
     for number, rows in enumerate(of_batch(batch)):
         yield [*((row, 0) for row in rows), (batch, number)]

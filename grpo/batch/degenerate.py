@@ -25,8 +25,7 @@ BABBLE = 64  # tokens over which surprise is judged
 def mark(samples: Sequence[Sample], args: Arguments) -> None:
     """Give every rollout ``info["degenerate"]``, 1 or 0, and why; does nothing unless one of the limits is set.
 
-    :func:`grpo.batch.length_penalty.penalise` gives marked rollouts the mean reward of the others in their group, and
-    :func:`grpo.batch.branches.give_advantages` leaves them out of the update.
+    :func:`grpo.batch.branches.left_out` keeps marked rollouts out of the update and of their group's mean.
 
     Args:
         samples: ``Experience`` of one sample each: ``sequences`` ``[1, S]``, ``action_mask`` and ``rollout_log_probs``

@@ -1,13 +1,10 @@
 """A soft penalty for responses close to their length limit."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from grpo.batch.branches import left_out
-from grpo.batch.rewards import fill
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.experience import Batch
 
@@ -41,28 +38,11 @@ def penalise(experiences: Sequence[Batch], args: Arguments) -> None:
     Args:
         experiences: OpenRLHF's: ``rewards`` ``[B]``, ``action_mask`` ``[B, A]``, ``info["length_limit"]`` ``[B]``.
     """
-    if args.overlong_buffer_len is not None:
-        for experience in experiences:
-            lengths = experience.info.get("rollout_tokens", experience.action_mask.bool().sum(-1))
-            limits = experience.info["length_limit"].to(lengths.device)
-            penalty = soft_penalty(lengths, limits, args.overlong_buffer_len, args.overlong_penalty_factor)
-            experience.rewards = experience.rewards - penalty
-            experience.info["length_penalty"] = penalty
-    _fill(experiences, args)
-
-
-def _fill(experiences: Sequence[Batch], args: Arguments) -> None:
-    """Fill the rewards of samples that are left out from the penalised rewards of their groups.
-
-    The raw ones would move the baseline.
-    """
-    missing = torch.cat([left_out(experience) for experience in experiences])
-    if not missing.any():
+    if args.overlong_buffer_len is None:
         return
-    order = torch.tensor([number for experience in experiences for number in experience.index])
-    rewards = torch.cat([experience.rewards for experience in experiences])
-    sorted_ = torch.empty_like(rewards)
-    sorted_[order] = torch.where(missing, math.nan, rewards)
-    filled = fill(sorted_, args.n_samples_per_prompt)[order]
-    for experience, part in zip(experiences, filled.split([len(e.index) for e in experiences]), strict=True):
-        experience.rewards = part
+    for experience in experiences:
+        lengths = experience.info.get("rollout_tokens", experience.action_mask.bool().sum(-1))
+        limits = experience.info["length_limit"].to(lengths.device)
+        penalty = soft_penalty(lengths, limits, args.overlong_buffer_len, args.overlong_penalty_factor)
+        experience.rewards = experience.rewards - penalty
+        experience.info["length_penalty"] = penalty

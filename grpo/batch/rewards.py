@@ -1,4 +1,4 @@
-"""Gives every sample of a batch a complete set of rewards and numeric logs."""
+"""Checks the rewards of a batch, and gives every sample a complete set of numeric logs."""
 
 import logging
 import math
@@ -35,13 +35,13 @@ def score_of(rewards_info: dict[str, Any]) -> Any:
 
 
 def complete(samples: Sequence[Sample], group_size: int) -> None:
-    """Give every sample of a rollout batch a reward and the same logs, in place.
+    """Check the reward of every sample of a rollout batch, and give all samples the same logs, in place.
 
     - With JUDGE_FALLBACK=group, a group with a failed judgement is rewarded by correctness alone, so that one measure
       compares its samples. ``info["judge_regrouped"]`` counts them.
-    - A reward is missing if the reward function failed, or JUDGE_FALLBACK=mean_quality had no mean yet. It becomes the
-      mean of its group, which leaves the others' baseline unchanged. ``info["reward_missing"]`` counts it, and
-      :func:`grpo.batch.branches.give_advantages` removes the sample from the update.
+    - A reward is missing if the reward function failed, or JUDGE_FALLBACK=mean_quality had no mean yet. It becomes
+      NaN, and ``info["reward_missing"]`` counts it: :func:`grpo.batch.branches.left_out` keeps the sample out of the
+      update and of its group's mean.
     - A missing log, including ``info["reward"]`` and ``info["score"]``, becomes the mean of the batch. The step's
       average is then over the samples that have it: a group without any reward counts as nothing, not as 0.
     - ``missing`` names what a sample lacked; :func:`grpo.run.run_log.describe_samples` records it.
@@ -63,7 +63,7 @@ def complete(samples: Sequence[Sample], group_size: int) -> None:
         raise no_reward(samples)
     known = torch.where(missing, math.nan, rewards)
     logged = torch.where(missing, known.nanmean().nan_to_num(0.0), rewards)  # OpenRLHF always reads it
-    for sample, reward, mean, gone in zip(samples, fill(known, group_size), logged, missing, strict=True):
+    for sample, reward, mean, gone in zip(samples, known, logged, missing, strict=True):
         sample.missing = {"reward"} if gone else set()
         sample.rewards = reward.view(1)
         sample.info["reward"] = mean.view(1)
@@ -106,12 +106,6 @@ def no_reward(samples: Sequence[Sample]) -> UserError:
         "engines' log has the error",
         "try the environment by hand with python -m eval.conversations",
     )
-
-
-def fill(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
-    """Return `rewards` with each NaN replaced by the mean of its group; 0 if the whole group is NaN."""
-    groups = rewards.view(-1, group_size)
-    return torch.where(groups.isnan(), groups.nanmean(-1, keepdim=True).nan_to_num(0.0), groups).view(-1)
 
 
 def _regroup(samples: Sequence[Sample], rewards: torch.Tensor, group_size: int) -> torch.Tensor:

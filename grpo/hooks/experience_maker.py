@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from grpo.batch import branches, degenerate, filtering, length_penalty, rewards, unfinished
+from grpo.batch import advantages, branches, degenerate, filtering, length_penalty, rewards, unfinished
 from grpo.rollout import replacement, seeds, trajectory
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.engine import EngineActor
@@ -151,15 +151,13 @@ def apart(batches: list[Batch]) -> list[Batch]:
     return branches.apart(batches)
 
 
-def penalise_length(experiences: Sequence[Batch], args: Arguments) -> None:
-    """Lower the rewards of cut and of overlong samples. Replaces ``apply_length_penalties``."""
+def give_advantages(maker: ExperienceMaker, batches: list[Batch]) -> list[Batch]:
+    """Give all rows their advantages. Replaces ``compute_advantages_and_returns``."""
+    args = maker.args
     if args.stop_properly_penalty_coef is not None:
         from openrlhf.trainer.ppo_utils.length_penalty import apply_stop_properly_penalty
 
-        apply_stop_properly_penalty(experiences, args.stop_properly_penalty_coef)
-    length_penalty.penalise(experiences, args)
-
-
-def give_advantages(batches: list[Batch]) -> list[Batch]:
-    """Give the branches the advantage of their rollout."""
+        apply_stop_properly_penalty(batches, args.stop_properly_penalty_coef)
+    length_penalty.penalise(batches, args)
+    advantages.compute(batches, args, maker.kl_ctl.value)
     return branches.give_advantages(batches)

@@ -1,7 +1,6 @@
 """The command-line flags that we add to OpenRLHF's trainer, and the combinations that it refuses."""
 
 import argparse
-import math
 from collections.abc import Iterator
 
 from grpo.launch import fault_flags, loss_flags, model_flags, node_flags, rollout_flags
@@ -17,6 +16,8 @@ SCHEDULES = (
     *("constant", "constant_with_warmup", "inverse_sqrt"),
     *("cosine_with_min_lr", "cosine_warmup_with_min_lr"),
 )
+
+HIGHEST_RATE = 0.1  # Adam moves each weight of the adapter by about the rate: one step would replace all of them
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -193,9 +194,11 @@ def _loop(args: argparse.Namespace) -> Iterator[Problem]:
         yield Problem(f"--max_steps {args.max_steps} trains nothing", "give 1 or more, or remove it")
     if args.log_samples is not None and args.log_samples < 0:
         yield Problem(f"--log_samples is {args.log_samples}", "give 0 or more, or remove it to write all samples")
-    if not 0 < args.actor_learning_rate < math.inf:
-        what = f"--actor_learning_rate is {args.actor_learning_rate:g}"
-        yield Problem(what, "give a finite number above 0")
+    if not 0 < args.actor_learning_rate < HIGHEST_RATE:
+        yield Problem(
+            f"--actor_learning_rate is {args.actor_learning_rate:g}",
+            f"give a number above 0 and below {HIGHEST_RATE:g}: 1e-6 to 1e-4 is usual, and 2e-3 for the tiny model",
+        )
     if args.lr_scheduler not in SCHEDULES:
         yield Problem(f"--lr_scheduler {args.lr_scheduler} is not supported", f"use one of {', '.join(SCHEDULES)}")
     save, evaluate = args.save_steps, args.eval_steps

@@ -16,7 +16,6 @@ class LearningRate:
         peak: the learning rate after the warm-up.
         warm_up, length: optimizer steps of the warm-up and of the whole schedule.
         per_step: optimizer steps of a global step.
-        accumulated: micro-batches of an optimizer step, on a rank.
     """
 
     name: str
@@ -24,13 +23,12 @@ class LearningRate:
     warm_up: int
     length: int
     per_step: int
-    accumulated: int
 
     @classmethod
-    def of_run(cls, args: Namespace, length: int, per_step: int, accumulated: int) -> "LearningRate":
+    def of_run(cls, args: Namespace, length: int, per_step: int) -> "LearningRate":
         """Return the schedule that OpenRLHF makes from its arguments."""
         warm_up = math.ceil(length * args.lr_warmup_ratio)
-        return cls(args.lr_scheduler, args.actor_learning_rate, warm_up, length, per_step, accumulated)
+        return cls(args.lr_scheduler, args.actor_learning_rate, warm_up, length, per_step)
 
     def of_optimizer_step(self, done: int) -> float:
         """Return the learning rate after so many optimizer steps, by transformers' formulas."""
@@ -58,17 +56,9 @@ class LearningRate:
         return max(0.0, 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * progress)))
 
     def of_step(self, step: int) -> float:
-        """Return `actor_lr` of a global step: the mean over its micro-batches.
-
-        OpenRLHF notes the learning rate after each micro-batch. After the last of an optimizer step, that is the next
-        one's.
-        """
+        """Return `actor_lr` of a global step: the mean over its optimizer steps."""
         first = (step - 1) * self.per_step
-        rates = [
-            (self.accumulated - 1) * self.of_optimizer_step(done) + self.of_optimizer_step(done + 1)
-            for done in range(first, first + self.per_step)
-        ]
-        return sum(rates) / (self.per_step * self.accumulated)
+        return sum(self.of_optimizer_step(done) for done in range(first, first + self.per_step)) / self.per_step
 
     def describe(self, steps: int) -> list[str]:
         """Describe warm-up and learning rates of a run of so many global steps in lines for people."""

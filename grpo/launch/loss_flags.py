@@ -16,6 +16,10 @@ def corrects_for_sampling(args: argparse.Namespace) -> bool:
 
 def problems(args: argparse.Namespace) -> Iterator[Problem]:
     """Yield each problem of these arguments with its remedy."""
+    if args.gamma != 1 and args.advantage_estimator != "reinforce":
+        yield Problem(
+            f"--gamma {args.gamma:g} has no effect: {args.advantage_estimator} compares whole rollouts", "remove it"
+        )
     yield from _ratio(args)
     yield from _clipping(args)
     yield from _kl(args)

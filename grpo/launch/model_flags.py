@@ -53,6 +53,12 @@ def _adapter(args: argparse.Namespace) -> Iterator[Problem]:
             f"--target_modules {' '.join(args.target_modules)}: the engines only apply adapters of the attention",
             f"choose from {', '.join(ATTENTION_PROJECTIONS)}",
         )
+    if args.lora_dropout:
+        yield Problem(
+            f"--lora_dropout {args.lora_dropout:g} drops parts of the adapter in the actor alone: its log-probs would "
+            "differ from those of the engines",
+            "remove it",
+        )
     if args.load_in_4bit:
         yield Problem("--load_in_4bit requantises an MXFP4 model to NF4", "remove it")
     if args.deepspeed_enable_sleep:

@@ -224,13 +224,8 @@ def _describe_steps(plan: Plan, config: Config) -> list[str]:
         f"({counted(plan.unused_prompts_per_episode or 0, 'prompt')} left over), "
         f"{counted(args.num_episodes, 'episode')}{limit}: {counted(plan.steps or 0, 'global step')}",
     ]
-    if plan.steps and plan.optimizer_steps_per_rollout and plan.gradient_accumulation:
-        rate = LearningRate.of_run(
-            args,
-            plan.scheduled_optimizer_steps or 0,
-            plan.optimizer_steps_per_rollout,
-            plan.gradient_accumulation,
-        )
+    if plan.steps and plan.optimizer_steps_per_rollout:
+        rate = LearningRate.of_run(args, plan.scheduled_optimizer_steps or 0, plan.optimizer_steps_per_rollout)
         lines += rate.describe(plan.steps)
     if plan.evals is not None:
         lines.append(

@@ -11,6 +11,8 @@ from grpo.stack.problem import Problem, UserError
 
 # These give a rollout one advantage for all its tokens, which its branches inherit.
 ROLLOUT_ESTIMATORS = ("dr_grpo", "rloo", "group_norm")
+GROUP_ESTIMATORS = (*ROLLOUT_ESTIMATORS, "reinforce_baseline")  # compare the rollouts of a prompt
+SHORTEST = 16  # tokens: a short boxed answer in gpt-oss's format, without any thinking, takes about 10
 _WHOLE_CONTEXT = "remove it; the default is --prompt_max_len + --generate_max_len"
 
 
@@ -62,6 +64,11 @@ def _lengths(args: argparse.Namespace) -> Iterator[Problem]:
                 f"{args.generate_max_len}, which the engines are configured for",
                 "make the two equal",
             )
+    if min(limits) < SHORTEST:
+        yield Problem(
+            f"a response of {min(limits)} tokens has no room for an answer in the model's format",
+            f"give --generate_max_len and each limit of --length_schedule {SHORTEST} or more; 3072 is usual",
+        )
     if args.overlong_buffer_len is not None and not 0 < args.overlong_buffer_len <= limits[0]:
         yield Problem(
             f"--overlong_buffer_len is {args.overlong_buffer_len:g}",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
+from grpo.batch.advantages import groups_of, has_spread
 from grpo.batch.branches import samples_of
 from grpo.batch.degenerate import repetition
 from grpo.metrics.thinking_metrics import thinking_metrics
@@ -24,7 +25,7 @@ def experience_metrics(
     """Return the metrics of one rollout batch.
 
     Args:
-        experiences: OpenRLHF's, after ``compute_advantages_and_returns``: ``sequences`` ``[B, S]``, ``advantages`` and
+        experiences: OpenRLHF's, with advantages: ``sequences`` ``[B, S]``, ``advantages`` and
             ``action_mask`` ``[B, S - 1]``, ``rewards`` ``[B]``, ``index`` (number of each sample in the rollout),
             ``info`` with ``[B]`` by name. A rollout with ``branches`` is one sample, with the tokens of all of them.
         group_size: samples per prompt.
@@ -37,19 +38,18 @@ def experience_metrics(
     lengths = torch.tensor([len(tokens) for tokens in responses], dtype=torch.float64)
     sums = torch.stack([advantages.double().sum() for _, advantages in sampled])
     advantages = sums / lengths.clamp(min=1)
-    shaped = torch.cat([experience.rewards for experience in experiences])  # with penalties, as advantages use them
     logged = _of_info(experiences, "reward")
-    rewards = shaped.double() if logged is None else logged
-    order = torch.tensor([index for experience in experiences for index in experience.index])
+    rewards = torch.cat([experience.rewards for experience in experiences]).double() if logged is None else logged
     missing = _of_info(experiences, "reward_missing")  # these carry the mean of the others instead of a reward
     known = torch.ones(len(rewards), dtype=torch.bool) if missing is None else missing < 0.5
-    groups = shaped[order.argsort()].view(-1, group_size)[known[order.argsort()].view(-1, group_size).any(-1)]
+    groups, counts = groups_of(experiences, group_size)
+    is_flat = ~has_spread(groups, counts)[counts.any(-1)]
     metrics = {
         "advantage_mean": advantages.mean(),
         "advantage_std": advantages.std(correction=0),
         "advantage_min": advantages.min(),
         "advantage_max": advantages.max(),
-        "zero_spread_groups": (groups.amax(-1) == groups.amin(-1)).double().mean() if known.any() else None,
+        "zero_spread_groups": is_flat.double().mean() if len(is_flat) else None,
         "reward_std": rewards[known].std(correction=0) if known.any() else None,
         "token_advantage_mean": sums.sum() / lengths.sum().clamp(min=1),
         "advantage_length_correlation": correlation(advantages, lengths),

@@ -64,6 +64,7 @@ class ActorMetrics:
         self._args, self._engine = trainer.args, trainer.actor.model
         self._errors = 0
         self._norms: list[float] = []
+        self._rate, self._rates = 0.0, list[float]()
         self._micro_batches: list[MicroBatch] = []
         self._seen_steps = self._engine.global_steps
         self._engine_memory: int | None = None
@@ -75,6 +76,7 @@ class ActorMetrics:
     def note(self, *arguments: Any) -> None:
         """Record a micro-batch, see :meth:`_note`. A failure is counted and does not end the run."""
         try:
+            self._rate = self._engine.optimizer.param_groups[0]["lr"]  # DeepSpeed's step sets the next one
             self._note(*arguments)
         except Exception:
             self._errors += 1
@@ -126,7 +128,7 @@ class ActorMetrics:
         )
 
     def after_backward_and_step(self) -> None:
-        """Record the gradient norm if DeepSpeed's engine has just made an optimizer step.
+        """Record gradient norm and learning rate if DeepSpeed's engine has just made an optimizer step.
 
         DeepSpeed 0.18.5 reports 1.0 for a norm that is not finite; :func:`grpo.lora.adapter.gather` stops such a run.
         """
@@ -134,12 +136,14 @@ class ActorMetrics:
             return
         self._seen_steps = self._engine.global_steps
         self._norms.append(float(self._engine.get_global_grad_norm()))
+        self._rates.append(self._rate)
 
     def pop(self) -> dict[str, Any]:
         """Return the notes since the last call, and clear them.
 
         - ``micro_batches``: this rank's, in training order.
         - ``grad_norms``: L2 norm before clipping of each optimizer step, over all ranks.
+        - ``actor_lr``: mean learning rate of these steps, which replaces OpenRLHF's; absent without one.
         - ``metric_errors``: number of micro-batches that could not be recorded.
         - ``optimizer_step``: optimizer steps since the run started.
         - ``sync_bytes``, ``device_memory``: see :mod:`grpo.metrics.metric_schema`; so is ``engine_memory``, which only
@@ -147,6 +151,7 @@ class ActorMetrics:
         """
         engines = {} if self._engine_memory is None else {"engine_memory": float(self._engine_memory)}
         norms, self._norms = self._norms, []
+        rates, self._rates = self._rates, []
         micro_batches, self._micro_batches = self._micro_batches, []
         errors, self._errors = self._errors, 0
         return {
@@ -156,6 +161,7 @@ class ActorMetrics:
             "optimizer_step": float(self._seen_steps),
             "sync_bytes": float(adapter_bytes(self._engine.module)),
             "device_memory": float(_peak_device_memory()),
+            **({"actor_lr": sum(rates) / len(rates)} if rates else {}),
             **engines,
         }
 

@@ -26,8 +26,10 @@ from unittest import mock
 
 import torch
 
+from grpo.batch.advantages import shaped
 from grpo.batch.rewards import complete
 from grpo.stack.problem import UserError
+from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.experience import Sample
 from reward.chain import Chain, ChainError
 from reward.gemini import Client
@@ -207,5 +209,6 @@ def _advantages(drawn: list[tuple[float, float, bool]], policy: str) -> torch.Te
             samples.append(SimpleNamespace(rewards=reward, scores=info["correct"], info=info))
         with mock.patch.dict(os.environ, {"GRPO_JUDGE_FALLBACK": policy}):
             complete(cast(list[Sample], samples), GROUP)
-    rewards = torch.cat([sample.rewards for sample in samples]).view(-1, GROUP)
-    return (rewards - rewards.mean(-1, keepdim=True)).view(-1)
+    rewards = torch.cat([sample.rewards for sample in samples]).double().view(-1, GROUP)
+    args = SimpleNamespace(advantage_estimator="dr_grpo", reward_clip_range=(-10, 10))
+    return shaped(rewards, rewards.isfinite(), cast(Arguments, args))[0].view(-1).float()

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from grpo.launch import flags
+from grpo.launch import flags, rollout_flags
 from grpo.launch.config import Config
 from grpo.run import trackers
 from grpo.run.measure import OUR_REWARD, USER_REWARD
@@ -11,7 +11,6 @@ from grpo.stack.counted import counted
 from grpo.stack.problem import Problem
 from grpo.stack.variables import in_variables
 
-_GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
 # Flag -> what its value must be, in words and as a test. None (not given) passes.
 _RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
     "top_p": ("a share above 0, up to 1", lambda value: 0 < value <= 1),
@@ -77,7 +76,7 @@ def check_batches(config: Config) -> Iterator[Problem]:
             f"on {counted(ranks, 'rank')}: ranks with less work would wait forever",
             "make ROLLOUT_BATCH_SIZE x N_SAMPLES_PER_PROMPT a multiple of MICRO_ROLLOUT_BATCH_SIZE x ACTOR_GPUS",
         )
-    if args.n_samples_per_prompt < 2 and args.advantage_estimator in _GROUP_ESTIMATORS:
+    if args.n_samples_per_prompt < 2 and args.advantage_estimator in rollout_flags.GROUP_ESTIMATORS:
         yield Problem(
             f"{args.advantage_estimator} compares the samples of a prompt, but there is only one",
             "set N_SAMPLES_PER_PROMPT to 2 or more",

@@ -14,6 +14,7 @@ class Arguments(Protocol):
     actor_shard: str
     lora_rank: int
     lora_alpha: int
+    lora_dropout: float
     target_modules: list[str]
     load_in_4bit: bool
     enable_ema: bool
@@ -54,6 +55,9 @@ class Arguments(Protocol):
 
     # Advantages and the loss
     advantage_estimator: str
+    gamma: float
+    reward_clip_range: tuple[float, float]  # low and high; the parser gives a list
+    no_advantage_std_norm: bool
     advantage_clip: float | None
     overlong_buffer_len: float | None
     overlong_penalty_factor: float

@@ -47,7 +47,8 @@ class Sample(Rows, Protocol):
     """One rollout, B = 1, as ``SamplesGenerator`` returns it.
 
     Attributes:
-        rewards, scores: float32 ``[1]``; None if a reward model scores later.
+        rewards, scores: float32 ``[1]``; None if a reward model scores later. ``experience_maker.complete`` makes a
+            reward that is missing NaN.
         sampled_by: the id of the engine's Ray actor. ``experience_maker.experience_of`` sets it.
         branches: one row for each branch. ``experience_maker.experience_of`` sets it for rollouts in an environment;
             others lack it. Read it with :func:`grpo.batch.branches.of_sample`.
@@ -80,8 +81,8 @@ class Batch(Rows, Protocol):
     Attributes:
         action_log_probs: float32 ``[B, A]``, see :func:`grpo.update.passes.old_log_probs_ref`; None where the current
             log-probs are used, see :func:`grpo.update.passes.set_old_log_probs`.
-        rewards, scores: float32 ``[B]``.
-        advantages, returns: float32 ``[B, A]``, once ``compute_advantages_and_returns`` has computed them.
+        rewards, scores: float32 ``[B]``; a reward that is missing is NaN.
+        advantages, returns: float32 ``[B, A]``, once :func:`grpo.batch.advantages.compute` has computed them.
         branch_counts: branches of each rollout, which are rows after the rollouts. ``experience_maker.with_branches``
             sets it, for the forward passes.
         branches: for each rollout, its branches of one row each. ``experience_maker.apart`` sets it; a micro-batch

@@ -84,9 +84,14 @@ class SamplesGenerator(Protocol):
 
 
 class ExperienceMaker(Protocol):
-    """``RemoteExperienceMaker``: makes micro-batches with log-probs and advantages of samples."""
+    """``RemoteExperienceMaker``: makes micro-batches with log-probs and advantages of samples.
+
+    Attributes:
+        kl_ctl: ``value`` is the current factor of the KL in the reward.
+    """
 
     args: Arguments
+    kl_ctl: Any
     actor_model_group: "ActorGroup"
     make_experience_batch: Callable[..., list[Batch]]
 

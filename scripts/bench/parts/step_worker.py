@@ -105,7 +105,8 @@ class TimedMetrics:
     def __init__(self, actor: torch.nn.Module, args: SimpleNamespace) -> None:
         from grpo.metrics.token_recorder import ActorMetrics
 
-        engine = SimpleNamespace(global_steps=0, module=actor.model)
+        optimizer = SimpleNamespace(param_groups=[{"lr": 0.0}])
+        engine = SimpleNamespace(global_steps=0, module=actor.model, optimizer=optimizer)
         trainer = SimpleNamespace(args=args, actor=SimpleNamespace(model=engine))
         self._metrics, self.seconds, self.notes = ActorMetrics(trainer), 0.0, b""
 

@@ -8,6 +8,7 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker, S
 from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 
 from grpo.batch import branches
+from grpo.launch.config import trainer_parser
 from grpo.rollout.multi_turn.rollout import EnginePolicy, roll_out
 from grpo.rollout.multi_turn.templates import template_for
 from tests.grpo.rollout.multi_turn.dialects import TOKENIZERS
@@ -15,6 +16,14 @@ from tests.grpo.rollout.multi_turn.scripted import LIMITS, Library, ScriptedEngi
 
 TOKENIZER = TOKENIZERS["qwen3"]
 N = 2  # samples a prompt
+# Those that the launcher accepts: it refuses gae, which needs a critic.
+ESTIMATORS = [
+    name
+    for action in trainer_parser()._actions
+    if action.dest == "advantage_estimator"
+    for name in action.choices
+    if name != "gae"
+]
 THOUGHTFUL = ["<think>\nhm\n</think>\n\nthere<|im_end|>"] * 3 + ["42<|im_end|>"]
 PLAIN = ["42<|im_end|>"]
 
@@ -25,7 +34,7 @@ def arguments(estimator="dr_grpo"):
         advantage_estimator=estimator, gamma=1.0, lambd=1.0, reward_clip_range=(-10, 10), init_kl_coef=0,
         overlong_buffer_len=None, stop_properly_penalty_coef=None, use_kl_loss=False, ring_attn_size=1,
         ds_tensor_parallel_size=1, colocate_all_models=False, colocate_actor_ref=False, rollout_batch_size=2,
-        max_epochs=1, train_batch_size=4, drop_repetition=None, drop_gibberish=None,
+        max_epochs=1, train_batch_size=4, drop_repetition=None, drop_gibberish=None, no_advantage_std_norm=False,
     )  # fmt: skip
 
 
@@ -36,9 +45,10 @@ def response(script, replies, reward):
     return {"prompt": "where?", "label": "", **made, "reward": reward, "scores": reward}
 
 
-def made_experiences(responses, monkeypatch, *estimator):
+def made_experiences(responses, monkeypatch, *estimator, **changes):
     """Return the result of make_experience_batch, with log-probs that identify their tokens instead of the actor's."""
     args = arguments(*estimator)
+    vars(args).update(changes)
     generator = SamplesGenerator.__new__(SamplesGenerator)
     generator.args, generator.tokenizer = args, TOKENIZER
     rollouts = [branches.experience_of(generator, one, max_new_tokens=900) for one in responses]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from grpo.batch import degenerate
 from grpo.batch.degenerate import BABBLE, LOOP
 
-from .made_experiences import arguments, made_experiences
+from .made_experiences import ESTIMATORS, arguments, made_experiences
 
 DOCS = Path(__file__).parents[3] / "docs"
 LIMITS = {"drop_repetition": 0.8, "drop_gibberish": 5.0}
@@ -125,7 +125,7 @@ def test_a_degenerate_rollout_is_not_in_the_update_nor_in_the_mean_of_its_group(
     assert batch.info["reward"].tolist() == [1, 0, 0, 1] and batch.info["reward_missing"].tolist() == [0] * 4
 
 
-@pytest.mark.parametrize("estimator", ["dr_grpo", "rloo", "group_norm"])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("kinds", [["loop"] * 4, ["loop"] * 3 + ["fine"]])
 def test_a_group_without_others_has_no_advantages(monkeypatch, estimator, kinds):
     responses = [response(reward, kind) for reward, kind in zip((1.0, 0.0, 1.0, 1.0), kinds, strict=True)]

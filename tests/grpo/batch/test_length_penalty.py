@@ -75,8 +75,15 @@ def test_without_flags_nothing_is_penalised():
 def test_openrlhfs_penalty_of_cut_samples_is_kept():
     one = experience([100, 100], 100.0)
     one.info["truncated"][0] = True
-    experience_maker.penalise_length([one], arguments(stop_properly_penalty_coef=0.5))
+    one.index, one.kl = [0, 1], torch.zeros(one.action_mask.shape)
+    args = arguments(
+        stop_properly_penalty_coef=0.5, n_samples_per_prompt=2, advantage_estimator="dr_grpo", gamma=1.0,
+        reward_clip_range=(-10, 10),
+    )  # fmt: skip
+    maker = SimpleNamespace(args=args, kl_ctl=SimpleNamespace(value=0.0))
+    experience_maker.give_advantages(maker, [one])
     assert one.rewards.tolist() == [0.0, 0.5]
+    assert one.advantages.where(one.action_mask > 0, 0.0).amin(-1).tolist() == [-0.25, 0.0]
 
 
 @pytest.mark.parametrize("limit", [20, 50])
@@ -107,7 +114,7 @@ def test_a_sample_carries_its_limit_to_its_advantage(limit):
     experiences = maker.split_rollout_samples(samples)
     for one in experiences:
         one.kl = torch.zeros(one.action_mask.shape)
-    advantages = [one.advantages.max().item() for one in maker.compute_advantages_and_returns(experiences)]
+    advantages = [one.advantages.max().item() for one in experience_maker.give_advantages(maker, experiences)]
     minima = [one.advantages.min().item() for one in experiences]
     assert advantages[0] == pytest.approx(0.125 if limit == 20 else 0.0)  # penalties of 0.25 and 0.5, or none
     assert minima[1] == pytest.approx(-0.125 if limit == 20 else 0.0)

@@ -52,15 +52,13 @@ def test_score_of_zero_is_kept():
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(-1, 1)), min_size=4, max_size=4))
-def test_missing_rewards_have_no_advantage(values):
+def test_missing_rewards_are_counted_and_stay_missing(values):
     group = [sample(reward) for reward in [*values, 0.5, 0.5, 0.5, 0.5]]
     rewards.complete(group, group_size=4)
-    filled = torch.cat([s.rewards for s in group]).view(2, 4)
-    advantages = filled - filled.mean(-1, keepdim=True)
-    for value, advantage, s in zip(values, advantages[0], group, strict=False):
+    for value, s in zip(values, group, strict=False):
         assert s.info["reward_missing"].item() == float(value is None)
         if value is None:
-            assert advantage.item() == pytest.approx(0, abs=1e-6)
+            assert s.rewards.isnan()
         else:
             assert s.rewards.item() == pytest.approx(value)
 
@@ -77,13 +75,12 @@ def test_step_mean_covers_only_samples_with_a_reward():
     rewards.complete(samples, group_size=4)
     for name, mean in (("reward", 0.5), ("score", 0.75)):
         assert torch.cat([s.info[name] for s in samples]).mean().item() == pytest.approx(mean), name
-    assert [s.rewards.item() for s in samples[4:]] == pytest.approx([0.25, 0.5, 1.0, 0.25]), "the baseline stays"
 
 
 def test_an_infinite_reward_counts_as_missing():
     samples = [sample(math.inf), sample(0.0), sample(None), sample(1.0)]
     rewards.complete(samples, group_size=4)
-    assert torch.cat([s.rewards for s in samples]).tolist() == [0.5, 0.0, 0.5, 1.0]
+    assert [s.rewards.item() for s in samples] == pytest.approx([math.nan, 0.0, math.nan, 1.0], nan_ok=True)
 
 
 def test_run_stops_if_all_rewards_are_missing():
@@ -258,7 +255,7 @@ def test_a_sample_that_was_not_graded_stays_missing_in_its_group(monkeypatch):
     hit, _ = groups()
     hit[0] = sample(math.nan, correct=math.nan, judge_failed=0.0, judge_quality=math.nan)
     rewards.complete(hit, group_size=4)
-    assert torch.cat([s.rewards for s in hit]).tolist() == pytest.approx([1 / 3, 0.0, 1.0, 0.0])
+    assert torch.cat([s.rewards for s in hit]).tolist() == pytest.approx([math.nan, 0.0, 1.0, 0.0], nan_ok=True)
     assert hit[0].info["reward_missing"].item() == 1.0
 
 
@@ -276,7 +273,7 @@ def test_permanently_failing_judge_does_not_stop_training(monkeypatch):
     monkeypatch.setenv("GRPO_JUDGE_FALLBACK", "mean_quality")
     samples = [sample(math.nan, float(n % 2), correct=float(n % 2), judge_failed=1.0) for n in range(8)]
     rewards.complete(samples, group_size=4)
-    assert torch.cat([s.rewards for s in samples]).tolist() == [0.0] * 8
+    assert torch.cat([s.rewards for s in samples]).isnan().all()
     assert torch.cat([s.scores for s in samples]).tolist() == [0.0, 1.0] * 4
     assert all(s.info["reward_missing"].item() == 1.0 for s in samples)
 

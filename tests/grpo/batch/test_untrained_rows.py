@@ -81,7 +81,7 @@ def test_rollout_without_a_reward_does_not_affect_the_update(monkeypatch):
     monkeypatch.setitem(made_experiences.__globals__, "arguments", lambda *_: args)
     good, bad = response(PLAIN, [], 1.0), response(THOUGHTFUL, ["a", "b"], math.nan)
     _, (batch,) = made_experiences([good, bad], monkeypatch)
-    assert batch.rewards[0] < 1 and batch.rewards[1] == batch.rewards[0]  # only the others count for the baseline
+    assert batch.rewards[0] < 1 and batch.rewards[1].isnan() and not batch.advantages.any()
     assert len(batch.branches[1]) == 2
     for row, number in [(batch, 1), *((row, 0) for row in batch.branches[1])]:
         assert not row.action_mask[number].any() and not row.advantages[number].any()

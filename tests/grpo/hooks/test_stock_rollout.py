@@ -18,7 +18,8 @@ from tests.grpo.conftest import fails_on_stock
 
 BATCH = {
     "use_dynamic_batch": False, "micro_rollout_batch_size": 2, "n_samples_per_prompt": 2, "drop_repetition": None,
-    "drop_gibberish": None,
+    "drop_gibberish": None, "advantage_estimator": "dr_grpo", "gamma": 1.0, "reward_clip_range": (-10, 10),
+    "no_advantage_std_norm": False, "overlong_buffer_len": None, "stop_properly_penalty_coef": None,
 }  # fmt: skip
 FILTERING = {
     "dynamic_filtering": True, "dynamic_filtering_reward_range": (0.0, 1.0), "dynamic_filtering_batches": 4,
@@ -75,11 +76,21 @@ def experience(load, response: dict):
     return this._process_response_into_experience(response, prompt_max_len=50, max_new_tokens=50)
 
 
-def without_spread(batches: list) -> list:
-    """Stands in for OpenRLHF's advantages: all samples have the same reward."""
-    for batch in batches:
-        batch.advantages = torch.zeros_like(batch.action_mask)
-    return batches
+def experience_maker(load):
+    """An experience maker without models, whose policy is still that of the reference."""
+    module = load("trainer.ppo_utils.experience_maker")
+    maker = object.__new__(module.RemoteExperienceMaker)
+    maker.args, maker.kl_ctl = argparse.Namespace(**BATCH), SimpleNamespace(value=0.0)
+    maker.strategy, maker.advantage_estimator = SimpleNamespace(args=maker.args), maker.args.advantage_estimator
+    maker.tokenizer = SimpleNamespace(pad_token_id=0)
+
+    def make_experience(batches: list) -> list:
+        for batch in batches:
+            batch.kl = torch.zeros(batch.action_mask.shape)
+        return batches
+
+    maker.make_experience = make_experience
+    return maker
 
 
 def test_a_score_of_zero_stays_zero(load):
@@ -99,13 +110,8 @@ def test_a_reward_function_that_raises_does_not_end_the_run(load):
     good = respond(load, lambda q, p, label: {"rewards": 1.0, "scores": 1.0, "extra_logs": {}})
 
     def check():
-        module, _ = generator(load)
-        maker = object.__new__(module.RemoteExperienceMaker)
-        maker.args = argparse.Namespace(**BATCH)
-        maker.tokenizer = SimpleNamespace(pad_token_id=0)
-        maker.make_experience, maker.compute_advantages_and_returns = (lambda samples: samples), without_spread
-        batch = maker.make_experience_batch([experience(load, failed), experience(load, good)])
-        assert batch[0].rewards.tolist() == [1.0, 1.0]  # the missing one is its group's mean: no advantage
+        (batch,) = experience_maker(load).make_experience_batch([experience(load, failed), experience(load, good)])
+        assert not batch.advantages.any() and batch.action_mask.any(-1).tolist() == [False, True]
 
     # stock merges the missing reward of one sample with the tensor of the other
     fails_on_stock(load, check, AttributeError, TypeError, ValueError)
@@ -119,11 +125,7 @@ def test_logs_that_are_not_numbers_do_not_crash(load, value):
 
 @pytest.mark.parametrize("logs", [{}, {"judge": math.nan}], ids=["missing", "not finite"])
 def test_log_missing_from_one_sample_does_not_affect_others(load, logs):
-    module, _ = generator(load)
-    maker = object.__new__(module.RemoteExperienceMaker)
-    maker.args = argparse.Namespace(**BATCH)
-    maker.tokenizer = SimpleNamespace(pad_token_id=0)
-    maker.make_experience, maker.compute_advantages_and_returns = (lambda samples: samples), without_spread
+    maker = experience_maker(load)
 
     def check():
         several = [

@@ -125,6 +125,16 @@ def test_undefined_metrics_are_left_out():
     assert metrics["zero_spread_groups"] == 1
 
 
+def test_a_spread_that_is_rounding_or_of_a_sample_without_a_reward_is_none():
+    samples = rollout(4, count=3 * GROUP)
+    for sample, reward in zip(samples, [0.6, 0.6000001, 0.6, 0.6, 0.6, 0.0, 0.6, 0.6, 0.6, 0.0, 0.6, 0.6], strict=True):
+        sample["reward"] = reward
+    (batch,) = as_experiences(samples, list(range(len(samples))), len(samples))
+    batch.info["reward_missing"] = torch.zeros(len(samples))
+    batch.info["reward_missing"][5] = 1
+    assert experience_metrics([batch], GROUP)["zero_spread_groups"] == pytest.approx(2 / 3)
+
+
 def test_another_reward_function_needs_no_judge():
     experiences = as_experiences(rollout(3), list(range(16)), 4)
     for experience in experiences:

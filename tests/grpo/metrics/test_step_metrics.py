@@ -115,7 +115,11 @@ def run_step(samples: list[dict], seed: int, size: int, ranks: int, on_policy: b
     status: dict = {"ppo_kl": 99.0, "correct": 99.0, "sample": 5.5}
     for rank in range(ranks):
         model = SimpleNamespace(
-            global_steps=0, get_global_grad_norm=lambda: 2.0, module=nn.Linear(1, 1), named_parameters=lambda: []
+            global_steps=0,
+            get_global_grad_norm=lambda: 2.0,
+            module=nn.Linear(1, 1),
+            named_parameters=lambda: [],
+            optimizer=SimpleNamespace(param_groups=[{"lr": 0.0}]),
         )
         trainer = SimpleNamespace(args=arguments(on_policy), actor=SimpleNamespace(model=model))
         share = [Experience(**vars(experience)) for experience in experiences[rank::ranks]]

@@ -31,6 +31,13 @@ import pytest
         ({"pretrain": "org/absent"}, "neither a folder nor a model in the hub's cache", "hf download org/absent"),
         ({"engine_model": "org/absent"}, "ENGINE_MODEL org/absent is neither", "hf download"),
         ({"engine_model": "/absent"}, "ENGINE_MODEL /absent is not a folder", "name the folder"),
+        ({"actor_learning_rate": 10}, "LEARNING_RATE is 10", "below 0.1"),
+        ({"lora_dropout": 0.1}, "--lora_dropout 0.1 drops parts of the adapter in the actor alone", "remove it"),
+        (
+            {"generate_max_len": 8},
+            "8 tokens has no room for an answer",
+            "give GENERATE_MAX_LEN and each limit of LENGTH",
+        ),
         ({"lr_scheduler": "cosin"}, "LR_SCHEDULER cosin is not supported", "use one of constant"),
         ({"init_kl_coef": -0.1}, "KL_COEF -0.1 would reward", "0 or more"),
         ({"use_kl_loss": True}, "without a coefficient", "set KL_COEF"),
