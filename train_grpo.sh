@@ -6,11 +6,11 @@
 #   LEARNING_RATE=2e-6 ./train_grpo.sh --steps 20               any variable of this script can be set in the environment
 #   ./train_grpo.sh -- --eps_clip_low_high 0.2 0.28             any other OpenRLHF flag; the last value wins
 #   ./train_grpo.sh --gpus 2                                    the same on 2 x 80 GB GPUs
-#   MODEL=openai/gpt-oss-20b ./train_grpo.sh --gpus 2           gpt-oss-20b: 2 x 24 GB GPUs
+#   MODEL=openai/gpt-oss-20b ./train_grpo.sh --gpus 1           gpt-oss-20b: one GPU of 48 GB
 #
 # Options:
-#   --tiny          the tiny run
-#   --gpus N        a box with 8, 4 or 2 GPUs (default: 8)
+#   --tiny          the tiny run, on GPUs if .venv has the GPU stack: on 4, or on 2 or 1 if this machine has fewer
+#   --gpus N        a box with 8, 4, 2 or 1 GPUs (default: 8)
 #   --check         check machine, patches, model, data and configuration, then exit; installs missing packages and
 #                   makes the tiny model first if needed
 #   --plan          print what the configuration means (batches, lengths, steps, nodes, memory, disk), then exit; with
@@ -42,6 +42,15 @@ TINY=0 TINY_TOOLS="" GPUS=8 MODE=run RUN_DIR="" RESUME="" FROM_STEP="" EXTRA_ARG
 refuse() {
     printf 'train_grpo.sh: %s\n' "$1" >&2
     exit 2
+}
+
+# Prints how many GPUs of this machine a run may use
+count_gpus() {
+    if [[ -v CUDA_VISIBLE_DEVICES ]]; then
+        tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c .
+    else
+        nvidia-smi -L 2>/dev/null | grep -c '^GPU'
+    fi
 }
 
 while (($#)); do
@@ -90,28 +99,39 @@ done
 if [[ -n $RESUME && -n $RUN_DIR ]]; then refuse "--resume continues in its own folder; remove --run-dir"; fi
 if [[ -n $FROM_STEP && ! $FROM_STEP =~ ^[0-9]+$ ]]; then refuse "--from-step is '$FROM_STEP'; give a number"; fi
 
+# The tiny run fits the machine: it takes 4 GPUs, and a machine with fewer is a smaller box
+if ((TINY)); then
+    STACK="$("$HERE/scripts/setup.sh" --show-stack)"
+    if [[ $STACK == gpu && $GPUS == 8 && -z ${RAY_ADDRESS-} ]]; then
+        case "$(count_gpus)" in 1) GPUS=1 ;; 2 | 3) GPUS=2 ;; esac
+    fi
+fi
+
 # --- Smaller boxes: other values for the variables below, nothing else ------------------------------------------------
 
 case "$GPUS" in
     8) ;; # the defaults below
     4) : "${NUM_ENGINES:=1}" "${ENGINE_TP:=2}" "${ACTOR_GPUS:=2}" ;;
     2) : "${NUM_ENGINES:=1}" "${ENGINE_TP:=1}" "${ACTOR_GPUS:=1}" "${ACTOR_SHARD:=none}" ;;
-    *) refuse "--gpus is '$GPUS': give 8, 4 or 2, or set NUM_ENGINES, ENGINE_TP and ACTOR_GPUS" ;;
+    1) : "${NUM_ENGINES:=1}" "${ENGINE_TP:=1}" "${ACTOR_GPUS:=1}" "${ACTOR_SHARD:=none}" "${COLOCATE:=1}" ;;
+    *) refuse "--gpus is '$GPUS': give 8, 4, 2 or 1, or set NUM_ENGINES, ENGINE_TP, ACTOR_GPUS and COLOCATE" ;;
 esac
 
 # --- The tiny run: other values for the variables below, nothing else -------------------------------------------------
 
 if ((TINY)); then
     : "${NAME:=tiny}"
+    TINY_FORMAT=mxfp4
+    if [[ $STACK == cpu ]]; then TINY_FORMAT=bf16; fi # vLLM cannot load MXFP4 on CPU
     # A built-in environment gets a tiny model that uses its tools unreliably, and problems that need them
     if [[ ${ENVIRONMENT-} =~ ^(python|retrieval)$ && -z ${MODEL-}${TRAIN_DATA-} ]]; then
         TINY_TOOLS="$TINY_DIR/$ENVIRONMENT"
-        : "${MODEL:=$TINY_TOOLS/mxfp4}" "${ENGINE_MODEL:=$TINY_TOOLS/bf16}" "${TRAIN_DATA:=$TINY_TOOLS/data/train.jsonl}"
+        : "${MODEL:=$TINY_TOOLS/mxfp4}" "${ENGINE_MODEL:=$TINY_TOOLS/$TINY_FORMAT}"
+        : "${TRAIN_DATA:=$TINY_TOOLS/data/train.jsonl}"
         : "${EVAL_DATA:=$TINY_TOOLS/data/eval.jsonl}" "${PROMPT_MAX_LEN:=208}" "${TURN_LIMIT:=3}"
         if [[ $ENVIRONMENT == retrieval ]]; then : "${LIBRARY:=$TINY_TOOLS/data/library.jsonl}"; fi
     fi
-    : "${MODEL:=$TINY_DIR/mxfp4}"
-    : "${ENGINE_MODEL:=$TINY_DIR/bf16}" # vLLM cannot load MXFP4 on CPU
+    : "${MODEL:=$TINY_DIR/mxfp4}" "${ENGINE_MODEL:=$TINY_DIR/$TINY_FORMAT}"
     : "${TRAIN_DATA:=$TINY_DIR/train.jsonl}"
     : "${NUM_ENGINES:=2}" "${ENGINE_TP:=1}" "${ACTOR_GPUS:=2}"
     : "${ROLLOUT_BATCH_SIZE:=16}" "${N_SAMPLES_PER_PROMPT:=8}" "${TRAIN_BATCH_SIZE:=64}"
@@ -141,9 +161,10 @@ if ((TINY)); then : "${EVAL_DATA:=$TINY_DIR/eval.jsonl}"; fi
 : "${REWARD:=$HERE/reward/reward_func.py}" "${REWARD_WEIGHTS:=}"
 : "${NAME:=$(basename "$MODEL")}"
 
-# GPUs: 2 x 2 for the engines, 4 for the actor. GPU_GB is the memory of a GPU, for plans on another machine (empty: that
-# of this machine's GPUs, or 80)
-: "${NUM_ENGINES:=2}" "${ENGINE_TP:=2}" "${ACTOR_GPUS:=4}" "${GPU_GB:=}"
+# GPUs: 2 x 2 for the engines, 4 for the actor. COLOCATE=1 gives engines and actor the same GPUs, as many for the one as
+# for the other; they take turns. GPU_GB is the memory of a GPU, for plans on another machine (empty: that of this
+# machine's GPUs, or 80)
+: "${NUM_ENGINES:=2}" "${ENGINE_TP:=2}" "${ACTOR_GPUS:=4}" "${COLOCATE:=0}" "${GPU_GB:=}"
 # NODES machines of GPUS_PER_NODE GPUs (empty: those of --gpus) form the Ray cluster at RAY_ADDRESS. The counts above are
 # those of the whole run. An engine never spans nodes. --plan says who runs where. See docs/cluster.md
 if [[ ${NODES:-1} != 1 ]]; then : "${GPUS_PER_NODE:=$GPUS}"; fi
@@ -193,6 +214,8 @@ if [[ ${NODES:-1} != 1 ]]; then : "${GPUS_PER_NODE:=$GPUS}"; fi
 # Your quota for each model: requests (RPM) and prompt tokens (TPM) per minute, and concurrent calls, over all engines.
 # The local server of --tiny has no quota and ignores RPM and TPM
 : "${JUDGE_RPM:=120}" "${JUDGE_TPM:=1000000}" "${JUDGE_CONCURRENCY:=32}"
+# What --plan multiplies: USD for a million prompt tokens and for a million tokens of replies, such as "2 12"
+: "${JUDGE_PRICE:=}"
 # Where key and prompts are sent. Variables of google-genai have no effect, and redirects are not followed.
 # JUDGE_PROXY=1 uses the proxy in HTTPS_PROXY or ALL_PROXY; 0 uses no proxy
 : "${JUDGE_BASE_URL:=https://generativelanguage.googleapis.com}" "${JUDGE_PROXY:=0}"
@@ -252,8 +275,11 @@ if [[ $PIPELINE == 1 ]]; then : "${OLD_LOG_PROBS:=engine}"; fi
 # LoRA on the attention only: the experts stay frozen, so the engines keep their MXFP4 kernels
 : "${LORA_RANK:=64}" "${LORA_ALPHA:=128}" "${TARGET_MODULES:=q_proj k_proj v_proj o_proj}"
 
-# Engines. Eager: the adapter is a side path in the layers. It is tested with torch.compile on CPU, not in CUDA graphs
-: "${ENFORCE_EAGER:=1}" "${GPU_MEMORY_UTILIZATION:=0.90}"
+# Engines. Eager: the adapter is a side path in the layers. It is tested with torch.compile on CPU, not in CUDA graphs.
+# GPU_MEMORY_UTILIZATION is an engine's share of a GPU (empty: what the actor leaves, with COLOCATE=1)
+: "${ENFORCE_EAGER:=1}"
+if [[ $COLOCATE == 1 ]]; then : "${GPU_MEMORY_UTILIZATION=}"; fi
+: "${GPU_MEMORY_UTILIZATION=0.90}"
 
 # Actor. Experts stay packed in MXFP4 as in the files: 65 GB, 16 GB on each of 4 GPUs. EXPERTS=bf16 takes 234 GB, too
 # much for 4 x 80 GB with activations, so the model is then kept in host memory. Attention: sinks (ours, in memory linear
@@ -294,7 +320,7 @@ if [[ $EXPERTS == bf16 && $ACTOR_SHARD == zero3 ]]; then : "${OFFLOAD:=1}"; else
 # STOP_JUDGE_FAILED, such as 0.5: the judge fails on a larger share of the samples of 3 steps in a row
 : "${STOP_FALL:=}" "${STOP_NON_FINITE:=0}" "${STOP_DISK_GB:=}" "${STOP_JUDGE_FAILED:=}"
 
-for SWITCH in ENFORCE_EAGER OFFLOAD ADAM_OFFLOAD GRADIENT_CHECKPOINTING EVAL_AT_START JUDGE JUDGE_UNFINISHED \
+for SWITCH in COLOCATE ENFORCE_EAGER OFFLOAD ADAM_OFFLOAD GRADIENT_CHECKPOINTING EVAL_AT_START JUDGE JUDGE_UNFINISHED \
     JUDGE_PROXY DYNAMIC_FILTERING PIPELINE ROUTING_REPLAY STOP_NON_FINITE USE_TENSORBOARD USE_WANDB USE_TRACKIO; do
     [[ ${!SWITCH} == [01] ]] || refuse "$SWITCH is '${!SWITCH}': set it to 1 (on) or 0 (off)"
 done
@@ -383,8 +409,11 @@ LORA_ARGS=(--lora_rank "$LORA_RANK" --lora_alpha "$LORA_ALPHA" --target_modules 
 
 ENGINE_ARGS=(
     --vllm_num_engines "$NUM_ENGINES" --vllm_tensor_parallel_size "$ENGINE_TP"
-    --vllm_gpu_memory_utilization "$GPU_MEMORY_UTILIZATION"
 )
+if [[ $COLOCATE == 1 ]]; then ENGINE_ARGS+=(--colocate_all_models); fi
+if [[ -n $GPU_MEMORY_UTILIZATION ]]; then
+    ENGINE_ARGS+=(--vllm_gpu_memory_utilization "$GPU_MEMORY_UTILIZATION")
+fi
 if [[ $ENFORCE_EAGER == 1 ]]; then ENGINE_ARGS+=(--enforce_eager); fi
 
 NODE_ARGS=(--nodes "$NODES")
@@ -437,7 +466,7 @@ if [[ -e $LIBRARY ]]; then LIBRARY="$(realpath "$LIBRARY")"; fi
 for VARIABLE in JUDGE JUDGE_MODELS CORRECTNESS_WEIGHT QUALITY_WEIGHT JUDGE_FALLBACK JUDGE_UNFINISHED JUDGE_TRIES \
     REWARD_WEIGHTS ENVIRONMENT ENVIRONMENT_WEIGHTS LIBRARY TURN_LIMIT ROLLOUT_SECONDS TOOL_SECONDS SCORE_SECONDS \
     MAX_BRANCHES TEMPLATE \
-    JUDGE_DEADLINE JUDGE_CALL_TIMEOUT JUDGE_RPM JUDGE_TPM JUDGE_CONCURRENCY \
+    JUDGE_DEADLINE JUDGE_CALL_TIMEOUT JUDGE_RPM JUDGE_TPM JUDGE_CONCURRENCY JUDGE_PRICE \
     JUDGE_BASE_URL JUDGE_PROXY; do
     export "GRPO_$VARIABLE=${!VARIABLE}"
 done

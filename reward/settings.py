@@ -24,6 +24,7 @@ VARIABLES = (
     "JUDGE_RPM",
     "JUDGE_TPM",
     "JUDGE_CONCURRENCY",
+    "JUDGE_PRICE",
     "JUDGE_BASE_URL",
     "JUDGE_PROXY",
 )
@@ -33,6 +34,7 @@ UNSET = {
     "JUDGE_BASE_URL": GOOGLE_URL,
     "JUDGE_PROXY": "0",
     "JUDGE_UNFINISHED": "0",
+    "JUDGE_PRICE": "",
 }
 FALLBACKS = ("correctness", "mean_quality", "group")
 # The address of the local stand-in server, set by the launcher if a small run has no key.
@@ -101,6 +103,7 @@ class JudgeSettings:
     Attributes:
         fallback: one of FALLBACKS.
         judges_unfinished: whether responses without a final answer are judged; else their quality is 0.
+        price: of a million prompt tokens and of a million tokens of replies, in USD; None if the user gave none.
     """
 
     chain: ChainSettings
@@ -108,6 +111,7 @@ class JudgeSettings:
     quality_weight: float
     fallback: str
     judges_unfinished: bool
+    price: tuple[float, float] | None = None
 
 
 def variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -162,6 +166,7 @@ def from_environment(environ: Mapping[str, str] | None = None) -> JudgeSettings 
         quality_weight=quality_weight,
         fallback=fallback,
         judges_unfinished=_switch(values, "JUDGE_UNFINISHED", UNSET["JUDGE_UNFINISHED"]),
+        price=_price(values),
     )
 
 
@@ -186,11 +191,22 @@ def _weights(values: Mapping[str, str]) -> tuple[float, float]:
     """Return the weights of correctness and of quality."""
     correctness, quality = (_number(values, name, float, 0.0) for name in ("CORRECTNESS_WEIGHT", "QUALITY_WEIGHT"))
     if not math.isclose(correctness + quality, 1.0, abs_tol=1e-6):
+        way = f"set CORRECTNESS_WEIGHT={1 - quality:g}, since " if quality <= 1 else ""
         raise SettingsError(
             f"CORRECTNESS_WEIGHT + QUALITY_WEIGHT is {correctness + quality:g}",
-            "they have to add up to 1, since a sample that cannot be judged is rewarded between 0 and 1",
+            f"{way}they have to add up to 1: a sample that cannot be judged is rewarded between 0 and 1",
         )
     return correctness, quality
+
+
+def _price(values: Mapping[str, str]) -> tuple[float, float] | None:
+    words = values.get("JUDGE_PRICE", UNSET["JUDGE_PRICE"]).split()
+    if not words:
+        return None
+    if len(words) != 2:
+        raise SettingsError(f"JUDGE_PRICE is {' '.join(words)!r}", "give two numbers: for prompts and for replies")
+    of_prompts, of_replies = (_number({"JUDGE_PRICE": word}, "JUDGE_PRICE", float, 0.0) for word in words)
+    return of_prompts, of_replies
 
 
 def _number(values: Mapping[str, str], name: str, kind: type[Number], least: float) -> Number:

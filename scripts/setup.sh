@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Makes this checkout ready to run: scripts/setup.sh [--cpu|--gpu] [--quiet]
+# Makes this checkout ready to run: scripts/setup.sh [--cpu|--gpu] [--quiet|--show-stack]
 #
 # Creates .venv, installs the locked packages, compiles DeepSpeed's CPU Adam and the MXFP4 kernel, applies the patches
 # and verifies all of it. It skips what is already done, so a second call takes seconds and continues an interrupted
 # one. The default stack is that of .venv. For a new .venv it is GPU if nvidia-smi lists a GPU, otherwise CPU.
 # $PYTHON selects the Python (3.11 or 3.12). $OPENRLHF_VERSION selects the OpenRLHF (0.9.3 or 0.9.6) and the packages
 # that fit it. The default is what .venv has, and 0.9.3 for a new .venv.
-# --quiet prints only work that takes time, and errors.
+# --quiet prints only work that takes time, and errors. --show-stack prints cpu or gpu, and does nothing.
 set -euo pipefail
 
 UV_VERSION=0.13.8
@@ -33,17 +33,19 @@ main() {
 }
 
 parse_arguments() {
+    local shows=0
     stack="" quiet=0
     while (($#)); do
         case "$1" in
             --cpu | --gpu) stack="${1#--}" ;;
             --quiet) quiet=1 ;;
+            --show-stack) shows=1 ;;
             -h | --help)
                 sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
                 exit 0
                 ;;
             *)
-                printf 'setup: error: unknown argument %s; usage: scripts/setup.sh [--cpu|--gpu] [--quiet]\n' "$1" >&2
+                printf 'setup: error: unknown argument %s; usage: scripts/setup.sh [--cpu|--gpu] [--quiet|--show-stack]\n' "$1" >&2
                 exit 2
                 ;;
         esac
@@ -56,6 +58,10 @@ parse_arguments() {
         elif compgen -G "$venv/lib/python3.*/site-packages/vllm-*.dist-info" >/dev/null; then
             stack=gpu
         elif nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then stack=gpu; else stack=cpu; fi
+    fi
+    if ((shows)); then
+        echo "$stack"
+        exit 0
     fi
     select_lock
 }

@@ -1,24 +1,47 @@
 """The batch of each global step: sampled when the step begins or, with PIPELINE=1, while the step before trains.
 
 A batch is always sampled whole by one policy, that of the last sync: the engines get a new adapter only after
-:meth:`Batches.wait`. Between two steps nothing is sampled, so evaluations have the engines to themselves, and a
-checkpoint holds the batch of the next step as it is (:meth:`Batches.state`).
+:meth:`Batches.wait`. Its last answers may then still wait for their rewards. That takes no engine, so the batch after
+it can be begun (:meth:`Batches.sample_ahead`). Between two steps nothing is sampled: evaluations have the engines to
+themselves, and a checkpoint holds the batch of the next step as it is (:meth:`Batches.state`).
 """
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, field
 from typing import Any
 
-from grpo.batch import filtering
+from grpo.batch import filtering, unfinished
 from grpo.batch.saved_samples import filled, plain
+from grpo.rollout import replacement
+from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.experience import Sample
 from grpo.stack.upstream.trainer import SamplesGenerator
 from reward import judge_place
 
 # Of OpenRLHF's ``generate_samples``: rollouts, pass rate of dynamic filtering, prompts drawn, whether the episode ended
 Result = tuple[list[Sample], float | None, int, bool]
+
+
+class Sampled(threading.Event):
+    """Is set while the engines sample nothing for a batch.
+
+    Attributes:
+        seconds: from the beginning of the sampling to its end.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._started, self.seconds = time.monotonic(), 0.0
+
+    def set(self) -> None:
+        """Note that the engines have sampled the batch."""
+        if not self.is_set():
+            self.seconds = time.monotonic() - self._started
+        super().set()
 
 
 @dataclass
@@ -29,25 +52,42 @@ class StepBatch:
         step: the global step.
         policy: the optimizer steps of the policy that samples it.
         groups: what the step draws and leaves out.
-        results: once it is sampled, one for each episode that ended before the batch was full, and then the batch.
-        sampling: the sampling, which a thread does; None once ``results`` are there.
+        results: one for each episode that ended before the batch was full, and then the batch.
+        taken: how many of the results are handed out.
+        sampled: whether the engines have sampled it.
+        end: of its sampling and its rewards, in a thread; None if it was not sampled in one.
     """
 
     step: int
     policy: int
     groups: filtering.StepGroups
-    results: list[Result]
-    sampling: "Future[list[Result]] | None" = None
+    results: list[Result] = field(default_factory=list)
+    taken: int = 0
+    sampled: Sampled = field(default_factory=Sampled)
+    end: "Future[None] | None" = None
+
+    def wait_sampled(self) -> "StepBatch":
+        """Wait until the engines have sampled the batch. Raises what the sampling raised, if that has ended."""
+        if self.end is not None:
+            self.sampled.wait()
+            if self.end.done():
+                self.end.result()
+        return self
 
     def wait(self) -> "StepBatch":
-        """Wait until the batch is sampled.
-
-        Raises:
-            Exception: what its sampling raised.
-        """
-        if self.sampling is not None:
-            self.results, self.sampling = self.sampling.result(), None
+        """Wait until the batch has its rewards. Raises what the sampling raised."""
+        if self.end is not None:
+            self.end.result()
         return self
+
+    def ended_episodes(self) -> int:
+        """Return how many episodes ended before the batch was full, once it is sampled."""
+        return sum(result[-1] for result in self.results)
+
+    def is_full(self) -> bool:
+        """Return whether the prompts sufficed for the batch, once it is sampled."""
+        has_all_results = self.end is None or self.end.done()
+        return not (has_all_results and self.results[-1][-1])
 
 
 class Batches:
@@ -61,14 +101,20 @@ class Batches:
     Attributes:
         policy: the optimizer steps of the policy that the engines hold.
         current: the batch that is handed out; None before the first.
+        timed: returns a function with its seconds added to a phase of the step, as ``RunLog.timed``.
+        note_seconds: adds seconds to a phase of the step, as ``RunLog.note_seconds``.
     """
 
     current: StepBatch | None
 
     def __init__(self, generator: SamplesGenerator, arguments: Callable[[int], dict[str, Any]], episodes: int) -> None:
+        for shared in (filtering.retirement_of, unfinished.of, replacement.of):  # by the generators of all batches
+            shared(generator)
         self._generator, self._arguments, self._episodes = generator, arguments, episodes
         self.policy, self.current = 0, None
-        self._next: StepBatch | None = None
+        self._waiting: list[StepBatch] = []  # for their steps, in order: one, or two while the first gets its rewards
+        self.timed: Callable[[str, Callable], Callable] = lambda _, function: function
+        self.note_seconds: Callable[[str, float], None] = lambda *_: None
 
     def take(self, episode: int, step: int) -> Result:
         """Return the next result of a step's batch: the batch, or that the episode ended before it was full.
@@ -80,68 +126,114 @@ class Batches:
         Raises:
             RuntimeError: if the judge of a run on several nodes has died.
         """
-        if self._next is None:
-            self._next = self._begin(step)
-            self._next.results = self._sample(episode, self._arguments(step))
-        batch = self._next.wait()
-        result = batch.results.pop(0)
-        if not batch.results:
-            self.current, self._next = batch, None
+        if not self._waiting:
+            batch, generator = self._begin(step)
+            self.timed("generate", self._sample)(batch, generator, episode, self._arguments(step))
+        batch = self._waited(self._waiting[0])
+        result = batch.results[batch.taken]
+        batch.taken += 1
+        if batch.taken == len(batch.results):
+            self.current = self._waiting.pop(0)
+            if batch.end is not None:
+                self.note_seconds("generate", batch.sampled.seconds)
         return result
 
     def sample_ahead(self, episode: int, step: int) -> None:
-        """Start to sample the batch of a later step, which :meth:`take` then returns."""
-        self._next = self._begin(step)
-        arguments, sampling = self._arguments(step), Future[list[Result]]()
+        """Start to sample the batch of the step after `step` as soon as the engines have sampled that of `step`.
 
-        def sample() -> None:
-            try:
-                sampling.set_result(self._sample(episode, arguments))
-            except BaseException as error:
-                sampling.set_exception(error)
+        Rewards of the latter may still be missing; :meth:`take` waits for them.
+        """
+        if not self._waiting:
+            self._start(episode, step)
+        if len(self._waiting) == 1:
+            batch = self._waiting[0]
+            self.timed("wait", batch.wait_sampled)()
+            if batch.is_full():
+                self._start(episode + batch.ended_episodes(), step + 1)
 
-        self._next.sampling = sampling
-        # A run that fails meanwhile ends without waiting for the engines.
-        threading.Thread(target=sample, name=f"sampling of step {step}", daemon=True).start()
-
-    def wait(self) -> list[Sample]:
-        """Wait until nothing is being sampled. Return the batch that waits for its step, [] if there is none.
+    def wait(self) -> None:
+        """Wait until the engines sample nothing: the sync is next.
 
         Raises:
             Exception: what the sampling raised.
         """
-        return self._next.wait().results[-1][0] if self._next else []
+        for batch in self._waiting:
+            self.timed("wait", batch.wait_sampled)()
+
+    def next_samples(self) -> list[Sample]:
+        """Wait for the rewards of the batch that waits for its step. Return its rollouts, [] if there is none.
+
+        Raises:
+            Exception: what the sampling raised.
+        """
+        return self._waited(self._waiting[0]).results[-1][0] if self._waiting else []
 
     def staleness(self) -> int:
         """Return by how many optimizer steps the policy that sampled the current batch is behind the engines'."""
         assert self.current is not None
         return self.policy - self.current.policy
 
-    def _begin(self, step: int) -> StepBatch:
-        filtering.begin_step(self._generator, step)
-        self._generator.policy = self.policy
-        return StepBatch(step, self.policy, self._generator.groups, [])
+    def _waited(self, batch: StepBatch) -> StepBatch:
+        return batch if batch.end is None else self.timed("wait", batch.wait)()
 
-    def _sample(self, episode: int, arguments: dict[str, Any]) -> list[Result]:
-        results: list[Result] = []
+    def _begin(self, step: int) -> tuple[StepBatch, SamplesGenerator]:
+        """Return the batch of a step, and its generator.
+
+        That continues with the prompts after those of the batch before, whose rewards may still be missing. So they
+        share nothing that a step sets.
+        """
+        self._generator = generator = copy(self._generator)
+        filtering.begin_step(generator, step)
+        generator.policy = self.policy
+        batch = StepBatch(step, self.policy, generator.groups)
+        generator.sampled = batch.sampled if _ends_with_its_prompts(generator.args) else None
+        self._waiting.append(batch)
+        return batch, generator
+
+    def _start(self, episode: int, step: int) -> None:
+        batch, generator = self._begin(step)
+        arguments, end = self._arguments(step), Future[None]()
+
+        def sample() -> None:
+            try:
+                self._sample(batch, generator, episode, arguments)
+                end.set_result(None)
+            except BaseException as error:
+                end.set_exception(error)
+            finally:
+                batch.sampled.set()
+
+        batch.end = end
+        # A run that fails meanwhile ends without waiting for the engines.
+        threading.Thread(target=sample, name=f"sampling of step {step}", daemon=True).start()
+
+    def _sample(self, batch: StepBatch, generator: SamplesGenerator, episode: int, arguments: dict[str, Any]) -> None:
         for _ in range(episode, self._episodes):
-            results.append(self._generator.generate_samples(**arguments))
-            if not results[-1][-1]:
+            batch.results.append(generator.generate_samples(**arguments))
+            if not batch.results[-1][-1]:
                 break
         judge_place.require()
-        return results
 
-    def state(self) -> dict[str, Any] | None:
-        """Return the batch that waits for its step as tensors and plain values; None if there is none."""
-        if self._next is None:
+    def state(self) -> Callable[[], dict[str, Any]] | None:
+        """Return what computes the state of the batch that waits for its step; None if there is none.
+
+        It waits for the batch's rewards. The result holds tensors and plain values. It is the same until the step of
+        the batch begins to train.
+        """
+        if not self._waiting:
             return None
-        batch = self._next.wait()
-        return {
-            "step": batch.step,
-            "staleness": self.policy - batch.policy,
-            "groups": filtering.plain(batch.groups),
-            "results": [([plain(sample) for sample in samples], *rest) for samples, *rest in batch.results],
-        }
+        batch, staleness = self._waiting[0], self.policy - self._waiting[0].policy
+
+        def compute() -> dict[str, Any]:
+            self._waited(batch)
+            return {
+                "step": batch.step,
+                "staleness": staleness,
+                "groups": filtering.plain(batch.groups),
+                "results": [([plain(sample) for sample in samples], *rest) for samples, *rest in batch.results],
+            }
+
+        return compute
 
     def restore(self, state: dict[str, Any], make: Callable[[], Sample]) -> None:
         """Continue from :meth:`state`.
@@ -153,4 +245,13 @@ class Batches:
             ([filled(make, sample) for sample in samples], *rest) for samples, *rest in state["results"]
         ]
         groups = filtering.groups_of(state["groups"])
-        self._next = StepBatch(state["step"], self.policy - state["staleness"], groups, results)
+        self._waiting = [StepBatch(state["step"], self.policy - state["staleness"], groups, results)]
+
+
+def _ends_with_its_prompts(args: Arguments) -> bool:
+    """Return whether a batch is sampled once its prompts are.
+
+    Dynamic filtering draws others in place of those that rewards leave out. With PARTIAL_ROLLOUTS, the engines go on
+    with further prompts until the batch is full.
+    """
+    return args.pipeline and not args.dynamic_filtering and not args.partial_rollouts

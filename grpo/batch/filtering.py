@@ -42,12 +42,17 @@ class StepGroups:
 
 
 def begin_step(generator: SamplesGenerator, step: int) -> None:
-    """Prepare a global step; a step that continues in the next episode keeps its groups."""
+    """Prepare a global step."""
     seeds.begin_stage(generator, f"train {step}")
+    generator.groups = StepGroups(step, _resting(generator, step))
+
+
+def retirement_of(generator: SamplesGenerator) -> Retirement:
+    """Return the problems that rest; the first call makes them."""
     if not hasattr(generator, "retirement"):
         restore(generator, None)
-    if getattr(generator, "groups", None) is None or generator.groups.step != step:
-        generator.groups = StepGroups(step, _resting(generator, step))
+    mine: Retirement = generator.retirement
+    return mine
 
 
 def state(generator: SamplesGenerator) -> dict[str, Any]:

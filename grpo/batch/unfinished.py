@@ -128,7 +128,7 @@ def wait(generator: SamplesGenerator, references: list[Any]) -> tuple[list[Any],
 
     If an engine was replaced, its rollouts begin anew, under the policy of this step.
     """
-    ready, again = replacement.of(generator).wait(references)
+    ready, again = replacement.of(generator).wait(references, getattr(generator, "sampled", None))
     for group in of(generator).groups.values() if is_on(generator) else ():
         group.reference = again.get(group.reference, group.reference)
     return ready, [again.get(reference, reference) for reference in references if reference not in ready]

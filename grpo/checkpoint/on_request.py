@@ -29,6 +29,9 @@ LOOK_SECONDS = 0.2
 class SaveOnRequest:
     """Watches for a request in a thread of the controller.
 
+    A state that is a function is called when a checkpoint needs it. With PIPELINE=1, the batch of the next step may
+    still wait for rewards, and a step that saves nothing does not.
+
     Args:
         trainer: OpenRLHF's ``PPOTrainer``; its phases from log-probs to checkpoint keep the thread waiting.
         step: the last completed step, which has been saved; 0 at the start of a run.
@@ -59,9 +62,10 @@ class SaveOnRequest:
     def _idle_again(self, save: Callable) -> Callable:
         @functools.wraps(save)
         def wrapper(step: int, logs: dict[str, Any], states: dict[str, Any]) -> None:
-            save(step, logs, states)
+            is_due = step % self._trainer.args.save_steps == 0
+            save(step, logs, _complete(states) if is_due else states)
             self._step, self._states = step, copy.deepcopy(states)
-            if step % self._trainer.args.save_steps == 0:
+            if is_due:
                 self._saved = step
             if self._is_busy:
                 self._is_busy = False
@@ -84,12 +88,16 @@ class SaveOnRequest:
                     self._request.fail(redact(what))
 
     def _save(self) -> None:
-        if self._saved == self._step:
+        if self._saved == self._step or self._states is None:
             return
         logger.info("saving step %d, as the launcher asks", self._step)
         ray.get(
             self._trainer.actor_model_group.async_run_method(
-                method_name="save_checkpoint", tag=f"global_step{self._step}", client_states=self._states
+                method_name="save_checkpoint", tag=f"global_step{self._step}", client_states=_complete(self._states)
             )
         )
         self._saved = self._step
+
+
+def _complete(states: dict[str, Any]) -> dict[str, Any]:
+    return {name: value() if callable(value) else value for name, value in states.items()}

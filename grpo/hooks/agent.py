@@ -6,7 +6,7 @@ Imports no DeepSpeed.
 from typing import TYPE_CHECKING, Any
 
 from grpo.batch import rewards
-from grpo.rollout import engine, response_text
+from grpo.rollout import answering, engine, response_text
 from grpo.stack.upstream.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ def ids_only(params: "SamplingParams") -> "SamplingParams":
 
 
 def text_of(tokenizer: Tokenizer, tokens: list[int]) -> str:
-    """Return the text for the reward function: markers appear only where their tokens do."""
+    """Return the text for the reward function, which is next: markers appear only where their tokens do."""
+    answering.end_sampling()
     return response_text.text_of(tokenizer, tokens)
 
 

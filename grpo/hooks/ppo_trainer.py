@@ -52,12 +52,15 @@ def start_log(trainer: Controller, states: dict[str, Any]) -> run_log.RunLog:
     """
     trainer.parity_gate = parity_gate.ParityGate()
     generator, args = trainer.samples_generator, trainer.args
-    trainer.batches = ahead.Batches(generator, lambda step: _sampling_arguments(trainer, step), args.num_episodes)
+    trainer.batches = batches = ahead.Batches(
+        generator, lambda step: _sampling_arguments(trainer, step), args.num_episodes
+    )
     if "ahead" in states or "unfinished" in states:
         from openrlhf.trainer.ppo_utils.experience_maker import Experience  # its module imports vLLM
 
         _restore_samples(trainer, states, Experience)
     log = run_log.attach(trainer, states)
+    batches.timed, batches.note_seconds = log.timed, log.note_seconds
     SaveOnRequest(trainer, states["global_step"])
     engines = replacement.of(generator)
     engines.phase, engines.note = log.replacing, log.write_replaced
@@ -90,16 +93,15 @@ def is_finished(args: Arguments, step: int) -> bool:
 
 
 def next_batch(trainer: Controller, episode: int, step: int) -> ahead.Result:
-    """Return the rollouts of a step. With PIPELINE=1, start to sample those of the step after it.
+    """Return the rollouts of a step. With PIPELINE=1, start to sample those of the step after it, before its rewards.
 
     Returns:
         as OpenRLHF's ``generate_samples``: rollouts, pass rate of dynamic filtering, prompts drawn, whether the episode
         ended before the batch was full.
     """
-    result = trainer.batches.take(episode, step)
-    if trainer.args.pipeline and not result[-1] and not is_finished(trainer.args, step):
-        trainer.batches.sample_ahead(episode, step + 1)
-    return result
+    if trainer.args.pipeline and not is_finished(trainer.args, step):
+        trainer.batches.sample_ahead(episode, step)
+    return trainer.batches.take(episode, step)
 
 
 def before_training(trainer: Controller, step: int, experiences: Sequence[Batch], samples: Sequence[Sample]) -> None:
@@ -112,11 +114,9 @@ def before_training(trainer: Controller, step: int, experiences: Sequence[Batch]
     whole = unfinished.of_one_policy(samples, batches.policy, args)
     if batches.staleness() == 0 and len(whole) == len(samples):
         gate.check(trainer, step, experiences, samples)
-    elif gate.is_due(args):
-        batch = trainer.run_log.timed("wait", batches.wait)()
-        if samples := unfinished.of_one_policy(batch, batches.policy, args):
-            # Micro-batches are made of copies, since making them changes the samples.
-            gate.check(trainer, step, trainer.experience_maker.make_experience_batch(deepcopy(samples)), samples)
+    elif gate.is_due(args) and (samples := unfinished.of_one_policy(batches.next_samples(), batches.policy, args)):
+        # Micro-batches are made of copies, since making them changes the samples.
+        gate.check(trainer, step, trainer.experience_maker.make_experience_batch(deepcopy(samples)), samples)
     step_metrics.before_training(experiences)
 
 
@@ -139,7 +139,7 @@ def after_training(
     batches.policy += len(status.get("grad_norms", []))
     step_metrics.after_training(status, experiences, samples, trainer.args, trainer.tokenizer)
     if trainer.args.pipeline:
-        trainer.run_log.timed("wait", batches.wait)()
+        batches.wait()
         unfinished.cut(trainer.samples_generator)
 
 
@@ -158,7 +158,10 @@ def log_rollouts(trainer: Controller, step: int, samples: Sequence[Sample]) -> N
 
 
 def states(trainer: Controller, status: dict[str, Any]) -> dict[str, Any]:
-    """Return the controller's states for a checkpoint, besides OpenRLHF's own."""
+    """Return the controller's states for a checkpoint, besides OpenRLHF's own.
+
+    A function returns what must still be waited for, see :class:`grpo.checkpoint.on_request.SaveOnRequest`.
+    """
     kept = trainer_state.of_controller(_without_double(status)) | {"groups": filtering.state(trainer.samples_generator)}
     kept |= unfinished.state(trainer.samples_generator, trainer.batches.policy)
     waiting = trainer.batches.state()

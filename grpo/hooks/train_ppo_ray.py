@@ -85,6 +85,17 @@ def reference_from(actor_model: ActorGroup) -> "ActorAsReference":
     return ActorAsReference(actor_model)
 
 
+def engines_before_actor(args: Arguments, engines: Sequence[EngineActor] | None) -> None:
+    """Wait for the engines if the actor, which has not loaded yet, shares their GPUs.
+
+    A starting engine measures the memory of its GPU, and would count what the actor allocates as its own.
+    """
+    if args.colocate_all_models:
+        import ray
+
+        ray.get(cluster.engines_ready(engines))
+
+
 def engines_ready(engines: Sequence[EngineActor] | None) -> "list[ObjectRef[int]]":
     """Return one reference per engine that resolves when the engine has started, or raises its start-up error.
 

@@ -1,9 +1,10 @@
 """Hooks of openrlhf/trainer/ray/vllm_engine.py, in the engine's Ray actor. Imports no DeepSpeed."""
 
+from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from grpo.lora import engine_actor
-from grpo.rollout import engine, replacement
+from grpo.rollout import answering, engine, replacement
 from grpo.rollout.continued import ContinuedLLM
 from grpo.stack import cluster
 from grpo.stack.upstream.engine import AsyncLLM, Engine
@@ -60,8 +61,13 @@ def for_sample(params: "SamplingParams", number: int) -> "SamplingParams":
     return engine.for_sample(params, number)
 
 
-async def with_origin(
-    engine_actor: Engine, params: "SamplingParams", responses: list[dict[str, Any]]
+async def answer(
+    engine_actor: Engine, params: "SamplingParams", samples: Sequence[Coroutine[Any, Any, dict[str, Any]]]
 ) -> list[dict[str, Any]]:
-    """Add the engine's id, and what it recorded of their tokens, to the responses to a prompt."""
-    return await engine.with_origin(engine_actor, params, responses)
+    """Return the responses to a prompt, with the engine's id and what it recorded of their tokens."""
+    return await engine.answer(engine_actor, params, samples)
+
+
+def sampled() -> list[int | None]:
+    """Return the seeds of the prompts that this engine has sampled, and whose rewards are missing."""
+    return answering.sampled()

@@ -16,6 +16,7 @@ from typing import Any
 
 from grpo.launch import (
     cost,
+    engine_share,
     gpu_memory,
     judge,
     kernels,
@@ -106,10 +107,11 @@ def _main(options: argparse.Namespace, rest: list[str]) -> int:
             held = options.held
             if held is None and options.mode == "run":
                 held = RunFiles(folder).hold()
-            config = micro_batches.choose(resume.resolve_resumed(rest, folder, options.from_step))
+            config = resume.resolve_resumed(rest, folder, options.from_step)
         else:
             folder, held = (options.run_dir or run_dir.default_run_dir(options.name)).absolute(), None
-            config = micro_batches.choose(resolve(rest, folder))
+            config = resolve(rest, folder)
+        config = engine_share.choose(micro_batches.choose(config))
         run_judge = judge.of_run(config, options.stand_in)
     except UserError as error:
         return refuse(options, error)
@@ -121,7 +123,7 @@ def _main(options: argparse.Namespace, rest: list[str]) -> int:
     about = [*own_settings.describe(changes), *_about(plan, config, run_judge)]
     if options.mode == "plan":
         print("\n".join(about), flush=True)
-        wrong = preflight.problems_anywhere(config)
+        wrong = [*preflight.problems_anywhere(config), *judge.check_settings(run_judge, config)]
         return refuse_all(options, wrong) if wrong else 0
     cluster = _admitted(options, config, plan, folder, run_judge)
     if cluster.problems:
@@ -177,13 +179,18 @@ def _admitted(
 
 def _about(plan: Plan, config: Config, run_judge: RunJudge) -> list[str]:
     """Return what the plan says of a run."""
-    about = [packages.describe(), *describe(plan, config), *_placed(plan, config), *gpu_memory.describe(config)]
+    about = [
+        packages.describe(),
+        *describe(plan, config),
+        *_placed(plan, config, run_judge),
+        *gpu_memory.describe(config),
+    ]
     about += reward.describe(config)
     return [*about, *judge.describe(run_judge, config), *cost.describe(plan, config, run_judge)]
 
 
-def _placed(plan: Plan, config: Config) -> list[str]:
-    return scaling.describe(plan, config) or placement.describe(config)
+def _placed(plan: Plan, config: Config, run_judge: RunJudge) -> list[str]:
+    return scaling.describe(plan, config, run_judge) or placement.describe(config)
 
 
 def _where(config: Config) -> list[str]:

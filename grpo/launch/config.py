@@ -9,7 +9,7 @@ import ast
 import difflib
 import importlib.util
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -65,6 +65,10 @@ class Config:
         parser, given = trainer_parser(), self.given | values
         argv = command_line(parser, given)
         return Config(args=_strict(parser).parse_args(argv), given=given, argv=argv)
+
+    def assuming(self, **values: Any) -> "Config":
+        """Return the configuration with other values for a calculation; `given` and `argv` stay."""
+        return replace(self, args=argparse.Namespace(**vars(self.args) | values))
 
     @property
     def samples_per_rollout(self) -> int:

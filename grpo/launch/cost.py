@@ -1,42 +1,50 @@
-"""What a whole run costs: calls and tokens of the judge, and hours with their ranges and assumptions."""
+"""What a whole run costs: calls, tokens and price of the judge, and hours with their ranges and assumptions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from grpo.launch import gpu_memory
 from grpo.launch.config import Config
+from grpo.launch.decoding import ALL_REDUCE, RAY
 from grpo.launch.host_memory import is_for_gpus
 from grpo.launch.judge import RunJudge
-from grpo.launch.phases import SAMPLING, Phase, Rates, phases
+from grpo.launch.phases import ACTOR, BETWEEN, ENGINES, INSTRUCTIONS, JUDGE, Phase, Rates, phases, sampling
 from grpo.launch.plan import Plan
 from grpo.model.architecture import Architecture
 from grpo.stack.counted import counted
 
 _STEPS = 100
-_INSTRUCTIONS = 1_000  # assumed: tokens of the judge's instructions, problem and gold answer
+_REPLY = 2_000  # assumed: tokens of a reply of the judge, thoughts included
+_INDENT = " " * 12
 
 
 def describe(plan: Plan, config: Config, judge: RunJudge) -> list[str]:
     """Return lines for people. If the data are not known, they are for the steps asked for, or for 100 steps."""
     steps = plan.steps if plan.steps is not None else config.args.max_steps or _STEPS
-    return [*_calls(plan, config, judge, steps), *_hours(plan, config, steps)]
+    return [*_calls(plan, config, judge, steps), *_hours(plan, config, judge, steps)]
 
 
 def _calls(plan: Plan, config: Config, judge: RunJudge, steps: int) -> list[str]:
     if judge.settings is None:
         return []
     calls = steps * plan.samples_per_rollout
-    tokens = calls * (_INSTRUCTIONS + config.args.generate_max_len)
-    return [
-        f"judge cost  {counted(calls, 'call')} in {counted(steps, 'step')}, plus failed tries; up to "
-        f"{tokens / 1e6:,.1f} million prompt tokens, if",
-        f"            responses fill the limit and problem and instructions take {_INSTRUCTIONS:,} (assumed); a reply "
-        f"has at most {judge.settings.chain.max_output_tokens:,}",
+    prompts, replies = calls * (INSTRUCTIONS + config.args.generate_max_len) / 1e6, calls * _REPLY / 1e6
+    lines = [
+        f"judge cost  {counted(calls, 'call')} in {counted(steps, 'step')}, plus failed tries; up to {prompts:,.1f} "
+        "million prompt tokens, if responses fill the",
+        f"{_INDENT}limit and problem and instructions take {INSTRUCTIONS:,}; {replies:,.1f} million tokens of replies, "
+        f"if one has {_REPLY:,} (assumed)",
     ]
+    if judge.settings.price:
+        for_prompts, for_replies = judge.settings.price
+        lines.append(f"{_INDENT}{prompts * for_prompts + replies * for_replies:,.0f} USD at JUDGE_PRICE")
+    return lines
 
 
-def _hours(plan: Plan, config: Config, steps: int) -> list[str]:
+def _hours(plan: Plan, config: Config, judge: RunJudge, steps: int) -> list[str]:
     if plan.architecture is None or not is_for_gpus(plan.architecture):
         return []
-    parts = list(phases(config, plan.architecture, Rates.of_report()))
+    rates = Rates.of_report()
+    parts = list(phases(plan, config, judge, rates))
     step, low, high = (_step(parts, name, config.args.pipeline) for name in ("seconds", "low", "high"))
     name, value = (max(len(phase.name) for phase in parts), max(len(f"{phase.seconds:,.0f}") for phase in parts))
 
@@ -45,37 +53,66 @@ def _hours(plan: Plan, config: Config, steps: int) -> list[str]:
 
     return [
         f"hours       {hours(step)} ({hours(low)} to {hours(high)}) for {counted(steps, 'step')} of {step:,.0f} s, "
-        "if all responses fill the limit; without evaluations and saving",
+        "if all responses fill the limit",
         *(
-            f"            {phase.name:{name}}  {phase.seconds:{value},.0f} s ({phase.low:,.0f} to {phase.high:,.0f}): "
+            f"{_INDENT}{phase.name:{name}}  {phase.seconds:{value},.0f} s ({phase.low:,.0f} to {phase.high:,.0f}): "
             f"{phase.source}"
             for phase in parts
         ),
-        *_other_way(parts, step, config.args.pipeline),
+        *_other_ways(plan, config, judge, rates),
+        *_layouts(plan.architecture, config, rates, parts[0]),
     ]
 
 
 def _step(parts: Sequence[Phase], which: str, is_pipeline: bool) -> float:
-    """Return the seconds of a step: with PIPELINE=1 the longer of sampling and all else."""
-    sampling = sum(getattr(phase, which) for phase in parts if phase.name == SAMPLING)
-    others = sum(getattr(phase, which) for phase in parts if phase.name != SAMPLING)
-    return max(sampling, others) if is_pipeline else sampling + others
+    """Return the seconds of a step: with PIPELINE=1, engines, judge, and actor work at the same time.
+
+    A batch then passes through all of them in two steps; see docs/pipeline.md.
+    """
+    engines, judge, actor, between = (
+        sum(getattr(phase, which) for phase in parts if phase.whose == whose)
+        for whose in (ENGINES, JUDGE, ACTOR, BETWEEN)
+    )
+    of_batch = engines + judge + actor + between
+    return max(engines + between, actor + between, of_batch / 2) if is_pipeline else of_batch
 
 
-def _other_way(parts: Sequence[Phase], step: float, is_pipeline: bool) -> list[str]:
-    other = _step(parts, "seconds", not is_pipeline)
-    if is_pipeline:
-        return [
-            f"            PIPELINE=1: a step takes the longer of sampling and the rest; 0 would take {other:,.0f} s"
-        ]
-    return [f"            PIPELINE=1 would take {other:,.0f} s, the longer of sampling and the rest"]
+def _other_ways(plan: Plan, config: Config, judge: RunJudge, rates: Rates) -> Iterator[str]:
+    args = config.args
+
+    def seconds(**changes: bool) -> str:
+        return f"{seconds_of_step(plan, config.assuming(**changes), judge, rates):,.0f} s a step"
+
+    if not args.colocate_all_models:
+        how = "engines and actor take turns" if args.pipeline else "engines, judge, and actor work at the same time"
+        yield f"{_INDENT}PIPELINE={1 - args.pipeline} would take {seconds(pipeline=not args.pipeline)}: {how}"
+    yield f"{_INDENT}ENFORCE_EAGER={1 - args.enforce_eager} would take {seconds(enforce_eager=not args.enforce_eager)}"
 
 
-def seconds_of_step(config: Config, architecture: Architecture, rates: Rates) -> float:
+def _layouts(model: Architecture, config: Config, rates: Rates, now: Phase) -> Iterator[str]:
+    """Yield how the same GPUs would sample as more or fewer engines."""
+    gpus, several = config.engine_gpus, ""
+    for width in (1, 2):
+        if width == config.args.vllm_tensor_parallel_size or gpus % width:
+            continue
+        other = config.assuming(vllm_num_engines=gpus // width, vllm_tensor_parallel_size=width)
+        settings, need = f"NUM_ENGINES={gpus // width} ENGINE_TP={width}", gpu_memory.needs(other)
+        if need and not need.engine_fits:
+            yield f"{_INDENT}{settings} does not fit: its cache has {gpu_memory.describe_cache(need)}"
+        elif need:
+            then = sampling(other, model, rates)
+            share = then.seconds / now.seconds - 1
+            sure = "" if then.low > now.high or then.high < now.low else ", within the range of error"
+            yield (
+                f"{_INDENT}{settings} would sample in {then.seconds:,.0f} s ({then.low:,.0f} to {then.high:,.0f}): "
+                f"{abs(share):.0%} {'faster' if share < 0 else 'slower'}{sure};"
+            )
+            yield f"{_INDENT}  its cache has {gpu_memory.describe_cache(need)}"
+            several = f"{1e6 * ALL_REDUCE:.0f} us for an all-reduce and {1e3 * RAY:.0f} ms for Ray in a pass"
+    if several:
+        yield f"{_INDENT}  an engine of several GPUs is assumed to need {several}"
+
+
+def seconds_of_step(plan: Plan, config: Config, judge: RunJudge, rates: Rates) -> float:
     """Return the seconds of a step, if every sample has the longest length."""
-    return _step(list(phases(config, architecture, rates)), "seconds", config.args.pipeline)
-
-
-def seconds_of_update(config: Config, architecture: Architecture, rates: Rates) -> float:
-    """Return the seconds of a step after sampling, if every sample has the longest length."""
-    return sum(phase.seconds for phase in phases(config, architecture, rates) if phase.name != SAMPLING)
+    return _step(list(phases(plan, config, judge, rates)), "seconds", config.args.pipeline)

@@ -1,4 +1,8 @@
-"""The GPU memory that a run needs, part by part, and what to change if it does not fit."""
+"""The GPU memory that a run needs, part by part.
+
+With COLOCATE=1, engine and actor share each GPU and take turns. Both keep what they hold, unless vLLM's sleep moves the
+engine's weights to host memory and drops its cache during the update.
+"""
 
 import os
 from argparse import Namespace
@@ -11,17 +15,16 @@ from grpo.launch.config import Config
 from grpo.launch.host_memory import is_for_gpus
 from grpo.launch.plan import size
 from grpo.model import model_files
-from grpo.model.architecture import ATTENTION_PROJECTIONS, NO_SHARD, PACKED, ZERO3, Architecture
-from grpo.model.footprint import Actor
+from grpo.model.architecture import ATTENTION_PROJECTIONS, NO_SHARD, PACKED, Architecture
+from grpo.model.footprint import PROMPT_CHUNK, Actor, Cache
 from grpo.model.model_files import CheckpointError
 from grpo.model.released import CONTEXT, RELEASED
 from grpo.rollout.multi_turn import settings
 from grpo.stack import machine
-from grpo.stack.problem import Problem
 
 ASSUMED_GB = 80
 _GIB = 2**30
-_SHORTEST = 1024  # tokens that are worth training on
+_BUFFERS = "buffers and activations (assumed)"
 # Assumed: CUDA and NCCL take 1 GB, and 5% of a GPU is lost in fragments; vLLM's buffers and activations take 4 GB.
 _CUDA, _FRAGMENTS, _VLLM = 1 * machine.GB, 0.05, 4 * machine.GB
 
@@ -33,19 +36,25 @@ class Needs:
     Attributes:
         gpu: bytes of a GPU, and `source` tells where the number is from.
         actor, engine: bytes of each part by its name. The engine's key/value cache is what is left to it.
+        held: bytes of the actor while it computes nothing.
         rows: sequences of the actor's micro-batch, and `length` the tokens of each.
         engine_limit: bytes that an engine may use.
-        cache_token: bytes of a token in the key/value cache of a GPU.
+        cache: the key/value cache of a GPU of an engine.
+        shared: whether engine and actor have the same GPUs.
+        sleeps: whether a shared GPU's engine gives up weights and cache during the update.
     """
 
     gpu: int
     source: str
     actor: dict[str, int]
+    held: int
     rows: int
     length: int
     engine: dict[str, int]
     engine_limit: int
-    cache_token: int
+    cache: Cache
+    shared: bool
+    sleeps: bool
 
     @property
     def of_actor(self) -> int:
@@ -53,14 +62,45 @@ class Needs:
         return sum(self.actor.values())
 
     @property
-    def actor_fits(self) -> bool:
-        """Return whether an actor's GPU can hold its parts."""
-        return self.of_actor <= self.gpu
+    def smallest_engine(self) -> int:
+        """Return the bytes of an engine whose cache holds one of the longest sequences."""
+        return sum(self.engine.values()) + self.cache.bytes(self.length, PROMPT_CHUNK)
 
     @property
-    def cache_tokens(self) -> int:
-        """Return how many tokens the key/value cache of an engine holds; below 0 if not even the weights fit."""
-        return (self.engine_limit - sum(self.engine.values())) // self.cache_token
+    def peak(self) -> int:
+        """Return the most bytes of a GPU of the actor, beside the smallest engine if they share it."""
+        if not self.shared:
+            return self.of_actor
+        if self.sleeps:
+            return max(self.of_actor + self.engine[_BUFFERS], self.held + self.smallest_engine)
+        return self.of_actor + self.smallest_engine
+
+    @property
+    def fits(self) -> bool:
+        """Return whether a GPU of the actor holds its parts, and on a shared one an engine of its chosen share."""
+        if not self.shared:
+            return self.of_actor <= self.gpu
+        return max(self.peak, self.engine_limit + self.gpu - self.left_to_engine) <= self.gpu
+
+    @property
+    def left_to_engine(self) -> int:
+        """Return the bytes of a shared GPU that the actor leaves."""
+        return self.gpu - (self.held if self.sleeps else self.of_actor)
+
+    @property
+    def cache_room(self) -> int:
+        """Return the bytes of the key/value cache on an engine's GPU; below 0 if not even the weights fit."""
+        return self.engine_limit - sum(self.engine.values())
+
+    @property
+    def engine_fits(self) -> bool:
+        """Return whether vLLM starts: its cache has room for one of the longest sequences."""
+        return self.smallest_engine <= self.engine_limit
+
+    @property
+    def at_once(self) -> int:
+        """Return how many of the longest sequences the cache holds."""
+        return max(0, self.cache_room // self.cache.bytes(self.length))
 
 
 def needs(config: Config, **changes: Any) -> Needs | None:
@@ -77,19 +117,19 @@ def needs(config: Config, **changes: Any) -> Needs | None:
     gpu, source = _gpu(args)
     rows = args.micro_train_batch_size * _branches(args)
     length = args.max_len or args.prompt_max_len + args.generate_max_len
-    parts = _actor(args, actor, config.actor_ranks).parts(rows, length)
-    parts["CUDA, NCCL, and fragments"] = int(_CUDA + _FRAGMENTS * gpu)
-    if args.colocate_all_models:
-        parts["the engine"] = int(args.vllm_gpu_memory_utilization * gpu)
+    rank, fragments = _actor(args, actor, config.actor_ranks), int(_CUDA + _FRAGMENTS * gpu)
     return Needs(
         gpu=gpu,
         source=source,
-        actor=parts,
+        actor=rank.parts(rows, length) | {"CUDA, NCCL, and fragments": fragments},
+        held=sum(rank.held().values()) + fragments,
         rows=rows,
         length=length,
         engine=_engine(args, engine),
         engine_limit=int(args.vllm_gpu_memory_utilization * gpu),
-        cache_token=_cache_token(args, engine),
+        cache=Cache(engine, args.vllm_tensor_parallel_size),
+        shared=args.colocate_all_models,
+        sleeps=args.vllm_enable_sleep,
     )
 
 
@@ -147,80 +187,21 @@ def _engine(args: Namespace, architecture: Architecture) -> dict[str, int]:
     return {
         "weights": weights // workers,
         "adapter, as a side path": 2 * sum(a + b for a, b in _adapter(args, architecture, workers)),
-        "buffers and activations (assumed)": int(_VLLM),
+        _BUFFERS: int(_VLLM),
     }
 
 
-def _cache_token(args: Namespace, architecture: Architecture) -> int:
-    of_layer = 2 * architecture.key_value_heads * architecture.head_dim * 2
-    return max(1, architecture.layers * of_layer // args.vllm_tensor_parallel_size)
+def longest(config: Config, **changes: Any) -> int:
+    """Return the tokens of the longest sequence that the actor can train on alone; 0 if none fits.
 
-
-def longest(config: Config) -> int:
-    """Return the tokens of the longest sequence that the actor can train on alone; 0 if none fits."""
+    On a shared GPU, the engine then holds one such sequence.
+    """
     low, high = 0, CONTEXT
     while low < high:
         middle = (low + high + 1) // 2
-        need = needs(config, micro_train_batch_size=1, max_len=middle)
-        low, high = (middle, high) if need and need.actor_fits else (low, middle - 1)
+        need = needs(config, micro_train_batch_size=1, max_len=middle, **changes)
+        low, high = (middle, high) if need and need.peak <= need.gpu else (low, middle - 1)
     return low
-
-
-def problems(config: Config) -> Iterator[Problem]:
-    """Yield what cannot fit, with the first remedy that would help."""
-    need = needs(config)
-    if need is None or need.length > _positions(config.args.pretrain):
-        return  # beyond the model's positions, another check refuses the length
-    if not need.actor_fits:
-        yield Problem(
-            f"the actor needs {size(need.of_actor)} on each GPU, which has {size(need.gpu)} ({need.source})",
-            _remedy(config),
-        )
-    if need.cache_tokens < need.length:
-        weights = f"{size(need.engine['weights'])} of weights"
-        other = "lower PROMPT_MAX_LEN + GENERATE_MAX_LEN" if need.cache_tokens > 0 else "use GPUs with more memory"
-        yield Problem(
-            f"an engine may use {size(need.engine_limit)} of each GPU ({need.source}), which has no room for {weights} "
-            f"and a key/value cache of {need.length:,} tokens",
-            f"raise ENGINE_TP, or {other}",
-        )
-
-
-def _positions(name: str) -> int:
-    """Return the longest sequence of a model in tokens."""
-    if name in RELEASED:
-        return CONTEXT
-    return model_files.read_json(Path(name) / "config.json").get("max_position_embeddings", CONTEXT)
-
-
-def _remedy(config: Config) -> str:
-    """Return the first change that makes the actor fit."""
-    changes: list[tuple[dict[str, Any], str]] = [
-        ({"attn_implementation": "sinks"}, "ATTN_IMPLEMENTATION=sinks"),
-        ({"gradient_checkpointing": True}, "GRADIENT_CHECKPOINTING=1"),
-        ({"experts": PACKED, "offload": False}, "EXPERTS=packed"),
-        ({"micro_train_batch_size": 1}, "MICRO_TRAIN_BATCH_SIZE=1"),
-        ({"adam_offload": True}, "ADAM_OFFLOAD=1"),
-    ]
-    more = "use more ACTOR_GPUS"
-    if config.args.actor_shard == NO_SHARD:
-        more += " with ACTOR_SHARD=zero3"
-    if config.actor_ranks > 1:
-        changes.append(({"actor_shard": ZERO3}, "ACTOR_SHARD=zero3"))
-    for change, variable in changes:
-        if _would_fit(config, change):
-            return f"set {variable}"
-    limit = longest(config)
-    if limit >= _SHORTEST:
-        return f"lower PROMPT_MAX_LEN + GENERATE_MAX_LEN to {limit:,}, or {more}"
-    if _would_fit(config, {"offload": True, "actor_shard": ZERO3}):
-        return f"set OFFLOAD=1 and ACTOR_SHARD=zero3, or {more}"
-    return f"{more}, or GPUs with more memory"
-
-
-def _would_fit(config: Config, change: dict[str, Any]) -> bool:
-    need = needs(config, **change)
-    return need is not None and need.actor_fits
 
 
 def describe(config: Config) -> list[str]:
@@ -228,16 +209,32 @@ def describe(config: Config) -> list[str]:
     need = needs(config)
     if need is None:
         return []
-    cache = need.cache_tokens
-    left = max(0, cache * need.cache_token)
-    at_once = f"{cache:,} tokens, {cache // need.length} of the longest sequences at once"
+    limit = longest(config)
     return [
         f"GPU memory  {size(need.gpu)} each ({need.source}); calculated, not measured",
         f"  actor     {size(need.of_actor)} on each of its {config.actor_ranks}, at micro-batches of {need.rows} x "
         f"{need.length:,} tokens:",
         *(f"            {size(count):>9}  {name}" for name, count in need.actor.items()),
-        f"            a sequence of up to {longest(config):,} tokens fits with MICRO_TRAIN_BATCH_SIZE=1",
+        f"            a sequence of up to {limit:,} tokens fits with MICRO_TRAIN_BATCH_SIZE=1"
+        if limit
+        else "            no sequence fits, however short",
         f"  engine    {size(need.engine_limit)} on each of {config.engine_gpus}:",
         *(f"            {size(count):>9}  {name}" for name, count in need.engine.items()),
-        f"            {size(left):>9}  key/value cache: " + (at_once if cache > 0 else "no room"),
+        f"            {size(max(0, need.cache_room)):>9}  key/value cache: {describe_cache(need)}",
+        *_describe_sharing(need),
     ]
+
+
+def _describe_sharing(need: Needs) -> list[str]:
+    if not need.shared:
+        return []
+    if need.sleeps:
+        awake, asleep = size(need.held), size(need.engine[_BUFFERS])
+        return [f"  shared    the actor holds {awake} while the engine samples, the engine {asleep} during the update"]
+    return ["  shared    engine and actor take turns, and both keep what they hold"]
+
+
+def describe_cache(need: Needs) -> str:
+    """Say what an engine's cache holds."""
+    limit = min(CONTEXT, need.cache.longest(need.cache_room))
+    return f"{need.at_once} of the longest sequences at once, or one of {limit:,} tokens" if limit else "no room"

@@ -95,8 +95,8 @@ def finish(judge: RunJudge, folder: Path) -> None:
         logger.warning("%s was not merged: %s", path, error)
 
 
-def check(judge: RunJudge, config: Config) -> Iterator[Problem]:
-    """Yield whatever would make the judge fail. Asks the API for the models unless the stand-in answers."""
+def check_settings(judge: RunJudge, config: Config) -> Iterator[Problem]:
+    """Yield what makes the judge fail wherever the run starts."""
     if judge.settings is None:
         return
     chain, samples = judge.settings.chain, config.samples_per_rollout
@@ -108,7 +108,12 @@ def check(judge: RunJudge, config: Config) -> Iterator[Problem]:
         )
     for retired in models.find_retired(chain.models):
         yield Problem(f"JUDGE_MODELS: {retired.what}", retired.remedy)
-    if judge.endpoint is None:
+
+
+def check(judge: RunJudge, config: Config) -> Iterator[Problem]:
+    """Yield whatever would make the judge fail. Asks the API for the models unless the stand-in answers."""
+    yield from check_settings(judge, config)
+    if judge.settings is None or judge.endpoint is None:
         return
     key = settings.api_key()
     if key is None:
@@ -117,7 +122,7 @@ def check(judge: RunJudge, config: Config) -> Iterator[Problem]:
             "export GEMINI_API_KEY, or set JUDGE=0 to reward correctness alone",
         )
         return
-    current = [model for model in chain.models if model not in models.RETIRED]
+    current = [model for model in judge.settings.chain.models if model not in models.RETIRED]
     for missing in models.find_missing(current, key, judge.endpoint):
         yield Problem(f"JUDGE_MODELS: {missing.what}", f"{missing.remedy}, or set JUDGE=0")
 

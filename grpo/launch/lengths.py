@@ -47,7 +47,7 @@ def _thinking(args: Namespace) -> list[str]:
         f"{budget.thinking + size + budget.answer} of {args.generate_max_len} tokens"
     )
     left = [budget.within(stage.length, size).thinking for stage in stages_of(args)]
-    if min(left) < budget.thinking:
+    if args.length_schedule and min(left) < budget.thinking:
         line += f"; the length schedule limits the thinking to {', '.join(map(str, left))}"
     return [line]
 

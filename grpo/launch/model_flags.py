@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Iterator
 
 from grpo.model.architecture import ATTENTION_PROJECTIONS, NO_SHARD
+from grpo.stack.checkout import on_cpu_stack
+from grpo.stack.counted import counted
 from grpo.stack.problem import Problem
 
 ATTENTIONS = ("sinks", "eager")  # ours (grpo.model.attention), and transformers' own
@@ -13,6 +15,7 @@ def problems(args: argparse.Namespace) -> Iterator[Problem]:
     """Yield each problem of these arguments with its remedy."""
     yield from _attention(args)
     yield from _adapter(args)
+    yield from _sharing(args)
     yield from _zero3(args)
     if args.enable_ema:
         yield Problem("--enable_ema would load a second copy of the model", "remove it")
@@ -54,8 +57,24 @@ def _adapter(args: argparse.Namespace) -> Iterator[Problem]:
         yield Problem("--load_in_4bit requantises an MXFP4 model to NF4", "remove it")
     if args.deepspeed_enable_sleep:
         yield Problem("--deepspeed_enable_sleep moves what --offload and --adam_offload keep on the host", "remove it")
-    if args.vllm_enable_sleep:
-        yield Problem("--vllm_enable_sleep discards the adapter in the engines", "remove it")
+
+
+def _sharing(args: argparse.Namespace) -> Iterator[Problem]:
+    engines = args.vllm_num_engines * args.vllm_tensor_parallel_size
+    ranks = args.actor_num_nodes * args.actor_num_gpus_per_node
+    if args.colocate_all_models and engines != ranks:
+        yield Problem(
+            f"--colocate_all_models gives each GPU a part of an engine and a rank of the actor, but the engines have "
+            f"{counted(engines, 'GPU')} and the actor {counted(ranks, 'GPU')}",
+            "make --actor_num_gpus_per_node equal to --vllm_num_engines x --vllm_tensor_parallel_size",
+        )
+    if args.vllm_enable_sleep and not args.colocate_all_models:
+        yield Problem(
+            "--vllm_enable_sleep gives an engine's memory to the actor, but they have GPUs of their own",
+            "remove it, or add --colocate_all_models",
+        )
+    elif args.vllm_enable_sleep and on_cpu_stack():
+        yield Problem("--vllm_enable_sleep needs GPUs: vLLM cannot sleep on CPUs", "remove it")
 
 
 def _zero3(args: argparse.Namespace) -> Iterator[Problem]:

@@ -1,25 +1,30 @@
 """The seconds of a step, phase by phase: from the figures that scripts.gpu_check measured here, or from stated ones.
 
-Figures are of gpt-oss-120b. Time per token scales with the layers, time per sample with the experts' weights as well.
+The actor's are of gpt-oss-120b. Time per token scales with the layers, time per sample with the experts' weights too.
 """
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from grpo.launch import equal_nodes
+from grpo.launch import decoding, equal_nodes, gpu_memory
 from grpo.launch.config import Config
+from grpo.launch.decoding import LARGE, Engine, Factors
+from grpo.launch.judge import RunJudge
+from grpo.launch.plan import WEIGHT_BYTES, Plan
 from grpo.model.architecture import NO_SHARD, PACKED, Architecture
-from grpo.model.released import RELEASED
 from grpo.stack.checkout import GPU_REPORT
 from grpo.stack.machine import GB
 from grpo.update import old_policy
 
-LARGE = RELEASED["openai/gpt-oss-120b"]
-SAMPLING = "sampling"  # the phase of the engines; the others are the actor's
-ENGINE_TOKENS = 1_000  # assumed: tokens per second of an engine
+# Whose a phase is: for the judge, nobody of the others need wait with PIPELINE=1; between steps all do.
+ENGINES, JUDGE, ACTOR, BETWEEN = "engines", "judge", "actor", "between"
+INSTRUCTIONS = 1_000  # assumed: tokens of the judge's instructions, problem and gold answer
+_CALL = (20, 30, 40)  # assumed: seconds of a call of the judge, at least, as expected, and at most
+_COPIES = 1e9  # assumed: bytes per second of an adapter to the engines, and of a checkpoint to its disk
 _OLD, _REFERENCE, _TRAINING = "old log-probs", "reference", "training"
 _GATHERS = {_OLD: 1, _REFERENCE: 1, _TRAINING: 2}  # of the weights: forward, backward
 NETWORK = 50.0  # assumed: GB/s between nodes, into each of them (400 Gb/s)
@@ -51,6 +56,7 @@ class Rates:
         gather: GB/s of each GPU in an all-gather.
         gather_source: where that is from.
         host: GB/s of pinned memory to a GPU.
+        decoding: of the engines.
     """
 
     source: str
@@ -62,6 +68,7 @@ class Rates:
     gather: float = 200.0
     gather_source: str = "assumes 200 GB/s"
     host: float = _HOST_COPIES
+    decoding: Factors = field(default_factory=dict)
 
     @classmethod
     def stated(cls, why: str = "") -> "Rates":
@@ -98,6 +105,8 @@ class Rates:
             if "all-reduce" in numbers:
                 measured = float(numbers["all-reduce"]["all_gather_gb_per_s"])
                 rates = replace(rates, gather=measured, gather_source=f"measured {measured:.0f} GB/s")
+            if "engine speed" in numbers:
+                rates = replace(rates, decoding=decoding.factors(numbers["engine speed"]))
             if "host copies" in numbers:
                 rates = replace(rates, host=float(numbers["host copies"]["to_device_gb_per_s"]))
         except FileNotFoundError:
@@ -109,28 +118,90 @@ class Rates:
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of a step in seconds: what is expected, at least, at most; and from what that follows."""
+    """A part of a step in seconds: what is expected, at least, at most; from what that follows; and whose it is."""
 
     name: str
     seconds: float
     low: float
     high: float
     source: str
+    whose: str = ACTOR
 
 
-def phases(config: Config, architecture: Architecture, rates: Rates) -> Iterator[Phase]:
-    """Yield the phases of a step in which every sample has the longest length."""
+def phases(plan: Plan, config: Config, judge: RunJudge, rates: Rates) -> Iterator[Phase]:
+    """Yield the phases of a step in which every sample has the longest length, for a plan with an architecture."""
+    assert plan.architecture is not None
+    yield sampling(config, plan.architecture, rates)
+    yield from _judging(config, judge)
+    yield from _passes(config, plan.architecture, rates)
+    yield from _gathers(config, plan.architecture, rates)
+    yield from _between(plan, config, rates)
+
+
+def sampling(config: Config, model: Architecture, rates: Rates) -> Phase:
+    """Return the phase of the engines."""
+    args, samples = config.args, config.samples_per_rollout
+    engine, seconds = _decode(config, model, rates, samples)
+    low, high = engine.unsure
+    way = "eager" if args.enforce_eager else "CUDA graphs"
+    source = (
+        f"{1000 * seconds / args.generate_max_len:.0f} ms for each of {args.generate_max_len:,} tokens, "
+        f"{math.ceil(samples / args.vllm_num_engines)} samples an engine, {way}; {engine.source}"
+    )
+    return Phase("sampling", seconds, low * seconds, high * seconds, source, ENGINES)
+
+
+def _decode(config: Config, model: Architecture, rates: Rates, samples: int) -> tuple[Engine, float]:
+    """Return an engine, and the seconds for so many of the longest responses on all engines."""
+    args, need = config.args, gpu_memory.needs(config)
+    engine = Engine(model, args.vllm_tensor_parallel_size, args.enforce_eager, rates.decoding)
+    count, at_once = math.ceil(samples / args.vllm_num_engines), need.at_once if need else decoding.MOST_AT_ONCE
+    return engine, engine.seconds(count, at_once, args.prompt_max_len, args.generate_max_len)
+
+
+def _judging(config: Config, judge: RunJudge) -> Iterator[Phase]:
+    """Yield the judge's calls after the last token. An answer is judged when it ends, so they may be few."""
+    if judge.settings is None:
+        return
+    chain, calls = judge.settings.chain, config.samples_per_rollout
+    tokens = calls * (INSTRUCTIONS + config.args.generate_max_len)
+    for_quota = chain.window * max((calls - 1) // chain.requests_per_window, tokens // chain.tokens_per_window)
+    rounds = math.ceil(calls / chain.concurrency)
+    least, expected, most = (
+        min(chain.deadline, each) for each in (_CALL[0], *(rounds * s + for_quota for s in _CALL[1:]))
+    )
+    source = f"{calls} calls after the last token, {chain.concurrency} at once; assumes {_CALL[1]} s for a call"
+    waits_for_rewards = config.args.dynamic_filtering or config.args.partial_rollouts > 0
+    yield Phase("judge", expected, least, most, source, ENGINES if waits_for_rewards else JUDGE)
+
+
+def _between(plan: Plan, config: Config, rates: Rates) -> Iterator[Phase]:
+    """Yield what happens between steps, evaluations and checkpoints spread over all of them."""
     args = config.args
-    tokens = config.samples_per_rollout * args.generate_max_len
-    sampling = tokens / (ENGINE_TOKENS * args.vllm_num_engines)
-    assumed = f"assumes {ENGINE_TOKENS:,} tokens/s of each engine, from half to twice as many"
-    yield Phase(SAMPLING, sampling, sampling / 2, sampling * 2, assumed)
-    yield from _passes(config, architecture, rates)
-    if args.actor_shard == NO_SHARD or config.actor_ranks == 1:
+    saved = (plan.checkpoint_bytes or 0) / args.save_steps if args.save_steps > 0 else 0.0
+    copies = ((plan.lora_parameters or 0) * WEIGHT_BYTES + saved) / _COPIES
+    yield Phase("sync, checkpoint", copies, copies, 5 * copies, "assumes 1 GB/s", BETWEEN)
+    if plan.architecture and plan.evals and plan.eval_prompts and plan.steps:
+        samples = plan.eval_prompts * args.eval_n_samples_per_prompt
+        engine, each = _decode(config, plan.architecture, rates, samples)
+        share, (low, high) = plan.evals * each / plan.steps, engine.unsure
+        source = f"{plan.evals} of {each:,.0f} s over {plan.steps} steps"
+        yield Phase("evaluation", share, low * share, high * share, source, BETWEEN)
+
+
+def _gathers(config: Config, architecture: Architecture, rates: Rates) -> Iterator[Phase]:
+    args = config.args
+    if args.actor_shard == NO_SHARD:
         return
     weights = sum(architecture.actor_bytes(args.experts == PACKED).values()) / GB
     count = sum(_GATHERS[name] * samples for name, samples in _samples(config).items())
     moved = count / args.micro_train_batch_size * weights
+    if args.offload:
+        copies = moved / config.actor_ranks / rates.host
+        source = f"OFFLOAD=1 at {rates.host:.0f} GB/s; 0 if all are overlapped"
+        yield Phase("copies from the host", copies, 0.0, copies, source)
+    if config.actor_ranks == 1:
+        return
     gathers = moved * (config.actor_ranks - 1) / config.actor_ranks / rates.gather
     source = rates.gather_source
     places = equal_nodes.of_config(config)
@@ -138,10 +209,6 @@ def phases(config: Config, architecture: Architecture, rates: Rates) -> Iterator
     if between > gathers:
         gathers, source = between, f"between nodes; assumes {NETWORK:.0f} GB/s into each"
     yield Phase("gathers", gathers, 0.0, gathers, f"{source}; 0 if all are overlapped")
-    if args.offload:
-        copies = moved / config.actor_ranks / rates.host
-        source = f"OFFLOAD=1 at {rates.host:.0f} GB/s; 0 if all are overlapped"
-        yield Phase("copies from the host", copies, 0.0, copies, source)
 
 
 def _passes(config: Config, architecture: Architecture, rates: Rates) -> Iterator[Phase]:

@@ -11,14 +11,15 @@ from grpo.stack.machine import Gpu
 def describe(config: Config) -> list[str]:
     """Name the GPUs of each engine and of the actor, in lines for people; [] without enough GPUs here.
 
-    Ray gives GPUs in the order of CUDA_VISIBLE_DEVICES. The engines ask first, then the actor.
+    Ray gives GPUs in the order of CUDA_VISIBLE_DEVICES. The engines ask first, then the actor. With COLOCATE=1 both get
+    the same ones.
     """
     gpus = [] if on_cpu_stack() or os.environ.get("RAY_ADDRESS") else machine.gpus()
     if len(gpus) < config.gpus:
         return []
     width, engines = config.args.vllm_tensor_parallel_size, range(config.args.vllm_num_engines)
     shares = {f"engine {number}": gpus[number * width : (number + 1) * width] for number in engines}
-    shares["actor"] = gpus[config.engine_gpus : config.gpus]
+    shares["actor"] = gpus[: config.gpus] if config.args.colocate_all_models else gpus[config.engine_gpus : config.gpus]
     lines = [f"{name}: {_names(share)}" for name, share in shares.items()]
     return [f"{'placement' if number == 0 else '':<12}{line}" for number, line in enumerate(lines)]
 

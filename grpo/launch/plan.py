@@ -200,11 +200,11 @@ def describe(plan: Plan, config: Config) -> list[str]:
     ]
     if plan.steps is not None:
         lines += _describe_steps(plan, config) + shortfall(plan, config)
-    lines.append(
-        f"{device:<12}{config.engine_gpus} for {counted(args.vllm_num_engines, 'engine')} of "
-        f"{args.vllm_tensor_parallel_size}, {config.actor_ranks} for the actor; Ray gets "
-        f"{counted(plan.ray_gpus, 'GPU')} and {counted(plan.ray_cpus, 'CPU')}"
-    )
+    engines = f"{counted(args.vllm_num_engines, 'engine')} of {args.vllm_tensor_parallel_size}"
+    shares = f"{config.engine_gpus} for {engines}, {config.actor_ranks} for the actor"
+    if args.colocate_all_models:
+        shares = f"{config.gpus} for {engines}, and the same for the actor"
+    lines.append(f"{device:<12}{shares}; Ray gets {counted(plan.ray_gpus, 'GPU')} and {counted(plan.ray_cpus, 'CPU')}")
     if plan.host_bytes is not None:
         lines += _describe_sizes(plan, config)
     if plan.download_bytes:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from grpo.launch import equal_nodes, gpu_memory
+from grpo.launch import equal_nodes, gpu_limits
 from grpo.launch.checks.data import check_data, has_own_reward
 from grpo.launch.checks.environment import check_environment
 from grpo.launch.checks.machine import (
@@ -58,9 +58,10 @@ def problems_anywhere(config: Config) -> list[Problem]:
     return [
         *_settings(config),
         *equal_nodes.problems(config),
-        *gpu_memory.problems(config),
+        *gpu_limits.problems(config),
         *_inputs(config, is_missed=False),
-        *(_of_model(config) if are_here else check_released(config)),
+        *(check_model(config) if are_here else check_released(config)),
+        *check_thinking(config),
     ]
 
 

@@ -1,16 +1,16 @@
 """What the nodes of a run do and receive, and what a further node would bring: lines of the plan."""
 
-from argparse import Namespace
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
-from grpo.launch import cost, equal_nodes, gpu_memory, micro_batches
+from grpo.launch import cost, equal_nodes, gpu_limits, micro_batches
 from grpo.launch.checks.settings import check_batches
 from grpo.launch.config import Config
 from grpo.launch.host_memory import is_for_gpus
-from grpo.launch.phases import ENGINE_TOKENS, Rates
+from grpo.launch.judge import RunJudge
+from grpo.launch.phases import Rates
 from grpo.launch.plan import WEIGHT_BYTES, Plan, size
-from grpo.model.architecture import NO_SHARD, Architecture
+from grpo.model.architecture import NO_SHARD
 from grpo.stack.seats import Seats
 
 
@@ -29,7 +29,7 @@ class Choice:
         return " and ".join(f"{name}={new}" for name, (new, old) in settings.items() if new != old)
 
 
-def describe(plan: Plan, config: Config) -> list[str]:
+def describe(plan: Plan, config: Config, judge: RunJudge) -> list[str]:
     """Return lines for people; [] if the user said nothing about nodes, or if the run does not fit on them."""
     places = equal_nodes.of_config(config) if equal_nodes.is_stated(config) else None
     if places is None:
@@ -40,7 +40,8 @@ def describe(plan: Plan, config: Config) -> list[str]:
     lines += [f"  node {node:<5}{_node(config, places, str(node), adapter)}" for node in range(1, count + 1)]
     lines += _traffic(plan, config, places, adapter)
     if plan.architecture and is_for_gpus(plan.architecture):
-        lines += _further(config, plan.architecture, Rates.of_report())
+        rates = Rates.of_report()
+        lines += _further(config, lambda changed: cost.seconds_of_step(plan, changed, judge, rates))
     return lines
 
 
@@ -85,22 +86,20 @@ def _traffic(plan: Plan, config: Config, places: Seats, adapter: int) -> Iterato
         )
 
 
-def _further(config: Config, architecture: Architecture, rates: Rates) -> Iterator[str]:
+def _further(config: Config, seconds: Callable[[Config], float]) -> Iterator[str]:
     """Yield what the nodes would do if they were full, and what one more would bring then."""
     count = config.args.nodes
-    now = cost.seconds_of_step(config, architecture, rates)
-    full = _best(choices(config, count, architecture, rates))
+    now = seconds(config)
+    full = _best(choices(config, count, seconds))
     if full and full.seconds < now:
         yield f"  unused    {full.ways(config)}: {full.seconds:,.0f} s a step instead of {now:,.0f}"
         now = full.seconds
-    best = _best(choices(config, count + 1, architecture, rates))
+    best = _best(choices(config, count + 1, seconds))
     if best is None or best.seconds >= now:
         yield f"  node {count + 1:<5}would bring nothing: with any numbers that fit, a step takes {now:,.0f} s or more"
         return
     gain = f"{best.seconds:,.0f} s a step instead of {now:,.0f}"
-    yield f"  node {count + 1:<5}would bring {gain}, with {best.ways(config)},"
-    samples = config.samples_per_rollout / best.engines
-    yield f"            if an engine samples {ENGINE_TOKENS:,} tokens/s even with {samples:.1f} samples at once"
+    yield f"  node {count + 1:<5}would bring {gain}, with {best.ways(config)}"
 
 
 def _best(found: Iterable[Choice]) -> Choice | None:
@@ -108,7 +107,7 @@ def _best(found: Iterable[Choice]) -> Choice | None:
     return min(found, key=lambda choice: (round(choice.seconds), choice.ranks), default=None)
 
 
-def choices(config: Config, count: int, architecture: Architecture, rates: Rates) -> list[Choice]:
+def choices(config: Config, count: int, seconds: Callable[[Config], float]) -> list[Choice]:
     """Return the ways to use so many nodes: numbers of ranks that the batches allow, and all engines that then fit.
 
     A run does not get fewer engines or ranks than it has, nor more engines than samples.
@@ -122,8 +121,8 @@ def choices(config: Config, count: int, architecture: Architecture, rates: Rates
         if engines < args.vllm_num_engines:
             break
         changed = _with(config, count, engines, ranks)
-        if not list(check_batches(changed)) and not list(gpu_memory.problems(changed)):
-            found.append(Choice(engines, ranks, cost.seconds_of_step(changed, architecture, rates)))
+        if not list(check_batches(changed)) and not list(gpu_limits.problems(changed)):
+            found.append(Choice(engines, ranks, seconds(changed)))
     return found
 
 
@@ -131,7 +130,7 @@ def _with(config: Config, count: int, engines: int, ranks: int) -> Config:
     """Return the configuration with other numbers; micro-batches that were chosen for it are chosen anew."""
     changes = {"nodes": count, "gpus_per_node": equal_nodes.gpus_of_node(config), "vllm_num_engines": engines}
     changes |= {"actor_num_nodes": 1, "actor_num_gpus_per_node": ranks}
-    changed = replace(config, args=Namespace(**vars(config.args) | changes))
+    changed = config.assuming(**changes)
     share = max(1, config.args.train_batch_size // ranks)
     for name in ("micro_train_batch_size", "micro_rollout_batch_size"):
         if getattr(changed.args, name) > share:

@@ -1,14 +1,19 @@
 """The LoRA adapter inside a vLLM worker, as a side path next to the frozen attention weights.
 
-``y = base(x) + (x A^T) B^T * scale``, computed in the order of PEFT's linear layer. It wraps the linear layer's
-``quant_method``, which runs before the row-parallel all-reduce: q, k and v take rows of B, o takes columns of A.
-Merging ``B A`` into bf16 weights would instead lose most early updates to rounding.
+``y = base(x) + (x A^T) B^T * scale``. It wraps the linear layer's ``quant_method``, which runs before the row-parallel
+all-reduce: q, k and v take rows of B, o takes columns of A. Merging ``B A`` into bf16 weights would instead lose most
+early updates to rounding.
+
+A layer's side path is two products, whose launches are most of its cost when tokens are sampled one by one: x with the
+A of all projections, and the result with their B, which is added to the output of the frozen weight in place. PEFT
+rounds this update to bf16 before it adds it, and we do not. Where the update is small, the sums are the same.
 
 vLLM imports this module in every worker (``worker_extension_cls``) before it builds the model. The side path thus
 exists when the model is profiled and compiled.
 """
 
 import functools
+import hashlib
 import os
 import warnings
 from dataclasses import dataclass, field
@@ -43,7 +48,8 @@ class SidePath(LinearMethodBase):
 
     Args:
         base: the method that applies the frozen weight.
-        layer: the linear layer; gets buffers ``lora_A`` ``[parts, r, in]`` and ``lora_B`` ``[out, r]``, initially zero.
+        layer: the linear layer; gets buffers ``lora_A`` ``[parts * r, in]``, the parts' A one below the other, and
+            ``lora_B`` ``[out, parts * r]``, the parts' B on the diagonal and zeros elsewhere. All are zero at first.
         sizes: the local output sizes of the parts that have their own adapter: (q, k, v), or that of o alone.
         in_features: the local input size.
         rank, scale: r, and alpha / r.
@@ -52,10 +58,10 @@ class SidePath(LinearMethodBase):
     def __init__(
         self, base: LinearMethodBase, layer: LinearLayer, sizes: list[int], in_features: int, rank: int, scale: float
     ) -> None:
-        self.base, self.sizes, self.scale = base, sizes, scale
-        weight = next(layer.parameters())
-        layer.register_buffer("lora_A", weight.new_zeros(len(sizes), rank, in_features), persistent=False)
-        layer.register_buffer("lora_B", weight.new_zeros(sum(sizes), rank), persistent=False)
+        self.base, self.scale = base, scale
+        weight, hidden = next(layer.parameters()), len(sizes) * rank
+        layer.register_buffer("lora_A", weight.new_zeros(hidden, in_features), persistent=False)
+        layer.register_buffer("lora_B", weight.new_zeros(sum(sizes), hidden), persistent=False)
 
     def create_weights(self, *args: Any, **kwargs: Any) -> None:
         self.base.create_weights(*args, **kwargs)
@@ -64,9 +70,10 @@ class SidePath(LinearMethodBase):
         self.base.process_weights_after_loading(layer)
 
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        hidden = [x @ a.t() for a in layer.lora_A.unbind(0)]
-        update = [h @ b.t() for h, b in zip(hidden, layer.lora_B.split(self.sizes), strict=True)]
-        return self.base.apply(layer, x, bias) + torch.cat(update, dim=-1) * self.scale
+        """Return the layer's output ``[T, out]`` for inputs ``[T, in]``."""
+        hidden = x @ layer.lora_A.t()
+        # The output is a tensor of its own. A sum that is no part of the product would be a launch more.
+        return self.base.apply(layer, x, bias).addmm_(hidden, layer.lora_B.t(), alpha=self.scale)
 
 
 def attach(attention: Attention, rank: int, scale: float) -> None:
@@ -75,6 +82,23 @@ def attach(attention: Attention, rank: int, scale: float) -> None:
     sizes = [attention.q_size, attention.kv_size, attention.kv_size]
     qkv.quant_method = SidePath(qkv.quant_method, qkv, sizes, attention.hidden_size, rank, scale)
     o.quant_method = SidePath(o.quant_method, o, [attention.hidden_size], attention.q_size, rank, scale)
+
+
+def attach_if_trained(attention: Attention, config: VllmConfig) -> None:
+    """Give an attention module its side paths, if the engine is configured for an adapter."""
+    settings = config.additional_config
+    if isinstance(settings, dict) and settings.get("lora_rank"):
+        attach(attention, settings["lora_rank"], settings["lora_scale"])
+        # vLLM keeps compiled models on disk. Their key has this dictionary, but not the worker's extension: a model
+        # that was compiled without a side path, or with another version's, would ignore the adapter.
+        settings["side_path"] = code_digest()
+
+
+@functools.cache
+def code_digest() -> str:
+    """Return a digest of the Python files in this folder."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def slots(attention: Attention) -> dict[str, tuple[torch.Tensor, slice, slice]]:
@@ -87,12 +111,14 @@ def slots(attention: Attention) -> dict[str, tuple[torch.Tensor, slice, slice]]:
     rank, everything = get_tensor_model_parallel_rank(), slice(None)
     qkv, o = attention.qkv_proj, attention.o_proj
     parts = {"q": attention.q_size, "k": attention.kv_size, "v": attention.kv_size}
-    held = {f"{name}_proj.lora_A": (qkv.lora_A[part], everything, everything) for part, name in enumerate(parts)}
-    buffers = qkv.lora_B.split(list(parts.values()))
-    for (name, size), buffer in zip(parts.items(), buffers, strict=True):
-        held[f"{name}_proj.lora_B"] = (buffer, slice(rank * size, (rank + 1) * size), everything)
+    held = {}
+    for name, a in zip(parts, qkv.lora_A.chunk(len(parts)), strict=True):
+        held[f"{name}_proj.lora_A"] = a, everything, everything
+    for part, (name, b) in enumerate(zip(parts, qkv.lora_B.split(list(parts.values())), strict=True)):
+        mine = slice(rank * parts[name], (rank + 1) * parts[name])
+        held[f"{name}_proj.lora_B"] = b.chunk(len(parts), dim=1)[part], mine, everything
     mine = slice(rank * attention.q_size, (rank + 1) * attention.q_size)
-    held["o_proj.lora_A"] = (o.lora_A[0], everything, mine)
+    held["o_proj.lora_A"] = (o.lora_A, everything, mine)
     held["o_proj.lora_B"] = (o.lora_B, everything, everything)
     return held
 
@@ -125,8 +151,9 @@ def fill(attention: Attention, tensors: dict[str, tuple[int, torch.Tensor]], app
             buffer.zero_()
         applied.rows.append((number, rows.start or 0, len(buffer)))
     # The layer is in the CPU's cache now. Summing its projections together takes half as long as one by one.
+    # The zeros beside the B of q, k and v add nothing.
     qkv, o = attention.qkv_proj, attention.o_proj
-    applied.sums += map(row_sums, (qkv.lora_A.flatten(0, 1), qkv.lora_B, o.lora_A[0], o.lora_B))
+    applied.sums += map(row_sums, (qkv.lora_A, qkv.lora_B, o.lora_A, o.lora_B))
 
 
 @functools.lru_cache(maxsize=1)
@@ -211,17 +238,12 @@ def mask_vocabulary(model: GptOssForCausalLM, kept: Allocated) -> None:
 
 
 def _install() -> None:
-    """Patch every gpt-oss attention module to create side paths, if the engine is configured for an adapter.
-
-    Patch every model to sample only allocated tokens, if the engine has a tokenizer.
-    """
+    """Patch every gpt-oss attention module to create side paths, and every model to sample only allocated tokens."""
     original = OAIAttention.__init__
 
     def init_with_side_path(self: OAIAttention, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        config = get_current_vllm_config().additional_config
-        if isinstance(config, dict) and config.get("lora_rank"):
-            attach(cast(Attention, self), config["lora_rank"], config["lora_scale"])
+        attach_if_trained(cast(Attention, self), get_current_vllm_config())
 
     OAIAttention.__init__ = init_with_side_path  # type: ignore[method-assign]
     original_model = GptOssForCausalLM.__init__

@@ -37,6 +37,8 @@ def replace_kernels() -> torch.library.Library:
         for name in PRODUCTS:
             kernel = torch.library.get_kernel(f"aten::{name}", "CPU")
             library.impl(name, functools.partial(_through_float32, kernel), "CPU", with_keyset=True)
+        kernel = torch.library.get_kernel("aten::addmm_", "CPU")
+        library.impl("addmm_", functools.partial(_add_through_float32, kernel), "CPU", with_keyset=True)
     return library
 
 
@@ -45,6 +47,14 @@ def _through_float32(kernel: Any, keyset: Any, *operands: Any, **factors: Any) -
         return kernel.call_boxed(keyset, *operands, **factors)
     wide = [_wide(operand) for operand in operands]
     return kernel.call_boxed(keyset, *wide, **factors).to(torch.bfloat16)
+
+
+def _add_through_float32(
+    kernel: Any, keyset: Any, result: torch.Tensor, *operands: Any, **factors: Any
+) -> torch.Tensor:
+    """Do the same where a product is added in place."""
+    total = _through_float32(kernel, keyset, result, *operands, **factors)
+    return result.copy_(total) if result.dtype == torch.bfloat16 else total
 
 
 def _wide(operand: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The memory of the actor on its GPU, by part, from the shapes of the model. Works without torch.
+"""The memory of the actor on its GPU, by part, and of an engine's cache, from a model's shapes. Works without torch.
 
 Resident parts follow from shapes alone. What a pass needs is linear in its tokens. Two counts of it, named below, were
 read off measurements on an H100; docs/gpu.md compares the formula with those.
@@ -18,6 +18,9 @@ OUTER_STATES = 3
 _OPTIMIZER = 12  # bytes of an adapter's parameter: fp32 weight and two moments
 _GRADIENT = 4
 _EAGER_SCORES = 4  # copies of the scores that transformers' attention holds
+WINDOW = 128  # tokens that a sliding layer of gpt-oss sees
+_BLOCK = 16  # tokens of a block of vLLM's cache
+PROMPT_CHUNK = 2_048  # tokens that vLLM computes at once: `max_num_batched_tokens` of an engine that does not set it
 
 
 @dataclass(frozen=True)
@@ -46,13 +49,9 @@ class Actor:
     def parts(self, rows: int, length: int) -> dict[str, int]:
         """Return the bytes of each part by its name, at a micro-batch of ``rows`` sequences of ``length`` tokens."""
         tokens = rows * length
-        parts = self._resident()
-        kind = "packed" if self.packed and self.architecture.mxfp4 else "bf16"
-        of_base = self._base_bytes()
-        if not self.offload:
-            parts = {f"frozen base, {kind}": math.ceil(sum(of_base.values()) / self._shares)} | parts
+        parts = self.held()
         if self._shares > 1 or self.offload:
-            parts["gathered layer, and the largest tensor of the next"] = self._gathered(of_base)
+            parts["gathered layer, and the largest tensor of the next"] = self._gathered(self._base_bytes())
         layer = self._layer(tokens) + (self._eager_scores(rows, length) if self.eager else 0)
         states = tokens * self.architecture.hidden * _BF16
         if self.checkpointing:
@@ -61,9 +60,21 @@ class Actor:
             parts["states between layers"] = OUTER_STATES * states
             layer *= self.architecture.layers
         parts["computation of a layer" if self.checkpointing else "computation of all layers"] = layer
-        parts["unpacked experts"] = self._unpacked() if kind == "packed" else 0
+        parts["unpacked experts"] = self._unpacked() if self._kind == "packed" else 0
         parts["log-probs, in chunks"] = self._scores(tokens)
         return {name: size for name, size in parts.items() if size}
+
+    def held(self) -> dict[str, int]:
+        """Return the bytes of each part that stays between passes, by its name."""
+        if self.offload:
+            return self._resident()
+        return {f"frozen base, {self._kind}": math.ceil(sum(self._base_bytes().values()) / self._shares)} | (
+            self._resident()
+        )
+
+    @property
+    def _kind(self) -> str:
+        return "packed" if self.packed and self.architecture.mxfp4 else "bf16"
 
     @property
     def _shares(self) -> int:
@@ -105,3 +116,35 @@ class Actor:
     def _scores(self, tokens: int) -> int:
         """Return the bytes of a chunk's logits and of their gradient."""
         return min(tokens, SCORED_TOKENS) * self.architecture.vocabulary * 2 * _BF16
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The key/value cache of a GPU of an engine.
+
+    vLLM gives blocks of 16 tokens from one pool: to all full layers of a sequence, and to all sliding ones, which are
+    every second layer and keep a window.
+
+    Attributes:
+        workers: GPUs of the engine.
+    """
+
+    architecture: Architecture
+    workers: int
+
+    def bytes(self, tokens: int, chunk: int = 1) -> int:
+        """Return the bytes of a sequence, ``chunk`` tokens of which are computed at once."""
+        sliding = min(tokens, WINDOW - 1 + chunk)
+        return self._block * (math.ceil(tokens / _BLOCK) + math.ceil(sliding / _BLOCK) + 1)
+
+    def longest(self, room: int) -> int:
+        """Return the tokens of the longest sequence with which vLLM starts, given bytes; 0 if there is none."""
+        blocks = room // self._block - 1
+        kept = math.ceil((WINDOW - 1 + PROMPT_CHUNK) / _BLOCK)
+        return max(0, _BLOCK * max(blocks - kept, min(blocks // 2, kept)))
+
+    @property
+    def _block(self) -> int:
+        shape = self.architecture
+        of_layer = 2 * _BLOCK * shape.key_value_heads * shape.head_dim * _BF16
+        return max(1, math.ceil(shape.layers / 2) * of_layer // self.workers)

@@ -13,7 +13,7 @@ import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from deepspeed.accelerator import get_accelerator
@@ -61,7 +61,33 @@ def load_gpt_oss(
     faults = architecture.check(files)
     if faults:
         raise CheckpointError(f"{directory}: {faults[0].file} {faults[0].what}", faults[0].remedy)
+    is_packed = packed and architecture.Architecture.from_config(files.config).mxfp4
     config = AutoConfig.from_pretrained(directory)
+    return build_gpt_oss(config, CheckpointReader(files), attn_implementation, ds_config, is_packed, sharded)
+
+
+class Reader(Protocol):
+    """Where the values of a model come from."""
+
+    def fill(self, name: str, shape: torch.Size, start: int, out: torch.Tensor) -> None:
+        """Write elements of a parameter, as :meth:`grpo.model.model_reader.CheckpointReader.fill` does."""
+
+
+def build_gpt_oss(
+    config: GptOssConfig,
+    reader: Reader,
+    attn_implementation: str = attention.NAME,
+    ds_config: dict | None = None,
+    packed: bool = True,
+    sharded: bool = True,
+) -> GptOssForCausalLM:
+    """Build a model, and let each rank fill its parameters.
+
+    Args:
+        config: of the model; it is changed.
+        reader: of the values.
+        packed: whether experts are in MXFP4; the other arguments are those of :func:`load_gpt_oss`.
+    """
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # transformers would look for a quantizer
     config.dtype = torch.bfloat16
@@ -71,11 +97,10 @@ def load_gpt_oss(
     config._attn_implementation = attn_implementation
     with torch.device("meta"), no_init_weights():
         model: Any = GptOssForCausalLM(config)
-    experts.install(model, packed and architecture.Architecture.from_config(files.config).mxfp4)
+    experts.install(model, packed)
 
     is_zero3 = sharded and ds_config and ds_config["zero_optimization"]["stage"] == 3
     zero = ZeroPartitioner(ds_config) if ds_config and is_zero3 else None
-    reader = CheckpointReader(files)
     for name, parameter in list(model.named_parameters()):
         owner_name, _, leaf = name.rpartition(".")
         owner = model.get_submodule(owner_name)
@@ -108,9 +133,7 @@ def share_of_cores(ranks: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _load_parameter(
-    reader: CheckpointReader, name: str, described: nn.Parameter, zero: ZeroPartitioner | None
-) -> nn.Parameter:
+def _load_parameter(reader: Reader, name: str, described: nn.Parameter, zero: ZeroPartitioner | None) -> nn.Parameter:
     """Return a parameter of the shape of ``described``, which is on the meta device."""
     if zero is None:
         whole = _load_whole(reader, name, described, "cpu")
@@ -123,9 +146,7 @@ def _load_parameter(
     return parameter
 
 
-def _load_whole(
-    reader: CheckpointReader, name: str, described: nn.Parameter, device: str | None = None
-) -> torch.Tensor:
+def _load_whole(reader: Reader, name: str, described: nn.Parameter, device: str | None = None) -> torch.Tensor:
     """Return the values of a parameter that is on the meta device, by default on this rank's device."""
     device = device or get_accelerator().current_device_name()
     whole = torch.empty(described.shape, dtype=_dtype(described), device=device)

@@ -1,11 +1,13 @@
 """Sampling in the engine actor. Imports no DeepSpeed: vLLM's process stays free of it."""
 
+import asyncio
 import logging
+from collections.abc import Coroutine, Sequence
 from copy import copy, deepcopy
 from typing import TYPE_CHECKING, Any
 
 from grpo.lora.engine_actor import NoPolicyError
-from grpo.rollout import continued, reward_threads, routing
+from grpo.rollout import answering, continued, reward_threads, routing
 from grpo.stack.upstream.engine import AsyncLLM, Engine
 
 if TYPE_CHECKING:
@@ -64,22 +66,27 @@ def require_policy(actor: Engine) -> None:
         raise NoPolicyError("this engine was started again and does not hold the adapter yet")
 
 
-async def with_origin(
-    engine: Engine, params: "SamplingParams", responses: list[dict[str, Any]]
+async def answer(
+    engine: Engine, params: "SamplingParams", samples: Sequence[Coroutine[Any, Any, dict[str, Any]]]
 ) -> list[dict[str, Any]]:
-    """Add to the responses to a prompt which engine sampled them.
+    """Answer a prompt. Its responses say which engine sampled them.
 
-    Also the policies of their tokens, and the engine's choice of experts, if those were recorded.
+    Also the policies of their tokens, and the engine's choice of experts, if those were recorded. Once the prompt
+    counts as sampled (:func:`grpo.rollout.answering.sampled`), the engine is not asked for it any more.
 
     Args:
         params: of the prompt.
-        responses: one for each sample, in order.
+        samples: the executor's calls, one for each sample, in order.
     """
     from grpo.rollout import cores  # imports Ray; evaluations without Ray share this module
 
+    tasks = await answering.sample(samples)
+    recorded = await routing.take(engine, params, len(tasks))
+    with answering.waiting(params.seed):
+        responses = await asyncio.gather(*tasks)
     for response in responses:
         response[SAMPLED_BY] = cores.own_actor()
-    return await routing.with_routing(engine, params, continued.with_policies(engine, params, responses))
+    return routing.with_routing(continued.with_policies(engine, params, responses), recorded)
 
 
 def for_sample(params: "SamplingParams", number: int) -> "SamplingParams":

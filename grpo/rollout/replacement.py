@@ -5,6 +5,7 @@ run's policy, so the controller installs the adapter of the last sync before it 
 """
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -27,6 +28,7 @@ logger = logging.getLogger("openrlhf.grpo.replacement")
 MOST = 3  # in one part of a run; the next death of an engine ends it
 START_SECONDS = 3600.0  # the launcher notices a start that hangs
 _LOOK_SECONDS = 1.0
+_SAMPLED_SECONDS = 0.1
 
 
 @dataclass
@@ -50,6 +52,7 @@ class EngineCalls:
 
     def __init__(self) -> None:
         self._calls: dict[Any, Call] = {}  # by Ray's reference to the responses
+        self._replacing = threading.Lock()  # the threads of two batches may notice the same death
         self.replaced = self._told = 0
         self.policy: int | None = None
         self.adapter: Sent | None = None
@@ -62,8 +65,11 @@ class EngineCalls:
         self._calls[reference] = Call(engine, arguments)
         return reference
 
-    def wait(self, references: list[Any]) -> tuple[list[Any], dict[Any, Any]]:
+    def wait(self, references: list[Any], sampled: threading.Event | None = None) -> tuple[list[Any], dict[Any, Any]]:
         """Wait for the responses to a prompt.
+
+        Args:
+            sampled: is set while all these prompts are sampled, and only wait for rewards; None: nobody asks.
 
         Returns:
             those that are there; and if an engine was replaced, the new reference of each prompt that it lost.
@@ -71,12 +77,29 @@ class EngineCalls:
         Raises:
             RayActorError: if an engine died and is not replaced, because there were too many or it did not start.
         """
-        ready, _ = ray.wait(references, num_returns=1, timeout=10.0)
+        is_asked = sampled is not None and not sampled.is_set()
+        ready, _ = ray.wait(references, num_returns=1, timeout=_SAMPLED_SECONDS if is_asked else 10.0)
         for reference in ready:
             if error := _loss(reference):
+                if sampled is not None:  # before the engine lives: the sync must not meet what is sampled again
+                    sampled.clear()
                 return [], self._replace(self._calls[reference].engine, error, references)
             self._calls.pop(reference, None)
+        if sampled is not None and is_asked and not ready and self._are_sampled(references):
+            sampled.set()
         return ready, {}
+
+    def _are_sampled(self, references: Sequence[Any]) -> bool:
+        """Return whether the answers to all these prompts only wait for rewards."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        calls = [self._calls[reference] for reference in references]
+        engines = [call.engine for at, call in enumerate(calls) if call.engine not in [c.engine for c in calls[:at]]]
+        try:
+            seeds = {seed for known in ray.get([engine.sampled.remote() for engine in engines]) for seed in known}
+        except (RayActorError, EngineDeadError):  # :meth:`wait` replaces it
+            return False
+        return all(call.arguments["sampling_params"].seed in seeds for call in calls)
 
     def loads(self, engines: Sequence[EngineActor]) -> list[int]:
         """Return the number of requests that each engine has not finished. One that died is replaced."""
@@ -96,14 +119,15 @@ class EngineCalls:
 
     def _replace(self, engine: EngineActor, error: Exception, references: Sequence[Any]) -> dict[Any, Any]:
         """Wait until an engine lives again, and send its lost prompts again."""
-        if self.replaced >= MOST:
-            raise error
         started = time.monotonic()
-        logger.warning("an engine died (%s); it is started again", str(error).partition("\n")[0])
-        with self.phase():
-            if not _has_policy(engine, error):
-                self._install(engine)
-                self.replaced += 1
+        with self._replacing:
+            if self.replaced >= MOST:
+                raise error
+            logger.warning("an engine died (%s); it is started again", str(error).partition("\n")[0])
+            with self.phase():
+                if not _has_policy(engine, error):
+                    self._install(engine)
+                    self.replaced += 1
         mine = [reference for reference in references if self._calls[reference].engine == engine]
         lost = [reference for reference in mine if _is_over(reference) and _loss(reference)]
         again = {reference: self.send(engine, self._calls.pop(reference).arguments) for reference in lost}

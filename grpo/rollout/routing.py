@@ -45,24 +45,32 @@ def _named(params: "SamplingParams", name: str) -> "SamplingParams":
     return mine
 
 
-async def with_routing(
-    engine: Engine, params: "SamplingParams", responses: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """Add the recorded choices to the responses to a prompt and to their branches, if they were recorded.
+async def take(engine: Engine, params: "SamplingParams", samples: int) -> dict[str, Any] | None:
+    """Take the recorded choices of a prompt's samples from the workers, which forget them at a sync.
 
-    Args:
-        params: of the prompt.
-        responses: one for each sample, in order.
+    Returns:
+        as :meth:`grpo.lora.router_capture.RecordingWorker.take_routing`; None if they were not recorded.
     """
     if _name(params) is None:
-        return responses
-    names = [_name(for_sample(params, number)) for number in range(len(responses))]
+        return None
+    names = [_name(for_sample(params, number)) for number in range(samples)]
     answers = await engine.llm.collective_rpc("take_routing", args=(names,))
     [answer] = [answer for answer in answers if answer is not None]
-    for response, calls in zip(responses, answer["calls"], strict=True):
-        made = [_call(call, answer["shape"]) for call in calls]
+    return answer
+
+
+def with_routing(responses: list[dict[str, Any]], recorded: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Add the choices of :func:`take` to the responses to a prompt and to their branches.
+
+    Args:
+        responses: one for each sample, in order.
+    """
+    if recorded is None:
+        return responses
+    for response, calls in zip(responses, recorded["calls"], strict=True):
+        made = [_call(call, recorded["shape"]) for call in calls]
         for sample in (response, *response.get("branches", ())):
-            sample[KEY] = assembled(sample["observation_tokens"], made, answer["shape"])
+            sample[KEY] = assembled(sample["observation_tokens"], made, recorded["shape"])
     return responses
 
 

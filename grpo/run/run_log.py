@@ -79,9 +79,13 @@ class RunLog:
             try:
                 return function(*args, **kwargs)
             finally:
-                self._seconds[phase] += time.monotonic() - started
+                self.note_seconds(phase, time.monotonic() - started)
 
         return wrapper
+
+    def note_seconds(self, phase: str, seconds: float) -> None:
+        """Add seconds to a phase of the current step."""
+        self._seconds[phase] += seconds
 
     def note_phase(self, phase: str, step: int) -> None:
         """Say what the run does from now on, for whoever watches that it gets on."""
@@ -245,8 +249,8 @@ class LoggedTrainer(PPOTrainer, Protocol):
 def attach(trainer: PPOTrainer, states: dict[str, Any]) -> RunLog:
     """Time the phases of OpenRLHF's ``PPOTrainer`` (an object, not its class), and return its log.
 
-    Phases: ``generate`` (with the reward, which the engines compute), ``old_log_probs`` (with advantages), ``train``,
-    ``sync``, ``save``. An evaluation's seconds are in eval.jsonl.
+    Phases: ``old_log_probs`` (with advantages), ``train``, ``sync``, ``save``. :class:`grpo.batch.ahead.Batches` times
+    ``generate`` and ``wait``. An evaluation's seconds are in eval.jsonl.
 
     Args:
         states: the ``client_states`` that the trainer starts from, see
@@ -263,7 +267,6 @@ def attach(trainer: PPOTrainer, states: dict[str, Any]) -> RunLog:
     if step and not log.has_step(step):  # killed between saving and logging, or the line was cut
         log.write_step(step, states["status"], is_timed=False)
     log.add_exact_match(step)
-    trainer.samples_generator.generate_samples = log.timed("generate", trainer.samples_generator.generate_samples)
     maker = trainer.experience_maker
     maker.make_experience_batch = log.timed("old_log_probs", maker.make_experience_batch)
     trainer.ppo_train = log.timed("train", trainer.ppo_train)

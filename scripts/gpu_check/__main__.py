@@ -1,19 +1,23 @@
 """Check what this machine's GPUs can do, rung by rung, before the first run.
 
-    python -m scripts.gpu_check [--out FILE] [--only RUNG ...]
+    python -m scripts.gpu_check [--out FILE] [--seconds N] [--only RUNG ...]
 
 Each rung takes seconds to minutes, and ends with a verdict: passed, failed with a remedy, or skipped with the reason.
 The report is one JSON file. `./train_grpo.sh --plan` uses its figures, and `python -m scripts.bundle` packs it.
 A machine with one GPU and PyTorch, transformers and Triton alone is checked as far as these go.
 
-Exit code: 0 no rung failed, also without a GPU; 1 a rung failed; 2 invalid call.
+SIGTERM, SIGHUP and Ctrl-C end the present rung with all that it started; the report then has the rungs before it.
+
+Exit code: 0 no rung failed, also without a GPU; 1 a rung failed; 2 invalid call; 130 Ctrl-C, 129 SIGHUP, 143 SIGTERM.
 """
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from grpo.launch import signals
 from grpo.stack.checkout import GPU_REPORT
 from scripts.gpu_check import rung, seen
 from scripts.gpu_check.ladder import LADDER, climb
@@ -34,13 +38,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--only", nargs="+", choices=names, metavar="RUNG", help=f"some rungs; writes no report without --out ({names})"
     )
+    parser.add_argument("--seconds", type=int, metavar="N", help="end each rung after N seconds, if not before")
     options = parser.parse_args(argv)
+    if options.seconds is not None and options.seconds < 1:
+        parser.error("--seconds must be at least 1")
     out = options.out or (None if options.only else GPU_REPORT)
     if out and out.is_dir():
         parser.error(f"--out {out} is a folder; name a file")
+    chosen = [each for each in LADDER if not options.only or each.name in options.only]
+    if options.seconds:
+        chosen = [replace(each, seconds=min(each.seconds, options.seconds)) for each in chosen]
     found = seen.look()
     print("\n".join(_machine(found)), flush=True)
-    chosen = [each for each in LADDER if not options.only or each.name in options.only]
     results = climb(chosen, found, _say, out)
     print("\n".join(_summary(results, out)))
     return int(any(result.verdict == rung.FAILED for result in results))
@@ -68,4 +77,9 @@ def _summary(results: list[Result], out: Path | None) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    signals.raise_them()
+    try:
+        sys.exit(main())
+    except signals.Signalled as end:
+        print(f"{end.name}: the rung and all that it started have been ended", file=sys.stderr)
+        sys.exit(end.code)

@@ -1,4 +1,4 @@
-"""Sums and gathers over all ranks, and reports GB/s per rank. Each rank of the rung "all-reduce" runs this."""
+"""Sums over all ranks, gathers bf16 and bytes, and reports GB/s per rank; a rank of the rung "all-reduce" runs it."""
 
 import os
 
@@ -20,7 +20,10 @@ def main() -> None:
     part = torch.full((len(values) // ranks,), rank + 1, dtype=torch.bfloat16, device=device)
     whole = torch.empty(ranks * len(part), dtype=torch.bfloat16, device=device)
     dist.all_gather_into_tensor(whole, part)
-    right &= bool((whole.view(ranks, -1) == torch.arange(1, ranks + 1, device=device)[:, None]).all())
+    packed = torch.empty(ranks * len(part), dtype=torch.uint8, device=device)  # as packed experts are gathered
+    dist.all_gather_into_tensor(packed, part.to(torch.uint8))
+    for received in (whole, packed):
+        right &= bool((received.view(ranks, -1) == torch.arange(1, ranks + 1, device=device)[:, None]).all())
     values.zero_()
     timings = time_in_turn(
         {"reduce": lambda: dist.all_reduce(values), "gather": lambda: dist.all_gather_into_tensor(whole, part)},

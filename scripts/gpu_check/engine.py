@@ -5,7 +5,6 @@ On a GPU, vLLM runs MXFP4 with its own kernels, on two GPUs if there are as many
 """
 
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -34,12 +33,9 @@ LONGEST = 512
 def check(gpus: int) -> Passed:
     """Send a random adapter to an engine, sample, and score the same tokens with the actor's model."""
     device, workers = device_of(gpus), min(gpus or 2, 2)
-    scratch = Path(tempfile.mkdtemp(prefix="grpo-", dir="/tmp"))  # short: sockets lie in it
+    scratch = Path(tempfile.mkdtemp(prefix=""))  # a short name, for sockets lie in it; it goes with the rung's TMPDIR
     os.environ.update(ray_head.variables() | rendezvous.variables(scratch / "rendezvous"))  # before Ray is imported
-    try:
-        return _compared(scratch, device, workers, gpus)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    return _compared(scratch, device, workers, gpus)
 
 
 def _compared(scratch: Path, device: str, workers: int, gpus: int) -> Passed:
@@ -47,33 +43,47 @@ def _compared(scratch: Path, device: str, workers: int, gpus: int) -> Passed:
     from transformers import AutoTokenizer
 
     from grpo.lora import adapter, sync
-    from grpo.metrics.parity import FEWEST_TOKENS
-    from grpo.metrics.scored_rollouts import compare
     from grpo.model import loading
     from grpo.model.vocabulary import allocated
 
     tokenizer = AutoTokenizer.from_pretrained(folder / "mxfp4")
     model = with_adapter(loading.load_gpt_oss(folder / "mxfp4"), RANK, SCALE).to(device).eval()
     flat, specs = adapter.gather(model)
-    prompts = [_prompt(tokenizer, number) for number in range(32)]
+    prompts = [prompt_of(tokenizer, number) for number in range(32)]
     # vLLM on a CPU has no kernel for MXFP4.
     with started(folder / ("mxfp4" if gpus else "bf16"), scratch, workers, gpus) as engine:
         sync.send(flat.cpu(), specs, [engine])
         answers = sample(engine, prompts)
     found = rollouts(model, prompts, answers, allocated(tokenizer), device)
+    # On a CPU, vLLM replaces Ray's executor by processes.
+    passed = judge(f"{'MXFP4 over Ray' if gpus else 'bf16'}, TP={workers}", found)
+    return Passed(passed.line, {**passed.numbers, "workers": workers})
+
+
+def judge(what: str, found: "Sequence[Rollout]") -> Passed:
+    """Return by how much an engine's log-probs differ from the actor's.
+
+    Args:
+        what: was compared.
+        found: with an adapter that changes log-probs by more than the limit.
+
+    Raises:
+        UserError: if rounding does not explain the difference, or if too little was compared.
+    """
+    from grpo.metrics.parity import FEWEST_TOKENS
+    from grpo.metrics.scored_rollouts import compare
+
     comparison = compare(found)
     without = torch.cat([(one.sampled - one.base).abs() for one in found]).mean().item()
     mean = comparison.rows[0].mean
-    # On a CPU, vLLM replaces Ray's executor by processes.
-    line = f"{'MXFP4 over Ray' if gpus else 'bf16'}, TP={workers}: {mean:.4f} nat from the actor"
-    line += f", {without:.3f} without the adapter"
+    line = f"{what}: {mean:.4f} nat from the actor, {without:.3f} without the adapter"
     if problems := list(comparison.problems(LIMIT)):
         raise UserError(f"{line}: {problems[0].what}", f"{problems[0].remedy}; see docs/parity.md")
     if comparison.rows[0].tokens < FEWEST_TOKENS:
         raise UserError(f"{line}: {comparison.rows[0].tokens} tokens are too few to judge")
     if without < 2 * LIMIT:
         raise UserError(f"{line}: the adapter changes nothing, so nothing was proven")
-    return Passed(line, {"difference_nat": mean, "without_adapter_nat": without, "workers": workers})
+    return Passed(line, {"difference_nat": mean, "without_adapter_nat": without})
 
 
 def tiny_model() -> Path:
@@ -106,7 +116,8 @@ def started(model: Path, scratch: Path, workers: int, gpus: int) -> Iterator[Any
         yield engine
 
 
-def _prompt(tokenizer: Any, number: int) -> list[int]:
+def prompt_of(tokenizer: Any, number: int) -> list[int]:
+    """Return the tokens of a sum as the chat template asks for it."""
     messages = [{"role": "user", "content": f"What is {number + 3} + {2 * number + 5}?"}]
     return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
 

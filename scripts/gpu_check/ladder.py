@@ -13,8 +13,12 @@ from scripts.gpu_check import rung
 from scripts.gpu_check.rung import Result, Rung
 
 _STACK = ("torch", "transformers", "deepspeed", "peft")
+_WHOLE = (*_STACK, "vllm", "ray", "openrlhf")
 _SETUP = "run ./scripts/setup.sh --gpu, then this check again"
 _KERNEL = "report it with this report: the GPU, PyTorch and Triton decide it; do not train with this kernel"
+_ACTOR = "report it: --plan promises that the shortest sequence fits"
+_PARITY = "see docs/parity.md: the model has random weights, so rounding alone is left, or a kernel is wrong"
+_LOOP = "see docs/parity.md; python -m scripts.bundle RUN_DIR packs the run for a report"
 LADDER = (
     Rung("driver", "machine:driver", "install NVIDIA's driver, and start the container with --gpus all", gpus=0),
     Rung("toolkit", "machine:toolkit", "install gcc and Python's headers (Debian: gcc, python3-dev)"),
@@ -34,22 +38,13 @@ LADDER = (
     Rung("side path", "side_path:check", _KERNEL, packages=("vllm", "peft")),
     Rung("receipt", "kernels:receipt", "report it: a sync would be refused though it is right"),
     Rung("layer", "layer:check", _KERNEL, packages=("transformers", "triton"), seconds=600),
+    Rung("actor at full size", "actor:check", _ACTOR, packages=_STACK, seconds=600),
     Rung("ZeRO-3 and resume", "trainer:check", _SETUP, packages=_STACK, seconds=600),
-    Rung(
-        "engine",
-        "engine:check",
-        _SETUP,
-        packages=(*_STACK, "vllm", "ray", "openrlhf"),
-        seconds=900,
-    ),
-    Rung(
-        "parity gate",
-        "gate:check",
-        "see docs/parity.md; python -m scripts.bundle RUN_DIR packs the run for a report",
-        gpus=2,
-        packages=(*_STACK, "vllm", "ray", "openrlhf"),
-        seconds=1500,
-    ),
+    Rung("engine", "engine:check", _SETUP, packages=_WHOLE, seconds=900),
+    Rung("engine and actor at real width", "width:check", _PARITY, packages=_WHOLE, seconds=600),
+    Rung("engine speed", "engine_speed:check", _SETUP, packages=_WHOLE, seconds=1200),
+    Rung("whole loop", "whole_loop:eager", _LOOP, packages=_WHOLE, seconds=900),
+    Rung("whole loop with graphs", "whole_loop:graphs", _LOOP, packages=_WHOLE, seconds=1200),
 )
 
 

@@ -16,6 +16,7 @@ from grpo.stack.problem import UserError
 from grpo.update.log_probs import token_scores
 from scripts.bench.harness import time_in_turn
 from scripts.bench.parts.memory import peak_of
+from scripts.bench.parts.random_values import fill_
 from scripts.gpu_check.rung import Passed, device_of
 
 _120B = RELEASED["openai/gpt-oss-120b"]
@@ -63,13 +64,9 @@ def build(config: GptOssConfig, device: str) -> GptOssDecoderLayer:
     torch.manual_seed(0)
     for name, described in list(layer.named_parameters()):
         owner, _, leaf = name.rpartition(".")
-        if described.dtype == torch.uint8:
-            low, high = (118, 122) if leaf.endswith("_scales") else (0, 256)
-            values = torch.randint(low, high, described.shape, dtype=torch.uint8, device=device)
-        elif "norm" in name:
-            values = torch.ones(described.shape, dtype=torch.bfloat16, device=device)
-        else:
-            values = torch.randn(described.shape, dtype=torch.bfloat16, device=device) * 0.02
+        dtype = torch.uint8 if described.dtype == torch.uint8 else torch.bfloat16
+        values = torch.empty(described.shape, dtype=dtype, device=device)
+        fill_(name, values)
         layer.get_submodule(owner).register_parameter(leaf, torch.nn.Parameter(values, requires_grad=False))
     return layer.train()
 

@@ -3,9 +3,6 @@
 import importlib
 import importlib.util
 import json
-import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -15,12 +12,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grpo.stack.checkout import CHECKOUT
 from grpo.stack.problem import UserError
+from scripts.gpu_check import kept
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
-GRACE_SECONDS = 20  # in which an interrupted rung ends what it started
 _LOG_CHARACTERS = 6000
+_noted: dict[str, Any] = {}  # by the rung of this process
+_notes: Path | None = None  # where they are kept, for the case that this process is killed
 
 
 class Skipped(Exception):
@@ -70,6 +68,7 @@ class Result:
 
     Attributes:
         line: numbers, what is wrong, or why it was skipped.
+        numbers: of what passed; of a failure, those that :func:`note` has kept.
         log: of a failure, the end of what its process printed.
     """
 
@@ -92,13 +91,22 @@ def device_of(gpus: int) -> str:
     return "cuda" if gpus else "cpu"
 
 
-def run_here(rung: Rung, gpus: int) -> Result:
-    """Run a rung in this process."""
+def run_here(rung: Rung, gpus: int, notes: Path | None = None) -> Result:
+    """Run a rung in this process.
+
+    Args:
+        notes: the file in which :func:`note` keeps numbers.
+    """
+    global _notes
+    _notes = notes
     module, _, function = rung.check.partition(":")
     begin = time.monotonic()
 
-    def result(verdict: str, line: str, **more: Any) -> Result:
-        return Result(rung.name, verdict, line, seconds=round(time.monotonic() - begin, 1), **more)
+    _noted.clear()
+
+    def result(verdict: str, line: str, numbers: Mapping[str, Any] | None = None, **more: Any) -> Result:
+        seconds = round(time.monotonic() - begin, 1)
+        return Result(rung.name, verdict, line, _noted | dict(numbers or {}), seconds=seconds, **more)
 
     try:
         passed = getattr(importlib.import_module(f"scripts.gpu_check.{module}"), function)(gpus)
@@ -110,54 +118,39 @@ def run_here(rung: Rung, gpus: int) -> Result:
     except Exception as error:  # whatever it is, it is the rung's result
         line = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         return result(FAILED, line, remedy=rung.remedy, traceback=traceback.format_exc())
-    return result(PASSED, passed.line, numbers=dict(passed.numbers))
+    return result(PASSED, passed.line, passed.numbers)
+
+
+def note(**numbers: Any) -> None:
+    """Keep numbers of a rung that goes on: they are in the report even if it fails later, or is ended."""
+    _noted.update(numbers)
+    if _notes:
+        _notes.write_text(json.dumps(_noted, default=str), encoding="utf-8")
 
 
 def run_apart(rung: Rung, gpus: int) -> Result:
-    """Run a rung in a process of its own. A crash, or more than its seconds, is a failure."""
+    """Run a rung in a process of its own, and end all that it started. A crash, or too many seconds, is a failure."""
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
-        file, log = Path(folder, "result.json"), Path(folder, "log")
+        file, notes, log = (Path(folder, name) for name in ("result.json", "notes.json", kept.LOG))
         command = [sys.executable, "-m", "scripts.gpu_check.rung", json.dumps(asdict(rung)), str(gpus), str(file)]
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                command, cwd=CHECKOUT, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )  # fmt: skip
-            code = _wait(process, rung.seconds)
+        code = kept.run([*command, str(notes)], Path(folder), rung.seconds)
         printed = log.read_text(encoding="utf-8", errors="replace")[-_LOG_CHARACTERS:]
         seconds = round(time.monotonic() - begin, 1)
-        if not file.is_file():
-            line = f"its process ended with {code}" if code is not None else f"it was ended after {rung.seconds} s"
-            return Result(rung.name, FAILED, line, remedy=rung.remedy, seconds=seconds, log=printed)
-        values = json.loads(file.read_text(encoding="utf-8"))
-    return Result(**values | {"seconds": seconds, "log": printed if values["verdict"] == FAILED else ""})
-
-
-def _wait(process: subprocess.Popen, seconds: float) -> int | None:
-    """Return a process's exit code; None if it had to be ended, with all that it started."""
-    try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C: it ends Ray, and what Ray started
-    except BaseException:  # Ctrl-C does not reach its session
-        os.killpg(process.pid, signal.SIGINT)
-        raise
-    finally:
-        try:
-            process.wait(GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    return None
+        if file.is_file():
+            values = json.loads(file.read_text(encoding="utf-8"))
+            return Result(**values | {"seconds": seconds, "log": printed if values["verdict"] == FAILED else ""})
+        line = f"its process ended with {code}" if code is not None else f"it was ended after {rung.seconds} s"
+        numbers = json.loads(notes.read_text(encoding="utf-8")) if notes.is_file() else {}
+    return Result(rung.name, FAILED, line, numbers, remedy=rung.remedy, seconds=seconds, log=printed)
 
 
 def main() -> None:
     """Run the rung that :func:`run_apart` describes on the command line, and write its result."""
-    described, gpus, file = sys.argv[1:]
-    # Under its real name: the rungs raise that module's exceptions.
+    described, gpus, file, notes = sys.argv[1:]
+    # Under its real name: the rungs use that module.
     rung = importlib.import_module("scripts.gpu_check.rung")
-    result = rung.run_here(rung.Rung(**json.loads(described)), int(gpus))
+    result = rung.run_here(rung.Rung(**json.loads(described)), int(gpus), Path(notes))
     Path(file).write_text(json.dumps(asdict(result), default=str), encoding="utf-8")
 
 

@@ -16,51 +16,66 @@ class Frozen:
 
 
 def check(gpus: int, hidden: int = 2880, rank: int = 64, tokens: int = 64) -> Passed:
-    """Compare each projection of gpt-oss-120b; q, k and v are cut by output, o by input, and its halves are added."""
-    from peft import LoraConfig, get_peft_model
-
+    """Compare gpt-oss-120b's two layers: that of q, k and v, cut by output, and o, whose parts are added."""
     scale, device = 2, device_of(gpus)
     errors: dict[str, float] = {}
-    shapes = {"q_proj": (hidden, 4096), "k_proj": (hidden, 512), "o_proj": (4096, hidden)}
+    layers = {"qkv": (hidden, {"q_proj": 4096, "k_proj": 512, "v_proj": 512}), "o": (4096, {"o_proj": hidden})}
     torch.manual_seed(0)
-    for name, (inputs, outputs) in shapes.items():
-        base: Any = torch.nn.ModuleDict({name: torch.nn.Linear(inputs, outputs, bias=False)}).to(device, torch.bfloat16)
-        lora = LoraConfig(r=rank, lora_alpha=scale * rank, target_modules=[name])
-        model: Any = get_peft_model(base, lora, autocast_adapter_dtype=False)
-        wrapped = model.base_model.model[name]
-        a, b = wrapped.lora_A["default"].weight, wrapped.lora_B["default"].weight
-        for half in (a, b):
-            torch.nn.init.normal_(half, std=0.05)
+    for name, (inputs, outputs) in layers.items():
+        projections = list(with_adapters(inputs, outputs, rank, scale).to(device, torch.bfloat16).values())
         x = torch.randn(tokens, inputs, device=device, dtype=torch.bfloat16)
         with torch.no_grad():
-            weight, by_output = base[name].base_layer.weight, name != "o_proj"
-            exact = x.double().cpu() @ (weight.double() + scale * b.double() @ a.double()).T.cpu()
-            errors[f"{name} in PEFT"] = relative(wrapped(x), exact)
+            exact = [defined(projection, x, scale) for projection in projections]
+            errors[f"{name} in PEFT"] = relative(torch.cat([each(x) for each in projections], -1), torch.cat(exact, -1))
             for parts in (1, 2):
-                cut = [part_of(weight, a, b, x, part, parts, by_output) for part in range(parts)]
-                results = [apply(*one, scale) for one in cut]
-                whole = torch.cat(results, -1) if by_output else torch.stack(results).sum(0)
-                errors[f"{name} in {parts} part{'s' * (parts > 1)}"] = relative(whole, exact)
+                results = [worker_output(projections, x, part, parts, scale) for part in range(parts)]
+                if name == "qkv":  # each worker has its part of q, k and v
+                    whole = torch.cat(results, -1)
+                    expected = torch.cat([each.chunk(parts, -1)[part] for part in range(parts) for each in exact], -1)
+                else:
+                    whole, expected = torch.stack(results).sum(0), exact[0]
+                errors[f"{name} in {parts} part{'s' * (parts > 1)}"] = relative(whole, expected)
     return judged("side path, and PEFT", errors)
 
 
-def part_of(
-    weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, part: int, parts: int, by_output: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return weight, A, B and inputs of one of so many workers."""
-    if by_output:
-        return weight.chunk(parts)[part], a, b.chunk(parts)[part], x
-    return weight.chunk(parts, 1)[part], a.chunk(parts, 1)[part], b, x.chunk(parts, -1)[part]
+def with_adapters(inputs: int, outputs: dict[str, int], rank: int, scale: int) -> torch.nn.ModuleDict:
+    """Return PEFT's layers of these sizes, with random weights and adapters."""
+    from peft import LoraConfig, get_peft_model
+
+    base: Any = torch.nn.ModuleDict({name: torch.nn.Linear(inputs, size, bias=False) for name, size in outputs.items()})
+    lora = LoraConfig(r=rank, lora_alpha=scale * rank, target_modules=list(outputs))
+    model: Any = get_peft_model(base, lora, autocast_adapter_dtype=False)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.05)
+    return model.base_model.model
 
 
-def apply(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, scale: float) -> torch.Tensor:
-    """Return what an engine's worker computes."""
+def matrices(projection: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return weight, A and B of one of PEFT's layers."""
+    return projection.base_layer.weight, projection.lora_A["default"].weight, projection.lora_B["default"].weight
+
+
+def defined(projection: Any, x: torch.Tensor, scale: int) -> torch.Tensor:
+    """Return what a projection is defined to return: float64, on the CPU."""
+    weight, a, b = (matrix.double().cpu() for matrix in matrices(projection))
+    return x.double().cpu() @ (weight + scale * b @ a).T
+
+
+def worker_output(projections: list[Any], x: torch.Tensor, part: int, parts: int, scale: int) -> torch.Tensor:
+    """Return what one of so many workers of an engine computes."""
     from grpo.lora.side_path import SidePath
 
+    weights, below, above = map(list, zip(*map(matrices, projections), strict=True))
+    if len(projections) > 1:
+        weights, above = ([matrix.chunk(parts)[part] for matrix in each] for each in (weights, above))
+    else:
+        weights, below = ([matrix.chunk(parts, 1)[part] for matrix in each] for each in (weights, below))
+        x = x.chunk(parts, -1)[part]
     layer: Any = torch.nn.Module()
-    layer.register_parameter("weight", torch.nn.Parameter(weight, requires_grad=False))
+    layer.register_parameter("weight", torch.nn.Parameter(torch.cat(weights), requires_grad=False))
     base: Any = Frozen()
-    path = SidePath(base, layer, [len(weight)], weight.shape[1], len(a), scale)
-    layer.lora_A[0].copy_(a)
-    layer.lora_B.copy_(b)
+    path = SidePath(base, layer, list(map(len, weights)), x.shape[1], len(below[0]), scale)
+    layer.lora_A.copy_(torch.cat(below))
+    layer.lora_B.copy_(torch.block_diag(*above))
     return path.apply(layer, x)

@@ -1,8 +1,13 @@
-"""A rank of the rung "ZeRO-3 and resume": trains, saves, and trains on; or resumes, and trains as far."""
+"""A rank of the rung "ZeRO-3 and resume": trains, saves, and trains on; or resumes, and trains as far.
+
+It compares each frozen parameter that a module gets from DeepSpeed's gathers with the model's files.
+"""
 
 import os
 import random
 import time
+from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +17,9 @@ import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 
-from grpo.model import deepspeed_start
+from grpo.model import deepspeed_start, model_files
+from grpo.model.model_reader import CheckpointReader
+from grpo.model.zero import whole_shape
 from scripts.bench.parts.ranks import job_of_this_rank, report
 from scripts.bench.parts.resume_worker import fingerprint, load_ours
 from scripts.bench.parts.save_worker import fresh_engine, save_ours
@@ -37,13 +44,47 @@ def train(engine: Any) -> float:
     return float(loss)
 
 
+class Gathered:
+    """What the modules of a model compute with, compared with the model's files at each forward pass.
+
+    Args:
+        model: a PeftModel. DeepSpeed has already installed its hooks, so ours see what it has gathered.
+        folder: of the checkpoint.
+
+    Attributes:
+        right: how many parameters of each dtype had the values of the files.
+        wrong: the names of the others.
+    """
+
+    def __init__(self, model: torch.nn.Module, folder: Path) -> None:
+        self.right: Counter[str] = Counter()
+        self.wrong: set[str] = set()
+        reader = CheckpointReader(model_files.read(folder))
+        for prefix, module in model.named_modules():
+            for leaf, parameter in module.named_parameters(recurse=False):
+                if not parameter.requires_grad:
+                    name = f"{prefix}.{leaf}".removeprefix("base_model.model.").replace(".base_layer.", ".")
+                    expected = torch.empty(whole_shape(parameter), dtype=parameter.dtype)
+                    reader.fill(name, expected.shape, 0, expected.view(-1))
+                    module.register_forward_pre_hook(partial(self._compare, name, parameter, expected))
+
+    def _compare(
+        self, name: str, parameter: torch.Tensor, expected: torch.Tensor, _module: torch.nn.Module, _inputs: Any
+    ) -> None:
+        if torch.equal(parameter.detach().cpu(), expected):
+            self.right[str(expected.dtype).removeprefix("torch.")] += 1
+        else:
+            self.wrong.add(name)
+
+
 def main() -> None:
     job = job_of_this_rank()
     deepspeed_start.shorten()
     accelerator = get_accelerator()
     deepspeed.init_distributed("gloo" if accelerator.device_name() == "cpu" else "nccl")
     folder = Path(job["scratch"], "checkpoint")
-    engine, seconds = fresh_engine(job["model"], LORA_RANK), 0.0
+    engine, seconds = fresh_engine(job["model"], LORA_RANK, offload_param={"device": job["offload"]}), 0.0
+    gathered = Gathered(engine.module, Path(job["model"]))
     if job["resume"]:
         load_ours(engine, folder)
     else:
@@ -61,7 +102,10 @@ def main() -> None:
     saved, drawn = fingerprint(engine), draws()
     losses = [train(engine) for _ in range(STEPS)]
     peak = accelerator.max_memory_allocated() if accelerator.device_name() != "cpu" else 0
-    report(saved=saved, draws=drawn, losses=losses, step_s=seconds, peak_gb=peak / 1e9)
+    report(
+        saved=saved, draws=drawn, losses=losses, step_s=seconds, peak_gb=peak / 1e9,
+        right=gathered.right, wrong=sorted(gathered.wrong),
+    )  # fmt: skip
     os._exit(0)  # a thread of the C++ libraries sometimes aborts the interpreter's own exit
 
 

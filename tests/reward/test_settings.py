@@ -23,6 +23,7 @@ GOOD = {
     "GRPO_JUDGE_RPM": "120",
     "GRPO_JUDGE_TPM": "1000000",
     "GRPO_JUDGE_CONCURRENCY": "32",
+    "GRPO_JUDGE_PRICE": "",
     "GRPO_JUDGE_BASE_URL": "https://generativelanguage.googleapis.com",
     "GRPO_JUDGE_PROXY": "0",
 }
@@ -41,6 +42,11 @@ def test_good_settings():
     assert set(settings.variables(GOOD)) == set(settings.VARIABLES)
 
 
+def test_a_price_is_of_prompts_and_of_replies():
+    assert settings.from_environment(GOOD).price is None
+    assert settings.from_environment(GOOD | {"GRPO_JUDGE_PRICE": "2 12.5"}).price == (2.0, 12.5)
+
+
 @pytest.mark.parametrize("models", ["a b c", "a,b,c", " a, b ,c,"])
 def test_models_are_separated_by_blanks_or_commas(models):
     judge = settings.from_environment(GOOD | {"GRPO_JUDGE_MODELS": models})
@@ -51,7 +57,7 @@ def test_judge_is_not_called_if_quality_has_no_weight():
     weights = {"GRPO_CORRECTNESS_WEIGHT": "1", "GRPO_QUALITY_WEIGHT": "0"}
     assert settings.from_environment(GOOD | weights) is None
     assert settings.why_off(GOOD | weights) == "QUALITY_WEIGHT is 0" and settings.why_off(GOOD) is None
-    with pytest.raises(SettingsError, match="add up to 1"):
+    with pytest.raises(SettingsError, match="set CORRECTNESS_WEIGHT=1, since they have to add up to 1"):
         settings.from_environment(GOOD | {"GRPO_QUALITY_WEIGHT": "0"})
 
 
@@ -93,6 +99,9 @@ def test_judge_can_be_off_with_any_other_settings(changes):
         ("JUDGE_RPM", "0", "at least 1"),
         ("JUDGE_TPM", "", "give a whole number"),
         ("JUDGE_CONCURRENCY", "-3", "at least 1"),
+        ("JUDGE_PRICE", "2", "give two numbers"),
+        ("JUDGE_PRICE", "2 dear", "give a number"),
+        ("JUDGE_PRICE", "2 -1", "at least 0"),
     ],
 )
 def test_what_cannot_be_is_refused(name, value, message):

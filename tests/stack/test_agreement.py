@@ -1,7 +1,7 @@
 """Trainer and engines agree on the log-probs of the same tokens after a sync, and a wrong adapter is noticed.
 
 Real Ray, DeepSpeed and vLLM: a ZeRO-3 actor on two ranks with parameter offload; an engine with TP=2 through Ray's
-executor, as on GPUs, and one that is compiled; the tiny model. Eager engines with TP=1 are compared in
+executor, and one that is compiled in pieces, both as on GPUs; the tiny model. Eager engines with TP=1 are compared in
 test_end_to_end.py and test_evaluate.py.
 """
 
@@ -116,6 +116,14 @@ def test_the_workers_of_an_engine_run_in_ray_as_on_gpus(stack):
         return engine.llm.vllm_config.parallel_config.distributed_executor_backend
 
     assert [on_engine(engine, executor) for engine in stack.engines] == ["ray", "uni"]
+
+
+@pytest.mark.timeout(900)
+def test_the_second_engine_is_compiled_in_pieces_as_on_gpus(stack):
+    def compiles(engine) -> tuple[str, str]:
+        return engine.llm.vllm_config.compilation_config.mode.name, os.environ["TORCHDYNAMO_DISABLE"]
+
+    assert [on_engine(engine, compiles) for engine in stack.engines] == [("NONE", "1"), ("VLLM_COMPILE", "0")]
 
 
 @pytest.mark.timeout(900)

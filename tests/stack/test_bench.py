@@ -50,6 +50,6 @@ def test_a_step_ahead_samples_while_it_trains():
     """Its 5% need a machine that does nothing else."""
     times = ("--sampling", 0.4, "--judge", 0.2, "--training", 0.5, "--sync", 0.1)
     details = result_of("pipeline", *times, "--steps", 3, "--most", 10_000)["details"]
-    assert (details["in_turn_s"], details["ahead_s"]) == (pytest.approx(1.2), pytest.approx(0.7))
-    assert details["ours_train_s"] >= 0.5 and details["ours_generate_s"] >= 0.6 and "ours_wait_s" in details
+    assert (details["in_turn_s"], details["ahead_s"]) == (pytest.approx(1.2), pytest.approx(0.6))
+    assert details["ours_train_s"] >= 0.5 and details["ours_generate_s"] >= 0.4 and "ours_wait_s" in details
     assert details["stock_generate_s"] >= 0.6 and "stock_wait_s" not in details

@@ -1,16 +1,98 @@
-"""The rung of gpu_check about engines, on a CPU: real Ray, a real engine with TP=2, a sync, and the actor's model."""
+"""The rungs of gpu_check about engines, on a CPU at tiny sizes: real Ray, real engines, and the actor's model."""
 
+import json
+import sys
+from dataclasses import replace
+
+import psutil
 import pytest
 
-from scripts.gpu_check import rung
+from grpo.model.architecture import Architecture
+from grpo.stack.problem import UserError
+from scripts.gpu_check import engine_speed, kept, rung, width
 from scripts.gpu_check.ladder import LADDER
+from scripts.gpu_check.rung import Rung
+
+TINY = Architecture(
+    layers=2, hidden=128, heads=4, key_value_heads=2, head_dim=32, experts=32, experts_per_token=2, intermediate=128,
+    vocabulary=512, attention_bias=True, mxfp4=False,
+)  # fmt: skip
+SHORT = engine_speed.Lengths(prompt=24, short=2, long=18)
+
+
+def of_ladder(name: str) -> Rung:
+    found = next(each for each in LADDER if each.name == name)
+    assert found.lacks(gpus=0) == "needs a GPU; PyTorch finds none", "the ladder skips it without a GPU"
+    return found
 
 
 @pytest.mark.timeout(900)
 def test_an_engine_agrees_with_the_actor(tiny_model):
-    engine = next(each for each in LADDER if each.name == "engine")
-    assert engine.lacks(gpus=0) == "needs a GPU; PyTorch finds none", "the ladder skips it without a GPU"
-    result = rung.run_apart(engine, 0)
+    result = rung.run_apart(of_ladder("engine"), 0)
     assert result.verdict == rung.PASSED, result
     assert result.numbers["workers"] == 2
     assert result.numbers["difference_nat"] < 0.05 < result.numbers["without_adapter_nat"]
+
+
+@pytest.mark.timeout(900)
+def test_engine_and_actor_agree_with_replay_at_a_width_of_their_own():
+    numbers = width.measured(0, replace(TINY, mxfp4=True)).numbers
+    assert numbers["difference_nat"] < 0.05 < numbers["without_adapter_nat"]
+    # On a CPU both round alike; on a GPU choices differ.
+    assert numbers["difference_nat"] <= numbers["without_replay_nat"] + 1e-3
+    assert 0 <= numbers["choices_differing"] < 0.5
+
+
+@pytest.mark.timeout(900)
+def test_the_passes_of_an_engine_are_timed():
+    passed = engine_speed.measured("tiny", TINY, "CPU", ["eager"], (1, 4), SHORT)
+    times = passed.numbers["decode_s"]["eager"]
+    assert list(times) == ["1", "4"] and all(0 < seconds < 5 for seconds in times.values())
+    # Four tokens with two experts each.
+    assert 4 < passed.numbers["distinct_experts"] <= 8
+    assert passed.numbers["cache_tokens"]["eager"] > 1000 and passed.numbers["model"] == "tiny"
+    assert "tiny: ms a pass at 1, 4 sequences: eager " in passed.line and "of 32 experts a layer" in passed.line
+
+
+@pytest.mark.timeout(900)
+def test_vllms_own_dummy_weights_would_give_all_tokens_the_same_experts(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine_speed, "WORKER", "tests.stack.plain_worker.PlainWorker")
+    engine_speed.write_model(tmp_path, TINY)
+    with (
+        engine_speed.started(tmp_path, "eager", (4,), SHORT) as engine,
+        pytest.raises(UserError, match="would look too fast"),
+    ):
+        engine.distinct_experts(4, TINY)
+
+
+KILLED = """
+import json, os, sys
+from pathlib import Path
+from grpo.launch.supervise import ray_head
+from grpo.stack import rendezvous
+from scripts.gpu_check import engine
+
+scratch = Path(os.environ["TMPDIR"], "s")
+scratch.mkdir()
+os.environ.update(ray_head.variables() | rendezvous.variables(scratch / "rendezvous"))
+import psutil, ray
+from vllm import SamplingParams
+
+with engine.started(engine.tiny_model() / "bf16", scratch, 2, 0) as actor:
+    ray.get(actor.generate.remote([1, 2, 3], SamplingParams(max_tokens=2)))
+    of_actor = [one for one in psutil.Process().children(recursive=True) if "LLMRayActor" in " ".join(one.cmdline())]
+    cores = [core.pid for one in of_actor for core in one.children(recursive=True)]
+    Path(sys.argv[1]).write_text(json.dumps(cores))
+    ray.kill(actor, no_restart=True)  # by SIGKILL, as Ray's memory monitor does
+"""
+
+
+@pytest.mark.timeout(900)
+def test_the_core_of_an_engine_that_was_killed_does_not_outlive_the_rung(tiny_model, tmp_path):
+    program, found = tmp_path / "program.py", tmp_path / "cores.json"
+    program.write_text(KILLED)
+    code = kept.run([sys.executable, str(program), str(found)], tmp_path, 600)
+    assert code == 0, (tmp_path / kept.LOG).read_text()[-4000:]
+    cores = json.loads(found.read_text())
+    assert len(cores) >= 3, "a core and two workers"
+    assert not [pid for pid in cores if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]

@@ -25,6 +25,7 @@ from scripts.bench.parts.tiny_engine import start_engine
 from tests.grpo.rollout.multi_turn.scripted import Library
 
 from .rounding import most_apart, reference_model, simulate
+from .trainer_and_engines import compiling
 
 LENGTH, SAMPLES = 480, 4
 QUESTION = [{"role": "user", "content": "What is 3 + 9? " * 20}]  # longer than a block of the CPU's cache, 128 tokens
@@ -78,13 +79,16 @@ class Engine:
         return self.loop.run(draw())
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["tp1", "tp2"])
+@pytest.fixture(scope="module", params=[(1, False), (2, True)], ids=["compiled", "tp2"])
 def engine(request, tiny_model):
+    tensor_parallel, eager = request.param
     with pytest.MonkeyPatch.context() as patch:
+        for name, value in {} if eager else compiling().items():
+            patch.setenv(name, value)
         patch.setitem(os.environ, "VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # as OpenRLHF sets it
         config = {"lora_rank": 8, "lora_scale": 2.0, adapter.RECORDS: True}
         actor = start_engine(
-            tiny_model / "bf16", 2 * SAMPLES, LENGTH, "auto", tensor_parallel_size=request.param,
+            tiny_model / "bf16", 2 * SAMPLES, LENGTH, "auto", eager, tensor_parallel_size=tensor_parallel,
             worker_extension_cls="grpo.lora.side_path.AdapterWorker", additional_config=config,
         )  # fmt: skip
         with asyncio.Runner() as loop:

@@ -88,12 +88,19 @@ def restore_frequencies(actor) -> None:
             buffer.copy_(buffer.exact)
 
 
-def compiled_kernels() -> str:
-    """The folder of torch.compile's kernel cache, separate for each instruction set.
+def compiling() -> dict[str, str]:
+    """The environment of an engine that torch.compile compiles.
 
-    PyTorch 2.10 reuses a cached AVX-512 kernel even if only AVX2 is allowed, and crashes.
+    The cache of its kernels is separate for each instruction set: PyTorch 2.10 reuses a cached AVX-512 kernel even if
+    only AVX2 is allowed, and crashes.
     """
-    return f"{tempfile.gettempdir()}/torchinductor-{os.getuid()}-{torch.backends.cpu.get_cpu_capability()}"
+    kernels = f"{tempfile.gettempdir()}/torchinductor-{os.getuid()}-{torch.backends.cpu.get_cpu_capability()}"
+    return {
+        "TORCHDYNAMO_DISABLE": "0",
+        "TORCHINDUCTOR_CACHE_DIR": kernels,
+        "TORCHINDUCTOR_VEC_ISA_OK": "1",  # not tried anew in each process, which takes ten seconds
+        "VLLM_DISABLE_COMPILE_CACHE": "1",  # on a CPU, code in it names layers of the process that compiled it
+    }
 
 
 class Stack:
@@ -117,12 +124,7 @@ class Stack:
         for tensor_parallel, eager in ((2, True), (1, False)):
             with pytest.MonkeyPatch.context() as patch:
                 if not eager:
-                    compiling = {
-                        "TORCHDYNAMO_DISABLE": "0",
-                        "TORCHINDUCTOR_CACHE_DIR": compiled_kernels(),
-                        "TORCHINDUCTOR_VEC_ISA_OK": "1",  # not tried anew in each process, which takes ten seconds
-                    }
-                    options = partial(LLMRayActor.options, runtime_env={"env_vars": compiling})
+                    options = partial(LLMRayActor.options, runtime_env={"env_vars": compiling()})
                     patch.setattr(LLMRayActor, "options", options)
                 self.engines += create_vllm_engines(
                     1, tensor_parallel, str(model / "bf16"), 1, False, True, eager, LONGEST,

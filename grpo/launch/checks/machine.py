@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from grpo.launch import equal_nodes, gpu_memory
+from grpo.launch import equal_nodes, gpu_limits
 from grpo.launch.config import Config
 from grpo.launch.host_memory import LARGEST_ON_CPU
 from grpo.launch.plan import Plan, size
@@ -41,17 +41,20 @@ def check_gpus(config: Config, plan: Plan) -> Iterator[Problem]:
     if os.environ.get("RAY_ADDRESS") or config.args.nodes > 1:
         return
     gpus = machine.gpus()
+    whose = f"{config.engine_gpus} for engines, {config.actor_ranks} for the actor"
+    if config.args.colocate_all_models:
+        whose = "each for an engine and the actor"
     if len(gpus) < config.gpus:
         yield Problem(
-            f"{config.gpus} GPUs are needed ({config.engine_gpus} for engines, {config.actor_ranks} for the actor), "
-            f"{len(gpus)} are visible",
-            "lower NUM_ENGINES, ENGINE_TP or ACTOR_GPUS; see nvidia-smi and CUDA_VISIBLE_DEVICES",
+            f"{config.gpus} GPUs are needed ({whose}), {len(gpus)} are visible",
+            "use a smaller box (--gpus), or lower NUM_ENGINES, ENGINE_TP or ACTOR_GPUS; see nvidia-smi and "
+            "CUDA_VISIBLE_DEVICES",
         )
         return
     for gpu in gpus[: config.gpus]:
         if gpu.used > machine.GB:
             yield Problem(f"{size(gpu.used)} of GPU {gpu.index} are in use", "see nvidia-smi; wait, or use other GPUs")
-    yield from gpu_memory.problems(config)
+    yield from gpu_limits.problems(config)
     yield from check_toolkit(config)
 
 

@@ -12,7 +12,10 @@ from grpo.stack.problem import Problem
 
 
 def check_thinking(config: Config) -> Iterator[Problem]:
-    """Check the budgets against the response length, and the delimiter with the actor's tokenizer."""
+    """Check the budgets against the response length, and the delimiter with the actor's tokenizer.
+
+    Without a tokenizer, the delimiter counts as one token, which it has at least.
+    """
     args = config.args
     if args.thinking_budget is None or args.answer_budget is None:
         return  # other checks report what is missing
@@ -24,17 +27,15 @@ def check_thinking(config: Config) -> Iterator[Problem]:
     except OSError as error:
         yield Problem(str(error), "download or copy the checkpoint again")
         return
-    if made is None:
-        return
-    needed = args.thinking_budget + len(made.tokens) + args.answer_budget
+    size, least = (len(made.tokens), "") if made else (1, "at least ")
+    needed = args.thinking_budget + size + args.answer_budget
     if needed > args.generate_max_len:
         yield Problem(
-            f"THINKING_BUDGET {args.thinking_budget} + delimiter {len(made.tokens)} + ANSWER_BUDGET "
-            f"{args.answer_budget} = {needed} tokens, but GENERATE_MAX_LEN is {args.generate_max_len}: "
-            "thinking would be cut earlier",
-            f"set GENERATE_MAX_LEN to {needed}, or lower a budget",
+            f"THINKING_BUDGET {args.thinking_budget} + delimiter {least}{size} + ANSWER_BUDGET {args.answer_budget} = "
+            f"{needed} tokens, but GENERATE_MAX_LEN is {args.generate_max_len}: thinking would be cut earlier",
+            f"set GENERATE_MAX_LEN to {least}{needed}, or lower a budget",
         )
-    yield from _first_limit(args, len(made.tokens))
+    yield from _first_limit(args, size)
     sampled, last = args.thinking_budget + args.answer_budget, args.generate_max_len
     is_single = not has_environment(args)  # a conversation has several such responses
     if is_single and args.overlong_buffer_len is not None and sampled <= last - args.overlong_buffer_len:

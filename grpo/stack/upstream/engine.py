@@ -104,6 +104,7 @@ class EngineActor(Protocol):
     Attributes:
         _actor_id: Ray's id of the actor.
         load_adapter: added by the patch ``ppo_actor``; calls ``vllm_engine.load_adapter``.
+        sampled: added by the patch ``pipeline``; calls ``vllm_engine.sampled``.
         has_policy: added by the patch ``replacement``; calls ``vllm_engine.has_policy``.
         cut, go_on, calls: added by the patch ``partial_rollouts``; those of
             :class:`grpo.rollout.continued.ContinuedLLM`.
@@ -117,3 +118,4 @@ class EngineActor(Protocol):
     get_num_unfinished_requests: RemoteMethod
     load_adapter: RemoteMethod
     has_policy: RemoteMethod
+    sampled: RemoteMethod

@@ -9,6 +9,8 @@ from grpo.stack.upstream.experience import Batch, Sample
 from grpo.stack.upstream.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from threading import Event
+
     import torch
     from peft import PeftModel
     from ray import ObjectRef
@@ -53,10 +55,12 @@ class SamplesGenerator(Protocol):
         groups: the groups of the step that is sampled, a :class:`grpo.batch.filtering.StepGroups`.
             ``ppo_trainer.next_batch`` sets it.
         policy: the optimizer steps of the policy that samples. ``ppo_trainer.next_batch`` sets it.
+        sampled: is set while the engines sample nothing for the batch; None if nobody asks. ``ppo_trainer.next_batch``
+            sets it.
         unfinished: the groups that no step has trained on yet, a :class:`grpo.batch.unfinished.Unfinished`; only with
             PARTIAL_ROLLOUTS.
         engine_calls: what the engines are asked, a :class:`grpo.rollout.replacement.EngineCalls`.
-        retirement: the problems that rest, a :class:`grpo.batch.retirement.Retirement`. ``ppo_trainer.next_batch`` or
+        retirement: the problems that rest, a :class:`grpo.batch.retirement.Retirement`. ``ppo_trainer.start_log`` or
             ``ppo_trainer.restore`` sets it.
     """
 
@@ -73,6 +77,7 @@ class SamplesGenerator(Protocol):
     unscored: list[Sample]
     groups: Any
     policy: int
+    sampled: "Event | None"
     unfinished: Any
     engine_calls: Any
     retirement: Any

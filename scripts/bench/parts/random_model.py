@@ -1,8 +1,11 @@
 """Checkpoints with the sizes of gpt-oss-120b but fewer layers and experts, and random weights."""
 
 import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -10,59 +13,56 @@ from safetensors.torch import save_file
 from grpo.checkpoint import adapter_files
 from grpo.model.architecture import ATTENTION_PROJECTIONS, Architecture, is_packed
 from grpo.model.model_files import read_json
+from grpo.model.released import RELEASED
+from scripts.bench.parts.random_values import fill_
 from scripts.checkpoint_writer import TensorOutput, as_bytes, write_shards
 from scripts.tiny_model.checkpoint import write_config, write_json
 from scripts.tiny_model.warm_start import tiny_config
 
-FULL = Architecture(
-    layers=36,
-    hidden=2880,
-    heads=64,
-    key_value_heads=8,
-    head_dim=64,
-    experts=128,
-    experts_per_token=4,
-    intermediate=2880,
-    vocabulary=201088,
-    attention_bias=True,
-    mxfp4=True,
-)
+FULL = RELEASED["openai/gpt-oss-120b"]
 BF16_BYTES = 2 * sum(math.prod(shape) for shape in FULL.parameters().values())
 SHARD_BYTES = 1_000_000_000
+
+
+def write_config_of(folder: Path, shape: Architecture, stop_ids: Sequence[int] = (1,)) -> None:
+    """Write the config.json of a model of this shape."""
+    config = tiny_config(shape.vocabulary)
+    numbers = {key: value for key, value in shape.config().items() if type(value) is int}
+    kinds = ("sliding_attention", "full_attention")
+    layers = [kinds[layer % 2] for layer in range(shape.layers)]
+    config.update(numbers | {"layer_types": layers, "sliding_window": 128})
+    folder.mkdir(parents=True, exist_ok=True)
+    write_config(folder, config, stop_ids=list(stop_ids), pad_id=0)
+    if not shape.mxfp4:
+        written = read_json(folder / "config.json")
+        del written["quantization_config"]
+        write_json(folder / "config.json", written)
 
 
 def write_random_config(
     folder: Path, layers: int, experts: int, vocabulary: int = 1024, intermediate: int = FULL.intermediate
 ) -> Architecture:
     """Write the config.json of an MXFP4 checkpoint with the 120b's attention; return its architecture."""
-    config = tiny_config(vocabulary)
-    config.update(
-        {
-            "hidden_size": FULL.hidden,
-            "intermediate_size": intermediate,
-            "num_attention_heads": FULL.heads,
-            "num_key_value_heads": FULL.key_value_heads,
-            "head_dim": FULL.head_dim,
-            "num_hidden_layers": layers,
-            "layer_types": [("sliding_attention", "full_attention")[layer % 2] for layer in range(layers)],
-            "num_local_experts": experts,
-            "num_experts_per_tok": min(FULL.experts_per_token, experts),
-            "sliding_window": 128,
-        }
+    chosen = min(FULL.experts_per_token, experts)
+    shape = replace(
+        FULL, layers=layers, experts=experts, experts_per_token=chosen, vocabulary=vocabulary, intermediate=intermediate
     )
-    folder.mkdir(parents=True)
-    write_config(folder, config, stop_ids=[1], pad_id=0)
-    return Architecture.from_config(read_json(folder / "config.json"))
+    write_config_of(folder, shape)
+    return shape
 
 
 def write_random_model(folder: Path, layers: int, experts: int, **sizes: int) -> None:
     """Write the whole checkpoint; arguments as for `write_random_config`."""
-    architecture = write_random_config(folder, layers, experts, **sizes)
+    write_random_weights(folder, write_random_config(folder, layers, experts, **sizes))
+
+
+def write_random_weights(folder: Path, shape: Architecture) -> None:
+    """Write the tensors of a checkpoint."""
     generator = torch.Generator().manual_seed(0)
     outputs = []
-    for name, shape in architecture.stored().items():
+    for name, size in shape.stored().items():
         dtype = "U8" if is_packed(name) else "BF16"
-        outputs.append(TensorOutput(name, dtype, shape, partial(_random, name, shape, generator)))
+        outputs.append(TensorOutput(name, dtype, size, partial(_random, name, size, generator)))
     write_shards(outputs, folder, SHARD_BYTES)
 
 
@@ -82,14 +82,9 @@ def write_random_adapter(folder: Path, base: Path, rank: int) -> None:
     write_json(folder / adapter_files.CONFIG, {"peft_type": "LORA", "task_type": "CAUSAL_LM", **settings})
 
 
-def _random(name: str, shape: tuple[int, ...], generator: torch.Generator):
-    """Return rows of random bytes for codes, scales from 2**-9 to 2**-7, and small numbers for the rest."""
+def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Iterator[Any]:
+    """Yield a tensor in parts of its first dimension."""
+    part = torch.empty(shape[1:], dtype=torch.uint8 if is_packed(name) else torch.bfloat16)
     for _ in range(shape[0]):
-        row = torch.Size(shape[1:])
-        if name.endswith("_blocks"):
-            part = torch.randint(256, row, dtype=torch.uint8, generator=generator)
-        elif name.endswith("_scales"):
-            part = torch.randint(118, 121, row, dtype=torch.uint8, generator=generator)
-        else:
-            part = (torch.randn(row, generator=generator) * 0.02).to(torch.bfloat16)
+        fill_(name, part, generator)
         yield as_bytes(part)

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from grpo.stack import rendezvous
+
 LIMIT_SECONDS = 1800
 
 start_process: Callable[..., Any] = subprocess.Popen  # tests have a faster one
@@ -41,6 +43,7 @@ def run_ranks(worker: str, world: int, job: dict[str, Any], own_gpu: bool = Fals
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     visible = visible or [str(number) for number in range(world)]
     with tempfile.TemporaryDirectory(prefix="bench-ranks-") as scratch:
+        shared |= rendezvous.variables(Path(scratch, "rendezvous"))
         reports = [Path(scratch, f"{rank}.json") for rank in range(world)]
         ranks = []
         try:
@@ -71,7 +74,8 @@ def run_ranks(worker: str, world: int, job: dict[str, Any], own_gpu: bool = Fals
 
 
 def job_of_this_rank() -> dict[str, Any]:
-    """Return the job passed to `run_ranks`, in a worker."""
+    """Return the job passed to `run_ranks`, in a worker. Its ranks then meet through files, as those of a run."""
+    rendezvous.install()
     return json.loads(sys.argv[1])
 
 

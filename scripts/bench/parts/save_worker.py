@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import deepspeed
 import torch
@@ -21,9 +22,13 @@ from scripts.bench.parts.zero3 import offloaded
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 
-def fresh_engine(model_folder: str, rank: int):
-    """Return DeepSpeed's engine around a PeftModel: ZeRO-3, everything offloaded, bf16, a decaying learning rate."""
-    config = offloaded(offload_optimizer={"device": "cpu"})
+def fresh_engine(model_folder: str, rank: int, **zero: Any):
+    """Return DeepSpeed's engine around a PeftModel: ZeRO-3, everything offloaded, bf16, a decaying learning rate.
+
+    Args:
+        zero: other values of DeepSpeed's `zero_optimization`.
+    """
+    config = offloaded(offload_optimizer={"device": "cpu"}, **zero)
     lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=TARGETS)
     model = get_peft_model(loading.load_gpt_oss(model_folder, "eager", config), lora, autocast_adapter_dtype=False)
     optimizer = DeepSpeedCPUAdam([p for p in model.parameters() if p.requires_grad], lr=1e-3)

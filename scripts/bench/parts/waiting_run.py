@@ -14,6 +14,7 @@ from typing import Any
 import ray
 
 from grpo.launch.config import trainer_parser
+from grpo.rollout import answering
 from grpo.stack.json_files import read_rows
 
 PROMPTS, SAMPLES, RANKS = 4, 4, 2
@@ -42,8 +43,13 @@ class Latencies:
         return self.sampling + self.judge + self.training + self.sync
 
     def ahead(self) -> float:
-        """Return the seconds of a step that samples the next batch while it trains."""
-        return max(self.sampling + self.judge, self.training) + self.sync
+        """Return the seconds of a step that samples the next batch while this one is judged and trained on.
+
+        The engines sample a batch between two syncs, and the ranks train on one. From the beginning of its sampling to
+        the end of its sync, a batch takes two steps.
+        """
+        two = self.sampling + self.judge + self.training + self.sync
+        return max(self.sampling + self.sync, self.training + self.sync, two / 2)
 
 
 class Engine:
@@ -55,12 +61,18 @@ class Engine:
     async def get_num_unfinished_requests(self) -> int:
         return self._running
 
-    async def generate_responses(self, prompt: str, label: str, num_samples: int, **_: Any) -> list[dict[str, Any]]:
+    async def sampled(self) -> list[int | None]:
+        return answering.sampled()
+
+    async def generate_responses(
+        self, prompt: str, label: str, sampling_params: Any, num_samples: int, **_: Any
+    ) -> list[dict[str, Any]]:
         """Return the responses to a prompt, half of them with a reward of 1."""
         self._running += num_samples
         await asyncio.sleep(self._latencies.sampling)
-        await asyncio.sleep(self._latencies.judge)
         self._running -= num_samples
+        with answering.waiting(sampling_params.seed):
+            await asyncio.sleep(self._latencies.judge)
         length = len(_PROMPT)
         return [
             {

@@ -1,4 +1,4 @@
-"""Steps of OpenRLHF's own sample generator, with its own prompt loader, and engines that answer in any order.
+"""Steps of OpenRLHF's own sample generator, with its own prompt loader, and engines that answer in any order and time.
 
 An answer's score follows from its seed and from how hard its problem is: problem 0 is never solved, the last always.
 """
@@ -7,6 +7,7 @@ import argparse
 import hashlib
 import itertools
 import random
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,13 +55,16 @@ def answers(prompt: str, seed: int, count: int, policy: int, call: int) -> list[
 
 
 class FakeRay:
-    """Engines that finish in an order of their own."""
+    """Engines that sample at once. Rewards come late at times, and in an order of their own."""
 
     def __init__(self, order: int) -> None:
         self._order = random.Random(order)
 
     def wait(self, references: list, **_: Any) -> tuple[list, list]:
-        first = self._order.randrange(len(references))
+        first = self._order.randrange(-1, len(references))
+        if first < 0:
+            time.sleep(0.001)  # other threads go on
+            return [], references
         return [references[first]], references[:first] + references[first + 1 :]
 
     @staticmethod
@@ -84,15 +88,18 @@ class Run:
         loader = StatefulDataLoader(Problems(problems), batch_size=1, shuffle=True, collate_fn=_columns)
         self.args = argparse.Namespace(**SETTINGS | changes)
         count, calls = SimpleNamespace(remote=lambda: 0), itertools.count()
-        answer = SimpleNamespace(
-            remote=lambda prompt, sampling_params, num_samples, **_: (
-                *(prompt, sampling_params.seed, num_samples),
-                *(self.generator.policy, next(calls)),
-            )
-        )
+
+        def generate(prompt: str, sampling_params: Any, num_samples: int, **_: Any) -> tuple:
+            self._sampled.append(sampling_params.seed)
+            return prompt, sampling_params.seed, num_samples, self._synced, next(calls)
+
+        answer = SimpleNamespace(remote=generate)
         self.known: dict[str, Any] = {}
+        self._sampled: list[int] = []
+        self._synced = 0  # the engines' policy
         engine = SimpleNamespace(
             get_num_unfinished_requests=count, generate_responses=answer, cut=SimpleNamespace(remote=lambda: None),
+            sampled=SimpleNamespace(remote=lambda: list(self._sampled)),
             go_on=SimpleNamespace(remote=lambda policy, rollouts, known: self.known.update(known)),
             calls=SimpleNamespace(remote=lambda rollouts: {name: [{"of": name}] for name in rollouts}),
         )  # fmt: skip
@@ -123,10 +130,12 @@ class Run:
             self.batches.policy += 1
             self.batches.wait()
             unfinished.cut(self.generator)
+            self._synced = self.batches.policy
             self.rows.append(([(sample.prompts[0], float(sample.draw)) for sample in samples], metrics))
             loader = self.generator.prompts_dataloader.state_dict()
             state = {"global_step": self._step, "episode": self._episode, "loader": loader}
-            self.states.append(state | hooks.states(self._trainer, {}))
+            states = hooks.states(self._trainer, {})
+            self.states.append(state | {name: value() if callable(value) else value for name, value in states.items()})
         return self
 
     def resume(self, state: dict) -> "Run":
@@ -139,6 +148,7 @@ class Run:
             unfinished.restore(self.generator, state["unfinished"], SimpleNamespace)
         if "ahead" in state:
             self.batches.restore(state["ahead"], SimpleNamespace)
+        self._synced = self.batches.policy
         return self
 
 

@@ -61,7 +61,7 @@ def test_every_batch_is_full_and_within_the_window_and_the_bound(monkeypatch, ch
 def test_a_step_that_may_draw_no_more_takes_the_groups_nearest_to_the_window(monkeypatch):
     """Nothing is between 0.9 and 1, so all 12 draws are rejected."""
     run = Run(monkeypatch, order=1, dynamic_filtering_reward_range=[0.9, 1]).until(1)
-    (samples, metrics), rates = run.rows[0], dict(run.generator.groups.drawn)
+    (samples, metrics), rates = run.rows[0], dict(run.batches.current.groups.drawn)
     assert metrics["groups_filled"] == 3 and metrics["groups_drawn"] == 12 and metrics["pass_rate"] == 0
     taken = [rates[prompt] for prompt, _ in samples[::4]]
     distances = sorted(max(0.9 - rate, rate - 1) for rate in rates.values())
@@ -92,10 +92,12 @@ def test_solved_problems_rest_and_come_back(monkeypatch, after, steps, seed, is_
     solved, back, seen = defaultdict(int), {}, set()
     for step in range(1, 13):
         run.until(step)
-        drawn, metrics = run.generator.groups.drawn, run.rows[-1][1]
+        drawn, metrics = run.batches.current.groups.drawn, run.rows[-1][1]
         resting = {prompt for prompt in back if back[prompt] > step}
         assert metrics["problems_resting"] == min(len(resting), 12 - 3)
-        assert run.generator.groups.resting <= resting and not run.generator.groups.resting & {p for p, _ in drawn}
+        assert run.batches.current.groups.resting <= resting and not run.batches.current.groups.resting & {
+            p for p, _ in drawn
+        }
         assert metrics["problems_returned"] == len({prompt for prompt, _ in drawn} & back.keys())
         seen |= {prompt for prompt, _ in drawn} & back.keys()
         for prompt, rate in drawn:

@@ -160,7 +160,7 @@ def test_the_trainer_draws_under_the_limit_and_saves_its_state(tmp_path):
     this.prompts_dataloader = type("Loader", (list,), {"state_dict": lambda _: {}})([None] * 9)
     this.samples_generator = SimpleNamespace(
         generate_samples=generate,
-        args=SimpleNamespace(seed=0, retire_after=None, retire_for=1, partial_rollouts=0),
+        args=SimpleNamespace(seed=0, retire_after=None, retire_for=1, partial_rollouts=0, pipeline=False),
         prompts_dataloader=MagicMock(),
     )
     this.experience_maker = SimpleNamespace(make_experience_batch=None)
@@ -174,6 +174,8 @@ def test_the_trainer_draws_under_the_limit_and_saves_its_state(tmp_path):
         trackers=trackers,
         replacing=None,
         write_replaced=None,
+        timed=lambda _, call: call,
+        note_seconds=None,
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_log, "attach", lambda *_: log)

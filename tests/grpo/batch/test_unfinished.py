@@ -80,7 +80,7 @@ def test_every_step_has_whole_groups_and_every_group_has_one_step(monkeypatch, c
 def test_no_group_is_lost_between_two_steps(monkeypatch, changes, salt):
     run = run_of(monkeypatch, salt, **changes | {"dynamic_filtering": False}).until(STEPS)
     mine = unfinished.of(run.generator)
-    waiting = {sample.number for sample in [*run.batches.wait(), *mine.spare]}
+    waiting = {sample.number for sample in [*run.batches.next_samples(), *mine.spare]}
     numbers = {group.number for group in mine.groups.values()} | waiting
     assert mine.begun - len(numbers) == STEPS * BATCH
 

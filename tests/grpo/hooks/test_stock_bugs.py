@@ -189,7 +189,10 @@ def test_saving_an_adapter_does_not_gather_the_model(load, peft_model, single_ra
     fails_on_stock(load, check)
 
 
-def test_training_waits_for_the_engines(load, monkeypatch):
+@pytest.mark.parametrize("shared, waiting", [(False, "fit"), (True, "load")])
+def test_training_waits_for_the_engines(load, monkeypatch, shared, waiting):
+    """If they share the GPUs, the actor waits with loading: a starting engine measures the memory of its GPU."""
+
     def no_model():
         raise RuntimeError("the engine has no model")
 
@@ -199,17 +202,22 @@ def test_training_waits_for_the_engines(load, monkeypatch):
     def remote(reference):
         return SimpleNamespace(remote=lambda *_, **__: reference)
 
-    fitted = []
-    off = ("colocate_all_models", "colocate_actor_ref", "async_train", "critic_pretrain", "init_kl_coef", "max_len")
+    done = []
+    off = ("colocate_actor_ref", "async_train", "critic_pretrain", "init_kl_coef", "max_len")
     numbers = ("prompt_max_len", "generate_max_len", "actor_num_nodes", "actor_num_gpus_per_node")
+    numbers += ("vllm_num_engines", "vllm_tensor_parallel_size")
     args = MagicMock(
-        vllm_num_engines=1, lora_rank=2, lora_alpha=4, **dict.fromkeys(off, 0), **dict.fromkeys(numbers, 1)
+        colocate_all_models=shared, lora_rank=2, lora_alpha=4, **dict.fromkeys(off, 0), **dict.fromkeys(numbers, 1)
     )
-    trainer = SimpleNamespace(get_max_steps=remote(lambda: 1), fit=remote(lambda: fitted.append(True)))
-    group = SimpleNamespace(async_init_model_from_pretrained=lambda *_: [lambda: None], async_save_model=lambda: [])
+    trainer = SimpleNamespace(get_max_steps=remote(lambda: 1), fit=remote(lambda: done.append("fit")))
+    group = SimpleNamespace(
+        async_init_model_from_pretrained=lambda *_: [done.append("load") or (lambda: None)],
+        async_save_model=lambda: [],
+    )
     module = load("cli.train_ppo_ray")
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(module, "placement_group", lambda *_, **__: SimpleNamespace(ready=lambda: lambda: None))
     monkeypatch.setattr(module, "get_strategy", lambda args: SimpleNamespace(print=lambda *_: None))
     engine = SimpleNamespace(get_num_unfinished_requests=remote(no_model))
     monkeypatch.setattr(module, "create_vllm_engines", lambda *_, **__: [engine])
@@ -221,7 +229,7 @@ def test_training_waits_for_the_engines(load, monkeypatch):
     def check():
         with contextlib.suppress(RuntimeError):
             module.train(args)
-        assert not fitted
+        assert waiting not in done
 
     fails_on_stock(load, check)
 

@@ -57,7 +57,7 @@ def fit_one_step(load, run_dir: Path) -> tuple[Tracker, list[dict]]:
         ),
         "eval_dataloader": [(["source"], ["p"], ["l"])],
         "samples_generator": SimpleNamespace(
-            args=argparse.Namespace(seed=0, retire_after=None, retire_for=1, partial_rollouts=0),
+            args=argparse.Namespace(seed=0, retire_after=None, retire_for=1, partial_rollouts=0, pipeline=False),
             prompts_dataloader=MagicMock(),
             generate_samples=lambda **_: next(rollouts), generate_eval_samples=lambda **_: [sample(0.7, 1.0)],
         ),

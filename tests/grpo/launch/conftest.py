@@ -14,6 +14,7 @@ from grpo.checkpoint import adapter_files, digests
 from grpo.launch import preflight, prompt_lengths
 from grpo.launch.checks import packages
 from grpo.launch.config import Config, resolve
+from grpo.launch.judge import RunJudge
 from grpo.launch.plan import make_plan
 from grpo.model.architecture import Architecture
 from grpo.model.model_files import INDEX, ITEM_BYTES, read_json
@@ -21,7 +22,9 @@ from grpo.run.measure import USER_REWARD
 from grpo.stack import machine
 from grpo.stack.checkout import CHECKOUT
 from reward import models, settings
+from reward.settings import ChainSettings, JudgeSettings
 
+from . import boxes
 from .faulty_run import Run
 from .judge_variables import KEY, VARIABLES
 from .recipe import ROOT
@@ -81,6 +84,19 @@ def write_data(path: Path, count: int, first: int = 0) -> Path:
     records = [{"prompt": f"{n} + 1?", "label": str(n + 1), "datasource": "test", "id": str(n)} for n in numbers]
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
+
+
+def write_aime(folder: Path) -> dict[str, Path]:
+    """Write as many problems as `data.prepare --source aime` does; return the flags that name them."""
+    return {"prompt_data": write_data(folder / "aime.jsonl", 72), "eval_dataset": write_data(folder / "held.jsonl", 18)}
+
+
+def judge_of(price: tuple[float, float] | None = None, **changes: float) -> RunJudge:
+    """Return the judge of `train_grpo.sh`, with other limits."""
+    limits = {"tries": 3, "deadline": 240.0, "call_timeout": 90.0, "concurrency": 32}
+    quota = {"requests_per_window": 120, "tokens_per_window": 1_000_000}
+    chain = ChainSettings(("a",), **limits | quota | changes)
+    return RunJudge(JudgeSettings(chain, 0.6, 0.4, "correctness", True, price), is_stand_in=False)
 
 
 @dataclass
@@ -179,6 +195,17 @@ def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
         "eval_at_start": True,
     }
     return Setting(tmp_path, flags)
+
+
+@pytest.fixture
+def box(setting: Setting) -> Callable[..., Config]:
+    """A function from a box, a length and other flags to the configuration of a released model on it."""
+
+    def config(gpus: str, length: int = 4096, model: str = boxes.LARGE, **changes: object) -> Config:
+        names = {"pretrain": model, "engine_model": model, "generate_max_len": length - 1024}
+        return setting.config(**boxes.RECIPE | boxes.BOXES[gpus] | names | changes)
+
+    return config
 
 
 @pytest.fixture

@@ -91,6 +91,7 @@ OVERRIDES = {
     "LORA_RANK": ("20", "--lora_rank", "20"),
     "LORA_ALPHA": ("21", "--lora_alpha", "21"),
     "TARGET_MODULES": ("q_proj v_proj", "--target_modules", "q_proj v_proj"),
+    "COLOCATE": ("1", "--colocate_all_models", ""),
     "ENFORCE_EAGER": ("0", "--enforce_eager", None),
     "GPU_MEMORY_UTILIZATION": ("0.7", "--vllm_gpu_memory_utilization", "0.7"),
     "EXPERTS": ("bf16", "--experts", "bf16"),
@@ -142,6 +143,7 @@ OVERRIDES = {
     "JUDGE_RPM": ("31", "GRPO_JUDGE_RPM", "31"),
     "JUDGE_TPM": ("32", "GRPO_JUDGE_TPM", "32"),
     "JUDGE_CONCURRENCY": ("33", "GRPO_JUDGE_CONCURRENCY", "33"),
+    "JUDGE_PRICE": ("1 2", "GRPO_JUDGE_PRICE", "1 2"),
     "JUDGE_BASE_URL": ("https://a.example", "GRPO_JUDGE_BASE_URL", "https://a.example"),
     "JUDGE_PROXY": ("1", "GRPO_JUDGE_PROXY", "1"),
 }

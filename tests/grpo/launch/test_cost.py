@@ -1,15 +1,17 @@
-"""What a run costs, against the table of docs/gpu.md."""
+"""What a run costs, against the tables of docs/gpu.md and the README."""
 
 import re
-from types import SimpleNamespace
 
 import pytest
 
-from grpo.launch import cost, judge
+from grpo.launch import cost, engine_share, gpu_memory, judge, micro_batches
 from grpo.launch.judge import RunJudge
-from grpo.launch.phases import Rates
+from grpo.launch.phases import ACTOR, Rates, phases
 from grpo.launch.plan import describe, make_plan
-from grpo.model.released import RELEASED
+from tests.docs.pages import page
+
+from .boxes import BOXES
+from .conftest import judge_of, write_aime
 
 LARGE = "openai/gpt-oss-120b"
 
@@ -25,47 +27,105 @@ def config_of(setting, model: str = LARGE, **changes):
     return setting.config(pretrain=model, engine_model=model, lora_rank=64, **lengths | changes)
 
 
+def text_of(config, judge: RunJudge | None = None) -> str:
+    return "\n".join(cost.describe(make_plan(config), config, judge or judge_of()))
+
+
 @pytest.mark.parametrize(("response", "seconds"), [(3072, 26 + 6 + 11), (15_360, 51 + 16 + 11)])
 def test_seconds_of_an_update_are_those_of_the_table(setting, response: int, seconds: int) -> None:
     config = config_of(setting, generate_max_len=response, micro_train_batch_size=1)
-    assert cost.seconds_of_update(config, RELEASED[LARGE], Rates.stated()) == pytest.approx(seconds, abs=0.5)
+    parts = phases(make_plan(config), config, judge_of(), Rates.stated())
+    assert sum(phase.seconds for phase in parts if phase.whose == ACTOR) == pytest.approx(seconds, abs=0.5)
 
 
-def test_hours_and_judge_calls_of_the_whole_run(setting) -> None:
-    config = config_of(setting, micro_train_batch_size=1)
-    plan = make_plan(config)
-    judged = RunJudge(SimpleNamespace(chain=SimpleNamespace(max_output_tokens=99)), is_stand_in=True)
-    text = "\n".join(cost.describe(plan, config, judged))
-    assert plan.steps == 6 and f"{6 * 64} calls in 6 steps" in text
-    assert f"up to {6 * 64 * (1000 + 3072) / 1e6:.1f} million prompt tokens" in text
-    step = 43 + 64 * 3072 / 2000
-    assert int(re.search(r"of (\d+) s", text)[1]) == pytest.approx(step, abs=1)
+def test_hours_calls_tokens_and_price_of_the_whole_run(setting) -> None:
+    config = config_of(setting, micro_train_batch_size=1, enforce_eager=True, eval_steps=-1)
+    text = text_of(config, judge_of(price=(2.0, 12.0)))
+    assert f"{6 * 64} calls in 6 steps" in text
+    prompts, replies = 6 * 64 * (1000 + 3072) / 1e6, 6 * 64 * 2000 / 1e6
+    assert f"up to {prompts:.1f} million prompt tokens" in text and f"{replies:.1f} million tokens of replies" in text
+    assert f"{2 * prompts + 12 * replies:.0f} USD at JUDGE_PRICE" in text and "USD" not in text_of(config)
+    sampling = int(re.search(r"sampling +(\d+) s", text)[1])
+    assert int(re.search(r"of (\d+) s, if all", text)[1]) == pytest.approx(sampling + 60 + 43, abs=2)
     assert re.search(r"training +26 s \(21 to 39\): calculated from one H100", text)
-    assert "assumes 1,000 tokens/s" in text
+    assert "34 ms for each of 3,072 tokens, 32 samples an engine, eager; calculated, see docs/step-time.md" in text
 
 
-def test_a_step_ahead_takes_the_longer_of_sampling_and_the_rest(setting) -> None:
-    judged = RunJudge(SimpleNamespace(chain=SimpleNamespace(max_output_tokens=99)), is_stand_in=True)
-
+def test_a_step_ahead_takes_the_longest_of_engines_actor_and_half_a_batch(setting) -> None:
     def seconds(**changes: object) -> list[int]:
         """Of a step, and of one with the other value of PIPELINE."""
-        config = config_of(setting, micro_train_batch_size=1, old_log_probs="engine", **changes)
-        text = "\n".join(cost.describe(make_plan(config), config, judged))
+        flags = {"micro_train_batch_size": 1, "old_log_probs": "engine", "eval_steps": -1} | changes
+        text = text_of(config_of(setting, **flags))
         assert "old log-probs" not in text
-        return [int(re.search(pattern, text)[1]) for pattern in (r"of (\d+) s, if", r"would take (\d+) s")]
+        return [int(re.search(pattern, text)[1]) for pattern in (r"of (\d+) s, if", r"PIPELINE=. would take (\d+) s")]
 
-    sampling, rest = 64 * 3072 / 2000, 26 + 8  # two gathers of the weights in place of three
-    assert seconds() == pytest.approx([sampling + rest, sampling], abs=1)
-    assert seconds(pipeline=True) == pytest.approx([sampling, sampling + rest], abs=1)
-    assert seconds(pipeline=True, vllm_num_engines=8)[0] == pytest.approx(rest, abs=1)
+    engines, judge, actor = 63, 60, 26 + 8  # two gathers of the weights in place of three
+    in_turn = engines + judge + actor
+    assert seconds() == pytest.approx([in_turn, in_turn / 2], abs=2), "the last rewards of a batch hold up two steps"
+    assert seconds(pipeline=True) == pytest.approx([in_turn / 2, in_turn], abs=2)
+    assert seconds(pipeline=True, max_epochs=5)[0] == pytest.approx(5 * actor, abs=2)
+    for waiting in ({"dynamic_filtering": True}, {"partial_rollouts": 2}):
+        assert seconds(pipeline=True, **waiting)[0] == pytest.approx(engines + judge, abs=2)
+
+
+def test_engines_and_actor_on_the_same_gpus_take_turns(setting) -> None:
+    text = text_of(config_of(setting, micro_train_batch_size=1, colocate_all_models=True))
+    assert "PIPELINE" not in text and "ENFORCE_EAGER=1" in text
+
+
+def test_the_plan_says_how_the_same_gpus_would_sample_otherwise(setting) -> None:
+    config = config_of(setting, enforce_eager=True, gpu_gb=80, vllm_gpu_memory_utilization=0.9)
+    eager, graphs = text_of(config), text_of(config_of(setting, gpu_gb=80, vllm_gpu_memory_utilization=0.9))
+    times = [int(re.search(r"NUM_ENGINES=4 ENGINE_TP=1 would sample in (\d+) s", text)[1]) for text in (eager, graphs)]
+    assert 92 < times[0] < int(re.search(r"sampling +(\d+) s", eager)[1]) and times[1] < times[0]
+    assert "faster, within the range of error;" in eager and "its cache has 50 of the longest sequences at" in eager
+    assert "assumed to need 8 us for an all-reduce and 2 ms for Ray in a pass" in eager
+    assert "ENFORCE_EAGER=0 would take" in eager and "ENFORCE_EAGER=1 would take" in graphs
+    small = text_of(config_of(setting, gpu_gb=48, vllm_gpu_memory_utilization=0.9))
+    assert "NUM_ENGINES=4 ENGINE_TP=1 does not fit: its cache has no room" in small
+    one = {"vllm_num_engines": 1, "vllm_tensor_parallel_size": 1}
+    assert "ENGINE_TP=" not in text_of(config_of(setting, gpu_gb=80, **one))
 
 
 @pytest.mark.parametrize(("asked", "steps"), [(20, 20), (None, 100)])
 def test_without_data_the_cost_is_that_of_the_steps_asked_for(setting, asked: int | None, steps: int) -> None:
-    config = config_of(setting, prompt_data="absent.jsonl", max_steps=asked)
-    judged = RunJudge(SimpleNamespace(chain=SimpleNamespace(max_output_tokens=99)), is_stand_in=True)
-    text = "\n".join(cost.describe(make_plan(config), config, judged))
+    text = text_of(config_of(setting, prompt_data="absent.jsonl", max_steps=asked))
     assert f"{steps * 64:,} calls in {steps} steps" in text and f"for {steps} steps of" in text
+
+
+RECIPE = {
+    "attn_implementation": "sinks", "eval_steps": 10, "eval_n_samples_per_prompt": 8, "enforce_eager": True,
+    "num_episodes": 50, "vllm_gpu_memory_utilization": 0.9, "gpu_gb": 80,
+    "micro_train_batch_size": None, "micro_rollout_batch_size": None,
+}  # fmt: skip
+
+
+def planned(setting, model: str = LARGE, **flags):
+    """The configuration of `train_grpo.sh` with AIME's 72 and 18 problems, and its plan."""
+    config = micro_batches.choose(config_of(setting, model, **RECIPE | write_aime(setting.folder) | flags))
+    config = engine_share.choose(config)
+    return config, make_plan(config)
+
+
+@pytest.mark.parametrize("row", next(table for table in page("README.md").tables if table[0][1] == "GPUs")[1:])
+def test_the_readme_has_the_plans_numbers(setting, row: list[str]) -> None:
+    model, gpus, host, longest, hours = row
+    name = f"openai/gpt-oss-{model.partition(',')[0]}"
+    box, _, size = gpus.removesuffix("GB").partition("x")
+    config, plan = planned(setting, name, **BOXES[box] | {"gpu_gb": size, "max_steps": 100})
+    assert f"{plan.download_bytes / 1e9:.0f}GB" in model and host == f"{plan.host_bytes / 1e9:.0f}GB"
+    assert longest == f"{gpu_memory.longest(config):,}"
+    assert f"hours       {hours.removesuffix('h')} (" in text_of(config)
+
+
+def test_the_readme_says_what_the_plain_command_costs(setting) -> None:
+    config, plan = planned(setting)
+    (line,) = [line for line in page("README.md").text.split("\n\n") if line.startswith("Plain:")]
+    numbers = [float(number.replace(",", "")) for number in re.findall(r"\d[\d,.]*\d", line)]
+    text = text_of(config)
+    hours = float(re.search(r"hours +([\d.]+)", text)[1])
+    tokens = [float(number) for number in re.findall(r"([\d.]+) million", text)]
+    assert numbers == [plan.steps, round(hours), 28_800, *map(round, tokens)]
 
 
 @pytest.mark.parametrize(

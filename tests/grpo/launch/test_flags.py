@@ -11,6 +11,7 @@ GOOD = {
     "lora_rank": 64, "load_in_4bit": False, "zero_stage": 3, "gradient_checkpointing": True,
     "gradient_checkpointing_use_reentrant": True, "vllm_enable_sleep": False, "async_train": False,
     "deepspeed_enable_sleep": False, "colocate_all_models": False,
+    "vllm_num_engines": 2, "vllm_tensor_parallel_size": 2, "actor_num_nodes": 1, "actor_num_gpus_per_node": 4,
     "enable_ema": False, "init_kl_coef": 0, "use_kl_loss": False, "kl_estimator": "k1", "kl_target": None,
     "enable_vllm_is_correction": False, "vllm_is_truncated_threshold": [0.5, 5.0], "top_p": 1.0, "dual_clip": None,
     "eps_clip_low_high": None, "policy_loss_type": "ppo", "generate_max_len": 3072, "overlong_buffer_len": None,
@@ -73,6 +74,11 @@ def test_forms_of_the_loss_are_accepted(changes):
     flags.validate(parsed(**changes))
 
 
+def test_engines_that_share_the_actors_gpus_may_sleep_on_gpus(monkeypatch):
+    monkeypatch.setenv("DS_ACCELERATOR", "cuda")
+    flags.validate(parsed(colocate_all_models=True, vllm_enable_sleep=True))
+
+
 def test_thinking_budget_is_accepted_and_optional():
     flags.validate(parsed(thinking_budget=0, answer_budget=2, max_len=3080))
     flags.validate(parsed(agent_func_path="a.py", enable_prefix_caching=False, max_len=3079))
@@ -104,7 +110,9 @@ def test_checkpoints_that_meet_evaluations_are_accepted(steps):
         ({"load_in_4bit": True}, "--load_in_4bit"),
         ({"gradient_checkpointing_use_reentrant": False}, "reentrant"),
         ({"offload": True, "zero_stage": 2}, "--zero_stage 3"),
-        ({"vllm_enable_sleep": True}, "--vllm_enable_sleep"),
+        ({"vllm_enable_sleep": True}, "GPUs of their own: remove it, or add --colocate_all_models"),
+        ({"vllm_enable_sleep": True, "colocate_all_models": True}, "vLLM cannot sleep on CPUs: remove it"),
+        ({"colocate_all_models": True, "vllm_num_engines": 1}, "the engines have 2 GPUs and the actor 4 GPUs"),
         ({"deepspeed_enable_sleep": True}, "--deepspeed_enable_sleep"),
         ({"enable_ema": True}, "--enable_ema"),
         ({"async_train": True}, "--async_train"),

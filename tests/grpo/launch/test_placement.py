@@ -10,7 +10,7 @@ CONFIG = SimpleNamespace(
     gpus=8,
     engine_gpus=4,
     actor_ranks=4,
-    args=SimpleNamespace(vllm_num_engines=2, vllm_tensor_parallel_size=2),
+    args=SimpleNamespace(vllm_num_engines=2, vllm_tensor_parallel_size=2, colocate_all_models=False),
 )
 
 
@@ -33,6 +33,14 @@ def test_the_plan_says_which_gpus_serve_whom(eight_gpus, monkeypatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4,5,6,7,0,1,2")
     assert placement.describe(CONFIG)[0] == "placement   engine 0: GPUs 3, 4 (NUMA nodes 0, 1)"
     assert placement.describe(CONFIG)[2] == "            actor: GPUs 7, 0, 1, 2 (NUMA nodes 0, 1)"
+
+
+def test_engines_and_actor_of_one_box_have_the_same_gpus(eight_gpus) -> None:
+    args = SimpleNamespace(vllm_num_engines=2, vllm_tensor_parallel_size=1, colocate_all_models=True)
+    shared = SimpleNamespace(gpus=2, engine_gpus=2, actor_ranks=2, args=args)
+    assert [line.split(": ")[1] for line in placement.describe(shared)] == [
+        f"GPU{which} (NUMA node 0)" for which in (" 0", " 1", "s 0, 1")
+    ]
 
 
 def test_without_nodes_gpus_alone_are_named(eight_gpus, sysfs) -> None:

@@ -72,7 +72,12 @@ def test_every_variable_can_be_set_from_outside(checkout: Path, options: list[st
 @pytest.mark.parametrize("tiny", [[], ["--tiny"]])
 @pytest.mark.parametrize(
     ("gpus", "engines", "tensor_parallel", "ranks", "shard"),
-    [("8", "2", "2", "4", "zero3"), ("4", "1", "2", "2", "zero3"), ("2", "1", "1", "1", "none")],
+    [
+        ("8", "2", "2", "4", "zero3"),
+        ("4", "1", "2", "2", "zero3"),
+        ("2", "1", "1", "1", "none"),
+        ("1", "1", "1", "1", "none"),
+    ],
 )
 def test_a_box_is_other_values_of_four_variables(checkout, tiny, gpus, engines, tensor_parallel, ranks, shard) -> None:
     full, passed = flags(checkout), flags(checkout, "--gpus", gpus)
@@ -83,7 +88,9 @@ def test_a_box_is_other_values_of_four_variables(checkout, tiny, gpus, engines, 
     sizes = {"--micro_train_batch_size", "--micro_rollout_batch_size"}
     folders = {"--run_dir", "--save_path", "--ckpt_path", "--metrics_dir", "--wandb_run_name", "--use_tensorboard"}
     if not tiny:
-        assert {name for name in full if full[name] != passed[name]} <= {*shape, *sizes, *folders}
+        share = {"--vllm_gpu_memory_utilization"} if gpus == "1" else set()
+        assert {name for name in full if full[name] != passed[name]} <= {*shape, *sizes, *folders, *share}
+        assert ("--colocate_all_models" in passed) == (gpus == "1")
     assert flags(checkout, "--gpus", gpus, ENGINE_TP="8")["--vllm_tensor_parallel_size"] == "8"
 
 

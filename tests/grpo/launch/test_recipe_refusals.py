@@ -20,7 +20,7 @@ from .recipe import call
         (["LEARNING_RATE=3"], "must come first: LEARNING_RATE=3 ./train_grpo.sh"),
         (["--dry-run", "--steps=many"], "STEPS: invalid int value"),
         (["--steps"], "--steps needs a value"),
-        (["--gpus", "3"], "--gpus is '3': give 8, 4 or 2, or set NUM_ENGINES, ENGINE_TP and ACTOR_GPUS"),
+        (["--gpus", "3"], "--gpus is '3': give 8, 4, 2 or 1, or set NUM_ENGINES, ENGINE_TP, ACTOR_GPUS and COLOCATE"),
         (["--check", "--plan"], "cannot be combined"),
         (["--dry-run", "--resume", "no/such/run"], "no/such/run is not a run directory"),
         (["--dry-run", "--resume", "latest"], "--resume DIR"),
@@ -83,7 +83,9 @@ def test_a_plan_without_a_model_reads_the_files_that_are_here(checkout, tmp_path
     [
         ({"JUDGE": "2"}, "JUDGE is '2': set it to 1 (on) or 0 (off)"),
         ({"JUDGE_FALLBACK": "mercy"}, "use one of correctness, mean_quality, group"),
-        ({"QUALITY_WEIGHT": "0.5"}, "have to add up to 1"),
+        ({"QUALITY_WEIGHT": "0"}, "set CORRECTNESS_WEIGHT=1, since they have to add up to 1"),
+        ({"QUALITY_WEIGHT": "1.5"}, "have to add up to 1"),
+        ({"JUDGE_PRICE": "2"}, "JUDGE_PRICE is '2': give two numbers: for prompts and for replies"),
         ({"JUDGE_DEADLINE": "soon"}, "JUDGE_DEADLINE is 'soon'"),
         ({"JUDGE_UNFINISHED": "yes"}, "JUDGE_UNFINISHED is 'yes': set it to 1 (on) or 0 (off)"),
         ({"JUDGE_PROXY": "yes"}, "JUDGE_PROXY is 'yes': set it to 1 (on) or 0 (off)"),
@@ -109,6 +111,8 @@ def test_a_plan_of_what_does_not_fit_ends_with_the_code_of_a_refusal(checkout: P
     [
         ({"GENERATE_MAX_LEN": "199000", "GPU_GB": "192"}, "the model's context is 131,072"),
         ({"ENGINE_TP": "3"}, "ENGINE_TP 3 does not divide the 64 attention heads"),
+        ({"THINKING_BUDGET": "2048", "ANSWER_BUDGET": "1024"}, "= 3073 tokens, but GENERATE_MAX_LEN is 3072"),
+        ({"JUDGE_RPM": "1"}, "64 samples, but the judge can send only 12 requests within JUDGE_DEADLINE"),
     ],
 )
 def test_a_plan_of_what_no_gpu_could_run_is_refused_before_the_model_is_here(checkout: Path, variables, what) -> None:

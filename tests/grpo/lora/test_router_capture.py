@@ -10,6 +10,8 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 from grpo.lora import router_capture
 from grpo.lora.router_capture import Recorder, choose
 
+from .recorded_pass import RecordedPass
+
 LAYERS, CHOSEN, BLOCK, BLOCKS = 3, 2, 4, 16
 
 
@@ -24,6 +26,17 @@ def test_a_kernel_that_chooses_by_itself_must_take_what_is_recorded():
     expected = torch.zeros(200, 16).double().scatter(1, chosen, logits.double().gather(1, chosen).softmax(-1))
     torch.testing.assert_close(masked.double().softmax(-1), expected, rtol=0, atol=1e-12)
     assert not noted[200:].any()
+
+
+def test_a_recorded_pass_notes_the_choices_of_later_tokens():
+    """As a CUDA graph must."""
+    logits, noted = torch.randn(5, 16).bfloat16(), torch.zeros(8, 4, dtype=torch.uint8)
+    with RecordedPass() as recorded:
+        masked = choose(logits, noted)
+    logits.copy_(torch.randn(5, 16))
+    recorded.replay()
+    expected = torch.zeros_like(noted)
+    assert torch.equal(masked, choose(logits, expected)) and torch.equal(noted, expected)
 
 
 class Runner:

@@ -1,10 +1,127 @@
+"""The side path outside of vLLM; tests/stack/test_agreement.py runs it in engines, one of them compiled."""
+
 import os
+import shutil
+from pathlib import Path
 
 import psutil
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from vllm.config import DeviceConfig, VllmConfig
 
-from grpo.lora import side_path
+from grpo.lora import adapter, side_path
+from scripts.gpu_check.kernels import relative
+
+from .recorded_pass import RecordedPass
+from .workers_attention import (
+    ADDITIONAL,
+    SIZES,
+    WorkersAttention,
+    exact,
+    random_adapter,
+    random_inputs,
+    random_weights,
+)
+
+
+@pytest.fixture
+def weights() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return random_weights()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_compute_the_adapter_of_every_projection_and_confirm_it(weights, workers):
+    values, (x, y) = random_adapter(weights), random_inputs(11)
+    attentions = [WorkersAttention(weights, rank, workers) for rank in range(workers)]
+    receipts = [attention.load(values) for attention in attentions]
+    cut = [each.qkv_proj(x).split([size // workers for size in SIZES.values()], -1) for each in attentions]
+    for name, parts in zip(SIZES, zip(*cut, strict=True), strict=True):
+        assert relative(torch.cat(parts, -1), exact(weights, values, name, x)) < 0.003
+    added = sum(each.o_proj(part).double() for each, part in zip(attentions, y.chunk(workers, -1), strict=True))
+    assert relative(added, exact(weights, values, "o", y)) < 0.003
+    names = [f"layers.0.self_attn.{name}.weight" for name in values]
+    specs = adapter.layout(names, [each.shape for each in values.values()])
+    expected = adapter.Receipt.of(torch.cat([each.flatten() for each in values.values()]), specs)
+    sums = [int(adapter.checksum(applied.sums, tuple(applied.rows))) for applied in receipts]
+    assert sum(sums) % 2**64 == expected.checksum(workers)
+    assert {applied.tensors for applied in receipts} == {8}
+
+
+def test_an_adapter_of_zeros_changes_nothing_and_one_of_q_and_v_leaves_k(weights):
+    x, _ = random_inputs(11)
+    attention = WorkersAttention(weights)
+    base = attention.qkv_proj(x)
+    assert torch.equal(base, torch.nn.functional.linear(x, attention.qkv_proj.weight))
+    values = random_adapter(weights)
+    attention.load(values)
+    attention.load({name: each for name, each in values.items() if name[0] in "qv"})
+    changed = (attention.qkv_proj(x) != base).split(list(SIZES.values()), -1)
+    assert [part.any().item() for part in changed] == [True, False, True]
+
+
+def test_a_layer_takes_two_products_beside_that_of_its_frozen_weight(weights):
+    attention, inputs = WorkersAttention(weights), random_inputs(3)
+    with RecordedPass() as recorded:
+        attention(*inputs)
+    assert recorded.launches == ["mm", "mm", "addmm_"] * 2
+
+
+def test_a_recorded_pass_follows_the_adapter(weights):
+    """As a CUDA graph must: a sync writes to the addresses that it has recorded."""
+    attention, inputs = WorkersAttention(weights), random_inputs(3)
+    addresses = attention.addresses()
+    with RecordedPass() as recorded:
+        results = attention(*inputs)
+    for _ in range(2):
+        before = [result.clone() for result in results]
+        attention.load(random_adapter(weights))
+        for given, new in zip(inputs, random_inputs(3), strict=True):
+            given.copy_(new)
+        recorded.replay()
+        for result, old, now in zip(results, before, attention(*inputs), strict=True):
+            assert torch.equal(result, now) and not torch.equal(result, old)
+    assert attention.addresses() == addresses
+
+
+def test_a_compiled_layer_is_one_graph_that_follows_the_adapter(weights, monkeypatch):
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "0")
+    backend, attention = CompileCounterWithBackend("aot_eager"), WorkersAttention(weights)
+    with torch._dynamo.config.patch(disable=False), torch.inference_mode():
+        compiled = torch.compile(attention.qkv_proj, fullgraph=True, backend=backend)
+        for tokens in (3, 5, 7):
+            x, _ = random_inputs(tokens)
+            torch._dynamo.mark_dynamic(x, 0)
+            attention.load(random_adapter(weights))
+            assert torch.equal(compiled(x), attention.qkv_proj(x))
+    assert backend.frame_count == 1, "a sync compiles the layer again"
+
+
+def test_compiled_models_in_vllms_cache_have_this_side_path(weights, monkeypatch):
+    """A model that was compiled without one, or with another version's, would ignore the adapter."""
+
+    def key(digest: str | None) -> str:
+        config = VllmConfig(device_config=DeviceConfig("cpu"), additional_config=dict(ADDITIONAL))
+        if digest:
+            monkeypatch.setattr(side_path, "code_digest", lambda: digest)
+            WorkersAttention(weights, config=config)
+        return config.compute_hash()
+
+    assert len({key(None), key("this version"), key("another")}) == 3
+    assert key("this version") == key("this version")
+
+
+def test_versions_of_the_side_path_are_told_apart(monkeypatch, tmp_path):
+    digests, installed = [], side_path.code_digest()
+    for line in ("", "# another\n"):
+        folder = tmp_path / f"version{len(digests)}"
+        shutil.copytree(Path(side_path.__file__).parent, folder)
+        with open(folder / "adapter.py", "a") as file:
+            file.write(line)
+        monkeypatch.setattr(side_path, "__file__", str(folder / "side_path.py"))
+        digests.append(side_path.code_digest.__wrapped__())
+    assert digests[0] == installed != digests[1]
 
 
 def test_on_a_cpu_a_workers_memory_is_that_of_its_process():

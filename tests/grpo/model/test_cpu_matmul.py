@@ -67,6 +67,15 @@ def test_factors_and_layouts(replaced):
     assert torch.nn.functional.linear(a, b.t(), bias[0]).shape == (17, 33)
 
 
+def test_a_product_that_is_added_in_place(replaced):
+    total, a, b = operands("addmm", torch.bfloat16)
+    expected = torch.addmm(total, a, b, alpha=2)
+    assert total.addmm_(a, b, alpha=2) is total and torch.equal(total, expected)
+    wide = [value.float() for value in operands("addmm", torch.bfloat16)]
+    expected = torch.addmm(*wide, alpha=2)
+    assert wide[0].addmm_(*wide[1:], alpha=2) is wide[0] and torch.equal(wide[0], expected)
+
+
 def test_gradients_are_those_of_float32_rounded(replaced):
     x, weight = (value.requires_grad_() for value in operands("mm", torch.bfloat16))
     (x @ weight).sum().backward()

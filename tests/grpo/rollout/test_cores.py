@@ -106,6 +106,6 @@ def test_an_actor_ends_with_its_core(how: str) -> None:
 
 
 def test_an_engine_outside_of_ray_starts_no_cluster():
-    params = SimpleNamespace(extra_args=None)
-    assert asyncio.run(engine.with_origin(SimpleNamespace(), params, [{}])) == [{engine.SAMPLED_BY: None}]
+    params = SimpleNamespace(extra_args=None, seed=None)
+    assert asyncio.run(engine.answer(SimpleNamespace(), params, [asyncio.sleep(0, {})])) == [{engine.SAMPLED_BY: None}]
     assert not ray.is_initialized()

@@ -1,5 +1,7 @@
 """An engine that dies is started again, gets the adapter, and samples its lost prompts with their seeds."""
 
+import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -195,3 +197,71 @@ def test_another_error_is_left_to_the_loop(ray: Ray) -> None:
     sent = calls.send(Engine(0), {"prompt": 1, "seed": 1})
     ray.lost[sent] = ValueError("of the reward")
     assert calls.wait([sent]) == ([sent], {})
+
+
+class Rewards(Ray):
+    """Ray whose answers are not there yet, while their rewards are missing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.missing = True
+
+    def wait(self, references: list, timeout: float = 0, **_: Any) -> tuple[list, list]:
+        lost = [reference for reference in references if reference in self.lost]
+        return ([], references) if self.missing and not lost else super().wait(lost or references)
+
+
+def prompt(seed: int) -> dict[str, Any]:
+    return {"prompt": 1, "seed": seed, "sampling_params": SimpleNamespace(seed=seed)}
+
+
+def test_prompts_are_sampled_once_their_engines_say_so_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray, engines, calls, sampled = Rewards(), [Engine(0), Engine(1)], EngineCalls(), threading.Event()
+    monkeypatch.setattr(replacement, "ray", ray)
+    known: list[list[int]] = [[], []]
+    for number, engine in enumerate(engines):
+        engine.sampled = SimpleNamespace(remote=lambda number=number: known[number])
+    sent = [calls.send(engines[seed % 2], prompt(seed)) for seed in (2, 3, 4)]
+    for now, is_sampled in (([2, 4], False), ([2], False), ([2, 4, 6], True)):
+        known[0], known[1] = now, [3] if now != [2, 4] else []
+        assert calls.wait(sent, sampled) == ([], {})
+        assert sampled.is_set() == is_sampled
+
+
+def test_prompts_that_a_dead_engine_lost_are_not_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray, engine, calls, sampled = Rewards(), Engine(0), EngineCalls(), threading.Event()
+    monkeypatch.setattr(replacement, "ray", ray)
+    monkeypatch.setattr(replacement, "_LOOK_SECONDS", 0.0)
+    known = [2]
+    engine.sampled = SimpleNamespace(remote=lambda: known)
+    sent = calls.send(engine, prompt(2))
+    calls.wait([sent], sampled)
+    assert sampled.is_set()
+    ray.die(engine, [sent], DEATHS["actor"])
+    calls.phase = lambda: pytest.MonkeyPatch.context() if not sampled.is_set() else pytest.fail("the sync might come")
+    known.clear()
+    _, again = calls.wait([sent], sampled)
+    assert calls.wait([again[sent]], sampled) == ([], {}) and not sampled.is_set()
+    known.append(2)
+    calls.wait([again[sent]], sampled)
+    assert sampled.is_set()
+
+
+def test_an_engine_that_cannot_be_asked_has_not_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray, engine, calls, sampled = Rewards(), Engine(0), EngineCalls(), threading.Event()
+    monkeypatch.setattr(replacement, "ray", ray)
+    engine.sampled = SimpleNamespace(remote=lambda: DEATHS["actor"])
+    assert calls.wait([calls.send(engine, prompt(2))], sampled) == ([], {}) and not sampled.is_set()
+
+
+def test_two_batches_replace_an_engine_once(ray: Ray) -> None:
+    engine, calls = Engine(0), EngineCalls()
+    sent = [calls.send(engine, {"prompt": n, "seed": n}) for n in range(2)]
+    ray.die(engine, sent, DEATHS["actor"])
+    engine.load_adapter = SimpleNamespace(remote=lambda *sent: time.sleep(0.2) or engine._load(*sent))
+    both = [threading.Thread(target=calls.wait, args=([reference],)) for reference in sent]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join(60)
+    assert calls.replaced == 1 and engine.adapter == "base"

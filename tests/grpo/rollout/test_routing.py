@@ -63,7 +63,7 @@ def test_responses_and_their_branches_get_the_routing_of_their_sample():
         {"observation_tokens": [5, 6, 7], "branches": [{"observation_tokens": [5, 9]}]},
         {"observation_tokens": [5, 6]},
     ]
-    made = asyncio.run(routing.with_routing(engine, params, responses))
+    made = routing.with_routing(responses, asyncio.run(routing.take(engine, params, 2)))
     samples = [made[0], made[0]["branches"][0], made[1]]
     assert [layer_0(sample["routing"]) for sample in samples] == [[1, 2, 0], [1, 0], [1, 2]]
     [(method, (names,))] = engine.asked
@@ -74,6 +74,7 @@ def test_responses_and_their_branches_get_the_routing_of_their_sample():
 
 def test_without_a_record_nothing_is_asked():
     engine, responses = Engine(), [{"observation_tokens": [5]}]
-    assert asyncio.run(routing.with_routing(engine, SamplingParams(), responses)) == [{"observation_tokens": [5]}]
+    recorded = asyncio.run(routing.take(engine, SamplingParams(), 1))
+    assert routing.with_routing(responses, recorded) == [{"observation_tokens": [5]}]
     assert not engine.asked
     assert routing.for_sample(SamplingParams(seed=1), 1).extra_args is None

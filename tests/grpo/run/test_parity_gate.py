@@ -130,8 +130,7 @@ def test_with_a_batch_ahead_the_policy_of_now_is_compared_on_the_next_one():
         waited.append(True)
         return samples
 
-    trainer.batches = SimpleNamespace(staleness=lambda: 4, wait=wait, policy=7)
-    trainer.run_log.timed = lambda phase, function: function
+    trainer.batches = SimpleNamespace(staleness=lambda: 4, next_samples=wait, policy=7)
     trainer.experience_maker = SimpleNamespace(make_experience_batch=lambda copies: made.append(copies) or batches)
     trainer.parity_gate = ParityGate()
     for step in (2, 3):

@@ -47,7 +47,7 @@ OBJECTS = [
     (experience.BufferItem, {"branches", "routing"}, {REPLAY_BUFFER: {"BufferItem"}}),
     (
         trainer.SamplesGenerator,
-        {"stage", "drawn", "unscored", "groups", "retirement", "unfinished", "policy", "engine_calls"},
+        {"stage", "drawn", "unscored", "groups", "retirement", "unfinished", "policy", "sampled", "engine_calls"},
         {EXPERIENCE_MAKER: {"SamplesGenerator"}},
     ),
     (trainer.ExperienceMaker, set(), {EXPERIENCE_MAKER: {"RemoteExperienceMaker"}}),

@@ -1,13 +1,17 @@
 """The ladder itself: verdicts, processes of their own, the report, the command."""
 
 import json
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from scripts.gpu_check import __main__ as command
-from scripts.gpu_check import rung, seen
+from scripts.gpu_check import kept, rung, seen
 from scripts.gpu_check.ladder import LADDER, climb
 from scripts.gpu_check.rung import FAILED, PASSED, SKIPPED, Passed, Rung, Skipped, run_apart, run_here
 
@@ -41,6 +45,16 @@ def fake(monkeypatch: pytest.MonkeyPatch, check) -> rung.Result:
     return run_here(TOOLKIT, 3)
 
 
+def test_a_failure_keeps_the_numbers_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(gpus: int) -> Passed:
+        rung.note(first_s=1.5)
+        raise ValueError("out of memory")
+
+    assert fake(monkeypatch, check).numbers == {"first_s": 1.5}
+    passed = fake(monkeypatch, lambda gpus: Passed("done", {"second_s": 2}))
+    assert passed.numbers == {"second_s": 2}, "notes of an earlier rung of this process"
+
+
 def test_what_passes_has_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     result = fake(monkeypatch, lambda gpus: Passed(f"{gpus} seen", {"gpus": gpus}))
     assert (result.verdict, result.line, result.numbers, result.remedy) == (PASSED, "3 seen", {"gpus": 3}, "")
@@ -71,16 +85,30 @@ def test_a_rung_may_find_that_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Let a rung's process be a program of the test; its last argument is the file of the result."""
+def program(monkeypatch: pytest.MonkeyPatch):
+    """Let a rung's process be a program of the test; `$NOTES` is the file of its notes."""
+    run = kept.run
 
-    def use(source: str, seconds: float = 20, **more) -> rung.Result:
-        (tmp_path / "python").write_text(f"#!/bin/bash\n{source}\n")
-        (tmp_path / "python").chmod(0o700)
-        monkeypatch.setattr(rung.sys, "executable", str(tmp_path / "python"))
+    def use(source: str, seconds: float = 20) -> rung.Result:
+        def replaced(command: list[str], folder: Path, limit: float) -> int | None:
+            return run(["bash", "-c", f"NOTES={command[-1]}\n{source}"], folder, limit)
+
+        monkeypatch.setattr(kept, "run", replaced)
         return run_apart(Rung("one", "machine:toolkit", "mend it", gpus=0, seconds=seconds), 0)
 
     return use
+
+
+# A process with a session of its own, as Ray and vLLM start them, that ignores SIGTERM; and its own child.
+STRAYS = """
+setsid bash -c 'trap "" TERM HUP INT; sleep 300 & echo $$ $! >{0}.part; mv {0}.part {0}; while :; do wait; done' &
+while [[ ! -f {0} ]]; do sleep 0.05; done
+"""
+
+
+def assert_gone(pids: Path) -> None:
+    left = [pid for pid in pids.read_text().split() if psutil.pid_exists(int(pid))]
+    assert not [pid for pid in left if psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE]
 
 
 def test_a_crash_is_a_failure_with_the_end_of_its_output(program) -> None:
@@ -89,15 +117,62 @@ def test_a_crash_is_a_failure_with_the_end_of_its_output(program) -> None:
     assert "a kernel crashed" in result.log
 
 
-def test_a_rung_that_hangs_is_ended_with_what_it_started(program, monkeypatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(rung, "GRACE_SECONDS", 1)
-    result = program(f"trap '' INT; (sleep 300; touch {tmp_path}/late) & echo $! >{tmp_path}/child; wait; wait", 1)
-    assert (result.verdict, result.line) == (FAILED, "it was ended after 1 s")
-    child = Path("/proc", (tmp_path / "child").read_text().strip())
-    deadline = time.monotonic() + 20
-    while child.exists() and "\nState:\tZ" not in (child / "status").read_text() and time.monotonic() < deadline:
+@pytest.fixture
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "GRACE_SECONDS", 0.5)
+
+
+def test_a_rung_that_hangs_is_ended_with_what_it_started_and_its_notes_stay(program, short_grace, tmp_path) -> None:
+    pids = tmp_path / "pids"
+    result = program(f"{STRAYS.format(pids)}\necho '{{\"first_s\": 2}}' >$NOTES\ntrap '' TERM; wait; wait", 3)
+    assert (result.verdict, result.line) == (FAILED, "it was ended after 3 s")
+    assert result.numbers == {"first_s": 2}
+    assert_gone(pids)
+
+
+def test_what_outlives_a_rung_is_ended(program, short_grace, tmp_path: Path) -> None:
+    """As a core whose engine was killed: init would be its parent."""
+    pids = tmp_path / "pids"
+    result = program(f"{STRAYS.format(pids)}\nkill -KILL $$")
+    assert result.line == "its process ended with -9"
+    assert_gone(pids)
+
+
+GPU_CHECK = """
+import runpy, sys
+from scripts.gpu_check import kept, seen
+real, source = kept.run, sys.argv[1]
+kept.GRACE_SECONDS = 0.5
+kept.run = lambda _, folder, limit: real(["bash", "-c", source], folder, limit)
+seen.look = lambda: {"versions": {}, "gpus": [], "fault": ""}
+sys.argv[1:] = ["--only", "driver"]
+runpy.run_module("scripts.gpu_check", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT", "SIGKILL"])
+def test_a_signal_to_gpu_check_ends_its_rung_with_all_that_it_started(name: str, tmp_path: Path) -> None:
+    """Also a signal that gpu_check cannot see: its keeper does."""
+    signum, pids = getattr(signal, name), tmp_path / "pids"
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have let it be ignored
+    process = subprocess.Popen([sys.executable, "-c", GPU_CHECK, f"{STRAYS.format(pids)}\nsleep 300"])
+    signal.signal(signal.SIGINT, before)
+    wait_until(pids.is_file)
+    process.send_signal(signum)
+    code = process.wait(60)
+    if signum == signal.SIGKILL:
+        keepers = [int(pid) for pid in pids.read_text().split()]
+        wait_until(lambda: not any(map(psutil.pid_exists, keepers)))
+    else:
+        assert code == 128 + signum
+    assert_gone(pids)
+
+
+def wait_until(is_done) -> None:
+    deadline = time.monotonic() + 60
+    while not is_done():
+        assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert not child.exists() or "\nState:\tZ" in (child / "status").read_text()
 
 
 def test_a_rung_in_a_process_of_its_own_reports_as_here() -> None:

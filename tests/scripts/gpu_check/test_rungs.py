@@ -5,6 +5,7 @@ The kernels that need Triton run in tests/gpu, on a CPU through tests/grpo/model
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from grpo.run.run_log import RunLog
 from grpo.stack.problem import UserError
 from grpo.update import log_probs
 from scripts.bench.parts import ranks
-from scripts.gpu_check import gate, kernels, layer, machine, rung, trainer
+from scripts.gpu_check import kernels, layer, machine, rung, trainer, whole_loop
 from tests import forked
 
 SMALL = {
@@ -52,10 +53,11 @@ def test_log_probs_pass_and_another_temperature_is_noticed(monkeypatch: pytest.M
 ALONE = """
 from importlib.machinery import PathFinder
 
-ABSENT = {"vllm", "ray", "deepspeed", "peft", "openrlhf", "datasets", "pyarrow", "rich", "jinja2", "psutil", "httpx2"}
+ABSENT = {"vllm", "ray", "deepspeed", "peft", "openrlhf", "datasets", "pyarrow", "rich", "jinja2", "httpx2"}
 real = PathFinder.find_spec
 PathFinder.find_spec = staticmethod(lambda name, *rest: None if name.partition(".")[0] in ABSENT else real(name, *rest))
-from scripts.gpu_check import __main__, collective_worker, engine, gate, kernels, layer, machine, side_path, trainer
+from scripts.gpu_check import __main__, actor, collective_worker, engine, engine_speed, full_size, kernels, layer
+from scripts.gpu_check import machine, side_path, trainer, whole_loop, width
 kernels.experts(0, count=8, hidden=64, tokens=20)
 kernels.log_probs(0, 20, 500)
 kernels.receipt(0)
@@ -90,7 +92,7 @@ def test_the_side_path_equals_peft_in_halves() -> None:
     result = rung.run_apart(side_path, 0)
     assert result.verdict == rung.PASSED, result
     errors = result.numbers["errors"]
-    assert {"o_proj in 2 parts", "q_proj in 2 parts", "k_proj in PEFT"} < errors.keys()
+    assert {"o in 2 parts", "qkv in 2 parts", "qkv in PEFT"} < errors.keys()
     assert 0 < max(errors.values()) < 0.01
 
 
@@ -122,8 +124,52 @@ def test_the_layer_of_the_ladder_has_the_sizes_of_the_120b() -> None:
 @pytest.mark.timeout(400)
 def test_zero3_resumes_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "start_process", forked.Program)
-    numbers = trainer.check(0, experts=4, intermediate=64).numbers
+    passed = trainer.check(0, experts=4, intermediate=64)
+    numbers = passed.numbers
     assert numbers["ranks"] == 2 and numbers["losses_apart"] < 1e-3
+    # Two trainers of two ranks: a forward pass per step, four experts' tensors a layer that are packed.
+    packed, passes = 2 * 4, 2 * (4 + 2)
+    assert numbers["gathered"]["uint8"] == packed * passes
+    assert numbers["gathered"]["bfloat16"] > 10 * passes
+    assert "2 ranks gathered " in passed.line and "96 of uint8" in passed.line
+
+
+def reports(**changes) -> list[dict]:
+    right = {"right": {"uint8": 4, "bfloat16": 9}, "wrong": []}
+    return [right, right, right, right | changes]
+
+
+def test_a_parameter_that_was_gathered_wrong_fails_the_rung() -> None:
+    assert trainer.gathered(reports()) == {"uint8": 16, "bfloat16": 36}
+    with pytest.raises(UserError, match=r"rank 1 computed with another lm_head\.weight and 1 more than"):
+        trainer.gathered(reports(wrong=["lm_head.weight", "model.norm.weight"]))
+    with pytest.raises(UserError, match="parameters of bfloat16 were compared"):
+        trainer.gathered([{"right": {"bfloat16": 9}, "wrong": []}] * 2)
+
+
+def test_one_rank_says_that_it_gathered_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = reports()[0] | {"losses": [1.0], "step_s": 1.0, "peak_gb": 2.0, "saved": {}, "draws": [1]}
+    monkeypatch.setattr(trainer, "run_ranks", lambda *_, **__: [report])
+    monkeypatch.setattr(trainer, "write_random_model", lambda *_, **__: None)
+    passed = trainer.check(1)
+    assert passed.line.startswith("1 rank: nothing was gathered;") and passed.numbers["gathered"] == {}
+
+
+def test_a_module_with_other_bytes_than_the_files_is_noticed(tmp_path: Path) -> None:
+    from grpo.model import loading
+    from scripts.bench.parts.random_model import write_random_model
+    from scripts.gpu_check.scoring import with_adapter
+    from scripts.gpu_check.trainer_worker import Gathered
+
+    write_random_model(tmp_path / "model", layers=1, experts=4, intermediate=64)
+    model = with_adapter(loading.load_gpt_oss(tmp_path / "model", "eager"), 4, 0.1)
+    gathered, ids = Gathered(model, tmp_path / "model"), torch.arange(8)[None]
+    model(ids)
+    assert not gathered.wrong and gathered.right["uint8"] >= 4
+    experts = model.base_model.model.model.layers[0].mlp.experts
+    experts.down_proj_blocks.data[3, 5, 1, 7] ^= 1
+    model(ids)
+    assert gathered.wrong == {"model.layers.0.mlp.experts.down_proj_blocks"}
 
 
 @pytest.mark.parametrize("part", ["draws", "master"])
@@ -196,48 +242,91 @@ def test_a_compiler_without_headers_is_a_failure(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(("gpus", "workers", "actor"), [(2, "1", "1"), (3, "1", "2"), (4, "2", "2"), (8, "2", "2")])
-def test_the_tiny_run_fits_the_gpus(gpus: int, workers: str, actor: str) -> None:
-    chosen = gate.settings(gpus)
-    assert (chosen["ENGINE_TP"], chosen["ACTOR_GPUS"]) == (workers, actor)
+def test_engines_and_actor_have_their_own_gpus_if_there_are_several(gpus: int, workers: str, actor: str) -> None:
+    box, chosen = whole_loop.settings(gpus)
+    assert (box, chosen["ENGINE_TP"], chosen["ACTOR_GPUS"]) == ([], workers, actor)
     assert int(workers) * int(chosen["NUM_ENGINES"]) + int(actor) <= gpus
 
 
-def parity(run_dir: Path, *rows: dict) -> Path:
-    run_dir.mkdir(parents=True, exist_ok=True)
-    for row in rows:
-        RunLog(str(run_dir)).write_parity({"problems": [], "rows": [{"mean": 0.01}]} | row)
+def test_one_gpu_holds_both() -> None:
+    box, chosen = whole_loop.settings(1)
+    assert box == ["--gpus", "1"] and "ACTOR_GPUS" not in chosen
+
+
+def run_of(run_dir: Path, steps: int, **left_out: bool) -> Path:
+    """Write what a run of so many steps leaves, except for what is left out."""
+    compared = [n for n in (1, 2, whole_loop.STEPS + 1) if n <= steps and not left_out.get(f"comparison_{n}")]
+    evaluated = [step for step in (0, 10) if step == 0 or not left_out.get("evaluation")]
+    parts = {
+        "parity": [{"step": n, "has_adapter": n > 1, "problems": [], "rows": [{"mean": n / 1000}]} for n in compared],
+        "metrics": [
+            {"step": step, "time": 1e12, "reward": step / 10, "seconds": {"generate": 1.0, "total": 2.0}}
+            for step in range(1, steps + 1)
+        ],
+        "eval": [{"step": step, "exact_match": 0.5, "n": 8} for step in evaluated],
+    }
+    run_dir.mkdir(parents=True)
+    for name, rows in parts.items():
+        (run_dir / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if not left_out.get("checkpoint"):
+        (run_dir / "checkpoints" / "step_10" / "adapter").mkdir(parents=True)
+    (run_dir / "config.json").write_text(json.dumps({"flags": {"engine_model": "/models/mxfp4"}}))
     return run_dir
 
 
-def test_the_gate_must_have_compared_an_adapter(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="never compared"):
-        gate.verdict(parity(tmp_path, {"has_adapter": False}), 0)
-    passed = gate.verdict(parity(tmp_path, {"has_adapter": True}), 0)
-    assert passed.numbers == {"mean_nat": [0.01, 0.01]}
+def test_a_loop_must_leave_everything(tmp_path: Path) -> None:
+    numbers = whole_loop.verdict(run_of(tmp_path / "first", 10), 0, 10)
+    assert numbers["mean_nat"] == [0.001, 0.002] and numbers["engine_model"] == "mxfp4"
+    numbers = whole_loop.verdict(run_of(tmp_path / "resumed", 13), 0, 13)
+    assert numbers["exact_match"] == {0: 0.5, 10: 0.5} and numbers["seconds"] == {"generate": 1.0, "total": 2.0}
+    lacking = {
+        "evaluation": "an evaluation",
+        "checkpoint": "a checkpoint",
+        "comparison_1": "an adapter of zero",
+        "comparison_2": "an adapter that is not zero",
+        "comparison_11": "after the resume",
+    }
+    for name, said in lacking.items():
+        steps = 13 if name == "comparison_11" else 10
+        with pytest.raises(UserError, match=f"ended without .*{said}"):
+            whole_loop.verdict(run_of(tmp_path / name, steps, **{name: True}), 0, steps)
+    with pytest.raises(UserError, match="ended without the steps 1 to 13"):
+        whole_loop.verdict(run_of(tmp_path / "short", 12), 0, 13)
     with pytest.raises(UserError, match="ended with 3"):
-        gate.verdict(tmp_path, 3)
+        whole_loop.verdict(tmp_path / "first", 3, 10)
 
 
 def test_what_the_gate_found_comes_first(tmp_path: Path) -> None:
     problem = {"what": "all: mean difference of 0.3 nat", "remedy": "sinks dropped"}
+    RunLog(str(tmp_path)).write_parity({"has_adapter": False, "problems": [problem], "rows": [{"mean": 0.3}]})
     with pytest.raises(UserError, match=r"mean difference of 0\.3 nat") as error:
-        gate.verdict(parity(tmp_path, {"has_adapter": False, "problems": [problem]}), 1)
+        whole_loop.verdict(tmp_path, 1, 10)
     assert "sinks dropped" in error.value.problem.remedy
 
 
-@pytest.mark.parametrize("code", [0, 1])
-def test_the_run_is_kept_if_it_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int) -> None:
-    monkeypatch.setattr(gate.tempfile, "mkdtemp", lambda prefix: str(tmp_path / "made"))
+@pytest.mark.parametrize(("rung_of", "eager"), [(whole_loop.eager, "1"), (whole_loop.graphs, "0")])
+@pytest.mark.parametrize("fails", ["", "first", "resumed"])
+def test_a_loop_is_resumed_and_kept_if_it_fails(monkeypatch, tmp_path: Path, rung_of, eager: str, fails: str) -> None:
+    monkeypatch.setattr(whole_loop.tempfile, "mkdtemp", lambda **_: str(tmp_path / "made"))
+    calls = []
 
     def run(command: list[str], env: dict[str, str], **rest: object) -> SimpleNamespace:
-        assert command[:4] == ["./train_grpo.sh", "--tiny", "--steps", "3"] and env["JUDGE"] == "0"
-        parity(Path(command[5]), {"has_adapter": True})
-        return SimpleNamespace(returncode=code)
+        assert command[:4] == ["./train_grpo.sh", "--tiny", "--gpus", "1"]
+        assert (env["JUDGE"], env["ENFORCE_EAGER"]) == ("0", eager)
+        calls.append(command[4:])
+        run_dir, is_first = Path(command[7]), len(calls) == 1
+        if not is_first:
+            shutil.rmtree(run_dir)
+        run_of(run_dir, 10 if is_first else 13)
+        return SimpleNamespace(returncode=int(fails == ("first" if is_first else "resumed")))
 
-    monkeypatch.setattr(gate.subprocess, "run", run)
-    if code:
+    monkeypatch.setattr(whole_loop.subprocess, "run", run)
+    if fails:
         with pytest.raises(UserError, match="ended with 1"):
-            gate.check(2)
+            rung_of(1)
     else:
-        assert gate.check(2).numbers == {"mean_nat": [0.01]}
-    assert (tmp_path / "made").exists() is (code == 1)
+        passed = rung_of(1)
+        assert "10 steps, and 3 after a resume, engine in mxfp4: reward 0.100 to 1.300" in passed.line
+        run_dir = str(tmp_path / "made" / "tiny")
+        assert calls == [["--steps", "10", "--run-dir", run_dir], ["--steps", "13", "--resume", run_dir]]
+    assert (tmp_path / "made").exists() is bool(fails)

@@ -1,7 +1,8 @@
-"""A platform of vLLM: the CPU, with engines of several workers through Ray's executor, as on GPUs.
+"""A platform of vLLM: the CPU, with what vLLM does on GPUs.
 
-vLLM's own CPU platform replaces that executor by processes of its own. This package is copied into a folder that Ray's
-workers import from, beside the entry point that vLLM looks for.
+Engines of several workers use Ray's executor, which vLLM's own CPU platform replaces by processes of its own. Engines
+that are compiled are split at the attention. This package is copied into a folder that Ray's workers import from,
+beside the entry point that vLLM looks for.
 """
 
 import shutil
@@ -21,11 +22,19 @@ class RayOnCpu(CpuPlatform):
 
     @classmethod
     def check_and_update_config(cls, vllm_config) -> None:
-        config = vllm_config.parallel_config
-        backend = config.distributed_executor_backend
+        from vllm.config import CompilationMode  # imports the platform
+
+        config, compilation = vllm_config.parallel_config, vllm_config.compilation_config
+        executor, mode, backend = config.distributed_executor_backend, compilation.mode, compilation.backend
         super().check_and_update_config(vllm_config)
-        config.distributed_executor_backend = backend
+        config.distributed_executor_backend = executor
         config.worker_cls = f"{NAME}.worker.Worker"
+        if mode == CompilationMode.VLLM_COMPILE:
+            compilation.mode, compilation.backend, compilation.compile_sizes = mode, backend, []
+
+    @classmethod
+    def get_pass_manager_cls(cls) -> str:
+        return f"{NAME}.passes.Passes"
 
 
 def platform() -> str:

@@ -1,0 +1,25 @@
+"""Random values of a sensible scale for the tensors of a gpt-oss: activations stay finite, tokens stay different."""
+
+import torch
+
+# Scales of MXFP4 from 2**-9 to 2**-6. With them a weight has a standard deviation of about 0.026.
+_SCALES = (118, 122)
+
+
+def fill_(name: str, values: torch.Tensor, generator: torch.Generator | None = None) -> None:
+    """Fill a tensor in place.
+
+    Args:
+        name: of the tensor in a checkpoint, in transformers, or in vLLM.
+        values: contiguous; in uint8 scales of MXFP4, or blocks, whose last dimension is a multiple of 8.
+        generator: on the tensor's device; by default that of the device.
+    """
+    if values.dtype == torch.uint8 and name.endswith(("_scales", "_scale")):
+        values.random_(*_SCALES, generator=generator)
+    elif values.dtype == torch.uint8:
+        values.view(torch.int64).random_(-(2**63), None, generator=generator)  # 8 bytes at a time
+    elif "norm" in name:
+        values.fill_(1)
+    else:
+        # Embeddings are as large as what a layer adds to them. Otherwise all tokens of a sequence grow alike.
+        values.normal_(0, 1 if "embed" in name else 0.02, generator=generator)

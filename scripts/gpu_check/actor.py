@@ -1,0 +1,188 @@
+"""The rung about the whole actor: all layers at full size with random weights, log-probs and training steps.
+
+Model, adapter and DeepSpeed are set up as in a run with ACTOR_SHARD=none. Weights are made on the GPU.
+"""
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from grpo.model.architecture import NO_SHARD, Architecture
+from grpo.model.footprint import Actor
+from grpo.model.released import RELEASED
+from grpo.stack.problem import UserError
+from scripts.bench.parts.memory import peak_of
+from scripts.bench.parts.random_values import fill_
+from scripts.gpu_check import full_size
+from scripts.gpu_check.rung import Passed, device_of, note
+from scripts.gpu_check.scoring import scored, with_adapter
+
+LENGTHS = (4096, 16_384, 32_768)
+RANK = 64
+_CUDA = 1e9  # bytes, as the plan assumes
+
+
+class RandomWeights:
+    """Random values for a model, in place of a checkpoint's reader."""
+
+    def fill(self, name: str, shape: torch.Size, start: int, out: torch.Tensor) -> None:
+        """Fill a whole parameter."""
+        assert (start, out.numel()) == (0, shape.numel())
+        fill_(name, out)
+
+
+def planned(shape: Architecture, tokens: int) -> int:
+    """Return the bytes that the plan calculates for a sequence, without those of CUDA and fragments."""
+    projections = [shape.projection(name) for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
+    actor = Actor(
+        architecture=shape,
+        lora_parameters=shape.layers * RANK * sum(map(sum, projections)),
+        ranks=1,
+        packed=True,
+        sharded=False,
+        offload=False,
+        adam_offload=True,
+        checkpointing=True,
+        eager=False,
+    )
+    return sum(actor.parts(1, tokens).values())
+
+
+def needed(shape: Architecture) -> float:
+    """Return the bytes of a GPU that the shortest sequence needs."""
+    return planned(shape, LENGTHS[0]) + _CUDA
+
+
+def check(gpus: int) -> Passed:
+    """Train the largest model that one GPU holds."""
+    name = full_size.fitting(full_size.memory_of_gpu(), needed)
+    return measured(gpus, name.rpartition("/")[2], RELEASED[name], LENGTHS)
+
+
+def measured(gpus: int, model: str, shape: Architecture, lengths: Sequence[int]) -> Passed:
+    """Time log-probs and a training step at some lengths, as far as they fit."""
+    device = torch.device(device_of(gpus))
+    torch.manual_seed(0)
+    begin = time.perf_counter()
+    engine = build(shape, device)
+    names = ("tokens", "old_s", "train_s", "peak_gb", "reserved_gb", "planned_gb")
+    numbers: dict[str, Any] = {"model": model, "gpu": _name(device), "start_s": time.perf_counter() - begin}
+    numbers |= {name: [] for name in names}
+    for tokens in lengths:
+        try:
+            values = at_length(engine, shape, tokens, device)
+        except torch.OutOfMemoryError:
+            if not numbers["tokens"]:
+                raise
+            numbers["too_long"] = tokens
+            break
+        for name, value in zip(names, (tokens, *values, planned(shape, tokens) / 1e9), strict=True):
+            numbers[name].append(value)
+        note(**numbers)
+    return Passed(_line(numbers), numbers)
+
+
+def build(shape: Architecture, device: torch.device) -> Any:
+    """Return DeepSpeed's engine around the model with its adapter."""
+    import deepspeed
+    from deepspeed.accelerator import get_accelerator
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+    from transformers import AutoConfig
+
+    from grpo.model import deepspeed_start, loading, zero
+    from scripts.bench.parts.random_model import write_config_of
+
+    os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed wants it
+    deepspeed_start.shorten()
+    folder = Path(tempfile.mkdtemp())  # it goes with the rung's TMPDIR: groups of ranks still meet in it
+    get_accelerator().set_device(0)
+    deepspeed.init_distributed(
+        get_accelerator().communication_backend_name(), auto_mpi_discovery=False,
+        init_method=f"file://{folder}/rendezvous", rank=0, world_size=1,
+    )  # fmt: skip
+    write_config_of(folder / "model", shape)
+    config = AutoConfig.from_pretrained(folder / "model")
+    ds_config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "bf16": {"enabled": True},
+        "gradient_clipping": 1.0,
+        "zero_optimization": {
+            "stage": 3,
+            "offload_param": {"device": "none"},
+            "offload_optimizer": {"device": "cpu", "pin_memory": device.type == "cuda"},
+        },
+    }
+    args: Any = SimpleNamespace(actor_shard=NO_SHARD)
+    zero.tune(ds_config, args)
+    model = with_adapter(loading.build_gpt_oss(config, RandomWeights(), ds_config=ds_config, sharded=False), RANK, 0.02)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    engine = deepspeed.initialize(model=model, optimizer=DeepSpeedCPUAdam(trained, lr=1e-4), config=ds_config)[0]
+    loading.restore_rope(engine)
+    return engine
+
+
+def at_length(engine: Any, shape: Architecture, tokens: int, device: torch.device) -> tuple[float, float, float, float]:
+    """Return the seconds of log-probs and of a training step, and the GB that the step held and reserved at most.
+
+    Raises:
+        UserError: if a log-prob or the gradient is not finite, or if steps change nothing.
+    """
+    from grpo.model.vocabulary import Allocated
+
+    kept = Allocated(shape.vocabulary - 1)
+    ids = torch.randint(shape.vocabulary - 1, (1, tokens), device=device)
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    upstream = torch.randn(1, tokens - 1, device=device) / tokens  # advantages
+
+    def old() -> torch.Tensor:
+        with torch.no_grad():
+            return scored(engine, ids, mask, kept)
+
+    def train() -> None:
+        engine.backward((scored(engine, ids, mask, kept) * upstream).sum())
+        engine.step()
+
+    before = old()
+    held = torch.cuda.memory_allocated(device) if device.type == "cuda" else _bytes_of(engine.module)
+    peak = held + peak_of(train, device)  # two steps
+    reserved = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else peak
+    of_train, of_old = _seconds(train, device), _seconds(old, device)
+    after, norm = old(), float(engine.get_global_grad_norm())
+    if not bool(before.isfinite().all() and after.isfinite().all()) or not 0 < norm < float("inf"):
+        raise UserError(f"{tokens:,} tokens: log-probs are not finite, or the gradient's norm is {norm}")
+    if torch.equal(before, after):
+        raise UserError(f"{tokens:,} tokens: steps do not change the log-probs")
+    return of_old, of_train, peak / 1e9, reserved / 1e9
+
+
+def _seconds(run: Callable[[], Any], device: torch.device) -> float:
+    begin = time.perf_counter()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - begin
+
+
+def _bytes_of(model: torch.nn.Module) -> int:
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
+def _line(numbers: dict[str, Any]) -> str:
+    rows = zip(*(numbers[name] for name in ("tokens", "old_s", "train_s", "peak_gb", "planned_gb")), strict=True)
+    parts = [
+        f"{tokens:,} tokens: log-probs {old:.2f} s, a step {train:.2f} s, {peak:.1f} GB (plan {plan:.1f})"
+        for tokens, old, train, peak, plan in rows
+    ]
+    if "too_long" in numbers:
+        parts.append(f"{numbers['too_long']:,} tokens do not fit")
+    return f"{numbers['model']}: {'; '.join(parts)}"

@@ -1,0 +1,65 @@
+"""What the workers of the rung "engine speed" do besides those of a run. vLLM imports this before it builds the model.
+
+vLLM's own dummy weights leave MXFP4 experts at zero, and give all tokens the same four experts: a pass would read few
+weights, and compute with zeros. Here they are random values of a sensible scale.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from vllm.model_executor.model_loader import dummy_loader
+
+from grpo.lora.side_path import AdapterWorker, held_memory
+from scripts.bench.parts.random_values import fill_
+
+
+def fill_model(model: torch.nn.Module) -> None:
+    """Fill a model's weights in the layout of its checkpoint, before vLLM rearranges them for its kernels."""
+    torch.manual_seed(0)
+    for name, values in model.state_dict().items():
+        if values.is_floating_point() or values.dtype == torch.uint8:
+            fill_(name, values)
+
+
+dummy_loader.initialize_dummy_weights = fill_model  # type: ignore[assignment]
+
+
+class SpeedWorker(AdapterWorker):
+    """vLLM's ``worker_extension_cls``; ``collective_rpc`` calls its methods."""
+
+    def watch_routers(self, rows: int) -> None:
+        """Note from now on which experts the tokens of a pass choose. Graphs do not call what notes it.
+
+        Args:
+            rows: the tokens of the passes that count.
+        """
+        runner: Any = self.model_runner  # type: ignore[attr-defined]
+        self._distinct: dict[int, int] = {}  # experts by layer
+        self._watches: list[Any] = []
+
+        def count(number: int, chosen: int, _router: Any, _inputs: Any, logits: torch.Tensor) -> None:
+            if len(logits) == rows:
+                self._distinct[number] = len(logits.topk(chosen).indices.unique())
+
+        for number, layer in enumerate(runner.model.model.layers):
+            mlp = layer.mlp
+            self._watches.append(mlp.router.register_forward_hook(partial(count, number, mlp.experts_per_token)))
+
+    def distinct_experts(self) -> list[int]:
+        """Return how many experts the tokens of the last pass chose in each layer, and watch no longer."""
+        for watch in self._watches:
+            watch.remove()
+        return list(self._distinct.values())
+
+    def describe(self) -> dict[str, float]:
+        """Return the tokens that the key/value cache holds, and the GB in use on the GPU, or by this process."""
+        runner: Any = self.model_runner  # type: ignore[attr-defined]
+        cache = runner.kv_cache_config
+        block = min(group.kv_cache_spec.block_size for group in cache.kv_cache_groups)
+        if runner.device.type == "cpu":
+            used = held_memory(runner.device)
+        else:
+            free, total = torch.cuda.mem_get_info(runner.device)
+            used = total - free
+        return {"cache_tokens": cache.num_blocks // len(cache.kv_cache_groups) * block, "memory_gb": used / 1e9}

@@ -1,0 +1,140 @@
+"""The rung about engine and actor at the 120b's width: few layers, random weights, the same tokens scored by both.
+
+Near a tie, rounding decides which experts a token gets. With routing replay the actor takes the engine's choices, and
+what is left is the difference of the kernels.
+"""
+
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from grpo.model.architecture import Architecture
+from grpo.model.released import RELEASED
+from scripts.gpu_check.engine import RANK, SCALE, judge, prompt_of, rollouts
+from scripts.gpu_check.rung import Passed, device_of, note
+from scripts.gpu_check.scoring import with_adapter
+
+LAYERS = 2  # one sliding, one full
+PROMPTS, TOKENS = 32, 96
+_UTILIZATION = 0.4  # two layers and their actor fit into 24 GB
+
+
+def check(gpus: int) -> Passed:
+    """Compare at the width of gpt-oss-120b."""
+    return measured(gpus, replace(RELEASED["openai/gpt-oss-120b"], layers=LAYERS))
+
+
+def measured(gpus: int, shape: Architecture) -> Passed:
+    """Write a checkpoint of this shape, sample from it, and score the same tokens with the actor's model.
+
+    Args:
+        shape: in MXFP4; its vocabulary becomes that of the tiny model's tokenizer.
+    """
+    from transformers import AutoTokenizer
+
+    from grpo.lora import adapter
+    from grpo.metrics.scored_rollouts import compare
+    from grpo.model import loading, routing
+    from grpo.model.vocabulary import allocated
+
+    device = device_of(gpus)
+    with tempfile.TemporaryDirectory() as folder:
+        packed = Path(folder, "mxfp4")
+        write_model(packed, shape)
+        tokenizer = AutoTokenizer.from_pretrained(packed)
+        model = with_adapter(loading.load_gpt_oss(packed), RANK, SCALE)  # on the host until the engine is gone
+        flat, specs = adapter.gather(model)
+        prompts = [prompt_of(tokenizer, number) for number in range(PROMPTS)]
+        responses = sample(gpus, _for_engine(packed, gpus), flat, specs, prompts)
+        model = model.to(device).eval()
+    answers = [response["answer"] for response in responses]
+    of_actor = model, prompts, answers, allocated(tokenizer), device
+    free = compare(rollouts(*of_actor)).rows[0].mean
+    note(without_replay_nat=free)
+    longest = max(len(response["observation_tokens"]) for response in responses)
+    recorded = [torch.from_numpy(response["routing"]) for response in responses]
+    with routing.replayed(model, recorded, longest, device) as replay:
+        found = rollouts(*of_actor)
+    assert replay is not None
+    differing, choices = replay.counts()
+    passed = judge(f"{shape.layers} layers of {shape.hidden}, {shape.experts} experts, with routing replay", found)
+    share = differing / choices
+    numbers = {**passed.numbers, "without_replay_nat": free, "choices_differing": share}
+    return Passed(f"{passed.line}; without replay {free:.4f}, as {share:.1%} of the choices differ", numbers)
+
+
+def write_model(folder: Path, shape: Architecture) -> None:
+    """Write a checkpoint with the tiny model's tokenizer."""
+    from transformers import AutoTokenizer
+
+    from scripts.bench.parts.random_model import write_config_of, write_random_weights
+    from scripts.tiny_model.tokenizer import STOP_TOKENS, write_tokenizer
+
+    folder.mkdir()
+    write_tokenizer(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    shape = replace(shape, vocabulary=(len(tokenizer) // 64 + 1) * 64)
+    write_config_of(folder, shape, tokenizer.convert_tokens_to_ids(list(STOP_TOKENS)))
+    write_random_weights(folder, shape)
+
+
+def _for_engine(packed: Path, gpus: int) -> Path:
+    """Return what the engine loads: vLLM on a CPU has no kernel for MXFP4."""
+    if gpus:
+        return packed
+    from scripts.dequantize_checkpoint import dequantize_checkpoint
+
+    dequantize_checkpoint(packed, packed.with_name("bf16"))
+    return packed.with_name("bf16")
+
+
+class Single:
+    """An agent of one call, given the tokens of its prompt."""
+
+    async def execute(self, prompt: list[int], sampling_params: Any, llm_engine: Any, **_: Any) -> dict[str, Any]:
+        """Return the tokens of prompt and response, and the response with its log-probs."""
+        output = (await llm_engine.generate(prompt, sampling_params)).outputs[0]
+        ids = list(output.token_ids)
+        sampled = [at[token].logprob for token, at in zip(ids, output.logprobs, strict=True)]
+        return {"observation_tokens": [*prompt, *ids], "answer": (ids, sampled)}
+
+
+def sample(
+    gpus: int, model: Path, flat: torch.Tensor, specs: Sequence[Any], prompts: Sequence[list[int]]
+) -> list[dict[str, Any]]:
+    """Return a response to each prompt, with the engine's choices of experts; the engine has ended then."""
+    from vllm import SamplingParams
+
+    from grpo.lora import adapter
+    from grpo.lora.engine_actor import check_receipts, load_into_engine
+    from grpo.rollout import routing
+    from scripts.bench.parts.tiny_engine import start_engine
+
+    args: Any = SimpleNamespace(lora_rank=RANK, lora_alpha=2 * RANK, routing_replay=True)
+    options: dict[str, Any] = {"gpu_memory_utilization": _UTILIZATION} if gpus else {}
+    length = max(map(len, prompts)) + TOKENS + 1
+    actor = start_engine(
+        model, len(prompts), length, "auto", worker_extension_cls="grpo.lora.side_path.AdapterWorker",
+        additional_config=adapter.engine_config(args), **options,
+    )  # fmt: skip
+    actor.executor = Single()
+
+    async def draw() -> list[dict[str, Any]]:
+        fields = [asdict(spec) for spec in specs]
+        receipts = await load_into_engine(actor.llm, flat.cpu().view(torch.uint8).numpy(), fields)
+        check_receipts([receipts], adapter.Receipt.of(flat.cpu(), list(specs)))
+        params = SamplingParams(max_tokens=TOKENS, ignore_eos=True, temperature=1.0, seed=1, logprobs=0)
+        calls = [actor.generate_responses(prompt, "", routing.recorded(params), length, None, 1) for prompt in prompts]
+        return [response for [response] in await asyncio.gather(*calls)]
+
+    try:
+        with asyncio.Runner() as loop:
+            return loop.run(draw())
+    finally:
+        actor.llm.shutdown()

@@ -1,0 +1,108 @@
+"""What is refused because a GPU cannot hold it, and whether the remedy helps."""
+
+import re
+
+import pytest
+
+from grpo.launch import engine_share, gpu_limits, gpu_memory
+from grpo.launch.preflight import problems_anywhere
+
+from .boxes import LARGE, SMALL
+
+H200_GB = 140.4  # of 2**30 bytes
+
+
+def refusals(config) -> list[str]:
+    return [str(problem) for problem in gpu_limits.problems(engine_share.choose(config))]
+
+
+@pytest.mark.parametrize(("gpus", "lengths"), [("8", (4096, 16_384, 32_768)), ("4", (4096, 32_768)), ("2", (16_384,))])
+def test_lengths_that_fit_at_one_sample_a_micro_batch(box, gpus, lengths):
+    for length in lengths:
+        config = box(gpus, length)
+        assert refusals(config) == [] and gpu_memory.longest(config) >= length
+
+
+@pytest.mark.parametrize("length", [4096, 16_384])
+def test_the_small_model_fits_on_gpus_of_24_gb(box, length):
+    assert refusals(box("2", length, model=SMALL, gpu_gb=24)) == []
+
+
+@pytest.mark.parametrize(
+    ("gpus", "changes", "what", "remedy"),
+    [
+        ("4", {"experts": "bf16"}, "the actor needs", "set EXPERTS=packed"),
+        ("8", {"gpu_gb": 16}, "the actor needs", "set OFFLOAD=1"),
+        ("8", {"length": 32_768, "attn_implementation": "eager"}, "the actor needs", "set ATTN_IMPLEMENTATION=sinks"),
+        ("8", {"length": 32_768, "gradient_checkpointing": None}, "the actor needs", "set GRADIENT_CHECKPOINTING=1"),
+        ("8", {"actor_shard": "none", "length": 65_536}, "the actor needs", "set ACTOR_SHARD=zero3"),
+        ("2", {"micro_train_batch_size": 8}, "the actor needs", "set MICRO_TRAIN_BATCH_SIZE=1"),
+        ("2", {"length": 65_536}, "the actor needs", "lower PROMPT_MAX_LEN + GENERATE_MAX_LEN to 32,"),
+        ("2", {"gpu_gb": 48}, "an engine may use 46.4 GB", "raise ENGINE_TP, or use GPUs with more memory"),
+        ("2", {"length": 131_072, "gpu_gb": 76}, "an engine may use 73.4 GB", "set GPU_MEMORY_UTILIZATION=0.95"),
+        ("2", {"length": 131_072, "gpu_gb": 72}, "an engine may use", "raise ENGINE_TP, or lower PROMPT_MAX_LEN"),
+    ],
+)
+def test_what_cannot_fit_is_refused_with_a_remedy_that_helps(box, gpus, changes, what, remedy):
+    problems = refusals(box(gpus, **changes))
+    assert any(what in problem and remedy in problem for problem in problems), problems
+
+
+def test_one_rank_has_nothing_to_share(box):
+    """Partitions of a model on one rank are the whole model."""
+    for length in range(32_000, 36_000, 100):
+        assert not any("set ACTOR_SHARD=zero3" in each for each in refusals(box("2", length))), length
+    assert "use more ACTOR_GPUS with ACTOR_SHARD=zero3" in refusals(box("2", 36_000))[0]
+
+
+def test_a_length_beyond_the_models_positions_is_refused_with_the_limit(box):
+    said = "\n".join(map(str, problems_anywhere(box("2", 140_000))))
+    assert "is 140,000 tokens, but the model's context is 131,072" in said and "lower their sum to 131,072" in said
+    assert "on each GPU" not in said and "an engine may use" not in said
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu_gb", "length"), [(SMALL, 48, 4096), (SMALL, 80, 4096), (SMALL, 80, 65_536), (LARGE, H200_GB, 4096)]
+)
+def test_one_gpu_holds_engine_and_actor(box, model, gpu_gb, length):
+    config = engine_share.choose(box("1", length, model=model, gpu_gb=gpu_gb))
+    assert list(gpu_limits.problems(config)) == []
+    assert gpu_memory.needs(config).engine_fits
+
+
+SETTINGS = {
+    "OFFLOAD=1": {"offload": True}, "ACTOR_SHARD=zero3": {"actor_shard": "zero3"},
+    "MICRO_TRAIN_BATCH_SIZE=1": {"micro_train_batch_size": 1}, "EXPERTS=packed": {"experts": "packed"},
+    "--vllm_enable_sleep": {"vllm_enable_sleep": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedies"),
+    [
+        ({"model": LARGE}, ["OFFLOAD=1", "ACTOR_SHARD=zero3"]),
+        ({"model": SMALL, "gpu_gb": 24}, ["OFFLOAD=1", "ACTOR_SHARD=zero3"]),
+        ({"model": SMALL, "gpu_gb": 40, "micro_train_batch_size": 8}, ["MICRO_TRAIN_BATCH_SIZE=1"]),
+        ({"model": SMALL, "gpu_gb": 48, "experts": "bf16"}, ["EXPERTS=packed"]),
+        ({"model": SMALL, "gpu_gb": 48, "length": 49_152}, ["--vllm_enable_sleep"]),
+    ],
+)
+def test_what_one_gpu_cannot_hold_is_refused_and_the_remedy_makes_it_fit(box, changes, remedies):
+    [problem] = refusals(box("1", **changes))
+    assert "engine and actor together need" in problem and all(remedy in problem for remedy in remedies)
+    better = {name: value for remedy in remedies for name, value in SETTINGS[remedy].items()}
+    assert refusals(box("1", **changes | better)) == []
+
+
+@pytest.mark.parametrize("share", [0.3, 0.85])
+def test_a_share_of_ones_own_that_does_not_fit_is_refused_with_the_one_that_does(box, share):
+    config = box("1", model=SMALL, gpu_gb=48, vllm_gpu_memory_utilization=share)
+    [problem] = refusals(config)
+    assert f"GPU_MEMORY_UTILIZATION is {share:g}" in problem
+    fitting = float(re.search(r"GPU_MEMORY_UTILIZATION=([\d.]+), or unset it", problem)[1])
+    assert refusals(box("1", model=SMALL, gpu_gb=48, vllm_gpu_memory_utilization=fitting)) == []
+
+
+def test_a_small_share_for_an_engine_of_its_own_is_named(box):
+    assert "set GPU_MEMORY_UTILIZATION=0.95" in refusals(box("2", vllm_gpu_memory_utilization=0.8))[0]
+    assert "GPU_MEMORY_UTILIZATION" not in refusals(box("2", gpu_gb=48, vllm_gpu_memory_utilization=0.8))[-1]
