@@ -6,7 +6,7 @@
 # other supported OpenRLHF are tested, too, on the installed packages, and the adapter of the verifiers package.
 # --gpu runs set-up, patches, and tests/gpu alone, in one process. Without a GPU its tests are skipped by name.
 # --gpu-stack needs no GPU: it clones the last commit into a temporary folder (12 GB), installs the stack for GPUs there,
-# and tests all imports and the trainer (8 minutes on 2 cores, beside the download).
+# and tests all imports, the trainer, and that all kernels compile (10 minutes on 2 cores, beside the download).
 # pytest arguments are passed on: scripts/test.sh --fast tests/reward -k boxed
 # Tests run in up to four processes, one more than there are cores. All tests of a file run in the same process.
 # -n 0 uses one process.
@@ -109,7 +109,7 @@ if ((gpu_stack)); then
     stage "patches" python -m patches verify
     printf '== tests\n'
     DS_ACCELERATOR=cpu pytest -n "$(nproc)" "${pytest_arguments[@]}" tests/scripts/setup/test_imports.py \
-        tests/grpo/{batch,checkpoint,hooks,lora,model,stack,update}
+        tests/scripts/gpu_check/test_compile.py tests/grpo/{batch,checkpoint,hooks,lora,model,stack,update}
     exit
 fi
 stage "set-up" scripts/setup.sh
