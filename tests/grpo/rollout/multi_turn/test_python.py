@@ -84,9 +84,10 @@ def test_a_call_without_code_is_a_tool_error(arguments):
 
 @pytest.mark.parametrize("content, label, value", [
     ("so \\boxed{33}", '{"answer": "033"}', 1.0), ("so \\boxed{\\frac{2}{4}}", "1/2", 1.0), ("\\boxed{3}", "4", 0.0),
+    ("\\boxed{30+3}", "33", 0.0), ("\\boxed{31+2}", "33", 1.0),  # the first is copied
 ])  # fmt: skip
 def test_the_score_is_that_of_single_answers(content, label, value):
-    outcome = talk(Spoken({"content": content}), environment := Python("q", label))
+    outcome = talk(Spoken({"content": content}), environment := Python("What is 30 + 3?", label))
     score = asyncio.run(environment.score(outcome.messages, outcome.ending))
     assert (score.reward, score.score, score.logs["correct"], score.logs["answered"]) == (value, value, value, 1.0)
 
