@@ -161,9 +161,8 @@ if ((TINY)); then : "${EVAL_DATA:=$TINY_DIR/eval.jsonl}"; fi
 : "${REWARD:=$HERE/reward/reward_func.py}" "${REWARD_WEIGHTS:=}"
 : "${NAME:=$(basename "$MODEL")}"
 
-# GPUs: 2 x 2 for the engines, 4 for the actor. COLOCATE=1 gives engines and actor the same GPUs, as many for the one as
-# for the other; they take turns. GPU_GB is the memory of a GPU, for plans on another machine (empty: that of this
-# machine's GPUs, or 80)
+# GPUs: 2 x 2 for the engines, 4 for the actor. With COLOCATE=1 engines and actor share GPUs and take turns; the counts
+# must be equal. GPU_GB is the memory of a GPU, for plans on another machine (empty: that of this machine's GPUs, or 80)
 : "${NUM_ENGINES:=2}" "${ENGINE_TP:=2}" "${ACTOR_GPUS:=4}" "${COLOCATE:=0}" "${GPU_GB:=}"
 # NODES machines of GPUS_PER_NODE GPUs (empty: those of --gpus) form the Ray cluster at RAY_ADDRESS. The counts above are
 # those of the whole run. An engine never spans nodes. --plan says who runs where. See docs/cluster.md
@@ -278,8 +277,8 @@ if [[ $PIPELINE == 1 ]]; then : "${OLD_LOG_PROBS:=engine}"; fi
 # Engines. Eager: the adapter is a side path in the layers. It is tested with torch.compile on CPU, not in CUDA graphs.
 # GPU_MEMORY_UTILIZATION is an engine's share of a GPU (empty: what the actor leaves, with COLOCATE=1)
 : "${ENFORCE_EAGER:=1}"
-if [[ $COLOCATE == 1 ]]; then : "${GPU_MEMORY_UTILIZATION=}"; fi
-: "${GPU_MEMORY_UTILIZATION=0.90}"
+if [[ $COLOCATE != 1 ]]; then : "${GPU_MEMORY_UTILIZATION:=0.90}"; fi
+GPU_MEMORY_UTILIZATION="${GPU_MEMORY_UTILIZATION-}"
 
 # Actor. Experts stay packed in MXFP4 as in the files: 65 GB, 16 GB on each of 4 GPUs. EXPERTS=bf16 takes 234 GB, too
 # much for 4 x 80 GB with activations, so the model is then kept in host memory. Attention: sinks (ours, in memory linear
@@ -420,6 +419,8 @@ NODE_ARGS=(--nodes "$NODES")
 if [[ -n $GPUS_PER_NODE ]]; then NODE_ARGS+=(--gpus_per_node "$GPUS_PER_NODE"); fi
 
 ACTOR_ARGS=(--actor_num_nodes 1 --actor_num_gpus_per_node "$ACTOR_GPUS" --zero_stage 3)
+# The actor without its adapter is the reference; OpenRLHF wants their sizes to be equal if GPUs are shared
+ACTOR_ARGS+=(--ref_num_nodes 1 --ref_num_gpus_per_node "$ACTOR_GPUS")
 if [[ $OFFLOAD == 1 ]]; then ACTOR_ARGS+=(--offload); fi
 if [[ $ADAM_OFFLOAD == 1 ]]; then ACTOR_ARGS+=(--adam_offload); fi
 if [[ -n $PERSISTENCE_THRESHOLD ]]; then

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from grpo.launch import gpu_memory
+from grpo.launch import gpu_limits, gpu_memory
 from grpo.launch.config import Config
 from grpo.launch.decoding import ALL_REDUCE, RAY
 from grpo.launch.host_memory import is_for_gpus
@@ -41,7 +41,7 @@ def _calls(plan: Plan, config: Config, judge: RunJudge, steps: int) -> list[str]
 
 
 def _hours(plan: Plan, config: Config, judge: RunJudge, steps: int) -> list[str]:
-    if plan.architecture is None or not is_for_gpus(plan.architecture):
+    if plan.architecture is None or not is_for_gpus(plan.architecture) or list(gpu_limits.problems(config)):
         return []
     rates = Rates.of_report()
     parts = list(phases(plan, config, judge, rates))
@@ -102,7 +102,7 @@ def _layouts(model: Architecture, config: Config, rates: Rates, now: Phase) -> I
         elif need:
             then = sampling(other, model, rates)
             share = then.seconds / now.seconds - 1
-            sure = "" if then.low > now.high or then.high < now.low else ", within the range of error"
+            sure = "" if then.low > now.high or then.high < now.low else ", within the margin of error"
             yield (
                 f"{_INDENT}{settings} would sample in {then.seconds:,.0f} s ({then.low:,.0f} to {then.high:,.0f}): "
                 f"{abs(share):.0%} {'faster' if share < 0 else 'slower'}{sure};"

@@ -4,7 +4,7 @@ import math
 
 from grpo.launch import gpu_memory
 from grpo.launch.config import Config
-from grpo.launch.gpu_memory import Needs
+from grpo.launch.gpu_memory import SHARE_STEP, Needs
 
 _FLAG = "vllm_gpu_memory_utilization"
 
@@ -18,5 +18,5 @@ def choose(config: Config) -> Config:
 
 
 def left(need: Needs) -> float:
-    """Return the share of a GPU that the actor leaves, a whole percentage of at least 1."""
-    return max(1, math.floor(100 * need.left_to_engine / need.gpu)) / 100
+    """Return the share of a GPU that the actor leaves, in steps of SHARE_STEP and at least one of them."""
+    return round(max(1, math.floor(need.left_to_engine / need.gpu / SHARE_STEP)) * SHARE_STEP, 3)

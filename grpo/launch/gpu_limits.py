@@ -28,11 +28,11 @@ def problems(config: Config) -> Iterator[Problem]:
             f"{who} {size(need.peak)} on each GPU, which has {size(need.gpu)} ({need.source})",
             _remedy(config, need.shared),
         )
-    elif need.shared and not (need.fits and need.engine_fits):
+    elif need.shared and not (need.engine_limit <= need.left_to_engine and need.engine_fits):
         share = engine_share.left(need)
         yield Problem(
-            f"GPU_MEMORY_UTILIZATION is {config.args.vllm_gpu_memory_utilization:g}, but an engine needs "
-            f"{size(need.smallest_engine)} of each GPU, and the actor leaves {size(need.left_to_engine)}",
+            f"GPU_MEMORY_UTILIZATION is {config.args.vllm_gpu_memory_utilization:g}, {size(need.engine_limit)} of each "
+            f"GPU, but an engine needs {size(need.smallest_engine)}, and the actor leaves {size(need.left_to_engine)}",
             f"set GPU_MEMORY_UTILIZATION={share:g}, or unset it",
         )
     if not need.shared and not need.engine_fits:

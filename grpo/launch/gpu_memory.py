@@ -1,12 +1,12 @@
 """The GPU memory that a run needs, part by part.
 
-With COLOCATE=1, engine and actor share each GPU and take turns. Both keep what they hold, unless vLLM's sleep moves the
-engine's weights to host memory and drops its cache during the update.
+With COLOCATE=1, engine and actor share each GPU and take turns. Both keep what they hold. With vLLM's sleep, the engine
+drops its cache for the update. In vLLM 0.15.0 its weights stay: `Worker.load_model` never enters the pool from which
+sleep would move them.
 """
 
 import os
 from argparse import Namespace
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,11 @@ from grpo.rollout.multi_turn import settings
 from grpo.stack import machine
 
 ASSUMED_GB = 80
+SHARE_STEP = 0.001  # the precision of an engine's share of a GPU
 _GIB = 2**30
-_BUFFERS = "buffers and activations (assumed)"
-# Assumed: CUDA and NCCL take 1 GB, and 5% of a GPU is lost in fragments; vLLM's buffers and activations take 4 GB.
-_CUDA, _FRAGMENTS, _VLLM = 1 * machine.GB, 0.05, 4 * machine.GB
+# Assumed: CUDA and NCCL take 1 GB, and 5% of a GPU is lost in fragments; vLLM's buffers and activations take 4 GB. It
+# captures CUDA graphs after it has sized its cache: 1 GB more.
+_CUDA, _FRAGMENTS, _VLLM, _GRAPHS = 1 * machine.GB, 0.05, 4 * machine.GB, 1 * machine.GB
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Needs:
         engine_limit: bytes that an engine may use.
         cache: the key/value cache of a GPU of an engine.
         shared: whether engine and actor have the same GPUs.
-        sleeps: whether a shared GPU's engine gives up weights and cache during the update.
+        sleeps: whether a shared GPU's engine gives up its cache during the update.
     """
 
     gpu: int
@@ -71,16 +72,8 @@ class Needs:
         """Return the most bytes of a GPU of the actor, beside the smallest engine if they share it."""
         if not self.shared:
             return self.of_actor
-        if self.sleeps:
-            return max(self.of_actor + self.engine[_BUFFERS], self.held + self.smallest_engine)
-        return self.of_actor + self.smallest_engine
-
-    @property
-    def fits(self) -> bool:
-        """Return whether a GPU of the actor holds its parts, and on a shared one an engine of its chosen share."""
-        if not self.shared:
-            return self.of_actor <= self.gpu
-        return max(self.peak, self.engine_limit + self.gpu - self.left_to_engine) <= self.gpu
+        sampling = (self.held if self.sleeps else self.of_actor) + self.smallest_engine + int(SHARE_STEP * self.gpu)
+        return max(sampling, self.of_actor + sum(self.engine.values()))
 
     @property
     def left_to_engine(self) -> int:
@@ -162,7 +155,7 @@ def _branches(args: Namespace) -> int:
 def _actor(args: Namespace, architecture: Architecture, ranks: int) -> Actor:
     return Actor(
         architecture=architecture,
-        lora_parameters=sum(a + b for a, b in _adapter(args, architecture)),
+        lora_parameters=_lora_parameters(args, architecture),
         ranks=ranks,
         packed=args.experts == PACKED,
         sharded=args.actor_shard != NO_SHARD,
@@ -173,22 +166,28 @@ def _actor(args: Namespace, architecture: Architecture, ranks: int) -> Actor:
     )
 
 
-def _adapter(args: Namespace, architecture: Architecture, workers: int = 1) -> Iterator[tuple[int, int]]:
-    """Yield the elements of A and of B of all layers, per target, in a worker of an engine of so many."""
-    for name in set(args.target_modules) & set(ATTENTION_PROJECTIONS):
-        outer, inner = architecture.projection(name)
-        a, b = (architecture.layers * args.lora_rank * width for width in (inner, outer))
-        yield (a // workers, b) if name == "o_proj" else (a, b // workers)
+def _lora_parameters(args: Namespace, architecture: Architecture) -> int:
+    targets = set(args.target_modules) & set(ATTENTION_PROJECTIONS)
+    return args.lora_rank * architecture.layers * sum(sum(architecture.projection(name)) for name in targets)
+
+
+def _side_path(args: Namespace, architecture: Architecture) -> int:
+    """Return the bytes of the adapter in a worker of an engine, whose buffers are for all projections."""
+    workers, (hidden, queries) = args.vllm_tensor_parallel_size, architecture.projection("o_proj")
+    of_qkv = sum(architecture.projection(name)[0] for name in ("q_proj", "k_proj", "v_proj")) // workers
+    widths = 3 * (hidden + of_qkv) + queries // workers + hidden  # B of q, k and v is one matrix with three blocks
+    return 2 * architecture.layers * args.lora_rank * widths
 
 
 def _engine(args: Namespace, architecture: Architecture) -> dict[str, int]:
-    workers = args.vllm_tensor_parallel_size
     weights = sum(architecture.actor_bytes(architecture.mxfp4).values())
-    return {
-        "weights": weights // workers,
-        "adapter, as a side path": 2 * sum(a + b for a, b in _adapter(args, architecture, workers)),
-        _BUFFERS: int(_VLLM),
+    parts = {
+        "weights": weights // args.vllm_tensor_parallel_size,
+        "adapter, as a side path": _side_path(args, architecture),
+        "buffers and activations (assumed)": int(_VLLM),
+        "CUDA graphs (assumed)": 0 if args.enforce_eager else int(_GRAPHS),
     }
+    return {name: count for name, count in parts.items() if count}
 
 
 def longest(config: Config, **changes: Any) -> int:
@@ -229,8 +228,7 @@ def _describe_sharing(need: Needs) -> list[str]:
     if not need.shared:
         return []
     if need.sleeps:
-        awake, asleep = size(need.held), size(need.engine[_BUFFERS])
-        return [f"  shared    the actor holds {awake} while the engine samples, the engine {asleep} during the update"]
+        return ["  shared    engine and actor take turns, and the engine drops its cache for the update"]
     return ["  shared    engine and actor take turns, and both keep what they hold"]
 
 

@@ -39,8 +39,6 @@ def host_memory(
     if cpu:
         parts["engines' models"] = args.vllm_num_engines * engine_model.bf16_bytes
         parts["engines' key/value caches"] = config.engine_gpus * kv_cache_bytes()
-    elif args.vllm_enable_sleep:
-        parts["engines' weights while they sleep, pinned"] = args.vllm_num_engines * _engine_bytes(engine_model)
     parts["Ray's object store, in /dev/shm"] = object_store_bytes
     parts[f"{processes(config)} processes"] = int(processes(config) * _PROCESS_BYTES[cpu])
     return parts
@@ -55,11 +53,6 @@ def actor_bytes(config: Config, model: Model) -> dict[str, int]:
     """Return the bytes of each parameter of the actor."""
     architecture = Architecture.from_config(model.config)
     return architecture.actor_bytes(config.args.experts == PACKED)
-
-
-def _engine_bytes(model: Model) -> int:
-    architecture = Architecture.from_config(model.config)
-    return sum(architecture.actor_bytes(architecture.mxfp4).values())
 
 
 def pinned_bytes(sizes: Iterable[int], ranks: int) -> int:

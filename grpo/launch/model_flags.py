@@ -4,7 +4,6 @@ import argparse
 from collections.abc import Iterator
 
 from grpo.model.architecture import ATTENTION_PROJECTIONS, NO_SHARD
-from grpo.stack.checkout import on_cpu_stack
 from grpo.stack.counted import counted
 from grpo.stack.problem import Problem
 
@@ -79,8 +78,6 @@ def _sharing(args: argparse.Namespace) -> Iterator[Problem]:
             "--vllm_enable_sleep gives an engine's memory to the actor, but they have GPUs of their own",
             "remove it, or add --colocate_all_models",
         )
-    elif args.vllm_enable_sleep and on_cpu_stack():
-        yield Problem("--vllm_enable_sleep needs GPUs: vLLM cannot sleep on CPUs", "remove it")
 
 
 def _zero3(args: argparse.Namespace) -> Iterator[Problem]:

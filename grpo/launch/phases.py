@@ -20,7 +20,7 @@ from grpo.stack.checkout import GPU_REPORT
 from grpo.stack.machine import GB
 from grpo.update import old_policy
 
-# Whose a phase is: for the judge, nobody of the others need wait with PIPELINE=1; between steps all do.
+# Whose a phase is. With PIPELINE=1 the judge delays no one; between steps all wait.
 ENGINES, JUDGE, ACTOR, BETWEEN = "engines", "judge", "actor", "between"
 INSTRUCTIONS = 1_000  # assumed: tokens of the judge's instructions, problem and gold answer
 _CALL = (20, 30, 40)  # assumed: seconds of a call of the judge, at least, as expected, and at most

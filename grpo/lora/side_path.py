@@ -89,8 +89,8 @@ def attach_if_trained(attention: Attention, config: VllmConfig) -> None:
     settings = config.additional_config
     if isinstance(settings, dict) and settings.get("lora_rank"):
         attach(attention, settings["lora_rank"], settings["lora_scale"])
-        # vLLM keeps compiled models on disk. Their key has this dictionary, but not the worker's extension: a model
-        # that was compiled without a side path, or with another version's, would ignore the adapter.
+        # vLLM keeps compiled models on disk. Their key has this dictionary, so none of another version of this code is
+        # used.
         settings["side_path"] = code_digest()
 
 

@@ -1,7 +1,7 @@
 """The memory of the actor on its GPU, by part, and of an engine's cache, from a model's shapes. Works without torch.
 
 Resident parts follow from shapes alone. What a pass needs is linear in its tokens. Two counts of it, named below, were
-read off measurements on an H100; docs/gpu.md compares the formula with those.
+read off measurements on an H100; docs/boxes.md compares the formula with those.
 """
 
 import math

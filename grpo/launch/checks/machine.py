@@ -26,6 +26,11 @@ from grpo.stack.problem import Problem
 def check_nodes(config: Config) -> Iterator[Problem]:
     """Check that engines and actor can be placed, and that several nodes have a cluster."""
     yield from equal_nodes.problems(config)
+    if config.args.colocate_all_models and os.environ.get("RAY_ADDRESS"):
+        yield Problem(
+            "COLOCATE=1 gives engines and actor the same GPUs, which a Ray cluster that is joined does not",
+            "unset RAY_ADDRESS: the run then starts its own Ray",
+        )
     if config.args.nodes > 1 and not os.environ.get("RAY_ADDRESS"):
         yield Problem(
             f"NODES is {config.args.nodes}, but no RAY_ADDRESS names their Ray cluster",
@@ -36,6 +41,8 @@ def check_nodes(config: Config) -> Iterator[Problem]:
 def check_gpus(config: Config, plan: Plan) -> Iterator[Problem]:
     """Check the GPUs that Ray needs, unless it simulates them or they are on several nodes or in another cluster."""
     if on_cpu_stack():
+        if config.args.vllm_enable_sleep:
+            yield Problem("--vllm_enable_sleep needs GPUs: vLLM cannot sleep on CPUs", "remove it")
         yield from check_cpu_stack(config, plan)
         return
     if os.environ.get("RAY_ADDRESS") or config.args.nodes > 1:

@@ -17,6 +17,7 @@ RECIPE = {
     "attn_implementation": "sinks",
     "lora_rank": 64,
     "gpu_gb": 80,
+    "enforce_eager": True,
     "prompt_max_len": 1024,
     "vllm_gpu_memory_utilization": 0.9,
 }

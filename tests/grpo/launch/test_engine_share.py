@@ -19,7 +19,7 @@ def test_a_longer_sequence_or_a_smaller_gpu_leaves_less(box):
 
 def test_an_actor_that_leaves_nothing_gets_a_share_that_vllm_accepts(box):
     """The launcher refuses such a run with the sizes, not for the share."""
-    assert share(box("1", model=LARGE, gpu_gb=40)) == 0.01
+    assert share(box("1", model=LARGE, gpu_gb=40)) == 0.001
 
 
 def test_given_shares_and_engines_with_their_own_gpus_stay(box):

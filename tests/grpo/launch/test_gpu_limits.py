@@ -84,7 +84,7 @@ SETTINGS = {
         ({"model": SMALL, "gpu_gb": 24}, ["OFFLOAD=1", "ACTOR_SHARD=zero3"]),
         ({"model": SMALL, "gpu_gb": 40, "micro_train_batch_size": 8}, ["MICRO_TRAIN_BATCH_SIZE=1"]),
         ({"model": SMALL, "gpu_gb": 48, "experts": "bf16"}, ["EXPERTS=packed"]),
-        ({"model": SMALL, "gpu_gb": 48, "length": 49_152}, ["--vllm_enable_sleep"]),
+        ({"model": SMALL, "gpu_gb": 48, "length": 44_000}, ["--vllm_enable_sleep"]),
     ],
 )
 def test_what_one_gpu_cannot_hold_is_refused_and_the_remedy_makes_it_fit(box, changes, remedies):
@@ -92,6 +92,17 @@ def test_what_one_gpu_cannot_hold_is_refused_and_the_remedy_makes_it_fit(box, ch
     assert "engine and actor together need" in problem and all(remedy in problem for remedy in remedies)
     better = {name: value for remedy in remedies for name, value in SETTINGS[remedy].items()}
     assert refusals(box("1", **changes | better)) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu_gb", "more"),
+    [(SMALL, 40, {}), (SMALL, 48, {}), (SMALL, 48, {"vllm_enable_sleep": True}), (LARGE, H200_GB, {})],
+)
+def test_the_longest_sequence_of_one_gpu_is_accepted_and_a_longer_one_is_not(box, model, gpu_gb, more):
+    limit = gpu_memory.longest(box("1", model=model, gpu_gb=gpu_gb, **more))
+    assert refusals(box("1", limit, model=model, gpu_gb=gpu_gb, **more)) == []
+    [problem] = refusals(box("1", limit + 64, model=model, gpu_gb=gpu_gb, **more))
+    assert f"to {limit:,}" in problem or "--vllm_enable_sleep" in problem
 
 
 @pytest.mark.parametrize("share", [0.3, 0.85])

@@ -89,8 +89,15 @@ def test_a_box_is_other_values_of_four_variables(checkout, tiny, gpus, engines, 
     folders = {"--run_dir", "--save_path", "--ckpt_path", "--metrics_dir", "--wandb_run_name", "--use_tensorboard"}
     if not tiny:
         share = {"--vllm_gpu_memory_utilization"} if gpus == "1" else set()
-        assert {name for name in full if full[name] != passed[name]} <= {*shape, *sizes, *folders, *share}
+        assert {name for name in full if full[name] != passed[name]} <= {
+            *shape,
+            "--ref_num_gpus_per_node",
+            *sizes,
+            *folders,
+            *share,
+        }
         assert ("--colocate_all_models" in passed) == (gpus == "1")
+        assert passed["--ref_num_gpus_per_node"] == ranks, "OpenRLHF compares them if GPUs are shared"
     assert flags(checkout, "--gpus", gpus, ENGINE_TP="8")["--vllm_tensor_parallel_size"] == "8"
 
 

@@ -37,7 +37,7 @@ def test_a_gpu_gets_the_largest_model_that_it_holds(needed) -> None:
 
 
 def test_the_plan_is_that_of_the_docs() -> None:
-    """docs/gpu.md: `--gpus 2`, whose table adds 1 GB and 5% of the GPU."""
+    """docs/boxes.md: `--gpus 2`, whose table adds 1 GB and 5% of the GPU."""
     for tokens, documented in ((4096, 74.8), (16_384, 79.6)):
         assert actor.planned(RELEASED[LARGE], tokens) / 1e9 + 1 + 0.05 * 85.9 == pytest.approx(documented, abs=0.06)
 
