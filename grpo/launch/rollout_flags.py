@@ -64,10 +64,10 @@ def _lengths(args: argparse.Namespace) -> Iterator[Problem]:
                 f"{args.generate_max_len}, which the engines are configured for",
                 "make the two equal",
             )
-    if min(limits) < SHORTEST:
+    if args.generate_max_len < SHORTEST:
         yield Problem(
-            f"a response of {min(limits)} tokens has no room for an answer in the model's format",
-            f"give --generate_max_len and each limit of --length_schedule {SHORTEST} or more; 3072 is usual",
+            f"--generate_max_len is {args.generate_max_len}: an answer in the model's format does not fit",
+            f"give {SHORTEST} or more; 3072 is usual",
         )
     if args.overlong_buffer_len is not None and not 0 < args.overlong_buffer_len <= limits[0]:
         yield Problem(

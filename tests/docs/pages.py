@@ -11,7 +11,6 @@ _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _SPAN = re.compile(r"`([^`\n]+)`")
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
-_SENTENCE_END = re.compile(r"(?<=[.!?])[)*\"]*\s+(?=[A-Z`\"*(\[])")
 
 
 @dataclass(frozen=True)
@@ -52,11 +51,6 @@ class Page:
         return {heading.replace(" ", "-") for heading in plain}
 
     @property
-    def words(self) -> int:
-        """The number of words in the file, without table bars and the like."""
-        return len(re.findall(r"\S*\w\S*", self.text))
-
-    @property
     def tables(self) -> list[list[list[str]]]:
         """The tables, as rows of cells; the first row is the header."""
         blocks: list[list[list[str]]] = [[]]
@@ -66,25 +60,6 @@ class Page:
             elif not re.fullmatch(r"[|\- :]+", line):
                 blocks[-1].append([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
         return [table for table in blocks if table]
-
-    @property
-    def sentences(self) -> list[str]:
-        """The sentences of paragraphs, list items, and table cells; a code span or a link is its text."""
-        units: list[str] = []
-        begins_new = True
-        for line in self.outside.splitlines():
-            stripped = line.strip().removeprefix(">").strip()
-            item = re.match(r"([-*]|\d+\.) +(.*)", stripped)
-            if not stripped or stripped.startswith(("#", "|")):
-                units += [cell.strip() for cell in re.split(r"(?<!\\)\|", stripped)] if stripped[:1] == "|" else []
-                begins_new = True
-            elif item or begins_new:
-                units.append(item[2] if item else stripped)
-                begins_new = False
-            else:
-                units[-1] += " " + stripped
-        plain = (_LINK.sub(r"\1", _SPAN.sub("`code`", unit)) for unit in units)
-        return [sentence for unit in plain for sentence in _SENTENCE_END.split(unit) if re.search(r"\w", sentence)]
 
 
 @cache

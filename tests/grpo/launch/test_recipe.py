@@ -207,6 +207,7 @@ def test_errors_name_the_variables_of_the_script() -> None:
     table = {flag.removeprefix("--"): name for name, (_, flag, _) in OVERRIDES.items() if flag.startswith("--")}
     table.pop("run_dir")  # NAME is a part of it
     table["remote_rm_url"] = "REWARD"  # for files of the user's own, by way of a file of ours
+    table["ref_num_gpus_per_node"] = "ACTOR_GPUS"  # a second flag of this variable
     assert by_flag() == table
 
 

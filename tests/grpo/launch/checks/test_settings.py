@@ -35,8 +35,8 @@ import pytest
         ({"lora_dropout": 0.1}, "--lora_dropout 0.1 drops parts of the adapter in the actor alone", "remove it"),
         (
             {"generate_max_len": 8},
-            "8 tokens has no room for an answer",
-            "give GENERATE_MAX_LEN and each limit of LENGTH",
+            "GENERATE_MAX_LEN is 8",
+            "give 16 or more",
         ),
         ({"lr_scheduler": "cosin"}, "LR_SCHEDULER cosin is not supported", "use one of constant"),
         ({"init_kl_coef": -0.1}, "KL_COEF -0.1 would reward", "0 or more"),
