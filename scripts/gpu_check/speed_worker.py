@@ -18,7 +18,8 @@ def fill_model(model: torch.nn.Module) -> None:
     """Fill a model's weights in the layout of its checkpoint, before vLLM rearranges them for its kernels."""
     torch.manual_seed(0)
     for name, values in model.state_dict().items():
-        if values.is_floating_point() or values.dtype == torch.uint8:
+        # Scalars are scales of a quantized cache.
+        if values.dim() and (values.is_floating_point() or values.dtype == torch.uint8):
             fill_(name, values, values.shape[-1])
 
 

@@ -15,9 +15,9 @@ from scripts.gpu_check.rung import Rung
 
 TINY = Architecture(
     layers=2, hidden=128, heads=4, key_value_heads=2, head_dim=32, experts=32, experts_per_token=2, intermediate=128,
-    vocabulary=512, attention_bias=True, mxfp4=False,
+    vocabulary=768, attention_bias=True, mxfp4=False,
 )  # fmt: skip
-SHORT = engine_speed.Lengths(prompt=24, short=2, long=18)
+SHORT = engine_speed.Lengths(prompt=24, short=8, long=24)
 
 
 def of_ladder(name: str) -> Rung:
