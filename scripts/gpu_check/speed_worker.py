@@ -19,7 +19,7 @@ def fill_model(model: torch.nn.Module) -> None:
     torch.manual_seed(0)
     for name, values in model.state_dict().items():
         if values.is_floating_point() or values.dtype == torch.uint8:
-            fill_(name, values, values.shape[-1])
+            fill_(name, values, values.shape[-1] if values.ndim else 1)
 
 
 dummy_loader.initialize_dummy_weights = fill_model  # type: ignore[assignment]

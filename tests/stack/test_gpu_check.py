@@ -8,8 +8,7 @@ import psutil
 import pytest
 
 from grpo.model.architecture import Architecture
-from grpo.stack.problem import UserError
-from scripts.gpu_check import engine_speed, kept, rung, width
+from scripts.gpu_check import kept, rung, width
 from scripts.gpu_check.ladder import LADDER
 from scripts.gpu_check.rung import Rung
 
@@ -17,7 +16,6 @@ TINY = Architecture(
     layers=2, hidden=128, heads=4, key_value_heads=2, head_dim=32, experts=32, experts_per_token=2, intermediate=128,
     vocabulary=512, attention_bias=True, mxfp4=False,
 )  # fmt: skip
-SHORT = engine_speed.Lengths(prompt=24, short=2, long=18)
 
 
 def of_ladder(name: str) -> Rung:
@@ -41,28 +39,6 @@ def test_engine_and_actor_agree_with_replay_at_a_width_of_their_own():
     # On a CPU both round alike; on a GPU choices differ.
     assert numbers["difference_nat"] <= numbers["without_replay_nat"] + 1e-3
     assert 0 <= numbers["choices_differing"] < 0.5
-
-
-@pytest.mark.timeout(900)
-def test_the_passes_of_an_engine_are_timed():
-    passed = engine_speed.measured("tiny", TINY, "CPU", ["eager"], (1, 4), SHORT)
-    times = passed.numbers["decode_s"]["eager"]
-    assert list(times) == ["1", "4"] and all(0 < seconds < 5 for seconds in times.values())
-    # Four tokens with two experts each.
-    assert 4 < passed.numbers["distinct_experts"] <= 8
-    assert passed.numbers["cache_tokens"]["eager"] > 1000 and passed.numbers["model"] == "tiny"
-    assert "tiny: ms a pass at 1, 4 sequences: eager " in passed.line and "of 32 experts a layer" in passed.line
-
-
-@pytest.mark.timeout(900)
-def test_vllms_own_dummy_weights_would_give_all_tokens_the_same_experts(tmp_path, monkeypatch):
-    monkeypatch.setattr(engine_speed, "WORKER", "tests.stack.plain_worker.PlainWorker")
-    engine_speed.write_model(tmp_path, TINY)
-    with (
-        engine_speed.started(tmp_path, "eager", (4,), SHORT) as engine,
-        pytest.raises(UserError, match="would look too fast"),
-    ):
-        engine.distinct_experts(4, TINY)
 
 
 KILLED = """
