@@ -77,7 +77,7 @@ def test_one_node_is_filled_as_it_is_without_any_word_of_nodes(engines: int, wid
         gpus=total,
         engine_gpus=engines * width,
         actor_ranks=ranks,
-        args=SimpleNamespace(vllm_num_engines=engines, vllm_tensor_parallel_size=width),
+        args=SimpleNamespace(vllm_num_engines=engines, vllm_tensor_parallel_size=width, colocate_all_models=False),
     )
     places = place(1, total, engines, width, ranks)
     assert places is not None and set(places.engines) | set(places.ranks) == {"1"}
