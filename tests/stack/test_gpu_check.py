@@ -47,7 +47,7 @@ def test_engine_and_actor_agree_with_replay_at_a_width_of_their_own():
 def test_the_passes_of_an_engine_are_timed():
     passed = engine_speed.measured("tiny", TINY, "CPU", ["eager"], (1, 4), SHORT)
     times = passed.numbers["decode_s"]["eager"]
-    assert list(times) == ["1", "4"] and all(0 < seconds < 5 for seconds in times.values())
+    assert list(times) == ["1", "4"] and all(seconds > 0 for seconds in times.values())
     # Four tokens with two experts each.
     assert 4 < passed.numbers["distinct_experts"] <= 8
     assert passed.numbers["cache_tokens"]["eager"] > 1000 and passed.numbers["model"] == "tiny"
