@@ -78,7 +78,7 @@ def own_products():
 # As gpt-oss-20b has other numbers than gpt-oss-120b: layers, experts; and, so that nothing relies on it, heads.
 SMALL_SHAPE = {
     "num_hidden_layers": 3,
-    "num_local_experts": 4,
+    "num_local_experts": 8,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "intermediate_size": 64,

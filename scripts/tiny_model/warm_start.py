@@ -30,16 +30,17 @@ _IGNORED = -100
 def tiny_config(vocab_size: int) -> GptOssConfig:
     """The real architecture with 2 million parameters.
 
-    Constraints: 32 values in an MXFP4 group, also in each half of an expert at TP=2; a head size that vLLM's CPU
-    attention supports; 2 key/value heads for TP=2; experts divisible by 4 ranks. The window is shorter than a prompt
-    with its answer, so sliding and full layers differ.
+    Constraints: 32 values in an MXFP4 group, also in each half of an expert at TP=2; both products of an expert wider
+    than 128 at TP=1 and 2, which vLLM's MXFP4 kernels for Hopper assert; a head size that vLLM's CPU attention
+    supports; 2 key/value heads for TP=2; experts divisible by 4 ranks; kept weights below 2 MiB. The window is shorter
+    than a prompt with its answer, so sliding and full layers differ.
     """
     return GptOssConfig(
         vocab_size=vocab_size,
-        hidden_size=128,
-        intermediate_size=128,
-        num_hidden_layers=4,
-        num_local_experts=8,
+        hidden_size=192,
+        intermediate_size=192,
+        num_hidden_layers=3,
+        num_local_experts=4,
         num_experts_per_tok=2,
         num_attention_heads=4,
         num_key_value_heads=2,

@@ -36,7 +36,10 @@ def test_base_models(checkpoint: Path, tmp_path: Path, capsys) -> None:
     dequantize_checkpoint(checkpoint, tmp_path / "bf16")
     packed, plain = inspect(capsys, checkpoint, 0), inspect(capsys, tmp_path / "bf16", 0)
     assert (packed["format"], plain["format"]) == ("MXFP4", "bf16")
-    assert (packed["layers"], packed["hidden"], packed["experts"], packed["vocabulary"]) == (2, 128, 8, 97)
+    config = json.loads((checkpoint / "config.json").read_text())
+    for shown, key in {"layers": "num_hidden_layers", "hidden": "hidden_size", "experts": "num_local_experts"}.items():
+        assert packed[shown] == config[key]
+    assert packed["vocabulary"] == 97
     shards = list(checkpoint.glob("*.safetensors"))
     assert packed["shards"] == len(shards)
     assert packed["file_bytes"] == sum(file.stat().st_size for file in shards)

@@ -1,0 +1,44 @@
+"""The tiny model's shape: what the kernels of the engines ask of it, with one GPU an engine and with two."""
+
+import pytest
+
+from grpo.model.mxfp4 import GROUP
+from scripts.make_tiny_model import STEPS
+from scripts.tiny_model import weights
+from scripts.tiny_model.warm_start import tiny_config
+
+CONFIG = tiny_config(768)
+LARGEST_FILE = 2 * 2**20
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_vllms_mxfp4_kernels_for_hopper_serve_it(workers: int) -> None:
+    """A product of at most 128 columns gets a tile of 128, and Triton stops: its scales come in tiles of 256."""
+    inner, rest = divmod(CONFIG.intermediate_size, workers)
+    assert rest == 0 and inner % GROUP == CONFIG.hidden_size % (2 * GROUP) == 0
+    assert 2 * inner > 128, "gate and up"
+    assert CONFIG.hidden_size > 128, "down"
+
+
+def test_an_engine_has_whole_heads_and_a_rank_whole_experts() -> None:
+    assert CONFIG.num_key_value_heads % 2 == 0
+    assert CONFIG.num_attention_heads % CONFIG.num_key_value_heads == 0
+    assert CONFIG.num_attention_heads > CONFIG.num_key_value_heads, "grouped, as in gpt-oss"
+    assert CONFIG.num_local_experts % 4 == 0 and CONFIG.num_experts_per_tok < CONFIG.num_local_experts
+
+
+def test_both_kinds_of_attention_alternate() -> None:
+    kinds = ["sliding_attention", "full_attention"]
+    assert CONFIG.layer_types == [kinds[layer % 2] for layer in range(CONFIG.num_hidden_layers)]
+    assert CONFIG.num_hidden_layers >= 2
+
+
+def test_the_kept_weights_have_this_shape_and_stay_small() -> None:
+    kept = weights.facts(seed=0, steps=STEPS)
+    assert kept is not None, "python -m scripts.make_tiny_model --out DIR --keep"
+    tensors = weights.read()
+    blocks = tensors["model.layers.0.mlp.experts.gate_up_proj_blocks"]
+    assert blocks.shape == (
+        CONFIG.num_local_experts, 2 * CONFIG.intermediate_size, CONFIG.hidden_size // GROUP, GROUP // 2
+    )  # fmt: skip
+    assert weights.FILE.stat().st_size < LARGEST_FILE, "each change of them stays in git's history"
