@@ -1,6 +1,7 @@
 """What an environment raises besides errors stays in its own rollout: it must not cancel or end the engine's."""
 
 import asyncio
+import threading
 from dataclasses import replace
 
 import pytest
@@ -90,10 +91,11 @@ def test_stopping_the_event_loop_changes_nothing(method):
 
 
 def test_cancelling_the_rollout_still_cancels_it():
-    ended = []
+    ended, called = [], threading.Event()
 
     class Waits(Library):
         async def call(self, name, arguments):
+            called.set()
             try:
                 await asyncio.sleep(3600)
             finally:
@@ -104,7 +106,7 @@ def test_cancelling_the_rollout_still_cancels_it():
 
     async def cancelled():
         rollout = asyncio.create_task(play(Waits, Spoken(SEARCH), LIMITS))
-        await asyncio.sleep(0.2)
+        await asyncio.to_thread(called.wait)
         rollout.cancel()
         with pytest.raises(asyncio.CancelledError):
             await rollout
