@@ -106,7 +106,7 @@ if ((TINY)); then
         case "$(count_gpus)" in 1) GPUS=1 ;; 2 | 3) GPUS=2 ;; esac
     fi
 fi
-: "${GPUS:=8}"
+if [[ -z $GPUS ]]; then GPUS=8; fi
 
 # --- Smaller boxes: other values for the variables below, nothing else ------------------------------------------------
 
