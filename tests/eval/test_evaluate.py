@@ -179,6 +179,16 @@ def test_the_folder_of_a_teacher_is_refused(model, data, tmp_path, capsys):
     assert "give another --out" in said
 
 
+def test_a_model_without_stop_tokens_is_refused(model, data, tmp_path, capsys):
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in model.iterdir():
+        if file.name != "generation_config.json":
+            (copy / file.name).symlink_to(file)
+    said = refusal(capsys, "--model", copy, "--data", data, "--out", tmp_path / "out")
+    assert "generation_config.json is missing, so its engine would not stop at <|call|>" in said
+
+
 def test_missing_checkout_variables_are_rejected(model, data, tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE")
     words = ["--model", model, "--data", data, "--n", 2, "--max-tokens", 3072, "--out", tmp_path / "out"]
